@@ -1,0 +1,191 @@
+//! What can go wrong, by what the caller can do about it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::format::Timestamp;
+
+/// The result of most calls.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error: what failed, where, and whether the database is still usable ([`Error::recourse`] says it in one word).
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused a file operation outside of commits.
+    #[error("{action} {}: {source}", .path.display())]
+    Io {
+        /// What was being done, as a verb phrase: "opening", "reading".
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The operating system's answer.
+        source: Arc<std::io::Error>,
+    },
+    /// The path holds something else.
+    #[error("{} is not a Drumlin database: {why}", .path.display())]
+    NotADatabase {
+        /// The path given.
+        path: PathBuf,
+        /// What was found there.
+        why: String,
+    },
+    /// Written by a newer Drumlin.
+    #[error("{} has format {found}; this version reads formats up to {supported}. Open it with a newer Drumlin", .path.display())]
+    NewerFormat {
+        /// The database.
+        path: PathBuf,
+        /// The format found.
+        found: u32,
+        /// The newest format that this version reads.
+        supported: u32,
+    },
+    /// Another process, or another handle in this one, has it open.
+    #[error("{} is in use by process {pid}. Close it there, or end that process", .path.display())]
+    Locked {
+        /// The database.
+        path: PathBuf,
+        /// The process that holds it, 0 where it is not known.
+        pid: u32,
+    },
+    /// Bytes on the medium are not what was written. What does not need them stays readable.
+    #[error("damaged: {what} in {}: {flaw}. `drumlin check` lists all damage and what it costs", .path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// The page, record or structure, with its place.
+        what: String,
+        /// What is wrong with it.
+        flaw: String,
+    },
+    /// No space is left that a commit may use. Nothing of the failed commit remains; removing, compacting and
+    /// checkpoints still work.
+    #[error("the disk is full: {needed_bytes} more bytes are needed in {}. Free space there, or remove rows and call compact", .path.display())]
+    DiskFull {
+        /// The database.
+        path: PathBuf,
+        /// What was asked of the file system.
+        needed_bytes: u64,
+    },
+    /// Another transaction changed or holds the same row; run the transaction again ([`Database::transact`](crate::Database::transact) does).
+    #[error("conflict: {reason}. Run the transaction again")]
+    Conflict {
+        /// Which of the possible conflicts it was.
+        reason: &'static str,
+    },
+    /// The transaction's writes exceed its share of memory.
+    #[error(
+        "transaction too large: its writes exceed {limit_bytes} bytes. Commit in smaller parts, or raise Config::memory"
+    )]
+    TransactionTooLarge {
+        /// The most one transaction may write.
+        limit_bytes: u64,
+    },
+    /// The versions a snapshot needs exceeded their share of memory. Take a new one.
+    #[error("snapshot of timestamp {} is too old: the versions it needs exceeded their share of memory. Take a new snapshot", .timestamp)]
+    SnapshotTooOld {
+        /// What the snapshot saw.
+        timestamp: Timestamp,
+    },
+    /// The log failed while this commit was in flight: whether it is durable is known after reopening.
+    #[error(
+        "outcome unknown: the log failed while this commit was being written ({reason}). Reopen the database to learn whether it is there"
+    )]
+    OutcomeUnknown {
+        /// Why the log failed.
+        reason: Arc<str>,
+    },
+    /// An earlier write or sync failed. Reads go on; commits are refused until the database is reopened.
+    #[error("the database accepts no commits since {reason}. Reads still work; mend the cause and reopen")]
+    Failed {
+        /// The first failure.
+        reason: Arc<str>,
+    },
+    /// A key over the limit.
+    #[error(
+        "key of {key_bytes} bytes: keys in keyspace {keyspace:?} may have up to {limit_bytes} bytes (a quarter of its page)"
+    )]
+    KeyTooLong {
+        /// The key's length.
+        key_bytes: usize,
+        /// The limit.
+        limit_bytes: usize,
+        /// The keyspace.
+        keyspace: String,
+    },
+    /// A budget too small to work in.
+    #[error("a memory budget of {given_bytes} bytes is too small: this database needs at least {minimum_bytes}")]
+    BudgetTooSmall {
+        /// What was given.
+        given_bytes: u64,
+        /// The least that works.
+        minimum_bytes: u64,
+    },
+    /// No keyspace has that name.
+    #[error("there is no keyspace {name:?}. `drumlin keyspaces` lists them")]
+    NoSuchKeyspace {
+        /// The name asked for.
+        name: String,
+    },
+    /// The keyspace was dropped while a handle of it was in use.
+    #[error("keyspace {name:?} was dropped")]
+    KeyspaceDropped {
+        /// Its name.
+        name: String,
+    },
+    /// An argument that can't work.
+    #[error("{0}")]
+    Invalid(String),
+    /// Opened for reading only.
+    #[error("{} is open for reading only", .path.display())]
+    ReadOnly {
+        /// The database.
+        path: PathBuf,
+    },
+    /// A value's reader failed while it was being stored. Nothing of the value remains.
+    #[error("reading the value to store: {source}")]
+    Source {
+        /// The reader's error.
+        source: Arc<std::io::Error>,
+    },
+}
+
+/// What a caller can do about an [`Error`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Recourse {
+    /// Run the transaction again; it may succeed at once.
+    Retry,
+    /// The call can't succeed as it was made; the database is as usable as before.
+    Change,
+    /// Commits are refused; reads go on. Mend the cause and reopen.
+    Reopen,
+    /// The data named in the error is lost; the rest is readable.
+    Restore,
+}
+
+impl Error {
+    /// What the caller can do about it.
+    #[must_use]
+    pub fn recourse(&self) -> Recourse {
+        match self {
+            Error::Conflict { .. } | Error::SnapshotTooOld { .. } => Recourse::Retry,
+            Error::OutcomeUnknown { .. } | Error::Failed { .. } => Recourse::Reopen,
+            Error::Damaged { .. } => Recourse::Restore,
+            _ => Recourse::Change,
+        }
+    }
+
+    /// Whether running the whole transaction again may succeed.
+    #[must_use]
+    pub fn is_conflict(&self) -> bool {
+        matches!(self, Error::Conflict { .. })
+    }
+
+    pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Error {
+        Error::Io { action, path: path.to_path_buf(), source: Arc::new(source) }
+    }
+
+    pub(crate) fn damaged(path: &Path, what: impl Into<String>, flaw: impl std::fmt::Display) -> Error {
+        Error::Damaged { path: path.to_path_buf(), what: what.into(), flaw: flaw.to_string() }
+    }
+}

@@ -1,0 +1,231 @@
+//! The header that every extent on disk begins with, and its checksum and compression.
+//!
+//! A page in memory begins with the same 40 bytes, so that a page that does not compress is written as it stands.
+//!
+//! ```text
+//! OFFSET  SIZE  DESCRIPTION
+//!      0     8  XXH3-64 of the bytes from 8 to the stored length
+//!      8     8  epoch the extent was written in: that of its segment
+//!     16     4  keyspace
+//!     20     4  page; for a chunk of a large value, its index within the value
+//!     24     4  stored length in bytes, this header included
+//!     28     4  length once decompressed, this header included
+//!     32     1  kind
+//!     33     1  codec: 0 as it is, 1 lz4 (block format) behind the header
+//!     34     6  zero
+//! ```
+
+use super::{Epoch, KeyspaceId, PageId, checksum, get_u32, get_u64, put_u32, put_u64};
+
+pub(crate) const CHECKSUM_OFFSET: usize = 0;
+pub(crate) const EPOCH_OFFSET: usize = 8;
+pub(crate) const KEYSPACE_OFFSET: usize = 16;
+pub(crate) const PAGE_OFFSET: usize = 20;
+pub(crate) const STORED_BYTES_OFFSET: usize = 24;
+pub(crate) const RAW_BYTES_OFFSET: usize = 28;
+pub(crate) const KIND_OFFSET: usize = 32;
+pub(crate) const CODEC_OFFSET: usize = 33;
+pub(crate) const ZERO_OFFSET: usize = 34;
+/// Bytes of the header of an extent, and of a page.
+pub(crate) const HEADER_BYTES: usize = 40;
+
+const _: () = {
+    assert!(EPOCH_OFFSET == CHECKSUM_OFFSET + 8);
+    assert!(KEYSPACE_OFFSET == EPOCH_OFFSET + 8);
+    assert!(PAGE_OFFSET == KEYSPACE_OFFSET + 4);
+    assert!(STORED_BYTES_OFFSET == PAGE_OFFSET + 4);
+    assert!(RAW_BYTES_OFFSET == STORED_BYTES_OFFSET + 4);
+    assert!(KIND_OFFSET == RAW_BYTES_OFFSET + 4);
+    assert!(CODEC_OFFSET == KIND_OFFSET + 1);
+    assert!(ZERO_OFFSET == CODEC_OFFSET + 1);
+    assert!(HEADER_BYTES == ZERO_OFFSET + 6);
+};
+
+/// What an extent holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    Leaf = 1,
+    Inner = 2,
+    /// One chunk of a value that has extents of its own.
+    Value = 3,
+    /// Part of a page table's base image.
+    Table = 4,
+    /// The catalogue of a checkpoint.
+    Catalogue = 5,
+}
+
+impl Kind {
+    pub(crate) fn from_byte(byte: u8) -> Option<Kind> {
+        Some(match byte {
+            1 => Kind::Leaf,
+            2 => Kind::Inner,
+            3 => Kind::Value,
+            4 => Kind::Table,
+            5 => Kind::Catalogue,
+            _ => return None,
+        })
+    }
+}
+
+/// Who an extent is; compared with what the reader expects.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Identity {
+    pub(crate) keyspace: KeyspaceId,
+    pub(crate) page: PageId,
+}
+
+/// What is wrong with an extent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub(crate) enum Flaw {
+    #[error("its lengths make no sense")]
+    Length,
+    #[error("its checksum does not match")]
+    Checksum,
+    #[error("it belongs to keyspace {}, page {}", .0.keyspace, .0.page)]
+    Identity(Identity),
+    #[error("it was written in epoch {}", .0.0)]
+    Epoch(Epoch),
+    #[error("its kind is unknown or not the one expected")]
+    Kind,
+    #[error("it does not decompress")]
+    Codec,
+}
+
+const CODEC_NONE: u8 = 0;
+const CODEC_LZ4: u8 = 1;
+
+/// Compression must save at least this share of a page to be worth undoing on every read: 1/8.
+const COMPRESSION_GAIN_SHARE: usize = 8;
+
+/// Appends `page` (header included; its own header bytes are replaced) to `out` as an extent and returns the stored
+/// length. Compresses where that saves an eighth.
+///
+/// The caller pads to the unit of places.
+pub(crate) fn encode(page: &[u8], identity: Identity, epoch: Epoch, kind: Kind, out: &mut Vec<u8>) -> usize {
+    assert!(page.len() > HEADER_BYTES);
+    let start = out.len();
+    let body = &page[HEADER_BYTES..];
+    let worst = lz4_flex::block::get_maximum_output_size(body.len());
+    out.resize(start + HEADER_BYTES + worst.max(body.len()), 0);
+    let compressed = lz4_flex::block::compress_into(body, &mut out[start + HEADER_BYTES..]).ok();
+    let (codec, body_bytes) = match compressed {
+        Some(bytes) if bytes + page.len() / COMPRESSION_GAIN_SHARE <= body.len() => (CODEC_LZ4, bytes),
+        _ => {
+            out[start + HEADER_BYTES..start + page.len()].copy_from_slice(body);
+            (CODEC_NONE, body.len())
+        }
+    };
+    let stored = HEADER_BYTES + body_bytes;
+    out.truncate(start + stored);
+    let extent = &mut out[start..];
+    extent[..HEADER_BYTES].fill(0);
+    put_u64(extent, EPOCH_OFFSET, epoch.0);
+    put_u32(extent, KEYSPACE_OFFSET, identity.keyspace.0);
+    put_u32(extent, PAGE_OFFSET, identity.page.0);
+    put_u32(extent, STORED_BYTES_OFFSET, stored as u32);
+    put_u32(extent, RAW_BYTES_OFFSET, page.len() as u32);
+    extent[KIND_OFFSET] = kind as u8;
+    extent[CODEC_OFFSET] = codec;
+    let sum = checksum(&extent[EPOCH_OFFSET..], 0);
+    put_u64(extent, CHECKSUM_OFFSET, sum);
+    stored
+}
+
+/// A verified extent: what its header says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Header {
+    pub(crate) identity: Identity,
+    pub(crate) epoch: Epoch,
+    pub(crate) kind: Kind,
+    pub(crate) stored_bytes: usize,
+    pub(crate) raw_bytes: usize,
+    codec: u8,
+}
+
+/// Checks the checksum of the extent at the start of `bytes` and returns its header. Bytes behind it are ignored.
+pub(crate) fn verify(bytes: &[u8]) -> Result<Header, Flaw> {
+    if bytes.len() < HEADER_BYTES {
+        return Err(Flaw::Length);
+    }
+    let stored_bytes = get_u32(bytes, STORED_BYTES_OFFSET) as usize;
+    let raw_bytes = get_u32(bytes, RAW_BYTES_OFFSET) as usize;
+    if stored_bytes < HEADER_BYTES || stored_bytes > bytes.len() || raw_bytes < HEADER_BYTES {
+        return Err(Flaw::Length);
+    }
+    if checksum(&bytes[EPOCH_OFFSET..stored_bytes], 0) != get_u64(bytes, CHECKSUM_OFFSET) {
+        return Err(Flaw::Checksum);
+    }
+    Ok(Header {
+        identity: Identity {
+            keyspace: KeyspaceId(get_u32(bytes, KEYSPACE_OFFSET)),
+            page: PageId(get_u32(bytes, PAGE_OFFSET)),
+        },
+        epoch: Epoch(get_u64(bytes, EPOCH_OFFSET)),
+        kind: Kind::from_byte(bytes[KIND_OFFSET]).ok_or(Flaw::Kind)?,
+        stored_bytes,
+        raw_bytes,
+        codec: bytes[CODEC_OFFSET],
+    })
+}
+
+/// Puts the extent that `header` describes into `page`, which is as long as the extent was before compression.
+pub(crate) fn decode(bytes: &[u8], header: &Header, page: &mut [u8]) -> Result<(), Flaw> {
+    if page.len() != header.raw_bytes {
+        return Err(Flaw::Length);
+    }
+    page[..HEADER_BYTES].copy_from_slice(&bytes[..HEADER_BYTES]);
+    let body = &bytes[HEADER_BYTES..header.stored_bytes];
+    match header.codec {
+        CODEC_NONE if body.len() == page.len() - HEADER_BYTES => {
+            page[HEADER_BYTES..].copy_from_slice(body);
+            Ok(())
+        }
+        CODEC_LZ4 => match lz4_flex::block::decompress_into(body, &mut page[HEADER_BYTES..]) {
+            Ok(length) if length == page.len() - HEADER_BYTES => Ok(()),
+            _ => Err(Flaw::Codec),
+        },
+        _ => Err(Flaw::Codec),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WHO: Identity = Identity { keyspace: KeyspaceId(7), page: PageId(9) };
+
+    /// What is encoded comes back, whether it compresses or not, and from behind other bytes.
+    #[test]
+    fn an_extent_comes_back() {
+        let mut noise = vec![0u8; 4096];
+        let mut state = 1u64;
+        for byte in &mut noise {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            *byte = (state >> 56) as u8;
+        }
+        for (page, shrinks) in [(vec![5u8; 4096], true), (noise, false)] {
+            let mut out = vec![1, 2, 3];
+            let stored = encode(&page, WHO, Epoch(3), Kind::Leaf, &mut out);
+            assert_eq!(stored < page.len(), shrinks);
+            out.extend([9; 100]);
+            let header = verify(&out[3..]).unwrap();
+            assert_eq!((header.identity, header.epoch, header.kind), (WHO, Epoch(3), Kind::Leaf));
+            let mut back = vec![0; 4096];
+            decode(&out[3..], &header, &mut back).unwrap();
+            assert_eq!(back[HEADER_BYTES..], page[HEADER_BYTES..]);
+        }
+    }
+
+    /// Any flipped bit is noticed.
+    #[test]
+    fn any_flipped_bit_is_noticed() {
+        let mut out = Vec::new();
+        let stored = encode(&[5u8; 512], WHO, Epoch(3), Kind::Inner, &mut out);
+        for bit in 0..stored * 8 {
+            out[bit / 8] ^= 1 << (bit % 8);
+            assert!(verify(&out[..stored]).is_err(), "bit {bit}");
+            out[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+}

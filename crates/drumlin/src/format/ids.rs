@@ -1,0 +1,81 @@
+//! A type for each kind of number that is kept on disk.
+
+use std::fmt;
+
+macro_rules! number {
+    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+        #[repr(transparent)]
+        pub struct $name(pub $inner);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
+}
+
+number! {
+    /// The number of a page within its keyspace. Page 0 does not exist; page 1 is the root of the tree for ever.
+    ///
+    /// 32 bits reach 16 TiB in a keyspace of 4 KiB pages and 256 TiB at 64 KiB, at a page table of 32 GiB.
+    PageId(u32)
+}
+number! {
+    /// The number of a keyspace; never used twice in one database.
+    KeyspaceId(u32)
+}
+number! {
+    /// The dense number of a commit: 1, 2, 3, … Timestamp 0 is the empty database.
+    Timestamp(u64)
+}
+number! {
+    /// What lies between two checkpoints. The high 32 bits are the incarnation, so that an epoch that a power cut
+    /// interrupted can never be mistaken for one of a later opening.
+    Epoch(u64)
+}
+number! {
+    /// One opening of the database.
+    Incarnation(u32)
+}
+number! {
+    /// The number of a segment: its byte offset in the data file divided by the segment size. Segment 0 holds the superblocks.
+    SegmentId(u32)
+}
+
+impl PageId {
+    /// No page.
+    pub const NONE: PageId = PageId(0);
+    /// The root of every tree.
+    pub const ROOT: PageId = PageId(1);
+}
+
+impl Timestamp {
+    /// The timestamp that follows.
+    #[must_use]
+    pub fn next(self) -> Timestamp {
+        Timestamp(self.0 + 1)
+    }
+}
+
+impl Epoch {
+    /// The first epoch of an incarnation.
+    #[must_use]
+    pub fn first_of(incarnation: Incarnation) -> Epoch {
+        Epoch((u64::from(incarnation.0) << 32) | 1)
+    }
+
+    /// The epoch that follows within the same incarnation.
+    #[must_use]
+    pub fn next(self) -> Epoch {
+        Epoch(self.0 + 1)
+    }
+
+    /// The opening of the database that the epoch belongs to.
+    #[must_use]
+    pub fn incarnation(self) -> Incarnation {
+        Incarnation((self.0 >> 32) as u32)
+    }
+}

@@ -1,0 +1,60 @@
+//! Every persistent byte: offsets, encoding, decoding. No I/O happens here.
+//!
+//! All integers are little-endian. A field's offset is a constant, and the constants of a structure are checked at
+//! compile time to abut. `docs/format.md` repeats the tables for readers; a test compares the two.
+
+pub(crate) mod extent;
+pub(crate) mod ids;
+pub(crate) mod place;
+
+pub use ids::{Epoch, Incarnation, KeyspaceId, PageId, SegmentId, Timestamp};
+pub(crate) use place::Place;
+
+/// The format version that this code writes, and the newest that it reads.
+pub(crate) const FORMAT_VERSION: u32 = 1;
+
+/// Direct I/O happens in units of this many bytes; every file region that is written on its own starts and ends on such
+/// a boundary.
+pub(crate) const BLOCK_BYTES: usize = 4096;
+
+/// Reads a little-endian `u16` at `offset`.
+#[inline]
+pub(crate) fn get_u16(bytes: &[u8], offset: usize) -> u16 {
+    u16::from_le_bytes(bytes[offset..offset + 2].try_into().expect("two bytes"))
+}
+
+/// Reads a little-endian `u32` at `offset`.
+#[inline]
+pub(crate) fn get_u32(bytes: &[u8], offset: usize) -> u32 {
+    u32::from_le_bytes(bytes[offset..offset + 4].try_into().expect("four bytes"))
+}
+
+/// Reads a little-endian `u64` at `offset`.
+#[inline]
+pub(crate) fn get_u64(bytes: &[u8], offset: usize) -> u64 {
+    u64::from_le_bytes(bytes[offset..offset + 8].try_into().expect("eight bytes"))
+}
+
+/// Writes a little-endian `u16` at `offset`.
+#[inline]
+pub(crate) fn put_u16(bytes: &mut [u8], offset: usize, value: u16) {
+    bytes[offset..offset + 2].copy_from_slice(&value.to_le_bytes());
+}
+
+/// Writes a little-endian `u32` at `offset`.
+#[inline]
+pub(crate) fn put_u32(bytes: &mut [u8], offset: usize, value: u32) {
+    bytes[offset..offset + 4].copy_from_slice(&value.to_le_bytes());
+}
+
+/// Writes a little-endian `u64` at `offset`.
+#[inline]
+pub(crate) fn put_u64(bytes: &mut [u8], offset: usize, value: u64) {
+    bytes[offset..offset + 8].copy_from_slice(&value.to_le_bytes());
+}
+
+/// XXH3-64 of `bytes`, mixed with `seed`: the checksum of everything Drumlin writes.
+#[inline]
+pub(crate) fn checksum(bytes: &[u8], seed: u64) -> u64 {
+    xxhash_rust::xxh3::xxh3_64_with_seed(bytes, seed)
+}

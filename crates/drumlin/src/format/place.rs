@@ -1,0 +1,84 @@
+//! Where an extent lies in the data file, in one word.
+
+/// A byte range of the data file: the start in units of [`Place::UNIT_BYTES`] and the length in the same units.
+///
+/// | bits | meaning |
+/// | --- | --- |
+/// | 0..42 | start / 64 (256 TiB) |
+/// | 42..56 | length / 64 (up to 1 MiB) |
+/// | 56..64 | 0: left to the page table's tags |
+///
+/// The zero word is no place: the superblocks lie at the start of the file.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub(crate) struct Place(u64);
+
+impl Place {
+    pub(crate) const NONE: Place = Place(0);
+    /// Extents start on multiples of this; 64 bytes cost 32 on average, under 1 % of a page of 4 KiB.
+    pub(crate) const UNIT_BYTES: u64 = 64;
+    const START_BITS: u32 = 42;
+    const LENGTH_BITS: u32 = 14;
+    /// The longest extent.
+    pub(crate) const EXTENT_BYTES_MAX: u64 = ((1 << Place::LENGTH_BITS) - 1) * Place::UNIT_BYTES;
+
+    /// The place that covers `length` bytes from `start`; the length is rounded up to whole units.
+    pub(crate) fn new(start: u64, length: u64) -> Place {
+        assert!(start.is_multiple_of(Place::UNIT_BYTES), "extent starts between units: {start}");
+        let units = length.div_ceil(Place::UNIT_BYTES);
+        assert!(units > 0 && units < 1 << Place::LENGTH_BITS, "extent length out of range: {length}");
+        let start_units = start / Place::UNIT_BYTES;
+        assert!(start_units > 0 && start_units < 1 << Place::START_BITS, "extent start out of range: {start}");
+        Place(start_units | (units << Place::START_BITS))
+    }
+
+    /// The word as it is stored.
+    pub(crate) fn to_bits(self) -> u64 {
+        self.0
+    }
+
+    /// The place with these bits, unless they are none.
+    pub(crate) fn from_bits(bits: u64) -> Option<Place> {
+        let place = Place(bits);
+        let well_formed =
+            bits >> (Place::START_BITS + Place::LENGTH_BITS) == 0 && place.start() > 0 && place.length() > 0;
+        well_formed.then_some(place)
+    }
+
+    pub(crate) fn is_none(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Byte offset in the data file.
+    pub(crate) fn start(self) -> u64 {
+        (self.0 & ((1 << Place::START_BITS) - 1)) * Place::UNIT_BYTES
+    }
+
+    /// Bytes, a multiple of [`Place::UNIT_BYTES`].
+    pub(crate) fn length(self) -> u64 {
+        ((self.0 >> Place::START_BITS) & ((1 << Place::LENGTH_BITS) - 1)) * Place::UNIT_BYTES
+    }
+}
+
+impl std::fmt::Debug for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.is_none() { write!(f, "nowhere") } else { write!(f, "{}+{}", self.start(), self.length()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A place survives its word, at both ends of its range.
+    #[test]
+    fn a_place_survives_its_word() {
+        for (start, length) in [(64, 1), (4096, 64), ((1 << 48) - 64, Place::EXTENT_BYTES_MAX)] {
+            let place = Place::new(start, length);
+            assert_eq!(place.start(), start);
+            assert_eq!(place.length(), length.next_multiple_of(64));
+            assert_eq!(Place::from_bits(place.to_bits()), Some(place));
+        }
+        assert_eq!(Place::from_bits(0), None);
+        assert_eq!(Place::from_bits(1 << 60), None);
+    }
+}

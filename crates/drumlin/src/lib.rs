@@ -1,0 +1,9 @@
+//! Drumlin: an embedded, transactional storage engine for data larger than memory.
+#![deny(missing_docs)]
+
+mod error;
+mod format;
+pub mod io;
+
+pub use error::{Error, Recourse, Result};
+pub use format::{Epoch, Incarnation, KeyspaceId, PageId, SegmentId, Timestamp};
