@@ -51,8 +51,10 @@ pub(crate) enum Kind {
     Value = 3,
     /// Part of a page table's base image.
     Table = 4,
-    /// The catalogue of a checkpoint.
+    /// Part of the catalogue of a checkpoint.
     Catalogue = 5,
+    /// Changes of page tables within an epoch.
+    Summary = 6,
 }
 
 impl Kind {
@@ -63,6 +65,7 @@ impl Kind {
             3 => Kind::Value,
             4 => Kind::Table,
             5 => Kind::Catalogue,
+            6 => Kind::Summary,
             _ => return None,
         })
     }
