@@ -4,6 +4,7 @@
 mod error;
 mod format;
 pub mod io;
+mod seglog;
 
 pub use error::{Error, Recourse, Result};
 pub use format::{Epoch, Incarnation, KeyspaceId, PageId, SegmentId, Timestamp};
