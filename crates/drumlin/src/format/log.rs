@@ -38,9 +38,7 @@
 //!     40     8  XXH3-64 of the bytes from 0 to 40, seeded with where the record lies: see [`record_seed`]
 //! ```
 
-use super::{
-    FORMAT_VERSION, Incarnation, Timestamp, checksum, get_u16, get_u32, get_u64, put_u16, put_u32, put_u64,
-};
+use super::{FORMAT_VERSION, Incarnation, Timestamp, checksum, get_u16, get_u32, get_u64, put_u16, put_u32, put_u64};
 
 const MAGIC_OFFSET: usize = 0;
 const VERSION_OFFSET: usize = 8;

@@ -98,7 +98,9 @@ impl LogOptions {
         }
         if !self.segment_bytes.is_multiple_of(BLOCK) || self.segment_bytes < 2 * BLOCK {
             let given = self.segment_bytes;
-            return Err(Error::Invalid(format!("log segments of {given} bytes: a multiple of 4096, at least 8192, works")));
+            return Err(Error::Invalid(format!(
+                "log segments of {given} bytes: a multiple of 4096, at least 8192, works"
+            )));
         }
         if self.stream_buffer_bytes() < BUFFER_BYTES_MIN {
             return Err(Error::BudgetTooSmall {
@@ -603,7 +605,7 @@ impl Shared {
         if prepares {
             self.request_preparation();
         }
-        Ok((admitted || may_wait).then_some(Reservation { log: self, stream: index, bytes }))
+        Ok((admitted || may_wait).then(|| Reservation { log: self, stream: index, bytes }))
     }
 
     /// Waits, in the order of asking, until a record of `bytes` is admitted.
@@ -947,7 +949,9 @@ impl Shared {
                     continue;
                 }
                 let flaw = match SegmentHeader::decode(&block) {
-                    Ok(Some(header)) if (SegmentHeader { filled: segment.header.filled, ..header }) == segment.header => {
+                    Ok(Some(header))
+                        if (SegmentHeader { filled: segment.header.filled, ..header }) == segment.header =>
+                    {
                         continue;
                     }
                     Ok(Some(_)) => "it is that of another segment or use".to_string(),

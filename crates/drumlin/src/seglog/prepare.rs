@@ -94,7 +94,10 @@ impl Shared {
                         break;
                     }
                     Err(error) => {
-                        self.fail(&format!("preparing a log segment in {} failed: {error}", self.options.dir.display()));
+                        self.fail(&format!(
+                            "preparing a log segment in {} failed: {error}",
+                            self.options.dir.display()
+                        ));
                     }
                 }
             }

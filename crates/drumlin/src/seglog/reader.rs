@@ -59,6 +59,7 @@ pub(super) struct Found {
     pub(super) incarnation: Incarnation,
     pub(super) position: u64,
     pub(super) end: u64,
+    pub(super) body_bytes: u32,
     /// Which of the reader's segments it starts in.
     pub(super) segment: usize,
 }
@@ -152,6 +153,7 @@ impl Reader {
                             incarnation: header.incarnation,
                             position,
                             end,
+                            body_bytes: header.body_bytes,
                             segment: self.segment,
                         }));
                     }
@@ -368,7 +370,12 @@ impl Merge {
 }
 
 /// The error for a timestamp that was durable and is not there.
-pub(super) fn missing(missing: Timestamp, horizon: Timestamp, suspect: Option<Skipped>, dir: &std::path::Path) -> Error {
+pub(super) fn missing(
+    missing: Timestamp,
+    horizon: Timestamp,
+    suspect: Option<Skipped>,
+    dir: &std::path::Path,
+) -> Error {
     let (path, place) = match &suspect {
         Some(skipped) => (skipped.path.as_path(), format!(" (at or after offset {})", skipped.offset)),
         None => (dir, String::new()),

@@ -8,7 +8,6 @@ use super::segment::{self, BLOCK, Segment, Spare};
 use super::stream::{Stream, Window};
 use super::{Hooks, Known, Log, LogOptions};
 use crate::error::{Error, Result};
-use crate::format::log::RECORD_HEADER_BYTES;
 use crate::format::{Incarnation, Timestamp};
 use crate::io::Backend;
 
@@ -122,7 +121,7 @@ impl Scan {
             let stream = self.streams.get_mut(&streams[due]).expect("each head has its stream");
             stream.note(found.segment, found.timestamp.0, found.position, found.end);
             self.record_count += 1;
-            self.record_bytes += found.end - found.position - RECORD_HEADER_BYTES as u64;
+            self.record_bytes += u64::from(found.body_bytes);
             merge.step(due)?;
         }
         let lost = merge.next;

@@ -128,7 +128,13 @@ pub(super) struct Stream {
 
 impl Stream {
     /// An idle stream that goes on at `position`, which begins a block.
-    pub(super) fn new(buffer_bytes: usize, position: u64, window: Option<Window>, next_use: u64, next_slot: u32) -> Stream {
+    pub(super) fn new(
+        buffer_bytes: usize,
+        position: u64,
+        window: Option<Window>,
+        next_use: u64,
+        next_slot: u32,
+    ) -> Stream {
         assert!(position.is_multiple_of(BLOCK));
         let active = Batch {
             buffer: AlignedBuffer::zeroed(buffer_bytes),
@@ -331,14 +337,8 @@ impl Tail {
         let buffer = self.idle.take().expect("the idle buffer is free when nothing is being written");
         let padded = self.active.used.next_multiple_of(BLOCK_BYTES);
         self.active.buffer[self.active.used..padded].fill(0);
-        let next = Batch {
-            buffer,
-            base: self.active.base + padded as u64,
-            used: 0,
-            first: 0,
-            last: 0,
-            after_data: false,
-        };
+        let next =
+            Batch { buffer, base: self.active.base + padded as u64, used: 0, first: 0, last: 0, after_data: false };
         let batch = std::mem::replace(&mut self.active, next);
         self.writing = Some((batch.first, batch.last));
         batch

@@ -19,8 +19,7 @@ pub(super) struct Waiter {
 impl Waiter {
     /// The calling thread as a waiter.
     pub(super) fn current(id: u64, timestamp: u64) -> Waiter {
-        let unparker =
-            PARKER.with_borrow_mut(|parker| parker.get_or_insert_with(Parker::new).unparker().clone());
+        let unparker = PARKER.with_borrow_mut(|parker| parker.get_or_insert_with(Parker::new).unparker().clone());
         Waiter { id, timestamp, unparker }
     }
 
