@@ -5,6 +5,7 @@
 
 pub(crate) mod extent;
 pub(crate) mod ids;
+pub(crate) mod node;
 pub(crate) mod place;
 
 pub use ids::{Epoch, Incarnation, KeyspaceId, PageId, SegmentId, Timestamp};

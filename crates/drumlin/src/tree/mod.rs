@@ -1,0 +1,3 @@
+//! B+trees of slotted pages.
+
+pub(crate) mod node;
