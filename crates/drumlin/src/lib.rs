@@ -4,8 +4,12 @@
 mod error;
 mod format;
 pub mod io;
-#[allow(dead_code, unused_imports, reason = "the transaction layer, which is its caller, comes later")]
+mod db;
+mod pool;
 mod seglog;
+mod space;
+mod tree;
+mod txn;
 
 pub use error::{Error, Recourse, Result};
 pub use format::{Epoch, Incarnation, KeyspaceId, PageId, SegmentId, Timestamp};

@@ -7,6 +7,7 @@ pub(crate) mod catalogue;
 pub(crate) mod extent;
 pub(crate) mod ids;
 pub(crate) mod log;
+pub(crate) mod node;
 pub(crate) mod place;
 pub(crate) mod record;
 pub(crate) mod summary;
