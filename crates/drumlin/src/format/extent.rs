@@ -172,6 +172,14 @@ pub(crate) fn verify(bytes: &[u8]) -> Result<Header, Flaw> {
     })
 }
 
+/// Gives a verified extent another epoch: it is being moved.
+pub(crate) fn restamp(bytes: &mut [u8], header: &Header, epoch: Epoch) {
+    let extent = &mut bytes[..header.stored_bytes];
+    put_u64(extent, EPOCH_OFFSET, epoch.0);
+    let sum = checksum(&extent[EPOCH_OFFSET..], 0);
+    put_u64(extent, CHECKSUM_OFFSET, sum);
+}
+
 /// Puts the extent that `header` describes into `page`, which is as long as the extent was before compression.
 pub(crate) fn decode(bytes: &[u8], header: &Header, page: &mut [u8]) -> Result<(), Flaw> {
     if page.len() != header.raw_bytes {

@@ -130,6 +130,22 @@ impl Base {
         }
     }
 
+    /// Stands where the real one will be put before anybody looks.
+    pub(crate) fn placeholder() -> Base {
+        let superblock = Superblock {
+            sequence: 0,
+            database: 0,
+            segment_bytes: 0,
+            checkpoint: 0,
+            timestamp: Timestamp(0),
+            epoch: Epoch(0),
+            catalogue_bytes: 0,
+            catalogue: Vec::new(),
+            incarnations: Vec::new(),
+        };
+        Base::new(superblock, SyncMethod::FullSync, 0)
+    }
+
     /// Bytes of memory.
     pub(crate) fn memory_bytes(&self) -> u64 {
         let chunks: usize = self.chunks.values().map(|places| places.capacity() * 8).sum();

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
+use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::error::{Error, Result};
 use crate::format::extent::{Identity, Kind};
@@ -53,14 +53,22 @@ impl PageSpace {
 /// Being inside the guard: the epoch does not change meanwhile. Hold it briefly, and wait for nothing inside.
 #[derive(Debug)]
 pub(crate) struct Guard<'a> {
-    epoch: RwLockReadGuard<'a, Epoch>,
+    epoch: Epoch,
+    _held: Held<'a>,
+}
+
+#[derive(Debug)]
+#[allow(dead_code, reason = "held, not looked at")]
+enum Held<'a> {
+    Shared(RwLockReadGuard<'a, Epoch>),
+    Alone(RwLockWriteGuard<'a, Epoch>),
 }
 
 impl Guard<'_> {
     /// The current epoch.
     #[inline]
     pub(crate) fn epoch(&self) -> Epoch {
-        *self.epoch
+        self.epoch
     }
 }
 
@@ -98,6 +106,8 @@ pub(crate) struct Space {
     jobs: Mutex<Jobs>,
     job_done: Condvar,
     values: Mutex<ValueSegment>,
+    /// Takes extents that the cleaner moves, and the epoch they are stamped with.
+    mover: Mutex<(Appender, Epoch)>,
     /// Written to the file by somebody and not brought to the medium yet.
     unsynced: AtomicBool,
     syncing: Mutex<()>,
@@ -131,6 +141,7 @@ impl Space {
             jobs: Mutex::default(),
             job_done: Condvar::new(),
             values: Mutex::default(),
+            mover: Mutex::default(),
             unsynced: AtomicBool::new(false),
             syncing: Mutex::default(),
             page_spaces: RwLock::default(),
@@ -152,7 +163,14 @@ impl Space {
     /// Enters the guard, shared.
     #[inline]
     pub(crate) fn enter(&self) -> Guard<'_> {
-        Guard { epoch: self.guard.read() }
+        let held = self.guard.read();
+        Guard { epoch: *held, _held: Held::Shared(held) }
+    }
+
+    /// Enters the guard alone: nobody else changes a page meanwhile.
+    pub(crate) fn enter_alone(&self) -> Guard<'_> {
+        let held = self.guard.write();
+        Guard { epoch: *held, _held: Held::Alone(held) }
     }
 
     /// Takes the guard alone, runs `at_cut` with the epoch that ends, and begins the next.
@@ -181,12 +199,13 @@ impl Space {
         self.page_spaces.write().insert(pages.id, pages);
     }
 
-    /// Forgets a dropped keyspace and releases the places of all its pages. The caller has emptied its frames.
+    /// Forgets a dropped keyspace and releases the places of all its pages. Alone in the guard; its frames are empty.
     pub(crate) fn drop_page_space(&self, guard: &Guard<'_>, pages: &PageSpace) {
         self.record(guard.epoch(), pages.id, PageId::NONE, Place::NONE);
         self.page_spaces.write().remove(&pages.id);
-        for (_, word) in pages.table.iter() {
-            if let Word::Disk(place) | Word::Reading(place) = word {
+        let numbers: Vec<PageId> = pages.table.iter().map(|(page, _)| page).collect();
+        for page in numbers {
+            if let Word::Disk(place) | Word::Reading(place) = pages.table.free(page) {
                 self.segments.release(place, guard.epoch());
             }
         }
@@ -228,6 +247,30 @@ impl Space {
         } else {
             self.fail(&format!("growing {} failed: {error}", self.path.display()))
         }
+    }
+
+    /// Appends an extent that is being moved; nothing refers to its new place before [`flush_moved`](Self::flush_moved) and
+    /// the jobs have run.
+    pub(crate) fn append_moved(&self, epoch: Epoch, extent: &[u8]) -> Result<Place> {
+        self.check_failure()?;
+        let mut jobs = Vec::new();
+        let place = {
+            let (mover, mover_epoch) = &mut *self.mover.lock();
+            if *mover_epoch != epoch {
+                mover.seal(&self.segments, &mut jobs);
+                *mover_epoch = epoch;
+            }
+            mover.append(&self.segments, epoch, extent, None, &mut jobs)
+        };
+        self.enqueue(jobs);
+        place.map_err(|error| self.growth_error(error))
+    }
+
+    /// Hands on everything that was moved, and ends the segment.
+    pub(crate) fn flush_moved(&self) {
+        let mut jobs = Vec::new();
+        self.mover.lock().0.seal(&self.segments, &mut jobs);
+        self.enqueue(jobs);
     }
 
     /// Secures `count` free segments; see [`Segments::secure`].
@@ -435,6 +478,11 @@ impl Space {
             log::error!("{reason}; the database accepts no more commits until it is reopened");
         }
         Error::Failed { reason: Arc::clone(self.failure.get().expect("set above")) }
+    }
+
+    /// As [`fail`](Self::fail), where nobody needs the error.
+    pub(crate) fn fail_quietly(&self, reason: &str) {
+        let _ = self.failure.set(reason.into());
     }
 
     pub(crate) fn failure(&self) -> Option<Arc<str>> {

@@ -14,6 +14,8 @@
 pub(crate) mod node;
 mod structure;
 
+pub(crate) use structure::{Incoming, has_room};
+
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
@@ -47,8 +49,13 @@ impl std::fmt::Debug for Tree {
 const RESTARTS_MAX: usize = 1_000_000;
 
 /// Verifies a page that was read from disk before anything relies on it.
-pub(crate) fn check_node(page: &[u8], is_leaf: bool) -> Result<(), impl std::fmt::Display + use<>> {
-    node::check_as(page, is_leaf)
+pub(crate) fn check_node(page: &[u8], is_leaf: bool) -> Result<(), node::Flaw> {
+    node::check(page)?;
+    match Node::new(page).level() {
+        0 if !is_leaf => Err(node::Flaw::Level(0)),
+        level if level > 0 && is_leaf => Err(node::Flaw::Level(level)),
+        _ => Ok(()),
+    }
 }
 
 /// What a descent looks for.
@@ -222,10 +229,10 @@ impl Tree {
                 let on_disk = |page: &PageId| matches!(self.pages.table.load(*page), Word::Disk(_));
                 pages = wanted.iter().map(|&index| inner.child(index)).filter(on_disk).collect();
                 next = match (forward, last) {
-                    (true, last) if last + 1 < inner.len() => Some(inner.separator_key(last + 1)),
+                    (true, last) if last + 1 < inner.len() => Some(separator(inner, last + 1)),
                     (true, _) => inner.upper_fence().map(<[u8]>::to_vec),
                     (false, 0) => inner.lower_fence().map(<[u8]>::to_vec),
-                    (false, last) => Some(inner.separator_key(last)),
+                    (false, last) => Some(separator(inner, last)),
                 };
             }
         });
@@ -250,10 +257,10 @@ impl Tree {
             }
         }
     }
+}
 
-    /// Every page of the tree and its level, each verified against what its parent says of it: the number of rows, or the
-    /// first flaw of each damaged page.
-    pub(crate) fn leaf<'a>(page: &'a [u8]) -> Leaf<'a> {
-        Leaf::new(page)
-    }
+fn separator(inner: &Inner<'_>, index: usize) -> Vec<u8> {
+    let mut separator = Vec::new();
+    inner.separator_into(index, &mut separator);
+    separator
 }

@@ -9,3 +9,8 @@ pub(crate) mod snapshots;
 pub(crate) mod values;
 pub(crate) mod versions;
 pub(crate) mod write_set;
+
+/// The number of a running transaction, an autocommit write being one too. Never used twice while the database is open,
+/// and never kept.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct TransactionId(pub(crate) u64);

@@ -167,6 +167,18 @@ fn read_medium(pool: &Pool, pages: &PageSpace, reference: &LargeRef, page: PageI
     }
 }
 
+/// A chunk of a value that was written and is in no table yet.
+pub(crate) fn read_unplaced(pool: &Pool, pages: &PageSpace, value: &LargeValue, index: usize) -> Result<Vec<u8>> {
+    let place = value.places[index];
+    let (header, mut bytes) = crate::space::checkpoint::read_extent(&pool.space, place)?;
+    let name = Identity { keyspace: pages.id, page: PageId(index as u32) };
+    if header.kind != Kind::Value || header.identity != name || bytes.len() < CHUNK_OVERHEAD_BYTES {
+        return Err(pool.space.damaged("a value", place, extent::Flaw::Identity(header.identity)));
+    }
+    bytes.drain(..CHUNK_OVERHEAD_BYTES);
+    Ok(bytes)
+}
+
 /// The whole value; `None` if it was freed meanwhile.
 pub(crate) fn read_whole(pool: &Pool, pages: &PageSpace, reference: &LargeRef) -> Result<Option<Vec<u8>>> {
     let mut value = Vec::new();
