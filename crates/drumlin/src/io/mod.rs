@@ -9,12 +9,14 @@
 //!    [`Completion`]. So a buffer in flight is never changed or freed.
 //! 3. A failed write or sync is reported once and never retried here: what it means is the caller's to decide.
 
+mod async_stream;
 mod buffer;
 mod disk;
 mod memory;
 mod portable;
 mod read;
 mod select;
+mod stream;
 #[cfg(target_os = "linux")]
 mod uring;
 
@@ -27,10 +29,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use async_stream::AsyncReadStream;
 pub use buffer::AlignedBuffer;
 pub use memory::in_memory;
 pub use read::ReadBuffer;
 pub use select::{BACKEND_VARIABLE, IoBackend, backend};
+pub use stream::{ReadStream, StreamOptions};
 
 /// A shared handle of an open file.
 pub type FileRef = Arc<dyn File>;
