@@ -12,8 +12,12 @@
 mod async_stream;
 mod buffer;
 mod disk;
+#[doc(hidden)]
+pub mod fault;
+mod medium;
 mod memory;
 mod portable;
+mod probe;
 mod read;
 mod select;
 mod stream;
@@ -32,6 +36,7 @@ use std::time::Duration;
 pub use async_stream::AsyncReadStream;
 pub use buffer::AlignedBuffer;
 pub use memory::in_memory;
+pub use probe::{MethodFigures, Probe};
 pub use read::ReadBuffer;
 pub use select::{BACKEND_VARIABLE, IoBackend, backend};
 pub use stream::{ReadStream, StreamOptions};

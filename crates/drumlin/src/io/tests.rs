@@ -533,6 +533,13 @@ macro_rules! on_each_backend {
         mod memory {
             $(#[test] fn $test() { super::$test(&super::Place::new(super::in_memory())); })*
         }
+        /// The wrapper of the tests passes everything on.
+        mod faulty {
+            $(#[test] fn $test() {
+                let inner = super::select(super::IoBackend::Portable).unwrap();
+                super::$test(&super::Place::new(std::sync::Arc::new(super::fault::FaultyBackend::new(inner))));
+            })*
+        }
         mod portable {
             $(#[test] fn $test() {
                 super::$test(&super::Place::new(super::select(super::IoBackend::Portable).unwrap()));
