@@ -1,5 +1,6 @@
 //! Random 4 KiB direct reads per second of each backend, one at a time and 64 in flight, and the processor time each
-//! costs. The file is read through once before, so that all measure the same state of the drive.
+//! costs; streams; and what the probe finds in the folder. The file is read through once before, so that all measure
+//! the same state of the drive.
 //!
 //! `cargo run --release --example io_rates [folder] [MiB]`
 
@@ -7,7 +8,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use drumlin::io::{AlignedBuffer, Backend, FileRef, IoBackend, OpenOptions, Persist, ReadStream, StreamOptions};
+use drumlin::io::{AlignedBuffer, Backend, FileRef, IoBackend, OpenOptions, Persist, Probe, ReadStream, StreamOptions};
 
 const BLOCK_BYTES: usize = 4096;
 const CHUNK_BYTES: usize = 1 << 20;
@@ -18,6 +19,9 @@ fn main() -> io::Result<()> {
     let folder = arguments.next().map_or_else(std::env::temp_dir, PathBuf::from);
     let file_mib: u64 = arguments.next().map_or(512, |text| text.parse().expect("a number of MiB"));
     let file_bytes = file_mib << 20;
+
+    let backend = drumlin::io::backend(IoBackend::Auto)?;
+    print!("{}", Probe::run(backend.as_ref(), &folder, Probe::DURATION)?.encode());
 
     let path = folder.join(format!("drumlin-io-rates-{}", std::process::id()));
     let result = measure(&path, file_bytes);
@@ -89,7 +93,7 @@ fn filled(backend: &dyn Backend, path: &std::path::Path, bytes: u64) -> io::Resu
     let file = backend.open(path, options)?;
     let mut chunk = AlignedBuffer::zeroed(CHUNK_BYTES);
     for (index, byte) in chunk.iter_mut().enumerate() {
-        *byte = (index * index >> 7) as u8;
+        *byte = ((index * index) >> 7) as u8;
     }
     for offset in (file.len()?..bytes).step_by(CHUNK_BYTES) {
         file.write_at(&chunk, offset, Persist::Later)?;
@@ -114,12 +118,14 @@ fn report(backend: &str, what: &str, mut work: impl FnMut() -> io::Result<usize>
     Ok(())
 }
 
-/// The processor time of this process so far, in steps of 10 ms; zero where there is no /proc.
+/// The processor time of this process's threads so far; zero where there is no /proc.
 fn cpu_time() -> Duration {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let fields = stat.rsplit(')').next().unwrap_or_default();
-    let ticks: u64 = fields.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
-    Duration::from_millis(ticks * 10)
+    let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let nanoseconds = threads.filter_map(|thread| {
+        let text = std::fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse::<u64>().ok()
+    });
+    Duration::from_nanos(nanoseconds.sum())
 }
 
 /// Random block offsets; a linear congruence is random enough for a drive.
