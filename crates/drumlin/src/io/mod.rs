@@ -3,6 +3,10 @@
 //! The engine reaches files, threads, time and randomness through [`Backend`] alone, so that a simulated backend can
 //! stand in for all of them. The backends are peers: whatever one can do, all can, and the same tests run on each.
 //!
+//! [`backend`] gives the one for the system's files, [`in_memory`] one without any. A range of a file comes in shared
+//! buffers, by one read ([`read_buffer`](trait.File.html#method.read_buffer)) or by a stream that reads ahead
+//! ([`ReadStream`], [`AsyncReadStream`]). [`Probe`] finds out how a folder's writes are best made durable.
+//!
 //! # Invariants
 //! 1. Every transfer on a direct file starts, ends and is buffered at multiples of [`File::alignment`].
 //! 2. A buffer belongs to the request while it is in flight: it is moved into the [`Queue`] and moved out with its
