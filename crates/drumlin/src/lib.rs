@@ -4,8 +4,11 @@
 mod error;
 mod format;
 pub mod io;
-#[allow(dead_code, unused_imports, reason = "the transaction layer, which is its caller, comes later")]
+#[allow(dead_code, reason = "the transaction layer, which is its caller, comes later")]
 mod seglog;
 
 pub use error::{Error, Recourse, Result};
 pub use format::{Epoch, Incarnation, KeyspaceId, PageId, SegmentId, Timestamp};
+
+#[doc(hidden)]
+pub use seglog::measure as log_measure;
