@@ -14,6 +14,9 @@ use drumlin::io::{Backend, File, FileRef, OpenOptions, Persist, Queue, SyncMetho
 use drumlin::log_measure::{Course, commit_rate, raw_rate};
 use rustix::io::{IoSlice, ReadWriteFlags, pwritev2};
 
+/// How often each rate is measured.
+const ROUNDS: usize = 11;
+
 #[derive(Debug)]
 struct Plain(Instant);
 
@@ -123,33 +126,39 @@ fn numbers(argument: Option<String>, default: &str) -> Vec<usize> {
 fn main() {
     let mut arguments = std::env::args().skip(1);
     let dir = PathBuf::from(arguments.next().expect("a folder"));
-    let seconds: f64 = arguments.next().map_or(2.0, |word| word.parse().expect("seconds"));
+    let seconds: f64 = arguments.next().map_or(0.3, |word| word.parse().expect("seconds"));
     let committers = numbers(arguments.next(), "1,2,8,32");
     let streams = numbers(arguments.next(), "1,2");
     let backend: Arc<dyn Backend> = Arc::new(Plain(Instant::now()));
-    for round in 1..=3 {
-        let mut course = Course {
-            dir: dir.clone(),
-            sync: SyncMethod::DurableWrite,
-            streams: 1,
-            committers: 1,
-            body_bytes: 100,
-            duration: Duration::from_secs_f64(seconds),
-        };
-        let raw = raw_rate(&backend, &course).expect("raw rate").commits;
-        println!("round {round}: raw {raw:8.0} durable writes/s");
-        for &streams in &streams {
-            for &committers in committers.iter().filter(|&&committers| committers >= streams) {
-                course.streams = streams as u16;
-                course.committers = committers;
+    let mut course = Course {
+        dir,
+        sync: SyncMethod::DurableWrite,
+        streams: 1,
+        committers: 1,
+        body_bytes: 100,
+        duration: Duration::from_secs_f64(seconds),
+    };
+    for &streams in &streams {
+        for &committers in committers.iter().filter(|&&committers| committers >= streams) {
+            course.streams = streams as u16;
+            course.committers = committers;
+            // Single runs differ widely where others use the machine: compare within a round, and take medians.
+            let mut rounds = Vec::new();
+            for _ in 0..ROUNDS {
+                let before = raw_rate(&backend, &course).expect("raw rate").commits;
                 let rates = commit_rate(&backend, &course).expect("commit rate");
-                println!(
-                    "  {streams} streams {committers:3} committers: {:8.0} commits/s = {:.2} raw, {:8.0} writes/s",
-                    rates.commits,
-                    rates.commits / raw,
-                    rates.syncs
-                );
+                let after = raw_rate(&backend, &course).expect("raw rate").commits;
+                let raw = f64::midpoint(before, after);
+                rounds.push((rates.commits / raw, rates.commits, rates.syncs, raw));
             }
+            rounds.sort_by(|one, other| one.0.total_cmp(&other.0));
+            let (ratio, commits, syncs, raw) = rounds[ROUNDS / 2];
+            println!(
+                "{streams} streams {committers:3} committers: {ratio:5.2} ({:.2} to {:.2}) of raw; \
+                 {commits:7.0} commits/s, {syncs:6.0} writes/s, raw {raw:6.0}/s",
+                rounds[0].0,
+                rounds[ROUNDS - 1].0
+            );
         }
     }
 }

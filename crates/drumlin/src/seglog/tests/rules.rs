@@ -114,6 +114,23 @@ fn a_record_from_before_an_opening_must_be_there() {
     assert!(damage(rig.scan()).1.contains("timestamp 3 "));
 }
 
+/// What recovery found in a cache, after the process ended and before its write was durable, it brings to the medium:
+/// readers may see it, so a power cut must not take it back.
+#[test]
+fn what_was_recovered_from_a_cache_stays() {
+    for seed in 0..20 {
+        let mut rig = Rig::new(Disk::new(false), options(2));
+        let log = rig.create();
+        commit_to(&log, 3, 300);
+        rig.disk.cut_after(1);
+        assert!(log.wait_durable(&append(&log, 0, body_of(4, 9000))).is_err());
+        rig.move_to(rig.disk.copy());
+        assert_eq!(rig.scan().unwrap().last(), Timestamp(4));
+        rig.move_to(rig.disk.cut(&mut Random(seed)));
+        assert_eq!(rig.recovered()[3], (4, body_of(4, 9000)));
+    }
+}
+
 /// D3, end: a torn last record ends the replay; nothing before it is lost.
 #[test]
 fn a_torn_end_loses_nothing_before_it() {
