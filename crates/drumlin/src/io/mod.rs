@@ -3,13 +3,33 @@
 //! The engine reaches files, threads, time and randomness through [`Backend`] alone, so that a simulated backend can
 //! stand in for all of them. The backends are peers: whatever one can do, all can, and the same tests run on each.
 //!
+//! [`backend`] gives the one for the system's files, [`in_memory`] one without any. A range of a file comes in shared
+//! buffers, by one read ([`read_buffer`](trait.File.html#method.read_buffer)) or by a stream that reads ahead
+//! ([`ReadStream`], [`AsyncReadStream`]). [`Probe`] finds out how a folder's writes are best made durable.
+//!
 //! # Invariants
 //! 1. Every transfer on a direct file starts, ends and is buffered at multiples of [`File::alignment`].
 //! 2. A buffer belongs to the request while it is in flight: it is moved into the [`Queue`] and moved out with its
 //!    [`Completion`]. So a buffer in flight is never changed or freed.
 //! 3. A failed write or sync is reported once and never retried here: what it means is the caller's to decide.
 
+mod async_stream;
 mod buffer;
+mod disk;
+#[doc(hidden)]
+pub mod fault;
+mod medium;
+mod memory;
+mod portable;
+mod probe;
+mod read;
+mod select;
+mod stream;
+#[cfg(target_os = "linux")]
+mod uring;
+
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::io;
@@ -17,7 +37,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use async_stream::AsyncReadStream;
 pub use buffer::AlignedBuffer;
+pub use memory::in_memory;
+pub use probe::{MethodFigures, Probe};
+pub use read::ReadBuffer;
+pub use select::{BACKEND_VARIABLE, IoBackend, backend};
+pub use stream::{ReadStream, StreamOptions};
 
 /// A shared handle of an open file.
 pub type FileRef = Arc<dyn File>;
@@ -74,6 +100,7 @@ impl fmt::Display for SyncMethod {
 }
 
 /// An open file. Positional: there is no cursor, and any number of threads may use it at once.
+#[allow(clippy::len_without_is_empty, reason = "whether a file is empty is nothing that anybody asks")]
 pub trait File: Send + Sync + fmt::Debug {
     /// The path it was opened by.
     fn path(&self) -> &Path;
@@ -85,17 +112,29 @@ pub trait File: Send + Sync + fmt::Debug {
     fn allocate(&self, offset: u64, bytes: u64) -> io::Result<()>;
     /// Fills `buffer` from `offset`; `UnexpectedEof` where the file ends before.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
+    /// Fills as much of `buffer` from `offset` as the file has, and returns how much that is.
+    fn read_up_to(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let available = self.len()?.saturating_sub(offset).min(buffer.len() as u64) as usize;
+        self.read_at(&mut buffer[..available], offset)?;
+        Ok(available)
+    }
     /// Writes all of `buffer` at `offset`.
     fn write_at(&self, buffer: &[u8], offset: u64, persist: Persist) -> io::Result<()>;
     /// Brings what was written, and the length, to the medium (`fdatasync`).
     fn sync_data(&self) -> io::Result<()>;
     /// Brings data and all metadata to the medium (`fsync`; `F_FULLFSYNC` on macOS).
     fn sync_all(&self) -> io::Result<()>;
+    /// Whether the method was not found missing so far; where it is missing, writes use [`SyncMethod::DataSync`].
+    fn supports(&self, method: SyncMethod) -> bool {
+        let _ = method;
+        true
+    }
     /// What offsets, lengths and buffer addresses must be multiples of: 1 for a buffered file.
     fn alignment(&self) -> usize;
     /// Whether it bypasses the page cache.
     fn is_direct(&self) -> bool;
-    /// Takes the file's exclusive lock, held until the last handle is dropped; `false` where another process has it.
+    /// Takes the file's exclusive lock, held until this handle is dropped; `false` where another handle, in this process
+    /// or another, has it.
     fn try_lock(&self) -> io::Result<bool>;
     /// The backend's own view of the file, for its queue.
     fn as_any(&self) -> &dyn std::any::Any;
@@ -114,7 +153,7 @@ pub struct Completion {
 
 /// A thread's own queue of requests: many in flight, submitted together, completed in any order.
 ///
-/// Dropping a queue waits for what is in flight.
+/// Dropping a queue submits what was pushed and waits for what is in flight.
 pub trait Queue: Send {
     /// How many requests may be in flight at once.
     fn depth(&self) -> usize;
@@ -132,7 +171,7 @@ pub trait Queue: Send {
 
 /// A way of doing I/O: files, folders, queues, threads and the clock.
 pub trait Backend: Send + Sync + fmt::Debug {
-    /// `uring`, `portable`, `sim` or `dax`.
+    /// `uring`, `portable`, `memory`, `sim` or `dax`.
     fn name(&self) -> &'static str;
     /// Opens a file.
     fn open(&self, path: &Path, options: OpenOptions) -> io::Result<FileRef>;
