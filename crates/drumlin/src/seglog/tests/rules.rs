@@ -5,6 +5,7 @@ use std::task::Wake;
 
 use super::*;
 use crate::format::log::RECORD_HEADER_BYTES;
+use crate::io::IoBackend;
 
 /// What is committed comes back, in order, from any number of streams, after a clean end and after a power cut.
 #[test]
@@ -685,4 +686,34 @@ fn committers_that_meet_share_a_write() {
         rig.disk.release();
     });
     assert_eq!(log.sync_count(), 12);
+}
+
+/// The log works on every backend, with whatever sync method and however many threads.
+#[test]
+fn every_backend_will_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let backends = [crate::io::backend(IoBackend::Auto).unwrap(), crate::io::backend(IoBackend::Portable).unwrap()];
+    for (number, backend) in backends.into_iter().chain([crate::io::in_memory()]).enumerate() {
+        for sync in [SyncMethod::DurableWrite, SyncMethod::DataSync, SyncMethod::FullSync] {
+            let dir = folder.path().join(format!("{number}-{sync}"));
+            let options = LogOptions { dir, sync, ..options(2) };
+            let log = Log::create(&backend, &options, Incarnation(1), Hooks::none()).unwrap();
+            std::thread::scope(|scope| {
+                for thread in 0..4 {
+                    let log = &log;
+                    scope.spawn(move || {
+                        for _ in 0..50 {
+                            commit(log, thread % 2, vec![thread as u8; 900]);
+                        }
+                    });
+                }
+            });
+            log.close().unwrap();
+            drop(log);
+            let openings = [(Incarnation(1), Timestamp(1))];
+            let known = Known { incarnations: &openings, checkpoint: 0, covered: Timestamp(0) };
+            let scan = Scan::open(&backend, &options, &known).unwrap();
+            assert_eq!(timestamps(scan.records().unwrap()), (1..=200).collect::<Vec<u64>>(), "{}", backend.name());
+        }
+    }
 }
