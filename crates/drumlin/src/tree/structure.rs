@@ -240,8 +240,10 @@ impl Tree {
         copy.copy_from_slice(&parent);
         let index = Inner::new(&parent).child_for(&separator) + 1;
         InnerMut::new(&mut copy).insert_child(index, &separator, right).expect("room was checked");
-        self.replace(guard, page, full, left);
+        // The parent first: were the lower node the left half already while the parent still sends all keys there, both would
+        // be current, and a descent for a key of the right half would end in a wrong leaf without noticing.
         self.replace(guard, parent_page, parent, copy);
+        self.replace(guard, page, full, left);
         Ok(Progress::Again)
     }
 
