@@ -559,8 +559,9 @@ impl Pool {
     pub(crate) fn free_page(&self, guard: &Guard<'_>, pages: &PageSpace, write: FrameWrite<'_>) {
         let identity = write.header().identity().expect("a latched frame holds a page");
         let place = write.header().place();
-        let word = pages.table.free(identity.page);
+        // Noted before the number can be given out again: its next owner's entry must be the later one.
         self.space.record(guard.epoch(), pages.id, identity.page, Place::NONE);
+        let word = pages.table.free(identity.page);
         if !place.is_none() {
             self.space.segments.release(place, guard.epoch());
         }
@@ -573,12 +574,13 @@ impl Pool {
         if !pages.table.exchange(page, Word::Disk(place), Word::Reading(place)) {
             return false;
         }
+        // As in `free_page`: noted before the number can be given out again.
+        self.space.record(guard.epoch(), pages.id, page, Place::NONE);
+        self.space.segments.release(place, guard.epoch());
         pages.table.free(page);
         let (lock, arrived) = self.arrival(pages, page);
         drop(lock.lock());
         arrived.notify_all();
-        self.space.record(guard.epoch(), pages.id, page, Place::NONE);
-        self.space.segments.release(place, guard.epoch());
         true
     }
 
