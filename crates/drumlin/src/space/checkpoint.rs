@@ -400,7 +400,8 @@ impl Space {
     /// Ends the epoch's segment.
     fn seal(&self, epoch: Epoch) {
         let mut jobs = Vec::new();
-        self.appender(epoch).lock().seal(&self.segments, &mut jobs);
+        let mut appender = self.appender(epoch).lock();
+        appender.seal(&self.segments, &mut jobs);
         self.enqueue(jobs);
     }
 
