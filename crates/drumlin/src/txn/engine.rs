@@ -145,8 +145,11 @@ struct Appended<'e> {
 impl Drop for Appended<'_> {
     fn drop(&mut self) {
         if !self.committed {
+            // Not free at once: their images may still be on the way to the disk, and must not arrive over what is put there
+            // next. The checkpoint that ends the epoch has waited for them.
+            let guard = self.engine.space.enter();
             for (_, place) in self.places.iter().flatten() {
-                self.engine.space.segments.discard(*place);
+                self.engine.space.segments.release(*place, guard.epoch());
             }
         }
     }
