@@ -110,10 +110,7 @@ impl Opener<'_> {
                     why: "there is nothing at this path".into(),
                 });
             }
-            self.backend.create_dir_all(&self.path).map_err(|error| Error::io("creating", &self.path, error))?;
-            if let Some(parent) = self.path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-                self.backend.sync_dir(parent).map_err(|error| Error::io("syncing", parent, error))?;
-            }
+            self.create_folder()?;
         }
         let data_path = self.path.join(DATA_NAME);
         let there = self.exists(&data_path)?;
@@ -126,6 +123,23 @@ impl Opener<'_> {
             self.create_data(&data_path, sync)?;
         }
         self.recover(&data_path, lock, sync, !there)
+    }
+
+    /// Makes the folder and those above it that are missing. Each name is durable when it returns.
+    fn create_folder(&self) -> Result<()> {
+        let named = |path: &&Path| !path.as_os_str().is_empty();
+        let mut missing = Vec::new();
+        for folder in self.path.ancestors().filter(named) {
+            if self.exists(folder)? {
+                break;
+            }
+            missing.push(folder);
+        }
+        self.backend.create_dir_all(&self.path).map_err(|error| Error::io("creating", &self.path, error))?;
+        for parent in missing.iter().rev().filter_map(|folder| folder.parent()).filter(named) {
+            self.backend.sync_dir(parent).map_err(|error| Error::io("syncing", parent, error))?;
+        }
+        Ok(())
     }
 
     fn exists(&self, path: &Path) -> Result<bool> {
