@@ -22,7 +22,7 @@ use super::{Database, Handle, Opening};
 use crate::error::{Error, Result};
 use crate::format::catalogue::Orphan;
 use crate::format::record::{self, Operation};
-use crate::format::superblock::Superblock;
+use crate::format::superblock::{INCARNATION_COUNT_MAX, Superblock};
 use crate::format::{Epoch, Incarnation, KeyspaceId, Timestamp};
 use crate::io::{self, Backend, FileRef, OpenOptions, Persist, SyncMethod};
 use crate::pool::Pool;
@@ -90,6 +90,10 @@ impl Database {
         let core = Core { opening: OnceLock::from(Opening { duration, ..opening }), ..core };
         let core = Arc::new(core);
         core.start_threads()?;
+        // Each opening that is followed by commits and no checkpoint stays in the superblock, which has room for so many.
+        if core.base.lock().superblock.incarnations.len() >= INCARNATION_COUNT_MAX / 2 {
+            core.checkpoint()?;
+        }
         Ok(Database { handle: Arc::new(Handle { core }) })
     }
 }
@@ -308,6 +312,9 @@ impl Opener<'_> {
         }
         core.fit_frames();
 
+        // What a process that was killed had written, its newest superblock among it, may be in caches still; the next
+        // superblock takes the place of the one that would be needed then.
+        file.sync_data().map_err(|error| Error::io("syncing", data_path, error))?;
         if let Some(scan) = &scan {
             let replay = Replay { core: &core, scan };
             replay.mark_values()?;
@@ -415,7 +422,11 @@ impl Replay<'_> {
                 bytes += key.len() + 64 + if let Replayed::Put(value) = &replayed { value.len() } else { 0 };
                 let replaced = batch.insert((keyspace, key.to_vec()), replayed);
                 if let Some(Replayed::PutLarge(value)) = replaced {
-                    values::discard(&self.core.engine.pool, &value);
+                    // Not free before the next checkpoint: until then the log names these extents at every recovery.
+                    let guard = self.core.engine.space.enter();
+                    for place in value.places {
+                        self.core.engine.space.segments.release(place, guard.epoch());
+                    }
                 }
             }
             newest = record.timestamp;
