@@ -7,7 +7,6 @@
 //! cut in any of the versions written since, or not at all, each sector on its own. A durable write makes its own
 //! sectors certain, and the length that reaches over them. Names made, changed or removed are certain once their folder
 //! was synced, lengths once the file was. The request after the last counted one may have been in flight.
-#![allow(dead_code, reason = "each test uses some of it")]
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashSet};

@@ -3,7 +3,6 @@
 //! Each thread takes numbered steps. What a step does follows from the seed, the thread and the number alone, so that
 //! a verifier, in another process if need be, knows the rows that any number of steps leaves. Every commit also puts
 //! its number into the thread's *counter* row: the counter found tells how far the thread's commits have come.
-#![allow(dead_code, reason = "each test uses some of it")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
