@@ -156,7 +156,10 @@ impl Scan {
     pub(crate) fn records(&self) -> Result<Records> {
         let mut readers = Vec::new();
         for stream in self.streams.values().filter(|stream| stream.applied_end > 0) {
-            readers.push(Reader::new(stream.segments(), 0, stream.applied_end)?);
+            // A window that was prepared and never used may lie behind the end, and have the lowest use number.
+            let used = stream.windows.iter().filter(|window| window.last > 0);
+            let segments = used.map(|window| Arc::clone(&window.segment)).collect();
+            readers.push(Reader::new(segments, 0, stream.applied_end)?);
         }
         let merge = Merge::new(readers, self.history.clone(), self.covered)?;
         Ok(Records::new(merge, self.last, self.options.dir.clone()))

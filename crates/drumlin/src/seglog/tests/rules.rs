@@ -688,6 +688,29 @@ fn committers_that_meet_share_a_write() {
     assert_eq!(log.sync_count(), 12);
 }
 
+/// A window that an earlier opening prepared and never used lies in front of the one in use, by its number and not by
+/// its position: a stop before it is prepared anew hides nothing.
+#[test]
+fn a_window_that_was_never_used_hides_nothing() {
+    let mut rig = Rig::new(Disk::new(false), options(2));
+    let log = rig.create();
+    for number in 1..=3 {
+        commit(&log, 0, body_of(number, 100));
+    }
+    drop(log);
+    rig.move_to(rig.disk.copy());
+    let unused = segment::path(&rig.options.dir, 1, 2);
+    let bytes = rig.disk.bytes(&unused);
+    let log = rig.reopen();
+    for number in 4..=9 {
+        commit(&log, 1, body_of(number, 100));
+    }
+    drop(log);
+    // Records are written as soon as there is one window; the next may not have been prepared by then.
+    rig.disk.tamper(&unused, |now| *now = bytes);
+    assert_eq!(rig.recovered(), expect(1, 9, 100));
+}
+
 /// The log works on every backend, with whatever sync method and however many threads.
 #[test]
 fn every_backend_will_do() {
