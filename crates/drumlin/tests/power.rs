@@ -142,7 +142,12 @@ impl Rig {
                     })
                     .collect();
                 moments.sort_unstable();
-                self.cut(&next, &moments, depth - 1, random).map_err(|flaw| format!("{}: then {flaw}", place()))?;
+                let then = self.cut(&next, &moments, depth - 1, random);
+                if then.is_err() && std::env::var_os("DRUMLIN_TEST_TRACE").is_some() {
+                    eprintln!("before it:");
+                    life.events[..moment].iter().for_each(|event| eprintln!("{event}"));
+                }
+                then.map_err(|flaw| format!("{}: then {flaw}", place()))?;
             }
         }
         Ok(())
