@@ -1,0 +1,9 @@
+//! What a person sees. Figures go to stdout, progress to stderr; colours only reach a terminal, and none where
+//! `NO_COLOR` is set.
+
+pub(crate) mod figures;
+mod output;
+mod progress;
+
+pub(crate) use output::{Output, style};
+pub(crate) use progress::Progress;
