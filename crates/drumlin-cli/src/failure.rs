@@ -101,6 +101,7 @@ impl Failure {
         }
     }
 
+    #[cfg(test)]
     pub(crate) fn exit(&self) -> Exit {
         self.exit
     }
@@ -158,10 +159,10 @@ impl From<Error> for Failure {
                 format!("the disk is full: {needed_bytes} more bytes are needed in {}", path.display()),
             )
             .hint("free space there, or `drumlin rm` rows and `drumlin compact`; what was acknowledged is safe"),
-            Error::TransactionTooLarge { limit_bytes } => Failure::other(format!(
-                "transaction too large: its writes exceed {limit_bytes} bytes"
-            ))
-            .hint("use a smaller --batch, or a larger --memory"),
+            Error::TransactionTooLarge { limit_bytes } => {
+                Failure::other(format!("transaction too large: its writes exceed {limit_bytes} bytes"))
+                    .hint("use a smaller --batch, or a larger --memory")
+            }
             Error::OutcomeUnknown { reason } => Failure::new(
                 Exit::NoCommits,
                 format!("the log failed while a commit was being written ({reason}); whether it is there is unknown"),
@@ -171,13 +172,11 @@ impl From<Error> for Failure {
                 Failure::new(Exit::NoCommits, format!("the database accepts no commits: {reason}"))
                     .hint("mend the cause and run the command again; nothing acknowledged is lost")
             }
-            Error::ReadOnly { path } => {
-                Failure::new(Exit::NoCommits, format!("{} can only be read", path.display()))
-            }
-            Error::BudgetTooSmall { given_bytes, minimum_bytes } => {
-                Failure::usage(format!("--memory {given_bytes} is too small: at least {minimum_bytes} bytes are needed"))
-                    .hint(format!("--memory {}MiB", minimum_bytes.div_ceil(1 << 20)))
-            }
+            Error::ReadOnly { path } => Failure::new(Exit::NoCommits, format!("{} can only be read", path.display())),
+            Error::BudgetTooSmall { given_bytes, minimum_bytes } => Failure::usage(format!(
+                "--memory {given_bytes} is too small: at least {minimum_bytes} bytes are needed"
+            ))
+            .hint(format!("--memory {}MiB", minimum_bytes.div_ceil(1 << 20))),
             Error::NoSuchKeyspace { name } => {
                 Failure::not_found(format!("there is no keyspace {name:?}")).hint("`drumlin keyspaces` lists them")
             }

@@ -9,6 +9,7 @@ mod args;
 mod commands;
 mod database;
 mod failure;
+mod filesystem;
 mod interrupt;
 mod process;
 mod rows;

@@ -60,8 +60,7 @@ impl Get {
                 break;
             }
             let part = &buffer[..bytes];
-            let written =
-                if terminal { write!(stdout, "{}", Escaped::readable(part)) } else { stdout.write_all(part) };
+            let written = if terminal { write!(stdout, "{}", Escaped::readable(part)) } else { stdout.write_all(part) };
             written.map_err(|error| Failure::stdout(&error))?;
         }
         let end = if terminal { writeln!(stdout) } else { Ok(()) };

@@ -43,7 +43,11 @@ impl Keyspaces {
         output.print_text(&format!("{dim}{:width$}  page bytes{rows}{dim:#}", "keyspace"))?;
         for line in &lines {
             let rows = line.rows.map(|rows| format!("{:>12}", figures::count(rows))).unwrap_or_default();
-            output.print_text(&format!("{:width$}  {:>10}{rows}", line.name, figures::count(line.page_bytes as u64)))?;
+            output.print_text(&format!(
+                "{:width$}  {:>10}{rows}",
+                line.name,
+                figures::count(line.page_bytes as u64)
+            ))?;
         }
         Ok(())
     }

@@ -59,11 +59,7 @@ impl Scan {
         if self.reverse { self.list(output, rows.rev().take(limit)) } else { self.list(output, rows.take(limit)) }
     }
 
-    fn list<V: AsRef<[u8]>>(
-        &self,
-        output: Output,
-        rows: impl Iterator<Item = drumlin::Result<(V, V)>>,
-    ) -> Result<()> {
+    fn list<V: AsRef<[u8]>>(&self, output: Output, rows: impl Iterator<Item = drumlin::Result<(V, V)>>) -> Result<()> {
         let columns = Output::columns();
         // A person sees each row as it comes; a pipe gets large writes.
         let capacity = if columns.is_some() { 0 } else { 256 << 10 };

@@ -89,7 +89,10 @@ fn table(stats: &Figures, opened: &str) -> String {
             bytes(stats.device_write_bytes)
         ),
     );
-    line("memory", format!("{} of a budget of {}", bytes(stats.memory_used_bytes), figures::budget(stats.memory_budget_bytes)));
+    line(
+        "memory",
+        format!("{} of a budget of {}", bytes(stats.memory_used_bytes), figures::budget(stats.memory_budget_bytes)),
+    );
     line(
         "",
         format!(

@@ -295,7 +295,9 @@ mod tests {
         Choice { key: vec!["id".to_owned()], value: None, header: true, name: "t.csv".to_owned() }
     }
 
-    fn rows(text: &[u8], choice: Choice) -> Vec<Result<(Vec<u8>, Vec<u8>), (Place, String)>> {
+    type Read = Result<(Vec<u8>, Vec<u8>), (Place, String)>;
+
+    fn rows(text: &[u8], choice: Choice) -> Vec<Read> {
         let mut source = Delimited::new(b',', text, choice);
         let mut rows = Vec::new();
         loop {
@@ -319,8 +321,7 @@ mod tests {
         let text = b"id,name\n1,a\n2\n3,\"b\"c\n4,d,e\n\n5,\"f\ng\"\n6,\"open\n7,x\n";
         let rows = rows(text, choice());
         let places: Vec<Option<Place>> = rows.iter().map(|row| row.as_ref().err().map(|flaw| flaw.0)).collect();
-        let expected =
-            [None, Some(place(3, 1)), Some(place(4, 6)), Some(place(5, 5)), None, Some(place(9, 3))];
+        let expected = [None, Some(place(3, 1)), Some(place(4, 6)), Some(place(5, 5)), None, Some(place(9, 3))];
         assert_eq!(places, expected);
         assert_eq!(rows[4], Ok((b"5".to_vec(), b"{\"id\":\"5\",\"name\":\"f\\ng\"}".to_vec())));
     }

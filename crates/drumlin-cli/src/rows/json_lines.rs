@@ -57,11 +57,11 @@ fn parse(text: &[u8], choice: &Choice, row: &mut Row) -> Result<(), (u64, String
     row.key.clear();
     row.value.clear();
     if choice.key.is_empty() && choice.value.is_none() {
-        let value: &RawValue = serde_json::from_slice(text).map_err(flaw)?;
+        let value: &RawValue = serde_json::from_slice(text).map_err(|error| flaw(&error))?;
         row.value.extend_from_slice(value.get().as_bytes());
         return Ok(());
     }
-    let fields: HashMap<String, &RawValue> = serde_json::from_slice(text).map_err(flaw)?;
+    let fields: HashMap<String, &RawValue> = serde_json::from_slice(text).map_err(|error| flaw(&error))?;
     let find = |name: &String| fields.get(name).copied().ok_or_else(|| (1, format!("there is no field {name:?}")));
     for (index, name) in choice.key.iter().enumerate() {
         if index > 0 {
@@ -89,7 +89,7 @@ fn field_bytes(field: &RawValue) -> Vec<u8> {
 }
 
 /// What serde_json found, without the position that it appends: ours has the file's line.
-fn flaw(error: serde_json::Error) -> (u64, String) {
+fn flaw(error: &serde_json::Error) -> (u64, String) {
     let text = error.to_string();
     let what = text.rfind(" at line ").map_or(text.as_str(), |at| &text[..at]);
     ((error.column() as u64).max(1), what.to_owned())

@@ -96,13 +96,15 @@ pub(crate) fn clip(text: &str, columns: usize) -> String {
     text.chars().take(columns.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// A path cut to a number of columns; its end says more than its beginning.
+/// A path cut to a number of columns; its end says more than its beginning. Where it can, it begins with a whole name.
 pub(crate) fn clip_start(text: &str, columns: usize) -> String {
     let length = text.chars().count();
     if length <= columns {
         return text.to_owned();
     }
-    ['…'].into_iter().chain(text.chars().skip(length + 1 - columns)).collect()
+    let tail: String = text.chars().skip(length + 1 - columns).collect();
+    let start = tail.find('/').filter(|&at| at + 1 < tail.len()).unwrap_or(0);
+    format!("…{}", &tail[start..])
 }
 
 #[cfg(test)]
@@ -150,5 +152,8 @@ mod tests {
         assert_eq!(budget(64 << 20), "64 MiB");
         assert_eq!(clip("abcdef", 4), "abc…");
         assert_eq!(clip_start("abcdef", 4), "…def");
+        assert_eq!(clip_start("ab/cd/ef", 7), "…/cd/ef");
+        assert_eq!(clip_start("ab/cd/ef", 6), "…/ef");
+        assert_eq!(clip_start("ab/cd/é", 2), "…é");
     }
 }

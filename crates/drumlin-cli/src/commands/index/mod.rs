@@ -169,7 +169,10 @@ impl Job<'_> {
                 }
             }
             drop(sender);
-            workers.into_iter().map(|worker| worker.join().expect("a storing thread panicked")).fold(Ok(()), Result::and)
+            workers
+                .into_iter()
+                .map(|worker| worker.join().expect("a storing thread panicked"))
+                .fold(Ok(()), Result::and)
         })
     }
 
@@ -231,9 +234,11 @@ impl Summary {
             figures::rate(self.files_per_second),
             figures::bytes(self.bytes_per_second as u64)
         );
-        for (number, what) in
-            [(self.files_unchanged, "unchanged"), (self.files_removed, "removed"), (self.files_unreadable, "unreadable")]
-        {
+        for (number, what) in [
+            (self.files_unchanged, "unchanged"),
+            (self.files_removed, "removed"),
+            (self.files_unreadable, "unreadable"),
+        ] {
             if number > 0 {
                 text += &format!("\n{} {what}", figures::count(number));
             }

@@ -128,9 +128,7 @@ impl Content {
     fn open(found: &Found) -> io::Result<Content> {
         let source = match found.kind {
             Kind::File => Source::File { file: File::open(&found.path)?, expected_bytes: found.metadata.len() },
-            Kind::Symlink => {
-                Source::Target(io::Cursor::new(fs::read_link(&found.path)?.into_os_string().into_vec()))
-            }
+            Kind::Symlink => Source::Target(io::Cursor::new(fs::read_link(&found.path)?.into_os_string().into_vec())),
         };
         Ok(Content { source, hash: Xxh3Default::new() })
     }

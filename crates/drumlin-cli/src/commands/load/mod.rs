@@ -141,18 +141,21 @@ impl Load {
         let start = Instant::now();
         let loaded = std::thread::scope(|scope| {
             let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| job.run())).collect();
-            workers.into_iter().map(|worker| worker.join().expect("a loading thread panicked")).fold(Ok(()), Result::and)
+            workers
+                .into_iter()
+                .map(|worker| worker.join().expect("a loading thread panicked"))
+                .fold(Ok(()), Result::and)
         });
         let elapsed = start.elapsed();
         progress.finish();
         let rows = job.rows.load(Ordering::Relaxed);
         let summary = job.summary(elapsed);
-        drop(job);
         let loaded = loaded.and_then(|()| interrupt::check()).map_err(|failure| {
             if rows == 0 {
                 return failure;
             }
-            let stay = format!("{} committed before it stay; loading again replaces them", figures::plural(rows, "row"));
+            let stay =
+                format!("{} committed before it stay; loading again replaces them", figures::plural(rows, "row"));
             failure.hint(stay)
         });
         let closed = database.close();

@@ -45,8 +45,8 @@ impl Loading {
         Ok(Loading { child, lines: BufReader::new(stdout), start: Instant::now() })
     }
 
-    /// Waits until half of the files or of the bytes are acknowledged, and kills the child. What it had written into the
-    /// pipe by then counts as acknowledged too.
+    /// Waits until half of the work is acknowledged, and kills the child. What it had written into the pipe by then
+    /// counts as acknowledged too.
     pub(super) fn kill_midway(mut self, survey: &Survey, output: Output) -> Result<(Killed, Acknowledged)> {
         let progress = Progress::bytes(output, "loading", survey.bytes);
         let mut acknowledged = Acknowledged::new();
@@ -57,8 +57,7 @@ impl Loading {
             acknowledged.insert(path, bytes);
             acknowledged_bytes += bytes;
             progress.add(bytes);
-            let is_midway = acknowledged.len() as u64 * 2 >= survey.files || acknowledged_bytes * 2 >= survey.bytes;
-            if is_midway && killed.is_none() {
+            if killed.is_none() && is_midway(survey, acknowledged.len() as u64, acknowledged_bytes) {
                 let resident_bytes_max = process::resident_bytes_max_of(&self.child.id().to_string());
                 self.child.kill().map_err(|error| Failure::other(format!("killing the loading process: {error}")))?;
                 killed = Some((self.start.elapsed(), resident_bytes_max));
@@ -127,6 +126,12 @@ impl Loading {
     fn wait(&mut self) -> Result<std::process::ExitStatus> {
         self.child.wait().map_err(|error| Failure::other(format!("waiting for the loading process: {error}")))
     }
+}
+
+/// Half of the work: many small files are work as well as a few large ones.
+fn is_midway(survey: &Survey, files: u64, bytes: u64) -> bool {
+    let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
+    share(files, survey.files) + share(bytes, survey.bytes) >= 1.0
 }
 
 /// A tour that fails leaves no process behind.

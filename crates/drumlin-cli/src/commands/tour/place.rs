@@ -5,9 +5,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{statfs, statvfs};
-
 use crate::failure::{Exit, Failure, Result};
+use crate::filesystem::FileSystem;
 use crate::terminal::figures;
 
 /// The folder of a tour.
@@ -63,11 +62,7 @@ impl Place {
             let file_system = FileSystem::of(parent).map_err(|error| Failure::file("looking at", parent, &error))?;
             if file_system.free_bytes < needed_bytes {
                 most_free_bytes = most_free_bytes.max(file_system.free_bytes);
-                remarks.push(format!(
-                    "{} has only {} free",
-                    parent.display(),
-                    figures::bytes(file_system.free_bytes)
-                ));
+                remarks.push(format!("{} has only {} free", parent.display(), figures::bytes(file_system.free_bytes)));
                 continue;
             }
             remarks.extend(remark);
@@ -112,33 +107,6 @@ fn clear(folder: &Path) -> Result<Option<Option<String>>> {
 fn make(folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     fs::write(folder.join(MARKER), MARKER_TEXT)
-}
-
-/// What the operating system says about the place.
-struct FileSystem {
-    name: &'static str,
-    is_memory: bool,
-    free_bytes: u64,
-}
-
-impl FileSystem {
-    fn of(path: &Path) -> io::Result<FileSystem> {
-        let space = statvfs(path)?;
-        // The magic numbers of statfs(2); they have 32 bits, whatever the type of the field.
-        let (name, is_memory) = match statfs(path)?.f_type as u32 {
-            0x0102_1994 => ("tmpfs", true),
-            0x8584_58F6 => ("ramfs", true),
-            0x0000_EF53 => ("ext4", false),
-            0x5846_5342 => ("xfs", false),
-            0x9123_683E => ("btrfs", false),
-            0x2FC1_2FC1 => ("zfs", false),
-            0x794C_7630 => ("overlayfs", false),
-            0xF2F5_2010 => ("f2fs", false),
-            0x0000_6969 => ("nfs", false),
-            _ => ("a file system of its own kind", false),
-        };
-        Ok(FileSystem { name, is_memory, free_bytes: space.f_bavail.saturating_mul(space.f_frsize) })
-    }
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use crate::terminal::{Output, figures, style};
 
 const COLUMNS: usize = 80;
 /// The longest bar of the last picture.
-const BAR_COLUMNS: usize = 44;
+const BAR_COLUMNS: usize = 40;
 
 /// Tells the tour on stdout; silent where the figures are wanted as JSON.
 #[derive(Clone, Copy, Debug)]
@@ -119,7 +119,10 @@ impl Story {
         if proof.lost.is_empty() {
             self.proved_line(true, &format!("all {acknowledged} acknowledged files are there"))?;
         } else {
-            self.proved_line(false, &format!("{} of {acknowledged} acknowledged are lost", count(proof.lost.len() as u64)))?;
+            self.proved_line(
+                false,
+                &format!("{} of {acknowledged} acknowledged are lost", count(proof.lost.len() as u64)),
+            )?;
         }
         let unanswered = (proof.found + proof.lost.len() as u64).saturating_sub(proof.acknowledged);
         if unanswered > 0 {
@@ -215,8 +218,8 @@ impl Story {
             format!("{program} check {database}"),
             format!("{program} --help"),
         ];
-        if let Some(smallest) = report.answers.largest.iter().rev().find(|file| !file.path.contains(['\'', '\\'])) {
-            commands.insert(0, format!("{program} get {database} -k files '{}'", smallest.path));
+        if let Some(short) = report.answers.largest.iter().min_by_key(|file| file.path.len()) {
+            commands.insert(0, format!("{program} get {database} -k files '{}'", short.path.replace('\'', "\\x27")));
         }
         commands.iter().try_for_each(|command| self.tell(&format!("   {command}")))
     }

@@ -58,12 +58,14 @@ impl Survey {
     }
 }
 
-/// The directory with the most files that is not most of the tree.
+/// The highest directory that has much of the tree and yet not most of it.
 fn worth_asking(directories: HashMap<Vec<u8>, Held>, files: u64) -> Option<(Vec<u8>, Held)> {
-    directories
-        .into_iter()
-        .filter(|(_, held)| held.files * 2 <= files)
-        .max_by(|(left_name, left), (right_name, right)| (left.files, left_name).cmp(&(right.files, right_name)))
+    directories.into_iter().filter(|(_, held)| held.files * 20 >= files && held.files * 2 <= files).min_by_key(
+        |(name, held)| {
+            let depth = name.iter().filter(|&&byte| byte == b'/').count();
+            (depth, u64::MAX - held.files, name.clone())
+        },
+    )
 }
 
 /// The folder of the Rust toolchain in use: `rustc` knows it, else rustup's folder has one.
