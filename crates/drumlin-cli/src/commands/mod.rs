@@ -19,11 +19,12 @@ pub(crate) mod tour;
 
 use crate::args::{Cli, Command};
 use crate::failure::Result;
-use crate::terminal::Output;
+use crate::terminal::{Output, log};
 
 /// Runs what was typed; the tour where nothing was.
 pub(crate) fn run(cli: Cli) -> Result<()> {
     let output = Output::new(cli.common);
+    log::show(output);
     match cli.command.unwrap_or_else(|| Command::Tour(tour::Tour::default())) {
         Command::Tour(command) => command.run(output),
         Command::Index(command) => command.run(output),

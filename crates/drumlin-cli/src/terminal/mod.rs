@@ -2,6 +2,7 @@
 //! `NO_COLOR` is set.
 
 pub(crate) mod figures;
+pub(crate) mod log;
 mod output;
 mod progress;
 

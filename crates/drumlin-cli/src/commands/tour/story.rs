@@ -201,12 +201,17 @@ impl Story {
 
     pub(super) fn closing(&self, report: &Report, place: &Place) -> Result<()> {
         self.stop(5, "What it took")?;
-        self.bar("data", report.data_bytes, report.data_bytes, "")?;
-        self.bar("budget", report.budget_bytes, report.data_bytes, "")?;
-        if let Some(resident_bytes_max) = report.resident_bytes_max {
-            self.bar("resident", resident_bytes_max, report.data_bytes, " at most, with the program")?;
+        let resident = report.resident_bytes_max.unwrap_or(0);
+        let bars = [
+            ("data", report.data_bytes, ""),
+            ("budget", report.budget_bytes, ""),
+            ("resident", resident, " at most"),
+            ("on disk", report.data_file_bytes, ""),
+        ];
+        let longest = bars.iter().map(|bar| bar.1).max().unwrap_or(0);
+        for (label, amount, remark) in bars.into_iter().filter(|bar| bar.1 > 0) {
+            self.bar(label, amount, longest, remark)?;
         }
-        self.bar("on disk", report.data_file_bytes, report.data_bytes, "")?;
         let (bold, dim) = (style::BOLD, style::DIM);
         self.tell(&format!("   {} in all.\n", duration(report.seconds)))?;
         let program = program();
