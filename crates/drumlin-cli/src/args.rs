@@ -31,37 +31,23 @@ pub(crate) struct Common {
     pub(crate) quiet: bool,
 }
 
+/// Each command's description stands with its options.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// See it work: load a directory tree, kill it, recover, compare, ask
     Tour(tour::Tour),
-    /// Store a directory tree: metadata, contents and sizes, one transaction a file
     Index(index::Index),
-    /// Store rows from CSV, TSV, JSON Lines or binary files, many at once
     Load(load::Load),
-    /// Write the rows of a keyspace as CSV, TSV, JSON Lines or binary
     Dump(dump::Dump),
-    /// Print the value of a key
     Get(get::Get),
-    /// Store a value under a key
     Put(put::Put),
-    /// Remove keys, a prefix, a range or a whole keyspace
     Rm(rm::Rm),
-    /// List or count rows in key order
     Scan(scan::Scan),
-    /// List the keyspaces
     Keyspaces(keyspaces::Keyspaces),
-    /// Show what the engine counts: memory, device, log, space
     Stats(stats::Stats),
-    /// Read and verify every page, table and log record
     Check(check::Check),
-    /// Write all changed pages, so that the next opening has no log to replay
     Checkpoint(checkpoint::Checkpoint),
-    /// Give unused space back to the file system
     Compact(compact::Compact),
-    /// Measure this machine's Drumlin beside its raw device
     Bench(bench::Bench),
-    /// Print a completion script for a shell
     Completions(completions::Completions),
 }
 

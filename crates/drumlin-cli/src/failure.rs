@@ -19,7 +19,7 @@ Exit codes:
     6  the disk is full
     7  bad input data: malformed rows, files that can't be read
     8  not a database, or one of a newer format
-    9  the database accepts no commits: the log failed, or it is open for reading only
+    9  commits are refused: the log failed, or it can only be read
   130  interrupted";
 
 /// How the process ends.

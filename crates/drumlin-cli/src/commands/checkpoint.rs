@@ -7,7 +7,7 @@ use crate::database::DatabaseArgs;
 use crate::failure::Result;
 use crate::terminal::{Output, Progress, figures};
 
-/// Write all changed pages, so that the next opening has no log to replay
+/// Write all changed pages, so that opening replays no log
 #[derive(Debug, Args)]
 pub(crate) struct Checkpoint {
     #[command(flatten)]

@@ -15,7 +15,7 @@ use crate::interrupt;
 use crate::rows::{self, Format, Sink};
 use crate::terminal::{Output, Progress, figures};
 
-/// Write the rows of a keyspace as CSV, TSV, JSON Lines or binary
+/// Write rows as CSV, TSV, JSON Lines or binary
 ///
 /// `drumlin load` reads the binary form back as it was; the text forms with `--key key --value value`. In JSON Lines,
 /// bytes that are not UTF-8 are written {"base64": "…"}.

@@ -54,18 +54,32 @@ impl Get {
         let terminal = Output::is_terminal();
         let mut stdout = io::stdout().lock();
         let mut buffer = vec![0; 256 << 10];
+        let mut kept = 0;
         loop {
-            let bytes = value.read(&mut buffer).map_err(|error| reading(&error))?;
+            let bytes = value.read(&mut buffer[kept..]).map_err(|error| reading(&error))?;
+            let filled = kept + bytes;
+            // A character that is cut by the end of the buffer waits for its rest.
+            let whole = if terminal && bytes > 0 { whole_characters(&buffer[..filled]) } else { filled };
+            let part = &buffer[..whole];
+            let written = if terminal { write!(stdout, "{}", Escaped::readable(part)) } else { stdout.write_all(part) };
+            written.map_err(|error| Failure::stdout(&error))?;
             if bytes == 0 {
                 break;
             }
-            let part = &buffer[..bytes];
-            let written = if terminal { write!(stdout, "{}", Escaped::readable(part)) } else { stdout.write_all(part) };
-            written.map_err(|error| Failure::stdout(&error))?;
+            buffer.copy_within(whole..filled, 0);
+            kept = filled - whole;
         }
         let end = if terminal { writeln!(stdout) } else { Ok(()) };
         end.and_then(|()| stdout.flush()).map_err(|error| Failure::stdout(&error))
     }
+}
+
+/// How much of the text comes before a character that its end cuts.
+fn whole_characters(text: &[u8]) -> usize {
+    let cut = text.utf8_chunks().last().map_or(0, |chunk| chunk.invalid().len());
+    let tail = &text[text.len() - cut..];
+    let is_cut = std::str::from_utf8(tail).is_err_and(|error| error.error_len().is_none());
+    if is_cut { text.len() - cut } else { text.len() }
 }
 
 /// A value's reader speaks `io::Error`; the engine's own error is inside.
@@ -73,5 +87,20 @@ fn reading(error: &io::Error) -> Failure {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<drumlin::Error>()) {
         Some(error) => error.clone().into(),
         None => Failure::other(format!("reading the value: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Only a character that may yet be completed is held back.
+    #[test]
+    fn cut_characters_wait() {
+        assert_eq!(whole_characters(b"caf\xc3"), 3);
+        assert_eq!(whole_characters("caf\u{e9}".as_bytes()), 5);
+        assert_eq!(whole_characters(b"\xf0\x9f\x98"), 0);
+        assert_eq!(whole_characters(b"a\xff"), 2);
+        assert_eq!(whole_characters(b""), 0);
     }
 }

@@ -33,7 +33,7 @@ const FILES_QUEUED: usize = 256;
 /// Unreadable files that are named one by one; the rest are only counted.
 const UNREADABLE_NAMED: u64 = 10;
 
-/// Store a directory tree: metadata, contents and sizes, one transaction a file
+/// Store a directory tree, one transaction a file
 ///
 /// Three keyspaces: files (path: size, time, mode, kind and hash as JSON), contents (path: bytes) and by_size (size as 8
 /// big-endian bytes, then the path). Run again, it stores what is new or changed. Symbolic links are recorded, not

@@ -26,9 +26,9 @@ use crate::{interrupt, process};
 /// Malformed rows that `--skip-bad` names one by one; the rest it only counts.
 const BAD_ROWS_NAMED: u64 = 5;
 
-/// Store rows from CSV, TSV, JSON Lines or binary files, many at once
+/// Store rows from CSV, TSV, JSON Lines or binary files
 ///
-/// The key is what --key names, else the file's name and the line's number; the value is what --value names, else the
+/// Several files are read at once. The key is what --key names, else the file's name and the line's number; the value is what --value names, else the
 /// whole row (as a JSON object, where CSV or TSV has a header). The rows of a file are stored in its order. A malformed
 /// row ends the load with its file, line and column; what was committed before it stays.
 #[derive(Debug, Args)]

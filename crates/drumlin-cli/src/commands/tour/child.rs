@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Instant;
@@ -39,6 +40,8 @@ impl Loading {
             .args([database, root])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
+            // Ctrl-C is for this process, which then ends the child.
+            .process_group(0)
             .spawn()
             .map_err(failed)?;
         let stdout = child.stdout.take().expect("stdout is piped");
@@ -57,6 +60,7 @@ impl Loading {
             acknowledged.insert(path, bytes);
             acknowledged_bytes += bytes;
             progress.add(bytes);
+            interrupt::check()?;
             if killed.is_none() && is_midway(survey, acknowledged.len() as u64, acknowledged_bytes) {
                 let resident_bytes_max = process::resident_bytes_max_of(&self.child.id().to_string());
                 self.child.kill().map_err(|error| Failure::other(format!("killing the loading process: {error}")))?;
@@ -86,7 +90,10 @@ impl Loading {
         let mut summary = None;
         while let Some(line) = self.next_line()? {
             match line {
-                Line::Acknowledged { .. } => progress.add(1),
+                Line::Acknowledged { .. } => {
+                    progress.add(1);
+                    interrupt::check()?;
+                }
                 Line::Summary(found) => summary = Some(found),
             }
         }

@@ -34,7 +34,7 @@ use crate::{interrupt, process};
 /// The budget is this share of the data.
 const DATA_TO_BUDGET: u64 = 10;
 
-/// See it work: load a directory tree, kill it, recover, compare, ask
+/// See it work: load a tree, kill it, recover, compare, ask
 ///
 /// The tree is only read. The database goes into the system's temporary directory, or, where that is in memory, below
 /// the current one; the previous tour's is replaced. It stays, to be explored.

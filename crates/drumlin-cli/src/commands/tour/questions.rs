@@ -14,7 +14,7 @@ const FILES_SHOWN: usize = 3;
 
 #[derive(Debug, Serialize)]
 pub(super) struct Answers {
-    pub(super) largest: Vec<Sized>,
+    pub(super) largest: Vec<Large>,
     pub(super) largest_seconds: f64,
     pub(super) prefix: String,
     pub(super) prefix_files: u64,
@@ -27,7 +27,7 @@ pub(super) struct Answers {
 }
 
 #[derive(Debug, Serialize)]
-pub(super) struct Sized {
+pub(super) struct Large {
     pub(super) bytes: u64,
     pub(super) path: String,
 }
@@ -40,7 +40,7 @@ pub(super) fn ask(store: &Store, survey: &Survey) -> Result<Answers> {
     for row in store.by_size.iter().rev().take(10) {
         let (key, _) = row?;
         let (bytes, path) = split_size_key(&key).ok_or_else(|| unreadable("by_size"))?;
-        largest.push(Sized { bytes, path: Escaped::new(path).to_string() });
+        largest.push(Large { bytes, path: Escaped::new(path).to_string() });
     }
     let largest_seconds = start.elapsed().as_secs_f64();
 
