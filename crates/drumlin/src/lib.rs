@@ -1,9 +1,22 @@
 //! Drumlin: an embedded, transactional storage engine for data larger than memory.
 #![deny(missing_docs)]
 
+mod db;
 mod error;
 mod format;
 pub mod io;
+mod pool;
+mod seglog;
+mod space;
+mod tree;
+mod txn;
 
+pub use db::{
+    CheckProgress, CheckReport, CheckpointReport, CompactReport, Config, Damage, Database, Isolation, Keyspace,
+    KeyspaceInfo, KeyspaceOptions, Opening, Range, Savepoint, Snapshot, Stats, Transaction, TxOptions, Value,
+    ValueReader,
+};
 pub use error::{Error, Recourse, Result};
 pub use format::{Epoch, Incarnation, KeyspaceId, PageId, SegmentId, Timestamp};
+pub use io::IoBackend;
+pub use txn::engine::Durability;

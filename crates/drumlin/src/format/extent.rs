@@ -51,8 +51,10 @@ pub(crate) enum Kind {
     Value = 3,
     /// Part of a page table's base image.
     Table = 4,
-    /// The catalogue of a checkpoint.
+    /// Part of the catalogue of a checkpoint.
     Catalogue = 5,
+    /// Changes of page tables within an epoch.
+    Summary = 6,
 }
 
 impl Kind {
@@ -63,6 +65,7 @@ impl Kind {
             3 => Kind::Value,
             4 => Kind::Table,
             5 => Kind::Catalogue,
+            6 => Kind::Summary,
             _ => return None,
         })
     }
@@ -167,6 +170,14 @@ pub(crate) fn verify(bytes: &[u8]) -> Result<Header, Flaw> {
         raw_bytes,
         codec: bytes[CODEC_OFFSET],
     })
+}
+
+/// Gives a verified extent another epoch: it is being moved.
+pub(crate) fn restamp(bytes: &mut [u8], header: &Header, epoch: Epoch) {
+    let extent = &mut bytes[..header.stored_bytes];
+    put_u64(extent, EPOCH_OFFSET, epoch.0);
+    let sum = checksum(&extent[EPOCH_OFFSET..], 0);
+    put_u64(extent, CHECKSUM_OFFSET, sum);
 }
 
 /// Puts the extent that `header` describes into `page`, which is as long as the extent was before compression.

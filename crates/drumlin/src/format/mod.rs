@@ -3,9 +3,15 @@
 //! All integers are little-endian. A field's offset is a constant, and the constants of a structure are checked at
 //! compile time to abut. `docs/format.md` repeats the tables for readers; a test compares the two.
 
+pub(crate) mod catalogue;
 pub(crate) mod extent;
 pub(crate) mod ids;
+pub(crate) mod log;
+pub(crate) mod node;
 pub(crate) mod place;
+pub(crate) mod record;
+pub(crate) mod summary;
+pub(crate) mod superblock;
 
 pub use ids::{Epoch, Incarnation, KeyspaceId, PageId, SegmentId, Timestamp};
 pub(crate) use place::Place;

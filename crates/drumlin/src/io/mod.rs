@@ -10,6 +10,16 @@
 //! 3. A failed write or sync is reported once and never retried here: what it means is the caller's to decide.
 
 mod buffer;
+mod disk;
+mod memory;
+mod portable;
+mod read;
+mod select;
+#[cfg(target_os = "linux")]
+mod uring;
+
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::io;
@@ -18,6 +28,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use buffer::AlignedBuffer;
+pub use memory::in_memory;
+pub use read::ReadBuffer;
+pub use select::{BACKEND_VARIABLE, IoBackend, backend};
 
 /// A shared handle of an open file.
 pub type FileRef = Arc<dyn File>;
@@ -85,17 +98,29 @@ pub trait File: Send + Sync + fmt::Debug {
     fn allocate(&self, offset: u64, bytes: u64) -> io::Result<()>;
     /// Fills `buffer` from `offset`; `UnexpectedEof` where the file ends before.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
+    /// Fills as much of `buffer` from `offset` as the file has, and returns how much that is.
+    fn read_up_to(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let available = self.len()?.saturating_sub(offset).min(buffer.len() as u64) as usize;
+        self.read_at(&mut buffer[..available], offset)?;
+        Ok(available)
+    }
     /// Writes all of `buffer` at `offset`.
     fn write_at(&self, buffer: &[u8], offset: u64, persist: Persist) -> io::Result<()>;
     /// Brings what was written, and the length, to the medium (`fdatasync`).
     fn sync_data(&self) -> io::Result<()>;
     /// Brings data and all metadata to the medium (`fsync`; `F_FULLFSYNC` on macOS).
     fn sync_all(&self) -> io::Result<()>;
+    /// Whether the method was not found missing so far; where it is missing, writes use [`SyncMethod::DataSync`].
+    fn supports(&self, method: SyncMethod) -> bool {
+        let _ = method;
+        true
+    }
     /// What offsets, lengths and buffer addresses must be multiples of: 1 for a buffered file.
     fn alignment(&self) -> usize;
     /// Whether it bypasses the page cache.
     fn is_direct(&self) -> bool;
-    /// Takes the file's exclusive lock, held until the last handle is dropped; `false` where another process has it.
+    /// Takes the file's exclusive lock, held until this handle is dropped; `false` where another handle, in this process
+    /// or another, has it.
     fn try_lock(&self) -> io::Result<bool>;
     /// The backend's own view of the file, for its queue.
     fn as_any(&self) -> &dyn std::any::Any;
@@ -114,7 +139,7 @@ pub struct Completion {
 
 /// A thread's own queue of requests: many in flight, submitted together, completed in any order.
 ///
-/// Dropping a queue waits for what is in flight.
+/// Dropping a queue submits what was pushed and waits for what is in flight.
 pub trait Queue: Send {
     /// How many requests may be in flight at once.
     fn depth(&self) -> usize;
@@ -132,7 +157,7 @@ pub trait Queue: Send {
 
 /// A way of doing I/O: files, folders, queues, threads and the clock.
 pub trait Backend: Send + Sync + fmt::Debug {
-    /// `uring`, `portable`, `sim` or `dax`.
+    /// `uring`, `portable`, `memory`, `sim` or `dax`.
     fn name(&self) -> &'static str;
     /// Opens a file.
     fn open(&self, path: &Path, options: OpenOptions) -> io::Result<FileRef>;

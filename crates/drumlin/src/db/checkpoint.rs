@@ -1,0 +1,91 @@
+//! Checkpoints, and the thread that makes them.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use super::core::{Core, Upkeep};
+use crate::error::Result;
+use crate::format::Timestamp;
+use crate::space::checkpoint::Cut;
+
+/// What a checkpoint did.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct CheckpointReport {
+    /// The state that it holds is that after this commit.
+    pub timestamp: Timestamp,
+    /// Pages written for it.
+    pub pages_written: u64,
+    /// Bytes written for it, tables included.
+    pub bytes_written: u64,
+    /// How long it took. Commits went on meanwhile.
+    pub duration: Duration,
+}
+
+impl Core {
+    /// Makes the state of this moment durable in its place.
+    pub(crate) fn checkpoint(&self) -> Result<CheckpointReport> {
+        let mut base = self.base.lock();
+        self.engine.check_failure()?;
+        let began = self.now();
+        self.upkeep.state.lock().begun += 1;
+        let result = self.make_checkpoint(&mut base, began);
+        if let Err(error) = &result {
+            // What the cut began can't be taken up again: pages are clean whose images no table names.
+            self.engine.space.fail_quietly(&format!("a checkpoint failed: {error}"));
+        }
+        let mut state = self.upkeep.state.lock();
+        state.ended = state.begun;
+        state.failed |= result.is_err();
+        drop(state);
+        self.upkeep.changed.notify_all();
+        result
+    }
+
+    fn make_checkpoint(
+        &self,
+        base: &mut crate::space::checkpoint::Base,
+        began: Duration,
+    ) -> Result<CheckpointReport> {
+        let engine = &self.engine;
+        let space = &engine.space;
+        let written_before = space.traffic.write_bytes.load(Ordering::Relaxed);
+        let log_bytes = engine.log_bytes_written.load(Ordering::Relaxed);
+        // The segment that large values are put into ends with the epoch, so that it can be emptied one day.
+        space.seal_values();
+        let (epoch, (timestamp, catalogue)) = space.cut(|_| (engine.log().last(), self.catalogue()));
+        let pages_written = engine.pool.write_epoch(epoch)?;
+        let cut = Cut { epoch, timestamp, catalogue };
+        base.complete(space, cut, engine.pool.on_written(), || engine.wait_durable(timestamp))?;
+        engine.log().truncate(timestamp, base.superblock.checkpoint);
+        engine.log_bytes_checkpointed.store(log_bytes, Ordering::Relaxed);
+        self.checkpoints.fetch_add(1, Ordering::Relaxed);
+        self.fit_frames();
+        let duration = self.now() - began;
+        let bytes_written = space.traffic.write_bytes.load(Ordering::Relaxed) - written_before;
+        log::debug!("checkpoint at {timestamp}: {pages_written} pages, {bytes_written} bytes, {duration:?}");
+        Ok(CheckpointReport { timestamp, pages_written, bytes_written, duration })
+    }
+}
+
+/// Makes checkpoints when asked, and empties sparse segments behind them; the body of a thread.
+pub(crate) fn run_upkeep(core: &Weak<Core>, upkeep: &Arc<Upkeep>) {
+    loop {
+        {
+            let mut state = upkeep.state.lock();
+            while !state.wanted && !state.stop {
+                upkeep.changed.wait(&mut state);
+            }
+            if state.stop {
+                return;
+            }
+            state.wanted = false;
+        }
+        let Some(core) = core.upgrade() else { return };
+        if let Err(error) = core.checkpoint().and_then(|_| core.clean_up()) {
+            log::error!("upkeep of {}: {error}", core.path.display());
+            return;
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Cleaning: moving what lives out of sparse segments, so that they serve again.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::core::Core;
+use crate::error::Result;
+use crate::format::extent::{self, Identity};
+use crate::format::{PageId, Place, SegmentId};
+use crate::io::AlignedBuffer;
+use crate::space::{PageSpace, Word};
+
+/// What compacting did.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct CompactReport {
+    /// The data file's length before.
+    pub bytes_before: u64,
+    /// And after.
+    pub bytes_after: u64,
+    /// How long it took.
+    pub duration: Duration,
+}
+
+/// A database under endless updates may take this much more than what lives in it before segments are emptied.
+const WASTE_SHARE_MAX: f64 = 0.35;
+/// Segments that are fuller than this are left alone then.
+const LIVE_SHARE_MAX: f64 = 0.80;
+/// Segments emptied in one go: one pass over the page tables finds what lives in all of them.
+const VICTIM_COUNT_MAX: usize = 256;
+
+impl Core {
+    /// Empties sparse segments if waste has grown past its share.
+    pub(crate) fn clean_up(&self) -> Result<()> {
+        let segments = &self.engine.space.segments;
+        for _ in 0..16 {
+            let usage = segments.usage();
+            let used_bytes = (usage.segment_count - usage.free_count).saturating_sub(1) * segments.segment_bytes();
+            let wasted_bytes = used_bytes.saturating_sub(usage.live_bytes);
+            if used_bytes < 16 * segments.segment_bytes() || (wasted_bytes as f64) < used_bytes as f64 * WASTE_SHARE_MAX {
+                break;
+            }
+            let victims = self.take_sparse(wasted_bytes / 2);
+            if victims.is_empty() || self.upkeep.state.lock().stop {
+                break;
+            }
+            self.empty(&victims)?;
+            self.checkpoint()?;
+        }
+        // What is free beyond a quarter goes back to the file system.
+        let usage = segments.usage();
+        let keep = (usage.segment_count / 4).max(8);
+        if usage.free_count > keep * 2 {
+            segments.shrink(keep as u32).map_err(|error| crate::Error::io("shrinking", self.engine.space.path(), error))?;
+        }
+        Ok(())
+    }
+
+    /// The sparsest segments, as many as promise to free `goal_bytes`.
+    fn take_sparse(&self, goal_bytes: u64) -> Vec<SegmentId> {
+        let segments = &self.engine.space.segments;
+        let mut freed_bytes = 0;
+        (segments.sparse(LIVE_SHARE_MAX, VICTIM_COUNT_MAX).into_iter())
+            .take_while(|(_, live_bytes)| {
+                let go_on = freed_bytes < goal_bytes;
+                freed_bytes += segments.segment_bytes() - live_bytes;
+                go_on
+            })
+            .map(|(segment, _)| segment)
+            .collect()
+    }
+
+    /// Moves everything that lives in the victims elsewhere. They are free after the next checkpoint.
+    fn empty(&self, victims: &[SegmentId]) -> Result<()> {
+        let victims: HashSet<u32> = victims.iter().map(|segment| segment.0).collect();
+        self.base.lock().evacuate(victims.iter().copied());
+        for pages in self.engine.space.page_spaces() {
+            self.empty_keyspace(&pages, &victims)?;
+        }
+        Ok(())
+    }
+
+    fn empty_keyspace(&self, pages: &Arc<PageSpace>, victims: &HashSet<u32>) -> Result<()> {
+        let engine = &self.engine;
+        let space = &engine.space;
+        let inside = |place: Place| !place.is_none() && victims.contains(&space.segments.segment_of(place).0);
+        let mut on_disk: HashMap<u32, Vec<(Place, PageId)>> = HashMap::new();
+        for (page, word) in pages.table.iter() {
+            match word {
+                Word::Disk(place) if inside(place) => {
+                    on_disk.entry(space.segments.segment_of(place).0).or_default().push((place, page));
+                }
+                Word::Leaf(frame) | Word::Fixed(frame) if inside(engine.pool.frames.header(frame).place()) => {
+                    self.touch(pages, page)?;
+                }
+                _ => {}
+            }
+        }
+        let mut order: Vec<u32> = on_disk.keys().copied().collect();
+        order.sort_unstable();
+        for segment in order {
+            let mut found = on_disk.remove(&segment).expect("listed");
+            found.sort_unstable();
+            self.move_extents(pages, &found)?;
+            if self.upkeep.state.lock().stop {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a page in memory dirty, so that it is written elsewhere.
+    fn touch(&self, pages: &PageSpace, page: PageId) -> Result<()> {
+        let engine = &self.engine;
+        let guard = engine.space.enter();
+        let (Word::Leaf(frame) | Word::Fixed(frame)) = pages.table.load(page) else { return Ok(()) };
+        let Some(write) = engine.pool.frames.write(frame, Identity { keyspace: pages.id, page }) else { return Ok(()) };
+        let word = pages.table.load(page);
+        if word == Word::Leaf(frame) || word == Word::Fixed(frame) {
+            engine.pool.prepare_change(&guard, &write)?;
+            engine.pool.mark_dirty(&guard, &write);
+        }
+        Ok(())
+    }
+
+    /// Copies extents of one segment to the current epoch's and redirects their pages.
+    fn move_extents(&self, pages: &PageSpace, found: &[(Place, PageId)]) -> Result<()> {
+        /// Bytes copied between two looks at what else there is to do.
+        const STEP_BYTES: u64 = 512 << 10;
+        let engine = &self.engine;
+        let space = &engine.space;
+        let mut rest = found;
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let count = rest.iter().take_while(|(place, _)| {
+                bytes += place.length();
+                bytes <= STEP_BYTES || bytes == place.length()
+            });
+            let (step, later) = rest.split_at(count.count());
+            rest = later;
+            let mut moved: Vec<(PageId, Place, Place)> = Vec::with_capacity(step.len());
+            for &(place, page) in step {
+                let (start, length, offset) = space.cover(place);
+                let mut buffer = AlignedBuffer::zeroed(length);
+                if let Err(error) = space.read(&mut buffer, start) {
+                    log::warn!("page {page} of keyspace {} stays where it is: {error}", pages.id);
+                    continue;
+                }
+                let bytes = &mut buffer[offset..offset + place.length() as usize];
+                match extent::verify(bytes) {
+                    Ok(header) if place.is_of(header.epoch) => {
+                        let guard = space.enter();
+                        let epoch = guard.epoch();
+                        extent::restamp(bytes, &header, epoch);
+                        let new = space.append_moved(epoch, &bytes[..header.stored_bytes])?;
+                        moved.push((page, place, new));
+                    }
+                    // Damage stays where it is, to be found by whoever needs it.
+                    _ => log::warn!("page {page} of keyspace {} is damaged and stays where it is", pages.id),
+                }
+            }
+            space.flush_moved();
+            space.wait_for_jobs(engine.pool.on_written())?;
+            let guard = space.enter();
+            for (page, old, new) in moved {
+                if pages.table.exchange(page, Word::Disk(old), Word::Disk(new)) {
+                    space.record(guard.epoch(), pages.id, page, new);
+                    space.segments.release(old, guard.epoch());
+                } else {
+                    space.segments.discard(new);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// See [`Database::compact`](crate::Database::compact).
+    pub(crate) fn compact(&self) -> Result<CompactReport> {
+        let began = self.now();
+        let space = &self.engine.space;
+        let segments = &space.segments;
+        let file_bytes = || space.file().len().map_err(|error| crate::Error::io("measuring", space.path(), error));
+        let bytes_before = file_bytes()?;
+        self.engine.sweep();
+        self.checkpoint()?;
+        let mut best = u64::MAX;
+        loop {
+            let usage = segments.usage();
+            let used = usage.segment_count - usage.free_count;
+            if used >= best {
+                break;
+            }
+            best = used;
+            // What is sparse is packed; what lies beyond the length that all of it needs moves to the front.
+            let needed = usage.live_bytes.div_ceil(segments.segment_bytes()) as u32 + 2;
+            let mut victims: Vec<SegmentId> =
+                segments.sparse(0.95, VICTIM_COUNT_MAX).into_iter().map(|(segment, _)| segment).collect();
+            victims.extend(segments.from(needed).into_iter().take(VICTIM_COUNT_MAX));
+            victims.sort_unstable();
+            victims.dedup();
+            if victims.is_empty() {
+                break;
+            }
+            self.empty(&victims)?;
+            self.checkpoint()?;
+            // What the checkpoint before still held is free now.
+            self.checkpoint()?;
+            segments.shrink(2).map_err(|error| crate::Error::io("shrinking", space.path(), error))?;
+        }
+        segments.shrink(2).map_err(|error| crate::Error::io("shrinking", space.path(), error))?;
+        Ok(CompactReport { bytes_before, bytes_after: file_bytes()?, duration: self.now() - began })
+    }
+}

@@ -1,0 +1,344 @@
+//! The parts of an open database, and what its handles share.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, RwLock};
+
+use super::Opening;
+use crate::error::{Error, Result};
+use crate::format::catalogue::{Catalogue, KeyspaceEntry};
+use crate::format::node::LargeRef;
+use crate::format::record::{self, Operation};
+use crate::format::{KeyspaceId, Timestamp};
+use crate::io::{FileRef, SyncMethod};
+use crate::seglog::Body;
+use crate::space::PageSpace;
+use crate::space::checkpoint::Base;
+use crate::tree::Tree;
+use crate::txn::engine::{Engine, View};
+use crate::txn::locks::{Granted, LockError};
+use crate::txn::snapshots::Registration;
+use crate::txn::values::{self, Chunk};
+use crate::txn::write_set::LargeValue;
+use crate::txn::{TransactionId, engine};
+
+/// A keyspace by name.
+#[derive(Debug)]
+pub(crate) struct Named {
+    pub(crate) name: String,
+    pub(crate) tree: Tree,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) path: PathBuf,
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) keyspaces: RwLock<BTreeMap<String, Arc<Named>>>,
+    pub(crate) next_keyspace: AtomicU32,
+    /// Held while keyspaces are created and dropped.
+    pub(crate) defining: Mutex<()>,
+    /// The durable side; whoever holds it makes the checkpoint.
+    pub(crate) base: Mutex<Base>,
+    pub(crate) upkeep: Arc<Upkeep>,
+    pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
+    pub(crate) opening: OnceLock<Opening>,
+    /// Keeps others out; unlocked when dropped.
+    pub(crate) lock: Option<FileRef>,
+    pub(crate) sync: SyncMethod,
+    pub(crate) memory_bytes: u64,
+    pub(crate) log_buffer_bytes: u64,
+    pub(crate) frame_bytes_max: usize,
+    pub(crate) page_bytes: usize,
+    pub(crate) checkpoint_log_bytes: u64,
+    pub(crate) entry_count_max: usize,
+    pub(crate) checkpoints: AtomicU64,
+    pub(crate) closed: AtomicBool,
+}
+
+/// Checkpoints that somebody asked for, and how they ended.
+#[derive(Debug, Default)]
+pub(crate) struct Upkeep {
+    pub(crate) state: Mutex<UpkeepState>,
+    pub(crate) changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct UpkeepState {
+    pub(crate) wanted: bool,
+    pub(crate) stop: bool,
+    /// Checkpoints begun and ended.
+    pub(crate) begun: u64,
+    pub(crate) ended: u64,
+    pub(crate) failed: bool,
+    /// Log bytes appended when the last checkpoint began.
+    pub(crate) log_bytes_at_last: u64,
+}
+
+impl Upkeep {
+    /// Asks for a checkpoint that begins from now on; with `wait`, until it has ended.
+    pub(crate) fn ask(&self, wait: bool) -> Result<()> {
+        let mut state = self.state.lock();
+        state.wanted = true;
+        self.changed.notify_all();
+        if wait {
+            let target = state.begun + 1;
+            while state.ended < target && !state.stop && !state.failed {
+                self.changed.wait(&mut state);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How long a write waits for a row that another transaction holds, where nothing else is said.
+pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+
+impl Core {
+    // ── keyspaces ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    pub(crate) fn keyspace(&self, name: &str) -> Option<Arc<Named>> {
+        self.keyspaces.read().get(name).cloned()
+    }
+
+    pub(crate) fn create_keyspace(&self, name: &str, page_bytes: usize) -> Result<Arc<Named>> {
+        let _defining = self.defining.lock();
+        if let Some(named) = self.keyspace(name) {
+            return Ok(named);
+        }
+        if name.is_empty() || name.len() > 255 {
+            return Err(Error::Invalid(format!("{name:?} can't name a keyspace: names have 1 to 255 bytes")));
+        }
+        let id = KeyspaceId(self.next_keyspace.load(Ordering::Relaxed));
+        let mut body = Vec::new();
+        record::encode(id, &Operation::Create { page_bytes: page_bytes as u32, name }, &mut body);
+        self.define(body, |take_timestamp| {
+            let frame = self.engine.pool.take_frame(page_bytes)?;
+            let guard = self.engine.space.enter();
+            let timestamp = take_timestamp();
+            let named = self.plant(id, name, page_bytes, frame, &guard);
+            self.engine.clock.mark_applied(timestamp);
+            Ok(named)
+        })
+    }
+
+    /// Puts an empty keyspace in place. Inside the guard.
+    pub(crate) fn plant(
+        &self,
+        id: KeyspaceId,
+        name: &str,
+        page_bytes: usize,
+        frame: crate::pool::NewFrame<'_>,
+        guard: &crate::space::Guard<'_>,
+    ) -> Arc<Named> {
+        let pages = Arc::new(PageSpace::new(id, page_bytes));
+        let named = Arc::new(self.name(name, Arc::clone(&pages)));
+        named.tree.plant(guard, frame);
+        self.engine.space.add_page_space(pages);
+        self.keyspaces.write().insert(name.to_owned(), Arc::clone(&named));
+        self.next_keyspace.fetch_max(id.0 + 1, Ordering::Relaxed);
+        named
+    }
+
+    pub(crate) fn name(&self, name: &str, pages: Arc<PageSpace>) -> Named {
+        let observer: Arc<dyn crate::tree::Observer> = Arc::clone(&self.engine.versions) as _;
+        Named { name: name.to_owned(), tree: Tree::new(pages, Arc::clone(&self.engine.pool), observer) }
+    }
+
+    pub(crate) fn drop_keyspace(&self, name: &str) -> Result<()> {
+        let _defining = self.defining.lock();
+        let named = self.keyspace(name).ok_or_else(|| Error::NoSuchKeyspace { name: name.to_owned() })?;
+        let mut body = Vec::new();
+        record::encode(named.tree.pages.id, &Operation::Drop, &mut body);
+        self.define(body, |take_timestamp| {
+            let guard = self.engine.space.enter_alone();
+            let timestamp = take_timestamp();
+            let result = self.uproot(&named, &guard);
+            self.engine.clock.mark_applied(timestamp);
+            result
+        })
+    }
+
+    /// Takes a keyspace away with everything in it. Alone in the guard.
+    pub(crate) fn uproot(&self, named: &Named, guard: &crate::space::Guard<'_>) -> Result<()> {
+        let pages = &named.tree.pages;
+        pages.dropped.store(true, Ordering::Release);
+        self.keyspaces.write().remove(&named.name);
+        self.engine.pool.discard(guard, pages)?;
+        self.engine.space.drop_page_space(guard, pages);
+        self.engine.versions.drop_keyspace(pages.id);
+        Ok(())
+    }
+
+    /// Commits a record that is not about rows.
+    fn define<T>(&self, body: Vec<u8>, apply: impl FnOnce(&mut dyn FnMut() -> Timestamp) -> Result<T>) -> Result<T> {
+        self.engine.check_failure()?;
+        let log = self.engine.log();
+        let body = Body::new(body);
+        let mut reservation = Some(log.reserve(0, body.bytes().len())?);
+        let mut appended = None;
+        let value = apply(&mut || {
+            let reservation = reservation.take().expect("a commit takes its timestamp once");
+            let place = reservation.append(&body, false);
+            appended = Some(place);
+            place.timestamp
+        })?;
+        let appended = appended.expect("applied");
+        log.wait_durable(&appended)?;
+        self.engine.clock.wait_published(appended.timestamp);
+        self.engine.clock.show_durable(log.durable());
+        Ok(value)
+    }
+
+    /// What a checkpoint records of keyspaces and values. Alone in the guard.
+    pub(crate) fn catalogue(&self) -> Catalogue {
+        let keyspaces = self.keyspaces.read();
+        let keyspaces = keyspaces.values().map(|named| KeyspaceEntry {
+            id: named.tree.pages.id,
+            page_bytes: named.tree.pages.page_bytes as u32,
+            name: named.name.clone(),
+            chunks: Vec::new(),
+        });
+        Catalogue {
+            next_keyspace: self.next_keyspace.load(Ordering::Relaxed),
+            next_value: self.engine.next_value.load(Ordering::Relaxed),
+            keyspaces: keyspaces.collect(),
+            summaries: Vec::new(),
+            orphans: self.engine.versions.orphans(),
+        }
+    }
+
+    // ── rows ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    pub(crate) fn check_key(&self, named: &Named, key: &[u8]) -> Result<()> {
+        let limit_bytes = named.tree.key_bytes_max();
+        if key.len() > limit_bytes {
+            return Err(Error::KeyTooLong { key_bytes: key.len(), limit_bytes, keyspace: named.name.clone() });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        self.engine.backend.now()
+    }
+
+    pub(crate) fn next_transaction(&self) -> TransactionId {
+        TransactionId(self.engine.next_transaction.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Takes a row's lock, waiting up to `timeout`.
+    pub(crate) fn lock_row(
+        &self,
+        owner: TransactionId,
+        keyspace: KeyspaceId,
+        key: &[u8],
+        timeout: Duration,
+    ) -> Result<Granted> {
+        if let Ok(granted) = self.engine.locks.try_lock(owner, keyspace, key) {
+            return Ok(granted);
+        }
+        let deadline = self.now() + timeout;
+        self.engine.locks.lock(owner, keyspace, key, deadline, &|| self.now()).map_err(|error| Error::Conflict {
+            reason: match error {
+                LockError::Timeout => "another transaction kept a row locked for too long",
+                LockError::Deadlock => "two transactions wait for rows that the other has locked",
+            },
+        })
+    }
+
+    /// One write outside of a transaction: locks its row and works on the newest.
+    pub(crate) fn autocommit(&self, row: engine::Row<'_>, durability: engine::Durability) -> Result<()> {
+        let owner = self.next_transaction();
+        let keyspace = row.tree.pages.id;
+        self.lock_row(owner, keyspace, row.key, LOCK_TIMEOUT)?;
+        let result = self.engine.commit(&[row], durability);
+        self.engine.locks.unlock(owner, keyspace, row.key);
+        self.after_commit();
+        result.map(drop)
+    }
+
+    /// Asks for a checkpoint where one is due.
+    pub(crate) fn after_commit(&self) {
+        if self.is_checkpoint_due() {
+            let _ = self.upkeep.ask(false);
+        }
+    }
+
+    fn is_checkpoint_due(&self) -> bool {
+        // Once in a while is often enough: the limits are megabytes away from each other.
+        let commits = self.engine.commits.load(Ordering::Relaxed);
+        let written = self.engine.log_bytes_written.load(Ordering::Relaxed);
+        let begun = self.engine.log_bytes_checkpointed.load(Ordering::Relaxed);
+        written - begun.min(written) > self.checkpoint_log_bytes
+            || (commits.is_multiple_of(64) && self.engine.space.entry_count() > self.entry_count_max)
+    }
+
+    // ── large values ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    pub(crate) fn register(&self, choose: impl FnOnce() -> Timestamp) -> Arc<Registration> {
+        Arc::new(self.engine.snapshots.register(self.now(), choose))
+    }
+
+    fn gone(&self, tree: &Tree, moment: &Registration) -> Error {
+        match moment.check() {
+            Err(error) => error,
+            Ok(()) => Error::damaged(
+                self.engine.space.path(),
+                format!("a value of keyspace {}", tree.pages.id),
+                "its extents are another value's",
+            ),
+        }
+    }
+
+    pub(crate) fn read_large(&self, tree: &Tree, reference: &LargeRef, moment: &Registration) -> Result<Vec<u8>> {
+        values::read_whole(&self.engine.pool, &tree.pages, reference)?.ok_or_else(|| self.gone(tree, moment))
+    }
+
+    pub(crate) fn read_chunk(
+        &self,
+        tree: &Tree,
+        reference: &LargeRef,
+        index: u32,
+        moment: &Registration,
+    ) -> Result<Vec<u8>> {
+        match values::read_chunk(&self.engine.pool, &tree.pages, reference, index)? {
+            Chunk::Bytes(bytes) => Ok(bytes),
+            Chunk::Gone => Err(self.gone(tree, moment)),
+        }
+    }
+
+    /// A chunk of a value that is in extents and in no table yet.
+    pub(crate) fn read_unplaced_chunk(&self, tree: &Tree, value: &LargeValue, index: usize) -> Result<Vec<u8>> {
+        values::read_unplaced(&self.engine.pool, &tree.pages, value, index)
+    }
+
+    pub(crate) fn read_unplaced(&self, tree: &Tree, value: &LargeValue) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        for index in 0..value.places.len() {
+            bytes.extend(self.read_unplaced_chunk(tree, value, index)?);
+        }
+        Ok(bytes)
+    }
+
+    /// The view that a row is read with outside of transactions and snapshots.
+    pub(crate) const PLAIN: View = View::Visible;
+}
+
+impl Core {
+    /// The identity of a new value.
+    pub(crate) fn new_value(&self) -> u64 {
+        self.engine.next_value.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Gives a large value's extents back after a commit that did not happen.
+    pub(crate) fn discard_unless_applied(&self, value: &LargeValue, error: &Error) {
+        if !matches!(error, Error::OutcomeUnknown { .. }) {
+            values::discard(&self.engine.pool, value);
+        }
+    }
+}

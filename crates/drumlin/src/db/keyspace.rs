@@ -1,0 +1,247 @@
+//! A named tree of rows.
+
+use std::io::Read;
+use std::ops::{Bound, RangeBounds};
+use std::sync::Arc;
+
+use super::core::{Core, Named};
+use super::range::{self, Content, Range, ValueReader};
+use super::{Handle, Value};
+use crate::error::Result;
+use crate::format::KeyspaceId;
+use crate::txn::engine::{Durability, Found, Row};
+use crate::txn::values::{self, MEDIUM_BYTES_MAX};
+use crate::txn::write_set::Change;
+
+/// A keyspace: rows in the order of their keys (by bytes). A cheap handle.
+///
+/// Calls outside of a transaction are each a transaction of their own.
+#[derive(Clone, Debug)]
+pub struct Keyspace {
+    pub(crate) handle: Arc<Handle>,
+    pub(crate) named: Arc<Named>,
+}
+
+/// What a new keyspace is like.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KeyspaceOptions {
+    pub(crate) page_bytes: Option<usize>,
+}
+
+impl KeyspaceOptions {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> KeyspaceOptions {
+        KeyspaceOptions::default()
+    }
+
+    /// The size of its pages, a power of two from 4 to 64 KiB. Default: [`Config::page_bytes`](crate::Config::page_bytes). Small pages read less for one row;
+    /// large ones compress better and scan faster.
+    #[must_use]
+    pub fn page_bytes(mut self, bytes: usize) -> KeyspaceOptions {
+        self.page_bytes = Some(bytes);
+        self
+    }
+}
+
+/// What is known of a keyspace without reading it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct KeyspaceInfo {
+    /// Its name.
+    pub name: String,
+    /// Its number.
+    pub id: KeyspaceId,
+    /// Bytes of a page.
+    pub page_bytes: usize,
+    /// Pages in use, those of large values included.
+    pub page_count: u64,
+}
+
+impl Keyspace {
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.handle.core
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.named.name
+    }
+
+    /// The longest key: a quarter of the page.
+    #[must_use]
+    pub fn key_bytes_max(&self) -> usize {
+        self.named.tree.key_bytes_max()
+    }
+
+    /// Puts a row in place of one with the same key, if there is one. Durable when it returns. O(log n).
+    ///
+    /// # Errors
+    /// [`KeyTooLong`](crate::Error::KeyTooLong), [`DiskFull`](crate::Error::DiskFull), [`Conflict`](crate::Error::Conflict) if a transaction holds the row for 10 seconds,
+    /// [`Failed`](crate::Error::Failed), [`OutcomeUnknown`](crate::Error::OutcomeUnknown).
+    pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
+        self.insert_with(key, value, Durability::Full)
+    }
+
+    /// As [`insert`](Keyspace::insert), with a durability of one's own choice.
+    ///
+    /// # Errors
+    /// As [`insert`](Keyspace::insert).
+    pub fn insert_with(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>, durability: Durability) -> Result<()> {
+        let (key, value) = (key.as_ref(), value.as_ref());
+        if value.len() > MEDIUM_BYTES_MAX {
+            return self.insert_large(key, value, durability).map(drop);
+        }
+        self.core().check_key(&self.named, key)?;
+        self.core().autocommit(Row { tree: &self.named.tree, key, change: Change::Put(value) }, durability)
+    }
+
+    fn insert_large(&self, key: &[u8], reader: impl Read, durability: Durability) -> Result<u64> {
+        let core = self.core();
+        core.check_key(&self.named, key)?;
+        core.engine.check_failure()?;
+        let pool = &core.engine.pool;
+        let value = values::write_large(pool, &self.named.tree.pages, core.new_value(), reader)?;
+        let row = Row { tree: &self.named.tree, key, change: Change::PutLarge(&value) };
+        match core.autocommit(row, durability) {
+            Ok(()) => Ok(value.length),
+            Err(error) => {
+                core.discard_unless_applied(&value, &error);
+                Err(error)
+            }
+        }
+    }
+
+    /// Stores what `reader` yields as the row's value, of any length, in memory of under a megabyte. The row changes when
+    /// the reader has ended. Returns the number of bytes.
+    ///
+    /// # Errors
+    /// [`Source`](crate::Error::Source) if the reader fails; nothing of the value remains then. Otherwise as [`insert`](Keyspace::insert).
+    pub fn insert_from(&self, key: impl AsRef<[u8]>, reader: impl Read) -> Result<u64> {
+        let mut reader = reader;
+        let head = read_head(&mut reader)?;
+        if head.len() <= MEDIUM_BYTES_MAX {
+            self.insert(key, &head)?;
+            return Ok(head.len() as u64);
+        }
+        self.insert_large(key.as_ref(), head.chain(reader), Durability::Full)
+    }
+
+    /// The row's value. O(log n); one read of the device at the most where inner nodes are in memory.
+    ///
+    /// # Errors
+    /// [`Damaged`](crate::Error::Damaged), [`Io`](crate::Error::Io).
+    pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
+        let value = self.core().engine.get(&self.named.tree, key.as_ref(), Core::PLAIN)?;
+        Ok(value.map(Value::from))
+    }
+
+    /// Whether there is such a row. O(log n).
+    ///
+    /// # Errors
+    /// As [`get`](Keyspace::get).
+    pub fn contains_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
+        Ok(self.core().engine.find(&self.named.tree, key.as_ref(), Core::PLAIN)?.is_some())
+    }
+
+    /// The values of many rows, with many reads of the device in flight at once.
+    ///
+    /// # Errors
+    /// As [`get`](Keyspace::get).
+    pub fn get_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<Value>>> {
+        let mut values = Vec::with_capacity(keys.len());
+        for part in keys.chunks(256) {
+            self.core().engine.bring_in(&self.named.tree, part.iter().map(AsRef::as_ref))?;
+            for key in part {
+                values.push(self.get(key)?);
+            }
+        }
+        Ok(values)
+    }
+
+    /// Removes the row, if there is one. Durable when it returns. O(log n).
+    ///
+    /// # Errors
+    /// As [`insert`](Keyspace::insert); works on a full disk too.
+    pub fn remove(&self, key: impl AsRef<[u8]>) -> Result<()> {
+        let key = key.as_ref();
+        self.core().check_key(&self.named, key)?;
+        self.core().autocommit(Row { tree: &self.named.tree, key, change: Change::Remove }, Durability::Full)
+    }
+
+    /// The rows of a range as they are now; what is changed later does not show. See [`Range`].
+    pub fn range<R: RangeBounds<Vec<u8>>>(&self, range: R) -> Range {
+        self.scan((range.start_bound().cloned(), range.end_bound().cloned()))
+    }
+
+    fn scan(&self, bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>)) -> Range {
+        let core = self.core();
+        let moment = core.register(|| core.engine.clock.visible());
+        Range::new(Arc::clone(core), self.named.tree.clone(), moment, bounds, Default::default())
+    }
+
+    /// All rows.
+    #[must_use]
+    pub fn iter(&self) -> Range {
+        self.range(..)
+    }
+
+    /// All rows whose key begins with `prefix`.
+    pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Range {
+        self.scan(range::prefix_bounds(prefix.as_ref()))
+    }
+
+    /// The number of rows in a range. O(rows) as yet: it visits their leaves.
+    ///
+    /// # Errors
+    /// As [`get`](Keyspace::get).
+    pub fn count<R: RangeBounds<Vec<u8>>>(&self, range: R) -> Result<u64> {
+        self.range(range).count_rows()
+    }
+
+    /// A value as a stream, for values larger than one wants in memory: `Read` and `Seek`, as it is now.
+    ///
+    /// # Errors
+    /// As [`get`](Keyspace::get).
+    pub fn read(&self, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
+        let core = self.core();
+        let moment = core.register(|| core.engine.clock.visible());
+        core.value_reader(&self.named.tree, key.as_ref(), moment)
+    }
+}
+
+/// As many bytes as tell whether the value is a large one.
+pub(crate) fn read_head(reader: &mut impl Read) -> Result<Vec<u8>> {
+    let mut head = vec![0; MEDIUM_BYTES_MAX + 1];
+    let filled = values::read_up_to(reader, &mut head)?;
+    head.truncate(filled);
+    Ok(head)
+}
+
+impl Core {
+    pub(crate) fn value_reader(
+        self: &Arc<Self>,
+        tree: &crate::tree::Tree,
+        key: &[u8],
+        moment: Arc<crate::txn::snapshots::Registration>,
+    ) -> Result<Option<ValueReader>> {
+        moment.check()?;
+        let view = crate::txn::engine::View::At(moment.timestamp);
+        let content = match self.engine.find(tree, key, view)? {
+            None => return Ok(None),
+            Some(Found::Inline(value)) => Content::Bytes(value.into_vec()),
+            Some(Found::Large(reference)) => Content::Placed(reference),
+        };
+        moment.check()?;
+        Ok(Some(ValueReader {
+            core: Arc::clone(self),
+            tree: tree.clone(),
+            moment,
+            content,
+            position: 0,
+            chunk: None,
+        }))
+    }
+}
+

@@ -1,0 +1,266 @@
+//! The public face: databases, keyspaces, transactions, snapshots.
+
+mod check;
+mod checkpoint;
+mod clean;
+mod config;
+mod core;
+mod keyspace;
+mod open;
+mod range;
+mod snapshot;
+mod stats;
+mod transaction;
+mod value;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use check::{CheckProgress, CheckReport, Damage};
+pub use checkpoint::CheckpointReport;
+pub use clean::CompactReport;
+pub use config::Config;
+pub(crate) use config::PAGE_BYTES;
+pub use keyspace::{Keyspace, KeyspaceInfo, KeyspaceOptions};
+pub use range::{Range, ValueReader};
+pub use snapshot::Snapshot;
+pub use stats::Stats;
+pub use transaction::{Isolation, Savepoint, Transaction, TxOptions};
+pub use value::Value;
+
+use crate::error::{Error, Result};
+use crate::format::Timestamp;
+use core::Core;
+
+/// An open database. Cheap to clone; all clones, and all keyspaces, snapshots and transactions, are handles of the same
+/// one, usable from any thread. The last of them to go closes it.
+///
+/// ```
+/// use drumlin::{Config, Database};
+///
+/// # let folder = std::env::temp_dir().join(format!("drumlin-doc-{}", std::process::id()));
+/// # let path = folder.join("shop.drumlin");
+/// let db = Database::open(&path)?;
+/// let orders = db.keyspace("orders")?;
+/// orders.insert(b"2026-11-21/0001", b"three apples")?; // durable when it returns
+/// assert_eq!(orders.get(b"2026-11-21/0001")?.unwrap(), b"three apples");
+///
+/// db.transact(|tx| {
+///     tx.insert(&orders, b"2026-11-21/0002", b"a pear")?;
+///     tx.remove(&orders, b"2026-11-21/0001")
+/// })?;
+/// assert_eq!(orders.count(..)?, 1);
+/// # db.close()?;
+/// # std::fs::remove_dir_all(folder).unwrap();
+/// # Ok::<(), drumlin::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Database {
+    handle: Arc<Handle>,
+}
+
+/// Closes the database when the last handle goes.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    pub(crate) core: Arc<Core>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if let Err(error) = self.core.close() {
+            log::error!("closing {}: {error}; nothing committed is lost", self.core.path.display());
+        }
+    }
+}
+
+/// What opening the database did.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Opening {
+    /// It was not there and was made.
+    pub created: bool,
+    /// Commits that were in the log and not in the newest checkpoint.
+    pub recovered_records: u64,
+    /// Bytes of those.
+    pub recovered_bytes: u64,
+    /// How long opening took.
+    pub duration: Duration,
+    /// The newest commit.
+    pub last: Timestamp,
+}
+
+impl Database {
+    /// Opens the database at `path`, a folder, with the default [`Config`]; creates it if it is missing and recovers it if
+    /// it was not closed.
+    ///
+    /// # Errors
+    /// As [`Config::open`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Database> {
+        Config::new().open(path)
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.handle.core
+    }
+
+    /// The keyspace with this name, created with the default page size if there is none. Creating one is durable when this
+    /// returns.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a name that is empty or over 255 bytes; those of a commit where it is created.
+    pub fn keyspace(&self, name: &str) -> Result<Keyspace> {
+        self.keyspace_with(name, KeyspaceOptions::default())
+    }
+
+    /// As [`keyspace`](Database::keyspace), with options that count if it is created.
+    ///
+    /// # Errors
+    /// As for [`keyspace`](Database::keyspace), and [`Error::Invalid`] for a page size that can't be.
+    pub fn keyspace_with(&self, name: &str, options: KeyspaceOptions) -> Result<Keyspace> {
+        let named = match self.core().keyspace(name) {
+            Some(named) => named,
+            None => {
+                let page_bytes = options.page_bytes.unwrap_or(self.core().page_bytes);
+                config::check_page_bytes(page_bytes)?;
+                self.core().create_keyspace(name, page_bytes)?
+            }
+        };
+        Ok(Keyspace { handle: Arc::clone(&self.handle), named })
+    }
+
+    /// The keyspace with this name.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchKeyspace`].
+    pub fn existing_keyspace(&self, name: &str) -> Result<Keyspace> {
+        let named = self.core().keyspace(name).ok_or_else(|| Error::NoSuchKeyspace { name: name.to_owned() })?;
+        Ok(Keyspace { handle: Arc::clone(&self.handle), named })
+    }
+
+    /// All keyspaces, by name.
+    #[must_use]
+    pub fn keyspaces(&self) -> Vec<KeyspaceInfo> {
+        let keyspaces = self.core().keyspaces.read();
+        (keyspaces.values())
+            .map(|named| KeyspaceInfo {
+                name: named.name.clone(),
+                id: named.tree.pages.id,
+                page_bytes: named.tree.pages.page_bytes,
+                page_count: named.tree.pages.table.page_count(),
+            })
+            .collect()
+    }
+
+    /// Drops a keyspace and all its rows. Handles of it answer [`Error::KeyspaceDropped`] from then on. O(pages), with
+    /// commits waiting meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchKeyspace`], and those of a commit.
+    pub fn drop_keyspace(&self, name: &str) -> Result<()> {
+        self.core().drop_keyspace(name)
+    }
+
+    /// Begins a transaction with the defaults: snapshot isolation, full durability.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] once the database accepts no more commits.
+    pub fn begin(&self) -> Result<Transaction> {
+        self.begin_with(TxOptions::default())
+    }
+
+    /// Begins a transaction.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] once the database accepts no more commits.
+    pub fn begin_with(&self, options: TxOptions) -> Result<Transaction> {
+        Transaction::begin(&self.handle, options)
+    }
+
+    /// Runs `body` in a transaction and commits it; runs it again while it ends in [`Error::Conflict`], after pauses that
+    /// double from 50 µs to 50 ms, up to 100 times.
+    ///
+    /// # Errors
+    /// Any error of `body` or of the commit but the conflicts that were retried.
+    pub fn transact<T>(&self, mut body: impl FnMut(&mut Transaction) -> Result<T>) -> Result<T> {
+        const ATTEMPTS_MAX: u32 = 100;
+        let mut attempt = 0;
+        loop {
+            let mut transaction = self.begin()?;
+            let result = body(&mut transaction).and_then(|value| transaction.commit().map(|_| value));
+            attempt += 1;
+            match result {
+                Err(error) if error.is_conflict() && attempt < ATTEMPTS_MAX => {
+                    // Up to twice the pause, so that two that met do not meet again.
+                    let pause_us = 50u64 << attempt.min(10);
+                    let random = self.core().engine.backend.random() % pause_us;
+                    std::thread::sleep(Duration::from_micros((pause_us / 2 + random).min(50_000)));
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// The state of all keyspaces at this moment, for reading. It costs nothing to take; rows that are changed while it
+    /// lives are kept for it in memory, so drop it when done.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        let engine = &self.core().engine;
+        let moment = self.core().register(|| engine.clock.visible());
+        Snapshot { handle: Arc::clone(&self.handle), moment }
+    }
+
+    /// Writes everything that is only in the log to its place, so that reopening has nothing to recover.
+    ///
+    /// # Errors
+    /// [`Error::Failed`].
+    pub fn checkpoint(&self) -> Result<CheckpointReport> {
+        self.core().checkpoint()
+    }
+
+    /// Packs the data file as tightly as it goes and gives its end back to the file system. Works in the background of
+    /// reads and commits. O(data).
+    ///
+    /// # Errors
+    /// [`Error::Failed`].
+    pub fn compact(&self) -> Result<CompactReport> {
+        self.core().compact()
+    }
+
+    /// Reads and verifies every page, table and log record. O(data). What is damaged is in the report.
+    ///
+    /// # Errors
+    /// Only those that keep it from looking.
+    pub fn check(&self) -> Result<CheckReport> {
+        self.check_with(|_| ())
+    }
+
+    /// As [`check`](Database::check), telling `progress` now and then how far it is.
+    ///
+    /// # Errors
+    /// As [`check`](Database::check).
+    pub fn check_with(&self, progress: impl FnMut(CheckProgress)) -> Result<CheckReport> {
+        self.core().check(progress)
+    }
+
+    /// Figures of this opening.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.core().stats()
+    }
+
+    /// What opening did.
+    #[must_use]
+    pub fn opening(&self) -> &Opening {
+        self.core().opening.get().expect("set when it was opened")
+    }
+
+    /// Makes a checkpoint and closes the database. Dropping the last handle does the same, but can only log errors.
+    /// Other handles answer [`Error::Failed`] to commits afterwards.
+    ///
+    /// # Errors
+    /// Those of the checkpoint. Nothing committed is lost: the log has it.
+    pub fn close(self) -> Result<()> {
+        self.core().close()
+    }
+}

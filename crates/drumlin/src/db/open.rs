@@ -1,0 +1,539 @@
+//! Opening, recovering, closing.
+//!
+//! # The order of an opening
+//! 1. The folder's lock is taken.
+//! 2. The newest valid superblock is read, and what it refers to; segment states follow from it.
+//! 3. The log is scanned. Nothing has been written so far: damage found up to here leaves everything as it was.
+//! 4. Extents that the log names (large values) are marked in use.
+//! 5. The incarnation is raised, durably, with the timestamp that it begins at.
+//! 6. The log above the checkpoint is applied.
+//! 7. The log begins to append, and background threads start.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::{Mutex, RwLock};
+
+use super::config::Config;
+use super::core::{Core, Named, Upkeep};
+use super::{Database, Handle, Opening};
+use crate::error::{Error, Result};
+use crate::format::catalogue::Orphan;
+use crate::format::record::{self, Operation};
+use crate::format::superblock::Superblock;
+use crate::format::{Epoch, Incarnation, KeyspaceId, Timestamp};
+use crate::io::{self, Backend, FileRef, OpenOptions, Persist, SyncMethod};
+use crate::pool::Pool;
+use crate::seglog::{Hooks, Known, Log, LogOptions, Scan};
+use crate::space::Space;
+use crate::space::appender::BUFFER_BYTES;
+use crate::space::checkpoint::{self, Base, Loaded};
+use crate::txn::engine::{Engine, Row};
+use crate::txn::values;
+use crate::txn::versions::Versions;
+use crate::txn::write_set::{Change, LargeValue};
+
+const DATA_NAME: &str = "data";
+const NEW_DATA_NAME: &str = "data.new";
+const LOG_NAME: &str = "log";
+const LOCK_NAME: &str = "lock";
+
+/// How the budget is shared out. What is left is for frames and page tables, which grow at their expense.
+struct Shares {
+    log_buffer_bytes: usize,
+    version_bytes: u64,
+    write_set_bytes: u64,
+    entry_count: usize,
+    frame_bytes: usize,
+}
+
+impl Shares {
+    fn of(config: &Config) -> Shares {
+        let memory = config.memory_bytes as usize;
+        let streams = usize::from(config.log_stream_count);
+        let log_buffer_bytes = (memory / 32).clamp(128 << 10, 8 << 20) * streams.min(4);
+        // Two appenders, and buffers on their way to the disk; scratch for reads.
+        let io_bytes = 6 * BUFFER_BYTES + (memory / 64).min(4 << 20);
+        let sixteenth = memory / 16;
+        let entry_bytes = memory / 32;
+        let taken = log_buffer_bytes + io_bytes + 2 * sixteenth + entry_bytes;
+        // A frame of 4 KiB has a header of 56 bytes.
+        let frame_bytes = (memory - taken) / 4096 * 4096 / 65 * 64;
+        Shares {
+            log_buffer_bytes,
+            version_bytes: sixteenth as u64,
+            write_set_bytes: sixteenth as u64,
+            // Entries of both epochs and those since the base image, each of 24 bytes in vectors that double.
+            entry_count: entry_bytes / 24 / 4,
+            frame_bytes,
+        }
+    }
+}
+
+impl Database {
+    pub(crate) fn open_with(config: &Config, path: &Path) -> Result<Database> {
+        let backend = match (&config.backend, config.in_memory) {
+            (Some(backend), _) => Arc::clone(backend),
+            (None, true) => io::in_memory(),
+            (None, false) => {
+                io::backend(config.io_backend).map_err(|error| Error::io("setting up I/O for", path, error))?
+            }
+        };
+        let path = if config.in_memory { PathBuf::from("/memory") } else { path.to_path_buf() };
+        let began = backend.now();
+        let opener = Opener { config, backend, path };
+        let core = opener.open()?;
+        let duration = core.now() - began;
+        let Some(opening) = core.opening.get().cloned() else { unreachable!("set by the opener") };
+        let core = Core { opening: OnceLock::from(Opening { duration, ..opening }), ..core };
+        let core = Arc::new(core);
+        core.start_threads()?;
+        Ok(Database { handle: Arc::new(Handle { core }) })
+    }
+}
+
+struct Opener<'c> {
+    config: &'c Config,
+    backend: Arc<dyn Backend>,
+    path: PathBuf,
+}
+
+impl Opener<'_> {
+    fn open(&self) -> Result<Core> {
+        let created_folder = !self.exists(&self.path)?;
+        if created_folder {
+            if !self.config.create {
+                return Err(Error::NotADatabase { path: self.path.clone(), why: "there is nothing at this path".into() });
+            }
+            self.backend.create_dir_all(&self.path).map_err(|error| Error::io("creating", &self.path, error))?;
+            if let Some(parent) = self.path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+                self.backend.sync_dir(parent).map_err(|error| Error::io("syncing", parent, error))?;
+            }
+        }
+        let data_path = self.path.join(DATA_NAME);
+        let there = self.exists(&data_path)?;
+        if !there {
+            self.check_creatable()?;
+        }
+        let lock = self.take_lock()?;
+        let sync = self.sync_method();
+        if !there {
+            self.create_data(&data_path, sync)?;
+        }
+        self.recover(&data_path, lock, sync, !there)
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        self.backend.exists(path).map_err(|error| Error::io("looking for", path, error))
+    }
+
+    /// A folder without data is made a database only if nothing else is in it.
+    fn check_creatable(&self) -> Result<()> {
+        let entries = self.backend.list(&self.path).map_err(|error| {
+            if error.kind() == std::io::ErrorKind::NotADirectory {
+                Error::NotADatabase { path: self.path.clone(), why: "it is a file; a database is a folder".into() }
+            } else {
+                Error::io("listing", &self.path, error)
+            }
+        })?;
+        let ours = [NEW_DATA_NAME, LOCK_NAME];
+        let names: Vec<String> =
+            entries.iter().filter_map(|entry| Some(entry.file_name()?.to_string_lossy().into_owned())).collect();
+        if names.iter().any(|name| name == LOG_NAME) {
+            return Err(Error::damaged(&self.path.join(DATA_NAME), "the data file", "it is missing, and the log is there"));
+        }
+        if let Some(other) = names.iter().find(|name| !ours.contains(&name.as_str())) {
+            let why = format!("the folder holds other things ({other:?}) and no data file");
+            return Err(Error::NotADatabase { path: self.path.clone(), why });
+        }
+        if !self.config.create {
+            return Err(Error::NotADatabase { path: self.path.clone(), why: "the folder is empty".into() });
+        }
+        Ok(())
+    }
+
+    fn take_lock(&self) -> Result<FileRef> {
+        let path = self.path.join(LOCK_NAME);
+        let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
+        let file = self.backend.open(&path, options).map_err(|error| Error::io("opening", &path, error))?;
+        if !file.try_lock().map_err(|error| Error::io("locking", &path, error))? {
+            let mut text = vec![0; file.len().unwrap_or(0).min(20) as usize];
+            let pid = file.read_at(&mut text, 0).ok().and_then(|()| String::from_utf8(text).ok()?.trim().parse().ok());
+            return Err(Error::Locked { path: self.path.clone(), pid: pid.unwrap_or(0) });
+        }
+        let text = format!("{}\n", std::process::id());
+        let written = file.set_len(0).and_then(|()| file.write_at(text.as_bytes(), 0, Persist::Later));
+        written.map_err(|error| Error::io("writing", &path, error))?;
+        Ok(file)
+    }
+
+    fn sync_method(&self) -> SyncMethod {
+        SyncMethod::DurableWrite
+    }
+
+    fn create_data(&self, path: &Path, sync: SyncMethod) -> Result<()> {
+        // Under another name until it is whole: a creation that was interrupted leaves nothing that looks like a database.
+        let new = self.path.join(NEW_DATA_NAME);
+        let options = OpenOptions { write: true, create: true, direct: true, ..OpenOptions::default() };
+        let file = self.backend.open(&new, options).map_err(|error| Error::io("creating", &new, error))?;
+        let segment_bytes = self.config.segment_bytes;
+        file.set_len(0).and_then(|()| file.allocate(0, segment_bytes)).map_err(|error| {
+            if error.kind() == std::io::ErrorKind::StorageFull {
+                Error::DiskFull { path: self.path.clone(), needed_bytes: segment_bytes }
+            } else {
+                Error::io("allocating", &new, error)
+            }
+        })?;
+        let superblock = Superblock {
+            sequence: 1,
+            database: self.backend.random(),
+            segment_bytes,
+            checkpoint: 0,
+            timestamp: Timestamp(0),
+            epoch: Epoch(0),
+            catalogue_bytes: 0,
+            catalogue: Vec::new(),
+            incarnations: Vec::new(),
+        };
+        checkpoint::write_first(&file, &superblock, sync)?;
+        drop(file);
+        self.backend.rename(&new, path).map_err(|error| Error::io("renaming", &new, error))?;
+        self.backend.sync_dir(&self.path).map_err(|error| Error::io("syncing", &self.path, error))
+    }
+
+    fn recover(&self, data_path: &Path, lock: FileRef, sync: SyncMethod, created: bool) -> Result<Core> {
+        let backend = &self.backend;
+        let options = OpenOptions { write: true, direct: true, ..OpenOptions::default() };
+        let file = backend.open(data_path, options).map_err(|error| Error::io("opening", data_path, error))?;
+        let superblock = checkpoint::read_superblocks(&file).map_err(|error| match error {
+            Error::NotADatabase { why, .. } => Error::NotADatabase { path: self.path.clone(), why },
+            Error::NewerFormat { found, supported, .. } => {
+                Error::NewerFormat { path: self.path.clone(), found, supported }
+            }
+            other => other,
+        })?;
+        let incarnation =
+            Incarnation(superblock.incarnations.last().map_or(1, |(incarnation, _)| incarnation.0 + 1));
+        let shares = Shares::of(self.config);
+        let length = file.len().map_err(|error| Error::io("measuring", data_path, error))?;
+        let segment_count = u32::try_from(length / superblock.segment_bytes).unwrap_or(u32::MAX);
+        let space = Arc::new(Space::new(
+            data_path,
+            Arc::clone(&file),
+            superblock.segment_bytes,
+            segment_count,
+            Epoch::first_of(incarnation),
+        ));
+        let base = Base::new(superblock, sync, shares.entry_count);
+        let Loaded { mut base, catalogue } = base.load(&space)?;
+
+        let log_options = LogOptions {
+            dir: self.path.join(LOG_NAME),
+            streams: self.config.log_stream_count,
+            segment_bytes: self.config.log_segment_bytes,
+            buffer_bytes: shares.log_buffer_bytes,
+            sync,
+            database: base.superblock.database,
+        };
+        let known = Known {
+            incarnations: &base.superblock.incarnations.clone(),
+            checkpoint: base.superblock.checkpoint,
+            covered: base.superblock.timestamp,
+        };
+        let scan = if created { None } else { Some(Scan::open(backend, &log_options, &known)?) };
+        let last = scan.as_ref().map_or(Timestamp(0), Scan::last);
+
+        let pool = Arc::new(Pool::new(Arc::clone(&space), Arc::clone(backend), shares.frame_bytes));
+        let versions = Arc::new(Versions::new());
+        let upkeep = Arc::new(Upkeep::default());
+        let asked = Arc::clone(&upkeep);
+        let engine = Engine::new(
+            Arc::clone(backend),
+            Arc::clone(&space),
+            pool,
+            versions,
+            last,
+            // Identities of earlier openings are below: their extents may still lie about.
+            (u64::from(incarnation.0) << 40).max(catalogue.next_value),
+            shares.version_bytes,
+            shares.write_set_bytes,
+            Box::new(move |wait| asked.ask(wait)),
+        );
+        let core = Core {
+            path: self.path.clone(),
+            engine: Arc::new(engine),
+            keyspaces: RwLock::default(),
+            next_keyspace: AtomicU32::new(catalogue.next_keyspace),
+            defining: Mutex::default(),
+            base: Mutex::new(Base::placeholder()),
+            upkeep,
+            threads: Mutex::default(),
+            opening: OnceLock::new(),
+            lock: Some(lock),
+            sync,
+            memory_bytes: self.config.memory_bytes,
+            log_buffer_bytes: shares.log_buffer_bytes as u64,
+            frame_bytes_max: shares.frame_bytes,
+            page_bytes: self.config.page_bytes,
+            checkpoint_log_bytes: self.config.checkpoint_log_bytes,
+            entry_count_max: shares.entry_count,
+            checkpoints: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+        };
+        for entry in &catalogue.keyspaces {
+            let pages = space.page_space(entry.id).expect("made while loading");
+            core.keyspaces.write().insert(entry.name.clone(), Arc::new(core.name(&entry.name, pages)));
+        }
+        core.fit_frames();
+
+        if let Some(scan) = &scan {
+            let replay = Replay { core: &core, scan };
+            replay.mark_values()?;
+            base.raise_incarnation(&space, incarnation, last.next())?;
+            core.free_orphans(&catalogue.orphans);
+            replay.apply()?;
+        } else {
+            base.raise_incarnation(&space, incarnation, last.next())?;
+        }
+        let hooks = Hooks {
+            before_write: {
+                let space = Arc::clone(&space);
+                Box::new(move || space.sync().map_err(|error| std::io::Error::other(error.to_string())))
+            },
+            on_durable: {
+                let clock = Arc::clone(&core.engine.clock);
+                Box::new(move |durable| clock.show_durable(durable))
+            },
+        };
+        let (recovered_records, recovered_bytes) =
+            scan.as_ref().map_or((0, 0), |scan| (scan.record_count(), scan.record_bytes()));
+        let log = match scan {
+            Some(scan) => scan.start(incarnation, base.superblock.checkpoint, hooks)?,
+            None => Log::create(backend, &log_options, incarnation, hooks)?,
+        };
+        core.engine.log_bytes_written.store(recovered_bytes, Ordering::Relaxed);
+        core.engine.log.set(Arc::new(log)).expect("set once");
+        *core.base.lock() = base;
+        let opening =
+            Opening { created, recovered_records, recovered_bytes, duration: std::time::Duration::ZERO, last };
+        core.opening.set(opening).expect("set once");
+        Ok(core)
+    }
+}
+
+/// Applies the log above the checkpoint.
+struct Replay<'r> {
+    core: &'r Core,
+    scan: &'r Scan,
+}
+
+/// What one row's newest operation leaves.
+enum Replayed {
+    Put(Vec<u8>),
+    PutLarge(LargeValue),
+    Remove,
+}
+
+/// Bytes of operations that are sorted together: enough that neighbours meet in their leaf.
+fn batch_bytes(core: &Core) -> usize {
+    (core.engine.write_set_bytes_max as usize / 2).max(64 << 10)
+}
+
+impl Replay<'_> {
+    /// Takes the extents that records name out of the free ones, before anything is written.
+    fn mark_values(&self) -> Result<()> {
+        for record in self.scan.records()? {
+            let record = record?;
+            for operation in record::decode(&record.body) {
+                if let Some((_, Operation::PutLarge { places, .. })) = operation {
+                    for place in places {
+                        if !self.core.engine.space.segments.restore(place) {
+                            return Err(self.malformed(record.timestamp));
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn malformed(&self, timestamp: Timestamp) -> Error {
+        let what = format!("log record of timestamp {timestamp}");
+        Error::damaged(&self.core.path.join(LOG_NAME), what, "it verifies but makes no sense")
+    }
+
+    fn apply(&self) -> Result<()> {
+        let mut batch: BTreeMap<(KeyspaceId, Vec<u8>), Replayed> = BTreeMap::new();
+        let mut bytes = 0;
+        let mut newest = Timestamp(0);
+        for record in self.scan.records()? {
+            let record = record?;
+            for operation in record::decode(&record.body) {
+                let (keyspace, operation) = operation.ok_or_else(|| self.malformed(record.timestamp))?;
+                let (key, replayed) = match operation {
+                    Operation::Create { page_bytes, name } => {
+                        self.apply_batch(&mut batch, newest)?;
+                        self.create(keyspace, page_bytes, name, record.timestamp)?;
+                        continue;
+                    }
+                    Operation::Drop => {
+                        self.apply_batch(&mut batch, newest)?;
+                        let named = self.named(keyspace).ok_or_else(|| self.malformed(record.timestamp))?;
+                        let guard = self.core.engine.space.enter_alone();
+                        self.core.uproot(&named, &guard)?;
+                        continue;
+                    }
+                    Operation::Put { key, value } => (key, Replayed::Put(value.to_vec())),
+                    Operation::PutLarge { key, length, identity, places } => {
+                        self.core.engine.next_value.fetch_max(identity + 1, Ordering::Relaxed);
+                        (key, Replayed::PutLarge(LargeValue { length, identity, places }))
+                    }
+                    Operation::Remove { key } => (key, Replayed::Remove),
+                };
+                bytes += key.len() + 64 + if let Replayed::Put(value) = &replayed { value.len() } else { 0 };
+                let replaced = batch.insert((keyspace, key.to_vec()), replayed);
+                if let Some(Replayed::PutLarge(value)) = replaced {
+                    values::discard(&self.core.engine.pool, &value);
+                }
+            }
+            newest = record.timestamp;
+            if bytes >= batch_bytes(self.core) {
+                self.apply_batch(&mut batch, newest)?;
+                bytes = 0;
+            }
+        }
+        self.apply_batch(&mut batch, newest)
+    }
+
+    fn named(&self, keyspace: KeyspaceId) -> Option<Arc<Named>> {
+        self.core.keyspaces.read().values().find(|named| named.tree.pages.id == keyspace).cloned()
+    }
+
+    fn create(&self, id: KeyspaceId, page_bytes: u32, name: &str, timestamp: Timestamp) -> Result<()> {
+        super::config::check_page_bytes(page_bytes as usize).map_err(|_| self.malformed(timestamp))?;
+        let engine = &self.core.engine;
+        engine.space.secure(3)?;
+        let frame = engine.pool.take_frame(page_bytes as usize)?;
+        let guard = engine.space.enter();
+        self.core.plant(id, name, page_bytes as usize, frame, &guard);
+        Ok(())
+    }
+
+    /// Applies the newest operation of each row, in the order of keys, a leafful of rows at a time.
+    fn apply_batch(
+        &self,
+        batch: &mut BTreeMap<(KeyspaceId, Vec<u8>), Replayed>,
+        newest: Timestamp,
+    ) -> Result<()> {
+        let engine = &self.core.engine;
+        let batch = std::mem::take(batch);
+        let mut entries = batch.iter().peekable();
+        while let Some(((keyspace, _), _)) = entries.peek() {
+            let keyspace = *keyspace;
+            let named = self.named(keyspace);
+            let mut rows = Vec::new();
+            // Few enough that their leaves can be held together.
+            const ROWS_MAX: usize = 512;
+            while let Some(((_, key), replayed)) = entries.next_if(|((of, _), _)| *of == keyspace && rows.len() < ROWS_MAX) {
+                let Some(named) = &named else { continue };
+                let change = match replayed {
+                    Replayed::Put(value) => Change::Put(value),
+                    Replayed::PutLarge(value) => Change::PutLarge(value),
+                    Replayed::Remove => Change::Remove,
+                };
+                rows.push(Row { tree: &named.tree, key, change });
+                if rows.len() >= ROWS_MAX {
+                    break;
+                }
+            }
+            if !rows.is_empty() {
+                self.replay_rows(&rows, newest)?;
+            }
+        }
+        // Nobody looks at older versions yet.
+        for (keyspace, reference) in engine.versions.sweep(Timestamp(u64::MAX)) {
+            engine.free_value(keyspace, &reference);
+        }
+        self.core.fit_frames();
+        Ok(())
+    }
+
+    /// As few rows at a time as the pool can hold the leaves of.
+    fn replay_rows(&self, rows: &[Row<'_>], newest: Timestamp) -> Result<()> {
+        match self.core.engine.replay(rows, newest) {
+            Err(Error::TransactionTooLarge { .. }) if rows.len() > 1 => {
+                let (first, second) = rows.split_at(rows.len() / 2);
+                self.replay_rows(first, newest)?;
+                self.replay_rows(second, newest)
+            }
+            other => other,
+        }
+    }
+}
+
+impl Core {
+    /// Gives frames the memory that page tables leave.
+    pub(crate) fn fit_frames(&self) {
+        let tables = self.engine.space.table_bytes() as usize;
+        let least = self.frame_bytes_max / 8;
+        self.engine.pool.frames.set_limit_bytes(self.frame_bytes_max.saturating_sub(tables).max(least));
+    }
+
+    fn free_orphans(&self, orphans: &[Orphan]) {
+        for orphan in orphans {
+            let Some(pages) = self.engine.space.page_space(orphan.keyspace) else { continue };
+            let guard = self.engine.space.enter();
+            let freed =
+                values::try_free(&self.engine.pool, &guard, &pages, orphan.first_page, orphan.page_count);
+            assert!(freed, "nobody reads while the database is opened");
+        }
+    }
+
+    fn start_threads(self: &Arc<Self>) -> Result<()> {
+        let backend = &self.engine.backend;
+        let pool = Arc::clone(&self.engine.pool);
+        let core = Arc::downgrade(self);
+        let upkeep = Arc::clone(&self.upkeep);
+        let bodies: [(&str, Box<dyn FnOnce() + Send>); 2] = [
+            ("drumlin-evict", Box::new(move || pool.run_background())),
+            ("drumlin-upkeep", Box::new(move || super::checkpoint::run_upkeep(&core, &upkeep))),
+        ];
+        for (name, body) in bodies {
+            let thread = backend.spawn(name, body).map_err(|error| Error::io("starting a thread for", &self.path, error))?;
+            self.threads.lock().push(thread);
+        }
+        Ok(())
+    }
+
+    /// Makes a checkpoint and ends everything. A second call does nothing.
+    pub(crate) fn close(&self) -> Result<()> {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let result = if self.engine.check_failure().is_ok() && self.engine.log().last() > self.base.lock().superblock.timestamp {
+            self.checkpoint().map(drop)
+        } else {
+            Ok(())
+        };
+        self.stop();
+        let closed = if self.engine.check_failure().is_ok() { self.engine.log().close() } else { Ok(()) };
+        self.engine.space.fail_quietly("it was closed");
+        result.and(closed)
+    }
+
+    fn stop(&self) {
+        self.upkeep.state.lock().stop = true;
+        self.upkeep.changed.notify_all();
+        self.engine.pool.stop_background();
+        for thread in self.threads.lock().drain(..) {
+            // The last handle may go on one of these threads.
+            if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
+                log::error!("a background thread of {} panicked", self.path.display());
+            }
+        }
+    }
+
+}
+

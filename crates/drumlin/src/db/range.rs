@@ -1,0 +1,484 @@
+//! Scans, forwards and backwards.
+//!
+//! A scan copies what it needs of one leaf at a time and holds nothing in between: it never blocks a writer, and a leaf
+//! that splits or merges meanwhile changes nothing for it. It finds the next leaf by the fence of the last.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::{Bound, Range as Span};
+use std::sync::Arc;
+
+use super::core::Core;
+use super::value::Value;
+use crate::error::Result;
+use crate::format::node::LargeRef;
+use crate::pool::Stop;
+use crate::tree::node::{Leaf, RowValue};
+use crate::tree::{Target, Tree};
+use crate::txn::snapshots::Registration;
+use crate::txn::values;
+use crate::txn::versions::Was;
+
+/// Leaves that a scan reads ahead at once, when it has seen that it goes on.
+const AHEAD_PAGES: usize = 128;
+/// Leaves read one by one before a scan reads ahead: short ranges read no more than they need.
+const UNAIDED_LEAVES: usize = 2;
+
+/// The rows of a range, in the order of their keys, as one moment saw them: an iterator from both ends.
+///
+/// Each step costs the row alone, and O(log n) where a leaf ends. Ends after its first error.
+pub struct Range {
+    core: Arc<Core>,
+    tree: Tree,
+    moment: Arc<Registration>,
+    /// What is left to fetch lies between these.
+    lower: Bound<Vec<u8>>,
+    upper: Bound<Vec<u8>>,
+    fetched_all: bool,
+    front: VecDeque<Row>,
+    back: VecDeque<Row>,
+    /// Changes of the transaction that scans, within the bounds; `None`: removed.
+    own: BTreeMap<Vec<u8>, Option<OwnValue>>,
+    leaves_forward: usize,
+    leaves_backward: usize,
+    failed: bool,
+}
+
+/// A value in a transaction's write set.
+#[derive(Clone)]
+pub(crate) enum OwnValue {
+    Bytes(Vec<u8>),
+    /// In extents, not in any table yet.
+    Large(crate::txn::write_set::LargeValue),
+}
+
+struct Row {
+    rows: Arc<Vec<u8>>,
+    key: Span<u32>,
+    value: Fetched,
+}
+
+enum Fetched {
+    Inline(Span<u32>),
+    Large(LargeRef),
+    Own(OwnValue),
+}
+
+impl std::fmt::Debug for Range {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Range({:?} to {:?} at {})", self.lower, self.upper, self.moment.timestamp)
+    }
+}
+
+/// Rows copied out of a leaf.
+struct Batch {
+    rows: Vec<u8>,
+    spans: Vec<(Span<u32>, Fetched)>,
+}
+
+impl Batch {
+    fn keep(&mut self, bytes: &[u8]) -> Span<u32> {
+        let start = self.rows.len() as u32;
+        self.rows.extend_from_slice(bytes);
+        start..self.rows.len() as u32
+    }
+
+    fn push(&mut self, prefix: &[u8], suffix: &[u8], value: RowValue<'_>) {
+        let start = self.rows.len() as u32;
+        self.rows.extend_from_slice(prefix);
+        self.rows.extend_from_slice(suffix);
+        let key = start..self.rows.len() as u32;
+        let value = match value {
+            RowValue::Inline(value) => Fetched::Inline(self.keep(value)),
+            RowValue::Large(reference) => Fetched::Large(reference),
+        };
+        self.spans.push((key, value));
+    }
+
+    fn push_was(&mut self, key: &[u8], was: &Was) {
+        match was {
+            Was::Absent => {}
+            Was::Inline(value) => self.push(key, &[], RowValue::Inline(value)),
+            Was::Large(reference) => self.push(key, &[], RowValue::Large(*reference)),
+        }
+    }
+
+    fn finish(self) -> VecDeque<Row> {
+        let rows = Arc::new(self.rows);
+        self.spans.into_iter().map(|(key, value)| Row { rows: Arc::clone(&rows), key, value }).collect()
+    }
+}
+
+/// Where the next leaf is.
+enum Next {
+    From(Vec<u8>),
+    Nowhere,
+}
+
+impl Range {
+    pub(crate) fn new(
+        core: Arc<Core>,
+        tree: Tree,
+        moment: Arc<Registration>,
+        bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>),
+        own: BTreeMap<Vec<u8>, Option<OwnValue>>,
+    ) -> Range {
+        let (lower, upper) = bounds;
+        let mut range = Range {
+            core,
+            tree,
+            moment,
+            lower,
+            upper,
+            fetched_all: false,
+            front: VecDeque::new(),
+            back: VecDeque::new(),
+            own,
+            leaves_forward: 0,
+            leaves_backward: 0,
+            failed: false,
+        };
+        range.fetched_all = range.is_exhausted();
+        range
+    }
+
+    fn is_exhausted(&self) -> bool {
+        match (&self.lower, &self.upper) {
+            (Bound::Included(lower), Bound::Included(upper)) => lower > upper,
+            (Bound::Included(lower) | Bound::Excluded(lower), Bound::Excluded(upper))
+            | (Bound::Excluded(lower), Bound::Included(upper)) => lower >= upper,
+            _ => false,
+        }
+    }
+
+    /// The rows of the leaf that lie within what is left to fetch, as the scan's moment saw them.
+    fn copy_rows(&self, leaf: &Leaf<'_>, page: crate::format::PageId, bound: &Option<Vec<u8>>, forward: bool) -> VecDeque<Row> {
+        let at = |bound: &Bound<Vec<u8>>, start: bool| match bound {
+            Bound::Unbounded => {
+                if start {
+                    0
+                } else {
+                    leaf.len()
+                }
+            }
+            Bound::Included(key) if start => leaf.lower_bound(key),
+            Bound::Excluded(key) if !start => leaf.lower_bound(key),
+            Bound::Included(key) | Bound::Excluded(key) => match leaf.search(key) {
+                Ok(index) => index + 1,
+                Err(index) => index,
+            },
+        };
+        let (start, end) = (at(&self.lower, true), at(&self.upper, false));
+        let mut batch = Batch { rows: Vec::new(), spans: Vec::new() };
+        let in_range = |key: &[u8]| {
+            (match &self.lower {
+                Bound::Unbounded => true,
+                Bound::Included(lower) => key >= &lower[..],
+                Bound::Excluded(lower) => key > &lower[..],
+            }) && (match &self.upper {
+                Bound::Unbounded => true,
+                Bound::Included(upper) => key <= &upper[..],
+                Bound::Excluded(upper) => key < &upper[..],
+            })
+        };
+        let newer = leaf.newest() > self.moment.timestamp;
+        let mut versions = if newer {
+            self.core.engine.versions.overlay(self.tree.pages.id, page, self.moment.timestamp)
+        } else {
+            BTreeMap::new()
+        };
+        if versions.is_empty() && self.own.is_empty() {
+            batch.rows.reserve(leaf.live_bytes() + end.saturating_sub(start) * leaf.prefix().len());
+            batch.spans.reserve(end.saturating_sub(start));
+            for index in start..end.max(start) {
+                let (suffix, value) = leaf.row(index);
+                batch.push(leaf.prefix(), suffix, value);
+            }
+            return batch.finish();
+        }
+        // The slow way: rows, what they were, and what the transaction made of them, by key.
+        versions.retain(|key, _| in_range(key));
+        let covered = |key: &[u8]| match (bound, forward) {
+            (None, _) => true,
+            (Some(fence), true) => key < &fence[..],
+            (Some(fence), false) => key >= &fence[..],
+        };
+        let own = self.own.iter().filter(|(key, _)| in_range(key) && leaf.covers(key) && covered(key));
+        let mut own: BTreeMap<&[u8], &Option<OwnValue>> = own.map(|(key, value)| (&key[..], value)).collect();
+        let mut key = Vec::new();
+        let mut keys: BTreeMap<Vec<u8>, Option<usize>> = versions.keys().map(|key| (key.clone(), None)).collect();
+        keys.extend(own.keys().map(|key| (key.to_vec(), None)));
+        for index in start..end.max(start) {
+            leaf.key_into(index, &mut key);
+            keys.insert(key.clone(), Some(index));
+        }
+        for (key, index) in keys {
+            match (own.remove(&key[..]), versions.get(&key), index) {
+                (Some(None), _, _) => {}
+                (Some(Some(value)), _, _) => {
+                    let span = batch.keep(&key);
+                    batch.spans.push((span, Fetched::Own(value.clone())));
+                }
+                (None, Some(was), _) => batch.push_was(&key, was),
+                (None, None, Some(index)) => batch.push(&key, &[], leaf.value(index)),
+                (None, None, None) => {}
+            }
+        }
+        batch.finish()
+    }
+
+    fn fetch_forward(&mut self) -> Result<()> {
+        let engine = Arc::clone(&self.core.engine);
+        let key = match &self.lower {
+            Bound::Unbounded => Vec::new(),
+            Bound::Included(key) | Bound::Excluded(key) => key.clone(),
+        };
+        if self.leaves_forward >= UNAIDED_LEAVES && self.leaves_forward.is_multiple_of(AHEAD_PAGES / 2) {
+            let pages = {
+                let pin = engine.pool.pin();
+                self.tree.upcoming(&pin, Target::At(&key), true, AHEAD_PAGES).0
+            };
+            engine.pool.fault_many(&self.tree.pages, &pages)?;
+        }
+        self.leaves_forward += 1;
+        let (rows, next) = Tree::waiting(&engine.pool, || -> Result<_, Stop> {
+            let pin = engine.pool.pin();
+            let read = self.tree.read_leaf(&pin, Target::At(&key))?;
+            let leaf = Leaf::new(&read);
+            let fence = leaf.upper_fence().map(<[u8]>::to_vec);
+            let page = read.header().identity().expect("a latched leaf has an identity").page;
+            let rows = self.copy_rows(&leaf, page, &fence, true);
+            Ok((rows, fence.map_or(Next::Nowhere, Next::From)))
+        })?;
+        self.moment.check()?;
+        self.front = rows;
+        match next {
+            Next::From(fence) => {
+                self.lower = Bound::Included(fence);
+                self.fetched_all = self.is_exhausted();
+            }
+            Next::Nowhere => self.fetched_all = true,
+        }
+        Ok(())
+    }
+
+    fn fetch_backward(&mut self) -> Result<()> {
+        let engine = Arc::clone(&self.core.engine);
+        let upper = self.upper.clone();
+        let target = match &upper {
+            Bound::Unbounded => Target::Last,
+            Bound::Included(key) => Target::At(key),
+            Bound::Excluded(key) if key.is_empty() => {
+                self.fetched_all = true;
+                return Ok(());
+            }
+            Bound::Excluded(key) => Target::Below(key),
+        };
+        if self.leaves_backward >= UNAIDED_LEAVES && self.leaves_backward.is_multiple_of(AHEAD_PAGES / 2) {
+            let pages = {
+                let pin = engine.pool.pin();
+                self.tree.upcoming(&pin, target, false, AHEAD_PAGES).0
+            };
+            engine.pool.fault_many(&self.tree.pages, &pages)?;
+        }
+        self.leaves_backward += 1;
+        let (rows, next) = Tree::waiting(&engine.pool, || -> Result<_, Stop> {
+            let pin = engine.pool.pin();
+            let read = self.tree.read_leaf(&pin, target)?;
+            let leaf = Leaf::new(&read);
+            let fence = leaf.lower_fence().map(<[u8]>::to_vec);
+            let page = read.header().identity().expect("a latched leaf has an identity").page;
+            let rows = self.copy_rows(&leaf, page, &fence, false);
+            Ok((rows, fence.map_or(Next::Nowhere, Next::From)))
+        })?;
+        self.moment.check()?;
+        self.back = rows;
+        match next {
+            Next::From(fence) => {
+                self.upper = Bound::Excluded(fence);
+                self.fetched_all = self.is_exhausted();
+            }
+            Next::Nowhere => self.fetched_all = true,
+        }
+        Ok(())
+    }
+
+    fn hand_out(&mut self, row: Row) -> Option<Result<(Value, Value)>> {
+        let key = Value::part(&row.rows, row.key.clone());
+        let value = match row.value {
+            Fetched::Inline(span) => Value::part(&row.rows, span),
+            Fetched::Large(reference) => match self.core.read_large(&self.tree, &reference, &self.moment) {
+                Ok(bytes) => bytes.into(),
+                Err(error) => {
+                    self.failed = true;
+                    return Some(Err(error));
+                }
+            },
+            Fetched::Own(OwnValue::Bytes(bytes)) => bytes.into(),
+            Fetched::Own(OwnValue::Large(value)) => match self.core.read_unplaced(&self.tree, &value) {
+                Ok(bytes) => bytes.into(),
+                Err(error) => {
+                    self.failed = true;
+                    return Some(Err(error));
+                }
+            },
+        };
+        Some(Ok((key, value)))
+    }
+
+    /// Counts the rows that are left. O(rows): each leaf is visited.
+    pub(crate) fn count_rows(mut self) -> Result<u64> {
+        let mut count = (self.front.len() + self.back.len()) as u64;
+        while !self.fetched_all {
+            self.fetch_forward()?;
+            count += self.front.len() as u64;
+        }
+        Ok(count)
+    }
+}
+
+impl Iterator for Range {
+    type Item = Result<(Value, Value)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some(row) = self.front.pop_front() {
+                return self.hand_out(row);
+            }
+            if self.failed {
+                return None;
+            }
+            if self.fetched_all {
+                return self.back.pop_front().and_then(|row| self.hand_out(row));
+            }
+            if let Err(error) = self.fetch_forward() {
+                self.failed = true;
+                return Some(Err(error));
+            }
+        }
+    }
+}
+
+impl DoubleEndedIterator for Range {
+    fn next_back(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some(row) = self.back.pop_back() {
+                return self.hand_out(row);
+            }
+            if self.failed {
+                return None;
+            }
+            if self.fetched_all {
+                return self.front.pop_back().and_then(|row| self.hand_out(row));
+            }
+            if let Err(error) = self.fetch_backward() {
+                self.failed = true;
+                return Some(Err(error));
+            }
+        }
+    }
+}
+
+/// The bounds of all keys with a prefix.
+pub(crate) fn prefix_bounds(prefix: &[u8]) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < u8::MAX {
+            end.push(last + 1);
+            return (Bound::Included(prefix.to_vec()), Bound::Excluded(end));
+        }
+    }
+    (Bound::Included(prefix.to_vec()), Bound::Unbounded)
+}
+
+/// The parts of a large value, one after the other: `Read` and `Seek`.
+pub struct ValueReader {
+    pub(crate) core: Arc<Core>,
+    pub(crate) tree: Tree,
+    pub(crate) moment: Arc<Registration>,
+    pub(crate) content: Content,
+    pub(crate) position: u64,
+    pub(crate) chunk: Option<(u64, Vec<u8>)>,
+}
+
+pub(crate) enum Content {
+    Bytes(Vec<u8>),
+    Placed(LargeRef),
+    Unplaced(crate::txn::write_set::LargeValue),
+}
+
+impl std::fmt::Debug for ValueReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ValueReader({} of {} bytes)", self.position, self.len())
+    }
+}
+
+impl ValueReader {
+    /// The value's length in bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        match &self.content {
+            Content::Bytes(bytes) => bytes.len() as u64,
+            Content::Placed(reference) => reference.length,
+            Content::Unplaced(value) => value.length,
+        }
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes from the position on, at least one if there are any.
+    fn available(&mut self) -> std::io::Result<&[u8]> {
+        let length = self.len();
+        if self.position >= length {
+            return Ok(&[]);
+        }
+        let payload = values::chunk_payload_bytes(&self.core.engine.pool);
+        let (start, chunk_count) = match &self.content {
+            Content::Bytes(bytes) => return Ok(&bytes[self.position as usize..]),
+            Content::Placed(reference) if reference.chunk_count == 1 => (0, 1),
+            Content::Placed(reference) => (self.position / payload * payload, reference.chunk_count as usize),
+            Content::Unplaced(value) => (self.position / payload * payload, value.places.len()),
+        };
+        if self.chunk.as_ref().is_none_or(|(at, _)| *at != start) {
+            let index = (start / payload) as usize;
+            assert!(index < chunk_count);
+            let bytes = match &self.content {
+                Content::Placed(reference) => self.core.read_chunk(&self.tree, reference, index as u32, &self.moment),
+                Content::Unplaced(value) => self.core.read_unplaced_chunk(&self.tree, value, index),
+                Content::Bytes(_) => unreachable!("handled above"),
+            };
+            self.chunk = Some((start, bytes.map_err(std::io::Error::other)?));
+        }
+        let (start, bytes) = self.chunk.as_ref().expect("read above");
+        bytes.get((self.position - start) as usize..).filter(|rest| !rest.is_empty()).ok_or_else(|| {
+            std::io::Error::new(std::io::ErrorKind::InvalidData, "a chunk of the value is shorter than it should be")
+        })
+    }
+}
+
+impl std::io::Read for ValueReader {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let available = self.available()?;
+        let count = available.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&available[..count]);
+        self.position += count as u64;
+        Ok(count)
+    }
+}
+
+impl std::io::Seek for ValueReader {
+    fn seek(&mut self, to: std::io::SeekFrom) -> std::io::Result<u64> {
+        let position = match to {
+            std::io::SeekFrom::Start(position) => Some(position),
+            std::io::SeekFrom::End(offset) => self.len().checked_add_signed(offset),
+            std::io::SeekFrom::Current(offset) => self.position.checked_add_signed(offset),
+        };
+        self.position = position.ok_or_else(|| {
+            std::io::Error::new(std::io::ErrorKind::InvalidInput, "a position before the beginning of the value")
+        })?;
+        Ok(self.position)
+    }
+}

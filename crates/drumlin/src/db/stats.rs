@@ -1,0 +1,122 @@
+//! Figures of an open database.
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::core::Core;
+use crate::format::Timestamp;
+
+/// Figures of this opening of the database. Sizes are in bytes; counts begin at the opening.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the names say it, with their units")]
+pub struct Stats {
+    pub path: PathBuf,
+    pub io_backend: &'static str,
+    pub sync_method: &'static str,
+    /// Whether the data file bypasses the page cache.
+    pub direct_io: bool,
+
+    pub memory_budget_bytes: u64,
+    /// Frames, headers, tables, versions, entries, buffers.
+    pub memory_used_bytes: u64,
+    pub frame_bytes: u64,
+    pub dirty_bytes: u64,
+    pub table_bytes: u64,
+    pub version_bytes: u64,
+    pub log_buffer_bytes: u64,
+
+    pub page_misses: u64,
+    pub device_reads: u64,
+    pub device_read_bytes: u64,
+    /// Writes of the data file; the log's are `log_syncs`.
+    pub device_writes: u64,
+    pub device_write_bytes: u64,
+
+    pub commits: u64,
+    /// What recovery would have to read.
+    pub log_bytes: u64,
+    /// Bytes of records appended.
+    pub log_bytes_written: u64,
+    pub log_syncs: u64,
+
+    pub data_file_bytes: u64,
+    /// Bytes of extents in use.
+    pub live_bytes: u64,
+    pub segment_bytes: u64,
+    pub segments: u64,
+    pub free_segments: u64,
+
+    pub checkpoints: u64,
+    pub last_checkpoint: Timestamp,
+    pub durable: Timestamp,
+    pub visible: Timestamp,
+    /// Snapshots, transactions and scans that are registered.
+    pub snapshots: u64,
+    pub oldest_snapshot: Option<Timestamp>,
+    pub oldest_snapshot_age: Option<Duration>,
+    /// Why no commits are accepted any more, if so.
+    pub failed: Option<String>,
+}
+
+impl Core {
+    pub(crate) fn stats(&self) -> Stats {
+        let engine = &self.engine;
+        let space = &engine.space;
+        let usage = space.segments.usage();
+        let oldest = engine.snapshots.oldest();
+        let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        // Not while a checkpoint is being made: its figures are not settled.
+        let (last_checkpoint, base_bytes) = match self.base.try_lock() {
+            Some(base) => (base.superblock.timestamp, base.memory_bytes()),
+            None => (Timestamp(0), 0),
+        };
+        let frame_bytes = engine.pool.frames.used_bytes() as u64;
+        let table_bytes = space.table_bytes();
+        let version_bytes = engine.versions.memory_bytes();
+        let entry_bytes = space.entry_count() as u64 * 24;
+        Stats {
+            path: self.path.clone(),
+            io_backend: engine.backend.name(),
+            sync_method: self.sync.name(),
+            direct_io: space.file().is_direct(),
+            memory_budget_bytes: self.memory_bytes,
+            memory_used_bytes: frame_bytes
+                + table_bytes
+                + version_bytes
+                + entry_bytes
+                + base_bytes
+                + self.log_buffer_bytes
+                + engine.pool.overhead_bytes()
+                + engine.locks.bytes() as u64,
+            frame_bytes,
+            dirty_bytes: engine.pool.frames.dirty_bytes(),
+            table_bytes,
+            version_bytes,
+            log_buffer_bytes: self.log_buffer_bytes,
+            page_misses: load(&engine.pool.hits.misses),
+            device_reads: load(&space.traffic.reads),
+            device_read_bytes: load(&space.traffic.read_bytes),
+            device_writes: load(&space.traffic.writes),
+            device_write_bytes: load(&space.traffic.write_bytes),
+            commits: load(&engine.commits),
+            log_bytes: engine.log().live_bytes(),
+            log_bytes_written: load(&engine.log_bytes_written),
+            log_syncs: engine.log().sync_count(),
+            data_file_bytes: space.file().len().unwrap_or(0),
+            live_bytes: usage.live_bytes,
+            segment_bytes: space.segments.segment_bytes(),
+            segments: usage.segment_count,
+            free_segments: usage.free_count,
+            checkpoints: load(&self.checkpoints),
+            last_checkpoint,
+            durable: engine.log().durable(),
+            visible: engine.clock.visible(),
+            snapshots: engine.snapshots.count(),
+            oldest_snapshot: oldest.map(|(timestamp, _)| timestamp),
+            oldest_snapshot_age: oldest.map(|(_, since)| self.now().saturating_sub(since)),
+            failed: space.failure().or_else(|| engine.log().failure()).map(|reason| reason.to_string()),
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! The catalogue of a checkpoint: which keyspaces there are, and where their tables are kept.
+//!
+//! A byte string, cut into extents of kind `Catalogue` that the superblock names. Integers are little-endian; a list is
+//! its length (4 bytes) and its items.
+//!
+//! ```text
+//! next keyspace (4)   next value identity (8)
+//! list of keyspaces:  id (4)   page size (4)   length of the name (2)   name   list of chunks of the table's base image: place (8), 0 where all its pages are free
+//! list of summaries:  epoch (8)   place (8)
+//! list of orphans:    keyspace (4)   first page (4)   number of pages (4): values that only snapshots still saw; freed at the next opening
+//! ```
+
+use super::{Epoch, KeyspaceId, PageId, Place};
+
+/// See the module.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Catalogue {
+    pub(crate) next_keyspace: u32,
+    pub(crate) next_value: u64,
+    pub(crate) keyspaces: Vec<KeyspaceEntry>,
+    pub(crate) summaries: Vec<(Epoch, Place)>,
+    pub(crate) orphans: Vec<Orphan>,
+}
+
+/// A keyspace and the base image of its table.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct KeyspaceEntry {
+    pub(crate) id: KeyspaceId,
+    pub(crate) page_bytes: u32,
+    pub(crate) name: String,
+    /// One place a chunk.
+    pub(crate) chunks: Vec<Place>,
+}
+
+/// The pages of a value that no row names any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Orphan {
+    pub(crate) keyspace: KeyspaceId,
+    pub(crate) first_page: PageId,
+    pub(crate) page_count: u32,
+}
+
+impl Catalogue {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        out.extend(self.next_keyspace.to_le_bytes());
+        out.extend(self.next_value.to_le_bytes());
+        out.extend((self.keyspaces.len() as u32).to_le_bytes());
+        for keyspace in &self.keyspaces {
+            out.extend(keyspace.id.0.to_le_bytes());
+            out.extend(keyspace.page_bytes.to_le_bytes());
+            let name_bytes = u16::try_from(keyspace.name.len()).expect("names are limited");
+            out.extend(name_bytes.to_le_bytes());
+            out.extend(keyspace.name.as_bytes());
+            out.extend((keyspace.chunks.len() as u32).to_le_bytes());
+            for place in &keyspace.chunks {
+                out.extend(place.to_bits().to_le_bytes());
+            }
+        }
+        out.extend((self.summaries.len() as u32).to_le_bytes());
+        for (epoch, place) in &self.summaries {
+            out.extend(epoch.0.to_le_bytes());
+            out.extend(place.to_bits().to_le_bytes());
+        }
+        out.extend((self.orphans.len() as u32).to_le_bytes());
+        for orphan in &self.orphans {
+            out.extend(orphan.keyspace.0.to_le_bytes());
+            out.extend(orphan.first_page.0.to_le_bytes());
+            out.extend(orphan.page_count.to_le_bytes());
+        }
+        out
+    }
+
+    /// `None` where the bytes are malformed.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Catalogue> {
+        let mut reader = Reader { bytes };
+        let next_keyspace = reader.u32()?;
+        let next_value = reader.u64()?;
+        let keyspaces = reader.list(|reader| {
+            let id = KeyspaceId(reader.u32()?);
+            let page_bytes = reader.u32()?;
+            let name_bytes = usize::from(u16::from_le_bytes(reader.take(2)?.try_into().ok()?));
+            let name = std::str::from_utf8(reader.take(name_bytes)?).ok()?.to_owned();
+            let chunks = reader.list(|reader| {
+                let bits = reader.u64()?;
+                if bits == 0 { Some(Place::NONE) } else { Place::from_bits(bits) }
+            })?;
+            Some(KeyspaceEntry { id, page_bytes, name, chunks })
+        })?;
+        let summaries = reader.list(|reader| Some((Epoch(reader.u64()?), Place::from_bits(reader.u64()?)?)))?;
+        let orphans = reader.list(|reader| {
+            Some(Orphan {
+                keyspace: KeyspaceId(reader.u32()?),
+                first_page: PageId(reader.u32()?),
+                page_count: reader.u32()?,
+            })
+        })?;
+        reader.bytes.is_empty().then_some(Catalogue { next_keyspace, next_value, keyspaces, summaries, orphans })
+    }
+}
+
+struct Reader<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.bytes.split_at_checked(count)?;
+        self.bytes = rest;
+        Some(taken)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
+    }
+
+    fn list<T>(&mut self, mut item: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
+        let count = self.u32()?;
+        // The count is not believed before the items are there: no allocation ahead of them.
+        let mut items = Vec::new();
+        for _ in 0..count {
+            items.push(item(self)?);
+        }
+        Some(items)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A catalogue survives its bytes; cut short anywhere it is refused without a panic.
+    #[test]
+    fn a_catalogue_survives_its_bytes() {
+        let catalogue = Catalogue {
+            next_keyspace: 3,
+            next_value: 99,
+            keyspaces: vec![KeyspaceEntry {
+                id: KeyspaceId(2),
+                page_bytes: 4096,
+                name: "käse".into(),
+                chunks: vec![Place::new(4096, 64, Epoch(1)), Place::NONE],
+            }],
+            summaries: vec![(Epoch(1), Place::new(8192, 640, Epoch(1)))],
+            orphans: vec![Orphan { keyspace: KeyspaceId(2), first_page: PageId(5), page_count: 6 }],
+        };
+        let bytes = catalogue.encode();
+        assert_eq!(Catalogue::decode(&bytes), Some(catalogue));
+        for end in 0..bytes.len() {
+            assert_eq!(Catalogue::decode(&bytes[..end]), None);
+        }
+    }
+}

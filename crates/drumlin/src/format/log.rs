@@ -1,0 +1,319 @@
+//! The header of a log segment and the header of a log record.
+//!
+//! The first block of a segment file is its header; only its first 512 bytes are used, so that a device writes it whole
+//! or not at all. A block of zeros is the header of a segment that was never used.
+//!
+//! ```text
+//! SEGMENT HEADER
+//! OFFSET  SIZE  DESCRIPTION
+//!      0     8  "DRUMLOG\0"
+//!      8     4  format version
+//!     12     2  stream
+//!     14     1  1 once all of the window has been written, with zeros or records
+//!     15     1  zero
+//!     16     4  slot: the number in the file's name
+//!     20     4  incarnation that began this use
+//!     24     8  identity of the database
+//!     32     8  use number: ascends within a stream, never used twice
+//!     40     8  position in the stream of the window's first byte
+//!     48     8  bytes of the window, which begins behind this block
+//!     56     8  lowest timestamp that a record starting in the window can have
+//!     64     8  durable horizon when this header was written
+//!     72     8  sequence number of the newest superblock when this header was written
+//!     80     8  XXH3-64 of the bytes from 0 to 80
+//! ```
+//!
+//! A record begins on a multiple of 8 bytes and may run on into the next segment, even within its header.
+//!
+//! ```text
+//! RECORD HEADER
+//! OFFSET  SIZE  DESCRIPTION
+//!      0     4  "dRec"
+//!      4     4  flags
+//!      8     8  timestamp
+//!     16     8  durable horizon when it was appended
+//!     24     4  incarnation
+//!     28     4  bytes of the body, which follows this header and is padded with zeros to a multiple of 8
+//!     32     8  XXH3-64 of the body
+//!     40     8  XXH3-64 of the bytes from 0 to 40, seeded with where the record lies: see [`record_seed`]
+//! ```
+
+use super::{FORMAT_VERSION, Incarnation, Timestamp, checksum, get_u16, get_u32, get_u64, put_u16, put_u32, put_u64};
+
+const MAGIC_OFFSET: usize = 0;
+const VERSION_OFFSET: usize = 8;
+const STREAM_OFFSET: usize = 12;
+const FILLED_OFFSET: usize = 14;
+const ZERO_OFFSET: usize = 15;
+const SLOT_OFFSET: usize = 16;
+const INCARNATION_OFFSET: usize = 20;
+const DATABASE_OFFSET: usize = 24;
+const USE_OFFSET: usize = 32;
+const START_OFFSET: usize = 40;
+const WINDOW_BYTES_OFFSET: usize = 48;
+const FIRST_OFFSET: usize = 56;
+const HORIZON_OFFSET: usize = 64;
+const CHECKPOINT_OFFSET: usize = 72;
+const CHECKSUM_OFFSET: usize = 80;
+/// Bytes of a segment's header; the rest of its block is zero.
+pub(crate) const SEGMENT_HEADER_BYTES: usize = 88;
+
+const _: () = {
+    assert!(VERSION_OFFSET == MAGIC_OFFSET + 8);
+    assert!(STREAM_OFFSET == VERSION_OFFSET + 4);
+    assert!(FILLED_OFFSET == STREAM_OFFSET + 2);
+    assert!(ZERO_OFFSET == FILLED_OFFSET + 1);
+    assert!(SLOT_OFFSET == ZERO_OFFSET + 1);
+    assert!(INCARNATION_OFFSET == SLOT_OFFSET + 4);
+    assert!(DATABASE_OFFSET == INCARNATION_OFFSET + 4);
+    assert!(USE_OFFSET == DATABASE_OFFSET + 8);
+    assert!(START_OFFSET == USE_OFFSET + 8);
+    assert!(WINDOW_BYTES_OFFSET == START_OFFSET + 8);
+    assert!(FIRST_OFFSET == WINDOW_BYTES_OFFSET + 8);
+    assert!(HORIZON_OFFSET == FIRST_OFFSET + 8);
+    assert!(CHECKPOINT_OFFSET == HORIZON_OFFSET + 8);
+    assert!(CHECKSUM_OFFSET == CHECKPOINT_OFFSET + 8);
+    assert!(SEGMENT_HEADER_BYTES == CHECKSUM_OFFSET + 8);
+    assert!(SEGMENT_HEADER_BYTES <= 512, "a header must fit the unit that a device writes whole");
+};
+
+const SEGMENT_MAGIC: [u8; 8] = *b"DRUMLOG\0";
+
+/// What the first block of a segment file says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SegmentHeader {
+    pub(crate) stream: u16,
+    pub(crate) slot: u32,
+    pub(crate) database: u64,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) use_number: u64,
+    pub(crate) start: u64,
+    pub(crate) window_bytes: u64,
+    pub(crate) first: Timestamp,
+    pub(crate) horizon: Timestamp,
+    pub(crate) checkpoint: u64,
+    pub(crate) filled: bool,
+}
+
+/// What is wrong with a segment's header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub(crate) enum HeaderFlaw {
+    #[error("it is not the header of a log segment")]
+    Magic,
+    #[error("its checksum does not match")]
+    Checksum,
+    #[error("it has format {0}")]
+    Newer(u32),
+    #[error("its window makes no sense")]
+    Window,
+}
+
+impl SegmentHeader {
+    /// Writes the header to the start of `block` and zeros behind it.
+    pub(crate) fn encode(&self, block: &mut [u8]) {
+        block.fill(0);
+        block[MAGIC_OFFSET..MAGIC_OFFSET + 8].copy_from_slice(&SEGMENT_MAGIC);
+        put_u32(block, VERSION_OFFSET, FORMAT_VERSION);
+        put_u16(block, STREAM_OFFSET, self.stream);
+        block[FILLED_OFFSET] = u8::from(self.filled);
+        put_u32(block, SLOT_OFFSET, self.slot);
+        put_u32(block, INCARNATION_OFFSET, self.incarnation.0);
+        put_u64(block, DATABASE_OFFSET, self.database);
+        put_u64(block, USE_OFFSET, self.use_number);
+        put_u64(block, START_OFFSET, self.start);
+        put_u64(block, WINDOW_BYTES_OFFSET, self.window_bytes);
+        put_u64(block, FIRST_OFFSET, self.first.0);
+        put_u64(block, HORIZON_OFFSET, self.horizon.0);
+        put_u64(block, CHECKPOINT_OFFSET, self.checkpoint);
+        let sum = checksum(&block[..CHECKSUM_OFFSET], 0);
+        put_u64(block, CHECKSUM_OFFSET, sum);
+    }
+
+    /// The header at the start of `block`; `None` where the block is zeros.
+    pub(crate) fn decode(block: &[u8]) -> Result<Option<SegmentHeader>, HeaderFlaw> {
+        if block.iter().all(|&byte| byte == 0) {
+            return Ok(None);
+        }
+        if block[MAGIC_OFFSET..MAGIC_OFFSET + 8] != SEGMENT_MAGIC {
+            return Err(HeaderFlaw::Magic);
+        }
+        if checksum(&block[..CHECKSUM_OFFSET], 0) != get_u64(block, CHECKSUM_OFFSET) {
+            return Err(HeaderFlaw::Checksum);
+        }
+        let version = get_u32(block, VERSION_OFFSET);
+        if version > FORMAT_VERSION {
+            return Err(HeaderFlaw::Newer(version));
+        }
+        let header = SegmentHeader {
+            stream: get_u16(block, STREAM_OFFSET),
+            slot: get_u32(block, SLOT_OFFSET),
+            database: get_u64(block, DATABASE_OFFSET),
+            incarnation: Incarnation(get_u32(block, INCARNATION_OFFSET)),
+            use_number: get_u64(block, USE_OFFSET),
+            start: get_u64(block, START_OFFSET),
+            window_bytes: get_u64(block, WINDOW_BYTES_OFFSET),
+            first: Timestamp(get_u64(block, FIRST_OFFSET)),
+            horizon: Timestamp(get_u64(block, HORIZON_OFFSET)),
+            checkpoint: get_u64(block, CHECKPOINT_OFFSET),
+            filled: block[FILLED_OFFSET] == 1,
+        };
+        let block_bytes = super::BLOCK_BYTES as u64;
+        let whole = header.start.is_multiple_of(block_bytes) && header.window_bytes.is_multiple_of(block_bytes);
+        if !whole || header.window_bytes == 0 || header.start.checked_add(header.window_bytes).is_none() {
+            return Err(HeaderFlaw::Window);
+        }
+        Ok(Some(header))
+    }
+
+    /// What the checksums of the records that start in this window are seeded with, before their position.
+    pub(crate) fn seed(&self) -> u64 {
+        let mut identity = [0; 24];
+        put_u64(&mut identity, 0, self.database);
+        put_u64(&mut identity, 8, u64::from(self.stream));
+        put_u64(&mut identity, 16, self.use_number);
+        checksum(&identity, 0)
+    }
+}
+
+const RECORD_MAGIC_OFFSET: usize = 0;
+const FLAGS_OFFSET: usize = 4;
+const TIMESTAMP_OFFSET: usize = 8;
+const RECORD_HORIZON_OFFSET: usize = 16;
+const RECORD_INCARNATION_OFFSET: usize = 24;
+const BODY_BYTES_OFFSET: usize = 28;
+const BODY_CHECKSUM_OFFSET: usize = 32;
+const RECORD_CHECKSUM_OFFSET: usize = 40;
+/// Bytes of a record's header.
+pub(crate) const RECORD_HEADER_BYTES: usize = 48;
+
+const _: () = {
+    assert!(FLAGS_OFFSET == RECORD_MAGIC_OFFSET + 4);
+    assert!(TIMESTAMP_OFFSET == FLAGS_OFFSET + 4);
+    assert!(RECORD_HORIZON_OFFSET == TIMESTAMP_OFFSET + 8);
+    assert!(RECORD_INCARNATION_OFFSET == RECORD_HORIZON_OFFSET + 8);
+    assert!(BODY_BYTES_OFFSET == RECORD_INCARNATION_OFFSET + 4);
+    assert!(BODY_CHECKSUM_OFFSET == BODY_BYTES_OFFSET + 4);
+    assert!(RECORD_CHECKSUM_OFFSET == BODY_CHECKSUM_OFFSET + 8);
+    assert!(RECORD_HEADER_BYTES == RECORD_CHECKSUM_OFFSET + 8);
+    assert!(RECORD_HEADER_BYTES.is_multiple_of(RECORD_ALIGNMENT_BYTES));
+};
+
+/// Records begin on multiples of this.
+pub(crate) const RECORD_ALIGNMENT_BYTES: usize = 8;
+
+/// The first four bytes of every record, as an integer.
+pub(crate) const RECORD_MAGIC: u32 = u32::from_le_bytes(*b"dRec");
+
+/// The record names values in extents, which were synced before it was written.
+pub(crate) const FLAG_AFTER_DATA: u32 = 1;
+
+/// The bytes that a record with such a body takes in its stream.
+pub(crate) const fn record_bytes(body_bytes: usize) -> usize {
+    (RECORD_HEADER_BYTES + body_bytes).next_multiple_of(RECORD_ALIGNMENT_BYTES)
+}
+
+/// What the checksum of a record's header is seeded with. It holds for one database, stream, use of a segment and
+/// position only: so neither stale bytes nor a copy of a record within another's body ever verify.
+pub(crate) fn record_seed(segment_seed: u64, position: u64) -> u64 {
+    segment_seed.wrapping_add(position)
+}
+
+/// What stands in front of a record's body.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct RecordHeader {
+    pub(crate) flags: u32,
+    pub(crate) timestamp: Timestamp,
+    pub(crate) horizon: Timestamp,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) body_bytes: u32,
+    pub(crate) body_checksum: u64,
+}
+
+impl RecordHeader {
+    /// Writes the header to the start of `bytes`.
+    pub(crate) fn encode(&self, seed: u64, bytes: &mut [u8]) {
+        put_u32(bytes, RECORD_MAGIC_OFFSET, RECORD_MAGIC);
+        put_u32(bytes, FLAGS_OFFSET, self.flags);
+        put_u64(bytes, TIMESTAMP_OFFSET, self.timestamp.0);
+        put_u64(bytes, RECORD_HORIZON_OFFSET, self.horizon.0);
+        put_u32(bytes, RECORD_INCARNATION_OFFSET, self.incarnation.0);
+        put_u32(bytes, BODY_BYTES_OFFSET, self.body_bytes);
+        put_u64(bytes, BODY_CHECKSUM_OFFSET, self.body_checksum);
+        let sum = checksum(&bytes[..RECORD_CHECKSUM_OFFSET], seed);
+        put_u64(bytes, RECORD_CHECKSUM_OFFSET, sum);
+    }
+
+    /// The header at the start of `bytes`, if one with this seed is there.
+    pub(crate) fn decode(bytes: &[u8], seed: u64) -> Option<RecordHeader> {
+        let verifies = get_u32(bytes, RECORD_MAGIC_OFFSET) == RECORD_MAGIC
+            && checksum(&bytes[..RECORD_CHECKSUM_OFFSET], seed) == get_u64(bytes, RECORD_CHECKSUM_OFFSET);
+        verifies.then(|| RecordHeader {
+            flags: get_u32(bytes, FLAGS_OFFSET),
+            timestamp: Timestamp(get_u64(bytes, TIMESTAMP_OFFSET)),
+            horizon: Timestamp(get_u64(bytes, RECORD_HORIZON_OFFSET)),
+            incarnation: Incarnation(get_u32(bytes, RECORD_INCARNATION_OFFSET)),
+            body_bytes: get_u32(bytes, BODY_BYTES_OFFSET),
+            body_checksum: get_u64(bytes, BODY_CHECKSUM_OFFSET),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segment_header() -> SegmentHeader {
+        SegmentHeader {
+            stream: 3,
+            slot: 9,
+            database: 0x1122_3344_5566_7788,
+            incarnation: Incarnation(4),
+            use_number: 17,
+            start: 12 * 4096,
+            window_bytes: 3 * 4096,
+            first: Timestamp(100),
+            horizon: Timestamp(98),
+            checkpoint: 6,
+            filled: true,
+        }
+    }
+
+    /// A segment header comes back, zeros are no header, and any flipped bit is noticed.
+    #[test]
+    fn a_segment_header_comes_back() {
+        let mut block = [0; 4096];
+        assert_eq!(SegmentHeader::decode(&block), Ok(None));
+        segment_header().encode(&mut block);
+        assert_eq!(SegmentHeader::decode(&block), Ok(Some(segment_header())));
+        for bit in 0..SEGMENT_HEADER_BYTES * 8 {
+            block[bit / 8] ^= 1 << (bit % 8);
+            assert!(SegmentHeader::decode(&block).is_err(), "bit {bit}");
+            block[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+
+    /// A record header comes back with its own seed only, and any flipped bit is noticed.
+    #[test]
+    fn a_record_header_comes_back() {
+        let header = RecordHeader {
+            flags: FLAG_AFTER_DATA,
+            timestamp: Timestamp(7),
+            horizon: Timestamp(5),
+            incarnation: Incarnation(2),
+            body_bytes: 11,
+            body_checksum: 99,
+        };
+        let seed = record_seed(segment_header().seed(), 4096);
+        let mut bytes = [0; RECORD_HEADER_BYTES];
+        header.encode(seed, &mut bytes);
+        assert_eq!(RecordHeader::decode(&bytes, seed), Some(header));
+        assert_eq!(RecordHeader::decode(&bytes, record_seed(segment_header().seed(), 4104)), None);
+        let next_use = SegmentHeader { use_number: 18, ..segment_header() };
+        assert_eq!(RecordHeader::decode(&bytes, record_seed(next_use.seed(), 4096)), None);
+        for bit in 0..RECORD_HEADER_BYTES * 8 {
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(RecordHeader::decode(&bytes, seed), None, "bit {bit}");
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! A page of a tree: a leaf or an inner node. The rules that its bytes obey are in `tree/node`.
+//!
+//! ```text
+//! OFFSET  SIZE  DESCRIPTION
+//!      0    40  header of the extent
+//!     40     8  newest commit applied to the page; 0 in an inner node
+//!     48     2  slots: rows of a leaf, children of an inner node
+//!     50     2  heap: bytes from its first row to the fences, garbage included
+//!     52     2  garbage: bytes of the heap that belong to no row
+//!     54     2  prefix: leading bytes that both fences have in common; no row stores them
+//!     56     2  shared: bytes behind the prefix that every row begins with; the heads begin behind them
+//!     58     2  length of the lower fence, 0xFFFF where there is none
+//!     60     2  length of the upper fence, 0xFFFF where there is none
+//!     62     1  level: 0 for a leaf
+//!     63     1  run: how many insertions in a row went behind the last row (positive) or before the first (negative)
+//!     64   8 n  slots, in the order of their keys
+//!      .     .  zeros
+//!      .     .  heap: rows in any order, grows towards the slots
+//!      .     .  upper fence, whole
+//!      .     .  lower fence, whole, up to the end of the page
+//!
+//! A slot
+//!      0     4  head: the first four bytes of the suffix behind the shared bytes, big-endian, padded with zeros
+//!      4     2  offset of the row in the page
+//!      6     2  length of the suffix; bit 15: the value is the reference of a large one
+//!
+//! A row of a leaf
+//!      0     s  suffix: the key without the prefix
+//!      s     2  length of the value
+//!    s+2     v  value
+//!
+//! A row of an inner node; the suffix of child 0 is empty
+//!      0     s  suffix of the separator: the smallest key that the child may hold, without the prefix
+//!      s     4  page of the child
+//!    s+4     6  rows beneath the child; bit 47: the aggregate is valid
+//!   s+10     6  newest commit among those rows
+//!
+//! The reference of a large value
+//!      0     8  its length in bytes
+//!      8     8  identity
+//!     16     4  page of its first chunk
+//!     20     4  chunks
+//! ```
+
+use super::{PageId, extent, get_u32, get_u64, put_u32, put_u64};
+
+pub(crate) const NEWEST_OFFSET: usize = extent::HEADER_BYTES;
+pub(crate) const SLOT_COUNT_OFFSET: usize = 48;
+pub(crate) const HEAP_BYTES_OFFSET: usize = 50;
+pub(crate) const GARBAGE_BYTES_OFFSET: usize = 52;
+pub(crate) const PREFIX_BYTES_OFFSET: usize = 54;
+pub(crate) const SHARED_BYTES_OFFSET: usize = 56;
+pub(crate) const LOWER_BYTES_OFFSET: usize = 58;
+pub(crate) const UPPER_BYTES_OFFSET: usize = 60;
+pub(crate) const LEVEL_OFFSET: usize = 62;
+pub(crate) const RUN_OFFSET: usize = 63;
+/// Where the slots begin: one cache line holds both headers, and eight slots fill the next.
+pub(crate) const SLOTS_OFFSET: usize = 64;
+
+/// The length of a fence that is not there.
+pub(crate) const FENCE_ABSENT: u16 = 0xFFFF;
+
+pub(crate) const SLOT_HEAD_OFFSET: usize = 0;
+pub(crate) const SLOT_ROW_OFFSET: usize = 4;
+pub(crate) const SLOT_SUFFIX_BYTES_OFFSET: usize = 6;
+pub(crate) const SLOT_BYTES: usize = 8;
+/// Marks a slot whose value is a [`LargeRef`]. Suffixes are at most 16,384 bytes long, so the bit is free.
+pub(crate) const SLOT_LARGE_FLAG: u16 = 0x8000;
+
+/// Bytes before the value in a leaf's row, suffix aside.
+pub(crate) const VALUE_LENGTH_BYTES: usize = 2;
+
+pub(crate) const CHILD_PAGE_OFFSET: usize = 0;
+pub(crate) const CHILD_COUNT_OFFSET: usize = 4;
+pub(crate) const CHILD_NEWEST_OFFSET: usize = 10;
+/// Bytes of an inner node's row, suffix aside.
+pub(crate) const CHILD_BYTES: usize = 16;
+/// Marks a child whose count and newest commit hold.
+pub(crate) const CHILD_VALID_FLAG: u64 = 1 << 47;
+
+const LARGE_LENGTH_OFFSET: usize = 0;
+const LARGE_ID_OFFSET: usize = 8;
+const LARGE_PAGE_OFFSET: usize = 16;
+const LARGE_CHUNKS_OFFSET: usize = 20;
+/// Bytes of the reference of a large value.
+pub(crate) const LARGE_REF_BYTES: usize = 24;
+
+const _: () = {
+    assert!(NEWEST_OFFSET == 40);
+    assert!(SLOT_COUNT_OFFSET == NEWEST_OFFSET + 8);
+    assert!(HEAP_BYTES_OFFSET == SLOT_COUNT_OFFSET + 2);
+    assert!(GARBAGE_BYTES_OFFSET == HEAP_BYTES_OFFSET + 2);
+    assert!(PREFIX_BYTES_OFFSET == GARBAGE_BYTES_OFFSET + 2);
+    assert!(SHARED_BYTES_OFFSET == PREFIX_BYTES_OFFSET + 2);
+    assert!(LOWER_BYTES_OFFSET == SHARED_BYTES_OFFSET + 2);
+    assert!(UPPER_BYTES_OFFSET == LOWER_BYTES_OFFSET + 2);
+    assert!(LEVEL_OFFSET == UPPER_BYTES_OFFSET + 2);
+    assert!(RUN_OFFSET == LEVEL_OFFSET + 1);
+    assert!(SLOTS_OFFSET == RUN_OFFSET + 1);
+
+    assert!(SLOT_ROW_OFFSET == SLOT_HEAD_OFFSET + 4);
+    assert!(SLOT_SUFFIX_BYTES_OFFSET == SLOT_ROW_OFFSET + 2);
+    assert!(SLOT_BYTES == SLOT_SUFFIX_BYTES_OFFSET + 2);
+
+    assert!(CHILD_COUNT_OFFSET == CHILD_PAGE_OFFSET + 4);
+    assert!(CHILD_NEWEST_OFFSET == CHILD_COUNT_OFFSET + 6);
+    assert!(CHILD_BYTES == CHILD_NEWEST_OFFSET + 6);
+
+    assert!(LARGE_ID_OFFSET == LARGE_LENGTH_OFFSET + 8);
+    assert!(LARGE_PAGE_OFFSET == LARGE_ID_OFFSET + 8);
+    assert!(LARGE_CHUNKS_OFFSET == LARGE_PAGE_OFFSET + 4);
+    assert!(LARGE_REF_BYTES == LARGE_CHUNKS_OFFSET + 4);
+};
+
+/// Pages are powers of two between these. The smallest serve tests, where they make splits frequent.
+pub(crate) const PAGE_BYTES_MIN: usize = 512;
+pub(crate) const PAGE_BYTES_MAX: usize = 65_536;
+
+/// The longest key: a quarter of the page.
+pub(crate) const fn key_bytes_max(page_bytes: usize) -> usize {
+    page_bytes / 4
+}
+
+/// The longest value that is kept in the page: a quarter of it, less what the page needs for itself.
+///
+/// So a row with the longest key and value fits between two of the longest fences, and a split always finds a way:
+/// 64 + 2 K + 8 + K + 2 + V = page.
+pub(crate) const fn inline_bytes_max(page_bytes: usize) -> usize {
+    page_bytes / 4 - SLOTS_OFFSET - SLOT_BYTES - VALUE_LENGTH_BYTES
+}
+
+const _: () = {
+    // A reference of a large value fits wherever an inline one does.
+    assert!(inline_bytes_max(PAGE_BYTES_MIN) >= LARGE_REF_BYTES);
+    // An inner node between the longest fences has room for two children and the longest separator.
+    assert!(PAGE_BYTES_MIN - 3 * key_bytes_max(PAGE_BYTES_MIN) >= SLOTS_OFFSET + 2 * (SLOT_BYTES + CHILD_BYTES));
+    // Lengths and offsets fit their fields, and the flag beside the suffix is free.
+    assert!(key_bytes_max(PAGE_BYTES_MAX) < SLOT_LARGE_FLAG as usize);
+    assert!(PAGE_BYTES_MAX - SLOTS_OFFSET <= u16::MAX as usize);
+};
+
+/// Where a large value lies.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct LargeRef {
+    pub(crate) length: u64,
+    /// Told apart by this, whatever extents it has moved through.
+    pub(crate) id: u64,
+    pub(crate) first_page: PageId,
+    pub(crate) chunk_count: u32,
+}
+
+impl LargeRef {
+    pub(crate) fn to_bytes(self) -> [u8; LARGE_REF_BYTES] {
+        let mut bytes = [0; LARGE_REF_BYTES];
+        put_u64(&mut bytes, LARGE_LENGTH_OFFSET, self.length);
+        put_u64(&mut bytes, LARGE_ID_OFFSET, self.id);
+        put_u32(&mut bytes, LARGE_PAGE_OFFSET, self.first_page.0);
+        put_u32(&mut bytes, LARGE_CHUNKS_OFFSET, self.chunk_count);
+        bytes
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8; LARGE_REF_BYTES]) -> LargeRef {
+        LargeRef {
+            length: get_u64(bytes, LARGE_LENGTH_OFFSET),
+            id: get_u64(bytes, LARGE_ID_OFFSET),
+            first_page: PageId(get_u32(bytes, LARGE_PAGE_OFFSET)),
+            chunk_count: get_u32(bytes, LARGE_CHUNKS_OFFSET),
+        }
+    }
+}

@@ -1,0 +1,437 @@
+//! Files and folders of the operating system: what the `uring` and `portable` backends have in common. They differ
+//! in their queues alone.
+//!
+//! # Invariants
+//! 1. A request that breaks the file's alignment is refused here, with a text that says so, on every kernel alike:
+//!    some would take it today and refuse it on another device.
+//! 2. `O_DIRECT` is set after opening, never while opening: a file system that refuses it would leave behind the empty
+//!    file that it created first.
+//! 3. An interrupted or short transfer is continued; any other error is final. What it left behind is not told.
+
+use std::fmt;
+use std::fs;
+use std::hash::{BuildHasher, Hasher};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+#[cfg(target_os = "linux")]
+use super::AlignedBuffer;
+use super::{Backend, File, FileRef, OpenOptions, Persist, Queue, SyncMethod};
+#[cfg(target_os = "linux")]
+use crate::format::BLOCK_BYTES;
+
+/// Devices with logical blocks of 512 bytes are the smallest there are; some file systems report less for memory.
+#[cfg(target_os = "linux")]
+const ALIGNMENT_BYTES_MIN: usize = 512;
+
+/// An open file of the operating system.
+pub(crate) struct DiskFile {
+    path: PathBuf,
+    handle: fs::File,
+    /// 1 for a buffered file.
+    alignment: usize,
+    direct: bool,
+    /// The kernel or file system has refused `RWF_DSYNC` on this file: do not ask again.
+    durable_write_refused: AtomicBool,
+}
+
+impl DiskFile {
+    fn open(path: &Path, options: OpenOptions) -> io::Result<DiskFile> {
+        let handle = fs::OpenOptions::new()
+            .read(true)
+            .write(options.write)
+            .create(options.create)
+            .create_new(options.create_new)
+            .open(path)?;
+        let direct_alignment = if options.direct { try_direct(&handle)? } else { None };
+        Ok(DiskFile {
+            path: path.to_owned(),
+            handle,
+            alignment: direct_alignment.unwrap_or(1),
+            direct: direct_alignment.is_some(),
+            durable_write_refused: AtomicBool::new(cfg!(not(target_os = "linux"))),
+        })
+    }
+
+    /// The operating system's handle, for the ring.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn handle(&self) -> &fs::File {
+        &self.handle
+    }
+
+    /// Invariant 1; and no offset that the system's signed 64 bits cannot hold.
+    pub(crate) fn check_request(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
+        let unit = self.alignment;
+        let aligned = offset.is_multiple_of(unit as u64)
+            && buffer.len().is_multiple_of(unit)
+            && buffer.as_ptr().addr().is_multiple_of(unit);
+        if !aligned {
+            return Err(misaligned(&self.path, unit, buffer, offset));
+        }
+        match offset.checked_add(buffer.len() as u64) {
+            Some(end) if end <= i64::MAX as u64 => Ok(()),
+            _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "the offset is beyond what a file can have")),
+        }
+    }
+
+    fn write_all(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
+        self.write_with(buffer, offset, |rest, position| self.handle.write_at(rest, position))
+    }
+
+    /// Writes all of `buffer` by as many calls of `write` as it takes.
+    fn write_with(
+        &self,
+        buffer: &[u8],
+        offset: u64,
+        write: impl Fn(&[u8], u64) -> io::Result<usize>,
+    ) -> io::Result<()> {
+        let mut written = 0;
+        while written < buffer.len() {
+            match write(&buffer[written..], offset + written as u64) {
+                Ok(count) => {
+                    // A direct write continues at a block boundary; the bytes below it are written again, unchanged.
+                    let progress = count - (written + count) % self.alignment;
+                    if count == 0 || progress == 0 {
+                        return Err(io::ErrorKind::WriteZero.into());
+                    }
+                    written += progress;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(space_error(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// One durable write, or a write and an `fdatasync` where the kernel or the file system has none.
+    #[cfg(target_os = "linux")]
+    fn write_durable(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
+        use rustix::io::{Errno, ReadWriteFlags, pwritev2};
+
+        if !self.durable_write_refused.load(Ordering::Relaxed) {
+            let result = self.write_with(buffer, offset, |rest, position| {
+                let written = pwritev2(&self.handle, &[io::IoSlice::new(rest)], position, ReadWriteFlags::DSYNC)?;
+                Ok(written)
+            });
+            let refused = match &result {
+                Ok(()) => false,
+                // Kernels before 4.6 lack the call, those before 4.7 the flag; some file systems refuse the flag.
+                Err(error) => {
+                    matches!(Errno::from_io_error(error), Some(Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL))
+                }
+            };
+            if !refused {
+                return result;
+            }
+            self.durable_write_refused.store(true, Ordering::Relaxed);
+        }
+        self.write_all(buffer, offset)?;
+        self.sync_data()
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn write_durable(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
+        self.write_all(buffer, offset)?;
+        self.sync_data()
+    }
+
+    /// Where the file system cannot allocate: real zeros from the end of the file on. Holes before the end stay.
+    fn extend_with_zeros(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        let zeros = super::AlignedBuffer::zeroed(1 << 20);
+        let end = offset + bytes;
+        let length = self.len()?;
+        let mut position = length.next_multiple_of(self.alignment as u64);
+        if length < end && position > length {
+            self.set_len(position.min(end))?;
+        }
+        while position < end {
+            let count = (end - position).min(zeros.len() as u64) as usize;
+            let count_aligned = count.next_multiple_of(self.alignment);
+            self.write_all(&zeros[..count_aligned], position)?;
+            position += count_aligned as u64;
+        }
+        if self.len()? > end.max(length) { self.set_len(end.max(length)) } else { Ok(()) }
+    }
+}
+
+impl File for DiskFile {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.handle.metadata()?.len())
+    }
+
+    fn set_len(&self, bytes: u64) -> io::Result<()> {
+        self.handle.set_len(bytes).map_err(space_error)
+    }
+
+    fn allocate(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        #[cfg(any(target_os = "linux", target_vendor = "apple", target_os = "freebsd"))]
+        loop {
+            use rustix::fs::{FallocateFlags, fallocate};
+            use rustix::io::Errno;
+            match fallocate(&self.handle, FallocateFlags::empty(), offset, bytes) {
+                Ok(()) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(Errno::OPNOTSUPP | Errno::NOSYS) => break,
+                Err(error) => return Err(space_error(error.into())),
+            }
+        }
+        self.extend_with_zeros(offset, bytes)
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        if self.read_up_to(buffer, offset)? == buffer.len() { Ok(()) } else { Err(end_of_file()) }
+    }
+
+    fn read_up_to(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.check_request(buffer, offset)?;
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match self.handle.read_at(&mut buffer[filled..], offset + filled as u64) {
+                Ok(0) => break,
+                Ok(count) => {
+                    filled += count;
+                    // Only the end of the file stops a direct read inside a block.
+                    if !filled.is_multiple_of(self.alignment) {
+                        break;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(filled)
+    }
+
+    fn write_at(&self, buffer: &[u8], offset: u64, persist: Persist) -> io::Result<()> {
+        self.check_request(buffer, offset)?;
+        match persist {
+            Persist::Later => self.write_all(buffer, offset),
+            Persist::Now(SyncMethod::DurableWrite) => self.write_durable(buffer, offset),
+            Persist::Now(SyncMethod::DataSync) => {
+                self.write_all(buffer, offset)?;
+                self.sync_data()
+            }
+            Persist::Now(SyncMethod::FullSync) => {
+                self.write_all(buffer, offset)?;
+                self.sync_all()
+            }
+        }
+    }
+
+    // The standard library repeats both calls when a signal interrupts them, which loses no report of a failed write:
+    // an interrupted sync has not reported one. On macOS both are F_FULLFSYNC.
+    fn sync_data(&self) -> io::Result<()> {
+        self.handle.sync_data().map_err(space_error)
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        self.handle.sync_all().map_err(space_error)
+    }
+
+    fn supports(&self, method: SyncMethod) -> bool {
+        method != SyncMethod::DurableWrite || !self.durable_write_refused.load(Ordering::Relaxed)
+    }
+
+    fn alignment(&self) -> usize {
+        self.alignment
+    }
+
+    fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    // flock, not fcntl's record locks: those are the process's, so that two handles in one process would both get it.
+    fn try_lock(&self) -> io::Result<bool> {
+        match self.handle.try_lock() {
+            Ok(()) => Ok(true),
+            Err(fs::TryLockError::WouldBlock) => Ok(false),
+            Err(fs::TryLockError::Error(error)) => Err(error),
+        }
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}
+
+impl fmt::Debug for DiskFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mode = if self.direct { "direct" } else { "buffered" };
+        write!(f, "DiskFile({}, {mode}, alignment {})", self.path.display(), self.alignment)
+    }
+}
+
+/// Switches the page cache off for `handle` and returns the alignment that transfers then need, or `None` where the
+/// file system does not take it (tmpfs, encrypted files, blocks larger than ours).
+#[cfg(target_os = "linux")]
+fn try_direct(handle: &fs::File) -> io::Result<Option<usize>> {
+    use rustix::fs::{AtFlags, OFlags, StatxFlags, fcntl_getfl, fcntl_setfl, statx};
+    use rustix::io::Errno;
+
+    // Known since Linux 6.1. An offset alignment of zero says that this very file cannot be read directly.
+    let alignment = match statx(handle, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
+        Ok(found) if found.stx_mask & StatxFlags::DIOALIGN.bits() != 0 => {
+            if found.stx_dio_offset_align == 0 {
+                return Ok(None);
+            }
+            (found.stx_dio_offset_align.max(found.stx_dio_mem_align) as usize).max(ALIGNMENT_BYTES_MIN)
+        }
+        Ok(_) | Err(_) => BLOCK_BYTES,
+    };
+    if alignment > BLOCK_BYTES {
+        return Ok(None);
+    }
+
+    let flags = fcntl_getfl(handle)?;
+    if fcntl_setfl(handle, flags | OFlags::DIRECT).is_err() {
+        return Ok(None);
+    }
+    let mut block = AlignedBuffer::zeroed(BLOCK_BYTES);
+    loop {
+        let Err(error) = handle.read_at(&mut block, 0) else { return Ok(Some(alignment)) };
+        match error.raw_os_error().map(Errno::from_raw_os_error) {
+            Some(Errno::INTR) => {}
+            Some(Errno::INVAL | Errno::OPNOTSUPP) => {
+                fcntl_setfl(handle, flags)?;
+                return Ok(None);
+            }
+            // A damaged first block says nothing about direct reads; whoever needs that block will learn of it.
+            _ => return Ok(Some(alignment)),
+        }
+    }
+}
+
+/// `F_NOCACHE` takes transfers of any alignment.
+#[cfg(target_vendor = "apple")]
+fn try_direct(handle: &fs::File) -> io::Result<Option<usize>> {
+    Ok(rustix::fs::fcntl_nocache(handle, true).ok().map(|()| 1))
+}
+
+#[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
+fn try_direct(_: &fs::File) -> io::Result<Option<usize>> {
+    Ok(None)
+}
+
+/// The error of a request that breaks the alignment of `path`.
+#[cold]
+fn misaligned(path: &Path, unit: usize, buffer: &[u8], offset: u64) -> io::Error {
+    let text = format!(
+        "misaligned transfer: offset {offset}, {} bytes at address {:#x}; {} is open for direct I/O in multiples of {unit} bytes",
+        buffer.len(),
+        buffer.as_ptr().addr(),
+        path.display()
+    );
+    io::Error::new(io::ErrorKind::InvalidInput, text)
+}
+
+/// The error of a read that the file's end cuts short.
+#[cold]
+pub(crate) fn end_of_file() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before the bytes asked for")
+}
+
+/// An exhausted quota is a full disk to the caller: what can be done about it is the same.
+pub(crate) fn space_error(error: io::Error) -> io::Error {
+    if error.kind() == io::ErrorKind::QuotaExceeded {
+        return io::Error::new(io::ErrorKind::StorageFull, error);
+    }
+    error
+}
+
+/// Makes queues; all that tells one disk backend from the other.
+type QueueSource = Box<dyn Fn(usize) -> io::Result<Box<dyn Queue>> + Send + Sync>;
+
+/// The operating system's files with one kind of queue.
+pub(crate) struct DiskBackend {
+    name: &'static str,
+    started: Instant,
+    queues: QueueSource,
+}
+
+impl DiskBackend {
+    pub(crate) fn new(name: &'static str, queues: QueueSource) -> DiskBackend {
+        DiskBackend { name, started: Instant::now(), queues }
+    }
+}
+
+impl fmt::Debug for DiskBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DiskBackend({})", self.name)
+    }
+}
+
+impl Backend for DiskBackend {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn open(&self, path: &Path, options: OpenOptions) -> io::Result<FileRef> {
+        Ok(Arc::new(DiskFile::open(path, options)?))
+    }
+
+    fn queue(&self, depth: usize) -> io::Result<Box<dyn Queue>> {
+        if depth == 0 {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a queue needs a depth of at least 1"));
+        }
+        (self.queues)(depth)
+    }
+
+    fn create_dir_all(&self, path: &Path) -> io::Result<()> {
+        fs::create_dir_all(path)
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
+        fs::read_dir(path)?.map(|entry| Ok(entry?.path())).collect()
+    }
+
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        path.try_exists()
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        let folder = fs::File::open(if path.as_os_str().is_empty() { Path::new(".") } else { path })?;
+        match folder.sync_all() {
+            // By this a file system says that its folders need no sync of their own (PostgreSQL reads it so too).
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
+            result => result,
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    fn random(&self) -> u64 {
+        random()
+    }
+
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<thread::JoinHandle<()>> {
+        thread::Builder::new().name(name.to_owned()).spawn(body)
+    }
+}
+
+/// Random bits: the standard library keys every `RandomState` from the operating system's generator and a counter, and
+/// SipHash turns that key into an unpredictable number.
+pub(crate) fn random() -> u64 {
+    std::hash::RandomState::new().build_hasher().finish()
+}

@@ -1,0 +1,216 @@
+//! The `portable` backend: positional reads and writes on a small pool of threads. It runs on any Unix, and where
+//! io_uring is forbidden, as in many containers.
+//!
+//! A queue gathers requests, hands them to the pool together and collects what has finished. The threads are the
+//! backend's and shared by all its queues; they start when there is more to do than there are idle ones, and end with
+//! the last queue or handle of the backend.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::thread;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::disk::DiskBackend;
+use super::{AlignedBuffer, Completion, FileRef, Persist, Queue};
+
+/// A drive answers more requests at once than there are processors, and each thread has one request in flight. Beyond
+/// this many, the rate of 4 KiB reads no longer rises.
+const POOL_THREADS_MAX: usize = 32;
+
+/// The backend.
+pub(crate) fn backend() -> DiskBackend {
+    let pool = Arc::new(PoolHandle { shared: Arc::new(Pool::default()) });
+    DiskBackend::new("portable", Box::new(move |depth| Ok(Box::new(PortableQueue::new(&pool, depth)))))
+}
+
+#[derive(Clone, Copy)]
+enum Direction {
+    Read,
+    Write,
+}
+
+struct Request {
+    direction: Direction,
+    file: FileRef,
+    offset: u64,
+    buffer: AlignedBuffer,
+    token: u64,
+    finished: Arc<Finished>,
+}
+
+impl Request {
+    fn run(mut self) {
+        let result = match self.direction {
+            Direction::Read => self.file.read_at(&mut self.buffer, self.offset),
+            Direction::Write => self.file.write_at(&self.buffer, self.offset, Persist::Later),
+        };
+        // The file is let go before its request counts as finished: a caller that has everything back may rely on
+        // being its last holder.
+        drop(self.file);
+        self.finished.completions.lock().push(Completion { token: self.token, buffer: self.buffer, result });
+        self.finished.arrived.notify_one();
+    }
+}
+
+/// Where the threads put what they have done for one queue.
+#[derive(Default)]
+struct Finished {
+    completions: Mutex<Vec<Completion>>,
+    arrived: Condvar,
+}
+
+#[derive(Default)]
+struct Pool {
+    work: Mutex<Work>,
+    arrived: Condvar,
+}
+
+#[derive(Default)]
+struct Work {
+    requests: VecDeque<Request>,
+    threads: usize,
+    threads_idle: usize,
+    closed: bool,
+}
+
+/// Ends the threads when the last queue and the backend are gone.
+struct PoolHandle {
+    shared: Arc<Pool>,
+}
+
+impl Drop for PoolHandle {
+    fn drop(&mut self) {
+        self.shared.work.lock().closed = true;
+        self.shared.arrived.notify_all();
+    }
+}
+
+impl PoolHandle {
+    /// Queues `requests` and sees to it that there are threads for them.
+    fn run(&self, requests: &mut Vec<Request>) -> io::Result<()> {
+        let mut work = self.shared.work.lock();
+        let waking = requests.len();
+        // Threads first: where none can be started at all, the requests stay with the caller.
+        while work.threads_idle < work.requests.len() + waking && work.threads < POOL_THREADS_MAX {
+            let pool = Arc::clone(&self.shared);
+            let started =
+                thread::Builder::new().name("drumlin-io".to_owned()).stack_size(128 << 10).spawn(move || pool.serve());
+            match started {
+                Ok(_) => {
+                    work.threads += 1;
+                    work.threads_idle += 1;
+                }
+                Err(error) if work.threads == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        work.requests.extend(requests.drain(..));
+        drop(work);
+        for _ in 0..waking.min(POOL_THREADS_MAX) {
+            self.shared.arrived.notify_one();
+        }
+        Ok(())
+    }
+}
+
+impl Pool {
+    /// A thread's life. It counts as idle from its start, so that a burst does not start it twice.
+    fn serve(&self) {
+        let mut work = self.work.lock();
+        loop {
+            if let Some(request) = work.requests.pop_front() {
+                work.threads_idle -= 1;
+                drop(work);
+                request.run();
+                work = self.work.lock();
+                work.threads_idle += 1;
+            } else if work.closed {
+                work.threads -= 1;
+                work.threads_idle -= 1;
+                return;
+            } else {
+                self.arrived.wait(&mut work);
+            }
+        }
+    }
+}
+
+/// A thread's own view of the pool.
+struct PortableQueue {
+    pool: Arc<PoolHandle>,
+    depth: usize,
+    in_flight: usize,
+    pushed: Vec<Request>,
+    finished: Arc<Finished>,
+}
+
+impl PortableQueue {
+    fn new(pool: &Arc<PoolHandle>, depth: usize) -> PortableQueue {
+        PortableQueue {
+            pool: Arc::clone(pool),
+            depth,
+            in_flight: 0,
+            pushed: Vec::with_capacity(depth),
+            finished: Arc::new(Finished::default()),
+        }
+    }
+
+    fn push(&mut self, direction: Direction, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
+        assert!(self.in_flight < self.depth, "more requests than the queue's depth of {}", self.depth);
+        self.in_flight += 1;
+        let finished = Arc::clone(&self.finished);
+        self.pushed.push(Request { direction, file: Arc::clone(file), offset, buffer, token, finished });
+    }
+}
+
+impl fmt::Debug for PortableQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PortableQueue({} of {} in flight)", self.in_flight, self.depth)
+    }
+}
+
+impl Queue for PortableQueue {
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn push_read(&mut self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
+        self.push(Direction::Read, file, offset, buffer, token);
+    }
+
+    fn push_write(&mut self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
+        self.push(Direction::Write, file, offset, buffer, token);
+    }
+
+    fn submit(&mut self) -> io::Result<()> {
+        if self.pushed.is_empty() { Ok(()) } else { self.pool.run(&mut self.pushed) }
+    }
+
+    fn wait(&mut self, minimum: usize, finished: &mut Vec<Completion>) -> io::Result<()> {
+        self.submit()?;
+        let minimum = minimum.min(self.in_flight);
+        let mut completions = self.finished.completions.lock();
+        while completions.len() < minimum {
+            self.finished.arrived.wait(&mut completions);
+        }
+        self.in_flight -= completions.len();
+        finished.append(&mut completions);
+        Ok(())
+    }
+}
+
+impl Drop for PortableQueue {
+    fn drop(&mut self) {
+        // Without a thread nothing was begun, so there is nothing to wait for.
+        if self.wait(self.in_flight, &mut Vec::new()).is_err() {
+            log::error!("{} requests of a dropped queue were not begun: no thread could be started", self.pushed.len());
+        }
+    }
+}

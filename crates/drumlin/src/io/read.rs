@@ -1,0 +1,169 @@
+//! Reads of any range into buffers that are shared, not copied.
+
+use std::fmt;
+use std::io;
+use std::ops::{Bound, Deref, RangeBounds};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::disk::end_of_file;
+use super::{AlignedBuffer, File};
+use crate::format::BLOCK_BYTES;
+
+/// Bytes that were read: shared by reference count, so that cloning and slicing copy nothing.
+///
+/// The memory is freed, or goes back to the stream that read it, with the last clone or slice.
+///
+/// # Examples
+/// ```
+/// use drumlin::io::{AlignedBuffer, ReadBuffer};
+///
+/// let mut bytes = AlignedBuffer::zeroed(11);
+/// bytes.copy_from_slice(b"drift field");
+/// let all = ReadBuffer::from(bytes);
+/// let word = all.slice(6..);
+/// drop(all);
+/// assert_eq!(&word[..], b"field");
+/// ```
+#[derive(Clone)]
+pub struct ReadBuffer {
+    memory: Arc<Memory>,
+    start: usize,
+    end: usize,
+}
+
+struct Memory {
+    /// There until it is dropped.
+    buffer: Option<AlignedBuffer>,
+    home: Option<Arc<BufferHome>>,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let (Some(buffer), Some(home)) = (self.buffer.take(), &self.home) {
+            home.put(buffer);
+        }
+    }
+}
+
+/// Where a stream's buffers wait for their next request: allocating 512 KiB anew costs as much as reading them.
+pub(crate) struct BufferHome {
+    buffers: Mutex<Vec<AlignedBuffer>>,
+    buffer_bytes: usize,
+    buffers_max: usize,
+}
+
+impl BufferHome {
+    pub(crate) fn new(buffer_bytes: usize, buffers_max: usize) -> Arc<BufferHome> {
+        Arc::new(BufferHome { buffers: Mutex::default(), buffer_bytes, buffers_max })
+    }
+
+    /// A buffer that shows `length` bytes, of no particular content.
+    pub(crate) fn take(&self, length: usize) -> AlignedBuffer {
+        let kept = self.buffers.lock().pop();
+        let mut buffer = kept.unwrap_or_else(|| AlignedBuffer::zeroed(self.buffer_bytes));
+        buffer.set_len(length);
+        buffer
+    }
+
+    pub(crate) fn put(&self, buffer: AlignedBuffer) {
+        let mut buffers = self.buffers.lock();
+        if buffers.len() < self.buffers_max {
+            buffers.push(buffer);
+        }
+    }
+}
+
+impl ReadBuffer {
+    /// The bytes `start..end` of `buffer`, which goes to `home` with their last user.
+    pub(crate) fn of_home(buffer: AlignedBuffer, start: usize, end: usize, home: &Arc<BufferHome>) -> ReadBuffer {
+        assert!(start <= end && end <= buffer.len());
+        ReadBuffer { memory: Arc::new(Memory { buffer: Some(buffer), home: Some(Arc::clone(home)) }), start, end }
+    }
+
+    /// A part of it, without copying.
+    ///
+    /// # Panics
+    /// If the range does not lie within the buffer.
+    #[must_use]
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> ReadBuffer {
+        let length = self.len();
+        let from = match range.start_bound() {
+            Bound::Included(&index) => index,
+            Bound::Excluded(&index) => index + 1,
+            Bound::Unbounded => 0,
+        };
+        let to = match range.end_bound() {
+            Bound::Included(&index) => index + 1,
+            Bound::Excluded(&index) => index,
+            Bound::Unbounded => length,
+        };
+        assert!(from <= to && to <= length, "the slice {from}..{to} of {length} bytes");
+        ReadBuffer { memory: Arc::clone(&self.memory), start: self.start + from, end: self.start + to }
+    }
+}
+
+impl Deref for ReadBuffer {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        let buffer = self.memory.buffer.as_ref().expect("taken only when dropped");
+        &buffer[self.start..self.end]
+    }
+}
+
+impl AsRef<[u8]> for ReadBuffer {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl From<AlignedBuffer> for ReadBuffer {
+    fn from(buffer: AlignedBuffer) -> ReadBuffer {
+        let end = buffer.len();
+        ReadBuffer { memory: Arc::new(Memory { buffer: Some(buffer), home: None }), start: 0, end }
+    }
+}
+
+impl fmt::Debug for ReadBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ReadBuffer({} bytes)", self.len())
+    }
+}
+
+/// The unit in which `file` is read: nothing to mind where it is buffered, our blocks where it is direct.
+pub(crate) fn read_unit_bytes(file: &dyn File) -> usize {
+    if file.alignment() == 1 { 1 } else { BLOCK_BYTES }
+}
+
+impl dyn File {
+    /// Reads `bytes` bytes at any `offset`, whatever the file's alignment, in one transfer.
+    ///
+    /// On a direct file the blocks around the range are read with it; only the range shows.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` where the file ends before the range does, and whatever the system reports.
+    ///
+    /// # Examples
+    /// ```
+    /// use drumlin::io::{OpenOptions, Persist};
+    ///
+    /// let backend = drumlin::io::in_memory();
+    /// let options = OpenOptions { write: true, create: true, direct: true, ..Default::default() };
+    /// let file = backend.open("till".as_ref(), options)?;
+    /// file.write_at(b"boulder clay", 0, Persist::Later)?;
+    /// assert_eq!(&file.read_buffer(8, 4)?[..], b"clay");
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn read_buffer(&self, offset: u64, bytes: usize) -> io::Result<ReadBuffer> {
+        let unit = read_unit_bytes(self);
+        let before = (offset % unit as u64) as usize;
+        let mut buffer = AlignedBuffer::zeroed((before + bytes).next_multiple_of(unit));
+        if self.read_up_to(&mut buffer, offset - before as u64)? < before + bytes {
+            return Err(end_of_file());
+        }
+        Ok(ReadBuffer::from(buffer).slice(before..before + bytes))
+    }
+}

@@ -1,0 +1,125 @@
+//! Which backend a process gets.
+
+use std::io;
+use std::sync::Arc;
+
+#[cfg(target_os = "linux")]
+use super::uring;
+use super::{Backend, portable};
+
+/// The environment variable that forces a backend: `uring` or `portable`. It wins over the program's choice, so that
+/// an operator can try the other one without a new build.
+pub const BACKEND_VARIABLE: &str = "DRUMLIN_IO_BACKEND";
+
+/// Which way of doing I/O to use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+pub enum IoBackend {
+    /// `Uring` where the system allows it, else `Portable` and a warning in the log that tells why.
+    #[default]
+    Auto,
+    /// Linux's io_uring, or an error that tells what forbids it.
+    Uring,
+    /// Positional reads and writes on a small pool of threads.
+    Portable,
+}
+
+/// The backend of the given kind for the operating system's files.
+///
+/// # Errors
+/// `Unsupported` where [`IoBackend::Uring`] is asked for and refused: the text names the system call, its error and the
+/// ways to allow it. `InvalidInput` where `DRUMLIN_IO_BACKEND` holds anything but `uring` or `portable`.
+///
+/// # Examples
+/// ```
+/// use drumlin::io::{IoBackend, OpenOptions, Persist};
+///
+/// let backend = drumlin::io::backend(IoBackend::Portable)?;
+/// let path = std::env::temp_dir().join(format!("drumlin-{:016x}", backend.random()));
+/// let file = backend.open(&path, OpenOptions { write: true, create_new: true, ..Default::default() })?;
+/// file.write_at(b"a longish hill", 0, Persist::Later)?;
+/// assert_eq!(&file.read_buffer(10, 4)?[..], b"hill");
+/// backend.remove(&path)?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn backend(kind: IoBackend) -> io::Result<Arc<dyn Backend>> {
+    let forced = std::env::var_os(BACKEND_VARIABLE);
+    let kind = match forced.as_deref().map(|value| value.to_str()) {
+        None => kind,
+        Some(Some("uring")) => IoBackend::Uring,
+        Some(Some("portable")) => IoBackend::Portable,
+        Some(_) => {
+            let value = forced.unwrap_or_default();
+            let text = format!("{BACKEND_VARIABLE} is {value:?}; it takes \"uring\" or \"portable\"");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+    };
+    select(kind)
+}
+
+/// [`backend`], whatever the environment says.
+pub(crate) fn select(kind: IoBackend) -> io::Result<Arc<dyn Backend>> {
+    match kind {
+        IoBackend::Portable => Ok(Arc::new(portable::backend())),
+        IoBackend::Uring => try_uring().map_err(|refusal| io::Error::new(io::ErrorKind::Unsupported, refusal)),
+        IoBackend::Auto => Ok(try_uring().unwrap_or_else(|refusal| {
+            log::warn!("using the portable I/O backend: {refusal}");
+            Arc::new(portable::backend())
+        })),
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn try_uring() -> Result<Arc<dyn Backend>, String> {
+    match uring::backend() {
+        Ok(backend) => Ok(Arc::new(backend)),
+        Err(refusal) => {
+            let advice = advice(refusal.error.raw_os_error(), &read_setting("io_uring_disabled"));
+            Err(format!("io_uring is refused: {}: {}. {advice}", refusal.call, refusal.error))
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn try_uring() -> Result<Arc<dyn Backend>, String> {
+    Err("io_uring exists on Linux only".to_owned())
+}
+
+#[cfg(target_os = "linux")]
+fn read_setting(name: &str) -> String {
+    std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).map(|text| text.trim().to_owned()).unwrap_or_default()
+}
+
+/// How to allow io_uring, by the error met and the setting `kernel.io_uring_disabled`.
+#[cfg(target_os = "linux")]
+fn advice(code: Option<i32>, disabled: &str) -> String {
+    match (code, disabled) {
+        (Some(libc::EPERM), "2") => {
+            "The kernel forbids it to everybody: set `sysctl kernel.io_uring_disabled=0`".to_owned()
+        }
+        (Some(libc::EPERM), "1") => {
+            let group = read_setting("io_uring_group");
+            format!(
+                "The kernel allows it to privileged processes and one group only (kernel.io_uring_group is {group}): \
+                 join that group, or set `sysctl kernel.io_uring_disabled=0`"
+            )
+        }
+        (Some(libc::EPERM | libc::EACCES), _) => {
+            "A seccomp profile or security module forbids it, as container runtimes do by default (Docker and \
+             containerd since 2023): allow io_uring_setup, io_uring_enter and io_uring_register in the profile given \
+             to --security-opt seccomp=…"
+                .to_owned()
+        }
+        (Some(libc::ENOSYS), _) => {
+            "The kernel is older than 5.1, was built without it, or a sandbox hides it (gVisor, some seccomp profiles)"
+                .to_owned()
+        }
+        (Some(libc::ENOMEM), _) => {
+            "Kernels before 5.12 count rings against the limit of locked memory: raise it (`ulimit -l`, LimitMEMLOCK= \
+             in a systemd unit)"
+                .to_owned()
+        }
+        (Some(libc::EINVAL), _) => "The kernel is older than 5.6, whose rings cannot read".to_owned(),
+        (Some(libc::EMFILE | libc::ENFILE), _) => "Raise the limit of open files (`ulimit -n`)".to_owned(),
+        _ => "Set DRUMLIN_IO_BACKEND=portable to go without it".to_owned(),
+    }
+}

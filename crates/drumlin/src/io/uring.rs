@@ -1,0 +1,323 @@
+//! The `uring` backend: a ring of Linux's io_uring per queue, many requests submitted and reaped by one system call.
+//!
+//! Single blocking reads and writes are plain positional calls, which cost less than a ring's two hand-overs.
+//!
+//! # Invariants
+//! 1. A buffer and its file belong to their slot from push until their completion has been reaped. The kernel writes
+//!    to a buffer only in between.
+//! 2. A queue is dropped only after every request it submitted has been reaped. Should the kernel refuse even to wait,
+//!    the slots are leaked: lost memory, but never memory that the kernel writes to after it was given to another.
+//! 3. A slot has at most one entry in the submission ring, which has an entry for each slot. So a push never finds it
+//!    full, and the completion ring, twice as large, never overflows.
+//!
+//! The ring is not bound to the thread that created it (`SINGLE_ISSUER`, `DEFER_TASKRUN`): a queue may move to another
+//! thread with requests in flight, which such a ring refuses.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use io_uring::{IoUring, opcode, squeue, types};
+
+use super::disk::{DiskBackend, DiskFile, end_of_file, space_error};
+use super::{AlignedBuffer, Completion, File, FileRef, Queue};
+
+/// The kernel's own limit for a ring's submissions.
+const DEPTH_MAX: usize = 32_768;
+
+/// The kernel transfers less than 2 GiB in one go; longer requests are continued.
+const TRANSFER_BYTES_MAX: usize = 1 << 30;
+
+/// How often a submission that the kernel refuses for want of memory is tried, 1 ms apart.
+const BUSY_TRIES_MAX: u32 = 1000;
+
+/// The backend, if this process may use io_uring: a ring is set up and a real read goes through it.
+pub(crate) fn backend() -> Result<DiskBackend, Refusal> {
+    trial()?;
+    let queue = |depth| Ok(Box::new(UringQueue::new(depth)?) as Box<dyn Queue>);
+    Ok(DiskBackend::new("uring", Box::new(queue)))
+}
+
+/// Which system call said no, and what.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    pub(crate) call: &'static str,
+    pub(crate) error: io::Error,
+}
+
+fn trial() -> Result<(), Refusal> {
+    let mut ring = ring(2).map_err(|error| Refusal { call: "io_uring_setup", error })?;
+    let refused = |error| Refusal { call: "io_uring_enter", error };
+    // Always there, and never waits for a device.
+    let zero = std::fs::File::open("/dev/zero").map_err(|error| Refusal { call: "open of /dev/zero", error })?;
+    let mut buffer = AlignedBuffer::zeroed(AlignedBuffer::ALIGNMENT);
+    buffer.fill(1);
+    let read = opcode::Read::new(types::Fd(zero.as_raw_fd()), buffer.as_mut_ptr(), buffer.len() as u32).build();
+    // SAFETY: buffer and file outlive the request: they are leaked where its completion cannot be awaited.
+    unsafe { ring.submission().push(&read) }.expect("an empty ring has room");
+    while let Err(error) = ring.submit_and_wait(1) {
+        if error.kind() != io::ErrorKind::Interrupted {
+            std::mem::forget((buffer, zero));
+            return Err(refused(error));
+        }
+    }
+    let Some(completion) = ring.completion().next() else {
+        std::mem::forget((buffer, zero));
+        return Err(refused(io::Error::other("it returned without the completion it was asked to wait for")));
+    };
+    // Linux before 5.6 has rings, but not this request.
+    if completion.result() < 0 {
+        return Err(refused(io::Error::from_raw_os_error(-completion.result())));
+    }
+    if completion.result() as usize == buffer.len() && buffer.iter().all(|byte| *byte == 0) {
+        Ok(())
+    } else {
+        Err(refused(io::Error::other("a read through it brought something else than was there")))
+    }
+}
+
+/// A ring with the flags that spare interrupts, or without them on kernels before 5.19.
+fn ring(entries: u32) -> io::Result<IoUring> {
+    let cooperative = IoUring::builder().setup_coop_taskrun().setup_taskrun_flag().build(entries);
+    match cooperative {
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => IoUring::new(entries),
+        result => result,
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Direction {
+    Read,
+    Write,
+}
+
+/// What a slot holds while its request is in flight.
+struct Request {
+    direction: Direction,
+    file: FileRef,
+    descriptor: types::Fd,
+    alignment: usize,
+    offset: u64,
+    buffer: AlignedBuffer,
+    transferred: usize,
+    token: u64,
+}
+
+/// What a completion means for its request.
+enum Outcome {
+    Finished(io::Result<()>),
+    Continue,
+}
+
+impl Request {
+    /// The entry for what is still to be transferred.
+    fn entry(&mut self, slot: usize) -> squeue::Entry {
+        let rest = &mut self.buffer[self.transferred..];
+        let length = rest.len().min(TRANSFER_BYTES_MAX) as u32;
+        let offset = self.offset + self.transferred as u64;
+        let entry = match self.direction {
+            Direction::Read => opcode::Read::new(self.descriptor, rest.as_mut_ptr(), length).offset(offset).build(),
+            Direction::Write => opcode::Write::new(self.descriptor, rest.as_ptr(), length).offset(offset).build(),
+        };
+        entry.user_data(slot as u64)
+    }
+
+    fn advance(&mut self, result: i32) -> Outcome {
+        if result < 0 {
+            return match -result {
+                // Interrupted, or cancelled because the thread that submitted it has ended: nothing has failed.
+                libc::EINTR | libc::EAGAIN | libc::ECANCELED => Outcome::Continue,
+                code => Outcome::Finished(Err(space_error(io::Error::from_raw_os_error(code)))),
+            };
+        }
+        let count = result as usize;
+        self.transferred += count;
+        if self.transferred == self.buffer.len() {
+            return Outcome::Finished(Ok(()));
+        }
+        let inside_block = self.transferred % self.alignment;
+        match self.direction {
+            // Only the end of the file stops a direct read inside a block.
+            Direction::Read if count == 0 || inside_block != 0 => Outcome::Finished(Err(end_of_file())),
+            Direction::Write if count <= inside_block => Outcome::Finished(Err(io::ErrorKind::WriteZero.into())),
+            _ => {
+                self.transferred -= inside_block;
+                Outcome::Continue
+            }
+        }
+    }
+}
+
+/// A ring and the requests in it.
+struct UringQueue {
+    ring: IoUring,
+    slots: Vec<Option<Request>>,
+    slots_free: Vec<usize>,
+    /// Handed to the ring and not yet reaped.
+    ring_in_flight: usize,
+    /// Refused at push, or empty: they have nothing to wait for.
+    settled: Vec<Completion>,
+    /// Slots whose request is to be continued; kept for its capacity.
+    continued: Vec<usize>,
+}
+
+impl UringQueue {
+    fn new(depth: usize) -> io::Result<UringQueue> {
+        if depth > DEPTH_MAX {
+            let text = format!("a queue of depth {depth}: io_uring takes up to {DEPTH_MAX}");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        Ok(UringQueue {
+            ring: ring(depth as u32)?,
+            slots: (0..depth).map(|_| None).collect(),
+            slots_free: (0..depth).rev().collect(),
+            ring_in_flight: 0,
+            settled: Vec::new(),
+            continued: Vec::new(),
+        })
+    }
+
+    fn push(&mut self, direction: Direction, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
+        assert!(self.in_flight() < self.slots.len(), "more requests than the queue's depth of {}", self.slots.len());
+        let accepted = match file.as_any().downcast_ref::<DiskFile>() {
+            Some(disk_file) => disk_file.check_request(&buffer, offset).map(|()| disk_file),
+            None => Err(io::Error::new(io::ErrorKind::InvalidInput, "the file belongs to another backend")),
+        };
+        match accepted {
+            Ok(disk_file) if !buffer.is_empty() => {
+                let slot = self.slots_free.pop().expect("fewer in flight than there are slots");
+                self.slots[slot] = Some(Request {
+                    direction,
+                    file: FileRef::clone(file),
+                    descriptor: types::Fd(disk_file.handle().as_raw_fd()),
+                    alignment: disk_file.alignment(),
+                    offset,
+                    buffer,
+                    transferred: 0,
+                    token,
+                });
+                self.ring_in_flight += 1;
+                self.enqueue(slot);
+            }
+            settled => {
+                let result = settled.map(|_| ());
+                self.settled.push(Completion { token, buffer, result });
+            }
+        }
+    }
+
+    fn enqueue(&mut self, slot: usize) {
+        let request = self.slots[slot].as_mut().expect("the slot is in use");
+        let entry = request.entry(slot);
+        // SAFETY: the slot keeps buffer and file until the entry's completion has been reaped, and `drop` waits for
+        // that or leaks them (invariants 1 and 2). The buffer's bytes do not move when the slot does.
+        unsafe { self.ring.submission().push(&entry) }.expect("the ring has an entry for each slot");
+    }
+
+    /// Submits what was pushed and waits until `count` completions are there to be reaped.
+    fn enter(&mut self, count: usize) -> io::Result<()> {
+        let mut tries = 0;
+        loop {
+            match self.ring.submit_and_wait(count) {
+                Ok(_) => return Ok(()),
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EINTR) => return Ok(()),
+                    // Short of memory for requests, or completions are waiting to be reaped.
+                    Some(libc::EAGAIN | libc::EBUSY) if !self.ring.completion().is_empty() => return Ok(()),
+                    Some(libc::EAGAIN | libc::EBUSY) if tries < BUSY_TRIES_MAX => {
+                        tries += 1;
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    _ => return Err(error),
+                },
+            }
+        }
+    }
+
+    /// Appends what has finished and returns how many those are.
+    fn reap(&mut self, finished: &mut Vec<Completion>) -> usize {
+        let before = finished.len();
+        finished.append(&mut self.settled);
+        for completion in self.ring.completion() {
+            let slot = completion.user_data() as usize;
+            let request = self.slots[slot].as_mut().expect("completions belong to slots in use");
+            match request.advance(completion.result()) {
+                Outcome::Continue => self.continued.push(slot),
+                Outcome::Finished(result) => {
+                    let request = self.slots[slot].take().expect("it was there above");
+                    self.slots_free.push(slot);
+                    self.ring_in_flight -= 1;
+                    drop(request.file);
+                    finished.push(Completion { token: request.token, buffer: request.buffer, result });
+                }
+            }
+        }
+        while let Some(slot) = self.continued.pop() {
+            self.enqueue(slot);
+        }
+        finished.len() - before
+    }
+}
+
+impl fmt::Debug for UringQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "UringQueue({} of {} in flight)", self.in_flight(), self.depth())
+    }
+}
+
+impl Queue for UringQueue {
+    fn depth(&self) -> usize {
+        self.slots.len()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.ring_in_flight + self.settled.len()
+    }
+
+    fn push_read(&mut self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
+        self.push(Direction::Read, file, offset, buffer, token);
+    }
+
+    fn push_write(&mut self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
+        self.push(Direction::Write, file, offset, buffer, token);
+    }
+
+    fn submit(&mut self) -> io::Result<()> {
+        if self.ring.submission().is_empty() { Ok(()) } else { self.enter(0) }
+    }
+
+    fn wait(&mut self, minimum: usize, finished: &mut Vec<Completion>) -> io::Result<()> {
+        let target = minimum.min(self.in_flight());
+        let mut found = self.reap(finished);
+        // The kernel flags completions that it posts only when it is entered. Once is enough: the flag may stay up
+        // when a thread that submitted requests has ended before them.
+        let submission = self.ring.submission();
+        let mut flagged = submission.taskrun() || submission.cq_overflow();
+        drop(submission);
+        loop {
+            let missing = target.saturating_sub(found);
+            if missing == 0 && !flagged && self.ring.submission().is_empty() {
+                return Ok(());
+            }
+            self.enter(missing)?;
+            flagged = false;
+            found += self.reap(finished);
+        }
+    }
+}
+
+impl Drop for UringQueue {
+    fn drop(&mut self) {
+        let mut finished = Vec::new();
+        while self.ring_in_flight > 0 {
+            finished.clear();
+            if let Err(error) = self.wait(1, &mut finished) {
+                log::error!("{} requests of a dropped queue cannot be awaited: {error}", self.ring_in_flight);
+                std::mem::forget(std::mem::take(&mut self.slots));
+                return;
+            }
+        }
+    }
+}

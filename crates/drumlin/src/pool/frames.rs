@@ -1,0 +1,655 @@
+//! The memory of the buffer pool: arenas of frames, one per page size, and access to the pages in them.
+//!
+//! # Invariants
+//! 1. A frame is in exactly one of these states: *unused* (never touched, or given back to the system), *free*, *new* (owned
+//!    by a [`NewFrame`]), *published* (some page's word names it), *limbo* (unlinked, readers may still look at it).
+//! 2. A published leaf's page is read under the frame's latch, shared, and changed under it, exclusive. Whoever takes the
+//!    latch compares [`FrameHeader::identity`] with the page wanted: the frame may have been evicted meanwhile.
+//! 3. The page of a published *fixed* frame (inner node, value) does not change. It leaves through limbo.
+//! 4. `dirty` is the epoch of the newest change that is in no extent, 0 if there is none. It changes under the latch.
+//! 5. A frame that is held (by a commit that will change it, by an image on its way to the disk) or dirty is not evicted.
+//!    It can be unlinked: then whoever lets go of it last frees it.
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use parking_lot::lock_api::RawRwLock as _;
+
+use super::reclaim::{Pin, Reclaimer};
+use crate::format::extent::Identity;
+use crate::format::{Epoch, KeyspaceId, PageId, Place};
+use crate::space::{FrameIndex, PageTable, Word};
+
+/// The smallest and the largest page, in bytes. Below 4 KiB serves tests alone.
+pub(crate) const PAGE_BYTES_MIN: usize = 512;
+pub(crate) const PAGE_BYTES_MAX: usize = 64 << 10;
+const CLASS_COUNT: usize = 8;
+const CLASS_SHIFT: u32 = 29;
+
+/// What is known of the page in a frame.
+pub(crate) struct FrameHeader {
+    latch: parking_lot::RawRwLock,
+    identity: AtomicU64,
+    dirty: AtomicU64,
+    place: AtomicU64,
+    holds: AtomicU32,
+    /// Unlinked while held: whoever lets go last frees the frame.
+    abandoned: AtomicU32,
+    referenced: AtomicU32,
+}
+
+impl FrameHeader {
+    fn new() -> FrameHeader {
+        FrameHeader {
+            latch: parking_lot::RawRwLock::INIT,
+            identity: AtomicU64::new(0),
+            dirty: AtomicU64::new(0),
+            place: AtomicU64::new(0),
+            holds: AtomicU32::new(0),
+            abandoned: AtomicU32::new(0),
+            referenced: AtomicU32::new(0),
+        }
+    }
+
+    fn identity_bits(identity: Identity) -> u64 {
+        (u64::from(identity.keyspace.0) << 32) | u64::from(identity.page.0)
+    }
+
+    /// The page in the frame; `None` where it holds none.
+    #[inline]
+    pub(crate) fn identity(&self) -> Option<Identity> {
+        let bits = self.identity.load(Ordering::Acquire);
+        let identity = Identity { keyspace: KeyspaceId((bits >> 32) as u32), page: PageId(bits as u32) };
+        (bits != 0).then_some(identity)
+    }
+
+    #[inline]
+    fn is(&self, identity: Identity) -> bool {
+        self.identity.load(Ordering::Acquire) == Self::identity_bits(identity)
+    }
+
+    /// The epoch of the newest change that is in no extent.
+    #[inline]
+    pub(crate) fn dirty(&self) -> Option<Epoch> {
+        let epoch = self.dirty.load(Ordering::Acquire);
+        (epoch != 0).then_some(Epoch(epoch))
+    }
+
+    /// The extent of the page's newest image on disk.
+    pub(crate) fn place(&self) -> Place {
+        Place::from_bits(self.place.load(Ordering::Acquire)).unwrap_or(Place::NONE)
+    }
+
+    pub(crate) fn set_place(&self, place: Place) {
+        self.place.store(place.to_bits(), Ordering::Release);
+    }
+
+    /// Keeps the frame from being evicted until [`Frames::let_go`]. The caller has latched it.
+    pub(crate) fn hold(&self) {
+        self.holds.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Whether nobody holds it.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.holds.load(Ordering::Acquire) == 0
+    }
+
+    /// Notes a use; writes only if none was noted since the clock's hand passed.
+    #[inline]
+    pub(crate) fn touch(&self) {
+        if self.referenced.load(Ordering::Relaxed) == 0 {
+            self.referenced.store(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The second chance: whether it was used since the hand passed last.
+    pub(crate) fn take_referenced(&self) -> bool {
+        self.referenced.load(Ordering::Relaxed) != 0 && self.referenced.swap(0, Ordering::Relaxed) != 0
+    }
+}
+
+impl std::fmt::Debug for FrameHeader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "FrameHeader({:?}, dirty {:?}, {:?})", self.identity(), self.dirty(), self.place())
+    }
+}
+
+/// All frames of one page size.
+struct Arena {
+    page_bytes: usize,
+    memory: Mapping,
+    headers: Box<[FrameHeader]>,
+    lists: Mutex<Lists>,
+    pub(crate) hand: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Lists {
+    free: Vec<u32>,
+    limbo: VecDeque<(u64, u32)>,
+    /// Given back to the system.
+    cold: Vec<u32>,
+    /// Frames from here on were never touched.
+    untouched: u32,
+}
+
+/// Anonymous memory, reserved and given by the system page by page as it is touched.
+struct Mapping {
+    start: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: the mapping is plain memory; who may access which part of it is decided by the frames' states (module, 1 to 3).
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn new(bytes: usize) -> std::io::Result<Mapping> {
+        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a fresh anonymous mapping aliases nothing.
+        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags)? };
+        // Fewer misses of the translation cache where the system offers huge pages; without them all works the same.
+        // SAFETY: the range is the mapping just made.
+        let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
+        Ok(Mapping { start: start.cast(), bytes })
+    }
+
+    /// Gives a range back to the system: it reads as zeros when touched again.
+    fn give_back(&self, offset: usize, bytes: usize) {
+        use rustix::mm::{Advice, madvise};
+        assert!(offset + bytes <= self.bytes);
+        // SAFETY: the range lies in the mapping, and the caller owns it: no frame in it is in use.
+        let _ = unsafe { madvise(self.start.add(offset).cast(), bytes, Advice::LinuxDontNeed) };
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: nothing refers into the mapping any more: every guard borrows the pool that owns it.
+        let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.bytes) };
+    }
+}
+
+/// All frames of all page sizes, within one limit of bytes.
+pub(crate) struct Frames {
+    arenas: [OnceLock<Arena>; CLASS_COUNT],
+    /// Bytes that the frames may use at the most, ever; the limit below moves under it.
+    capacity_bytes: usize,
+    limit_bytes: AtomicUsize,
+    used_bytes: AtomicUsize,
+    dirty_bytes: AtomicU64,
+    pub(crate) reclaimer: Reclaimer,
+}
+
+impl std::fmt::Debug for Frames {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Frames({} of {} bytes)", self.used_bytes(), self.limit_bytes())
+    }
+}
+
+/// The class of a page size.
+pub(crate) fn class_of(page_bytes: usize) -> usize {
+    assert!(page_bytes.is_power_of_two() && (PAGE_BYTES_MIN..=PAGE_BYTES_MAX).contains(&page_bytes));
+    (page_bytes.ilog2() - PAGE_BYTES_MIN.ilog2()) as usize
+}
+
+fn split(frame: FrameIndex) -> (usize, usize) {
+    ((frame.0 >> CLASS_SHIFT) as usize, (frame.0 & ((1 << CLASS_SHIFT) - 1)) as usize)
+}
+
+impl Frames {
+    pub(crate) fn new(capacity_bytes: usize) -> Frames {
+        Frames {
+            arenas: [const { OnceLock::new() }; CLASS_COUNT],
+            capacity_bytes,
+            limit_bytes: AtomicUsize::new(capacity_bytes),
+            used_bytes: AtomicUsize::new(0),
+            dirty_bytes: AtomicU64::new(0),
+            reclaimer: Reclaimer::new(),
+        }
+    }
+
+    pub(crate) fn used_bytes(&self) -> usize {
+        self.used_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn limit_bytes(&self) -> usize {
+        self.limit_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Moves the limit; frames beyond it are given back as they become free.
+    pub(crate) fn set_limit_bytes(&self, bytes: usize) {
+        self.limit_bytes.store(bytes.min(self.capacity_bytes), Ordering::Relaxed);
+    }
+
+    fn arena(&self, class: usize) -> &Arena {
+        self.arenas[class].get_or_init(|| {
+            let page_bytes = PAGE_BYTES_MIN << class;
+            let count = (self.capacity_bytes / page_bytes).max(16).min((1 << CLASS_SHIFT) - 1);
+            Arena {
+                page_bytes,
+                memory: Mapping::new(count * page_bytes).expect("address space for the buffer pool"),
+                headers: (0..count).map(|_| FrameHeader::new()).collect(),
+                lists: Mutex::default(),
+                hand: AtomicUsize::new(0),
+            }
+        })
+    }
+
+    /// Bytes of the headers of all frames.
+    pub(crate) fn header_bytes(&self) -> usize {
+        self.arenas.iter().filter_map(OnceLock::get).map(|arena| arena.headers.len() * size_of::<FrameHeader>()).sum()
+    }
+
+    #[inline]
+    pub(crate) fn header(&self, frame: FrameIndex) -> &FrameHeader {
+        let (class, index) = split(frame);
+        &self.arenas[class].get().expect("the frame exists").headers[index]
+    }
+
+    #[inline]
+    fn page_pointer(&self, frame: FrameIndex) -> (*mut u8, usize) {
+        let (class, index) = split(frame);
+        let arena = self.arenas[class].get().expect("the frame exists");
+        assert!(index < arena.headers.len());
+        // SAFETY: the index is within the arena, whose mapping has room for that many pages.
+        (unsafe { arena.memory.start.add(index * arena.page_bytes) }, arena.page_bytes)
+    }
+
+    /// Notes the newest change of the page in the frame, or that none is owed to the disk.
+    #[inline]
+    pub(crate) fn set_dirty(&self, frame: FrameIndex, epoch: Option<Epoch>) {
+        let before = self.header(frame).dirty.swap(epoch.map_or(0, |epoch| epoch.0), Ordering::AcqRel);
+        let page_bytes = self.page_bytes(frame) as u64;
+        match (before != 0, epoch.is_some()) {
+            (false, true) => self.dirty_bytes.fetch_add(page_bytes, Ordering::Relaxed),
+            (true, false) => self.dirty_bytes.fetch_sub(page_bytes, Ordering::Relaxed),
+            _ => 0,
+        };
+    }
+
+    /// Bytes of pages that are dirty.
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        self.dirty_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of the frame's page.
+    pub(crate) fn page_bytes(&self, frame: FrameIndex) -> usize {
+        PAGE_BYTES_MIN << split(frame).0
+    }
+
+    // ── taking and giving back ─────────────────────────────────────────────────────────────────────────────────────
+
+    /// A frame for a page of this size; `None` where the limit is reached and nothing is free.
+    pub(crate) fn try_take(&self, page_bytes: usize) -> Option<NewFrame<'_>> {
+        let class = class_of(page_bytes);
+        let arena = self.arena(class);
+        let mut lists = arena.lists.lock();
+        if lists.free.is_empty() && !lists.limbo.is_empty() {
+            let oldest = self.reclaimer.oldest();
+            while lists.limbo.front().is_some_and(|&(tag, _)| tag < oldest) {
+                let (_, index) = lists.limbo.pop_front().expect("looked at");
+                lists.free.push(index);
+            }
+        }
+        let index = match lists.free.pop() {
+            Some(index) => index,
+            None => {
+                let used = self.used_bytes.fetch_add(page_bytes, Ordering::Relaxed);
+                if used + page_bytes > self.limit_bytes() {
+                    self.used_bytes.fetch_sub(page_bytes, Ordering::Relaxed);
+                    return None;
+                }
+                match lists.cold.pop() {
+                    Some(index) => index,
+                    None if (lists.untouched as usize) < arena.headers.len() => {
+                        lists.untouched += 1;
+                        lists.untouched - 1
+                    }
+                    None => {
+                        self.used_bytes.fetch_sub(page_bytes, Ordering::Relaxed);
+                        return None;
+                    }
+                }
+            }
+        };
+        drop(lists);
+        let frame = FrameIndex(((class as u32) << CLASS_SHIFT) | index);
+        let header = self.header(frame);
+        assert!(header.identity().is_none() && header.is_idle(), "a free frame is in use");
+        self.set_dirty(frame, None);
+        header.set_place(Place::NONE);
+        Some(NewFrame { frames: self, frame })
+    }
+
+    fn give(&self, frame: FrameIndex) {
+        let (class, index) = split(frame);
+        let arena = self.arena(class);
+        let mut lists = arena.lists.lock();
+        if self.used_bytes() > self.limit_bytes() {
+            arena.memory.give_back(index * arena.page_bytes, arena.page_bytes);
+            self.used_bytes.fetch_sub(arena.page_bytes, Ordering::Relaxed);
+            lists.cold.push(index as u32);
+        } else {
+            lists.free.push(index as u32);
+        }
+    }
+
+    /// Gives free frames of every size but `keep`'s back to the system, so that the limit has room for that size.
+    pub(crate) fn give_back_free(&self, keep_page_bytes: usize) {
+        for (class, arena) in self.arenas.iter().enumerate().filter_map(|(class, arena)| Some((class, arena.get()?))) {
+            if class == class_of(keep_page_bytes) {
+                continue;
+            }
+            let mut lists = arena.lists.lock();
+            let oldest = self.reclaimer.oldest();
+            while lists.limbo.front().is_some_and(|&(tag, _)| tag < oldest) {
+                let (_, index) = lists.limbo.pop_front().expect("looked at");
+                lists.free.push(index);
+            }
+            for index in std::mem::take(&mut lists.free) {
+                arena.memory.give_back(index as usize * arena.page_bytes, arena.page_bytes);
+                self.used_bytes.fetch_sub(arena.page_bytes, Ordering::Relaxed);
+                lists.cold.push(index);
+            }
+        }
+    }
+
+    /// Undoes one [`FrameHeader::hold`].
+    pub(crate) fn let_go(&self, frame: FrameIndex) {
+        let before = self.header(frame).holds.fetch_sub(1, Ordering::SeqCst);
+        assert!(before > 0, "a frame let go twice");
+        if before == 1 {
+            self.free_abandoned(frame);
+        }
+    }
+
+    fn free_abandoned(&self, frame: FrameIndex) {
+        if self.header(frame).abandoned.swap(0, Ordering::SeqCst) != 0 {
+            self.retire(frame);
+        }
+    }
+
+    fn retire(&self, frame: FrameIndex) {
+        let tag = self.reclaimer.retire();
+        let (class, index) = split(frame);
+        self.arena(class).lists.lock().limbo.push_back((tag, index as u32));
+    }
+
+    /// Free frames of a size, and how many more the limit allows.
+    pub(crate) fn available(&self, page_bytes: usize) -> usize {
+        let class = class_of(page_bytes);
+        let lists = self.arena(class).lists.lock();
+        let room = self.limit_bytes().saturating_sub(self.used_bytes()) / page_bytes;
+        lists.free.len() + lists.limbo.len() + room
+    }
+
+    /// Page sizes that have frames, with the number of frames in use or free.
+    pub(crate) fn sizes(&self) -> Vec<(usize, usize)> {
+        (self.arenas.iter().filter_map(OnceLock::get))
+            .map(|arena| {
+                let lists = arena.lists.lock();
+                (arena.page_bytes, lists.untouched as usize - lists.cold.len())
+            })
+            .collect()
+    }
+
+    /// The frames of a size, as the clock's hand passes over them from where it stood: one turn.
+    pub(crate) fn turn(&self, page_bytes: usize) -> impl Iterator<Item = FrameIndex> + '_ {
+        let class = class_of(page_bytes);
+        let arena = self.arena(class);
+        let count = arena.lists.lock().untouched as usize;
+        (0..count).map(move |_| {
+            let index = arena.hand.fetch_add(1, Ordering::Relaxed) % count.max(1);
+            FrameIndex(((class as u32) << CLASS_SHIFT) | index as u32)
+        })
+    }
+
+    /// Every frame that holds, or has held, a page.
+    pub(crate) fn all(&self) -> impl Iterator<Item = FrameIndex> + '_ {
+        (self.arenas.iter().enumerate()).filter_map(|(class, arena)| Some((class, arena.get()?))).flat_map(
+            |(class, arena)| {
+                let count = arena.lists.lock().untouched;
+                (0..count).map(move |index| FrameIndex(((class as u32) << CLASS_SHIFT) | index))
+            },
+        )
+    }
+
+    // ── access ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// The page, which its word must show as a leaf in `frame`, latched for reading. `None`: it is there no more.
+    #[inline]
+    pub(crate) fn read(&self, frame: FrameIndex, identity: Identity) -> Option<FrameRead<'_>> {
+        let header = self.header(frame);
+        header.latch.lock_shared();
+        let read = FrameRead { frames: self, frame };
+        if header.is(identity) {
+            header.touch();
+            return Some(read);
+        }
+        None
+    }
+
+    /// As [`read`](Self::read), only if nobody holds or waits for the latch.
+    pub(crate) fn try_read(&self, frame: FrameIndex, identity: Identity) -> Option<FrameRead<'_>> {
+        let header = self.header(frame);
+        if !header.latch.try_lock_shared() {
+            return None;
+        }
+        let read = FrameRead { frames: self, frame };
+        header.is(identity).then_some(read)
+    }
+
+    /// The page latched for change. `None`: it is there no more.
+    #[inline]
+    pub(crate) fn write(&self, frame: FrameIndex, identity: Identity) -> Option<FrameWrite<'_>> {
+        let header = self.header(frame);
+        header.latch.lock_exclusive();
+        let write = FrameWrite { frames: self, frame };
+        if header.is(identity) {
+            header.touch();
+            return Some(write);
+        }
+        None
+    }
+
+    /// As [`write`](Self::write), only if nobody holds the latch.
+    pub(crate) fn try_write(&self, frame: FrameIndex, identity: Identity) -> Option<FrameWrite<'_>> {
+        let header = self.header(frame);
+        if !header.latch.try_lock_exclusive() {
+            return None;
+        }
+        let write = FrameWrite { frames: self, frame };
+        header.is(identity).then_some(write)
+    }
+
+    /// The page, if its word shows it in a fixed frame.
+    #[inline]
+    pub(crate) fn fixed<'p>(&'p self, table: &PageTable, page: PageId, _pin: &'p Pin<'_>) -> Option<&'p [u8]> {
+        let Word::Fixed(frame) = table.load(page) else { return None };
+        self.header(frame).touch();
+        let (start, bytes) = self.page_pointer(frame);
+        // SAFETY: the word, read while pinned, names the frame as fixed: its page was complete before the word was
+        // published (Release/Acquire), is not changed while it is published, and the frame is not used anew while the
+        // pin lives (module, 3; `reclaim`, 1).
+        Some(unsafe { std::slice::from_raw_parts(start, bytes) })
+    }
+
+    /// Whether anybody holds the frame's latch: for assertions.
+    pub(crate) fn is_latched(&self, frame: FrameIndex) -> bool {
+        self.header(frame).latch.is_locked()
+    }
+}
+
+/// A frame that nobody else knows of. Dropped, it is free again.
+pub(crate) struct NewFrame<'p> {
+    frames: &'p Frames,
+    frame: FrameIndex,
+}
+
+impl<'p> NewFrame<'p> {
+    /// Notes that the page is in no extent, or only an older image of it.
+    pub(crate) fn set_dirty(&self, epoch: Epoch) {
+        self.frames.set_dirty(self.frame, Some(epoch));
+    }
+
+    pub(crate) fn header(&self) -> &FrameHeader {
+        self.frames.header(self.frame)
+    }
+
+    /// Gives the frame its identity and hands it over: the caller publishes the word.
+    pub(crate) fn into_published(self, identity: Identity) -> FrameIndex {
+        let frame = self.frame;
+        let header = self.frames.header(frame);
+        header.touch();
+        header.identity.store(FrameHeader::identity_bits(identity), Ordering::Release);
+        std::mem::forget(self);
+        frame
+    }
+
+    /// As [`into_published`](Self::into_published), with the latch held from before anybody can see the page.
+    pub(crate) fn into_latched(self, identity: Identity) -> FrameWrite<'p> {
+        let frames = self.frames;
+        let frame = self.frame;
+        // Somebody with an outdated index may hold the latch for an instant.
+        frames.header(frame).latch.lock_exclusive();
+        self.into_published(identity);
+        FrameWrite { frames, frame }
+    }
+}
+
+impl Drop for NewFrame<'_> {
+    fn drop(&mut self) {
+        self.frames.give(self.frame);
+    }
+}
+
+impl Deref for NewFrame<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let (start, bytes) = self.frames.page_pointer(self.frame);
+        // SAFETY: a new frame is reachable through its owner alone (module, 1): those who latch it with an outdated index
+        // find its identity empty and do not look at the page.
+        unsafe { std::slice::from_raw_parts(start, bytes) }
+    }
+}
+
+impl DerefMut for NewFrame<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let (start, bytes) = self.frames.page_pointer(self.frame);
+        // SAFETY: as for `deref`, and `&mut self` makes the access exclusive.
+        unsafe { std::slice::from_raw_parts_mut(start, bytes) }
+    }
+}
+
+/// A page latched for reading.
+pub(crate) struct FrameRead<'p> {
+    frames: &'p Frames,
+    frame: FrameIndex,
+}
+
+impl FrameRead<'_> {
+    pub(crate) fn header(&self) -> &FrameHeader {
+        self.frames.header(self.frame)
+    }
+
+    pub(crate) fn frame(&self) -> FrameIndex {
+        self.frame
+    }
+}
+
+impl Deref for FrameRead<'_> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        let (start, bytes) = self.frames.page_pointer(self.frame);
+        // SAFETY: the latch is held, shared, so nobody changes the page; or the frame is fixed and nobody does anyway.
+        unsafe { std::slice::from_raw_parts(start, bytes) }
+    }
+}
+
+impl Drop for FrameRead<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: taken, shared, when this guard was made.
+        unsafe { self.frames.header(self.frame).latch.unlock_shared() }
+    }
+}
+
+/// A page latched for change. For fixed frames the latch serialises replacement; their page is only read.
+pub(crate) struct FrameWrite<'p> {
+    frames: &'p Frames,
+    frame: FrameIndex,
+}
+
+impl FrameWrite<'_> {
+    pub(crate) fn header(&self) -> &FrameHeader {
+        self.frames.header(self.frame)
+    }
+
+    pub(crate) fn frame(&self) -> FrameIndex {
+        self.frame
+    }
+
+    /// The page of a leaf, to be changed.
+    ///
+    /// # Panics
+    /// If `table` does not show the page as a leaf in this frame.
+    #[inline]
+    pub(crate) fn leaf_mut(&mut self, table: &PageTable) -> &mut [u8] {
+        let page = self.header().identity().expect("checked when the latch was taken").page;
+        assert!(table.load(page) == Word::Leaf(self.frame), "only leaves change in place");
+        let (start, bytes) = self.frames.page_pointer(self.frame);
+        // SAFETY: the latch is held, exclusively, and the word shows a leaf, which is never read without the latch.
+        unsafe { std::slice::from_raw_parts_mut(start, bytes) }
+    }
+
+    /// The frame's page is no more: the word does not name it any longer. A leaf's frame is free at once, a fixed one
+    /// when its readers have left.
+    pub(crate) fn unlink(self, fixed: bool) {
+        let frames = self.frames;
+        let frame = self.frame;
+        let header = frames.header(frame);
+        header.identity.store(0, Ordering::Release);
+        frames.set_dirty(frame, None);
+        drop(self);
+        if !header.is_idle() {
+            header.abandoned.store(1, Ordering::SeqCst);
+            // The last holder may have let go between the two lines above.
+            if header.holds.load(Ordering::SeqCst) == 0 {
+                frames.free_abandoned(frame);
+            }
+        } else if fixed {
+            frames.retire(frame);
+        } else {
+            frames.give(frame);
+        }
+    }
+}
+
+impl Deref for FrameWrite<'_> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        let (start, bytes) = self.frames.page_pointer(self.frame);
+        // SAFETY: the latch is held, exclusively; changes go through `leaf_mut`, which borrows this guard mutably.
+        unsafe { std::slice::from_raw_parts(start, bytes) }
+    }
+}
+
+impl Drop for FrameWrite<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: taken, exclusively, when this guard was made.
+        unsafe { self.frames.header(self.frame).latch.unlock_exclusive() }
+    }
+}

@@ -1,0 +1,662 @@
+//! The buffer pool: pages in memory, brought in by faults, written back in batches, evicted by a clock.
+//!
+//! # Invariants
+//! 1. A page is in one frame at most: a fault first moves the page's word from `Disk` to `Reading`, and one thread succeeds.
+//! 2. An image is appended while its frame is latched and the guard is held, to the appender of the epoch that changed it.
+//! 3. A frame whose image is on its way to the disk is not evicted before it has arrived: a read would come too early.
+//! 4. Damage is reported only if the page's word is still the one that the read began with.
+//!
+//! Lock order: guard, latch, then those of `space`. Latches of several frames are taken parents first, then in key order.
+
+mod frames;
+pub(crate) mod reclaim;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::{Error, Result};
+use crate::format::extent::{Flaw, Identity, KIND_OFFSET, Kind};
+use crate::format::{Epoch, PageId, Place, extent};
+use crate::io::{AlignedBuffer, Backend, Queue};
+use crate::space::{FrameIndex, Guard, PageSpace, Space, Word};
+pub(crate) use frames::{FrameHeader, FrameRead, FrameWrite, Frames, NewFrame, PAGE_BYTES_MAX, PAGE_BYTES_MIN};
+pub(crate) use reclaim::Pin;
+
+/// Pages evicted, or written back, at once.
+const BATCH_PAGES: usize = 128;
+
+/// What a core operation lacks. It has changed nothing; the caller provides it and calls again.
+#[derive(Clone, Debug)]
+pub(crate) enum Needs {
+    /// A page that is not in memory.
+    Page(Arc<PageSpace>, PageId),
+    /// A frame for a new page of this many bytes.
+    Frame(usize),
+}
+
+/// Why a core operation ended without its result.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    Needs(Needs),
+    Error(Error),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Stop {
+        Stop::Error(error)
+    }
+}
+
+impl From<Needs> for Stop {
+    fn from(needs: Needs) -> Stop {
+        Stop::Needs(needs)
+    }
+}
+
+/// How often pages were found in memory.
+#[derive(Debug, Default)]
+pub(crate) struct Hits {
+    pub(crate) misses: AtomicU64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    pub(crate) space: Arc<Space>,
+    pub(crate) frames: Frames,
+    backend: Arc<dyn Backend>,
+    /// Threads that wait for a page another thread is reading, by the page.
+    arrivals: Box<[(Mutex<()>, Condvar)]>,
+    scratch: Mutex<Vec<AlignedBuffer>>,
+    queues: Mutex<Vec<Queues>>,
+    pub(crate) hits: Hits,
+    /// One thread at a time chooses what to write back.
+    writing_back: Mutex<()>,
+    background: Background,
+}
+
+struct Queues(Box<dyn Queue>);
+
+impl std::fmt::Debug for Queues {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Queue(depth {})", self.0.depth())
+    }
+}
+
+#[derive(Debug, Default)]
+struct Background {
+    wanted: Mutex<bool>,
+    wake: Condvar,
+    stop: AtomicBool,
+}
+
+/// Reads that one thread keeps in flight.
+const QUEUE_DEPTH: usize = 64;
+
+impl Pool {
+    pub(crate) fn new(space: Arc<Space>, backend: Arc<dyn Backend>, capacity_bytes: usize) -> Pool {
+        Pool {
+            space,
+            frames: Frames::new(capacity_bytes),
+            backend,
+            arrivals: (0..64).map(|_| (Mutex::new(()), Condvar::new())).collect(),
+            scratch: Mutex::default(),
+            queues: Mutex::default(),
+            hits: Hits::default(),
+            writing_back: Mutex::default(),
+            background: Background::default(),
+        }
+    }
+
+    /// Keeps the calling thread's view of fixed pages valid.
+    #[inline]
+    pub(crate) fn pin(&self) -> Pin<'_> {
+        self.frames.reclaimer.pin()
+    }
+
+    // ── faults ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Brings a page of `frame_bytes` into memory, or finds that it is there, or that it is none.
+    pub(crate) fn fault(&self, pages: &PageSpace, page: PageId, frame_bytes: usize) -> Result<()> {
+        loop {
+            match pages.table.load(page) {
+                Word::Disk(place) => {
+                    let frame = self.take_frame(frame_bytes)?;
+                    if pages.table.exchange(page, Word::Disk(place), Word::Reading(place)) {
+                        self.hits.misses.fetch_add(1, Ordering::Relaxed);
+                        let mut buffer = self.take_scratch();
+                        let result = self.read_into(pages, page, place, frame, &mut buffer);
+                        self.give_scratch(buffer);
+                        return result;
+                    }
+                }
+                Word::Reading(_) => self.wait_for_arrival(pages, page),
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    fn read_into(
+        &self,
+        pages: &PageSpace,
+        page: PageId,
+        place: Place,
+        frame: NewFrame<'_>,
+        buffer: &mut AlignedBuffer,
+    ) -> Result<()> {
+        let (start, length, offset) = self.space.cover(place);
+        buffer.set_len(length);
+        let result = self.space.read(buffer, start);
+        self.arrive(pages, page, place, frame, result, &buffer[offset..])
+    }
+
+    /// Ends a read: verifies the extent and publishes the page, or puts the word back and says why not.
+    fn arrive(
+        &self,
+        pages: &PageSpace,
+        page: PageId,
+        place: Place,
+        frame: NewFrame<'_>,
+        result: std::io::Result<()>,
+        bytes: &[u8],
+    ) -> Result<()> {
+        let identity = Identity { keyspace: pages.id, page };
+        let reading = Word::Reading(place);
+        let outcome = match result {
+            Ok(()) => self.admit(identity, place, frame, bytes).map(|word| (word, ())),
+            Err(error) => Err(Error::io("reading", self.space.path(), error)),
+        };
+        let result = match outcome {
+            Ok((word, ())) => {
+                if !pages.table.exchange(page, reading, word) {
+                    // The keyspace was dropped meanwhile.
+                    self.withdraw(word, identity);
+                }
+                Ok(())
+            }
+            Err(error) => {
+                if pages.table.exchange(page, reading, Word::Disk(place)) { Err(error) } else { Ok(()) }
+            }
+        };
+        let (lock, arrived) = self.arrival(pages, page);
+        drop(lock.lock());
+        arrived.notify_all();
+        result
+    }
+
+    /// Puts an extent's page into the frame; returns the word that publishes it.
+    fn admit(&self, identity: Identity, place: Place, mut frame: NewFrame<'_>, bytes: &[u8]) -> Result<Word> {
+        let what = || format!("page {} of keyspace {}", identity.page, identity.keyspace);
+        let flawed = |flaw: Flaw| self.space.damaged(&what(), place, flaw);
+        let bytes = &bytes[..place.length() as usize];
+        let header = extent::verify(bytes).map_err(flawed)?;
+        if !place.is_of(header.epoch) {
+            return Err(flawed(Flaw::Epoch(header.epoch)));
+        }
+        // A value's extents are numbered within the value: its identity, which the reader knows, is checked by the reader.
+        let numbered = if header.kind == Kind::Value { Identity { page: header.identity.page, ..identity } } else { identity };
+        if header.identity != numbered {
+            return Err(flawed(Flaw::Identity(header.identity)));
+        }
+        if header.raw_bytes > frame.len() {
+            return Err(flawed(Flaw::Length));
+        }
+        let raw_bytes = header.raw_bytes;
+        extent::decode(bytes, &header, &mut frame[..raw_bytes]).map_err(flawed)?;
+        let leaf = match header.kind {
+            Kind::Leaf | Kind::Inner => {
+                crate::tree::check_node(&frame, header.kind == Kind::Leaf)
+                    .map_err(|flaw| self.space.damaged(&what(), place, flaw))?;
+                header.kind == Kind::Leaf
+            }
+            Kind::Value => false,
+            _ => return Err(flawed(Flaw::Kind)),
+        };
+        frame.header().set_place(place);
+        let frame = frame.into_published(identity);
+        Ok(if leaf { Word::Leaf(frame) } else { Word::Fixed(frame) })
+    }
+
+    fn withdraw(&self, word: Word, identity: Identity) {
+        let (Word::Leaf(frame) | Word::Fixed(frame)) = word else { unreachable!("admit publishes frames") };
+        if let Some(write) = self.frames.write(frame, identity) {
+            write.unlink(true);
+        }
+    }
+
+    fn arrival(&self, pages: &PageSpace, page: PageId) -> &(Mutex<()>, Condvar) {
+        &self.arrivals[(page.0 ^ pages.id.0.rotate_left(16)) as usize % self.arrivals.len()]
+    }
+
+    fn wait_for_arrival(&self, pages: &PageSpace, page: PageId) {
+        let (lock, arrived) = self.arrival(pages, page);
+        let mut guard = lock.lock();
+        while matches!(pages.table.load(page), Word::Reading(_)) {
+            arrived.wait(&mut guard);
+        }
+    }
+
+    /// Brings several pages into memory with many reads in flight. Pages that can't be read are left where they are: who
+    /// needs one finds the error when it faults the page itself. Returns the number of pages read.
+    pub(crate) fn fault_many(&self, pages: &PageSpace, wanted: &[PageId]) -> Result<usize> {
+        if wanted.len() < 2 {
+            if let Some(&page) = wanted.first() {
+                self.fault(pages, page, pages.page_bytes)?;
+            }
+            return Ok(wanted.len());
+        }
+        let mut queue = self.take_queue()?;
+        let mut waiting = wanted.iter().copied();
+        let mut in_flight: Vec<Option<(PageId, Place, NewFrame<'_>)>> = (0..queue.depth()).map(|_| None).collect();
+        let mut idle: Vec<usize> = (0..queue.depth()).collect();
+        let mut finished = Vec::new();
+        let mut count = 0;
+        loop {
+            while let Some(&slot) = idle.last() {
+                let Some(page) = waiting.next() else { break };
+                let Word::Disk(place) = pages.table.load(page) else { continue };
+                // With reads of its own in flight a thread must not wait for frames: it would hold what others wait for.
+                let frame = match self.frames.try_take(pages.page_bytes) {
+                    Some(frame) => frame,
+                    None if queue.in_flight() > 0 => break,
+                    None => self.take_frame(pages.page_bytes)?,
+                };
+                if pages.table.exchange(page, Word::Disk(place), Word::Reading(place)) {
+                    idle.pop();
+                    let (start, length, _) = self.space.cover(place);
+                    let mut buffer = self.take_scratch();
+                    buffer.set_len(length);
+                    self.space.count_read(length);
+                    queue.push_read(self.space.file(), start, buffer, slot as u64);
+                    in_flight[slot] = Some((page, place, frame));
+                    count += 1;
+                }
+            }
+            if queue.in_flight() == 0 {
+                break;
+            }
+            queue.wait(1, &mut finished).map_err(|error| Error::io("reading", self.space.path(), error))?;
+            for completion in finished.drain(..) {
+                let slot = completion.token as usize;
+                let (page, place, frame) = in_flight[slot].take().expect("the slot was in flight");
+                let (_, _, offset) = self.space.cover(place);
+                // Whoever needs the page meets its error again.
+                let _ = self.arrive(pages, page, place, frame, completion.result, &completion.buffer[offset..]);
+                self.give_scratch(completion.buffer);
+                idle.push(slot);
+            }
+        }
+        self.hits.misses.fetch_add(count as u64, Ordering::Relaxed);
+        self.queues.lock().push(Queues(queue));
+        Ok(count)
+    }
+
+    pub(crate) fn take_queue(&self) -> Result<Box<dyn Queue>> {
+        match self.queues.lock().pop() {
+            Some(queue) => Ok(queue.0),
+            None => self
+                .backend
+                .queue(QUEUE_DEPTH)
+                .map_err(|error| Error::io("making an I/O queue for", self.space.path(), error)),
+        }
+    }
+
+    pub(crate) fn take_scratch(&self) -> AlignedBuffer {
+        self.scratch.lock().pop().unwrap_or_else(|| AlignedBuffer::zeroed(PAGE_BYTES_MAX + 2 * 4096))
+    }
+
+    pub(crate) fn give_scratch(&self, buffer: AlignedBuffer) {
+        let mut scratch = self.scratch.lock();
+        if scratch.len() < QUEUE_DEPTH {
+            scratch.push(buffer);
+        }
+    }
+
+    // ── frames ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// A frame for a page, making room where there is none. Waits; not for use inside the guard.
+    pub(crate) fn take_frame(&self, page_bytes: usize) -> Result<NewFrame<'_>> {
+        let mut rounds = 0;
+        loop {
+            if let Some(frame) = self.frames.try_take(page_bytes) {
+                if rounds == 0 && self.frames.available(page_bytes) < self.low_water(page_bytes) {
+                    self.wake_background();
+                }
+                return Ok(frame);
+            }
+            rounds += 1;
+            // Two turns of the clock give every page its second chance; what is left after many is pinned or can't be written.
+            if rounds > 10_000 {
+                return Err(self.space.failure().map_or_else(
+                    || Error::Invalid("all memory of the budget is in use by running operations; raise Config::memory".into()),
+                    |reason| Error::Failed { reason },
+                ));
+            }
+            if self.make_room(page_bytes)? == 0 {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    fn low_water(&self, page_bytes: usize) -> usize {
+        (self.frames.limit_bytes() / page_bytes / 32).clamp(4, 4096)
+    }
+
+    fn frames_wanted(&self, page_bytes: usize) -> usize {
+        (self.low_water(page_bytes) * 2).min(BATCH_PAGES)
+    }
+
+    /// Evicts a batch of pages, writing dirty ones back first where clean ones do not suffice. Returns the pages evicted.
+    pub(crate) fn make_room(&self, page_bytes: usize) -> Result<usize> {
+        // Frames of the size wanted, unless another size has most of the memory.
+        let sizes = self.frames.sizes();
+        let own = sizes.iter().find(|(size, _)| *size == page_bytes).map_or(0, |&(size, count)| size * count);
+        let largest = sizes.iter().copied().max_by_key(|&(size, count)| size * count);
+        let victim_bytes = match largest {
+            Some((size, count)) if size != page_bytes && own * 2 < size * count => size,
+            _ => page_bytes,
+        };
+        let wanted = (self.frames_wanted(page_bytes) * page_bytes).div_ceil(victim_bytes).max(1);
+        let (evicted, dirty) = self.evict(victim_bytes, wanted);
+        if evicted < wanted && !dirty.is_empty() {
+            if self.space.failure().is_none() {
+                self.write_back(dirty)?;
+            } else if evicted == 0 {
+                return Err(Error::Failed { reason: self.space.failure().expect("looked at") });
+            }
+        }
+        if victim_bytes != page_bytes {
+            self.frames.give_back_free(page_bytes);
+        }
+        Ok(evicted)
+    }
+
+    /// One turn of the clock: evicts up to `wanted` clean pages that were not used since the last, and collects as many
+    /// dirty ones.
+    fn evict(&self, page_bytes: usize, wanted: usize) -> (usize, Vec<FrameIndex>) {
+        let mut evicted = 0;
+        let mut dirty = Vec::new();
+        for frame in self.frames.turn(page_bytes) {
+            if evicted >= wanted || dirty.len() >= BATCH_PAGES {
+                break;
+            }
+            let header = self.frames.header(frame);
+            if header.identity().is_none() || !header.is_idle() || header.take_referenced() {
+                continue;
+            }
+            if header.dirty().is_some() {
+                dirty.push(frame);
+            } else if self.try_evict(frame) {
+                evicted += 1;
+            }
+        }
+        (evicted, dirty)
+    }
+
+    /// Evicts one page if it is clean and nobody uses it.
+    fn try_evict(&self, frame: FrameIndex) -> bool {
+        let Some(identity) = self.frames.header(frame).identity() else { return false };
+        let Some(pages) = self.space.page_space(identity.keyspace) else { return false };
+        let Some(write) = self.frames.try_write(frame, identity) else { return false };
+        let place = write.header().place();
+        if !write.header().is_idle() || write.header().dirty().is_some() || place.is_none() {
+            return false;
+        }
+        for (word, fixed) in [(Word::Leaf(frame), false), (Word::Fixed(frame), true)] {
+            if pages.table.exchange(identity.page, word, Word::Disk(place)) {
+                write.unlink(fixed);
+                return true;
+            }
+        }
+        false
+    }
+
+    // ── writing back ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Writes these frames' pages and waits until they can be evicted.
+    fn write_back(&self, mut frames: Vec<FrameIndex>) -> Result<()> {
+        let Some(_alone) = self.writing_back.try_lock() else {
+            // Another thread is at it: its pages will do.
+            drop(self.writing_back.lock());
+            return Ok(());
+        };
+        // Neighbours by number are mostly neighbours by key: they are read together later.
+        frames.sort_unstable_by_key(|&frame| {
+            self.frames.header(frame).identity().map(|identity| (identity.keyspace, identity.page))
+        });
+        let mut epochs = [None; 2];
+        for frame in frames {
+            if let Some(epoch) = self.capture(frame, None)? {
+                epochs[(epoch.0 & 1) as usize] = Some(epoch);
+            }
+            if self.space.waiting_jobs() > 4 {
+                self.run_jobs()?;
+            }
+        }
+        for epoch in epochs.into_iter().flatten() {
+            // The segment must still be of this epoch: a checkpoint may have ended it meanwhile.
+            let guard = self.space.enter();
+            let current = guard.epoch();
+            if epoch == current || epoch.next() == current {
+                self.space.flush(epoch);
+            }
+        }
+        self.space.wait_for_jobs(|frames| self.written(frames))?;
+        let epoch = self.space.enter().epoch();
+        self.space.summarise(epoch)
+    }
+
+    fn written(&self, frames: &[FrameIndex]) {
+        for &frame in frames {
+            self.frames.let_go(frame);
+        }
+    }
+
+    /// Runs write jobs of whoever made them.
+    pub(crate) fn run_jobs(&self) -> Result<()> {
+        self.space.run_jobs(|frames| self.written(frames))
+    }
+
+    /// What a checkpoint passes on to have frames released as their images arrive.
+    pub(crate) fn on_written(&self) -> impl Fn(&[FrameIndex]) + '_ {
+        |frames| self.written(frames)
+    }
+
+    /// Appends the image of a dirty page to its epoch's segment and marks it clean; with `only`, pages of that epoch alone.
+    /// Returns the epoch.
+    pub(crate) fn capture(&self, frame: FrameIndex, only: Option<Epoch>) -> Result<Option<Epoch>> {
+        let guard = self.space.enter();
+        let header = self.frames.header(frame);
+        let Some(identity) = header.identity() else { return Ok(None) };
+        let Some(pages) = self.space.page_space(identity.keyspace) else { return Ok(None) };
+        let Some(read) = self.frames.read(frame, identity) else { return Ok(None) };
+        let word = pages.table.load(identity.page);
+        if word != Word::Leaf(frame) && word != Word::Fixed(frame) {
+            return Ok(None);
+        }
+        let Some(epoch) = header.dirty() else { return Ok(None) };
+        if only.is_some_and(|only| only != epoch) {
+            return Ok(None);
+        }
+        // Somebody else may be capturing the same page under the same shared latch; the appender's order decides nothing,
+        // so only one may: `write_back` and checkpoints exclude each other here.
+        let _one = self.arrival(&pages, identity.page).0.lock();
+        if header.dirty() != Some(epoch) {
+            return Ok(None);
+        }
+        header.hold();
+        match self.append_image(&guard, epoch, identity, &read, header, Some(frame)) {
+            Ok(()) => {
+                self.frames.set_dirty(frame, None);
+                Ok(Some(epoch))
+            }
+            Err(error) => {
+                drop(read);
+                self.frames.let_go(frame);
+                Err(error)
+            }
+        }
+    }
+
+    fn append_image(
+        &self,
+        _guard: &Guard<'_>,
+        epoch: Epoch,
+        identity: Identity,
+        page: &[u8],
+        header: &FrameHeader,
+        frame: Option<FrameIndex>,
+    ) -> Result<()> {
+        let kind = Kind::from_byte(page[KIND_OFFSET]).expect("pages in memory carry their kind");
+        let place = self.space.append(epoch, identity, kind, page, frame)?;
+        let old = header.place();
+        header.set_place(place);
+        if !old.is_none() {
+            self.space.segments.release(old, epoch);
+        }
+        self.space.record(epoch, identity.keyspace, identity.page, place);
+        Ok(())
+    }
+
+    /// Makes a latched page ready to be changed in the current epoch: where an image of the epoch before is still owed to
+    /// the checkpoint being made, it is appended now.
+    pub(crate) fn prepare_change(&self, guard: &Guard<'_>, write: &FrameWrite<'_>) -> Result<()> {
+        let header = write.header();
+        let current = guard.epoch();
+        match header.dirty() {
+            Some(epoch) if epoch != current => {
+                let identity = header.identity().expect("a latched frame holds a page");
+                // No write is named for the frame: it is dirty again at once and so not evicted before another image.
+                self.append_image(guard, epoch, identity, write, header, None)?;
+                self.frames.set_dirty(write.frame(), Some(current));
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Notes a change of a latched page. [`prepare_change`](Self::prepare_change) came before, in the same guard.
+    #[inline]
+    pub(crate) fn mark_dirty(&self, guard: &Guard<'_>, write: &FrameWrite<'_>) {
+        let header = write.header();
+        let current = guard.epoch();
+        assert!(header.dirty().is_none_or(|epoch| epoch == current), "a page changed before its older image was taken");
+        self.frames.set_dirty(write.frame(), Some(current));
+    }
+
+    /// Takes a latched page out of its keyspace. [`prepare_change`](Self::prepare_change) came before, in the same guard.
+    pub(crate) fn free_page(&self, guard: &Guard<'_>, pages: &PageSpace, write: FrameWrite<'_>) {
+        let identity = write.header().identity().expect("a latched frame holds a page");
+        let place = write.header().place();
+        let word = pages.table.free(identity.page);
+        self.space.record(guard.epoch(), pages.id, identity.page, Place::NONE);
+        if !place.is_none() {
+            self.space.segments.release(place, guard.epoch());
+        }
+        write.unlink(matches!(word, Word::Fixed(_)));
+    }
+
+    /// Takes a page that is on disk out of its keyspace; `false` if it is there no more.
+    pub(crate) fn free_on_disk(&self, guard: &Guard<'_>, pages: &PageSpace, page: PageId, place: Place) -> bool {
+        // Claimed as a read would: nobody moves or reads it from here on.
+        if !pages.table.exchange(page, Word::Disk(place), Word::Reading(place)) {
+            return false;
+        }
+        pages.table.free(page);
+        let (lock, arrived) = self.arrival(pages, page);
+        drop(lock.lock());
+        arrived.notify_all();
+        self.space.record(guard.epoch(), pages.id, page, Place::NONE);
+        self.space.segments.release(place, guard.epoch());
+        true
+    }
+
+    /// Appends every page that was dirty at the cut.
+    pub(crate) fn write_epoch(&self, epoch: Epoch) -> Result<u64> {
+        let mut frames: Vec<(u64, FrameIndex)> = Vec::new();
+        for frame in self.frames.all() {
+            let header = self.frames.header(frame);
+            if header.dirty() == Some(epoch)
+                && let Some(identity) = header.identity()
+            {
+                frames.push(((u64::from(identity.keyspace.0) << 32) | u64::from(identity.page.0), frame));
+            }
+        }
+        frames.sort_unstable();
+        let mut count = 0;
+        for (_, frame) in frames {
+            count += u64::from(self.capture(frame, Some(epoch))?.is_some());
+            if self.space.waiting_jobs() > 2 {
+                self.run_jobs()?;
+            }
+        }
+        Ok(count)
+    }
+
+    /// Empties the frames of a keyspace that is being dropped, and releases their places. Nobody works on it any more,
+    /// but for write-back and eviction.
+    pub(crate) fn discard(&self, guard: &Guard<'_>, pages: &PageSpace) -> Result<()> {
+        for (page, _) in pages.table.iter() {
+            loop {
+                let (Word::Leaf(frame) | Word::Fixed(frame)) = pages.table.load(page) else { break };
+                let identity = Identity { keyspace: pages.id, page };
+                let Some(write) = self.frames.write(frame, identity) else { continue };
+                if pages.table.load(page) != Word::Leaf(frame) && pages.table.load(page) != Word::Fixed(frame) {
+                    continue;
+                }
+                self.prepare_change(guard, &write)?;
+                self.free_page(guard, pages, write);
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    // ── the background writer ──────────────────────────────────────────────────────────────────────────────────────
+
+    fn wake_background(&self) {
+        let mut wanted = self.background.wanted.lock();
+        if !*wanted {
+            *wanted = true;
+            self.background.wake.notify_one();
+        }
+    }
+
+    /// Keeps frames free ahead of need; the body of a thread.
+    pub(crate) fn run_background(&self) {
+        loop {
+            {
+                let mut wanted = self.background.wanted.lock();
+                while !*wanted && !self.background.stop.load(Ordering::Acquire) {
+                    self.background.wake.wait(&mut wanted);
+                }
+                *wanted = false;
+            }
+            if self.background.stop.load(Ordering::Acquire) {
+                return;
+            }
+            for (page_bytes, _) in self.frames.sizes() {
+                let mut rounds = 0;
+                while self.frames.available(page_bytes) < self.low_water(page_bytes) * 2 && rounds < 64 {
+                    rounds += 1;
+                    if self.make_room(page_bytes).is_err() || self.background.stop.load(Ordering::Acquire) {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    pub(crate) fn stop_background(&self) {
+        self.background.stop.store(true, Ordering::Release);
+        let _wanted = self.background.wanted.lock();
+        self.background.wake.notify_all();
+    }
+
+    /// Bytes of memory besides frames: headers and read buffers.
+    pub(crate) fn overhead_bytes(&self) -> u64 {
+        (self.frames.header_bytes() + self.scratch.lock().len() * (PAGE_BYTES_MAX + 8192)) as u64
+    }
+}

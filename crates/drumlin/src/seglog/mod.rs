@@ -1,0 +1,1013 @@
+//! The log: segmented, append-only, redo-only. It is what a commit waits for.
+//!
+//! A log has one or more parallel *streams*. A stream is one contiguous space of bytes, addressed by position; its
+//! segment files (`<stream>-<slot>.seg`) each hold a *window* of it. A record has a timestamp; timestamps are dense
+//! over all streams and ascend within each. The *durable horizon* is the largest timestamp up to which every record is
+//! on the medium. The byte formats are in [`format::log`](crate::format::log).
+//!
+//! # Invariants
+//! 1. A timestamp is given out and its record's bytes are placed in one step, under the stream's mutex, with space that
+//!    was reserved before. So nothing fails or waits once a timestamp exists, and there are no holes.
+//! 2. A stream has one write in flight. A buffer in flight never changes: records that come meanwhile go to the other
+//!    buffer, from the next block on, and what remains of the busy tail block is padding.
+//! 3. Bytes that are durable are rewritten only with the same bytes: a tail block is written again with the records
+//!    that follow in it, and recovery goes on behind everything that verifies.
+//! 4. The horizon never passes a record that is not on the medium, in any stream, and never goes back. What is reported
+//!    durable is a contiguous prefix. A failed write or sync stays pending for ever, so the horizon can't pass it.
+//! 5. A segment's header is durable before a record is written in its window, and its use number is in the seed of
+//!    every record's checksum: bytes of an earlier use never verify.
+//! 6. A window is filled with zeros before records are written in it, and recycled files are rewritten in place: a
+//!    commit's durable write changes no metadata. (A new file is filled in steps; records stay below what is filled.)
+//! 7. A record of an older incarnation at or above a later one's start is ignored, for ever.
+//! 8. Recovery applies the dense run of timestamps above what the checkpoint covers. A missing timestamp at or below any
+//!    horizon found in a header (of a record, of a segment, or implied by the start of an opening) is damage. Above all
+//!    of them it ends the replay, whatever follows.
+//! 9. A segment that names a newer checkpoint than the newest superblock is damage: the superblock is lost.
+//! 10. A segment is reused only when all its records are covered and no reader holds it.
+//! 11. A failed write or sync of the log is final. Only want of space for the next segment passes.
+//!
+//! # States
+//! A record: reserved ([`Log::reserve`]) → pending ([`Reservation::append`]) → in flight (`Tail::begin_write`) →
+//! on the medium (`Tail::complete`) → durable (`Shared::publish`) → covered ([`Log::truncate`]).
+//! A segment file: spare → prepared (`Shared::prepare_window`) → current (`Tail::append`) → full → covered → spare.
+//! The log: open → failed ([`Log::fail`]) or closed ([`Log::close`]).
+//!
+//! # Who writes
+//! There are no timers. A committer that finds its record pending and no write in flight writes everything that is
+//! pending, on its own thread; those that come meanwhile wait and are written together by the next. A background thread
+//! writes for those that do not wait ([`Log::nudge`]), another prepares segments. Where the backend has no threads
+//! (`Unsupported`), both works are done by whoever asks for them.
+//!
+//! # Lock order
+//! `preparing` → `old` → one stream's `tail` → `doomed`, `tasks` or the signal's mutex. Hooks and I/O run with no lock
+//! but `preparing`.
+
+mod prepare;
+mod reader;
+mod scan;
+mod segment;
+mod stream;
+#[cfg(test)]
+mod tests;
+mod wait;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Poll, Waker};
+use std::thread::JoinHandle;
+
+use crossbeam_utils::CachePadded;
+use parking_lot::{Mutex, MutexGuard};
+
+pub(crate) use reader::{Record, Records};
+pub(crate) use scan::Scan;
+
+use crate::error::{Error, Result};
+use crate::format::log::{SegmentHeader, record_bytes};
+use crate::format::{BLOCK_BYTES, Incarnation, Timestamp, checksum};
+use crate::io::{AlignedBuffer, Backend, Persist, SyncMethod};
+use prepare::Signal;
+use reader::{History, Merge, Reader};
+use segment::{BLOCK, Segment, Spare};
+use stream::{Batch, NO_FLOOR, Stream, Tail, Window};
+use wait::Waiter;
+
+/// The smallest buffer of a stream; each has two.
+const BUFFER_BYTES_MIN: usize = 4 * BLOCK_BYTES;
+
+/// What a log is made of.
+#[derive(Clone, Debug)]
+pub(crate) struct LogOptions {
+    pub(crate) dir: PathBuf,
+    pub(crate) streams: u16,
+    /// Bytes of a segment file, header included; a multiple of 4,096.
+    pub(crate) segment_bytes: u64,
+    /// Memory for the append buffers of all streams: at least 32 KiB each.
+    pub(crate) buffer_bytes: usize,
+    pub(crate) sync: SyncMethod,
+    /// The database's identity, in every header.
+    pub(crate) database: u64,
+}
+
+impl LogOptions {
+    fn check(&self) -> Result<()> {
+        if self.streams == 0 {
+            return Err(Error::Invalid("a log needs at least one stream".into()));
+        }
+        if !self.segment_bytes.is_multiple_of(BLOCK) || self.segment_bytes < 2 * BLOCK {
+            let given = self.segment_bytes;
+            return Err(Error::Invalid(format!(
+                "log segments of {given} bytes: a multiple of 4096, at least 8192, works"
+            )));
+        }
+        if self.stream_buffer_bytes() < BUFFER_BYTES_MIN {
+            return Err(Error::BudgetTooSmall {
+                given_bytes: self.buffer_bytes as u64,
+                minimum_bytes: (2 * BUFFER_BYTES_MIN * usize::from(self.streams)) as u64,
+            });
+        }
+        Ok(())
+    }
+
+    /// Each stream has two buffers, so that one can be filled while the other is written.
+    fn stream_buffer_bytes(&self) -> usize {
+        self.buffer_bytes / usize::from(self.streams) / 2 / BLOCK_BYTES * BLOCK_BYTES
+    }
+
+    fn window_bytes(&self) -> u64 {
+        self.segment_bytes - BLOCK
+    }
+}
+
+/// What the superblock knows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Known<'a> {
+    /// The openings of the database, each with its first timestamp. Records of openings older than the first listed
+    /// count up to its start.
+    pub(crate) incarnations: &'a [(Incarnation, Timestamp)],
+    /// Sequence number of the newest valid superblock.
+    pub(crate) checkpoint: u64,
+    /// Everything up to it is in the checkpoint.
+    pub(crate) covered: Timestamp,
+}
+
+/// Called before a write; see [`Hooks`].
+pub(crate) type BeforeWrite = Box<dyn Fn() -> io::Result<()> + Send + Sync>;
+/// Called when the horizon has moved; see [`Hooks`].
+pub(crate) type OnDurable = Box<dyn Fn(Timestamp) + Send + Sync>;
+
+/// What the log calls, with none of its locks held.
+pub(crate) struct Hooks {
+    /// Before bytes are written that contain a record appended with `after_data`: brings the extents of large values to
+    /// the medium. Its failure is the log's.
+    pub(crate) before_write: BeforeWrite,
+    /// The durable horizon has moved to this timestamp. Several threads may call at once, so that calls may arrive out
+    /// of order: the receiver keeps the maximum.
+    pub(crate) on_durable: OnDurable,
+}
+
+impl Hooks {
+    /// Hooks that do nothing.
+    pub(crate) fn none() -> Hooks {
+        Hooks { before_write: Box::new(|| Ok(())), on_durable: Box::new(|_| {}) }
+    }
+}
+
+impl std::fmt::Debug for Hooks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Hooks")
+    }
+}
+
+/// The body of a record and its checksum, which is computed here so that it is not computed under a lock.
+#[derive(Clone, Debug)]
+pub(crate) struct Body {
+    bytes: Vec<u8>,
+    checksum: u64,
+}
+
+impl Body {
+    pub(crate) fn new(bytes: Vec<u8>) -> Body {
+        let checksum = checksum(&bytes, 0);
+        Body { bytes, checksum }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    pub(crate) fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
+
+    fn checksum(&self) -> u64 {
+        self.checksum
+    }
+}
+
+/// Where an appended record is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Appended {
+    pub(crate) timestamp: Timestamp,
+    pub(crate) stream: u16,
+    /// Position behind the record in its stream.
+    pub(crate) end: u64,
+}
+
+/// An open log.
+#[derive(Debug)]
+pub(crate) struct Log {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    backend: Arc<dyn Backend>,
+    options: LogOptions,
+    incarnation: Incarnation,
+    history: History,
+    hooks: Hooks,
+    /// The newest timestamp given out.
+    last: CachePadded<AtomicU64>,
+    /// The durable horizon.
+    durable: CachePadded<AtomicU64>,
+    streams: Box<[Stream]>,
+    /// What earlier openings left and no checkpoint covers yet; each stream's by use number.
+    old: Mutex<Vec<Window>>,
+    /// Records at or below may be gone.
+    truncated: AtomicU64,
+    checkpoint: AtomicU64,
+    failure: OnceLock<Arc<str>>,
+    closed: AtomicBool,
+    sync_count: AtomicU64,
+    /// Tasks that wait for a timestamp, and how many: looked at whenever the horizon moves.
+    tasks: Mutex<Vec<(u64, Waker)>>,
+    tasks_count: AtomicUsize,
+    signal: Signal,
+    /// Held while segments are prepared or removed.
+    preparing: Mutex<()>,
+    doomed: Mutex<Vec<Spare>>,
+    /// Whether the background threads run; otherwise their work is done by whoever asks for it.
+    has_threads: AtomicBool,
+}
+
+/// Space in a stream for one record. A thread that holds one must not ask the same stream for another: what the second
+/// waits for may be the first.
+#[derive(Debug)]
+pub(crate) struct Reservation<'a> {
+    log: &'a Shared,
+    stream: usize,
+    bytes: usize,
+}
+
+impl Reservation<'_> {
+    /// Gives the record its timestamp and its place. `after_data`: it names values in extents that must be on the
+    /// medium before it is; see [`Hooks::before_write`].
+    ///
+    /// # Panics
+    /// If the body is longer than what was reserved.
+    pub(crate) fn append(mut self, body: &Body, after_data: bool) -> Appended {
+        assert!(record_bytes(body.bytes().len()) <= self.bytes, "a record is longer than its reservation");
+        let shared = self.log;
+        let stream = &shared.streams[self.stream];
+        let mut tail = stream.tail.lock();
+        tail.release(std::mem::take(&mut self.bytes));
+        let was_idle = tail.floor() == NO_FLOOR;
+        let assign = || {
+            // The floor comes down before the timestamp is taken: whoever sees the timestamp in `last` sees the floor.
+            if was_idle {
+                stream.floor.store(shared.last.load(Ordering::SeqCst) + 1, Ordering::SeqCst);
+            }
+            let horizon = shared.durable.load(Ordering::SeqCst);
+            let timestamp = shared.last.fetch_add(1, Ordering::SeqCst) + 1;
+            if was_idle {
+                stream.floor.store(timestamp, Ordering::SeqCst);
+            }
+            (Timestamp(timestamp), Timestamp(horizon))
+        };
+        let (timestamp, end) = tail.append(body, shared.incarnation, after_data, assign);
+        let contended = tail.is_contended();
+        drop(tail);
+        if contended {
+            stream.space.notify_all();
+        }
+        Appended { timestamp, stream: self.stream as u16, end }
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            let stream = &self.log.streams[self.stream];
+            let mut tail = stream.tail.lock();
+            tail.release(self.bytes);
+            if tail.is_contended() {
+                stream.space.notify_all();
+            }
+        }
+    }
+}
+
+/// What [`Log::verify`] found.
+#[derive(Debug, Default)]
+pub(crate) struct Verified {
+    pub(crate) segment_count: u64,
+    pub(crate) record_count: u64,
+    pub(crate) record_bytes: u64,
+    /// Each an [`Error::Damaged`] or an error of reading.
+    pub(crate) damage: Vec<Error>,
+}
+
+impl Log {
+    /// Makes an empty log in a folder that has none.
+    pub(crate) fn create(
+        backend: &Arc<dyn Backend>,
+        options: &LogOptions,
+        incarnation: Incarnation,
+        hooks: Hooks,
+    ) -> Result<Log> {
+        options.check()?;
+        let dir = &options.dir;
+        backend.create_dir_all(dir).map_err(|error| Error::io("creating", dir, error))?;
+        let found = backend.list(dir).map_err(|error| Error::io("listing", dir, error))?;
+        if let Some(path) = found.iter().find(|path| segment::parse_name(path).is_some()) {
+            return Err(Error::Invalid(format!("there is a log already: {}", path.display())));
+        }
+        let mut history = History::default();
+        history.add(incarnation, Timestamp(1));
+        let buffer_bytes = options.stream_buffer_bytes();
+        let streams = (0..options.streams).map(|_| Stream::new(buffer_bytes, 0, None, 1, 1)).collect();
+        let log = Log::assemble(
+            Arc::clone(backend),
+            options.clone(),
+            (incarnation, history),
+            (Timestamp(0), Timestamp(0), 0),
+            streams,
+            (Vec::new(), Vec::new()),
+            hooks,
+        );
+        log.begin(true)?;
+        Ok(log)
+    }
+
+    fn assemble(
+        backend: Arc<dyn Backend>,
+        options: LogOptions,
+        (incarnation, history): (Incarnation, History),
+        (covered, last, checkpoint): (Timestamp, Timestamp, u64),
+        streams: Vec<Stream>,
+        (old, doomed): (Vec<Window>, Vec<Spare>),
+        hooks: Hooks,
+    ) -> Log {
+        let shared = Shared {
+            backend,
+            options,
+            incarnation,
+            history,
+            hooks,
+            last: CachePadded::new(AtomicU64::new(last.0)),
+            durable: CachePadded::new(AtomicU64::new(last.0)),
+            streams: streams.into_boxed_slice(),
+            old: Mutex::new(old),
+            truncated: AtomicU64::new(covered.0),
+            checkpoint: AtomicU64::new(checkpoint),
+            failure: OnceLock::new(),
+            closed: AtomicBool::new(false),
+            sync_count: AtomicU64::new(0),
+            tasks: Mutex::new(Vec::new()),
+            tasks_count: AtomicUsize::new(0),
+            signal: Signal::default(),
+            preparing: Mutex::new(()),
+            doomed: Mutex::new(doomed),
+            has_threads: AtomicBool::new(false),
+        };
+        Log { shared: Arc::new(shared), threads: Mutex::new(Vec::new()) }
+    }
+
+    /// Makes each stream ready for its first records, and starts the threads. Want of space is an error only if
+    /// `needs_space`: an existing database opens on a full disk.
+    fn begin(&self, needs_space: bool) -> Result<()> {
+        let shared = &self.shared;
+        let dir = &shared.options.dir;
+        for index in 0..shared.streams.len() {
+            while !shared.streams[index].tail.lock().windows_admit(BLOCK_BYTES) {
+                let Some(preparation) = shared.streams[index].tail.lock().preparation() else { break };
+                match shared.prepare(index, preparation) {
+                    Ok(()) => {}
+                    Err(error) if prepare::is_full(&error) && !needs_space => break,
+                    Err(error) if prepare::is_full(&error) => return Err(shared.disk_full()),
+                    Err(error) => return Err(Error::io("preparing a log segment in", dir, error)),
+                }
+            }
+        }
+        let bodies: [(&str, fn(&Shared)); 2] = [
+            ("drumlin-log-prepare", |shared| {
+                while shared.signal.wait_prepare() {
+                    shared.prepare_all();
+                }
+            }),
+            ("drumlin-log-flush", |shared| {
+                while shared.signal.wait_flush() {
+                    shared.flush_nudged();
+                }
+            }),
+        ];
+        for (name, body) in bodies {
+            let own = Arc::clone(shared);
+            match shared.backend.spawn(name, Box::new(move || body(&own))) {
+                Ok(thread) => {
+                    shared.has_threads.store(true, Ordering::Release);
+                    self.threads.lock().push(thread);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
+                Err(error) => return Err(Error::io("starting a thread for", dir, error)),
+            }
+        }
+        if shared.has_threads() {
+            shared.signal.prepare();
+        }
+        Ok(())
+    }
+
+    /// Reserves space for a record with a body of up to `body_bytes`, waiting for it where necessary: for other
+    /// records to be written, or for the next segment. Fails with [`Error::DiskFull`] where there is no space for that.
+    pub(crate) fn reserve(&self, stream: usize, body_bytes: usize) -> Result<Reservation<'_>> {
+        let reservation = self.shared.reserve(stream, body_bytes, true)?;
+        Ok(reservation.expect("a reservation that may wait is had or refused"))
+    }
+
+    /// The same, but `None` where it would wait.
+    pub(crate) fn try_reserve(&self, stream: usize, body_bytes: usize) -> Result<Option<Reservation<'_>>> {
+        self.shared.reserve(stream, body_bytes, false)
+    }
+
+    /// The longest body.
+    pub(crate) fn record_bytes_max(&self) -> usize {
+        self.shared.record_bytes_max()
+    }
+
+    pub(crate) fn stream_count(&self) -> usize {
+        self.shared.streams.len()
+    }
+
+    /// Waits until the durable horizon covers the record. [`Error::OutcomeUnknown`] if the log fails before.
+    pub(crate) fn wait_durable(&self, appended: &Appended) -> Result<()> {
+        self.shared.wait_durable(usize::from(appended.stream), appended.timestamp.0)
+    }
+
+    /// The same for a task, which is woken when it is worth asking again. A background thread writes for it.
+    pub(crate) fn poll_durable(&self, appended: &Appended, waker: &Waker) -> Poll<Result<()>> {
+        self.shared.poll_durable(appended.timestamp.0, waker)
+    }
+
+    /// A record was appended that nobody waits for: it is written soon.
+    pub(crate) fn nudge(&self, stream: usize) {
+        self.shared.nudge(stream);
+    }
+
+    /// The durable horizon.
+    pub(crate) fn durable(&self) -> Timestamp {
+        Timestamp(self.shared.durable.load(Ordering::SeqCst))
+    }
+
+    /// The newest timestamp given out.
+    pub(crate) fn last(&self) -> Timestamp {
+        Timestamp(self.shared.last.load(Ordering::SeqCst))
+    }
+
+    /// Everything up to `covered` is in the checkpoint with this sequence number, which is durable: what holds nothing
+    /// newer may be reused. Later segments name the checkpoint.
+    pub(crate) fn truncate(&self, covered: Timestamp, checkpoint: u64) {
+        assert!(covered <= self.durable(), "a checkpoint covers what is not durable");
+        self.shared.truncate(covered.0, checkpoint);
+    }
+
+    /// The durable records above `after`.
+    pub(crate) fn read_from(&self, after: Timestamp) -> Result<Records> {
+        self.shared.read_from(after)
+    }
+
+    /// The oldest timestamp that [`read_from`](Log::read_from) can begin after.
+    pub(crate) fn truncated(&self) -> Timestamp {
+        Timestamp(self.shared.truncated.load(Ordering::SeqCst))
+    }
+
+    /// Bytes of the segments that hold what no truncation has covered.
+    pub(crate) fn live_bytes(&self) -> u64 {
+        let old: u64 = self.shared.old.lock().iter().map(|window| window.segment.header.window_bytes).sum();
+        let streams = self.shared.streams.iter().map(|stream| {
+            let tail = stream.tail.lock();
+            tail.position() - tail.windows.front().map_or(tail.origin, |window| window.segment.start())
+        });
+        old + streams.sum::<u64>()
+    }
+
+    /// Durable writes of records so far.
+    pub(crate) fn sync_count(&self) -> u64 {
+        self.shared.sync_count.load(Ordering::Relaxed)
+    }
+
+    /// Why the log failed, if it has.
+    pub(crate) fn failure(&self) -> Option<Arc<str>> {
+        self.shared.failure()
+    }
+
+    /// Fails the log from outside: nothing more becomes durable.
+    pub(crate) fn fail(&self, reason: &str) {
+        self.shared.fail(reason);
+    }
+
+    /// Writes everything that is pending and ends the threads. Refuses reservations from the start.
+    pub(crate) fn close(&self) -> Result<()> {
+        self.shared.closed.store(true, Ordering::SeqCst);
+        let mut flushed = Ok(());
+        for index in 0..self.shared.streams.len() {
+            // With the lock held once in between, whoever looked before `closed` was set is waiting by now.
+            drop(self.shared.streams[index].tail.lock());
+            self.shared.streams[index].space.notify_all();
+            flushed = flushed.and(self.shared.flush(index));
+        }
+        self.stop();
+        flushed
+    }
+
+    fn stop(&self) {
+        self.shared.closed.store(true, Ordering::SeqCst);
+        self.shared.signal.stop();
+        for thread in self.threads.lock().drain(..) {
+            if thread.join().is_err() {
+                log::error!("a thread of the log panicked");
+            }
+        }
+    }
+
+    /// Reads every live segment and checks headers and records, going on after damage.
+    pub(crate) fn verify(&self) -> Result<Verified> {
+        self.shared.verify()
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Shared {
+    fn persist(&self) -> Persist {
+        Persist::Now(self.options.sync)
+    }
+
+    fn has_threads(&self) -> bool {
+        self.has_threads.load(Ordering::Acquire)
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    fn record_bytes_max(&self) -> usize {
+        let record_max = Tail::record_bytes_max(self.options.stream_buffer_bytes());
+        (record_max - record_bytes(0)).min(u32::MAX as usize - record_bytes(0))
+    }
+
+    fn disk_full(&self) -> Error {
+        Error::DiskFull { path: self.options.dir.clone(), needed_bytes: self.options.segment_bytes }
+    }
+
+    fn failure(&self) -> Option<Arc<str>> {
+        self.failure.get().cloned()
+    }
+
+    /// Fails unless records may be appended.
+    fn check_open(&self) -> Result<()> {
+        match self.failure.get() {
+            Some(reason) => Err(Error::Failed { reason: Arc::clone(reason) }),
+            None if self.is_closed() => Err(Error::Failed { reason: "it was closed".into() }),
+            None => Ok(()),
+        }
+    }
+
+    fn fail(&self, reason: &str) {
+        if self.failure.set(reason.into()).is_err() {
+            return;
+        }
+        log::error!("the log in {} failed: {reason}", self.options.dir.display());
+        for stream in &self.streams {
+            let waiters = std::mem::take(&mut stream.tail.lock().waiters);
+            stream.space.notify_all();
+            waiters.iter().for_each(Waiter::wake);
+        }
+        self.wake_tasks(u64::MAX);
+    }
+
+    fn reserve(&self, index: usize, body_bytes: usize, may_wait: bool) -> Result<Option<Reservation<'_>>> {
+        if body_bytes > self.record_bytes_max() {
+            return Err(Error::TransactionTooLarge { limit_bytes: self.record_bytes_max() as u64 });
+        }
+        let bytes = record_bytes(body_bytes);
+        let stream = &self.streams[index];
+        let mut tail = stream.tail.lock();
+        self.check_open()?;
+        let admitted = !tail.is_contended() && tail.buffer_admits(bytes) && tail.windows_admit(bytes);
+        if admitted {
+            tail.admit(bytes);
+        } else if may_wait {
+            tail = self.wait_for_space(index, tail, bytes)?;
+        } else if !tail.windows_admit(bytes) {
+            tail.wanted = tail.wanted.max(tail.span_end(bytes));
+        }
+        let prepares = tail.preparation().is_some();
+        drop(tail);
+        if prepares {
+            self.request_preparation();
+        }
+        Ok((admitted || may_wait).then(|| Reservation { log: self, stream: index, bytes }))
+    }
+
+    /// Waits, in the order of asking, until a record of `bytes` is admitted.
+    fn wait_for_space<'a>(
+        &'a self,
+        index: usize,
+        mut tail: MutexGuard<'a, Tail>,
+        bytes: usize,
+    ) -> Result<MutexGuard<'a, Tail>> {
+        let stream = &self.streams[index];
+        let ticket = tail.ticket_next;
+        tail.ticket_next += 1;
+        let failures = tail.prepare_failures;
+        let refused = loop {
+            if tail.ticket_served != ticket {
+                self.check_open()?;
+                stream.space.wait(&mut tail);
+                continue;
+            }
+            if let Err(error) = self.check_open() {
+                break Some(error);
+            }
+            if !tail.buffer_admits(bytes) {
+                if tail.may_lead() {
+                    self.lead(index, tail);
+                    tail = stream.tail.lock();
+                } else {
+                    stream.space.wait(&mut tail);
+                }
+            } else if tail.windows_admit(bytes) {
+                break None;
+            } else if tail.prepare_failures != failures {
+                break Some(self.disk_full());
+            } else {
+                tail.wanted = tail.wanted.max(tail.span_end(bytes));
+                if self.has_threads() {
+                    self.signal.prepare();
+                    stream.space.wait(&mut tail);
+                } else {
+                    drop(tail);
+                    self.prepare_all();
+                    tail = stream.tail.lock();
+                }
+            }
+        };
+        tail.ticket_served += 1;
+        stream.space.notify_all();
+        match refused {
+            None => {
+                tail.admit(bytes);
+                Ok(tail)
+            }
+            Some(error) => Err(error),
+        }
+    }
+
+    fn request_preparation(&self) {
+        if self.has_threads() {
+            self.signal.prepare();
+        } else {
+            self.prepare_all();
+        }
+    }
+
+    /// Writes what is pending in a stream, and wakes those who waited for it and one who goes on.
+    fn lead<'a>(&'a self, index: usize, mut tail: MutexGuard<'a, Tail>) {
+        let stream = &self.streams[index];
+        let batch = tail.begin_write();
+        let segment = tail.segment_at(batch.base);
+        drop(tail);
+        match self.write(index, &batch, segment) {
+            Ok(()) => {
+                let mut tail = stream.tail.lock();
+                tail.complete(batch);
+                stream.publish_floor(&tail);
+                let covered = tail.take_covered();
+                let successor = if tail.may_lead() { tail.waiters.pop() } else { None };
+                let contended = tail.is_contended();
+                drop(tail);
+                self.publish();
+                if let Some(successor) = successor {
+                    successor.wake();
+                }
+                covered.iter().for_each(Waiter::wake);
+                if contended {
+                    stream.space.notify_all();
+                }
+            }
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    /// Brings a batch to the medium: one durable write, or one for each window that it touches.
+    fn write(&self, index: usize, batch: &Batch, first: Arc<Segment>) -> Result<(), String> {
+        if batch.after_data {
+            (self.hooks.before_write)().map_err(|error| format!("syncing large values failed: {error}"))?;
+        }
+        let end = batch.end().next_multiple_of(BLOCK);
+        let mut position = batch.base;
+        let mut segment = first;
+        while position < end {
+            if position >= segment.end() {
+                segment = self.streams[index].tail.lock().segment_at(position);
+            }
+            let piece_end = end.min(segment.end());
+            let bytes = (position - batch.base) as usize..(piece_end - batch.base) as usize;
+            self.sync_count.fetch_add(1, Ordering::Relaxed);
+            let written = segment.file.write_at(&batch.buffer[bytes], segment.offset(position), self.persist());
+            written.map_err(|error| format!("writing {} failed: {error}", segment.path().display()))?;
+            position = piece_end;
+        }
+        Ok(())
+    }
+
+    /// Moves the horizon to where the streams allow.
+    ///
+    /// `last` is read before the floors: a record at or below it brought its stream's floor down before its timestamp
+    /// was given out, so its floor is seen, or it is on the medium already.
+    fn publish(&self) {
+        let mut horizon = self.last.load(Ordering::SeqCst);
+        for stream in &self.streams {
+            horizon = horizon.min(stream.floor.load(Ordering::SeqCst).saturating_sub(1));
+        }
+        let previous = self.durable.fetch_max(horizon, Ordering::SeqCst);
+        if previous < horizon {
+            (self.hooks.on_durable)(Timestamp(horizon));
+            if self.tasks_count.load(Ordering::SeqCst) > 0 {
+                self.wake_tasks(horizon);
+            }
+        }
+    }
+
+    fn wait_durable(&self, index: usize, timestamp: u64) -> Result<()> {
+        self.wait_stream(index, timestamp)?;
+        if self.durable.load(Ordering::SeqCst) >= timestamp {
+            return Ok(());
+        }
+        // Older records are pending in other streams.
+        for other in 0..self.streams.len() {
+            if self.streams[other].floor.load(Ordering::SeqCst) <= timestamp {
+                self.wait_stream(other, timestamp)?;
+            }
+        }
+        self.publish();
+        assert!(self.durable.load(Ordering::SeqCst) >= timestamp, "the horizon is behind what is on the medium");
+        Ok(())
+    }
+
+    /// Waits until no record of the stream at or below `timestamp` is pending, writing them where nobody does.
+    fn wait_stream(&self, index: usize, timestamp: u64) -> Result<()> {
+        let stream = &self.streams[index];
+        let mut registered = None;
+        loop {
+            let mut tail = stream.tail.lock();
+            if let Some(id) = registered.take() {
+                tail.waiters.retain(|waiter: &Waiter| waiter.id != id);
+            }
+            if tail.floor() > timestamp {
+                return Ok(());
+            }
+            if let Some(reason) = self.failure.get() {
+                return Err(Error::OutcomeUnknown { reason: Arc::clone(reason) });
+            }
+            if tail.may_lead() {
+                self.lead(index, tail);
+                continue;
+            }
+            let id = tail.waiter_next;
+            tail.waiter_next += 1;
+            tail.waiters.push(Waiter::current(id, timestamp));
+            drop(tail);
+            registered = Some(id);
+            wait::park();
+            if self.durable.load(Ordering::SeqCst) >= timestamp {
+                // Whoever moved the horizon took this thread off the list, or will.
+                return Ok(());
+            }
+        }
+    }
+
+    fn poll_durable(&self, timestamp: u64, waker: &Waker) -> Poll<Result<()>> {
+        if self.durable.load(Ordering::SeqCst) >= timestamp {
+            return Poll::Ready(Ok(()));
+        }
+        {
+            let mut tasks = self.tasks.lock();
+            if !tasks.iter().any(|(other, task)| *other == timestamp && task.will_wake(waker)) {
+                tasks.push((timestamp, waker.clone()));
+                self.tasks_count.store(tasks.len(), Ordering::SeqCst);
+            }
+        }
+        for index in 0..self.streams.len() {
+            if self.streams[index].floor.load(Ordering::SeqCst) <= timestamp {
+                self.nudge(index);
+            }
+        }
+        // The horizon may have moved, or the log failed, between the first look and the registration.
+        if self.durable.load(Ordering::SeqCst) >= timestamp {
+            return Poll::Ready(Ok(()));
+        }
+        match self.failure.get() {
+            Some(reason) => Poll::Ready(Err(Error::OutcomeUnknown { reason: Arc::clone(reason) })),
+            None => Poll::Pending,
+        }
+    }
+
+    fn wake_tasks(&self, horizon: u64) {
+        let woken: Vec<(u64, Waker)> = {
+            let mut tasks = self.tasks.lock();
+            let woken = tasks.extract_if(.., |(timestamp, _)| *timestamp <= horizon).collect();
+            self.tasks_count.store(tasks.len(), Ordering::SeqCst);
+            woken
+        };
+        for (_, waker) in woken {
+            waker.wake();
+        }
+    }
+
+    fn nudge(&self, index: usize) {
+        if !self.streams[index].nudged.swap(true, Ordering::SeqCst) {
+            if self.has_threads() {
+                self.signal.flush();
+            } else {
+                self.flush_nudged();
+            }
+        }
+    }
+
+    fn flush_nudged(&self) {
+        for (index, stream) in self.streams.iter().enumerate() {
+            if stream.nudged.swap(false, Ordering::SeqCst) {
+                // A failure is sticky; whoever needs to know finds it there.
+                let _ = self.flush(index);
+            }
+        }
+    }
+
+    /// Writes everything that is pending in a stream.
+    fn flush(&self, index: usize) -> Result<()> {
+        let pending = self.streams[index].tail.lock().last_pending();
+        match pending {
+            Some(last) => self.wait_stream(index, last),
+            None => Ok(()),
+        }
+    }
+
+    fn truncate(&self, covered: u64, checkpoint: u64) {
+        self.checkpoint.fetch_max(checkpoint, Ordering::SeqCst);
+        let old: Vec<Window> = self.old.lock().extract_if(.., |window| window.last <= covered).collect();
+        for window in old {
+            self.truncated.fetch_max(window.last, Ordering::SeqCst);
+            let stream = self.streams.get(usize::from(window.segment.header.stream));
+            self.set_free(stream, window.segment);
+        }
+        for stream in &self.streams {
+            let mut tail = stream.tail.lock();
+            let (segments, newest) = tail.take_covered_windows(covered);
+            self.truncated.fetch_max(newest, Ordering::SeqCst);
+            // What one interval between checkpoints used, the next is likely to; the need decays by a quarter.
+            tail.spares_wanted = tail.begun_windows.max(tail.spares_wanted * 3 / 4).max(1);
+            tail.begun_windows = 0;
+            tail.full = false;
+            drop(tail);
+            for segment in segments {
+                self.set_free(Some(stream), segment);
+            }
+        }
+        self.request_preparation();
+    }
+
+    fn set_free(&self, stream: Option<&Stream>, segment: Arc<Segment>) {
+        let fits = segment.header.window_bytes == self.options.window_bytes();
+        match stream {
+            Some(stream) if fits => stream.tail.lock().spares.push(Spare::of(segment)),
+            _ => self.doomed.lock().push(Spare::of(segment)),
+        }
+    }
+
+    fn read_from(&self, after: Timestamp) -> Result<Records> {
+        // Taken first: every record up to it lies before the durable positions that are read below.
+        let durable = Timestamp(self.durable.load(Ordering::SeqCst));
+        let sources = self.sources();
+        let truncated = self.truncated.load(Ordering::SeqCst);
+        if after.0 < truncated {
+            return Err(Error::Invalid(format!(
+                "the log no longer holds the records after timestamp {after}: those up to {truncated} were given up"
+            )));
+        }
+        let mut readers = Vec::new();
+        for source in sources {
+            readers.extend(source.reader_from(after)?);
+        }
+        let merge = Merge::new(readers, self.history.clone(), after)?;
+        Ok(Records::new(merge, durable, self.options.dir.clone()))
+    }
+
+    /// What can be read of each stream, current or old. The segments are held, so they are not reused meanwhile.
+    fn sources(&self) -> Vec<Source> {
+        let mut sources: Vec<Source> = Vec::new();
+        for window in self.old.lock().iter() {
+            let number = window.segment.header.stream;
+            let source = match sources.iter_mut().find(|source| source.stream == number) {
+                Some(source) => source,
+                None => {
+                    sources.push(Source { stream: number, windows: Vec::new(), limit: u64::MAX });
+                    sources.last_mut().expect("just pushed")
+                }
+            };
+            source.push(window);
+            source.limit = window.end();
+        }
+        for (number, stream) in self.streams.iter().enumerate() {
+            let tail = stream.tail.lock();
+            let source = match sources.iter_mut().find(|source| usize::from(source.stream) == number) {
+                Some(source) => source,
+                None => {
+                    sources.push(Source { stream: number as u16, windows: Vec::new(), limit: 0 });
+                    sources.last_mut().expect("just pushed")
+                }
+            };
+            for window in tail.windows.iter().filter(|window| window.segment.start() < tail.durable_position) {
+                source.push(window);
+            }
+            source.limit = tail.durable_position;
+        }
+        sources
+    }
+
+    fn verify(&self) -> Result<Verified> {
+        let mut verified = Verified::default();
+        let durable = self.durable.load(Ordering::SeqCst);
+        let sources = self.sources();
+        let truncated = Timestamp(self.truncated.load(Ordering::SeqCst));
+        let mut readers = Vec::new();
+        let mut block = AlignedBuffer::zeroed(BLOCK_BYTES);
+        for source in &sources {
+            for (segment, _) in &source.windows {
+                verified.segment_count += 1;
+                if let Err(error) = segment.file.read_at(&mut block, 0) {
+                    verified.damage.push(Error::io("reading", segment.path(), error));
+                    continue;
+                }
+                let flaw = match SegmentHeader::decode(&block) {
+                    Ok(Some(header))
+                        if (SegmentHeader { filled: segment.header.filled, ..header }) == segment.header =>
+                    {
+                        continue;
+                    }
+                    Ok(Some(_)) => "it is that of another segment or use".to_string(),
+                    Ok(None) => "it is zero".to_string(),
+                    Err(flaw) => flaw.to_string(),
+                };
+                verified.damage.push(Error::damaged(segment.path(), "log segment header", flaw));
+            }
+            readers.extend(source.reader_from(truncated)?);
+        }
+        let mut merge = Merge::new(readers, self.history.clone(), truncated)?;
+        while merge.next.0 <= durable {
+            if let Some(head) = merge.due() {
+                verified.record_count += 1;
+                verified.record_bytes += merge.take(head)?.len() as u64;
+                continue;
+            }
+            let lost = merge.next;
+            verified.damage.push(reader::missing(lost, Timestamp(durable), merge.suspect(), &self.options.dir));
+            // One stretch of missing timestamps is one damage.
+            match merge.heads.iter().filter_map(|head| head.found).map(|found| found.timestamp).min() {
+                Some(next) => merge.next = next,
+                None => break,
+            }
+        }
+        Ok(verified)
+    }
+}
+
+/// What can be read of one stream: its segments with the first entries of their indexes.
+#[derive(Debug)]
+struct Source {
+    stream: u16,
+    windows: Vec<(Arc<Segment>, Vec<(u64, u64)>)>,
+    limit: u64,
+}
+
+impl Source {
+    fn push(&mut self, window: &Window) {
+        self.windows.push((Arc::clone(&window.segment), window.index.clone()));
+    }
+
+    /// A reader that begins as near before the first record above `after` as the indexes tell.
+    fn reader_from(&self, after: Timestamp) -> Result<Option<Reader>> {
+        let mut first = 0;
+        let mut position = 0;
+        for (number, (_, index)) in self.windows.iter().enumerate() {
+            let below = index.partition_point(|&(timestamp, _)| timestamp <= after.0 + 1);
+            if below > 0 {
+                (first, position) = (number, index[below - 1].1);
+            }
+        }
+        if self.windows.is_empty() {
+            return Ok(None);
+        }
+        let segments = self.windows[first..].iter().map(|(segment, _)| Arc::clone(segment)).collect();
+        Reader::new(segments, position, self.limit).map(Some)
+    }
+}

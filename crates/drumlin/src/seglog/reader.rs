@@ -1,0 +1,424 @@
+//! Reading a log: records of one stream in order of position, and of all streams in order of timestamp.
+//!
+//! A stream's reader never takes a record that does not verify for the end: it goes on, 8 bytes at a time, to the end
+//! of what it was given. What a gap means is decided by who compares timestamps with horizons.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::segment::{BLOCK, Segment};
+use crate::error::{Error, Result};
+use crate::format::log::{
+    RECORD_ALIGNMENT_BYTES, RECORD_HEADER_BYTES, RECORD_MAGIC, RecordHeader, record_bytes, record_seed,
+};
+use crate::format::{Incarnation, Timestamp, checksum, get_u32};
+use crate::io::AlignedBuffer;
+
+const STEP: u64 = RECORD_ALIGNMENT_BYTES as u64;
+
+/// One read from the medium: at 1 MiB a drive delivers its bandwidth.
+pub(super) const CHUNK_BYTES: usize = 1 << 20;
+
+/// Which records count, by incarnation.
+#[derive(Clone, Debug, Default)]
+pub(super) struct History {
+    /// Ascending; with the first timestamp of each.
+    openings: Vec<(Incarnation, Timestamp)>,
+}
+
+impl History {
+    pub(super) fn new(openings: &[(Incarnation, Timestamp)]) -> History {
+        let mut openings = openings.to_vec();
+        openings.sort_unstable();
+        History { openings }
+    }
+
+    pub(super) fn add(&mut self, incarnation: Incarnation, first: Timestamp) {
+        if self.openings.last().is_none_or(|&(newest, _)| newest < incarnation) {
+            self.openings.push((incarnation, first));
+        }
+    }
+
+    pub(super) fn newest(&self) -> Option<Incarnation> {
+        self.openings.last().map(|&(incarnation, _)| incarnation)
+    }
+
+    /// Whether a record counts: it is not at or above the start of a later incarnation, nor below that of its own.
+    pub(super) fn admits(&self, incarnation: Incarnation, timestamp: Timestamp) -> bool {
+        let later = self.openings.partition_point(|&(other, _)| other <= incarnation);
+        let own = self.openings[..later].last().filter(|&&(other, _)| other == incarnation);
+        own.is_none_or(|&(_, first)| timestamp >= first)
+            && self.openings[later..].iter().all(|&(_, first)| timestamp < first)
+    }
+}
+
+/// A verified record, but for its body.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found {
+    pub(super) timestamp: Timestamp,
+    pub(super) incarnation: Incarnation,
+    pub(super) position: u64,
+    pub(super) end: u64,
+    pub(super) body_bytes: u32,
+    /// Which of the reader's segments it starts in.
+    pub(super) segment: usize,
+}
+
+/// Bytes between two records that are neither.
+#[derive(Clone, Debug)]
+pub(super) struct Skipped {
+    pub(super) path: PathBuf,
+    pub(super) offset: u64,
+}
+
+/// Reads one stream.
+#[derive(Debug)]
+pub(super) struct Reader {
+    /// Ascending in use number.
+    segments: Vec<Arc<Segment>>,
+    /// Bytes of each window that the file holds: less than the window where its making was cut short.
+    readable_ends: Vec<u64>,
+    segment: usize,
+    position: u64,
+    limit: u64,
+    chunk: AlignedBuffer,
+    chunk_segment: usize,
+    chunk_start: u64,
+    /// The newest horizon in any header that verified, whatever became of its body.
+    pub(super) horizon: Timestamp,
+    pub(super) newest_incarnation: Incarnation,
+    /// For each segment the end of the last verified record, or header without body, that starts in it; 0 for none.
+    pub(super) verified_ends: Vec<u64>,
+    /// The first bytes behind the last record that are neither a record nor padding.
+    pub(super) skipped: Option<Skipped>,
+}
+
+impl Reader {
+    /// Reads `segments` from `position`, which lies in the first of them, to before `limit`.
+    pub(super) fn new(segments: Vec<Arc<Segment>>, position: u64, limit: u64) -> Result<Reader> {
+        let mut readable_ends = Vec::with_capacity(segments.len());
+        for segment in &segments {
+            let length = segment.file.len().map_err(|error| Error::io("measuring", segment.path(), error))?;
+            let bytes = length.saturating_sub(BLOCK) / BLOCK * BLOCK;
+            readable_ends.push(segment.end().min(segment.start() + bytes));
+        }
+        let horizon = segments.iter().map(|segment| segment.header.horizon).max().unwrap_or_default();
+        let mut chunk = AlignedBuffer::zeroed(CHUNK_BYTES);
+        chunk.set_len(0);
+        Ok(Reader {
+            verified_ends: vec![0; segments.len()],
+            position: position.max(segments.first().map_or(0, |segment| segment.start())),
+            segments,
+            readable_ends,
+            segment: 0,
+            limit,
+            chunk,
+            chunk_segment: usize::MAX,
+            chunk_start: 0,
+            horizon,
+            newest_incarnation: Incarnation(0),
+            skipped: None,
+        })
+    }
+
+    pub(super) fn segments(&self) -> &[Arc<Segment>] {
+        &self.segments
+    }
+
+    /// The next record; its body replaces what is in `body`.
+    pub(super) fn next(&mut self, body: &mut Vec<u8>) -> Result<Option<Found>> {
+        self.skipped = None;
+        while let Some(position) = self.candidate()? {
+            let mut bytes = [0; RECORD_HEADER_BYTES];
+            let seed = record_seed(self.segments[self.segment].seed, position);
+            let header = match self.copy(position, &mut bytes)? {
+                true => RecordHeader::decode(&bytes, seed),
+                false => None,
+            };
+            if let Some(header) = header {
+                self.horizon = self.horizon.max(header.horizon);
+                self.newest_incarnation = self.newest_incarnation.max(header.incarnation);
+                let body_start = position + RECORD_HEADER_BYTES as u64;
+                let verified = &mut self.verified_ends[self.segment];
+                *verified = (*verified).max(body_start);
+                let body_bytes = header.body_bytes as usize;
+                if self.holds(body_start + body_bytes as u64) {
+                    body.resize(body_bytes, 0);
+                    if self.copy(body_start, body)? && checksum(body, 0) == header.body_checksum {
+                        let end = position + record_bytes(body_bytes) as u64;
+                        self.verified_ends[self.segment] = end;
+                        self.position = end;
+                        return Ok(Some(Found {
+                            timestamp: header.timestamp,
+                            incarnation: header.incarnation,
+                            position,
+                            end,
+                            body_bytes: header.body_bytes,
+                            segment: self.segment,
+                        }));
+                    }
+                }
+            }
+            self.skip(position);
+            self.position = position + STEP;
+        }
+        Ok(None)
+    }
+
+    /// Moves on to the next position that may hold a record.
+    fn candidate(&mut self) -> Result<Option<u64>> {
+        loop {
+            while self.segment < self.segments.len() && self.position >= self.readable_ends[self.segment] {
+                let window_end = self.segments[self.segment].end();
+                self.segment += 1;
+                if let Some(segment) = self.segments.get(self.segment) {
+                    // The last record may have run on into this window.
+                    let follows = segment.start() == window_end;
+                    self.position = if follows { self.position.max(window_end) } else { segment.start() };
+                }
+            }
+            if self.segment == self.segments.len() || self.position >= self.limit {
+                return Ok(None);
+            }
+            let position = self.position;
+            self.load(self.segment, position)?;
+            let from = (position - self.chunk_start) as usize;
+            let words = self.chunk[from..].chunks_exact(RECORD_ALIGNMENT_BYTES);
+            let skipped_words = words.into_iter().position(|word| get_u32(word, 0) == RECORD_MAGIC);
+            let until = skipped_words.map_or(self.chunk.len(), |words| from + words * RECORD_ALIGNMENT_BYTES);
+            if !self.is_padding(from, until) {
+                self.skip(position);
+            }
+            self.position = self.chunk_start + until as u64;
+            if skipped_words.is_some() {
+                return Ok(if self.position < self.limit { Some(self.position) } else { None });
+            }
+        }
+    }
+
+    /// Whether these bytes of the chunk are what a busy tail block was padded with.
+    fn is_padding(&self, from: usize, until: usize) -> bool {
+        until.is_multiple_of(BLOCK as usize)
+            && until - from < BLOCK as usize
+            && self.chunk[from..until].iter().all(|&byte| byte == 0)
+            || from == until
+    }
+
+    fn skip(&mut self, position: u64) {
+        if self.skipped.is_none() {
+            let segment = &self.segments[self.segment];
+            self.skipped = Some(Skipped { path: segment.path().to_path_buf(), offset: segment.offset(position) });
+        }
+    }
+
+    /// Whether all bytes from the current position to `end` can be read.
+    fn holds(&self, end: u64) -> bool {
+        let mut segment = self.segment;
+        while self.readable_ends[segment] < end {
+            match self.successor(segment) {
+                Some(next) => segment = next,
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// The segment whose window follows without a gap. Where a window was begun twice, the later use counts.
+    fn successor(&self, segment: usize) -> Option<usize> {
+        let end = self.readable_ends[segment];
+        (segment + 1..self.segments.len()).rev().find(|&next| self.segments[next].start() == end)
+    }
+
+    /// Copies the bytes from `position`, which lies in or behind the current segment; `false` where they end.
+    fn copy(&mut self, position: u64, out: &mut [u8]) -> Result<bool> {
+        let mut segment = self.segment;
+        let mut position = position;
+        let mut done = 0;
+        while done < out.len() {
+            while position >= self.readable_ends[segment] {
+                match self.successor(segment) {
+                    Some(next) => segment = next,
+                    None => return Ok(false),
+                }
+            }
+            self.load(segment, position)?;
+            let from = (position - self.chunk_start) as usize;
+            let bytes = (self.chunk.len() - from).min(out.len() - done);
+            out[done..done + bytes].copy_from_slice(&self.chunk[from..from + bytes]);
+            done += bytes;
+            position += bytes as u64;
+        }
+        Ok(true)
+    }
+
+    /// Makes the chunk hold `position`.
+    fn load(&mut self, segment: usize, position: u64) -> Result<()> {
+        let loaded = self.chunk_start..self.chunk_start + self.chunk.len() as u64;
+        if self.chunk_segment == segment && loaded.contains(&position) {
+            return Ok(());
+        }
+        let source = &self.segments[segment];
+        let start = position / BLOCK * BLOCK;
+        let readable_end = self.readable_ends[segment];
+        assert!(start < readable_end, "reading {position} of {source:?}");
+        // Not far beyond what is asked for: a record may reach over the limit, but seldom by much.
+        let wanted_end = self.limit.max(position + 1).checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX);
+        let bytes = (readable_end.min(wanted_end) - start).min(CHUNK_BYTES as u64);
+        self.chunk.set_len(bytes as usize);
+        self.chunk_segment = segment;
+        self.chunk_start = start;
+        let read = source.file.read_at(&mut self.chunk, source.offset(start));
+        read.map_err(|error| {
+            self.chunk_segment = usize::MAX;
+            Error::io("reading", self.segments[segment].path(), error)
+        })
+    }
+}
+
+/// One stream of a merge, and the record it stands at.
+#[derive(Debug)]
+pub(super) struct Head {
+    pub(super) reader: Reader,
+    pub(super) found: Option<Found>,
+    body: Vec<u8>,
+    /// Bytes skipped on the way to `found`.
+    skipped: Option<Skipped>,
+}
+
+/// The records of all streams by timestamp.
+#[derive(Debug)]
+pub(super) struct Merge {
+    pub(super) heads: Vec<Head>,
+    history: History,
+    /// The timestamp that must come next.
+    pub(super) next: Timestamp,
+}
+
+impl Merge {
+    /// Merges the records above `after`.
+    pub(super) fn new(readers: Vec<Reader>, history: History, after: Timestamp) -> Result<Merge> {
+        let heads = readers.into_iter().map(|reader| Head { reader, found: None, body: Vec::new(), skipped: None });
+        let mut merge = Merge { heads: heads.collect(), history, next: after.next() };
+        for head in 0..merge.heads.len() {
+            merge.advance(head)?;
+        }
+        Ok(merge)
+    }
+
+    /// Moves a stream to its next record that counts.
+    fn advance(&mut self, head: usize) -> Result<()> {
+        let head = &mut self.heads[head];
+        loop {
+            head.found = head.reader.next(&mut head.body)?;
+            head.skipped = head.reader.skipped.take();
+            let Some(found) = head.found else { return Ok(()) };
+            if self.history.newest().is_some_and(|newest| newest < found.incarnation) {
+                let what = format!("log record of timestamp {}", found.timestamp);
+                let flaw = format!("it is of opening {}, which the superblock does not know", found.incarnation);
+                return Err(Error::damaged(head.reader.segments[found.segment].path(), what, flaw));
+            }
+            if found.timestamp >= self.next && self.history.admits(found.incarnation, found.timestamp) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The stream that stands at the next timestamp, unless that is missing.
+    pub(super) fn due(&self) -> Option<usize> {
+        self.heads.iter().position(|head| head.found.is_some_and(|found| found.timestamp == self.next))
+    }
+
+    /// Takes the record that is due.
+    pub(super) fn take(&mut self, head: usize) -> Result<Vec<u8>> {
+        let body = std::mem::take(&mut self.heads[head].body);
+        self.step(head)?;
+        Ok(body)
+    }
+
+    /// Goes past the record that is due.
+    pub(super) fn step(&mut self, head: usize) -> Result<()> {
+        let taken = self.next;
+        self.next = taken.next();
+        self.advance(head)?;
+        match self.due_again(taken) {
+            None => Ok(()),
+            Some(path) => Err(Error::damaged(&path, format!("log record of timestamp {taken}"), "it is there twice")),
+        }
+    }
+
+    fn due_again(&self, taken: Timestamp) -> Option<PathBuf> {
+        let heads = self.heads.iter().filter_map(|head| head.found.map(|found| (head, found)));
+        let mut again = heads.filter(|(_, found)| found.timestamp == taken);
+        again.next().map(|(head, found)| head.reader.segments[found.segment].path().to_path_buf())
+    }
+
+    /// Reads all streams to their ends, for the horizons in them, and returns the newest.
+    pub(super) fn drain(&mut self) -> Result<Timestamp> {
+        for head in 0..self.heads.len() {
+            while self.heads[head].found.is_some() {
+                self.advance(head)?;
+            }
+        }
+        Ok(self.heads.iter().map(|head| head.reader.horizon).max().unwrap_or_default())
+    }
+
+    /// Where the timestamp that is due and missing must have been: best known where later records follow in its stream.
+    pub(super) fn suspect(&self) -> Option<Skipped> {
+        let between = self.heads.iter().filter(|head| head.found.is_some()).find_map(|head| head.skipped.clone());
+        between.or_else(|| self.heads.iter().find_map(|head| head.skipped.clone()))
+    }
+}
+
+/// The error for a timestamp that was durable and is not there.
+pub(super) fn missing(
+    missing: Timestamp,
+    horizon: Timestamp,
+    suspect: Option<Skipped>,
+    dir: &std::path::Path,
+) -> Error {
+    let (path, place) = match &suspect {
+        Some(skipped) => (skipped.path.as_path(), format!(" (at or after offset {})", skipped.offset)),
+        None => (dir, String::new()),
+    };
+    let flaw = format!("it is missing or does not verify, though all up to timestamp {horizon} was durable");
+    Error::damaged(path, format!("log record of timestamp {missing}{place}"), flaw)
+}
+
+/// A record of the log.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Record {
+    pub(crate) timestamp: Timestamp,
+    pub(crate) body: Vec<u8>,
+}
+
+/// The records above one timestamp up to another, in order, none missing. Ends after its first error.
+#[derive(Debug)]
+pub(crate) struct Records {
+    merge: Merge,
+    last: Timestamp,
+    dir: PathBuf,
+    over: bool,
+}
+
+impl Records {
+    pub(super) fn new(merge: Merge, last: Timestamp, dir: PathBuf) -> Records {
+        Records { merge, last, dir, over: false }
+    }
+}
+
+impl Iterator for Records {
+    type Item = Result<Record>;
+
+    fn next(&mut self) -> Option<Result<Record>> {
+        let timestamp = self.merge.next;
+        if self.over || timestamp > self.last {
+            return None;
+        }
+        let taken = match self.merge.due() {
+            Some(head) => self.merge.take(head),
+            None => Err(missing(timestamp, self.last, self.merge.suspect(), &self.dir)),
+        };
+        self.over = taken.is_err();
+        Some(taken.map(|body| Record { timestamp, body }))
+    }
+}

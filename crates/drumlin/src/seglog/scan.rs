@@ -1,0 +1,282 @@
+//! Recovery: what is in the log, where it ends, and whether anything is missing.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::reader::{History, Merge, Reader, Records, missing};
+use super::segment::{self, BLOCK, Segment, Spare};
+use super::stream::{Stream, Window};
+use super::{Hooks, Known, Log, LogOptions};
+use crate::error::{Error, Result};
+use crate::format::{Incarnation, Timestamp};
+use crate::io::Backend;
+
+/// How far into a window its first record is looked for when deciding whether the window before is still needed.
+const PROBE_BYTES: u64 = 64 << 10;
+
+/// What the segments of a log hold, verified. Scanning brings to the medium what an ended process left in caches, so
+/// that nothing found can be lost any more; it changes no byte.
+#[derive(Debug)]
+pub(crate) struct Scan {
+    backend: Arc<dyn Backend>,
+    options: LogOptions,
+    history: History,
+    covered: Timestamp,
+    last: Timestamp,
+    record_bytes: u64,
+    record_count: u64,
+    streams: BTreeMap<u16, StreamScan>,
+}
+
+#[derive(Debug, Default)]
+struct StreamScan {
+    /// Ascending in use number. Those whose records are all in the checkpoint are spares already.
+    windows: Vec<Window>,
+    spares: Vec<Spare>,
+    use_number_max: u64,
+    slot_max: u32,
+    /// Behind the last record, or header of one, that verified: whatever its timestamp.
+    verified_end: u64,
+    /// Behind the last record that recovery applies.
+    applied_end: u64,
+}
+
+impl Scan {
+    /// Reads and checks the whole log. Fails where it can't hold everything that was durable once.
+    pub(crate) fn open(backend: &Arc<dyn Backend>, options: &LogOptions, known: &Known<'_>) -> Result<Scan> {
+        options.check()?;
+        let mut scan = Scan {
+            backend: Arc::clone(backend),
+            options: options.clone(),
+            history: History::new(known.incarnations),
+            covered: known.covered,
+            last: known.covered,
+            record_bytes: 0,
+            record_count: 0,
+            streams: BTreeMap::new(),
+        };
+        scan.find_segments(known.checkpoint)?;
+        for stream in scan.streams.values_mut() {
+            stream.set_aside_covered(&scan.history, known.covered)?;
+            for window in &stream.windows {
+                let synced = window.segment.file.sync_data();
+                synced.map_err(|error| Error::io("syncing", window.segment.path(), error))?;
+            }
+        }
+        // Everything below the start of an opening was on the medium when that opening began.
+        let openings_horizon = known.incarnations.iter().map(|&(_, first)| Timestamp(first.0.saturating_sub(1))).max();
+        scan.replay(openings_horizon.unwrap_or_default())?;
+        Ok(scan)
+    }
+
+    fn find_segments(&mut self, checkpoint: u64) -> Result<()> {
+        let dir = &self.options.dir;
+        if !self.backend.exists(dir).map_err(|error| Error::io("looking for", dir, error))? {
+            return Ok(());
+        }
+        for path in self.backend.list(dir).map_err(|error| Error::io("listing", dir, error))? {
+            let Some(name) = segment::parse_name(&path) else { continue };
+            let stream = self.streams.entry(name.0).or_default();
+            stream.slot_max = stream.slot_max.max(name.1);
+            match segment::inspect(self.backend.as_ref(), &path, self.options.database, name)? {
+                segment::Found::Unused => {
+                    stream.spares.push(Spare { path, slot: name.1, filled: false, held: None });
+                }
+                segment::Found::Segment(segment) if segment.header.checkpoint > checkpoint => {
+                    let flaw = format!(
+                        "it names checkpoint {}, but the newest superblock found is {checkpoint}: a superblock is lost",
+                        segment.header.checkpoint
+                    );
+                    return Err(Error::damaged(&path, "log segment header", flaw));
+                }
+                segment::Found::Segment(segment) => {
+                    stream.use_number_max = stream.use_number_max.max(segment.header.use_number);
+                    let ready = segment.end();
+                    stream.windows.push(Window::new(segment, ready));
+                }
+            }
+        }
+        for stream in self.streams.values_mut() {
+            stream.windows.sort_by_key(|window| window.segment.header.use_number);
+            for pair in stream.windows.windows(2) {
+                if pair[0].segment.header.use_number == pair[1].segment.header.use_number {
+                    let flaw = format!("it has the use number of {}", pair[0].segment.path().display());
+                    return Err(Error::damaged(pair[1].segment.path(), "log segment header", flaw));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn replay(&mut self, openings_horizon: Timestamp) -> Result<()> {
+        let mut readers = Vec::new();
+        for stream in self.streams.values() {
+            readers.push(Reader::new(stream.segments(), 0, u64::MAX)?);
+        }
+        let mut merge = Merge::new(readers, self.history.clone(), self.covered)?;
+        let streams: Vec<u16> = self.streams.keys().copied().collect();
+        while let Some(due) = merge.due() {
+            let head = &merge.heads[due];
+            let found = head.found.expect("the head that is due stands at a record");
+            let stream = self.streams.get_mut(&streams[due]).expect("each head has its stream");
+            stream.note(found.segment, found.timestamp.0, found.position, found.end);
+            self.record_count += 1;
+            self.record_bytes += u64::from(found.body_bytes);
+            merge.step(due)?;
+        }
+        let lost = merge.next;
+        self.last = Timestamp(lost.0 - 1);
+        let suspect = merge.suspect();
+        let horizon = merge.drain()?.max(openings_horizon);
+        if horizon >= lost {
+            return Err(missing(lost, horizon, suspect, &self.options.dir));
+        }
+        for (head, stream) in merge.heads.iter().zip(self.streams.values_mut()) {
+            stream.verified_end = head.reader.verified_ends.iter().copied().max().unwrap_or(0);
+        }
+        Ok(())
+    }
+
+    /// The newest timestamp that recovery must apply. All above what the checkpoint covers up to it are there.
+    pub(crate) fn last(&self) -> Timestamp {
+        self.last
+    }
+
+    /// Bytes of the bodies that recovery must apply.
+    pub(crate) fn record_bytes(&self) -> u64 {
+        self.record_bytes
+    }
+
+    /// How many records recovery must apply.
+    pub(crate) fn record_count(&self) -> u64 {
+        self.record_count
+    }
+
+    /// The records above what the checkpoint covers. May be called any number of times.
+    pub(crate) fn records(&self) -> Result<Records> {
+        let mut readers = Vec::new();
+        for stream in self.streams.values().filter(|stream| stream.applied_end > 0) {
+            readers.push(Reader::new(stream.segments(), 0, stream.applied_end)?);
+        }
+        let merge = Merge::new(readers, self.history.clone(), self.covered)?;
+        Ok(Records::new(merge, self.last, self.options.dir.clone()))
+    }
+
+    /// Begins appending, at the timestamp after [`last`](Scan::last). The superblock lists `incarnation` durably, with
+    /// that timestamp, before this is called.
+    pub(crate) fn start(mut self, incarnation: Incarnation, checkpoint: u64, hooks: Hooks) -> Result<Log> {
+        let dir = &self.options.dir;
+        self.backend.create_dir_all(dir).map_err(|error| Error::io("creating", dir, error))?;
+        self.history.add(incarnation, self.last.next());
+        let mut old = Vec::new();
+        let mut doomed = Vec::new();
+        let mut streams = Vec::new();
+        for number in 0..self.options.streams {
+            let scan = self.streams.remove(&number).unwrap_or_default();
+            streams.push(scan.resume(self.backend.as_ref(), &self.options, &mut old, &mut doomed)?);
+        }
+        for scan in self.streams.into_values() {
+            scan.retire(&mut old, &mut doomed);
+        }
+        let log = Log::assemble(
+            self.backend,
+            self.options,
+            (incarnation, self.history),
+            (self.covered, self.last, checkpoint),
+            streams,
+            (old, doomed),
+            hooks,
+        );
+        log.begin(false)?;
+        Ok(log)
+    }
+}
+
+impl StreamScan {
+    fn segments(&self) -> Vec<Arc<Segment>> {
+        self.windows.iter().map(|window| Arc::clone(&window.segment)).collect()
+    }
+
+    /// Makes spares of the windows that hold nothing above `covered`: those before one whose first record is the first
+    /// above it, or below.
+    fn set_aside_covered(&mut self, history: &History, covered: Timestamp) -> Result<()> {
+        let mut body = Vec::new();
+        for later in (1..self.windows.len()).rev() {
+            let segment = &self.windows[later].segment;
+            let limit = segment.end().min(segment.start() + PROBE_BYTES);
+            let mut reader = Reader::new(vec![Arc::clone(segment)], 0, limit)?;
+            let first = loop {
+                match reader.next(&mut body)? {
+                    Some(found) if !history.admits(found.incarnation, found.timestamp) => {}
+                    found => break found,
+                }
+            };
+            if first.is_some_and(|first| first.timestamp <= covered.next()) {
+                let covered_windows = self.windows.drain(..later);
+                self.spares.extend(covered_windows.map(|window| Spare::of(window.segment)));
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes a record that recovery applies.
+    fn note(&mut self, segment: usize, timestamp: u64, position: u64, end: u64) {
+        self.windows[segment].note(timestamp, position);
+        let mut window_end = self.windows[segment].end();
+        for window in &mut self.windows[segment + 1..] {
+            if window.segment.start() == window_end && window_end < end {
+                window.last = timestamp;
+                window_end = window.end();
+            }
+        }
+        self.applied_end = self.applied_end.max(end);
+    }
+
+    /// The stream as it goes on: behind every byte that verifies, from the next block, in the same window where there
+    /// is room. Windows prepared and never used are prepared anew, with this opening's header.
+    fn resume(
+        mut self,
+        backend: &dyn Backend,
+        options: &LogOptions,
+        old: &mut Vec<Window>,
+        doomed: &mut Vec<Spare>,
+    ) -> Result<Stream> {
+        let position = self.verified_end.next_multiple_of(BLOCK);
+        let holds = |window: &Window| window.segment.start() <= position && position < window.end();
+        let current = match self.windows.iter().rposition(holds) {
+            Some(index) if self.verified_end > 0 => {
+                let window = self.windows.remove(index);
+                let path = window.segment.path();
+                let file = segment::open(backend, path, true, false);
+                let file = file.map_err(|error| Error::io("opening", path, error))?;
+                let ready = if window.segment.is_filled() { window.end() } else { position };
+                let segment = Segment::new(file, window.segment.header);
+                Some(Window { segment, ready, ..window })
+            }
+            _ => None,
+        };
+        let (use_number_next, slot_next) = (self.use_number_max + 1, self.slot_max + 1);
+        let mut spares = Vec::new();
+        self.retire(old, &mut spares);
+        let (spares, unfit): (Vec<_>, Vec<_>) = spares.into_iter().partition(|spare| {
+            spare.held.as_ref().is_some_and(|segment| segment.header.window_bytes == options.window_bytes())
+        });
+        doomed.extend(unfit);
+        let stream = Stream::new(options.stream_buffer_bytes(), position, current, use_number_next, slot_next);
+        stream.tail.lock().spares = spares;
+        Ok(stream)
+    }
+
+    /// Parts the windows that still hold something from the spares.
+    fn retire(self, old: &mut Vec<Window>, spares: &mut Vec<Spare>) {
+        for window in self.windows {
+            if window.last > 0 {
+                old.push(window);
+            } else {
+                spares.push(Spare::of(window.segment));
+            }
+        }
+        spares.extend(self.spares);
+    }
+}

@@ -1,0 +1,168 @@
+//! Segment files: names, headers, and the way from a position in a stream to an offset in a file.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::error::{Error, Result};
+use crate::format::log::{HeaderFlaw, SegmentHeader};
+use crate::format::{BLOCK_BYTES, FORMAT_VERSION};
+use crate::io::{AlignedBuffer, Backend, FileRef, OpenOptions, Persist};
+
+pub(super) const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// Zeros are written in transfers of this size: large enough for a device's bandwidth, small enough to stay out of the
+/// way of commits.
+const ZEROS_BYTES: usize = 256 << 10;
+
+/// One use of a segment file: its window of the stream.
+pub(super) struct Segment {
+    pub(super) file: FileRef,
+    pub(super) header: SegmentHeader,
+    pub(super) seed: u64,
+    /// As in the header on the medium: the whole window has been written once.
+    filled: AtomicBool,
+}
+
+impl fmt::Debug for Segment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} use {} from {}", self.path().display(), self.header.use_number, self.start())
+    }
+}
+
+impl Segment {
+    pub(super) fn new(file: FileRef, header: SegmentHeader) -> Arc<Segment> {
+        Arc::new(Segment { file, seed: header.seed(), filled: AtomicBool::new(header.filled), header })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// Position of the window's first byte.
+    pub(super) fn start(&self) -> u64 {
+        self.header.start
+    }
+
+    /// Position behind the window's last byte.
+    pub(super) fn end(&self) -> u64 {
+        self.header.start + self.header.window_bytes
+    }
+
+    pub(super) fn is_filled(&self) -> bool {
+        self.filled.load(Ordering::Acquire)
+    }
+
+    /// Records durably that the whole window has been written once.
+    pub(super) fn set_filled(&self, persist: Persist) -> io::Result<()> {
+        write_header(&self.file, &SegmentHeader { filled: true, ..self.header }, persist)?;
+        self.filled.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Where in the file a position of the window lies.
+    pub(super) fn offset(&self, position: u64) -> u64 {
+        assert!(self.start() <= position && position <= self.end(), "position {position} outside of {self:?}");
+        BLOCK + (position - self.start())
+    }
+}
+
+/// A file that waits for its next use.
+#[derive(Debug)]
+pub(super) struct Spare {
+    pub(super) path: PathBuf,
+    pub(super) slot: u32,
+    /// All of it has been written once, so that a durable write in it changes no metadata.
+    pub(super) filled: bool,
+    /// Its last use, which readers may still hold: it is not rewritten before they let go.
+    pub(super) held: Option<Arc<Segment>>,
+}
+
+impl Spare {
+    pub(super) fn of(segment: Arc<Segment>) -> Spare {
+        Spare {
+            path: segment.path().to_path_buf(),
+            slot: segment.header.slot,
+            filled: segment.is_filled(),
+            held: Some(segment),
+        }
+    }
+
+    pub(super) fn is_free(&self) -> bool {
+        self.held.as_ref().is_none_or(|segment| Arc::strong_count(segment) == 1)
+    }
+}
+
+pub(super) fn path(dir: &Path, stream: u16, slot: u32) -> PathBuf {
+    dir.join(format!("{stream}-{slot}.seg"))
+}
+
+/// Stream and slot of a segment file, from its name.
+pub(super) fn parse_name(path: &Path) -> Option<(u16, u32)> {
+    let (stream, slot) = path.file_name()?.to_str()?.strip_suffix(".seg")?.split_once('-')?;
+    Some((stream.parse().ok()?, slot.parse().ok()?))
+}
+
+pub(super) fn open(backend: &dyn Backend, path: &Path, write: bool, create: bool) -> io::Result<FileRef> {
+    backend.open(path, OpenOptions { write, create, create_new: false, direct: true })
+}
+
+pub(super) fn write_header(file: &FileRef, header: &SegmentHeader, persist: Persist) -> io::Result<()> {
+    let mut block = AlignedBuffer::zeroed(BLOCK_BYTES);
+    header.encode(&mut block);
+    file.write_at(&block, 0, persist)
+}
+
+/// Writes zeros over `start..end`, which are offsets in the file.
+pub(super) fn write_zeros(file: &FileRef, start: u64, end: u64) -> io::Result<()> {
+    let zeros = AlignedBuffer::zeroed(ZEROS_BYTES);
+    let mut offset = start;
+    while offset < end {
+        let bytes = (end - offset).min(ZEROS_BYTES as u64);
+        file.write_at(&zeros[..bytes as usize], offset, Persist::Later)?;
+        offset += bytes;
+    }
+    Ok(())
+}
+
+/// What a file of the log folder turned out to be.
+#[derive(Debug)]
+pub(super) enum Found {
+    Segment(Arc<Segment>),
+    /// Never used, or not completely made.
+    Unused,
+}
+
+/// Opens a segment file for reading and checks its header against its name and its database.
+pub(super) fn inspect(backend: &dyn Backend, path: &Path, database: u64, name: (u16, u32)) -> Result<Found> {
+    let file = open(backend, path, false, false).map_err(|error| Error::io("opening", path, error))?;
+    let length = file.len().map_err(|error| Error::io("measuring", path, error))?;
+    if length < 2 * BLOCK {
+        return Ok(Found::Unused);
+    }
+    let mut blocks = AlignedBuffer::zeroed(2 * BLOCK_BYTES);
+    file.read_at(&mut blocks, 0).map_err(|error| Error::io("reading", path, error))?;
+    let (header, window) = blocks.split_at(BLOCK_BYTES);
+    match SegmentHeader::decode(header) {
+        // A header is durable before the first record is written behind it.
+        Ok(None) if window.iter().any(|&byte| byte != 0) => {
+            Err(Error::damaged(path, "log segment header", "it is zero, though records follow it"))
+        }
+        Ok(None) => Ok(Found::Unused),
+        Ok(Some(header)) if header.database != database => {
+            Err(Error::damaged(path, "log segment header", "it belongs to another database"))
+        }
+        Ok(Some(header)) if (header.stream, header.slot) != name => Err(Error::damaged(
+            path,
+            "log segment header",
+            format!("it belongs to {}-{}.seg", header.stream, header.slot),
+        )),
+        Ok(Some(header)) => Ok(Found::Segment(Segment::new(file, header))),
+        Err(HeaderFlaw::Newer(found)) => {
+            Err(Error::NewerFormat { path: path.to_path_buf(), found, supported: FORMAT_VERSION })
+        }
+        Err(flaw) => Err(Error::damaged(path, "log segment header", flaw)),
+    }
+}

@@ -1,0 +1,401 @@
+//! One stream: where the next record goes, what is not yet on the medium, and who waits for it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crossbeam_utils::CachePadded;
+use parking_lot::{Condvar, Mutex};
+
+use super::Body;
+use super::segment::{BLOCK, Segment, Spare};
+use super::wait::Waiter;
+use crate::format::log::{FLAG_AFTER_DATA, RECORD_HEADER_BYTES, RecordHeader, record_bytes, record_seed};
+use crate::format::{BLOCK_BYTES, Incarnation, Timestamp};
+use crate::io::AlignedBuffer;
+
+/// Nothing is pending.
+pub(super) const NO_FLOOR: u64 = u64::MAX;
+
+/// Distance between entries of a window's index: a reader that starts between two reads at most this much in vain.
+const INDEX_STRIDE_BYTES: u64 = 64 << 10;
+
+/// A window of the stream and what is known of the records in it.
+#[derive(Debug)]
+pub(super) struct Window {
+    pub(super) segment: Arc<Segment>,
+    /// Records may lie below this position: up to it the file is filled.
+    pub(super) ready: u64,
+    /// The newest record with bytes in the window; 0 for none.
+    pub(super) last: u64,
+    /// Ascending: timestamp and position of one record for each stride.
+    pub(super) index: Vec<(u64, u64)>,
+}
+
+impl Window {
+    pub(super) fn new(segment: Arc<Segment>, ready: u64) -> Window {
+        let entries = segment.header.window_bytes / INDEX_STRIDE_BYTES + 1;
+        // Appending must not allocate.
+        Window { segment, ready, last: 0, index: Vec::with_capacity(entries as usize) }
+    }
+
+    /// Notes a record that starts at `position`.
+    pub(super) fn note(&mut self, timestamp: u64, position: u64) {
+        self.last = timestamp;
+        let due = self.index.last().is_none_or(|&(_, indexed)| position - indexed >= INDEX_STRIDE_BYTES);
+        if due && self.index.len() < self.index.capacity() {
+            self.index.push((timestamp, position));
+        }
+    }
+
+    fn start(&self) -> u64 {
+        self.segment.start()
+    }
+
+    pub(super) fn end(&self) -> u64 {
+        self.segment.end()
+    }
+}
+
+/// A buffer and the stretch of the stream that it holds, from the start of a block.
+#[derive(Debug)]
+pub(super) struct Batch {
+    pub(super) buffer: AlignedBuffer,
+    pub(super) base: u64,
+    pub(super) used: usize,
+    /// The first and last record that are not yet on the medium; 0 for none. Records before them in the first block
+    /// are, and are written again with the same bytes.
+    pub(super) first: u64,
+    pub(super) last: u64,
+    pub(super) after_data: bool,
+}
+
+impl Batch {
+    pub(super) fn end(&self) -> u64 {
+        self.base + self.used as u64
+    }
+}
+
+/// What the stream's mutex protects.
+#[derive(Debug)]
+pub(super) struct Tail {
+    /// Where records are copied to.
+    pub(super) active: Batch,
+    /// The other buffer, unless it is being written.
+    idle: Option<AlignedBuffer>,
+    /// First and last timestamp of what is being written. Stays for ever where that failed.
+    pub(super) writing: Option<(u64, u64)>,
+    /// Everything below is on the medium.
+    pub(super) durable_position: u64,
+    /// Bytes of records that are reserved and not yet appended.
+    reserved_bytes: usize,
+    /// The same with the padding that each may cause.
+    reserved_span: u64,
+    /// Without gaps, from the oldest kept to the newest prepared.
+    pub(super) windows: VecDeque<Window>,
+    /// The one in which the last record started.
+    current: usize,
+    pub(super) spares: Vec<Spare>,
+    pub(super) next_use: u64,
+    pub(super) next_slot: u32,
+    /// Where the first window begins when there is none.
+    pub(super) origin: u64,
+    /// A reservation waits for windows up to this position.
+    pub(super) wanted: u64,
+    /// Preparing a window failed for want of space, this often; and the last time.
+    pub(super) prepare_failures: u64,
+    pub(super) full: bool,
+    /// Windows begun since the last truncation, and the spares that this suggests keeping.
+    pub(super) begun_windows: usize,
+    pub(super) spares_wanted: usize,
+    pub(super) waiters: Vec<Waiter>,
+    pub(super) waiter_next: u64,
+    /// Reservations that can't be had at once are served in order.
+    pub(super) ticket_next: u64,
+    pub(super) ticket_served: u64,
+}
+
+/// A stream of the log.
+#[derive(Debug)]
+pub(super) struct Stream {
+    /// At or below the first record that is not on the medium; [`NO_FLOOR`] where all are.
+    pub(super) floor: CachePadded<AtomicU64>,
+    pub(super) nudged: AtomicBool,
+    pub(super) tail: Mutex<Tail>,
+    /// Space in the buffer or a window has come free, or will not.
+    pub(super) space: Condvar,
+}
+
+impl Stream {
+    /// An idle stream that goes on at `position`, which begins a block.
+    pub(super) fn new(
+        buffer_bytes: usize,
+        position: u64,
+        window: Option<Window>,
+        next_use: u64,
+        next_slot: u32,
+    ) -> Stream {
+        assert!(position.is_multiple_of(BLOCK));
+        let active = Batch {
+            buffer: AlignedBuffer::zeroed(buffer_bytes),
+            base: position,
+            used: 0,
+            first: 0,
+            last: 0,
+            after_data: false,
+        };
+        let tail = Tail {
+            active,
+            idle: Some(AlignedBuffer::zeroed(buffer_bytes)),
+            writing: None,
+            durable_position: position,
+            reserved_bytes: 0,
+            reserved_span: 0,
+            windows: window.into_iter().collect(),
+            current: 0,
+            spares: Vec::new(),
+            next_use,
+            next_slot,
+            origin: position,
+            wanted: 0,
+            prepare_failures: 0,
+            full: false,
+            begun_windows: 0,
+            spares_wanted: 1,
+            waiters: Vec::new(),
+            waiter_next: 0,
+            ticket_next: 0,
+            ticket_served: 0,
+        };
+        Stream {
+            floor: CachePadded::new(AtomicU64::new(NO_FLOOR)),
+            nudged: AtomicBool::new(false),
+            tail: Mutex::new(tail),
+            space: Condvar::new(),
+        }
+    }
+}
+
+/// What preparing has to do next for a stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Preparation {
+    Fill,
+    Window,
+}
+
+impl Tail {
+    /// The most that one record may take: with the other records of its block in front and one padding, it must fit
+    /// an otherwise empty buffer.
+    pub(super) fn record_bytes_max(buffer_bytes: usize) -> usize {
+        buffer_bytes - 2 * BLOCK_BYTES
+    }
+
+    /// Position behind the last record.
+    pub(super) fn position(&self) -> u64 {
+        self.active.end()
+    }
+
+    /// Position up to which records may be written.
+    fn ready(&self) -> u64 {
+        let mut ready = self.origin;
+        for window in self.windows.iter().skip(self.current) {
+            ready = window.ready;
+            if window.ready < window.end() {
+                break;
+            }
+        }
+        ready
+    }
+
+    /// Position behind the last window.
+    pub(super) fn prepared_end(&self) -> u64 {
+        self.windows.back().map_or(self.origin, Window::end)
+    }
+
+    pub(super) fn is_contended(&self) -> bool {
+        self.ticket_served != self.ticket_next
+    }
+
+    /// Whether the buffer has room for a record of `bytes`.
+    ///
+    /// A block is kept back: when a write ends and nothing was appended meanwhile, the block that its last record
+    /// shares with the next moves to the front of the empty buffer.
+    pub(super) fn buffer_admits(&self, bytes: usize) -> bool {
+        self.active.used + self.reserved_bytes + bytes <= self.active.buffer.capacity() - BLOCK_BYTES
+    }
+
+    /// Where the windows must reach for a record of `bytes`, counting the padding before each reserved record.
+    pub(super) fn span_end(&self, bytes: usize) -> u64 {
+        self.position() + self.reserved_span + bytes as u64 + BLOCK
+    }
+
+    pub(super) fn windows_admit(&self, bytes: usize) -> bool {
+        self.span_end(bytes) <= self.ready()
+    }
+
+    pub(super) fn admit(&mut self, bytes: usize) {
+        self.reserved_bytes += bytes;
+        self.reserved_span += bytes as u64 + BLOCK;
+    }
+
+    /// Takes back what a reservation of `bytes` was admitted with.
+    pub(super) fn release(&mut self, bytes: usize) {
+        self.reserved_bytes -= bytes;
+        self.reserved_span -= bytes as u64 + BLOCK;
+    }
+
+    /// What must be prepared so that no append ever waits for it.
+    pub(super) fn preparation(&self) -> Option<Preparation> {
+        let unfilled = self.windows.back().is_some_and(|window| window.ready < window.end());
+        let position = self.position();
+        let ahead = self.windows.iter().rev().take_while(|window| window.start() > position).count();
+        if unfilled {
+            Some(Preparation::Fill)
+        } else if self.prepared_end() < self.wanted || (ahead == 0 && !self.full) {
+            Some(Preparation::Window)
+        } else {
+            None
+        }
+    }
+
+    /// Copies a record into the buffer and returns the position behind it.
+    ///
+    /// `assign` gives it its timestamp, and the horizon to record.
+    pub(super) fn append(
+        &mut self,
+        body: &Body,
+        incarnation: Incarnation,
+        after_data: bool,
+        assign: impl FnOnce() -> (Timestamp, Timestamp),
+    ) -> (Timestamp, u64) {
+        let bytes = record_bytes(body.bytes().len());
+        let position = self.position();
+        let end = position + bytes as u64;
+        while position >= self.windows[self.current].end() {
+            self.current += 1;
+            self.begun_windows += 1;
+        }
+        assert!(self.active.used + bytes <= self.active.buffer.capacity(), "a record overflows its reservation");
+        assert!(end <= self.ready(), "a record reaches beyond the prepared windows");
+        let (timestamp, horizon) = assign();
+        assert!(horizon < timestamp && self.active.last < timestamp.0);
+
+        let header = RecordHeader {
+            flags: if after_data { FLAG_AFTER_DATA } else { 0 },
+            timestamp,
+            horizon,
+            incarnation,
+            body_bytes: body.bytes().len() as u32,
+            body_checksum: body.checksum(),
+        };
+        let window = &mut self.windows[self.current];
+        let record = &mut self.active.buffer[self.active.used..self.active.used + bytes];
+        let (head, rest) = record.split_at_mut(RECORD_HEADER_BYTES);
+        header.encode(record_seed(window.segment.seed, position), head);
+        let (content, padding) = rest.split_at_mut(body.bytes().len());
+        content.copy_from_slice(body.bytes());
+        padding.fill(0);
+        window.note(timestamp.0, position);
+        let mut reached = self.current;
+        while self.windows[reached].end() < end {
+            reached += 1;
+            self.windows[reached].last = timestamp.0;
+        }
+
+        self.active.used += bytes;
+        if self.active.first == 0 {
+            self.active.first = timestamp.0;
+        }
+        self.active.last = timestamp.0;
+        self.active.after_data |= after_data;
+        (timestamp, end)
+    }
+
+    /// The first record that is not on the medium.
+    pub(super) fn floor(&self) -> u64 {
+        match (self.writing, self.active.first) {
+            (Some((first, _)), _) => first,
+            (None, 0) => NO_FLOOR,
+            (None, first) => first,
+        }
+    }
+
+    /// The last record that is not on the medium.
+    pub(super) fn last_pending(&self) -> Option<u64> {
+        let written = self.writing.map(|(_, last)| last);
+        if self.active.first == 0 { written } else { Some(self.active.last) }
+    }
+
+    pub(super) fn may_lead(&self) -> bool {
+        self.writing.is_none() && self.active.first != 0
+    }
+
+    /// Takes what is pending, padded to whole blocks. Until [`complete`](Tail::complete), records go to the other
+    /// buffer, from the next block on: what is in flight never changes.
+    pub(super) fn begin_write(&mut self) -> Batch {
+        assert!(self.may_lead());
+        let buffer = self.idle.take().expect("the idle buffer is free when nothing is being written");
+        let padded = self.active.used.next_multiple_of(BLOCK_BYTES);
+        self.active.buffer[self.active.used..padded].fill(0);
+        let next =
+            Batch { buffer, base: self.active.base + padded as u64, used: 0, first: 0, last: 0, after_data: false };
+        let batch = std::mem::replace(&mut self.active, next);
+        self.writing = Some((batch.first, batch.last));
+        batch
+    }
+
+    /// Gives back what [`begin_write`](Tail::begin_write) took, once it is on the medium. Where nothing was appended
+    /// meanwhile, the next record goes on in the last block.
+    pub(super) fn complete(&mut self, batch: Batch) {
+        assert_eq!(self.writing, Some((batch.first, batch.last)));
+        self.durable_position = batch.end();
+        if self.active.first == 0 {
+            assert_eq!(self.active.used, 0);
+            let shared_bytes = batch.used % BLOCK_BYTES;
+            let block_start = batch.used - shared_bytes;
+            self.active.base = batch.base + block_start as u64;
+            self.active.used = shared_bytes;
+            self.active.buffer[..shared_bytes].copy_from_slice(&batch.buffer[block_start..batch.used]);
+        }
+        self.idle = Some(batch.buffer);
+        self.writing = None;
+    }
+
+    /// The segment that holds `position`.
+    pub(super) fn segment_at(&self, position: u64) -> Arc<Segment> {
+        let window = self.windows.iter().rev().find(|window| window.start() <= position);
+        let window = window.expect("a record lies in no window");
+        assert!(position < window.end());
+        Arc::clone(&window.segment)
+    }
+
+    /// Takes the waiters whose records are on the medium.
+    pub(super) fn take_covered(&mut self) -> Vec<Waiter> {
+        let floor = self.floor();
+        self.waiters.extract_if(.., |waiter| waiter.timestamp < floor).collect()
+    }
+
+    /// Takes the windows before the current one whose records are all at or below `covered`, and returns them with the
+    /// newest timestamp that they hold.
+    pub(super) fn take_covered_windows(&mut self, covered: u64) -> (Vec<Arc<Segment>>, u64) {
+        let mut taken = Vec::new();
+        let mut newest = 0;
+        while let Some(window) = self.windows.front() {
+            if self.current == 0 || window.end() > self.durable_position || window.last > covered {
+                break;
+            }
+            newest = newest.max(window.last);
+            let window = self.windows.pop_front().expect("there is a front");
+            self.current -= 1;
+            taken.push(window.segment);
+        }
+        (taken, newest)
+    }
+}
+
+impl Stream {
+    /// Publishes the stream's floor, which may only have risen.
+    pub(super) fn publish_floor(&self, tail: &Tail) {
+        self.floor.store(tail.floor(), Ordering::SeqCst);
+    }
+}

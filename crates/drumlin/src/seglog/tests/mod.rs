@@ -1,0 +1,140 @@
+//! The log on a simulated disk: each rule on its own ([`rules`]), then all at once under power cuts ([`crash`]).
+
+mod crash;
+mod disk;
+mod rules;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use disk::{Disk, Random};
+
+use super::*;
+
+const DATABASE: u64 = 0xd0_d0;
+
+/// Small segments and buffers, so that every boundary is met within a few records.
+fn options(streams: u16) -> LogOptions {
+    LogOptions {
+        dir: PathBuf::from("/log"),
+        streams,
+        segment_bytes: 9 * 4096,
+        buffer_bytes: usize::from(streams) * 64 * 1024,
+        sync: SyncMethod::DurableWrite,
+        database: DATABASE,
+    }
+}
+
+/// A body that can be told from any other, of about `bytes` bytes.
+fn body_of(number: u64, bytes: usize) -> Vec<u8> {
+    let mut random = Random(number);
+    let mut body = number.to_le_bytes().to_vec();
+    while body.len() < bytes {
+        body.extend(random.next().to_le_bytes());
+    }
+    body.truncate(bytes.max(8));
+    body
+}
+
+/// A log on its disk, with what the superblock would hold.
+struct Rig {
+    disk: Arc<Disk>,
+    backend: Arc<dyn Backend>,
+    options: LogOptions,
+    openings: Vec<(Incarnation, Timestamp)>,
+    covered: Timestamp,
+    checkpoint: u64,
+}
+
+impl Rig {
+    fn new(disk: Arc<Disk>, options: LogOptions) -> Rig {
+        let backend = Arc::clone(&disk) as Arc<dyn Backend>;
+        Rig { disk, backend, options, openings: Vec::new(), covered: Timestamp(0), checkpoint: 0 }
+    }
+
+    fn move_to(&mut self, disk: Arc<Disk>) {
+        self.backend = Arc::clone(&disk) as Arc<dyn Backend>;
+        self.disk = disk;
+    }
+
+    fn create(&mut self) -> Log {
+        self.openings.push((Incarnation(1), Timestamp(1)));
+        Log::create(&self.backend, &self.options, Incarnation(1), Hooks::none()).unwrap()
+    }
+
+    fn scan(&self) -> Result<Scan> {
+        let known = Known { incarnations: &self.openings, checkpoint: self.checkpoint, covered: self.covered };
+        Scan::open(&self.backend, &self.options, &known)
+    }
+
+    /// Lists the next opening, as the superblock does before the log starts.
+    fn list_opening(&mut self, last: Timestamp) -> Incarnation {
+        let incarnation = Incarnation(self.openings.last().map_or(1, |&(newest, _)| newest.0 + 1));
+        self.openings.push((incarnation, last.next()));
+        incarnation
+    }
+
+    fn start(&mut self, scan: Scan) -> Log {
+        let incarnation = self.list_opening(scan.last());
+        scan.start(incarnation, self.checkpoint, Hooks::none()).unwrap()
+    }
+
+    fn reopen(&mut self) -> Log {
+        let scan = self.scan().unwrap();
+        self.start(scan)
+    }
+
+    fn truncate(&mut self, log: &Log, covered: Timestamp) {
+        self.covered = covered;
+        self.checkpoint += 1;
+        log.truncate(covered, self.checkpoint);
+    }
+
+    /// Timestamps and bodies that recovery would apply.
+    fn recovered(&self) -> Vec<(u64, Vec<u8>)> {
+        contents(self.scan().unwrap().records().unwrap())
+    }
+}
+
+fn contents(records: Records) -> Vec<(u64, Vec<u8>)> {
+    records.map(|record| record.map(|record| (record.timestamp.0, record.body)).unwrap()).collect()
+}
+
+fn timestamps(records: Records) -> Vec<u64> {
+    contents(records).into_iter().map(|(timestamp, _)| timestamp).collect()
+}
+
+fn append(log: &Log, stream: usize, body: Vec<u8>) -> Appended {
+    log.reserve(stream, body.len()).unwrap().append(&Body::new(body), false)
+}
+
+fn commit(log: &Log, stream: usize, body: Vec<u8>) -> Timestamp {
+    let appended = append(log, stream, body);
+    log.wait_durable(&appended).unwrap();
+    assert!(log.durable() >= appended.timestamp);
+    appended.timestamp
+}
+
+/// Commits with numbers as bodies, from the next timestamp to `last`, on all streams in turn.
+fn commit_to(log: &Log, last: u64, bytes: usize) {
+    while log.last().0 < last {
+        let number = log.last().0 + 1;
+        commit(log, number as usize % log.stream_count(), body_of(number, bytes));
+    }
+}
+
+fn expect(first: u64, last: u64, bytes: usize) -> Vec<(u64, Vec<u8>)> {
+    (first..=last).map(|number| (number, body_of(number, bytes))).collect()
+}
+
+/// The one file that a damaged log names, and the whole message.
+fn damage(result: Result<Scan>) -> (PathBuf, String) {
+    match result {
+        Err(error @ Error::Damaged { .. }) => {
+            let message = error.to_string();
+            let Error::Damaged { path, .. } = error else { unreachable!() };
+            (path, message)
+        }
+        other => panic!("expected damage, found {other:?}"),
+    }
+}

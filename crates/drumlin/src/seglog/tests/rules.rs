@@ -1,0 +1,671 @@
+//! Each rule on its own.
+
+use std::sync::atomic::AtomicUsize;
+use std::task::Wake;
+
+use super::*;
+use crate::format::log::RECORD_HEADER_BYTES;
+
+/// What is committed comes back, in order, from any number of streams, after a clean end and after a power cut.
+#[test]
+fn what_is_committed_comes_back() {
+    for streams in 1..=3 {
+        let mut rig = Rig::new(Disk::new(false), options(streams));
+        let log = rig.create();
+        commit_to(&log, 40, 700);
+        assert_eq!(contents(log.read_from(Timestamp(0)).unwrap()), expect(1, 40, 700));
+        drop(log);
+        assert_eq!(rig.recovered(), expect(1, 40, 700));
+        rig.move_to(rig.disk.cut(&mut Random(1)));
+        let scan = rig.scan().unwrap();
+        assert_eq!((scan.last(), scan.record_count(), scan.record_bytes()), (Timestamp(40), 40, 40 * 700));
+        assert_eq!(contents(scan.records().unwrap()), expect(1, 40, 700));
+        assert_eq!(contents(scan.records().unwrap()), expect(1, 40, 700), "records may be asked for twice");
+    }
+}
+
+/// Bodies of every length around a block, and none at all, come back.
+#[test]
+fn every_body_length_comes_back() {
+    let mut rig = Rig::new(Disk::new(false), options(1));
+    let log = rig.create();
+    let lengths: Vec<usize> = (0..20).chain(4096 - RECORD_HEADER_BYTES - 9..4096 - RECORD_HEADER_BYTES + 9).collect();
+    for &length in &lengths {
+        commit(&log, 0, vec![7; length]);
+    }
+    commit(&log, 0, vec![8; log.record_bytes_max()]);
+    let found: Vec<usize> = rig.recovered().into_iter().map(|(_, body)| body.len()).collect();
+    assert_eq!(found, [lengths, vec![log.record_bytes_max()]].concat());
+    assert!(matches!(log.reserve(0, log.record_bytes_max() + 1), Err(Error::TransactionTooLarge { .. })));
+}
+
+/// D3, incarnations: a timestamp missing in one stream ends the replay; what follows it in another stream is ignored,
+/// then and after later openings, though it verifies.
+#[test]
+fn a_gap_between_streams_ends_the_replay_for_ever() {
+    let mut rig = Rig::new(Disk::new(false), options(2));
+    let log = rig.create();
+    append(&log, 0, body_of(1, 100));
+    append(&log, 1, body_of(2, 100));
+    append(&log, 0, body_of(3, 100));
+    log.shared.wait_stream(0, 3).unwrap();
+    assert_eq!(log.durable(), Timestamp(1));
+    rig.move_to(rig.disk.copy());
+    let scan = rig.scan().unwrap();
+    assert_eq!((scan.last(), scan.record_count()), (Timestamp(1), 1));
+
+    let log = rig.start(scan);
+    assert_eq!(commit(&log, 1, body_of(12, 100)), Timestamp(2));
+    rig.move_to(rig.disk.copy());
+    assert_eq!(rig.recovered(), [(1, body_of(1, 100)), (2, body_of(12, 100))], "the old record 3 stays ignored");
+    let log = rig.reopen();
+    assert_eq!(commit(&log, 0, body_of(13, 100)), Timestamp(3));
+    let expected = [(1, body_of(1, 100)), (2, body_of(12, 100)), (3, body_of(13, 100))];
+    assert_eq!(rig.recovered(), expected);
+    assert_eq!(contents(log.read_from(Timestamp(0)).unwrap()), expected);
+}
+
+/// D3, horizon: a commit is durable only when every older timestamp is, in whatever stream; its waiter sees to it.
+#[test]
+fn a_waiter_writes_older_records_of_other_streams() {
+    let mut rig = Rig::new(Disk::new(false), options(3));
+    let log = rig.create();
+    append(&log, 1, body_of(1, 100));
+    append(&log, 2, body_of(2, 100));
+    let third = append(&log, 0, body_of(3, 100));
+    append(&log, 1, body_of(4, 100));
+    log.wait_durable(&third).unwrap();
+    assert!(log.durable() >= Timestamp(3));
+    rig.move_to(rig.disk.cut(&mut Random(7)));
+    assert_eq!(rig.recovered()[..3], expect(1, 3, 100));
+}
+
+/// D3, damage: one flipped bit in any record that a later horizon covers is reported with file and timestamp.
+#[test]
+fn a_flipped_bit_in_the_middle_is_damage() {
+    let mut rig = Rig::new(Disk::new(false), options(1));
+    let log = rig.create();
+    commit_to(&log, 10, 200);
+    drop(log);
+    let path = segment::path(&rig.options.dir, 0, 1);
+    let record = RECORD_HEADER_BYTES + 200;
+    for (offset_in_record, victim) in [(0, 1), (12, 5), (RECORD_HEADER_BYTES + 10, 5), (44, 8)] {
+        rig.move_to(rig.disk.copy());
+        let offset = 4096 + (victim - 1) * record + offset_in_record;
+        rig.disk.tamper(&path, |bytes| bytes[offset] ^= 4);
+        let (file, message) = damage(rig.scan());
+        assert_eq!(file, path);
+        assert!(message.contains(&format!("timestamp {victim} ")), "{message}");
+        rig.disk.tamper(&path, |bytes| bytes[offset] ^= 4);
+    }
+}
+
+/// D3, damage: a timestamp that was there when an opening began must be there for ever.
+#[test]
+fn a_record_from_before_an_opening_must_be_there() {
+    let mut rig = Rig::new(Disk::new(false), options(1));
+    let log = rig.create();
+    commit_to(&log, 3, 200);
+    drop(log);
+    drop(rig.reopen());
+    let path = segment::path(&rig.options.dir, 0, 1);
+    let offset = 4096 + 2 * (RECORD_HEADER_BYTES + 200) + 60;
+    rig.disk.tamper(&path, |bytes| bytes[offset] ^= 1);
+    assert!(damage(rig.scan()).1.contains("timestamp 3 "));
+}
+
+/// D3, end: a torn last record ends the replay; nothing before it is lost.
+#[test]
+fn a_torn_end_loses_nothing_before_it() {
+    for seed in 0..40 {
+        let mut rig = Rig::new(Disk::new(false), options(1));
+        let log = rig.create();
+        commit_to(&log, 5, 300);
+        rig.disk.cut_after(1);
+        let torn = append(&log, 0, body_of(6, 9000));
+        assert!(matches!(log.wait_durable(&torn), Err(Error::OutcomeUnknown { .. })));
+        rig.move_to(rig.disk.cut(&mut Random(seed)));
+        let recovered = rig.recovered();
+        assert_eq!(recovered[..5], expect(1, 5, 300));
+        assert!(recovered.len() == 5 || recovered[5..] == [(6, body_of(6, 9000))], "whole or not at all");
+        let log = rig.reopen();
+        let next = log.last().0 + 1;
+        commit(&log, 0, body_of(next, 300));
+        assert_eq!(rig.recovered().last(), Some(&(next, body_of(next, 300))));
+    }
+}
+
+/// D3, rewriting: a tail block that is written again and torn keeps the durable records at its front.
+#[test]
+fn a_torn_rewrite_of_the_tail_block_loses_nothing() {
+    for seed in 0..60 {
+        let mut rig = Rig::new(Disk::new(false), options(1));
+        let log = rig.create();
+        commit_to(&log, 3, 290);
+        let before = log.shared.streams[0].tail.lock().position();
+        rig.disk.cut_after(1);
+        let torn = append(&log, 0, body_of(4, 700));
+        assert_eq!(torn.end, before + 48 + 704, "the record goes on in the same block");
+        assert!(log.wait_durable(&torn).is_err());
+        rig.move_to(rig.disk.cut(&mut Random(seed)));
+        assert_eq!(rig.recovered()[..3], expect(1, 3, 290));
+    }
+}
+
+/// D3, busy block: records that come while the tail block is written go to the next block; what is in flight does not
+/// change, and the padding is no gap.
+#[test]
+fn a_busy_tail_block_is_padded() {
+    let mut rig = Rig::new(Disk::new(true), options(1));
+    let log = rig.create();
+    commit_to(&log, 1, 100);
+    while log.shared.streams[0].tail.lock().preparation().is_some() {
+        std::thread::yield_now();
+    }
+    rig.disk.hold();
+    std::thread::scope(|scope| {
+        let second = append(&log, 0, body_of(2, 100));
+        let log = &log;
+        scope.spawn(move || log.wait_durable(&second).unwrap());
+        rig.disk.wait_held();
+        let third = append(log, 0, body_of(3, 100));
+        assert_eq!(third.end, 4096 + 48 + 104);
+        rig.disk.release();
+        log.wait_durable(&third).unwrap();
+        let fourth = append(log, 0, body_of(4, 100));
+        assert_eq!(fourth.end, third.end + 48 + 104, "a block that is not busy is shared");
+        log.wait_durable(&fourth).unwrap();
+    });
+    assert_eq!(rig.recovered(), expect(1, 4, 100));
+}
+
+/// D3, segments: records run on over any number of segments, and come back.
+#[test]
+fn records_span_segments() {
+    let mut rig = Rig::new(Disk::new(false), LogOptions { segment_bytes: 8192, ..options(1) });
+    let log = rig.create();
+    commit_to(&log, 30, 10_000);
+    assert!(rig.disk.files().len() > 60);
+    assert_eq!(rig.recovered(), expect(1, 30, 10_000));
+    assert_eq!(contents(log.read_from(Timestamp(17)).unwrap()), expect(18, 30, 10_000));
+    drop(log);
+    let log = rig.reopen();
+    commit_to(&log, 40, 10_000);
+    assert_eq!(rig.recovered(), expect(1, 40, 10_000));
+}
+
+/// D3, recycling: covered segments are used again, so the log stays as small as what is live; and nothing of an
+/// earlier use ever comes back, even where its bytes stay in place behind the new ones.
+#[test]
+fn covered_segments_are_recycled() {
+    let mut rig = Rig::new(Disk::new(false), options(2));
+    let log = rig.create();
+    let mut most = 0;
+    for round in 1..=40 {
+        commit_to(&log, round * 50, 900);
+        rig.truncate(&log, Timestamp(round * 50 - 5));
+        assert!(log.live_bytes() <= 2 * 2 * 9 * 4096);
+        most = most.max(rig.disk.used_bytes());
+        assert_eq!(rig.recovered(), expect(round * 50 - 4, round * 50, 900));
+        rig.move_to(rig.disk.clone());
+    }
+    assert!(most <= 2 * 6 * 9 * 4096, "{most} bytes for 80 segments' worth of records");
+    assert!(matches!(log.read_from(Timestamp(0)), Err(Error::Invalid(_))));
+    assert_eq!(timestamps(log.read_from(log.truncated()).unwrap()).last(), Some(&2000));
+}
+
+/// D3, use numbers: bytes of an earlier use, put back in their old place by hand, do not verify.
+#[test]
+fn bytes_of_an_earlier_use_never_verify() {
+    let mut rig = Rig::new(Disk::new(false), options(1));
+    let log = rig.create();
+    commit_to(&log, 30, 900);
+    let first = segment::path(&rig.options.dir, 0, 1);
+    let stale = rig.disk.bytes(&first);
+    commit_to(&log, 60, 900);
+    rig.truncate(&log, Timestamp(60));
+    commit_to(&log, 110, 900);
+    assert_ne!(rig.disk.bytes(&first)[..4096], stale[..4096], "the first segment is in use again");
+    drop(log);
+    rig.disk.tamper(&first, |bytes| bytes[4096..].copy_from_slice(&stale[4096..]));
+    // The stale bytes now lie over records that were durable: damage, not records 1 to 30 again.
+    damage(rig.scan());
+}
+
+/// A copy of a record within another record's body is never taken for a record, even when the outer one is torn.
+#[test]
+fn a_record_within_a_body_is_no_record() {
+    let mut rig = Rig::new(Disk::new(false), options(1));
+    let log = rig.create();
+    commit_to(&log, 2, 100);
+    let path = segment::path(&rig.options.dir, 0, 1);
+    let copy = rig.disk.bytes(&path)[4096..4096 + 2 * 152].to_vec();
+    commit(&log, 0, [vec![0; 8], copy].concat());
+    drop(log);
+    let outer = 4096 + 2 * 152 + 50;
+    rig.disk.tamper(&path, |bytes| bytes[outer] ^= 1);
+    assert_eq!(rig.recovered(), expect(1, 2, 100));
+}
+
+/// D4: a segment that names a newer checkpoint than the newest superblock is damage.
+#[test]
+fn a_superblock_older_than_a_segment_says_is_damage() {
+    let mut rig = Rig::new(Disk::new(false), options(1));
+    let log = rig.create();
+    commit_to(&log, 30, 900);
+    rig.truncate(&log, Timestamp(20));
+    commit_to(&log, 80, 900);
+    drop(log);
+    assert_eq!(rig.recovered(), expect(21, 80, 900));
+    rig.checkpoint -= 1;
+    assert!(damage(rig.scan()).1.contains("names checkpoint 1"));
+}
+
+/// A damaged header of a segment is reported, and so is one that was zeroed.
+#[test]
+fn a_damaged_segment_header_is_reported() {
+    let mut rig = Rig::new(Disk::new(false), options(1));
+    let log = rig.create();
+    commit_to(&log, 30, 900);
+    drop(log);
+    let path = segment::path(&rig.options.dir, 0, 1);
+    rig.move_to(rig.disk.copy());
+    rig.disk.tamper(&path, |bytes| bytes[40] ^= 1);
+    assert_eq!(damage(rig.scan()).0, path);
+    rig.disk.tamper(&path, |bytes| bytes[..4096].fill(0));
+    assert_eq!(damage(rig.scan()).0, path);
+}
+
+/// D3, missing file: records that were durable and went with their segment are missed.
+#[test]
+fn a_lost_segment_is_damage() {
+    let mut rig = Rig::new(Disk::new(false), options(1));
+    let log = rig.create();
+    commit_to(&log, 80, 900);
+    drop(log);
+    rig.disk.remove(&segment::path(&rig.options.dir, 0, 1)).unwrap();
+    assert!(damage(rig.scan()).1.contains("timestamp 1 "));
+}
+
+/// I/O: a failed write is final. The commit in flight has an unknown outcome, later ones are refused, the horizon
+/// stays, and reopening settles it.
+#[test]
+fn a_failed_write_is_final() {
+    let mut rig = Rig::new(Disk::new(false), options(2));
+    let log = rig.create();
+    commit_to(&log, 4, 100);
+    let early = append(&log, 0, body_of(5, 100));
+    let reserved = log.reserve(1, 100).unwrap();
+    rig.disk.fail_writes();
+    assert!(matches!(log.wait_durable(&early), Err(Error::OutcomeUnknown { .. })));
+    assert!(matches!(log.wait_durable(&early), Err(Error::OutcomeUnknown { .. })));
+    let writes = rig.disk.write_count();
+    let late = reserved.append(&Body::new(body_of(6, 100)), false);
+    assert!(matches!(log.wait_durable(&late), Err(Error::OutcomeUnknown { .. })));
+    assert!(matches!(log.reserve(0, 1), Err(Error::Failed { .. })));
+    assert!(matches!(log.try_reserve(1, 1), Err(Error::Failed { .. })));
+    assert_eq!(rig.disk.write_count(), writes, "nothing is tried again");
+    assert_eq!(log.durable(), Timestamp(4));
+    assert!(log.failure().unwrap().contains("simulated failure"));
+    assert!(log.close().is_err());
+    drop(log);
+    rig.move_to(rig.disk.copy());
+    assert_eq!(rig.recovered(), expect(1, 4, 100));
+}
+
+/// The rest of the engine can fail the log, which wakes everybody; what is on its way still counts once it arrives.
+#[test]
+fn the_log_can_be_failed_from_outside() {
+    let mut rig = Rig::new(Disk::new(true), options(1));
+    let log = rig.create();
+    commit_to(&log, 1, 10);
+    while log.shared.streams[0].tail.lock().preparation().is_some() {
+        std::thread::yield_now();
+    }
+    rig.disk.hold();
+    std::thread::scope(|scope| {
+        let log = &log;
+        let second = append(log, 0, body_of(2, 100));
+        let leader = scope.spawn(move || log.wait_durable(&second));
+        rig.disk.wait_held();
+        let third = append(log, 0, body_of(3, 100));
+        let follower = scope.spawn(move || log.wait_durable(&third));
+        log.fail("the data file failed");
+        assert!(matches!(follower.join().unwrap(), Err(Error::OutcomeUnknown { .. })));
+        rig.disk.release();
+        leader.join().unwrap().unwrap();
+        assert!(matches!(log.reserve(0, 1), Err(Error::Failed { .. })));
+    });
+    assert_eq!(log.durable(), Timestamp(2));
+}
+
+/// Large values: the hook runs before a write that contains a record appended after data, and for no other.
+#[test]
+fn values_are_synced_before_the_record_that_names_them() {
+    let disk = Disk::new(false);
+    let backend = Arc::clone(&disk) as Arc<dyn Backend>;
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    let before_write: BeforeWrite = {
+        let (calls, disk) = (Arc::clone(&calls), Arc::clone(&disk));
+        Box::new(move || {
+            calls.lock().push(disk.write_count());
+            if calls.lock().len() == 2 { Err(io::Error::other("no values")) } else { Ok(()) }
+        })
+    };
+    let hooks = Hooks { before_write, ..Hooks::none() };
+    let log = Log::create(&backend, &options(1), Incarnation(1), hooks).unwrap();
+    commit(&log, 0, body_of(1, 100));
+    assert!(calls.lock().is_empty());
+    let writes = disk.write_count();
+    append(&log, 0, body_of(2, 100));
+    let named = log.reserve(0, 10).unwrap().append(&Body::new(vec![1]), true);
+    log.wait_durable(&named).unwrap();
+    assert_eq!(*calls.lock(), [writes]);
+    let named = log.reserve(0, 10).unwrap().append(&Body::new(vec![1]), true);
+    assert!(matches!(log.wait_durable(&named), Err(Error::OutcomeUnknown { .. })));
+    assert!(log.failure().unwrap().contains("no values"));
+}
+
+/// The hook hears of every horizon, the last included.
+#[test]
+fn the_horizon_is_reported() {
+    let heard = Arc::new(AtomicU64::new(0));
+    let own = Arc::clone(&heard);
+    let on_durable: OnDurable = Box::new(move |horizon| {
+        own.fetch_max(horizon.0, Ordering::SeqCst);
+    });
+    let backend = Disk::new(false) as Arc<dyn Backend>;
+    let log = Log::create(&backend, &options(2), Incarnation(1), Hooks { on_durable, ..Hooks::none() }).unwrap();
+    commit_to(&log, 9, 10);
+    assert_eq!(heard.load(Ordering::SeqCst), 9);
+}
+
+/// A full disk refuses reservations, not what was reserved, and passes once segments are free again.
+#[test]
+fn a_full_disk_passes() {
+    for threads in [false, true] {
+        let mut rig = Rig::new(Disk::new(threads), options(1));
+        let log = rig.create();
+        rig.disk.set_capacity(Some(4 * 9 * 4096));
+        let refused = loop {
+            match log.reserve(0, 900) {
+                Ok(reservation) => {
+                    let body = body_of(log.last().0 + 1, 900);
+                    log.wait_durable(&reservation.append(&Body::new(body), false)).unwrap();
+                }
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(refused, Error::DiskFull { .. }));
+        assert!(log.failure().is_none());
+        let last = log.last();
+        assert!(last.0 > 100);
+        rig.truncate(&log, last);
+        commit_to(&log, last.0 + 60, 900);
+        assert_eq!(rig.recovered(), expect(last.0 + 1, last.0 + 60, 900));
+    }
+}
+
+/// A reservation holds its space until it is used or dropped; `try_reserve` never waits.
+#[test]
+fn a_reservation_holds_its_space() {
+    let mut rig = Rig::new(Disk::new(false), options(1));
+    let log = rig.create();
+    let large = log.record_bytes_max();
+    let held = log.reserve(0, large).unwrap();
+    assert!(log.try_reserve(0, large).unwrap().is_none());
+    drop(held);
+    let held = log.try_reserve(0, large).unwrap().expect("the space came back");
+    let appended = held.append(&Body::new(vec![1; large]), false);
+    assert!(log.try_reserve(0, large).unwrap().is_none());
+    let waited = log.reserve(0, large).unwrap();
+    assert!(log.durable() >= appended.timestamp, "whoever needs the buffer writes it");
+    drop(waited);
+}
+
+/// Reservations that wait are served in order, large and small, and all get through.
+#[test]
+fn reservations_that_wait_all_get_through() {
+    let mut rig = Rig::new(Disk::new(true), options(2));
+    let log = rig.create();
+    std::thread::scope(|scope| {
+        for thread in 0..6u64 {
+            let log = &log;
+            scope.spawn(move || {
+                let mut random = Random(thread);
+                for _ in 0..60 {
+                    let bytes = if random.below(3) == 0 { log.record_bytes_max() } else { random.below(3000) as usize };
+                    append(log, random.below(2) as usize, vec![thread as u8; bytes]);
+                }
+            });
+        }
+    });
+    log.close().unwrap();
+    assert_eq!(log.durable(), Timestamp(360));
+    drop(log);
+    assert_eq!(rig.recovered().len(), 360);
+}
+
+/// Relaxed commits are written without anybody waiting for them.
+#[test]
+fn a_nudge_is_enough() {
+    let mut rig = Rig::new(Disk::new(true), options(2));
+    let log = rig.create();
+    for number in 1..=100u64 {
+        append(&log, number as usize % 2, body_of(number, 100));
+        log.nudge(number as usize % 2);
+    }
+    while log.durable() < Timestamp(100) {
+        std::thread::yield_now();
+    }
+    rig.move_to(rig.disk.cut(&mut Random(3)));
+    assert_eq!(rig.recovered(), expect(1, 100, 100));
+}
+
+struct CountingWaker(AtomicUsize);
+
+impl Wake for CountingWaker {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// A task is woken when its commit is durable, though no thread waits, and when the log fails.
+#[test]
+fn a_task_can_wait() {
+    let mut rig = Rig::new(Disk::new(true), options(2));
+    let log = rig.create();
+    append(&log, 1, body_of(1, 10));
+    let second = append(&log, 0, body_of(2, 10));
+    let counter = Arc::new(CountingWaker(AtomicUsize::new(0)));
+    let waker = Waker::from(Arc::clone(&counter));
+    while log.shared.poll_durable(second.timestamp.0, &waker).is_pending() {
+        std::thread::yield_now();
+    }
+    assert!(log.durable() >= second.timestamp);
+    while log.shared.streams[0].tail.lock().preparation().is_some() {
+        std::thread::yield_now();
+    }
+    rig.disk.hold();
+    let third = append(&log, 0, body_of(3, 10));
+    assert!(log.poll_durable(&third, &waker).is_pending());
+    rig.disk.fail_writes();
+    rig.disk.release();
+    let settled = loop {
+        if let Poll::Ready(settled) = log.poll_durable(&third, &waker) {
+            break settled;
+        }
+    };
+    assert!(matches!(settled, Err(Error::OutcomeUnknown { .. })));
+    while counter.0.load(Ordering::SeqCst) == 0 {
+        std::thread::yield_now();
+    }
+}
+
+/// Reading from any timestamp finds its place by the index and gives exactly the durable records above it.
+#[test]
+fn reading_begins_anywhere() {
+    let mut rig = Rig::new(Disk::new(false), LogOptions { segment_bytes: 64 * 4096, ..options(2) });
+    let log = rig.create();
+    commit_to(&log, 300, 2500);
+    append(&log, 0, body_of(301, 10));
+    for after in (0..=300).step_by(37) {
+        let found = timestamps(log.read_from(Timestamp(after)).unwrap());
+        assert_eq!(found, (after + 1..=300).collect::<Vec<u64>>());
+    }
+    drop(log);
+    let log = rig.reopen();
+    assert_eq!(timestamps(log.read_from(Timestamp(123)).unwrap()), (124..=300).collect::<Vec<u64>>());
+}
+
+/// A segment that a reader holds is not reused under it.
+#[test]
+fn a_reader_keeps_its_segments() {
+    let mut rig = Rig::new(Disk::new(false), options(1));
+    let log = rig.create();
+    commit_to(&log, 100, 900);
+    let mut records = log.read_from(Timestamp(0)).unwrap();
+    assert_eq!(records.next().unwrap().unwrap().timestamp, Timestamp(1));
+    rig.truncate(&log, Timestamp(100));
+    commit_to(&log, 300, 900);
+    assert_eq!(contents(records), expect(2, 100, 900));
+    let before = rig.disk.used_bytes();
+    rig.truncate(&log, Timestamp(300));
+    commit_to(&log, 400, 900);
+    assert!(rig.disk.used_bytes() <= before, "they are reused afterwards");
+}
+
+/// Reopening with more or fewer streams loses nothing; files of streams that are gone go when they are covered.
+#[test]
+fn the_number_of_streams_can_change() {
+    let mut rig = Rig::new(Disk::new(false), options(3));
+    let log = rig.create();
+    commit_to(&log, 60, 900);
+    drop(log);
+    for (streams, last) in [(1, 90), (2, 120), (3, 150), (1, 180)] {
+        rig.options = options(streams);
+        let log = rig.reopen();
+        commit_to(&log, last, 900);
+        assert_eq!(contents(log.read_from(Timestamp(0)).unwrap()), expect(1, last, 900));
+        log.close().unwrap();
+        drop(log);
+        rig.move_to(rig.disk.cut(&mut Random(last)));
+        assert_eq!(rig.recovered(), expect(1, last, 900));
+    }
+    let log = rig.reopen();
+    rig.truncate(&log, Timestamp(180));
+    assert!(rig.disk.files().iter().all(|path| segment::parse_name(path).unwrap().0 == 0));
+    commit_to(&log, 200, 900);
+    assert_eq!(rig.recovered(), expect(181, 200, 900));
+}
+
+/// Segments of another size are read, and replaced when they are covered.
+#[test]
+fn the_size_of_segments_can_change() {
+    let mut rig = Rig::new(Disk::new(false), options(1));
+    let log = rig.create();
+    commit_to(&log, 60, 900);
+    drop(log);
+    rig.options.segment_bytes = 20 * 4096;
+    let log = rig.reopen();
+    commit_to(&log, 150, 900);
+    assert_eq!(rig.recovered(), expect(1, 150, 900));
+    rig.truncate(&log, Timestamp(150));
+    commit_to(&log, 250, 900);
+    assert!(rig.disk.files().iter().all(|path| rig.disk.bytes(path).len() == 20 * 4096));
+    assert_eq!(rig.recovered(), expect(151, 250, 900));
+}
+
+/// A segment larger than what is filled at once is filled behind the writers' backs, also after a reopening.
+#[test]
+fn a_large_segment_is_filled_in_steps() {
+    for threads in [false, true] {
+        let large = LogOptions { segment_bytes: 12 << 20, buffer_bytes: 1 << 20, ..options(1) };
+        let mut rig = Rig::new(Disk::new(threads), large);
+        let log = rig.create();
+        commit_to(&log, 20, 100_000);
+        drop(log);
+        let log = rig.reopen();
+        commit_to(&log, 150, 100_000);
+        drop(log);
+        assert_eq!(rig.recovered(), expect(1, 150, 100_000));
+    }
+}
+
+/// Opening again and again without a commit takes no space.
+#[test]
+fn opening_again_takes_no_space() {
+    let mut rig = Rig::new(Disk::new(false), options(2));
+    let log = rig.create();
+    commit_to(&log, 5, 100);
+    drop(log);
+    drop(rig.reopen());
+    let before = rig.disk.used_bytes();
+    for _ in 0..20 {
+        drop(rig.reopen());
+    }
+    assert!(rig.disk.used_bytes() <= before);
+    assert_eq!(rig.recovered(), expect(1, 5, 100));
+}
+
+/// Checking a live log counts its records, and names each place that is damaged.
+#[test]
+fn verify_reports_all_damage() {
+    let mut rig = Rig::new(Disk::new(false), options(2));
+    let log = rig.create();
+    commit_to(&log, 100, 900);
+    let sound = log.verify().unwrap();
+    assert_eq!((sound.record_count, sound.record_bytes, sound.damage.len()), (100, 90_000, 0));
+    let path = segment::path(&rig.options.dir, 0, 1);
+    let record = RECORD_HEADER_BYTES + 904;
+    rig.disk.tamper(&path, |bytes| {
+        bytes[100] ^= 1;
+        bytes[4096 + 2 * record + 70] ^= 1;
+        bytes[4096 + 7 * record + 3] ^= 1;
+    });
+    let found = log.verify().unwrap();
+    assert_eq!((found.record_count, found.damage.len()), (98, 2), "{:?}", found.damage);
+    assert!(found.damage.iter().all(|error| error.to_string().contains("0-1.seg")));
+    rig.disk.tamper(&path, |bytes| bytes[40] ^= 1);
+    assert_eq!(log.verify().unwrap().damage.len(), 3);
+}
+
+/// After closing, everything is on the medium and nothing more is taken.
+#[test]
+fn closing_writes_everything() {
+    let mut rig = Rig::new(Disk::new(true), options(2));
+    let log = rig.create();
+    for number in 1..=50u64 {
+        append(&log, number as usize % 2, body_of(number, 100));
+    }
+    log.close().unwrap();
+    assert_eq!(log.durable(), Timestamp(50));
+    assert!(matches!(log.reserve(0, 1), Err(Error::Failed { .. })));
+    rig.move_to(rig.disk.cut(&mut Random(3)));
+    assert_eq!(rig.recovered(), expect(1, 50, 100));
+}
+
+/// A lone committer's records cost one durable write each; those who meet share one.
+#[test]
+fn committers_that_meet_share_a_write() {
+    let mut rig = Rig::new(Disk::new(true), options(1));
+    let log = rig.create();
+    commit_to(&log, 10, 100);
+    assert_eq!(log.sync_count(), 10);
+    while log.shared.streams[0].tail.lock().preparation().is_some() {
+        std::thread::yield_now();
+    }
+    rig.disk.hold();
+    std::thread::scope(|scope| {
+        let log = &log;
+        let first = append(log, 0, body_of(11, 100));
+        scope.spawn(move || log.wait_durable(&first).unwrap());
+        rig.disk.wait_held();
+        for number in 12..30 {
+            let appended = append(log, 0, body_of(number, 100));
+            scope.spawn(move || log.wait_durable(&appended).unwrap());
+        }
+        rig.disk.release();
+    });
+    assert_eq!(log.sync_count(), 12);
+}

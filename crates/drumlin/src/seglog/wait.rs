@@ -1,0 +1,38 @@
+//! Waiting for a stream without waking more threads than can go on.
+
+use std::cell::RefCell;
+
+use crossbeam_utils::sync::{Parker, Unparker};
+
+thread_local! {
+    static PARKER: RefCell<Option<Parker>> = const { RefCell::new(None) };
+}
+
+/// A thread that waits until a stream has no pending record at or below a timestamp.
+#[derive(Debug)]
+pub(super) struct Waiter {
+    pub(super) id: u64,
+    pub(super) timestamp: u64,
+    unparker: Unparker,
+}
+
+impl Waiter {
+    /// The calling thread as a waiter.
+    pub(super) fn current(id: u64, timestamp: u64) -> Waiter {
+        let unparker = PARKER.with_borrow_mut(|parker| parker.get_or_insert_with(Parker::new).unparker().clone());
+        Waiter { id, timestamp, unparker }
+    }
+
+    pub(super) fn wake(&self) {
+        self.unparker.unpark();
+    }
+}
+
+/// Sleeps until some waiter of this thread is woken; may return early.
+pub(super) fn park() {
+    PARKER.with_borrow(|parker| {
+        if let Some(parker) = parker {
+            parker.park();
+        }
+    });
+}

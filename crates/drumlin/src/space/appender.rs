@@ -1,0 +1,144 @@
+//! Fills segments: packs extents into large buffers that are written in one piece.
+//!
+//! An appender does no I/O itself: it turns extents into places at once and into [`WriteJob`]s as buffers fill, so that
+//! it can be used where nothing may wait. Whoever filled a buffer, or waits for one, runs the jobs.
+//!
+//! # Invariants
+//! 1. An extent lies within one buffer, hence within one job and one segment.
+//! 2. A block is written once: a buffer that is flushed early ends at a block boundary, and the next begins there.
+//! 3. All extents of a segment carry the epoch it was opened in.
+
+use std::io;
+
+use super::FrameIndex;
+use super::segments::Segments;
+use crate::format::{BLOCK_BYTES, Epoch, Place, SegmentId};
+use crate::io::AlignedBuffer;
+
+/// Bytes written at once: large enough that the device works at its bandwidth, small enough for a budget of 16 MiB.
+pub(crate) const BUFFER_BYTES: usize = 256 << 10;
+
+/// A full buffer on its way to the disk.
+#[derive(Debug)]
+pub(crate) struct WriteJob {
+    pub(crate) offset: u64,
+    pub(crate) buffer: AlignedBuffer,
+    /// The frames whose pages are in the buffer: they may not be evicted before it is written.
+    pub(crate) frames: Vec<FrameIndex>,
+}
+
+impl WriteJob {
+    /// The bytes of the file it writes.
+    pub(crate) fn range(&self) -> std::ops::Range<u64> {
+        self.offset..self.offset + self.buffer.len() as u64
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Appender {
+    open: Option<OpenSegment>,
+}
+
+#[derive(Debug)]
+struct OpenSegment {
+    id: SegmentId,
+    epoch: Epoch,
+    /// First byte that no extent has.
+    position: u64,
+    end: u64,
+    buffer_start: u64,
+    buffer: AlignedBuffer,
+    frames: Vec<FrameIndex>,
+}
+
+impl Appender {
+    /// Packs one extent. May open a segment, which grows the file where none is free.
+    pub(crate) fn append(
+        &mut self,
+        segments: &Segments,
+        epoch: Epoch,
+        extent: &[u8],
+        frame: Option<FrameIndex>,
+        jobs: &mut Vec<WriteJob>,
+    ) -> io::Result<Place> {
+        let bytes = (extent.len() as u64).next_multiple_of(Place::UNIT_BYTES);
+        assert!(bytes <= BUFFER_BYTES as u64 && bytes <= segments.segment_bytes());
+        if let Some(open) = &mut self.open {
+            assert!(open.epoch == epoch, "an appender serves one epoch at a time");
+            if open.position + bytes > open.buffer_start + open.buffer.capacity() as u64 {
+                open.flush(jobs);
+            }
+            if open.position + bytes > open.end {
+                self.seal(segments, jobs);
+            }
+        }
+        if self.open.is_none() {
+            let id = segments.take()?;
+            let start = segments.start(id);
+            self.open = Some(OpenSegment {
+                id,
+                epoch,
+                position: start,
+                end: start + segments.segment_bytes(),
+                buffer_start: start,
+                buffer: new_buffer(segments.segment_bytes()),
+                frames: Vec::new(),
+            });
+        }
+        let open = self.open.as_mut().expect("opened above");
+        let place = Place::new(open.position, bytes, epoch);
+        let offset = (open.position - open.buffer_start) as usize;
+        open.buffer[offset..offset + extent.len()].copy_from_slice(extent);
+        open.buffer[offset + extent.len()..offset + bytes as usize].fill(0);
+        open.position += bytes;
+        open.frames.extend(frame);
+        segments.retain(place);
+        Ok(place)
+    }
+
+    /// Whether the extent is in the buffer, handed to nobody yet.
+    pub(crate) fn holds(&self, place: Place) -> bool {
+        self.open.as_ref().is_some_and(|open| (open.buffer_start..open.position).contains(&place.start()))
+    }
+
+    /// Hands on what is in the buffer, so that it gets written.
+    pub(crate) fn flush(&mut self, jobs: &mut Vec<WriteJob>) {
+        if let Some(open) = &mut self.open {
+            open.flush(jobs);
+        }
+    }
+
+    /// Ends the segment.
+    pub(crate) fn seal(&mut self, segments: &Segments, jobs: &mut Vec<WriteJob>) {
+        if let Some(mut open) = self.open.take() {
+            open.flush(jobs);
+            segments.close(open.id);
+        }
+    }
+}
+
+fn new_buffer(segment_bytes: u64) -> AlignedBuffer {
+    AlignedBuffer::zeroed(BUFFER_BYTES.min(segment_bytes as usize))
+}
+
+impl OpenSegment {
+    fn flush(&mut self, jobs: &mut Vec<WriteJob>) {
+        let used = (self.position - self.buffer_start) as usize;
+        if used == 0 {
+            return;
+        }
+        let padded = used.next_multiple_of(BLOCK_BYTES);
+        let capacity = self.buffer.capacity();
+        let mut buffer = std::mem::replace(&mut self.buffer, AlignedBuffer::zeroed(capacity));
+        buffer[used..padded].fill(0);
+        buffer.set_len(padded);
+        jobs.push(WriteJob { offset: self.buffer_start, buffer, frames: std::mem::take(&mut self.frames) });
+        self.position = self.buffer_start + padded as u64;
+        self.buffer_start = self.position;
+        // The last buffer of a segment may be shorter than the others.
+        let rest = (self.end - self.buffer_start) as usize;
+        if rest < capacity {
+            self.buffer.set_len(rest);
+        }
+    }
+}

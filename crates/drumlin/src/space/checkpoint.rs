@@ -1,0 +1,516 @@
+//! The durable side of the page tables: base image, summaries, catalogue, superblock.
+//!
+//! # The order of a checkpoint
+//! 1. The cut fixes the timestamp C and ends epoch e (the caller, under the guard).
+//! 2. All pages dirty in e have been appended (the pool).
+//! 3. Summaries, or a new base image folded from them, and the catalogue are appended.
+//! 4. Everything is written and synced.
+//! 5. The log is durable up to C (the caller's `log_durable`).
+//! 6. The superblock is written durably, into the slot that does not hold the newest.
+//! 7. Only now what was released in e is free.
+//!
+//! A power cut between any two of these leaves the superblock before, and everything that it refers to.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use super::table::CHUNK_PAGES;
+use super::{PageSpace, Space};
+use crate::error::{Error, Result};
+use crate::format::catalogue::{Catalogue, KeyspaceEntry};
+use crate::format::extent::{HEADER_BYTES, Header, Identity, Kind};
+use crate::format::summary::{self, Entry};
+use crate::format::superblock::{self, INCARNATION_COUNT_MAX, SLOT_OFFSETS, Superblock};
+use crate::format::{BLOCK_BYTES, Epoch, Incarnation, KeyspaceId, PageId, Place, Timestamp, extent};
+use crate::io::{AlignedBuffer, FileRef, Persist, SyncMethod};
+
+/// Payload of one extent of the catalogue or of a summary.
+const PART_BYTES: usize = 48 << 10;
+
+/// Entries since the base image at which the next checkpoint folds them in, if they are also an eighth of the pages:
+/// reading that many at recovery takes milliseconds.
+const FOLD_ENTRY_COUNT_MIN: usize = 4096;
+
+/// What the newest durable checkpoint is made of; owned by whoever makes the next.
+#[derive(Debug)]
+pub(crate) struct Base {
+    pub(crate) superblock: Superblock,
+    sync: SyncMethod,
+    /// Place of each chunk of each table's base image.
+    chunks: HashMap<KeyspaceId, Vec<Place>>,
+    /// Changes since the base image, in order.
+    since: Vec<Entry>,
+    summaries: Vec<(Epoch, Place)>,
+    /// Chunks and summaries in these segments are to move with the next checkpoint.
+    evacuate: HashSet<u32>,
+    /// Entries since the base image at which it is folded whatever the number of pages: bounds memory.
+    fold_entry_count_max: usize,
+}
+
+/// What a checkpoint records besides pages.
+#[derive(Debug)]
+pub(crate) struct Cut {
+    pub(crate) epoch: Epoch,
+    pub(crate) timestamp: Timestamp,
+    /// Keyspaces at the cut; their `chunks` are filled in here.
+    pub(crate) catalogue: Catalogue,
+}
+
+/// A database's state as its newest superblock tells it.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub(crate) base: Base,
+    pub(crate) catalogue: Catalogue,
+}
+
+/// What the two superblock slots hold.
+pub(crate) fn read_superblocks(file: &FileRef) -> Result<Superblock> {
+    let mut newest: Option<Superblock> = None;
+    let mut newer_format = None;
+    let mut flaws = Vec::new();
+    for offset in SLOT_OFFSETS {
+        let mut block = AlignedBuffer::zeroed(BLOCK_BYTES);
+        if let Err(error) = file.read_at(&mut block, offset) {
+            if error.kind() == std::io::ErrorKind::UnexpectedEof {
+                flaws.push("the file ends before it".to_owned());
+                continue;
+            }
+            return Err(Error::io("reading", file.path(), error));
+        }
+        match Superblock::decode(&block) {
+            Ok(found) => {
+                if newest.as_ref().is_none_or(|newest| newest.sequence < found.sequence) {
+                    newest = Some(found);
+                }
+            }
+            Err(superblock::Flaw::Newer(version)) => newer_format = Some(version),
+            Err(flaw) => flaws.push(flaw.to_string()),
+        }
+    }
+    if let Some(found) = newer_format {
+        return Err(Error::NewerFormat {
+            path: file.path().to_path_buf(),
+            found,
+            supported: crate::format::FORMAT_VERSION,
+        });
+    }
+    match newest {
+        Some(superblock) => Ok(superblock),
+        None if flaws.iter().all(|flaw| *flaw == superblock::Flaw::Magic.to_string()) => {
+            Err(Error::NotADatabase { path: file.path().to_path_buf(), why: "it holds no superblock".into() })
+        }
+        None => Err(Error::damaged(file.path(), "both superblocks", flaws.join("; "))),
+    }
+}
+
+/// Writes the first superblock of a new database, into both slots.
+pub(crate) fn write_first(file: &FileRef, superblock: &Superblock, sync: SyncMethod) -> Result<()> {
+    for offset in SLOT_OFFSETS {
+        write_block(file, superblock, offset, sync).map_err(|error| Error::io("writing", file.path(), error))?;
+    }
+    file.sync_all().map_err(|error| Error::io("syncing", file.path(), error))
+}
+
+fn write_block(file: &FileRef, superblock: &Superblock, offset: u64, sync: SyncMethod) -> std::io::Result<()> {
+    let mut block = AlignedBuffer::zeroed(BLOCK_BYTES);
+    block.copy_from_slice(&superblock.encode());
+    file.write_at(&block, offset, Persist::Now(sync))
+}
+
+impl Base {
+    pub(crate) fn new(superblock: Superblock, sync: SyncMethod, fold_entry_count_max: usize) -> Base {
+        Base {
+            superblock,
+            sync,
+            chunks: HashMap::new(),
+            since: Vec::new(),
+            summaries: Vec::new(),
+            evacuate: HashSet::new(),
+            fold_entry_count_max,
+        }
+    }
+
+    /// Stands where the real one will be put before anybody looks.
+    pub(crate) fn placeholder() -> Base {
+        let superblock = Superblock {
+            sequence: 0,
+            database: 0,
+            segment_bytes: 0,
+            checkpoint: 0,
+            timestamp: Timestamp(0),
+            epoch: Epoch(0),
+            catalogue_bytes: 0,
+            catalogue: Vec::new(),
+            incarnations: Vec::new(),
+        };
+        Base::new(superblock, SyncMethod::FullSync, 0)
+    }
+
+    /// Bytes of memory.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let chunks: usize = self.chunks.values().map(|places| places.capacity() * 8).sum();
+        (self.since.capacity() * size_of::<Entry>() + self.summaries.capacity() * 16 + chunks) as u64
+    }
+
+    /// Entries that a fold would take in.
+    pub(crate) fn entry_count(&self) -> usize {
+        self.since.len()
+    }
+
+    /// Everything of the base that lies in these segments moves with the next checkpoint.
+    pub(crate) fn evacuate(&mut self, segments: impl IntoIterator<Item = u32>) {
+        self.evacuate.extend(segments);
+    }
+
+    /// Writes the superblock with another list of incarnations: the newest checkpoint stays what it is.
+    pub(crate) fn raise_incarnation(
+        &mut self,
+        space: &Space,
+        incarnation: Incarnation,
+        first: Timestamp,
+    ) -> Result<()> {
+        let covered = self.superblock.timestamp;
+        let incarnations = &mut self.superblock.incarnations;
+        assert!(incarnations.last().is_none_or(|&(last, _)| last < incarnation));
+        incarnations.push((incarnation, first));
+        // A start that the next one's start hides, or that lies at or below the checkpoint together with the next one's,
+        // decides about no record any more.
+        let mut index = 0;
+        while index + 1 < incarnations.len() {
+            let (_, next_first) = incarnations[index + 1];
+            if incarnations[index].1 >= next_first || next_first <= covered.next() {
+                incarnations.remove(index);
+            } else {
+                index += 1;
+            }
+        }
+        if incarnations.len() > INCARNATION_COUNT_MAX {
+            return Err(Error::Invalid(format!(
+                "the database was stopped {INCARNATION_COUNT_MAX} times without a checkpoint"
+            )));
+        }
+        self.write_superblock(space)
+    }
+
+    fn write_superblock(&mut self, space: &Space) -> Result<()> {
+        self.superblock.sequence += 1;
+        let slot = SLOT_OFFSETS[(self.superblock.sequence % 2) as usize];
+        space.traffic.writes.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        space.traffic.write_bytes.fetch_add(BLOCK_BYTES as u64, std::sync::atomic::Ordering::Relaxed);
+        write_block(space.file(), &self.superblock, slot, self.sync)
+            .map_err(|error| space.fail(&format!("writing the superblock failed: {error}")))
+    }
+
+    /// Steps 3 to 7 of the module's order. On an error the database accepts no more commits.
+    pub(crate) fn complete(
+        &mut self,
+        space: &Space,
+        cut: Cut,
+        written: impl Fn(&[super::FrameIndex]),
+        log_durable: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let epoch = cut.epoch;
+        let mut catalogue = cut.catalogue;
+        let (fresh, summarised, summaries) = {
+            let mut entries = space.entries(epoch).lock();
+            let taken = std::mem::take(&mut *entries);
+            (taken.fresh, taken.summarised, taken.summaries)
+        };
+        self.summaries.extend(summaries);
+        self.since.extend(&summarised);
+        let fresh_start = self.since.len();
+        self.since.extend(&fresh);
+
+        let page_count: u64 = space.page_spaces().iter().map(|pages| pages.table.page_count()).sum();
+        let many = self.since.len() >= FOLD_ENTRY_COUNT_MIN && self.since.len() as u64 >= page_count / 8;
+        if many || self.since.len() >= self.fold_entry_count_max || self.must_evacuate(space) {
+            self.fold(space, epoch)?;
+        } else {
+            let fresh = self.since[fresh_start..].to_vec();
+            for part in fresh.chunks(PART_BYTES / summary::ENTRY_BYTES) {
+                self.summaries.push((epoch, append_summary(space, epoch, part)?));
+            }
+        }
+
+        for entry in &mut catalogue.keyspaces {
+            entry.chunks = self.chunks.get(&entry.id).cloned().unwrap_or_default();
+        }
+        catalogue.summaries = self.summaries.clone();
+        let bytes = catalogue.encode();
+        let old = std::mem::take(&mut self.superblock.catalogue);
+        for place in old {
+            space.segments.release(place, epoch);
+        }
+        for (index, part) in bytes.chunks(PART_BYTES).enumerate() {
+            self.superblock.catalogue.push(append_payload(space, epoch, Kind::Catalogue, KeyspaceId(0), index, part)?);
+        }
+        if self.superblock.catalogue.len() > superblock::CATALOGUE_EXTENT_COUNT_MAX {
+            return Err(space.fail("the catalogue of the checkpoint is too large"));
+        }
+        space.seal(epoch);
+        space.wait_for_jobs(written)?;
+        space.sync()?;
+        log_durable()?;
+        self.superblock.checkpoint += 1;
+        self.superblock.timestamp = cut.timestamp;
+        self.superblock.epoch = epoch;
+        self.superblock.catalogue_bytes = bytes.len() as u32;
+        self.forget_covered_incarnations();
+        self.write_superblock(space)?;
+        self.evacuate.clear();
+        space.segments.settle(epoch);
+        Ok(())
+    }
+
+    fn forget_covered_incarnations(&mut self) {
+        let covered = self.superblock.timestamp;
+        let incarnations = &mut self.superblock.incarnations;
+        while incarnations.len() > 1 && incarnations[1].1 <= covered.next() {
+            incarnations.remove(0);
+        }
+    }
+
+    fn must_evacuate(&self, space: &Space) -> bool {
+        let inside = |place: &Place| !place.is_none() && self.evacuate.contains(&space.segments.segment_of(*place).0);
+        !self.evacuate.is_empty()
+            && (self.summaries.iter().any(|(_, place)| inside(place)) || self.chunks.values().flatten().any(inside))
+    }
+
+    /// Makes a new base image of the old one and the changes since, and releases what it replaces.
+    fn fold(&mut self, space: &Space, epoch: Epoch) -> Result<()> {
+        let since = std::mem::take(&mut self.since);
+        let dropped: HashSet<KeyspaceId> =
+            since.iter().filter(|entry| entry.page == PageId::NONE).map(|entry| entry.keyspace).collect();
+        for keyspace in &dropped {
+            for place in self.chunks.remove(keyspace).unwrap_or_default() {
+                if !place.is_none() {
+                    space.segments.release(place, epoch);
+                }
+            }
+        }
+        let mut changes: BTreeMap<(KeyspaceId, usize), Vec<Entry>> = BTreeMap::new();
+        for entry in since {
+            if !dropped.contains(&entry.keyspace) {
+                let chunk = entry.page.0 as usize / CHUNK_PAGES;
+                changes.entry((entry.keyspace, chunk)).or_default().push(entry);
+            }
+        }
+        for (&keyspace, places) in &self.chunks {
+            for (chunk, place) in places.iter().enumerate() {
+                if !place.is_none() && self.evacuate.contains(&space.segments.segment_of(*place).0) {
+                    changes.entry((keyspace, chunk)).or_default();
+                }
+            }
+        }
+        for ((keyspace, chunk), entries) in changes {
+            let places = self.chunks.entry(keyspace).or_default();
+            if places.len() <= chunk {
+                places.resize(chunk + 1, Place::NONE);
+            }
+            let old = places[chunk];
+            let mut words = if old.is_none() { vec![0; CHUNK_PAGES] } else { read_chunk(space, keyspace, chunk, old)? };
+            for entry in entries {
+                words[entry.page.0 as usize % CHUNK_PAGES] = entry.place.to_bits();
+            }
+            let new = if words.iter().all(|word| *word == 0) {
+                Place::NONE
+            } else {
+                let payload: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+                append_payload(space, epoch, Kind::Table, keyspace, chunk, &payload)?
+            };
+            self.chunks.get_mut(&keyspace).expect("entered above")[chunk] = new;
+            if !old.is_none() {
+                space.segments.release(old, epoch);
+            }
+        }
+        for (_, place) in self.summaries.drain(..) {
+            space.segments.release(place, epoch);
+        }
+        Ok(())
+    }
+
+    /// Reads what the superblock refers to and fills page tables and segment states.
+    pub(crate) fn load(mut self, space: &Space) -> Result<Loaded> {
+        let catalogue = if self.superblock.epoch == Epoch(0) {
+            Catalogue { next_keyspace: 1, next_value: 1, ..Catalogue::default() }
+        } else {
+            let mut bytes = Vec::new();
+            for (index, &place) in self.superblock.catalogue.iter().enumerate() {
+                restore(space, "the catalogue", place)?;
+                bytes.extend(read_payload(space, Kind::Catalogue, KeyspaceId(0), index, place)?);
+            }
+            (Catalogue::decode(&bytes).filter(|_| bytes.len() == self.superblock.catalogue_bytes as usize))
+                .ok_or_else(|| Error::damaged(space.path(), "the catalogue", "it is malformed"))?
+        };
+        self.summaries = catalogue.summaries.clone();
+        for &(epoch, place) in &self.summaries {
+            restore(space, "a summary", place)?;
+            self.since.extend(read_summary(space, epoch, place)?);
+        }
+        let mut changes: HashMap<KeyspaceId, BTreeMap<usize, Vec<Entry>>> = HashMap::new();
+        for entry in &self.since {
+            if entry.page == PageId::NONE {
+                changes.remove(&entry.keyspace);
+            } else {
+                let chunk = entry.page.0 as usize / CHUNK_PAGES;
+                changes.entry(entry.keyspace).or_default().entry(chunk).or_default().push(*entry);
+            }
+        }
+        for KeyspaceEntry { id, page_bytes, chunks, name } in &catalogue.keyspaces {
+            if !crate::db::PAGE_BYTES.contains(&(*page_bytes as usize)) || !page_bytes.is_power_of_two() {
+                let flaw = format!("keyspace {name:?} has pages of {page_bytes} bytes");
+                return Err(Error::damaged(space.path(), "the catalogue", flaw));
+            }
+            let pages = Arc::new(PageSpace::new(*id, *page_bytes as usize));
+            let changed = changes.remove(id).unwrap_or_default();
+            let chunk_count = chunks.len().max(changed.last_key_value().map_or(0, |(chunk, _)| chunk + 1));
+            for chunk in 0..chunk_count {
+                let place = chunks.get(chunk).copied().unwrap_or(Place::NONE);
+                let mut words = if place.is_none() {
+                    vec![0; CHUNK_PAGES]
+                } else {
+                    restore(space, "a page table", place)?;
+                    read_chunk(space, *id, chunk, place)?
+                };
+                for entry in changed.get(&chunk).into_iter().flatten() {
+                    words[entry.page.0 as usize % CHUNK_PAGES] = entry.place.to_bits();
+                }
+                for (offset, &word) in words.iter().enumerate().filter(|(_, word)| **word != 0) {
+                    let page = chunk * CHUNK_PAGES + offset;
+                    let place = Place::from_bits(word).filter(|_| page != 0);
+                    let place = place.ok_or_else(|| {
+                        Error::damaged(space.path(), format!("the page table of keyspace {name:?}"), "a word in it is malformed")
+                    })?;
+                    restore(space, &format!("page {page} of keyspace {name:?}"), place)?;
+                }
+                pages.table.restore_chunk(chunk, &words);
+            }
+            self.chunks.insert(*id, chunks.clone());
+            space.add_page_space(pages);
+        }
+        Ok(Loaded { base: self, catalogue })
+    }
+}
+
+impl Space {
+    /// Ends the epoch's segment.
+    fn seal(&self, epoch: Epoch) {
+        let mut jobs = Vec::new();
+        self.appender(epoch).lock().seal(&self.segments, &mut jobs);
+        self.enqueue(jobs);
+    }
+
+    /// Puts the entries that are in no summary yet into summaries, once they fill one: keeps what a checkpoint has to write
+    /// at its end small.
+    pub(crate) fn summarise(&self, epoch: Epoch) -> Result<()> {
+        let part = PART_BYTES / summary::ENTRY_BYTES;
+        loop {
+            let mut entries = self.entries(epoch).lock();
+            if entries.fresh.len() < part {
+                return Ok(());
+            }
+            let rest = entries.fresh.split_off(part);
+            let taken = std::mem::replace(&mut entries.fresh, rest);
+            let place = append_summary(self, epoch, &taken)?;
+            entries.summaries.push((epoch, place));
+            entries.summarised.extend(taken);
+        }
+    }
+}
+
+fn restore(space: &Space, what: &str, place: Place) -> Result<()> {
+    let flaw = "its place is outside the file, or taken twice; the file may have been cut short";
+    if space.segments.restore(place) { Ok(()) } else { Err(space.damaged(what, place, flaw)) }
+}
+
+fn append_payload(
+    space: &Space,
+    epoch: Epoch,
+    kind: Kind,
+    keyspace: KeyspaceId,
+    index: usize,
+    payload: &[u8],
+) -> Result<Place> {
+    let mut page = vec![0; HEADER_BYTES];
+    page.extend_from_slice(payload);
+    space.append(epoch, Identity { keyspace, page: PageId(index as u32) }, kind, &page, None)
+}
+
+fn append_summary(space: &Space, epoch: Epoch, entries: &[Entry]) -> Result<Place> {
+    let mut payload = Vec::with_capacity(entries.len() * summary::ENTRY_BYTES);
+    for entry in entries {
+        summary::encode(entry, &mut payload);
+    }
+    append_payload(space, epoch, Kind::Summary, KeyspaceId(0), 0, &payload)
+}
+
+/// Reads and verifies an extent that is no page: its header and what was in it before compression.
+pub(crate) fn read_extent(space: &Space, place: Place) -> Result<(Header, Vec<u8>)> {
+    let (start, length, offset) = space.cover(place);
+    let mut buffer = AlignedBuffer::zeroed(length);
+    space.read(&mut buffer, start).map_err(|error| Error::io("reading", space.path(), error))?;
+    let bytes = &buffer[offset..offset + place.length() as usize];
+    let flaw = |flaw| space.damaged("an extent", place, flaw);
+    let header = extent::verify(bytes).map_err(flaw)?;
+    if !place.is_of(header.epoch) {
+        return Err(flaw(extent::Flaw::Epoch(header.epoch)));
+    }
+    let mut page = vec![0; header.raw_bytes.min(Place::EXTENT_BYTES_MAX as usize)];
+    extent::decode(bytes, &header, &mut page).map_err(flaw)?;
+    Ok((header, page))
+}
+
+fn read_payload(space: &Space, kind: Kind, keyspace: KeyspaceId, index: usize, place: Place) -> Result<Vec<u8>> {
+    let (header, mut page) = read_extent(space, place)?;
+    if header.kind != kind {
+        return Err(space.damaged("an extent", place, extent::Flaw::Kind));
+    }
+    if header.identity != (Identity { keyspace, page: PageId(index as u32) }) {
+        return Err(space.damaged("an extent", place, extent::Flaw::Identity(header.identity)));
+    }
+    page.drain(..HEADER_BYTES);
+    Ok(page)
+}
+
+fn read_chunk(space: &Space, keyspace: KeyspaceId, chunk: usize, place: Place) -> Result<Vec<u64>> {
+    let payload = read_payload(space, Kind::Table, keyspace, chunk, place)?;
+    if payload.len() != CHUNK_PAGES * 8 {
+        return Err(space.damaged("a page table", place, extent::Flaw::Length));
+    }
+    Ok(payload.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes"))).collect())
+}
+
+fn read_summary(space: &Space, epoch: Epoch, place: Place) -> Result<Vec<Entry>> {
+    let (header, page) = read_extent(space, place)?;
+    if header.kind != Kind::Summary {
+        return Err(space.damaged("a summary", place, extent::Flaw::Kind));
+    }
+    if header.epoch != epoch {
+        return Err(space.damaged("a summary", place, extent::Flaw::Epoch(header.epoch)));
+    }
+    summary::decode(&page[HEADER_BYTES..]).ok_or_else(|| space.damaged("a summary", place, extent::Flaw::Length))
+}
+
+impl Base {
+    /// Verifies everything that is not a page: catalogue, page tables, summaries. Each damage found is handed to `found`
+    /// with what it costs; returns the bytes read.
+    pub(crate) fn check(&self, space: &Space, mut found: impl FnMut(Error, &str)) -> u64 {
+        let mut bytes = 0;
+        let mut verify = |place: Place, cost: &str| {
+            bytes += place.length();
+            if let Err(error) = read_extent(space, place) {
+                found(error, cost);
+            }
+        };
+        for &place in &self.superblock.catalogue {
+            verify(place, "the database can't be opened again unless a checkpoint succeeds first");
+        }
+        for &(_, place) in &self.summaries {
+            verify(place, "the database can't be opened again unless a checkpoint succeeds first");
+        }
+        for place in self.chunks.values().flatten().filter(|place| !place.is_none()) {
+            verify(*place, "1,024 pages of a keyspace can't be found after reopening");
+        }
+        bytes
+    }
+}

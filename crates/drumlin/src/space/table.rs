@@ -1,0 +1,377 @@
+//! The page table of a keyspace: one atomic word per page.
+//!
+//! A page's word is the only thing that says where the page is; nodes refer to pages by number alone. So moving a page,
+//! on disk or in memory, changes one word and nothing else.
+//!
+//! # States of a word, and who moves between them
+//! ```text
+//! Free ── allocate ──▶ Reserved ── publish (the allocating commit or split) ──▶ Leaf / Fixed / Disk
+//! Disk ── a fault claims it ──▶ Reading ── the same fault ends ──▶ Leaf / Fixed   (or Disk again: the read failed)
+//! Disk ── the cleaner has copied the extent ──▶ Disk (elsewhere)
+//! Leaf, Fixed ── eviction of a clean frame ──▶ Disk
+//! Fixed ── a changed copy replaces it ──▶ Fixed (another frame)
+//! Leaf, Fixed, Disk ── free ──▶ Free
+//! ```
+//!
+//! # Invariants
+//! 1. Every change of a word other than Disk ⇄ Reading ⇄ resident happens inside the guard, so a checkpoint's cut sees no
+//!    change half done.
+//! 2. The page of a `Leaf` word is read and written under its frame's latch. The page of a `Fixed` word is never changed
+//!    while it is published: readers need no latch, only a pin that keeps the frame from being used anew.
+//! 3. A table only grows; a chunk, once there, stays where it is. So a word can be read without a lock.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::format::{PageId, Place};
+
+/// The number of a frame of the buffer pool: the size class in the top three bits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct FrameIndex(pub(crate) u32);
+
+/// What a word says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Word {
+    /// No such page.
+    Free,
+    /// Allocated, and about to be published by the thread that allocated it.
+    Reserved,
+    /// On disk.
+    Disk(Place),
+    /// On disk, and a read is in flight.
+    Reading(Place),
+    /// In a frame, under its latch.
+    Leaf(FrameIndex),
+    /// In a frame, and not changed there: an inner node or a value.
+    Fixed(FrameIndex),
+}
+
+const TAG_SHIFT: u32 = Place::BITS;
+const TAG_DISK: u64 = 0;
+const TAG_LEAF: u64 = 1;
+const TAG_FIXED: u64 = 2;
+const TAG_READING: u64 = 3;
+const TAG_RESERVED: u64 = 4;
+const PLACE_MASK: u64 = (1 << TAG_SHIFT) - 1;
+
+impl Word {
+    #[inline]
+    pub(crate) fn to_bits(self) -> u64 {
+        match self {
+            Word::Free => 0,
+            Word::Reserved => TAG_RESERVED << TAG_SHIFT,
+            Word::Disk(place) => place.to_bits(),
+            Word::Reading(place) => (TAG_READING << TAG_SHIFT) | place.to_bits(),
+            Word::Leaf(frame) => (TAG_LEAF << TAG_SHIFT) | u64::from(frame.0),
+            Word::Fixed(frame) => (TAG_FIXED << TAG_SHIFT) | u64::from(frame.0),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn from_bits(bits: u64) -> Word {
+        match bits >> TAG_SHIFT {
+            TAG_LEAF => Word::Leaf(FrameIndex(bits as u32)),
+            TAG_FIXED => Word::Fixed(FrameIndex(bits as u32)),
+            TAG_DISK if bits == 0 => Word::Free,
+            TAG_DISK => Word::Disk(Place::from_bits(bits).expect("a word in memory is well formed")),
+            TAG_READING => {
+                Word::Reading(Place::from_bits(bits & PLACE_MASK).expect("a word in memory is well formed"))
+            }
+            TAG_RESERVED => Word::Reserved,
+            tag => unreachable!("page word with tag {tag}"),
+        }
+    }
+}
+
+/// Pages per chunk: 8 KiB of words.
+pub(crate) const CHUNK_PAGES: usize = 1024;
+/// Chunks in the first level of the directory; each level has twice those of the one before.
+const FIRST_LEVEL_CHUNKS: usize = 64;
+/// Levels that reach all 2³² pages: 64 · (2¹⁷ − 1) chunks of 2¹⁰ pages.
+const LEVELS: usize = 17;
+
+type Chunk = Box<[AtomicU64]>;
+type Level = Box<[OnceLock<Chunk>]>;
+
+/// See the module.
+pub(crate) struct PageTable {
+    levels: [OnceLock<Level>; LEVELS],
+    allocation: Mutex<Allocation>,
+    bytes: AtomicU64,
+}
+
+/// Which pages may be given out. A free page is one whose word is `Free`; the counts say where to look.
+#[derive(Default)]
+struct Allocation {
+    /// Free pages in each chunk that exists.
+    free_counts: Vec<u16>,
+    /// Free pages in all.
+    free_count: u64,
+    /// The chunk where the last search ended.
+    cursor: usize,
+}
+
+impl std::fmt::Debug for PageTable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PageTable({} chunks)", self.chunk_count())
+    }
+}
+
+impl PageTable {
+    /// An empty table.
+    pub(crate) fn new() -> PageTable {
+        PageTable {
+            levels: [const { OnceLock::new() }; LEVELS],
+            allocation: Mutex::default(),
+            bytes: AtomicU64::new(0),
+        }
+    }
+
+    #[inline]
+    fn locate(chunk: usize) -> (usize, usize) {
+        let shifted = chunk + FIRST_LEVEL_CHUNKS;
+        let level = (shifted.ilog2() - FIRST_LEVEL_CHUNKS.ilog2()) as usize;
+        (level, shifted - (FIRST_LEVEL_CHUNKS << level))
+    }
+
+    #[inline]
+    fn chunk(&self, chunk: usize) -> Option<&Chunk> {
+        let (level, offset) = Self::locate(chunk);
+        self.levels[level].get()?[offset].get()
+    }
+
+    fn chunk_or_new(&self, chunk: usize) -> &Chunk {
+        let (level, offset) = Self::locate(chunk);
+        let slots = self.levels[level].get_or_init(|| {
+            let count = FIRST_LEVEL_CHUNKS << level;
+            self.bytes.fetch_add((count * size_of::<OnceLock<Chunk>>()) as u64, Ordering::Relaxed);
+            (0..count).map(|_| OnceLock::new()).collect()
+        });
+        slots[offset].get_or_init(|| {
+            self.bytes.fetch_add((CHUNK_PAGES * 8) as u64, Ordering::Relaxed);
+            (0..CHUNK_PAGES).map(|_| AtomicU64::new(0)).collect()
+        })
+    }
+
+    /// The page's word; `None` where the table does not reach.
+    #[inline]
+    fn cell(&self, page: PageId) -> Option<&AtomicU64> {
+        let index = page.0 as usize;
+        Some(&self.chunk(index / CHUNK_PAGES)?[index % CHUNK_PAGES])
+    }
+
+    /// What the page's word says.
+    #[inline]
+    pub(crate) fn load(&self, page: PageId) -> Word {
+        self.cell(page).map_or(Word::Free, |cell| Word::from_bits(cell.load(Ordering::Acquire)))
+    }
+
+    /// Publishes a new word. The caller holds what the module's table of states asks for.
+    pub(crate) fn store(&self, page: PageId, word: Word) {
+        assert!(page != PageId::NONE && word != Word::Free);
+        self.cell(page).expect("the page was allocated").store(word.to_bits(), Ordering::Release);
+    }
+
+    /// Replaces `expected` by `new`; `false` where the word has changed.
+    pub(crate) fn exchange(&self, page: PageId, expected: Word, new: Word) -> bool {
+        assert!(new != Word::Free);
+        self.cell(page).is_some_and(|cell| {
+            cell.compare_exchange(expected.to_bits(), new.to_bits(), Ordering::AcqRel, Ordering::Acquire).is_ok()
+        })
+    }
+
+    /// Bytes of memory.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Chunks that exist; they are those from 0.
+    pub(crate) fn chunk_count(&self) -> usize {
+        self.allocation.lock().free_counts.len()
+    }
+
+    /// Pages in use.
+    pub(crate) fn page_count(&self) -> u64 {
+        let allocation = self.allocation.lock();
+        (allocation.free_counts.len() * CHUNK_PAGES) as u64 - allocation.free_count
+    }
+
+    /// Gives out `count` consecutive pages and marks them reserved. Amortised O(count); never waits.
+    pub(crate) fn allocate(&self, count: u32) -> PageId {
+        assert!(count > 0);
+        let mut allocation = self.allocation.lock();
+        let first = self.find_run(&allocation, count as usize).unwrap_or_else(|| {
+            // A run at the end may begin in the last chunk's free tail.
+            let end = allocation.free_counts.len() * CHUNK_PAGES;
+            end - self.free_tail(end, count as usize)
+        });
+        let first = first.max(1);
+        for index in first..first + count as usize {
+            while index / CHUNK_PAGES >= allocation.free_counts.len() {
+                let chunk = allocation.free_counts.len();
+                self.chunk_or_new(chunk);
+                // Page 0 does not exist.
+                let free = if chunk == 0 { CHUNK_PAGES - 1 } else { CHUNK_PAGES };
+                allocation.free_counts.push(free as u16);
+                allocation.free_count += free as u64;
+            }
+            allocation.free_counts[index / CHUNK_PAGES] -= 1;
+            allocation.free_count -= 1;
+            let cell = &self.chunk(index / CHUNK_PAGES).expect("just made")[index % CHUNK_PAGES];
+            let before = cell.swap(Word::Reserved.to_bits(), Ordering::AcqRel);
+            assert!(before == 0, "page {index} given out twice");
+        }
+        allocation.cursor = first / CHUNK_PAGES;
+        PageId(u32::try_from(first).expect("a keyspace has fewer than 2^32 pages"))
+    }
+
+    /// Free pages directly before `end`, at most `most`.
+    fn free_tail(&self, end: usize, most: usize) -> usize {
+        (1..=most.min(end.saturating_sub(1)))
+            .take_while(|back| self.load(PageId((end - back) as u32)) == Word::Free)
+            .last()
+            .unwrap_or(0)
+    }
+
+    /// Looks for `count` free pages in a row, in up to 16 chunks with that many free, from where the last search ended.
+    fn find_run(&self, allocation: &Allocation, count: usize) -> Option<usize> {
+        if allocation.free_count < count as u64 {
+            return None;
+        }
+        const CHUNKS_SEARCHED_MAX: usize = 16;
+        let chunks = allocation.free_counts.len();
+        let promising = (0..chunks)
+            .map(|step| (allocation.cursor + step) % chunks)
+            .filter(|&chunk| usize::from(allocation.free_counts[chunk]) >= count.min(CHUNK_PAGES))
+            .take(CHUNKS_SEARCHED_MAX);
+        for chunk in promising {
+            let mut run = 0;
+            // A run may reach over into the following chunks.
+            let end = (chunk + 1) * CHUNK_PAGES + count;
+            for index in (chunk * CHUNK_PAGES).max(1)..end.min(chunks * CHUNK_PAGES) {
+                run = if self.load(PageId(index as u32)) == Word::Free { run + 1 } else { 0 };
+                if run == count {
+                    return Some(index + 1 - count);
+                }
+            }
+        }
+        None
+    }
+
+    /// Takes a page back and returns what its word said. The caller releases its place and frame.
+    pub(crate) fn free(&self, page: PageId) -> Word {
+        let mut allocation = self.allocation.lock();
+        let cell = self.cell(page).expect("the page was allocated");
+        let before = Word::from_bits(cell.swap(0, Ordering::AcqRel));
+        assert!(before != Word::Free, "page {page} freed twice");
+        allocation.free_counts[page.0 as usize / CHUNK_PAGES] += 1;
+        allocation.free_count += 1;
+        before
+    }
+
+    /// Fills the table with what a checkpoint recorded: `words` are those of the pages from `chunk` on. Only while the
+    /// database is being opened.
+    pub(crate) fn restore_chunk(&self, chunk: usize, words: &[u64]) {
+        let mut allocation = self.allocation.lock();
+        while allocation.free_counts.len() <= chunk {
+            let next = allocation.free_counts.len();
+            self.chunk_or_new(next);
+            let free = if next == 0 { CHUNK_PAGES - 1 } else { CHUNK_PAGES };
+            allocation.free_counts.push(free as u16);
+            allocation.free_count += free as u64;
+        }
+        let cells = self.chunk(chunk).expect("just made");
+        let mut used = 0;
+        for (cell, word) in cells.iter().zip(words) {
+            assert!(cell.swap(*word, Ordering::Release) == 0, "a chunk is restored once");
+            used += u64::from(*word != 0);
+        }
+        allocation.free_counts[chunk] -= used as u16;
+        allocation.free_count -= used;
+    }
+
+    /// All pages in use with their words, in order. Concurrent changes may or may not be seen.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (PageId, Word)> + '_ {
+        (0..self.chunk_count()).flat_map(move |chunk| {
+            let cells = self.chunk(chunk).expect("chunks up to the count exist");
+            cells.iter().enumerate().filter_map(move |(offset, cell)| {
+                let bits = cell.load(Ordering::Acquire);
+                (bits != 0).then(|| (PageId((chunk * CHUNK_PAGES + offset) as u32), Word::from_bits(bits)))
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every word survives its bits.
+    #[test]
+    fn words_survive_their_bits() {
+        let place = Place::new(4096, 300, crate::format::Epoch(7));
+        for word in [
+            Word::Free,
+            Word::Reserved,
+            Word::Disk(place),
+            Word::Reading(place),
+            Word::Leaf(FrameIndex(u32::MAX)),
+            Word::Fixed(FrameIndex(0)),
+        ] {
+            assert_eq!(Word::from_bits(word.to_bits()), word);
+        }
+    }
+
+    /// Pages are given out once, runs are consecutive, freed pages are given out again.
+    #[test]
+    fn pages_are_given_out_once() {
+        let table = PageTable::new();
+        assert_eq!(table.allocate(1), PageId::ROOT);
+        let run = table.allocate(3000);
+        assert_eq!(run, PageId(2));
+        assert_eq!(table.page_count(), 3001);
+        let after = table.allocate(1);
+        assert_eq!(after, PageId(3002));
+        for page in 10..20 {
+            table.free(PageId(page));
+        }
+        let mut again: Vec<u32> = (0..10).map(|_| table.allocate(1).0).collect();
+        again.sort_unstable();
+        // Pages freed and pages never used serve alike; none is given out twice.
+        again.dedup();
+        assert_eq!(again.len(), 10);
+        assert_eq!(table.page_count(), 3002);
+    }
+
+    /// Endless allocation and freeing of runs does not make the table grow.
+    #[test]
+    fn freed_runs_serve_again() {
+        let table = PageTable::new();
+        for _ in 0..1000 {
+            let first = table.allocate(700);
+            for page in first.0..first.0 + 700 {
+                table.free(PageId(page));
+            }
+        }
+        assert!(table.chunk_count() <= 3, "{} chunks", table.chunk_count());
+    }
+
+    /// The directory's levels abut.
+    #[test]
+    fn levels_abut() {
+        let mut previous = (0, usize::MAX);
+        for chunk in 0..10_000 {
+            let (level, offset) = PageTable::locate(chunk);
+            let expected = if previous.1.wrapping_add(1) < FIRST_LEVEL_CHUNKS << previous.0 {
+                (previous.0, previous.1.wrapping_add(1))
+            } else {
+                (previous.0 + 1, 0)
+            };
+            assert_eq!((level, offset), expected);
+            previous = (level, offset);
+        }
+        assert!(PageTable::locate(u32::MAX as usize / CHUNK_PAGES).0 < LEVELS);
+    }
+}

@@ -1,0 +1,266 @@
+//! The B+tree of a keyspace.
+//!
+//! # Invariants
+//! 1. Page 1 is the root, whatever its level. A node covers the keys from its lower fence up to, not including, its upper;
+//!    at each level the nodes' ranges abut and cover all keys.
+//! 2. Inner nodes are replaced, never changed: whoever holds one, however old, finds from it a node that covered the key
+//!    once. Every node reached is asked whether it covers the key now; if not, the descent starts again. So an outdated
+//!    view costs a restart, never a wrong answer.
+//! 3. A change of structure happens inside the guard and under the exclusive latches of the parent and the nodes concerned,
+//!    taken in this order: parents before children, left before right. It moves rows and changes none, and the log knows
+//!    nothing of it.
+//! 4. A core operation never waits: it returns what it lacks ([`Needs`]) and has then changed nothing.
+
+pub(crate) mod node;
+mod structure;
+
+pub(crate) use structure::{Incoming, has_room};
+
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::format::PageId;
+use crate::format::extent::{Identity, KIND_OFFSET, Kind};
+use crate::pool::{FrameRead, FrameWrite, Needs, Pin, Pool, Stop};
+use crate::space::{FrameIndex, Guard, PageSpace, Word};
+use node::{Inner, Leaf, LeafMut, Node};
+
+/// Told of changes of structure, while the latches are held.
+pub(crate) trait Observer: Send + Sync {
+    /// Rows from `separator` on have moved from one leaf to another. `from` is `to` nowhere.
+    fn rows_moved(&self, pages: &PageSpace, from: PageId, to: PageId, separator: Option<&[u8]>);
+}
+
+/// See the module. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Tree {
+    pub(crate) pages: Arc<PageSpace>,
+    pub(crate) pool: Arc<Pool>,
+    observer: Arc<dyn Observer>,
+}
+
+impl std::fmt::Debug for Tree {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Tree(keyspace {})", self.pages.id)
+    }
+}
+
+/// Descents that may start again before the tree is taken for damaged: an outdated view lasts microseconds.
+const RESTARTS_MAX: usize = 1_000_000;
+
+/// Verifies a page that was read from disk before anything relies on it.
+pub(crate) fn check_node(page: &[u8], is_leaf: bool) -> Result<(), node::Flaw> {
+    node::check(page)?;
+    match Node::new(page).level() {
+        0 if !is_leaf => Err(node::Flaw::Level(0)),
+        level if level > 0 && is_leaf => Err(node::Flaw::Level(level)),
+        _ => Ok(()),
+    }
+}
+
+/// What a descent looks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Target<'k> {
+    /// The node that covers the key.
+    At(&'k [u8]),
+    /// The node that holds the keys directly below this one.
+    Below(&'k [u8]),
+    /// The last node.
+    Last,
+}
+
+impl Target<'_> {
+    #[inline]
+    fn is_in(&self, node: &Node<'_>) -> bool {
+        match self {
+            Target::At(key) => node.covers(key),
+            Target::Below(key) => {
+                node.lower_fence().is_none_or(|lower| lower < *key) && node.upper_fence().is_none_or(|upper| *key <= upper)
+            }
+            Target::Last => node.upper_fence().is_none(),
+        }
+    }
+
+    #[inline]
+    fn child(&self, inner: &Inner<'_>) -> usize {
+        match self {
+            Target::At(key) => inner.child_for(key),
+            Target::Below(key) => inner.child_below(key),
+            Target::Last => inner.len() - 1,
+        }
+    }
+}
+
+impl Tree {
+    pub(crate) fn new(pages: Arc<PageSpace>, pool: Arc<Pool>, observer: Arc<dyn Observer>) -> Tree {
+        Tree { pages, pool, observer }
+    }
+
+    /// Gives a new keyspace its empty root.
+    pub(crate) fn plant(&self, guard: &Guard<'_>, mut frame: crate::pool::NewFrame<'_>) {
+        let root = self.pages.table.allocate(1);
+        assert!(root == PageId::ROOT, "a tree is planted in an empty keyspace");
+        LeafMut::init(&mut frame, None, None);
+        frame[KIND_OFFSET] = Kind::Leaf as u8;
+        frame.set_dirty(guard.epoch());
+        let frame = frame.into_published(self.identity(root));
+        self.pages.table.store(root, Word::Leaf(frame));
+    }
+
+    #[inline]
+    pub(crate) fn identity(&self, page: PageId) -> Identity {
+        Identity { keyspace: self.pages.id, page }
+    }
+
+    /// The largest key.
+    pub(crate) fn key_bytes_max(&self) -> usize {
+        crate::format::node::key_bytes_max(self.pages.page_bytes)
+    }
+
+    /// The largest value that stays in its leaf.
+    pub(crate) fn inline_bytes_max(&self) -> usize {
+        crate::format::node::inline_bytes_max(self.pages.page_bytes)
+    }
+
+    // ── descents ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Goes down to the frame that the target's leaf seems to be in. `visit` sees the inner nodes on the way.
+    #[inline]
+    fn descend<'p>(
+        &'p self,
+        pin: &'p Pin<'_>,
+        target: Target<'_>,
+        mut visit: impl FnMut(PageId, &Inner<'p>, usize),
+    ) -> Result<Option<(PageId, FrameIndex)>, Stop> {
+        let mut page = PageId::ROOT;
+        let mut level = u8::MAX;
+        loop {
+            match self.pages.table.load(page) {
+                Word::Leaf(frame) => return Ok(Some((page, frame))),
+                Word::Fixed(_) => {
+                    let Some(bytes) = self.pool.frames.fixed(&self.pages.table, page, pin) else { continue };
+                    if bytes[KIND_OFFSET] != Kind::Inner as u8 {
+                        return Ok(None);
+                    }
+                    let inner = Inner::new(bytes);
+                    if !target.is_in(&inner) || inner.level() >= level {
+                        return Ok(None);
+                    }
+                    level = inner.level();
+                    let child = target.child(&inner);
+                    visit(page, &inner, child);
+                    page = inner.child(child);
+                }
+                Word::Disk(_) | Word::Reading(_) => return Err(Needs::Page(Arc::clone(&self.pages), page).into()),
+                Word::Free | Word::Reserved => return Ok(None),
+            }
+        }
+    }
+
+    fn lost(&self) -> Stop {
+        let what = format!("the tree of keyspace {}", self.pages.id);
+        Stop::Error(Error::damaged(self.pool.space.path(), what, "its nodes do not lead to every key"))
+    }
+
+    /// The target's leaf, latched for reading. Expected O(log n).
+    #[inline]
+    pub(crate) fn read_leaf<'p>(&'p self, pin: &'p Pin<'_>, target: Target<'_>) -> Result<FrameRead<'p>, Stop> {
+        for restart in 0..RESTARTS_MAX {
+            if let Some((page, frame)) = self.descend(pin, target, |_, _, _| ())?
+                && let Some(read) = self.pool.frames.read(frame, self.identity(page))
+                && self.pages.table.load(page) == Word::Leaf(frame)
+                && target.is_in(&Node::new(&read))
+            {
+                return Ok(read);
+            }
+            self.pause(restart)?;
+        }
+        Err(self.lost())
+    }
+
+    /// The leaf that covers the key, latched for change. Expected O(log n).
+    #[inline]
+    pub(crate) fn write_leaf<'p>(&'p self, pin: &'p Pin<'_>, key: &[u8]) -> Result<FrameWrite<'p>, Stop> {
+        let target = Target::At(key);
+        for restart in 0..RESTARTS_MAX {
+            if let Some((page, frame)) = self.descend(pin, target, |_, _, _| ())?
+                && let Some(write) = self.pool.frames.write(frame, self.identity(page))
+                && self.pages.table.load(page) == Word::Leaf(frame)
+                && target.is_in(&Node::new(&write))
+            {
+                return Ok(write);
+            }
+            self.pause(restart)?;
+        }
+        Err(self.lost())
+    }
+
+    #[cold]
+    fn pause(&self, restart: usize) -> Result<(), Stop> {
+        if self.pages.dropped.load(std::sync::atomic::Ordering::Acquire) {
+            return Err(Stop::Error(Error::KeyspaceDropped { name: format!("number {}", self.pages.id) }));
+        }
+        if restart > 16 {
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Pages of leaves from the one that covers the target on, in scan order, that are on disk: what a scan will need
+    /// next, at most `count` of the leaves that one lowest inner node leads to. The second value is the key where the
+    /// next such node begins (forward), or below which it ends (backward).
+    pub(crate) fn upcoming(
+        &self,
+        pin: &Pin<'_>,
+        target: Target<'_>,
+        forward: bool,
+        count: usize,
+    ) -> (Vec<PageId>, Option<Vec<u8>>) {
+        let mut pages = Vec::new();
+        let mut next = None;
+        let _ = self.descend(pin, target, |_, inner, child| {
+            if inner.level() == 1 {
+                let wanted: Vec<usize> = if forward {
+                    (child..inner.len().min(child + count)).collect()
+                } else {
+                    ((child + 1).saturating_sub(count)..=child).rev().collect()
+                };
+                let last = wanted.last().copied().unwrap_or(child);
+                let on_disk = |page: &PageId| matches!(self.pages.table.load(*page), Word::Disk(_));
+                pages = wanted.iter().map(|&index| inner.child(index)).filter(on_disk).collect();
+                next = match (forward, last) {
+                    (true, last) if last + 1 < inner.len() => Some(separator(inner, last + 1)),
+                    (true, _) => inner.upper_fence().map(<[u8]>::to_vec),
+                    (false, 0) => inner.lower_fence().map(<[u8]>::to_vec),
+                    (false, last) => Some(separator(inner, last)),
+                };
+            }
+        });
+        (pages, next)
+    }
+
+    /// Provides what a core operation lacked, by waiting for it.
+    pub(crate) fn provide(pool: &Pool, needs: &Needs) -> Result<()> {
+        match needs {
+            Needs::Page(pages, page) => pool.fault(pages, *page, pages.page_bytes),
+            Needs::Frame(page_bytes) => pool.take_frame(*page_bytes).map(drop),
+        }
+    }
+
+    /// Calls a core operation until it lacks nothing, providing what it needs in between.
+    pub(crate) fn waiting<T>(pool: &Pool, mut operation: impl FnMut() -> Result<T, Stop>) -> Result<T> {
+        loop {
+            match operation() {
+                Ok(value) => return Ok(value),
+                Err(Stop::Error(error)) => return Err(error),
+                Err(Stop::Needs(needs)) => Self::provide(pool, &needs)?,
+            }
+        }
+    }
+}
+
+fn separator(inner: &Inner<'_>, index: usize) -> Vec<u8> {
+    let mut separator = Vec::new();
+    inner.separator_into(index, &mut separator);
+    separator
+}

@@ -1,0 +1,220 @@
+//! The verification of a page that nobody vouches for.
+
+use super::{Node, common_bytes, head_of};
+use crate::format::PageId;
+use crate::format::node::{
+    CHILD_BYTES, CHILD_PAGE_OFFSET, LARGE_REF_BYTES, LOWER_BYTES_OFFSET, PAGE_BYTES_MAX, PAGE_BYTES_MIN, SLOT_BYTES,
+    SLOTS_OFFSET, UPPER_BYTES_OFFSET, VALUE_LENGTH_BYTES, inline_bytes_max, key_bytes_max,
+};
+use crate::format::{get_u16, get_u32};
+
+/// What is wrong with a node. Rows are named by their position.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub(crate) enum Flaw {
+    #[error("a page of {0} bytes")]
+    PageBytes(usize),
+    #[error("a node of level {0}, which is not the one expected")]
+    Level(u8),
+    #[error("its fences are longer than keys may be")]
+    FenceBytes,
+    #[error("its fences are out of order")]
+    FenceOrder,
+    #[error("its fences are not the ones expected")]
+    FenceOther,
+    #[error("its prefix is not what its fences have in common")]
+    Prefix,
+    #[error("its slots and its heap overlap")]
+    Heap,
+    #[error("it has no children")]
+    Childless,
+    #[error("row {0} reaches beyond the heap")]
+    RowBounds(usize),
+    #[error("row {0} overlaps another")]
+    RowOverlap(usize),
+    #[error("row {0} has a key that is too long, or one where none belongs")]
+    RowKey(usize),
+    #[error("row {0} has a value whose length makes no sense")]
+    RowValue(usize),
+    #[error("row {0} names no child")]
+    RowChild(usize),
+    #[error("row {0} is not above the one before it")]
+    RowOrder(usize),
+    #[error("row {0} lies outside the fences")]
+    RowOutside(usize),
+    #[error("row {0} does not begin with the bytes that all share")]
+    RowShared(usize),
+    #[error("row {0} has a wrong head")]
+    RowHead(usize),
+    #[error("its count of unused bytes is wrong")]
+    Garbage,
+    #[error("its unused bytes are not zero")]
+    Unclean,
+}
+
+/// Words of a map with a bit for each byte of the largest page.
+const MAP_WORDS: usize = PAGE_BYTES_MAX / 64;
+
+/// Verifies every invariant of a node, on any bytes, without allocating. Costs about as much as one pass over the page.
+pub(crate) fn check(page: &[u8]) -> Result<(), Flaw> {
+    if !page.len().is_power_of_two() || !(PAGE_BYTES_MIN..=PAGE_BYTES_MAX).contains(&page.len()) {
+        return Err(Flaw::PageBytes(page.len()));
+    }
+    let node = Node::new(page);
+    check_fences(&node)?;
+    let available = (page.len() - SLOTS_OFFSET)
+        .checked_sub(node.fences_bytes())
+        .and_then(|bytes| bytes.checked_sub(node.len() * SLOT_BYTES));
+    if available.is_none_or(|bytes| node.heap_bytes() > bytes) {
+        return Err(Flaw::Heap);
+    }
+    if node.level() > 0 && node.is_empty() {
+        return Err(Flaw::Childless);
+    }
+    check_rows(&node)?;
+    check_keys(&node)?;
+    if page[node.slots_end()..node.heap_start()].iter().any(|&byte| byte != 0) {
+        return Err(Flaw::Unclean);
+    }
+    Ok(())
+}
+
+/// Verifies a node as [`check`] does, and that it is the one expected: its level and its fences.
+pub(crate) fn check_as(page: &[u8], level: u8, lower: Option<&[u8]>, upper: Option<&[u8]>) -> Result<(), Flaw> {
+    check(page)?;
+    let node = Node::new(page);
+    if node.level() != level {
+        return Err(Flaw::Level(node.level()));
+    }
+    if node.lower_fence() != lower || node.upper_fence() != upper {
+        return Err(Flaw::FenceOther);
+    }
+    Ok(())
+}
+
+/// Both fences are within the page, in order, and have the prefix in common.
+fn check_fences(node: &Node<'_>) -> Result<(), Flaw> {
+    // Two fences of a quarter page each leave half of it, so that the offsets below can't underflow.
+    let fits = |bytes: Option<usize>| bytes.is_none_or(|bytes| bytes <= key_bytes_max(node.page.len()));
+    if ![LOWER_BYTES_OFFSET, UPPER_BYTES_OFFSET].into_iter().all(|offset| fits(node.fence_bytes(offset))) {
+        return Err(Flaw::FenceBytes);
+    }
+    let prefix_bytes = match (node.lower_fence(), node.upper_fence()) {
+        (Some(lower), Some(upper)) if lower >= upper => return Err(Flaw::FenceOrder),
+        (Some(lower), Some(upper)) => common_bytes(lower, upper),
+        _ => 0,
+    };
+    if node.prefix_bytes() != prefix_bytes {
+        return Err(Flaw::Prefix);
+    }
+    Ok(())
+}
+
+/// Every row is within the heap, overlaps no other and holds what its kind of node asks for.
+fn check_rows(node: &Node<'_>) -> Result<(), Flaw> {
+    let (heap_start, heap_end) = (node.heap_start(), node.heap_end());
+    let mut used = [0u64; MAP_WORDS];
+    let mut rows_bytes = 0;
+    for index in 0..node.len() {
+        let slot = node.slot(index);
+        let rest = slot.row() + slot.suffix_bytes();
+        let rest_bytes_min = if node.level() == 0 { VALUE_LENGTH_BYTES } else { CHILD_BYTES };
+        if slot.row() < heap_start || rest + rest_bytes_min > heap_end {
+            return Err(Flaw::RowBounds(index));
+        }
+        if node.prefix_bytes() + slot.suffix_bytes() > key_bytes_max(node.page.len()) {
+            return Err(Flaw::RowKey(index));
+        }
+        let end = if node.level() == 0 {
+            let value_bytes = usize::from(get_u16(node.page, rest));
+            let sound = if slot.is_large() {
+                value_bytes == LARGE_REF_BYTES
+            } else {
+                value_bytes <= inline_bytes_max(node.page.len())
+            };
+            if !sound {
+                return Err(Flaw::RowValue(index));
+            }
+            rest + VALUE_LENGTH_BYTES + value_bytes
+        } else {
+            if slot.is_large() {
+                return Err(Flaw::RowValue(index));
+            }
+            if get_u32(node.page, rest + CHILD_PAGE_OFFSET) == PageId::NONE.0 {
+                return Err(Flaw::RowChild(index));
+            }
+            rest + CHILD_BYTES
+        };
+        if end > heap_end {
+            return Err(Flaw::RowBounds(index));
+        }
+        if !claim(&mut used, slot.row(), end) {
+            return Err(Flaw::RowOverlap(index));
+        }
+        rows_bytes += end - slot.row();
+    }
+    if rows_bytes + node.garbage_bytes() != node.heap_bytes() {
+        return Err(Flaw::Garbage);
+    }
+    let is_clean = |byte: usize| used[byte / 64] >> (byte % 64) & 1 != 0 || node.page[byte] == 0;
+    if node.garbage_bytes() > 0 && !(heap_start..heap_end).all(is_clean) {
+        return Err(Flaw::Unclean);
+    }
+    Ok(())
+}
+
+/// Marks the bytes from `start` to `end`; `false` where one of them is marked already.
+fn claim(used: &mut [u64; MAP_WORDS], start: usize, end: usize) -> bool {
+    let (first, last) = (start / 64, (end - 1) / 64);
+    let mut taken = 0;
+    for (word, bits) in used[first..=last].iter_mut().zip(first..) {
+        let from = if bits == first { u64::MAX << (start % 64) } else { u64::MAX };
+        let to = if bits == last { u64::MAX >> (63 - (end - 1) % 64) } else { u64::MAX };
+        taken |= *word & from & to;
+        *word |= from & to;
+    }
+    taken == 0
+}
+
+/// Keys ascend within the fences, and the heads are theirs.
+fn check_keys(node: &Node<'_>) -> Result<(), Flaw> {
+    let (first, shared_bytes) = (node.first_key(), node.shared_bytes());
+    if first == 1 && (node.slot(0).suffix_bytes() != 0 || node.slot(0).head() != 0) {
+        return Err(Flaw::RowKey(0));
+    }
+    if !node.is_edge() && shared_bytes != 0 {
+        return Err(Flaw::RowShared(first));
+    }
+    if first == node.len() {
+        return Ok(());
+    }
+    let Some(shared) = node.key_suffix(first).get(..shared_bytes) else {
+        return Err(Flaw::RowShared(first));
+    };
+    let mut before: Option<&[u8]> = None;
+    for index in first..node.len() {
+        let suffix = node.key_suffix(index);
+        let Some(rest) = suffix.strip_prefix(shared) else {
+            return Err(Flaw::RowShared(index));
+        };
+        if node.slot(index).head() != head_of(rest) {
+            return Err(Flaw::RowHead(index));
+        }
+        if before.is_some_and(|before| before >= suffix) {
+            return Err(Flaw::RowOrder(index));
+        }
+        before = Some(suffix);
+    }
+    let prefix_bytes = node.prefix_bytes();
+    let smallest = node.key_suffix(first);
+    if node
+        .lower_fence()
+        .is_some_and(|lower| smallest < &lower[prefix_bytes..] || (first == 1 && smallest == &lower[prefix_bytes..]))
+    {
+        return Err(Flaw::RowOutside(first));
+    }
+    let last = node.len() - 1;
+    if node.upper_fence().is_some_and(|upper| node.key_suffix(last) >= &upper[prefix_bytes..]) {
+        return Err(Flaw::RowOutside(last));
+    }
+    Ok(())
+}

@@ -1,0 +1,344 @@
+//! Inner nodes: children, and the separators between them.
+//!
+//! Child `i` covers the keys from separator `i` (included) to separator `i + 1` (excluded). Child 0 has no separator: it
+//! begins at the node's lower fence. A child's entry has a place for the aggregate of its subtree, valid or not. The
+//! newest commit among the rows is kept beside their count, since a snapshot may use the count only if it is not older,
+//! and the leaves that could tell may not be in memory.
+
+use std::cmp::Ordering;
+use std::ops::Deref;
+
+use super::{NoRoom, Node, NodeMut, SPLIT_WINDOW_SHARE};
+use crate::format::node::{
+    CHILD_BYTES, CHILD_COUNT_OFFSET, CHILD_NEWEST_OFFSET, CHILD_PAGE_OFFSET, CHILD_VALID_FLAG, SLOT_BYTES, SLOTS_OFFSET,
+};
+use crate::format::{PageId, Timestamp, get_u32, get_u64, put_u32};
+
+/// What is known of the rows beneath a child.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Aggregate {
+    pub(crate) count: u64,
+    /// The newest commit applied to any leaf beneath.
+    pub(crate) newest: Timestamp,
+}
+
+impl Aggregate {
+    /// Counts end below this, and timestamps at twice it: 47 and 48 bits. A million commits a second take nine years to
+    /// get there; from then on aggregates are not stored, and counting descends.
+    const COUNT_END: u64 = CHILD_VALID_FLAG;
+    const NEWEST_END: u64 = 1 << 48;
+
+    fn to_words(self) -> Option<(u64, u64)> {
+        (self.count < Aggregate::COUNT_END && self.newest.0 < Aggregate::NEWEST_END)
+            .then_some((self.count | CHILD_VALID_FLAG, self.newest.0))
+    }
+}
+
+/// Reads the six bytes at `offset`, which is at least two behind the start.
+#[inline]
+fn get_u48(bytes: &[u8], offset: usize) -> u64 {
+    get_u64(bytes, offset - 2) >> 16
+}
+
+#[inline]
+fn put_u48(bytes: &mut [u8], offset: usize, value: u64) {
+    bytes[offset..offset + 6].copy_from_slice(&value.to_le_bytes()[..6]);
+}
+
+/// A child's entry, its aggregate not yet known.
+fn entry_of(child: PageId) -> [u8; CHILD_BYTES] {
+    let mut entry = [0; CHILD_BYTES];
+    put_u32(&mut entry, CHILD_PAGE_OFFSET, child.0);
+    entry
+}
+
+/// A page seen as an inner node.
+#[derive(Clone, Copy)]
+pub(crate) struct Inner<'a>(Node<'a>);
+
+impl<'a> Deref for Inner<'a> {
+    type Target = Node<'a>;
+
+    #[inline]
+    fn deref(&self) -> &Node<'a> {
+        &self.0
+    }
+}
+
+impl<'a> Inner<'a> {
+    /// The inner node in a page.
+    #[inline]
+    pub(crate) fn new(page: &'a [u8]) -> Inner<'a> {
+        let node = Node::new(page);
+        debug_assert!(node.level() > 0, "a leaf taken for an inner node");
+        Inner(node)
+    }
+
+    /// The child that covers `key`, if the node does. For keys outside, the first or the last child.
+    #[inline]
+    pub(crate) fn child_for(&self, key: &[u8]) -> usize {
+        self.find(1, key).unwrap_or_else(|behind| behind - 1)
+    }
+
+    /// The child that holds the greatest keys strictly below `key`; the first where the node has none.
+    #[inline]
+    pub(crate) fn child_below(&self, key: &[u8]) -> usize {
+        self.find(1, key).unwrap_or_else(|behind| behind) - 1
+    }
+
+    #[inline]
+    fn entry(&self, index: usize) -> &'a [u8] {
+        let slot = self.slot(index);
+        let start = slot.row() + slot.suffix_bytes();
+        &self.page[start..start + CHILD_BYTES]
+    }
+
+    /// The page of a child.
+    #[inline]
+    pub(crate) fn child(&self, index: usize) -> PageId {
+        PageId(get_u32(self.entry(index), CHILD_PAGE_OFFSET))
+    }
+
+    /// The child in a page, if it is one of this node's. Looks at all of them.
+    pub(crate) fn position_of(&self, child: PageId) -> Option<usize> {
+        (0..self.len()).find(|&index| self.child(index) == child)
+    }
+
+    /// Puts the separator in front of child `index`, which is not 0, in `separator`, in place of what it held.
+    pub(crate) fn separator_into(&self, index: usize, separator: &mut Vec<u8>) {
+        assert!(index > 0, "child 0 has no separator");
+        self.key_into(index, separator);
+    }
+
+    /// The lower fence of child `index`, into `fence`; `false` where it has none.
+    pub(crate) fn child_lower_into(&self, index: usize, fence: &mut Vec<u8>) -> bool {
+        if index > 0 {
+            self.key_into(index, fence);
+            return true;
+        }
+        fence.clear();
+        self.lower_fence().inspect(|lower| fence.extend_from_slice(lower)).is_some()
+    }
+
+    /// The upper fence of child `index`, into `fence`; `false` where it has none.
+    pub(crate) fn child_upper_into(&self, index: usize, fence: &mut Vec<u8>) -> bool {
+        if index + 1 < self.len() {
+            self.key_into(index + 1, fence);
+            return true;
+        }
+        fence.clear();
+        self.upper_fence().inspect(|upper| fence.extend_from_slice(upper)).is_some()
+    }
+
+    /// The aggregate of a child, if it is valid.
+    #[inline]
+    pub(crate) fn aggregate(&self, index: usize) -> Option<Aggregate> {
+        let entry = self.entry(index);
+        let count = get_u48(entry, CHILD_COUNT_OFFSET);
+        (count & CHILD_VALID_FLAG != 0).then(|| Aggregate {
+            count: count & !CHILD_VALID_FLAG,
+            newest: Timestamp(get_u48(entry, CHILD_NEWEST_OFFSET)),
+        })
+    }
+
+    /// Whether a child can be added with a separator of up to `separator_bytes`, one that the node covers.
+    #[inline]
+    pub(crate) fn room_for_separator(&self, separator_bytes: usize) -> bool {
+        SLOT_BYTES + CHILD_BYTES + separator_bytes.saturating_sub(self.prefix_bytes()) <= self.free_bytes()
+    }
+
+    /// Where to split: the child that becomes the first of the right node. In the middle by bytes, where the shortest
+    /// separator is near; at the end where a sorted load goes on. The node has two children at least.
+    pub(crate) fn split_index(&self) -> usize {
+        let last = self.len() - 1;
+        assert!(last > 0, "an inner node with one child can't be split");
+        let cost = |index: usize| self.cost_of(self.slot(index));
+        // The separator of the right node's first child moves up, and its cost with it.
+        let right_cost = |at: usize, left_cost: usize| self.rows_cost() - left_cost - self.key_suffix(at).len();
+        let fits = |at: usize, left_cost: usize| {
+            let separator = self.key_suffix(at);
+            // The children without separator, one on each side, gain nothing from a longer prefix.
+            let left = self.side_bytes(self.lower_fence(), separator, at - 1, left_cost);
+            let right = self.side_bytes(self.upper_fence(), separator, last - at, right_cost(at, left_cost));
+            left <= self.page_bytes() && right <= self.page_bytes()
+        };
+        if self.loads_sorted(Ordering::Greater) && fits(last, self.rows_cost() - cost(last)) {
+            return last;
+        }
+        if self.loads_sorted(Ordering::Less) && fits(1, cost(0)) {
+            return 1;
+        }
+        let window = self.rows_cost() / SPLIT_WINDOW_SHARE;
+        let mut best = None;
+        let mut left_cost = 0;
+        for at in 1..=last {
+            left_cost += cost(at - 1);
+            let imbalance = left_cost.abs_diff(right_cost(at, left_cost));
+            let separator_bytes = self.key_suffix(at).len();
+            // Inside the window the separator decides, outside of it the distance.
+            let rank = if imbalance <= window { (0, separator_bytes, imbalance) } else { (imbalance, 0, 0) };
+            let rank = (!fits(at, left_cost), rank, at);
+            best = best.min(Some(rank)).or(Some(rank));
+        }
+        let (misfit, _, at) = best.expect("two children at least");
+        assert!(!misfit, "an inner node that can't be split");
+        at
+    }
+
+    /// What this node and its right neighbour would take together, the separator between them included.
+    pub(crate) fn merged_bytes(&self, right: &Inner<'_>) -> usize {
+        let prefix_bytes = self.merged_prefix_bytes(right);
+        let separator = right.lower_fence().expect("a right neighbour has a lower fence");
+        SLOTS_OFFSET
+            + self.lower_fence().map_or(0, <[u8]>::len)
+            + right.upper_fence().map_or(0, <[u8]>::len)
+            + self.rows_cost_under(prefix_bytes)
+            + right.rows_cost_under(prefix_bytes)
+            + separator.len()
+            - prefix_bytes
+    }
+
+    /// Whether the right neighbour's children fit into this node.
+    pub(crate) fn can_merge(&self, right: &Inner<'_>) -> bool {
+        self.merged_bytes(right) <= self.page_bytes()
+    }
+}
+
+/// A page seen as an inner node that can be changed.
+pub(crate) struct InnerMut<'a>(NodeMut<'a>);
+
+impl<'a> InnerMut<'a> {
+    /// The inner node in a page.
+    #[inline]
+    pub(crate) fn new(page: &'a mut [u8]) -> InnerMut<'a> {
+        debug_assert!(Node::new(page).level() > 0, "a leaf taken for an inner node");
+        InnerMut(NodeMut { page })
+    }
+
+    /// Makes a page an inner node between two fences, with one child that covers all of it.
+    pub(crate) fn init(
+        page: &'a mut [u8],
+        level: u8,
+        lower: Option<&[u8]>,
+        upper: Option<&[u8]>,
+        first_child: PageId,
+    ) -> InnerMut<'a> {
+        assert!(level > 0, "level 0 is that of leaves");
+        let mut node = NodeMut { page };
+        node.init(level, lower, upper);
+        node.push_row(&[], &[], &entry_of(first_child), 0);
+        InnerMut(node)
+    }
+
+    /// The node for reading.
+    #[inline]
+    pub(crate) fn as_inner(&self) -> Inner<'_> {
+        Inner(self.0.view())
+    }
+
+    /// Adds a child that takes the range from `separator` on away from child `index - 1`, and becomes child `index`.
+    ///
+    /// The aggregates of both are invalid afterwards.
+    pub(crate) fn insert_child(&mut self, index: usize, separator: &[u8], child: PageId) -> Result<(), NoRoom> {
+        let inner = self.as_inner();
+        debug_assert!(inner.covers(separator) && inner.lower_fence() != Some(separator));
+        debug_assert_eq!(inner.find(1, separator), Err(index), "a separator out of order");
+        let keys = inner.len() - 1;
+        let suffix = &separator[inner.prefix_bytes()..];
+        let entry = self.0.open_row(index, suffix, CHILD_BYTES, 0)?;
+        self.0.page[entry..entry + CHILD_BYTES].copy_from_slice(&entry_of(child));
+        self.0.note_run(index - 1, keys);
+        self.invalidate(index - 1);
+        Ok(())
+    }
+
+    /// Removes child `index`, which is not 0, and the separator in front of it: child `index - 1` takes over its range.
+    ///
+    /// The aggregate of that one is invalid afterwards.
+    pub(crate) fn remove_child(&mut self, index: usize) {
+        assert!(index > 0, "child 0 has no left neighbour");
+        self.0.remove_row(index);
+        self.invalidate(index - 1);
+    }
+
+    #[inline]
+    fn entry_mut(&mut self, index: usize) -> &mut [u8] {
+        let slot = self.0.view().slot(index);
+        let start = slot.row() + slot.suffix_bytes();
+        &mut self.0.page[start..start + CHILD_BYTES]
+    }
+
+    /// Puts another page in the place of a child, over the same range. The aggregate becomes invalid.
+    pub(crate) fn replace_child(&mut self, index: usize, child: PageId) {
+        self.entry_mut(index).copy_from_slice(&entry_of(child));
+    }
+
+    /// Stores the aggregate of a child.
+    #[inline]
+    pub(crate) fn set_aggregate(&mut self, index: usize, aggregate: Aggregate) {
+        let (count, newest) = aggregate.to_words().unwrap_or((0, 0));
+        let entry = self.entry_mut(index);
+        put_u48(entry, CHILD_COUNT_OFFSET, count);
+        put_u48(entry, CHILD_NEWEST_OFFSET, newest);
+    }
+
+    /// Declares the aggregate of a child invalid.
+    #[inline]
+    pub(crate) fn invalidate(&mut self, index: usize) {
+        let entry = self.entry_mut(index);
+        put_u48(entry, CHILD_COUNT_OFFSET, 0);
+        put_u48(entry, CHILD_NEWEST_OFFSET, 0);
+    }
+
+    /// Moves the children from `at`, which is not 0, to `right`, an unused page of the same size. The separator in front
+    /// of child `at` leaves the node: it is put in `separator` and belongs in the parent.
+    pub(crate) fn split_to(&mut self, at: usize, right: &mut [u8], separator: &mut Vec<u8>) {
+        assert_eq!(right.len(), self.0.page.len());
+        assert!(at > 0 && at < self.as_inner().len(), "an inner node without children");
+        self.as_inner().separator_into(at, separator);
+        self.0.rebuild(|left, copy| {
+            let old = Inner::new(copy);
+            let mut right = NodeMut { page: right };
+            right.init(old.level(), Some(separator), old.upper_fence());
+            right.push_row(&[], &[], old.entry(at), 0);
+            right.push_rows(&old, at + 1..old.len());
+            right.seal();
+            left.init(old.level(), old.lower_fence(), Some(separator));
+            left.push_row(&[], &[], old.entry(0), 0);
+            left.push_rows(&old, 1..at);
+            left.seal();
+        });
+    }
+
+    /// Takes over the children of the right neighbour, and the range that it covered.
+    pub(crate) fn merge_from(&mut self, right: &Inner<'_>) -> Result<(), NoRoom> {
+        if !self.as_inner().can_merge(right) {
+            return Err(NoRoom);
+        }
+        self.0.rebuild(|left, copy| {
+            let old = Inner::new(copy);
+            let separator = right.lower_fence().expect("a right neighbour has a lower fence");
+            assert!(old.upper_fence() == Some(separator) && old.level() == right.level(), "not neighbours");
+            left.init(old.level(), old.lower_fence(), right.upper_fence());
+            left.push_row(&[], &[], old.entry(0), 0);
+            left.push_rows(&old, 1..old.len());
+            let prefix_bytes = left.view().prefix_bytes();
+            left.push_row(&[], &separator[prefix_bytes..], right.entry(0), 0);
+            left.push_rows(right, 1..right.len());
+            left.seal();
+        });
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Inner<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut key = Vec::new();
+        f.debug_map()
+            .entries((0..self.len()).map(|index| {
+                self.key_into(index, &mut key);
+                (key.escape_ascii().to_string(), self.child(index))
+            }))
+            .finish()
+    }
+}

@@ -1,0 +1,458 @@
+//! Leaves: rows of keys and values.
+
+use std::cmp::Ordering;
+use std::ops::Deref;
+
+use super::{NoRoom, Node, NodeMut, SPLIT_WINDOW_SHARE, Slot, separator_between, slot_offset};
+use crate::format::node::{
+    HEAP_BYTES_OFFSET, LARGE_REF_BYTES, LargeRef, SLOT_BYTES, SLOT_LARGE_FLAG, SLOT_SUFFIX_BYTES_OFFSET, SLOTS_OFFSET,
+    VALUE_LENGTH_BYTES, inline_bytes_max, key_bytes_max,
+};
+use crate::format::{Timestamp, put_u16};
+
+/// A row's value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RowValue<'a> {
+    /// The value itself.
+    Inline(&'a [u8]),
+    /// Where it lies.
+    Large(LargeRef),
+}
+
+impl RowValue<'_> {
+    /// The bytes that it takes in a leaf.
+    #[inline]
+    pub(crate) fn stored_bytes(&self) -> usize {
+        match self {
+            RowValue::Inline(value) => value.len(),
+            RowValue::Large(_) => LARGE_REF_BYTES,
+        }
+    }
+
+    /// Calls `body` with the bytes to store and the flag of the slot.
+    #[inline]
+    fn with_bytes<R>(&self, body: impl FnOnce(&[u8], u16) -> R) -> R {
+        match self {
+            RowValue::Inline(value) => body(value, 0),
+            RowValue::Large(reference) => body(&reference.to_bytes(), SLOT_LARGE_FLAG),
+        }
+    }
+}
+
+/// A change that a leaf has no room for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Change<'k> {
+    /// A row that would become row `index`.
+    Insert { index: usize, key: &'k [u8], value_bytes: usize },
+    /// A longer value for row `index`.
+    Replace { index: usize, value_bytes: usize },
+}
+
+/// How to split a leaf for a change.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Split {
+    /// The first row that moves to the right: 0 for all, the number of rows for none.
+    pub(crate) at: usize,
+    /// The lower fence of the right leaf, and the upper one of the left.
+    pub(crate) separator: Vec<u8>,
+    /// Whether the row that is changed or inserted belongs to the right leaf.
+    pub(crate) goes_right: bool,
+}
+
+/// A page seen as a leaf.
+#[derive(Clone, Copy)]
+pub(crate) struct Leaf<'a>(Node<'a>);
+
+impl<'a> Deref for Leaf<'a> {
+    type Target = Node<'a>;
+
+    #[inline]
+    fn deref(&self) -> &Node<'a> {
+        &self.0
+    }
+}
+
+impl<'a> Leaf<'a> {
+    /// The leaf in a page.
+    #[inline]
+    pub(crate) fn new(page: &'a [u8]) -> Leaf<'a> {
+        let node = Node::new(page);
+        debug_assert_eq!(node.level(), 0, "an inner node taken for a leaf");
+        Leaf(node)
+    }
+
+    /// The row with this key, or else the one it would become. Right for any key.
+    #[inline]
+    pub(crate) fn search(&self, key: &[u8]) -> Result<usize, usize> {
+        self.find(0, key)
+    }
+
+    /// The first row whose key is not below `key`. Right for any key.
+    #[inline]
+    pub(crate) fn lower_bound(&self, key: &[u8]) -> usize {
+        self.search(key).unwrap_or_else(|index| index)
+    }
+
+    #[inline]
+    fn value_of(&self, slot: Slot) -> RowValue<'a> {
+        let value = &self.rest_of(slot)[VALUE_LENGTH_BYTES..];
+        if slot.is_large() {
+            RowValue::Large(LargeRef::from_bytes(value.first_chunk().expect("a reference is 24 bytes long")))
+        } else {
+            RowValue::Inline(value)
+        }
+    }
+
+    /// The value of a row.
+    #[inline]
+    pub(crate) fn value(&self, index: usize) -> RowValue<'a> {
+        self.value_of(self.slot(index))
+    }
+
+    /// The key without the node's prefix, and the value, of a row.
+    #[inline]
+    pub(crate) fn row(&self, index: usize) -> (&'a [u8], RowValue<'a>) {
+        let slot = self.slot(index);
+        (self.suffix_of(slot), self.value_of(slot))
+    }
+
+    /// What a row with such a key and value costs.
+    #[inline]
+    fn row_cost(&self, key_bytes: usize, value_bytes: usize) -> usize {
+        SLOT_BYTES + key_bytes - self.prefix_bytes() + VALUE_LENGTH_BYTES + value_bytes
+    }
+
+    /// Whether a row with a key that the leaf covers can be inserted.
+    #[inline]
+    pub(crate) fn room_for(&self, key_bytes: usize, value_bytes: usize) -> bool {
+        self.row_cost(key_bytes, value_bytes) <= self.free_bytes()
+    }
+
+    /// Whether row `index` can get a value of so many bytes.
+    #[inline]
+    pub(crate) fn room_to_replace(&self, index: usize, value_bytes: usize) -> bool {
+        VALUE_LENGTH_BYTES + value_bytes <= self.free_bytes() + self.rest_bytes_of(self.slot(index))
+    }
+
+    /// What this leaf and its right neighbour would take together.
+    pub(crate) fn merged_bytes(&self, right: &Leaf<'_>) -> usize {
+        let prefix_bytes = self.merged_prefix_bytes(right);
+        SLOTS_OFFSET
+            + self.lower_fence().map_or(0, <[u8]>::len)
+            + right.upper_fence().map_or(0, <[u8]>::len)
+            + self.rows_cost_under(prefix_bytes)
+            + right.rows_cost_under(prefix_bytes)
+    }
+
+    /// Whether the right neighbour's rows fit into this leaf.
+    pub(crate) fn can_merge(&self, right: &Leaf<'_>) -> bool {
+        self.merged_bytes(right) <= self.page_bytes()
+    }
+
+    /// How to split a leaf that has no room for `change`.
+    ///
+    /// In the middle by bytes, where the shortest separator is near; at the end where a sorted load goes on. After
+    /// [`LeafMut::split_to`] the change is tried again on its side. Where rows are so long that neither side takes it,
+    /// that side is split in its turn: it has fewer rows each time, and a row fits into a leaf of its own.
+    pub(crate) fn split_for(&self, change: &Change<'_>) -> Split {
+        let plan = SplitPlan::new(self, change);
+        let boundary = plan.choose();
+        let (at, goes_right) = plan.outcome(boundary);
+        let separator = [self.prefix(), plan.separator_suffix(boundary)].concat();
+        Split { at, separator, goes_right }
+    }
+}
+
+/// The rows of a leaf as a change would leave them. Boundary `b` is the one in front of row `b` of these.
+struct SplitPlan<'l> {
+    leaf: Leaf<'l>,
+    /// The row that is inserted or replaced.
+    index: usize,
+    /// The suffix of the row that is inserted.
+    inserted: Option<&'l [u8]>,
+    /// What the changed row costs before, and after.
+    old_cost: usize,
+    new_cost: usize,
+    rows: usize,
+    rows_cost: usize,
+}
+
+impl<'l> SplitPlan<'l> {
+    fn new(leaf: &Leaf<'l>, change: &Change<'l>) -> SplitPlan<'l> {
+        let (index, inserted, old_cost, new_cost) = match *change {
+            Change::Insert { index, key, value_bytes } => {
+                (index, Some(&key[leaf.prefix_bytes()..]), 0, leaf.row_cost(key.len(), value_bytes))
+            }
+            Change::Replace { index, value_bytes } => {
+                let slot = leaf.slot(index);
+                let new_cost = SLOT_BYTES + slot.suffix_bytes() + VALUE_LENGTH_BYTES + value_bytes;
+                (index, None, leaf.cost_of(slot), new_cost)
+            }
+        };
+        let rows = leaf.len() + usize::from(inserted.is_some());
+        assert!(rows > 1, "a row does not fit into a leaf of its own");
+        let rows_cost = leaf.rows_cost() - old_cost + new_cost;
+        SplitPlan { leaf: *leaf, index, inserted, old_cost, new_cost, rows, rows_cost }
+    }
+
+    /// The row of the leaf that is row `index` here, unless it is the inserted one.
+    fn leaf_row(&self, index: usize) -> Option<usize> {
+        match self.inserted {
+            Some(_) if index == self.index => None,
+            Some(_) if index > self.index => Some(index - 1),
+            _ => Some(index),
+        }
+    }
+
+    fn suffix(&self, index: usize) -> &'l [u8] {
+        match self.leaf_row(index) {
+            Some(row) => self.leaf.key_suffix(row),
+            None => self.inserted.expect("the inserted row has a key"),
+        }
+    }
+
+    fn cost(&self, index: usize) -> usize {
+        match self.leaf_row(index) {
+            Some(row) if index != self.index => self.leaf.cost_of(self.leaf.slot(row)),
+            _ => self.new_cost,
+        }
+    }
+
+    /// The separator of a boundary, without the leaf's prefix.
+    fn separator_suffix(&self, boundary: usize) -> &'l [u8] {
+        separator_between(self.suffix(boundary - 1), self.suffix(boundary))
+    }
+
+    /// The first row of the leaf that a boundary sends to the right, and whether the changed one is on that side.
+    fn outcome(&self, boundary: usize) -> (usize, bool) {
+        let goes_right = self.index >= boundary;
+        let at = if self.inserted.is_some() && !goes_right { boundary - 1 } else { boundary };
+        (at, goes_right)
+    }
+
+    /// Whether both sides of a boundary, with `left_cost` on its left, fit into their pages: with the change made, or
+    /// before it is.
+    fn fits(&self, boundary: usize, left_cost: usize, changed: bool) -> bool {
+        let separator = self.separator_suffix(boundary);
+        let (mut left, mut right) = ((boundary, left_cost), (self.rows - boundary, self.rows_cost - left_cost));
+        if !changed {
+            let side = if self.index < boundary { &mut left } else { &mut right };
+            side.0 -= usize::from(self.inserted.is_some());
+            side.1 = side.1 - self.new_cost + self.old_cost;
+        }
+        let leaf = &self.leaf;
+        leaf.side_bytes(leaf.lower_fence(), separator, left.0, left.1) <= leaf.page_bytes()
+            && leaf.side_bytes(leaf.upper_fence(), separator, right.0, right.1) <= leaf.page_bytes()
+    }
+
+    /// Where a sorted load continues behind or before all other rows.
+    fn sorted_end(&self) -> Option<usize> {
+        self.inserted?;
+        let last = self.rows - 1;
+        let boundary = match self.index {
+            index if index == last && self.leaf.loads_sorted(Ordering::Greater) => last,
+            0 if self.leaf.loads_sorted(Ordering::Less) => 1,
+            _ => return None,
+        };
+        let left_cost = if boundary == 1 { self.cost(0) } else { self.rows_cost - self.cost(last) };
+        self.fits(boundary, left_cost, true).then_some(boundary)
+    }
+
+    fn choose(&self) -> usize {
+        if let Some(boundary) = self.sorted_end() {
+            return boundary;
+        }
+        let window = self.rows_cost / SPLIT_WINDOW_SHARE;
+        let mut best = None;
+        let mut left_cost = 0;
+        for boundary in 1..self.rows {
+            left_cost += self.cost(boundary - 1);
+            let imbalance = (2 * left_cost).abs_diff(self.rows_cost);
+            if imbalance <= window && self.fits(boundary, left_cost, true) {
+                let rank = (self.separator_suffix(boundary).len(), imbalance, boundary);
+                best = best.min(Some(rank)).or(Some(rank));
+            }
+        }
+        best.map_or_else(|| self.choose_among_long_rows(), |(_, _, boundary)| boundary)
+    }
+
+    /// The boundary nearest to the middle, preferably one after which the change fits.
+    ///
+    /// One that both sides fit around before the change always exists. Let row `m` straddle the middle. If neither
+    /// boundary beside it would do, `m` and the longest fences on either side would fill more than a page.
+    #[cold]
+    fn choose_among_long_rows(&self) -> usize {
+        let mut best = None;
+        let mut left_cost = 0;
+        for boundary in 1..self.rows {
+            left_cost += self.cost(boundary - 1);
+            if self.fits(boundary, left_cost, false) {
+                let imbalance = (2 * left_cost).abs_diff(self.rows_cost);
+                let rank = (!self.fits(boundary, left_cost, true), imbalance, boundary);
+                best = best.min(Some(rank)).or(Some(rank));
+            }
+        }
+        let (_, _, boundary) = best.expect("a leaf that can be split");
+        boundary
+    }
+}
+
+/// A page seen as a leaf that can be changed.
+pub(crate) struct LeafMut<'a>(NodeMut<'a>);
+
+impl<'a> LeafMut<'a> {
+    /// The leaf in a page.
+    #[inline]
+    pub(crate) fn new(page: &'a mut [u8]) -> LeafMut<'a> {
+        debug_assert_eq!(Node::new(page).level(), 0, "an inner node taken for a leaf");
+        LeafMut(NodeMut { page })
+    }
+
+    /// Makes a page an empty leaf between two fences.
+    pub(crate) fn init(page: &'a mut [u8], lower: Option<&[u8]>, upper: Option<&[u8]>) -> LeafMut<'a> {
+        let mut node = NodeMut { page };
+        node.init(0, lower, upper);
+        LeafMut(node)
+    }
+
+    /// The leaf for reading.
+    #[inline]
+    pub(crate) fn as_leaf(&self) -> Leaf<'_> {
+        Leaf(self.0.view())
+    }
+
+    /// Records the newest commit applied.
+    #[inline]
+    pub(crate) fn set_newest(&mut self, newest: Timestamp) {
+        self.0.set_newest(newest);
+    }
+
+    /// Inserts row `index`, the place that [`Leaf::search`] found for its key.
+    #[inline]
+    pub(crate) fn insert(&mut self, index: usize, key: &[u8], value: RowValue<'_>) -> Result<(), NoRoom> {
+        let leaf = self.as_leaf();
+        debug_assert!(leaf.covers(key), "a key that belongs elsewhere");
+        debug_assert_eq!(leaf.search(key), Err(index), "a key out of order");
+        debug_assert!(key.len() <= key_bytes_max(leaf.page_bytes()));
+        debug_assert!(value.stored_bytes() <= inline_bytes_max(leaf.page_bytes()));
+        let rows = leaf.len();
+        let suffix = &key[leaf.prefix_bytes()..];
+        value.with_bytes(|bytes, flag| {
+            let rest = self.0.open_row(index, suffix, VALUE_LENGTH_BYTES + bytes.len(), flag)?;
+            self.write_value(rest, bytes);
+            self.0.note_run(index, rows);
+            Ok(())
+        })
+    }
+
+    /// Inserts a row behind all others.
+    #[inline]
+    pub(crate) fn append(&mut self, key: &[u8], value: RowValue<'_>) -> Result<(), NoRoom> {
+        self.insert(self.as_leaf().len(), key, value)
+    }
+
+    #[inline]
+    fn write_value(&mut self, rest: usize, value: &[u8]) {
+        let to = &mut self.0.page[rest..rest + VALUE_LENGTH_BYTES + value.len()];
+        put_u16(to, 0, value.len() as u16);
+        to[VALUE_LENGTH_BYTES..].copy_from_slice(value);
+    }
+
+    /// Gives row `index` another value: where the old one was if it is not longer, otherwise in new space.
+    pub(crate) fn replace(&mut self, index: usize, value: RowValue<'_>) -> Result<(), NoRoom> {
+        debug_assert!(value.stored_bytes() <= inline_bytes_max(self.as_leaf().page_bytes()));
+        value.with_bytes(|bytes, flag| {
+            let rest = self.resize_rest(index, VALUE_LENGTH_BYTES + bytes.len())?;
+            self.write_value(rest, bytes);
+            let suffix_bytes = self.as_leaf().slot(index).suffix_bytes() as u16;
+            put_u16(self.0.page, slot_offset(index) + SLOT_SUFFIX_BYTES_OFFSET, suffix_bytes | flag);
+            Ok(())
+        })
+    }
+
+    /// Makes what follows the suffix of a row `rest_bytes` long and returns where it starts; its content is lost.
+    #[inline]
+    fn resize_rest(&mut self, index: usize, rest_bytes: usize) -> Result<usize, NoRoom> {
+        let leaf = self.as_leaf();
+        let slot = leaf.slot(index);
+        let (row, suffix_bytes) = (slot.row(), slot.suffix_bytes());
+        let old_rest_bytes = leaf.rest_bytes_of(slot);
+        let row_bytes = suffix_bytes + rest_bytes;
+        if rest_bytes <= old_rest_bytes {
+            if rest_bytes < old_rest_bytes {
+                self.0.discard(row + row_bytes, old_rest_bytes - rest_bytes);
+            }
+            return Ok(row + suffix_bytes);
+        }
+        if row_bytes <= leaf.gap_bytes() {
+            let heap_bytes = leaf.heap_bytes() + row_bytes;
+            let new_row = leaf.heap_end() - heap_bytes;
+            self.0.page.copy_within(row..row + suffix_bytes, new_row);
+            self.0.set(HEAP_BYTES_OFFSET, heap_bytes);
+            self.0.discard(row, suffix_bytes + old_rest_bytes);
+            let flag = if slot.is_large() { SLOT_LARGE_FLAG } else { 0 };
+            self.0.set_slot(index, Slot::new(slot.head(), new_row, suffix_bytes, flag));
+            return Ok(new_row + suffix_bytes);
+        }
+        if rest_bytes > leaf.free_bytes() + old_rest_bytes {
+            return Err(NoRoom);
+        }
+        self.0.compact(Some((index, rest_bytes)));
+        Ok(self.as_leaf().slot(index).row() + suffix_bytes)
+    }
+
+    /// Removes row `index`.
+    #[inline]
+    pub(crate) fn remove(&mut self, index: usize) {
+        self.0.remove_row(index);
+    }
+
+    /// Moves the rows from `at` to `right`, an unused page of the same size. The separator is above the rows that stay
+    /// and not above those that go.
+    pub(crate) fn split_to(&mut self, at: usize, separator: &[u8], right: &mut [u8]) {
+        assert_eq!(right.len(), self.0.page.len());
+        debug_assert!(at == 0 || self.as_leaf().compare_key(at - 1, separator).is_lt());
+        debug_assert!(at == self.as_leaf().len() || self.as_leaf().compare_key(at, separator).is_ge());
+        self.0.rebuild(|left, copy| {
+            let old = Leaf::new(copy);
+            let mut right = NodeMut { page: right };
+            right.init(0, Some(separator), old.upper_fence());
+            right.push_rows(&old, at..old.len());
+            left.init(0, old.lower_fence(), Some(separator));
+            left.push_rows(&old, 0..at);
+            left.seal();
+            left.set_newest(old.newest());
+            right.seal();
+            right.set_newest(old.newest());
+        });
+    }
+
+    /// Takes over the rows of the right neighbour, and the range that it covered.
+    pub(crate) fn merge_from(&mut self, right: &Leaf<'_>) -> Result<(), NoRoom> {
+        if !self.as_leaf().can_merge(right) {
+            return Err(NoRoom);
+        }
+        self.0.rebuild(|left, copy| {
+            let old = Leaf::new(copy);
+            assert!(old.upper_fence().is_some() && old.upper_fence() == right.lower_fence(), "not neighbours");
+            left.init(0, old.lower_fence(), right.upper_fence());
+            left.push_rows(&old, 0..old.len());
+            left.push_rows(right, 0..right.len());
+            left.seal();
+            left.set_newest(old.newest().max(right.newest()));
+        });
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Leaf<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut key = Vec::new();
+        f.debug_map()
+            .entries((0..self.len()).map(|index| {
+                self.key_into(index, &mut key);
+                (key.escape_ascii().to_string(), self.value(index))
+            }))
+            .finish()
+    }
+}

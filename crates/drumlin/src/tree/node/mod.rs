@@ -1,0 +1,703 @@
+//! Slotted pages: what a node of the tree is made of, whatever its level.
+//!
+//! Pure functions over the bytes of one page. They do no I/O, take no locks and keep nothing outside the page. The
+//! layout is in `format/node.rs`; [`leaf`] and [`inner`] say what a row is at each level.
+//!
+//! A node covers the keys from its lower fence (included) to its upper fence (excluded); a fence that is absent bounds
+//! nothing. What both fences begin with, every key between them begins with too: that *prefix* is cut from all keys, and
+//! what remains of a key is its *suffix*. The slots hold the first four bytes of each suffix as a number, the *head*, so
+//! that a search compares whole suffixes only among rows with equal heads.
+//!
+//! A node at an edge of the tree lacks a fence and so has no prefix, although its keys may have a long one in common
+//! (numbers in big-endian order have). The root is such a node, and every search goes through it. There the heads begin
+//! behind the *shared* bytes, which all suffixes begin with. A key that does not shortens them.
+//!
+//! # Invariants
+//! 1. The heap ends where the fences begin. Slots and heap never meet: `slots_end <= heap_start`.
+//! 2. Rows lie in the heap and do not overlap. The bytes of all rows and the garbage add up to the heap.
+//! 3. Keys ascend strictly, and lie within the fences. (Child 0 of an inner node has no key: its lower fence serves.)
+//! 4. The prefix is exactly what both fences have in common, and empty where one is absent.
+//! 5. The shared bytes are common to all suffixes, though not always all that is; there are none where both fences are.
+//! 6. Every head is that of its suffix.
+//! 7. Bytes that hold nothing are zero: they compress to nothing, and no removed row can be read from the disk.
+//! 8. The first 40 bytes of a page are never touched here.
+//!
+//! [`check`] verifies all of them on bytes that nobody vouches for. On a page that passes, no function of this module
+//! panics for arguments within the node's bounds; on other pages functions may panic, and do nothing worse.
+
+mod check;
+mod inner;
+mod leaf;
+#[cfg(test)]
+mod tests;
+
+use std::cell::RefCell;
+use std::cmp::Ordering;
+use std::hint::select_unpredictable;
+
+use crate::format::Timestamp;
+use crate::format::node::{
+    CHILD_BYTES, FENCE_ABSENT, GARBAGE_BYTES_OFFSET, HEAP_BYTES_OFFSET, LEVEL_OFFSET, LOWER_BYTES_OFFSET,
+    NEWEST_OFFSET, PAGE_BYTES_MAX, PAGE_BYTES_MIN, PREFIX_BYTES_OFFSET, RUN_OFFSET, SHARED_BYTES_OFFSET, SLOT_BYTES,
+    SLOT_COUNT_OFFSET, SLOT_HEAD_OFFSET, SLOT_LARGE_FLAG, SLOT_ROW_OFFSET, SLOT_SUFFIX_BYTES_OFFSET, SLOTS_OFFSET,
+    UPPER_BYTES_OFFSET, VALUE_LENGTH_BYTES, key_bytes_max,
+};
+use crate::format::{get_u16, get_u64, put_u16, put_u32, put_u64};
+
+pub(crate) use check::{Flaw, check, check_as};
+pub(crate) use inner::{Aggregate, Inner, InnerMut};
+pub(crate) use leaf::{Change, Leaf, LeafMut, RowValue, Split};
+
+/// The page has no room, not even once its heap is compacted. Nothing was changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct NoRoom;
+
+/// Insertions in a row at one end of a node after which it is taken for a sorted load, and split at that end.
+const RUN_SORTED: usize = 4;
+
+/// How far from the middle a split may move for a shorter separator: an eighth of the bytes, so that the smaller half
+/// keeps at least 7/16 of them.
+const SPLIT_WINDOW_SHARE: usize = 8;
+
+/// A slot: head, offset of the row, length of its suffix, and whether its value is a large one's reference.
+#[derive(Clone, Copy)]
+struct Slot(u64);
+
+impl Slot {
+    #[inline]
+    fn new(head: u32, row: usize, suffix_bytes: usize, flag: u16) -> Slot {
+        debug_assert!(row < PAGE_BYTES_MAX && suffix_bytes < usize::from(SLOT_LARGE_FLAG));
+        Slot(
+            u64::from(head) << (8 * SLOT_HEAD_OFFSET)
+                | (row as u64) << (8 * SLOT_ROW_OFFSET)
+                | (suffix_bytes as u64 | u64::from(flag)) << (8 * SLOT_SUFFIX_BYTES_OFFSET),
+        )
+    }
+
+    #[inline]
+    fn head(self) -> u32 {
+        (self.0 >> (8 * SLOT_HEAD_OFFSET)) as u32
+    }
+
+    #[inline]
+    fn row(self) -> usize {
+        usize::from((self.0 >> (8 * SLOT_ROW_OFFSET)) as u16)
+    }
+
+    #[inline]
+    fn suffix_bytes(self) -> usize {
+        usize::from((self.0 >> (8 * SLOT_SUFFIX_BYTES_OFFSET)) as u16 & !SLOT_LARGE_FLAG)
+    }
+
+    #[inline]
+    fn is_large(self) -> bool {
+        (self.0 >> (8 * SLOT_SUFFIX_BYTES_OFFSET)) as u16 & SLOT_LARGE_FLAG != 0
+    }
+}
+
+/// Where slot `index` lies in the page.
+#[inline]
+fn slot_offset(index: usize) -> usize {
+    SLOTS_OFFSET + index * SLOT_BYTES
+}
+
+/// The first four bytes as a number, padded with zeros. Heads are in the order of their strings, equal ones unknown.
+#[inline]
+fn head_of(suffix: &[u8]) -> u32 {
+    match suffix.first_chunk::<4>() {
+        Some(bytes) => u32::from_be_bytes(*bytes),
+        None => suffix.iter().zip([24, 16, 8]).fold(0, |head, (byte, shift)| head | u32::from(*byte) << shift),
+    }
+}
+
+/// How many leading bytes two strings have in common.
+pub(crate) fn common_bytes(a: &[u8], b: &[u8]) -> usize {
+    let (a_words, _) = a.as_chunks::<8>();
+    let (b_words, _) = b.as_chunks::<8>();
+    let mut common = 0;
+    for (a_word, b_word) in a_words.iter().zip(b_words) {
+        let difference = u64::from_le_bytes(*a_word) ^ u64::from_le_bytes(*b_word);
+        if difference != 0 {
+            return common + difference.trailing_zeros() as usize / 8;
+        }
+        common += 8;
+    }
+    common + a[common..].iter().zip(&b[common..]).take_while(|(x, y)| x == y).count()
+}
+
+/// The shortest string above `left` and not above `right`: the beginning of `right` up to where they part.
+pub(crate) fn separator_between<'k>(left: &[u8], right: &'k [u8]) -> &'k [u8] {
+    debug_assert!(left < right);
+    &right[..common_bytes(left, right) + 1]
+}
+
+/// What remains of `key` behind `common`, or how a key that does not begin with it compares to all that do.
+#[inline]
+fn strip<'k>(key: &'k [u8], common: &[u8]) -> Result<&'k [u8], Ordering> {
+    if common.is_empty() {
+        return Ok(key);
+    }
+    key.strip_prefix(common).ok_or_else(|| key.cmp(common))
+}
+
+/// A page seen as a node: what can be asked of it at any level.
+#[derive(Clone, Copy)]
+pub(crate) struct Node<'a> {
+    header: &'a [u8; SLOTS_OFFSET],
+    page: &'a [u8],
+}
+
+impl<'a> Node<'a> {
+    /// The node in a page.
+    #[inline]
+    pub(crate) fn new(page: &'a [u8]) -> Node<'a> {
+        let header = page.first_chunk().expect("a page is longer than its header");
+        Node { header, page }
+    }
+
+    #[inline]
+    fn field(&self, offset: usize) -> usize {
+        usize::from(get_u16(self.header, offset))
+    }
+
+    /// In a leaf, the newest commit applied to it.
+    #[inline]
+    pub(crate) fn newest(&self) -> Timestamp {
+        Timestamp(get_u64(self.header, NEWEST_OFFSET))
+    }
+
+    /// 0 for a leaf; for an inner node, one more than its children's.
+    #[inline]
+    pub(crate) fn level(&self) -> u8 {
+        self.header[LEVEL_OFFSET]
+    }
+
+    /// Rows of a leaf, children of an inner node.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.field(SLOT_COUNT_OFFSET)
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    #[inline]
+    pub(crate) fn page_bytes(&self) -> usize {
+        self.page.len()
+    }
+
+    /// The first slot that has a key.
+    #[inline]
+    fn first_key(&self) -> usize {
+        usize::from(self.level() > 0)
+    }
+
+    #[inline]
+    fn fence_bytes(&self, offset: usize) -> Option<usize> {
+        match get_u16(self.header, offset) {
+            FENCE_ABSENT => None,
+            bytes => Some(usize::from(bytes)),
+        }
+    }
+
+    /// Whether a fence is absent.
+    #[inline]
+    fn is_edge(&self) -> bool {
+        get_u16(self.header, LOWER_BYTES_OFFSET) == FENCE_ABSENT
+            || get_u16(self.header, UPPER_BYTES_OFFSET) == FENCE_ABSENT
+    }
+
+    /// The smallest key that the node may hold, unless it is unbounded.
+    #[inline]
+    pub(crate) fn lower_fence(&self) -> Option<&'a [u8]> {
+        let bytes = self.fence_bytes(LOWER_BYTES_OFFSET)?;
+        Some(&self.page[self.page.len() - bytes..])
+    }
+
+    /// The smallest key above all that the node may hold, unless it is unbounded.
+    #[inline]
+    pub(crate) fn upper_fence(&self) -> Option<&'a [u8]> {
+        let bytes = self.fence_bytes(UPPER_BYTES_OFFSET)?;
+        let start = self.heap_end();
+        Some(&self.page[start..start + bytes])
+    }
+
+    /// Whether the node is where `key` belongs.
+    #[inline]
+    pub(crate) fn covers(&self, key: &[u8]) -> bool {
+        self.lower_fence().is_none_or(|lower| lower <= key) && self.upper_fence().is_none_or(|upper| key < upper)
+    }
+
+    /// What all keys of the node begin with and no row stores.
+    #[inline]
+    pub(crate) fn prefix(&self) -> &'a [u8] {
+        let bytes = self.field(PREFIX_BYTES_OFFSET);
+        if bytes == 0 {
+            return &[];
+        }
+        let start = self.page.len() - self.field(LOWER_BYTES_OFFSET);
+        &self.page[start..start + bytes]
+    }
+
+    #[inline]
+    fn prefix_bytes(&self) -> usize {
+        self.field(PREFIX_BYTES_OFFSET)
+    }
+
+    #[inline]
+    fn shared_bytes(&self) -> usize {
+        self.field(SHARED_BYTES_OFFSET)
+    }
+
+    #[inline]
+    fn heap_bytes(&self) -> usize {
+        self.field(HEAP_BYTES_OFFSET)
+    }
+
+    #[inline]
+    fn garbage_bytes(&self) -> usize {
+        self.field(GARBAGE_BYTES_OFFSET)
+    }
+
+    #[inline]
+    fn fences_bytes(&self) -> usize {
+        self.fence_bytes(LOWER_BYTES_OFFSET).unwrap_or(0) + self.fence_bytes(UPPER_BYTES_OFFSET).unwrap_or(0)
+    }
+
+    #[inline]
+    fn heap_end(&self) -> usize {
+        self.page.len() - self.fences_bytes()
+    }
+
+    #[inline]
+    fn heap_start(&self) -> usize {
+        self.heap_end() - self.heap_bytes()
+    }
+
+    #[inline]
+    fn slots_end(&self) -> usize {
+        slot_offset(self.len())
+    }
+
+    /// The bytes between slots and heap: what can be used without compacting.
+    #[inline]
+    fn gap_bytes(&self) -> usize {
+        self.heap_start() - self.slots_end()
+    }
+
+    /// What the node would take if its heap were compacted: headers, slots, rows and fences.
+    #[inline]
+    pub(crate) fn live_bytes(&self) -> usize {
+        self.slots_end() + self.heap_bytes() - self.garbage_bytes() + self.fences_bytes()
+    }
+
+    /// What is free, once the heap is compacted.
+    #[inline]
+    pub(crate) fn free_bytes(&self) -> usize {
+        self.page.len() - self.live_bytes()
+    }
+
+    /// How many insertions in a row went to the right end (positive) or the left end (negative).
+    #[inline]
+    fn run(&self) -> i8 {
+        self.header[RUN_OFFSET] as i8
+    }
+
+    /// Whether the latest insertions look like a sorted load in the direction of `end`.
+    fn loads_sorted(&self, end: Ordering) -> bool {
+        let keys = self.len() - self.first_key();
+        let run = self.run();
+        run.cmp(&0) == end && usize::from(run.unsigned_abs()) >= RUN_SORTED.min(keys.saturating_sub(1))
+    }
+
+    #[inline]
+    fn slots(&self) -> &'a [[u8; SLOT_BYTES]] {
+        self.page[SLOTS_OFFSET..self.slots_end()].as_chunks().0
+    }
+
+    #[inline]
+    fn slot(&self, index: usize) -> Slot {
+        Slot(u64::from_le_bytes(self.slots()[index]))
+    }
+
+    #[inline]
+    fn suffix_of(&self, slot: Slot) -> &'a [u8] {
+        &self.page[slot.row()..slot.row() + slot.suffix_bytes()]
+    }
+
+    /// Bytes of a row behind its suffix.
+    #[inline]
+    fn rest_bytes_of(&self, slot: Slot) -> usize {
+        if self.level() == 0 {
+            VALUE_LENGTH_BYTES + usize::from(get_u16(self.page, slot.row() + slot.suffix_bytes()))
+        } else {
+            CHILD_BYTES
+        }
+    }
+
+    /// What a row holds behind its suffix.
+    #[inline]
+    fn rest_of(&self, slot: Slot) -> &'a [u8] {
+        let start = slot.row() + slot.suffix_bytes();
+        &self.page[start..start + self.rest_bytes_of(slot)]
+    }
+
+    /// What a row costs: its slot, its suffix and the rest.
+    #[inline]
+    fn cost_of(&self, slot: Slot) -> usize {
+        SLOT_BYTES + slot.suffix_bytes() + self.rest_bytes_of(slot)
+    }
+
+    /// What all rows cost.
+    #[inline]
+    fn rows_cost(&self) -> usize {
+        self.len() * SLOT_BYTES + self.heap_bytes() - self.garbage_bytes()
+    }
+
+    /// A key without the node's prefix. Child 0 of an inner node has the empty one.
+    #[inline]
+    pub(crate) fn key_suffix(&self, index: usize) -> &'a [u8] {
+        self.suffix_of(self.slot(index))
+    }
+
+    /// Puts the whole key in `key`, in place of what it held.
+    pub(crate) fn key_into(&self, index: usize, key: &mut Vec<u8>) {
+        key.clear();
+        key.extend_from_slice(self.prefix());
+        key.extend_from_slice(self.key_suffix(index));
+    }
+
+    /// How the key of a row compares to `key`.
+    pub(crate) fn compare_key(&self, index: usize, key: &[u8]) -> Ordering {
+        match strip(key, self.prefix()) {
+            Ok(rest) => self.key_suffix(index).cmp(rest),
+            Err(order) => order.reverse(),
+        }
+    }
+
+    /// Finds `key` among the rows from `first`: the row that has it, or else the one that it would precede.
+    ///
+    /// Right for any key, also one that the node does not cover.
+    #[inline]
+    fn find(&self, first: usize, key: &[u8]) -> Result<usize, usize> {
+        let slots = self.slots();
+        let outside = |order: Ordering| if order.is_lt() { first } else { slots.len() };
+        let mut rest = strip(key, self.prefix()).map_err(outside)?;
+        let shared = self.shared_bytes();
+        if shared > 0 && first < slots.len() {
+            rest = strip(rest, &self.key_suffix(first)[..shared]).map_err(outside)?;
+        }
+        let head = head_of(rest);
+        let head_at = |index: usize| Slot(u64::from_le_bytes(slots[index])).head();
+
+        // The first row whose head is not below: every step halves, none branches on what it reads.
+        let mut low = first;
+        let mut rows = slots.len().saturating_sub(first);
+        while rows > 1 {
+            let half = rows / 2;
+            low = select_unpredictable(head_at(low + half - 1) < head, low + half, low);
+            rows -= half;
+        }
+        low += usize::from(rows == 1 && head_at(low) < head);
+
+        let compare = |slot: Slot| self.suffix_of(slot)[shared..].cmp(rest);
+        match slots.get(low).map(|slot| Slot(u64::from_le_bytes(*slot))) {
+            Some(slot) if slot.head() == head => match compare(slot) {
+                Ordering::Equal => Ok(low),
+                Ordering::Greater => Err(low),
+                Ordering::Less => {
+                    let behind = low + 1;
+                    if behind == slots.len() || head_at(behind) != head {
+                        return Err(behind);
+                    }
+                    slots[behind..]
+                        .binary_search_by(|slot| {
+                            let slot = Slot(u64::from_le_bytes(*slot));
+                            slot.head().cmp(&head).then_with(|| compare(slot))
+                        })
+                        .map(|found| behind + found)
+                        .map_err(|found| behind + found)
+                }
+            },
+            _ => Err(low),
+        }
+    }
+
+    /// What a page with this node's `fence` on one side and a new separator on the other takes, if it gets `rows` rows
+    /// that cost `rows_cost` here. The separator is given without this node's prefix.
+    fn side_bytes(&self, fence: Option<&[u8]>, separator_suffix: &[u8], rows: usize, rows_cost: usize) -> usize {
+        let prefix_bytes = self.prefix_bytes();
+        let (fence_bytes, gain_bytes) = match fence {
+            Some(fence) => (fence.len(), common_bytes(&fence[prefix_bytes..], separator_suffix)),
+            None => (0, 0),
+        };
+        let separator_bytes = prefix_bytes + separator_suffix.len();
+        SLOTS_OFFSET + fence_bytes + separator_bytes + rows_cost - rows * gain_bytes
+    }
+
+    /// What the rows of `self` would cost in a node with a prefix of `prefix_bytes`, which is not longer than its own.
+    fn rows_cost_under(&self, prefix_bytes: usize) -> usize {
+        let keys = self.len() - self.first_key();
+        self.rows_cost() + keys * (self.prefix_bytes() - prefix_bytes)
+    }
+
+    /// The prefix of the node that `self` and its right neighbour would make together.
+    fn merged_prefix_bytes(&self, right: &Node<'_>) -> usize {
+        match (self.lower_fence(), right.upper_fence()) {
+            (Some(lower), Some(upper)) => common_bytes(lower, upper),
+            _ => 0,
+        }
+    }
+}
+
+thread_local! {
+    /// A copy of the page while it is rebuilt. One page for each thread that ever does, and no allocation after the first.
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A page seen as a node that can be changed: what leaves and inner nodes change alike.
+struct NodeMut<'a> {
+    page: &'a mut [u8],
+}
+
+impl NodeMut<'_> {
+    #[inline]
+    fn view(&self) -> Node<'_> {
+        Node::new(self.page)
+    }
+
+    #[inline]
+    fn set(&mut self, offset: usize, value: usize) {
+        debug_assert!(value <= usize::from(u16::MAX));
+        put_u16(self.page, offset, value as u16);
+    }
+
+    /// Runs `body`, which writes the page anew, on a copy of the page as it is.
+    fn rebuild(&mut self, body: impl FnOnce(&mut Self, &[u8])) {
+        SCRATCH.with_borrow_mut(|scratch| {
+            scratch.clear();
+            scratch.extend_from_slice(self.page);
+            body(self, scratch);
+        });
+    }
+
+    /// Makes the page an empty node.
+    fn init(&mut self, level: u8, lower: Option<&[u8]>, upper: Option<&[u8]>) {
+        let page_bytes = self.page.len();
+        assert!(page_bytes.is_power_of_two() && (PAGE_BYTES_MIN..=PAGE_BYTES_MAX).contains(&page_bytes));
+        for fence in [lower, upper].into_iter().flatten() {
+            assert!(fence.len() <= key_bytes_max(page_bytes), "a fence of {} bytes", fence.len());
+        }
+        self.page[NEWEST_OFFSET..].fill(0);
+        self.page[LEVEL_OFFSET] = level;
+        let lower_start = page_bytes - lower.map_or(0, <[u8]>::len);
+        if let Some(lower) = lower {
+            self.page[lower_start..].copy_from_slice(lower);
+        }
+        if let Some(upper) = upper {
+            self.page[lower_start - upper.len()..lower_start].copy_from_slice(upper);
+        }
+        self.set(LOWER_BYTES_OFFSET, lower.map_or(usize::from(FENCE_ABSENT), <[u8]>::len));
+        self.set(UPPER_BYTES_OFFSET, upper.map_or(usize::from(FENCE_ABSENT), <[u8]>::len));
+        if let (Some(lower), Some(upper)) = (lower, upper) {
+            assert!(lower < upper, "fences out of order");
+            self.set(PREFIX_BYTES_OFFSET, common_bytes(lower, upper));
+        }
+    }
+
+    #[inline]
+    fn set_newest(&mut self, newest: Timestamp) {
+        put_u64(self.page, NEWEST_OFFSET, newest.0);
+    }
+
+    #[inline]
+    fn set_slot(&mut self, index: usize, slot: Slot) {
+        put_u64(self.page, slot_offset(index), slot.0);
+    }
+
+    /// Adds a row without what follows its suffix, which starts at the offset returned and is the caller's to write.
+    #[inline]
+    fn open_row(&mut self, index: usize, suffix: &[u8], rest_bytes: usize, flag: u16) -> Result<usize, NoRoom> {
+        let row_bytes = suffix.len() + rest_bytes;
+        if SLOT_BYTES + row_bytes > self.view().gap_bytes() {
+            self.make_gap(SLOT_BYTES + row_bytes)?;
+        }
+        let head = if self.view().is_edge() { self.share(suffix) } else { head_of(suffix) };
+        let node = self.view();
+        let rows = node.len();
+        let heap_bytes = node.heap_bytes() + row_bytes;
+        let row = node.heap_end() - heap_bytes;
+        assert!(index <= rows, "row {index} of {rows}");
+        if index < rows {
+            self.page.copy_within(slot_offset(index)..slot_offset(rows), slot_offset(index + 1));
+        }
+        self.set_slot(index, Slot::new(head, row, suffix.len(), flag));
+        self.page[row..row + suffix.len()].copy_from_slice(suffix);
+        self.set(SLOT_COUNT_OFFSET, rows + 1);
+        self.set(HEAP_BYTES_OFFSET, heap_bytes);
+        Ok(row + suffix.len())
+    }
+
+    /// Counts an insertion among `keys` keys, as the one that becomes key `index`, towards a run at either end.
+    #[inline]
+    fn note_run(&mut self, index: usize, keys: usize) {
+        let run = self.view().run();
+        let run = if index == keys {
+            run.max(0).saturating_add(1)
+        } else if index == 0 {
+            run.min(0).saturating_sub(1)
+        } else {
+            0
+        };
+        self.page[RUN_OFFSET] = run as u8;
+    }
+
+    /// Sees to it that a suffix that comes to a node without prefix begins with the shared bytes, and returns its head.
+    fn share(&mut self, suffix: &[u8]) -> u32 {
+        let node = self.view();
+        let first = node.first_key();
+        if node.len() <= first {
+            // Alone it shares everything. Whatever comes next makes the shared bytes what they have to be.
+            let shared = if node.len() == first { suffix.len() } else { 0 };
+            self.set(SHARED_BYTES_OFFSET, shared);
+            return head_of(&suffix[shared..]);
+        }
+        let shared = node.shared_bytes();
+        let common = common_bytes(suffix, &node.key_suffix(first)[..shared]);
+        if common < shared {
+            self.set_shared(common);
+        }
+        head_of(&suffix[common..])
+    }
+
+    /// Sets how many bytes all suffixes share, and every head with it.
+    #[cold]
+    fn set_shared(&mut self, shared: usize) {
+        self.set(SHARED_BYTES_OFFSET, shared);
+        for index in self.view().first_key()..self.view().len() {
+            let node = self.view();
+            let head = head_of(&node.key_suffix(index)[shared..]);
+            put_u32(self.page, slot_offset(index) + SLOT_HEAD_OFFSET, head);
+        }
+    }
+
+    /// Compacts the heap if that makes a gap of `bytes`.
+    #[cold]
+    fn make_gap(&mut self, bytes: usize) -> Result<(), NoRoom> {
+        if bytes > self.view().free_bytes() {
+            return Err(NoRoom);
+        }
+        self.compact(None);
+        debug_assert!(bytes <= self.view().gap_bytes());
+        Ok(())
+    }
+
+    /// Moves all rows together. One row can be given another length behind its suffix; what stands there is then zeros.
+    fn compact(&mut self, resized: Option<(usize, usize)>) {
+        self.rebuild(|node, copy| {
+            let old = Node::new(copy);
+            let mut row = old.heap_end();
+            for index in 0..old.len() {
+                let slot = old.slot(index);
+                let suffix = old.suffix_of(slot);
+                let rest_start = match resized {
+                    Some((resized_index, rest_bytes)) if resized_index == index => {
+                        let rest_start = row - rest_bytes;
+                        node.page[rest_start..row].fill(0);
+                        rest_start
+                    }
+                    _ => {
+                        let rest = old.rest_of(slot);
+                        let rest_start = row - rest.len();
+                        node.page[rest_start..row].copy_from_slice(rest);
+                        rest_start
+                    }
+                };
+                row = rest_start - suffix.len();
+                node.page[row..rest_start].copy_from_slice(suffix);
+                put_u16(node.page, slot_offset(index) + SLOT_ROW_OFFSET, row as u16);
+            }
+            if old.heap_start() < row {
+                node.page[old.heap_start()..row].fill(0);
+            }
+            node.set(HEAP_BYTES_OFFSET, old.heap_end() - row);
+            node.set(GARBAGE_BYTES_OFFSET, 0);
+        });
+    }
+
+    /// Turns `bytes` of the heap, from `start`, into free space.
+    #[inline]
+    fn discard(&mut self, start: usize, bytes: usize) {
+        self.page[start..start + bytes].fill(0);
+        let node = self.view();
+        if start == node.heap_start() {
+            let heap_bytes = node.heap_bytes() - bytes;
+            self.set(HEAP_BYTES_OFFSET, heap_bytes);
+        } else {
+            let garbage_bytes = node.garbage_bytes() + bytes;
+            self.set(GARBAGE_BYTES_OFFSET, garbage_bytes);
+        }
+    }
+
+    /// Removes a row.
+    #[inline]
+    fn remove_row(&mut self, index: usize) {
+        let node = self.view();
+        let rows = node.len();
+        let slot = node.slot(index);
+        let row_bytes = node.cost_of(slot) - SLOT_BYTES;
+        self.discard(slot.row(), row_bytes);
+        self.page.copy_within(slot_offset(index + 1)..slot_offset(rows), slot_offset(index));
+        self.page[slot_offset(rows - 1)..slot_offset(rows)].fill(0);
+        self.set(SLOT_COUNT_OFFSET, rows - 1);
+        if rows == 1 {
+            self.set(HEAP_BYTES_OFFSET, 0);
+            self.set(GARBAGE_BYTES_OFFSET, 0);
+        }
+    }
+
+    /// Adds a row behind all others, without its head; its suffix is given in two parts.
+    fn push_row(&mut self, lead: &[u8], suffix: &[u8], rest: &[u8], flag: u16) {
+        let node = self.view();
+        let rows = node.len();
+        let suffix_bytes = lead.len() + suffix.len();
+        let row_bytes = suffix_bytes + rest.len();
+        assert!(SLOT_BYTES + row_bytes <= node.gap_bytes(), "a rebuilt page overflows");
+        let heap_bytes = node.heap_bytes() + row_bytes;
+        let row = node.heap_end() - heap_bytes;
+        self.set_slot(rows, Slot::new(0, row, suffix_bytes, flag));
+        let to = &mut self.page[row..row + row_bytes];
+        to[..lead.len()].copy_from_slice(lead);
+        to[lead.len()..suffix_bytes].copy_from_slice(suffix);
+        to[suffix_bytes..].copy_from_slice(rest);
+        self.set(SLOT_COUNT_OFFSET, rows + 1);
+        self.set(HEAP_BYTES_OFFSET, heap_bytes);
+    }
+
+    /// Adds rows of another node behind all others, without their heads. The prefixes may differ.
+    fn push_rows(&mut self, source: &Node<'_>, rows: std::ops::Range<usize>) {
+        let prefix_bytes = self.view().prefix_bytes();
+        let source_prefix = source.prefix();
+        let lead = &source_prefix[prefix_bytes.min(source_prefix.len())..];
+        let cut = prefix_bytes.saturating_sub(source_prefix.len());
+        for index in rows {
+            let slot = source.slot(index);
+            let flag = if slot.is_large() { SLOT_LARGE_FLAG } else { 0 };
+            self.push_row(lead, &source.suffix_of(slot)[cut..], source.rest_of(slot), flag);
+        }
+    }
+
+    /// Ends a rebuild: computes what the suffixes share, and the heads.
+    fn seal(&mut self) {
+        let node = self.view();
+        let (first, rows) = (node.first_key(), node.len());
+        let shared = if node.is_edge() && first < rows {
+            common_bytes(node.key_suffix(first), node.key_suffix(rows - 1))
+        } else {
+            0
+        };
+        self.set_shared(shared);
+    }
+}

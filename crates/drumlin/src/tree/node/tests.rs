@@ -1,0 +1,923 @@
+//! Nodes beside models of them.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+use super::*;
+use crate::format::PageId;
+use crate::format::extent::HEADER_BYTES;
+use crate::format::node::{LARGE_REF_BYTES, LargeRef, inline_bytes_max};
+
+/// What the first bytes of every page in these tests hold, to show that nodes leave them alone.
+const EXTENT_HEADER: [u8; HEADER_BYTES] = [0xA5; HEADER_BYTES];
+
+/// SplitMix64: small, and the same everywhere.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `end`.
+    fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+
+    fn one_in(&mut self, chances: usize) -> bool {
+        self.below(chances) == 0
+    }
+
+    fn bytes(&mut self, length: usize) -> Vec<u8> {
+        (0..length).map(|_| self.next() as u8).collect()
+    }
+}
+
+/// Ways for keys to look.
+#[derive(Clone, Copy, Debug)]
+enum Shape {
+    /// Big-endian numbers: long shared prefixes, zero bytes.
+    Numbers,
+    /// Words of two letters: many ties among heads, keys that begin other keys, the empty key.
+    Letters,
+    /// 0x00 and 0xFF only: what padding and comparing signed bytes would get wrong.
+    Extremes,
+    /// A long common prefix before a few letters.
+    Prefixed,
+    /// Any bytes of any length, up to the longest.
+    Wild,
+    /// As long as keys may be, differing near the end.
+    Longest,
+}
+
+const SHAPES: [Shape; 6] =
+    [Shape::Numbers, Shape::Letters, Shape::Extremes, Shape::Prefixed, Shape::Wild, Shape::Longest];
+
+fn random_key(random: &mut Random, shape: Shape, page_bytes: usize) -> Vec<u8> {
+    let longest = key_bytes_max(page_bytes);
+    let letters = |random: &mut Random, length: usize, set: [u8; 2]| -> Vec<u8> {
+        (0..length).map(|_| set[random.below(2)]).collect()
+    };
+    match shape {
+        Shape::Numbers => (random.below(3000) as u64).to_be_bytes().to_vec(),
+        Shape::Letters => {
+            let length = random.below(12);
+            letters(random, length, *b"ab")
+        }
+        Shape::Extremes => {
+            let length = random.below(10);
+            letters(random, length, [0x00, 0xFF])
+        }
+        Shape::Prefixed => {
+            let mut key = b"tenant/0000017/orders/".to_vec();
+            let length = random.below(10);
+            key.extend(letters(random, length, *b"xy"));
+            key
+        }
+        Shape::Wild => {
+            let length = random.below(longest + 1);
+            random.bytes(length)
+        }
+        Shape::Longest => {
+            let mut key = vec![b'k'; longest];
+            let varied = longest - 1 - random.below(8);
+            key[varied..].fill_with(|| random.next() as u8 | 1);
+            key[random.below(longest)] ^= random.one_in(4) as u8;
+            key
+        }
+    }
+}
+
+/// A value that a test can own.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Value {
+    Inline(Vec<u8>),
+    Large(LargeRef),
+}
+
+impl Value {
+    fn random(random: &mut Random, length_max: usize) -> Value {
+        if random.one_in(8) {
+            let (length, id) = (random.next(), random.next());
+            return Value::Large(LargeRef { length, id, first_page: PageId(random.next() as u32), chunk_count: 7 });
+        }
+        let length = random.below(length_max + 1);
+        Value::Inline(random.bytes(length))
+    }
+
+    fn as_row(&self) -> RowValue<'_> {
+        match self {
+            Value::Inline(value) => RowValue::Inline(value),
+            Value::Large(reference) => RowValue::Large(*reference),
+        }
+    }
+}
+
+type Model = BTreeMap<Vec<u8>, Value>;
+
+fn new_page(page_bytes: usize) -> Vec<u8> {
+    // What an unused page holds must not matter.
+    let mut page = vec![0x5A; page_bytes];
+    page[..HEADER_BYTES].copy_from_slice(&EXTENT_HEADER);
+    page
+}
+
+fn new_leaf(page_bytes: usize, lower: Option<&[u8]>, upper: Option<&[u8]>) -> Vec<u8> {
+    let mut page = new_page(page_bytes);
+    LeafMut::init(&mut page, lower, upper);
+    page
+}
+
+fn key_at(node: &Node<'_>, index: usize) -> Vec<u8> {
+    let mut key = b"what was there before".to_vec();
+    node.key_into(index, &mut key);
+    assert_eq!([node.prefix(), node.key_suffix(index)].concat(), key);
+    key
+}
+
+/// A leaf passes its check, holds exactly the rows of the model, finds each, and costs what they cost.
+#[track_caller]
+fn assert_leaf(page: &[u8], model: &Model, lower: Option<&[u8]>, upper: Option<&[u8]>) {
+    assert_eq!(check_as(page, 0, lower, upper), Ok(()), "{:?}", Leaf::new(page));
+    assert_eq!(page[..HEADER_BYTES], EXTENT_HEADER);
+    let leaf = Leaf::new(page);
+    assert_eq!(leaf.len(), model.len());
+    let mut live_bytes = SLOTS_OFFSET + lower.map_or(0, <[u8]>::len) + upper.map_or(0, <[u8]>::len);
+    for (index, (key, value)) in model.iter().enumerate() {
+        assert_eq!(&key_at(&leaf, index), key);
+        assert_eq!(leaf.value(index), value.as_row());
+        assert_eq!(leaf.row(index), (leaf.key_suffix(index), leaf.value(index)));
+        assert_eq!(leaf.search(key), Ok(index));
+        assert!(leaf.covers(key));
+        assert!(leaf.compare_key(index, key).is_eq());
+        live_bytes += 8 + key.len() - leaf.prefix().len() + 2 + value.as_row().stored_bytes();
+    }
+    assert_eq!(leaf.live_bytes(), live_bytes);
+    assert_eq!(leaf.free_bytes(), page.len() - live_bytes);
+}
+
+/// Searching a leaf for any key, also one outside its fences, agrees with the model.
+#[track_caller]
+fn assert_search(page: &[u8], model: &Model, key: &[u8]) {
+    let leaf = Leaf::new(page);
+    let below = model.range::<[u8], _>((Bound::Unbounded, Bound::Excluded(key))).count();
+    assert_eq!(leaf.lower_bound(key), below, "{key:?} in {leaf:?}");
+    assert_eq!(leaf.search(key).is_ok(), model.contains_key(key));
+    for (index, row) in model.keys().enumerate() {
+        assert_eq!(leaf.compare_key(index, key), row.as_slice().cmp(key));
+    }
+}
+
+/// Two keys of a shape, in order, as fences; or one or none.
+fn random_fences(random: &mut Random, shape: Shape, page_bytes: usize) -> (Option<Vec<u8>>, Option<Vec<u8>>) {
+    let mut keys = [random_key(random, shape, page_bytes), random_key(random, shape, page_bytes)];
+    keys.sort();
+    let [lower, upper] = keys;
+    match random.below(4) {
+        0 => (None, None),
+        1 => (Some(lower), None),
+        2 if !upper.is_empty() => (None, Some(upper)),
+        _ if lower < upper => (Some(lower), Some(upper)),
+        _ => (None, None),
+    }
+}
+
+/// Inserts, replacements and removals in any order leave a leaf that holds what a map holds, at every page size, with
+/// every kind of key and any fences; `NoRoom` comes exactly when the bytes do not fit, and changes nothing.
+#[test]
+fn a_leaf_behaves_as_a_map() {
+    let mut random = Random(1);
+    for round in 0..240 {
+        let page_bytes = [512, 512, 1024, 4096, 16_384, 65_536][random.below(6)];
+        let shape = SHAPES[round % SHAPES.len()];
+        let (lower, upper) = random_fences(&mut random, shape, page_bytes);
+        let (lower, upper) = (lower.as_deref(), upper.as_deref());
+        let mut page = new_leaf(page_bytes, lower, upper);
+        let mut model = Model::new();
+        let length_max = [4, 30, inline_bytes_max(page_bytes)][random.below(3)].min(inline_bytes_max(page_bytes));
+        for step in 0..300 {
+            let key = random_key(&mut random, shape, page_bytes);
+            if !Leaf::new(&page).covers(&key) {
+                assert_search(&page, &model, &key);
+                continue;
+            }
+            let before = page.clone();
+            let found = Leaf::new(&page).search(&key);
+            let value = Value::random(&mut random, length_max);
+            let bytes = value.as_row().stored_bytes();
+            match found {
+                Ok(index) if random.one_in(3) => {
+                    LeafMut::new(&mut page).remove(index);
+                    model.remove(&key);
+                }
+                Ok(index) => {
+                    let room = Leaf::new(&page).room_to_replace(index, bytes);
+                    let result = LeafMut::new(&mut page).replace(index, value.as_row());
+                    assert_eq!(result.is_ok(), room);
+                    if room {
+                        model.insert(key, value);
+                    }
+                }
+                Err(index) => {
+                    let room = Leaf::new(&page).room_for(key.len(), bytes);
+                    let result = LeafMut::new(&mut page).insert(index, &key, value.as_row());
+                    assert_eq!(result.is_ok(), room);
+                    if room {
+                        model.insert(key, value);
+                    } else {
+                        assert_eq!(page, before);
+                    }
+                }
+            }
+            if step % 8 == 0 {
+                assert_leaf(&page, &model, lower, upper);
+            }
+        }
+        assert_leaf(&page, &model, lower, upper);
+        for _ in 0..50 {
+            assert_search(&page, &model, &random_key(&mut random, shape, page_bytes));
+        }
+        assert_search(&page, &model, b"");
+        assert_search(&page, &model, &[0xFF; 20]);
+    }
+}
+
+/// A leaf fills to its last byte although its heap is in pieces, and a value that grows takes the place of its old self.
+#[test]
+fn fragmented_space_is_used_up() {
+    let mut page = new_leaf(512, None, None);
+    let mut leaf = LeafMut::new(&mut page);
+    let value = |length: usize| RowValue::Inline(&[b'v'; 54][..length]);
+    // 64 + 8 * (8 + 1 + 2 + 45) = 512.
+    for key in b'a'..=b'h' {
+        leaf.append(&[key], value(45)).unwrap();
+    }
+    assert_eq!(leaf.as_leaf().free_bytes(), 0);
+    assert_eq!(leaf.append(b"i", value(0)), Err(NoRoom));
+    assert_eq!(leaf.replace(4, value(46)), Err(NoRoom));
+    // Two rows of 56 bytes make room, in three pieces, for one of 65 and for 9 more in a value; 38 bytes remain.
+    leaf.remove(1);
+    leaf.remove(3);
+    assert_eq!(leaf.append(b"i", value(54)), Ok(()));
+    assert_eq!(leaf.replace(0, value(54)), Ok(()));
+    assert_eq!(leaf.as_leaf().free_bytes(), 38);
+    leaf.replace(2, value(18)).unwrap();
+    assert_eq!(leaf.insert(1, b"b", value(54)), Ok(()));
+    assert_eq!(leaf.as_leaf().free_bytes(), 0);
+    assert_eq!(check(&page), Ok(()));
+}
+
+/// Leaves side by side, as a tree of two levels would have them, with the fences that the splits gave them.
+struct Row {
+    page_bytes: usize,
+    leaves: Vec<Vec<u8>>,
+    splits: usize,
+}
+
+impl Row {
+    fn new(page_bytes: usize) -> Row {
+        Row { page_bytes, leaves: vec![new_leaf(page_bytes, None, None)], splits: 0 }
+    }
+
+    fn position(&self, key: &[u8]) -> usize {
+        self.leaves.partition_point(|page| Leaf::new(page).upper_fence().is_some_and(|upper| upper <= key))
+    }
+
+    /// Splits leaf `position` as the leaf itself proposes, checks what comes of it, and returns where `change` belongs.
+    fn split(&mut self, position: usize, change: &Change<'_>) -> usize {
+        let mut right = new_page(self.page_bytes);
+        let left = &mut self.leaves[position];
+        let split = Leaf::new(left).split_for(change);
+        assert_shortest(&Leaf::new(left), change, &split);
+        LeafMut::new(left).split_to(split.at, &split.separator, &mut right);
+        assert_eq!(check(left), Ok(()));
+        assert_eq!(check(&right), Ok(()));
+        self.leaves.insert(position + 1, right);
+        self.splits += 1;
+        position + usize::from(split.goes_right)
+    }
+
+    fn put(&mut self, key: &[u8], value: &Value) {
+        let mut position = self.position(key);
+        for splits in 0.. {
+            let page = &mut self.leaves[position];
+            let leaf = Leaf::new(page);
+            assert!(leaf.covers(key));
+            let value_bytes = value.as_row().stored_bytes();
+            let change = match leaf.search(key) {
+                Ok(index) => match LeafMut::new(page).replace(index, value.as_row()) {
+                    Ok(()) => break,
+                    Err(NoRoom) => Change::Replace { index, value_bytes },
+                },
+                Err(index) => match LeafMut::new(page).insert(index, key, value.as_row()) {
+                    Ok(()) => break,
+                    Err(NoRoom) => Change::Insert { index, key, value_bytes },
+                },
+            };
+            assert!(splits < 3, "a change takes more than three splits");
+            position = self.split(position, &change);
+        }
+    }
+
+    fn remove(&mut self, key: &[u8]) -> bool {
+        let position = self.position(key);
+        let page = &mut self.leaves[position];
+        let found = Leaf::new(page).search(key);
+        if let Ok(index) = found {
+            LeafMut::new(page).remove(index);
+        }
+        found.is_ok()
+    }
+
+    /// Merges leaf `position` with the next one if they fit.
+    fn merge(&mut self, position: usize) {
+        let Some([left, right]) = self.leaves.get_disjoint_mut([position, position + 1]).ok() else {
+            return;
+        };
+        let merged_bytes = Leaf::new(left).merged_bytes(&Leaf::new(right));
+        let before = left.clone();
+        let merged = LeafMut::new(left).merge_from(&Leaf::new(right));
+        assert_eq!(merged.is_ok(), merged_bytes <= self.page_bytes);
+        if merged.is_ok() {
+            assert_eq!(Leaf::new(left).live_bytes(), merged_bytes);
+            assert_eq!(check(left), Ok(()));
+            self.leaves.remove(position + 1);
+        } else {
+            assert_eq!(*left, before);
+        }
+    }
+
+    #[track_caller]
+    fn assert_holds(&self, model: &Model) {
+        let mut lower: Option<Vec<u8>> = None;
+        for page in &self.leaves {
+            let leaf = Leaf::new(page);
+            let upper = leaf.upper_fence().map(<[u8]>::to_vec);
+            let from = lower.as_deref().map_or(Bound::Unbounded, Bound::Included);
+            let to = upper.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+            let part = model.range::<[u8], _>((from, to)).map(|(key, value)| (key.clone(), value.clone())).collect();
+            assert_leaf(page, &part, lower.as_deref(), upper.as_deref());
+            lower = upper;
+        }
+        assert_eq!(lower, None);
+    }
+
+    /// The share of the pages' bytes that is in use.
+    fn fill(&self) -> f64 {
+        let live: usize = self.leaves.iter().map(|page| Leaf::new(page).live_bytes()).sum();
+        live as f64 / (self.leaves.len() * self.page_bytes) as f64
+    }
+}
+
+/// A split's separator is above all that stays, not above what goes, and no shorter string is.
+#[track_caller]
+fn assert_shortest(leaf: &Leaf<'_>, change: &Change<'_>, split: &Split) {
+    let mut keys: Vec<Vec<u8>> = (0..leaf.len()).map(|index| key_at(leaf, index)).collect();
+    let mut at = split.at;
+    let index = match change {
+        Change::Insert { index, key, .. } => {
+            keys.insert(*index, key.to_vec());
+            at += usize::from(!split.goes_right);
+            *index
+        }
+        Change::Replace { index, .. } => *index,
+    };
+    assert_eq!(split.goes_right, index >= at);
+    let (left, right) = (&keys[at - 1], &keys[at]);
+    assert!(*left < split.separator && split.separator <= *right);
+    // Every shorter string that is not above `right` is at most its beginning of that length, which is not above `left`.
+    assert!(right[..split.separator.len() - 1] <= left[..]);
+}
+
+/// Rows spread over leaves by splits and merges are those of a map, for every kind of key and rows of any size up to
+/// the longest; no change takes more than three splits.
+#[test]
+fn splits_and_merges_keep_every_row() {
+    let mut random = Random(2);
+    for round in 0..180 {
+        let shape = SHAPES[round % SHAPES.len()];
+        let page_bytes = [512, 1024, 4096][random.below(3)];
+        let length_max = [4, 40, inline_bytes_max(page_bytes)][random.below(3)].min(inline_bytes_max(page_bytes));
+        let mut row = Row::new(page_bytes);
+        let mut model = Model::new();
+        let mut shrinking = false;
+        for step in 0..600 {
+            let key = random_key(&mut random, shape, page_bytes);
+            if random.below(10) < if shrinking { 8 } else { 2 } {
+                let key = model.range(key..).next().map(|(key, _)| key.clone()).unwrap_or_default();
+                assert_eq!(row.remove(&key), model.remove(&key).is_some());
+            } else {
+                let value = Value::random(&mut random, length_max);
+                row.put(&key, &value);
+                model.insert(key, value);
+            }
+            if random.one_in(if shrinking { 3 } else { 20 }) {
+                row.merge(random.below(row.leaves.len()));
+            }
+            shrinking ^= random.one_in(200);
+            if step % 60 == 0 {
+                row.assert_holds(&model);
+            }
+        }
+        row.assert_holds(&model);
+        while let Some((key, _)) = model.pop_first() {
+            assert!(row.remove(&key));
+            row.merge(0);
+        }
+        while row.leaves.len() > 1 {
+            row.merge(0);
+        }
+        row.assert_holds(&model);
+    }
+}
+
+/// A leaf can be split in front of every row, and behind the last; merging undoes it.
+#[test]
+fn a_leaf_splits_at_every_point() {
+    let mut random = Random(3);
+    for round in 0..120 {
+        let shape = SHAPES[round % SHAPES.len()];
+        let page_bytes = [512, 4096][round % 2];
+        let (lower, upper) = random_fences(&mut random, shape, page_bytes);
+        let mut page = new_leaf(page_bytes, lower.as_deref(), upper.as_deref());
+        let mut model = Model::new();
+        for _ in 0..40 {
+            let key = random_key(&mut random, shape, page_bytes);
+            let value = Value::random(&mut random, 10);
+            let leaf = Leaf::new(&page);
+            // Half full, so that any fence finds room.
+            let room = leaf.live_bytes() + key.len() + 40 < page_bytes / 2;
+            if let (true, true, Err(index)) = (leaf.covers(&key), room, leaf.search(&key)) {
+                LeafMut::new(&mut page).insert(index, &key, value.as_row()).unwrap();
+                model.insert(key, value);
+            }
+        }
+        LeafMut::new(&mut page).set_newest(Timestamp(77));
+        let keys: Vec<_> = model.keys().cloned().collect();
+        for at in 0..=keys.len() {
+            let separator = match at {
+                0 => keys.first().cloned().unwrap_or_else(|| random_key(&mut random, shape, page_bytes)),
+                at if at == keys.len() => [&keys[at - 1][..], &[0]].concat(),
+                at => separator_between(&keys[at - 1], &keys[at]).to_vec(),
+            };
+            let separator = &separator[..separator.len().min(key_bytes_max(page_bytes))];
+            if !Leaf::new(&page).covers(separator)
+                || lower.as_deref() == Some(separator)
+                || at > 0 && keys[at - 1].as_slice() >= separator
+            {
+                continue;
+            }
+            let (mut left, mut right) = (page.clone(), new_page(page_bytes));
+            LeafMut::new(&mut left).split_to(at, separator, &mut right);
+            let mut right_model = model.clone();
+            let left_model: Model = keys[..at].iter().map(|key| right_model.remove_entry(key).unwrap()).collect();
+            assert_leaf(&left, &left_model, lower.as_deref(), Some(separator));
+            assert_leaf(&right, &right_model, Some(separator), upper.as_deref());
+            assert_eq!(Leaf::new(&left).newest(), Timestamp(77));
+            assert_eq!(Leaf::new(&right).newest(), Timestamp(77));
+            LeafMut::new(&mut right).set_newest(Timestamp(78));
+            assert!(Leaf::new(&left).can_merge(&Leaf::new(&right)));
+            LeafMut::new(&mut left).merge_from(&Leaf::new(&right)).unwrap();
+            assert_leaf(&left, &model, lower.as_deref(), upper.as_deref());
+            assert_eq!(Leaf::new(&left).newest(), Timestamp(78));
+        }
+    }
+}
+
+fn fill_after(keys: impl Iterator<Item = u64>) -> f64 {
+    let mut row = Row::new(4096);
+    let mut model = Model::new();
+    for key in keys {
+        let value = Value::Inline(vec![7; 60]);
+        row.put(&key.to_be_bytes(), &value);
+        model.insert(key.to_be_bytes().to_vec(), value);
+    }
+    row.assert_holds(&model);
+    row.fill()
+}
+
+/// Sorted loads in either direction leave full pages, but for the prefix that a page gets once both its fences are
+/// known (6 of 78 bytes a row here); random ones leave the two thirds that are in the nature of trees.
+#[test]
+fn sorted_loads_fill_their_pages() {
+    assert!(fill_after(0..20_000) > 0.9);
+    assert!(fill_after((0..20_000).rev()) > 0.9);
+    let mut random = Random(4);
+    let fill = fill_after((0..20_000).map(|_| random.next()));
+    assert!((0.64..0.76).contains(&fill), "{fill}");
+}
+
+/// Common bytes are counted right across word boundaries, and separators follow from them.
+#[test]
+fn common_bytes_are_counted() {
+    let mut random = Random(5);
+    for _ in 0..2000 {
+        let length = random.below(40);
+        let mut a = random.bytes(length);
+        let mut b = a.clone();
+        let common = random.below(length + 1);
+        if common < length {
+            b[common] ^= 1 << random.below(8);
+        } else if random.one_in(2) {
+            let more = random.below(9);
+            b.extend(random.bytes(more));
+        }
+        assert_eq!(common_bytes(&a, &b), common);
+        assert_eq!(common_bytes(&b, &a), common);
+        if a > b {
+            std::mem::swap(&mut a, &mut b);
+        }
+        if a < b {
+            let separator = separator_between(&a, &b);
+            assert!(*a < *separator && *separator <= *b && separator[..separator.len() - 1] <= a[..]);
+        }
+    }
+}
+
+/// What an inner node should hold: for each child its separator (none for the first), page and aggregate.
+type Children = Vec<(Vec<u8>, PageId, Option<Aggregate>)>;
+
+#[track_caller]
+fn assert_inner(page: &[u8], level: u8, children: &Children, lower: Option<&[u8]>, upper: Option<&[u8]>) {
+    assert_eq!(check_as(page, level, lower, upper), Ok(()), "{:?}", Inner::new(page));
+    assert_eq!(page[..HEADER_BYTES], EXTENT_HEADER);
+    let inner = Inner::new(page);
+    assert_eq!(inner.len(), children.len());
+    let mut fence = Vec::new();
+    for (index, (separator, child, aggregate)) in children.iter().enumerate() {
+        assert_eq!(inner.child(index), *child);
+        assert_eq!(inner.aggregate(index), *aggregate);
+        assert_eq!(inner.position_of(*child), Some(index));
+        let child_lower = if index == 0 { lower } else { Some(&separator[..]) };
+        assert_eq!(inner.child_lower_into(index, &mut fence).then_some(&fence[..]), child_lower);
+        let child_upper = children.get(index + 1).map(|next| &next.0[..]).or(upper);
+        assert_eq!(inner.child_upper_into(index, &mut fence).then_some(&fence[..]), child_upper);
+        if index > 0 {
+            inner.separator_into(index, &mut fence);
+            assert_eq!(fence, *separator);
+            assert_eq!(inner.child_for(separator), index);
+            assert_eq!(inner.child_below(separator), index - 1);
+        }
+    }
+}
+
+#[track_caller]
+fn assert_descent(page: &[u8], children: &Children, key: &[u8]) {
+    let inner = Inner::new(page);
+    let not_above = children[1..].iter().filter(|child| &child.0[..] <= key).count();
+    let below = children[1..].iter().filter(|child| &child.0[..] < key).count();
+    assert_eq!(inner.child_for(key), not_above);
+    assert_eq!(inner.child_below(key), below);
+}
+
+fn random_aggregate(random: &mut Random) -> Aggregate {
+    Aggregate { count: random.next() >> 17, newest: Timestamp(random.next() >> 16) }
+}
+
+/// Children come, go and are replaced as in a list; descending agrees with it; aggregates stay with their children and
+/// become invalid where a range changes; splits at every point and merges lose nothing.
+#[test]
+fn an_inner_node_behaves_as_a_list() {
+    let mut random = Random(6);
+    for round in 0..180 {
+        let shape = SHAPES[round % SHAPES.len()];
+        let page_bytes = [512, 1024, 4096, 65_536][random.below(4)];
+        let (lower, upper) = random_fences(&mut random, shape, page_bytes);
+        let (lower, upper) = (lower.as_deref(), upper.as_deref());
+        let level = 1 + random.below(5) as u8;
+        let mut page = new_page(page_bytes);
+        InnerMut::init(&mut page, level, lower, upper, PageId(1));
+        let mut children: Children = vec![(Vec::new(), PageId(1), None)];
+        for number in 2..250 {
+            let key = random_key(&mut random, shape, page_bytes);
+            assert_descent(&page, &children, &key);
+            let mut inner = InnerMut::new(&mut page);
+            let index = inner.as_inner().child_for(&key) + 1;
+            let taken = index > 1 && children[index - 1].0 == key;
+            if taken && random.one_in(2) {
+                inner.remove_child(index - 1);
+                children.remove(index - 1);
+                children[index - 2].2 = None;
+            } else if taken && random.one_in(2) {
+                inner.replace_child(index - 1, PageId(number));
+                children[index - 1].1 = PageId(number);
+                children[index - 1].2 = None;
+            } else if taken {
+                inner.invalidate(index - 1);
+                children[index - 1].2 = None;
+            } else if inner.as_inner().covers(&key) && lower != Some(&key[..]) {
+                let room = inner.as_inner().room_for_separator(key.len());
+                assert_eq!(inner.insert_child(index, &key, PageId(number)).is_ok(), room);
+                if room {
+                    children.insert(index, (key, PageId(number), None));
+                    children[index - 1].2 = None;
+                }
+            }
+            let index = random.below(children.len());
+            let aggregate = random_aggregate(&mut random);
+            inner.set_aggregate(index, aggregate);
+            children[index].2 = Some(aggregate);
+        }
+        assert_inner(&page, level, &children, lower, upper);
+
+        for at in 1..children.len() {
+            let (mut left, mut right, mut separator) = (page.clone(), new_page(page_bytes), Vec::new());
+            // A full node has room for the fences only where it proposes to split.
+            let proposed = Inner::new(&page).split_index();
+            if at != proposed && Inner::new(&page).live_bytes() > page_bytes / 2 {
+                continue;
+            }
+            InnerMut::new(&mut left).split_to(at, &mut right, &mut separator);
+            assert_eq!(separator, children[at].0);
+            let left_children = children[..at].to_vec();
+            let mut right_children = children[at..].to_vec();
+            right_children[0].0.clear();
+            assert_inner(&left, level, &left_children, lower, Some(&separator));
+            assert_inner(&right, level, &right_children, Some(&separator), upper);
+            assert_eq!(Inner::new(&left).merged_bytes(&Inner::new(&right)), Inner::new(&page).live_bytes());
+            InnerMut::new(&mut left).merge_from(&Inner::new(&right)).unwrap();
+            assert_inner(&left, level, &children, lower, upper);
+        }
+    }
+}
+
+/// Two full inner nodes do not merge, and trying changes nothing.
+#[test]
+fn full_inner_nodes_do_not_merge() {
+    let mut pages = [new_page(512), new_page(512)];
+    InnerMut::init(&mut pages[0], 1, None, Some(b"m"), PageId(1));
+    InnerMut::init(&mut pages[1], 1, Some(b"m"), None, PageId(2));
+    for (page, start) in pages.iter_mut().zip([b'a', b'n']) {
+        for number in 0..10 {
+            InnerMut::new(page).insert_child(usize::from(number) + 1, &[start + number], PageId(9)).unwrap();
+        }
+    }
+    let [left, right] = &mut pages;
+    let before = left.clone();
+    assert!(!Inner::new(left).can_merge(&Inner::new(right)));
+    assert_eq!(InnerMut::new(left).merge_from(&Inner::new(right)), Err(NoRoom));
+    assert_eq!(*left, before);
+}
+
+/// However long fences and separators are, a node with one child has room for a separator, and one with more can be
+/// split; a sorted load leaves full nodes.
+#[test]
+fn inner_nodes_always_find_room() {
+    let mut random = Random(7);
+    for (shape, page_bytes) in SHAPES.iter().flat_map(|shape| [(*shape, 512), (*shape, 4096)]) {
+        let (mut nodes, mut separators) = (vec![new_page(page_bytes)], BTreeMap::new());
+        InnerMut::init(&mut nodes[0], 1, None, None, PageId(1));
+        for number in 2..800 {
+            let key = random_key(&mut random, shape, page_bytes);
+            let mut position =
+                nodes.partition_point(|page| Inner::new(page).upper_fence().is_some_and(|upper| upper <= &key[..]));
+            if key.is_empty() || separators.contains_key(&key) {
+                continue;
+            }
+            separators.insert(key.clone(), number);
+            while !Inner::new(&nodes[position]).room_for_separator(key.len()) {
+                let (mut right, mut separator) = (new_page(page_bytes), Vec::new());
+                let at = Inner::new(&nodes[position]).split_index();
+                InnerMut::new(&mut nodes[position]).split_to(at, &mut right, &mut separator);
+                nodes.insert(position + 1, right);
+                position += usize::from(separator <= key);
+            }
+            let index = Inner::new(&nodes[position]).child_for(&key) + 1;
+            InnerMut::new(&mut nodes[position]).insert_child(index, &key, PageId(number)).unwrap();
+        }
+        let mut children = vec![PageId(1)];
+        children.extend(separators.values().map(|number| PageId(*number)));
+        let found: Vec<PageId> = nodes
+            .iter()
+            .flat_map(|page| {
+                assert_eq!(check(page), Ok(()));
+                (0..Inner::new(page).len()).map(|index| Inner::new(page).child(index)).collect::<Vec<_>>()
+            })
+            .collect();
+        assert_eq!(found, children);
+    }
+    for descending in [false, true] {
+        let mut nodes = vec![new_page(4096)];
+        InnerMut::init(&mut nodes[0], 1, None, None, PageId(1));
+        for number in 0..2000u64 {
+            let key = if descending { 9999 - number } else { number + 1 }.to_be_bytes();
+            let mut position = if descending { 0 } else { nodes.len() - 1 };
+            if !Inner::new(&nodes[position]).room_for_separator(8) {
+                let (mut right, mut separator) = (new_page(4096), Vec::new());
+                let at = Inner::new(&nodes[position]).split_index();
+                InnerMut::new(&mut nodes[position]).split_to(at, &mut right, &mut separator);
+                nodes.insert(position + 1, right);
+                position += usize::from(!descending);
+            }
+            let index = Inner::new(&nodes[position]).child_for(&key) + 1;
+            InnerMut::new(&mut nodes[position]).insert_child(index, &key, PageId(7)).unwrap();
+        }
+        let live: usize = nodes.iter().map(|page| Inner::new(page).live_bytes()).sum();
+        assert!(live as f64 / (nodes.len() * 4096) as f64 > 0.8);
+    }
+}
+
+/// Counts and timestamps too large for their fields are not stored, and what was stored before does not stay.
+#[test]
+fn aggregates_that_do_not_fit_are_not_kept() {
+    let mut page = new_page(512);
+    let mut inner = InnerMut::init(&mut page, 1, None, None, PageId(5));
+    let largest = Aggregate { count: (1 << 47) - 1, newest: Timestamp((1 << 48) - 1) };
+    for aggregate in [
+        Aggregate { count: 1 << 47, ..largest },
+        Aggregate { count: u64::MAX, ..largest },
+        Aggregate { newest: Timestamp(1 << 48), ..largest },
+    ] {
+        inner.set_aggregate(0, largest);
+        assert_eq!(inner.as_inner().aggregate(0), Some(largest));
+        inner.set_aggregate(0, aggregate);
+        assert_eq!(inner.as_inner().aggregate(0), None);
+    }
+    assert_eq!(inner.as_inner().child(0), PageId(5));
+}
+
+/// Calls everything that can be called on a node, whatever it holds.
+fn exercise(page: &[u8], random: &mut Random) {
+    let node = Node::new(page);
+    let mut key = Vec::new();
+    for index in 0..node.len() {
+        node.key_into(index, &mut key);
+        assert!(node.compare_key(index, &key).is_eq());
+    }
+    let page_bytes = page.len();
+    let probes = [Vec::new(), vec![0xFF; 9], key, random_key(random, Shape::Letters, page_bytes)];
+    let mut copy = page.to_vec();
+    let mut other = new_page(page_bytes);
+    if node.level() == 0 {
+        let leaf = Leaf::new(page);
+        let _ = format!("{leaf:?}");
+        for probe in &probes {
+            let _ = leaf.search(probe);
+            if !leaf.covers(probe) || probe.len() > key_bytes_max(page_bytes) {
+                continue;
+            }
+            let value = [1; 20];
+            if let Err(index) = leaf.search(probe) {
+                if LeafMut::new(&mut copy).insert(index, probe, RowValue::Inline(&value)).is_ok() {
+                    assert_eq!(check(&copy), Ok(()));
+                    LeafMut::new(&mut copy).remove(index);
+                } else if !leaf.is_empty() {
+                    let split = leaf.split_for(&Change::Insert { index, key: probe, value_bytes: value.len() });
+                    LeafMut::new(&mut copy).split_to(split.at, &split.separator, &mut other);
+                    assert_eq!((check(&copy), check(&other)), (Ok(()), Ok(())));
+                    LeafMut::new(&mut copy).merge_from(&Leaf::new(&other)).unwrap();
+                }
+            }
+            assert_eq!(check(&copy), Ok(()));
+        }
+        for index in 0..leaf.len() {
+            let value = [2; 30];
+            let _ = LeafMut::new(&mut copy).replace(index, RowValue::Inline(&value));
+            assert_eq!(check(&copy), Ok(()));
+        }
+        while !Leaf::new(&copy).is_empty() {
+            LeafMut::new(&mut copy).remove(0);
+            assert_eq!(check(&copy), Ok(()));
+        }
+    } else {
+        let inner = Inner::new(page);
+        let _ = format!("{inner:?}");
+        for probe in &probes {
+            let _ = (inner.child_for(probe), inner.child_below(probe));
+            let index = inner.child_for(probe) + 1;
+            let free = !probe.is_empty() && inner.covers(probe) && inner.lower_fence() != Some(probe);
+            if free && inner.find(1, probe).is_err() && probe.len() <= key_bytes_max(page_bytes) {
+                let _ = InnerMut::new(&mut copy).insert_child(index, probe, PageId(3)).map(|()| {
+                    assert_eq!(check(&copy), Ok(()));
+                    InnerMut::new(&mut copy).remove_child(index);
+                });
+            }
+            assert_eq!(check(&copy), Ok(()));
+        }
+        if inner.len() > 1 {
+            let (at, mut separator) = (inner.split_index(), Vec::new());
+            InnerMut::new(&mut copy).split_to(at, &mut other, &mut separator);
+            assert_eq!((check(&copy), check(&other)), (Ok(()), Ok(())));
+        }
+        for index in 0..Inner::new(&copy).len() {
+            InnerMut::new(&mut copy).set_aggregate(index, Aggregate { count: 1, newest: Timestamp(2) });
+            InnerMut::new(&mut copy).replace_child(index, PageId(4));
+        }
+        assert_eq!(check(&copy), Ok(()));
+    }
+}
+
+/// The check never panics, whatever the bytes; and on a page that passes it, nothing else does.
+#[test]
+fn damaged_pages_are_told_from_sound_ones() {
+    let mut random = Random(8);
+    let (mut passed, mut failed) = (0, 0);
+    for round in 0..400 {
+        let shape = SHAPES[round % SHAPES.len()];
+        let page_bytes = [512, 1024, 4096][random.below(3)];
+        let (lower, upper) = random_fences(&mut random, shape, page_bytes);
+        let mut page = new_leaf(page_bytes, lower.as_deref(), upper.as_deref());
+        let is_leaf = random.one_in(2);
+        if !is_leaf {
+            InnerMut::init(&mut page, 1, lower.as_deref(), upper.as_deref(), PageId(1));
+        }
+        for _ in 0..20 {
+            let key = random_key(&mut random, shape, page_bytes);
+            let node = Node::new(&page);
+            if !node.covers(&key) || node.lower_fence() == Some(&key) {
+                continue;
+            }
+            if is_leaf {
+                if let Err(index) = Leaf::new(&page).search(&key) {
+                    let value = Value::random(&mut random, 20);
+                    let _ = LeafMut::new(&mut page).insert(index, &key, value.as_row());
+                }
+                if random.one_in(4) && !Node::new(&page).is_empty() {
+                    LeafMut::new(&mut page).remove(0);
+                }
+            } else if let Err(index) = Inner::new(&page).find(1, &key) {
+                let _ = InnerMut::new(&mut page).insert_child(index, &key, PageId(2));
+            }
+        }
+        assert_eq!(check(&page), Ok(()));
+        exercise(&page, &mut random);
+        for _ in 0..150 {
+            let mut damaged = page.clone();
+            for _ in 0..=random.below(3) {
+                // Half of the damage strikes the header and the first slots, where it can do the most.
+                let end = if random.one_in(2) { SLOTS_OFFSET + 24 } else { page_bytes };
+                let at = HEADER_BYTES + random.below(end - HEADER_BYTES);
+                damaged[at] = match random.below(3) {
+                    0 => random.next() as u8,
+                    1 => damaged[at] ^ 1 << random.below(8),
+                    _ => damaged[at].wrapping_add(1),
+                };
+            }
+            if check(&damaged).is_ok() {
+                passed += 1;
+                exercise(&damaged, &mut random);
+            } else {
+                failed += 1;
+            }
+        }
+        let mut noise = random.bytes(page_bytes);
+        noise[LEVEL_OFFSET] &= 1;
+        assert!(check(&noise).is_err());
+    }
+    assert!(passed > 1000 && failed > 1000, "{passed} passed, {failed} failed");
+    for length in [0, 1, 63, 64, 256, 511, 513, 131_072] {
+        assert_eq!(check(&vec![0; length]), Err(Flaw::PageBytes(length)));
+    }
+}
+
+/// Each kind of damage is called by its name.
+#[test]
+fn flaws_are_named() {
+    let mut page = new_leaf(512, Some(b"kb"), Some(b"kx"));
+    for key in [b"kd", b"kf", b"kh"] {
+        LeafMut::new(&mut page).append(key, RowValue::Inline(b"value")).unwrap();
+    }
+    assert_eq!(check_as(&page, 0, Some(b"kb"), Some(b"kx")), Ok(()));
+    assert_eq!(check_as(&page, 1, Some(b"kb"), Some(b"kx")), Err(Flaw::Level(0)));
+    assert_eq!(check_as(&page, 0, Some(b"kb"), None), Err(Flaw::FenceOther));
+    assert_eq!(check_as(&page, 0, Some(b"ka"), Some(b"kx")), Err(Flaw::FenceOther));
+    let row = Node::new(&page).slot(1).row();
+    let with = |offset: usize, value: u16| {
+        let mut damaged = page.clone();
+        put_u16(&mut damaged, offset, value);
+        check(&damaged)
+    };
+    assert_eq!(with(SLOT_COUNT_OFFSET, 60), Err(Flaw::Heap));
+    assert_eq!(with(SLOT_COUNT_OFFSET, 4), Err(Flaw::RowBounds(3)));
+    assert_eq!(with(SLOT_COUNT_OFFSET, 2), Err(Flaw::Garbage));
+    assert_eq!(with(LOWER_BYTES_OFFSET, 129), Err(Flaw::FenceBytes));
+    assert_eq!(with(PREFIX_BYTES_OFFSET, 0), Err(Flaw::Prefix));
+    assert_eq!(with(SHARED_BYTES_OFFSET, 1), Err(Flaw::RowShared(0)));
+    assert_eq!(with(slot_offset(1) + SLOT_ROW_OFFSET, 511), Err(Flaw::RowBounds(1)));
+    assert_eq!(with(slot_offset(1) + SLOT_ROW_OFFSET, Node::new(&page).slot(0).row() as u16), Err(Flaw::RowOverlap(1)));
+    assert_eq!(with(slot_offset(1) + SLOT_HEAD_OFFSET + 2, 0), Err(Flaw::RowHead(1)));
+    assert_eq!(with(row + 1, 300), Err(Flaw::RowValue(1)));
+    assert_eq!(with(200, 1), Err(Flaw::Unclean));
+    assert_eq!(with(510, u16::from_le_bytes(*b"ky")), Err(Flaw::FenceOrder));
+
+    let mut swapped = page.clone();
+    let (first, second) = (Node::new(&page).slot(0), Node::new(&page).slot(1));
+    NodeMut { page: &mut swapped }.set_slot(0, second);
+    NodeMut { page: &mut swapped }.set_slot(1, first);
+    assert_eq!(check(&swapped), Err(Flaw::RowOrder(1)));
+    let mut outside = page.clone();
+    outside[Node::new(&page).slot(2).row()] = b'z';
+    outside[slot_offset(2) + 3] = b'z';
+    assert_eq!(check(&outside), Err(Flaw::RowOutside(2)));
+    let mut childless = page.clone();
+    childless[LEVEL_OFFSET] = 1;
+    put_u16(&mut childless, SLOT_COUNT_OFFSET, 0);
+    assert_eq!(check(&childless), Err(Flaw::Childless));
+    InnerMut::init(&mut childless, 1, None, None, PageId(0));
+    assert_eq!(check(&childless), Err(Flaw::RowChild(0)));
+    assert_eq!(LARGE_REF_BYTES, LargeRef { length: 1, id: 2, first_page: PageId(3), chunk_count: 4 }.to_bytes().len());
+}

@@ -1,0 +1,459 @@
+//! Splits and merges: changes of structure, each complete in itself.
+
+use super::node::{Change, Inner, InnerMut, Leaf, LeafMut, Node, separator_between};
+use super::{Target, Tree};
+use crate::error::Result;
+use crate::format::PageId;
+use crate::format::extent::{KIND_OFFSET, Kind};
+use crate::pool::{FrameWrite, Needs, NewFrame, Stop};
+use crate::space::{Guard, Word};
+
+/// A row that is to be put into a leaf: its key, and the bytes its value takes there; `None` if it is removed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Incoming<'k> {
+    pub(crate) key: &'k [u8],
+    pub(crate) value_bytes: Option<usize>,
+}
+
+/// Frames that any one change of structure needs at the most.
+const FRAMES_NEEDED: usize = 3;
+
+/// Bytes of a slot and of the length of a value: what a row costs besides its key and value.
+const ROW_OVERHEAD_BYTES: usize = crate::format::node::SLOT_BYTES + crate::format::node::VALUE_LENGTH_BYTES;
+
+/// A node is merged when less than a quarter of it is in use, and only if the result leaves a quarter free: so the two
+/// kinds of change don't chase each other.
+const UNDERFULL_SHARE: usize = 4;
+
+/// How far a step got.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Progress {
+    /// The first row's leaf has room for all rows that it covers: those below this key, if there is one.
+    Done(Option<Vec<u8>>),
+    /// Something on the way was done, or changed meanwhile: look again.
+    Again,
+}
+
+impl Tree {
+    /// Splits leaves until all rows that fall into one leaf fit there together. The rows ascend. Waits for pages and frames.
+    pub(crate) fn make_room(&self, mut rows: &[Incoming<'_>]) -> Result<()> {
+        let mut frames = Vec::with_capacity(FRAMES_NEEDED);
+        loop {
+            match self.try_split(rows, &mut frames) {
+                Ok(Progress::Done(None)) => return Ok(()),
+                Ok(Progress::Done(Some(upper))) => {
+                    rows = &rows[rows.partition_point(|row| row.key < &upper[..])..];
+                    if rows.is_empty() {
+                        return Ok(());
+                    }
+                }
+                Ok(Progress::Again) => {}
+                Err(Stop::Error(error)) => return Err(error),
+                Err(Stop::Needs(Needs::Frame(page_bytes))) => frames.push(self.pool.take_frame(page_bytes)?),
+                Err(Stop::Needs(needs)) => Tree::provide(&self.pool, &needs)?,
+            }
+        }
+    }
+
+    fn try_split<'p>(&'p self, rows: &[Incoming<'_>], frames: &mut Vec<NewFrame<'p>>) -> Result<Progress, Stop> {
+        if frames.len() < FRAMES_NEEDED {
+            return Err(Needs::Frame(self.pages.page_bytes).into());
+        }
+        let key = rows[0].key;
+        let guard = self.pool.space.enter();
+        let pin = self.pool.pin();
+        let mut path: Vec<(PageId, bool)> = Vec::new();
+        let found = self.descend(&pin, Target::At(key), |page, inner, _| {
+            path.push((page, inner.room_for_separator(self.key_bytes_max())));
+        })?;
+        let Some((leaf_page, _)) = found else { return Ok(Progress::Again) };
+        // Make room from the top: the parent of the highest node without room has room for its split.
+        if let Some(full) = path.iter().position(|&(_, has_room)| !has_room) {
+            return if full == 0 {
+                self.grow_root(&guard, frames)
+            } else {
+                self.split_inner(&guard, path[full - 1].0, path[full].0, key, frames)
+            };
+        }
+        match path.last() {
+            None => self.split_root_leaf(&guard, rows, frames),
+            Some(&(parent, _)) => self.split_leaf(&guard, parent, leaf_page, rows, frames),
+        }
+    }
+
+    /// The inner node in `page`, latched so that nobody else replaces it.
+    fn latch_inner(&self, page: PageId) -> Option<FrameWrite<'_>> {
+        let Word::Fixed(frame) = self.pages.table.load(page) else { return None };
+        let write = self.pool.frames.write(frame, self.identity(page))?;
+        (self.pages.table.load(page) == Word::Fixed(frame) && write[KIND_OFFSET] == Kind::Inner as u8).then_some(write)
+    }
+
+    fn latch_leaf(&self, page: PageId) -> Option<FrameWrite<'_>> {
+        let Word::Leaf(frame) = self.pages.table.load(page) else { return None };
+        let write = self.pool.frames.write(frame, self.identity(page))?;
+        (self.pages.table.load(page) == Word::Leaf(frame)).then_some(write)
+    }
+
+    /// Publishes a changed copy of an inner node in its place.
+    fn replace(&self, guard: &Guard<'_>, page: PageId, old: FrameWrite<'_>, new: NewFrame<'_>) {
+        new.header().set_place(old.header().place());
+        new.set_dirty(guard.epoch());
+        let frame = new.into_published(self.identity(page));
+        self.pages.table.store(page, Word::Fixed(frame));
+        old.unlink(true);
+    }
+
+    /// Publishes a page that no node refers to yet.
+    fn publish(&self, guard: &Guard<'_>, mut new: NewFrame<'_>, kind: Kind) -> PageId {
+        new[KIND_OFFSET] = kind as u8;
+        let page = self.pages.table.allocate(1);
+        new.set_dirty(guard.epoch());
+        let frame = new.into_published(self.identity(page));
+        self.pages.table.store(page, if kind == Kind::Leaf { Word::Leaf(frame) } else { Word::Fixed(frame) });
+        page
+    }
+
+    fn split_leaf<'p>(
+        &'p self,
+        guard: &Guard<'_>,
+        parent_page: PageId,
+        leaf_page: PageId,
+        rows: &[Incoming<'_>],
+        frames: &mut Vec<NewFrame<'p>>,
+    ) -> Result<Progress, Stop> {
+        let key = rows[0].key;
+        let Some(parent) = self.latch_inner(parent_page) else { return Ok(Progress::Again) };
+        let inner = Inner::new(&parent);
+        if !inner.covers(key) || inner.child(inner.child_for(key)) != leaf_page {
+            return Ok(Progress::Again);
+        }
+        let Some(mut leaf) = self.latch_leaf(leaf_page) else { return Ok(Progress::Again) };
+        if !Node::new(&leaf).covers(key) {
+            return Ok(Progress::Again);
+        }
+        let Some(separator) = plan_split(&Leaf::new(&leaf), rows) else {
+            return Ok(Progress::Done(Leaf::new(&leaf).upper_fence().map(<[u8]>::to_vec)));
+        };
+        if !inner.room_for_separator(separator.len()) {
+            return Ok(Progress::Again);
+        }
+        self.pool.prepare_change(guard, &parent)?;
+        self.pool.prepare_change(guard, &leaf)?;
+
+        let mut right = frames.pop().expect("counted");
+        let at = Leaf::new(&leaf).lower_bound(&separator);
+        self.pool.mark_dirty(guard, &leaf);
+        LeafMut::new(leaf.leaf_mut(&self.pages.table)).split_to(at, &separator, &mut right);
+        let right_page = self.publish(guard, right, Kind::Leaf);
+        self.observer.rows_moved(&self.pages, leaf_page, right_page, Some(&separator));
+
+        let mut copy = frames.pop().expect("counted");
+        copy.copy_from_slice(&parent);
+        let index = Inner::new(&parent).child_for(&separator) + 1;
+        InnerMut::new(&mut copy).insert_child(index, &separator, right_page).expect("room was checked");
+        self.replace(guard, parent_page, parent, copy);
+        Ok(Progress::Again)
+    }
+
+    fn split_root_leaf<'p>(
+        &'p self,
+        guard: &Guard<'_>,
+        rows: &[Incoming<'_>],
+        frames: &mut Vec<NewFrame<'p>>,
+    ) -> Result<Progress, Stop> {
+        let Some(root) = self.latch_leaf(PageId::ROOT) else { return Ok(Progress::Again) };
+        let Some(separator) = plan_split(&Leaf::new(&root), rows) else { return Ok(Progress::Done(None)) };
+        self.pool.prepare_change(guard, &root)?;
+
+        let [mut left, mut right, mut top] = std::array::from_fn(|_| frames.pop().expect("counted"));
+        left.copy_from_slice(&root);
+        let at = Leaf::new(&left).lower_bound(&separator);
+        LeafMut::new(&mut left).split_to(at, &separator, &mut right);
+        let left = self.publish(guard, left, Kind::Leaf);
+        let right = self.publish(guard, right, Kind::Leaf);
+        self.observer.rows_moved(&self.pages, PageId::ROOT, right, Some(&separator));
+        self.observer.rows_moved(&self.pages, PageId::ROOT, left, None);
+        top[KIND_OFFSET] = Kind::Inner as u8;
+        let mut inner = InnerMut::init(&mut top, 1, None, None, left);
+        inner.insert_child(1, &separator, right).expect("a new root has room");
+        top.header().set_place(root.header().place());
+        top.set_dirty(guard.epoch());
+        let frame = top.into_published(self.identity(PageId::ROOT));
+        self.pages.table.store(PageId::ROOT, Word::Fixed(frame));
+        root.unlink(false);
+        Ok(Progress::Again)
+    }
+
+    fn grow_root<'p>(&'p self, guard: &Guard<'_>, frames: &mut Vec<NewFrame<'p>>) -> Result<Progress, Stop> {
+        let Some(root) = self.latch_inner(PageId::ROOT) else { return Ok(Progress::Again) };
+        let inner = Inner::new(&root);
+        if inner.room_for_separator(self.key_bytes_max()) {
+            return Ok(Progress::Again);
+        }
+        self.pool.prepare_change(guard, &root)?;
+
+        let level = inner.level();
+        let at = inner.split_index();
+        let [mut left, mut right, mut top] = std::array::from_fn(|_| frames.pop().expect("counted"));
+        left.copy_from_slice(&root);
+        let mut separator = Vec::new();
+        InnerMut::new(&mut left).split_to(at, &mut right, &mut separator);
+        let left = self.publish(guard, left, Kind::Inner);
+        let right = self.publish(guard, right, Kind::Inner);
+        top[KIND_OFFSET] = Kind::Inner as u8;
+        let mut inner = InnerMut::init(&mut top, level + 1, None, None, left);
+        inner.insert_child(1, &separator, right).expect("a new root has room");
+        self.replace(guard, PageId::ROOT, root, top);
+        Ok(Progress::Again)
+    }
+
+    fn split_inner<'p>(
+        &'p self,
+        guard: &Guard<'_>,
+        parent_page: PageId,
+        page: PageId,
+        key: &[u8],
+        frames: &mut Vec<NewFrame<'p>>,
+    ) -> Result<Progress, Stop> {
+        let Some(parent) = self.latch_inner(parent_page) else { return Ok(Progress::Again) };
+        let inner = Inner::new(&parent);
+        if !inner.covers(key) || inner.child(inner.child_for(key)) != page {
+            return Ok(Progress::Again);
+        }
+        let Some(full) = self.latch_inner(page) else { return Ok(Progress::Again) };
+        let node = Inner::new(&full);
+        if !node.covers(key) || node.room_for_separator(self.key_bytes_max()) {
+            return Ok(Progress::Again);
+        }
+        let at = node.split_index();
+        let [mut left, mut right, mut copy] = std::array::from_fn(|_| frames.pop().expect("counted"));
+        left.copy_from_slice(&full);
+        let mut separator = Vec::new();
+        InnerMut::new(&mut left).split_to(at, &mut right, &mut separator);
+        if !inner.room_for_separator(separator.len()) {
+            return Ok(Progress::Again);
+        }
+        self.pool.prepare_change(guard, &parent)?;
+        self.pool.prepare_change(guard, &full)?;
+
+        let right = self.publish(guard, right, Kind::Inner);
+        copy.copy_from_slice(&parent);
+        let index = Inner::new(&parent).child_for(&separator) + 1;
+        InnerMut::new(&mut copy).insert_child(index, &separator, right).expect("room was checked");
+        self.replace(guard, page, full, left);
+        self.replace(guard, parent_page, parent, copy);
+        Ok(Progress::Again)
+    }
+
+    // ── merging ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Merges the leaf that covers the key with a neighbour, if both are in memory and fit, and likewise the nodes above.
+    /// Does what can be done at once: space, not correctness, depends on it.
+    pub(crate) fn try_merge(&self, key: &[u8]) {
+        let mut level = 0;
+        while let Ok(true) = self.try_merge_level(key, level) {
+            level += 1;
+        }
+        if level > 0 {
+            while let Ok(true) = self.try_collapse_root() {}
+        }
+    }
+
+    /// Whether a page is so empty that it should be merged.
+    pub(crate) fn is_underfull(page: &[u8]) -> bool {
+        Node::new(page).live_bytes() * UNDERFULL_SHARE < page.len()
+    }
+
+    /// `true` if the level above may have something to merge now.
+    fn try_merge_level(&self, key: &[u8], level: u8) -> Result<bool, Stop> {
+        let Some(mut copy) = self.pool.frames.try_take(self.pages.page_bytes) else { return Ok(false) };
+        let guard = self.pool.space.enter();
+        let pin = self.pool.pin();
+        let mut parent_page = None;
+        self.descend(&pin, Target::At(key), |page, inner, _| {
+            if inner.level() == level + 1 {
+                parent_page = Some(page);
+            }
+        })?;
+        let Some(parent_page) = parent_page else { return Ok(false) };
+        let Some(parent) = self.latch_inner(parent_page) else { return Ok(false) };
+        let inner = Inner::new(&parent);
+        if !inner.covers(key) || inner.level() != level + 1 {
+            return Ok(false);
+        }
+        if inner.len() == 1 {
+            return Ok(parent_page != PageId::ROOT);
+        }
+        let position = inner.child_for(key);
+        let left_index = if position + 1 < inner.len() { position } else { position - 1 };
+        let (left_page, right_page) = (inner.child(left_index), inner.child(left_index + 1));
+        copy.copy_from_slice(&parent);
+        InnerMut::new(&mut copy).remove_child(left_index + 1);
+        let fits = |merged_bytes: usize| merged_bytes * UNDERFULL_SHARE <= self.pages.page_bytes * (UNDERFULL_SHARE - 1);
+        if level == 0 {
+            let Some(mut left) = self.latch_leaf(left_page) else { return Ok(false) };
+            let Some(right) = self.latch_leaf(right_page) else { return Ok(false) };
+            let sparse = Tree::is_underfull(&left) || Tree::is_underfull(&right);
+            if !sparse || !fits(Leaf::new(&left).merged_bytes(&Leaf::new(&right))) {
+                return Ok(false);
+            }
+            self.pool.prepare_change(&guard, &parent)?;
+            self.pool.prepare_change(&guard, &left)?;
+            self.pool.prepare_change(&guard, &right)?;
+            self.pool.mark_dirty(&guard, &left);
+            let merged = LeafMut::new(left.leaf_mut(&self.pages.table)).merge_from(&Leaf::new(&right));
+            merged.expect("the sum was checked");
+            self.observer.rows_moved(&self.pages, right_page, left_page, None);
+            self.replace(&guard, parent_page, parent, copy);
+            self.pool.free_page(&guard, &self.pages, right);
+        } else {
+            let Some(left) = self.latch_inner(left_page) else { return Ok(false) };
+            let Some(right) = self.latch_inner(right_page) else { return Ok(false) };
+            let sparse = Tree::is_underfull(&left) || Tree::is_underfull(&right);
+            if !sparse || !fits(Inner::new(&left).merged_bytes(&Inner::new(&right))) {
+                return Ok(false);
+            }
+            let Some(mut merged) = self.pool.frames.try_take(self.pages.page_bytes) else { return Ok(false) };
+            self.pool.prepare_change(&guard, &parent)?;
+            self.pool.prepare_change(&guard, &left)?;
+            self.pool.prepare_change(&guard, &right)?;
+            merged.copy_from_slice(&left);
+            InnerMut::new(&mut merged).merge_from(&Inner::new(&right)).expect("the sum was checked");
+            self.replace(&guard, left_page, left, merged);
+            self.replace(&guard, parent_page, parent, copy);
+            self.pool.free_page(&guard, &self.pages, right);
+        }
+        Ok(true)
+    }
+
+    /// Puts the only child of the root in its place; `true` if it has only one child in its turn, perhaps.
+    fn try_collapse_root(&self) -> Result<bool, Stop> {
+        let guard = &self.pool.space.enter();
+        let Some(root) = self.latch_inner(PageId::ROOT) else { return Ok(false) };
+        if Inner::new(&root).len() > 1 {
+            return Ok(false);
+        }
+        let child_page = Inner::new(&root).child(0);
+        let Some(mut copy) = self.pool.frames.try_take(self.pages.page_bytes) else { return Ok(false) };
+        let (child, is_leaf) = match (self.latch_leaf(child_page), self.latch_inner(child_page)) {
+            (Some(leaf), _) => (leaf, true),
+            (None, Some(inner)) => (inner, false),
+            (None, None) => return Ok(false),
+        };
+        self.pool.prepare_change(guard, &root)?;
+        self.pool.prepare_change(guard, &child)?;
+        copy.copy_from_slice(&child);
+        copy.header().set_place(root.header().place());
+        copy.set_dirty(guard.epoch());
+        let frame = copy.into_published(self.identity(PageId::ROOT));
+        if is_leaf {
+            self.observer.rows_moved(&self.pages, child_page, PageId::ROOT, None);
+            self.pages.table.store(PageId::ROOT, Word::Leaf(frame));
+        } else {
+            self.pages.table.store(PageId::ROOT, Word::Fixed(frame));
+        }
+        root.unlink(true);
+        self.pool.free_page(guard, &self.pages, child);
+        Ok(!is_leaf)
+    }
+}
+
+/// Whether all the rows that the leaf covers, from the first on, fit into it together.
+pub(crate) fn has_room(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> bool {
+    let upper = leaf.upper_fence();
+    let mut free_bytes = leaf.free_bytes();
+    let mut fits = true;
+    let mut first = None;
+    let mut put_count = 0;
+    for row in rows.iter().take_while(|row| upper.is_none_or(|upper| row.key < upper)) {
+        let Some(value_bytes) = row.value_bytes else { continue };
+        put_count += 1;
+        first.get_or_insert((row.key, value_bytes));
+        // As if none replaced another: a row too much is a split too early, never too late.
+        let cost = ROW_OVERHEAD_BYTES + row.key.len() - leaf.prefix().len() + value_bytes;
+        fits &= cost <= free_bytes;
+        if !fits && put_count > 1 {
+            return false;
+        }
+        free_bytes = free_bytes.saturating_sub(cost);
+    }
+    match first {
+        // A single row that has no room beside the others may have it in the place of one.
+        Some((key, value_bytes)) if !fits => {
+            leaf.search(key).is_ok_and(|index| leaf.room_to_replace(index, value_bytes))
+        }
+        _ => true,
+    }
+}
+
+/// Where to split the leaf so that the rows come closer to fitting; `None` if they fit.
+fn plan_split(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> Option<Vec<u8>> {
+    if has_room(leaf, rows) {
+        return None;
+    }
+    // Two pages full of rows are enough to see where the first cut is.
+    let mut ahead_bytes = 2 * leaf.page_bytes();
+    let covered = rows.iter().take_while(|row| {
+        let seen = ahead_bytes > 0;
+        ahead_bytes = ahead_bytes.saturating_sub(ROW_OVERHEAD_BYTES + row.key.len() + row.value_bytes.unwrap_or(0));
+        seen && leaf.upper_fence().is_none_or(|upper| row.key < upper)
+    });
+    let puts: Vec<(&[u8], usize)> =
+        covered.filter_map(|row| row.value_bytes.map(|value_bytes| (row.key, value_bytes))).collect();
+    if let [(key, value_bytes)] = puts[..] {
+        let change = match leaf.search(key) {
+            Ok(index) => Change::Replace { index, value_bytes },
+            Err(index) => Change::Insert { index, key, value_bytes },
+        };
+        return Some(leaf.split_for(&change).separator);
+    }
+    // The rows as they will be: those there and those to come, by key.
+    let mut merged: Vec<(Vec<u8>, usize)> = Vec::with_capacity(leaf.len() + puts.len());
+    let mut puts = puts.into_iter().peekable();
+    let mut key = Vec::new();
+    let cost = |key: &[u8], value_bytes: usize| ROW_OVERHEAD_BYTES + key.len() - leaf.prefix().len() + value_bytes;
+    for index in 0..leaf.len() {
+        leaf.key_into(index, &mut key);
+        while let Some(&(put, value_bytes)) = puts.peek()
+            && put < &key[..]
+        {
+            merged.push((put.to_vec(), cost(put, value_bytes)));
+            puts.next();
+        }
+        let mut bytes = cost(&key, leaf.value(index).stored_bytes());
+        if let Some(&(put, value_bytes)) = puts.peek()
+            && put == &key[..]
+        {
+            // Counted twice, as `has_room` does.
+            bytes += cost(put, value_bytes);
+            puts.next();
+        }
+        merged.push((key.clone(), bytes));
+    }
+    let appended_from = merged.len();
+    merged.extend(puts.map(|(put, value_bytes)| (put.to_vec(), cost(put, value_bytes))));
+    let total: usize = merged.iter().map(|(_, bytes)| bytes).sum();
+    let capacity = leaf.free_bytes() + leaf.live_bytes() - leaf_overhead_bytes(leaf);
+    // What comes behind all rows is a sorted load: the left leaf is filled. Otherwise the middle.
+    let only_appends = appended_from == leaf.len();
+    let goal = if only_appends { capacity.saturating_sub(leaf_reserve_bytes(leaf)) } else { total / 2 };
+    let mut left_bytes = 0;
+    let mut at = 0;
+    while at + 1 < merged.len() && (at == 0 || left_bytes + merged[at].1 <= goal) {
+        left_bytes += merged[at].1;
+        at += 1;
+    }
+    Some(separator_between(&merged[at - 1].0, &merged[at].0).to_vec())
+}
+
+/// Header and fences.
+fn leaf_overhead_bytes(leaf: &Leaf<'_>) -> usize {
+    crate::format::node::SLOTS_OFFSET
+        + leaf.lower_fence().map_or(0, <[u8]>::len)
+        + leaf.upper_fence().map_or(0, <[u8]>::len)
+}
+
+/// Room for the fence that a split gives the left leaf.
+fn leaf_reserve_bytes(leaf: &Leaf<'_>) -> usize {
+    if leaf.upper_fence().is_none() { 64 } else { 0 }
+}

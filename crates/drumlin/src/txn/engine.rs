@@ -1,0 +1,647 @@
+//! Commits and reads: where write set, tree, versions and log meet.
+//!
+//! # The life of a commit
+//! 1. *Prepare*, as often as needed, waiting for what is lacking: the record is encoded, log space reserved, segments for the
+//!    pages that will become dirty secured, leaves brought in and held, room made in them.
+//! 2. *Apply*, inside the guard, in one go: the leaves are latched in the order of their keys; if one is not as prepared,
+//!    everything is let go and prepared again. Then the timestamp is taken with the record's place in the log, and from here
+//!    on nothing waits, fails or can be cancelled: rows are changed, what they were goes to the versions, the commit is
+//!    marked applied.
+//! 3. *Settle*: wait until the record is durable (not if Relaxed), and until readers see the commit.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+
+use super::clock::Clock;
+use super::locks::LockTable;
+use super::snapshots::Snapshots;
+use super::values;
+use super::versions::{Delta, Versions, Was};
+use super::write_set::{Change, LargeValue};
+use crate::error::{Error, Result};
+use crate::format::node::LargeRef;
+use crate::format::record::{self, Operation};
+use crate::format::{KeyspaceId, PageId, Place, Timestamp};
+use crate::io::Backend;
+use crate::pool::{FrameWrite, Needs, Pool, Stop};
+use crate::seglog::{Body, Log, Reservation};
+use crate::space::{FrameIndex, Guard, PageSpace, Space, Word};
+use crate::tree::node::{Leaf, LeafMut, Node, RowValue};
+use crate::tree::{Incoming, Target, Tree};
+
+/// When a commit returns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Durability {
+    /// When it is on the medium.
+    #[default]
+    Full,
+    /// When it is applied. A power cut may take the newest commits; those that remain are whole and without gaps. The
+    /// record is written soon afterwards.
+    Relaxed,
+}
+
+/// At which moment a read looks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum View {
+    /// What is visible when the leaf is read.
+    Visible,
+    /// The state after this commit.
+    At(Timestamp),
+    /// The newest applied state.
+    Newest,
+}
+
+/// What a read found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Found {
+    Inline(Box<[u8]>),
+    Large(LargeRef),
+}
+
+/// A row that a commit changes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Row<'a> {
+    pub(crate) tree: &'a Tree,
+    pub(crate) key: &'a [u8],
+    pub(crate) change: Change<'a>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) space: Arc<Space>,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) clock: Arc<Clock>,
+    pub(crate) snapshots: Arc<Snapshots>,
+    pub(crate) versions: Arc<Versions>,
+    pub(crate) locks: LockTable,
+    /// There once recovery has ended.
+    pub(crate) log: OnceLock<Arc<Log>>,
+    pub(crate) next_value: AtomicU64,
+    pub(crate) next_transaction: AtomicU64,
+    pub(crate) commits: AtomicU64,
+    /// Bytes of record bodies appended, and how many of them when the newest checkpoint began.
+    pub(crate) log_bytes_written: AtomicU64,
+    pub(crate) log_bytes_checkpointed: AtomicU64,
+    sweeping: Mutex<()>,
+    /// The most bytes of versions before the oldest snapshot is ended.
+    pub(crate) version_bytes_max: u64,
+    /// The most bytes that one transaction may write.
+    pub(crate) write_set_bytes_max: u64,
+    /// Asks for a checkpoint; with `true`, waits for it.
+    pub(crate) ask_checkpoint: Box<dyn Fn(bool) -> Result<()> + Send + Sync>,
+}
+
+impl std::fmt::Debug for dyn Fn(bool) -> Result<()> + Send + Sync {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ask_checkpoint")
+    }
+}
+
+/// Why an attempt to apply ended.
+enum Unready {
+    Needs(Needs),
+    /// These rows do not fit into their leaves.
+    Room(Range<usize>),
+    Error(Error),
+}
+
+impl From<Stop> for Unready {
+    fn from(stop: Stop) -> Unready {
+        match stop {
+            Stop::Needs(needs) => Unready::Needs(needs),
+            Stop::Error(error) => Unready::Error(error),
+        }
+    }
+}
+
+/// Frames held against eviction while a commit is being prepared.
+struct Held<'p> {
+    pool: &'p Pool,
+    frames: Vec<FrameIndex>,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        for &frame in &self.frames {
+            self.pool.frames.let_go(frame);
+        }
+    }
+}
+
+/// Medium values appended before their commit; given back if it fails.
+struct Appended<'e> {
+    engine: &'e Engine,
+    places: Vec<Option<(u64, Place)>>,
+    committed: bool,
+}
+
+impl Drop for Appended<'_> {
+    fn drop(&mut self) {
+        if !self.committed {
+            for (_, place) in self.places.iter().flatten() {
+                self.engine.space.segments.discard(*place);
+            }
+        }
+    }
+}
+
+/// Leaves that a reader brings in, or a commit holds, at once.
+const AHEAD_PAGES: usize = 64;
+
+/// Segments kept free besides what dirty pages need: for summaries, tables and catalogue, and two to work with.
+const RESERVE_SEGMENTS: u64 = 2;
+
+impl Engine {
+    pub(crate) fn log(&self) -> &Log {
+        self.log.get().expect("the log is there once the database is open")
+    }
+
+    // ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// The row as the view sees it. O(log n).
+    pub(crate) fn find(&self, tree: &Tree, key: &[u8], view: View) -> Result<Option<Found>> {
+        Tree::waiting(&self.pool, || self.try_find(tree, key, view))
+    }
+
+    /// The core of [`find`](Self::find).
+    pub(crate) fn try_find(&self, tree: &Tree, key: &[u8], view: View) -> Result<Option<Found>, Stop> {
+        let pin = self.pool.pin();
+        let page = tree.read_leaf(&pin, Target::At(key))?;
+        let leaf = Leaf::new(&page);
+        let at = match view {
+            View::Visible => self.clock.visible(),
+            View::At(at) => at,
+            View::Newest => Timestamp(u64::MAX),
+        };
+        if leaf.newest() > at {
+            let number = page.header().identity().expect("a latched leaf has an identity").page;
+            if let Some(was) = self.versions.find(tree.pages.id, number, key, at) {
+                return Ok(match was {
+                    Was::Absent => None,
+                    Was::Inline(value) => Some(Found::Inline(value)),
+                    Was::Large(reference) => Some(Found::Large(reference)),
+                });
+            }
+        }
+        Ok(leaf.search(key).ok().map(|index| match leaf.value(index) {
+            RowValue::Inline(value) => Found::Inline(value.into()),
+            RowValue::Large(reference) => Found::Large(reference),
+        }))
+    }
+
+    /// The value of the row. A value that is replaced while it is read is looked up again.
+    pub(crate) fn get(&self, tree: &Tree, key: &[u8], view: View) -> Result<Option<Box<[u8]>>> {
+        loop {
+            match self.find(tree, key, view)? {
+                None => return Ok(None),
+                Some(Found::Inline(value)) => return Ok(Some(value)),
+                Some(Found::Large(reference)) => {
+                    if let Some(value) = values::read_whole(&self.pool, &tree.pages, &reference)? {
+                        return Ok(Some(value.into()));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Brings in the leaves of these keys, many reads at a time: afterwards they are mostly in memory.
+    pub(crate) fn bring_in<'k>(&self, tree: &Tree, keys: impl Iterator<Item = &'k [u8]> + Clone) -> Result<()> {
+        // Each round goes one level deeper for the keys whose page was missing.
+        loop {
+            let mut missing: Vec<PageId> = Vec::new();
+            {
+                let pin = self.pool.pin();
+                for key in keys.clone() {
+                    if let Err(Stop::Needs(Needs::Page(_, page))) = tree.read_leaf(&pin, Target::At(key)).map(drop) {
+                        missing.push(page);
+                    }
+                }
+            }
+            missing.sort_unstable();
+            missing.dedup();
+            if missing.is_empty() {
+                return Ok(());
+            }
+            if self.pool.fault_many(&tree.pages, &missing)? == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Whether the row has changed since the snapshot: what the first updater's rule asks.
+    pub(crate) fn changed_since(&self, tree: &Tree, key: &[u8], snapshot: Timestamp) -> Result<bool> {
+        Tree::waiting(&self.pool, || {
+            let pin = self.pool.pin();
+            let page = tree.read_leaf(&pin, Target::At(key))?;
+            if Leaf::new(&page).newest() <= snapshot {
+                return Ok(false);
+            }
+            let number = page.header().identity().expect("a latched leaf has an identity").page;
+            Ok(self.versions.newest_change(tree.pages.id, number, key).is_some_and(|newest| newest > snapshot))
+        })
+    }
+
+    // ── committing ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Commits rows in ascending order of (keyspace, key), each key once. Their locks are held.
+    pub(crate) fn commit(&self, rows: &[Row<'_>], durability: Durability) -> Result<Timestamp> {
+        assert!(!rows.is_empty());
+        self.check_failure()?;
+        let mut body = Vec::with_capacity(rows.iter().map(|row| 16 + row.key.len()).sum::<usize>() + 64);
+        let mut after_data = false;
+        for row in rows {
+            let operation = match row.change {
+                Change::Put(value) => Operation::Put { key: row.key, value },
+                Change::PutLarge(LargeValue { length, identity, places }) => {
+                    after_data = true;
+                    Operation::PutLarge {
+                        key: row.key,
+                        length: *length,
+                        identity: *identity,
+                        places: places.clone(),
+                    }
+                }
+                Change::Remove => Operation::Remove { key: row.key },
+            };
+            record::encode(row.tree.pages.id, &operation, &mut body);
+        }
+        let body = Body::new(body);
+        let log = self.log();
+        if body.bytes().len() > log.record_bytes_max() {
+            return Err(Error::TransactionTooLarge { limit_bytes: log.record_bytes_max() as u64 });
+        }
+        self.secure_space(rows)?;
+        let appended = self.append_medium_values(rows)?;
+        let stream = crate::pool::reclaim::thread_index() % log.stream_count();
+        let mut reservation = Some(log.reserve(stream, body.bytes().len())?);
+        let place = self.prepare_and_apply(rows, appended, |guard| {
+            let _inside: &Guard<'_> = guard;
+            let reservation: Reservation<'_> = reservation.take().expect("a commit takes its timestamp once");
+            let appended = reservation.append(&body, after_data);
+            (appended.timestamp, appended)
+        })?;
+        let timestamp = place.timestamp;
+        self.commits.fetch_add(1, Ordering::Relaxed);
+        self.log_bytes_written.fetch_add(body.bytes().len() as u64, Ordering::Relaxed);
+        match durability {
+            Durability::Full => {
+                log.wait_durable(&place)?;
+                self.clock.wait_published(timestamp);
+                self.clock.show_durable(log.durable());
+            }
+            Durability::Relaxed => {
+                log.nudge(stream);
+                self.clock.show_relaxed(timestamp);
+            }
+        }
+        self.tidy(rows);
+        Ok(timestamp)
+    }
+
+    /// Applies the rows of a commit that is in the log already: recovery. Nobody else is there yet.
+    pub(crate) fn replay(&self, rows: &[Row<'_>], timestamp: Timestamp) -> Result<()> {
+        self.secure_space(rows)?;
+        let appended = self.append_medium_values(rows)?;
+        self.prepare_and_apply(rows, appended, |_| (timestamp, ()))?;
+        for row in rows.iter().filter(|row| matches!(row.change, Change::Remove)) {
+            row.tree.try_merge(row.key);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn check_failure(&self) -> Result<()> {
+        self.space.check_failure()?;
+        match self.log.get().and_then(|log| log.failure()) {
+            Some(reason) => Err(Error::Failed { reason }),
+            None => Ok(()),
+        }
+    }
+
+    fn append_medium_values(&self, rows: &[Row<'_>]) -> Result<Appended<'_>> {
+        let mut appended = Appended { engine: self, places: Vec::new(), committed: false };
+        for (index, row) in rows.iter().enumerate() {
+            if let Change::Put(value) = row.change
+                && value.len() > row.tree.inline_bytes_max()
+            {
+                appended.places.resize(index, None);
+                let identity = self.next_value.fetch_add(1, Ordering::Relaxed);
+                let place = values::append_medium(&self.pool, &row.tree.pages, identity, value)?;
+                appended.places.push(Some((identity, place)));
+                if self.space.waiting_jobs() > 4 {
+                    self.pool.run_jobs()?;
+                }
+            }
+        }
+        Ok(appended)
+    }
+
+    /// Makes sure that the pages which the commit will change can be written, whatever happens; else `DiskFull`. Commits
+    /// that only remove may use the reserve.
+    fn secure_space(&self, rows: &[Row<'_>]) -> Result<()> {
+        let needed = |engine: &Engine| {
+            let pages: u64 = rows.iter().map(|row| row.tree.pages.page_bytes as u64).sum::<u64>().min(rows.len() as u64 * 4096 + (1 << 16));
+            let medium: u64 = rows
+                .iter()
+                .map(|row| match row.change {
+                    Change::Put(value) if value.len() > row.tree.inline_bytes_max() => value.len() as u64 + 128,
+                    _ => 0,
+                })
+                .sum();
+            let dirty = engine.pool.frames.dirty_bytes() + pages + medium;
+            // Segments waste what is left at their ends: up to one page of 64 KiB each, and blocks at flushes.
+            let usable = engine.space.segments.segment_bytes() * 7 / 8;
+            let entries = engine.space.entry_count() as u64 * 48;
+            ((dirty + entries + engine.space.table_bytes() / 8) / usable + RESERVE_SEGMENTS) as u32 + 1
+        };
+        let count = needed(self);
+        match self.space.secure(count) {
+            Err(error @ Error::DiskFull { .. }) => {
+                let only_removes = rows.iter().all(|row| matches!(row.change, Change::Remove));
+                if only_removes || self.log.get().is_none() {
+                    return Ok(());
+                }
+                // What was replaced since the last checkpoint may suffice.
+                (self.ask_checkpoint)(true)?;
+                self.space.secure(needed(self)).map_err(|_| error)
+            }
+            other => other,
+        }
+    }
+
+    fn prepare_and_apply<T>(
+        &self,
+        rows: &[Row<'_>],
+        mut appended: Appended<'_>,
+        mut take_timestamp: impl FnMut(&Guard<'_>) -> (Timestamp, T),
+    ) -> Result<T> {
+        let incoming: Vec<Incoming<'_>> = rows
+            .iter()
+            .map(|row| Incoming {
+                key: row.key,
+                value_bytes: match row.change {
+                    Change::Put(value) if value.len() <= row.tree.inline_bytes_max() => Some(value.len()),
+                    Change::Put(_) | Change::PutLarge(_) => Some(crate::format::node::LARGE_REF_BYTES),
+                    Change::Remove => None,
+                },
+            })
+            .collect();
+        let mut held = Held { pool: &self.pool, frames: Vec::new() };
+        if rows.len() > 1 {
+            self.hold_leaves(rows, &mut held)?;
+        }
+        loop {
+            match self.try_apply(rows, &incoming, &appended.places, &mut take_timestamp) {
+                Ok(value) => {
+                    appended.committed = true;
+                    return Ok(value);
+                }
+                Err(Unready::Error(error)) => return Err(error),
+                Err(Unready::Needs(needs)) => Tree::provide(&self.pool, &needs)?,
+                Err(Unready::Room(range)) => rows[range.start].tree.make_room(&incoming[range])?,
+            }
+        }
+    }
+
+    /// Brings the leaves of all rows in and keeps them there.
+    fn hold_leaves(&self, rows: &[Row<'_>], held: &mut Held<'_>) -> Result<()> {
+        let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes).max().expect("rows");
+        let limit = (self.pool.frames.limit_bytes() / page_bytes / 4).max(4);
+        let mut start = 0;
+        while start < rows.len() {
+            let tree = rows[start].tree;
+            let end = (start + AHEAD_PAGES).min(rows.len());
+            let end = start + rows[start..end].iter().take_while(|row| row.tree.pages.id == tree.pages.id).count();
+            self.bring_in(tree, rows[start..end].iter().map(|row| row.key))?;
+            let mut upper: Option<Option<Vec<u8>>> = None;
+            for row in &rows[start..end] {
+                if upper.as_ref().is_some_and(|upper| upper.as_ref().is_none_or(|upper| row.key < &upper[..])) {
+                    continue;
+                }
+                let fence = Tree::waiting(&self.pool, || {
+                    let pin = self.pool.pin();
+                    let page = tree.read_leaf(&pin, Target::At(row.key))?;
+                    page.header().hold();
+                    held.frames.push(page.frame());
+                    Ok(Node::new(&page).upper_fence().map(<[u8]>::to_vec))
+                })?;
+                upper = Some(fence);
+            }
+            if held.frames.len() > limit {
+                let per_leaf = rows.len() as u64 * 128 / held.frames.len() as u64;
+                return Err(Error::TransactionTooLarge { limit_bytes: limit as u64 * per_leaf.max(128) });
+            }
+            start = end;
+        }
+        Ok(())
+    }
+
+    fn try_apply<T>(
+        &self,
+        rows: &[Row<'_>],
+        incoming: &[Incoming<'_>],
+        medium: &[Option<(u64, Place)>],
+        take_timestamp: &mut impl FnMut(&Guard<'_>) -> (Timestamp, T),
+    ) -> Result<T, Unready> {
+        let guard = self.space.enter();
+        let pin = self.pool.pin();
+        let mut leaves: Vec<(FrameWrite<'_>, Range<usize>)> = Vec::with_capacity(rows.len().min(AHEAD_PAGES));
+        let mut start = 0;
+        while start < rows.len() {
+            let tree = rows[start].tree;
+            let write = tree.write_leaf(&pin, rows[start].key)?;
+            let leaf = Leaf::new(&write);
+            let mine = rows[start..].iter().take_while(|row| {
+                row.tree.pages.id == tree.pages.id && leaf.upper_fence().is_none_or(|upper| row.key < upper)
+            });
+            let end = start + mine.count();
+            if !crate::tree::has_room(&leaf, &incoming[start..end]) {
+                let same = rows[end..].iter().take_while(|row| row.tree.pages.id == tree.pages.id).count();
+                return Err(Unready::Room(start..end + same));
+            }
+            self.pool.prepare_change(&guard, &write).map_err(Unready::Error)?;
+            leaves.push((write, start..end));
+            start = end;
+        }
+        // From the timestamp on nothing waits, fails or can be cancelled.
+        let (timestamp, value) = take_timestamp(&guard);
+        for (write, range) in &mut leaves {
+            self.change_leaf(&guard, write, &rows[range.clone()], medium, range.start, timestamp);
+        }
+        if self.log.get().is_some() {
+            self.clock.mark_applied(timestamp);
+        }
+        Ok(value)
+    }
+
+    fn change_leaf(
+        &self,
+        guard: &Guard<'_>,
+        write: &mut FrameWrite<'_>,
+        rows: &[Row<'_>],
+        medium: &[Option<(u64, Place)>],
+        first: usize,
+        timestamp: Timestamp,
+    ) {
+        let pages = &rows[0].tree.pages;
+        let page = write.header().identity().expect("a latched leaf has an identity").page;
+        self.pool.mark_dirty(guard, write);
+        let mut leaf = LeafMut::new(write.leaf_mut(&pages.table));
+        let mut delta = Delta::new();
+        for (index, row) in rows.iter().enumerate() {
+            let found = leaf.as_leaf().search(row.key);
+            let large;
+            let value = match row.change {
+                Change::Remove => {
+                    if let Ok(at) = found {
+                        delta.push(row.key, Some(leaf.as_leaf().value(at)));
+                        leaf.remove(at);
+                    }
+                    continue;
+                }
+                Change::Put(value) => match medium.get(first + index).copied().flatten() {
+                    None => RowValue::Inline(value),
+                    Some((identity, place)) => {
+                        large = self.place_value(guard, pages, value.len() as u64, identity, &[place]);
+                        RowValue::Large(large)
+                    }
+                },
+                Change::PutLarge(value) => {
+                    large = self.place_value(guard, pages, value.length, value.identity, &value.places);
+                    RowValue::Large(large)
+                }
+            };
+            match found {
+                Ok(at) => {
+                    delta.push(row.key, Some(leaf.as_leaf().value(at)));
+                    leaf.replace(at, value).expect("room was checked");
+                }
+                Err(at) => {
+                    delta.push(row.key, None);
+                    leaf.insert(at, row.key, value).expect("room was checked");
+                }
+            }
+        }
+        let newest = leaf.as_leaf().newest().max(timestamp);
+        leaf.set_newest(newest);
+        self.versions.add(pages.id, page, timestamp, delta);
+    }
+
+    /// Gives a value's extents page numbers.
+    fn place_value(
+        &self,
+        guard: &Guard<'_>,
+        pages: &PageSpace,
+        length: u64,
+        identity: u64,
+        places: &[Place],
+    ) -> LargeRef {
+        let chunk_count = u32::try_from(places.len()).expect("fewer than 2^32 chunks");
+        let first_page = if places.is_empty() { PageId::NONE } else { pages.table.allocate(chunk_count) };
+        for (page, &place) in (first_page.0..).zip(places) {
+            pages.table.store(PageId(page), Word::Disk(place));
+            self.space.record(guard.epoch(), pages.id, PageId(page), place);
+        }
+        LargeRef { length, id: identity, first_page, chunk_count }
+    }
+
+    /// After a commit: merges leaves that it emptied and drops versions that nobody needs.
+    fn tidy(&self, rows: &[Row<'_>]) {
+        if rows.iter().any(|row| matches!(row.change, Change::Remove)) {
+            let pin = self.pool.pin();
+            let mut sparse = Vec::new();
+            for row in rows.iter().filter(|row| matches!(row.change, Change::Remove)) {
+                if let Ok(page) = row.tree.read_leaf(&pin, Target::At(row.key))
+                    && Tree::is_underfull(&page)
+                {
+                    sparse.push(row);
+                }
+            }
+            drop(pin);
+            for row in sparse {
+                row.tree.try_merge(row.key);
+            }
+        }
+        if self.versions.wants_sweep() {
+            self.sweep();
+        }
+    }
+
+    /// Drops versions that nobody needs, and past their share of memory ends the oldest snapshots.
+    pub(crate) fn sweep(&self) {
+        let Some(_alone) = self.sweeping.try_lock() else { return };
+        loop {
+            let freed = self.versions.sweep(self.snapshots.horizon(&self.clock));
+            for (keyspace, reference) in freed {
+                self.free_value(keyspace, &reference);
+            }
+            if self.versions.memory_bytes() <= self.version_bytes_max || !self.snapshots.end_oldest(&self.clock) {
+                return;
+            }
+        }
+    }
+
+    pub(crate) fn free_value(&self, keyspace: KeyspaceId, reference: &LargeRef) {
+        loop {
+            let guard = self.space.enter();
+            let Some(pages) = self.space.page_space(keyspace) else { return };
+            if values::try_free(&self.pool, &guard, &pages, reference.first_page, reference.chunk_count) {
+                self.versions.let_go(keyspace, reference);
+                return;
+            }
+            drop(guard);
+            std::thread::yield_now();
+        }
+    }
+
+    /// Waits until a snapshot that a transaction read at is durable: what it saw can't be taken back then.
+    pub(crate) fn wait_durable(&self, timestamp: Timestamp) -> Result<()> {
+        let log = self.log();
+        if log.durable() >= timestamp {
+            return Ok(());
+        }
+        // Only the timestamp matters: the log writes whatever stream holds it back.
+        log.wait_durable(&crate::seglog::Appended { timestamp, stream: 0, end: 0 })
+    }
+}
+
+impl Engine {
+    /// An engine that has recovered up to `last`.
+    #[allow(clippy::too_many_arguments, reason = "made in one place, where each part is named")]
+    pub(crate) fn new(
+        backend: Arc<dyn Backend>,
+        space: Arc<Space>,
+        pool: Arc<Pool>,
+        versions: Arc<Versions>,
+        last: Timestamp,
+        next_value: u64,
+        version_bytes_max: u64,
+        write_set_bytes_max: u64,
+        ask_checkpoint: Box<dyn Fn(bool) -> Result<()> + Send + Sync>,
+    ) -> Engine {
+        let lock_seed = backend.random();
+        Engine {
+            backend,
+            space,
+            pool,
+            clock: Arc::new(Clock::new(last)),
+            snapshots: Arc::default(),
+            versions,
+            locks: LockTable::new(64, lock_seed),
+            log: OnceLock::new(),
+            next_value: AtomicU64::new(next_value),
+            next_transaction: AtomicU64::new(1),
+            commits: AtomicU64::new(0),
+            log_bytes_written: AtomicU64::new(0),
+            log_bytes_checkpointed: AtomicU64::new(0),
+            sweeping: Mutex::default(),
+            version_bytes_max,
+            write_set_bytes_max,
+            ask_checkpoint,
+        }
+    }
+}

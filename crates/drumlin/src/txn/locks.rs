@@ -1,0 +1,466 @@
+//! Row locks: who may write a row until its transaction ends.
+//!
+//! A lock is exclusive and exists only while it is held: the table has an entry for each row that a running transaction
+//! has written or waits to write, found by keyspace and key. A transaction that finds a row held waits in the row's
+//! queue, as a blocked thread or as a future; the table knows only wakers.
+//!
+//! ```text
+//!              claim                    claim by another
+//!   (no entry) ------> held, no queue ------------------> held, queue
+//!       ^                    |  ^                            |   |
+//!       +------ release -----+  +--- last waiter is handed --+   +-- release: the first waiter is the owner (handed
+//!                                    the lock or gives up            over), and learns of it when it polls
+//! ```
+//!
+//! # Invariants
+//! 1. An entry has one owner, and a queue only if somebody is in it.
+//! 2. A released lock belongs to the first in its queue at once. So nobody overtakes, exactly one waiter is woken, and a
+//!    waiter that gives up at that moment finds that it owns the lock.
+//! 3. A transaction waits for one lock at a time.
+//! 4. The graph of waits, from a transaction to the owner of the lock that it waits for, has no cycle: who would close
+//!    one gets [`LockError::Deadlock`] instead of a place in the queue. Only a transaction that begins to wait can close
+//!    a cycle. When a lock is handed over, those behind now wait for somebody who waits for nothing.
+//! 5. No waker is called or dropped under a mutex: the task behind it may be one that waits here.
+//!
+//! Lock order: a shard, then the graph. The graph is touched only where somebody waits.
+
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
+use std::mem;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+use crossbeam_utils::CachePadded;
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
+use parking_lot::{Mutex, MutexGuard};
+
+use super::TransactionId;
+use crate::format::{KeyspaceId, checksum};
+
+/// How a lock was got.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Granted {
+    /// By this call: the caller has to release it one day.
+    Acquired,
+    /// The caller had it before.
+    AlreadyMine,
+}
+
+/// The transaction that has the lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct HeldBy(pub(crate) TransactionId);
+
+/// Why a lock was not got by waiting.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub(crate) enum LockError {
+    #[error("another transaction kept a row locked for too long")]
+    Timeout,
+    #[error("two transactions wait for rows that the other has locked")]
+    Deadlock,
+}
+
+/// A row's key. Short ones, which most are, lie within the entry.
+enum LockKey {
+    Short { bytes: [u8; LockKey::SHORT_BYTES_MAX], length: u8 },
+    Long(Box<[u8]>),
+}
+
+impl LockKey {
+    /// What makes a key no larger than a boxed one with its tag: 24 bytes less tag and length.
+    const SHORT_BYTES_MAX: usize = 22;
+
+    fn new(key: &[u8]) -> LockKey {
+        if key.len() <= LockKey::SHORT_BYTES_MAX {
+            let mut bytes = [0; LockKey::SHORT_BYTES_MAX];
+            bytes[..key.len()].copy_from_slice(key);
+            LockKey::Short { bytes, length: key.len() as u8 }
+        } else {
+            LockKey::Long(key.into())
+        }
+    }
+
+    #[inline]
+    fn as_bytes(&self) -> &[u8] {
+        match self {
+            LockKey::Short { bytes, length } => &bytes[..usize::from(*length)],
+            LockKey::Long(bytes) => bytes,
+        }
+    }
+
+    /// Bytes beside the entry.
+    fn heap_bytes(&self) -> usize {
+        match self {
+            LockKey::Short { .. } => 0,
+            LockKey::Long(bytes) => bytes.len(),
+        }
+    }
+}
+
+/// A lock that somebody has.
+struct Lock {
+    owner: TransactionId,
+    queue: Option<Box<Queue>>,
+    key: LockKey,
+    keyspace: KeyspaceId,
+    /// The owner got it from the one before and has not noticed yet.
+    handed_over: bool,
+}
+
+const _: () = assert!(mem::size_of::<Lock>() <= 48);
+
+/// Those who wait for a lock, the first to come first.
+struct Queue {
+    /// What the graph knows the lock by.
+    number: u64,
+    waiters: VecDeque<Waiter>,
+}
+
+struct Waiter {
+    owner: TransactionId,
+    waker: Waker,
+}
+
+/// What a waiter costs: its place in the queue and in the graph's two maps, each half full at worst. The waker is the
+/// executor's.
+const WAITER_BYTES: usize = 2 * (mem::size_of::<Waiter>() + 2 * mem::size_of::<(u64, u64)>());
+
+#[derive(Default)]
+struct Shard {
+    locks: HashTable<Lock>,
+    /// Long keys, queues and waiters.
+    heap_bytes: usize,
+}
+
+/// A shard's table shrinks once fewer than an eighth of its buckets are in use, unless it is as small as this: 3 KiB.
+const SHARD_BUCKETS_KEPT: usize = 64;
+
+/// Who waits for whom.
+#[derive(Default)]
+struct Graph {
+    locks_count: u64,
+    /// The lock that a transaction waits for.
+    awaited: HashMap<TransactionId, u64>,
+    /// The owner of a lock with a queue.
+    owners: HashMap<u64, TransactionId>,
+}
+
+impl Graph {
+    /// Whether `owner` waits, over however many others, for `requester`.
+    fn leads(&self, mut owner: TransactionId, requester: TransactionId) -> bool {
+        while owner != requester {
+            let Some(lock) = self.awaited.get(&owner) else { return false };
+            owner = self.owners[lock];
+        }
+        true
+    }
+}
+
+/// The locks of a database.
+pub(crate) struct LockTable {
+    shards: Box<[CachePadded<Mutex<Shard>>]>,
+    graph: Mutex<Graph>,
+    /// Random, so that nobody can choose keys that collide.
+    seed: u64,
+}
+
+impl LockTable {
+    /// A table of `shards_count` parts, a power of two; several times the number of threads keeps them apart.
+    pub(crate) fn new(shards_count: usize, seed: u64) -> LockTable {
+        assert!(shards_count.is_power_of_two());
+        let shards = (0..shards_count).map(|_| CachePadded::default()).collect();
+        LockTable { shards, graph: Mutex::default(), seed }
+    }
+
+    #[inline]
+    fn hash(&self, keyspace: KeyspaceId, key: &[u8]) -> u64 {
+        hash(self.seed, keyspace, key)
+    }
+
+    /// The table itself uses the low bits of a hash for the place and the highest seven as tags.
+    #[inline]
+    fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
+        self.shards[(hash >> 40) as usize & (self.shards.len() - 1)].lock()
+    }
+
+    /// Takes the lock of a row unless another transaction has it.
+    #[inline]
+    pub(crate) fn try_lock(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) -> Result<Granted, HeldBy> {
+        let hash = self.hash(keyspace, key);
+        self.shard(hash).claim(self.seed, hash, owner, keyspace, key).map_err(|lock| HeldBy(lock.owner))
+    }
+
+    /// Takes the lock of a row, or a place in its queue.
+    ///
+    /// The waker is called when the lock has become the caller's, who then polls again to learn it. A caller that no
+    /// longer wants it says so with [`cancel`](Self::cancel). [`acquire`](Self::acquire) does both.
+    pub(crate) fn poll_lock(
+        &self,
+        owner: TransactionId,
+        keyspace: KeyspaceId,
+        key: &[u8],
+        waker: &Waker,
+    ) -> Poll<Result<Granted, LockError>> {
+        let hash = self.hash(keyspace, key);
+        let mut shard = self.shard(hash);
+        let lock = match shard.claim(self.seed, hash, owner, keyspace, key) {
+            Ok(granted) => return Poll::Ready(Ok(granted)),
+            Err(lock) => lock,
+        };
+        if let Some(waiter) = lock.queue.iter_mut().flat_map(|queue| &mut queue.waiters).find(|w| w.owner == owner) {
+            let before = mem::replace(&mut waiter.waker, waker.clone());
+            drop(shard);
+            drop(before);
+            return Poll::Pending;
+        }
+
+        let mut graph = self.graph.lock();
+        if graph.leads(lock.owner, owner) {
+            return Poll::Ready(Err(LockError::Deadlock));
+        }
+        assert!(!graph.awaited.contains_key(&owner), "a transaction waits for two locks");
+        let mut heap_bytes = WAITER_BYTES;
+        let queue = lock.queue.get_or_insert_with(|| {
+            heap_bytes += mem::size_of::<Queue>();
+            graph.locks_count += 1;
+            Box::new(Queue { number: graph.locks_count, waiters: VecDeque::new() })
+        });
+        queue.waiters.push_back(Waiter { owner, waker: waker.clone() });
+        graph.owners.insert(queue.number, lock.owner);
+        graph.awaited.insert(owner, queue.number);
+        drop(graph);
+        shard.heap_bytes += heap_bytes;
+        Poll::Pending
+    }
+
+    /// Gives up waiting. `true` if the lock has become the caller's meanwhile, who then has to release it.
+    pub(crate) fn cancel(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) -> bool {
+        let hash = self.hash(keyspace, key);
+        let mut shard = self.shard(hash);
+        let Some(lock) = shard.find(hash, keyspace, key) else { return false };
+        if lock.owner == owner {
+            return mem::take(&mut lock.handed_over);
+        }
+        let Some(queue) = &mut lock.queue else { return false };
+        let Some(position) = queue.waiters.iter().position(|waiter| waiter.owner == owner) else { return false };
+        let waiter = queue.waiters.remove(position);
+        let mut graph = self.graph.lock();
+        graph.awaited.remove(&owner);
+        let emptied = lock.close_empty_queue(&mut graph);
+        drop(graph);
+        shard.heap_bytes -= WAITER_BYTES + if emptied { mem::size_of::<Queue>() } else { 0 };
+        drop(shard);
+        drop(waiter);
+        false
+    }
+
+    /// Takes the lock of a row, blocking the thread until `clock` shows `deadline`. The thread sleeps in real time; where
+    /// the clock is simulated, take [`acquire`](Self::acquire).
+    #[inline]
+    pub(crate) fn lock(
+        &self,
+        owner: TransactionId,
+        keyspace: KeyspaceId,
+        key: &[u8],
+        deadline: Duration,
+        clock: &dyn Fn() -> Duration,
+    ) -> Result<Granted, LockError> {
+        match self.try_lock(owner, keyspace, key) {
+            Ok(granted) => Ok(granted),
+            Err(HeldBy(_)) => self.lock_blocking(owner, keyspace, key, deadline, clock),
+        }
+    }
+
+    #[cold]
+    fn lock_blocking(
+        &self,
+        owner: TransactionId,
+        keyspace: KeyspaceId,
+        key: &[u8],
+        deadline: Duration,
+        clock: &dyn Fn() -> Duration,
+    ) -> Result<Granted, LockError> {
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        loop {
+            if let Poll::Ready(result) = self.poll_lock(owner, keyspace, key, &waker) {
+                return result;
+            }
+            let now = clock();
+            if now >= deadline {
+                let mine = self.cancel(owner, keyspace, key);
+                return if mine { Ok(Granted::Acquired) } else { Err(LockError::Timeout) };
+            }
+            thread::park_timeout(deadline - now);
+        }
+    }
+
+    /// Takes the lock of a row, as a future. Dropping it gives up, and releases what it got and nobody was told of.
+    pub(crate) fn acquire<'a>(&'a self, owner: TransactionId, keyspace: KeyspaceId, key: &'a [u8]) -> Acquire<'a> {
+        Acquire { table: self, owner, keyspace, key, waiting: false }
+    }
+
+    /// Releases a lock that `owner` has: to the first who waits for it, or altogether.
+    #[inline]
+    pub(crate) fn unlock(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) {
+        let hash = self.hash(keyspace, key);
+        let mut shard = self.shard(hash);
+        let Ok(place) = shard.locks.find_entry(hash, |lock| lock.is_of(keyspace, key)) else {
+            panic!("a lock that is released is held");
+        };
+        assert_eq!(place.get().owner, owner, "a lock is released by its owner");
+        if place.get().queue.is_some() {
+            return self.hand_over(shard, hash, keyspace, key);
+        }
+        let (lock, _) = place.remove();
+        shard.heap_bytes -= lock.key.heap_bytes();
+        shard.shrink(self.seed);
+        drop(shard);
+        drop(lock);
+    }
+
+    #[cold]
+    fn hand_over(&self, mut shard: MutexGuard<'_, Shard>, hash: u64, keyspace: KeyspaceId, key: &[u8]) {
+        let lock = shard.find(hash, keyspace, key).expect("found a moment ago");
+        let queue = lock.queue.as_mut().expect("has a queue");
+        let Waiter { owner, waker } = queue.waiters.pop_front().expect("a queue has somebody in it");
+        let mut graph = self.graph.lock();
+        graph.awaited.remove(&owner);
+        graph.owners.insert(queue.number, owner);
+        lock.owner = owner;
+        lock.handed_over = true;
+        let emptied = lock.close_empty_queue(&mut graph);
+        drop(graph);
+        shard.heap_bytes -= WAITER_BYTES + if emptied { mem::size_of::<Queue>() } else { 0 };
+        drop(shard);
+        waker.wake();
+    }
+
+    /// Releases all locks of a transaction that has ended.
+    pub(crate) fn unlock_all<'k>(&self, owner: TransactionId, keys: impl IntoIterator<Item = (KeyspaceId, &'k [u8])>) {
+        for (keyspace, key) in keys {
+            self.unlock(owner, keyspace, key);
+        }
+    }
+
+    /// The memory that the table takes. Visits every shard.
+    pub(crate) fn bytes(&self) -> usize {
+        let shards = self.shards.iter().map(|shard| {
+            let shard = shard.lock();
+            mem::size_of_val(&self.shards[0]) + shard.locks.allocation_size() + shard.heap_bytes
+        });
+        mem::size_of::<LockTable>() + shards.sum::<usize>()
+    }
+}
+
+#[inline]
+fn hash(seed: u64, keyspace: KeyspaceId, key: &[u8]) -> u64 {
+    checksum(key, seed ^ u64::from(keyspace.0))
+}
+
+impl Shard {
+    #[inline]
+    fn find(&mut self, hash: u64, keyspace: KeyspaceId, key: &[u8]) -> Option<&mut Lock> {
+        self.locks.find_mut(hash, |lock| lock.is_of(keyspace, key))
+    }
+
+    /// Gives the lock to `owner` unless another has it: then that one is returned.
+    #[inline]
+    fn claim(
+        &mut self,
+        seed: u64,
+        hash: u64,
+        owner: TransactionId,
+        keyspace: KeyspaceId,
+        key: &[u8],
+    ) -> Result<Granted, &mut Lock> {
+        let is_it = |lock: &Lock| lock.is_of(keyspace, key);
+        match self.locks.entry(hash, is_it, |lock| lock.hash(seed)) {
+            Entry::Vacant(place) => {
+                let lock = Lock { owner, queue: None, key: LockKey::new(key), keyspace, handed_over: false };
+                self.heap_bytes += lock.key.heap_bytes();
+                place.insert(lock);
+                Ok(Granted::Acquired)
+            }
+            Entry::Occupied(place) => {
+                let lock = place.into_mut();
+                if lock.owner != owner {
+                    Err(lock)
+                } else if mem::take(&mut lock.handed_over) {
+                    Ok(Granted::Acquired)
+                } else {
+                    Ok(Granted::AlreadyMine)
+                }
+            }
+        }
+    }
+
+    /// Gives memory back after many locks were released.
+    #[inline]
+    fn shrink(&mut self, seed: u64) {
+        let (buckets, locks) = (self.locks.num_buckets(), self.locks.len());
+        if buckets > SHARD_BUCKETS_KEPT && locks < buckets / 8 {
+            self.locks.shrink_to(2 * locks, |lock| lock.hash(seed));
+        }
+    }
+}
+
+impl Lock {
+    #[inline]
+    fn is_of(&self, keyspace: KeyspaceId, key: &[u8]) -> bool {
+        self.keyspace == keyspace && self.key.as_bytes() == key
+    }
+
+    fn hash(&self, seed: u64) -> u64 {
+        hash(seed, self.keyspace, self.key.as_bytes())
+    }
+
+    /// Forgets the queue if nobody is left in it.
+    fn close_empty_queue(&mut self, graph: &mut Graph) -> bool {
+        let Some(queue) = self.queue.take_if(|queue| queue.waiters.is_empty()) else { return false };
+        graph.owners.remove(&queue.number);
+        true
+    }
+}
+
+/// Wakes a thread that is parked until a lock is its.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// The future of a lock; see [`LockTable::acquire`].
+#[must_use = "futures do nothing unless polled"]
+pub(crate) struct Acquire<'a> {
+    table: &'a LockTable,
+    owner: TransactionId,
+    keyspace: KeyspaceId,
+    key: &'a [u8],
+    waiting: bool,
+}
+
+impl Future for Acquire<'_> {
+    type Output = Result<Granted, LockError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let poll = self.table.poll_lock(self.owner, self.keyspace, self.key, context.waker());
+        self.waiting = poll.is_pending();
+        poll
+    }
+}
+
+impl Drop for Acquire<'_> {
+    fn drop(&mut self) {
+        if self.waiting && self.table.cancel(self.owner, self.keyspace, self.key) {
+            self.table.unlock(self.owner, self.keyspace, self.key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

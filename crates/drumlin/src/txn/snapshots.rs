@@ -1,0 +1,97 @@
+//! Which moments somebody still looks at.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::clock::Clock;
+use crate::error::{Error, Result};
+use crate::format::Timestamp;
+
+#[derive(Debug, Default)]
+pub(crate) struct Snapshots {
+    registered: Mutex<BTreeMap<u64, Registered>>,
+    /// Snapshots below this have been ended.
+    ended_below: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Registered {
+    count: u64,
+    since: Duration,
+}
+
+/// A registered moment; while it lives, the versions it needs are kept.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    snapshots: Arc<Snapshots>,
+    pub(crate) timestamp: Timestamp,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        let mut registered = self.snapshots.registered.lock();
+        let entry = registered.get_mut(&self.timestamp.0).expect("registered until dropped");
+        entry.count -= 1;
+        if entry.count == 0 {
+            registered.remove(&self.timestamp.0);
+        }
+    }
+}
+
+impl Registration {
+    /// Fails once the snapshot has been ended for the memory its versions took.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.timestamp.0 < self.snapshots.ended_below.load(Ordering::Acquire) {
+            return Err(Error::SnapshotTooOld { timestamp: self.timestamp });
+        }
+        Ok(())
+    }
+}
+
+impl Snapshots {
+    /// Registers the moment that `choose` returns. Chosen under the lock, so that no version it needs is dropped between.
+    pub(crate) fn register(self: &Arc<Self>, now: Duration, choose: impl FnOnce() -> Timestamp) -> Registration {
+        let mut registered = self.registered.lock();
+        let timestamp = choose();
+        registered.entry(timestamp.0).or_insert(Registered { count: 0, since: now }).count += 1;
+        Registration { snapshots: Arc::clone(self), timestamp }
+    }
+
+    /// Versions replaced at or before this are needed by nobody.
+    pub(crate) fn horizon(&self, clock: &Clock) -> Timestamp {
+        let registered = self.registered.lock();
+        let visible = clock.visible();
+        let ended = self.ended_below.load(Ordering::Acquire);
+        let oldest = registered.range(ended..).next().map_or(visible, |(&oldest, _)| Timestamp(oldest));
+        visible.min(oldest)
+    }
+
+    /// The oldest snapshot that lives, and when it was registered.
+    pub(crate) fn oldest(&self) -> Option<(Timestamp, Duration)> {
+        let registered = self.registered.lock();
+        let ended = self.ended_below.load(Ordering::Acquire);
+        registered.range(ended..).next().map(|(&oldest, entry)| (Timestamp(oldest), entry.since))
+    }
+
+    /// Snapshots that live.
+    pub(crate) fn count(&self) -> u64 {
+        let ended = self.ended_below.load(Ordering::Acquire);
+        self.registered.lock().range(ended..).map(|(_, entry)| entry.count).sum()
+    }
+
+    /// Ends the oldest snapshot, unless it is at `visible` or there is none.
+    pub(crate) fn end_oldest(&self, clock: &Clock) -> bool {
+        let registered = self.registered.lock();
+        let ended = self.ended_below.load(Ordering::Acquire);
+        let Some((&oldest, _)) = registered.range(ended..).next() else { return false };
+        if oldest >= clock.visible().0 {
+            return false;
+        }
+        self.ended_below.store(oldest + 1, Ordering::Release);
+        true
+    }
+}

@@ -1,0 +1,235 @@
+//! Values too large for their leaf: in extents of their own, numbered by pages of the keyspace's table.
+//!
+//! - A *medium* value fits one extent of at most a page of 64 KiB. Its bytes are in the log record; its extent is packed with
+//!   pages, and read through the pool.
+//! - A *large* value is cut into chunks that are written, and synced, before the record that names them. They are read
+//!   past the pool, so that one film does not push out everything else.
+//!
+//! An extent's payload is the value's identity (8 bytes) and its bytes.
+
+use std::io::Read;
+
+use crate::error::{Error, Result};
+use crate::format::extent::{self, HEADER_BYTES, Identity, Kind};
+use crate::format::node::LargeRef;
+use crate::format::{PageId, Place, get_u64, put_u64};
+use crate::io::AlignedBuffer;
+use crate::pool::{PAGE_BYTES_MAX, PAGE_BYTES_MIN, Pool};
+use crate::space::{Guard, PageSpace, Word};
+
+use super::write_set::LargeValue;
+
+/// Header and identity, in front of a chunk's bytes.
+const CHUNK_OVERHEAD_BYTES: usize = HEADER_BYTES + 8;
+
+/// The longest value that goes into one extent, and with its bytes into the log.
+pub(crate) const MEDIUM_BYTES_MAX: usize = PAGE_BYTES_MAX - CHUNK_OVERHEAD_BYTES;
+
+/// Appends a medium value to the current epoch's segment. It is in no table yet.
+pub(crate) fn append_medium(pool: &Pool, pages: &PageSpace, identity: u64, value: &[u8]) -> Result<Place> {
+    assert!(value.len() <= MEDIUM_BYTES_MAX);
+    let mut page = vec![0; CHUNK_OVERHEAD_BYTES];
+    put_u64(&mut page, HEADER_BYTES, identity);
+    page.extend_from_slice(value);
+    let guard = pool.space.enter();
+    let name = Identity { keyspace: pages.id, page: PageId(0) };
+    pool.space.append(guard.epoch(), name, Kind::Value, &page, None)
+}
+
+/// Writes a large value from a reader, in bounded memory. On an error nothing of it remains.
+pub(crate) fn write_large(pool: &Pool, pages: &PageSpace, identity: u64, mut reader: impl Read) -> Result<LargeValue> {
+    let mut value = LargeValue { length: 0, identity, places: Vec::new() };
+    let chunk_bytes = pool.space.value_chunk_bytes();
+    let mut page = vec![0; chunk_bytes];
+    let mut encoded = Vec::new();
+    let mut buffer = AlignedBuffer::zeroed(chunk_bytes + 4096);
+    let mut write_all = || -> Result<()> {
+        loop {
+            let filled = read_up_to(&mut reader, &mut page[CHUNK_OVERHEAD_BYTES..])?;
+            if filled == 0 {
+                return Ok(());
+            }
+            put_u64(&mut page, HEADER_BYTES, identity);
+            let epoch = pool.space.enter().epoch();
+            let name = Identity { keyspace: pages.id, page: PageId(value.places.len() as u32) };
+            encoded.clear();
+            let stored =
+                extent::encode(&page[..CHUNK_OVERHEAD_BYTES + filled], name, epoch, Kind::Value, &mut encoded);
+            buffer.set_len(stored);
+            buffer.copy_from_slice(&encoded);
+            value.places.push(pool.space.write_value_chunk(epoch, &mut buffer, stored)?);
+            value.length += filled as u64;
+        }
+    };
+    match write_all() {
+        Ok(()) => Ok(value),
+        Err(error) => {
+            discard(pool, &value);
+            Err(error)
+        }
+    }
+}
+
+/// Gives back the extents of a value that no commit named.
+pub(crate) fn discard(pool: &Pool, value: &LargeValue) {
+    for place in &value.places {
+        pool.space.segments.discard(*place);
+    }
+}
+
+/// Fills as much of `buffer` as the reader has.
+pub(crate) fn read_up_to(reader: &mut impl Read, buffer: &mut [u8]) -> Result<usize> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match reader.read(&mut buffer[filled..]) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(Error::Source { source: error.into() }),
+        }
+    }
+    Ok(filled)
+}
+
+/// A chunk of a value, or that the value was freed while it was being read.
+pub(crate) enum Chunk {
+    Bytes(Vec<u8>),
+    Gone,
+}
+
+/// Bytes of a value in each chunk but the last.
+pub(crate) fn chunk_payload_bytes(pool: &Pool) -> u64 {
+    (pool.space.value_chunk_bytes() - CHUNK_OVERHEAD_BYTES) as u64
+}
+
+/// Reads one chunk of a value and checks that it is this value's.
+pub(crate) fn read_chunk(pool: &Pool, pages: &PageSpace, reference: &LargeRef, index: u32) -> Result<Chunk> {
+    let page = PageId(reference.first_page.0 + index);
+    if reference.length <= MEDIUM_BYTES_MAX as u64 && reference.chunk_count == 1 {
+        return read_medium(pool, pages, reference, page);
+    }
+    loop {
+        let place = match pages.table.load(page) {
+            Word::Disk(place) => place,
+            Word::Reading(_) => {
+                std::thread::yield_now();
+                continue;
+            }
+            _ => return Ok(Chunk::Gone),
+        };
+        let result = crate::space::checkpoint::read_extent(&pool.space, place);
+        // What was read counts only if the page was there all the while.
+        if pages.table.load(page) != Word::Disk(place) {
+            continue;
+        }
+        let (header, mut bytes) = result?;
+        let name = Identity { keyspace: pages.id, page: PageId(index) };
+        if header.kind != Kind::Value || header.identity != name {
+            return Err(pool.space.damaged("a value", place, extent::Flaw::Identity(header.identity)));
+        }
+        if bytes.len() < CHUNK_OVERHEAD_BYTES || get_u64(&bytes, HEADER_BYTES) != reference.id {
+            return Ok(Chunk::Gone);
+        }
+        bytes.drain(..CHUNK_OVERHEAD_BYTES);
+        return Ok(Chunk::Bytes(bytes));
+    }
+}
+
+fn read_medium(pool: &Pool, pages: &PageSpace, reference: &LargeRef, page: PageId) -> Result<Chunk> {
+    let frame_bytes = (reference.length as usize + CHUNK_OVERHEAD_BYTES).next_power_of_two().max(PAGE_BYTES_MIN);
+    loop {
+        {
+            let pin = pool.pin();
+            if let Some(bytes) = pool.frames.fixed(&pages.table, page, &pin) {
+                let end = CHUNK_OVERHEAD_BYTES + reference.length as usize;
+                if bytes.len() < end
+                    || bytes[extent::KIND_OFFSET] != Kind::Value as u8
+                    || get_u64(bytes, HEADER_BYTES) != reference.id
+                {
+                    return Ok(Chunk::Gone);
+                }
+                return Ok(Chunk::Bytes(bytes[CHUNK_OVERHEAD_BYTES..end].to_vec()));
+            }
+        }
+        match pages.table.load(page) {
+            Word::Disk(place) => {
+                pool.space.ensure_written(place, pool.on_written())?;
+                match pool.fault(pages, page, frame_bytes) {
+                    // The page may have become another's, of another size.
+                    Err(_) if pages.table.load(page) != Word::Disk(place) => {}
+                    other => other?,
+                }
+            }
+            Word::Reading(_) => pool.fault(pages, page, frame_bytes)?,
+            Word::Fixed(_) => {}
+            Word::Leaf(_) | Word::Free | Word::Reserved => return Ok(Chunk::Gone),
+        }
+    }
+}
+
+/// A chunk of a value that was written and is in no table yet.
+pub(crate) fn read_unplaced(pool: &Pool, pages: &PageSpace, value: &LargeValue, index: usize) -> Result<Vec<u8>> {
+    let place = value.places[index];
+    let (header, mut bytes) = crate::space::checkpoint::read_extent(&pool.space, place)?;
+    let name = Identity { keyspace: pages.id, page: PageId(index as u32) };
+    if header.kind != Kind::Value || header.identity != name || bytes.len() < CHUNK_OVERHEAD_BYTES {
+        return Err(pool.space.damaged("a value", place, extent::Flaw::Identity(header.identity)));
+    }
+    bytes.drain(..CHUNK_OVERHEAD_BYTES);
+    Ok(bytes)
+}
+
+/// The whole value; `None` if it was freed meanwhile.
+pub(crate) fn read_whole(pool: &Pool, pages: &PageSpace, reference: &LargeRef) -> Result<Option<Vec<u8>>> {
+    let mut value = Vec::new();
+    for index in 0..reference.chunk_count {
+        match read_chunk(pool, pages, reference, index)? {
+            Chunk::Gone => return Ok(None),
+            Chunk::Bytes(bytes) if value.is_empty() && reference.chunk_count == 1 => value = bytes,
+            Chunk::Bytes(bytes) => {
+                if value.is_empty() {
+                    value.reserve_exact(reference.length as usize);
+                }
+                value.extend_from_slice(&bytes);
+            }
+        }
+    }
+    if value.len() as u64 != reference.length {
+        let what = format!("a value of keyspace {}", pages.id);
+        return Err(Error::damaged(pool.space.path(), what, "its chunks do not add up to its length"));
+    }
+    Ok(Some(value))
+}
+
+/// Takes the pages of a value that nothing names any more out of the table, all of them in one guard: a checkpoint lists
+/// the whole value as an orphan or none of it. `false`: a read of it is in flight; try again.
+pub(crate) fn try_free(pool: &Pool, guard: &Guard<'_>, pages: &PageSpace, first: PageId, count: u32) -> bool {
+    for page in first.0..first.0 + count {
+        let page = PageId(page);
+        loop {
+            match pages.table.load(page) {
+                Word::Fixed(frame) => {
+                    let identity = Identity { keyspace: pages.id, page };
+                    if let Some(write) = pool.frames.write(frame, identity)
+                        && pages.table.load(page) == Word::Fixed(frame)
+                    {
+                        pool.free_page(guard, pages, write);
+                        break;
+                    }
+                }
+                Word::Disk(place) => {
+                    if pool.free_on_disk(guard, pages, page, place) {
+                        break;
+                    }
+                }
+                Word::Reading(_) => {
+                    // Only a value of one page is ever read through the pool.
+                    assert!(count == 1, "a chunk of a large value is being read into the pool");
+                    return false;
+                }
+                word => unreachable!("a value's page is {word:?}"),
+            }
+        }
+    }
+    true
+}

@@ -1,0 +1,266 @@
+//! A transaction's private changes.
+//!
+//! # Invariants
+//! 1. Nothing of it is in any page before the commit: an abort drops it.
+//! 2. Entries are only appended; each knows the entry before it for the same key. So a savepoint is a number of entries, and
+//!    going back to it restores the older entries.
+
+use std::collections::BTreeMap;
+use std::ops::{Bound, Range};
+
+use crate::format::{KeyspaceId, Place};
+use crate::tree::Tree;
+
+/// A value whose bytes are in extents already.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct LargeValue {
+    pub(crate) length: u64,
+    pub(crate) identity: u64,
+    pub(crate) places: Vec<Place>,
+}
+
+/// What the transaction did to a row last.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Change<'a> {
+    Put(&'a [u8]),
+    PutLarge(&'a LargeValue),
+    Remove,
+}
+
+#[derive(Debug)]
+enum Kept {
+    Put(Range<usize>),
+    PutLarge(Box<LargeValue>),
+    Remove,
+}
+
+#[derive(Debug)]
+struct Entry {
+    tree: u16,
+    key: Range<usize>,
+    kept: Kept,
+    /// The entry before for the same key.
+    previous: Option<u32>,
+}
+
+/// The newest entry of each key of one keyspace.
+#[derive(Debug)]
+enum Index {
+    /// While keys come in ascending order: the entries, in this order. A sorted load stays here.
+    Ascending(Vec<u32>),
+    Sorted(BTreeMap<Box<[u8]>, u32>),
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct WriteSet {
+    /// In the order of first use.
+    trees: Vec<(Tree, Index)>,
+    arena: Vec<u8>,
+    entries: Vec<Entry>,
+    large_bytes: usize,
+}
+
+impl WriteSet {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Bytes of memory.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        // The sorted index costs about three words and the key again.
+        self.arena.capacity() + self.entries.capacity() * (size_of::<Entry>() + 40) + self.large_bytes
+    }
+
+    /// Bytes that one more entry will add.
+    pub(crate) fn cost_bytes(key: &[u8], value_bytes: usize) -> usize {
+        2 * key.len() + value_bytes + size_of::<Entry>() + 40
+    }
+
+    /// The number of entries: where a savepoint is.
+    pub(crate) fn position(&self) -> usize {
+        self.entries.len()
+    }
+
+    fn key(&self, entry: u32) -> &[u8] {
+        &self.arena[self.entries[entry as usize].key.clone()]
+    }
+
+    fn tree_index(&mut self, tree: &Tree) -> usize {
+        let found = self.trees.iter().position(|(known, _)| known.pages.id == tree.pages.id);
+        found.unwrap_or_else(|| {
+            self.trees.push((tree.clone(), Index::Ascending(Vec::new())));
+            self.trees.len() - 1
+        })
+    }
+
+    pub(crate) fn put(&mut self, tree: &Tree, key: &[u8], value: &[u8]) {
+        let key = self.keep(key);
+        let value = self.keep(value);
+        self.push(tree, key, Kept::Put(value));
+    }
+
+    pub(crate) fn put_large(&mut self, tree: &Tree, key: &[u8], value: LargeValue) {
+        self.large_bytes += size_of::<LargeValue>() + value.places.capacity() * size_of::<Place>();
+        let key = self.keep(key);
+        self.push(tree, key, Kept::PutLarge(Box::new(value)));
+    }
+
+    pub(crate) fn remove(&mut self, tree: &Tree, key: &[u8]) {
+        let key = self.keep(key);
+        self.push(tree, key, Kept::Remove);
+    }
+
+    fn keep(&mut self, bytes: &[u8]) -> Range<usize> {
+        let start = self.arena.len();
+        self.arena.extend_from_slice(bytes);
+        start..self.arena.len()
+    }
+
+    fn push(&mut self, tree: &Tree, key_range: Range<usize>, kept: Kept) {
+        let tree = self.tree_index(tree);
+        let number = self.entries.len() as u32;
+        let key = &self.arena[key_range.clone()];
+        let ascends = match &self.trees[tree].1 {
+            Index::Ascending(order) => order.last().is_none_or(|&last| self.key(last) < key),
+            Index::Sorted(_) => false,
+        };
+        let previous = match &mut self.trees[tree].1 {
+            Index::Ascending(order) if ascends => {
+                order.push(number);
+                None
+            }
+            Index::Ascending(order) => {
+                let sorted = order.iter().map(|&entry| {
+                    (Box::from(&self.arena[self.entries[entry as usize].key.clone()]), entry)
+                });
+                let mut map: BTreeMap<Box<[u8]>, u32> = sorted.collect();
+                let previous = map.insert(key.into(), number);
+                self.trees[tree].1 = Index::Sorted(map);
+                previous
+            }
+            Index::Sorted(map) => map.insert(key.into(), number),
+        };
+        self.entries.push(Entry { tree: tree as u16, key: key_range, kept, previous });
+    }
+
+    fn change(&self, entry: u32) -> Change<'_> {
+        match &self.entries[entry as usize].kept {
+            Kept::Put(value) => Change::Put(&self.arena[value.clone()]),
+            Kept::PutLarge(value) => Change::PutLarge(value),
+            Kept::Remove => Change::Remove,
+        }
+    }
+
+    fn index(&self, keyspace: KeyspaceId) -> Option<&Index> {
+        self.trees.iter().find(|(tree, _)| tree.pages.id == keyspace).map(|(_, index)| index)
+    }
+
+    /// What the transaction did to a row, if anything.
+    pub(crate) fn get(&self, keyspace: KeyspaceId, key: &[u8]) -> Option<Change<'_>> {
+        let entry = match self.index(keyspace)? {
+            Index::Ascending(order) => {
+                let at = order.binary_search_by(|&entry| self.key(entry).cmp(key)).ok()?;
+                order[at]
+            }
+            Index::Sorted(map) => *map.get(key)?,
+        };
+        Some(self.change(entry))
+    }
+
+    /// Rows of a keyspace that the transaction changed, within bounds, in the order of their keys.
+    pub(crate) fn range(
+        &self,
+        keyspace: KeyspaceId,
+        bounds: (Bound<&[u8]>, Bound<&[u8]>),
+    ) -> impl DoubleEndedIterator<Item = (&[u8], Change<'_>)> {
+        let (ascending, sorted) = match self.index(keyspace) {
+            Some(Index::Ascending(order)) => {
+                let below = |entry: &u32, bound: &[u8], or_at: bool| {
+                    let key = self.key(*entry);
+                    key < bound || or_at && key == bound
+                };
+                let start = match bounds.0 {
+                    Bound::Unbounded => 0,
+                    Bound::Included(key) => order.partition_point(|entry| below(entry, key, false)),
+                    Bound::Excluded(key) => order.partition_point(|entry| below(entry, key, true)),
+                };
+                let end = match bounds.1 {
+                    Bound::Unbounded => order.len(),
+                    Bound::Included(key) => order.partition_point(|entry| below(entry, key, true)),
+                    Bound::Excluded(key) => order.partition_point(|entry| below(entry, key, false)),
+                };
+                (Some(&order[start.min(end)..end]), None)
+            }
+            Some(Index::Sorted(map)) => (None, Some(map)),
+            None => (None, None),
+        };
+        let sorted = sorted.filter(|_| !is_empty_range(bounds)).map(|map| map.range::<[u8], _>(bounds));
+        let ascending = ascending.into_iter().flatten().copied();
+        ascending.chain(sorted.into_iter().flatten().map(|(_, &entry)| entry)).map(|entry| (self.key(entry), self.change(entry)))
+    }
+
+    /// Keyspaces changed, and in each the newest change of every row, both in ascending order.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (&Tree, &[u8], Change<'_>)> {
+        let mut order: Vec<&(Tree, Index)> = self.trees.iter().collect();
+        order.sort_by_key(|(tree, _)| tree.pages.id);
+        order.into_iter().flat_map(|(tree, _)| {
+            self.range(tree.pages.id, (Bound::Unbounded, Bound::Unbounded)).map(move |(key, change)| (tree, key, change))
+        })
+    }
+
+    /// Every key that was ever written, repeated where it was written more than once: what is locked.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = (KeyspaceId, &[u8])> {
+        self.entries.iter().map(|entry| (self.trees[usize::from(entry.tree)].0.pages.id, &self.arena[entry.key.clone()]))
+    }
+
+    /// Undoes all entries from `position` on and returns the large values among them.
+    pub(crate) fn roll_back(&mut self, position: usize) -> Vec<LargeValue> {
+        let mut dropped = Vec::new();
+        while self.entries.len() > position {
+            let entry = self.entries.pop().expect("counted");
+            let key = &self.arena[entry.key.clone()];
+            match &mut self.trees[usize::from(entry.tree)].1 {
+                Index::Ascending(order) => {
+                    order.pop();
+                }
+                Index::Sorted(map) => {
+                    match entry.previous {
+                        Some(previous) => *map.get_mut(key).expect("indexed") = previous,
+                        None => {
+                            map.remove(key);
+                        }
+                    }
+                }
+            }
+            self.arena.truncate(entry.key.start);
+            if let Kept::PutLarge(value) = entry.kept {
+                self.large_bytes -= size_of::<LargeValue>() + value.places.capacity() * size_of::<Place>();
+                dropped.push(*value);
+            }
+        }
+        dropped
+    }
+
+    /// Large values that a later entry for the same key replaces, or that were never committed: all of them.
+    pub(crate) fn superseded_large(&self) -> Vec<LargeValue> {
+        let mut found = Vec::new();
+        for entry in &self.entries {
+            if let Some(previous) = entry.previous
+                && let Kept::PutLarge(value) = &self.entries[previous as usize].kept
+            {
+                found.push((**value).clone());
+            }
+        }
+        found
+    }
+}
+
+/// `BTreeMap::range` panics on these.
+fn is_empty_range(bounds: (Bound<&[u8]>, Bound<&[u8]>)) -> bool {
+    match bounds {
+        (Bound::Included(start), Bound::Included(end)) => start > end,
+        (Bound::Included(start) | Bound::Excluded(start), Bound::Excluded(end))
+        | (Bound::Excluded(start), Bound::Included(end)) => start >= end,
+        _ => false,
+    }
+}
