@@ -77,7 +77,8 @@ impl Core {
             Ok(verified) => {
                 report.log_records = verified.record_count;
                 for error in verified.damage {
-                    report.note(error, "commits from this one on are lost if the database is not closed properly first");
+                    report
+                        .note(error, "commits from this one on are lost if the database is not closed properly first");
                 }
             }
             Err(error) => report.note(error, "the log could not be read to its end"),
@@ -214,5 +215,7 @@ fn name_page(error: Error, keyspace: KeyspaceId, page: PageId, place: Place) -> 
 }
 
 fn cost_of(keyspace: &str, page: PageId, _error: &Error) -> String {
-    format!("the rows of page {page} of keyspace {keyspace:?}; if it is an inner node, those beneath it; the rest stays readable")
+    format!(
+        "the rows of page {page} of keyspace {keyspace:?}; if it is an inner node, those beneath it; the rest stays readable"
+    )
 }

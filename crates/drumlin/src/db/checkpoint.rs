@@ -43,11 +43,7 @@ impl Core {
         result
     }
 
-    fn make_checkpoint(
-        &self,
-        base: &mut crate::space::checkpoint::Base,
-        began: Duration,
-    ) -> Result<CheckpointReport> {
+    fn make_checkpoint(&self, base: &mut crate::space::checkpoint::Base, began: Duration) -> Result<CheckpointReport> {
         let engine = &self.engine;
         let space = &engine.space;
         let written_before = space.traffic.write_bytes.load(Ordering::Relaxed);

@@ -38,7 +38,8 @@ impl Core {
             let usage = segments.usage();
             let used_bytes = (usage.segment_count - usage.free_count).saturating_sub(1) * segments.segment_bytes();
             let wasted_bytes = used_bytes.saturating_sub(usage.live_bytes);
-            if used_bytes < 16 * segments.segment_bytes() || (wasted_bytes as f64) < used_bytes as f64 * WASTE_SHARE_MAX {
+            if used_bytes < 16 * segments.segment_bytes() || (wasted_bytes as f64) < used_bytes as f64 * WASTE_SHARE_MAX
+            {
                 break;
             }
             let victims = self.take_sparse(wasted_bytes / 2);
@@ -52,7 +53,9 @@ impl Core {
         let usage = segments.usage();
         let keep = (usage.segment_count / 4).max(8);
         if usage.free_count > keep * 2 {
-            segments.shrink(keep as u32).map_err(|error| crate::Error::io("shrinking", self.engine.space.path(), error))?;
+            segments
+                .shrink(keep as u32)
+                .map_err(|error| crate::Error::io("shrinking", self.engine.space.path(), error))?;
         }
         Ok(())
     }

@@ -234,14 +234,6 @@ impl Core {
             Some(Found::Large(reference)) => Content::Placed(reference),
         };
         moment.check()?;
-        Ok(Some(ValueReader {
-            core: Arc::clone(self),
-            tree: tree.clone(),
-            moment,
-            content,
-            position: 0,
-            chunk: None,
-        }))
+        Ok(Some(ValueReader { core: Arc::clone(self), tree: tree.clone(), moment, content, position: 0, chunk: None }))
     }
 }
-

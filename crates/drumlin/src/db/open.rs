@@ -105,7 +105,10 @@ impl Opener<'_> {
         let created_folder = !self.exists(&self.path)?;
         if created_folder {
             if !self.config.create {
-                return Err(Error::NotADatabase { path: self.path.clone(), why: "there is nothing at this path".into() });
+                return Err(Error::NotADatabase {
+                    path: self.path.clone(),
+                    why: "there is nothing at this path".into(),
+                });
             }
             self.backend.create_dir_all(&self.path).map_err(|error| Error::io("creating", &self.path, error))?;
             if let Some(parent) = self.path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
@@ -142,7 +145,11 @@ impl Opener<'_> {
         let names: Vec<String> =
             entries.iter().filter_map(|entry| Some(entry.file_name()?.to_string_lossy().into_owned())).collect();
         if names.iter().any(|name| name == LOG_NAME) {
-            return Err(Error::damaged(&self.path.join(DATA_NAME), "the data file", "it is missing, and the log is there"));
+            return Err(Error::damaged(
+                &self.path.join(DATA_NAME),
+                "the data file",
+                "it is missing, and the log is there",
+            ));
         }
         if let Some(other) = names.iter().find(|name| !ours.contains(&name.as_str())) {
             let why = format!("the folder holds other things ({other:?}) and no data file");
@@ -214,8 +221,7 @@ impl Opener<'_> {
             }
             other => other,
         })?;
-        let incarnation =
-            Incarnation(superblock.incarnations.last().map_or(1, |(incarnation, _)| incarnation.0 + 1));
+        let incarnation = Incarnation(superblock.incarnations.last().map_or(1, |(incarnation, _)| incarnation.0 + 1));
         let shares = Shares::of(self.config);
         let length = file.len().map_err(|error| Error::io("measuring", data_path, error))?;
         let segment_count = u32::try_from(length / superblock.segment_bytes).unwrap_or(u32::MAX);
@@ -422,11 +428,7 @@ impl Replay<'_> {
     }
 
     /// Applies the newest operation of each row, in the order of keys, a leafful of rows at a time.
-    fn apply_batch(
-        &self,
-        batch: &mut BTreeMap<(KeyspaceId, Vec<u8>), Replayed>,
-        newest: Timestamp,
-    ) -> Result<()> {
+    fn apply_batch(&self, batch: &mut BTreeMap<(KeyspaceId, Vec<u8>), Replayed>, newest: Timestamp) -> Result<()> {
         let engine = &self.core.engine;
         let batch = std::mem::take(batch);
         let mut entries = batch.iter().peekable();
@@ -436,7 +438,9 @@ impl Replay<'_> {
             let mut rows = Vec::new();
             // Few enough that their leaves can be held together.
             const ROWS_MAX: usize = 512;
-            while let Some(((_, key), replayed)) = entries.next_if(|((of, _), _)| *of == keyspace && rows.len() < ROWS_MAX) {
+            while let Some(((_, key), replayed)) =
+                entries.next_if(|((of, _), _)| *of == keyspace && rows.len() < ROWS_MAX)
+            {
                 let Some(named) = &named else { continue };
                 let change = match replayed {
                     Replayed::Put(value) => Change::Put(value),
@@ -485,8 +489,7 @@ impl Core {
         for orphan in orphans {
             let Some(pages) = self.engine.space.page_space(orphan.keyspace) else { continue };
             let guard = self.engine.space.enter();
-            let freed =
-                values::try_free(&self.engine.pool, &guard, &pages, orphan.first_page, orphan.page_count);
+            let freed = values::try_free(&self.engine.pool, &guard, &pages, orphan.first_page, orphan.page_count);
             assert!(freed, "nobody reads while the database is opened");
         }
     }
@@ -501,7 +504,8 @@ impl Core {
             ("drumlin-upkeep", Box::new(move || super::checkpoint::run_upkeep(&core, &upkeep))),
         ];
         for (name, body) in bodies {
-            let thread = backend.spawn(name, body).map_err(|error| Error::io("starting a thread for", &self.path, error))?;
+            let thread =
+                backend.spawn(name, body).map_err(|error| Error::io("starting a thread for", &self.path, error))?;
             self.threads.lock().push(thread);
         }
         Ok(())
@@ -512,7 +516,9 @@ impl Core {
         if self.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        let result = if self.engine.check_failure().is_ok() && self.engine.log().last() > self.base.lock().superblock.timestamp {
+        let result = if self.engine.check_failure().is_ok()
+            && self.engine.log().last() > self.base.lock().superblock.timestamp
+        {
             self.checkpoint().map(drop)
         } else {
             Ok(())
@@ -534,6 +540,4 @@ impl Core {
             }
         }
     }
-
 }
-

@@ -151,7 +151,13 @@ impl Range {
     }
 
     /// The rows of the leaf that lie within what is left to fetch, as the scan's moment saw them.
-    fn copy_rows(&self, leaf: &Leaf<'_>, page: crate::format::PageId, bound: &Option<Vec<u8>>, forward: bool) -> VecDeque<Row> {
+    fn copy_rows(
+        &self,
+        leaf: &Leaf<'_>,
+        page: crate::format::PageId,
+        bound: &Option<Vec<u8>>,
+        forward: bool,
+    ) -> VecDeque<Row> {
         let at = |bound: &Bound<Vec<u8>>, start: bool| match bound {
             Bound::Unbounded => {
                 if start {

@@ -87,4 +87,3 @@ impl Snapshot {
         self.handle.core.value_reader(&keyspace.named.tree, key.as_ref(), Arc::clone(&self.moment))
     }
 }
-

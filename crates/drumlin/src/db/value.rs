@@ -11,7 +11,11 @@ pub struct Value(Repr);
 enum Repr {
     Whole(Arc<[u8]>),
     /// A part of what a scan copied out of one leaf.
-    Part { rows: Arc<Vec<u8>>, start: u32, end: u32 },
+    Part {
+        rows: Arc<Vec<u8>>,
+        start: u32,
+        end: u32,
+    },
 }
 
 impl Value {

@@ -16,8 +16,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use parking_lot::Mutex;
-use parking_lot::lock_api::RawRwLock as _;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::reclaim::{Pin, Reclaimer};
 use crate::format::extent::Identity;
@@ -32,7 +31,7 @@ const CLASS_SHIFT: u32 = 29;
 
 /// What is known of the page in a frame.
 pub(crate) struct FrameHeader {
-    latch: parking_lot::RawRwLock,
+    latch: RwLock<()>,
     identity: AtomicU64,
     dirty: AtomicU64,
     place: AtomicU64,
@@ -45,7 +44,7 @@ pub(crate) struct FrameHeader {
 impl FrameHeader {
     fn new() -> FrameHeader {
         FrameHeader {
-            latch: parking_lot::RawRwLock::INIT,
+            latch: RwLock::new(()),
             identity: AtomicU64::new(0),
             dirty: AtomicU64::new(0),
             place: AtomicU64::new(0),
@@ -427,8 +426,7 @@ impl Frames {
     #[inline]
     pub(crate) fn read(&self, frame: FrameIndex, identity: Identity) -> Option<FrameRead<'_>> {
         let header = self.header(frame);
-        header.latch.lock_shared();
-        let read = FrameRead { frames: self, frame };
+        let read = FrameRead { frames: self, frame, _latch: header.latch.read() };
         if header.is(identity) {
             header.touch();
             return Some(read);
@@ -439,10 +437,7 @@ impl Frames {
     /// As [`read`](Self::read), only if nobody holds or waits for the latch.
     pub(crate) fn try_read(&self, frame: FrameIndex, identity: Identity) -> Option<FrameRead<'_>> {
         let header = self.header(frame);
-        if !header.latch.try_lock_shared() {
-            return None;
-        }
-        let read = FrameRead { frames: self, frame };
+        let read = FrameRead { frames: self, frame, _latch: header.latch.try_read()? };
         header.is(identity).then_some(read)
     }
 
@@ -450,8 +445,7 @@ impl Frames {
     #[inline]
     pub(crate) fn write(&self, frame: FrameIndex, identity: Identity) -> Option<FrameWrite<'_>> {
         let header = self.header(frame);
-        header.latch.lock_exclusive();
-        let write = FrameWrite { frames: self, frame };
+        let write = FrameWrite { frames: self, frame, _latch: header.latch.write() };
         if header.is(identity) {
             header.touch();
             return Some(write);
@@ -462,10 +456,7 @@ impl Frames {
     /// As [`write`](Self::write), only if nobody holds the latch.
     pub(crate) fn try_write(&self, frame: FrameIndex, identity: Identity) -> Option<FrameWrite<'_>> {
         let header = self.header(frame);
-        if !header.latch.try_lock_exclusive() {
-            return None;
-        }
-        let write = FrameWrite { frames: self, frame };
+        let write = FrameWrite { frames: self, frame, _latch: header.latch.try_write()? };
         header.is(identity).then_some(write)
     }
 
@@ -479,11 +470,6 @@ impl Frames {
         // published (Release/Acquire), is not changed while it is published, and the frame is not used anew while the
         // pin lives (module, 3; `reclaim`, 1).
         Some(unsafe { std::slice::from_raw_parts(start, bytes) })
-    }
-
-    /// Whether anybody holds the frame's latch: for assertions.
-    pub(crate) fn is_latched(&self, frame: FrameIndex) -> bool {
-        self.header(frame).latch.is_locked()
     }
 }
 
@@ -511,16 +497,6 @@ impl<'p> NewFrame<'p> {
         header.identity.store(FrameHeader::identity_bits(identity), Ordering::Release);
         std::mem::forget(self);
         frame
-    }
-
-    /// As [`into_published`](Self::into_published), with the latch held from before anybody can see the page.
-    pub(crate) fn into_latched(self, identity: Identity) -> FrameWrite<'p> {
-        let frames = self.frames;
-        let frame = self.frame;
-        // Somebody with an outdated index may hold the latch for an instant.
-        frames.header(frame).latch.lock_exclusive();
-        self.into_published(identity);
-        FrameWrite { frames, frame }
     }
 }
 
@@ -553,6 +529,7 @@ impl DerefMut for NewFrame<'_> {
 pub(crate) struct FrameRead<'p> {
     frames: &'p Frames,
     frame: FrameIndex,
+    _latch: RwLockReadGuard<'p, ()>,
 }
 
 impl FrameRead<'_> {
@@ -576,18 +553,11 @@ impl Deref for FrameRead<'_> {
     }
 }
 
-impl Drop for FrameRead<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        // SAFETY: taken, shared, when this guard was made.
-        unsafe { self.frames.header(self.frame).latch.unlock_shared() }
-    }
-}
-
 /// A page latched for change. For fixed frames the latch serialises replacement; their page is only read.
 pub(crate) struct FrameWrite<'p> {
     frames: &'p Frames,
     frame: FrameIndex,
+    _latch: RwLockWriteGuard<'p, ()>,
 }
 
 impl FrameWrite<'_> {
@@ -646,10 +616,3 @@ impl Deref for FrameWrite<'_> {
     }
 }
 
-impl Drop for FrameWrite<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        // SAFETY: taken, exclusively, when this guard was made.
-        unsafe { self.frames.header(self.frame).latch.unlock_exclusive() }
-    }
-}

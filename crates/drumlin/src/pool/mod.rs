@@ -177,7 +177,11 @@ impl Pool {
                 Ok(())
             }
             Err(error) => {
-                if pages.table.exchange(page, reading, Word::Disk(place)) { Err(error) } else { Ok(()) }
+                if pages.table.exchange(page, reading, Word::Disk(place)) {
+                    Err(error)
+                } else {
+                    Ok(())
+                }
             }
         };
         let (lock, arrived) = self.arrival(pages, page);
@@ -196,7 +200,8 @@ impl Pool {
             return Err(flawed(Flaw::Epoch(header.epoch)));
         }
         // A value's extents are numbered within the value: its identity, which the reader knows, is checked by the reader.
-        let numbered = if header.kind == Kind::Value { Identity { page: header.identity.page, ..identity } } else { identity };
+        let numbered =
+            if header.kind == Kind::Value { Identity { page: header.identity.page, ..identity } } else { identity };
         if header.identity != numbered {
             return Err(flawed(Flaw::Identity(header.identity)));
         }
@@ -330,7 +335,11 @@ impl Pool {
             // Two turns of the clock give every page its second chance; what is left after many is pinned or can't be written.
             if rounds > 10_000 {
                 return Err(self.space.failure().map_or_else(
-                    || Error::Invalid("all memory of the budget is in use by running operations; raise Config::memory".into()),
+                    || {
+                        Error::Invalid(
+                            "all memory of the budget is in use by running operations; raise Config::memory".into(),
+                        )
+                    },
                     |reason| Error::Failed { reason },
                 ));
             }

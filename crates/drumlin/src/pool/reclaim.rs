@@ -67,9 +67,8 @@ impl Reclaimer {
     fn slot(&self, index: usize) -> &AtomicU64 {
         let shifted = index + FIRST_BLOCK_SLOTS;
         let block = (shifted.ilog2() - FIRST_BLOCK_SLOTS.ilog2()) as usize;
-        let slots = self.blocks[block].get_or_init(|| {
-            (0..FIRST_BLOCK_SLOTS << block).map(|_| CachePadded::new(AtomicU64::new(0))).collect()
-        });
+        let slots = self.blocks[block]
+            .get_or_init(|| (0..FIRST_BLOCK_SLOTS << block).map(|_| CachePadded::new(AtomicU64::new(0))).collect());
         &slots[shifted - (FIRST_BLOCK_SLOTS << block)]
     }
 

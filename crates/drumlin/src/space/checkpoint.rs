@@ -379,7 +379,11 @@ impl Base {
                     let page = chunk * CHUNK_PAGES + offset;
                     let place = Place::from_bits(word).filter(|_| page != 0);
                     let place = place.ok_or_else(|| {
-                        Error::damaged(space.path(), format!("the page table of keyspace {name:?}"), "a word in it is malformed")
+                        Error::damaged(
+                            space.path(),
+                            format!("the page table of keyspace {name:?}"),
+                            "a word in it is malformed",
+                        )
                     })?;
                     restore(space, &format!("page {page} of keyspace {name:?}"), place)?;
                 }

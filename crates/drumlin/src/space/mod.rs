@@ -356,9 +356,7 @@ impl Space {
         if !self.unsynced.swap(false, Ordering::AcqRel) {
             return self.check_failure();
         }
-        self.file
-            .sync_data()
-            .map_err(|error| self.fail(&format!("syncing {} failed: {error}", self.path.display())))
+        self.file.sync_data().map_err(|error| self.fail(&format!("syncing {} failed: {error}", self.path.display())))
     }
 
     /// Reads exactly `buffer`; offset and length are multiples of the file's alignment.
@@ -393,7 +391,11 @@ impl Space {
 
     /// Entries of both epochs, in memory.
     pub(crate) fn entry_count(&self) -> usize {
-        self.entries.iter().map(|entries| entries.lock()).map(|entries| entries.fresh.len() + entries.summarised.len()).sum()
+        self.entries
+            .iter()
+            .map(|entries| entries.lock())
+            .map(|entries| entries.fresh.len() + entries.summarised.len())
+            .sum()
     }
 
     /// Makes sure that an extent just appended can be read back: what is still in a buffer is written.
@@ -408,7 +410,13 @@ impl Space {
         }
         loop {
             let mut jobs = self.jobs.lock();
-            if !jobs.waiting.iter().map(|job| job.range()).chain(jobs.running.iter().cloned()).any(|range| range.contains(&place.start())) {
+            if !jobs
+                .waiting
+                .iter()
+                .map(|job| job.range())
+                .chain(jobs.running.iter().cloned())
+                .any(|range| range.contains(&place.start()))
+            {
                 return Ok(());
             }
             if jobs.waiting.is_empty() {

@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 use crate::format::{PageId, Place};
 
 /// The number of a frame of the buffer pool: the size class in the top three bits.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct FrameIndex(pub(crate) u32);
 
 /// What a word says.
@@ -76,9 +76,7 @@ impl Word {
             TAG_FIXED => Word::Fixed(FrameIndex(bits as u32)),
             TAG_DISK if bits == 0 => Word::Free,
             TAG_DISK => Word::Disk(Place::from_bits(bits).expect("a word in memory is well formed")),
-            TAG_READING => {
-                Word::Reading(Place::from_bits(bits & PLACE_MASK).expect("a word in memory is well formed"))
-            }
+            TAG_READING => Word::Reading(Place::from_bits(bits & PLACE_MASK).expect("a word in memory is well formed")),
             TAG_RESERVED => Word::Reserved,
             tag => unreachable!("page word with tag {tag}"),
         }

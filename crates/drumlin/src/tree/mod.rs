@@ -75,7 +75,8 @@ impl Target<'_> {
         match self {
             Target::At(key) => node.covers(key),
             Target::Below(key) => {
-                node.lower_fence().is_none_or(|lower| lower < *key) && node.upper_fence().is_none_or(|upper| *key <= upper)
+                node.lower_fence().is_none_or(|lower| lower < *key)
+                    && node.upper_fence().is_none_or(|upper| *key <= upper)
             }
             Target::Last => node.upper_fence().is_none(),
         }

@@ -289,7 +289,8 @@ impl Tree {
         let (left_page, right_page) = (inner.child(left_index), inner.child(left_index + 1));
         copy.copy_from_slice(&parent);
         InnerMut::new(&mut copy).remove_child(left_index + 1);
-        let fits = |merged_bytes: usize| merged_bytes * UNDERFULL_SHARE <= self.pages.page_bytes * (UNDERFULL_SHARE - 1);
+        let fits =
+            |merged_bytes: usize| merged_bytes * UNDERFULL_SHARE <= self.pages.page_bytes * (UNDERFULL_SHARE - 1);
         if level == 0 {
             let Some(mut left) = self.latch_leaf(left_page) else { return Ok(false) };
             let Some(right) = self.latch_leaf(right_page) else { return Ok(false) };

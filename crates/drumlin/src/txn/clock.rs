@@ -43,7 +43,10 @@ impl Clock {
 
     /// The commit's changes are in the pages.
     pub(crate) fn mark_applied(&self, timestamp: Timestamp) {
-        assert!(timestamp.0 < self.published.load(Ordering::Relaxed) + IN_FLIGHT_MAX as u64, "too many commits in flight");
+        assert!(
+            timestamp.0 < self.published.load(Ordering::Relaxed) + IN_FLIGHT_MAX as u64,
+            "too many commits in flight"
+        );
         self.applied[timestamp.0 as usize % IN_FLIGHT_MAX].store(timestamp.0, Ordering::SeqCst);
         loop {
             let published = self.published.load(Ordering::SeqCst);

@@ -70,7 +70,6 @@ pub(crate) struct Row<'a> {
 }
 
 /// See the module.
-#[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) space: Arc<Space>,
@@ -92,13 +91,15 @@ pub(crate) struct Engine {
     pub(crate) version_bytes_max: u64,
     /// The most bytes that one transaction may write.
     pub(crate) write_set_bytes_max: u64,
-    /// Asks for a checkpoint; with `true`, waits for it.
-    pub(crate) ask_checkpoint: Box<dyn Fn(bool) -> Result<()> + Send + Sync>,
+    pub(crate) ask_checkpoint: AskCheckpoint,
 }
 
-impl std::fmt::Debug for dyn Fn(bool) -> Result<()> + Send + Sync {
+/// Asks for a checkpoint; with `true`, waits for it.
+pub(crate) type AskCheckpoint = Box<dyn Fn(bool) -> Result<()> + Send + Sync>;
+
+impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("ask_checkpoint")
+        write!(f, "Engine({:?})", self.clock)
     }
 }
 
@@ -259,12 +260,7 @@ impl Engine {
                 Change::Put(value) => Operation::Put { key: row.key, value },
                 Change::PutLarge(LargeValue { length, identity, places }) => {
                     after_data = true;
-                    Operation::PutLarge {
-                        key: row.key,
-                        length: *length,
-                        identity: *identity,
-                        places: places.clone(),
-                    }
+                    Operation::PutLarge { key: row.key, length: *length, identity: *identity, places: places.clone() }
                 }
                 Change::Remove => Operation::Remove { key: row.key },
             };
@@ -344,7 +340,11 @@ impl Engine {
     /// that only remove may use the reserve.
     fn secure_space(&self, rows: &[Row<'_>]) -> Result<()> {
         let needed = |engine: &Engine| {
-            let pages: u64 = rows.iter().map(|row| row.tree.pages.page_bytes as u64).sum::<u64>().min(rows.len() as u64 * 4096 + (1 << 16));
+            let pages: u64 = rows
+                .iter()
+                .map(|row| row.tree.pages.page_bytes as u64)
+                .sum::<u64>()
+                .min(rows.len() as u64 * 4096 + (1 << 16));
             let medium: u64 = rows
                 .iter()
                 .map(|row| match row.change {
@@ -621,7 +621,7 @@ impl Engine {
         next_value: u64,
         version_bytes_max: u64,
         write_set_bytes_max: u64,
-        ask_checkpoint: Box<dyn Fn(bool) -> Result<()> + Send + Sync>,
+        ask_checkpoint: AskCheckpoint,
     ) -> Engine {
         let lock_seed = backend.random();
         Engine {

@@ -53,8 +53,7 @@ pub(crate) fn write_large(pool: &Pool, pages: &PageSpace, identity: u64, mut rea
             let epoch = pool.space.enter().epoch();
             let name = Identity { keyspace: pages.id, page: PageId(value.places.len() as u32) };
             encoded.clear();
-            let stored =
-                extent::encode(&page[..CHUNK_OVERHEAD_BYTES + filled], name, epoch, Kind::Value, &mut encoded);
+            let stored = extent::encode(&page[..CHUNK_OVERHEAD_BYTES + filled], name, epoch, Kind::Value, &mut encoded);
             buffer.set_len(stored);
             buffer.copy_from_slice(&encoded);
             value.places.push(pool.space.write_value_chunk(epoch, &mut buffer, stored)?);

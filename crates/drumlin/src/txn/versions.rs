@@ -74,7 +74,7 @@ impl Delta {
     }
 
     fn find(&self, key: &[u8]) -> Option<Was> {
-        self.iter().find(|(found, _)| *found >= key).filter(|(found, _)| *found == key).map(|(_, was)| was.to_owned())
+        self.iter().find(|(found, _)| *found >= key).filter(|(found, _)| *found == key).map(|(_, was)| Was::of(was))
     }
 
     fn large(&self) -> impl Iterator<Item = LargeRef> + '_ {
@@ -89,16 +89,12 @@ impl Delta {
     }
 }
 
-trait ToOwnedWas {
-    fn to_owned(&self) -> Was;
-}
-
-impl ToOwnedWas for Option<RowValue<'_>> {
-    fn to_owned(&self) -> Was {
-        match self {
+impl Was {
+    fn of(row: Option<RowValue<'_>>) -> Was {
+        match row {
             None => Was::Absent,
-            Some(RowValue::Inline(value)) => Was::Inline((*value).into()),
-            Some(RowValue::Large(reference)) => Was::Large(*reference),
+            Some(RowValue::Inline(value)) => Was::Inline(value.into()),
+            Some(RowValue::Large(reference)) => Was::Large(reference),
         }
     }
 }
@@ -202,7 +198,7 @@ impl Versions {
         for delta in shard.get(&(keyspace, page)).into_iter().flatten() {
             if delta.timestamp > snapshot {
                 for (key, was) in delta.iter() {
-                    rows.entry(key.to_vec()).or_insert_with(|| was.to_owned());
+                    rows.entry(key.to_vec()).or_insert_with(|| Was::of(was));
                 }
             }
         }

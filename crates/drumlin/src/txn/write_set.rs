@@ -130,9 +130,9 @@ impl WriteSet {
                 None
             }
             Index::Ascending(order) => {
-                let sorted = order.iter().map(|&entry| {
-                    (Box::from(&self.arena[self.entries[entry as usize].key.clone()]), entry)
-                });
+                let sorted = order
+                    .iter()
+                    .map(|&entry| (Box::from(&self.arena[self.entries[entry as usize].key.clone()]), entry));
                 let mut map: BTreeMap<Box<[u8]>, u32> = sorted.collect();
                 let previous = map.insert(key.into(), number);
                 self.trees[tree].1 = Index::Sorted(map);
@@ -196,7 +196,9 @@ impl WriteSet {
         };
         let sorted = sorted.filter(|_| !is_empty_range(bounds)).map(|map| map.range::<[u8], _>(bounds));
         let ascending = ascending.into_iter().flatten().copied();
-        ascending.chain(sorted.into_iter().flatten().map(|(_, &entry)| entry)).map(|entry| (self.key(entry), self.change(entry)))
+        ascending
+            .chain(sorted.into_iter().flatten().map(|(_, &entry)| entry))
+            .map(|entry| (self.key(entry), self.change(entry)))
     }
 
     /// Keyspaces changed, and in each the newest change of every row, both in ascending order.
@@ -204,13 +206,16 @@ impl WriteSet {
         let mut order: Vec<&(Tree, Index)> = self.trees.iter().collect();
         order.sort_by_key(|(tree, _)| tree.pages.id);
         order.into_iter().flat_map(|(tree, _)| {
-            self.range(tree.pages.id, (Bound::Unbounded, Bound::Unbounded)).map(move |(key, change)| (tree, key, change))
+            self.range(tree.pages.id, (Bound::Unbounded, Bound::Unbounded))
+                .map(move |(key, change)| (tree, key, change))
         })
     }
 
     /// Every key that was ever written, repeated where it was written more than once: what is locked.
     pub(crate) fn keys(&self) -> impl Iterator<Item = (KeyspaceId, &[u8])> {
-        self.entries.iter().map(|entry| (self.trees[usize::from(entry.tree)].0.pages.id, &self.arena[entry.key.clone()]))
+        self.entries
+            .iter()
+            .map(|entry| (self.trees[usize::from(entry.tree)].0.pages.id, &self.arena[entry.key.clone()]))
     }
 
     /// Undoes all entries from `position` on and returns the large values among them.
@@ -223,14 +228,12 @@ impl WriteSet {
                 Index::Ascending(order) => {
                     order.pop();
                 }
-                Index::Sorted(map) => {
-                    match entry.previous {
-                        Some(previous) => *map.get_mut(key).expect("indexed") = previous,
-                        None => {
-                            map.remove(key);
-                        }
+                Index::Sorted(map) => match entry.previous {
+                    Some(previous) => *map.get_mut(key).expect("indexed") = previous,
+                    None => {
+                        map.remove(key);
                     }
-                }
+                },
             }
             self.arena.truncate(entry.key.start);
             if let Kept::PutLarge(value) = entry.kept {
