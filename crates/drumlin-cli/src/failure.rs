@@ -20,6 +20,7 @@ Exit codes:
     7  bad input data: malformed rows, files that can't be read
     8  not a database, or one of a newer format
     9  commits are refused: the log failed, or it can only be read
+  101  a bug in drumlin itself
   130  interrupted";
 
 /// How the process ends.
@@ -39,6 +40,9 @@ pub(crate) enum Exit {
     NoCommits = 9,
     Interrupted = 130,
 }
+
+/// The exit code of a bug, as Rust has it.
+const PANICKED: i32 = 101;
 
 /// Why a command stops.
 #[derive(Debug)]
@@ -118,6 +122,19 @@ impl Failure {
         }
         ExitCode::from(self.exit as u8)
     }
+}
+
+/// A panic is a bug, and ends the whole process: other threads might wait for the one that is gone, and a database
+/// survives the end of its process at any moment.
+pub(crate) fn end_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        anstream::eprintln!(
+            "this is a bug in drumlin; what was acknowledged is safe. Please report it with the lines above"
+        );
+        std::process::exit(PANICKED);
+    }));
 }
 
 /// The operating system's words without Rust's "(os error 2)".

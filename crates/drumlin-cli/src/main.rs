@@ -23,6 +23,7 @@ use clap::Parser;
 use crate::args::Cli;
 
 fn main() -> ExitCode {
+    failure::end_on_panic();
     let cli = Cli::parse();
     match commands::run(cli) {
         Ok(()) => ExitCode::SUCCESS,

@@ -23,7 +23,8 @@ pub(crate) struct Check {
 struct Report {
     sound: bool,
     pages: u64,
-    extents_bytes: u64,
+    rows: u64,
+    extent_bytes: u64,
     log_records: u64,
     seconds: f64,
     damage: Vec<Damage>,
@@ -65,16 +66,18 @@ impl Check {
         let report = Report {
             sound: damage.is_empty(),
             pages: report.pages,
-            extents_bytes: report.extents_bytes,
+            rows: report.rows,
+            extent_bytes: report.extent_bytes,
             log_records: report.log_records,
             seconds: elapsed.as_secs_f64(),
             damage,
         };
         output.print(&report, || {
             let read = format!(
-                "{}, {} of extents and {} read in {}",
+                "{}, {}, {} and {} in {}",
+                figures::plural(report.rows, "row"),
                 figures::plural(report.pages, "page"),
-                figures::bytes(report.extents_bytes),
+                figures::bytes(report.extent_bytes),
                 figures::plural(report.log_records, "log record"),
                 figures::duration(elapsed)
             );

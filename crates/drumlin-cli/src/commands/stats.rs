@@ -33,10 +33,10 @@ impl Stats {
             "memory_budget_bytes": stats.memory_budget_bytes,
             "memory_used_bytes": stats.memory_used_bytes,
             "frame_bytes": stats.frame_bytes,
+            "dirty_bytes": stats.dirty_bytes,
             "table_bytes": stats.table_bytes,
             "version_bytes": stats.version_bytes,
             "log_buffer_bytes": stats.log_buffer_bytes,
-            "page_hits": stats.page_hits,
             "page_misses": stats.page_misses,
             "device_reads": stats.device_reads,
             "device_read_bytes": stats.device_read_bytes,
@@ -44,9 +44,11 @@ impl Stats {
             "device_write_bytes": stats.device_write_bytes,
             "commits": stats.commits,
             "log_bytes": stats.log_bytes,
+            "log_bytes_written": stats.log_bytes_written,
             "log_syncs": stats.log_syncs,
             "data_file_bytes": stats.data_file_bytes,
             "live_bytes": stats.live_bytes,
+            "segments": stats.segments,
             "free_segments": stats.free_segments,
             "segment_bytes": stats.segment_bytes,
             "checkpoints": stats.checkpoints,
@@ -103,15 +105,14 @@ fn table(stats: &Figures, opened: &str) -> String {
             bytes(stats.log_buffer_bytes)
         ),
     );
-    line("pages", format!("{} hits, {} misses", count(stats.page_hits), count(stats.page_misses)));
     line(
         "data",
         format!(
-            "{} live in a file of {}, {} free segments of {}",
+            "{} live in a file of {}; {} of {} segments free",
             bytes(stats.live_bytes),
             bytes(stats.data_file_bytes),
             count(stats.free_segments),
-            bytes(stats.segment_bytes)
+            count(stats.segments)
         ),
     );
     line("log", format!("{}, {} syncs", bytes(stats.log_bytes), count(stats.log_syncs)));

@@ -38,7 +38,7 @@ impl Worker for Committer {
             self.keyspace.insert_with(key(row), &self.value, self.options.durability)?;
             return Ok(1);
         }
-        let mut transaction = self.database.begin_with(self.options.clone())?;
+        let mut transaction = self.database.begin_with(self.options)?;
         for position in first..first + self.batch {
             self.random.fill(&mut self.value);
             transaction.insert(&self.keyspace, key(self.order.row(position % self.keys)), &self.value)?;

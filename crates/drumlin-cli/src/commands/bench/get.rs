@@ -69,7 +69,7 @@ pub(super) fn run(subject: &mut Subject<'_>) -> Result<Report> {
     let keyspace = subject.rows()?;
     let page_bytes = subject.page_bytes();
     let threads = subject.threads();
-    let reads = Reads::open(&subject.data_file()?)?;
+    let reads = Reads::open(&subject.data_file())?;
     let getters = |turn: u64| {
         (0..threads).map(|thread| Getter::new(subject, &keyspace, turn * 4096 + thread, batch)).collect::<Vec<_>>()
     };

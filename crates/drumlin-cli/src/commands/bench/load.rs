@@ -31,7 +31,7 @@ impl Worker for Loader {
         if rows == 0 {
             return Ok(0);
         }
-        let mut transaction = self.database.begin_with(self.options.clone())?;
+        let mut transaction = self.database.begin_with(self.options)?;
         for position in self.position..self.position + rows {
             self.random.fill(&mut self.value);
             transaction.insert(&self.keyspace, key(self.order.row(position)), &self.value)?;

@@ -119,9 +119,14 @@ pub(super) fn measure<W: Worker>(
     let after = stats();
     measured.device_reads = after.device_reads.saturating_sub(before.device_reads);
     measured.device_read_bytes = after.device_read_bytes.saturating_sub(before.device_read_bytes);
-    measured.device_write_bytes = after.device_write_bytes.saturating_sub(before.device_write_bytes);
+    measured.device_write_bytes = written_bytes(&after).saturating_sub(written_bytes(&before));
     interrupt::check()?;
     Ok(measured)
+}
+
+/// To data file and log.
+fn written_bytes(stats: &Stats) -> u64 {
+    stats.device_write_bytes + stats.log_bytes_written
 }
 
 /// One clock reading a call: where one ends, the next begins.

@@ -50,7 +50,7 @@ pub(super) fn run(subject: &mut Subject<'_>) -> Result<Report> {
     let seconds = subject.options.seconds;
     let slice = seconds / TURNS_MIN as u32;
     subject.reopen()?;
-    let reads = Reads::open(&subject.data_file()?)?;
+    let reads = Reads::open(&subject.data_file())?;
     reads.warm()?;
     process::reset_resident_bytes_max();
     let mut turns = Turns::new();

@@ -149,14 +149,9 @@ impl<'a> Subject<'a> {
         Ok(())
     }
 
-    /// The file that holds the pages: the largest.
-    pub(super) fn data_file(&self) -> Result<PathBuf> {
-        let failed = |error: std::io::Error| Failure::file("reading", &self.path, &error);
-        let files = fs::read_dir(&self.path).map_err(failed)?.flatten();
-        let sized =
-            files.filter_map(|item| Some((item.metadata().ok().filter(fs::Metadata::is_file)?.len(), item.path())));
-        let largest = sized.max().ok_or_else(|| Failure::other(format!("no file in {}", self.path.display())))?;
-        Ok(largest.1)
+    /// The file that holds the pages.
+    pub(super) fn data_file(&self) -> PathBuf {
+        self.path.join("data")
     }
 
     pub(super) fn close(mut self) -> Result<()> {
