@@ -20,3 +20,6 @@ pub use error::{Error, Recourse, Result};
 pub use format::{Epoch, Incarnation, KeyspaceId, PageId, SegmentId, Timestamp};
 pub use io::IoBackend;
 pub use txn::engine::Durability;
+
+#[doc(hidden)]
+pub use seglog::measure as log_measure;

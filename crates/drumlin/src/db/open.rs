@@ -53,7 +53,7 @@ impl Shares {
     fn of(config: &Config) -> Shares {
         let memory = config.memory_bytes as usize;
         let streams = usize::from(config.log_stream_count);
-        let log_buffer_bytes = (memory / 32).clamp(128 << 10, 8 << 20) * streams.min(4);
+        let log_buffer_bytes = (memory / 16).clamp(512 << 10, 16 << 20) * streams.min(4);
         // Two appenders, and buffers on their way to the disk; scratch for reads.
         let io_bytes = 6 * BUFFER_BYTES + (memory / 64).min(4 << 20);
         let sixteenth = memory / 16;

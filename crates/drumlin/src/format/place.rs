@@ -57,8 +57,7 @@ impl Place {
     /// The place with these bits, unless they are none.
     pub(crate) fn from_bits(bits: u64) -> Option<Place> {
         let place = Place(bits);
-        let well_formed =
-            bits >> (Place::START_BITS + Place::LENGTH_BITS) == 0 && place.start() > 0 && place.length() > 0;
+        let well_formed = bits >> Place::BITS == 0 && place.start() > 0 && place.length() > 0;
         well_formed.then_some(place)
     }
 

@@ -3,18 +3,28 @@
 //! The engine reaches files, threads, time and randomness through [`Backend`] alone, so that a simulated backend can
 //! stand in for all of them. The backends are peers: whatever one can do, all can, and the same tests run on each.
 //!
+//! [`backend`] gives the one for the system's files, [`in_memory`] one without any. A range of a file comes in shared
+//! buffers, by one read ([`read_buffer`](trait.File.html#method.read_buffer)) or by a stream that reads ahead
+//! ([`ReadStream`], [`AsyncReadStream`]). [`Probe`] finds out how a folder's writes are best made durable.
+//!
 //! # Invariants
 //! 1. Every transfer on a direct file starts, ends and is buffered at multiples of [`File::alignment`].
 //! 2. A buffer belongs to the request while it is in flight: it is moved into the [`Queue`] and moved out with its
 //!    [`Completion`]. So a buffer in flight is never changed or freed.
 //! 3. A failed write or sync is reported once and never retried here: what it means is the caller's to decide.
 
+mod async_stream;
 mod buffer;
 mod disk;
+#[doc(hidden)]
+pub mod fault;
+mod medium;
 mod memory;
 mod portable;
+mod probe;
 mod read;
 mod select;
+mod stream;
 #[cfg(target_os = "linux")]
 mod uring;
 
@@ -27,10 +37,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use async_stream::AsyncReadStream;
 pub use buffer::AlignedBuffer;
 pub use memory::in_memory;
+pub use probe::{MethodFigures, Probe};
 pub use read::ReadBuffer;
 pub use select::{BACKEND_VARIABLE, IoBackend, backend};
+pub use stream::{ReadStream, StreamOptions};
 
 /// A shared handle of an open file.
 pub type FileRef = Arc<dyn File>;
@@ -87,6 +100,7 @@ impl fmt::Display for SyncMethod {
 }
 
 /// An open file. Positional: there is no cursor, and any number of threads may use it at once.
+#[allow(clippy::len_without_is_empty, reason = "whether a file is empty is nothing that anybody asks")]
 pub trait File: Send + Sync + fmt::Debug {
     /// The path it was opened by.
     fn path(&self) -> &Path;

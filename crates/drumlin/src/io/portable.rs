@@ -16,8 +16,9 @@ use parking_lot::{Condvar, Mutex};
 use super::disk::DiskBackend;
 use super::{AlignedBuffer, Completion, FileRef, Persist, Queue};
 
-/// A drive answers more requests at once than there are processors, and each thread has one request in flight. Beyond
-/// this many, the rate of 4 KiB reads no longer rises.
+/// A drive answers more requests at once than there are processors, and each thread has one request in flight. Of 64
+/// direct 4 KiB reads in flight, 8 threads did 53 k/s at 12 us of processor time each, 16 did 62 k/s at 10.4, 32 did
+/// 67 k/s at 9.9, and 64 did 64 k/s at 13.
 const POOL_THREADS_MAX: usize = 32;
 
 /// The backend.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::ops::{Bound, Deref, RangeBounds};
+use std::ops::{Bound, Deref, Range, RangeBounds};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -28,7 +28,8 @@ use crate::format::BLOCK_BYTES;
 /// ```
 #[derive(Clone)]
 pub struct ReadBuffer {
-    memory: Arc<Memory>,
+    /// `None` for no bytes.
+    memory: Option<Arc<Memory>>,
     start: usize,
     end: usize,
 }
@@ -41,7 +42,7 @@ struct Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let (Some(buffer), Some(home)) = (self.buffer.take(), &self.home) {
+        if let (Some(home), Some(buffer)) = (&self.home, self.buffer.take()) {
             home.put(buffer);
         }
     }
@@ -76,10 +77,25 @@ impl BufferHome {
 }
 
 impl ReadBuffer {
-    /// The bytes `start..end` of `buffer`, which goes to `home` with their last user.
-    pub(crate) fn of_home(buffer: AlignedBuffer, start: usize, end: usize, home: &Arc<BufferHome>) -> ReadBuffer {
-        assert!(start <= end && end <= buffer.len());
-        ReadBuffer { memory: Arc::new(Memory { buffer: Some(buffer), home: Some(Arc::clone(home)) }), start, end }
+    /// The `visible` bytes of `buffer`, which goes to `home` with their last user.
+    pub(crate) fn of_home(buffer: AlignedBuffer, visible: Range<usize>, home: &Arc<BufferHome>) -> ReadBuffer {
+        assert!(visible.start <= visible.end && visible.end <= buffer.len());
+        let memory = Arc::new(Memory { buffer: Some(buffer), home: Some(Arc::clone(home)) });
+        ReadBuffer { memory: Some(memory), start: visible.start, end: visible.end }
+    }
+
+    /// No bytes and no memory.
+    pub(crate) fn empty() -> ReadBuffer {
+        ReadBuffer { memory: None, start: 0, end: 0 }
+    }
+
+    /// Drops the first `bytes`; the memory too, once nothing is left.
+    pub(crate) fn advance(&mut self, bytes: usize) {
+        assert!(bytes <= self.len(), "{bytes} bytes consumed of {}", self.len());
+        self.start += bytes;
+        if self.start == self.end {
+            *self = ReadBuffer::empty();
+        }
     }
 
     /// A part of it, without copying.
@@ -100,7 +116,7 @@ impl ReadBuffer {
             Bound::Unbounded => length,
         };
         assert!(from <= to && to <= length, "the slice {from}..{to} of {length} bytes");
-        ReadBuffer { memory: Arc::clone(&self.memory), start: self.start + from, end: self.start + to }
+        ReadBuffer { memory: self.memory.clone(), start: self.start + from, end: self.start + to }
     }
 }
 
@@ -109,8 +125,8 @@ impl Deref for ReadBuffer {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        let buffer = self.memory.buffer.as_ref().expect("taken only when dropped");
-        &buffer[self.start..self.end]
+        let buffer = self.memory.as_ref().and_then(|memory| memory.buffer.as_ref());
+        buffer.map_or(&[], |buffer| &buffer[self.start..self.end])
     }
 }
 
@@ -123,7 +139,7 @@ impl AsRef<[u8]> for ReadBuffer {
 impl From<AlignedBuffer> for ReadBuffer {
     fn from(buffer: AlignedBuffer) -> ReadBuffer {
         let end = buffer.len();
-        ReadBuffer { memory: Arc::new(Memory { buffer: Some(buffer), home: None }), start: 0, end }
+        ReadBuffer { memory: Some(Arc::new(Memory { buffer: Some(buffer), home: None })), start: 0, end }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Which backend a process gets.
 
+use std::ffi::OsStr;
 use std::io;
 use std::sync::Arc;
 
@@ -42,18 +43,20 @@ pub enum IoBackend {
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn backend(kind: IoBackend) -> io::Result<Arc<dyn Backend>> {
-    let forced = std::env::var_os(BACKEND_VARIABLE);
-    let kind = match forced.as_deref().map(|value| value.to_str()) {
-        None => kind,
-        Some(Some("uring")) => IoBackend::Uring,
-        Some(Some("portable")) => IoBackend::Portable,
-        Some(_) => {
-            let value = forced.unwrap_or_default();
+    select(forced(std::env::var_os(BACKEND_VARIABLE).as_deref(), kind)?)
+}
+
+/// The kind that the environment's `value` leaves of the one asked for.
+fn forced(value: Option<&OsStr>, kind: IoBackend) -> io::Result<IoBackend> {
+    let Some(value) = value else { return Ok(kind) };
+    match value.to_str() {
+        Some("uring") => Ok(IoBackend::Uring),
+        Some("portable") => Ok(IoBackend::Portable),
+        _ => {
             let text = format!("{BACKEND_VARIABLE} is {value:?}; it takes \"uring\" or \"portable\"");
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+            Err(io::Error::new(io::ErrorKind::InvalidInput, text))
         }
-    };
-    select(kind)
+    }
 }
 
 /// [`backend`], whatever the environment says.
@@ -121,5 +124,41 @@ fn advice(code: Option<i32>, disabled: &str) -> String {
         (Some(libc::EINVAL), _) => "The kernel is older than 5.6, whose rings cannot read".to_owned(),
         (Some(libc::EMFILE | libc::ENFILE), _) => "Raise the limit of open files (`ulimit -n`)".to_owned(),
         _ => "Set DRUMLIN_IO_BACKEND=portable to go without it".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_wins_and_typing_errors_are_told() {
+        assert_eq!(forced(None, IoBackend::Uring).unwrap(), IoBackend::Uring);
+        assert_eq!(forced(Some("portable".as_ref()), IoBackend::Uring).unwrap(), IoBackend::Portable);
+        assert_eq!(forced(Some("uring".as_ref()), IoBackend::Portable).unwrap(), IoBackend::Uring);
+        for wrong in ["", "Uring", "io_uring"] {
+            let error = forced(Some(wrong.as_ref()), IoBackend::Auto).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+            assert!(error.to_string().contains("DRUMLIN_IO_BACKEND"), "{error}");
+        }
+    }
+
+    /// Each refusal comes with the remedy for its cause.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_advice_fits_the_refusal() {
+        for (code, disabled, remedy) in [
+            (libc::EPERM, "2", "sysctl kernel.io_uring_disabled=0"),
+            (libc::EPERM, "1", "kernel.io_uring_group"),
+            (libc::EPERM, "0", "seccomp"),
+            (libc::EACCES, "", "security module"),
+            (libc::ENOSYS, "", "5.1"),
+            (libc::ENOMEM, "0", "LimitMEMLOCK"),
+            (libc::EINVAL, "0", "5.6"),
+            (libc::EMFILE, "0", "ulimit -n"),
+            (libc::EIO, "0", "DRUMLIN_IO_BACKEND=portable"),
+        ] {
+            assert!(advice(Some(code), disabled).contains(remedy), "{code}: {}", advice(Some(code), disabled));
+        }
     }
 }

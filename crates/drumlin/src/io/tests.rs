@@ -347,6 +347,177 @@ fn many_threads(place: &Place) {
     });
 }
 
+/// Ranges that begin and end on both sides of block and file boundaries.
+const RANGES: [(u64, u64); 9] = [
+    (0, 100_001),
+    (1, 100_000),
+    (4095, 4097),
+    (4096, 98_304),
+    (98_303, 100_001),
+    (98_305, 98_306),
+    (100_000, 100_001),
+    (7, 7),
+    (8192, 70_000),
+];
+
+fn is_pattern(bytes: &[u8], offset: u64) -> bool {
+    bytes.iter().zip(offset..).all(|(byte, position)| *byte == byte_at(position))
+}
+
+fn streams(place: &Place) {
+    for direct in [true, false] {
+        let file = place.patterned("stream", 100_001, direct);
+        for options in [(1, 1), (8192, 5), (512 << 10, 5)] {
+            let options = StreamOptions { request_bytes: options.0, requests: options.1 };
+            for (start, end) in RANGES {
+                let mut stream = ReadStream::open(place.backend.as_ref(), &file, start..end, options).unwrap();
+                let mut position = start;
+                let mut kept = Vec::new();
+                while let Some(buffer) = stream.next_buffer().unwrap() {
+                    assert!(!buffer.is_empty() && is_pattern(&buffer, position));
+                    position += buffer.len() as u64;
+                    kept.push(buffer.slice(1..));
+                }
+                assert_eq!(position, end);
+                assert!(stream.next_buffer().unwrap().is_none());
+                let kept_bytes: usize = kept.iter().map(|buffer| buffer.len() + 1).sum();
+                assert_eq!(kept_bytes as u64, end - start);
+
+                let mut copied = Vec::new();
+                let mut stream = ReadStream::open(place.backend.as_ref(), &file, start..end, options).unwrap();
+                std::io::Read::read_to_end(&mut stream, &mut copied).unwrap();
+                assert_eq!(copied.len() as u64, end - start);
+                assert!(is_pattern(&copied, start));
+            }
+        }
+        let open = |range| ReadStream::open(place.backend.as_ref(), &file, range, StreamOptions::default());
+        assert_eq!(open(0..100_002).unwrap_err().kind(), ErrorKind::UnexpectedEof);
+        #[allow(clippy::reversed_empty_ranges, reason = "that is what is to be refused")]
+        let reversed = open(2..1);
+        assert_eq!(reversed.unwrap_err().kind(), ErrorKind::InvalidInput);
+        drop(open(0..100_001).unwrap());
+        assert_eq!(Arc::strong_count(&file), 1, "a stream that was dropped midway let go of the file");
+    }
+}
+
+/// Buffers that are handed out keep their content while the stream reads on into others.
+fn streamed_buffers_are_stable(place: &Place) {
+    let file = place.patterned("stable", 40 * BLOCK, true);
+    let options = StreamOptions { request_bytes: BLOCK, requests: 3 };
+    let mut stream = ReadStream::open(place.backend.as_ref(), &file, 0..40 * BLOCK as u64, options).unwrap();
+    let mut held = std::collections::VecDeque::new();
+    for number in 0..40 {
+        held.push_back((number * BLOCK as u64, stream.next_buffer().unwrap().unwrap()));
+        if held.len() > 7 {
+            held.pop_front();
+        }
+        assert!(held.iter().all(|(offset, buffer)| is_pattern(buffer, *offset)));
+    }
+}
+
+struct Unpark(thread::Thread);
+
+impl std::task::Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+pub(super) fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let mut future = std::pin::pin!(future);
+    let waker = Arc::new(Unpark(thread::current())).into();
+    loop {
+        match future.as_mut().poll(&mut std::task::Context::from_waker(&waker)) {
+            std::task::Poll::Ready(value) => return value,
+            std::task::Poll::Pending => thread::park(),
+        }
+    }
+}
+
+fn asynchronous_streams(place: &Place) {
+    use futures_io::AsyncRead;
+    use std::pin::Pin;
+
+    let file = place.patterned("asynchronous", 100_001, true);
+    for options in [(4096, 1), (8192, 5), (512 << 10, 5)] {
+        let options = StreamOptions { request_bytes: options.0, requests: options.1 };
+        for (start, end) in RANGES {
+            let open = || AsyncReadStream::open(&place.backend, &file, start..end, options).unwrap();
+            let mut stream = open();
+            let mut position = start;
+            while let Some(buffer) = block_on(stream.next_buffer()).unwrap() {
+                assert!(!buffer.is_empty() && is_pattern(&buffer, position));
+                position += buffer.len() as u64;
+            }
+            assert_eq!(position, end);
+            assert!(block_on(stream.next_buffer()).unwrap().is_none());
+
+            let mut stream = open();
+            let mut copied = Vec::new();
+            let mut piece = [0; 1000];
+            loop {
+                let count =
+                    block_on(std::future::poll_fn(|context| Pin::new(&mut stream).poll_read(context, &mut piece)));
+                match count.unwrap() {
+                    0 => break,
+                    count => copied.extend_from_slice(&piece[..count]),
+                }
+            }
+            assert_eq!(copied.len() as u64, end - start);
+            assert!(is_pattern(&copied, start));
+        }
+    }
+    let too_far = AsyncReadStream::open(&place.backend, &file, 0..100_002, StreamOptions::default());
+    assert_eq!(too_far.unwrap_err().kind(), ErrorKind::UnexpectedEof);
+}
+
+/// Many streams of many threads share the driver; some are dropped midway.
+fn many_asynchronous_streams(place: &Place) {
+    let file = place.patterned("many", 300_001, true);
+    let options = StreamOptions { request_bytes: BLOCK, requests: 20 };
+    thread::scope(|scope| {
+        for lane in 0..12u64 {
+            let file = &file;
+            scope.spawn(move || {
+                let range = lane * 777..300_001 - lane * 3;
+                let mut stream = AsyncReadStream::open(&place.backend, file, range.clone(), options).unwrap();
+                let mut position = range.start;
+                while let Some(buffer) = block_on(stream.next_buffer()).unwrap() {
+                    assert!(is_pattern(&buffer, position));
+                    position += buffer.len() as u64;
+                    if lane % 4 == 3 && position > 50_000 {
+                        return;
+                    }
+                }
+                assert_eq!(position, range.end);
+            });
+        }
+    });
+}
+
+fn a_file_cut_under_a_stream(place: &Place) {
+    let file = place.patterned("cut", 64 * BLOCK + 5, true);
+    let options = StreamOptions { request_bytes: BLOCK, requests: 2 };
+    let range = 0..64 * BLOCK as u64 + 5;
+    let mut stream = ReadStream::open(place.backend.as_ref(), &file, range.clone(), options).unwrap();
+    let mut asynchronous = AsyncReadStream::open(&place.backend, &file, range, options).unwrap();
+    stream.next_buffer().unwrap();
+    block_on(asynchronous.next_buffer()).unwrap();
+    place.open("cut", CREATE).set_len(40 * BLOCK as u64).unwrap();
+    let end = |next: &mut dyn FnMut() -> io::Result<Option<ReadBuffer>>| loop {
+        match next() {
+            Ok(buffer) => assert!(buffer.is_some(), "it must not end as if all were well"),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
+                assert!(next().unwrap().is_none());
+                return;
+            }
+        }
+    };
+    end(&mut || stream.next_buffer());
+    end(&mut || block_on(asynchronous.next_buffer()));
+}
+
 fn clock_chance_and_threads(place: &Place) {
     let (first, second) = (place.backend.random(), place.backend.random());
     assert_ne!(first, second);
@@ -361,6 +532,13 @@ macro_rules! on_each_backend {
     ($($test:ident),* $(,)?) => {
         mod memory {
             $(#[test] fn $test() { super::$test(&super::Place::new(super::in_memory())); })*
+        }
+        /// The wrapper of the tests passes everything on.
+        mod faulty {
+            $(#[test] fn $test() {
+                let inner = super::select(super::IoBackend::Portable).unwrap();
+                super::$test(&super::Place::new(std::sync::Arc::new(super::fault::FaultyBackend::new(inner))));
+            })*
         }
         mod portable {
             $(#[test] fn $test() {
@@ -390,5 +568,10 @@ on_each_backend!(
     names_and_folders,
     reads_of_any_range,
     many_threads,
+    streams,
+    streamed_buffers_are_stable,
+    asynchronous_streams,
+    many_asynchronous_streams,
+    a_file_cut_under_a_stream,
     clock_chance_and_threads,
 );

@@ -615,4 +615,3 @@ impl Deref for FrameWrite<'_> {
         unsafe { std::slice::from_raw_parts(start, bytes) }
     }
 }
-

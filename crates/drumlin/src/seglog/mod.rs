@@ -42,6 +42,9 @@
 //! `preparing` → `old` → one stream's `tail` → `doomed`, `tasks` or the signal's mutex. Hooks and I/O run with no lock
 //! but `preparing`.
 
+mod commit;
+mod live;
+pub mod measure;
 mod prepare;
 mod reader;
 mod scan;
@@ -59,19 +62,21 @@ use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 
 use crossbeam_utils::CachePadded;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
+#[allow(unused_imports, reason = "the transaction layer, which is their user, comes later")]
 pub(crate) use reader::{Record, Records};
+#[allow(unused_imports, reason = "as above")]
 pub(crate) use scan::Scan;
 
 use crate::error::{Error, Result};
-use crate::format::log::{SegmentHeader, record_bytes};
+use crate::format::log::record_bytes;
 use crate::format::{BLOCK_BYTES, Incarnation, Timestamp, checksum};
-use crate::io::{AlignedBuffer, Backend, Persist, SyncMethod};
+use crate::io::{Backend, Persist, SyncMethod};
 use prepare::Signal;
-use reader::{History, Merge, Reader};
-use segment::{BLOCK, Segment, Spare};
-use stream::{Batch, NO_FLOOR, Stream, Tail, Window};
+use reader::History;
+use segment::{BLOCK, Spare};
+use stream::{NO_FLOOR, Stream, Tail, Window};
 use wait::Waiter;
 
 /// The smallest buffer of a stream; each has two.
@@ -383,33 +388,33 @@ impl Log {
                 }
             }
         }
-        let bodies: [(&str, fn(&Shared)); 2] = [
-            ("drumlin-log-prepare", |shared| {
-                while shared.signal.wait_prepare() {
-                    shared.prepare_all();
-                }
-            }),
-            ("drumlin-log-flush", |shared| {
-                while shared.signal.wait_flush() {
-                    shared.flush_nudged();
-                }
-            }),
-        ];
-        for (name, body) in bodies {
-            let own = Arc::clone(shared);
-            match shared.backend.spawn(name, Box::new(move || body(&own))) {
-                Ok(thread) => {
-                    shared.has_threads.store(true, Ordering::Release);
-                    self.threads.lock().push(thread);
-                }
-                Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
-                Err(error) => return Err(Error::io("starting a thread for", dir, error)),
+        self.spawn("drumlin-log-prepare", |shared| {
+            while shared.signal.wait_prepare() {
+                shared.prepare_all();
             }
-        }
+        })?;
+        self.spawn("drumlin-log-flush", |shared| {
+            while shared.signal.wait_flush() {
+                shared.flush_nudged();
+            }
+        })?;
         if shared.has_threads() {
             shared.signal.prepare();
         }
         Ok(())
+    }
+
+    fn spawn(&self, name: &str, body: fn(&Shared)) -> Result<()> {
+        let shared = Arc::clone(&self.shared);
+        match self.shared.backend.spawn(name, Box::new(move || body(&shared))) {
+            Ok(thread) => {
+                self.shared.has_threads.store(true, Ordering::Release);
+                self.threads.lock().push(thread);
+                Ok(())
+            }
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
+            Err(error) => Err(Error::io("starting a thread for", &self.shared.options.dir, error)),
+        }
     }
 
     /// Reserves space for a record with a body of up to `body_bytes`, waiting for it where necessary: for other
@@ -582,432 +587,5 @@ impl Shared {
             waiters.iter().for_each(Waiter::wake);
         }
         self.wake_tasks(u64::MAX);
-    }
-
-    fn reserve(&self, index: usize, body_bytes: usize, may_wait: bool) -> Result<Option<Reservation<'_>>> {
-        if body_bytes > self.record_bytes_max() {
-            return Err(Error::TransactionTooLarge { limit_bytes: self.record_bytes_max() as u64 });
-        }
-        let bytes = record_bytes(body_bytes);
-        let stream = &self.streams[index];
-        let mut tail = stream.tail.lock();
-        self.check_open()?;
-        let admitted = !tail.is_contended() && tail.buffer_admits(bytes) && tail.windows_admit(bytes);
-        if admitted {
-            tail.admit(bytes);
-        } else if may_wait {
-            tail = self.wait_for_space(index, tail, bytes)?;
-        } else if !tail.windows_admit(bytes) {
-            tail.wanted = tail.wanted.max(tail.span_end(bytes));
-        }
-        let prepares = tail.preparation().is_some();
-        drop(tail);
-        if prepares {
-            self.request_preparation();
-        }
-        Ok((admitted || may_wait).then(|| Reservation { log: self, stream: index, bytes }))
-    }
-
-    /// Waits, in the order of asking, until a record of `bytes` is admitted.
-    fn wait_for_space<'a>(
-        &'a self,
-        index: usize,
-        mut tail: MutexGuard<'a, Tail>,
-        bytes: usize,
-    ) -> Result<MutexGuard<'a, Tail>> {
-        let stream = &self.streams[index];
-        let ticket = tail.ticket_next;
-        tail.ticket_next += 1;
-        let failures = tail.prepare_failures;
-        let refused = loop {
-            if tail.ticket_served != ticket {
-                self.check_open()?;
-                stream.space.wait(&mut tail);
-                continue;
-            }
-            if let Err(error) = self.check_open() {
-                break Some(error);
-            }
-            if !tail.buffer_admits(bytes) {
-                if tail.may_lead() {
-                    self.lead(index, tail);
-                    tail = stream.tail.lock();
-                } else {
-                    stream.space.wait(&mut tail);
-                }
-            } else if tail.windows_admit(bytes) {
-                break None;
-            } else if tail.prepare_failures != failures {
-                break Some(self.disk_full());
-            } else {
-                tail.wanted = tail.wanted.max(tail.span_end(bytes));
-                if self.has_threads() {
-                    self.signal.prepare();
-                    stream.space.wait(&mut tail);
-                } else {
-                    drop(tail);
-                    self.prepare_all();
-                    tail = stream.tail.lock();
-                }
-            }
-        };
-        tail.ticket_served += 1;
-        stream.space.notify_all();
-        match refused {
-            None => {
-                tail.admit(bytes);
-                Ok(tail)
-            }
-            Some(error) => Err(error),
-        }
-    }
-
-    fn request_preparation(&self) {
-        if self.has_threads() {
-            self.signal.prepare();
-        } else {
-            self.prepare_all();
-        }
-    }
-
-    /// Writes what is pending in a stream, and wakes those who waited for it and one who goes on.
-    fn lead<'a>(&'a self, index: usize, mut tail: MutexGuard<'a, Tail>) {
-        let stream = &self.streams[index];
-        let batch = tail.begin_write();
-        let segment = tail.segment_at(batch.base);
-        drop(tail);
-        match self.write(index, &batch, segment) {
-            Ok(()) => {
-                let mut tail = stream.tail.lock();
-                tail.complete(batch);
-                stream.publish_floor(&tail);
-                let covered = tail.take_covered();
-                let successor = if tail.may_lead() { tail.waiters.pop() } else { None };
-                let contended = tail.is_contended();
-                drop(tail);
-                self.publish();
-                if let Some(successor) = successor {
-                    successor.wake();
-                }
-                covered.iter().for_each(Waiter::wake);
-                if contended {
-                    stream.space.notify_all();
-                }
-            }
-            Err(error) => self.fail(&error),
-        }
-    }
-
-    /// Brings a batch to the medium: one durable write, or one for each window that it touches.
-    fn write(&self, index: usize, batch: &Batch, first: Arc<Segment>) -> Result<(), String> {
-        if batch.after_data {
-            (self.hooks.before_write)().map_err(|error| format!("syncing large values failed: {error}"))?;
-        }
-        let end = batch.end().next_multiple_of(BLOCK);
-        let mut position = batch.base;
-        let mut segment = first;
-        while position < end {
-            if position >= segment.end() {
-                segment = self.streams[index].tail.lock().segment_at(position);
-            }
-            let piece_end = end.min(segment.end());
-            let bytes = (position - batch.base) as usize..(piece_end - batch.base) as usize;
-            self.sync_count.fetch_add(1, Ordering::Relaxed);
-            let written = segment.file.write_at(&batch.buffer[bytes], segment.offset(position), self.persist());
-            written.map_err(|error| format!("writing {} failed: {error}", segment.path().display()))?;
-            position = piece_end;
-        }
-        Ok(())
-    }
-
-    /// Moves the horizon to where the streams allow.
-    ///
-    /// `last` is read before the floors: a record at or below it brought its stream's floor down before its timestamp
-    /// was given out, so its floor is seen, or it is on the medium already.
-    fn publish(&self) {
-        let mut horizon = self.last.load(Ordering::SeqCst);
-        for stream in &self.streams {
-            horizon = horizon.min(stream.floor.load(Ordering::SeqCst).saturating_sub(1));
-        }
-        let previous = self.durable.fetch_max(horizon, Ordering::SeqCst);
-        if previous < horizon {
-            (self.hooks.on_durable)(Timestamp(horizon));
-            if self.tasks_count.load(Ordering::SeqCst) > 0 {
-                self.wake_tasks(horizon);
-            }
-        }
-    }
-
-    fn wait_durable(&self, index: usize, timestamp: u64) -> Result<()> {
-        self.wait_stream(index, timestamp)?;
-        if self.durable.load(Ordering::SeqCst) >= timestamp {
-            return Ok(());
-        }
-        // Older records are pending in other streams.
-        for other in 0..self.streams.len() {
-            if self.streams[other].floor.load(Ordering::SeqCst) <= timestamp {
-                self.wait_stream(other, timestamp)?;
-            }
-        }
-        self.publish();
-        assert!(self.durable.load(Ordering::SeqCst) >= timestamp, "the horizon is behind what is on the medium");
-        Ok(())
-    }
-
-    /// Waits until no record of the stream at or below `timestamp` is pending, writing them where nobody does.
-    fn wait_stream(&self, index: usize, timestamp: u64) -> Result<()> {
-        let stream = &self.streams[index];
-        let mut registered = None;
-        loop {
-            let mut tail = stream.tail.lock();
-            if let Some(id) = registered.take() {
-                tail.waiters.retain(|waiter: &Waiter| waiter.id != id);
-            }
-            if tail.floor() > timestamp {
-                return Ok(());
-            }
-            if let Some(reason) = self.failure.get() {
-                return Err(Error::OutcomeUnknown { reason: Arc::clone(reason) });
-            }
-            if tail.may_lead() {
-                self.lead(index, tail);
-                continue;
-            }
-            let id = tail.waiter_next;
-            tail.waiter_next += 1;
-            tail.waiters.push(Waiter::current(id, timestamp));
-            drop(tail);
-            registered = Some(id);
-            wait::park();
-            if self.durable.load(Ordering::SeqCst) >= timestamp {
-                // Whoever moved the horizon took this thread off the list, or will.
-                return Ok(());
-            }
-        }
-    }
-
-    fn poll_durable(&self, timestamp: u64, waker: &Waker) -> Poll<Result<()>> {
-        if self.durable.load(Ordering::SeqCst) >= timestamp {
-            return Poll::Ready(Ok(()));
-        }
-        {
-            let mut tasks = self.tasks.lock();
-            if !tasks.iter().any(|(other, task)| *other == timestamp && task.will_wake(waker)) {
-                tasks.push((timestamp, waker.clone()));
-                self.tasks_count.store(tasks.len(), Ordering::SeqCst);
-            }
-        }
-        for index in 0..self.streams.len() {
-            if self.streams[index].floor.load(Ordering::SeqCst) <= timestamp {
-                self.nudge(index);
-            }
-        }
-        // The horizon may have moved, or the log failed, between the first look and the registration.
-        if self.durable.load(Ordering::SeqCst) >= timestamp {
-            return Poll::Ready(Ok(()));
-        }
-        match self.failure.get() {
-            Some(reason) => Poll::Ready(Err(Error::OutcomeUnknown { reason: Arc::clone(reason) })),
-            None => Poll::Pending,
-        }
-    }
-
-    fn wake_tasks(&self, horizon: u64) {
-        let woken: Vec<(u64, Waker)> = {
-            let mut tasks = self.tasks.lock();
-            let woken = tasks.extract_if(.., |(timestamp, _)| *timestamp <= horizon).collect();
-            self.tasks_count.store(tasks.len(), Ordering::SeqCst);
-            woken
-        };
-        for (_, waker) in woken {
-            waker.wake();
-        }
-    }
-
-    fn nudge(&self, index: usize) {
-        if !self.streams[index].nudged.swap(true, Ordering::SeqCst) {
-            if self.has_threads() {
-                self.signal.flush();
-            } else {
-                self.flush_nudged();
-            }
-        }
-    }
-
-    fn flush_nudged(&self) {
-        for (index, stream) in self.streams.iter().enumerate() {
-            if stream.nudged.swap(false, Ordering::SeqCst) {
-                // A failure is sticky; whoever needs to know finds it there.
-                let _ = self.flush(index);
-            }
-        }
-    }
-
-    /// Writes everything that is pending in a stream.
-    fn flush(&self, index: usize) -> Result<()> {
-        let pending = self.streams[index].tail.lock().last_pending();
-        match pending {
-            Some(last) => self.wait_stream(index, last),
-            None => Ok(()),
-        }
-    }
-
-    fn truncate(&self, covered: u64, checkpoint: u64) {
-        self.checkpoint.fetch_max(checkpoint, Ordering::SeqCst);
-        let old: Vec<Window> = self.old.lock().extract_if(.., |window| window.last <= covered).collect();
-        for window in old {
-            self.truncated.fetch_max(window.last, Ordering::SeqCst);
-            let stream = self.streams.get(usize::from(window.segment.header.stream));
-            self.set_free(stream, window.segment);
-        }
-        for stream in &self.streams {
-            let mut tail = stream.tail.lock();
-            let (segments, newest) = tail.take_covered_windows(covered);
-            self.truncated.fetch_max(newest, Ordering::SeqCst);
-            // What one interval between checkpoints used, the next is likely to; the need decays by a quarter.
-            tail.spares_wanted = tail.begun_windows.max(tail.spares_wanted * 3 / 4).max(1);
-            tail.begun_windows = 0;
-            tail.full = false;
-            drop(tail);
-            for segment in segments {
-                self.set_free(Some(stream), segment);
-            }
-        }
-        self.request_preparation();
-    }
-
-    fn set_free(&self, stream: Option<&Stream>, segment: Arc<Segment>) {
-        let fits = segment.header.window_bytes == self.options.window_bytes();
-        match stream {
-            Some(stream) if fits => stream.tail.lock().spares.push(Spare::of(segment)),
-            _ => self.doomed.lock().push(Spare::of(segment)),
-        }
-    }
-
-    fn read_from(&self, after: Timestamp) -> Result<Records> {
-        // Taken first: every record up to it lies before the durable positions that are read below.
-        let durable = Timestamp(self.durable.load(Ordering::SeqCst));
-        let sources = self.sources();
-        let truncated = self.truncated.load(Ordering::SeqCst);
-        if after.0 < truncated {
-            return Err(Error::Invalid(format!(
-                "the log no longer holds the records after timestamp {after}: those up to {truncated} were given up"
-            )));
-        }
-        let mut readers = Vec::new();
-        for source in sources {
-            readers.extend(source.reader_from(after)?);
-        }
-        let merge = Merge::new(readers, self.history.clone(), after)?;
-        Ok(Records::new(merge, durable, self.options.dir.clone()))
-    }
-
-    /// What can be read of each stream, current or old. The segments are held, so they are not reused meanwhile.
-    fn sources(&self) -> Vec<Source> {
-        let mut sources: Vec<Source> = Vec::new();
-        for window in self.old.lock().iter() {
-            let number = window.segment.header.stream;
-            let source = match sources.iter_mut().find(|source| source.stream == number) {
-                Some(source) => source,
-                None => {
-                    sources.push(Source { stream: number, windows: Vec::new(), limit: u64::MAX });
-                    sources.last_mut().expect("just pushed")
-                }
-            };
-            source.push(window);
-            source.limit = window.end();
-        }
-        for (number, stream) in self.streams.iter().enumerate() {
-            let tail = stream.tail.lock();
-            let source = match sources.iter_mut().find(|source| usize::from(source.stream) == number) {
-                Some(source) => source,
-                None => {
-                    sources.push(Source { stream: number as u16, windows: Vec::new(), limit: 0 });
-                    sources.last_mut().expect("just pushed")
-                }
-            };
-            for window in tail.windows.iter().filter(|window| window.segment.start() < tail.durable_position) {
-                source.push(window);
-            }
-            source.limit = tail.durable_position;
-        }
-        sources
-    }
-
-    fn verify(&self) -> Result<Verified> {
-        let mut verified = Verified::default();
-        let durable = self.durable.load(Ordering::SeqCst);
-        let sources = self.sources();
-        let truncated = Timestamp(self.truncated.load(Ordering::SeqCst));
-        let mut readers = Vec::new();
-        let mut block = AlignedBuffer::zeroed(BLOCK_BYTES);
-        for source in &sources {
-            for (segment, _) in &source.windows {
-                verified.segment_count += 1;
-                if let Err(error) = segment.file.read_at(&mut block, 0) {
-                    verified.damage.push(Error::io("reading", segment.path(), error));
-                    continue;
-                }
-                let flaw = match SegmentHeader::decode(&block) {
-                    Ok(Some(header))
-                        if (SegmentHeader { filled: segment.header.filled, ..header }) == segment.header =>
-                    {
-                        continue;
-                    }
-                    Ok(Some(_)) => "it is that of another segment or use".to_string(),
-                    Ok(None) => "it is zero".to_string(),
-                    Err(flaw) => flaw.to_string(),
-                };
-                verified.damage.push(Error::damaged(segment.path(), "log segment header", flaw));
-            }
-            readers.extend(source.reader_from(truncated)?);
-        }
-        let mut merge = Merge::new(readers, self.history.clone(), truncated)?;
-        while merge.next.0 <= durable {
-            if let Some(head) = merge.due() {
-                verified.record_count += 1;
-                verified.record_bytes += merge.take(head)?.len() as u64;
-                continue;
-            }
-            let lost = merge.next;
-            verified.damage.push(reader::missing(lost, Timestamp(durable), merge.suspect(), &self.options.dir));
-            // One stretch of missing timestamps is one damage.
-            match merge.heads.iter().filter_map(|head| head.found).map(|found| found.timestamp).min() {
-                Some(next) => merge.next = next,
-                None => break,
-            }
-        }
-        Ok(verified)
-    }
-}
-
-/// What can be read of one stream: its segments with the first entries of their indexes.
-#[derive(Debug)]
-struct Source {
-    stream: u16,
-    windows: Vec<(Arc<Segment>, Vec<(u64, u64)>)>,
-    limit: u64,
-}
-
-impl Source {
-    fn push(&mut self, window: &Window) {
-        self.windows.push((Arc::clone(&window.segment), window.index.clone()));
-    }
-
-    /// A reader that begins as near before the first record above `after` as the indexes tell.
-    fn reader_from(&self, after: Timestamp) -> Result<Option<Reader>> {
-        let mut first = 0;
-        let mut position = 0;
-        for (number, (_, index)) in self.windows.iter().enumerate() {
-            let below = index.partition_point(|&(timestamp, _)| timestamp <= after.0 + 1);
-            if below > 0 {
-                (first, position) = (number, index[below - 1].1);
-            }
-        }
-        if self.windows.is_empty() {
-            return Ok(None);
-        }
-        let segments = self.windows[first..].iter().map(|(segment, _)| Arc::clone(segment)).collect();
-        Reader::new(segments, position, self.limit).map(Some)
     }
 }

@@ -373,10 +373,10 @@ impl Merge {
 pub(super) fn missing(
     missing: Timestamp,
     horizon: Timestamp,
-    suspect: Option<Skipped>,
+    suspect: Option<&Skipped>,
     dir: &std::path::Path,
 ) -> Error {
-    let (path, place) = match &suspect {
+    let (path, place) = match suspect {
         Some(skipped) => (skipped.path.as_path(), format!(" (at or after offset {})", skipped.offset)),
         None => (dir, String::new()),
     };
@@ -416,7 +416,7 @@ impl Iterator for Records {
         }
         let taken = match self.merge.due() {
             Some(head) => self.merge.take(head),
-            None => Err(missing(timestamp, self.last, self.merge.suspect(), &self.dir)),
+            None => Err(missing(timestamp, self.last, self.merge.suspect().as_ref(), &self.dir)),
         };
         self.over = taken.is_err();
         Some(taken.map(|body| Record { timestamp, body }))

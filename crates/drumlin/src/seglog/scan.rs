@@ -129,7 +129,7 @@ impl Scan {
         let suspect = merge.suspect();
         let horizon = merge.drain()?.max(openings_horizon);
         if horizon >= lost {
-            return Err(missing(lost, horizon, suspect, &self.options.dir));
+            return Err(missing(lost, horizon, suspect.as_ref(), &self.options.dir));
         }
         for (head, stream) in merge.heads.iter().zip(self.streams.values_mut()) {
             stream.verified_end = head.reader.verified_ends.iter().copied().max().unwrap_or(0);

@@ -75,7 +75,9 @@ impl Word {
             TAG_LEAF => Word::Leaf(FrameIndex(bits as u32)),
             TAG_FIXED => Word::Fixed(FrameIndex(bits as u32)),
             TAG_DISK if bits == 0 => Word::Free,
-            TAG_DISK => Word::Disk(Place::from_bits(bits).expect("a word in memory is well formed")),
+            TAG_DISK => {
+                Word::Disk(Place::from_bits(bits).unwrap_or_else(|| panic!("page word {bits:#x} is malformed")))
+            }
             TAG_READING => Word::Reading(Place::from_bits(bits & PLACE_MASK).expect("a word in memory is well formed")),
             TAG_RESERVED => Word::Reserved,
             tag => unreachable!("page word with tag {tag}"),

@@ -1,0 +1,696 @@
+//! A backend for tests: it wraps another one, records what changes the medium, and fails when told to.
+//!
+//! # Invariants
+//! 1. A request that fails by a fault leaves the file as it was, except that a durable write whose *sync* fails has
+//!    been written.
+//! 2. Faults are counted from the moment they are set, over all files, in the order the requests are made.
+
+use std::any::Any;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::{AlignedBuffer, Backend, Completion, File, FileRef, OpenOptions, Persist, Queue, SyncMethod};
+
+/// The system's number for a failed transfer.
+pub const EIO: i32 = 5;
+
+/// The system's number for a full disk.
+pub const ENOSPC: i32 = 28;
+
+/// The file systems of the kinds we meet hand out space in such blocks.
+const SPACE_BLOCK_BYTES: u64 = 4096;
+
+/// What can be failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Operation {
+    /// A read, through a file or a queue.
+    Read,
+    /// A write, durable or not, through a file or a queue.
+    Write,
+    /// A sync of a file or a folder, and what follows the bytes of a durable write.
+    Sync,
+    /// Securing space.
+    Allocate,
+    /// Changing a length.
+    SetLen,
+    /// Renaming a file.
+    Rename,
+    /// Removing a file.
+    Remove,
+    /// Opening a file.
+    Open,
+}
+
+/// One thing that was done to the medium, in the order it was asked for. Its text is a line of a golden file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields repeat the arguments of the calls they record")]
+pub enum Event {
+    /// A write, through a file or (always `Persist::Later`) a queue.
+    Write { file: String, offset: u64, bytes: u64, persist: Persist },
+    /// [`File::sync_data`] or [`File::sync_all`].
+    Sync { file: String, method: SyncMethod },
+    /// [`File::allocate`].
+    Allocate { file: String, offset: u64, bytes: u64 },
+    /// [`File::set_len`].
+    SetLen { file: String, bytes: u64 },
+    /// A file that was not there before was opened.
+    Create { file: String },
+    /// [`Backend::rename`].
+    Rename { from: String, to: String },
+    /// [`Backend::remove`].
+    Remove { file: String },
+    /// [`Backend::sync_dir`].
+    SyncDir { folder: String },
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Event::Write { file, offset, bytes, persist: Persist::Later } => {
+                write!(f, "write {file} {offset}+{bytes}")
+            }
+            Event::Write { file, offset, bytes, persist: Persist::Now(method) } => {
+                write!(f, "write {file} {offset}+{bytes} {method}")
+            }
+            Event::Sync { file, method } => write!(f, "sync {file} {method}"),
+            Event::Allocate { file, offset, bytes } => write!(f, "allocate {file} {offset}+{bytes}"),
+            Event::SetLen { file, bytes } => write!(f, "set-len {file} {bytes}"),
+            Event::Create { file } => write!(f, "create {file}"),
+            Event::Rename { from, to } => write!(f, "rename {from} {to}"),
+            Event::Remove { file } => write!(f, "remove {file}"),
+            Event::SyncDir { folder } => write!(f, "sync-dir {folder}"),
+        }
+    }
+}
+
+/// A fault that has been set.
+struct Fault {
+    operation: Operation,
+    /// Requests that still succeed before it strikes.
+    spared: u64,
+    code: i32,
+    lasting: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    trace: Mutex<Option<Vec<Event>>>,
+    faults: Mutex<Vec<Fault>>,
+    space: Mutex<Space>,
+}
+
+impl Shared {
+    fn record(&self, event: impl FnOnce() -> Event) {
+        if let Some(trace) = &mut *self.trace.lock() {
+            trace.push(event());
+        }
+    }
+
+    /// Counts one request of its kind and fails it where a fault is due.
+    fn strike(&self, operation: Operation) -> io::Result<()> {
+        let mut faults = self.faults.lock();
+        let mut struck = None;
+        faults.retain_mut(|fault| {
+            if fault.operation != operation {
+                return true;
+            }
+            if fault.spared > 0 {
+                fault.spared -= 1;
+                return true;
+            }
+            struck.get_or_insert(fault.code);
+            fault.lasting
+        });
+        struck.map_or(Ok(()), |code| Err(io::Error::from_raw_os_error(code)))
+    }
+}
+
+/// The blocks that files have space for, against a limit.
+#[derive(Default)]
+struct Space {
+    limit_bytes: Option<u64>,
+    used_blocks: u64,
+    files: HashMap<PathBuf, Blocks>,
+}
+
+/// Ranges of blocks that neither meet nor overlap, by their start.
+#[derive(Default)]
+struct Blocks(BTreeMap<u64, u64>);
+
+impl Blocks {
+    /// The ranges that meet or overlap `range`.
+    fn touching(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+        let before = self.0.range(..range.start).next_back();
+        let rest = self.0.range(range.start..=range.end);
+        let found = before.into_iter().chain(rest).map(|(start, end)| *start..*end);
+        found.filter(|found| found.end >= range.start).collect()
+    }
+
+    fn missing(&self, range: &Range<u64>) -> u64 {
+        let overlap = |found: Range<u64>| found.end.min(range.end).saturating_sub(found.start.max(range.start));
+        range.end - range.start - self.touching(range).into_iter().map(overlap).sum::<u64>()
+    }
+
+    fn insert(&mut self, range: Range<u64>) {
+        let mut whole = range.clone();
+        for found in self.touching(&range) {
+            self.0.remove(&found.start);
+            whole = whole.start.min(found.start)..whole.end.max(found.end);
+        }
+        self.0.insert(whole.start, whole.end);
+    }
+
+    /// Drops all from `start` on and returns how many blocks those were.
+    fn truncate(&mut self, start: u64) -> u64 {
+        let before = self.count();
+        drop(self.0.split_off(&start));
+        if let Some(mut last) = self.0.last_entry() {
+            *last.get_mut() = (*last.get()).min(start);
+        }
+        before - self.count()
+    }
+
+    fn count(&self) -> u64 {
+        self.0.iter().map(|(start, end)| end - start).sum()
+    }
+}
+
+impl Space {
+    /// Takes what `offset..offset + bytes` of a file still lacks, or nothing at all.
+    fn take(&mut self, path: &Path, offset: u64, bytes: u64) -> io::Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let range = offset / SPACE_BLOCK_BYTES..(offset + bytes).div_ceil(SPACE_BLOCK_BYTES);
+        let blocks = self.files.entry(path.to_owned()).or_default();
+        let missing = blocks.missing(&range);
+        let used_blocks = self.used_blocks + missing;
+        if missing > 0 && self.limit_bytes.is_some_and(|limit| used_blocks * SPACE_BLOCK_BYTES > limit) {
+            return Err(io::Error::from_raw_os_error(ENOSPC));
+        }
+        blocks.insert(range);
+        self.used_blocks = used_blocks;
+        Ok(())
+    }
+
+    fn truncate(&mut self, path: &Path, bytes: u64) {
+        if let Some(blocks) = self.files.get_mut(path) {
+            self.used_blocks -= blocks.truncate(bytes.div_ceil(SPACE_BLOCK_BYTES));
+        }
+    }
+
+    fn remove(&mut self, path: &Path) {
+        self.used_blocks -= self.files.remove(path).map_or(0, |blocks| blocks.count());
+    }
+}
+
+/// A backend that wraps another one. Clones share everything.
+///
+/// # Examples
+/// ```
+/// use std::io::ErrorKind;
+/// use std::sync::Arc;
+/// use drumlin::io::fault::{ENOSPC, FaultyBackend, Operation};
+/// use drumlin::io::{Backend, OpenOptions, Persist};
+///
+/// let faulty = FaultyBackend::new(drumlin::io::in_memory());
+/// let backend: Arc<dyn Backend> = Arc::new(faulty.clone());
+/// faulty.start_trace();
+/// let file = backend.open("log".as_ref(), OpenOptions { write: true, create: true, ..Default::default() })?;
+/// faulty.fail_nth(Operation::Write, 2, ENOSPC);
+/// file.write_at(b"first", 0, Persist::Later)?;
+/// assert_eq!(file.write_at(b"second", 5, Persist::Later).unwrap_err().kind(), ErrorKind::StorageFull);
+/// file.sync_data()?;
+/// assert_eq!(faulty.take_trace(), "create log\nwrite log 0+5\nsync log data-sync\n");
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct FaultyBackend {
+    inner: Arc<dyn Backend>,
+    shared: Arc<Shared>,
+}
+
+impl FaultyBackend {
+    /// Wraps `inner`; until told otherwise, nothing is recorded and nothing fails.
+    #[must_use]
+    pub fn new(inner: Arc<dyn Backend>) -> FaultyBackend {
+        FaultyBackend { inner, shared: Arc::new(Shared::default()) }
+    }
+
+    /// Begins to record, from nothing.
+    pub fn start_trace(&self) {
+        *self.shared.trace.lock() = Some(Vec::new());
+    }
+
+    /// What was recorded since, of which each thing was done successfully; recording goes on from nothing.
+    ///
+    /// # Panics
+    /// If recording has not been started.
+    #[must_use]
+    pub fn take_events(&self) -> Vec<Event> {
+        std::mem::take(self.shared.trace.lock().as_mut().expect("start_trace comes first"))
+    }
+
+    /// [`take_events`](Self::take_events) as text, a line each.
+    #[must_use]
+    pub fn take_trace(&self) -> String {
+        self.take_events().iter().map(|event| format!("{event}\n")).collect()
+    }
+
+    /// Fails the `nth` request of a kind from now on (1 is the next one) with the system's error `code`.
+    pub fn fail_nth(&self, operation: Operation, nth: u64, code: i32) {
+        self.set_fault(operation, nth, code, false);
+    }
+
+    /// Fails the `nth` request of a kind from now on, and all after it.
+    pub fn fail_from(&self, operation: Operation, nth: u64, code: i32) {
+        self.set_fault(operation, nth, code, true);
+    }
+
+    fn set_fault(&self, operation: Operation, nth: u64, code: i32, lasting: bool) {
+        assert!(nth > 0, "the next request is number 1");
+        self.shared.faults.lock().push(Fault { operation, spared: nth - 1, code, lasting });
+    }
+
+    /// Takes back all faults that have not struck, and those that last.
+    pub fn heal(&self) {
+        self.shared.faults.lock().clear();
+    }
+
+    /// Limits the space that files may take together, in blocks of 4,096 bytes; what would exceed it fails with
+    /// `StorageFull`, whole. `None` lifts the limit. Files count from their first opening through this backend.
+    pub fn set_space_limit(&self, bytes: Option<u64>) {
+        self.shared.space.lock().limit_bytes = bytes;
+    }
+
+    /// The space that files take, in bytes.
+    #[must_use]
+    pub fn space_used(&self) -> u64 {
+        self.shared.space.lock().used_blocks * SPACE_BLOCK_BYTES
+    }
+}
+
+impl fmt::Debug for FaultyBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FaultyBackend({:?})", self.inner)
+    }
+}
+
+/// A path's last name: traces hold no folders, which differ from run to run.
+fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+impl Backend for FaultyBackend {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn open(&self, path: &Path, options: OpenOptions) -> io::Result<FileRef> {
+        self.shared.strike(Operation::Open)?;
+        let existed = self.inner.exists(path)?;
+        let inner = self.inner.open(path, options)?;
+        if !existed {
+            self.shared.record(|| Event::Create { file: name_of(path) });
+        }
+        let mut space = self.shared.space.lock();
+        if !space.files.contains_key(path) {
+            let limit = space.limit_bytes.take();
+            let counted = inner.len().and_then(|bytes| space.take(path, 0, bytes));
+            space.limit_bytes = limit;
+            counted?;
+        }
+        drop(space);
+        Ok(Arc::new(FaultyFile { inner, shared: Arc::clone(&self.shared) }))
+    }
+
+    fn queue(&self, depth: usize) -> io::Result<Box<dyn Queue>> {
+        let inner = self.inner.queue(depth)?;
+        Ok(Box::new(FaultyQueue { inner, shared: Arc::clone(&self.shared), failed: Vec::new() }))
+    }
+
+    fn create_dir_all(&self, path: &Path) -> io::Result<()> {
+        self.inner.create_dir_all(path)
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
+        self.inner.list(path)
+    }
+
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        self.inner.exists(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.shared.strike(Operation::Rename)?;
+        self.inner.rename(from, to)?;
+        self.shared.record(|| Event::Rename { from: name_of(from), to: name_of(to) });
+        let mut space = self.shared.space.lock();
+        space.remove(to);
+        if let Some(blocks) = space.files.remove(from) {
+            space.files.insert(to.to_owned(), blocks);
+        }
+        Ok(())
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.shared.strike(Operation::Remove)?;
+        self.inner.remove(path)?;
+        self.shared.record(|| Event::Remove { file: name_of(path) });
+        self.shared.space.lock().remove(path);
+        Ok(())
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.shared.strike(Operation::Sync)?;
+        self.inner.sync_dir(path)?;
+        self.shared.record(|| Event::SyncDir { folder: name_of(path) });
+        Ok(())
+    }
+
+    fn now(&self) -> Duration {
+        self.inner.now()
+    }
+
+    fn random(&self) -> u64 {
+        self.inner.random()
+    }
+
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<thread::JoinHandle<()>> {
+        self.inner.spawn(name, body)
+    }
+}
+
+#[derive(Clone)]
+struct FaultyFile {
+    inner: FileRef,
+    shared: Arc<Shared>,
+}
+
+impl FaultyFile {
+    fn name(&self) -> String {
+        name_of(self.inner.path())
+    }
+
+    /// What comes before any write.
+    fn admit_write(&self, offset: u64, bytes: usize) -> io::Result<()> {
+        self.shared.strike(Operation::Write)?;
+        self.shared.space.lock().take(self.inner.path(), offset, bytes as u64)
+    }
+
+    fn record_write(&self, offset: u64, bytes: usize, persist: Persist) {
+        self.shared.record(|| Event::Write { file: self.name(), offset, bytes: bytes as u64, persist });
+    }
+
+    fn sync(&self, method: SyncMethod, sync: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        self.shared.strike(Operation::Sync)?;
+        sync()?;
+        self.shared.record(|| Event::Sync { file: self.name(), method });
+        Ok(())
+    }
+}
+
+impl fmt::Debug for FaultyFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FaultyFile({:?})", self.inner)
+    }
+}
+
+impl File for FaultyFile {
+    fn path(&self) -> &Path {
+        self.inner.path()
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.inner.len()
+    }
+
+    fn set_len(&self, bytes: u64) -> io::Result<()> {
+        self.shared.strike(Operation::SetLen)?;
+        self.inner.set_len(bytes)?;
+        self.shared.record(|| Event::SetLen { file: self.name(), bytes });
+        self.shared.space.lock().truncate(self.inner.path(), bytes);
+        Ok(())
+    }
+
+    fn allocate(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.shared.strike(Operation::Allocate)?;
+        self.shared.space.lock().take(self.inner.path(), offset, bytes)?;
+        self.inner.allocate(offset, bytes)?;
+        self.shared.record(|| Event::Allocate { file: self.name(), offset, bytes });
+        Ok(())
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.shared.strike(Operation::Read)?;
+        self.inner.read_at(buffer, offset)
+    }
+
+    fn read_up_to(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.shared.strike(Operation::Read)?;
+        self.inner.read_up_to(buffer, offset)
+    }
+
+    fn write_at(&self, buffer: &[u8], offset: u64, persist: Persist) -> io::Result<()> {
+        self.admit_write(offset, buffer.len())?;
+        if persist != Persist::Later
+            && let Err(error) = self.shared.strike(Operation::Sync)
+        {
+            self.inner.write_at(buffer, offset, Persist::Later)?;
+            self.record_write(offset, buffer.len(), Persist::Later);
+            return Err(error);
+        }
+        self.inner.write_at(buffer, offset, persist)?;
+        self.record_write(offset, buffer.len(), persist);
+        Ok(())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.sync(SyncMethod::DataSync, || self.inner.sync_data())
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        self.sync(SyncMethod::FullSync, || self.inner.sync_all())
+    }
+
+    fn supports(&self, method: SyncMethod) -> bool {
+        self.inner.supports(method)
+    }
+
+    fn alignment(&self) -> usize {
+        self.inner.alignment()
+    }
+
+    fn is_direct(&self) -> bool {
+        self.inner.is_direct()
+    }
+
+    fn try_lock(&self) -> io::Result<bool> {
+        self.inner.try_lock()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The wrapped backend's queue. A write is recorded when it is pushed: that is the order it was asked for in.
+struct FaultyQueue {
+    inner: Box<dyn Queue>,
+    shared: Arc<Shared>,
+    failed: Vec<Completion>,
+}
+
+impl FaultyQueue {
+    /// The wrapped backend's file, or the error of a request that is not to reach it.
+    fn admit<'a>(
+        &self,
+        file: &'a FileRef,
+        admit: impl FnOnce(&FaultyFile) -> io::Result<()>,
+    ) -> io::Result<&'a FileRef> {
+        assert!(self.in_flight() < self.depth(), "more requests than the queue's depth of {}", self.depth());
+        let Some(file) = file.as_any().downcast_ref::<FaultyFile>() else {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the file belongs to another backend"));
+        };
+        admit(file)?;
+        Ok(&file.inner)
+    }
+
+    fn fail(&mut self, token: u64, buffer: AlignedBuffer, error: io::Error) {
+        self.failed.push(Completion { token, buffer, result: Err(error) });
+    }
+}
+
+impl Queue for FaultyQueue {
+    fn depth(&self) -> usize {
+        self.inner.depth()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.inner.in_flight() + self.failed.len()
+    }
+
+    fn push_read(&mut self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
+        match self.admit(file, |_| self.shared.strike(Operation::Read)) {
+            Ok(file) => self.inner.push_read(file, offset, buffer, token),
+            Err(error) => self.fail(token, buffer, error),
+        }
+    }
+
+    fn push_write(&mut self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
+        let admitted = self.admit(file, |file| {
+            file.admit_write(offset, buffer.len())?;
+            file.record_write(offset, buffer.len(), Persist::Later);
+            Ok(())
+        });
+        match admitted {
+            Ok(file) => self.inner.push_write(file, offset, buffer, token),
+            Err(error) => self.fail(token, buffer, error),
+        }
+    }
+
+    fn submit(&mut self) -> io::Result<()> {
+        self.inner.submit()
+    }
+
+    fn wait(&mut self, minimum: usize, finished: &mut Vec<Completion>) -> io::Result<()> {
+        let failed = self.failed.len();
+        finished.append(&mut self.failed);
+        self.inner.wait(minimum.saturating_sub(failed), finished)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::in_memory;
+    use super::*;
+
+    const CREATE: OpenOptions = OpenOptions { write: true, create: true, create_new: false, direct: false };
+
+    fn faulty() -> (FaultyBackend, FileRef) {
+        let backend = FaultyBackend::new(in_memory());
+        let file = backend.open(Path::new("data"), CREATE).unwrap();
+        (backend, file)
+    }
+
+    /// The text that golden tests compare: everything that changes the medium, and nothing else.
+    #[test]
+    fn a_trace_holds_each_change_in_order() {
+        let (backend, file) = faulty();
+        backend.start_trace();
+        backend.create_dir_all(Path::new("d")).unwrap();
+        let second = backend.open(Path::new("d/log"), CREATE).unwrap();
+        second.allocate(0, 8192).unwrap();
+        second.write_at(&[1; 10], 4096, Persist::Now(SyncMethod::DurableWrite)).unwrap();
+        let mut queue = backend.queue(2).unwrap();
+        queue.push_write(&file, 0, AlignedBuffer::zeroed(4096), 1);
+        queue.push_read(&second, 0, AlignedBuffer::zeroed(4096), 2);
+        queue.wait(2, &mut Vec::new()).unwrap();
+        file.sync_data().unwrap();
+        file.sync_all().unwrap();
+        file.read_buffer(0, 1).unwrap();
+        second.set_len(5).unwrap();
+        backend.rename(Path::new("d/log"), Path::new("d/old")).unwrap();
+        backend.sync_dir(Path::new("d")).unwrap();
+        backend.remove(Path::new("data")).unwrap();
+        let expected = "create log\nallocate log 0+8192\nwrite log 4096+10 durable-write\nwrite data 0+4096\n\
+                        sync data data-sync\nsync data full-sync\nset-len log 5\nrename log old\nsync-dir d\nremove data\n";
+        assert_eq!(backend.take_trace(), expected);
+        assert_eq!(backend.take_trace(), "");
+    }
+
+    /// Only the nth fails, whichever way it comes, and a failed write leaves nothing.
+    #[test]
+    fn the_nth_request_fails() {
+        let (backend, file) = faulty();
+        let write = |offset| file.write_at(b"x", offset, Persist::Later);
+        backend.fail_nth(Operation::Write, 3, EIO);
+        write(0).unwrap();
+        write(1).unwrap();
+        let mut queue = backend.queue(4).unwrap();
+        queue.push_write(&file, 2, AlignedBuffer::zeroed(1), 5);
+        queue.push_write(&file, 1, AlignedBuffer::zeroed(1), 6);
+        assert_eq!(queue.in_flight(), 2);
+        let mut finished = Vec::new();
+        queue.wait(2, &mut finished).unwrap();
+        let failed: Vec<_> = finished.iter().map(|done| (done.token, done.result.is_err())).collect();
+        assert_eq!(failed, [(5, true), (6, false)]);
+        assert_eq!(finished[0].result.as_ref().unwrap_err().raw_os_error(), Some(EIO));
+        assert_eq!(file.len().unwrap(), 2);
+        write(2).unwrap();
+
+        backend.fail_from(Operation::Sync, 2, EIO);
+        file.sync_data().unwrap();
+        assert!(file.sync_data().is_err() && file.sync_all().is_err() && backend.sync_dir(Path::new("")).is_err());
+        file.write_at(b"y", 9, Persist::Now(SyncMethod::DataSync)).unwrap_err();
+        assert_eq!(file.len().unwrap(), 10, "the bytes of a durable write precede its sync");
+        backend.heal();
+        file.sync_data().unwrap();
+
+        for operation in [Operation::Allocate, Operation::SetLen, Operation::Rename, Operation::Open, Operation::Read] {
+            backend.fail_nth(operation, 1, ENOSPC);
+        }
+        assert_eq!(file.allocate(0, 1).unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert!(file.set_len(1).is_err() && file.read_buffer(0, 1).is_err());
+        assert!(backend.rename(Path::new("data"), Path::new("b")).is_err());
+        assert!(backend.open(Path::new("data"), CREATE).is_err());
+    }
+
+    /// Space is counted in blocks, once each, and given back by cutting and removing.
+    #[test]
+    fn the_disk_is_full_at_its_limit() {
+        let (backend, file) = faulty();
+        backend.set_space_limit(Some(4 * 4096));
+        file.write_at(&[1; 4097], 0, Persist::Later).unwrap();
+        assert_eq!(backend.space_used(), 8192);
+        file.allocate(4096, 8192).unwrap();
+        assert_eq!(backend.space_used(), 3 * 4096);
+        let full = |result: io::Result<()>| assert_eq!(result.unwrap_err().kind(), io::ErrorKind::StorageFull);
+        full(file.allocate(0, 5 * 4096));
+        full(file.write_at(&[1; 2], 4 * 4096 - 1, Persist::Later));
+        assert_eq!(backend.space_used(), 3 * 4096, "what failed took nothing");
+        file.write_at(&[2; 3 * 4096], 0, Persist::Later).unwrap();
+        let other = backend.open(Path::new("other"), CREATE).unwrap();
+        other.write_at(&[1; 1], 1 << 40, Persist::Later).unwrap();
+        full(other.write_at(&[1; 1], 0, Persist::Later));
+        backend.set_space_limit(Some(5 * 4096));
+        other.write_at(&[1; 1], 0, Persist::Later).unwrap();
+        file.set_len(4097).unwrap();
+        assert_eq!(backend.space_used(), 4 * 4096);
+        backend.rename(Path::new("other"), Path::new("data")).unwrap();
+        assert_eq!(backend.space_used(), 2 * 4096, "what was replaced is gone");
+        backend.remove(Path::new("data")).unwrap();
+        assert_eq!(backend.space_used(), 0);
+    }
+
+    /// The blocks of a file, against a plain set.
+    #[test]
+    fn blocks_agree_with_a_set() {
+        let mut blocks = Blocks::default();
+        let mut model = std::collections::BTreeSet::new();
+        let mut state = 7u64;
+        for _ in 0..2000 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let (start, length) = (state >> 40 & 63, state >> 50 & 15);
+            if state >> 60 == 0 {
+                blocks.truncate(start);
+                model.retain(|block| *block < start);
+            } else if length > 0 {
+                let range = start..start + length;
+                let missing = range.clone().filter(|block| !model.contains(block)).count() as u64;
+                assert_eq!(blocks.missing(&range), missing);
+                blocks.insert(range.clone());
+                model.extend(range);
+            }
+            assert_eq!(blocks.count(), model.len() as u64);
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! What lies under a folder: its file system and device.
+
+use std::io;
+use std::path::Path;
+
+use super::Backend;
+
+/// What lies under a folder, as far as it bears on durability.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Medium {
+    /// `ext4`, `xfs`, `tmpfs`; the backend's name where it has no operating system's files.
+    pub(super) file_system: String,
+    /// What is mounted, with its number and write cache: `/dev/nvme0n1p2 259:2, cache: write back`.
+    pub(super) device: String,
+    pub(super) mount_options: String,
+    /// A sync means nothing here: nothing survives a power cut anyhow.
+    pub(super) volatile: bool,
+}
+
+impl Medium {
+    /// Of `folder`, whose files `backend` serves.
+    pub(super) fn of(backend: &dyn Backend, folder: &Path) -> io::Result<Medium> {
+        if matches!(backend.name(), "uring" | "portable") {
+            return of_system(folder);
+        }
+        Ok(Medium {
+            file_system: backend.name().to_owned(),
+            device: "none".to_owned(),
+            mount_options: String::new(),
+            volatile: backend.name() == "memory",
+        })
+    }
+
+    /// Changes when what was measured may no longer hold.
+    pub(super) fn fingerprint(&self) -> String {
+        format!("{} on {} ({})", self.file_system, self.device, self.mount_options)
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn of_system(folder: &Path) -> io::Result<Medium> {
+    use std::os::unix::fs::MetadataExt;
+
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    const RAMFS_MAGIC: i64 = 0x8584_58F6;
+
+    let folder = folder.canonicalize()?;
+    #[allow(clippy::unnecessary_cast, reason = "its width differs between architectures")]
+    let magic = rustix::fs::statfs(&folder)?.f_type as i64 & 0xFFFF_FFFF;
+    let number = std::fs::metadata(&folder)?.dev();
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+
+    // A container may hide the table of mounts; the number and the kind remain.
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mount = mount_of(&mounts, &folder).unwrap_or_default();
+    let cache = write_cache(major, minor).unwrap_or_else(|| "unknown".to_owned());
+    let source = if mount.source.is_empty() { "device" } else { &mount.source };
+    let file_system = if mount.file_system.is_empty() { format!("{magic:#x}") } else { mount.file_system };
+    // An overlay mounted `volatile` leaves out every sync, and says so.
+    let unsynced_overlay = file_system == "overlay" && mount.options.split(',').any(|option| option == "volatile");
+    Ok(Medium {
+        volatile: magic == TMPFS_MAGIC || magic == RAMFS_MAGIC || unsynced_overlay,
+        device: format!("{source} {major}:{minor}, cache: {cache}"),
+        file_system,
+        mount_options: mount.options,
+    })
+}
+
+#[cfg(not(target_os = "linux"))]
+fn of_system(folder: &Path) -> io::Result<Medium> {
+    use std::os::unix::fs::MetadataExt;
+
+    let number = std::fs::metadata(folder)?.dev();
+    Ok(Medium {
+        file_system: std::env::consts::OS.to_owned(),
+        device: format!("device {number}"),
+        mount_options: String::new(),
+        volatile: false,
+    })
+}
+
+/// Whether the device says that it has a volatile cache: `write back` or `write through`.
+#[cfg(target_os = "linux")]
+fn write_cache(major: u32, minor: u32) -> Option<String> {
+    let device = format!("/sys/dev/block/{major}:{minor}");
+    // A partition's queue is its disk's.
+    let read = |path: String| std::fs::read_to_string(path).ok();
+    let text =
+        read(format!("{device}/queue/write_cache")).or_else(|| read(format!("{device}/../queue/write_cache")))?;
+    Some(text.trim().to_owned())
+}
+
+/// One line of the table of mounts.
+#[cfg(target_os = "linux")]
+#[derive(Default, PartialEq, Eq, Debug)]
+struct Mount {
+    file_system: String,
+    source: String,
+    /// The mount's own, then the file system's.
+    options: String,
+}
+
+/// The mount that `folder` is in. Device numbers do not tell: those of btrfs differ from the ones in the table.
+#[cfg(target_os = "linux")]
+fn mount_of(mountinfo: &str, folder: &Path) -> Option<Mount> {
+    let mut best: Option<(usize, Mount)> = None;
+    for line in mountinfo.lines() {
+        // 36 35 98:0 /root /mount/point rw,noatime master:1 - ext3 /dev/root rw,errors=continue
+        let Some((place, kind)) = line.split_once(" - ") else { continue };
+        let place: Vec<&str> = place.split(' ').collect();
+        let kind: Vec<&str> = kind.split(' ').collect();
+        let (&[_, _, _, _, point, options, ..], &[file_system, source, super_options]) = (&place[..], &kind[..]) else {
+            continue;
+        };
+        let point = unescaped(point);
+        // Of mounts on one place, the last hides the others.
+        let hides = best.as_ref().is_none_or(|(length, _)| point.len() >= *length);
+        if hides && folder.starts_with(&point) {
+            let mount = Mount {
+                file_system: file_system.to_owned(),
+                source: unescaped(source),
+                options: format!("{options};{super_options}").replace(';', ","),
+            };
+            best = Some((point.len(), mount));
+        }
+    }
+    best.map(|(_, mount)| mount)
+}
+
+/// Spaces, tabs, newlines and backslashes stand in the table as `\040` and so on.
+#[cfg(target_os = "linux")]
+fn unescaped(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, after @ ..] = rest {
+        rest = after;
+        let code = after.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
+        match code.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) if *first == b'\\' => {
+                bytes.push(byte);
+                rest = &after[3..];
+            }
+            _ => bytes.push(*first),
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    /// The innermost mount counts, escapes are undone, and a line it does not understand is skipped.
+    #[test]
+    fn the_mount_of_a_folder_is_found() {
+        let table = "22 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n\
+                     nonsense\n\
+                     30 22 0:40 / /data rw,noatime shared:5 - btrfs /dev/vdb rw,compress=zstd\n\
+                     31 30 0:41 / /data/with\\040space rw - xfs /dev/mapper/a\\134b rw,nobarrier\n";
+        let find = |folder: &str| mount_of(table, Path::new(folder)).unwrap();
+        assert_eq!(find("/database").file_system, "ext4");
+        assert_eq!(find("/data").options, "rw,noatime,rw,compress=zstd");
+        let inner = find("/data/with space/x");
+        assert_eq!((inner.file_system.as_str(), inner.source.as_str()), ("xfs", "/dev/mapper/a\\b"));
+        assert_eq!(mount_of("", Path::new("/")), None);
+    }
+
+    #[test]
+    fn memory_file_systems_are_recognised() {
+        let shared_memory = Path::new("/dev/shm");
+        if shared_memory.is_dir() {
+            let medium = of_system(shared_memory).unwrap();
+            assert_eq!(medium.volatile, medium.file_system == "tmpfs" || medium.file_system == "ramfs");
+        }
+        assert!(of_system(Path::new("/no/such/folder")).is_err());
+    }
+}

@@ -1,0 +1,289 @@
+//! The life of a record: space for it, its way to the medium, and those who wait for it.
+//!
+//! Group commit needs no timer and no thread of its own. Whoever waits for a record that is pending, and finds no write
+//! in flight, writes everything that is pending. When that write ends, those whose records it held are woken, and one
+//! of those who came meanwhile, who writes next. Nobody else is woken.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Poll, Waker};
+
+use parking_lot::MutexGuard;
+
+use super::segment::{BLOCK, Segment};
+use super::stream::{Batch, Tail};
+use super::wait::{self, Waiter};
+use super::{Reservation, Shared};
+use crate::error::{Error, Result};
+use crate::format::Timestamp;
+use crate::format::log::record_bytes;
+
+impl Shared {
+    pub(super) fn reserve(&self, index: usize, body_bytes: usize, may_wait: bool) -> Result<Option<Reservation<'_>>> {
+        if body_bytes > self.record_bytes_max() {
+            return Err(Error::TransactionTooLarge { limit_bytes: self.record_bytes_max() as u64 });
+        }
+        let bytes = record_bytes(body_bytes);
+        let stream = &self.streams[index];
+        let mut tail = stream.tail.lock();
+        self.check_open()?;
+        let admitted = !tail.is_contended() && tail.buffer_admits(bytes) && tail.windows_admit(bytes);
+        if admitted {
+            tail.admit(bytes);
+        } else if may_wait {
+            tail = self.wait_for_space(index, tail, bytes)?;
+        } else if !tail.windows_admit(bytes) {
+            tail.wanted = tail.wanted.max(tail.span_end(bytes));
+        }
+        let prepares = tail.preparation().is_some();
+        drop(tail);
+        if prepares {
+            self.request_preparation();
+        }
+        Ok((admitted || may_wait).then(|| Reservation { log: self, stream: index, bytes }))
+    }
+
+    /// Waits, in the order of asking, until a record of `bytes` is admitted.
+    fn wait_for_space<'a>(
+        &'a self,
+        index: usize,
+        mut tail: MutexGuard<'a, Tail>,
+        bytes: usize,
+    ) -> Result<MutexGuard<'a, Tail>> {
+        let stream = &self.streams[index];
+        let ticket = tail.ticket_next;
+        tail.ticket_next += 1;
+        let failures = tail.prepare_failures;
+        let refused = loop {
+            if tail.ticket_served != ticket {
+                self.check_open()?;
+                stream.space.wait(&mut tail);
+                continue;
+            }
+            if let Err(error) = self.check_open() {
+                break Some(error);
+            }
+            if !tail.buffer_admits(bytes) {
+                if tail.may_lead() {
+                    self.lead(index, tail);
+                    tail = stream.tail.lock();
+                } else {
+                    stream.space.wait(&mut tail);
+                }
+            } else if tail.windows_admit(bytes) {
+                break None;
+            } else if tail.prepare_failures != failures {
+                break Some(self.disk_full());
+            } else {
+                tail.wanted = tail.wanted.max(tail.span_end(bytes));
+                if self.has_threads() {
+                    self.signal.prepare();
+                    stream.space.wait(&mut tail);
+                } else {
+                    drop(tail);
+                    self.prepare_all();
+                    tail = stream.tail.lock();
+                }
+            }
+        };
+        tail.ticket_served += 1;
+        stream.space.notify_all();
+        match refused {
+            None => {
+                tail.admit(bytes);
+                Ok(tail)
+            }
+            Some(error) => Err(error),
+        }
+    }
+
+    pub(super) fn request_preparation(&self) {
+        if self.has_threads() {
+            self.signal.prepare();
+        } else {
+            self.prepare_all();
+        }
+    }
+
+    /// Writes what is pending in a stream, and wakes those who waited for it and one who goes on.
+    fn lead<'a>(&'a self, index: usize, mut tail: MutexGuard<'a, Tail>) {
+        let stream = &self.streams[index];
+        let batch = tail.begin_write();
+        let segment = tail.segment_at(batch.base);
+        drop(tail);
+        match self.write(index, &batch, segment) {
+            Ok(()) => {
+                let mut tail = stream.tail.lock();
+                tail.complete(batch);
+                stream.publish_floor(&tail);
+                let covered = tail.take_covered();
+                let successor = if tail.may_lead() { tail.waiters.pop() } else { None };
+                let contended = tail.is_contended();
+                drop(tail);
+                self.publish();
+                if let Some(successor) = successor {
+                    successor.wake();
+                }
+                covered.iter().for_each(Waiter::wake);
+                if contended {
+                    stream.space.notify_all();
+                }
+            }
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    /// Brings a batch to the medium: one durable write, or one for each window that it touches.
+    fn write(&self, index: usize, batch: &Batch, first: Arc<Segment>) -> Result<(), String> {
+        if batch.after_data {
+            (self.hooks.before_write)().map_err(|error| format!("syncing large values failed: {error}"))?;
+        }
+        let end = batch.end().next_multiple_of(BLOCK);
+        let mut position = batch.base;
+        let mut segment = first;
+        while position < end {
+            if position >= segment.end() {
+                segment = self.streams[index].tail.lock().segment_at(position);
+            }
+            let piece_end = end.min(segment.end());
+            let bytes = (position - batch.base) as usize..(piece_end - batch.base) as usize;
+            self.sync_count.fetch_add(1, Ordering::Relaxed);
+            let written = segment.file.write_at(&batch.buffer[bytes], segment.offset(position), self.persist());
+            written.map_err(|error| format!("writing {} failed: {error}", segment.path().display()))?;
+            position = piece_end;
+        }
+        Ok(())
+    }
+
+    /// Moves the horizon to where the streams allow.
+    ///
+    /// `last` is read before the floors: a record at or below it brought its stream's floor down before its timestamp
+    /// was given out, so its floor is seen, or it is on the medium already.
+    fn publish(&self) {
+        let mut horizon = self.last.load(Ordering::SeqCst);
+        for stream in &self.streams {
+            horizon = horizon.min(stream.floor.load(Ordering::SeqCst).saturating_sub(1));
+        }
+        let previous = self.durable.fetch_max(horizon, Ordering::SeqCst);
+        if previous < horizon {
+            (self.hooks.on_durable)(Timestamp(horizon));
+            if self.tasks_count.load(Ordering::SeqCst) > 0 {
+                self.wake_tasks(horizon);
+            }
+        }
+    }
+
+    pub(super) fn wait_durable(&self, index: usize, timestamp: u64) -> Result<()> {
+        self.wait_stream(index, timestamp)?;
+        if self.durable.load(Ordering::SeqCst) >= timestamp {
+            return Ok(());
+        }
+        // Older records are pending in other streams.
+        for other in 0..self.streams.len() {
+            if self.streams[other].floor.load(Ordering::SeqCst) <= timestamp {
+                self.wait_stream(other, timestamp)?;
+            }
+        }
+        self.publish();
+        assert!(self.durable.load(Ordering::SeqCst) >= timestamp, "the horizon is behind what is on the medium");
+        Ok(())
+    }
+
+    /// Waits until no record of the stream at or below `timestamp` is pending, writing them where nobody does.
+    pub(super) fn wait_stream(&self, index: usize, timestamp: u64) -> Result<()> {
+        let stream = &self.streams[index];
+        let mut registered = None;
+        loop {
+            let mut tail = stream.tail.lock();
+            if let Some(id) = registered.take() {
+                tail.waiters.retain(|waiter: &Waiter| waiter.id != id);
+            }
+            if tail.floor() > timestamp {
+                return Ok(());
+            }
+            if let Some(reason) = self.failure.get() {
+                return Err(Error::OutcomeUnknown { reason: Arc::clone(reason) });
+            }
+            if tail.may_lead() {
+                self.lead(index, tail);
+                continue;
+            }
+            let id = tail.waiter_next;
+            tail.waiter_next += 1;
+            tail.waiters.push(Waiter::current(id, timestamp));
+            drop(tail);
+            registered = Some(id);
+            wait::park();
+            if self.durable.load(Ordering::SeqCst) >= timestamp {
+                // Whoever moved the horizon took this thread off the list, or will.
+                return Ok(());
+            }
+        }
+    }
+
+    pub(super) fn poll_durable(&self, timestamp: u64, waker: &Waker) -> Poll<Result<()>> {
+        if self.durable.load(Ordering::SeqCst) >= timestamp {
+            return Poll::Ready(Ok(()));
+        }
+        {
+            let mut tasks = self.tasks.lock();
+            if !tasks.iter().any(|(other, task)| *other == timestamp && task.will_wake(waker)) {
+                tasks.push((timestamp, waker.clone()));
+                self.tasks_count.store(tasks.len(), Ordering::SeqCst);
+            }
+        }
+        for index in 0..self.streams.len() {
+            if self.streams[index].floor.load(Ordering::SeqCst) <= timestamp {
+                self.nudge(index);
+            }
+        }
+        // The horizon may have moved, or the log failed, between the first look and the registration.
+        if self.durable.load(Ordering::SeqCst) >= timestamp {
+            return Poll::Ready(Ok(()));
+        }
+        match self.failure.get() {
+            Some(reason) => Poll::Ready(Err(Error::OutcomeUnknown { reason: Arc::clone(reason) })),
+            None => Poll::Pending,
+        }
+    }
+
+    pub(super) fn wake_tasks(&self, horizon: u64) {
+        let woken: Vec<(u64, Waker)> = {
+            let mut tasks = self.tasks.lock();
+            let woken = tasks.extract_if(.., |(timestamp, _)| *timestamp <= horizon).collect();
+            self.tasks_count.store(tasks.len(), Ordering::SeqCst);
+            woken
+        };
+        for (_, waker) in woken {
+            waker.wake();
+        }
+    }
+
+    pub(super) fn nudge(&self, index: usize) {
+        if !self.streams[index].nudged.swap(true, Ordering::SeqCst) {
+            if self.has_threads() {
+                self.signal.flush();
+            } else {
+                self.flush_nudged();
+            }
+        }
+    }
+
+    pub(super) fn flush_nudged(&self) {
+        for (index, stream) in self.streams.iter().enumerate() {
+            if stream.nudged.swap(false, Ordering::SeqCst) {
+                // A failure is sticky; whoever needs to know finds it there.
+                let _ = self.flush(index);
+            }
+        }
+    }
+
+    /// Writes everything that is pending in a stream.
+    pub(super) fn flush(&self, index: usize) -> Result<()> {
+        let pending = self.streams[index].tail.lock().last_pending();
+        match pending {
+            Some(last) => self.wait_stream(index, last),
+            None => Ok(()),
+        }
+    }
+}

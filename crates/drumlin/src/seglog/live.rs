@@ -1,0 +1,182 @@
+//! What the log still holds while it is open: reading it, checking it, giving it up.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::reader::{self, Merge, Reader, Records};
+use super::segment::{Segment, Spare};
+use super::stream::{Stream, Window};
+use super::{Shared, Verified};
+use crate::error::{Error, Result};
+use crate::format::log::SegmentHeader;
+use crate::format::{BLOCK_BYTES, Timestamp};
+use crate::io::AlignedBuffer;
+
+impl Shared {
+    pub(super) fn truncate(&self, covered: u64, checkpoint: u64) {
+        self.checkpoint.fetch_max(checkpoint, Ordering::SeqCst);
+        let old: Vec<Window> = self.old.lock().extract_if(.., |window| window.last <= covered).collect();
+        for window in old {
+            self.truncated.fetch_max(window.last, Ordering::SeqCst);
+            let stream = self.streams.get(usize::from(window.segment.header.stream));
+            self.set_free(stream, window.segment);
+        }
+        for stream in &self.streams {
+            let mut tail = stream.tail.lock();
+            let (segments, newest) = tail.take_covered_windows(covered);
+            self.truncated.fetch_max(newest, Ordering::SeqCst);
+            // What one interval between checkpoints used, the next is likely to; the need decays by a quarter.
+            tail.spares_wanted = tail.begun_windows.max(tail.spares_wanted * 3 / 4).max(1);
+            tail.begun_windows = 0;
+            tail.full = false;
+            drop(tail);
+            for segment in segments {
+                self.set_free(Some(stream), segment);
+            }
+        }
+        self.request_preparation();
+    }
+
+    fn set_free(&self, stream: Option<&Stream>, segment: Arc<Segment>) {
+        let fits = segment.header.window_bytes == self.options.window_bytes();
+        match stream {
+            Some(stream) if fits => stream.tail.lock().spares.push(Spare::of(segment)),
+            _ => self.doomed.lock().push(Spare::of(segment)),
+        }
+    }
+
+    pub(super) fn read_from(&self, after: Timestamp) -> Result<Records> {
+        // Taken first: every record up to it lies before the durable positions that are read below.
+        let durable = Timestamp(self.durable.load(Ordering::SeqCst));
+        let sources = self.sources();
+        let truncated = self.truncated.load(Ordering::SeqCst);
+        if after.0 < truncated {
+            return Err(Error::Invalid(format!(
+                "the log no longer holds the records after timestamp {after}: those up to {truncated} were given up"
+            )));
+        }
+        let mut readers = Vec::new();
+        for source in sources {
+            readers.extend(source.reader_from(after)?);
+        }
+        let merge = Merge::new(readers, self.history.clone(), after)?;
+        Ok(Records::new(merge, durable, self.options.dir.clone()))
+    }
+
+    /// What can be read of each stream, current or old. The segments are held, so they are not reused meanwhile.
+    fn sources(&self) -> Vec<Source> {
+        let mut sources: Vec<Source> = Vec::new();
+        for window in self.old.lock().iter() {
+            let number = window.segment.header.stream;
+            let source = match sources.iter_mut().find(|source| source.stream == number) {
+                Some(source) => source,
+                None => {
+                    sources.push(Source { stream: number, windows: Vec::new(), limit: u64::MAX });
+                    sources.last_mut().expect("just pushed")
+                }
+            };
+            source.push(window);
+            source.limit = window.end();
+        }
+        for (number, stream) in self.streams.iter().enumerate() {
+            let tail = stream.tail.lock();
+            let source = match sources.iter_mut().find(|source| usize::from(source.stream) == number) {
+                Some(source) => source,
+                None => {
+                    sources.push(Source { stream: number as u16, windows: Vec::new(), limit: 0 });
+                    sources.last_mut().expect("just pushed")
+                }
+            };
+            for window in tail.windows.iter().filter(|window| window.segment.start() < tail.durable_position) {
+                source.push(window);
+            }
+            source.limit = tail.durable_position;
+        }
+        sources
+    }
+
+    pub(super) fn verify(&self) -> Result<Verified> {
+        let mut verified = Verified::default();
+        let durable = self.durable.load(Ordering::SeqCst);
+        let sources = self.sources();
+        let truncated = Timestamp(self.truncated.load(Ordering::SeqCst));
+        let mut readers = Vec::new();
+        let mut block = AlignedBuffer::zeroed(BLOCK_BYTES);
+        for source in &sources {
+            for (segment, _) in &source.windows {
+                verified.segment_count += 1;
+                if let Err(error) = segment.file.read_at(&mut block, 0) {
+                    verified.damage.push(Error::io("reading", segment.path(), error));
+                    continue;
+                }
+                let flaw = match SegmentHeader::decode(&block) {
+                    Ok(Some(header))
+                        if (SegmentHeader { filled: segment.header.filled, ..header }) == segment.header =>
+                    {
+                        continue;
+                    }
+                    Ok(Some(_)) => "it is that of another segment or use".to_string(),
+                    Ok(None) => "it is zero".to_string(),
+                    Err(flaw) => flaw.to_string(),
+                };
+                verified.damage.push(Error::damaged(segment.path(), "log segment header", flaw));
+            }
+            readers.extend(source.reader_from(truncated)?);
+        }
+        let mut merge = Merge::new(readers, self.history.clone(), truncated)?;
+        while merge.next.0 <= durable {
+            if let Some(head) = merge.due() {
+                verified.record_count += 1;
+                verified.record_bytes += merge.take(head)?.len() as u64;
+                continue;
+            }
+            let lost = merge.next;
+            verified.damage.push(reader::missing(
+                lost,
+                Timestamp(durable),
+                merge.suspect().as_ref(),
+                &self.options.dir,
+            ));
+            // One stretch of missing timestamps is one damage.
+            match merge.heads.iter().filter_map(|head| head.found).map(|found| found.timestamp).min() {
+                Some(next) => merge.next = next,
+                None => break,
+            }
+        }
+        Ok(verified)
+    }
+}
+
+/// A segment held for reading, and where some of its records are: timestamp and position.
+type Held = (Arc<Segment>, Vec<(u64, u64)>);
+
+/// What can be read of one stream, up to a position.
+#[derive(Debug)]
+struct Source {
+    stream: u16,
+    windows: Vec<Held>,
+    limit: u64,
+}
+
+impl Source {
+    fn push(&mut self, window: &Window) {
+        self.windows.push((Arc::clone(&window.segment), window.index.clone()));
+    }
+
+    /// A reader that begins as near before the first record above `after` as the indexes tell.
+    fn reader_from(&self, after: Timestamp) -> Result<Option<Reader>> {
+        let mut first = 0;
+        let mut position = 0;
+        for (number, (_, index)) in self.windows.iter().enumerate() {
+            let below = index.partition_point(|&(timestamp, _)| timestamp <= after.0 + 1);
+            if below > 0 {
+                (first, position) = (number, index[below - 1].1);
+            }
+        }
+        if self.windows.is_empty() {
+            return Ok(None);
+        }
+        let segments = self.windows[first..].iter().map(|(segment, _)| Arc::clone(segment)).collect();
+        Reader::new(segments, position, self.limit).map(Some)
+    }
+}

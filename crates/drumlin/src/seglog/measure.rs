@@ -1,0 +1,117 @@
+//! How fast the log commits on real files. Not part of the public face.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::{Body, Hooks, Log, LogOptions, segment};
+use crate::error::{Error, Result};
+use crate::format::{BLOCK_BYTES, Incarnation};
+use crate::io::{AlignedBuffer, Backend, Persist, SyncMethod};
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Course {
+    /// An empty folder on the file system in question.
+    pub dir: PathBuf,
+    /// How writes are made durable.
+    pub sync: SyncMethod,
+    /// Streams of the log.
+    pub streams: u16,
+    /// Threads that commit.
+    pub committers: usize,
+    /// Bytes of a record's body.
+    pub body_bytes: usize,
+    /// How long.
+    pub duration: Duration,
+}
+
+/// What was measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Rates {
+    /// Commits, or plain writes, in a second.
+    pub commits: f64,
+    /// Durable writes in a second.
+    pub syncs: f64,
+}
+
+/// Durable writes of one block, one after the other, through a filled file of 16 MiB: what the device can do.
+pub fn raw_rate(backend: &Arc<dyn Backend>, course: &Course) -> Result<Rates> {
+    let path = course.dir.join("raw");
+    let io = |error| Error::io("measuring", &path, error);
+    backend.create_dir_all(&course.dir).map_err(io)?;
+    let file = segment::open(backend.as_ref(), &path, true, true).map_err(io)?;
+    let file_bytes = 16 << 20;
+    segment::write_zeros(&file, 0, file_bytes).map_err(io)?;
+    file.sync_all().map_err(io)?;
+    let mut block = AlignedBuffer::zeroed(BLOCK_BYTES);
+    block.fill(7);
+    let start = backend.now();
+    let mut count = 0;
+    while backend.now() - start < course.duration {
+        let offset = count * BLOCK_BYTES as u64 % file_bytes;
+        file.write_at(&block, offset, Persist::Now(course.sync)).map_err(io)?;
+        count += 1;
+    }
+    let rate = count as f64 / (backend.now() - start).as_secs_f64();
+    drop(file);
+    backend.remove(&path).map_err(io)?;
+    Ok(Rates { commits: rate, syncs: rate })
+}
+
+/// Commits that each wait until they are durable.
+pub fn commit_rate(backend: &Arc<dyn Backend>, course: &Course) -> Result<Rates> {
+    let options = LogOptions {
+        dir: course.dir.join("log"),
+        streams: course.streams,
+        segment_bytes: 16 << 20,
+        buffer_bytes: 4 << 20,
+        sync: course.sync,
+        database: 1,
+    };
+    let log = Log::create(backend, &options, Incarnation(1), Hooks::none())?;
+    // Segments are made ahead of need and used again after a while: measure that state.
+    while (0..log.stream_count()).any(|stream| log.shared.streams[stream].tail.lock().preparation().is_some()) {
+        std::thread::yield_now();
+    }
+    let stop = AtomicBool::new(false);
+    let commits = AtomicU64::new(0);
+    let syncs_before = log.sync_count();
+    let start = backend.now();
+    let result = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..course.committers)
+            .map(|number| {
+                let (log, stop, commits) = (&log, &stop, &commits);
+                let stream = number % log.stream_count();
+                scope.spawn(move || {
+                    let mut own = 0;
+                    while !stop.load(Ordering::Relaxed) {
+                        let body = Body::new(vec![number as u8; course.body_bytes]);
+                        let appended = log.reserve(stream, course.body_bytes)?.append(&body, false);
+                        log.wait_durable(&appended)?;
+                        own += 1;
+                    }
+                    commits.fetch_add(own, Ordering::Relaxed);
+                    Ok(())
+                })
+            })
+            .collect();
+        let mut checkpoint = 0;
+        while backend.now() - start < course.duration {
+            std::thread::sleep(Duration::from_millis(50));
+            checkpoint += 1;
+            log.truncate(log.durable(), checkpoint);
+        }
+        stop.store(true, Ordering::Relaxed);
+        threads.into_iter().try_for_each(|thread| thread.join().expect("a committer panicked"))
+    });
+    let seconds = (backend.now() - start).as_secs_f64();
+    let syncs = log.sync_count() - syncs_before;
+    log.close()?;
+    drop(log);
+    for path in backend.list(&options.dir).map_err(|error| Error::io("listing", &options.dir, error))? {
+        backend.remove(&path).map_err(|error| Error::io("removing", &path, error))?;
+    }
+    result.map(|()| Rates { commits: commits.load(Ordering::Relaxed) as f64 / seconds, syncs: syncs as f64 / seconds })
+}

@@ -1,0 +1,59 @@
+//! What the integration tests share: a small deterministic generator and folders that remove themselves.
+#![allow(dead_code, reason = "each test uses some of it")]
+
+use std::path::PathBuf;
+
+use drumlin::{Config, IoBackend};
+
+/// SplitMix64 (Steele, Lea, Flood 2014): enough randomness for tests, and the same from the same seed.
+#[derive(Clone, Debug)]
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// Below `limit`.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    pub fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+
+    pub fn bytes(&mut self, length: usize) -> Vec<u8> {
+        (0..length).map(|_| self.next() as u8).collect()
+    }
+}
+
+/// A database's folder in the system's temporary directory, removed when dropped.
+pub struct Folder(tempfile::TempDir);
+
+impl Folder {
+    pub fn new() -> Folder {
+        Folder(tempfile::Builder::new().prefix("drumlin-test-").tempdir().unwrap())
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.0.path().join("db")
+    }
+}
+
+/// Small everything, so that splits, evictions, segment switches and checkpoints happen in tests.
+pub fn small() -> Config {
+    Config::new()
+        .memory(8 << 20)
+        .page_bytes(1024)
+        .segment_bytes(256 << 10)
+        .log_segment_bytes(1 << 20)
+        .checkpoint_log_bytes(2 << 20)
+}
+
+/// Both backends that work on real files.
+pub const BACKENDS: [IoBackend; 2] = [IoBackend::Uring, IoBackend::Portable];
