@@ -75,7 +75,7 @@ impl Report {
         let us = |ns: u64| ns as f64 / 1000.0;
         let per_op = |amount: f64| amount / all.ops.max(1) as f64;
         let limit_text = told.limit.as_ref().map_or_else(
-            || "none: the device has no part in it".to_owned(),
+            || "none applies".to_owned(),
             |limit| {
                 format!(
                     "{} raw {}, the store did {}",

@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 use drumlin::{Config, Database, Durability, Keyspace, Stats};
 use serde::{Deserialize, Serialize};
 
-use super::data::{KEY_BYTES, Random, WriteOrder, key};
-use super::options::{Distribution, KEYS_DEFAULT, Options};
+use super::data::{KEY_BYTES, WriteOrder};
+use super::load::{BATCH_DEFAULT, Loader};
+use super::measure::Worker;
+use super::options::{KEYS_DEFAULT, Options};
 use crate::failure::{Failure, Result};
 use crate::filesystem::FileSystem;
 use crate::interrupt;
@@ -18,9 +20,6 @@ const ROWS: &str = "bench";
 /// The keyspace that says what the rows are.
 const ABOUT: &str = "bench_about";
 const ABOUT_KEY: &[u8] = b"rows";
-
-/// Rows a transaction of the unmeasured load.
-const ROWS_PER_TRANSACTION: u64 = 1000;
 
 /// What the rows of a database are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -112,21 +111,13 @@ impl<'a> Subject<'a> {
             return Ok(());
         }
         let progress = Progress::items(self.output, "loading", self.about.keys);
-        let keyspace = self.rows()?;
-        let order = self.order();
-        let mut random = Random::new(1, self.about.keys, Distribution::Uniform);
-        let mut value = vec![0; self.about.value_size as usize];
-        let mut position = 0;
-        while position < self.about.keys {
-            let end = self.about.keys.min(position + ROWS_PER_TRANSACTION);
-            let mut transaction = self.database().begin_with(relaxed())?;
-            for position in position..end {
-                random.fill(&mut value);
-                transaction.insert(&keyspace, key(order.row(position)), &value)?;
+        let mut loader = Loader::new(self, 0, 1, u64::from(BATCH_DEFAULT), Durability::Relaxed)?;
+        loop {
+            let rows = loader.call()?;
+            if rows == 0 {
+                break;
             }
-            transaction.commit()?;
-            progress.add(end - position);
-            position = end;
+            progress.add(rows);
             interrupt::check()?;
         }
         progress.finish();
@@ -159,10 +150,6 @@ impl<'a> Subject<'a> {
         drop(self.temporary.take());
         Ok(())
     }
-}
-
-pub(super) fn relaxed() -> drumlin::TxOptions {
-    drumlin::TxOptions { durability: Durability::Relaxed, ..drumlin::TxOptions::default() }
 }
 
 fn loaded(database: &Database) -> Result<Option<About>> {

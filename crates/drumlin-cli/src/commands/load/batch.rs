@@ -1,8 +1,9 @@
 //! The rows of one transaction.
 
 use std::io::Read;
+use std::ops::Range;
 
-use drumlin::{Database, Durability, Keyspace, TxOptions};
+use drumlin::{Database, Durability, Error, Keyspace, TxOptions};
 
 use crate::rows::{Row, VALUE_BYTES_STREAMED};
 
@@ -50,29 +51,39 @@ impl Batch {
         self.ends.clear();
     }
 
-    fn rows(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
-        let mut start = 0;
-        self.ends.iter().map(move |&(key_end, end)| {
-            let row = (&self.bytes[start..key_end], &self.bytes[key_end..end]);
-            start = end;
-            row
-        })
+    /// Commits the rows in one transaction, or in several where one may not be so large.
+    pub(super) fn commit(&self, database: &Database, keyspace: &Keyspace) -> drumlin::Result<()> {
+        self.commit_rows(database, keyspace, 0..self.ends.len())
     }
 
-    /// Commits the rows in one transaction; another file's rows with the same keys only make it run again.
-    pub(super) fn commit(&self, database: &Database, keyspace: &Keyspace) -> drumlin::Result<()> {
-        if self.ends.is_empty() {
+    fn commit_rows(&self, database: &Database, keyspace: &Keyspace, rows: Range<usize>) -> drumlin::Result<()> {
+        if rows.is_empty() {
             return Ok(());
         }
         loop {
-            let mut transaction = database.begin_with(options(self.durability))?;
-            let inserted = self.rows().try_for_each(|(key, value)| transaction.insert(keyspace, key, value));
-            match inserted.and_then(|()| transaction.commit()) {
-                Ok(_) => return Ok(()),
+            match self.try_commit(database, keyspace, rows.clone()) {
+                Ok(()) => return Ok(()),
+                // Another file's rows with the same keys.
                 Err(error) if error.is_conflict() => {}
+                Err(Error::TransactionTooLarge { .. }) if rows.len() > 1 => {
+                    let middle = rows.start + rows.len() / 2;
+                    self.commit_rows(database, keyspace, rows.start..middle)?;
+                    return self.commit_rows(database, keyspace, middle..rows.end);
+                }
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    fn try_commit(&self, database: &Database, keyspace: &Keyspace, rows: Range<usize>) -> drumlin::Result<()> {
+        let mut transaction = database.begin_with(options(self.durability))?;
+        for row in rows {
+            let start = if row == 0 { 0 } else { self.ends[row - 1].1 };
+            let (key_end, end) = self.ends[row];
+            transaction.insert(keyspace, &self.bytes[start..key_end], &self.bytes[key_end..end])?;
+        }
+        transaction.commit()?;
+        Ok(())
     }
 }
 

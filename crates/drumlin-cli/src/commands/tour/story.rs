@@ -223,7 +223,7 @@ impl Story {
         let database = place.database.display();
         self.tell(&format!("{bold}Try next{bold:#} {dim}(the database stays){dim:#}"))?;
         let mut commands = vec![
-            format!("{program} scan {database} -k by_size --reverse --limit 5"),
+            format!("{program} scan {database} -k files --limit 5"),
             format!("{program} keyspaces {database} --count"),
             format!("{program} check {database}"),
             format!("{program} --help"),
