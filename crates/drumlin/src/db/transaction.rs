@@ -149,7 +149,10 @@ impl Transaction {
                 self.locked_bytes += key.len() + 64;
             }
         }
-        if self.options.isolation == Isolation::Snapshot {
+        // Whoever changed the row had its lock until the change was published: where nothing was published since the
+        // snapshot, the row can't have changed.
+        let snapshot = self.options.isolation == Isolation::Snapshot;
+        if snapshot && core.engine.clock.published() > self.moment.timestamp {
             let changed = core.engine.changed_since(tree, key, self.moment.timestamp)?;
             self.moment.check()?;
             if changed {

@@ -168,6 +168,7 @@ impl Scan {
         let dir = &self.options.dir;
         self.backend.create_dir_all(dir).map_err(|error| Error::io("creating", dir, error))?;
         self.history.add(incarnation, self.last.next());
+        assert_eq!(self.history.newest(), Some(incarnation), "an opening must be newer than those before it");
         let mut old = Vec::new();
         let mut doomed = Vec::new();
         let mut streams = Vec::new();

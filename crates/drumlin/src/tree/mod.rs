@@ -4,8 +4,8 @@
 //! 1. Page 1 is the root, whatever its level. A node covers the keys from its lower fence up to, not including, its upper;
 //!    at each level the nodes' ranges abut and cover all keys.
 //! 2. Inner nodes are replaced, never changed: whoever holds one, however old, finds from it a node that covered the key
-//!    once. Every node reached is asked whether it covers the key now; if not, the descent starts again. So an outdated
-//!    view costs a restart, never a wrong answer.
+//!    once. The leaf reached is asked, under its latch, whether it covers the key now; if not, the descent starts again. So
+//!    an outdated view costs a restart, never a wrong answer.
 //! 3. A change of structure happens inside the guard and under the exclusive latches of the parent and the nodes concerned,
 //!    taken in this order: parents before children, left before right. It moves rows and changes none, and the log knows
 //!    nothing of it.
@@ -144,7 +144,9 @@ impl Tree {
                         return Ok(None);
                     }
                     let inner = Inner::new(bytes);
-                    if !target.is_in(&inner) || inner.level() >= level {
+                    // Whether the node covers the target is asked of the leaf alone: an outdated way ends at a leaf that
+                    // does not, and levels that must descend keep it from going round.
+                    if inner.level() >= level {
                         return Ok(None);
                     }
                     level = inner.level();
@@ -177,6 +179,13 @@ impl Tree {
             self.pause(restart)?;
         }
         Err(self.lost())
+    }
+
+    /// The leaf in a frame where it was found before, latched for change, if it is still there and covers the key.
+    #[inline]
+    pub(crate) fn write_leaf_at(&self, page: PageId, frame: FrameIndex, key: &[u8]) -> Option<FrameWrite<'_>> {
+        let write = self.pool.frames.write(frame, self.identity(page))?;
+        (self.pages.table.load(page) == Word::Leaf(frame) && Node::new(&write).covers(key)).then_some(write)
     }
 
     /// The leaf that covers the key, latched for change. Expected O(log n).

@@ -120,15 +120,16 @@ impl From<Stop> for Unready {
     }
 }
 
-/// Frames held against eviction while a commit is being prepared.
+/// Leaves held against eviction while a commit is being prepared, and which row comes first in each.
 struct Held<'p> {
     pool: &'p Pool,
-    frames: Vec<FrameIndex>,
+    /// Row, page, frame, in the order of rows.
+    leaves: Vec<(usize, PageId, FrameIndex)>,
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        for &frame in &self.frames {
+        for &(_, _, frame) in &self.leaves {
             self.pool.frames.let_go(frame);
         }
     }
@@ -390,12 +391,12 @@ impl Engine {
                 },
             })
             .collect();
-        let mut held = Held { pool: &self.pool, frames: Vec::new() };
+        let mut held = Held { pool: &self.pool, leaves: Vec::new() };
         if rows.len() > 1 {
-            self.hold_leaves(rows, &mut held)?;
+            self.hold_leaves(rows, &incoming, &mut held)?;
         }
         loop {
-            match self.try_apply(rows, &incoming, &appended.places, &mut take_timestamp) {
+            match self.try_apply(rows, &incoming, &held.leaves, &appended.places, &mut take_timestamp) {
                 Ok(value) => {
                     appended.committed = true;
                     return Ok(value);
@@ -407,35 +408,75 @@ impl Engine {
         }
     }
 
-    /// Brings the leaves of all rows in and keeps them there.
-    fn hold_leaves(&self, rows: &[Row<'_>], held: &mut Held<'_>) -> Result<()> {
+    /// Brings the leaves of all rows in, many at a time, keeps them there, and makes room in them.
+    fn hold_leaves(&self, rows: &[Row<'_>], incoming: &[Incoming<'_>], held: &mut Held<'_>) -> Result<()> {
         let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes).max().expect("rows");
         let limit = (self.pool.frames.limit_bytes() / page_bytes / 4).max(4);
+        let mut full: Vec<Range<usize>> = Vec::new();
         let mut start = 0;
         while start < rows.len() {
             let tree = rows[start].tree;
-            let end = (start + AHEAD_PAGES).min(rows.len());
-            let end = start + rows[start..end].iter().take_while(|row| row.tree.pages.id == tree.pages.id).count();
-            self.bring_in(tree, rows[start..end].iter().map(|row| row.key))?;
-            let mut upper: Option<Option<Vec<u8>>> = None;
-            for row in &rows[start..end] {
-                if upper.as_ref().is_some_and(|upper| upper.as_ref().is_none_or(|upper| row.key < &upper[..])) {
-                    continue;
-                }
-                let fence = Tree::waiting(&self.pool, || {
+            let end = start + rows[start..].iter().take_while(|row| row.tree.pages.id == tree.pages.id).count();
+            let mut waiting: Vec<usize> = (start..end).collect();
+            while !waiting.is_empty() {
+                let mut missing: Vec<PageId> = Vec::new();
+                let mut later = Vec::new();
+                {
                     let pin = self.pool.pin();
-                    let page = tree.read_leaf(&pin, Target::At(row.key))?;
-                    page.header().hold();
-                    held.frames.push(page.frame());
-                    Ok(Node::new(&page).upper_fence().map(<[u8]>::to_vec))
-                })?;
-                upper = Some(fence);
-            }
-            if held.frames.len() > limit {
-                let per_leaf = rows.len() as u64 * 128 / held.frames.len() as u64;
-                return Err(Error::TransactionTooLarge { limit_bytes: limit as u64 * per_leaf.max(128) });
+                    let mut covered = 0;
+                    for row in waiting {
+                        if row < covered {
+                            continue;
+                        }
+                        if missing.len() >= AHEAD_PAGES {
+                            later.push(row);
+                            continue;
+                        }
+                        match tree.read_leaf(&pin, Target::At(rows[row].key)) {
+                            Ok(page) => {
+                                page.header().hold();
+                                let number = page.header().identity().expect("a latched leaf has an identity").page;
+                                held.leaves.push((row, number, page.frame()));
+                                let leaf = Leaf::new(&page);
+                                let upper = leaf.upper_fence();
+                                let mine = rows[row..end].iter().take_while(|row| upper.is_none_or(|upper| row.key < upper));
+                                covered = row + mine.count();
+                                if !crate::tree::has_room(&leaf, &incoming[row..covered]) {
+                                    full.push(row..covered);
+                                }
+                            }
+                            Err(Stop::Needs(Needs::Page(_, page))) => {
+                                missing.push(page);
+                                later.push(row);
+                            }
+                            Err(Stop::Needs(_)) => later.push(row),
+                            Err(Stop::Error(error)) => return Err(error),
+                        }
+                    }
+                }
+                if held.leaves.len() > limit {
+                    let per_leaf = rows.len() as u64 * 128 / held.leaves.len() as u64;
+                    return Err(Error::TransactionTooLarge { limit_bytes: limit as u64 * per_leaf.max(128) });
+                }
+                missing.sort_unstable();
+                missing.dedup();
+                match missing[..] {
+                    [] => {}
+                    // Alone it is faulted so that its error, if it has one, is met.
+                    [page] => self.pool.fault(&tree.pages, page, tree.pages.page_bytes)?,
+                    _ => {
+                        if self.pool.fault_many(&tree.pages, &missing)? == 0 {
+                            self.pool.fault(&tree.pages, missing[0], tree.pages.page_bytes)?;
+                        }
+                    }
+                }
+                waiting = later;
             }
             start = end;
+        }
+        held.leaves.sort_unstable_by_key(|&(row, _, _)| row);
+        for range in full {
+            rows[range.start].tree.make_room(&incoming[range])?;
         }
         Ok(())
     }
@@ -444,6 +485,7 @@ impl Engine {
         &self,
         rows: &[Row<'_>],
         incoming: &[Incoming<'_>],
+        held: &[(usize, PageId, FrameIndex)],
         medium: &[Option<(u64, Place)>],
         take_timestamp: &mut impl FnMut(&Guard<'_>) -> (Timestamp, T),
     ) -> Result<T, Unready> {
@@ -451,17 +493,27 @@ impl Engine {
         let pin = self.pool.pin();
         let mut leaves: Vec<(FrameWrite<'_>, Range<usize>)> = Vec::with_capacity(rows.len().min(AHEAD_PAGES));
         let mut start = 0;
+        let mut held = held.iter();
         while start < rows.len() {
-            let tree = rows[start].tree;
-            let write = tree.write_leaf(&pin, rows[start].key)?;
+            let (tree, key) = (rows[start].tree, rows[start].key);
+            // The leaf is mostly where it was when it was held.
+            let hint = held.as_slice().iter().position(|&(row, _, _)| row >= start).unwrap_or(held.len());
+            held = held.as_slice()[hint..].iter();
+            let write = match held.as_slice().first() {
+                Some(&(row, page, frame)) if row == start => tree.write_leaf_at(page, frame, key),
+                _ => None,
+            };
+            let write = match write {
+                Some(write) => write,
+                None => tree.write_leaf(&pin, key)?,
+            };
             let leaf = Leaf::new(&write);
             let mine = rows[start..].iter().take_while(|row| {
                 row.tree.pages.id == tree.pages.id && leaf.upper_fence().is_none_or(|upper| row.key < upper)
             });
             let end = start + mine.count();
             if !crate::tree::has_room(&leaf, &incoming[start..end]) {
-                let same = rows[end..].iter().take_while(|row| row.tree.pages.id == tree.pages.id).count();
-                return Err(Unready::Room(start..end + same));
+                return Err(Unready::Room(start..end));
             }
             self.pool.prepare_change(&guard, &write).map_err(Unready::Error)?;
             leaves.push((write, start..end));
