@@ -230,7 +230,7 @@ impl Core {
         let view = crate::txn::engine::View::At(moment.timestamp);
         let content = match self.engine.find(tree, key, view)? {
             None => return Ok(None),
-            Some(Found::Inline(value)) => Content::Bytes(value.into_vec()),
+            Some(Found::Inline(value)) => Content::Bytes(value.to_vec()),
             Some(Found::Large(reference)) => Content::Placed(reference),
         };
         moment.check()?;

@@ -30,9 +30,9 @@ impl Value {
     }
 }
 
-impl From<Box<[u8]>> for Value {
-    fn from(bytes: Box<[u8]>) -> Value {
-        Value(Repr::Whole(bytes.into()))
+impl From<Arc<[u8]>> for Value {
+    fn from(bytes: Arc<[u8]>) -> Value {
+        Value(Repr::Whole(bytes))
     }
 }
 

@@ -459,16 +459,16 @@ impl Frames {
         header.is(identity).then_some(write)
     }
 
-    /// The page, if its word shows it in a fixed frame.
+    /// The frame and the page, if its word shows it in a fixed frame.
     #[inline]
-    pub(crate) fn fixed<'p>(&'p self, table: &PageTable, page: PageId, _pin: &'p Pin<'_>) -> Option<&'p [u8]> {
+    pub(crate) fn fixed<'p>(&'p self, table: &PageTable, page: PageId, _pin: &'p Pin<'_>) -> Option<(FrameIndex, &'p [u8])> {
         let Word::Fixed(frame) = table.load(page) else { return None };
         self.header(frame).touch();
         let (start, bytes) = self.page_pointer(frame);
         // SAFETY: the word, read while pinned, names the frame as fixed: its page was complete before the word was
         // published (Release/Acquire), is not changed while it is published, and the frame is not used anew while the
         // pin lives (module, 3; `reclaim`, 1).
-        Some(unsafe { std::slice::from_raw_parts(start, bytes) })
+        Some((frame, unsafe { std::slice::from_raw_parts(start, bytes) }))
     }
 }
 

@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 use crate::format::{PageId, Place};
 
 /// The number of a frame of the buffer pool: the size class in the top three bits.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub(crate) struct FrameIndex(pub(crate) u32);
 
 /// What a word says.

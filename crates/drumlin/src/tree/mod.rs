@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::format::PageId;
 use crate::format::extent::{Identity, KIND_OFFSET, Kind};
 use crate::pool::{FrameRead, FrameWrite, Needs, Pin, Pool, Stop};
-use crate::space::{FrameIndex, Guard, PageSpace, Word};
+use crate::space::{FrameIndex, Guard, PageSpace, PageTable, Word};
 use node::{Inner, Leaf, LeafMut, Node};
 
 /// Told of changes of structure, while the latches are held.
@@ -92,6 +92,36 @@ impl Target<'_> {
     }
 }
 
+/// The inner nodes that led to a leaf.
+///
+/// Each was current when it was read. If all still are once the leaf is latched, there was a moment, after the last was
+/// read, when all were current at once: so the leaf covers the target, and its fences, which lie where no search looks,
+/// need not be read. The pin keeps the frames from being used anew meanwhile.
+#[derive(Default)]
+struct Way {
+    nodes: [(PageId, FrameIndex); Way::LEVELS_MAX],
+    count: usize,
+}
+
+impl Way {
+    /// Trees of more levels than this have their leaves' fences read.
+    const LEVELS_MAX: usize = 6;
+
+    #[inline]
+    fn push(&mut self, page: PageId, frame: FrameIndex) {
+        if self.count < Self::LEVELS_MAX {
+            self.nodes[self.count] = (page, frame);
+        }
+        self.count += 1;
+    }
+
+    #[inline]
+    fn is_current(&self, table: &PageTable) -> bool {
+        let is_current = |&(page, frame): &(PageId, FrameIndex)| table.load(page) == Word::Fixed(frame);
+        self.count <= Self::LEVELS_MAX && self.nodes[..self.count].iter().all(is_current)
+    }
+}
+
 impl Tree {
     pub(crate) fn new(pages: Arc<PageSpace>, pool: Arc<Pool>, observer: Arc<dyn Observer>) -> Tree {
         Tree { pages, pool, observer }
@@ -131,7 +161,7 @@ impl Tree {
         &'p self,
         pin: &'p Pin<'_>,
         target: Target<'_>,
-        mut visit: impl FnMut(PageId, &Inner<'p>, usize),
+        mut visit: impl FnMut(PageId, FrameIndex, &Inner<'p>, usize),
     ) -> Result<Option<(PageId, FrameIndex)>, Stop> {
         let mut page = PageId::ROOT;
         let mut level = u8::MAX;
@@ -139,19 +169,19 @@ impl Tree {
             match self.pages.table.load(page) {
                 Word::Leaf(frame) => return Ok(Some((page, frame))),
                 Word::Fixed(_) => {
-                    let Some(bytes) = self.pool.frames.fixed(&self.pages.table, page, pin) else { continue };
+                    let Some((frame, bytes)) = self.pool.frames.fixed(&self.pages.table, page, pin) else { continue };
                     if bytes[KIND_OFFSET] != Kind::Inner as u8 {
                         return Ok(None);
                     }
                     let inner = Inner::new(bytes);
-                    // Whether the node covers the target is asked of the leaf alone: an outdated way ends at a leaf that
+                    // Whether the node covers the target is asked at the leaf alone: an outdated way ends at a leaf that
                     // does not, and levels that must descend keep it from going round.
                     if inner.level() >= level {
                         return Ok(None);
                     }
                     level = inner.level();
                     let child = target.child(&inner);
-                    visit(page, &inner, child);
+                    visit(page, frame, &inner, child);
                     page = inner.child(child);
                 }
                 Word::Disk(_) | Word::Reading(_) => return Err(Needs::Page(Arc::clone(&self.pages), page).into()),
@@ -169,10 +199,11 @@ impl Tree {
     #[inline]
     pub(crate) fn read_leaf<'p>(&'p self, pin: &'p Pin<'_>, target: Target<'_>) -> Result<FrameRead<'p>, Stop> {
         for restart in 0..RESTARTS_MAX {
-            if let Some((page, frame)) = self.descend(pin, target, |_, _, _| ())?
+            let mut way = Way::default();
+            if let Some((page, frame)) = self.descend(pin, target, |page, frame, _, _| way.push(page, frame))?
                 && let Some(read) = self.pool.frames.read(frame, self.identity(page))
                 && self.pages.table.load(page) == Word::Leaf(frame)
-                && target.is_in(&Node::new(&read))
+                && (way.is_current(&self.pages.table) || target.is_in(&Node::new(&read)))
             {
                 return Ok(read);
             }
@@ -193,10 +224,11 @@ impl Tree {
     pub(crate) fn write_leaf<'p>(&'p self, pin: &'p Pin<'_>, key: &[u8]) -> Result<FrameWrite<'p>, Stop> {
         let target = Target::At(key);
         for restart in 0..RESTARTS_MAX {
-            if let Some((page, frame)) = self.descend(pin, target, |_, _, _| ())?
+            let mut way = Way::default();
+            if let Some((page, frame)) = self.descend(pin, target, |page, frame, _, _| way.push(page, frame))?
                 && let Some(write) = self.pool.frames.write(frame, self.identity(page))
                 && self.pages.table.load(page) == Word::Leaf(frame)
-                && target.is_in(&Node::new(&write))
+                && (way.is_current(&self.pages.table) || target.is_in(&Node::new(&write)))
             {
                 return Ok(write);
             }
@@ -228,7 +260,7 @@ impl Tree {
     ) -> (Vec<PageId>, Option<Vec<u8>>) {
         let mut pages = Vec::new();
         let mut next = None;
-        let _ = self.descend(pin, target, |_, inner, child| {
+        let _ = self.descend(pin, target, |_, _, inner, child| {
             if inner.level() == 1 {
                 let wanted: Vec<usize> = if forward {
                     (child..inner.len().min(child + count)).collect()

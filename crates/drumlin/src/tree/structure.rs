@@ -63,7 +63,7 @@ impl Tree {
         let guard = self.pool.space.enter();
         let pin = self.pool.pin();
         let mut path: Vec<(PageId, bool)> = Vec::new();
-        let found = self.descend(&pin, Target::At(key), |page, inner, _| {
+        let found = self.descend(&pin, Target::At(key), |page, _, inner, _| {
             path.push((page, inner.room_for_separator(self.key_bytes_max())));
         })?;
         let Some((leaf_page, _)) = found else { return Ok(Progress::Again) };
@@ -270,7 +270,7 @@ impl Tree {
         let guard = self.pool.space.enter();
         let pin = self.pool.pin();
         let mut parent_page = None;
-        self.descend(&pin, Target::At(key), |page, inner, _| {
+        self.descend(&pin, Target::At(key), |page, _, inner, _| {
             if inner.level() == level + 1 {
                 parent_page = Some(page);
             }

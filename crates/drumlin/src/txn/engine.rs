@@ -57,7 +57,7 @@ pub(crate) enum View {
 /// What a read found.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Found {
-    Inline(Box<[u8]>),
+    Inline(Arc<[u8]>),
     Large(LargeRef),
 }
 
@@ -185,7 +185,7 @@ impl Engine {
             if let Some(was) = self.versions.find(tree.pages.id, number, key, at) {
                 return Ok(match was {
                     Was::Absent => None,
-                    Was::Inline(value) => Some(Found::Inline(value)),
+                    Was::Inline(value) => Some(Found::Inline(value.into())),
                     Was::Large(reference) => Some(Found::Large(reference)),
                 });
             }
@@ -197,7 +197,7 @@ impl Engine {
     }
 
     /// The value of the row. A value that is replaced while it is read is looked up again.
-    pub(crate) fn get(&self, tree: &Tree, key: &[u8], view: View) -> Result<Option<Box<[u8]>>> {
+    pub(crate) fn get(&self, tree: &Tree, key: &[u8], view: View) -> Result<Option<Arc<[u8]>>> {
         loop {
             match self.find(tree, key, view)? {
                 None => return Ok(None),

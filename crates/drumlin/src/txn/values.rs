@@ -139,7 +139,7 @@ fn read_medium(pool: &Pool, pages: &PageSpace, reference: &LargeRef, page: PageI
     loop {
         {
             let pin = pool.pin();
-            if let Some(bytes) = pool.frames.fixed(&pages.table, page, &pin) {
+            if let Some((_, bytes)) = pool.frames.fixed(&pages.table, page, &pin) {
                 let end = CHUNK_OVERHEAD_BYTES + reference.length as usize;
                 if bytes.len() < end
                     || bytes[extent::KIND_OFFSET] != Kind::Value as u8
