@@ -277,6 +277,23 @@ impl Frames {
         self.dirty_bytes.load(Ordering::Relaxed)
     }
 
+    /// Begins to bring what a look at the page needs first into the processor's cache: the page's header and the beginning
+    /// of its slots, which arrive while the latch, in another line, is being taken.
+    #[inline]
+    pub(crate) fn prefetch(&self, frame: FrameIndex) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            const LINE_BYTES: usize = 64;
+            const LINES: usize = 5;
+            let (start, page_bytes) = self.page_pointer(frame);
+            for line in 0..LINES.min(page_bytes / LINE_BYTES) {
+                // SAFETY: prefetching reads nothing into the program; the address lies in the mapping.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(start.add(line * LINE_BYTES).cast()) };
+            }
+        }
+    }
+
     /// Bytes of the frame's page.
     pub(crate) fn page_bytes(&self, frame: FrameIndex) -> usize {
         PAGE_BYTES_MIN << split(frame).0

@@ -167,7 +167,10 @@ impl Tree {
         let mut level = u8::MAX;
         loop {
             match self.pages.table.load(page) {
-                Word::Leaf(frame) => return Ok(Some((page, frame))),
+                Word::Leaf(frame) => {
+                    self.pool.frames.prefetch(frame);
+                    return Ok(Some((page, frame)));
+                }
                 Word::Fixed(_) => {
                     let Some((frame, bytes)) = self.pool.frames.fixed(&self.pages.table, page, pin) else { continue };
                     if bytes[KIND_OFFSET] != Kind::Inner as u8 {
