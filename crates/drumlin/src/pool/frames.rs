@@ -20,12 +20,11 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::reclaim::{Pin, Reclaimer};
 use crate::format::extent::Identity;
+use crate::format::node::is_page_bytes;
+pub(crate) use crate::format::node::{PAGE_BYTES_MAX, PAGE_BYTES_MIN};
 use crate::format::{Epoch, KeyspaceId, PageId, Place};
 use crate::space::{FrameIndex, PageTable, Word};
 
-/// The smallest and the largest page, in bytes. Below 4 KiB serves tests alone.
-pub(crate) const PAGE_BYTES_MIN: usize = 512;
-pub(crate) const PAGE_BYTES_MAX: usize = 64 << 10;
 const CLASS_COUNT: usize = 8;
 const CLASS_SHIFT: u32 = 29;
 
@@ -194,7 +193,7 @@ impl std::fmt::Debug for Frames {
 
 /// The class of a page size.
 pub(crate) fn class_of(page_bytes: usize) -> usize {
-    assert!(page_bytes.is_power_of_two() && (PAGE_BYTES_MIN..=PAGE_BYTES_MAX).contains(&page_bytes));
+    assert!(is_page_bytes(page_bytes));
     (page_bytes.ilog2() - PAGE_BYTES_MIN.ilog2()) as usize
 }
 

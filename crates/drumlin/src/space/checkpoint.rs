@@ -357,7 +357,7 @@ impl Base {
             }
         }
         for KeyspaceEntry { id, page_bytes, chunks, name } in &catalogue.keyspaces {
-            if !crate::db::PAGE_BYTES.contains(&(*page_bytes as usize)) || !page_bytes.is_power_of_two() {
+            if !crate::format::node::is_page_bytes(*page_bytes as usize) {
                 let flaw = format!("keyspace {name:?} has pages of {page_bytes} bytes");
                 return Err(Error::damaged(space.path(), "the catalogue", flaw));
             }
