@@ -557,13 +557,20 @@ impl Engine {
         self.pool.mark_dirty(guard, write);
         let mut leaf = LeafMut::new(write.leaf_mut(&pages.table));
         let mut delta = Delta::new();
+        // While the database recovers, nobody can ask what a row was; but values that were replaced are to be freed.
+        let recovering = self.log.get().is_none();
+        let mut note = |key: &[u8], was: Option<RowValue<'_>>| {
+            if !recovering || matches!(was, Some(RowValue::Large(_))) {
+                delta.push(key, was);
+            }
+        };
         for (index, row) in rows.iter().enumerate() {
             let found = leaf.as_leaf().search(row.key);
             let large;
             let value = match row.change {
                 Change::Remove => {
                     if let Ok(at) = found {
-                        delta.push(row.key, Some(leaf.as_leaf().value(at)));
+                        note(row.key, Some(leaf.as_leaf().value(at)));
                         leaf.remove(at);
                     }
                     continue;
@@ -582,18 +589,20 @@ impl Engine {
             };
             match found {
                 Ok(at) => {
-                    delta.push(row.key, Some(leaf.as_leaf().value(at)));
+                    note(row.key, Some(leaf.as_leaf().value(at)));
                     leaf.replace(at, value).expect("room was checked");
                 }
                 Err(at) => {
-                    delta.push(row.key, None);
+                    note(row.key, None);
                     leaf.insert(at, row.key, value).expect("room was checked");
                 }
             }
         }
         let newest = leaf.as_leaf().newest().max(timestamp);
         leaf.set_newest(newest);
-        self.versions.add(pages.id, page, timestamp, delta);
+        if !delta.is_empty() {
+            self.versions.add(pages.id, page, timestamp, delta);
+        }
     }
 
     /// Gives a value's extents page numbers.
