@@ -1,5 +1,5 @@
 //! What the integration tests share: a small deterministic generator and folders that remove themselves.
-#![allow(dead_code, reason = "each test uses some of it")]
+#![allow(dead_code, unreachable_pub, reason = "each test uses some of it")]
 
 use std::path::PathBuf;
 
