@@ -49,14 +49,14 @@ const PANICKED: i32 = 101;
 pub(crate) struct Failure {
     exit: Exit,
     message: String,
-    hint: Option<String>,
+    hints: Vec<String>,
 }
 
 pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 
 impl Failure {
     pub(crate) fn new(exit: Exit, message: impl Into<String>) -> Failure {
-        Failure { exit, message: message.into(), hint: None }
+        Failure { exit, message: message.into(), hints: Vec::new() }
     }
 
     pub(crate) fn other(message: impl Into<String>) -> Failure {
@@ -81,7 +81,7 @@ impl Failure {
     }
 
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Failure {
-        self.hint = Some(hint.into());
+        self.hints.push(hint.into());
         self
     }
 
@@ -116,7 +116,7 @@ impl Failure {
             let error = Style::new().bold().fg_color(Some(AnsiColor::Red.into()));
             let dim = Style::new().dimmed();
             anstream::eprintln!("{error}error:{error:#} {}", self.message);
-            if let Some(hint) = &self.hint {
+            for hint in &self.hints {
                 anstream::eprintln!("{dim} hint:{dim:#} {hint}");
             }
         }

@@ -61,7 +61,8 @@ pub(super) fn compare(store: &Store, root: &Path, acknowledged: &Acknowledged, o
         let (key, entry) = row?;
         rows.push((key.into_vec(), entry.into_vec()));
     }
-    let progress = Progress::items(output, "comparing", rows.len() as u64);
+    let bytes_total = rows.iter().filter_map(|(_, entry)| Some(Entry::decode(entry)?.size)).sum();
+    let progress = Progress::bytes(output, "comparing", bytes_total);
     let next = AtomicUsize::new(0);
     let proof = Mutex::new(Proof {
         found: rows.len() as u64,
@@ -75,13 +76,15 @@ pub(super) fn compare(store: &Store, root: &Path, acknowledged: &Acknowledged, o
             let verdict = compare_file(store, root, key, entry, &mut buffers)?;
             let mut proof = proof.lock().expect("no thread panics while it holds this");
             match verdict {
-                Verdict::Same { bytes } => proof.compared_bytes += bytes,
+                Verdict::Same { bytes } => {
+                    proof.compared_bytes += bytes;
+                    progress.add(bytes);
+                }
                 Verdict::Torn => proof.torn.push(Escaped::new(key).to_string()),
                 Verdict::Different => proof.different.push(Escaped::new(key).to_string()),
                 Verdict::ChangedMeanwhile => proof.changed_meanwhile += 1,
             }
             drop(proof);
-            progress.add(1);
             interrupt::check()?;
         }
         Ok(())
