@@ -22,9 +22,9 @@ use super::{Database, Handle, Opening};
 use crate::error::{Error, Result};
 use crate::format::catalogue::Orphan;
 use crate::format::record::{self, Operation};
-use crate::format::superblock::Superblock;
+use crate::format::superblock::{INCARNATION_COUNT_MAX, Superblock};
 use crate::format::{Epoch, Incarnation, KeyspaceId, Timestamp};
-use crate::io::{self, Backend, FileRef, OpenOptions, Persist, SyncMethod};
+use crate::io::{self, Backend, FileRef, OpenOptions, Persist, Probe, SyncMethod};
 use crate::pool::Pool;
 use crate::seglog::{Hooks, Known, Log, LogOptions, Scan};
 use crate::space::Space;
@@ -39,6 +39,10 @@ const DATA_NAME: &str = "data";
 const NEW_DATA_NAME: &str = "data.new";
 const LOG_NAME: &str = "log";
 const LOCK_NAME: &str = "lock";
+const PROBE_NAME: &str = "probe";
+
+/// Long enough for a hundred syncs of each method on a slow drive; who creates a database waits for it.
+const PROBE_DURATION: std::time::Duration = std::time::Duration::from_millis(300);
 
 /// How the budget is shared out. What is left is for frames and page tables, which grow at their expense.
 struct Shares {
@@ -90,6 +94,10 @@ impl Database {
         let core = Core { opening: OnceLock::from(Opening { duration, ..opening }), ..core };
         let core = Arc::new(core);
         core.start_threads()?;
+        // Each opening that is followed by commits and no checkpoint stays in the superblock, which has room for so many.
+        if core.base.lock().superblock.incarnations.len() >= INCARNATION_COUNT_MAX / 2 {
+            core.checkpoint()?;
+        }
         Ok(Database { handle: Arc::new(Handle { core }) })
     }
 }
@@ -110,10 +118,7 @@ impl Opener<'_> {
                     why: "there is nothing at this path".into(),
                 });
             }
-            self.backend.create_dir_all(&self.path).map_err(|error| Error::io("creating", &self.path, error))?;
-            if let Some(parent) = self.path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-                self.backend.sync_dir(parent).map_err(|error| Error::io("syncing", parent, error))?;
-            }
+            self.create_folder()?;
         }
         let data_path = self.path.join(DATA_NAME);
         let there = self.exists(&data_path)?;
@@ -121,11 +126,28 @@ impl Opener<'_> {
             self.check_creatable()?;
         }
         let lock = self.take_lock()?;
-        let sync = self.sync_method();
+        let sync = self.sync_method(!there)?;
         if !there {
             self.create_data(&data_path, sync)?;
         }
         self.recover(&data_path, lock, sync, !there)
+    }
+
+    /// Makes the folder and those above it that are missing. Each name is durable when it returns.
+    fn create_folder(&self) -> Result<()> {
+        let named = |path: &&Path| !path.as_os_str().is_empty();
+        let mut missing = Vec::new();
+        for folder in self.path.ancestors().filter(named) {
+            if self.exists(folder)? {
+                break;
+            }
+            missing.push(folder);
+        }
+        self.backend.create_dir_all(&self.path).map_err(|error| Error::io("creating", &self.path, error))?;
+        for parent in missing.iter().rev().filter_map(|folder| folder.parent()).filter(named) {
+            self.backend.sync_dir(parent).map_err(|error| Error::io("syncing", parent, error))?;
+        }
+        Ok(())
     }
 
     fn exists(&self, path: &Path) -> Result<bool> {
@@ -141,7 +163,7 @@ impl Opener<'_> {
                 Error::io("listing", &self.path, error)
             }
         })?;
-        let ours = [NEW_DATA_NAME, LOCK_NAME];
+        let ours = [NEW_DATA_NAME, LOCK_NAME, PROBE_NAME];
         let names: Vec<String> =
             entries.iter().filter_map(|entry| Some(entry.file_name()?.to_string_lossy().into_owned())).collect();
         if names.iter().any(|name| name == LOG_NAME) {
@@ -176,8 +198,43 @@ impl Opener<'_> {
         Ok(file)
     }
 
-    fn sync_method(&self) -> SyncMethod {
-        SyncMethod::DurableWrite
+    /// The sync method that was measured to be the fastest where the database lies: at its creation, and again once the
+    /// device, the file system or its mount options have changed.
+    fn sync_method(&self, created: bool) -> Result<SyncMethod> {
+        if self.config.backend.is_some() || self.config.in_memory {
+            return Ok(SyncMethod::DurableWrite);
+        }
+        let path = self.path.join(PROBE_NAME);
+        if !created
+            && let Some(probe) = self.read_probe(&path)
+            && probe.is_current(self.backend.as_ref(), &self.path).unwrap_or(false)
+        {
+            return Ok(probe.chosen);
+        }
+        let probe = Probe::run(self.backend.as_ref(), &self.path, PROBE_DURATION)
+            .map_err(|error| Error::io("measuring how to sync in", &self.path, error))?;
+        if probe.tmpfs {
+            log::warn!("{} lies in memory ({}): nothing in it survives a power cut", self.path.display(), probe.file_system);
+        }
+        log::info!("{}: durable by {} on {}", self.path.display(), probe.chosen, probe.file_system);
+        let text = probe.encode();
+        let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
+        let written = self.backend.open(&path, options).and_then(|file| {
+            file.set_len(0)?;
+            file.write_at(text.as_bytes(), 0, Persist::Later)
+        });
+        // Without it the next opening measures again.
+        if let Err(error) = written {
+            log::warn!("writing {}: {error}", path.display());
+        }
+        Ok(probe.chosen)
+    }
+
+    fn read_probe(&self, path: &Path) -> Option<Probe> {
+        let file = self.backend.open(path, OpenOptions::default()).ok()?;
+        let mut text = vec![0; usize::try_from(file.len().ok()?).ok()?.min(1 << 16)];
+        file.read_at(&mut text, 0).ok()?;
+        Probe::decode(std::str::from_utf8(&text).ok()?).ok()
     }
 
     fn create_data(&self, path: &Path, sync: SyncMethod) -> Result<()> {
@@ -296,6 +353,9 @@ impl Opener<'_> {
         }
         core.fit_frames();
 
+        // What a process that was killed had written, its newest superblock among it, may be in caches still; the next
+        // superblock takes the place of the one that would be needed then.
+        file.sync_data().map_err(|error| Error::io("syncing", data_path, error))?;
         if let Some(scan) = &scan {
             let replay = Replay { core: &core, scan };
             replay.mark_values()?;
@@ -403,7 +463,11 @@ impl Replay<'_> {
                 bytes += key.len() + 64 + if let Replayed::Put(value) = &replayed { value.len() } else { 0 };
                 let replaced = batch.insert((keyspace, key.to_vec()), replayed);
                 if let Some(Replayed::PutLarge(value)) = replaced {
-                    values::discard(&self.core.engine.pool, &value);
+                    // Not free before the next checkpoint: until then the log names these extents at every recovery.
+                    let guard = self.core.engine.space.enter();
+                    for place in value.places {
+                        self.core.engine.space.segments.release(place, guard.epoch());
+                    }
                 }
             }
             newest = record.timestamp;
