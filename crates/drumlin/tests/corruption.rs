@@ -1,0 +1,358 @@
+//! Bytes flipped, zeroed, overwritten and cut off, in every file, of a database that was closed and of one that was killed.
+//!
+//! Whatever is done to the files: no panic, and never a wrong answer. Either an error that names a file, or everything
+//! right; what is not damaged stays readable; and a check that finds nothing means that all is right. One thing can't be
+//! told from an ordinary end: the log's last records, with all that was written behind them, gone. So a damaged log may
+//! also end early, at a whole commit. `DRUMLIN_TEST_MUTATIONS` is the number of mutations per test (default 500).
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use drumlin::io::{Backend, OpenOptions, Persist};
+use drumlin::{Config, Database, Error};
+use support::{Random, number, small};
+
+type Files = BTreeMap<PathBuf, Vec<u8>>;
+type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
+
+const FOLDER: &str = "/db";
+const COMMITS: u64 = 60;
+
+fn config(backend: &Arc<dyn Backend>) -> Config {
+    // One log segment is never full here, so that all commits since the checkpoint are in it.
+    small().checkpoint_log_bytes(64 << 20).backend(Arc::clone(backend))
+}
+
+fn read_files(backend: &dyn Backend) -> Files {
+    let mut files = Files::new();
+    for folder in [PathBuf::from(FOLDER), Path::new(FOLDER).join("log")] {
+        for path in backend.list(&folder).unwrap() {
+            let Ok(file) = backend.open(&path, OpenOptions::default()) else { continue };
+            let mut bytes = vec![0; file.len().unwrap() as usize];
+            file.read_at(&mut bytes, 0).unwrap();
+            files.insert(path, bytes);
+        }
+    }
+    files
+}
+
+fn disk_of(files: &Files) -> Arc<dyn Backend> {
+    let backend = drumlin::io::in_memory();
+    backend.create_dir_all(&Path::new(FOLDER).join("log")).unwrap();
+    for (path, bytes) in files {
+        let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
+        let file = backend.open(path, options).unwrap();
+        file.write_at(bytes, 0, Persist::Later).unwrap();
+        file.set_len(bytes.len() as u64).unwrap();
+    }
+    backend
+}
+
+/// The rows after each commit since the checkpoint; the last is what must be there.
+struct Sample {
+    files: Files,
+    states: Vec<Rows>,
+}
+
+impl Sample {
+    fn new(killed: bool) -> Sample {
+        let backend = drumlin::io::in_memory();
+        let db = config(&backend).open(FOLDER).unwrap();
+        let keyspace = db.keyspace("rows").unwrap();
+        let mut random = Random(5);
+        let mut rows = Rows::new();
+        for number in 0..3000u64 {
+            let key = format!("row {:05}", number * 7919 % 3000).into_bytes();
+            let length = match number % 100 {
+                0 => 90_000,
+                1..4 => 2000 + random.below(5000),
+                _ => random.below(80),
+            };
+            let value = random.bytes(length as usize);
+            keyspace.insert_with(&key, &value, drumlin::Durability::Relaxed).unwrap();
+            rows.insert(key, value);
+        }
+        db.checkpoint().unwrap();
+        // A second one, so that both superblocks and summaries are in use.
+        rows.insert(b"a".to_vec(), b"b".to_vec());
+        keyspace.insert(b"a", b"b").unwrap();
+        db.checkpoint().unwrap();
+        let mut states = vec![rows.clone()];
+        for commit in 0..COMMITS {
+            // Each fills more than a block of the log, so that a damaged block costs three commits at the most.
+            let mut tx = db.begin().unwrap();
+            for _ in 0..3 {
+                let key = format!("row {:05}", random.below(3200)).into_bytes();
+                let value = random.bytes(1800);
+                tx.insert(&keyspace, &key, &value).unwrap();
+                rows.insert(key, value);
+            }
+            if commit % 20 == 7 {
+                let value = random.bytes(100_000);
+                tx.insert(&keyspace, b"large", &value).unwrap();
+                rows.insert(b"large".to_vec(), value);
+            }
+            tx.insert(&keyspace, b"commit", commit.to_be_bytes()).unwrap();
+            rows.insert(b"commit".to_vec(), commit.to_be_bytes().to_vec());
+            tx.commit().unwrap();
+            states.push(rows.clone());
+        }
+        let mut files = read_files(&*backend);
+        if !killed {
+            drop(keyspace);
+            db.close().unwrap();
+            files = read_files(&*backend);
+            states = vec![rows];
+        }
+        Sample { files, states }
+    }
+
+    /// Opens and reads everything of files that were tampered with. `log_ends` allows an early end of the log.
+    fn verify(&self, files: &Files, log_ends: bool, figures: &mut Figures) -> Result<(), String> {
+        let backend = disk_of(files);
+        let db = match config(&backend).open(FOLDER) {
+            Ok(db) => db,
+            Err(error) => {
+                figures.refused += 1;
+                return match error {
+                    Error::Damaged { path, .. } if path.starts_with(FOLDER) => Ok(()),
+                    // Where the bytes that say so were hit.
+                    Error::NewerFormat { .. } | Error::NotADatabase { .. } => Ok(()),
+                    other => Err(format!("opening: {other:?}")),
+                };
+            }
+        };
+        let result = self.verify_open(&db, log_ends, figures);
+        // Whatever is damaged, writing and closing does not panic.
+        if let Ok(keyspace) = db.existing_keyspace("rows") {
+            let _ = keyspace.insert(b"row 01500", b"new");
+            let _ = keyspace.remove(b"row 00007");
+        }
+        let _ = db.checkpoint();
+        let _ = db.close();
+        result
+    }
+
+    fn verify_open(&self, db: &Database, log_ends: bool, figures: &mut Figures) -> Result<(), String> {
+        let damaged = |error: Error| match error {
+            Error::Damaged { path, .. } if path.starts_with(FOLDER) => Ok(()),
+            other => Err(format!("reading: {other:?}")),
+        };
+        let keyspace = db.existing_keyspace("rows").map_err(|error| format!("{error}"))?;
+        let at = match keyspace.get(b"commit") {
+            Ok(Some(value)) => Some(u64::from_be_bytes(value[..].try_into().unwrap()) as usize + 1),
+            Ok(None) => Some(0),
+            Err(error) => {
+                damaged(error)?;
+                None
+            }
+        };
+        let last = self.states.len() - 1;
+        let possible: Vec<usize> = match at {
+            _ if last == 0 => vec![0],
+            Some(at) => vec![at],
+            None => (0..=last).collect(),
+        };
+        if !log_ends && possible.iter().all(|&at| at < last) {
+            return Err(format!("{:?} of {last} commits are there", possible));
+        }
+        if possible[0] < last {
+            figures.ended_early += 1;
+        }
+        let mut unreadable = 0;
+        let candidates: Vec<&Rows> = possible.iter().map(|&at| &self.states[at]).collect();
+        let mut keys: Vec<&Vec<u8>> = self.states[last].keys().collect();
+        keys.extend(candidates.iter().flat_map(|rows| rows.keys()));
+        keys.sort_unstable();
+        keys.dedup();
+        for key in &keys {
+            match keyspace.get(key) {
+                Ok(value) => {
+                    let value = value.as_deref();
+                    if !candidates.iter().any(|rows| rows.get(*key).map(Vec::as_slice) == value) {
+                        return Err(format!("row {} has a wrong value", key.escape_ascii()));
+                    }
+                }
+                Err(error) => {
+                    damaged(error)?;
+                    unreadable += 1;
+                }
+            }
+        }
+        // A scan yields the same rows up to where it fails.
+        let mut scanned = 0;
+        for row in keyspace.iter() {
+            match row {
+                Ok((key, value)) => {
+                    scanned += 1;
+                    if !candidates.iter().any(|rows| rows.get(&key[..]).is_some_and(|known| known[..] == value[..])) {
+                        return Err(format!("a scan met a wrong row {}", key.escape_ascii()));
+                    }
+                }
+                Err(error) => damaged(error)?,
+            }
+        }
+        if unreadable == 0 && !candidates.iter().any(|rows| rows.len() == scanned) {
+            return Err(format!("a scan met {scanned} rows"));
+        }
+        let report = db.check().map_err(|error| format!("check: {error}"))?;
+        if unreadable > 0 {
+            figures.partly_readable += 1;
+            if report.damage.is_empty() {
+                return Err(format!("{unreadable} rows are unreadable, and the check found nothing"));
+            }
+            if report.damage.iter().any(|damage| damage.cost.is_empty() || damage.flaw.is_empty()) {
+                return Err("damage without its cost".into());
+            }
+        }
+        figures.noticed += u64::from(unreadable == 0 && !report.damage.is_empty());
+        Ok(())
+    }
+}
+
+#[derive(Debug, Default)]
+struct Figures {
+    refused: u64,
+    partly_readable: u64,
+    /// All was readable, and the check found damage.
+    noticed: u64,
+    ended_early: u64,
+}
+
+/// Changes a file in one of several ways; says how.
+fn tamper(bytes: &mut Vec<u8>, random: &mut Random) -> String {
+    if bytes.is_empty() {
+        bytes.extend([7; 100]);
+        return "100 bytes added".into();
+    }
+    // Most of a file may be empty: half of the time where something is.
+    let mut at = random.below(bytes.len() as u64) as usize;
+    for _ in 0..40 {
+        if bytes[at] != 0 || random.chance(5) {
+            break;
+        }
+        at = random.below(bytes.len() as u64) as usize;
+    }
+    if random.chance(15) {
+        at = random.below(bytes.len().min(40_000) as u64) as usize;
+    }
+    let until = |length: usize| at..(at + length).min(bytes.len());
+    match random.below(10) {
+        0..4 => {
+            bytes[at] ^= 1 << random.below(8);
+            format!("a bit of byte {at} flipped")
+        }
+        4 => {
+            bytes[at] = random.next() as u8;
+            format!("byte {at} set")
+        }
+        5 => {
+            let range = until(512);
+            bytes[range].fill(0);
+            format!("512 bytes from {at} zeroed")
+        }
+        6 => {
+            at = at / 4096 * 4096;
+            let range = at..(at + 4096).min(bytes.len());
+            bytes[range].fill(0);
+            format!("the block at {at} zeroed")
+        }
+        7 => {
+            let range = until(64);
+            let noise = random.bytes(range.len());
+            bytes[range].copy_from_slice(&noise);
+            format!("64 bytes from {at} overwritten")
+        }
+        8 => {
+            // A block that went to the wrong place.
+            let from = random.below(bytes.len() as u64) as usize / 4096 * 4096;
+            at = at / 4096 * 4096;
+            let length = 4096.min(bytes.len() - at).min(bytes.len() - from);
+            bytes.copy_within(from..from + length, at);
+            format!("the block at {from} copied over that at {at}")
+        }
+        _ => {
+            bytes.truncate(at);
+            format!("cut off at {at}")
+        }
+    }
+}
+
+static PANICS: AtomicU64 = AtomicU64::new(0);
+
+fn count_panics() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            PANICS.fetch_add(1, Ordering::SeqCst);
+            before(info);
+        }));
+    });
+}
+
+fn mutate(killed: bool, seed: u64, chosen: impl Fn(&Path) -> bool) -> Figures {
+    count_panics();
+    let sample = Sample::new(killed);
+    let mut figures = Figures::default();
+    sample.verify(&sample.files, false, &mut figures).unwrap();
+    let paths: Vec<&PathBuf> = sample.files.keys().filter(|path| chosen(path)).collect();
+    for mutation in 0..number("DRUMLIN_TEST_MUTATIONS", 500) {
+        let mut random = Random(seed << 32 ^ mutation);
+        let path = paths[random.below(paths.len() as u64) as usize];
+        let mut files = sample.files.clone();
+        let how = tamper(files.get_mut(path).unwrap(), &mut random);
+        let in_log = path.parent().is_some_and(|folder| folder.ends_with("log"));
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let mut seen = Figures::default();
+            (sample.verify(&files, in_log && killed, &mut seen), seen)
+        }));
+        let place = format!("mutation {mutation}, {}: {how}", path.display());
+        let (result, seen) = result.unwrap_or_else(|_| panic!("{place}: a panic"));
+        if let Err(flaw) = result {
+            panic!("{place}: {flaw}");
+        }
+        assert_eq!(PANICS.load(Ordering::SeqCst), 0, "{place}: a panic on another thread");
+        figures.refused += seen.refused;
+        figures.partly_readable += seen.partly_readable;
+        figures.noticed += seen.noticed;
+        figures.ended_early += seen.ended_early;
+    }
+    println!("killed: {killed}, {paths:?}: {figures:?}");
+    figures
+}
+
+fn is_data(path: &Path) -> bool {
+    path.ends_with("data")
+}
+
+/// The data file of a closed database: an error, or all right; and mostly the rest stays readable.
+#[test]
+fn a_damaged_data_file_is_noticed() {
+    let figures = mutate(false, 1, is_data);
+    assert!(figures.partly_readable > 0 && figures.refused > 0, "{figures:?}");
+}
+
+/// The data file of a killed database, which is recovered from it and the log.
+#[test]
+fn a_damaged_data_file_is_noticed_by_recovery() {
+    let figures = mutate(true, 2, is_data);
+    assert!(figures.refused > 0, "{figures:?}");
+}
+
+/// Log and lock of a killed database: damage, or a whole number of commits.
+#[test]
+fn a_damaged_log_is_noticed() {
+    let figures = mutate(true, 3, |path| !is_data(path));
+    assert!(figures.refused > 0, "{figures:?}");
+}
+
+/// Log and lock of a closed database: nothing in them is needed.
+#[test]
+fn a_closed_database_is_whole_without_its_log() {
+    mutate(false, 4, |path| !is_data(path));
+}

@@ -1,0 +1,146 @@
+//! SIGKILL at random moments, again and again, on real files.
+//!
+//! The test runs itself as a child that writes the scripted workload and acknowledges through a pipe; the parent kills
+//! it, opens the database, verifies that every acknowledged commit is there, whole, and nothing else but what was in
+//! flight, and lets the next child go on. Quick by default; `DRUMLIN_TEST_KILLS` is the number of kills per
+//! configuration (default 6).
+
+mod support;
+
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use drumlin::{Config, IoBackend};
+use support::workload::{Ack, Workload, disturb};
+use support::{Folder, Random, number, small};
+
+/// Tells the child what to do: path, backend, streams, seed and the steps to begin at.
+const CHILD_VARIABLE: &str = "DRUMLIN_TEST_KILL_CHILD";
+
+fn config(backend: IoBackend, streams: u16) -> Config {
+    small().io_backend(backend).log_streams(streams).checkpoint_log_bytes(512 << 10)
+}
+
+fn workload(seed: u64) -> Workload {
+    Workload { seed, threads: 4, large_percent: 6, relaxed_percent: 20 }
+}
+
+/// Not a test of its own: what the child process does.
+#[test]
+fn child() {
+    let Ok(order) = std::env::var(CHILD_VARIABLE) else { return };
+    let mut words = order.split('\n');
+    let path = words.next().unwrap();
+    let mut numbers = words.map(|word| word.parse::<u64>().unwrap());
+    let backend = if numbers.next() == Some(0) { IoBackend::Uring } else { IoBackend::Portable };
+    let streams = numbers.next().unwrap() as u16;
+    let seed = numbers.next().unwrap();
+    let from: Vec<u64> = numbers.collect();
+    let db = config(backend, streams).open(path).unwrap();
+    let workload = workload(seed);
+    workload.prepare(&db).unwrap();
+    let tell = |bits: u64| {
+        let mut line = b"ack ".to_vec();
+        line.extend(format!("{bits:016x}\n").bytes());
+        // One write to a pipe: whole or not at all.
+        std::io::stderr().write_all(&line).unwrap();
+    };
+    tell(u64::MAX);
+    let stop = Arc::new(AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| disturb(&db, seed, &stop));
+        workload.run_all(&db, &from, u64::MAX >> 8, &|ack| tell(ack.to_bits())).into_iter().for_each(Result::unwrap);
+    });
+}
+
+/// Runs a child until it is killed; what it acknowledged.
+fn run_child(path: &Path, backend: IoBackend, streams: u16, seed: u64, from: &[u64], life: Duration) -> Vec<u64> {
+    let order = [u64::from(backend == IoBackend::Portable), u64::from(streams), seed];
+    let order = order.iter().chain(from).fold(path.display().to_string(), |order, number| format!("{order}\n{number}"));
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child", "--nocapture", "--test-threads=1"])
+        .env(CHILD_VARIABLE, order)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut pipe = child.stderr.take().unwrap();
+    let reader = std::thread::spawn(move || {
+        let mut text = String::new();
+        pipe.read_to_string(&mut text).unwrap();
+        text
+    });
+    std::thread::sleep(life);
+    child.kill().unwrap();
+    let status = child.wait().unwrap();
+    let text = reader.join().unwrap();
+    assert!(status.code().is_none(), "the child ended by itself: {text}");
+    // The kill may have cut the last line short.
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    whole.lines().filter_map(|line| Some(u64::from_str_radix(line.strip_prefix("ack ")?, 16).unwrap())).collect()
+}
+
+fn copy_folder(from: &Path, to: &Path) -> PathBuf {
+    for folder in [from.to_path_buf(), from.join("log")] {
+        let target = to.join(folder.strip_prefix(from).unwrap());
+        std::fs::create_dir_all(&target).unwrap();
+        for entry in std::fs::read_dir(&folder).into_iter().flatten().map(Result::unwrap) {
+            if entry.file_type().unwrap().is_file() {
+                std::fs::copy(entry.path(), target.join(entry.file_name())).unwrap();
+            }
+        }
+    }
+    to.to_path_buf()
+}
+
+fn survive(backend: IoBackend, streams: u16) {
+    let kills = number("DRUMLIN_TEST_KILLS", 6);
+    let seed = 17 + number("DRUMLIN_TEST_SEED", 0);
+    let mut random = Random(seed);
+    let workload = workload(seed);
+    let folder = Folder::new();
+    let mut next = vec![0; workload.threads as usize];
+    let mut prepared = false;
+    let mut acked: Vec<Ack> = Vec::new();
+    for kill in 0..kills {
+        // A few while it opens and recovers.
+        let life = Duration::from_millis(if random.chance(30) { random.below(60) } else { 100 + random.below(500) });
+        let told = run_child(&folder.path(), backend, streams, seed, &next, life);
+        prepared |= told.contains(&u64::MAX);
+        acked.extend(told.into_iter().filter(|bits| *bits != u64::MAX).map(Ack::from_bits));
+        // Half of the time a copy is looked at, so that the next child meets what the kill left.
+        let copy = Folder::new();
+        let looked_at = if random.chance(50) { copy_folder(&folder.path(), &copy.path()) } else { folder.path() };
+        let db = config(backend, streams).open(looked_at).unwrap();
+        match workload.verify(&db, prepared, &acked) {
+            Ok(found) => next = found,
+            Err(flaw) => panic!("{backend:?}, {streams} streams, seed {seed}, kill {kill}: {flaw}"),
+        }
+        for (thread, next) in next.iter().enumerate().filter(|(_, next)| **next > 0) {
+            acked.push(Ack { thread: thread as u64, step: next - 1, full: true });
+        }
+    }
+    println!("{kills} kills on {backend:?} with {streams} streams, {} steps", next.iter().sum::<u64>());
+}
+
+/// Every acknowledged commit survives the process; io_uring.
+#[test]
+fn killed_on_uring() {
+    survive(IoBackend::Uring, 1);
+}
+
+/// Every acknowledged commit survives the process; the portable backend.
+#[test]
+fn killed_on_portable() {
+    survive(IoBackend::Portable, 1);
+}
+
+/// Every acknowledged commit survives the process, with two parallel logs.
+#[test]
+fn killed_with_two_logs() {
+    survive(IoBackend::Auto, 2);
+}
