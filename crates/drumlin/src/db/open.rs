@@ -214,7 +214,11 @@ impl Opener<'_> {
         let probe = Probe::run(self.backend.as_ref(), &self.path, PROBE_DURATION)
             .map_err(|error| Error::io("measuring how to sync in", &self.path, error))?;
         if probe.tmpfs {
-            log::warn!("{} lies in memory ({}): nothing in it survives a power cut", self.path.display(), probe.file_system);
+            log::warn!(
+                "{} lies in memory ({}): nothing in it survives a power cut",
+                self.path.display(),
+                probe.file_system
+            );
         }
         log::info!("{}: durable by {} on {}", self.path.display(), probe.chosen, probe.file_system);
         let text = probe.encode();
