@@ -594,7 +594,8 @@ impl Core {
         let pool = Arc::clone(&self.engine.pool);
         let core = Arc::downgrade(self);
         let upkeep = Arc::clone(&self.upkeep);
-        let bodies: [(&str, Box<dyn FnOnce() + Send>); 2] = [
+        type Body = Box<dyn FnOnce() + Send>;
+        let bodies: [(&str, Body); 2] = [
             ("drumlin-evict", Box::new(move || pool.run_background())),
             ("drumlin-upkeep", Box::new(move || super::checkpoint::run_upkeep(&core, &upkeep))),
         ];

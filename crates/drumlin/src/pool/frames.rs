@@ -229,7 +229,7 @@ impl Frames {
     fn arena(&self, class: usize) -> &Arena {
         self.arenas[class].get_or_init(|| {
             let page_bytes = PAGE_BYTES_MIN << class;
-            let count = (self.capacity_bytes / page_bytes).max(16).min((1 << CLASS_SHIFT) - 1);
+            let count = (self.capacity_bytes / page_bytes).clamp(16, (1 << CLASS_SHIFT) - 1);
             Arena {
                 page_bytes,
                 memory: Mapping::new(count * page_bytes).expect("address space for the buffer pool"),
@@ -448,13 +448,6 @@ impl Frames {
             return Some(read);
         }
         None
-    }
-
-    /// As [`read`](Self::read), only if nobody holds or waits for the latch.
-    pub(crate) fn try_read(&self, frame: FrameIndex, identity: Identity) -> Option<FrameRead<'_>> {
-        let header = self.header(frame);
-        let read = FrameRead { frames: self, frame, _latch: header.latch.try_read()? };
-        header.is(identity).then_some(read)
     }
 
     /// The page latched for change. `None`: it is there no more.

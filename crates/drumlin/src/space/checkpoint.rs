@@ -152,11 +152,6 @@ impl Base {
         (self.since.capacity() * size_of::<Entry>() + self.summaries.capacity() * 16 + chunks) as u64
     }
 
-    /// Entries that a fold would take in.
-    pub(crate) fn entry_count(&self) -> usize {
-        self.since.len()
-    }
-
     /// Everything of the base that lies in these segments moves with the next checkpoint.
     pub(crate) fn evacuate(&mut self, segments: impl IntoIterator<Item = u32>) {
         self.evacuate.extend(segments);

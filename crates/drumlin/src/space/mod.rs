@@ -245,6 +245,7 @@ impl Space {
         place.map_err(|error| self.growth_error(error))
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "as `map_err` hands it over")]
     fn growth_error(&self, error: io::Error) -> Error {
         if error.kind() == io::ErrorKind::StorageFull {
             Error::DiskFull { path: self.path.clone(), needed_bytes: self.segments.segment_bytes() }
@@ -428,7 +429,7 @@ impl Space {
             if !jobs
                 .waiting
                 .iter()
-                .map(|job| job.range())
+                .map(WriteJob::range)
                 .chain(jobs.running.iter().cloned())
                 .any(|range| range.contains(&place.start()))
             {

@@ -195,8 +195,8 @@ impl PageTable {
     /// Pages in use.
     pub(crate) fn page_count(&self) -> u64 {
         let allocation = self.allocation.lock();
-        // Page 0 is neither free nor in use.
-        ((allocation.free_counts.len() * CHUNK_PAGES) as u64).saturating_sub(1) - allocation.free_count
+        // Page 0, which does not exist, is not among the free ones either.
+        ((allocation.free_counts.len() * CHUNK_PAGES) as u64).saturating_sub(1 + allocation.free_count)
     }
 
     /// Gives out `count` consecutive pages and marks them reserved. Amortised O(count); never waits.

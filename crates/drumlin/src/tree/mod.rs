@@ -23,7 +23,7 @@ use crate::format::PageId;
 use crate::format::extent::{Identity, KIND_OFFSET, Kind};
 use crate::pool::{FrameRead, FrameWrite, Needs, Pin, Pool, Stop};
 use crate::space::{FrameIndex, Guard, PageSpace, PageTable, Word};
-use node::{Inner, Leaf, LeafMut, Node};
+use node::{Inner, LeafMut, Node};
 
 /// Told of changes of structure, while the latches are held.
 pub(crate) trait Observer: Send + Sync {

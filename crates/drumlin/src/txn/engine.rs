@@ -29,7 +29,7 @@ use crate::io::Backend;
 use crate::pool::{FrameWrite, Needs, Pool, Stop};
 use crate::seglog::{Body, Log, Reservation};
 use crate::space::{FrameIndex, Guard, PageSpace, Space, Word};
-use crate::tree::node::{Leaf, LeafMut, Node, RowValue};
+use crate::tree::node::{Leaf, LeafMut, RowValue};
 use crate::tree::{Incoming, Provider, Target, Tree};
 
 /// When a commit returns.
@@ -50,8 +50,6 @@ pub(crate) enum View {
     Visible,
     /// The state after this commit.
     At(Timestamp),
-    /// The newest applied state.
-    Newest,
 }
 
 /// What a read found.
@@ -181,7 +179,6 @@ impl Engine {
         let at = match view {
             View::Visible => self.clock.visible(),
             View::At(at) => at,
-            View::Newest => Timestamp(u64::MAX),
         };
         if leaf.newest() > at {
             let number = page.header().identity().expect("a latched leaf has an identity").page;
@@ -223,7 +220,7 @@ impl Engine {
     }
 
     /// Brings in the leaves of these keys, many reads at a time: afterwards they are mostly in memory.
-    pub(crate) fn bring_in<'k>(&self, tree: &Tree, keys: impl Iterator<Item = &'k [u8]> + Clone) -> Result<()> {
+    pub(crate) fn bring_in<'k>(&self, tree: &Tree, keys: &(impl Iterator<Item = &'k [u8]> + Clone)) -> Result<()> {
         // Each round goes one level deeper for the keys whose page was missing.
         loop {
             let mut missing: Vec<PageId> = Vec::new();

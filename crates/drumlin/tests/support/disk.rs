@@ -58,7 +58,7 @@ impl fmt::Display for Event {
             Event::Write { file, offset, bytes, persist } => {
                 write!(f, "write {file} {offset}+{} {persist:?}", bytes.len())
             }
-            Event::Note(note) => write!(f, "note {:x}", note),
+            Event::Note(note) => write!(f, "note {note:x}"),
             other => write!(f, "{other:?}"),
         }
     }
