@@ -81,7 +81,12 @@ pub(crate) fn run_upkeep(core: &Weak<Core>, upkeep: &Arc<Upkeep>) {
         let Some(core) = core.upgrade() else { return };
         if let Err(error) = core.checkpoint().and_then(|_| core.clean_up()) {
             log::error!("upkeep of {}: {error}", core.path.display());
-            return;
+            // A disk that is full for the cleaner may not be full for ever; a failed database makes no checkpoint any more.
+            if core.engine.check_failure().is_err() {
+                upkeep.state.lock().failed = true;
+                upkeep.changed.notify_all();
+                return;
+            }
         }
     }
 }

@@ -156,6 +156,8 @@ impl Core {
         let mut body = Vec::new();
         record::encode(named.tree.pages.id, &Operation::Drop, &mut body);
         self.define(body, |take_timestamp| {
+            // No checkpoint is being made meanwhile: then no page's image is owed to one, and nothing below can fail.
+            let _base = self.base.lock();
             let guard = self.engine.space.enter_alone();
             let timestamp = take_timestamp();
             let result = self.uproot(&named, &guard);
@@ -296,7 +298,12 @@ impl Core {
     }
 
     pub(crate) fn read_large(&self, tree: &Tree, reference: &LargeRef, moment: &Registration) -> Result<Vec<u8>> {
-        values::read_whole(&self.engine.pool, &tree.pages, reference)?.ok_or_else(|| self.gone(tree, moment))
+        match values::read_whole(&self.engine.pool, &tree.pages, reference) {
+            Ok(Some(value)) => Ok(value),
+            Ok(None) => Err(self.gone(tree, moment)),
+            // The value of a snapshot that was ended may be gone, and its pages another's.
+            Err(error) => moment.check().and(Err(error)),
+        }
     }
 
     pub(crate) fn read_chunk(
@@ -306,9 +313,10 @@ impl Core {
         index: u32,
         moment: &Registration,
     ) -> Result<Vec<u8>> {
-        match values::read_chunk(&self.engine.pool, &tree.pages, reference, index)? {
-            Chunk::Bytes(bytes) => Ok(bytes),
-            Chunk::Gone => Err(self.gone(tree, moment)),
+        match values::read_chunk(&self.engine.pool, &tree.pages, reference, index) {
+            Ok(Chunk::Bytes(bytes)) => Ok(bytes),
+            Ok(Chunk::Gone) => Err(self.gone(tree, moment)),
+            Err(error) => moment.check().and(Err(error)),
         }
     }
 

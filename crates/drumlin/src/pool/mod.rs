@@ -61,11 +61,16 @@ pub(crate) struct Hits {
     pub(crate) misses: AtomicU64,
 }
 
+/// Verifies the bytes of a node read from disk, a leaf or an inner one: the tree's business, handed in by whoever makes
+/// the pool.
+pub(crate) type VerifyNode = fn(&[u8], bool) -> Result<(), String>;
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Pool {
     pub(crate) space: Arc<Space>,
     pub(crate) frames: Frames,
+    verify_node: VerifyNode,
     backend: Arc<dyn Backend>,
     /// Threads that wait for a page another thread is reading, by the page.
     arrivals: Box<[(Mutex<()>, Condvar)]>,
@@ -96,10 +101,16 @@ struct Background {
 const QUEUE_DEPTH: usize = 64;
 
 impl Pool {
-    pub(crate) fn new(space: Arc<Space>, backend: Arc<dyn Backend>, capacity_bytes: usize) -> Pool {
+    pub(crate) fn new(
+        space: Arc<Space>,
+        backend: Arc<dyn Backend>,
+        capacity_bytes: usize,
+        verify_node: VerifyNode,
+    ) -> Pool {
         Pool {
             space,
             frames: Frames::new(capacity_bytes),
+            verify_node,
             backend,
             arrivals: (0..64).map(|_| (Mutex::new(()), Condvar::new())).collect(),
             scratch: Mutex::default(),
@@ -122,6 +133,10 @@ impl Pool {
     pub(crate) fn fault(&self, pages: &PageSpace, page: PageId, frame_bytes: usize) -> Result<()> {
         loop {
             match pages.table.load(page) {
+                Word::Disk(place) if place.length() > frame_bytes as u64 => {
+                    let what = format!("page {page} of keyspace {}", pages.id);
+                    return Err(self.space.damaged(&what, place, Flaw::Length));
+                }
                 Word::Disk(place) => {
                     let frame = self.take_frame(frame_bytes)?;
                     if pages.table.exchange(page, Word::Disk(place), Word::Reading(place)) {
@@ -212,7 +227,7 @@ impl Pool {
         extent::decode(bytes, &header, &mut frame[..raw_bytes]).map_err(flawed)?;
         let leaf = match header.kind {
             Kind::Leaf | Kind::Inner => {
-                crate::tree::check_node(&frame, header.kind == Kind::Leaf)
+                (self.verify_node)(&frame, header.kind == Kind::Leaf)
                     .map_err(|flaw| self.space.damaged(&what(), place, flaw))?;
                 header.kind == Kind::Leaf
             }
@@ -247,10 +262,7 @@ impl Pool {
     /// needs one finds the error when it faults the page itself. Returns the number of pages read.
     pub(crate) fn fault_many(&self, pages: &PageSpace, wanted: &[PageId]) -> Result<usize> {
         if wanted.len() < 2 {
-            if let Some(&page) = wanted.first() {
-                self.fault(pages, page, pages.page_bytes)?;
-            }
-            return Ok(wanted.len());
+            return Ok(wanted.iter().filter(|page| self.fault(pages, **page, pages.page_bytes).is_ok()).count());
         }
         let mut queue = self.take_queue()?;
         let mut waiting = wanted.iter().copied();
@@ -262,6 +274,9 @@ impl Pool {
             while let Some(&slot) = idle.last() {
                 let Some(page) = waiting.next() else { break };
                 let Word::Disk(place) = pages.table.load(page) else { continue };
+                if place.length() > pages.page_bytes as u64 {
+                    continue;
+                }
                 // With reads of its own in flight a thread must not wait for frames: it would hold what others wait for.
                 let frame = match self.frames.try_take(pages.page_bytes) {
                     Some(frame) => frame,
@@ -276,19 +291,27 @@ impl Pool {
                     self.space.count_read(length);
                     queue.push_read(self.space.file(), start, buffer, slot as u64);
                     in_flight[slot] = Some((page, place, frame));
-                    count += 1;
                 }
             }
             if queue.in_flight() == 0 {
                 break;
             }
-            queue.wait(1, &mut finished).map_err(|error| Error::io("reading", self.space.path(), error))?;
+            if let Err(error) = queue.wait(1, &mut finished) {
+                // Ends when nothing is in flight any more.
+                drop(queue);
+                let kind = error.kind();
+                for (page, place, frame) in in_flight.into_iter().flatten() {
+                    let _ = self.arrive(pages, page, place, frame, Err(kind.into()), &[]);
+                }
+                return Err(Error::io("reading", self.space.path(), error));
+            }
             for completion in finished.drain(..) {
                 let slot = completion.token as usize;
                 let (page, place, frame) = in_flight[slot].take().expect("the slot was in flight");
                 let (_, _, offset) = self.space.cover(place);
                 // Whoever needs the page meets its error again.
-                let _ = self.arrive(pages, page, place, frame, completion.result, &completion.buffer[offset..]);
+                let arrived = self.arrive(pages, page, place, frame, completion.result, &completion.buffer[offset..]);
+                count += usize::from(arrived.is_ok());
                 self.give_scratch(completion.buffer);
                 idle.push(slot);
             }
@@ -344,6 +367,8 @@ impl Pool {
                 ));
             }
             if self.make_room(page_bytes)? == 0 {
+                // Frames on their way to the disk are free when they have arrived, however slow the disk.
+                let _ = self.space.wait_for_jobs(self.on_written());
                 std::thread::yield_now();
             }
         }
@@ -368,13 +393,20 @@ impl Pool {
             _ => page_bytes,
         };
         let wanted = (self.frames_wanted(page_bytes) * page_bytes).div_ceil(victim_bytes).max(1);
-        let (evicted, dirty) = self.evict(victim_bytes, wanted);
-        if evicted < wanted && !dirty.is_empty() {
-            if self.space.failure().is_none() {
-                self.write_back(dirty)?;
-            } else if evicted == 0 {
-                return Err(Error::Failed { reason: self.space.failure().expect("looked at") });
+        let failure = self.space.failure();
+        // Where nothing can be written any more, readers live on the pages that are clean, wherever they are.
+        let dirty_max = if failure.is_some() { usize::MAX } else { BATCH_PAGES };
+        let (mut evicted, dirty) = self.evict(victim_bytes, wanted, dirty_max);
+        match failure {
+            None if evicted < wanted && !dirty.is_empty() => self.write_back(dirty)?,
+            Some(reason) if evicted == 0 => {
+                // The first turn took the second chances.
+                evicted = self.evict(victim_bytes, wanted, dirty_max).0;
+                if evicted == 0 && !dirty.is_empty() {
+                    return Err(Error::Failed { reason });
+                }
             }
+            _ => {}
         }
         if victim_bytes != page_bytes {
             self.frames.give_back_free(page_bytes);
@@ -382,13 +414,13 @@ impl Pool {
         Ok(evicted)
     }
 
-    /// One turn of the clock: evicts up to `wanted` clean pages that were not used since the last, and collects as many
-    /// dirty ones.
-    fn evict(&self, page_bytes: usize, wanted: usize) -> (usize, Vec<FrameIndex>) {
+    /// One turn of the clock: evicts up to `wanted` clean pages that were not used since the last, and collects up to
+    /// `dirty_max` dirty ones.
+    fn evict(&self, page_bytes: usize, wanted: usize, dirty_max: usize) -> (usize, Vec<FrameIndex>) {
         let mut evicted = 0;
         let mut dirty = Vec::new();
         for frame in self.frames.turn(page_bytes) {
-            if evicted >= wanted || dirty.len() >= BATCH_PAGES {
+            if evicted >= wanted || dirty.len() >= dirty_max {
                 break;
             }
             let header = self.frames.header(frame);
@@ -453,8 +485,8 @@ impl Pool {
             }
         }
         self.space.wait_for_jobs(|frames| self.written(frames))?;
-        let epoch = self.space.enter().epoch();
-        self.space.summarise(epoch)
+        let guard = self.space.enter();
+        self.space.summarise(&guard)
     }
 
     fn written(&self, frames: &[FrameIndex]) {
@@ -559,26 +591,29 @@ impl Pool {
     pub(crate) fn free_page(&self, guard: &Guard<'_>, pages: &PageSpace, write: FrameWrite<'_>) {
         let identity = write.header().identity().expect("a latched frame holds a page");
         let place = write.header().place();
-        let word = pages.table.free(identity.page);
+        // Noted before the number can be given out again: its next owner's entry must be the later one.
         self.space.record(guard.epoch(), pages.id, identity.page, Place::NONE);
+        let word = pages.table.free(identity.page);
         if !place.is_none() {
             self.space.segments.release(place, guard.epoch());
         }
         write.unlink(matches!(word, Word::Fixed(_)));
     }
 
-    /// Takes a page that is on disk out of its keyspace; `false` if it is there no more.
-    pub(crate) fn free_on_disk(&self, guard: &Guard<'_>, pages: &PageSpace, page: PageId, place: Place) -> bool {
-        // Claimed as a read would: nobody moves or reads it from here on.
-        if !pages.table.exchange(page, Word::Disk(place), Word::Reading(place)) {
+    /// Takes a page that is on disk, being read or not, out of its keyspace; `false` if its word is another by now.
+    pub(crate) fn free_on_disk(&self, guard: &Guard<'_>, pages: &PageSpace, page: PageId, word: Word) -> bool {
+        let (Word::Disk(place) | Word::Reading(place)) = word else { unreachable!("{word:?} is not on disk") };
+        // Claimed: nobody moves it or begins to read it from here on, and a read in flight finds its word gone.
+        if !pages.table.exchange(page, word, Word::Reserved) {
             return false;
         }
+        // As in `free_page`: noted before the number can be given out again.
+        self.space.record(guard.epoch(), pages.id, page, Place::NONE);
+        self.space.segments.release(place, guard.epoch());
         pages.table.free(page);
         let (lock, arrived) = self.arrival(pages, page);
         drop(lock.lock());
         arrived.notify_all();
-        self.space.record(guard.epoch(), pages.id, page, Place::NONE);
-        self.space.segments.release(place, guard.epoch());
         true
     }
 
@@ -609,7 +644,15 @@ impl Pool {
     pub(crate) fn discard(&self, guard: &Guard<'_>, pages: &PageSpace) -> Result<()> {
         for (page, _) in pages.table.iter() {
             loop {
-                let (Word::Leaf(frame) | Word::Fixed(frame)) = pages.table.load(page) else { break };
+                let word = pages.table.load(page);
+                if matches!(word, Word::Disk(_) | Word::Reading(_)) {
+                    // A read may begin or end at any moment: it must not bring a page into a keyspace that is no more.
+                    if self.free_on_disk(guard, pages, page, word) {
+                        break;
+                    }
+                    continue;
+                }
+                let (Word::Leaf(frame) | Word::Fixed(frame)) = word else { break };
                 let identity = Identity { keyspace: pages.id, page };
                 let Some(write) = self.frames.write(frame, identity) else { continue };
                 if pages.table.load(page) != Word::Leaf(frame) && pages.table.load(page) != Word::Fixed(frame) {

@@ -357,7 +357,7 @@ impl Base {
             }
         }
         for KeyspaceEntry { id, page_bytes, chunks, name } in &catalogue.keyspaces {
-            if !crate::db::PAGE_BYTES.contains(&(*page_bytes as usize)) || !page_bytes.is_power_of_two() {
+            if !crate::format::node::is_page_bytes(*page_bytes as usize) {
                 let flaw = format!("keyspace {name:?} has pages of {page_bytes} bytes");
                 return Err(Error::damaged(space.path(), "the catalogue", flaw));
             }
@@ -400,13 +400,15 @@ impl Space {
     /// Ends the epoch's segment.
     fn seal(&self, epoch: Epoch) {
         let mut jobs = Vec::new();
-        self.appender(epoch).lock().seal(&self.segments, &mut jobs);
+        let mut appender = self.appender(epoch).lock();
+        appender.seal(&self.segments, &mut jobs);
         self.enqueue(jobs);
     }
 
     /// Puts the entries that are in no summary yet into summaries, once they fill one: keeps what a checkpoint has to write
     /// at its end small.
-    pub(crate) fn summarise(&self, epoch: Epoch) -> Result<()> {
+    pub(crate) fn summarise(&self, guard: &super::Guard<'_>) -> Result<()> {
+        let epoch = guard.epoch();
         let part = PART_BYTES / summary::ENTRY_BYTES;
         loop {
             let mut entries = self.entries(epoch).lock();
@@ -415,9 +417,16 @@ impl Space {
             }
             let rest = entries.fresh.split_off(part);
             let taken = std::mem::replace(&mut entries.fresh, rest);
-            let place = append_summary(self, epoch, &taken)?;
-            entries.summaries.push((epoch, place));
-            entries.summarised.extend(taken);
+            match append_summary(self, epoch, &taken) {
+                Ok(place) => {
+                    entries.summaries.push((epoch, place));
+                    entries.summarised.extend(taken);
+                }
+                Err(error) => {
+                    entries.fresh.splice(0..0, taken);
+                    return Err(error);
+                }
+            }
         }
     }
 }

@@ -236,8 +236,12 @@ impl Space {
 
     pub(crate) fn append_encoded(&self, epoch: Epoch, extent: &[u8], frame: Option<FrameIndex>) -> Result<Place> {
         let mut jobs = Vec::new();
-        let place = self.appender(epoch).lock().append(&self.segments, epoch, extent, frame, &mut jobs);
+        // Buffers are handed on before the appender's lock is let go: an extent is in the appender, or in a job that
+        // whoever waits for it finds, at every moment.
+        let mut appender = self.appender(epoch).lock();
+        let place = appender.append(&self.segments, epoch, extent, frame, &mut jobs);
         self.enqueue(jobs);
+        drop(appender);
         place.map_err(|error| self.growth_error(error))
     }
 
@@ -260,16 +264,18 @@ impl Space {
                 mover.seal(&self.segments, &mut jobs);
                 *mover_epoch = epoch;
             }
-            mover.append(&self.segments, epoch, extent, None, &mut jobs)
+            let place = mover.append(&self.segments, epoch, extent, None, &mut jobs);
+            self.enqueue(jobs);
+            place
         };
-        self.enqueue(jobs);
         place.map_err(|error| self.growth_error(error))
     }
 
     /// Hands on everything that was moved, and ends the segment.
     pub(crate) fn flush_moved(&self) {
         let mut jobs = Vec::new();
-        self.mover.lock().0.seal(&self.segments, &mut jobs);
+        let mut mover = self.mover.lock();
+        mover.0.seal(&self.segments, &mut jobs);
         self.enqueue(jobs);
     }
 
@@ -281,7 +287,8 @@ impl Space {
     /// Hands on what the epoch's appender holds in its buffer.
     pub(crate) fn flush(&self, epoch: Epoch) {
         let mut jobs = Vec::new();
-        self.appender(epoch).lock().flush(&mut jobs);
+        let mut appender = self.appender(epoch).lock();
+        appender.flush(&mut jobs);
         self.enqueue(jobs);
     }
 
@@ -340,12 +347,12 @@ impl Space {
 
     fn write(&self, bytes: &[u8], offset: u64) -> Result<()> {
         self.check_failure()?;
-        self.unsynced.store(true, Ordering::Release);
         self.traffic.writes.fetch_add(1, Ordering::Relaxed);
         self.traffic.write_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        self.file
-            .write_at(bytes, offset, Persist::Later)
-            .map_err(|error| self.fail(&format!("writing {} failed: {error}", self.path.display())))
+        let written = self.file.write_at(bytes, offset, Persist::Later);
+        // After the write: a sync that began before it ended may not have taken it.
+        self.unsynced.store(true, Ordering::Release);
+        written.map_err(|error| self.fail(&format!("writing {} failed: {error}", self.path.display())))
     }
 
     /// Brings everything written so far to the medium. A failure is final.

@@ -86,7 +86,7 @@ impl Word {
 }
 
 /// Pages per chunk: 8 KiB of words.
-pub(crate) const CHUNK_PAGES: usize = 1024;
+pub(crate) const CHUNK_PAGES: usize = crate::format::extent::TABLE_PAGES;
 /// Chunks in the first level of the directory; each level has twice those of the one before.
 const FIRST_LEVEL_CHUNKS: usize = 64;
 /// Levels that reach all 2³² pages: 64 · (2¹⁷ − 1) chunks of 2¹⁰ pages.

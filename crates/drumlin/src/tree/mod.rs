@@ -167,7 +167,10 @@ impl Tree {
         let mut level = u8::MAX;
         loop {
             match self.pages.table.load(page) {
-                Word::Leaf(frame) => return Ok(Some((page, frame))),
+                Word::Leaf(frame) => {
+                    self.pool.frames.prefetch(frame);
+                    return Ok(Some((page, frame)));
+                }
                 Word::Fixed(_) => {
                     let Some((frame, bytes)) = self.pool.frames.fixed(&self.pages.table, page, pin) else { continue };
                     if bytes[KIND_OFFSET] != Kind::Inner as u8 {
@@ -281,23 +284,43 @@ impl Tree {
         (pages, next)
     }
 
-    /// Provides what a core operation lacked, by waiting for it.
-    pub(crate) fn provide(pool: &Pool, needs: &Needs) -> Result<()> {
-        match needs {
-            Needs::Page(pages, page) => pool.fault(pages, *page, pages.page_bytes),
-            Needs::Frame(page_bytes) => pool.take_frame(*page_bytes).map(drop),
-        }
-    }
 
     /// Calls a core operation until it lacks nothing, providing what it needs in between.
     pub(crate) fn waiting<T>(pool: &Pool, mut operation: impl FnMut() -> Result<T, Stop>) -> Result<T> {
+        let mut provider = Provider::new(pool);
         loop {
             match operation() {
                 Ok(value) => return Ok(value),
                 Err(Stop::Error(error)) => return Err(error),
-                Err(Stop::Needs(needs)) => Self::provide(pool, &needs)?,
+                Err(Stop::Needs(needs)) => provider.provide(&needs)?,
             }
         }
+    }
+}
+
+/// Provides what one core operation lacks, by waiting for it.
+pub(crate) struct Provider<'p> {
+    pool: &'p Pool,
+    /// The page that could not be had the last time.
+    failed: Option<PageId>,
+}
+
+impl<'p> Provider<'p> {
+    pub(crate) fn new(pool: &'p Pool) -> Provider<'p> {
+        Provider { pool, failed: None }
+    }
+
+    /// An outdated node may have led to a number that is another page's by now, of another kind and size: that a page
+    /// can't be had is an error only where it is needed again.
+    pub(crate) fn provide(&mut self, needs: &Needs) -> Result<()> {
+        match needs {
+            Needs::Page(pages, page) => match self.pool.fault(pages, *page, pages.page_bytes) {
+                Err(_) if self.failed != Some(*page) => self.failed = Some(*page),
+                other => other?,
+            },
+            Needs::Frame(page_bytes) => self.pool.take_frame(*page_bytes).map(drop)?,
+        }
+        Ok(())
     }
 }
 

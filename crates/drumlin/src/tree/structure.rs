@@ -1,7 +1,7 @@
 //! Splits and merges: changes of structure, each complete in itself.
 
 use super::node::{Change, Inner, InnerMut, Leaf, LeafMut, Node, separator_between};
-use super::{Target, Tree};
+use super::{Provider, Target, Tree};
 use crate::error::Result;
 use crate::format::PageId;
 use crate::format::extent::{KIND_OFFSET, Kind};
@@ -38,6 +38,7 @@ impl Tree {
     /// Splits leaves until all rows that fall into one leaf fit there together. The rows ascend. Waits for pages and frames.
     pub(crate) fn make_room(&self, mut rows: &[Incoming<'_>]) -> Result<()> {
         let mut frames = Vec::with_capacity(FRAMES_NEEDED);
+        let mut provider = Provider::new(&self.pool);
         loop {
             match self.try_split(rows, &mut frames) {
                 Ok(Progress::Done(None)) => return Ok(()),
@@ -50,7 +51,7 @@ impl Tree {
                 Ok(Progress::Again) => {}
                 Err(Stop::Error(error)) => return Err(error),
                 Err(Stop::Needs(Needs::Frame(page_bytes))) => frames.push(self.pool.take_frame(page_bytes)?),
-                Err(Stop::Needs(needs)) => Tree::provide(&self.pool, &needs)?,
+                Err(Stop::Needs(needs)) => provider.provide(&needs)?,
             }
         }
     }
@@ -240,8 +241,10 @@ impl Tree {
         copy.copy_from_slice(&parent);
         let index = Inner::new(&parent).child_for(&separator) + 1;
         InnerMut::new(&mut copy).insert_child(index, &separator, right).expect("room was checked");
-        self.replace(guard, page, full, left);
+        // The parent first: were the lower node the left half already while the parent still sends all keys there, both would
+        // be current, and a descent for a key of the right half would end in a wrong leaf without noticing.
         self.replace(guard, parent_page, parent, copy);
+        self.replace(guard, page, full, left);
         Ok(Progress::Again)
     }
 

@@ -30,7 +30,7 @@ use crate::pool::{FrameWrite, Needs, Pool, Stop};
 use crate::seglog::{Body, Log, Reservation};
 use crate::space::{FrameIndex, Guard, PageSpace, Space, Word};
 use crate::tree::node::{Leaf, LeafMut, Node, RowValue};
-use crate::tree::{Incoming, Target, Tree};
+use crate::tree::{Incoming, Provider, Target, Tree};
 
 /// When a commit returns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -145,8 +145,11 @@ struct Appended<'e> {
 impl Drop for Appended<'_> {
     fn drop(&mut self) {
         if !self.committed {
+            // Not free at once: their images may still be on the way to the disk, and must not arrive over what is put there
+            // next. The checkpoint that ends the epoch has waited for them.
+            let guard = self.engine.space.enter();
             for (_, place) in self.places.iter().flatten() {
-                self.engine.space.segments.discard(*place);
+                self.engine.space.segments.release(*place, guard.epoch());
             }
         }
     }
@@ -198,15 +201,23 @@ impl Engine {
 
     /// The value of the row. A value that is replaced while it is read is looked up again.
     pub(crate) fn get(&self, tree: &Tree, key: &[u8], view: View) -> Result<Option<Arc<[u8]>>> {
+        let mut failed = None;
         loop {
-            match self.find(tree, key, view)? {
+            let reference = match self.find(tree, key, view)? {
                 None => return Ok(None),
                 Some(Found::Inline(value)) => return Ok(Some(value)),
-                Some(Found::Large(reference)) => {
-                    if let Some(value) = values::read_whole(&self.pool, &tree.pages, &reference)? {
-                        return Ok(Some(value.into()));
-                    }
+                Some(Found::Large(reference)) => reference,
+            };
+            match values::read_whole(&self.pool, &tree.pages, &reference) {
+                Ok(Some(value)) => return Ok(Some(value.into())),
+                // It was replaced and freed while it was being read, and its pages may be another's: what was found there
+                // counts only if the row still names it.
+                _ if failed != Some(reference) => failed = Some(reference),
+                Ok(None) => {
+                    let what = format!("a value of keyspace {}", tree.pages.id);
+                    return Err(Error::damaged(self.space.path(), what, "its extents are another value's"));
                 }
+                Err(error) => return Err(error),
             }
         }
     }
@@ -395,6 +406,7 @@ impl Engine {
         if rows.len() > 1 {
             self.hold_leaves(rows, &incoming, &mut held)?;
         }
+        let mut provider = Provider::new(&self.pool);
         loop {
             match self.try_apply(rows, &incoming, &held.leaves, &appended.places, &mut take_timestamp) {
                 Ok(value) => {
@@ -402,7 +414,7 @@ impl Engine {
                     return Ok(value);
                 }
                 Err(Unready::Error(error)) => return Err(error),
-                Err(Unready::Needs(needs)) => Tree::provide(&self.pool, &needs)?,
+                Err(Unready::Needs(needs)) => provider.provide(&needs)?,
                 Err(Unready::Room(range)) => rows[range.start].tree.make_room(&incoming[range])?,
             }
         }
@@ -638,16 +650,10 @@ impl Engine {
     }
 
     pub(crate) fn free_value(&self, keyspace: KeyspaceId, reference: &LargeRef) {
-        loop {
-            let guard = self.space.enter();
-            let Some(pages) = self.space.page_space(keyspace) else { return };
-            if values::try_free(&self.pool, &guard, &pages, reference.first_page, reference.chunk_count) {
-                self.versions.let_go(keyspace, reference);
-                return;
-            }
-            drop(guard);
-            std::thread::yield_now();
-        }
+        let guard = self.space.enter();
+        let Some(pages) = self.space.page_space(keyspace) else { return };
+        values::free(&self.pool, &guard, &pages, reference.first_page, reference.chunk_count);
+        self.versions.let_go(keyspace, reference);
     }
 
     /// Waits until a snapshot that a transaction read at is durable: what it saw can't be taken back then.

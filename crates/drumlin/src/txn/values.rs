@@ -20,7 +20,7 @@ use crate::space::{Guard, PageSpace, Word};
 use super::write_set::LargeValue;
 
 /// Header and identity, in front of a chunk's bytes.
-const CHUNK_OVERHEAD_BYTES: usize = HEADER_BYTES + 8;
+const CHUNK_OVERHEAD_BYTES: usize = extent::VALUE_BYTES_OFFSET;
 
 /// The longest value that goes into one extent, and with its bytes into the log.
 pub(crate) const MEDIUM_BYTES_MAX: usize = PAGE_BYTES_MAX - CHUNK_OVERHEAD_BYTES;
@@ -201,8 +201,8 @@ pub(crate) fn read_whole(pool: &Pool, pages: &PageSpace, reference: &LargeRef) -
 }
 
 /// Takes the pages of a value that nothing names any more out of the table, all of them in one guard: a checkpoint lists
-/// the whole value as an orphan or none of it. `false`: a read of it is in flight; try again.
-pub(crate) fn try_free(pool: &Pool, guard: &Guard<'_>, pages: &PageSpace, first: PageId, count: u32) -> bool {
+/// the whole value as an orphan or none of it.
+pub(crate) fn free(pool: &Pool, guard: &Guard<'_>, pages: &PageSpace, first: PageId, count: u32) {
     for page in first.0..first.0 + count {
         let page = PageId(page);
         loop {
@@ -216,19 +216,15 @@ pub(crate) fn try_free(pool: &Pool, guard: &Guard<'_>, pages: &PageSpace, first:
                         break;
                     }
                 }
-                Word::Disk(place) => {
-                    if pool.free_on_disk(guard, pages, page, place) {
+                // A read may be in flight: of one who saw the row before it changed, or who was led here by a node or a
+                // row that had the number earlier.
+                word @ (Word::Disk(_) | Word::Reading(_)) => {
+                    if pool.free_on_disk(guard, pages, page, word) {
                         break;
                     }
-                }
-                Word::Reading(_) => {
-                    // Only a value of one page is ever read through the pool.
-                    assert!(count == 1, "a chunk of a large value is being read into the pool");
-                    return false;
                 }
                 word => unreachable!("a value's page is {word:?}"),
             }
         }
     }
-    true
 }
