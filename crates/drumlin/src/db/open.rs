@@ -24,7 +24,7 @@ use crate::format::catalogue::Orphan;
 use crate::format::record::{self, Operation};
 use crate::format::superblock::Superblock;
 use crate::format::{Epoch, Incarnation, KeyspaceId, Timestamp};
-use crate::io::{self, Backend, FileRef, OpenOptions, Persist, SyncMethod};
+use crate::io::{self, Backend, FileRef, OpenOptions, Persist, Probe, SyncMethod};
 use crate::pool::Pool;
 use crate::seglog::{Hooks, Known, Log, LogOptions, Scan};
 use crate::space::Space;
@@ -39,6 +39,10 @@ const DATA_NAME: &str = "data";
 const NEW_DATA_NAME: &str = "data.new";
 const LOG_NAME: &str = "log";
 const LOCK_NAME: &str = "lock";
+const PROBE_NAME: &str = "probe";
+
+/// Long enough for a hundred syncs of each method on a slow drive; who creates a database waits for it.
+const PROBE_DURATION: std::time::Duration = std::time::Duration::from_millis(300);
 
 /// How the budget is shared out. What is left is for frames and page tables, which grow at their expense.
 struct Shares {
@@ -121,7 +125,7 @@ impl Opener<'_> {
             self.check_creatable()?;
         }
         let lock = self.take_lock()?;
-        let sync = self.sync_method();
+        let sync = self.sync_method(!there)?;
         if !there {
             self.create_data(&data_path, sync)?;
         }
@@ -141,7 +145,7 @@ impl Opener<'_> {
                 Error::io("listing", &self.path, error)
             }
         })?;
-        let ours = [NEW_DATA_NAME, LOCK_NAME];
+        let ours = [NEW_DATA_NAME, LOCK_NAME, PROBE_NAME];
         let names: Vec<String> =
             entries.iter().filter_map(|entry| Some(entry.file_name()?.to_string_lossy().into_owned())).collect();
         if names.iter().any(|name| name == LOG_NAME) {
@@ -176,8 +180,43 @@ impl Opener<'_> {
         Ok(file)
     }
 
-    fn sync_method(&self) -> SyncMethod {
-        SyncMethod::DurableWrite
+    /// The sync method that was measured to be the fastest where the database lies: at its creation, and again once the
+    /// device, the file system or its mount options have changed.
+    fn sync_method(&self, created: bool) -> Result<SyncMethod> {
+        if self.config.backend.is_some() || self.config.in_memory {
+            return Ok(SyncMethod::DurableWrite);
+        }
+        let path = self.path.join(PROBE_NAME);
+        if !created
+            && let Some(probe) = self.read_probe(&path)
+            && probe.is_current(self.backend.as_ref(), &self.path).unwrap_or(false)
+        {
+            return Ok(probe.chosen);
+        }
+        let probe = Probe::run(self.backend.as_ref(), &self.path, PROBE_DURATION)
+            .map_err(|error| Error::io("measuring how to sync in", &self.path, error))?;
+        if probe.tmpfs {
+            log::warn!("{} lies in memory ({}): nothing in it survives a power cut", self.path.display(), probe.file_system);
+        }
+        log::info!("{}: durable by {} on {}", self.path.display(), probe.chosen, probe.file_system);
+        let text = probe.encode();
+        let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
+        let written = self.backend.open(&path, options).and_then(|file| {
+            file.set_len(0)?;
+            file.write_at(text.as_bytes(), 0, Persist::Later)
+        });
+        // Without it the next opening measures again.
+        if let Err(error) = written {
+            log::warn!("writing {}: {error}", path.display());
+        }
+        Ok(probe.chosen)
+    }
+
+    fn read_probe(&self, path: &Path) -> Option<Probe> {
+        let file = self.backend.open(path, OpenOptions::default()).ok()?;
+        let mut text = vec![0; usize::try_from(file.len().ok()?).ok()?.min(1 << 16)];
+        file.read_at(&mut text, 0).ok()?;
+        Probe::decode(std::str::from_utf8(&text).ok()?).ok()
     }
 
     fn create_data(&self, path: &Path, sync: SyncMethod) -> Result<()> {
