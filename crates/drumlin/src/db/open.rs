@@ -22,7 +22,7 @@ use super::{Database, Handle, Opening};
 use crate::error::{Error, Result};
 use crate::format::catalogue::Orphan;
 use crate::format::record::{self, Operation};
-use crate::format::superblock::Superblock;
+use crate::format::superblock::{INCARNATION_COUNT_MAX, Superblock};
 use crate::format::{Epoch, Incarnation, KeyspaceId, Timestamp};
 use crate::io::{self, Backend, FileRef, OpenOptions, Persist, Probe, SyncMethod};
 use crate::pool::Pool;
@@ -94,6 +94,10 @@ impl Database {
         let core = Core { opening: OnceLock::from(Opening { duration, ..opening }), ..core };
         let core = Arc::new(core);
         core.start_threads()?;
+        // Each opening that is followed by commits and no checkpoint stays in the superblock, which has room for so many.
+        if core.base.lock().superblock.incarnations.len() >= INCARNATION_COUNT_MAX / 2 {
+            core.checkpoint()?;
+        }
         Ok(Database { handle: Arc::new(Handle { core }) })
     }
 }
@@ -114,10 +118,7 @@ impl Opener<'_> {
                     why: "there is nothing at this path".into(),
                 });
             }
-            self.backend.create_dir_all(&self.path).map_err(|error| Error::io("creating", &self.path, error))?;
-            if let Some(parent) = self.path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-                self.backend.sync_dir(parent).map_err(|error| Error::io("syncing", parent, error))?;
-            }
+            self.create_folder()?;
         }
         let data_path = self.path.join(DATA_NAME);
         let there = self.exists(&data_path)?;
@@ -130,6 +131,23 @@ impl Opener<'_> {
             self.create_data(&data_path, sync)?;
         }
         self.recover(&data_path, lock, sync, !there)
+    }
+
+    /// Makes the folder and those above it that are missing. Each name is durable when it returns.
+    fn create_folder(&self) -> Result<()> {
+        let named = |path: &&Path| !path.as_os_str().is_empty();
+        let mut missing = Vec::new();
+        for folder in self.path.ancestors().filter(named) {
+            if self.exists(folder)? {
+                break;
+            }
+            missing.push(folder);
+        }
+        self.backend.create_dir_all(&self.path).map_err(|error| Error::io("creating", &self.path, error))?;
+        for parent in missing.iter().rev().filter_map(|folder| folder.parent()).filter(named) {
+            self.backend.sync_dir(parent).map_err(|error| Error::io("syncing", parent, error))?;
+        }
+        Ok(())
     }
 
     fn exists(&self, path: &Path) -> Result<bool> {
@@ -196,7 +214,11 @@ impl Opener<'_> {
         let probe = Probe::run(self.backend.as_ref(), &self.path, PROBE_DURATION)
             .map_err(|error| Error::io("measuring how to sync in", &self.path, error))?;
         if probe.tmpfs {
-            log::warn!("{} lies in memory ({}): nothing in it survives a power cut", self.path.display(), probe.file_system);
+            log::warn!(
+                "{} lies in memory ({}): nothing in it survives a power cut",
+                self.path.display(),
+                probe.file_system
+            );
         }
         log::info!("{}: durable by {} on {}", self.path.display(), probe.chosen, probe.file_system);
         let text = probe.encode();
@@ -335,6 +357,9 @@ impl Opener<'_> {
         }
         core.fit_frames();
 
+        // What a process that was killed had written, its newest superblock among it, may be in caches still; the next
+        // superblock takes the place of the one that would be needed then.
+        file.sync_data().map_err(|error| Error::io("syncing", data_path, error))?;
         if let Some(scan) = &scan {
             let replay = Replay { core: &core, scan };
             replay.mark_values()?;
@@ -442,7 +467,11 @@ impl Replay<'_> {
                 bytes += key.len() + 64 + if let Replayed::Put(value) = &replayed { value.len() } else { 0 };
                 let replaced = batch.insert((keyspace, key.to_vec()), replayed);
                 if let Some(Replayed::PutLarge(value)) = replaced {
-                    values::discard(&self.core.engine.pool, &value);
+                    // Not free before the next checkpoint: until then the log names these extents at every recovery.
+                    let guard = self.core.engine.space.enter();
+                    for place in value.places {
+                        self.core.engine.space.segments.release(place, guard.epoch());
+                    }
                 }
             }
             newest = record.timestamp;

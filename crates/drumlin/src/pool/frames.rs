@@ -478,7 +478,12 @@ impl Frames {
 
     /// The frame and the page, if its word shows it in a fixed frame.
     #[inline]
-    pub(crate) fn fixed<'p>(&'p self, table: &PageTable, page: PageId, _pin: &'p Pin<'_>) -> Option<(FrameIndex, &'p [u8])> {
+    pub(crate) fn fixed<'p>(
+        &'p self,
+        table: &PageTable,
+        page: PageId,
+        _pin: &'p Pin<'_>,
+    ) -> Option<(FrameIndex, &'p [u8])> {
         let Word::Fixed(frame) = table.load(page) else { return None };
         self.header(frame).touch();
         let (start, bytes) = self.page_pointer(frame);

@@ -316,7 +316,7 @@ impl Log {
     ) -> Result<Log> {
         options.check()?;
         let dir = &options.dir;
-        backend.create_dir_all(dir).map_err(|error| Error::io("creating", dir, error))?;
+        segment::make_folder(backend.as_ref(), dir)?;
         let found = backend.list(dir).map_err(|error| Error::io("listing", dir, error))?;
         if let Some(path) = found.iter().find(|path| segment::parse_name(path).is_some()) {
             return Err(Error::Invalid(format!("there is a log already: {}", path.display())));

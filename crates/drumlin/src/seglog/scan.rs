@@ -165,8 +165,7 @@ impl Scan {
     /// Begins appending, at the timestamp after [`last`](Scan::last). The superblock lists `incarnation` durably, with
     /// that timestamp, before this is called.
     pub(crate) fn start(mut self, incarnation: Incarnation, checkpoint: u64, hooks: Hooks) -> Result<Log> {
-        let dir = &self.options.dir;
-        self.backend.create_dir_all(dir).map_err(|error| Error::io("creating", dir, error))?;
+        segment::make_folder(self.backend.as_ref(), &self.options.dir)?;
         self.history.add(incarnation, self.last.next());
         assert_eq!(self.history.newest(), Some(incarnation), "an opening must be newer than those before it");
         let mut old = Vec::new();

@@ -105,6 +105,16 @@ pub(super) fn parse_name(path: &Path) -> Option<(u16, u32)> {
     Some((stream.parse().ok()?, slot.parse().ok()?))
 }
 
+/// Makes the log's folder where it is not there, durably: what is synced in it is lost if its own name is. A folder that
+/// is there may have been made by a process that ended before the sync.
+pub(super) fn make_folder(backend: &dyn Backend, dir: &Path) -> Result<()> {
+    backend.create_dir_all(dir).map_err(|error| Error::io("creating", dir, error))?;
+    match dir.parent() {
+        Some(above) => backend.sync_dir(above).map_err(|error| Error::io("syncing", above, error)),
+        None => Ok(()),
+    }
+}
+
 pub(super) fn open(backend: &dyn Backend, path: &Path, write: bool, create: bool) -> io::Result<FileRef> {
     backend.open(path, OpenOptions { write, create, create_new: false, direct: true })
 }

@@ -271,8 +271,16 @@ impl Space {
         place.map_err(|error| self.growth_error(error))
     }
 
-    /// Hands on everything that was moved, and ends the segment.
+    /// Hands on everything that was moved.
     pub(crate) fn flush_moved(&self) {
+        let mut jobs = Vec::new();
+        let mut mover = self.mover.lock();
+        mover.0.flush(&mut jobs);
+        self.enqueue(jobs);
+    }
+
+    /// Ends the segment that extents are moved to, once all are.
+    pub(crate) fn seal_moved(&self) {
         let mut jobs = Vec::new();
         let mut mover = self.mover.lock();
         mover.0.seal(&self.segments, &mut jobs);

@@ -284,7 +284,6 @@ impl Tree {
         (pages, next)
     }
 
-
     /// Calls a core operation until it lacks nothing, providing what it needs in between.
     pub(crate) fn waiting<T>(pool: &Pool, mut operation: impl FnMut() -> Result<T, Stop>) -> Result<T> {
         let mut provider = Provider::new(pool);

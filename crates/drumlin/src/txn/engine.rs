@@ -451,7 +451,8 @@ impl Engine {
                                 held.leaves.push((row, number, page.frame()));
                                 let leaf = Leaf::new(&page);
                                 let upper = leaf.upper_fence();
-                                let mine = rows[row..end].iter().take_while(|row| upper.is_none_or(|upper| row.key < upper));
+                                let mine =
+                                    rows[row..end].iter().take_while(|row| upper.is_none_or(|upper| row.key < upper));
                                 covered = row + mine.count();
                                 if !crate::tree::has_room(&leaf, &incoming[row..covered]) {
                                     full.push(row..covered);

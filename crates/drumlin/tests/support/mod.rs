@@ -1,5 +1,8 @@
 //! What the integration tests share: a small deterministic generator and folders that remove themselves.
-#![allow(dead_code, reason = "each test uses some of it")]
+#![allow(dead_code, unreachable_pub, reason = "each test uses some of it, and none is a library")]
+
+pub mod disk;
+pub mod workload;
 
 use std::path::PathBuf;
 
@@ -57,3 +60,8 @@ pub fn small() -> Config {
 
 /// Both backends that work on real files.
 pub const BACKENDS: [IoBackend; 2] = [IoBackend::Uring, IoBackend::Portable];
+
+/// A number from the environment.
+pub fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
