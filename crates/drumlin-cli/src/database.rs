@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use drumlin::{Config, Database, Keyspace};
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Exit, Failure, Result};
 use crate::terminal::figures::parse_size;
 
 /// Which database.
@@ -38,12 +38,22 @@ impl DatabaseArgs {
             return Err(Failure::not_found(format!("there is no database at {}", self.path.display()))
                 .hint("`drumlin put`, `load` and `index` create one"));
         }
+        self.check_folder()?;
         Ok(self.config().create(false).open(&self.path)?)
     }
 
     /// Opens what is there, or creates it.
     pub(crate) fn open_or_create(&self) -> Result<Database> {
+        self.check_folder()?;
         Ok(self.config().open(&self.path)?)
+    }
+
+    fn check_folder(&self) -> Result<()> {
+        if !self.path.is_file() {
+            return Ok(());
+        }
+        let message = format!("{} is a file; a database is a folder", self.path.display());
+        Err(Failure::new(Exit::NotOpened, message).hint("DATABASE comes first, then keys or files"))
     }
 }
 

@@ -1,6 +1,7 @@
 //! `drumlin rm`: removes keys, a prefix, a range or a whole keyspace.
 
 use std::ffi::OsString;
+use std::ops::Bound;
 
 use clap::{ArgGroup, Args};
 use drumlin::{Database, Keyspace};
@@ -80,19 +81,15 @@ fn remove_keys(database: &Database, keyspace: &Keyspace, keys: &[Vec<u8>]) -> Re
     Ok(keys.len() as u64)
 }
 
-fn remove_range(database: &Database, keyspace: &Keyspace, range: KeyRange) -> Result<u64> {
+/// Each transaction has a scan of its own: one scan over all would keep every removed row for its snapshot.
+fn remove_range(database: &Database, keyspace: &Keyspace, (mut from, to): KeyRange) -> Result<u64> {
     let mut rows = 0;
-    let mut keys = Vec::with_capacity(ROWS_PER_TRANSACTION);
-    let mut cursor = keyspace.range(range);
     loop {
         interrupt::check()?;
-        keys.clear();
-        for row in cursor.by_ref().take(ROWS_PER_TRANSACTION) {
-            keys.push(row?.0);
-        }
-        if keys.is_empty() {
-            return Ok(rows);
-        }
+        let next = keyspace.range((from, to.clone())).take(ROWS_PER_TRANSACTION);
+        let keys = next.map(|row| Ok(row?.0)).collect::<Result<Vec<_>>>()?;
+        let Some(last) = keys.last() else { return Ok(rows) };
+        from = Bound::Excluded(last.to_vec());
         database.transact(|transaction| keys.iter().try_for_each(|key| transaction.remove(keyspace, key)))?;
         rows += keys.len() as u64;
     }

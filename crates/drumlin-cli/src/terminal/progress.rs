@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressState, ProgressStyle};
 
 use super::Output;
 use super::figures;
@@ -34,7 +34,8 @@ impl Progress {
 
     fn new(output: Output, what: &'static str, total: Option<u64>, template: &str) -> Progress {
         let target = if output.quiet() { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr_with_hz(10) };
-        let bar = ProgressBar::with_draw_target(total, target);
+        // A command that fails takes its progress away too, before its error is printed.
+        let bar = ProgressBar::with_draw_target(total, target).with_finish(ProgressFinish::AndClear);
         let style = ProgressStyle::with_template(template)
             .expect("a valid template")
             .progress_chars("━━─")

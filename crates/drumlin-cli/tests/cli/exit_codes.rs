@@ -15,6 +15,7 @@ fn codes_tell_what_happened() {
     assert!(bench.fails(3, &["get", "nowhere", "a"]).contains("no database at nowhere"));
     assert!(bench.fails(3, &["get", "db", "a", "-k", "other"]).contains("no keyspace \"other\""));
     assert!(bench.fails(3, &["load", "db", "missing.csv"]).contains("missing.csv"));
+    assert!(bench.fails(2, &["load", "db", "."]).contains("is a folder"));
     assert!(bench.fails(3, &["rm", "db", "missing"]).contains("nothing was removed"));
 }
 
@@ -26,6 +27,7 @@ fn not_a_database() {
     let message = bench.fails(8, &["stats", "folder"]);
     assert!(message.contains("not a Drumlin database"), "{message}");
     bench.fails(8, &["put", "folder", "a", "1"]);
+    assert!(bench.fails(8, &["put", "folder/notes.txt", "a", "1"]).contains("is a file"));
     assert_eq!(std::fs::read(bench.path().join("folder/notes.txt")).unwrap(), b"mine");
     assert_eq!(std::fs::read_dir(bench.path().join("folder")).unwrap().count(), 1);
 }

@@ -1,5 +1,8 @@
 //! The raw device, through `drumlin::io` and nothing else: what the store could reach if it cost nothing.
 
+use std::fs::File;
+use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,6 +11,7 @@ use drumlin::IoBackend;
 use drumlin::io::{AlignedBuffer, Backend, FileRef, OpenOptions, Persist, SyncMethod};
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};
+use rustix::fs::SeekFrom;
 
 use super::measure::per_second;
 use crate::failure::{Failure, Result};
@@ -31,7 +35,7 @@ pub(super) struct Reads {
     backend: Arc<dyn Backend>,
     file: FileRef,
     path: PathBuf,
-    bytes: u64,
+    written: Vec<Range<u64>>,
 }
 
 impl Reads {
@@ -39,8 +43,8 @@ impl Reads {
         let failed = |error: std::io::Error| Failure::file("reading", path, &error);
         let backend = backend()?;
         let file = backend.open(path, OpenOptions { direct: true, ..OpenOptions::default() }).map_err(failed)?;
-        let bytes = file.len().map_err(failed)?;
-        Ok(Reads { backend, file, path: path.to_path_buf(), bytes })
+        let written = written(path).map_err(failed)?;
+        Ok(Reads { backend, file, path: path.to_path_buf(), written })
     }
 
     fn failed(&self, error: &std::io::Error) -> Failure {
@@ -56,19 +60,22 @@ impl Reads {
     /// Bytes per second of reading from start to end, until the end or the time is reached.
     pub(super) fn sequential(&self, limit: Duration) -> Result<f64> {
         let start = Instant::now();
-        let requests = self.bytes / SCAN_BYTES as u64;
-        let offsets = (0..requests).map(|index| index * SCAN_BYTES as u64);
+        let places = Places::new(&self.written, SCAN_BYTES as u64);
+        let offsets = (0..places.count).map(|index| places.at(index));
         let done = self.read(offsets, SCAN_BYTES, SCAN_DEPTH, start, limit)?;
         Ok(per_second(done as f64 * SCAN_BYTES as f64, start.elapsed()))
     }
 
     /// Reads per second at random offsets, from several threads, each with so many in flight.
     pub(super) fn random(&self, bytes: usize, threads: u64, depth: usize, seed: u64, limit: Duration) -> Result<f64> {
-        let places = (self.bytes / bytes as u64).max(1);
+        let places = Places::new(&self.written, bytes as u64);
+        if places.count == 0 {
+            return Err(Failure::other(format!("{} is too small to be read raw", self.path.display())));
+        }
         let start = Instant::now();
         let read = |thread: u64| {
             let mut random = Xoshiro256PlusPlus::seed_from_u64(seed.wrapping_mul(1000) + thread);
-            let offsets = std::iter::repeat_with(|| random.random_range(0..places) * bytes as u64);
+            let offsets = std::iter::repeat_with(|| places.at(random.random_range(0..places.count)));
             self.read(offsets, bytes, depth, start, limit)
         };
         let done = std::thread::scope(|scope| {
@@ -128,6 +135,62 @@ impl Reads {
     }
 }
 
+/// The parts of a file that have ever been written. What was only allocated reads as zeros without the device, which
+/// would make the device look faster than it is.
+fn written(path: &Path) -> io::Result<Vec<Range<u64>>> {
+    let file = File::open(path)?;
+    let bytes = file.metadata()?.len();
+    let mut ranges = Vec::new();
+    let mut position = 0;
+    loop {
+        // Past the last part the answer is ENXIO; a file system that can't tell has no holes to tell of.
+        let start = match rustix::fs::seek(&file, SeekFrom::Data(position)) {
+            Ok(start) => start,
+            Err(rustix::io::Errno::NXIO) => return Ok(ranges),
+            Err(_) if ranges.is_empty() => {
+                ranges.push(0..bytes);
+                return Ok(ranges);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let end = rustix::fs::seek(&file, SeekFrom::Hole(start))?;
+        ranges.push(start..end);
+        position = end;
+    }
+}
+
+/// The aligned places of a size within ranges.
+struct Places<'a> {
+    ranges: &'a [Range<u64>],
+    bytes: u64,
+    /// How many places there are up to the end of each range.
+    ends: Vec<u64>,
+    count: u64,
+}
+
+impl Places<'_> {
+    fn new(ranges: &[Range<u64>], bytes: u64) -> Places<'_> {
+        let mut count = 0;
+        let ends = ranges.iter().map(|range| {
+            count += Self::first(range, bytes).map_or(0, |first| (range.end - first) / bytes);
+            count
+        });
+        let ends = ends.collect();
+        Places { ranges, bytes, ends, count }
+    }
+
+    fn first(range: &Range<u64>, bytes: u64) -> Option<u64> {
+        Some(range.start.next_multiple_of(bytes)).filter(|&first| first < range.end)
+    }
+
+    fn at(&self, index: u64) -> u64 {
+        let range = self.ends.partition_point(|&end| end <= index);
+        let before = if range == 0 { 0 } else { self.ends[range - 1] };
+        let first = Self::first(&self.ranges[range], self.bytes).expect("a range with places has a first");
+        first + (index - before) * self.bytes
+    }
+}
+
 /// Durable writes of one block after another in a file filled with zeros, removed in the end.
 #[derive(Debug)]
 pub(super) struct Writes {
@@ -181,5 +244,33 @@ impl Drop for Writes {
     fn drop(&mut self) {
         // A file of zeros that stays behind does no harm beyond its size, which its name explains.
         let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Places are aligned, lie within their ranges and are found in order.
+    #[test]
+    fn places_lie_in_ranges() {
+        let ranges = [1..9, 16..17, 100..132];
+        let places = Places::new(&ranges, 8);
+        let all: Vec<u64> = (0..places.count).map(|index| places.at(index)).collect();
+        assert_eq!(all, [104, 112, 120]);
+        let places = Places::new(&ranges, 1);
+        assert_eq!(places.count, 8 + 1 + 32);
+        assert!((0..places.count).all(|index| ranges.iter().any(|range| range.contains(&places.at(index)))));
+    }
+
+    /// What is only a hole is not read.
+    #[test]
+    fn holes_are_passed_over() {
+        use std::os::unix::fs::FileExt;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(8 << 20).unwrap();
+        file.as_file().write_all_at(&[1; 4096], 4 << 20).unwrap();
+        let ranges = written(file.path()).unwrap();
+        assert!(ranges.iter().any(|range| range.contains(&(4 << 20))));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::ops::Bound;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
@@ -13,6 +14,9 @@ use crate::failure::Result;
 
 /// Files up to this size are read at once; larger ones stream through the engine.
 const CONTENT_BYTES_READ_AT_ONCE: u64 = 256 << 10;
+
+/// Rows of `files` looked at by one scan.
+const FILES_LOOKED_AT_ONCE: usize = 1000;
 
 /// The keyspaces of an index.
 #[derive(Clone)]
@@ -92,24 +96,33 @@ impl Store {
     /// Removes the files that are no longer below the root, each in one transaction; how many.
     pub(super) fn remove_missing(&self, root: &Path) -> Result<u64> {
         let mut removed = 0;
-        for row in self.files.iter() {
-            let (key, entry) = row?;
-            let path = root.join(std::ffi::OsStr::from_bytes(&key));
-            let is_missing = fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
-            if !is_missing {
-                continue;
-            }
-            self.database.transact(|transaction| {
-                transaction.remove(&self.files, &key)?;
-                transaction.remove(&self.contents, &key)?;
-                match Entry::decode(&entry) {
-                    Some(entry) => transaction.remove(&self.by_size, size_key(entry.size, &key)),
-                    None => Ok(()),
+        let mut from = Bound::Unbounded;
+        loop {
+            // A scan of its own for each part: one over all would keep every removed row for its snapshot.
+            let part = self.files.range((from, Bound::Unbounded)).take(FILES_LOOKED_AT_ONCE);
+            let part = part.collect::<Result<Vec<_>, _>>()?;
+            let Some((last, _)) = part.last() else { return Ok(removed) };
+            from = Bound::Excluded(last.to_vec());
+            for (key, entry) in &part {
+                let path = root.join(std::ffi::OsStr::from_bytes(key));
+                let is_missing = fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+                if is_missing {
+                    self.remove(key, entry)?;
+                    removed += 1;
                 }
-            })?;
-            removed += 1;
+            }
         }
-        Ok(removed)
+    }
+
+    fn remove(&self, key: &[u8], entry: &[u8]) -> drumlin::Result<()> {
+        self.database.transact(|transaction| {
+            transaction.remove(&self.files, key)?;
+            transaction.remove(&self.contents, key)?;
+            match Entry::decode(entry) {
+                Some(entry) => transaction.remove(&self.by_size, size_key(entry.size, key)),
+                None => Ok(()),
+            }
+        })
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use walkdir::WalkDir;
 
 use super::Kind;
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Result, plain};
 
 /// A file or symbolic link of the tree.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub(crate) fn walk(root: &Path) -> impl Iterator<Item = Result<Found, String>> {
     WalkDir::new(root).sort_by_file_name().into_iter().filter_map(move |item| {
         let item = match item {
             Ok(item) => item,
-            Err(error) => return Some(Err(error.to_string())),
+            Err(error) => return Some(Err(unreadable(&error))),
         };
         let kind = match item.file_type() {
             kind if kind.is_file() => Kind::File,
@@ -43,10 +43,17 @@ pub(crate) fn walk(root: &Path) -> impl Iterator<Item = Result<Found, String>> {
         };
         let metadata = match item.metadata() {
             Ok(metadata) => metadata,
-            Err(error) => return Some(Err(error.to_string())),
+            Err(error) => return Some(Err(unreadable(&error))),
         };
         let path = item.into_path();
         let key = path.strip_prefix(root).expect("what is found lies below the root").as_os_str().as_bytes().to_vec();
         Some(Ok(Found { key, path, kind, metadata }))
     })
+}
+
+fn unreadable(error: &walkdir::Error) -> String {
+    match (error.path(), error.io_error()) {
+        (Some(path), Some(source)) => format!("{}: {}", path.display(), plain(source)),
+        _ => error.to_string(),
+    }
 }

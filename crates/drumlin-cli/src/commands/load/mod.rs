@@ -114,10 +114,10 @@ struct Job<'a> {
 
 impl Load {
     pub(crate) fn run(&self, output: Output) -> Result<()> {
+        let bytes_total = input::bytes_total(&self.files)?;
         for path in &self.files {
             self.format_of(path)?;
         }
-        let bytes_total = input::bytes_total(&self.files)?;
         interrupt::watch();
         let database = self.database.open_or_create()?;
         let keyspace = self.keyspace.open_or_create(&database)?;
