@@ -23,3 +23,8 @@ pub use txn::engine::Durability;
 
 #[doc(hidden)]
 pub use seglog::measure as log_measure;
+
+/// The README's program, so that it goes on compiling.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+mod readme {}

@@ -158,7 +158,7 @@ impl Sample {
             None => (0..=last).collect(),
         };
         if !log_ends && possible.iter().all(|&at| at < last) {
-            return Err(format!("{:?} of {last} commits are there", possible));
+            return Err(format!("{possible:?} of {last} commits are there"));
         }
         if possible[0] < last {
             figures.ended_early += 1;

@@ -84,9 +84,9 @@ impl Rig {
         }
         let crash = Random(seed).chance(50);
         if crash {
-            drop(disk.take())
+            drop(disk.take());
         } else {
-            db.close().map_err(|error| format!("closing: {error}"))?
+            db.close().map_err(|error| format!("closing: {error}"))?;
         }
         let (start, events) = disk.history();
         Ok(Life { start, events, prepared, acked: acked.to_vec() })

@@ -1,6 +1,6 @@
 //! Cleaning: moving what lives out of sparse segments, so that they serve again.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -81,6 +81,7 @@ impl Core {
         for pages in self.engine.space.page_spaces() {
             self.empty_keyspace(&pages, &victims)?;
         }
+        self.engine.space.seal_moved();
         Ok(())
     }
 
@@ -88,11 +89,11 @@ impl Core {
         let engine = &self.engine;
         let space = &engine.space;
         let inside = |place: Place| !place.is_none() && victims.contains(&space.segments.segment_of(place).0);
-        let mut on_disk: HashMap<u32, Vec<(Place, PageId)>> = HashMap::new();
+        let mut on_disk: Vec<(Place, PageId)> = Vec::new();
         for (page, word) in pages.table.iter() {
             match word {
                 Word::Disk(place) if inside(place) => {
-                    on_disk.entry(space.segments.segment_of(place).0).or_default().push((place, page));
+                    on_disk.push((place, page));
                 }
                 Word::Leaf(frame) | Word::Fixed(frame) if inside(engine.pool.frames.header(frame).place()) => {
                     self.touch(pages, page)?;
@@ -100,17 +101,9 @@ impl Core {
                 _ => {}
             }
         }
-        let mut order: Vec<u32> = on_disk.keys().copied().collect();
-        order.sort_unstable();
-        for segment in order {
-            let mut found = on_disk.remove(&segment).expect("listed");
-            found.sort_unstable();
-            self.move_extents(pages, &found)?;
-            if self.upkeep.state.lock().stop {
-                break;
-            }
-        }
-        Ok(())
+        // In the order of the disk.
+        on_disk.sort_unstable();
+        self.move_extents(pages, &on_disk)
     }
 
     /// Makes a page in memory dirty, so that it is written elsewhere.
@@ -127,14 +120,14 @@ impl Core {
         Ok(())
     }
 
-    /// Copies extents of one segment to the current epoch's and redirects their pages.
+    /// Copies extents to a segment of the current epoch and redirects their pages.
     fn move_extents(&self, pages: &PageSpace, found: &[(Place, PageId)]) -> Result<()> {
         /// Bytes copied between two looks at what else there is to do.
         const STEP_BYTES: u64 = 512 << 10;
         let engine = &self.engine;
         let space = &engine.space;
         let mut rest = found;
-        while !rest.is_empty() {
+        while !rest.is_empty() && !self.upkeep.state.lock().stop {
             let mut bytes = 0;
             let count = rest.iter().take_while(|(place, _)| {
                 bytes += place.length();

@@ -4,11 +4,8 @@ use std::path::Path;
 
 use super::Database;
 use crate::error::{Error, Result};
+use crate::format::node::is_page_bytes;
 use crate::io::IoBackend;
-use crate::pool::{PAGE_BYTES_MAX, PAGE_BYTES_MIN};
-
-/// Page sizes that a keyspace can have: powers of two in this range. Those below 4 KiB serve tests.
-pub(crate) const PAGE_BYTES: std::ops::RangeInclusive<usize> = PAGE_BYTES_MIN..=PAGE_BYTES_MAX;
 
 /// The least memory that a database can work in: 8 MiB.
 pub(crate) const MEMORY_BYTES_MIN: u64 = 8 << 20;
@@ -173,7 +170,7 @@ impl Config {
 }
 
 pub(crate) fn check_page_bytes(page_bytes: usize) -> Result<()> {
-    if !page_bytes.is_power_of_two() || !PAGE_BYTES.contains(&page_bytes) {
+    if !is_page_bytes(page_bytes) {
         return Err(Error::Invalid(format!("pages of {page_bytes} bytes: a power of two from 4 KiB to 64 KiB works")));
     }
     Ok(())

@@ -49,6 +49,7 @@ pub(crate) struct Core {
     pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
     pub(crate) opening: OnceLock<Opening>,
     /// Keeps others out; unlocked when dropped.
+    #[expect(dead_code, reason = "held, not looked at")]
     pub(crate) lock: Option<FileRef>,
     pub(crate) sync: SyncMethod,
     pub(crate) memory_bytes: u64,
@@ -76,8 +77,6 @@ pub(crate) struct UpkeepState {
     pub(crate) begun: u64,
     pub(crate) ended: u64,
     pub(crate) failed: bool,
-    /// Log bytes appended when the last checkpoint began.
-    pub(crate) log_bytes_at_last: u64,
 }
 
 impl Upkeep {

@@ -152,7 +152,7 @@ impl Keyspace {
     pub fn get_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<Value>>> {
         let mut values = Vec::with_capacity(keys.len());
         for part in keys.chunks(256) {
-            self.core().engine.bring_in(&self.named.tree, part.iter().map(AsRef::as_ref))?;
+            self.core().engine.bring_in(&self.named.tree, &part.iter().map(AsRef::as_ref))?;
             for key in part {
                 values.push(self.get(key)?);
             }

@@ -21,7 +21,6 @@ pub use check::{CheckProgress, CheckReport, Damage};
 pub use checkpoint::CheckpointReport;
 pub use clean::CompactReport;
 pub use config::Config;
-pub(crate) use config::PAGE_BYTES;
 pub use keyspace::{Keyspace, KeyspaceInfo, KeyspaceOptions};
 pub use range::{Range, ValueReader};
 pub use snapshot::Snapshot;

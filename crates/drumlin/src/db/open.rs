@@ -9,7 +9,7 @@
 //! 6. The log above the checkpoint is applied.
 //! 7. The log begins to append, and background threads start.
 
-use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -24,7 +24,7 @@ use crate::format::catalogue::Orphan;
 use crate::format::record::{self, Operation};
 use crate::format::superblock::{INCARNATION_COUNT_MAX, Superblock};
 use crate::format::{Epoch, Incarnation, KeyspaceId, Timestamp};
-use crate::io::{self, Backend, FileRef, OpenOptions, Persist, SyncMethod};
+use crate::io::{self, Backend, FileRef, OpenOptions, Persist, Probe, SyncMethod};
 use crate::pool::Pool;
 use crate::seglog::{Hooks, Known, Log, LogOptions, Scan};
 use crate::space::Space;
@@ -39,6 +39,10 @@ const DATA_NAME: &str = "data";
 const NEW_DATA_NAME: &str = "data.new";
 const LOG_NAME: &str = "log";
 const LOCK_NAME: &str = "lock";
+const PROBE_NAME: &str = "probe";
+
+/// Long enough for a hundred syncs of each method on a slow drive; who creates a database waits for it.
+const PROBE_DURATION: std::time::Duration = std::time::Duration::from_millis(300);
 
 /// How the budget is shared out. What is left is for frames and page tables, which grow at their expense.
 struct Shares {
@@ -122,7 +126,7 @@ impl Opener<'_> {
             self.check_creatable()?;
         }
         let lock = self.take_lock()?;
-        let sync = self.sync_method();
+        let sync = self.sync_method(!there)?;
         if !there {
             self.create_data(&data_path, sync)?;
         }
@@ -159,7 +163,7 @@ impl Opener<'_> {
                 Error::io("listing", &self.path, error)
             }
         })?;
-        let ours = [NEW_DATA_NAME, LOCK_NAME];
+        let ours = [NEW_DATA_NAME, LOCK_NAME, PROBE_NAME];
         let names: Vec<String> =
             entries.iter().filter_map(|entry| Some(entry.file_name()?.to_string_lossy().into_owned())).collect();
         if names.iter().any(|name| name == LOG_NAME) {
@@ -194,8 +198,47 @@ impl Opener<'_> {
         Ok(file)
     }
 
-    fn sync_method(&self) -> SyncMethod {
-        SyncMethod::DurableWrite
+    /// The sync method that was measured to be the fastest where the database lies: at its creation, and again once the
+    /// device, the file system or its mount options have changed.
+    fn sync_method(&self, created: bool) -> Result<SyncMethod> {
+        if self.config.backend.is_some() || self.config.in_memory {
+            return Ok(SyncMethod::DurableWrite);
+        }
+        let path = self.path.join(PROBE_NAME);
+        if !created
+            && let Some(probe) = self.read_probe(&path)
+            && probe.is_current(self.backend.as_ref(), &self.path).unwrap_or(false)
+        {
+            return Ok(probe.chosen);
+        }
+        let probe = Probe::run(self.backend.as_ref(), &self.path, PROBE_DURATION)
+            .map_err(|error| Error::io("measuring how to sync in", &self.path, error))?;
+        if probe.tmpfs {
+            log::warn!(
+                "{} lies in memory ({}): nothing in it survives a power cut",
+                self.path.display(),
+                probe.file_system
+            );
+        }
+        log::info!("{}: durable by {} on {}", self.path.display(), probe.chosen, probe.file_system);
+        let text = probe.encode();
+        let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
+        let written = self.backend.open(&path, options).and_then(|file| {
+            file.set_len(0)?;
+            file.write_at(text.as_bytes(), 0, Persist::Later)
+        });
+        // Without it the next opening measures again.
+        if let Err(error) = written {
+            log::warn!("writing {}: {error}", path.display());
+        }
+        Ok(probe.chosen)
+    }
+
+    fn read_probe(&self, path: &Path) -> Option<Probe> {
+        let file = self.backend.open(path, OpenOptions::default()).ok()?;
+        let mut text = vec![0; usize::try_from(file.len().ok()?).ok()?.min(1 << 16)];
+        file.read_at(&mut text, 0).ok()?;
+        Probe::decode(std::str::from_utf8(&text).ok()?).ok()
     }
 
     fn create_data(&self, path: &Path, sync: SyncMethod) -> Result<()> {
@@ -269,7 +312,9 @@ impl Opener<'_> {
         let scan = if created { None } else { Some(Scan::open(backend, &log_options, &known)?) };
         let last = scan.as_ref().map_or(Timestamp(0), Scan::last);
 
-        let pool = Arc::new(Pool::new(Arc::clone(&space), Arc::clone(backend), shares.frame_bytes));
+        let verify_node =
+            |page: &[u8], is_leaf| crate::tree::check_node(page, is_leaf).map_err(|flaw| flaw.to_string());
+        let pool = Arc::new(Pool::new(Arc::clone(&space), Arc::clone(backend), shares.frame_bytes, verify_node));
         let versions = Arc::new(Versions::new());
         let upkeep = Arc::new(Upkeep::default());
         let asked = Arc::clone(&upkeep);
@@ -356,10 +401,26 @@ struct Replay<'r> {
     scan: &'r Scan,
 }
 
-/// What one row's newest operation leaves.
-enum Replayed {
-    Put(Vec<u8>),
-    PutLarge(LargeValue),
+/// Operations on rows, as they come from the log, until there are enough to sort.
+#[derive(Default)]
+struct Batch {
+    /// Bodies of records, one after the other.
+    bytes: Vec<u8>,
+    operations: Vec<Replayed>,
+    large: Vec<LargeValue>,
+}
+
+/// One operation on a row; keys and values lie in the batch.
+struct Replayed {
+    keyspace: KeyspaceId,
+    key: Range<usize>,
+    change: ReplayedChange,
+}
+
+enum ReplayedChange {
+    Put(Range<usize>),
+    /// An index of the batch's large values.
+    PutLarge(usize),
     Remove,
 }
 
@@ -392,14 +453,23 @@ impl Replay<'_> {
     }
 
     fn apply(&self) -> Result<()> {
-        let mut batch: BTreeMap<(KeyspaceId, Vec<u8>), Replayed> = BTreeMap::new();
-        let mut bytes = 0;
+        let mut batch = Batch::default();
         let mut newest = Timestamp(0);
         for record in self.scan.records()? {
             let record = record?;
+            let base = batch.bytes.len();
+            batch.bytes.extend_from_slice(&record.body);
+            let place = |part: &[u8]| {
+                let start = base + (part.as_ptr() as usize - record.body.as_ptr() as usize);
+                start..start + part.len()
+            };
+            let mut defines = false;
             for operation in record::decode(&record.body) {
+                let operation = operation.filter(|_| !defines);
                 let (keyspace, operation) = operation.ok_or_else(|| self.malformed(record.timestamp))?;
-                let (key, replayed) = match operation {
+                // What defines a keyspace is alone in its record.
+                defines = matches!(operation, Operation::Create { .. } | Operation::Drop);
+                let (key, change) = match operation {
                     Operation::Create { page_bytes, name } => {
                         self.apply_batch(&mut batch, newest)?;
                         self.create(keyspace, page_bytes, name, record.timestamp)?;
@@ -412,27 +482,19 @@ impl Replay<'_> {
                         self.core.uproot(&named, &guard)?;
                         continue;
                     }
-                    Operation::Put { key, value } => (key, Replayed::Put(value.to_vec())),
+                    Operation::Put { key, value } => (key, ReplayedChange::Put(place(value))),
                     Operation::PutLarge { key, length, identity, places } => {
                         self.core.engine.next_value.fetch_max(identity + 1, Ordering::Relaxed);
-                        (key, Replayed::PutLarge(LargeValue { length, identity, places }))
+                        batch.large.push(LargeValue { length, identity, places });
+                        (key, ReplayedChange::PutLarge(batch.large.len() - 1))
                     }
-                    Operation::Remove { key } => (key, Replayed::Remove),
+                    Operation::Remove { key } => (key, ReplayedChange::Remove),
                 };
-                bytes += key.len() + 64 + if let Replayed::Put(value) = &replayed { value.len() } else { 0 };
-                let replaced = batch.insert((keyspace, key.to_vec()), replayed);
-                if let Some(Replayed::PutLarge(value)) = replaced {
-                    // Not free before the next checkpoint: until then the log names these extents at every recovery.
-                    let guard = self.core.engine.space.enter();
-                    for place in value.places {
-                        self.core.engine.space.segments.release(place, guard.epoch());
-                    }
-                }
+                batch.operations.push(Replayed { keyspace, key: place(key), change });
             }
             newest = record.timestamp;
-            if bytes >= batch_bytes(self.core) {
+            if batch.bytes.len() + batch.operations.len() * size_of::<Replayed>() >= batch_bytes(self.core) {
                 self.apply_batch(&mut batch, newest)?;
-                bytes = 0;
             }
         }
         self.apply_batch(&mut batch, newest)
@@ -452,30 +514,39 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Applies the newest operation of each row, in the order of keys, a leafful of rows at a time.
-    fn apply_batch(&self, batch: &mut BTreeMap<(KeyspaceId, Vec<u8>), Replayed>, newest: Timestamp) -> Result<()> {
+    /// Applies the newest operation of each row, in the order of keys, some leaves at a time, and empties the batch.
+    fn apply_batch(&self, batch: &mut Batch, newest: Timestamp) -> Result<()> {
+        /// Few enough that their leaves can be held together.
+        const ROWS_MAX: usize = 512;
         let engine = &self.core.engine;
-        let batch = std::mem::take(batch);
-        let mut entries = batch.iter().peekable();
-        while let Some(((keyspace, _), _)) = entries.peek() {
-            let keyspace = *keyspace;
+        let Batch { bytes, mut operations, large } = std::mem::take(batch);
+        let key = |operation: &Replayed| (operation.keyspace, &bytes[operation.key.clone()]);
+        // Stable: of operations on one row the last stays last.
+        operations.sort_by(|a, b| key(a).cmp(&key(b)));
+        let mut rest = &operations[..];
+        while let Some(first) = rest.first() {
+            let keyspace = first.keyspace;
             let named = self.named(keyspace);
-            let mut rows = Vec::new();
-            // Few enough that their leaves can be held together.
-            const ROWS_MAX: usize = 512;
-            while let Some(((_, key), replayed)) =
-                entries.next_if(|((of, _), _)| *of == keyspace && rows.len() < ROWS_MAX)
+            let mut rows = Vec::with_capacity(ROWS_MAX);
+            while let [operation, later @ ..] = rest
+                && operation.keyspace == keyspace
+                && rows.len() < ROWS_MAX
             {
-                let Some(named) = &named else { continue };
-                let change = match replayed {
-                    Replayed::Put(value) => Change::Put(value),
-                    Replayed::PutLarge(value) => Change::PutLarge(value),
-                    Replayed::Remove => Change::Remove,
-                };
-                rows.push(Row { tree: &named.tree, key, change });
-                if rows.len() >= ROWS_MAX {
-                    break;
+                rest = later;
+                let is_newest = later.first().is_none_or(|next| key(next) != key(operation));
+                if !is_newest || named.is_none() {
+                    if let ReplayedChange::PutLarge(index) = operation.change {
+                        values::discard(&engine.pool, &large[index]);
+                    }
+                    continue;
                 }
+                let change = match &operation.change {
+                    ReplayedChange::Put(value) => Change::Put(&bytes[value.clone()]),
+                    ReplayedChange::PutLarge(index) => Change::PutLarge(&large[*index]),
+                    ReplayedChange::Remove => Change::Remove,
+                };
+                let tree = &named.as_ref().expect("looked at").tree;
+                rows.push(Row { tree, key: &bytes[operation.key.clone()], change });
             }
             if !rows.is_empty() {
                 self.replay_rows(&rows, newest)?;
@@ -523,7 +594,8 @@ impl Core {
         let pool = Arc::clone(&self.engine.pool);
         let core = Arc::downgrade(self);
         let upkeep = Arc::clone(&self.upkeep);
-        let bodies: [(&str, Box<dyn FnOnce() + Send>); 2] = [
+        type Body = Box<dyn FnOnce() + Send>;
+        let bodies: [(&str, Body); 2] = [
             ("drumlin-evict", Box::new(move || pool.run_background())),
             ("drumlin-upkeep", Box::new(move || super::checkpoint::run_upkeep(&core, &upkeep))),
         ];

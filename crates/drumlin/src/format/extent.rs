@@ -28,6 +28,10 @@ pub(crate) const CODEC_OFFSET: usize = 33;
 pub(crate) const ZERO_OFFSET: usize = 34;
 /// Bytes of the header of an extent, and of a page.
 pub(crate) const HEADER_BYTES: usize = 40;
+/// Where the bytes of a value begin: behind the header and the value's identity.
+pub(crate) const VALUE_BYTES_OFFSET: usize = HEADER_BYTES + 8;
+/// Pages whose places one extent of kind `Table` holds, 8 bytes each.
+pub(crate) const TABLE_PAGES: usize = 1024;
 
 const _: () = {
     assert!(EPOCH_OFFSET == CHECKSUM_OFFSET + 8);

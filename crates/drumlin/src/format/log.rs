@@ -40,21 +40,21 @@
 
 use super::{FORMAT_VERSION, Incarnation, Timestamp, checksum, get_u16, get_u32, get_u64, put_u16, put_u32, put_u64};
 
-const MAGIC_OFFSET: usize = 0;
-const VERSION_OFFSET: usize = 8;
-const STREAM_OFFSET: usize = 12;
-const FILLED_OFFSET: usize = 14;
-const ZERO_OFFSET: usize = 15;
-const SLOT_OFFSET: usize = 16;
-const INCARNATION_OFFSET: usize = 20;
-const DATABASE_OFFSET: usize = 24;
-const USE_OFFSET: usize = 32;
-const START_OFFSET: usize = 40;
-const WINDOW_BYTES_OFFSET: usize = 48;
-const FIRST_OFFSET: usize = 56;
-const HORIZON_OFFSET: usize = 64;
-const CHECKPOINT_OFFSET: usize = 72;
-const CHECKSUM_OFFSET: usize = 80;
+pub(super) const MAGIC_OFFSET: usize = 0;
+pub(super) const VERSION_OFFSET: usize = 8;
+pub(super) const STREAM_OFFSET: usize = 12;
+pub(super) const FILLED_OFFSET: usize = 14;
+pub(super) const ZERO_OFFSET: usize = 15;
+pub(super) const SLOT_OFFSET: usize = 16;
+pub(super) const INCARNATION_OFFSET: usize = 20;
+pub(super) const DATABASE_OFFSET: usize = 24;
+pub(super) const USE_OFFSET: usize = 32;
+pub(super) const START_OFFSET: usize = 40;
+pub(super) const WINDOW_BYTES_OFFSET: usize = 48;
+pub(super) const FIRST_OFFSET: usize = 56;
+pub(super) const HORIZON_OFFSET: usize = 64;
+pub(super) const CHECKPOINT_OFFSET: usize = 72;
+pub(super) const CHECKSUM_OFFSET: usize = 80;
 /// Bytes of a segment's header; the rest of its block is zero.
 pub(crate) const SEGMENT_HEADER_BYTES: usize = 88;
 
@@ -175,14 +175,14 @@ impl SegmentHeader {
     }
 }
 
-const RECORD_MAGIC_OFFSET: usize = 0;
-const FLAGS_OFFSET: usize = 4;
-const TIMESTAMP_OFFSET: usize = 8;
-const RECORD_HORIZON_OFFSET: usize = 16;
-const RECORD_INCARNATION_OFFSET: usize = 24;
-const BODY_BYTES_OFFSET: usize = 28;
-const BODY_CHECKSUM_OFFSET: usize = 32;
-const RECORD_CHECKSUM_OFFSET: usize = 40;
+pub(super) const RECORD_MAGIC_OFFSET: usize = 0;
+pub(super) const FLAGS_OFFSET: usize = 4;
+pub(super) const TIMESTAMP_OFFSET: usize = 8;
+pub(super) const RECORD_HORIZON_OFFSET: usize = 16;
+pub(super) const RECORD_INCARNATION_OFFSET: usize = 24;
+pub(super) const BODY_BYTES_OFFSET: usize = 28;
+pub(super) const BODY_CHECKSUM_OFFSET: usize = 32;
+pub(super) const RECORD_CHECKSUM_OFFSET: usize = 40;
 /// Bytes of a record's header.
 pub(crate) const RECORD_HEADER_BYTES: usize = 48;
 

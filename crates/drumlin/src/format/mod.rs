@@ -4,6 +4,8 @@
 //! compile time to abut. `docs/format.md` repeats the tables for readers; a test compares the two.
 
 pub(crate) mod catalogue;
+#[cfg(test)]
+mod document;
 pub(crate) mod extent;
 pub(crate) mod ids;
 pub(crate) mod log;

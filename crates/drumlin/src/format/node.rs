@@ -78,10 +78,10 @@ pub(crate) const CHILD_BYTES: usize = 16;
 /// Marks a child whose count and newest commit hold.
 pub(crate) const CHILD_VALID_FLAG: u64 = 1 << 47;
 
-const LARGE_LENGTH_OFFSET: usize = 0;
-const LARGE_ID_OFFSET: usize = 8;
-const LARGE_PAGE_OFFSET: usize = 16;
-const LARGE_CHUNKS_OFFSET: usize = 20;
+pub(super) const LARGE_LENGTH_OFFSET: usize = 0;
+pub(super) const LARGE_ID_OFFSET: usize = 8;
+pub(super) const LARGE_PAGE_OFFSET: usize = 16;
+pub(super) const LARGE_CHUNKS_OFFSET: usize = 20;
 /// Bytes of the reference of a large value.
 pub(crate) const LARGE_REF_BYTES: usize = 24;
 
@@ -115,6 +115,11 @@ const _: () = {
 /// Pages are powers of two between these. The smallest serve tests, where they make splits frequent.
 pub(crate) const PAGE_BYTES_MIN: usize = 512;
 pub(crate) const PAGE_BYTES_MAX: usize = 65_536;
+
+/// Whether pages can have this size.
+pub(crate) fn is_page_bytes(bytes: usize) -> bool {
+    bytes.is_power_of_two() && (PAGE_BYTES_MIN..=PAGE_BYTES_MAX).contains(&bytes)
+}
 
 /// The longest key: a quarter of the page.
 pub(crate) const fn key_bytes_max(page_bytes: usize) -> usize {

@@ -20,9 +20,9 @@ impl Place {
     pub(crate) const NONE: Place = Place(0);
     /// Extents start on multiples of this; 64 bytes cost 32 on average, under 1 % of a page of 4 KiB.
     pub(crate) const UNIT_BYTES: u64 = 64;
-    const START_BITS: u32 = 40;
-    const LENGTH_BITS: u32 = 14;
-    const STAMP_BITS: u32 = 7;
+    pub(super) const START_BITS: u32 = 40;
+    pub(super) const LENGTH_BITS: u32 = 14;
+    pub(super) const STAMP_BITS: u32 = 7;
     /// Bits that a place uses.
     pub(crate) const BITS: u32 = Place::START_BITS + Place::LENGTH_BITS + Place::STAMP_BITS;
     /// The longest extent.

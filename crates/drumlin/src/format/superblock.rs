@@ -51,7 +51,7 @@ pub(crate) const ZERO_2_OFFSET: usize = 84;
 pub(crate) const INCARNATIONS_OFFSET: usize = 88;
 pub(crate) const CATALOGUE_OFFSET: usize = 856;
 pub(crate) const ZERO_3_OFFSET: usize = 2456;
-const INCARNATION_BYTES: usize = 12;
+pub(super) const INCARNATION_BYTES: usize = 12;
 
 const _: () = {
     assert!(VERSION_OFFSET == MAGIC_OFFSET + 8);

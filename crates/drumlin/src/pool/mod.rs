@@ -61,11 +61,16 @@ pub(crate) struct Hits {
     pub(crate) misses: AtomicU64,
 }
 
+/// Verifies the bytes of a node read from disk, a leaf or an inner one: the tree's business, handed in by whoever makes
+/// the pool.
+pub(crate) type VerifyNode = fn(&[u8], bool) -> Result<(), String>;
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Pool {
     pub(crate) space: Arc<Space>,
     pub(crate) frames: Frames,
+    verify_node: VerifyNode,
     backend: Arc<dyn Backend>,
     /// Threads that wait for a page another thread is reading, by the page.
     arrivals: Box<[(Mutex<()>, Condvar)]>,
@@ -96,10 +101,16 @@ struct Background {
 const QUEUE_DEPTH: usize = 64;
 
 impl Pool {
-    pub(crate) fn new(space: Arc<Space>, backend: Arc<dyn Backend>, capacity_bytes: usize) -> Pool {
+    pub(crate) fn new(
+        space: Arc<Space>,
+        backend: Arc<dyn Backend>,
+        capacity_bytes: usize,
+        verify_node: VerifyNode,
+    ) -> Pool {
         Pool {
             space,
             frames: Frames::new(capacity_bytes),
+            verify_node,
             backend,
             arrivals: (0..64).map(|_| (Mutex::new(()), Condvar::new())).collect(),
             scratch: Mutex::default(),
@@ -216,7 +227,7 @@ impl Pool {
         extent::decode(bytes, &header, &mut frame[..raw_bytes]).map_err(flawed)?;
         let leaf = match header.kind {
             Kind::Leaf | Kind::Inner => {
-                crate::tree::check_node(&frame, header.kind == Kind::Leaf)
+                (self.verify_node)(&frame, header.kind == Kind::Leaf)
                     .map_err(|flaw| self.space.damaged(&what(), place, flaw))?;
                 header.kind == Kind::Leaf
             }

@@ -57,7 +57,8 @@ impl Reclaimer {
         if slot.load(Ordering::Relaxed) != 0 {
             return Pin { slot: None, not_send: std::marker::PhantomData };
         }
-        slot.store(self.era.load(Ordering::Relaxed), Ordering::Relaxed);
+        // Release: whoever finds this era in `oldest` has all that the thread read under earlier pins behind it.
+        slot.store(self.era.load(Ordering::Relaxed), Ordering::Release);
         // The slot must be visible before any word is read: pairs with the fence in `oldest`.
         fence(Ordering::SeqCst);
         Pin { slot: Some(slot), not_send: std::marker::PhantomData }

@@ -183,10 +183,6 @@ impl Body {
         &self.bytes
     }
 
-    pub(crate) fn into_bytes(self) -> Vec<u8> {
-        self.bytes
-    }
-
     fn checksum(&self) -> u64 {
         self.checksum
     }
@@ -425,6 +421,7 @@ impl Log {
     }
 
     /// The same, but `None` where it would wait.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the asynchronous calls will use it"))]
     pub(crate) fn try_reserve(&self, stream: usize, body_bytes: usize) -> Result<Option<Reservation<'_>>> {
         self.shared.reserve(stream, body_bytes, false)
     }
@@ -444,6 +441,7 @@ impl Log {
     }
 
     /// The same for a task, which is woken when it is worth asking again. A background thread writes for it.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the asynchronous calls will use it"))]
     pub(crate) fn poll_durable(&self, appended: &Appended, waker: &Waker) -> Poll<Result<()>> {
         self.shared.poll_durable(appended.timestamp.0, waker)
     }
@@ -471,11 +469,13 @@ impl Log {
     }
 
     /// The durable records above `after`.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the change feed will use it"))]
     pub(crate) fn read_from(&self, after: Timestamp) -> Result<Records> {
         self.shared.read_from(after)
     }
 
     /// The oldest timestamp that [`read_from`](Log::read_from) can begin after.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the change feed will use it"))]
     pub(crate) fn truncated(&self) -> Timestamp {
         Timestamp(self.shared.truncated.load(Ordering::SeqCst))
     }
@@ -501,6 +501,7 @@ impl Log {
     }
 
     /// Fails the log from outside: nothing more becomes durable.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for failures outside of the log"))]
     pub(crate) fn fail(&self, reason: &str) {
         self.shared.fail(reason);
     }

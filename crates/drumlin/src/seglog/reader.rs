@@ -121,10 +121,6 @@ impl Reader {
         })
     }
 
-    pub(super) fn segments(&self) -> &[Arc<Segment>] {
-        &self.segments
-    }
-
     /// The next record; its body replaces what is in `body`.
     pub(super) fn next(&mut self, body: &mut Vec<u8>) -> Result<Option<Found>> {
         self.skipped = None;

@@ -152,11 +152,6 @@ impl Base {
         (self.since.capacity() * size_of::<Entry>() + self.summaries.capacity() * 16 + chunks) as u64
     }
 
-    /// Entries that a fold would take in.
-    pub(crate) fn entry_count(&self) -> usize {
-        self.since.len()
-    }
-
     /// Everything of the base that lies in these segments moves with the next checkpoint.
     pub(crate) fn evacuate(&mut self, segments: impl IntoIterator<Item = u32>) {
         self.evacuate.extend(segments);
@@ -357,7 +352,7 @@ impl Base {
             }
         }
         for KeyspaceEntry { id, page_bytes, chunks, name } in &catalogue.keyspaces {
-            if !crate::db::PAGE_BYTES.contains(&(*page_bytes as usize)) || !page_bytes.is_power_of_two() {
+            if !crate::format::node::is_page_bytes(*page_bytes as usize) {
                 let flaw = format!("keyspace {name:?} has pages of {page_bytes} bytes");
                 return Err(Error::damaged(space.path(), "the catalogue", flaw));
             }

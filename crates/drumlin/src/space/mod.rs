@@ -245,6 +245,7 @@ impl Space {
         place.map_err(|error| self.growth_error(error))
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "as `map_err` hands it over")]
     fn growth_error(&self, error: io::Error) -> Error {
         if error.kind() == io::ErrorKind::StorageFull {
             Error::DiskFull { path: self.path.clone(), needed_bytes: self.segments.segment_bytes() }
@@ -271,8 +272,16 @@ impl Space {
         place.map_err(|error| self.growth_error(error))
     }
 
-    /// Hands on everything that was moved, and ends the segment.
+    /// Hands on everything that was moved.
     pub(crate) fn flush_moved(&self) {
+        let mut jobs = Vec::new();
+        let mut mover = self.mover.lock();
+        mover.0.flush(&mut jobs);
+        self.enqueue(jobs);
+    }
+
+    /// Ends the segment that extents are moved to, once all are.
+    pub(crate) fn seal_moved(&self) {
         let mut jobs = Vec::new();
         let mut mover = self.mover.lock();
         mover.0.seal(&self.segments, &mut jobs);
@@ -420,7 +429,7 @@ impl Space {
             if !jobs
                 .waiting
                 .iter()
-                .map(|job| job.range())
+                .map(WriteJob::range)
                 .chain(jobs.running.iter().cloned())
                 .any(|range| range.contains(&place.start()))
             {

@@ -86,7 +86,7 @@ impl Word {
 }
 
 /// Pages per chunk: 8 KiB of words.
-pub(crate) const CHUNK_PAGES: usize = 1024;
+pub(crate) const CHUNK_PAGES: usize = crate::format::extent::TABLE_PAGES;
 /// Chunks in the first level of the directory; each level has twice those of the one before.
 const FIRST_LEVEL_CHUNKS: usize = 64;
 /// Levels that reach all 2³² pages: 64 · (2¹⁷ − 1) chunks of 2¹⁰ pages.
@@ -109,7 +109,7 @@ struct Allocation {
     free_counts: Vec<u16>,
     /// Free pages in all.
     free_count: u64,
-    /// The chunk where the last search ended.
+    /// The page behind the last ones given out.
     cursor: usize,
 }
 
@@ -195,7 +195,8 @@ impl PageTable {
     /// Pages in use.
     pub(crate) fn page_count(&self) -> u64 {
         let allocation = self.allocation.lock();
-        (allocation.free_counts.len() * CHUNK_PAGES) as u64 - allocation.free_count
+        // Page 0, which does not exist, is not among the free ones either.
+        ((allocation.free_counts.len() * CHUNK_PAGES) as u64).saturating_sub(1 + allocation.free_count)
     }
 
     /// Gives out `count` consecutive pages and marks them reserved. Amortised O(count); never waits.
@@ -223,7 +224,7 @@ impl PageTable {
             let before = cell.swap(Word::Reserved.to_bits(), Ordering::AcqRel);
             assert!(before == 0, "page {index} given out twice");
         }
-        allocation.cursor = first / CHUNK_PAGES;
+        allocation.cursor = (first + count as usize) % (allocation.free_counts.len() * CHUNK_PAGES);
         PageId(u32::try_from(first).expect("a keyspace has fewer than 2^32 pages"))
     }
 
@@ -242,15 +243,20 @@ impl PageTable {
         }
         const CHUNKS_SEARCHED_MAX: usize = 16;
         let chunks = allocation.free_counts.len();
-        let promising = (0..chunks)
-            .map(|step| (allocation.cursor + step) % chunks)
-            .filter(|&chunk| usize::from(allocation.free_counts[chunk]) >= count.min(CHUNK_PAGES))
+        let cursor_chunk = allocation.cursor / CHUNK_PAGES;
+        // From behind the last page given out; what is before it in the same chunk comes last.
+        let starts = (0..=chunks).map(|step| match step {
+            0 => allocation.cursor,
+            _ => (cursor_chunk + step) % chunks * CHUNK_PAGES,
+        });
+        let promising = starts
+            .filter(|start| usize::from(allocation.free_counts[start / CHUNK_PAGES % chunks]) >= count.min(CHUNK_PAGES))
             .take(CHUNKS_SEARCHED_MAX);
-        for chunk in promising {
+        for start in promising {
             let mut run = 0;
             // A run may reach over into the following chunks.
-            let end = (chunk + 1) * CHUNK_PAGES + count;
-            for index in (chunk * CHUNK_PAGES).max(1)..end.min(chunks * CHUNK_PAGES) {
+            let end = (start / CHUNK_PAGES + 1) * CHUNK_PAGES + count;
+            for index in start.max(1)..end.min(chunks * CHUNK_PAGES) {
                 run = if self.load(PageId(index as u32)) == Word::Free { run + 1 } else { 0 };
                 if run == count {
                     return Some(index + 1 - count);

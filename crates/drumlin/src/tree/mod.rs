@@ -23,7 +23,7 @@ use crate::format::PageId;
 use crate::format::extent::{Identity, KIND_OFFSET, Kind};
 use crate::pool::{FrameRead, FrameWrite, Needs, Pin, Pool, Stop};
 use crate::space::{FrameIndex, Guard, PageSpace, PageTable, Word};
-use node::{Inner, Leaf, LeafMut, Node};
+use node::{Inner, LeafMut, Node};
 
 /// Told of changes of structure, while the latches are held.
 pub(crate) trait Observer: Send + Sync {
@@ -167,7 +167,10 @@ impl Tree {
         let mut level = u8::MAX;
         loop {
             match self.pages.table.load(page) {
-                Word::Leaf(frame) => return Ok(Some((page, frame))),
+                Word::Leaf(frame) => {
+                    self.pool.frames.prefetch(frame);
+                    return Ok(Some((page, frame)));
+                }
                 Word::Fixed(_) => {
                     let Some((frame, bytes)) = self.pool.frames.fixed(&self.pages.table, page, pin) else { continue };
                     if bytes[KIND_OFFSET] != Kind::Inner as u8 {
@@ -280,7 +283,6 @@ impl Tree {
         });
         (pages, next)
     }
-
 
     /// Calls a core operation until it lacks nothing, providing what it needs in between.
     pub(crate) fn waiting<T>(pool: &Pool, mut operation: impl FnMut() -> Result<T, Stop>) -> Result<T> {

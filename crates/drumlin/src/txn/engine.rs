@@ -29,7 +29,7 @@ use crate::io::Backend;
 use crate::pool::{FrameWrite, Needs, Pool, Stop};
 use crate::seglog::{Body, Log, Reservation};
 use crate::space::{FrameIndex, Guard, PageSpace, Space, Word};
-use crate::tree::node::{Leaf, LeafMut, Node, RowValue};
+use crate::tree::node::{Leaf, LeafMut, RowValue};
 use crate::tree::{Incoming, Provider, Target, Tree};
 
 /// When a commit returns.
@@ -50,8 +50,6 @@ pub(crate) enum View {
     Visible,
     /// The state after this commit.
     At(Timestamp),
-    /// The newest applied state.
-    Newest,
 }
 
 /// What a read found.
@@ -181,7 +179,6 @@ impl Engine {
         let at = match view {
             View::Visible => self.clock.visible(),
             View::At(at) => at,
-            View::Newest => Timestamp(u64::MAX),
         };
         if leaf.newest() > at {
             let number = page.header().identity().expect("a latched leaf has an identity").page;
@@ -223,7 +220,7 @@ impl Engine {
     }
 
     /// Brings in the leaves of these keys, many reads at a time: afterwards they are mostly in memory.
-    pub(crate) fn bring_in<'k>(&self, tree: &Tree, keys: impl Iterator<Item = &'k [u8]> + Clone) -> Result<()> {
+    pub(crate) fn bring_in<'k>(&self, tree: &Tree, keys: &(impl Iterator<Item = &'k [u8]> + Clone)) -> Result<()> {
         // Each round goes one level deeper for the keys whose page was missing.
         loop {
             let mut missing: Vec<PageId> = Vec::new();
@@ -451,7 +448,8 @@ impl Engine {
                                 held.leaves.push((row, number, page.frame()));
                                 let leaf = Leaf::new(&page);
                                 let upper = leaf.upper_fence();
-                                let mine = rows[row..end].iter().take_while(|row| upper.is_none_or(|upper| row.key < upper));
+                                let mine =
+                                    rows[row..end].iter().take_while(|row| upper.is_none_or(|upper| row.key < upper));
                                 covered = row + mine.count();
                                 if !crate::tree::has_room(&leaf, &incoming[row..covered]) {
                                     full.push(row..covered);
@@ -556,13 +554,20 @@ impl Engine {
         self.pool.mark_dirty(guard, write);
         let mut leaf = LeafMut::new(write.leaf_mut(&pages.table));
         let mut delta = Delta::new();
+        // While the database recovers, nobody can ask what a row was; but values that were replaced are to be freed.
+        let recovering = self.log.get().is_none();
+        let mut note = |key: &[u8], was: Option<RowValue<'_>>| {
+            if !recovering || matches!(was, Some(RowValue::Large(_))) {
+                delta.push(key, was);
+            }
+        };
         for (index, row) in rows.iter().enumerate() {
             let found = leaf.as_leaf().search(row.key);
             let large;
             let value = match row.change {
                 Change::Remove => {
                     if let Ok(at) = found {
-                        delta.push(row.key, Some(leaf.as_leaf().value(at)));
+                        note(row.key, Some(leaf.as_leaf().value(at)));
                         leaf.remove(at);
                     }
                     continue;
@@ -581,18 +586,20 @@ impl Engine {
             };
             match found {
                 Ok(at) => {
-                    delta.push(row.key, Some(leaf.as_leaf().value(at)));
+                    note(row.key, Some(leaf.as_leaf().value(at)));
                     leaf.replace(at, value).expect("room was checked");
                 }
                 Err(at) => {
-                    delta.push(row.key, None);
+                    note(row.key, None);
                     leaf.insert(at, row.key, value).expect("room was checked");
                 }
             }
         }
         let newest = leaf.as_leaf().newest().max(timestamp);
         leaf.set_newest(newest);
-        self.versions.add(pages.id, page, timestamp, delta);
+        if !delta.is_empty() {
+            self.versions.add(pages.id, page, timestamp, delta);
+        }
     }
 
     /// Gives a value's extents page numbers.

@@ -20,7 +20,7 @@ use crate::space::{Guard, PageSpace, Word};
 use super::write_set::LargeValue;
 
 /// Header and identity, in front of a chunk's bytes.
-const CHUNK_OVERHEAD_BYTES: usize = HEADER_BYTES + 8;
+const CHUNK_OVERHEAD_BYTES: usize = extent::VALUE_BYTES_OFFSET;
 
 /// The longest value that goes into one extent, and with its bytes into the log.
 pub(crate) const MEDIUM_BYTES_MAX: usize = PAGE_BYTES_MAX - CHUNK_OVERHEAD_BYTES;

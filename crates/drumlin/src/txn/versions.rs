@@ -48,6 +48,11 @@ impl Delta {
         Delta { timestamp: Timestamp(0), rows: Vec::new() }
     }
 
+    /// Whether no row is in it.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
     /// Adds a row; keys ascend.
     pub(crate) fn push(&mut self, key: &[u8], was: Option<RowValue<'_>>) {
         self.rows.extend((key.len() as u32).to_le_bytes());

@@ -211,13 +211,6 @@ impl WriteSet {
         })
     }
 
-    /// Every key that was ever written, repeated where it was written more than once: what is locked.
-    pub(crate) fn keys(&self) -> impl Iterator<Item = (KeyspaceId, &[u8])> {
-        self.entries
-            .iter()
-            .map(|entry| (self.trees[usize::from(entry.tree)].0.pages.id, &self.arena[entry.key.clone()]))
-    }
-
     /// Undoes all entries from `position` on and returns the large values among them.
     pub(crate) fn roll_back(&mut self, position: usize) -> Vec<LargeValue> {
         let mut dropped = Vec::new();

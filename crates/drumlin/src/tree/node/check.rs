@@ -79,6 +79,7 @@ pub(crate) fn check(page: &[u8]) -> Result<(), Flaw> {
 }
 
 /// Verifies a node as [`check`] does, and that it is the one expected: its level and its fences.
+#[cfg_attr(not(test), expect(dead_code, reason = "for checking a child against its parent"))]
 pub(crate) fn check_as(page: &[u8], level: u8, lower: Option<&[u8]>, upper: Option<&[u8]>) -> Result<(), Flaw> {
     check(page)?;
     let node = Node::new(page);

@@ -100,6 +100,7 @@ impl<'a> Inner<'a> {
     }
 
     /// The child in a page, if it is one of this node's. Looks at all of them.
+    #[cfg_attr(not(test), expect(dead_code, reason = "counting in O(log n) will use it"))]
     pub(crate) fn position_of(&self, child: PageId) -> Option<usize> {
         (0..self.len()).find(|&index| self.child(index) == child)
     }
@@ -111,6 +112,7 @@ impl<'a> Inner<'a> {
     }
 
     /// The lower fence of child `index`, into `fence`; `false` where it has none.
+    #[cfg_attr(not(test), expect(dead_code, reason = "counting in O(log n) will use it"))]
     pub(crate) fn child_lower_into(&self, index: usize, fence: &mut Vec<u8>) -> bool {
         if index > 0 {
             self.key_into(index, fence);
@@ -121,6 +123,7 @@ impl<'a> Inner<'a> {
     }
 
     /// The upper fence of child `index`, into `fence`; `false` where it has none.
+    #[cfg_attr(not(test), expect(dead_code, reason = "counting in O(log n) will use it"))]
     pub(crate) fn child_upper_into(&self, index: usize, fence: &mut Vec<u8>) -> bool {
         if index + 1 < self.len() {
             self.key_into(index + 1, fence);
@@ -132,6 +135,7 @@ impl<'a> Inner<'a> {
 
     /// The aggregate of a child, if it is valid.
     #[inline]
+    #[cfg_attr(not(test), expect(dead_code, reason = "counting in O(log n) will use it"))]
     pub(crate) fn aggregate(&self, index: usize) -> Option<Aggregate> {
         let entry = self.entry(index);
         let count = get_u48(entry, CHILD_COUNT_OFFSET);
@@ -269,12 +273,14 @@ impl<'a> InnerMut<'a> {
     }
 
     /// Puts another page in the place of a child, over the same range. The aggregate becomes invalid.
+    #[cfg_attr(not(test), expect(dead_code, reason = "counting in O(log n) will use it"))]
     pub(crate) fn replace_child(&mut self, index: usize, child: PageId) {
         self.entry_mut(index).copy_from_slice(&entry_of(child));
     }
 
     /// Stores the aggregate of a child.
     #[inline]
+    #[cfg_attr(not(test), expect(dead_code, reason = "counting in O(log n) will use it"))]
     pub(crate) fn set_aggregate(&mut self, index: usize, aggregate: Aggregate) {
         let (count, newest) = aggregate.to_words().unwrap_or((0, 0));
         let entry = self.entry_mut(index);

@@ -124,6 +124,7 @@ impl<'a> Leaf<'a> {
 
     /// Whether a row with a key that the leaf covers can be inserted.
     #[inline]
+    #[cfg_attr(not(test), expect(dead_code, reason = "bulk loading will use it"))]
     pub(crate) fn room_for(&self, key_bytes: usize, value_bytes: usize) -> bool {
         self.row_cost(key_bytes, value_bytes) <= self.free_bytes()
     }
@@ -347,6 +348,7 @@ impl<'a> LeafMut<'a> {
 
     /// Inserts a row behind all others.
     #[inline]
+    #[cfg_attr(not(test), expect(dead_code, reason = "bulk loading will use it"))]
     pub(crate) fn append(&mut self, key: &[u8], value: RowValue<'_>) -> Result<(), NoRoom> {
         self.insert(self.as_leaf().len(), key, value)
     }

@@ -44,9 +44,15 @@ use crate::format::node::{
 };
 use crate::format::{get_u16, get_u64, put_u16, put_u32, put_u64};
 
-pub(crate) use check::{Flaw, check, check_as};
-pub(crate) use inner::{Aggregate, Inner, InnerMut};
-pub(crate) use leaf::{Change, Leaf, LeafMut, RowValue, Split};
+#[cfg(test)]
+use check::check_as;
+pub(crate) use check::{Flaw, check};
+#[cfg(test)]
+use inner::Aggregate;
+pub(crate) use inner::{Inner, InnerMut};
+#[cfg(test)]
+use leaf::Split;
+pub(crate) use leaf::{Change, Leaf, LeafMut, RowValue};
 
 /// The page has no room, not even once its heap is compacted. Nothing was changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,0 +1,97 @@
+//! `drumlin bench commit`: transactions of `--batch` rows, one after another on each thread. An operation is a
+//! transaction.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use drumlin::{Database, Keyspace, TxOptions};
+
+use super::data::{KEY_BYTES, Random, WriteOrder, key};
+use super::measure::{Measured, TURNS, Turns, Worker, measure};
+use super::options::Distribution;
+use super::raw::Writes;
+use super::report::{Limit, Report, Told};
+use super::subject::Subject;
+use crate::commands::load::Durability;
+use crate::failure::Result;
+use crate::process;
+
+struct Committer {
+    database: Database,
+    keyspace: Keyspace,
+    options: TxOptions,
+    order: WriteOrder,
+    keys: u64,
+    /// The next position in the order, shared by all threads: no row is written by two of them at once.
+    next: Arc<AtomicU64>,
+    random: Random,
+    value: Vec<u8>,
+    batch: u64,
+}
+
+impl Worker for Committer {
+    fn call(&mut self) -> drumlin::Result<u64> {
+        let first = self.next.fetch_add(self.batch, Ordering::Relaxed);
+        if self.batch == 1 {
+            self.random.fill(&mut self.value);
+            let row = self.order.row(first % self.keys);
+            self.keyspace.insert_with(key(row), &self.value, self.options.durability)?;
+            return Ok(1);
+        }
+        let mut transaction = self.database.begin_with(self.options)?;
+        for position in first..first + self.batch {
+            self.random.fill(&mut self.value);
+            transaction.insert(&self.keyspace, key(self.order.row(position % self.keys)), &self.value)?;
+        }
+        transaction.commit()?;
+        Ok(1)
+    }
+}
+
+pub(super) fn run(subject: &mut Subject<'_>) -> Result<Report> {
+    let batch = u64::from(subject.options.batch.unwrap_or(1));
+    let is_full = subject.options.durability == Durability::Full;
+    let keyspace = subject.rows()?;
+    let next = Arc::new(AtomicU64::new(0));
+    let committers = |turn: u64| {
+        (0..subject.threads())
+            .map(|thread| Committer {
+                database: subject.database().clone(),
+                keyspace: keyspace.clone(),
+                options: TxOptions { durability: subject.options.durability.into(), ..TxOptions::default() },
+                order: subject.order(),
+                keys: subject.about.keys,
+                next: Arc::clone(&next),
+                random: Random::new(turn * 4096 + thread, subject.about.keys, Distribution::Uniform),
+                value: vec![0; subject.about.value_size as usize],
+                batch,
+            })
+            .collect::<Vec<_>>()
+    };
+    let slice = subject.options.seconds / TURNS;
+    let mut writes = if is_full { Some(Writes::create(&subject.path, subject.stats().sync_method)?) } else { None };
+    measure(committers(0), Some(slice / 4), || subject.stats())?;
+
+    process::reset_resident_bytes_max();
+    let mut turns = Turns::new();
+    for turn in 1..=u64::from(TURNS) {
+        let measured = measure(committers(turn), Some(slice), || subject.stats())?;
+        let raw = writes.as_mut().map(|writes| writes.run(slice)).transpose()?;
+        turns.add(measured, raw);
+    }
+    let reached_per_second = turns.median_of(Measured::ops_per_second);
+    let rows_written = next.load(Ordering::Relaxed).min(subject.about.keys);
+    let told = Told {
+        name: "commit",
+        unit: "commits",
+        call: if batch == 1 { "a commit".to_owned() } else { format!("a commit of {batch}") },
+        batch,
+        data_bytes: rows_written * (KEY_BYTES as u64 + subject.about.value_size),
+        limit: turns.limit().map(|per_second| Limit {
+            per_second,
+            reached_per_second,
+            unit: "durable 4 KiB writes/s by one thread",
+        }),
+    };
+    Ok(Report::new(subject, &turns, told))
+}

@@ -1,0 +1,162 @@
+//! The rows of a bench: which keys there are, in which order they come, what their values are.
+//!
+//! The keys of `N` rows are the numbers below `N` as 16 decimal digits. So the rows are the same whatever order they were
+//! written in, and any of them can be asked for without a list.
+
+use rand::rngs::Xoshiro256PlusPlus;
+use rand::{Rng, RngExt, SeedableRng};
+use rand_distr::{Distribution as _, Zipf};
+
+use super::options::{Distribution, Order};
+
+pub(super) const KEY_BYTES: usize = 16;
+
+/// The key of row `index`.
+pub(super) fn key(index: u64) -> [u8; KEY_BYTES] {
+    let mut key = [b'0'; KEY_BYTES];
+    let mut rest = index;
+    for digit in key.iter_mut().rev() {
+        *digit = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    key
+}
+
+/// The numbers below `count`, each once, in an order that looks like none.
+///
+/// Xor-shifts and multiplications by odd numbers permute the numbers of `bits` bits; a result at or above `count` is put
+/// in again until one below comes out, which keeps it a permutation and takes less than two rounds on average.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Permutation {
+    count: u64,
+    mask: u64,
+    shift: u32,
+}
+
+impl Permutation {
+    pub(super) fn new(count: u64) -> Permutation {
+        let bits = (u64::BITS - count.saturating_sub(1).leading_zeros()).max(2);
+        Permutation { count, mask: u64::MAX >> (u64::BITS - bits), shift: bits.div_ceil(2) }
+    }
+
+    pub(super) fn at(self, index: u64) -> u64 {
+        debug_assert!(index < self.count);
+        let mut number = index;
+        loop {
+            for odd in [0x9E37_79B9_7F4A_7C15, 0xD6E8_FEB8_6659_FD93, 0xA076_1D64_78BD_642F] {
+                number = (number.wrapping_add(odd) & self.mask).wrapping_mul(odd) & self.mask;
+                number ^= number >> self.shift;
+            }
+            if number < self.count {
+                return number;
+            }
+        }
+    }
+}
+
+/// The order in which rows are written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WriteOrder {
+    permutation: Option<Permutation>,
+}
+
+impl WriteOrder {
+    pub(super) fn new(order: Order, count: u64) -> WriteOrder {
+        WriteOrder { permutation: (order == Order::Random).then(|| Permutation::new(count)) }
+    }
+
+    /// The row that is written at this position.
+    pub(super) fn row(self, position: u64) -> u64 {
+        self.permutation.map_or(position, |permutation| permutation.at(position))
+    }
+}
+
+/// Chooses rows to read, and fills values.
+#[derive(Debug)]
+pub(super) struct Random {
+    generator: Xoshiro256PlusPlus,
+    count: u64,
+    zipf: Option<(Zipf<f64>, Permutation)>,
+}
+
+impl Random {
+    /// The same seed chooses the same rows.
+    pub(super) fn new(seed: u64, count: u64, distribution: Distribution) -> Random {
+        let zipf = (distribution == Distribution::Zipf).then(|| {
+            let zipf = Zipf::new(count as f64, 0.99).expect("a positive count and exponent");
+            // The popular rows lie anywhere, not together in the first leaves.
+            (zipf, Permutation::new(count))
+        });
+        Random { generator: Xoshiro256PlusPlus::seed_from_u64(seed), count, zipf }
+    }
+
+    pub(super) fn row(&mut self) -> u64 {
+        match &self.zipf {
+            None => self.generator.random_range(0..self.count),
+            Some((zipf, permutation)) => {
+                let rank = zipf.sample(&mut self.generator) as u64;
+                permutation.at(rank.clamp(1, self.count) - 1)
+            }
+        }
+    }
+
+    /// True `percent` times of a hundred.
+    pub(super) fn percent(&mut self, percent: u32) -> bool {
+        self.generator.random_range(0..100) < percent
+    }
+
+    /// A value: the first half random, the second all the same.
+    pub(super) fn fill(&mut self, value: &mut [u8]) {
+        let half = value.len() / 2;
+        self.generator.fill_bytes(&mut value[..half]);
+        value[half..].fill(b'.');
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every number below the count comes out exactly once, whatever the count.
+    #[test]
+    fn permutations_lose_nothing() {
+        for count in [1, 2, 3, 4, 5, 7, 8, 9, 100, 255, 256, 257, 1000, 65_537] {
+            let permutation = Permutation::new(count);
+            let mut numbers: Vec<u64> = (0..count).map(|index| permutation.at(index)).collect();
+            numbers.sort_unstable();
+            assert!(numbers.into_iter().eq(0..count), "{count}");
+        }
+    }
+
+    /// A permutation looks random: few neighbours stay neighbours.
+    #[test]
+    fn permutations_scatter() {
+        let permutation = Permutation::new(100_000);
+        let near =
+            (1..100_000).filter(|&index| permutation.at(index).abs_diff(permutation.at(index - 1)) < 100).count();
+        assert!(near < 1000, "{near} neighbours");
+    }
+
+    /// Keys sort as their numbers do.
+    #[test]
+    fn keys_sort() {
+        assert_eq!(&key(0), b"0000000000000000");
+        assert_eq!(&key(9_999_999_999_999_999), b"9999999999999999");
+        assert!((0..2000).all(|index| key(index) < key(index + 1)));
+    }
+
+    /// Both distributions stay in range; Zipf's prefers few.
+    #[test]
+    fn distributions() {
+        for distribution in [Distribution::Uniform, Distribution::Zipf] {
+            let mut random = Random::new(3, 1000, distribution);
+            let mut times = vec![0u32; 1000];
+            (0..100_000).for_each(|_| times[random.row() as usize] += 1);
+            let most = *times.iter().max().unwrap();
+            assert_eq!(most > 5000, distribution == Distribution::Zipf, "{distribution:?}: {most}");
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! `drumlin bench get`: reads of single keys, or of `--batch` keys a call.
+//!
+//! The limit is compared with what the store asks of the device, not with what it answers from memory: where nothing has
+//! to be read, there is none.
+
+use std::time::Duration;
+
+use drumlin::{Error, Keyspace};
+
+use super::data::{KEY_BYTES, Random, key};
+use super::measure::{Measured, TURNS, Turns, Worker, measure};
+use super::raw::Reads;
+use super::report::{Limit, Report, Told};
+use super::subject::Subject;
+use crate::failure::Result;
+use crate::process;
+
+/// Below this many device reads an operation the rows count as being in memory: what is left are first touches.
+const DEVICE_READS_PER_OP_MIN: f64 = 0.01;
+
+/// Unmeasured work before the first turn.
+const WARM_UP: Duration = Duration::from_secs(1);
+
+pub(super) struct Getter {
+    keyspace: Keyspace,
+    random: Random,
+    value_size: usize,
+    keys: Vec<[u8; KEY_BYTES]>,
+}
+
+impl Getter {
+    pub(super) fn new(subject: &Subject<'_>, keyspace: &Keyspace, seed: u64, batch: usize) -> Getter {
+        Getter {
+            keyspace: keyspace.clone(),
+            random: Random::new(seed, subject.about.keys, subject.options.distribution),
+            value_size: subject.about.value_size as usize,
+            keys: vec![[0; KEY_BYTES]; batch],
+        }
+    }
+
+    fn check(&self, found: Option<&[u8]>) -> drumlin::Result<()> {
+        match found {
+            Some(value) if value.len() == self.value_size => Ok(()),
+            Some(value) => Err(Error::Invalid(format!("a value has {} bytes, not {}", value.len(), self.value_size))),
+            None => Err(Error::Invalid("a row that was loaded is not there".to_owned())),
+        }
+    }
+}
+
+impl Worker for Getter {
+    fn call(&mut self) -> drumlin::Result<u64> {
+        if self.keys.len() == 1 {
+            let found = self.keyspace.get(key(self.random.row()))?;
+            self.check(found.as_deref())?;
+            return Ok(1);
+        }
+        for slot in &mut self.keys {
+            *slot = key(self.random.row());
+        }
+        let found = self.keyspace.get_many(&self.keys)?;
+        found.iter().try_for_each(|value| self.check(value.as_deref()))?;
+        Ok(self.keys.len() as u64)
+    }
+}
+
+pub(super) fn run(subject: &mut Subject<'_>) -> Result<Report> {
+    subject.ensure_rows()?;
+    let batch = subject.options.batch.unwrap_or(1) as usize;
+    let keyspace = subject.rows()?;
+    let page_bytes = subject.page_bytes();
+    let threads = subject.threads();
+    let reads = Reads::open(&subject.data_file())?;
+    let getters = |turn: u64| {
+        (0..threads).map(|thread| Getter::new(subject, &keyspace, turn * 4096 + thread, batch)).collect::<Vec<_>>()
+    };
+    if subject.fits_in_memory() {
+        keyspace.iter().try_for_each(|row| row.map(|_| ()))?;
+    }
+    reads.warm()?;
+    measure(getters(0), Some(WARM_UP), || subject.stats())?;
+
+    process::reset_resident_bytes_max();
+    let slice = subject.options.seconds / TURNS;
+    let mut turns = Turns::new();
+    for turn in 1..=u64::from(TURNS) {
+        let measured = measure(getters(turn), Some(slice), || subject.stats())?;
+        let raw = if reads_per_op(&measured) >= DEVICE_READS_PER_OP_MIN {
+            Some(reads.random(page_bytes, threads, batch, turn, slice)?)
+        } else {
+            None
+        };
+        turns.add(measured, raw);
+    }
+    let reached_per_second = turns.median_of(Measured::device_reads_per_second);
+    let limit = turns.limit().filter(|_| reads_per_op(&turns.all) >= DEVICE_READS_PER_OP_MIN);
+    let told = Told {
+        name: "get",
+        unit: "keys",
+        call: if batch == 1 { "a get".to_owned() } else { format!("a get of {batch}") },
+        batch: batch as u64,
+        data_bytes: subject.about.data_bytes(),
+        limit: limit.map(|per_second| Limit { per_second, reached_per_second, unit: "reads/s" }),
+    };
+    Ok(Report::new(subject, &turns, told))
+}
+
+fn reads_per_op(measured: &Measured) -> f64 {
+    measured.device_reads as f64 / measured.ops.max(1) as f64
+}

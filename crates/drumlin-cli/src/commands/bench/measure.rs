@@ -1,0 +1,193 @@
+//! Timing single operations on several threads, and what the process and the device did meanwhile.
+
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use drumlin::Stats;
+use hdrhistogram::Histogram;
+
+use crate::failure::Result;
+use crate::{interrupt, process};
+
+/// Turns of store and raw device.
+pub(super) const TURNS: u32 = 5;
+
+/// Latencies up to a minute, to three digits.
+const LATENCY_NS_MAX: u64 = 60_000_000_000;
+
+pub(super) fn new_histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("valid bounds")
+}
+
+/// One thread's work.
+pub(super) trait Worker: Send {
+    /// One call of the store, timed from outside; how many operations it was, 0 once there is nothing left to do.
+    fn call(&mut self) -> drumlin::Result<u64>;
+}
+
+/// What happened in one stretch of work, or in several of them together.
+#[derive(Debug)]
+pub(super) struct Measured {
+    pub(super) ops: u64,
+    pub(super) elapsed: Duration,
+    pub(super) cpu: Duration,
+    pub(super) latency_ns: Histogram<u64>,
+    pub(super) device_reads: u64,
+    pub(super) device_read_bytes: u64,
+    pub(super) device_write_bytes: u64,
+}
+
+impl Measured {
+    pub(super) fn new() -> Measured {
+        Measured {
+            ops: 0,
+            elapsed: Duration::ZERO,
+            cpu: Duration::ZERO,
+            latency_ns: new_histogram(),
+            device_reads: 0,
+            device_read_bytes: 0,
+            device_write_bytes: 0,
+        }
+    }
+
+    pub(super) fn ops_per_second(&self) -> f64 {
+        per_second(self.ops as f64, self.elapsed)
+    }
+
+    pub(super) fn device_reads_per_second(&self) -> f64 {
+        per_second(self.device_reads as f64, self.elapsed)
+    }
+
+    pub(super) fn add(&mut self, other: &Measured) {
+        self.ops += other.ops;
+        self.elapsed += other.elapsed;
+        self.cpu += other.cpu;
+        self.latency_ns.add(&other.latency_ns).expect("the same bounds");
+        self.device_reads += other.device_reads;
+        self.device_read_bytes += other.device_read_bytes;
+        self.device_write_bytes += other.device_write_bytes;
+    }
+}
+
+pub(super) fn per_second(amount: f64, elapsed: Duration) -> f64 {
+    amount / elapsed.as_secs_f64().max(1e-9)
+}
+
+/// The middle one.
+pub(super) fn median(mut numbers: Vec<f64>) -> Option<f64> {
+    numbers.sort_by(f64::total_cmp);
+    let middle = numbers.len() / 2;
+    match numbers.len() {
+        0 => None,
+        count if count % 2 == 1 => Some(numbers[middle]),
+        _ => Some(f64::midpoint(numbers[middle - 1], numbers[middle])),
+    }
+}
+
+/// Lets each worker call until the time is over or its work is done.
+pub(super) fn measure<W: Worker>(
+    workers: Vec<W>,
+    limit: Option<Duration>,
+    stats: impl Fn() -> Stats,
+) -> Result<Measured> {
+    let mut measured = Measured::new();
+    let before = stats();
+    let cpu_before = process::cpu_time();
+    let barrier = Barrier::new(workers.len() + 1);
+    std::thread::scope(|scope| -> Result<()> {
+        let barrier = &barrier;
+        let threads: Vec<_> = workers
+            .into_iter()
+            .map(|worker| {
+                scope.spawn(move || {
+                    barrier.wait();
+                    call_until(worker, limit)
+                })
+            })
+            .collect();
+        barrier.wait();
+        let start = Instant::now();
+        for thread in threads {
+            let (ops, latency_ns) = thread.join().expect("a measured thread panicked")?;
+            measured.ops += ops;
+            measured.latency_ns.add(latency_ns).expect("the same bounds");
+        }
+        measured.elapsed = start.elapsed();
+        Ok(())
+    })?;
+    measured.cpu = process::cpu_time().saturating_sub(cpu_before);
+    let after = stats();
+    measured.device_reads = after.device_reads.saturating_sub(before.device_reads);
+    measured.device_read_bytes = after.device_read_bytes.saturating_sub(before.device_read_bytes);
+    measured.device_write_bytes = written_bytes(&after).saturating_sub(written_bytes(&before));
+    interrupt::check()?;
+    Ok(measured)
+}
+
+/// To data file and log.
+fn written_bytes(stats: &Stats) -> u64 {
+    stats.device_write_bytes + stats.log_bytes_written
+}
+
+/// One clock reading a call: where one ends, the next begins.
+fn call_until<W: Worker>(mut worker: W, limit: Option<Duration>) -> drumlin::Result<(u64, Histogram<u64>)> {
+    let mut latency_ns = new_histogram();
+    let mut ops = 0;
+    let start = Instant::now();
+    let mut before = start;
+    loop {
+        let done = worker.call()?;
+        if done == 0 {
+            return Ok((ops, latency_ns));
+        }
+        let now = Instant::now();
+        ops += done;
+        latency_ns.saturating_record((now - before).as_nanos() as u64);
+        before = now;
+        if limit.is_some_and(|limit| now - start >= limit) || interrupt::requested() {
+            return Ok((ops, latency_ns));
+        }
+    }
+}
+
+/// Store and raw device in turns.
+#[derive(Debug)]
+pub(super) struct Turns {
+    pub(super) all: Measured,
+    pub(super) each: Vec<Measured>,
+    /// The raw device's rate in each turn; empty where there is nothing to compare with.
+    pub(super) raw_per_second: Vec<f64>,
+}
+
+impl Turns {
+    pub(super) fn new() -> Turns {
+        Turns { all: Measured::new(), each: Vec::new(), raw_per_second: Vec::new() }
+    }
+
+    pub(super) fn add(&mut self, measured: Measured, raw_per_second: Option<f64>) {
+        self.all.add(&measured);
+        self.each.push(measured);
+        self.raw_per_second.extend(raw_per_second);
+    }
+
+    pub(super) fn median_of(&self, rate: impl Fn(&Measured) -> f64) -> f64 {
+        median(self.each.iter().map(rate).collect()).unwrap_or(0.0)
+    }
+
+    pub(super) fn limit(&self) -> Option<f64> {
+        median(self.raw_per_second.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The median of an even number of turns lies between the two in the middle.
+    #[test]
+    fn medians() {
+        assert_eq!(median(vec![]), None);
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), Some(2.5));
+    }
+}

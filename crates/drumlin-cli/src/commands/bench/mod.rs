@@ -1,0 +1,76 @@
+//! `drumlin bench`: what this machine's Drumlin does, beside what its device does without it.
+//!
+//! Every operation is timed on its own. The device is exercised raw in the same run, on the same blocks, in turns with
+//! the store (A B A B …), because drives behind caches answer the same question differently a minute later; rates and
+//! limits are medians over the turns.
+
+mod commit;
+mod data;
+mod get;
+mod load;
+mod measure;
+mod mixed;
+mod options;
+mod raw;
+mod report;
+mod scan;
+mod subject;
+
+use clap::{Args, Subcommand};
+
+use self::options::Options;
+use self::report::Report;
+use self::subject::Subject;
+use crate::failure::{Failure, Result};
+use crate::interrupt;
+use crate::terminal::Output;
+
+/// Measure this machine's Drumlin beside its raw device
+///
+/// Prints ops_per_second, limit_per_second (what the raw device did meanwhile), latencies, processor time, device reads
+/// and memory. docs/cli.md says what each figure means.
+#[derive(Debug, Args)]
+pub(crate) struct Bench {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Write every key once
+    Load(Options),
+    /// Read keys at random
+    Get(Options),
+    /// Read all rows in key order, nothing in memory at the start
+    Scan(Options),
+    /// Commit transactions of --batch rows
+    Commit(Options),
+    /// Read and write keys at random
+    Mixed(Options),
+}
+
+impl Bench {
+    pub(crate) fn run(&self, output: Output) -> Result<()> {
+        interrupt::watch();
+        let report = match &self.what {
+            What::Load(options) => run(options, output, load::run),
+            What::Get(options) => run(options, output, get::run),
+            What::Scan(options) => run(options, output, scan::run),
+            What::Commit(options) => run(options, output, commit::run),
+            What::Mixed(options) => run(options, output, mixed::run),
+        }?;
+        output.print(&report, || report.text())
+    }
+}
+
+fn run(options: &Options, output: Output, bench: fn(&mut Subject<'_>) -> Result<Report>) -> Result<Report> {
+    if options.is_async {
+        return Err(
+            Failure::other("--async is not available yet").hint("--batch N keeps many reads in flight from one thread")
+        );
+    }
+    let mut subject = Subject::open(options, output)?;
+    let report = bench(&mut subject)?;
+    subject.close()?;
+    Ok(report)
+}

@@ -1,0 +1,276 @@
+//! The raw device, through `drumlin::io` and nothing else: what the store could reach if it cost nothing.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use drumlin::IoBackend;
+use drumlin::io::{AlignedBuffer, Backend, FileRef, OpenOptions, Persist, SyncMethod};
+use rand::rngs::Xoshiro256PlusPlus;
+use rand::{RngExt, SeedableRng};
+use rustix::fs::SeekFrom;
+
+use super::measure::per_second;
+use crate::failure::{Failure, Result};
+
+/// One request of a sequential read, and how many are in flight (S4: large requests, a few at once, fill any drive).
+const SCAN_BYTES: usize = 512 << 10;
+const SCAN_DEPTH: usize = 8;
+
+/// One durable write.
+const WRITE_BYTES: usize = 4096;
+/// The file that is written: no larger than any drive's idea of a working set.
+const WRITE_FILE_BYTES: u64 = 64 << 20;
+
+fn backend() -> Result<Arc<dyn Backend>> {
+    drumlin::io::backend(IoBackend::Auto).map_err(|error| Failure::other(format!("starting the I/O backend: {error}")))
+}
+
+/// Direct reads over a file of the database.
+#[derive(Debug)]
+pub(super) struct Reads {
+    backend: Arc<dyn Backend>,
+    file: FileRef,
+    path: PathBuf,
+    written: Vec<Range<u64>>,
+}
+
+impl Reads {
+    pub(super) fn open(path: &Path) -> Result<Reads> {
+        let failed = |error: std::io::Error| Failure::file("reading", path, &error);
+        let backend = backend()?;
+        let file = backend.open(path, OpenOptions { direct: true, ..OpenOptions::default() }).map_err(failed)?;
+        let written = written(path).map_err(failed)?;
+        Ok(Reads { backend, file, path: path.to_path_buf(), written })
+    }
+
+    fn failed(&self, error: &std::io::Error) -> Failure {
+        Failure::file("reading", &self.path, error)
+    }
+
+    /// Reads the whole file once, which brings what lies behind the device (a host's cache) into the state in which the
+    /// store will find it.
+    pub(super) fn warm(&self) -> Result<()> {
+        self.sequential(Duration::MAX).map(|_| ())
+    }
+
+    /// Bytes per second of reading from start to end, until the end or the time is reached.
+    pub(super) fn sequential(&self, limit: Duration) -> Result<f64> {
+        let start = Instant::now();
+        let places = Places::new(&self.written, SCAN_BYTES as u64);
+        let offsets = (0..places.count).map(|index| places.at(index));
+        let done = self.read(offsets, SCAN_BYTES, SCAN_DEPTH, start, limit)?;
+        Ok(per_second(done as f64 * SCAN_BYTES as f64, start.elapsed()))
+    }
+
+    /// Reads per second at random offsets, from several threads, each with so many in flight.
+    pub(super) fn random(&self, bytes: usize, threads: u64, depth: usize, seed: u64, limit: Duration) -> Result<f64> {
+        let places = Places::new(&self.written, bytes as u64);
+        if places.count == 0 {
+            return Err(Failure::other(format!("{} is too small to be read raw", self.path.display())));
+        }
+        let start = Instant::now();
+        let read = |thread: u64| {
+            let mut random = Xoshiro256PlusPlus::seed_from_u64(seed.wrapping_mul(1000) + thread);
+            let offsets = std::iter::repeat_with(|| places.at(random.random_range(0..places.count)));
+            self.read(offsets, bytes, depth, start, limit)
+        };
+        let done = std::thread::scope(|scope| {
+            let read = &read;
+            let threads: Vec<_> = (0..threads).map(|thread| scope.spawn(move || read(thread))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("a reading thread panicked")).sum::<Result<u64>>()
+        })?;
+        Ok(per_second(done as f64, start.elapsed()))
+    }
+
+    /// Reads at the offsets until they or the time are used up; how many.
+    fn read(
+        &self,
+        mut offsets: impl Iterator<Item = u64>,
+        bytes: usize,
+        depth: usize,
+        start: Instant,
+        limit: Duration,
+    ) -> Result<u64> {
+        let mut done = 0;
+        if depth == 1 {
+            let mut buffer = AlignedBuffer::zeroed(bytes);
+            for offset in offsets {
+                self.file.read_at(&mut buffer, offset).map_err(|error| self.failed(&error))?;
+                done += 1;
+                if start.elapsed() >= limit {
+                    break;
+                }
+            }
+            return Ok(done);
+        }
+        let mut queue = self.backend.queue(depth).map_err(|error| self.failed(&error))?;
+        let mut buffers: Vec<AlignedBuffer> = (0..depth).map(|_| AlignedBuffer::zeroed(bytes)).collect();
+        let mut finished = Vec::with_capacity(depth);
+        loop {
+            while start.elapsed() < limit
+                && let Some(buffer) = buffers.pop()
+            {
+                match offsets.next() {
+                    Some(offset) => queue.push_read(&self.file, offset, buffer, 0),
+                    None => {
+                        buffers.push(buffer);
+                        break;
+                    }
+                }
+            }
+            if queue.in_flight() == 0 {
+                return Ok(done);
+            }
+            queue.wait(1, &mut finished).map_err(|error| self.failed(&error))?;
+            for completion in finished.drain(..) {
+                completion.result.map_err(|error| self.failed(&error))?;
+                buffers.push(completion.buffer);
+                done += 1;
+            }
+        }
+    }
+}
+
+/// The parts of a file that have ever been written. What was only allocated reads as zeros without the device, which
+/// would make the device look faster than it is.
+fn written(path: &Path) -> io::Result<Vec<Range<u64>>> {
+    let file = File::open(path)?;
+    let bytes = file.metadata()?.len();
+    let mut ranges = Vec::new();
+    let mut position = 0;
+    loop {
+        // Past the last part the answer is ENXIO; a file system that can't tell has no holes to tell of.
+        let start = match rustix::fs::seek(&file, SeekFrom::Data(position)) {
+            Ok(start) => start,
+            Err(rustix::io::Errno::NXIO) => return Ok(ranges),
+            Err(_) if ranges.is_empty() => {
+                ranges.push(0..bytes);
+                return Ok(ranges);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let end = rustix::fs::seek(&file, SeekFrom::Hole(start))?;
+        ranges.push(start..end);
+        position = end;
+    }
+}
+
+/// The aligned places of a size within ranges.
+struct Places<'a> {
+    ranges: &'a [Range<u64>],
+    bytes: u64,
+    /// How many places there are up to the end of each range.
+    ends: Vec<u64>,
+    count: u64,
+}
+
+impl Places<'_> {
+    fn new(ranges: &[Range<u64>], bytes: u64) -> Places<'_> {
+        let mut count = 0;
+        let ends = ranges.iter().map(|range| {
+            count += Self::first(range, bytes).map_or(0, |first| (range.end - first) / bytes);
+            count
+        });
+        let ends = ends.collect();
+        Places { ranges, bytes, ends, count }
+    }
+
+    fn first(range: &Range<u64>, bytes: u64) -> Option<u64> {
+        Some(range.start.next_multiple_of(bytes)).filter(|&first| first < range.end)
+    }
+
+    fn at(&self, index: u64) -> u64 {
+        let range = self.ends.partition_point(|&end| end <= index);
+        let before = if range == 0 { 0 } else { self.ends[range - 1] };
+        let first = Self::first(&self.ranges[range], self.bytes).expect("a range with places has a first");
+        first + (index - before) * self.bytes
+    }
+}
+
+/// Durable writes of one block after another in a file filled with zeros, removed in the end.
+#[derive(Debug)]
+pub(super) struct Writes {
+    file: FileRef,
+    path: PathBuf,
+    method: SyncMethod,
+    buffer: AlignedBuffer,
+    next_offset: u64,
+}
+
+impl Writes {
+    /// Beside the database, by its sync method.
+    pub(super) fn create(database: &Path, method: &str) -> Result<Writes> {
+        let method = [SyncMethod::DurableWrite, SyncMethod::DataSync, SyncMethod::FullSync]
+            .into_iter()
+            .find(|known| known.name() == method)
+            .ok_or_else(|| Failure::other(format!("the sync method {method:?} can't be measured raw")))?;
+        let mut path = database.as_os_str().to_owned();
+        path.push(format!(".raw-{}", std::process::id()));
+        let path = PathBuf::from(path);
+        let failed = |error: std::io::Error| Failure::file("writing", &path, &error);
+        let options = OpenOptions { write: true, create: true, direct: true, ..OpenOptions::default() };
+        let file = backend()?.open(&path, options).map_err(failed)?;
+        let writes =
+            Writes { file, path: path.clone(), method, buffer: AlignedBuffer::zeroed(WRITE_BYTES), next_offset: 0 };
+        let zeros = AlignedBuffer::zeroed(1 << 20);
+        for offset in (0..WRITE_FILE_BYTES).step_by(zeros.len()) {
+            writes.file.write_at(&zeros, offset, Persist::Later).map_err(failed)?;
+        }
+        writes.file.sync_all().map_err(failed)?;
+        Ok(writes)
+    }
+
+    /// Durable writes per second by one thread.
+    pub(super) fn run(&mut self, limit: Duration) -> Result<f64> {
+        let start = Instant::now();
+        let mut done = 0u64;
+        while start.elapsed() < limit {
+            self.buffer[..8].copy_from_slice(&done.to_le_bytes());
+            self.file
+                .write_at(&self.buffer, self.next_offset, Persist::Now(self.method))
+                .map_err(|error| Failure::file("writing", &self.path, &error))?;
+            self.next_offset = (self.next_offset + WRITE_BYTES as u64) % WRITE_FILE_BYTES;
+            done += 1;
+        }
+        Ok(per_second(done as f64, start.elapsed()))
+    }
+}
+
+impl Drop for Writes {
+    fn drop(&mut self) {
+        // A file of zeros that stays behind does no harm beyond its size, which its name explains.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Places are aligned, lie within their ranges and are found in order.
+    #[test]
+    fn places_lie_in_ranges() {
+        let ranges = [1..9, 16..17, 100..132];
+        let places = Places::new(&ranges, 8);
+        let all: Vec<u64> = (0..places.count).map(|index| places.at(index)).collect();
+        assert_eq!(all, [104, 112, 120]);
+        let places = Places::new(&ranges, 1);
+        assert_eq!(places.count, 8 + 1 + 32);
+        assert!((0..places.count).all(|index| ranges.iter().any(|range| range.contains(&places.at(index)))));
+    }
+
+    /// What is only a hole is not read.
+    #[test]
+    fn holes_are_passed_over() {
+        use std::os::unix::fs::FileExt;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(8 << 20).unwrap();
+        file.as_file().write_all_at(&[1; 4096], 4 << 20).unwrap();
+        let ranges = written(file.path()).unwrap();
+        assert!(ranges.iter().any(|range| range.contains(&(4 << 20))));
+    }
+}

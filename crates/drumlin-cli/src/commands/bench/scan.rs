@@ -1,0 +1,79 @@
+//! `drumlin bench scan`: all rows in key order, from a database that was just opened.
+//!
+//! The limit is the raw sequential rate over the same file, expressed in rows: raw bytes per second divided by the bytes
+//! of keys and values a row. So a ratio above 1 is possible where the pages are compressed.
+
+use std::time::Duration;
+
+use drumlin::Range;
+
+use super::data::key;
+use super::load::share;
+use super::measure::{Measured, Turns, Worker, measure};
+use super::raw::Reads;
+use super::report::{Limit, Report, Told};
+use super::subject::Subject;
+use crate::failure::Result;
+use crate::process;
+
+/// Rows a timed step: a clock reading a row would cost as much as the row.
+const ROWS_PER_STEP: u64 = 1000;
+
+/// A turn reads everything, or stops after its share of the time; small data is read until the time is over.
+const TURNS_MIN: usize = 3;
+const TURNS_MAX: usize = 100;
+
+struct Scanner {
+    rows: Range,
+    bytes: u64,
+}
+
+impl Worker for Scanner {
+    fn call(&mut self) -> drumlin::Result<u64> {
+        let mut rows = 0;
+        for row in self.rows.by_ref().take(ROWS_PER_STEP as usize) {
+            let (key, value) = row?;
+            // Uses what was read, as a caller would: the first byte of each.
+            self.bytes += u64::from(key[0]) + value.first().copied().map_or(0, u64::from);
+            rows += 1;
+        }
+        std::hint::black_box(self.bytes);
+        Ok(rows)
+    }
+}
+
+pub(super) fn run(subject: &mut Subject<'_>) -> Result<Report> {
+    subject.ensure_rows()?;
+    let keys = subject.about.keys;
+    let row_bytes = subject.about.data_bytes() as f64 / keys as f64;
+    let threads = subject.threads();
+    let seconds = subject.options.seconds;
+    let slice = seconds / TURNS_MIN as u32;
+    subject.reopen()?;
+    let reads = Reads::open(&subject.data_file())?;
+    reads.warm()?;
+    process::reset_resident_bytes_max();
+    let mut turns = Turns::new();
+    while turns.each.len() < TURNS_MIN || (turns.all.elapsed < seconds && turns.each.len() < TURNS_MAX) {
+        subject.reopen()?;
+        let keyspace = subject.rows()?;
+        let scanners = (0..threads)
+            .map(|thread| {
+                let (start, end) = (share(keys, thread, threads), share(keys, thread + 1, threads));
+                Scanner { rows: keyspace.range(key(start).to_vec()..key(end).to_vec()), bytes: 0 }
+            })
+            .collect();
+        let measured = measure(scanners, Some(slice), || subject.stats())?;
+        turns.add(measured, Some(reads.sequential(slice.max(Duration::from_millis(200)))? / row_bytes));
+    }
+    let reached_per_second = turns.median_of(Measured::ops_per_second);
+    let told = Told {
+        name: "scan",
+        unit: "rows",
+        call: format!("{ROWS_PER_STEP} rows"),
+        batch: ROWS_PER_STEP,
+        data_bytes: subject.about.data_bytes(),
+        limit: turns.limit().map(|per_second| Limit { per_second, reached_per_second, unit: "rows/s" }),
+    };
+    Ok(Report::new(subject, &turns, told))
+}

@@ -1,0 +1,248 @@
+//! `drumlin index`: a directory tree in a database, one transaction a file.
+//!
+//! One thread walks the tree, several store what it finds. Commits are few microseconds of work and a wait for the
+//! medium; threads that wait together share one sync, so there are more threads than processors.
+
+mod entry;
+mod store;
+mod tree;
+
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+pub(crate) use self::entry::{Entry, Kind, size_key, split_size_key};
+pub(crate) use self::store::{Outcome, Store};
+pub(crate) use self::tree::{Found, absolute, walk};
+use crate::database::DatabaseArgs;
+use crate::failure::{Exit, Failure, Result, plain};
+use crate::terminal::{Output, Progress, figures, style};
+use crate::text::Escaped;
+use crate::{interrupt, process};
+
+/// Files found and not yet taken by a storing thread.
+const FILES_QUEUED: usize = 256;
+
+/// Unreadable files that are named one by one; the rest are only counted.
+const UNREADABLE_NAMED: u64 = 10;
+
+/// Store a directory tree, one transaction a file
+///
+/// Three keyspaces: files (path: size, time, mode, kind and hash as JSON), contents (path: bytes) and by_size (size as 8
+/// big-endian bytes, then the path). Run again, it stores what is new or changed. Symbolic links are recorded, not
+/// followed. Files that can't be read are named and make the exit code 7.
+#[derive(Debug, Args)]
+pub(crate) struct Index {
+    #[command(flatten)]
+    database: DatabaseArgs,
+    /// The directory
+    #[arg(value_name = "PATH")]
+    path: PathBuf,
+    /// Also remove what is no longer in the directory
+    #[arg(long)]
+    delete: bool,
+    /// Files stored at once [default: four a processor]
+    #[arg(long, value_name = "THREADS", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: Option<u32>,
+    /// Append a line "path<tab>bytes" to a file or pipe (- for stdout) for every file whose commit has returned
+    #[arg(long, value_name = "FILE")]
+    acknowledge: Option<PathBuf>,
+}
+
+/// What `index` prints; the tour reads it from its child.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Summary {
+    pub(crate) files_stored: u64,
+    pub(crate) files_unchanged: u64,
+    pub(crate) files_removed: u64,
+    pub(crate) files_unreadable: u64,
+    pub(crate) bytes_stored: u64,
+    pub(crate) seconds: f64,
+    pub(crate) files_per_second: f64,
+    pub(crate) bytes_per_second: f64,
+    pub(crate) resident_bytes_max: Option<u64>,
+    pub(crate) budget_bytes: u64,
+}
+
+/// What the storing threads share.
+struct Job<'a> {
+    store: &'a Store,
+    root: &'a Path,
+    progress: &'a Progress,
+    acknowledgements: Option<Mutex<Box<dyn Write + Send>>>,
+    stored: AtomicU64,
+    unchanged: AtomicU64,
+    unreadable: AtomicU64,
+    bytes: AtomicU64,
+    /// A thread has met an error: no more files are begun.
+    failed: AtomicBool,
+}
+
+impl Index {
+    pub(crate) fn run(&self, output: Output) -> Result<()> {
+        let root = absolute(&self.path)?;
+        interrupt::watch();
+        let acknowledgements = self.open_acknowledgements()?;
+        let database = self.database.open_or_create()?;
+        let store = Store::open_or_create(&database)?;
+        let progress = Progress::counter(output, "files seen:");
+        let job = Job {
+            store: &store,
+            root: &root,
+            progress: &progress,
+            acknowledgements: acknowledgements.map(Mutex::new),
+            stored: AtomicU64::new(0),
+            unchanged: AtomicU64::new(0),
+            unreadable: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
+        };
+        let start = Instant::now();
+        let threads = self.threads.map_or_else(|| 4 * process::processors(), |threads| threads as usize);
+        let indexed = job.run(threads).and_then(|()| interrupt::check());
+        let removed = match (&indexed, self.delete) {
+            (Ok(()), true) => store.remove_missing(&root),
+            _ => Ok(0),
+        };
+        let elapsed = start.elapsed();
+        progress.finish();
+        database.close()?;
+        indexed?;
+        let seconds = elapsed.as_secs_f64().max(1e-9);
+        let [stored, unchanged, unreadable, bytes] =
+            [&job.stored, &job.unchanged, &job.unreadable, &job.bytes].map(|number| number.load(Ordering::Relaxed));
+        let summary = Summary {
+            files_stored: stored,
+            files_unchanged: unchanged,
+            files_removed: removed?,
+            files_unreadable: unreadable,
+            bytes_stored: bytes,
+            seconds,
+            files_per_second: stored as f64 / seconds,
+            bytes_per_second: bytes as f64 / seconds,
+            resident_bytes_max: process::resident_bytes_max(),
+            budget_bytes: self.database.memory,
+        };
+        output.print(&summary, || summary.text())?;
+        if unreadable > 0 { Err(Failure::silent(Exit::BadInput)) } else { Ok(()) }
+    }
+
+    fn open_acknowledgements(&self) -> Result<Option<Box<dyn Write + Send>>> {
+        let Some(path) = &self.acknowledge else { return Ok(None) };
+        if path.as_os_str() == "-" {
+            return Ok(Some(Box::new(io::stdout())));
+        }
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        Ok(Some(Box::new(file.map_err(|error| Failure::file("opening", path, &error))?)))
+    }
+}
+
+impl Job<'_> {
+    fn run(&self, threads: usize) -> Result<()> {
+        let (sender, receiver) = sync_channel::<Found>(FILES_QUEUED);
+        let receiver = Arc::new(Mutex::new(receiver));
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..threads)
+                .map(|_| {
+                    let receiver = Arc::clone(&receiver);
+                    scope.spawn(move || {
+                        self.store_files(&receiver).inspect_err(|_| self.failed.store(true, Ordering::Relaxed))
+                    })
+                })
+                .collect();
+            drop(receiver);
+            for found in walk(self.root) {
+                match found {
+                    // Refused only once every thread has stopped over an error.
+                    Ok(found) => drop(sender.send(found)),
+                    Err(error) => self.unreadable(&error),
+                }
+                if self.is_over() {
+                    break;
+                }
+            }
+            drop(sender);
+            workers
+                .into_iter()
+                .map(|worker| worker.join().expect("a storing thread panicked"))
+                .fold(Ok(()), Result::and)
+        })
+    }
+
+    fn is_over(&self) -> bool {
+        self.failed.load(Ordering::Relaxed) || interrupt::requested()
+    }
+
+    fn store_files(&self, receiver: &Mutex<Receiver<Found>>) -> Result<()> {
+        loop {
+            let next = receiver.lock().expect("no thread panics while it holds this").recv();
+            let Ok(found) = next else { return Ok(()) };
+            if self.is_over() {
+                return Ok(());
+            }
+            match self.store.put(&found)? {
+                Outcome::Stored { bytes } => {
+                    self.stored.fetch_add(1, Ordering::Relaxed);
+                    self.bytes.fetch_add(bytes, Ordering::Relaxed);
+                    self.acknowledge(&found.key, bytes)?;
+                }
+                Outcome::Unchanged => {
+                    self.unchanged.fetch_add(1, Ordering::Relaxed);
+                }
+                Outcome::Unreadable(error) => {
+                    let path = Escaped::new(&found.key);
+                    self.unreadable(&format!("{path}: {}", plain(&error)));
+                }
+            }
+            self.progress.add(1);
+        }
+    }
+
+    /// One write a line: lines shorter than a pipe's atomic size are never torn, not even by a kill.
+    fn acknowledge(&self, key: &[u8], bytes: u64) -> Result<()> {
+        let Some(acknowledgements) = &self.acknowledgements else { return Ok(()) };
+        let line = format!("{}\t{bytes}\n", Escaped::new(key));
+        let mut acknowledgements = acknowledgements.lock().expect("no thread panics while it holds this");
+        let written = acknowledgements.write_all(line.as_bytes()).and_then(|()| acknowledgements.flush());
+        written.map_err(|error| Failure::stdout(&error))
+    }
+
+    fn unreadable(&self, what: &str) {
+        let named = self.unreadable.fetch_add(1, Ordering::Relaxed);
+        if named < UNREADABLE_NAMED {
+            let bad = style::BAD;
+            self.progress.remark(&format!("{bad}unreadable{bad:#} {what}"));
+        }
+    }
+}
+
+impl Summary {
+    fn text(&self) -> String {
+        let good = style::GOOD;
+        let mut text = format!(
+            "{good}indexed{good:#} {}, {}, in {}: {} files/s, {}/s",
+            figures::plural(self.files_stored, "file"),
+            figures::bytes(self.bytes_stored),
+            figures::duration(std::time::Duration::from_secs_f64(self.seconds)),
+            figures::rate(self.files_per_second),
+            figures::bytes(self.bytes_per_second as u64)
+        );
+        for (number, what) in [
+            (self.files_unchanged, "unchanged"),
+            (self.files_removed, "removed"),
+            (self.files_unreadable, "unreadable"),
+        ] {
+            if number > 0 {
+                text += &format!("\n{} {what}", figures::count(number));
+            }
+        }
+        text
+    }
+}

@@ -1,0 +1,173 @@
+//! The three keyspaces of an index, and the one transaction in which a file enters all of them.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::ops::Bound;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+
+use drumlin::{Database, Error, Keyspace};
+use xxhash_rust::xxh3::Xxh3Default;
+
+use super::{Entry, Found, Kind, size_key};
+use crate::failure::Result;
+
+/// Files up to this size are read at once; larger ones stream through the engine.
+const CONTENT_BYTES_READ_AT_ONCE: u64 = 256 << 10;
+
+/// Rows of `files` looked at by one scan.
+const FILES_LOOKED_AT_ONCE: usize = 1000;
+
+/// The keyspaces of an index.
+#[derive(Clone)]
+pub(crate) struct Store {
+    pub(crate) database: Database,
+    /// Path: [`Entry`].
+    pub(crate) files: Keyspace,
+    /// Path: content.
+    pub(crate) contents: Keyspace,
+    /// Size and path: nothing.
+    pub(crate) by_size: Keyspace,
+}
+
+/// What became of a file.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// Its transaction is durable.
+    Stored { bytes: u64 },
+    /// It was there already.
+    Unchanged,
+    /// The file could not be read; nothing of it is in the database.
+    Unreadable(io::Error),
+}
+
+impl Store {
+    pub(crate) fn open_or_create(database: &Database) -> Result<Store> {
+        Ok(Store {
+            database: database.clone(),
+            files: database.keyspace("files")?,
+            contents: database.keyspace("contents")?,
+            by_size: database.keyspace("by_size")?,
+        })
+    }
+
+    /// Stores a file, unless it is there as it is.
+    pub(crate) fn put(&self, found: &Found) -> drumlin::Result<Outcome> {
+        let before = self.files.get(&found.key)?.and_then(|bytes| Entry::decode(&bytes));
+        if before.as_ref().is_some_and(|entry| entry.is_unchanged(found.kind, &found.metadata)) {
+            return Ok(Outcome::Unchanged);
+        }
+        loop {
+            match self.try_put(found, before.as_ref()) {
+                Err(error) if error.is_conflict() => {}
+                // The file's own trouble, not the database's.
+                Err(Error::Source { source }) => {
+                    return Ok(Outcome::Unreadable(io::Error::new(source.kind(), source.to_string())));
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn try_put(&self, found: &Found, before: Option<&Entry>) -> drumlin::Result<Outcome> {
+        let mut content = match Content::open(found) {
+            Ok(content) => content,
+            Err(error) => return Ok(Outcome::Unreadable(error)),
+        };
+        let mut transaction = self.database.begin()?;
+        let bytes = match content.read_small() {
+            Ok(Some(content)) => {
+                transaction.insert(&self.contents, &found.key, &content)?;
+                content.len() as u64
+            }
+            Ok(None) => transaction.insert_from(&self.contents, &found.key, &mut content)?,
+            Err(error) => return Ok(Outcome::Unreadable(error)),
+        };
+        let entry = Entry::new(found.kind, &found.metadata, bytes, content.hash.digest128());
+        transaction.insert(&self.files, &found.key, entry.encode())?;
+        if let Some(before) = before.filter(|before| before.size != bytes) {
+            transaction.remove(&self.by_size, size_key(before.size, &found.key))?;
+        }
+        transaction.insert(&self.by_size, size_key(bytes, &found.key), b"")?;
+        transaction.commit()?;
+        Ok(Outcome::Stored { bytes })
+    }
+
+    /// Removes the files that are no longer below the root, each in one transaction; how many.
+    pub(super) fn remove_missing(&self, root: &Path) -> Result<u64> {
+        let mut removed = 0;
+        let mut from = Bound::Unbounded;
+        loop {
+            // A scan of its own for each part: one over all would keep every removed row for its snapshot.
+            let part = self.files.range((from, Bound::Unbounded)).take(FILES_LOOKED_AT_ONCE);
+            let part = part.collect::<Result<Vec<_>, _>>()?;
+            let Some((last, _)) = part.last() else { return Ok(removed) };
+            from = Bound::Excluded(last.to_vec());
+            for (key, entry) in &part {
+                let path = root.join(std::ffi::OsStr::from_bytes(key));
+                let is_missing = fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+                if is_missing {
+                    self.remove(key, entry)?;
+                    removed += 1;
+                }
+            }
+        }
+    }
+
+    fn remove(&self, key: &[u8], entry: &[u8]) -> drumlin::Result<()> {
+        self.database.transact(|transaction| {
+            transaction.remove(&self.files, key)?;
+            transaction.remove(&self.contents, key)?;
+            match Entry::decode(entry) {
+                Some(entry) => transaction.remove(&self.by_size, size_key(entry.size, key)),
+                None => Ok(()),
+            }
+        })
+    }
+}
+
+/// A file's content on its way in, hashed as it passes.
+struct Content {
+    source: Source,
+    hash: Xxh3Default,
+}
+
+enum Source {
+    File { file: File, expected_bytes: u64 },
+    Target(io::Cursor<Vec<u8>>),
+}
+
+impl Content {
+    fn open(found: &Found) -> io::Result<Content> {
+        let source = match found.kind {
+            Kind::File => Source::File { file: File::open(&found.path)?, expected_bytes: found.metadata.len() },
+            Kind::Symlink => Source::Target(io::Cursor::new(fs::read_link(&found.path)?.into_os_string().into_vec())),
+        };
+        Ok(Content { source, hash: Xxh3Default::new() })
+    }
+
+    /// The whole content where it is small; `None` where it has to be streamed.
+    fn read_small(&mut self) -> io::Result<Option<Vec<u8>>> {
+        let expected_bytes = match &self.source {
+            Source::File { expected_bytes, .. } => *expected_bytes,
+            Source::Target(target) => target.get_ref().len() as u64,
+        };
+        if expected_bytes > CONTENT_BYTES_READ_AT_ONCE {
+            return Ok(None);
+        }
+        let mut content = Vec::with_capacity(expected_bytes as usize + 1);
+        self.read_to_end(&mut content)?;
+        Ok(Some(content))
+    }
+}
+
+impl Read for Content {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let bytes = match &mut self.source {
+            Source::File { file, .. } => file.read(buffer)?,
+            Source::Target(target) => target.read(buffer)?,
+        };
+        self.hash.update(&buffer[..bytes]);
+        Ok(bytes)
+    }
+}

@@ -1,0 +1,54 @@
+//! `drumlin keyspaces`: which there are.
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::database::DatabaseArgs;
+use crate::failure::Result;
+use crate::terminal::{Output, figures, style};
+
+/// List the keyspaces
+#[derive(Debug, Args)]
+pub(crate) struct Keyspaces {
+    #[command(flatten)]
+    database: DatabaseArgs,
+    /// Count the rows of each
+    #[arg(long)]
+    count: bool,
+}
+
+#[derive(Serialize)]
+struct Line {
+    name: String,
+    id: u32,
+    page_bytes: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rows: Option<u64>,
+}
+
+impl Keyspaces {
+    pub(crate) fn run(&self, output: Output) -> Result<()> {
+        let database = self.database.open()?;
+        let mut lines = Vec::new();
+        for info in database.keyspaces() {
+            let rows = self.count.then(|| database.existing_keyspace(&info.name)?.count(..)).transpose()?;
+            lines.push(Line { name: info.name, id: info.id.0, page_bytes: info.page_bytes, rows });
+        }
+        if output.json() {
+            return lines.iter().try_for_each(|line| output.print_json(line));
+        }
+        let width = lines.iter().map(|line| line.name.chars().count()).max().unwrap_or(0).max("keyspace".len());
+        let dim = style::DIM;
+        let rows = if self.count { "        rows" } else { "" };
+        output.print_text(&format!("{dim}{:width$}  page bytes{rows}{dim:#}", "keyspace"))?;
+        for line in &lines {
+            let rows = line.rows.map(|rows| format!("{:>12}", figures::count(rows))).unwrap_or_default();
+            output.print_text(&format!(
+                "{:width$}  {:>10}{rows}",
+                line.name,
+                figures::count(line.page_bytes as u64)
+            ))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,45 @@
+//! What is done: one file or folder a command.
+
+pub(crate) mod bench;
+pub(crate) mod check;
+pub(crate) mod checkpoint;
+pub(crate) mod compact;
+pub(crate) mod completions;
+pub(crate) mod dump;
+pub(crate) mod get;
+pub(crate) mod index;
+pub(crate) mod keyspaces;
+pub(crate) mod load;
+pub(crate) mod put;
+pub(crate) mod rm;
+pub(crate) mod scan;
+pub(crate) mod selection;
+pub(crate) mod stats;
+pub(crate) mod tour;
+
+use crate::args::{Cli, Command};
+use crate::failure::Result;
+use crate::terminal::{Output, log};
+
+/// Runs what was typed; the tour where nothing was.
+pub(crate) fn run(cli: Cli) -> Result<()> {
+    let output = Output::new(cli.common);
+    log::show(output);
+    match cli.command.unwrap_or_else(|| Command::Tour(tour::Tour::default())) {
+        Command::Tour(command) => command.run(output),
+        Command::Index(command) => command.run(output),
+        Command::Load(command) => command.run(output),
+        Command::Dump(command) => command.run(output),
+        Command::Get(command) => command.run(output),
+        Command::Put(command) => command.run(output),
+        Command::Rm(command) => command.run(output),
+        Command::Scan(command) => command.run(output),
+        Command::Keyspaces(command) => command.run(output),
+        Command::Stats(command) => command.run(output),
+        Command::Check(command) => command.run(output),
+        Command::Checkpoint(command) => command.run(output),
+        Command::Compact(command) => command.run(output),
+        Command::Bench(command) => command.run(output),
+        Command::Completions(command) => command.run(),
+    }
+}

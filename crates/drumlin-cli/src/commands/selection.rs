@@ -1,0 +1,81 @@
+//! Which rows `scan`, `dump` and `rm` mean: all, a prefix, or a range.
+
+use std::ffi::OsString;
+use std::ops::Bound;
+
+use clap::Args;
+
+use crate::failure::Result;
+use crate::text::parse_key;
+
+/// Rows by their keys.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Selection {
+    /// Only keys that begin with this
+    #[arg(long, value_name = "KEY", conflicts_with_all = ["from", "to"])]
+    prefix: Option<OsString>,
+    /// Only keys from this on
+    #[arg(long, value_name = "KEY")]
+    from: Option<OsString>,
+    /// Only keys below this
+    #[arg(long, value_name = "KEY")]
+    to: Option<OsString>,
+}
+
+/// Bounds of keys.
+pub(crate) type KeyRange = (Bound<Vec<u8>>, Bound<Vec<u8>>);
+
+impl Selection {
+    /// Whether anything was said.
+    pub(crate) fn is_given(&self) -> bool {
+        self.prefix.is_some() || self.from.is_some() || self.to.is_some()
+    }
+
+    /// The range of keys that is meant.
+    pub(crate) fn range(&self, hex: bool) -> Result<KeyRange> {
+        if let Some(prefix) = &self.prefix {
+            return Ok(prefix_range(parse_key(prefix, hex)?));
+        }
+        let bound = |key: &Option<OsString>| key.as_ref().map(|key| parse_key(key, hex)).transpose();
+        let from = bound(&self.from)?.map_or(Bound::Unbounded, Bound::Included);
+        let to = bound(&self.to)?.map_or(Bound::Unbounded, Bound::Excluded);
+        Ok(match (from, to) {
+            // A range whose end is not above its start holds nothing; an engine may well refuse it.
+            (Bound::Included(from), Bound::Excluded(to)) if from >= to => {
+                (Bound::Included(from.clone()), Bound::Excluded(from))
+            }
+            range => range,
+        })
+    }
+}
+
+/// All keys that begin with the prefix.
+pub(crate) fn prefix_range(prefix: Vec<u8>) -> KeyRange {
+    let mut end = prefix.clone();
+    while end.last() == Some(&u8::MAX) {
+        end.pop();
+    }
+    let end = match end.last_mut() {
+        Some(last) => {
+            *last += 1;
+            Bound::Excluded(end)
+        }
+        None => Bound::Unbounded,
+    };
+    (Bound::Included(prefix), end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The end of a prefix is the next key that has it not, also behind 0xFF.
+    #[test]
+    fn prefixes_end_where_they_should() {
+        let end = |prefix: &[u8]| prefix_range(prefix.to_vec()).1;
+        assert_eq!(end(b"ab"), Bound::Excluded(b"ac".to_vec()));
+        assert_eq!(end(b"a\xff\xff"), Bound::Excluded(b"b".to_vec()));
+        assert_eq!(end(b"\xff"), Bound::Unbounded);
+        assert_eq!(end(b""), Bound::Unbounded);
+    }
+}

@@ -1,0 +1,134 @@
+//! `drumlin stats`: what the engine counts.
+
+use clap::Args;
+use drumlin::Stats as Figures;
+use serde_json::json;
+
+use crate::database::DatabaseArgs;
+use crate::failure::Result;
+use crate::terminal::{Output, figures, style};
+
+/// Show what the engine counts: memory, device, log, space
+///
+/// Counters begin at zero when a database is opened, so what this shows of reads and writes is what opening it took.
+#[derive(Debug, Args)]
+pub(crate) struct Stats {
+    #[command(flatten)]
+    database: DatabaseArgs,
+}
+
+impl Stats {
+    pub(crate) fn run(&self, output: Output) -> Result<()> {
+        let database = self.database.open()?;
+        let stats = database.stats();
+        let opening = database.opening();
+        let figures = json!({
+            "path": stats.path.display().to_string(),
+            "opening_seconds": opening.duration.as_secs_f64(),
+            "recovered_records": opening.recovered_records,
+            "recovered_bytes": opening.recovered_bytes,
+            "io_backend": stats.io_backend,
+            "sync_method": stats.sync_method,
+            "direct_io": stats.direct_io,
+            "memory_budget_bytes": stats.memory_budget_bytes,
+            "memory_used_bytes": stats.memory_used_bytes,
+            "frame_bytes": stats.frame_bytes,
+            "dirty_bytes": stats.dirty_bytes,
+            "table_bytes": stats.table_bytes,
+            "version_bytes": stats.version_bytes,
+            "log_buffer_bytes": stats.log_buffer_bytes,
+            "page_misses": stats.page_misses,
+            "device_reads": stats.device_reads,
+            "device_read_bytes": stats.device_read_bytes,
+            "device_writes": stats.device_writes,
+            "device_write_bytes": stats.device_write_bytes,
+            "commits": stats.commits,
+            "log_bytes": stats.log_bytes,
+            "log_bytes_written": stats.log_bytes_written,
+            "log_syncs": stats.log_syncs,
+            "data_file_bytes": stats.data_file_bytes,
+            "live_bytes": stats.live_bytes,
+            "segments": stats.segments,
+            "free_segments": stats.free_segments,
+            "segment_bytes": stats.segment_bytes,
+            "checkpoints": stats.checkpoints,
+            "last_checkpoint": stats.last_checkpoint.0,
+            "durable": stats.durable.0,
+            "visible": stats.visible.0,
+            "snapshots": stats.snapshots,
+            "failed": stats.failed,
+        });
+        output.print(&figures, || {
+            let opened = format!(
+                "{}, {} of log replayed",
+                figures::duration(opening.duration),
+                figures::plural(opening.recovered_records, "record")
+            );
+            table(&stats, &opened)
+        })
+    }
+}
+
+fn table(stats: &Figures, opened: &str) -> String {
+    let bytes = figures::bytes;
+    let count = figures::count;
+    let mut lines = Vec::new();
+    let mut line = |label: &str, text: String| {
+        let dim = style::DIM;
+        lines.push(format!("{dim}{label:<12}{dim:#} {text}"));
+    };
+    line("database", stats.path.display().to_string());
+    line("opened in", opened.to_owned());
+    let direct = if stats.direct_io { "direct" } else { "through the page cache" };
+    line("device", format!("{} backend, {direct}, durable by {}", stats.io_backend, stats.sync_method));
+    line(
+        "",
+        format!(
+            "{} reads of {}, {} writes of {}",
+            count(stats.device_reads),
+            bytes(stats.device_read_bytes),
+            count(stats.device_writes),
+            bytes(stats.device_write_bytes)
+        ),
+    );
+    line(
+        "memory",
+        format!("{} of a budget of {}", bytes(stats.memory_used_bytes), figures::budget(stats.memory_budget_bytes)),
+    );
+    line(
+        "",
+        format!(
+            "frames {}, tables {}, versions {}, log {}",
+            bytes(stats.frame_bytes),
+            bytes(stats.table_bytes),
+            bytes(stats.version_bytes),
+            bytes(stats.log_buffer_bytes)
+        ),
+    );
+    line(
+        "data",
+        format!(
+            "{} live in a file of {}; {} of {} segments free",
+            bytes(stats.live_bytes),
+            bytes(stats.data_file_bytes),
+            count(stats.free_segments),
+            count(stats.segments)
+        ),
+    );
+    line("log", format!("{}, {} syncs", bytes(stats.log_bytes), count(stats.log_syncs)));
+    line(
+        "commits",
+        format!(
+            "{} since opening; visible up to {}, durable up to {}",
+            count(stats.commits),
+            count(stats.visible.0),
+            count(stats.durable.0)
+        ),
+    );
+    line("checkpoint", format!("of commit {}", count(stats.last_checkpoint.0)));
+    if let Some(reason) = &stats.failed {
+        let bad = style::BAD;
+        lines.push(format!("{bad}no commits{bad:#}   {reason}"));
+    }
+    lines.join("\n")
+}

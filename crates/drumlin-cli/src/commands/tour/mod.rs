@@ -1,0 +1,182 @@
+//! `drumlin tour`: what the engine promises, shown on real data within two minutes.
+//!
+//! 1. A child process (`drumlin index`) stores a directory tree in a tenth of its size of memory and is killed midway.
+//! 2. This process opens what the child left, and compares every file in it with the disk.
+//! 3. A second child finishes.
+//! 4. This process asks questions, and shows what memory all of them took.
+//!
+//! Nothing here knows more of the database than any user of the public commands could.
+
+mod child;
+mod place;
+mod proof;
+mod questions;
+mod report;
+mod story;
+mod survey;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use clap::Args;
+use drumlin::{Config, Database, Error};
+
+use self::child::Loading;
+use self::place::Place;
+use self::report::{Device, Finish, Killed, Recovery, Report};
+use self::story::Story;
+use self::survey::Survey;
+use super::index::{self, Store};
+use crate::failure::{Exit, Failure, Result};
+use crate::terminal::Output;
+use crate::{interrupt, process};
+
+/// The budget is this share of the data.
+const DATA_TO_BUDGET: u64 = 10;
+
+/// See it work: load a tree, kill it, recover, compare, ask
+///
+/// The tree is only read. The database goes into the system's temporary directory, or, where that is in memory, below
+/// the current one; the previous tour's is replaced. It stays, to be explored.
+#[derive(Debug, Default, Args)]
+pub(crate) struct Tour {
+    /// The directory tree [default: the Rust toolchain's own folder]
+    #[arg(value_name = "PATH")]
+    path: Option<PathBuf>,
+    /// Put the database into this folder
+    #[arg(long, value_name = "DIR")]
+    into: Option<PathBuf>,
+}
+
+impl Tour {
+    pub(crate) fn run(&self, output: Output) -> Result<()> {
+        interrupt::watch();
+        let start = Instant::now();
+        let story = Story::new(output);
+        let root = match &self.path {
+            Some(path) => index::absolute(path)?,
+            None => survey::toolchain()?,
+        };
+        let survey = Survey::of(&root, output)?;
+        if survey.files == 0 {
+            return Err(Failure::not_found(format!("there are no files below {}", root.display()))
+                .hint("give a directory that has some: drumlin tour PATH"));
+        }
+        let place = Place::choose(self.into.as_deref(), survey.bytes)?;
+        let (device, budget_bytes) = create(&place.database, survey.bytes / DATA_TO_BUDGET)?;
+        story.opening(&root, &survey, &place, &device, budget_bytes)?;
+
+        let tour = Stops { root: &root, survey: &survey, place: &place, budget_bytes, story, output };
+        let (killed, acknowledged) = tour.load_and_kill()?;
+        let recovery = tour.recover_and_compare(&acknowledged)?;
+        drop(acknowledged);
+        let finish = tour.finish(recovery.proof.found)?;
+        let (answers, data_file_bytes) = tour.ask()?;
+
+        let resident =
+            [killed.resident_bytes_max, finish.resident_bytes_max, process::resident_bytes_max()].into_iter().flatten();
+        let report = Report {
+            path: root.display().to_string(),
+            database: place.database.display().to_string(),
+            files: survey.files,
+            data_bytes: survey.bytes,
+            budget_bytes,
+            resident_bytes_max: resident.max(),
+            data_file_bytes,
+            seconds: start.elapsed().as_secs_f64(),
+            device,
+            killed,
+            recovery,
+            finish,
+            answers,
+        };
+        story.closing(&report, &place)?;
+        if output.json() { output.print_json(&report) } else { Ok(()) }
+    }
+}
+
+/// Creates the database, with the least budget that the engine works in if a tenth of the data is less. Opening it here
+/// also tells what the device can do, before anything is promised.
+fn create(database: &Path, budget_bytes: u64) -> Result<(Device, u64)> {
+    let (database, budget_bytes) = match Config::new().memory(budget_bytes).open(database) {
+        Err(Error::BudgetTooSmall { minimum_bytes, .. }) => {
+            (Config::new().memory(minimum_bytes).open(database)?, minimum_bytes)
+        }
+        opened => (opened?, budget_bytes),
+    };
+    let stats = database.stats();
+    database.close()?;
+    let device = Device {
+        io_backend: stats.io_backend.to_owned(),
+        sync_method: stats.sync_method.to_owned(),
+        direct_io: stats.direct_io,
+    };
+    Ok((device, budget_bytes))
+}
+
+/// The four stops, and what they share.
+struct Stops<'a> {
+    root: &'a Path,
+    survey: &'a Survey,
+    place: &'a Place,
+    budget_bytes: u64,
+    story: Story,
+    output: Output,
+}
+
+impl Stops<'_> {
+    fn load_and_kill(&self) -> Result<(Killed, child::Acknowledged)> {
+        self.story.begin_load()?;
+        let loading = Loading::start(self.root, &self.place.database, self.budget_bytes)?;
+        let (killed, acknowledged) = loading.kill_midway(self.survey, self.output)?;
+        self.story.killed(&killed)?;
+        Ok((killed, acknowledged))
+    }
+
+    fn recover_and_compare(&self, acknowledged: &child::Acknowledged) -> Result<Recovery> {
+        self.story.begin_recovery()?;
+        let database = self.open()?;
+        let opening = database.opening();
+        let mut recovery = Recovery {
+            seconds: opening.duration.as_secs_f64(),
+            records: opening.recovered_records,
+            log_bytes: opening.recovered_bytes,
+            proof: proof::Proof::default(),
+        };
+        self.story.recovered(&recovery)?;
+        let store = Store::open_or_create(&database)?;
+        recovery.proof = proof::compare(&store, self.root, acknowledged, self.output)?;
+        drop(store);
+        database.close()?;
+        self.story.proved(&recovery.proof)?;
+        if recovery.proof.is_broken() {
+            return Err(Failure::new(Exit::Damaged, "the database is not what was acknowledged")
+                .hint(format!("it stays at {}: please report this", self.place.database.display())));
+        }
+        Ok(recovery)
+    }
+
+    fn finish(&self, files_before: u64) -> Result<Finish> {
+        self.story.begin_finish()?;
+        let loading = Loading::start(self.root, &self.place.database, self.budget_bytes)?;
+        let finish = loading.finish(self.survey, files_before, self.output)?;
+        self.story.finished(&finish)?;
+        Ok(finish)
+    }
+
+    fn ask(&self) -> Result<(questions::Answers, u64)> {
+        self.story.begin_questions()?;
+        let database = self.open()?;
+        let store = Store::open_or_create(&database)?;
+        let answers = questions::ask(&store, self.survey)?;
+        let data_file_bytes = database.stats().data_file_bytes;
+        drop(store);
+        database.close()?;
+        self.story.answered(&answers, self.survey)?;
+        Ok((answers, data_file_bytes))
+    }
+
+    fn open(&self) -> Result<Database> {
+        Ok(Config::new().memory(self.budget_bytes).create(false).open(&self.place.database)?)
+    }
+}

@@ -1,0 +1,142 @@
+//! Where the tour's database goes: on a real device, with enough space, and never over anything that a tour did not make.
+
+use std::env;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::failure::{Exit, Failure, Result};
+use crate::filesystem::FileSystem;
+use crate::terminal::figures;
+
+/// The folder of a tour.
+const FOLDER: &str = "drumlin-tour";
+/// Its database.
+const DATABASE: &str = "db";
+/// Says that the folder may be removed.
+const MARKER: &str = "made-by-drumlin-tour";
+const MARKER_TEXT: &str = "`drumlin tour` made this folder, and replaces `db` in it when it is run again.\n";
+
+/// Space asked for beyond the data: the log's segments, tables, summaries and what is not yet cleaned.
+const SPACE_BYTES_BESIDE_DATA: u64 = 512 << 20;
+
+/// Where everything of the tour is.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) database: PathBuf,
+    pub(super) file_system: &'static str,
+    pub(super) free_bytes: u64,
+    /// What has to be told about the choice.
+    pub(super) remarks: Vec<String>,
+}
+
+impl Place {
+    /// The first of the given folder, the temporary directory and the current one that will do.
+    pub(super) fn choose(given: Option<&Path>, data_bytes: u64) -> Result<Place> {
+        let mut remarks = Vec::new();
+        let needed_bytes = data_bytes + data_bytes / 4 + SPACE_BYTES_BESIDE_DATA;
+        let candidates = match given {
+            Some(folder) => {
+                fs::create_dir_all(folder).map_err(|error| Failure::file("creating", folder, &error))?;
+                vec![folder.to_path_buf()]
+            }
+            None => vec![env::temp_dir(), beside_the_build()],
+        };
+        let mut most_free_bytes = 0;
+        for parent in &candidates {
+            let Ok(file_system) = FileSystem::of(parent) else { continue };
+            if file_system.is_memory {
+                remarks.push(format!(
+                    "{} is {}, memory and no device: a commit there proves nothing",
+                    parent.display(),
+                    file_system.name
+                ));
+                continue;
+            }
+            let folder = parent.join(FOLDER);
+            let Some(remark) = clear(&folder)? else {
+                remarks.push(format!("{} was not made by a tour, and stays as it is", folder.display()));
+                continue;
+            };
+            // Asked again: the previous tour's space is free now.
+            let file_system = FileSystem::of(parent).map_err(|error| Failure::file("looking at", parent, &error))?;
+            if file_system.free_bytes < needed_bytes {
+                most_free_bytes = most_free_bytes.max(file_system.free_bytes);
+                remarks.push(format!("{} has only {} free", parent.display(), figures::bytes(file_system.free_bytes)));
+                continue;
+            }
+            remarks.extend(remark);
+            make(&folder).map_err(|error| Failure::file("creating", &folder, &error))?;
+            return Ok(Place {
+                database: folder.join(DATABASE),
+                file_system: file_system.name,
+                free_bytes: file_system.free_bytes,
+                remarks,
+            });
+        }
+        let exit = if most_free_bytes > 0 { Exit::DiskFull } else { Exit::Other };
+        let needed = figures::bytes(needed_bytes);
+        Err(Failure::new(exit, format!("no place for the tour's database: {}", remarks.join("; ")))
+            .hint(format!("name a folder on a device with {needed} free: drumlin tour --into DIR")))
+    }
+}
+
+/// `target` where the current folder has one, so that a source tree stays clean; else the current folder.
+fn beside_the_build() -> PathBuf {
+    let target = PathBuf::from("target");
+    if target.is_dir() { target } else { PathBuf::from(".") }
+}
+
+/// Removes what a previous tour left: `None` where the folder is somebody else's; else what to say about it.
+fn clear(folder: &Path) -> Result<Option<Option<String>>> {
+    match fs::symlink_metadata(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some(None)),
+        Ok(metadata) if metadata.is_dir() && folder.join(MARKER).is_file() => {}
+        _ => return Ok(None),
+    }
+    let database = folder.join(DATABASE);
+    match fs::remove_dir_all(&database) {
+        Ok(()) => Ok(Some(Some(format!("the previous tour's database, {}, was removed", database.display())))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Some(None)),
+        // Another user's, in a shared temporary directory.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(None),
+        Err(error) => Err(Failure::file("removing", &database, &error)),
+    }
+}
+
+fn make(folder: &Path) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    fs::write(folder.join(MARKER), MARKER_TEXT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Only what a tour made is removed.
+    #[test]
+    fn what_no_tour_made_stays() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join(FOLDER);
+        assert_eq!(clear(&folder).unwrap(), Some(None));
+        fs::create_dir_all(folder.join(DATABASE)).unwrap();
+        assert_eq!(clear(&folder).unwrap(), None);
+        assert!(folder.join(DATABASE).exists());
+        make(&folder).unwrap();
+        fs::write(folder.join("notes"), "mine").unwrap();
+        assert!(clear(&folder).unwrap().flatten().is_some());
+        assert!(!folder.join(DATABASE).exists());
+        assert!(folder.join("notes").exists());
+    }
+
+    /// A file system in memory is never chosen.
+    #[test]
+    fn memory_is_no_place() {
+        let shm = Path::new("/dev/shm");
+        if FileSystem::of(shm).is_ok_and(|file_system| file_system.is_memory) {
+            let failure = Place::choose(Some(shm), 1).unwrap_err();
+            assert_eq!(failure.exit(), Exit::Other);
+            assert!(!shm.join(FOLDER).exists());
+        }
+    }
+}

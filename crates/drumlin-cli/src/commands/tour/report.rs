@@ -1,0 +1,62 @@
+//! The figures of a tour, as `--json` prints them.
+
+use serde::Serialize;
+
+use super::proof::Proof;
+use super::questions::Answers;
+
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    pub(super) path: String,
+    pub(super) database: String,
+    pub(super) files: u64,
+    pub(super) data_bytes: u64,
+    pub(super) budget_bytes: u64,
+    /// Of all processes of the tour.
+    pub(super) resident_bytes_max: Option<u64>,
+    pub(super) data_file_bytes: u64,
+    pub(super) seconds: f64,
+    pub(super) device: Device,
+    pub(super) killed: Killed,
+    pub(super) recovery: Recovery,
+    pub(super) finish: Finish,
+    pub(super) answers: Answers,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Device {
+    pub(super) io_backend: String,
+    pub(super) sync_method: String,
+    pub(super) direct_io: bool,
+}
+
+/// What the first child had done when it was killed.
+#[derive(Debug, Serialize)]
+pub(super) struct Killed {
+    pub(super) acknowledged_files: u64,
+    pub(super) acknowledged_bytes: u64,
+    pub(super) seconds: f64,
+    /// False where the tree is so small that the child was done before the signal came.
+    pub(super) was_killed: bool,
+    pub(super) resident_bytes_max: Option<u64>,
+}
+
+/// What opening the database took, and what was found in it.
+#[derive(Debug, Serialize)]
+pub(super) struct Recovery {
+    pub(super) seconds: f64,
+    pub(super) records: u64,
+    pub(super) log_bytes: u64,
+    pub(super) proof: Proof,
+}
+
+/// What the second child did.
+#[derive(Debug, Serialize)]
+pub(super) struct Finish {
+    pub(super) files_stored: u64,
+    pub(super) files_unchanged: u64,
+    pub(super) files_unreadable: u64,
+    pub(super) bytes_stored: u64,
+    pub(super) seconds: f64,
+    pub(super) resident_bytes_max: Option<u64>,
+}

@@ -1,0 +1,91 @@
+//! The tree that the tour stores: where it is, what it holds, what may be asked of it.
+
+use std::collections::HashMap;
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::commands::index::walk;
+use crate::failure::{Failure, Result};
+use crate::interrupt;
+use crate::terminal::{Output, Progress};
+
+/// What a walk through the tree found.
+#[derive(Debug)]
+pub(super) struct Survey {
+    pub(super) files: u64,
+    pub(super) bytes: u64,
+    pub(super) largest_bytes: u64,
+    /// A directory worth asking about, with `/` at its end; empty where there is none.
+    pub(super) prefix: Vec<u8>,
+    pub(super) below_prefix: Held,
+}
+
+/// Files and their bytes.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(super) struct Held {
+    pub(super) files: u64,
+    pub(super) bytes: u64,
+}
+
+impl Survey {
+    pub(super) fn of(root: &Path, output: Output) -> Result<Survey> {
+        let progress = Progress::counter(output, "looking at the tree: files");
+        let mut all = Held::default();
+        let mut largest_bytes = 0;
+        let mut directories: HashMap<Vec<u8>, Held> = HashMap::new();
+        for found in walk(root).flatten() {
+            let bytes = found.metadata.len();
+            all.files += 1;
+            all.bytes += bytes;
+            largest_bytes = bytes.max(largest_bytes);
+            for end in memchr::memchr_iter(b'/', &found.key) {
+                // Most directories are there already, and then need no key of their own.
+                let directory = &found.key[..=end];
+                if !directories.contains_key(directory) {
+                    directories.insert(directory.to_vec(), Held::default());
+                }
+                let held = directories.get_mut(directory).expect("just inserted");
+                held.files += 1;
+                held.bytes += bytes;
+            }
+            progress.add(1);
+            interrupt::check()?;
+        }
+        progress.finish();
+        let (prefix, below_prefix) = worth_asking(directories, all.files).unwrap_or((Vec::new(), all));
+        Ok(Survey { files: all.files, bytes: all.bytes, largest_bytes, prefix, below_prefix })
+    }
+}
+
+/// The highest directory that has much of the tree and yet not most of it.
+fn worth_asking(directories: HashMap<Vec<u8>, Held>, files: u64) -> Option<(Vec<u8>, Held)> {
+    directories.into_iter().filter(|(_, held)| held.files * 20 >= files && held.files * 2 <= files).min_by_key(
+        |(name, held)| {
+            let depth = name.iter().filter(|&&byte| byte == b'/').count();
+            (depth, u64::MAX - held.files, name.clone())
+        },
+    )
+}
+
+/// The folder of the Rust toolchain in use: `rustc` knows it, else rustup's folder has one.
+pub(super) fn toolchain() -> Result<PathBuf> {
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let told = Command::new(rustc).args(["--print", "sysroot"]).output().ok().filter(|output| output.status.success());
+    let sysroot = told.map(|output| PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()));
+    // A distribution's compiler lives in /usr, which holds much besides.
+    let sysroot = sysroot.map(|path| if path == Path::new("/usr") { path.join("lib/rustlib") } else { path });
+    let rustup = env::var_os("RUSTUP_HOME").map(PathBuf::from).or_else(|| Some(env::home_dir()?.join(".rustup")));
+    let installed = rustup.and_then(|rustup| {
+        let mut toolchains: Vec<PathBuf> =
+            std::fs::read_dir(rustup.join("toolchains")).ok()?.flatten().map(|item| item.path()).collect();
+        toolchains.sort();
+        toolchains.into_iter().find(|path| path.is_dir())
+    });
+    [sysroot, installed].into_iter().flatten().find_map(|path| crate::commands::index::absolute(&path).ok()).ok_or_else(
+        || {
+            Failure::not_found("no Rust toolchain was found to store")
+                .hint("give any directory tree, a gigabyte is about right: drumlin tour PATH")
+        },
+    )
+}

@@ -1,0 +1,207 @@
+//! Errors as a user meets them: what failed, where, what to do; and the exit codes, which are a promise.
+
+use std::io;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anstyle::{AnsiColor, Style};
+use drumlin::Error;
+
+/// The end of `drumlin --help`. `docs/cli.md` repeats it.
+pub(crate) const EXIT_CODES: &str = "\
+Exit codes:
+    0  done
+    1  another error
+    2  the command line makes no sense
+    3  not found: key, keyspace or database
+    4  damage found
+    5  in use by another process
+    6  the disk is full
+    7  bad input data: malformed rows, files that can't be read
+    8  not a database, or one of a newer format
+    9  commits are refused: the log failed, or it can only be read
+  101  a bug in drumlin itself
+  130  interrupted";
+
+/// How the process ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum Exit {
+    /// Whoever read our output went away: nothing is wrong, nothing is said.
+    ReaderGone = 0,
+    Other = 1,
+    Usage = 2,
+    NotFound = 3,
+    Damaged = 4,
+    InUse = 5,
+    DiskFull = 6,
+    BadInput = 7,
+    NotOpened = 8,
+    NoCommits = 9,
+    Interrupted = 130,
+}
+
+/// The exit code of a bug, as Rust has it.
+const PANICKED: i32 = 101;
+
+/// Why a command stops.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    exit: Exit,
+    message: String,
+    hints: Vec<String>,
+}
+
+pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
+
+impl Failure {
+    pub(crate) fn new(exit: Exit, message: impl Into<String>) -> Failure {
+        Failure { exit, message: message.into(), hints: Vec::new() }
+    }
+
+    pub(crate) fn other(message: impl Into<String>) -> Failure {
+        Failure::new(Exit::Other, message)
+    }
+
+    pub(crate) fn usage(message: impl Into<String>) -> Failure {
+        Failure::new(Exit::Usage, message)
+    }
+
+    pub(crate) fn not_found(message: impl Into<String>) -> Failure {
+        Failure::new(Exit::NotFound, message)
+    }
+
+    pub(crate) fn bad_input(message: impl Into<String>) -> Failure {
+        Failure::new(Exit::BadInput, message)
+    }
+
+    /// An exit code without a word: what there was to say has been printed.
+    pub(crate) fn silent(exit: Exit) -> Failure {
+        Failure::new(exit, "")
+    }
+
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Failure {
+        self.hints.push(hint.into());
+        self
+    }
+
+    /// A file operation of the command itself: "reading", "creating".
+    pub(crate) fn file(action: &str, path: &Path, source: &io::Error) -> Failure {
+        let message = format!("{action} {}: {}", path.display(), plain(source));
+        let exit = match source.kind() {
+            io::ErrorKind::NotFound => Exit::NotFound,
+            io::ErrorKind::StorageFull => Exit::DiskFull,
+            _ => Exit::Other,
+        };
+        Failure::new(exit, message)
+    }
+
+    /// Writing to stdout failed. A reader that has seen enough (`drumlin scan … | head`) is no error.
+    pub(crate) fn stdout(source: &io::Error) -> Failure {
+        match source.kind() {
+            io::ErrorKind::BrokenPipe => Failure::silent(Exit::ReaderGone),
+            io::ErrorKind::StorageFull => Failure::new(Exit::DiskFull, "writing the output: the disk is full"),
+            _ => Failure::other(format!("writing the output: {}", plain(source))),
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn exit(&self) -> Exit {
+        self.exit
+    }
+
+    /// Prints the message and its hint, and gives the exit code.
+    pub(crate) fn report(&self) -> ExitCode {
+        if !self.message.is_empty() {
+            let error = Style::new().bold().fg_color(Some(AnsiColor::Red.into()));
+            let dim = Style::new().dimmed();
+            anstream::eprintln!("{error}error:{error:#} {}", self.message);
+            for hint in &self.hints {
+                anstream::eprintln!("{dim} hint:{dim:#} {hint}");
+            }
+        }
+        ExitCode::from(self.exit as u8)
+    }
+}
+
+/// A panic is a bug, and ends the whole process: other threads might wait for the one that is gone, and a database
+/// survives the end of its process at any moment.
+pub(crate) fn end_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        anstream::eprintln!(
+            "this is a bug in drumlin; what was acknowledged is safe. Please report it with the lines above"
+        );
+        std::process::exit(PANICKED);
+    }));
+}
+
+/// The operating system's words without Rust's "(os error 2)".
+pub(crate) fn plain(source: &io::Error) -> String {
+    let text = source.to_string();
+    match text.find(" (os error") {
+        Some(at) => text[..at].to_owned(),
+        None => text,
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        match &error {
+            Error::Io { action, path, source } => Failure::file(action, path, source),
+            Error::NotADatabase { path, why } => {
+                Failure::new(Exit::NotOpened, format!("{} is not a Drumlin database: {why}", path.display()))
+                    .hint("give the folder that `drumlin load`, `put` or `index` created")
+            }
+            Error::NewerFormat { path, found, supported } => Failure::new(
+                Exit::NotOpened,
+                format!("{} has format {found}; this version reads formats up to {supported}", path.display()),
+            )
+            .hint("open it with a newer drumlin"),
+            Error::Locked { path, pid: 0 } => {
+                Failure::new(Exit::InUse, format!("{} is in use by another process", path.display()))
+                    .hint("close it there, or end that process")
+            }
+            Error::Locked { path, pid } => {
+                Failure::new(Exit::InUse, format!("{} is in use by process {pid}", path.display()))
+                    .hint(format!("close it there, or end it: kill {pid}"))
+            }
+            Error::Damaged { path, what, flaw } => {
+                Failure::new(Exit::Damaged, format!("damaged: {what} in {}: {flaw}", path.display()))
+                    .hint("`drumlin check` lists all damage and what it costs")
+            }
+            Error::DiskFull { path, needed_bytes } => Failure::new(
+                Exit::DiskFull,
+                format!("the disk is full: {needed_bytes} more bytes are needed in {}", path.display()),
+            )
+            .hint("free space there, or `drumlin rm` rows and `drumlin compact`; what was acknowledged is safe"),
+            Error::TransactionTooLarge { limit_bytes } => {
+                Failure::other(format!("transaction too large: its writes exceed {limit_bytes} bytes"))
+                    .hint("use a smaller --batch, or a larger --memory")
+            }
+            Error::OutcomeUnknown { reason } => Failure::new(
+                Exit::NoCommits,
+                format!("the log failed while a commit was being written ({reason}); whether it is there is unknown"),
+            )
+            .hint("mend the cause; reading the rows again tells what is there"),
+            Error::Failed { reason } => {
+                Failure::new(Exit::NoCommits, format!("the database accepts no commits: {reason}"))
+                    .hint("mend the cause and run the command again; nothing acknowledged is lost")
+            }
+            Error::ReadOnly { path } => Failure::new(Exit::NoCommits, format!("{} can only be read", path.display())),
+            Error::BudgetTooSmall { given_bytes, minimum_bytes } => Failure::usage(format!(
+                "--memory {given_bytes} is too small: at least {minimum_bytes} bytes are needed"
+            ))
+            .hint(format!("--memory {}MiB", minimum_bytes.div_ceil(1 << 20))),
+            Error::NoSuchKeyspace { name } => {
+                Failure::not_found(format!("there is no keyspace {name:?}")).hint("`drumlin keyspaces` lists them")
+            }
+            Error::KeyTooLong { key_bytes, limit_bytes, keyspace } => Failure::bad_input(format!(
+                "key of {key_bytes} bytes: keys in keyspace {keyspace:?} may have up to {limit_bytes}"
+            )),
+            Error::Conflict { reason } => Failure::other(format!("conflict: {reason}")).hint("run the command again"),
+            _ => Failure::other(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! What the operating system says about a process: memory, time, processors.
+
+use std::fs;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// Processor time of the whole process so far, all threads, user and system.
+pub(crate) fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// The most memory that was resident at once in this process; `None` where the system doesn't tell.
+pub(crate) fn resident_bytes_max() -> Option<u64> {
+    resident_bytes_max_of("self")
+}
+
+/// The same of another process, by its number.
+pub(crate) fn resident_bytes_max_of(process: &str) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+    let kib: u64 = line.split_ascii_whitespace().nth(1)?.parse().ok()?;
+    Some(kib * 1024)
+}
+
+/// Starts the measurement of [`resident_bytes_max`] anew. Where that is not permitted, the maximum since the start of
+/// the process stays, which is never too small.
+pub(crate) fn reset_resident_bytes_max() {
+    let _ = fs::write("/proc/self/clear_refs", "5");
+}
+
+/// Processors this process may use.
+pub(crate) fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}

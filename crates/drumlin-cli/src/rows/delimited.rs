@@ -1,0 +1,363 @@
+//! CSV and TSV (RFC 4180): quoted fields, doubled quotes, newlines within quotes.
+//!
+//! Stricter than most readers, so that a broken file is noticed where it breaks: a quote that is never closed, text
+//! behind a closing quote, and a row with too few or too many fields are errors with line and column. Bytes that are not
+//! UTF-8 pass in single columns; a whole row becomes a JSON object and has to be UTF-8.
+
+use std::io::{self, BufRead, Write};
+
+use memchr::{memchr, memchr3};
+
+use super::lines::{Lines, content};
+use super::{Choice, Flaw, Next, Place, Row, Sink, Source, line_key};
+
+/// The fields of one record, and where each began.
+#[derive(Default, Debug)]
+struct Record {
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+    places: Vec<Place>,
+}
+
+impl Record {
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.ends.clear();
+        self.places.clear();
+    }
+
+    fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    fn field(&self, index: usize) -> &[u8] {
+        let start = if index == 0 { 0 } else { self.ends[index - 1] };
+        &self.bytes[start..self.ends[index]]
+    }
+
+    fn fields(&self) -> impl Iterator<Item = &[u8]> {
+        (0..self.len()).map(|index| self.field(index))
+    }
+}
+
+/// Rows of CSV or TSV.
+#[derive(Debug)]
+pub(super) struct Delimited<R> {
+    delimiter: u8,
+    lines: Lines<R>,
+    choice: Choice,
+    columns: Option<Columns>,
+    record: Record,
+}
+
+/// What the first line settles.
+#[derive(Debug)]
+struct Columns {
+    count: usize,
+    key: Vec<usize>,
+    value: Option<usize>,
+    /// `"name":` in JSON for each column; empty without a header.
+    labels: Vec<String>,
+}
+
+impl<R: BufRead> Delimited<R> {
+    pub(super) fn new(delimiter: u8, input: R, choice: Choice) -> Delimited<R> {
+        Delimited { delimiter, lines: Lines::new(input), choice, columns: None, record: Record::default() }
+    }
+
+    /// Reads the next record; false at the end. Blank lines are passed over.
+    fn read_record(&mut self) -> Result<bool, Flaw> {
+        let record = &mut self.record;
+        record.clear();
+        let mut open_quote = None;
+        while let Some((number, line)) = self.lines.next()? {
+            if open_quote.is_none() && content(line).is_empty() {
+                continue;
+            }
+            match split(line, self.delimiter, number, record, &mut open_quote) {
+                Ok(true) => return Ok(true),
+                Ok(false) => {}
+                Err((column, what)) => {
+                    let place = Place::Line { line: number, column };
+                    return Err(Flaw::Row { place, what: what.to_owned() });
+                }
+            }
+        }
+        match open_quote {
+            None => Ok(false),
+            Some(place) => Err(Flaw::Row { place, what: "the quote that opens here is never closed".to_owned() }),
+        }
+    }
+
+    /// Settles which column is what, from the header or from the number of fields in the first record.
+    fn settle_columns(&mut self) -> Result<Option<Columns>, Flaw> {
+        if !self.read_record()? {
+            return Ok(None);
+        }
+        let record = &self.record;
+        let header: Vec<String> = if self.choice.header {
+            record.fields().map(|field| String::from_utf8_lossy(field).into_owned()).collect()
+        } else {
+            (1..=record.len()).map(|number| number.to_string()).collect()
+        };
+        let find = |name: &String| {
+            header.iter().position(|column| column == name).ok_or_else(|| Flaw::Rest {
+                place: Place::Line { line: 1, column: 1 },
+                what: format!("there is no column {name:?}; there are: {}", header.join(", ")),
+            })
+        };
+        let labels = header.iter().map(|name| format!("{}:", serde_json::Value::from(name.as_str()))).collect();
+        Ok(Some(Columns {
+            count: header.len(),
+            key: self.choice.key.iter().map(find).collect::<Result<_, _>>()?,
+            value: self.choice.value.as_ref().map(find).transpose()?,
+            labels: if self.choice.header { labels } else { Vec::new() },
+        }))
+    }
+}
+
+impl<R: BufRead> Source for Delimited<R> {
+    fn next(&mut self, row: &mut Row) -> Result<Next, Flaw> {
+        let mut have_record = false;
+        if self.columns.is_none() {
+            self.columns = self.settle_columns()?;
+            have_record = self.columns.is_some() && !self.choice.header;
+        }
+        if !have_record && !self.read_record()? {
+            return Ok(Next::End);
+        }
+        let columns = self.columns.as_ref().expect("settled with the first record");
+        let record = &self.record;
+        check_field_count(record, columns.count, self.lines.number())?;
+        row.key.clear();
+        if columns.key.is_empty() {
+            let Place::Line { line, .. } = record.places[0] else { unreachable!("text has lines") };
+            row.key = line_key(&self.choice.name, line);
+        }
+        for (index, &column) in columns.key.iter().enumerate() {
+            if index > 0 {
+                row.key.push(0);
+            }
+            row.key.extend_from_slice(record.field(column));
+        }
+        row.value.clear();
+        match columns.value {
+            Some(column) => row.value.extend_from_slice(record.field(column)),
+            None => write_json(record, &columns.labels, &mut row.value)?,
+        }
+        Ok(Next::Row)
+    }
+}
+
+fn check_field_count(record: &Record, expected: usize, last_line: u64) -> Result<(), Flaw> {
+    let found = record.len();
+    if found == expected {
+        return Ok(());
+    }
+    let place = if found > expected {
+        record.places[expected]
+    } else {
+        match record.places[found - 1] {
+            Place::Line { line, column } if line == last_line => Place::Line { line, column },
+            _ => Place::Line { line: last_line, column: 1 },
+        }
+    };
+    let fields = if found == 1 { "field" } else { "fields" };
+    Err(Flaw::Row { place, what: format!("{found} {fields} where {expected} are expected") })
+}
+
+/// The row as a JSON object, or an array where there is no header.
+fn write_json(record: &Record, labels: &[String], value: &mut Vec<u8>) -> Result<(), Flaw> {
+    value.push(if labels.is_empty() { b'[' } else { b'{' });
+    for (index, field) in record.fields().enumerate() {
+        if index > 0 {
+            value.push(b',');
+        }
+        if let Some(label) = labels.get(index) {
+            value.extend_from_slice(label.as_bytes());
+        }
+        let text = std::str::from_utf8(field).map_err(|_| Flaw::Row {
+            place: record.places[index],
+            what: "the field is not UTF-8, which a row stored as JSON has to be (--value stores one column as it is)"
+                .to_owned(),
+        })?;
+        serde_json::to_writer(&mut *value, text).expect("a string can be written to memory");
+    }
+    value.push(if labels.is_empty() { b']' } else { b'}' });
+    Ok(())
+}
+
+/// Takes one physical line into the record. True once the record is complete; false where it goes on in the next line
+/// within the quote that `open_quote` names.
+fn split(
+    line: &[u8],
+    delimiter: u8,
+    number: u64,
+    record: &mut Record,
+    open_quote: &mut Option<Place>,
+) -> Result<bool, (u64, &'static str)> {
+    let end = content(line).len();
+    let mut at = 0;
+    loop {
+        if open_quote.is_none() {
+            let place = Place::Line { line: number, column: at as u64 + 1 };
+            record.places.push(place);
+            if line.get(at) == Some(&b'"') && at < end {
+                *open_quote = Some(place);
+                at += 1;
+            } else {
+                let length = memchr(delimiter, &line[at..end]).unwrap_or(end - at);
+                record.bytes.extend_from_slice(&line[at..at + length]);
+                record.ends.push(record.bytes.len());
+                if at + length == end {
+                    return Ok(true);
+                }
+                at += length + 1;
+                continue;
+            }
+        }
+        let Some(length) = memchr(b'"', &line[at..]) else {
+            record.bytes.extend_from_slice(&line[at..]);
+            return Ok(false);
+        };
+        record.bytes.extend_from_slice(&line[at..at + length]);
+        at += length + 1;
+        if line.get(at) == Some(&b'"') {
+            record.bytes.push(b'"');
+            at += 1;
+            continue;
+        }
+        *open_quote = None;
+        record.ends.push(record.bytes.len());
+        if at == end {
+            return Ok(true);
+        }
+        if line[at] != delimiter {
+            return Err((at as u64 + 1, "text behind a closing quote (a quote within quotes is written twice)"));
+        }
+        at += 1;
+    }
+}
+
+/// Writes CSV or TSV with the columns `key` and `value`.
+#[derive(Debug)]
+pub(super) struct DelimitedSink<W> {
+    delimiter: u8,
+    output: W,
+}
+
+impl<W: Write> DelimitedSink<W> {
+    pub(super) fn new(delimiter: u8, output: W) -> io::Result<DelimitedSink<W>> {
+        let mut sink = DelimitedSink { delimiter, output };
+        sink.write(b"key", b"value")?;
+        Ok(sink)
+    }
+
+    fn write_field(&mut self, field: &[u8]) -> io::Result<()> {
+        let needs_quotes = memchr3(b'"', b'\n', b'\r', field).is_some()
+            || memchr(self.delimiter, field).is_some()
+            || field.starts_with(b"\xef\xbb\xbf");
+        if !needs_quotes {
+            return self.output.write_all(field);
+        }
+        self.output.write_all(b"\"")?;
+        let mut rest = field;
+        while let Some(at) = memchr(b'"', rest) {
+            self.output.write_all(&rest[..=at])?;
+            self.output.write_all(b"\"")?;
+            rest = &rest[at + 1..];
+        }
+        self.output.write_all(rest)?;
+        self.output.write_all(b"\"")
+    }
+}
+
+impl<W: Write> Sink for DelimitedSink<W> {
+    fn write(&mut self, key: &[u8], value: &[u8]) -> io::Result<()> {
+        self.write_field(key)?;
+        self.output.write_all(&[self.delimiter])?;
+        self.write_field(value)?;
+        self.output.write_all(b"\n")
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.output.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::{RngExt, SeedableRng, rngs::SmallRng};
+
+    use super::*;
+
+    fn choice() -> Choice {
+        Choice { key: vec!["id".to_owned()], value: None, header: true, name: "t.csv".to_owned() }
+    }
+
+    type Read = Result<(Vec<u8>, Vec<u8>), (Place, String)>;
+
+    fn rows(text: &[u8], choice: Choice) -> Vec<Read> {
+        let mut source = Delimited::new(b',', text, choice);
+        let mut rows = Vec::new();
+        loop {
+            let mut row = Row::default();
+            match source.next(&mut row) {
+                Ok(Next::End) => return rows,
+                Ok(_) => rows.push(Ok((row.key, row.value))),
+                Err(Flaw::Row { place, what }) => rows.push(Err((place, what))),
+                Err(flaw) => panic!("{flaw:?}"),
+            }
+        }
+    }
+
+    fn place(line: u64, column: u64) -> Place {
+        Place::Line { line, column }
+    }
+
+    /// Each kind of malformed row is named with its place, and the rows around it are read.
+    #[test]
+    fn malformed_rows_have_a_place() {
+        let text = b"id,name\n1,a\n2\n3,\"b\"c\n4,d,e\n\n5,\"f\ng\"\n6,\"open\n7,x\n";
+        let rows = rows(text, choice());
+        let places: Vec<Option<Place>> = rows.iter().map(|row| row.as_ref().err().map(|flaw| flaw.0)).collect();
+        let expected = [None, Some(place(3, 1)), Some(place(4, 6)), Some(place(5, 5)), None, Some(place(9, 3))];
+        assert_eq!(places, expected);
+        assert_eq!(rows[4], Ok((b"5".to_vec(), b"{\"id\":\"5\",\"name\":\"f\\ng\"}".to_vec())));
+    }
+
+    /// Without a key column, the key is file and line; without a header, columns are numbers and the row is an array.
+    #[test]
+    fn rows_without_names() {
+        let choice = Choice { key: vec![], value: None, header: false, name: "t.csv".to_owned() };
+        let rows = rows(b"a,b\r\nc,d", choice);
+        assert_eq!(rows[0], Ok((b"t.csv:000000000001".to_vec(), b"[\"a\",\"b\"]".to_vec())));
+        assert_eq!(rows[1], Ok((b"t.csv:000000000002".to_vec(), b"[\"c\",\"d\"]".to_vec())));
+    }
+
+    /// Where the `csv` crate finds a well-formed file, it finds the same fields.
+    #[test]
+    fn agrees_with_the_csv_crate() {
+        let mut random = SmallRng::seed_from_u64(11);
+        for _ in 0..2000 {
+            let mut writer = csv::WriterBuilder::new().from_writer(Vec::new());
+            writer.write_record(["id", "name"]).unwrap();
+            let count = random.random_range(0..5);
+            for _ in 0..count {
+                let mut field = || -> Vec<u8> {
+                    let length = random.random_range(0..6);
+                    (0..length).map(|_| b"a,\"\n\r "[random.random_range(0..6)]).collect()
+                };
+                writer.write_record([field(), field()]).unwrap();
+            }
+            let text = writer.into_inner().unwrap();
+            let choice = Choice { value: Some("name".to_owned()), ..choice() };
+            let ours: Vec<_> = rows(&text, choice).into_iter().map(Result::unwrap).collect();
+            let theirs: Vec<_> = csv::Reader::from_reader(&text[..])
+                .byte_records()
+                .map(|record| record.map(|record| (record[0].to_vec(), record[1].to_vec())).unwrap())
+                .collect();
+            assert_eq!(ours, theirs, "{:?}", String::from_utf8_lossy(&text));
+        }
+    }
+}

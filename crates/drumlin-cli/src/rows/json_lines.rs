@@ -1,0 +1,153 @@
+//! JSON Lines: one JSON value a line.
+//!
+//! A field that becomes a key or a value is stored as its text where it is a string, as the bytes it stands for where it
+//! is `{"base64": "…"}`, and as the JSON it was written in otherwise. So what `dump` writes, `load --key key --value
+//! value` reads back, whatever the bytes.
+
+use std::collections::HashMap;
+use std::io::{self, BufRead, Write};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::lines::{Lines, content};
+use super::{Choice, Flaw, Next, Place, Row, Sink, Source, line_key};
+use crate::text::{JsonBytes, JsonRow};
+
+/// Rows of JSON Lines.
+#[derive(Debug)]
+pub(super) struct JsonLines<R> {
+    lines: Lines<R>,
+    choice: Choice,
+}
+
+impl<R: BufRead> JsonLines<R> {
+    pub(super) fn new(input: R, choice: Choice) -> JsonLines<R> {
+        JsonLines { lines: Lines::new(input), choice }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Base64 {
+    base64: String,
+}
+
+impl<R: BufRead> Source for JsonLines<R> {
+    fn next(&mut self, row: &mut Row) -> Result<Next, Flaw> {
+        loop {
+            let Some((number, line)) = self.lines.next()? else { return Ok(Next::End) };
+            let text = content(line);
+            if text.iter().all(u8::is_ascii_whitespace) {
+                continue;
+            }
+            let parsed = parse(text, &self.choice, row);
+            parsed.map_err(|(column, what)| Flaw::Row { place: Place::Line { line: number, column }, what })?;
+            if self.choice.key.is_empty() {
+                row.key = line_key(&self.choice.name, number);
+            }
+            return Ok(Next::Row);
+        }
+    }
+}
+
+fn parse(text: &[u8], choice: &Choice, row: &mut Row) -> Result<(), (u64, String)> {
+    row.key.clear();
+    row.value.clear();
+    if choice.key.is_empty() && choice.value.is_none() {
+        let value: &RawValue = serde_json::from_slice(text).map_err(|error| flaw(&error))?;
+        row.value.extend_from_slice(value.get().as_bytes());
+        return Ok(());
+    }
+    let fields: HashMap<String, &RawValue> = serde_json::from_slice(text).map_err(|error| flaw(&error))?;
+    let find = |name: &String| fields.get(name).copied().ok_or_else(|| (1, format!("there is no field {name:?}")));
+    for (index, name) in choice.key.iter().enumerate() {
+        if index > 0 {
+            row.key.push(0);
+        }
+        row.key.extend_from_slice(&field_bytes(find(name)?));
+    }
+    match &choice.value {
+        Some(name) => row.value = field_bytes(find(name)?),
+        None => row.value.extend_from_slice(text.trim_ascii()),
+    }
+    Ok(())
+}
+
+fn field_bytes(field: &RawValue) -> Vec<u8> {
+    let text = field.get();
+    match text.as_bytes()[0] {
+        b'"' => serde_json::from_str::<String>(text).map(String::into_bytes),
+        b'{' => serde_json::from_str::<Base64>(text)
+            .and_then(|base64| STANDARD.decode(base64.base64).map_err(serde::de::Error::custom)),
+        _ => Ok(text.as_bytes().to_vec()),
+    }
+    // An object that is not base64 is itself; a string always parses, unless it names half a surrogate pair.
+    .unwrap_or_else(|_| text.as_bytes().to_vec())
+}
+
+/// What serde_json found, without the position that it appends: ours has the file's line.
+fn flaw(error: &serde_json::Error) -> (u64, String) {
+    let text = error.to_string();
+    let what = text.rfind(" at line ").map_or(text.as_str(), |at| &text[..at]);
+    ((error.column() as u64).max(1), what.to_owned())
+}
+
+/// Writes `{"key": …, "value": …}` lines.
+#[derive(Debug)]
+pub(super) struct JsonLinesSink<W> {
+    output: W,
+}
+
+impl<W: Write> JsonLinesSink<W> {
+    pub(super) fn new(output: W) -> JsonLinesSink<W> {
+        JsonLinesSink { output }
+    }
+}
+
+impl<W: Write> Sink for JsonLinesSink<W> {
+    fn write(&mut self, key: &[u8], value: &[u8]) -> io::Result<()> {
+        serde_json::to_writer(&mut self.output, &JsonRow { key: JsonBytes(key), value: Some(JsonBytes(value)) })?;
+        self.output.write_all(b"\n")
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.output.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choice(key: &[&str], value: Option<&str>) -> Choice {
+        let key = key.iter().map(|&name| name.to_owned()).collect();
+        Choice { key, value: value.map(str::to_owned), header: true, name: "t.jsonl".to_owned() }
+    }
+
+    fn row(text: &str, choice: &Choice) -> Result<(Vec<u8>, Vec<u8>), (u64, String)> {
+        let mut row = Row::default();
+        parse(text.as_bytes(), choice, &mut row).map(|()| (row.key, row.value))
+    }
+
+    /// Strings, base64 and other JSON each become the bytes they stand for.
+    #[test]
+    fn fields_become_bytes() {
+        let text = r#"{"a":"x\n","b":{"base64":"//4="},"c":12.50,"d":{"e":1}}"#;
+        assert_eq!(row(text, &choice(&["a"], Some("b"))), Ok((b"x\n".to_vec(), b"\xff\xfe".to_vec())));
+        assert_eq!(row(text, &choice(&["c", "a"], Some("d"))), Ok((b"12.50\0x\n".to_vec(), br#"{"e":1}"#.to_vec())));
+        assert_eq!(row(text, &choice(&["c"], None)), Ok((b"12.50".to_vec(), text.as_bytes().to_vec())));
+    }
+
+    /// What is no JSON, no object or lacks the field is refused, with the column.
+    #[test]
+    fn malformed_lines_have_a_column() {
+        assert_eq!(row("{\"a\":1,}", &choice(&["a"], None)).unwrap_err().0, 8);
+        assert_eq!(row("{\"a\":", &choice(&["a"], None)).unwrap_err().0, 5);
+        assert!(row("[1]", &choice(&["a"], None)).is_err());
+        assert!(row("{}", &choice(&["a"], None)).unwrap_err().1.contains("no field \"a\""));
+        assert!(row("{} {}", &choice(&[], None)).is_err());
+    }
+}

@@ -1,0 +1,205 @@
+//! Rows outside a database: CSV, TSV, JSON Lines and the binary form, read and written.
+//!
+//! A [`Source`] yields rows one after another and says exactly where something is wrong; after a malformed text line it
+//! goes on with the next. A [`Sink`] writes what the source of the same format reads back.
+
+mod binary;
+mod delimited;
+mod json_lines;
+mod lines;
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::io::{self, BufRead, Read, Write};
+use std::path::Path;
+
+use clap::ValueEnum;
+
+pub(crate) use binary::VALUE_BYTES_STREAMED;
+
+/// How rows are written down.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Format {
+    /// Comma-separated values (.csv)
+    Csv,
+    /// Tab-separated values (.tsv, .tab)
+    Tsv,
+    /// One JSON value a line (.jsonl, .ndjson)
+    Jsonl,
+    /// Drumlin's binary form: any bytes, checksummed (.rows)
+    Binary,
+}
+
+impl Format {
+    /// What the name of a file says.
+    pub(crate) fn of_path(path: &Path) -> Option<Format> {
+        match path.extension().and_then(OsStr::to_str)?.to_ascii_lowercase().as_str() {
+            "csv" => Some(Format::Csv),
+            "tsv" | "tab" => Some(Format::Tsv),
+            "jsonl" | "ndjson" => Some(Format::Jsonl),
+            "rows" => Some(Format::Binary),
+            _ => None,
+        }
+    }
+}
+
+/// What becomes key and value where the rows are text.
+#[derive(Clone, Debug)]
+pub(crate) struct Choice {
+    /// The columns or fields that make the key, joined by a zero byte; none for [`line_key`].
+    pub(crate) key: Vec<String>,
+    /// The column or field that makes the value; none for the whole row.
+    pub(crate) value: Option<String>,
+    /// The first line of CSV and TSV names the columns.
+    pub(crate) header: bool,
+    /// What the source is called, for keys made of line numbers.
+    pub(crate) name: String,
+}
+
+/// The key of a row that has none of its own: its file and line, so that keys sort as the lines do and those of several
+/// files don't meet.
+fn line_key(name: &str, line: u64) -> Vec<u8> {
+    format!("{name}:{line:012}").into_bytes()
+}
+
+/// One row.
+#[derive(Default, Debug)]
+pub(crate) struct Row {
+    pub(crate) key: Vec<u8>,
+    pub(crate) value: Vec<u8>,
+}
+
+/// What a source had to give.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Next {
+    /// The row is complete.
+    Row,
+    /// The key is there; the value is too large to hold and comes from [`Source::value`].
+    Streamed,
+    /// There are no more rows.
+    End,
+}
+
+/// Where in a file something is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Place {
+    /// Both count from 1; columns count bytes.
+    Line { line: u64, column: u64 },
+    /// An offset in a binary file.
+    Byte(u64),
+}
+
+impl fmt::Display for Place {
+    /// Begins with the colon that sets it off from the file's name.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Line { line, column } => write!(f, ":{line}:{column}"),
+            Place::Byte(offset) => write!(f, ": byte {offset}"),
+        }
+    }
+}
+
+/// What is wrong with a source.
+#[derive(Debug)]
+pub(crate) enum Flaw {
+    /// One row is malformed; the next call goes on behind it.
+    Row { place: Place, what: String },
+    /// Nothing behind this place can be trusted.
+    Rest { place: Place, what: String },
+    /// The operating system failed.
+    Io(io::Error),
+}
+
+impl From<io::Error> for Flaw {
+    fn from(error: io::Error) -> Flaw {
+        Flaw::Io(error)
+    }
+}
+
+/// Rows from a file.
+pub(crate) trait Source {
+    /// Fills `row` with the next one.
+    fn next(&mut self, row: &mut Row) -> Result<Next, Flaw>;
+
+    /// The value of the row just answered with [`Next::Streamed`], to be read to its end.
+    fn value(&mut self) -> &mut dyn Read {
+        unreachable!("only a source that answers `Streamed` has a value to stream")
+    }
+}
+
+/// Opens rows of a format.
+pub(crate) fn source<'a>(format: Format, input: impl BufRead + 'a, choice: Choice) -> Box<dyn Source + 'a> {
+    match format {
+        Format::Csv => Box::new(delimited::Delimited::new(b',', input, choice)),
+        Format::Tsv => Box::new(delimited::Delimited::new(b'\t', input, choice)),
+        Format::Jsonl => Box::new(json_lines::JsonLines::new(input, choice)),
+        Format::Binary => Box::new(binary::BinarySource::new(input)),
+    }
+}
+
+/// Rows to a file.
+pub(crate) trait Sink {
+    /// Writes one row; the value is read to its end.
+    fn write(&mut self, key: &[u8], value: &[u8]) -> io::Result<()>;
+    /// Writes what follows the last row.
+    fn finish(&mut self) -> io::Result<()>;
+}
+
+/// Begins rows of a format.
+pub(crate) fn sink<'a>(format: Format, output: impl Write + 'a) -> io::Result<Box<dyn Sink + 'a>> {
+    Ok(match format {
+        Format::Csv => Box::new(delimited::DelimitedSink::new(b',', output)?),
+        Format::Tsv => Box::new(delimited::DelimitedSink::new(b'\t', output)?),
+        Format::Jsonl => Box::new(json_lines::JsonLinesSink::new(output)),
+        Format::Binary => Box::new(binary::BinarySink::new(output)?),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::{RngExt, SeedableRng, rngs::SmallRng};
+
+    use super::*;
+
+    fn choice(key: &str, value: &str) -> Choice {
+        Choice { key: vec![key.to_owned()], value: Some(value.to_owned()), header: true, name: "test".to_owned() }
+    }
+
+    fn read_all(source: &mut dyn Source) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let mut rows = Vec::new();
+        loop {
+            let mut row = Row::default();
+            match source.next(&mut row).expect("a well-formed file") {
+                Next::End => return rows,
+                Next::Row => {}
+                Next::Streamed => {
+                    source.value().read_to_end(&mut row.value).expect("a whole value");
+                }
+            }
+            rows.push((row.key, row.value));
+        }
+    }
+
+    /// Whatever the bytes, every format gives back what was written.
+    #[test]
+    fn every_format_round_trips_any_bytes() {
+        let mut random = SmallRng::seed_from_u64(7);
+        let alphabet = b"ab,\t\"\r\n\\{}\x00\xff\xc3\xa9";
+        for format in [Format::Csv, Format::Tsv, Format::Jsonl, Format::Binary] {
+            for round in 0..200 {
+                let mut bytes = || -> Vec<u8> {
+                    let length = random.random_range(0..12);
+                    (0..length).map(|_| alphabet[random.random_range(0..alphabet.len())]).collect()
+                };
+                let rows: Vec<(Vec<u8>, Vec<u8>)> = (0..round % 9).map(|_| (bytes(), bytes())).collect();
+                let mut file = Vec::new();
+                let mut sink = sink(format, &mut file).unwrap();
+                rows.iter().for_each(|(key, value)| sink.write(key, value).unwrap());
+                sink.finish().unwrap();
+                drop(sink);
+                let mut source = source(format, &file[..], choice("key", "value"));
+                assert_eq!(read_all(source.as_mut()), rows, "{format:?}: {:?}", String::from_utf8_lossy(&file));
+            }
+        }
+    }
+}

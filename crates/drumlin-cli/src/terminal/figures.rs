@@ -1,0 +1,159 @@
+//! Sizes, counts, rates and times as people read them, and sizes as they type them.
+
+use std::time::Duration;
+
+/// `1,234,567`
+pub(crate) fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A rate or another computed number: whole and grouped where large, with three significant digits where small.
+pub(crate) fn rate(number: f64) -> String {
+    match number {
+        number if number >= 100.0 => count(number.round() as u64),
+        number if number >= 10.0 => format!("{number:.1}"),
+        number if number >= 1.0 => format!("{number:.2}"),
+        number => format!("{number:.3}"),
+    }
+}
+
+/// `17 bytes`, `4.10 kB`, `1.39 GB`: decimal units, three significant digits.
+pub(crate) fn bytes(number: u64) -> String {
+    const UNITS: [&str; 5] = ["kB", "MB", "GB", "TB", "PB"];
+    if number < 1000 {
+        return if number == 1 { "1 byte".to_owned() } else { format!("{number} bytes") };
+    }
+    let mut value = number as f64 / 1000.0;
+    let mut unit = 0;
+    while value >= 999.5 && unit + 1 < UNITS.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    let digits = if value >= 99.95 { 0 } else { usize::from(value < 9.995) + 1 };
+    format!("{value:.digits$} {}", UNITS[unit])
+}
+
+/// A memory budget as it was set: in binary units where it is whole in them.
+pub(crate) fn budget(number: u64) -> String {
+    for (shift, unit) in [(30, "GiB"), (20, "MiB")] {
+        if number > 0 && number.trailing_zeros() >= shift {
+            return format!("{} {unit}", number >> shift);
+        }
+    }
+    bytes(number)
+}
+
+/// `37 us`, `4.20 ms`, `1.53 s`, `2 min 5 s`
+pub(crate) fn duration(duration: Duration) -> String {
+    let seconds = duration.as_secs_f64();
+    match seconds {
+        seconds if seconds < 0.000_999_5 => format!("{:.0} us", seconds * 1e6),
+        seconds if seconds < 0.009_995 => format!("{:.1} ms", seconds * 1e3),
+        seconds if seconds < 0.999_5 => format!("{:.0} ms", seconds * 1e3),
+        seconds if seconds < 9.995 => format!("{seconds:.2} s"),
+        seconds if seconds < 99.95 => format!("{seconds:.1} s"),
+        _ => format!("{} min {} s", duration.as_secs() / 60, duration.as_secs() % 60),
+    }
+}
+
+/// `1 row`, `2 rows`
+pub(crate) fn plural(number: u64, noun: &str) -> String {
+    format!("{} {noun}{}", count(number), if number == 1 { "" } else { "s" })
+}
+
+/// A size as typed: `4096`, `64MiB`, `64M`, `1g`, `10MB`. Single letters are binary, as `--memory 64M` means everywhere.
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+    let at = text.find(|char: char| !char.is_ascii_digit()).unwrap_or(text.len());
+    let number: u64 = text[..at].parse().map_err(|_| "a size is a number and a unit, as 64MiB".to_owned())?;
+    let unit = match text[at..].trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "t" | "tib" => 1 << 40,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
+        _ => return Err("units are KiB, MiB, GiB, TiB, kB, MB, GB and TB".to_owned()),
+    };
+    number.checked_mul(unit).ok_or_else(|| "too large".to_owned())
+}
+
+/// Text cut to a number of columns, with an ellipsis where something is missing.
+pub(crate) fn clip(text: &str, columns: usize) -> String {
+    if text.chars().count() <= columns {
+        return text.to_owned();
+    }
+    text.chars().take(columns.saturating_sub(1)).chain(['…']).collect()
+}
+
+/// A path cut to a number of columns; its end says more than its beginning. Where it can, it begins with a whole name.
+pub(crate) fn clip_start(text: &str, columns: usize) -> String {
+    let length = text.chars().count();
+    if length <= columns {
+        return text.to_owned();
+    }
+    let tail: String = text.chars().skip(length + 1 - columns).collect();
+    let start = tail.find('/').filter(|&at| at + 1 < tail.len()).unwrap_or(0);
+    format!("…{}", &tail[start..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every size keeps three significant digits and moves to the next unit before it shows four.
+    #[test]
+    fn bytes_have_three_digits() {
+        for (number, text) in [
+            (0, "0 bytes"),
+            (1, "1 byte"),
+            (999, "999 bytes"),
+            (1000, "1.00 kB"),
+            (9_995, "10.0 kB"),
+            (99_950, "100 kB"),
+            (999_499, "999 kB"),
+            (999_500, "1.00 MB"),
+            (1_390_000_000, "1.39 GB"),
+        ] {
+            assert_eq!(bytes(number), text);
+        }
+    }
+
+    /// Sizes are typed in binary and decimal units; nonsense is refused.
+    #[test]
+    fn sizes_parse() {
+        assert_eq!(parse_size("64MiB"), Ok(64 << 20));
+        assert_eq!(parse_size("64 M"), Ok(64 << 20));
+        assert_eq!(parse_size("1gb"), Ok(1_000_000_000));
+        assert_eq!(parse_size("4096"), Ok(4096));
+        for text in ["", "MiB", "-1", "1.5G", "3 apples", "99999999T"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    /// Counts are grouped, times have their unit.
+    #[test]
+    fn counts_and_times() {
+        assert_eq!(count(0), "0");
+        assert_eq!(count(1_234_567), "1,234,567");
+        assert_eq!(duration(Duration::from_micros(37)), "37 us");
+        assert_eq!(duration(Duration::from_micros(4_200)), "4.2 ms");
+        assert_eq!(duration(Duration::from_secs(125)), "2 min 5 s");
+        assert_eq!(budget(64 << 20), "64 MiB");
+        assert_eq!(clip("abcdef", 4), "abc…");
+        assert_eq!(clip_start("abcdef", 4), "…def");
+        assert_eq!(clip_start("ab/cd/ef", 7), "…/cd/ef");
+        assert_eq!(clip_start("ab/cd/ef", 6), "…/ef");
+        assert_eq!(clip_start("ab/cd/é", 2), "…é");
+    }
+}

@@ -1,0 +1,32 @@
+//! What the engine has to say: its warnings, on stderr.
+
+use anstyle::{AnsiColor, Style};
+use log::{Level, LevelFilter, Log, Metadata, Record};
+
+use super::Output;
+
+struct Stderr;
+
+/// Shows warnings and errors from here on; with `--quiet`, errors only.
+pub(crate) fn show(output: Output) {
+    let filter = if output.quiet() { LevelFilter::Error } else { LevelFilter::Warn };
+    // Refused only where a logger is set already, which then does the same.
+    if log::set_logger(&Stderr).is_ok() {
+        log::set_max_level(filter);
+    }
+}
+
+impl Log for Stderr {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.level() <= Level::Warn
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if self.enabled(record.metadata()) {
+            let style = Style::new().bold().fg_color(Some(AnsiColor::Yellow.into()));
+            anstream::eprintln!("{style}warning:{style:#} {}", record.args());
+        }
+    }
+
+    fn flush(&self) {}
+}

@@ -1,0 +1,10 @@
+//! What a person sees. Figures go to stdout, progress to stderr; colours only reach a terminal, and none where
+//! `NO_COLOR` is set.
+
+pub(crate) mod figures;
+pub(crate) mod log;
+mod output;
+mod progress;
+
+pub(crate) use output::{Output, style};
+pub(crate) use progress::Progress;

@@ -1,0 +1,81 @@
+//! Progress on stderr; silent where stderr is no terminal, or with `--quiet`.
+
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressState, ProgressStyle};
+
+use super::Output;
+use super::figures;
+
+/// A line on stderr that shows how far a command is.
+#[derive(Clone, Debug)]
+pub(crate) struct Progress(ProgressBar);
+
+impl Progress {
+    /// Counts bytes towards a total.
+    pub(crate) fn bytes(output: Output, what: &'static str, total: u64) -> Progress {
+        Progress::new(output, what, Some(total), "{msg:12} {bar:28.cyan/dim} {done} of {whole}  {speed}/s  {eta}")
+    }
+
+    /// Counts things towards a total.
+    pub(crate) fn items(output: Output, what: &'static str, total: u64) -> Progress {
+        Progress::new(output, what, Some(total), "{msg:12} {bar:28.cyan/dim} {human_pos} of {human_len}  {eta}")
+    }
+
+    /// Counts things towards no known total.
+    pub(crate) fn counter(output: Output, what: &'static str) -> Progress {
+        Progress::new(output, what, None, "{spinner:.cyan} {msg} {human_pos}")
+    }
+
+    /// Shows that something is being done.
+    pub(crate) fn spinner(output: Output, what: &'static str) -> Progress {
+        Progress::new(output, what, None, "{spinner:.cyan} {msg}")
+    }
+
+    fn new(output: Output, what: &'static str, total: Option<u64>, template: &str) -> Progress {
+        let target = if output.quiet() { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr_with_hz(10) };
+        // A command that fails takes its progress away too, before its error is printed.
+        let bar = ProgressBar::with_draw_target(total, target).with_finish(ProgressFinish::AndClear);
+        let style = ProgressStyle::with_template(template)
+            .expect("a valid template")
+            .progress_chars("━━─")
+            .with_key("done", |state: &ProgressState, f: &mut dyn std::fmt::Write| write_bytes(f, state.pos()))
+            .with_key("whole", |state: &ProgressState, f: &mut dyn std::fmt::Write| {
+                write_bytes(f, state.len().unwrap_or(0));
+            })
+            .with_key("speed", |state: &ProgressState, f: &mut dyn std::fmt::Write| {
+                write_bytes(f, state.per_sec() as u64);
+            });
+        bar.set_style(style);
+        bar.set_message(what);
+        bar.enable_steady_tick(Duration::from_millis(120));
+        Progress(bar)
+    }
+
+    pub(crate) fn add(&self, amount: u64) {
+        self.0.inc(amount);
+    }
+
+    pub(crate) fn set(&self, amount: u64) {
+        self.0.set_position(amount);
+    }
+
+    pub(crate) fn set_total(&self, total: u64) {
+        self.0.set_length(total);
+    }
+
+    /// Prints a line above the progress.
+    pub(crate) fn remark(&self, text: &str) {
+        self.0.suspend(|| anstream::eprintln!("{text}"));
+    }
+
+    /// Takes the line away.
+    pub(crate) fn finish(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
+fn write_bytes(f: &mut dyn std::fmt::Write, number: u64) {
+    // A formatter that fails has nowhere to say so.
+    let _ = f.write_str(&figures::bytes(number));
+}

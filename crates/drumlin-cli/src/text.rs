@@ -1,0 +1,168 @@
+//! Keys and values as text, and back: reversible, and harmless to a terminal.
+//!
+//! UTF-8 stands as it is. A backslash is `\\`; newline, return and tab are `\n`, `\r`, `\t`; every other control
+//! character and every byte that is not UTF-8 is `\xNN`. With `--hex`, keys are hexadecimal digits instead.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::ser::{Serialize, SerializeMap, Serializer};
+
+use crate::failure::{Failure, Result};
+
+/// Bytes in the escaped form.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Escaped<'a> {
+    bytes: &'a [u8],
+    keep_lines: bool,
+}
+
+impl<'a> Escaped<'a> {
+    /// On one line.
+    pub(crate) fn new(bytes: &'a [u8]) -> Escaped<'a> {
+        Escaped { bytes, keep_lines: false }
+    }
+
+    /// Newlines and tabs stand as they are, so that text reads as text; not reversible.
+    pub(crate) fn readable(bytes: &'a [u8]) -> Escaped<'a> {
+        Escaped { bytes, keep_lines: true }
+    }
+}
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for chunk in self.bytes.utf8_chunks() {
+            for char in chunk.valid().chars() {
+                match char {
+                    '\n' | '\t' if self.keep_lines => fmt::Write::write_char(f, char)?,
+                    '\\' if !self.keep_lines => f.write_str("\\\\")?,
+                    '\n' => f.write_str("\\n")?,
+                    '\r' => f.write_str("\\r")?,
+                    '\t' => f.write_str("\\t")?,
+                    char if char.is_control() => {
+                        for byte in char.encode_utf8(&mut [0; 4]).bytes() {
+                            write!(f, "\\x{byte:02x}")?;
+                        }
+                    }
+                    char => fmt::Write::write_char(f, char)?,
+                }
+            }
+            for byte in chunk.invalid() {
+                write!(f, "\\x{byte:02x}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Bytes as hexadecimal digits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hex<'a>(pub(crate) &'a [u8]);
+
+impl fmt::Display for Hex<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// A key as typed.
+pub(crate) fn parse_key(text: &OsStr, hex: bool) -> Result<Vec<u8>> {
+    let parsed = if hex { parse_hex(text.as_bytes()) } else { unescape(text.as_bytes()) };
+    parsed.map_err(|flaw| {
+        let shown = Escaped::new(text.as_bytes());
+        Failure::usage(format!("key '{shown}': {flaw}")).hint(if hex {
+            "with --hex, keys are pairs of hexadecimal digits: 0a1b2c"
+        } else {
+            "bytes are written \\xNN, a backslash \\\\; or use --hex"
+        })
+    })
+}
+
+/// The bytes that [`Escaped`] shows on one line.
+pub(crate) fn unescape(text: &[u8]) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = memchr::memchr(b'\\', rest) {
+        bytes.extend_from_slice(&rest[..at]);
+        let escape = &rest[at + 1..];
+        let (byte, length) = match escape.first() {
+            Some(b'\\') => (b'\\', 1),
+            Some(b'n') => (b'\n', 1),
+            Some(b'r') => (b'\r', 1),
+            Some(b't') => (b'\t', 1),
+            Some(b'0') => (0, 1),
+            Some(b'x') => (escape.get(1..3).and_then(hex_byte).ok_or("\\x needs two hexadecimal digits")?, 3),
+            _ => return Err("a backslash begins an escape: \\\\ \\n \\r \\t \\0 \\xNN".to_owned()),
+        };
+        bytes.push(byte);
+        rest = &escape[length..];
+    }
+    bytes.extend_from_slice(rest);
+    Ok(bytes)
+}
+
+fn parse_hex(text: &[u8]) -> Result<Vec<u8>, String> {
+    if !text.len().is_multiple_of(2) {
+        return Err("an odd number of hexadecimal digits".to_owned());
+    }
+    text.chunks_exact(2).map(|pair| hex_byte(pair).ok_or_else(|| "not hexadecimal digits".to_owned())).collect()
+}
+
+fn hex_byte(pair: &[u8]) -> Option<u8> {
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    let byte = digit(pair[0])? * 16 + digit(pair[1])?;
+    u8::try_from(byte).ok()
+}
+
+/// Bytes in JSON: a string where they are UTF-8, else `{"base64": "…"}`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct JsonBytes<'a>(pub(crate) &'a [u8]);
+
+impl Serialize for JsonBytes<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        match std::str::from_utf8(self.0) {
+            Ok(text) => serializer.serialize_str(text),
+            Err(_) => {
+                let mut map = serializer.serialize_map(Some(1))?;
+                map.serialize_entry("base64", &STANDARD.encode(self.0))?;
+                map.end()
+            }
+        }
+    }
+}
+
+/// A row as `dump` and `scan --json` print it.
+#[derive(Debug, serde::Serialize)]
+pub(crate) struct JsonRow<'a> {
+    pub(crate) key: JsonBytes<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) value: Option<JsonBytes<'a>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Escaping and unescaping any bytes gives them back.
+    #[test]
+    fn escapes_are_reversible() {
+        let all: Vec<u8> = (0..=255).chain(*b"\xc3\xa9 caf\xc3\xa9 \\x41 \xff\xfe").collect();
+        let text = Escaped::new(&all).to_string();
+        assert!(text.chars().all(|char| !char.is_control()));
+        assert_eq!(unescape(text.as_bytes()).unwrap(), all);
+        assert_eq!(parse_hex(Hex(&all).to_string().as_bytes()).unwrap(), all);
+    }
+
+    /// What can't be meant is refused.
+    #[test]
+    fn nonsense_is_refused() {
+        for text in ["\\", "\\q", "\\x4", "\\xzz"] {
+            assert!(unescape(text.as_bytes()).is_err(), "{text}");
+        }
+        assert!(parse_hex(b"abc").is_err());
+        assert!(parse_hex(b"+1").is_err());
+    }
+}

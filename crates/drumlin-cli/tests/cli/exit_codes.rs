@@ -1,0 +1,74 @@
+//! Exit codes are a promise.
+
+use crate::support::Bench;
+
+/// Success, usage, and what is not there each have their code and say what to do.
+#[test]
+fn codes_tell_what_happened() {
+    let bench = Bench::new();
+    bench.ok(&["put", "db", "a", "1"]);
+    assert!(bench.fails(2, &["get", "db"]).contains("Usage"));
+    assert!(bench.fails(2, &["get", "db", "\\q"]).contains("\\\\ \\n"));
+    assert!(bench.fails(2, &["nonsense"]).contains("nonsense"));
+    assert!(bench.fails(2, &["stats", "db", "--memory", "many"]).contains("64MiB"));
+    assert!(bench.fails(3, &["get", "db", "missing"]).contains("no key 'missing'"));
+    assert!(bench.fails(3, &["get", "nowhere", "a"]).contains("no database at nowhere"));
+    assert!(bench.fails(3, &["get", "db", "a", "-k", "other"]).contains("no keyspace \"other\""));
+    assert!(bench.fails(3, &["load", "db", "missing.csv"]).contains("missing.csv"));
+    assert!(bench.fails(2, &["load", "db", "."]).contains("is a folder"));
+    assert!(bench.fails(3, &["rm", "db", "missing"]).contains("nothing was removed"));
+}
+
+/// A folder or file that is something else is named as such, and not touched.
+#[test]
+fn not_a_database() {
+    let bench = Bench::new();
+    bench.write("folder/notes.txt", "mine");
+    let message = bench.fails(8, &["stats", "folder"]);
+    assert!(message.contains("not a Drumlin database"), "{message}");
+    bench.fails(8, &["put", "folder", "a", "1"]);
+    assert!(bench.fails(8, &["put", "folder/notes.txt", "a", "1"]).contains("is a file"));
+    assert_eq!(std::fs::read(bench.path().join("folder/notes.txt")).unwrap(), b"mine");
+    assert_eq!(std::fs::read_dir(bench.path().join("folder")).unwrap().count(), 1);
+}
+
+/// A budget that is too small says which would do.
+#[test]
+fn budgets_have_a_minimum() {
+    let bench = Bench::new();
+    let message = bench.fails(2, &["put", "db", "a", "1", "--memory", "1KiB"]);
+    assert!(message.contains("at least") && message.contains("--memory"), "{message}");
+}
+
+/// A key over the limit is bad input, with the limit.
+#[test]
+fn keys_have_a_limit() {
+    let bench = Bench::new();
+    let message = bench.fails(7, &["put", "db", &"k".repeat(70_000), "1"]);
+    assert!(message.contains("70000") && message.contains("up to"), "{message}");
+}
+
+/// A damaged data file is found by `check`, which says so with its own code.
+#[test]
+fn damage_has_a_code() {
+    let bench = Bench::new();
+    bench.ok_with(&["load", "db", "-", "--format", "tsv", "--key", "k"], rows(3000).as_bytes());
+    bench.ok(&["checkpoint", "db"]);
+    assert!(bench.ok(&["check", "db"]).starts_with("sound"));
+    let files = std::fs::read_dir(bench.path().join("db")).unwrap().flatten();
+    let largest = files.filter(|item| item.path().is_file()).max_by_key(|item| item.metadata().unwrap().len());
+    let largest = largest.expect("a data file").path();
+    let mut bytes = std::fs::read(&largest).unwrap();
+    // Every block of the second half of what is used.
+    let used = bytes.iter().rposition(|&byte| byte != 0).unwrap();
+    (used / 2..used).step_by(997).for_each(|at| bytes[at] ^= 0x55);
+    std::fs::write(&largest, bytes).unwrap();
+    let answer = bench.run(&["check", "db"]);
+    assert_eq!(answer.code, Some(4), "{}{}", String::from_utf8_lossy(&answer.stdout), answer.stderr);
+}
+
+fn rows(count: usize) -> String {
+    let mut text = String::from("k\tv\n");
+    (0..count).for_each(|row| text += &format!("{row:08}\tvalue {row} {}\n", row * 7919));
+    text
+}

@@ -1,0 +1,38 @@
+//! Ctrl-C.
+
+use std::io::Write;
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::support::Bench;
+
+/// An interrupted load ends with code 130 and leaves a database that opens, with whole transactions.
+#[test]
+fn a_load_ends_between_transactions() {
+    let bench = Bench::new();
+    let mut load = bench
+        .command(&["load", "db", "-", "--format", "csv", "--key", "k", "--value", "v", "--batch", "10"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut stdin = load.stdin.take().unwrap();
+    let writer = std::thread::spawn(move || {
+        let mut row = 0;
+        // Ends when the command closes its end.
+        while writeln!(stdin, "{}", if row == 0 { "k,v".to_owned() } else { format!("{row:08},{row}") }).is_ok() {
+            row += 1;
+        }
+    });
+    std::thread::sleep(Duration::from_millis(600));
+    kill_process(Pid::from_child(&load), Signal::INT).unwrap();
+    assert_eq!(load.wait().unwrap().code(), Some(130));
+    writer.join().unwrap();
+    let rows: u64 = bench.ok(&["scan", "db", "--count"]).trim().parse().unwrap();
+    assert_eq!(rows % 10, 0);
+    let last = bench.ok(&["scan", "db", "--reverse", "--limit", "1"]);
+    assert!(rows == 0 || last.starts_with(&format!("{rows:08}\t")), "{rows} rows, the last is {last}");
+}

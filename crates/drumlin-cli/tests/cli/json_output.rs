@@ -1,0 +1,85 @@
+//! `--json` is valid JSON, one object a line, on every command that prints figures.
+
+use serde_json::Value;
+
+use crate::support::Bench;
+
+fn parse(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
+}
+
+/// Every command answers with objects, and nothing else on stdout.
+#[test]
+fn every_command_speaks_json() {
+    let bench = Bench::new();
+    bench.write("rows.csv", "k,v\na,1\nb,2\n");
+    bench.write("tree/file", "content");
+    let put: &[&str] = &["put", "db", "z", "26"];
+    let commands: &[&[&str]] = &[
+        put,
+        &["load", "db", "rows.csv", "--key", "k"],
+        &["get", "db", "a"],
+        &["scan", "db"],
+        &["scan", "db", "--count"],
+        &["dump", "db", "out.rows"],
+        &["keyspaces", "db", "--count"],
+        &["stats", "db"],
+        &["check", "db"],
+        &["checkpoint", "db"],
+        &["compact", "db"],
+        &["rm", "db", "z"],
+        &["index", "indexed", "tree"],
+    ];
+    for command in commands {
+        let lines = parse(&bench.ok(&[command, &["--json"][..]].concat()));
+        assert!(!lines.is_empty() && lines.iter().all(Value::is_object), "{command:?}: {lines:?}");
+    }
+}
+
+/// Bytes that are not UTF-8 are told apart from text.
+#[test]
+fn bytes_are_base64() {
+    let bench = Bench::new();
+    bench.ok_with(&["put", "db", "--hex", "ff00"], b"\xfe");
+    let lines = parse(&bench.ok(&["scan", "db", "--json"]));
+    assert_eq!(lines[0]["key"]["base64"], "/wA=");
+    assert_eq!(lines[0]["value"]["base64"], "/g==");
+}
+
+/// The fields that scripts rely on are there in every bench.
+#[test]
+fn benches_keep_their_contract() {
+    const FIELDS: [&str; 16] = [
+        "name",
+        "ops_per_second",
+        "limit_per_second",
+        "ratio_to_limit",
+        "p50_us",
+        "p99_us",
+        "p999_us",
+        "cpu_us_per_op",
+        "device_reads_per_op",
+        "device_read_bytes",
+        "device_write_bytes",
+        "budget_bytes",
+        "resident_bytes_max",
+        "data_bytes",
+        "io_backend",
+        "sync_method",
+    ];
+    let bench = Bench::new();
+    for name in ["load", "get", "scan", "commit", "mixed"] {
+        let options =
+            ["--path", "bench", "--keys", "500", "--value-size", "100", "--threads", "2", "--memory", "64MiB"];
+        let more = ["--distribution", "zipf", "--order", "sorted", "--read-percent", "50", "--durability", "full"];
+        let args = [&["bench", name][..], &options, &more, &["--seconds", "0.05", "--json"]].concat();
+        let lines = parse(&bench.ok(&args));
+        assert_eq!(lines.len(), 1);
+        assert_eq!(lines[0]["name"], name);
+        for field in FIELDS {
+            assert!(lines[0].get(field).is_some(), "{name} lacks {field}");
+        }
+        assert!(lines[0]["ops_per_second"].as_f64().unwrap() > 0.0);
+        assert!(lines[0]["p50_us"].as_f64().unwrap() <= lines[0]["p999_us"].as_f64().unwrap());
+    }
+}

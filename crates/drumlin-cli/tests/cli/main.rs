@@ -1,0 +1,14 @@
+//! The command as its users meet it: one topic a file, each test a process or more.
+
+mod exit_codes;
+mod in_use;
+mod index;
+mod interrupted;
+mod json_output;
+mod malformed_input;
+mod pipes;
+mod round_trips;
+mod rows;
+mod shell;
+mod support;
+mod tour;

@@ -1,0 +1,78 @@
+//! Malformed rows: named with file, line and column, or counted.
+
+use crate::support::Bench;
+
+/// Each kind of malformed row is named exactly where it is, with exit code 7; what came before it stays.
+#[test]
+fn the_place_is_named() {
+    let bench = Bench::new();
+    for (name, content, place, what) in [
+        ("few.csv", "k,v\na,1\nb\n", "few.csv:3:1", "1 field where 2 are expected"),
+        ("many.csv", "k,v\na,1,2\n", "many.csv:2:5", "3 fields where 2 are expected"),
+        ("open.csv", "k,v\na,\"1\nb,2\n", "open.csv:2:3", "never closed"),
+        ("quote.tsv", "k\tv\na\t\"1\"2\n", "quote.tsv:2:6", "behind a closing quote"),
+        ("latin.csv", "k,v\na,caf\u{e9}\n", "", ""),
+        ("broken.jsonl", "{\"k\":1}\n{\"k\":,}\n", "broken.jsonl:2:6", "expected value"),
+        ("lacks.jsonl", "{\"k\":1}\n{\"v\":2}\n", "lacks.jsonl:2:1", "no field \"k\""),
+    ] {
+        bench.write(name, content);
+        if place.is_empty() {
+            bench.ok(&["load", "db", name, "--key", "k"]);
+            continue;
+        }
+        let message = bench.fails(7, &["load", "db", name, "--key", "k"]);
+        assert!(message.contains(place) && message.contains(what), "{name}: {message}");
+    }
+    assert_eq!(bench.ok(&["get", "db", "1"]), "{\"k\":1}");
+}
+
+/// A row that is not UTF-8 can't become JSON, but its columns can be stored as they are.
+#[test]
+fn bytes_that_are_no_text() {
+    let bench = Bench::new();
+    bench.write("latin.csv", b"k,v\na,caf\xe9\n");
+    let message = bench.fails(7, &["load", "db", "latin.csv", "--key", "k"]);
+    assert!(message.contains("latin.csv:2:3") && message.contains("UTF-8"), "{message}");
+    bench.ok(&["load", "db", "latin.csv", "--key", "k", "--value", "v"]);
+    assert_eq!(bench.run(&["get", "db", "a"]).stdout, b"caf\xe9");
+}
+
+/// A column that is not there is an error of its own, which lists those that are.
+#[test]
+fn missing_columns() {
+    let bench = Bench::new();
+    bench.write("rows.csv", "k,v\na,1\n");
+    let message = bench.fails(7, &["load", "db", "rows.csv", "--key", "id"]);
+    assert!(message.contains("no column \"id\"; there are: k, v"), "{message}");
+}
+
+/// `--skip-bad` stores the good rows and counts the others.
+#[test]
+fn bad_rows_are_counted() {
+    let bench = Bench::new();
+    bench.write("rows.csv", "k,v\na,1\nb\nc,3\nd,4,5\n");
+    bench.write("more.jsonl", "{\"k\":\"e\"}\nnonsense\n");
+    let summary = bench.ok(&["load", "db", "rows.csv", "more.jsonl", "--key", "k", "--skip-bad", "--json"]);
+    let summary: serde_json::Value = serde_json::from_str(&summary).unwrap();
+    assert_eq!((&summary["rows"], &summary["bad_rows"]), (&3.into(), &3.into()));
+    assert_eq!(bench.ok(&["scan", "db", "--keys-only"]), "a\nc\ne\n");
+}
+
+/// A binary file that is cut off or changed is refused, and the damaged row is not stored.
+#[test]
+fn damaged_binary_files() {
+    let bench = Bench::new();
+    bench.ok(&["put", "db", "a", "1"]);
+    bench.ok(&["put", "db", "b", "2"]);
+    bench.ok(&["dump", "db", "all.rows"]);
+    let all = std::fs::read(bench.path().join("all.rows")).unwrap();
+    bench.write("cut.rows", &all[..all.len() - 1]);
+    let message = bench.fails(7, &["load", "cut", "cut.rows"]);
+    assert!(message.contains("cut.rows: byte") && message.contains("cut off"), "{message}");
+    let mut changed = all.clone();
+    changed[30] ^= 1;
+    bench.write("changed.rows", changed);
+    let message = bench.fails(7, &["load", "changed", "changed.rows"]);
+    assert!(message.contains("damaged"), "{message}");
+    assert_eq!(bench.ok(&["scan", "changed", "--count"]), "0\n");
+}

@@ -1,0 +1,66 @@
+//! The tour on a small tree.
+
+use serde_json::Value;
+
+use crate::support::Bench;
+
+fn tree(bench: &Bench) {
+    for number in 0..1500usize {
+        let content = vec![number as u8; (number * 37) % 9000];
+        bench.write(&format!("tree/{}/{}/{number}.bin", number % 3, number % 17), content);
+    }
+    bench.write("tree/large.bin", vec![42u8; 6_000_000]);
+}
+
+/// The loading is killed, everything acknowledged is there, the rest follows, the answers are right.
+#[test]
+fn nothing_is_lost() {
+    let bench = Bench::new();
+    tree(&bench);
+    let report: Value = serde_json::from_str(&bench.ok(&["tour", "tree", "--into", ".", "--json"])).unwrap();
+    assert_eq!(report["files"], 1501);
+    assert_eq!(report["killed"]["was_killed"], true);
+    let proof = &report["recovery"]["proof"];
+    assert!(proof["found"].as_u64() >= report["killed"]["acknowledged_files"].as_u64());
+    for broken in ["lost", "torn", "different"] {
+        assert_eq!(proof[broken], Value::Array(vec![]), "{broken}");
+    }
+    let finish = &report["finish"];
+    assert_eq!(finish["files_stored"].as_u64().unwrap() + finish["files_unchanged"].as_u64().unwrap(), 1501);
+    assert_eq!(report["answers"]["largest"][0]["path"], "large.bin");
+    assert_eq!(report["answers"]["largest"].as_array().unwrap().len(), 10);
+    assert_eq!(report["answers"]["prefix_agrees"], true);
+}
+
+/// The story is short, narrow and without colours in a pipe; a second tour replaces only the first one's database, and
+/// the commands that it recommends work.
+#[test]
+fn the_story() {
+    let bench = Bench::new();
+    tree(&bench);
+    bench.ok(&["tour", "tree", "--into", "."]);
+    bench.write("drumlin-tour/notes", "mine");
+    let story = bench.ok(&["tour", "tree", "--into", "."]);
+    assert!(story.contains("previous tour's database"), "{story}");
+    assert!(bench.path().join("drumlin-tour/notes").exists());
+    assert!(story.lines().count() <= 60, "{story}");
+    let program = env!("CARGO_BIN_EXE_drumlin");
+    for line in story.lines().filter(|line| !line.contains(program)) {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
+    let commands: Vec<&str> = story.lines().filter_map(|line| line.trim().strip_prefix(program)).collect();
+    assert!(commands.len() >= 4, "{story}");
+    for command in commands {
+        let args: Vec<&str> = command.split_whitespace().map(|word| word.trim_matches('\'')).collect();
+        bench.ok(&args);
+    }
+}
+
+/// Nothing to store is said as such.
+#[test]
+fn an_empty_tree() {
+    let bench = Bench::new();
+    std::fs::create_dir(bench.path().join("tree")).unwrap();
+    assert!(bench.fails(3, &["tour", "tree", "--into", "."]).contains("no files"));
+    bench.fails(3, &["tour", "nowhere"]);
+}

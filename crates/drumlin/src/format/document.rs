@@ -1,0 +1,256 @@
+//! `docs/format.md` against the code: every row of its tables, and every field of the code.
+
+use std::path::Path;
+
+use super::catalogue::{Catalogue, KeyspaceEntry, Orphan};
+use super::extent::Kind;
+use super::record::Operation;
+use super::{BLOCK_BYTES, Epoch, FORMAT_VERSION, KeyspaceId, PageId, Place, extent, log, node, record, summary};
+use super::{superblock, superblock::CATALOGUE_EXTENT_COUNT_MAX, superblock::INCARNATION_COUNT_MAX};
+
+/// The rows of the tables under one heading: cells without blanks around them.
+fn rows(heading: &str) -> Vec<Vec<String>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/format.md");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let mut sections = text.split("\n#").map(|section| section.trim_start_matches('#').trim_start());
+    let section = sections.find(|section| section.lines().next() == Some(heading));
+    let section = section.unwrap_or_else(|| panic!("docs/format.md has no section {heading:?}"));
+    section
+        .lines()
+        .filter(|line| line.starts_with('|'))
+        .map(|line| line.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`').to_owned()).collect())
+        .filter(|row: &Vec<String>| row[0].starts_with(|c: char| c.is_ascii_digit()))
+        .collect()
+}
+
+/// Compares offsets and sizes with constants. A field's size is the way to the next one; each description has to contain
+/// the word given, so that no two rows can be exchanged.
+fn compare(heading: &str, fields: &[(usize, &str)], end: usize) {
+    let rows = rows(heading);
+    assert_eq!(rows.len(), fields.len(), "{heading}: the document has {} rows", rows.len());
+    for (index, (row, &(offset, word))) in rows.iter().zip(fields).enumerate() {
+        let next = fields.get(index + 1).map_or(end, |&(next, _)| next);
+        assert_eq!(row[0], offset.to_string(), "{heading}: offset of {word:?}");
+        assert_eq!(row[1], (next - offset).to_string(), "{heading}: size of {word:?}");
+        assert!(row[2].contains(word), "{heading}: {:?} does not speak of {word:?}", row[2]);
+    }
+}
+
+/// Compares the fixed fields of an encoded sample with the numbers that were put in. Rows of variable length come after
+/// them and give their size as a letter.
+fn compare_sample(heading: &str, sample: &[u8], values: &[u64]) {
+    let rows = rows(heading);
+    let fixed: Vec<_> = rows.iter().filter(|row| row[1].parse::<usize>().is_ok()).collect();
+    assert_eq!(fixed.len(), values.len(), "{heading}: the document has {} fixed fields", fixed.len());
+    let mut end = 0;
+    for (row, &value) in fixed.iter().zip(values) {
+        let (offset, size): (usize, usize) = (row[0].parse().unwrap(), row[1].parse().unwrap());
+        assert_eq!(offset, end, "{heading}: a gap before {row:?}");
+        end = offset + size;
+        let mut bytes = [0; 8];
+        bytes[..size].copy_from_slice(&sample[offset..end]);
+        assert_eq!(u64::from_le_bytes(bytes), value, "{heading}: {row:?}");
+    }
+}
+
+/// The structures with fixed fields are where the document says.
+#[test]
+fn fixed_structures_are_as_documented() {
+    use superblock as s;
+    let fields = [
+        (s::MAGIC_OFFSET, "DRUMLIN"),
+        (s::VERSION_OFFSET, "version"),
+        (s::ZERO_1_OFFSET, "zero"),
+        (s::CHECKSUM_OFFSET, "XXH3"),
+        (s::SEQUENCE_OFFSET, "sequence number of this superblock"),
+        (s::DATABASE_OFFSET, "identity"),
+        (s::SEGMENT_BYTES_OFFSET, "segment size"),
+        (s::CHECKPOINT_OFFSET, "sequence number of the checkpoint"),
+        (s::TIMESTAMP_OFFSET, "timestamp"),
+        (s::EPOCH_OFFSET, "epoch"),
+        (s::CATALOGUE_BYTES_OFFSET, "length of the catalogue"),
+        (s::CATALOGUE_COUNT_OFFSET, "number of the catalogue"),
+        (s::INCARNATION_COUNT_OFFSET, "number of incarnations"),
+        (s::ZERO_2_OFFSET, "zero"),
+        (s::INCARNATIONS_OFFSET, "incarnations"),
+        (s::CATALOGUE_OFFSET, "places"),
+        (s::ZERO_3_OFFSET, "zero"),
+    ];
+    compare("Superblock", &fields, BLOCK_BYTES);
+    compare("An incarnation", &[(0, "number"), (4, "first timestamp")], s::INCARNATION_BYTES);
+
+    use extent as e;
+    let fields = [
+        (e::CHECKSUM_OFFSET, "XXH3"),
+        (e::EPOCH_OFFSET, "epoch"),
+        (e::KEYSPACE_OFFSET, "keyspace"),
+        (e::PAGE_OFFSET, "page"),
+        (e::STORED_BYTES_OFFSET, "stored"),
+        (e::RAW_BYTES_OFFSET, "decompressed"),
+        (e::KIND_OFFSET, "kind"),
+        (e::CODEC_OFFSET, "codec"),
+        (e::ZERO_OFFSET, "zero"),
+    ];
+    compare("Extent header", &fields, e::HEADER_BYTES);
+    compare("Chunk of a value", &[(0, "extent header"), (e::HEADER_BYTES, "identity")], e::VALUE_BYTES_OFFSET);
+    let fields = [(0, "extent header"), (e::HEADER_BYTES, "places")];
+    compare("Chunk of a page table", &fields, e::HEADER_BYTES + e::TABLE_PAGES * 8);
+
+    use summary as y;
+    let fields = [
+        (y::KEYSPACE_OFFSET, "keyspace"),
+        (y::PAGE_OFFSET, "page"),
+        (y::PLACE_OFFSET, "place"),
+        (y::SEQUENCE_OFFSET, "sequence"),
+        (y::ZERO_OFFSET, "zero"),
+    ];
+    compare("Entry of a summary", &fields, y::ENTRY_BYTES);
+}
+
+/// The parts of a node are where the document says.
+#[test]
+fn nodes_are_as_documented() {
+    use node as n;
+    let fields = [
+        (0, "extent header"),
+        (n::NEWEST_OFFSET, "newest commit"),
+        (n::SLOT_COUNT_OFFSET, "slots"),
+        (n::HEAP_BYTES_OFFSET, "heap"),
+        (n::GARBAGE_BYTES_OFFSET, "garbage"),
+        (n::PREFIX_BYTES_OFFSET, "prefix"),
+        (n::SHARED_BYTES_OFFSET, "shared"),
+        (n::LOWER_BYTES_OFFSET, "lower fence"),
+        (n::UPPER_BYTES_OFFSET, "upper fence"),
+        (n::LEVEL_OFFSET, "level"),
+        (n::RUN_OFFSET, "run"),
+    ];
+    compare("Node header", &fields, n::SLOTS_OFFSET);
+    let fields =
+        [(n::SLOT_HEAD_OFFSET, "head"), (n::SLOT_ROW_OFFSET, "offset"), (n::SLOT_SUFFIX_BYTES_OFFSET, "suffix")];
+    compare("Slot", &fields, n::SLOT_BYTES);
+    let fields =
+        [(n::CHILD_PAGE_OFFSET, "page"), (n::CHILD_COUNT_OFFSET, "rows"), (n::CHILD_NEWEST_OFFSET, "newest commit")];
+    compare("Row of an inner node, behind the suffix", &fields, n::CHILD_BYTES);
+    compare("Row of a leaf, behind the suffix", &[(0, "length of the value")], n::VALUE_LENGTH_BYTES);
+    let fields = [
+        (n::LARGE_LENGTH_OFFSET, "length"),
+        (n::LARGE_ID_OFFSET, "identity"),
+        (n::LARGE_PAGE_OFFSET, "first chunk"),
+        (n::LARGE_CHUNKS_OFFSET, "number of chunks"),
+    ];
+    compare("Reference of a large value", &fields, n::LARGE_REF_BYTES);
+}
+
+/// The headers of the log are where the document says.
+#[test]
+fn the_log_is_as_documented() {
+    use log as l;
+    let fields = [
+        (l::MAGIC_OFFSET, "DRUMLOG"),
+        (l::VERSION_OFFSET, "version"),
+        (l::STREAM_OFFSET, "stream"),
+        (l::FILLED_OFFSET, "written"),
+        (l::ZERO_OFFSET, "zero"),
+        (l::SLOT_OFFSET, "slot"),
+        (l::INCARNATION_OFFSET, "incarnation"),
+        (l::DATABASE_OFFSET, "identity"),
+        (l::USE_OFFSET, "use number"),
+        (l::START_OFFSET, "position"),
+        (l::WINDOW_BYTES_OFFSET, "bytes of the window"),
+        (l::FIRST_OFFSET, "lowest timestamp"),
+        (l::HORIZON_OFFSET, "durable horizon"),
+        (l::CHECKPOINT_OFFSET, "checkpoint"),
+        (l::CHECKSUM_OFFSET, "XXH3"),
+    ];
+    compare("Log segment header", &fields, l::SEGMENT_HEADER_BYTES);
+    let fields = [
+        (l::RECORD_MAGIC_OFFSET, "dRec"),
+        (l::FLAGS_OFFSET, "flags"),
+        (l::TIMESTAMP_OFFSET, "timestamp"),
+        (l::RECORD_HORIZON_OFFSET, "durable horizon"),
+        (l::RECORD_INCARNATION_OFFSET, "incarnation"),
+        (l::BODY_BYTES_OFFSET, "bytes of the body"),
+        (l::BODY_CHECKSUM_OFFSET, "XXH3-64 of the body"),
+        (l::RECORD_CHECKSUM_OFFSET, "seed"),
+    ];
+    compare("Record header", &fields, l::RECORD_HEADER_BYTES);
+}
+
+/// The operations of a record's body, each written with numbers that can be told apart.
+#[test]
+fn operations_are_as_documented() {
+    let place = Place::new(4096, 64, Epoch(1));
+    let samples = [
+        ("1 put", Operation::Put { key: b"abc", value: b"value" }, vec![1, 9, 3, 5]),
+        (
+            "2 put large",
+            Operation::PutLarge { key: b"abc", length: 77, identity: 88, places: vec![place] },
+            vec![2, 9, 3, 77, 88, 1],
+        ),
+        ("3 remove", Operation::Remove { key: b"abc" }, vec![3, 9, 3]),
+        ("4 create", Operation::Create { page_bytes: 4096, name: "name" }, vec![4, 9, 4096, 4]),
+        ("5 drop", Operation::Drop, vec![5, 9]),
+    ];
+    for (heading, operation, values) in samples {
+        let mut body = Vec::new();
+        record::encode(KeyspaceId(9), &operation, &mut body);
+        compare_sample(heading, &body, &values);
+    }
+}
+
+/// The catalogue, each list with one item.
+#[test]
+fn the_catalogue_is_as_documented() {
+    let (place, other) = (Place::new(4096, 64, Epoch(1)), Place::new(8192, 640, Epoch(2)));
+    let entry = KeyspaceEntry { id: KeyspaceId(7), page_bytes: 4096, name: "name".into(), chunks: vec![place] };
+    let orphan = Orphan { keyspace: KeyspaceId(7), first_page: PageId(5), page_count: 6 };
+    let catalogue = Catalogue {
+        next_keyspace: 8,
+        next_value: 99,
+        keyspaces: vec![entry],
+        summaries: vec![(Epoch(3), other)],
+        orphans: vec![orphan],
+    };
+    let bytes = catalogue.encode();
+    compare_sample("Head of the catalogue", &bytes, &[8, 99, 1]);
+    // 16 bytes before the keyspace; its name and its chunk take 4 and 4 + 8; then each list has its length in front.
+    compare_sample("A keyspace", &bytes[16..], &[7, 4096, 4]);
+    assert_eq!(bytes[26..30], *b"name");
+    assert_eq!(bytes[30..42], [&1u32.to_le_bytes()[..], &place.to_bits().to_le_bytes()].concat());
+    compare_sample("A summary", &bytes[46..], &[3, other.to_bits()]);
+    compare_sample("An orphan", &bytes[66..], &[7, 5, 6]);
+    assert_eq!(bytes.len(), 78);
+}
+
+/// Bits of a place, kinds of extents, and the numbers in the text.
+#[test]
+fn numbers_are_as_documented() {
+    let (start, length, stamp) = (Place::START_BITS, Place::LENGTH_BITS, Place::STAMP_BITS);
+    let bits: Vec<String> = rows("Place").iter().map(|row| row[0].clone()).collect();
+    let expected = [(0, start), (start, length), (start + length, stamp), (Place::BITS, 64 - Place::BITS)];
+    assert_eq!(bits, expected.map(|(from, count)| format!("{from}..{}", from + count)));
+
+    let kinds = rows("Kinds of extents");
+    for byte in 0..=u8::MAX {
+        let documented = kinds.iter().find(|row| row[0] == byte.to_string());
+        let name = Kind::from_byte(byte).map(|kind| format!("{kind:?}").to_lowercase());
+        assert_eq!(documented.map(|row| row[1].clone()), name, "kind {byte}");
+    }
+
+    let sizes: Vec<_> = rows("Sizes and limits").into_iter().map(|row| (row[1].clone(), row[0].clone())).collect();
+    let expected = [
+        ("format version", FORMAT_VERSION as usize),
+        ("bytes of a block", BLOCK_BYTES),
+        ("offset of the first superblock", superblock::SLOT_OFFSETS[0] as usize),
+        ("offset of the second superblock", superblock::SLOT_OFFSETS[1] as usize),
+        ("incarnations in a superblock, at most", INCARNATION_COUNT_MAX),
+        ("extents of a catalogue, at most", CATALOGUE_EXTENT_COUNT_MAX),
+        ("unit of places in bytes", Place::UNIT_BYTES as usize),
+        ("bytes of an extent, at most", Place::EXTENT_BYTES_MAX as usize),
+        ("smallest page in bytes", node::PAGE_BYTES_MIN),
+        ("largest page in bytes", node::PAGE_BYTES_MAX),
+        ("pages in a chunk of a page table", extent::TABLE_PAGES),
+        ("alignment of log records in bytes", log::RECORD_ALIGNMENT_BYTES),
+    ];
+    assert_eq!(sizes, expected.map(|(what, number)| (what.to_owned(), number.to_string())));
+}
