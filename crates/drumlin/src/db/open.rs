@@ -25,7 +25,7 @@ use crate::format::record::{self, Operation};
 use crate::format::superblock::{INCARNATION_COUNT_MAX, Superblock};
 use crate::format::{Epoch, Incarnation, KeyspaceId, Timestamp};
 use crate::io::{self, Backend, FileRef, OpenOptions, Persist, Probe, SyncMethod};
-use crate::pool::Pool;
+use crate::pool::{Nodes, Pool};
 use crate::seglog::{Hooks, Known, Log, LogOptions, Scan};
 use crate::space::Space;
 use crate::space::appender::BUFFER_BYTES;
@@ -312,9 +312,11 @@ impl Opener<'_> {
         let scan = if created { None } else { Some(Scan::open(backend, &log_options, &known)?) };
         let last = scan.as_ref().map_or(Timestamp(0), Scan::last);
 
-        let verify_node =
-            |page: &[u8], is_leaf| crate::tree::check_node(page, is_leaf).map_err(|flaw| flaw.to_string());
-        let pool = Arc::new(Pool::new(Arc::clone(&space), Arc::clone(backend), shares.frame_bytes, verify_node));
+        let nodes = Nodes {
+            verify: |page, is_leaf| crate::tree::check_node(page, is_leaf).map_err(|flaw| flaw.to_string()),
+            key_order: crate::tree::key_order,
+        };
+        let pool = Arc::new(Pool::new(Arc::clone(&space), Arc::clone(backend), shares.frame_bytes, nodes));
         let versions = Arc::new(Versions::new());
         let upkeep = Arc::new(Upkeep::default());
         let asked = Arc::clone(&upkeep);
@@ -536,7 +538,12 @@ impl Replay<'_> {
                 let is_newest = later.first().is_none_or(|next| key(next) != key(operation));
                 if !is_newest || named.is_none() {
                     if let ReplayedChange::PutLarge(index) = operation.change {
-                        values::discard(&engine.pool, &large[index]);
+                        // The log still names its extents, until a checkpoint covers it: another opening must find them
+                        // unharmed.
+                        let epoch = engine.space.enter().epoch();
+                        for place in &large[index].places {
+                            engine.space.segments.release(*place, epoch);
+                        }
                     }
                     continue;
                 }
