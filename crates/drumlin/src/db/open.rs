@@ -173,7 +173,9 @@ impl Opener<'_> {
                 "it is missing, and the log is there",
             ));
         }
-        if let Some(other) = names.iter().find(|name| !ours.contains(&name.as_str())) {
+        // A creation that was killed while it measured leaves the file that it measured with.
+        let is_probe = |name: &str| name.starts_with("probe-") && name.ends_with(".tmp");
+        if let Some(other) = names.iter().find(|name| !ours.contains(&name.as_str()) && !is_probe(name)) {
             let why = format!("the folder holds other things ({other:?}) and no data file");
             return Err(Error::NotADatabase { path: self.path.clone(), why });
         }
