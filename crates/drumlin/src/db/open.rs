@@ -604,7 +604,9 @@ impl Core {
         let core = Arc::downgrade(self);
         let upkeep = Arc::clone(&self.upkeep);
         type Body = Box<dyn FnOnce() + Send>;
-        let bodies: [(&str, Body); 2] = [
+        let reader = Arc::clone(&self.engine.pool);
+        let bodies: [(&str, Body); 3] = [
+            ("drumlin-ahead", Box::new(move || reader.run_read_ahead())),
             ("drumlin-evict", Box::new(move || pool.run_background())),
             ("drumlin-upkeep", Box::new(move || super::checkpoint::run_upkeep(&core, &upkeep))),
         ];
