@@ -604,9 +604,12 @@ impl Core {
         let core = Arc::downgrade(self);
         let upkeep = Arc::clone(&self.upkeep);
         type Body = Box<dyn FnOnce() + Send>;
-        let reader = Arc::clone(&self.engine.pool);
-        let bodies: [(&str, Body); 3] = [
+        // Two, so that one waits for the device while the other decompresses.
+        let readers = [(); 2].map(|()| Arc::clone(&self.engine.pool));
+        let [reader, other_reader] = readers;
+        let bodies: [(&str, Body); 4] = [
             ("drumlin-ahead", Box::new(move || reader.run_read_ahead())),
+            ("drumlin-ahead", Box::new(move || other_reader.run_read_ahead())),
             ("drumlin-evict", Box::new(move || pool.run_background())),
             ("drumlin-upkeep", Box::new(move || super::checkpoint::run_upkeep(&core, &upkeep))),
         ];
