@@ -63,7 +63,7 @@ impl Shares {
         let sixteenth = memory / 16;
         let entry_bytes = memory / 32;
         let taken = log_buffer_bytes + io_bytes + 2 * sixteenth + entry_bytes;
-        // A frame of 4 KiB has a header of 56 bytes.
+        // A frame of 4 KiB has a header of 64 bytes.
         let frame_bytes = (memory - taken) / 4096 * 4096 / 65 * 64;
         Shares {
             log_buffer_bytes,
