@@ -56,7 +56,8 @@ impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Event::Write { file, offset, bytes, persist } => {
-                let word = |at: usize| bytes.get(at..at + 8).map_or(0, |word| u64::from_le_bytes(word.try_into().unwrap()));
+                let word =
+                    |at: usize| bytes.get(at..at + 8).map_or(0, |word| u64::from_le_bytes(word.try_into().unwrap()));
                 write!(f, "write {file} {offset}+{} {persist:?}", bytes.len())?;
                 if bytes.starts_with(b"DRUMLIN") {
                     write!(f, " superblock {} checkpoint {} of {}", word(24), word(48), word(56))?;
