@@ -29,17 +29,15 @@ impl Core {
         let mut base = self.base.lock();
         self.engine.check_failure()?;
         let began = self.now();
-        self.upkeep.state.lock().begun += 1;
         let result = self.make_checkpoint(&mut base, began);
         if let Err(error) = &result {
             // What the cut began can't be taken up again: pages are clean whose images no table names.
             self.engine.space.fail_quietly(&format!("a checkpoint failed: {error}"));
         }
-        let mut state = self.upkeep.state.lock();
-        state.ended = state.begun;
-        state.failed |= result.is_err();
-        drop(state);
-        self.upkeep.changed.notify_all();
+        if result.is_err() {
+            self.upkeep.state.lock().failed = true;
+            self.upkeep.changed.notify_all();
+        }
         result
     }
 
@@ -65,28 +63,35 @@ impl Core {
     }
 }
 
-/// Makes checkpoints when asked, and empties sparse segments behind them; the body of a thread.
+/// Makes checkpoints, and space, when asked, and empties sparse segments behind them; the body of a thread.
 pub(crate) fn run_upkeep(core: &Weak<Core>, upkeep: &Arc<Upkeep>) {
     loop {
-        {
+        let space_wanted = {
             let mut state = upkeep.state.lock();
-            while !state.wanted && !state.stop {
+            while !state.wanted && !state.space_wanted && !state.stop {
                 upkeep.changed.wait(&mut state);
             }
             if state.stop {
                 return;
             }
             state.wanted = false;
-        }
+            state.space_begun += u64::from(state.space_wanted);
+            std::mem::take(&mut state.space_wanted)
+        };
         let Some(core) = core.upgrade() else { return };
-        if let Err(error) = core.checkpoint().and_then(|_| core.clean_up()) {
+        let done = if space_wanted { core.make_space() } else { core.checkpoint().and_then(|_| core.clean_up()) };
+        if let Err(error) = &done {
             log::error!("upkeep of {}: {error}", core.path.display());
-            // A disk that is full for the cleaner may not be full for ever; a failed database makes no checkpoint any more.
-            if core.engine.check_failure().is_err() {
-                upkeep.state.lock().failed = true;
-                upkeep.changed.notify_all();
-                return;
-            }
+        }
+        // A disk that is full for the cleaner may not be full for ever; a failed database makes no checkpoint any more.
+        let failed = done.is_err() && core.engine.check_failure().is_err();
+        let mut state = upkeep.state.lock();
+        state.space_ended += u64::from(space_wanted);
+        state.failed |= failed;
+        drop(state);
+        upkeep.changed.notify_all();
+        if failed {
+            return;
         }
     }
 }

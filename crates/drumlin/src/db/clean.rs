@@ -2,14 +2,15 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::core::Core;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::extent::{self, Identity};
 use crate::format::{PageId, Place, SegmentId};
 use crate::io::AlignedBuffer;
-use crate::space::{PageSpace, Word};
+use crate::space::{PageSpace, RESERVE_SEGMENTS, Word};
 
 /// What compacting did.
 #[derive(Clone, Debug)]
@@ -33,6 +34,7 @@ const VICTIM_COUNT_MAX: usize = 256;
 impl Core {
     /// Empties sparse segments if waste has grown past its share.
     pub(crate) fn clean_up(&self) -> Result<()> {
+        let _alone = self.cleaning.lock();
         let segments = &self.engine.space.segments;
         for _ in 0..16 {
             let usage = segments.usage();
@@ -60,6 +62,53 @@ impl Core {
         Ok(())
     }
 
+    /// Frees what can be freed on a full disk: what was replaced since the last checkpoint, and then what packing the
+    /// sparsest segments into the little space that there is gains. What is moved goes where the checkpoint writes: each
+    /// segment begun counts here.
+    pub(crate) fn make_space(&self) -> Result<()> {
+        let _alone = self.cleaning.lock();
+        self.engine.sweep();
+        self.engine.space.tight.store(true, Ordering::Release);
+        let made = self.make_space_alone();
+        self.engine.space.tight.store(false, Ordering::Release);
+        made
+    }
+
+    fn make_space_alone(&self) -> Result<()> {
+        /// Segments free at which enough was done for now.
+        const GOAL_SEGMENTS: u64 = 2 * RESERVE_SEGMENTS as u64 + 8;
+        /// Below this share, tables and summaries are moved out of a segment whatever else is in it.
+        const NEARLY_EMPTY_SHARE: f64 = 0.25;
+        let space = &self.engine.space;
+        let segments = &space.segments;
+        for round in 0.. {
+            let free_count = segments.usage().free_count;
+            let nearly_empty = segments.sparse(NEARLY_EMPTY_SHARE, VICTIM_COUNT_MAX);
+            self.base.lock().evacuate(nearly_empty.iter().map(|(segment, _)| segment.0));
+            let budget_bytes =
+                (free_count * segments.segment_bytes() * 3 / 4).saturating_sub(self.engine.checkpoint_bytes(0));
+            let mut moved_bytes = 0;
+            let victims: Vec<SegmentId> = (segments.sparse(LIVE_SHARE_MAX, VICTIM_COUNT_MAX).into_iter())
+                .take_while(|(_, live_bytes)| {
+                    moved_bytes += live_bytes;
+                    moved_bytes <= budget_bytes
+                })
+                .map(|(segment, _)| segment)
+                .collect();
+            if round > 0 && victims.is_empty() {
+                break;
+            }
+            self.empty(&victims)?;
+            self.checkpoint()?;
+            let free_now = segments.usage().free_count;
+            // The first round may only free what the second needs.
+            if free_now >= GOAL_SEGMENTS || (round > 0 && free_now <= free_count) || self.upkeep.state.lock().stop {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// The sparsest segments, as many as promise to free `goal_bytes`.
     fn take_sparse(&self, goal_bytes: u64) -> Vec<SegmentId> {
         let segments = &self.engine.space.segments;
@@ -74,15 +123,25 @@ impl Core {
             .collect()
     }
 
-    /// Moves everything that lives in the victims elsewhere. They are free after the next checkpoint.
+    /// Moves everything that lives in the victims elsewhere, as far as there is space. They are free after the next
+    /// checkpoint.
     fn empty(&self, victims: &[SegmentId]) -> Result<()> {
         let victims: HashSet<u32> = victims.iter().map(|segment| segment.0).collect();
+        self.engine.update_reserve();
         self.base.lock().evacuate(victims.iter().copied());
+        let mut moved = Ok(());
         for pages in self.engine.space.page_spaces() {
-            self.empty_keyspace(&pages, &victims)?;
+            moved = self.empty_keyspace(&pages, &victims);
+            if moved.is_err() {
+                break;
+            }
         }
         self.engine.space.seal_moved();
-        Ok(())
+        match moved {
+            // The checkpoint that follows frees what the moved extents left.
+            Err(Error::DiskFull { .. }) => Ok(()),
+            other => other,
+        }
     }
 
     fn empty_keyspace(&self, pages: &Arc<PageSpace>, victims: &HashSet<u32>) -> Result<()> {
@@ -109,6 +168,10 @@ impl Core {
     /// Makes a page in memory dirty, so that it is written elsewhere.
     fn touch(&self, pages: &PageSpace, page: PageId) -> Result<()> {
         let engine = &self.engine;
+        // Where every segment counts, the caller has counted.
+        if !engine.space.tight.load(Ordering::Acquire) {
+            engine.secure_rewrite(pages.page_bytes)?;
+        }
         let guard = engine.space.enter();
         let (Word::Leaf(frame) | Word::Fixed(frame)) = pages.table.load(page) else { return Ok(()) };
         let Some(write) = engine.pool.frames.write(frame, Identity { keyspace: pages.id, page }) else { return Ok(()) };
@@ -136,9 +199,11 @@ impl Core {
             let (step, later) = rest.split_at(count.count());
             rest = later;
             let mut moved: Vec<(PageId, Place, Place)> = Vec::with_capacity(step.len());
+            let mut ended = Ok(());
             for &(place, page) in step {
                 let (start, length, offset) = space.cover(place);
                 let mut buffer = AlignedBuffer::zeroed(length);
+                space.ensure_written(place, engine.pool.on_written())?;
                 if let Err(error) = space.read(&mut buffer, start) {
                     log::warn!("page {page} of keyspace {} stays where it is: {error}", pages.id);
                     continue;
@@ -149,8 +214,13 @@ impl Core {
                         let guard = space.enter();
                         let epoch = guard.epoch();
                         extent::restamp(bytes, &header, epoch);
-                        let new = space.append_moved(epoch, &bytes[..header.stored_bytes])?;
-                        moved.push((page, place, new));
+                        match space.append_moved(epoch, &bytes[..header.stored_bytes]) {
+                            Ok(new) => moved.push((page, place, new)),
+                            Err(error) => {
+                                ended = Err(error);
+                                break;
+                            }
+                        }
                     }
                     // Damage stays where it is, to be found by whoever needs it.
                     _ => log::warn!("page {page} of keyspace {} is damaged and stays where it is", pages.id),
@@ -167,8 +237,18 @@ impl Core {
                     space.segments.discard(new);
                 }
             }
+            drop(guard);
+            ended?;
         }
         Ok(())
+    }
+
+    /// Gives the file's free end back, but for the reserve: on a disk that others fill it might not be had again.
+    fn shrink(&self) -> Result<()> {
+        let space = &self.engine.space;
+        self.engine.update_reserve();
+        let keep = space.reserve.load(Ordering::Relaxed) + RESERVE_SEGMENTS;
+        space.segments.shrink(keep).map_err(|error| Error::io("shrinking", space.path(), error))
     }
 
     /// See [`Database::compact`](crate::Database::compact).
@@ -178,8 +258,8 @@ impl Core {
         let segments = &space.segments;
         let file_bytes = || space.file().len().map_err(|error| crate::Error::io("measuring", space.path(), error));
         let bytes_before = file_bytes()?;
-        self.engine.sweep();
-        self.checkpoint()?;
+        self.make_space()?;
+        let _alone = self.cleaning.lock();
         let mut best = u64::MAX;
         loop {
             let usage = segments.usage();
@@ -202,9 +282,9 @@ impl Core {
             self.checkpoint()?;
             // What the checkpoint before still held is free now.
             self.checkpoint()?;
-            segments.shrink(2).map_err(|error| crate::Error::io("shrinking", space.path(), error))?;
+            self.shrink()?;
         }
-        segments.shrink(2).map_err(|error| crate::Error::io("shrinking", space.path(), error))?;
+        self.shrink()?;
         Ok(CompactReport { bytes_before, bytes_after: file_bytes()?, duration: self.now() - began })
     }
 }

@@ -43,6 +43,8 @@ pub(crate) struct Core {
     pub(crate) next_keyspace: AtomicU32,
     /// Held while keyspaces are created and dropped.
     pub(crate) defining: Mutex<()>,
+    /// Held by whoever empties segments; taken before `base`.
+    pub(crate) cleaning: Mutex<()>,
     /// The durable side; whoever holds it makes the checkpoint.
     pub(crate) base: Mutex<Base>,
     pub(crate) upkeep: Arc<Upkeep>,
@@ -62,7 +64,7 @@ pub(crate) struct Core {
     pub(crate) closed: AtomicBool,
 }
 
-/// Checkpoints that somebody asked for, and how they ended.
+/// What somebody asked for, and how it ended.
 #[derive(Debug, Default)]
 pub(crate) struct Upkeep {
     pub(crate) state: Mutex<UpkeepState>,
@@ -71,25 +73,32 @@ pub(crate) struct Upkeep {
 
 #[derive(Debug, Default)]
 pub(crate) struct UpkeepState {
+    /// A checkpoint is wanted.
     pub(crate) wanted: bool,
+    /// Space is wanted.
+    pub(crate) space_wanted: bool,
+    /// How often making space began and ended.
+    pub(crate) space_begun: u64,
+    pub(crate) space_ended: u64,
     pub(crate) stop: bool,
-    /// Checkpoints begun and ended.
-    pub(crate) begun: u64,
-    pub(crate) ended: u64,
     pub(crate) failed: bool,
 }
 
 impl Upkeep {
-    /// Asks for a checkpoint that begins from now on; with `wait`, until it has ended.
-    pub(crate) fn ask(&self, wait: bool) -> Result<()> {
-        let mut state = self.state.lock();
-        state.wanted = true;
+    /// Asks for a checkpoint.
+    pub(crate) fn ask(&self) {
+        self.state.lock().wanted = true;
         self.changed.notify_all();
-        if wait {
-            let target = state.begun + 1;
-            while state.ended < target && !state.stop && !state.failed {
-                self.changed.wait(&mut state);
-            }
+    }
+
+    /// Has space made, beginning from now on, and waits until that has ended.
+    pub(crate) fn make_space(&self) -> Result<()> {
+        let mut state = self.state.lock();
+        state.space_wanted = true;
+        self.changed.notify_all();
+        let target = state.space_begun + 1;
+        while state.space_ended < target && !state.stop && !state.failed {
+            self.changed.wait(&mut state);
         }
         Ok(())
     }
@@ -181,7 +190,7 @@ impl Core {
         self.engine.check_failure()?;
         let log = self.engine.log();
         let body = Body::new(body);
-        let mut reservation = Some(log.reserve(0, body.bytes().len())?);
+        let mut reservation = Some(self.engine.reserve_log(0, body.bytes().len())?);
         let mut appended = None;
         let value = apply(&mut || {
             let reservation = reservation.take().expect("a commit takes its timestamp once");
@@ -266,7 +275,7 @@ impl Core {
     /// Asks for a checkpoint where one is due.
     pub(crate) fn after_commit(&self) {
         if self.is_checkpoint_due() {
-            let _ = self.upkeep.ask(false);
+            self.upkeep.ask();
         }
     }
 

@@ -102,7 +102,8 @@ impl Keyspace {
         core.check_key(&self.named, key)?;
         core.engine.check_failure()?;
         let pool = &core.engine.pool;
-        let value = values::write_large(pool, &self.named.tree.pages, core.new_value(), reader)?;
+        let value =
+            values::write_large(pool, &self.named.tree.pages, core.new_value(), reader, &core.engine.make_space)?;
         let row = Row { tree: &self.named.tree, key, change: Change::PutLarge(&value) };
         match core.autocommit(row, durability) {
             Ok(()) => Ok(value.length),

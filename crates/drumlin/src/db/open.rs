@@ -151,7 +151,13 @@ impl Opener<'_> {
     }
 
     fn exists(&self, path: &Path) -> Result<bool> {
-        self.backend.exists(path).map_err(|error| Error::io("looking for", path, error))
+        self.backend.exists(path).map_err(|error| {
+            if error.kind() == std::io::ErrorKind::NotADirectory {
+                Error::NotADatabase { path: self.path.clone(), why: "it is a file; a database is a folder".into() }
+            } else {
+                Error::io("looking for", path, error)
+            }
+        })
     }
 
     /// A folder without data is made a database only if nothing else is in it.
@@ -332,7 +338,7 @@ impl Opener<'_> {
             (u64::from(incarnation.0) << 40).max(catalogue.next_value),
             shares.version_bytes,
             shares.write_set_bytes,
-            Box::new(move |wait| asked.ask(wait)),
+            Box::new(move || asked.make_space()),
         );
         let core = Core {
             path: self.path.clone(),
@@ -340,6 +346,7 @@ impl Opener<'_> {
             keyspaces: RwLock::default(),
             next_keyspace: AtomicU32::new(catalogue.next_keyspace),
             defining: Mutex::default(),
+            cleaning: Mutex::default(),
             base: Mutex::new(Base::placeholder()),
             upkeep,
             threads: Mutex::default(),
@@ -511,7 +518,11 @@ impl Replay<'_> {
     fn create(&self, id: KeyspaceId, page_bytes: u32, name: &str, timestamp: Timestamp) -> Result<()> {
         super::config::check_page_bytes(page_bytes as usize).map_err(|_| self.malformed(timestamp))?;
         let engine = &self.core.engine;
-        engine.space.secure(3)?;
+        match engine.space.secure(3) {
+            // Space is what it was when the commit was made.
+            Ok(()) | Err(Error::DiskFull { .. }) => {}
+            Err(error) => return Err(error),
+        }
         let frame = engine.pool.take_frame(page_bytes as usize)?;
         let guard = engine.space.enter();
         self.core.plant(id, name, page_bytes as usize, frame, &guard);

@@ -207,7 +207,10 @@ impl Transaction {
         self.lock(keyspace, key)?;
         let core = Arc::clone(self.core());
         core.engine.check_failure()?;
-        let value = values::write_large(&core.engine.pool, &keyspace.named.tree.pages, core.new_value(), reader)?;
+        let value = {
+            let (pool, pages) = (&core.engine.pool, &keyspace.named.tree.pages);
+            values::write_large(pool, pages, core.new_value(), reader, &core.engine.make_space)?
+        };
         let length = value.length;
         self.writes.put_large(&keyspace.named.tree, key, value);
         Ok(length)

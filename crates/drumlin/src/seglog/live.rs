@@ -23,7 +23,14 @@ impl Shared {
         }
         for stream in &self.streams {
             let mut tail = stream.tail.lock();
-            let (segments, newest) = tail.take_covered_windows(covered);
+            let (mut segments, mut newest) = tail.take_covered_windows(covered);
+            // Without space for another window, the only one begins anew.
+            if tail.full
+                && let Some(window) = tail.take_last_window(covered)
+            {
+                newest = newest.max(window.last);
+                segments.push(window.segment);
+            }
             self.truncated.fetch_max(newest, Ordering::SeqCst);
             // What one interval between checkpoints used, the next is likely to; the need decays by a quarter.
             tail.spares_wanted = tail.begun_windows.max(tail.spares_wanted * 3 / 4).max(1);

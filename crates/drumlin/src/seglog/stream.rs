@@ -393,6 +393,26 @@ impl Tail {
     }
 }
 
+impl Tail {
+    /// Takes the only window, if all its records are at or below `covered` and nothing is on its way into it. The stream
+    /// goes on behind it: what was left of it stays empty.
+    pub(super) fn take_last_window(&mut self, covered: u64) -> Option<Window> {
+        let quiet = self.floor() == NO_FLOOR && self.reserved_bytes == 0;
+        let window = self.windows.front()?;
+        if !quiet || self.windows.len() > 1 || window.ready < window.end() || window.last > covered {
+            return None;
+        }
+        let end = window.end();
+        let window = self.windows.pop_front();
+        self.current = 0;
+        self.origin = end;
+        self.durable_position = end;
+        self.active.base = end;
+        self.active.used = 0;
+        window
+    }
+}
+
 impl Stream {
     /// Publishes the stream's floor, which may only have risen.
     pub(super) fn publish_floor(&self, tail: &Tail) {

@@ -36,6 +36,8 @@ impl WriteJob {
 
 #[derive(Debug, Default)]
 pub(crate) struct Appender {
+    /// Free segments that it leaves to others.
+    pub(crate) keep_segments: u32,
     open: Option<OpenSegment>,
 }
 
@@ -73,7 +75,10 @@ impl Appender {
             }
         }
         if self.open.is_none() {
-            let id = segments.take()?;
+            let id = match self.keep_segments {
+                0 => segments.take()?,
+                keep => segments.take_beyond(keep)?,
+            };
             let start = segments.start(id);
             self.open = Some(OpenSegment {
                 id,

@@ -20,7 +20,7 @@ pub(crate) mod table;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -114,7 +114,16 @@ pub(crate) struct Space {
     page_spaces: RwLock<HashMap<KeyspaceId, Arc<PageSpace>>>,
     failure: OnceLock<Arc<str>>,
     pub(crate) traffic: Traffic,
+    /// Segments that the dirty pages and the next checkpoint may need: large values and the cleaner leave them alone.
+    pub(crate) reserve: AtomicU32,
+    /// Every segment counts: what is moved goes into the checkpoint's.
+    pub(crate) tight: AtomicBool,
 }
+
+/// Segments kept free besides what dirty pages and the next checkpoint need, so that rows can be removed, and segments
+/// emptied, on a full disk: two for the cleaner and the checkpoint behind it, which frees its victims, and two more for
+/// what commits at once add up to.
+pub(crate) const RESERVE_SEGMENTS: u32 = 4;
 
 #[derive(Debug, Default)]
 struct Jobs {
@@ -147,6 +156,8 @@ impl Space {
             page_spaces: RwLock::default(),
             failure: OnceLock::new(),
             traffic: Traffic::default(),
+            reserve: AtomicU32::new(0),
+            tight: AtomicBool::new(false),
         }
     }
 
@@ -258,6 +269,9 @@ impl Space {
     /// the jobs have run.
     pub(crate) fn append_moved(&self, epoch: Epoch, extent: &[u8]) -> Result<Place> {
         self.check_failure()?;
+        if self.tight.load(Ordering::Acquire) {
+            return self.append_encoded(epoch, extent, None);
+        }
         let mut jobs = Vec::new();
         let place = {
             let (mover, mover_epoch) = &mut *self.mover.lock();
@@ -265,6 +279,7 @@ impl Space {
                 mover.seal(&self.segments, &mut jobs);
                 *mover_epoch = epoch;
             }
+            mover.keep_segments = self.reserve.load(Ordering::Relaxed).max(1);
             let place = mover.append(&self.segments, epoch, extent, None, &mut jobs);
             self.enqueue(jobs);
             place
@@ -278,6 +293,15 @@ impl Space {
         let mut mover = self.mover.lock();
         mover.0.flush(&mut jobs);
         self.enqueue(jobs);
+        drop(mover);
+        if self.tight.load(Ordering::Acquire) {
+            for appender in &self.appenders {
+                let mut jobs = Vec::new();
+                let mut appender = appender.lock();
+                appender.flush(&mut jobs);
+                self.enqueue(jobs);
+            }
+        }
     }
 
     /// Ends the segment that extents are moved to, once all are.
@@ -474,7 +498,8 @@ impl Space {
             let (segment, position) = match values.open {
                 Some(open) => open,
                 None => {
-                    let segment = self.segments.take().map_err(|error| self.growth_error(error))?;
+                    let keep = self.reserve.load(Ordering::Relaxed) + RESERVE_SEGMENTS;
+                    let segment = self.segments.take_beyond(keep).map_err(|error| self.growth_error(error))?;
                     (segment, self.segments.start(segment))
                 }
             };

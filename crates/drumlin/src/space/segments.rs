@@ -131,6 +131,12 @@ impl Segments {
         }
     }
 
+    /// As [`take`](Self::take), if `keep` free segments are left behind; `StorageFull` otherwise.
+    pub(crate) fn take_beyond(&self, keep: u32) -> io::Result<SegmentId> {
+        self.secure(keep + 1)?;
+        self.take()
+    }
+
     /// Nothing more is appended to the segment.
     pub(crate) fn close(&self, segment: SegmentId) {
         let mut state = self.state.lock();

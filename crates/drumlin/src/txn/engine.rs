@@ -28,7 +28,7 @@ use crate::format::{KeyspaceId, PageId, Place, Timestamp};
 use crate::io::Backend;
 use crate::pool::{FrameWrite, Needs, Pool, Stop};
 use crate::seglog::{Body, Log, Reservation};
-use crate::space::{FrameIndex, Guard, PageSpace, Space, Word};
+use crate::space::{FrameIndex, Guard, PageSpace, RESERVE_SEGMENTS, Space, Word};
 use crate::tree::node::{Leaf, LeafMut, RowValue};
 use crate::tree::{Incoming, Provider, Target, Tree};
 
@@ -89,11 +89,11 @@ pub(crate) struct Engine {
     pub(crate) version_bytes_max: u64,
     /// The most bytes that one transaction may write.
     pub(crate) write_set_bytes_max: u64,
-    pub(crate) ask_checkpoint: AskCheckpoint,
+    pub(crate) make_space: MakeSpace,
 }
 
-/// Asks for a checkpoint; with `true`, waits for it.
-pub(crate) type AskCheckpoint = Box<dyn Fn(bool) -> Result<()> + Send + Sync>;
+/// Has what can be freed freed, by a checkpoint and the cleaner, and waits for it.
+pub(crate) type MakeSpace = Box<dyn Fn() -> Result<()> + Send + Sync>;
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -155,9 +155,6 @@ impl Drop for Appended<'_> {
 
 /// Leaves that a reader brings in, or a commit holds, at once.
 const AHEAD_PAGES: usize = 64;
-
-/// Segments kept free besides what dirty pages need: for summaries, tables and catalogue, and two to work with.
-const RESERVE_SEGMENTS: u64 = 2;
 
 impl Engine {
     pub(crate) fn log(&self) -> &Log {
@@ -283,7 +280,7 @@ impl Engine {
         self.secure_space(rows)?;
         let appended = self.append_medium_values(rows)?;
         let stream = crate::pool::reclaim::thread_index() % log.stream_count();
-        let mut reservation = Some(log.reserve(stream, body.bytes().len())?);
+        let mut reservation = Some(self.reserve_log(stream, body.bytes().len())?);
         let place = self.prepare_and_apply(rows, appended, |guard| {
             let _inside: &Guard<'_> = guard;
             let reservation: Reservation<'_> = reservation.take().expect("a commit takes its timestamp once");
@@ -345,38 +342,64 @@ impl Engine {
         Ok(appended)
     }
 
+    /// Bytes that a checkpoint may need now, and `more_bytes` more: all dirty pages, their entries, what tables change.
+    pub(crate) fn checkpoint_bytes(&self, more_bytes: u64) -> u64 {
+        let dirty = self.pool.frames.dirty_bytes() + more_bytes;
+        // Entries are 24 bytes, of pages of at least 512; the base image may be folded and written anew.
+        let entries = self.space.entry_count() as u64 * 24 + dirty / 20;
+        dirty + entries + self.space.table_bytes()
+    }
+
+    /// The same in segments.
+    fn checkpoint_segments(&self, more_bytes: u64) -> u32 {
+        // Segments waste what is left at their ends: up to one page of 64 KiB each, and blocks at flushes.
+        let usable = self.space.segments.segment_bytes() * 3 / 4;
+        let needed = (self.checkpoint_bytes(more_bytes) / usable) as u32 + 1;
+        self.space.reserve.store(needed, Ordering::Relaxed);
+        needed
+    }
+
+    /// Looks again how much the next checkpoint may need.
+    pub(crate) fn update_reserve(&self) {
+        self.checkpoint_segments(0);
+    }
+
+    /// Makes sure that a page more can be dirty: what the cleaner moves by writing it anew.
+    pub(crate) fn secure_rewrite(&self, page_bytes: usize) -> Result<()> {
+        self.space.secure(self.checkpoint_segments(page_bytes as u64) + 1)
+    }
+
     /// Makes sure that the pages which the commit will change can be written, whatever happens; else `DiskFull`. Commits
     /// that only remove may use the reserve.
     fn secure_space(&self, rows: &[Row<'_>]) -> Result<()> {
-        let needed = |engine: &Engine| {
-            let pages: u64 = rows
-                .iter()
-                .map(|row| row.tree.pages.page_bytes as u64)
-                .sum::<u64>()
-                .min(rows.len() as u64 * 4096 + (1 << 16));
-            let medium: u64 = rows
-                .iter()
-                .map(|row| match row.change {
-                    Change::Put(value) if value.len() > row.tree.inline_bytes_max() => value.len() as u64 + 128,
-                    _ => 0,
-                })
-                .sum();
-            let dirty = engine.pool.frames.dirty_bytes() + pages + medium;
-            // Segments waste what is left at their ends: up to one page of 64 KiB each, and blocks at flushes.
-            let usable = engine.space.segments.segment_bytes() * 7 / 8;
-            let entries = engine.space.entry_count() as u64 * 48;
-            ((dirty + entries + engine.space.table_bytes() / 8) / usable + RESERVE_SEGMENTS) as u32 + 1
+        let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes as u64).max().expect("rows");
+        let row_bytes = |row: &Row<'_>| match row.change {
+            Change::Put(value) => (row.key.len() + value.len()) as u64 + 128,
+            _ => row.key.len() as u64 + 128,
         };
-        let count = needed(self);
-        match self.space.secure(count) {
-            Err(error @ Error::DiskFull { .. }) => {
-                let only_removes = rows.iter().all(|row| matches!(row.change, Change::Remove));
-                if only_removes || self.log.get().is_none() {
-                    return Ok(());
-                }
-                // What was replaced since the last checkpoint may suffice.
-                (self.ask_checkpoint)(true)?;
-                self.space.secure(needed(self)).map_err(|_| error)
+        // A leaf for each row, as many as a commit can hold, and what splits and merges add.
+        let leaves = (rows.len() as u64 * page_bytes).min(self.pool.frames.limit_bytes() as u64 / 4);
+        let own = leaves + 2 * rows.iter().map(row_bytes).sum::<u64>() + 6 * page_bytes;
+        let only_removes = rows.iter().all(|row| matches!(row.change, Change::Remove));
+        let spare = if only_removes { 0 } else { RESERVE_SEGMENTS };
+        match self.space.secure(self.checkpoint_segments(own) + spare) {
+            // At recovery space is what it was when the commit was made.
+            Err(Error::DiskFull { .. }) if self.log.get().is_none() => Ok(()),
+            Err(Error::DiskFull { .. }) => {
+                // What was replaced since the last checkpoint, and what lies sparse, may suffice.
+                (self.make_space)()?;
+                self.space.secure(self.checkpoint_segments(own) + spare)
+            }
+            other => other,
+        }
+    }
+
+    /// Space in the log, which a checkpoint gives back where the disk has none.
+    pub(crate) fn reserve_log(&self, stream: usize, body_bytes: usize) -> Result<Reservation<'_>> {
+        match self.log().reserve(stream, body_bytes) {
+            Err(Error::DiskFull { .. }) => {
+                (self.make_space)()?;
+                self.log().reserve(stream, body_bytes)
             }
             other => other,
         }
@@ -686,7 +709,7 @@ impl Engine {
         next_value: u64,
         version_bytes_max: u64,
         write_set_bytes_max: u64,
-        ask_checkpoint: AskCheckpoint,
+        make_space: MakeSpace,
     ) -> Engine {
         let lock_seed = backend.random();
         Engine {
@@ -706,7 +729,7 @@ impl Engine {
             sweeping: Mutex::default(),
             version_bytes_max,
             write_set_bytes_max,
-            ask_checkpoint,
+            make_space,
         }
     }
 }

@@ -37,12 +37,21 @@ pub(crate) fn append_medium(pool: &Pool, pages: &PageSpace, identity: u64, value
 }
 
 /// Writes a large value from a reader, in bounded memory. On an error nothing of it remains.
-pub(crate) fn write_large(pool: &Pool, pages: &PageSpace, identity: u64, mut reader: impl Read) -> Result<LargeValue> {
+///
+/// Where the disk is full, `make_space` is called once.
+pub(crate) fn write_large(
+    pool: &Pool,
+    pages: &PageSpace,
+    identity: u64,
+    mut reader: impl Read,
+    make_space: &dyn Fn() -> Result<()>,
+) -> Result<LargeValue> {
     let mut value = LargeValue { length: 0, identity, places: Vec::new() };
     let chunk_bytes = pool.space.value_chunk_bytes();
     let mut page = vec![0; chunk_bytes];
     let mut encoded = Vec::new();
     let mut buffer = AlignedBuffer::zeroed(chunk_bytes + 4096);
+    let mut made_space = false;
     let mut write_all = || -> Result<()> {
         loop {
             let filled = read_up_to(&mut reader, &mut page[CHUNK_OVERHEAD_BYTES..])?;
@@ -56,7 +65,14 @@ pub(crate) fn write_large(pool: &Pool, pages: &PageSpace, identity: u64, mut rea
             let stored = extent::encode(&page[..CHUNK_OVERHEAD_BYTES + filled], name, epoch, Kind::Value, &mut encoded);
             buffer.set_len(stored);
             buffer.copy_from_slice(&encoded);
-            value.places.push(pool.space.write_value_chunk(epoch, &mut buffer, stored)?);
+            let place = match pool.space.write_value_chunk(epoch, &mut buffer, stored) {
+                Err(Error::DiskFull { .. }) if !std::mem::replace(&mut made_space, true) => {
+                    make_space()?;
+                    pool.space.write_value_chunk(epoch, &mut buffer, stored)?
+                }
+                other => other?,
+            };
+            value.places.push(place);
             value.length += filled as u64;
         }
     };

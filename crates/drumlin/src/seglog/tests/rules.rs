@@ -688,6 +688,32 @@ fn committers_that_meet_share_a_write() {
     assert_eq!(log.sync_count(), 12);
 }
 
+/// On a disk without space for a second segment, the first serves again and again once a checkpoint covers it.
+#[test]
+fn a_full_disk_needs_one_segment() {
+    let mut rig = Rig::new(Disk::new(false), options(1));
+    let log = rig.create();
+    rig.disk.set_capacity(Some(rig.disk.used_bytes()));
+    let mut number = 0;
+    for _ in 0..5 {
+        let mut written = 0;
+        while let Ok(reservation) = log.reserve(0, 1000) {
+            number += 1;
+            written += 1;
+            let appended = reservation.append(&Body::new(body_of(number, 1000)), false);
+            log.wait_durable(&appended).unwrap();
+        }
+        assert!(written > 3, "{written} records until the disk was full");
+        let last = log.last();
+        rig.truncate(&log, last);
+    }
+    assert!(rig.recovered().is_empty());
+    let log = rig.reopen();
+    commit(&log, 0, body_of(number + 1, 1000));
+    drop(log);
+    assert_eq!(rig.recovered(), expect(number + 1, number + 1, 1000));
+}
+
 /// A window that an earlier opening prepared and never used lies in front of the one in use, by its number and not by
 /// its position: a stop before it is prepared anew hides nothing.
 #[test]

@@ -1,0 +1,488 @@
+//! What bad input and bad luck get: a clear error that says what to do, nothing lost, no panic.
+//!
+//! `DRUMLIN_TEST_FULL_DISKS` is the number of disks that are filled (default 12).
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use drumlin::io::Backend;
+use drumlin::io::fault::{EIO, FaultyBackend, Operation};
+use drumlin::{Config, Database, Durability, Error, Keyspace, Recourse, TxOptions};
+use support::{Folder, Random, number, small};
+
+type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+
+fn faulty() -> (FaultyBackend, Config) {
+    let faulty = FaultyBackend::new(drumlin::io::in_memory());
+    let backend: Arc<dyn Backend> = Arc::new(faulty.clone());
+    (faulty, small().backend(backend))
+}
+
+/// The system's number for a file system that is mounted for reading only.
+const EROFS: i32 = 30;
+
+/// A file, a folder of other things, and a data file of noise are no databases, and stay as they are.
+#[test]
+fn other_things_are_not_databases() {
+    let folder = Folder::new();
+    let path = folder.path();
+    std::fs::write(&path, b"some text").unwrap();
+    let error = small().open(&path).unwrap_err();
+    assert!(matches!(error, Error::NotADatabase { .. }), "{error:?}");
+    assert_eq!(std::fs::read(&path).unwrap(), b"some text");
+    std::fs::remove_file(&path).unwrap();
+
+    std::fs::create_dir(&path).unwrap();
+    std::fs::write(path.join("letter.txt"), b"dear").unwrap();
+    let error = small().open(&path).unwrap_err();
+    assert!(matches!(error, Error::NotADatabase { .. }) && error.to_string().contains("letter.txt"), "{error:?}");
+    assert_eq!(std::fs::read_dir(&path).unwrap().count(), 1);
+
+    for length in [0, 10, 5000, 300_000] {
+        std::fs::write(path.join("data"), Random(3).bytes(length)).unwrap();
+        let error = small().open(&path).unwrap_err();
+        let clear = matches!(error, Error::NotADatabase { .. } | Error::Damaged { .. });
+        assert!(clear, "{length} bytes of noise: {error:?}");
+        assert_eq!(std::fs::read(path.join("data")).unwrap(), Random(3).bytes(length));
+    }
+}
+
+/// Without leave to create, nothing is made where nothing is.
+#[test]
+fn nothing_is_made_without_leave() {
+    let folder = Folder::new();
+    let error = small().create(false).open(folder.path()).unwrap_err();
+    assert!(matches!(error, Error::NotADatabase { .. }), "{error:?}");
+    assert!(!folder.path().exists());
+}
+
+/// A newer format is refused, by its number.
+#[test]
+fn a_newer_format_is_refused() {
+    let folder = Folder::new();
+    small().open(folder.path()).unwrap().close().unwrap();
+    let data = folder.path().join("data");
+    let mut bytes = std::fs::read(&data).unwrap();
+    for slot in [0, 8 * 4096] {
+        bytes[slot + 8] = 99;
+    }
+    std::fs::write(&data, bytes).unwrap();
+    match small().open(folder.path()).unwrap_err() {
+        Error::NewerFormat { found: 99, path, .. } => assert_eq!(path, folder.path()),
+        other => panic!("{other:?}"),
+    }
+}
+
+const CHILD_VARIABLE: &str = "DRUMLIN_TEST_LOCK_CHILD";
+
+/// Not a test of its own: the second process.
+#[test]
+fn child() {
+    let Ok(path) = std::env::var(CHILD_VARIABLE) else { return };
+    match small().open(path).unwrap_err() {
+        Error::Locked { pid, .. } => println!("locked by {pid}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A second handle and a second process are told who has the database; when it is closed they can have it.
+#[test]
+fn the_second_to_open_is_told_who_was_first() {
+    let folder = Folder::new();
+    let db = small().open(folder.path()).unwrap();
+    let error = small().open(folder.path()).unwrap_err();
+    assert!(matches!(error, Error::Locked { pid, .. } if pid == std::process::id()), "{error:?}");
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child", "--nocapture"])
+        .env(CHILD_VARIABLE, folder.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.contains(&format!("locked by {}", std::process::id())), "{said}");
+    drop(db);
+    small().open(folder.path()).unwrap();
+}
+
+/// A medium that can't be written is named with the system's reason.
+#[test]
+fn a_medium_for_reading_only_is_named() {
+    let (faulty, config) = faulty();
+    faulty.fail_from(Operation::Open, 1, EROFS);
+    let error = config.open("/db").unwrap_err();
+    assert!(error.to_string().contains("Read-only"), "{error}");
+}
+
+/// A budget too small says which one works, and that one does.
+#[test]
+fn a_budget_too_small_says_which_works() {
+    let Error::BudgetTooSmall { given_bytes: 1000, minimum_bytes } =
+        Config::in_memory().memory(1000).open("").unwrap_err()
+    else {
+        panic!("another error")
+    };
+    for streams in [1, 64] {
+        match Config::in_memory().memory(minimum_bytes).log_streams(streams).open("") {
+            Ok(db) => drop(db.keyspace("k").unwrap().insert(b"k", vec![0; 60_000])),
+            Err(error) => assert!(matches!(error, Error::BudgetTooSmall { .. }), "{error:?}"),
+        }
+    }
+}
+
+/// Keys up to the limit work, the next byte is too much; empty keys and values are rows like others.
+#[test]
+fn keys_have_a_limit_and_may_be_empty() {
+    let db = Config::in_memory().open("").unwrap();
+    let keyspace = db.keyspace("k").unwrap();
+    let limit = keyspace.key_bytes_max();
+    keyspace.insert(vec![1; limit], b"").unwrap();
+    assert_eq!(keyspace.get(vec![1; limit]).unwrap().unwrap(), b"");
+    let tried = [
+        keyspace.insert(vec![1; limit + 1], b"v"),
+        keyspace.remove(vec![1; limit + 1]),
+        db.begin().unwrap().insert(&keyspace, vec![1; limit + 1], b"v"),
+        keyspace.insert_from(vec![1; limit + 1], &[0; 200_000][..]).map(drop),
+    ];
+    for result in tried {
+        match result.unwrap_err() {
+            Error::KeyTooLong { key_bytes, limit_bytes, .. } => {
+                assert_eq!((key_bytes, limit_bytes), (limit + 1, limit))
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(keyspace.get(vec![1; limit + 1]).unwrap().is_none());
+    keyspace.insert(b"", b"").unwrap();
+    assert_eq!(keyspace.get(b"").unwrap().unwrap(), b"");
+    assert_eq!(keyspace.count(..).unwrap(), 2);
+    keyspace.remove(b"").unwrap();
+    assert!(keyspace.get(b"").unwrap().is_none());
+}
+
+/// Unknown keyspaces are named; handles of dropped ones say so, whatever they are asked, and so does one made again.
+#[test]
+fn keyspaces_that_are_not_there() {
+    let db = Config::in_memory().open("").unwrap();
+    assert!(matches!(db.existing_keyspace("no"), Err(Error::NoSuchKeyspace { name }) if name == "no"));
+    assert!(matches!(db.drop_keyspace("no"), Err(Error::NoSuchKeyspace { .. })));
+    assert!(matches!(db.keyspace(""), Err(Error::Invalid(_))));
+    assert!(matches!(db.keyspace(&"n".repeat(256)), Err(Error::Invalid(_))));
+    let keyspace = db.keyspace("k").unwrap();
+    for number in 0..2000u64 {
+        keyspace.insert_with(number.to_be_bytes(), vec![1; 500], Durability::Relaxed).unwrap();
+    }
+    let mut tx = db.begin().unwrap();
+    tx.insert(&keyspace, b"k", b"v").unwrap();
+    let mut scan = keyspace.iter();
+    scan.next().unwrap().unwrap();
+    db.drop_keyspace("k").unwrap();
+    let again = db.keyspace("k").unwrap();
+    again.insert(b"new", b"row").unwrap();
+    let dropped =
+        |result: Result<(), Error>| assert!(matches!(result, Err(Error::KeyspaceDropped { .. })), "{result:?}");
+    dropped(keyspace.get(b"k").map(drop));
+    dropped(keyspace.insert(b"l", b"v"));
+    dropped(keyspace.insert(b"l", vec![1; 300_000]));
+    dropped(keyspace.remove(b"l"));
+    dropped(keyspace.count(..).map(drop));
+    dropped(tx.commit().map(drop));
+    dropped(scan.find_map(Result::err).map_or(Ok(()), Err));
+    assert_eq!(again.count(..).unwrap(), 1);
+}
+
+/// A transaction over its share is refused, goes on in smaller parts, and leaves nothing behind.
+#[test]
+fn a_transaction_has_a_limit() {
+    let (_, config) = faulty();
+    let db = config.open("/db").unwrap();
+    let keyspace = db.keyspace("k").unwrap();
+    let mut tx = db.begin().unwrap();
+    let mut rows = 0u64;
+    let error = loop {
+        match tx.insert(&keyspace, rows.to_be_bytes(), [7; 200]) {
+            Ok(()) => rows += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, Error::TransactionTooLarge { .. }), "{error:?}");
+    // What the log can't take in one piece is refused at the commit.
+    let result = tx.commit();
+    assert!(matches!(result, Ok(_) | Err(Error::TransactionTooLarge { .. })), "{result:?}");
+    let found = keyspace.count(..).unwrap();
+    assert_eq!(found, if result.is_ok() { rows } else { 0 });
+    keyspace.insert(b"k", b"v").unwrap();
+}
+
+/// Whoever waits too long for a row gets a conflict, in time; so does one of two who wait for each other, at once.
+#[test]
+fn waiting_for_rows_ends() {
+    let db = Config::in_memory().open("").unwrap();
+    let keyspace = db.keyspace("k").unwrap();
+    let mut first = db.begin().unwrap();
+    first.insert(&keyspace, b"a", b"1").unwrap();
+    let options = TxOptions { lock_timeout: Duration::from_millis(50), ..TxOptions::default() };
+    let mut second = db.begin_with(options).unwrap();
+    let began = Instant::now();
+    let error = second.insert(&keyspace, b"a", b"2").unwrap_err();
+    assert!(error.is_conflict() && error.recourse() == Recourse::Retry, "{error:?}");
+    assert!(began.elapsed() < Duration::from_secs(5));
+    drop(second);
+
+    let mut second = db.begin().unwrap();
+    second.insert(&keyspace, b"b", b"2").unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| first.insert(&keyspace, b"b", b"1").and_then(|()| first.commit().map(drop)));
+        std::thread::sleep(Duration::from_millis(50));
+        let began = Instant::now();
+        let error = second.insert(&keyspace, b"a", b"2").unwrap_err();
+        assert!(error.is_conflict() && began.elapsed() < Duration::from_secs(5), "{error:?}");
+        drop(second);
+        waiting.join().unwrap().unwrap();
+    });
+    assert_eq!(keyspace.get(b"b").unwrap().unwrap(), b"1");
+    // Of two that change the same row, the second gets a conflict, and its retry sees the first.
+    let mut late = db.begin().unwrap();
+    keyspace.insert(b"a", b"3").unwrap();
+    assert!(late.insert(&keyspace, b"a", b"4").unwrap_err().is_conflict());
+}
+
+/// A snapshot whose versions no longer fit says so, and a new one works; it never shows something newer.
+#[test]
+fn an_old_snapshot_ends_with_an_error() {
+    let (_, config) = faulty();
+    let db = config.open("/db").unwrap();
+    let keyspace = db.keyspace("k").unwrap();
+    for number in 0..500u64 {
+        keyspace.insert_with(number.to_be_bytes(), [0; 8], Durability::Relaxed).unwrap();
+    }
+    let snapshot = db.snapshot();
+    let tx = db.begin().unwrap();
+    let mut ended = 0;
+    for round in 1..200u64 {
+        for number in 0..500u64 {
+            keyspace.insert_with(number.to_be_bytes(), round.to_be_bytes(), Durability::Relaxed).unwrap();
+        }
+        for result in [snapshot.get(&keyspace, 7u64.to_be_bytes()), tx.get(&keyspace, 7u64.to_be_bytes())] {
+            match result {
+                Ok(value) => assert_eq!(value.unwrap(), [0; 8]),
+                Err(Error::SnapshotTooOld { timestamp }) => {
+                    assert_eq!(timestamp, snapshot.timestamp());
+                    ended += 1;
+                }
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+        if ended > 0 {
+            break;
+        }
+    }
+    assert!(ended > 0, "the versions of 100,000 changes fit into half a megabyte");
+    let error = snapshot.iter(&keyspace).find_map(Result::err).unwrap();
+    assert!(matches!(error, Error::SnapshotTooOld { .. }), "{error:?}");
+    assert_eq!(db.snapshot().count(&keyspace, ..).unwrap(), 500);
+}
+
+fn compare(keyspace: &Keyspace, model: &Model) {
+    for (key, value) in model {
+        let found = keyspace.get(key).unwrap();
+        assert!(found.as_deref() == Some(&value[..]), "row {}", key.escape_ascii());
+    }
+    assert_eq!(keyspace.count(..).unwrap(), model.len() as u64);
+}
+
+fn some_value(random: &mut Random) -> Vec<u8> {
+    let length = match random.below(40) {
+        0 => 70_000 + random.below(200_000),
+        1..6 => 300 + random.below(6000),
+        _ => random.below(120),
+    };
+    random.bytes(length as usize)
+}
+
+/// Fills a disk from some moment on; then everything earlier must be there, removing and compacting must work, and with
+/// more space all must go on.
+fn fill(seed: u64) {
+    let mut random = Random(seed);
+    let (faulty, config) = faulty();
+    let db = config.open("/db").unwrap();
+    let keyspace = db.keyspace("rows").unwrap();
+    let mut model = Model::new();
+    let moment = random.below(2000);
+    let mut refused = 0;
+    for step in 0..6000u64 {
+        if step == moment {
+            faulty.set_space_limit(Some(faulty.space_used() + random.below(3 << 20)));
+        }
+        let key = format!("{:05}", random.below(9000)).into_bytes();
+        let result = match random.below(200) {
+            0 => db.checkpoint().map(drop),
+            1 => db.keyspace(&format!("another {}", random.below(5))).map(drop),
+            2..6 => {
+                let value = random.bytes(3000);
+                let mut changed = model.clone();
+                let rows: Vec<_> = (0..20).map(|_| format!("{:05}", random.below(9000)).into_bytes()).collect();
+                changed.extend(rows.iter().map(|key| (key.clone(), value.clone())));
+                let committed = db.begin().and_then(|mut tx| {
+                    rows.iter().try_for_each(|key| tx.insert(&keyspace, key, &value))?;
+                    tx.commit().map(drop)
+                });
+                if committed.is_ok() {
+                    model = changed;
+                }
+                committed
+            }
+            _ => {
+                let value = some_value(&mut random);
+                let result = keyspace.insert(&key, &value);
+                if result.is_ok() {
+                    model.insert(key, value);
+                }
+                result
+            }
+        };
+        match result {
+            Ok(()) => {}
+            Err(Error::DiskFull { .. }) => refused += 1,
+            Err(other) => panic!("seed {seed}, step {step}: {other:?}"),
+        }
+        if refused > 30 {
+            break;
+        }
+    }
+    assert!(refused > 0, "seed {seed}: the disk was not filled");
+    compare(&keyspace, &model);
+
+    // Removing works, one by one and many at once, until half is gone.
+    let doomed: Vec<Vec<u8>> = model.keys().step_by(2).cloned().collect();
+    let (alone, together) = doomed.split_at(doomed.len() / 2);
+    for key in alone {
+        keyspace.remove(key).unwrap_or_else(|error| panic!("seed {seed}: removing on a full disk: {error:?}"));
+        model.remove(key);
+    }
+    for keys in together.chunks(50) {
+        let mut tx = db.begin().unwrap();
+        keys.iter().for_each(|key| tx.remove(&keyspace, key).unwrap());
+        tx.commit().unwrap_or_else(|error| panic!("seed {seed}: removing on a full disk: {error:?}"));
+        keys.iter().for_each(|key| drop(model.remove(key)));
+    }
+    db.compact().unwrap_or_else(|error| panic!("seed {seed}: compacting a full disk: {error:?}"));
+    compare(&keyspace, &model);
+    // What was removed makes room.
+    keyspace.insert(b"room", b"again").unwrap_or_else(|error| panic!("seed {seed}: after removing half: {error:?}"));
+    model.insert(b"room".to_vec(), b"again".to_vec());
+    assert!(db.check().unwrap().damage.is_empty());
+
+    // Opening works on a disk as full as it is.
+    drop(keyspace);
+    let mut db = db;
+    if random.chance(50) {
+        db.close().unwrap();
+        db = config.open("/db").unwrap_or_else(|error| panic!("seed {seed}: opening on a full disk: {error:?}"));
+    }
+    let keyspace = db.existing_keyspace("rows").unwrap();
+    compare(&keyspace, &model);
+    faulty.set_space_limit(None);
+    for number in 0..300u64 {
+        let value = some_value(&mut random);
+        keyspace.insert(number.to_be_bytes(), &value).unwrap();
+        model.insert(number.to_be_bytes().to_vec(), value);
+    }
+    drop((keyspace, db));
+    let db = config.open("/db").unwrap();
+    compare(&db.existing_keyspace("rows").unwrap(), &model);
+    assert!(db.check().unwrap().damage.is_empty());
+}
+
+/// Disks that fill up at any moment: see `fill`.
+#[test]
+fn a_full_disk_loses_nothing_and_recovers() {
+    for seed in 0..number("DRUMLIN_TEST_FULL_DISKS", 12) {
+        fill(seed);
+    }
+}
+
+/// A failed transfer: commits end with clear errors that stay, reads go on, and reopening finds what was acknowledged.
+fn fail(operation: Operation, nth: u64, lasting: bool, by_checkpoint: bool) {
+    let place = format!("{operation:?} {nth}, lasting: {lasting}");
+    let (faulty, config) = faulty();
+    let db: Database = config.open("/db").unwrap();
+    let keyspace = db.keyspace("rows").unwrap();
+    let mut model = Model::new();
+    let mut random = Random(nth);
+    for number in 0..400u64 {
+        let value = some_value(&mut random);
+        keyspace.insert_with(number.to_be_bytes(), &value, Durability::Relaxed).unwrap();
+        model.insert(number.to_be_bytes().to_vec(), value);
+    }
+    keyspace.insert(b"durable", b"all before too").unwrap();
+    model.insert(b"durable".to_vec(), b"all before too".to_vec());
+    if lasting {
+        faulty.fail_from(operation, nth, EIO)
+    } else {
+        faulty.fail_nth(operation, nth, EIO)
+    }
+    let mut unknown = None;
+    let mut failure = None;
+    for number in 0..400u64 {
+        if by_checkpoint && number == 3 {
+            let _ = db.checkpoint();
+        }
+        let key = number.to_be_bytes().to_vec();
+        let value = some_value(&mut random);
+        match keyspace.insert(&key, &value) {
+            Ok(()) => drop(model.insert(key, value)),
+            Err(error) => {
+                let clear = match &error {
+                    Error::OutcomeUnknown { .. } => {
+                        unknown = Some((key, value));
+                        true
+                    }
+                    Error::Failed { .. } => true,
+                    _ => false,
+                };
+                assert!(clear && error.recourse() == Recourse::Reopen, "{place}: {error:?}");
+                failure = Some(error);
+                break;
+            }
+        }
+    }
+    let failure = failure.unwrap_or_else(|| panic!("{place}: nothing failed"));
+    // Commits of all kinds stay refused, with the reason, though the fault may be gone.
+    faulty.heal();
+    let again = keyspace.insert(b"more", b"v").unwrap_err();
+    assert!(
+        matches!(again, Error::Failed { .. }) && again.to_string().contains("reopen"),
+        "{place}: {again:?} after {failure:?}"
+    );
+    assert!(matches!(keyspace.remove(b"durable"), Err(Error::Failed { .. })), "{place}");
+    assert!(matches!(db.checkpoint(), Err(Error::Failed { .. })), "{place}");
+    // Reads go on, and show nothing that was not answered.
+    compare(&keyspace, &model);
+    drop((keyspace, db));
+    let db = config.open("/db").unwrap_or_else(|error| panic!("{place}: reopening: {error:?}"));
+    let keyspace = db.existing_keyspace("rows").unwrap();
+    if let Some((key, value)) = unknown
+        && keyspace.get(&key).unwrap().as_deref() == Some(&value[..])
+    {
+        model.insert(key, value);
+    }
+    compare(&keyspace, &model);
+    keyspace.insert(b"more", b"v").unwrap();
+    assert!(db.check().unwrap().damage.is_empty());
+}
+
+/// Failing writes and syncs, of the log, the data file and the superblock.
+#[test]
+fn a_failed_transfer_is_final_until_reopened() {
+    for nth in [1, 2, 3, 7, 20] {
+        for lasting in [true, false] {
+            fail(Operation::Write, nth, lasting, true);
+            fail(Operation::Sync, nth, lasting, true);
+        }
+        fail(Operation::Write, nth, true, false);
+        fail(Operation::Sync, nth, true, false);
+    }
+}
