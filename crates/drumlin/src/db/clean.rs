@@ -260,14 +260,16 @@ impl Core {
         let bytes_before = file_bytes()?;
         self.make_space()?;
         let _alone = self.cleaning.lock();
-        let mut best = u64::MAX;
+        // A round puts copies behind the end where no segment is free, and the next brings them to the front: so both the
+        // segments in use and the length count as progress.
+        let mut best = (u64::MAX, u64::MAX);
         loop {
             let usage = segments.usage();
-            let used = usage.segment_count - usage.free_count;
-            if used >= best {
+            let now = (usage.segment_count - usage.free_count, usage.segment_count);
+            if now.0 >= best.0 && now.1 >= best.1 {
                 break;
             }
-            best = used;
+            best = (best.0.min(now.0), best.1.min(now.1));
             // What is sparse is packed; what lies beyond the length that all of it needs moves to the front.
             let needed = usage.live_bytes.div_ceil(segments.segment_bytes()) as u32 + 2;
             let mut victims: Vec<SegmentId> =
