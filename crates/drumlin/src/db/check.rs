@@ -200,7 +200,7 @@ impl Core {
     /// Where the leaf after the unreadable one that covers `key` begins.
     fn behind(&self, named: &Named, key: &[u8]) -> Option<Vec<u8>> {
         let pin = self.engine.pool.pin();
-        let (_, next) = named.tree.upcoming(&pin, crate::tree::Target::At(key), true, 1);
+        let next = named.tree.upcoming(&pin, crate::tree::Target::At(key), true, 1).next;
         next.filter(|next| &next[..] > key)
     }
 }

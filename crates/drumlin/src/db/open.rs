@@ -25,7 +25,7 @@ use crate::format::record::{self, Operation};
 use crate::format::superblock::{INCARNATION_COUNT_MAX, Superblock};
 use crate::format::{Epoch, Incarnation, KeyspaceId, Timestamp};
 use crate::io::{self, Backend, FileRef, OpenOptions, Persist, Probe, SyncMethod};
-use crate::pool::Pool;
+use crate::pool::{Nodes, Pool};
 use crate::seglog::{Hooks, Known, Log, LogOptions, Scan};
 use crate::space::Space;
 use crate::space::appender::BUFFER_BYTES;
@@ -63,7 +63,7 @@ impl Shares {
         let sixteenth = memory / 16;
         let entry_bytes = memory / 32;
         let taken = log_buffer_bytes + io_bytes + 2 * sixteenth + entry_bytes;
-        // A frame of 4 KiB has a header of 56 bytes.
+        // A frame of 4 KiB has a header of 64 bytes.
         let frame_bytes = (memory - taken) / 4096 * 4096 / 65 * 64;
         Shares {
             log_buffer_bytes,
@@ -179,7 +179,9 @@ impl Opener<'_> {
                 "it is missing, and the log is there",
             ));
         }
-        if let Some(other) = names.iter().find(|name| !ours.contains(&name.as_str())) {
+        // A creation that was killed while it measured leaves the file that it measured with.
+        let is_probe = |name: &str| name.starts_with("probe-") && name.ends_with(".tmp");
+        if let Some(other) = names.iter().find(|name| !ours.contains(&name.as_str()) && !is_probe(name)) {
             let why = format!("the folder holds other things ({other:?}) and no data file");
             return Err(Error::NotADatabase { path: self.path.clone(), why });
         }
@@ -318,9 +320,11 @@ impl Opener<'_> {
         let scan = if created { None } else { Some(Scan::open(backend, &log_options, &known)?) };
         let last = scan.as_ref().map_or(Timestamp(0), Scan::last);
 
-        let verify_node =
-            |page: &[u8], is_leaf| crate::tree::check_node(page, is_leaf).map_err(|flaw| flaw.to_string());
-        let pool = Arc::new(Pool::new(Arc::clone(&space), Arc::clone(backend), shares.frame_bytes, verify_node));
+        let nodes = Nodes {
+            verify: |page, is_leaf| crate::tree::check_node(page, is_leaf).map_err(|flaw| flaw.to_string()),
+            key_order: crate::tree::key_order,
+        };
+        let pool = Arc::new(Pool::new(Arc::clone(&space), Arc::clone(backend), shares.frame_bytes, nodes));
         let versions = Arc::new(Versions::new());
         let upkeep = Arc::new(Upkeep::default());
         let asked = Arc::clone(&upkeep);
@@ -547,7 +551,12 @@ impl Replay<'_> {
                 let is_newest = later.first().is_none_or(|next| key(next) != key(operation));
                 if !is_newest || named.is_none() {
                     if let ReplayedChange::PutLarge(index) = operation.change {
-                        values::discard(&engine.pool, &large[index]);
+                        // The log still names its extents, until a checkpoint covers it: another opening must find them
+                        // unharmed.
+                        let epoch = engine.space.enter().epoch();
+                        for place in &large[index].places {
+                            engine.space.segments.release(*place, epoch);
+                        }
                     }
                     continue;
                 }
@@ -606,7 +615,12 @@ impl Core {
         let core = Arc::downgrade(self);
         let upkeep = Arc::clone(&self.upkeep);
         type Body = Box<dyn FnOnce() + Send>;
-        let bodies: [(&str, Body); 2] = [
+        // Two, so that one waits for the device while the other decompresses.
+        let readers = [(); 2].map(|()| Arc::clone(&self.engine.pool));
+        let [reader, other_reader] = readers;
+        let bodies: [(&str, Body); 4] = [
+            ("drumlin-ahead", Box::new(move || reader.run_read_ahead())),
+            ("drumlin-ahead", Box::new(move || other_reader.run_read_ahead())),
             ("drumlin-evict", Box::new(move || pool.run_background())),
             ("drumlin-upkeep", Box::new(move || super::checkpoint::run_upkeep(&core, &upkeep))),
         ];

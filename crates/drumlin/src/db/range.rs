@@ -14,14 +14,77 @@ use crate::format::node::LargeRef;
 use crate::pool::Stop;
 use crate::tree::node::{Leaf, RowValue};
 use crate::tree::{Target, Tree};
+use crate::txn::engine::Engine;
 use crate::txn::snapshots::Registration;
 use crate::txn::values;
 use crate::txn::versions::Was;
 
-/// Leaves that a scan reads ahead at once, when it has seen that it goes on.
-const AHEAD_PAGES: usize = 128;
+/// Leaves that a scan asks for ahead, once it has seen that it goes on: a megabyte of pages of 4 KiB.
+const AHEAD_PAGES: usize = 256;
 /// Leaves read one by one before a scan reads ahead: short ranges read no more than they need.
 const UNAIDED_LEAVES: usize = 2;
+
+/// How far a scan reads ahead of itself.
+struct Ahead {
+    forward: bool,
+    leaves_seen: usize,
+    /// Leaves asked for and not reached yet.
+    leaves_asked: usize,
+    /// Where the leaves not asked for begin; `None`: where the scan is.
+    next: Option<Vec<u8>>,
+    ended: bool,
+}
+
+impl Ahead {
+    fn new(forward: bool) -> Ahead {
+        Ahead { forward, leaves_seen: 0, leaves_asked: 0, next: None, ended: false }
+    }
+
+    /// The scan goes on to the leaf of `target`: asks for as many behind it as it has seen, four times over, up to a limit.
+    fn step(
+        &mut self,
+        engine: &Engine,
+        tree: &Tree,
+        target: Target<'_>,
+        (lower, upper): (&Bound<Vec<u8>>, &Bound<Vec<u8>>),
+    ) {
+        self.leaves_seen += 1;
+        self.leaves_asked = self.leaves_asked.saturating_sub(1);
+        if self.leaves_asked == 0 {
+            self.next = None;
+        }
+        let goal = (self.leaves_seen * 4).min(AHEAD_PAGES);
+        // In portions: asking costs a descent.
+        if self.leaves_seen <= UNAIDED_LEAVES || self.ended || self.leaves_asked > goal / 2 {
+            return;
+        }
+        while self.leaves_asked < goal && !self.ended {
+            let from = match &self.next {
+                None => target,
+                Some(key) if self.forward => Target::At(key),
+                Some(key) => Target::Below(key),
+            };
+            let upcoming = {
+                let pin = engine.pool.pin();
+                tree.upcoming(&pin, from, self.forward, goal)
+            };
+            if !upcoming.pages.is_empty() {
+                engine.pool.read_ahead(&tree.pages, upcoming.pages);
+            }
+            if upcoming.leaf_count == 0 {
+                return;
+            }
+            self.leaves_asked += upcoming.leaf_count;
+            let is_outside = |key: &Vec<u8>| match (self.forward, lower, upper) {
+                (true, _, Bound::Included(end) | Bound::Excluded(end)) => key > end,
+                (false, Bound::Included(end) | Bound::Excluded(end), _) => key <= end,
+                _ => false,
+            };
+            self.ended = upcoming.next.as_ref().is_none_or(is_outside);
+            self.next = upcoming.next;
+        }
+    }
+}
 
 /// The rows of a range, in the order of their keys, as one moment saw them: an iterator from both ends.
 ///
@@ -38,8 +101,8 @@ pub struct Range {
     back: VecDeque<Row>,
     /// Changes of the transaction that scans, within the bounds; `None`: removed.
     own: BTreeMap<Vec<u8>, Option<OwnValue>>,
-    leaves_forward: usize,
-    leaves_backward: usize,
+    ahead_forward: Ahead,
+    ahead_backward: Ahead,
     failed: bool,
 }
 
@@ -133,8 +196,8 @@ impl Range {
             front: VecDeque::new(),
             back: VecDeque::new(),
             own,
-            leaves_forward: 0,
-            leaves_backward: 0,
+            ahead_forward: Ahead::new(true),
+            ahead_backward: Ahead::new(false),
             failed: false,
         };
         range.fetched_all = range.is_exhausted();
@@ -238,14 +301,7 @@ impl Range {
             Bound::Unbounded => Vec::new(),
             Bound::Included(key) | Bound::Excluded(key) => key.clone(),
         };
-        if self.leaves_forward >= UNAIDED_LEAVES && self.leaves_forward.is_multiple_of(AHEAD_PAGES / 2) {
-            let pages = {
-                let pin = engine.pool.pin();
-                self.tree.upcoming(&pin, Target::At(&key), true, AHEAD_PAGES).0
-            };
-            engine.pool.fault_many(&self.tree.pages, &pages)?;
-        }
-        self.leaves_forward += 1;
+        self.ahead_forward.step(&engine, &self.tree, Target::At(&key), (&self.lower, &self.upper));
         let (rows, next) = Tree::waiting(&engine.pool, || -> Result<_, Stop> {
             let pin = engine.pool.pin();
             let read = self.tree.read_leaf(&pin, Target::At(&key))?;
@@ -279,14 +335,7 @@ impl Range {
             }
             Bound::Excluded(key) => Target::Below(key),
         };
-        if self.leaves_backward >= UNAIDED_LEAVES && self.leaves_backward.is_multiple_of(AHEAD_PAGES / 2) {
-            let pages = {
-                let pin = engine.pool.pin();
-                self.tree.upcoming(&pin, target, false, AHEAD_PAGES).0
-            };
-            engine.pool.fault_many(&self.tree.pages, &pages)?;
-        }
-        self.leaves_backward += 1;
+        self.ahead_backward.step(&engine, &self.tree, target, (&self.lower, &self.upper));
         let (rows, next) = Tree::waiting(&engine.pool, || -> Result<_, Stop> {
             let pin = engine.pool.pin();
             let read = self.tree.read_leaf(&pin, target)?;

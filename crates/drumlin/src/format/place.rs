@@ -13,8 +13,21 @@ use super::Epoch;
 ///
 /// The stamp is compared with the epoch in the extent's header: a write that was lost leaves an older extent there, which
 /// may be whole and of the same page. The zero word is no place: the superblocks lie at the start of the file.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Place(u64);
+
+/// Places sort by where they start.
+impl Ord for Place {
+    fn cmp(&self, other: &Place) -> std::cmp::Ordering {
+        self.start().cmp(&other.start()).then(self.0.cmp(&other.0))
+    }
+}
+
+impl PartialOrd for Place {
+    fn partial_cmp(&self, other: &Place) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
 
 impl Place {
     pub(crate) const NONE: Place = Place(0);
@@ -97,6 +110,13 @@ mod tests {
         }
         assert_eq!(Place::from_bits(0), None);
         assert_eq!(Place::from_bits(1 << 61), None);
+    }
+
+    /// Places sort in the order of the file, whatever their lengths and epochs.
+    #[test]
+    fn places_sort_by_where_they_start() {
+        let (near, far) = (Place::new(64, 4096, Epoch(9)), Place::new(128, 64, Epoch(1)));
+        assert!(near < far);
     }
 
     /// An extent of the epoch before, or of the same epoch number of the incarnation before, is told apart.

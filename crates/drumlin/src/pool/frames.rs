@@ -28,7 +28,8 @@ use crate::space::{FrameIndex, PageTable, Word};
 const CLASS_COUNT: usize = 8;
 const CLASS_SHIFT: u32 = 29;
 
-/// What is known of the page in a frame.
+/// What is known of the page in a frame; in a cache line of its own.
+#[repr(align(64))]
 pub(crate) struct FrameHeader {
     latch: RwLock<()>,
     identity: AtomicU64,
@@ -286,6 +287,8 @@ impl Frames {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             const LINE_BYTES: usize = 64;
             const LINES: usize = 5;
+            // SAFETY: as below; the header is borrowed.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(self.header(frame)).cast()) };
             let (start, page_bytes) = self.page_pointer(frame);
             for line in 0..LINES.min(page_bytes / LINE_BYTES) {
                 // SAFETY: prefetching reads nothing into the program; the address lies in the mapping.

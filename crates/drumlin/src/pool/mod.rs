@@ -11,6 +11,7 @@
 mod frames;
 pub(crate) mod reclaim;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -65,16 +66,28 @@ pub(crate) struct Hits {
 /// the pool.
 pub(crate) type VerifyNode = fn(&[u8], bool) -> Result<(), String>;
 
+/// The beginning of the lowest key that a node may hold, as a number that sorts alike; known to the tree alone.
+pub(crate) type KeyOrder = fn(&[u8]) -> u128;
+
+/// What the pool needs to know of the pages it keeps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Nodes {
+    pub(crate) verify: VerifyNode,
+    pub(crate) key_order: KeyOrder,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Pool {
     pub(crate) space: Arc<Space>,
     pub(crate) frames: Frames,
-    verify_node: VerifyNode,
+    nodes: Nodes,
     backend: Arc<dyn Backend>,
     /// Threads that wait for a page another thread is reading, by the page.
     arrivals: Box<[(Mutex<()>, Condvar)]>,
     scratch: Mutex<Vec<AlignedBuffer>>,
+    /// Buffers for reads of several extents.
+    wide: Mutex<Vec<AlignedBuffer>>,
     queues: Mutex<Vec<Queues>>,
     pub(crate) hits: Hits,
     /// One thread at a time chooses what to write back.
@@ -90,30 +103,50 @@ impl std::fmt::Debug for Queues {
     }
 }
 
+/// Requests that may wait for the thread that reads ahead.
+const AHEAD_REQUESTS_MAX: usize = 16;
+
 #[derive(Debug, Default)]
 struct Background {
     wanted: Mutex<bool>,
     wake: Condvar,
+    ahead: Mutex<VecDeque<(Arc<PageSpace>, Vec<PageId>)>>,
+    wake_ahead: Condvar,
     stop: AtomicBool,
 }
+
+/// Extents read together, and the pages they are for.
+struct Group<'p> {
+    start: u64,
+    end: u64,
+    pages: Vec<(PageId, Place, NewFrame<'p>)>,
+}
+
+/// A buffer for one extent of any page size, wherever it begins in its block.
+const SCRATCH_BYTES: usize = PAGE_BYTES_MAX + 2 * 4096;
+/// The most that is read at once: from here on a larger read is not faster.
+const GROUP_BYTES_MAX: usize = 256 << 10;
+/// Extents this far from each other are read together: a request more costs as much as 16 KiB more.
+const GROUP_GAP_BYTES: u64 = 16 << 10;
+/// Buffers for such reads that are kept.
+const WIDE_COUNT_MAX: usize = 4;
+
+/// Keyspace, kind, and the beginning of the lowest key.
+type WriteOrder = (crate::format::KeyspaceId, u8, u128);
 
 /// Reads that one thread keeps in flight.
 const QUEUE_DEPTH: usize = 64;
 
 impl Pool {
-    pub(crate) fn new(
-        space: Arc<Space>,
-        backend: Arc<dyn Backend>,
-        capacity_bytes: usize,
-        verify_node: VerifyNode,
-    ) -> Pool {
+    pub(crate) fn new(space: Arc<Space>, backend: Arc<dyn Backend>, capacity_bytes: usize, nodes: Nodes) -> Pool {
         Pool {
             space,
             frames: Frames::new(capacity_bytes),
-            verify_node,
+            nodes,
             backend,
             arrivals: (0..64).map(|_| (Mutex::new(()), Condvar::new())).collect(),
             scratch: Mutex::default(),
+            wide: Mutex::default(),
             queues: Mutex::default(),
             hits: Hits::default(),
             writing_back: Mutex::default(),
@@ -227,7 +260,7 @@ impl Pool {
         extent::decode(bytes, &header, &mut frame[..raw_bytes]).map_err(flawed)?;
         let leaf = match header.kind {
             Kind::Leaf | Kind::Inner => {
-                (self.verify_node)(&frame, header.kind == Kind::Leaf)
+                (self.nodes.verify)(&frame, header.kind == Kind::Leaf)
                     .map_err(|flaw| self.space.damaged(&what(), place, flaw))?;
                 header.kind == Kind::Leaf
             }
@@ -264,34 +297,36 @@ impl Pool {
         if wanted.len() < 2 {
             return Ok(wanted.iter().filter(|page| self.fault(pages, **page, pages.page_bytes).is_ok()).count());
         }
+        // In the order of the disk, so that neighbours come in with one read.
+        let mut extents: Vec<(Place, PageId)> = (wanted.iter())
+            .filter_map(|&page| match pages.table.load(page) {
+                Word::Disk(place) if place.length() <= pages.page_bytes as u64 => Some((place, page)),
+                _ => None,
+            })
+            .collect();
+        extents.sort_unstable();
+        let mut rest = &extents[..];
         let mut queue = self.take_queue()?;
-        let mut waiting = wanted.iter().copied();
-        let mut in_flight: Vec<Option<(PageId, Place, NewFrame<'_>)>> = (0..queue.depth()).map(|_| None).collect();
+        let mut in_flight: Vec<Option<Group<'_>>> = (0..queue.depth()).map(|_| None).collect();
         let mut idle: Vec<usize> = (0..queue.depth()).collect();
         let mut finished = Vec::new();
         let mut count = 0;
         loop {
-            while let Some(&slot) = idle.last() {
-                let Some(page) = waiting.next() else { break };
-                let Word::Disk(place) = pages.table.load(page) else { continue };
-                if place.length() > pages.page_bytes as u64 {
-                    continue;
+            while !rest.is_empty()
+                && let Some(&slot) = idle.last()
+            {
+                let group = self.claim_group(pages, &mut rest, queue.in_flight() == 0)?;
+                if group.pages.is_empty() {
+                    // Nothing is left, or no frame.
+                    break;
                 }
-                // With reads of its own in flight a thread must not wait for frames: it would hold what others wait for.
-                let frame = match self.frames.try_take(pages.page_bytes) {
-                    Some(frame) => frame,
-                    None if queue.in_flight() > 0 => break,
-                    None => self.take_frame(pages.page_bytes)?,
-                };
-                if pages.table.exchange(page, Word::Disk(place), Word::Reading(place)) {
-                    idle.pop();
-                    let (start, length, _) = self.space.cover(place);
-                    let mut buffer = self.take_scratch();
-                    buffer.set_len(length);
-                    self.space.count_read(length);
-                    queue.push_read(self.space.file(), start, buffer, slot as u64);
-                    in_flight[slot] = Some((page, place, frame));
-                }
+                idle.pop();
+                let length = (group.end - group.start) as usize;
+                let mut buffer = self.take_buffer(length);
+                buffer.set_len(length);
+                self.space.count_read(length);
+                queue.push_read(self.space.file(), group.start, buffer, slot as u64);
+                in_flight[slot] = Some(group);
             }
             if queue.in_flight() == 0 {
                 break;
@@ -300,18 +335,24 @@ impl Pool {
                 // Ends when nothing is in flight any more.
                 drop(queue);
                 let kind = error.kind();
-                for (page, place, frame) in in_flight.into_iter().flatten() {
+                for (page, place, frame) in in_flight.into_iter().flatten().flat_map(|group| group.pages) {
                     let _ = self.arrive(pages, page, place, frame, Err(kind.into()), &[]);
                 }
                 return Err(Error::io("reading", self.space.path(), error));
             }
             for completion in finished.drain(..) {
                 let slot = completion.token as usize;
-                let (page, place, frame) = in_flight[slot].take().expect("the slot was in flight");
-                let (_, _, offset) = self.space.cover(place);
-                // Whoever needs the page meets its error again.
-                let arrived = self.arrive(pages, page, place, frame, completion.result, &completion.buffer[offset..]);
-                count += usize::from(arrived.is_ok());
+                let group = in_flight[slot].take().expect("the slot was in flight");
+                for (page, place, frame) in group.pages {
+                    let offset = (place.start() - group.start) as usize;
+                    let result = match &completion.result {
+                        Ok(()) => Ok(()),
+                        Err(error) => Err(error.kind().into()),
+                    };
+                    // Whoever needs the page meets its error again.
+                    let arrived = self.arrive(pages, page, place, frame, result, &completion.buffer[offset..]);
+                    count += usize::from(arrived.is_ok());
+                }
                 self.give_scratch(completion.buffer);
                 idle.push(slot);
             }
@@ -319,6 +360,48 @@ impl Pool {
         self.hits.misses.fetch_add(count as u64, Ordering::Relaxed);
         self.queues.lock().push(Queues(queue));
         Ok(count)
+    }
+
+    /// Claims the next extents that lie close together, with frames for their pages. Empty where there is no frame, unless
+    /// the caller `may_wait`: with reads of its own in flight a thread must not wait for frames, it would hold what others
+    /// wait for.
+    fn claim_group<'p>(
+        &'p self,
+        pages: &PageSpace,
+        rest: &mut &[(Place, PageId)],
+        may_wait: bool,
+    ) -> Result<Group<'p>> {
+        let mut group = Group { start: 0, end: 0, pages: Vec::new() };
+        while let [(place, page), later @ ..] = *rest {
+            let (start, length, _) = self.space.cover(*place);
+            let end = start + length as u64;
+            if !group.pages.is_empty()
+                && (start > group.end + GROUP_GAP_BYTES || end - group.start > GROUP_BYTES_MAX as u64)
+            {
+                break;
+            }
+            let frame = match self.frames.try_take(pages.page_bytes) {
+                Some(frame) => frame,
+                None if may_wait && group.pages.is_empty() => self.take_frame(pages.page_bytes)?,
+                None => break,
+            };
+            *rest = later;
+            if pages.table.exchange(*page, Word::Disk(*place), Word::Reading(*place)) {
+                if group.pages.is_empty() {
+                    group.start = start;
+                }
+                group.end = group.end.max(end);
+                group.pages.push((*page, *place, frame));
+            }
+        }
+        Ok(group)
+    }
+
+    fn take_buffer(&self, length: usize) -> AlignedBuffer {
+        if length <= SCRATCH_BYTES {
+            return self.take_scratch();
+        }
+        self.wide.lock().pop().unwrap_or_else(|| AlignedBuffer::zeroed(GROUP_BYTES_MAX + SCRATCH_BYTES))
     }
 
     pub(crate) fn take_queue(&self) -> Result<Box<dyn Queue>> {
@@ -332,10 +415,17 @@ impl Pool {
     }
 
     pub(crate) fn take_scratch(&self) -> AlignedBuffer {
-        self.scratch.lock().pop().unwrap_or_else(|| AlignedBuffer::zeroed(PAGE_BYTES_MAX + 2 * 4096))
+        self.scratch.lock().pop().unwrap_or_else(|| AlignedBuffer::zeroed(SCRATCH_BYTES))
     }
 
     pub(crate) fn give_scratch(&self, buffer: AlignedBuffer) {
+        if buffer.capacity() > SCRATCH_BYTES {
+            let mut wide = self.wide.lock();
+            if wide.len() < WIDE_COUNT_MAX {
+                wide.push(buffer);
+            }
+            return;
+        }
         let mut scratch = self.scratch.lock();
         if scratch.len() < QUEUE_DEPTH {
             scratch.push(buffer);
@@ -463,9 +553,9 @@ impl Pool {
             drop(self.writing_back.lock());
             return Ok(());
         };
-        // Neighbours by number are mostly neighbours by key: they are read together later.
-        frames.sort_unstable_by_key(|&frame| {
-            self.frames.header(frame).identity().map(|identity| (identity.keyspace, identity.page))
+        frames.sort_by_cached_key(|&frame| {
+            let identity = self.frames.header(frame).identity()?;
+            self.write_order(frame, identity)
         });
         let mut epochs = [None; 2];
         for frame in frames {
@@ -617,15 +707,24 @@ impl Pool {
         true
     }
 
+    /// Where a page belongs among those written together: neighbours by key lie side by side, for scans.
+    fn write_order(&self, frame: FrameIndex, identity: Identity) -> Option<WriteOrder> {
+        let page = self.frames.read(frame, identity)?;
+        let kind = page[KIND_OFFSET];
+        // The frame may have become a value's since it was chosen.
+        let is_node = kind == Kind::Leaf as u8 || kind == Kind::Inner as u8;
+        Some((identity.keyspace, kind, if is_node { (self.nodes.key_order)(&page) } else { 0 }))
+    }
+
     /// Appends every page that was dirty at the cut.
     pub(crate) fn write_epoch(&self, epoch: Epoch) -> Result<u64> {
-        let mut frames: Vec<(u64, FrameIndex)> = Vec::new();
+        let mut frames: Vec<(WriteOrder, FrameIndex)> = Vec::new();
         for frame in self.frames.all() {
             let header = self.frames.header(frame);
             if header.dirty() == Some(epoch)
                 && let Some(identity) = header.identity()
             {
-                frames.push(((u64::from(identity.keyspace.0) << 32) | u64::from(identity.page.0), frame));
+                frames.extend(self.write_order(frame, identity).map(|order| (order, frame)));
             }
         }
         frames.sort_unstable();
@@ -701,14 +800,49 @@ impl Pool {
         }
     }
 
+    /// Hands pages to the thread that reads ahead. Forgotten if it is behind: whoever needs them reads them then.
+    pub(crate) fn read_ahead(&self, pages: &Arc<PageSpace>, wanted: Vec<PageId>) {
+        let mut requests = self.background.ahead.lock();
+        if requests.len() < AHEAD_REQUESTS_MAX {
+            requests.push_back((Arc::clone(pages), wanted));
+            self.background.wake_ahead.notify_one();
+        }
+    }
+
+    /// Reads what was asked for ahead; the body of a thread.
+    pub(crate) fn run_read_ahead(&self) {
+        loop {
+            let (pages, wanted) = {
+                let mut requests = self.background.ahead.lock();
+                loop {
+                    if self.background.stop.load(Ordering::Acquire) {
+                        return;
+                    }
+                    match requests.pop_front() {
+                        Some(request) => break request,
+                        None => self.background.wake_ahead.wait(&mut requests),
+                    }
+                }
+            };
+            // Whoever needs a page that could not be read meets its error.
+            let _ = self.fault_many(&pages, &wanted);
+        }
+    }
+
     pub(crate) fn stop_background(&self) {
         self.background.stop.store(true, Ordering::Release);
+        {
+            let _requests = self.background.ahead.lock();
+            self.background.wake_ahead.notify_all();
+        }
         let _wanted = self.background.wanted.lock();
         self.background.wake.notify_all();
     }
 
     /// Bytes of memory besides frames: headers and read buffers.
     pub(crate) fn overhead_bytes(&self) -> u64 {
-        (self.frames.header_bytes() + self.scratch.lock().len() * (PAGE_BYTES_MAX + 8192)) as u64
+        let buffers =
+            self.scratch.lock().len() * SCRATCH_BYTES + self.wide.lock().len() * (GROUP_BYTES_MAX + SCRATCH_BYTES);
+        (self.frames.header_bytes() + buffers) as u64
     }
 }

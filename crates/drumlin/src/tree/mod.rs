@@ -58,6 +58,16 @@ pub(crate) fn check_node(page: &[u8], is_leaf: bool) -> Result<(), node::Flaw> {
     }
 }
 
+/// The first sixteen bytes of the lowest key that a node may hold, as a number: it sorts as the keys do.
+pub(crate) fn key_order(page: &[u8]) -> u128 {
+    let mut first = [0; 16];
+    if let Some(lower) = Node::new(page).lower_fence() {
+        let count = lower.len().min(first.len());
+        first[..count].copy_from_slice(&lower[..count]);
+    }
+    u128::from_be_bytes(first)
+}
+
 /// What a descent looks for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target<'k> {
@@ -90,6 +100,16 @@ impl Target<'_> {
             Target::Last => inner.len() - 1,
         }
     }
+}
+
+/// See [`Tree::upcoming`].
+#[derive(Debug, Default)]
+pub(crate) struct Upcoming {
+    /// Those of the leaves that are on disk; an inner node, if the way to the leaves is.
+    pub(crate) pages: Vec<PageId>,
+    pub(crate) leaf_count: usize,
+    /// The key where the leaves behind them begin (forward), or below which they end (backward), if there are any.
+    pub(crate) next: Option<Vec<u8>>,
 }
 
 /// The inner nodes that led to a leaf.
@@ -251,19 +271,11 @@ impl Tree {
         Ok(())
     }
 
-    /// Pages of leaves from the one that covers the target on, in scan order, that are on disk: what a scan will need
-    /// next, at most `count` of the leaves that one lowest inner node leads to. The second value is the key where the
-    /// next such node begins (forward), or below which it ends (backward).
-    pub(crate) fn upcoming(
-        &self,
-        pin: &Pin<'_>,
-        target: Target<'_>,
-        forward: bool,
-        count: usize,
-    ) -> (Vec<PageId>, Option<Vec<u8>>) {
-        let mut pages = Vec::new();
-        let mut next = None;
-        let _ = self.descend(pin, target, |_, _, inner, child| {
+    /// What a scan will need next: of the leaves from the one that covers the target on, as far as one lowest inner node
+    /// leads and at most `count`.
+    pub(crate) fn upcoming(&self, pin: &Pin<'_>, target: Target<'_>, forward: bool, count: usize) -> Upcoming {
+        let mut upcoming = Upcoming::default();
+        let way = self.descend(pin, target, |_, _, inner, child| {
             if inner.level() == 1 {
                 let wanted: Vec<usize> = if forward {
                     (child..inner.len().min(child + count)).collect()
@@ -272,8 +284,9 @@ impl Tree {
                 };
                 let last = wanted.last().copied().unwrap_or(child);
                 let on_disk = |page: &PageId| matches!(self.pages.table.load(*page), Word::Disk(_));
-                pages = wanted.iter().map(|&index| inner.child(index)).filter(on_disk).collect();
-                next = match (forward, last) {
+                upcoming.pages = wanted.iter().map(|&index| inner.child(index)).filter(on_disk).collect();
+                upcoming.leaf_count = wanted.len();
+                upcoming.next = match (forward, last) {
                     (true, last) if last + 1 < inner.len() => Some(separator(inner, last + 1)),
                     (true, _) => inner.upper_fence().map(<[u8]>::to_vec),
                     (false, 0) => inner.lower_fence().map(<[u8]>::to_vec),
@@ -281,7 +294,12 @@ impl Tree {
                 };
             }
         });
-        (pages, next)
+        if upcoming.leaf_count == 0
+            && let Err(Stop::Needs(Needs::Page(_, inner))) = way
+        {
+            upcoming.pages.push(inner);
+        }
+        upcoming
     }
 
     /// Calls a core operation until it lacks nothing, providing what it needs in between.

@@ -411,6 +411,7 @@ fn plan_split(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> Option<Vec<u8>> {
         };
         return Some(leaf.split_for(&change).separator);
     }
+    let first = puts.first().copied();
     // The rows as they will be: those there and those to come, by key.
     let mut merged: Vec<(Vec<u8>, usize)> = Vec::with_capacity(leaf.len() + puts.len());
     let mut puts = puts.into_iter().peekable();
@@ -447,7 +448,30 @@ fn plan_split(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> Option<Vec<u8>> {
         left_bytes += merged[at].1;
         at += 1;
     }
-    Some(separator_between(&merged[at - 1].0, &merged[at].0).to_vec())
+    let separator = separator_between(&merged[at - 1].0, &merged[at].0).to_vec();
+    if sides_fit(leaf, &separator) {
+        return Some(separator);
+    }
+    // The rows that are there leave no room for so long a fence: a split in their midst does.
+    let (key, value_bytes) = first?;
+    let change = match leaf.search(key) {
+        Ok(index) => Change::Replace { index, value_bytes },
+        Err(index) => Change::Insert { index, key, value_bytes },
+    };
+    Some(leaf.split_for(&change).separator)
+}
+
+/// Whether both sides of a split have room for the rows that are there and the new fence. As if the prefix did not grow:
+/// what it saves is a reserve.
+fn sides_fit(leaf: &Leaf<'_>, separator: &[u8]) -> bool {
+    let at = leaf.lower_bound(separator);
+    let rows_bytes = |indexes: std::ops::Range<usize>| -> usize {
+        indexes.map(|index| ROW_OVERHEAD_BYTES + leaf.key_suffix(index).len() + leaf.value(index).stored_bytes()).sum()
+    };
+    let fence_bytes = |fence: Option<&[u8]>| fence.map_or(0, <[u8]>::len);
+    let base_bytes = crate::format::node::SLOTS_OFFSET + separator.len();
+    base_bytes + fence_bytes(leaf.lower_fence()) + rows_bytes(0..at) <= leaf.page_bytes()
+        && base_bytes + fence_bytes(leaf.upper_fence()) + rows_bytes(at..leaf.len()) <= leaf.page_bytes()
 }
 
 /// Header and fences.
