@@ -260,21 +260,22 @@ impl Core {
         let bytes_before = file_bytes()?;
         self.make_space()?;
         let _alone = self.cleaning.lock();
-        // A round puts copies behind the end where no segment is free, and the next brings them to the front: so both the
-        // segments in use and the length count as progress.
-        let mut best = (u64::MAX, u64::MAX);
-        loop {
+        // A round puts copies behind the end where no segment is free, and those after it bring them to the front: so the
+        // length may grow at first, and either fewer segments in use or a shorter file is progress.
+        const ROUNDS_MAX: usize = 64;
+        let mut before = (u64::MAX, u64::MAX);
+        for _ in 0..ROUNDS_MAX {
             let usage = segments.usage();
             let now = (usage.segment_count - usage.free_count, usage.segment_count);
-            if now.0 >= best.0 && now.1 >= best.1 {
+            if now.0 >= before.0 && now.1 >= before.1 {
                 break;
             }
-            best = (best.0.min(now.0), best.1.min(now.1));
+            before = now;
             // What is sparse is packed; what lies beyond the length that all of it needs moves to the front.
             let needed = usage.live_bytes.div_ceil(segments.segment_bytes()) as u32 + 2;
             let mut victims: Vec<SegmentId> =
                 segments.sparse(0.95, VICTIM_COUNT_MAX).into_iter().map(|(segment, _)| segment).collect();
-            victims.extend(segments.from(needed).into_iter().take(VICTIM_COUNT_MAX));
+            victims.extend(segments.from(needed).into_iter().rev().take(VICTIM_COUNT_MAX));
             victims.sort_unstable();
             victims.dedup();
             if victims.is_empty() {
