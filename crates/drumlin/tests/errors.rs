@@ -149,7 +149,7 @@ fn keys_have_a_limit_and_may_be_empty() {
     for result in tried {
         match result.unwrap_err() {
             Error::KeyTooLong { key_bytes, limit_bytes, .. } => {
-                assert_eq!((key_bytes, limit_bytes), (limit + 1, limit))
+                assert_eq!((key_bytes, limit_bytes), (limit + 1, limit));
             }
             other => panic!("{other:?}"),
         }
@@ -420,9 +420,9 @@ fn fail(operation: Operation, nth: u64, lasting: bool, by_checkpoint: bool) {
     keyspace.insert(b"durable", b"all before too").unwrap();
     model.insert(b"durable".to_vec(), b"all before too".to_vec());
     if lasting {
-        faulty.fail_from(operation, nth, EIO)
+        faulty.fail_from(operation, nth, EIO);
     } else {
-        faulty.fail_nth(operation, nth, EIO)
+        faulty.fail_nth(operation, nth, EIO);
     }
     let mut unknown = None;
     let mut failure = None;
