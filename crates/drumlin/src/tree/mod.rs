@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::format::PageId;
 use crate::format::extent::{Identity, KIND_OFFSET, Kind};
 use crate::pool::{FrameRead, FrameWrite, Needs, Pin, Pool, Stop};
-use crate::space::{FrameIndex, Guard, PageSpace, PageTable, Word};
+use crate::space::{FrameIndex, Guard, PageSpace, Word};
 use node::{Inner, LeafMut, Node};
 
 /// Told of changes of structure, while the latches are held.
@@ -112,36 +112,6 @@ pub(crate) struct Upcoming {
     pub(crate) next: Option<Vec<u8>>,
 }
 
-/// The inner nodes that led to a leaf.
-///
-/// Each was current when it was read. If all still are once the leaf is latched, there was a moment, after the last was
-/// read, when all were current at once: so the leaf covers the target, and its fences, which lie where no search looks,
-/// need not be read. The pin keeps the frames from being used anew meanwhile.
-#[derive(Default)]
-struct Way {
-    nodes: [(PageId, FrameIndex); Way::LEVELS_MAX],
-    count: usize,
-}
-
-impl Way {
-    /// Trees of more levels than this have their leaves' fences read.
-    const LEVELS_MAX: usize = 6;
-
-    #[inline]
-    fn push(&mut self, page: PageId, frame: FrameIndex) {
-        if self.count < Self::LEVELS_MAX {
-            self.nodes[self.count] = (page, frame);
-        }
-        self.count += 1;
-    }
-
-    #[inline]
-    fn is_current(&self, table: &PageTable) -> bool {
-        let is_current = |&(page, frame): &(PageId, FrameIndex)| table.load(page) == Word::Fixed(frame);
-        self.count <= Self::LEVELS_MAX && self.nodes[..self.count].iter().all(is_current)
-    }
-}
-
 impl Tree {
     pub(crate) fn new(pages: Arc<PageSpace>, pool: Arc<Pool>, observer: Arc<dyn Observer>) -> Tree {
         Tree { pages, pool, observer }
@@ -222,11 +192,10 @@ impl Tree {
     #[inline]
     pub(crate) fn read_leaf<'p>(&'p self, pin: &'p Pin<'_>, target: Target<'_>) -> Result<FrameRead<'p>, Stop> {
         for restart in 0..RESTARTS_MAX {
-            let mut way = Way::default();
-            if let Some((page, frame)) = self.descend(pin, target, |page, frame, _, _| way.push(page, frame))?
+            if let Some((page, frame)) = self.descend(pin, target, |_, _, _, _| ())?
                 && let Some(read) = self.pool.frames.read(frame, self.identity(page))
                 && self.pages.table.load(page) == Word::Leaf(frame)
-                && (way.is_current(&self.pages.table) || target.is_in(&Node::new(&read)))
+                && target.is_in(&Node::new(&read))
             {
                 return Ok(read);
             }
@@ -247,11 +216,10 @@ impl Tree {
     pub(crate) fn write_leaf<'p>(&'p self, pin: &'p Pin<'_>, key: &[u8]) -> Result<FrameWrite<'p>, Stop> {
         let target = Target::At(key);
         for restart in 0..RESTARTS_MAX {
-            let mut way = Way::default();
-            if let Some((page, frame)) = self.descend(pin, target, |page, frame, _, _| way.push(page, frame))?
+            if let Some((page, frame)) = self.descend(pin, target, |_, _, _, _| ())?
                 && let Some(write) = self.pool.frames.write(frame, self.identity(page))
                 && self.pages.table.load(page) == Word::Leaf(frame)
-                && (way.is_current(&self.pages.table) || target.is_in(&Node::new(&write)))
+                && target.is_in(&Node::new(&write))
             {
                 return Ok(write);
             }
