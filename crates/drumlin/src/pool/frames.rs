@@ -122,6 +122,8 @@ struct Arena {
     page_bytes: usize,
     memory: Mapping,
     headers: Box<[FrameHeader]>,
+    /// Frames in each unit of memory that the system takes back: more than one where frames are smaller than its pages.
+    frames_per_unit: usize,
     lists: Mutex<Lists>,
     pub(crate) hand: AtomicUsize,
 }
@@ -159,10 +161,12 @@ impl Mapping {
         Ok(Mapping { start: start.cast(), bytes })
     }
 
-    /// Gives a range back to the system: it reads as zeros when touched again.
+    /// Gives a range back to the system: it reads as zeros when touched again. The system works in whole pages of its own,
+    /// and rounds a length up.
     fn give_back(&self, offset: usize, bytes: usize) {
         use rustix::mm::{Advice, madvise};
         assert!(offset + bytes <= self.bytes);
+        assert!(bytes.is_multiple_of(rustix::param::page_size()), "what else is in the page would be lost");
         // SAFETY: the range lies in the mapping, and the caller owns it: no frame in it is in use.
         let _ = unsafe { madvise(self.start.add(offset).cast(), bytes, Advice::LinuxDontNeed) };
     }
@@ -233,7 +237,9 @@ impl Frames {
             let count = (self.capacity_bytes / page_bytes).clamp(16, (1 << CLASS_SHIFT) - 1);
             Arena {
                 page_bytes,
-                memory: Mapping::new(count * page_bytes).expect("address space for the buffer pool"),
+                memory: Mapping::new((count * page_bytes).next_multiple_of(rustix::param::page_size()))
+                    .expect("address space for the buffer pool"),
+                frames_per_unit: (rustix::param::page_size() / page_bytes).max(1),
                 headers: (0..count).map(|_| FrameHeader::new()).collect(),
                 lists: Mutex::default(),
                 hand: AtomicUsize::new(0),
@@ -350,7 +356,7 @@ impl Frames {
         let (class, index) = split(frame);
         let arena = self.arena(class);
         let mut lists = arena.lists.lock();
-        if self.used_bytes() > self.limit_bytes() {
+        if self.used_bytes() > self.limit_bytes() && arena.frames_per_unit == 1 {
             arena.memory.give_back(index * arena.page_bytes, arena.page_bytes);
             self.used_bytes.fetch_sub(arena.page_bytes, Ordering::Relaxed);
             lists.cold.push(index as u32);
@@ -371,10 +377,21 @@ impl Frames {
                 let (_, index) = lists.limbo.pop_front().expect("looked at");
                 lists.free.push(index);
             }
-            for index in std::mem::take(&mut lists.free) {
-                arena.memory.give_back(index as usize * arena.page_bytes, arena.page_bytes);
-                self.used_bytes.fetch_sub(arena.page_bytes, Ordering::Relaxed);
-                lists.cold.push(index);
+            // By units of the system: one is given back when all frames in it are free.
+            let mut free = std::mem::take(&mut lists.free);
+            free.sort_unstable();
+            let frames_per_unit = arena.frames_per_unit;
+            for unit in
+                free.chunk_by(|left, right| *left as usize / frames_per_unit == *right as usize / frames_per_unit)
+            {
+                if unit.len() < frames_per_unit {
+                    lists.free.extend(unit);
+                    continue;
+                }
+                let bytes = frames_per_unit * arena.page_bytes;
+                arena.memory.give_back(unit[0] as usize * arena.page_bytes, bytes);
+                self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
+                lists.cold.extend(unit);
             }
         }
     }
@@ -630,5 +647,39 @@ impl Deref for FrameWrite<'_> {
         let (start, bytes) = self.frames.page_pointer(self.frame);
         // SAFETY: the latch is held, exclusively; changes go through `leaf_mut`, which borrows this guard mutably.
         unsafe { std::slice::from_raw_parts(start, bytes) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Giving free frames back to the system leaves the frames beside them as they are, however small frames are.
+    #[test]
+    fn memory_given_back_is_nobody_elses() {
+        for page_bytes in [PAGE_BYTES_MIN, 1024, 2048, 4096, 8192] {
+            let frames = Frames::new(64 * page_bytes);
+            let mut taken: Vec<_> = (0..64).map(|_| frames.try_take(page_bytes).expect("within the limit")).collect();
+            for (number, frame) in taken.iter_mut().enumerate() {
+                frame.fill(number as u8 + 1);
+            }
+            // Beyond the limit a frame is given back as it is dropped, otherwise when another size needs the room.
+            frames.set_limit_bytes(32 * page_bytes);
+            let mut number = 0;
+            taken.retain(|_| {
+                number += 1;
+                number % 3 != 0 && number < 40
+            });
+            frames.give_back_free(PAGE_BYTES_MAX);
+            for frame in &taken {
+                let expected = frame[0];
+                assert!(expected != 0 && frame.iter().all(|byte| *byte == expected), "a frame of {page_bytes} bytes");
+            }
+            // Whole units went back: at least those of the frames from 40 on.
+            assert!(frames.used_bytes() <= 48 * page_bytes, "{} of {page_bytes}", frames.used_bytes());
+            let left = taken.len();
+            let again = (left..32).map_while(|_| frames.try_take(page_bytes)).count();
+            assert!(left + again <= 64 && again > 0);
+        }
     }
 }
