@@ -8,6 +8,7 @@ pub mod io;
 mod pool;
 mod seglog;
 mod space;
+mod sync;
 mod tree;
 mod txn;
 

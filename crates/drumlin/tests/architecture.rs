@@ -4,23 +4,33 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each part of the library and the parts that it may name. What is not listed, it may not.
-const ARROWS: [(&str, &[&str]); 9] = [
+const ARROWS: [(&str, &[&str]); 10] = [
+    ("sync", &[]),
     ("format", &[]),
     ("error", &["format"]),
-    ("io", &["format"]),
-    ("seglog", &["format", "error", "io"]),
-    ("space", &["format", "error", "io"]),
-    ("pool", &["format", "error", "io", "space"]),
-    ("tree", &["format", "error", "space", "pool"]),
-    ("txn", &["format", "error", "io", "seglog", "space", "pool", "tree"]),
-    ("db", &["format", "error", "io", "seglog", "space", "pool", "tree", "txn"]),
+    ("io", &["format", "sync"]),
+    ("seglog", &["format", "sync", "error", "io"]),
+    ("space", &["format", "sync", "error", "io"]),
+    ("pool", &["format", "sync", "error", "io", "space"]),
+    ("tree", &["format", "sync", "error", "space", "pool"]),
+    ("txn", &["format", "sync", "error", "io", "seglog", "space", "pool", "tree"]),
+    ("db", &["format", "sync", "error", "io", "seglog", "space", "pool", "tree", "txn"]),
 ];
 
 /// The files that may contain `unsafe`.
 const UNSAFE_FILES: [&str; 3] = ["io/buffer.rs", "io/uring.rs", "pool/frames.rs"];
 
 /// What reaches around `io` to the outside world.
-const AMBIENT: [&str; 6] = ["std::fs", "Instant::now", "SystemTime", "thread::spawn", "thread::Builder", "std::net"];
+const AMBIENT: [&str; 8] = [
+    "std::fs",
+    "Instant::now",
+    "SystemTime",
+    "thread::spawn",
+    "thread::Builder",
+    "thread::sleep",
+    "thread::park",
+    "std::net",
+];
 
 fn source_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
@@ -111,13 +121,24 @@ fn arrows_point_down() {
 fn nothing_is_ambient() {
     let mut wrong = Vec::new();
     for (file, code) in sources() {
-        if part_of(&file) == "io" || is_test(&file) {
+        if ["io", "sync"].contains(&part_of(&file)) || is_test(&file) {
             continue;
         }
         let code = code.split("#[cfg(test)]\nmod tests {").next().unwrap();
         wrong.extend(AMBIENT.iter().filter(|what| code.contains(*what)).map(|what| format!("{file} uses {what}")));
     }
     assert!(wrong.is_empty(), "around io:\n{}", wrong.join("\n"));
+}
+
+/// Threads wait through `sync` alone.
+#[test]
+fn waiting_has_one_place() {
+    let wrong: Vec<String> = sources()
+        .into_iter()
+        .filter(|(file, code)| part_of(file) != "sync" && !is_test(file) && code.contains("parking_lot::"))
+        .map(|(file, _)| file)
+        .collect();
+    assert!(wrong.is_empty(), "around sync: {wrong:?}");
 }
 
 /// `unsafe` stays in the files that are listed, and the list is not longer than it has to be.

@@ -193,7 +193,7 @@ impl Database {
                     // Up to twice the pause, so that two that met do not meet again.
                     let pause_us = 50u64 << attempt.min(10);
                     let random = self.core().engine.backend.random() % pause_us;
-                    std::thread::sleep(Duration::from_micros((pause_us / 2 + random).min(50_000)));
+                    crate::sync::sleep(Duration::from_micros((pause_us / 2 + random).min(50_000)));
                 }
                 other => return other,
             }

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::{Mutex, RwLock};
+use crate::sync::{Mutex, RwLock};
 
 use super::config::Config;
 use super::core::{Core, Named, Upkeep};
@@ -656,7 +656,7 @@ impl Core {
         self.engine.pool.stop_background();
         for thread in self.threads.lock().drain(..) {
             // The last handle may go on one of these threads.
-            if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
+            if thread.thread().id() != crate::sync::current().id() && thread.join().is_err() {
                 log::error!("a background thread of {} panicked", self.path.display());
             }
         }

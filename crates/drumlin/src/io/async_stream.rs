@@ -19,8 +19,8 @@ use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 
+use crate::sync::{Condvar, Mutex};
 use futures_io::{AsyncBufRead, AsyncRead};
-use parking_lot::{Condvar, Mutex};
 
 use super::read::BufferHome;
 use super::stream::{Part, Plan};

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, RwLock};
+use crate::sync::{Mutex, RwLock};
 
 use super::disk::{end_of_file, random};
 use super::{AlignedBuffer, Backend, Completion, File, FileRef, OpenOptions, Persist, Queue};

@@ -11,7 +11,7 @@ use std::io;
 use std::sync::Arc;
 use std::thread;
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex};
 
 use super::disk::DiskBackend;
 use super::{AlignedBuffer, Completion, FileRef, Persist, Queue};

@@ -5,7 +5,7 @@ use std::io;
 use std::ops::{Bound, Deref, Range, RangeBounds};
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use super::disk::end_of_file;
 use super::{AlignedBuffer, File};

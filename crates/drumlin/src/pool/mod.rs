@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex};
 
 use crate::error::{Error, Result};
 use crate::format::extent::{Flaw, Identity, KIND_OFFSET, Kind};
@@ -459,7 +459,7 @@ impl Pool {
             if self.make_room(page_bytes)? == 0 {
                 // Frames on their way to the disk are free when they have arrived, however slow the disk.
                 let _ = self.space.wait_for_jobs(self.on_written());
-                std::thread::yield_now();
+                crate::sync::yield_now();
             }
         }
     }

@@ -12,8 +12,8 @@ use std::cell::Cell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use crate::sync::Mutex;
 use crossbeam_utils::CachePadded;
-use parking_lot::Mutex;
 
 /// Slots in the first block; each block has twice those of the one before.
 const FIRST_BLOCK_SLOTS: usize = 64;

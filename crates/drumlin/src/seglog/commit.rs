@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Poll, Waker};
 
-use parking_lot::MutexGuard;
+use crate::sync::MutexGuard;
 
 use super::segment::{BLOCK, Segment};
 use super::stream::{Batch, Tail};

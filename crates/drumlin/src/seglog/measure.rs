@@ -73,7 +73,7 @@ pub fn commit_rate(backend: &Arc<dyn Backend>, course: &Course) -> Result<Rates>
     let log = Log::create(backend, &options, Incarnation(1), Hooks::none())?;
     // Segments are made ahead of need and used again after a while: measure that state.
     while (0..log.stream_count()).any(|stream| log.shared.streams[stream].tail.lock().preparation().is_some()) {
-        std::thread::yield_now();
+        crate::sync::yield_now();
     }
     let stop = AtomicBool::new(false);
     let commits = AtomicU64::new(0);
@@ -99,7 +99,7 @@ pub fn commit_rate(backend: &Arc<dyn Backend>, course: &Course) -> Result<Rates>
             .collect();
         let mut checkpoint = 0;
         while backend.now() - start < course.duration {
-            std::thread::sleep(Duration::from_millis(50));
+            crate::sync::sleep(Duration::from_millis(50));
             checkpoint += 1;
             log.truncate(log.durable(), checkpoint);
         }

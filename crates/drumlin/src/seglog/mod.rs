@@ -61,8 +61,8 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 
+use crate::sync::Mutex;
 use crossbeam_utils::CachePadded;
-use parking_lot::Mutex;
 
 #[allow(unused_imports, reason = "the transaction layer, which is their user, comes later")]
 pub(crate) use reader::{Record, Records};

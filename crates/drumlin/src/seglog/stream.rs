@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use crate::sync::{Condvar, Mutex};
 use crossbeam_utils::CachePadded;
-use parking_lot::{Condvar, Mutex};
 
 use super::Body;
 use super::segment::{BLOCK, Segment, Spare};

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use crate::format::{Epoch, Place, SegmentId};
 use crate::io::FileRef;

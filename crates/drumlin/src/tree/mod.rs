@@ -234,7 +234,7 @@ impl Tree {
             return Err(Stop::Error(Error::KeyspaceDropped { name: format!("number {}", self.pages.id) }));
         }
         if restart > 16 {
-            std::thread::yield_now();
+            crate::sync::yield_now();
         }
         Ok(())
     }

@@ -24,19 +24,19 @@
 //!
 //! Lock order: a shard, then the graph. The graph is touched only where somebody waits.
 
+use crate::sync::Thread;
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{self, Thread};
 use std::time::Duration;
 
+use crate::sync::{Mutex, MutexGuard};
 use crossbeam_utils::CachePadded;
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
-use parking_lot::{Mutex, MutexGuard};
 
 use super::TransactionId;
 use crate::format::{KeyspaceId, checksum};
@@ -283,7 +283,7 @@ impl LockTable {
         deadline: Duration,
         clock: &dyn Fn() -> Duration,
     ) -> Result<Granted, LockError> {
-        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        let waker = Waker::from(Arc::new(Unpark(crate::sync::current())));
         loop {
             if let Poll::Ready(result) = self.poll_lock(owner, keyspace, key, &waker) {
                 return result;
@@ -293,7 +293,7 @@ impl LockTable {
                 let mine = self.cancel(owner, keyspace, key);
                 return if mine { Ok(Granted::Acquired) } else { Err(LockError::Timeout) };
             }
-            thread::park_timeout(deadline - now);
+            crate::sync::park_timeout(deadline - now);
         }
     }
 

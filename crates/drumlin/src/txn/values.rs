@@ -127,7 +127,7 @@ pub(crate) fn read_chunk(pool: &Pool, pages: &PageSpace, reference: &LargeRef, i
         let place = match pages.table.load(page) {
             Word::Disk(place) => place,
             Word::Reading(_) => {
-                std::thread::yield_now();
+                crate::sync::yield_now();
                 continue;
             }
             _ => return Ok(Chunk::Gone),

@@ -2,6 +2,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::Poll::{Pending, Ready};
 
+use std::thread;
+
 use super::*;
 
 const ROWS: KeyspaceId = KeyspaceId(7);
