@@ -4,17 +4,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each part of the library and the parts that it may name. What is not listed, it may not.
-const ARROWS: [(&str, &[&str]); 10] = [
+const ARROWS: [(&str, &[&str]); 11] = [
     ("sync", &[]),
     ("format", &[]),
     ("error", &["format"]),
     ("io", &["format", "sync"]),
+    ("task", &["sync", "io"]),
     ("seglog", &["format", "sync", "error", "io"]),
     ("space", &["format", "sync", "error", "io"]),
     ("pool", &["format", "sync", "error", "io", "space"]),
-    ("tree", &["format", "sync", "error", "space", "pool"]),
-    ("txn", &["format", "sync", "error", "io", "seglog", "space", "pool", "tree"]),
-    ("db", &["format", "sync", "error", "io", "seglog", "space", "pool", "tree", "txn"]),
+    ("tree", &["format", "sync", "task", "error", "space", "pool"]),
+    ("txn", &["format", "sync", "task", "error", "io", "seglog", "space", "pool", "tree"]),
+    ("db", &["format", "sync", "task", "error", "io", "seglog", "space", "pool", "tree", "txn"]),
 ];
 
 /// The files that may contain `unsafe`.
