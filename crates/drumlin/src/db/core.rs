@@ -266,7 +266,7 @@ impl Core {
         let owner = self.next_transaction();
         let keyspace = row.tree.pages.id;
         self.lock_row(owner, keyspace, row.key, LOCK_TIMEOUT)?;
-        let result = self.engine.commit(&[row], durability);
+        let result = self.engine.commit(&[row], None, durability);
         self.engine.locks.unlock(owner, keyspace, row.key);
         self.after_commit();
         result.map(drop)

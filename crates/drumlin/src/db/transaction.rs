@@ -11,9 +11,11 @@ use super::range::{self, Content, OwnValue, Range, ValueReader};
 use super::{Handle, Keyspace, Value};
 use crate::error::{Error, Result};
 use crate::format::{KeyspaceId, Timestamp};
+use crate::sync::Mutex;
 use crate::txn::TransactionId;
 use crate::txn::engine::{Durability, Row, View};
 use crate::txn::locks::Granted;
+use crate::txn::read_set::{ReadSet, Reads, SharedReads};
 use crate::txn::snapshots::Registration;
 use crate::txn::values::{self, MEDIUM_BYTES_MAX};
 use crate::txn::write_set::{Change, LargeValue, WriteSet};
@@ -25,7 +27,18 @@ pub enum Isolation {
     /// The state when it began, and its own changes. Of two transactions that change the same row, the second to do so gets
     /// [`Error::Conflict`].
     #[default]
+    ///
+    /// Lost updates and phantoms can't happen. Write skew can: two transactions that read the same rows and change different
+    /// ones.
     Snapshot,
+    /// As if the transactions ran one after the other. Reads the state when it began, and its own changes, as
+    /// [`Snapshot`](Isolation::Snapshot) does; a commit with changes ends in [`Error::Conflict`] if another transaction has
+    /// changed since then a row that this one read, or put one where it found none.
+    ///
+    /// Costs other transactions nothing. What was read is remembered, scans by their ends, and counts for the transaction's
+    /// size; at the commit the leaves it lies in are looked at, which takes time and memory in proportion. Without changes
+    /// there is nothing to validate. Locks from [`get_for_update`](Transaction::get_for_update) keep what was read as it is.
+    Serializable,
     /// Each read sees the newest committed state, and its own changes. Writes wait for each other and never conflict.
     ReadCommitted,
 }
@@ -56,6 +69,8 @@ pub struct Transaction {
     options: TxOptions,
     moment: Arc<Registration>,
     writes: WriteSet,
+    /// What it has read, if it is serializable.
+    reads: Option<SharedReads>,
     /// Rows whose lock is held.
     locked: Vec<(KeyspaceId, Box<[u8]>)>,
     locked_bytes: usize,
@@ -79,6 +94,8 @@ impl Transaction {
             options,
             moment,
             writes: WriteSet::default(),
+            reads: (options.isolation == Isolation::Serializable)
+                .then(|| Arc::new(Mutex::new(ReadSet::new(core.engine.write_set_bytes_max)))),
             locked: Vec::new(),
             locked_bytes: 0,
         })
@@ -90,7 +107,7 @@ impl Transaction {
 
     fn view(&self) -> View {
         match self.options.isolation {
-            Isolation::Snapshot => View::At(self.moment.timestamp),
+            Isolation::Snapshot | Isolation::Serializable => View::At(self.moment.timestamp),
             Isolation::ReadCommitted => View::At(self.core().engine.clock.published()),
         }
     }
@@ -105,10 +122,15 @@ impl Transaction {
     /// The row's value as the transaction sees it. O(log n).
     ///
     /// # Errors
-    /// [`Error::SnapshotTooOld`], [`Error::Damaged`], [`Error::Io`].
+    /// [`Error::SnapshotTooOld`], [`Error::Damaged`], [`Error::Io`]; [`Error::TransactionTooLarge`] if what a serializable
+    /// transaction has read takes too much memory.
     pub fn get(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         self.check_owner(keyspace)?;
-        let key = key.as_ref();
+        self.get_row(keyspace, key.as_ref(), self.reads.as_ref())
+    }
+
+    /// The row's value; recorded in `reads` unless it is the transaction's own.
+    fn get_row(&self, keyspace: &Keyspace, key: &[u8], reads: Option<&SharedReads>) -> Result<Option<Value>> {
         let tree = &keyspace.named.tree;
         match self.writes.get(tree.pages.id, key) {
             Some(Change::Put(value)) => return Ok(Some(value.to_vec().into())),
@@ -116,8 +138,11 @@ impl Transaction {
             Some(Change::Remove) => return Ok(None),
             None => {}
         }
+        if let Some(reads) = reads {
+            reads.lock().add_key(tree, key)?;
+        }
         let value = match self.options.isolation {
-            Isolation::Snapshot => self.core().engine.get(tree, key, self.view())?,
+            Isolation::Snapshot | Isolation::Serializable => self.core().engine.get(tree, key, self.view())?,
             Isolation::ReadCommitted => {
                 let now = self.core().register(|| self.core().engine.clock.published());
                 self.core().engine.get(tree, key, View::At(now.timestamp))?
@@ -132,8 +157,11 @@ impl Transaction {
     /// # Errors
     /// Those of [`get`](Transaction::get) and of [`insert`](Transaction::insert).
     pub fn get_for_update(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.lock(keyspace, key.as_ref())?;
-        self.get(keyspace, key)
+        let key = key.as_ref();
+        self.check_size(key, 0)?;
+        self.lock(keyspace, key)?;
+        // The lock keeps the row as it is: there will be nothing to validate.
+        self.get_row(keyspace, key, None)
     }
 
     /// Takes a row's lock, and refuses a row that another transaction has changed since this one's snapshot.
@@ -151,8 +179,8 @@ impl Transaction {
         }
         // Whoever changed the row had its lock until the change was published: where nothing was published since the
         // snapshot, the row can't have changed.
-        let snapshot = self.options.isolation == Isolation::Snapshot;
-        if snapshot && core.engine.clock.published() > self.moment.timestamp {
+        let has_snapshot = self.options.isolation != Isolation::ReadCommitted;
+        if has_snapshot && core.engine.clock.published() > self.moment.timestamp {
             let changed = core.engine.changed_since(tree, key, self.moment.timestamp)?;
             self.moment.check()?;
             if changed {
@@ -166,7 +194,14 @@ impl Transaction {
         let limit_bytes = self.core().engine.write_set_bytes_max;
         let bytes = self.writes.memory_bytes() + self.locked_bytes + WriteSet::cost_bytes(key, value_bytes);
         if bytes as u64 > limit_bytes {
-            return Err(Error::TransactionTooLarge { limit_bytes });
+            return Err(Error::writes_too_large(limit_bytes));
+        }
+        if let Some(reads) = &self.reads {
+            let mut reads = reads.lock();
+            if (bytes + reads.memory_bytes()) as u64 > limit_bytes {
+                return Err(Error::reads_too_large(limit_bytes));
+            }
+            reads.beside_bytes = bytes;
         }
         Ok(())
     }
@@ -239,7 +274,12 @@ impl Transaction {
             Some(Change::Put(value)) => Content::Bytes(value.to_vec()),
             Some(Change::PutLarge(value)) => Content::Unplaced(value.clone()),
             Some(Change::Remove) => return Ok(None),
-            None => return self.core().value_reader(tree, key.as_ref(), self.scan_moment()),
+            None => {
+                if let Some(reads) = &self.reads {
+                    reads.lock().add_key(tree, key.as_ref())?;
+                }
+                return self.core().value_reader(tree, key.as_ref(), self.scan_moment());
+            }
         };
         Ok(Some(ValueReader {
             core: Arc::clone(self.core()),
@@ -253,12 +293,13 @@ impl Transaction {
 
     fn scan_moment(&self) -> Arc<Registration> {
         match self.options.isolation {
-            Isolation::Snapshot => Arc::clone(&self.moment),
+            Isolation::Snapshot | Isolation::Serializable => Arc::clone(&self.moment),
             Isolation::ReadCommitted => self.core().register(|| self.core().engine.clock.published()),
         }
     }
 
-    /// The rows of a range as the transaction sees them now, its own changes included.
+    /// The rows of a range as the transaction sees them now, its own changes included. Can go on when the transaction has
+    /// ended, but for a serializable one that was committed: then it ends in [`Error::Invalid`].
     ///
     /// # Panics
     /// If the keyspace belongs to another database.
@@ -280,7 +321,7 @@ impl Transaction {
                 (key.to_vec(), value)
             })
             .collect();
-        Range::new(Arc::clone(self.core()), tree, self.scan_moment(), bounds, own)
+        Range::new(Arc::clone(self.core()), tree, self.scan_moment(), bounds, own, self.reads.clone())
     }
 
     /// All rows.
@@ -333,7 +374,8 @@ impl Transaction {
     /// changes that of its snapshot, once it is durable.
     ///
     /// # Errors
-    /// [`Error::DiskFull`], [`Error::TransactionTooLarge`], [`Error::Failed`]: nothing of it remains.
+    /// [`Error::DiskFull`], [`Error::TransactionTooLarge`], [`Error::Failed`]; of a serializable transaction
+    /// [`Error::Conflict`], [`Error::SnapshotTooOld`]: nothing of it remains.
     /// [`Error::OutcomeUnknown`]: reopening tells.
     pub fn commit(mut self) -> Result<Timestamp> {
         let core = Arc::clone(self.core());
@@ -347,7 +389,9 @@ impl Transaction {
         if rows.is_empty() {
             return Ok(self.moment.timestamp);
         }
-        let result = core.engine.commit(&rows, self.options.durability);
+        let read_set = self.reads.as_deref().map(ReadSet::end).filter(|set| !set.is_empty());
+        let reads = read_set.as_ref().map(|set| Reads { set, moment: &self.moment });
+        let result = core.engine.commit(&rows, reads, self.options.durability);
         drop(rows);
         match &result {
             Ok(_) => {
