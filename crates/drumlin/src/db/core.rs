@@ -301,7 +301,7 @@ impl Core {
             drop(lock);
             applied();
         };
-        let result = self.engine.commit(face, &[row], durability, unlocked).await;
+        let result = self.engine.commit(face, &[row], None, durability, unlocked).await;
         self.after_commit();
         result.map(drop)
     }

@@ -203,7 +203,7 @@ impl Keyspace {
     fn scan(&self, bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>)) -> Range {
         let core = self.core();
         let moment = core.register(|| core.engine.clock.visible());
-        Range::new(Arc::clone(core), self.named.tree.clone(), moment, bounds, Default::default())
+        Range::new(Arc::clone(core), self.named.tree.clone(), moment, bounds, Default::default(), None)
     }
 
     /// All rows.

@@ -186,10 +186,22 @@ impl Database {
     ///
     /// # Errors
     /// Any error of `body` or of the commit but the conflicts that were retried.
-    pub fn transact<T>(&self, mut body: impl FnMut(&mut Transaction) -> Result<T>) -> Result<T> {
+    pub fn transact<T>(&self, body: impl FnMut(&mut Transaction) -> Result<T>) -> Result<T> {
+        self.transact_with(TxOptions::default(), body)
+    }
+
+    /// As [`transact`](Database::transact), in transactions of one's own options.
+    ///
+    /// # Errors
+    /// As [`transact`](Database::transact).
+    pub fn transact_with<T>(
+        &self,
+        options: TxOptions,
+        mut body: impl FnMut(&mut Transaction) -> Result<T>,
+    ) -> Result<T> {
         let mut attempt = 0;
         loop {
-            let mut transaction = self.begin()?;
+            let mut transaction = self.begin_with(options)?;
             let result = body(&mut transaction).and_then(|value| transaction.commit().map(|_| value));
             attempt += 1;
             match result {

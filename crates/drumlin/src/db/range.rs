@@ -19,6 +19,7 @@ use crate::task::{Face, ready};
 use crate::tree::node::{Leaf, RowValue};
 use crate::tree::{Target, Tree};
 use crate::txn::engine::Engine;
+use crate::txn::read_set::SharedReads;
 use crate::txn::snapshots::Registration;
 use crate::txn::values;
 use crate::txn::versions::Was;
@@ -105,6 +106,8 @@ pub struct Range {
     back: VecDeque<Row>,
     /// Changes of the transaction that scans, within the bounds; `None`: removed.
     own: BTreeMap<Vec<u8>, Option<OwnValue>>,
+    /// Where the serializable transaction that scans records what it has read.
+    reads: Option<SharedReads>,
     ahead_forward: Ahead,
     ahead_backward: Ahead,
     /// The row that is being handed out, and from which end.
@@ -192,6 +195,7 @@ impl Range {
         moment: Arc<Registration>,
         bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>),
         own: BTreeMap<Vec<u8>, Option<OwnValue>>,
+        reads: Option<SharedReads>,
     ) -> Range {
         let (lower, upper) = bounds;
         let mut range = Range {
@@ -204,6 +208,7 @@ impl Range {
             front: VecDeque::new(),
             back: VecDeque::new(),
             own,
+            reads,
             ahead_forward: Ahead::new(true),
             ahead_backward: Ahead::new(false),
             taken: None,
@@ -220,6 +225,24 @@ impl Range {
             | (Bound::Excluded(lower), Bound::Included(upper)) => lower >= upper,
             _ => false,
         }
+    }
+
+    /// Records that the keys between these bounds were read.
+    fn record(&self, lower: &Bound<Vec<u8>>, upper: &Bound<Vec<u8>>) -> Result<()> {
+        let Some(reads) = &self.reads else { return Ok(()) };
+        // The smallest key that is larger.
+        let behind = |key: &Vec<u8>| [&key[..], &[0]].concat();
+        let first = match lower {
+            Bound::Unbounded => Vec::new(),
+            Bound::Included(key) => key.clone(),
+            Bound::Excluded(key) => behind(key),
+        };
+        let end = match upper {
+            Bound::Unbounded => None,
+            Bound::Included(key) => Some(behind(key)),
+            Bound::Excluded(key) => Some(key.clone()),
+        };
+        reads.lock().add_interval(&self.tree, &first, end.as_deref())
     }
 
     /// The rows of the leaf that lie within what is left to fetch, as the scan's moment saw them.
@@ -322,14 +345,19 @@ impl Range {
         });
         let (rows, next) = fetched.await?;
         self.moment.check()?;
-        self.front = rows;
         match next {
             Next::From(fence) => {
-                self.lower = Bound::Included(fence);
+                let lower = std::mem::replace(&mut self.lower, Bound::Included(fence.clone()));
                 self.fetched_all = self.is_exhausted();
+                let below_fence = Bound::Excluded(fence);
+                self.record(&lower, if self.fetched_all { &self.upper } else { &below_fence })?;
             }
-            Next::Nowhere => self.fetched_all = true,
+            Next::Nowhere => {
+                self.fetched_all = true;
+                self.record(&self.lower, &self.upper)?;
+            }
         }
+        self.front = rows;
         Ok(())
     }
 
@@ -357,14 +385,19 @@ impl Range {
         });
         let (rows, next) = fetched.await?;
         self.moment.check()?;
-        self.back = rows;
         match next {
             Next::From(fence) => {
-                self.upper = Bound::Excluded(fence);
+                let upper = std::mem::replace(&mut self.upper, Bound::Excluded(fence.clone()));
                 self.fetched_all = self.is_exhausted();
+                let from_fence = Bound::Included(fence);
+                self.record(if self.fetched_all { &self.lower } else { &from_fence }, &upper)?;
             }
-            Next::Nowhere => self.fetched_all = true,
+            Next::Nowhere => {
+                self.fetched_all = true;
+                self.record(&self.lower, &self.upper)?;
+            }
         }
+        self.back = rows;
         Ok(())
     }
 

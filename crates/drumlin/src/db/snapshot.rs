@@ -68,7 +68,7 @@ impl Snapshot {
     pub fn range<R: RangeBounds<Vec<u8>>>(&self, keyspace: &Keyspace, range: R) -> Range {
         let bounds = (range.start_bound().cloned(), range.end_bound().cloned());
         let tree = keyspace.named.tree.clone();
-        Range::new(Arc::clone(&self.handle.core), tree, Arc::clone(&self.moment), bounds, Default::default())
+        Range::new(Arc::clone(&self.handle.core), tree, Arc::clone(&self.moment), bounds, Default::default(), None)
     }
 
     /// All rows.

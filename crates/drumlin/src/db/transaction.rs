@@ -13,10 +13,12 @@ use super::range::{self, Content, OwnValue, Range, ValueReader};
 use super::{Handle, Keyspace, Value};
 use crate::error::{Error, Result};
 use crate::format::{KeyspaceId, Timestamp};
+use crate::sync::Mutex;
 use crate::task::{Face, ready};
 use crate::txn::TransactionId;
 use crate::txn::engine::{Durability, Engine, Row, View};
 use crate::txn::locks::Granted;
+use crate::txn::read_set::{ReadSet, Reads, SharedReads};
 use crate::txn::snapshots::Registration;
 use crate::txn::values::{self, Blocking, MEDIUM_BYTES_MAX, Source};
 use crate::txn::write_set::{Change, LargeValue, WriteSet};
@@ -28,7 +30,18 @@ pub enum Isolation {
     /// The state when it began, and its own changes. Of two transactions that change the same row, the second to do so gets
     /// [`Error::Conflict`].
     #[default]
+    ///
+    /// Lost updates and phantoms can't happen. Write skew can: two transactions that read the same rows and change different
+    /// ones.
     Snapshot,
+    /// As if the transactions ran one after the other. Reads the state when it began, and its own changes, as
+    /// [`Snapshot`](Isolation::Snapshot) does; a commit with changes ends in [`Error::Conflict`] if another transaction has
+    /// changed since then a row that this one read, or put one where it found none.
+    ///
+    /// Costs other transactions nothing. What was read is remembered, scans by their ends, and counts for the transaction's
+    /// size; at the commit the leaves it lies in are looked at, which takes time and memory in proportion. Without changes
+    /// there is nothing to validate. Locks from [`get_for_update`](Transaction::get_for_update) keep what was read as it is.
+    Serializable,
     /// Each read sees the newest committed state, and its own changes. Writes wait for each other and never conflict.
     ReadCommitted,
 }
@@ -59,6 +72,8 @@ pub struct Transaction {
     options: TxOptions,
     moment: Arc<Registration>,
     writes: Writes,
+    /// What it has read, if it is serializable.
+    reads: Option<SharedReads>,
     locks: Locks,
 }
 
@@ -118,8 +133,10 @@ impl Transaction {
         let id = core.next_transaction();
         let engine = Arc::clone(&core.engine);
         let locks = Locks::new(&engine, id);
+        let reads = (options.isolation == Isolation::Serializable)
+            .then(|| Arc::new(Mutex::new(ReadSet::new(engine.write_set_bytes_max))));
         let writes = Writes { engine, set: WriteSet::default(), applied: AtomicBool::new(false) };
-        Ok(Transaction { handle: Arc::clone(handle), id, options, moment, writes, locks })
+        Ok(Transaction { handle: Arc::clone(handle), id, options, moment, writes, reads, locks })
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {
@@ -128,7 +145,7 @@ impl Transaction {
 
     fn view(&self) -> View {
         match self.options.isolation {
-            Isolation::Snapshot => View::At(self.moment.timestamp),
+            Isolation::Snapshot | Isolation::Serializable => View::At(self.moment.timestamp),
             Isolation::ReadCommitted => View::At(self.core().engine.clock.published()),
         }
     }
@@ -143,13 +160,25 @@ impl Transaction {
     /// The row's value as the transaction sees it. O(log n).
     ///
     /// # Errors
-    /// [`Error::SnapshotTooOld`], [`Error::Damaged`], [`Error::Io`].
+    /// [`Error::SnapshotTooOld`], [`Error::Damaged`], [`Error::Io`]; [`Error::TransactionTooLarge`] if what a serializable
+    /// transaction has read takes too much memory.
     pub fn get(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         ready(self.get_as(Face::Blocking, keyspace, key.as_ref()))
     }
 
     pub(crate) async fn get_as(&self, face: Face<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<Option<Value>> {
         self.check_owner(keyspace)?;
+        self.get_row(face, keyspace, key, self.reads.as_ref()).await
+    }
+
+    /// The row's value; recorded in `reads` unless it is the transaction's own.
+    async fn get_row(
+        &self,
+        face: Face<'_>,
+        keyspace: &Keyspace,
+        key: &[u8],
+        reads: Option<&SharedReads>,
+    ) -> Result<Option<Value>> {
         let tree = &keyspace.named.tree;
         match self.writes.set.get(tree.pages.id, key) {
             Some(Change::Put(value)) => return Ok(Some(value.to_vec().into())),
@@ -159,8 +188,13 @@ impl Transaction {
             Some(Change::Remove) => return Ok(None),
             None => {}
         }
+        if let Some(reads) = reads {
+            reads.lock().add_key(tree, key)?;
+        }
         let value = match self.options.isolation {
-            Isolation::Snapshot => self.core().engine.get_as(face, tree, key, self.view()).await?,
+            Isolation::Snapshot | Isolation::Serializable => {
+                self.core().engine.get_as(face, tree, key, self.view()).await?
+            }
             Isolation::ReadCommitted => {
                 let now = self.core().register(|| self.core().engine.clock.published());
                 self.core().engine.get_as(face, tree, key, View::At(now.timestamp)).await?
@@ -184,8 +218,11 @@ impl Transaction {
         keyspace: &Keyspace,
         key: &[u8],
     ) -> Result<Option<Value>> {
+        self.check_owner(keyspace)?;
+        self.check_size(key, 0)?;
         self.lock(face, keyspace, key).await?;
-        self.get_as(face, keyspace, key).await
+        // The lock keeps the row as it is: there will be nothing to validate.
+        self.get_row(face, keyspace, key, None).await
     }
 
     /// Takes a row's lock, and refuses a row that another transaction has changed since this one's snapshot.
@@ -203,8 +240,8 @@ impl Transaction {
         }
         // Whoever changed the row had its lock until the change was published: where nothing was published since the
         // snapshot, the row can't have changed.
-        let snapshot = self.options.isolation == Isolation::Snapshot;
-        if snapshot && core.engine.clock.published() > self.moment.timestamp {
+        let has_snapshot = self.options.isolation != Isolation::ReadCommitted;
+        if has_snapshot && core.engine.clock.published() > self.moment.timestamp {
             let changed = core.engine.changed_since(face, tree, key, self.moment.timestamp).await?;
             self.moment.check()?;
             if changed {
@@ -218,7 +255,14 @@ impl Transaction {
         let limit_bytes = self.core().engine.write_set_bytes_max;
         let bytes = self.writes.set.memory_bytes() + self.locks.bytes + WriteSet::cost_bytes(key, value_bytes);
         if bytes as u64 > limit_bytes {
-            return Err(Error::TransactionTooLarge { limit_bytes });
+            return Err(Error::writes_too_large(limit_bytes));
+        }
+        if let Some(reads) = &self.reads {
+            let mut reads = reads.lock();
+            if (bytes + reads.memory_bytes()) as u64 > limit_bytes {
+                return Err(Error::reads_too_large(limit_bytes));
+            }
+            reads.beside_bytes = bytes;
         }
         Ok(())
     }
@@ -321,7 +365,12 @@ impl Transaction {
             Some(Change::Put(value)) => Content::Bytes(value.to_vec()),
             Some(Change::PutLarge(value)) => Content::Unplaced(value.clone()),
             Some(Change::Remove) => return Ok(None),
-            None => return self.core().value_reader(face, tree, key, self.scan_moment()).await,
+            None => {
+                if let Some(reads) = &self.reads {
+                    reads.lock().add_key(tree, key)?;
+                }
+                return self.core().value_reader(face, tree, key, self.scan_moment()).await;
+            }
         };
         Ok(Some(ValueReader {
             core: Arc::clone(self.core()),
@@ -335,12 +384,13 @@ impl Transaction {
 
     fn scan_moment(&self) -> Arc<Registration> {
         match self.options.isolation {
-            Isolation::Snapshot => Arc::clone(&self.moment),
+            Isolation::Snapshot | Isolation::Serializable => Arc::clone(&self.moment),
             Isolation::ReadCommitted => self.core().register(|| self.core().engine.clock.published()),
         }
     }
 
-    /// The rows of a range as the transaction sees them now, its own changes included.
+    /// The rows of a range as the transaction sees them now, its own changes included. Can go on when the transaction has
+    /// ended, but for a serializable one that was committed: then it ends in [`Error::Invalid`].
     ///
     /// # Panics
     /// If the keyspace belongs to another database.
@@ -362,7 +412,7 @@ impl Transaction {
                 (key.to_vec(), value)
             })
             .collect();
-        Range::new(Arc::clone(self.core()), tree, self.scan_moment(), bounds, own)
+        Range::new(Arc::clone(self.core()), tree, self.scan_moment(), bounds, own, self.reads.clone())
     }
 
     /// All rows.
@@ -415,14 +465,15 @@ impl Transaction {
     /// changes that of its snapshot, once it is durable.
     ///
     /// # Errors
-    /// [`Error::DiskFull`], [`Error::TransactionTooLarge`], [`Error::Failed`]: nothing of it remains.
+    /// [`Error::DiskFull`], [`Error::TransactionTooLarge`], [`Error::Failed`]; of a serializable transaction
+    /// [`Error::Conflict`], [`Error::SnapshotTooOld`]: nothing of it remains.
     /// [`Error::OutcomeUnknown`]: reopening tells.
     pub fn commit(self) -> Result<Timestamp> {
         ready(self.commit_as(Face::Blocking))
     }
 
     pub(crate) async fn commit_as(self, face: Face<'_>) -> Result<Timestamp> {
-        let Transaction { handle, options, moment, writes, locks, .. } = self;
+        let Transaction { handle, options, moment, writes, reads, locks, .. } = self;
         let core = &handle.core;
         if writes.set.is_empty() {
             drop(locks);
@@ -434,11 +485,13 @@ impl Transaction {
         if rows.is_empty() {
             return Ok(moment.timestamp);
         }
+        let read_set = reads.as_deref().map(ReadSet::end).filter(|set| !set.is_empty());
+        let reads = read_set.as_ref().map(|set| Reads { set, moment: &moment });
         let applied = || {
             writes.applied.store(true, Ordering::Relaxed);
             drop(locks);
         };
-        let result = core.engine.commit(face, &rows, options.durability, applied).await;
+        let result = core.engine.commit(face, &rows, reads, options.durability, applied).await;
         core.after_commit();
         result
     }

@@ -3,8 +3,9 @@
 //! # The life of a commit
 //! 1. *Prepare*, as often as needed, waiting for what is lacking: the record is encoded, log space reserved, segments for the
 //!    pages that will become dirty secured, leaves brought in and held, room made in them.
-//! 2. *Apply*, inside the guard, in one go: the leaves are latched in the order of their keys; if one is not as prepared,
-//!    everything is let go and prepared again. Then the timestamp is taken with the record's place in the log, and from here
+//! 2. *Apply*, inside the guard, in one go: the leaves are latched in the order of their keys, those that a serializable
+//!    transaction has read being validated on the way; if one is not as prepared, everything is let go and prepared again.
+//!    Then the timestamp is taken with the record's place in the log, and from here
 //!    on nothing waits, fails or can be cancelled: rows are changed, what they were goes to the versions, the commit is
 //!    marked applied.
 //! 3. *Settle*: wait until the record is durable (not if Relaxed), and until readers see the commit.
@@ -18,6 +19,7 @@ use crate::sync::Mutex;
 
 use super::clock::Clock;
 use super::locks::LockTable;
+use super::read_set::{Reads, Walk};
 use super::snapshots::Snapshots;
 use super::values;
 use super::versions::{Delta, Versions, Was};
@@ -27,7 +29,7 @@ use crate::format::node::LargeRef;
 use crate::format::record::{self, Operation};
 use crate::format::{KeyspaceId, PageId, Place, Timestamp};
 use crate::io::Backend;
-use crate::pool::{FrameWrite, Needs, Pool, Stop};
+use crate::pool::{FrameHeader, FrameRead, FrameWrite, Needs, Pool, Stop};
 use crate::seglog::{Body, Log, Reservation};
 use crate::space::{FrameIndex, Guard, PageSpace, RESERVE_SEGMENTS, Space, Word};
 use crate::task::{Face, Tasks, ready};
@@ -299,13 +301,14 @@ impl Engine {
 
     // ── committing ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Commits rows in ascending order of (keyspace, key), each key once. Their locks are held; `applied` is called when
-    /// they need not be any more. A future that is dropped before that leaves nothing of the commit, one that is dropped
-    /// afterwards all of it.
+    /// Commits rows in ascending order of (keyspace, key), each key once, if what was read has not changed since. The rows'
+    /// locks are held; `applied` is called when they need not be any more. A future that is dropped before that leaves
+    /// nothing of the commit, one that is dropped afterwards all of it.
     pub(crate) async fn commit(
         &self,
         face: Face<'_>,
         rows: &[Row<'_>],
+        reads: Option<Reads<'_>>,
         durability: Durability,
         applied: impl FnOnce(),
     ) -> Result<Timestamp> {
@@ -327,7 +330,7 @@ impl Engine {
         let body = Body::new(body);
         let log = self.log();
         if body.bytes().len() > log.record_bytes_max() {
-            return Err(Error::TransactionTooLarge { limit_bytes: log.record_bytes_max() as u64 });
+            return Err(Error::writes_too_large(log.record_bytes_max() as u64));
         }
         self.secure_space(face, rows).await?;
         let appended = self.append_medium_values(face, rows).await?;
@@ -339,7 +342,7 @@ impl Engine {
             let appended = reservation.append(&body, after_data);
             (appended.timestamp, appended)
         };
-        let place = self.prepare_and_apply(face, rows, appended, take_timestamp).await?;
+        let place = self.prepare_and_apply(face, rows, reads, appended, take_timestamp).await?;
         let timestamp = place.timestamp;
         // Whoever gets a row's lock next, and finds nothing published since its snapshot, relies on the row being as it was.
         self.clock.wait_published(timestamp);
@@ -372,7 +375,7 @@ impl Engine {
         ready(async {
             self.secure_space(Face::Blocking, rows).await?;
             let appended = self.append_medium_values(Face::Blocking, rows).await?;
-            self.prepare_and_apply(Face::Blocking, rows, appended, |_| (timestamp, ())).await
+            self.prepare_and_apply(Face::Blocking, rows, None, appended, |_| (timestamp, ())).await
         })?;
         for row in rows.iter().filter(|row| matches!(row.change, Change::Remove)) {
             row.tree.try_merge(row.key);
@@ -507,6 +510,7 @@ impl Engine {
         &self,
         face: Face<'_>,
         rows: &[Row<'_>],
+        reads: Option<Reads<'_>>,
         mut appended: Appended<'_>,
         mut take_timestamp: impl FnMut(&Guard<'_>) -> (Timestamp, T),
     ) -> Result<T> {
@@ -525,15 +529,21 @@ impl Engine {
         if rows.len() > 1 {
             self.hold_leaves(face, rows, &incoming, &mut held).await?;
         }
+        let mut held_reads = self.hold_reads(face, reads, &held).await?;
         let mut provider = Provider::new(face, &self.pool);
         loop {
-            match self.try_apply(rows, &incoming, &held.leaves, &appended.places, &mut take_timestamp) {
+            match self.try_apply(rows, reads, &incoming, &held.leaves, &appended.places, &mut take_timestamp) {
                 Ok(value) => {
                     appended.committed = true;
                     return Ok(value);
                 }
                 Err(Unready::Error(error)) => return Err(error),
-                Err(Unready::Needs(needs)) => provider.provide(&needs).await?,
+                Err(Unready::Needs(needs)) => {
+                    provider.provide(&needs).await?;
+                    // A leaf that was read has been split, perhaps: all of them have to be there at once.
+                    drop(held_reads);
+                    held_reads = self.hold_reads(face, reads, &held).await?;
+                }
                 Err(Unready::Room(range)) => rows[range.start].tree.make_room(face, &incoming[range]).await?,
             }
         }
@@ -594,7 +604,7 @@ impl Engine {
                 }
                 if held.leaves.len() > limit {
                     let per_leaf = rows.len() as u64 * 128 / held.leaves.len() as u64;
-                    return Err(Error::TransactionTooLarge { limit_bytes: limit as u64 * per_leaf.max(128) });
+                    return Err(Error::writes_too_large(limit as u64 * per_leaf.max(128)));
                 }
                 missing.sort_unstable();
                 missing.dedup();
@@ -626,9 +636,44 @@ impl Engine {
         }
     }
 
+    /// Brings the leaves of all that was read in and keeps them there. A conflict that shows already ends the commit.
+    async fn hold_reads<'p>(&'p self, face: Face<'_>, reads: Option<Reads<'_>>, beside: &Held<'_>) -> Result<Held<'p>> {
+        let mut held = Held { pool: &self.pool, leaves: Vec::new() };
+        let Some(reads) = reads else { return Ok(held) };
+        let mut there: Vec<FrameIndex> = beside.leaves.iter().map(|&(_, _, frame)| frame).collect();
+        there.sort_unstable();
+        let frame_bytes = |frame: &FrameIndex| self.pool.frames.page_bytes(*frame);
+        let mut bytes: usize = there.iter().map(frame_bytes).sum();
+        let limit_bytes = self.pool.frames.limit_bytes() / 4;
+        let mut walk = Walk::new(Some(reads));
+        while let Some((tree, key)) = walk.next() {
+            let keyspace = tree.pages.id;
+            let upper_fence = Tree::awaiting(face, &self.pool, || {
+                let pin = self.pool.pin();
+                let page = tree.read_leaf(&pin, Target::At(key))?;
+                let leaf = Leaf::new(&page);
+                let number = page.header().identity().expect("a latched leaf has an identity").page;
+                reads.validate(&self.versions, keyspace, number, &leaf)?;
+                if there.binary_search(&page.frame()).is_err() {
+                    page.header().hold();
+                    held.leaves.push((0, number, page.frame()));
+                    bytes += page.len();
+                }
+                Ok(leaf.upper_fence().map(<[u8]>::to_vec))
+            });
+            let upper_fence = upper_fence.await?;
+            if bytes > limit_bytes {
+                return Err(Error::reads_too_large(limit_bytes as u64));
+            }
+            walk.pass(keyspace, upper_fence.as_deref());
+        }
+        Ok(held)
+    }
+
     fn try_apply<T>(
         &self,
         rows: &[Row<'_>],
+        reads: Option<Reads<'_>>,
         incoming: &[Incoming<'_>],
         held: &[(usize, PageId, FrameIndex)],
         medium: &[Option<(u64, Place)>],
@@ -637,10 +682,28 @@ impl Engine {
         let guard = self.space.enter();
         let pin = self.pool.pin();
         let mut leaves: Vec<(FrameWrite<'_>, Range<usize>)> = Vec::with_capacity(rows.len().min(AHEAD_PAGES));
+        // Leaves that were read and will not change: nobody changes them before this commit has its timestamp.
+        let mut only_read: Vec<FrameRead<'_>> = Vec::new();
+        let mut walk = Walk::new(reads);
         let mut start = 0;
         let mut held = held.iter();
-        while start < rows.len() {
-            let (tree, key) = (rows[start].tree, rows[start].key);
+        loop {
+            let row = rows.get(start).map(|row| (row.tree, row.key));
+            let (tree, key) = match (walk.next(), row) {
+                (None, None) => break,
+                (None, Some(row)) => row,
+                (Some(read), Some(row)) if (row.0.pages.id, row.1) <= (read.0.pages.id, read.1) => row,
+                (Some((tree, key)), _) => {
+                    let read = tree.read_leaf(&pin, Target::At(key))?;
+                    let leaf = Leaf::new(&read);
+                    if !row.is_some_and(|(other, key)| other.pages.id == tree.pages.id && leaf.covers(key)) {
+                        self.validate(reads, &mut walk, tree, read.header(), &leaf)?;
+                        only_read.push(read);
+                        continue;
+                    }
+                    (tree, key)
+                }
+            };
             // The leaf is mostly where it was when it was held.
             let hint = held.as_slice().iter().position(|&(row, _, _)| row >= start).unwrap_or(held.len());
             held = held.as_slice()[hint..].iter();
@@ -653,26 +716,50 @@ impl Engine {
                 None => tree.write_leaf(&pin, key)?,
             };
             let leaf = Leaf::new(&write);
+            self.validate(reads, &mut walk, tree, write.header(), &leaf)?;
             let mine = rows[start..].iter().take_while(|row| {
                 row.tree.pages.id == tree.pages.id && leaf.upper_fence().is_none_or(|upper| row.key < upper)
             });
             let end = start + mine.count();
-            if !crate::tree::has_room(&leaf, &incoming[start..end]) {
-                return Err(Unready::Room(start..end));
+            if start < end {
+                if !crate::tree::has_room(&leaf, &incoming[start..end]) {
+                    return Err(Unready::Room(start..end));
+                }
+                self.pool.prepare_change(&guard, &write).map_err(Unready::Error)?;
             }
-            self.pool.prepare_change(&guard, &write).map_err(Unready::Error)?;
             leaves.push((write, start..end));
             start = end;
         }
         // From the timestamp on nothing waits, fails or can be cancelled.
         let (timestamp, value) = take_timestamp(&guard);
-        for (write, range) in &mut leaves {
+        drop(only_read);
+        // Without a row is a leaf that was split just before it was latched.
+        for (write, range) in leaves.iter_mut().filter(|(_, range)| !range.is_empty()) {
             self.change_leaf(&guard, write, &rows[range.clone()], medium, range.start, timestamp);
         }
         if self.log.get().is_some() {
             self.clock.mark_applied(timestamp);
         }
         Ok(value)
+    }
+
+    /// Validates what was read in a leaf that has just been latched, and passes it.
+    fn validate(
+        &self,
+        reads: Option<Reads<'_>>,
+        walk: &mut Walk<'_>,
+        tree: &Tree,
+        header: &FrameHeader,
+        leaf: &Leaf<'_>,
+    ) -> Result<(), Unready> {
+        let keyspace = tree.pages.id;
+        if let Some(reads) = reads
+            && walk.pass(keyspace, leaf.upper_fence())
+        {
+            let page = header.identity().expect("a latched leaf has an identity").page;
+            reads.validate(&self.versions, keyspace, page, leaf).map_err(Unready::Error)?;
+        }
+        Ok(())
     }
 
     fn change_leaf(
