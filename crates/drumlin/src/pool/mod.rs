@@ -10,6 +10,7 @@
 
 mod fetch;
 mod frames;
+mod holds;
 pub(crate) mod reclaim;
 
 use std::collections::VecDeque;
