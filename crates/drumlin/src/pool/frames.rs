@@ -282,8 +282,8 @@ impl Frames {
         self.dirty_bytes.load(Ordering::Relaxed)
     }
 
-    /// Begins to bring what a look at the page needs first into the processor's cache: the page's header and the beginning
-    /// of its slots, which arrive while the latch, in another line, is being taken.
+    /// Begins to bring what a look at the page needs first into the processor's cache: the page's header, the beginning of
+    /// its slots, and its end, where the fences are. They arrive while the latch, in another line, is being taken.
     #[inline]
     pub(crate) fn prefetch(&self, frame: FrameIndex) {
         #[cfg(target_arch = "x86_64")]
@@ -294,7 +294,7 @@ impl Frames {
             // SAFETY: as below; the header is borrowed.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(self.header(frame)).cast()) };
             let (start, page_bytes) = self.page_pointer(frame);
-            for line in 0..LINES.min(page_bytes / LINE_BYTES) {
+            for line in (0..LINES).chain([page_bytes / LINE_BYTES - 1]) {
                 // SAFETY: prefetching reads nothing into the program; the address lies in the mapping.
                 unsafe { _mm_prefetch::<_MM_HINT_T0>(start.add(line * LINE_BYTES).cast()) };
             }
