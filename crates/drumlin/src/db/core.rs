@@ -295,7 +295,7 @@ impl Core {
     }
 
     fn gone(&self, tree: &Tree, moment: &Registration) -> Error {
-        match moment.check() {
+        match moment.check().and_then(|()| tree.check_dropped()) {
             Err(error) => error,
             Ok(()) => Error::damaged(
                 self.engine.space.path(),

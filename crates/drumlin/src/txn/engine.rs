@@ -208,6 +208,7 @@ impl Engine {
                 // counts only if the row still names it.
                 _ if failed != Some(reference) => failed = Some(reference),
                 Ok(None) => {
+                    tree.check_dropped()?;
                     let what = format!("a value of keyspace {}", tree.pages.id);
                     return Err(Error::damaged(self.space.path(), what, "its extents are another value's"));
                 }
