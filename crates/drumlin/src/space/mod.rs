@@ -130,6 +130,8 @@ struct Jobs {
     waiting: VecDeque<WriteJob>,
     /// The ranges being written.
     running: Vec<std::ops::Range<u64>>,
+    /// The ranges that could not be written: what lies there is not what should.
+    failed: Vec<std::ops::Range<u64>>,
 }
 
 /// The segment that chunks of large values are being put into.
@@ -358,7 +360,13 @@ impl Space {
             if result.is_ok() {
                 written(&job.frames);
             }
-            self.jobs.lock().running.retain(|range| range.start != job.offset);
+            {
+                let mut jobs = self.jobs.lock();
+                jobs.running.retain(|range| range.start != job.offset);
+                if result.is_err() {
+                    jobs.failed.push(job.range());
+                }
+            }
             self.job_done.notify_all();
             result?;
         }
@@ -450,6 +458,9 @@ impl Space {
         }
         loop {
             let mut jobs = self.jobs.lock();
+            if jobs.failed.iter().any(|range| range.contains(&place.start())) {
+                return self.check_failure();
+            }
             if !jobs
                 .waiting
                 .iter()
