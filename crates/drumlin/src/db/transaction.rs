@@ -153,9 +153,16 @@ impl Transaction {
         // snapshot, the row can't have changed.
         let snapshot = self.options.isolation == Isolation::Snapshot;
         if snapshot && core.engine.clock.published() > self.moment.timestamp {
-            let changed = core.engine.changed_since(tree, key, self.moment.timestamp)?;
-            self.moment.check()?;
-            if changed {
+            let changed = core.engine.changed_since(tree, key, self.moment.timestamp);
+            let changed = changed.and_then(|changed| self.moment.check().map(|()| changed));
+            if let Err(error) = changed {
+                // Without the answer the lock is worth nothing: with it, the next call would not ask again.
+                self.locked.pop();
+                self.locked_bytes -= key.len() + 64;
+                core.engine.locks.unlock(self.id, tree.pages.id, key);
+                return Err(error);
+            }
+            if changed.is_ok_and(|changed| changed) {
                 return Err(Error::Conflict { reason: "another transaction changed a row after this one began" });
             }
         }
