@@ -1,6 +1,7 @@
 //! Drumlin: an embedded, transactional storage engine for data larger than memory.
 #![deny(missing_docs)]
 
+mod collections;
 mod db;
 mod error;
 mod format;
@@ -11,6 +12,7 @@ mod space;
 mod sync;
 mod tree;
 mod txn;
+mod witness;
 
 pub use db::{
     CheckProgress, CheckReport, CheckpointReport, CompactReport, Config, Damage, Database, Isolation, Keyspace,

@@ -117,6 +117,7 @@ impl Core {
     pub(crate) fn create_keyspace(&self, name: &str, page_bytes: usize) -> Result<Arc<Named>> {
         let _defining = self.defining.lock();
         if let Some(named) = self.keyspace(name) {
+            crate::witness::mark!("two created the same keyspace at once");
             return Ok(named);
         }
         if name.is_empty() || name.len() > 255 {
@@ -196,6 +197,7 @@ impl Core {
             let reservation = reservation.take().expect("a commit takes its timestamp once");
             let place = reservation.append(&body, false);
             appended = Some(place);
+            crate::witness::timestamp_taken(place.timestamp);
             place.timestamp
         })?;
         let appended = appended.expect("applied");

@@ -374,6 +374,14 @@ impl Transaction {
         result
     }
 
+    /// The commit after which it sees the database.
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn snapshot_timestamp(&self) -> Timestamp {
+        self.moment.timestamp
+    }
+
     /// Ends the transaction without a trace; dropping it does the same.
     pub fn abort(self) {}
 }

@@ -17,7 +17,7 @@ pub(crate) mod checkpoint;
 pub(crate) mod segments;
 pub(crate) mod table;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -25,6 +25,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::sync::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use crate::collections::HashMap;
 use crate::error::{Error, Result};
 use crate::format::extent::{Identity, Kind};
 use crate::format::summary::Entry;

@@ -6,9 +6,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crossbeam_utils::{Backoff, CachePadded};
+use crossbeam_utils::CachePadded;
 
 use crate::format::Timestamp;
+use crate::sync::Backoff;
 
 /// Commits that may be between timestamp and applied at once: bounded by the threads that commit.
 const IN_FLIGHT_MAX: usize = 1 << 14;
@@ -53,6 +54,9 @@ impl Clock {
             let next = published + 1;
             if self.applied[next as usize % IN_FLIGHT_MAX].load(Ordering::SeqCst) != next {
                 return;
+            }
+            if next != timestamp.0 {
+                crate::witness::mark!("a commit published others that were applied before it");
             }
             let _ = self.published.compare_exchange(published, next, Ordering::SeqCst, Ordering::SeqCst);
         }

@@ -206,7 +206,10 @@ impl Engine {
                 Ok(Some(value)) => return Ok(Some(value.into())),
                 // It was replaced and freed while it was being read, and its pages may be another's: what was found there
                 // counts only if the row still names it.
-                _ if failed != Some(reference) => failed = Some(reference),
+                _ if failed != Some(reference) => {
+                    crate::witness::mark!("a value was replaced while it was read");
+                    failed = Some(reference);
+                }
                 Ok(None) => {
                     tree.check_dropped()?;
                     let what = format!("a value of keyspace {}", tree.pages.id);
@@ -388,6 +391,7 @@ impl Engine {
             Err(Error::DiskFull { .. }) if self.log.get().is_none() => Ok(()),
             Err(Error::DiskFull { .. }) => {
                 // What was replaced since the last checkpoint, and what lies sparse, may suffice.
+                crate::witness::mark!("a commit on a full disk had space made");
                 (self.make_space)()?;
                 self.space.secure(self.checkpoint_segments(own) + spare)
             }
@@ -399,6 +403,7 @@ impl Engine {
     pub(crate) fn reserve_log(&self, stream: usize, body_bytes: usize) -> Result<Reservation<'_>> {
         match self.log().reserve(stream, body_bytes) {
             Err(Error::DiskFull { .. }) => {
+                crate::witness::mark!("a full disk had no space for the log");
                 (self.make_space)()?;
                 self.log().reserve(stream, body_bytes)
             }
@@ -435,7 +440,10 @@ impl Engine {
                     return Ok(value);
                 }
                 Err(Unready::Error(error)) => return Err(error),
-                Err(Unready::Needs(needs)) => provider.provide(&needs)?,
+                Err(Unready::Needs(needs)) => {
+                    crate::witness::mark!("a commit lacked a page when it was to be applied");
+                    provider.provide(&needs)?;
+                }
                 Err(Unready::Room(range)) => rows[range.start].tree.make_room(&incoming[range])?,
             }
         }
@@ -555,11 +563,27 @@ impl Engine {
         }
         // From the timestamp on nothing waits, fails or can be cancelled.
         let (timestamp, value) = take_timestamp(&guard);
+        if self.log.get().is_some() {
+            crate::witness::timestamp_taken(timestamp);
+        }
+        #[cfg(feature = "plant-publish-before-apply")]
+        if self.log.get().is_some() {
+            let ranges: Vec<Range<usize>> = leaves.drain(..).map(|(_, range)| range).collect();
+            self.clock.mark_applied(timestamp);
+            for range in ranges {
+                let row = &rows[range.start];
+                let write = Tree::waiting(&self.pool, || row.tree.write_leaf(&pin, row.key)).map_err(Unready::Error)?;
+                leaves.push((write, range));
+            }
+        }
         for (write, range) in &mut leaves {
             self.change_leaf(&guard, write, &rows[range.clone()], medium, range.start, timestamp);
         }
-        if self.log.get().is_some() {
+        if self.log.get().is_some() && !cfg!(feature = "plant-publish-before-apply") {
             self.clock.mark_applied(timestamp);
+        }
+        if cfg!(feature = "plant-show-before-durable") {
+            self.clock.show_durable(timestamp);
         }
         Ok(value)
     }
@@ -614,7 +638,9 @@ impl Engine {
                     leaf.replace(at, value).expect("room was checked");
                 }
                 Err(at) => {
-                    note(row.key, None);
+                    if !cfg!(feature = "plant-miss-version") {
+                        note(row.key, None);
+                    }
                     leaf.insert(at, row.key, value).expect("room was checked");
                 }
             }
