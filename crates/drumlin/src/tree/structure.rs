@@ -48,7 +48,8 @@ impl Tree {
                         return Ok(());
                     }
                 }
-                Ok(Progress::Again) => {}
+                // Of a keyspace that is gone there is nothing to find, however often it is looked for.
+                Ok(Progress::Again) => self.check_dropped()?,
                 Err(Stop::Error(error)) => return Err(error),
                 Err(Stop::Needs(Needs::Frame(page_bytes))) => frames.push(self.pool.take_frame(page_bytes)?),
                 Err(Stop::Needs(needs)) => provider.provide(&needs)?,
