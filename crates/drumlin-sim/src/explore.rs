@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use drumlin::io::sim;
 
-use crate::world::{self, Run, Story};
+use crate::world::{self, Plan, Run, Story, Trouble};
 
 /// How much is explored.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +18,8 @@ pub struct Limits {
     pub jobs: usize,
     /// Finds after which it is enough.
     pub finds_max: usize,
+    /// In place of what each seed says.
+    pub trouble: Option<Trouble>,
 }
 
 /// What all runs went through together.
@@ -30,11 +32,14 @@ pub struct Summary {
     pub troubles: BTreeMap<String, u64>,
     /// Seed and report.
     pub finds: Vec<(u64, String)>,
+    /// Its name, where every world had the same.
+    pub trouble: Option<Trouble>,
 }
 
 impl Summary {
     fn add(&mut self, run: Run) {
         self.seeds += 1;
+        self.trouble = run.plan.imposed;
         self.simulated += run.duration;
         self.points += run.points;
         *self.troubles.entry(format!("{:?}", run.plan.trouble)).or_default() += 1;
@@ -91,7 +96,7 @@ pub fn explore(limits: Limits, tell: impl Fn(&Summary) + Sync) -> Summary {
                     if seed - limits.from >= limits.seeds_max {
                         return;
                     }
-                    let run = world::run(seed);
+                    let run = world::run(Plan::of(seed).with(limits.trouble));
                     let mut summary = summary.lock().expect("nobody panics with it");
                     summary.add(run);
                     if summary.finds.len() >= limits.finds_max {
@@ -150,7 +155,8 @@ pub fn report(summary: &Summary, took: Duration) -> String {
     }
     for (seed, find) in &summary.finds {
         let _ = writeln!(text, "FOUND by seed {seed}: {find}");
-        let _ = writeln!(text, "  again: cargo run --release -p drumlin-sim -- --seed {seed}");
+        let trouble = summary.trouble.map_or(String::new(), |trouble| format!(" --trouble {}", trouble.name()));
+        let _ = writeln!(text, "  again: cargo run --release -p drumlin-sim -- --seed {seed}{trouble}");
     }
     text
 }

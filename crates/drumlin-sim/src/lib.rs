@@ -4,6 +4,8 @@
 //! `drumlin::io::sim`.
 
 pub mod client;
+pub mod crash_points;
 pub mod explore;
 pub mod model;
+pub mod planted;
 pub mod world;

@@ -2,11 +2,14 @@
 
 use std::process::ExitCode;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::{Parser, Subcommand};
+use drumlin_sim::crash_points::{self, Bounds, Round};
 use drumlin_sim::explore::{self, Limits};
-use drumlin_sim::world;
+use drumlin_sim::planted;
+use drumlin_sim::world::{self, Plan, Trouble};
 
 /// Drumlin in a simulated world. Without a command it explores seeds, or replays one.
 #[derive(Debug, Parser)]
@@ -31,6 +34,9 @@ struct Arguments {
     /// Goes on until so many finds.
     #[arg(long, default_value_t = 20)]
     finds: usize,
+    /// Has this trouble in every world, whatever its seed says.
+    #[arg(long, value_enum)]
+    trouble: Option<Trouble>,
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -39,10 +45,38 @@ struct Arguments {
 enum Command {
     /// Lists the marks.
     Marks,
+    /// Builds bugs into the library and shows that each is found.
+    Planted {
+        /// Only those whose feature contains this.
+        #[arg(default_value = "")]
+        only: String,
+    },
+    /// Cuts the power after every write and sync of a script, and of each recovery.
+    CrashPoints {
+        /// Writes that are lost alone, and kept alone, at each point.
+        #[arg(long, default_value_t = 4)]
+        alone: usize,
+        /// States drawn at random at each point.
+        #[arg(long, default_value_t = 6)]
+        random: usize,
+        /// States at each point of each recovery.
+        #[arg(long, default_value_t = 2)]
+        recovery: usize,
+        /// Only each so many-th point.
+        #[arg(long, default_value_t = 1)]
+        stride: usize,
+        /// Goes on from this point, as an earlier run said.
+        #[arg(long, default_value_t = 0)]
+        point: usize,
+        /// What is drawn follows from it.
+        #[arg(long, default_value_t = 1)]
+        draw: u64,
+    },
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    let trouble = arguments.trouble;
     match (arguments.command, arguments.seed) {
         (Some(Command::Marks), _) => {
             for (mark, _) in drumlin::io::sim::marks() {
@@ -50,7 +84,21 @@ fn main() -> ExitCode {
             }
             ExitCode::SUCCESS
         }
-        (None, Some(seed)) => replay(seed),
+        (Some(Command::CrashPoints { alone, random, recovery, stride, point, draw }), _) => crash_points(Round {
+            bounds: Bounds { alone_max: alone, random, of_recovery: recovery, stride: stride.max(1) },
+            seed: draw,
+            from: point,
+            duration_max: Duration::from_secs_f64(arguments.minutes * 60.0),
+        }),
+        (Some(Command::Planted { only }), _) => match planted::run(&only) {
+            Ok(true) => ExitCode::SUCCESS,
+            Ok(false) => ExitCode::FAILURE,
+            Err(error) => {
+                eprintln!("{error}");
+                ExitCode::FAILURE
+            }
+        },
+        (None, Some(seed)) => replay(seed, trouble),
         (None, None) => {
             let from = arguments.from.unwrap_or_else(|| {
                 let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -62,14 +110,44 @@ fn main() -> ExitCode {
                 duration_max: Duration::from_secs_f64(arguments.minutes * 60.0),
                 jobs: arguments.jobs.max(1),
                 finds_max: arguments.finds.max(1),
+                trouble,
             })
         }
     }
 }
 
-fn replay(seed: u64) -> ExitCode {
+fn crash_points(round: Round) -> ExitCode {
     explore::stay_on_one_processor(0);
-    let run = world::run(seed);
+    let began = Instant::now();
+    let told = Mutex::new(Instant::now());
+    let report = crash_points::run(round, &AtomicBool::new(false), |report| {
+        let mut told = told.lock().expect("nobody panics with it");
+        if told.elapsed() > Duration::from_secs(20) {
+            println!("point {} of {}, {} states", report.next, report.points, report.states);
+            *told = Instant::now();
+        }
+    });
+    println!(
+        "{} states, {} of them of cut recoveries, in {:.0} s; points {} to {} of {}",
+        report.states,
+        report.recovery_states,
+        began.elapsed().as_secs_f64(),
+        round.from,
+        report.next,
+        report.points
+    );
+    if report.next < report.points && report.finds.is_empty() {
+        println!("go on with: cargo run --release -p drumlin-sim -- --minutes 60 crash-points --point {}", report.next);
+    }
+    for find in &report.finds {
+        println!("FOUND: {find}");
+    }
+    if report.finds.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn replay(seed: u64, trouble: Option<Trouble>) -> ExitCode {
+    explore::stay_on_one_processor(0);
+    let run = world::run(Plan::of(seed).with(trouble));
     println!("{:?}", run.plan);
     println!("trace {:016x}, {} points, {:?} simulated", run.trace, run.points, run.duration);
     match run.result {

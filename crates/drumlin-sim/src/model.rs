@@ -117,6 +117,16 @@ impl Model {
         Model { state: Arc::new(Mutex::new(self.lock().clone())) }
     }
 
+    /// What this model was told to last, and the commits that `later` knows.
+    #[must_use]
+    pub fn with_entered(&self, later: &Model) -> Model {
+        let mut state = later.lock().clone();
+        let own = self.lock();
+        state.lasting = own.lasting;
+        state.answered = own.answered;
+        Model { state: Arc::new(Mutex::new(state)) }
+    }
+
     // ── commits ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// A commit got its timestamp.

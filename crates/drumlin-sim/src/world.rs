@@ -11,7 +11,7 @@ use crate::client::{self, Count, Counts, LASTING, Life};
 use crate::model::{Deed, Model, Tampering};
 
 /// What goes wrong in a world besides power cuts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Trouble {
     None,
     /// Reads fail, once or for ever.
@@ -28,6 +28,13 @@ pub enum Trouble {
 }
 
 impl Trouble {
+    /// What the command line calls it.
+    #[must_use]
+    pub fn name(self) -> String {
+        use clap::ValueEnum as _;
+        self.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
+    }
+
     /// The database may stop accepting commits.
     #[must_use]
     pub fn breaks(self) -> bool {
@@ -45,6 +52,8 @@ impl Trouble {
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub seed: u64,
+    /// A trouble that is not the seed's own.
+    pub imposed: Option<Trouble>,
     pub schedule: Schedule,
     pub trouble: Trouble,
     pub lives: u64,
@@ -88,6 +97,7 @@ impl Plan {
         let streams = one_of(&[1, 1, 2, 3]);
         Plan {
             seed,
+            imposed: None,
             schedule,
             trouble,
             lives: one_of(&[2, 3, 4, 6]),
@@ -106,6 +116,12 @@ impl Plan {
             streams: streams as u16,
             checkpoint_log_bytes: one_of(&[32 << 10, 128 << 10, 1 << 20]),
         }
+    }
+
+    /// The same world with another trouble.
+    #[must_use]
+    pub fn with(self, imposed: Option<Trouble>) -> Plan {
+        Plan { imposed, trouble: imposed.unwrap_or(self.trouble), ..self }
     }
 
     #[must_use]
@@ -148,10 +164,9 @@ pub struct Run {
     pub points: u64,
 }
 
-/// Runs a seed.
+/// Runs a world.
 #[must_use]
-pub fn run(seed: u64) -> Run {
-    let plan = Plan::of(seed);
+pub fn run(plan: Plan) -> Run {
     let own = plan.clone();
     let outcome = sim::run(plan.schedule, move || World::new(own).live());
     Run { plan, result: outcome.result, trace: outcome.trace, duration: outcome.duration, points: outcome.points }

@@ -389,6 +389,24 @@ impl Medium {
         self.contents.iter().flat_map(|content| &content.pending).map(|pending| pending.number).max().unwrap_or(0)
     }
 
+    /// A number that two media share only if they hold the same.
+    #[must_use]
+    pub fn digest(&self) -> u64 {
+        let mut digest = 0;
+        for (path, entry) in &self.names {
+            digest = checksum(path.as_os_str().as_encoded_bytes(), digest);
+            let Entry::File(file) = entry else { continue };
+            let image = &self.contents[*file].current;
+            digest ^= image.length as u64;
+            for (index, block) in image.blocks.iter().enumerate() {
+                if let Some(block) = block {
+                    digest = checksum(&block[..], digest.rotate_left(7) ^ index as u64);
+                }
+            }
+        }
+        digest
+    }
+
     /// Bytes of all files that have a name.
     #[must_use]
     pub fn bytes(&self) -> u64 {
