@@ -1,11 +1,11 @@
 //! Cleaning: moving what lives out of sparse segments, so that they serve again.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::core::Core;
+use crate::collections::HashSet;
 use crate::error::{Error, Result};
 use crate::format::extent::{self, Identity};
 use crate::format::{PageId, Place, SegmentId};
@@ -155,6 +155,9 @@ impl Core {
         let mut on_disk: Vec<(Place, PageId)> = Vec::new();
         for (page, word) in pages.table.iter() {
             match word {
+                Word::Reading(place) if inside(place) => {
+                    crate::witness::mark!("a segment was emptied while a page in it was read");
+                }
                 Word::Disk(place) if inside(place) => {
                     on_disk.push((place, page));
                 }
@@ -238,6 +241,7 @@ impl Core {
                     space.record(guard.epoch(), pages.id, page, new);
                     space.segments.release(old, guard.epoch());
                 } else {
+                    crate::witness::mark!("a page changed while its extent was moved");
                     space.segments.discard(new);
                 }
             }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::core::{Core, LOCK_TIMEOUT};
+use super::core::{Core, LOCK_TIMEOUT, RowLock};
 use super::keyspace::WithHead;
 use super::range::{self, Content, OwnValue, Range, ValueReader};
 use super::{Handle, Keyspace, Value};
@@ -233,11 +233,10 @@ impl Transaction {
         let tree = &keyspace.named.tree;
         match core.lock_row(face, self.id, tree.pages.id, key, self.options.lock_timeout).await? {
             Granted::AlreadyMine => return Ok(()),
-            Granted::Acquired => {
-                self.locks.keys.push((tree.pages.id, key.into()));
-                self.locks.bytes += key.len() + 64;
-            }
+            Granted::Acquired => {}
         }
+        // Without the answer to what follows the lock is worth nothing: kept, the next call would not ask again.
+        let lock = RowLock { engine: &core.engine, owner: self.id, keyspace: tree.pages.id, key };
         // Whoever changed the row had its lock until the change was published: where nothing was published since the
         // snapshot, the row can't have changed.
         let has_snapshot = self.options.isolation != Isolation::ReadCommitted;
@@ -248,6 +247,9 @@ impl Transaction {
                 return Err(Error::Conflict { reason: "another transaction changed a row after this one began" });
             }
         }
+        std::mem::forget(lock);
+        self.locks.keys.push((tree.pages.id, key.into()));
+        self.locks.bytes += key.len() + 64;
         Ok(())
     }
 
@@ -494,6 +496,14 @@ impl Transaction {
         let result = core.engine.commit(face, &rows, reads, options.durability, applied).await;
         core.after_commit();
         result
+    }
+
+    /// The commit after which it sees the database.
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn snapshot_timestamp(&self) -> Timestamp {
+        self.moment.timestamp
     }
 
     /// Ends the transaction without a trace; dropping it does the same.

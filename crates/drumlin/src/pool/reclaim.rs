@@ -119,6 +119,9 @@ thread_local! {
 /// A small number that no other living thread has.
 #[inline]
 pub(crate) fn thread_index() -> usize {
+    if let Some(number) = crate::sync::thread_number() {
+        return number;
+    }
     THREAD_INDEX.with(|index| {
         if index.0.get() == usize::MAX {
             let mut free = FREE_INDEXES.lock();

@@ -5,9 +5,10 @@
 //!   its author sees it; never above published.
 
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
-use crossbeam_utils::{Backoff, CachePadded};
+use crossbeam_utils::CachePadded;
 
 use crate::format::Timestamp;
+use crate::sync::Backoff;
 
 /// Commits that may be between timestamp and applied at once: bounded by the threads that commit.
 const IN_FLIGHT_MAX: usize = if cfg!(drumlin_loom) { 4 } else { 1 << 14 };
@@ -55,6 +56,9 @@ impl Clock {
             let next = published + 1;
             if self.applied[next as usize % IN_FLIGHT_MAX].load(Ordering::Acquire) != next {
                 return;
+            }
+            if next != timestamp.0 {
+                crate::witness::mark!("a commit published others that were applied before it");
             }
             let _ = self.published.compare_exchange(published, next, Ordering::AcqRel, Ordering::Acquire);
         }
