@@ -38,3 +38,9 @@ mod system {
         None
     }
 }
+
+// Under `--cfg drumlin_loom` the parts that have models use its atomics.
+#[cfg(drumlin_loom)]
+pub(crate) use loom::sync::atomic;
+#[cfg(not(drumlin_loom))]
+pub(crate) use std::sync::atomic;
