@@ -132,6 +132,10 @@ pub(crate) struct Condvar {
     place: u64,
 }
 
+/// Whether a wait ended at its deadline.
+#[derive(Debug)]
+pub(crate) struct TimedOut(#[allow(dead_code, reason = "nobody has asked yet")] bool);
+
 impl Condvar {
     pub(crate) const fn new() -> Condvar {
         Condvar { inner: parking_lot::Condvar::new(), place: 0 }
@@ -174,6 +178,22 @@ impl Condvar {
         while condition(&mut *guard) {
             self.wait(guard);
         }
+    }
+
+    /// As [`wait`](Self::wait), until a time has passed at the latest.
+    #[track_caller]
+    pub(crate) fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, timeout: Duration) -> TimedOut {
+        let Some(task) = scheduler::current() else {
+            return TimedOut(self.inner.wait_for(guard.inner.as_mut().expect("held"), timeout).timed_out());
+        };
+        let place = Location::caller();
+        guard.inner = None;
+        task.wake(address(guard.mutex));
+        let deadline = task.now() + timeout;
+        let wait = Wait { what: address(&self.place), kind: "a condition", place, holder: None };
+        let timed_out = task.wait(wait, Some(deadline));
+        guard.inner = Some(guard.mutex.take(&task, place));
+        TimedOut(timed_out)
     }
 
     pub(crate) fn notify_one(&self) {

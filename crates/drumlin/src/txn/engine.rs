@@ -748,7 +748,12 @@ impl Engine {
             self.clock.mark_applied(timestamp);
             for range in ranges.into_iter().filter(|range| !range.is_empty()) {
                 let row = &rows[range.start];
-                let write = Tree::waiting(&self.pool, || row.tree.write_leaf(&pin, row.key)).map_err(Unready::Error)?;
+                let write = loop {
+                    if let Ok(write) = row.tree.write_leaf(&pin, row.key) {
+                        break write;
+                    }
+                    crate::sync::yield_now();
+                };
                 leaves.push((write, range));
             }
         }
