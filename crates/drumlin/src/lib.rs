@@ -1,6 +1,7 @@
 //! Drumlin: an embedded, transactional storage engine for data larger than memory.
 #![deny(missing_docs)]
 
+mod collections;
 mod db;
 mod error;
 mod format;
@@ -12,6 +13,7 @@ mod sync;
 mod task;
 mod tree;
 mod txn;
+mod witness;
 
 pub use db::{
     AsyncValueReader, Attempt, CheckProgress, CheckReport, CheckpointReport, CompactReport, Config, Damage, Database,

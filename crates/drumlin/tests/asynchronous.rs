@@ -261,7 +261,7 @@ fn a_commit_dropped_at_any_await_is_whole_or_nothing() {
     let mut completed = 0;
     let mut finished = 0;
     for round in 0..400u64 {
-        let polls = 1 + (round % 40) as usize;
+        let polls = if round % 4 == 0 { usize::MAX } else { 1 + (round % 13) as usize };
         // In leaves that are mostly on disk.
         let numbers: Vec<u64> = (0..12).map(|part| (round * 7919 + part * 3301) % ROWS).collect();
         let value = format!("round {round}").into_bytes();

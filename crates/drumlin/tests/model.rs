@@ -177,3 +177,33 @@ fn a_database_in_memory_works() {
     }
     assert_eq!(keyspace.count(..).unwrap(), 20_000);
 }
+
+/// Compacting leaves the file no longer than it found it, and near to what lives in it, however little is sparse.
+#[test]
+fn compacting_never_lengthens_the_file() {
+    let folder = Folder::new();
+    let db = small().open(folder.path()).unwrap();
+    let keyspace = db.keyspace("rows").unwrap();
+    let file_bytes = || std::fs::metadata(folder.path().join("data")).unwrap().len();
+    let mut random = Random(5);
+    for number in 0..6000u64 {
+        let length = if number % 40 == 0 { 90_000 } else { random.below(600) as usize };
+        keyspace.insert_with(number.to_be_bytes(), random.bytes(length), Durability::Relaxed).unwrap();
+    }
+    for keep_one_of in [1, 2, 8] {
+        (0..6000u64)
+            .filter(|number| number % keep_one_of != 0)
+            .for_each(|number| keyspace.remove(number.to_be_bytes()).unwrap());
+        let before = file_bytes();
+        let report = db.compact().unwrap();
+        let after = file_bytes();
+        assert!(after <= before.max(report.bytes_before), "{before} bytes became {after}");
+        assert_eq!(report.bytes_after, after);
+        db.compact().unwrap();
+        assert!(file_bytes() <= after, "{after} bytes became {} the second time", file_bytes());
+        let live = db.stats().live_bytes;
+        assert!(after <= live * 3 / 2 + (4 << 20), "{live} bytes live in {after}");
+    }
+    assert!(db.check().unwrap().damage.is_empty());
+    assert_eq!(keyspace.count(..).unwrap(), 750);
+}

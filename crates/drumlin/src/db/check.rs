@@ -180,6 +180,8 @@ impl Core {
                         None => return,
                     }
                 }
+                // It was dropped meanwhile.
+                Err(Error::KeyspaceDropped { .. }) => return,
                 Err(error) => {
                     let cost = format!(
                         "rows of keyspace {:?} around key b\"{}\" can't be read",

@@ -1,11 +1,11 @@
 //! Cleaning: moving what lives out of sparse segments, so that they serve again.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::core::Core;
+use crate::collections::HashSet;
 use crate::error::{Error, Result};
 use crate::format::extent::{self, Identity};
 use crate::format::{PageId, Place, SegmentId};
@@ -28,6 +28,10 @@ pub struct CompactReport {
 const WASTE_SHARE_MAX: f64 = 0.35;
 /// Segments that are fuller than this are left alone then.
 const LIVE_SHARE_MAX: f64 = 0.80;
+/// Compacting leaves segments alone that are fuller than this: extents of a quarter of a megabyte do not pack closer.
+const PACKED_SHARE_MIN: f64 = 0.80;
+/// Rounds in which compacting moves the file's end to its front.
+const COMPACT_ROUNDS_MAX: usize = 16;
 /// Segments emptied in one go: one pass over the page tables finds what lives in all of them.
 const VICTIM_COUNT_MAX: usize = 256;
 
@@ -151,6 +155,9 @@ impl Core {
         let mut on_disk: Vec<(Place, PageId)> = Vec::new();
         for (page, word) in pages.table.iter() {
             match word {
+                Word::Reading(place) if inside(place) => {
+                    crate::witness::mark!("a segment was emptied while a page in it was read");
+                }
                 Word::Disk(place) if inside(place) => {
                     on_disk.push((place, page));
                 }
@@ -234,6 +241,7 @@ impl Core {
                     space.record(guard.epoch(), pages.id, page, new);
                     space.segments.release(old, guard.epoch());
                 } else {
+                    crate::witness::mark!("a page changed while its extent was moved");
                     space.segments.discard(new);
                 }
             }
@@ -260,32 +268,35 @@ impl Core {
         let bytes_before = file_bytes()?;
         self.make_space()?;
         let _alone = self.cleaning.lock();
-        // A round puts copies behind the end where no segment is free, and those after it bring them to the front: so the
-        // length may grow at first, and either fewer segments in use or a shorter file is progress.
-        const ROUNDS_MAX: usize = 64;
-        let mut before = (u64::MAX, u64::MAX);
-        for _ in 0..ROUNDS_MAX {
+        // First what is sparse is packed, behind the end where no segment is free: the file may grow meanwhile.
+        let sparse = segments.sparse(PACKED_SHARE_MIN, usize::MAX);
+        let sparse: Vec<SegmentId> = sparse.into_iter().map(|(segment, _)| segment).collect();
+        for victims in sparse.chunks(VICTIM_COUNT_MAX) {
+            self.empty(victims)?;
+            self.checkpoint()?;
+        }
+        // Then what lies at the end goes to the front, as long as that makes the file shorter. The front has as many segments
+        // as are in use, and what is left free.
+        for _ in 0..COMPACT_ROUNDS_MAX {
+            // What the checkpoint before still held is free after another.
+            self.checkpoint()?;
+            self.shrink()?;
             let usage = segments.usage();
-            let now = (usage.segment_count - usage.free_count, usage.segment_count);
-            if now.0 >= before.0 && now.1 >= before.1 {
-                break;
-            }
-            before = now;
-            // What is sparse is packed; what lies beyond the length that all of it needs moves to the front.
-            let needed = usage.live_bytes.div_ceil(segments.segment_bytes()) as u32 + 2;
-            let mut victims: Vec<SegmentId> =
-                segments.sparse(0.95, VICTIM_COUNT_MAX).into_iter().map(|(segment, _)| segment).collect();
-            victims.extend(segments.from(needed).into_iter().rev().take(VICTIM_COUNT_MAX));
-            victims.sort_unstable();
-            victims.dedup();
+            let room = usage.free_count.saturating_sub(u64::from(space.reserve.load(Ordering::Relaxed))) as usize;
+            let first = (usage.segment_count - usage.free_count) as u32 + RESERVE_SEGMENTS;
+            let mut victims = segments.from(first);
+            victims.reverse();
+            victims.truncate(room.min(VICTIM_COUNT_MAX));
             if victims.is_empty() {
                 break;
             }
             self.empty(&victims)?;
             self.checkpoint()?;
-            // What the checkpoint before still held is free now.
             self.checkpoint()?;
             self.shrink()?;
+            if segments.usage().segment_count >= usage.segment_count {
+                break;
+            }
         }
         self.shrink()?;
         Ok(CompactReport { bytes_before, bytes_after: file_bytes()?, duration: self.now() - began })

@@ -121,6 +121,7 @@ impl Core {
     pub(crate) fn create_keyspace(&self, name: &str, page_bytes: usize) -> Result<Arc<Named>> {
         let _defining = self.defining.lock();
         if let Some(named) = self.keyspace(name) {
+            crate::witness::mark!("two created the same keyspace at once");
             return Ok(named);
         }
         if name.is_empty() || name.len() > 255 {
@@ -200,6 +201,7 @@ impl Core {
             let reservation = reservation.take().expect("a commit takes its timestamp once");
             let place = reservation.append(&body, false);
             appended = Some(place);
+            crate::witness::timestamp_taken(place.timestamp);
             place.timestamp
         })?;
         let appended = appended.expect("applied");
@@ -329,7 +331,7 @@ impl Core {
     }
 
     fn gone(&self, tree: &Tree, moment: &Registration) -> Error {
-        match moment.check() {
+        match moment.check().and_then(|()| tree.check_dropped()) {
             Err(error) => error,
             Ok(()) => Error::damaged(
                 self.engine.space.path(),
@@ -400,11 +402,11 @@ impl Core {
 }
 
 /// The lock of one row, until it is dropped.
-struct RowLock<'a> {
-    engine: &'a Engine,
-    owner: TransactionId,
-    keyspace: KeyspaceId,
-    key: &'a [u8],
+pub(crate) struct RowLock<'a> {
+    pub(crate) engine: &'a Engine,
+    pub(crate) owner: TransactionId,
+    pub(crate) keyspace: KeyspaceId,
+    pub(crate) key: &'a [u8],
 }
 
 impl Drop for RowLock<'_> {

@@ -205,7 +205,7 @@ impl Opener<'_> {
             let pid = file.read_at(&mut text, 0).ok().and_then(|()| String::from_utf8(text).ok()?.trim().parse().ok());
             return Err(Error::Locked { path: self.path.clone(), pid: pid.unwrap_or(0) });
         }
-        let text = format!("{}\n", std::process::id());
+        let text = format!("{}\n", self.backend.process_id());
         let written = file.set_len(0).and_then(|()| file.write_at(text.as_bytes(), 0, Persist::Later));
         written.map_err(|error| Error::io("writing", &path, error))?;
         Ok(file)
@@ -554,6 +554,9 @@ impl Replay<'_> {
             {
                 rest = later;
                 let is_newest = later.first().is_none_or(|next| key(next) != key(operation));
+                if named.is_none() {
+                    crate::witness::mark!("recovery met rows of a keyspace dropped later");
+                }
                 if !is_newest || named.is_none() {
                     if let ReplayedChange::PutLarge(index) = operation.change {
                         // The log still names its extents, until a checkpoint covers it: another opening must find them
@@ -662,7 +665,7 @@ impl Core {
         self.engine.pool.stop_background();
         for thread in self.threads.lock().drain(..) {
             // The last handle may go on one of these threads.
-            if thread.thread().id() != crate::sync::current().id() && thread.join().is_err() {
+            if thread.thread().id() != crate::sync::current().id() && crate::sync::join(thread).is_err() {
                 log::error!("a background thread of {} panicked", self.path.display());
             }
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::core::{Core, LOCK_TIMEOUT};
+use super::core::{Core, LOCK_TIMEOUT, RowLock};
 use super::keyspace::WithHead;
 use super::range::{self, Content, OwnValue, Range, ValueReader};
 use super::{Handle, Keyspace, Value};
@@ -105,13 +105,11 @@ struct Locks {
     owner: TransactionId,
     keys: Vec<(KeyspaceId, Box<[u8]>)>,
     bytes: usize,
-    /// One of the rows may have changed since the snapshot: whoever was to look has failed, or was given up.
-    is_uncertain: bool,
 }
 
 impl Locks {
     fn new(engine: &Arc<Engine>, owner: TransactionId) -> Locks {
-        Locks { engine: Arc::clone(engine), owner, keys: Vec::new(), bytes: 0, is_uncertain: false }
+        Locks { engine: Arc::clone(engine), owner, keys: Vec::new(), bytes: 0 }
     }
 }
 
@@ -250,26 +248,24 @@ impl Transaction {
         core.check_key(&keyspace.named, key)?;
         let tree = &keyspace.named.tree;
         match core.lock_row(face, self.id, tree.pages.id, key, self.options.lock_timeout).await? {
-            Granted::AlreadyMine if !self.locks.is_uncertain => return Ok(()),
-            Granted::AlreadyMine => {}
-            Granted::Acquired => {
-                self.locks.keys.push((tree.pages.id, key.into()));
-                self.locks.bytes += key.len() + 64;
-            }
+            Granted::AlreadyMine => return Ok(()),
+            Granted::Acquired => {}
         }
+        // Without the answer to what follows the lock is worth nothing: kept, the next call would not ask again.
+        let lock = RowLock { engine: &core.engine, owner: self.id, keyspace: tree.pages.id, key };
         // Whoever changed the row had its lock until the change was published: where nothing was published since the
         // snapshot, the row can't have changed.
         let has_snapshot = self.options.isolation != Isolation::ReadCommitted;
         if has_snapshot && core.engine.clock.published() > self.moment.timestamp {
-            // Stays so if this fails, or is given up while it waits: then rows that are locked already are looked at again.
-            let was_uncertain = std::mem::replace(&mut self.locks.is_uncertain, true);
             let changed = core.engine.changed_since(face, tree, key, self.moment.timestamp).await?;
             self.moment.check()?;
             if changed {
                 return Err(Error::Conflict { reason: "another transaction changed a row after this one began" });
             }
-            self.locks.is_uncertain = was_uncertain;
         }
+        std::mem::forget(lock);
+        self.locks.keys.push((tree.pages.id, key.into()));
+        self.locks.bytes += key.len() + 64;
         Ok(())
     }
 
@@ -519,6 +515,14 @@ impl Transaction {
         let result = core.engine.commit(face, &rows, reads, options.durability, applied).await;
         core.after_commit();
         result
+    }
+
+    /// The commit after which it sees the database.
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn snapshot_timestamp(&self) -> Timestamp {
+        self.moment.timestamp
     }
 
     /// Ends the transaction without a trace; dropping it does the same.

@@ -384,6 +384,10 @@ impl Backend for FaultyBackend {
         self.inner.random()
     }
 
+    fn process_id(&self) -> u32 {
+        self.inner.process_id()
+    }
+
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<thread::JoinHandle<()>> {
         self.inner.spawn(name, body)
     }

@@ -24,6 +24,9 @@ mod portable;
 mod probe;
 mod read;
 mod select;
+#[cfg(feature = "sim")]
+#[doc(hidden)]
+pub mod sim;
 mod stream;
 #[cfg(target_os = "linux")]
 mod uring;
@@ -193,6 +196,10 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn now(&self) -> Duration;
     /// Random bits for names and identities.
     fn random(&self) -> u64;
+    /// The number that the system knows the process by.
+    fn process_id(&self) -> u32 {
+        std::process::id()
+    }
     /// Runs a long-lived body on a thread of its own.
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<std::thread::JoinHandle<()>>;
 }

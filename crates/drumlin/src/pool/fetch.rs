@@ -177,7 +177,7 @@ impl Pool {
         if let Some(thread) = thread
             && thread.thread().id() != crate::sync::current().id()
         {
-            let _ = thread.join();
+            let _ = crate::sync::join(thread);
         }
     }
 

@@ -10,6 +10,7 @@
 
 mod fetch;
 mod frames;
+mod holds;
 pub(crate) mod reclaim;
 
 use std::collections::VecDeque;
@@ -187,7 +188,10 @@ impl Pool {
                         return result;
                     }
                 }
-                Word::Reading(_) => self.wait_for_arrival(pages, page),
+                Word::Reading(_) => {
+                    crate::witness::mark!("a page was wanted that another was reading");
+                    self.wait_for_arrival(pages, page);
+                }
                 _ => return Ok(()),
             }
         }
@@ -227,6 +231,7 @@ impl Pool {
             Ok((word, ())) => {
                 if !pages.table.exchange(page, reading, word) {
                     // The keyspace was dropped meanwhile.
+                    crate::witness::mark!("a page arrived whose keyspace had been dropped");
                     self.withdraw(word, identity);
                 }
                 Ok(())
@@ -475,6 +480,7 @@ impl Pool {
                 ));
             }
             if self.make_room(page_bytes)? == 0 {
+                crate::witness::mark!("a frame was wanted and no page could be evicted");
                 // Frames on their way to the disk are free when they have arrived, however slow the disk.
                 let _ = self.space.wait_for_jobs(self.on_written());
                 crate::sync::yield_now();
@@ -551,6 +557,7 @@ impl Pool {
         let Some(write) = self.frames.try_write(frame, identity) else { return false };
         let place = write.header().place();
         if !write.header().is_idle() || write.header().dirty().is_some() || place.is_none() {
+            crate::witness::mark!("a page chosen for eviction was in use again");
             return false;
         }
         for (word, fixed) in [(Word::Leaf(frame), false), (Word::Fixed(frame), true)] {
@@ -568,6 +575,7 @@ impl Pool {
     fn write_back(&self, mut frames: Vec<FrameIndex>) -> Result<()> {
         let Some(_alone) = self.writing_back.try_lock() else {
             // Another thread is at it: its pages will do.
+            crate::witness::mark!("two threads wanted to write back at once");
             drop(self.writing_back.lock());
             return Ok(());
         };
@@ -633,6 +641,7 @@ impl Pool {
         // so only one may: `write_back` and checkpoints exclude each other here.
         let _one = self.arrival(&pages, identity.page).0.lock();
         if header.dirty() != Some(epoch) {
+            crate::witness::mark!("a page was copied by another while it was about to be");
             return Ok(None);
         }
         header.hold();
@@ -677,6 +686,7 @@ impl Pool {
         match header.dirty() {
             Some(epoch) if epoch != current => {
                 let identity = header.identity().expect("a latched frame holds a page");
+                crate::witness::mark!("a page changed that a checkpoint had not copied yet");
                 // No write is named for the frame: it is dirty again at once and so not evicted before another image.
                 self.append_image(guard, epoch, identity, write, header, None)?;
                 self.frames.set_dirty(write.frame(), Some(current));

@@ -51,6 +51,7 @@ impl Shared {
         bytes: usize,
     ) -> Result<MutexGuard<'a, Tail>> {
         let stream = &self.streams[index];
+        crate::witness::mark!("a commit waited for space in the log");
         let ticket = tail.ticket_next;
         tail.ticket_next += 1;
         let failures = tail.prepare_failures;
@@ -122,6 +123,7 @@ impl Shared {
                 drop(tail);
                 self.publish();
                 if let Some(successor) = successor {
+                    crate::witness::mark!("a committer wrote for those who came meanwhile");
                     successor.wake();
                 }
                 covered.iter().for_each(Waiter::wake);
@@ -143,6 +145,7 @@ impl Shared {
         let mut segment = first;
         while position < end {
             if position >= segment.end() {
+                crate::witness::mark!("a batch of the log crossed into the next segment");
                 segment = self.streams[index].tail.lock().segment_at(position);
             }
             let piece_end = end.min(segment.end());
@@ -179,6 +182,7 @@ impl Shared {
             return Ok(());
         }
         // Older records are pending in other streams.
+        crate::witness::mark!("a commit waited for another stream");
         for other in 0..self.streams.len() {
             if self.streams[other].floor.load(Ordering::SeqCst) <= timestamp {
                 self.wait_stream(other, timestamp)?;

@@ -522,7 +522,7 @@ impl Log {
         self.shared.closed.store(true, Ordering::SeqCst);
         self.shared.signal.stop();
         for thread in self.threads.lock().drain(..) {
-            if thread.join().is_err() {
+            if crate::sync::join(thread).is_err() {
                 log::error!("a thread of the log panicked");
             }
         }
@@ -542,7 +542,7 @@ impl Drop for Log {
 
 impl Shared {
     fn persist(&self) -> Persist {
-        Persist::Now(self.options.sync)
+        if cfg!(feature = "plant-lazy-log") { Persist::Later } else { Persist::Now(self.options.sync) }
     }
 
     fn has_threads(&self) -> bool {
@@ -579,6 +579,7 @@ impl Shared {
         if self.failure.set(reason.into()).is_err() {
             return;
         }
+        crate::witness::mark!("the log failed");
         log::error!("the log in {} failed: {reason}", self.options.dir.display());
         for stream in &self.streams {
             let waiters = std::mem::take(&mut stream.tail.lock().waiters);

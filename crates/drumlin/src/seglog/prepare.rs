@@ -188,6 +188,7 @@ impl Shared {
 
     /// Begins another use of a file that was filled before: one durable write.
     fn recycle(&self, spare: &Spare, header: SegmentHeader) -> io::Result<(Arc<Segment>, u64)> {
+        crate::witness::mark!("a log segment was used again");
         let file = segment::open(self.backend.as_ref(), &spare.path, true, false)?;
         segment::write_header(&file, &header, self.persist())?;
         let segment = Segment::new(file, header);

@@ -127,8 +127,11 @@ impl Scan {
         let lost = merge.next;
         self.last = Timestamp(lost.0 - 1);
         let suspect = merge.suspect();
+        if merge.heads.iter().any(|head| head.found.is_some()) {
+            crate::witness::mark!("recovery left out records behind a gap between streams");
+        }
         let horizon = merge.drain()?.max(openings_horizon);
-        if horizon >= lost {
+        if horizon >= lost && !cfg!(feature = "plant-drop-horizon-check") {
             return Err(missing(lost, horizon, suspect.as_ref(), &self.options.dir));
         }
         for (head, stream) in merge.heads.iter().zip(self.streams.values_mut()) {

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use crossbeam_utils::sync::{Parker, Unparker};
+use crate::sync::{Parker, Unparker};
 
 thread_local! {
     static PARKER: RefCell<Option<Parker>> = const { RefCell::new(None) };

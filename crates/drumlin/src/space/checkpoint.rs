@@ -11,11 +11,12 @@
 //!
 //! A power cut between any two of these leaves the superblock before, and everything that it refers to.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::table::CHUNK_PAGES;
 use super::{PageSpace, Space};
+use crate::collections::{HashMap, HashSet};
 use crate::error::{Error, Result};
 use crate::format::catalogue::{Catalogue, KeyspaceEntry};
 use crate::format::extent::{HEADER_BYTES, Header, Identity, Kind};
@@ -84,7 +85,10 @@ pub(crate) fn read_superblocks(file: &FileRef) -> Result<Superblock> {
                 }
             }
             Err(superblock::Flaw::Newer(version)) => newer_format = Some(version),
-            Err(flaw) => flaws.push(flaw.to_string()),
+            Err(flaw) => {
+                crate::witness::mark!("a superblock did not verify");
+                flaws.push(flaw.to_string());
+            }
         }
     }
     if let Some(found) = newer_format {
@@ -122,10 +126,10 @@ impl Base {
         Base {
             superblock,
             sync,
-            chunks: HashMap::new(),
+            chunks: HashMap::default(),
             since: Vec::new(),
             summaries: Vec::new(),
-            evacuate: HashSet::new(),
+            evacuate: HashSet::default(),
             fold_entry_count_max,
         }
     }
@@ -204,7 +208,7 @@ impl Base {
         written: impl Fn(&[super::FrameIndex]),
         log_durable: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let epoch = cut.epoch;
+        let (epoch, timestamp) = (cut.epoch, cut.timestamp);
         let mut catalogue = cut.catalogue;
         let (fresh, summarised, summaries) = {
             let mut entries = space.entries(epoch).lock();
@@ -219,6 +223,7 @@ impl Base {
         let page_count: u64 = space.page_spaces().iter().map(|pages| pages.table.page_count()).sum();
         let many = self.since.len() >= FOLD_ENTRY_COUNT_MIN && self.since.len() as u64 >= page_count / 8;
         if many || self.since.len() >= self.fold_entry_count_max || self.must_evacuate(space) {
+            crate::witness::mark!("a checkpoint wrote a new base image");
             self.fold(space, epoch)?;
         } else {
             let fresh = self.since[fresh_start..].to_vec();
@@ -243,18 +248,33 @@ impl Base {
             return Err(space.fail("the catalogue of the checkpoint is too large"));
         }
         space.seal(epoch);
+        if cfg!(feature = "plant-reuse-early") {
+            space.segments.settle(epoch);
+        }
+        if cfg!(feature = "plant-swap-superblock") {
+            self.cover(epoch, timestamp, bytes.len());
+            self.write_superblock(space)?;
+            self.superblock.checkpoint -= 1;
+        }
         space.wait_for_jobs(written)?;
-        space.sync()?;
+        if !cfg!(feature = "plant-remove-sync") {
+            space.sync()?;
+        }
         log_durable()?;
-        self.superblock.checkpoint += 1;
-        self.superblock.timestamp = cut.timestamp;
-        self.superblock.epoch = epoch;
-        self.superblock.catalogue_bytes = bytes.len() as u32;
-        self.forget_covered_incarnations();
+        self.cover(epoch, timestamp, bytes.len());
         self.write_superblock(space)?;
         self.evacuate.clear();
         space.segments.settle(epoch);
         Ok(())
+    }
+
+    /// Makes the superblock that of the checkpoint.
+    fn cover(&mut self, epoch: Epoch, timestamp: Timestamp, catalogue_bytes: usize) {
+        self.superblock.checkpoint += 1;
+        self.superblock.timestamp = timestamp;
+        self.superblock.epoch = epoch;
+        self.superblock.catalogue_bytes = catalogue_bytes as u32;
+        self.forget_covered_incarnations();
     }
 
     fn forget_covered_incarnations(&mut self) {
@@ -342,7 +362,7 @@ impl Base {
             restore(space, "a summary", place)?;
             self.since.extend(read_summary(space, epoch, place)?);
         }
-        let mut changes: HashMap<KeyspaceId, BTreeMap<usize, Vec<Entry>>> = HashMap::new();
+        let mut changes: HashMap<KeyspaceId, BTreeMap<usize, Vec<Entry>>> = HashMap::default();
         for entry in &self.since {
             if entry.page == PageId::NONE {
                 changes.remove(&entry.keyspace);

@@ -17,7 +17,7 @@ pub(crate) mod checkpoint;
 pub(crate) mod segments;
 pub(crate) mod table;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -25,6 +25,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::sync::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use crate::collections::HashMap;
 use crate::error::{Error, Result};
 use crate::format::extent::{Identity, Kind};
 use crate::format::summary::Entry;
@@ -130,6 +131,8 @@ struct Jobs {
     waiting: VecDeque<WriteJob>,
     /// The ranges being written.
     running: Vec<std::ops::Range<u64>>,
+    /// The ranges that could not be written: what lies there is not what should.
+    failed: Vec<std::ops::Range<u64>>,
 }
 
 impl Jobs {
@@ -366,7 +369,13 @@ impl Space {
             if result.is_ok() {
                 written(&job.frames);
             }
-            self.jobs.lock().running.retain(|range| range.start != job.offset);
+            {
+                let mut jobs = self.jobs.lock();
+                jobs.running.retain(|range| range.start != job.offset);
+                if result.is_err() {
+                    jobs.failed.push(job.range());
+                }
+            }
             self.job_done.notify_all();
             result?;
         }
@@ -450,7 +459,7 @@ impl Space {
     pub(crate) fn is_written(&self, place: Place) -> bool {
         self.hand_on(place);
         let jobs = self.jobs.lock();
-        !jobs.contain(place)
+        !jobs.contain(place) && !jobs.failed.iter().any(|range| range.contains(&place.start()))
     }
 
     fn hand_on(&self, place: Place) {
@@ -469,6 +478,9 @@ impl Space {
         self.hand_on(place);
         loop {
             let mut jobs = self.jobs.lock();
+            if jobs.failed.iter().any(|range| range.contains(&place.start())) {
+                return self.check_failure();
+            }
             if !jobs.contain(place) {
                 return Ok(());
             }

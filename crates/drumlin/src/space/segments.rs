@@ -7,9 +7,10 @@
 //!    disk full. The lack of space shows when segments are secured, before anything depends on them.
 //! 3. The lowest free segment is taken first, so that the file's end empties and can be given back.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
+use crate::collections::HashMap;
 use crate::sync::Mutex;
 
 use crate::format::{Epoch, Place, SegmentId};
@@ -217,6 +218,7 @@ impl Segments {
             state.segments.truncate(count as usize);
             count
         };
+        crate::witness::mark!("the end of the data file was given back");
         self.file.set_len(u64::from(count) * self.segment_bytes)
     }
 

@@ -94,7 +94,7 @@ impl Timer {
         if let Some(thread) = thread
             && thread.thread().id() != crate::sync::current().id()
         {
-            let _ = thread.join();
+            let _ = crate::sync::join(thread);
         }
     }
 }
@@ -114,7 +114,9 @@ impl Shared {
             }
             match state.waiting.first_key_value() {
                 None => self.changed.wait(&mut state),
-                Some((&(deadline, _), _)) => drop(self.changed.wait_for(&mut state, deadline - now)),
+                Some((&(deadline, _), _)) => {
+                    self.changed.wait_for(&mut state, deadline - now);
+                }
             }
         }
     }

@@ -140,7 +140,7 @@ impl Workers {
         for thread in threads {
             // The last handle of the database may go on one of them.
             if thread.thread().id() != crate::sync::current().id() {
-                let _ = thread.join();
+                let _ = crate::sync::join(thread);
             }
         }
     }

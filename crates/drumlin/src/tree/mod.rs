@@ -261,11 +261,17 @@ impl Tree {
         Err(self.lost())
     }
 
+    /// Fails once the keyspace is being dropped: its pages are gone then.
+    pub(crate) fn check_dropped(&self) -> Result<(), Error> {
+        if self.pages.dropped.load(std::sync::atomic::Ordering::Acquire) {
+            return Err(Error::KeyspaceDropped { name: format!("number {}", self.pages.id) });
+        }
+        Ok(())
+    }
+
     #[cold]
     fn pause(&self, restart: usize) -> Result<(), Stop> {
-        if self.pages.dropped.load(std::sync::atomic::Ordering::Acquire) {
-            return Err(Stop::Error(Error::KeyspaceDropped { name: format!("number {}", self.pages.id) }));
-        }
+        self.check_dropped()?;
         if restart > 16 {
             crate::sync::yield_now();
         }

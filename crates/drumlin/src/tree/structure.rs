@@ -49,7 +49,8 @@ impl Tree {
                         return Ok(());
                     }
                 }
-                Ok(Progress::Again) => {}
+                // Of a keyspace that is gone there is nothing to find, however often it is looked for.
+                Ok(Progress::Again) => self.check_dropped()?,
                 Err(Stop::Error(error)) => return Err(error),
                 Err(Stop::Needs(Needs::Frame(page_bytes))) => frames.push(provider.frame(page_bytes).await?),
                 Err(Stop::Needs(needs)) => provider.provide(&needs).await?,
@@ -139,6 +140,9 @@ impl Tree {
         if !inner.room_for_separator(separator.len()) {
             return Ok(Progress::Again);
         }
+        if leaf.header().dirty().is_some_and(|epoch| epoch != guard.epoch()) {
+            crate::witness::mark!("a page split that a checkpoint had not copied yet");
+        }
         self.pool.prepare_change(guard, &parent)?;
         self.pool.prepare_change(guard, &leaf)?;
 
@@ -194,6 +198,7 @@ impl Tree {
         }
         self.pool.prepare_change(guard, &root)?;
 
+        crate::witness::mark!("an inner root split");
         let level = inner.level();
         let at = inner.split_index();
         let [mut left, mut right, mut top] = std::array::from_fn(|_| frames.pop().expect("counted"));
@@ -238,6 +243,7 @@ impl Tree {
         self.pool.prepare_change(guard, &parent)?;
         self.pool.prepare_change(guard, &full)?;
 
+        crate::witness::mark!("an inner node split");
         let right = self.publish(guard, right, Kind::Inner);
         copy.copy_from_slice(&parent);
         let index = Inner::new(&parent).child_for(&separator) + 1;
@@ -308,6 +314,7 @@ impl Tree {
             self.pool.mark_dirty(&guard, &left);
             let merged = LeafMut::new(left.leaf_mut(&self.pages.table)).merge_from(&Leaf::new(&right));
             merged.expect("the sum was checked");
+            crate::witness::mark!("two leaves merged");
             self.observer.rows_moved(&self.pages, right_page, left_page, None);
             self.replace(&guard, parent_page, parent, copy);
             self.pool.free_page(&guard, &self.pages, right);
@@ -324,6 +331,7 @@ impl Tree {
             self.pool.prepare_change(&guard, &right)?;
             merged.copy_from_slice(&left);
             InnerMut::new(&mut merged).merge_from(&Inner::new(&right)).expect("the sum was checked");
+            crate::witness::mark!("two inner nodes merged");
             self.replace(&guard, left_page, left, merged);
             self.replace(&guard, parent_page, parent, copy);
             self.pool.free_page(&guard, &self.pages, right);
@@ -357,6 +365,7 @@ impl Tree {
         } else {
             self.pages.table.store(PageId::ROOT, Word::Fixed(frame));
         }
+        crate::witness::mark!("the root's only child took its place");
         root.unlink(true);
         self.pool.free_page(guard, &self.pages, child);
         Ok(!is_leaf)

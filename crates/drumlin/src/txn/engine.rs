@@ -233,8 +233,12 @@ impl Engine {
                 Ok(Some(value)) => return Ok(Some(value.into())),
                 // It was replaced and freed while it was being read, and its pages may be another's: what was found there
                 // counts only if the row still names it.
-                _ if failed != Some(reference) => failed = Some(reference),
+                _ if failed != Some(reference) => {
+                    crate::witness::mark!("a value was replaced while it was read");
+                    failed = Some(reference);
+                }
                 Ok(None) => {
+                    tree.check_dropped()?;
                     let what = format!("a value of keyspace {}", tree.pages.id);
                     return Err(Error::damaged(self.space.path(), what, "its extents are another value's"));
                 }
@@ -462,6 +466,7 @@ impl Engine {
                 Err(Error::DiskFull { .. }) if self.log.get().is_none() => return Ok(()),
                 // What was replaced since the last checkpoint, and what lies sparse, may suffice.
                 Err(Error::DiskFull { .. }) if !std::mem::replace(&mut made_space, true) => {
+                    crate::witness::mark!("a commit on a full disk had space made");
                     self.have_space_made(face).await?;
                 }
                 other => return other,
@@ -499,6 +504,7 @@ impl Engine {
                 Ok(Some(reservation)) => return Ok(reservation),
                 Ok(None) => {}
                 Err(Error::DiskFull { .. }) if !std::mem::replace(&mut made_space, true) => {
+                    crate::witness::mark!("a full disk had no space for the log");
                     self.have_space_made(face).await?;
                 }
                 Err(error) => return Err(error),
@@ -539,6 +545,7 @@ impl Engine {
                 }
                 Err(Unready::Error(error)) => return Err(error),
                 Err(Unready::Needs(needs)) => {
+                    crate::witness::mark!("a commit lacked a page when it was to be applied");
                     provider.provide(&needs).await?;
                     // A leaf that was read has been split, perhaps: all of them have to be there at once.
                     drop(held_reads);
@@ -736,13 +743,34 @@ impl Engine {
         }
         // From the timestamp on nothing waits, fails or can be cancelled.
         let (timestamp, value) = take_timestamp(&guard);
+        if self.log.get().is_some() {
+            crate::witness::timestamp_taken(timestamp);
+        }
+        #[cfg(feature = "plant-publish-before-apply")]
+        if self.log.get().is_some() {
+            let ranges: Vec<Range<usize>> = leaves.drain(..).map(|(_, range)| range).collect();
+            self.clock.mark_applied(timestamp);
+            for range in ranges.into_iter().filter(|range| !range.is_empty()) {
+                let row = &rows[range.start];
+                let write = loop {
+                    if let Ok(write) = row.tree.write_leaf(&pin, row.key) {
+                        break write;
+                    }
+                    crate::sync::yield_now();
+                };
+                leaves.push((write, range));
+            }
+        }
         drop(only_read);
         // Without a row is a leaf that was split just before it was latched.
         for (write, range) in leaves.iter_mut().filter(|(_, range)| !range.is_empty()) {
             self.change_leaf(&guard, write, &rows[range.clone()], medium, range.start, timestamp);
         }
-        if self.log.get().is_some() {
+        if self.log.get().is_some() && !cfg!(feature = "plant-publish-before-apply") {
             self.clock.mark_applied(timestamp);
+        }
+        if cfg!(feature = "plant-show-before-durable") {
+            self.clock.show_durable(timestamp);
         }
         Ok(value)
     }
@@ -816,7 +844,9 @@ impl Engine {
                     leaf.replace(at, value).expect("room was checked");
                 }
                 Err(at) => {
-                    note(row.key, None);
+                    if !cfg!(feature = "plant-miss-version") {
+                        note(row.key, None);
+                    }
                     leaf.insert(at, row.key, value).expect("room was checked");
                 }
             }

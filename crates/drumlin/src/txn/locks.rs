@@ -25,7 +25,7 @@
 //! Lock order: a shard, then the graph. The graph is touched only where somebody waits.
 
 use crate::sync::Thread;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::future::Future;
 use std::mem;
 use std::pin::Pin;
@@ -39,6 +39,7 @@ use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 
 use super::TransactionId;
+use crate::collections::HashMap;
 use crate::format::{KeyspaceId, checksum};
 
 /// How a lock was got.
@@ -219,6 +220,7 @@ impl LockTable {
 
         let mut graph = self.graph.lock();
         if graph.leads(lock.owner, owner) {
+            crate::witness::mark!("a deadlock between rows was found");
             return Poll::Ready(Err(LockError::Deadlock));
         }
         assert!(!graph.awaited.contains_key(&owner), "a transaction waits for two locks");
@@ -291,6 +293,9 @@ impl LockTable {
             let now = clock();
             if now >= deadline {
                 let mine = self.cancel(owner, keyspace, key);
+                if mine {
+                    crate::witness::mark!("a lock was handed over to one who had just given up");
+                }
                 return if mine { Ok(Granted::Acquired) } else { Err(LockError::Timeout) };
             }
             crate::sync::park_timeout(deadline - now);

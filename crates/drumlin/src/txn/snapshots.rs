@@ -91,6 +91,7 @@ impl Snapshots {
         if oldest >= clock.visible().0 {
             return false;
         }
+        crate::witness::mark!("a snapshot was ended for the memory of its versions");
         self.ended_below.store(oldest + 1, Ordering::Release);
         true
     }

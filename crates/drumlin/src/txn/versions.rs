@@ -10,9 +10,10 @@
 //! 3. A delta is dropped once visible and every registered snapshot have passed its commit.
 //! 4. Pages of large values that only deltas name are freed with them; a checkpoint lists them, so that reopening frees them.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use crate::collections::HashMap;
 use crate::sync::Mutex;
 
 use crate::format::catalogue::Orphan;
@@ -326,6 +327,9 @@ impl Observer for Versions {
         if !moved.is_empty() {
             let mut shard = self.shard(pages.id, to).lock();
             let there = shard.entry((pages.id, to)).or_default();
+            if !there.is_empty() {
+                crate::witness::mark!("versions of two merged leaves were put together");
+            }
             there.extend(moved);
             there.make_contiguous().sort_by_key(|delta| delta.timestamp);
         }

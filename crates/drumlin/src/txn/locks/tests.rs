@@ -368,7 +368,7 @@ fn threads_exclude_each_other() {
 /// Runs a future on this thread; panics where it is not woken for a minute.
 fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = std::pin::pin!(future);
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let waker = Waker::from(Arc::new(Unpark(crate::sync::current())));
     let start = std::time::Instant::now();
     loop {
         if let Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {

@@ -1,0 +1,346 @@
+//! Every power cut there can be, in a script that touches every feature.
+//!
+//! The script runs once, by one client, and what it did to the disk is noted. Then, for each point of that list, the disk is
+//! rebuilt as a cut there may leave it: everything that was not certain lost, kept, each write alone lost and each alone
+//! kept up to a bound, and some torn at random. Each of these is opened and compared with the model, and so is each state
+//! that a cut amid that recovery leaves, after each of its own writes and syncs.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use drumlin::io::sim::{self, Change, Disk, Loss, Medium, Random, Schedule};
+use drumlin::{Config, Database, Durability, Error, KeyspaceOptions, TxOptions};
+
+use crate::model::{Content, Deed, Model, Tampering};
+
+/// How far each point is gone into.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Of the changes that are not certain at a cut, so many are lost alone, and kept alone, each in its turn.
+    pub alone_max: usize,
+    /// States drawn at random for each point, torn sectors among them.
+    pub random: usize,
+    /// States at each point of a recovery; 0: recoveries are not cut.
+    pub of_recovery: usize,
+    /// Only each so many-th point.
+    pub stride: usize,
+}
+
+/// What a round is to do, and how far it came.
+#[derive(Clone, Copy, Debug)]
+pub struct Round {
+    pub bounds: Bounds,
+    pub seed: u64,
+    /// The first point.
+    pub from: usize,
+    pub duration_max: Duration,
+}
+
+/// What was gone through.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Points of the script.
+    pub points: usize,
+    /// The first that was not gone through.
+    pub next: usize,
+    pub states: u64,
+    pub recovery_states: u64,
+    pub finds: Vec<String>,
+}
+
+/// The model as it was when so many changes had been made.
+type Moments = Vec<(usize, Model)>;
+
+fn config(disk: &Disk) -> Config {
+    Config::new()
+        .memory(4 << 20)
+        .page_bytes(512)
+        .segment_bytes(256 << 10)
+        .log_segment_bytes(1 << 20)
+        .checkpoint_log_bytes(8 << 20)
+        .backend(disk.backend())
+}
+
+fn schedule(seed: u64) -> Schedule {
+    Schedule { seed, switch_one_in: 20, step_nanos_max: 200, points_max: 20_000_000 }
+}
+
+/// The script: its disk's changes, and the model at each of its steps.
+struct Script {
+    disk: Disk,
+    model: Model,
+    moments: Moments,
+    random: Random,
+}
+
+impl Script {
+    /// A step that commits `deed`.
+    fn commit<T>(&mut self, deed: Deed, is_full: bool, commit: impl FnOnce() -> Result<T, Error>) -> T {
+        let model = self.model.clone();
+        let (disk, told) = (self.disk.clone(), Arc::new(Mutex::new(None)));
+        let moment = Arc::clone(&told);
+        sim::on_timestamp(Some(Box::new(move |timestamp| {
+            model.enter(timestamp.0, deed);
+            *moment.lock().expect("one task") = Some((disk.change_count() as usize, model.fork()));
+        })));
+        let value = commit().unwrap_or_else(|error| panic!("the script met an error: {error}"));
+        sim::on_timestamp(None);
+        let moment = told.lock().expect("one task").take();
+        self.moments.extend(moment);
+        self.model.answer(self.model.last(), is_full);
+        self.note();
+        value
+    }
+
+    fn note(&mut self) {
+        self.moments.push((self.disk.change_count() as usize, self.model.fork()));
+    }
+
+    fn content(&mut self, length: usize) -> Content {
+        Content { length, seed: self.random.next() }
+    }
+
+    fn run(&mut self) {
+        let db = config(&self.disk).open("/db").expect("a new database");
+        self.create(&db, "rows", 512);
+        self.create(&db, "more", 1024);
+        // Rows one by one, some of them relaxed, some large.
+        for number in 0..24u64 {
+            let length = [10, 100, 150, 700, 5000, 70_000][number as usize % 6];
+            self.put(&db, "rows", number % 17, length, number % 7 != 3);
+        }
+        db.checkpoint().expect("a checkpoint");
+        self.note();
+        // Transactions over both keyspaces, with a savepoint, that split leaves.
+        for round in 0..4u64 {
+            self.transaction(&db, round, 40);
+        }
+        self.create(&db, "passing", 512);
+        for number in 0..6 {
+            self.put(&db, "passing", number, 300, true);
+        }
+        db.checkpoint().expect("a checkpoint");
+        self.drop_keyspace(&db, "passing");
+        // What was put is removed again, so that leaves merge and segments become sparse.
+        for number in 0..12 {
+            let space = self.model.space("rows").expect("created");
+            let keyspace = db.existing_keyspace("rows").expect("created");
+            let key = key(number);
+            self.commit(Deed::Rows(vec![(space, key.clone(), None)]), true, || keyspace.remove(&key));
+        }
+        db.checkpoint().expect("a checkpoint");
+        self.note();
+        db.compact().expect("compacting");
+        self.note();
+        for number in 0..6 {
+            self.put(&db, "more", number, 60, true);
+        }
+        db.close().expect("closing");
+        self.note();
+        // A second opening, whose commits follow those of the first.
+        let db = config(&self.disk).open("/db").expect("a closed database");
+        for number in 0..5 {
+            self.put(&db, "rows", number, 90, number != 2);
+        }
+        self.transaction(&db, 9, 10);
+        drop(db);
+    }
+
+    fn create(&mut self, db: &Database, name: &str, page_bytes: usize) {
+        let options = KeyspaceOptions::new().page_bytes(page_bytes);
+        self.commit(Deed::Create(name.to_owned()), true, || db.keyspace_with(name, options).map(drop));
+    }
+
+    fn drop_keyspace(&mut self, db: &Database, name: &str) {
+        let space = self.model.space(name).expect("created");
+        self.commit(Deed::Drop(space), true, || db.drop_keyspace(name));
+    }
+
+    fn put(&mut self, db: &Database, name: &str, number: u64, length: usize, is_full: bool) {
+        let space = self.model.space(name).expect("created");
+        let keyspace = db.existing_keyspace(name).expect("created");
+        let (key, content) = (key(number), self.content(length));
+        let durability = if is_full { Durability::Full } else { Durability::Relaxed };
+        let value = content.bytes();
+        let deed = Deed::Rows(vec![(space, key.clone(), Some(content))]);
+        self.commit(deed, is_full, || keyspace.insert_with(&key, &value, durability));
+    }
+
+    fn transaction(&mut self, db: &Database, round: u64, count: u64) {
+        let mut tx = db.begin_with(TxOptions::default()).expect("a transaction");
+        let mut rows = Vec::new();
+        for number in 0..count {
+            let name = if number % 3 == 0 { "more" } else { "rows" };
+            let space = self.model.space(name).expect("created");
+            let keyspace = db.existing_keyspace(name).expect("created");
+            let key = key(100 + round * 20 + number);
+            let content = (number % 5 != 4).then(|| self.content(20 + (number as usize * 13) % 100));
+            match content {
+                Some(content) => tx.insert(&keyspace, &key, content.bytes()).expect("an insert"),
+                None => tx.remove(&keyspace, &key).expect("a removal"),
+            }
+            rows.push((space, key, content));
+        }
+        let mark = tx.savepoint();
+        let keyspace = db.existing_keyspace("rows").expect("created");
+        tx.insert(&keyspace, b"rolled back", b"x").expect("an insert");
+        tx.rollback_to(mark).expect("a savepoint");
+        self.commit(Deed::Rows(rows), true, || tx.commit());
+    }
+}
+
+fn key(number: u64) -> Vec<u8> {
+    format!("row {number:04}").into_bytes()
+}
+
+/// Opens a disk and compares it with the model. The changes that opening made, and the commit that it stands at.
+fn recover(medium: Medium, model: &Model, seed: u64) -> Result<(Vec<Change>, u64), String> {
+    let model = model.fork();
+    let outcome = sim::run(schedule(seed), move || {
+        let disk = Disk::new(medium, seed);
+        disk.record();
+        let db = config(&disk).open("/db").map_err(|error| format!("opening: {error}"))?;
+        let changes = disk.recorded();
+        let verified = verify(&db, &model);
+        // As a process that is killed leaves it.
+        disk.turn_off();
+        drop(db);
+        verified.map(|last| (changes, last))
+    });
+    outcome.result.and_then(|verified| verified)
+}
+
+fn verify(db: &Database, model: &Model) -> Result<u64, String> {
+    let text = |error: Error| error.to_string();
+    let last = db.opening().last.0;
+    model.reopen(last, Tampering::None)?;
+    let mut wanted: Vec<String> = model.spaces().into_iter().map(|(name, _)| name).collect();
+    wanted.sort();
+    let names: Vec<String> = db.keyspaces().into_iter().map(|info| info.name).collect();
+    if names != wanted {
+        return Err(format!("at commit {last} the keyspaces are {names:?}, should be {wanted:?}"));
+    }
+    for (name, space) in model.spaces() {
+        let keyspace = db.existing_keyspace(&name).map_err(text)?;
+        let rows = model.rows_at(space, last);
+        let mut wanted = rows.iter();
+        for row in keyspace.iter() {
+            let (key, value) = row.map_err(text)?;
+            let is_it = wanted.next().is_some_and(|(other, content)| other[..] == key[..] && content.is(&value));
+            if !is_it {
+                return Err(format!("at commit {last} row {} of {name:?} is wrong", key.escape_ascii()));
+            }
+        }
+        if let Some((key, _)) = wanted.next() {
+            return Err(format!("at commit {last} row {} of {name:?} is missing", key.escape_ascii()));
+        }
+    }
+    Ok(last)
+}
+
+/// The ways in which a cut may go.
+fn losses(medium: &Medium, bounds: &Bounds) -> Vec<(Loss, u64)> {
+    let mut losses = vec![(Loss::All, 0), (Loss::Nothing, 0)];
+    let pending = medium.pending_max();
+    if pending > 1 {
+        // The last ones matter most: what came before them is likely to be there.
+        for index in pending.saturating_sub(bounds.alone_max)..pending {
+            losses.extend([(Loss::Only(index), 0), (Loss::AllBut(index), 0)]);
+        }
+    }
+    if pending > 0 {
+        losses.extend((0..bounds.random as u64).map(|draw| {
+            let loss = if draw % 2 == 0 { Loss::Sectors } else { Loss::Writes };
+            (loss, draw)
+        }));
+    }
+    losses
+}
+
+/// Goes through a round, calling `tell` after each point.
+///
+/// # Panics
+/// If the script itself fails, with the power on.
+pub fn run(round: Round, stop: &AtomicBool, tell: impl Fn(&Report)) -> Report {
+    let began = Instant::now();
+    let outcome = sim::run(schedule(round.seed), move || {
+        let disk = Disk::new(Medium::default(), round.seed);
+        disk.record();
+        let mut script = Script { disk, model: Model::default(), moments: Vec::new(), random: Random(round.seed) };
+        script.note();
+        script.run();
+        (script.disk.recorded(), script.moments)
+    });
+    let (changes, moments) = outcome.result.unwrap_or_else(|failure| panic!("the script failed: {failure}"));
+    let mut report = Report { points: changes.len() + 1, next: round.from, ..Report::default() };
+    let mut medium = Medium::default();
+    for point in 0..=changes.len() {
+        if point > 0 {
+            medium.apply(&changes[point - 1]);
+        }
+        if point < round.from || !(point - round.from).is_multiple_of(round.bounds.stride) {
+            continue;
+        }
+        if began.elapsed() > round.duration_max || stop.load(Ordering::Relaxed) {
+            return report;
+        }
+        // A commit whose answer came with this very change may count already: of the acknowledgements those before it.
+        let (acknowledged, entered) = around(&moments, point);
+        let model = acknowledged.with_entered(&entered);
+        go_into(&round, point, &medium, &model, &mut report);
+        report.next = point + 1;
+        tell(&report);
+        if report.finds.len() >= 20 {
+            return report;
+        }
+    }
+    report.next = report.points;
+    report
+}
+
+/// What was acknowledged before the change at `point` was made, and what had been given a timestamp by its end.
+fn around(moments: &Moments, point: usize) -> (Model, Model) {
+    let before = moments.iter().rev().find(|(count, _)| *count <= point).map(|(_, model)| model);
+    let after = moments.iter().find(|(count, _)| *count > point).or(moments.last()).map(|(_, model)| model);
+    let none = Model::default();
+    (before.unwrap_or(&none).clone(), after.unwrap_or(&none).clone())
+}
+
+fn go_into(round: &Round, point: usize, medium: &Medium, model: &Model, report: &mut Report) {
+    for (loss, draw) in losses(medium, &round.bounds) {
+        let seed = round.seed ^ (point as u64) << 20 ^ draw;
+        let after = medium.cut(loss, &mut Random(seed));
+        report.states += 1;
+        let place = || format!("a cut after change {point}, loss {loss:?}, draw {draw}");
+        match recover(after.clone(), model, seed) {
+            Err(flaw) => report.finds.push(format!("{}: {flaw}", place())),
+            Ok((changes, last)) if round.bounds.of_recovery > 0 => {
+                let mut amid = after;
+                let mut seen: BTreeSet<u64> = BTreeSet::new();
+                for (step, change) in changes.iter().enumerate() {
+                    amid.apply(change);
+                    for draw in 0..round.bounds.of_recovery as u64 {
+                        let loss = [Loss::All, Loss::Sectors, Loss::Nothing, Loss::Writes][draw as usize % 4];
+                        let seed = seed ^ (step as u64) << 8 ^ draw << 4;
+                        let again = amid.cut(loss, &mut Random(seed));
+                        // Another state only if it differs.
+                        if !seen.insert(again.digest()) {
+                            continue;
+                        }
+                        report.states += 1;
+                        report.recovery_states += 1;
+                        if let Err(flaw) = recover(again, model, seed) {
+                            report.finds.push(format!(
+                                "{}, recovered to commit {last}, then a cut after change {step} of that, loss {loss:?}: {flaw}",
+                                place()
+                            ));
+                        }
+                    }
+                }
+            }
+            Ok(_) => {}
+        }
+    }
+}

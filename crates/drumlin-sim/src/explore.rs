@@ -1,0 +1,162 @@
+//! Running many seeds, and telling what they went through.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use drumlin::io::sim;
+
+use crate::world::{self, Plan, Run, Story, Trouble};
+
+/// How much is explored.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub from: u64,
+    pub seeds_max: u64,
+    pub duration_max: Duration,
+    pub jobs: usize,
+    /// Finds after which it is enough.
+    pub finds_max: usize,
+    /// In place of what each seed says.
+    pub trouble: Option<Trouble>,
+}
+
+/// What all runs went through together.
+#[derive(Debug, Default)]
+pub struct Summary {
+    pub seeds: u64,
+    pub simulated: Duration,
+    pub points: u64,
+    pub story: Story,
+    pub troubles: BTreeMap<String, u64>,
+    /// Seed and report.
+    pub finds: Vec<(u64, String)>,
+    /// Its name, where every world had the same.
+    pub trouble: Option<Trouble>,
+}
+
+impl Summary {
+    fn add(&mut self, run: Run) {
+        self.seeds += 1;
+        self.trouble = run.plan.imposed;
+        self.simulated += run.duration;
+        self.points += run.points;
+        *self.troubles.entry(format!("{:?}", run.plan.trouble)).or_default() += 1;
+        match run.result {
+            Ok(story) => {
+                let own = &mut self.story;
+                own.openings += story.openings;
+                own.cuts += story.cuts;
+                own.cuts_while_opening += story.cuts_while_opening;
+                own.kills += story.kills;
+                own.closes += story.closes;
+                own.commits += story.commits;
+                own.rows_checked += story.rows_checked;
+                own.damage_reported += story.damage_reported;
+                own.openings_behind += story.openings_behind;
+                for (name, count) in story.counts {
+                    *own.counts.entry(name).or_default() += count;
+                }
+                own.harm.add(&story.harm);
+            }
+            Err(report) => self.finds.push((run.plan.seed, report)),
+        }
+    }
+}
+
+/// Keeps the calling thread, and those that it starts, on one processor: handing over the baton is several times as fast
+/// there.
+pub fn stay_on_one_processor(job: usize) {
+    let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
+    let processors: Vec<usize> =
+        (0..rustix::thread::CpuSet::MAX_CPU).filter(|processor| allowed.is_set(*processor)).collect();
+    if processors.is_empty() {
+        return;
+    }
+    let mut one = rustix::thread::CpuSet::new();
+    one.set(processors[(std::process::id() as usize + job) % processors.len()]);
+    // Without it everything works, more slowly.
+    let _ = rustix::thread::sched_setaffinity(None, &one);
+}
+
+/// Runs seeds one after the other until a limit is reached; `tell` is called now and then.
+pub fn explore(limits: Limits, tell: impl Fn(&Summary) + Sync) -> Summary {
+    let began = Instant::now();
+    let next = AtomicU64::new(limits.from);
+    let is_enough = AtomicBool::new(false);
+    let summary = Mutex::new(Summary::default());
+    std::thread::scope(|scope| {
+        for job in 0..limits.jobs {
+            let (next, is_enough, summary, tell) = (&next, &is_enough, &summary, &tell);
+            scope.spawn(move || {
+                stay_on_one_processor(job);
+                while !is_enough.load(Ordering::Relaxed) && began.elapsed() < limits.duration_max {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed - limits.from >= limits.seeds_max {
+                        return;
+                    }
+                    let run = world::run(Plan::of(seed).with(limits.trouble));
+                    let mut summary = summary.lock().expect("nobody panics with it");
+                    summary.add(run);
+                    if summary.finds.len() >= limits.finds_max {
+                        is_enough.store(true, Ordering::Relaxed);
+                    }
+                    tell(&summary);
+                }
+            });
+        }
+    });
+    summary.into_inner().expect("nobody panics with it")
+}
+
+/// The summary in words.
+#[must_use]
+pub fn report(summary: &Summary, took: Duration) -> String {
+    use std::fmt::Write as _;
+    let story = &summary.story;
+    let seconds = took.as_secs_f64().max(0.001);
+    let mut text = String::new();
+    let _ = writeln!(
+        text,
+        "{} seeds in {:.0} s: {:.2} simulated hours, {} points",
+        summary.seeds,
+        seconds,
+        summary.simulated.as_secs_f64() / 3600.0,
+        summary.points
+    );
+    let _ = writeln!(
+        text,
+        "{} commits ({:.0}/s), {} rows compared, {} openings ({:.1}/s)",
+        story.commits,
+        story.commits as f64 / seconds,
+        story.rows_checked,
+        story.openings,
+        story.openings as f64 / seconds
+    );
+    let _ = writeln!(
+        text,
+        "ends: {} power cuts, {} of the power while opening, {} kills, {} closed",
+        story.cuts, story.cuts_while_opening, story.kills, story.closes
+    );
+    let _ = writeln!(text, "clients: {:?}", story.counts);
+    let _ = writeln!(text, "troubles by seeds: {:?}", summary.troubles);
+    let _ = writeln!(text, "done to the disk: {:?}", story.harm);
+    let _ = writeln!(
+        text,
+        "damage reported {} times; {} openings stood before the last acknowledged commit after harm",
+        story.damage_reported, story.openings_behind
+    );
+    let marks = sim::marks();
+    let hit = marks.iter().filter(|(_, hits)| *hits > 0).count();
+    let _ = writeln!(text, "marks: {hit} of {} were hit", marks.len());
+    for (mark, _) in marks.iter().filter(|(_, hits)| *hits == 0) {
+        let _ = writeln!(text, "  never: {mark}");
+    }
+    for (seed, find) in &summary.finds {
+        let _ = writeln!(text, "FOUND by seed {seed}: {find}");
+        let trouble = summary.trouble.map_or(String::new(), |trouble| format!(" --trouble {}", trouble.name()));
+        let _ = writeln!(text, "  again: cargo run --release -p drumlin-sim -- --seed {seed}{trouble}");
+    }
+    text
+}

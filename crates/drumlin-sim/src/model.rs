@@ -1,0 +1,389 @@
+//! The oracle: what the database must hold, version by version, in the order of the timestamps that the engine gave out.
+//!
+//! A commit is entered at the moment at which it gets its timestamp. So at any time the model knows every commit that may
+//! ever be read, whether its client was answered or not, and a read at a timestamp has one right answer.
+//!
+//! # What is checked
+//! - *Durability.* After a cut the database stands at some commit L: not below any acknowledged full commit, not below
+//!   anything that a reader saw while all commits are full, not above the last timestamp given out. It holds exactly what
+//!   the commits up to L left.
+//! - *Snapshots and scans* show exactly the state at their timestamp, plain reads that at some moment of the call.
+//! - *Isolation.* Of a transaction under snapshot isolation no row that it wrote was changed between its snapshot and it.
+//! - *Wholeness.* A commit that failed has no timestamp, or its outcome is unknown.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use drumlin::io::sim::Random;
+
+/// A value by what it is made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Content {
+    pub length: usize,
+    pub seed: u64,
+}
+
+impl Content {
+    /// Two thirds of it compress.
+    #[must_use]
+    pub fn bytes(self) -> Vec<u8> {
+        let mut random = Random(self.seed);
+        let mut bytes = Vec::with_capacity(self.length + 24);
+        while bytes.len() < self.length {
+            bytes.extend_from_slice(&random.next().to_le_bytes());
+            bytes.extend_from_slice(&self.seed.to_le_bytes());
+            bytes.extend_from_slice(b"aaaaaaaa");
+        }
+        bytes.truncate(self.length);
+        bytes
+    }
+
+    #[must_use]
+    pub fn is(self, bytes: &[u8]) -> bool {
+        self.length == bytes.len() && self.bytes() == bytes
+    }
+}
+
+/// A keyspace from its creation to its end: its name and its number in the model.
+pub type SpaceNumber = usize;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Version {
+    timestamp: u64,
+    content: Option<Content>,
+}
+
+#[derive(Clone, Debug)]
+struct Space {
+    name: String,
+    created: u64,
+    dropped: Option<u64>,
+    rows: BTreeMap<Vec<u8>, Vec<Version>>,
+}
+
+/// What a commit does.
+#[derive(Clone, Debug)]
+pub enum Deed {
+    Rows(Vec<(SpaceNumber, Vec<u8>, Option<Content>)>),
+    Create(String),
+    Drop(SpaceNumber),
+}
+
+#[derive(Clone, Debug, Default)]
+struct State {
+    spaces: Vec<Space>,
+    /// The newest timestamp given out.
+    last: u64,
+    /// No cut may take the database behind this.
+    lasting: u64,
+    /// The newest commit that was answered in this life.
+    answered: u64,
+    /// What each commit of this life knew to last when it got its timestamp: its record says so.
+    known: BTreeMap<u64, u64>,
+    commits: u64,
+    checked: u64,
+}
+
+/// What was done to the disk behind the database's back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Tampering {
+    None,
+    /// One bit was flipped.
+    OneBit,
+    /// Anything may be other than it was written.
+    Much,
+}
+
+/// See the module. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Model {
+    state: Arc<Mutex<State>>,
+}
+
+/// The moments that a plain read may have looked at.
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    pub from: u64,
+}
+
+impl Model {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// A copy that nobody else changes.
+    #[must_use]
+    pub fn fork(&self) -> Model {
+        Model { state: Arc::new(Mutex::new(self.lock().clone())) }
+    }
+
+    /// What this model was told to last, and the commits that `later` knows.
+    #[must_use]
+    pub fn with_entered(&self, later: &Model) -> Model {
+        let mut state = later.lock().clone();
+        let own = self.lock();
+        state.lasting = own.lasting;
+        state.answered = own.answered;
+        Model { state: Arc::new(Mutex::new(state)) }
+    }
+
+    // ── commits ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// A commit got its timestamp.
+    pub fn enter(&self, timestamp: u64, deed: Deed) {
+        let mut state = self.lock();
+        assert!(timestamp > 0, "timestamp 0 was given out");
+        state.last = state.last.max(timestamp);
+        state.commits += 1;
+        let lasting = state.lasting;
+        state.known.insert(timestamp, lasting);
+        match deed {
+            Deed::Create(name) => {
+                state.spaces.push(Space { name, created: timestamp, dropped: None, rows: BTreeMap::new() });
+            }
+            Deed::Drop(space) => state.spaces[space].dropped = Some(timestamp),
+            Deed::Rows(rows) => {
+                for (space, key, content) in rows {
+                    let space = &mut state.spaces[space];
+                    assert!(
+                        space.dropped.is_none_or(|dropped| timestamp < dropped),
+                        "commit {timestamp} wrote to keyspace {:?}, which was dropped by {:?}",
+                        space.name,
+                        space.dropped
+                    );
+                    let versions = space.rows.entry(key).or_default();
+                    // Commits on different rows may be told out of order; on one row they have its lock.
+                    if let Some(newest) = versions.last() {
+                        let newest = newest.timestamp;
+                        assert!(newest < timestamp, "commit {timestamp} came to a row after commit {newest}");
+                    }
+                    let was_there = versions.last().is_some_and(|newest| newest.content.is_some());
+                    // Removing what is not there changes nothing.
+                    if was_there || content.is_some() {
+                        versions.push(Version { timestamp, content });
+                    }
+                }
+            }
+        }
+    }
+
+    /// A commit was answered.
+    pub fn answer(&self, timestamp: u64, is_full: bool) {
+        let mut state = self.lock();
+        state.answered = state.answered.max(timestamp);
+        if is_full {
+            state.lasting = state.lasting.max(timestamp);
+        }
+    }
+
+    /// Somebody saw the state at this timestamp, who may tell others: no cut takes it.
+    pub fn seen(&self, timestamp: u64) {
+        let mut state = self.lock();
+        state.lasting = state.lasting.max(timestamp);
+    }
+
+    #[must_use]
+    pub fn last(&self) -> u64 {
+        self.lock().last
+    }
+
+    /// No cut may take the database behind this.
+    #[must_use]
+    pub fn lasting(&self) -> u64 {
+        self.lock().lasting
+    }
+
+    #[must_use]
+    pub fn commits(&self) -> u64 {
+        self.lock().commits
+    }
+
+    /// Rows compared with what was read.
+    #[must_use]
+    pub fn checked(&self) -> u64 {
+        self.lock().checked
+    }
+
+    /// Reads that begin now see at least this.
+    #[must_use]
+    pub fn answered(&self) -> u64 {
+        self.lock().answered
+    }
+
+    #[must_use]
+    pub fn window(&self) -> Window {
+        Window { from: self.answered() }
+    }
+
+    // ── keyspaces ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// The keyspace that has a name now.
+    #[must_use]
+    pub fn space(&self, name: &str) -> Option<SpaceNumber> {
+        self.lock().spaces.iter().rposition(|space| space.name == name && space.dropped.is_none())
+    }
+
+    #[must_use]
+    pub fn is_dropped(&self, space: SpaceNumber) -> bool {
+        self.lock().spaces[space].dropped.is_some()
+    }
+
+    #[must_use]
+    pub fn name(&self, space: SpaceNumber) -> String {
+        self.lock().spaces[space].name.clone()
+    }
+
+    // ── reads ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// What a row was at a timestamp.
+    #[must_use]
+    pub fn at(&self, space: SpaceNumber, key: &[u8], timestamp: u64) -> Option<Content> {
+        let mut state = self.lock();
+        state.checked += 1;
+        state.spaces[space].rows.get(key).and_then(|versions| at(versions, timestamp))
+    }
+
+    /// The newest version of a row.
+    #[must_use]
+    pub fn newest(&self, space: SpaceNumber, key: &[u8]) -> Option<Content> {
+        self.at(space, key, u64::MAX)
+    }
+
+    /// The newest commit that changed a row.
+    #[must_use]
+    pub fn newest_change(&self, space: SpaceNumber, key: &[u8]) -> u64 {
+        let state = self.lock();
+        state.spaces[space].rows.get(key).and_then(|versions| versions.last()).map_or(0, |version| version.timestamp)
+    }
+
+    /// Whether a row was changed by a commit between these, both excluded.
+    #[must_use]
+    pub fn change_between(&self, space: SpaceNumber, key: &[u8], after: u64, before: u64) -> Option<u64> {
+        let state = self.lock();
+        let versions = state.spaces[space].rows.get(key)?;
+        versions.iter().map(|version| version.timestamp).find(|timestamp| after < *timestamp && *timestamp < before)
+    }
+
+    /// Checks what a plain read found, and returns the commit that it saw for certain.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check_plain(
+        &self,
+        window: Window,
+        space: SpaceNumber,
+        key: &[u8],
+        found: Option<&[u8]>,
+    ) -> Result<u64, String> {
+        let mut state = self.lock();
+        state.checked += 1;
+        let none = Vec::new();
+        let versions = state.spaces[space].rows.get(key).unwrap_or(&none);
+        let first = versions.partition_point(|version| version.timestamp <= window.from);
+        let is_it = |content: Option<Content>| match (content, found) {
+            (None, None) => true,
+            (Some(content), Some(found)) => content.is(found),
+            _ => false,
+        };
+        let before = first.checked_sub(1).map(|index| versions[index]);
+        if is_it(before.and_then(|version| version.content)) {
+            return Ok(before.map_or(0, |version| version.timestamp));
+        }
+        if let Some(version) = versions[first..].iter().find(|version| is_it(version.content)) {
+            return Ok(version.timestamp);
+        }
+        Err(format!(
+            "row {} of {:?} is {}; since commit {} it was {:?}",
+            key.escape_ascii(),
+            state.spaces[space].name,
+            found.map_or("absent".to_owned(), tell),
+            window.from,
+            before.into_iter().chain(versions[first..].iter().copied()).collect::<Vec<_>>()
+        ))
+    }
+
+    /// The rows of a keyspace at a timestamp, in the order of their keys.
+    #[must_use]
+    pub fn rows_at(&self, space: SpaceNumber, timestamp: u64) -> BTreeMap<Vec<u8>, Content> {
+        let mut state = self.lock();
+        let rows: BTreeMap<_, _> = (state.spaces[space].rows.iter())
+            .filter_map(|(key, versions)| Some((key.clone(), at(versions, timestamp)?)))
+            .collect();
+        state.checked += rows.len() as u64;
+        rows
+    }
+
+    /// Timestamps above `from` at which something was committed to the keyspace.
+    #[must_use]
+    pub fn changes_above(&self, space: SpaceNumber, from: u64) -> BTreeSet<u64> {
+        let state = self.lock();
+        let versions = state.spaces[space].rows.values().flatten();
+        versions.map(|version| version.timestamp).filter(|timestamp| *timestamp > from).collect()
+    }
+
+    // ── cuts ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// The database was opened and stands at this commit. What came later is as if it had never been.
+    ///
+    /// # Errors
+    /// If that can't be.
+    pub fn reopen(&self, at_commit: u64, tampering: Tampering) -> Result<(), String> {
+        let mut state = self.lock();
+        if at_commit < state.lasting && tampering != Tampering::Much {
+            let text = format!("it stands at commit {at_commit}, and commit {} was to last", state.lasting);
+            if tampering == Tampering::None {
+                return Err(text);
+            }
+            // One record may be damaged. Is it the last, nobody can know that it was there.
+            let lost = at_commit + 1;
+            if let Some((witness, _)) = state.known.range(lost + 1..=state.lasting).find(|(_, known)| **known >= lost) {
+                return Err(format!("{text}; commit {witness} knows that {lost} was durable"));
+            }
+        }
+        if at_commit > state.last {
+            return Err(format!("it stands at commit {at_commit}, and commit {} was the last", state.last));
+        }
+        state.last = at_commit;
+        state.lasting = at_commit;
+        state.answered = at_commit;
+        state.known.retain(|timestamp, _| *timestamp <= at_commit);
+        // Those created later are emptied and not taken away: their numbers stay what they are.
+        for space in &mut state.spaces {
+            if space.created > at_commit {
+                *space = Space { name: String::new(), created: 0, dropped: Some(0), rows: BTreeMap::new() };
+            }
+            space.dropped = space.dropped.filter(|dropped| *dropped <= at_commit);
+            if space.dropped.is_some() {
+                space.rows.clear();
+            }
+            space.rows.retain(|_, versions| {
+                versions.retain(|version| version.timestamp <= at_commit);
+                let newest = versions.pop().filter(|version| version.content.is_some());
+                versions.clear();
+                versions.extend(newest);
+                !versions.is_empty()
+            });
+        }
+        Ok(())
+    }
+
+    /// The keyspaces that are there: names and numbers.
+    #[must_use]
+    pub fn spaces(&self) -> Vec<(String, SpaceNumber)> {
+        let state = self.lock();
+        let there = state.spaces.iter().enumerate().filter(|(_, space)| space.dropped.is_none());
+        there.map(|(number, space)| (space.name.clone(), number)).collect()
+    }
+}
+
+fn at(versions: &[Version], timestamp: u64) -> Option<Content> {
+    let count = versions.partition_point(|version| version.timestamp <= timestamp);
+    versions[..count].last().and_then(|version| version.content)
+}
+
+/// A value in a report.
+#[must_use]
+pub fn tell(bytes: &[u8]) -> String {
+    let seed = bytes.get(8..16).map(|seed| u64::from_le_bytes(seed.try_into().expect("eight bytes")));
+    format!("{} bytes of seed {seed:?}", bytes.len())
+}

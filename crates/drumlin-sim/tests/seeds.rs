@@ -1,0 +1,26 @@
+//! Seeds that found something once, and that a seed decides everything.
+
+use drumlin_sim::world::{self, Plan};
+
+/// What a seed found once it finds no more.
+#[test]
+fn seeds_that_found_something_find_nothing() {
+    let text = include_str!("../seeds.txt");
+    for line in text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty()) {
+        let (seed, what) = line.split_once(' ').expect("a seed and what it was");
+        let run = world::run(Plan::of(seed.parse().expect("a number")));
+        if let Err(report) = run.result {
+            panic!("seed {seed} ({what}) found: {report}");
+        }
+    }
+}
+
+/// The same seed goes the same way, to the last decision of the scheduler and the last byte on disk.
+#[test]
+fn a_seed_goes_one_way() {
+    for seed in 1000..1012 {
+        let (one, other) = (world::run(Plan::of(seed)), world::run(Plan::of(seed)));
+        assert_eq!(one.trace, other.trace, "seed {seed}");
+        assert_eq!((one.points, one.duration), (other.points, other.duration), "seed {seed}");
+    }
+}

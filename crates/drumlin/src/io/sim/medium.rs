@@ -1,0 +1,522 @@
+//! What a simulated disk holds: what is certain, what may be lost, and every state that a power cut may leave.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::Random;
+use crate::format::checksum;
+
+/// What is written whole or not at all.
+pub(super) const SECTOR_BYTES: usize = 512;
+pub(super) const BLOCK_BYTES: usize = 4096;
+
+/// `None` is zeros.
+type Block = Option<Arc<[u8; BLOCK_BYTES]>>;
+
+/// A file's bytes. Clones share the blocks that neither has changed.
+#[derive(Clone, Default)]
+struct Image {
+    blocks: Vec<Block>,
+    length: usize,
+}
+
+impl Image {
+    fn read(&self, buffer: &mut [u8], offset: usize) -> usize {
+        let count = self.length.saturating_sub(offset).min(buffer.len());
+        let mut done = 0;
+        while done < count {
+            let (block, inside) = ((offset + done) / BLOCK_BYTES, (offset + done) % BLOCK_BYTES);
+            let part = (BLOCK_BYTES - inside).min(count - done);
+            let target = &mut buffer[done..done + part];
+            match self.blocks.get(block) {
+                Some(Some(bytes)) => target.copy_from_slice(&bytes[inside..inside + part]),
+                _ => target.fill(0),
+            }
+            done += part;
+        }
+        count
+    }
+
+    fn write(&mut self, bytes: &[u8], offset: usize) {
+        let end = offset + bytes.len();
+        if self.length < end {
+            self.set_len(end);
+        }
+        let mut done = 0;
+        while done < bytes.len() {
+            let (block, inside) = ((offset + done) / BLOCK_BYTES, (offset + done) % BLOCK_BYTES);
+            let part = (BLOCK_BYTES - inside).min(bytes.len() - done);
+            let source = &bytes[done..done + part];
+            let place = &mut self.blocks[block];
+            if part == BLOCK_BYTES && source.iter().all(|byte| *byte == 0) {
+                *place = None;
+            } else if part == BLOCK_BYTES {
+                *place = Some(Arc::new(source.try_into().expect("a whole block")));
+            } else {
+                let block = place.get_or_insert_with(|| Arc::new([0; BLOCK_BYTES]));
+                Arc::make_mut(block)[inside..inside + part].copy_from_slice(source);
+            }
+            done += part;
+        }
+    }
+
+    /// What is cut off reads as zeros should the file grow again.
+    fn set_len(&mut self, length: usize) {
+        let inside = length % BLOCK_BYTES;
+        if length < self.length
+            && inside > 0
+            && let Some(Some(block)) = self.blocks.get_mut(length / BLOCK_BYTES)
+        {
+            Arc::make_mut(block)[inside..].fill(0);
+        }
+        self.blocks.resize(length.div_ceil(BLOCK_BYTES), None);
+        self.length = length;
+    }
+
+    fn flip(&mut self, bit: usize) {
+        if let Some(Some(block)) = self.blocks.get_mut(bit / 8 / BLOCK_BYTES) {
+            Arc::make_mut(block)[bit / 8 % BLOCK_BYTES] ^= 1 << (bit % 8);
+        }
+    }
+}
+
+impl fmt::Debug for Image {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Image({} bytes)", self.length)
+    }
+}
+
+/// Something done to a file that is not certain yet.
+#[derive(Clone, Debug)]
+struct Pending {
+    number: u64,
+    what: PendingChange,
+}
+
+#[derive(Clone, Debug)]
+enum PendingChange {
+    Write { offset: usize, bytes: Arc<[u8]> },
+    SetLen(usize),
+}
+
+#[derive(Clone, Debug, Default)]
+struct Content {
+    /// What reads see.
+    current: Image,
+    /// What is there whatever happens.
+    durable: Image,
+    /// In the order in which it was done.
+    pending: Vec<Pending>,
+}
+
+impl Content {
+    fn write(&mut self, number: u64, offset: usize, bytes: &Arc<[u8]>) {
+        self.current.write(bytes, offset);
+        let what = PendingChange::Write { offset, bytes: Arc::clone(bytes) };
+        self.pending.push(Pending { number, what });
+    }
+
+    fn set_len(&mut self, number: u64, length: usize) {
+        self.current.set_len(length);
+        self.pending.push(Pending { number, what: PendingChange::SetLen(length) });
+    }
+
+    /// Makes one write certain, and the length that reaches over it. What was in the cache of its sectors before can't
+    /// come after it any more.
+    fn harden(&mut self, number: u64) {
+        let Some(index) = self.pending.iter().position(|pending| pending.number == number) else { return };
+        let PendingChange::Write { offset, bytes } = self.pending.remove(index).what else { return };
+        let end = offset + bytes.len();
+        self.durable.write(&bytes, offset);
+        let mut kept = Vec::with_capacity(index);
+        for pending in self.pending.drain(..index) {
+            let PendingChange::Write { offset: other, bytes: old } = &pending.what else {
+                kept.push(pending);
+                continue;
+            };
+            let (other, other_end) = (*other, *other + old.len());
+            if other_end <= offset || end <= other {
+                kept.push(pending);
+                continue;
+            }
+            for (from, to) in [(other, offset.min(other_end)), (end.max(other), other_end)] {
+                if from < to {
+                    let bytes = Arc::from(&old[from - other..to - other]);
+                    let what = PendingChange::Write { offset: from, bytes };
+                    kept.push(Pending { number: pending.number, what });
+                }
+            }
+        }
+        kept.append(&mut self.pending);
+        self.pending = kept;
+    }
+
+    /// Makes everything up to a number certain.
+    fn sync(&mut self, up_to: u64) {
+        if self.pending.last().is_none_or(|last| last.number <= up_to) {
+            // The same blocks from now on.
+            self.pending.clear();
+            self.durable = self.current.clone();
+            return;
+        }
+        for pending in self.pending.extract_if(.., |pending| pending.number <= up_to) {
+            match pending.what {
+                PendingChange::Write { offset, bytes } => self.durable.write(&bytes, offset),
+                PendingChange::SetLen(length) => self.durable.set_len(length),
+            }
+        }
+    }
+
+    /// A sync failed: what it was to bring to the medium never gets there. It may be read as long as the power is on.
+    fn forget(&mut self, is_readable: bool) {
+        self.pending.clear();
+        if !is_readable {
+            self.current = self.durable.clone();
+        }
+    }
+
+    fn after_cut(&self, loss: Loss, random: &mut Random) -> Content {
+        let mut left = self.durable.clone();
+        let mut versions: BTreeMap<usize, u64> = BTreeMap::new();
+        for (index, pending) in self.pending.iter().enumerate() {
+            let keep = match loss {
+                Loss::All => false,
+                Loss::Nothing | Loss::Sectors => true,
+                Loss::Writes => random.chance(50),
+                Loss::AllBut(kept) => index == kept,
+                Loss::Only(lost) => index != lost,
+            };
+            match &pending.what {
+                PendingChange::SetLen(length) => {
+                    if keep && (loss != Loss::Sectors || random.chance(50)) {
+                        left.set_len(*length);
+                    }
+                }
+                PendingChange::Write { offset, bytes } if loss == Loss::Sectors => {
+                    for (number, sector) in bytes.chunks(SECTOR_BYTES).enumerate() {
+                        let at = offset + number * SECTOR_BYTES;
+                        let count = versions.entry(at / SECTOR_BYTES).or_insert(1);
+                        *count += 1;
+                        if random.below(*count) == 0 {
+                            left.write(sector, at);
+                        }
+                    }
+                }
+                PendingChange::Write { offset, bytes } => {
+                    if keep {
+                        left.write(bytes, *offset);
+                    }
+                }
+            }
+        }
+        // The length is metadata of its own.
+        if left.length > self.durable.length && matches!(loss, Loss::Writes | Loss::Sectors) && random.chance(50) {
+            left.set_len(self.durable.length);
+        }
+        Content { current: left.clone(), durable: left, pending: Vec::new() }
+    }
+}
+
+/// What happens at a power cut to what is not certain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Loss {
+    /// It is gone.
+    All,
+    /// It is there.
+    Nothing,
+    /// Each write is there or gone, whole, names likewise.
+    Writes,
+    /// Each sector is there, in any version written, or gone; names likewise.
+    Sectors,
+    /// Of each file's writes the one with this index is there alone; names are there.
+    AllBut(usize),
+    /// Of each file's writes the one with this index alone is gone; names are there.
+    Only(usize),
+}
+
+impl Loss {
+    /// Those that draw or need no number.
+    pub const ALL: [Loss; 4] = [Loss::All, Loss::Nothing, Loss::Writes, Loss::Sectors];
+}
+
+/// What a name stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Entry {
+    Folder,
+    File(usize),
+}
+
+/// Something done to a medium. Done again in the same order, it leads to the same state.
+#[derive(Clone)]
+pub struct Change(pub(super) ChangeKind);
+
+#[derive(Clone)]
+pub(super) enum ChangeKind {
+    Write { file: usize, offset: usize, bytes: Arc<[u8]>, number: u64 },
+    Harden { file: usize, number: u64 },
+    SetLen { file: usize, bytes: usize, number: u64 },
+    Sync { file: usize, up_to: u64 },
+    Forget { file: usize, is_readable: bool },
+    Name { path: PathBuf, entry: Option<Entry> },
+    SyncFolder { path: PathBuf },
+}
+
+impl Change {
+    /// A number that stands for it in traces.
+    pub(super) fn digest(&self) -> u64 {
+        let path = |path: &Path| checksum(path.as_os_str().as_encoded_bytes(), 5);
+        match &self.0 {
+            ChangeKind::Write { file, offset, bytes, .. } => checksum(bytes, (*file as u64) << 48 ^ *offset as u64),
+            ChangeKind::Harden { file, number } => (*file as u64) << 48 ^ number ^ 1 << 60,
+            ChangeKind::SetLen { file, bytes, .. } => (*file as u64) << 48 ^ *bytes as u64 ^ 2 << 60,
+            ChangeKind::Sync { file, up_to } => (*file as u64) << 48 ^ up_to ^ 3 << 60,
+            ChangeKind::Forget { file, .. } => *file as u64 ^ 4 << 60,
+            ChangeKind::Name { path: name, .. } => path(name),
+            ChangeKind::SyncFolder { path: name } => !path(name),
+        }
+    }
+}
+
+impl fmt::Debug for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            ChangeKind::Write { file, offset, bytes, number } => {
+                write!(f, "write #{number} to file {file}: {offset}+{}", bytes.len())?;
+                let word =
+                    |at: usize| bytes.get(at..at + 8).map_or(0, |word| u64::from_le_bytes(word.try_into().unwrap()));
+                if bytes.starts_with(b"DRUMLIN") {
+                    write!(f, ", superblock {} of checkpoint {} at {}", word(24), word(48), word(56))?;
+                }
+                Ok(())
+            }
+            ChangeKind::Harden { file, number } => write!(f, "write #{number} to file {file} is durable"),
+            ChangeKind::SetLen { file, bytes, .. } => write!(f, "file {file} has {bytes} bytes"),
+            ChangeKind::Sync { file, up_to } => write!(f, "file {file} is synced up to #{up_to}"),
+            ChangeKind::Forget { file, .. } => write!(f, "a sync of file {file} failed"),
+            ChangeKind::Name { path, entry } => write!(f, "{} is {entry:?}", path.display()),
+            ChangeKind::SyncFolder { path } => write!(f, "folder {} is synced", path.display()),
+        }
+    }
+}
+
+/// What a disk holds.
+#[derive(Clone, Debug, Default)]
+pub struct Medium {
+    contents: Vec<Content>,
+    names: BTreeMap<PathBuf, Entry>,
+    durable_names: BTreeMap<PathBuf, Entry>,
+}
+
+impl Medium {
+    /// Does again what was done.
+    pub fn apply(&mut self, change: &Change) {
+        match &change.0 {
+            ChangeKind::Write { file, offset, bytes, number } => self.content(*file).write(*number, *offset, bytes),
+            ChangeKind::Harden { file, number } => self.content(*file).harden(*number),
+            ChangeKind::SetLen { file, bytes, number } => self.content(*file).set_len(*number, *bytes),
+            ChangeKind::Sync { file, up_to } => self.content(*file).sync(*up_to),
+            ChangeKind::Forget { file, is_readable } => self.content(*file).forget(*is_readable),
+            ChangeKind::Name { path, entry: Some(entry) } => {
+                if let Entry::File(file) = entry {
+                    self.content(*file);
+                }
+                self.names.insert(path.clone(), *entry);
+            }
+            ChangeKind::Name { path, entry: None } => drop(self.names.remove(path)),
+            ChangeKind::SyncFolder { path } => {
+                let inside = |name: &PathBuf| name.parent() == Some(path);
+                self.durable_names.retain(|name, _| !inside(name));
+                let now = self.names.iter().filter(|(name, _)| inside(name));
+                self.durable_names.extend(now.map(|(name, entry)| (name.clone(), *entry)));
+            }
+        }
+    }
+
+    fn content(&mut self, file: usize) -> &mut Content {
+        if self.contents.len() <= file {
+            self.contents.resize_with(file + 1, Content::default);
+        }
+        &mut self.contents[file]
+    }
+
+    /// The disk as it may be after the power is cut now.
+    #[must_use]
+    pub fn cut(&self, loss: Loss, random: &mut Random) -> Medium {
+        let mut names = self.durable_names.clone();
+        let all: BTreeSet<&PathBuf> = self.names.keys().chain(self.durable_names.keys()).collect();
+        for path in all {
+            let (old, new) = (self.durable_names.get(path), self.names.get(path));
+            let takes_new = match loss {
+                Loss::All => false,
+                Loss::Nothing | Loss::AllBut(_) | Loss::Only(_) => true,
+                Loss::Writes | Loss::Sectors => random.chance(50),
+            };
+            if old != new && takes_new {
+                match new {
+                    Some(entry) => drop(names.insert(path.clone(), *entry)),
+                    None => drop(names.remove(path)),
+                }
+            }
+        }
+        let has_way =
+            |path: &Path| path.ancestors().skip(1).all(|above| above.parent().is_none() || names.contains_key(above));
+        let reachable: BTreeMap<PathBuf, Entry> =
+            (names.iter()).filter(|(path, _)| has_way(path)).map(|(path, entry)| (path.clone(), *entry)).collect();
+        let named: BTreeSet<usize> = reachable
+            .values()
+            .filter_map(|entry| if let Entry::File(file) = entry { Some(*file) } else { None })
+            .collect();
+        let contents = (self.contents.iter().enumerate())
+            .map(
+                |(file, content)| {
+                    if named.contains(&file) { content.after_cut(loss, random) } else { Content::default() }
+                },
+            )
+            .collect();
+        Medium { contents, names: reachable.clone(), durable_names: reachable }
+    }
+
+    /// How many changes of a file are not certain, at the most.
+    #[must_use]
+    pub fn pending_max(&self) -> usize {
+        self.contents.iter().map(|content| content.pending.len()).max().unwrap_or(0)
+    }
+
+    /// The highest number of a change that is not certain.
+    pub(super) fn pending_number_max(&self) -> u64 {
+        self.contents.iter().flat_map(|content| &content.pending).map(|pending| pending.number).max().unwrap_or(0)
+    }
+
+    /// A number that two media share only if they hold the same.
+    #[must_use]
+    pub fn digest(&self) -> u64 {
+        let mut digest = 0;
+        for (path, entry) in &self.names {
+            digest = checksum(path.as_os_str().as_encoded_bytes(), digest);
+            let Entry::File(file) = entry else { continue };
+            let image = &self.contents[*file].current;
+            digest ^= image.length as u64;
+            for (index, block) in image.blocks.iter().enumerate() {
+                if let Some(block) = block {
+                    digest = checksum(&block[..], digest.rotate_left(7) ^ index as u64);
+                }
+            }
+        }
+        digest
+    }
+
+    /// Bytes of all files that have a name.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let files = self.names.values().filter_map(|entry| match entry {
+            Entry::File(file) => Some(self.contents[*file].current.length as u64),
+            Entry::Folder => None,
+        });
+        files.sum()
+    }
+
+    /// Flips a bit at rest, of a file whose path ends with `name`, in a block that is not all zeros. False if there is none.
+    pub fn rot(&mut self, name: &str, random: &mut Random) -> bool {
+        let files = self.names.iter().filter_map(|(path, entry)| match entry {
+            Entry::File(file) if path.to_string_lossy().contains(name) => Some(*file),
+            _ => None,
+        });
+        let blocks: Vec<(usize, usize)> = files
+            .flat_map(|file| {
+                let blocks = self.contents[file].current.blocks.iter().enumerate();
+                blocks.filter(|(_, block)| block.is_some()).map(move |(index, _)| (file, index))
+            })
+            .collect();
+        if blocks.is_empty() {
+            return false;
+        }
+        let (file, block) = blocks[random.below(blocks.len() as u64) as usize];
+        let bit = (block * BLOCK_BYTES) * 8 + random.below(BLOCK_BYTES as u64 * 8) as usize;
+        let content = &mut self.contents[file];
+        content.current.flip(bit);
+        content.durable.flip(bit);
+        true
+    }
+
+    pub(super) fn entry(&self, path: &Path) -> Option<Entry> {
+        self.names.get(path).copied()
+    }
+
+    pub(super) fn file_count(&self) -> usize {
+        self.contents.len()
+    }
+
+    pub(super) fn names_in<'a>(&'a self, folder: &'a Path) -> impl Iterator<Item = &'a PathBuf> {
+        self.names.keys().filter(move |name| name.parent() == Some(folder))
+    }
+
+    pub(super) fn length(&self, file: usize) -> usize {
+        self.contents[file].current.length
+    }
+
+    pub(super) fn read(&self, file: usize, buffer: &mut [u8], offset: usize) -> usize {
+        self.contents[file].current.read(buffer, offset)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(file: usize, offset: usize, byte: u8, length: usize, number: u64) -> Change {
+        Change(ChangeKind::Write { file, offset, bytes: vec![byte; length].into(), number })
+    }
+
+    fn medium() -> Medium {
+        let mut medium = Medium::default();
+        medium.apply(&Change(ChangeKind::Name { path: "/f".into(), entry: Some(Entry::File(0)) }));
+        medium.apply(&Change(ChangeKind::SyncFolder { path: "/".into() }));
+        medium
+    }
+
+    fn bytes(medium: &Medium) -> Vec<u8> {
+        let mut bytes = vec![0; medium.length(0)];
+        medium.read(0, &mut bytes, 0);
+        bytes
+    }
+
+    /// What was synced stays, what was not may go, and a durable write is certain with the cache of its sectors.
+    #[test]
+    fn a_cut_takes_what_is_not_certain() {
+        let mut medium = medium();
+        medium.apply(&write(0, 0, 1, 8192, 1));
+        assert_eq!(bytes(&medium.cut(Loss::All, &mut Random(1))).len(), 0);
+        medium.apply(&Change(ChangeKind::Sync { file: 0, up_to: 1 }));
+        medium.apply(&write(0, 0, 2, 1024, 2));
+        medium.apply(&write(0, 512, 3, 512, 3));
+        let after = bytes(&medium.cut(Loss::All, &mut Random(1)));
+        assert!(after.len() == 8192 && after.iter().all(|byte| *byte == 1));
+        medium.apply(&Change(ChangeKind::Harden { file: 0, number: 3 }));
+        for seed in 0..20 {
+            let after = bytes(&medium.cut(Loss::Sectors, &mut Random(seed)));
+            assert!(after[512..1024].iter().all(|byte| *byte == 3));
+            assert!(after[..512].iter().all(|byte| *byte == after[0]) && (after[0] == 1 || after[0] == 2));
+        }
+        // A sync takes what was written before it began.
+        medium.apply(&write(0, 4096, 4, 512, 4));
+        medium.apply(&write(0, 4096, 5, 512, 5));
+        medium.apply(&Change(ChangeKind::Sync { file: 0, up_to: 4 }));
+        assert_eq!(bytes(&medium.cut(Loss::All, &mut Random(1)))[4096], 4);
+        assert_eq!(bytes(&medium.cut(Loss::Nothing, &mut Random(1)))[4096], 5);
+        assert_eq!(bytes(&medium)[4096], 5);
+    }
+
+    /// Names that were not synced may go, and what is below them.
+    #[test]
+    fn names_are_certain_once_their_folder_was_synced() {
+        let mut medium = medium();
+        medium.apply(&Change(ChangeKind::Name { path: "/d".into(), entry: Some(Entry::Folder) }));
+        medium.apply(&Change(ChangeKind::Name { path: "/d/g".into(), entry: Some(Entry::File(1)) }));
+        medium.apply(&Change(ChangeKind::SyncFolder { path: "/d".into() }));
+        assert_eq!(medium.cut(Loss::All, &mut Random(1)).entry(Path::new("/d/g")), None);
+        medium.apply(&Change(ChangeKind::SyncFolder { path: "/".into() }));
+        assert_eq!(medium.cut(Loss::All, &mut Random(1)).entry(Path::new("/d/g")), Some(Entry::File(1)));
+    }
+}

@@ -1,0 +1,801 @@
+//! The `sim` backend: a disk that obeys a seed, in a simulation that does.
+//!
+//! # Fault model
+//! - *A volatile write cache.* Sectors of 512 bytes are written whole, in any order. What was written and neither synced
+//!   since nor written durably is there after a power cut, in any version written since, or not at all, each sector on its
+//!   own. A durable write makes its own sectors certain, and the length that reaches over them, when it ends: the power may
+//!   go while it is on its way. A sync makes certain what was written before it began. Names are certain once their folder
+//!   was synced, lengths once the file was.
+//! - *Requests take time*, some of them very long ([`Faults::slow_one_in`]), and end in any order.
+//! - *Writes get lost* that were reported as done, or *land elsewhere*.
+//! - *Reads fail*, once or from then on; *writes fail*; *syncs fail* and have dropped what they were to bring to the medium,
+//!   which may be readable until the power goes.
+//! - *Bits flip* at rest ([`Disk::rot`]).
+//! - *The disk is full* at a given length of all files.
+//! - *The drive lies*: what it reports as durable is in its cache.
+//!
+//! Not modelled: sectors that change without having been written near, a file system that breaks its own rules, and
+//! concurrent reads and writes of the same bytes, which the engine never has.
+//!
+//! [`run`] runs a simulation, [`spawn`], [`join`], [`sleep`] and [`now`] are what its tasks use. Outside of a simulation
+//! a [`Disk`] works too, takes no time, and hands out threads and the clock of the system.
+
+mod medium;
+
+use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::disk::end_of_file;
+use super::{AlignedBuffer, Backend, Completion, File, FileRef, OpenOptions, Persist, Queue, SyncMethod};
+use crate::format::Timestamp;
+pub use crate::sync::scheduler::{Outcome, Random, Schedule, run};
+use crate::sync::scheduler::{Task, current};
+use medium::{BLOCK_BYTES, ChangeKind, Entry};
+pub use medium::{Change, Loss, Medium};
+
+/// Starts a task of the calling thread's simulation; outside of one, a thread.
+///
+/// # Errors
+/// Those of the operating system.
+pub fn spawn(name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>> {
+    match current() {
+        Some(task) => task.scheduler.start(name, body),
+        None => std::thread::Builder::new().name(name.to_owned()).spawn(body),
+    }
+}
+
+/// Waits for a task that [`spawn`] started.
+///
+/// # Errors
+/// What it panicked with.
+pub fn join(task: JoinHandle<()>) -> std::thread::Result<()> {
+    crate::sync::join(task)
+}
+
+/// Lets time pass.
+pub fn sleep(duration: Duration) {
+    crate::sync::sleep(duration);
+}
+
+/// The simulation's time; zero outside of one.
+#[must_use]
+pub fn now() -> Duration {
+    current().map_or(Duration::ZERO, |task| task.now())
+}
+
+/// Calls `told` when the next commit of this thread gets its timestamp, unless another call comes before.
+pub fn on_timestamp(told: Option<Box<dyn FnOnce(Timestamp)>>) {
+    crate::witness::on_timestamp(told);
+}
+
+/// The marks of rare paths, and how often each was reached in this process.
+#[must_use]
+pub fn marks() -> Vec<(&'static str, u64)> {
+    crate::witness::marks()
+}
+
+/// What goes wrong, by chance: once in so many requests, never where that is 0.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    /// Writes that are reported as done and are not.
+    pub write_lost_one_in: u64,
+    /// Writes that land at another place of their file.
+    pub write_misdirected_one_in: u64,
+    /// Writes that fail.
+    pub write_fails_one_in: u64,
+    /// Reads that fail once.
+    pub read_fails_one_in: u64,
+    /// Reads that fail, and so do all of that block from then on.
+    pub read_fails_for_ever_one_in: u64,
+    /// Syncs and durable writes that fail and drop what was not durable.
+    pub sync_fails_one_in: u64,
+    /// Requests that take a thousand times as long.
+    pub slow_one_in: u64,
+    /// Nothing that is reported as durable is.
+    pub lies: bool,
+    /// The length that all files may have together.
+    pub capacity_bytes: Option<u64>,
+}
+
+/// How many faults there were.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "named as in Faults")]
+pub struct Harm {
+    pub writes_lost: u64,
+    pub writes_misdirected: u64,
+    pub writes_failed: u64,
+    pub reads_failed: u64,
+    pub syncs_failed: u64,
+    pub requests_slow: u64,
+    pub lies: u64,
+    pub refused_full: u64,
+    pub bits_flipped: u64,
+}
+
+impl Harm {
+    /// Adds what another disk went through.
+    pub fn add(&mut self, other: &Harm) {
+        self.writes_lost += other.writes_lost;
+        self.writes_misdirected += other.writes_misdirected;
+        self.writes_failed += other.writes_failed;
+        self.reads_failed += other.reads_failed;
+        self.syncs_failed += other.syncs_failed;
+        self.requests_slow += other.requests_slow;
+        self.lies += other.lies;
+        self.refused_full += other.refused_full;
+        self.bits_flipped += other.bits_flipped;
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    medium: Medium,
+    changes: Option<Vec<Change>>,
+    change_count: u64,
+    /// The power goes when so many changes have been made.
+    off_at: Option<u64>,
+    off: bool,
+    locked: BTreeSet<usize>,
+    random: Random,
+    faults: Faults,
+    harm: Harm,
+    /// Blocks that can't be read any more.
+    dead: BTreeSet<(usize, usize)>,
+    number: u64,
+}
+
+/// A simulated disk. Clones share it.
+#[derive(Clone)]
+pub struct Disk {
+    state: Arc<Mutex<State>>,
+    started: Instant,
+}
+
+impl fmt::Debug for Disk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Disk")
+    }
+}
+
+impl Disk {
+    /// A disk that holds this; what it draws follows from the seed.
+    #[must_use]
+    pub fn new(medium: Medium, seed: u64) -> Disk {
+        let number = medium.pending_number_max();
+        let state = State {
+            medium,
+            changes: None,
+            change_count: 0,
+            off_at: None,
+            off: false,
+            locked: BTreeSet::new(),
+            random: Random(seed),
+            faults: Faults::default(),
+            harm: Harm::default(),
+            dead: BTreeSet::new(),
+            number,
+        };
+        Disk { state: Arc::new(Mutex::new(state)), started: Instant::now() }
+    }
+
+    /// The backend that works on it.
+    #[must_use]
+    pub fn backend(&self) -> Arc<dyn Backend> {
+        Arc::new(self.clone())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// What goes wrong from now on.
+    pub fn set_faults(&self, faults: Faults) {
+        self.lock().faults = faults;
+    }
+
+    /// What went wrong so far.
+    #[must_use]
+    pub fn harm(&self) -> Harm {
+        self.lock().harm
+    }
+
+    /// Keeps a list of all changes from now on.
+    pub fn record(&self) {
+        self.lock().changes = Some(Vec::new());
+    }
+
+    /// The changes since [`record`](Disk::record).
+    #[must_use]
+    pub fn recorded(&self) -> Vec<Change> {
+        self.lock().changes.clone().unwrap_or_default()
+    }
+
+    /// How many changes were made.
+    #[must_use]
+    pub fn change_count(&self) -> u64 {
+        self.lock().change_count
+    }
+
+    /// The power goes now: every request fails from here on.
+    pub fn turn_off(&self) {
+        self.lock().off = true;
+    }
+
+    /// The power goes when so many changes have been made.
+    pub fn turn_off_at(&self, change_count: u64) {
+        self.lock().off_at = Some(change_count);
+    }
+
+    /// Whether the power is gone.
+    #[must_use]
+    pub fn is_off(&self) -> bool {
+        self.lock().off
+    }
+
+    /// What it holds.
+    #[must_use]
+    pub fn medium(&self) -> Medium {
+        self.lock().medium.clone()
+    }
+
+    /// Flips a bit of a file whose path contains `name`; false if there is none to flip.
+    #[must_use]
+    pub fn rot(&self, name: &str) -> bool {
+        let state = &mut *self.lock();
+        let flipped = state.medium.rot(name, &mut state.random);
+        state.harm.bits_flipped += u64::from(flipped);
+        flipped
+    }
+
+    fn working(&self) -> io::Result<MutexGuard<'_, State>> {
+        let state = self.lock();
+        if state.off { Err(power_is_off()) } else { Ok(state) }
+    }
+
+    /// Lets part of a request's time pass.
+    fn spend(nanos: u64) {
+        if let Some(task) = current() {
+            task.sleep(Duration::from_nanos(nanos));
+        }
+    }
+
+    /// How long a request takes, from `least` to eight times as long.
+    fn draw_nanos(&self, least: u64) -> io::Result<u64> {
+        if current().is_none() {
+            return self.working().map(|_| 0);
+        }
+        let mut state = self.working()?;
+        let slow_one_in = state.faults.slow_one_in;
+        let nanos = least + state.random.below(least * 7);
+        if state.random.one_in(slow_one_in) {
+            state.harm.requests_slow += 1;
+            return Ok(nanos * 1000);
+        }
+        Ok(nanos)
+    }
+}
+
+const READ_NANOS: u64 = 15_000;
+const WRITE_NANOS: u64 = 15_000;
+const SYNC_NANOS: u64 = 60_000;
+/// Names and lengths change in memory.
+const NAME_NANOS: u64 = 2_000;
+
+/// Whether `DRUMLIN_SIM_TRACE` asks that everything done to a disk be told.
+#[must_use]
+pub fn is_told() -> bool {
+    static TOLD: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *TOLD.get_or_init(|| std::env::var_os("DRUMLIN_SIM_TRACE").is_some())
+}
+
+fn power_is_off() -> io::Error {
+    io::Error::other("the power is off")
+}
+
+fn input_output_error() -> io::Error {
+    // EIO
+    io::Error::from_raw_os_error(5)
+}
+
+impl State {
+    fn act(&mut self, kind: ChangeKind) {
+        if self.off {
+            return;
+        }
+        let change = Change(kind);
+        if let Some(task) = current() {
+            task.note(change.digest());
+            if is_told() {
+                eprintln!("{:>14?} {}: {change:?}", task.now(), task.name());
+            }
+        }
+        self.medium.apply(&change);
+        if let Some(changes) = &mut self.changes {
+            changes.push(change);
+        }
+        self.change_count += 1;
+        self.off = self.off_at.is_some_and(|at| self.change_count >= at);
+    }
+
+    fn next_number(&mut self) -> u64 {
+        self.number += 1;
+        self.number
+    }
+
+    fn has_folder(&self, path: &Path) -> bool {
+        path.parent().is_none() || self.medium.entry(path) == Some(Entry::Folder)
+    }
+
+    /// Whether a file may be as long as that.
+    fn admit(&mut self, file: usize, length: usize) -> io::Result<()> {
+        let Some(capacity) = self.faults.capacity_bytes else { return Ok(()) };
+        let more = length.saturating_sub(self.medium.length(file)) as u64;
+        if more > 0 && self.medium.bytes() + more > capacity {
+            self.harm.refused_full += 1;
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        Ok(())
+    }
+
+    /// Makes a write, whole or with a fault. The number of what is pending, if anything is.
+    fn write(&mut self, file: usize, offset: usize, bytes: &[u8]) -> io::Result<Option<u64>> {
+        self.admit(file, offset + bytes.len())?;
+        let faults = self.faults.clone();
+        if self.random.one_in(faults.write_fails_one_in) {
+            self.harm.writes_failed += 1;
+            return Err(input_output_error());
+        }
+        if self.random.one_in(faults.write_lost_one_in) {
+            self.harm.writes_lost += 1;
+            return Ok(None);
+        }
+        let mut offset = offset;
+        if self.random.one_in(faults.write_misdirected_one_in) {
+            let blocks = (self.medium.length(file).saturating_sub(bytes.len()) / BLOCK_BYTES) as u64;
+            if blocks > 0 {
+                self.harm.writes_misdirected += 1;
+                offset = self.random.below(blocks) as usize * BLOCK_BYTES;
+            }
+        }
+        let number = self.next_number();
+        self.act(ChangeKind::Write { file, offset, bytes: bytes.into(), number });
+        let blocks = offset / BLOCK_BYTES..=(offset + bytes.len().max(1) - 1) / BLOCK_BYTES;
+        if !self.dead.is_empty() {
+            // A block that is written anew is given another place.
+            self.dead.retain(|(dead, block)| *dead != file || !blocks.contains(block));
+        }
+        Ok(Some(number))
+    }
+
+    fn read(&mut self, file: usize, buffer: &mut [u8], offset: usize) -> io::Result<usize> {
+        let blocks = offset / BLOCK_BYTES..=(offset + buffer.len().max(1) - 1) / BLOCK_BYTES;
+        let one_in = self.faults.read_fails_for_ever_one_in;
+        if self.random.one_in(one_in) {
+            self.dead.insert((file, *blocks.start()));
+        }
+        let one_in = self.faults.read_fails_one_in;
+        if self.dead.iter().any(|(dead, block)| *dead == file && blocks.contains(block)) || self.random.one_in(one_in) {
+            self.harm.reads_failed += 1;
+            return Err(input_output_error());
+        }
+        Ok(self.medium.read(file, buffer, offset))
+    }
+
+    /// A sync that began when changes up to `up_to` had been made.
+    fn sync(&mut self, file: usize, up_to: u64) -> io::Result<()> {
+        let one_in = self.faults.sync_fails_one_in;
+        if self.random.one_in(one_in) {
+            self.harm.syncs_failed += 1;
+            let is_readable = self.random.chance(50);
+            self.act(ChangeKind::Forget { file, is_readable });
+            return Err(input_output_error());
+        }
+        if self.faults.lies {
+            self.harm.lies += 1;
+        } else {
+            self.act(ChangeKind::Sync { file, up_to });
+        }
+        Ok(())
+    }
+}
+
+struct DiskFile {
+    disk: Disk,
+    path: PathBuf,
+    file: usize,
+    direct: bool,
+    write: bool,
+    holds_lock: AtomicBool,
+}
+
+impl fmt::Debug for DiskFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DiskFile({})", self.path.display())
+    }
+}
+
+impl Drop for DiskFile {
+    fn drop(&mut self) {
+        if self.holds_lock.load(Ordering::Acquire) {
+            self.disk.lock().locked.remove(&self.file);
+        }
+    }
+}
+
+impl DiskFile {
+    fn check(&self, buffer: &[u8], offset: u64) {
+        if self.direct {
+            assert!(buffer.len().is_multiple_of(BLOCK_BYTES), "{} bytes are not aligned", buffer.len());
+            assert!(offset.is_multiple_of(BLOCK_BYTES as u64), "offset {offset} is not aligned");
+            assert!((buffer.as_ptr() as usize).is_multiple_of(BLOCK_BYTES), "a buffer is not aligned");
+        }
+    }
+
+    fn check_write(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
+        self.check(buffer, offset);
+        if self.write { Ok(()) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let nanos = self.disk.draw_nanos(SYNC_NANOS)?;
+        let up_to = self.disk.working()?.number;
+        Disk::spend(nanos);
+        self.disk.working()?.sync(self.file, up_to)
+    }
+
+    /// A request of a name or length, which takes no time of the drive.
+    fn act(&self, act: impl FnOnce(&mut State) -> io::Result<()>) -> io::Result<()> {
+        Disk::spend(self.disk.draw_nanos(NAME_NANOS)?);
+        act(&mut *self.disk.working()?)
+    }
+}
+
+impl File for DiskFile {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.disk.lock().medium.length(self.file) as u64)
+    }
+
+    fn set_len(&self, bytes: u64) -> io::Result<()> {
+        self.act(|state| {
+            state.admit(self.file, bytes as usize)?;
+            let number = state.next_number();
+            state.act(ChangeKind::SetLen { file: self.file, bytes: bytes as usize, number });
+            Ok(())
+        })
+    }
+
+    fn allocate(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.act(|state| {
+            let length = (offset + bytes) as usize;
+            state.admit(self.file, length)?;
+            if state.medium.length(self.file) < length {
+                let number = state.next_number();
+                state.act(ChangeKind::SetLen { file: self.file, bytes: length, number });
+            }
+            Ok(())
+        })
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        if self.read_up_to(buffer, offset)? == buffer.len() { Ok(()) } else { Err(end_of_file()) }
+    }
+
+    fn read_up_to(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.check(buffer, offset);
+        let nanos = self.disk.draw_nanos(READ_NANOS)?;
+        Disk::spend(nanos / 2);
+        let read = self.disk.working()?.read(self.file, buffer, offset as usize);
+        Disk::spend(nanos / 2);
+        read
+    }
+
+    fn write_at(&self, buffer: &[u8], offset: u64, persist: Persist) -> io::Result<()> {
+        self.check_write(buffer, offset)?;
+        let nanos = self.disk.draw_nanos(WRITE_NANOS)?;
+        Disk::spend(nanos / 2);
+        let number = self.disk.working()?.write(self.file, offset as usize, buffer)?;
+        Disk::spend(nanos / 2);
+        match persist {
+            Persist::Later => self.disk.working().map(drop),
+            Persist::Now(SyncMethod::DurableWrite) => {
+                Disk::spend(self.disk.draw_nanos(SYNC_NANOS / 2)?);
+                let mut state = self.disk.working()?;
+                let one_in = state.faults.sync_fails_one_in;
+                if state.random.one_in(one_in) {
+                    state.harm.syncs_failed += 1;
+                    return Err(input_output_error());
+                }
+                if state.faults.lies {
+                    state.harm.lies += 1;
+                } else if let Some(number) = number {
+                    state.act(ChangeKind::Harden { file: self.file, number });
+                }
+                Ok(())
+            }
+            Persist::Now(_) => self.sync(),
+        }
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.sync()
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        self.sync()
+    }
+
+    fn alignment(&self) -> usize {
+        if self.direct { BLOCK_BYTES } else { 1 }
+    }
+
+    fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    fn try_lock(&self) -> io::Result<bool> {
+        let taken = self.disk.working()?.locked.insert(self.file);
+        if taken {
+            self.holds_lock.store(true, Ordering::Release);
+        }
+        Ok(taken || self.holds_lock.load(Ordering::Acquire))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Backend for Disk {
+    fn name(&self) -> &'static str {
+        "sim"
+    }
+
+    fn open(&self, path: &Path, options: OpenOptions) -> io::Result<FileRef> {
+        Disk::spend(self.draw_nanos(NAME_NANOS)?);
+        let mut state = self.working()?;
+        let file = match state.medium.entry(path) {
+            Some(Entry::Folder) => return Err(io::ErrorKind::IsADirectory.into()),
+            Some(Entry::File(_)) if options.create_new => return Err(io::ErrorKind::AlreadyExists.into()),
+            Some(Entry::File(file)) => file,
+            None if options.create || options.create_new => {
+                if path.parent().is_some_and(|folder| !state.has_folder(folder)) {
+                    return Err(io::ErrorKind::NotFound.into());
+                }
+                let file = state.medium.file_count();
+                state.act(ChangeKind::Name { path: path.to_owned(), entry: Some(Entry::File(file)) });
+                if state.off {
+                    return Err(power_is_off());
+                }
+                file
+            }
+            None => return Err(io::ErrorKind::NotFound.into()),
+        };
+        drop(state);
+        Ok(Arc::new(DiskFile {
+            disk: self.clone(),
+            path: path.to_owned(),
+            file,
+            direct: options.direct,
+            write: options.write,
+            holds_lock: AtomicBool::new(false),
+        }))
+    }
+
+    fn queue(&self, depth: usize) -> io::Result<Box<dyn Queue>> {
+        Ok(Box::new(DiskQueue { disk: self.clone(), depth, pushed: 0, requests: BTreeMap::new() }))
+    }
+
+    fn create_dir_all(&self, path: &Path) -> io::Result<()> {
+        Disk::spend(self.draw_nanos(NAME_NANOS)?);
+        let mut state = self.working()?;
+        for folder in path.ancestors().collect::<Vec<_>>().into_iter().rev().filter(|path| path.parent().is_some()) {
+            if !state.has_folder(folder) {
+                state.act(ChangeKind::Name { path: folder.to_owned(), entry: Some(Entry::Folder) });
+            }
+        }
+        Ok(())
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
+        let state = self.working()?;
+        if !state.has_folder(path) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        Ok(state.medium.names_in(path).cloned().collect())
+    }
+
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        let state = self.working()?;
+        Ok(path.parent().is_none() || state.medium.entry(path).is_some())
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        Disk::spend(self.draw_nanos(NAME_NANOS)?);
+        let mut state = self.working()?;
+        let entry = state.medium.entry(from).ok_or(io::ErrorKind::NotFound)?;
+        state.act(ChangeKind::Name { path: from.to_owned(), entry: None });
+        state.act(ChangeKind::Name { path: to.to_owned(), entry: Some(entry) });
+        Ok(())
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        Disk::spend(self.draw_nanos(NAME_NANOS)?);
+        let mut state = self.working()?;
+        state.medium.entry(path).ok_or(io::ErrorKind::NotFound)?;
+        state.act(ChangeKind::Name { path: path.to_owned(), entry: None });
+        Ok(())
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        Disk::spend(self.draw_nanos(SYNC_NANOS)?);
+        let mut state = self.working()?;
+        if !state.has_folder(path) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let one_in = state.faults.sync_fails_one_in;
+        if state.random.one_in(one_in) {
+            state.harm.syncs_failed += 1;
+            return Err(input_output_error());
+        }
+        if state.faults.lies {
+            state.harm.lies += 1;
+        } else {
+            state.act(ChangeKind::SyncFolder { path: path.to_owned() });
+        }
+        Ok(())
+    }
+
+    fn now(&self) -> Duration {
+        current().map_or_else(|| self.started.elapsed(), |task| task.now())
+    }
+
+    fn random(&self) -> u64 {
+        self.lock().random.next()
+    }
+
+    fn process_id(&self) -> u32 {
+        1
+    }
+
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>> {
+        spawn(name, body)
+    }
+}
+
+enum Direction {
+    /// With what it found, if it has looked already.
+    Read(Option<io::Result<usize>>),
+    Write,
+}
+
+struct Request {
+    direction: Direction,
+    file: FileRef,
+    offset: u64,
+    buffer: AlignedBuffer,
+    token: u64,
+}
+
+impl Request {
+    fn run(mut self, disk: &Disk) -> Completion {
+        let own = self.file.as_any().downcast_ref::<DiskFile>();
+        let result = match (own, self.direction) {
+            (None, _) => Err(io::Error::new(io::ErrorKind::InvalidInput, "the file belongs to another backend")),
+            (Some(own), Direction::Write) => {
+                own.check(&self.buffer, self.offset);
+                disk.working().and_then(|mut state| state.write(own.file, self.offset as usize, &self.buffer).map(drop))
+            }
+            (Some(own), Direction::Read(found)) => {
+                let found = found.unwrap_or_else(|| {
+                    disk.working().and_then(|mut state| state.read(own.file, &mut self.buffer, self.offset as usize))
+                });
+                found.and_then(|count| if count == self.buffer.len() { Ok(()) } else { Err(end_of_file()) })
+            }
+        };
+        drop(self.file);
+        Completion { token: self.token, buffer: self.buffer, result }
+    }
+}
+
+/// Requests by the moment at which they end.
+struct DiskQueue {
+    disk: Disk,
+    depth: usize,
+    pushed: u64,
+    requests: BTreeMap<(Duration, u64), Request>,
+}
+
+impl DiskQueue {
+    fn push(&mut self, mut request: Request) {
+        assert!(self.requests.len() < self.depth, "more requests than the queue's depth of {}", self.depth);
+        let nanos = self.disk.draw_nanos(READ_NANOS).unwrap_or(0);
+        let at = current().map_or(Duration::ZERO, |task| task.now()) + Duration::from_nanos(nanos);
+        if let Some(own) = request.file.as_any().downcast_ref::<DiskFile>()
+            && matches!(request.direction, Direction::Read(_))
+        {
+            own.check(&request.buffer, request.offset);
+            // Reads look at once, or when they end.
+            let mut state = self.disk.lock();
+            if !state.off && state.random.chance(50) {
+                let found = state.read(own.file, &mut request.buffer, request.offset as usize);
+                request.direction = Direction::Read(Some(found));
+            }
+        }
+        self.pushed += 1;
+        self.requests.insert((at, self.pushed), request);
+    }
+
+    fn request(file: &FileRef, direction: Direction, offset: u64, buffer: AlignedBuffer, token: u64) -> Request {
+        Request { direction, file: Arc::clone(file), offset, buffer, token }
+    }
+}
+
+impl fmt::Debug for DiskQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DiskQueue({} in flight)", self.requests.len())
+    }
+}
+
+fn sleep_until(task: &Task, at: Duration) {
+    let now = task.now();
+    if at > now {
+        task.sleep(at - now);
+    }
+}
+
+impl Queue for DiskQueue {
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn in_flight(&self) -> usize {
+        self.requests.len()
+    }
+
+    fn push_read(&mut self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
+        self.push(Self::request(file, Direction::Read(None), offset, buffer, token));
+    }
+
+    fn push_write(&mut self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
+        self.push(Self::request(file, Direction::Write, offset, buffer, token));
+    }
+
+    fn submit(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn wait(&mut self, minimum: usize, finished: &mut Vec<Completion>) -> io::Result<()> {
+        let task = current();
+        let mut count = 0;
+        while let Some((&(at, _), _)) = self.requests.first_key_value() {
+            let is_due = task.as_ref().is_none_or(|task| at <= task.now());
+            if count >= minimum && !is_due {
+                break;
+            }
+            if let Some(task) = &task {
+                sleep_until(task, at);
+            }
+            let (_, request) = self.requests.pop_first().expect("looked at");
+            finished.push(request.run(&self.disk));
+            count += 1;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for DiskQueue {
+    fn drop(&mut self) {
+        let _ = self.wait(self.requests.len(), &mut Vec::new());
+    }
+}

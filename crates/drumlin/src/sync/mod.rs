@@ -1,0 +1,46 @@
+//! What threads wait on: locks, condition variables, parking, pausing.
+//!
+//! The library waits through this module and the I/O backends alone, so that a scheduler of its own can stand in for the
+//! system's in a simulation: with the feature `sim`, [`scheduler`] and [`simulated`] do. A thread that belongs to no
+//! simulation waits as ever.
+
+#[cfg(feature = "sim")]
+pub(crate) mod scheduler;
+#[cfg(feature = "sim")]
+pub(crate) mod simulated;
+
+#[cfg(feature = "sim")]
+pub(crate) use simulated::{
+    Backoff, Condvar, Mutex, MutexGuard, Parker, RwLock, RwLockReadGuard, RwLockWriteGuard, Thread, Unparker, current,
+    join, park_timeout, sleep, thread_number, yield_now,
+};
+
+#[cfg(not(feature = "sim"))]
+pub(crate) use self::system::*;
+
+/// The operating system's threads.
+#[cfg(not(feature = "sim"))]
+mod system {
+    pub(crate) use std::thread::{Thread, current, park_timeout, sleep, yield_now};
+
+    pub(crate) use crossbeam_utils::Backoff;
+    pub(crate) use crossbeam_utils::sync::{Parker, Unparker};
+    pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+    /// Waits until a thread has ended.
+    pub(crate) fn join(thread: std::thread::JoinHandle<()>) -> std::thread::Result<()> {
+        thread.join()
+    }
+
+    /// The number that a simulation gives the calling thread.
+    #[inline]
+    pub(crate) fn thread_number() -> Option<usize> {
+        None
+    }
+}
+
+// Under `--cfg drumlin_loom` the parts that have models use its atomics.
+#[cfg(drumlin_loom)]
+pub(crate) use loom::sync::atomic;
+#[cfg(not(drumlin_loom))]
+pub(crate) use std::sync::atomic;

@@ -1,0 +1,752 @@
+//! A scheduler whose every decision follows from a seed.
+//!
+//! A simulation's threads, its *tasks*, are threads of the system of which one runs at a time: it holds the baton, and
+//! hands it over where it waits, and now and then where it could go on, at each *point*: when it takes or releases a
+//! lock, wakes somebody, asks for I/O, or passes a mark. Who is next is drawn. Time is virtual: it passes a little at
+//! each point, and leaps to the next deadline when all tasks wait.
+//!
+//! # Invariants
+//! 1. One task runs; all others wait for their baton. So what tasks do between points needs no further order.
+//! 2. Every draw comes from the simulation's one generator, in the order of the points. So the same seed gives the same
+//!    course, as long as nothing else differs between two runs: see `docs/testing.md`.
+//! 3. If no task can run and none has a deadline, nobody will ever go on: that ends the simulation, with a report of who
+//!    waits where.
+//!
+//! A simulation that fails (by a panic, a deadlock, or by having made no step for long) leaves its other threads waiting
+//! for ever: they hold locks of a state that no longer makes sense.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, OnceLock};
+use std::thread::{self, JoinHandle, ThreadId};
+use std::time::Duration;
+
+/// How often a hanging simulation is looked for, and how many looks without a step make one.
+const LOOK: Duration = Duration::from_secs(5);
+const LOOKS_MAX: u32 = 12;
+
+/// Numbers from a seed: SplitMix64 (Steele, Lea, Flood 2014).
+#[derive(Clone, Debug)]
+pub struct Random(pub u64);
+
+impl Random {
+    /// The next 64 bits.
+    #[allow(clippy::should_implement_trait, reason = "there is no end to iterate to")]
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        mix(self.0)
+    }
+
+    /// A number below `limit`, which is not 0.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    /// True in so many cases of a hundred.
+    pub fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+
+    /// True once in `count` cases; never where that is 0.
+    pub fn one_in(&mut self, count: u64) -> bool {
+        count > 0 && self.below(count) == 0
+    }
+}
+
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+/// How tasks take turns.
+#[derive(Clone, Copy, Debug)]
+pub struct Schedule {
+    /// Everything that is drawn follows from it.
+    pub seed: u64,
+    /// A task that could go on gives way once in so many points.
+    pub switch_one_in: u64,
+    /// How much time passes at a point, at the most.
+    pub step_nanos_max: u64,
+    /// After so many points somebody turns in a circle.
+    pub points_max: u64,
+}
+
+/// How a simulation went.
+#[derive(Clone, Debug)]
+pub struct Outcome<T> {
+    /// What the first task returned, or why the simulation failed.
+    pub result: Result<T, String>,
+    /// A number that two runs share only if they went the same way.
+    pub trace: u64,
+    /// How long it took by its own clock.
+    pub duration: Duration,
+    /// How many points were passed.
+    pub points: u64,
+}
+
+/// What a waiting task tells those who look for a deadlock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wait {
+    /// What it waits for: an address, or a number that no address has.
+    pub(crate) what: usize,
+    pub(crate) kind: &'static str,
+    pub(crate) place: &'static Location<'static>,
+    /// The task that has what it waits for.
+    pub(crate) holder: Option<usize>,
+}
+
+#[derive(Debug)]
+enum Mode {
+    /// Nobody has this number.
+    Free,
+    Runnable,
+    Running,
+    Waiting(Wait, Option<(u64, u64)>),
+}
+
+#[derive(Debug)]
+struct Slot {
+    name: String,
+    mode: Mode,
+    baton: Arc<Baton>,
+    thread: Option<ThreadId>,
+    /// It was unparked and has not parked since.
+    token: bool,
+    /// Its last wait ended at its deadline.
+    late: bool,
+}
+
+#[derive(Debug, Default)]
+struct Baton {
+    go: AtomicBool,
+    thread: OnceLock<thread::Thread>,
+}
+
+impl Baton {
+    fn give(&self) {
+        self.go.store(true, Ordering::Release);
+        self.thread.get().expect("set before the task can run").unpark();
+    }
+
+    fn take(&self) {
+        while !self.go.swap(false, Ordering::Acquire) {
+            thread::park();
+        }
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    schedule: Schedule,
+    random: Random,
+    now_nanos: u64,
+    slots: Vec<Slot>,
+    runnable: Vec<usize>,
+    /// Those who wait, and for what; in the order in which they began.
+    waiting: Vec<(usize, usize)>,
+    deadlines: BTreeSet<(u64, u64, usize)>,
+    deadline_count: u64,
+    trace: u64,
+    points: u64,
+    failure: Option<String>,
+    ended: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Scheduler {
+    state: Mutex<State>,
+    over: Condvar,
+    steps: AtomicU64,
+}
+
+/// The calling thread's place in its simulation.
+#[derive(Debug)]
+pub(crate) struct Task {
+    pub(crate) scheduler: Arc<Scheduler>,
+    pub(crate) number: usize,
+    baton: Arc<Baton>,
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<Rc<Task>>> = const { RefCell::new(None) };
+}
+
+/// The calling thread's task, if it belongs to a simulation.
+#[inline]
+pub(crate) fn current() -> Option<Rc<Task>> {
+    CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()
+}
+
+/// Runs `body` as the first task of a simulation, until all its tasks have ended.
+pub fn run<T: Send + 'static>(schedule: Schedule, body: impl FnOnce() -> T + Send + 'static) -> Outcome<T> {
+    tell_panics();
+    let scheduler = Arc::new(Scheduler {
+        state: Mutex::new(State {
+            schedule,
+            random: Random(schedule.seed),
+            now_nanos: 0,
+            slots: Vec::new(),
+            runnable: Vec::new(),
+            waiting: Vec::new(),
+            deadlines: BTreeSet::new(),
+            deadline_count: 0,
+            trace: 0,
+            points: 0,
+            failure: None,
+            ended: false,
+        }),
+        over: Condvar::new(),
+        steps: AtomicU64::new(0),
+    });
+    let value = Arc::new(Mutex::new(None));
+    let returned = Arc::clone(&value);
+    let first = scheduler.start(
+        "first",
+        Box::new(move || {
+            let value = body();
+            *returned.lock().expect("nobody else looks at it yet") = Some(value);
+        }),
+    );
+    let first = match first {
+        Ok(first) => first,
+        Err(error) => panic!("no thread for a simulation: {error}"),
+    };
+    scheduler.begin();
+    let state = scheduler.wait_until_over();
+    let outcome = |result| Outcome {
+        result,
+        trace: state.trace,
+        duration: Duration::from_nanos(state.now_nanos),
+        points: state.points,
+    };
+    if let Some(failure) = &state.failure {
+        return outcome(Err(failure.clone()));
+    }
+    let outcome = outcome(Err("the first task did not return".to_owned()));
+    drop(state);
+    let _ = first.join();
+    let value = value.lock().expect("the task has ended").take();
+    Outcome { result: value.ok_or(outcome.result.err().unwrap_or_default()), ..outcome }
+}
+
+/// Has panics of tasks recorded as failures of their simulation.
+fn tell_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| match current() {
+            Some(task) => {
+                let mut text = format!("panic in {}: {info}", task.name());
+                if std::env::var_os("DRUMLIN_SIM_BACKTRACE").is_some() {
+                    let _ = write!(text, "\n{}", std::backtrace::Backtrace::force_capture());
+                }
+                task.scheduler.fail(text);
+            }
+            None => before(info),
+        }));
+    });
+}
+
+impl Scheduler {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Notes the first failure.
+    fn fail(&self, text: String) {
+        let mut state = self.lock();
+        if state.failure.is_none() {
+            state.failure = Some(text);
+        }
+    }
+
+    fn begin(&self) {
+        let mut state = self.lock();
+        let first = state.runnable.pop().expect("the first task");
+        state.slots[first].mode = Mode::Running;
+        state.slots[first].baton.give();
+    }
+
+    fn wait_until_over(&self) -> MutexGuard<'_, State> {
+        let mut state = self.lock();
+        let mut looks = 0;
+        let mut steps = 0;
+        while !state.ended {
+            let (next, waited) = self.over.wait_timeout(state, LOOK).unwrap_or_else(std::sync::PoisonError::into_inner);
+            state = next;
+            if waited.timed_out() {
+                let now = self.steps.load(Ordering::Relaxed);
+                looks = if now == steps { looks + 1 } else { 0 };
+                steps = now;
+                if looks >= LOOKS_MAX && !state.ended {
+                    let text = format!("a task runs and passes no point for {:?}:\n{}", LOOK * LOOKS_MAX, state.tell());
+                    state.failure.get_or_insert(text);
+                    state.ended = true;
+                }
+            }
+        }
+        state
+    }
+
+    /// Starts a task; it runs when its turn comes.
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        name: &str,
+        body: Box<dyn FnOnce() + Send>,
+    ) -> std::io::Result<JoinHandle<()>> {
+        let baton = Arc::new(Baton::default());
+        let number = {
+            let mut state = self.lock();
+            let slot = Slot {
+                name: name.to_owned(),
+                mode: Mode::Runnable,
+                baton: Arc::clone(&baton),
+                thread: None,
+                token: false,
+                late: false,
+            };
+            match state.slots.iter().position(|slot| matches!(slot.mode, Mode::Free)) {
+                Some(free) => {
+                    state.slots[free] = slot;
+                    free
+                }
+                None => {
+                    state.slots.push(slot);
+                    state.slots.len() - 1
+                }
+            }
+        };
+        let scheduler = Arc::clone(self);
+        let own = Arc::clone(&baton);
+        let started = thread::Builder::new().name(name.to_owned()).spawn(move || {
+            own.take();
+            let task = Rc::new(Task { scheduler: Arc::clone(&scheduler), number, baton: own });
+            CURRENT.with(|current| *current.borrow_mut() = Some(task));
+            let ended = catch_unwind(AssertUnwindSafe(body));
+            CURRENT.with(|current| current.borrow_mut().take());
+            scheduler.end(number, ended.is_err());
+        });
+        let mut state = self.lock();
+        match &started {
+            Ok(handle) => {
+                let _ = baton.thread.set(handle.thread().clone());
+                state.slots[number].thread = Some(handle.thread().id());
+                state.runnable.push(number);
+            }
+            Err(_) => state.slots[number].mode = Mode::Free,
+        }
+        started
+    }
+
+    /// A task's last step.
+    fn end(&self, number: usize, panicked: bool) {
+        let mut state = self.lock();
+        if panicked || state.failure.is_some() {
+            let name = state.slots[number].name.clone();
+            state.failure.get_or_insert_with(|| format!("{name} panicked"));
+            state.ended = true;
+            self.over.notify_all();
+            return;
+        }
+        state.slots[number].mode = Mode::Free;
+        state.wake(JOIN | number);
+        if state.slots.iter().all(|slot| matches!(slot.mode, Mode::Free)) {
+            state.ended = true;
+            self.over.notify_all();
+        } else {
+            self.pass_on(state);
+        }
+    }
+
+    /// Gives the baton to the next task, unless it is `state.running`'s own again.
+    fn pass_on(&self, mut state: MutexGuard<'_, State>) -> Option<usize> {
+        let Some(next) = state.choose() else {
+            let text = format!("deadlock: no task can run, and none has a deadline\n{}", state.tell());
+            state.failure.get_or_insert(text);
+            state.ended = true;
+            self.over.notify_all();
+            return None;
+        };
+        let baton = Arc::clone(&state.slots[next].baton);
+        drop(state);
+        baton.give();
+        Some(next)
+    }
+}
+
+/// What those wait for who join a task: no address is as large.
+const JOIN: usize = 1 << 63;
+/// What those wait for who are parked or asleep.
+const PARKED: usize = 1 << 62;
+
+impl State {
+    fn draw(&mut self, limit: u64) -> u64 {
+        self.random.below(limit)
+    }
+
+    fn note(&mut self, what: u64) {
+        self.trace = mix(self.trace ^ what).wrapping_add(0x9E37_79B9_7F4A_7C15);
+    }
+
+    /// Makes those runnable whose deadline has come.
+    fn pass_deadlines(&mut self) {
+        while let Some(&(at, count, number)) = self.deadlines.first()
+            && at <= self.now_nanos
+        {
+            self.deadlines.remove(&(at, count, number));
+            self.waiting.retain(|(_, task)| *task != number);
+            self.slots[number].late = true;
+            self.slots[number].mode = Mode::Runnable;
+            self.runnable.push(number);
+        }
+    }
+
+    /// The task to run next, which runs from now on.
+    fn choose(&mut self) -> Option<usize> {
+        if self.runnable.is_empty() {
+            let &(at, ..) = self.deadlines.first()?;
+            self.now_nanos = self.now_nanos.max(at);
+            self.pass_deadlines();
+        }
+        let count = self.runnable.len() as u64;
+        let index = self.draw(count) as usize;
+        let next = self.runnable.swap_remove(index);
+        self.slots[next].mode = Mode::Running;
+        self.note(next as u64);
+        Some(next)
+    }
+
+    /// Makes those runnable who wait for `what`.
+    fn wake(&mut self, what: usize) {
+        let mut index = 0;
+        while index < self.waiting.len() {
+            if self.waiting[index].0 == what {
+                let (_, number) = self.waiting.remove(index);
+                self.run_again(number);
+            } else {
+                index += 1;
+            }
+        }
+    }
+
+    /// Ends the wait of a task that was taken off the list.
+    fn run_again(&mut self, number: usize) {
+        if let Mode::Waiting(_, Some((at, count))) = self.slots[number].mode {
+            self.deadlines.remove(&(at, count, number));
+        }
+        self.slots[number].mode = Mode::Runnable;
+        self.runnable.push(number);
+    }
+
+    /// Who waits where.
+    fn tell(&self) -> String {
+        let mut text = String::new();
+        for (number, slot) in self.slots.iter().enumerate() {
+            let _ = match &slot.mode {
+                Mode::Free => continue,
+                Mode::Runnable => writeln!(text, "  {number} {}: could run", slot.name),
+                Mode::Running => writeln!(text, "  {number} {}: runs", slot.name),
+                Mode::Waiting(wait, _) => {
+                    let holder = wait.holder.and_then(|holder| Some((holder, self.slots.get(holder)?)));
+                    let holder =
+                        holder.map_or(String::new(), |(number, slot)| format!(", which {number} {} has", slot.name));
+                    writeln!(text, "  {number} {}: waits for {} at {}{holder}", slot.name, wait.kind, wait.place)
+                }
+            };
+        }
+        text
+    }
+}
+
+impl Task {
+    pub(crate) fn name(&self) -> String {
+        self.scheduler.lock().slots[self.number].name.clone()
+    }
+
+    /// A moment at which another task may go on instead.
+    #[inline]
+    pub(crate) fn point(&self) {
+        self.scheduler.steps.fetch_add(1, Ordering::Relaxed);
+        let mut state = self.scheduler.lock();
+        state.points += 1;
+        if state.points >= state.schedule.points_max {
+            self.give_up(state);
+        }
+        let limit = state.schedule.step_nanos_max + 1;
+        state.now_nanos += state.draw(limit);
+        state.pass_deadlines();
+        let one_in = state.schedule.switch_one_in;
+        if state.runnable.is_empty() || !state.random.one_in(one_in) {
+            return;
+        }
+        state.slots[self.number].mode = Mode::Runnable;
+        state.runnable.push(self.number);
+        self.switch(state);
+    }
+
+    /// Ends the simulation, which goes on and on.
+    fn give_up(&self, mut state: MutexGuard<'_, State>) -> ! {
+        let trace = std::backtrace::Backtrace::force_capture();
+        let text = format!("no end after {} points; {} runs:\n{}\n{trace}", state.points, self.number, state.tell());
+        state.failure.get_or_insert(text);
+        state.ended = true;
+        self.scheduler.over.notify_all();
+        drop(state);
+        loop {
+            thread::park();
+        }
+    }
+
+    fn switch(&self, state: MutexGuard<'_, State>) {
+        match self.scheduler.pass_on(state) {
+            Some(next) if next == self.number => self.baton.take(),
+            Some(_) => self.baton.take(),
+            // The simulation is over.
+            None => loop {
+                thread::park();
+            },
+        }
+    }
+
+    /// Waits until somebody wakes those who wait for `wait.what`, or until the deadline; true if it was the latter.
+    pub(crate) fn wait(&self, wait: Wait, deadline: Option<Duration>) -> bool {
+        let mut state = self.scheduler.lock();
+        self.wait_in(&mut state, wait, deadline);
+        self.switch(state);
+        let mut state = self.scheduler.lock();
+        std::mem::take(&mut state.slots[self.number].late)
+    }
+
+    fn wait_in(&self, state: &mut State, wait: Wait, deadline: Option<Duration>) {
+        self.scheduler.steps.fetch_add(1, Ordering::Relaxed);
+        state.slots[self.number].late = false;
+        state.points += 1;
+        let deadline = deadline.map(|deadline| {
+            state.deadline_count += 1;
+            let at = (u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX), state.deadline_count);
+            state.deadlines.insert((at.0, at.1, self.number));
+            at
+        });
+        state.slots[self.number].mode = Mode::Waiting(wait, deadline);
+        state.waiting.push((wait.what, self.number));
+    }
+
+    /// Makes those runnable who wait for `what`.
+    #[inline]
+    pub(crate) fn wake(&self, what: usize) {
+        self.scheduler.lock().wake(what);
+    }
+
+    /// One of those who wait for `what`, drawn, goes on.
+    pub(crate) fn wake_one(&self, what: usize) -> bool {
+        let mut state = self.scheduler.lock();
+        let count = state.waiting.iter().filter(|(other, _)| *other == what).count() as u64;
+        if count == 0 {
+            return false;
+        }
+        let chosen = state.draw(count) as usize;
+        let index = (state.waiting.iter().enumerate())
+            .filter(|(_, (other, _))| *other == what)
+            .nth(chosen)
+            .map(|(index, _)| index)
+            .expect("counted");
+        let (_, number) = state.waiting.remove(index);
+        state.run_again(number);
+        true
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        Duration::from_nanos(self.scheduler.lock().now_nanos)
+    }
+
+    pub(crate) fn random(&self) -> u64 {
+        self.scheduler.lock().random.next()
+    }
+
+    /// Notes something that two runs of the same seed must have in common.
+    pub(crate) fn note(&self, what: u64) {
+        self.scheduler.lock().note(what);
+    }
+
+    #[track_caller]
+    pub(crate) fn sleep(&self, duration: Duration) {
+        let wait =
+            Wait { what: PARKED | (1 << 61) | self.number, kind: "the time", place: Location::caller(), holder: None };
+        let deadline = self.now() + duration;
+        self.wait(wait, Some(deadline));
+    }
+
+    #[track_caller]
+    pub(crate) fn park(&self, timeout: Option<Duration>) {
+        let place = Location::caller();
+        self.point();
+        let mut state = self.scheduler.lock();
+        if std::mem::take(&mut state.slots[self.number].token) {
+            return;
+        }
+        let deadline = timeout.map(|timeout| Duration::from_nanos(state.now_nanos) + timeout);
+        let wait = Wait { what: PARKED | self.number, kind: "being unparked", place, holder: None };
+        self.wait_in(&mut state, wait, deadline);
+        self.switch(state);
+        self.scheduler.lock().slots[self.number].token = false;
+    }
+
+    /// Lets a parked task go on, or its next parking end at once.
+    pub(crate) fn unpark(&self, thread: ThreadId) {
+        {
+            let mut state = self.scheduler.lock();
+            let is_it = |slot: &Slot| slot.thread == Some(thread) && !matches!(slot.mode, Mode::Free);
+            let Some(number) = state.slots.iter().position(is_it) else { return };
+            state.slots[number].token = true;
+            state.wake(PARKED | number);
+        }
+        self.point();
+    }
+
+    /// Waits until the task of this thread has ended.
+    #[track_caller]
+    pub(crate) fn join(&self, thread: ThreadId) {
+        let place = Location::caller();
+        loop {
+            let mut state = self.scheduler.lock();
+            let is_it = |slot: &Slot| slot.thread == Some(thread) && !matches!(slot.mode, Mode::Free);
+            let Some(number) = state.slots.iter().position(is_it) else { return };
+            let wait = Wait { what: JOIN | number, kind: "the end of a task", place, holder: Some(number) };
+            self.wait_in(&mut state, wait, None);
+            self.switch(state);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync;
+    use std::sync::atomic::AtomicUsize;
+
+    fn schedule(seed: u64) -> Schedule {
+        Schedule { seed, switch_one_in: 2, step_nanos_max: 1000, points_max: 1_000_000 }
+    }
+
+    fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+        current().expect("in a simulation").scheduler.start(name, Box::new(body)).unwrap()
+    }
+
+    /// The order in which three tasks get a lock: the same from the same seed, and not the same from all.
+    fn order(seed: u64) -> (Vec<usize>, u64) {
+        let outcome = run(schedule(seed), || {
+            let order = Arc::new(sync::Mutex::new(Vec::new()));
+            let tasks: Vec<_> = (0..3)
+                .map(|number| {
+                    let order = Arc::clone(&order);
+                    spawn("t", move || {
+                        for _ in 0..4 {
+                            order.lock().push(number);
+                        }
+                    })
+                })
+                .collect();
+            tasks.into_iter().for_each(|task| sync::join(task).unwrap());
+            order.lock().clone()
+        });
+        (outcome.result.unwrap(), outcome.trace)
+    }
+
+    #[test]
+    fn the_seed_decides() {
+        let all: std::collections::BTreeSet<_> = (0..20).map(order).collect();
+        assert!(all.len() > 10, "{} courses of 20 seeds", all.len());
+        for seed in 0..20 {
+            assert_eq!(order(seed), order(seed));
+        }
+    }
+
+    /// Two tasks that take two locks in different orders meet sooner or later, and the report says where.
+    #[test]
+    fn a_deadlock_is_told() {
+        let failures = (0..20).filter_map(|seed| {
+            let outcome = run(schedule(seed), || {
+                let locks = Arc::new([sync::Mutex::new(()), sync::Mutex::new(())]);
+                let tasks: Vec<_> = (0..2)
+                    .map(|number: usize| {
+                        let locks = Arc::clone(&locks);
+                        spawn("taker", move || {
+                            let _first = locks[number].lock();
+                            let _second = locks[1 - number].lock();
+                        })
+                    })
+                    .collect();
+                tasks.into_iter().for_each(|task| sync::join(task).unwrap());
+            });
+            outcome.result.err()
+        });
+        let failures: Vec<String> = failures.collect();
+        assert!(!failures.is_empty());
+        for failure in failures {
+            assert!(failure.contains("deadlock") && failure.contains("waits for a mutex at"), "{failure}");
+            assert!(failure.contains("scheduler.rs") && failure.contains("taker has"), "{failure}");
+        }
+    }
+
+    /// Hours pass in an instant, in order.
+    #[test]
+    fn time_leaps() {
+        let outcome = run(schedule(1), || {
+            let sleeper = spawn("sleeper", || sync::sleep(Duration::from_secs(3600)));
+            sync::sleep(Duration::from_secs(60));
+            let early = current().unwrap().now();
+            sync::join(sleeper).unwrap();
+            (early, current().unwrap().now())
+        });
+        let (early, late) = outcome.result.unwrap();
+        assert!(early >= Duration::from_secs(60) && early < Duration::from_secs(61));
+        assert!(late >= Duration::from_secs(3600) && late < Duration::from_secs(3601));
+    }
+
+    /// Waiters of a condition variable are woken, writers exclude readers, and a panic fails the simulation.
+    #[test]
+    fn primitives_work() {
+        for seed in 0..30 {
+            let outcome = run(schedule(seed), || {
+                let shared = Arc::new((sync::Mutex::new(0), sync::Condvar::new(), sync::RwLock::new(0usize)));
+                let inside = Arc::new(AtomicUsize::new(0));
+                let tasks: Vec<_> = (0..4usize)
+                    .map(|number| {
+                        let (shared, inside) = (Arc::clone(&shared), Arc::clone(&inside));
+                        spawn("t", move || {
+                            let mut turn = shared.0.lock();
+                            while *turn != number {
+                                shared.1.wait(&mut turn);
+                            }
+                            *turn += 1;
+                            shared.1.notify_all();
+                            drop(turn);
+                            let mut written = shared.2.write();
+                            assert_eq!(inside.fetch_add(1, Ordering::Relaxed), 0);
+                            *written += 1;
+                            sync::yield_now();
+                            inside.fetch_sub(1, Ordering::Relaxed);
+                            drop(written);
+                            let _one = shared.2.read();
+                        })
+                    })
+                    .collect();
+                tasks.into_iter().for_each(|task| sync::join(task).unwrap());
+                *shared.2.read()
+            });
+            assert_eq!(outcome.result.unwrap(), 4);
+        }
+        let outcome = run(schedule(1), || {
+            let task = spawn("worker", || panic!("of all things"));
+            let _ = sync::join(task);
+        });
+        let failure = outcome.result.unwrap_err();
+        assert!(failure.contains("of all things") && failure.contains("worker"), "{failure}");
+    }
+}

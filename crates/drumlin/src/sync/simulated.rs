@@ -1,0 +1,484 @@
+//! The primitives of [`sync`](super) where a simulation may stand in: each is the system's own, and asks the scheduler
+//! first if the calling thread belongs to a simulation.
+//!
+//! They are as strict as those that they stand for, or stricter: a reader waits behind a writer that waits, so that taking
+//! a shared lock twice may end in a deadlock, as it may outside; which waiter `notify_one` wakes is drawn.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::panic::Location;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{JoinHandle, ThreadId};
+use std::time::Duration;
+
+use super::scheduler::{self, Task, Wait};
+
+/// What a task waits for: where it lies.
+fn address<T: ?Sized>(what: &T) -> usize {
+    std::ptr::from_ref(what).cast::<()>() as usize
+}
+
+/// A holder is stored as its number plus one.
+fn holder(stored: &AtomicUsize) -> Option<usize> {
+    stored.load(Ordering::Relaxed).checked_sub(1)
+}
+
+// ── mutex ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+#[derive(Default)]
+pub(crate) struct Mutex<T: ?Sized> {
+    holder: AtomicUsize,
+    inner: parking_lot::Mutex<T>,
+}
+
+pub(crate) struct MutexGuard<'a, T: ?Sized> {
+    mutex: &'a Mutex<T>,
+    /// There but while a condition is waited for.
+    inner: Option<parking_lot::MutexGuard<'a, T>>,
+}
+
+impl<T> Mutex<T> {
+    pub(crate) const fn new(value: T) -> Mutex<T> {
+        Mutex { holder: AtomicUsize::new(0), inner: parking_lot::Mutex::new(value) }
+    }
+}
+
+impl<T: ?Sized> Mutex<T> {
+    #[inline]
+    #[track_caller]
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        let inner = match scheduler::current() {
+            None => self.inner.lock(),
+            Some(task) => {
+                task.point();
+                self.take(&task, Location::caller())
+            }
+        };
+        MutexGuard { mutex: self, inner: Some(inner) }
+    }
+
+    fn take(&self, task: &Task, place: &'static Location<'static>) -> parking_lot::MutexGuard<'_, T> {
+        loop {
+            if let Some(inner) = self.inner.try_lock() {
+                self.holder.store(task.number + 1, Ordering::Relaxed);
+                return inner;
+            }
+            let wait = Wait { what: address(self), kind: "a mutex", place, holder: holder(&self.holder) };
+            task.wait(wait, None);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        let task = scheduler::current();
+        if let Some(task) = &task {
+            task.point();
+        }
+        let inner = self.inner.try_lock()?;
+        if let Some(task) = &task {
+            self.holder.store(task.number + 1, Ordering::Relaxed);
+        }
+        Some(MutexGuard { mutex: self, inner: Some(inner) })
+    }
+}
+
+impl<T: ?Sized> Drop for MutexGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.inner = None;
+        released(address(self.mutex));
+    }
+}
+
+/// Those who wait for what was released try again, perhaps before the caller goes on.
+#[inline]
+fn released(what: usize) {
+    if let Some(task) = scheduler::current() {
+        task.wake(what);
+        if !std::thread::panicking() {
+            task.point();
+        }
+    }
+}
+
+impl<T: ?Sized> Deref for MutexGuard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        self.inner.as_ref().expect("held")
+    }
+}
+
+impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        self.inner.as_mut().expect("held")
+    }
+}
+
+impl<T: ?Sized + fmt::Debug> fmt::Debug for Mutex<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+// ── condition variable ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+#[derive(Debug, Default)]
+pub(crate) struct Condvar {
+    /// Gives it an address of its own.
+    inner: parking_lot::Condvar,
+    place: u64,
+}
+
+/// Whether a wait ended at its deadline.
+#[derive(Debug)]
+pub(crate) struct TimedOut(#[allow(dead_code, reason = "nobody has asked yet")] bool);
+
+impl Condvar {
+    pub(crate) const fn new() -> Condvar {
+        Condvar { inner: parking_lot::Condvar::new(), place: 0 }
+    }
+
+    #[track_caller]
+    pub(crate) fn wait<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>) {
+        let Some(task) = scheduler::current() else {
+            return self.inner.wait(guard.inner.as_mut().expect("held"));
+        };
+        let place = Location::caller();
+        guard.inner = None;
+        // No point in between: the mutex is let go and the wait begun in one step.
+        task.wake(address(guard.mutex));
+        task.wait(Wait { what: address(&self.place), kind: "a condition", place, holder: None }, None);
+        guard.inner = Some(guard.mutex.take(&task, place));
+    }
+
+    /// Waits at most `duration`.
+    #[track_caller]
+    pub(crate) fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, duration: Duration) {
+        let Some(task) = scheduler::current() else {
+            self.inner.wait_for(guard.inner.as_mut().expect("held"), duration);
+            return;
+        };
+        let place = Location::caller();
+        let deadline = task.now() + duration;
+        guard.inner = None;
+        task.wake(address(guard.mutex));
+        task.wait(Wait { what: address(&self.place), kind: "a condition", place, holder: None }, Some(deadline));
+        guard.inner = Some(guard.mutex.take(&task, place));
+    }
+
+    #[track_caller]
+    pub(crate) fn wait_while<T: ?Sized>(
+        &self,
+        guard: &mut MutexGuard<'_, T>,
+        mut condition: impl FnMut(&mut T) -> bool,
+    ) {
+        while condition(&mut *guard) {
+            self.wait(guard);
+        }
+    }
+
+    /// As [`wait`](Self::wait), until a time has passed at the latest.
+    #[track_caller]
+    pub(crate) fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, timeout: Duration) -> TimedOut {
+        let Some(task) = scheduler::current() else {
+            return TimedOut(self.inner.wait_for(guard.inner.as_mut().expect("held"), timeout).timed_out());
+        };
+        let place = Location::caller();
+        guard.inner = None;
+        task.wake(address(guard.mutex));
+        let deadline = task.now() + timeout;
+        let wait = Wait { what: address(&self.place), kind: "a condition", place, holder: None };
+        let timed_out = task.wait(wait, Some(deadline));
+        guard.inner = Some(guard.mutex.take(&task, place));
+        TimedOut(timed_out)
+    }
+
+    pub(crate) fn notify_one(&self) {
+        match scheduler::current() {
+            None => drop(self.inner.notify_one()),
+            Some(task) => {
+                task.wake_one(address(&self.place));
+                task.point();
+            }
+        }
+    }
+
+    pub(crate) fn notify_all(&self) {
+        match scheduler::current() {
+            None => drop(self.inner.notify_all()),
+            Some(task) => {
+                task.wake(address(&self.place));
+                task.point();
+            }
+        }
+    }
+}
+
+// ── shared lock ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+#[derive(Default)]
+pub(crate) struct RwLock<T: ?Sized> {
+    writers_waiting: AtomicUsize,
+    /// Who took it last.
+    holder: AtomicUsize,
+    inner: parking_lot::RwLock<T>,
+}
+
+pub(crate) struct RwLockReadGuard<'a, T: ?Sized> {
+    what: usize,
+    inner: Option<parking_lot::RwLockReadGuard<'a, T>>,
+}
+
+pub(crate) struct RwLockWriteGuard<'a, T: ?Sized> {
+    what: usize,
+    inner: Option<parking_lot::RwLockWriteGuard<'a, T>>,
+}
+
+impl<T> RwLock<T> {
+    pub(crate) const fn new(value: T) -> RwLock<T> {
+        RwLock {
+            writers_waiting: AtomicUsize::new(0),
+            holder: AtomicUsize::new(0),
+            inner: parking_lot::RwLock::new(value),
+        }
+    }
+}
+
+impl<T: ?Sized> RwLock<T> {
+    fn wait(&self, task: &Task, kind: &'static str, place: &'static Location<'static>) {
+        task.wait(Wait { what: address(self), kind, place, holder: holder(&self.holder) }, None);
+    }
+
+    #[inline]
+    #[track_caller]
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
+        let inner = match scheduler::current() {
+            None => self.inner.read(),
+            Some(task) => {
+                task.point();
+                let place = Location::caller();
+                loop {
+                    if self.writers_waiting.load(Ordering::Relaxed) == 0
+                        && let Some(inner) = self.inner.try_read()
+                    {
+                        self.holder.store(task.number + 1, Ordering::Relaxed);
+                        break inner;
+                    }
+                    self.wait(&task, "a shared lock, to share it,", place);
+                }
+            }
+        };
+        RwLockReadGuard { what: address(self), inner: Some(inner) }
+    }
+
+    #[inline]
+    #[track_caller]
+    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
+        let inner = match scheduler::current() {
+            None => self.inner.write(),
+            Some(task) => {
+                task.point();
+                let place = Location::caller();
+                loop {
+                    if let Some(inner) = self.inner.try_write() {
+                        self.holder.store(task.number + 1, Ordering::Relaxed);
+                        break inner;
+                    }
+                    self.writers_waiting.fetch_add(1, Ordering::Relaxed);
+                    self.wait(&task, "a shared lock, alone,", place);
+                    self.writers_waiting.fetch_sub(1, Ordering::Relaxed);
+                }
+            }
+        };
+        RwLockWriteGuard { what: address(self), inner: Some(inner) }
+    }
+
+    #[inline]
+    pub(crate) fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
+        let task = scheduler::current();
+        if let Some(task) = &task {
+            task.point();
+        }
+        let inner = self.inner.try_write()?;
+        if let Some(task) = &task {
+            self.holder.store(task.number + 1, Ordering::Relaxed);
+        }
+        Some(RwLockWriteGuard { what: address(self), inner: Some(inner) })
+    }
+}
+
+impl<T: ?Sized> Drop for RwLockReadGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.inner = None;
+        released(self.what);
+    }
+}
+
+impl<T: ?Sized> Drop for RwLockWriteGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.inner = None;
+        released(self.what);
+    }
+}
+
+impl<T: ?Sized> Deref for RwLockReadGuard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        self.inner.as_ref().expect("held")
+    }
+}
+
+impl<T: ?Sized> Deref for RwLockWriteGuard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        self.inner.as_ref().expect("held")
+    }
+}
+
+impl<T: ?Sized> DerefMut for RwLockWriteGuard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        self.inner.as_mut().expect("held")
+    }
+}
+
+impl<T: ?Sized + fmt::Debug> fmt::Debug for RwLock<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+impl<T: ?Sized> fmt::Debug for RwLockReadGuard<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RwLockReadGuard")
+    }
+}
+
+impl<T: ?Sized> fmt::Debug for RwLockWriteGuard<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RwLockWriteGuard")
+    }
+}
+
+// ── threads ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+/// A thread that can be unparked.
+#[derive(Clone, Debug)]
+pub(crate) struct Thread(std::thread::Thread);
+
+impl Thread {
+    pub(crate) fn id(&self) -> ThreadId {
+        self.0.id()
+    }
+
+    pub(crate) fn unpark(&self) {
+        match scheduler::current() {
+            None => self.0.unpark(),
+            Some(task) => task.unpark(self.0.id()),
+        }
+    }
+}
+
+pub(crate) fn current() -> Thread {
+    Thread(std::thread::current())
+}
+
+#[track_caller]
+pub(crate) fn park_timeout(timeout: Duration) {
+    match scheduler::current() {
+        None => std::thread::park_timeout(timeout),
+        Some(task) => task.park(Some(timeout)),
+    }
+}
+
+#[track_caller]
+pub(crate) fn sleep(duration: Duration) {
+    match scheduler::current() {
+        None => std::thread::sleep(duration),
+        Some(task) => task.sleep(duration),
+    }
+}
+
+/// Gives way. Takes time, so that who turns in a loop until something has happened lets it happen.
+#[track_caller]
+pub(crate) fn yield_now() {
+    match scheduler::current() {
+        None => std::thread::yield_now(),
+        Some(task) => task.sleep(Duration::from_nanos(200 + task.random() % 2000)),
+    }
+}
+
+/// Waits until a thread has ended.
+#[track_caller]
+pub(crate) fn join(thread: JoinHandle<()>) -> std::thread::Result<()> {
+    if let Some(task) = scheduler::current() {
+        task.join(thread.thread().id());
+    }
+    thread.join()
+}
+
+/// The number that a simulation gives the calling thread: small, and the same in each run.
+#[inline]
+pub(crate) fn thread_number() -> Option<usize> {
+    scheduler::current().map(|task| task.number)
+}
+
+/// Turns in a loop until an instant has passed.
+#[derive(Debug, Default)]
+pub(crate) struct Backoff(crossbeam_utils::Backoff);
+
+impl Backoff {
+    pub(crate) fn new() -> Backoff {
+        Backoff::default()
+    }
+
+    pub(crate) fn snooze(&self) {
+        if scheduler::current().is_some() { yield_now() } else { self.0.snooze() }
+    }
+}
+
+/// Parking that nobody else's unparking disturbs.
+#[derive(Debug, Default)]
+pub(crate) struct Parker {
+    inner: crossbeam_utils::sync::Parker,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Unparker {
+    inner: crossbeam_utils::sync::Unparker,
+    /// Parkers are used by the thread that made them.
+    thread: Thread,
+}
+
+impl Parker {
+    pub(crate) fn new() -> Parker {
+        Parker::default()
+    }
+
+    #[track_caller]
+    pub(crate) fn park(&self) {
+        match scheduler::current() {
+            None => self.inner.park(),
+            Some(task) => task.park(None),
+        }
+    }
+
+    pub(crate) fn unparker(&self) -> Unparker {
+        Unparker { inner: self.inner.unparker().clone(), thread: current() }
+    }
+}
+
+impl Unparker {
+    pub(crate) fn unpark(&self) {
+        if scheduler::current().is_some() { self.thread.unpark() } else { self.inner.unpark() }
+    }
+}
