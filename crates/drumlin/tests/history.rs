@@ -185,7 +185,7 @@ impl Stage {
                     })
                 })
                 .collect();
-            let recorded = threads.into_iter().map(|thread| thread.join()).collect::<Vec<_>>();
+            let recorded = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect::<Vec<_>>();
             stop.store(true, Ordering::Release);
             upkeep.join().unwrap();
             recorded.into_iter().map(|recorded| recorded.expect("no thread panicked")).collect()
