@@ -4,6 +4,9 @@
 mod db;
 mod error;
 mod format;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod io;
 mod pool;
 mod seglog;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each part of the library and the parts that it may name. What is not listed, it may not.
-const ARROWS: [(&str, &[&str]); 10] = [
+const ARROWS: [(&str, &[&str]); 11] = [
     ("sync", &[]),
     ("format", &[]),
     ("error", &["format"]),
@@ -15,6 +15,8 @@ const ARROWS: [(&str, &[&str]); 10] = [
     ("tree", &["format", "sync", "error", "space", "pool"]),
     ("txn", &["format", "sync", "error", "io", "seglog", "space", "pool", "tree"]),
     ("db", &["format", "sync", "error", "io", "seglog", "space", "pool", "tree", "txn"]),
+    // Built for fuzzing only.
+    ("fuzzing", &["format", "io", "tree"]),
 ];
 
 /// The files that may contain `unsafe`.
