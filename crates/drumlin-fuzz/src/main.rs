@@ -44,6 +44,8 @@ fn run(goal: u64) -> std::io::Result<u64> {
     let mut said = Instant::now();
     while done < goal {
         let script = script(done);
+        // Where memory runs out, nothing can be caught: then it is this one.
+        std::fs::write(folder().join("current"), &script)?;
         if std::panic::catch_unwind(|| drumlin_fuzz::files::run(&script)).is_err() {
             failed += 1;
             let path = folder().join(format!("failed-{done}"));
