@@ -22,9 +22,6 @@ use crate::writers::{PREPARED, Random, Verdict, Writer};
 pub const DRIVE_BYTES: u64 = 384 << 20;
 /// A trace ends when this much was written: it is held in memory.
 const TRACE_BYTES_MAX: usize = 192 << 20;
-/// Told when what was verified may have been seen.
-const SEEN: u64 = u64::MAX - 1;
-
 /// Whose life a history is, so that its states can be verified later.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct About {
@@ -186,17 +183,20 @@ impl Bench {
         }
     }
 
-    /// Mounts, recovers and verifies a state; what the drive saw meanwhile.
-    pub fn verify(&self, about: &About, image: Image, from: &[u64], told: &[u64]) -> Result<(Outcome, History)> {
+    /// Mounts, recovers and verifies a state of which the world was told so much; what the drive saw meanwhile, with what
+    /// the world was told first.
+    fn verify(&self, about: &About, image: Image, told: &[u64]) -> Result<(Outcome, History)> {
         let writer = about.writer()?;
-        self.drive.replace(Drive::new(image));
+        let mut drive = Drive::new(image);
+        told.iter().for_each(|what| drive.tell(*what));
+        self.drive.replace(drive);
         let outcome = {
             let device = self.attach()?;
             match about.system.mount(device.path(), &self.path("mounted")) {
                 Err(error) => Outcome::NotMounted(format!("{error:#}")),
                 Ok(_mount) => {
-                    let seen = || self.drive.lock().tell(SEEN);
-                    match writer.verify(&self.path("mounted"), about.seed, from, told, &seen) {
+                    let tell = |what| self.drive.lock().tell(what);
+                    match writer.verify(&self.path("mounted"), about.seed, &about.from, told, &tell) {
                         Verdict::Whole(next) => Outcome::Whole(next),
                         Verdict::Lost(flaw) => Outcome::Lost(flaw),
                         Verdict::Wrong(flaw) => Outcome::Wrong(flaw),
@@ -213,24 +213,21 @@ impl Bench {
         let mut random = Random(cut.seed);
         let image = cutter.cut(cut.moment, cut.loss, &mut random);
         let told = history.told(cut.moment);
-        let (outcome, recovery) = self.verify(about, image.clone(), &about.from, &told)?;
-        let mut replayed = Replayed { count: outcome.count(), outcome, image };
-        let Outcome::Whole(next) = &replayed.outcome else { return Ok(replayed) };
-        if about.writer()? != Writer::Drumlin || !random.chance(20) {
+        let (outcome, recovery) = self.verify(about, image.clone(), &told)?;
+        let mut replayed = Replayed { count: outcome.count(), outcome, image, within: None };
+        let is_whole = matches!(replayed.outcome, Outcome::Whole(_));
+        if !is_whole || about.writer()? != Writer::Drumlin || !random.chance(20) {
             return Ok(replayed);
         }
-        let moment = random.below(recovery.events.len() as u64 + 1) as usize;
-        let again = Cutter::new(&recovery).cut(moment, cut.loss, &mut random);
-        // From the moment something was seen, it must stay.
-        let seen = recovery.moment_of(SEEN).is_some_and(|seen| moment >= seen);
-        let (from, told): (&[u64], &[u64]) = if seen { (next, &[]) } else { (&about.from, &told) };
-        let (outcome, _) = self.verify(about, again, from, told)?;
+        let moment = told.len() + random.below((recovery.events.len() - told.len()) as u64 + 1) as usize;
+        let again = Cut { moment, loss: cut.loss, seed: random.next() };
+        let image = Cutter::new(&recovery).cut(moment, cut.loss, &mut Random(again.seed));
+        let (outcome, _) = self.verify(about, image, &recovery.told(moment))?;
         replayed.count.add(&outcome.count());
         replayed.count.cut_again += 1;
-        if let Some(flaw) = outcome.flaw() {
-            let place = format!("recovery cut after {moment} of {} events: {flaw}", recovery.events.len());
-            replayed.outcome =
-                if matches!(outcome, Outcome::Lost(_)) { Outcome::Lost(place) } else { Outcome::Wrong(place) };
+        if !matches!(outcome, Outcome::Whole(_)) {
+            replayed.outcome = outcome;
+            replayed.within = Some((recovery, again));
         }
         Ok(replayed)
     }
@@ -244,6 +241,8 @@ pub struct Replayed {
     pub count: Count,
     /// The drive after the cut, before anything recovered.
     pub image: Image,
+    /// Where a cut of the recovery has that outcome: the recovery, and the cut.
+    pub within: Option<(History, Cut)>,
 }
 
 /// Moments to cut a history at, ascending: half of them right after an acknowledgement.
@@ -256,7 +255,7 @@ pub fn moments(about: &About, history: &History, count: usize, random: &mut Rand
         .map(|_| {
             let moment = first + random.below((last - first) as u64 + 1) as usize;
             if random.chance(50) {
-                let is_told = |event: &crate::drive::Event| matches!(event, crate::drive::Event::Told(_));
+                let is_told = |event: &crate::drive::Event| event.told().is_some();
                 history.events[moment..].iter().position(is_told).map_or(moment, |ahead| moment + ahead + 1)
             } else {
                 moment

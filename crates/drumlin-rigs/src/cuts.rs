@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::bench::{About, Bench, Cut, Outcome, moments};
+use crate::bench::{About, Bench, Cut, Outcome, Replayed, moments};
 use crate::counters::{Count, Counters};
 use crate::drive::{Cutter, History, Image, Loss};
 use crate::host::{self, FileSystem};
@@ -180,13 +180,12 @@ impl LongRun {
             let replayed = bench.replay(&about, &mut cutter, &history, cut)?;
             counters.add(&key(system, self.writer, cut.loss == Loss::None), &replayed.count)?;
             counted.add(&replayed.count);
-            match (&replayed.outcome, replayed.outcome.flaw()) {
-                (Outcome::Whole(next), _) => {
-                    let image = replayed.image;
-                    *left = Some(Left { image, from: next.clone(), seed: writer_seed, lives });
+            match replayed.outcome.flaw() {
+                Some(flaw) => report(&about, &history, cut, &replayed, &flaw)?,
+                None => {
+                    let Outcome::Whole(from) = replayed.outcome else { continue };
+                    *left = Some(Left { image: replayed.image, from, seed: writer_seed, lives });
                 }
-                (_, Some(flaw)) => report(&about, &history, cut, &flaw)?,
-                (_, None) => {}
             }
         }
         println!(
@@ -202,8 +201,12 @@ impl LongRun {
 }
 
 /// Keeps the trace of a state that is not as it should be, and says how to make the state again.
-fn report(about: &About, history: &History, cut: Cut, flaw: &str) -> Result<()> {
-    let name = format!("{}-{}-{}-{}.trace", about.system, about.writer, about.seed, cut.moment);
+pub fn report(about: &About, history: &History, cut: Cut, replayed: &Replayed, flaw: &str) -> Result<()> {
+    let (history, cut, place) = match &replayed.within {
+        Some((recovery, again)) => (recovery, *again, "-recovery"),
+        None => (history, cut, ""),
+    };
+    let name = format!("{}-{}-{}-{}{place}.trace", about.system, about.writer, about.seed, cut.moment);
     let folder = host::work_folder()?.join("failures");
     std::fs::create_dir_all(&folder)?;
     let path: PathBuf = folder.join(name);
@@ -235,7 +238,7 @@ fn cut_trace(bench: &Bench, about: &About, history: &History, states: usize, mod
         let replayed = bench.replay(about, &mut cutter, history, cut)?;
         count.add(&replayed.count);
         if let (Some(flaw), true) = (replayed.outcome.flaw(), about.writer()?.is_sound()) {
-            report(about, history, cut, &flaw)?;
+            report(about, history, cut, &replayed, &flaw)?;
         }
     }
     Ok(count)

@@ -69,6 +69,13 @@ pub enum Event {
     Told(u64),
 }
 
+impl Event {
+    /// What the world was told, if it was.
+    pub fn told(&self) -> Option<u64> {
+        if let Event::Told(what) = self { Some(*what) } else { None }
+    }
+}
+
 /// What a drive was at first, and all that happened to it.
 #[derive(Clone, Default, Debug)]
 pub struct History {
@@ -79,13 +86,12 @@ pub struct History {
 impl History {
     /// What the world was told before a moment.
     pub fn told(&self, moment: usize) -> Vec<u64> {
-        let told = |event: &Event| if let Event::Told(what) = event { Some(*what) } else { None };
-        self.events[..moment].iter().filter_map(told).collect()
+        self.events[..moment].iter().filter_map(Event::told).collect()
     }
 
     /// The moment after the first event that tells `what`.
     pub fn moment_of(&self, what: u64) -> Option<usize> {
-        self.events.iter().position(|event| matches!(event, Event::Told(told) if *told == what)).map(|at| at + 1)
+        self.events.iter().position(|event| event.told() == Some(what)).map(|at| at + 1)
     }
 
     pub fn written_bytes(&self) -> usize {

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -81,18 +82,19 @@ impl FromStr for FileSystem {
 #[derive(Debug)]
 pub struct Mount(PathBuf);
 
+/// How long something may stay busy: a ring of io_uring that was dropped lets go of its files some time later.
+const BUSY_LIMIT: Duration = Duration::from_secs(120);
+
 impl Drop for Mount {
     fn drop(&mut self) {
-        let umount = |flags: &[&str]| run(Command::new("umount").args(flags).arg(&self.0));
-        // A writer that was killed a moment ago may still hold it.
-        for _ in 0..20 {
-            if umount(&[]).is_ok() {
-                return;
+        let begun = Instant::now();
+        while let Err(error) = run(Command::new("umount").arg(&self.0)) {
+            if begun.elapsed() > BUSY_LIMIT {
+                // What is still mounted would write to the next state's drive.
+                eprintln!("drumlin-rigs: {error:#}");
+                std::process::exit(1);
             }
-            std::thread::sleep(std::time::Duration::from_millis(50));
-        }
-        if let Err(error) = umount(&["--lazy"]) {
-            eprintln!("{error:#}");
+            std::thread::sleep(Duration::from_millis(20));
         }
     }
 }
@@ -114,8 +116,21 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        if let Err(error) = run(Command::new("losetup").arg("--detach").arg(&self.0)) {
-            eprintln!("{error:#}");
+        let begun = Instant::now();
+        loop {
+            let detached = run(Command::new("losetup").arg("--detach").arg(&self.0));
+            // A busy device is detached later, and that is no error.
+            let left = output(Command::new("losetup").args(["--list", "--noheadings", "--output", "NAME"]));
+            let is_left = left.as_ref().is_ok_and(|left| left.lines().any(|name| Path::new(name.trim()) == self.0));
+            match detached.and(left) {
+                Ok(_) if !is_left => return,
+                Err(error) if !is_left => return eprintln!("{error:#}"),
+                _ if begun.elapsed() > BUSY_LIMIT => {
+                    eprintln!("drumlin-rigs: {} stays attached", self.0.display());
+                    std::process::exit(1);
+                }
+                _ => std::thread::sleep(Duration::from_millis(20)),
+            }
         }
     }
 }

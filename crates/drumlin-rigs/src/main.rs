@@ -3,6 +3,7 @@
 //! - `drive` is the drive: its volatile cache, and what a cut may leave of it;
 //! - `fuse` serves it to this host's kernel, `host` attaches and detaches;
 //! - `writers` are what runs on it: Drumlin, sound logs and broken ones;
+//! - `nbd` serves it to a virtual machine, `qemu` runs and kills that, `guest` is what runs in it;
 //! - `bench` traces a writer, makes states and verifies them; `cuts` has the commands; `counters` what they reached.
 #![allow(unreachable_pub, reason = "a program has no public face")]
 
@@ -11,7 +12,10 @@ mod counters;
 mod cuts;
 mod drive;
 mod fuse;
+mod guest;
 mod host;
+mod nbd;
+mod qemu;
 mod writers;
 
 use std::path::PathBuf;
@@ -58,6 +62,17 @@ enum Task {
         #[arg(long, default_value_t = 600.0)]
         minutes: f64,
     },
+    /// Power cuts of a whole machine, a small guest in QEMU; goes on where an earlier run ended
+    Qemu {
+        #[arg(long = "fs", value_delimiter = ',', default_value = "ext4,xfs,btrfs")]
+        systems: Vec<FileSystem>,
+        /// Cuts on each file system, those of earlier runs included
+        #[arg(long, default_value_t = 300)]
+        cuts: u64,
+        /// End after this many minutes, whatever was reached
+        #[arg(long, default_value_t = 600.0)]
+        minutes: f64,
+    },
     /// Which way of writing a log survives on which file system
     Table {
         #[arg(long = "fs", value_delimiter = ',', default_value = "ext4,xfs,btrfs")]
@@ -97,6 +112,9 @@ enum Task {
     },
     /// Detach what a killed rig left attached
     Sweep,
+    /// The first process of the virtual machine
+    #[command(hide = true)]
+    Guest,
     /// What the rigs start: writes until it is killed
     #[command(hide = true)]
     Write {
@@ -117,6 +135,9 @@ fn run(task: Task) -> Result<()> {
     if let Task::Write { writer, folder, told, seed, from } = task {
         return writer.write(&folder, &told, seed, &from);
     }
+    if matches!(task, Task::Guest) {
+        return guest::run();
+    }
     host::watch_for_interrupts()?;
     if host::has_program("losetup") {
         host::sweep()?;
@@ -127,13 +148,14 @@ fn run(task: Task) -> Result<()> {
             let goal = states;
             cuts::LongRun { systems, writer, goal, states_per_trace, seconds_per_trace, minutes }.run()
         }
+        Task::Qemu { systems, cuts, minutes } => qemu::cut(&systems, cuts, minutes),
         Task::Table { systems, states, rounds } => cuts::table(&systems, states, rounds),
         Task::Trace { system, writer, seed, seconds, out } => cuts::trace(system, writer, seed, seconds, &out),
         Task::Replay { trace, states, moment, loss, seed } => {
             let one = moment.zip(loss).map(|(moment, loss)| Cut { moment, loss, seed });
             cuts::replay(&trace, one, states, seed)
         }
-        Task::Sweep | Task::Write { .. } => Ok(()),
+        Task::Sweep | Task::Guest | Task::Write { .. } => Ok(()),
     }
 }
 

@@ -49,17 +49,19 @@ pub fn write(folder: &Path, teller: &Teller, seed: u64, from: &[u64]) -> Result<
     })
 }
 
-pub fn verify(folder: &Path, seed: u64, from: &[u64], told: &[u64], seen: &dyn Fn()) -> Verdict {
+pub fn verify(folder: &Path, seed: u64, from: &[u64], told: &[u64], tell: &dyn Fn(u64)) -> Verdict {
     let workload = workload(seed);
     let prepared = !from.is_empty() || told.contains(&PREPARED);
     let before = from.iter().enumerate().filter(|(_, next)| **next > 0);
     let before = before.map(|(thread, next)| Ack { thread: thread as u64, step: next - 1, full: true });
     let acked: Vec<Ack> =
-        before.chain(told.iter().filter(|told| **told != PREPARED).map(|told| Ack::from_bits(*told))).collect();
+        before.chain(told.iter().filter(|told| **told < super::WAITING).map(|told| Ack::from_bits(*told))).collect();
     let checked = std::panic::catch_unwind(AssertUnwindSafe(|| {
         let db = config(seed).open(folder.join(FOLDER)).map_err(|error| format!("opening: {error}"))?;
         let found = workload.verify(&db, prepared, &acked);
-        seen();
+        for (thread, next) in found.iter().flatten().enumerate().filter(|(_, next)| **next > 0) {
+            tell(Ack { thread: thread as u64, step: next - 1, full: true }.to_bits());
+        }
         // What was verified is there, and what an opening changes is synced, only when it is closed.
         let closed = db.close().map_err(|error| format!("closing: {error}"));
         found.and_then(|next| closed.map(|()| next))

@@ -51,6 +51,9 @@ impl Random {
 /// Told when all is there that the writer needs; a cut before it may leave anything or nothing.
 pub const PREPARED: u64 = u64::MAX;
 
+/// Told by a guest that waits for its order.
+pub const WAITING: u64 = u64::MAX - 1;
+
 /// The file or device for acknowledgements: they go round in it.
 pub const TOLD_BYTES: u64 = 1 << 20;
 
@@ -135,10 +138,10 @@ impl Writer {
     }
 
     /// Compares what is in `folder` with what was acknowledged: `told` by the writer before the cut, and `from` before
-    /// its life. Calls `seen` at the moment from which readers may have seen what was found.
-    pub fn verify(self, folder: &Path, seed: u64, from: &[u64], told: &[u64], seen: &dyn Fn()) -> Verdict {
+    /// its life. Tells the world what was found, when readers may have seen it.
+    pub fn verify(self, folder: &Path, seed: u64, from: &[u64], told: &[u64], tell: &dyn Fn(u64)) -> Verdict {
         match self {
-            Writer::Drumlin => database::verify(folder, seed, from, told, seen),
+            Writer::Drumlin => database::verify(folder, seed, from, told, tell),
             Writer::Log(method) => log::verify(method, folder, seed, told),
         }
     }
