@@ -154,21 +154,6 @@ impl Condvar {
         guard.inner = Some(guard.mutex.take(&task, place));
     }
 
-    /// Waits at most `duration`.
-    #[track_caller]
-    pub(crate) fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, duration: Duration) {
-        let Some(task) = scheduler::current() else {
-            self.inner.wait_for(guard.inner.as_mut().expect("held"), duration);
-            return;
-        };
-        let place = Location::caller();
-        let deadline = task.now() + duration;
-        guard.inner = None;
-        task.wake(address(guard.mutex));
-        task.wait(Wait { what: address(&self.place), kind: "a condition", place, holder: None }, Some(deadline));
-        guard.inner = Some(guard.mutex.take(&task, place));
-    }
-
     #[track_caller]
     pub(crate) fn wait_while<T: ?Sized>(
         &self,
