@@ -132,7 +132,7 @@ pub(crate) fn micros(number: f64) -> String {
 fn share(number: f64) -> String {
     let percent = number * 100.0;
     match percent {
-        percent if percent == 0.0 => "0 %".to_owned(),
+        0.0 => "0 %".to_owned(),
         percent if percent >= 9.95 => format!("{percent:.0} %"),
         percent if percent >= 0.0995 => format!("{percent:.1} %"),
         percent => format!("{percent:.3} %"),

@@ -88,13 +88,15 @@ impl Map {
 
     fn madvise(&self, advice: rustix::mm::Advice) -> io::Result<()> {
         // SAFETY: the range is this mapping; the advices given here change no content.
-        Ok(unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.bytes, advice)? })
+        unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.bytes, advice)? };
+        Ok(())
     }
 
     /// Keeps all pages in memory.
     pub(crate) fn lock(&self) -> io::Result<()> {
         // SAFETY: the range is this mapping.
-        Ok(unsafe { rustix::mm::mlock(self.start.as_ptr().cast(), self.bytes)? })
+        unsafe { rustix::mm::mlock(self.start.as_ptr().cast(), self.bytes)? };
+        Ok(())
     }
 
     /// Where it begins, to find it among the process's mappings.
@@ -133,7 +135,8 @@ impl Drop for Map {
 /// Brings the pages of `bytes` in, writable, without changing them (`MADV_POPULATE_WRITE`, Linux 5.14).
 pub(crate) fn populate(bytes: &mut [u8]) -> io::Result<()> {
     // SAFETY: the range is borrowed exclusively; the advice changes no content.
-    Ok(unsafe { rustix::mm::madvise(bytes.as_mut_ptr().cast(), bytes.len(), rustix::mm::Advice::LinuxPopulateWrite)? })
+    unsafe { rustix::mm::madvise(bytes.as_mut_ptr().cast(), bytes.len(), rustix::mm::Advice::LinuxPopulateWrite)? };
+    Ok(())
 }
 
 #[cfg(test)]

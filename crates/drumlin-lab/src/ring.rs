@@ -225,7 +225,7 @@ mod tests {
                 })
                 .unwrap();
             }
-            assert_eq!(sum, (0..16).sum());
+            assert_eq!(sum, (0..16).sum::<u32>());
         }
     }
 

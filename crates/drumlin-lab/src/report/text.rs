@@ -114,7 +114,7 @@ pub(super) fn drive_line(drive: &Drive) -> String {
     }];
     match (&drive.cache_claimed, &drive.cache_believed) {
         (Some(claimed), Some(believed)) => {
-            parts.push(format!("cache: it says {claimed}, the kernel acts on {believed}"))
+            parts.push(format!("cache: it says {claimed}, the kernel acts on {believed}"));
         }
         (None, Some(believed)) => parts.push(format!("cache: the kernel acts on {believed}")),
         _ => {}
