@@ -75,6 +75,8 @@ pub struct Transaction {
     /// What it has read, if it is serializable.
     reads: Option<SharedReads>,
     locks: Locks,
+    /// The conflict that has ended it.
+    conflict: Option<&'static str>,
 }
 
 /// What a transaction has changed. Dropped, it gives back the extents that nothing names: those of all its large values,
@@ -136,7 +138,7 @@ impl Transaction {
         let reads = (options.isolation == Isolation::Serializable)
             .then(|| Arc::new(Mutex::new(ReadSet::new(engine.write_set_bytes_max))));
         let writes = Writes { engine, set: WriteSet::default(), applied: AtomicBool::new(false) };
-        Ok(Transaction { handle: Arc::clone(handle), id, options, moment, writes, reads, locks })
+        Ok(Transaction { handle: Arc::clone(handle), id, options, moment, writes, reads, locks, conflict: None })
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {
@@ -225,8 +227,22 @@ impl Transaction {
         self.get_row(face, keyspace, key, None).await
     }
 
-    /// Takes a row's lock, and refuses a row that another transaction has changed since this one's snapshot.
+    /// Takes a row's lock, and refuses a row that another transaction has changed since this one's snapshot. A conflict is
+    /// remembered: it ends the transaction.
     async fn lock(&mut self, face: Face<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<()> {
+        self.check_conflict()?;
+        let result = self.try_lock(face, keyspace, key).await;
+        if let Err(Error::Conflict { reason }) = result {
+            self.conflict = Some(reason);
+        }
+        result
+    }
+
+    fn check_conflict(&self) -> Result<()> {
+        self.conflict.map_or(Ok(()), |reason| Err(Error::Conflict { reason }))
+    }
+
+    async fn try_lock(&mut self, face: Face<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<()> {
         self.check_owner(keyspace)?;
         let core = Arc::clone(self.core());
         core.check_key(&keyspace.named, key)?;
@@ -273,7 +289,8 @@ impl Transaction {
     ///
     /// # Errors
     /// [`Error::Conflict`] if another transaction has changed the row since this one began, or holds it for too long;
-    /// [`Error::KeyTooLong`], [`Error::TransactionTooLarge`]. The transaction can go on after all but conflicts.
+    /// [`Error::KeyTooLong`], [`Error::TransactionTooLarge`]. The transaction can go on after all but a conflict, which its
+    /// further writes and its commit get as well.
     pub fn insert(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         ready(self.insert_as(Face::Blocking, keyspace, key.as_ref(), value.as_ref()))
     }
@@ -467,14 +484,16 @@ impl Transaction {
     /// changes that of its snapshot, once it is durable.
     ///
     /// # Errors
-    /// [`Error::DiskFull`], [`Error::TransactionTooLarge`], [`Error::Failed`]; of a serializable transaction
-    /// [`Error::Conflict`], [`Error::SnapshotTooOld`]: nothing of it remains.
+    /// [`Error::DiskFull`], [`Error::TransactionTooLarge`], [`Error::Failed`], [`Error::SnapshotTooOld`];
+    /// [`Error::Conflict`] if it is serializable and rows that it read have changed, or if one of its writes got it: nothing
+    /// of it remains.
     /// [`Error::OutcomeUnknown`]: reopening tells.
     pub fn commit(self) -> Result<Timestamp> {
         ready(self.commit_as(Face::Blocking))
     }
 
     pub(crate) async fn commit_as(self, face: Face<'_>) -> Result<Timestamp> {
+        self.check_conflict()?;
         let Transaction { handle, options, moment, writes, reads, locks, .. } = self;
         let core = &handle.core;
         if writes.set.is_empty() {

@@ -29,6 +29,13 @@ use crate::space::{FrameIndex, PageTable, Word};
 const CLASS_COUNT: usize = 8;
 const CLASS_SHIFT: u32 = 29;
 
+/// How long whoever holds latches waits for the next before it looks again where the page is.
+///
+/// Latches are taken in the order of keys, so that nobody waits for somebody who waits for him. But an outdated view may
+/// lead to a frame whose page lies elsewhere in the order, or that the caller has latched himself. Such a wait has to end;
+/// a millisecond is longer than a latch is held where nobody waits for the disk.
+const LATCH_WAIT: std::time::Duration = std::time::Duration::from_millis(1);
+
 /// What is known of the page in a frame; in a cache line of its own.
 #[repr(align(64))]
 pub(crate) struct FrameHeader {
@@ -470,6 +477,43 @@ impl Frames {
             return Some(write);
         }
         None
+    }
+
+    /// As [`read`](Self::read), for a caller that holds other latches: `None` also where the latch is among them, or was not
+    /// to be had in time. See [`LATCH_WAIT`].
+    pub(crate) fn read_beside(
+        &self,
+        frame: FrameIndex,
+        identity: Identity,
+        is_mine: &impl Fn(FrameIndex) -> bool,
+    ) -> Option<FrameRead<'_>> {
+        let header = self.header(frame);
+        let latch = match header.latch.try_read() {
+            Some(latch) => latch,
+            None if is_mine(frame) || !header.is(identity) => return None,
+            None => header.latch.try_read_for(LATCH_WAIT)?,
+        };
+        let read = FrameRead { frames: self, frame, _latch: latch };
+        header.touch();
+        header.is(identity).then_some(read)
+    }
+
+    /// As [`write`](Self::write), for a caller that holds other latches: as [`read_beside`](Self::read_beside).
+    pub(crate) fn write_beside(
+        &self,
+        frame: FrameIndex,
+        identity: Identity,
+        is_mine: &impl Fn(FrameIndex) -> bool,
+    ) -> Option<FrameWrite<'_>> {
+        let header = self.header(frame);
+        let latch = match header.latch.try_write() {
+            Some(latch) => latch,
+            None if is_mine(frame) || !header.is(identity) => return None,
+            None => header.latch.try_write_for(LATCH_WAIT)?,
+        };
+        let write = FrameWrite { frames: self, frame, _latch: latch };
+        header.touch();
+        header.is(identity).then_some(write)
     }
 
     /// As [`write`](Self::write), only if nobody holds the latch.

@@ -205,22 +205,54 @@ impl Tree {
         Err(self.lost())
     }
 
+    /// As [`read_leaf`](Self::read_leaf), for a caller that holds the latches of leaves before this one: those of the
+    /// frames that `is_mine` knows.
+    pub(crate) fn read_leaf_beside<'p>(
+        &'p self,
+        pin: &'p Pin<'_>,
+        key: &[u8],
+        is_mine: &impl Fn(FrameIndex) -> bool,
+    ) -> Result<FrameRead<'p>, Stop> {
+        for restart in 0..RESTARTS_MAX {
+            if let Some((page, frame)) = self.descend(pin, Target::At(key), |_, _, _, _| ())?
+                && let Some(read) = self.pool.frames.read_beside(frame, self.identity(page), is_mine)
+                && self.pages.table.load(page) == Word::Leaf(frame)
+                && Node::new(&read).covers(key)
+            {
+                return Ok(read);
+            }
+            self.pause(restart)?;
+        }
+        Err(self.lost())
+    }
+
     /// The leaf in a frame where it was found before, latched for change, if it is still there and covers the key.
     #[inline]
-    pub(crate) fn write_leaf_at(&self, page: PageId, frame: FrameIndex, key: &[u8]) -> Option<FrameWrite<'_>> {
-        let write = self.pool.frames.write(frame, self.identity(page))?;
+    pub(crate) fn write_leaf_at(
+        &self,
+        page: PageId,
+        frame: FrameIndex,
+        key: &[u8],
+        is_mine: &impl Fn(FrameIndex) -> bool,
+    ) -> Option<FrameWrite<'_>> {
+        let write = self.pool.frames.write_beside(frame, self.identity(page), is_mine)?;
         (self.pages.table.load(page) == Word::Leaf(frame) && Node::new(&write).covers(key)).then_some(write)
     }
 
-    /// The leaf that covers the key, latched for change. Expected O(log n).
+    /// The leaf that covers the key, latched for change, for a caller that holds the latches of leaves before it: those of
+    /// the frames that `is_mine` knows. Expected O(log n).
     #[inline]
-    pub(crate) fn write_leaf<'p>(&'p self, pin: &'p Pin<'_>, key: &[u8]) -> Result<FrameWrite<'p>, Stop> {
-        let target = Target::At(key);
+    pub(crate) fn write_leaf<'p>(
+        &'p self,
+        pin: &'p Pin<'_>,
+        key: &[u8],
+        is_mine: &impl Fn(FrameIndex) -> bool,
+    ) -> Result<FrameWrite<'p>, Stop> {
         for restart in 0..RESTARTS_MAX {
-            if let Some((page, frame)) = self.descend(pin, target, |_, _, _, _| ())?
-                && let Some(write) = self.pool.frames.write(frame, self.identity(page))
+            if let Some((page, frame)) = self.descend(pin, Target::At(key), |_, _, _, _| ())?
+                && let Some(write) = self.pool.frames.write_beside(frame, self.identity(page), is_mine)
                 && self.pages.table.load(page) == Word::Leaf(frame)
-                && target.is_in(&Node::new(&write))
+                && Node::new(&write).covers(key)
             {
                 return Ok(write);
             }

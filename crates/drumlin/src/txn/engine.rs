@@ -695,13 +695,17 @@ impl Engine {
         let mut start = 0;
         let mut held = held.iter();
         loop {
+            let is_mine = |frame| {
+                only_read.iter().any(|read| read.frame() == frame)
+                    || leaves.iter().any(|(write, _)| write.frame() == frame)
+            };
             let row = rows.get(start).map(|row| (row.tree, row.key));
             let (tree, key) = match (walk.next(), row) {
                 (None, None) => break,
                 (None, Some(row)) => row,
                 (Some(read), Some(row)) if (row.0.pages.id, row.1) <= (read.0.pages.id, read.1) => row,
                 (Some((tree, key)), _) => {
-                    let read = tree.read_leaf(&pin, Target::At(key))?;
+                    let read = tree.read_leaf_beside(&pin, key, &is_mine)?;
                     let leaf = Leaf::new(&read);
                     if !row.is_some_and(|(other, key)| other.pages.id == tree.pages.id && leaf.covers(key)) {
                         self.validate(reads, &mut walk, tree, read.header(), &leaf)?;
@@ -715,12 +719,12 @@ impl Engine {
             let hint = held.as_slice().iter().position(|&(row, _, _)| row >= start).unwrap_or(held.len());
             held = held.as_slice()[hint..].iter();
             let write = match held.as_slice().first() {
-                Some(&(row, page, frame)) if row == start => tree.write_leaf_at(page, frame, key),
+                Some(&(row, page, frame)) if row == start => tree.write_leaf_at(page, frame, key, &is_mine),
                 _ => None,
             };
             let write = match write {
                 Some(write) => write,
-                None => tree.write_leaf(&pin, key)?,
+                None => tree.write_leaf(&pin, key, &is_mine)?,
             };
             let leaf = Leaf::new(&write);
             self.validate(reads, &mut walk, tree, write.header(), &leaf)?;
