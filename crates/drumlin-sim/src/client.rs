@@ -293,7 +293,8 @@ impl Client {
         self.life.counts.add(Count::Transactions);
         let isolation = match self.random.below(100) {
             0..50 => Isolation::Snapshot,
-            50..75 => Isolation::Serializable,
+            50..75 if self.life.plan.serializable => Isolation::Serializable,
+            50..75 => Isolation::Snapshot,
             _ => Isolation::ReadCommitted,
         };
         let durability = self.durability();
