@@ -150,10 +150,10 @@ pub(crate) struct Pace<'a> {
 }
 
 impl Pace<'_> {
-    /// Whether to go on.
+    /// Whether to go on: until the time is over, and at least until one operation was done.
     #[inline]
     pub(crate) fn go_on(&self) -> bool {
-        !self.stop.load(Ordering::Relaxed)
+        !self.stop.load(Ordering::Relaxed) || self.latencies.0.is_empty()
     }
 
     /// Notes one operation of so many bytes, begun at `started`.

@@ -249,7 +249,7 @@ mod tests {
             let timing = Timing { seconds: 0.02, sample_seconds: 0.0 };
             let task = Task { path: file.path().to_owned(), way, bytes: 64, threads: 2, dax: false, timing };
             match task.perform() {
-                Ok(done) => assert!(done.operations > 0, "{way:?}"),
+                Ok(done) => assert!(done.latency.count > 0, "{way:?}"),
                 Err(error) => assert!(way == Way::MappedPersisted, "{way:?}: {error}"),
             }
             let mut bytes = [9; 64];

@@ -709,7 +709,7 @@ mod tests {
         let ring = |registered| Method::Ring { depth: 4, options: RingOptions { registered, polled: false } };
         for method in [Method::Mapped(Advice::Random), Method::Buffered, Method::Direct, ring(false), ring(true)] {
             match task(&path, method).perform(|_| {}) {
-                Ok(load) => assert!(load.operations > 0 && load.bytes == load.operations * 4096, "{method:?}"),
+                Ok(load) => assert!(load.latency.count > 0 && load.bytes == load.operations * 4096, "{method:?}"),
                 Err(error) => {
                     let refused = matches!(method, Method::Direct | Method::Ring { .. });
                     assert!(refused, "{method:?}: {error}");

@@ -537,7 +537,7 @@ mod tests {
             let timing = Timing { seconds: 0.02, sample_seconds: 0.0 };
             let task = Task { path, method, bytes: 4096, writers: 2, timing };
             match task.clone().perform() {
-                Ok(load) => assert!(load.operations > 0, "{method:?}"),
+                Ok(load) => assert!(load.latency.count > 0, "{method:?}"),
                 Err(error) => assert!(method.is_direct(), "{method:?}: {error}"),
             }
             assert_eq!(task.perform().unwrap_err().kind(), io::ErrorKind::AlreadyExists, "{method:?}");
