@@ -176,8 +176,8 @@ impl From<Error> for Failure {
                 format!("the disk is full: {needed_bytes} more bytes are needed in {}", path.display()),
             )
             .hint("free space there, or `drumlin rm` rows and `drumlin compact`; what was acknowledged is safe"),
-            Error::TransactionTooLarge { limit_bytes } => {
-                Failure::other(format!("transaction too large: its writes exceed {limit_bytes} bytes"))
+            Error::TransactionTooLarge { limit_bytes, what, .. } => {
+                Failure::other(format!("transaction too large: {what} exceeds {limit_bytes} bytes"))
                     .hint("use a smaller --batch, or a larger --memory")
             }
             Error::OutcomeUnknown { reason } => Failure::new(

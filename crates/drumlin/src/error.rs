@@ -73,13 +73,15 @@ pub enum Error {
         /// Which of the possible conflicts it was.
         reason: &'static str,
     },
-    /// The transaction's writes exceed its share of memory.
-    #[error(
-        "transaction too large: its writes exceed {limit_bytes} bytes. Commit in smaller parts, or raise Config::memory"
-    )]
+    /// The transaction's writes, or what a serializable one read, exceed their share of memory.
+    #[error("transaction too large: {what} exceeds {limit_bytes} bytes. {remedy}")]
     TransactionTooLarge {
-        /// The most one transaction may write.
+        /// Its share.
         limit_bytes: u64,
+        /// What exceeds it.
+        what: &'static str,
+        /// What can be done about it.
+        remedy: &'static str,
     },
     /// The versions a snapshot needs exceeded their share of memory. Take a new one.
     #[error("snapshot of timestamp {} is too old: the versions it needs exceeded their share of memory. Take a new snapshot", .timestamp)]
@@ -179,6 +181,22 @@ impl Error {
     #[must_use]
     pub fn is_conflict(&self) -> bool {
         matches!(self, Error::Conflict { .. })
+    }
+
+    pub(crate) fn writes_too_large(limit_bytes: u64) -> Error {
+        Error::TransactionTooLarge {
+            limit_bytes,
+            what: "what it writes",
+            remedy: "Commit in smaller parts, or raise Config::memory",
+        }
+    }
+
+    pub(crate) fn reads_too_large(limit_bytes: u64) -> Error {
+        Error::TransactionTooLarge {
+            limit_bytes,
+            what: "what it has read and must validate",
+            remedy: "Read less in a serializable transaction that writes, use Isolation::Snapshot, or raise Config::memory",
+        }
     }
 
     pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Error {

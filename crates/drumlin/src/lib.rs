@@ -12,13 +12,14 @@ mod pool;
 mod seglog;
 mod space;
 mod sync;
+mod task;
 mod tree;
 mod txn;
 
 pub use db::{
-    CheckProgress, CheckReport, CheckpointReport, CompactReport, Config, Damage, Database, Isolation, Keyspace,
-    KeyspaceInfo, KeyspaceOptions, Opening, Range, Savepoint, Snapshot, Stats, Transaction, TxOptions, Value,
-    ValueReader,
+    AsyncValueReader, Attempt, CheckProgress, CheckReport, CheckpointReport, CompactReport, Config, Damage, Database,
+    Isolation, Keyspace, KeyspaceInfo, KeyspaceOptions, Opening, Range, Savepoint, Snapshot, Stats, Transaction,
+    TxOptions, Value, ValueReader,
 };
 pub use error::{Error, Recourse, Result};
 pub use format::{Epoch, Incarnation, KeyspaceId, PageId, SegmentId, Timestamp};

@@ -6,3 +6,9 @@
 pub(crate) use std::thread::{Thread, current, park_timeout, sleep, yield_now};
 
 pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+// Under `--cfg drumlin_loom` the parts that have models use its atomics.
+#[cfg(drumlin_loom)]
+pub(crate) use loom::sync::atomic;
+#[cfg(not(drumlin_loom))]
+pub(crate) use std::sync::atomic;

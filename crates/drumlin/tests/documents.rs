@@ -50,7 +50,7 @@ fn tests_that_are_named_exist() {
     let mut functions = BTreeSet::new();
     for path in sources {
         let text = fs::read_to_string(path).unwrap();
-        functions.extend(text.split("fn ").skip(1).filter_map(|rest| Some(rest.split('(').next()?.to_owned())));
+        functions.extend(text.split("fn ").skip(1).filter_map(|rest| Some(rest.split(['(', '<']).next()?.to_owned())));
     }
     let is_test_name =
         |word: &str| word.matches('_').count() >= 2 && word.chars().all(|c| c == '_' || c.is_ascii_lowercase());

@@ -65,7 +65,7 @@ impl Config {
     }
 
     /// The memory budget in bytes, for everything that the database keeps: pages and their headers, page tables, log and
-    /// I/O buffers, versions, locks, write sets. Default 256 MiB, at least 8 MiB.
+    /// I/O buffers, versions, locks, read and write sets. Default 256 MiB, at least 8 MiB.
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Config {
         self.memory_bytes = bytes;

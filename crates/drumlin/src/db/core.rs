@@ -1,9 +1,12 @@
 //! The parts of an open database, and what its handles share.
 
 use std::collections::BTreeMap;
+use std::future::{Future, poll_fn};
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::task::Poll;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -19,6 +22,7 @@ use crate::io::{FileRef, SyncMethod};
 use crate::seglog::Body;
 use crate::space::PageSpace;
 use crate::space::checkpoint::Base;
+use crate::task::{Face, ready};
 use crate::tree::Tree;
 use crate::txn::engine::{Engine, View};
 use crate::txn::locks::{Granted, LockError};
@@ -190,7 +194,7 @@ impl Core {
         self.engine.check_failure()?;
         let log = self.engine.log();
         let body = Body::new(body);
-        let mut reservation = Some(self.engine.reserve_log(0, body.bytes().len())?);
+        let mut reservation = Some(ready(self.engine.reserve_log(Face::Blocking, 0, body.bytes().len()))?);
         let mut appended = None;
         let value = apply(&mut || {
             let reservation = reservation.take().expect("a commit takes its timestamp once");
@@ -242,18 +246,37 @@ impl Core {
     }
 
     /// Takes a row's lock, waiting up to `timeout`.
-    pub(crate) fn lock_row(
+    pub(crate) async fn lock_row(
         &self,
+        face: Face<'_>,
         owner: TransactionId,
         keyspace: KeyspaceId,
         key: &[u8],
         timeout: Duration,
     ) -> Result<Granted> {
-        if let Ok(granted) = self.engine.locks.try_lock(owner, keyspace, key) {
+        let locks = &self.engine.locks;
+        if let Ok(granted) = locks.try_lock(owner, keyspace, key) {
             return Ok(granted);
         }
         let deadline = self.now() + timeout;
-        self.engine.locks.lock(owner, keyspace, key, deadline, &|| self.now()).map_err(|error| Error::Conflict {
+        let locked = match face {
+            Face::Blocking => locks.lock(owner, keyspace, key, deadline, &|| self.now()),
+            Face::Tasks(tasks) => {
+                let mut acquire = pin!(locks.acquire(owner, keyspace, key));
+                let mut alarm = None;
+                let acquired = poll_fn(|context| match acquire.as_mut().poll(context) {
+                    Poll::Ready(locked) => Poll::Ready(locked),
+                    // Dropped, it gives up its place, and a lock that nobody has told it of.
+                    Poll::Pending if self.now() >= deadline => Poll::Ready(Err(LockError::Timeout)),
+                    Poll::Pending => {
+                        alarm = Some(tasks.timer.wake_at(deadline, context.waker().clone()));
+                        Poll::Pending
+                    }
+                });
+                acquired.await
+            }
+        };
+        locked.map_err(|error| Error::Conflict {
             reason: match error {
                 LockError::Timeout => "another transaction kept a row locked for too long",
                 LockError::Deadlock => "two transactions wait for rows that the other has locked",
@@ -261,13 +284,24 @@ impl Core {
         })
     }
 
-    /// One write outside of a transaction: locks its row and works on the newest.
-    pub(crate) fn autocommit(&self, row: engine::Row<'_>, durability: engine::Durability) -> Result<()> {
+    /// One write outside of a transaction: locks its row and works on the newest. `applied` is called once nothing can take
+    /// it back any more.
+    pub(crate) async fn autocommit(
+        &self,
+        face: Face<'_>,
+        row: engine::Row<'_>,
+        durability: engine::Durability,
+        applied: impl FnOnce(),
+    ) -> Result<()> {
         let owner = self.next_transaction();
         let keyspace = row.tree.pages.id;
-        self.lock_row(owner, keyspace, row.key, LOCK_TIMEOUT)?;
-        let result = self.engine.commit(&[row], durability);
-        self.engine.locks.unlock(owner, keyspace, row.key);
+        self.lock_row(face, owner, keyspace, row.key, LOCK_TIMEOUT).await?;
+        let lock = RowLock { engine: &self.engine, owner, keyspace, key: row.key };
+        let unlocked = move || {
+            drop(lock);
+            applied();
+        };
+        let result = self.engine.commit(face, &[row], None, durability, unlocked).await;
         self.after_commit();
         result.map(drop)
     }
@@ -305,8 +339,14 @@ impl Core {
         }
     }
 
-    pub(crate) fn read_large(&self, tree: &Tree, reference: &LargeRef, moment: &Registration) -> Result<Vec<u8>> {
-        match values::read_whole(&self.engine.pool, &tree.pages, reference) {
+    pub(crate) async fn read_large(
+        &self,
+        face: Face<'_>,
+        tree: &Tree,
+        reference: &LargeRef,
+        moment: &Registration,
+    ) -> Result<Vec<u8>> {
+        match values::read_whole(face, &self.engine.pool, &tree.pages, reference).await {
             Ok(Some(value)) => Ok(value),
             Ok(None) => Err(self.gone(tree, moment)),
             // The value of a snapshot that was ended may be gone, and its pages another's.
@@ -314,14 +354,15 @@ impl Core {
         }
     }
 
-    pub(crate) fn read_chunk(
+    pub(crate) async fn read_chunk(
         &self,
+        face: Face<'_>,
         tree: &Tree,
         reference: &LargeRef,
         index: u32,
         moment: &Registration,
     ) -> Result<Vec<u8>> {
-        match values::read_chunk(&self.engine.pool, &tree.pages, reference, index) {
+        match values::read_chunk(face, &self.engine.pool, &tree.pages, reference, index).await {
             Ok(Chunk::Bytes(bytes)) => Ok(bytes),
             Ok(Chunk::Gone) => Err(self.gone(tree, moment)),
             Err(error) => moment.check().and(Err(error)),
@@ -329,14 +370,20 @@ impl Core {
     }
 
     /// A chunk of a value that is in extents and in no table yet.
-    pub(crate) fn read_unplaced_chunk(&self, tree: &Tree, value: &LargeValue, index: usize) -> Result<Vec<u8>> {
-        values::read_unplaced(&self.engine.pool, &tree.pages, value, index)
+    pub(crate) async fn read_unplaced_chunk(
+        &self,
+        face: Face<'_>,
+        tree: &Tree,
+        value: &LargeValue,
+        index: usize,
+    ) -> Result<Vec<u8>> {
+        values::read_unplaced(face, &self.engine.pool, &tree.pages, value, index).await
     }
 
-    pub(crate) fn read_unplaced(&self, tree: &Tree, value: &LargeValue) -> Result<Vec<u8>> {
+    pub(crate) async fn read_unplaced(&self, face: Face<'_>, tree: &Tree, value: &LargeValue) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         for index in 0..value.places.len() {
-            bytes.extend(self.read_unplaced_chunk(tree, value, index)?);
+            bytes.extend(self.read_unplaced_chunk(face, tree, value, index).await?);
         }
         Ok(bytes)
     }
@@ -350,11 +397,18 @@ impl Core {
     pub(crate) fn new_value(&self) -> u64 {
         self.engine.next_value.fetch_add(1, Ordering::Relaxed)
     }
+}
 
-    /// Gives a large value's extents back after a commit that did not happen.
-    pub(crate) fn discard_unless_applied(&self, value: &LargeValue, error: &Error) {
-        if !matches!(error, Error::OutcomeUnknown { .. }) {
-            values::discard(&self.engine.pool, value);
-        }
+/// The lock of one row, until it is dropped.
+struct RowLock<'a> {
+    engine: &'a Engine,
+    owner: TransactionId,
+    keyspace: KeyspaceId,
+    key: &'a [u8],
+}
+
+impl Drop for RowLock<'_> {
+    fn drop(&mut self) {
+        self.engine.locks.unlock(self.owner, self.keyspace, self.key);
     }
 }

@@ -9,8 +9,9 @@ use super::range::{self, Content, Range, ValueReader};
 use super::{Handle, Value};
 use crate::error::Result;
 use crate::format::KeyspaceId;
+use crate::task::{Face, ready};
 use crate::txn::engine::{Durability, Found, Row};
-use crate::txn::values::{self, MEDIUM_BYTES_MAX};
+use crate::txn::values::{self, Blocking, MEDIUM_BYTES_MAX, Source};
 use crate::txn::write_set::Change;
 
 /// A keyspace: rows in the order of their keys (by bytes). A cheap handle.
@@ -21,6 +22,9 @@ pub struct Keyspace {
     pub(crate) handle: Arc<Handle>,
     pub(crate) named: Arc<Named>,
 }
+
+/// Keys whose pages are brought in together.
+pub(crate) const GET_MANY_PART: usize = 256;
 
 /// What a new keyspace is like.
 #[derive(Clone, Copy, Debug, Default)]
@@ -89,29 +93,41 @@ impl Keyspace {
     /// # Errors
     /// As [`insert`](Keyspace::insert).
     pub fn insert_with(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>, durability: Durability) -> Result<()> {
-        let (key, value) = (key.as_ref(), value.as_ref());
-        if value.len() > MEDIUM_BYTES_MAX {
-            return self.insert_large(key, value, durability).map(drop);
-        }
-        self.core().check_key(&self.named, key)?;
-        self.core().autocommit(Row { tree: &self.named.tree, key, change: Change::Put(value) }, durability)
+        ready(self.insert_as(Face::Blocking, key.as_ref(), value.as_ref(), durability))
     }
 
-    fn insert_large(&self, key: &[u8], reader: impl Read, durability: Durability) -> Result<u64> {
+    pub(crate) async fn insert_as(
+        &self,
+        face: Face<'_>,
+        key: &[u8],
+        value: &[u8],
+        durability: Durability,
+    ) -> Result<()> {
+        if value.len() > MEDIUM_BYTES_MAX {
+            return self.insert_large(face, key, Blocking(value), durability).await.map(drop);
+        }
+        self.core().check_key(&self.named, key)?;
+        let row = Row { tree: &self.named.tree, key, change: Change::Put(value) };
+        self.core().autocommit(face, row, durability, || ()).await
+    }
+
+    async fn insert_large(
+        &self,
+        face: Face<'_>,
+        key: &[u8],
+        source: impl Source,
+        durability: Durability,
+    ) -> Result<u64> {
         let core = self.core();
         core.check_key(&self.named, key)?;
         core.engine.check_failure()?;
-        let pool = &core.engine.pool;
-        let value =
-            values::write_large(pool, &self.named.tree.pages, core.new_value(), reader, &core.engine.make_space)?;
+        let (pool, pages) = (&core.engine.pool, &self.named.tree.pages);
+        let made = values::write_large(face, pool, pages, core.new_value(), source, &core.engine.make_space).await?;
+        let value = made.value().clone();
         let row = Row { tree: &self.named.tree, key, change: Change::PutLarge(&value) };
-        match core.autocommit(row, durability) {
-            Ok(()) => Ok(value.length),
-            Err(error) => {
-                core.discard_unless_applied(&value, &error);
-                Err(error)
-            }
-        }
+        // Until it is applied, it is given back however this ends.
+        core.autocommit(face, row, durability, move || drop(made.into_value())).await?;
+        Ok(value.length)
     }
 
     /// Stores what `reader` yields as the row's value, of any length, in memory of under a megabyte. The row changes when
@@ -120,13 +136,16 @@ impl Keyspace {
     /// # Errors
     /// [`Source`](crate::Error::Source) if the reader fails; nothing of the value remains then. Otherwise as [`insert`](Keyspace::insert).
     pub fn insert_from(&self, key: impl AsRef<[u8]>, reader: impl Read) -> Result<u64> {
-        let mut reader = reader;
-        let head = read_head(&mut reader)?;
+        ready(self.insert_from_as(Face::Blocking, key.as_ref(), Blocking(reader)))
+    }
+
+    pub(crate) async fn insert_from_as(&self, face: Face<'_>, key: &[u8], mut source: impl Source) -> Result<u64> {
+        let head = read_head(&mut source).await?;
         if head.len() <= MEDIUM_BYTES_MAX {
-            self.insert(key, &head)?;
+            self.insert_as(face, key, &head, Durability::Full).await?;
             return Ok(head.len() as u64);
         }
-        self.insert_large(key.as_ref(), head.chain(reader), Durability::Full)
+        self.insert_large(face, key, WithHead { head: &head, source }, Durability::Full).await
     }
 
     /// The row's value. O(log n); one read of the device at the most where inner nodes are in memory.
@@ -152,8 +171,9 @@ impl Keyspace {
     /// As [`get`](Keyspace::get).
     pub fn get_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<Value>>> {
         let mut values = Vec::with_capacity(keys.len());
-        for part in keys.chunks(256) {
-            self.core().engine.bring_in(&self.named.tree, &part.iter().map(AsRef::as_ref))?;
+        for part in keys.chunks(GET_MANY_PART) {
+            let keys = part.iter().map(AsRef::as_ref);
+            ready(self.core().engine.bring_in(Face::Blocking, &self.named.tree, &keys))?;
             for key in part {
                 values.push(self.get(key)?);
             }
@@ -166,9 +186,13 @@ impl Keyspace {
     /// # Errors
     /// As [`insert`](Keyspace::insert); works on a full disk too.
     pub fn remove(&self, key: impl AsRef<[u8]>) -> Result<()> {
-        let key = key.as_ref();
+        ready(self.remove_as(Face::Blocking, key.as_ref()))
+    }
+
+    pub(crate) async fn remove_as(&self, face: Face<'_>, key: &[u8]) -> Result<()> {
         self.core().check_key(&self.named, key)?;
-        self.core().autocommit(Row { tree: &self.named.tree, key, change: Change::Remove }, Durability::Full)
+        let row = Row { tree: &self.named.tree, key, change: Change::Remove };
+        self.core().autocommit(face, row, Durability::Full, || ()).await
     }
 
     /// The rows of a range as they are now; what is changed later does not show. See [`Range`].
@@ -179,7 +203,7 @@ impl Keyspace {
     fn scan(&self, bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>)) -> Range {
         let core = self.core();
         let moment = core.register(|| core.engine.clock.visible());
-        Range::new(Arc::clone(core), self.named.tree.clone(), moment, bounds, Default::default())
+        Range::new(Arc::clone(core), self.named.tree.clone(), moment, bounds, Default::default(), None)
     }
 
     /// All rows.
@@ -198,7 +222,7 @@ impl Keyspace {
     /// # Errors
     /// As [`get`](Keyspace::get).
     pub fn count<R: RangeBounds<Vec<u8>>>(&self, range: R) -> Result<u64> {
-        self.range(range).count_rows()
+        ready(self.range(range).count_rows(Face::Blocking))
     }
 
     /// A value as a stream, for values larger than one wants in memory: `Read` and `Seek`, as it is now.
@@ -208,28 +232,44 @@ impl Keyspace {
     pub fn read(&self, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
         let core = self.core();
         let moment = core.register(|| core.engine.clock.visible());
-        core.value_reader(&self.named.tree, key.as_ref(), moment)
+        ready(core.value_reader(Face::Blocking, &self.named.tree, key.as_ref(), moment))
     }
 }
 
 /// As many bytes as tell whether the value is a large one.
-pub(crate) fn read_head(reader: &mut impl Read) -> Result<Vec<u8>> {
+pub(crate) async fn read_head(source: &mut impl Source) -> Result<Vec<u8>> {
     let mut head = vec![0; MEDIUM_BYTES_MAX + 1];
-    let filled = values::read_up_to(reader, &mut head)?;
+    let filled = source.fill(&mut head).await?;
     head.truncate(filled);
     Ok(head)
 }
 
+/// A source of which the first bytes were read already.
+pub(crate) struct WithHead<'h, S> {
+    pub(crate) head: &'h [u8],
+    pub(crate) source: S,
+}
+
+impl<S: Source> Source for WithHead<'_, S> {
+    async fn fill(&mut self, buffer: &mut [u8]) -> Result<usize> {
+        let count = self.head.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&self.head[..count]);
+        self.head = &self.head[count..];
+        Ok(count + self.source.fill(&mut buffer[count..]).await?)
+    }
+}
+
 impl Core {
-    pub(crate) fn value_reader(
+    pub(crate) async fn value_reader(
         self: &Arc<Self>,
+        face: Face<'_>,
         tree: &crate::tree::Tree,
         key: &[u8],
         moment: Arc<crate::txn::snapshots::Registration>,
     ) -> Result<Option<ValueReader>> {
         moment.check()?;
         let view = crate::txn::engine::View::At(moment.timestamp);
-        let content = match self.engine.find(tree, key, view)? {
+        let content = match self.engine.find_as(face, tree, key, view).await? {
             None => return Ok(None),
             Some(Found::Inline(value)) => Content::Bytes(value.to_vec()),
             Some(Found::Large(reference)) => Content::Placed(reference),

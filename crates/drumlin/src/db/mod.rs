@@ -1,5 +1,6 @@
 //! The public face: databases, keyspaces, transactions, snapshots.
 
+mod asynchronous;
 mod check;
 mod checkpoint;
 mod clean;
@@ -17,12 +18,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use asynchronous::Attempt;
 pub use check::{CheckProgress, CheckReport, Damage};
 pub use checkpoint::CheckpointReport;
 pub use clean::CompactReport;
 pub use config::Config;
 pub use keyspace::{Keyspace, KeyspaceInfo, KeyspaceOptions};
-pub use range::{Range, ValueReader};
+pub use range::{AsyncValueReader, Range, ValueReader};
 pub use snapshot::Snapshot;
 pub use stats::Stats;
 pub use transaction::{Isolation, Savepoint, Transaction, TxOptions};
@@ -58,6 +60,9 @@ use core::Core;
 pub struct Database {
     handle: Arc<Handle>,
 }
+
+/// How often a transaction is tried that ends in conflicts.
+const ATTEMPTS_MAX: u32 = 100;
 
 /// Closes the database when the last handle goes.
 #[derive(Debug)]
@@ -181,23 +186,38 @@ impl Database {
     ///
     /// # Errors
     /// Any error of `body` or of the commit but the conflicts that were retried.
-    pub fn transact<T>(&self, mut body: impl FnMut(&mut Transaction) -> Result<T>) -> Result<T> {
-        const ATTEMPTS_MAX: u32 = 100;
+    pub fn transact<T>(&self, body: impl FnMut(&mut Transaction) -> Result<T>) -> Result<T> {
+        self.transact_with(TxOptions::default(), body)
+    }
+
+    /// As [`transact`](Database::transact), in transactions of one's own options.
+    ///
+    /// # Errors
+    /// As [`transact`](Database::transact).
+    pub fn transact_with<T>(
+        &self,
+        options: TxOptions,
+        mut body: impl FnMut(&mut Transaction) -> Result<T>,
+    ) -> Result<T> {
         let mut attempt = 0;
         loop {
-            let mut transaction = self.begin()?;
+            let mut transaction = self.begin_with(options)?;
             let result = body(&mut transaction).and_then(|value| transaction.commit().map(|_| value));
             attempt += 1;
             match result {
                 Err(error) if error.is_conflict() && attempt < ATTEMPTS_MAX => {
-                    // Up to twice the pause, so that two that met do not meet again.
-                    let pause_us = 50u64 << attempt.min(10);
-                    let random = self.core().engine.backend.random() % pause_us;
-                    crate::sync::sleep(Duration::from_micros((pause_us / 2 + random).min(50_000)));
+                    crate::sync::sleep(self.pause_before(attempt));
                 }
                 other => return other,
             }
         }
+    }
+
+    /// How long to pause before trying again: up to twice the pause, so that two that met do not meet again.
+    fn pause_before(&self, attempt: u32) -> Duration {
+        let pause_us = 50u64 << attempt.min(10);
+        let random = self.core().engine.backend.random() % pause_us;
+        Duration::from_micros((pause_us / 2 + random).min(50_000))
     }
 
     /// The state of all keyspaces at this moment, for reading. It costs nothing to take; rows that are changed while it

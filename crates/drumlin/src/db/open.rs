@@ -78,13 +78,7 @@ impl Shares {
 
 impl Database {
     pub(crate) fn open_with(config: &Config, path: &Path) -> Result<Database> {
-        let backend = match (&config.backend, config.in_memory) {
-            (Some(backend), _) => Arc::clone(backend),
-            (None, true) => io::in_memory(),
-            (None, false) => {
-                io::backend(config.io_backend).map_err(|error| Error::io("setting up I/O for", path, error))?
-            }
-        };
+        let backend = config.choose_backend(path)?;
         let path = if config.in_memory { PathBuf::from("/memory") } else { path.to_path_buf() };
         let began = backend.now();
         let opener = Opener { config, backend, path };
@@ -99,6 +93,17 @@ impl Database {
             core.checkpoint()?;
         }
         Ok(Database { handle: Arc::new(Handle { core }) })
+    }
+}
+
+impl Config {
+    /// The backend that files at `path` are served by.
+    pub(super) fn choose_backend(&self, path: &Path) -> Result<Arc<dyn Backend>> {
+        match (&self.backend, self.in_memory) {
+            (Some(backend), _) => Ok(Arc::clone(backend)),
+            (None, true) => Ok(io::in_memory()),
+            (None, false) => io::backend(self.io_backend).map_err(|error| Error::io("setting up I/O for", path, error)),
+        }
     }
 }
 
@@ -338,7 +343,7 @@ impl Opener<'_> {
             (u64::from(incarnation.0) << 40).max(catalogue.next_value),
             shares.version_bytes,
             shares.write_set_bytes,
-            Box::new(move || asked.make_space()),
+            Arc::new(move || asked.make_space()),
         );
         let core = Core {
             path: self.path.clone(),
@@ -653,6 +658,7 @@ impl Core {
     fn stop(&self) {
         self.upkeep.state.lock().stop = true;
         self.upkeep.changed.notify_all();
+        self.engine.tasks.stop();
         self.engine.pool.stop_background();
         for thread in self.threads.lock().drain(..) {
             // The last handle may go on one of these threads.

@@ -4,17 +4,22 @@
 //! that splits or merges meanwhile changes nothing for it. It finds the next leaf by the fence of the last.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::future::Future;
 use std::ops::{Bound, Range as Span};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use super::core::Core;
 use super::value::Value;
 use crate::error::Result;
 use crate::format::node::LargeRef;
 use crate::pool::Stop;
+use crate::task::{Face, ready};
 use crate::tree::node::{Leaf, RowValue};
 use crate::tree::{Target, Tree};
 use crate::txn::engine::Engine;
+use crate::txn::read_set::SharedReads;
 use crate::txn::snapshots::Registration;
 use crate::txn::values;
 use crate::txn::versions::Was;
@@ -90,7 +95,7 @@ impl Ahead {
 ///
 /// Each step costs the row alone, and O(log n) where a leaf ends. Ends after its first error.
 pub struct Range {
-    core: Arc<Core>,
+    pub(crate) core: Arc<Core>,
     tree: Tree,
     moment: Arc<Registration>,
     /// What is left to fetch lies between these.
@@ -101,8 +106,12 @@ pub struct Range {
     back: VecDeque<Row>,
     /// Changes of the transaction that scans, within the bounds; `None`: removed.
     own: BTreeMap<Vec<u8>, Option<OwnValue>>,
+    /// Where the serializable transaction that scans records what it has read.
+    reads: Option<SharedReads>,
     ahead_forward: Ahead,
     ahead_backward: Ahead,
+    /// The row that is being handed out, and from which end.
+    taken: Option<(bool, Row)>,
     failed: bool,
 }
 
@@ -114,12 +123,14 @@ pub(crate) enum OwnValue {
     Large(crate::txn::write_set::LargeValue),
 }
 
+#[derive(Clone)]
 struct Row {
     rows: Arc<Vec<u8>>,
     key: Span<u32>,
     value: Fetched,
 }
 
+#[derive(Clone)]
 enum Fetched {
     Inline(Span<u32>),
     Large(LargeRef),
@@ -184,6 +195,7 @@ impl Range {
         moment: Arc<Registration>,
         bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>),
         own: BTreeMap<Vec<u8>, Option<OwnValue>>,
+        reads: Option<SharedReads>,
     ) -> Range {
         let (lower, upper) = bounds;
         let mut range = Range {
@@ -196,8 +208,10 @@ impl Range {
             front: VecDeque::new(),
             back: VecDeque::new(),
             own,
+            reads,
             ahead_forward: Ahead::new(true),
             ahead_backward: Ahead::new(false),
+            taken: None,
             failed: false,
         };
         range.fetched_all = range.is_exhausted();
@@ -211,6 +225,24 @@ impl Range {
             | (Bound::Excluded(lower), Bound::Included(upper)) => lower >= upper,
             _ => false,
         }
+    }
+
+    /// Records that the keys between these bounds were read.
+    fn record(&self, lower: &Bound<Vec<u8>>, upper: &Bound<Vec<u8>>) -> Result<()> {
+        let Some(reads) = &self.reads else { return Ok(()) };
+        // The smallest key that is larger.
+        let behind = |key: &Vec<u8>| [&key[..], &[0]].concat();
+        let first = match lower {
+            Bound::Unbounded => Vec::new(),
+            Bound::Included(key) => key.clone(),
+            Bound::Excluded(key) => behind(key),
+        };
+        let end = match upper {
+            Bound::Unbounded => None,
+            Bound::Included(key) => Some(behind(key)),
+            Bound::Excluded(key) => Some(key.clone()),
+        };
+        reads.lock().add_interval(&self.tree, &first, end.as_deref())
     }
 
     /// The rows of the leaf that lie within what is left to fetch, as the scan's moment saw them.
@@ -295,14 +327,14 @@ impl Range {
         batch.finish()
     }
 
-    fn fetch_forward(&mut self) -> Result<()> {
+    async fn fetch_forward(&mut self, face: Face<'_>) -> Result<()> {
         let engine = Arc::clone(&self.core.engine);
         let key = match &self.lower {
             Bound::Unbounded => Vec::new(),
             Bound::Included(key) | Bound::Excluded(key) => key.clone(),
         };
         self.ahead_forward.step(&engine, &self.tree, Target::At(&key), (&self.lower, &self.upper));
-        let (rows, next) = Tree::waiting(&engine.pool, || -> Result<_, Stop> {
+        let fetched = Tree::awaiting(face, &engine.pool, || -> Result<_, Stop> {
             let pin = engine.pool.pin();
             let read = self.tree.read_leaf(&pin, Target::At(&key))?;
             let leaf = Leaf::new(&read);
@@ -310,20 +342,26 @@ impl Range {
             let page = read.header().identity().expect("a latched leaf has an identity").page;
             let rows = self.copy_rows(&leaf, page, &fence, true);
             Ok((rows, fence.map_or(Next::Nowhere, Next::From)))
-        })?;
+        });
+        let (rows, next) = fetched.await?;
         self.moment.check()?;
-        self.front = rows;
         match next {
             Next::From(fence) => {
-                self.lower = Bound::Included(fence);
+                let lower = std::mem::replace(&mut self.lower, Bound::Included(fence.clone()));
                 self.fetched_all = self.is_exhausted();
+                let below_fence = Bound::Excluded(fence);
+                self.record(&lower, if self.fetched_all { &self.upper } else { &below_fence })?;
             }
-            Next::Nowhere => self.fetched_all = true,
+            Next::Nowhere => {
+                self.fetched_all = true;
+                self.record(&self.lower, &self.upper)?;
+            }
         }
+        self.front = rows;
         Ok(())
     }
 
-    fn fetch_backward(&mut self) -> Result<()> {
+    async fn fetch_backward(&mut self, face: Face<'_>) -> Result<()> {
         let engine = Arc::clone(&self.core.engine);
         let upper = self.upper.clone();
         let target = match &upper {
@@ -336,7 +374,7 @@ impl Range {
             Bound::Excluded(key) => Target::Below(key),
         };
         self.ahead_backward.step(&engine, &self.tree, target, (&self.lower, &self.upper));
-        let (rows, next) = Tree::waiting(&engine.pool, || -> Result<_, Stop> {
+        let fetched = Tree::awaiting(face, &engine.pool, || -> Result<_, Stop> {
             let pin = engine.pool.pin();
             let read = self.tree.read_leaf(&pin, target)?;
             let leaf = Leaf::new(&read);
@@ -344,47 +382,81 @@ impl Range {
             let page = read.header().identity().expect("a latched leaf has an identity").page;
             let rows = self.copy_rows(&leaf, page, &fence, false);
             Ok((rows, fence.map_or(Next::Nowhere, Next::From)))
-        })?;
+        });
+        let (rows, next) = fetched.await?;
         self.moment.check()?;
-        self.back = rows;
         match next {
             Next::From(fence) => {
-                self.upper = Bound::Excluded(fence);
+                let upper = std::mem::replace(&mut self.upper, Bound::Excluded(fence.clone()));
                 self.fetched_all = self.is_exhausted();
+                let from_fence = Bound::Included(fence);
+                self.record(if self.fetched_all { &self.lower } else { &from_fence }, &upper)?;
             }
-            Next::Nowhere => self.fetched_all = true,
+            Next::Nowhere => {
+                self.fetched_all = true;
+                self.record(&self.lower, &self.upper)?;
+            }
         }
+        self.back = rows;
         Ok(())
     }
 
-    fn hand_out(&mut self, row: Row) -> Option<Result<(Value, Value)>> {
+    async fn hand_out(&self, face: Face<'_>, row: &Row) -> Result<(Value, Value)> {
         let key = Value::part(&row.rows, row.key.clone());
-        let value = match row.value {
-            Fetched::Inline(span) => Value::part(&row.rows, span),
-            Fetched::Large(reference) => match self.core.read_large(&self.tree, &reference, &self.moment) {
-                Ok(bytes) => bytes.into(),
-                Err(error) => {
-                    self.failed = true;
-                    return Some(Err(error));
-                }
-            },
-            Fetched::Own(OwnValue::Bytes(bytes)) => bytes.into(),
-            Fetched::Own(OwnValue::Large(value)) => match self.core.read_unplaced(&self.tree, &value) {
-                Ok(bytes) => bytes.into(),
-                Err(error) => {
-                    self.failed = true;
-                    return Some(Err(error));
-                }
-            },
+        let value = match &row.value {
+            Fetched::Inline(span) => Value::part(&row.rows, span.clone()),
+            Fetched::Large(reference) => self.core.read_large(face, &self.tree, reference, &self.moment).await?.into(),
+            Fetched::Own(OwnValue::Bytes(bytes)) => bytes.clone().into(),
+            Fetched::Own(OwnValue::Large(value)) => self.core.read_unplaced(face, &self.tree, value).await?.into(),
         };
-        Some(Ok((key, value)))
+        Ok((key, value))
+    }
+
+    /// Brings in rows until there is one to hand out next, and takes it.
+    async fn step(&mut self, face: Face<'_>, forward: bool) -> Result<Option<Row>> {
+        loop {
+            let row = if forward { self.front.pop_front() } else { self.back.pop_back() };
+            if row.is_some() || self.failed {
+                return Ok(row);
+            }
+            if self.fetched_all {
+                return Ok(if forward { self.back.pop_front() } else { self.front.pop_back() });
+            }
+            if forward {
+                self.fetch_forward(face).await?;
+            } else {
+                self.fetch_backward(face).await?;
+            }
+        }
+    }
+
+    /// What [`next`](Iterator::next) and [`next_back`](DoubleEndedIterator::next_back) do, by the ways of a face. A future
+    /// that is dropped takes no row away.
+    pub(crate) async fn next_as(&mut self, face: Face<'_>, forward: bool) -> Option<Result<(Value, Value)>> {
+        match self.taken.take() {
+            Some((true, row)) => self.front.push_front(row),
+            Some((false, row)) => self.back.push_back(row),
+            None => {}
+        }
+        let result = match self.step(face, forward).await {
+            Ok(None) => return None,
+            Ok(Some(row)) => {
+                let (_, row) = self.taken.insert((forward, row));
+                let row = row.clone();
+                self.hand_out(face, &row).await
+            }
+            Err(error) => Err(error),
+        };
+        self.taken = None;
+        self.failed |= result.is_err();
+        Some(result)
     }
 
     /// Counts the rows that are left. O(rows): each leaf is visited.
-    pub(crate) fn count_rows(mut self) -> Result<u64> {
+    pub(crate) async fn count_rows(mut self, face: Face<'_>) -> Result<u64> {
         let mut count = (self.front.len() + self.back.len()) as u64;
         while !self.fetched_all {
-            self.fetch_forward()?;
+            self.fetch_forward(face).await?;
             count += self.front.len() as u64;
         }
         Ok(count)
@@ -394,42 +466,22 @@ impl Range {
 impl Iterator for Range {
     type Item = Result<(Value, Value)>;
 
+    #[inline]
     fn next(&mut self) -> Option<Self::Item> {
-        loop {
-            if let Some(row) = self.front.pop_front() {
-                return self.hand_out(row);
-            }
-            if self.failed {
-                return None;
-            }
-            if self.fetched_all {
-                return self.back.pop_front().and_then(|row| self.hand_out(row));
-            }
-            if let Err(error) = self.fetch_forward() {
-                self.failed = true;
-                return Some(Err(error));
-            }
+        // The usual case, without the way around.
+        if self.taken.is_none()
+            && let Some(Row { value: Fetched::Inline(_), .. }) = self.front.front()
+            && let Some(Row { rows, key, value: Fetched::Inline(span) }) = self.front.pop_front()
+        {
+            return Some(Ok((Value::part(&rows, key), Value::part(&rows, span))));
         }
+        ready(self.next_as(Face::Blocking, true))
     }
 }
 
 impl DoubleEndedIterator for Range {
     fn next_back(&mut self) -> Option<Self::Item> {
-        loop {
-            if let Some(row) = self.back.pop_back() {
-                return self.hand_out(row);
-            }
-            if self.failed {
-                return None;
-            }
-            if self.fetched_all {
-                return self.front.pop_back().and_then(|row| self.hand_out(row));
-            }
-            if let Err(error) = self.fetch_backward() {
-                self.failed = true;
-                return Some(Err(error));
-            }
-        }
+        ready(self.next_as(Face::Blocking, false))
     }
 }
 
@@ -455,6 +507,7 @@ pub struct ValueReader {
     pub(crate) chunk: Option<(u64, Vec<u8>)>,
 }
 
+#[derive(Clone)]
 pub(crate) enum Content {
     Bytes(Vec<u8>),
     Placed(LargeRef),
@@ -484,43 +537,67 @@ impl ValueReader {
         self.len() == 0
     }
 
-    /// Bytes from the position on, at least one if there are any.
-    fn available(&mut self) -> std::io::Result<&[u8]> {
-        let length = self.len();
-        if self.position >= length {
-            return Ok(&[]);
+    /// Where the chunk begins that holds the position, and its number; `None` if the bytes are there already.
+    fn wanted(&self) -> Option<(u64, usize)> {
+        if self.position >= self.len() {
+            return None;
         }
         let payload = values::chunk_payload_bytes(&self.core.engine.pool);
-        let (start, chunk_count) = match &self.content {
-            Content::Bytes(bytes) => return Ok(&bytes[self.position as usize..]),
-            Content::Placed(reference) if reference.chunk_count == 1 => (0, 1),
-            Content::Placed(reference) => (self.position / payload * payload, reference.chunk_count as usize),
-            Content::Unplaced(value) => (self.position / payload * payload, value.places.len()),
+        let start = match &self.content {
+            Content::Bytes(_) => return None,
+            Content::Placed(reference) if reference.chunk_count == 1 => 0,
+            Content::Placed(_) | Content::Unplaced(_) => self.position / payload * payload,
         };
-        if self.chunk.as_ref().is_none_or(|(at, _)| *at != start) {
-            let index = (start / payload) as usize;
-            assert!(index < chunk_count);
-            let bytes = match &self.content {
-                Content::Placed(reference) => self.core.read_chunk(&self.tree, reference, index as u32, &self.moment),
-                Content::Unplaced(value) => self.core.read_unplaced_chunk(&self.tree, value, index),
-                Content::Bytes(_) => unreachable!("handled above"),
-            };
-            self.chunk = Some((start, bytes.map_err(std::io::Error::other)?));
+        let is_there = self.chunk.as_ref().is_some_and(|(at, _)| *at == start);
+        (!is_there).then_some((start, (start / payload) as usize))
+    }
+
+    /// Reads a chunk.
+    pub(crate) async fn load(
+        core: &Core,
+        face: Face<'_>,
+        tree: &Tree,
+        content: &Content,
+        moment: &Registration,
+        index: usize,
+    ) -> std::io::Result<Vec<u8>> {
+        let bytes = match content {
+            Content::Placed(reference) => core.read_chunk(face, tree, reference, index as u32, moment).await,
+            Content::Unplaced(value) => core.read_unplaced_chunk(face, tree, value, index).await,
+            Content::Bytes(bytes) => Ok(bytes.clone()),
+        };
+        bytes.map_err(std::io::Error::other)
+    }
+
+    /// Copies from the position on what is there: at least one byte, if there are any.
+    fn copy(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        if self.position >= self.len() || buffer.is_empty() {
+            return Ok(0);
         }
-        let (start, bytes) = self.chunk.as_ref().expect("read above");
-        bytes.get((self.position - start) as usize..).filter(|rest| !rest.is_empty()).ok_or_else(|| {
-            std::io::Error::new(std::io::ErrorKind::InvalidData, "a chunk of the value is shorter than it should be")
-        })
+        let available = match (&self.content, &self.chunk) {
+            (Content::Bytes(bytes), _) => &bytes[self.position as usize..],
+            (_, Some((start, bytes))) => bytes.get((self.position - start) as usize..).unwrap_or_default(),
+            (_, None) => unreachable!("the chunk is loaded first"),
+        };
+        if available.is_empty() {
+            let flaw = "a chunk of the value is shorter than it should be";
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, flaw));
+        }
+        let count = available.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&available[..count]);
+        self.position += count as u64;
+        Ok(count)
     }
 }
 
 impl std::io::Read for ValueReader {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        let available = self.available()?;
-        let count = available.len().min(buffer.len());
-        buffer[..count].copy_from_slice(&available[..count]);
-        self.position += count as u64;
-        Ok(count)
+        if let Some((start, index)) = self.wanted() {
+            let (core, face) = (&self.core, Face::Blocking);
+            let bytes = ready(ValueReader::load(core, face, &self.tree, &self.content, &self.moment, index))?;
+            self.chunk = Some((start, bytes));
+        }
+        self.copy(buffer)
     }
 }
 
@@ -535,5 +612,73 @@ impl std::io::Seek for ValueReader {
             std::io::Error::new(std::io::ErrorKind::InvalidInput, "a position before the beginning of the value")
         })?;
         Ok(self.position)
+    }
+}
+
+/// A value as a stream for tasks: [`futures_io::AsyncRead`] and [`futures_io::AsyncSeek`].
+pub struct AsyncValueReader {
+    reader: ValueReader,
+    /// The chunk that is being read: where it begins, and its bytes to come.
+    loading: Option<(u64, Loading)>,
+}
+
+type Loading = Pin<Box<dyn Future<Output = std::io::Result<Vec<u8>>> + Send>>;
+
+impl std::fmt::Debug for AsyncValueReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Async{:?}", self.reader)
+    }
+}
+
+impl AsyncValueReader {
+    pub(crate) fn new(reader: ValueReader) -> AsyncValueReader {
+        AsyncValueReader { reader, loading: None }
+    }
+
+    /// The value's length in bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.reader.len()
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.reader.is_empty()
+    }
+}
+
+impl futures_io::AsyncRead for AsyncValueReader {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut [u8]) -> Poll<std::io::Result<usize>> {
+        let this = self.get_mut();
+        if let Some((start, index)) = this.reader.wanted() {
+            let loading = match &mut this.loading {
+                Some((of, loading)) if *of == start => loading,
+                other => {
+                    let ValueReader { core, tree, moment, content, .. } = &this.reader;
+                    let (core, tree) = (Arc::clone(core), tree.clone());
+                    let (moment, content) = (Arc::clone(moment), content.clone());
+                    let loading = async move {
+                        let face = Face::Tasks(&core.engine.tasks);
+                        ValueReader::load(&core, face, &tree, &content, &moment, index).await
+                    };
+                    &mut other.insert((start, Box::pin(loading))).1
+                }
+            };
+            let Poll::Ready(loaded) = loading.as_mut().poll(context) else { return Poll::Pending };
+            this.loading = None;
+            this.reader.chunk = Some((start, loaded?));
+        }
+        Poll::Ready(this.reader.copy(buffer))
+    }
+}
+
+impl futures_io::AsyncSeek for AsyncValueReader {
+    fn poll_seek(
+        self: Pin<&mut Self>,
+        _context: &mut Context<'_>,
+        to: std::io::SeekFrom,
+    ) -> Poll<std::io::Result<u64>> {
+        Poll::Ready(std::io::Seek::seek(&mut self.get_mut().reader, to))
     }
 }

@@ -7,6 +7,7 @@ use super::range::{self, Range, ValueReader};
 use super::{Handle, Keyspace, Value};
 use crate::error::Result;
 use crate::format::Timestamp;
+use crate::task::{Face, ready};
 use crate::txn::engine::{Found, View};
 use crate::txn::snapshots::Registration;
 
@@ -25,8 +26,9 @@ impl Snapshot {
         self.moment.timestamp
     }
 
-    fn find(&self, keyspace: &Keyspace, key: &[u8]) -> Result<Option<Found>> {
-        let found = self.handle.core.engine.find(&keyspace.named.tree, key, View::At(self.moment.timestamp))?;
+    async fn find(&self, face: Face<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<Option<Found>> {
+        let view = View::At(self.moment.timestamp);
+        let found = self.handle.core.engine.find_as(face, &keyspace.named.tree, key, view).await?;
         self.moment.check()?;
         Ok(found)
     }
@@ -36,11 +38,16 @@ impl Snapshot {
     /// # Errors
     /// [`SnapshotTooOld`](crate::Error::SnapshotTooOld), [`Damaged`](crate::Error::Damaged), [`Io`](crate::Error::Io).
     pub fn get(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        Ok(match self.find(keyspace, key.as_ref())? {
+        ready(self.get_as(Face::Blocking, keyspace, key.as_ref()))
+    }
+
+    pub(crate) async fn get_as(&self, face: Face<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<Option<Value>> {
+        Ok(match self.find(face, keyspace, key).await? {
             None => None,
             Some(Found::Inline(value)) => Some(value.into()),
             Some(Found::Large(reference)) => {
-                Some(self.handle.core.read_large(&keyspace.named.tree, &reference, &self.moment)?.into())
+                let tree = &keyspace.named.tree;
+                Some(self.handle.core.read_large(face, tree, &reference, &self.moment).await?.into())
             }
         })
     }
@@ -50,14 +57,18 @@ impl Snapshot {
     /// # Errors
     /// As [`get`](Snapshot::get).
     pub fn contains_key(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<bool> {
-        Ok(self.find(keyspace, key.as_ref())?.is_some())
+        ready(self.contains_key_as(Face::Blocking, keyspace, key.as_ref()))
+    }
+
+    pub(crate) async fn contains_key_as(&self, face: Face<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<bool> {
+        Ok(self.find(face, keyspace, key).await?.is_some())
     }
 
     /// The rows of a range at the snapshot's moment.
     pub fn range<R: RangeBounds<Vec<u8>>>(&self, keyspace: &Keyspace, range: R) -> Range {
         let bounds = (range.start_bound().cloned(), range.end_bound().cloned());
         let tree = keyspace.named.tree.clone();
-        Range::new(Arc::clone(&self.handle.core), tree, Arc::clone(&self.moment), bounds, Default::default())
+        Range::new(Arc::clone(&self.handle.core), tree, Arc::clone(&self.moment), bounds, Default::default(), None)
     }
 
     /// All rows.
@@ -76,7 +87,7 @@ impl Snapshot {
     /// # Errors
     /// As [`get`](Snapshot::get).
     pub fn count<R: RangeBounds<Vec<u8>>>(&self, keyspace: &Keyspace, range: R) -> Result<u64> {
-        self.range(keyspace, range).count_rows()
+        ready(self.range(keyspace, range).count_rows(Face::Blocking))
     }
 
     /// A value as a stream.
@@ -84,6 +95,7 @@ impl Snapshot {
     /// # Errors
     /// As [`get`](Snapshot::get).
     pub fn read(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
-        self.handle.core.value_reader(&keyspace.named.tree, key.as_ref(), Arc::clone(&self.moment))
+        let moment = Arc::clone(&self.moment);
+        ready(self.handle.core.value_reader(Face::Blocking, &keyspace.named.tree, key.as_ref(), moment))
     }
 }

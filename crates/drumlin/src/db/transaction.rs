@@ -4,18 +4,23 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::core::{Core, LOCK_TIMEOUT};
+use super::keyspace::WithHead;
 use super::range::{self, Content, OwnValue, Range, ValueReader};
 use super::{Handle, Keyspace, Value};
 use crate::error::{Error, Result};
 use crate::format::{KeyspaceId, Timestamp};
+use crate::sync::Mutex;
+use crate::task::{Face, ready};
 use crate::txn::TransactionId;
-use crate::txn::engine::{Durability, Row, View};
+use crate::txn::engine::{Durability, Engine, Row, View};
 use crate::txn::locks::Granted;
+use crate::txn::read_set::{ReadSet, Reads, SharedReads};
 use crate::txn::snapshots::Registration;
-use crate::txn::values::{self, MEDIUM_BYTES_MAX};
+use crate::txn::values::{self, Blocking, MEDIUM_BYTES_MAX, Source};
 use crate::txn::write_set::{Change, LargeValue, WriteSet};
 
 /// What a transaction sees of others.
@@ -25,7 +30,18 @@ pub enum Isolation {
     /// The state when it began, and its own changes. Of two transactions that change the same row, the second to do so gets
     /// [`Error::Conflict`].
     #[default]
+    ///
+    /// Lost updates and phantoms can't happen. Write skew can: two transactions that read the same rows and change different
+    /// ones.
     Snapshot,
+    /// As if the transactions ran one after the other. Reads the state when it began, and its own changes, as
+    /// [`Snapshot`](Isolation::Snapshot) does; a commit with changes ends in [`Error::Conflict`] if another transaction has
+    /// changed since then a row that this one read, or put one where it found none.
+    ///
+    /// Costs other transactions nothing. What was read is remembered, scans by their ends, and counts for the transaction's
+    /// size; at the commit the leaves it lies in are looked at, which takes time and memory in proportion. Without changes
+    /// there is nothing to validate. Locks from [`get_for_update`](Transaction::get_for_update) keep what was read as it is.
+    Serializable,
     /// Each read sees the newest committed state, and its own changes. Writes wait for each other and never conflict.
     ReadCommitted,
 }
@@ -55,10 +71,51 @@ pub struct Transaction {
     id: TransactionId,
     options: TxOptions,
     moment: Arc<Registration>,
-    writes: WriteSet,
-    /// Rows whose lock is held.
-    locked: Vec<(KeyspaceId, Box<[u8]>)>,
-    locked_bytes: usize,
+    writes: Writes,
+    /// What it has read, if it is serializable.
+    reads: Option<SharedReads>,
+    locks: Locks,
+}
+
+/// What a transaction has changed. Dropped, it gives back the extents that nothing names: those of all its large values,
+/// or of those that it replaced itself, once it is applied.
+#[derive(Debug)]
+struct Writes {
+    engine: Arc<Engine>,
+    set: WriteSet,
+    applied: AtomicBool,
+}
+
+impl Drop for Writes {
+    fn drop(&mut self) {
+        let applied = *self.applied.get_mut();
+        let unnamed = if applied { self.set.superseded_large() } else { self.set.roll_back(0) };
+        for value in unnamed {
+            values::discard(&self.engine.pool, &value);
+        }
+    }
+}
+
+/// Rows whose lock a transaction holds, until it is dropped.
+#[derive(Debug)]
+struct Locks {
+    engine: Arc<Engine>,
+    owner: TransactionId,
+    keys: Vec<(KeyspaceId, Box<[u8]>)>,
+    bytes: usize,
+}
+
+impl Locks {
+    fn new(engine: &Arc<Engine>, owner: TransactionId) -> Locks {
+        Locks { engine: Arc::clone(engine), owner, keys: Vec::new(), bytes: 0 }
+    }
+}
+
+impl Drop for Locks {
+    fn drop(&mut self) {
+        let keys = self.keys.iter().map(|(keyspace, key)| (*keyspace, &key[..]));
+        self.engine.locks.unlock_all(self.owner, keys);
+    }
 }
 
 /// A point of a transaction that it can go back to.
@@ -73,24 +130,22 @@ impl Transaction {
         let core = &handle.core;
         core.engine.check_failure()?;
         let moment = core.register(|| core.engine.clock.published());
-        Ok(Transaction {
-            handle: Arc::clone(handle),
-            id: core.next_transaction(),
-            options,
-            moment,
-            writes: WriteSet::default(),
-            locked: Vec::new(),
-            locked_bytes: 0,
-        })
+        let id = core.next_transaction();
+        let engine = Arc::clone(&core.engine);
+        let locks = Locks::new(&engine, id);
+        let reads = (options.isolation == Isolation::Serializable)
+            .then(|| Arc::new(Mutex::new(ReadSet::new(engine.write_set_bytes_max))));
+        let writes = Writes { engine, set: WriteSet::default(), applied: AtomicBool::new(false) };
+        Ok(Transaction { handle: Arc::clone(handle), id, options, moment, writes, reads, locks })
     }
 
-    fn core(&self) -> &Arc<Core> {
+    pub(crate) fn core(&self) -> &Arc<Core> {
         &self.handle.core
     }
 
     fn view(&self) -> View {
         match self.options.isolation {
-            Isolation::Snapshot => View::At(self.moment.timestamp),
+            Isolation::Snapshot | Isolation::Serializable => View::At(self.moment.timestamp),
             Isolation::ReadCommitted => View::At(self.core().engine.clock.published()),
         }
     }
@@ -105,22 +160,44 @@ impl Transaction {
     /// The row's value as the transaction sees it. O(log n).
     ///
     /// # Errors
-    /// [`Error::SnapshotTooOld`], [`Error::Damaged`], [`Error::Io`].
+    /// [`Error::SnapshotTooOld`], [`Error::Damaged`], [`Error::Io`]; [`Error::TransactionTooLarge`] if what a serializable
+    /// transaction has read takes too much memory.
     pub fn get(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
+        ready(self.get_as(Face::Blocking, keyspace, key.as_ref()))
+    }
+
+    pub(crate) async fn get_as(&self, face: Face<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<Option<Value>> {
         self.check_owner(keyspace)?;
-        let key = key.as_ref();
+        self.get_row(face, keyspace, key, self.reads.as_ref()).await
+    }
+
+    /// The row's value; recorded in `reads` unless it is the transaction's own.
+    async fn get_row(
+        &self,
+        face: Face<'_>,
+        keyspace: &Keyspace,
+        key: &[u8],
+        reads: Option<&SharedReads>,
+    ) -> Result<Option<Value>> {
         let tree = &keyspace.named.tree;
-        match self.writes.get(tree.pages.id, key) {
+        match self.writes.set.get(tree.pages.id, key) {
             Some(Change::Put(value)) => return Ok(Some(value.to_vec().into())),
-            Some(Change::PutLarge(value)) => return Ok(Some(self.core().read_unplaced(tree, value)?.into())),
+            Some(Change::PutLarge(value)) => {
+                return Ok(Some(self.core().read_unplaced(face, tree, value).await?.into()));
+            }
             Some(Change::Remove) => return Ok(None),
             None => {}
         }
+        if let Some(reads) = reads {
+            reads.lock().add_key(tree, key)?;
+        }
         let value = match self.options.isolation {
-            Isolation::Snapshot => self.core().engine.get(tree, key, self.view())?,
+            Isolation::Snapshot | Isolation::Serializable => {
+                self.core().engine.get_as(face, tree, key, self.view()).await?
+            }
             Isolation::ReadCommitted => {
                 let now = self.core().register(|| self.core().engine.clock.published());
-                self.core().engine.get(tree, key, View::At(now.timestamp))?
+                self.core().engine.get_as(face, tree, key, View::At(now.timestamp)).await?
             }
         };
         self.moment.check()?;
@@ -132,28 +209,40 @@ impl Transaction {
     /// # Errors
     /// Those of [`get`](Transaction::get) and of [`insert`](Transaction::insert).
     pub fn get_for_update(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.lock(keyspace, key.as_ref())?;
-        self.get(keyspace, key)
+        ready(self.get_for_update_as(Face::Blocking, keyspace, key.as_ref()))
+    }
+
+    pub(crate) async fn get_for_update_as(
+        &mut self,
+        face: Face<'_>,
+        keyspace: &Keyspace,
+        key: &[u8],
+    ) -> Result<Option<Value>> {
+        self.check_owner(keyspace)?;
+        self.check_size(key, 0)?;
+        self.lock(face, keyspace, key).await?;
+        // The lock keeps the row as it is: there will be nothing to validate.
+        self.get_row(face, keyspace, key, None).await
     }
 
     /// Takes a row's lock, and refuses a row that another transaction has changed since this one's snapshot.
-    fn lock(&mut self, keyspace: &Keyspace, key: &[u8]) -> Result<()> {
+    async fn lock(&mut self, face: Face<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<()> {
         self.check_owner(keyspace)?;
         let core = Arc::clone(self.core());
         core.check_key(&keyspace.named, key)?;
         let tree = &keyspace.named.tree;
-        match core.lock_row(self.id, tree.pages.id, key, self.options.lock_timeout)? {
+        match core.lock_row(face, self.id, tree.pages.id, key, self.options.lock_timeout).await? {
             Granted::AlreadyMine => return Ok(()),
             Granted::Acquired => {
-                self.locked.push((tree.pages.id, key.into()));
-                self.locked_bytes += key.len() + 64;
+                self.locks.keys.push((tree.pages.id, key.into()));
+                self.locks.bytes += key.len() + 64;
             }
         }
         // Whoever changed the row had its lock until the change was published: where nothing was published since the
         // snapshot, the row can't have changed.
-        let snapshot = self.options.isolation == Isolation::Snapshot;
-        if snapshot && core.engine.clock.published() > self.moment.timestamp {
-            let changed = core.engine.changed_since(tree, key, self.moment.timestamp)?;
+        let has_snapshot = self.options.isolation != Isolation::ReadCommitted;
+        if has_snapshot && core.engine.clock.published() > self.moment.timestamp {
+            let changed = core.engine.changed_since(face, tree, key, self.moment.timestamp).await?;
             self.moment.check()?;
             if changed {
                 return Err(Error::Conflict { reason: "another transaction changed a row after this one began" });
@@ -164,9 +253,16 @@ impl Transaction {
 
     fn check_size(&self, key: &[u8], value_bytes: usize) -> Result<()> {
         let limit_bytes = self.core().engine.write_set_bytes_max;
-        let bytes = self.writes.memory_bytes() + self.locked_bytes + WriteSet::cost_bytes(key, value_bytes);
+        let bytes = self.writes.set.memory_bytes() + self.locks.bytes + WriteSet::cost_bytes(key, value_bytes);
         if bytes as u64 > limit_bytes {
-            return Err(Error::TransactionTooLarge { limit_bytes });
+            return Err(Error::writes_too_large(limit_bytes));
+        }
+        if let Some(reads) = &self.reads {
+            let mut reads = reads.lock();
+            if (bytes + reads.memory_bytes()) as u64 > limit_bytes {
+                return Err(Error::reads_too_large(limit_bytes));
+            }
+            reads.beside_bytes = bytes;
         }
         Ok(())
     }
@@ -177,13 +273,22 @@ impl Transaction {
     /// [`Error::Conflict`] if another transaction has changed the row since this one began, or holds it for too long;
     /// [`Error::KeyTooLong`], [`Error::TransactionTooLarge`]. The transaction can go on after all but conflicts.
     pub fn insert(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
-        let (key, value) = (key.as_ref(), value.as_ref());
+        ready(self.insert_as(Face::Blocking, keyspace, key.as_ref(), value.as_ref()))
+    }
+
+    pub(crate) async fn insert_as(
+        &mut self,
+        face: Face<'_>,
+        keyspace: &Keyspace,
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<()> {
         if value.len() > MEDIUM_BYTES_MAX {
-            return self.insert_large(keyspace, key, value).map(drop);
+            return self.insert_large(face, keyspace, key, Blocking(value)).await.map(drop);
         }
         self.check_size(key, value.len())?;
-        self.lock(keyspace, key)?;
-        self.writes.put(&keyspace.named.tree, key, value);
+        self.lock(face, keyspace, key).await?;
+        self.writes.set.put(&keyspace.named.tree, key, value);
         Ok(())
     }
 
@@ -193,26 +298,40 @@ impl Transaction {
     /// # Errors
     /// [`Error::Source`] if the reader fails, [`Error::DiskFull`]; otherwise as [`insert`](Transaction::insert).
     pub fn insert_from(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, reader: impl Read) -> Result<u64> {
-        let mut reader = reader;
-        let head = super::keyspace::read_head(&mut reader)?;
-        if head.len() <= MEDIUM_BYTES_MAX {
-            self.insert(keyspace, key, &head)?;
-            return Ok(head.len() as u64);
-        }
-        self.insert_large(keyspace, key.as_ref(), head.chain(reader))
+        ready(self.insert_from_as(Face::Blocking, keyspace, key.as_ref(), Blocking(reader)))
     }
 
-    fn insert_large(&mut self, keyspace: &Keyspace, key: &[u8], reader: impl Read) -> Result<u64> {
+    pub(crate) async fn insert_from_as(
+        &mut self,
+        face: Face<'_>,
+        keyspace: &Keyspace,
+        key: &[u8],
+        mut source: impl Source,
+    ) -> Result<u64> {
+        let head = super::keyspace::read_head(&mut source).await?;
+        if head.len() <= MEDIUM_BYTES_MAX {
+            self.insert_as(face, keyspace, key, &head).await?;
+            return Ok(head.len() as u64);
+        }
+        self.insert_large(face, keyspace, key, WithHead { head: &head, source }).await
+    }
+
+    async fn insert_large(
+        &mut self,
+        face: Face<'_>,
+        keyspace: &Keyspace,
+        key: &[u8],
+        source: impl Source,
+    ) -> Result<u64> {
         self.check_size(key, size_of::<LargeValue>())?;
-        self.lock(keyspace, key)?;
+        self.lock(face, keyspace, key).await?;
         let core = Arc::clone(self.core());
         core.engine.check_failure()?;
-        let value = {
-            let (pool, pages) = (&core.engine.pool, &keyspace.named.tree.pages);
-            values::write_large(pool, pages, core.new_value(), reader, &core.engine.make_space)?
-        };
+        let (pool, pages) = (&core.engine.pool, &keyspace.named.tree.pages);
+        let made = values::write_large(face, pool, pages, core.new_value(), source, &core.engine.make_space).await?;
+        let value = made.into_value();
         let length = value.length;
-        self.writes.put_large(&keyspace.named.tree, key, value);
+        self.writes.set.put_large(&keyspace.named.tree, key, value);
         Ok(length)
     }
 
@@ -221,10 +340,13 @@ impl Transaction {
     /// # Errors
     /// As [`insert`](Transaction::insert).
     pub fn remove(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<()> {
-        let key = key.as_ref();
+        ready(self.remove_as(Face::Blocking, keyspace, key.as_ref()))
+    }
+
+    pub(crate) async fn remove_as(&mut self, face: Face<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<()> {
         self.check_size(key, 0)?;
-        self.lock(keyspace, key)?;
-        self.writes.remove(&keyspace.named.tree, key);
+        self.lock(face, keyspace, key).await?;
+        self.writes.set.remove(&keyspace.named.tree, key);
         Ok(())
     }
 
@@ -233,13 +355,22 @@ impl Transaction {
     /// # Errors
     /// As [`get`](Transaction::get).
     pub fn read(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
+        ready(self.read_as(Face::Blocking, keyspace, key.as_ref()))
+    }
+
+    pub(crate) async fn read_as(&self, face: Face<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<Option<ValueReader>> {
         self.check_owner(keyspace)?;
         let tree = &keyspace.named.tree;
-        let content = match self.writes.get(tree.pages.id, key.as_ref()) {
+        let content = match self.writes.set.get(tree.pages.id, key) {
             Some(Change::Put(value)) => Content::Bytes(value.to_vec()),
             Some(Change::PutLarge(value)) => Content::Unplaced(value.clone()),
             Some(Change::Remove) => return Ok(None),
-            None => return self.core().value_reader(tree, key.as_ref(), self.scan_moment()),
+            None => {
+                if let Some(reads) = &self.reads {
+                    reads.lock().add_key(tree, key)?;
+                }
+                return self.core().value_reader(face, tree, key, self.scan_moment()).await;
+            }
         };
         Ok(Some(ValueReader {
             core: Arc::clone(self.core()),
@@ -253,12 +384,13 @@ impl Transaction {
 
     fn scan_moment(&self) -> Arc<Registration> {
         match self.options.isolation {
-            Isolation::Snapshot => Arc::clone(&self.moment),
+            Isolation::Snapshot | Isolation::Serializable => Arc::clone(&self.moment),
             Isolation::ReadCommitted => self.core().register(|| self.core().engine.clock.published()),
         }
     }
 
-    /// The rows of a range as the transaction sees them now, its own changes included.
+    /// The rows of a range as the transaction sees them now, its own changes included. Can go on when the transaction has
+    /// ended, but for a serializable one that was committed: then it ends in [`Error::Invalid`].
     ///
     /// # Panics
     /// If the keyspace belongs to another database.
@@ -270,7 +402,7 @@ impl Transaction {
         assert!(self.check_owner(keyspace).is_ok(), "the keyspace belongs to another database");
         let tree = keyspace.named.tree.clone();
         let within = (bounds.0.as_ref().map(|key| &key[..]), bounds.1.as_ref().map(|key| &key[..]));
-        let own: BTreeMap<Vec<u8>, Option<OwnValue>> = (self.writes.range(tree.pages.id, within))
+        let own: BTreeMap<Vec<u8>, Option<OwnValue>> = (self.writes.set.range(tree.pages.id, within))
             .map(|(key, change)| {
                 let value = match change {
                     Change::Put(value) => Some(OwnValue::Bytes(value.to_vec())),
@@ -280,7 +412,7 @@ impl Transaction {
                 (key.to_vec(), value)
             })
             .collect();
-        Range::new(Arc::clone(self.core()), tree, self.scan_moment(), bounds, own)
+        Range::new(Arc::clone(self.core()), tree, self.scan_moment(), bounds, own, self.reads.clone())
     }
 
     /// All rows.
@@ -306,13 +438,13 @@ impl Transaction {
     /// As [`get`](Transaction::get).
     pub fn count<R: RangeBounds<Vec<u8>>>(&self, keyspace: &Keyspace, range: R) -> Result<u64> {
         self.check_owner(keyspace)?;
-        self.range(keyspace, range).count_rows()
+        ready(self.range(keyspace, range).count_rows(Face::Blocking))
     }
 
     /// A point to go back to.
     #[must_use]
     pub fn savepoint(&mut self) -> Savepoint {
-        Savepoint { transaction: self.id, position: self.writes.position() }
+        Savepoint { transaction: self.id, position: self.writes.set.position() }
     }
 
     /// Undoes what the transaction changed since the savepoint. Locks that it took since then stay.
@@ -320,10 +452,10 @@ impl Transaction {
     /// # Errors
     /// [`Error::Invalid`] for a savepoint of another transaction, or one that an earlier roll-back has passed.
     pub fn rollback_to(&mut self, savepoint: Savepoint) -> Result<()> {
-        if savepoint.transaction != self.id || savepoint.position > self.writes.position() {
+        if savepoint.transaction != self.id || savepoint.position > self.writes.set.position() {
             return Err(Error::Invalid("the savepoint is not one of this transaction's any more".into()));
         }
-        for value in self.writes.roll_back(savepoint.position) {
+        for value in self.writes.set.roll_back(savepoint.position) {
             values::discard(&self.core().engine.pool, &value);
         }
         Ok(())
@@ -333,51 +465,37 @@ impl Transaction {
     /// changes that of its snapshot, once it is durable.
     ///
     /// # Errors
-    /// [`Error::DiskFull`], [`Error::TransactionTooLarge`], [`Error::Failed`]: nothing of it remains.
+    /// [`Error::DiskFull`], [`Error::TransactionTooLarge`], [`Error::Failed`]; of a serializable transaction
+    /// [`Error::Conflict`], [`Error::SnapshotTooOld`]: nothing of it remains.
     /// [`Error::OutcomeUnknown`]: reopening tells.
-    pub fn commit(mut self) -> Result<Timestamp> {
-        let core = Arc::clone(self.core());
-        if self.writes.is_empty() {
-            core.engine.wait_durable(self.moment.timestamp)?;
-            return Ok(self.moment.timestamp);
+    pub fn commit(self) -> Result<Timestamp> {
+        ready(self.commit_as(Face::Blocking))
+    }
+
+    pub(crate) async fn commit_as(self, face: Face<'_>) -> Result<Timestamp> {
+        let Transaction { handle, options, moment, writes, reads, locks, .. } = self;
+        let core = &handle.core;
+        if writes.set.is_empty() {
+            drop(locks);
+            core.engine.await_durable(face, moment.timestamp).await?;
+            return Ok(moment.timestamp);
         }
-        self.moment.check()?;
-        let writes = std::mem::take(&mut self.writes);
-        let rows: Vec<Row<'_>> = writes.rows().map(|(tree, key, change)| Row { tree, key, change }).collect();
+        moment.check()?;
+        let rows: Vec<Row<'_>> = writes.set.rows().map(|(tree, key, change)| Row { tree, key, change }).collect();
         if rows.is_empty() {
-            return Ok(self.moment.timestamp);
+            return Ok(moment.timestamp);
         }
-        let result = core.engine.commit(&rows, self.options.durability);
-        drop(rows);
-        match &result {
-            Ok(_) => {
-                for value in writes.superseded_large() {
-                    values::discard(&core.engine.pool, &value);
-                }
-            }
-            Err(Error::OutcomeUnknown { .. }) => {}
-            Err(_) => {
-                let mut writes = writes;
-                for value in writes.roll_back(0) {
-                    values::discard(&core.engine.pool, &value);
-                }
-            }
-        }
+        let read_set = reads.as_deref().map(ReadSet::end).filter(|set| !set.is_empty());
+        let reads = read_set.as_ref().map(|set| Reads { set, moment: &moment });
+        let applied = || {
+            writes.applied.store(true, Ordering::Relaxed);
+            drop(locks);
+        };
+        let result = core.engine.commit(face, &rows, reads, options.durability, applied).await;
         core.after_commit();
         result
     }
 
     /// Ends the transaction without a trace; dropping it does the same.
     pub fn abort(self) {}
-}
-
-impl Drop for Transaction {
-    fn drop(&mut self) {
-        let core = Arc::clone(self.core());
-        for value in self.writes.roll_back(0) {
-            values::discard(&core.engine.pool, &value);
-        }
-        let keys = self.locked.iter().map(|(keyspace, key)| (*keyspace, &key[..]));
-        core.engine.locks.unlock_all(self.id, keys);
-    }
 }

@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use super::holds::Holds;
 use super::reclaim::{Pin, Reclaimer};
 use crate::format::extent::Identity;
 use crate::format::node::is_page_bytes;
@@ -35,9 +36,7 @@ pub(crate) struct FrameHeader {
     identity: AtomicU64,
     dirty: AtomicU64,
     place: AtomicU64,
-    holds: AtomicU32,
-    /// Unlinked while held: whoever lets go last frees the frame.
-    abandoned: AtomicU32,
+    holds: Holds,
     referenced: AtomicU32,
 }
 
@@ -48,8 +47,7 @@ impl FrameHeader {
             identity: AtomicU64::new(0),
             dirty: AtomicU64::new(0),
             place: AtomicU64::new(0),
-            holds: AtomicU32::new(0),
-            abandoned: AtomicU32::new(0),
+            holds: Holds::new(),
             referenced: AtomicU32::new(0),
         }
     }
@@ -89,12 +87,12 @@ impl FrameHeader {
 
     /// Keeps the frame from being evicted until [`Frames::let_go`]. The caller has latched it.
     pub(crate) fn hold(&self) {
-        self.holds.fetch_add(1, Ordering::AcqRel);
+        self.holds.hold();
     }
 
     /// Whether nobody holds it.
     pub(crate) fn is_idle(&self) -> bool {
-        self.holds.load(Ordering::Acquire) == 0
+        self.holds.is_idle()
     }
 
     /// Notes a use; writes only if none was noted since the clock's hand passed.
@@ -398,15 +396,7 @@ impl Frames {
 
     /// Undoes one [`FrameHeader::hold`].
     pub(crate) fn let_go(&self, frame: FrameIndex) {
-        let before = self.header(frame).holds.fetch_sub(1, Ordering::SeqCst);
-        assert!(before > 0, "a frame let go twice");
-        if before == 1 {
-            self.free_abandoned(frame);
-        }
-    }
-
-    fn free_abandoned(&self, frame: FrameIndex) {
-        if self.header(frame).abandoned.swap(0, Ordering::SeqCst) != 0 {
+        if self.header(frame).holds.let_go() {
             self.retire(frame);
         }
     }
@@ -625,16 +615,11 @@ impl FrameWrite<'_> {
         header.identity.store(0, Ordering::Release);
         frames.set_dirty(frame, None);
         drop(self);
-        if !header.is_idle() {
-            header.abandoned.store(1, Ordering::SeqCst);
-            // The last holder may have let go between the two lines above.
-            if header.holds.load(Ordering::SeqCst) == 0 {
-                frames.free_abandoned(frame);
-            }
-        } else if fixed {
-            frames.retire(frame);
-        } else {
-            frames.give(frame);
+        match header.holds.abandon() {
+            true if fixed => frames.retire(frame),
+            true => frames.give(frame),
+            // Whoever lets go of it last frees it.
+            false => {}
         }
     }
 }

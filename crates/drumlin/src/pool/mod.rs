@@ -8,18 +8,21 @@
 //!
 //! Lock order: guard, latch, then those of `space`. Latches of several frames are taken parents first, then in key order.
 
+mod fetch;
 mod frames;
+mod holds;
 pub(crate) mod reclaim;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Waker;
 
 use crate::sync::{Condvar, Mutex};
 
 use crate::error::{Error, Result};
 use crate::format::extent::{Flaw, Identity, KIND_OFFSET, Kind};
-use crate::format::{Epoch, PageId, Place, extent};
+use crate::format::{Epoch, KeyspaceId, PageId, Place, extent};
 use crate::io::{AlignedBuffer, Backend, Queue};
 use crate::space::{FrameIndex, Guard, PageSpace, Space, Word};
 pub(crate) use frames::{FrameHeader, FrameRead, FrameWrite, Frames, NewFrame, PAGE_BYTES_MAX, PAGE_BYTES_MIN};
@@ -83,8 +86,9 @@ pub(crate) struct Pool {
     pub(crate) frames: Frames,
     nodes: Nodes,
     backend: Arc<dyn Backend>,
-    /// Threads that wait for a page another thread is reading, by the page.
-    arrivals: Box<[(Mutex<()>, Condvar)]>,
+    /// Those who wait for a page that somebody else is reading, by the page.
+    arrivals: Box<[Arrival]>,
+    fetcher: fetch::Fetcher,
     scratch: Mutex<Vec<AlignedBuffer>>,
     /// Buffers for reads of several extents.
     wide: Mutex<Vec<AlignedBuffer>>,
@@ -94,6 +98,9 @@ pub(crate) struct Pool {
     writing_back: Mutex<()>,
     background: Background,
 }
+
+/// Tasks, by what they wait for, and threads.
+type Arrival = (Mutex<Vec<(KeyspaceId, PageId, Waker)>>, Condvar);
 
 struct Queues(Box<dyn Queue>);
 
@@ -132,7 +139,7 @@ const GROUP_GAP_BYTES: u64 = 16 << 10;
 const WIDE_COUNT_MAX: usize = 4;
 
 /// Keyspace, kind, and the beginning of the lowest key.
-type WriteOrder = (crate::format::KeyspaceId, u8, u128);
+type WriteOrder = (KeyspaceId, u8, u128);
 
 /// Reads that one thread keeps in flight.
 const QUEUE_DEPTH: usize = 64;
@@ -144,7 +151,8 @@ impl Pool {
             frames: Frames::new(capacity_bytes),
             nodes,
             backend,
-            arrivals: (0..64).map(|_| (Mutex::new(()), Condvar::new())).collect(),
+            arrivals: (0..64).map(|_| (Mutex::default(), Condvar::new())).collect(),
+            fetcher: fetch::Fetcher::default(),
             scratch: Mutex::default(),
             wide: Mutex::default(),
             queues: Mutex::default(),
@@ -232,10 +240,21 @@ impl Pool {
                 }
             }
         };
-        let (lock, arrived) = self.arrival(pages, page);
-        drop(lock.lock());
-        arrived.notify_all();
+        self.announce_arrival(pages, page);
         result
+    }
+
+    /// Wakes those who wait for the end of a read of the page, whose word says that it has ended.
+    fn announce_arrival(&self, pages: &PageSpace, page: PageId) {
+        let (waiting, arrived) = self.arrival(pages, page);
+        let tasks: Vec<Waker> = {
+            let mut waiting = waiting.lock();
+            let of_page =
+                |(keyspace, other, _): &mut (KeyspaceId, PageId, Waker)| *keyspace == pages.id && *other == page;
+            waiting.extract_if(.., of_page).map(|(_, _, waker)| waker).collect()
+        };
+        arrived.notify_all();
+        tasks.into_iter().for_each(Waker::wake);
     }
 
     /// Puts an extent's page into the frame; returns the word that publishes it.
@@ -279,7 +298,7 @@ impl Pool {
         }
     }
 
-    fn arrival(&self, pages: &PageSpace, page: PageId) -> &(Mutex<()>, Condvar) {
+    fn arrival(&self, pages: &PageSpace, page: PageId) -> &Arrival {
         &self.arrivals[(page.0 ^ pages.id.0.rotate_left(16)) as usize % self.arrivals.len()]
     }
 
@@ -701,9 +720,7 @@ impl Pool {
         self.space.record(guard.epoch(), pages.id, page, Place::NONE);
         self.space.segments.release(place, guard.epoch());
         pages.table.free(page);
-        let (lock, arrived) = self.arrival(pages, page);
-        drop(lock.lock());
-        arrived.notify_all();
+        self.announce_arrival(pages, page);
         true
     }
 
@@ -830,6 +847,7 @@ impl Pool {
     }
 
     pub(crate) fn stop_background(&self) {
+        self.stop_fetching();
         self.background.stop.store(true, Ordering::Release);
         {
             let _requests = self.background.ahead.lock();

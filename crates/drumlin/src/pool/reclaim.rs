@@ -10,13 +10,13 @@
 
 use std::cell::Cell;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering, fence};
 use crossbeam_utils::CachePadded;
 
 /// Slots in the first block; each block has twice those of the one before.
-const FIRST_BLOCK_SLOTS: usize = 64;
+const FIRST_BLOCK_SLOTS: usize = if cfg!(drumlin_loom) { 2 } else { 64 };
 const BLOCKS: usize = 16;
 
 type Block = Box<[CachePadded<AtomicU64>]>;
@@ -53,7 +53,12 @@ impl Reclaimer {
     /// Pins the calling thread.
     #[inline]
     pub(crate) fn pin(&self) -> Pin<'_> {
-        let slot = self.slot(thread_index());
+        self.pin_as(thread_index())
+    }
+
+    #[inline]
+    fn pin_as(&self, thread_index: usize) -> Pin<'_> {
+        let slot = self.slot(thread_index);
         if slot.load(Ordering::Relaxed) != 0 {
             return Pin { slot: None, not_send: std::marker::PhantomData };
         }
@@ -145,5 +150,68 @@ mod tests {
         let later = reclaimer.pin();
         assert!(reclaimer.oldest() > tag);
         drop(later);
+    }
+}
+
+#[cfg(all(test, drumlin_loom))]
+mod models {
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    /// Two frames, one word that names the first; a reader that pins itself and reads what the word names, twice; a writer
+    /// that has the word name the second and fills the first anew as soon as it may.
+    #[expect(unsafe_code, reason = "loom's cells are what finds a race")]
+    fn read_beside_reuse(pins: bool) {
+        struct Frames {
+            word: AtomicU64,
+            pages: [UnsafeCell<u64>; 2],
+            reclaimer: Reclaimer,
+        }
+        // SAFETY: the model is what shows that accesses are ordered.
+        unsafe impl Sync for Frames {}
+        // SAFETY: as above.
+        unsafe impl Send for Frames {}
+        loom::model(move || {
+            let frames = Arc::new(Frames {
+                word: AtomicU64::new(0),
+                pages: [UnsafeCell::new(7), UnsafeCell::new(7)],
+                reclaimer: Reclaimer::new(),
+            });
+            // The blocks of slots are there before threads race for them.
+            drop(frames.reclaimer.pin_as(0));
+            let shared = Arc::clone(&frames);
+            let reader = thread::spawn(move || {
+                for _ in 0..2 {
+                    let pin = pins.then(|| shared.reclaimer.pin_as(0));
+                    let frame = shared.word.load(Ordering::Acquire) as usize;
+                    // SAFETY: pinned before the word was read.
+                    shared.pages[frame].with(|page| assert_eq!(unsafe { *page }, 7));
+                    drop(pin);
+                }
+            });
+            frames.word.store(1, Ordering::Release);
+            let tag = frames.reclaimer.retire();
+            if tag < frames.reclaimer.oldest() {
+                // SAFETY: nobody who could have seen the word's old value is still pinned.
+                frames.pages[0].with_mut(|page| unsafe { *page = 8 });
+            }
+            reader.join().unwrap();
+        });
+    }
+
+    /// A frame is never filled while a reader looks at it, and what readers saw happens before it is filled.
+    #[test]
+    fn loom_frames_are_reused_when_readers_have_left() {
+        read_beside_reuse(true);
+    }
+
+    /// The model finds what it is for: without pins it fails.
+    #[test]
+    #[should_panic(expected = "ausality violation")]
+    fn loom_without_pins_a_reader_sees_a_frame_reused() {
+        read_beside_reuse(false);
     }
 }

@@ -21,7 +21,7 @@ use crate::format::log::record_bytes;
 impl Shared {
     pub(super) fn reserve(&self, index: usize, body_bytes: usize, may_wait: bool) -> Result<Option<Reservation<'_>>> {
         if body_bytes > self.record_bytes_max() {
-            return Err(Error::TransactionTooLarge { limit_bytes: self.record_bytes_max() as u64 });
+            return Err(Error::writes_too_large(self.record_bytes_max() as u64));
         }
         let bytes = record_bytes(body_bytes);
         let stream = &self.streams[index];

@@ -421,7 +421,6 @@ impl Log {
     }
 
     /// The same, but `None` where it would wait.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the asynchronous calls will use it"))]
     pub(crate) fn try_reserve(&self, stream: usize, body_bytes: usize) -> Result<Option<Reservation<'_>>> {
         self.shared.reserve(stream, body_bytes, false)
     }
@@ -441,7 +440,6 @@ impl Log {
     }
 
     /// The same for a task, which is woken when it is worth asking again. A background thread writes for it.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the asynchronous calls will use it"))]
     pub(crate) fn poll_durable(&self, appended: &Appended, waker: &Waker) -> Poll<Result<()>> {
         self.shared.poll_durable(appended.timestamp.0, waker)
     }

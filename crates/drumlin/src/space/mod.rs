@@ -132,6 +132,14 @@ struct Jobs {
     running: Vec<std::ops::Range<u64>>,
 }
 
+impl Jobs {
+    /// Whether the place is on its way to the disk.
+    fn contain(&self, place: Place) -> bool {
+        let waiting = self.waiting.iter().map(WriteJob::range);
+        waiting.chain(self.running.iter().cloned()).any(|range| range.contains(&place.start()))
+    }
+}
+
 /// The segment that chunks of large values are being put into.
 #[derive(Debug, Default)]
 struct ValueSegment {
@@ -438,8 +446,14 @@ impl Space {
             .sum()
     }
 
-    /// Makes sure that an extent just appended can be read back: what is still in a buffer is written.
-    pub(crate) fn ensure_written(&self, place: Place, written: impl Fn(&[FrameIndex])) -> Result<()> {
+    /// Whether an extent that was appended can be read back. What is in a buffer is handed on.
+    pub(crate) fn is_written(&self, place: Place) -> bool {
+        self.hand_on(place);
+        let jobs = self.jobs.lock();
+        !jobs.contain(place)
+    }
+
+    fn hand_on(&self, place: Place) {
         for appender in &self.appenders {
             let mut appender = appender.lock();
             if appender.holds(place) {
@@ -448,15 +462,14 @@ impl Space {
                 self.enqueue(jobs);
             }
         }
+    }
+
+    /// Makes sure that an extent just appended can be read back: what is still in a buffer is written.
+    pub(crate) fn ensure_written(&self, place: Place, written: impl Fn(&[FrameIndex])) -> Result<()> {
+        self.hand_on(place);
         loop {
             let mut jobs = self.jobs.lock();
-            if !jobs
-                .waiting
-                .iter()
-                .map(WriteJob::range)
-                .chain(jobs.running.iter().cloned())
-                .any(|range| range.contains(&place.start()))
-            {
+            if !jobs.contain(place) {
                 return Ok(());
             }
             if jobs.waiting.is_empty() {

@@ -83,9 +83,14 @@ impl Segments {
         first == last && first > 0 && first < self.state.lock().segments.len() as u64
     }
 
+    /// Whether `count` segments are free.
+    pub(crate) fn has_free(&self, count: u32) -> bool {
+        self.state.lock().free.len() >= count as usize
+    }
+
     /// Makes sure that `count` segments are free, growing the file where they are not. `StorageFull` where it can't.
     pub(crate) fn secure(&self, count: u32) -> io::Result<()> {
-        if self.state.lock().free.len() >= count as usize {
+        if self.has_free(count) {
             return Ok(());
         }
         let _resize = self.resize.lock();

@@ -21,8 +21,9 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::format::PageId;
 use crate::format::extent::{Identity, KIND_OFFSET, Kind};
-use crate::pool::{FrameRead, FrameWrite, Needs, Pin, Pool, Stop};
+use crate::pool::{FrameRead, FrameWrite, Needs, NewFrame, Pin, Pool, Stop};
 use crate::space::{FrameIndex, Guard, PageSpace, Word};
+use crate::task::{Face, ready};
 use node::{Inner, LeafMut, Node};
 
 /// Told of changes of structure, while the latches are held.
@@ -118,7 +119,7 @@ impl Tree {
     }
 
     /// Gives a new keyspace its empty root.
-    pub(crate) fn plant(&self, guard: &Guard<'_>, mut frame: crate::pool::NewFrame<'_>) {
+    pub(crate) fn plant(&self, guard: &Guard<'_>, mut frame: NewFrame<'_>) {
         let root = self.pages.table.allocate(1);
         assert!(root == PageId::ROOT, "a tree is planted in an empty keyspace");
         LeafMut::init(&mut frame, None, None);
@@ -271,13 +272,40 @@ impl Tree {
     }
 
     /// Calls a core operation until it lacks nothing, providing what it needs in between.
-    pub(crate) fn waiting<T>(pool: &Pool, mut operation: impl FnMut() -> Result<T, Stop>) -> Result<T> {
-        let mut provider = Provider::new(pool);
+    pub(crate) fn waiting<T>(pool: &Arc<Pool>, mut operation: impl FnMut() -> Result<T, Stop>) -> Result<T> {
+        match operation() {
+            Ok(value) => Ok(value),
+            Err(stop) => ready(Tree::going_on(Face::Blocking, pool, stop, operation)),
+        }
+    }
+
+    /// As [`waiting`](Self::waiting), by the ways of a face.
+    pub(crate) async fn awaiting<T>(
+        face: Face<'_>,
+        pool: &Arc<Pool>,
+        mut operation: impl FnMut() -> Result<T, Stop>,
+    ) -> Result<T> {
+        match operation() {
+            Ok(value) => Ok(value),
+            Err(stop) => Tree::going_on(face, pool, stop, operation).await,
+        }
+    }
+
+    async fn going_on<T>(
+        face: Face<'_>,
+        pool: &Arc<Pool>,
+        mut stop: Stop,
+        mut operation: impl FnMut() -> Result<T, Stop>,
+    ) -> Result<T> {
+        let mut provider = Provider::new(face, pool);
         loop {
+            match stop {
+                Stop::Error(error) => return Err(error),
+                Stop::Needs(needs) => provider.provide(&needs).await?,
+            }
             match operation() {
                 Ok(value) => return Ok(value),
-                Err(Stop::Error(error)) => return Err(error),
-                Err(Stop::Needs(needs)) => provider.provide(&needs)?,
+                Err(again) => stop = again,
             }
         }
     }
@@ -285,27 +313,50 @@ impl Tree {
 
 /// Provides what one core operation lacks, by waiting for it.
 pub(crate) struct Provider<'p> {
-    pool: &'p Pool,
+    face: Face<'p>,
+    pool: &'p Arc<Pool>,
     /// The page that could not be had the last time.
     failed: Option<PageId>,
 }
 
 impl<'p> Provider<'p> {
-    pub(crate) fn new(pool: &'p Pool) -> Provider<'p> {
-        Provider { pool, failed: None }
+    pub(crate) fn new(face: Face<'p>, pool: &'p Arc<Pool>) -> Provider<'p> {
+        Provider { face, pool, failed: None }
     }
 
     /// An outdated node may have led to a number that is another page's by now, of another kind and size: that a page
     /// can't be had is an error only where it is needed again.
-    pub(crate) fn provide(&mut self, needs: &Needs) -> Result<()> {
+    pub(crate) async fn provide(&mut self, needs: &Needs) -> Result<()> {
         match needs {
-            Needs::Page(pages, page) => match self.pool.fault(pages, *page, pages.page_bytes) {
-                Err(_) if self.failed != Some(*page) => self.failed = Some(*page),
-                other => other?,
-            },
-            Needs::Frame(page_bytes) => self.pool.take_frame(*page_bytes).map(drop)?,
+            Needs::Page(pages, page) => {
+                let result = match self.face {
+                    Face::Blocking => self.pool.fault(pages, *page, pages.page_bytes),
+                    Face::Tasks(_) => self.pool.fault_as_task(pages, *page, pages.page_bytes).await,
+                };
+                match result {
+                    Err(_) if self.failed != Some(*page) => self.failed = Some(*page),
+                    other => other?,
+                }
+            }
+            Needs::Frame(page_bytes) => self.frame(*page_bytes).await.map(drop)?,
         }
         Ok(())
+    }
+
+    /// A frame for a new page.
+    pub(crate) async fn frame(&self, page_bytes: usize) -> Result<NewFrame<'p>> {
+        loop {
+            if let Some(frame) = self.pool.frames.try_take(page_bytes) {
+                return Ok(frame);
+            }
+            match self.face {
+                Face::Blocking => return self.pool.take_frame(page_bytes),
+                Face::Tasks(tasks) => {
+                    let pool = Arc::clone(self.pool);
+                    tasks.workers.run(move || pool.take_frame(page_bytes).map(drop)).await?;
+                }
+            }
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use crate::format::PageId;
 use crate::format::extent::{KIND_OFFSET, Kind};
 use crate::pool::{FrameWrite, Needs, NewFrame, Stop};
 use crate::space::{Guard, Word};
+use crate::task::Face;
 
 /// A row that is to be put into a leaf: its key, and the bytes its value takes there; `None` if it is removed.
 #[derive(Clone, Copy, Debug)]
@@ -36,9 +37,9 @@ enum Progress {
 
 impl Tree {
     /// Splits leaves until all rows that fall into one leaf fit there together. The rows ascend. Waits for pages and frames.
-    pub(crate) fn make_room(&self, mut rows: &[Incoming<'_>]) -> Result<()> {
+    pub(crate) async fn make_room(&self, face: Face<'_>, mut rows: &[Incoming<'_>]) -> Result<()> {
         let mut frames = Vec::with_capacity(FRAMES_NEEDED);
-        let mut provider = Provider::new(&self.pool);
+        let mut provider = Provider::new(face, &self.pool);
         loop {
             match self.try_split(rows, &mut frames) {
                 Ok(Progress::Done(None)) => return Ok(()),
@@ -50,8 +51,8 @@ impl Tree {
                 }
                 Ok(Progress::Again) => {}
                 Err(Stop::Error(error)) => return Err(error),
-                Err(Stop::Needs(Needs::Frame(page_bytes))) => frames.push(self.pool.take_frame(page_bytes)?),
-                Err(Stop::Needs(needs)) => provider.provide(&needs)?,
+                Err(Stop::Needs(Needs::Frame(page_bytes))) => frames.push(provider.frame(page_bytes).await?),
+                Err(Stop::Needs(needs)) => provider.provide(&needs).await?,
             }
         }
     }

@@ -3,12 +3,14 @@
 //! # The life of a commit
 //! 1. *Prepare*, as often as needed, waiting for what is lacking: the record is encoded, log space reserved, segments for the
 //!    pages that will become dirty secured, leaves brought in and held, room made in them.
-//! 2. *Apply*, inside the guard, in one go: the leaves are latched in the order of their keys; if one is not as prepared,
-//!    everything is let go and prepared again. Then the timestamp is taken with the record's place in the log, and from here
+//! 2. *Apply*, inside the guard, in one go: the leaves are latched in the order of their keys, those that a serializable
+//!    transaction has read being validated on the way; if one is not as prepared, everything is let go and prepared again.
+//!    Then the timestamp is taken with the record's place in the log, and from here
 //!    on nothing waits, fails or can be cancelled: rows are changed, what they were goes to the versions, the commit is
 //!    marked applied.
 //! 3. *Settle*: wait until the record is durable (not if Relaxed), and until readers see the commit.
 
+use std::future::poll_fn;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -17,6 +19,7 @@ use crate::sync::Mutex;
 
 use super::clock::Clock;
 use super::locks::LockTable;
+use super::read_set::{Reads, Walk};
 use super::snapshots::Snapshots;
 use super::values;
 use super::versions::{Delta, Versions, Was};
@@ -26,9 +29,10 @@ use crate::format::node::LargeRef;
 use crate::format::record::{self, Operation};
 use crate::format::{KeyspaceId, PageId, Place, Timestamp};
 use crate::io::Backend;
-use crate::pool::{FrameWrite, Needs, Pool, Stop};
+use crate::pool::{FrameHeader, FrameRead, FrameWrite, Needs, Pool, Stop};
 use crate::seglog::{Body, Log, Reservation};
 use crate::space::{FrameIndex, Guard, PageSpace, RESERVE_SEGMENTS, Space, Word};
+use crate::task::{Face, Tasks, ready};
 use crate::tree::node::{Leaf, LeafMut, RowValue};
 use crate::tree::{Incoming, Provider, Target, Tree};
 
@@ -90,10 +94,12 @@ pub(crate) struct Engine {
     /// The most bytes that one transaction may write.
     pub(crate) write_set_bytes_max: u64,
     pub(crate) make_space: MakeSpace,
+    /// What serves operations that wait as tasks.
+    pub(crate) tasks: Tasks,
 }
 
 /// Has what can be freed freed, by a checkpoint and the cleaner, and waits for it.
-pub(crate) type MakeSpace = Box<dyn Fn() -> Result<()> + Send + Sync>;
+pub(crate) type MakeSpace = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -194,15 +200,36 @@ impl Engine {
     }
 
     /// The value of the row. A value that is replaced while it is read is looked up again.
+    #[inline]
     pub(crate) fn get(&self, tree: &Tree, key: &[u8], view: View) -> Result<Option<Arc<[u8]>>> {
+        match self.find(tree, key, view)? {
+            None => Ok(None),
+            Some(Found::Inline(value)) => Ok(Some(value)),
+            Some(Found::Large(_)) => ready(self.get_as(Face::Blocking, tree, key, view)),
+        }
+    }
+
+    /// As [`find`](Self::find), by the ways of a face.
+    pub(crate) async fn find_as(&self, face: Face<'_>, tree: &Tree, key: &[u8], view: View) -> Result<Option<Found>> {
+        Tree::awaiting(face, &self.pool, || self.try_find(tree, key, view)).await
+    }
+
+    /// As [`get`](Self::get), by the ways of a face.
+    pub(crate) async fn get_as(
+        &self,
+        face: Face<'_>,
+        tree: &Tree,
+        key: &[u8],
+        view: View,
+    ) -> Result<Option<Arc<[u8]>>> {
         let mut failed = None;
         loop {
-            let reference = match self.find(tree, key, view)? {
+            let reference = match self.find_as(face, tree, key, view).await? {
                 None => return Ok(None),
                 Some(Found::Inline(value)) => return Ok(Some(value)),
                 Some(Found::Large(reference)) => reference,
             };
-            match values::read_whole(&self.pool, &tree.pages, &reference) {
+            match values::read_whole(face, &self.pool, &tree.pages, &reference).await {
                 Ok(Some(value)) => return Ok(Some(value.into())),
                 // It was replaced and freed while it was being read, and its pages may be another's: what was found there
                 // counts only if the row still names it.
@@ -217,7 +244,12 @@ impl Engine {
     }
 
     /// Brings in the leaves of these keys, many reads at a time: afterwards they are mostly in memory.
-    pub(crate) fn bring_in<'k>(&self, tree: &Tree, keys: &(impl Iterator<Item = &'k [u8]> + Clone)) -> Result<()> {
+    pub(crate) async fn bring_in<'k>(
+        &self,
+        face: Face<'_>,
+        tree: &Tree,
+        keys: &(impl Iterator<Item = &'k [u8]> + Clone),
+    ) -> Result<()> {
         // Each round goes one level deeper for the keys whose page was missing.
         loop {
             let mut missing: Vec<PageId> = Vec::new();
@@ -234,15 +266,28 @@ impl Engine {
             if missing.is_empty() {
                 return Ok(());
             }
-            if self.pool.fault_many(&tree.pages, &missing)? == 0 {
+            if self.fault_many(face, &tree.pages, &missing).await? == 0 {
                 return Ok(());
             }
         }
     }
 
+    async fn fault_many(&self, face: Face<'_>, pages: &Arc<PageSpace>, missing: &[PageId]) -> Result<usize> {
+        match face {
+            Face::Blocking => self.pool.fault_many(pages, missing),
+            Face::Tasks(_) => self.pool.fault_many_as_task(pages, missing).await,
+        }
+    }
+
     /// Whether the row has changed since the snapshot: what the first updater's rule asks.
-    pub(crate) fn changed_since(&self, tree: &Tree, key: &[u8], snapshot: Timestamp) -> Result<bool> {
-        Tree::waiting(&self.pool, || {
+    pub(crate) async fn changed_since(
+        &self,
+        face: Face<'_>,
+        tree: &Tree,
+        key: &[u8],
+        snapshot: Timestamp,
+    ) -> Result<bool> {
+        Tree::awaiting(face, &self.pool, || {
             let pin = self.pool.pin();
             let page = tree.read_leaf(&pin, Target::At(key))?;
             if Leaf::new(&page).newest() <= snapshot {
@@ -251,12 +296,22 @@ impl Engine {
             let number = page.header().identity().expect("a latched leaf has an identity").page;
             Ok(self.versions.newest_change(tree.pages.id, number, key).is_some_and(|newest| newest > snapshot))
         })
+        .await
     }
 
     // ── committing ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Commits rows in ascending order of (keyspace, key), each key once. Their locks are held.
-    pub(crate) fn commit(&self, rows: &[Row<'_>], durability: Durability) -> Result<Timestamp> {
+    /// Commits rows in ascending order of (keyspace, key), each key once, if what was read has not changed since. The rows'
+    /// locks are held; `applied` is called when they need not be any more. A future that is dropped before that leaves
+    /// nothing of the commit, one that is dropped afterwards all of it.
+    pub(crate) async fn commit(
+        &self,
+        face: Face<'_>,
+        rows: &[Row<'_>],
+        reads: Option<Reads<'_>>,
+        durability: Durability,
+        applied: impl FnOnce(),
+    ) -> Result<Timestamp> {
         assert!(!rows.is_empty());
         self.check_failure()?;
         let mut body = Vec::with_capacity(rows.iter().map(|row| 16 + row.key.len()).sum::<usize>() + 64);
@@ -275,41 +330,53 @@ impl Engine {
         let body = Body::new(body);
         let log = self.log();
         if body.bytes().len() > log.record_bytes_max() {
-            return Err(Error::TransactionTooLarge { limit_bytes: log.record_bytes_max() as u64 });
+            return Err(Error::writes_too_large(log.record_bytes_max() as u64));
         }
-        self.secure_space(rows)?;
-        let appended = self.append_medium_values(rows)?;
+        self.secure_space(face, rows).await?;
+        let appended = self.append_medium_values(face, rows).await?;
         let stream = crate::pool::reclaim::thread_index() % log.stream_count();
-        let mut reservation = Some(self.reserve_log(stream, body.bytes().len())?);
-        let place = self.prepare_and_apply(rows, appended, |guard| {
+        let mut reservation = Some(self.reserve_log(face, stream, body.bytes().len()).await?);
+        let take_timestamp = |guard: &Guard<'_>| {
             let _inside: &Guard<'_> = guard;
             let reservation: Reservation<'_> = reservation.take().expect("a commit takes its timestamp once");
             let appended = reservation.append(&body, after_data);
             (appended.timestamp, appended)
-        })?;
+        };
+        let place = self.prepare_and_apply(face, rows, reads, appended, take_timestamp).await?;
         let timestamp = place.timestamp;
+        // Whoever gets a row's lock next, and finds nothing published since its snapshot, relies on the row being as it was.
+        self.clock.wait_published(timestamp);
+        applied();
         self.commits.fetch_add(1, Ordering::Relaxed);
         self.log_bytes_written.fetch_add(body.bytes().len() as u64, Ordering::Relaxed);
         match durability {
             Durability::Full => {
-                log.wait_durable(&place)?;
-                self.clock.wait_published(timestamp);
-                self.clock.show_durable(log.durable());
+                match face {
+                    Face::Blocking => log.wait_durable(&place)?,
+                    Face::Tasks(_) => {
+                        // Written also if nobody waits for it any more.
+                        log.nudge(stream);
+                        poll_fn(|context| log.poll_durable(&place, context.waker())).await?;
+                    }
+                }
             }
             Durability::Relaxed => {
                 log.nudge(stream);
                 self.clock.show_relaxed(timestamp);
             }
         }
+        self.clock.show_durable(log.durable());
         self.tidy(rows);
         Ok(timestamp)
     }
 
     /// Applies the rows of a commit that is in the log already: recovery. Nobody else is there yet.
     pub(crate) fn replay(&self, rows: &[Row<'_>], timestamp: Timestamp) -> Result<()> {
-        self.secure_space(rows)?;
-        let appended = self.append_medium_values(rows)?;
-        self.prepare_and_apply(rows, appended, |_| (timestamp, ()))?;
+        ready(async {
+            self.secure_space(Face::Blocking, rows).await?;
+            let appended = self.append_medium_values(Face::Blocking, rows).await?;
+            self.prepare_and_apply(Face::Blocking, rows, None, appended, |_| (timestamp, ())).await
+        })?;
         for row in rows.iter().filter(|row| matches!(row.change, Change::Remove)) {
             row.tree.try_merge(row.key);
         }
@@ -324,7 +391,7 @@ impl Engine {
         }
     }
 
-    fn append_medium_values(&self, rows: &[Row<'_>]) -> Result<Appended<'_>> {
+    async fn append_medium_values(&self, face: Face<'_>, rows: &[Row<'_>]) -> Result<Appended<'_>> {
         let mut appended = Appended { engine: self, places: Vec::new(), committed: false };
         for (index, row) in rows.iter().enumerate() {
             if let Change::Put(value) = row.change
@@ -335,7 +402,8 @@ impl Engine {
                 let place = values::append_medium(&self.pool, &row.tree.pages, identity, value)?;
                 appended.places.push(Some((identity, place)));
                 if self.space.waiting_jobs() > 4 {
-                    self.pool.run_jobs()?;
+                    let pool = Arc::clone(&self.pool);
+                    face.run(move || pool.run_jobs()).await?;
                 }
             }
         }
@@ -371,7 +439,7 @@ impl Engine {
 
     /// Makes sure that the pages which the commit will change can be written, whatever happens; else `DiskFull`. Commits
     /// that only remove may use the reserve.
-    fn secure_space(&self, rows: &[Row<'_>]) -> Result<()> {
+    async fn secure_space(&self, face: Face<'_>, rows: &[Row<'_>]) -> Result<()> {
         let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes as u64).max().expect("rows");
         let row_bytes = |row: &Row<'_>| match row.change {
             Change::Put(value) => (row.key.len() + value.len()) as u64 + 128,
@@ -382,32 +450,67 @@ impl Engine {
         let own = leaves + 2 * rows.iter().map(row_bytes).sum::<u64>() + 6 * page_bytes;
         let only_removes = rows.iter().all(|row| matches!(row.change, Change::Remove));
         let spare = if only_removes { 0 } else { RESERVE_SEGMENTS };
-        match self.space.secure(self.checkpoint_segments(own) + spare) {
-            // At recovery space is what it was when the commit was made.
-            Err(Error::DiskFull { .. }) if self.log.get().is_none() => Ok(()),
-            Err(Error::DiskFull { .. }) => {
-                // What was replaced since the last checkpoint, and what lies sparse, may suffice.
-                (self.make_space)()?;
-                self.space.secure(self.checkpoint_segments(own) + spare)
+        let mut made_space = false;
+        loop {
+            let count = self.checkpoint_segments(own) + spare;
+            if self.space.segments.has_free(count) {
+                return Ok(());
             }
-            other => other,
+            let space = Arc::clone(&self.space);
+            match face.run(move || space.secure(count)).await {
+                // At recovery space is what it was when the commit was made.
+                Err(Error::DiskFull { .. }) if self.log.get().is_none() => return Ok(()),
+                // What was replaced since the last checkpoint, and what lies sparse, may suffice.
+                Err(Error::DiskFull { .. }) if !std::mem::replace(&mut made_space, true) => {
+                    self.have_space_made(face).await?;
+                }
+                other => return other,
+            }
         }
+    }
+
+    /// See [`MakeSpace`].
+    pub(crate) async fn have_space_made(&self, face: Face<'_>) -> Result<()> {
+        let make_space = Arc::clone(&self.make_space);
+        face.run(move || make_space()).await
     }
 
     /// Space in the log, which a checkpoint gives back where the disk has none.
-    pub(crate) fn reserve_log(&self, stream: usize, body_bytes: usize) -> Result<Reservation<'_>> {
-        match self.log().reserve(stream, body_bytes) {
-            Err(Error::DiskFull { .. }) => {
-                (self.make_space)()?;
-                self.log().reserve(stream, body_bytes)
+    pub(crate) async fn reserve_log(
+        &self,
+        face: Face<'_>,
+        stream: usize,
+        body_bytes: usize,
+    ) -> Result<Reservation<'_>> {
+        let mut made_space = false;
+        loop {
+            let reserved = match face {
+                Face::Blocking => self.log().reserve(stream, body_bytes).map(Some),
+                Face::Tasks(_) => match self.log().try_reserve(stream, body_bytes) {
+                    // Waits until it could be had, and then tries to have it.
+                    Ok(None) => {
+                        let log = Arc::clone(self.log.get().expect("the log is there once the database is open"));
+                        face.run(move || log.reserve(stream, body_bytes).map(drop)).await.map(|()| None)
+                    }
+                    other => other,
+                },
+            };
+            match reserved {
+                Ok(Some(reservation)) => return Ok(reservation),
+                Ok(None) => {}
+                Err(Error::DiskFull { .. }) if !std::mem::replace(&mut made_space, true) => {
+                    self.have_space_made(face).await?;
+                }
+                Err(error) => return Err(error),
             }
-            other => other,
         }
     }
 
-    fn prepare_and_apply<T>(
+    async fn prepare_and_apply<T>(
         &self,
+        face: Face<'_>,
         rows: &[Row<'_>],
+        reads: Option<Reads<'_>>,
         mut appended: Appended<'_>,
         mut take_timestamp: impl FnMut(&Guard<'_>) -> (Timestamp, T),
     ) -> Result<T> {
@@ -424,24 +527,36 @@ impl Engine {
             .collect();
         let mut held = Held { pool: &self.pool, leaves: Vec::new() };
         if rows.len() > 1 {
-            self.hold_leaves(rows, &incoming, &mut held)?;
+            self.hold_leaves(face, rows, &incoming, &mut held).await?;
         }
-        let mut provider = Provider::new(&self.pool);
+        let mut held_reads = self.hold_reads(face, reads, &held).await?;
+        let mut provider = Provider::new(face, &self.pool);
         loop {
-            match self.try_apply(rows, &incoming, &held.leaves, &appended.places, &mut take_timestamp) {
+            match self.try_apply(rows, reads, &incoming, &held.leaves, &appended.places, &mut take_timestamp) {
                 Ok(value) => {
                     appended.committed = true;
                     return Ok(value);
                 }
                 Err(Unready::Error(error)) => return Err(error),
-                Err(Unready::Needs(needs)) => provider.provide(&needs)?,
-                Err(Unready::Room(range)) => rows[range.start].tree.make_room(&incoming[range])?,
+                Err(Unready::Needs(needs)) => {
+                    provider.provide(&needs).await?;
+                    // A leaf that was read has been split, perhaps: all of them have to be there at once.
+                    drop(held_reads);
+                    held_reads = self.hold_reads(face, reads, &held).await?;
+                }
+                Err(Unready::Room(range)) => rows[range.start].tree.make_room(face, &incoming[range]).await?,
             }
         }
     }
 
     /// Brings the leaves of all rows in, many at a time, keeps them there, and makes room in them.
-    fn hold_leaves(&self, rows: &[Row<'_>], incoming: &[Incoming<'_>], held: &mut Held<'_>) -> Result<()> {
+    async fn hold_leaves(
+        &self,
+        face: Face<'_>,
+        rows: &[Row<'_>],
+        incoming: &[Incoming<'_>],
+        held: &mut Held<'_>,
+    ) -> Result<()> {
         let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes).max().expect("rows");
         let limit = (self.pool.frames.limit_bytes() / page_bytes / 4).max(4);
         let mut full: Vec<Range<usize>> = Vec::new();
@@ -489,17 +604,17 @@ impl Engine {
                 }
                 if held.leaves.len() > limit {
                     let per_leaf = rows.len() as u64 * 128 / held.leaves.len() as u64;
-                    return Err(Error::TransactionTooLarge { limit_bytes: limit as u64 * per_leaf.max(128) });
+                    return Err(Error::writes_too_large(limit as u64 * per_leaf.max(128)));
                 }
                 missing.sort_unstable();
                 missing.dedup();
                 match missing[..] {
                     [] => {}
                     // Alone it is faulted so that its error, if it has one, is met.
-                    [page] => self.pool.fault(&tree.pages, page, tree.pages.page_bytes)?,
+                    [page] => self.fault(face, &tree.pages, page).await?,
                     _ => {
-                        if self.pool.fault_many(&tree.pages, &missing)? == 0 {
-                            self.pool.fault(&tree.pages, missing[0], tree.pages.page_bytes)?;
+                        if self.fault_many(face, &tree.pages, &missing).await? == 0 {
+                            self.fault(face, &tree.pages, missing[0]).await?;
                         }
                     }
                 }
@@ -509,14 +624,56 @@ impl Engine {
         }
         held.leaves.sort_unstable_by_key(|&(row, _, _)| row);
         for range in full {
-            rows[range.start].tree.make_room(&incoming[range])?;
+            rows[range.start].tree.make_room(face, &incoming[range]).await?;
         }
         Ok(())
+    }
+
+    async fn fault(&self, face: Face<'_>, pages: &Arc<PageSpace>, page: PageId) -> Result<()> {
+        match face {
+            Face::Blocking => self.pool.fault(pages, page, pages.page_bytes),
+            Face::Tasks(_) => self.pool.fault_as_task(pages, page, pages.page_bytes).await,
+        }
+    }
+
+    /// Brings the leaves of all that was read in and keeps them there. A conflict that shows already ends the commit.
+    async fn hold_reads<'p>(&'p self, face: Face<'_>, reads: Option<Reads<'_>>, beside: &Held<'_>) -> Result<Held<'p>> {
+        let mut held = Held { pool: &self.pool, leaves: Vec::new() };
+        let Some(reads) = reads else { return Ok(held) };
+        let mut there: Vec<FrameIndex> = beside.leaves.iter().map(|&(_, _, frame)| frame).collect();
+        there.sort_unstable();
+        let frame_bytes = |frame: &FrameIndex| self.pool.frames.page_bytes(*frame);
+        let mut bytes: usize = there.iter().map(frame_bytes).sum();
+        let limit_bytes = self.pool.frames.limit_bytes() / 4;
+        let mut walk = Walk::new(Some(reads));
+        while let Some((tree, key)) = walk.next() {
+            let keyspace = tree.pages.id;
+            let upper_fence = Tree::awaiting(face, &self.pool, || {
+                let pin = self.pool.pin();
+                let page = tree.read_leaf(&pin, Target::At(key))?;
+                let leaf = Leaf::new(&page);
+                let number = page.header().identity().expect("a latched leaf has an identity").page;
+                reads.validate(&self.versions, keyspace, number, &leaf)?;
+                if there.binary_search(&page.frame()).is_err() {
+                    page.header().hold();
+                    held.leaves.push((0, number, page.frame()));
+                    bytes += page.len();
+                }
+                Ok(leaf.upper_fence().map(<[u8]>::to_vec))
+            });
+            let upper_fence = upper_fence.await?;
+            if bytes > limit_bytes {
+                return Err(Error::reads_too_large(limit_bytes as u64));
+            }
+            walk.pass(keyspace, upper_fence.as_deref());
+        }
+        Ok(held)
     }
 
     fn try_apply<T>(
         &self,
         rows: &[Row<'_>],
+        reads: Option<Reads<'_>>,
         incoming: &[Incoming<'_>],
         held: &[(usize, PageId, FrameIndex)],
         medium: &[Option<(u64, Place)>],
@@ -525,10 +682,28 @@ impl Engine {
         let guard = self.space.enter();
         let pin = self.pool.pin();
         let mut leaves: Vec<(FrameWrite<'_>, Range<usize>)> = Vec::with_capacity(rows.len().min(AHEAD_PAGES));
+        // Leaves that were read and will not change: nobody changes them before this commit has its timestamp.
+        let mut only_read: Vec<FrameRead<'_>> = Vec::new();
+        let mut walk = Walk::new(reads);
         let mut start = 0;
         let mut held = held.iter();
-        while start < rows.len() {
-            let (tree, key) = (rows[start].tree, rows[start].key);
+        loop {
+            let row = rows.get(start).map(|row| (row.tree, row.key));
+            let (tree, key) = match (walk.next(), row) {
+                (None, None) => break,
+                (None, Some(row)) => row,
+                (Some(read), Some(row)) if (row.0.pages.id, row.1) <= (read.0.pages.id, read.1) => row,
+                (Some((tree, key)), _) => {
+                    let read = tree.read_leaf(&pin, Target::At(key))?;
+                    let leaf = Leaf::new(&read);
+                    if !row.is_some_and(|(other, key)| other.pages.id == tree.pages.id && leaf.covers(key)) {
+                        self.validate(reads, &mut walk, tree, read.header(), &leaf)?;
+                        only_read.push(read);
+                        continue;
+                    }
+                    (tree, key)
+                }
+            };
             // The leaf is mostly where it was when it was held.
             let hint = held.as_slice().iter().position(|&(row, _, _)| row >= start).unwrap_or(held.len());
             held = held.as_slice()[hint..].iter();
@@ -541,26 +716,50 @@ impl Engine {
                 None => tree.write_leaf(&pin, key)?,
             };
             let leaf = Leaf::new(&write);
+            self.validate(reads, &mut walk, tree, write.header(), &leaf)?;
             let mine = rows[start..].iter().take_while(|row| {
                 row.tree.pages.id == tree.pages.id && leaf.upper_fence().is_none_or(|upper| row.key < upper)
             });
             let end = start + mine.count();
-            if !crate::tree::has_room(&leaf, &incoming[start..end]) {
-                return Err(Unready::Room(start..end));
+            if start < end {
+                if !crate::tree::has_room(&leaf, &incoming[start..end]) {
+                    return Err(Unready::Room(start..end));
+                }
+                self.pool.prepare_change(&guard, &write).map_err(Unready::Error)?;
             }
-            self.pool.prepare_change(&guard, &write).map_err(Unready::Error)?;
             leaves.push((write, start..end));
             start = end;
         }
         // From the timestamp on nothing waits, fails or can be cancelled.
         let (timestamp, value) = take_timestamp(&guard);
-        for (write, range) in &mut leaves {
+        drop(only_read);
+        // Without a row is a leaf that was split just before it was latched.
+        for (write, range) in leaves.iter_mut().filter(|(_, range)| !range.is_empty()) {
             self.change_leaf(&guard, write, &rows[range.clone()], medium, range.start, timestamp);
         }
         if self.log.get().is_some() {
             self.clock.mark_applied(timestamp);
         }
         Ok(value)
+    }
+
+    /// Validates what was read in a leaf that has just been latched, and passes it.
+    fn validate(
+        &self,
+        reads: Option<Reads<'_>>,
+        walk: &mut Walk<'_>,
+        tree: &Tree,
+        header: &FrameHeader,
+        leaf: &Leaf<'_>,
+    ) -> Result<(), Unready> {
+        let keyspace = tree.pages.id;
+        if let Some(reads) = reads
+            && walk.pass(keyspace, leaf.upper_fence())
+        {
+            let page = header.identity().expect("a latched leaf has an identity").page;
+            reads.validate(&self.versions, keyspace, page, leaf).map_err(Unready::Error)?;
+        }
+        Ok(())
     }
 
     fn change_leaf(
@@ -688,12 +887,21 @@ impl Engine {
 
     /// Waits until a snapshot that a transaction read at is durable: what it saw can't be taken back then.
     pub(crate) fn wait_durable(&self, timestamp: Timestamp) -> Result<()> {
+        ready(self.await_durable(Face::Blocking, timestamp))
+    }
+
+    /// As [`wait_durable`](Self::wait_durable), by the ways of a face.
+    pub(crate) async fn await_durable(&self, face: Face<'_>, timestamp: Timestamp) -> Result<()> {
         let log = self.log();
         if log.durable() >= timestamp {
             return Ok(());
         }
         // Only the timestamp matters: the log writes whatever stream holds it back.
-        log.wait_durable(&crate::seglog::Appended { timestamp, stream: 0, end: 0 })
+        let place = crate::seglog::Appended { timestamp, stream: 0, end: 0 };
+        match face {
+            Face::Blocking => log.wait_durable(&place),
+            Face::Tasks(_) => poll_fn(|context| log.poll_durable(&place, context.waker())).await,
+        }
     }
 }
 
@@ -712,6 +920,7 @@ impl Engine {
         make_space: MakeSpace,
     ) -> Engine {
         let lock_seed = backend.random();
+        let tasks = Tasks::new(&backend);
         Engine {
             backend,
             space,
@@ -730,6 +939,7 @@ impl Engine {
             version_bytes_max,
             write_set_bytes_max,
             make_space,
+            tasks,
         }
     }
 }

@@ -298,7 +298,6 @@ impl LockTable {
     }
 
     /// Takes the lock of a row, as a future. Dropping it gives up, and releases what it got and nobody was told of.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the asynchronous calls will use it"))]
     pub(crate) fn acquire<'a>(&'a self, owner: TransactionId, keyspace: KeyspaceId, key: &'a [u8]) -> Acquire<'a> {
         Acquire { table: self, owner, keyspace, key, waiting: false }
     }

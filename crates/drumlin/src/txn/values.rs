@@ -7,7 +7,12 @@
 //!
 //! An extent's payload is the value's identity (8 bytes) and its bytes.
 
+use std::future::poll_fn;
 use std::io::Read;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_io::AsyncRead;
 
 use crate::error::{Error, Result};
 use crate::format::extent::{self, HEADER_BYTES, Identity, Kind};
@@ -16,7 +21,9 @@ use crate::format::{PageId, Place, get_u64, put_u64};
 use crate::io::AlignedBuffer;
 use crate::pool::{PAGE_BYTES_MAX, PAGE_BYTES_MIN, Pool};
 use crate::space::{Guard, PageSpace, Word};
+use crate::task::Face;
 
+use super::engine::MakeSpace;
 use super::write_set::LargeValue;
 
 /// Header and identity, in front of a chunk's bytes.
@@ -36,52 +43,116 @@ pub(crate) fn append_medium(pool: &Pool, pages: &PageSpace, identity: u64, value
     pool.space.append(guard.epoch(), name, Kind::Value, &page, None)
 }
 
-/// Writes a large value from a reader, in bounded memory. On an error nothing of it remains.
+/// Where a large value comes from.
+pub(crate) trait Source {
+    /// Fills as much of `buffer` as there is.
+    async fn fill(&mut self, buffer: &mut [u8]) -> Result<usize>;
+}
+
+/// A reader that blocks.
+pub(crate) struct Blocking<R>(pub(crate) R);
+
+impl<R: Read> Source for Blocking<R> {
+    async fn fill(&mut self, buffer: &mut [u8]) -> Result<usize> {
+        read_up_to(&mut self.0, buffer)
+    }
+}
+
+/// A reader for tasks.
+pub(crate) struct ForTasks<R>(pub(crate) R);
+
+impl<R: AsyncRead + Unpin> Source for ForTasks<R> {
+    async fn fill(&mut self, buffer: &mut [u8]) -> Result<usize> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            let read = poll_fn(|context| Pin::new(&mut self.0).poll_read(context, &mut buffer[filled..]));
+            match read.await {
+                Ok(0) => break,
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Error::Source { source: error.into() }),
+            }
+        }
+        Ok(filled)
+    }
+}
+
+/// Extents that no row names yet. Dropped, they are given back.
+#[derive(Debug)]
+pub(crate) struct Unnamed {
+    pool: Arc<Pool>,
+    value: LargeValue,
+}
+
+impl Unnamed {
+    pub(crate) fn value(&self) -> &LargeValue {
+        &self.value
+    }
+
+    /// The value, for whoever names it, or gives it back himself.
+    pub(crate) fn into_value(mut self) -> LargeValue {
+        std::mem::replace(&mut self.value, LargeValue { length: 0, identity: 0, places: Vec::new() })
+    }
+}
+
+impl Drop for Unnamed {
+    fn drop(&mut self) {
+        discard(&self.pool, &self.value);
+    }
+}
+
+/// Writes a large value, in bounded memory. Where it fails, or its future is dropped, nothing of it remains.
 ///
 /// Where the disk is full, `make_space` is called once.
-pub(crate) fn write_large(
-    pool: &Pool,
+pub(crate) async fn write_large(
+    face: Face<'_>,
+    pool: &Arc<Pool>,
     pages: &PageSpace,
     identity: u64,
-    mut reader: impl Read,
-    make_space: &dyn Fn() -> Result<()>,
-) -> Result<LargeValue> {
-    let mut value = LargeValue { length: 0, identity, places: Vec::new() };
+    mut source: impl Source,
+    make_space: &MakeSpace,
+) -> Result<Unnamed> {
+    let mut written = Unnamed { pool: Arc::clone(pool), value: LargeValue { length: 0, identity, places: Vec::new() } };
     let chunk_bytes = pool.space.value_chunk_bytes();
     let mut page = vec![0; chunk_bytes];
     let mut encoded = Vec::new();
     let mut buffer = AlignedBuffer::zeroed(chunk_bytes + 4096);
     let mut made_space = false;
-    let mut write_all = || -> Result<()> {
-        loop {
-            let filled = read_up_to(&mut reader, &mut page[CHUNK_OVERHEAD_BYTES..])?;
-            if filled == 0 {
-                return Ok(());
-            }
-            put_u64(&mut page, HEADER_BYTES, identity);
+    loop {
+        let filled = source.fill(&mut page[CHUNK_OVERHEAD_BYTES..]).await?;
+        if filled == 0 {
+            return Ok(written);
+        }
+        put_u64(&mut page, HEADER_BYTES, identity);
+        let name = Identity { keyspace: pages.id, page: PageId(written.value.places.len() as u32) };
+        let place = loop {
             let epoch = pool.space.enter().epoch();
-            let name = Identity { keyspace: pages.id, page: PageId(value.places.len() as u32) };
             encoded.clear();
             let stored = extent::encode(&page[..CHUNK_OVERHEAD_BYTES + filled], name, epoch, Kind::Value, &mut encoded);
             buffer.set_len(stored);
             buffer.copy_from_slice(&encoded);
-            let place = match pool.space.write_value_chunk(epoch, &mut buffer, stored) {
+            let chunk_pool = Arc::clone(pool);
+            let result;
+            (buffer, result) = (face.run(move || {
+                let place = chunk_pool.space.write_value_chunk(epoch, &mut buffer, stored);
+                let chunk = place.map(|place| {
+                    let value = LargeValue { length: 0, identity, places: vec![place] };
+                    Unnamed { pool: chunk_pool, value }
+                });
+                (buffer, chunk)
+            }))
+            .await;
+            match result {
+                Ok(chunk) => break chunk.into_value().places[0],
                 Err(Error::DiskFull { .. }) if !std::mem::replace(&mut made_space, true) => {
-                    make_space()?;
-                    pool.space.write_value_chunk(epoch, &mut buffer, stored)?
+                    let make_space = Arc::clone(make_space);
+                    face.run(move || make_space()).await?;
                 }
-                other => other?,
-            };
-            value.places.push(place);
-            value.length += filled as u64;
-        }
-    };
-    match write_all() {
-        Ok(()) => Ok(value),
-        Err(error) => {
-            discard(pool, &value);
-            Err(error)
-        }
+                Err(error) => return Err(error),
+            }
+        };
+        written.value.places.push(place);
+        written.value.length += filled as u64;
     }
 }
 
@@ -118,21 +189,28 @@ pub(crate) fn chunk_payload_bytes(pool: &Pool) -> u64 {
 }
 
 /// Reads one chunk of a value and checks that it is this value's.
-pub(crate) fn read_chunk(pool: &Pool, pages: &PageSpace, reference: &LargeRef, index: u32) -> Result<Chunk> {
+pub(crate) async fn read_chunk(
+    face: Face<'_>,
+    pool: &Arc<Pool>,
+    pages: &Arc<PageSpace>,
+    reference: &LargeRef,
+    index: u32,
+) -> Result<Chunk> {
     let page = PageId(reference.first_page.0 + index);
     if reference.length <= MEDIUM_BYTES_MAX as u64 && reference.chunk_count == 1 {
-        return read_medium(pool, pages, reference, page);
+        return read_medium(face, pool, pages, reference, page).await;
     }
     loop {
         let place = match pages.table.load(page) {
             Word::Disk(place) => place,
             Word::Reading(_) => {
-                crate::sync::yield_now();
+                face.pause().await;
                 continue;
             }
             _ => return Ok(Chunk::Gone),
         };
-        let result = crate::space::checkpoint::read_extent(&pool.space, place);
+        let space = Arc::clone(&pool.space);
+        let result = face.run(move || crate::space::checkpoint::read_extent(&space, place)).await;
         // What was read counts only if the page was there all the while.
         if pages.table.load(page) != Word::Disk(place) {
             continue;
@@ -150,8 +228,18 @@ pub(crate) fn read_chunk(pool: &Pool, pages: &PageSpace, reference: &LargeRef, i
     }
 }
 
-fn read_medium(pool: &Pool, pages: &PageSpace, reference: &LargeRef, page: PageId) -> Result<Chunk> {
+async fn read_medium(
+    face: Face<'_>,
+    pool: &Arc<Pool>,
+    pages: &Arc<PageSpace>,
+    reference: &LargeRef,
+    page: PageId,
+) -> Result<Chunk> {
     let frame_bytes = (reference.length as usize + CHUNK_OVERHEAD_BYTES).next_power_of_two().max(PAGE_BYTES_MIN);
+    let fault = async || match face {
+        Face::Blocking => pool.fault(pages, page, frame_bytes),
+        Face::Tasks(_) => pool.fault_as_task(pages, page, frame_bytes).await,
+    };
     loop {
         {
             let pin = pool.pin();
@@ -168,14 +256,17 @@ fn read_medium(pool: &Pool, pages: &PageSpace, reference: &LargeRef, page: PageI
         }
         match pages.table.load(page) {
             Word::Disk(place) => {
-                pool.space.ensure_written(place, pool.on_written())?;
-                match pool.fault(pages, page, frame_bytes) {
+                if !pool.space.is_written(place) {
+                    let writing = Arc::clone(pool);
+                    face.run(move || writing.space.ensure_written(place, writing.on_written())).await?;
+                }
+                match fault().await {
                     // The page may have become another's, of another size.
                     Err(_) if pages.table.load(page) != Word::Disk(place) => {}
                     other => other?,
                 }
             }
-            Word::Reading(_) => pool.fault(pages, page, frame_bytes)?,
+            Word::Reading(_) => fault().await?,
             Word::Fixed(_) => {}
             Word::Leaf(_) | Word::Free | Word::Reserved => return Ok(Chunk::Gone),
         }
@@ -183,9 +274,16 @@ fn read_medium(pool: &Pool, pages: &PageSpace, reference: &LargeRef, page: PageI
 }
 
 /// A chunk of a value that was written and is in no table yet.
-pub(crate) fn read_unplaced(pool: &Pool, pages: &PageSpace, value: &LargeValue, index: usize) -> Result<Vec<u8>> {
+pub(crate) async fn read_unplaced(
+    face: Face<'_>,
+    pool: &Pool,
+    pages: &PageSpace,
+    value: &LargeValue,
+    index: usize,
+) -> Result<Vec<u8>> {
     let place = value.places[index];
-    let (header, mut bytes) = crate::space::checkpoint::read_extent(&pool.space, place)?;
+    let space = Arc::clone(&pool.space);
+    let (header, mut bytes) = face.run(move || crate::space::checkpoint::read_extent(&space, place)).await?;
     let name = Identity { keyspace: pages.id, page: PageId(index as u32) };
     if header.kind != Kind::Value || header.identity != name || bytes.len() < CHUNK_OVERHEAD_BYTES {
         return Err(pool.space.damaged("a value", place, extent::Flaw::Identity(header.identity)));
@@ -195,10 +293,15 @@ pub(crate) fn read_unplaced(pool: &Pool, pages: &PageSpace, value: &LargeValue, 
 }
 
 /// The whole value; `None` if it was freed meanwhile.
-pub(crate) fn read_whole(pool: &Pool, pages: &PageSpace, reference: &LargeRef) -> Result<Option<Vec<u8>>> {
+pub(crate) async fn read_whole(
+    face: Face<'_>,
+    pool: &Arc<Pool>,
+    pages: &Arc<PageSpace>,
+    reference: &LargeRef,
+) -> Result<Option<Vec<u8>>> {
     let mut value = Vec::new();
     for index in 0..reference.chunk_count {
-        match read_chunk(pool, pages, reference, index)? {
+        match read_chunk(face, pool, pages, reference, index).await? {
             Chunk::Gone => return Ok(None),
             Chunk::Bytes(bytes) if value.is_empty() && reference.chunk_count == 1 => value = bytes,
             Chunk::Bytes(bytes) => {

@@ -197,6 +197,19 @@ impl Versions {
         deltas.iter().rev().find(|delta| delta.find(key).is_some()).map(|delta| delta.timestamp)
     }
 
+    /// Whether a row that `matters` has changed since the snapshot. The leaf is latched.
+    pub(crate) fn any_changed(
+        &self,
+        keyspace: KeyspaceId,
+        page: PageId,
+        snapshot: Timestamp,
+        matters: impl Fn(&[u8]) -> bool,
+    ) -> bool {
+        let shard = self.shard(keyspace, page).lock();
+        let deltas = shard.get(&(keyspace, page)).into_iter().flatten().rev();
+        deltas.take_while(|delta| delta.timestamp > snapshot).any(|delta| delta.iter().any(|(key, _)| matters(key)))
+    }
+
     /// All rows of a leaf that have changed since the snapshot, with what they were. The leaf is latched.
     pub(crate) fn overlay(&self, keyspace: KeyspaceId, page: PageId, snapshot: Timestamp) -> BTreeMap<Vec<u8>, Was> {
         let shard = self.shard(keyspace, page).lock();
@@ -348,6 +361,19 @@ mod tests {
         assert_eq!(find(b"b", 5), None);
         assert_eq!(versions.overlay(KEYSPACE, page, Timestamp(4)).len(), 2);
         assert_eq!(versions.newest_change(KEYSPACE, page, b"a"), Some(Timestamp(9)));
+    }
+
+    /// Only changes after the snapshot count, and only of rows that matter.
+    #[test]
+    fn changes_are_those_after_the_snapshot() {
+        let versions = Versions::new();
+        let page = PageId(1);
+        versions.add(KEYSPACE, page, Timestamp(5), delta(&[(b"a", None)]));
+        versions.add(KEYSPACE, page, Timestamp(9), delta(&[(b"b", None)]));
+        let changed = |key: &[u8], at| versions.any_changed(KEYSPACE, page, Timestamp(at), |changed| changed == key);
+        assert!(changed(b"a", 4) && !changed(b"a", 5));
+        assert!(changed(b"b", 5) && changed(b"b", 8) && !changed(b"b", 9));
+        assert!(!changed(b"c", 0));
     }
 
     /// Versions follow their rows through a split and a merge, in the order of their commits.

@@ -237,7 +237,7 @@ impl WriteSet {
         dropped
     }
 
-    /// Large values that a later entry for the same key replaces, or that were never committed: all of them.
+    /// Large values that a later entry for the same key replaces.
     pub(crate) fn superseded_large(&self) -> Vec<LargeValue> {
         let mut found = Vec::new();
         for entry in &self.entries {

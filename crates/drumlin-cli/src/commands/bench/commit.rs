@@ -1,13 +1,14 @@
-//! `drumlin bench commit`: transactions of `--batch` rows, one after another on each thread. An operation is a
-//! transaction.
+//! `drumlin bench commit`: transactions of `--batch` rows, one after another on each thread; with `--async` by as many tasks
+//! on one thread. An operation is a transaction.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use drumlin::{Database, Keyspace, TxOptions};
 
 use super::data::{KEY_BYTES, Random, WriteOrder, key};
-use super::measure::{Measured, TURNS, Turns, Worker, measure};
+use super::measure::{Measured, TURNS, Task, Turns, Worker, measure, measure_tasks};
 use super::options::Distribution;
 use super::raw::Writes;
 use super::report::{Limit, Report, Told};
@@ -48,6 +49,20 @@ impl Worker for Committer {
     }
 }
 
+impl Task for Committer {
+    async fn call(&mut self) -> drumlin::Result<u64> {
+        let first = self.next.fetch_add(self.batch, Ordering::Relaxed);
+        let mut transaction = self.database.begin_with(self.options)?;
+        for position in first..first + self.batch {
+            self.random.fill(&mut self.value);
+            let row = key(self.order.row(position % self.keys));
+            transaction.insert_async(&self.keyspace, row, &self.value).await?;
+        }
+        transaction.commit_async().await?;
+        Ok(1)
+    }
+}
+
 pub(super) fn run(subject: &mut Subject<'_>) -> Result<Report> {
     let batch = u64::from(subject.options.batch.unwrap_or(1));
     let is_full = subject.options.durability == Durability::Full;
@@ -68,14 +83,22 @@ pub(super) fn run(subject: &mut Subject<'_>) -> Result<Report> {
             })
             .collect::<Vec<_>>()
     };
+    let is_async = subject.options.is_async;
+    let measure = |turn: u64, limit: Duration| {
+        if is_async {
+            measure_tasks(vec![committers(turn)], Some(limit), || subject.stats())
+        } else {
+            measure(committers(turn), Some(limit), || subject.stats())
+        }
+    };
     let slice = subject.options.seconds / TURNS;
     let mut writes = if is_full { Some(Writes::create(&subject.path, subject.stats().sync_method)?) } else { None };
-    measure(committers(0), Some(slice / 4), || subject.stats())?;
+    measure(0, slice / 4)?;
 
     process::reset_resident_bytes_max();
     let mut turns = Turns::new();
     for turn in 1..=u64::from(TURNS) {
-        let measured = measure(committers(turn), Some(slice), || subject.stats())?;
+        let measured = measure(turn, slice)?;
         let raw = writes.as_mut().map(|writes| writes.run(slice)).transpose()?;
         turns.add(measured, raw);
     }

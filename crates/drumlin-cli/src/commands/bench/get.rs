@@ -1,4 +1,5 @@
-//! `drumlin bench get`: reads of single keys, or of `--batch` keys a call.
+//! `drumlin bench get`: reads of single keys, or of `--batch` keys a call; with `--async` of single keys by `--batch` tasks
+//! on each thread.
 //!
 //! The limit is compared with what the store asks of the device, not with what it answers from memory: where nothing has
 //! to be read, there is none.
@@ -8,7 +9,7 @@ use std::time::Duration;
 use drumlin::{Error, Keyspace};
 
 use super::data::{KEY_BYTES, Random, key};
-use super::measure::{Measured, TURNS, Turns, Worker, measure};
+use super::measure::{Measured, TURNS, Task, Turns, Worker, measure, measure_tasks};
 use super::raw::Reads;
 use super::report::{Limit, Report, Told};
 use super::subject::Subject;
@@ -63,6 +64,14 @@ impl Worker for Getter {
     }
 }
 
+impl Task for Getter {
+    async fn call(&mut self) -> drumlin::Result<u64> {
+        let found = self.keyspace.get_async(key(self.random.row())).await?;
+        self.check(found.as_deref())?;
+        Ok(1)
+    }
+}
+
 pub(super) fn run(subject: &mut Subject<'_>) -> Result<Report> {
     subject.ensure_rows()?;
     let batch = subject.options.batch.unwrap_or(1) as usize;
@@ -70,20 +79,31 @@ pub(super) fn run(subject: &mut Subject<'_>) -> Result<Report> {
     let page_bytes = subject.page_bytes();
     let threads = subject.threads();
     let reads = Reads::open(&subject.data_file())?;
-    let getters = |turn: u64| {
-        (0..threads).map(|thread| Getter::new(subject, &keyspace, turn * 4096 + thread, batch)).collect::<Vec<_>>()
+    let is_async = subject.options.is_async;
+    let measure = |turn: u64, limit: Duration| {
+        let seed = |thread: u64, task: u64| (turn * 4096 + thread) * 4096 + task;
+        if is_async {
+            let tasks = |thread: u64| -> Vec<Getter> {
+                (0..batch as u64).map(|task| Getter::new(subject, &keyspace, seed(thread, task), 1)).collect()
+            };
+            let getters = (0..threads).map(tasks).collect();
+            measure_tasks(getters, Some(limit), || subject.stats())
+        } else {
+            let getters = (0..threads).map(|thread| Getter::new(subject, &keyspace, seed(thread, 0), batch));
+            measure(getters.collect(), Some(limit), || subject.stats())
+        }
     };
     if subject.fits_in_memory() {
         keyspace.iter().try_for_each(|row| row.map(|_| ()))?;
     }
     reads.warm()?;
-    measure(getters(0), Some(WARM_UP), || subject.stats())?;
+    measure(0, WARM_UP)?;
 
     process::reset_resident_bytes_max();
     let slice = subject.options.seconds / TURNS;
     let mut turns = Turns::new();
     for turn in 1..=u64::from(TURNS) {
-        let measured = measure(getters(turn), Some(slice), || subject.stats())?;
+        let measured = measure(turn, slice)?;
         let raw = if reads_per_op(&measured) >= DEVICE_READS_PER_OP_MIN {
             Some(reads.random(page_bytes, threads, batch, turn, slice)?)
         } else {
@@ -96,7 +116,11 @@ pub(super) fn run(subject: &mut Subject<'_>) -> Result<Report> {
     let told = Told {
         name: "get",
         unit: "keys",
-        call: if batch == 1 { "a get".to_owned() } else { format!("a get of {batch}") },
+        call: match batch {
+            1 => "a get".to_owned(),
+            _ if is_async => format!("a get, {batch} tasks a thread"),
+            _ => format!("a get of {batch}"),
+        },
         batch: batch as u64,
         data_bytes: subject.about.data_bytes(),
         limit: limit.map(|per_second| Limit { per_second, reached_per_second, unit: "reads/s" }),

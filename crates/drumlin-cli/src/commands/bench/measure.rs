@@ -1,9 +1,11 @@
 //! Timing single operations on several threads, and what the process and the device did meanwhile.
 
+use std::cell::RefCell;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use drumlin::Stats;
+use futures_util::future::try_join_all;
 use hdrhistogram::Histogram;
 
 use crate::failure::Result;
@@ -23,6 +25,12 @@ pub(super) fn new_histogram() -> Histogram<u64> {
 pub(super) trait Worker: Send {
     /// One call of the store, timed from outside; how many operations it was, 0 once there is nothing left to do.
     fn call(&mut self) -> drumlin::Result<u64>;
+}
+
+/// The work of one task among many on a thread.
+pub(super) trait Task: Send {
+    /// As [`Worker::call`].
+    async fn call(&mut self) -> drumlin::Result<u64>;
 }
 
 /// What happened in one stretch of work, or in several of them together.
@@ -90,18 +98,37 @@ pub(super) fn measure<W: Worker>(
     limit: Option<Duration>,
     stats: impl Fn() -> Stats,
 ) -> Result<Measured> {
+    measure_threads(workers, |worker| call_until(worker, limit), stats)
+}
+
+/// As [`measure`], with all the tasks of a thread going on at once.
+pub(super) fn measure_tasks<T: Task>(
+    threads: Vec<Vec<T>>,
+    limit: Option<Duration>,
+    stats: impl Fn() -> Stats,
+) -> Result<Measured> {
+    measure_threads(threads, |tasks| call_all_until(tasks, limit), stats)
+}
+
+type Called = drumlin::Result<(u64, Histogram<u64>)>;
+
+fn measure_threads<W: Send>(
+    workers: Vec<W>,
+    work: impl Fn(W) -> Called + Sync,
+    stats: impl Fn() -> Stats,
+) -> Result<Measured> {
     let mut measured = Measured::new();
     let before = stats();
     let cpu_before = process::cpu_time();
     let barrier = Barrier::new(workers.len() + 1);
     std::thread::scope(|scope| -> Result<()> {
-        let barrier = &barrier;
+        let (barrier, work) = (&barrier, &work);
         let threads: Vec<_> = workers
             .into_iter()
             .map(|worker| {
                 scope.spawn(move || {
                     barrier.wait();
-                    call_until(worker, limit)
+                    work(worker)
                 })
             })
             .collect();
@@ -130,7 +157,7 @@ fn written_bytes(stats: &Stats) -> u64 {
 }
 
 /// One clock reading a call: where one ends, the next begins.
-fn call_until<W: Worker>(mut worker: W, limit: Option<Duration>) -> drumlin::Result<(u64, Histogram<u64>)> {
+fn call_until<W: Worker>(mut worker: W, limit: Option<Duration>) -> Called {
     let mut latency_ns = new_histogram();
     let mut ops = 0;
     let start = Instant::now();
@@ -148,6 +175,31 @@ fn call_until<W: Worker>(mut worker: W, limit: Option<Duration>) -> drumlin::Res
             return Ok((ops, latency_ns));
         }
     }
+}
+
+/// The same for tasks, each timed on its own, on one thread.
+fn call_all_until<T: Task>(tasks: Vec<T>, limit: Option<Duration>) -> Called {
+    let called = RefCell::new((0, new_histogram()));
+    let start = Instant::now();
+    let work = tasks.into_iter().map(async |mut task: T| {
+        loop {
+            let before = Instant::now();
+            let done = task.call().await?;
+            let now = Instant::now();
+            {
+                let (ops, latency_ns) = &mut *called.borrow_mut();
+                *ops += done;
+                if done > 0 {
+                    latency_ns.saturating_record((now - before).as_nanos() as u64);
+                }
+            }
+            if done == 0 || limit.is_some_and(|limit| now - start >= limit) || interrupt::requested() {
+                return Ok(());
+            }
+        }
+    });
+    pollster::block_on(try_join_all(work))?;
+    Ok(called.into_inner())
 }
 
 /// Store and raw device in turns.

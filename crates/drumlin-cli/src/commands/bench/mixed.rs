@@ -1,11 +1,14 @@
 //! `drumlin bench mixed`: of a hundred operations `--read-percent` read a row and the rest overwrite one, each in a
-//! transaction of its own. Reads and commits share the device, so that no single limit applies.
+//! transaction of its own, on `--threads` threads or, with `--async`, by as many tasks on one. Reads and commits share the
+//! device, so that no single limit applies.
+
+use std::time::Duration;
 
 use drumlin::Keyspace;
 
 use super::data::{Random, key};
 use super::get::Getter;
-use super::measure::{TURNS, Turns, Worker, measure};
+use super::measure::{TURNS, Task, Turns, Worker, measure, measure_tasks};
 use super::report::{Report, Told};
 use super::subject::Subject;
 use crate::failure::Result;
@@ -23,13 +26,29 @@ struct Mixer {
 impl Worker for Mixer {
     fn call(&mut self) -> drumlin::Result<u64> {
         if self.random.percent(self.read_percent) {
-            return self.getter.call();
+            return Worker::call(&mut self.getter);
         }
         self.random.fill(&mut self.value);
         let key = key(self.random.row());
         // Two threads may want one row: the later one runs again, as any caller would.
         loop {
             match self.keyspace.insert_with(key, &self.value, self.durability) {
+                Err(error) if error.is_conflict() => {}
+                done => return done.map(|()| 1),
+            }
+        }
+    }
+}
+
+impl Task for Mixer {
+    async fn call(&mut self) -> drumlin::Result<u64> {
+        if self.random.percent(self.read_percent) {
+            return Task::call(&mut self.getter).await;
+        }
+        self.random.fill(&mut self.value);
+        let key = key(self.random.row());
+        loop {
+            match self.keyspace.insert_with_async(key, &self.value, self.durability).await {
                 Err(error) if error.is_conflict() => {}
                 done => return done.map(|()| 1),
             }
@@ -55,12 +74,20 @@ pub(super) fn run(subject: &mut Subject<'_>) -> Result<Report> {
             })
             .collect::<Vec<_>>()
     };
+    let is_async = subject.options.is_async;
+    let measure = |turn: u64, limit: Duration| {
+        if is_async {
+            measure_tasks(vec![mixers(turn)], Some(limit), || subject.stats())
+        } else {
+            measure(mixers(turn), Some(limit), || subject.stats())
+        }
+    };
     let slice = subject.options.seconds / TURNS;
-    measure(mixers(0), Some(slice / 2), || subject.stats())?;
+    measure(0, slice / 2)?;
     process::reset_resident_bytes_max();
     let mut turns = Turns::new();
     for turn in 1..=u64::from(TURNS) {
-        turns.add(measure(mixers(turn), Some(slice), || subject.stats())?, None);
+        turns.add(measure(turn, slice)?, None);
     }
     let told = Told {
         name: "mixed",

@@ -53,6 +53,10 @@ impl Bench {
     pub(crate) fn run(&self, output: Output) -> Result<()> {
         interrupt::watch();
         let report = match &self.what {
+            What::Load(options) | What::Scan(options) if options.is_async => {
+                return Err(Failure::usage("--async is for get, commit and mixed")
+                    .hint("a load or a scan is one caller's work: run it without"));
+            }
             What::Load(options) => run(options, output, load::run),
             What::Get(options) => run(options, output, get::run),
             What::Scan(options) => run(options, output, scan::run),
@@ -64,11 +68,6 @@ impl Bench {
 }
 
 fn run(options: &Options, output: Output, bench: fn(&mut Subject<'_>) -> Result<Report>) -> Result<Report> {
-    if options.is_async {
-        return Err(
-            Failure::other("--async is not available yet").hint("--batch N keeps many reads in flight from one thread")
-        );
-    }
     let mut subject = Subject::open(options, output)?;
     let report = bench(&mut subject)?;
     subject.close()?;

@@ -28,7 +28,7 @@ pub(super) struct Options {
     /// Rows a transaction (load: 1000, commit: 1), keys a call (get: 1)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(super) batch: Option<u32>,
-    /// Use the async calls
+    /// Use the async calls: get with --batch tasks a thread, commit and mixed with --threads tasks on one
     #[arg(long = "async")]
     pub(super) is_async: bool,
     /// Memory the engine may use

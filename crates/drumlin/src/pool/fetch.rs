@@ -1,0 +1,323 @@
+//! Page faults of tasks: one thread keeps the reads of all of them in flight.
+//!
+//! A task that lacks a page posts a request and is woken when it has been answered. The thread claims the page as any
+//! fault does; if another is reading it already, the task is told to look again, and waits for that read's end instead.
+//!
+//! # Invariants
+//! 1. Every request is answered once, also when the queue fails or the pool is stopped: no task waits for ever.
+//! 2. A task has one request posted at a time: as many wait here as there are tasks, and the rest is backpressure.
+//! 3. Wakers are called with no lock held.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+use std::thread::JoinHandle;
+
+use super::{NewFrame, Pool, QUEUE_DEPTH};
+use crate::error::{Error, Result};
+use crate::format::extent::Flaw;
+use crate::format::{PageId, Place};
+use crate::io::{AlignedBuffer, Completion, Queue};
+use crate::space::{PageSpace, Word};
+use crate::sync::{Condvar, Mutex};
+
+/// What the thread is asked with.
+#[derive(Debug, Default)]
+pub(super) struct Fetcher {
+    inbox: Mutex<Inbox>,
+    arrived: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Inbox {
+    requests: VecDeque<Request>,
+    thread: Option<JoinHandle<()>>,
+    stop: bool,
+}
+
+#[derive(Debug)]
+struct Request {
+    pages: Arc<PageSpace>,
+    page: PageId,
+    frame_bytes: usize,
+    ticket: Arc<Ticket>,
+}
+
+/// Where a request's answer arrives.
+#[derive(Debug, Default)]
+pub(super) struct Ticket(Mutex<(Option<Result<()>>, Option<Waker>)>);
+
+impl Ticket {
+    /// Leaves the answer; returns who is to be woken.
+    fn answer(&self, result: Result<()>) -> Option<Waker> {
+        let mut state = self.0.lock();
+        state.0 = Some(result);
+        state.1.take()
+    }
+
+    fn poll(&self, waker: &Waker) -> Poll<Result<()>> {
+        let mut state = self.0.lock();
+        match state.0.take() {
+            Some(result) => Poll::Ready(result),
+            None => {
+                state.1 = Some(waker.clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// A read in flight.
+struct Fetch<'p> {
+    request: Request,
+    place: Place,
+    /// Where the extent begins in the buffer.
+    offset: usize,
+    frame: NewFrame<'p>,
+}
+
+/// How a request was begun.
+enum Begun<'p> {
+    Reading(Fetch<'p>, u64, AlignedBuffer),
+    /// Answered: there is nothing to read, or somebody else reads it.
+    Answered(Option<Waker>),
+    /// There is no frame.
+    Later(Request),
+}
+
+impl Pool {
+    /// As [`fault`](Pool::fault), for a task.
+    pub(crate) async fn fault_as_task(
+        self: &Arc<Pool>,
+        pages: &Arc<PageSpace>,
+        page: PageId,
+        frame_bytes: usize,
+    ) -> Result<()> {
+        loop {
+            match pages.table.load(page) {
+                Word::Disk(place) if place.length() > frame_bytes as u64 => {
+                    let what = format!("page {page} of keyspace {}", pages.id);
+                    return Err(self.space.damaged(&what, place, Flaw::Length));
+                }
+                Word::Disk(_) => {
+                    let ticket = self.post(pages, page, frame_bytes)?;
+                    poll_fn(|context| ticket.poll(context.waker())).await?;
+                }
+                Word::Reading(_) => poll_fn(|context| self.poll_arrival(pages, page, context.waker())).await,
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    /// As [`fault_many`](Pool::fault_many), for a task. Returns how many pages were read without an error.
+    pub(crate) async fn fault_many_as_task(
+        self: &Arc<Pool>,
+        pages: &Arc<PageSpace>,
+        wanted: &[PageId],
+    ) -> Result<usize> {
+        let mut tickets = Vec::with_capacity(wanted.len());
+        for &page in wanted {
+            if matches!(pages.table.load(page), Word::Disk(place) if place.length() <= pages.page_bytes as u64) {
+                tickets.push(self.post(pages, page, pages.page_bytes)?);
+            }
+        }
+        let mut count = 0;
+        for ticket in tickets {
+            // Whoever needs the page meets its error.
+            count += usize::from(poll_fn(|context| ticket.poll(context.waker())).await.is_ok());
+        }
+        for &page in wanted {
+            poll_fn(|context| self.poll_arrival(pages, page, context.waker())).await;
+        }
+        Ok(count)
+    }
+
+    fn poll_arrival(&self, pages: &PageSpace, page: PageId, waker: &Waker) -> Poll<()> {
+        let (waiting, _) = self.arrival(pages, page);
+        let mut waiting = waiting.lock();
+        // Whoever ends the read changes the word before it takes this lock.
+        if !matches!(pages.table.load(page), Word::Reading(_)) {
+            return Poll::Ready(());
+        }
+        if !waiting.iter().any(|(keyspace, of, other)| (*keyspace, *of) == (pages.id, page) && other.will_wake(waker)) {
+            waiting.push((pages.id, page, waker.clone()));
+        }
+        Poll::Pending
+    }
+
+    fn post(self: &Arc<Pool>, pages: &Arc<PageSpace>, page: PageId, frame_bytes: usize) -> Result<Arc<Ticket>> {
+        let ticket = Arc::new(Ticket::default());
+        let request = Request { pages: Arc::clone(pages), page, frame_bytes, ticket: Arc::clone(&ticket) };
+        let mut inbox = self.fetcher.inbox.lock();
+        if inbox.stop {
+            drop(inbox);
+            self.space.check_failure()?;
+            return Err(Error::Failed { reason: "it was closed".into() });
+        }
+        if inbox.thread.is_none() {
+            let pool = Arc::clone(self);
+            let spawned = self.backend.spawn("drumlin-fetch", Box::new(move || pool.run_fetch()));
+            inbox.thread = Some(spawned.map_err(|error| Error::io("starting a thread for", self.space.path(), error))?);
+        }
+        inbox.requests.push_back(request);
+        drop(inbox);
+        self.fetcher.arrived.notify_one();
+        Ok(ticket)
+    }
+
+    /// Ends the thread; requests that are posted are answered.
+    pub(super) fn stop_fetching(&self) {
+        let thread = {
+            let mut inbox = self.fetcher.inbox.lock();
+            inbox.stop = true;
+            inbox.thread.take()
+        };
+        self.fetcher.arrived.notify_all();
+        if let Some(thread) = thread
+            && thread.thread().id() != crate::sync::current().id()
+        {
+            let _ = thread.join();
+        }
+    }
+
+    /// The thread's life.
+    fn run_fetch(&self) {
+        let mut waiting: VecDeque<Request> = VecDeque::new();
+        let mut queue = None;
+        let mut slots: Vec<Option<Fetch<'_>>> = (0..QUEUE_DEPTH).map(|_| None).collect();
+        let mut slots_free: Vec<usize> = (0..QUEUE_DEPTH).rev().collect();
+        let mut finished: Vec<Completion> = Vec::new();
+        let mut woken: Vec<Waker> = Vec::new();
+        loop {
+            let in_flight = QUEUE_DEPTH - slots_free.len();
+            if !self.collect_requests(&mut waiting, in_flight == 0) {
+                return;
+            }
+            let queue: &mut Box<dyn Queue> = match &mut queue {
+                Some(queue) => queue,
+                none => match self.take_queue() {
+                    Ok(made) => none.insert(made),
+                    Err(error) => {
+                        let text = error.to_string();
+                        let answer = |request: Request| {
+                            let error = Error::io("reading", self.space.path(), std::io::Error::other(text.clone()));
+                            request.ticket.answer(Err(error))
+                        };
+                        waiting.drain(..).filter_map(answer).for_each(Waker::wake);
+                        continue;
+                    }
+                },
+            };
+            while let Some(&slot) = slots_free.last()
+                && let Some(request) = waiting.pop_front()
+            {
+                match self.begin_fetch(request, queue.in_flight() == 0) {
+                    Begun::Reading(fetch, start, buffer) => {
+                        self.space.count_read(buffer.len());
+                        queue.push_read(self.space.file(), start, buffer, slot as u64);
+                        slots[slot] = Some(fetch);
+                        slots_free.pop();
+                    }
+                    Begun::Answered(waker) => woken.extend(waker),
+                    Begun::Later(request) => {
+                        waiting.push_front(request);
+                        break;
+                    }
+                }
+            }
+            woken.drain(..).for_each(Waker::wake);
+            if queue.in_flight() == 0 {
+                continue;
+            }
+            if let Err(error) = queue.wait(1, &mut finished) {
+                // A queue that is dropped waits for what is in flight.
+                *queue = match self.take_queue() {
+                    Ok(fresh) => fresh,
+                    Err(_) => return self.give_up(&mut slots, waiting, &error),
+                };
+                for (slot, fetch) in
+                    slots.iter_mut().enumerate().filter_map(|(slot, fetch)| Some((slot, fetch.take()?)))
+                {
+                    woken.extend(self.end_fetch(fetch, Err(error.kind().into()), &[]));
+                    slots_free.push(slot);
+                }
+            }
+            for completion in finished.drain(..) {
+                let slot = completion.token as usize;
+                let fetch = slots[slot].take().expect("a completion for each request");
+                slots_free.push(slot);
+                woken.extend(self.end_fetch(fetch, completion.result, &completion.buffer));
+                self.give_scratch(completion.buffer);
+            }
+            woken.drain(..).for_each(Waker::wake);
+        }
+    }
+
+    /// Invariant 1.
+    fn give_up(&self, slots: &mut [Option<Fetch<'_>>], waiting: VecDeque<Request>, error: &std::io::Error) {
+        let posted = {
+            let mut inbox = self.fetcher.inbox.lock();
+            inbox.stop = true;
+            std::mem::take(&mut inbox.requests)
+        };
+        for fetch in slots.iter_mut().filter_map(Option::take) {
+            self.end_fetch(fetch, Err(error.kind().into()), &[]).into_iter().for_each(Waker::wake);
+        }
+        for request in waiting.into_iter().chain(posted) {
+            let error = Error::io("reading", self.space.path(), error.kind().into());
+            request.ticket.answer(Err(error)).into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// Takes over what was posted; `false` when there is nothing left to do, for ever. While reads are in flight new
+    /// requests wait for the next of them to end, which is never long.
+    fn collect_requests(&self, waiting: &mut VecDeque<Request>, idle: bool) -> bool {
+        let mut inbox = self.fetcher.inbox.lock();
+        while idle && waiting.is_empty() && inbox.requests.is_empty() {
+            if inbox.stop {
+                return false;
+            }
+            self.fetcher.arrived.wait(&mut inbox);
+        }
+        waiting.append(&mut inbox.requests);
+        true
+    }
+
+    fn begin_fetch(&self, request: Request, may_wait: bool) -> Begun<'_> {
+        let Word::Disk(place) = request.pages.table.load(request.page) else {
+            return Begun::Answered(request.ticket.answer(Ok(())));
+        };
+        if place.length() > request.frame_bytes as u64 {
+            // The task looks again and says so.
+            return Begun::Answered(request.ticket.answer(Ok(())));
+        }
+        let frame = match self.frames.try_take(request.frame_bytes) {
+            Some(frame) => frame,
+            // With claims of its own this thread must not wait for frames: it holds what others wait for.
+            None if may_wait => match self.take_frame(request.frame_bytes) {
+                Ok(frame) => frame,
+                Err(error) => return Begun::Answered(request.ticket.answer(Err(error))),
+            },
+            None => return Begun::Later(request),
+        };
+        if self.frames.available(request.frame_bytes) < self.low_water(request.frame_bytes) {
+            self.wake_background();
+        }
+        if !request.pages.table.exchange(request.page, Word::Disk(place), Word::Reading(place)) {
+            return Begun::Answered(request.ticket.answer(Ok(())));
+        }
+        let (start, length, offset) = self.space.cover(place);
+        let mut buffer = self.take_scratch();
+        buffer.set_len(length);
+        Begun::Reading(Fetch { request, place, offset, frame }, start, buffer)
+    }
+
+    fn end_fetch(&self, fetch: Fetch<'_>, result: std::io::Result<()>, bytes: &[u8]) -> Option<Waker> {
+        let Fetch { request, place, offset, frame } = fetch;
+        self.hits.misses.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let bytes = bytes.get(offset..).unwrap_or_default();
+        let arrived = self.arrive(&request.pages, request.page, place, frame, result, bytes);
+        request.ticket.answer(arrived)
+    }
+}

@@ -1,0 +1,86 @@
+//! How calls wait: by blocking their thread, or as tasks of whatever executor polls them.
+//!
+//! The engine's operations are written once, as `async` functions, and told by a [`Face`] how to wait. Where it is
+//! `Blocking`, every wait blocks inside its poll, so the whole operation is ready at the first one ([`ready`]). Where it is
+//! `Tasks`, a wait leaves a waker behind and costs no thread, but for rare work that only blocking calls can do (growing a
+//! file, large values, definitions), which [`Workers`] take over.
+
+mod timer;
+mod workers;
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use crate::io::Backend;
+pub(crate) use timer::Timer;
+pub(crate) use workers::Workers;
+
+/// What tasks are served by.
+#[derive(Debug)]
+pub(crate) struct Tasks {
+    pub(crate) workers: Workers,
+    pub(crate) timer: Timer,
+}
+
+impl Tasks {
+    pub(crate) fn new(backend: &Arc<dyn Backend>) -> Tasks {
+        Tasks { workers: Workers::new(Arc::clone(backend)), timer: Timer::new(Arc::clone(backend)) }
+    }
+
+    /// Ends the threads, after what they have been given.
+    pub(crate) fn stop(&self) {
+        self.workers.stop();
+        self.timer.stop();
+    }
+}
+
+/// How an operation waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Face<'t> {
+    /// The calling thread blocks.
+    Blocking,
+    /// The calling task is woken.
+    Tasks(&'t Tasks),
+}
+
+impl Face<'_> {
+    /// Runs what may block: here, or on a worker.
+    pub(crate) async fn run<T: Send + 'static>(self, body: impl FnOnce() -> T + Send + 'static) -> T {
+        match self {
+            Face::Blocking => body(),
+            Face::Tasks(tasks) => tasks.workers.run(body).await,
+        }
+    }
+}
+
+impl Face<'_> {
+    /// Lets others go on.
+    pub(crate) async fn pause(self) {
+        let mut paused = matches!(self, Face::Blocking);
+        if paused {
+            crate::sync::yield_now();
+        }
+        std::future::poll_fn(|context| {
+            if std::mem::replace(&mut paused, true) {
+                return Poll::Ready(());
+            }
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+/// The result of an operation that blocks wherever it waits.
+///
+/// # Panics
+/// If the future is not ready at its first poll: it was given another face.
+#[inline]
+pub(crate) fn ready<T>(operation: impl Future<Output = T>) -> T {
+    match pin!(operation).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => value,
+        Poll::Pending => unreachable!("an operation that blocks was not ready at once"),
+    }
+}

@@ -1,0 +1,121 @@
+//! Wakes tasks at a time: what a lock's time limit and the pause before a retry are made of.
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::io::Backend;
+use crate::sync::{Condvar, Mutex};
+
+/// See the module. Its thread starts with the first who waits.
+#[derive(Debug)]
+pub(crate) struct Timer {
+    backend: Arc<dyn Backend>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// By deadline and number.
+    waiting: BTreeMap<(Duration, u64), Waker>,
+    next_number: u64,
+    thread: Option<JoinHandle<()>>,
+    stop: bool,
+}
+
+/// A task's place among those that wait; dropped, it waits no more.
+#[derive(Debug)]
+pub(crate) struct Alarm {
+    shared: Arc<Shared>,
+    place: (Duration, u64),
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        let waker = self.shared.state.lock().waiting.remove(&self.place);
+        drop(waker);
+    }
+}
+
+impl Timer {
+    pub(crate) fn new(backend: Arc<dyn Backend>) -> Timer {
+        Timer { backend, shared: Arc::default() }
+    }
+
+    /// Has the waker called at `deadline`, a time of the backend's clock.
+    pub(crate) fn wake_at(&self, deadline: Duration, waker: Waker) -> Alarm {
+        let mut state = self.shared.state.lock();
+        let place = (deadline, state.next_number);
+        state.next_number += 1;
+        state.waiting.insert(place, waker);
+        if state.thread.is_none() && !state.stop {
+            let (shared, backend) = (Arc::clone(&self.shared), Arc::clone(&self.backend));
+            match self.backend.spawn("drumlin-timer", Box::new(move || shared.serve(backend.as_ref()))) {
+                Ok(thread) => state.thread = Some(thread),
+                Err(error) => log::warn!("no thread for time limits, which do not end now: {error}"),
+            }
+        }
+        drop(state);
+        self.shared.changed.notify_one();
+        Alarm { shared: Arc::clone(&self.shared), place }
+    }
+
+    /// Waits.
+    pub(crate) async fn sleep(&self, duration: Duration) {
+        let deadline = self.backend.now() + duration;
+        let mut alarm = None;
+        poll_fn(|context| {
+            if self.backend.now() >= deadline || self.shared.state.lock().stop {
+                return Poll::Ready(());
+            }
+            alarm = Some(self.wake_at(deadline, context.waker().clone()));
+            Poll::Pending
+        })
+        .await;
+    }
+
+    pub(crate) fn stop(&self) {
+        let (thread, woken) = {
+            let mut state = self.shared.state.lock();
+            state.stop = true;
+            (state.thread.take(), std::mem::take(&mut state.waiting))
+        };
+        woken.into_values().for_each(Waker::wake);
+        self.shared.changed.notify_all();
+        if let Some(thread) = thread
+            && thread.thread().id() != crate::sync::current().id()
+        {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn serve(&self, backend: &dyn Backend) {
+        let mut state = self.state.lock();
+        while !state.stop {
+            let now = backend.now();
+            let later = state.waiting.split_off(&(now, u64::MAX));
+            let due = std::mem::replace(&mut state.waiting, later);
+            if !due.is_empty() {
+                drop(state);
+                due.into_values().for_each(Waker::wake);
+                state = self.state.lock();
+                continue;
+            }
+            match state.waiting.first_key_value() {
+                None => self.changed.wait(&mut state),
+                Some((&(deadline, _), _)) => drop(self.changed.wait_for(&mut state, deadline - now)),
+            }
+        }
+    }
+}

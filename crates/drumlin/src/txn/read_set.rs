@@ -1,0 +1,354 @@
+//! What a serializable transaction has read, and whether it is still so.
+//!
+//! # Invariants
+//! 1. Every row that the transaction was shown as others left it, and every key that it was told is absent, lies in a span.
+//!    A span is recorded before what was read in it is handed out.
+//! 2. The spans of a keyspace are disjoint.
+//! 3. Once the transaction is being committed, nothing is recorded any more: a scan that goes on gets an error.
+//!
+//! Rows that the transaction has locked need no record: nobody else changes them before it ends.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::format::{KeyspaceId, PageId};
+use crate::sync::Mutex;
+use crate::tree::Tree;
+use crate::tree::node::Leaf;
+
+use super::snapshots::Registration;
+use super::versions::Versions;
+
+/// Where a span ends.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum End {
+    /// It is one key.
+    Alone,
+    /// Below this key.
+    Below(Box<[u8]>),
+    /// Behind the last key.
+    Open,
+}
+
+impl End {
+    /// Whether a span from `first` to here has the key, which is not before `first`.
+    fn is_behind(&self, first: &[u8], key: &[u8]) -> bool {
+        match self {
+            End::Alone => first == key,
+            End::Below(end) => key < &end[..],
+            End::Open => true,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            End::Below(end) => end.len(),
+            End::Alone | End::Open => 0,
+        }
+    }
+}
+
+/// The spans of one keyspace, by their first keys.
+#[derive(Debug, Default)]
+struct Spans(BTreeMap<Box<[u8]>, End>);
+
+/// Bytes that a span takes besides its keys: its entry, in a map that is half full.
+const SPAN_BYTES: usize = 2 * size_of::<(Box<[u8]>, End)>();
+
+impl Spans {
+    /// The last span that begins at or before the key.
+    fn last_at(&self, key: &[u8]) -> Option<(&[u8], &End)> {
+        let range = (Bound::Unbounded, Bound::Included(key));
+        self.0.range::<[u8], _>(range).next_back().map(|(first, end)| (&first[..], end))
+    }
+
+    fn covers(&self, key: &[u8]) -> bool {
+        self.last_at(key).is_some_and(|(first, end)| end.is_behind(first, key))
+    }
+
+    /// The smallest key, from `key` on, that is in a span.
+    fn next_from(&self, key: &[u8]) -> Option<Vec<u8>> {
+        if self.covers(key) {
+            return Some(key.to_vec());
+        }
+        let range = (Bound::Excluded(key), Bound::Unbounded);
+        self.0.range::<[u8], _>(range).next().map(|(first, _)| first.to_vec())
+    }
+
+    fn insert(&mut self, first: Box<[u8]>, end: End) -> usize {
+        let bytes = first.len() + end.bytes() + SPAN_BYTES;
+        self.0.insert(first, end);
+        bytes
+    }
+
+    fn remove(&mut self, first: &[u8]) -> (End, usize) {
+        let end = self.0.remove(first).expect("it was found there");
+        let bytes = first.len() + end.bytes() + SPAN_BYTES;
+        (end, bytes)
+    }
+
+    /// Adds one key. Returns the bytes that this takes.
+    fn add_key(&mut self, key: &[u8]) -> usize {
+        if self.covers(key) { 0 } else { self.insert(key.into(), End::Alone) }
+    }
+
+    /// Adds the keys from `first` to `end`, merging spans that meet. Returns the bytes that this takes, and those it frees.
+    fn add_interval(&mut self, first: &[u8], end: Option<&[u8]>) -> (usize, usize) {
+        let mut first: Box<[u8]> = first.into();
+        let mut end: Option<Box<[u8]>> = end.map(Into::into);
+        if let Some((before, End::Below(meets))) = self.last_at(&first)
+            && *first <= **meets
+        {
+            first = before.into();
+        } else if let Some((before, End::Open)) = self.last_at(&first) {
+            first = before.into();
+        }
+        let mut freed_bytes = 0;
+        loop {
+            let range = (Bound::Included(&first[..]), Bound::Unbounded);
+            let Some((next, next_end)) = self.0.range::<[u8], _>(range).next() else { break };
+            let is_met = end.as_deref().is_none_or(|end| match next_end {
+                End::Alone => **next < *end,
+                End::Below(_) | End::Open => **next <= *end,
+            });
+            if !is_met {
+                break;
+            }
+            let next = next.clone();
+            let (next_end, bytes) = self.remove(&next);
+            freed_bytes += bytes;
+            match (next_end, &mut end) {
+                (End::Open, end) => *end = None,
+                (End::Below(further), Some(end)) if further > *end => *end = further,
+                _ => {}
+            }
+        }
+        let taken_bytes = self.insert(first, end.map_or(End::Open, End::Below));
+        (taken_bytes, freed_bytes)
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct ReadSet {
+    /// In the order of their numbers.
+    trees: Vec<(Tree, Spans)>,
+    bytes: usize,
+    /// Bytes of the same transaction's writes and locks.
+    pub(crate) beside_bytes: usize,
+    limit_bytes: u64,
+    ended: bool,
+}
+
+impl ReadSet {
+    /// A set that may take `limit_bytes` together with what the transaction writes.
+    pub(crate) fn new(limit_bytes: u64) -> ReadSet {
+        ReadSet { trees: Vec::new(), bytes: 0, beside_bytes: 0, limit_bytes, ended: false }
+    }
+
+    /// Bytes of memory.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn spans(&mut self, tree: &Tree) -> &mut Spans {
+        let at = match self.trees.binary_search_by_key(&tree.pages.id, |(tree, _)| tree.pages.id) {
+            Ok(at) => at,
+            Err(at) => {
+                self.trees.insert(at, (tree.clone(), Spans::default()));
+                at
+            }
+        };
+        &mut self.trees[at].1
+    }
+
+    /// Records that the row was read, or found to be absent.
+    pub(crate) fn add_key(&mut self, tree: &Tree, key: &[u8]) -> Result<()> {
+        self.check_running()?;
+        self.bytes += self.spans(tree).add_key(key);
+        self.check_size()
+    }
+
+    /// Records that the keys from `first` up to, not including, `end` were read, and which of them are absent.
+    pub(crate) fn add_interval(&mut self, tree: &Tree, first: &[u8], end: Option<&[u8]>) -> Result<()> {
+        self.check_running()?;
+        if end.is_some_and(|end| end <= first) {
+            return Ok(());
+        }
+        let (taken_bytes, freed_bytes) = self.spans(tree).add_interval(first, end);
+        self.bytes = self.bytes + taken_bytes - freed_bytes;
+        self.check_size()
+    }
+
+    fn check_running(&self) -> Result<()> {
+        if self.ended {
+            return Err(Error::Invalid(
+                "the scan belongs to a serializable transaction that was committed before it came to its end".into(),
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_size(&self) -> Result<()> {
+        if (self.bytes + self.beside_bytes) as u64 > self.limit_bytes {
+            return Err(Error::reads_too_large(self.limit_bytes));
+        }
+        Ok(())
+    }
+
+    /// What was read, to be validated. Nothing more is recorded.
+    pub(crate) fn end(shared: &Mutex<ReadSet>) -> ReadSet {
+        let mut set = shared.lock();
+        let ended = ReadSet { trees: Vec::new(), ended: true, ..*set };
+        std::mem::replace(&mut *set, ended)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.trees.is_empty()
+    }
+
+    fn covers(&self, keyspace: KeyspaceId, key: &[u8]) -> bool {
+        let found = self.trees.binary_search_by_key(&keyspace, |(tree, _)| tree.pages.id);
+        found.is_ok_and(|at| self.trees[at].1.covers(key))
+    }
+}
+
+/// What a commit validates: that no other transaction has changed, since the snapshot, what was read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reads<'a> {
+    pub(crate) set: &'a ReadSet,
+    pub(crate) moment: &'a Registration,
+}
+
+impl Reads<'_> {
+    /// Looks whether a row of the leaf that was read has changed. The leaf is latched, and remains so until the commit has
+    /// its timestamp.
+    pub(crate) fn validate(
+        &self,
+        versions: &Versions,
+        keyspace: KeyspaceId,
+        page: PageId,
+        leaf: &Leaf<'_>,
+    ) -> Result<()> {
+        let snapshot = self.moment.timestamp;
+        if leaf.newest() <= snapshot {
+            return Ok(());
+        }
+        if versions.any_changed(keyspace, page, snapshot, |key| self.set.covers(keyspace, key)) {
+            return Err(Error::Conflict { reason: "another transaction has changed rows that this one read" });
+        }
+        // Asked afterwards: where the versions were still there, they were there when they were looked at.
+        self.moment.check()
+    }
+}
+
+/// A way along what was read, leaf by leaf, in the order of (keyspace, key).
+#[derive(Debug)]
+pub(crate) struct Walk<'a> {
+    trees: &'a [(Tree, Spans)],
+    /// The next key that was read in the first of the trees.
+    key: Vec<u8>,
+}
+
+impl<'a> Walk<'a> {
+    pub(crate) fn new(reads: Option<Reads<'a>>) -> Walk<'a> {
+        let mut walk = Walk { trees: reads.map_or(&[], |reads| &reads.set.trees), key: Vec::new() };
+        walk.seek(Some(Vec::new()));
+        walk
+    }
+
+    fn seek(&mut self, from: Option<Vec<u8>>) {
+        let mut from = from;
+        while let Some((_, spans)) = self.trees.first() {
+            if let Some(key) = from.as_ref().and_then(|key| spans.next_from(key)) {
+                self.key = key;
+                return;
+            }
+            self.trees = &self.trees[1..];
+            from = Some(Vec::new());
+        }
+    }
+
+    /// The next key that was read and whose leaf was not passed.
+    pub(crate) fn next(&self) -> Option<(&'a Tree, &[u8])> {
+        self.trees.first().map(|(tree, _)| (tree, &self.key[..]))
+    }
+
+    /// Passes the leaf that ends at this fence. Whether something in it was read.
+    pub(crate) fn pass(&mut self, keyspace: KeyspaceId, upper_fence: Option<&[u8]>) -> bool {
+        let is_here = self.trees.first().is_some_and(|(tree, _)| tree.pages.id == keyspace)
+            && upper_fence.is_none_or(|fence| self.key[..] < *fence);
+        if is_here {
+            self.seek(upper_fence.map(<[u8]>::to_vec));
+        }
+        is_here
+    }
+}
+
+/// A read set that a transaction shares with its scans.
+pub(crate) type SharedReads = Arc<Mutex<ReadSet>>;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// Spans cover what was added and nothing else, stay disjoint, and their bytes are what was counted: against a set of keys.
+    #[test]
+    fn spans_cover_what_was_added() {
+        let mut state = 1u64;
+        let mut below = |limit: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % limit
+        };
+        for _ in 0..300 {
+            let mut spans = Spans::default();
+            let mut expected: BTreeSet<u8> = BTreeSet::new();
+            let mut bytes = 0;
+            for _ in 0..below(30) {
+                let (first, length) = (below(64) as u8, below(12) as u8);
+                match below(12) {
+                    0..5 => {
+                        bytes += spans.add_key(&[first]);
+                        expected.insert(first);
+                    }
+                    11 => {
+                        let (taken, freed) = spans.add_interval(&[first + 40], None);
+                        bytes = bytes + taken - freed;
+                        expected.extend(first + 40..=u8::MAX);
+                    }
+                    _ => {
+                        let (taken, freed) = spans.add_interval(&[first], Some(&[first + 1 + length]));
+                        bytes = bytes + taken - freed;
+                        expected.extend(first..first + 1 + length);
+                    }
+                }
+            }
+            for key in 0..=u8::MAX {
+                assert_eq!(spans.covers(&[key]), expected.contains(&key), "{key} in {spans:?}");
+                let next = expected.range(key..).next().map(|key| vec![*key]);
+                assert_eq!(spans.next_from(&[key]), next, "from {key} in {spans:?}");
+            }
+            let counted: usize = spans.0.iter().map(|(first, end)| first.len() + end.bytes() + SPAN_BYTES).sum();
+            assert_eq!(counted, bytes);
+            let entries: Vec<_> = spans.0.iter().collect();
+            for pair in entries.windows(2) {
+                assert!(!pair[0].1.is_behind(pair[0].0, pair[1].0), "{spans:?} overlap");
+            }
+        }
+    }
+
+    /// Between two keys lie others: an interval has them, single keys do not.
+    #[test]
+    fn keys_between_are_in_intervals_alone() {
+        let mut spans = Spans::default();
+        spans.add_key(b"a");
+        spans.add_key(b"b");
+        assert!(!spans.covers(b"aa"));
+        spans.add_interval(b"a", Some(b"b"));
+        assert!(spans.covers(b"aa") && spans.covers(b"b") && !spans.covers(b"ba"));
+    }
+}

@@ -1,0 +1,373 @@
+//! The asynchronous face: the same answers on every executor, no thread for a waiting task, and no harm from a future that
+//! is dropped at any of its awaits.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake};
+use std::thread::Thread;
+use std::time::Duration;
+
+use drumlin::{Config, Database, Durability, Error, IoBackend, Keyspace, TxOptions};
+use futures_util::future::{join, join_all};
+use smol::io::{AsyncReadExt, AsyncSeekExt};
+use support::{BACKENDS, Folder, Random, small};
+
+struct Unpark(Thread, AtomicUsize);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        self.0.unpark();
+    }
+}
+
+/// The simplest executor there is.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    poll_at_most(future, usize::MAX).expect("polled until it is ready")
+}
+
+/// Polls a future, parking in between, at most `limit` times; then drops it.
+fn poll_at_most<T>(future: impl Future<Output = T>, limit: usize) -> Option<T> {
+    let mut future = pin!(future);
+    let unpark = Arc::new(Unpark(std::thread::current(), AtomicUsize::new(0)));
+    let waker = Arc::clone(&unpark).into();
+    for _ in 0..limit {
+        let wakes = unpark.1.load(Ordering::SeqCst);
+        if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return Some(value);
+        }
+        while unpark.1.load(Ordering::SeqCst) == wakes {
+            std::thread::park();
+        }
+    }
+    None
+}
+
+fn key(number: u64) -> [u8; 8] {
+    number.to_be_bytes()
+}
+
+/// Rows many times the budget, on disk and out of memory.
+fn filled(config: &Config, folder: &Folder, rows: u64) -> (Database, Keyspace) {
+    let db = config.open(folder.path()).unwrap();
+    let keyspace = db.keyspace("rows").unwrap();
+    for first in (0..rows).step_by(100) {
+        let mut tx = db.begin_with(TxOptions { durability: Durability::Relaxed, ..TxOptions::default() }).unwrap();
+        for number in first..(first + 100).min(rows) {
+            tx.insert(&keyspace, key(number), Random(number).bytes(200)).unwrap();
+        }
+        tx.commit().unwrap();
+    }
+    db.checkpoint().unwrap();
+    drop((keyspace, db));
+    let db = config.open(folder.path()).unwrap();
+    let keyspace = db.existing_keyspace("rows").unwrap();
+    (db, keyspace)
+}
+
+/// Every call once, and what it must answer.
+async fn everything(config: Config, folder: &Folder) {
+    let db = config.open_async(folder.path()).await.unwrap();
+    let keyspace = db.keyspace_async("rows").await.unwrap();
+    let mut model = BTreeMap::new();
+    for number in 0..300u64 {
+        let value = Random(number).bytes(match number % 50 {
+            0 => 300_000,
+            1..10 => 5000,
+            _ => 40,
+        });
+        keyspace.insert_with_async(key(number), &value, Durability::Relaxed).await.unwrap();
+        model.insert(key(number).to_vec(), value);
+    }
+    keyspace.insert_async(b"last", b"").await.unwrap();
+    model.insert(b"last".to_vec(), Vec::new());
+    keyspace.remove_async(key(7)).await.unwrap();
+    model.remove(&key(7)[..]);
+    db.checkpoint_async().await.unwrap();
+
+    for number in 0..300u64 {
+        let found = keyspace.get_async(key(number)).await.unwrap();
+        assert_eq!(found.as_deref(), model.get(&key(number)[..]).map(|value| &value[..]));
+    }
+    assert!(!keyspace.contains_key_async(key(7)).await.unwrap());
+    let keys: Vec<[u8; 8]> = (0..300).map(key).collect();
+    let found = keyspace.get_many_async(&keys).await.unwrap();
+    assert!(
+        keys.iter().zip(&found).all(|(key, value)| value.as_deref() == model.get(&key[..]).map(|value| &value[..]))
+    );
+    assert_eq!(keyspace.count_async(..).await.unwrap(), model.len() as u64);
+
+    // Scans from both ends at once.
+    let mut range = keyspace.iter();
+    let (mut front, mut back) = (Vec::new(), Vec::new());
+    loop {
+        match range.next_async().await {
+            Some(row) => front.push(row.unwrap()),
+            None => break,
+        }
+        match range.next_back_async().await {
+            Some(row) => back.push(row.unwrap()),
+            None => break,
+        }
+    }
+    front.extend(back.into_iter().rev());
+    assert!(front.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).eq(model.clone()));
+
+    // Values as streams.
+    let film = Random(9).bytes(1_000_000);
+    assert_eq!(keyspace.insert_from_async(b"film", &film[..]).await.unwrap(), 1_000_000);
+    assert_eq!(keyspace.insert_from_async(b"short", &b"ness"[..]).await.unwrap(), 4);
+    let mut reader = keyspace.read_async(b"film").await.unwrap().unwrap();
+    assert_eq!(reader.len(), 1_000_000);
+    let mut read = Vec::new();
+    reader.read_to_end(&mut read).await.unwrap();
+    assert!(read == film);
+    reader.seek(std::io::SeekFrom::Start(700_000)).await.unwrap();
+    let mut part = [0; 1000];
+    reader.read_exact(&mut part).await.unwrap();
+    assert_eq!(part, film[700_000..701_000]);
+
+    // Transactions: own writes, savepoints, snapshots, conflicts.
+    let before = db.snapshot();
+    let mut tx = db.begin().unwrap();
+    assert_eq!(tx.get_for_update_async(&keyspace, key(1)).await.unwrap().unwrap(), model[&key(1)[..]][..]);
+    tx.insert_async(&keyspace, key(1), b"one").await.unwrap();
+    let mark = tx.savepoint();
+    tx.remove_async(&keyspace, key(2)).await.unwrap();
+    tx.insert_from_async(&keyspace, b"film", &film[..500_000]).await.unwrap();
+    assert_eq!(tx.read_async(&keyspace, b"film").await.unwrap().unwrap().len(), 500_000);
+    assert_eq!(tx.count_async(&keyspace, ..).await.unwrap(), model.len() as u64 + 1);
+    tx.rollback_to(mark).unwrap();
+    assert_eq!(tx.get_async(&keyspace, key(1)).await.unwrap().unwrap(), b"one");
+    assert_eq!(keyspace.get_async(key(1)).await.unwrap().unwrap(), model[&key(1)[..]][..]);
+    tx.commit_async().await.unwrap();
+    assert_eq!(keyspace.get_async(key(1)).await.unwrap().unwrap(), b"one");
+    assert_eq!(before.get_async(&keyspace, key(1)).await.unwrap().unwrap(), model[&key(1)[..]][..]);
+    assert_eq!(before.count_async(&keyspace, ..).await.unwrap(), model.len() as u64 + 2);
+    assert!(before.contains_key_async(&keyspace, b"film").await.unwrap());
+    assert_eq!(before.read_async(&keyspace, b"film").await.unwrap().unwrap().len(), 1_000_000);
+
+    let mut first = db.begin().unwrap();
+    first.insert_async(&keyspace, b"row", b"first").await.unwrap();
+    let options = TxOptions { lock_timeout: Duration::from_millis(30), ..TxOptions::default() };
+    let mut second = db.begin_with(options).unwrap();
+    let error = second.insert_async(&keyspace, b"row", b"second").await.unwrap_err();
+    assert!(error.is_conflict(), "{error:?}");
+    drop(second);
+    // Who waits gets the row when the other has committed, and a conflict, as the row has changed since.
+    let mut second = db.begin().unwrap();
+    let (waited, committed) = join(second.insert_async(&keyspace, b"row", b"second"), first.commit_async()).await;
+    committed.unwrap();
+    assert!(waited.unwrap_err().is_conflict());
+    drop(second);
+    let mut attempts = 0;
+    let answer = db.transact_async(|tx| {
+        attempts += 1;
+        let (attempt, keyspace) = (attempts, keyspace.clone());
+        Box::pin(async move {
+            let old = tx.get_async(&keyspace, b"row").await?.unwrap();
+            if attempt == 1 {
+                keyspace.insert_async(b"row", b"third").await?;
+            }
+            tx.insert_async(&keyspace, b"row", b"fourth").await?;
+            Ok(old)
+        })
+    });
+    let answer = answer.await.unwrap();
+    assert_eq!((&answer[..], attempts), (&b"third"[..], 2));
+
+    db.drop_keyspace_async("rows").await.unwrap();
+    assert!(matches!(keyspace.get_async(b"row").await, Err(Error::KeyspaceDropped { .. })));
+    db.compact_async().await.unwrap();
+    assert!(db.check_async().await.unwrap().damage.is_empty());
+    drop((before, keyspace));
+    db.close_async().await.unwrap();
+}
+
+/// The whole face on a hand-made executor, tokio with one and with many threads, and smol; on both I/O backends.
+#[test]
+fn every_call_works_on_every_executor() {
+    for backend in BACKENDS {
+        let config = small().io_backend(backend);
+        block_on(everything(config.clone(), &Folder::new()));
+        smol::block_on(everything(config.clone(), &Folder::new()));
+        let single = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        single.block_on(everything(config.clone(), &Folder::new()));
+        let many = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
+        // Spawned: the futures can be sent between threads.
+        many.block_on(many.spawn(async move { everything(config, &Folder::new()).await })).unwrap();
+    }
+}
+
+/// Hundreds of tasks that wait for pages, rows and the log need no thread each.
+#[test]
+fn waiting_tasks_cost_no_threads() {
+    const TASKS: u64 = 500;
+    let folder = Folder::new();
+    let (db, keyspace) = filled(&small().io_backend(IoBackend::Uring), &folder, 20_000);
+    let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
+    let mut holder = db.begin().unwrap();
+    holder.insert(&keyspace, b"held", b"").unwrap();
+    let before = threads();
+    let tasks = (0..TASKS).map(|task| {
+        let keyspace = &keyspace;
+        async move {
+            let mut random = Random(task);
+            for _ in 0..20 {
+                let number = random.below(20_000);
+                let found = keyspace.get_async(key(number)).await.unwrap().unwrap();
+                assert_eq!(found, Random(number).bytes(200));
+            }
+            keyspace.insert_async(key(1_000_000 + task), b"new").await.unwrap();
+            keyspace.insert_async(b"held", key(task)).await.unwrap();
+        }
+    });
+    let mut most = 0;
+    let watch = async {
+        for round in 0..50 {
+            let mut yielded = false;
+            std::future::poll_fn(|context| {
+                context.waker().wake_by_ref();
+                if std::mem::replace(&mut yielded, true) { Poll::Ready(()) } else { Poll::Pending }
+            })
+            .await;
+            most = most.max(threads());
+            if round == 30 {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
+        drop(holder);
+    };
+    block_on(join(join_all(tasks), watch));
+    // Pages, rare work, the timer: whatever else tests in this process run at the same time has threads too.
+    assert!(most < before + 200, "{before} threads became {most}");
+    assert_eq!(keyspace.count(key(1_000_000).to_vec()..).unwrap(), TASKS + 1);
+}
+
+/// A commit whose future is dropped after any number of polls is there whole or not at all, holds no lock, and leaves a
+/// database that goes on.
+#[test]
+fn a_commit_dropped_at_any_await_is_whole_or_nothing() {
+    const ROWS: u64 = 40_000;
+    let folder = Folder::new();
+    let (db, keyspace) = filled(&small(), &folder, ROWS);
+    let large = Random(3).bytes(400_000);
+    let mut aborted = 0;
+    let mut completed = 0;
+    let mut finished = 0;
+    for round in 0..400u64 {
+        let polls = if round % 4 == 0 { usize::MAX } else { 1 + (round % 13) as usize };
+        // In leaves that are mostly on disk.
+        let numbers: Vec<u64> = (0..12).map(|part| (round * 7919 + part * 3301) % ROWS).collect();
+        let value = format!("round {round}").into_bytes();
+        let committed = poll_at_most(
+            async {
+                let mut tx = db.begin().unwrap();
+                for &number in &numbers {
+                    tx.insert_async(&keyspace, key(number), &value).await.unwrap();
+                }
+                if round % 5 == 0 {
+                    tx.insert_from_async(&keyspace, b"large", &large[..]).await.unwrap();
+                }
+                tx.commit_async().await.unwrap();
+            },
+            polls,
+        );
+        // Every row can be locked and read at once: nothing is held.
+        let changed: Vec<bool> = numbers
+            .iter()
+            .map(|number| {
+                let options = TxOptions { lock_timeout: Duration::from_millis(1), ..TxOptions::default() };
+                let mut tx = db.begin_with(options).unwrap();
+                let row = tx.get_for_update(&keyspace, key(*number)).unwrap().unwrap();
+                row == value
+            })
+            .collect();
+        let all = changed.iter().all(|changed| *changed);
+        assert!(all || changed.iter().all(|changed| !changed), "round {round}: half a commit: {changed:?}");
+        match (committed, all) {
+            (Some(()), all) => {
+                assert!(all, "round {round}: an acknowledged commit is not there");
+                finished += 1;
+            }
+            (None, true) => completed += 1,
+            (None, false) => aborted += 1,
+        }
+    }
+    assert!(
+        aborted > 20 && finished > 20,
+        "{aborted} aborted, {completed} completed by themselves, {finished} finished"
+    );
+    assert!(db.check().unwrap().damage.is_empty());
+    // Nothing of what was given up stays in the data file's books.
+    db.checkpoint().unwrap();
+    drop(keyspace);
+    db.close().unwrap();
+    let db = small().open(folder.path()).unwrap();
+    assert!(db.check().unwrap().damage.is_empty());
+}
+
+/// The same for single writes, reads, scans and waits for rows.
+#[test]
+fn any_call_dropped_at_any_await_does_no_harm() {
+    let folder = Folder::new();
+    let (db, keyspace) = filled(&small(), &folder, 6000);
+    let large = Random(4).bytes(300_000);
+    keyspace.insert(b"large", &large).unwrap();
+    for round in 0..240u64 {
+        let polls = 1 + (round / 4 % 20) as usize;
+        let number = round * 53 % 6000;
+        match round % 4 {
+            0 => {
+                let value = Random(round).bytes(if round % 8 == 0 { 100_000 } else { 3000 });
+                let done = poll_at_most(keyspace.insert_async(key(number), &value), polls).is_some();
+                let found = keyspace.get(key(number)).unwrap().unwrap();
+                assert!(found == value || !done && found == Random(number).bytes(200), "round {round}");
+                keyspace.insert(key(number), Random(number).bytes(200)).unwrap();
+            }
+            1 => {
+                let found = poll_at_most(keyspace.get_async(key(number)), polls);
+                assert!(found.is_none_or(|found| found.unwrap().unwrap() == Random(number).bytes(200)));
+                let mut range = keyspace.range(key(number).to_vec()..);
+                // Dropped between any two rows, a scan skips none.
+                for expected in number..(number + 40).min(6000) {
+                    let row = loop {
+                        if let Some(row) = poll_at_most(range.next_async(), 1) {
+                            break row;
+                        }
+                    };
+                    assert_eq!(row.unwrap().unwrap().0, key(expected));
+                }
+            }
+            2 => {
+                let found = poll_at_most(keyspace.get_async(b"large"), polls);
+                assert!(found.is_none_or(|found| found.unwrap().unwrap() == large));
+                drop(poll_at_most(keyspace.get_many_async(&[key(number), key(5999 - number)]), polls));
+            }
+            _ => {
+                let mut holder = db.begin().unwrap();
+                holder.insert(&keyspace, key(number), b"held").unwrap();
+                {
+                    let mut waiting = pin!(keyspace.insert_async(key(number), b"waits"));
+                    let waker = std::task::Waker::noop();
+                    assert!(waiting.as_mut().poll(&mut Context::from_waker(waker)).is_pending());
+                    if polls > 10 {
+                        // Handed over to one that is dropped before it hears of it.
+                        drop(std::mem::replace(&mut holder, db.begin().unwrap()));
+                    }
+                }
+                drop(holder);
+                keyspace.insert(key(number), Random(number).bytes(200)).unwrap();
+            }
+        }
+    }
+    for number in 0..6000 {
+        assert_eq!(keyspace.get(key(number)).unwrap().unwrap(), Random(number).bytes(200));
+    }
+    assert!(db.check().unwrap().damage.is_empty());
+}

@@ -1,0 +1,556 @@
+//! What each level of isolation refuses and what it allows, one anomaly a test; deadlocks; transactions that scan.
+//!
+//! The names of the anomalies are those of Berenson et al. (1995) and Adya (1999).
+
+mod support;
+
+use drumlin::Isolation::{ReadCommitted, Serializable, Snapshot};
+use drumlin::{
+    Config, Database, Durability, Error, Isolation, Keyspace, KeyspaceOptions, Result, Transaction, TxOptions,
+};
+
+const LEVELS: [Isolation; 3] = [ReadCommitted, Snapshot, Serializable];
+
+/// A keyspace `k` in small pages, with these rows.
+fn stage(rows: &[(&str, i64)]) -> (Database, Keyspace) {
+    let db = Config::in_memory().memory(16 << 20).open("").unwrap();
+    let keyspace = db.keyspace_with("k", KeyspaceOptions::new().page_bytes(512)).unwrap();
+    for (key, value) in rows {
+        keyspace.insert(key, value.to_be_bytes()).unwrap();
+    }
+    (db, keyspace)
+}
+
+fn options(isolation: Isolation) -> TxOptions {
+    TxOptions { isolation, durability: Durability::Relaxed, ..TxOptions::default() }
+}
+
+fn begin(db: &Database, isolation: Isolation) -> Transaction {
+    db.begin_with(options(isolation)).unwrap()
+}
+
+fn number(value: &[u8]) -> i64 {
+    i64::from_be_bytes(value.try_into().unwrap())
+}
+
+fn read(tx: &Transaction, keyspace: &Keyspace, key: &str) -> Option<i64> {
+    tx.get(keyspace, key).unwrap().map(|value| number(&value))
+}
+
+fn write(tx: &mut Transaction, keyspace: &Keyspace, key: &str, value: i64) -> Result<()> {
+    tx.insert(keyspace, key, value.to_be_bytes())
+}
+
+fn now(keyspace: &Keyspace, key: &str) -> Option<i64> {
+    keyspace.get(key).unwrap().map(|value| number(&value))
+}
+
+#[track_caller]
+fn assert_conflict<T: std::fmt::Debug>(result: Result<T>) {
+    match result {
+        Err(Error::Conflict { .. }) => {}
+        other => panic!("no conflict but {other:?}"),
+    }
+}
+
+// ── anomalies ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+/// Dirty read (G1a, G1b): no level sees what was not committed, nor what a transaction wrote on its way.
+#[test]
+fn dirty_reads_are_refused_by_all() {
+    for level in LEVELS {
+        let (db, k) = stage(&[("x", 1)]);
+        let mut writer = begin(&db, level);
+        write(&mut writer, &k, "x", 2).unwrap();
+        write(&mut writer, &k, "y", 2).unwrap();
+        let reader = begin(&db, level);
+        assert_eq!((read(&reader, &k, "x"), read(&reader, &k, "y")), (Some(1), None), "{level:?}");
+        assert_eq!(reader.count(&k, ..).unwrap(), 1);
+        write(&mut writer, &k, "x", 3).unwrap();
+        writer.commit().unwrap();
+        let later = begin(&db, level);
+        assert_eq!(read(&later, &k, "x"), Some(3));
+        let mut aborted = begin(&db, level);
+        write(&mut aborted, &k, "x", 4).unwrap();
+        aborted.abort();
+        assert_eq!(read(&begin(&db, level), &k, "x"), Some(3));
+    }
+}
+
+/// Lost update (P4): read committed allows it, snapshot isolation refuses the second writer when he writes.
+#[test]
+fn lost_updates_are_allowed_by_read_committed_alone() {
+    for level in LEVELS {
+        let (db, k) = stage(&[("x", 100)]);
+        let (mut one, mut other) = (begin(&db, level), begin(&db, level));
+        let (seen_by_one, seen_by_other) = (read(&one, &k, "x").unwrap(), read(&other, &k, "x").unwrap());
+        write(&mut other, &k, "x", seen_by_other + 10).unwrap();
+        other.commit().unwrap();
+        let result = write(&mut one, &k, "x", seen_by_one + 1);
+        if level == ReadCommitted {
+            result.unwrap();
+            one.commit().unwrap();
+            assert_eq!(now(&k, "x"), Some(101), "the other's ten are lost");
+        } else {
+            assert_conflict(result);
+            drop(one);
+            assert_eq!(now(&k, "x"), Some(110));
+        }
+    }
+}
+
+/// A row locked before it is read is never a lost update; read committed then sees the newest.
+#[test]
+fn locked_rows_lose_no_update() {
+    for level in LEVELS {
+        let (db, k) = stage(&[("x", 100)]);
+        let mut one = begin(&db, level);
+        assert_eq!(read(&one, &k, "x"), Some(100));
+        k.insert("x", 110i64.to_be_bytes()).unwrap();
+        match one.get_for_update(&k, "x") {
+            Ok(value) => {
+                assert_eq!(level, ReadCommitted);
+                write(&mut one, &k, "x", number(&value.unwrap()) + 1).unwrap();
+                one.commit().unwrap();
+                assert_eq!(now(&k, "x"), Some(111));
+            }
+            Err(error) => {
+                assert!(error.is_conflict() && level != ReadCommitted, "{level:?}: {error}");
+            }
+        }
+    }
+}
+
+/// Read skew (A5A): read committed sees one row before a commit and another after it, the others one moment.
+#[test]
+fn read_skew_is_allowed_by_read_committed_alone() {
+    for level in LEVELS {
+        let (db, k) = stage(&[("x", 50), ("y", 50)]);
+        let reader = begin(&db, level);
+        let x = read(&reader, &k, "x").unwrap();
+        let mut writer = begin(&db, level);
+        write(&mut writer, &k, "x", 25).unwrap();
+        write(&mut writer, &k, "y", 75).unwrap();
+        writer.commit().unwrap();
+        let sum = x + read(&reader, &k, "y").unwrap();
+        assert_eq!(sum, if level == ReadCommitted { 125 } else { 100 }, "{level:?}");
+        reader.commit().unwrap();
+    }
+}
+
+/// Write skew (A5B): two doctors go off duty, each seeing that the other is on. Serializable alone refuses it.
+#[test]
+fn write_skew_is_refused_by_serializable_alone() {
+    for level in LEVELS {
+        let (db, k) = stage(&[("alice", 1), ("bob", 1)]);
+        let on_duty = |tx: &Transaction| read(tx, &k, "alice").unwrap() + read(tx, &k, "bob").unwrap();
+        let (mut alice, mut bob) = (begin(&db, level), begin(&db, level));
+        assert_eq!((on_duty(&alice), on_duty(&bob)), (2, 2));
+        write(&mut alice, &k, "alice", 0).unwrap();
+        write(&mut bob, &k, "bob", 0).unwrap();
+        alice.commit().unwrap();
+        let result = bob.commit();
+        if level == Serializable {
+            assert_conflict(result);
+            assert_eq!(now(&k, "bob"), Some(1));
+        } else {
+            result.unwrap();
+            assert_eq!(now(&k, "alice").unwrap() + now(&k, "bob").unwrap(), 0, "nobody is on duty");
+        }
+    }
+}
+
+/// Under snapshot isolation locking what was read refuses write skew; and locks spare serializable the conflict at the end.
+#[test]
+fn locks_refuse_write_skew() {
+    for level in [Snapshot, Serializable] {
+        let (db, k) = stage(&[("alice", 1), ("bob", 1)]);
+        let mut alice = begin(&db, level);
+        let mut bob = db.begin_with(TxOptions { lock_timeout: std::time::Duration::ZERO, ..options(level) }).unwrap();
+        alice.get_for_update(&k, "alice").unwrap();
+        alice.get_for_update(&k, "bob").unwrap();
+        assert_conflict(bob.get_for_update(&k, "bob"));
+        drop(bob);
+        write(&mut alice, &k, "alice", 0).unwrap();
+        alice.commit().unwrap();
+    }
+}
+
+/// Phantom (P3, A3): a range read twice. Read committed sees the row that came, the others do not.
+#[test]
+fn phantoms_are_seen_by_read_committed_alone() {
+    for level in LEVELS {
+        let (db, k) = stage(&[("task/1", 1)]);
+        let reader = begin(&db, level);
+        assert_eq!(reader.prefix(&k, "task/").count(), 1);
+        k.insert("task/2", 1i64.to_be_bytes()).unwrap();
+        let again = reader.prefix(&k, "task/").count();
+        assert_eq!(again, if level == ReadCommitted { 2 } else { 1 }, "{level:?}");
+        assert_eq!(reader.count(&k, ..).unwrap(), again as u64);
+    }
+}
+
+/// Write skew by phantoms (G2): both see eight hours of tasks at the most and add one. Serializable alone refuses it,
+/// whichever way the range was read, and where it was empty.
+#[test]
+fn phantoms_that_skew_are_refused_by_serializable_alone() {
+    type Look = fn(&Transaction, &Keyspace) -> i64;
+    let looks: [Look; 4] = [
+        |tx, k| tx.prefix(k, "task/").map(|row| number(&row.unwrap().1)).sum(),
+        |tx, k| tx.prefix(k, "task/").rev().map(|row| number(&row.unwrap().1)).sum(),
+        |tx, k| tx.count(k, b"task/".to_vec()..b"task0".to_vec()).unwrap() as i64 * 6,
+        |tx, k| ["task/2", "task/3"].iter().map(|key| read(tx, k, key).unwrap_or(0)).sum(),
+    ];
+    for level in LEVELS {
+        for (number, look) in looks.iter().enumerate() {
+            let (db, k) = stage(&[("a", 0), ("z", 0)]);
+            let (mut one, mut other) = (begin(&db, level), begin(&db, level));
+            assert!(look(&one, &k) + 6 <= 8 && look(&other, &k) + 6 <= 8);
+            write(&mut one, &k, "task/2", 6).unwrap();
+            write(&mut other, &k, "task/3", 6).unwrap();
+            one.commit().unwrap();
+            let result = other.commit();
+            if level == Serializable {
+                assert_conflict(result);
+            } else {
+                result.unwrap();
+                assert_eq!(look(&begin(&db, level), &k), 12, "{level:?}, look {number}: too much work");
+            }
+        }
+    }
+}
+
+/// Long fork: of two writes that nothing orders, one reader sees the first alone, another the second alone. Snapshots are
+/// moments of one order, so they refuse it; read committed, which reads each row at another moment, allows it.
+#[test]
+fn long_forks_are_allowed_by_read_committed_alone() {
+    for level in LEVELS {
+        let (db, k) = stage(&[("x", 0), ("y", 0)]);
+        let (one, other) = (begin(&db, level), begin(&db, level));
+        let (one_y, other_x) = (read(&one, &k, "y"), read(&other, &k, "x"));
+        let (mut of_x, mut of_y) = (begin(&db, level), begin(&db, level));
+        write(&mut of_x, &k, "x", 1).unwrap();
+        write(&mut of_y, &k, "y", 1).unwrap();
+        of_x.commit().unwrap();
+        let between = begin(&db, level);
+        let between_x = read(&between, &k, "x");
+        of_y.commit().unwrap();
+        let forked = (read(&one, &k, "x"), one_y, other_x, read(&other, &k, "y"));
+        let is_fork = forked == (Some(1), Some(0), Some(0), Some(1));
+        assert_eq!(is_fork, level == ReadCommitted, "{level:?}: {forked:?}");
+        // Between the two commits there is one order only.
+        assert_eq!(between_x, Some(1));
+        assert_eq!(read(&between, &k, "y"), Some(i64::from(level == ReadCommitted)));
+    }
+}
+
+/// The read-only anomaly (Fekete, O'Neil, O'Neil 2004): without the report, deposit and withdrawal are in order; it shows
+/// the deposit and not the withdrawal, which did not know of the deposit. Serializable refuses the withdrawal.
+#[test]
+fn the_read_only_anomaly_is_refused_by_serializable_alone() {
+    for level in LEVELS {
+        let (db, k) = stage(&[("checking", 0), ("savings", 0)]);
+        let mut withdrawal = begin(&db, level);
+        let total = read(&withdrawal, &k, "checking").unwrap() + read(&withdrawal, &k, "savings").unwrap();
+        let mut deposit = begin(&db, level);
+        write(&mut deposit, &k, "savings", 20).unwrap();
+        deposit.commit().unwrap();
+        let report = begin(&db, level);
+        assert_eq!((read(&report, &k, "checking"), read(&report, &k, "savings")), (Some(0), Some(20)));
+        report.commit().unwrap();
+        // Ten, and a fee of one because the total falls below zero.
+        assert!(total - 10 < 0);
+        write(&mut withdrawal, &k, "checking", -11).unwrap();
+        let result = withdrawal.commit();
+        if level == Serializable {
+            assert_conflict(result);
+        } else {
+            result.unwrap();
+            assert_eq!(now(&k, "checking"), Some(-11), "a fee, though the report shows that there was money");
+        }
+    }
+}
+
+// ── what a serializable commit takes for a conflict ────────────────────────────────────────────────────────────────
+
+/// Runs a serializable transaction that reads, then a change by others, then the commit of a write elsewhere.
+fn read_change_commit(
+    rows: &[(&str, i64)],
+    look: impl FnOnce(&mut Transaction, &Keyspace),
+    change: impl FnOnce(&Keyspace),
+) -> Result<()> {
+    let (db, k) = stage(rows);
+    let mut tx = begin(&db, Serializable);
+    look(&mut tx, &k);
+    change(&k);
+    write(&mut tx, &k, "mine", 1).unwrap();
+    tx.commit().map(drop)
+}
+
+/// Rows are compared, not leaves: what others change beside what was read is no conflict.
+#[test]
+fn neighbours_are_no_conflict() {
+    let rows = [("b", 1), ("d", 2), ("f", 3)];
+    let put = |key: &'static str| move |k: &Keyspace| k.insert(key, 9i64.to_be_bytes()).unwrap();
+    let get = |tx: &mut Transaction, k: &Keyspace| drop(tx.get(k, "d").unwrap());
+    read_change_commit(&rows, get, put("c")).unwrap();
+    read_change_commit(&rows, get, put("b")).unwrap();
+    assert_conflict(read_change_commit(&rows, get, put("d")));
+    assert_conflict(read_change_commit(&rows, get, |k| k.remove("d").unwrap()));
+    // A row that was not there and still is not.
+    let absent = |tx: &mut Transaction, k: &Keyspace| assert!(tx.get(k, "c").unwrap().is_none());
+    read_change_commit(&rows, absent, |k| k.remove("c").unwrap()).unwrap();
+    read_change_commit(&rows, absent, put("ca")).unwrap();
+    assert_conflict(read_change_commit(&rows, absent, put("c")));
+    let scan = |tx: &mut Transaction, k: &Keyspace| {
+        assert_eq!(tx.range(k, b"b".to_vec()..b"f".to_vec()).count(), 2);
+    };
+    read_change_commit(&rows, scan, put("f")).unwrap();
+    read_change_commit(&rows, scan, put("a")).unwrap();
+    assert_conflict(read_change_commit(&rows, scan, put("b")));
+    assert_conflict(read_change_commit(&rows, scan, put("e")));
+    // A value as a stream is a read as well.
+    let stream = |tx: &mut Transaction, k: &Keyspace| drop(tx.read(k, "d").unwrap());
+    assert_conflict(read_change_commit(&rows, stream, put("d")));
+}
+
+/// Bounds are what they say: included, excluded, open.
+#[test]
+fn bounds_are_exact() {
+    use std::ops::Bound::{Excluded, Included, Unbounded};
+    let rows = [("b", 1), ("d", 2), ("f", 3)];
+    let key = |key: &str| key.as_bytes().to_vec();
+    let bounds = [
+        ((Excluded(key("b")), Included(key("f"))), vec!["b\0", "c", "d", "f"], vec!["a", "b", "f\0", "g"]),
+        ((Included(key("b")), Excluded(key("f"))), vec!["b", "e", "ezz"], vec!["azz", "f", "z"]),
+        ((Unbounded, Excluded(key("d"))), vec!["", "a", "czz"], vec!["d", "e"]),
+        ((Excluded(key("d")), Unbounded), vec!["d\0", "zzz"], vec!["a", "b", "d"]),
+    ];
+    for (bound, inside, outside) in bounds {
+        for backward in [false, true] {
+            let scan = |tx: &mut Transaction, k: &Keyspace| {
+                let scan = tx.range(k, bound.clone());
+                let rows: Vec<_> = if backward { scan.rev().collect() } else { scan.collect() };
+                assert!(rows.iter().all(Result::is_ok));
+            };
+            for changed in inside.iter().chain(&outside) {
+                let result = read_change_commit(&rows, scan, |k| k.insert(changed, 5i64.to_be_bytes()).unwrap());
+                assert_eq!(result.is_err(), inside.contains(changed), "{changed:?} beside {bound:?}: {result:?}");
+            }
+        }
+    }
+}
+
+/// What a scan has not come to was not read, from whichever end it comes.
+#[test]
+fn scans_read_as_far_as_they_come() {
+    let names: Vec<String> = (0..400).map(|number| format!("row/{number:04}/with a key of some length")).collect();
+    let rows: Vec<(&str, i64)> = names.iter().map(|name| (&name[..], 1)).collect();
+    let change = |number: usize| {
+        let name = names[number].clone();
+        move |k: &Keyspace| k.insert(name, 9i64.to_be_bytes()).unwrap()
+    };
+    let few = |tx: &mut Transaction, k: &Keyspace| {
+        let mut scan = tx.prefix(k, "row/");
+        assert!(scan.next().unwrap().is_ok() && scan.next_back().unwrap().is_ok());
+    };
+    read_change_commit(&rows, few, change(200)).unwrap();
+    assert_conflict(read_change_commit(&rows, few, change(0)));
+    assert_conflict(read_change_commit(&rows, few, change(399)));
+    let all = |tx: &mut Transaction, k: &Keyspace| {
+        let mut scan = tx.prefix(k, "row/");
+        let mut count = 0;
+        while scan.next().or_else(|| scan.next_back()).is_some() {
+            count += 1;
+            count += i32::from(scan.next_back().is_some());
+        }
+        assert_eq!(count, 400);
+    };
+    for number in [0, 133, 199, 200, 201, 399] {
+        assert_conflict(read_change_commit(&rows, all, change(number)));
+    }
+    read_change_commit(&rows, all, |k| k.insert("rox", 1i64.to_be_bytes()).unwrap()).unwrap();
+}
+
+/// Rows of its own that a transaction reads are not others' business, but what lies between them is.
+#[test]
+fn own_writes_are_no_conflict() {
+    let (db, k) = stage(&[("b", 1), ("d", 1)]);
+    let mut tx = begin(&db, Serializable);
+    write(&mut tx, &k, "b", 2).unwrap();
+    write(&mut tx, &k, "c", 2).unwrap();
+    tx.remove(&k, "d").unwrap();
+    assert_eq!((read(&tx, &k, "b"), read(&tx, &k, "c"), read(&tx, &k, "d")), (Some(2), Some(2), None));
+    assert_eq!(tx.count(&k, b"a".to_vec()..b"e".to_vec()).unwrap(), 2);
+    k.insert("z", 1i64.to_be_bytes()).unwrap();
+    tx.commit().unwrap();
+    assert_eq!((now(&k, "b"), now(&k, "c"), now(&k, "d")), (Some(2), Some(2), None));
+
+    let mut tx = begin(&db, Serializable);
+    write(&mut tx, &k, "b", 3).unwrap();
+    assert_eq!(tx.count(&k, b"a".to_vec()..b"e".to_vec()).unwrap(), 2);
+    k.insert("ba", 1i64.to_be_bytes()).unwrap();
+    assert_conflict(tx.commit());
+}
+
+/// What was read stays validated wherever splits and merges have taken it since.
+#[test]
+fn reads_are_found_after_splits_and_merges() {
+    let names: Vec<String> = (0..300).map(|number| format!("row/{:04}/{}", number * 2, "x".repeat(40))).collect();
+    let rows: Vec<(&str, i64)> = names.iter().map(|name| (&name[..], 1)).collect();
+    // Rows between those that are there, which make leaves split; and their removal, which makes them merge.
+    let grow = |k: &Keyspace| {
+        for number in 0..300 {
+            k.insert(format!("row/{:04}/between", number * 2 + 1), [7; 40]).unwrap();
+        }
+    };
+    let shrink = |k: &Keyspace| {
+        for number in 0..300 {
+            k.remove(format!("row/{:04}/between", number * 2 + 1)).unwrap();
+        }
+    };
+    let some = |tx: &mut Transaction, k: &Keyspace| {
+        for name in names.iter().step_by(7) {
+            tx.get(k, name).unwrap().unwrap();
+        }
+        assert!(tx.get(k, "row/0100").unwrap().is_none());
+    };
+    read_change_commit(&rows, some, grow).unwrap();
+    let both = |k: &Keyspace| {
+        grow(k);
+        shrink(k);
+    };
+    read_change_commit(&rows, some, both).unwrap();
+    for changed in [0, 7, 154, 294] {
+        let change = |k: &Keyspace| {
+            grow(k);
+            k.insert(&names[changed], [1; 8]).unwrap();
+            shrink(k);
+        };
+        assert_conflict(read_change_commit(&rows, some, change));
+    }
+    assert_conflict(read_change_commit(&rows, some, |k| {
+        k.insert("row/0100", [1; 8]).unwrap();
+        grow(k);
+        k.remove("row/0100").unwrap();
+        shrink(k);
+    }));
+    // As a range all of it was read.
+    let range = |tx: &mut Transaction, k: &Keyspace| assert_eq!(tx.prefix(k, "row/").count(), 300);
+    assert_conflict(read_change_commit(&rows, range, both));
+}
+
+/// Without changes of its own a serializable transaction never conflicts; a level is told from the next by its reads.
+#[test]
+fn readers_never_conflict() {
+    let (db, k) = stage(&[("x", 1), ("y", 1)]);
+    let reader = begin(&db, Serializable);
+    assert_eq!(read(&reader, &k, "x"), Some(1));
+    k.insert("x", 2i64.to_be_bytes()).unwrap();
+    k.insert("y", 2i64.to_be_bytes()).unwrap();
+    assert_eq!(read(&reader, &k, "y"), Some(1));
+    assert_eq!(reader.iter(&k).count(), 2);
+    reader.commit().unwrap();
+    // Blind writes read nothing.
+    let mut writer = begin(&db, Serializable);
+    k.insert("x", 3i64.to_be_bytes()).unwrap();
+    write(&mut writer, &k, "z", 1).unwrap();
+    writer.commit().unwrap();
+}
+
+/// Several keyspaces are validated together.
+#[test]
+fn keyspaces_are_validated_together() {
+    let (db, k) = stage(&[("x", 1)]);
+    let others: Vec<Keyspace> = (0..4).map(|number| db.keyspace(&format!("other {number}")).unwrap()).collect();
+    for changed in 0..others.len() {
+        let mut tx = begin(&db, Serializable);
+        for other in others.iter().rev() {
+            assert!(tx.get(other, "x").unwrap().is_none());
+            assert_eq!(tx.count(other, b"a".to_vec()..b"c".to_vec()).unwrap(), 0);
+        }
+        write(&mut tx, &others[1], "mine", 1).unwrap();
+        write(&mut tx, &k, "mine", 1).unwrap();
+        others[changed].insert("b", [1; 8]).unwrap();
+        others[changed].remove("b").unwrap();
+        assert_conflict(tx.commit());
+    }
+    assert_eq!(now(&k, "mine"), None);
+}
+
+/// A keyspace that is dropped takes with it what was read in it.
+#[test]
+fn dropped_keyspaces_end_those_who_read_them() {
+    let (db, k) = stage(&[("x", 1)]);
+    let other = db.keyspace("other").unwrap();
+    let mut tx = begin(&db, Serializable);
+    assert!(tx.get(&other, "x").unwrap().is_none());
+    write(&mut tx, &k, "x", 2).unwrap();
+    db.drop_keyspace("other").unwrap();
+    let result = tx.commit();
+    assert!(matches!(result, Err(Error::KeyspaceDropped { .. })), "{result:?}");
+    assert_eq!(now(&k, "x"), Some(1));
+}
+
+/// A scan that goes on after its serializable transaction was committed says so instead of reading what is not validated.
+#[test]
+fn scans_end_with_their_serializable_transaction() {
+    let names: Vec<String> = (0..100).map(|number| format!("row/{number:04}/with a key of some length")).collect();
+    let rows: Vec<(&str, i64)> = names.iter().map(|name| (&name[..], 1)).collect();
+    for level in LEVELS {
+        let (db, k) = stage(&rows);
+        let mut tx = begin(&db, level);
+        let mut scan = tx.iter(&k);
+        scan.next().unwrap().unwrap();
+        write(&mut tx, &k, "mine", 1).unwrap();
+        tx.commit().unwrap();
+        let rest: Vec<_> = scan.collect();
+        if level == Serializable {
+            assert!(matches!(rest.last(), Some(Err(Error::Invalid(_)))), "{:?}", rest.last());
+        } else {
+            assert_eq!(rest.into_iter().map(Result::unwrap).count(), 99);
+        }
+    }
+}
+
+/// Reads that can't be validated within the budget are refused with a word on what to do; nothing of the commit remains.
+#[test]
+fn too_many_reads_are_refused() {
+    let config = Config::in_memory().memory(8 << 20).page_bytes(4096);
+    let db = config.open("").unwrap();
+    let k = db.keyspace("k").unwrap();
+    let mut load = begin(&db, Snapshot);
+    const ROWS: u32 = 8000;
+    for number in 0..ROWS {
+        if number % 200 == 199 {
+            load.commit().unwrap();
+            load = begin(&db, Snapshot);
+        }
+        load.insert(&k, number.to_be_bytes(), vec![number as u8; 500]).unwrap();
+    }
+    load.commit().unwrap();
+    // One interval, of more leaves than can be held.
+    let mut tx = begin(&db, Serializable);
+    assert_eq!(tx.count(&k, ..).unwrap(), u64::from(ROWS));
+    tx.insert(&k, b"mine", b"1").unwrap();
+    let error = tx.commit().unwrap_err();
+    assert!(matches!(error, Error::TransactionTooLarge { .. }), "{error:?}");
+    assert!(error.to_string().contains("Isolation::Snapshot"), "{error}");
+    assert!(k.get(b"mine").unwrap().is_none());
+    // Many single keys, in more memory than one transaction may take.
+    let tx = begin(&db, Serializable);
+    let mut absent = 0u64;
+    let error = loop {
+        match tx.get(&k, [&b"absent"[..], &absent.to_be_bytes(), &[b'-'; 200]].concat()) {
+            Ok(_) => absent += 1,
+            Err(error) => break error,
+        }
+        assert!(absent < 100_000, "there is a limit");
+    };
+    assert!(matches!(error, Error::TransactionTooLarge { .. }), "{error:?}");
+    // Part of it goes.
+    let mut tx = begin(&db, Serializable);
+    assert_eq!(tx.count(&k, ..200u32.to_be_bytes().to_vec()).unwrap(), 200);
+    tx.insert(&k, b"mine", b"1").unwrap();
+    tx.commit().unwrap();
+}
