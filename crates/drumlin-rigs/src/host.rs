@@ -101,35 +101,44 @@ impl Drop for Mount {
 
 /// A loop device on a file; detached when dropped.
 #[derive(Debug)]
-pub struct LoopDevice(PathBuf);
+pub struct LoopDevice {
+    path: PathBuf,
+    file: PathBuf,
+}
 
 impl LoopDevice {
     pub fn attach(file: &Path) -> Result<LoopDevice> {
         let path = output(Command::new("losetup").args(["--direct-io=on", "--find", "--show"]).arg(file))?;
-        Ok(LoopDevice(PathBuf::from(path.trim())))
+        Ok(LoopDevice { path: PathBuf::from(path.trim()), file: file.to_path_buf() })
     }
 
     pub fn path(&self) -> &Path {
-        &self.0
+        &self.path
+    }
+
+    /// Whether the device is still on our file: once it is detached, somebody else may get its number.
+    fn is_attached(&self) -> Result<bool> {
+        let list = output(Command::new("losetup").args(["--list", "--noheadings", "--output", "NAME,BACK-FILE"]))?;
+        let is_ours = |line: &str| {
+            let (name, file) = line.trim().split_once(' ').unwrap_or_default();
+            Path::new(name) == self.path && Path::new(file.trim()) == self.file
+        };
+        Ok(list.lines().any(is_ours))
     }
 }
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
         let begun = Instant::now();
-        loop {
-            let detached = run(Command::new("losetup").arg("--detach").arg(&self.0));
-            // A busy device is detached later, and that is no error.
-            let left = output(Command::new("losetup").args(["--list", "--noheadings", "--output", "NAME"]));
-            let is_left = left.as_ref().is_ok_and(|left| left.lines().any(|name| Path::new(name.trim()) == self.0));
-            match detached.and(left) {
-                Ok(_) if !is_left => return,
-                Err(error) if !is_left => return eprintln!("{error:#}"),
-                _ if begun.elapsed() > BUSY_LIMIT => {
-                    eprintln!("drumlin-rigs: {} stays attached", self.0.display());
-                    std::process::exit(1);
-                }
-                _ => std::thread::sleep(Duration::from_millis(20)),
+        // A busy device is detached later, and that is no error.
+        while self.is_attached().unwrap_or(true) {
+            let detached = run(Command::new("losetup").arg("--detach").arg(&self.path));
+            if begun.elapsed() > BUSY_LIMIT {
+                eprintln!("drumlin-rigs: {} stays attached: {detached:?}", self.path.display());
+                std::process::exit(1);
+            }
+            if self.is_attached().unwrap_or(true) {
+                std::thread::sleep(Duration::from_millis(20));
             }
         }
     }
