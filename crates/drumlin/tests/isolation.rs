@@ -4,16 +4,24 @@
 
 mod support;
 
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
 use drumlin::Isolation::{ReadCommitted, Serializable, Snapshot};
 use drumlin::{
     Config, Database, Durability, Error, Isolation, Keyspace, KeyspaceOptions, Result, Transaction, TxOptions,
 };
+use support::Random;
 
 const LEVELS: [Isolation; 3] = [ReadCommitted, Snapshot, Serializable];
 
 /// A keyspace `k` in small pages, with these rows.
 fn stage(rows: &[(&str, i64)]) -> (Database, Keyspace) {
-    let db = Config::in_memory().memory(16 << 20).open("").unwrap();
+    // Memory that is not used is not taken: versions for long transactions beside fast writers.
+    let config = Config::in_memory().memory(512 << 20).log_segment_bytes(1 << 20).checkpoint_log_bytes(4 << 20);
+    let db = config.open("").unwrap();
     let keyspace = db.keyspace_with("k", KeyspaceOptions::new().page_bytes(512)).unwrap();
     for (key, value) in rows {
         keyspace.insert(key, value.to_be_bytes()).unwrap();
@@ -271,6 +279,23 @@ fn the_read_only_anomaly_is_refused_by_serializable_alone() {
     }
 }
 
+/// A conflict ends its transaction: asked again, or told to commit, it answers the same.
+#[test]
+fn conflicts_are_not_forgotten() {
+    for level in [Snapshot, Serializable] {
+        let (db, k) = stage(&[("x", 100)]);
+        let mut late = begin(&db, level);
+        assert_eq!(read(&late, &k, "x"), Some(100));
+        k.insert("x", 110i64.to_be_bytes()).unwrap();
+        assert_conflict(write(&mut late, &k, "x", 101));
+        assert_conflict(write(&mut late, &k, "x", 101));
+        assert_conflict(write(&mut late, &k, "y", 1));
+        assert_conflict(late.get_for_update(&k, "x"));
+        assert_conflict(late.commit());
+        assert_eq!((now(&k, "x"), now(&k, "y")), (Some(110), None), "{level:?}");
+    }
+}
+
 // ── what a serializable commit takes for a conflict ────────────────────────────────────────────────────────────────
 
 /// Runs a serializable transaction that reads, then a change by others, then the commit of a write elsewhere.
@@ -440,6 +465,25 @@ fn reads_are_found_after_splits_and_merges() {
     assert_conflict(read_change_commit(&rows, range, both));
 }
 
+/// A commit that splits a leaf it has read finds its rows behind the split, and does not wait for a latch of its own.
+#[test]
+fn commits_split_leaves_that_they_have_read() {
+    let names: Vec<String> = (0..8).map(|number| format!("row {number}")).collect();
+    let rows: Vec<(&str, i64)> = names.iter().map(|name| (&name[..], 1)).collect();
+    for value_bytes in (10..120).step_by(5) {
+        let (db, k) = stage(&rows);
+        let mut tx = begin(&db, Serializable);
+        for name in &names {
+            tx.get(&k, name).unwrap();
+        }
+        for new in ["row 10", "row 3+", "row 6+", "row 7+", "row 8", "row 9"] {
+            tx.insert(&k, new, vec![1; value_bytes]).unwrap();
+        }
+        tx.commit().unwrap();
+        assert_eq!(k.count(..).unwrap(), 14);
+    }
+}
+
 /// Without changes of its own a serializable transaction never conflicts; a level is told from the next by its reads.
 #[test]
 fn readers_never_conflict() {
@@ -553,4 +597,218 @@ fn too_many_reads_are_refused() {
     assert_eq!(tx.count(&k, ..200u32.to_be_bytes().to_vec()).unwrap(), 200);
     tx.insert(&k, b"mine", b"1").unwrap();
     tx.commit().unwrap();
+}
+
+// ── deadlocks ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+/// Of two, or three, that wait for each other in a ring, one gets a conflict and all others commit.
+#[test]
+fn of_a_ring_one_is_the_victim() {
+    for level in LEVELS {
+        for count in [2, 3] {
+            let names: Vec<String> = (0..count).map(|number| format!("row {number}")).collect();
+            let rows: Vec<(&str, i64)> = names.iter().map(|name| (&name[..], 0)).collect();
+            let (db, k) = stage(&rows);
+            let all_hold = Barrier::new(count);
+            let victims = AtomicU64::new(0);
+            std::thread::scope(|scope| {
+                for mine in 0..count {
+                    let (db, k, names, all_hold, victims) = (&db, &k, &names, &all_hold, &victims);
+                    scope.spawn(move || {
+                        let mut tx = begin(db, level);
+                        tx.get_for_update(k, &names[mine]).unwrap();
+                        all_hold.wait();
+                        match write(&mut tx, k, &names[(mine + 1) % count], mine as i64 + 1) {
+                            Ok(()) => drop(tx.commit().unwrap()),
+                            Err(Error::Conflict { .. }) => drop(victims.fetch_add(1, Ordering::Relaxed)),
+                            Err(error) => panic!("{error}"),
+                        }
+                    });
+                }
+            });
+            assert_eq!(victims.into_inner(), 1, "{count} under {level:?}");
+            let written = names.iter().filter(|name| now(&k, name) != Some(0)).count();
+            assert_eq!(written, count - 1);
+        }
+    }
+}
+
+// ── scans within transactions ──────────────────────────────────────────────────────────────────────────────────────
+
+fn keys(rows: impl Iterator<Item = Result<(drumlin::Value, drumlin::Value)>>) -> String {
+    rows.map(|row| String::from_utf8(row.unwrap().0.to_vec()).unwrap()).collect()
+}
+
+/// Scans see the transaction's changes, those before a savepoint after a roll-back; one that has begun stays as it was.
+#[test]
+fn scans_follow_savepoints() {
+    for level in LEVELS {
+        let (db, k) = stage(&[("b", 1), ("d", 1), ("f", 1)]);
+        let mut tx = begin(&db, level);
+        write(&mut tx, &k, "a", 1).unwrap();
+        tx.remove(&k, "d").unwrap();
+        let first = tx.savepoint();
+        assert_eq!((keys(tx.iter(&k)), keys(tx.iter(&k).rev())), ("abf".into(), "fba".into()), "{level:?}");
+        tx.remove(&k, "b").unwrap();
+        write(&mut tx, &k, "d", 2).unwrap();
+        write(&mut tx, &k, "g", 2).unwrap();
+        let second = tx.savepoint();
+        tx.remove(&k, "a").unwrap();
+        tx.remove(&k, "d").unwrap();
+        let begun = tx.iter(&k);
+        assert_eq!((keys(tx.iter(&k)), tx.count(&k, ..).unwrap()), ("fg".into(), 2));
+        tx.rollback_to(second).unwrap();
+        assert_eq!((keys(tx.iter(&k)), keys(tx.iter(&k).rev())), ("adfg".into(), "gfda".into()));
+        assert_eq!(keys(begun), "fg");
+        tx.rollback_to(first).unwrap();
+        assert_eq!((keys(tx.iter(&k)), keys(tx.iter(&k).rev())), ("abf".into(), "fba".into()));
+        assert!(matches!(tx.rollback_to(second), Err(Error::Invalid(_))));
+        write(&mut tx, &k, "c", 3).unwrap();
+        tx.commit().unwrap();
+        assert_eq!(keys(k.iter()), "abcf");
+    }
+}
+
+/// Numbers up to here are keys; those that leave 0 are there from the start, those that leave 1 come and go by others,
+/// those that leave 2 are the transaction's to put.
+const NUMBERS: u64 = 600;
+
+fn wide_key(number: u64) -> Vec<u8> {
+    format!("{number:05}{}", "-".repeat((number * 7 % 40) as usize)).into_bytes()
+}
+
+fn number_of(key: &[u8]) -> u64 {
+    std::str::from_utf8(&key[..5]).unwrap().parse().unwrap()
+}
+
+struct Stopped<'a>(&'a AtomicBool);
+
+impl Drop for Stopped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// A scan from one end, from the other, or from both ends in turns; with pauses in which leaves split and merge.
+fn scan(tx: &Transaction, k: &Keyspace, bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>), random: &mut Random) -> Rows {
+    let mut scan = tx.range(k, bounds);
+    let (mut front, mut back): (Vec<_>, Vec<_>) = Default::default();
+    let forward_percent = [100, 0, 50][random.below(3) as usize];
+    loop {
+        if random.chance(2) {
+            std::thread::yield_now();
+        }
+        let forward = random.chance(forward_percent);
+        let Some(row) = (if forward { scan.next() } else { scan.next_back() }) else { break };
+        let (key, value) = row.unwrap();
+        (if forward { &mut front } else { &mut back }).push((key.to_vec(), value.to_vec()));
+    }
+    back.reverse();
+    front.extend(back);
+    assert!(front.windows(2).all(|pair| pair[0].0 < pair[1].0), "rows in order, each once");
+    front.into_iter().collect()
+}
+
+fn random_bounds(random: &mut Random) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
+    let mut ends = [random.below(NUMBERS), random.below(NUMBERS)];
+    ends.sort_unstable();
+    let mut bound = |number| match random.below(4) {
+        0 => Bound::Unbounded,
+        1 => Bound::Excluded(wide_key(number)),
+        _ => Bound::Included(wide_key(number)),
+    };
+    let (lower, upper) = (bound(ends[0]), bound(ends[1]));
+    // What the standard map refuses is tested beside the scans.
+    let is_refused = matches!((&lower, &upper), (Bound::Excluded(one), Bound::Excluded(other)) if one == other);
+    if is_refused { (Bound::Unbounded, Bound::Unbounded) } else { (lower, upper) }
+}
+
+/// A transaction's scans show its snapshot with its own changes over it, forwards, backwards and from both ends, across
+/// leaves, while others make the leaves split and merge.
+#[test]
+fn scans_see_own_writes_among_splits_and_merges() {
+    let (db, k) = stage(&[]);
+    let mut settled = Rows::new();
+    for number in (0..NUMBERS).step_by(3) {
+        let (key, value) = (wide_key(number), vec![1; (number % 50) as usize]);
+        k.insert_with(&key, &value, Durability::Relaxed).unwrap();
+        settled.insert(key, value);
+    }
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for seed in 0..2u64 {
+            let (k, stop) = (&k, &stop);
+            scope.spawn(move || {
+                let mut random = Random(seed);
+                while !stop.load(Ordering::Acquire) {
+                    let (start, grows) = (random.below(NUMBERS / 3), random.chance(50));
+                    for step in 0..random.below(80) {
+                        let key = wide_key((start + step) % (NUMBERS / 3) * 3 + 1);
+                        if grows {
+                            k.insert_with(&key, vec![2; random.below(90) as usize], Durability::Relaxed).unwrap();
+                        } else {
+                            k.remove(&key).unwrap();
+                        }
+                    }
+                }
+            });
+        }
+        // Set when this thread ends, by a failed assertion too.
+        let _stopped = Stopped(&stop);
+        let mut random = Random(7);
+        for _ in 0..support::number("DRUMLIN_TEST_SCANS", 60) {
+            let level = LEVELS[random.below(3) as usize];
+            let mut tx = begin(&db, level);
+            let mut expected = scan(&tx, &k, (Bound::Unbounded, Bound::Unbounded), &mut random);
+            // What others change shows only in read committed, and only in their rows.
+            let is_mine = |key: &[u8]| level != ReadCommitted || number_of(key) % 3 != 1;
+            let check = |tx: &Transaction, expected: &Rows, random: &mut Random| {
+                for _ in 0..6 {
+                    let bounds = random_bounds(random);
+                    let mut found = scan(tx, &k, bounds.clone(), random);
+                    found.retain(|key, _| is_mine(key));
+                    let rows = expected.range(bounds.clone()).filter(|(key, _)| is_mine(key));
+                    assert!(rows.eq(found.iter()), "{bounds:?} under {level:?}");
+                    let count = tx.count(&k, bounds).unwrap();
+                    assert!(count == found.len() as u64 || level == ReadCommitted);
+                }
+            };
+            let change = |tx: &mut Transaction, expected: &mut Rows, random: &mut Random| {
+                for _ in 0..random.below(30) {
+                    let mut number = random.below(NUMBERS);
+                    number -= u64::from(number % 3 == 1);
+                    let key = wide_key(number);
+                    if random.chance(60) {
+                        let value = random.bytes((number % 70) as usize);
+                        tx.insert(&k, &key, &value).unwrap();
+                        expected.insert(key, value);
+                    } else {
+                        tx.remove(&k, &key).unwrap();
+                        expected.remove(&key);
+                    }
+                }
+            };
+            assert!(settled.iter().all(|(key, value)| expected.get(key) == Some(value)));
+            change(&mut tx, &mut expected, &mut random);
+            check(&tx, &expected, &mut random);
+            let (mark, before) = (tx.savepoint(), expected.clone());
+            change(&mut tx, &mut expected, &mut random);
+            check(&tx, &expected, &mut random);
+            if random.chance(50) {
+                tx.rollback_to(mark).unwrap();
+                expected = before;
+                check(&tx, &expected, &mut random);
+            }
+            match tx.commit() {
+                Ok(_) => settled = expected.into_iter().filter(|(key, _)| number_of(key) % 3 != 1).collect(),
+                Err(Error::Conflict { .. }) => assert_eq!(level, Serializable),
+                Err(error) => panic!("{error}"),
+            }
+        }
+    });
+    let rows: Rows = k.iter().map(|row| row.unwrap()).map(|(key, value)| (key.to_vec(), value.to_vec())).collect();
+    assert!(rows.iter().filter(|(key, _)| number_of(key) % 3 != 1).eq(settled.iter()));
+    assert!(db.check().unwrap().damage.is_empty());
 }

@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test uses some of it, and none is a library")]
 
 pub mod disk;
+pub mod history;
 pub mod workload;
 
 use std::path::PathBuf;

@@ -1,0 +1,409 @@
+//! Random transactions of all levels on few hot rows; what they read and wrote is checked for what each level promises.
+//!
+//! `support/history.rs` says what is checked. `DRUMLIN_TEST_HISTORY_TRANSACTIONS` is how many transactions are run (default
+//! 12,000), `DRUMLIN_TEST_SEED` where the random choices begin.
+
+mod support;
+
+use std::ops::Bound;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use drumlin::Isolation::{ReadCommitted, Serializable, Snapshot};
+use drumlin::{Config, Database, Durability, Error, Isolation, Keyspace, KeyspaceOptions, Result, TxOptions};
+use support::history::{History, Key, Step, Summary, Transaction, Version, check, parse};
+use support::{Folder, Random, number, small};
+
+const LEVELS: [Isolation; 3] = [ReadCommitted, Snapshot, Serializable];
+
+/// Hot rows. Those below `CHAINED` are there always, and whoever writes one has read what it replaces, so that their
+/// versions are ordered without asking the engine. The others come and go, and are written blindly too.
+const ROWS: Key = 16;
+const CHAINED: Key = 6;
+const THREADS: u64 = 6;
+/// Transactions whose history is checked as one.
+const ROUND: u64 = 4000;
+
+/// Keys so long that a page of 512 bytes has room for a few rows.
+fn key(row: Key) -> Vec<u8> {
+    format!("hot row {row:04} {}", "-".repeat(70)).into_bytes()
+}
+
+fn row(key: &[u8]) -> Key {
+    std::str::from_utf8(&key[8..12]).unwrap().parse().unwrap()
+}
+
+/// A value of a length of its own: what is written splits leaves and merges them.
+fn value(version: Version) -> Vec<u8> {
+    let mut value = [version.writer.to_le_bytes(), version.number.to_le_bytes()].concat();
+    value.resize(16 + (version.writer * 31 + version.number * 17) as usize % 90, b'.');
+    value
+}
+
+fn version(value: &[u8]) -> Version {
+    let number = |at: usize| u64::from_le_bytes(value[at..at + 8].try_into().unwrap());
+    Version { writer: number(0), number: number(8) }
+}
+
+struct Stage {
+    db: Database,
+    rows: Keyspace,
+    moment: AtomicU64,
+    number: AtomicU64,
+}
+
+impl Stage {
+    fn new(config: &Config, path: &std::path::Path) -> (Stage, History) {
+        let db = config.open(path).unwrap();
+        let rows = db.keyspace_with("hot", KeyspaceOptions::new().page_bytes(512)).unwrap();
+        let mut history = History::default();
+        for row in 0..CHAINED {
+            let version = Version { writer: 0, number: u64::from(row) };
+            rows.insert_with(key(row), value(version), Durability::Relaxed).unwrap();
+            history.initial.insert(row, version);
+        }
+        (Stage { db, rows, moment: AtomicU64::new(1), number: AtomicU64::new(1) }, history)
+    }
+
+    fn moment(&self) -> u64 {
+        self.moment.fetch_add(1, Ordering::SeqCst)
+    }
+
+    /// One transaction, recorded; a conflict ends it.
+    fn run(&self, level: Isolation, random: &mut Random) -> Transaction {
+        let number = self.number.fetch_add(1, Ordering::Relaxed);
+        let began = self.moment();
+        let mut steps = Vec::new();
+        let result = self.steps(level, number, &mut steps, random);
+        let committed = match result {
+            Ok(committed) => committed,
+            Err(Error::Conflict { .. } | Error::SnapshotTooOld { .. }) => None,
+            Err(error) => panic!("{error}"),
+        };
+        Transaction { number, level, began, ended: self.moment(), committed, steps }
+    }
+
+    fn steps(&self, level: Isolation, number: u64, steps: &mut Vec<Step>, random: &mut Random) -> Result<Option<u64>> {
+        let durability = if random.chance(10) { Durability::Full } else { Durability::Relaxed };
+        let mut tx = self.db.begin_with(TxOptions { isolation: level, durability, ..TxOptions::default() })?;
+        for step in 0..1 + random.below(7) {
+            // Others get their turn in the midst of it.
+            if random.chance(30) {
+                std::thread::yield_now();
+            }
+            let row = random.below(u64::from(ROWS)) as Key;
+            match random.below(10) {
+                0..3 => steps.push(Step::Read { key: row, found: tx.get(&self.rows, key(row))?.map(|v| version(&v)) }),
+                3..5 => self.scan(&tx, row, steps, random)?,
+                _ if row < CHAINED => {
+                    // Read committed needs the lock to know what it replaces; the others need not.
+                    let locks = level == ReadCommitted || random.chance(30);
+                    let key_bytes = key(row);
+                    let found = if locks {
+                        tx.get_for_update(&self.rows, &key_bytes)?
+                    } else {
+                        tx.get(&self.rows, &key_bytes)?
+                    };
+                    let replaced = found.map(|v| version(&v));
+                    let written = Version { writer: number, number: step };
+                    tx.insert(&self.rows, &key_bytes, value(written))?;
+                    steps.push(Step::Read { key: row, found: replaced });
+                    steps.push(Step::Write { key: row, version: written, removes: false, replaced });
+                }
+                kind => {
+                    let written = Version { writer: number, number: step };
+                    let removes = kind == 9;
+                    if removes {
+                        tx.remove(&self.rows, key(row))?;
+                    } else {
+                        tx.insert(&self.rows, key(row), value(written))?;
+                    }
+                    steps.push(Step::Write { key: row, version: written, removes, replaced: None });
+                }
+            }
+        }
+        if random.chance(5) {
+            tx.abort();
+            return Ok(None);
+        }
+        tx.commit().map(|timestamp| Some(timestamp.0))
+    }
+
+    /// Reads a range, from either end and perhaps not to its end; rows passed over are read as absent.
+    fn scan(&self, tx: &drumlin::Transaction, first: Key, steps: &mut Vec<Step>, random: &mut Random) -> Result<()> {
+        let last = (first + random.below(6) as Key).min(ROWS - 1);
+        let scan = tx.range(&self.rows, (Bound::Included(key(first)), Bound::Included(key(last))));
+        let forward = random.chance(50);
+        let limit = if random.chance(30) { 2 } else { usize::MAX };
+        let found: Vec<(Key, Version)> = if forward {
+            scan.take(limit)
+                .map(|found| found.map(|(key, value)| (row(&key), version(&value))))
+                .collect::<Result<_>>()?
+        } else {
+            scan.rev()
+                .take(limit)
+                .map(|found| found.map(|(key, value)| (row(&key), version(&value))))
+                .collect::<Result<_>>()?
+        };
+        let covered = match found.last() {
+            Some(&(end, _)) if found.len() == limit && forward => first..=end,
+            Some(&(end, _)) if found.len() == limit => end..=last,
+            _ => first..=last,
+        };
+        steps.extend(covered.map(|key| Step::Read {
+            key,
+            found: found.iter().find(|(row, _)| *row == key).map(|(_, version)| *version),
+        }));
+        Ok(())
+    }
+
+    /// Many transactions from several threads, with checkpoints beside them; ends with a look at everything.
+    fn record(&self, mut history: History, levels: &[Isolation], count: u64, seed: u64) -> History {
+        let left = AtomicU64::new(count);
+        let stop = AtomicBool::new(false);
+        let recorded: Vec<Vec<Transaction>> = std::thread::scope(|scope| {
+            let (left, stop) = (&left, &stop);
+            let upkeep = scope.spawn(move || {
+                while !stop.load(Ordering::Acquire) {
+                    self.db.checkpoint().unwrap();
+                    std::thread::sleep(std::time::Duration::from_millis(20));
+                }
+            });
+            let threads: Vec<_> = (0..THREADS)
+                .map(|thread| {
+                    scope.spawn(move || {
+                        let mut random = Random(seed << 8 | thread);
+                        let mut recorded = Vec::new();
+                        while left
+                            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
+                            .is_ok()
+                        {
+                            let level = levels[random.below(levels.len() as u64) as usize];
+                            recorded.push(self.run(level, &mut random));
+                        }
+                        recorded
+                    })
+                })
+                .collect();
+            let recorded = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect::<Vec<_>>();
+            stop.store(true, Ordering::Release);
+            upkeep.join().unwrap();
+            recorded.into_iter().map(|recorded| recorded.expect("no thread panicked")).collect()
+        });
+        history.transactions.extend(recorded.into_iter().flatten());
+        let (began, tx) =
+            (self.moment(), self.db.begin_with(TxOptions { isolation: Serializable, ..TxOptions::default() }));
+        let tx = tx.unwrap();
+        let mut steps: Vec<Step> = Vec::new();
+        for key_number in 0..ROWS {
+            let found = tx.get(&self.rows, key(key_number)).unwrap().map(|value| version(&value));
+            steps.push(Step::Read { key: key_number, found });
+        }
+        let committed = Some(tx.commit().unwrap().0);
+        let number = self.number.fetch_add(1, Ordering::Relaxed);
+        history.transactions.push(Transaction {
+            number,
+            level: Serializable,
+            began,
+            ended: self.moment(),
+            committed,
+            steps,
+        });
+        history
+    }
+}
+
+fn in_memory() -> Config {
+    Config::in_memory().memory(16 << 20).log_segment_bytes(1 << 20).checkpoint_log_bytes(4 << 20)
+}
+
+/// Transactions of all levels together get what each of their levels promises; in memory, and the last on files.
+#[test]
+fn every_level_keeps_its_promise() {
+    let count = number("DRUMLIN_TEST_HISTORY_TRANSACTIONS", 3 * ROUND);
+    let seed = number("DRUMLIN_TEST_SEED", 0);
+    let began = Instant::now();
+    let mut all = Summary::default();
+    let rounds = count.div_ceil(ROUND);
+    for round in 0..rounds {
+        let folder = Folder::new();
+        let on_files = round + 1 == rounds;
+        let config = if on_files { small() } else { in_memory() };
+        // A level alone, or all together.
+        let levels = match round % 6 {
+            3 => &LEVELS[1..2],
+            4 => &LEVELS[2..],
+            5 => &LEVELS[1..],
+            _ => &LEVELS[..],
+        };
+        let (stage, history) = Stage::new(&config, &folder.path());
+        let history = stage.record(history, levels, ROUND, seed + round);
+        match check(&history) {
+            Ok(summary) => all += summary,
+            Err(violation) => panic!("round {round} of {levels:?}: {}\n{}", violation.name, violation.story),
+        }
+        assert!(stage.db.check().unwrap().damage.is_empty());
+    }
+    println!("{all:?} in {:?}", began.elapsed());
+    assert!(all.committed > count / 4, "most transactions end in conflicts: the test says little");
+    assert!(all.ambiguous < all.reads / 10, "too many reads say nothing");
+}
+
+/// What the engine does at one level, taken for the next: the checker finds what that level would have refused.
+#[test]
+fn an_engine_that_does_not_validate_is_caught() {
+    for (done, taken_for, expected) in [(Snapshot, Serializable, "G2"), (ReadCommitted, Snapshot, "G-nonadjacent")] {
+        let caught = (0..50).find_map(|seed| {
+            let (stage, history) = Stage::new(&in_memory(), std::path::Path::new(""));
+            let mut history = stage.record(history, &[done], ROUND / 2, seed);
+            if let Err(violation) = check(&history) {
+                panic!("as {done:?} it should be in order: {}\n{}", violation.name, violation.story);
+            }
+            history.transactions.iter_mut().for_each(|transaction| transaction.level = taken_for);
+            check(&history).err()
+        });
+        let violation = caught.expect("it must be caught");
+        println!("{done:?} taken for {taken_for:?}: {}\n{}", violation.name, violation.story);
+        assert_eq!(violation.name, expected);
+    }
+}
+
+// ── the checker itself ─────────────────────────────────────────────────────────────────────────────────────────────
+
+#[track_caller]
+fn refused(text: &str, level: Isolation, name: &str) {
+    let history = parse(text, &[level]);
+    match check(&history) {
+        Err(violation) => assert_eq!(violation.name, name, "{text} under {level:?}: {}", violation.story),
+        Ok(summary) => panic!("{text} under {level:?} was let pass: {summary:?}"),
+    }
+}
+
+#[track_caller]
+fn allowed(text: &str, level: Isolation) {
+    if let Err(violation) = check(&parse(text, &[level])) {
+        panic!("{text} under {level:?} is no {}:\n{}", violation.name, violation.story);
+    }
+}
+
+/// The checker refuses each bad history at the levels that forbid it, and lets it pass at the others.
+#[test]
+fn bad_histories_are_refused() {
+    let all = [
+        ("w1(x) w2(x) w2(y) w1(y) c1 c2 y:2,1", "G0"),
+        ("w1(x) r2(x=1) c2 a1", "G1a"),
+        ("w1(x) w1(x) c1 r2(x=1*) c2", "G1b"),
+        ("w1(x) r1(y=0) w2(y) r2(x=1) c1 c2 r3(y=0) c3", "stale read"),
+        ("w1(x) w2(y) r1(y=2) r2(x=1) c1 c2", "G1c"),
+        ("w1(x) c1 r2(x=0) c2", "stale read"),
+        ("w1(a) c1 r2(a=-) c2", "stale read"),
+        ("w1(a) c1 d2(a) c2 r3(a=1) c3", "stale read"),
+        ("w1(x) r1(x=0) c1", "own write lost"),
+        ("d1(x) r1(x=0) c1", "own write lost"),
+        ("w1(x) c1 r2(y=1) c2", "garbage"),
+    ];
+    for (text, name) in all {
+        for level in LEVELS {
+            if name == "garbage" {
+                continue;
+            }
+            refused(text, level, name);
+        }
+    }
+    let by_snapshot = [
+        // Read skew.
+        "r1(x=0) w2(x) w2(y) c2 r1(y=2) c1",
+        // The same row twice.
+        "r1(x=0) w2(x) c2 r1(x=2) c1",
+        // A phantom: the row was absent and is there.
+        "r1(a=-) w2(a) c2 r1(a=2) c1",
+        // And one that is gone.
+        "r1(x=0) d2(x) c2 r1(x=-) c1",
+        // A lost update.
+        "r1(x=0) r2(x=0) w2(x) c2 w1(x) c1",
+        // And by a row that goes.
+        "r1(y=0) w2(y) d2(x) c2 w1(x) c1",
+        // A long fork.
+        "r1(y=0) r2(x=0) w3(x) w4(y) c3 c4 r1(x=3) r2(y=4) c1 c2",
+    ];
+    for text in by_snapshot {
+        allowed(text, ReadCommitted);
+        refused(text, Snapshot, "G-nonadjacent");
+        refused(text, Serializable, "G-nonadjacent");
+    }
+    let by_serializable = [
+        // Write skew.
+        "r1(x=0) r1(y=0) r2(x=0) r2(y=0) w1(x) w2(y) c1 c2",
+        // By phantoms.
+        "r1(a=-) r1(b=-) r2(a=-) r2(b=-) w1(a) w2(b) c1 c2",
+        // By rows that go.
+        "r1(x=0) r2(y=0) d1(y) d2(x) c1 c2",
+        // The read-only anomaly.
+        "r1(x=0) r1(y=0) w2(y) c2 r3(x=0) r3(y=2) c3 w1(x) c1",
+    ];
+    for text in by_serializable {
+        allowed(text, ReadCommitted);
+        allowed(text, Snapshot);
+        refused(text, Serializable, "G2");
+    }
+}
+
+/// Good histories pass at every level.
+#[test]
+fn good_histories_pass() {
+    let good = [
+        "r1(x=0) w1(x) c1 r2(x=1) w2(x) c2 r3(x=2) c3",
+        "w1(x) w2(y) c1 c2 r3(x=1) r3(y=2) c3",
+        "r1(x=0) w2(x) c2 r1(y=0) c1",
+        "w1(a) r1(a=1) d1(a) r1(a=-) c1 r2(a=-) c2",
+        "w1(a) c1 d2(a) c2 w3(a) c3 r4(a=3) c4",
+        "r1(a=-) w2(a) c2 c1",
+        // Removing what is not there is no change, so 1 overtakes nobody.
+        "r1(y=0) w2(y) d2(a) c2 w1(a) c1",
+        "w1(x) w1(x) a1 r2(x=0) c2",
+    ];
+    for text in good {
+        LEVELS.iter().for_each(|level| allowed(text, *level));
+    }
+}
+
+/// Where levels are mixed, each transaction is held to its own: the reader who was promised less closes no cycle.
+#[test]
+fn levels_are_held_to_what_they_promise() {
+    let skew = "r1(x=0) r1(y=0) r2(x=0) r2(y=0) w1(x) w2(y) c1 c2";
+    assert_eq!(check(&parse(skew, &[Serializable, Serializable])).unwrap_err().name, "G2");
+    for levels in [[Serializable, Snapshot], [Snapshot, Serializable], [Serializable, ReadCommitted]] {
+        assert!(check(&parse(skew, &levels)).is_ok(), "{levels:?}");
+    }
+    let read_skew = "r1(x=0) w2(x) w2(y) c2 r1(y=2) c1";
+    assert!(check(&parse(read_skew, &[ReadCommitted, Serializable])).is_ok());
+    assert_eq!(check(&parse(read_skew, &[Snapshot, ReadCommitted])).unwrap_err().name, "G-nonadjacent");
+}
+
+/// Two writes that both say they replaced the same version are a lost update, whatever the order of commits.
+#[test]
+fn two_successors_are_a_lost_update() {
+    for level in LEVELS {
+        let mut history = parse("r1(x=0) r2(x=0) w1(x) c1 w2(x) c2", &[level]);
+        for transaction in &mut history.transactions {
+            for step in &mut transaction.steps {
+                if let Step::Write { replaced, .. } = step {
+                    *replaced = Some(Version { writer: 0, number: 0 });
+                }
+            }
+        }
+        assert_eq!(check(&history).unwrap_err().name, "lost update");
+    }
+}
+
+/// Long cycles are found among many transactions that are in order.
+#[test]
+fn a_cycle_is_found_among_many() {
+    let mut text = String::new();
+    for number in 10..1500 {
+        text += &format!("r{number}(z={}) w{number}(z) c{number} ", if number == 10 { 0 } else { number - 1 });
+    }
+    allowed(&text, Serializable);
+    refused(&(text.clone() + "r1(x=0) r2(y=0) r3(a=-) w1(y) w2(a) w3(x) c1 c2 c3"), Serializable, "G2");
+    allowed(&(text + "r1(x=0) r2(y=0) r3(a=-) w1(y) w2(a) w3(x) c1 c2 c3"), Snapshot);
+}

@@ -1,0 +1,489 @@
+//! A checker of histories: who read and wrote what, and whether the levels of isolation were kept.
+//!
+//! Every value written is unique, so a read names its writer. With the order of the versions of each row this gives the
+//! dependencies between transactions (Adya 1999): *ww*, from the writer of a version to that of the next; *wr*, from the
+//! writer to whoever read it; *rw*, from the reader to the writer of the next. What a level forbids is a cycle of some kind, or a
+//! read that no committed state explains. The idea of finding them in recorded histories is Elle's (Kingsbury, Alvaro 2020).
+//!
+//! Transactions of several levels run together. Then an rw edge counts only where its reader was promised that nobody
+//! overtakes what it read (Adya's mixed graph):
+//!
+//! | cycle | forbidden to | rw edges that count |
+//! | --- | --- | --- |
+//! | G0: ww alone | all | none |
+//! | G1c: ww and wr | all | none |
+//! | G-nonadjacent: no two rw next to each other; G-single has one | snapshot | of snapshot and serializable readers |
+//! | G2: any | serializable | of serializable readers |
+//!
+//! Beyond cycles: G1a (a read of what was never committed), G1b (of what its writer replaced itself), a lost update (two
+//! versions that replaced the same one), a stale read (of what had been replaced before the transaction began), and a
+//! transaction that does not see its own writes.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::fmt;
+
+use drumlin::Isolation;
+
+/// A row.
+pub type Key = u32;
+
+/// One write of one transaction.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Version {
+    pub writer: u64,
+    /// Which of its writes.
+    pub number: u64,
+}
+
+impl fmt::Debug for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.writer, self.number)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Step {
+    /// `None`: the row was absent.
+    Read { key: Key, found: Option<Version> },
+    /// `replaced` is what the transaction knows that it replaced, having read it first.
+    Write { key: Key, version: Version, removes: bool, replaced: Option<Version> },
+}
+
+#[derive(Clone, Debug)]
+pub struct Transaction {
+    /// From 1 on: 0 has written what was there at the start.
+    pub number: u64,
+    pub level: Isolation,
+    /// Moments, in one order over all transactions: before its first step, after its last.
+    pub began: u64,
+    pub ended: u64,
+    /// Its place in the order of commits; `None`: it ended without one.
+    pub committed: Option<u64>,
+    pub steps: Vec<Step>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct History {
+    /// Rows that were there at the start. Their writer is 0.
+    pub initial: BTreeMap<Key, Version>,
+    pub transactions: Vec<Transaction>,
+    /// Orders of versions that are known otherwise than by what was replaced and by commits.
+    pub orders: BTreeMap<Key, Vec<Version>>,
+}
+
+/// What was checked.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Summary {
+    pub committed: u64,
+    pub ended: u64,
+    pub reads: u64,
+    /// Reads of absent rows that more than one version may explain: they give no edges.
+    pub ambiguous: u64,
+    pub edges: u64,
+}
+
+impl std::ops::AddAssign for Summary {
+    fn add_assign(&mut self, other: Summary) {
+        self.committed += other.committed;
+        self.ended += other.ended;
+        self.reads += other.reads;
+        self.ambiguous += other.ambiguous;
+        self.edges += other.edges;
+    }
+}
+
+/// What a history does that it must not.
+#[derive(Debug)]
+pub struct Violation {
+    pub name: &'static str,
+    pub story: String,
+}
+
+fn violation<T>(name: &'static str, story: String) -> Result<T, Violation> {
+    Err(Violation { name, story })
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Ww,
+    Wr,
+    /// By the level of its reader.
+    Rw(Isolation),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Edge {
+    to: usize,
+    kind: Kind,
+    key: Key,
+}
+
+struct Written {
+    transaction: Option<usize>,
+    key: Key,
+    removes: bool,
+    is_last: bool,
+}
+
+const ABSENT_AT_START: Version = Version { writer: 0, number: u64::MAX };
+
+/// The versions of all rows, in their orders.
+struct Versions<'h> {
+    history: &'h History,
+    written: HashMap<Version, Written>,
+    orders: HashMap<Key, Vec<Version>>,
+    places: HashMap<Version, usize>,
+}
+
+impl<'h> Versions<'h> {
+    fn of(history: &'h History) -> Result<Versions<'h>, Violation> {
+        let mut written = HashMap::new();
+        for (&key, &version) in &history.initial {
+            written.insert(version, Written { transaction: None, key, removes: false, is_last: true });
+        }
+        // The last write of each transaction to each row, with what the first replaced.
+        let mut last: BTreeMap<Key, Vec<(Version, usize, Option<Version>)>> = BTreeMap::new();
+        for (index, transaction) in history.transactions.iter().enumerate() {
+            let mut of_row: HashMap<Key, (Version, Option<Version>)> = HashMap::new();
+            for step in &transaction.steps {
+                if let Step::Write { key, version, removes, replaced } = *step {
+                    let before = of_row.get(&key).map(|&(_, first)| first);
+                    of_row.insert(key, (version, before.unwrap_or(replaced)));
+                    let unique = written
+                        .insert(version, Written { transaction: Some(index), key, removes, is_last: false })
+                        .is_none();
+                    assert!(unique, "{version:?} was written twice");
+                }
+            }
+            for (key, (version, replaced)) in of_row {
+                written.get_mut(&version).expect("just inserted").is_last = true;
+                if transaction.committed.is_some() {
+                    last.entry(key).or_default().push((version, index, replaced));
+                }
+            }
+        }
+        let mut versions = Versions { history, written, orders: HashMap::new(), places: HashMap::new() };
+        let keys: HashSet<Key> = versions.written.values().map(|written| written.key).collect();
+        for key in keys {
+            let order = versions.order(key, last.remove(&key).unwrap_or_default())?;
+            for (place, &version) in order.iter().enumerate().skip(1) {
+                versions.places.insert(version, place);
+            }
+            if order[0] != ABSENT_AT_START {
+                versions.places.insert(order[0], 0);
+            }
+            versions.orders.insert(key, order);
+        }
+        Ok(versions)
+    }
+
+    /// By what each replaced where all say so, else by the order of commits.
+    fn order(&self, key: Key, mut last: Vec<(Version, usize, Option<Version>)>) -> Result<Vec<Version>, Violation> {
+        let mut order = vec![self.history.initial.get(&key).copied().unwrap_or(ABSENT_AT_START)];
+        if let Some(known) = self.history.orders.get(&key) {
+            order.extend(known);
+            return Ok(order);
+        }
+        last.sort_unstable_by_key(|&(_, index, _)| self.history.transactions[index].committed);
+        let mut next: HashMap<Version, Version> = HashMap::new();
+        for &(version, _, replaced) in &last {
+            if let Some(replaced) = replaced
+                && let Some(other) = next.insert(replaced, version)
+            {
+                let story = format!("row {key}: {other:?} and {version:?} both replaced {replaced:?}");
+                return violation("lost update", story);
+            }
+        }
+        if next.len() < last.len() {
+            for &(version, ..) in &last {
+                // Who removes a row that is not there writes nothing.
+                let changes = !(self.is_absence(version) && self.is_absence(order[order.len() - 1]));
+                order.extend(changes.then_some(version));
+            }
+            return Ok(order);
+        }
+        while let Some(&version) = next.get(order.last().expect("it has a beginning")) {
+            order.push(version);
+        }
+        if order.len() < last.len() + 1 {
+            let lost = last.iter().find(|(version, ..)| !order.contains(version)).expect("one is missing");
+            return violation("lost update", format!("row {key}: {lost:?} replaced what was never there"));
+        }
+        Ok(order)
+    }
+
+    fn writer(&self, version: Version) -> Option<usize> {
+        self.written.get(&version).and_then(|written| written.transaction)
+    }
+
+    fn is_absence(&self, version: Version) -> bool {
+        version == ABSENT_AT_START || self.written[&version].removes
+    }
+
+    /// Whether the version at this place was replaced before the transaction began.
+    fn is_stale(&self, order: &[Version], place: usize, reader: &Transaction) -> bool {
+        order.get(place + 1).and_then(|&next| self.writer(next)).is_some_and(|writer| {
+            let writer = &self.history.transactions[writer];
+            writer.ended < reader.began
+        })
+    }
+
+    /// The version that a read found, by its place in the row's order; `None` where several absences may be meant.
+    fn resolve(&self, reader: &Transaction, key: Key, found: Option<Version>) -> Result<Option<usize>, Violation> {
+        let story = |what: &str| {
+            let Transaction { number, level, .. } = reader;
+            format!("transaction {number} ({level:?}) read {found:?} in row {key}: {what}")
+        };
+        let untouched = [ABSENT_AT_START];
+        let order = self.orders.get(&key).map_or(&untouched[..], |order| &order[..]);
+        let Some(version) = found else {
+            let began_before_the_end = |version: Version| {
+                self.writer(version).is_none_or(|writer| self.history.transactions[writer].began < reader.ended)
+            };
+            let mut places = (0..order.len()).filter(|&place| {
+                self.is_absence(order[place])
+                    && !self.is_stale(order, place, reader)
+                    && began_before_the_end(order[place])
+            });
+            return match (places.next(), places.next()) {
+                (None, _) => violation("stale read", story("it was there all the time")),
+                (place, None) => Ok(place),
+                _ => Ok(None),
+            };
+        };
+        let Some(written) = self.written.get(&version).filter(|written| written.key == key && !written.removes) else {
+            return violation("garbage", story("nobody wrote it there"));
+        };
+        if let Some(writer) = written.transaction
+            && self.history.transactions[writer].committed.is_none()
+        {
+            return violation("G1a", story("its writer did not commit"));
+        }
+        if !written.is_last {
+            return violation("G1b", story("its writer replaced it before the commit"));
+        }
+        let place = self.places[&version];
+        if self.is_stale(order, place, reader) {
+            return violation("stale read", story("it had been replaced when the transaction began"));
+        }
+        Ok(Some(place))
+    }
+}
+
+struct Graph<'h> {
+    history: &'h History,
+    edges: Vec<Vec<Edge>>,
+}
+
+impl Graph<'_> {
+    fn add(&mut self, from: Option<usize>, to: Option<usize>, kind: Kind, key: Key) {
+        if let (Some(from), Some(to)) = (from, to)
+            && from != to
+        {
+            self.edges[from].push(Edge { to, kind, key });
+        }
+    }
+
+    /// The shortest cycle found among edges that count, if there is one. With `apart`, no two rw edges may follow each
+    /// other in it.
+    fn cycle(&self, counts: impl Fn(Kind) -> bool, apart: bool) -> Option<Vec<(usize, Edge)>> {
+        // With `apart` each transaction is two nodes: the second is where one arrives by an rw edge, and leaves by another.
+        let count = self.edges.len();
+        let states = if apart { 2 * count } else { count };
+        let next = |state: usize| {
+            let (from, by_rw) = (state % count, state >= count);
+            self.edges[from].iter().filter(|edge| counts(edge.kind)).filter_map(move |edge| {
+                let is_rw = matches!(edge.kind, Kind::Rw(_));
+                (!(apart && by_rw && is_rw))
+                    .then_some((if apart && is_rw { edge.to + count } else { edge.to }, (from, *edge)))
+            })
+        };
+        // What nothing leads to is taken away until only cycles, and what they lead to, remain.
+        let mut arriving = vec![0u32; states];
+        for state in 0..states {
+            next(state).for_each(|(to, _)| arriving[to] += 1);
+        }
+        let mut free: Vec<usize> = (0..states).filter(|&state| arriving[state] == 0).collect();
+        while let Some(state) = free.pop() {
+            for (to, _) in next(state) {
+                arriving[to] -= 1;
+                if arriving[to] == 0 {
+                    free.push(to);
+                }
+            }
+        }
+        let mut shortest: Option<Vec<(usize, Edge)>> = None;
+        let left = (0..states).filter(|&state| arriving[state] > 0);
+        for start in left {
+            // Short enough to be read.
+            if shortest.as_ref().is_some_and(|cycle| cycle.len() <= 3) {
+                break;
+            }
+            let mut came: HashMap<usize, (usize, (usize, Edge))> = HashMap::new();
+            let mut waiting = VecDeque::from([start]);
+            while let Some(state) = waiting.pop_front()
+                && !came.contains_key(&start)
+            {
+                for (to, edge) in next(state).filter(|(to, _)| arriving[*to] > 0) {
+                    came.entry(to).or_insert_with(|| {
+                        waiting.push_back(to);
+                        (state, edge)
+                    });
+                }
+            }
+            let mut cycle = Vec::new();
+            let mut at = start;
+            while let Some(&(before, edge)) = came.get(&at).filter(|_| came.contains_key(&start)) {
+                cycle.push(edge);
+                at = before;
+                if at == start {
+                    break;
+                }
+            }
+            if !cycle.is_empty() && shortest.as_ref().is_none_or(|best| cycle.len() < best.len()) {
+                cycle.reverse();
+                shortest = Some(cycle);
+            }
+        }
+        let is_acyclic = arriving.iter().all(|&count| count == 0);
+        assert!(is_acyclic || shortest.is_some(), "what remains has a cycle");
+        shortest
+    }
+
+    fn story(&self, cycle: &[(usize, Edge)]) -> String {
+        let lines = cycle.iter().map(|&(from, Edge { to, kind, key })| {
+            let (from, to) = (&self.history.transactions[from], &self.history.transactions[to]);
+            let does = match kind {
+                Kind::Ww => "wrote what was replaced by",
+                Kind::Wr => "wrote what was read by",
+                Kind::Rw(_) => "read what was replaced by",
+            };
+            let level = |of: &Transaction| format!("{} ({:?})", of.number, of.level);
+            format!("  {} {does} {} in row {key}", level(from), level(to))
+        });
+        let mut numbers: Vec<usize> = cycle.iter().map(|(from, _)| *from).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let members = numbers.into_iter().map(|index| format!("{:?}", self.history.transactions[index]));
+        lines.chain(members).collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// Checks that every transaction got what its level promises.
+pub fn check(history: &History) -> Result<Summary, Violation> {
+    let versions = Versions::of(history)?;
+    let mut graph = Graph { history, edges: vec![Vec::new(); history.transactions.len()] };
+    let mut summary = Summary::default();
+    for (&key, order) in &versions.orders {
+        for pair in order.windows(2) {
+            graph.add(versions.writer(pair[0]), versions.writer(pair[1]), Kind::Ww, key);
+        }
+    }
+    for (reader, transaction) in history.transactions.iter().enumerate() {
+        let is_committed = transaction.committed.is_some();
+        *(if is_committed { &mut summary.committed } else { &mut summary.ended }) += 1;
+        let mut own: HashMap<Key, Option<Version>> = HashMap::new();
+        for step in &transaction.steps {
+            let (key, found) = match *step {
+                Step::Write { key, version, removes, .. } => {
+                    own.insert(key, (!removes).then_some(version));
+                    continue;
+                }
+                Step::Read { key, found } => (key, found),
+            };
+            summary.reads += 1;
+            if let Some(&expected) = own.get(&key) {
+                if found != expected {
+                    let number = transaction.number;
+                    let story = format!("transaction {number} wrote {expected:?} to row {key} and read {found:?}");
+                    return violation("own write lost", story);
+                }
+                continue;
+            }
+            // What a transaction saw that did not commit has to be explained as well, but nobody depends on it.
+            let place = versions.resolve(transaction, key, found)?;
+            summary.ambiguous += u64::from(place.is_none());
+            if let (Some(place), true, Some(order)) = (place, is_committed, versions.orders.get(&key)) {
+                graph.add(versions.writer(order[place]), Some(reader), Kind::Wr, key);
+                let next = order.get(place + 1).and_then(|&next| versions.writer(next));
+                graph.add(Some(reader), next, Kind::Rw(transaction.level), key);
+            }
+        }
+    }
+    summary.edges = graph.edges.iter().map(|edges| edges.len() as u64).sum();
+    type Counts = fn(Kind) -> bool;
+    let kinds: [(&str, Counts, bool); 4] = [
+        ("G0", |kind| kind == Kind::Ww, false),
+        ("G1c", |kind| !matches!(kind, Kind::Rw(_)), false),
+        ("G-nonadjacent", |kind| kind != Kind::Rw(Isolation::ReadCommitted), true),
+        ("G2", |kind| !matches!(kind, Kind::Rw(Isolation::ReadCommitted | Isolation::Snapshot)), false),
+    ];
+    for (name, counts, apart) in kinds {
+        if let Some(cycle) = graph.cycle(counts, apart) {
+            return violation(name, graph.story(&cycle));
+        }
+    }
+    Ok(summary)
+}
+
+/// A history as text, one step after the other: `r1(x=0)` transaction 1 reads in row x what was there at the start, `r2(x=1)`
+/// what 1 wrote last, `r2(x=1*)` what 1 wrote first, `r1(x=-)` no row; `w1(x)` writes, `d1(x)` removes; `c1` commits, `a1`
+/// aborts. Rows x, y and z are there at the start, others are not. Commits are in the order of time; `x:2,1` at the end says
+/// in which order the versions of x came instead.
+pub fn parse(text: &str, levels: &[Isolation]) -> History {
+    let key_of = |name: &str| u32::from(name.as_bytes()[0]);
+    let mut history = History::default();
+    for (number, name) in (0..).zip(["x", "y", "z"]) {
+        history.initial.insert(key_of(name), Version { writer: 0, number });
+    }
+    let mut first: HashMap<(u64, Key), Version> = HashMap::new();
+    let mut last: HashMap<(u64, Key), Version> = HashMap::new();
+    for (moment, word) in (1..).zip(text.split_whitespace()) {
+        if let Some((row, writers)) = word.split_once(':') {
+            let order = writers.split(',').map(|writer| last[&(writer.parse().unwrap(), key_of(row))]);
+            history.orders.insert(key_of(row), order.collect());
+            continue;
+        }
+        let (act, rest) = word.split_at(1);
+        let (number, argument) = rest.split_once('(').unwrap_or((rest, ""));
+        let number: u64 = number.parse().unwrap();
+        if history.transactions.iter().all(|known| known.number != number) {
+            history.transactions.push(Transaction {
+                number,
+                level: levels[(number as usize - 1) % levels.len()],
+                began: moment,
+                ended: u64::MAX,
+                committed: None,
+                steps: Vec::new(),
+            });
+        }
+        let known = history.transactions.iter_mut().find(|known| known.number == number).unwrap();
+        let argument = argument.trim_end_matches(')');
+        match act {
+            "r" => {
+                let (row, what) = argument.split_once('=').unwrap();
+                let key = key_of(row);
+                let found = match what {
+                    "-" => None,
+                    "0" => Some(history.initial[&key]),
+                    _ => Some(match what.strip_suffix('*') {
+                        Some(writer) => first[&(writer.parse().unwrap(), key)],
+                        None => last[&(what.parse().unwrap(), key)],
+                    }),
+                };
+                known.steps.push(Step::Read { key, found });
+            }
+            "w" | "d" => {
+                let key = key_of(argument);
+                let version = Version { writer: number, number: moment };
+                first.entry((number, key)).or_insert(version);
+                last.insert((number, key), version);
+                known.steps.push(Step::Write { key, version, removes: act == "d", replaced: None });
+            }
+            "c" => (known.committed, known.ended) = (Some(moment), moment),
+            "a" => known.ended = moment,
+            _ => panic!("{word} is no step"),
+        }
+    }
+    history
+}
