@@ -3,7 +3,8 @@
 use clap::{Args, Parser, Subcommand};
 
 use crate::commands::{
-    bench, check, checkpoint, compact, completions, dump, get, index, keyspaces, load, put, rm, scan, stats, tour,
+    bench, check, checkpoint, compact, completions, doctor, dump, get, index, keyspaces, lab, load, put, rm, scan,
+    stats, tour,
 };
 
 /// An embedded, transactional storage engine for data larger than memory.
@@ -48,6 +49,8 @@ pub(crate) enum Command {
     Checkpoint(checkpoint::Checkpoint),
     Compact(compact::Compact),
     Bench(bench::Bench),
+    Lab(lab::Lab),
+    Doctor(doctor::Doctor),
     Completions(completions::Completions),
 }
 

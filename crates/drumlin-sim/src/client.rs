@@ -291,7 +291,12 @@ impl Client {
 
     fn transact(&mut self, count: u64) -> Result<(), Stop> {
         self.life.counts.add(Count::Transactions);
-        let isolation = if self.random.chance(70) { Isolation::Snapshot } else { Isolation::ReadCommitted };
+        let isolation = match self.random.below(100) {
+            0..50 => Isolation::Snapshot,
+            50..75 if self.life.plan.serializable => Isolation::Serializable,
+            50..75 => Isolation::Snapshot,
+            _ => Isolation::ReadCommitted,
+        };
         let durability = self.durability();
         let lock_timeout = Duration::from_micros(100 << self.random.below(14));
         let answered = self.life.model.answered();
@@ -308,6 +313,7 @@ impl Client {
         );
         let mut own: BTreeMap<(SpaceNumber, Vec<u8>), Option<Content>> = BTreeMap::new();
         let mut marks = Vec::new();
+        let mut reads: Vec<(SpaceNumber, Vec<u8>)> = Vec::new();
         let mut spaces: BTreeMap<SpaceNumber, Keyspace> = BTreeMap::new();
         for _ in 0..count {
             let Some((keyspace, space)) = self.any_keyspace() else { continue };
@@ -329,7 +335,10 @@ impl Client {
                     }
                     done
                 }
-                55..70 => self.tx_get(&tx, &keyspace, space, &key, &own, isolation, snapshot),
+                55..70 => {
+                    reads.push((space, key.clone()));
+                    self.tx_get(&tx, &keyspace, space, &key, &own, isolation, snapshot)
+                }
                 70..80 => self.tx_lock(&mut tx, &keyspace, space, &key, &own, isolation, snapshot),
                 80..88 => {
                     self.tx_scan(&tx, &keyspace, space, &own, isolation, snapshot);
@@ -391,7 +400,18 @@ impl Client {
             return Ok(());
         }
         assert_eq!(taken, answered.0, "a commit returned another timestamp than it was given");
-        if isolation == Isolation::Snapshot {
+        if isolation == Isolation::Serializable {
+            for (space, key) in &reads {
+                let between = self.life.model.change_between(*space, key, snapshot, taken);
+                assert!(
+                    between.is_none(),
+                    "serializable commit {taken} with the snapshot {snapshot} read row {} of {:?}, which {between:?} changed",
+                    key.escape_ascii(),
+                    self.life.model.name(*space)
+                );
+            }
+        }
+        if isolation != Isolation::ReadCommitted {
             for (space, key, _) in &rows {
                 let between = self.life.model.change_between(*space, key, snapshot, taken);
                 assert!(
@@ -421,7 +441,7 @@ impl Client {
         self.life.counts.add(Count::Reads);
         match own.get(&(space, key.to_vec())) {
             Some(content) => self.check_value(space, key, snapshot, *content, found.as_deref(), "own write"),
-            None if isolation == Isolation::Snapshot => {
+            None if isolation != Isolation::ReadCommitted => {
                 let wanted = self.life.model.at(space, key, snapshot);
                 self.check_value(space, key, snapshot, wanted, found.as_deref(), "transaction");
             }
@@ -454,7 +474,7 @@ impl Client {
         };
         let newest = self.life.model.newest_change(space, key);
         assert!(
-            isolation != Isolation::Snapshot || newest <= snapshot || self.life.model.is_dropped(space),
+            isolation == Isolation::ReadCommitted || newest <= snapshot || self.life.model.is_dropped(space),
             "get_for_update at snapshot {snapshot} of a row that {newest} changed"
         );
         self.check_value(space, key, snapshot, wanted, found.as_deref(), "get_for_update");
@@ -471,9 +491,9 @@ impl Client {
         snapshot: u64,
     ) {
         let bounds = self.bounds(space);
-        let from = if isolation == Isolation::Snapshot { snapshot } else { self.life.model.answered() };
+        let from = if isolation != Isolation::ReadCommitted { snapshot } else { self.life.model.answered() };
         let range = tx.range(keyspace, bounds.clone());
-        let to = if isolation == Isolation::Snapshot { snapshot } else { self.life.model.last() };
+        let to = if isolation != Isolation::ReadCommitted { snapshot } else { self.life.model.last() };
         let own: BTreeMap<Vec<u8>, Option<Content>> = (own.iter())
             .filter(|((of, _), _)| *of == space)
             .map(|((_, key), content)| (key.clone(), *content))

@@ -20,6 +20,7 @@ pub struct Limits {
     pub finds_max: usize,
     /// In place of what each seed says.
     pub trouble: Option<Trouble>,
+    pub serializable: bool,
 }
 
 /// What all runs went through together.
@@ -96,7 +97,8 @@ pub fn explore(limits: Limits, tell: impl Fn(&Summary) + Sync) -> Summary {
                     if seed - limits.from >= limits.seeds_max {
                         return;
                     }
-                    let run = world::run(Plan::of(seed).with(limits.trouble));
+                    let plan = Plan { serializable: limits.serializable, ..Plan::of(seed).with(limits.trouble) };
+                    let run = world::run(plan);
                     let mut summary = summary.lock().expect("nobody panics with it");
                     summary.add(run);
                     if summary.finds.len() >= limits.finds_max {

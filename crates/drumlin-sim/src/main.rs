@@ -37,6 +37,9 @@ struct Arguments {
     /// Has this trouble in every world, whatever its seed says.
     #[arg(long, value_enum)]
     trouble: Option<Trouble>,
+    /// Has serializable transactions too; a replay needs it as well.
+    #[arg(long)]
+    serializable: bool,
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -76,7 +79,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let trouble = arguments.trouble;
+    let (trouble, serializable) = (arguments.trouble, arguments.serializable);
     match (arguments.command, arguments.seed) {
         (Some(Command::Marks), _) => {
             for (mark, _) in drumlin::io::sim::marks() {
@@ -98,7 +101,7 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         },
-        (None, Some(seed)) => replay(seed, trouble),
+        (None, Some(seed)) => replay(seed, trouble, serializable),
         (None, None) => {
             let from = arguments.from.unwrap_or_else(|| {
                 let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -111,6 +114,7 @@ fn main() -> ExitCode {
                 jobs: arguments.jobs.max(1),
                 finds_max: arguments.finds.max(1),
                 trouble,
+                serializable,
             })
         }
     }
@@ -145,9 +149,9 @@ fn crash_points(round: Round) -> ExitCode {
     if report.finds.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn replay(seed: u64, trouble: Option<Trouble>) -> ExitCode {
+fn replay(seed: u64, trouble: Option<Trouble>, serializable: bool) -> ExitCode {
     explore::stay_on_one_processor(0);
-    let run = world::run(Plan::of(seed).with(trouble));
+    let run = world::run(Plan { serializable, ..Plan::of(seed).with(trouble) });
     println!("{:?}", run.plan);
     println!("trace {:016x}, {} points, {:?} simulated", run.trace, run.points, run.duration);
     match run.result {

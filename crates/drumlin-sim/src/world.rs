@@ -55,6 +55,8 @@ pub struct Plan {
     /// A trouble that is not the seed's own.
     pub imposed: Option<Trouble>,
     pub schedule: Schedule,
+    /// Some transactions are serializable: only where it is asked for.
+    pub serializable: bool,
     pub trouble: Trouble,
     pub lives: u64,
     pub clients: u64,
@@ -98,6 +100,7 @@ impl Plan {
         Plan {
             seed,
             imposed: None,
+            serializable: false,
             schedule,
             trouble,
             lives: one_of(&[2, 3, 4, 6]),

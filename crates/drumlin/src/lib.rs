@@ -5,6 +5,9 @@ mod collections;
 mod db;
 mod error;
 mod format;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod io;
 mod pool;
 mod seglog;

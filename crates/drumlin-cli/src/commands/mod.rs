@@ -5,10 +5,12 @@ pub(crate) mod check;
 pub(crate) mod checkpoint;
 pub(crate) mod compact;
 pub(crate) mod completions;
+pub(crate) mod doctor;
 pub(crate) mod dump;
 pub(crate) mod get;
 pub(crate) mod index;
 pub(crate) mod keyspaces;
+pub(crate) mod lab;
 pub(crate) mod load;
 pub(crate) mod put;
 pub(crate) mod rm;
@@ -40,6 +42,8 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
         Command::Checkpoint(command) => command.run(output),
         Command::Compact(command) => command.run(output),
         Command::Bench(command) => command.run(output),
+        Command::Lab(command) => command.run(output),
+        Command::Doctor(command) => command.run(output),
         Command::Completions(command) => command.run(),
     }
 }

@@ -22,6 +22,11 @@ impl Progress {
         Progress::new(output, what, Some(total), "{msg:12} {bar:28.cyan/dim} {human_pos} of {human_len}  {eta}")
     }
 
+    /// Counts milliseconds of work towards what is planned; [`say`](Progress::say) tells what is being done.
+    pub(crate) fn work(output: Output, planned_ms: u64) -> Progress {
+        Progress::new(output, "", Some(planned_ms), "{bar:20.cyan/dim} {percent:>3} %  {eta:>4} left  {wide_msg:.dim}")
+    }
+
     /// Counts things towards no known total.
     pub(crate) fn counter(output: Output, what: &'static str) -> Progress {
         Progress::new(output, what, None, "{spinner:.cyan} {msg} {human_pos}")
@@ -62,6 +67,11 @@ impl Progress {
 
     pub(crate) fn set_total(&self, total: u64) {
         self.0.set_length(total);
+    }
+
+    /// Says what is being done.
+    pub(crate) fn say(&self, what: &str) {
+        self.0.set_message(what.to_owned());
     }
 
     /// Prints a line above the progress.

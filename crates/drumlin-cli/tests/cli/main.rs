@@ -5,6 +5,7 @@ mod in_use;
 mod index;
 mod interrupted;
 mod json_output;
+mod lab;
 mod malformed_input;
 mod pipes;
 mod round_trips;

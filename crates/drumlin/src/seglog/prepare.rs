@@ -169,7 +169,7 @@ impl Shared {
         let mut tail = stream.tail.lock();
         match made {
             Ok((segment, ready)) => {
-                tail.windows.push_back(Window::new(segment, ready));
+                tail.windows.push_back(Window::new(segment, ready, header.window_bytes));
                 tail.full = false;
                 Ok(())
             }

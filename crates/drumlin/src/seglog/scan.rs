@@ -92,7 +92,8 @@ impl Scan {
                 segment::Found::Segment(segment) => {
                     stream.use_number_max = stream.use_number_max.max(segment.header.use_number);
                     let ready = segment.end();
-                    stream.windows.push(Window::new(segment, ready));
+                    let held_bytes = segment.file.len().map_err(|error| Error::io("measuring", &path, error))?;
+                    stream.windows.push(Window::new(segment, ready, held_bytes));
                 }
             }
         }

@@ -33,8 +33,9 @@ pub(super) struct Window {
 }
 
 impl Window {
-    pub(super) fn new(segment: Arc<Segment>, ready: u64) -> Window {
-        let entries = segment.header.window_bytes / INDEX_STRIDE_BYTES + 1;
+    /// `held_bytes` is how much of the window the file holds: a header alone is not worth allocating for.
+    pub(super) fn new(segment: Arc<Segment>, ready: u64, held_bytes: u64) -> Window {
+        let entries = segment.header.window_bytes.min(held_bytes) / INDEX_STRIDE_BYTES + 1;
         // Appending must not allocate.
         Window { segment, ready, last: 0, index: Vec::with_capacity(entries as usize) }
     }

@@ -136,6 +136,11 @@ struct Jobs {
 }
 
 impl Jobs {
+    /// Whether the place could not be written.
+    fn have_failed(&self, place: Place) -> bool {
+        self.failed.iter().any(|range| range.contains(&place.start()))
+    }
+
     /// Whether the place is on its way to the disk.
     fn contain(&self, place: Place) -> bool {
         let waiting = self.waiting.iter().map(WriteJob::range);
@@ -459,7 +464,7 @@ impl Space {
     pub(crate) fn is_written(&self, place: Place) -> bool {
         self.hand_on(place);
         let jobs = self.jobs.lock();
-        !jobs.contain(place) && !jobs.failed.iter().any(|range| range.contains(&place.start()))
+        !jobs.contain(place) && !jobs.have_failed(place)
     }
 
     fn hand_on(&self, place: Place) {
@@ -478,7 +483,7 @@ impl Space {
         self.hand_on(place);
         loop {
             let mut jobs = self.jobs.lock();
-            if jobs.failed.iter().any(|range| range.contains(&place.start())) {
+            if jobs.have_failed(place) {
                 return self.check_failure();
             }
             if !jobs.contain(place) {

@@ -154,21 +154,6 @@ impl Condvar {
         guard.inner = Some(guard.mutex.take(&task, place));
     }
 
-    /// Waits at most `duration`.
-    #[track_caller]
-    pub(crate) fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, duration: Duration) {
-        let Some(task) = scheduler::current() else {
-            self.inner.wait_for(guard.inner.as_mut().expect("held"), duration);
-            return;
-        };
-        let place = Location::caller();
-        let deadline = task.now() + duration;
-        guard.inner = None;
-        task.wake(address(guard.mutex));
-        task.wait(Wait { what: address(&self.place), kind: "a condition", place, holder: None }, Some(deadline));
-        guard.inner = Some(guard.mutex.take(&task, place));
-    }
-
     #[track_caller]
     pub(crate) fn wait_while<T: ?Sized>(
         &self,
@@ -294,6 +279,60 @@ impl<T: ?Sized> RwLock<T> {
             }
         };
         RwLockWriteGuard { what: address(self), inner: Some(inner) }
+    }
+
+    #[inline]
+    pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
+        let task = scheduler::current();
+        if let Some(task) = &task {
+            task.point();
+            if self.writers_waiting.load(Ordering::Relaxed) > 0 {
+                return None;
+            }
+        }
+        let inner = self.inner.try_read()?;
+        if let Some(task) = &task {
+            self.holder.store(task.number + 1, Ordering::Relaxed);
+        }
+        Some(RwLockReadGuard { what: address(self), inner: Some(inner) })
+    }
+
+    /// Tries until `duration` has passed.
+    #[track_caller]
+    pub(crate) fn try_read_for(&self, duration: Duration) -> Option<RwLockReadGuard<'_, T>> {
+        self.try_for(duration, || self.try_read())
+    }
+
+    /// Tries until `duration` has passed.
+    #[track_caller]
+    pub(crate) fn try_write_for(&self, duration: Duration) -> Option<RwLockWriteGuard<'_, T>> {
+        self.try_for(duration, || self.try_write())
+    }
+
+    #[track_caller]
+    fn try_for<G>(&self, duration: Duration, attempt: impl Fn() -> Option<G>) -> Option<G> {
+        let place = Location::caller();
+        let task = scheduler::current();
+        let deadline = task.as_ref().map(|task| task.now() + duration);
+        let began = std::time::Instant::now();
+        loop {
+            if let Some(guard) = attempt() {
+                return Some(guard);
+            }
+            match (&task, deadline) {
+                (Some(task), Some(deadline)) if task.now() < deadline => {
+                    let wait = Wait {
+                        what: address(self),
+                        kind: "a shared lock, for a while,",
+                        place,
+                        holder: holder(&self.holder),
+                    };
+                    task.wait(wait, Some(deadline));
+                }
+                (None, _) if began.elapsed() < duration => std::thread::yield_now(),
+                _ => return None,
+            }
+        }
     }
 
     #[inline]

@@ -1,6 +1,6 @@
 //! Two transactions that change different rows of one keyspace and do not wait for each other; a third that has to.
 //!
-//! `cargo run --example neighbours`
+//! `cargo run --example parallel_writers`
 
 use std::sync::mpsc::channel;
 use std::thread;

@@ -1,0 +1,184 @@
+//! `drumlin lab`: what this machine's storage really does.
+
+use std::cell::RefCell;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use drumlin_lab::{Experiment, Observer, Settings};
+
+use crate::failure::{Exit, Failure, Result};
+use crate::filesystem::FileSystem;
+use crate::interrupt;
+use crate::terminal::figures::parse_size;
+use crate::terminal::{Output, Progress};
+
+/// Measure what this machine's storage really does, beside what others published
+///
+/// Each experiment repeats a published measurement and prints its figures beside yours. Files are made in a folder of
+/// its own and removed again, also after Ctrl-C; what had been measured by then is shown.
+#[derive(Debug, Args)]
+pub(crate) struct Lab {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// All experiments, in turn
+    All(Options),
+    /// 4 KiB reads at random places of a file larger than memory
+    Random(Options),
+    /// Reading such a file from start to end
+    Scan(Options),
+    /// Durable writes by every method
+    Sync(Options),
+    /// Mapped memory against system calls, cached
+    Calls(Options),
+    /// How long a task scheduler stands still for page faults
+    Stall(Options),
+    /// What a mapping does that a database cannot want
+    Hazards(Options),
+    /// The first touch of mapped pages
+    Prefault(Options),
+    /// Storing through a mapping against storing through calls
+    Persist(Options),
+    #[command(hide = true)]
+    Worker,
+}
+
+#[derive(Clone, Debug, Args)]
+struct Options {
+    /// Where files are made [default: the system's temporary folder, or this one where that is in memory]
+    #[arg(long, value_name = "DIR")]
+    path: Option<PathBuf>,
+    /// Short runs on small files
+    #[arg(long)]
+    quick: bool,
+    /// How long a case runs whose course is shown [default: 20, quick 4]; others take a fraction
+    #[arg(long, value_name = "S", value_parser = parse_seconds)]
+    seconds: Option<f64>,
+    /// What "larger than memory" is larger than [default: 512MiB, quick 128MiB]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    memory: Option<u64>,
+    /// The file that is read [default: 4GiB, quick 1GiB, less where space is short]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    file: Option<u64>,
+    /// Write the report as one HTML page as well
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    if (0.1..=86_400.0).contains(&seconds) { Ok(seconds) } else { Err("between 0.1 and 86400 seconds".to_owned()) }
+}
+
+impl Lab {
+    pub(crate) fn run(&self, output: Output) -> Result<()> {
+        let (experiments, options) = match &self.what {
+            What::All(options) => (Experiment::ALL.to_vec(), options),
+            What::Random(options) => (vec![Experiment::Random], options),
+            What::Scan(options) => (vec![Experiment::Scan], options),
+            What::Sync(options) => (vec![Experiment::Sync], options),
+            What::Calls(options) => (vec![Experiment::Calls], options),
+            What::Stall(options) => (vec![Experiment::Stall], options),
+            What::Hazards(options) => (vec![Experiment::Hazards], options),
+            What::Prefault(options) => (vec![Experiment::Prefault], options),
+            What::Persist(options) => (vec![Experiment::Persist], options),
+            What::Worker => {
+                return drumlin_lab::worker_main()
+                    .map_err(|error| Failure::other(format!("the lab's worker: {error}")));
+            }
+        };
+        interrupt::watch_with(drumlin_lab::remove_everything);
+        let folder = options.path.clone().unwrap_or_else(default_folder);
+        let settings = Settings {
+            folder: folder.clone(),
+            quick: options.quick,
+            seconds: options.seconds,
+            memory_bytes: options.memory,
+            file_bytes: options.file,
+            command: typed(),
+        };
+        let watcher = Watcher::new(output);
+        let report = drumlin_lab::run(&experiments, &settings, &watcher);
+        watcher.finish();
+        let report = report.map_err(|error| Failure::file("measuring in", &folder, &error))?;
+        if let Some(path) = &options.html {
+            std::fs::write(path, report.html()).map_err(|error| Failure::file("writing", path, &error))?;
+        }
+        output.print(&report, || report.text(columns()))?;
+        if let Some(path) = &options.html {
+            output.remark(&format!("the report is in {}", path.display()));
+        }
+        if report.interrupted {
+            return Err(Failure::new(Exit::Interrupted, "interrupted; what had been measured is above"));
+        }
+        let refused = report.chapters.iter().find_map(|chapter| Some((chapter.name, chapter.failure.as_ref()?)));
+        match refused {
+            Some((name, failure)) => Err(Failure::other(format!("{name}: {failure}"))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The terminal's columns; into a file or pipe, those of a page.
+pub(super) fn columns() -> usize {
+    Output::columns().unwrap_or(100)
+}
+
+/// The system's temporary folder, unless it is in memory: nothing about a drive can be measured there.
+pub(super) fn default_folder() -> PathBuf {
+    let temporary = std::env::temp_dir();
+    match FileSystem::of(&temporary) {
+        Ok(file_system) if !file_system.is_memory => temporary,
+        _ => PathBuf::from("."),
+    }
+}
+
+/// The command as it was typed, with the program's bare name.
+fn typed() -> String {
+    let words = std::env::args_os().enumerate().map(|(index, word)| {
+        let word =
+            if index == 0 { Path::new(&word).file_name().unwrap_or(OsStr::new("drumlin")).to_owned() } else { word };
+        let text = word.to_string_lossy().into_owned();
+        if text.contains(' ') { format!("'{text}'") } else { text }
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// Shows how far the lab is, and passes Ctrl-C on.
+pub(super) struct Watcher {
+    output: Output,
+    bar: RefCell<Option<Progress>>,
+}
+
+impl Watcher {
+    pub(super) fn new(output: Output) -> Watcher {
+        Watcher { output, bar: RefCell::new(None) }
+    }
+
+    pub(super) fn finish(&self) {
+        if let Some(bar) = self.bar.borrow_mut().take() {
+            bar.finish();
+        }
+    }
+}
+
+impl Observer for Watcher {
+    fn total(&self, seconds: f64) {
+        *self.bar.borrow_mut() = Some(Progress::work(self.output, (seconds * 1000.0) as u64));
+    }
+
+    fn progress(&self, seconds: f64, what: &str) {
+        if let Some(bar) = &*self.bar.borrow() {
+            bar.set((seconds * 1000.0) as u64);
+            bar.say(what);
+        }
+    }
+
+    fn interrupted(&self) -> bool {
+        interrupt::requested()
+    }
+}

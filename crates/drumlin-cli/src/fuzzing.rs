@@ -1,0 +1,62 @@
+//! A way into the readers of rows for fuzzing: any bytes as a file of any format.
+
+use crate::rows::{self, Choice, Flaw, Format, Next, Row};
+
+const FORMATS: [Format; 4] = [Format::Csv, Format::Tsv, Format::Jsonl, Format::Binary];
+
+fn choice(key: &[&str], value: Option<&str>, header: bool) -> Choice {
+    let key = key.iter().map(|&name| name.to_owned()).collect();
+    Choice { key, value: value.map(str::to_owned), header, name: "fuzz".to_owned() }
+}
+
+/// Keys and values.
+type Rows = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// All rows of a file, up to where nothing can be trusted any more.
+fn read(format: Format, file: &[u8], choice: Choice) -> (Rows, bool) {
+    let mut source = rows::source(format, file, choice);
+    let mut found = Rows::new();
+    let mut is_clean = true;
+    // Each call answers a row or a flaw, and each takes a byte at least; the rest is the end.
+    for _ in 0..file.len() + 3 {
+        let mut row = Row::default();
+        match source.next(&mut row) {
+            Ok(Next::End) => return (found, is_clean),
+            Ok(Next::Row) => {}
+            Ok(Next::Streamed) => {
+                if source.value().read_to_end(&mut row.value).is_err() {
+                    return (found, false);
+                }
+            }
+            Err(Flaw::Row { .. }) => {
+                is_clean = false;
+                continue;
+            }
+            Err(Flaw::Rest { .. } | Flaw::Io(_)) => return (found, false),
+        }
+        found.push((row.key, row.value));
+    }
+    panic!("{format:?}: the reader does not come to an end");
+}
+
+/// Reads the bytes as rows. What was read is written in every format and has to come back.
+pub fn rows(bytes: &[u8]) {
+    let Some((&how, file)) = bytes.split_first() else { return };
+    let format = FORMATS[usize::from(how % 4)];
+    let choice_of = match how / 4 % 4 {
+        0 => choice(&["key"], Some("value"), true),
+        1 => choice(&["1"], None, false),
+        2 => choice(&[], None, true),
+        _ => choice(&["key", "value"], None, how & 16 != 0),
+    };
+    let (found, _) = read(format, file, choice_of);
+    for format in FORMATS {
+        let mut written = Vec::new();
+        let mut sink = rows::sink(format, &mut written).expect("memory takes everything");
+        found.iter().for_each(|(key, value)| sink.write(key, value).expect("memory takes everything"));
+        sink.finish().expect("memory takes everything");
+        drop(sink);
+        let (again, is_clean) = read(format, &written, choice(&["key"], Some("value"), true));
+        assert!(is_clean && again == found, "{format:?} does not give back what was written");
+    }
+}

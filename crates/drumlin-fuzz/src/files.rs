@@ -1,0 +1,324 @@
+//! Whole databases, damaged and opened.
+//!
+//! Two small databases are made once: one that was closed, one that was killed with commits in its log. A script says
+//! what becomes of their bytes. Where it makes no checksum right again, the promise is the whole one: an error that
+//! names a file, or the right value; the log may end early at a whole commit. Where it does make checksums right, no
+//! program can tell, and what is asked is that nothing panics, hangs or takes memory without bound.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use drumlin::fuzzing::Sealed;
+use drumlin::io::{Backend, OpenOptions, Persist};
+use drumlin::{Config, Database, Durability, Error};
+
+use crate::Script;
+
+type Files = BTreeMap<PathBuf, Vec<u8>>;
+type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
+
+const FOLDER: &str = "/db";
+
+fn config(backend: &Arc<dyn Backend>) -> Config {
+    Config::new()
+        .memory(8 << 20)
+        .page_bytes(512)
+        .segment_bytes(256 << 10)
+        .log_segment_bytes(1 << 20)
+        .checkpoint_log_bytes(64 << 20)
+        .backend(Arc::clone(backend))
+}
+
+/// A database's files, where their checksums are, and the rows after each commit since the checkpoint.
+struct Sample {
+    closed: bool,
+    files: Files,
+    sealed: Vec<(PathBuf, Sealed)>,
+    states: Vec<Rows>,
+}
+
+fn samples() -> &'static [Sample; 2] {
+    static SAMPLES: OnceLock<[Sample; 2]> = OnceLock::new();
+    SAMPLES.get_or_init(|| [Sample::make(false), Sample::make(true)])
+}
+
+/// Bytes that compress a little, and differ from one number to the next.
+fn value(number: u64, length: usize) -> Vec<u8> {
+    (0..length as u64).map(|at| (number.wrapping_mul(0x9E37_79B9) >> (at % 13)) as u8 ^ (at / 7) as u8).collect()
+}
+
+impl Sample {
+    fn make(killed: bool) -> Sample {
+        let backend = drumlin::io::in_memory();
+        let db = config(&backend).open(FOLDER).expect("memory takes everything");
+        let states = Sample::fill(&db, killed).expect("memory takes everything");
+        let mut files = read_files(&*backend);
+        if !killed {
+            db.close().expect("memory takes everything");
+            files = read_files(&*backend);
+        }
+        let sealed = files.iter().flat_map(|(path, bytes)| {
+            Sealed::find(bytes).into_iter().map(|sealed| (path.clone(), sealed)).collect::<Vec<_>>()
+        });
+        Sample { closed: !killed, sealed: sealed.collect(), files, states }
+    }
+
+    fn fill(db: &Database, checkpoints_again: bool) -> drumlin::Result<Vec<Rows>> {
+        let keyspace = db.keyspace("rows")?;
+        let mut rows = Rows::new();
+        for number in 0..400u64 {
+            let key = format!("row {:03}", number * 79 % 400).into_bytes();
+            let length = match number % 100 {
+                0 => 70_000,
+                1..4 => 3000,
+                _ => number as usize % 60,
+            };
+            keyspace.insert_with(&key, value(number, length), Durability::Relaxed)?;
+            rows.insert(key, value(number, length));
+        }
+        db.checkpoint()?;
+        if checkpoints_again {
+            keyspace.remove(b"row 100")?;
+            rows.remove(&b"row 100"[..]);
+            db.checkpoint()?;
+        }
+        let mut states = vec![rows.clone()];
+        for commit in 0..12u64 {
+            let mut tx = db.begin()?;
+            for part in 0..4 {
+                let key = format!("row {:03}", (commit * 37 + part * 101) % 450).into_bytes();
+                if part == 3 && commit % 4 == 1 {
+                    tx.remove(&keyspace, &key)?;
+                    rows.remove(&key);
+                } else {
+                    let length = if part == 2 && commit == 5 { 70_000 } else { 300 * part as usize };
+                    let value = value(commit + 1000 * part, length);
+                    tx.insert(&keyspace, &key, &value)?;
+                    rows.insert(key, value);
+                }
+            }
+            tx.insert(&keyspace, b"commit", commit.to_be_bytes())?;
+            rows.insert(b"commit".to_vec(), commit.to_be_bytes().to_vec());
+            tx.commit()?;
+            states.push(rows.clone());
+        }
+        Ok(states)
+    }
+
+    fn state_of(&self, commit: Option<&[u8]>) -> Option<&Rows> {
+        self.states.iter().find(|rows| rows.get(&b"commit"[..]).map(Vec::as_slice) == commit)
+    }
+}
+
+fn read_files(backend: &dyn Backend) -> Files {
+    let mut files = Files::new();
+    for folder in [PathBuf::from(FOLDER), Path::new(FOLDER).join("log")] {
+        for path in backend.list(&folder).expect("the folder is there") {
+            let Ok(file) = backend.open(&path, OpenOptions::default()) else { continue };
+            let mut bytes = vec![0; file.len().expect("memory knows its length") as usize];
+            file.read_at(&mut bytes, 0).expect("memory is readable");
+            files.insert(path, bytes);
+        }
+    }
+    files
+}
+
+fn disk_of(files: &Files) -> Arc<dyn Backend> {
+    let backend = drumlin::io::in_memory();
+    backend.create_dir_all(&Path::new(FOLDER).join("log")).expect("memory takes everything");
+    for (path, bytes) in files {
+        let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
+        let file = backend.open(path, options).expect("memory takes everything");
+        // Most of a file is zeros, which need no writing.
+        for (number, block) in bytes.chunks(4096).enumerate().filter(|(_, block)| block.iter().any(|&byte| byte != 0)) {
+            file.write_at(block, number as u64 * 4096, Persist::Later).expect("memory takes everything");
+        }
+        file.set_len(bytes.len() as u64).expect("memory takes everything");
+    }
+    backend
+}
+
+/// What a script did.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+struct Damage {
+    /// A checksum was made right again.
+    resealed: bool,
+    /// A file of the log was touched.
+    log: bool,
+    /// Another file was.
+    data: bool,
+}
+
+impl Damage {
+    fn note(&mut self, path: &Path) {
+        let is_log = path.starts_with(Path::new(FOLDER).join("log"));
+        self.log |= is_log;
+        self.data |= !is_log;
+    }
+
+    /// Whether the newest commits may be missing without a word: the end of a log that was killed with can't be told
+    /// from its damage. A closed database needs its log only where its newest superblock is damaged as well.
+    fn may_end_early(self, closed: bool) -> bool {
+        self.log && (self.data || !closed)
+    }
+}
+
+/// Damages the files as the script says.
+fn damage(sample: &Sample, files: &mut Files, script: &mut Script<'_>) -> Damage {
+    let mut done = Damage::default();
+    let names: Vec<PathBuf> = files.keys().cloned().collect();
+    while script.has_more() {
+        let kind = script.byte();
+        let strings =
+            [&b""[..], b"\x00", b"\xff\xff\xff\xff", b"\x00\x00\x00\x00\x00\x00\x00\x80", b"dRec", b"DRUMLIN\n"];
+        if kind >= 128 && !sample.sealed.is_empty() {
+            // Within something that has a checksum, which is made right again.
+            let (path, sealed) = &sample.sealed[script.number() % sample.sealed.len()];
+            let Some(file) = files.get_mut(path) else { continue };
+            let Some(part) = file.get_mut(sealed.start..sealed.start + sealed.length) else { continue };
+            // Headers are short and matter most.
+            let limit = if kind & 1 == 0 { sealed.length.min(128) } else { sealed.length };
+            let at = script.number() % limit;
+            let bytes = if kind & 2 == 0 {
+                script.bytes(1 + usize::from(kind >> 2 & 7))
+            } else {
+                strings[usize::from(kind >> 2) % 6]
+            };
+            let end = part.len().min(at + bytes.len());
+            part[at..end].copy_from_slice(&bytes[..end - at]);
+            sealed.renew(file);
+            done.resealed = true;
+            done.note(path);
+            continue;
+        }
+        let path = &names[script.number() % names.len()];
+        done.note(path);
+        let Some(file) = files.get_mut(path) else { continue };
+        // Where something is: most of a file may be empty.
+        let last = file.iter().rposition(|&byte| byte != 0).map_or(file.len(), |last| last + 1);
+        if last == 0 {
+            continue;
+        }
+        let at = script.number() % last;
+        let end = |length: usize| last.min(at + length);
+        match kind % 8 {
+            0 => file[at] ^= 1 << (kind >> 3 & 7),
+            1 => file[at..end(512)].fill(0),
+            2 => file[at / 4096 * 4096..].iter_mut().take(4096).for_each(|byte| *byte = 0),
+            3 => {
+                let bytes = script.bytes(usize::from(kind >> 3));
+                file[at..end(bytes.len())].copy_from_slice(&bytes[..end(bytes.len()) - at]);
+            }
+            4 => {
+                // A write that landed elsewhere.
+                let from = script.number() % last / 512 * 512;
+                let to = at / 512 * 512;
+                let length = 4096.min(last - from.max(to));
+                file.copy_within(from..from + length, to);
+            }
+            5 => file.truncate(at),
+            6 => file.extend_from_slice(strings[usize::from(kind >> 3) % 6]),
+            _ if kind >> 3 == 1 => drop(files.remove(path)),
+            _ => file[at] = script.byte(),
+        }
+    }
+    done
+}
+
+/// Damages a database as the bytes say, opens it, and reads and changes it.
+pub fn run(bytes: &[u8]) {
+    let mut script = Script(bytes);
+    let sample = &samples()[usize::from(script.byte() % 2)];
+    let mut files = sample.files.clone();
+    let done = damage(sample, &mut files, &mut script);
+    let backend = disk_of(&files);
+    let db = match config(&backend).open(FOLDER) {
+        Ok(db) => db,
+        Err(error) => {
+            let names_it =
+                matches!(error, Error::Damaged { .. } | Error::NotADatabase { .. } | Error::NewerFormat { .. });
+            let is_missing = files.len() < sample.files.len();
+            assert!(names_it || done.resealed || is_missing, "opening: {error:?}");
+            return;
+        }
+    };
+    if done.resealed || files.len() < sample.files.len() {
+        let _ = read_everything(&db);
+    } else {
+        verify(&db, sample, done.may_end_early(sample.closed));
+    }
+    if let Ok(keyspace) = db.existing_keyspace("rows") {
+        let _ = keyspace.insert(b"row 150", b"new");
+        let _ = keyspace.remove(b"row 007");
+    }
+    let _ = db.checkpoint();
+    let _ = db.check();
+    let _ = db.close();
+}
+
+fn read_everything(db: &Database) -> drumlin::Result<usize> {
+    let mut count = 0;
+    for info in db.keyspaces() {
+        let keyspace = db.existing_keyspace(&info.name)?;
+        // Damage that no checksum shows may lead a scan round in circles; it must not go on for ever.
+        count += keyspace.iter().take(100_000).take_while(Result::is_ok).count();
+        count += keyspace.iter().rev().take(100_000).take_while(Result::is_ok).count();
+        assert!(count < 100_000, "a scan does not end");
+    }
+    for number in 0..450 {
+        if let Ok(keyspace) = db.existing_keyspace("rows") {
+            let _ = keyspace.get(format!("row {number:03}"));
+        }
+    }
+    let _ = db.check();
+    Ok(count)
+}
+
+fn verify(db: &Database, sample: &Sample, log_may_end: bool) {
+    let is_damage = |error: &Error| matches!(error, Error::Damaged { path, .. } if path.starts_with(FOLDER));
+    let keyspace = db.existing_keyspace("rows").expect("the catalogue was read");
+    let last = sample.states.last().expect("there is a state");
+    let commit = keyspace.get(b"commit");
+    let candidates: Vec<&Rows> = match &commit {
+        Ok(commit) => vec![sample.state_of(commit.as_deref()).expect("the row is one that was written")],
+        Err(error) => {
+            assert!(is_damage(error), "reading: {error:?}");
+            sample.states.iter().collect()
+        }
+    };
+    assert!(log_may_end || candidates.contains(&last), "commits are missing");
+    let mut unreadable = 0;
+    for number in 0..450 {
+        let key = format!("row {number:03}").into_bytes();
+        match keyspace.get(&key) {
+            Ok(value) => {
+                let is_right = |rows: &&&Rows| rows.get(&key).map(Vec::as_slice) == value.as_deref();
+                assert!(candidates.iter().any(|rows| is_right(&rows)), "row {number} has a wrong value");
+            }
+            Err(error) => {
+                assert!(is_damage(&error), "reading: {error:?}");
+                unreadable += 1;
+            }
+        }
+    }
+    let mut scanned = 0;
+    for row in keyspace.iter() {
+        match row {
+            Ok((key, value)) => {
+                scanned += 1;
+                let is_right = |rows: &&Rows| rows.get(&key[..]).is_some_and(|known| known[..] == value[..]);
+                assert!(candidates.iter().any(is_right), "a scan met a wrong row");
+            }
+            Err(error) => assert!(is_damage(&error), "scanning: {error:?}"),
+        }
+    }
+    if unreadable == 0 && commit.is_ok() {
+        assert_eq!(scanned, candidates[0].len(), "rows of a scan");
+    }
+    let report = db.check().expect("a check reports damage, it does not fail");
+    assert!(
+        unreadable == 0 || !report.damage.is_empty(),
+        "{unreadable} rows are unreadable, and the check found nothing"
+    );
+}

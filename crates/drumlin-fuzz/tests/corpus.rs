@@ -1,0 +1,53 @@
+//! The corpus of the fuzzers, replayed: what was found worth keeping stays mended.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use drumlin_fuzz::TARGETS;
+
+fn corpus(target: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target)
+}
+
+/// Every input of every target runs without a panic, and no target is without inputs.
+#[test]
+fn the_corpus_holds() {
+    for (target, run) in TARGETS {
+        let mut count = 0;
+        for entry in fs::read_dir(corpus(target)).unwrap_or_else(|error| panic!("the corpus of {target}: {error}")) {
+            let path = entry.unwrap().path();
+            let bytes = fs::read(&path).unwrap();
+            let outcome = std::panic::catch_unwind(|| run(&bytes));
+            assert!(outcome.is_ok(), "{} fails", path.display());
+            count += 1;
+        }
+        assert!(count > 0, "no inputs for {target}");
+        println!("{target}: {count} inputs");
+    }
+}
+
+/// Each target has its file for libFuzzer, and no file is without a target.
+#[test]
+fn every_target_is_fuzzed() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/fuzz_targets");
+    let mut found: Vec<String> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned())
+        .collect();
+    found.sort_unstable();
+    assert_eq!(found, TARGETS.map(|(target, _)| target));
+}
+
+/// What the encoders write is in the corpus: a decoder is fuzzed from what it takes. With `DRUMLIN_FUZZ_SAMPLES` set, it
+/// is put there.
+#[test]
+fn the_corpus_has_the_samples() {
+    for (number, (target, bytes)) in drumlin::fuzzing::samples().into_iter().enumerate() {
+        let path = corpus(target).join(format!("sample-{number}"));
+        if std::env::var_os("DRUMLIN_FUZZ_SAMPLES").is_some() {
+            fs::create_dir_all(corpus(target)).unwrap();
+            fs::write(&path, &bytes).unwrap();
+        }
+        assert!(fs::read(&path).is_ok_and(|kept| kept == bytes), "{} is out of date", path.display());
+    }
+}

@@ -1,0 +1,137 @@
+//! What the kernel counts: faults, processor time, interrupts, memory, bytes from the device.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+
+/// Counters of this process and, where it says so, of the machine, at one moment or between two.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Counters {
+    pub(crate) faults_minor: u64,
+    pub(crate) faults_major: u64,
+    pub(crate) cpu_seconds: f64,
+    /// Of the processor time, what the kernel took. Counted in ticks, so it says little of short runs.
+    pub(crate) system_seconds: f64,
+    /// Bytes that this process made devices read, faults included.
+    pub(crate) device_read_bytes: u64,
+    pub(crate) device_write_bytes: u64,
+    /// Of the whole machine, by name: `TLB` (shootdowns), `RES` (rescheduling), `CAL` (function calls), `LOC` (timer),
+    /// `device` (all numbered ones).
+    pub(crate) interrupts: BTreeMap<String, u64>,
+}
+
+impl Counters {
+    pub(crate) fn now() -> Counters {
+        let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+        let (faults_minor, faults_major, system_ticks) = parse_stat(&stat);
+        let io = fs::read_to_string("/proc/self/io").unwrap_or_default();
+        Counters {
+            faults_minor,
+            faults_major,
+            cpu_seconds: cpu_time().as_secs_f64(),
+            system_seconds: system_ticks as f64 / rustix::param::clock_ticks_per_second() as f64,
+            device_read_bytes: field(&io, "read_bytes:"),
+            device_write_bytes: field(&io, "write_bytes:"),
+            interrupts: parse_interrupts(&fs::read_to_string("/proc/interrupts").unwrap_or_default()),
+        }
+    }
+
+    /// What was counted since.
+    pub(crate) fn since(&self, before: &Counters) -> Counters {
+        let interrupts = self.interrupts.iter().map(|(name, count)| {
+            (name.clone(), count.saturating_sub(before.interrupts.get(name).copied().unwrap_or(0)))
+        });
+        Counters {
+            faults_minor: self.faults_minor.saturating_sub(before.faults_minor),
+            faults_major: self.faults_major.saturating_sub(before.faults_major),
+            cpu_seconds: self.cpu_seconds - before.cpu_seconds,
+            system_seconds: self.system_seconds - before.system_seconds,
+            device_read_bytes: self.device_read_bytes.saturating_sub(before.device_read_bytes),
+            device_write_bytes: self.device_write_bytes.saturating_sub(before.device_write_bytes),
+            interrupts: interrupts.collect(),
+        }
+    }
+
+    pub(crate) fn interrupt(&self, name: &str) -> u64 {
+        self.interrupts.get(name).copied().unwrap_or(0)
+    }
+}
+
+/// Processor time of all threads of this process.
+pub(crate) fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Resident memory now.
+pub(crate) fn resident_bytes() -> u64 {
+    status("VmRSS:")
+}
+
+/// The most that was resident.
+pub(crate) fn resident_bytes_max() -> u64 {
+    status("VmHWM:")
+}
+
+fn status(name: &str) -> u64 {
+    field(&fs::read_to_string("/proc/self/status").unwrap_or_default(), name) * 1024
+}
+
+/// The number behind a name at a line's start.
+pub(crate) fn field(text: &str, name: &str) -> u64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    line.and_then(|rest| rest.split_ascii_whitespace().next()).and_then(|word| word.parse().ok()).unwrap_or(0)
+}
+
+/// Minor faults, major faults and ticks in the kernel, of /proc/PID/stat.
+fn parse_stat(text: &str) -> (u64, u64, u64) {
+    // The second field is the program's name in parentheses and may hold anything; fields are counted behind it.
+    let rest = text.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+    let number = |index: usize| fields.get(index).and_then(|word| word.parse().ok()).unwrap_or(0);
+    (number(7), number(9), number(12))
+}
+
+/// Interrupts by name, over all processors; the numbered ones, which are devices', together.
+fn parse_interrupts(text: &str) -> BTreeMap<String, u64> {
+    let mut found = BTreeMap::new();
+    for line in text.lines().skip(1) {
+        let Some((name, rest)) = line.split_once(':') else { continue };
+        let count: u64 = rest.split_ascii_whitespace().map_while(|word| word.parse::<u64>().ok()).sum();
+        let name = name.trim();
+        let name = if name.bytes().all(|byte| byte.is_ascii_digit()) { "device" } else { name };
+        *found.entry(name.to_owned()).or_default() += count;
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kernel's texts are understood, a program with spaces and parentheses in its name included.
+    #[test]
+    fn the_kernels_texts_are_read() {
+        let stat = "42 (a ) b) R 1 42 42 0 -1 4194304 111 0 22 0 7 33 0 0 20 0 1 0 5 6 7";
+        assert_eq!(parse_stat(stat), (111, 22, 33));
+        let interrupts =
+            "      CPU0 CPU1\n 35:  1  2  PCI-MSIX  virtio\n 36:  3  4  x\nTLB:  10  20  TLB shootdowns\nERR: 0\n";
+        let found = parse_interrupts(interrupts);
+        assert_eq!((found["device"], found["TLB"], found["ERR"]), (10, 30, 0));
+        assert_eq!(field("a: 1\nread_bytes: 4096\n", "read_bytes:"), 4096);
+        assert_eq!(field("", "read_bytes:"), 0);
+    }
+
+    /// The counters count: work takes processor time, touched memory is resident.
+    #[test]
+    fn counters_move() {
+        let before = Counters::now();
+        let memory: Vec<u8> = (0..16u32 << 20).map(|index| index as u8).collect();
+        let after = Counters::now().since(&before);
+        assert!(after.cpu_seconds > 0.0 && after.faults_minor > 0, "{after:?}");
+        assert!(resident_bytes_max() >= resident_bytes() && resident_bytes() > memory.len() as u64 / 2);
+    }
+}

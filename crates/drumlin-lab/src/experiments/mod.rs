@@ -1,0 +1,114 @@
+//! The experiments: one file each, with what is measured, how it is shown and what it says of the sources' claims.
+//!
+//! Each has a `Task`, which a worker performs, and a `run`, which chooses tasks, runs them in turns and fills a chapter.
+
+pub(crate) mod calls;
+pub(crate) mod hazards;
+pub(crate) mod persist;
+pub(crate) mod prefault;
+pub(crate) mod random;
+pub(crate) mod scan;
+pub(crate) mod stall;
+mod stores;
+pub(crate) mod sync;
+
+use std::io;
+
+use crate::machine::Machine;
+use crate::report::Chapter;
+use crate::session::Session;
+
+/// One of the lab's experiments.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Experiment {
+    /// 4 KiB reads at random places of a file larger than memory.
+    Random,
+    /// Reading such a file from start to end.
+    Scan,
+    /// Durable writes by every method.
+    Sync,
+    /// Mapped memory against system calls, cached.
+    Calls,
+    /// How long a task scheduler stands still for page faults.
+    Stall,
+    /// What a mapping does that a database cannot want.
+    Hazards,
+    /// The first touch of mapped pages.
+    Prefault,
+    /// Storing through a mapping against storing through calls.
+    Persist,
+}
+
+impl Experiment {
+    /// All, in the order in which `all` runs them.
+    pub const ALL: [Experiment; 8] = [
+        Experiment::Random,
+        Experiment::Scan,
+        Experiment::Sync,
+        Experiment::Calls,
+        Experiment::Stall,
+        Experiment::Hazards,
+        Experiment::Prefault,
+        Experiment::Persist,
+    ];
+
+    /// As it is typed.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Experiment::Random => "random",
+            Experiment::Scan => "scan",
+            Experiment::Sync => "sync",
+            Experiment::Calls => "calls",
+            Experiment::Stall => "stall",
+            Experiment::Hazards => "hazards",
+            Experiment::Prefault => "prefault",
+            Experiment::Persist => "persist",
+        }
+    }
+
+    /// Whether it reads the session's large file.
+    pub(crate) fn reads_the_file(self) -> bool {
+        matches!(self, Experiment::Random | Experiment::Scan | Experiment::Stall)
+    }
+
+    /// About how long it takes.
+    pub(crate) fn seconds(self, session: &Session<'_>) -> f64 {
+        match self {
+            Experiment::Random => random::seconds(session),
+            Experiment::Scan => scan::seconds(session),
+            Experiment::Sync => sync::seconds(session),
+            Experiment::Calls => calls::seconds(session),
+            Experiment::Stall => stall::seconds(session),
+            Experiment::Hazards => hazards::seconds(session),
+            Experiment::Prefault => prefault::seconds(session),
+            Experiment::Persist => persist::seconds(session),
+        }
+    }
+
+    pub(crate) fn chapter(self) -> Chapter {
+        match self {
+            Experiment::Random => random::chapter(),
+            Experiment::Scan => scan::chapter(),
+            Experiment::Sync => sync::chapter(),
+            Experiment::Calls => calls::chapter(),
+            Experiment::Stall => stall::chapter(),
+            Experiment::Hazards => hazards::chapter(),
+            Experiment::Prefault => prefault::chapter(),
+            Experiment::Persist => persist::chapter(),
+        }
+    }
+
+    pub(crate) fn run(self, session: &Session<'_>, machine: &Machine, chapter: &mut Chapter) -> io::Result<()> {
+        match self {
+            Experiment::Random => random::run(session, machine, chapter),
+            Experiment::Scan => scan::run(session, machine, chapter),
+            Experiment::Sync => sync::run(session, machine, chapter),
+            Experiment::Calls => calls::run(session, chapter),
+            Experiment::Stall => stall::run(session, chapter),
+            Experiment::Hazards => hazards::run(session, chapter),
+            Experiment::Prefault => prefault::run(session, chapter),
+            Experiment::Persist => persist::run(session, chapter),
+        }
+    }
+}

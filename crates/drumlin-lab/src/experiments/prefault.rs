@@ -1,0 +1,290 @@
+//! `prefault`: what the first touch of a mapped page costs, and what it saves to have it done before (S5).
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use crate::counters::Counters;
+use crate::experiments::Experiment;
+use crate::figures::{self, Form};
+use crate::machine;
+use crate::map::{self, Map, Mode};
+use crate::report::{Chapter, Holds, Table};
+use crate::room::{self, Room};
+use crate::session::Session;
+use crate::worker;
+
+const PAGE_BYTES: usize = 4096;
+/// A row of a load: S5's engine stores rows one after another.
+const ROW_BYTES: usize = 256;
+
+/// What is done before the load.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+enum Way {
+    Nothing,
+    /// `MAP_POPULATE`: by the call that maps.
+    Populated,
+    /// `MADV_POPULATE_WRITE` by so many threads, each a part of its own.
+    Threads(usize),
+}
+
+impl Way {
+    fn name(self) -> String {
+        match self {
+            Way::Nothing => "no prefault".to_owned(),
+            Way::Populated => "MAP_POPULATE".to_owned(),
+            Way::Threads(threads) => format!("prefault, {}", figures::plural(threads as u64, "thread")),
+        }
+    }
+}
+
+/// A load of rows into a mapped file.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Task {
+    path: PathBuf,
+    bytes: usize,
+    way: Way,
+    loaders: usize,
+}
+
+/// What it took.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Seen {
+    prefault_seconds: f64,
+    load_seconds: f64,
+    second_load_seconds: f64,
+    /// While loading.
+    faults: u64,
+    /// While loading: the kernel's share of the processor time.
+    system_share: f64,
+}
+
+impl Task {
+    pub(crate) fn perform(self) -> io::Result<Seen> {
+        let file = File::options().read(true).write(true).open(&self.path)?;
+        let start = Instant::now();
+        let mode = if self.way == Way::Populated { Mode::SharedPopulated } else { Mode::Shared };
+        let mut map = Map::new(&file, self.bytes, mode)?;
+        if let Way::Threads(threads) = self.way {
+            let part_bytes = (self.bytes / threads).next_multiple_of(PAGE_BYTES);
+            std::thread::scope(|scope| -> io::Result<()> {
+                let parts: Vec<_> =
+                    map.chunks_mut(part_bytes).map(|part| scope.spawn(move || map::populate(part))).collect();
+                parts.into_iter().try_for_each(|part| part.join().expect("a prefaulting thread panicked"))
+            })?;
+        }
+        let prefault_seconds = start.elapsed().as_secs_f64();
+        let before = Counters::now();
+        let load_seconds = self.load(&mut map, 1);
+        let counters = Counters::now().since(&before);
+        let second_load_seconds = self.load(&mut map, 2);
+        Ok(Seen {
+            prefault_seconds,
+            load_seconds,
+            second_load_seconds,
+            faults: counters.faults_minor + counters.faults_major,
+            system_share: counters.system_seconds / counters.cpu_seconds.max(1e-9),
+        })
+    }
+
+    /// Stores rows into all of it, each loader into a part of its own.
+    fn load(&self, map: &mut Map, byte: u8) -> f64 {
+        let start = Instant::now();
+        let part_bytes = (self.bytes / self.loaders).next_multiple_of(PAGE_BYTES);
+        std::thread::scope(|scope| {
+            for part in map.chunks_mut(part_bytes) {
+                scope.spawn(move || {
+                    let row = [byte; ROW_BYTES];
+                    for place in part.chunks_exact_mut(ROW_BYTES) {
+                        place.copy_from_slice(std::hint::black_box(&row));
+                    }
+                });
+            }
+        });
+        start.elapsed().as_secs_f64()
+    }
+}
+
+struct Case {
+    place: &'static str,
+    folder: PathBuf,
+    way: Way,
+}
+
+/// Kept small: on tmpfs the file is memory.
+fn bytes(session: &Session<'_>) -> usize {
+    if session.settings.quick { 128 << 20 } else { 512 << 20 }
+}
+
+const LOADERS: usize = 4;
+
+fn cases(session: &Session<'_>, rooms: &[(&'static str, Room)]) -> Vec<Case> {
+    let mut places = vec![("the drive's file system", session.room.path().to_owned())];
+    places.extend(rooms.iter().map(|(name, room)| (*name, room.path().to_owned())));
+    let ways = [Way::Nothing, Way::Populated, Way::Threads(1), Way::Threads(4)];
+    let of_place = |(place, folder): &(&'static str, PathBuf)| {
+        let case = |way| Case { place, folder: folder.clone(), way };
+        ways.map(case)
+    };
+    places.iter().flat_map(of_place).collect()
+}
+
+/// Folders on tmpfs and on persistent memory, where there are any to be written to.
+pub(super) fn memory_rooms(bytes: u64) -> Vec<(&'static str, Room)> {
+    let mut found = Vec::new();
+    let tmpfs = Path::new("/dev/shm");
+    let is_tmpfs = rustix::fs::statfs(tmpfs).is_ok_and(|found| found.f_type as u32 == 0x0102_1994);
+    let candidates = [is_tmpfs.then(|| ("tmpfs", tmpfs.to_owned())), machine::dax_folder().map(|path| ("DAX", path))];
+    for (name, folder) in candidates.into_iter().flatten() {
+        if room::space_bytes(&folder).is_ok_and(|space| space > bytes * 2)
+            && let Ok(room) = Room::create(&folder)
+        {
+            found.push((name, room));
+        }
+    }
+    found
+}
+
+pub(super) fn seconds(session: &Session<'_>) -> f64 {
+    // Two places of four ways, each touched three times at half a GB/s.
+    8.0 * rounds(session) as f64 * bytes(session) as f64 * 2.0 / 5e8
+}
+
+fn rounds(session: &Session<'_>) -> usize {
+    session.pacing.rounds.div_ceil(2)
+}
+
+pub(super) fn chapter() -> Chapter {
+    Chapter::new(
+        Experiment::Prefault.name(),
+        "The first touch of mapped pages",
+        "Rows are stored into a new mapped file by four threads, as a bulk load does on persistent memory; with and without \
+         the pages brought in before.",
+    )
+}
+
+pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()> {
+    let bytes = bytes(session);
+    let rooms = memory_rooms(bytes as u64);
+    let cases = cases(session, &rooms);
+    let number = std::cell::Cell::new(0u64);
+    // One file at a time: made before its turn, removed before the next.
+    let last = std::cell::RefCell::new(None::<PathBuf>);
+    let make = |case: &Case| -> PathBuf {
+        if let Some(path) = last.borrow_mut().take() {
+            let _ = std::fs::remove_file(path);
+        }
+        number.set(number.get() + 1);
+        let path = case.folder.join(format!("prefault-{}", number.get()));
+        // A file that cannot be made shows as the worker's failure.
+        if let Ok(file) = File::options().write(true).create_new(true).open(&path) {
+            let _ = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes as u64);
+        }
+        *last.borrow_mut() = Some(path.clone());
+        path
+    };
+    let turns = session.turns::<Case, Seen>(
+        &cases,
+        rounds(session),
+        bytes as f64 * 2.0 / 5e8,
+        |case| format!("prefault: {}, {}", case.place, case.way.name()),
+        |case, _| {
+            let task = Task { path: make(case), bytes, way: case.way, loaders: LOADERS };
+            (worker::Task::Prefault(task), None)
+        },
+    );
+    if let Some(path) = last.into_inner() {
+        let _ = std::fs::remove_file(path);
+    }
+    let pages = bytes as f64 / PAGE_BYTES as f64;
+    let mut table = Table::new(
+        format!("Storing {} of rows by {LOADERS} threads", figures::size(bytes as u64)),
+        &[
+            ("", Form::Text),
+            ("pre- fault", Form::Seconds),
+            ("load", Form::Seconds),
+            ("load again", Form::Seconds),
+            ("first touch of a page", Form::Nanos),
+            ("faults while loading", Form::Count),
+            ("kernel's share", Form::Share),
+        ],
+    );
+    for (case, turns) in cases.iter().zip(&turns) {
+        let Some(load) = turns.median(|seen| seen.load_seconds) else {
+            if let Some(failure) = &turns.failure {
+                chapter.note(format!("{}, {}: {failure}", case.place, case.way.name()));
+            }
+            continue;
+        };
+        let again = turns.median(|seen| seen.second_load_seconds).unwrap_or(0.0);
+        let row = table.row(vec![
+            format!("{}: {}", case.place, case.way.name()).into(),
+            turns.median(|seen| seen.prefault_seconds).into(),
+            load.into(),
+            again.into(),
+            ((load - again).max(0.0) * 1e9 / pages).into(),
+            turns.median(|seen| seen.faults as f64).into(),
+            turns.median(|seen| seen.system_share).into(),
+        ]);
+        if case.way == Way::Threads(4) {
+            row.source("S5: with prefault 1/7 of the time");
+        }
+    }
+    chapter.tables.push(table);
+    let first_of = |place: &str, way: Way| {
+        let index = cases.iter().position(|case| case.place == place && case.way == way)?;
+        turns[index].median(|seen| seen.load_seconds)
+    };
+    for place in rooms.iter().map(|(name, _)| *name).chain(["the drive's file system"]) {
+        let (Some(without), Some(with)) = (first_of(place, Way::Nothing), first_of(place, Way::Threads(4))) else {
+            continue;
+        };
+        let factor = without / with.max(1e-9);
+        chapter.verdict(
+            "S5",
+            format!("On {place}, a load into prefaulted pages takes a fraction of the time (1/7)."),
+            match factor {
+                factor if factor >= 4.0 => Holds::Yes,
+                factor if factor >= 1.3 => Holds::Partly,
+                _ => Holds::No,
+            },
+            format!(
+                "{} without, {} with: 1/{}.",
+                figures::micros(without * 1e6),
+                figures::micros(with * 1e6),
+                figures::digits(factor)
+            ),
+        );
+    }
+    if rooms.iter().all(|(name, _)| *name != "DAX") {
+        chapter.note(
+            "No file system on persistent memory (dax) is mounted here; tmpfs stands in for it, without the medium.",
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Prefaulted pages are not faulted in again while loading.
+    #[test]
+    fn prefaulted_pages_do_not_fault() {
+        let folder = tempfile::tempdir().unwrap();
+        let bytes = 8 << 20;
+        let faults = |way| {
+            let path = folder.path().join(format!("{way:?}"));
+            File::create(&path).unwrap().set_len(bytes as u64).unwrap();
+            Task { path, bytes, way, loaders: 2 }.perform().map(|seen| seen.faults)
+        };
+        let without = faults(Way::Nothing).unwrap();
+        // A kernel before 5.14 has no such advice.
+        if let Ok(with) = faults(Way::Threads(2)) {
+            assert!(with < without / 2 + 100, "{with} faults after prefaulting, {without} without");
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Where the figures come from: machine, kernel, file system, drive.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+/// What a report records of the machine.
+#[derive(Clone, Debug, Serialize)]
+pub struct Machine {
+    /// The processor's name.
+    pub processor: String,
+    /// How many processors this process may use.
+    pub processors: usize,
+    /// All memory.
+    pub memory_bytes: u64,
+    /// Swap space.
+    pub swap_bytes: u64,
+    /// The kernel's version.
+    pub kernel: String,
+    /// Whether a hypervisor lies below; its name where it tells.
+    pub virtualised: Option<String>,
+    /// The folder that was measured.
+    pub folder: String,
+    /// The kind of its file system.
+    pub file_system: String,
+    /// Nothing written there is ever durable: it lives in memory.
+    pub in_memory: bool,
+    /// The options that it is mounted with.
+    pub mount_options: String,
+    /// The drive below it.
+    pub drive: Drive,
+}
+
+/// What is known of a drive.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Drive {
+    /// What is mounted.
+    pub source: String,
+    /// The kernel's name of the disk: `nvme0n1`, `vda`, `loop0`.
+    pub name: Option<String>,
+    /// What the drive calls itself.
+    pub model: Option<String>,
+    /// What the drive says of its write cache, where it is asked: `write back` is volatile.
+    pub cache_claimed: Option<String>,
+    /// What the kernel acts upon: with `write through` it never flushes.
+    pub cache_believed: Option<String>,
+    /// Whether a single write can be asked to pass the cache.
+    pub forced_unit_access: Option<bool>,
+    /// Whether completions can be polled for.
+    pub polled: bool,
+    /// Whether it turns.
+    pub rotational: Option<bool>,
+    /// Bytes of the smallest write.
+    pub logical_block_bytes: Option<u64>,
+    /// The kernel's scheduler of its requests.
+    pub scheduler: Option<String>,
+    /// Bytes that the kernel reads ahead.
+    pub read_ahead_bytes: Option<u64>,
+}
+
+impl Machine {
+    /// Of this machine, and of the drive under `folder`.
+    ///
+    /// # Errors
+    /// Whatever the system reports of the folder.
+    pub fn of(folder: &Path) -> io::Result<Machine> {
+        let folder = folder.canonicalize()?;
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let cpuinfo = read("/proc/cpuinfo");
+        let named = |text: &str, names: &[&str]| {
+            text.lines()
+                .filter_map(|line| line.split_once(':'))
+                .find(|(name, _)| names.contains(&name.trim()))
+                .map(|(_, value)| value.trim().to_owned())
+        };
+        let meminfo = read("/proc/meminfo");
+        let hypervisor = cpuinfo.lines().any(|line| line.starts_with("flags") && line.contains(" hypervisor"));
+        let vendor = read("/sys/class/dmi/id/sys_vendor").trim().to_owned();
+        let mounts = read("/proc/self/mountinfo");
+        let mount = mount_of(&mounts, &folder).unwrap_or_default();
+        let magic = rustix::fs::statfs(&folder)?.f_type as u32;
+        let uname = rustix::system::uname();
+        Ok(Machine {
+            processor: named(&cpuinfo, &["model name", "Processor", "cpu model"])
+                .unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
+            processors: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            memory_bytes: crate::counters::field(&meminfo, "MemTotal:") * 1024,
+            swap_bytes: crate::counters::field(&meminfo, "SwapTotal:") * 1024,
+            kernel: format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy()),
+            virtualised: hypervisor.then(|| if vendor.is_empty() { "a hypervisor".to_owned() } else { vendor }),
+            in_memory: matches!(magic, 0x0102_1994 | 0x8584_58F6),
+            drive: Drive::of(&folder, &mount),
+            file_system: mount.file_system,
+            mount_options: mount.options,
+            folder: folder.display().to_string(),
+        })
+    }
+}
+
+impl Drive {
+    fn of(folder: &Path, mount: &Mount) -> Drive {
+        let mut drive = Drive { source: mount.source.clone(), ..Drive::default() };
+        let number = fs::metadata(folder).map_or(0, |metadata| metadata.dev());
+        let numbered = format!("/sys/dev/block/{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
+        // Files of btrfs have numbers of their own; what is mounted has a name.
+        let by_name = Path::new(&mount.source).canonicalize().ok().and_then(|path| {
+            let name = path.file_name()?.to_owned();
+            Some(Path::new("/sys/class/block").join(name))
+        });
+        let found =
+            [Some(PathBuf::from(numbered)), by_name].into_iter().flatten().find_map(|path| path.canonicalize().ok());
+        let Some(mut path) = found else { return drive };
+        // A partition's queue is its disk's.
+        if !path.join("queue").is_dir() {
+            path.pop();
+        }
+        let read = |name: &str| {
+            let text = fs::read_to_string(path.join(name)).ok()?;
+            Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+        };
+        drive.name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+        drive.model = read("device/model");
+        drive.cache_believed = read("queue/write_cache");
+        drive.cache_claimed = read("cache_type").or_else(|| {
+            let disk = fs::read_dir(path.join("device/scsi_disk")).ok()?.next()?.ok()?;
+            Some(fs::read_to_string(disk.path().join("cache_type")).ok()?.trim().to_owned())
+        });
+        drive.forced_unit_access = read("queue/fua").map(|text| text == "1");
+        drive.polled = read("queue/io_poll").is_some_and(|text| text == "1");
+        drive.rotational = read("queue/rotational").map(|text| text == "1");
+        drive.logical_block_bytes = read("queue/logical_block_size").and_then(|text| text.parse().ok());
+        drive.read_ahead_bytes =
+            read("queue/read_ahead_kb").and_then(|text| text.parse::<u64>().ok()).map(|kib| kib << 10);
+        drive.scheduler = read("queue/scheduler").map(|text| {
+            let chosen = text.split('[').nth(1).and_then(|rest| rest.split(']').next()).map(str::to_owned);
+            chosen.unwrap_or(text)
+        });
+        drive
+    }
+
+    /// Whether the kernel flushes: it believes the drive's cache to be volatile.
+    pub(crate) fn is_flushed(&self) -> Option<bool> {
+        self.cache_believed.as_deref().map(|text| text == "write back")
+    }
+}
+
+#[derive(Default, PartialEq, Eq, Debug)]
+struct Mount {
+    file_system: String,
+    source: String,
+    options: String,
+}
+
+/// The mount that `folder` is in, of the text of /proc/self/mountinfo.
+fn mount_of(mountinfo: &str, folder: &Path) -> Option<Mount> {
+    let mut best: Option<(usize, Mount)> = None;
+    for line in mountinfo.lines() {
+        let Some((place, kind)) = line.split_once(" - ") else { continue };
+        let place: Vec<&str> = place.split(' ').collect();
+        let kind: Vec<&str> = kind.split(' ').collect();
+        let (&[_, _, _, _, point, options, ..], &[file_system, source, super_options, ..]) = (&place[..], &kind[..])
+        else {
+            continue;
+        };
+        let point = point.replace("\\040", " ");
+        // Of mounts on one place, the last hides the others.
+        if folder.starts_with(&point) && best.as_ref().is_none_or(|(length, _)| point.len() >= *length) {
+            let mut all: Vec<&str> = options.split(',').collect();
+            all.extend(super_options.split(',').filter(|option| !options.split(',').any(|known| known == *option)));
+            let mount = Mount {
+                file_system: file_system.to_owned(),
+                source: source.replace("\\040", " "),
+                options: all.join(","),
+            };
+            best = Some((point.len(), mount));
+        }
+    }
+    best.map(|(_, mount)| mount)
+}
+
+/// A folder on persistent memory that files may be mapped from without a page cache, if one is mounted.
+pub(crate) fn dax_folder() -> Option<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
+    mounts.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split(' ').collect();
+        let &[_, point, _, options, ..] = &fields[..] else { return None };
+        let is_dax = options.split(',').any(|option| option == "dax" || option == "dax=always");
+        is_dax.then(|| PathBuf::from(point.replace("\\040", " ")))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The innermost mount counts, and an option that stands twice is told once.
+    #[test]
+    fn the_mount_of_a_folder_is_found() {
+        let table = "22 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard\nnonsense\n\
+                     30 22 0:40 / /data\\040here rw shared:5 - btrfs /dev/vdb rw\n";
+        assert_eq!(mount_of(table, Path::new("/data")).unwrap().options, "rw,relatime,discard");
+        assert_eq!(mount_of(table, Path::new("/data here/x")).unwrap().file_system, "btrfs");
+        assert_eq!(mount_of("", Path::new("/")), None);
+    }
+
+    /// This machine can be described, and a folder that is not there cannot.
+    #[test]
+    fn this_machine_is_described() {
+        let machine = Machine::of(&std::env::temp_dir()).unwrap();
+        assert!(machine.processors > 0 && machine.memory_bytes > 0 && !machine.file_system.is_empty(), "{machine:?}");
+        assert!(Machine::of(Path::new("/no/such/folder")).is_err());
+    }
+}

@@ -1,0 +1,334 @@
+//! Latencies of single operations, medians, and a load of threads that is sampled while it runs.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use crate::counters::{self, Counters};
+use crate::worker;
+
+/// The longest latency told apart: a minute.
+const LATENCY_NS_MAX: u64 = 60_000_000_000;
+
+/// Latencies of single operations.
+#[derive(Clone, Debug)]
+pub(crate) struct Latencies(Histogram<u64>);
+
+impl Latencies {
+    pub(crate) fn new() -> Latencies {
+        Latencies(Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("valid bounds"))
+    }
+
+    #[inline]
+    pub(crate) fn record(&mut self, latency: Duration) {
+        self.0.saturating_record(latency.as_nanos() as u64);
+    }
+
+    pub(crate) fn add(&mut self, other: &Latencies) {
+        self.0.add(&other.0).expect("the same bounds");
+    }
+
+    pub(crate) fn summary(&self) -> Summary {
+        let histogram = &self.0;
+        if histogram.is_empty() {
+            return Summary::default();
+        }
+        let us = |nanoseconds: u64| nanoseconds as f64 / 1000.0;
+        let at = |quantile: f64| histogram.value_at_quantile(quantile);
+        let (quarter, three_quarters) = (at(0.25), at(0.75));
+        let fence = three_quarters + 3 * (three_quarters - quarter);
+        // What shares a bucket with the fence is inside.
+        let inside = histogram.count_between(0, histogram.highest_equivalent(fence));
+        // What fewer than one operation lies beyond is not known; the slowest one stands at the end.
+        let count = histogram.len();
+        let known = QUANTILES.into_iter().filter(|quantile| (1.0 - quantile) * count as f64 >= 1.0);
+        let mut quantiles: Vec<(f64, f64)> = known.map(|quantile| (quantile, us(at(quantile)))).collect();
+        quantiles.push((1.0 - 0.5 / count as f64, us(histogram.max())));
+        Summary {
+            count,
+            mean_us: histogram.mean() / 1000.0,
+            min_us: us(histogram.min()),
+            max_us: us(histogram.max()),
+            stddev_us: histogram.stdev() / 1000.0,
+            p50_us: us(at(0.5)),
+            p99_us: us(at(0.99)),
+            p999_us: us(at(0.999)),
+            outliers: 1.0 - inside as f64 / histogram.len() as f64,
+            quantiles,
+        }
+    }
+}
+
+/// The points at which a distribution is drawn.
+const QUANTILES: [f64; 11] = [0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.995, 0.999, 0.9999];
+
+/// What single operations took.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Summary {
+    pub(crate) count: u64,
+    pub(crate) mean_us: f64,
+    pub(crate) min_us: f64,
+    pub(crate) max_us: f64,
+    pub(crate) stddev_us: f64,
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
+    pub(crate) p999_us: f64,
+    /// The share beyond Tukey's outer fence: three interquartile ranges above the third quartile.
+    pub(crate) outliers: f64,
+    /// Quantile and latency, for drawing.
+    pub(crate) quantiles: Vec<(f64, f64)>,
+}
+
+/// The middle one of some numbers; the mean of the two in the middle. Zero of none.
+pub(crate) fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    let middle = numbers.len() / 2;
+    match numbers.len() {
+        0 => 0.0,
+        count if count % 2 == 1 => numbers[middle],
+        _ => f64::midpoint(numbers[middle - 1], numbers[middle]),
+    }
+}
+
+/// What was seen at one moment of a load, since the sample before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Sample {
+    /// Seconds since the load began.
+    pub(crate) at_seconds: f64,
+    pub(crate) operations_per_second: f64,
+    pub(crate) bytes_per_second: f64,
+    pub(crate) faults_major_per_second: f64,
+    pub(crate) faults_minor_per_second: f64,
+    /// Of the whole machine.
+    pub(crate) tlb_shootdowns_per_second: f64,
+    pub(crate) resident_bytes: u64,
+}
+
+/// What a load did.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Load {
+    pub(crate) operations: u64,
+    pub(crate) bytes: u64,
+    pub(crate) seconds: f64,
+    pub(crate) latency: Summary,
+    pub(crate) counters: Counters,
+    pub(crate) resident_bytes_max: u64,
+    /// Takes all results in, so that no compiler can leave a read out.
+    pub(crate) check: u64,
+}
+
+impl Load {
+    pub(crate) fn operations_per_second(&self) -> f64 {
+        self.operations as f64 / self.seconds.max(1e-9)
+    }
+
+    pub(crate) fn bytes_per_second(&self) -> f64 {
+        self.bytes as f64 / self.seconds.max(1e-9)
+    }
+
+    pub(crate) fn cpu_us_per_operation(&self) -> f64 {
+        self.counters.cpu_seconds * 1e6 / self.operations.max(1) as f64
+    }
+
+    /// Bytes read from the device for each byte asked for.
+    pub(crate) fn read_amplification(&self) -> f64 {
+        self.counters.device_read_bytes as f64 / self.bytes.max(1) as f64
+    }
+}
+
+/// One thread's view of a load.
+#[derive(Debug)]
+pub(crate) struct Pace<'a> {
+    stop: &'a AtomicBool,
+    operations: &'a AtomicU64,
+    bytes: &'a AtomicU64,
+    pub(crate) latencies: Latencies,
+    pub(crate) check: u64,
+}
+
+impl Pace<'_> {
+    /// Whether to go on: until the time is over, and at least until one operation was done.
+    #[inline]
+    pub(crate) fn go_on(&self) -> bool {
+        !self.stop.load(Ordering::Relaxed) || self.latencies.0.is_empty()
+    }
+
+    /// Notes one operation of so many bytes, begun at `started`.
+    #[inline]
+    pub(crate) fn done(&mut self, started: Instant, bytes: u64) {
+        self.latencies.record(started.elapsed());
+        self.operations.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+/// How long a load runs and how often it is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Timing {
+    pub(crate) seconds: f64,
+    /// Zero: no samples.
+    pub(crate) sample_seconds: f64,
+}
+
+/// Counters of one thread, apart from those of others, so that counting does not disturb what is counted.
+#[repr(align(128))]
+#[derive(Default)]
+struct Lane {
+    operations: AtomicU64,
+    bytes: AtomicU64,
+    finished: AtomicBool,
+}
+
+/// Runs `work` on so many threads until the time is over or all have nothing left to do, and hands a sample to `observe`
+/// at each interval. The work asks [`Pace::go_on`] after every operation.
+pub(crate) fn load(
+    threads: usize,
+    timing: Timing,
+    mut observe: impl FnMut(&Sample),
+    work: impl Fn(usize, &mut Pace<'_>) -> io::Result<()> + Sync,
+) -> io::Result<Load> {
+    let stop = AtomicBool::new(false);
+    let lanes: Vec<Lane> = (0..threads).map(|_| Lane::default()).collect();
+    let barrier = std::sync::Barrier::new(threads + 1);
+    let total = |of: fn(&Lane) -> &AtomicU64| lanes.iter().map(|lane| of(lane).load(Ordering::Relaxed)).sum::<u64>();
+    std::thread::scope(|scope| {
+        let (stop, barrier, work) = (&stop, &barrier, &work);
+        let mut handles = Vec::with_capacity(threads);
+        for (index, lane) in lanes.iter().enumerate() {
+            let body = move || {
+                let mut pace = Pace {
+                    stop,
+                    operations: &lane.operations,
+                    bytes: &lane.bytes,
+                    latencies: Latencies::new(),
+                    check: 0,
+                };
+                barrier.wait();
+                let result = work(index, &mut pace);
+                lane.finished.store(true, Ordering::Relaxed);
+                result.map(|()| (pace.latencies, pace.check))
+            };
+            // Many threads of small stacks: their memory counts against the limit under which they run.
+            handles.push(std::thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, body)?);
+        }
+        let before = Counters::now();
+        barrier.wait();
+        let start = Instant::now();
+        let end = start + Duration::from_secs_f64(timing.seconds);
+        let is_sampled = timing.sample_seconds > 0.0;
+        let mut last = (start, 0, 0, before.clone());
+        let mut sample = |now: Instant, operations: u64, bytes: u64, last: &mut (Instant, u64, u64, Counters)| {
+            let counters = Counters::now();
+            let passed = (now - last.0).as_secs_f64();
+            let since = counters.since(&last.3);
+            observe(&Sample {
+                at_seconds: (now - start).as_secs_f64(),
+                operations_per_second: (operations - last.1) as f64 / passed,
+                bytes_per_second: (bytes - last.2) as f64 / passed,
+                faults_major_per_second: since.faults_major as f64 / passed,
+                faults_minor_per_second: since.faults_minor as f64 / passed,
+                tlb_shootdowns_per_second: since.interrupt("TLB") as f64 / passed,
+                resident_bytes: counters::resident_bytes(),
+            });
+            *last = (now, operations, bytes, counters);
+        };
+        loop {
+            let now = Instant::now();
+            if now >= end || lanes.iter().all(|lane| lane.finished.load(Ordering::Relaxed)) {
+                break;
+            }
+            let next_sample = last.0 + Duration::from_secs_f64(timing.sample_seconds);
+            if is_sampled && now >= next_sample {
+                sample(now, total(|lane| &lane.operations), total(|lane| &lane.bytes), &mut last);
+                continue;
+            }
+            let wake = if is_sampled { end.min(next_sample) } else { end };
+            // Short, since work that ends by itself has to be noticed.
+            std::thread::sleep(wake.saturating_duration_since(now).min(Duration::from_millis(5)));
+        }
+        // Taken before the threads are told to stop: what they finish afterwards is not counted.
+        let stopped = Instant::now();
+        let seconds = (stopped - start).as_secs_f64();
+        let (operations, bytes) = (total(|lane| &lane.operations), total(|lane| &lane.bytes));
+        // Where memory was so short that this thread stood still too, the time since the last sample is long.
+        if is_sampled && (stopped - last.0).as_secs_f64() > timing.sample_seconds / 2.0 {
+            sample(stopped, operations, bytes, &mut last);
+        }
+        let counters = Counters::now().since(&before);
+        let resident_bytes_max = counters::resident_bytes_max();
+        stop.store(true, Ordering::Relaxed);
+        worker::leave_cage();
+        let mut latencies = Latencies::new();
+        let mut check = 0u64;
+        for handle in handles {
+            let (own, own_check) = handle.join().expect("a measuring thread panicked")?;
+            latencies.add(&own);
+            check = check.wrapping_add(own_check);
+        }
+        Ok(Load { operations, bytes, seconds, latency: latencies.summary(), counters, resident_bytes_max, check })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A rare slow operation shows in the maximum and as an outlier, and hardly in the mean.
+    #[test]
+    fn single_slow_operations_show() {
+        let mut latencies = Latencies::new();
+        for index in 0..999 {
+            latencies.record(Duration::from_micros(100 + index % 3));
+        }
+        latencies.record(Duration::from_millis(20));
+        let summary = latencies.summary();
+        assert_eq!(summary.count, 1000);
+        assert!((summary.p50_us - 101.0).abs() < 1.0 && summary.max_us > 19_900.0, "{summary:?}");
+        assert!((summary.outliers - 0.001).abs() < 1e-9, "{summary:?}");
+        assert!(summary.quantiles.iter().all(|(quantile, _)| *quantile < 0.9996), "{summary:?}");
+        assert!(summary.stddev_us > 500.0 && summary.mean_us < 125.0);
+        assert_eq!(Latencies::new().summary(), Summary::default());
+    }
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(vec![]), 0.0);
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
+    }
+
+    /// Work that ends by itself ends the load, all of it is counted, and an error comes out.
+    #[test]
+    fn a_load_counts_all_work() {
+        let timing = Timing { seconds: 60.0, sample_seconds: 0.0 };
+        let work = |index: usize, pace: &mut Pace<'_>| {
+            for _ in 0..=index {
+                pace.done(Instant::now(), 10);
+            }
+            Ok(())
+        };
+        let done = load(3, timing, |_| {}, work).unwrap();
+        assert_eq!((done.operations, done.bytes, done.latency.count), (6, 60, 6));
+        assert!(load(2, timing, |_| {}, |_, _| Err(io::ErrorKind::NotFound.into())).is_err());
+    }
+
+    /// Samples come while the load runs, and the load ends when told.
+    #[test]
+    fn a_load_is_sampled() {
+        let mut samples = Vec::new();
+        let timing = Timing { seconds: 0.2, sample_seconds: 0.05 };
+        let work = |_: usize, pace: &mut Pace<'_>| {
+            while pace.go_on() {
+                pace.done(Instant::now(), 1);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(())
+        };
+        let done = load(2, timing, |sample| samples.push(*sample), work).unwrap();
+        assert!(done.operations > 0 && !samples.is_empty());
+        assert!(samples.iter().all(|sample| sample.resident_bytes > 0));
+    }
+}

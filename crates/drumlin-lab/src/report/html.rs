@@ -1,0 +1,208 @@
+//! The report as one HTML page that needs nothing else: no script, no font, no file.
+//!
+//! One column on a phone, two plots side by side on a desk; colours for light and dark. Wide tables scroll in their own
+//! frame, so that the page itself never does sideways.
+
+use std::fmt::Write;
+
+use super::{Cell, Chapter, Holds, Report, Table, plot, text};
+use crate::figures::{self, Form};
+
+const STYLE: &str = include_str!("page.css");
+
+/// Text within HTML.
+pub(super) fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+pub(super) fn render(report: &Report) -> String {
+    let mut page = String::new();
+    let mut put = |text: &str| page.push_str(text);
+    put("<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">");
+    put("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">");
+    put("<meta name=\"color-scheme\" content=\"light dark\">");
+    put(&format!("<title>Drumlin lab: {}</title><style>{STYLE}</style></head><body>", escape(&report.started)));
+    put("<header><h1>What this machine’s storage really does</h1>");
+    put(&format!(
+        "<p class=\"lead\">Published measurements of storage, repeated here on {}, with the sources’ figures beside them.</p>",
+        escape(&report.started)
+    ));
+    if report.interrupted {
+        put("<p class=\"failure\">Interrupted: this is what had been measured by then.</p>");
+    }
+    put("</header><main>");
+    put(&summary(report));
+    put(&machine(report));
+    for chapter in &report.chapters {
+        put(&self::chapter(chapter));
+    }
+    put(
+        "</main><footer><p>Written by <code>drumlin lab</code>. S1: Crotty, Leis, Pavlo, CIDR 2022. S2: J. Johnson on BonsaiDb, \
+         2022. S3: three articles on mmap in Go and Logstore. S4: G. Costa, 2020. S5: S. Matsuura on Leo, 2021.</p></footer>",
+    );
+    put("</body></html>\n");
+    page
+}
+
+/// Every finding on one screen, with a way to its chapter.
+fn summary(report: &Report) -> String {
+    let mut html = String::from("<section><h2>Which findings hold here</h2><ul class=\"verdicts\">");
+    for chapter in &report.chapters {
+        for verdict in &chapter.verdicts {
+            write!(
+                html,
+                "<li><a href=\"#{}\"><span class=\"mark {}\">{}</span> <b>{}</b> {}</a></li>",
+                chapter.name,
+                class(verdict.holds),
+                verdict.holds.words(),
+                verdict.source,
+                escape(&verdict.claim)
+            )
+            .expect("a string takes any text");
+        }
+    }
+    html + "</ul></section>"
+}
+
+fn class(holds: Holds) -> &'static str {
+    match holds {
+        Holds::Yes => "yes",
+        Holds::No => "no",
+        Holds::Partly => "partly",
+        Holds::Unknown => "unknown",
+    }
+}
+
+fn machine(report: &Report) -> String {
+    let machine = &report.machine;
+    let rows = [
+        (
+            "Machine",
+            format!(
+                "{}, {}, {} of memory{}",
+                machine.processor,
+                figures::plural(machine.processors as u64, "processor"),
+                figures::bytes(machine.memory_bytes as f64),
+                machine.virtualised.as_ref().map_or(String::new(), |name| format!(", virtual ({name})"))
+            ),
+        ),
+        ("Kernel", machine.kernel.clone()),
+        ("Files", format!("{}, mounted {}", machine.file_system, machine.mount_options)),
+        ("Drive", text::drive_line(&machine.drive)),
+        ("Memory limit", report.memory_limit.clone()),
+        ("Command", report.command.clone()),
+        ("Took", figures::micros(report.seconds * 1e6)),
+    ];
+    let mut html = String::from("<section><h2>Where</h2><dl>");
+    for (name, value) in rows {
+        write!(html, "<dt>{name}</dt><dd>{}</dd>", escape(&value)).expect("a string takes any text");
+    }
+    html + "</dl></section>"
+}
+
+fn chapter(chapter: &Chapter) -> String {
+    let mut html = format!(
+        "<section id=\"{0}\"><h2><code>{0}</code> {1}</h2><p>{2}</p>",
+        chapter.name,
+        escape(&chapter.title),
+        escape(&chapter.about)
+    );
+    if let Some(failure) = &chapter.failure {
+        html += &format!("<p class=\"failure\">{}</p>", escape(failure));
+    }
+    for verdict in &chapter.verdicts {
+        write!(
+            html,
+            "<p class=\"verdict {0}\"><span class=\"mark {0}\">{1}</span> <b>{2}</b> {3} <span>{4}</span></p>",
+            class(verdict.holds),
+            verdict.holds.words(),
+            verdict.source,
+            escape(&verdict.claim),
+            escape(&verdict.why)
+        )
+        .expect("a string takes any text");
+    }
+    let plots: String = chapter.plots.iter().filter(|plot| !plot.lines.is_empty()).map(plot::render).collect();
+    if !plots.is_empty() {
+        html += &format!("<div class=\"plots\">{plots}</div>");
+    }
+    html.extend(chapter.tables.iter().filter(|table| !table.rows.is_empty()).map(self::table));
+    if !chapter.notes.is_empty() {
+        html += "<ul class=\"notes\">";
+        html.extend(chapter.notes.iter().map(|note| format!("<li>{}</li>", escape(note))));
+        html += "</ul>";
+    }
+    html + "</section>"
+}
+
+fn table(table: &Table) -> String {
+    let has_source = table.rows.iter().any(|row| row.source.is_some());
+    let mut html = format!("<h3>{}</h3><div class=\"frame\" tabindex=\"0\"><table><thead><tr>", escape(&table.title));
+    for column in &table.columns {
+        let class = if column.form == Form::Text { " class=\"words\"" } else { "" };
+        // In the terminal a label may be divided; here it need not.
+        html += &format!("<th scope=\"col\"{class}>{}</th>", escape(&column.label.replace("- ", "")));
+    }
+    if has_source {
+        html += "<th scope=\"col\" class=\"words\">the source measured</th>";
+    }
+    html += "</tr></thead><tbody>";
+    for row in &table.rows {
+        html += "<tr>";
+        for (index, cell) in row.cells.iter().enumerate() {
+            let shown = escape(&table.show(index, cell));
+            let is_words = table.columns[index].form == Form::Text || matches!(cell, Cell::Text(_));
+            html += &match (index, is_words) {
+                (0, _) => format!("<th scope=\"row\">{shown}</th>"),
+                (_, true) => format!("<td class=\"words\">{shown}</td>"),
+                (_, false) => format!("<td>{shown}</td>"),
+            };
+        }
+        if has_source {
+            html += &format!("<td class=\"words source\">{}</td>", escape(row.source.as_deref().unwrap_or("")));
+        }
+        html += "</tr>";
+    }
+    html + "</tbody></table></div>"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::Machine;
+    use crate::report::{Plot, Scale};
+
+    /// The page needs nothing from anywhere, holds every figure, and text cannot become markup.
+    #[test]
+    fn the_page_stands_alone() {
+        let mut chapter = Chapter::new("random", "Reads <b>", "About & more");
+        let mut table = Table::new("Figures", &[("", Form::Text), ("rate", Form::Rate)]);
+        table.row(vec!["direct <script>".into(), 547_479.0.into()]).source("S4: 547 k");
+        chapter.tables.push(table);
+        let mut plot = Plot::new("Over time", ("s", Form::Seconds, Scale::Linear), ("r", Form::Rate, Scale::Linear));
+        plot.line("direct", vec![(0.0, 1.0), (1.0, 2.0)]);
+        chapter.plots.push(plot);
+        chapter.verdict("S1", "It holds.", Holds::Yes, "Seen.");
+        let report = Report {
+            version: 1,
+            command: "drumlin lab random".to_owned(),
+            started: "2026-11-21 13:00:00 UTC".to_owned(),
+            seconds: 1.0,
+            interrupted: false,
+            quick: true,
+            machine: Machine::of(&std::env::temp_dir()).unwrap(),
+            memory_limit: "none".to_owned(),
+            chapters: vec![chapter],
+        };
+        let page = report.html();
+        for part in ["547 k", "direct &lt;script&gt;", "Reads &lt;b&gt;", "holds here", "<svg", "prefers-color-scheme"]
+        {
+            assert!(page.contains(part), "{part} is missing");
+        }
+        for part in ["<script", "http://", "https://", "src=", "@import", "url("] {
+            assert!(!page.contains(part), "the page holds {part}");
+        }
+        let text = report.text(80);
+        assert!(text.contains("547 k") && text.contains("S1"));
+    }
+}

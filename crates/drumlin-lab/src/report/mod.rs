@@ -1,0 +1,322 @@
+//! What a run found, in a form that a terminal, a program and a browser can all be given.
+
+mod html;
+mod plot;
+mod text;
+
+use serde::{Serialize, Serializer};
+
+use crate::figures::Form;
+use crate::machine::Machine;
+
+pub(crate) use text::doctor as doctor_text;
+
+/// What a run of the lab found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Of the form of this report as JSON: 1.
+    pub version: u32,
+    /// The command as it was typed.
+    pub command: String,
+    /// When it began, in UTC.
+    pub started: String,
+    /// How long it took.
+    pub seconds: f64,
+    /// Ended by the user before it was done: what had been measured is there.
+    pub interrupted: bool,
+    /// Short runs were asked for.
+    pub quick: bool,
+    /// Where it ran.
+    pub machine: Machine,
+    /// How "larger than memory" was made true.
+    pub memory_limit: String,
+    /// One for each experiment, in the order in which they ran.
+    pub chapters: Vec<Chapter>,
+}
+
+/// What one experiment found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Chapter {
+    /// The experiment's name, as it is typed.
+    pub name: &'static str,
+    /// What is asked.
+    pub title: String,
+    /// What was done, in a few sentences.
+    pub about: String,
+    /// Figures.
+    pub tables: Vec<Table>,
+    /// Pictures of them.
+    pub plots: Vec<Plot>,
+    /// The sources' findings against what was seen here.
+    pub verdicts: Vec<Verdict>,
+    /// What a reader has to know to read the figures.
+    pub notes: Vec<String>,
+    /// Why it ended early, if it did.
+    pub failure: Option<String>,
+}
+
+impl Chapter {
+    pub(crate) fn new(name: &'static str, title: impl Into<String>, about: impl Into<String>) -> Chapter {
+        Chapter {
+            name,
+            title: title.into(),
+            about: about.into(),
+            tables: Vec::new(),
+            plots: Vec::new(),
+            verdicts: Vec::new(),
+            notes: Vec::new(),
+            failure: None,
+        }
+    }
+
+    pub(crate) fn note(&mut self, text: impl Into<String>) {
+        self.notes.push(text.into());
+    }
+
+    /// Sets a source's claim against what was seen.
+    pub(crate) fn verdict(
+        &mut self,
+        source: &'static str,
+        claim: impl Into<String>,
+        holds: Holds,
+        why: impl Into<String>,
+    ) {
+        self.verdicts.push(Verdict { source, claim: claim.into(), holds, why: why.into() });
+    }
+}
+
+/// A table of figures.
+#[derive(Clone, Debug, Serialize)]
+pub struct Table {
+    /// What it shows.
+    pub title: String,
+    /// Its columns; the first names the row.
+    pub columns: Vec<Column>,
+    /// Its rows.
+    pub rows: Vec<Row>,
+}
+
+/// A column of a table.
+#[derive(Clone, Debug)]
+pub struct Column {
+    pub(crate) label: &'static str,
+    pub(crate) form: Form,
+}
+
+impl Serialize for Column {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Told {
+            label: &'static str,
+            unit: &'static str,
+        }
+        Told { label: self.label, unit: self.form.unit() }.serialize(serializer)
+    }
+}
+
+/// A row of a table.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// One for each column.
+    pub cells: Vec<Cell>,
+    /// What the source measured, where it did.
+    pub source: Option<String>,
+}
+
+/// One figure or word of a table.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Cell {
+    /// Words.
+    Text(String),
+    /// A figure in the column's unit.
+    Number(f64),
+    /// Nothing was measured.
+    Missing,
+}
+
+impl From<&str> for Cell {
+    fn from(text: &str) -> Cell {
+        Cell::Text(text.to_owned())
+    }
+}
+
+impl From<String> for Cell {
+    fn from(text: String) -> Cell {
+        Cell::Text(text)
+    }
+}
+
+impl From<f64> for Cell {
+    fn from(number: f64) -> Cell {
+        if number.is_finite() { Cell::Number(number) } else { Cell::Missing }
+    }
+}
+
+impl From<u64> for Cell {
+    fn from(number: u64) -> Cell {
+        Cell::Number(number as f64)
+    }
+}
+
+impl<T: Into<Cell>> From<Option<T>> for Cell {
+    fn from(cell: Option<T>) -> Cell {
+        cell.map_or(Cell::Missing, Into::into)
+    }
+}
+
+impl Table {
+    pub(crate) fn new(title: impl Into<String>, columns: &[(&'static str, Form)]) -> Table {
+        let columns = columns.iter().map(|&(label, form)| Column { label, form }).collect();
+        Table { title: title.into(), columns, rows: Vec::new() }
+    }
+
+    pub(crate) fn row(&mut self, cells: Vec<Cell>) -> &mut Row {
+        assert_eq!(cells.len(), self.columns.len(), "a cell for each column of {:?}", self.title);
+        self.rows.push(Row { cells, source: None });
+        self.rows.last_mut().expect("just pushed")
+    }
+
+    fn show(&self, column: usize, cell: &Cell) -> String {
+        match cell {
+            Cell::Text(text) => text.clone(),
+            Cell::Number(number) => self.columns[column].form.show(*number),
+            Cell::Missing => "–".to_owned(),
+        }
+    }
+}
+
+impl Row {
+    /// What the source measured.
+    pub(crate) fn source(&mut self, text: impl Into<String>) {
+        self.source = Some(text.into());
+    }
+}
+
+/// How an axis is divided.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scale {
+    /// Equal distances for equal differences, from zero.
+    Linear,
+    /// Equal distances for equal ratios.
+    Logarithmic,
+    /// Of quantiles: equal distances for equal ratios of what is left (90 %, 99 %, 99.9 %).
+    Tail,
+}
+
+/// An axis of a plot.
+#[derive(Clone, Debug)]
+pub struct Axis {
+    pub(crate) label: &'static str,
+    pub(crate) form: Form,
+    pub(crate) scale: Scale,
+}
+
+impl Serialize for Axis {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Told {
+            label: &'static str,
+            unit: &'static str,
+            scale: Scale,
+        }
+        Told { label: self.label, unit: self.form.unit(), scale: self.scale }.serialize(serializer)
+    }
+}
+
+/// Lines over two axes.
+#[derive(Clone, Debug, Serialize)]
+pub struct Plot {
+    /// What it shows.
+    pub title: String,
+    /// To the right.
+    pub x: Axis,
+    /// Upwards.
+    pub y: Axis,
+    /// The lines.
+    pub lines: Vec<Line>,
+}
+
+/// One line of a plot.
+#[derive(Clone, Debug, Serialize)]
+pub struct Line {
+    /// What it stands for.
+    pub name: String,
+    /// From left to right.
+    pub points: Vec<(f64, f64)>,
+}
+
+impl Plot {
+    pub(crate) fn new(
+        title: impl Into<String>,
+        x: (&'static str, Form, Scale),
+        y: (&'static str, Form, Scale),
+    ) -> Plot {
+        let axis = |(label, form, scale)| Axis { label, form, scale };
+        Plot { title: title.into(), x: axis(x), y: axis(y), lines: Vec::new() }
+    }
+
+    /// Adds a line, unless there is nothing to draw.
+    pub(crate) fn line(&mut self, name: impl Into<String>, points: Vec<(f64, f64)>) {
+        if !points.is_empty() {
+            self.lines.push(Line { name: name.into(), points });
+        }
+    }
+}
+
+/// Whether a source's finding was seen here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Holds {
+    /// Seen.
+    Yes,
+    /// The opposite, or nothing of it, was seen.
+    No,
+    /// Seen in direction, not in size.
+    Partly,
+    /// This machine or this run could not tell.
+    Unknown,
+}
+
+impl Holds {
+    pub(crate) fn of(seen: bool) -> Holds {
+        if seen { Holds::Yes } else { Holds::No }
+    }
+
+    fn words(self) -> &'static str {
+        match self {
+            Holds::Yes => "holds here",
+            Holds::No => "not here",
+            Holds::Partly => "partly",
+            Holds::Unknown => "not told",
+        }
+    }
+}
+
+/// A source's finding against what was seen here.
+#[derive(Clone, Debug, Serialize)]
+pub struct Verdict {
+    /// Which source.
+    pub source: &'static str,
+    /// What it says.
+    pub claim: String,
+    /// Whether it was seen.
+    pub holds: Holds,
+    /// By which figures.
+    pub why: String,
+}
+
+impl Report {
+    /// As tables for a terminal of so many columns, with ANSI styles.
+    #[must_use]
+    pub fn text(&self, columns: usize) -> String {
+        text::report(self, columns)
+    }
+
+    /// As one HTML page that needs nothing else.
+    #[must_use]
+    pub fn html(&self) -> String {
+        html::render(self)
+    }
+}

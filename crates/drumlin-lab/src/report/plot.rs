@@ -1,0 +1,231 @@
+//! Plots as SVG, drawn by hand: a few lines over two axes, in the page's own colours.
+//!
+//! A plot is 420 units wide, which is about the width of a phone: shown there or beside another on a desk, its letters
+//! stay as large as the page's.
+
+use std::fmt::Write;
+
+use super::html::escape;
+use super::{Axis, Plot, Scale};
+use crate::figures::Form;
+
+const WIDTH: f64 = 420.0;
+const HEIGHT: f64 = 260.0;
+const LEFT: f64 = 58.0;
+const RIGHT: f64 = 12.0;
+const TOP: f64 = 12.0;
+const BOTTOM: f64 = 40.0;
+
+/// How many colours the page has for lines; more lines begin anew with dashes.
+const COLOURS: usize = 6;
+
+/// An axis over a range of values.
+struct Ruler {
+    scale: Scale,
+    low: f64,
+    high: f64,
+}
+
+impl Ruler {
+    fn over(axis: &Axis, values: impl Iterator<Item = f64>) -> Ruler {
+        let scale = axis.scale;
+        let usable = values.filter(|value| value.is_finite() && (scale != Scale::Logarithmic || *value > 0.0));
+        let (mut low, mut high) =
+            usable.fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)));
+        if low > high {
+            (low, high) = (1.0, 10.0);
+        }
+        match scale {
+            Scale::Linear => {
+                low = 0.0;
+                high = if high > 0.0 { nice_above(high) } else { 1.0 };
+            }
+            Scale::Logarithmic => {
+                if low == high {
+                    (low, high) = (low / 2.0, high * 2.0);
+                }
+            }
+            Scale::Tail => (low, high) = (0.5, 0.99999),
+        }
+        Ruler { scale, low, high }
+    }
+
+    /// Where a value lies, from 0 to 1.
+    fn at(&self, value: f64) -> f64 {
+        let share = match self.scale {
+            Scale::Linear => (value - self.low) / (self.high - self.low),
+            Scale::Logarithmic => (value.max(f64::MIN_POSITIVE) / self.low).ln() / (self.high / self.low).ln(),
+            Scale::Tail => {
+                let nines = |quantile: f64| -(1.0 - quantile.min(self.high)).log10();
+                (nines(value) - nines(self.low)) / (nines(self.high) - nines(self.low))
+            }
+        };
+        share.clamp(0.0, 1.0)
+    }
+
+    fn ticks(&self) -> Vec<f64> {
+        match self.scale {
+            Scale::Linear => (0..=4).map(|step| self.high * f64::from(step) / 4.0).collect(),
+            Scale::Tail => vec![0.5, 0.9, 0.99, 0.999, 0.9999],
+            Scale::Logarithmic => {
+                let decades = (self.high / self.low).log10();
+                let steps: &[f64] = if decades > 3.0 {
+                    &[1.0]
+                } else if decades > 1.2 {
+                    &[1.0, 3.0]
+                } else {
+                    &[1.0, 2.0, 5.0]
+                };
+                let first = self.low.log10().floor() as i32;
+                let last = self.high.log10().ceil() as i32;
+                let all = (first..=last).flat_map(|power| steps.iter().map(move |step| step * 10f64.powi(power)));
+                all.filter(|tick| (self.low * 0.999..=self.high * 1.001).contains(tick)).collect()
+            }
+        }
+    }
+
+    fn label(&self, axis: &Axis, tick: f64) -> String {
+        match self.scale {
+            Scale::Tail => format!("{}%", ((tick * 1e6).round() / 1e4)),
+            _ if tick == 0.0 => "0".to_owned(),
+            // Two units would not find room beside the axis.
+            _ if axis.form == Form::Seconds && tick >= 100.0 => format!("{:.0} min", tick / 60.0),
+            _ => axis.form.show(tick).replace(".00 ", " ").replace(".0 ", " "),
+        }
+    }
+}
+
+/// The next of 1, 2, 4, 5, 8, 10 times a power of ten.
+fn nice_above(value: f64) -> f64 {
+    let power = 10f64.powf(value.log10().floor());
+    let steps = [1.0, 1.2, 1.6, 2.0, 2.4, 3.2, 4.0, 5.0, 6.0, 8.0, 10.0];
+    steps.into_iter().map(|step| step * power).find(|step| *step >= value * 0.999).unwrap_or(value)
+}
+
+/// The plot with its title and the names of its lines.
+pub(super) fn render(plot: &Plot) -> String {
+    let all = || plot.lines.iter().flat_map(|line| line.points.iter());
+    let x = Ruler::over(&plot.x, all().map(|point| point.0));
+    let y = Ruler::over(&plot.y, all().map(|point| point.1));
+    let across = |value: f64| LEFT + x.at(value) * (WIDTH - LEFT - RIGHT);
+    let up = |value: f64| HEIGHT - BOTTOM - y.at(value) * (HEIGHT - TOP - BOTTOM);
+    let mut svg = String::new();
+    let mut draw = |text: std::fmt::Arguments<'_>| svg.write_fmt(text).expect("a string takes any text");
+    draw(format_args!(
+        "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">",
+        escape(&format!("{}: {} by {}", plot.title, plot.y.label, plot.x.label))
+    ));
+    for tick in y.ticks() {
+        let at = up(tick);
+        draw(format_args!("<path class=\"grid\" d=\"M{LEFT} {at:.1}H{}\"/>", WIDTH - RIGHT));
+        draw(format_args!(
+            "<text x=\"{}\" y=\"{:.1}\" class=\"end\">{}</text>",
+            LEFT - 6.0,
+            at + 3.5,
+            escape(&y.label(&plot.y, tick))
+        ));
+    }
+    let mut free = 0.0;
+    for tick in x.ticks() {
+        let at = across(tick);
+        draw(format_args!("<path class=\"grid\" d=\"M{at:.1} {TOP}V{}\"/>", HEIGHT - BOTTOM));
+        let label = x.label(&plot.x, tick);
+        // Labels that would touch the one before are left out.
+        let half = label.chars().count() as f64 * 3.2;
+        if at - half >= free {
+            let inside = at.min(WIDTH - half - 1.0);
+            draw(format_args!(
+                "<text x=\"{inside:.1}\" y=\"{}\" class=\"mid\">{}</text>",
+                HEIGHT - 24.0,
+                escape(&label)
+            ));
+            free = at + half + 6.0;
+        }
+    }
+    draw(format_args!(
+        "<text x=\"{:.1}\" y=\"{}\" class=\"mid axis\">{}</text>",
+        f64::midpoint(LEFT, WIDTH - RIGHT),
+        HEIGHT - 6.0,
+        escape(plot.x.label)
+    ));
+    for (index, line) in plot.lines.iter().enumerate() {
+        let mut path = String::new();
+        let mut dots = String::new();
+        let mut is_first = true;
+        for &(right, height) in &line.points {
+            // What lies left of the axis, as the quick half of a distribution, is not drawn.
+            if right < x.low * 0.999 || !height.is_finite() {
+                continue;
+            }
+            let (px, py) = (across(right), up(height));
+            let step = if is_first { 'M' } else { 'L' };
+            is_first = false;
+            write!(path, "{step}{px:.1} {py:.1}").expect("a string takes any text");
+            if line.points.len() <= 16 {
+                write!(
+                    dots,
+                    "<circle cx=\"{px:.1}\" cy=\"{py:.1}\" r=\"2.4\"><title>{}: {} at {}</title></circle>",
+                    escape(&line.name),
+                    escape(&plot.y.form.show(height)),
+                    escape(&x.label(&plot.x, right))
+                )
+                .expect("a string takes any text");
+            }
+        }
+        let style = style(index);
+        draw(format_args!("<g class=\"{style}\"><path class=\"line\" d=\"{path}\"/>{dots}</g>"));
+    }
+    svg.push_str("</svg>");
+    let names: String = plot
+        .lines
+        .iter()
+        .enumerate()
+        .map(|(index, line)| {
+            let style = style(index);
+            format!(
+                "<li><svg class=\"key {style}\" viewBox=\"0 0 22 8\"><path class=\"line\" d=\"M1 4H21\"/></svg>{}</li>",
+                escape(&line.name)
+            )
+        })
+        .collect();
+    format!(
+        "<figure><figcaption>{}<small>{}</small></figcaption>{svg}<ul>{names}</ul></figure>",
+        escape(&plot.title),
+        escape(plot.y.label)
+    )
+}
+
+fn style(index: usize) -> String {
+    let dashes = if index >= COLOURS { " dashed" } else { "" };
+    format!("c{}{dashes}", index % COLOURS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every scale puts its lowest value at one end, its highest at the other, and labels what lies between.
+    #[test]
+    fn scales_reach_from_end_to_end() {
+        for (scale, values) in
+            [(Scale::Linear, vec![0.0, 8.0]), (Scale::Logarithmic, vec![1.0, 256.0]), (Scale::Tail, vec![0.5, 0.99999])]
+        {
+            let axis = Axis { label: "", form: Form::Count, scale };
+            let ruler = Ruler::over(&axis, values.clone().into_iter());
+            assert!(ruler.at(values[0]) < 0.01 && ruler.at(values[1]) > 0.99, "{scale:?}");
+            let ticks = ruler.ticks();
+            assert!((3..=9).contains(&ticks.len()), "{scale:?}: {ticks:?}");
+            assert!(ticks.iter().all(|tick| (0.0..=1.0).contains(&ruler.at(*tick))));
+        }
+    }
+
+    /// A plot without points, or with one, is still a plot.
+    #[test]
+    fn small_plots_are_drawn() {
+        let mut plot = Plot::new("Plot <1>", ("x", Form::Count, Scale::Logarithmic), ("y", Form::Rate, Scale::Linear));
+        assert!(render(&plot).contains("Plot &lt;1&gt;"));
+        plot.line("one", vec![(4.0, 100.0)]);
+        let svg = render(&plot);
+        assert!(svg.contains("<circle") && !svg.contains("NaN"), "{svg}");
+    }
+}

@@ -1,0 +1,370 @@
+//! The report in a terminal: tables that keep to its width.
+
+use anstyle::{AnsiColor, Color, Style};
+
+use super::{Chapter, Holds, Report, Table};
+use crate::doctor::{Diagnosis, Severity};
+use crate::figures::{self, Form};
+use crate::machine::Drive;
+
+const BOLD: Style = Style::new().bold();
+const DIM: Style = Style::new().dimmed();
+const ACCENT: Style = Style::new().bold().fg_color(Some(Color::Ansi(AnsiColor::Cyan)));
+const GOOD: Style = Style::new().bold().fg_color(Some(Color::Ansi(AnsiColor::Green)));
+const BAD: Style = Style::new().bold().fg_color(Some(Color::Ansi(AnsiColor::Red)));
+const MIXED: Style = Style::new().bold().fg_color(Some(Color::Ansi(AnsiColor::Yellow)));
+
+/// Between two columns.
+const GAP: usize = 2;
+/// Narrower than this, a source's figures go below their row instead of beside it.
+const SOURCE_COLUMNS_MIN: usize = 22;
+/// Words are not broken to fit less than this.
+const TEXT_COLUMNS_MIN: usize = 12;
+
+pub(super) fn report(report: &Report, columns: usize) -> String {
+    let columns = columns.max(40);
+    let mut lines = Vec::new();
+    let machine = &report.machine;
+    let mut about = vec![
+        (
+            "machine",
+            format!(
+                "{}, {}, {} of memory{}",
+                machine.processor,
+                figures::plural(machine.processors as u64, "processor"),
+                figures::bytes(machine.memory_bytes as f64),
+                machine.virtualised.as_ref().map_or(String::new(), |name| format!(", virtual ({name})"))
+            ),
+        ),
+        ("kernel", machine.kernel.clone()),
+        ("files", format!("{} ({}) in {}", machine.file_system, machine.mount_options, machine.folder)),
+        ("drive", drive_line(&machine.drive)),
+        ("memory", report.memory_limit.clone()),
+        ("run", format!("{}, {}, {}", report.started, figures::micros(report.seconds * 1e6), report.command)),
+    ];
+    if report.interrupted {
+        about.push(("", "interrupted: this is what had been measured".to_owned()));
+    }
+    for (label, text) in about {
+        for (index, line) in wrap(&text, columns - 10).into_iter().enumerate() {
+            let label = if index == 0 { label } else { "" };
+            lines.push(format!("{DIM}{label:<8}{DIM:#}  {line}"));
+        }
+    }
+    for chapter in &report.chapters {
+        lines.push(String::new());
+        self::chapter(chapter, columns, &mut lines);
+    }
+    lines.join("\n")
+}
+
+/// What the doctor found.
+pub(crate) fn doctor(diagnosis: &Diagnosis, columns: usize) -> String {
+    let columns = columns.max(40);
+    let machine = &diagnosis.machine;
+    let mut lines = Vec::new();
+    for (label, text) in [
+        ("folder", format!("{} on {} ({})", machine.folder, machine.file_system, machine.mount_options)),
+        ("drive", drive_line(&machine.drive)),
+        ("kernel", machine.kernel.clone()),
+    ] {
+        for (index, line) in wrap(&text, columns - 10).into_iter().enumerate() {
+            lines.push(format!("{DIM}{:<8}{DIM:#}  {line}", if index == 0 { label } else { "" }));
+        }
+    }
+    for table in diagnosis.tables.iter().filter(|table| !table.rows.is_empty()) {
+        lines.push(String::new());
+        lines.push(format!("{BOLD}{}{BOLD:#}", table.title));
+        self::table(table, columns, &mut lines);
+    }
+    lines.push(String::new());
+    for finding in &diagnosis.findings {
+        let (style, word) = match finding.severity {
+            Severity::Fine => (GOOD, "fine"),
+            Severity::Advice => (MIXED, "advice"),
+            Severity::Wrong => (BAD, "wrong"),
+        };
+        let text = format!("{}: {}", finding.what, finding.found);
+        for (index, line) in wrap(&text, columns - 8).into_iter().enumerate() {
+            lines.push(format!("{style}{:<6}{style:#}  {line}", if index == 0 { word } else { "" }));
+        }
+        if let Some(mend) = &finding.mend {
+            lines.extend(wrap(mend, columns - 10).into_iter().map(|line| format!("        {DIM}> {line}{DIM:#}")));
+        }
+    }
+    if !diagnosis.settings.is_empty() {
+        lines.push(String::new());
+        lines.push(format!("{BOLD}Settings that follow{BOLD:#}"));
+    }
+    for setting in &diagnosis.settings {
+        lines.push(setting.setting.clone());
+        lines.extend(wrap(&setting.why, columns - 4).into_iter().map(|line| format!("    {DIM}{line}{DIM:#}")));
+    }
+    if diagnosis.interrupted {
+        lines.push(format!("{BAD}interrupted{BAD:#}: this is what had been found"));
+    }
+    lines.join("\n")
+}
+
+pub(super) fn drive_line(drive: &Drive) -> String {
+    let mut parts = vec![match (&drive.name, &drive.model) {
+        (Some(name), Some(model)) => format!("{name} ({model}) as {}", drive.source),
+        (Some(name), None) => format!("{name} as {}", drive.source),
+        _ => drive.source.clone(),
+    }];
+    match (&drive.cache_claimed, &drive.cache_believed) {
+        (Some(claimed), Some(believed)) => {
+            parts.push(format!("cache: it says {claimed}, the kernel acts on {believed}"));
+        }
+        (None, Some(believed)) => parts.push(format!("cache: the kernel acts on {believed}")),
+        _ => {}
+    }
+    if let Some(fua) = drive.forced_unit_access {
+        parts.push(format!("forced unit access: {}", if fua { "yes" } else { "no" }));
+    }
+    if let Some(bytes) = drive.logical_block_bytes {
+        parts.push(format!("blocks of {bytes} bytes"));
+    }
+    parts.push(if drive.polled { "polled queues" } else { "no polled queues" }.to_owned());
+    if let Some(scheduler) = &drive.scheduler {
+        parts.push(format!("scheduler {scheduler}"));
+    }
+    parts.join("; ")
+}
+
+fn chapter(chapter: &Chapter, columns: usize, lines: &mut Vec<String>) {
+    lines.push(format!("{ACCENT}{}{ACCENT:#} {BOLD}{}{BOLD:#}", chapter.name, chapter.title));
+    lines.extend(wrap(&chapter.about, columns).into_iter().map(|line| format!("{DIM}{line}{DIM:#}")));
+    for table in chapter.tables.iter().filter(|table| !table.rows.is_empty()) {
+        lines.push(String::new());
+        lines.extend(wrap(&table.title, columns).into_iter().map(|line| format!("{BOLD}{line}{BOLD:#}")));
+        self::table(table, columns, lines);
+    }
+    if !chapter.verdicts.is_empty() {
+        lines.push(String::new());
+    }
+    for verdict in &chapter.verdicts {
+        let style = match verdict.holds {
+            Holds::Yes => GOOD,
+            Holds::No => BAD,
+            Holds::Partly => MIXED,
+            Holds::Unknown => DIM,
+        };
+        let words = verdict.holds.words();
+        let text = format!("{}: {} {}", verdict.source, verdict.claim, verdict.why);
+        for (index, line) in wrap(&text, columns - 12).into_iter().enumerate() {
+            let words = if index == 0 { words } else { "" };
+            lines.push(format!("{style}{words:<10}{style:#}  {line}"));
+        }
+    }
+    for note in &chapter.notes {
+        for (index, line) in wrap(note, columns - 2).into_iter().enumerate() {
+            lines.push(format!("{DIM}{} {line}{DIM:#}", if index == 0 { "·" } else { " " }));
+        }
+    }
+    if let Some(failure) = &chapter.failure {
+        lines.extend(wrap(failure, columns).into_iter().map(|line| format!("{BAD}{line}{BAD:#}")));
+    }
+}
+
+/// A table that is too wide is shown in parts, each with the names of the rows.
+fn table(table: &Table, columns: usize, lines: &mut Vec<String>) {
+    let shown: Vec<Vec<String>> = table
+        .rows
+        .iter()
+        .map(|row| row.cells.iter().enumerate().map(|(index, cell)| table.show(index, cell)).collect())
+        .collect();
+    let mut start = 1;
+    while start < table.columns.len() || start == 1 {
+        let mut part: Vec<usize> = vec![0];
+        let mut end = start;
+        while end < table.columns.len() {
+            part.push(end);
+            let widths = widths(table, &shown, &part, columns);
+            if width(&widths) > columns && part.len() > 2 {
+                part.pop();
+                break;
+            }
+            end += 1;
+        }
+        self::part(table, &shown, &part, columns, start == 1, lines);
+        start = end.max(start + 1);
+    }
+}
+
+/// Columns and gaps.
+fn width(widths: &[usize]) -> usize {
+    widths.iter().sum::<usize>() + GAP * (widths.len() - 1)
+}
+
+fn part(
+    table: &Table,
+    shown: &[Vec<String>],
+    part: &[usize],
+    columns: usize,
+    with_sources: bool,
+    lines: &mut Vec<String>,
+) {
+    let widths = widths(table, shown, part, columns);
+    let used = width(&widths);
+    let left = columns.saturating_sub(used + GAP);
+    let is_beside = left >= SOURCE_COLUMNS_MIN;
+    let has_source = with_sources && table.rows.iter().any(|row| row.source.is_some());
+
+    let is_text: Vec<bool> = part.iter().map(|&index| table.columns[index].form == Form::Text).collect();
+    let headers: Vec<Vec<String>> =
+        part.iter().zip(&widths).map(|(&index, width)| wrap(table.columns[index].label, *width)).collect();
+    let mut header = block(&headers, &widths, &is_text, true);
+    if has_source
+        && is_beside
+        && let Some(last) = header.last_mut()
+    {
+        *last = format!("{last:<used$}  the source measured");
+    }
+    lines.extend(header.into_iter().map(|line| format!("{DIM}{}{DIM:#}", line.trim_end())));
+    for (row, cells) in table.rows.iter().zip(shown) {
+        let cells: Vec<Vec<String>> =
+            part.iter().zip(&widths).map(|(&index, width)| wrap(&cells[index], *width)).collect();
+        let mut block = block(&cells, &widths, &is_text, false);
+        match row.source.as_ref().filter(|_| with_sources) {
+            Some(source) if is_beside => {
+                for (index, line) in wrap(source, left).into_iter().enumerate() {
+                    if index == block.len() {
+                        block.push(String::new());
+                    }
+                    let pad = used.saturating_sub(block[index].chars().count());
+                    block[index] = format!("{}{:pad$}  {DIM}{line}{DIM:#}", block[index], "");
+                }
+            }
+            Some(source) => {
+                block.extend(wrap(source, columns - 4).into_iter().map(|line| format!("    {DIM}{line}{DIM:#}")));
+            }
+            None => {}
+        }
+        lines.extend(block.into_iter().map(|line| line.trim_end().to_owned()));
+    }
+}
+
+/// What each column gets: its longest entry, and of what is too much the words give way.
+fn widths(table: &Table, shown: &[Vec<String>], part: &[usize], columns: usize) -> Vec<usize> {
+    let length = |text: &str| text.chars().count();
+    let longest_word = |text: &str| text.split(' ').map(length).max().unwrap_or(0);
+    let mut widths: Vec<usize> = part
+        .iter()
+        .map(|&index| {
+            let cells = shown.iter().map(|row| length(&row[index])).max().unwrap_or(0);
+            cells.max(longest_word(table.columns[index].label))
+        })
+        .collect();
+    loop {
+        if width(&widths) <= columns {
+            return widths;
+        }
+        let texts = (0..widths.len()).filter(|&index| table.columns[part[index]].form == Form::Text);
+        match texts.filter(|&index| widths[index] > TEXT_COLUMNS_MIN).max_by_key(|&index| widths[index]) {
+            Some(index) => widths[index] -= 1,
+            None => return widths,
+        }
+    }
+}
+
+/// Cells of several lines side by side; words to the left, numbers to the right.
+fn block(cells: &[Vec<String>], widths: &[usize], is_text: &[bool], from_below: bool) -> Vec<String> {
+    let height = cells.iter().map(Vec::len).max().unwrap_or(0);
+    (0..height)
+        .map(|line| {
+            let mut text = String::new();
+            for (index, (cell, width)) in cells.iter().zip(widths).enumerate() {
+                // Headers stand on the line above the first row.
+                let above = if from_below { height - cell.len() } else { 0 };
+                let part = line.checked_sub(above).and_then(|at| cell.get(at)).map_or("", String::as_str);
+                if index > 0 {
+                    text.push_str("  ");
+                }
+                let pad = " ".repeat(width.saturating_sub(part.chars().count()));
+                if index == 0 || is_text[index] {
+                    text += part;
+                    text += &pad;
+                } else {
+                    text += &pad;
+                    text += part;
+                }
+            }
+            text
+        })
+        .collect()
+}
+
+/// Breaks text between words so that no line has more than `columns`; a longer word is broken within.
+pub(super) fn wrap(text: &str, columns: usize) -> Vec<String> {
+    let columns = columns.max(8);
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let mut word: Vec<char> = word.chars().collect();
+        loop {
+            let line = lines.last_mut().expect("there is a line");
+            let used = line.chars().count();
+            let gap = usize::from(used > 0);
+            if used + gap + word.len() <= columns {
+                if gap > 0 {
+                    line.push(' ');
+                }
+                line.extend(&word);
+                break;
+            }
+            if used == 0 {
+                line.extend(word.drain(..columns));
+            }
+            lines.push(String::new());
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Cell;
+
+    /// The text as it looks, without styles.
+    fn plain(text: &str) -> String {
+        let mut shown = String::new();
+        let mut rest = text;
+        while let Some((before, after)) = rest.split_once('\x1b') {
+            shown += before;
+            rest = after.split_once('m').map_or("", |(_, rest)| rest);
+        }
+        shown + rest
+    }
+
+    /// Words are wrapped where they can be and broken where they must be.
+    #[test]
+    fn text_is_wrapped() {
+        assert_eq!(wrap("one two three", 8), ["one two", "three"]);
+        assert_eq!(wrap("incomprehensible", 8), ["incompre", "hensible"]);
+        assert_eq!(wrap("", 8), [""]);
+    }
+
+    /// Whatever is in a table, no line is wider than the terminal and no figure is lost.
+    #[test]
+    fn tables_keep_to_the_width() {
+        let mut table = Table::new(
+            "Reads",
+            &[("how", Form::Text), ("reads/s", Form::Rate), ("p99", Form::Micros), ("is it durable", Form::Text)],
+        );
+        table
+            .row(vec!["mapped, MADV_SEQUENTIAL, 100 threads".into(), 547_479.0.into(), Cell::Missing, "yes".into()])
+            .source("S1: about half of fio's rate after the cache is full, near zero for five seconds before");
+        table.row(vec!["direct".into(), 12.5.into(), 80.0.into(), "because the drive says so and is believed".into()]);
+        for columns in [60, 80, 120] {
+            let mut lines = Vec::new();
+            self::table(&table, columns, &mut lines);
+            let text = plain(&lines.join("\n"));
+            assert!(text.lines().all(|line| line.chars().count() <= columns), "{columns}:\n{text}");
+            let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+            for part in ["547 k", "12.5", "80.0 us", "–", "half"] {
+                assert!(words.contains(part), "{columns}: {part} is missing in\n{text}");
+            }
+        }
+    }
+}

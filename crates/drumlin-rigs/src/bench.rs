@@ -1,0 +1,267 @@
+//! Power cuts without a virtual machine: a real file system, by the host's kernel, on a drive of ours.
+//!
+//! The drive is a file of our own file system (`fuse`), under a loop device, under ext4, xfs or btrfs. A writer runs on
+//! it as a process of its own, and all that reaches the drive is noted. Then the drive is rebuilt as a power cut may
+//! leave it, mounted (the kernel recovers the file system), opened (Drumlin recovers) and verified. Recovery is itself
+//! noted, and cut again.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::counters::Count;
+use crate::drive::{Cutter, Drive, History, Image, Loss};
+use crate::fuse::{self, Mounted, SharedDrive};
+use crate::host::{self, FileSystem, LoopDevice};
+use crate::writers::{PREPARED, Random, Verdict, Writer};
+
+/// The least that xfs takes is 300 MiB. Blocks that were never written cost nothing.
+pub const DRIVE_BYTES: u64 = 384 << 20;
+/// A trace ends when this much was written: it is held in memory.
+const TRACE_BYTES_MAX: usize = 192 << 20;
+/// Whose life a history is, so that its states can be verified later.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct About {
+    pub system: FileSystem,
+    pub writer: String,
+    pub seed: u64,
+    /// What was verified before this life.
+    pub from: Vec<u64>,
+}
+
+impl About {
+    pub fn writer(&self) -> Result<Writer> {
+        self.writer.parse().map_err(anyhow::Error::msg)
+    }
+}
+
+/// How a state was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cut {
+    pub moment: usize,
+    pub loss: Loss,
+    pub seed: u64,
+}
+
+/// What came of a state.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    Whole(Vec<u64>),
+    Lost(String),
+    Wrong(String),
+    NotMounted(String),
+}
+
+impl Outcome {
+    pub fn count(&self) -> Count {
+        let mut count = Count { states: 1, ..Count::default() };
+        match self {
+            Outcome::Whole(_) => {}
+            Outcome::Lost(_) => count.lost = 1,
+            Outcome::Wrong(_) => count.wrong = 1,
+            Outcome::NotMounted(_) => count.not_mounted = 1,
+        }
+        count
+    }
+
+    /// What is wrong, if anything is.
+    pub fn flaw(&self) -> Option<String> {
+        match self {
+            Outcome::Whole(_) => None,
+            Outcome::Lost(flaw) => Some(format!("lost: {flaw}")),
+            Outcome::Wrong(flaw) => Some(format!("wrong: {flaw}")),
+            Outcome::NotMounted(flaw) => Some(format!("not mounted: {flaw}")),
+        }
+    }
+}
+
+/// The drive, and where it is mounted.
+#[derive(Debug)]
+pub struct Bench {
+    drive: SharedDrive,
+    _fuse: Mounted,
+    folder: tempfile::TempDir,
+}
+
+impl Bench {
+    pub fn new() -> Result<Bench> {
+        let folder = host::mount_folder()?;
+        let drive = SharedDrive::default();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::create_dir(path("drive"))?;
+        std::fs::create_dir(path("mounted"))?;
+        let fuse = fuse::serve(&drive, DRIVE_BYTES, &path("drive"))?;
+        Ok(Bench { drive, _fuse: fuse, folder })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn attach(&self) -> Result<LoopDevice> {
+        LoopDevice::attach(&self.path("drive/disk"))
+    }
+
+    /// A drive with a file system on it that nothing was done with.
+    pub fn make(&self, system: FileSystem) -> Result<Image> {
+        self.drive.replace(Drive::default());
+        system.make(self.attach()?.path())?;
+        Ok(self.drive.replace(Drive::default()).into_parts().0)
+    }
+
+    /// Lets the writer live on a drive, and kills it. What the drive saw up to then.
+    pub fn trace(&self, about: &About, start: Image, life: Duration) -> Result<History> {
+        let writer = about.writer()?;
+        self.drive.replace(Drive::new(start));
+        let moment = {
+            let device = self.attach()?;
+            let _mount = about.system.mount(device.path(), &self.path("mounted"))?;
+            let mut child = self.spawn(about)?;
+            let watched = self.watch(&mut child, writer, life);
+            let moment = self.drive.lock().moment();
+            let ended = child.try_wait()?;
+            child.kill().and_then(|()| child.wait()).context("ending the writer")?;
+            watched?;
+            ensure!(ended.is_none(), "the writer ended by itself: {ended:?}");
+            moment
+        };
+        let mut history = self.drive.replace(Drive::default()).into_parts().1;
+        history.events.truncate(moment);
+        ensure!(
+            history.moment_of(PREPARED).is_some() || writer == Writer::Drumlin,
+            "the writer did nothing in {life:?}"
+        );
+        Ok(history)
+    }
+
+    fn spawn(&self, about: &About) -> Result<Child> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("write").args(["--writer", &about.writer, "--seed", &about.seed.to_string()]);
+        command.arg("--folder").arg(self.path("mounted")).arg("--told").arg(self.path("drive/told"));
+        let from = about.from.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
+        if !from.is_empty() {
+            command.args(["--from", &from]);
+        }
+        // Ctrl-C is for the rig: the writer dies when the rig has seen it.
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("starting the writer")
+    }
+
+    /// Returns when the writer has lived long enough.
+    fn watch(&self, child: &mut Child, writer: Writer, life: Duration) -> Result<()> {
+        let begun = Instant::now();
+        // Opening takes what it takes: a life begins when the writer is ready.
+        let mut ready = None;
+        let limit = Duration::from_secs(60);
+        let mut events_seen = 0;
+        let (mut bytes, mut told) = (0, 0);
+        loop {
+            std::thread::sleep(Duration::from_millis(10));
+            ensure!(!host::is_interrupted(), "interrupted");
+            if child.try_wait()?.is_some() || begun.elapsed() > limit {
+                return Ok(());
+            }
+            let drive = self.drive.lock();
+            for event in &drive.events()[events_seen..] {
+                match event {
+                    crate::drive::Event::Write { bytes: written, .. } => bytes += written.len(),
+                    crate::drive::Event::Flush => {}
+                    crate::drive::Event::Told(_) => {
+                        told += 1;
+                        ready.get_or_insert_with(Instant::now);
+                    }
+                }
+            }
+            events_seen = drive.moment();
+            let is_over = ready.is_some_and(|ready: Instant| ready.elapsed() > life);
+            if is_over || bytes > TRACE_BYTES_MAX || writer.told_at_most().is_some_and(|most| told >= most) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Mounts, recovers and verifies a state of which the world was told so much; what the drive saw meanwhile, with what
+    /// the world was told first.
+    fn verify(&self, about: &About, image: Image, told: &[u64]) -> Result<(Outcome, History)> {
+        let writer = about.writer()?;
+        let mut drive = Drive::new(image);
+        told.iter().for_each(|what| drive.tell(*what));
+        self.drive.replace(drive);
+        let outcome = {
+            let device = self.attach()?;
+            match about.system.mount(device.path(), &self.path("mounted")) {
+                Err(error) => Outcome::NotMounted(format!("{error:#}")),
+                Ok(_mount) => {
+                    let tell = |what| self.drive.lock().tell(what);
+                    match writer.verify(&self.path("mounted"), about.seed, &about.from, told, &tell) {
+                        Verdict::Whole(next) => Outcome::Whole(next),
+                        Verdict::Lost(flaw) => Outcome::Lost(flaw),
+                        Verdict::Wrong(flaw) => Outcome::Wrong(flaw),
+                    }
+                }
+            }
+        };
+        let history = self.drive.replace(Drive::default()).into_parts().1;
+        Ok((outcome, history))
+    }
+
+    /// Makes the state of a cut and verifies it. Sometimes recovery is cut, too.
+    pub fn replay(&self, about: &About, cutter: &mut Cutter<'_>, history: &History, cut: Cut) -> Result<Replayed> {
+        let mut random = Random(cut.seed);
+        let image = cutter.cut(cut.moment, cut.loss, &mut random);
+        let told = history.told(cut.moment);
+        let (outcome, recovery) = self.verify(about, image.clone(), &told)?;
+        let mut replayed = Replayed { count: outcome.count(), outcome, image, within: None };
+        let is_whole = matches!(replayed.outcome, Outcome::Whole(_));
+        if !is_whole || about.writer()? != Writer::Drumlin || !random.chance(20) {
+            return Ok(replayed);
+        }
+        let moment = told.len() + random.below((recovery.events.len() - told.len()) as u64 + 1) as usize;
+        let again = Cut { moment, loss: cut.loss, seed: random.next() };
+        let image = Cutter::new(&recovery).cut(moment, cut.loss, &mut Random(again.seed));
+        let (outcome, _) = self.verify(about, image, &recovery.told(moment))?;
+        replayed.count.add(&outcome.count());
+        replayed.count.cut_again += 1;
+        if !matches!(outcome, Outcome::Whole(_)) {
+            replayed.outcome = outcome;
+            replayed.within = Some((recovery, again));
+        }
+        Ok(replayed)
+    }
+}
+
+/// A state that was verified.
+#[derive(Debug)]
+pub struct Replayed {
+    pub outcome: Outcome,
+    /// That of the state, and of the one after recovery was cut.
+    pub count: Count,
+    /// The drive after the cut, before anything recovered.
+    pub image: Image,
+    /// Where a cut of the recovery has that outcome: the recovery, and the cut.
+    pub within: Option<(History, Cut)>,
+}
+
+/// Moments to cut a history at, ascending: half of them right after an acknowledgement.
+pub fn moments(about: &About, history: &History, count: usize, random: &mut Random) -> Result<Vec<usize>> {
+    // A log's preparation is not what is tested.
+    let first = if about.writer()? == Writer::Drumlin { 0 } else { history.moment_of(PREPARED).unwrap_or(0) + 1 };
+    let last = history.events.len();
+    ensure!(first <= last, "the trace ends before the writer began");
+    let mut moments: Vec<usize> = (0..count)
+        .map(|_| {
+            let moment = first + random.below((last - first) as u64 + 1) as usize;
+            if random.chance(50) {
+                let is_told = |event: &crate::drive::Event| event.told().is_some();
+                history.events[moment..].iter().position(is_told).map_or(moment, |ahead| moment + ahead + 1)
+            } else {
+                moment
+            }
+        })
+        .collect();
+    moments.sort_unstable();
+    Ok(moments)
+}

@@ -1,0 +1,68 @@
+//! What long runs have reached, in a file: a run that was stopped goes on counting where it was.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+/// What came of one writer on one file system with one kind of loss.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Count {
+    /// States mounted, recovered and verified.
+    pub states: u64,
+    /// Of these, states in which recovery had been cut before.
+    #[serde(default)]
+    pub cut_again: u64,
+    /// States in which acknowledged commits were missing.
+    pub lost: u64,
+    /// States with a wrong value, damage, or a database that did not open.
+    pub wrong: u64,
+    /// States that the file system itself did not survive.
+    pub not_mounted: u64,
+}
+
+impl Count {
+    pub fn is_clean(&self) -> bool {
+        (self.lost, self.wrong, self.not_mounted) == (0, 0, 0)
+    }
+
+    pub fn add(&mut self, other: &Count) {
+        self.states += other.states;
+        self.cut_again += other.cut_again;
+        self.lost += other.lost;
+        self.wrong += other.wrong;
+        self.not_mounted += other.not_mounted;
+    }
+}
+
+/// A file of counts by name.
+#[derive(Debug)]
+pub struct Counters {
+    path: PathBuf,
+    counts: BTreeMap<String, Count>,
+}
+
+impl Counters {
+    /// Counters with a name, as an earlier run left them.
+    pub fn open(name: &str) -> Result<Counters> {
+        let path = crate::host::work_folder()?.join(format!("{name}.json"));
+        let counts = match fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes).with_context(|| format!("reading {}", path.display()))?,
+            Err(_) => BTreeMap::new(),
+        };
+        Ok(Counters { path, counts })
+    }
+
+    pub fn get(&self, key: &str) -> Count {
+        self.counts.get(key).copied().unwrap_or_default()
+    }
+
+    pub fn add(&mut self, key: &str, count: &Count) -> Result<()> {
+        self.counts.entry(key.to_owned()).or_default().add(count);
+        let new = self.path.with_extension("new");
+        fs::write(&new, serde_json::to_vec_pretty(&self.counts)?)?;
+        Ok(fs::rename(new, &self.path)?)
+    }
+}

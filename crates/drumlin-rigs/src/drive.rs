@@ -1,0 +1,372 @@
+//! A drive with a volatile write cache, and every state that a power cut may leave of it.
+//!
+//! The drive serves reads and writes and notes, in one order: writes, flushes, and what the world was told
+//! (acknowledgements). From the notes it is rebuilt as it may be after a cut at any moment.
+//!
+//! Fault model. A write is certain once a flush that began after it has ended, or at once where it carried the *forced
+//! unit access* flag. Of the others, each may be there, be missing, or be torn: of its sectors of 512 bytes, any may be
+//! there. With [`Loss::None`] the drive's cache survives (the host's page cache does not: what was never written to the
+//! drive is gone in every case).
+//!
+//! One thing is not torn: the block that holds a file system's own superblock. Ext4 and btrfs take it as whole; drives
+//! whose sectors have 4 KiB make it so.
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::writers::Random;
+
+pub const BLOCK: usize = 4096;
+pub const SECTOR: usize = 512;
+
+type Block = [u8; BLOCK];
+
+/// What is on a drive: blocks that were never written are zero.
+#[derive(Clone, Default, Debug)]
+pub struct Image {
+    blocks: HashMap<u64, Arc<Block>>,
+}
+
+impl Image {
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) {
+        each_block(offset, bytes.len(), |block, within, range| match self.blocks.get(&block) {
+            Some(held) => {
+                let length = range.len();
+                bytes[range].copy_from_slice(&held[within..within + length]);
+            }
+            None => bytes[range].fill(0),
+        });
+    }
+
+    pub fn write(&mut self, offset: u64, bytes: &[u8]) {
+        each_block(offset, bytes.len(), |block, within, range| {
+            let held = self.blocks.entry(block).or_insert_with(|| Arc::new([0; BLOCK]));
+            Arc::make_mut(held)[within..within + range.len()].copy_from_slice(&bytes[range]);
+        });
+    }
+}
+
+/// Calls `each` with the block's number, the offset in it and the range of the request, for every block touched.
+fn each_block(offset: u64, length: usize, mut each: impl FnMut(u64, usize, std::ops::Range<usize>)) {
+    let mut done = 0;
+    while done < length {
+        let at = offset + done as u64;
+        let within = (at % BLOCK as u64) as usize;
+        let end = length.min(done + BLOCK - within);
+        each(at / BLOCK as u64, within, done..end);
+        done = end;
+    }
+}
+
+/// Something that was done to the drive, or told to the world.
+#[derive(Clone, Debug)]
+pub enum Event {
+    Write { offset: u64, bytes: Arc<[u8]>, forced: bool },
+    Flush,
+    Told(u64),
+}
+
+impl Event {
+    /// What the world was told, if it was.
+    pub fn told(&self) -> Option<u64> {
+        if let Event::Told(what) = self { Some(*what) } else { None }
+    }
+}
+
+/// What a drive was at first, and all that happened to it.
+#[derive(Clone, Default, Debug)]
+pub struct History {
+    pub start: Image,
+    pub events: Vec<Event>,
+}
+
+impl History {
+    /// What the world was told before a moment.
+    pub fn told(&self, moment: usize) -> Vec<u64> {
+        self.events[..moment].iter().filter_map(Event::told).collect()
+    }
+
+    /// The moment after the first event that tells `what`.
+    pub fn moment_of(&self, what: u64) -> Option<usize> {
+        self.events.iter().position(|event| event.told() == Some(what)).map(|at| at + 1)
+    }
+
+    pub fn written_bytes(&self) -> usize {
+        let written = |event: &Event| if let Event::Write { bytes, .. } = event { bytes.len() } else { 0 };
+        self.events.iter().map(written).sum()
+    }
+}
+
+/// The drive itself.
+#[derive(Default, Debug)]
+pub struct Drive {
+    now: Image,
+    history: History,
+}
+
+impl Drive {
+    pub fn new(start: Image) -> Drive {
+        Drive { now: start.clone(), history: History { start, events: Vec::new() } }
+    }
+
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) {
+        self.now.read(offset, bytes);
+    }
+
+    pub fn write(&mut self, offset: u64, bytes: &[u8], forced: bool) {
+        self.now.write(offset, bytes);
+        self.history.events.push(Event::Write { offset, bytes: bytes.into(), forced });
+    }
+
+    pub fn flush(&mut self) {
+        self.history.events.push(Event::Flush);
+    }
+
+    pub fn tell(&mut self, what: u64) {
+        self.history.events.push(Event::Told(what));
+    }
+
+    pub fn moment(&self) -> usize {
+        self.history.events.len()
+    }
+
+    pub fn events(&self) -> &[Event] {
+        &self.history.events
+    }
+
+    pub fn into_parts(self) -> (Image, History) {
+        (self.now, self.history)
+    }
+}
+
+/// What becomes of the writes that were not certain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Loss {
+    /// The drive's cache is kept.
+    None,
+    /// All are gone.
+    All,
+    /// Each is there or gone.
+    Some,
+    /// Each is there, gone or torn; few are there.
+    TornFew,
+    /// Each is there, gone or torn; most are there.
+    TornMost,
+}
+
+impl Loss {
+    /// The drive's cache is lost.
+    pub const CACHE_LOST: [Loss; 4] = [Loss::All, Loss::Some, Loss::TornFew, Loss::TornMost];
+}
+
+/// Walks through a history and cuts the power at moments that ascend.
+#[derive(Debug)]
+pub struct Cutter<'h> {
+    history: &'h History,
+    /// All up to the last flush.
+    certain: Image,
+    /// How many events are in `certain`.
+    certain_events: usize,
+}
+
+impl<'h> Cutter<'h> {
+    pub fn new(history: &'h History) -> Cutter<'h> {
+        Cutter { history, certain: history.start.clone(), certain_events: 0 }
+    }
+
+    /// The drive after a cut before event number `moment`, which may have been under way.
+    pub fn cut(&mut self, moment: usize, loss: Loss, random: &mut Random) -> Image {
+        assert!(moment >= self.certain_events, "moments ascend");
+        let events = &self.history.events;
+        let last_flush = events[self.certain_events..moment].iter().rposition(|event| matches!(event, Event::Flush));
+        if let Some(last_flush) = last_flush {
+            let end = self.certain_events + last_flush + 1;
+            for event in &events[self.certain_events..end] {
+                if let Event::Write { offset, bytes, .. } = event {
+                    self.certain.write(*offset, bytes);
+                }
+            }
+            self.certain_events = end;
+        }
+        let mut image = self.certain.clone();
+        for event in &events[self.certain_events..moment] {
+            if let Event::Write { offset, bytes, forced } = event {
+                let loss = if *forced { Loss::None } else { loss };
+                keep(&mut image, *offset, bytes, loss, random);
+            }
+        }
+        if let (Some(Event::Write { offset, bytes, .. }), true) = (events.get(moment), loss != Loss::None) {
+            keep(&mut image, *offset, bytes, loss, random);
+        }
+        image
+    }
+}
+
+/// Writes what is left of one uncertain write.
+fn keep(image: &mut Image, offset: u64, bytes: &[u8], loss: Loss, random: &mut Random) {
+    let (whole, torn) = match loss {
+        Loss::None => (100, 0),
+        Loss::All => (0, 0),
+        Loss::Some => (50, 0),
+        Loss::TornFew => (10, 20),
+        Loss::TornMost => (70, 20),
+    };
+    let dice = random.below(100);
+    if dice < whole {
+        image.write(offset, bytes);
+    } else if dice < whole + torn {
+        let percent = 10 + random.below(81);
+        let mut at = 0;
+        while at < bytes.len() {
+            let place = offset + at as u64;
+            let unit = if holds_superblock(place) { BLOCK - (place % BLOCK as u64) as usize } else { SECTOR };
+            let end = bytes.len().min(at + unit);
+            if random.chance(percent) {
+                image.write(place, &bytes[at..end]);
+            }
+            at = end;
+        }
+    }
+}
+
+/// Ext4 and xfs keep a superblock in the first block, btrfs at 64 KiB and 64 MiB.
+fn holds_superblock(offset: u64) -> bool {
+    [0, 16, 16384].contains(&(offset / BLOCK as u64))
+}
+
+const MAGIC: &[u8; 8] = b"dRigTrc1";
+
+impl History {
+    /// Writes the history to a file, to be replayed another time. `about` says whose it is.
+    pub fn save(&self, about: &str, out: &mut impl Write) -> io::Result<()> {
+        out.write_all(MAGIC)?;
+        put(out, about.len() as u64)?;
+        out.write_all(about.as_bytes())?;
+        put(out, self.start.blocks.len() as u64)?;
+        for (number, block) in &self.start.blocks {
+            put(out, *number)?;
+            out.write_all(&block[..])?;
+        }
+        put(out, self.events.len() as u64)?;
+        for event in &self.events {
+            match event {
+                Event::Write { offset, bytes, forced } => {
+                    put(out, 1 + u64::from(*forced))?;
+                    put(out, *offset)?;
+                    put(out, bytes.len() as u64)?;
+                    out.write_all(bytes)?;
+                }
+                Event::Flush => put(out, 0)?,
+                Event::Told(what) => {
+                    put(out, 3)?;
+                    put(out, *what)?;
+                }
+            }
+        }
+        out.flush()
+    }
+
+    /// Reads what [`History::save`] wrote.
+    pub fn load(input: &mut impl Read) -> io::Result<(String, History)> {
+        let wrong = || io::Error::new(io::ErrorKind::InvalidData, "not a trace of these rigs");
+        if &take_bytes(input, 8)?[..] != MAGIC {
+            return Err(wrong());
+        }
+        let length = take(input)?;
+        let about = String::from_utf8(take_bytes(input, length)?).map_err(|_| wrong())?;
+        let mut history = History::default();
+        for _ in 0..take(input)? {
+            let number = take(input)?;
+            history.start.write(number * BLOCK as u64, &take_bytes(input, BLOCK as u64)?);
+        }
+        for _ in 0..take(input)? {
+            history.events.push(match take(input)? {
+                0 => Event::Flush,
+                kind @ (1 | 2) => {
+                    let offset = take(input)?;
+                    let length = take(input)?;
+                    Event::Write { offset, bytes: take_bytes(input, length)?.into(), forced: kind == 2 }
+                }
+                3 => Event::Told(take(input)?),
+                _ => return Err(wrong()),
+            });
+        }
+        Ok((about, history))
+    }
+}
+
+fn put(out: &mut impl Write, number: u64) -> io::Result<()> {
+    out.write_all(&number.to_le_bytes())
+}
+
+fn take(input: &mut impl Read) -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    input.read_exact(&mut bytes)?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+fn take_bytes(input: &mut impl Read, length: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    input.take(length).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 == length { Ok(bytes) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn history() -> History {
+        let mut drive = Drive::new(Image::default());
+        drive.write(4096 * 40, &[1; 8192], false);
+        drive.tell(7);
+        drive.flush();
+        drive.write(4096 * 40, &[2; 4096], false);
+        drive.write(4096 * 50, &[3; 512], true);
+        drive.tell(8);
+        drive.into_parts().1
+    }
+
+    fn byte(image: &Image, offset: u64) -> u8 {
+        let mut byte = [0];
+        image.read(offset, &mut byte);
+        byte[0]
+    }
+
+    /// What was flushed or forced is there after every cut; what was not may be either.
+    #[test]
+    fn what_was_flushed_stays() {
+        let history = history();
+        let mut random = Random(1);
+        let mut seen = std::collections::BTreeSet::new();
+        for _ in 0..50 {
+            for loss in Loss::CACHE_LOST {
+                let image = Cutter::new(&history).cut(6, loss, &mut random);
+                assert_eq!(byte(&image, 4096 * 41), 1);
+                assert_eq!(byte(&image, 4096 * 50), 3);
+                seen.insert((byte(&image, 4096 * 40), byte(&image, 4096 * 40 + 512)));
+            }
+        }
+        assert_eq!(seen.into_iter().collect::<Vec<_>>(), [(1, 1), (1, 2), (2, 1), (2, 2)]);
+        let kept = Cutter::new(&history).cut(6, Loss::None, &mut random);
+        assert_eq!(byte(&kept, 4096 * 40), 2);
+        assert_eq!(byte(&Cutter::new(&history).cut(1, Loss::All, &mut random), 4096 * 40), 0);
+    }
+
+    /// A history that was saved is the same when it is loaded.
+    #[test]
+    fn a_saved_history_comes_back() {
+        let history = history();
+        let mut bytes = Vec::new();
+        history.save("whose", &mut bytes).unwrap();
+        let (about, loaded) = History::load(&mut &bytes[..]).unwrap();
+        assert_eq!(about, "whose");
+        assert_eq!(loaded.told(6), [7, 8]);
+        assert_eq!(loaded.moment_of(8), Some(6));
+        assert_eq!(format!("{:?}", loaded.events), format!("{:?}", history.events));
+        assert!(History::load(&mut &bytes[..bytes.len() - 1]).is_err());
+    }
+}

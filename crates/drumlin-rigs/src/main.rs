@@ -1,0 +1,170 @@
+//! Real power cuts for Drumlin: real file systems on drives whose unflushed writes vanish. Linux only.
+//!
+//! - `drive` is the drive: its volatile cache, and what a cut may leave of it;
+//! - `fuse` serves it to this host's kernel, `host` attaches and detaches;
+//! - `writers` are what runs on it: Drumlin, sound logs and broken ones;
+//! - `nbd` serves it to a virtual machine, `qemu` runs and kills that, `guest` is what runs in it;
+//! - `bench` traces a writer, makes states and verifies them; `cuts` has the commands; `counters` what they reached.
+#![allow(unreachable_pub, reason = "a program has no public face")]
+
+mod bench;
+mod counters;
+mod cuts;
+mod drive;
+mod fuse;
+mod guest;
+mod host;
+mod nbd;
+mod qemu;
+mod writers;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+use bench::Cut;
+use drive::Loss;
+use host::FileSystem;
+use writers::Writer;
+
+/// Real power cuts: real file systems on drives whose unflushed writes vanish.
+#[derive(Parser, Debug)]
+#[command(version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Task,
+}
+
+#[derive(Subcommand, Debug)]
+enum Task {
+    /// A round of a minute on what is there: what a merge has to pass
+    Short {
+        #[arg(long, default_value_t = 45)]
+        seconds: u64,
+    },
+    /// Traces and their states until each file system has had its number; goes on where an earlier run ended
+    Cuts {
+        /// File systems
+        #[arg(long = "fs", value_delimiter = ',', default_value = "ext4,xfs,btrfs")]
+        systems: Vec<FileSystem>,
+        #[arg(long, default_value = "drumlin")]
+        writer: Writer,
+        /// States on each file system, those of earlier runs included
+        #[arg(long, default_value_t = 300)]
+        states: u64,
+        #[arg(long, default_value_t = 25)]
+        states_per_trace: usize,
+        #[arg(long, default_value_t = 2.0)]
+        seconds_per_trace: f64,
+        /// End after this many minutes, whatever was reached
+        #[arg(long, default_value_t = 600.0)]
+        minutes: f64,
+    },
+    /// Power cuts of a whole machine, a small guest in QEMU; goes on where an earlier run ended
+    Qemu {
+        #[arg(long = "fs", value_delimiter = ',', default_value = "ext4,xfs,btrfs")]
+        systems: Vec<FileSystem>,
+        /// Cuts on each file system, those of earlier runs included
+        #[arg(long, default_value_t = 300)]
+        cuts: u64,
+        /// End after this many minutes, whatever was reached
+        #[arg(long, default_value_t = 600.0)]
+        minutes: f64,
+    },
+    /// Which way of writing a log survives on which file system
+    Table {
+        #[arg(long = "fs", value_delimiter = ',', default_value = "ext4,xfs,btrfs")]
+        systems: Vec<FileSystem>,
+        /// States of each trace, under each model of the drive
+        #[arg(long, default_value_t = 10)]
+        states: usize,
+        /// Traces of each method: one trace has one order of writes
+        #[arg(long, default_value_t = 2)]
+        rounds: u64,
+    },
+    /// Let a writer live on a file system and keep what reached the drive
+    Trace {
+        #[arg(long = "fs", default_value = "ext4")]
+        system: FileSystem,
+        #[arg(long, default_value = "drumlin")]
+        writer: Writer,
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        #[arg(long, default_value_t = 2.0)]
+        seconds: f64,
+        #[arg(long)]
+        out: PathBuf,
+    },
+    /// Cut a trace, mount, recover and verify: many states, or the one that is named
+    Replay {
+        trace: PathBuf,
+        #[arg(long, default_value_t = 100)]
+        states: usize,
+        /// Cut after this many events
+        #[arg(long, requires = "loss")]
+        moment: Option<usize>,
+        #[arg(long, requires = "moment")]
+        loss: Option<Loss>,
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
+    /// Detach what a killed rig left attached
+    Sweep,
+    /// The first process of the virtual machine
+    #[command(hide = true)]
+    Guest,
+    /// What the rigs start: writes until it is killed
+    #[command(hide = true)]
+    Write {
+        #[arg(long)]
+        writer: Writer,
+        #[arg(long)]
+        folder: PathBuf,
+        #[arg(long)]
+        told: PathBuf,
+        #[arg(long)]
+        seed: u64,
+        #[arg(long, value_delimiter = ',')]
+        from: Vec<u64>,
+    },
+}
+
+fn run(task: Task) -> Result<()> {
+    if let Task::Write { writer, folder, told, seed, from } = task {
+        return writer.write(&folder, &told, seed, &from);
+    }
+    if matches!(task, Task::Guest) {
+        return guest::run();
+    }
+    host::watch_for_interrupts()?;
+    if host::has_program("losetup") {
+        host::sweep()?;
+    }
+    match task {
+        Task::Short { seconds } => cuts::short(seconds),
+        Task::Cuts { systems, writer, states, states_per_trace, seconds_per_trace, minutes } => {
+            let goal = states;
+            cuts::LongRun { systems, writer, goal, states_per_trace, seconds_per_trace, minutes }.run()
+        }
+        Task::Qemu { systems, cuts, minutes } => qemu::cut(&systems, cuts, minutes),
+        Task::Table { systems, states, rounds } => cuts::table(&systems, states, rounds),
+        Task::Trace { system, writer, seed, seconds, out } => cuts::trace(system, writer, seed, seconds, &out),
+        Task::Replay { trace, states, moment, loss, seed } => {
+            let one = moment.zip(loss).map(|(moment, loss)| Cut { moment, loss, seed });
+            cuts::replay(&trace, one, states, seed)
+        }
+        Task::Sweep | Task::Guest | Task::Write { .. } => Ok(()),
+    }
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("drumlin-rigs: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

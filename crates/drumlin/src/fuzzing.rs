@@ -1,0 +1,450 @@
+//! Ways into the decoders for fuzzing: bytes that nobody vouches for go in, and nothing may panic.
+//!
+//! Most structures carry a checksum, which random bytes never pass. So each is decoded as it is, and then once more with
+//! the checksum made right: what a decoder must stand is damage that the checksum does not show, too. What was decoded
+//! and is encoded again must be the same.
+
+use crate::format::extent::{self, Header};
+use crate::format::log::{self, RecordHeader, SegmentHeader};
+use crate::format::superblock::{self, SLOT_OFFSETS, Superblock};
+use crate::format::{BLOCK_BYTES, KeyspaceId, PageId, Place, checksum, put_u32, put_u64};
+use crate::format::{catalogue::Catalogue, node, record, summary};
+use crate::tree::node::{Change, Inner, InnerMut, Leaf, LeafMut, Node, RowValue, check};
+
+/// A block of that many of the bytes, the rest zero.
+fn padded(bytes: &[u8], length: usize) -> Vec<u8> {
+    let mut block = bytes[..bytes.len().min(length)].to_vec();
+    block.resize(length, 0);
+    block
+}
+
+/// A superblock.
+pub fn superblock(bytes: &[u8]) {
+    let _ = Superblock::decode(bytes);
+    let mut block = padded(bytes, BLOCK_BYTES);
+    seal_superblock(&mut block);
+    if let Ok(decoded) = Superblock::decode(&block) {
+        let encoded = decoded.encode();
+        assert_eq!(Superblock::decode(&encoded), Ok(decoded));
+    }
+}
+
+fn seal_superblock(block: &mut [u8]) {
+    block[superblock::MAGIC_OFFSET..superblock::MAGIC_OFFSET + 8].copy_from_slice(&superblock::MAGIC);
+    put_u32(block, superblock::VERSION_OFFSET, 1);
+    let sum = checksum(&block[superblock::SEQUENCE_OFFSET..], 0);
+    put_u64(block, superblock::CHECKSUM_OFFSET, sum);
+}
+
+/// An extent: header, compression, and the node where one is in it.
+pub fn extent(bytes: &[u8]) {
+    let decode = |bytes: &[u8], header: &Header| {
+        let mut page = vec![0; header.raw_bytes.min(Place::EXTENT_BYTES_MAX as usize)];
+        if extent::decode(bytes, header, &mut page).is_ok() {
+            page[..extent::HEADER_BYTES].fill(0);
+            exercise(&page, bytes);
+        }
+    };
+    if let Ok(header) = extent::verify(bytes) {
+        decode(bytes, &header);
+    }
+    if bytes.len() < extent::HEADER_BYTES {
+        return;
+    }
+    let mut sealed = bytes.to_vec();
+    let length = sealed.len() as u32;
+    put_u32(&mut sealed, extent::STORED_BYTES_OFFSET, length);
+    seal_extent(&mut sealed);
+    if let Ok(header) = extent::verify(&sealed) {
+        decode(&sealed, &header);
+        extent::restamp(&mut sealed, &header, crate::format::Epoch(7));
+        assert_eq!(extent::verify(&sealed).map(|header| header.epoch.0), Ok(7));
+    }
+}
+
+fn seal_extent(extent: &mut [u8]) {
+    let sum = checksum(&extent[extent::EPOCH_OFFSET..], 0);
+    put_u64(extent, extent::CHECKSUM_OFFSET, sum);
+}
+
+/// A catalogue.
+pub fn catalogue(bytes: &[u8]) {
+    if let Some(decoded) = Catalogue::decode(bytes) {
+        assert_eq!(Catalogue::decode(&decoded.encode()), Some(decoded));
+    }
+}
+
+/// A summary.
+pub fn summary(bytes: &[u8]) {
+    if let Some(entries) = summary::decode(bytes) {
+        let mut encoded = Vec::new();
+        entries.iter().for_each(|entry| summary::encode(entry, &mut encoded));
+        assert_eq!(summary::decode(&encoded), Some(entries));
+    }
+}
+
+/// The body of a log record.
+pub fn record(bytes: &[u8]) {
+    let mut encoded = Vec::new();
+    for operation in record::decode(bytes) {
+        let Some((keyspace, operation)) = operation else { break };
+        record::encode(keyspace, &operation, &mut encoded);
+    }
+    assert!(bytes.starts_with(&encoded), "a record's body has one form");
+}
+
+/// The headers of a log segment and of a record.
+pub fn log_headers(bytes: &[u8]) {
+    let mut block = padded(bytes, BLOCK_BYTES);
+    let _ = SegmentHeader::decode(&block);
+    seal_segment(&mut block);
+    if let Ok(Some(decoded)) = SegmentHeader::decode(&block) {
+        let mut encoded = vec![0; BLOCK_BYTES];
+        decoded.encode(&mut encoded);
+        assert_eq!(SegmentHeader::decode(&encoded).ok().flatten(), Some(decoded));
+    }
+    let _ = RecordHeader::decode(&block, 5);
+    seal_record_header(&mut block, 5);
+    let decoded = RecordHeader::decode(&block, 5).expect("it was sealed");
+    let mut encoded = [0; log::RECORD_HEADER_BYTES];
+    decoded.encode(5, &mut encoded);
+    assert_eq!(encoded, block[..log::RECORD_HEADER_BYTES]);
+}
+
+fn seal_segment(block: &mut [u8]) {
+    block[..8].copy_from_slice(b"DRUMLOG\0");
+    put_u32(block, 8, 1);
+    let sum = checksum(&block[..log::SEGMENT_HEADER_BYTES - 8], 0);
+    put_u64(block, log::SEGMENT_HEADER_BYTES - 8, sum);
+}
+
+fn seal_record_header(bytes: &mut [u8], seed: u64) {
+    put_u32(bytes, 0, log::RECORD_MAGIC);
+    let sum = checksum(&bytes[..log::RECORD_HEADER_BYTES - 8], seed);
+    put_u64(bytes, log::RECORD_HEADER_BYTES - 8, sum);
+}
+
+/// The text that says how the sync methods did.
+pub fn probe(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Ok(decoded) = crate::io::Probe::decode(text) {
+        let encoded = decoded.encode();
+        let again = crate::io::Probe::decode(&encoded).expect("it was just encoded");
+        assert_eq!(again.encode(), encoded);
+    }
+}
+
+/// Takes numbers and short strings from the bytes, as long as there are any.
+struct Script<'b>(&'b [u8]);
+
+impl<'b> Script<'b> {
+    fn byte(&mut self) -> u8 {
+        let Some((first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        *first
+    }
+
+    fn number(&mut self) -> usize {
+        usize::from(self.byte()) << 8 | usize::from(self.byte())
+    }
+
+    fn string(&mut self, limit: usize) -> &'b [u8] {
+        let length = usize::from(self.byte()).min(limit).min(self.0.len());
+        let (string, rest) = self.0.split_at(length);
+        self.0 = rest;
+        string
+    }
+}
+
+/// A node: one of any bytes, or one that was built by a script and then damaged. If it passes the check, every
+/// operation has to work on it.
+pub fn node(bytes: &[u8]) {
+    let mut script = Script(bytes);
+    let page_bytes = 512 << (script.byte() % 4);
+    let mut page = vec![0; page_bytes];
+    match script.byte() % 3 {
+        0 => {
+            let length = script.0.len().min(page_bytes - extent::HEADER_BYTES);
+            page[extent::HEADER_BYTES..][..length].copy_from_slice(&script.0[..length]);
+        }
+        kind => {
+            build(&mut page, kind == 1, &mut script);
+            check(&page).expect("a node that was built passes");
+            for _ in 0..script.byte() % 8 {
+                let at = extent::HEADER_BYTES + script.number() % (page_bytes - extent::HEADER_BYTES);
+                page[at] ^= script.byte();
+            }
+        }
+    }
+    exercise(&page, script.0);
+}
+
+fn build(page: &mut [u8], is_leaf: bool, script: &mut Script<'_>) {
+    let limit = node::key_bytes_max(page.len());
+    let (a, b) = (script.string(limit), script.string(limit));
+    let (lower, upper) = if a < b { (Some(a), Some(b)) } else { (None, None) };
+    if is_leaf {
+        let mut leaf = LeafMut::init(page, lower, upper);
+        for _ in 0..script.byte() % 64 {
+            change_leaf(&mut leaf, script);
+        }
+    } else {
+        let mut inner = InnerMut::init(page, 1 + script.byte() % 3, lower, upper, PageId(2));
+        for _ in 0..script.byte() % 64 {
+            change_inner(&mut inner, script);
+        }
+    }
+}
+
+/// A key that the node covers, if the script has one.
+fn key_within<'s>(node: &Node<'_>, script: &mut Script<'s>) -> Option<std::borrow::Cow<'s, [u8]>> {
+    let own = script.string(node::key_bytes_max(node.page_bytes()));
+    let key: std::borrow::Cow<'s, [u8]> =
+        if node.covers(own) { own.into() } else { [node.prefix(), own].concat().into() };
+    (key.len() <= node::key_bytes_max(node.page_bytes()) && node.covers(&key)).then_some(key)
+}
+
+fn change_leaf(leaf: &mut LeafMut<'_>, script: &mut Script<'_>) {
+    let page_bytes = leaf.as_leaf().page_bytes();
+    let choice = script.byte();
+    let Some(key) = key_within(&leaf.as_leaf(), script) else { return };
+    let value = padded(script.string(64), usize::from(choice) * 4 % (node::inline_bytes_max(page_bytes) + 1));
+    let value = RowValue::Inline(&value);
+    match leaf.as_leaf().search(&key) {
+        Ok(index) if choice.is_multiple_of(3) => leaf.remove(index),
+        Ok(index) => {
+            let fits = leaf.as_leaf().room_to_replace(index, value.stored_bytes());
+            assert_eq!(leaf.replace(index, value).is_ok(), fits);
+        }
+        Err(index) => {
+            if leaf.insert(index, &key, value).is_ok() {
+                assert_eq!(leaf.as_leaf().search(&key), Ok(index));
+                assert_eq!(leaf.as_leaf().value(index), value);
+            }
+        }
+    }
+}
+
+fn change_inner(inner: &mut InnerMut<'_>, script: &mut Script<'_>) {
+    let choice = script.byte();
+    let view = inner.as_inner();
+    let Some(key) = key_within(&view, script) else { return };
+    let index = view.child_for(&key);
+    let mut separator = Vec::new();
+    if index > 0 {
+        view.separator_into(index, &mut separator);
+    }
+    let is_taken = index > 0 && separator == *key || view.lower_fence().unwrap_or(b"") == &*key;
+    if choice.is_multiple_of(4) && index > 0 {
+        inner.remove_child(index);
+    } else if !is_taken {
+        let fits = view.room_for_separator(key.len());
+        let inserted = inner.insert_child(index + 1, &key, PageId(u32::from(choice) + 2));
+        assert!(inserted.is_ok() || !fits);
+    }
+}
+
+/// Does everything that can be done with a page, if it passes the check.
+fn exercise(page: &[u8], script: &[u8]) {
+    if check(page).is_err() {
+        return;
+    }
+    let mut script = Script(script);
+    let mut copy = page.to_vec();
+    let view = Node::new(page);
+    let mut key = Vec::new();
+    if view.level() == 0 {
+        let leaf = Leaf::new(page);
+        for index in 0..leaf.len() {
+            leaf.key_into(index, &mut key);
+            assert!(leaf.covers(&key));
+            assert_eq!(leaf.search(&key), Ok(index));
+            assert_eq!(leaf.row(index).1, leaf.value(index));
+        }
+        let mut changed = LeafMut::new(&mut copy);
+        for _ in 0..script.byte() % 16 {
+            change_leaf(&mut changed, &mut script);
+        }
+        check(&copy).expect("a changed leaf passes");
+        split_leaf(copy, &mut script);
+    } else {
+        let inner = Inner::new(page);
+        for index in 1..inner.len() {
+            inner.separator_into(index, &mut key);
+            assert!(inner.covers(&key));
+            assert_eq!((inner.child_for(&key), inner.child_below(&key)), (index, index - 1));
+            let _ = inner.child(index);
+        }
+        let mut changed = InnerMut::new(&mut copy);
+        for _ in 0..script.byte() % 16 {
+            change_inner(&mut changed, &mut script);
+        }
+        check(&copy).expect("a changed inner node passes");
+        split_inner(copy);
+    }
+}
+
+fn split_leaf(mut page: Vec<u8>, script: &mut Script<'_>) {
+    let leaf = Leaf::new(&page);
+    let rows = leaf.len();
+    let Some(key) = key_within(&leaf, script) else { return };
+    let Err(index) = leaf.search(&key) else { return };
+    if rows == 0 {
+        return;
+    }
+    let value_bytes = script.number() % (node::inline_bytes_max(page.len()) + 1);
+    let split = leaf.split_for(&Change::Insert { index, key: &key, value_bytes });
+    let mut right = vec![0; page.len()];
+    let mut left = LeafMut::new(&mut page);
+    left.split_to(split.at, &split.separator, &mut right);
+    check(&page).and(check(&right)).expect("both halves pass");
+    assert_eq!(Leaf::new(&page).len() + Leaf::new(&right).len(), rows);
+    let mut left = LeafMut::new(&mut page);
+    if left.merge_from(&Leaf::new(&right)).is_ok() {
+        assert_eq!(left.as_leaf().len(), rows);
+        check(&page).expect("merged halves pass");
+    }
+}
+
+fn split_inner(mut page: Vec<u8>) {
+    let children = Inner::new(&page).len();
+    if children < 2 {
+        return;
+    }
+    let at = Inner::new(&page).split_index();
+    let mut right = vec![0; page.len()];
+    let mut separator = Vec::new();
+    InnerMut::new(&mut page).split_to(at, &mut right, &mut separator);
+    check(&page).and(check(&right)).expect("both halves pass");
+    let mut left = InnerMut::new(&mut page);
+    if left.merge_from(&Inner::new(&right)).is_ok() {
+        assert_eq!(left.as_inner().len(), children);
+        check(&page).expect("merged halves pass");
+    }
+}
+
+/// A part of a file with a checksum of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sealed {
+    /// Where it begins in the file.
+    pub start: usize,
+    /// Its bytes.
+    pub length: usize,
+    kind: SealedKind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum SealedKind {
+    Superblock,
+    Extent,
+    Segment,
+    Record { seed: u64 },
+}
+
+impl Sealed {
+    /// The parts of a data file or of a segment of the log, in order.
+    pub fn find(file: &[u8]) -> Vec<Sealed> {
+        let mut found = Vec::new();
+        if let Ok(Some(header)) = file.get(..BLOCK_BYTES).map_or(Ok(None), SegmentHeader::decode) {
+            found.push(Sealed { start: 0, length: log::SEGMENT_HEADER_BYTES, kind: SealedKind::Segment });
+            for start in (BLOCK_BYTES..file.len().saturating_sub(log::RECORD_HEADER_BYTES)).step_by(8) {
+                let position = header.start + (start - BLOCK_BYTES) as u64;
+                let seed = log::record_seed(header.seed(), position);
+                let record = RecordHeader::decode(&file[start..], seed);
+                let length = record.map(|record| log::RECORD_HEADER_BYTES + record.body_bytes as usize);
+                if let Some(length) = length.filter(|length| start + length <= file.len()) {
+                    found.push(Sealed { start, length, kind: SealedKind::Record { seed } });
+                }
+            }
+            return found;
+        }
+        for slot in SLOT_OFFSETS {
+            let start = slot as usize;
+            if file.get(start..start + BLOCK_BYTES).is_some_and(|block| Superblock::decode(block).is_ok()) {
+                found.push(Sealed { start, length: BLOCK_BYTES, kind: SealedKind::Superblock });
+            }
+        }
+        for start in (16 * BLOCK_BYTES..file.len()).step_by(Place::UNIT_BYTES as usize) {
+            if let Ok(header) = extent::verify(&file[start..]) {
+                found.push(Sealed { start, length: header.stored_bytes, kind: SealedKind::Extent });
+            }
+        }
+        found
+    }
+
+    /// Makes the checksum right again after its bytes were changed.
+    pub fn renew(&self, file: &mut [u8]) {
+        let Some(bytes) = file.get_mut(self.start..self.start + self.length) else { return };
+        match self.kind {
+            SealedKind::Superblock => seal_superblock(bytes),
+            SealedKind::Extent => seal_extent(bytes),
+            SealedKind::Segment => seal_segment(bytes),
+            SealedKind::Record { seed } => {
+                let sum = checksum(&bytes[log::RECORD_HEADER_BYTES..], 0);
+                put_u64(bytes, 32, sum);
+                seal_record_header(bytes, seed);
+            }
+        }
+    }
+}
+
+/// Bytes that each decoder takes for well-formed: what fuzzing begins with.
+pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
+    use crate::format::{Epoch, Incarnation, Timestamp, catalogue, record::Operation};
+    let place = Place::new(1 << 20, 640, Epoch(5));
+    let superblock = Superblock {
+        sequence: 9,
+        database: 77,
+        segment_bytes: 1 << 20,
+        checkpoint: 4,
+        timestamp: Timestamp(1234),
+        epoch: Epoch(5),
+        catalogue_bytes: 100,
+        catalogue: vec![place],
+        incarnations: vec![(Incarnation(1), Timestamp(1)), (Incarnation(2), Timestamp(1235))],
+    };
+    let catalogue = Catalogue {
+        next_keyspace: 3,
+        next_value: 99,
+        keyspaces: vec![catalogue::KeyspaceEntry {
+            id: KeyspaceId(2),
+            page_bytes: 4096,
+            name: "rows".into(),
+            chunks: vec![place, Place::NONE],
+        }],
+        summaries: vec![(Epoch(1), place)],
+        orphans: vec![catalogue::Orphan { keyspace: KeyspaceId(2), first_page: PageId(5), page_count: 6 }],
+    };
+    let mut summary = Vec::new();
+    for place in [place, Place::NONE] {
+        summary::encode(&summary::Entry { keyspace: KeyspaceId(2), page: PageId(5), place, sequence: 1 }, &mut summary);
+    }
+    let mut record = Vec::new();
+    for operation in [
+        Operation::Put { key: b"key", value: b"value" },
+        Operation::PutLarge { key: b"large", length: 5000, identity: 9, places: vec![place] },
+        Operation::Remove { key: b"gone" },
+        Operation::Create { page_bytes: 4096, name: "rows" },
+        Operation::Drop,
+    ] {
+        record::encode(KeyspaceId(3), &operation, &mut record);
+    }
+    let mut page = vec![0; 512];
+    let mut leaf = LeafMut::init(&mut page, Some(b"key 1"), Some(b"key 9"));
+    leaf.insert(0, b"key 2", RowValue::Inline(b"two")).expect("an empty leaf has room");
+    leaf.insert(1, b"key 3", RowValue::Inline(b"three")).expect("an empty leaf has room");
+    let mut extent = Vec::new();
+    let identity = extent::Identity { keyspace: KeyspaceId(2), page: PageId(5) };
+    extent::encode(&page, identity, Epoch(5), extent::Kind::Leaf, &mut extent);
+    let raw_node = [&[0, 0], &page[extent::HEADER_BYTES..]].concat();
+    let built = b"\x00\x01\x01a\x01c\x08\x05\x02ab\x03xyz\x06\x02ac\x02uv\x07\x02ab\x01z\x09\x03abc\x00".to_vec();
+    vec![
+        ("superblock", superblock.encode().to_vec()),
+        ("catalogue", catalogue.encode()),
+        ("summary", summary),
+        ("record", record),
+        ("extent", extent),
+        ("node", raw_node),
+        ("node", built),
+    ]
+}
