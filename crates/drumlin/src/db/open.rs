@@ -23,13 +23,13 @@ use crate::error::{Error, Result};
 use crate::format::catalogue::Orphan;
 use crate::format::record::{self, Operation};
 use crate::format::superblock::{INCARNATION_COUNT_MAX, Superblock};
-use crate::format::{Epoch, Incarnation, KeyspaceId, Timestamp};
+use crate::format::{Epoch, Incarnation, KeyspaceId, PageId, Timestamp};
 use crate::io::{self, Backend, FileRef, OpenOptions, Persist, Probe, SyncMethod};
 use crate::pool::{Nodes, Pool};
 use crate::seglog::{Hooks, Known, Log, LogOptions, Scan};
-use crate::space::Space;
 use crate::space::appender::BUFFER_BYTES;
 use crate::space::checkpoint::{self, Base, Loaded};
+use crate::space::{Space, Word};
 use crate::txn::engine::{Engine, Row};
 use crate::txn::values;
 use crate::txn::versions::Versions;
@@ -380,7 +380,7 @@ impl Opener<'_> {
             let replay = Replay { core: &core, scan };
             replay.mark_values()?;
             base.raise_incarnation(&space, incarnation, last.next())?;
-            core.free_orphans(&catalogue.orphans);
+            core.free_orphans(&catalogue.orphans)?;
             replay.apply()?;
         } else {
             base.raise_incarnation(&space, incarnation, last.next())?;
@@ -609,12 +609,23 @@ impl Core {
         self.engine.pool.frames.set_limit_bytes(self.frame_bytes_max.saturating_sub(tables).max(least));
     }
 
-    fn free_orphans(&self, orphans: &[Orphan]) {
+    fn free_orphans(&self, orphans: &[Orphan]) -> Result<()> {
         for orphan in orphans {
             let Some(pages) = self.engine.space.page_space(orphan.keyspace) else { continue };
+            // A catalogue may be damaged behind its checksum too.
+            let last = u64::from(orphan.first_page.0) + u64::from(orphan.page_count);
+            let mut numbers = u64::from(orphan.first_page.0)..last;
+            let is_on_disk = |page: u64| {
+                u32::try_from(page).is_ok_and(|page| matches!(pages.table.load(PageId(page)), Word::Disk(_)))
+            };
+            if !numbers.all(is_on_disk) {
+                let flaw = format!("it lists pages of keyspace {} as a value's that are none", orphan.keyspace);
+                return Err(Error::damaged(&self.path, "the catalogue", flaw));
+            }
             let guard = self.engine.space.enter();
             values::free(&self.engine.pool, &guard, &pages, orphan.first_page, orphan.page_count);
         }
+        Ok(())
     }
 
     fn start_threads(self: &Arc<Self>) -> Result<()> {
