@@ -169,6 +169,12 @@ pub(super) fn inspect(backend: &dyn Backend, path: &Path, database: u64, name: (
             "log segment header",
             format!("it belongs to {}-{}.seg", header.stream, header.slot),
         )),
+        // Its length was durable before the header said so.
+        Ok(Some(header)) if header.filled && length < BLOCK + header.window_bytes => Err(Error::damaged(
+            path,
+            "log segment",
+            format!("it has {length} bytes of {}: the rest is cut off", BLOCK + header.window_bytes),
+        )),
         Ok(Some(header)) => Ok(Found::Segment(Segment::new(file, header))),
         Err(HeaderFlaw::Newer(found)) => {
             Err(Error::NewerFormat { path: path.to_path_buf(), found, supported: FORMAT_VERSION })
