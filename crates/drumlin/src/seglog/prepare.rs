@@ -7,13 +7,10 @@ use std::sync::atomic::Ordering;
 use crate::sync::{Condvar, Mutex};
 
 use super::Shared;
-use super::segment::{self, BLOCK, Segment, Spare};
+use super::segment::{self, BLOCK, FIRST_FILL_BYTES, Segment, Spare};
 use super::stream::{Preparation, Window};
 use crate::format::Timestamp;
 use crate::format::log::SegmentHeader;
-
-/// Zeros written before a new segment is put to use: little, for somebody may be waiting.
-const FIRST_FILL_BYTES: u64 = 1 << 20;
 
 /// Zeros written between two syncs while a segment in use is filled further.
 const FILL_BYTES: u64 = 8 << 20;
