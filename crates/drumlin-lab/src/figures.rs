@@ -121,6 +121,7 @@ pub(crate) fn size(number: u64) -> String {
 /// `0.31 us`, `37 us`, `4.20 ms`, `1.53 s`, `2 min 5 s`
 pub(crate) fn micros(number: f64) -> String {
     match number {
+        0.0 => "0".to_owned(),
         number if number < 0.0995 => format!("{:.0} ns", number * 1000.0),
         number if number < 999.5 => format!("{} us", digits(number)),
         number if number < 999_500.0 => format!("{} ms", digits(number / 1e3)),
@@ -162,6 +163,7 @@ mod tests {
             (Form::Micros, 38.94, "38.9 us"),
             (Form::Micros, 2_628.0, "2.63 ms"),
             (Form::Micros, 0.08, "80 ns"),
+            (Form::Micros, 0.0, "0"),
             (Form::Seconds, 125.0, "2 min 5 s"),
             (Form::Share, 0.000_04, "0.004 %"),
             (Form::Share, 0.456, "46 %"),
