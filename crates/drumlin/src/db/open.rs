@@ -307,7 +307,7 @@ impl Opener<'_> {
             Epoch::first_of(incarnation),
         ));
         let base = Base::new(superblock, sync, shares.entry_count);
-        let Loaded { mut base, catalogue } = base.load(&space)?;
+        let Loaded { mut base, catalogue } = base.load(&space, self.config.memory_bytes)?;
 
         let log_options = LogOptions {
             dir: self.path.join(LOG_NAME),

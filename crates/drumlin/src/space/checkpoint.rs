@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::table::CHUNK_PAGES;
+use super::table::{CHUNK_BYTES, CHUNK_PAGES};
 use super::{PageSpace, Space};
 use crate::collections::{HashMap, HashSet};
 use crate::error::{Error, Result};
@@ -344,8 +344,9 @@ impl Base {
         Ok(())
     }
 
-    /// Reads what the superblock refers to and fills page tables and segment states.
-    pub(crate) fn load(mut self, space: &Space) -> Result<Loaded> {
+    /// Reads what the superblock refers to and fills page tables and segment states. Page tables larger than
+    /// the whole budget of `memory_bytes` are refused before they are made.
+    pub(crate) fn load(mut self, space: &Space, memory_bytes: u64) -> Result<Loaded> {
         let catalogue = if self.superblock.epoch == Epoch(0) {
             Catalogue { next_keyspace: 1, next_value: 1, ..Catalogue::default() }
         } else {
@@ -371,14 +372,23 @@ impl Base {
                 changes.entry(entry.keyspace).or_default().entry(chunk).or_default().push(*entry);
             }
         }
-        for KeyspaceEntry { id, page_bytes, chunks, name } in &catalogue.keyspaces {
+        let chunk_count = |keyspace: &KeyspaceEntry| {
+            let changed = changes.get(&keyspace.id).and_then(BTreeMap::last_key_value);
+            keyspace.chunks.len().max(changed.map_or(0, |(chunk, _)| chunk + 1))
+        };
+        let table_bytes = catalogue.keyspaces.iter().map(chunk_count).sum::<usize>() as u64 * CHUNK_BYTES;
+        if table_bytes > memory_bytes {
+            return Err(Error::BudgetTooSmall { given_bytes: memory_bytes, minimum_bytes: 2 * table_bytes });
+        }
+        for keyspace in &catalogue.keyspaces {
+            let chunk_count = chunk_count(keyspace);
+            let KeyspaceEntry { id, page_bytes, chunks, name } = keyspace;
             if !crate::format::node::is_page_bytes(*page_bytes as usize) {
                 let flaw = format!("keyspace {name:?} has pages of {page_bytes} bytes");
                 return Err(Error::damaged(space.path(), "the catalogue", flaw));
             }
             let pages = Arc::new(PageSpace::new(*id, *page_bytes as usize));
-            let changed = changes.remove(id).unwrap_or_default();
-            let chunk_count = chunks.len().max(changed.last_key_value().map_or(0, |(chunk, _)| chunk + 1));
+            let changed = changes.get(id);
             for chunk in 0..chunk_count {
                 let place = chunks.get(chunk).copied().unwrap_or(Place::NONE);
                 let mut words = if place.is_none() {
@@ -387,7 +397,7 @@ impl Base {
                     restore(space, "a page table", place)?;
                     read_chunk(space, *id, chunk, place)?
                 };
-                for entry in changed.get(&chunk).into_iter().flatten() {
+                for entry in changed.and_then(|changed| changed.get(&chunk)).into_iter().flatten() {
                     words[entry.page.0 as usize % CHUNK_PAGES] = entry.place.to_bits();
                 }
                 for (offset, &word) in words.iter().enumerate().filter(|(_, word)| **word != 0) {

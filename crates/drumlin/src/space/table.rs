@@ -87,6 +87,10 @@ impl Word {
 
 /// Pages per chunk: 8 KiB of words.
 pub(crate) const CHUNK_PAGES: usize = crate::format::extent::TABLE_PAGES;
+
+/// Memory that a chunk takes.
+pub(crate) const CHUNK_BYTES: u64 = (CHUNK_PAGES * size_of::<AtomicU64>()) as u64;
+
 /// Chunks in the first level of the directory; each level has twice those of the one before.
 const FIRST_LEVEL_CHUNKS: usize = 64;
 /// Levels that reach all 2³² pages: 64 · (2¹⁷ − 1) chunks of 2¹⁰ pages.
@@ -150,7 +154,7 @@ impl PageTable {
             (0..count).map(|_| OnceLock::new()).collect()
         });
         slots[offset].get_or_init(|| {
-            self.bytes.fetch_add((CHUNK_PAGES * 8) as u64, Ordering::Relaxed);
+            self.bytes.fetch_add(CHUNK_BYTES, Ordering::Relaxed);
             (0..CHUNK_PAGES).map(|_| AtomicU64::new(0)).collect()
         })
     }
