@@ -230,12 +230,13 @@ impl StreamScan {
     /// Notes a record that recovery applies.
     fn note(&mut self, segment: usize, timestamp: u64, position: u64, end: u64) {
         self.windows[segment].note(timestamp, position);
-        let mut window_end = self.windows[segment].end();
-        for window in &mut self.windows[segment + 1..] {
-            if window.segment.start() == window_end && window_end < end {
-                window.last = timestamp;
-                window_end = window.end();
-            }
+        let mut reached = segment;
+        while self.windows[reached].end() < end {
+            let window_end = self.windows[reached].end();
+            // As the reader goes on: where a window was begun twice, the later use counts.
+            let follows = |window: &Window| window.segment.start() == window_end;
+            reached = self.windows.iter().rposition(follows).expect("the record was read to its end");
+            self.windows[reached].last = timestamp;
         }
         self.applied_end = self.applied_end.max(end);
     }

@@ -4,8 +4,9 @@ use std::sync::atomic::AtomicUsize;
 use std::task::Wake;
 
 use super::*;
-use crate::format::log::RECORD_HEADER_BYTES;
-use crate::io::IoBackend;
+use crate::format::log::{RECORD_HEADER_BYTES, SegmentHeader};
+use crate::io::{IoBackend, OpenOptions, Persist};
+use crate::seglog::segment::BLOCK;
 
 /// What is committed comes back, in order, from any number of streams, after a clean end and after a power cut.
 #[test]
@@ -307,6 +308,29 @@ fn a_segment_that_was_cut_short_is_damage() {
         rig.disk.tamper(&path, |bytes| bytes.truncate(length));
         assert_eq!(damage(rig.scan()).0, path, "cut to {length}");
     }
+}
+
+/// A window that was begun twice, as an opening does that finds one prepared and takes another file: a record that runs on
+/// into it is read from the later use, by both passes of recovery, though nothing else lies there.
+#[test]
+fn a_record_runs_on_into_a_window_that_was_begun_twice() {
+    let mut rig = Rig::new(Disk::new(false), options(1));
+    let log = rig.create();
+    let window_bytes = rig.options.window_bytes();
+    // The second begins in the first window and ends in the second.
+    commit_to(&log, 2, 20_000);
+    drop(log);
+    rig.move_to(rig.disk.copy());
+    let paths = [2, 3].map(|slot| segment::path(&rig.options.dir, 0, slot));
+    let second = SegmentHeader::decode(&rig.disk.bytes(&paths[0])[..4096]).unwrap().unwrap();
+    assert_eq!((second.start, second.use_number), (window_bytes, 2));
+    rig.disk.tamper(&paths[0], |bytes| SegmentHeader { use_number: 3, ..second }.encode(&mut bytes[..4096]));
+    let unused = rig.disk.open(&paths[1], OpenOptions { write: true, create: true, ..OpenOptions::default() }).unwrap();
+    unused.allocate(0, BLOCK + window_bytes).unwrap();
+    segment::write_header(&unused, &SegmentHeader { slot: 3, ..second }, Persist::Later).unwrap();
+    let scan = rig.scan().unwrap();
+    let records: Vec<_> = scan.records().unwrap().map(|record| record.unwrap().timestamp.0).collect();
+    assert_eq!(records, [1, 2]);
 }
 
 /// D3, missing file: records that were durable and went with their segment are missed.
