@@ -36,6 +36,8 @@ pub struct Round {
     /// The first point.
     pub from: usize,
     pub duration_max: Duration,
+    /// Finds after which it is enough.
+    pub finds_max: usize,
 }
 
 /// What was gone through.
@@ -292,7 +294,7 @@ pub fn run(round: Round, stop: &AtomicBool, tell: impl Fn(&Report)) -> Report {
         go_into(&round, point, &medium, &model, &mut report);
         report.next = point + 1;
         tell(&report);
-        if report.finds.len() >= 20 {
+        if report.finds.len() >= round.finds_max {
             return report;
         }
     }
