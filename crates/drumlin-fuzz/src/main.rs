@@ -36,6 +36,17 @@ fn folder() -> PathBuf {
     target.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target")).join("fuzz")
 }
 
+/// Memory that no database of this size has a use for.
+const PEAK_BYTES_MAX: u64 = 512 << 20;
+
+/// The most memory that this process has had since it was asked the last time; `None` where the system does not tell.
+fn take_peak_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    std::fs::write("/proc/self/clear_refs", "5").ok()?;
+    Some(peak.trim().trim_end_matches(" kB").parse::<u64>().ok()? << 10)
+}
+
 fn run(goal: u64) -> std::io::Result<u64> {
     std::fs::create_dir_all(folder())?;
     let counter = folder().join("files");
@@ -46,7 +57,12 @@ fn run(goal: u64) -> std::io::Result<u64> {
         let script = script(done);
         // Where memory runs out, nothing can be caught: then it is this one.
         std::fs::write(folder().join("current"), &script)?;
-        if std::panic::catch_unwind(|| drumlin_fuzz::files::run(&script)).is_err() {
+        let is_whole = std::panic::catch_unwind(|| drumlin_fuzz::files::run(&script)).is_ok();
+        let peak = take_peak_bytes().unwrap_or(0);
+        if peak > PEAK_BYTES_MAX {
+            println!("number {done} took {} MB of memory", peak >> 20);
+        }
+        if !is_whole || peak > PEAK_BYTES_MAX {
             failed += 1;
             let path = folder().join(format!("failed-{done}"));
             std::fs::write(&path, &script)?;

@@ -369,15 +369,10 @@ impl Model {
             if space.created > at_commit {
                 *space = Space { name: String::new(), created: 0, dropped: Some(0), rows: BTreeMap::new() };
             }
+            // Older versions stay, and the rows of what was dropped: a drive that lied may go back before them yet.
             space.dropped = space.dropped.filter(|dropped| *dropped <= at_commit);
-            if space.dropped.is_some() {
-                space.rows.clear();
-            }
             space.rows.retain(|_, versions| {
                 versions.retain(|version| version.timestamp <= at_commit);
-                let newest = versions.pop().filter(|version| version.content.is_some());
-                versions.clear();
-                versions.extend(newest);
                 !versions.is_empty()
             });
         }

@@ -1,4 +1,4 @@
-//! Random transactions of all levels on few hot rows; what they read and wrote is checked for what each level promises.
+//! Random transactions of all levels, by both faces, on few hot rows; what they read and wrote is checked for what each level promises.
 //!
 //! `support/history.rs` says what is checked. `DRUMLIN_TEST_HISTORY_TRANSACTIONS` is how many transactions are run (default
 //! 12,000), `DRUMLIN_TEST_SEED` where the random choices begin.
@@ -10,7 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use drumlin::Isolation::{ReadCommitted, Serializable, Snapshot};
-use drumlin::{Config, Database, Durability, Error, Isolation, Keyspace, KeyspaceOptions, Result, TxOptions};
+use drumlin::{
+    Config, Database, Durability, Error, Isolation, Keyspace, KeyspaceOptions, Range, Result, TxOptions, Value,
+};
+use futures_util::future::join_all;
 use support::history::{History, Key, Step, Summary, Transaction, Version, check, parse};
 use support::{Folder, Random, number, small};
 
@@ -20,7 +23,9 @@ const LEVELS: [Isolation; 3] = [ReadCommitted, Snapshot, Serializable];
 /// versions are ordered without asking the engine. The others come and go, and are written blindly too.
 const ROWS: Key = 16;
 const CHAINED: Key = 6;
+/// Every other of them has tasks, which call the asynchronous face.
 const THREADS: u64 = 6;
+const TASKS: u64 = 3;
 /// Transactions whose history is checked as one.
 const ROUND: u64 = 4000;
 
@@ -43,6 +48,73 @@ fn value(version: Version) -> Vec<u8> {
 fn version(value: &[u8]) -> Version {
     let number = |at: usize| u64::from_le_bytes(value[at..at + 8].try_into().unwrap());
     Version { writer: number(0), number: number(8) }
+}
+
+/// How a transaction is called.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Face {
+    Blocking,
+    Tasks,
+}
+
+impl Face {
+    /// Others get their turn.
+    async fn step_aside(self) {
+        match self {
+            Face::Blocking => std::thread::yield_now(),
+            Face::Tasks => smol::future::yield_now().await,
+        }
+    }
+}
+
+/// A transaction by either face.
+struct Tx(drumlin::Transaction, Face);
+
+impl Tx {
+    async fn get(&self, rows: &Keyspace, key: &[u8]) -> Result<Option<Value>> {
+        match self.1 {
+            Face::Blocking => self.0.get(rows, key),
+            Face::Tasks => self.0.get_async(rows, key).await,
+        }
+    }
+
+    async fn get_for_update(&mut self, rows: &Keyspace, key: &[u8]) -> Result<Option<Value>> {
+        match self.1 {
+            Face::Blocking => self.0.get_for_update(rows, key),
+            Face::Tasks => self.0.get_for_update_async(rows, key).await,
+        }
+    }
+
+    async fn insert(&mut self, rows: &Keyspace, key: &[u8], value: &[u8]) -> Result<()> {
+        match self.1 {
+            Face::Blocking => self.0.insert(rows, key, value),
+            Face::Tasks => self.0.insert_async(rows, key, value).await,
+        }
+    }
+
+    async fn remove(&mut self, rows: &Keyspace, key: &[u8]) -> Result<()> {
+        match self.1 {
+            Face::Blocking => self.0.remove(rows, key),
+            Face::Tasks => self.0.remove_async(rows, key).await,
+        }
+    }
+
+    async fn next(&self, scan: &mut Range, forward: bool) -> Option<Result<(Value, Value)>> {
+        match (self.1, forward) {
+            (Face::Blocking, true) => scan.next(),
+            (Face::Blocking, false) => scan.next_back(),
+            (Face::Tasks, true) => scan.next_async().await,
+            (Face::Tasks, false) => scan.next_back_async().await,
+        }
+    }
+
+    async fn commit(self) -> Result<u64> {
+        let timestamp = match self.1 {
+            Face::Blocking => self.0.commit()?,
+            Face::Tasks => self.0.commit_async().await?,
+        };
+        Ok(timestamp.0)
+    }
 }
 
 struct Stage {
@@ -70,11 +142,11 @@ impl Stage {
     }
 
     /// One transaction, recorded; a conflict ends it.
-    fn run(&self, level: Isolation, random: &mut Random) -> Transaction {
+    async fn run(&self, face: Face, level: Isolation, random: &mut Random) -> Transaction {
         let number = self.number.fetch_add(1, Ordering::Relaxed);
         let began = self.moment();
         let mut steps = Vec::new();
-        let result = self.steps(level, number, &mut steps, random);
+        let result = self.steps(face, level, number, &mut steps, random).await;
         let committed = match result {
             Ok(committed) => committed,
             Err(Error::Conflict { .. } | Error::SnapshotTooOld { .. }) => None,
@@ -83,30 +155,40 @@ impl Stage {
         Transaction { number, level, began, ended: self.moment(), committed, steps }
     }
 
-    fn steps(&self, level: Isolation, number: u64, steps: &mut Vec<Step>, random: &mut Random) -> Result<Option<u64>> {
+    async fn steps(
+        &self,
+        face: Face,
+        level: Isolation,
+        number: u64,
+        steps: &mut Vec<Step>,
+        random: &mut Random,
+    ) -> Result<Option<u64>> {
         let durability = if random.chance(10) { Durability::Full } else { Durability::Relaxed };
-        let mut tx = self.db.begin_with(TxOptions { isolation: level, durability, ..TxOptions::default() })?;
+        let tx = self.db.begin_with(TxOptions { isolation: level, durability, ..TxOptions::default() })?;
+        let mut tx = Tx(tx, face);
         for step in 0..1 + random.below(7) {
-            // Others get their turn in the midst of it.
             if random.chance(30) {
-                std::thread::yield_now();
+                face.step_aside().await;
             }
             let row = random.below(u64::from(ROWS)) as Key;
+            let key = key(row);
             match random.below(10) {
-                0..3 => steps.push(Step::Read { key: row, found: tx.get(&self.rows, key(row))?.map(|v| version(&v)) }),
-                3..5 => self.scan(&tx, row, steps, random)?,
+                0..3 => {
+                    let found = tx.get(&self.rows, &key).await?.map(|value| version(&value));
+                    steps.push(Step::Read { key: row, found });
+                }
+                3..5 => self.scan(&tx, row, steps, random).await?,
                 _ if row < CHAINED => {
                     // Read committed needs the lock to know what it replaces; the others need not.
                     let locks = level == ReadCommitted || random.chance(30);
-                    let key_bytes = key(row);
                     let found = if locks {
-                        tx.get_for_update(&self.rows, &key_bytes)?
+                        tx.get_for_update(&self.rows, &key).await?
                     } else {
-                        tx.get(&self.rows, &key_bytes)?
+                        tx.get(&self.rows, &key).await?
                     };
-                    let replaced = found.map(|v| version(&v));
+                    let replaced = found.map(|value| version(&value));
                     let written = Version { writer: number, number: step };
-                    tx.insert(&self.rows, &key_bytes, value(written))?;
+                    tx.insert(&self.rows, &key, &value(written)).await?;
                     steps.push(Step::Read { key: row, found: replaced });
                     steps.push(Step::Write { key: row, version: written, removes: false, replaced });
                 }
@@ -114,37 +196,34 @@ impl Stage {
                     let written = Version { writer: number, number: step };
                     let removes = kind == 9;
                     if removes {
-                        tx.remove(&self.rows, key(row))?;
+                        tx.remove(&self.rows, &key).await?;
                     } else {
-                        tx.insert(&self.rows, key(row), value(written))?;
+                        tx.insert(&self.rows, &key, &value(written)).await?;
                     }
                     steps.push(Step::Write { key: row, version: written, removes, replaced: None });
                 }
             }
         }
         if random.chance(5) {
-            tx.abort();
+            tx.0.abort();
             return Ok(None);
         }
-        tx.commit().map(|timestamp| Some(timestamp.0))
+        tx.commit().await.map(Some)
     }
 
     /// Reads a range, from either end and perhaps not to its end; rows passed over are read as absent.
-    fn scan(&self, tx: &drumlin::Transaction, first: Key, steps: &mut Vec<Step>, random: &mut Random) -> Result<()> {
+    async fn scan(&self, tx: &Tx, first: Key, steps: &mut Vec<Step>, random: &mut Random) -> Result<()> {
         let last = (first + random.below(6) as Key).min(ROWS - 1);
-        let scan = tx.range(&self.rows, (Bound::Included(key(first)), Bound::Included(key(last))));
+        let mut scan = tx.0.range(&self.rows, (Bound::Included(key(first)), Bound::Included(key(last))));
         let forward = random.chance(50);
         let limit = if random.chance(30) { 2 } else { usize::MAX };
-        let found: Vec<(Key, Version)> = if forward {
-            scan.take(limit)
-                .map(|found| found.map(|(key, value)| (row(&key), version(&value))))
-                .collect::<Result<_>>()?
-        } else {
-            scan.rev()
-                .take(limit)
-                .map(|found| found.map(|(key, value)| (row(&key), version(&value))))
-                .collect::<Result<_>>()?
-        };
+        let mut found: Vec<(Key, Version)> = Vec::new();
+        while found.len() < limit
+            && let Some(next) = tx.next(&mut scan, forward).await
+        {
+            let (key, value) = next?;
+            found.push((row(&key), version(&value)));
+        }
         let covered = match found.last() {
             Some(&(end, _)) if found.len() == limit && forward => first..=end,
             Some(&(end, _)) if found.len() == limit => end..=last,
@@ -157,7 +236,18 @@ impl Stage {
         Ok(())
     }
 
-    /// Many transactions from several threads, with checkpoints beside them; ends with a look at everything.
+    /// Transactions, one after the other, while there are some left.
+    async fn run_all(&self, face: Face, levels: &[Isolation], left: &AtomicU64, seed: u64) -> Vec<Transaction> {
+        let mut random = Random(seed);
+        let mut recorded = Vec::new();
+        while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
+            let level = levels[random.below(levels.len() as u64) as usize];
+            recorded.push(self.run(face, level, &mut random).await);
+        }
+        recorded
+    }
+
+    /// Many transactions from several threads and tasks, with checkpoints beside them; ends with a look at everything.
     fn record(&self, mut history: History, levels: &[Isolation], count: u64, seed: u64) -> History {
         let left = AtomicU64::new(count);
         let stop = AtomicBool::new(false);
@@ -172,16 +262,12 @@ impl Stage {
             let threads: Vec<_> = (0..THREADS)
                 .map(|thread| {
                     scope.spawn(move || {
-                        let mut random = Random(seed << 8 | thread);
-                        let mut recorded = Vec::new();
-                        while left
-                            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
-                            .is_ok()
-                        {
-                            let level = levels[random.below(levels.len() as u64) as usize];
-                            recorded.push(self.run(level, &mut random));
+                        let seed = seed << 8 | thread << 2;
+                        if thread.is_multiple_of(2) {
+                            return smol::block_on(self.run_all(Face::Blocking, levels, left, seed));
                         }
-                        recorded
+                        let task = |task| self.run_all(Face::Tasks, levels, left, seed | task);
+                        smol::block_on(join_all((0..TASKS).map(task))).into_iter().flatten().collect()
                     })
                 })
                 .collect();

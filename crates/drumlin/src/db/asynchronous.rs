@@ -199,15 +199,7 @@ impl Keyspace {
     /// # Errors
     /// As [`get`](Keyspace::get).
     pub async fn get_many_async<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<Value>>> {
-        let mut values = Vec::with_capacity(keys.len());
-        for part in keys.chunks(super::keyspace::GET_MANY_PART) {
-            let core = self.core();
-            core.engine.bring_in(core.as_task(), &self.named.tree, &part.iter().map(AsRef::as_ref)).await?;
-            for key in part {
-                values.push(self.get_async(key).await?);
-            }
-        }
-        Ok(values)
+        self.get_many_as(self.core().as_task(), keys).await
     }
 
     /// As [`insert`](Keyspace::insert).

@@ -23,9 +23,6 @@ pub struct Keyspace {
     pub(crate) named: Arc<Named>,
 }
 
-/// Keys whose pages are brought in together.
-pub(crate) const GET_MANY_PART: usize = 256;
-
 /// What a new keyspace is like.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KeyspaceOptions {
@@ -170,15 +167,12 @@ impl Keyspace {
     /// # Errors
     /// As [`get`](Keyspace::get).
     pub fn get_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<Value>>> {
-        let mut values = Vec::with_capacity(keys.len());
-        for part in keys.chunks(GET_MANY_PART) {
-            let keys = part.iter().map(AsRef::as_ref);
-            ready(self.core().engine.bring_in(Face::Blocking, &self.named.tree, &keys))?;
-            for key in part {
-                values.push(self.get(key)?);
-            }
-        }
-        Ok(values)
+        ready(self.get_many_as(Face::Blocking, keys))
+    }
+
+    pub(crate) async fn get_many_as<K: AsRef<[u8]>>(&self, face: Face<'_>, keys: &[K]) -> Result<Vec<Option<Value>>> {
+        let values = self.core().engine.get_many(face, &self.named.tree, keys, Core::PLAIN).await?;
+        Ok(values.into_iter().map(|value| value.map(Value::from)).collect())
     }
 
     /// Removes the row, if there is one. Durable when it returns. O(log n).

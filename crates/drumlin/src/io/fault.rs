@@ -1,4 +1,4 @@
-//! A backend for tests: it wraps another one, records what changes the medium, and fails when told to.
+//! A backend for tests: it wraps another one, records what changes the medium, and fails or waits when told to.
 //!
 //! # Invariants
 //! 1. A request that fails by a fault leaves the file as it was, except that a durable write whose *sync* fails has
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use crate::sync::Mutex;
+use crate::sync::{Condvar, Mutex};
 
 use super::{AlignedBuffer, Backend, Completion, File, FileRef, OpenOptions, Persist, Queue, SyncMethod};
 
@@ -105,9 +105,38 @@ struct Shared {
     trace: Mutex<Option<Vec<Event>>>,
     faults: Mutex<Vec<Fault>>,
     space: Mutex<Space>,
+    gate: Mutex<Gate>,
+    changed: Condvar,
+}
+
+/// Where a read waits that was told to.
+#[derive(Default)]
+struct Gate {
+    /// Reads that still pass before the one that waits.
+    spared: Option<u64>,
+    waiting: usize,
 }
 
 impl Shared {
+    /// Counts one read, and waits if it is the one that is to be held.
+    fn pass_gate(&self) {
+        let mut gate = self.gate.lock();
+        match gate.spared {
+            Some(0) => {}
+            Some(spared) => {
+                gate.spared = Some(spared - 1);
+                return;
+            }
+            None => return,
+        }
+        gate.spared = None;
+        gate.waiting += 1;
+        self.changed.notify_all();
+        while gate.waiting > 0 {
+            self.changed.wait(&mut gate);
+        }
+    }
+
     fn record(&self, event: impl FnOnce() -> Event) {
         if let Some(trace) = &mut *self.trace.lock() {
             trace.push(event());
@@ -285,6 +314,34 @@ impl FaultyBackend {
         self.shared.faults.lock().clear();
     }
 
+    /// Lets the `nth` read from now on (1 is the next one) wait before it reads anything, until it is
+    /// [released](Self::release_read); others pass.
+    pub fn hold_nth_read(&self, nth: u64) {
+        assert!(nth > 0, "the next read is number 1");
+        self.shared.gate.lock().spared = Some(nth - 1);
+    }
+
+    /// Waits until a read is held; false if none came in that time.
+    #[must_use]
+    pub fn wait_for_held_read(&self, timeout: Duration) -> bool {
+        let end = std::time::Instant::now() + timeout;
+        let mut gate = self.shared.gate.lock();
+        while gate.waiting == 0 {
+            let left = end.saturating_duration_since(std::time::Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            self.shared.changed.wait_for(&mut gate, left);
+        }
+        true
+    }
+
+    /// Lets a read that is held go on.
+    pub fn release_read(&self) {
+        *self.shared.gate.lock() = Gate::default();
+        self.shared.changed.notify_all();
+    }
+
     /// Limits the space that files may take together, in blocks of 4,096 bytes; what would exceed it fails with
     /// `StorageFull`, whole. `None` lifts the limit. Files count from their first opening through this backend.
     pub fn set_space_limit(&self, bytes: Option<u64>) {
@@ -455,11 +512,13 @@ impl File for FaultyFile {
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         self.shared.strike(Operation::Read)?;
+        self.shared.pass_gate();
         self.inner.read_at(buffer, offset)
     }
 
     fn read_up_to(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         self.shared.strike(Operation::Read)?;
+        self.shared.pass_gate();
         self.inner.read_up_to(buffer, offset)
     }
 
@@ -544,7 +603,10 @@ impl Queue for FaultyQueue {
 
     fn push_read(&mut self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
         match self.admit(file, |_| self.shared.strike(Operation::Read)) {
-            Ok(file) => self.inner.push_read(file, offset, buffer, token),
+            Ok(file) => {
+                self.shared.pass_gate();
+                self.inner.push_read(file, offset, buffer, token);
+            }
             Err(error) => self.fail(token, buffer, error),
         }
     }

@@ -354,7 +354,9 @@ impl Pool {
             if queue.in_flight() == 0 {
                 break;
             }
-            if let Err(error) = queue.wait(1, &mut finished) {
+            // Not for each alone: being woken costs more than decoding a page does.
+            let enough = queue.in_flight().div_ceil(8);
+            if let Err(error) = queue.wait(enough, &mut finished) {
                 // Ends when nothing is in flight any more.
                 drop(queue);
                 let kind = error.kind();

@@ -7,14 +7,10 @@ use std::sync::atomic::Ordering;
 use crate::sync::{Condvar, Mutex};
 
 use super::Shared;
-use super::segment::{self, BLOCK, Segment, Spare};
+use super::segment::{self, BLOCK, FIRST_FILL_BYTES, Segment, Spare};
 use super::stream::{Preparation, Window};
 use crate::format::Timestamp;
 use crate::format::log::SegmentHeader;
-use crate::io::Persist;
-
-/// Zeros written before a new segment is put to use: little, for somebody may be waiting.
-const FIRST_FILL_BYTES: u64 = 1 << 20;
 
 /// Zeros written between two syncs while a segment in use is filled further.
 const FILL_BYTES: u64 = 8 << 20;
@@ -208,8 +204,9 @@ impl Shared {
         let ready = header.start + header.window_bytes.min(FIRST_FILL_BYTES);
         let header = SegmentHeader { filled: ready == header.start + header.window_bytes, ..header };
         segment::write_zeros(&file, BLOCK, BLOCK + (ready - header.start))?;
-        segment::write_header(&file, &header, Persist::Later)?;
+        // The length first: a header that calls the file whole is believed.
         file.sync_all()?;
+        segment::write_header(&file, &header, self.persist())?;
         self.backend.sync_dir(&self.options.dir)?;
         Ok((Segment::new(file, header), ready))
     }

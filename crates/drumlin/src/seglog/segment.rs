@@ -13,6 +13,9 @@ use crate::io::{AlignedBuffer, Backend, FileRef, OpenOptions, Persist};
 
 pub(super) const BLOCK: u64 = BLOCK_BYTES as u64;
 
+/// Zeros written before a new segment is put to use: little, for somebody may be waiting.
+pub(super) const FIRST_FILL_BYTES: u64 = 1 << 20;
+
 /// Zeros are written in transfers of this size: large enough for a device's bandwidth, small enough to stay out of the
 /// way of commits.
 const ZEROS_BYTES: usize = 256 << 10;
@@ -149,11 +152,9 @@ pub(super) enum Found {
 pub(super) fn inspect(backend: &dyn Backend, path: &Path, database: u64, name: (u16, u32)) -> Result<Found> {
     let file = open(backend, path, false, false).map_err(|error| Error::io("opening", path, error))?;
     let length = file.len().map_err(|error| Error::io("measuring", path, error))?;
-    if length < 2 * BLOCK {
-        return Ok(Found::Unused);
-    }
+    // Whatever is cut off reads as zeros here.
     let mut blocks = AlignedBuffer::zeroed(2 * BLOCK_BYTES);
-    file.read_at(&mut blocks, 0).map_err(|error| Error::io("reading", path, error))?;
+    file.read_up_to(&mut blocks, 0).map_err(|error| Error::io("reading", path, error))?;
     let (header, window) = blocks.split_at(BLOCK_BYTES);
     match SegmentHeader::decode(header) {
         // A header is durable before the first record is written behind it.
@@ -169,10 +170,18 @@ pub(super) fn inspect(backend: &dyn Backend, path: &Path, database: u64, name: (
             "log segment header",
             format!("it belongs to {}-{}.seg", header.stream, header.slot),
         )),
+        Ok(Some(header)) if length < BLOCK + written_bytes_min(&header) => {
+            Err(Error::damaged(path, "log segment", format!("it was cut short, to {length} bytes")))
+        }
         Ok(Some(header)) => Ok(Found::Segment(Segment::new(file, header))),
         Err(HeaderFlaw::Newer(found)) => {
             Err(Error::NewerFormat { path: path.to_path_buf(), found, supported: FORMAT_VERSION })
         }
         Err(flaw) => Err(Error::damaged(path, "log segment header", flaw)),
     }
+}
+
+/// How much of its window a segment with this header has: that was durable before the header was written.
+fn written_bytes_min(header: &SegmentHeader) -> u64 {
+    if header.filled { header.window_bytes } else { header.window_bytes.min(FIRST_FILL_BYTES) }
 }

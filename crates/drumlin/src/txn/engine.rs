@@ -159,8 +159,11 @@ impl Drop for Appended<'_> {
     }
 }
 
-/// Leaves that a reader brings in, or a commit holds, at once.
+/// Leaves that a commit holds at once.
 const AHEAD_PAGES: usize = 64;
+
+/// Keys whose leaves are brought in together: few enough that the first is still there when the last arrives.
+const GET_MANY_PART: usize = 256;
 
 impl Engine {
     pub(crate) fn log(&self) -> &Log {
@@ -247,33 +250,50 @@ impl Engine {
         }
     }
 
-    /// Brings in the leaves of these keys, many reads at a time: afterwards they are mostly in memory.
-    pub(crate) async fn bring_in<'k>(
+    /// The values of the rows, many reads at a time.
+    pub(crate) async fn get_many<K: AsRef<[u8]>>(
         &self,
         face: Face<'_>,
         tree: &Tree,
-        keys: &(impl Iterator<Item = &'k [u8]> + Clone),
-    ) -> Result<()> {
-        // Each round goes one level deeper for the keys whose page was missing.
-        loop {
-            let mut missing: Vec<PageId> = Vec::new();
-            {
-                let pin = self.pool.pin();
-                for key in keys.clone() {
-                    if let Err(Stop::Needs(Needs::Page(_, page))) = tree.read_leaf(&pin, Target::At(key)).map(drop) {
-                        missing.push(page);
+        keys: &[K],
+        view: View,
+    ) -> Result<Vec<Option<Arc<[u8]>>>> {
+        let mut values = vec![None; keys.len()];
+        for (keys, values) in keys.chunks(GET_MANY_PART).zip(values.chunks_mut(GET_MANY_PART)) {
+            let mut open: Vec<usize> = (0..keys.len()).collect();
+            let mut alone = Vec::new();
+            // Each round goes one level deeper for the keys whose page was missing.
+            while !open.is_empty() {
+                let mut missing = Vec::with_capacity(open.len());
+                let mut is_missing = |&index: &usize| {
+                    match self.try_find(tree, keys[index].as_ref(), view) {
+                        Ok(Some(Found::Inline(value))) => values[index] = Some(value),
+                        Ok(None) => {}
+                        Err(Stop::Needs(Needs::Page(_, page))) => {
+                            missing.push(page);
+                            return true;
+                        }
+                        Ok(Some(Found::Large(_))) | Err(_) => alone.push(index),
                     }
+                    false
+                };
+                {
+                    // One pin for all: those within cost nothing.
+                    let _pin = self.pool.pin();
+                    open.retain(&mut is_missing);
+                }
+                missing.sort_unstable();
+                missing.dedup();
+                if !missing.is_empty() && self.fault_many(face, &tree.pages, &missing).await? == 0 {
+                    // Others read them, or they can't be read.
+                    alone.append(&mut open);
                 }
             }
-            missing.sort_unstable();
-            missing.dedup();
-            if missing.is_empty() {
-                return Ok(());
-            }
-            if self.fault_many(face, &tree.pages, &missing).await? == 0 {
-                return Ok(());
+            for index in alone {
+                values[index] = self.get_as(face, tree, keys[index].as_ref(), view).await?;
             }
         }
+        Ok(values)
     }
 
     async fn fault_many(&self, face: Face<'_>, pages: &Arc<PageSpace>, missing: &[PageId]) -> Result<usize> {

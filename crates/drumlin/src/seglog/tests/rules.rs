@@ -294,6 +294,21 @@ fn a_damaged_segment_header_is_reported() {
     assert_eq!(damage(rig.scan()).0, path);
 }
 
+/// The end of a log can't be told from damage to its last records, but a file that was whole once and is shorter now was cut.
+#[test]
+fn a_segment_that_was_cut_short_is_damage() {
+    let mut rig = Rig::new(Disk::new(false), options(1));
+    let log = rig.create();
+    commit_to(&log, 3, 900);
+    drop(log);
+    rig.move_to(rig.disk.copy());
+    let path = segment::path(&rig.options.dir, 0, 1);
+    for length in [3 * 4096, 4096] {
+        rig.disk.tamper(&path, |bytes| bytes.truncate(length));
+        assert_eq!(damage(rig.scan()).0, path, "cut to {length}");
+    }
+}
+
 /// D3, missing file: records that were durable and went with their segment are missed.
 #[test]
 fn a_lost_segment_is_damage() {

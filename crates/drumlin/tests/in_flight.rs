@@ -1,0 +1,147 @@
+//! A read that is under way while what it reads is moved, replaced, dropped, and its space used again: the reader gets what
+//! was there, or what is there now, and never an error for what somebody else wrote.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use drumlin::io::Backend;
+use drumlin::io::fault::FaultyBackend;
+use drumlin::{Database, Durability, Error, Keyspace, Result, Value};
+use support::{Random, small};
+
+const ROWS: u64 = 4000;
+
+fn key(number: u64) -> [u8; 8] {
+    number.to_be_bytes()
+}
+
+fn write(rows: &Keyspace, number: u64, seed: u64, bytes: usize) {
+    rows.insert_with(key(number), Random(seed ^ number << 8).bytes(bytes), Durability::Relaxed).unwrap();
+}
+
+/// A database just opened, whose rows are on disk, on a backend that can hold reads.
+fn opened() -> (FaultyBackend, Database, Keyspace) {
+    let backend = FaultyBackend::new(drumlin::io::in_memory());
+    let shared: Arc<dyn Backend> = Arc::new(backend.clone());
+    let config = small().backend(shared);
+    let db = config.open("/db").unwrap();
+    let rows = db.keyspace("rows").unwrap();
+    for number in 0..ROWS {
+        write(&rows, number, 0, 200);
+    }
+    write(&rows, ROWS, 0, 300_000);
+    drop(rows);
+    db.close().unwrap();
+    let db = config.open("/db").unwrap();
+    let rows = db.existing_keyspace("rows").unwrap();
+    (backend, db, rows)
+}
+
+/// One way of reading a row.
+type Get = fn(&Keyspace, u64) -> Result<Option<Value>>;
+
+const FACES: [(&str, Get); 3] = [
+    ("blocking", |rows, number| rows.get(key(number))),
+    ("many", |rows, number| rows.get_many(&[key(number), key(number)]).map(|found| found[0].clone())),
+    ("a task", |rows, number| smol::block_on(rows.get_async(key(number)))),
+];
+
+/// Reads a row in a thread whose next read is held, does `meanwhile`, and lets the read go on.
+fn read_during(
+    backend: &FaultyBackend,
+    rows: &Keyspace,
+    number: u64,
+    get: Get,
+    meanwhile: impl FnOnce(),
+) -> Result<Option<Value>> {
+    std::thread::scope(|scope| {
+        backend.hold_nth_read(1);
+        let reader = scope.spawn(|| get(rows, number));
+        assert!(backend.wait_for_held_read(Duration::from_secs(20)), "the row is on disk");
+        meanwhile();
+        backend.release_read();
+        reader.join().unwrap()
+    })
+}
+
+/// Writes more than there is, several times, so that whatever is free is written over.
+fn churn(db: &Database, rows: &Keyspace, numbers: impl Iterator<Item = u64> + Clone) {
+    for round in 1..5 {
+        numbers.clone().for_each(|number| write(rows, number, round, 200));
+        db.checkpoint().unwrap();
+        db.compact().unwrap();
+    }
+}
+
+/// All around it is rewritten and moved, and the segments around are used again.
+#[test]
+fn a_page_around_which_everything_moves() {
+    for (face, get) in FACES {
+        let (backend, db, rows) = opened();
+        // The way to it is in memory, it is not.
+        let number = ROWS / 2;
+        rows.get(key(number - 20)).unwrap();
+        let others = (0..number - 20).chain(number + 20..ROWS);
+        let found = read_during(&backend, &rows, number, get, || churn(&db, &rows, others));
+        assert!(found.unwrap().unwrap()[..] == Random(number << 8).bytes(200), "{face}");
+        assert!(db.check().unwrap().damage.is_empty(), "{face}");
+    }
+}
+
+/// A value is replaced, or removed, and its extents are written over by others.
+#[test]
+fn a_value_that_is_replaced() {
+    for (face, get) in FACES {
+        for replaced in [true, false] {
+            let (backend, db, rows) = opened();
+            // Its leaf is in memory.
+            assert!(rows.contains_key(key(ROWS)).unwrap());
+            let found = read_during(&backend, &rows, ROWS, get, || {
+                if replaced {
+                    write(&rows, ROWS, 9, 290_000);
+                } else {
+                    rows.remove(key(ROWS)).unwrap();
+                }
+                churn(&db, &rows, 0..ROWS);
+            });
+            let found = found.unwrap_or_else(|error| panic!("{face}: {error}"));
+            let expected = [Random(ROWS << 8).bytes(300_000), Random(9 ^ ROWS << 8).bytes(290_000)];
+            match (found, replaced) {
+                // What was there when the read began, or what is there now.
+                (Some(found), true) => assert!(expected.iter().any(|value| value[..] == found[..]), "{face}"),
+                (Some(found), false) => assert!(expected[0][..] == found[..], "{face}"),
+                (None, false) => {}
+                (None, true) => panic!("{face}: the row was there all the time"),
+            }
+            assert!(db.check().unwrap().damage.is_empty(), "{face}");
+        }
+    }
+}
+
+/// The keyspace is dropped, and its space is another's.
+#[test]
+fn a_keyspace_that_is_dropped() {
+    for (face, get) in FACES {
+        for number in [ROWS / 2, ROWS] {
+            let (backend, db, rows) = opened();
+            let leaf = if number == ROWS { number } else { number - 20 };
+            assert!(rows.contains_key(key(leaf)).unwrap());
+            let found = read_during(&backend, &rows, number, get, || {
+                db.drop_keyspace("rows").unwrap();
+                let others = db.keyspace("others").unwrap();
+                churn(&db, &others, 0..ROWS);
+            });
+            match found {
+                Err(Error::KeyspaceDropped { .. }) | Ok(None) => {}
+                Ok(Some(value)) => {
+                    let bytes = if number == ROWS { 300_000 } else { 200 };
+                    assert!(value[..] == Random(number << 8).bytes(bytes), "{face}, row {number}");
+                }
+                Err(error) => panic!("{face}, row {number}: {error}"),
+            }
+            assert!(db.check().unwrap().damage.is_empty(), "{face}");
+        }
+    }
+}
