@@ -593,7 +593,7 @@ impl Client {
         let deed = Deed::Rows(rows.clone());
         let model = self.life.model.clone();
         let is_full = durability == Durability::Full;
-        let used: Vec<SpaceNumber> = rows.iter().map(|row| row.0).chain(reads.iter().map(|read| read.0)).collect();
+        let used: Vec<SpaceNumber> = spaces.into_keys().collect();
         let commit = async move {
             let result = by_face!(face, tx.commit(), tx.commit_async());
             // Which of them was dropped, if one was, is known by now.

@@ -156,14 +156,13 @@ impl Script {
     fn write_while_compacting(&mut self, db: &Database) {
         let other = db.clone();
         let compact = move || {
-            for _ in 0..3 {
+            for _ in 0..6 {
                 other.compact().expect("compacting");
             }
         };
         let compacting = sim::spawn("compacting", Box::new(compact)).expect("a thread");
-        for number in 0..18 {
-            let length = if number % 3 == 0 { 100_000 } else { 3000 };
-            self.put(db, "rows", number % 5, length, true);
+        for number in 0..30 {
+            self.put(db, "rows", number % 3, 100_000, true);
         }
         sim::join(compacting).expect("it does not panic");
         self.note();

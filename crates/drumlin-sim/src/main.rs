@@ -221,6 +221,7 @@ fn crash_points(round: Round) -> ExitCode {
         report.next,
         report.points
     );
+    println!("{}", planted::processor_time());
     if report.next < report.points && report.finds.is_empty() {
         println!("go on with: cargo run --release -p drumlin-sim -- --minutes 60 crash-points --point {}", report.next);
     }
@@ -271,5 +272,6 @@ fn explore(limits: Limits) -> ExitCode {
         }
     });
     print!("{}", explore::report(&summary, began.elapsed()));
+    println!("{}", planted::processor_time());
     if summary.finds.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
