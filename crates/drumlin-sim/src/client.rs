@@ -1,20 +1,31 @@
 //! A client: what it asks of the database, drawn from its seed, and what it makes of the answers.
 //!
+//! A client blocks its thread, or is a task that shares a thread with others and uses the asynchronous calls; the latter
+//! drops some futures at one of their waits. What is checked is the same for both.
+//!
 //! A wrong answer is a panic, which ends the simulation and is its report.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::future::{Future, poll_fn};
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Bound;
-use std::sync::Arc;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use drumlin::io::sim::{self, Disk, Random};
 use drumlin::{
-    Database, Durability, Error, Isolation, Keyspace, KeyspaceOptions, Snapshot, Transaction, TxOptions, Value,
+    AsyncValueReader, Database, Durability, Error, Isolation, Keyspace, KeyspaceOptions, Snapshot, Transaction,
+    TxOptions, Value, ValueReader,
 };
+use futures_io::{AsyncRead, AsyncSeek};
 
 use crate::model::{Content, Deed, Model, SpaceNumber, tell};
+use crate::tasks::{self, Timer, or_drop};
 use crate::world::{Plan, Trouble};
 
 /// Keyspaces that are always there, and those that come and go.
@@ -33,7 +44,9 @@ pub struct Life {
 
 /// What was done, over all lives.
 #[derive(Clone, Debug, Default)]
-pub struct Counts(Arc<[AtomicU64; 8]>);
+pub struct Counts(Arc<[AtomicU64; COUNTS]>);
+
+const COUNTS: usize = 10;
 
 /// What is counted.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +59,9 @@ pub enum Count {
     Snapshots,
     SnapshotsTooOld,
     Checkpoints,
+    /// Futures dropped before they were ready, and those of them whose commit stands.
+    Dropped,
+    DroppedLate,
 }
 
 impl Counts {
@@ -63,43 +79,131 @@ impl Counts {
 #[derive(Clone, Copy, Debug)]
 pub struct Stop;
 
+/// How a client calls.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Face {
+    Blocking,
+    Tasks,
+}
+
+/// The call by a client's own face.
+macro_rules! by_face {
+    ($face:expr, $blocking:expr, $task:expr) => {
+        match $face {
+            Face::Blocking => $blocking,
+            Face::Tasks => $task.await,
+        }
+    };
+}
+
 struct Client {
     life: Arc<Life>,
     random: Random,
+    face: Face,
+    timer: Timer,
     /// Taken a while ago.
     snapshot: Option<Snapshot>,
 }
 
-/// A client's life: so many steps, or until the database accepts no more.
+/// The bounds of a scan, or what of it was read.
+type Bounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
+
+/// A client that blocks its thread: so many steps, or until the database accepts no more.
 pub fn run(life: Arc<Life>, seed: u64, steps: u64) {
-    let mut client = Client { life, random: Random(seed), snapshot: None };
-    for _ in 0..steps {
-        if client.step().is_err() || client.life.disk.is_off() {
-            break;
-        }
-        let think_nanos = client.life.plan.think_nanos;
-        if think_nanos > 0 {
-            sim::sleep(Duration::from_nanos(client.random.below(2 * think_nanos)));
-        }
-    }
-    sim::on_timestamp(None);
+    let client = Client { life, random: Random(seed), face: Face::Blocking, timer: Timer::default(), snapshot: None };
+    let life = pin!(client.live(steps)).poll(&mut Context::from_waker(Waker::noop()));
+    assert!(life.is_ready(), "a client that blocks waited as a task does");
+}
+
+/// Clients that share a thread, each a task.
+pub fn run_tasks(life: &Arc<Life>, mut random: Random, count: u64, steps: u64) {
+    let timer = Timer::default();
+    let mut client = || {
+        let (life, random, timer) = (Arc::clone(life), Random(random.next()), timer.clone());
+        Client { life, random, face: Face::Tasks, timer, snapshot: None }
+    };
+    let clients: Vec<Client> = (0..count).map(|_| client()).collect();
+    let tasks = clients.into_iter().map(|client| Box::pin(client.live(steps)) as tasks::Task).collect();
+    tasks::run(tasks, &timer, random);
 }
 
 impl Client {
-    fn step(&mut self) -> Result<(), Stop> {
+    async fn live(mut self, steps: u64) {
+        for _ in 0..steps {
+            if self.step().await.is_err() || self.life.disk.is_off() {
+                break;
+            }
+            let think_nanos = self.life.plan.think_nanos;
+            if think_nanos > 0 {
+                let nanos = self.random.below(2 * think_nanos);
+                self.sleep(Duration::from_nanos(nanos)).await;
+            }
+        }
+        sim::on_timestamp(None);
+    }
+
+    async fn sleep(&self, duration: Duration) {
+        by_face!(self.face, sim::sleep(duration), self.timer.sleep(duration));
+    }
+
+    /// After how many waits the next future is dropped, if it is.
+    fn waits_max(&mut self) -> Option<u64> {
+        (self.face == Face::Tasks && self.random.chance(12)).then(|| self.random.below(8))
+    }
+
+    /// Awaits it, or drops it at one of its waits.
+    async fn or_drop<T>(&mut self, future: impl Future<Output = T>) -> Option<T> {
+        let waits_max = self.waits_max();
+        let result = or_drop(waits_max, future).await;
+        if result.is_none() {
+            self.life.counts.add(Count::Dropped);
+        }
+        result
+    }
+
+    /// Does what takes a timestamp on whatever thread it runs: here where that may block, else on a thread of its own.
+    async fn elsewhere<T: Send + 'static>(&self, body: impl FnOnce() -> T + Send + 'static) -> T {
+        if self.face == Face::Blocking {
+            return body();
+        }
+        let answer: Arc<Mutex<(Option<T>, Option<Waker>)>> = Arc::new(Mutex::new((None, None)));
+        let place = Arc::clone(&answer);
+        let body = move || {
+            let value = body();
+            let waker = {
+                let mut answer = place.lock().expect("nobody panics with it");
+                answer.0 = Some(value);
+                answer.1.take()
+            };
+            waker.into_iter().for_each(Waker::wake);
+        };
+        let thread = sim::spawn("definer", Box::new(body)).expect("a thread");
+        let value = poll_fn(|context| {
+            let mut answer = answer.lock().expect("nobody panics with it");
+            answer.1 = Some(context.waker().clone());
+            answer.0.take().map_or(Poll::Pending, Poll::Ready)
+        })
+        .await;
+        let _ = sim::join(thread);
+        value
+    }
+
+    async fn step(&mut self) -> Result<(), Stop> {
         match self.random.below(1000) {
-            0..350 => self.autocommit(),
-            350..600 => self.transaction(),
-            600..680 => self.plain_reads(),
-            680..760 => self.plain_scan(),
-            760..860 => self.snapshot_reads(),
-            860..880 => self.stream(),
-            880..900 => self.create(),
-            900..912 => self.drop_keyspace(),
-            912..940 => self.large_transaction(),
-            940..1000 if self.random.below(60) < self.life.plan.upkeep_weight => self.upkeep(),
+            0..350 => self.autocommit().await,
+            350..600 => self.transaction().await,
+            600..680 => self.plain_reads().await,
+            680..760 => self.plain_scan().await,
+            760..860 => self.snapshot_reads().await,
+            860..880 => self.stream().await,
+            880..900 => self.create().await,
+            900..912 => self.drop_keyspace().await,
+            912..940 => self.large_transaction().await,
+            940..1000 if self.life.plan.runs && self.random.chance(60) => self.run_of_rows().await,
+            940..1000 if self.random.below(60) < self.life.plan.upkeep_weight => self.upkeep().await,
             _ => {
-                sim::sleep(Duration::from_micros(self.random.below(3000)));
+                let micros = self.random.below(3000);
+                self.sleep(Duration::from_micros(micros)).await;
                 Ok(())
             }
         }
@@ -127,11 +231,8 @@ impl Client {
     fn key(&mut self, space: SpaceNumber) -> Vec<u8> {
         let name = self.life.model.name(space);
         let count = if name == "hot" { 12 } else { self.life.plan.key_count };
-        let mut key = format!("{:05}", self.random.below(count)).into_bytes();
-        if key[4] % 10 == 3 && name != "hot" {
-            key.extend([b'k'; 100]);
-        }
-        key
+        let number = self.random.below(count);
+        if name == "hot" { format!("{number:05}").into_bytes() } else { numbered(number) }
     }
 
     fn content(&mut self) -> Content {
@@ -191,23 +292,57 @@ impl Client {
         if is_off { Err(Stop) } else { Ok(()) }
     }
 
-    /// Runs a commit that does `deed`, and enters it where it gets its timestamp. `None` where it failed and may have.
-    fn commit<T>(
+    /// Runs a commit that does `deed`, and enters it where it gets its timestamp. `None` where it failed and may have, or
+    /// was dropped.
+    async fn commit<T>(
         &mut self,
         deed: Deed,
         is_full: bool,
         space: Option<SpaceNumber>,
-        commit: impl FnOnce() -> Result<T, Error>,
+        commit: impl Future<Output = Result<T, Error>>,
     ) -> Result<Option<(u64, T)>, Stop> {
-        let taken = Arc::new(AtomicU64::new(0));
-        let (told, model) = (Arc::clone(&taken), self.life.model.clone());
-        sim::on_timestamp(Some(Box::new(move |timestamp| {
-            told.store(timestamp.0, Ordering::Relaxed);
-            model.enter(timestamp.0, deed);
-        })));
-        let result = commit();
-        sim::on_timestamp(None);
-        let taken = taken.load(Ordering::Relaxed);
+        let taken = Rc::new(RefCell::new((0, Some(deed))));
+        let model = self.life.model.clone();
+        let told = Rc::clone(&taken);
+        let result = self
+            .or_drop(async move {
+                let mut commit = pin!(commit);
+                poll_fn(|context| {
+                    // Others have their turns on this thread between two polls.
+                    let (told, model) = (Rc::clone(&told), model.clone());
+                    sim::on_timestamp(Some(Box::new(move |timestamp| {
+                        let deed = told.borrow_mut().1.take().expect("a commit gets one timestamp");
+                        told.borrow_mut().0 = timestamp.0;
+                        model.enter(timestamp.0, deed);
+                    })));
+                    let polled = commit.as_mut().poll(context);
+                    sim::on_timestamp(None);
+                    polled
+                })
+                .await
+            })
+            .await;
+        let taken = taken.borrow().0;
+        match result {
+            Some(result) => self.settle(taken, result, is_full, space),
+            None => {
+                // With a timestamp it stands, though nobody is told: the model has it.
+                if taken > 0 {
+                    self.life.counts.add(Count::DroppedLate);
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    /// A commit was answered.
+    fn settle<T>(
+        &self,
+        taken: u64,
+        result: Result<T, Error>,
+        is_full: bool,
+        space: Option<SpaceNumber>,
+    ) -> Result<Option<(u64, T)>, Stop> {
         match result {
             Ok(value) => {
                 if taken > 0 {
@@ -251,45 +386,101 @@ impl Client {
 
     // ── commits ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    fn autocommit(&mut self) -> Result<(), Stop> {
+    async fn autocommit(&mut self) -> Result<(), Stop> {
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
         let key = self.key(space);
         let content = self.some_content();
         let deed = Deed::Rows(vec![(space, key.clone(), content)]);
+        let face = self.face;
         match content {
-            None => self.commit(deed, true, Some(space), || keyspace.remove(&key))?,
+            None => {
+                let remove = async { by_face!(face, keyspace.remove(&key), keyspace.remove_async(&key)) };
+                self.commit(deed, true, Some(space), remove).await?
+            }
             Some(content) if content.length > 2000 && self.random.chance(40) => {
-                let mut reader = Slow { bytes: content.bytes(), position: 0, fails_at: None };
+                let mut reader = Slow::new(content);
                 if self.random.chance(20) {
                     reader.fails_at = Some(self.random.below(content.length as u64) as usize);
                 }
                 let fails = reader.fails_at.is_some();
-                let done = self.commit(deed, true, Some(space), || keyspace.insert_from(&key, reader).map(drop))?;
+                let insert = async {
+                    by_face!(face, keyspace.insert_from(&key, reader), keyspace.insert_from_async(&key, reader))
+                        .map(drop)
+                };
+                let done = self.commit(deed, true, Some(space), insert).await?;
                 assert!(done.is_none() || !fails, "a value was stored whose reader failed");
                 done
             }
             Some(content) => {
                 let durability = self.durability();
                 let value = content.bytes();
-                self.commit(deed, durability == Durability::Full, Some(space), || {
-                    keyspace.insert_with(&key, &value, durability)
-                })?
+                let insert = async {
+                    by_face!(
+                        face,
+                        keyspace.insert_with(&key, &value, durability),
+                        keyspace.insert_with_async(&key, &value, durability)
+                    )
+                };
+                self.commit(deed, durability == Durability::Full, Some(space), insert).await?
             }
         };
         Ok(())
     }
 
-    fn transaction(&mut self) -> Result<(), Stop> {
+    async fn transaction(&mut self) -> Result<(), Stop> {
         let count = 1 + self.random.below(10);
-        self.transact(count)
+        self.transact(count).await
     }
 
-    fn large_transaction(&mut self) -> Result<(), Stop> {
+    async fn large_transaction(&mut self) -> Result<(), Stop> {
         let count = 30 + self.random.below(300);
-        self.transact(count)
+        self.transact(count).await
     }
 
-    fn transact(&mut self, count: u64) -> Result<(), Stop> {
+    /// Neighbouring rows are put, or removed, all in one transaction: what leaves and inner nodes split and merge by.
+    async fn run_of_rows(&mut self) -> Result<(), Stop> {
+        self.life.counts.add(Count::Transactions);
+        let name = LASTING[self.random.below(2) as usize].0;
+        let Some((keyspace, space)) = self.open(name) else { return Ok(()) };
+        let is_put = self.random.chance(50);
+        let first = self.random.below(self.life.plan.key_count);
+        let count = if is_put { 30 + self.random.below(200) } else { 100 + self.random.below(900) };
+        let mut tx = match self.life.db.begin() {
+            Ok(tx) => tx,
+            Err(error) => return self.accept(&error, None),
+        };
+        let mut rows = Vec::new();
+        for number in first..(first + count).min(self.life.plan.key_count) {
+            let key = numbered(number);
+            let length = self.random.below(self.life.plan.value_bytes) as usize;
+            let content = is_put.then(|| Content { length, seed: self.random.next() });
+            let face = self.face;
+            let done = match content {
+                Some(content) => {
+                    let value = content.bytes();
+                    by_face!(face, tx.insert(&keyspace, &key, &value), tx.insert_async(&keyspace, &key, &value))
+                }
+                None => by_face!(face, tx.remove(&keyspace, &key), tx.remove_async(&keyspace, &key)),
+            };
+            match done {
+                Ok(()) => rows.push((space, key, content)),
+                Err(error @ Error::TransactionTooLarge { .. }) => {
+                    self.accept(&error, Some(space))?;
+                    break;
+                }
+                Err(error) => return self.accept(&error, Some(space)),
+            }
+        }
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let face = self.face;
+        let commit = async move { by_face!(face, tx.commit(), tx.commit_async()) };
+        self.commit(Deed::Rows(rows), true, Some(space), commit).await?;
+        Ok(())
+    }
+
+    async fn transact(&mut self, count: u64) -> Result<(), Stop> {
         self.life.counts.add(Count::Transactions);
         let isolation = match self.random.below(100) {
             0..50 => Isolation::Snapshot,
@@ -313,7 +504,8 @@ impl Client {
         );
         let mut own: BTreeMap<(SpaceNumber, Vec<u8>), Option<Content>> = BTreeMap::new();
         let mut marks = Vec::new();
-        let mut reads: Vec<(SpaceNumber, Vec<u8>)> = Vec::new();
+        let mut reads: Vec<(SpaceNumber, Bounds)> = Vec::new();
+        let face = self.face;
         let mut spaces: BTreeMap<SpaceNumber, Keyspace> = BTreeMap::new();
         for _ in 0..count {
             let Some((keyspace, space)) = self.any_keyspace() else { continue };
@@ -322,26 +514,47 @@ impl Client {
             let done = match self.random.below(100) {
                 0..55 => {
                     let content = self.some_content();
-                    let done = match content {
-                        None => tx.remove(&keyspace, &key),
-                        Some(content) if content.length > 2000 && self.random.chance(40) => {
-                            let reader = Slow { bytes: content.bytes(), position: 0, fails_at: None };
-                            tx.insert_from(&keyspace, &key, reader).map(drop)
+                    let streamed = content.is_some_and(|content| content.length > 2000) && self.random.chance(40);
+                    let change = async {
+                        match content {
+                            None => by_face!(face, tx.remove(&keyspace, &key), tx.remove_async(&keyspace, &key)),
+                            Some(content) if streamed => {
+                                let reader = Slow::new(content);
+                                by_face!(
+                                    face,
+                                    tx.insert_from(&keyspace, &key, reader),
+                                    tx.insert_from_async(&keyspace, &key, reader)
+                                )
+                                .map(drop)
+                            }
+                            Some(content) => by_face!(
+                                face,
+                                tx.insert(&keyspace, &key, content.bytes()),
+                                tx.insert_async(&keyspace, &key, content.bytes())
+                            ),
                         }
-                        Some(content) => tx.insert(&keyspace, &key, content.bytes()),
                     };
-                    if done.is_ok() {
-                        own.insert((space, key), content);
+                    match self.or_drop(change).await {
+                        Some(Ok(())) => {
+                            own.insert((space, key), content);
+                            Ok(())
+                        }
+                        Some(error) => error,
+                        // Nothing of it remains, and the transaction goes on.
+                        None => Ok(()),
                     }
-                    done
                 }
                 55..70 => {
-                    reads.push((space, key.clone()));
-                    self.tx_get(&tx, &keyspace, space, &key, &own, isolation, snapshot)
+                    let got = self.tx_get(&tx, &keyspace, space, &key, &own, isolation, snapshot).await;
+                    if got.is_ok() {
+                        reads.push((space, (Bound::Included(key.clone()), Bound::Included(key))));
+                    }
+                    got
                 }
-                70..80 => self.tx_lock(&mut tx, &keyspace, space, &key, &own, isolation, snapshot),
+                70..80 => self.tx_lock(&mut tx, &keyspace, space, &key, &own, isolation, snapshot).await,
                 80..88 => {
-                    self.tx_scan(&tx, &keyspace, space, &own, isolation, snapshot);
+                    let read = self.tx_scan(&tx, &keyspace, space, &own, isolation, snapshot).await;
+                    reads.extend(read.into_iter().map(|bounds| (space, bounds)));
                     Ok(())
                 }
                 88..94 => {
@@ -365,7 +578,8 @@ impl Client {
                 }
             }
             if self.random.chance(3) {
-                sim::sleep(Duration::from_micros(self.random.below(2000)));
+                let micros = self.random.below(2000);
+                self.sleep(Duration::from_micros(micros)).await;
             }
         }
         if self.random.chance(12) {
@@ -379,17 +593,19 @@ impl Client {
         let deed = Deed::Rows(rows.clone());
         let model = self.life.model.clone();
         let is_full = durability == Durability::Full;
-        let done = self.commit(deed, is_full, any, || {
-            let result = tx.commit();
+        let used: Vec<SpaceNumber> = spaces.into_keys().collect();
+        let commit = async move {
+            let result = by_face!(face, tx.commit(), tx.commit_async());
             // Which of them was dropped, if one was, is known by now.
             match result {
                 Err(Error::KeyspaceDropped { name }) => {
-                    assert!(rows.iter().any(|row| model.is_dropped(row.0)), "keyspace {name:?} was not dropped");
+                    assert!(used.iter().any(|space| model.is_dropped(*space)), "keyspace {name:?} was not dropped");
                     Err(Error::Conflict { reason: "a keyspace was dropped" })
                 }
                 other => other,
             }
-        })?;
+        };
+        let done = self.commit(deed, is_full, any, commit).await?;
         let Some((taken, answered)) = done else { return Ok(()) };
         if is_empty {
             assert_eq!(taken, 0, "a transaction without changes was given a timestamp");
@@ -401,12 +617,11 @@ impl Client {
         }
         assert_eq!(taken, answered.0, "a commit returned another timestamp than it was given");
         if isolation == Isolation::Serializable {
-            for (space, key) in &reads {
-                let between = self.life.model.change_between(*space, key, snapshot, taken);
+            for (space, bounds) in &reads {
+                let between = self.life.model.change_within(*space, bounds, snapshot, taken);
                 assert!(
                     between.is_none(),
-                    "serializable commit {taken} with the snapshot {snapshot} read row {} of {:?}, which {between:?} changed",
-                    key.escape_ascii(),
+                    "serializable commit {taken} with the snapshot {snapshot} read {bounds:?} of {:?}, where {between:?} changed a row",
                     self.life.model.name(*space)
                 );
             }
@@ -426,8 +641,8 @@ impl Client {
     }
 
     #[allow(clippy::too_many_arguments, reason = "what a transaction is made of")]
-    fn tx_get(
-        &self,
+    async fn tx_get(
+        &mut self,
         tx: &Transaction,
         keyspace: &Keyspace,
         space: SpaceNumber,
@@ -437,7 +652,10 @@ impl Client {
         snapshot: u64,
     ) -> Result<(), Error> {
         let window = self.life.model.window();
-        let found = tx.get(keyspace, key)?;
+        let face = self.face;
+        let found = async { by_face!(face, tx.get(keyspace, key), tx.get_async(keyspace, key)) };
+        let Some(found) = self.or_drop(found).await else { return Ok(()) };
+        let found = found?;
         self.life.counts.add(Count::Reads);
         match own.get(&(space, key.to_vec())) {
             Some(content) => self.check_value(space, key, snapshot, *content, found.as_deref(), "own write"),
@@ -455,8 +673,8 @@ impl Client {
     }
 
     #[allow(clippy::too_many_arguments, reason = "what a transaction is made of")]
-    fn tx_lock(
-        &self,
+    async fn tx_lock(
+        &mut self,
         tx: &mut Transaction,
         keyspace: &Keyspace,
         space: SpaceNumber,
@@ -465,7 +683,10 @@ impl Client {
         isolation: Isolation,
         snapshot: u64,
     ) -> Result<(), Error> {
-        let found = tx.get_for_update(keyspace, key)?;
+        let face = self.face;
+        let found = async { by_face!(face, tx.get_for_update(keyspace, key), tx.get_for_update_async(keyspace, key)) };
+        let Some(found) = self.or_drop(found).await else { return Ok(()) };
+        let found = found?;
         self.life.counts.add(Count::Reads);
         let wanted = match own.get(&(space, key.to_vec())) {
             Some(content) => *content,
@@ -481,7 +702,7 @@ impl Client {
         Ok(())
     }
 
-    fn tx_scan(
+    async fn tx_scan(
         &mut self,
         tx: &Transaction,
         keyspace: &Keyspace,
@@ -489,7 +710,7 @@ impl Client {
         own: &BTreeMap<(SpaceNumber, Vec<u8>), Option<Content>>,
         isolation: Isolation,
         snapshot: u64,
-    ) {
+    ) -> Vec<Bounds> {
         let bounds = self.bounds(space);
         let from = if isolation != Isolation::ReadCommitted { snapshot } else { self.life.model.answered() };
         let range = tx.range(keyspace, bounds.clone());
@@ -498,36 +719,52 @@ impl Client {
             .filter(|((of, _), _)| *of == space)
             .map(|((_, key), content)| (key.clone(), *content))
             .collect();
-        self.scan(range, space, &bounds, from, to, &own, "transaction");
+        self.scan(range, space, &bounds, from, to, &own, "transaction").await
     }
 
-    fn create(&mut self) -> Result<(), Stop> {
+    async fn create(&mut self) -> Result<(), Stop> {
         let name = PASSING[self.random.below(3) as usize];
         let page_bytes = 512 << self.random.below(4);
         let db = self.life.db.clone();
         let options = KeyspaceOptions::new().page_bytes(page_bytes);
         // It may be there already: then no timestamp is taken.
-        self.commit(Deed::Create(name.to_owned()), true, None, || db.keyspace_with(name, options))?;
+        let model = self.life.model.clone();
+        let create = move || {
+            let taken = Arc::new(AtomicU64::new(0));
+            let told = Arc::clone(&taken);
+            sim::on_timestamp(Some(Box::new(move |timestamp| {
+                told.store(timestamp.0, Ordering::Relaxed);
+                model.enter(timestamp.0, Deed::Create(name.to_owned()));
+            })));
+            let result = db.keyspace_with(name, options);
+            sim::on_timestamp(None);
+            (taken.load(Ordering::Relaxed), result)
+        };
+        let (taken, result) = self.elsewhere(create).await;
+        self.settle(taken, result, true, None)?;
         Ok(())
     }
 
-    fn drop_keyspace(&mut self) -> Result<(), Stop> {
+    async fn drop_keyspace(&mut self) -> Result<(), Stop> {
         let name = PASSING[self.random.below(3) as usize];
         let Some(space) = self.life.model.space(name) else { return Ok(()) };
         let db = self.life.db.clone();
         let model = self.life.model.clone();
         // Between the look and the drop another may have dropped it, and one more created it anew: which one is dropped is
         // known when the timestamp is taken.
-        let taken = Arc::new(AtomicU64::new(0));
-        let told = Arc::clone(&taken);
-        sim::on_timestamp(Some(Box::new(move |timestamp| {
-            told.store(timestamp.0, Ordering::Relaxed);
-            let space = model.space(name).expect("what is dropped is there");
-            model.enter(timestamp.0, Deed::Drop(space));
-        })));
-        let result = db.drop_keyspace(name);
-        sim::on_timestamp(None);
-        let taken = taken.load(Ordering::Relaxed);
+        let drop = move || {
+            let taken = Arc::new(AtomicU64::new(0));
+            let told = Arc::clone(&taken);
+            sim::on_timestamp(Some(Box::new(move |timestamp| {
+                told.store(timestamp.0, Ordering::Relaxed);
+                let space = model.space(name).expect("what is dropped is there");
+                model.enter(timestamp.0, Deed::Drop(space));
+            })));
+            let result = db.drop_keyspace(name);
+            sim::on_timestamp(None);
+            (taken.load(Ordering::Relaxed), result)
+        };
+        let (taken, result) = self.elsewhere(drop).await;
         match result {
             Ok(()) => {
                 assert!(taken > 0, "a keyspace was dropped without a commit");
@@ -544,12 +781,21 @@ impl Client {
 
     // ── reads ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    fn plain_reads(&mut self) -> Result<(), Stop> {
+    async fn plain_reads(&mut self) -> Result<(), Stop> {
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
         let window = self.life.model.window();
         let count = if self.random.chance(40) { 2 + self.random.below(30) } else { 1 };
         let keys: Vec<Vec<u8>> = (0..count).map(|_| self.key(space)).collect();
-        let found = if count == 1 { keyspace.get(&keys[0]).map(|found| vec![found]) } else { keyspace.get_many(&keys) };
+        let face = self.face;
+        let get = async {
+            if count == 1 {
+                let found = by_face!(face, keyspace.get(&keys[0]), keyspace.get_async(&keys[0]));
+                found.map(|found| vec![found])
+            } else {
+                by_face!(face, keyspace.get_many(&keys), keyspace.get_many_async(&keys))
+            }
+        };
+        let Some(found) = self.or_drop(get).await else { return Ok(()) };
         match found {
             Ok(found) => {
                 assert_eq!(found.len(), keys.len());
@@ -572,7 +818,7 @@ impl Client {
         }
     }
 
-    fn bounds(&mut self, space: SpaceNumber) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
+    fn bounds(&mut self, space: SpaceNumber) -> Bounds {
         let bound = |random: &mut Random, key: Vec<u8>| match random.below(5) {
             0 => Bound::Unbounded,
             1 | 2 => Bound::Included(key),
@@ -588,34 +834,36 @@ impl Client {
         }
     }
 
-    fn plain_scan(&mut self) -> Result<(), Stop> {
+    async fn plain_scan(&mut self) -> Result<(), Stop> {
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
         let bounds = self.bounds(space);
         let from = self.life.model.answered();
         let range = keyspace.range(bounds.clone());
         let to = self.life.model.last();
-        self.scan(range, space, &bounds, from, to, &BTreeMap::new(), "plain");
+        self.scan(range, space, &bounds, from, to, &BTreeMap::new(), "plain").await;
         Ok(())
     }
 
-    /// Reads a range from both ends and compares it with the model at the moments from `from` to `to`.
+    /// Reads a range from both ends and compares it with the model at the moments from `from` to `to`. Returns what of it
+    /// was read.
     #[allow(clippy::too_many_arguments, reason = "what a scan is made of")]
-    fn scan(
+    async fn scan(
         &mut self,
         mut range: drumlin::Range,
         space: SpaceNumber,
-        bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>),
+        bounds: &Bounds,
         from: u64,
         to: u64,
         own: &BTreeMap<Vec<u8>, Option<Content>>,
         how: &str,
-    ) {
+    ) -> Vec<Bounds> {
         self.life.counts.add(Count::Scans);
         let mut front: Vec<(Value, Value)> = Vec::new();
         let mut back: Vec<(Value, Value)> = Vec::new();
         let style = self.random.below(3);
         let limit = if self.random.chance(50) { usize::MAX } else { self.random.below(40) as usize };
         let mut is_whole = true;
+        let face = self.face;
         loop {
             if front.len() + back.len() >= limit {
                 is_whole = false;
@@ -626,7 +874,15 @@ impl Client {
                 1 => false,
                 _ => self.random.chance(50),
             };
-            let row = if forward { range.next() } else { range.next_back() };
+            let next = async {
+                if forward {
+                    by_face!(face, range.next(), range.next_async())
+                } else {
+                    by_face!(face, range.next_back(), range.next_back_async())
+                }
+            };
+            // Dropped, it has taken no row away.
+            let Some(row) = self.or_drop(next).await else { continue };
             match row {
                 None => break,
                 Some(Ok(row)) if forward => front.push(row),
@@ -634,7 +890,7 @@ impl Client {
                 Some(Err(error)) => {
                     // What came before it must be right all the same.
                     if self.accept(&error, Some(space)).is_err() {
-                        return;
+                        return Vec::new();
                     }
                     is_whole = false;
                     break;
@@ -653,13 +909,13 @@ impl Client {
                     if how == "plain" && moments.len() == 1 {
                         self.saw(moment);
                     }
-                    return;
+                    return covered(bounds, &front, &back, is_whole);
                 }
                 Err(other) => flaw = other,
             }
         }
         if self.life.model.is_dropped(space) {
-            return;
+            return Vec::new();
         }
         panic!("{how} scan of {bounds:?} between commits {from} and {to}: {flaw}");
     }
@@ -668,7 +924,7 @@ impl Client {
     fn compare(
         &self,
         space: SpaceNumber,
-        bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>),
+        bounds: &Bounds,
         moment: u64,
         own: &BTreeMap<Vec<u8>, Option<Content>>,
         front: &[(Value, Value)],
@@ -695,9 +951,10 @@ impl Client {
         }
     }
 
-    fn snapshot_reads(&mut self) -> Result<(), Stop> {
+    async fn snapshot_reads(&mut self) -> Result<(), Stop> {
+        let keeps = self.life.plan.keeps_snapshots;
         let snapshot = match self.snapshot.take() {
-            Some(snapshot) if self.random.chance(80) => snapshot,
+            Some(snapshot) if self.random.chance(if keeps { 100 } else { 80 }) => snapshot,
             _ => {
                 self.life.counts.add(Count::Snapshots);
                 let answered = self.life.model.answered();
@@ -713,11 +970,14 @@ impl Client {
             }
         };
         let at = snapshot.timestamp().0;
+        let face = self.face;
         for _ in 0..1 + self.random.below(6) {
             let Some((keyspace, space)) = self.any_keyspace() else { continue };
             if self.random.chance(50) {
                 let key = self.key(space);
-                match snapshot.get(&keyspace, &key) {
+                let get = async { by_face!(face, snapshot.get(&keyspace, &key), snapshot.get_async(&keyspace, &key)) };
+                let Some(found) = self.or_drop(get).await else { continue };
+                match found {
                     Ok(found) => {
                         self.life.counts.add(Count::Reads);
                         if !self.life.model.is_dropped(space) {
@@ -730,7 +990,12 @@ impl Client {
                 }
             } else if self.random.chance(25) {
                 let bounds = self.bounds(space);
-                match snapshot.count(&keyspace, bounds.clone()) {
+                let within = bounds.clone();
+                let count = async {
+                    by_face!(face, snapshot.count(&keyspace, within), snapshot.count_async(&keyspace, within))
+                };
+                let Some(count) = self.or_drop(count).await else { continue };
+                match count {
                     Ok(count) => {
                         let wanted = self.life.model.rows_at(space, at).range(bounds).count() as u64;
                         let is_right = count == wanted || self.life.model.is_dropped(space);
@@ -741,22 +1006,30 @@ impl Client {
             } else {
                 let bounds = self.bounds(space);
                 let range = snapshot.range(&keyspace, bounds.clone());
-                self.scan(range, space, &bounds, at, at, &BTreeMap::new(), "snapshot");
+                self.scan(range, space, &bounds, at, at, &BTreeMap::new(), "snapshot").await;
             }
         }
-        if self.random.chance(70) {
+        if self.random.chance(if keeps { 100 } else { 70 }) {
             self.snapshot = Some(snapshot);
         }
         Ok(())
     }
 
     /// A value as a stream, here and there.
-    fn stream(&mut self) -> Result<(), Stop> {
+    async fn stream(&mut self) -> Result<(), Stop> {
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
         let snapshot = self.life.db.snapshot();
         let at = snapshot.timestamp().0;
         let key = self.key(space);
-        let reader = match snapshot.read(&keyspace, &key) {
+        let face = self.face;
+        let open = async {
+            match face {
+                Face::Blocking => snapshot.read(&keyspace, &key).map(|reader| reader.map(Reader::Blocking)),
+                Face::Tasks => snapshot.read_async(&keyspace, &key).await.map(|reader| reader.map(Reader::Task)),
+            }
+        };
+        let Some(reader) = self.or_drop(open).await else { return Ok(()) };
+        let reader = match reader {
             Ok(reader) => reader,
             Err(error) => return self.accept(&error, Some(space)),
         };
@@ -773,7 +1046,7 @@ impl Client {
         for _ in 0..4 {
             let from = self.random.below(wanted.len() as u64 + 1) as usize;
             let mut part = vec![0; self.random.below(10_000).min((wanted.len() - from) as u64) as usize];
-            let read = reader.seek(SeekFrom::Start(from as u64)).and_then(|_| reader.read_exact(&mut part));
+            let Some(read) = self.or_drop(reader.read_part(from as u64, &mut part)).await else { continue };
             match read {
                 Ok(()) => assert!(part == wanted[from..from + part.len()], "stream: bytes from {from}"),
                 Err(error) => {
@@ -795,18 +1068,23 @@ impl Client {
 
     // ── upkeep ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    fn upkeep(&mut self) -> Result<(), Stop> {
+    async fn upkeep(&mut self) -> Result<(), Stop> {
+        let (face, db) = (self.face, self.life.db.clone());
         let done = match self.random.below(10) {
             0..6 => {
                 self.life.counts.add(Count::Checkpoints);
-                self.life.db.checkpoint().map(drop)
+                let checkpoint = async { by_face!(face, db.checkpoint(), db.checkpoint_async()) };
+                self.or_drop(checkpoint).await.map_or(Ok(()), |done| done.map(drop))
             }
-            6..8 => self.life.db.compact().map(drop),
+            6..8 => {
+                let compact = async { by_face!(face, db.compact(), db.compact_async()) };
+                self.or_drop(compact).await.map_or(Ok(()), |done| done.map(drop))
+            }
             8 => {
-                drop(self.life.db.stats());
+                drop(db.stats());
                 Ok(())
             }
-            _ => match self.life.db.check() {
+            _ => match by_face!(face, db.check(), db.check_async()) {
                 Ok(report) => {
                     let plan = &self.life.plan;
                     let is_clean = report.damage.is_empty()
@@ -840,11 +1118,73 @@ fn compare_row(wanted: Option<(&Vec<u8>, &Content)>, key: &Value, value: &Value)
     }
 }
 
+/// The key of a number; some are long.
+fn numbered(number: u64) -> Vec<u8> {
+    let mut key = format!("{number:05}").into_bytes();
+    if key[4] % 10 == 3 {
+        key.extend([b'k'; 100]);
+    }
+    key
+}
+
+/// What of a scan's bounds was read.
+fn covered(bounds: &Bounds, front: &[(Value, Value)], back: &[(Value, Value)], is_whole: bool) -> Vec<Bounds> {
+    if is_whole {
+        return vec![bounds.clone()];
+    }
+    let end = |rows: &[(Value, Value)]| rows.last().map(|(key, _)| Bound::Included(key.to_vec()));
+    let from_front = end(front).map(|last| (bounds.0.clone(), last));
+    let from_back = end(back).map(|last| (last, bounds.1.clone()));
+    from_front.into_iter().chain(from_back).collect()
+}
+
+/// A value as a stream, by either face.
+enum Reader {
+    Blocking(ValueReader),
+    Task(AsyncValueReader),
+}
+
+impl Reader {
+    fn len(&self) -> u64 {
+        match self {
+            Reader::Blocking(reader) => reader.len(),
+            Reader::Task(reader) => reader.len(),
+        }
+    }
+
+    /// Fills the buffer with what begins at `from`.
+    async fn read_part(&mut self, from: u64, buffer: &mut [u8]) -> std::io::Result<()> {
+        match self {
+            Reader::Blocking(reader) => reader.seek(SeekFrom::Start(from)).and_then(|_| reader.read_exact(buffer)),
+            Reader::Task(reader) => {
+                poll_fn(|context| Pin::new(&mut *reader).poll_seek(context, SeekFrom::Start(from))).await?;
+                let mut rest = buffer;
+                while !rest.is_empty() {
+                    let count = poll_fn(|context| Pin::new(&mut *reader).poll_read(context, rest)).await?;
+                    if count == 0 {
+                        return Err(std::io::ErrorKind::UnexpectedEof.into());
+                    }
+                    rest = &mut rest[count..];
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
 /// A reader that gives a little at a time, and may fail.
 struct Slow {
     bytes: Vec<u8>,
     position: usize,
     fails_at: Option<usize>,
+    /// A task has been asked to come again.
+    has_waited: bool,
+}
+
+impl Slow {
+    fn new(content: Content) -> Slow {
+        Slow { bytes: content.bytes(), position: 0, fails_at: None, has_waited: false }
+    }
 }
 
 impl Read for Slow {
@@ -856,5 +1196,20 @@ impl Read for Slow {
         buffer[..count].copy_from_slice(&self.bytes[self.position..self.position + count]);
         self.position += count;
         Ok(count)
+    }
+}
+
+impl AsyncRead for Slow {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut [u8],
+    ) -> Poll<std::io::Result<usize>> {
+        self.has_waited = !self.has_waited;
+        if self.has_waited {
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(self.read(buffer))
     }
 }

@@ -1,6 +1,7 @@
 //! Every power cut there can be, in a script that touches every feature.
 //!
-//! The script runs once, by one client, and what it did to the disk is noted. Then, for each point of that list, the disk is
+//! The script runs once, by one client, with a thread that compacts beside it for a while, and what it did to the disk is
+//! noted. Then, for each point of that list, the disk is
 //! rebuilt as a cut there may leave it: everything that was not certain lost, kept, each write alone lost and each alone
 //! kept up to a bound, and some torn at random. Each of these is opened and compared with the model, and so is each state
 //! that a cut amid that recovery leaves, after each of its own writes and syncs.
@@ -36,6 +37,8 @@ pub struct Round {
     /// The first point.
     pub from: usize,
     pub duration_max: Duration,
+    /// Finds after which it is enough.
+    pub finds_max: usize,
 }
 
 /// What was gone through.
@@ -134,6 +137,7 @@ impl Script {
         self.note();
         db.compact().expect("compacting");
         self.note();
+        self.write_while_compacting(&db);
         for number in 0..6 {
             self.put(&db, "more", number, 60, true);
         }
@@ -146,6 +150,22 @@ impl Script {
         }
         self.transaction(&db, 9, 10);
         drop(db);
+    }
+
+    /// Segments are emptied, and wanted again at once for the values that are stored meanwhile.
+    fn write_while_compacting(&mut self, db: &Database) {
+        let other = db.clone();
+        let compact = move || {
+            for _ in 0..6 {
+                other.compact().expect("compacting");
+            }
+        };
+        let compacting = sim::spawn("compacting", Box::new(compact)).expect("a thread");
+        for number in 0..30 {
+            self.put(db, "rows", number % 3, 100_000, true);
+        }
+        sim::join(compacting).expect("it does not panic");
+        self.note();
     }
 
     fn create(&mut self, db: &Database, name: &str, page_bytes: usize) {
@@ -292,7 +312,7 @@ pub fn run(round: Round, stop: &AtomicBool, tell: impl Fn(&Report)) -> Report {
         go_into(&round, point, &medium, &model, &mut report);
         report.next = point + 1;
         tell(&report);
-        if report.finds.len() >= 20 {
+        if report.finds.len() >= round.finds_max {
             return report;
         }
     }

@@ -20,7 +20,8 @@ pub struct Limits {
     pub finds_max: usize,
     /// In place of what each seed says.
     pub trouble: Option<Trouble>,
-    pub serializable: bool,
+    /// Simulated time after which it is enough.
+    pub simulated_max: Duration,
 }
 
 /// What all runs went through together.
@@ -97,11 +98,10 @@ pub fn explore(limits: Limits, tell: impl Fn(&Summary) + Sync) -> Summary {
                     if seed - limits.from >= limits.seeds_max {
                         return;
                     }
-                    let plan = Plan { serializable: limits.serializable, ..Plan::of(seed).with(limits.trouble) };
-                    let run = world::run(plan);
+                    let run = world::run(Plan::of(seed).with(limits.trouble));
                     let mut summary = summary.lock().expect("nobody panics with it");
                     summary.add(run);
-                    if summary.finds.len() >= limits.finds_max {
+                    if summary.finds.len() >= limits.finds_max || summary.simulated >= limits.simulated_max {
                         is_enough.store(true, Ordering::Relaxed);
                     }
                     tell(&summary);

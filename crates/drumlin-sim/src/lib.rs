@@ -8,4 +8,6 @@ pub mod crash_points;
 pub mod explore;
 pub mod model;
 pub mod planted;
+pub mod progress;
+pub mod tasks;
 pub mod world;

@@ -2,13 +2,14 @@
 
 use std::process::ExitCode;
 use std::sync::Mutex;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::{Parser, Subcommand};
 use drumlin_sim::crash_points::{self, Bounds, Round};
 use drumlin_sim::explore::{self, Limits};
 use drumlin_sim::planted;
+use drumlin_sim::progress::{self, CrashPoints, STORE_EVERY, Worlds};
 use drumlin_sim::world::{self, Plan, Trouble};
 
 /// Drumlin in a simulated world. Without a command it explores seeds, or replays one.
@@ -19,9 +20,12 @@ struct Arguments {
     /// panic came from.
     #[arg(long)]
     seed: Option<u64>,
-    /// Explores for so long.
-    #[arg(long, default_value_t = 1.0)]
-    minutes: f64,
+    /// Goes on for so long; by default a minute, or what --hours-simulated or --states asks for.
+    #[arg(long)]
+    minutes: Option<f64>,
+    /// Explores from seed 0 on until all sittings together have simulated so many hours; keeps count in target/sim.
+    #[arg(long, conflicts_with_all = ["from", "seeds", "seed", "jobs", "trouble"])]
+    hours_simulated: Option<f64>,
     /// The first seed to explore; by default one that follows from the time.
     #[arg(long)]
     from: Option<u64>,
@@ -37,9 +41,9 @@ struct Arguments {
     /// Has this trouble in every world, whatever its seed says.
     #[arg(long, value_enum)]
     trouble: Option<Trouble>,
-    /// Has serializable transactions too; a replay needs it as well.
+    /// With --seed: blocking clients only, no serializable transactions.
     #[arg(long)]
-    serializable: bool,
+    plain: bool,
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -74,12 +78,18 @@ enum Command {
         /// What is drawn follows from it.
         #[arg(long, default_value_t = 1)]
         draw: u64,
+        /// Goes on until all sittings together have gone through so many states; keeps count in target/sim. Each pass through
+        /// the points draws anew.
+        #[arg(long, conflicts_with_all = ["stride", "point", "draw"])]
+        states: Option<u64>,
     },
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let (trouble, serializable) = (arguments.trouble, arguments.serializable);
+    let trouble = arguments.trouble;
+    let duration_max = |default: f64| Duration::from_secs_f64(arguments.minutes.unwrap_or(default) * 60.0);
+    let finds_max = arguments.finds.max(1);
     match (arguments.command, arguments.seed) {
         (Some(Command::Marks), _) => {
             for (mark, _) in drumlin::io::sim::marks() {
@@ -87,37 +97,108 @@ fn main() -> ExitCode {
             }
             ExitCode::SUCCESS
         }
-        (Some(Command::CrashPoints { alone, random, recovery, stride, point, draw }), _) => crash_points(Round {
-            bounds: Bounds { alone_max: alone, random, of_recovery: recovery, stride: stride.max(1) },
-            seed: draw,
-            from: point,
-            duration_max: Duration::from_secs_f64(arguments.minutes * 60.0),
-        }),
-        (Some(Command::Planted { only }), _) => match planted::run(&only) {
-            Ok(true) => ExitCode::SUCCESS,
-            Ok(false) => ExitCode::FAILURE,
-            Err(error) => {
-                eprintln!("{error}");
-                ExitCode::FAILURE
+        (Some(Command::CrashPoints { alone, random, recovery, stride, point, draw, states }), _) => {
+            let bounds = Bounds { alone_max: alone, random, of_recovery: recovery, stride: stride.max(1) };
+            let duration_max = duration_max(if states.is_some() { FOR_EVER } else { 1.0 });
+            let round = Round { bounds, seed: draw, from: point, duration_max, finds_max };
+            match states {
+                None => crash_points(round),
+                Some(states) => told(crash_points_until(states, round)),
             }
-        },
-        (None, Some(seed)) => replay(seed, trouble, serializable),
+        }
+        (Some(Command::Planted { only }), _) => told(planted::run(&only)),
+        (None, Some(seed)) => replay(seed, trouble, arguments.plain),
         (None, None) => {
             let from = arguments.from.unwrap_or_else(|| {
                 let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
                 since.as_secs() << 20
             });
-            explore(Limits {
+            let limits = Limits {
                 from,
                 seeds_max: arguments.seeds,
-                duration_max: Duration::from_secs_f64(arguments.minutes * 60.0),
+                duration_max: duration_max(if arguments.hours_simulated.is_some() { FOR_EVER } else { 1.0 }),
                 jobs: arguments.jobs.max(1),
-                finds_max: arguments.finds.max(1),
+                finds_max,
                 trouble,
-                serializable,
-            })
+                simulated_max: Duration::MAX,
+            };
+            match arguments.hours_simulated {
+                None => explore(limits),
+                Some(hours) => told(explore_until(hours, limits)),
+            }
         }
     }
+}
+
+/// In minutes.
+const FOR_EVER: f64 = 1e7;
+
+fn told(is_well: std::io::Result<bool>) -> ExitCode {
+    match is_well {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+const WORLDS: &str = "worlds.json";
+const CRASH_POINTS: &str = "crash-points.json";
+
+/// Goes on where the last sitting was; true if no sitting has found anything.
+fn explore_until(hours: f64, limits: Limits) -> std::io::Result<bool> {
+    let before: Worlds = progress::load(WORLDS)?;
+    print!("{}", before.report());
+    let wanted = Duration::from_secs_f64(hours * 3600.0);
+    let simulated_max = wanted.saturating_sub(Duration::from_millis(before.simulated_millis));
+    let stored = Mutex::new(Instant::now());
+    let summary = explore::explore(Limits { from: before.next_seed, simulated_max, ..limits }, |summary| {
+        let mut stored = stored.lock().expect("nobody panics with it");
+        if stored.elapsed() > STORE_EVERY {
+            let progress = before.with(summary);
+            println!("{:.1} simulated hours, seed {}", progress.hours(), progress.next_seed);
+            // The next time may do better; the last one tells.
+            let _ = progress::store(WORLDS, &progress);
+            *stored = Instant::now();
+        }
+    });
+    let after = before.with(&summary);
+    progress::store(WORLDS, &after)?;
+    print!("{}", after.report());
+    Ok(after.finds.is_empty())
+}
+
+/// Goes on where the last sitting was; true if no sitting has found anything.
+fn crash_points_until(states: u64, round: Round) -> std::io::Result<bool> {
+    explore::stay_on_one_processor(0);
+    let mut progress: CrashPoints = progress::load(CRASH_POINTS)?;
+    print!("{}", progress.report());
+    let began = Instant::now();
+    while progress.states < states && began.elapsed() < round.duration_max {
+        let before = progress.clone();
+        let (stored, is_enough) = (Mutex::new(Instant::now()), AtomicBool::new(false));
+        let duration_max = round.duration_max.saturating_sub(began.elapsed());
+        let round = Round { seed: before.draw, from: before.point, duration_max, ..round };
+        let report = crash_points::run(round, &is_enough, |report| {
+            is_enough.store(before.states + report.states >= states, Ordering::Relaxed);
+            let mut stored = stored.lock().expect("nobody panics with it");
+            if stored.elapsed() > STORE_EVERY {
+                let progress = before.with(report);
+                println!("{} states, draw {}, point {}", progress.states, progress.draw, progress.point);
+                let _ = progress::store(CRASH_POINTS, &progress);
+                *stored = Instant::now();
+            }
+        });
+        progress = before.with(&report);
+        progress::store(CRASH_POINTS, &progress)?;
+        if report.finds.len() >= round.finds_max {
+            break;
+        }
+    }
+    print!("{}", progress.report());
+    Ok(progress.finds.is_empty())
 }
 
 fn crash_points(round: Round) -> ExitCode {
@@ -140,6 +221,7 @@ fn crash_points(round: Round) -> ExitCode {
         report.next,
         report.points
     );
+    println!("{}", planted::processor_time());
     if report.next < report.points && report.finds.is_empty() {
         println!("go on with: cargo run --release -p drumlin-sim -- --minutes 60 crash-points --point {}", report.next);
     }
@@ -149,9 +231,10 @@ fn crash_points(round: Round) -> ExitCode {
     if report.finds.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn replay(seed: u64, trouble: Option<Trouble>, serializable: bool) -> ExitCode {
+fn replay(seed: u64, trouble: Option<Trouble>, is_plain: bool) -> ExitCode {
     explore::stay_on_one_processor(0);
-    let run = world::run(Plan { serializable, ..Plan::of(seed).with(trouble) });
+    let plan = Plan::of(seed).with(trouble);
+    let run = world::run(if is_plain { plan.plain() } else { plan });
     println!("{:?}", run.plan);
     println!("trace {:016x}, {} points, {:?} simulated", run.trace, run.points, run.duration);
     match run.result {
@@ -189,5 +272,6 @@ fn explore(limits: Limits) -> ExitCode {
         }
     });
     print!("{}", explore::report(&summary, began.elapsed()));
+    println!("{}", planted::processor_time());
     if summary.finds.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -8,10 +8,13 @@
 //!   anything that a reader saw while all commits are full, not above the last timestamp given out. It holds exactly what
 //!   the commits up to L left.
 //! - *Snapshots and scans* show exactly the state at their timestamp, plain reads that at some moment of the call.
-//! - *Isolation.* Of a transaction under snapshot isolation no row that it wrote was changed between its snapshot and it.
+//! - *Isolation.* Of a transaction under snapshot isolation no row that it wrote was changed between its snapshot and it; of
+//!   a serializable one also no row that it read, and none in the ranges that it scanned.
+//! - *Dropped futures.* A commit that had its timestamp stands, and of one that had none there is nothing.
 //! - *Wholeness.* A commit that failed has no timestamp, or its outcome is unknown.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use drumlin::io::sim::Random;
@@ -262,6 +265,20 @@ impl Model {
         let state = self.lock();
         let versions = state.spaces[space].rows.get(key)?;
         versions.iter().map(|version| version.timestamp).find(|timestamp| after < *timestamp && *timestamp < before)
+    }
+
+    /// A commit between these, both excluded, that changed a row within the bounds.
+    #[must_use]
+    pub fn change_within(
+        &self,
+        space: SpaceNumber,
+        bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>),
+        after: u64,
+        before: u64,
+    ) -> Option<u64> {
+        let state = self.lock();
+        let versions = state.spaces[space].rows.range(bounds.clone()).flat_map(|(_, versions)| versions);
+        versions.map(|version| version.timestamp).find(|timestamp| after < *timestamp && *timestamp < before)
     }
 
     /// Checks what a plain read found, and returns the commit that it saw for certain.

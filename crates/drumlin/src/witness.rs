@@ -34,7 +34,6 @@ pub(crate) const MARKS: &[&str] = &[
     "an inner node split",
     "an inner root split",
     "recovery left out records behind a gap between streams",
-    "recovery met rows of a keyspace dropped later",
     "the end of the data file was given back",
     "the log failed",
     "the root's only child took its place",

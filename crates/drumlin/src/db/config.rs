@@ -9,6 +9,8 @@ use crate::io::IoBackend;
 
 /// The least memory that a database can work in: 8 MiB. Simulations make do with less, to see it run short.
 pub(crate) const MEMORY_BYTES_MIN: u64 = if cfg!(feature = "sim") { 4 << 20 } else { 8 << 20 };
+/// Likewise of a log segment.
+const LOG_SEGMENT_BYTES_MIN: u64 = if cfg!(feature = "sim") { 256 << 10 } else { 1 << 20 };
 
 /// How a database is opened. Few options; each has a default that was measured or that hardly matters.
 ///
@@ -156,7 +158,7 @@ impl Config {
                 self.segment_bytes
             )));
         }
-        if !self.log_segment_bytes.is_multiple_of(4096) || self.log_segment_bytes < 1 << 20 {
+        if !self.log_segment_bytes.is_multiple_of(4096) || self.log_segment_bytes < LOG_SEGMENT_BYTES_MIN {
             return Err(Error::Invalid(format!(
                 "log segments of {} bytes: a multiple of 4096, at least 1 MiB, works",
                 self.log_segment_bytes

@@ -546,7 +546,8 @@ impl Replay<'_> {
         let mut rest = &operations[..];
         while let Some(first) = rest.first() {
             let keyspace = first.keyspace;
-            let named = self.named(keyspace);
+            // Creating and dropping are barriers, so a keyspace whose rows are in the batch is there.
+            let named = self.named(keyspace).ok_or_else(|| self.malformed(newest))?;
             let mut rows = Vec::with_capacity(ROWS_MAX);
             while let [operation, later @ ..] = rest
                 && operation.keyspace == keyspace
@@ -554,10 +555,7 @@ impl Replay<'_> {
             {
                 rest = later;
                 let is_newest = later.first().is_none_or(|next| key(next) != key(operation));
-                if named.is_none() {
-                    crate::witness::mark!("recovery met rows of a keyspace dropped later");
-                }
-                if !is_newest || named.is_none() {
+                if !is_newest {
                     if let ReplayedChange::PutLarge(index) = operation.change {
                         // The log still names its extents, until a checkpoint covers it: another opening must find them
                         // unharmed.
@@ -573,7 +571,7 @@ impl Replay<'_> {
                     ReplayedChange::PutLarge(index) => Change::PutLarge(&large[*index]),
                     ReplayedChange::Remove => Change::Remove,
                 };
-                let tree = &named.as_ref().expect("looked at").tree;
+                let tree = &named.tree;
                 rows.push(Row { tree, key: &bytes[operation.key.clone()], change });
             }
             if !rows.is_empty() {

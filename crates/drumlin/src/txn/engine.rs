@@ -773,7 +773,7 @@ impl Engine {
             for range in ranges.into_iter().filter(|range| !range.is_empty()) {
                 let row = &rows[range.start];
                 let write = loop {
-                    if let Ok(write) = row.tree.write_leaf(&pin, row.key) {
+                    if let Ok(write) = row.tree.write_leaf(&pin, row.key, &|_| false) {
                         break write;
                     }
                     crate::sync::yield_now();

@@ -70,6 +70,32 @@ pub fn now() -> Duration {
     current().map_or(Duration::ZERO, |task| task.now())
 }
 
+/// A task of a simulation that others can wake while it is parked.
+#[derive(Clone, Debug)]
+pub struct Sleeper(crate::sync::Thread);
+
+impl Sleeper {
+    /// The calling task.
+    #[must_use]
+    pub fn current() -> Sleeper {
+        Sleeper(crate::sync::current())
+    }
+
+    /// Lets the task go on from [`park`], or its next parking end at once.
+    pub fn wake(&self) {
+        self.0.unpark();
+    }
+}
+
+/// Waits until the calling task is woken, or until so much time has passed; may return early.
+pub fn park(timeout: Option<Duration>) {
+    match (current(), timeout) {
+        (Some(task), timeout) => task.park(timeout),
+        (None, Some(timeout)) => std::thread::park_timeout(timeout),
+        (None, None) => std::thread::park(),
+    }
+}
+
 /// Calls `told` when the next commit of this thread gets its timestamp, unless another call comes before.
 pub fn on_timestamp(told: Option<Box<dyn FnOnce(Timestamp)>>) {
     crate::witness::on_timestamp(told);

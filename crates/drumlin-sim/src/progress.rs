@@ -1,0 +1,159 @@
+//! What long runs have reached, in files: a run that was stopped goes on where it was.
+//!
+//! A file is replaced by a whole one, every few seconds: a run that is killed loses those.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use drumlin::io::sim;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::crash_points;
+use crate::explore::Summary;
+
+/// How often it is stored.
+pub const STORE_EVERY: Duration = Duration::from_secs(10);
+
+/// Worlds, over all sittings.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Worlds {
+    /// The first seed that was not run.
+    pub next_seed: u64,
+    pub seeds: u64,
+    pub simulated_millis: u64,
+    pub commits: u64,
+    pub rows_compared: u64,
+    pub openings: u64,
+    pub cuts: u64,
+    pub kills: u64,
+    /// By mark.
+    pub hits: BTreeMap<String, u64>,
+    /// What each seed found.
+    pub finds: BTreeMap<u64, String>,
+}
+
+/// Crash points, over all sittings.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CrashPoints {
+    /// What the pass that is under way draws, and its next point.
+    pub draw: u64,
+    pub point: usize,
+    pub states: u64,
+    pub recovery_states: u64,
+    /// With the passes they were found in.
+    pub finds: Vec<String>,
+}
+
+impl Worlds {
+    #[must_use]
+    pub fn hours(&self) -> f64 {
+        self.simulated_millis as f64 / 3_600_000.0
+    }
+
+    /// With what this process has run from `next_seed` on.
+    #[must_use]
+    pub fn with(&self, summary: &Summary) -> Worlds {
+        let (story, mut sum) = (&summary.story, self.clone());
+        sum.next_seed += summary.seeds;
+        sum.seeds += summary.seeds;
+        sum.simulated_millis += summary.simulated.as_millis() as u64;
+        sum.commits += story.commits;
+        sum.rows_compared += story.rows_checked;
+        sum.openings += story.openings;
+        sum.cuts += story.cuts;
+        sum.kills += story.kills;
+        for (mark, hits) in sim::marks() {
+            *sum.hits.entry(mark.to_owned()).or_default() += hits;
+        }
+        sum.finds.extend(summary.finds.iter().cloned());
+        sum
+    }
+
+    /// In words.
+    #[must_use]
+    pub fn report(&self) -> String {
+        use std::fmt::Write as _;
+        let marks = sim::marks();
+        let hits = |mark: &str| self.hits.get(mark).copied().unwrap_or(0);
+        let mut text = format!(
+            "in all: {:.1} simulated hours, {} seeds, {} commits, {} rows compared, {} openings, {} power cuts, {} kills\n",
+            self.hours(),
+            self.seeds,
+            self.commits,
+            self.rows_compared,
+            self.openings,
+            self.cuts,
+            self.kills
+        );
+        let hit = marks.iter().filter(|(mark, _)| hits(mark) > 0).count();
+        let _ = writeln!(text, "in all: {hit} of {} marks were hit, {} finds", marks.len(), self.finds.len());
+        for (mark, _) in marks.iter().filter(|(mark, _)| hits(mark) == 0) {
+            let _ = writeln!(text, "  never: {mark}");
+        }
+        for (seed, find) in &self.finds {
+            let _ = writeln!(text, "FOUND by seed {seed}: {}", find.lines().next().unwrap_or_default());
+        }
+        text
+    }
+}
+
+impl CrashPoints {
+    /// With what the pass under way has gone through since it was taken up.
+    #[must_use]
+    pub fn with(&self, report: &crash_points::Report) -> CrashPoints {
+        let mut sum = self.clone();
+        let is_over = report.next >= report.points;
+        (sum.draw, sum.point) = if is_over { (self.draw + 1, 0) } else { (self.draw, report.next) };
+        sum.states += report.states;
+        sum.recovery_states += report.recovery_states;
+        sum.finds.extend(report.finds.iter().map(|find| format!("draw {}: {find}", self.draw)));
+        sum
+    }
+
+    /// In words.
+    #[must_use]
+    pub fn report(&self) -> String {
+        let mut text = format!(
+            "in all: {} states, {} of them of cut recoveries, {} whole passes, {} finds\n",
+            self.states,
+            self.recovery_states,
+            self.draw,
+            self.finds.len()
+        );
+        for find in &self.finds {
+            text += &format!("FOUND: {find}\n");
+        }
+        text
+    }
+}
+
+fn path(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/sim").join(name)
+}
+
+/// What was stored under this name; nothing where nothing was.
+///
+/// # Errors
+/// If there is something and it can't be read.
+pub fn load<T: DeserializeOwned + Default>(name: &str) -> std::io::Result<T> {
+    match std::fs::read(path(name)) {
+        Ok(text) => Ok(serde_json::from_slice(&text)?),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(T::default()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Stores it.
+///
+/// # Errors
+/// Those of the file system.
+pub fn store<T: Serialize>(name: &str, progress: &T) -> std::io::Result<()> {
+    let (path, fresh) = (path(name), path(&format!("{name}.new")));
+    std::fs::create_dir_all(path.parent().expect("a file in a folder"))?;
+    std::fs::write(&fresh, serde_json::to_vec_pretty(progress)?)?;
+    std::fs::rename(fresh, path)
+}
