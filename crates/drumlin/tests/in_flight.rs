@@ -67,7 +67,7 @@ fn read_during(
 }
 
 /// Writes more than there is, several times, so that whatever is free is written over.
-fn churn(db: &Database, rows: &Keyspace, numbers: impl Iterator<Item = u64> + Clone) {
+fn churn(db: &Database, rows: &Keyspace, numbers: &(impl Iterator<Item = u64> + Clone)) {
     for round in 1..5 {
         numbers.clone().for_each(|number| write(rows, number, round, 200));
         db.checkpoint().unwrap();
@@ -84,7 +84,7 @@ fn a_page_around_which_everything_moves() {
         let number = ROWS / 2;
         rows.get(key(number - 20)).unwrap();
         let others = (0..number - 20).chain(number + 20..ROWS);
-        let found = read_during(&backend, &rows, number, get, || churn(&db, &rows, others));
+        let found = read_during(&backend, &rows, number, get, || churn(&db, &rows, &others));
         assert!(found.unwrap().unwrap()[..] == Random(number << 8).bytes(200), "{face}");
         assert!(db.check().unwrap().damage.is_empty(), "{face}");
     }
@@ -104,7 +104,7 @@ fn a_value_that_is_replaced() {
                 } else {
                     rows.remove(key(ROWS)).unwrap();
                 }
-                churn(&db, &rows, 0..ROWS);
+                churn(&db, &rows, &(0..ROWS));
             });
             let found = found.unwrap_or_else(|error| panic!("{face}: {error}"));
             let expected = [Random(ROWS << 8).bytes(300_000), Random(9 ^ ROWS << 8).bytes(290_000)];
@@ -131,7 +131,7 @@ fn a_keyspace_that_is_dropped() {
             let found = read_during(&backend, &rows, number, get, || {
                 db.drop_keyspace("rows").unwrap();
                 let others = db.keyspace("others").unwrap();
-                churn(&db, &others, 0..ROWS);
+                churn(&db, &others, &(0..ROWS));
             });
             match found {
                 Err(Error::KeyspaceDropped { .. }) | Ok(None) => {}
