@@ -49,10 +49,10 @@ impl ReadRing {
         if options.polled {
             builder.setup_iopoll();
         } else {
-            builder.setup_coop_taskrun();
+            builder.setup_coop_taskrun().setup_defer_taskrun();
         }
         let ring = match builder.build(depth as u32) {
-            // Kernels before 6.0.
+            // Kernels before 6.1.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput && !options.polled => IoUring::new(depth as u32)?,
             other => other?,
         };
