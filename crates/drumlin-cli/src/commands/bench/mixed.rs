@@ -82,6 +82,8 @@ pub(super) fn run(subject: &mut Subject<'_>) -> Result<Report> {
             measure(mixers(turn), Some(limit), || subject.stats())
         }
     };
+    // It keeps the versions that it needs, until they exceed their share of memory.
+    let _held = subject.options.hold_snapshot.then(|| subject.database().snapshot());
     let slice = subject.options.seconds / TURNS;
     measure(0, slice / 2)?;
     process::reset_resident_bytes_max();

@@ -43,6 +43,9 @@ pub(super) struct Options {
     /// mixed: how many of a hundred operations read
     #[arg(long, value_name = "P", default_value_t = 95, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub(super) read_percent: u32,
+    /// mixed: with a snapshot held open all the time
+    #[arg(long)]
+    pub(super) hold_snapshot: bool,
     /// What a commit waits for
     #[arg(long, value_enum, default_value_t = Durability::Full)]
     pub(super) durability: Durability,
