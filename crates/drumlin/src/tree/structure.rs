@@ -405,15 +405,17 @@ fn plan_split(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> Option<Vec<u8>> {
     if has_room(leaf, rows) {
         return None;
     }
-    // Two pages full of rows are enough to see where the first cut is.
+    // Two pages full of rows are enough to see where the first cut is. Removals need no room and hide none.
     let mut ahead_bytes = 2 * leaf.page_bytes();
-    let covered = rows.iter().take_while(|row| {
-        let seen = ahead_bytes > 0;
-        ahead_bytes = ahead_bytes.saturating_sub(ROW_OVERHEAD_BYTES + row.key.len() + row.value_bytes.unwrap_or(0));
-        seen && leaf.upper_fence().is_none_or(|upper| row.key < upper)
-    });
-    let puts: Vec<(&[u8], usize)> =
-        covered.filter_map(|row| row.value_bytes.map(|value_bytes| (row.key, value_bytes))).collect();
+    let covered = rows.iter().take_while(|row| leaf.upper_fence().is_none_or(|upper| row.key < upper));
+    let puts: Vec<(&[u8], usize)> = covered
+        .filter_map(|row| Some((row.key, row.value_bytes?)))
+        .take_while(|(key, value_bytes)| {
+            let is_seen = ahead_bytes > 0;
+            ahead_bytes = ahead_bytes.saturating_sub(ROW_OVERHEAD_BYTES + key.len() + value_bytes);
+            is_seen
+        })
+        .collect();
     if let [(key, value_bytes)] = puts[..] {
         let change = match leaf.search(key) {
             Ok(index) => Change::Replace { index, value_bytes },
