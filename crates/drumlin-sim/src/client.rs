@@ -277,6 +277,8 @@ impl Client {
             }
             Error::Io { .. } if broken || plan.trouble == Trouble::FailingReads => {}
             Error::Damaged { .. } if plan.trouble.damages() => {}
+            // What a failed sync dropped may be read before anyone has been told that it failed.
+            Error::Damaged { .. } if self.life.disk.harm().syncs_failed > 0 => {}
             Error::KeyspaceDropped { .. } | Error::NoSuchKeyspace { .. }
                 if space.is_some_and(|space| self.life.model.is_dropped(space)) => {}
             // A transaction that meets a failing read during its checkpoint ends the database for now.

@@ -93,7 +93,7 @@ impl Plan {
             seed,
             switch_one_in: one_of(&[1, 2, 3, 5, 10, 30, 100]),
             step_nanos_max: one_of(&[50, 200, 1000, 5000]),
-            points_max: 10_000_000,
+            points_max: 100_000_000,
         };
         let trouble = match one_of(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19]) {
             0..12 => Trouble::None,

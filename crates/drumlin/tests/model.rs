@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use drumlin::{Database, Durability, Keyspace, TxOptions};
-use support::{Folder, Random, small};
+use support::{Folder, Random, SEGMENT_BYTES, small};
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -178,7 +178,8 @@ fn a_database_in_memory_works() {
     assert_eq!(keyspace.count(..).unwrap(), 20_000);
 }
 
-/// Compacting leaves the file no longer than it found it, and near to what lives in it, however little is sparse.
+/// Compacting leaves the file no longer than it found it but for the segment of its last checkpoint, and near to what lives
+/// in it, however little is sparse; doing it again and again adds nothing.
 #[test]
 fn compacting_never_lengthens_the_file() {
     let folder = Folder::new();
@@ -197,10 +198,12 @@ fn compacting_never_lengthens_the_file() {
         let before = file_bytes();
         let report = db.compact().unwrap();
         let after = file_bytes();
-        assert!(after <= before.max(report.bytes_before), "{before} bytes became {after}");
+        assert!(after <= before.max(report.bytes_before) + SEGMENT_BYTES, "{before} bytes became {after}");
         assert_eq!(report.bytes_after, after);
-        db.compact().unwrap();
-        assert!(file_bytes() <= after, "{after} bytes became {} the second time", file_bytes());
+        for time in 2..5 {
+            db.compact().unwrap();
+            assert!(file_bytes() <= after + SEGMENT_BYTES, "{after} bytes became {}, time {time}", file_bytes());
+        }
         let live = db.stats().live_bytes;
         assert!(after <= live * 3 / 2 + (4 << 20), "{live} bytes live in {after}");
     }

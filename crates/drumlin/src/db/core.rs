@@ -169,8 +169,10 @@ impl Core {
         let mut body = Vec::new();
         record::encode(named.tree.pages.id, &Operation::Drop, &mut body);
         self.define(body, |take_timestamp| {
-            // No checkpoint is being made meanwhile: then no page's image is owed to one, and nothing below can fail.
+            // No checkpoint is being made meanwhile, and none has failed: then no page's image is owed to one, and nothing
+            // can fail once there is a record of the drop.
             let _base = self.base.lock();
+            self.engine.check_failure()?;
             let guard = self.engine.space.enter_alone();
             let timestamp = take_timestamp();
             let result = self.uproot(&named, &guard);

@@ -238,7 +238,8 @@ impl Database {
     }
 
     /// Packs the data file as tightly as it goes and gives its end back to the file system. Works in the background of
-    /// reads and commits. O(data).
+    /// reads and commits. The file is no longer afterwards than before, but for one segment where the last checkpoint
+    /// lies. O(data).
     ///
     /// # Errors
     /// [`Error::Failed`].

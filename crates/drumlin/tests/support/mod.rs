@@ -49,12 +49,15 @@ impl Folder {
     }
 }
 
+/// How long the segments of a [`small`] database's data file are.
+pub const SEGMENT_BYTES: u64 = 256 << 10;
+
 /// Small everything, so that splits, evictions, segment switches and checkpoints happen in tests.
 pub fn small() -> Config {
     Config::new()
         .memory(8 << 20)
         .page_bytes(1024)
-        .segment_bytes(256 << 10)
+        .segment_bytes(SEGMENT_BYTES)
         .log_segment_bytes(1 << 20)
         .checkpoint_log_bytes(2 << 20)
 }
