@@ -1,13 +1,16 @@
 //! Verifying everything that is on disk.
 
+use std::ops::Bound;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::core::{Core, Named};
+use super::range::Ahead;
 use crate::error::{Error, Result};
 use crate::format::extent::{self, Identity, Kind};
 use crate::format::{KeyspaceId, PageId, Place};
 use crate::space::{PageSpace, Word};
+use crate::tree::{Target, Tree};
 
 /// What a check found.
 #[derive(Clone, Debug, Default)]
@@ -102,7 +105,7 @@ impl Core {
         progress: &mut impl FnMut(CheckProgress),
     ) {
         let pages = &named.tree.pages;
-        let mut places: Vec<(Place, PageId)> = pages
+        let mut extents: Vec<(Place, PageId)> = pages
             .table
             .iter()
             .filter_map(|(page, word)| match word {
@@ -116,20 +119,25 @@ impl Core {
             })
             .collect();
         // In the order of the disk.
-        places.sort_unstable();
-        for (place, page) in places {
+        extents.sort_unstable();
+        let places: Vec<Place> = extents.iter().map(|(place, _)| *place).collect();
+        let read = self.engine.pool.read_past(&places, |index, bytes| {
+            let (place, page) = extents[index];
             report.pages += 1;
             report.extent_bytes += place.length();
             if report.pages.is_multiple_of(256) {
                 progress(CheckProgress { pages_done: report.pages, pages_total });
             }
-            if let Err(error) = self.check_page(pages, page, place) {
+            if let Err(error) = bytes.and_then(|bytes| self.check_page(pages, page, place, bytes)) {
                 // A page that was moved or changed meanwhile is not damaged.
                 if self.is_still_at(pages, page, place) {
                     let cost = cost_of(&named.name, page, &error);
                     report.note(error, cost);
                 }
             }
+        });
+        if let Err(error) = read {
+            report.note(error, format!("the rest of the pages of keyspace {:?} were not looked at", named.name));
         }
     }
 
@@ -144,10 +152,9 @@ impl Core {
         }
     }
 
-    fn check_page(&self, pages: &PageSpace, page: PageId, place: Place) -> Result<()> {
+    fn check_page(&self, pages: &PageSpace, page: PageId, place: Place, bytes: &[u8]) -> Result<()> {
         let space = &self.engine.space;
-        space.ensure_written(place, self.engine.pool.on_written())?;
-        let (header, bytes) = crate::space::checkpoint::read_extent(space, place)
+        let (header, bytes) = crate::space::checkpoint::open_extent(space, place, bytes)
             .map_err(|error| name_page(error, pages.id, page, place))?;
         let what = || format!("page {page} of keyspace {}", pages.id);
         let expected = Identity { keyspace: pages.id, page };
@@ -165,10 +172,12 @@ impl Core {
     /// The way through the whole tree: every key is found where the fences say, in order.
     fn check_tree(&self, named: &Arc<Named>, report: &mut CheckReport) {
         let mut lower: Vec<u8> = Vec::new();
+        let mut ahead = Ahead::new(true);
         loop {
-            let found = crate::tree::Tree::waiting(&self.engine.pool, || {
+            ahead.step(&self.engine, &named.tree, Target::At(&lower), (&Bound::Unbounded, &Bound::Unbounded));
+            let found = Tree::waiting(&self.engine.pool, || {
                 let pin = self.engine.pool.pin();
-                let page = named.tree.read_leaf(&pin, crate::tree::Target::At(&lower))?;
+                let page = named.tree.read_leaf(&pin, Target::At(&lower))?;
                 let leaf = crate::tree::node::Leaf::new(&page);
                 Ok((leaf.len() as u64, leaf.upper_fence().map(<[u8]>::to_vec)))
             });
@@ -202,7 +211,7 @@ impl Core {
     /// Where the leaf after the unreadable one that covers `key` begins.
     fn behind(&self, named: &Named, key: &[u8]) -> Option<Vec<u8>> {
         let pin = self.engine.pool.pin();
-        let next = named.tree.upcoming(&pin, crate::tree::Target::At(key), true, 1).next;
+        let next = named.tree.upcoming(&pin, Target::At(key), true, 1).next;
         next.filter(|next| &next[..] > key)
     }
 }

@@ -9,7 +9,6 @@ use crate::collections::HashSet;
 use crate::error::{Error, Result};
 use crate::format::extent::{self, Identity};
 use crate::format::{PageId, Place, SegmentId};
-use crate::io::AlignedBuffer;
 use crate::space::{PageSpace, RESERVE_SEGMENTS, Word};
 
 /// What compacting did.
@@ -207,15 +206,17 @@ impl Core {
             rest = later;
             let mut moved: Vec<(PageId, Place, Place)> = Vec::with_capacity(step.len());
             let mut ended = Ok(());
-            for &(place, page) in step {
-                let (start, length, offset) = space.cover(place);
-                let mut buffer = AlignedBuffer::zeroed(length);
-                space.ensure_written(place, engine.pool.on_written())?;
-                if let Err(error) = space.read(&mut buffer, start) {
-                    log::warn!("page {page} of keyspace {} stays where it is: {error}", pages.id);
-                    continue;
-                }
-                let bytes = &mut buffer[offset..offset + place.length() as usize];
+            let places: Vec<Place> = step.iter().map(|(place, _)| *place).collect();
+            engine.pool.read_past(&places, |index, bytes| {
+                let (place, page) = step[index];
+                let bytes = match bytes {
+                    _ if ended.is_err() => return,
+                    Ok(bytes) => bytes,
+                    Err(error) => {
+                        log::warn!("page {page} of keyspace {} stays where it is: {error}", pages.id);
+                        return;
+                    }
+                };
                 match extent::verify(bytes) {
                     Ok(header) if place.is_of(header.epoch) => {
                         let guard = space.enter();
@@ -223,16 +224,13 @@ impl Core {
                         extent::restamp(bytes, &header, epoch);
                         match space.append_moved(epoch, &bytes[..header.stored_bytes]) {
                             Ok(new) => moved.push((page, place, new)),
-                            Err(error) => {
-                                ended = Err(error);
-                                break;
-                            }
+                            Err(error) => ended = Err(error),
                         }
                     }
                     // Damage stays where it is, to be found by whoever needs it.
                     _ => log::warn!("page {page} of keyspace {} is damaged and stays where it is", pages.id),
                 }
-            }
+            })?;
             space.flush_moved();
             space.wait_for_jobs(engine.pool.on_written())?;
             let guard = space.enter();

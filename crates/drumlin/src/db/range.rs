@@ -30,7 +30,7 @@ const AHEAD_PAGES: usize = 256;
 const UNAIDED_LEAVES: usize = 2;
 
 /// How far a scan reads ahead of itself.
-struct Ahead {
+pub(super) struct Ahead {
     forward: bool,
     leaves_seen: usize,
     /// Leaves asked for and not reached yet.
@@ -41,12 +41,12 @@ struct Ahead {
 }
 
 impl Ahead {
-    fn new(forward: bool) -> Ahead {
+    pub(super) fn new(forward: bool) -> Ahead {
         Ahead { forward, leaves_seen: 0, leaves_asked: 0, next: None, ended: false }
     }
 
     /// The scan goes on to the leaf of `target`: asks for as many behind it as it has seen, four times over, up to a limit.
-    fn step(
+    pub(super) fn step(
         &mut self,
         engine: &Engine,
         tree: &Tree,

@@ -8,6 +8,7 @@
 //!
 //! Lock order: guard, latch, then those of `space`. Latches of several frames are taken parents first, then in key order.
 
+mod bulk;
 mod fetch;
 mod frames;
 mod holds;
@@ -124,9 +125,37 @@ struct Background {
 
 /// Extents read together, and the pages they are for.
 struct Group<'p> {
+    span: Span,
+    pages: Vec<(PageId, Place, NewFrame<'p>)>,
+}
+
+/// The part of the file that one request reads.
+#[derive(Clone, Copy, Debug)]
+struct Span {
     start: u64,
     end: u64,
-    pages: Vec<(PageId, Place, NewFrame<'p>)>,
+}
+
+impl Span {
+    fn length(self) -> usize {
+        (self.end - self.start) as usize
+    }
+
+    /// Reaches over the extent with this cover too, or begins with it; `false` where two requests are better.
+    fn join(span: &mut Option<Span>, (start, length, _): (u64, usize, usize)) -> bool {
+        let end = start + length as u64;
+        match span {
+            None => *span = Some(Span { start, end }),
+            Some(span) => {
+                let is_near = start >= span.start && start <= span.end + GROUP_GAP_BYTES;
+                if !is_near || end > span.start + GROUP_BYTES_MAX as u64 {
+                    return false;
+                }
+                span.end = span.end.max(end);
+            }
+        }
+        true
+    }
 }
 
 /// A buffer for one extent of any page size, wherever it begins in its block.
@@ -338,17 +367,13 @@ impl Pool {
             while !rest.is_empty()
                 && let Some(&slot) = idle.last()
             {
-                let group = self.claim_group(pages, &mut rest, queue.in_flight() == 0)?;
-                if group.pages.is_empty() {
-                    // Nothing is left, or no frame.
-                    break;
-                }
+                let Some(group) = self.claim_group(pages, &mut rest, queue.in_flight() == 0)? else { break };
                 idle.pop();
-                let length = (group.end - group.start) as usize;
+                let length = group.span.length();
                 let mut buffer = self.take_buffer(length);
                 buffer.set_len(length);
                 self.space.count_read(length);
-                queue.push_read(self.space.file(), group.start, buffer, slot as u64);
+                queue.push_read(self.space.file(), group.span.start, buffer, slot as u64);
                 in_flight[slot] = Some(group);
             }
             if queue.in_flight() == 0 {
@@ -369,7 +394,7 @@ impl Pool {
                 let slot = completion.token as usize;
                 let group = in_flight[slot].take().expect("the slot was in flight");
                 for (page, place, frame) in group.pages {
-                    let offset = (place.start() - group.start) as usize;
+                    let offset = (place.start() - group.span.start) as usize;
                     let result = match &completion.result {
                         Ok(()) => Ok(()),
                         Err(error) => Err(error.kind().into()),
@@ -383,43 +408,38 @@ impl Pool {
             }
         }
         self.hits.misses.fetch_add(count as u64, Ordering::Relaxed);
-        self.queues.lock().push(Queues(queue));
+        self.give_queue(queue);
         Ok(count)
     }
 
-    /// Claims the next extents that lie close together, with frames for their pages. Empty where there is no frame, unless
-    /// the caller `may_wait`: with reads of its own in flight a thread must not wait for frames, it would hold what others
-    /// wait for.
+    /// Claims the next extents that lie close together, with frames for their pages. `None` where nothing is left or there
+    /// is no frame, unless the caller `may_wait`: with reads of its own in flight a thread must not wait for frames, it
+    /// would hold what others wait for.
     fn claim_group<'p>(
         &'p self,
         pages: &PageSpace,
         rest: &mut &[(Place, PageId)],
         may_wait: bool,
-    ) -> Result<Group<'p>> {
-        let mut group = Group { start: 0, end: 0, pages: Vec::new() };
+    ) -> Result<Option<Group<'p>>> {
+        let mut span = None;
+        let mut claimed = Vec::new();
         while let [(place, page), later @ ..] = *rest {
-            let (start, length, _) = self.space.cover(*place);
-            let end = start + length as u64;
-            if !group.pages.is_empty()
-                && (start > group.end + GROUP_GAP_BYTES || end - group.start > GROUP_BYTES_MAX as u64)
-            {
+            let mut wider = span;
+            if !Span::join(&mut wider, self.space.cover(*place)) {
                 break;
             }
             let frame = match self.frames.try_take(pages.page_bytes) {
                 Some(frame) => frame,
-                None if may_wait && group.pages.is_empty() => self.take_frame(pages.page_bytes)?,
+                None if may_wait && claimed.is_empty() => self.take_frame(pages.page_bytes)?,
                 None => break,
             };
             *rest = later;
             if pages.table.exchange(*page, Word::Disk(*place), Word::Reading(*place)) {
-                if group.pages.is_empty() {
-                    group.start = start;
-                }
-                group.end = group.end.max(end);
-                group.pages.push((*page, *place, frame));
+                span = wider;
+                claimed.push((*page, *place, frame));
             }
         }
-        Ok(group)
+        Ok(span.map(|span| Group { span, pages: claimed }))
     }
 
     fn take_buffer(&self, length: usize) -> AlignedBuffer {
@@ -437,6 +457,10 @@ impl Pool {
                 .queue(QUEUE_DEPTH)
                 .map_err(|error| Error::io("making an I/O queue for", self.space.path(), error)),
         }
+    }
+
+    fn give_queue(&self, queue: Box<dyn Queue>) {
+        self.queues.lock().push(Queues(queue));
     }
 
     pub(crate) fn take_scratch(&self) -> AlignedBuffer {

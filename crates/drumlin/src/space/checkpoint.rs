@@ -487,7 +487,11 @@ pub(crate) fn read_extent(space: &Space, place: Place) -> Result<(Header, Vec<u8
     let (start, length, offset) = space.cover(place);
     let mut buffer = AlignedBuffer::zeroed(length);
     space.read(&mut buffer, start).map_err(|error| Error::io("reading", space.path(), error))?;
-    let bytes = &buffer[offset..offset + place.length() as usize];
+    open_extent(space, place, &buffer[offset..offset + place.length() as usize])
+}
+
+/// Verifies an extent that was read: its header and what was in it before compression.
+pub(crate) fn open_extent(space: &Space, place: Place, bytes: &[u8]) -> Result<(Header, Vec<u8>)> {
     let flaw = |flaw| space.damaged("an extent", place, flaw);
     let header = extent::verify(bytes).map_err(flaw)?;
     if !place.is_of(header.epoch) {

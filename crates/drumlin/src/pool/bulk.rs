@@ -1,0 +1,82 @@
+//! Reading many extents past the pool, for those who see each once: checks, and moves.
+
+use std::io;
+
+use super::{Pool, Span};
+use crate::error::{Error, Result};
+use crate::format::Place;
+
+/// Requests in flight at once: enough that a device reads at its bandwidth, and a megabyte of memory.
+const REQUESTS_MAX: usize = 4;
+
+/// Places read by one request, as a range of the caller's.
+struct Request {
+    span: Span,
+    places: std::ops::Range<usize>,
+}
+
+impl Pool {
+    /// Reads the extents at `places`, neighbours together; O(bytes) if they are in the order of the disk. `each` is given
+    /// the index of every place, in no order, with its bytes or why there are none.
+    ///
+    /// What one request could not read is read again extent by extent, so that a bad block costs no neighbours.
+    pub(crate) fn read_past(&self, places: &[Place], mut each: impl FnMut(usize, Result<&mut [u8]>)) -> Result<()> {
+        let space = &self.space;
+        let mut queue = self.take_queue()?;
+        let mut slots: [Option<Request>; REQUESTS_MAX] = [const { None }; REQUESTS_MAX];
+        let mut finished = Vec::new();
+        let mut next = 0;
+        loop {
+            while next < places.len()
+                && let Some(slot) = slots.iter().position(Option::is_none)
+            {
+                let request = self.gather(places, next)?;
+                next = request.places.end;
+                let mut buffer = self.take_buffer(request.span.length());
+                buffer.set_len(request.span.length());
+                space.count_read(buffer.len());
+                queue.push_read(space.file(), request.span.start, buffer, slot as u64);
+                slots[slot] = Some(request);
+            }
+            if queue.in_flight() == 0 {
+                break;
+            }
+            // A queue that fails is dropped, which waits for what is in flight.
+            queue.wait(1, &mut finished).map_err(|error| Error::io("reading", space.path(), error))?;
+            for mut completion in finished.drain(..) {
+                let Request { span, places: indexes } =
+                    slots[completion.token as usize].take().expect("the slot was in flight");
+                for index in indexes {
+                    let place = places[index];
+                    if completion.result.is_ok() {
+                        let offset = (place.start() - span.start) as usize;
+                        each(index, Ok(&mut completion.buffer[offset..][..place.length() as usize]));
+                    } else {
+                        let (start, length, offset) = space.cover(place);
+                        completion.buffer.set_len(length);
+                        let read = space.read(&mut completion.buffer, start);
+                        let bytes = read.map(|()| &mut completion.buffer[offset..][..place.length() as usize]);
+                        each(index, bytes.map_err(|error: io::Error| Error::io("reading", space.path(), error)));
+                    }
+                }
+                self.give_scratch(completion.buffer);
+            }
+        }
+        self.give_queue(queue);
+        Ok(())
+    }
+
+    /// The places from `first` on that one request reads.
+    fn gather(&self, places: &[Place], first: usize) -> Result<Request> {
+        let mut end = first;
+        let mut span = None;
+        while let Some(&place) = places.get(end) {
+            if !Span::join(&mut span, self.space.cover(place)) {
+                break;
+            }
+            self.space.ensure_written(place, self.on_written())?;
+            end += 1;
+        }
+        Ok(Request { span: span.expect("a place at least"), places: first..end })
+    }
+}
