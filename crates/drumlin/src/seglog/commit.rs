@@ -1,6 +1,6 @@
 //! The life of a record: space for it, its way to the medium, and those who wait for it.
 //!
-//! Group commit needs no timer and no thread of its own. Whoever waits for a record that is pending, and finds no write
+//! Group commit needs no timer, and no thread of its own where somebody waits. Whoever waits for a record that is pending, and finds no write
 //! in flight, writes everything that is pending. When that write ends, those whose records it held are woken, and one
 //! of those who came meanwhile, who writes next. Nobody else is woken.
 
@@ -10,6 +10,7 @@ use std::task::{Poll, Waker};
 
 use crate::sync::MutexGuard;
 
+use super::prepare::Urgency;
 use super::segment::{BLOCK, Segment};
 use super::stream::{Batch, Tail};
 use super::wait::{self, Waiter};
@@ -238,7 +239,7 @@ impl Shared {
         }
         for index in 0..self.streams.len() {
             if self.streams[index].floor.load(Ordering::SeqCst) <= timestamp {
-                self.nudge(index);
+                self.nudge(index, Urgency::Now);
             }
         }
         // The horizon may have moved, or the log failed, between the first look and the registration.
@@ -263,10 +264,10 @@ impl Shared {
         }
     }
 
-    pub(super) fn nudge(&self, index: usize) {
-        if !self.streams[index].nudged.swap(true, Ordering::SeqCst) {
+    pub(super) fn nudge(&self, index: usize, urgency: Urgency) {
+        if self.streams[index].nudged.fetch_max(urgency as u8, Ordering::SeqCst) < urgency as u8 {
             if self.has_threads() {
-                self.signal.flush();
+                self.signal.flush(urgency);
             } else {
                 self.flush_nudged();
             }
@@ -275,7 +276,7 @@ impl Shared {
 
     pub(super) fn flush_nudged(&self) {
         for (index, stream) in self.streams.iter().enumerate() {
-            if stream.nudged.swap(false, Ordering::SeqCst) {
+            if stream.nudged.swap(0, Ordering::SeqCst) > 0 {
                 // A failure is sticky; whoever needs to know finds it there.
                 let _ = self.flush(index);
             }

@@ -33,10 +33,10 @@
 //! The log: open → failed ([`Log::fail`]) or closed ([`Log::close`]).
 //!
 //! # Who writes
-//! There are no timers. A committer that finds its record pending and no write in flight writes everything that is
-//! pending, on its own thread; those that come meanwhile wait and are written together by the next. A background thread
-//! writes for those that do not wait ([`Log::nudge`]), another prepares segments. Where the backend has no threads
-//! (`Unsupported`), both works are done by whoever asks for them.
+//! Nobody who waits, waits for a timer. A committer that finds its record pending and no write in flight writes everything
+//! that is pending, on its own thread; those that come meanwhile wait and are written together by the next. A background
+//! thread writes for tasks ([`Log::nudge`]), and after a moment what nobody waits for ([`Log::nudge_relaxed`]); another
+//! prepares segments. Where the backend has no threads (`Unsupported`), both works are done by whoever asks for them.
 //!
 //! # Lock order
 //! `preparing` → `old` → one stream's `tail` → `doomed`, `tasks` or the signal's mutex. Hooks and I/O run with no lock
@@ -73,7 +73,7 @@ use crate::error::{Error, Result};
 use crate::format::log::record_bytes;
 use crate::format::{BLOCK_BYTES, Incarnation, Timestamp, checksum};
 use crate::io::{Backend, Persist, SyncMethod};
-use prepare::Signal;
+use prepare::{Signal, Urgency};
 use reader::History;
 use segment::{BLOCK, Spare};
 use stream::{NO_FLOOR, Stream, Tail, Window};
@@ -195,6 +195,8 @@ pub(crate) struct Appended {
     pub(crate) stream: u16,
     /// Position behind the record in its stream.
     pub(crate) end: u64,
+    /// The stream's buffer is filling up.
+    pub(crate) is_crowded: bool,
 }
 
 /// An open log.
@@ -270,12 +272,12 @@ impl Reservation<'_> {
             (Timestamp(timestamp), Timestamp(horizon))
         };
         let (timestamp, end) = tail.append(body, shared.incarnation, after_data, assign);
-        let contended = tail.is_contended();
+        let (contended, is_crowded) = (tail.is_contended(), tail.is_crowded());
         drop(tail);
         if contended {
             stream.space.notify_all();
         }
-        Appended { timestamp, stream: self.stream as u16, end }
+        Appended { timestamp, stream: self.stream as u16, end, is_crowded }
     }
 }
 
@@ -444,9 +446,15 @@ impl Log {
         self.shared.poll_durable(appended.timestamp.0, waker)
     }
 
-    /// A record was appended that nobody waits for: it is written soon.
-    pub(crate) fn nudge(&self, stream: usize) {
-        self.shared.nudge(stream);
+    /// A task waits for the record: a background thread writes it.
+    pub(crate) fn nudge(&self, appended: &Appended) {
+        self.shared.nudge(appended.stream.into(), Urgency::Now);
+    }
+
+    /// Nobody waits for the record: it is written within about a millisecond, with others.
+    pub(crate) fn nudge_relaxed(&self, appended: &Appended) {
+        let urgency = if appended.is_crowded { Urgency::Now } else { Urgency::Soon };
+        self.shared.nudge(appended.stream.into(), urgency);
     }
 
     /// The durable horizon.

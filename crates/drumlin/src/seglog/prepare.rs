@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use crate::sync::{Condvar, Mutex};
 
@@ -26,9 +27,23 @@ pub(super) struct Signal {
 #[derive(Debug, Default)]
 struct Wanted {
     prepare: bool,
-    flush: bool,
+    flush: Option<Urgency>,
     stop: bool,
 }
+
+/// How soon records are written that no thread waits for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[repr(u8)]
+pub(super) enum Urgency {
+    /// Within [`GATHERING`]: nobody waits at all.
+    Soon = 1,
+    /// A task waits, or the buffer fills.
+    Now = 2,
+}
+
+/// How long records that nobody waits for are gathered before they are written together. At 300,000 of them a second a
+/// write for each moment at which none was in flight took a quarter of a processor.
+const GATHERING: Duration = Duration::from_millis(1);
 
 impl Signal {
     pub(super) fn prepare(&self) {
@@ -36,8 +51,10 @@ impl Signal {
         self.prepare.notify_one();
     }
 
-    pub(super) fn flush(&self) {
-        self.state.lock().flush = true;
+    pub(super) fn flush(&self, urgency: Urgency) {
+        let mut state = self.state.lock();
+        state.flush = state.flush.max(Some(urgency));
+        drop(state);
         self.flush.notify_one();
     }
 
@@ -55,11 +72,16 @@ impl Signal {
         !state.stop
     }
 
-    /// Sleeps until there is something to flush; `false` when it is time to stop.
+    /// Sleeps until something is to be flushed; `false` when it is time to stop.
     pub(super) fn wait_flush(&self) -> bool {
         let mut state = self.state.lock();
-        self.flush.wait_while(&mut state, |wanted| !wanted.flush && !wanted.stop);
-        state.flush = false;
+        self.flush.wait_while(&mut state, |wanted| wanted.flush.is_none() && !wanted.stop);
+        while state.flush == Some(Urgency::Soon) && !state.stop {
+            if self.flush.wait_for(&mut state, GATHERING).timed_out() {
+                break;
+            }
+        }
+        state.flush = None;
         !state.stop
     }
 }

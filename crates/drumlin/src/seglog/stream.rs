@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crate::sync::{Condvar, Mutex};
 use crossbeam_utils::CachePadded;
@@ -121,7 +121,8 @@ pub(super) struct Tail {
 pub(super) struct Stream {
     /// At or below the first record that is not on the medium; [`NO_FLOOR`] where all are.
     pub(super) floor: CachePadded<AtomicU64>,
-    pub(super) nudged: AtomicBool,
+    /// The [`Urgency`](super::prepare::Urgency) with which the background thread was asked to write; 0 where it was not.
+    pub(super) nudged: AtomicU8,
     pub(super) tail: Mutex<Tail>,
     /// Space in the buffer or a window has come free, or will not.
     pub(super) space: Condvar,
@@ -170,7 +171,7 @@ impl Stream {
         };
         Stream {
             floor: CachePadded::new(AtomicU64::new(NO_FLOOR)),
-            nudged: AtomicBool::new(false),
+            nudged: AtomicU8::new(0),
             tail: Mutex::new(tail),
             space: Condvar::new(),
         }
@@ -223,6 +224,11 @@ impl Tail {
     /// shares with the next moves to the front of the empty buffer.
     pub(super) fn buffer_admits(&self, bytes: usize) -> bool {
         self.active.used + self.reserved_bytes + bytes <= self.active.buffer.capacity() - BLOCK_BYTES
+    }
+
+    /// Half of the buffer is taken: what is pending should not wait any longer.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.active.used > self.active.buffer.capacity() / 2
     }
 
     /// Where the windows must reach for a record of `bytes`, counting the padding before each reserved record.

@@ -338,7 +338,11 @@ impl Engine {
     ) -> Result<Timestamp> {
         assert!(!rows.is_empty());
         self.check_failure()?;
-        let mut body = Vec::with_capacity(rows.iter().map(|row| 16 + row.key.len()).sum::<usize>() + 64);
+        let row_bytes = |row: &Row<'_>| match row.change {
+            Change::Put(value) => 24 + row.key.len() + value.len(),
+            _ => 64 + row.key.len(),
+        };
+        let mut body = Vec::with_capacity(rows.iter().map(row_bytes).sum());
         let mut after_data = false;
         for row in rows {
             let operation = match row.change {
@@ -379,13 +383,13 @@ impl Engine {
                     Face::Blocking => log.wait_durable(&place)?,
                     Face::Tasks(_) => {
                         // Written also if nobody waits for it any more.
-                        log.nudge(stream);
+                        log.nudge(&place);
                         poll_fn(|context| log.poll_durable(&place, context.waker())).await?;
                     }
                 }
             }
             Durability::Relaxed => {
-                log.nudge(stream);
+                log.nudge_relaxed(&place);
                 self.clock.show_relaxed(timestamp);
             }
         }
@@ -951,7 +955,7 @@ impl Engine {
             return Ok(());
         }
         // Only the timestamp matters: the log writes whatever stream holds it back.
-        let place = crate::seglog::Appended { timestamp, stream: 0, end: 0 };
+        let place = crate::seglog::Appended { timestamp, stream: 0, end: 0, is_crowded: false };
         match face {
             Face::Blocking => log.wait_durable(&place),
             Face::Tasks(_) => poll_fn(|context| log.poll_durable(&place, context.waker())).await,

@@ -73,7 +73,11 @@ fn scripted_run(rig: &mut Rig, log: &Log, oracle: &mut Oracle, random: &mut Rand
                     oracle.acknowledged = oracle.acknowledged.max(appended.timestamp.0);
                 }
             }
-            13 => log.nudge(stream),
+            13 => {
+                if let Some(appended) = pending.last() {
+                    log.nudge(appended);
+                }
+            }
             14 if random.below(4) == 0 => {
                 let span = log.durable().0 - rig.covered.0;
                 let covered = Timestamp(rig.covered.0 + random.below(span + 1));
@@ -163,7 +167,9 @@ fn threaded_power_cuts_lose_nothing() {
                                 appended
                             };
                             if random.below(5) == 0 {
-                                log.nudge(stream);
+                                log.nudge_relaxed(&appended);
+                            } else if random.below(5) == 0 {
+                                log.nudge(&appended);
                             } else if log.wait_durable(&appended).is_ok() {
                                 let mut oracle = oracle.lock();
                                 oracle.acknowledged = oracle.acknowledged.max(appended.timestamp.0);
