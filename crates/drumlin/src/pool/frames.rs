@@ -26,6 +26,11 @@ pub(crate) use crate::format::node::{PAGE_BYTES_MAX, PAGE_BYTES_MIN};
 use crate::format::{Epoch, KeyspaceId, PageId, Place};
 use crate::space::{FrameIndex, PageTable, Word};
 
+/// Turns of the clock that an inner node survives without a use. It has as many rows beneath it as a hundred leaves: where
+/// rows are read at random, one chance lost a tenth of the nodes in each turn, and a tenth of the reads had a node to read
+/// before the leaf.
+pub(super) const INNER_CHANCES: u32 = 4;
+
 const CLASS_COUNT: usize = 8;
 const CLASS_SHIFT: u32 = 29;
 
@@ -44,7 +49,8 @@ pub(crate) struct FrameHeader {
     dirty: AtomicU64,
     place: AtomicU64,
     holds: Holds,
-    referenced: AtomicU32,
+    /// Turns of the clock that the page survives without a use.
+    chances: AtomicU32,
 }
 
 impl FrameHeader {
@@ -55,7 +61,7 @@ impl FrameHeader {
             dirty: AtomicU64::new(0),
             place: AtomicU64::new(0),
             holds: Holds::new(),
-            referenced: AtomicU32::new(0),
+            chances: AtomicU32::new(0),
         }
     }
 
@@ -105,14 +111,27 @@ impl FrameHeader {
     /// Notes a use; writes only if none was noted since the clock's hand passed.
     #[inline]
     pub(crate) fn touch(&self) {
-        if self.referenced.load(Ordering::Relaxed) == 0 {
-            self.referenced.store(1, Ordering::Relaxed);
+        if self.chances.load(Ordering::Relaxed) == 0 {
+            self.chances.store(1, Ordering::Relaxed);
         }
     }
 
-    /// The second chance: whether it was used since the hand passed last.
-    pub(crate) fn take_referenced(&self) -> bool {
-        self.referenced.load(Ordering::Relaxed) != 0 && self.referenced.swap(0, Ordering::Relaxed) != 0
+    /// Notes a use of an inner node, which every row beneath it needs: the hand passes it [`INNER_CHANCES`] times.
+    #[inline]
+    pub(crate) fn touch_inner(&self) {
+        if self.chances.load(Ordering::Relaxed) != INNER_CHANCES {
+            self.chances.store(INNER_CHANCES, Ordering::Relaxed);
+        }
+    }
+
+    /// The clock's hand passes: `false` if the page has no chance left.
+    pub(crate) fn take_chance(&self) -> bool {
+        let chances = self.chances.load(Ordering::Relaxed);
+        if chances > 0 {
+            // Fails where a use is noted meanwhile, which counts for more than this turn.
+            let _ = self.chances.compare_exchange(chances, chances - 1, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        chances > 0
     }
 }
 
@@ -523,7 +542,7 @@ impl Frames {
         header.is(identity).then_some(write)
     }
 
-    /// The frame and the page, if its word shows it in a fixed frame.
+    /// The frame and the page, if its word shows it in a fixed frame. The use is for the caller to note.
     #[inline]
     pub(crate) fn fixed<'p>(
         &'p self,
@@ -532,7 +551,6 @@ impl Frames {
         _pin: &'p Pin<'_>,
     ) -> Option<(FrameIndex, &'p [u8])> {
         let Word::Fixed(frame) = table.load(page) else { return None };
-        self.header(frame).touch();
         let (start, bytes) = self.page_pointer(frame);
         // SAFETY: the word, read while pinned, names the frame as fixed: its page was complete before the word was
         // published (Release/Acquire), is not changed while it is published, and the frame is not used anew while the
@@ -561,7 +579,8 @@ impl<'p> NewFrame<'p> {
     pub(crate) fn into_published(self, identity: Identity) -> FrameIndex {
         let frame = self.frame;
         let header = self.frames.header(frame);
-        header.touch();
+        // Not those of the page that was here before.
+        header.chances.store(1, Ordering::Relaxed);
         header.identity.store(FrameHeader::identity_bits(identity), Ordering::Release);
         std::mem::forget(self);
         frame

@@ -26,6 +26,7 @@ use crate::format::extent::{Flaw, Identity, KIND_OFFSET, Kind};
 use crate::format::{Epoch, KeyspaceId, PageId, Place, extent};
 use crate::io::{AlignedBuffer, Backend, Queue};
 use crate::space::{FrameIndex, Guard, PageSpace, Space, Word};
+use frames::INNER_CHANCES;
 pub(crate) use frames::{FrameHeader, FrameRead, FrameWrite, Frames, NewFrame, PAGE_BYTES_MAX, PAGE_BYTES_MIN};
 pub(crate) use reclaim::Pin;
 
@@ -162,6 +163,9 @@ impl Span {
 const SCRATCH_BYTES: usize = PAGE_BYTES_MAX + 2 * 4096;
 /// The most that is read at once: from here on a larger read is not faster.
 const GROUP_BYTES_MAX: usize = 256 << 10;
+/// Requests handed to the kernel at once, which takes some 5 µs for each: the device begins with the first meanwhile, and
+/// pages are decoded while it works.
+const SUBMITTED_AT_ONCE: usize = 8;
 /// Extents this far from each other are read together: a request more costs as much as 16 KiB more.
 const GROUP_GAP_BYTES: u64 = 16 << 10;
 /// Buffers for such reads that are kept.
@@ -364,11 +368,14 @@ impl Pool {
         let mut finished = Vec::new();
         let mut count = 0;
         loop {
-            while !rest.is_empty()
+            let mut pushed = 0;
+            while pushed < SUBMITTED_AT_ONCE
+                && !rest.is_empty()
                 && let Some(&slot) = idle.last()
             {
                 let Some(group) = self.claim_group(pages, &mut rest, queue.in_flight() == 0)? else { break };
                 idle.pop();
+                pushed += 1;
                 let length = group.span.length();
                 let mut buffer = self.take_buffer(length);
                 buffer.set_len(length);
@@ -379,8 +386,10 @@ impl Pool {
             if queue.in_flight() == 0 {
                 break;
             }
-            // Not for each alone: being woken costs more than decoding a page does.
-            let enough = queue.in_flight().div_ceil(8);
+            // While there is more to ask for, only what has arrived by now; then not for each alone: being woken costs more
+            // than decoding a page does.
+            let go_on = pushed == SUBMITTED_AT_ONCE && !rest.is_empty() && !idle.is_empty();
+            let enough = if go_on { 0 } else { queue.in_flight().div_ceil(8) };
             if let Err(error) = queue.wait(enough, &mut finished) {
                 // Ends when nothing is in flight any more.
                 drop(queue);
@@ -494,7 +503,7 @@ impl Pool {
                 return Ok(frame);
             }
             rounds += 1;
-            // Two turns of the clock give every page its second chance; what is left after many is pinned or can't be written.
+            // A few turns of the clock take every page's chances; what is left after many is pinned or can't be written.
             if rounds > 10_000 {
                 return Err(self.space.failure().map_or_else(
                     || {
@@ -540,8 +549,10 @@ impl Pool {
         match failure {
             None if evicted < wanted && !dirty.is_empty() => self.write_back(dirty)?,
             Some(reason) if evicted == 0 => {
-                // The first turn took the second chances.
-                evicted = self.evict(victim_bytes, wanted, dirty_max).0;
+                // The turns before took the chances.
+                for _ in 0..INNER_CHANCES {
+                    evicted += self.evict(victim_bytes, wanted, dirty_max).0;
+                }
                 if evicted == 0 && !dirty.is_empty() {
                     return Err(Error::Failed { reason });
                 }
@@ -554,7 +565,7 @@ impl Pool {
         Ok(evicted)
     }
 
-    /// One turn of the clock: evicts up to `wanted` clean pages that were not used since the last, and collects up to
+    /// One turn of the clock: evicts up to `wanted` clean pages that have no chance left, and collects up to
     /// `dirty_max` dirty ones.
     fn evict(&self, page_bytes: usize, wanted: usize, dirty_max: usize) -> (usize, Vec<FrameIndex>) {
         let mut evicted = 0;
@@ -564,7 +575,7 @@ impl Pool {
                 break;
             }
             let header = self.frames.header(frame);
-            if header.identity().is_none() || !header.is_idle() || header.take_referenced() {
+            if header.identity().is_none() || !header.is_idle() || header.take_chance() {
                 continue;
             }
             if header.dirty().is_some() {

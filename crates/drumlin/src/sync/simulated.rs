@@ -134,7 +134,13 @@ pub(crate) struct Condvar {
 
 /// Whether a wait ended at its deadline.
 #[derive(Debug)]
-pub(crate) struct TimedOut(#[allow(dead_code, reason = "nobody has asked yet")] bool);
+pub(crate) struct TimedOut(bool);
+
+impl TimedOut {
+    pub(crate) fn timed_out(&self) -> bool {
+        self.0
+    }
+}
 
 impl Condvar {
     pub(crate) const fn new() -> Condvar {

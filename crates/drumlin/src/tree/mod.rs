@@ -167,6 +167,7 @@ impl Tree {
                     if bytes[KIND_OFFSET] != Kind::Inner as u8 {
                         return Ok(None);
                     }
+                    self.pool.frames.header(frame).touch_inner();
                     let inner = Inner::new(bytes);
                     // Whether the node covers the target is asked at the leaf alone: an outdated way ends at a leaf that
                     // does not, and levels that must descend keep it from going round.

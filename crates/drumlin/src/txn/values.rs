@@ -243,7 +243,8 @@ async fn read_medium(
     loop {
         {
             let pin = pool.pin();
-            if let Some((_, bytes)) = pool.frames.fixed(&pages.table, page, &pin) {
+            if let Some((frame, bytes)) = pool.frames.fixed(&pages.table, page, &pin) {
+                pool.frames.header(frame).touch();
                 let end = CHUNK_OVERHEAD_BYTES + reference.length as usize;
                 if bytes.len() < end
                     || bytes[extent::KIND_OFFSET] != Kind::Value as u8
