@@ -16,7 +16,6 @@ use super::stream::{Batch, Tail};
 use super::wait::{self, Waiter};
 use super::{Reservation, Shared};
 use crate::error::{Error, Result};
-use crate::format::Timestamp;
 use crate::format::log::record_bytes;
 
 impl Shared {
@@ -117,7 +116,7 @@ impl Shared {
             Ok(()) => {
                 let mut tail = stream.tail.lock();
                 tail.complete(batch);
-                stream.publish_floor(&tail);
+                self.horizon.raise_floor(index, tail.floor());
                 let covered = tail.take_covered();
                 let successor = if tail.may_lead() { tail.waiters.pop() } else { None };
                 let contended = tail.is_contended();
@@ -159,38 +158,30 @@ impl Shared {
         Ok(())
     }
 
-    /// Moves the horizon to where the streams allow.
-    ///
-    /// `last` is read before the floors: a record at or below it brought its stream's floor down before its timestamp
-    /// was given out, so its floor is seen, or it is on the medium already.
+    /// Moves the horizon to where the streams allow, and tells those who wait for it.
     fn publish(&self) {
-        let mut horizon = self.last.load(Ordering::SeqCst);
-        for stream in &self.streams {
-            horizon = horizon.min(stream.floor.load(Ordering::SeqCst).saturating_sub(1));
-        }
-        let previous = self.durable.fetch_max(horizon, Ordering::SeqCst);
-        if previous < horizon {
-            (self.hooks.on_durable)(Timestamp(horizon));
+        if let Some(horizon) = self.horizon.advance() {
+            (self.hooks.on_durable)(horizon);
             if self.tasks_count.load(Ordering::SeqCst) > 0 {
-                self.wake_tasks(horizon);
+                self.wake_tasks(horizon.0);
             }
         }
     }
 
     pub(super) fn wait_durable(&self, index: usize, timestamp: u64) -> Result<()> {
         self.wait_stream(index, timestamp)?;
-        if self.durable.load(Ordering::SeqCst) >= timestamp {
+        if self.horizon.durable().0 >= timestamp {
             return Ok(());
         }
         // Older records are pending in other streams.
         crate::witness::mark!("a commit waited for another stream");
         for other in 0..self.streams.len() {
-            if self.streams[other].floor.load(Ordering::SeqCst) <= timestamp {
+            if self.horizon.is_held_back(other, timestamp) {
                 self.wait_stream(other, timestamp)?;
             }
         }
         self.publish();
-        assert!(self.durable.load(Ordering::SeqCst) >= timestamp, "the horizon is behind what is on the medium");
+        assert!(self.horizon.durable().0 >= timestamp, "the horizon is behind what is on the medium");
         Ok(())
     }
 
@@ -219,7 +210,7 @@ impl Shared {
             drop(tail);
             registered = Some(id);
             wait::park();
-            if self.durable.load(Ordering::SeqCst) >= timestamp {
+            if self.horizon.durable().0 >= timestamp {
                 // Whoever moved the horizon took this thread off the list, or will.
                 return Ok(());
             }
@@ -227,7 +218,7 @@ impl Shared {
     }
 
     pub(super) fn poll_durable(&self, timestamp: u64, waker: &Waker) -> Poll<Result<()>> {
-        if self.durable.load(Ordering::SeqCst) >= timestamp {
+        if self.horizon.durable().0 >= timestamp {
             return Poll::Ready(Ok(()));
         }
         {
@@ -238,12 +229,12 @@ impl Shared {
             }
         }
         for index in 0..self.streams.len() {
-            if self.streams[index].floor.load(Ordering::SeqCst) <= timestamp {
+            if self.horizon.is_held_back(index, timestamp) {
                 self.nudge(index, Urgency::Now);
             }
         }
         // The horizon may have moved, or the log failed, between the first look and the registration.
-        if self.durable.load(Ordering::SeqCst) >= timestamp {
+        if self.horizon.durable().0 >= timestamp {
             return Poll::Ready(Ok(()));
         }
         match self.failure.get() {

@@ -54,7 +54,7 @@ impl Shared {
 
     pub(super) fn read_from(&self, after: Timestamp) -> Result<Records> {
         // Taken first: every record up to it lies before the durable positions that are read below.
-        let durable = Timestamp(self.durable.load(Ordering::SeqCst));
+        let durable = self.horizon.durable();
         let sources = self.sources();
         let truncated = self.truncated.load(Ordering::SeqCst);
         if after.0 < truncated {
@@ -104,7 +104,7 @@ impl Shared {
 
     pub(super) fn verify(&self) -> Result<Verified> {
         let mut verified = Verified::default();
-        let durable = self.durable.load(Ordering::SeqCst);
+        let durable = self.horizon.durable().0;
         let sources = self.sources();
         let truncated = Timestamp(self.truncated.load(Ordering::SeqCst));
         let mut readers = Vec::new();

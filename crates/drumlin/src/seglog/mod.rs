@@ -43,6 +43,7 @@
 //! but `preparing`.
 
 mod commit;
+mod horizon;
 mod live;
 pub mod measure;
 mod prepare;
@@ -62,7 +63,6 @@ use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 
 use crate::sync::Mutex;
-use crossbeam_utils::CachePadded;
 
 #[allow(unused_imports, reason = "the transaction layer, which is their user, comes later")]
 pub(crate) use reader::{Record, Records};
@@ -73,10 +73,11 @@ use crate::error::{Error, Result};
 use crate::format::log::record_bytes;
 use crate::format::{BLOCK_BYTES, Incarnation, Timestamp, checksum};
 use crate::io::{Backend, Persist, SyncMethod};
+use horizon::{Horizon, NO_FLOOR};
 use prepare::{Signal, Urgency};
 use reader::History;
 use segment::{BLOCK, Spare};
-use stream::{NO_FLOOR, Stream, Tail, Window};
+use stream::{Stream, Tail, Window};
 use wait::Waiter;
 
 /// The smallest buffer of a stream; each has two.
@@ -213,10 +214,7 @@ struct Shared {
     incarnation: Incarnation,
     history: History,
     hooks: Hooks,
-    /// The newest timestamp given out.
-    last: CachePadded<AtomicU64>,
-    /// The durable horizon.
-    durable: CachePadded<AtomicU64>,
+    horizon: Horizon,
     streams: Box<[Stream]>,
     /// What earlier openings left and no checkpoint covers yet; each stream's by use number.
     old: Mutex<Vec<Window>>,
@@ -259,18 +257,7 @@ impl Reservation<'_> {
         let mut tail = stream.tail.lock();
         tail.release(std::mem::take(&mut self.bytes));
         let was_idle = tail.floor() == NO_FLOOR;
-        let assign = || {
-            // The floor comes down before the timestamp is taken: whoever sees the timestamp in `last` sees the floor.
-            if was_idle {
-                stream.floor.store(shared.last.load(Ordering::SeqCst) + 1, Ordering::SeqCst);
-            }
-            let horizon = shared.durable.load(Ordering::SeqCst);
-            let timestamp = shared.last.fetch_add(1, Ordering::SeqCst) + 1;
-            if was_idle {
-                stream.floor.store(timestamp, Ordering::SeqCst);
-            }
-            (Timestamp(timestamp), Timestamp(horizon))
-        };
+        let assign = || shared.horizon.take(self.stream, was_idle);
         let (timestamp, end) = tail.append(body, shared.incarnation, after_data, assign);
         let (contended, is_crowded) = (tail.is_contended(), tail.is_crowded());
         drop(tail);
@@ -351,8 +338,7 @@ impl Log {
             incarnation,
             history,
             hooks,
-            last: CachePadded::new(AtomicU64::new(last.0)),
-            durable: CachePadded::new(AtomicU64::new(last.0)),
+            horizon: Horizon::new(streams.len(), last),
             streams: streams.into_boxed_slice(),
             old: Mutex::new(old),
             truncated: AtomicU64::new(covered.0),
@@ -459,12 +445,12 @@ impl Log {
 
     /// The durable horizon.
     pub(crate) fn durable(&self) -> Timestamp {
-        Timestamp(self.shared.durable.load(Ordering::SeqCst))
+        self.shared.horizon.durable()
     }
 
     /// The newest timestamp given out.
     pub(crate) fn last(&self) -> Timestamp {
-        Timestamp(self.shared.last.load(Ordering::SeqCst))
+        self.shared.horizon.last()
     }
 
     /// Everything up to `covered` is in the checkpoint with this sequence number, which is durable: what holds nothing

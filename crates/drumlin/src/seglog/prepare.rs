@@ -10,7 +10,6 @@ use crate::sync::{Condvar, Mutex};
 use super::Shared;
 use super::segment::{self, BLOCK, FIRST_FILL_BYTES, Segment, Spare};
 use super::stream::{Preparation, Window};
-use crate::format::Timestamp;
 use crate::format::log::SegmentHeader;
 
 /// Zeros written between two syncs while a segment in use is filled further.
@@ -178,8 +177,8 @@ impl Shared {
             use_number,
             start,
             window_bytes: self.options.window_bytes(),
-            first: Timestamp(self.last.load(Ordering::SeqCst) + 1),
-            horizon: Timestamp(self.durable.load(Ordering::SeqCst)),
+            first: self.horizon.last().next(),
+            horizon: self.horizon.durable(),
             checkpoint: self.checkpoint.load(Ordering::SeqCst),
             filled: spare.filled,
         };

@@ -2,20 +2,17 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU8;
 
 use crate::sync::{Condvar, Mutex};
-use crossbeam_utils::CachePadded;
 
 use super::Body;
+use super::horizon::NO_FLOOR;
 use super::segment::{BLOCK, Segment, Spare};
 use super::wait::Waiter;
 use crate::format::log::{FLAG_AFTER_DATA, RECORD_HEADER_BYTES, RecordHeader, record_bytes, record_seed};
 use crate::format::{BLOCK_BYTES, Incarnation, Timestamp};
 use crate::io::AlignedBuffer;
-
-/// Nothing is pending.
-pub(super) const NO_FLOOR: u64 = u64::MAX;
 
 /// Distance between entries of a window's index: a reader that starts between two reads at most this much in vain.
 const INDEX_STRIDE_BYTES: u64 = 64 << 10;
@@ -119,8 +116,6 @@ pub(super) struct Tail {
 /// A stream of the log.
 #[derive(Debug)]
 pub(super) struct Stream {
-    /// At or below the first record that is not on the medium; [`NO_FLOOR`] where all are.
-    pub(super) floor: CachePadded<AtomicU64>,
     /// The [`Urgency`](super::prepare::Urgency) with which the background thread was asked to write; 0 where it was not.
     pub(super) nudged: AtomicU8,
     pub(super) tail: Mutex<Tail>,
@@ -169,12 +164,7 @@ impl Stream {
             ticket_next: 0,
             ticket_served: 0,
         };
-        Stream {
-            floor: CachePadded::new(AtomicU64::new(NO_FLOOR)),
-            nudged: AtomicU8::new(0),
-            tail: Mutex::new(tail),
-            space: Condvar::new(),
-        }
+        Stream { nudged: AtomicU8::new(0), tail: Mutex::new(tail), space: Condvar::new() }
     }
 }
 
@@ -417,12 +407,5 @@ impl Tail {
         self.active.base = end;
         self.active.used = 0;
         window
-    }
-}
-
-impl Stream {
-    /// Publishes the stream's floor, which may only have risen.
-    pub(super) fn publish_floor(&self, tail: &Tail) {
-        self.floor.store(tail.floor(), Ordering::SeqCst);
     }
 }

@@ -1,0 +1,168 @@
+//! The durable horizon: up to which timestamp all records are on the medium, whatever stream they are in.
+//!
+//! Streams write without asking each other, so a record may be on the medium while an older one of another stream is not.
+//! Each stream shows a *floor*, and the horizon is below all of them.
+//!
+//! # Invariants
+//! 1. A stream's floor is at or below its first record that is not on the medium; [`NO_FLOOR`] where all are.
+//! 2. A floor comes down before the timestamp is taken that it is for: whoever sees the timestamp in `last` sees a floor that
+//!    covers it, or finds the record on the medium.
+//! 3. Everything at or below the horizon is on the medium. It never goes back.
+
+use crossbeam_utils::CachePadded;
+
+use crate::format::Timestamp;
+use crate::sync::atomic::{AtomicU64, Ordering};
+
+/// Nothing is pending.
+pub(super) const NO_FLOOR: u64 = u64::MAX;
+
+#[derive(Debug)]
+pub(super) struct Horizon {
+    /// The newest timestamp given out.
+    last: CachePadded<AtomicU64>,
+    durable: CachePadded<AtomicU64>,
+    floors: Box<[CachePadded<AtomicU64>]>,
+}
+
+impl Horizon {
+    /// Of a log whose records up to `last` are all on the medium.
+    pub(super) fn new(stream_count: usize, last: Timestamp) -> Horizon {
+        let at = |value| CachePadded::new(AtomicU64::new(value));
+        Horizon { last: at(last.0), durable: at(last.0), floors: (0..stream_count).map(|_| at(NO_FLOOR)).collect() }
+    }
+
+    #[inline]
+    pub(super) fn last(&self) -> Timestamp {
+        Timestamp(self.last.load(Ordering::SeqCst))
+    }
+
+    #[inline]
+    pub(super) fn durable(&self) -> Timestamp {
+        Timestamp(self.durable.load(Ordering::SeqCst))
+    }
+
+    /// Takes a record's timestamp; returns the horizon of that moment too. `is_first`: its stream has no other record that
+    /// is not on the medium. The caller holds the lock of the stream's tail.
+    pub(super) fn take(&self, stream: usize, is_first: bool) -> (Timestamp, Timestamp) {
+        if is_first {
+            self.floors[stream].store(self.last.load(Ordering::SeqCst) + 1, Ordering::SeqCst);
+        }
+        let horizon = self.durable();
+        let timestamp = self.last.fetch_add(1, Ordering::SeqCst) + 1;
+        if is_first {
+            self.floors[stream].store(timestamp, Ordering::SeqCst);
+        }
+        (Timestamp(timestamp), horizon)
+    }
+
+    /// The stream's first record that is not on the medium is another by now: a newer one, or none. The caller holds the
+    /// lock of the stream's tail.
+    pub(super) fn raise_floor(&self, stream: usize, floor: u64) {
+        self.floors[stream].store(floor, Ordering::SeqCst);
+    }
+
+    /// Whether the stream may have a record at or below the timestamp that is not on the medium.
+    pub(super) fn is_held_back(&self, stream: usize, timestamp: u64) -> bool {
+        self.floors[stream].load(Ordering::SeqCst) <= timestamp
+    }
+
+    /// Moves the horizon to where the floors allow; returns it if it rose.
+    pub(super) fn advance(&self) -> Option<Timestamp> {
+        // `last` before the floors (invariant 2).
+        let mut horizon = self.last.load(Ordering::SeqCst);
+        for floor in &self.floors {
+            horizon = horizon.min(floor.load(Ordering::SeqCst).saturating_sub(1));
+        }
+        let previous = self.durable.fetch_max(horizon, Ordering::SeqCst);
+        (previous < horizon).then_some(Timestamp(horizon))
+    }
+}
+
+#[cfg(all(test, drumlin_loom))]
+mod models {
+    use loom::cell::UnsafeCell;
+    use loom::sync::{Arc, Mutex};
+    use loom::thread;
+
+    use super::*;
+
+    /// What a log is to its horizon: tails, and a medium with a cell for each record.
+    struct Rig {
+        horizon: Horizon,
+        tails: [Mutex<()>; 2],
+        medium: [UnsafeCell<bool>; 2],
+    }
+
+    // SAFETY: loom's cells are what finds a race.
+    #[expect(unsafe_code, reason = "loom's cells are what finds a race")]
+    unsafe impl Sync for Rig {}
+    // SAFETY: as above.
+    #[expect(unsafe_code, reason = "loom's cells are what finds a race")]
+    unsafe impl Send for Rig {}
+
+    impl Rig {
+        /// A record of the stream, from its timestamp to the medium.
+        #[expect(unsafe_code, reason = "loom's cells are what finds a race")]
+        fn commit(&self, stream: usize, take: impl Fn(&Horizon, usize) -> Timestamp) {
+            let tail = self.tails[stream].lock().unwrap();
+            let timestamp = take(&self.horizon, stream);
+            drop(tail);
+            // SAFETY: the record's own cell; nobody looks before the horizon covers it.
+            self.medium[timestamp.0 as usize - 1].with_mut(|record| unsafe { *record = true });
+            let tail = self.tails[stream].lock().unwrap();
+            self.horizon.raise_floor(stream, NO_FLOOR);
+            drop(tail);
+            self.horizon.advance();
+        }
+
+        /// All that the horizon covers is on the medium.
+        #[expect(unsafe_code, reason = "loom's cells are what finds a race")]
+        fn look(&self) -> Timestamp {
+            let durable = self.horizon.durable();
+            for record in &self.medium[..durable.0 as usize] {
+                // SAFETY: covered by the horizon, so it was written before.
+                record.with(|record| assert!(unsafe { *record }, "the horizon covers a record that is not there"));
+            }
+            durable
+        }
+    }
+
+    fn explore(take: impl Fn(&Horizon, usize) -> Timestamp + Copy + Send + Sync + 'static) {
+        loom::model(move || {
+            let rig = Arc::new(Rig {
+                horizon: Horizon::new(2, Timestamp(0)),
+                tails: [Mutex::new(()), Mutex::new(())],
+                medium: [UnsafeCell::new(false), UnsafeCell::new(false)],
+            });
+            let committers = [0, 1].map(|stream| {
+                let rig = Arc::clone(&rig);
+                thread::spawn(move || rig.commit(stream, take))
+            });
+            let seen = rig.look();
+            for committer in committers {
+                committer.join().unwrap();
+            }
+            assert!(seen <= rig.look());
+            // Whoever was last to raise a floor saw the other's.
+            assert_eq!(rig.look(), Timestamp(2));
+        });
+    }
+
+    /// Two streams, two commits, a reader: what the horizon covers is on the medium, and it ends at the last.
+    #[test]
+    fn loom_the_horizon_covers_only_what_is_on_the_medium() {
+        explore(|horizon, stream| horizon.take(stream, true).0);
+    }
+
+    /// Without the first of the two stores the model fails: it can.
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn loom_a_floor_that_comes_down_late_is_found() {
+        explore(|horizon, stream| {
+            let timestamp = horizon.last.fetch_add(1, Ordering::SeqCst) + 1;
+            horizon.floors[stream].store(timestamp, Ordering::SeqCst);
+            Timestamp(timestamp)
+        });
+    }
+}
