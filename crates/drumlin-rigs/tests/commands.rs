@@ -1,0 +1,24 @@
+//! The command line: what it refuses, it refuses with a reason and a code.
+
+use std::process::Command;
+
+fn rigs(words: &[&str]) -> (Option<i32>, String) {
+    let ended = Command::new(env!("CARGO_BIN_EXE_drumlin-rigs")).args(words).output().unwrap();
+    (ended.status.code(), String::from_utf8(ended.stderr).unwrap())
+}
+
+/// A file system that the rig does not know is refused with those it does.
+#[test]
+fn an_unknown_file_system_is_refused() {
+    let (code, told) = rigs(&["cuts", "--fs", "zfs"]);
+    assert_eq!(code, Some(2));
+    assert!(told.contains("ext4, xfs, btrfs"), "{told}");
+}
+
+/// A trace that is not there is named.
+#[test]
+fn a_missing_trace_is_named() {
+    let (code, told) = rigs(&["replay", "/no/such/trace"]);
+    assert_eq!(code, Some(1));
+    assert!(told.contains("/no/such/trace"), "{told}");
+}
