@@ -207,7 +207,7 @@ impl Core {
             let mut moved: Vec<(PageId, Place, Place)> = Vec::with_capacity(step.len());
             let mut ended = Ok(());
             let places: Vec<Place> = step.iter().map(|(place, _)| *place).collect();
-            engine.pool.read_past(&places, |index, bytes| {
+            let read = engine.pool.read_past(&places, |index, bytes| {
                 let (place, page) = step[index];
                 let bytes = match bytes {
                     _ if ended.is_err() => return,
@@ -230,7 +230,9 @@ impl Core {
                     // Damage stays where it is, to be found by whoever needs it.
                     _ => log::warn!("page {page} of keyspace {} is damaged and stays where it is", pages.id),
                 }
-            })?;
+            });
+            // What was appended is in use, whatever ended the rest.
+            let ended = ended.and(read);
             space.flush_moved();
             space.wait_for_jobs(engine.pool.on_written())?;
             let guard = space.enter();

@@ -551,7 +551,10 @@ impl Pool {
             Some(reason) if evicted == 0 => {
                 // The turns before took the chances.
                 for _ in 0..INNER_CHANCES {
-                    evicted += self.evict(victim_bytes, wanted, dirty_max).0;
+                    evicted = self.evict(victim_bytes, wanted, dirty_max).0;
+                    if evicted > 0 {
+                        break;
+                    }
                 }
                 if evicted == 0 && !dirty.is_empty() {
                     return Err(Error::Failed { reason });
