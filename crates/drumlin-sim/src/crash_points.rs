@@ -1,13 +1,16 @@
 //! Every power cut there can be, in a script that touches every feature.
 //!
-//! The script runs once, by one client, with a thread that compacts beside it for a while, and what it did to the disk is
-//! noted. Then, for each point of that list, the disk is
-//! rebuilt as a cut there may leave it: everything that was not certain lost, kept, each write alone lost and each alone
-//! kept up to a bound, and some torn at random. Each of these is opened and compared with the model, and so is each state
-//! that a cut amid that recovery leaves, after each of its own writes and syncs.
+//! The script runs once, for the most part by one client, then by several that commit while others make checkpoints and
+//! compact, and what it did to the disk is noted. Each commit is made by a thread of its own, so that all streams of the log
+//! are used; their number depends on the seed and changes at the second opening. Then, for each point of that list, the disk
+//! is rebuilt as a cut there may leave it: everything that was not certain lost, kept, each write alone lost and each alone
+//! kept up to a bound, and some torn at random. Each of these is opened and compared with the model, row by row and by
+//! counts, and so is each state that a cut amid that recovery leaves, after each of its own writes and syncs.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::io::Cursor;
+use std::ops::{Bound, Range};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -56,8 +59,9 @@ pub struct Report {
 /// The model as it was when so many changes had been made.
 type Moments = Vec<(usize, Model)>;
 
-fn config(disk: &Disk) -> Config {
+fn config(disk: &Disk, streams: u16) -> Config {
     Config::new()
+        .log_streams(streams)
         .memory(4 << 20)
         .page_bytes(512)
         .segment_bytes(256 << 10)
@@ -66,39 +70,58 @@ fn config(disk: &Disk) -> Config {
         .backend(disk.backend())
 }
 
-fn schedule(seed: u64) -> Schedule {
-    Schedule { seed, switch_one_in: 20, step_nanos_max: 200, points_max: 20_000_000 }
+/// Of the log, at the first opening and in recoveries.
+fn streams(seed: u64) -> u16 {
+    1 + (seed % 2) as u16
 }
 
-/// The script: its disk's changes, and the model at each of its steps.
+fn schedule(seed: u64) -> Schedule {
+    Schedule { seed, switch_one_in: 6, step_nanos_max: 200, points_max: 20_000_000 }
+}
+
+/// The script: its disk's changes, and the model at each of its steps. Clones share these.
+#[derive(Clone)]
 struct Script {
     disk: Disk,
     model: Model,
-    moments: Moments,
+    moments: Arc<Mutex<Moments>>,
     random: Random,
+    streams: u16,
 }
 
 impl Script {
-    /// A step that commits `deed`.
-    fn commit<T>(&mut self, deed: Deed, is_full: bool, commit: impl FnOnce() -> Result<T, Error>) -> T {
-        let model = self.model.clone();
-        let (disk, told) = (self.disk.clone(), Arc::new(Mutex::new(None)));
-        let moment = Arc::clone(&told);
-        sim::on_timestamp(Some(Box::new(move |timestamp| {
-            model.enter(timestamp.0, deed);
-            *moment.lock().expect("one task") = Some((disk.change_count() as usize, model.fork()));
-        })));
-        let value = commit().unwrap_or_else(|error| panic!("the script met an error: {error}"));
-        sim::on_timestamp(None);
-        let moment = told.lock().expect("one task").take();
-        self.moments.extend(moment);
-        self.model.answer(self.model.last(), is_full);
+    /// A step that commits `deed`, on a thread of its own.
+    fn commit<T: Send + 'static>(
+        &mut self,
+        deed: Deed,
+        is_full: bool,
+        commit: impl FnOnce() -> Result<T, Error> + Send + 'static,
+    ) {
+        let told = Arc::new(AtomicU64::new(0));
+        let (taken, at) = (self.clone(), Arc::clone(&told));
+        let work = move || {
+            sim::on_timestamp(Some(Box::new(move |timestamp| {
+                taken.model.enter(timestamp.0, deed);
+                at.store(timestamp.0, Ordering::Relaxed);
+                taken.note();
+            })));
+            commit().unwrap_or_else(|error| panic!("the script met an error: {error}"));
+            sim::on_timestamp(None);
+        };
+        self.spawn("committing", work)();
+        self.model.answer(told.load(Ordering::Relaxed), is_full);
         self.note();
-        value
     }
 
-    fn note(&mut self) {
-        self.moments.push((self.disk.change_count() as usize, self.model.fork()));
+    /// Begins something beside the script. What is returned waits for its end.
+    fn spawn(&self, name: &str, body: impl FnOnce() + Send + 'static) -> Box<dyn FnOnce()> {
+        let thread = sim::spawn(name, Box::new(body)).expect("a thread");
+        Box::new(move || sim::join(thread).expect("it does not panic"))
+    }
+
+    fn note(&self) {
+        let moment = (self.disk.change_count() as usize, self.model.fork());
+        self.moments.lock().expect("nobody panics with it").push(moment);
     }
 
     fn content(&mut self, length: usize) -> Content {
@@ -106,7 +129,7 @@ impl Script {
     }
 
     fn run(&mut self) {
-        let db = config(&self.disk).open("/db").expect("a new database");
+        let db = config(&self.disk, self.streams).open("/db").expect("a new database");
         self.create(&db, "rows", 512);
         self.create(&db, "more", 1024);
         // Rows one by one, some of them relaxed, some large.
@@ -114,11 +137,16 @@ impl Script {
             let length = [10, 100, 150, 700, 5000, 70_000][number as usize % 6];
             self.put(&db, "rows", number % 17, length, number % 7 != 3);
         }
+        self.put_from(&db, "rows", 3, 150_000);
         db.checkpoint().expect("a checkpoint");
         self.note();
         // Transactions over both keyspaces, with a savepoint, that split leaves.
         for round in 0..4u64 {
             self.transaction(&db, round, 40);
+        }
+        // So much that the log goes on in another segment, amid a batch.
+        for number in 0..50 {
+            self.put(&db, "more", number % 7, 30_000, number % 10 == 9);
         }
         self.create(&db, "passing", 512);
         for number in 0..6 {
@@ -131,20 +159,25 @@ impl Script {
             let space = self.model.space("rows").expect("created");
             let keyspace = db.existing_keyspace("rows").expect("created");
             let key = key(number);
-            self.commit(Deed::Rows(vec![(space, key.clone(), None)]), true, || keyspace.remove(&key));
+            self.commit(Deed::Rows(vec![(space, key.clone(), None)]), true, move || keyspace.remove(&key));
         }
         db.checkpoint().expect("a checkpoint");
         self.note();
         db.compact().expect("compacting");
         self.note();
         self.write_while_compacting(&db);
+        // Inner nodes split, then merge, until the root has one child again.
+        self.create(&db, "deep", 512);
+        self.deepen(&db, true);
+        self.all_at_once(&db);
+        self.deepen(&db, false);
         for number in 0..6 {
             self.put(&db, "more", number, 60, true);
         }
         db.close().expect("closing");
         self.note();
-        // A second opening, whose commits follow those of the first.
-        let db = config(&self.disk).open("/db").expect("a closed database");
+        // A second opening, whose commits follow those of the first, with another number of streams.
+        let db = config(&self.disk, 3 - self.streams).open("/db").expect("a closed database");
         for number in 0..5 {
             self.put(&db, "rows", number, 90, number != 2);
         }
@@ -155,27 +188,69 @@ impl Script {
     /// Segments are emptied, and wanted again at once for the values that are stored meanwhile.
     fn write_while_compacting(&mut self, db: &Database) {
         let other = db.clone();
-        let compact = move || {
+        let compacted = self.spawn("compacting", move || {
             for _ in 0..6 {
                 other.compact().expect("compacting");
             }
-        };
-        let compacting = sim::spawn("compacting", Box::new(compact)).expect("a thread");
+        });
         for number in 0..30 {
             self.put(db, "rows", number % 3, 100_000, true);
         }
-        sim::join(compacting).expect("it does not panic");
+        compacted();
+        self.note();
+    }
+
+    fn deepen(&mut self, db: &Database, is_put: bool) {
+        for first in (0..1200).step_by(150) {
+            self.run_of_rows(db, "deep", first..first + 150, is_put);
+        }
+        self.note();
+    }
+
+    /// Several clients commit, while one makes checkpoints and one compacts.
+    fn all_at_once(&mut self, db: &Database) {
+        let (other, another) = (db.clone(), db.clone());
+        let mut waits: Vec<_> = Vec::new();
+        for client in 0..3u64 {
+            let (mut script, db) = (self.clone(), db.clone());
+            script.random = Random(self.random.next());
+            waits.push(self.spawn("client", move || {
+                for round in 0..24 {
+                    let number = client * 400 + script.random.below(400);
+                    let length = [30, 100, 150, 6000][script.random.below(4) as usize];
+                    script.put(&db, "deep", number, length, round % 3 != 1);
+                    if round % 6 == 3 {
+                        let first = client * 400 + round * 12;
+                        script.run_of_rows(&db, "deep", first..first + 40, round % 12 == 3);
+                    }
+                }
+            }));
+        }
+        waits.push(self.spawn("checkpoints", move || {
+            for _ in 0..4 {
+                other.checkpoint().expect("a checkpoint");
+                sim::sleep(Duration::from_micros(300));
+            }
+        }));
+        waits.push(self.spawn("compacting", move || {
+            for _ in 0..4 {
+                another.compact().expect("compacting");
+            }
+        }));
+        waits.into_iter().for_each(|wait| wait());
         self.note();
     }
 
     fn create(&mut self, db: &Database, name: &str, page_bytes: usize) {
         let options = KeyspaceOptions::new().page_bytes(page_bytes);
-        self.commit(Deed::Create(name.to_owned()), true, || db.keyspace_with(name, options).map(drop));
+        let (other, name) = (db.clone(), name.to_owned());
+        self.commit(Deed::Create(name.clone()), true, move || other.keyspace_with(&name, options));
     }
 
     fn drop_keyspace(&mut self, db: &Database, name: &str) {
         let space = self.model.space(name).expect("created");
-        self.commit(Deed::Drop(space), true, || db.drop_keyspace(name));
+        let (other, name) = (db.clone(), name.to_owned());
+        self.commit(Deed::Drop(space), true, move || other.drop_keyspace(&name));
     }
 
     fn put(&mut self, db: &Database, name: &str, number: u64, length: usize, is_full: bool) {
@@ -185,7 +260,34 @@ impl Script {
         let durability = if is_full { Durability::Full } else { Durability::Relaxed };
         let value = content.bytes();
         let deed = Deed::Rows(vec![(space, key.clone(), Some(content))]);
-        self.commit(deed, is_full, || keyspace.insert_with(&key, &value, durability));
+        self.commit(deed, is_full, move || keyspace.insert_with(&key, &value, durability));
+    }
+
+    /// A value that is stored as it is read.
+    fn put_from(&mut self, db: &Database, name: &str, number: u64, length: usize) {
+        let space = self.model.space(name).expect("created");
+        let keyspace = db.existing_keyspace(name).expect("created");
+        let (key, content) = (key(number), self.content(length));
+        let value = Cursor::new(content.bytes());
+        let deed = Deed::Rows(vec![(space, key.clone(), Some(content))]);
+        self.commit(deed, true, move || keyspace.insert_from(&key, value));
+    }
+
+    /// Neighbouring rows are put or removed.
+    fn run_of_rows(&mut self, db: &Database, name: &str, numbers: Range<u64>, is_put: bool) {
+        let space = self.model.space(name).expect("created");
+        let keyspace = db.existing_keyspace(name).expect("created");
+        let mut tx = db.begin().expect("a transaction");
+        let mut rows = Vec::new();
+        for number in numbers {
+            let (key, content) = (key(number), is_put.then(|| self.content(20)));
+            match content {
+                Some(content) => tx.insert(&keyspace, &key, content.bytes()).expect("an insert"),
+                None => tx.remove(&keyspace, &key).expect("a removal"),
+            }
+            rows.push((space, key, content));
+        }
+        self.commit(Deed::Rows(rows), true, move || tx.commit());
     }
 
     fn transaction(&mut self, db: &Database, round: u64, count: u64) {
@@ -207,7 +309,7 @@ impl Script {
         let keyspace = db.existing_keyspace("rows").expect("created");
         tx.insert(&keyspace, b"rolled back", b"x").expect("an insert");
         tx.rollback_to(mark).expect("a savepoint");
-        self.commit(Deed::Rows(rows), true, || tx.commit());
+        self.commit(Deed::Rows(rows), true, move || tx.commit());
     }
 }
 
@@ -216,12 +318,12 @@ fn key(number: u64) -> Vec<u8> {
 }
 
 /// Opens a disk and compares it with the model. The changes that opening made, and the commit that it stands at.
-fn recover(medium: Medium, model: &Model, seed: u64) -> Result<(Vec<Change>, u64), String> {
+fn recover(medium: Medium, model: &Model, streams: u16, seed: u64) -> Result<(Vec<Change>, u64), String> {
     let model = model.fork();
     let outcome = sim::run(schedule(seed), move || {
         let disk = Disk::new(medium, seed);
         disk.record();
-        let db = config(&disk).open("/db").map_err(|error| format!("opening: {error}"))?;
+        let db = config(&disk, streams).open("/db").map_err(|error| format!("opening: {error}"))?;
         let changes = disk.recorded();
         let verified = verify(&db, &model);
         // As a process that is killed leaves it.
@@ -256,6 +358,18 @@ fn verify(db: &Database, model: &Model) -> Result<u64, String> {
         if let Some((key, _)) = wanted.next() {
             return Err(format!("at commit {last} row {} of {name:?} is missing", key.escape_ascii()));
         }
+        let middle = rows.keys().nth(rows.len() / 2).cloned().unwrap_or_default();
+        for (bounds, wanted) in [
+            ((Bound::Unbounded, Bound::Unbounded), rows.len()),
+            ((Bound::Included(middle), Bound::Unbounded), rows.len() - rows.len() / 2),
+        ] {
+            let counted = keyspace.count(bounds.clone()).map_err(text)?;
+            if counted != wanted as u64 {
+                return Err(format!(
+                    "at commit {last} {name:?} counts {counted} rows in {bounds:?}, should be {wanted}"
+                ));
+            }
+        }
     }
     Ok(last)
 }
@@ -288,10 +402,17 @@ pub fn run(round: Round, stop: &AtomicBool, tell: impl Fn(&Report)) -> Report {
     let outcome = sim::run(schedule(round.seed), move || {
         let disk = Disk::new(Medium::default(), round.seed);
         disk.record();
-        let mut script = Script { disk, model: Model::default(), moments: Vec::new(), random: Random(round.seed) };
+        let mut script = Script {
+            disk,
+            model: Model::default(),
+            moments: Arc::default(),
+            random: Random(round.seed),
+            streams: streams(round.seed),
+        };
         script.note();
         script.run();
-        (script.disk.recorded(), script.moments)
+        let moments = std::mem::take(&mut *script.moments.lock().expect("nobody panics with it"));
+        (script.disk.recorded(), moments)
     });
     let (changes, moments) = outcome.result.unwrap_or_else(|failure| panic!("the script failed: {failure}"));
     let mut report = Report { points: changes.len() + 1, next: round.from, ..Report::default() };
@@ -334,7 +455,7 @@ fn go_into(round: &Round, point: usize, medium: &Medium, model: &Model, report: 
         let after = medium.cut(loss, &mut Random(seed));
         report.states += 1;
         let place = || format!("a cut after change {point}, loss {loss:?}, draw {draw}");
-        match recover(after.clone(), model, seed) {
+        match recover(after.clone(), model, streams(round.seed), seed) {
             Err(flaw) => report.finds.push(format!("{}: {flaw}", place())),
             Ok((changes, last)) if round.bounds.of_recovery > 0 => {
                 let mut amid = after;
@@ -351,7 +472,7 @@ fn go_into(round: &Round, point: usize, medium: &Medium, model: &Model, report: 
                         }
                         report.states += 1;
                         report.recovery_states += 1;
-                        if let Err(flaw) = recover(again, model, seed) {
+                        if let Err(flaw) = recover(again, model, streams(round.seed), seed) {
                             report.finds.push(format!(
                                 "{}, recovered to commit {last}, then a cut after change {step} of that, loss {loss:?}: {flaw}",
                                 place()

@@ -1,6 +1,7 @@
 //! Running many seeds, and telling what they went through.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -115,7 +116,6 @@ pub fn explore(limits: Limits, tell: impl Fn(&Summary) + Sync) -> Summary {
 /// The summary in words.
 #[must_use]
 pub fn report(summary: &Summary, took: Duration) -> String {
-    use std::fmt::Write as _;
     let story = &summary.story;
     let seconds = took.as_secs_f64().max(0.001);
     let mut text = String::new();
@@ -149,16 +149,23 @@ pub fn report(summary: &Summary, took: Duration) -> String {
         "damage reported {} times; {} openings stood before the last acknowledged commit after harm",
         story.damage_reported, story.openings_behind
     );
-    let marks = sim::marks();
-    let hit = marks.iter().filter(|(_, hits)| *hits > 0).count();
-    let _ = writeln!(text, "marks: {hit} of {} were hit", marks.len());
-    for (mark, _) in marks.iter().filter(|(_, hits)| *hits == 0) {
-        let _ = writeln!(text, "  never: {mark}");
-    }
+    text.push_str(&marks());
     for (seed, find) in &summary.finds {
         let _ = writeln!(text, "FOUND by seed {seed}: {find}");
         let trouble = summary.trouble.map_or(String::new(), |trouble| format!(" --trouble {}", trouble.name()));
         let _ = writeln!(text, "  again: cargo run --release -p drumlin-sim -- --seed {seed}{trouble}");
+    }
+    text
+}
+
+/// How many marks of rare paths this process has hit, and which it has not.
+#[must_use]
+pub fn marks() -> String {
+    let marks = sim::marks();
+    let hit = marks.iter().filter(|(_, hits)| *hits > 0).count();
+    let mut text = format!("marks: {hit} of {} were hit\n", marks.len());
+    for (mark, _) in marks.iter().filter(|(_, hits)| *hits == 0) {
+        let _ = writeln!(text, "  never: {mark}");
     }
     text
 }

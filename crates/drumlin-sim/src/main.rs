@@ -222,6 +222,7 @@ fn crash_points(round: Round) -> ExitCode {
         report.points
     );
     println!("{}", planted::processor_time());
+    print!("{}", explore::marks());
     if report.next < report.points && report.finds.is_empty() {
         println!("go on with: cargo run --release -p drumlin-sim -- --minutes 60 crash-points --point {}", report.next);
     }

@@ -356,3 +356,65 @@ fn a_damaged_log_is_noticed() {
 fn a_closed_database_is_whole_without_its_log() {
     mutate(false, 4, |path| !is_data(path));
 }
+
+/// What says where pages are, damaged on disk while the database is open, is found by a check and mended by the next
+/// checkpoint: catalogue, summary, and a chunk of a page table.
+#[test]
+fn a_checkpoint_mends_what_a_check_found() {
+    let backend = drumlin::io::in_memory();
+    let db = config(&backend).page_bytes(512).open(FOLDER).unwrap();
+    let keyspace = db.keyspace("rows").unwrap();
+    let data = Path::new(FOLDER).join("data");
+    let file = backend.open(&data, OpenOptions { write: true, ..OpenOptions::default() }).unwrap();
+    let mut rows = Rows::new();
+    let mut mended = Vec::new();
+    let mut random = Random(1);
+    let mut put = |rows: &mut Rows, count: u64| {
+        let mut tx = db.begin().unwrap();
+        for _ in 0..count {
+            let (key, value) = (random.bytes(8), random.bytes(100));
+            tx.insert(&keyspace, &key, &value).unwrap();
+            rows.insert(key, value);
+        }
+        tx.commit().unwrap();
+    };
+    // So many pages that a base image is written.
+    for _ in 0..30 {
+        put(&mut rows, 500);
+    }
+    db.checkpoint().unwrap();
+    for structure in ["the catalogue", "a summary", "chunk"] {
+        // Among what a checkpoint writes it comes last. The one that mends a summary writes a base image, so the next has
+        // chunks.
+        let before = read_files(&*backend).remove(&data).unwrap();
+        // What is damaged is not lost: pages change, come and go as ever.
+        put(&mut rows, 200);
+        db.checkpoint().unwrap();
+        let report = db.check().unwrap();
+        assert!(report.damage.is_empty(), "{mended:?}: {report:?}");
+        let after = read_files(&*backend).remove(&data).unwrap();
+        let changed = (0..after.len()).rev().filter(|&at| before.get(at) != Some(&after[at]));
+        let found = changed.step_by(50).find_map(|at| {
+            file.write_at(&[after[at] ^ 0x10], at as u64, Persist::Later).unwrap();
+            let report = db.check().unwrap();
+            let damage = report.damage.into_iter().find(|damage| damage.what.starts_with(structure));
+            if damage.is_none() {
+                file.write_at(&[after[at]], at as u64, Persist::Later).unwrap();
+            }
+            damage
+        });
+        let found = found.unwrap_or_else(|| panic!("{structure} is nowhere"));
+        assert!(found.cost.contains("checkpoint"), "{found:?}");
+        mended.push(found.what);
+    }
+    put(&mut rows, 200);
+    db.checkpoint().unwrap();
+    // As after a kill: of what it holds in memory nothing is written.
+    let db = config(&disk_of(&read_files(&*backend))).open(FOLDER).unwrap();
+    let keyspace = db.existing_keyspace("rows").unwrap();
+    let there: Rows =
+        keyspace.iter().map(|row| row.unwrap()).map(|(key, value)| (key.to_vec(), value.to_vec())).collect();
+    assert!(there == rows, "{} rows of {} are there", there.len(), rows.len());
+    let report = db.check().unwrap();
+    assert!(report.damage.is_empty(), "{report:?}");
+}

@@ -72,7 +72,7 @@ impl Core {
         let space = &self.engine.space;
         {
             // No checkpoint moves what is being looked at.
-            let base = self.base.lock();
+            let mut base = self.base.lock();
             let bytes = base.check(space, |error, cost| report.note(error, cost));
             report.extent_bytes += bytes;
         }

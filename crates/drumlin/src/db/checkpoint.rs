@@ -48,9 +48,11 @@ impl Core {
         let log_bytes = engine.log_bytes_written.load(Ordering::Relaxed);
         // The segment that large values are put into ends with the epoch, so that it can be emptied one day.
         space.seal_values();
-        let (epoch, (timestamp, catalogue)) = space.cut(|_| (engine.log().last(), self.catalogue()));
+        let damaged_chunks = base.damaged_chunks();
+        let (epoch, (timestamp, catalogue, damaged_chunks)) =
+            space.cut(|_| (engine.log().last(), self.catalogue(), engine.pool.places_in(&damaged_chunks)));
         let pages_written = engine.pool.write_epoch(epoch)?;
-        let cut = Cut { epoch, timestamp, catalogue };
+        let cut = Cut { epoch, timestamp, catalogue, damaged_chunks };
         base.complete(space, cut, engine.pool.on_written(), || engine.wait_durable(timestamp))?;
         engine.log().truncate(timestamp, base.superblock.checkpoint);
         engine.log_bytes_checkpointed.store(log_bytes, Ordering::Relaxed);

@@ -19,10 +19,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Waker;
 
+use crate::collections::HashMap;
 use crate::sync::{Condvar, Mutex};
 
 use crate::error::{Error, Result};
-use crate::format::extent::{Flaw, Identity, KIND_OFFSET, Kind};
+use crate::format::extent::{Flaw, Identity, KIND_OFFSET, Kind, TABLE_PAGES};
 use crate::format::{Epoch, KeyspaceId, PageId, Place, extent};
 use crate::io::{AlignedBuffer, Backend, Queue};
 use crate::space::{FrameIndex, Guard, PageSpace, Space, Word};
@@ -607,6 +608,37 @@ impl Pool {
             }
         }
         false
+    }
+
+    /// The places of all pages in these chunks of page tables. The caller is alone in the guard, so that none changes;
+    /// pages may still come and go.
+    pub(crate) fn places_in(&self, chunks: &[(KeyspaceId, usize)]) -> HashMap<(KeyspaceId, usize), Vec<u64>> {
+        let places = |&(keyspace, chunk): &(KeyspaceId, usize)| {
+            let pages = self.space.page_space(keyspace)?;
+            let numbers = (chunk * TABLE_PAGES..(chunk + 1) * TABLE_PAGES).map(|number| PageId(number as u32));
+            Some(((keyspace, chunk), numbers.map(|page| self.place_of(&pages, page).to_bits()).collect()))
+        };
+        chunks.iter().filter_map(places).collect()
+    }
+
+    /// Where a page was last written to.
+    fn place_of(&self, pages: &PageSpace, page: PageId) -> Place {
+        loop {
+            let word = pages.table.load(page);
+            match word {
+                Word::Free | Word::Reserved => return Place::NONE,
+                Word::Disk(place) | Word::Reading(place) => return place,
+                Word::Leaf(frame) | Word::Fixed(frame) => {
+                    let header = self.frames.header(frame);
+                    let place = header.place();
+                    // Otherwise it was evicted, and the frame may be another's.
+                    let is_its_own = header.identity() == Some(Identity { keyspace: pages.id, page });
+                    if is_its_own && pages.table.load(page) == word {
+                        return place;
+                    }
+                }
+            }
+        }
     }
 
     // ── writing back ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -44,8 +44,16 @@ pub(crate) struct Base {
     summaries: Vec<(Epoch, Place)>,
     /// Chunks and summaries in these segments are to move with the next checkpoint.
     evacuate: HashSet<u32>,
+    /// What is damaged where it lies: the next checkpoint writes it anew.
+    damaged: Damaged,
     /// Entries since the base image at which it is folded whatever the number of pages: bounds memory.
     fold_entry_count_max: usize,
+}
+
+#[derive(Debug, Default)]
+struct Damaged {
+    chunks: HashSet<(KeyspaceId, usize)>,
+    summary: bool,
 }
 
 /// What a checkpoint records besides pages.
@@ -55,6 +63,8 @@ pub(crate) struct Cut {
     pub(crate) timestamp: Timestamp,
     /// Keyspaces at the cut; their `chunks` are filled in here.
     pub(crate) catalogue: Catalogue,
+    /// The places of all pages at the cut, of the [damaged chunks](Base::damaged_chunks).
+    pub(crate) damaged_chunks: HashMap<(KeyspaceId, usize), Vec<u64>>,
 }
 
 /// A database's state as its newest superblock tells it.
@@ -130,6 +140,7 @@ impl Base {
             since: Vec::new(),
             summaries: Vec::new(),
             evacuate: HashSet::default(),
+            damaged: Damaged::default(),
             fold_entry_count_max,
         }
     }
@@ -159,6 +170,11 @@ impl Base {
     /// Everything of the base that lies in these segments moves with the next checkpoint.
     pub(crate) fn evacuate(&mut self, segments: impl IntoIterator<Item = u32>) {
         self.evacuate.extend(segments);
+    }
+
+    /// Chunks that can't be read: what they said has to be taken from memory.
+    pub(crate) fn damaged_chunks(&self) -> Vec<(KeyspaceId, usize)> {
+        self.damaged.chunks.iter().copied().collect()
     }
 
     /// Writes the superblock with another list of incarnations: the newest checkpoint stays what it is.
@@ -221,10 +237,11 @@ impl Base {
         self.since.extend(&fresh);
 
         let page_count: u64 = space.page_spaces().iter().map(|pages| pages.table.page_count()).sum();
+        let is_damaged = self.damaged.summary || !cut.damaged_chunks.is_empty();
         let many = self.since.len() >= FOLD_ENTRY_COUNT_MIN && self.since.len() as u64 >= page_count / 8;
-        if many || self.since.len() >= self.fold_entry_count_max || self.must_evacuate(space) {
+        if many || is_damaged || self.since.len() >= self.fold_entry_count_max || self.must_evacuate(space) {
             crate::witness::mark!("a checkpoint wrote a new base image");
-            self.fold(space, epoch)?;
+            self.fold(space, epoch, cut.damaged_chunks)?;
         } else {
             let fresh = self.since[fresh_start..].to_vec();
             for part in fresh.chunks(PART_BYTES / summary::ENTRY_BYTES) {
@@ -264,6 +281,7 @@ impl Base {
         self.cover(epoch, timestamp, bytes.len());
         self.write_superblock(space)?;
         self.evacuate.clear();
+        self.damaged = Damaged::default();
         space.segments.settle(epoch);
         Ok(())
     }
@@ -292,7 +310,7 @@ impl Base {
     }
 
     /// Makes a new base image of the old one and the changes since, and releases what it replaces.
-    fn fold(&mut self, space: &Space, epoch: Epoch) -> Result<()> {
+    fn fold(&mut self, space: &Space, epoch: Epoch, mut damaged: HashMap<(KeyspaceId, usize), Vec<u64>>) -> Result<()> {
         let since = std::mem::take(&mut self.since);
         let dropped: HashSet<KeyspaceId> =
             since.iter().filter(|entry| entry.page == PageId::NONE).map(|entry| entry.keyspace).collect();
@@ -312,7 +330,8 @@ impl Base {
         }
         for (&keyspace, places) in &self.chunks {
             for (chunk, place) in places.iter().enumerate() {
-                if !place.is_none() && self.evacuate.contains(&space.segments.segment_of(*place).0) {
+                let must_move = || self.evacuate.contains(&space.segments.segment_of(*place).0);
+                if !place.is_none() && (must_move() || damaged.contains_key(&(keyspace, chunk))) {
                     changes.entry((keyspace, chunk)).or_default();
                 }
             }
@@ -323,7 +342,11 @@ impl Base {
                 places.resize(chunk + 1, Place::NONE);
             }
             let old = places[chunk];
-            let mut words = if old.is_none() { vec![0; CHUNK_PAGES] } else { read_chunk(space, keyspace, chunk, old)? };
+            let mut words = match damaged.remove(&(keyspace, chunk)) {
+                Some(words) => words,
+                None if old.is_none() => vec![0; CHUNK_PAGES],
+                None => read_chunk(space, keyspace, chunk, old)?,
+            };
             for entry in entries {
                 words[entry.page.0 as usize % CHUNK_PAGES] = entry.place.to_bits();
             }
@@ -536,22 +559,32 @@ fn read_summary(space: &Space, epoch: Epoch, place: Place) -> Result<Vec<Entry>>
 impl Base {
     /// Verifies everything that is not a page: catalogue, page tables, summaries. Each damage found is handed to `found`
     /// with what it costs; returns the bytes read.
-    pub(crate) fn check(&self, space: &Space, mut found: impl FnMut(Error, &str)) -> u64 {
+    pub(crate) fn check(&mut self, space: &Space, mut found: impl FnMut(Error, &str)) -> u64 {
+        const COST: &str = "the database can't be opened again unless a checkpoint succeeds first";
         let mut bytes = 0;
-        let mut verify = |place: Place, cost: &str| {
+        let mut is_damaged = |place: Place, what: &str| {
             bytes += place.length();
-            if let Err(error) = read_extent(space, place) {
-                found(error, cost);
-            }
+            let error = match read_extent(space, place) {
+                Ok(_) => return false,
+                Err(Error::Damaged { flaw, .. }) => space.damaged(what, place, flaw),
+                Err(error) => error,
+            };
+            found(error, COST);
+            true
         };
+        // The catalogue is written anew by each checkpoint.
         for &place in &self.superblock.catalogue {
-            verify(place, "the database can't be opened again unless a checkpoint succeeds first");
+            is_damaged(place, "the catalogue");
         }
         for &(_, place) in &self.summaries {
-            verify(place, "the database can't be opened again unless a checkpoint succeeds first");
+            self.damaged.summary |= is_damaged(place, "a summary");
         }
-        for place in self.chunks.values().flatten().filter(|place| !place.is_none()) {
-            verify(*place, "1,024 pages of a keyspace can't be found after reopening");
+        for (&keyspace, places) in &self.chunks {
+            for (chunk, &place) in places.iter().enumerate() {
+                if !place.is_none() && is_damaged(place, &format!("chunk {chunk} of the page table of {keyspace}")) {
+                    self.damaged.chunks.insert((keyspace, chunk));
+                }
+            }
         }
         bytes
     }
