@@ -5,12 +5,13 @@
 mod support;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use drumlin::io::Backend;
-use drumlin::io::fault::{EIO, FaultyBackend, Operation};
+use drumlin::io::fault::{EIO, ENOSPC, Event, FaultyBackend, Operation};
+use drumlin::io::{Backend, OpenOptions, Persist};
 use drumlin::{Config, Database, Durability, Error, Keyspace, Recourse, TxOptions};
 use support::{Folder, Random, number, small};
 
@@ -75,6 +76,140 @@ fn a_newer_format_is_refused() {
         Error::NewerFormat { found: 99, path, .. } => assert_eq!(path, folder.path()),
         other => panic!("{other:?}"),
     }
+}
+
+/// Where one superblock can't be read, or says that it is of a newer format, the other counts.
+#[test]
+fn one_superblock_is_enough() {
+    let (faulty, config) = faulty();
+    let db = config.open("/db").unwrap();
+    db.keyspace("rows").unwrap().insert(b"k", b"v").unwrap();
+    db.checkpoint().unwrap();
+    let close = |db: Database| {
+        let found = db.existing_keyspace("rows").unwrap().get(b"k").unwrap();
+        assert_eq!(found.as_deref(), Some(&b"v"[..]));
+        drop(db);
+    };
+    close(db);
+    for slot in [0, 8 * 4096] {
+        let options = OpenOptions { write: true, ..OpenOptions::default() };
+        let file = faulty.open(Path::new("/db/data"), options).unwrap();
+        let mut version = [0];
+        file.read_at(&mut version, slot + 8).unwrap();
+        file.write_at(&[99], slot + 8, Persist::Later).unwrap();
+        close(config.open("/db").unwrap());
+        // The one that was of another format has been written anew, by this opening or the next.
+        close(config.open("/db").unwrap());
+        // Each is tried twice; the first to be read is the one at 0.
+        let first = if slot == 0 { 1 } else { 2 };
+        faulty.fail_nth(Operation::Read, first, EIO);
+        faulty.fail_nth(Operation::Read, first + 1, EIO);
+        close(config.open("/db").unwrap());
+        faulty.heal();
+    }
+    faulty.fail_from(Operation::Read, 1, EIO);
+    let error = config.open("/db").unwrap_err();
+    assert!(matches!(error, Error::Io { .. }), "{error:?}");
+}
+
+/// An opening after a kill writes the superblock that it found once more, before the other one is written over: the sync of
+/// the process that ended may have failed, and the system shows what it dropped.
+#[test]
+fn the_superblock_that_was_found_is_written_again() {
+    let (faulty, config) = faulty();
+    for round in 0..4 {
+        let db = config.open("/db").unwrap();
+        db.keyspace("rows").unwrap().insert(b"k", b"v").unwrap();
+        if round % 2 == 0 {
+            db.checkpoint().unwrap();
+        }
+        drop(db);
+        faulty.start_trace();
+        drop(config.open("/db").unwrap());
+        let events = faulty.take_events();
+        let writes = events.iter().filter_map(|event| match event {
+            Event::Write { file, offset, persist: Persist::Now(_), .. } if file == "data" => Some(*offset),
+            _ => None,
+        });
+        let writes: Vec<u64> = writes.take(2).collect();
+        assert!(writes == [0, 8 * 4096] || writes == [8 * 4096, 0], "{writes:?} of {events:?}");
+    }
+}
+
+/// The name of a new database is durable: that of its folder too where the path is relative, and where a creation that was
+/// killed left the folder.
+#[test]
+fn the_name_of_the_folder_is_durable() {
+    for (path, left, above) in [("db", false, ""), ("/a/b/db", false, "b"), ("/above/db", true, "above")] {
+        let (faulty, config) = faulty();
+        if left {
+            faulty.create_dir_all(Path::new(path)).unwrap();
+        }
+        faulty.start_trace();
+        drop(config.open(path).unwrap());
+        let wanted = Event::SyncDir { folder: above.to_owned() };
+        let events = faulty.take_events();
+        assert!(events.contains(&wanted), "{path}: {events:?}");
+        assert!(events.iter().position(|event| *event == wanted) < events.iter().position(is_rename), "{events:?}");
+    }
+}
+
+fn is_rename(event: &Event) -> bool {
+    matches!(event, Event::Rename { .. })
+}
+
+/// Whoever finds the folder empty and gets the lock when another process has made the database meanwhile opens that one.
+#[test]
+fn a_database_made_meanwhile_is_not_overwritten() {
+    let (faulty, config) = faulty();
+    // The first file to be opened is the lock.
+    faulty.hold_nth(Operation::Open, 1);
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| config.open("/db").unwrap());
+        assert!(faulty.wait_for_held(Duration::from_secs(60)));
+        let db = config.open("/db").unwrap();
+        db.keyspace("rows").unwrap().insert(b"k", b"v").unwrap();
+        db.close().unwrap();
+        faulty.release();
+        let db = late.join().unwrap();
+        let found = db.existing_keyspace("rows").unwrap().get(b"k").unwrap();
+        assert_eq!(found.as_deref(), Some(&b"v"[..]));
+    });
+}
+
+/// What is made within a budget can be opened in it again: a new keyspace for whose page table there is no memory is refused,
+/// and so are rows, but not removals, once page tables have come to half of the budget.
+#[test]
+fn page_tables_leave_half_of_the_budget() {
+    let (_, config) = faulty();
+    let db = config.open("/db").unwrap();
+    let refused = (0..1100).find_map(|number| db.keyspace(&format!("keyspace {number}")).err()).unwrap();
+    assert!(matches!(refused, Error::BudgetTooSmall { .. }), "{refused:?}");
+    let stats = db.stats();
+    assert!(stats.memory_used_bytes <= stats.memory_budget_bytes, "{stats:?}");
+    db.checkpoint().unwrap();
+    let rows = db.existing_keyspace("keyspace 7").unwrap();
+    assert!(matches!(rows.insert(b"k", b"v"), Err(Error::BudgetTooSmall { .. })));
+    rows.remove(b"k").unwrap();
+    for number in 0..20 {
+        db.drop_keyspace(&format!("keyspace {}", 100 + number)).unwrap();
+    }
+    db.checkpoint().unwrap();
+    rows.insert(b"k", b"v").unwrap();
+    drop((rows, db));
+    let db = config.open("/db").unwrap();
+    assert_eq!(db.existing_keyspace("keyspace 7").unwrap().get(b"k").unwrap().as_deref(), Some(&b"v"[..]));
+}
+
+/// The number of the process in the lock file is for people: a disk that has no space for it opens.
+#[test]
+fn a_lock_that_cannot_be_written_locks() {
+    let (faulty, config) = faulty();
+    drop(config.open("/db").unwrap());
+    faulty.fail_nth(Operation::SetLen, 1, ENOSPC);
+    let db = config.open("/db").unwrap();
+    assert!(matches!(config.open("/db").unwrap_err(), Error::Locked { .. }));
+    drop(db);
 }
 
 const CHILD_VARIABLE: &str = "DRUMLIN_TEST_LOCK_CHILD";

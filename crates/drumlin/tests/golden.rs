@@ -62,7 +62,9 @@ fn the_order_of_writes_and_syncs() {
     db.close().unwrap();
     section("closing: nothing is left to do");
     let db = config.open("/db").unwrap();
-    section("opening: what was found is synced, then the incarnation is raised in the superblock");
+    section(
+        "opening: what was found is synced, the superblock written again, and the incarnation raised in the other one",
+    );
     drop(db);
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/io.txt");
     if std::env::var_os("DRUMLIN_TEST_BLESS").is_some() {

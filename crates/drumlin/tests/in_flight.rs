@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drumlin::io::Backend;
-use drumlin::io::fault::FaultyBackend;
+use drumlin::io::fault::{FaultyBackend, Operation};
 use drumlin::{Database, Durability, Error, Keyspace, Result, Value};
 use support::{Random, small};
 
@@ -57,11 +57,11 @@ fn read_during(
     meanwhile: impl FnOnce(),
 ) -> Result<Option<Value>> {
     std::thread::scope(|scope| {
-        backend.hold_nth_read(1);
+        backend.hold_nth(Operation::Read, 1);
         let reader = scope.spawn(|| get(rows, number));
-        assert!(backend.wait_for_held_read(Duration::from_secs(20)), "the row is on disk");
+        assert!(backend.wait_for_held(Duration::from_secs(20)), "the row is on disk");
         meanwhile();
-        backend.release_read();
+        backend.release();
         reader.join().unwrap()
     })
 }

@@ -639,6 +639,34 @@ fn keys(rows: impl Iterator<Item = Result<(drumlin::Value, drumlin::Value)>>) ->
     rows.map(|row| String::from_utf8(row.unwrap().0.to_vec()).unwrap()).collect()
 }
 
+/// A savepoint counts as long as no roll-back has gone back beyond it, whatever was written since.
+#[test]
+fn savepoints_end_with_the_roll_back_that_passes_them() {
+    let (db, rows) = stage(&[]);
+    let mut tx = db.begin().unwrap();
+    let first = tx.savepoint();
+    tx.insert(&rows, b"a", b"1").unwrap();
+    let second = tx.savepoint();
+    tx.insert(&rows, b"b", b"2").unwrap();
+    let third = tx.savepoint();
+    tx.rollback_to(second).unwrap();
+    tx.rollback_to(second).unwrap();
+    tx.insert(&rows, b"c", b"3").unwrap();
+    tx.insert(&rows, b"d", b"4").unwrap();
+    assert!(matches!(tx.rollback_to(third), Err(Error::Invalid(_))));
+    tx.rollback_to(first).unwrap();
+    tx.insert(&rows, b"e", b"5").unwrap();
+    let fourth = tx.savepoint();
+    tx.insert(&rows, b"f", b"6").unwrap();
+    for passed in [second, third] {
+        assert!(matches!(tx.rollback_to(passed), Err(Error::Invalid(_))));
+    }
+    tx.rollback_to(fourth).unwrap();
+    tx.commit().unwrap();
+    let keys: Vec<Vec<u8>> = rows.iter().map(|row| row.unwrap().0.to_vec()).filter(|key| key.len() == 1).collect();
+    assert!(keys.contains(&b"e".to_vec()) && !keys.iter().any(|key| b"abcdf".contains(&key[0])), "{keys:?}");
+}
+
 /// Scans see the transaction's changes, those before a savepoint after a roll-back; one that has begun stays as it was.
 #[test]
 fn scans_follow_savepoints() {

@@ -127,6 +127,8 @@ impl Core {
         if name.is_empty() || name.len() > 255 {
             return Err(Error::Invalid(format!("{name:?} can't name a keyspace: names have 1 to 255 bytes")));
         }
+        self.engine.space.measure_tables();
+        self.engine.space.check_tables()?;
         let id = KeyspaceId(self.next_keyspace.load(Ordering::Relaxed));
         let mut body = Vec::new();
         record::encode(id, &Operation::Create { page_bytes: page_bytes as u32, name }, &mut body);

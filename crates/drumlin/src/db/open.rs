@@ -115,22 +115,24 @@ struct Opener<'c> {
 
 impl Opener<'_> {
     fn open(&self) -> Result<Core> {
-        let created_folder = !self.exists(&self.path)?;
-        if created_folder {
-            if !self.config.create {
-                return Err(Error::NotADatabase {
-                    path: self.path.clone(),
-                    why: "there is nothing at this path".into(),
-                });
-            }
-            self.create_folder()?;
-        }
         let data_path = self.path.join(DATA_NAME);
+        let folder_is_there = self.exists(&self.path)?;
+        if !folder_is_there && !self.config.create {
+            return Err(Error::NotADatabase { path: self.path.clone(), why: "there is nothing at this path".into() });
+        }
+        // Before anything is put into a folder of other things.
+        if !self.exists(&data_path)? {
+            if folder_is_there {
+                self.check_creatable()?;
+            }
+            self.make_folder()?;
+        }
+        let lock = self.take_lock()?;
+        // Only now is it certain: another process may have made the database meanwhile.
         let there = self.exists(&data_path)?;
         if !there {
             self.check_creatable()?;
         }
-        let lock = self.take_lock()?;
         let sync = self.sync_method(!there)?;
         if !there {
             self.create_data(&data_path, sync)?;
@@ -138,19 +140,27 @@ impl Opener<'_> {
         self.recover(&data_path, lock, sync, !there)
     }
 
-    /// Makes the folder and those above it that are missing. Each name is durable when it returns.
-    fn create_folder(&self) -> Result<()> {
-        let named = |path: &&Path| !path.as_os_str().is_empty();
+    /// Makes the folder and those above it that are missing, one by one, each name durable before the next is made. The
+    /// lowest that is there may have been made by a creation that was killed before its name was durable.
+    fn make_folder(&self) -> Result<()> {
         let mut missing = Vec::new();
-        for folder in self.path.ancestors().filter(named) {
+        for folder in self.path.ancestors().filter(|folder| !folder.as_os_str().is_empty()) {
             if self.exists(folder)? {
+                match folder.parent().map(|parent| (parent, self.backend.sync_dir(parent))) {
+                    // Then it was made by somebody else.
+                    Some((_, Err(error))) if error.kind() == std::io::ErrorKind::PermissionDenied => {}
+                    Some((parent, Err(error))) => return Err(Error::io("syncing", parent, error)),
+                    _ => {}
+                }
                 break;
             }
             missing.push(folder);
         }
-        self.backend.create_dir_all(&self.path).map_err(|error| Error::io("creating", &self.path, error))?;
-        for parent in missing.iter().rev().filter_map(|folder| folder.parent()).filter(named) {
-            self.backend.sync_dir(parent).map_err(|error| Error::io("syncing", parent, error))?;
+        for folder in missing.into_iter().rev() {
+            self.backend.create_dir_all(folder).map_err(|error| Error::io("creating", folder, error))?;
+            if let Some(parent) = folder.parent() {
+                self.backend.sync_dir(parent).map_err(|error| Error::io("syncing", parent, error))?;
+            }
         }
         Ok(())
     }
@@ -206,8 +216,10 @@ impl Opener<'_> {
             return Err(Error::Locked { path: self.path.clone(), pid: pid.unwrap_or(0) });
         }
         let text = format!("{}\n", self.backend.process_id());
-        let written = file.set_len(0).and_then(|()| file.write_at(text.as_bytes(), 0, Persist::Later));
-        written.map_err(|error| Error::io("writing", &path, error))?;
+        // For people only: a full disk does not keep the database from opening.
+        if let Err(error) = file.set_len(0).and_then(|()| file.write_at(text.as_bytes(), 0, Persist::Later)) {
+            log::warn!("writing {}: {error}", path.display());
+        }
         Ok(file)
     }
 
@@ -224,8 +236,16 @@ impl Opener<'_> {
         {
             return Ok(probe.chosen);
         }
-        let probe = Probe::run(self.backend.as_ref(), &self.path, PROBE_DURATION)
-            .map_err(|error| Error::io("measuring how to sync in", &self.path, error))?;
+        let probe = match Probe::run(self.backend.as_ref(), &self.path, PROBE_DURATION) {
+            Ok(probe) => probe,
+            Err(error) if created => return Err(Error::io("measuring how to sync in", &self.path, error)),
+            // The disk may be full. This works everywhere; the next opening measures again.
+            Err(error) => {
+                let method = SyncMethod::DataSync;
+                log::warn!("measuring how to sync in {}: {error}; until then by {method}", self.path.display());
+                return Ok(method);
+            }
+        };
         if probe.tmpfs {
             log::warn!(
                 "{} lies in memory ({}): nothing in it survives a power cut",
@@ -305,6 +325,7 @@ impl Opener<'_> {
             superblock.segment_bytes,
             segment_count,
             Epoch::first_of(incarnation),
+            self.config.memory_bytes,
         ));
         let base = Base::new(superblock, sync, shares.entry_count);
         let Loaded { mut base, catalogue } = base.load(&space, self.config.memory_bytes)?;
@@ -379,6 +400,7 @@ impl Opener<'_> {
         if let Some(scan) = &scan {
             let replay = Replay { core: &core, scan };
             replay.mark_values()?;
+            checkpoint::write_again(&file, &base.superblock, sync)?;
             base.raise_incarnation(&space, incarnation, last.next())?;
             core.free_orphans(&catalogue.orphans)?;
             replay.apply()?;
@@ -602,7 +624,7 @@ impl Replay<'_> {
 impl Core {
     /// Gives frames the memory that page tables leave.
     pub(crate) fn fit_frames(&self) {
-        let tables = self.engine.space.table_bytes() as usize;
+        let tables = self.engine.space.measure_tables() as usize;
         let least = self.frame_bytes_max / 8;
         self.engine.pool.frames.set_limit_bytes(self.frame_bytes_max.saturating_sub(tables).max(least));
     }

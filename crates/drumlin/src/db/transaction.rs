@@ -75,6 +75,7 @@ pub struct Transaction {
     /// What it has read, if it is serializable.
     reads: Option<SharedReads>,
     locks: Locks,
+    roll_backs: RollBacks,
     /// The conflict that has ended it.
     conflict: Option<&'static str>,
 }
@@ -125,6 +126,32 @@ impl Drop for Locks {
 pub struct Savepoint {
     transaction: TransactionId,
     position: usize,
+    /// Roll-backs that came before it.
+    roll_backs: u64,
+}
+
+/// To where the transaction was rolled back, as far as it matters to savepoints: number of the roll-back and position, both
+/// ascending.
+#[derive(Debug, Default)]
+struct RollBacks {
+    count: u64,
+    lowest: Vec<(u64, usize)>,
+}
+
+impl RollBacks {
+    fn note(&mut self, position: usize) {
+        self.count += 1;
+        while self.lowest.last().is_some_and(|(_, higher)| *higher >= position) {
+            self.lowest.pop();
+        }
+        self.lowest.push((self.count, position));
+    }
+
+    /// Whether one since the savepoint went back beyond it.
+    fn have_passed(&self, savepoint: &Savepoint) -> bool {
+        let since = self.lowest.partition_point(|(number, _)| *number <= savepoint.roll_backs);
+        self.lowest.get(since).is_some_and(|(_, position)| *position < savepoint.position)
+    }
 }
 
 impl Transaction {
@@ -138,7 +165,17 @@ impl Transaction {
         let reads = (options.isolation == Isolation::Serializable)
             .then(|| Arc::new(Mutex::new(ReadSet::new(engine.write_set_bytes_max))));
         let writes = Writes { engine, set: WriteSet::default(), applied: AtomicBool::new(false) };
-        Ok(Transaction { handle: Arc::clone(handle), id, options, moment, writes, reads, locks, conflict: None })
+        Ok(Transaction {
+            handle: Arc::clone(handle),
+            id,
+            options,
+            moment,
+            writes,
+            reads,
+            locks,
+            roll_backs: RollBacks::default(),
+            conflict: None,
+        })
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {
@@ -463,7 +500,8 @@ impl Transaction {
     /// A point to go back to.
     #[must_use]
     pub fn savepoint(&mut self) -> Savepoint {
-        Savepoint { transaction: self.id, position: self.writes.set.position() }
+        let position = self.writes.set.position();
+        Savepoint { transaction: self.id, position, roll_backs: self.roll_backs.count }
     }
 
     /// Undoes what the transaction changed since the savepoint. Locks that it took since then stay.
@@ -471,9 +509,10 @@ impl Transaction {
     /// # Errors
     /// [`Error::Invalid`] for a savepoint of another transaction, or one that an earlier roll-back has passed.
     pub fn rollback_to(&mut self, savepoint: Savepoint) -> Result<()> {
-        if savepoint.transaction != self.id || savepoint.position > self.writes.set.position() {
+        if savepoint.transaction != self.id || self.roll_backs.have_passed(&savepoint) {
             return Err(Error::Invalid("the savepoint is not one of this transaction's any more".into()));
         }
+        self.roll_backs.note(savepoint.position);
         for value in self.writes.set.roll_back(savepoint.position) {
             values::discard(&self.core().engine.pool, &value);
         }

@@ -109,25 +109,25 @@ struct Shared {
     changed: Condvar,
 }
 
-/// Where a read waits that was told to.
+/// Where a request waits that was told to.
 #[derive(Default)]
 struct Gate {
-    /// Reads that still pass before the one that waits.
-    spared: Option<u64>,
+    /// Of which kind it is, and how many still pass before the one that waits.
+    spared: Option<(Operation, u64)>,
     waiting: usize,
 }
 
 impl Shared {
-    /// Counts one read, and waits if it is the one that is to be held.
-    fn pass_gate(&self) {
+    /// Counts one request, and waits if it is the one that is to be held.
+    fn pass_gate(&self, operation: Operation) {
         let mut gate = self.gate.lock();
         match gate.spared {
-            Some(0) => {}
-            Some(spared) => {
-                gate.spared = Some(spared - 1);
+            Some((held, 0)) if held == operation => {}
+            Some((held, spared)) if held == operation => {
+                gate.spared = Some((held, spared - 1));
                 return;
             }
-            None => return,
+            _ => return,
         }
         gate.spared = None;
         gate.waiting += 1;
@@ -314,16 +314,17 @@ impl FaultyBackend {
         self.shared.faults.lock().clear();
     }
 
-    /// Lets the `nth` read from now on (1 is the next one) wait before it reads anything, until it is
-    /// [released](Self::release_read); others pass.
-    pub fn hold_nth_read(&self, nth: u64) {
-        assert!(nth > 0, "the next read is number 1");
-        self.shared.gate.lock().spared = Some(nth - 1);
+    /// Lets the `nth` request of a kind from now on (1 is the next one), an opening or a read, wait before it does anything,
+    /// until it is [released](Self::release); others pass.
+    pub fn hold_nth(&self, operation: Operation, nth: u64) {
+        assert!(matches!(operation, Operation::Open | Operation::Read), "only these wait");
+        assert!(nth > 0, "the next request is number 1");
+        self.shared.gate.lock().spared = Some((operation, nth - 1));
     }
 
-    /// Waits until a read is held; false if none came in that time.
+    /// Waits until a request is held; false if none came in that time.
     #[must_use]
-    pub fn wait_for_held_read(&self, timeout: Duration) -> bool {
+    pub fn wait_for_held(&self, timeout: Duration) -> bool {
         let end = std::time::Instant::now() + timeout;
         let mut gate = self.shared.gate.lock();
         while gate.waiting == 0 {
@@ -336,8 +337,8 @@ impl FaultyBackend {
         true
     }
 
-    /// Lets a read that is held go on.
-    pub fn release_read(&self) {
+    /// Lets a request that is held go on.
+    pub fn release(&self) {
         *self.shared.gate.lock() = Gate::default();
         self.shared.changed.notify_all();
     }
@@ -373,6 +374,7 @@ impl Backend for FaultyBackend {
 
     fn open(&self, path: &Path, options: OpenOptions) -> io::Result<FileRef> {
         self.shared.strike(Operation::Open)?;
+        self.shared.pass_gate(Operation::Open);
         let existed = self.inner.exists(path)?;
         let inner = self.inner.open(path, options)?;
         if !existed {
@@ -512,13 +514,13 @@ impl File for FaultyFile {
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         self.shared.strike(Operation::Read)?;
-        self.shared.pass_gate();
+        self.shared.pass_gate(Operation::Read);
         self.inner.read_at(buffer, offset)
     }
 
     fn read_up_to(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         self.shared.strike(Operation::Read)?;
-        self.shared.pass_gate();
+        self.shared.pass_gate(Operation::Read);
         self.inner.read_up_to(buffer, offset)
     }
 
@@ -604,7 +606,7 @@ impl Queue for FaultyQueue {
     fn push_read(&mut self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
         match self.admit(file, |_| self.shared.strike(Operation::Read)) {
             Ok(file) => {
-                self.shared.pass_gate();
+                self.shared.pass_gate(Operation::Read);
                 self.inner.push_read(file, offset, buffer, token);
             }
             Err(error) => self.fail(token, buffer, error),

@@ -1,6 +1,6 @@
 //! Recovery: what is in the log, where it ends, and whether anything is missing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::reader::{History, Merge, Reader, Records, missing};
@@ -9,13 +9,18 @@ use super::stream::{Stream, Window};
 use super::{Hooks, Known, Log, LogOptions};
 use crate::error::{Error, Result};
 use crate::format::{Incarnation, Timestamp};
-use crate::io::Backend;
+use crate::io::{AlignedBuffer, Backend, Persist};
 
 /// How far into a window its first record is looked for when deciding whether the window before is still needed.
 const PROBE_BYTES: u64 = 64 << 10;
 
+/// Bytes written again at a time.
+const REWRITE_BYTES: u64 = 1 << 20;
+
 /// What the segments of a log hold, verified. Scanning brings to the medium what an ended process left in caches, so
-/// that nothing found can be lost any more; it changes no byte.
+/// that nothing found can be lost any more; it changes no byte. A sync alone would not do: if one failed before, the
+/// system may have dropped what it was to write, and still show it to readers. So the records that nothing knows to be
+/// durable, at most what was in flight at the end, are written again.
 #[derive(Debug)]
 pub(crate) struct Scan {
     backend: Arc<dyn Backend>,
@@ -39,6 +44,8 @@ struct StreamScan {
     verified_end: u64,
     /// Behind the last record that recovery applies.
     applied_end: u64,
+    /// Timestamps and positions of the records to be applied that are not known to be durable.
+    uncertain: VecDeque<(Timestamp, u64)>,
 }
 
 impl Scan {
@@ -66,6 +73,9 @@ impl Scan {
         // Everything below the start of an opening was on the medium when that opening began.
         let openings_horizon = known.incarnations.iter().map(|&(_, first)| Timestamp(first.0.saturating_sub(1))).max();
         scan.replay(openings_horizon.unwrap_or_default())?;
+        for stream in scan.streams.values() {
+            stream.harden(backend.as_ref(), options)?;
+        }
         Ok(scan)
     }
 
@@ -121,6 +131,8 @@ impl Scan {
             let found = head.found.expect("the head that is due stands at a record");
             let stream = self.streams.get_mut(&streams[due]).expect("each head has its stream");
             stream.note(found.segment, found.timestamp.0, found.position, found.end);
+            stream.uncertain.push_back((found.timestamp, found.position));
+            stream.forget_certain(head.reader.horizon);
             self.record_count += 1;
             self.record_bytes += u64::from(found.body_bytes);
             merge.step(due)?;
@@ -137,6 +149,7 @@ impl Scan {
         }
         for (head, stream) in merge.heads.iter().zip(self.streams.values_mut()) {
             stream.verified_end = head.reader.verified_ends.iter().copied().max().unwrap_or(0);
+            stream.forget_certain(horizon);
         }
         Ok(())
     }
@@ -239,6 +252,35 @@ impl StreamScan {
             self.windows[reached].last = timestamp;
         }
         self.applied_end = self.applied_end.max(end);
+    }
+
+    /// All up to the horizon is on the medium.
+    fn forget_certain(&mut self, horizon: Timestamp) {
+        while self.uncertain.front().is_some_and(|(timestamp, _)| *timestamp <= horizon) {
+            self.uncertain.pop_front();
+        }
+    }
+
+    /// Writes the records that may be in caches only once more, durably.
+    fn harden(&self, backend: &dyn Backend, options: &LogOptions) -> Result<()> {
+        let Some(&(_, first)) = self.uncertain.front() else { return Ok(()) };
+        let mut position = first / BLOCK * BLOCK;
+        let end = self.applied_end.next_multiple_of(BLOCK);
+        while position < end {
+            // Where a window was begun twice, the later use counts.
+            let holds = |window: &&Window| window.segment.start() <= position && position < window.end();
+            let window = self.windows.iter().rfind(holds).expect("the records were read from it");
+            let path = window.segment.path();
+            let file = segment::open(backend, path, true, false).map_err(|error| Error::io("opening", path, error))?;
+            let bytes = (end.min(window.end()) - position).min(REWRITE_BYTES);
+            let mut blocks = AlignedBuffer::zeroed(bytes as usize);
+            let offset = window.segment.offset(position);
+            file.read_at(&mut blocks, offset).map_err(|error| Error::io("reading", path, error))?;
+            let written = file.write_at(&blocks, offset, Persist::Now(options.sync));
+            written.map_err(|error| Error::io("writing", path, error))?;
+            position += bytes;
+        }
+        Ok(())
     }
 
     /// The stream as it goes on: behind every byte that verifies, from the next block, in the same window where there

@@ -74,19 +74,24 @@ pub(crate) struct Loaded {
     pub(crate) catalogue: Catalogue,
 }
 
-/// What the two superblock slots hold.
+/// The newer of the two superblocks that can be read. One that can't be, or is of a newer format, does not count beside one
+/// that is sound: a change of the format has to mark both before it changes anything else.
 pub(crate) fn read_superblocks(file: &FileRef) -> Result<Superblock> {
     let mut newest: Option<Superblock> = None;
     let mut newer_format = None;
+    let mut unreadable = None;
     let mut flaws = Vec::new();
     for offset in SLOT_OFFSETS {
         let mut block = AlignedBuffer::zeroed(BLOCK_BYTES);
-        if let Err(error) = file.read_at(&mut block, offset) {
+        // The other one is older, and not for a read that fails once.
+        let read = file.read_at(&mut block, offset).or_else(|_| file.read_at(&mut block, offset));
+        if let Err(error) = read {
             if error.kind() == std::io::ErrorKind::UnexpectedEof {
                 flaws.push("the file ends before it".to_owned());
-                continue;
+            } else {
+                unreadable = Some(error);
             }
-            return Err(Error::io("reading", file.path(), error));
+            continue;
         }
         match Superblock::decode(&block) {
             Ok(found) => {
@@ -101,19 +106,16 @@ pub(crate) fn read_superblocks(file: &FileRef) -> Result<Superblock> {
             }
         }
     }
-    if let Some(found) = newer_format {
-        return Err(Error::NewerFormat {
-            path: file.path().to_path_buf(),
-            found,
-            supported: crate::format::FORMAT_VERSION,
-        });
-    }
-    match newest {
-        Some(superblock) => Ok(superblock),
-        None if flaws.iter().all(|flaw| *flaw == superblock::Flaw::Magic.to_string()) => {
+    match (newest, unreadable, newer_format) {
+        (Some(superblock), ..) => Ok(superblock),
+        (None, Some(error), _) => Err(Error::io("reading", file.path(), error)),
+        (None, None, Some(found)) => {
+            Err(Error::NewerFormat { path: file.path().to_path_buf(), found, supported: crate::format::FORMAT_VERSION })
+        }
+        (None, None, None) if flaws.iter().all(|flaw| *flaw == superblock::Flaw::Magic.to_string()) => {
             Err(Error::NotADatabase { path: file.path().to_path_buf(), why: "it holds no superblock".into() })
         }
-        None => Err(Error::damaged(file.path(), "both superblocks", flaws.join("; "))),
+        (None, None, None) => Err(Error::damaged(file.path(), "both superblocks", flaws.join("; "))),
     }
 }
 
@@ -123,6 +125,17 @@ pub(crate) fn write_first(file: &FileRef, superblock: &Superblock, sync: SyncMet
         write_block(file, superblock, offset, sync).map_err(|error| Error::io("writing", file.path(), error))?;
     }
     file.sync_all().map_err(|error| Error::io("syncing", file.path(), error))
+}
+
+/// Writes a superblock that was read once more, durably: it may be in caches only, dropped by a sync that failed, and the
+/// next one takes the place of the one before it.
+pub(crate) fn write_again(file: &FileRef, superblock: &Superblock, sync: SyncMethod) -> Result<()> {
+    write_block(file, superblock, slot(superblock.sequence), sync)
+        .map_err(|error| Error::io("writing", file.path(), error))
+}
+
+fn slot(sequence: u64) -> u64 {
+    SLOT_OFFSETS[(sequence % 2) as usize]
 }
 
 fn write_block(file: &FileRef, superblock: &Superblock, offset: u64, sync: SyncMethod) -> std::io::Result<()> {
@@ -209,10 +222,9 @@ impl Base {
 
     fn write_superblock(&mut self, space: &Space) -> Result<()> {
         self.superblock.sequence += 1;
-        let slot = SLOT_OFFSETS[(self.superblock.sequence % 2) as usize];
         space.traffic.writes.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         space.traffic.write_bytes.fetch_add(BLOCK_BYTES as u64, std::sync::atomic::Ordering::Relaxed);
-        write_block(space.file(), &self.superblock, slot, self.sync)
+        write_block(space.file(), &self.superblock, slot(self.superblock.sequence), self.sync)
             .map_err(|error| space.fail(&format!("writing the superblock failed: {error}")))
     }
 

@@ -119,6 +119,9 @@ pub(crate) struct Space {
     pub(crate) reserve: AtomicU32,
     /// Every segment counts: what is moved goes into the checkpoint's.
     pub(crate) tight: AtomicBool,
+    /// The whole budget, and what of it the page tables took when they were last measured.
+    memory_bytes: u64,
+    measured_table_bytes: AtomicU64,
 }
 
 /// Segments kept free besides what dirty pages and the next checkpoint need, so that rows can be removed, and segments
@@ -155,7 +158,14 @@ struct ValueSegment {
 }
 
 impl Space {
-    pub(crate) fn new(path: &Path, file: FileRef, segment_bytes: u64, segment_count: u32, epoch: Epoch) -> Space {
+    pub(crate) fn new(
+        path: &Path,
+        file: FileRef,
+        segment_bytes: u64,
+        segment_count: u32,
+        epoch: Epoch,
+        memory_bytes: u64,
+    ) -> Space {
         Space {
             path: path.to_path_buf(),
             segments: Segments::new(Arc::clone(&file), segment_bytes, segment_count),
@@ -174,6 +184,8 @@ impl Space {
             traffic: Traffic::default(),
             reserve: AtomicU32::new(0),
             tight: AtomicBool::new(false),
+            memory_bytes,
+            measured_table_bytes: AtomicU64::new(0),
         }
     }
 
@@ -241,6 +253,26 @@ impl Space {
     /// Bytes of all page tables.
     pub(crate) fn table_bytes(&self) -> u64 {
         self.page_spaces.read().values().map(|pages| pages.table.memory_bytes()).sum()
+    }
+
+    /// Measures the page tables, for [`check_tables`](Self::check_tables): bytes.
+    pub(crate) fn measure_tables(&self) -> u64 {
+        let bytes = self.table_bytes();
+        self.measured_table_bytes.store(bytes, Ordering::Relaxed);
+        bytes
+    }
+
+    /// Page tables are never evicted: where they have come to half of the budget, nothing is added any more, so that the
+    /// rest can work, and the database can be opened again with the same budget.
+    ///
+    /// # Errors
+    /// [`Error::BudgetTooSmall`].
+    pub(crate) fn check_tables(&self) -> Result<()> {
+        let needed_bytes = 2 * self.measured_table_bytes.load(Ordering::Relaxed);
+        if needed_bytes > self.memory_bytes {
+            return Err(Error::BudgetTooSmall { given_bytes: self.memory_bytes, minimum_bytes: needed_bytes });
+        }
+        Ok(())
     }
 
     // ── extents ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -477,6 +477,10 @@ impl Engine {
         let leaves = (rows.len() as u64 * page_bytes).min(self.pool.frames.limit_bytes() as u64 / 4);
         let own = leaves + 2 * rows.iter().map(row_bytes).sum::<u64>() + 6 * page_bytes;
         let only_removes = rows.iter().all(|row| matches!(row.change, Change::Remove));
+        // At recovery the tables are what they were when the commit was made.
+        if !only_removes && self.log.get().is_some() {
+            self.space.check_tables()?;
+        }
         let spare = if only_removes { 0 } else { RESERVE_SEGMENTS };
         let mut made_space = false;
         loop {

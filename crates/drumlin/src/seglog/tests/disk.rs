@@ -171,6 +171,13 @@ impl Disk {
         state.cut_at = Some(state.write_count + writes);
     }
 
+    /// As after a sync that failed: what was pending is shown to readers, and no sync brings it to the medium any more.
+    pub(super) fn forget_pending(&self) {
+        for content in &mut self.state.lock().contents {
+            content.pending.clear();
+        }
+    }
+
     pub(super) fn is_off(&self) -> bool {
         self.state.lock().off
     }

@@ -133,6 +133,28 @@ fn what_was_recovered_from_a_cache_stays() {
     }
 }
 
+/// The same where the write had failed, and the system shows what it will never write: a sync alone would not do. Records of
+/// two streams.
+#[test]
+fn what_a_failed_write_left_in_a_cache_stays() {
+    for (seed, bytes) in [(0, 300), (1, 9000), (2, 20_000)] {
+        let mut rig = Rig::new(Disk::new(false), options(2));
+        let log = rig.create();
+        commit_to(&log, 3, 300);
+        rig.disk.cut_after(2);
+        for number in 4..7 {
+            append(&log, number as usize % 2, body_of(number, bytes));
+        }
+        let _ = log.wait_durable(&append(&log, 1, body_of(7, 300)));
+        rig.move_to(rig.disk.copy());
+        rig.disk.forget_pending();
+        let last = rig.scan().unwrap().last();
+        assert!(last > Timestamp(3), "nothing is in the cache");
+        rig.move_to(rig.disk.cut(&mut Random(seed)));
+        assert_eq!(rig.scan().unwrap().last(), last, "{bytes} bytes");
+    }
+}
+
 /// D3, end: a torn last record ends the replay; nothing before it is lost.
 #[test]
 fn a_torn_end_loses_nothing_before_it() {
