@@ -12,7 +12,8 @@ use std::task::{Context, Poll, Wake};
 use std::thread::Thread;
 use std::time::Duration;
 
-use drumlin::{Config, Database, Durability, Error, IoBackend, Keyspace, TxOptions};
+use drumlin::io::fault::{FaultyBackend, Operation};
+use drumlin::{Config, Database, Durability, Error, IoBackend, Isolation, Keyspace, TxOptions};
 use futures_util::future::{join, join_all};
 use smol::io::{AsyncReadExt, AsyncSeekExt};
 use support::{BACKENDS, Folder, Random, small};
@@ -370,4 +371,95 @@ fn any_call_dropped_at_any_await_does_no_harm() {
         assert_eq!(keyspace.get(key(number)).unwrap().unwrap(), Random(number).bytes(200));
     }
     assert!(db.check().unwrap().damage.is_empty());
+}
+
+/// What a future answers, if it does within a time that is more than enough.
+fn within_reason<T>(future: impl Future<Output = T>) -> Option<T> {
+    let limit = async {
+        smol::Timer::after(Duration::from_secs(20)).await;
+        None
+    };
+    smol::block_on(smol::future::or(async { Some(future.await) }, limit))
+}
+
+/// Commits that wait for space in the log, which another holds while it waits for a page, leave the database's threads to
+/// those who need them.
+#[test]
+fn tasks_that_wait_for_the_log_occupy_no_thread() {
+    let folder = Folder::new();
+    let faulty = FaultyBackend::new(drumlin::io::in_memory());
+    let config = small().page_bytes(8192).backend(Arc::new(faulty.clone()));
+    let (db, cold) = filled(&config, &folder, 2000);
+    let warm = db.keyspace("warm").unwrap();
+    let large = Random(5).bytes(300_000);
+    warm.insert(b"large", &large).unwrap();
+    warm.get(b"large").unwrap();
+    // Together more than the log's buffer holds.
+    let commit = |keyspace: &Keyspace, prefix: u64| {
+        let options = TxOptions { isolation: Isolation::ReadCommitted, ..TxOptions::default() };
+        let mut tx = db.begin_with(options).unwrap();
+        for row in 0..180 {
+            tx.insert(keyspace, [key(prefix), key(row)].concat(), Random(row).bytes(900)).unwrap();
+        }
+        tx.commit_async()
+    };
+    faulty.hold_nth(Operation::Read, 1);
+    let mut holder = pin!(commit(&cold, 1000));
+    let mut waiting: Vec<_> = (0..4).map(|number| Box::pin(commit(&warm, number))).collect();
+    let mut context = Context::from_waker(std::task::Waker::noop());
+    while !faulty.wait_for_held(Duration::from_millis(1)) {
+        assert!(holder.as_mut().poll(&mut context).is_pending());
+    }
+    for _ in 0..100 {
+        for commit in &mut waiting {
+            assert!(commit.as_mut().poll(&mut context).is_pending());
+        }
+        let Some(read) = within_reason(warm.get_async(b"large")) else {
+            faulty.release();
+            panic!("no thread reads for tasks");
+        };
+        assert!(read.unwrap().unwrap() == large);
+    }
+    faulty.release();
+    within_reason(join(holder, join_all(waiting))).expect("commits wait for ever").0.unwrap();
+    assert_eq!(warm.count(..).unwrap(), 1 + 4 * 180);
+}
+
+/// Large commits of several tasks in little memory: those that wait for space in the log do not keep the one that has it
+/// from getting frames, nor do keyspaces that are being made.
+#[test]
+fn large_commits_of_tasks_in_little_memory_all_end() {
+    let (send, receive) = std::sync::mpsc::channel();
+    let commits = move || {
+        let db = small().page_bytes(8192).backend(drumlin::io::in_memory()).open("/db").unwrap();
+        let rows = db.keyspace("rows").unwrap();
+        std::thread::scope(|scope| {
+            for task in 0..6u64 {
+                let (db, rows) = (&db, &rows);
+                scope.spawn(move || {
+                    smol::block_on(async {
+                        let mut random = Random(task);
+                        for _ in 0..40 {
+                            let mut tx = db.begin().unwrap();
+                            for _ in 0..140 {
+                                let value = random.bytes(950);
+                                tx.insert_async(rows, key(random.next()), value).await.unwrap();
+                            }
+                            tx.commit_async().await.unwrap();
+                            if task < 2 {
+                                let name = task.to_string();
+                                db.keyspace_async(&name).await.unwrap();
+                                db.drop_keyspace_async(&name).await.unwrap();
+                            }
+                        }
+                    });
+                });
+            }
+        });
+        assert_eq!(rows.count(..).unwrap(), 6 * 40 * 140);
+        send.send(()).unwrap();
+    };
+    // Left behind where it does not end.
+    std::thread::spawn(commits);
+    receive.recv_timeout(Duration::from_secs(60)).expect("tasks wait for each other for ever");
 }

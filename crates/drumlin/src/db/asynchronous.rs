@@ -1,11 +1,12 @@
 //! The asynchronous face: the calls that may wait, as futures for any executor.
 //!
 //! Each does what the call without `_async` does, on the same code. A task that waits for a page, a row or the log costs no
-//! thread; what only blocking calls can do (growing the file, chunks of large values, keyspaces made and dropped,
-//! checkpoints) goes to two threads of the database. Nothing here needs a runtime.
+//! thread; what only blocking calls can do (evicting pages, growing the file, chunks of large values, keyspaces made and
+//! dropped, checkpoints) goes to a few threads of the database. Nothing here needs a runtime.
 //!
 //! A future may be dropped at any time. Before a commit has its timestamp, nothing of it remains; afterwards it completes
-//! without its future.
+//! without its future. One that is kept, and not polled, keeps what it has: rows that it has locked, and in a commit memory
+//! and space in the log, for which others wait. So a blocking call has no place on a thread that polls futures.
 
 use std::future::Future;
 use std::ops::RangeBounds;

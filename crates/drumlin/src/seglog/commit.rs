@@ -1,9 +1,13 @@
 //! The life of a record: space for it, its way to the medium, and those who wait for it.
 //!
+//! Space that can't be had at once is given out in the order of asking, to threads and tasks alike. The first in a stream's
+//! queue has done what it lacks: a thread does it, for a task the background threads do.
+//!
 //! Group commit needs no timer, and no thread of its own where somebody waits. Whoever waits for a record that is pending, and finds no write
 //! in flight, writes everything that is pending. When that write ends, those whose records it held are woken, and one
 //! of those who came meanwhile, who writes next. Nobody else is woken.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Poll, Waker};
@@ -18,84 +22,139 @@ use super::{Reservation, Shared};
 use crate::error::{Error, Result};
 use crate::format::log::record_bytes;
 
+/// A reservation that could not be had at once: a place in the stream's queue until it is dropped.
+struct Asked<'a> {
+    log: &'a Shared,
+    stream: usize,
+    bytes: usize,
+    ticket: u64,
+    /// How often preparing a window had failed by then.
+    prepare_failures: u64,
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        let stream = &self.log.streams[self.stream];
+        let waker = stream.tail.lock().leave_queue(self.ticket);
+        drop(waker);
+        stream.announce_space();
+    }
+}
+
+enum Answer<'a> {
+    Had(Reservation<'a>),
+    Queued(Asked<'a>),
+}
+
+/// What one in the queue can do.
+enum Turn {
+    /// Its space is reserved.
+    Admitted,
+    /// Somebody else is first, or what it needs is on its way.
+    Wait,
+    /// Have what is pending written.
+    Write,
+    /// Have another window prepared.
+    Prepare,
+}
+
 impl Shared {
-    pub(super) fn reserve(&self, index: usize, body_bytes: usize, may_wait: bool) -> Result<Option<Reservation<'_>>> {
-        if body_bytes > self.record_bytes_max() {
-            return Err(Error::writes_too_large(self.record_bytes_max() as u64));
-        }
-        let bytes = record_bytes(body_bytes);
+    /// Waits for space for a record, in the order of asking.
+    pub(super) fn reserve(&self, index: usize, body_bytes: usize) -> Result<Reservation<'_>> {
+        let asked = match self.ask(index, body_bytes)? {
+            Answer::Had(reservation) => return Ok(reservation),
+            Answer::Queued(asked) => asked,
+        };
         let stream = &self.streams[index];
         let mut tail = stream.tail.lock();
-        self.check_open()?;
-        let admitted = !tail.is_contended() && tail.buffer_admits(bytes) && tail.windows_admit(bytes);
-        if admitted {
-            tail.admit(bytes);
-        } else if may_wait {
-            tail = self.wait_for_space(index, tail, bytes)?;
-        } else if !tail.windows_admit(bytes) {
-            tail.wanted = tail.wanted.max(tail.span_end(bytes));
-        }
-        let prepares = tail.preparation().is_some();
-        drop(tail);
-        if prepares {
-            self.request_preparation();
-        }
-        Ok((admitted || may_wait).then(|| Reservation { log: self, stream: index, bytes }))
-    }
-
-    /// Waits, in the order of asking, until a record of `bytes` is admitted.
-    fn wait_for_space<'a>(
-        &'a self,
-        index: usize,
-        mut tail: MutexGuard<'a, Tail>,
-        bytes: usize,
-    ) -> Result<MutexGuard<'a, Tail>> {
-        let stream = &self.streams[index];
-        crate::witness::mark!("a commit waited for space in the log");
-        let ticket = tail.ticket_next;
-        tail.ticket_next += 1;
-        let failures = tail.prepare_failures;
-        let refused = loop {
-            if tail.ticket_served != ticket {
-                self.check_open()?;
-                stream.space.wait(&mut tail);
-                continue;
-            }
-            if let Err(error) = self.check_open() {
-                break Some(error);
-            }
-            if !tail.buffer_admits(bytes) {
-                if tail.may_lead() {
+        loop {
+            match self.take_turn(&asked, &mut tail)? {
+                Turn::Admitted => return Ok(self.admitted(index, asked.bytes, tail)),
+                Turn::Wait => stream.space.wait(&mut tail),
+                Turn::Write => {
                     self.lead(index, tail);
                     tail = stream.tail.lock();
-                } else {
-                    stream.space.wait(&mut tail);
                 }
-            } else if tail.windows_admit(bytes) {
-                break None;
-            } else if tail.prepare_failures != failures {
-                break Some(self.disk_full());
-            } else {
-                tail.wanted = tail.wanted.max(tail.span_end(bytes));
-                if self.has_threads() {
+                Turn::Prepare if self.has_threads() => {
                     self.signal.prepare();
                     stream.space.wait(&mut tail);
-                } else {
+                }
+                Turn::Prepare => {
                     drop(tail);
                     self.prepare_all();
                     tail = stream.tail.lock();
                 }
             }
-        };
-        tail.ticket_served += 1;
-        stream.space.notify_all();
-        match refused {
-            None => {
-                tail.admit(bytes);
-                Ok(tail)
-            }
-            Some(error) => Err(error),
         }
+    }
+
+    /// The same for a task, in the same queue. The background threads do for it what a thread would do itself.
+    pub(super) async fn reserve_as_task(&self, index: usize, body_bytes: usize) -> Result<Reservation<'_>> {
+        match self.ask(index, body_bytes)? {
+            Answer::Had(reservation) => Ok(reservation),
+            Answer::Queued(asked) => poll_fn(|context| self.poll_turn(&asked, context.waker())).await,
+        }
+    }
+
+    fn poll_turn<'a>(&'a self, asked: &Asked<'a>, waker: &Waker) -> Poll<Result<Reservation<'a>>> {
+        let mut tail = self.streams[asked.stream].tail.lock();
+        let turn = self.take_turn(asked, &mut tail)?;
+        if matches!(turn, Turn::Admitted) {
+            return Poll::Ready(Ok(self.admitted(asked.stream, asked.bytes, tail)));
+        }
+        tail.wake_later(asked.ticket, waker);
+        drop(tail);
+        match turn {
+            Turn::Admitted | Turn::Wait => {}
+            Turn::Write => self.nudge(asked.stream, Urgency::Now),
+            Turn::Prepare => self.request_preparation(),
+        }
+        Poll::Pending
+    }
+
+    /// Reserves what can be had at once; otherwise takes a place in the stream's queue.
+    fn ask(&self, index: usize, body_bytes: usize) -> Result<Answer<'_>> {
+        if body_bytes > self.record_bytes_max() {
+            return Err(Error::writes_too_large(self.record_bytes_max() as u64));
+        }
+        let bytes = record_bytes(body_bytes);
+        let mut tail = self.streams[index].tail.lock();
+        self.check_open()?;
+        if !tail.is_contended() && tail.buffer_admits(bytes) && tail.windows_admit(bytes) {
+            tail.admit(bytes);
+            return Ok(Answer::Had(self.admitted(index, bytes, tail)));
+        }
+        crate::witness::mark!("a commit waited for space in the log");
+        let (ticket, prepare_failures) = (tail.queue_up(), tail.prepare_failures);
+        Ok(Answer::Queued(Asked { log: self, stream: index, bytes, ticket, prepare_failures }))
+    }
+
+    /// What one in the queue can do next. Who is admitted or refused leaves the queue.
+    fn take_turn(&self, asked: &Asked<'_>, tail: &mut Tail) -> Result<Turn> {
+        self.check_open()?;
+        if !tail.is_first(asked.ticket) {
+            Ok(Turn::Wait)
+        } else if !tail.buffer_admits(asked.bytes) {
+            Ok(if tail.may_lead() { Turn::Write } else { Turn::Wait })
+        } else if tail.windows_admit(asked.bytes) {
+            tail.admit(asked.bytes);
+            Ok(Turn::Admitted)
+        } else if tail.prepare_failures != asked.prepare_failures {
+            Err(self.disk_full())
+        } else {
+            tail.wanted = tail.wanted.max(tail.span_end(asked.bytes));
+            Ok(Turn::Prepare)
+        }
+    }
+
+    /// The reservation for what the tail has admitted.
+    fn admitted<'a>(&'a self, index: usize, bytes: usize, tail: MutexGuard<'a, Tail>) -> Reservation<'a> {
+        let prepares = tail.preparation().is_some();
+        drop(tail);
+        if prepares {
+            self.request_preparation();
+        }
+        Reservation { log: self, stream: index, bytes }
     }
 
     pub(super) fn request_preparation(&self) {
@@ -128,7 +187,7 @@ impl Shared {
                 }
                 covered.iter().for_each(Waiter::wake);
                 if contended {
-                    stream.space.notify_all();
+                    stream.announce_space();
                 }
             }
             Err(error) => self.fail(&error),

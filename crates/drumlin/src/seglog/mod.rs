@@ -235,8 +235,8 @@ struct Shared {
     has_threads: AtomicBool,
 }
 
-/// Space in a stream for one record. A thread that holds one must not ask the same stream for another: what the second
-/// waits for may be the first.
+/// Space in a stream for one record. Who holds one must not ask the same stream for another, nor wait for somebody who
+/// might: what the second waits for may be the first.
 #[derive(Debug)]
 pub(crate) struct Reservation<'a> {
     log: &'a Shared,
@@ -262,7 +262,7 @@ impl Reservation<'_> {
         let (contended, is_crowded) = (tail.is_contended(), tail.is_crowded());
         drop(tail);
         if contended {
-            stream.space.notify_all();
+            stream.announce_space();
         }
         Appended { timestamp, stream: self.stream as u16, end, is_crowded }
     }
@@ -274,8 +274,10 @@ impl Drop for Reservation<'_> {
             let stream = &self.log.streams[self.stream];
             let mut tail = stream.tail.lock();
             tail.release(self.bytes);
-            if tail.is_contended() {
-                stream.space.notify_all();
+            let contended = tail.is_contended();
+            drop(tail);
+            if contended {
+                stream.announce_space();
             }
         }
     }
@@ -404,13 +406,12 @@ impl Log {
     /// Reserves space for a record with a body of up to `body_bytes`, waiting for it where necessary: for other
     /// records to be written, or for the next segment. Fails with [`Error::DiskFull`] where there is no space for that.
     pub(crate) fn reserve(&self, stream: usize, body_bytes: usize) -> Result<Reservation<'_>> {
-        let reservation = self.shared.reserve(stream, body_bytes, true)?;
-        Ok(reservation.expect("a reservation that may wait is had or refused"))
+        self.shared.reserve(stream, body_bytes)
     }
 
-    /// The same, but `None` where it would wait.
-    pub(crate) fn try_reserve(&self, stream: usize, body_bytes: usize) -> Result<Option<Reservation<'_>>> {
-        self.shared.reserve(stream, body_bytes, false)
+    /// The same for a task, which waits in the same queue.
+    pub(crate) async fn reserve_as_task(&self, stream: usize, body_bytes: usize) -> Result<Reservation<'_>> {
+        self.shared.reserve_as_task(stream, body_bytes).await
     }
 
     /// The longest body.
@@ -503,9 +504,8 @@ impl Log {
         self.shared.closed.store(true, Ordering::SeqCst);
         let mut flushed = Ok(());
         for index in 0..self.shared.streams.len() {
-            // With the lock held once in between, whoever looked before `closed` was set is waiting by now.
-            drop(self.shared.streams[index].tail.lock());
-            self.shared.streams[index].space.notify_all();
+            // It takes the lock: whoever looked before `closed` was set is waiting by then.
+            self.shared.streams[index].announce_end();
             flushed = flushed.and(self.shared.flush(index));
         }
         self.stop();
@@ -577,7 +577,7 @@ impl Shared {
         log::error!("the log in {} failed: {reason}", self.options.dir.display());
         for stream in &self.streams {
             let waiters = std::mem::take(&mut stream.tail.lock().waiters);
-            stream.space.notify_all();
+            stream.announce_end();
             waiters.iter().for_each(Waiter::wake);
         }
         self.wake_tasks(u64::MAX);

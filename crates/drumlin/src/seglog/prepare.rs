@@ -98,16 +98,15 @@ impl Shared {
             while self.failure().is_none() && !self.is_closed() {
                 let Some(preparation) = self.streams[index].tail.lock().preparation() else { break };
                 match self.prepare(index, preparation) {
-                    Ok(()) => {
-                        self.streams[index].space.notify_all();
-                    }
+                    Ok(()) => self.streams[index].announce_space(),
                     Err(error) if is_full(&error) => {
                         log::warn!("no space for another log segment in {}: {error}", self.options.dir.display());
                         let mut tail = self.streams[index].tail.lock();
                         tail.full = true;
                         tail.wanted = 0;
                         tail.prepare_failures += 1;
-                        self.streams[index].space.notify_all();
+                        drop(tail);
+                        self.streams[index].announce_space();
                         break;
                     }
                     Err(error) => {

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
+use std::task::Waker;
 
 use crate::sync::{Condvar, Mutex};
 
@@ -108,9 +109,17 @@ pub(super) struct Tail {
     pub(super) spares_wanted: usize,
     pub(super) waiters: Vec<Waiter>,
     pub(super) waiter_next: u64,
-    /// Reservations that can't be had at once are served in order.
+    /// Those whose reservations could not be had at once; the first is served first.
+    pub(super) queue: VecDeque<Queued>,
     pub(super) ticket_next: u64,
-    pub(super) ticket_served: u64,
+}
+
+/// One who waits for space in a stream.
+#[derive(Debug)]
+pub(super) struct Queued {
+    pub(super) ticket: u64,
+    /// A task's; a thread waits on [`Stream::space`].
+    pub(super) waker: Option<Waker>,
 }
 
 /// A stream of the log.
@@ -161,10 +170,26 @@ impl Stream {
             spares_wanted: 1,
             waiters: Vec::new(),
             waiter_next: 0,
+            queue: VecDeque::new(),
             ticket_next: 0,
-            ticket_served: 0,
         };
         Stream { nudged: AtomicU8::new(0), tail: Mutex::new(tail), space: Condvar::new() }
+    }
+
+    /// Space may have come free: the first in the queue looks again.
+    pub(super) fn announce_space(&self) {
+        let waker = self.tail.lock().queue.front_mut().and_then(|queued| queued.waker.take());
+        self.space.notify_all();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// There will be no more space: all in the queue look again.
+    pub(super) fn announce_end(&self) {
+        let wakers: Vec<Waker> = self.tail.lock().queue.iter_mut().filter_map(|queued| queued.waker.take()).collect();
+        self.space.notify_all();
+        wakers.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -205,7 +230,33 @@ impl Tail {
     }
 
     pub(super) fn is_contended(&self) -> bool {
-        self.ticket_served != self.ticket_next
+        !self.queue.is_empty()
+    }
+
+    /// Whether it is this one's turn in the queue.
+    pub(super) fn is_first(&self, ticket: u64) -> bool {
+        self.queue.front().is_some_and(|first| first.ticket == ticket)
+    }
+
+    /// Takes a place in the queue.
+    pub(super) fn queue_up(&mut self) -> u64 {
+        let ticket = self.ticket_next;
+        self.ticket_next += 1;
+        self.queue.push_back(Queued { ticket, waker: None });
+        ticket
+    }
+
+    /// Gives the place up; returns what was to wake its task.
+    pub(super) fn leave_queue(&mut self, ticket: u64) -> Option<Waker> {
+        let index = self.queue.iter().position(|queued| queued.ticket == ticket);
+        self.queue.remove(index.expect("who leaves the queue is in it")).and_then(|queued| queued.waker)
+    }
+
+    /// Has the task woken when it is worth looking again.
+    pub(super) fn wake_later(&mut self, ticket: u64, waker: &Waker) {
+        if let Some(queued) = self.queue.iter_mut().find(|queued| queued.ticket == ticket) {
+            queued.waker = Some(waker.clone());
+        }
     }
 
     /// Whether the buffer has room for a record of `bytes`.

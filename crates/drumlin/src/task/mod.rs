@@ -21,17 +21,25 @@ pub(crate) use workers::Workers;
 #[derive(Debug)]
 pub(crate) struct Tasks {
     pub(crate) workers: Workers,
+    /// Make room for frames. Not `workers`: a commit that holds log space needs them, and jobs of `workers` wait for log
+    /// space, or take minutes.
+    pub(crate) evictors: Workers,
     pub(crate) timer: Timer,
 }
 
 impl Tasks {
     pub(crate) fn new(backend: &Arc<dyn Backend>) -> Tasks {
-        Tasks { workers: Workers::new(Arc::clone(backend)), timer: Timer::new(Arc::clone(backend)) }
+        Tasks {
+            workers: Workers::new(Arc::clone(backend)),
+            evictors: Workers::new(Arc::clone(backend)),
+            timer: Timer::new(Arc::clone(backend)),
+        }
     }
 
     /// Ends the threads, after what they have been given.
     pub(crate) fn stop(&self) {
         self.workers.stop();
+        self.evictors.stop();
         self.timer.stop();
     }
 }

@@ -392,7 +392,7 @@ impl<'p> Provider<'p> {
                 Face::Blocking => return self.pool.take_frame(page_bytes),
                 Face::Tasks(tasks) => {
                     let pool = Arc::clone(self.pool);
-                    tasks.workers.run(move || pool.take_frame(page_bytes).map(drop)).await?;
+                    tasks.evictors.run(move || pool.take_frame(page_bytes).map(drop)).await?;
                 }
             }
         }

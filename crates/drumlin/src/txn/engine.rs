@@ -518,24 +518,15 @@ impl Engine {
         let mut made_space = false;
         loop {
             let reserved = match face {
-                Face::Blocking => self.log().reserve(stream, body_bytes).map(Some),
-                Face::Tasks(_) => match self.log().try_reserve(stream, body_bytes) {
-                    // Waits until it could be had, and then tries to have it.
-                    Ok(None) => {
-                        let log = Arc::clone(self.log.get().expect("the log is there once the database is open"));
-                        face.run(move || log.reserve(stream, body_bytes).map(drop)).await.map(|()| None)
-                    }
-                    other => other,
-                },
+                Face::Blocking => self.log().reserve(stream, body_bytes),
+                Face::Tasks(_) => self.log().reserve_as_task(stream, body_bytes).await,
             };
             match reserved {
-                Ok(Some(reservation)) => return Ok(reservation),
-                Ok(None) => {}
                 Err(Error::DiskFull { .. }) if !std::mem::replace(&mut made_space, true) => {
                     crate::witness::mark!("a full disk had no space for the log");
                     self.have_space_made(face).await?;
                 }
-                Err(error) => return Err(error),
+                other => return other,
             }
         }
     }

@@ -1,7 +1,9 @@
 //! Each rule on its own.
 
+use std::future::Future;
+use std::pin::{Pin, pin};
 use std::sync::atomic::AtomicUsize;
-use std::task::Wake;
+use std::task::{Context, Wake};
 
 use super::*;
 use crate::format::log::{RECORD_HEADER_BYTES, SegmentHeader};
@@ -382,7 +384,7 @@ fn a_failed_write_is_final() {
     let late = reserved.append(&Body::new(body_of(6, 100)), false);
     assert!(matches!(log.wait_durable(&late), Err(Error::OutcomeUnknown { .. })));
     assert!(matches!(log.reserve(0, 1), Err(Error::Failed { .. })));
-    assert!(matches!(log.try_reserve(1, 1), Err(Error::Failed { .. })));
+    assert!(matches!(log.reserve(1, 1), Err(Error::Failed { .. })));
     assert_eq!(rig.disk.write_count(), writes, "nothing is tried again");
     assert_eq!(log.durable(), Timestamp(4));
     assert!(log.failure().unwrap().contains("simulated failure"));
@@ -485,18 +487,17 @@ fn a_full_disk_passes() {
     }
 }
 
-/// A reservation holds its space until it is used or dropped; `try_reserve` never waits.
+/// A reservation holds its space until it is used or dropped.
 #[test]
 fn a_reservation_holds_its_space() {
     let mut rig = Rig::new(Disk::new(false), options(1));
     let log = rig.create();
     let large = log.record_bytes_max();
     let held = log.reserve(0, large).unwrap();
-    assert!(log.try_reserve(0, large).unwrap().is_none());
+    assert!(poll(&mut pin!(log.reserve_as_task(0, large)), Waker::noop()).is_pending());
     drop(held);
-    let held = log.try_reserve(0, large).unwrap().expect("the space came back");
+    let held = log.reserve(0, large).unwrap();
     let appended = held.append(&Body::new(vec![1; large]), false);
-    assert!(log.try_reserve(0, large).unwrap().is_none());
     let waited = log.reserve(0, large).unwrap();
     assert!(log.durable() >= appended.timestamp, "whoever needs the buffer writes it");
     drop(waited);
@@ -547,6 +548,53 @@ struct CountingWaker(AtomicUsize);
 impl Wake for CountingWaker {
     fn wake(self: Arc<Self>) {
         self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+fn poll<F: Future>(future: &mut Pin<&mut F>, waker: &Waker) -> Poll<F::Output> {
+    future.as_mut().poll(&mut Context::from_waker(waker))
+}
+
+/// Tasks that wait for space are in one queue with threads: served in order, woken when it is their turn, passed over when
+/// they are dropped, refused when the log fails. What they wait for is written for them.
+#[test]
+fn a_task_can_wait_for_space() {
+    for threads in [false, true] {
+        let mut rig = Rig::new(Disk::new(threads), options(1));
+        let log = rig.create();
+        let large = log.record_bytes_max();
+        let counters = [(); 3].map(|()| Arc::new(CountingWaker(AtomicUsize::new(0))));
+        let wakers = counters.each_ref().map(|counter| Waker::from(Arc::clone(counter)));
+        let until_ready = |future: &mut Pin<&mut _>, index: usize| loop {
+            let wakes = counters[index].0.load(Ordering::SeqCst);
+            match poll(future, &wakers[index]) {
+                Poll::Ready(reserved) => break reserved,
+                Poll::Pending => {
+                    while counters[index].0.load(Ordering::SeqCst) == wakes {
+                        std::thread::yield_now();
+                    }
+                }
+            }
+        };
+        let held = log.reserve(0, large).unwrap();
+        let mut first = Box::pin(log.reserve_as_task(0, large));
+        let mut second = Box::pin(log.reserve_as_task(0, large));
+        let mut third = Box::pin(log.reserve_as_task(0, 5000));
+        assert!(poll(&mut first.as_mut(), &wakers[0]).is_pending());
+        assert!(poll(&mut second.as_mut(), &wakers[1]).is_pending());
+        assert!(poll(&mut third.as_mut(), &wakers[2]).is_pending());
+        drop(first);
+        held.append(&Body::new(vec![1; large]), false);
+        let held = until_ready(&mut second.as_mut(), 1).unwrap();
+        assert_eq!(log.durable(), Timestamp(1), "nobody else wrote what took the space");
+        assert!(poll(&mut third.as_mut(), &wakers[2]).is_pending());
+        drop(held);
+        let held = until_ready(&mut third.as_mut(), 2).unwrap();
+        let mut refused = Box::pin(log.reserve_as_task(0, large));
+        assert!(poll(&mut refused.as_mut(), &wakers[0]).is_pending());
+        log.fail("a test says so");
+        assert!(matches!(until_ready(&mut refused.as_mut(), 0), Err(Error::Failed { .. })));
+        drop(held);
     }
 }
 
