@@ -463,3 +463,44 @@ fn large_commits_of_tasks_in_little_memory_all_end() {
     std::thread::spawn(commits);
     receive.recv_timeout(Duration::from_secs(60)).expect("tasks wait for each other for ever");
 }
+
+/// A queue that fails to wait, with reads that have finished and others in flight, fails no task for ever, and later reads
+/// have another.
+#[test]
+fn a_queue_that_fails_leaves_no_task_waiting() {
+    const ENOMEM: i32 = 12;
+    let folder = Folder::new();
+    let faulty = FaultyBackend::new(drumlin::io::in_memory());
+    let (_db, keyspace) = filled(&small().backend(Arc::new(faulty.clone())), &folder, 2000);
+    faulty.fail_nth(Operation::Wait, 1, ENOMEM);
+    for number in (0..2000).step_by(100) {
+        let found = within_reason(keyspace.get_async(key(number))).expect("a task waits for ever");
+        assert_eq!(found.unwrap().unwrap(), Random(number).bytes(200), "its read had finished");
+    }
+}
+
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("a waker that panics");
+    }
+}
+
+/// A waker that panics ends the thread that reads for tasks, and leaves no task waiting for it.
+#[test]
+fn a_waker_that_panics_leaves_no_task_waiting() {
+    let folder = Folder::new();
+    let faulty = FaultyBackend::new(drumlin::io::in_memory());
+    let (_db, keyspace) = filled(&small().backend(Arc::new(faulty.clone())), &folder, 2000);
+    faulty.hold_nth(Operation::Read, 1);
+    let mut first = Box::pin(keyspace.get_async(key(0)));
+    assert!(first.as_mut().poll(&mut Context::from_waker(&Arc::new(Panics).into())).is_pending());
+    assert!(faulty.wait_for_held(Duration::from_secs(20)));
+    let mut second = Box::pin(keyspace.contains_key_async(key(1000)));
+    assert!(second.as_mut().poll(&mut Context::from_waker(std::task::Waker::noop())).is_pending());
+    faulty.release();
+    let _ = within_reason(second).expect("a task waits for ever");
+    let _ = within_reason(keyspace.get_async(key(1999))).expect("a task waits for ever");
+    assert_eq!(keyspace.get(key(1999)).unwrap().unwrap(), Random(1999).bytes(200));
+}

@@ -47,6 +47,8 @@ pub enum Operation {
     Remove,
     /// Opening a file.
     Open,
+    /// Waiting for a queue's requests; what has finished by then is handed out all the same.
+    Wait,
 }
 
 /// One thing that was done to the medium, in the order it was asked for. Its text is a line of a golden file.
@@ -632,7 +634,8 @@ impl Queue for FaultyQueue {
     fn wait(&mut self, minimum: usize, finished: &mut Vec<Completion>) -> io::Result<()> {
         let failed = self.failed.len();
         finished.append(&mut self.failed);
-        self.inner.wait(minimum.saturating_sub(failed), finished)
+        self.inner.wait(minimum.saturating_sub(failed), finished)?;
+        self.shared.strike(Operation::Wait)
     }
 }
 

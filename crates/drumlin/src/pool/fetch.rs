@@ -4,12 +4,15 @@
 //! fault does; if another is reading it already, the task is told to look again, and waits for that read's end instead.
 //!
 //! # Invariants
-//! 1. Every request is answered once, also when the queue fails or the pool is stopped: no task waits for ever.
+//! 1. Every request is answered once, also when the queue fails, the thread panics or the pool is stopped: no task waits for
+//!    ever.
 //! 2. A task has one request posted at a time: as many wait here as there are tasks, and the rest is backpressure.
 //! 3. Wakers are called with no lock held.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
@@ -75,6 +78,25 @@ struct Fetch<'p> {
     /// Where the extent begins in the buffer.
     offset: usize,
     frame: NewFrame<'p>,
+}
+
+/// What the thread works on.
+struct Desk<'p> {
+    waiting: VecDeque<Request>,
+    /// Reads in flight, by their token.
+    slots: Vec<Option<Fetch<'p>>>,
+    slots_free: Vec<usize>,
+    /// Whose requests have been answered.
+    woken: Vec<Waker>,
+}
+
+impl Desk<'_> {
+    /// One by one: after a waker that panics, the rest is still there.
+    fn wake(&mut self) {
+        while let Some(waker) = self.woken.pop() {
+            waker.wake();
+        }
+    }
 }
 
 /// How a request was begun.
@@ -183,16 +205,29 @@ impl Pool {
 
     /// The thread's life.
     fn run_fetch(&self) {
-        let mut waiting: VecDeque<Request> = VecDeque::new();
+        let mut desk = Desk {
+            waiting: VecDeque::new(),
+            slots: (0..QUEUE_DEPTH).map(|_| None).collect(),
+            slots_free: (0..QUEUE_DEPTH).rev().collect(),
+            woken: Vec::new(),
+        };
+        let error = match catch_unwind(AssertUnwindSafe(|| self.serve_tasks(&mut desk))) {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error,
+            Err(_) => io::Error::other("the thread that reads for tasks panicked"),
+        };
+        log::error!("no more reads for tasks: {error}");
+        self.give_up(&mut desk, &error);
+        desk.wake();
+    }
+
+    fn serve_tasks<'p>(&'p self, desk: &mut Desk<'p>) -> io::Result<()> {
         let mut queue = None;
-        let mut slots: Vec<Option<Fetch<'_>>> = (0..QUEUE_DEPTH).map(|_| None).collect();
-        let mut slots_free: Vec<usize> = (0..QUEUE_DEPTH).rev().collect();
         let mut finished: Vec<Completion> = Vec::new();
-        let mut woken: Vec<Waker> = Vec::new();
         loop {
-            let in_flight = QUEUE_DEPTH - slots_free.len();
-            if !self.collect_requests(&mut waiting, in_flight == 0) {
-                return;
+            let in_flight = QUEUE_DEPTH - desk.slots_free.len();
+            if !self.collect_requests(&mut desk.waiting, in_flight == 0) {
+                return Ok(());
             }
             let queue: &mut Box<dyn Queue> = match &mut queue {
                 Some(queue) => queue,
@@ -201,72 +236,73 @@ impl Pool {
                     Err(error) => {
                         let text = error.to_string();
                         let answer = |request: Request| {
-                            let error = Error::io("reading", self.space.path(), std::io::Error::other(text.clone()));
+                            let error = Error::io("reading", self.space.path(), io::Error::other(text.clone()));
                             request.ticket.answer(Err(error))
                         };
-                        waiting.drain(..).filter_map(answer).for_each(Waker::wake);
+                        desk.woken.extend(desk.waiting.drain(..).filter_map(answer));
+                        desk.wake();
                         continue;
                     }
                 },
             };
-            while let Some(&slot) = slots_free.last()
-                && let Some(request) = waiting.pop_front()
+            while let Some(&slot) = desk.slots_free.last()
+                && let Some(request) = desk.waiting.pop_front()
             {
                 match self.begin_fetch(request, queue.in_flight() == 0) {
                     Begun::Reading(fetch, start, buffer) => {
                         self.space.count_read(buffer.len());
                         queue.push_read(self.space.file(), start, buffer, slot as u64);
-                        slots[slot] = Some(fetch);
-                        slots_free.pop();
+                        desk.slots[slot] = Some(fetch);
+                        desk.slots_free.pop();
                     }
-                    Begun::Answered(waker) => woken.extend(waker),
+                    Begun::Answered(waker) => desk.woken.extend(waker),
                     Begun::Later(request) => {
-                        waiting.push_front(request);
+                        desk.waiting.push_front(request);
                         break;
                     }
                 }
             }
-            woken.drain(..).for_each(Waker::wake);
+            desk.wake();
             if queue.in_flight() == 0 {
                 continue;
             }
-            if let Err(error) = queue.wait(1, &mut finished) {
-                // A queue that is dropped waits for what is in flight.
-                *queue = match self.take_queue() {
-                    Ok(fresh) => fresh,
-                    Err(_) => return self.give_up(&mut slots, waiting, &error),
-                };
-                for (slot, fetch) in
-                    slots.iter_mut().enumerate().filter_map(|(slot, fetch)| Some((slot, fetch.take()?)))
-                {
-                    woken.extend(self.end_fetch(fetch, Err(error.kind().into()), &[]));
-                    slots_free.push(slot);
-                }
-            }
+            let waited = queue.wait(1, &mut finished);
+            // A queue that fails may have found some that have finished before.
             for completion in finished.drain(..) {
                 let slot = completion.token as usize;
-                let fetch = slots[slot].take().expect("a completion for each request");
-                slots_free.push(slot);
-                woken.extend(self.end_fetch(fetch, completion.result, &completion.buffer));
+                let fetch = desk.slots[slot].take().expect("a completion for each request");
+                desk.slots_free.push(slot);
+                desk.woken.extend(self.end_fetch(fetch, completion.result, &completion.buffer));
                 self.give_scratch(completion.buffer);
             }
-            woken.drain(..).for_each(Waker::wake);
+            if let Err(error) = waited {
+                // A queue that is dropped waits for what is in flight.
+                *queue = self.take_queue().map_err(|_| error.kind())?;
+                self.end_fetches(desk, &error);
+            }
+            desk.wake();
         }
     }
 
-    /// Invariant 1.
-    fn give_up(&self, slots: &mut [Option<Fetch<'_>>], waiting: VecDeque<Request>, error: &std::io::Error) {
+    /// Ends what is in flight, which no queue will finish any more.
+    fn end_fetches(&self, desk: &mut Desk<'_>, error: &io::Error) {
+        for (slot, fetch) in desk.slots.iter_mut().enumerate().filter_map(|(slot, fetch)| Some((slot, fetch.take()?))) {
+            desk.slots_free.push(slot);
+            desk.woken.extend(self.end_fetch(fetch, Err(error.kind().into()), &[]));
+        }
+    }
+
+    /// Invariant 1. The queue is gone, and with it what was in flight.
+    fn give_up(&self, desk: &mut Desk<'_>, error: &io::Error) {
         let posted = {
             let mut inbox = self.fetcher.inbox.lock();
             inbox.stop = true;
             std::mem::take(&mut inbox.requests)
         };
-        for fetch in slots.iter_mut().filter_map(Option::take) {
-            self.end_fetch(fetch, Err(error.kind().into()), &[]).into_iter().for_each(Waker::wake);
-        }
-        for request in waiting.into_iter().chain(posted) {
+        self.end_fetches(desk, error);
+        for request in desk.waiting.drain(..).chain(posted) {
             let error = Error::io("reading", self.space.path(), error.kind().into());
-            request.ticket.answer(Err(error)).into_iter().for_each(Waker::wake);
+            desk.woken.extend(request.ticket.answer(Err(error)));
         }
     }
 
@@ -313,7 +349,7 @@ impl Pool {
         Begun::Reading(Fetch { request, place, offset, frame }, start, buffer)
     }
 
-    fn end_fetch(&self, fetch: Fetch<'_>, result: std::io::Result<()>, bytes: &[u8]) -> Option<Waker> {
+    fn end_fetch(&self, fetch: Fetch<'_>, result: io::Result<()>, bytes: &[u8]) -> Option<Waker> {
         let Fetch { request, place, offset, frame } = fetch;
         self.hits.misses.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let bytes = bytes.get(offset..).unwrap_or_default();
