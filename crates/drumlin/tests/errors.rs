@@ -251,6 +251,42 @@ fn a_medium_for_reading_only_is_named() {
     assert!(error.to_string().contains("Read-only"), "{error}");
 }
 
+/// An opening that fails when its threads start, or in the checkpoint that comes after many openings, leaves no thread
+/// behind: nobody holds the backend any more, nor the folder's lock.
+#[test]
+fn an_opening_that_fails_leaves_nothing_running() {
+    const EAGAIN: i32 = 11;
+    let (faulty, _) = faulty();
+    let backend: Arc<dyn Backend> = Arc::new(faulty.clone());
+    let config = small().backend(Arc::clone(&backend));
+    config.open("/db").unwrap().close().unwrap();
+    let holders = Arc::strong_count(&backend);
+    let mut failures = 0;
+    loop {
+        faulty.fail_nth(Operation::Spawn, failures + 1, EAGAIN);
+        match config.open("/db") {
+            Ok(_) => break,
+            Err(error) => assert!(matches!(error, Error::Io { .. }), "{error:?}"),
+        }
+        assert_eq!(Arc::strong_count(&backend), holders, "thread {failures} could not be started");
+        failures += 1;
+    }
+    assert!(failures >= 6, "two threads of the log, four of the database");
+    faulty.heal();
+
+    for _ in failures..32 {
+        config.open("/db").unwrap().close().unwrap();
+    }
+    let mut failed_checkpoints = 0;
+    for nth in 1..=20 {
+        faulty.fail_nth(Operation::Write, nth, EIO);
+        failed_checkpoints += u32::from(matches!(config.open("/db"), Err(Error::Failed { .. } | Error::Io { .. })));
+        faulty.heal();
+        assert_eq!(Arc::strong_count(&backend), holders, "write {nth} failed");
+    }
+    assert!(failed_checkpoints > 0);
+}
+
 /// A budget too small says which one works, and that one does.
 #[test]
 fn a_budget_too_small_says_which_works() {

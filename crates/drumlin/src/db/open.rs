@@ -87,12 +87,13 @@ impl Database {
         let Some(opening) = core.opening.get().cloned() else { unreachable!("set by the opener") };
         let core = Core { opening: OnceLock::from(Opening { duration, ..opening }), ..core };
         let core = Arc::new(core);
-        core.start_threads()?;
-        // Each opening that is followed by commits and no checkpoint stays in the superblock, which has room for so many.
-        if core.base.lock().superblock.incarnations.len() >= INCARNATION_COUNT_MAX / 2 {
-            core.checkpoint()?;
+        match core.begin() {
+            Ok(()) => Ok(Database { handle: Arc::new(Handle { core }) }),
+            Err(error) => {
+                core.stop();
+                Err(error)
+            }
         }
-        Ok(Database { handle: Arc::new(Handle { core }) })
     }
 }
 
@@ -644,6 +645,17 @@ impl Core {
             }
             let guard = self.engine.space.enter();
             values::free(&self.engine.pool, &guard, &pages, orphan.first_page, orphan.page_count);
+        }
+        Ok(())
+    }
+
+    /// The last of an opening.
+    fn begin(self: &Arc<Self>) -> Result<()> {
+        self.start_threads()?;
+        // Each opening that is followed by commits and no checkpoint stays in the superblock, which has room for so many.
+        let opening_count = self.base.lock().superblock.incarnations.len();
+        if opening_count >= INCARNATION_COUNT_MAX / 2 {
+            self.checkpoint()?;
         }
         Ok(())
     }

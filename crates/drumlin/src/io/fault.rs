@@ -47,6 +47,8 @@ pub enum Operation {
     Remove,
     /// Opening a file.
     Open,
+    /// Starting a thread.
+    Spawn,
     /// Waiting for a queue's requests; what has finished by then is handed out all the same.
     Wait,
 }
@@ -450,6 +452,7 @@ impl Backend for FaultyBackend {
     }
 
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<thread::JoinHandle<()>> {
+        self.shared.strike(Operation::Spawn)?;
         self.inner.spawn(name, body)
     }
 }
