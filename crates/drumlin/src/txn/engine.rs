@@ -586,6 +586,7 @@ impl Engine {
         let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes).max().expect("rows");
         let limit = (self.pool.frames.limit_bytes() / page_bytes / 4).max(4);
         let mut full: Vec<Range<usize>> = Vec::new();
+        let mut provider = Provider::new(face, &self.pool);
         let mut start = 0;
         while start < rows.len() {
             let tree = rows[start].tree;
@@ -634,15 +635,15 @@ impl Engine {
                 }
                 missing.sort_unstable();
                 missing.dedup();
-                match missing[..] {
-                    [] => {}
-                    // Alone it is faulted so that its error, if it has one, is met.
-                    [page] => self.fault(face, &tree.pages, page).await?,
-                    _ => {
-                        if self.fault_many(face, &tree.pages, &missing).await? == 0 {
-                            self.fault(face, &tree.pages, missing[0]).await?;
-                        }
-                    }
+                // Alone, a page is provided so that its error, if it has one and is needed still, is met.
+                let alone = match missing[..] {
+                    [] => None,
+                    [page] => Some(page),
+                    _ if self.fault_many(face, &tree.pages, &missing).await? == 0 => Some(missing[0]),
+                    _ => None,
+                };
+                if let Some(page) = alone {
+                    provider.provide(&Needs::Page(Arc::clone(&tree.pages), page)).await?;
                 }
                 waiting = later;
             }
@@ -653,13 +654,6 @@ impl Engine {
             rows[range.start].tree.make_room(face, &incoming[range]).await?;
         }
         Ok(())
-    }
-
-    async fn fault(&self, face: Face<'_>, pages: &Arc<PageSpace>, page: PageId) -> Result<()> {
-        match face {
-            Face::Blocking => self.pool.fault(pages, page, pages.page_bytes),
-            Face::Tasks(_) => self.pool.fault_as_task(pages, page, pages.page_bytes).await,
-        }
     }
 
     /// Brings the leaves of all that was read in and keeps them there. A conflict that shows already ends the commit.
