@@ -177,6 +177,8 @@ type WriteOrder = (KeyspaceId, u8, u128);
 
 /// Reads that one thread keeps in flight.
 const QUEUE_DEPTH: usize = 64;
+/// Queues that are kept for the next who reads many pages: each is a ring with its memory, and a descriptor.
+const QUEUE_COUNT_MAX: usize = 16;
 
 impl Pool {
     pub(crate) fn new(space: Arc<Space>, backend: Arc<dyn Backend>, capacity_bytes: usize, nodes: Nodes) -> Pool {
@@ -470,7 +472,10 @@ impl Pool {
     }
 
     fn give_queue(&self, queue: Box<dyn Queue>) {
-        self.queues.lock().push(Queues(queue));
+        let mut queues = self.queues.lock();
+        if queues.len() < QUEUE_COUNT_MAX {
+            queues.push(Queues(queue));
+        }
     }
 
     pub(crate) fn take_scratch(&self) -> AlignedBuffer {
