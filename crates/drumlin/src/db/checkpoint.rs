@@ -45,7 +45,8 @@ impl Core {
         let engine = &self.engine;
         let space = &engine.space;
         let written_before = space.traffic.write_bytes.load(Ordering::Relaxed);
-        let log_bytes = engine.log_bytes_written.load(Ordering::Relaxed);
+        // From here on: commits beside this checkpoint do not ask for another at once.
+        engine.log_bytes_checkpointed.store(engine.log_bytes_written.load(Ordering::Relaxed), Ordering::Relaxed);
         // The segment that large values are put into ends with the epoch, so that it can be emptied one day.
         space.seal_values();
         let damaged_chunks = base.damaged_chunks();
@@ -55,7 +56,6 @@ impl Core {
         let cut = Cut { epoch, timestamp, catalogue, damaged_chunks };
         base.complete(space, cut, engine.pool.on_written(), || engine.wait_durable(timestamp))?;
         engine.log().truncate(timestamp, base.superblock.checkpoint);
-        engine.log_bytes_checkpointed.store(log_bytes, Ordering::Relaxed);
         self.checkpoints.fetch_add(1, Ordering::Relaxed);
         self.fit_frames();
         let duration = self.now() - began;
