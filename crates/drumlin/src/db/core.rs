@@ -27,8 +27,7 @@ use crate::tree::Tree;
 use crate::txn::engine::{Engine, View};
 use crate::txn::locks::{Granted, LockError};
 use crate::txn::snapshots::Registration;
-use crate::txn::values::{self, Chunk};
-use crate::txn::write_set::LargeValue;
+use crate::txn::values::{self, Chunk, LargeValue};
 use crate::txn::{TransactionId, engine};
 
 /// A keyspace by name.
@@ -297,17 +296,12 @@ impl Core {
         face: Face<'_>,
         row: engine::Row<'_>,
         durability: engine::Durability,
-        applied: impl FnOnce(),
     ) -> Result<()> {
         let owner = self.next_transaction();
         let keyspace = row.tree.pages.id;
         self.lock_row(face, owner, keyspace, row.key, LOCK_TIMEOUT).await?;
         let lock = RowLock { engine: &self.engine, owner, keyspace, key: row.key };
-        let unlocked = move || {
-            drop(lock);
-            applied();
-        };
-        let result = self.engine.commit(face, &[row], None, durability, unlocked).await;
+        let result = self.engine.commit(face, &[row], None, durability, move || drop(lock)).await;
         self.after_commit();
         result.map(drop)
     }
@@ -375,21 +369,36 @@ impl Core {
         }
     }
 
-    /// A chunk of a value that is in extents and in no table yet.
-    pub(crate) async fn read_unplaced_chunk(
+    /// A chunk of a value that the transaction which reads it has put: where it was written, or where the table has it once
+    /// the transaction is committed. `moment` is before that, so the value stays.
+    pub(crate) async fn read_own_chunk(
         &self,
         face: Face<'_>,
         tree: &Tree,
         value: &LargeValue,
         index: usize,
+        moment: &Registration,
     ) -> Result<Vec<u8>> {
-        values::read_unplaced(face, &self.engine.pool, &tree.pages, value, index).await
+        if value.reference().is_none() {
+            let read = values::read_unplaced(face, &self.engine.pool, &tree.pages, value, index).await;
+            if value.reference().is_none() {
+                return read;
+            }
+        }
+        let reference = value.reference().expect("looked at");
+        self.read_chunk(face, tree, reference, index as u32, moment).await
     }
 
-    pub(crate) async fn read_unplaced(&self, face: Face<'_>, tree: &Tree, value: &LargeValue) -> Result<Vec<u8>> {
+    pub(crate) async fn read_own(
+        &self,
+        face: Face<'_>,
+        tree: &Tree,
+        value: &LargeValue,
+        moment: &Registration,
+    ) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         for index in 0..value.places.len() {
-            bytes.extend(self.read_unplaced_chunk(face, tree, value, index).await?);
+            bytes.extend(self.read_own_chunk(face, tree, value, index, moment).await?);
         }
         Ok(bytes)
     }

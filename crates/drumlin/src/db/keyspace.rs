@@ -105,7 +105,7 @@ impl Keyspace {
         }
         self.core().check_key(&self.named, key)?;
         let row = Row { tree: &self.named.tree, key, change: Change::Put(value) };
-        self.core().autocommit(face, row, durability, || ()).await
+        self.core().autocommit(face, row, durability).await
     }
 
     async fn insert_large(
@@ -119,11 +119,10 @@ impl Keyspace {
         core.check_key(&self.named, key)?;
         core.engine.check_failure()?;
         let (pool, pages) = (&core.engine.pool, &self.named.tree.pages);
-        let made = values::write_large(face, pool, pages, core.new_value(), source, &core.engine.make_space).await?;
-        let value = made.value().clone();
+        let value = values::write_large(face, pool, pages, core.new_value(), source, &core.engine.make_space).await?;
         let row = Row { tree: &self.named.tree, key, change: Change::PutLarge(&value) };
         // Until it is applied, it is given back however this ends.
-        core.autocommit(face, row, durability, move || drop(made.into_value())).await?;
+        core.autocommit(face, row, durability).await?;
         Ok(value.length)
     }
 
@@ -186,7 +185,7 @@ impl Keyspace {
     pub(crate) async fn remove_as(&self, face: Face<'_>, key: &[u8]) -> Result<()> {
         self.core().check_key(&self.named, key)?;
         let row = Row { tree: &self.named.tree, key, change: Change::Remove };
-        self.core().autocommit(face, row, Durability::Full, || ()).await
+        self.core().autocommit(face, row, Durability::Full).await
     }
 
     /// The rows of a range as they are now; what is changed later does not show. See [`Range`].

@@ -14,6 +14,9 @@ mod stats;
 mod transaction;
 mod value;
 
+#[cfg(test)]
+mod tests;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;

@@ -32,8 +32,9 @@ use crate::space::checkpoint::{self, Base, Loaded};
 use crate::space::{Space, Word};
 use crate::txn::engine::{Engine, Row};
 use crate::txn::values;
+use crate::txn::values::LargeValue;
 use crate::txn::versions::Versions;
-use crate::txn::write_set::{Change, LargeValue};
+use crate::txn::write_set::Change;
 
 const DATA_NAME: &str = "data";
 const NEW_DATA_NAME: &str = "data.new";
@@ -446,7 +447,7 @@ struct Batch {
     /// Bodies of records, one after the other.
     bytes: Vec<u8>,
     operations: Vec<Replayed>,
-    large: Vec<LargeValue>,
+    large: Vec<Arc<LargeValue>>,
 }
 
 /// One operation on a row; keys and values lie in the batch.
@@ -524,7 +525,7 @@ impl Replay<'_> {
                     Operation::Put { key, value } => (key, ReplayedChange::Put(place(value))),
                     Operation::PutLarge { key, length, identity, places } => {
                         self.core.engine.next_value.fetch_max(identity + 1, Ordering::Relaxed);
-                        batch.large.push(LargeValue { length, identity, places });
+                        batch.large.push(Arc::new(LargeValue::of_record(length, identity, places)));
                         (key, ReplayedChange::PutLarge(batch.large.len() - 1))
                     }
                     Operation::Remove { key } => (key, ReplayedChange::Remove),

@@ -21,7 +21,7 @@ use crate::tree::{Target, Tree};
 use crate::txn::engine::Engine;
 use crate::txn::read_set::SharedReads;
 use crate::txn::snapshots::Registration;
-use crate::txn::values;
+use crate::txn::values::{self, LargeValue};
 use crate::txn::versions::Was;
 
 /// Leaves that a scan asks for ahead, once it has seen that it goes on: a megabyte of pages of 4 KiB.
@@ -119,8 +119,8 @@ pub struct Range {
 #[derive(Clone)]
 pub(crate) enum OwnValue {
     Bytes(Vec<u8>),
-    /// In extents, not in any table yet.
-    Large(crate::txn::write_set::LargeValue),
+    /// In extents; in no table before the transaction is committed.
+    Large(Arc<LargeValue>),
 }
 
 #[derive(Clone)]
@@ -407,7 +407,9 @@ impl Range {
             Fetched::Inline(span) => Value::part(&row.rows, span.clone()),
             Fetched::Large(reference) => self.core.read_large(face, &self.tree, reference, &self.moment).await?.into(),
             Fetched::Own(OwnValue::Bytes(bytes)) => bytes.clone().into(),
-            Fetched::Own(OwnValue::Large(value)) => self.core.read_unplaced(face, &self.tree, value).await?.into(),
+            Fetched::Own(OwnValue::Large(value)) => {
+                self.core.read_own(face, &self.tree, value, &self.moment).await?.into()
+            }
         };
         Ok((key, value))
     }
@@ -511,7 +513,8 @@ pub struct ValueReader {
 pub(crate) enum Content {
     Bytes(Vec<u8>),
     Placed(LargeRef),
-    Unplaced(crate::txn::write_set::LargeValue),
+    /// Put by the transaction that reads, whatever has become of it since.
+    Own(Arc<LargeValue>),
 }
 
 impl std::fmt::Debug for ValueReader {
@@ -527,7 +530,7 @@ impl ValueReader {
         match &self.content {
             Content::Bytes(bytes) => bytes.len() as u64,
             Content::Placed(reference) => reference.length,
-            Content::Unplaced(value) => value.length,
+            Content::Own(value) => value.length,
         }
     }
 
@@ -546,7 +549,7 @@ impl ValueReader {
         let start = match &self.content {
             Content::Bytes(_) => return None,
             Content::Placed(reference) if reference.chunk_count == 1 => 0,
-            Content::Placed(_) | Content::Unplaced(_) => self.position / payload * payload,
+            Content::Placed(_) | Content::Own(_) => self.position / payload * payload,
         };
         let is_there = self.chunk.as_ref().is_some_and(|(at, _)| *at == start);
         (!is_there).then_some((start, (start / payload) as usize))
@@ -563,7 +566,7 @@ impl ValueReader {
     ) -> std::io::Result<Vec<u8>> {
         let bytes = match content {
             Content::Placed(reference) => core.read_chunk(face, tree, reference, index as u32, moment).await,
-            Content::Unplaced(value) => core.read_unplaced_chunk(face, tree, value, index).await,
+            Content::Own(value) => core.read_own_chunk(face, tree, value, index, moment).await,
             Content::Bytes(bytes) => Ok(bytes.clone()),
         };
         bytes.map_err(std::io::Error::other)

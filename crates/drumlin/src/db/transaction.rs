@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::core::{Core, LOCK_TIMEOUT, RowLock};
@@ -20,8 +19,8 @@ use crate::txn::engine::{Durability, Engine, Row, View};
 use crate::txn::locks::Granted;
 use crate::txn::read_set::{ReadSet, Reads, SharedReads};
 use crate::txn::snapshots::Registration;
-use crate::txn::values::{self, Blocking, MEDIUM_BYTES_MAX, Source};
-use crate::txn::write_set::{Change, LargeValue, WriteSet};
+use crate::txn::values::{self, Blocking, LargeValue, MEDIUM_BYTES_MAX, Source};
+use crate::txn::write_set::{Change, WriteSet};
 
 /// What a transaction sees of others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -71,32 +70,13 @@ pub struct Transaction {
     id: TransactionId,
     options: TxOptions,
     moment: Arc<Registration>,
-    writes: Writes,
+    writes: WriteSet,
     /// What it has read, if it is serializable.
     reads: Option<SharedReads>,
     locks: Locks,
     roll_backs: RollBacks,
     /// The conflict that has ended it.
     conflict: Option<&'static str>,
-}
-
-/// What a transaction has changed. Dropped, it gives back the extents that nothing names: those of all its large values,
-/// or of those that it replaced itself, once it is applied.
-#[derive(Debug)]
-struct Writes {
-    engine: Arc<Engine>,
-    set: WriteSet,
-    applied: AtomicBool,
-}
-
-impl Drop for Writes {
-    fn drop(&mut self) {
-        let applied = *self.applied.get_mut();
-        let unnamed = if applied { self.set.superseded_large() } else { self.set.roll_back(0) };
-        for value in unnamed {
-            values::discard(&self.engine.pool, &value);
-        }
-    }
 }
 
 /// Rows whose lock a transaction holds, until it is dropped.
@@ -160,17 +140,15 @@ impl Transaction {
         core.engine.check_failure()?;
         let moment = core.register(|| core.engine.clock.published());
         let id = core.next_transaction();
-        let engine = Arc::clone(&core.engine);
-        let locks = Locks::new(&engine, id);
+        let locks = Locks::new(&core.engine, id);
         let reads = (options.isolation == Isolation::Serializable)
-            .then(|| Arc::new(Mutex::new(ReadSet::new(engine.write_set_bytes_max))));
-        let writes = Writes { engine, set: WriteSet::default(), applied: AtomicBool::new(false) };
+            .then(|| Arc::new(Mutex::new(ReadSet::new(core.engine.write_set_bytes_max))));
         Ok(Transaction {
             handle: Arc::clone(handle),
             id,
             options,
             moment,
-            writes,
+            writes: WriteSet::default(),
             reads,
             locks,
             roll_backs: RollBacks::default(),
@@ -219,10 +197,10 @@ impl Transaction {
         reads: Option<&SharedReads>,
     ) -> Result<Option<Value>> {
         let tree = &keyspace.named.tree;
-        match self.writes.set.get(tree.pages.id, key) {
+        match self.writes.get(tree.pages.id, key) {
             Some(Change::Put(value)) => return Ok(Some(value.to_vec().into())),
             Some(Change::PutLarge(value)) => {
-                return Ok(Some(self.core().read_unplaced(face, tree, value).await?.into()));
+                return Ok(Some(self.core().read_own(face, tree, value, &self.moment).await?.into()));
             }
             Some(Change::Remove) => return Ok(None),
             None => {}
@@ -308,7 +286,7 @@ impl Transaction {
 
     fn check_size(&self, key: &[u8], value_bytes: usize) -> Result<()> {
         let limit_bytes = self.core().engine.write_set_bytes_max;
-        let bytes = self.writes.set.memory_bytes() + self.locks.bytes + WriteSet::cost_bytes(key, value_bytes);
+        let bytes = self.writes.memory_bytes() + self.locks.bytes + WriteSet::cost_bytes(key, value_bytes);
         if bytes as u64 > limit_bytes {
             return Err(Error::writes_too_large(limit_bytes));
         }
@@ -344,7 +322,7 @@ impl Transaction {
         }
         self.check_size(key, value.len())?;
         self.lock(face, keyspace, key).await?;
-        self.writes.set.put(&keyspace.named.tree, key, value);
+        self.writes.put(&keyspace.named.tree, key, value);
         Ok(())
     }
 
@@ -384,10 +362,9 @@ impl Transaction {
         let core = Arc::clone(self.core());
         core.engine.check_failure()?;
         let (pool, pages) = (&core.engine.pool, &keyspace.named.tree.pages);
-        let made = values::write_large(face, pool, pages, core.new_value(), source, &core.engine.make_space).await?;
-        let value = made.into_value();
+        let value = values::write_large(face, pool, pages, core.new_value(), source, &core.engine.make_space).await?;
         let length = value.length;
-        self.writes.set.put_large(&keyspace.named.tree, key, value);
+        self.writes.put_large(&keyspace.named.tree, key, value);
         Ok(length)
     }
 
@@ -402,11 +379,11 @@ impl Transaction {
     pub(crate) async fn remove_as(&mut self, face: Face<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<()> {
         self.check_size(key, 0)?;
         self.lock(face, keyspace, key).await?;
-        self.writes.set.remove(&keyspace.named.tree, key);
+        self.writes.remove(&keyspace.named.tree, key);
         Ok(())
     }
 
-    /// A value as a stream, as the transaction sees it now.
+    /// A value as a stream, as the transaction sees it now. Can be read on when the transaction has ended, however it did.
     ///
     /// # Errors
     /// As [`get`](Transaction::get).
@@ -417,9 +394,9 @@ impl Transaction {
     pub(crate) async fn read_as(&self, face: Face<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<Option<ValueReader>> {
         self.check_owner(keyspace)?;
         let tree = &keyspace.named.tree;
-        let content = match self.writes.set.get(tree.pages.id, key) {
+        let content = match self.writes.get(tree.pages.id, key) {
             Some(Change::Put(value)) => Content::Bytes(value.to_vec()),
-            Some(Change::PutLarge(value)) => Content::Unplaced(value.clone()),
+            Some(Change::PutLarge(value)) => Content::Own(Arc::clone(value)),
             Some(Change::Remove) => return Ok(None),
             None => {
                 if let Some(reads) = &self.reads {
@@ -458,11 +435,11 @@ impl Transaction {
         assert!(self.check_owner(keyspace).is_ok(), "the keyspace belongs to another database");
         let tree = keyspace.named.tree.clone();
         let within = (bounds.0.as_ref().map(|key| &key[..]), bounds.1.as_ref().map(|key| &key[..]));
-        let own: BTreeMap<Vec<u8>, Option<OwnValue>> = (self.writes.set.range(tree.pages.id, within))
+        let own: BTreeMap<Vec<u8>, Option<OwnValue>> = (self.writes.range(tree.pages.id, within))
             .map(|(key, change)| {
                 let value = match change {
                     Change::Put(value) => Some(OwnValue::Bytes(value.to_vec())),
-                    Change::PutLarge(value) => Some(OwnValue::Large(value.clone())),
+                    Change::PutLarge(value) => Some(OwnValue::Large(Arc::clone(value))),
                     Change::Remove => None,
                 };
                 (key.to_vec(), value)
@@ -500,7 +477,7 @@ impl Transaction {
     /// A point to go back to.
     #[must_use]
     pub fn savepoint(&mut self) -> Savepoint {
-        let position = self.writes.set.position();
+        let position = self.writes.position();
         Savepoint { transaction: self.id, position, roll_backs: self.roll_backs.count }
     }
 
@@ -513,9 +490,7 @@ impl Transaction {
             return Err(Error::Invalid("the savepoint is not one of this transaction's any more".into()));
         }
         self.roll_backs.note(savepoint.position);
-        for value in self.writes.set.roll_back(savepoint.position) {
-            values::discard(&self.core().engine.pool, &value);
-        }
+        self.writes.roll_back(savepoint.position);
         Ok(())
     }
 
@@ -535,23 +510,19 @@ impl Transaction {
         self.check_conflict()?;
         let Transaction { handle, options, moment, writes, reads, locks, .. } = self;
         let core = &handle.core;
-        if writes.set.is_empty() {
+        if writes.is_empty() {
             drop(locks);
             core.engine.await_durable(face, moment.timestamp).await?;
             return Ok(moment.timestamp);
         }
         moment.check()?;
-        let rows: Vec<Row<'_>> = writes.set.rows().map(|(tree, key, change)| Row { tree, key, change }).collect();
+        let rows: Vec<Row<'_>> = writes.rows().map(|(tree, key, change)| Row { tree, key, change }).collect();
         if rows.is_empty() {
             return Ok(moment.timestamp);
         }
         let read_set = reads.as_deref().map(ReadSet::end).filter(|set| !set.is_empty());
         let reads = read_set.as_ref().map(|set| Reads { set, moment: &moment });
-        let applied = || {
-            writes.applied.store(true, Ordering::Relaxed);
-            drop(locks);
-        };
-        let result = core.engine.commit(face, &rows, reads, options.durability, applied).await;
+        let result = core.engine.commit(face, &rows, reads, options.durability, || drop(locks)).await;
         core.after_commit();
         result
     }

@@ -23,7 +23,7 @@ use super::read_set::{Reads, Walk};
 use super::snapshots::Snapshots;
 use super::values;
 use super::versions::{Delta, Versions, Was};
-use super::write_set::{Change, LargeValue};
+use super::write_set::Change;
 use crate::error::{Error, Result};
 use crate::format::node::LargeRef;
 use crate::format::record::{self, Operation};
@@ -347,9 +347,10 @@ impl Engine {
         for row in rows {
             let operation = match row.change {
                 Change::Put(value) => Operation::Put { key: row.key, value },
-                Change::PutLarge(LargeValue { length, identity, places }) => {
+                Change::PutLarge(value) => {
                     after_data = true;
-                    Operation::PutLarge { key: row.key, length: *length, identity: *identity, places: places.clone() }
+                    let (length, identity, places) = (value.length, value.identity, value.places.clone());
+                    Operation::PutLarge { key: row.key, length, identity, places }
                 }
                 Change::Remove => Operation::Remove { key: row.key },
             };
@@ -848,6 +849,7 @@ impl Engine {
                 },
                 Change::PutLarge(value) => {
                     large = self.place_value(guard, pages, value.length, value.identity, &value.places);
+                    value.set_reference(guard, large);
                     RowValue::Large(large)
                 }
             };

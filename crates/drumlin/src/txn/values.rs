@@ -6,11 +6,16 @@
 //!   past the pool, so that one film does not push out everything else.
 //!
 //! An extent's payload is the value's identity (8 bytes) and its bytes.
+//!
+//! # Invariant
+//! The extents of a large value that no commit has named are in use as long as somebody has its [`LargeValue`]: the
+//! transaction that put it, and whoever reads what the transaction put. From the commit on they are a table's: whoever still
+//! reads the value reads it as any other row's, and his snapshot, which is older, keeps it there.
 
 use std::future::poll_fn;
 use std::io::Read;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use futures_io::AsyncRead;
 
@@ -24,7 +29,6 @@ use crate::space::{Guard, PageSpace, Word};
 use crate::task::Face;
 
 use super::engine::MakeSpace;
-use super::write_set::LargeValue;
 
 /// Header and identity, in front of a chunk's bytes.
 const CHUNK_OVERHEAD_BYTES: usize = extent::VALUE_BYTES_OFFSET;
@@ -77,27 +81,44 @@ impl<R: AsyncRead + Unpin> Source for ForTasks<R> {
     }
 }
 
-/// Extents that no row names yet. Dropped, they are given back.
+/// A value whose bytes are in extents already. Dropped before a commit has named them, they are given back.
 #[derive(Debug)]
-pub(crate) struct Unnamed {
-    pool: Arc<Pool>,
-    value: LargeValue,
+pub(crate) struct LargeValue {
+    pub(crate) length: u64,
+    pub(crate) identity: u64,
+    pub(crate) places: Vec<Place>,
+    /// Set once the page table has them.
+    reference: OnceLock<LargeRef>,
+    /// `None`: they are in the log already.
+    pool: Option<Arc<Pool>>,
 }
 
-impl Unnamed {
-    pub(crate) fn value(&self) -> &LargeValue {
-        &self.value
+impl LargeValue {
+    fn new(pool: &Arc<Pool>, identity: u64, places: Vec<Place>) -> LargeValue {
+        LargeValue { length: 0, identity, places, reference: OnceLock::new(), pool: Some(Arc::clone(pool)) }
     }
 
-    /// The value, for whoever names it, or gives it back himself.
-    pub(crate) fn into_value(mut self) -> LargeValue {
-        std::mem::replace(&mut self.value, LargeValue { length: 0, identity: 0, places: Vec::new() })
+    /// A value that a record of the log names.
+    pub(crate) fn of_record(length: u64, identity: u64, places: Vec<Place>) -> LargeValue {
+        LargeValue { length, identity, places, reference: OnceLock::new(), pool: None }
+    }
+
+    /// A commit gave its extents these pages, in the guard that is still held: no checkpoint has let them be moved yet.
+    pub(crate) fn set_reference(&self, _guard: &Guard<'_>, reference: LargeRef) {
+        self.reference.set(reference).expect("a value is put by one commit");
+    }
+
+    /// How a row names it, if one does.
+    pub(crate) fn reference(&self) -> Option<&LargeRef> {
+        self.reference.get()
     }
 }
 
-impl Drop for Unnamed {
+impl Drop for LargeValue {
     fn drop(&mut self) {
-        discard(&self.pool, &self.value);
+        if let (None, Some(pool)) = (self.reference.get(), &self.pool) {
+            self.places.iter().for_each(|place| pool.space.segments.discard(*place));
+        }
     }
 }
 
@@ -111,8 +132,8 @@ pub(crate) async fn write_large(
     identity: u64,
     mut source: impl Source,
     make_space: &MakeSpace,
-) -> Result<Unnamed> {
-    let mut written = Unnamed { pool: Arc::clone(pool), value: LargeValue { length: 0, identity, places: Vec::new() } };
+) -> Result<Arc<LargeValue>> {
+    let mut written = LargeValue::new(pool, identity, Vec::new());
     let chunk_bytes = pool.space.value_chunk_bytes();
     let mut page = vec![0; chunk_bytes];
     let mut encoded = Vec::new();
@@ -121,11 +142,11 @@ pub(crate) async fn write_large(
     loop {
         let filled = source.fill(&mut page[CHUNK_OVERHEAD_BYTES..]).await?;
         if filled == 0 {
-            return Ok(written);
+            return Ok(Arc::new(written));
         }
         put_u64(&mut page, HEADER_BYTES, identity);
-        let name = Identity { keyspace: pages.id, page: PageId(written.value.places.len() as u32) };
-        let place = loop {
+        let name = Identity { keyspace: pages.id, page: PageId(written.places.len() as u32) };
+        let mut chunk = loop {
             let epoch = pool.space.enter().epoch();
             encoded.clear();
             let stored = extent::encode(&page[..CHUNK_OVERHEAD_BYTES + filled], name, epoch, Kind::Value, &mut encoded);
@@ -135,15 +156,11 @@ pub(crate) async fn write_large(
             let result;
             (buffer, result) = (face.run(move || {
                 let place = chunk_pool.space.write_value_chunk(epoch, &mut buffer, stored);
-                let chunk = place.map(|place| {
-                    let value = LargeValue { length: 0, identity, places: vec![place] };
-                    Unnamed { pool: chunk_pool, value }
-                });
-                (buffer, chunk)
+                (buffer, place.map(|place| LargeValue::new(&chunk_pool, identity, vec![place])))
             }))
             .await;
             match result {
-                Ok(chunk) => break chunk.into_value().places[0],
+                Ok(chunk) => break chunk,
                 Err(Error::DiskFull { .. }) if !std::mem::replace(&mut made_space, true) => {
                     let make_space = Arc::clone(make_space);
                     face.run(move || make_space()).await?;
@@ -151,15 +168,8 @@ pub(crate) async fn write_large(
                 Err(error) => return Err(error),
             }
         };
-        written.value.places.push(place);
-        written.value.length += filled as u64;
-    }
-}
-
-/// Gives back the extents of a value that no commit named.
-pub(crate) fn discard(pool: &Pool, value: &LargeValue) {
-    for place in &value.places {
-        pool.space.segments.discard(*place);
+        written.places.append(&mut chunk.places);
+        written.length += filled as u64;
     }
 }
 
@@ -274,7 +284,7 @@ async fn read_medium(
     }
 }
 
-/// A chunk of a value that was written and is in no table yet.
+/// A chunk of a value that was written. What is read counts only if no commit has named the value by then.
 pub(crate) async fn read_unplaced(
     face: Face<'_>,
     pool: &Pool,
@@ -286,7 +296,8 @@ pub(crate) async fn read_unplaced(
     let space = Arc::clone(&pool.space);
     let (header, mut bytes) = face.run(move || crate::space::checkpoint::read_extent(&space, place)).await?;
     let name = Identity { keyspace: pages.id, page: PageId(index as u32) };
-    if header.kind != Kind::Value || header.identity != name || bytes.len() < CHUNK_OVERHEAD_BYTES {
+    let is_whole = bytes.len() >= CHUNK_OVERHEAD_BYTES && get_u64(&bytes, HEADER_BYTES) == value.identity;
+    if header.kind != Kind::Value || header.identity != name || !is_whole {
         return Err(pool.space.damaged("a value", place, extent::Flaw::Identity(header.identity)));
     }
     bytes.drain(..CHUNK_OVERHEAD_BYTES);

@@ -1,36 +1,30 @@
 //! A transaction's private changes.
 //!
 //! # Invariants
-//! 1. Nothing of it is in any page before the commit: an abort drops it.
+//! 1. Nothing of it is in any page before the commit: an abort drops it. Large values are shared with those who read them.
 //! 2. Entries are only appended; each knows the entry before it for the same key. So a savepoint is a number of entries, and
 //!    going back to it restores the older entries.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, Range};
+use std::sync::Arc;
 
+use super::values::LargeValue;
 use crate::format::{KeyspaceId, Place};
 use crate::tree::Tree;
-
-/// A value whose bytes are in extents already.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct LargeValue {
-    pub(crate) length: u64,
-    pub(crate) identity: u64,
-    pub(crate) places: Vec<Place>,
-}
 
 /// What the transaction did to a row last.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Change<'a> {
     Put(&'a [u8]),
-    PutLarge(&'a LargeValue),
+    PutLarge(&'a Arc<LargeValue>),
     Remove,
 }
 
 #[derive(Debug)]
 enum Kept {
     Put(Range<usize>),
-    PutLarge(Box<LargeValue>),
+    PutLarge(Arc<LargeValue>),
     Remove,
 }
 
@@ -99,10 +93,10 @@ impl WriteSet {
         self.push(tree, key, Kept::Put(value));
     }
 
-    pub(crate) fn put_large(&mut self, tree: &Tree, key: &[u8], value: LargeValue) {
+    pub(crate) fn put_large(&mut self, tree: &Tree, key: &[u8], value: Arc<LargeValue>) {
         self.large_bytes += size_of::<LargeValue>() + value.places.capacity() * size_of::<Place>();
         let key = self.keep(key);
-        self.push(tree, key, Kept::PutLarge(Box::new(value)));
+        self.push(tree, key, Kept::PutLarge(value));
     }
 
     pub(crate) fn remove(&mut self, tree: &Tree, key: &[u8]) {
@@ -211,9 +205,8 @@ impl WriteSet {
         })
     }
 
-    /// Undoes all entries from `position` on and returns the large values among them.
-    pub(crate) fn roll_back(&mut self, position: usize) -> Vec<LargeValue> {
-        let mut dropped = Vec::new();
+    /// Undoes all entries from `position` on.
+    pub(crate) fn roll_back(&mut self, position: usize) {
         while self.entries.len() > position {
             let entry = self.entries.pop().expect("counted");
             let key = &self.arena[entry.key.clone()];
@@ -231,23 +224,8 @@ impl WriteSet {
             self.arena.truncate(entry.key.start);
             if let Kept::PutLarge(value) = entry.kept {
                 self.large_bytes -= size_of::<LargeValue>() + value.places.capacity() * size_of::<Place>();
-                dropped.push(*value);
             }
         }
-        dropped
-    }
-
-    /// Large values that a later entry for the same key replaces.
-    pub(crate) fn superseded_large(&self) -> Vec<LargeValue> {
-        let mut found = Vec::new();
-        for entry in &self.entries {
-            if let Some(previous) = entry.previous
-                && let Kept::PutLarge(value) = &self.entries[previous as usize].kept
-            {
-                found.push((**value).clone());
-            }
-        }
-        found
     }
 }
 

@@ -1,0 +1,111 @@
+//! Values in extents of their own, looked at from inside: who may still read them, where they may be read to, what moves them.
+
+use std::io::Read;
+use std::sync::Arc;
+
+use crate::Config;
+use crate::db::{Database, Keyspace, Savepoint, Transaction};
+use crate::io::Backend;
+
+/// Bytes of a value in each chunk but the last, where segments are as long as here.
+const CHUNK_BYTES: usize = (64 << 10) - 48;
+
+/// Bytes that do not compress, the same from the same seed.
+fn noise(seed: u64, length: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut byte = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 24) as u8
+    };
+    (0..length).map(|_| byte()).collect()
+}
+
+fn open(backend: &Arc<dyn Backend>) -> (Database, Keyspace) {
+    let config = Config::new().backend(Arc::clone(backend)).memory(16 << 20).segment_bytes(256 << 10);
+    let db = config.log_segment_bytes(1 << 20).open("/db").unwrap();
+    let keyspace = db.keyspace("k").unwrap();
+    (db, keyspace)
+}
+
+fn stage() -> (Database, Keyspace) {
+    open(&crate::io::in_memory())
+}
+
+/// Leaves gaps in every segment and has them closed, so that what lies there is moved.
+fn move_everything(db: &Database, keyspace: &Keyspace) {
+    for key in 0..12u8 {
+        keyspace.remove([b'f', key]).unwrap();
+    }
+    db.checkpoint().unwrap();
+    db.compact().unwrap();
+}
+
+/// Rows that [`move_everything`] removes.
+fn fill(keyspace: &Keyspace, some: std::ops::Range<u8>) {
+    for key in some {
+        keyspace.insert([b'f', key], noise(100 + u64::from(key), 2 * CHUNK_BYTES)).unwrap();
+    }
+}
+
+/// Whoever reads a transaction's own value reads that value to its end, whatever becomes of the transaction and its space.
+#[test]
+fn a_transactions_own_value_is_there_while_it_is_read() {
+    type End = fn(Transaction, &Keyspace, Savepoint);
+    let ends: [(&str, End); 5] = [
+        ("aborted", |tx, _, _| tx.abort()),
+        ("rolled back", |mut tx, _, before| tx.rollback_to(before).unwrap()),
+        ("overwritten", |mut tx, keyspace, _| {
+            tx.insert(keyspace, b"a", b"short").unwrap();
+            tx.commit().unwrap();
+        }),
+        ("committed", |tx, _, _| {
+            tx.commit().unwrap();
+        }),
+        ("removed", |tx, keyspace, _| {
+            tx.commit().unwrap();
+            keyspace.remove(b"a").unwrap();
+        }),
+    ];
+    for (how, end) in ends {
+        let (db, keyspace) = stage();
+        let value = noise(1, 3 * CHUNK_BYTES + 100);
+        fill(&keyspace, 0..6);
+        let mut tx = db.begin().unwrap();
+        let before = tx.savepoint();
+        tx.insert(&keyspace, b"a", &value).unwrap();
+        let mut reader = tx.read(&keyspace, b"a").unwrap().unwrap();
+        let mut rows = tx.prefix(&keyspace, b"a");
+        fill(&keyspace, 6..12);
+        end(tx, &keyspace, before);
+        for key in 0..24u8 {
+            // What is free is taken again at once, and again after what lives was moved.
+            if key == 12 {
+                move_everything(&db, &keyspace);
+            }
+            keyspace.insert([b'o', key], noise(2, 3 * CHUNK_BYTES)).unwrap();
+        }
+        let mut read = Vec::new();
+        reader.read_to_end(&mut read).unwrap_or_else(|error| panic!("{how}: {error}"));
+        assert!(read == value, "{how}: another value's bytes");
+        let (_, read) = rows.next().expect(how).unwrap_or_else(|error| panic!("{how}: {error}"));
+        assert!(read == value, "{how}: another value's bytes in a scan");
+    }
+}
+
+/// The space of a value that no commit names is free when its last reader has gone, and not before.
+#[test]
+fn a_value_without_a_commit_leaves_with_its_last_reader() {
+    let (db, keyspace) = stage();
+    keyspace.insert(b"b", b"1").unwrap();
+    db.checkpoint().unwrap();
+    let before = db.stats().live_bytes;
+    let mut tx = db.begin().unwrap();
+    tx.insert(&keyspace, b"a", noise(1, 3 * CHUNK_BYTES)).unwrap();
+    let reader = tx.read(&keyspace, b"a").unwrap();
+    drop(tx);
+    assert!(db.stats().live_bytes > before + 3 * CHUNK_BYTES as u64);
+    drop(reader);
+    assert_eq!(db.stats().live_bytes, before);
+}
