@@ -5,7 +5,13 @@ use std::sync::Arc;
 
 use crate::Config;
 use crate::db::{Database, Keyspace, Savepoint, Transaction};
+use crate::format::PageId;
+use crate::format::node::LargeRef;
 use crate::io::Backend;
+use crate::space::Word;
+use crate::task::{Face, ready};
+use crate::txn::engine::{Found, View};
+use crate::txn::values;
 
 /// Bytes of a value in each chunk but the last, where segments are as long as here.
 const CHUNK_BYTES: usize = (64 << 10) - 48;
@@ -31,6 +37,13 @@ fn open(backend: &Arc<dyn Backend>) -> (Database, Keyspace) {
 
 fn stage() -> (Database, Keyspace) {
     open(&crate::io::in_memory())
+}
+
+fn reference(db: &Database, keyspace: &Keyspace, key: &[u8]) -> LargeRef {
+    match db.core().engine.find(&keyspace.named.tree, key, View::Visible).unwrap() {
+        Some(Found::Large(reference)) => reference,
+        other => panic!("no reference but {other:?}"),
+    }
 }
 
 /// Leaves gaps in every segment and has them closed, so that what lies there is moved.
@@ -108,4 +121,31 @@ fn a_value_without_a_commit_leaves_with_its_last_reader() {
     assert!(db.stats().live_bytes > before + 3 * CHUNK_BYTES as u64);
     drop(reader);
     assert_eq!(db.stats().live_bytes, before);
+}
+
+/// A number that was a leaf's or another value's when somebody asked for it brings no chunk of a large value into memory, where
+/// nobody would look for it and the cleaner would write it anew as what it is not.
+#[test]
+fn an_outdated_number_brings_no_chunk_into_memory() {
+    let backend = crate::io::in_memory();
+    let (db, keyspace) = open(&backend);
+    let value = noise(3, 2 * CHUNK_BYTES + 100);
+    fill(&keyspace, 0..6);
+    keyspace.insert(b"film", &value).unwrap();
+    fill(&keyspace, 6..12);
+    let film = reference(&db, &keyspace, b"film");
+    let last = PageId(film.first_page.0 + film.chunk_count - 1);
+    let (pool, pages) = (&db.core().engine.pool, &keyspace.named.tree.pages);
+    // Who is led astray gets an error or nothing; whichever, the value is where it was.
+    let _ = pool.fault(pages, last, pages.page_bytes);
+    let _ = pool.fault_many(pages, &[last, last]);
+    let other = LargeRef { length: 900, id: film.id + 1, first_page: last, chunk_count: 1 };
+    let _ = ready(values::read_chunk(Face::Blocking, pool, pages, &other, 0));
+    assert!(matches!(pages.table.load(last), Word::Disk(_)), "{:?}", pages.table.load(last));
+    assert!(keyspace.get(b"film").unwrap().unwrap() == value);
+    move_everything(&db, &keyspace);
+    db.close().unwrap();
+    drop(keyspace);
+    let (_db, keyspace) = open(&backend);
+    assert!(keyspace.get(b"film").unwrap().unwrap() == value);
 }

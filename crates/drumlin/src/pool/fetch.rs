@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 
-use super::{NewFrame, Pool, QUEUE_DEPTH};
+use super::{NewFrame, Pool, QUEUE_DEPTH, Wanted};
 use crate::error::{Error, Result};
 use crate::format::extent::Flaw;
 use crate::format::{PageId, Place};
@@ -44,6 +44,7 @@ struct Request {
     pages: Arc<PageSpace>,
     page: PageId,
     frame_bytes: usize,
+    wanted: Wanted,
     ticket: Arc<Ticket>,
 }
 
@@ -116,6 +117,27 @@ impl Pool {
         page: PageId,
         frame_bytes: usize,
     ) -> Result<()> {
+        self.fault_wanted_as_task(pages, page, frame_bytes, Wanted::Node).await
+    }
+
+    /// As [`fault_value`](Pool::fault_value), for a task.
+    pub(crate) async fn fault_value_as_task(
+        self: &Arc<Pool>,
+        pages: &Arc<PageSpace>,
+        page: PageId,
+        frame_bytes: usize,
+        identity: u64,
+    ) -> Result<()> {
+        self.fault_wanted_as_task(pages, page, frame_bytes, Wanted::Value(identity)).await
+    }
+
+    async fn fault_wanted_as_task(
+        self: &Arc<Pool>,
+        pages: &Arc<PageSpace>,
+        page: PageId,
+        frame_bytes: usize,
+        wanted: Wanted,
+    ) -> Result<()> {
         loop {
             match pages.table.load(page) {
                 Word::Disk(place) if place.length() > frame_bytes as u64 => {
@@ -123,7 +145,7 @@ impl Pool {
                     return Err(self.space.damaged(&what, place, Flaw::Length));
                 }
                 Word::Disk(_) => {
-                    let ticket = self.post(pages, page, frame_bytes)?;
+                    let ticket = self.post(pages, page, frame_bytes, wanted)?;
                     poll_fn(|context| ticket.poll(context.waker())).await?;
                 }
                 Word::Reading(_) => poll_fn(|context| self.poll_arrival(pages, page, context.waker())).await,
@@ -141,7 +163,7 @@ impl Pool {
         let mut tickets = Vec::with_capacity(wanted.len());
         for &page in wanted {
             if matches!(pages.table.load(page), Word::Disk(place) if place.length() <= pages.page_bytes as u64) {
-                tickets.push(self.post(pages, page, pages.page_bytes)?);
+                tickets.push(self.post(pages, page, pages.page_bytes, Wanted::Node)?);
             }
         }
         let mut count = 0;
@@ -168,9 +190,15 @@ impl Pool {
         Poll::Pending
     }
 
-    fn post(self: &Arc<Pool>, pages: &Arc<PageSpace>, page: PageId, frame_bytes: usize) -> Result<Arc<Ticket>> {
+    fn post(
+        self: &Arc<Pool>,
+        pages: &Arc<PageSpace>,
+        page: PageId,
+        frame_bytes: usize,
+        wanted: Wanted,
+    ) -> Result<Arc<Ticket>> {
         let ticket = Arc::new(Ticket::default());
-        let request = Request { pages: Arc::clone(pages), page, frame_bytes, ticket: Arc::clone(&ticket) };
+        let request = Request { pages: Arc::clone(pages), page, frame_bytes, wanted, ticket: Arc::clone(&ticket) };
         let mut inbox = self.fetcher.inbox.lock();
         if inbox.stop {
             drop(inbox);
@@ -353,7 +381,7 @@ impl Pool {
         let Fetch { request, place, offset, frame } = fetch;
         self.hits.misses.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let bytes = bytes.get(offset..).unwrap_or_default();
-        let arrived = self.arrive(&request.pages, request.page, place, frame, result, bytes);
+        let arrived = self.arrive(&request.pages, request.page, request.wanted, place, frame, result, bytes);
         request.ticket.answer(arrived)
     }
 }

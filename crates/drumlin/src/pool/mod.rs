@@ -5,6 +5,7 @@
 //! 2. An image is appended while its frame is latched and the guard is held, to the appender of the epoch that changed it.
 //! 3. A frame whose image is on its way to the disk is not evicted before it has arrived: a read would come too early.
 //! 4. Damage is reported only if the page's word is still the one that the read began with.
+//! 5. A value in memory is a medium one that was asked for by its identity: no chunk of a large one is ever in a frame.
 //!
 //! Lock order: guard, latch, then those of `space`. Latches of several frames are taken parents first, then in key order.
 
@@ -23,8 +24,8 @@ use crate::collections::HashMap;
 use crate::sync::{Condvar, Mutex};
 
 use crate::error::{Error, Result};
-use crate::format::extent::{Flaw, Identity, KIND_OFFSET, Kind, TABLE_PAGES};
-use crate::format::{Epoch, KeyspaceId, PageId, Place, extent};
+use crate::format::extent::{Flaw, HEADER_BYTES, Identity, KIND_OFFSET, Kind, TABLE_PAGES, VALUE_BYTES_OFFSET};
+use crate::format::{Epoch, KeyspaceId, PageId, Place, extent, get_u64};
 use crate::io::{AlignedBuffer, Backend, Queue};
 use crate::space::{FrameIndex, Guard, PageSpace, Space, Word};
 use frames::INNER_CHANCES;
@@ -80,6 +81,16 @@ pub(crate) type KeyOrder = fn(&[u8]) -> u128;
 pub(crate) struct Nodes {
     pub(crate) verify: VerifyNode,
     pub(crate) key_order: KeyOrder,
+}
+
+/// What a fault is to bring in. Whoever was led by what is outdated may ask for a number that is another page's by now: that
+/// one is left where it is.
+#[derive(Clone, Copy, Debug)]
+enum Wanted {
+    /// A leaf or an inner node.
+    Node,
+    /// The medium value of this identity. A large value's chunks are never in memory.
+    Value(u64),
 }
 
 /// See the module.
@@ -206,8 +217,17 @@ impl Pool {
 
     // ── faults ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Brings a page of `frame_bytes` into memory, or finds that it is there, or that it is none.
+    /// Brings a node of `frame_bytes` into memory, or finds that it is there, or that the page is none.
     pub(crate) fn fault(&self, pages: &PageSpace, page: PageId, frame_bytes: usize) -> Result<()> {
+        self.fault_wanted(pages, page, frame_bytes, Wanted::Node)
+    }
+
+    /// As [`fault`](Pool::fault), for the medium value of this identity.
+    pub(crate) fn fault_value(&self, pages: &PageSpace, page: PageId, frame_bytes: usize, identity: u64) -> Result<()> {
+        self.fault_wanted(pages, page, frame_bytes, Wanted::Value(identity))
+    }
+
+    fn fault_wanted(&self, pages: &PageSpace, page: PageId, frame_bytes: usize, wanted: Wanted) -> Result<()> {
         loop {
             match pages.table.load(page) {
                 Word::Disk(place) if place.length() > frame_bytes as u64 => {
@@ -219,7 +239,7 @@ impl Pool {
                     if pages.table.exchange(page, Word::Disk(place), Word::Reading(place)) {
                         self.hits.misses.fetch_add(1, Ordering::Relaxed);
                         let mut buffer = self.take_scratch();
-                        let result = self.read_into(pages, page, place, frame, &mut buffer);
+                        let result = self.read_into(pages, page, wanted, place, frame, &mut buffer);
                         self.give_scratch(buffer);
                         return result;
                     }
@@ -237,6 +257,7 @@ impl Pool {
         &self,
         pages: &PageSpace,
         page: PageId,
+        wanted: Wanted,
         place: Place,
         frame: NewFrame<'_>,
         buffer: &mut AlignedBuffer,
@@ -244,14 +265,16 @@ impl Pool {
         let (start, length, offset) = self.space.cover(place);
         buffer.set_len(length);
         let result = self.space.read(buffer, start);
-        self.arrive(pages, page, place, frame, result, &buffer[offset..])
+        self.arrive(pages, page, wanted, place, frame, result, &buffer[offset..])
     }
 
     /// Ends a read: verifies the extent and publishes the page, or puts the word back and says why not.
+    #[expect(clippy::too_many_arguments, reason = "what was read, and for whom")]
     fn arrive(
         &self,
         pages: &PageSpace,
         page: PageId,
+        wanted: Wanted,
         place: Place,
         frame: NewFrame<'_>,
         result: std::io::Result<()>,
@@ -260,11 +283,11 @@ impl Pool {
         let identity = Identity { keyspace: pages.id, page };
         let reading = Word::Reading(place);
         let outcome = match result {
-            Ok(()) => self.admit(identity, place, frame, bytes).map(|word| (word, ())),
+            Ok(()) => self.admit(identity, wanted, place, frame, bytes),
             Err(error) => Err(Error::io("reading", self.space.path(), error)),
         };
         let result = match outcome {
-            Ok((word, ())) => {
+            Ok(word) => {
                 if !pages.table.exchange(page, reading, word) {
                     // The keyspace was dropped meanwhile.
                     crate::witness::mark!("a page arrived whose keyspace had been dropped");
@@ -297,8 +320,15 @@ impl Pool {
         tasks.into_iter().for_each(Waker::wake);
     }
 
-    /// Puts an extent's page into the frame; returns the word that publishes it.
-    fn admit(&self, identity: Identity, place: Place, mut frame: NewFrame<'_>, bytes: &[u8]) -> Result<Word> {
+    /// Puts an extent's page into the frame, if it is what is wanted; returns the word that publishes it.
+    fn admit(
+        &self,
+        identity: Identity,
+        wanted: Wanted,
+        place: Place,
+        mut frame: NewFrame<'_>,
+        bytes: &[u8],
+    ) -> Result<Word> {
         let what = || format!("page {} of keyspace {}", identity.page, identity.keyspace);
         let flawed = |flaw: Flaw| self.space.damaged(&what(), place, flaw);
         let bytes = &bytes[..place.length() as usize];
@@ -306,9 +336,11 @@ impl Pool {
         if !place.is_of(header.epoch) {
             return Err(flawed(Flaw::Epoch(header.epoch)));
         }
-        // A value's extents are numbered within the value: its identity, which the reader knows, is checked by the reader.
-        let numbered =
-            if header.kind == Kind::Value { Identity { page: header.identity.page, ..identity } } else { identity };
+        // A value's extents are numbered within the value: what tells it apart is its own identity.
+        let numbered = match wanted {
+            Wanted::Node => identity,
+            Wanted::Value(_) => Identity { page: header.identity.page, ..identity },
+        };
         if header.identity != numbered {
             return Err(flawed(Flaw::Identity(header.identity)));
         }
@@ -317,13 +349,18 @@ impl Pool {
         }
         let raw_bytes = header.raw_bytes;
         extent::decode(bytes, &header, &mut frame[..raw_bytes]).map_err(flawed)?;
-        let leaf = match header.kind {
-            Kind::Leaf | Kind::Inner => {
+        let leaf = match (wanted, header.kind) {
+            (Wanted::Node, Kind::Leaf | Kind::Inner) => {
                 (self.nodes.verify)(&frame, header.kind == Kind::Leaf)
                     .map_err(|flaw| self.space.damaged(&what(), place, flaw))?;
                 header.kind == Kind::Leaf
             }
-            Kind::Value => false,
+            (Wanted::Value(id), Kind::Value) => {
+                if raw_bytes < VALUE_BYTES_OFFSET || get_u64(&frame, HEADER_BYTES) != id {
+                    return Err(flawed(Flaw::Identity(header.identity)));
+                }
+                false
+            }
             _ => return Err(flawed(Flaw::Kind)),
         };
         frame.header().set_place(place);
@@ -350,7 +387,7 @@ impl Pool {
         }
     }
 
-    /// Brings several pages into memory with many reads in flight. Pages that can't be read are left where they are: who
+    /// Brings several nodes into memory with many reads in flight. Pages that can't be read are left where they are: who
     /// needs one finds the error when it faults the page itself. Returns the number of pages read.
     pub(crate) fn fault_many(&self, pages: &PageSpace, wanted: &[PageId]) -> Result<usize> {
         if wanted.len() < 2 {
@@ -398,7 +435,7 @@ impl Pool {
                 drop(queue);
                 let kind = error.kind();
                 for (page, place, frame) in in_flight.into_iter().flatten().flat_map(|group| group.pages) {
-                    let _ = self.arrive(pages, page, place, frame, Err(kind.into()), &[]);
+                    let _ = self.arrive(pages, page, Wanted::Node, place, frame, Err(kind.into()), &[]);
                 }
                 return Err(Error::io("reading", self.space.path(), error));
             }
@@ -412,7 +449,8 @@ impl Pool {
                         Err(error) => Err(error.kind().into()),
                     };
                     // Whoever needs the page meets its error again.
-                    let arrived = self.arrive(pages, page, place, frame, result, &completion.buffer[offset..]);
+                    let bytes = &completion.buffer[offset..];
+                    let arrived = self.arrive(pages, page, Wanted::Node, place, frame, result, bytes);
                     count += usize::from(arrived.is_ok());
                 }
                 self.give_scratch(completion.buffer);

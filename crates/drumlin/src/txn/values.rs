@@ -247,8 +247,8 @@ async fn read_medium(
 ) -> Result<Chunk> {
     let frame_bytes = (reference.length as usize + CHUNK_OVERHEAD_BYTES).next_power_of_two().max(PAGE_BYTES_MIN);
     let fault = async || match face {
-        Face::Blocking => pool.fault(pages, page, frame_bytes),
-        Face::Tasks(_) => pool.fault_as_task(pages, page, frame_bytes).await,
+        Face::Blocking => pool.fault_value(pages, page, frame_bytes, reference.id),
+        Face::Tasks(_) => pool.fault_value_as_task(pages, page, frame_bytes, reference.id).await,
     };
     loop {
         {
