@@ -1,4 +1,7 @@
 //! Cleaning: moving what lives out of sparse segments, so that they serve again.
+//!
+//! Nodes in memory are made dirty, so that the next checkpoint writes them elsewhere. All else is copied as it lies on disk; of
+//! a value in memory the frame is told the new place.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,7 +10,7 @@ use std::time::Duration;
 use super::core::Core;
 use crate::collections::HashSet;
 use crate::error::{Error, Result};
-use crate::format::extent::{self, Identity};
+use crate::format::extent::{self, Identity, KIND_OFFSET, Kind};
 use crate::format::{PageId, Place, SegmentId};
 use crate::space::{PageSpace, RESERVE_SEGMENTS, Word};
 
@@ -151,27 +154,38 @@ impl Core {
         let engine = &self.engine;
         let space = &engine.space;
         let inside = |place: Place| !place.is_none() && victims.contains(&space.segments.segment_of(place).0);
-        let mut on_disk: Vec<(Place, PageId)> = Vec::new();
+        let mut as_they_lie: Vec<(Place, PageId)> = Vec::new();
         for (page, word) in pages.table.iter() {
             match word {
                 Word::Reading(place) if inside(place) => {
                     crate::witness::mark!("a segment was emptied while a page in it was read");
                 }
                 Word::Disk(place) if inside(place) => {
-                    on_disk.push((place, page));
+                    as_they_lie.push((place, page));
                 }
-                Word::Leaf(frame) | Word::Fixed(frame) if inside(engine.pool.frames.header(frame).place()) => {
-                    self.touch(pages, page)?;
+                Word::Leaf(frame) | Word::Fixed(frame) => {
+                    let place = engine.pool.frames.header(frame).place();
+                    if inside(place) && self.is_value_in_memory(pages, page) {
+                        as_they_lie.push((place, page));
+                    } else if inside(place) {
+                        self.touch(pages, page)?;
+                    }
                 }
                 _ => {}
             }
         }
         // In the order of the disk.
-        on_disk.sort_unstable();
-        self.move_extents(pages, &on_disk)
+        as_they_lie.sort_unstable();
+        self.move_extents(pages, &as_they_lie)
     }
 
-    /// Makes a page in memory dirty, so that it is written elsewhere.
+    fn is_value_in_memory(&self, pages: &PageSpace, page: PageId) -> bool {
+        let pool = &self.engine.pool;
+        let pin = pool.pin();
+        pool.frames.fixed(&pages.table, page, &pin).is_some_and(|(_, bytes)| bytes[KIND_OFFSET] == Kind::Value as u8)
+    }
+
+    /// Makes a node in memory dirty, so that it is written elsewhere.
     fn touch(&self, pages: &PageSpace, page: PageId) -> Result<()> {
         let engine = &self.engine;
         // Where every segment counts, the caller has counted.
@@ -182,14 +196,16 @@ impl Core {
         let (Word::Leaf(frame) | Word::Fixed(frame)) = pages.table.load(page) else { return Ok(()) };
         let Some(write) = engine.pool.frames.write(frame, Identity { keyspace: pages.id, page }) else { return Ok(()) };
         let word = pages.table.load(page);
-        if word == Word::Leaf(frame) || word == Word::Fixed(frame) {
+        // A value that has the number by now was written since the segment was closed.
+        let is_node = write[KIND_OFFSET] != Kind::Value as u8;
+        if is_node && (word == Word::Leaf(frame) || word == Word::Fixed(frame)) {
             engine.pool.prepare_change(&guard, &write)?;
             engine.pool.mark_dirty(&guard, &write);
         }
         Ok(())
     }
 
-    /// Copies extents to a segment of the current epoch and redirects their pages.
+    /// Copies extents as they lie to a segment of the current epoch and redirects their pages.
     fn move_extents(&self, pages: &PageSpace, found: &[(Place, PageId)]) -> Result<()> {
         /// Bytes copied between two looks at what else there is to do.
         const STEP_BYTES: u64 = 512 << 10;
@@ -237,7 +253,7 @@ impl Core {
             space.wait_for_jobs(engine.pool.on_written())?;
             let guard = space.enter();
             for (page, old, new) in moved {
-                if pages.table.exchange(page, Word::Disk(old), Word::Disk(new)) {
+                if self.redirect(pages, page, old, new) {
                     space.record(guard.epoch(), pages.id, page, new);
                     space.segments.release(old, guard.epoch());
                 } else {
@@ -249,6 +265,34 @@ impl Core {
             ended?;
         }
         Ok(())
+    }
+
+    /// Says that the page is at `new` now: in the table, or in the frame where it is in memory. `false` where it has a newer image
+    /// than the one at `old`, or will have. The caller is in the guard.
+    fn redirect(&self, pages: &PageSpace, page: PageId, old: Place, new: Place) -> bool {
+        loop {
+            if pages.table.exchange(page, Word::Disk(old), Word::Disk(new)) {
+                return true;
+            }
+            let word = pages.table.load(page);
+            match word {
+                // It was evicted just now.
+                Word::Disk(place) if place == old => {}
+                Word::Leaf(frame) | Word::Fixed(frame) => {
+                    let identity = Identity { keyspace: pages.id, page };
+                    let Some(write) = self.engine.pool.frames.write(frame, identity) else { continue };
+                    if pages.table.load(page) != word {
+                        continue;
+                    }
+                    let is_its_own = write.header().place() == old && write.header().dirty().is_none();
+                    if is_its_own {
+                        write.header().set_place(new);
+                    }
+                    return is_its_own;
+                }
+                _ => return false,
+            }
+        }
     }
 
     /// Gives the file's free end back, but for the reserve: on a disk that others fill it might not be had again.

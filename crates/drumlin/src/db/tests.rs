@@ -149,3 +149,55 @@ fn an_outdated_number_brings_no_chunk_into_memory() {
     let (_db, keyspace) = open(&backend);
     assert!(keyspace.get(b"film").unwrap().unwrap() == value);
 }
+
+/// Emptying a segment moves the values in it as they lie on disk, whether they are in memory or not: not a byte more of them is in
+/// use afterwards, and none that was removed is written again.
+#[test]
+fn values_in_memory_are_moved_as_they_lie_on_disk() {
+    const COUNT: u32 = 100;
+    const LENGTH: usize = 17_000;
+    let live_bytes = |in_memory: bool| {
+        let backend = crate::io::in_memory();
+        let (db, keyspace) = open(&backend);
+        for key in 0..COUNT {
+            keyspace.insert(key.to_be_bytes(), noise(key.into(), LENGTH)).unwrap();
+        }
+        let kept = || (0..COUNT).filter(|key| key % 3 == 1);
+        for key in (0..COUNT).filter(|key| key % 3 != 1) {
+            keyspace.remove(key.to_be_bytes()).unwrap();
+        }
+        db.checkpoint().unwrap();
+        if in_memory {
+            for key in kept() {
+                keyspace.get(key.to_be_bytes()).unwrap().unwrap();
+            }
+        }
+        let places = || -> Vec<_> {
+            let pages = &keyspace.named.tree.pages;
+            kept()
+                .map(|key| match pages.table.load(reference(&db, &keyspace, &key.to_be_bytes()).first_page) {
+                    Word::Disk(place) => place,
+                    Word::Fixed(frame) => db.core().engine.pool.frames.header(frame).place(),
+                    word => panic!("{word:?}"),
+                })
+                .collect()
+        };
+        let before = places();
+        db.compact().unwrap();
+        let after = places();
+        assert!(before.iter().zip(&after).any(|(before, after)| before != after), "nothing was moved");
+        for (before, after) in before.iter().zip(&after) {
+            assert_eq!(before.length(), after.length());
+        }
+        let live_bytes = db.stats().live_bytes;
+        db.close().unwrap();
+        drop(keyspace);
+        let (_db, keyspace) = open(&backend);
+        for key in kept() {
+            assert!(keyspace.get(key.to_be_bytes()).unwrap().unwrap() == noise(key.into(), LENGTH), "row {key}");
+        }
+        live_bytes
+    };
+    let (without, with) = (live_bytes(false), live_bytes(true));
+    assert!(with < without + (32 << 10), "{without} bytes live without, {with} with values in memory");
+}

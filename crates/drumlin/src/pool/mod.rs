@@ -5,7 +5,8 @@
 //! 2. An image is appended while its frame is latched and the guard is held, to the appender of the epoch that changed it.
 //! 3. A frame whose image is on its way to the disk is not evicted before it has arrived: a read would come too early.
 //! 4. Damage is reported only if the page's word is still the one that the read began with.
-//! 5. A value in memory is a medium one that was asked for by its identity: no chunk of a large one is ever in a frame.
+//! 5. A value in memory is a medium one that was asked for by its identity: no chunk of a large one is ever in a frame. It is
+//!    never dirty: whoever moves its extent tells the frame the new place.
 //!
 //! Lock order: guard, latch, then those of `space`. Latches of several frames are taken parents first, then in key order.
 
@@ -783,6 +784,7 @@ impl Pool {
         frame: Option<FrameIndex>,
     ) -> Result<()> {
         let kind = Kind::from_byte(page[KIND_OFFSET]).expect("pages in memory carry their kind");
+        assert!(kind != Kind::Value, "a value in memory is never dirty");
         let place = self.space.append(epoch, identity, kind, page, frame)?;
         let old = header.place();
         header.set_place(place);
