@@ -259,9 +259,14 @@ impl Versions {
         freed.extend(delta.large().map(|reference| (keyspace, reference)));
     }
 
-    /// The pages of a large value are free: a checkpoint need not list them.
+    /// The pages of a large value are free: a checkpoint need not list them. The first of them may be another's by now, and be
+    /// held for that one.
     pub(crate) fn let_go(&self, keyspace: KeyspaceId, reference: &LargeRef) {
-        self.held.lock().remove(&(keyspace, reference.first_page));
+        let mut held = self.held.lock();
+        let key = (keyspace, reference.first_page);
+        if held.get(&key) == Some(reference) {
+            held.remove(&key);
+        }
     }
 
     /// Values that only versions name: what a checkpoint lists.
@@ -378,6 +383,24 @@ mod tests {
         assert!(changed(b"a", 4) && !changed(b"a", 5));
         assert!(changed(b"b", 5) && changed(b"b", 8) && !changed(b"b", 9));
         assert!(!changed(b"c", 0));
+    }
+
+    /// A value that is free is let go by its identity: by then its number may be another's that was replaced too.
+    #[test]
+    fn a_value_is_let_go_alone() {
+        let versions = Versions::new();
+        let replaced = |id| {
+            let reference = LargeRef { length: 100_000, id, first_page: PageId(9), chunk_count: 2 };
+            let mut delta = Delta::new();
+            delta.push(b"a", Some(RowValue::Large(reference)));
+            versions.add(KEYSPACE, PageId(1), Timestamp(id), delta);
+            reference
+        };
+        let (first, second) = (replaced(5), replaced(6));
+        versions.let_go(KEYSPACE, &first);
+        assert_eq!(versions.orphans().len(), 1);
+        versions.let_go(KEYSPACE, &second);
+        assert_eq!(versions.orphans().len(), 0);
     }
 
     /// Versions follow their rows through a split and a merge, in the order of their commits.
