@@ -645,7 +645,7 @@ impl Core {
                 return Err(Error::damaged(&self.path, "the catalogue", flaw));
             }
             let guard = self.engine.space.enter();
-            values::free(&self.engine.pool, &guard, &pages, orphan.first_page, orphan.page_count);
+            values::free(&self.engine.pool, &guard, &pages, orphan.first_page, orphan.page_count)?;
         }
         Ok(())
     }

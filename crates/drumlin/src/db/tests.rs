@@ -201,3 +201,33 @@ fn values_in_memory_are_moved_as_they_lie_on_disk() {
     let (without, with) = (live_bytes(false), live_bytes(true));
     assert!(with < without + (32 << 10), "{without} bytes live without, {with} with values in memory");
 }
+
+/// A reference that passed for one and names no value, or not this one, is an error for who reads it, and nothing to who frees it.
+#[test]
+fn a_reference_that_misleads_is_an_error() {
+    let (db, keyspace) = stage();
+    let value = noise(3, 2 * CHUNK_BYTES + 100);
+    keyspace.insert(b"film", &value).unwrap();
+    let film = reference(&db, &keyspace, b"film");
+    let (pool, pages) = (&db.core().engine.pool, &keyspace.named.tree.pages);
+    let far = PageId(u32::MAX - 8);
+    let many = u32::MAX - 1000;
+    let misleading = [
+        LargeRef { first_page: far, ..film },
+        LargeRef { first_page: PageId::ROOT, ..film },
+        LargeRef { length: film.length + 1, ..film },
+        LargeRef { chunk_count: 2, ..film },
+        LargeRef { length: u64::from(many) << 18, chunk_count: many, ..film },
+    ];
+    for wrong in misleading {
+        assert!(wrong.is_plausible(), "{wrong:?}");
+        let read = ready(values::read_whole(Face::Blocking, pool, pages, &wrong));
+        assert!(!matches!(read, Ok(Some(_))), "{wrong:?}");
+        let read = ready(values::read_chunk(Face::Blocking, pool, pages, &wrong, wrong.chunk_count));
+        assert!(read.is_err(), "{wrong:?}");
+    }
+    for first_page in [far, PageId::ROOT] {
+        db.core().engine.free_value(pages.id, &LargeRef { first_page, ..film });
+    }
+    assert!(keyspace.get(b"film").unwrap().unwrap() == value);
+}

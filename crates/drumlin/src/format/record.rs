@@ -12,6 +12,7 @@
 //!
 //! Keys of one record ascend within a keyspace, and none occurs twice.
 
+use super::node::is_value_length;
 use super::{KeyspaceId, Place};
 
 const PUT: u8 = 1;
@@ -123,6 +124,9 @@ fn take_operation<'a>(rest: &mut &'a [u8]) -> Option<(KeyspaceId, Operation<'a>)
                 .chunks_exact(8)
                 .map(|bits| Place::from_bits(u64::from_le_bytes(bits.try_into().expect("eight bytes"))))
                 .collect::<Option<Vec<_>>>()?;
+            if !is_value_length(length, chunk_count as u32) {
+                return None;
+            }
             Operation::PutLarge { key, length, identity, places }
         }
         REMOVE => {
@@ -145,7 +149,7 @@ mod tests {
     use super::*;
     use crate::format::Epoch;
 
-    /// Every operation survives its bytes; a body cut short is refused without a panic.
+    /// Every operation survives its bytes; a body cut short, or a value that its extents can't hold, is refused without a panic.
     #[test]
     fn operations_survive_their_bytes() {
         let places = vec![Place::new(64, 64, Epoch(1)), Place::new(4096, 4096, Epoch(2))];
@@ -164,6 +168,12 @@ mod tests {
         let decoded: Vec<_> = decode(&body).map(Option::unwrap).collect();
         assert_eq!(decoded.len(), operations.len());
         assert!(decoded.iter().zip(&operations).all(|((keyspace, a), b)| *keyspace == KeyspaceId(3) && a == b));
+        for length in [0, 1, 3 << 20, u64::MAX] {
+            let places = vec![Place::new(64, 64, Epoch(1)), Place::new(4096, 4096, Epoch(2))];
+            let mut body = Vec::new();
+            encode(KeyspaceId(3), &Operation::PutLarge { key: b"l", length, identity: 9, places }, &mut body);
+            assert!(decode(&body).eq([None]), "{length} bytes in two extents");
+        }
         for end in 0..body.len() {
             for operation in decode(&body[..end]) {
                 let _ = operation;

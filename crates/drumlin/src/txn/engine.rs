@@ -930,7 +930,10 @@ impl Engine {
     pub(crate) fn free_value(&self, keyspace: KeyspaceId, reference: &LargeRef) {
         let guard = self.space.enter();
         let Some(pages) = self.space.page_space(keyspace) else { return };
-        values::free(&self.pool, &guard, &pages, reference.first_page, reference.chunk_count);
+        let freed = values::free(&self.pool, &guard, &pages, reference.first_page, reference.chunk_count);
+        if let Err(error) = freed {
+            log::warn!("the space of a value that was removed is not used again: {error}");
+        }
         self.versions.let_go(keyspace, reference);
     }
 

@@ -198,6 +198,11 @@ pub(crate) fn chunk_payload_bytes(pool: &Pool) -> u64 {
     (pool.space.value_chunk_bytes() - CHUNK_OVERHEAD_BYTES) as u64
 }
 
+/// A value that is not what its row says.
+fn misnamed(pool: &Pool, pages: &PageSpace, flaw: &str) -> Error {
+    Error::damaged(pool.space.path(), format!("a value of keyspace {}", pages.id), flaw)
+}
+
 /// Reads one chunk of a value and checks that it is this value's.
 pub(crate) async fn read_chunk(
     face: Face<'_>,
@@ -206,6 +211,9 @@ pub(crate) async fn read_chunk(
     reference: &LargeRef,
     index: u32,
 ) -> Result<Chunk> {
+    if index >= reference.chunk_count {
+        return Err(misnamed(pool, pages, "its chunks do not add up to its length"));
+    }
     let page = PageId(reference.first_page.0 + index);
     if reference.length <= MEDIUM_BYTES_MAX as u64 && reference.chunk_count == 1 {
         return read_medium(face, pool, pages, reference, page).await;
@@ -317,25 +325,29 @@ pub(crate) async fn read_whole(
             Chunk::Gone => return Ok(None),
             Chunk::Bytes(bytes) if value.is_empty() && reference.chunk_count == 1 => value = bytes,
             Chunk::Bytes(bytes) => {
-                if value.is_empty() {
-                    value.reserve_exact(reference.length as usize);
+                if value.is_empty() && value.try_reserve_exact(reference.length as usize).is_err() {
+                    let hint = "a value does not fit into memory; read it as a stream";
+                    return Err(Error::Invalid(format!("{hint}: {} bytes", reference.length)));
                 }
                 value.extend_from_slice(&bytes);
             }
         }
     }
     if value.len() as u64 != reference.length {
-        let what = format!("a value of keyspace {}", pages.id);
-        return Err(Error::damaged(pool.space.path(), what, "its chunks do not add up to its length"));
+        return Err(misnamed(pool, pages, "its chunks do not add up to its length"));
     }
     Ok(Some(value))
 }
 
 /// Takes the pages of a value that nothing names any more out of the table, all of them in one guard: a checkpoint lists
-/// the whole value as an orphan or none of it.
-pub(crate) fn free(pool: &Pool, guard: &Guard<'_>, pages: &PageSpace, first: PageId, count: u32) {
-    for page in first.0..first.0 + count {
-        let page = PageId(page);
+/// the whole value as an orphan or none of it. An error, and nothing freed, if they are no value's.
+pub(crate) fn free(pool: &Pool, guard: &Guard<'_>, pages: &PageSpace, first: PageId, count: u32) -> Result<()> {
+    let numbers = || (0..count).map(|index| PageId(first.0 + index));
+    let can_be_freed = |page| matches!(pages.table.load(page), Word::Disk(_) | Word::Reading(_) | Word::Fixed(_));
+    if !numbers().all(can_be_freed) {
+        return Err(misnamed(pool, pages, "it names pages that are no value's"));
+    }
+    for page in numbers() {
         loop {
             match pages.table.load(page) {
                 Word::Fixed(frame) => {
@@ -343,6 +355,9 @@ pub(crate) fn free(pool: &Pool, guard: &Guard<'_>, pages: &PageSpace, first: Pag
                     if let Some(write) = pool.frames.write(frame, identity)
                         && pages.table.load(page) == Word::Fixed(frame)
                     {
+                        if write[extent::KIND_OFFSET] != Kind::Value as u8 {
+                            return Err(misnamed(pool, pages, "it names an inner node"));
+                        }
                         pool.free_page(guard, pages, write);
                         break;
                     }
@@ -354,8 +369,11 @@ pub(crate) fn free(pool: &Pool, guard: &Guard<'_>, pages: &PageSpace, first: Pag
                         break;
                     }
                 }
-                word => unreachable!("a value's page is {word:?}"),
+                Word::Free | Word::Reserved | Word::Leaf(_) => {
+                    return Err(misnamed(pool, pages, "it names pages that are no value's"));
+                }
             }
         }
     }
+    Ok(())
 }

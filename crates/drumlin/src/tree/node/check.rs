@@ -3,8 +3,8 @@
 use super::{Node, common_bytes, head_of};
 use crate::format::PageId;
 use crate::format::node::{
-    CHILD_BYTES, CHILD_PAGE_OFFSET, LARGE_REF_BYTES, LOWER_BYTES_OFFSET, PAGE_BYTES_MAX, PAGE_BYTES_MIN, SLOT_BYTES,
-    SLOTS_OFFSET, UPPER_BYTES_OFFSET, VALUE_LENGTH_BYTES, inline_bytes_max, key_bytes_max,
+    CHILD_BYTES, CHILD_PAGE_OFFSET, LARGE_REF_BYTES, LOWER_BYTES_OFFSET, LargeRef, PAGE_BYTES_MAX, PAGE_BYTES_MIN,
+    SLOT_BYTES, SLOTS_OFFSET, UPPER_BYTES_OFFSET, VALUE_LENGTH_BYTES, inline_bytes_max, key_bytes_max,
 };
 use crate::format::{get_u16, get_u32};
 
@@ -37,6 +37,8 @@ pub(crate) enum Flaw {
     RowValue(usize),
     #[error("row {0} names no child")]
     RowChild(usize),
+    #[error("row {0} names a value that can't be one")]
+    RowReference(usize),
     #[error("row {0} is not above the one before it")]
     RowOrder(usize),
     #[error("row {0} lies outside the fences")]
@@ -134,6 +136,10 @@ fn check_rows(node: &Node<'_>) -> Result<(), Flaw> {
             };
             if !sound {
                 return Err(Flaw::RowValue(index));
+            }
+            let reference = node.page[rest + VALUE_LENGTH_BYTES..].first_chunk().map(LargeRef::from_bytes);
+            if slot.is_large() && reference.is_some_and(|reference| !reference.is_plausible()) {
+                return Err(Flaw::RowReference(index));
             }
             rest + VALUE_LENGTH_BYTES + value_bytes
         } else {

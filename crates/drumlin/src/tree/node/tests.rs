@@ -102,8 +102,9 @@ enum Value {
 impl Value {
     fn random(random: &mut Random, length_max: usize) -> Value {
         if random.one_in(8) {
-            let (length, id) = (random.next(), random.next());
-            return Value::Large(LargeRef { length, id, first_page: PageId(random.next() as u32), chunk_count: 7 });
+            let (length, id) = (7 + random.below(1 << 20) as u64, random.next());
+            let first_page = PageId(1 + random.below(1 << 30) as u32);
+            return Value::Large(LargeRef { length, id, first_page, chunk_count: 7 });
         }
         let length = random.below(length_max + 1);
         Value::Inline(random.bytes(length))
@@ -919,5 +920,30 @@ fn flaws_are_named() {
     assert_eq!(check(&childless), Err(Flaw::Childless));
     InnerMut::init(&mut childless, 1, None, None, PageId(0));
     assert_eq!(check(&childless), Err(Flaw::RowChild(0)));
+    let names = |length: u64, first_page: u32, chunk_count: u32| {
+        let mut leaf = new_leaf(512, None, None);
+        let reference = LargeRef { length, id: 9, first_page: PageId(first_page), chunk_count };
+        LeafMut::new(&mut leaf).append(b"k", RowValue::Large(reference)).unwrap();
+        check(&leaf)
+    };
+    assert_eq!(names(100_000, 1, 2), Ok(()));
+    let no_values = [
+        (100_000, 0, 2),
+        (100_000, 1, 0),
+        (0, 1, 0),
+        (1, 1, 2),
+        (3 << 20, 1, 2),
+        (u64::MAX, 1, 2),
+        (u64::MAX, 1, u32::MAX - 1),
+        (100_000, u32::MAX, 2),
+        (100_000, u32::MAX - 1, 2),
+    ];
+    for (length, first_page, chunk_count) in no_values {
+        assert_eq!(
+            names(length, first_page, chunk_count),
+            Err(Flaw::RowReference(0)),
+            "{length} {first_page} {chunk_count}"
+        );
+    }
     assert_eq!(LARGE_REF_BYTES, LargeRef { length: 1, id: 2, first_page: PageId(3), chunk_count: 4 }.to_bytes().len());
 }
