@@ -303,6 +303,7 @@ impl Client {
         space: Option<SpaceNumber>,
         commit: impl Future<Output = Result<T, Error>>,
     ) -> Result<Option<(u64, T)>, Stop> {
+        let puts = deed.puts();
         let taken = Rc::new(RefCell::new((0, Some(deed))));
         let model = self.life.model.clone();
         let told = Rc::clone(&taken);
@@ -326,7 +327,14 @@ impl Client {
             .await;
         let taken = taken.borrow().0;
         match result {
-            Some(result) => self.settle(taken, result, is_full, space),
+            Some(result) => {
+                // Removing what is not there may be nothing to commit.
+                assert!(
+                    taken > 0 || !puts || result.is_err(),
+                    "a commit that puts rows was acknowledged and never made"
+                );
+                self.settle(taken, result, is_full, space)
+            }
             None => {
                 // With a timestamp it stands, though nobody is told: the model has it.
                 if taken > 0 {
@@ -614,7 +622,7 @@ impl Client {
             return Ok(());
         }
         if taken == 0 {
-            // Its changes were rolled back to none.
+            // It removed what was not there.
             return Ok(());
         }
         assert_eq!(taken, answered.0, "a commit returned another timestamp than it was given");
@@ -1213,5 +1221,56 @@ impl AsyncRead for Slow {
             return Poll::Pending;
         }
         Poll::Ready(self.read(buffer))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drumlin::io::sim::Medium;
+
+    use super::*;
+
+    /// What becomes of a client of a new database in a world without trouble.
+    fn with_client(body: impl FnOnce(&mut Client, Keyspace, SpaceNumber) + Send + 'static) -> Result<(), String> {
+        let plan = Plan { trouble: Trouble::None, relaxed_percent: 0, ..Plan::of(1) };
+        let outcome = sim::run(plan.schedule, move || {
+            let disk = Disk::new(Medium::default(), 1);
+            let db = plan.config(&disk).open("/db").expect("a new database");
+            let model = Model::default();
+            let told = model.clone();
+            sim::on_timestamp(Some(Box::new(move |timestamp| {
+                told.enter(timestamp.0, Deed::Create("rows".to_owned()))
+            })));
+            let keyspace = db.keyspace("rows").expect("a new keyspace");
+            model.answer(model.last(), true);
+            let space = model.space("rows").expect("just made");
+            let life = Arc::new(Life { db, disk, model, plan, counts: Counts::default() });
+            let mut client =
+                Client { life, random: Random(1), face: Face::Blocking, timer: Timer::default(), snapshot: None };
+            body(&mut client, keyspace, space);
+        });
+        outcome.result
+    }
+
+    /// A future of a client that blocks is ready at once.
+    fn now<T>(future: impl Future<Output = T>) -> T {
+        match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(value) => value,
+            Poll::Pending => panic!("it waited as a task does"),
+        }
+    }
+
+    /// An answer without a commit behind it is noticed where rows were to be put.
+    #[test]
+    fn a_commit_that_is_acknowledged_and_never_made_is_noticed() {
+        let commit = |content: Option<Content>| {
+            with_client(move |client, _, space| {
+                let deed = Deed::Rows(vec![(space, b"key".to_vec(), content)]);
+                let _ = now(client.commit(deed, true, Some(space), async { Ok(()) }));
+            })
+        };
+        assert_eq!(commit(None), Ok(()), "nothing was there to remove");
+        let found = commit(Some(Content { length: 3, seed: 1 })).expect_err("a lost commit");
+        assert!(found.contains("acknowledged and never made"), "{found}");
     }
 }

@@ -11,7 +11,8 @@
 //! - *Isolation.* Of a transaction under snapshot isolation no row that it wrote was changed between its snapshot and it; of
 //!   a serializable one also no row that it read, and none in the ranges that it scanned.
 //! - *Dropped futures.* A commit that had its timestamp stands, and of one that had none there is nothing.
-//! - *Wholeness.* A commit that failed has no timestamp, or its outcome is unknown.
+//! - *Wholeness.* A commit that failed has no timestamp, or its outcome is unknown. One that put rows and was acknowledged has
+//!   one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -70,6 +71,14 @@ pub enum Deed {
     Rows(Vec<(SpaceNumber, Vec<u8>, Option<Content>)>),
     Create(String),
     Drop(SpaceNumber),
+}
+
+impl Deed {
+    /// Whether any row is put: that can't be done without a timestamp.
+    #[must_use]
+    pub fn puts(&self) -> bool {
+        matches!(self, Deed::Rows(rows) if rows.iter().any(|(_, _, content)| content.is_some()))
+    }
 }
 
 #[derive(Clone, Debug, Default)]
