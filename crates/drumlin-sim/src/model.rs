@@ -362,7 +362,8 @@ impl Model {
             }
             // One record may be damaged. Is it the last, nobody can know that it was there.
             let lost = at_commit + 1;
-            if let Some((witness, _)) = state.known.range(lost + 1..=state.lasting).find(|(_, known)| **known >= lost) {
+            let mut later = state.known.range(lost + 1..).take_while(|(later, _)| **later <= state.lasting);
+            if let Some((witness, _)) = later.find(|(_, known)| **known >= lost) {
                 return Err(format!("{text}; commit {witness} knows that {lost} was durable"));
             }
         }
@@ -407,4 +408,31 @@ fn at(versions: &[Version], timestamp: u64) -> Option<Content> {
 pub fn tell(bytes: &[u8]) -> String {
     let seed = bytes.get(8..16).map(|seed| u64::from_le_bytes(seed.try_into().expect("eight bytes")));
     format!("{} bytes of seed {seed:?}", bytes.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Commits from the first one on; each knows of the one before it that it lasts.
+    fn model(commits: u64) -> Model {
+        let model = Model::default();
+        for timestamp in 1..=commits {
+            model.enter(timestamp, Deed::Rows(Vec::new()));
+            model.answer(timestamp, true);
+        }
+        model
+    }
+
+    /// One damaged record may take itself, where it is the last, and nothing else.
+    #[test]
+    fn one_flipped_bit_may_take_the_last_commit() {
+        let after = |commit, tampering| model(5).reopen(commit, tampering);
+        assert_eq!(after(5, Tampering::None), Ok(()));
+        assert!(after(4, Tampering::None).is_err());
+        assert_eq!(after(4, Tampering::OneBit), Ok(()));
+        let found = after(3, Tampering::OneBit).expect_err("commit 5 knows");
+        assert!(found.contains("commit 5 knows that 4 was durable"), "{found}");
+        assert_eq!(after(3, Tampering::Much), Ok(()));
+    }
 }
