@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -101,6 +102,30 @@ enum PendingChange {
     SetLen(usize),
 }
 
+impl Pending {
+    fn apply(&self, image: &mut Image) {
+        match &self.what {
+            PendingChange::Write { offset, bytes } => image.write(bytes, *offset),
+            PendingChange::SetLen(length) => image.set_len(*length),
+        }
+    }
+
+    /// What of a write lies outside of these bytes; a length as it is.
+    fn outside(self, from: usize, to: usize) -> Vec<Pending> {
+        let PendingChange::Write { offset, bytes } = &self.what else { return vec![self] };
+        let (offset, end) = (*offset, *offset + bytes.len());
+        if end <= from || to <= offset {
+            return vec![self];
+        }
+        let parts = [(offset, from.min(end)), (to.max(offset), end)].into_iter().filter(|(from, to)| from < to);
+        let part = |(from, to): (usize, usize)| {
+            let what = PendingChange::Write { offset: from, bytes: Arc::from(&bytes[from - offset..to - offset]) };
+            Pending { number: self.number, what }
+        };
+        parts.map(part).collect()
+    }
+}
+
 #[derive(Clone, Debug, Default)]
 struct Content {
     /// What reads see.
@@ -109,6 +134,8 @@ struct Content {
     durable: Image,
     /// In the order in which it was done.
     pending: Vec<Pending>,
+    /// Numbers of what will never be there, though reads may see it.
+    forgotten: BTreeSet<u64>,
 }
 
 impl Content {
@@ -129,51 +156,45 @@ impl Content {
         let Some(index) = self.pending.iter().position(|pending| pending.number == number) else { return };
         let PendingChange::Write { offset, bytes } = self.pending.remove(index).what else { return };
         let end = offset + bytes.len();
-        self.durable.write(&bytes, offset);
-        let mut kept = Vec::with_capacity(index);
-        for pending in self.pending.drain(..index) {
-            let PendingChange::Write { offset: other, bytes: old } = &pending.what else {
-                kept.push(pending);
-                continue;
-            };
-            let (other, other_end) = (*other, *other + old.len());
-            if other_end <= offset || end <= other {
-                kept.push(pending);
-                continue;
+        let mut before: Vec<Pending> = self.pending.drain(..index).collect();
+        // Nor can a length that would cut it off, and what that cut off is gone.
+        let cuts = |pending: &Pending| matches!(pending.what, PendingChange::SetLen(length) if length < end);
+        if let Some(cut) = before.iter().rposition(cuts) {
+            let after = before.split_off(cut + 1);
+            let lengths = before.extract_if(.., |pending| matches!(pending.what, PendingChange::SetLen(_)));
+            if let Some(Pending { what: PendingChange::SetLen(length), .. }) = lengths.last() {
+                self.durable.set_len(length);
+                before = before.into_iter().flat_map(|pending| pending.outside(length, usize::MAX)).collect();
             }
-            for (from, to) in [(other, offset.min(other_end)), (end.max(other), other_end)] {
-                if from < to {
-                    let bytes = Arc::from(&old[from - other..to - other]);
-                    let what = PendingChange::Write { offset: from, bytes };
-                    kept.push(Pending { number: pending.number, what });
-                }
-            }
+            before.extend(after);
         }
+        self.durable.write(&bytes, offset);
+        let mut kept: Vec<Pending> = before.into_iter().flat_map(|pending| pending.outside(offset, end)).collect();
         kept.append(&mut self.pending);
         self.pending = kept;
     }
 
     /// Makes everything up to a number certain.
     fn sync(&mut self, up_to: u64) {
-        if self.pending.last().is_none_or(|last| last.number <= up_to) {
+        let is_all = self.pending.last().is_none_or(|last| last.number <= up_to);
+        if is_all && self.forgotten.is_empty() {
             // The same blocks from now on.
             self.pending.clear();
             self.durable = self.current.clone();
             return;
         }
         for pending in self.pending.extract_if(.., |pending| pending.number <= up_to) {
-            match pending.what {
-                PendingChange::Write { offset, bytes } => self.durable.write(&bytes, offset),
-                PendingChange::SetLen(length) => self.durable.set_len(length),
-            }
+            pending.apply(&mut self.durable);
         }
     }
 
     /// A sync failed: what it was to bring to the medium never gets there. It may be read as long as the power is on.
-    fn forget(&mut self, is_readable: bool) {
-        self.pending.clear();
+    fn forget(&mut self, numbers: RangeInclusive<u64>, is_readable: bool) {
+        let forgotten = self.pending.extract_if(.., |pending| numbers.contains(&pending.number));
+        self.forgotten.extend(forgotten.map(|pending| pending.number));
         if !is_readable {
             self.current = self.durable.clone();
+            self.pending.iter().for_each(|pending| pending.apply(&mut self.current));
         }
     }
 
@@ -215,7 +236,7 @@ impl Content {
         if left.length > self.durable.length && matches!(loss, Loss::Writes | Loss::Sectors) && random.chance(50) {
             left.set_len(self.durable.length);
         }
-        Content { current: left.clone(), durable: left, pending: Vec::new() }
+        Content { current: left.clone(), durable: left, ..Content::default() }
     }
 }
 
@@ -258,7 +279,7 @@ pub(super) enum ChangeKind {
     Harden { file: usize, number: u64 },
     SetLen { file: usize, bytes: usize, number: u64 },
     Sync { file: usize, up_to: u64 },
-    Forget { file: usize, is_readable: bool },
+    Forget { file: usize, from: u64, up_to: u64, is_readable: bool },
     Name { path: PathBuf, entry: Option<Entry> },
     SyncFolder { path: PathBuf },
 }
@@ -272,7 +293,7 @@ impl Change {
             ChangeKind::Harden { file, number } => (*file as u64) << 48 ^ number ^ 1 << 60,
             ChangeKind::SetLen { file, bytes, .. } => (*file as u64) << 48 ^ *bytes as u64 ^ 2 << 60,
             ChangeKind::Sync { file, up_to } => (*file as u64) << 48 ^ up_to ^ 3 << 60,
-            ChangeKind::Forget { file, .. } => *file as u64 ^ 4 << 60,
+            ChangeKind::Forget { file, up_to, .. } => (*file as u64) << 48 ^ up_to ^ 4 << 60,
             ChangeKind::Name { path: name, .. } => path(name),
             ChangeKind::SyncFolder { path: name } => !path(name),
         }
@@ -294,7 +315,9 @@ impl fmt::Debug for Change {
             ChangeKind::Harden { file, number } => write!(f, "write #{number} to file {file} is durable"),
             ChangeKind::SetLen { file, bytes, .. } => write!(f, "file {file} has {bytes} bytes"),
             ChangeKind::Sync { file, up_to } => write!(f, "file {file} is synced up to #{up_to}"),
-            ChangeKind::Forget { file, .. } => write!(f, "a sync of file {file} failed"),
+            ChangeKind::Forget { file, from, up_to, .. } => {
+                write!(f, "a sync of file {file} failed: #{from} to #{up_to} are forgotten")
+            }
             ChangeKind::Name { path, entry } => write!(f, "{} is {entry:?}", path.display()),
             ChangeKind::SyncFolder { path } => write!(f, "folder {} is synced", path.display()),
         }
@@ -317,7 +340,9 @@ impl Medium {
             ChangeKind::Harden { file, number } => self.content(*file).harden(*number),
             ChangeKind::SetLen { file, bytes, number } => self.content(*file).set_len(*number, *bytes),
             ChangeKind::Sync { file, up_to } => self.content(*file).sync(*up_to),
-            ChangeKind::Forget { file, is_readable } => self.content(*file).forget(*is_readable),
+            ChangeKind::Forget { file, from, up_to, is_readable } => {
+                self.content(*file).forget(*from..=*up_to, *is_readable);
+            }
             ChangeKind::Name { path, entry: Some(entry) } => {
                 if let Entry::File(file) = entry {
                     self.content(*file);
@@ -384,9 +409,16 @@ impl Medium {
         self.contents.iter().map(|content| content.pending.len()).max().unwrap_or(0)
     }
 
-    /// The highest number of a change that is not certain.
-    pub(super) fn pending_number_max(&self) -> u64 {
-        self.contents.iter().flat_map(|content| &content.pending).map(|pending| pending.number).max().unwrap_or(0)
+    /// The highest number of a change that is not certain, or never will be.
+    pub(super) fn number_max(&self) -> u64 {
+        let pending = self.contents.iter().flat_map(|content| &content.pending).map(|pending| pending.number);
+        let forgotten = self.contents.iter().filter_map(|content| content.forgotten.last().copied());
+        pending.chain(forgotten).max().unwrap_or(0)
+    }
+
+    /// Whether a change will never be certain.
+    pub(super) fn is_forgotten(&self, file: usize, number: u64) -> bool {
+        self.contents[file].forgotten.contains(&number)
     }
 
     /// A number that two media share only if they hold the same.
@@ -518,5 +550,59 @@ mod tests {
         assert_eq!(medium.cut(Loss::All, &mut Random(1)).entry(Path::new("/d/g")), None);
         medium.apply(&Change(ChangeKind::SyncFolder { path: "/".into() }));
         assert_eq!(medium.cut(Loss::All, &mut Random(1)).entry(Path::new("/d/g")), Some(Entry::File(1)));
+    }
+
+    fn forget(from: u64, up_to: u64, is_readable: bool) -> Change {
+        Change(ChangeKind::Forget { file: 0, from, up_to, is_readable })
+    }
+
+    fn harden(number: u64) -> Change {
+        Change(ChangeKind::Harden { file: 0, number })
+    }
+
+    /// What a failed sync dropped is brought back by no later one, though it can be read until the power goes.
+    #[test]
+    fn what_was_forgotten_never_becomes_certain() {
+        let sync = |up_to| Change(ChangeKind::Sync { file: 0, up_to });
+        for is_readable in [false, true] {
+            let mut medium = medium();
+            medium.apply(&write(0, 0, 1, 1024, 1));
+            medium.apply(&sync(1));
+            medium.apply(&write(0, 0, 2, 512, 2));
+            medium.apply(&write(0, 512, 3, 512, 3));
+            // Of the two writes in flight one fails.
+            medium.apply(&forget(2, 2, is_readable));
+            assert!(medium.is_forgotten(0, 2) && !medium.is_forgotten(0, 3));
+            assert_eq!((bytes(&medium)[0], bytes(&medium)[512]), (if is_readable { 2 } else { 1 }, 3));
+            for change in [harden(3), sync(3)] {
+                medium.apply(&change);
+                let after = bytes(&medium.cut(Loss::Nothing, &mut Random(1)));
+                assert_eq!((after[0], after[512]), (1, 3));
+            }
+            // Written again it may.
+            medium.apply(&write(0, 0, 4, 512, medium.number_max() + 1));
+            medium.apply(&sync(medium.number_max()));
+            assert_eq!(bytes(&medium.cut(Loss::All, &mut Random(1)))[0], 4);
+        }
+    }
+
+    /// A length that was set before a durable write takes nothing of it, and nothing comes back that it cut off.
+    #[test]
+    fn a_length_set_before_a_durable_write_does_not_cut_it_off() {
+        let set_len = |bytes, number| Change(ChangeKind::SetLen { file: 0, bytes, number });
+        let mut medium = medium();
+        for change in [write(0, 0, 1, 2048, 1), set_len(4096, 2), set_len(0, 3), write(0, 0, 2, 512, 4)] {
+            medium.apply(&change);
+        }
+        medium.apply(&harden(4));
+        for loss in Loss::ALL {
+            assert_eq!(bytes(&medium.cut(loss, &mut Random(1))), [2; 512], "{loss:?}");
+        }
+        // One that reaches over it is still on its way.
+        medium.apply(&set_len(4096, 5));
+        medium.apply(&write(0, 0, 3, 512, 6));
+        medium.apply(&harden(6));
+        assert_eq!(medium.cut(Loss::All, &mut Random(1)).length(0), 512);
+        assert_eq!(medium.cut(Loss::Nothing, &mut Random(1)).length(0), 4096);
     }
 }

@@ -8,8 +8,9 @@
 //!   was synced, lengths once the file was.
 //! - *Requests take time*, some of them very long ([`Faults::slow_one_in`]), and end in any order.
 //! - *Writes get lost* that were reported as done, or *land elsewhere*.
-//! - *Reads fail*, once or from then on; *writes fail*; *syncs fail* and have dropped what they were to bring to the medium,
-//!   which may be readable until the power goes.
+//! - *Reads fail*, once or from then on; *writes fail*; *syncs and durable writes fail* and have dropped what they were to
+//!   bring to the medium, which may be readable until the power goes; no later sync brings it there. A durable write that is
+//!   on its way as a sync drops its bytes fails too.
 //! - *Bits flip* at rest ([`Disk::rot`]).
 //! - *The disk is full* at a given length of all files.
 //! - *The drive lies*: what it reports as durable is in its cache.
@@ -120,7 +121,7 @@ pub struct Faults {
     pub read_fails_one_in: u64,
     /// Reads that fail, and so do all of that block from then on.
     pub read_fails_for_ever_one_in: u64,
-    /// Syncs and durable writes that fail and drop what was not durable.
+    /// Syncs and durable writes that fail and drop what they were to make durable; of the writes some get there all the same.
     pub sync_fails_one_in: u64,
     /// Requests that take a thousand times as long.
     pub slow_one_in: u64,
@@ -194,7 +195,7 @@ impl Disk {
     /// A disk that holds this; what it draws follows from the seed.
     #[must_use]
     pub fn new(medium: Medium, seed: u64) -> Disk {
-        let number = medium.pending_number_max();
+        let number = medium.number_max();
         let state = State {
             medium,
             changes: None,
@@ -419,8 +420,7 @@ impl State {
         let one_in = self.faults.sync_fails_one_in;
         if self.random.one_in(one_in) {
             self.harm.syncs_failed += 1;
-            let is_readable = self.random.chance(50);
-            self.act(ChangeKind::Forget { file, is_readable });
+            self.forget(file, 0, up_to);
             return Err(input_output_error());
         }
         if self.faults.lies {
@@ -429,6 +429,32 @@ impl State {
             self.act(ChangeKind::Sync { file, up_to });
         }
         Ok(())
+    }
+
+    /// A durable write ends, whose number is `None` where it was lost.
+    fn harden(&mut self, file: usize, number: Option<u64>) -> io::Result<()> {
+        let one_in = self.faults.sync_fails_one_in;
+        if self.random.one_in(one_in) {
+            self.harm.syncs_failed += 1;
+            if let Some(number) = number
+                && self.random.chance(75)
+            {
+                self.forget(file, number, number);
+            }
+            return Err(input_output_error());
+        }
+        match number {
+            Some(number) if self.medium.is_forgotten(file, number) => return Err(input_output_error()),
+            _ if self.faults.lies => self.harm.lies += 1,
+            Some(number) => self.act(ChangeKind::Harden { file, number }),
+            None => {}
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self, file: usize, from: u64, up_to: u64) {
+        let is_readable = self.random.chance(50);
+        self.act(ChangeKind::Forget { file, from, up_to, is_readable });
     }
 }
 
@@ -536,18 +562,7 @@ impl File for DiskFile {
             Persist::Later => self.disk.working().map(drop),
             Persist::Now(SyncMethod::DurableWrite) => {
                 Disk::spend(self.disk.draw_nanos(SYNC_NANOS / 2)?);
-                let mut state = self.disk.working()?;
-                let one_in = state.faults.sync_fails_one_in;
-                if state.random.one_in(one_in) {
-                    state.harm.syncs_failed += 1;
-                    return Err(input_output_error());
-                }
-                if state.faults.lies {
-                    state.harm.lies += 1;
-                } else if let Some(number) = number {
-                    state.act(ChangeKind::Harden { file: self.file, number });
-                }
-                Ok(())
+                self.disk.working()?.harden(self.file, number)
             }
             Persist::Now(_) => self.sync(),
         }
