@@ -198,7 +198,8 @@ impl Content {
         }
     }
 
-    fn after_cut(&self, loss: Loss, random: &mut Random) -> Content {
+    /// What a cut leaves; its changes have numbers from `first` on among those of the medium.
+    fn after_cut(&self, loss: Loss, first: usize, random: &mut Random) -> Content {
         let mut left = self.durable.clone();
         let mut versions: BTreeMap<usize, u64> = BTreeMap::new();
         for (index, pending) in self.pending.iter().enumerate() {
@@ -208,6 +209,7 @@ impl Content {
                 Loss::Writes => random.chance(50),
                 Loss::AllBut(kept) => index == kept,
                 Loss::Only(lost) => index != lost,
+                Loss::Subset(kept) => is_in(kept, first + index),
             };
             match &pending.what {
                 PendingChange::SetLen(length) => {
@@ -255,6 +257,12 @@ pub enum Loss {
     AllBut(usize),
     /// Of each file's writes the one with this index alone is gone; names are there.
     Only(usize),
+    /// Of [all that is not certain](Medium::uncertain_count), names first, those are there whose bits are set.
+    Subset(u64),
+}
+
+fn is_in(set: u64, index: usize) -> bool {
+    index < 64 && set >> index & 1 == 1
 }
 
 impl Loss {
@@ -330,6 +338,8 @@ pub struct Medium {
     contents: Vec<Content>,
     names: BTreeMap<PathBuf, Entry>,
     durable_names: BTreeMap<PathBuf, Entry>,
+    /// Blocks of files that can't be read any more.
+    dead: BTreeSet<(usize, usize)>,
 }
 
 impl Medium {
@@ -371,13 +381,16 @@ impl Medium {
     pub fn cut(&self, loss: Loss, random: &mut Random) -> Medium {
         let mut names = self.durable_names.clone();
         let all: BTreeSet<&PathBuf> = self.names.keys().chain(self.durable_names.keys()).collect();
+        let mut count = 0;
         for path in all {
             let (old, new) = (self.durable_names.get(path), self.names.get(path));
             let takes_new = match loss {
                 Loss::All => false,
                 Loss::Nothing | Loss::AllBut(_) | Loss::Only(_) => true,
                 Loss::Writes | Loss::Sectors => random.chance(50),
+                Loss::Subset(kept) => is_in(kept, count),
             };
+            count += usize::from(old != new);
             if old != new && takes_new {
                 match new {
                     Some(entry) => drop(names.insert(path.clone(), *entry)),
@@ -394,19 +407,35 @@ impl Medium {
             .filter_map(|entry| if let Entry::File(file) = entry { Some(*file) } else { None })
             .collect();
         let contents = (self.contents.iter().enumerate())
-            .map(
-                |(file, content)| {
-                    if named.contains(&file) { content.after_cut(loss, random) } else { Content::default() }
-                },
-            )
+            .map(|(file, content)| {
+                let first = count;
+                count += content.pending.len();
+                if named.contains(&file) { content.after_cut(loss, first, random) } else { Content::default() }
+            })
             .collect();
-        Medium { contents, names: reachable.clone(), durable_names: reachable }
+        Medium { contents, names: reachable.clone(), durable_names: reachable, dead: self.dead.clone() }
     }
 
     /// How many changes of a file are not certain, at the most.
     #[must_use]
     pub fn pending_max(&self) -> usize {
         self.contents.iter().map(|content| content.pending.len()).max().unwrap_or(0)
+    }
+
+    /// How many names and changes of files are not certain.
+    #[must_use]
+    pub fn uncertain_count(&self) -> usize {
+        let names: BTreeSet<&PathBuf> = self.names.keys().chain(self.durable_names.keys()).collect();
+        let names = names.into_iter().filter(|path| self.names.get(*path) != self.durable_names.get(*path)).count();
+        names + self.contents.iter().map(|content| content.pending.len()).sum::<usize>()
+    }
+
+    /// Makes all that was done to a file certain, and its name where its folder's is.
+    pub fn settle(&mut self, path: &Path) {
+        if let Some(Entry::File(file)) = self.entry(path) {
+            self.content(file).sync(u64::MAX);
+            self.durable_names.insert(path.to_owned(), Entry::File(file));
+        }
     }
 
     /// The highest number of a change that is not certain, or never will be.
@@ -470,6 +499,24 @@ impl Medium {
         content.current.flip(bit);
         content.durable.flip(bit);
         true
+    }
+
+    /// The same on a drive that can read all of it.
+    pub fn renew(&mut self) {
+        self.dead.clear();
+    }
+
+    pub(super) fn kill(&mut self, file: usize, block: usize) {
+        self.dead.insert((file, block));
+    }
+
+    pub(super) fn is_dead(&self, file: usize, blocks: &RangeInclusive<usize>) -> bool {
+        self.dead.range((file, *blocks.start())..=(file, *blocks.end())).next().is_some()
+    }
+
+    /// A block that is written anew is given another place.
+    pub(super) fn revive(&mut self, file: usize, blocks: &RangeInclusive<usize>) {
+        self.dead.retain(|(dead, block)| *dead != file || !blocks.contains(block));
     }
 
     pub(super) fn entry(&self, path: &Path) -> Option<Entry> {
@@ -604,5 +651,24 @@ mod tests {
         medium.apply(&harden(6));
         assert_eq!(medium.cut(Loss::All, &mut Random(1)).length(0), 512);
         assert_eq!(medium.cut(Loss::Nothing, &mut Random(1)).length(0), 4096);
+    }
+
+    /// Every part of what is not certain can be what is left, names among it.
+    #[test]
+    fn any_of_what_is_not_certain_may_be_left() {
+        let mut medium = medium();
+        medium.apply(&write(0, 0, 1, 512, 1));
+        medium.apply(&Change(ChangeKind::Name { path: "/g".into(), entry: Some(Entry::File(1)) }));
+        medium.apply(&write(0, 512, 2, 512, 2));
+        medium.apply(&write(1, 0, 3, 512, 3));
+        assert_eq!(medium.uncertain_count(), 4);
+        let left = |kept| medium.cut(Loss::Subset(kept), &mut Random(1));
+        let states: BTreeSet<u64> = (0..16).map(|kept| left(kept).digest()).collect();
+        // Without its name nothing is left of the second file.
+        assert_eq!(states.len(), 4 + 8);
+        assert_eq!(left(0b0010).length(0), 512);
+        assert_eq!(left(0b1001).length(1), 512);
+        medium.settle(Path::new("/f"));
+        assert_eq!(medium.uncertain_count(), 2);
     }
 }

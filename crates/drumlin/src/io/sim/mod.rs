@@ -8,7 +8,7 @@
 //!   was synced, lengths once the file was.
 //! - *Requests take time*, some of them very long ([`Faults::slow_one_in`]), and end in any order.
 //! - *Writes get lost* that were reported as done, or *land elsewhere*.
-//! - *Reads fail*, once or from then on; *writes fail*; *syncs and durable writes fail* and have dropped what they were to
+//! - *Reads fail*, once or from then on; *writes fail*, and *opening, renaming and removing files*; *syncs and durable writes fail* and have dropped what they were to
 //!   bring to the medium, which may be readable until the power goes; no later sync brings it there. A durable write that is
 //!   on its way as a sync drops its bytes fails too.
 //! - *Bits flip* at rest ([`Disk::rot`]).
@@ -123,6 +123,8 @@ pub struct Faults {
     pub read_fails_for_ever_one_in: u64,
     /// Syncs and durable writes that fail and drop what they were to make durable; of the writes some get there all the same.
     pub sync_fails_one_in: u64,
+    /// Opening, creating, renaming and removing files that fails and changes nothing.
+    pub name_fails_one_in: u64,
     /// Requests that take a thousand times as long.
     pub slow_one_in: u64,
     /// Nothing that is reported as durable is.
@@ -140,6 +142,7 @@ pub struct Harm {
     pub writes_failed: u64,
     pub reads_failed: u64,
     pub syncs_failed: u64,
+    pub names_failed: u64,
     pub requests_slow: u64,
     pub lies: u64,
     pub refused_full: u64,
@@ -147,6 +150,24 @@ pub struct Harm {
 }
 
 impl Harm {
+    /// Whether a request has failed, with the power on.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.reads_failed > 0 || self.has_failed_changes() || self.refused_full > 0
+    }
+
+    /// Whether a request to change something has failed, other than for want of space.
+    #[must_use]
+    pub fn has_failed_changes(&self) -> bool {
+        self.writes_failed + self.syncs_failed + self.names_failed > 0
+    }
+
+    /// Whether something is other than it was written or reported.
+    #[must_use]
+    pub fn has_damaged(&self) -> bool {
+        self.writes_lost + self.writes_misdirected + self.lies + self.bits_flipped > 0
+    }
+
     /// Adds what another disk went through.
     pub fn add(&mut self, other: &Harm) {
         self.writes_lost += other.writes_lost;
@@ -154,6 +175,7 @@ impl Harm {
         self.writes_failed += other.writes_failed;
         self.reads_failed += other.reads_failed;
         self.syncs_failed += other.syncs_failed;
+        self.names_failed += other.names_failed;
         self.requests_slow += other.requests_slow;
         self.lies += other.lies;
         self.refused_full += other.refused_full;
@@ -173,8 +195,6 @@ struct State {
     random: Random,
     faults: Faults,
     harm: Harm,
-    /// Blocks that can't be read any more.
-    dead: BTreeSet<(usize, usize)>,
     number: u64,
 }
 
@@ -206,7 +226,6 @@ impl Disk {
             random: Random(seed),
             faults: Faults::default(),
             harm: Harm::default(),
-            dead: BTreeSet::new(),
             number,
         };
         Disk { state: Arc::new(Mutex::new(state)), started: Instant::now() }
@@ -356,6 +375,15 @@ impl State {
         self.number
     }
 
+    fn try_name(&mut self) -> io::Result<()> {
+        let one_in = self.faults.name_fails_one_in;
+        if self.random.one_in(one_in) {
+            self.harm.names_failed += 1;
+            return Err(input_output_error());
+        }
+        Ok(())
+    }
+
     fn has_folder(&self, path: &Path) -> bool {
         path.parent().is_none() || self.medium.entry(path) == Some(Entry::Folder)
     }
@@ -394,10 +422,7 @@ impl State {
         let number = self.next_number();
         self.act(ChangeKind::Write { file, offset, bytes: bytes.into(), number });
         let blocks = offset / BLOCK_BYTES..=(offset + bytes.len().max(1) - 1) / BLOCK_BYTES;
-        if !self.dead.is_empty() {
-            // A block that is written anew is given another place.
-            self.dead.retain(|(dead, block)| *dead != file || !blocks.contains(block));
-        }
+        self.medium.revive(file, &blocks);
         Ok(Some(number))
     }
 
@@ -405,10 +430,10 @@ impl State {
         let blocks = offset / BLOCK_BYTES..=(offset + buffer.len().max(1) - 1) / BLOCK_BYTES;
         let one_in = self.faults.read_fails_for_ever_one_in;
         if self.random.one_in(one_in) {
-            self.dead.insert((file, *blocks.start()));
+            self.medium.kill(file, *blocks.start());
         }
         let one_in = self.faults.read_fails_one_in;
-        if self.dead.iter().any(|(dead, block)| *dead == file && blocks.contains(block)) || self.random.one_in(one_in) {
+        if self.medium.is_dead(file, &blocks) || self.random.one_in(one_in) {
             self.harm.reads_failed += 1;
             return Err(input_output_error());
         }
@@ -605,6 +630,7 @@ impl Backend for Disk {
     fn open(&self, path: &Path, options: OpenOptions) -> io::Result<FileRef> {
         Disk::spend(self.draw_nanos(NAME_NANOS)?);
         let mut state = self.working()?;
+        state.try_name()?;
         let file = match state.medium.entry(path) {
             Some(Entry::Folder) => return Err(io::ErrorKind::IsADirectory.into()),
             Some(Entry::File(_)) if options.create_new => return Err(io::ErrorKind::AlreadyExists.into()),
@@ -665,6 +691,7 @@ impl Backend for Disk {
         Disk::spend(self.draw_nanos(NAME_NANOS)?);
         let mut state = self.working()?;
         let entry = state.medium.entry(from).ok_or(io::ErrorKind::NotFound)?;
+        state.try_name()?;
         state.act(ChangeKind::Name { path: from.to_owned(), entry: None });
         state.act(ChangeKind::Name { path: to.to_owned(), entry: Some(entry) });
         Ok(())
@@ -674,6 +701,7 @@ impl Backend for Disk {
         Disk::spend(self.draw_nanos(NAME_NANOS)?);
         let mut state = self.working()?;
         state.medium.entry(path).ok_or(io::ErrorKind::NotFound)?;
+        state.try_name()?;
         state.act(ChangeKind::Name { path: path.to_owned(), entry: None });
         Ok(())
     }
