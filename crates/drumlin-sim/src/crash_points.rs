@@ -3,13 +3,16 @@
 //! The script runs once, for the most part by one client, then by several that commit while others make checkpoints and
 //! compact, and what it did to the disk is noted. Each commit is made by a thread of its own, so that all streams of the log
 //! are used; their number depends on the seed and changes at the second opening. Then, for each point of that list, the disk
-//! is rebuilt as a cut there may leave it: everything that was not certain lost, kept, each write alone lost and each alone
-//! kept up to a bound, and some torn at random. Each of these is opened and compared with the model, row by row and by
-//! counts, and so is each state that a cut amid that recovery leaves, after each of its own writes and syncs.
+//! is rebuilt as a cut there may leave it: where few changes were not certain each subset of them; else all of them lost, all
+//! kept, each write alone lost and each alone kept up to a bound; and some torn at random. It is also rebuilt as a process
+//! that is killed there leaves it, with all that was not certain still in caches. Each of these is opened and compared with
+//! the model, row by row and by counts. So is what a cut amid that recovery leaves, after each of its own writes and syncs;
+//! after the last of them it has to stand where the recovery did.
 
 use std::collections::BTreeSet;
 use std::io::Cursor;
 use std::ops::{Bound, Range};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -22,7 +25,9 @@ use crate::model::{Content, Deed, Model, Tampering};
 /// How far each point is gone into.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Of the changes that are not certain at a cut, so many are lost alone, and kept alone, each in its turn.
+    /// Where no more changes than this are not certain at a cut, each subset of them is left in its turn.
+    pub subsets_of: usize,
+    /// Where there are more, so many are lost alone, and kept alone, each in its turn.
     pub alone_max: usize,
     /// States drawn at random for each point, torn sectors among them.
     pub random: usize,
@@ -374,23 +379,28 @@ fn verify(db: &Database, model: &Model) -> Result<u64, String> {
     Ok(last)
 }
 
-/// The ways in which a cut may go.
-fn losses(medium: &Medium, bounds: &Bounds) -> Vec<(Loss, u64)> {
+/// Its bytes tell people which process it is. It is never synced, and nothing depends on it.
+const LOCK: &str = "/db/lock";
+
+/// The ways in which a cut may go; those that are tried amid recoveries too come first.
+fn losses(medium: &Medium, bounds: &Bounds) -> (Vec<(Loss, u64)>, Vec<Loss>) {
     let mut losses = vec![(Loss::All, 0), (Loss::Nothing, 0)];
-    let pending = medium.pending_max();
-    if pending > 1 {
-        // The last ones matter most: what came before them is likely to be there.
-        for index in pending.saturating_sub(bounds.alone_max)..pending {
-            losses.extend([(Loss::Only(index), 0), (Loss::AllBut(index), 0)]);
-        }
-    }
-    if pending > 0 {
+    let count = medium.uncertain_count();
+    if count > 0 {
         losses.extend((0..bounds.random as u64).map(|draw| {
             let loss = if draw % 2 == 0 { Loss::Sectors } else { Loss::Writes };
             (loss, draw)
         }));
     }
-    losses
+    let others = if count <= bounds.subsets_of {
+        (0..1 << count).map(Loss::Subset).collect()
+    } else {
+        // The last ones matter most: what came before them is likely to be there.
+        let pending = medium.pending_max();
+        let alone = pending.saturating_sub(bounds.alone_max)..pending;
+        alone.flat_map(|index| [Loss::Only(index), Loss::AllBut(index)]).collect()
+    };
+    (losses, others)
 }
 
 /// Goes through a round, calling `tell` after each point.
@@ -420,6 +430,7 @@ pub fn run(round: Round, stop: &AtomicBool, tell: impl Fn(&Report)) -> Report {
     for point in 0..=changes.len() {
         if point > 0 {
             medium.apply(&changes[point - 1]);
+            medium.settle(Path::new(LOCK));
         }
         if point < round.from || !(point - round.from).is_multiple_of(round.bounds.stride) {
             continue;
@@ -450,38 +461,75 @@ fn around(moments: &Moments, point: usize) -> (Model, Model) {
 }
 
 fn go_into(round: &Round, point: usize, medium: &Medium, model: &Model, report: &mut Report) {
-    for (loss, draw) in losses(medium, &round.bounds) {
-        let seed = round.seed ^ (point as u64) << 20 ^ draw;
+    let own_seed = round.seed ^ (point as u64) << 20;
+    let (losses, others) = losses(medium, &round.bounds);
+    let mut seen: BTreeSet<u64> = BTreeSet::new();
+    let mut states = Vec::new();
+    if round.bounds.of_recovery > 0 && medium.uncertain_count() > 0 {
+        states.push((format!("killed after change {point}"), medium.clone(), own_seed, true));
+    }
+    let losses = losses.into_iter().map(|(loss, draw)| (loss, draw, true));
+    for (loss, draw, is_gone_into) in losses.chain(others.into_iter().map(|loss| (loss, 0, false))) {
+        let seed = own_seed ^ draw;
         let after = medium.cut(loss, &mut Random(seed));
+        // Another state only if it differs.
+        if seen.insert(after.digest()) {
+            states.push((format!("a cut after change {point}, loss {loss:?}, draw {draw}"), after, seed, is_gone_into));
+        }
+    }
+    for (place, state, seed, is_gone_into) in states {
         report.states += 1;
-        let place = || format!("a cut after change {point}, loss {loss:?}, draw {draw}");
-        match recover(after.clone(), model, streams(round.seed), seed) {
-            Err(flaw) => report.finds.push(format!("{}: {flaw}", place())),
-            Ok((changes, last)) if round.bounds.of_recovery > 0 => {
-                let mut amid = after;
-                let mut seen: BTreeSet<u64> = BTreeSet::new();
-                for (step, change) in changes.iter().enumerate() {
-                    amid.apply(change);
-                    for draw in 0..round.bounds.of_recovery as u64 {
-                        let loss = [Loss::All, Loss::Sectors, Loss::Nothing, Loss::Writes][draw as usize % 4];
-                        let seed = seed ^ (step as u64) << 8 ^ draw << 4;
-                        let again = amid.cut(loss, &mut Random(seed));
-                        // Another state only if it differs.
-                        if !seen.insert(again.digest()) {
-                            continue;
-                        }
-                        report.states += 1;
-                        report.recovery_states += 1;
-                        if let Err(flaw) = recover(again, model, streams(round.seed), seed) {
-                            report.finds.push(format!(
-                                "{}, recovered to commit {last}, then a cut after change {step} of that, loss {loss:?}: {flaw}",
-                                place()
-                            ));
-                        }
-                    }
-                }
+        match recover(state.clone(), model, streams(round.seed), seed) {
+            Err(flaw) => report.finds.push(format!("{place}: {flaw}")),
+            Ok((changes, last)) if is_gone_into => {
+                let recovery = Recovery { place: &place, state, changes, last, seed };
+                recovery.go_into(round, model, report);
             }
             Ok(_) => {}
+        }
+    }
+}
+
+/// A recovery that is to be cut.
+struct Recovery<'a> {
+    place: &'a str,
+    /// What it began with.
+    state: Medium,
+    changes: Vec<Change>,
+    /// Where it stood.
+    last: u64,
+    seed: u64,
+}
+
+impl Recovery<'_> {
+    fn go_into(self, round: &Round, model: &Model, report: &mut Report) {
+        let Recovery { place, state: mut amid, changes, last, seed } = self;
+        let mut seen: BTreeSet<(u64, bool)> = BTreeSet::new();
+        let after = model.fork();
+        if let Err(flaw) = after.reopen(last, Tampering::None) {
+            report.finds.push(format!("{place}: {flaw}"));
+        }
+        for (step, change) in changes.iter().enumerate() {
+            amid.apply(change);
+            amid.settle(Path::new(LOCK));
+            // Then it has been told where it stands: a cut takes nothing of that, and brings nothing back.
+            let is_over = step + 1 == changes.len();
+            for draw in 0..round.bounds.of_recovery as u64 {
+                let loss = [Loss::All, Loss::Sectors, Loss::Nothing, Loss::Writes][draw as usize % 4];
+                let seed = seed ^ (step as u64) << 8 ^ draw << 4;
+                let again = amid.cut(loss, &mut Random(seed));
+                if !seen.insert((again.digest(), is_over)) {
+                    continue;
+                }
+                report.states += 1;
+                report.recovery_states += 1;
+                let model = if is_over { &after } else { model };
+                if let Err(flaw) = recover(again, model, streams(round.seed), seed) {
+                    report.finds.push(format!(
+                        "{place}, recovered to commit {last}, then a cut after change {step} of that, loss {loss:?}: {flaw}"
+                    ));
+                }
+            }
         }
     }
 }

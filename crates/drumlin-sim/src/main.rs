@@ -60,7 +60,10 @@ enum Command {
     },
     /// Cuts the power after every write and sync of a script, and of each recovery.
     CrashPoints {
-        /// Writes that are lost alone, and kept alone, at each point.
+        /// Where no more changes are uncertain at a point, each subset of them is left.
+        #[arg(long, default_value_t = 6)]
+        subsets: usize,
+        /// Where more are, writes that are lost alone, and kept alone.
         #[arg(long, default_value_t = 4)]
         alone: usize,
         /// States drawn at random at each point.
@@ -97,8 +100,9 @@ fn main() -> ExitCode {
             }
             ExitCode::SUCCESS
         }
-        (Some(Command::CrashPoints { alone, random, recovery, stride, point, draw, states }), _) => {
-            let bounds = Bounds { alone_max: alone, random, of_recovery: recovery, stride: stride.max(1) };
+        (Some(Command::CrashPoints { subsets, alone, random, recovery, stride, point, draw, states }), _) => {
+            let subsets_of = subsets.min(16);
+            let bounds = Bounds { subsets_of, alone_max: alone, random, of_recovery: recovery, stride: stride.max(1) };
             let duration_max = duration_max(if states.is_some() { FOR_EVER } else { 1.0 });
             let round = Round { bounds, seed: draw, from: point, duration_max, finds_max };
             match states {
