@@ -227,7 +227,11 @@ impl Engine {
     ) -> Result<Option<Arc<[u8]>>> {
         let mut failed = None;
         loop {
-            let reference = match self.find_as(face, tree, key, view).await? {
+            let found = self.find_as(face, tree, key, view).await?;
+            if failed.is_some() && !matches!(&found, Some(Found::Large(reference)) if failed == Some(*reference)) {
+                crate::witness::mark!("a value was replaced while it was read");
+            }
+            let reference = match found {
                 None => return Ok(None),
                 Some(Found::Inline(value)) => return Ok(Some(value)),
                 Some(Found::Large(reference)) => reference,
@@ -236,10 +240,7 @@ impl Engine {
                 Ok(Some(value)) => return Ok(Some(value.into())),
                 // It was replaced and freed while it was being read, and its pages may be another's: what was found there
                 // counts only if the row still names it.
-                _ if failed != Some(reference) => {
-                    crate::witness::mark!("a value was replaced while it was read");
-                    failed = Some(reference);
-                }
+                _ if failed != Some(reference) => failed = Some(reference),
                 Ok(None) => {
                     tree.check_dropped()?;
                     let what = format!("a value of keyspace {}", tree.pages.id);
