@@ -26,11 +26,15 @@ use futures_io::{AsyncRead, AsyncSeek};
 
 use crate::model::{Content, Deed, Model, SpaceNumber, tell};
 use crate::tasks::{self, Timer, or_drop};
-use crate::world::{Plan, Trouble};
+use crate::world::Plan;
 
 /// Keyspaces that are always there, and those that come and go.
-pub const LASTING: [(&str, usize); 3] = [("rows", 512), ("more", 2048), ("hot", 1024)];
+pub const LASTING: [(&str, usize); 3] = [("rows", 512), ("more", 2048), (HOT, 1024)];
 pub const PASSING: [&str; 3] = ["passing a", "passing b", "passing c"];
+
+/// Few rows, so that clients meet.
+const HOT: &str = "hot";
+const HOT_ROWS: u64 = 12;
 
 /// What all clients of a life share.
 #[derive(Debug)]
@@ -40,6 +44,8 @@ pub struct Life {
     pub model: Model,
     pub plan: Plan,
     pub counts: Counts,
+    /// The disk held other bytes than were written before this life began.
+    pub was_damaged: bool,
 }
 
 /// What was done, over all lives.
@@ -78,6 +84,20 @@ impl Counts {
 /// The client goes no further in this life.
 #[derive(Clone, Copy, Debug)]
 pub struct Stop;
+
+/// What a client has called: some errors come of some calls only.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Call {
+    /// What looks at no moment of the past and waits for no row.
+    Plain,
+    /// A change that is a transaction of its own.
+    Change,
+    /// The same, of a value whose reader fails.
+    FailingSource,
+    /// What reads at one moment.
+    Snapshot,
+    Transaction,
+}
 
 /// How a client calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -125,6 +145,21 @@ pub fn run_tasks(life: &Arc<Life>, mut random: Random, count: u64, steps: u64) {
     let clients: Vec<Client> = (0..count).map(|_| client()).collect();
     let tasks = clients.into_iter().map(|client| Box::pin(client.live(steps)) as tasks::Task).collect();
     tasks::run(tasks, &timer, random);
+}
+
+/// After all clients have ended: nobody holds a row of the keyspace that they fought over.
+///
+/// # Errors
+/// If a row can't be locked.
+pub fn lock_hot_rows(db: &Database) -> Result<(), Error> {
+    let keyspace = db.existing_keyspace(HOT)?;
+    let lock_timeout = Duration::from_secs(1);
+    let options = TxOptions { isolation: Isolation::ReadCommitted, lock_timeout, ..TxOptions::default() };
+    let mut tx = db.begin_with(options)?;
+    for number in 0..HOT_ROWS {
+        tx.get_for_update(&keyspace, hot(number))?;
+    }
+    Ok(())
 }
 
 impl Client {
@@ -214,7 +249,10 @@ impl Client {
     /// A keyspace, and what the model knows it by; `None` if it was not there.
     fn open(&self, name: &str) -> Option<(Keyspace, SpaceNumber)> {
         let before = self.life.model.space(name)?;
-        let keyspace = self.life.db.existing_keyspace(name).ok()?;
+        let opened = self.life.db.existing_keyspace(name);
+        let is_lasting = LASTING.iter().any(|(lasting, _)| *lasting == name);
+        assert!(opened.is_ok() || !is_lasting, "keyspace {name:?} is gone: {opened:?}");
+        let keyspace = opened.ok()?;
         (self.life.model.space(name) == Some(before)).then_some((keyspace, before))
     }
 
@@ -230,9 +268,9 @@ impl Client {
 
     fn key(&mut self, space: SpaceNumber) -> Vec<u8> {
         let name = self.life.model.name(space);
-        let count = if name == "hot" { 12 } else { self.life.plan.key_count };
+        let count = if name == HOT { HOT_ROWS } else { self.life.plan.key_count };
         let number = self.random.below(count);
-        if name == "hot" { format!("{number:05}").into_bytes() } else { numbered(number) }
+        if name == HOT { hot(number) } else { numbered(number) }
     }
 
     fn content(&mut self) -> Content {
@@ -263,35 +301,40 @@ impl Client {
 
     // ── answers ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// What an error means for this client, where it is one that may be.
-    fn accept(&self, error: &Error, space: Option<SpaceNumber>) -> Result<(), Stop> {
-        let plan = &self.life.plan;
+    /// What an error means for this client, where it is one that may be: something must have gone wrong before it does.
+    fn accept(&self, error: &Error, call: Call, space: Option<SpaceNumber>) -> Result<(), Stop> {
         let is_off = self.life.disk.is_off();
-        let broken = is_off || plan.trouble.breaks();
+        let harm = self.life.disk.harm();
+        let is_damaged = self.life.was_damaged || harm.has_damaged();
         match error {
-            Error::Conflict { .. } => self.life.counts.add(Count::Conflicts),
-            Error::SnapshotTooOld { .. } => self.life.counts.add(Count::SnapshotsTooOld),
-            Error::TransactionTooLarge { .. } | Error::Source { .. } => {}
-            Error::DiskFull { .. } if is_off || plan.trouble == Trouble::FullDisk => {
-                self.life.counts.add(Count::Refused);
+            Error::Conflict { .. } if matches!(call, Call::Change | Call::FailingSource | Call::Transaction) => {
+                self.life.counts.add(Count::Conflicts);
             }
-            Error::Io { .. } if broken || plan.trouble == Trouble::FailingReads => {}
-            Error::Damaged { .. } if plan.trouble.damages() => {}
+            Error::SnapshotTooOld { .. } if matches!(call, Call::Snapshot | Call::Transaction) => {
+                self.life.counts.add(Count::SnapshotsTooOld);
+            }
+            Error::TransactionTooLarge { .. } if call == Call::Transaction => {}
+            Error::Source { .. } if call == Call::FailingSource => {}
+            Error::DiskFull { .. } if is_off || harm.refused_full > 0 => self.life.counts.add(Count::Refused),
+            Error::Io { .. } if is_off || harm.has_failed_changes() || harm.reads_failed > 0 => {}
             // What a failed sync dropped may be read before anyone has been told that it failed.
-            Error::Damaged { .. } if self.life.disk.harm().syncs_failed > 0 => {}
+            Error::Damaged { .. } if is_damaged || harm.syncs_failed > 0 => {}
             Error::KeyspaceDropped { .. } | Error::NoSuchKeyspace { .. }
                 if space.is_some_and(|space| self.life.model.is_dropped(space)) => {}
-            // A transaction that meets a failing read during its checkpoint ends the database for now.
-            Error::Failed { .. } | Error::OutcomeUnknown { .. }
-                if broken || plan.trouble == Trouble::FailingReads || plan.trouble.damages() =>
-            {
+            // A transaction that meets a failing read during its checkpoint ends the database for now, and so does a disk
+            // that is full for long enough that a checkpoint does not fit.
+            Error::Failed { .. } | Error::OutcomeUnknown { .. } if is_off || is_damaged || harm.has_failed() => {
                 return Err(Stop);
             }
-            // Full for long enough that a checkpoint did not fit.
-            Error::Failed { .. } if plan.trouble == Trouble::FullDisk => return Err(Stop),
-            other => panic!("an error that can't be: {other} ({other:?})"),
+            other => panic!("an error that can't be, of {call:?}: {other} ({other:?})"),
         }
         if is_off { Err(Stop) } else { Ok(()) }
+    }
+
+    /// Whether something has gone wrong that may be the cause of any error.
+    fn may_fail(&self) -> bool {
+        let harm = self.life.disk.harm();
+        self.life.disk.is_off() || self.life.was_damaged || harm.has_damaged() || harm.has_failed()
     }
 
     /// Runs a commit that does `deed`, and enters it where it gets its timestamp. `None` where it failed and may have, or
@@ -300,6 +343,7 @@ impl Client {
         &mut self,
         deed: Deed,
         is_full: bool,
+        call: Call,
         space: Option<SpaceNumber>,
         commit: impl Future<Output = Result<T, Error>>,
     ) -> Result<Option<(u64, T)>, Stop> {
@@ -333,7 +377,7 @@ impl Client {
                     taken > 0 || !puts || result.is_err(),
                     "a commit that puts rows was acknowledged and never made"
                 );
-                self.settle(taken, result, is_full, space)
+                self.settle(taken, result, is_full, call, space)
             }
             None => {
                 // With a timestamp it stands, though nobody is told: the model has it.
@@ -351,6 +395,7 @@ impl Client {
         taken: u64,
         result: Result<T, Error>,
         is_full: bool,
+        call: Call,
         space: Option<SpaceNumber>,
     ) -> Result<Option<(u64, T)>, Stop> {
         match result {
@@ -365,7 +410,7 @@ impl Client {
                     taken == 0 || matches!(error, Error::OutcomeUnknown { .. }),
                     "commit {taken} was taken and failed: {error}"
                 );
-                self.accept(&error, space)?;
+                self.accept(&error, call, space)?;
                 Ok(None)
             }
         }
@@ -405,7 +450,7 @@ impl Client {
         match content {
             None => {
                 let remove = async { by_face!(face, keyspace.remove(&key), keyspace.remove_async(&key)) };
-                self.commit(deed, true, Some(space), remove).await?
+                self.commit(deed, true, Call::Change, Some(space), remove).await?
             }
             Some(content) if content.length > 2000 && self.random.chance(40) => {
                 let mut reader = Slow::new(content);
@@ -417,7 +462,8 @@ impl Client {
                     by_face!(face, keyspace.insert_from(&key, reader), keyspace.insert_from_async(&key, reader))
                         .map(drop)
                 };
-                let done = self.commit(deed, true, Some(space), insert).await?;
+                let call = if fails { Call::FailingSource } else { Call::Change };
+                let done = self.commit(deed, true, call, Some(space), insert).await?;
                 assert!(done.is_none() || !fails, "a value was stored whose reader failed");
                 done
             }
@@ -431,7 +477,7 @@ impl Client {
                         keyspace.insert_with_async(&key, &value, durability)
                     )
                 };
-                self.commit(deed, durability == Durability::Full, Some(space), insert).await?
+                self.commit(deed, durability == Durability::Full, Call::Change, Some(space), insert).await?
             }
         };
         Ok(())
@@ -457,7 +503,7 @@ impl Client {
         let count = if is_put { 30 + self.random.below(200) } else { 100 + self.random.below(900) };
         let mut tx = match self.life.db.begin() {
             Ok(tx) => tx,
-            Err(error) => return self.accept(&error, None),
+            Err(error) => return self.accept(&error, Call::Plain, None),
         };
         let mut rows = Vec::new();
         for number in first..(first + count).min(self.life.plan.key_count) {
@@ -475,10 +521,10 @@ impl Client {
             match done {
                 Ok(()) => rows.push((space, key, content)),
                 Err(error @ Error::TransactionTooLarge { .. }) => {
-                    self.accept(&error, Some(space))?;
+                    self.accept(&error, Call::Transaction, Some(space))?;
                     break;
                 }
-                Err(error) => return self.accept(&error, Some(space)),
+                Err(error) => return self.accept(&error, Call::Transaction, Some(space)),
             }
         }
         if rows.is_empty() {
@@ -486,7 +532,7 @@ impl Client {
         }
         let face = self.face;
         let commit = async move { by_face!(face, tx.commit(), tx.commit_async()) };
-        self.commit(Deed::Rows(rows), true, Some(space), commit).await?;
+        self.commit(Deed::Rows(rows), true, Call::Transaction, Some(space), commit).await?;
         Ok(())
     }
 
@@ -504,7 +550,7 @@ impl Client {
         let options = TxOptions { isolation, durability, lock_timeout };
         let mut tx = match self.life.db.begin_with(options) {
             Ok(tx) => tx,
-            Err(error) => return self.accept(&error, None),
+            Err(error) => return self.accept(&error, Call::Plain, None),
         };
         let snapshot = tx.snapshot_timestamp().0;
         assert!(
@@ -582,7 +628,7 @@ impl Client {
                 },
             };
             if let Err(error) = done {
-                self.accept(&error, Some(space))?;
+                self.accept(&error, Call::Transaction, Some(space))?;
                 if error.is_conflict() || matches!(error, Error::SnapshotTooOld { .. }) || self.random.chance(50) {
                     return Ok(());
                 }
@@ -615,7 +661,7 @@ impl Client {
                 other => other,
             }
         };
-        let done = self.commit(deed, is_full, any, commit).await?;
+        let done = self.commit(deed, is_full, Call::Transaction, any, commit).await?;
         let Some((taken, answered)) = done else { return Ok(()) };
         if is_empty {
             assert_eq!(taken, 0, "a transaction without changes was given a timestamp");
@@ -751,7 +797,7 @@ impl Client {
             (taken.load(Ordering::Relaxed), result)
         };
         let (taken, result) = self.elsewhere(create).await;
-        self.settle(taken, result, true, None)?;
+        self.settle(taken, result, true, Call::Plain, None)?;
         Ok(())
     }
 
@@ -784,7 +830,7 @@ impl Client {
             Err(Error::NoSuchKeyspace { .. }) => Ok(()),
             Err(error) => {
                 assert!(taken == 0 || matches!(error, Error::OutcomeUnknown { .. }), "drop {taken} failed: {error}");
-                self.accept(&error, Some(space))
+                self.accept(&error, Call::Plain, Some(space))
             }
         }
     }
@@ -815,7 +861,7 @@ impl Client {
                 }
                 Ok(())
             }
-            Err(error) => self.accept(&error, Some(space)),
+            Err(error) => self.accept(&error, Call::Plain, Some(space)),
         }
     }
 
@@ -899,7 +945,7 @@ impl Client {
                 Some(Ok(row)) => back.push(row),
                 Some(Err(error)) => {
                     // What came before it must be right all the same.
-                    if self.accept(&error, Some(space)).is_err() {
+                    if self.accept(&error, Call::Snapshot, Some(space)).is_err() {
                         return Vec::new();
                     }
                     is_whole = false;
@@ -995,8 +1041,8 @@ impl Client {
                             self.check_value(space, &key, at, wanted, found.as_deref(), "snapshot");
                         }
                     }
-                    Err(error @ Error::SnapshotTooOld { .. }) => return self.accept(&error, None),
-                    Err(error) => self.accept(&error, Some(space))?,
+                    Err(error @ Error::SnapshotTooOld { .. }) => return self.accept(&error, Call::Snapshot, None),
+                    Err(error) => self.accept(&error, Call::Snapshot, Some(space))?,
                 }
             } else if self.random.chance(25) {
                 let bounds = self.bounds(space);
@@ -1011,7 +1057,7 @@ impl Client {
                         let is_right = count == wanted || self.life.model.is_dropped(space);
                         assert!(is_right, "{count} rows counted at {at}, {wanted} are there");
                     }
-                    Err(error) => self.accept(&error, Some(space))?,
+                    Err(error) => self.accept(&error, Call::Snapshot, Some(space))?,
                 }
             } else {
                 let bounds = self.bounds(space);
@@ -1041,7 +1087,7 @@ impl Client {
         let Some(reader) = self.or_drop(open).await else { return Ok(()) };
         let reader = match reader {
             Ok(reader) => reader,
-            Err(error) => return self.accept(&error, Some(space)),
+            Err(error) => return self.accept(&error, Call::Snapshot, Some(space)),
         };
         let wanted = self.life.model.at(space, &key, at);
         if self.life.model.is_dropped(space) {
@@ -1061,13 +1107,7 @@ impl Client {
                 Ok(()) => assert!(part == wanted[from..from + part.len()], "stream: bytes from {from}"),
                 Err(error) => {
                     let dropped = self.life.model.is_dropped(space);
-                    let plan = &self.life.plan;
-                    let may = self.life.disk.is_off()
-                        || dropped
-                        || plan.trouble.damages()
-                        || plan.trouble.breaks()
-                        || plan.trouble == Trouble::FailingReads
-                        || error.to_string().contains("too old");
+                    let may = dropped || self.may_fail() || error.to_string().contains("too old");
                     assert!(may, "stream: {error}");
                     return Ok(());
                 }
@@ -1096,12 +1136,7 @@ impl Client {
             }
             _ => match by_face!(face, db.check(), db.check_async()) {
                 Ok(report) => {
-                    let plan = &self.life.plan;
-                    let is_clean = report.damage.is_empty()
-                        || self.life.disk.is_off()
-                        || plan.trouble.damages()
-                        || plan.trouble.breaks()
-                        || plan.trouble == Trouble::FailingReads;
+                    let is_clean = report.damage.is_empty() || self.may_fail();
                     assert!(is_clean, "check found damage: {:?}", report.damage);
                     Ok(())
                 }
@@ -1110,7 +1145,7 @@ impl Client {
         };
         match done {
             Ok(()) => Ok(()),
-            Err(error) => self.accept(&error, None),
+            Err(error) => self.accept(&error, Call::Plain, None),
         }
     }
 }
@@ -1126,6 +1161,11 @@ fn compare_row(wanted: Option<(&Vec<u8>, &Content)>, key: &Value, value: &Value)
         }
         Some(_) => Ok(()),
     }
+}
+
+/// The key of a row of the keyspace with few.
+fn hot(number: u64) -> Vec<u8> {
+    format!("{number:05}").into_bytes()
 }
 
 /// The key of a number; some are long.
@@ -1229,6 +1269,7 @@ mod tests {
     use drumlin::io::sim::Medium;
 
     use super::*;
+    use crate::world::Trouble;
 
     /// What becomes of a client of a new database in a world without trouble.
     fn with_client(body: impl FnOnce(&mut Client, Keyspace, SpaceNumber) + Send + 'static) -> Result<(), String> {
@@ -1238,13 +1279,11 @@ mod tests {
             let db = plan.config(&disk).open("/db").expect("a new database");
             let model = Model::default();
             let told = model.clone();
-            sim::on_timestamp(Some(Box::new(move |timestamp| {
-                told.enter(timestamp.0, Deed::Create("rows".to_owned()))
-            })));
-            let keyspace = db.keyspace("rows").expect("a new keyspace");
+            sim::on_timestamp(Some(Box::new(move |timestamp| told.enter(timestamp.0, Deed::Create(HOT.to_owned())))));
+            let keyspace = db.keyspace(HOT).expect("a new keyspace");
             model.answer(model.last(), true);
-            let space = model.space("rows").expect("just made");
-            let life = Arc::new(Life { db, disk, model, plan, counts: Counts::default() });
+            let space = model.space(HOT).expect("just made");
+            let life = Arc::new(Life { db, disk, model, plan, counts: Counts::default(), was_damaged: false });
             let mut client =
                 Client { life, random: Random(1), face: Face::Blocking, timer: Timer::default(), snapshot: None };
             body(&mut client, keyspace, space);
@@ -1266,11 +1305,50 @@ mod tests {
         let commit = |content: Option<Content>| {
             with_client(move |client, _, space| {
                 let deed = Deed::Rows(vec![(space, b"key".to_vec(), content)]);
-                let _ = now(client.commit(deed, true, Some(space), async { Ok(()) }));
+                let _ = now(client.commit(deed, true, Call::Change, Some(space), async { Ok(()) }));
             })
         };
         assert_eq!(commit(None), Ok(()), "nothing was there to remove");
         let found = commit(Some(Content { length: 3, seed: 1 })).expect_err("a lost commit");
         assert!(found.contains("acknowledged and never made"), "{found}");
+    }
+
+    /// An error that no such call ends in, or whose cause has not been, is noticed.
+    #[test]
+    fn an_error_that_can_not_be_is_noticed() {
+        type Make = fn() -> Error;
+        let conflict: Make = || Error::Conflict { reason: "" };
+        let failed: Make = || Error::Failed { reason: "".into() };
+        let too_old: Make = || Error::SnapshotTooOld { timestamp: drumlin::Timestamp(1) };
+        let accepts = |error: Make, call| {
+            with_client(move |client, _, _| {
+                let _ = client.accept(&error(), call, None);
+            })
+            .is_ok()
+        };
+        assert!(accepts(conflict, Call::Change) && accepts(conflict, Call::Transaction));
+        assert!(!accepts(conflict, Call::Plain) && !accepts(conflict, Call::Snapshot));
+        assert!(accepts(too_old, Call::Snapshot) && accepts(too_old, Call::Transaction));
+        assert!(!accepts(too_old, Call::Change) && !accepts(too_old, Call::Plain));
+        assert!(!accepts(failed, Call::Change) && !accepts(failed, Call::Transaction));
+    }
+
+    /// A row that stays locked, or a keyspace that is gone, is noticed.
+    #[test]
+    fn a_row_that_stays_locked_is_noticed() {
+        let outcome = with_client(|client, keyspace, _| {
+            let db = client.life.db.clone();
+            lock_hot_rows(&db).expect("nobody has them");
+            let mut tx = db.begin().expect("a transaction");
+            tx.get_for_update(&keyspace, hot(7)).expect("a lock");
+            assert!(matches!(lock_hot_rows(&db), Err(Error::Conflict { .. })));
+            drop(tx);
+            lock_hot_rows(&db).expect("nobody has them any more");
+            assert!(client.open(HOT).is_some());
+            db.drop_keyspace(HOT).expect("a drop that the model is not told of");
+            client.open(HOT);
+        });
+        let found = outcome.expect_err("the keyspace is gone");
+        assert!(found.contains("is gone"), "{found}");
     }
 }

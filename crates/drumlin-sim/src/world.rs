@@ -34,18 +34,6 @@ impl Trouble {
         use clap::ValueEnum as _;
         self.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
     }
-
-    /// The database may stop accepting commits.
-    #[must_use]
-    pub fn breaks(self) -> bool {
-        matches!(self, Trouble::FailingWrites | Trouble::FailingSyncs)
-    }
-
-    /// Bytes may be other than they were written.
-    #[must_use]
-    pub fn damages(self) -> bool {
-        matches!(self, Trouble::LostWrites | Trouble::Rot | Trouble::Lies)
-    }
 }
 
 /// What follows from a seed before anything happens.
@@ -450,6 +438,7 @@ impl World {
             model: self.model.clone(),
             plan: self.plan.clone(),
             counts: self.counts.clone(),
+            was_damaged: self.is_damaged,
         });
         let mut threads: Vec<_> = (0..self.plan.clients)
             .map(|number| {
@@ -474,6 +463,10 @@ impl World {
         }
         for thread in threads {
             let _ = sim::join(thread);
+        }
+        if let Err(error) = client::lock_hot_rows(db) {
+            let may = disk.is_off() || self.is_damaged || disk.harm().has_damaged() || disk.harm().has_failed();
+            assert!(may && !error.is_conflict(), "locking rows after all clients have ended: {error}");
         }
         self.end_trouble(disk);
     }
