@@ -665,6 +665,10 @@ impl Client {
         let Some((taken, answered)) = done else { return Ok(()) };
         if is_empty {
             assert_eq!(taken, 0, "a transaction without changes was given a timestamp");
+            // What it read is what its caller may tell others.
+            let durable = self.life.db.stats().durable.0;
+            assert!(snapshot <= durable, "a transaction read commit {snapshot} and ended well; {durable} is durable");
+            self.life.model.seen(snapshot);
             return Ok(());
         }
         if taken == 0 {
@@ -1076,6 +1080,7 @@ impl Client {
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
         let snapshot = self.life.db.snapshot();
         let at = snapshot.timestamp().0;
+        self.saw(at);
         let key = self.key(space);
         let face = self.face;
         let open = async {
