@@ -50,6 +50,7 @@ impl Summary {
             Ok(story) => {
                 let own = &mut self.story;
                 own.openings += story.openings;
+                own.openings_refused += story.openings_refused;
                 own.cuts += story.cuts;
                 own.cuts_while_opening += story.cuts_while_opening;
                 own.kills += story.kills;
@@ -138,8 +139,8 @@ pub fn report(summary: &Summary, took: Duration) -> String {
     );
     let _ = writeln!(
         text,
-        "ends: {} power cuts, {} of the power while opening, {} kills, {} closed",
-        story.cuts, story.cuts_while_opening, story.kills, story.closes
+        "ends: {} power cuts, {} of the power while opening, {} openings refused, {} kills, {} closed",
+        story.cuts, story.cuts_while_opening, story.openings_refused, story.kills, story.closes
     );
     let _ = writeln!(text, "clients: {:?}", story.counts);
     let _ = writeln!(text, "troubles by seeds: {:?}", summary.troubles);

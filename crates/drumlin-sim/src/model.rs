@@ -100,8 +100,8 @@ struct State {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tampering {
     None,
-    /// One bit was flipped.
-    OneBit,
+    /// One bit was flipped, or one write was lost or landed elsewhere.
+    Once,
     /// Anything may be other than it was written.
     Much,
 }
@@ -430,8 +430,8 @@ mod tests {
         let after = |commit, tampering| model(5).reopen(commit, tampering);
         assert_eq!(after(5, Tampering::None), Ok(()));
         assert!(after(4, Tampering::None).is_err());
-        assert_eq!(after(4, Tampering::OneBit), Ok(()));
-        let found = after(3, Tampering::OneBit).expect_err("commit 5 knows");
+        assert_eq!(after(4, Tampering::Once), Ok(()));
+        let found = after(3, Tampering::Once).expect_err("commit 5 knows");
         assert!(found.contains("commit 5 knows that 4 was durable"), "{found}");
         assert_eq!(after(3, Tampering::Much), Ok(()));
     }

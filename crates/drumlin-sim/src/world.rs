@@ -55,6 +55,10 @@ pub struct Plan {
     /// No checkpoint is made for the length of the log.
     pub log_grows: bool,
     pub log_segment_bytes: u64,
+    /// Each life has another number of streams, and log segments of another length.
+    pub log_varies: bool,
+    /// What goes wrong does so while the database is opened and closed too.
+    pub troubles_openings: bool,
     pub trouble: Trouble,
     pub lives: u64,
     pub clients: u64,
@@ -123,6 +127,8 @@ impl Plan {
             keeps_snapshots: one_of(&[0, 0, 0, 1]) == 1,
             log_grows: one_of(&[0, 0, 0, 1]) == 1,
             log_segment_bytes: one_of(&[1 << 20, 256 << 10]),
+            log_varies: one_of(&[0, 1]) == 1,
+            troubles_openings: one_of(&[0, 1]) == 1,
         }
     }
 
@@ -136,6 +142,8 @@ impl Plan {
             keeps_snapshots: false,
             log_grows: false,
             log_segment_bytes: 1 << 20,
+            log_varies: false,
+            troubles_openings: false,
             ..self
         }
     }
@@ -144,6 +152,19 @@ impl Plan {
     #[must_use]
     pub fn with(self, imposed: Option<Trouble>) -> Plan {
         Plan { imposed, trouble: imposed.unwrap_or(self.trouble), ..self }
+    }
+
+    /// The plan of one life.
+    #[must_use]
+    pub fn of_life(&self, life: u64) -> Plan {
+        let mut plan = self.clone();
+        if self.log_varies {
+            let mut random = Random(self.seed ^ (life + 1) << 32);
+            plan.streams = 1 + random.below(3) as u16;
+            plan.memory_bytes = self.memory_bytes + (u64::from(plan.streams) << 19) - (u64::from(self.streams) << 19);
+            plan.log_segment_bytes = [256 << 10, 512 << 10, 1 << 20][random.below(3) as usize];
+        }
+        plan
     }
 
     #[must_use]
@@ -163,6 +184,8 @@ impl Plan {
 #[derive(Clone, Debug, Default)]
 pub struct Story {
     pub openings: u64,
+    /// Openings that failed for what went wrong with the disk.
+    pub openings_refused: u64,
     pub cuts: u64,
     pub cuts_while_opening: u64,
     pub kills: u64,
@@ -283,17 +306,28 @@ impl World {
             disk.set_faults(Faults { slow_one_in, lies: true, ..Faults::default() });
             self.is_damaged = true;
         }
+        let plan = self.plan.of_life(self.story.openings);
+        // There has to be a database before its opening can fail for ever.
+        if self.plan.troubles_openings && self.story.openings > 0 {
+            self.begin_trouble(&disk);
+        }
         self.story.openings += 1;
-        let db = match self.plan.config(&disk).open("/db") {
+        let opened = plan.config(&disk).open("/db");
+        self.end_trouble(&disk);
+        self.is_damaged |= disk.harm().has_damaged();
+        let db = match opened {
             Ok(db) => db,
             Err(_) if disk.is_off() => {
+                self.add_harm(&disk.harm());
                 self.story.cuts_while_opening += 1;
                 return Some(self.cut(&disk));
             }
+            Err(error) if disk.harm().has_failed() && !self.is_damaged => return Some(self.refused(&disk, &error)),
             Err(error) => return self.unopened(&disk, &error, end),
         };
         if let Err(error) = self.verify(&db, &disk) {
-            assert!(disk.is_off() || self.may_be_damaged(&error), "verifying: {error}");
+            let may = disk.is_off() || self.may_be_damaged(&error) || disk.harm().has_failed();
+            assert!(may, "verifying: {error}");
             if !disk.is_off() {
                 self.story.damage_reported += 1;
             }
@@ -301,7 +335,6 @@ impl World {
         if !disk.is_off() && !is_last {
             self.work(&db, &disk, end);
         }
-        self.add_harm(&disk.harm());
         let after = match end {
             End::Cut => {
                 drop(db);
@@ -327,6 +360,7 @@ impl World {
                 medium
             }
         };
+        self.add_harm(&disk.harm());
         Some(after)
     }
 
@@ -342,10 +376,13 @@ impl World {
         medium
     }
 
-    fn tampering(&self) -> Tampering {
+    fn tampering(&self, disk: &Disk) -> Tampering {
+        let mut harm = self.story.harm;
+        harm.add(&disk.harm());
         match self.plan.trouble {
             _ if !self.is_damaged => Tampering::None,
-            Trouble::Rot => Tampering::OneBit,
+            Trouble::Rot => Tampering::Once,
+            Trouble::LostWrites if harm.writes_lost == 1 && harm.writes_misdirected == 0 => Tampering::Once,
             _ => Tampering::Much,
         }
     }
@@ -364,7 +401,7 @@ impl World {
 
     fn add_harm(&mut self, harm: &Harm) {
         self.story.harm.add(harm);
-        self.is_damaged |= harm.writes_lost + harm.writes_misdirected + harm.lies > 0;
+        self.is_damaged |= harm.has_damaged();
     }
 
     fn may_be_damaged(&self, error: &str) -> bool {
@@ -380,12 +417,24 @@ impl World {
         None
     }
 
+    /// Opening failed for what went wrong: the process ends, and the power may go. The next life tries again.
+    fn refused(&mut self, disk: &Disk, error: &Error) -> Medium {
+        assert!(!matches!(error, Error::Damaged { .. } | Error::NotADatabase { .. }), "opening amid trouble: {error}");
+        self.story.openings_refused += 1;
+        self.add_harm(&disk.harm());
+        disk.turn_off();
+        let mut medium = if self.random.chance(50) { self.cut(disk) } else { disk.medium() };
+        // What it can't read it may need, for ever.
+        medium.renew();
+        medium
+    }
+
     /// The whole database against the model.
     fn verify(&mut self, db: &Database, disk: &Disk) -> Result<(), String> {
         let text = |error: Error| error.to_string();
         let last = db.opening().last.0;
         self.story.openings_behind += u64::from(last < self.model.lasting());
-        let lost = self.model.reopen(last, self.tampering());
+        let lost = self.model.reopen(last, self.tampering(disk));
         if let Err(flaw) = lost {
             assert!(disk.is_off(), "after opening: {flaw}");
             return Err(flaw);
@@ -420,7 +469,7 @@ impl World {
         }
         if self.random.chance(50) {
             let report = db.check().map_err(text)?;
-            let harmless = self.is_damaged || disk.is_off();
+            let harmless = self.is_damaged || disk.is_off() || disk.harm().has_failed();
             assert!(report.damage.is_empty() || harmless, "damage after opening: {:?}", report.damage);
             self.story.damage_reported += u64::from(!report.damage.is_empty());
         }
@@ -468,7 +517,9 @@ impl World {
             let may = disk.is_off() || self.is_damaged || disk.harm().has_damaged() || disk.harm().has_failed();
             assert!(may && !error.is_conflict(), "locking rows after all clients have ended: {error}");
         }
-        self.end_trouble(disk);
+        if !self.plan.troubles_openings {
+            self.end_trouble(disk);
+        }
     }
 
     /// Makes the keyspaces that are always there.
@@ -487,7 +538,7 @@ impl World {
             match made {
                 Ok(_) => self.model.answer(self.model.last(), true),
                 Err(error) => {
-                    let may = disk.is_off() || self.may_be_damaged(&error.to_string());
+                    let may = disk.is_off() || self.may_be_damaged(&error.to_string()) || disk.harm().has_failed();
                     assert!(may, "creating keyspace {name:?}: {error}");
                     return None;
                 }
@@ -504,7 +555,7 @@ impl World {
             Trouble::None | Trouble::Rot => calm,
             Trouble::FailingReads if self.random.chance(50) => Faults { read_fails_one_in: often, ..calm },
             Trouble::FailingReads => Faults { read_fails_for_ever_one_in: often, ..calm },
-            Trouble::FailingWrites => Faults { write_fails_one_in: often, ..calm },
+            Trouble::FailingWrites => Faults { write_fails_one_in: often, name_fails_one_in: often, ..calm },
             Trouble::FailingSyncs => Faults { sync_fails_one_in: often, ..calm },
             Trouble::FullDisk => {
                 let more = self.random.below(12) * (256 << 10);
@@ -517,7 +568,7 @@ impl World {
         disk.set_faults(faults);
     }
 
-    /// Only what is done for clients goes wrong; closing and opening are tried by their own power cuts.
+    /// What goes wrong from here on has to be borne: checking takes all that is there.
     fn end_trouble(&mut self, disk: &Disk) {
         if !matches!(self.plan.trouble, Trouble::Lies | Trouble::FullDisk) {
             disk.set_faults(Faults { slow_one_in: self.plan.slow_one_in, ..Faults::default() });
