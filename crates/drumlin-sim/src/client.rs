@@ -842,6 +842,9 @@ impl Client {
     // ── reads ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async fn plain_reads(&mut self) -> Result<(), Stop> {
+        if self.random.chance(15) {
+            return self.plain_look().await;
+        }
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
         let window = self.life.model.window();
         let count = if self.random.chance(40) { 2 + self.random.below(30) } else { 1 };
@@ -867,6 +870,47 @@ impl Client {
             }
             Err(error) => self.accept(&error, Call::Plain, Some(space)),
         }
+    }
+
+    /// Whether a row is there.
+    async fn plain_look(&mut self) -> Result<(), Stop> {
+        let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
+        let window = self.life.model.window();
+        let key = self.key(space);
+        let face = self.face;
+        let look = async { by_face!(face, keyspace.contains_key(&key), keyspace.contains_key_async(&key)) };
+        match self.or_drop(look).await {
+            None => {}
+            Some(Ok(is_there)) => {
+                self.life.counts.add(Count::Reads);
+                let may = self.life.model.was(window, space, &key, is_there) || self.life.model.is_dropped(space);
+                assert!(may, "contains_key says {is_there} of row {}, which it was not", key.escape_ascii());
+            }
+            Some(Err(error)) => self.accept(&error, Call::Plain, Some(space))?,
+        }
+        Ok(())
+    }
+
+    /// How many rows a range has.
+    async fn plain_count(&mut self) -> Result<(), Stop> {
+        let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
+        let bounds = self.bounds(space);
+        let (from, within) = (self.life.model.answered(), bounds.clone());
+        let face = self.face;
+        let count = async { by_face!(face, keyspace.count(within), keyspace.count_async(within)) };
+        match self.or_drop(count).await {
+            None => {}
+            Some(Ok(count)) => {
+                let mut moments = self.life.model.changes_above(space, from);
+                moments.insert(from);
+                let counted = |moment| self.life.model.rows_at(space, moment).range(bounds.clone()).count() as u64;
+                let may =
+                    moments.into_iter().any(|moment| counted(moment) == count) || self.life.model.is_dropped(space);
+                assert!(may, "{count} rows of {bounds:?} counted, as many as there never were since commit {from}");
+            }
+            Some(Err(error)) => self.accept(&error, Call::Snapshot, Some(space))?,
+        }
+        Ok(())
     }
 
     fn check_plain(&self, window: crate::model::Window, space: SpaceNumber, key: &[u8], found: Option<&Value>) {
@@ -895,10 +939,17 @@ impl Client {
     }
 
     async fn plain_scan(&mut self) -> Result<(), Stop> {
+        if self.random.chance(15) {
+            return self.plain_count().await;
+        }
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
-        let bounds = self.bounds(space);
+        let prefix = self.random.chance(15).then(|| self.key(space)[..3].to_vec());
+        let bounds = match &prefix {
+            Some(prefix) => (Bound::Included(prefix.clone()), Bound::Excluded(after(prefix))),
+            None => self.bounds(space),
+        };
         let from = self.life.model.answered();
-        let range = keyspace.range(bounds.clone());
+        let range = prefix.map_or_else(|| keyspace.range(bounds.clone()), |prefix| keyspace.prefix(prefix));
         let to = self.life.model.last();
         self.scan(range, space, &bounds, from, to, &BTreeMap::new(), "plain").await;
         Ok(())
@@ -1171,6 +1222,13 @@ fn compare_row(wanted: Option<(&Vec<u8>, &Content)>, key: &Value, value: &Value)
 /// The key of a row of the keyspace with few.
 fn hot(number: u64) -> Vec<u8> {
     format!("{number:05}").into_bytes()
+}
+
+/// The first key that does not begin with this one.
+fn after(prefix: &[u8]) -> Vec<u8> {
+    let mut after = prefix.to_vec();
+    *after.last_mut().expect("a key of digits") += 1;
+    after
 }
 
 /// The key of a number; some are long.

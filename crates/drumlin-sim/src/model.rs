@@ -328,6 +328,18 @@ impl Model {
         ))
     }
 
+    /// Whether a row was there, or was not, at some moment of the window.
+    #[must_use]
+    pub fn was(&self, window: Window, space: SpaceNumber, key: &[u8], is_there: bool) -> bool {
+        let mut state = self.lock();
+        state.checked += 1;
+        let none = Vec::new();
+        let versions = state.spaces[space].rows.get(key).unwrap_or(&none);
+        let first = versions.partition_point(|version| version.timestamp <= window.from);
+        let before = first.checked_sub(1).and_then(|index| versions[index].content);
+        before.is_some() == is_there || versions[first..].iter().any(|version| version.content.is_some() == is_there)
+    }
+
     /// The rows of a keyspace at a timestamp, in the order of their keys.
     #[must_use]
     pub fn rows_at(&self, space: SpaceNumber, timestamp: u64) -> BTreeMap<Vec<u8>, Content> {
