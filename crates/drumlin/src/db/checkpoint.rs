@@ -28,6 +28,7 @@ impl Core {
     pub(crate) fn checkpoint(&self) -> Result<CheckpointReport> {
         let mut base = self.base.lock();
         self.engine.check_failure()?;
+        self.engine.secure_checkpoint()?;
         let began = self.now();
         let result = self.make_checkpoint(&mut base, began);
         if let Err(error) = &result {

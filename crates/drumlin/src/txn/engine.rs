@@ -83,6 +83,8 @@ pub(crate) struct Engine {
     /// There once recovery has ended.
     pub(crate) log: OnceLock<Arc<Log>>,
     pub(crate) next_value: AtomicU64,
+    /// Bytes of pages that commits under way may make dirty.
+    promised_bytes: AtomicU64,
     pub(crate) next_transaction: AtomicU64,
     pub(crate) commits: AtomicU64,
     /// Bytes of record bodies appended, and how many of them when the newest checkpoint began.
@@ -156,6 +158,25 @@ impl Drop for Appended<'_> {
                 self.engine.space.segments.release(*place, guard.epoch());
             }
         }
+    }
+}
+
+/// Bytes of pages that a commit under way may make dirty.
+struct Promised<'e> {
+    sum: &'e AtomicU64,
+    bytes: u64,
+}
+
+impl<'e> Promised<'e> {
+    fn new(sum: &'e AtomicU64, bytes: u64) -> Promised<'e> {
+        sum.fetch_add(bytes, Ordering::Relaxed);
+        Promised { sum, bytes }
+    }
+}
+
+impl Drop for Promised<'_> {
+    fn drop(&mut self) {
+        self.sum.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -362,7 +383,7 @@ impl Engine {
         if body.bytes().len() > log.record_bytes_max() {
             return Err(Error::writes_too_large(log.record_bytes_max() as u64));
         }
-        self.secure_space(face, rows).await?;
+        let _promised = self.secure_space(face, rows).await?;
         let appended = self.append_medium_values(face, rows).await?;
         let stream = crate::pool::reclaim::thread_index() % log.stream_count();
         let mut reservation = Some(self.reserve_log(face, stream, body.bytes().len()).await?);
@@ -403,7 +424,7 @@ impl Engine {
     /// Applies the rows of a commit that is in the log already: recovery. Nobody else is there yet.
     pub(crate) fn replay(&self, rows: &[Row<'_>], timestamp: Timestamp) -> Result<()> {
         ready(async {
-            self.secure_space(Face::Blocking, rows).await?;
+            let _promised = self.secure_space(Face::Blocking, rows).await?;
             let appended = self.append_medium_values(Face::Blocking, rows).await?;
             self.prepare_and_apply(Face::Blocking, rows, None, appended, |_| (timestamp, ())).await
         })?;
@@ -440,9 +461,10 @@ impl Engine {
         Ok(appended)
     }
 
-    /// Bytes that a checkpoint may need now, and `more_bytes` more: all dirty pages, their entries, what tables change.
+    /// Bytes that a checkpoint may need now, and `more_bytes` more: all dirty pages, those that commits under way will make
+    /// dirty, their entries, what tables change.
     pub(crate) fn checkpoint_bytes(&self, more_bytes: u64) -> u64 {
-        let dirty = self.pool.frames.dirty_bytes() + more_bytes;
+        let dirty = self.pool.frames.dirty_bytes() + self.promised_bytes.load(Ordering::Relaxed) + more_bytes;
         // Entries are 24 bytes, of pages of at least 512; the base image may be folded and written anew.
         let entries = self.space.entry_count() as u64 * 24 + dirty / 20;
         dirty + entries + self.space.table_bytes()
@@ -462,14 +484,29 @@ impl Engine {
         self.checkpoint_segments(0);
     }
 
+    /// Makes sure, before anything is begun that can't be taken back, that a checkpoint finds the space it needs; else
+    /// `DiskFull`, and the database goes on.
+    pub(crate) fn secure_checkpoint(&self) -> Result<()> {
+        match self.space.secure(self.checkpoint_segments(0)) {
+            // What was set aside is for the worst; it is what frees space that must not be refused for that.
+            Err(Error::DiskFull { .. }) if self.space.segments.has_free(self.least_checkpoint_segments()) => Ok(()),
+            other => other,
+        }
+    }
+
+    fn least_checkpoint_segments(&self) -> u32 {
+        (self.checkpoint_bytes(0) / self.space.segments.segment_bytes()) as u32 + 1
+    }
+
     /// Makes sure that a page more can be dirty: what the cleaner moves by writing it anew.
     pub(crate) fn secure_rewrite(&self, page_bytes: usize) -> Result<()> {
         self.space.secure(self.checkpoint_segments(page_bytes as u64) + 1)
     }
 
     /// Makes sure that the pages which the commit will change can be written, whatever happens; else `DiskFull`. Commits
-    /// that only remove may use the reserve.
-    async fn secure_space(&self, face: Face<'_>, rows: &[Row<'_>]) -> Result<()> {
+    /// that only remove may use the reserve. Holds until what is returned is dropped: then the pages are dirty, or never
+    /// will be.
+    async fn secure_space(&self, face: Face<'_>, rows: &[Row<'_>]) -> Result<Promised<'_>> {
         let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes as u64).max().expect("rows");
         let row_bytes = |row: &Row<'_>| match row.change {
             Change::Put(value) => (row.key.len() + value.len()) as u64 + 128,
@@ -486,20 +523,23 @@ impl Engine {
         let spare = if only_removes { 0 } else { RESERVE_SEGMENTS };
         let mut made_space = false;
         loop {
-            let count = self.checkpoint_segments(own) + spare;
+            // Not while it waits for space to be made: a checkpoint does that, and needs not find space for this one too.
+            let promised = Promised::new(&self.promised_bytes, own);
+            let count = self.checkpoint_segments(0) + spare;
             if self.space.segments.has_free(count) {
-                return Ok(());
+                return Ok(promised);
             }
             let space = Arc::clone(&self.space);
             match face.run(move || space.secure(count)).await {
                 // At recovery space is what it was when the commit was made.
-                Err(Error::DiskFull { .. }) if self.log.get().is_none() => return Ok(()),
+                Err(Error::DiskFull { .. }) if self.log.get().is_none() => return Ok(promised),
                 // What was replaced since the last checkpoint, and what lies sparse, may suffice.
                 Err(Error::DiskFull { .. }) if !std::mem::replace(&mut made_space, true) => {
                     crate::witness::mark!("a commit on a full disk had space made");
+                    drop(promised);
                     self.have_space_made(face).await?;
                 }
-                other => return other,
+                other => return other.map(|()| promised),
             }
         }
     }
@@ -984,6 +1024,7 @@ impl Engine {
             locks: LockTable::new(64, lock_seed),
             log: OnceLock::new(),
             next_value: AtomicU64::new(next_value),
+            promised_bytes: AtomicU64::new(0),
             next_transaction: AtomicU64::new(1),
             commits: AtomicU64::new(0),
             log_bytes_written: AtomicU64::new(0),
