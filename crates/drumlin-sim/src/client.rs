@@ -321,9 +321,10 @@ impl Client {
             Error::Damaged { .. } if is_damaged || harm.syncs_failed > 0 => {}
             Error::KeyspaceDropped { .. } | Error::NoSuchKeyspace { .. }
                 if space.is_some_and(|space| self.life.model.is_dropped(space)) => {}
-            // A transaction that meets a failing read during its checkpoint ends the database for now, and so does a disk
-            // that is full for long enough that a checkpoint does not fit.
-            Error::Failed { .. } | Error::OutcomeUnknown { .. } if is_off || is_damaged || harm.has_failed() => {
+            // A transaction that meets a failing read during its checkpoint ends the database for now. A full disk does not.
+            Error::Failed { .. } | Error::OutcomeUnknown { .. }
+                if is_off || is_damaged || harm.reads_failed > 0 || harm.has_failed_changes() =>
+            {
                 return Err(Stop);
             }
             other => panic!("an error that can't be, of {call:?}: {other} ({other:?})"),
