@@ -34,6 +34,12 @@ impl Trouble {
         use clap::ValueEnum as _;
         self.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
     }
+
+    /// The one of that name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Trouble> {
+        <Trouble as clap::ValueEnum>::from_str(name, false).ok()
+    }
 }
 
 /// What follows from a seed before anything happens.

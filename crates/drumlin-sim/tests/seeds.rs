@@ -1,6 +1,6 @@
 //! Seeds that found something once, and that a seed decides everything.
 
-use drumlin_sim::world::{self, Plan};
+use drumlin_sim::world::{self, Plan, Trouble};
 
 /// What a seed found once it finds no more.
 #[test]
@@ -9,8 +9,8 @@ fn seeds_that_found_something_find_nothing() {
     for line in text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty()) {
         let (seed, what) = line.split_once(' ').expect("a seed and what it was");
         let plan = Plan::of(seed.parse().expect("a number"));
-        let is_plain = what.starts_with("plain:");
-        let run = world::run(if is_plain { plan.plain() } else { plan });
+        let kind = what.split_once(':').map_or("", |(kind, _)| kind);
+        let run = world::run(if kind == "plain" { plan.plain() } else { plan.with(Trouble::named(kind)) });
         if let Err(report) = run.result {
             panic!("seed {seed} ({what}) found: {report}");
         }
