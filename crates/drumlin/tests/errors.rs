@@ -201,6 +201,23 @@ fn page_tables_leave_half_of_the_budget() {
     assert_eq!(db.existing_keyspace("keyspace 7").unwrap().get(b"k").unwrap().as_deref(), Some(&b"v"[..]));
 }
 
+/// How to sync is measured again where the file system is not the one that was measured, and not otherwise.
+#[test]
+fn a_place_that_has_changed_is_measured_again() {
+    let folder = Folder::new();
+    let probe = folder.path().join("probe");
+    drop(small().open(folder.path()).unwrap());
+    let measured = std::fs::read_to_string(&probe).unwrap();
+    drop(small().open(folder.path()).unwrap());
+    assert_eq!(std::fs::read_to_string(&probe).unwrap(), measured);
+    let is_place = |line: &&str| line.starts_with("fingerprint");
+    let place = measured.lines().find(is_place).unwrap();
+    std::fs::write(&probe, measured.replace(place, "fingerprint = elsewhere")).unwrap();
+    drop(small().open(folder.path()).unwrap());
+    let again = std::fs::read_to_string(&probe).unwrap();
+    assert_eq!(again.lines().find(is_place), Some(place), "{again}");
+}
+
 /// The number of the process in the lock file is for people: a disk that has no space for it opens.
 #[test]
 fn a_lock_that_cannot_be_written_locks() {

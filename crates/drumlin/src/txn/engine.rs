@@ -168,9 +168,10 @@ struct Promised<'e> {
 }
 
 impl<'e> Promised<'e> {
-    fn new(sum: &'e AtomicU64, bytes: u64) -> Promised<'e> {
-        sum.fetch_add(bytes, Ordering::Relaxed);
-        Promised { sum, bytes }
+    /// `None` if the sum is no longer `before`: then there may be less space than was looked for.
+    fn new(sum: &'e AtomicU64, before: u64, bytes: u64) -> Option<Promised<'e>> {
+        let exchanged = sum.compare_exchange(before, before + bytes, Ordering::Relaxed, Ordering::Relaxed);
+        exchanged.ok().map(|_| Promised { sum, bytes })
     }
 }
 
@@ -523,23 +524,29 @@ impl Engine {
         let spare = if only_removes { 0 } else { RESERVE_SEGMENTS };
         let mut made_space = false;
         loop {
-            // Not while it waits for space to be made: a checkpoint does that, and needs not find space for this one too.
-            let promised = Promised::new(&self.promised_bytes, own);
-            let count = self.checkpoint_segments(0) + spare;
+            let promised_bytes = self.promised_bytes.load(Ordering::Relaxed);
+            let count = self.checkpoint_segments(own) + spare;
             if self.space.segments.has_free(count) {
-                return Ok(promised);
+                match Promised::new(&self.promised_bytes, promised_bytes, own) {
+                    Some(promised) => return Ok(promised),
+                    None => continue,
+                }
             }
             let space = Arc::clone(&self.space);
             match face.run(move || space.secure(count)).await {
+                Ok(()) => {}
                 // At recovery space is what it was when the commit was made.
-                Err(Error::DiskFull { .. }) if self.log.get().is_none() => return Ok(promised),
+                Err(Error::DiskFull { .. }) if self.log.get().is_none() => {
+                    return Ok(
+                        Promised::new(&self.promised_bytes, promised_bytes, own).expect("nobody else is there yet")
+                    );
+                }
                 // What was replaced since the last checkpoint, and what lies sparse, may suffice.
                 Err(Error::DiskFull { .. }) if !std::mem::replace(&mut made_space, true) => {
                     crate::witness::mark!("a commit on a full disk had space made");
-                    drop(promised);
                     self.have_space_made(face).await?;
                 }
-                other => return other.map(|()| promised),
+                Err(error) => return Err(error),
             }
         }
     }
