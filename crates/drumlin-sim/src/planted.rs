@@ -41,7 +41,7 @@ pub const PLANTS: &[Plant] = &[
     Plant {
         feature: "plant-reuse-early",
         bug: "segments serve again before the checkpoint that frees them is durable",
-        finder: WORLDS,
+        finder: CRASH_POINTS,
     },
     Plant {
         feature: "plant-drop-horizon-check",
