@@ -11,6 +11,7 @@ pub(crate) const MARKS: &[&str] = &[
     "a checkpoint wrote a new base image",
     "a commit lacked a page when it was to be applied",
     "a commit on a full disk had space made",
+    "a commit on a full disk went to another stream of the log",
     "a commit published others that were applied before it",
     "a commit waited for another stream",
     "a commit waited for space in the log",

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::core::{Core, Upkeep};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::Timestamp;
 use crate::space::checkpoint::Cut;
 
@@ -24,11 +24,21 @@ pub struct CheckpointReport {
 }
 
 impl Core {
-    /// Makes the state of this moment durable in its place.
+    /// Makes the state of this moment durable in its place; on a full disk it empties sparse segments too.
     pub(crate) fn checkpoint(&self) -> Result<CheckpointReport> {
+        match self.checkpoint_after(false) {
+            Err(Error::DiskFull { .. }) => self.make_space(),
+            other => other,
+        }
+    }
+
+    /// Makes a checkpoint if there is space for it; else `DiskFull`. One that frees no segment must not take the last that
+    /// is free, or there would be none for any other: `has_emptied` says that segments were emptied for it.
+    pub(crate) fn checkpoint_after(&self, has_emptied: bool) -> Result<CheckpointReport> {
         let mut base = self.base.lock();
         self.engine.check_failure()?;
-        self.engine.secure_checkpoint()?;
+        let frees = has_emptied || self.engine.space.segments.has_released();
+        self.engine.secure_checkpoint(u32::from(!frees))?;
         let began = self.now();
         let result = self.make_checkpoint(&mut base, began);
         if let Err(error) = &result {
@@ -82,9 +92,13 @@ pub(crate) fn run_upkeep(core: &Weak<Core>, upkeep: &Arc<Upkeep>) {
             std::mem::take(&mut state.space_wanted)
         };
         let Some(core) = core.upgrade() else { return };
-        let done = if space_wanted { core.make_space() } else { core.checkpoint().and_then(|_| core.clean_up()) };
-        if let Err(error) = &done {
-            log::error!("upkeep of {}: {error}", core.path.display());
+        let done =
+            if space_wanted { core.make_space().map(drop) } else { core.checkpoint().and_then(|_| core.clean_up()) };
+        match &done {
+            // Whoever needs the space is told.
+            Err(error @ Error::DiskFull { .. }) => log::debug!("upkeep of {}: {error}", core.path.display()),
+            Err(error) => log::error!("upkeep of {}: {error}", core.path.display()),
+            Ok(()) => {}
         }
         // A disk that is full for the cleaner may not be full for ever; a failed database makes no checkpoint any more.
         let failed = done.is_err() && core.engine.check_failure().is_err();

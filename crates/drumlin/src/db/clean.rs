@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use super::checkpoint::CheckpointReport;
 use super::core::Core;
 use crate::collections::HashSet;
 use crate::error::{Error, Result};
@@ -55,7 +56,7 @@ impl Core {
                 break;
             }
             self.empty(&victims)?;
-            self.checkpoint()?;
+            self.checkpoint_after(false)?;
         }
         // What is free beyond a quarter goes back to the file system.
         let usage = segments.usage();
@@ -71,7 +72,7 @@ impl Core {
     /// Frees what can be freed on a full disk: what was replaced since the last checkpoint, and then what packing the
     /// sparsest segments into the little space that there is gains. What is moved goes where the checkpoint writes: each
     /// segment begun counts here.
-    pub(crate) fn make_space(&self) -> Result<()> {
+    pub(crate) fn make_space(&self) -> Result<CheckpointReport> {
         let _alone = self.cleaning.lock();
         self.engine.sweep();
         self.engine.space.tight.store(true, Ordering::Release);
@@ -80,19 +81,20 @@ impl Core {
         made
     }
 
-    fn make_space_alone(&self) -> Result<()> {
+    fn make_space_alone(&self) -> Result<CheckpointReport> {
         /// Segments free at which enough was done for now.
         const GOAL_SEGMENTS: u64 = 2 * RESERVE_SEGMENTS as u64 + 8;
         /// Below this share, tables and summaries are moved out of a segment whatever else is in it.
         const NEARLY_EMPTY_SHARE: f64 = 0.25;
         let space = &self.engine.space;
         let segments = &space.segments;
-        for round in 0.. {
+        let mut made: Option<CheckpointReport> = None;
+        loop {
             let free_count = segments.usage().free_count;
             let nearly_empty = segments.sparse(NEARLY_EMPTY_SHARE, VICTIM_COUNT_MAX);
             self.base.lock().evacuate(nearly_empty.iter().map(|(segment, _)| segment.0));
-            let budget_bytes =
-                (free_count * segments.segment_bytes() * 3 / 4).saturating_sub(self.engine.checkpoint_bytes(0));
+            let writable_bytes = free_count * segments.segment_bytes() + space.room_bytes();
+            let budget_bytes = (writable_bytes * 3 / 4).saturating_sub(self.engine.checkpoint_bytes(0));
             let mut moved_bytes = 0;
             let victims: Vec<SegmentId> = (segments.sparse(LIVE_SHARE_MAX, VICTIM_COUNT_MAX).into_iter())
                 .take_while(|(_, live_bytes)| {
@@ -101,18 +103,21 @@ impl Core {
                 })
                 .map(|(segment, _)| segment)
                 .collect();
-            if round > 0 && victims.is_empty() {
-                break;
+            if victims.is_empty()
+                && let Some(report) = made
+            {
+                return Ok(report);
             }
             self.empty(&victims)?;
-            self.checkpoint()?;
+            let report = self.checkpoint_after(!victims.is_empty())?;
             let free_now = segments.usage().free_count;
             // The first round may only free what the second needs.
-            if free_now >= GOAL_SEGMENTS || (round > 0 && free_now <= free_count) || self.upkeep.state.lock().stop {
-                break;
+            let is_enough = free_now >= GOAL_SEGMENTS || (made.is_some() && free_now <= free_count);
+            if is_enough || self.upkeep.state.lock().stop {
+                return Ok(report);
             }
+            made = Some(report);
         }
-        Ok(())
     }
 
     /// The sparsest segments, as many as promise to free `goal_bytes`.
@@ -307,23 +312,34 @@ impl Core {
     pub(crate) fn compact(&self) -> Result<CompactReport> {
         let began = self.now();
         let space = &self.engine.space;
-        let segments = &space.segments;
         let file_bytes = || space.file().len().map_err(|error| crate::Error::io("measuring", space.path(), error));
         let bytes_before = file_bytes()?;
         self.make_space()?;
         let _alone = self.cleaning.lock();
+        match self.pack() {
+            // It is packed as tightly as the space allows.
+            Ok(()) | Err(Error::DiskFull { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        self.shrink()?;
+        Ok(CompactReport { bytes_before, bytes_after: file_bytes()?, duration: self.now() - began })
+    }
+
+    fn pack(&self) -> Result<()> {
+        let space = &self.engine.space;
+        let segments = &space.segments;
         // First what is sparse is packed, behind the end where no segment is free: the file may grow meanwhile.
         let sparse = segments.sparse(PACKED_SHARE_MIN, usize::MAX);
         let sparse: Vec<SegmentId> = sparse.into_iter().map(|(segment, _)| segment).collect();
         for victims in sparse.chunks(VICTIM_COUNT_MAX) {
             self.empty(victims)?;
-            self.checkpoint()?;
+            self.checkpoint_after(false)?;
         }
         // Then what lies at the end goes to the front, as long as that makes the file shorter. The front has as many segments
         // as are in use, and what is left free.
         for _ in 0..COMPACT_ROUNDS_MAX {
             // What the checkpoint before still held is free after another.
-            self.checkpoint()?;
+            self.checkpoint_after(false)?;
             self.shrink()?;
             let usage = segments.usage();
             let room = usage.free_count.saturating_sub(u64::from(space.reserve.load(Ordering::Relaxed))) as usize;
@@ -335,14 +351,13 @@ impl Core {
                 break;
             }
             self.empty(&victims)?;
-            self.checkpoint()?;
-            self.checkpoint()?;
+            self.checkpoint_after(false)?;
+            self.checkpoint_after(false)?;
             self.shrink()?;
             if segments.usage().segment_count >= usage.segment_count {
                 break;
             }
         }
-        self.shrink()?;
-        Ok(CompactReport { bytes_before, bytes_after: file_bytes()?, duration: self.now() - began })
+        Ok(())
     }
 }

@@ -235,7 +235,7 @@ impl Database {
     /// Writes everything that is only in the log to its place, so that reopening has nothing to recover.
     ///
     /// # Errors
-    /// [`Error::Failed`].
+    /// [`Error::DiskFull`], [`Error::Failed`].
     pub fn checkpoint(&self) -> Result<CheckpointReport> {
         self.core().checkpoint()
     }
@@ -245,7 +245,7 @@ impl Database {
     /// lies. O(data).
     ///
     /// # Errors
-    /// [`Error::Failed`].
+    /// [`Error::DiskFull`], [`Error::Failed`].
     pub fn compact(&self) -> Result<CompactReport> {
         self.core().compact()
     }

@@ -45,10 +45,9 @@ impl Shared {
     }
 
     fn set_free(&self, stream: Option<&Stream>, segment: Arc<Segment>) {
-        let fits = segment.header.window_bytes == self.options.window_bytes();
         match stream {
-            Some(stream) if fits => stream.tail.lock().spares.push(Spare::of(segment)),
-            _ => self.doomed.lock().push(Spare::of(segment)),
+            Some(stream) => stream.tail.lock().spares.push(Spare::of(segment)),
+            None => self.doomed.lock().push(Spare::of(segment)),
         }
     }
 

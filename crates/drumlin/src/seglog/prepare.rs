@@ -102,7 +102,10 @@ impl Shared {
                     Err(error) if is_full(&error) => {
                         log::warn!("no space for another log segment in {}: {error}", self.options.dir.display());
                         let mut tail = self.streams[index].tail.lock();
-                        tail.full = true;
+                        let was_full = std::mem::replace(&mut tail.full, true);
+                        if !was_full && tail.free_spare(self.options.window_bytes()).is_some() {
+                            continue;
+                        }
                         tail.wanted = 0;
                         tail.prepare_failures += 1;
                         drop(tail);
@@ -156,14 +159,14 @@ impl Shared {
             let mut tail = stream.tail.lock();
             let use_number = tail.next_use;
             tail.next_use += 1;
-            let free = tail.spares.iter().position(Spare::is_free);
-            let spare = match free {
+            let window_bytes = self.options.window_bytes();
+            let spare = match tail.free_spare(window_bytes) {
                 Some(free) => tail.spares.swap_remove(free),
                 None => {
                     let slot = tail.next_slot;
                     tail.next_slot += 1;
                     let path = segment::path(&self.options.dir, index as u16, slot);
-                    Spare { path, slot, filled: false, held: None }
+                    Spare { path, slot, window_bytes, filled: false, held: None }
                 }
             };
             (tail.prepared_end(), use_number, spare)
@@ -175,7 +178,7 @@ impl Shared {
             incarnation: self.incarnation,
             use_number,
             start,
-            window_bytes: self.options.window_bytes(),
+            window_bytes: spare.window_bytes,
             first: self.horizon.last().next(),
             horizon: self.horizon.durable(),
             checkpoint: self.checkpoint.load(Ordering::SeqCst),
@@ -235,8 +238,11 @@ impl Shared {
     fn remove_surplus(&self) {
         for stream in &self.streams {
             let mut tail = stream.tail.lock();
-            let keep = tail.spares_wanted.min(tail.spares.len());
-            let surplus: Vec<Spare> = tail.spares.drain(keep..).collect();
+            let (window_bytes, is_full) = (self.options.window_bytes(), tail.full);
+            let (mut spares, mut surplus): (Vec<_>, Vec<_>) =
+                tail.spares.drain(..).partition(|spare| spare.serves(window_bytes, is_full));
+            surplus.extend(spares.drain(tail.spares_wanted.min(spares.len())..));
+            tail.spares = spares;
             drop(tail);
             self.doomed.lock().extend(surplus);
         }

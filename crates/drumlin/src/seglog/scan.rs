@@ -90,7 +90,7 @@ impl Scan {
             stream.slot_max = stream.slot_max.max(name.1);
             match segment::inspect(self.backend.as_ref(), &path, self.options.database, name)? {
                 segment::Found::Unused => {
-                    stream.spares.push(Spare { path, slot: name.1, filled: false, held: None });
+                    stream.spares.push(Spare { path, slot: name.1, window_bytes: 0, filled: false, held: None });
                 }
                 segment::Found::Segment(segment) if segment.header.checkpoint > checkpoint => {
                     let flaw = format!(
@@ -193,7 +193,7 @@ impl Scan {
         let mut streams = Vec::new();
         for number in 0..self.options.streams {
             let scan = self.streams.remove(&number).unwrap_or_default();
-            streams.push(scan.resume(self.backend.as_ref(), &self.options, &mut old, &mut doomed)?);
+            streams.push(scan.resume(self.backend.as_ref(), &self.options, &mut old)?);
         }
         for scan in self.streams.into_values() {
             scan.retire(&mut old, &mut doomed);
@@ -285,13 +285,7 @@ impl StreamScan {
 
     /// The stream as it goes on: behind every byte that verifies, from the next block, in the same window where there
     /// is room. Windows prepared and never used are prepared anew, with this opening's header.
-    fn resume(
-        mut self,
-        backend: &dyn Backend,
-        options: &LogOptions,
-        old: &mut Vec<Window>,
-        doomed: &mut Vec<Spare>,
-    ) -> Result<Stream> {
+    fn resume(mut self, backend: &dyn Backend, options: &LogOptions, old: &mut Vec<Window>) -> Result<Stream> {
         let position = self.verified_end.next_multiple_of(BLOCK);
         let holds = |window: &Window| window.segment.start() <= position && position < window.end();
         let current = match self.windows.iter().rposition(holds) {
@@ -309,10 +303,6 @@ impl StreamScan {
         let (use_number_next, slot_next) = (self.use_number_max + 1, self.slot_max + 1);
         let mut spares = Vec::new();
         self.retire(old, &mut spares);
-        let (spares, unfit): (Vec<_>, Vec<_>) = spares.into_iter().partition(|spare| {
-            spare.held.as_ref().is_some_and(|segment| segment.header.window_bytes == options.window_bytes())
-        });
-        doomed.extend(unfit);
         let stream = Stream::new(options.stream_buffer_bytes(), position, current, use_number_next, slot_next);
         stream.tail.lock().spares = spares;
         Ok(stream)

@@ -77,6 +77,8 @@ impl Segment {
 pub(super) struct Spare {
     pub(super) path: PathBuf,
     pub(super) slot: u32,
+    /// The window that it held; 0 if it never was one.
+    pub(super) window_bytes: u64,
     /// All of it has been written once, so that a durable write in it changes no metadata.
     pub(super) filled: bool,
     /// Its last use, which readers may still hold: it is not rewritten before they let go.
@@ -88,6 +90,7 @@ impl Spare {
         Spare {
             path: segment.path().to_path_buf(),
             slot: segment.header.slot,
+            window_bytes: segment.header.window_bytes,
             filled: segment.is_filled(),
             held: Some(segment),
         }
@@ -95,6 +98,11 @@ impl Spare {
 
     pub(super) fn is_free(&self) -> bool {
         self.held.as_ref().is_none_or(|segment| Arc::strong_count(segment) == 1)
+    }
+
+    /// Whether it may be used again. One of another size than is asked for now only serves on a full disk.
+    pub(super) fn serves(&self, window_bytes: u64, is_full: bool) -> bool {
+        self.window_bytes == window_bytes || is_full && self.filled
     }
 }
 

@@ -306,6 +306,11 @@ impl Tail {
         }
     }
 
+    /// The place of a spare that can be used at once.
+    pub(super) fn free_spare(&self, window_bytes: u64) -> Option<usize> {
+        self.spares.iter().position(|spare| spare.is_free() && spare.serves(window_bytes, self.full))
+    }
+
     /// Copies a record into the buffer and returns the position behind it.
     ///
     /// `assign` gives it its timestamp, and the horizon to record.

@@ -101,6 +101,11 @@ impl Appender {
         Ok(place)
     }
 
+    /// What is left of the open segment.
+    pub(crate) fn room_bytes(&self) -> u64 {
+        self.open.as_ref().map_or(0, |open| open.end - open.position)
+    }
+
     /// Whether the extent is in the buffer, handed to nobody yet.
     pub(crate) fn holds(&self, place: Place) -> bool {
         self.open.as_ref().is_some_and(|open| (open.buffer_start..open.position).contains(&place.start()))

@@ -365,6 +365,13 @@ impl Space {
         self.segments.secure(count).map_err(|error| self.growth_error(error))
     }
 
+    /// What is left of the segment that this epoch's pages are written to: bytes.
+    pub(crate) fn room_bytes(&self) -> u64 {
+        let guard = self.enter();
+        let epoch = guard.epoch();
+        self.appender(epoch).lock().room_bytes()
+    }
+
     /// Hands on what the epoch's appender holds in its buffer.
     pub(crate) fn flush(&self, epoch: Epoch) {
         let mut jobs = Vec::new();

@@ -237,6 +237,15 @@ impl Segments {
         found
     }
 
+    /// Whether the next checkpoint frees a segment, as all of it has been released.
+    pub(crate) fn has_released(&self) -> bool {
+        let state = self.state.lock();
+        let is_released = |(index, segment): (usize, &Segment)| {
+            !segment.open && segment.live_bytes > 0 && segment.live_bytes == state.released_in(index as u32)
+        };
+        state.segments.iter().enumerate().skip(1).any(is_released)
+    }
+
     /// Closed segments in use at or above `first`.
     pub(crate) fn from(&self, first: u32) -> Vec<SegmentId> {
         let state = self.state.lock();

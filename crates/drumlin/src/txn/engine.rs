@@ -186,7 +186,6 @@ const AHEAD_PAGES: usize = 64;
 
 /// Keys whose leaves are brought in together: few enough that the first is still there when the last arrives.
 const GET_MANY_PART: usize = 256;
-
 impl Engine {
     pub(crate) fn log(&self) -> &Log {
         self.log.get().expect("the log is there once the database is open")
@@ -471,7 +470,7 @@ impl Engine {
         dirty + entries + self.space.table_bytes()
     }
 
-    /// The same in segments.
+    /// The same in segments, as they are set aside.
     fn checkpoint_segments(&self, more_bytes: u64) -> u32 {
         // Segments waste what is left at their ends: up to one page of 64 KiB each, and blocks at flushes.
         let usable = self.space.segments.segment_bytes() * 3 / 4;
@@ -480,23 +479,28 @@ impl Engine {
         needed
     }
 
+    /// The same where the disk is full, beside the segment that is being filled. What was set aside is for the worst; what
+    /// frees space must not be refused for that.
+    fn least_checkpoint_segments(&self, more_bytes: u64) -> u32 {
+        let room_bytes = self.space.room_bytes() * 3 / 4;
+        match self.checkpoint_bytes(more_bytes).saturating_sub(room_bytes) {
+            0 => 0,
+            bytes => (bytes / self.space.segments.segment_bytes()) as u32 + 1,
+        }
+    }
+
     /// Looks again how much the next checkpoint may need.
     pub(crate) fn update_reserve(&self) {
         self.checkpoint_segments(0);
     }
 
-    /// Makes sure, before anything is begun that can't be taken back, that a checkpoint finds the space it needs; else
-    /// `DiskFull`, and the database goes on.
-    pub(crate) fn secure_checkpoint(&self) -> Result<()> {
-        match self.space.secure(self.checkpoint_segments(0)) {
-            // What was set aside is for the worst; it is what frees space that must not be refused for that.
-            Err(Error::DiskFull { .. }) if self.space.segments.has_free(self.least_checkpoint_segments()) => Ok(()),
+    /// Makes sure, before anything is begun that can't be taken back, that a checkpoint finds the space it needs, and
+    /// `kept_segments` more; else `DiskFull`, and the database goes on.
+    pub(crate) fn secure_checkpoint(&self, kept_segments: u32) -> Result<()> {
+        match self.space.secure(self.checkpoint_segments(0) + kept_segments) {
+            Err(Error::DiskFull { .. }) => self.space.secure(self.least_checkpoint_segments(0) + kept_segments),
             other => other,
         }
-    }
-
-    fn least_checkpoint_segments(&self) -> u32 {
-        (self.checkpoint_bytes(0) / self.space.segments.segment_bytes()) as u32 + 1
     }
 
     /// Makes sure that a page more can be dirty: what the cleaner moves by writing it anew.
@@ -526,7 +530,10 @@ impl Engine {
         loop {
             let promised_bytes = self.promised_bytes.load(Ordering::Relaxed);
             let count = self.checkpoint_segments(own) + spare;
-            if self.space.segments.has_free(count) {
+            let segments = &self.space.segments;
+            if segments.has_free(count)
+                || made_space && only_removes && segments.has_free(self.least_checkpoint_segments(own))
+            {
                 match Promised::new(&self.promised_bytes, promised_bytes, own) {
                     Some(promised) => return Ok(promised),
                     None => continue,
@@ -542,7 +549,9 @@ impl Engine {
                     );
                 }
                 // What was replaced since the last checkpoint, and what lies sparse, may suffice.
-                Err(Error::DiskFull { .. }) if !std::mem::replace(&mut made_space, true) => {
+                // Others' shares come free as their commits end: removing is not refused for them.
+                Err(Error::DiskFull { .. }) if !made_space || only_removes && promised_bytes > 0 => {
+                    made_space = true;
                     crate::witness::mark!("a commit on a full disk had space made");
                     self.have_space_made(face).await?;
                 }
@@ -557,26 +566,33 @@ impl Engine {
         face.run(move || make_space()).await
     }
 
-    /// Space in the log, which a checkpoint gives back where the disk has none.
-    pub(crate) async fn reserve_log(
-        &self,
-        face: Face<'_>,
-        stream: usize,
-        body_bytes: usize,
-    ) -> Result<Reservation<'_>> {
+    /// Space in the log: in the stream `home`, or, where the disk has none left for it, in another, or what a checkpoint
+    /// gives back.
+    pub(crate) async fn reserve_log(&self, face: Face<'_>, home: usize, body_bytes: usize) -> Result<Reservation<'_>> {
+        let count = self.log().stream_count();
         let mut made_space = false;
         loop {
-            let reserved = match face {
-                Face::Blocking => self.log().reserve(stream, body_bytes),
-                Face::Tasks(_) => self.log().reserve_as_task(stream, body_bytes).await,
-            };
-            match reserved {
-                Err(Error::DiskFull { .. }) if !std::mem::replace(&mut made_space, true) => {
-                    crate::witness::mark!("a full disk had no space for the log");
-                    self.have_space_made(face).await?;
+            let mut refusal = None;
+            for stream in (home..count).chain(0..home) {
+                let reserved = match face {
+                    Face::Blocking => self.log().reserve(stream, body_bytes),
+                    Face::Tasks(_) => self.log().reserve_as_task(stream, body_bytes).await,
+                };
+                match reserved {
+                    Err(error @ Error::DiskFull { .. }) => refusal = Some(error),
+                    reserved => {
+                        if refusal.is_some() && reserved.is_ok() {
+                            crate::witness::mark!("a commit on a full disk went to another stream of the log");
+                        }
+                        return reserved;
+                    }
                 }
-                other => return other,
             }
+            crate::witness::mark!("a full disk had no space for the log");
+            if std::mem::replace(&mut made_space, true) {
+                return Err(refusal.expect("a log has streams"));
+            }
+            self.have_space_made(face).await?;
         }
     }
 

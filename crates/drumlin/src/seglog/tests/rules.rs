@@ -824,6 +824,43 @@ fn a_full_disk_needs_one_segment() {
     assert_eq!(rig.recovered(), expect(number + 1, number + 1, 1000));
 }
 
+/// Segments of an earlier size serve on where the disk has no space for one of the size now asked for, and go once it
+/// has.
+#[test]
+fn a_full_disk_keeps_segments_of_another_size() {
+    for other_bytes in [5 * 4096, 33 * 4096] {
+        let mut rig = Rig::new(Disk::new(false), options(1));
+        let log = rig.create();
+        commit_to(&log, 10, 1000);
+        drop(log);
+        rig.options.segment_bytes = other_bytes;
+        rig.disk.set_capacity(Some(rig.disk.used_bytes()));
+        let mut log = rig.reopen();
+        for _ in 0..4 {
+            while let Ok(reservation) = log.reserve(0, 1000) {
+                let body = body_of(log.last().0 + 1, 1000);
+                log.wait_durable(&reservation.append(&Body::new(body), false)).unwrap();
+            }
+            let last = log.last();
+            rig.truncate(&log, last);
+            commit_to(&log, last.0 + 1, 1000);
+            drop(log);
+            assert_eq!(rig.recovered(), expect(last.0 + 1, last.0 + 1, 1000));
+            log = rig.reopen();
+        }
+        rig.disk.set_capacity(None);
+        for _ in 0..4 {
+            let last = log.last();
+            commit_to(&log, last.0 + 60, 1000);
+            rig.truncate(&log, log.last());
+        }
+        drop(log);
+        for path in rig.disk.files() {
+            assert_eq!(rig.disk.bytes(&path).len() as u64, other_bytes, "{}", path.display());
+        }
+    }
+}
+
 /// A window that an earlier opening prepared and never used lies in front of the one in use, by its number and not by
 /// its position: a stop before it is prepared anew hides nothing.
 #[test]
