@@ -12,7 +12,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::ops::Bound;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -46,13 +46,15 @@ pub struct Life {
     pub counts: Counts,
     /// The disk held other bytes than were written before this life began.
     pub was_damaged: bool,
+    /// A row was put in this life: space was set aside for removing.
+    pub has_put: AtomicBool,
 }
 
 /// What was done, over all lives.
 #[derive(Clone, Debug, Default)]
 pub struct Counts(Arc<[AtomicU64; COUNTS]>);
 
-const COUNTS: usize = 10;
+const COUNTS: usize = 11;
 
 /// What is counted.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +63,9 @@ pub enum Count {
     Scans,
     Transactions,
     Conflicts,
+    /// For want of space; and those of them that only removed, after a row had been put.
     Refused,
+    RefusedRemovals,
     Snapshots,
     SnapshotsTooOld,
     Checkpoints,
@@ -92,6 +96,8 @@ enum Call {
     Plain,
     /// A change that is a transaction of its own.
     Change,
+    /// The same that only removes.
+    Removal,
     /// The same, of a value whose reader fails.
     FailingSource,
     /// What reads at one moment.
@@ -307,7 +313,7 @@ impl Client {
         let harm = self.life.disk.harm();
         let is_damaged = self.life.was_damaged || harm.has_damaged();
         match error {
-            Error::Conflict { .. } if matches!(call, Call::Change | Call::FailingSource | Call::Transaction) => {
+            Error::Conflict { .. } if !matches!(call, Call::Plain | Call::Snapshot) => {
                 self.life.counts.add(Count::Conflicts);
             }
             Error::SnapshotTooOld { .. } if matches!(call, Call::Snapshot | Call::Transaction) => {
@@ -315,7 +321,12 @@ impl Client {
             }
             Error::TransactionTooLarge { .. } if call == Call::Transaction => {}
             Error::Source { .. } if call == Call::FailingSource => {}
-            Error::DiskFull { .. } if is_off || harm.refused_full > 0 => self.life.counts.add(Count::Refused),
+            Error::DiskFull { .. } if is_off || harm.refused_full > 0 => {
+                self.life.counts.add(Count::Refused);
+                if call == Call::Removal && !is_off && self.life.has_put.load(Ordering::Relaxed) {
+                    self.life.counts.add(Count::RefusedRemovals);
+                }
+            }
             Error::Io { .. } if is_off || harm.has_failed_changes() || harm.reads_failed > 0 => {}
             // What a failed sync dropped may be read before anyone has been told that it failed.
             Error::Damaged { .. } if is_damaged || harm.syncs_failed > 0 => {}
@@ -403,6 +414,9 @@ impl Client {
             Ok(value) => {
                 if taken > 0 {
                     self.life.model.answer(taken, is_full);
+                    if call == Call::Change {
+                        self.life.has_put.store(true, Ordering::Relaxed);
+                    }
                 }
                 Ok(Some((taken, value)))
             }
@@ -451,7 +465,7 @@ impl Client {
         match content {
             None => {
                 let remove = async { by_face!(face, keyspace.remove(&key), keyspace.remove_async(&key)) };
-                self.commit(deed, true, Call::Change, Some(space), remove).await?
+                self.commit(deed, true, Call::Removal, Some(space), remove).await?
             }
             Some(content) if content.length > 2000 && self.random.chance(40) => {
                 let mut reader = Slow::new(content);
@@ -485,8 +499,56 @@ impl Client {
     }
 
     async fn transaction(&mut self) -> Result<(), Stop> {
+        if self.life.plan.reads_all && self.random.chance(15) {
+            return self.closure().await;
+        }
         let count = 1 + self.random.below(10);
         self.transact(count).await
+    }
+
+    /// A transaction that is made again where it conflicts: it copies one row to another.
+    async fn closure(&mut self) -> Result<(), Stop> {
+        self.life.counts.add(Count::Transactions);
+        let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
+        let (from, to, content) = (self.key(space), self.key(space), self.content());
+        let mut rows = vec![(space, from.clone(), Some(content)), (space, to.clone(), Some(content))];
+        rows.dedup();
+        let (db, model, value) = (self.life.db.clone(), self.life.model.clone(), content.bytes());
+        let check = move |snapshot: u64, key: &[u8], found: Option<Value>| {
+            let wanted = model.at(space, key, snapshot);
+            let is_right = match (&wanted, &found) {
+                (Some(wanted), Some(found)) => wanted.is(found),
+                (wanted, found) => wanted.is_none() && found.is_none(),
+            };
+            let may = is_right || model.is_dropped(space);
+            assert!(may, "closure: row {} at {snapshot} is not {wanted:?}", key.escape_ascii());
+        };
+        let parts = Arc::new((keyspace, from, to, value, check));
+        let options = TxOptions { lock_timeout: Duration::from_millis(20), ..TxOptions::default() };
+        let face = self.face;
+        let commit = async move {
+            if face == Face::Blocking {
+                let (keyspace, from, to, value, check) = &*parts;
+                return db.transact_with(options, |tx| {
+                    check(tx.snapshot_timestamp().0, from, tx.get(keyspace, from)?);
+                    tx.insert(keyspace, from, value)?;
+                    tx.insert(keyspace, to, value)
+                });
+            }
+            db.transact_async(|tx| {
+                let parts = Arc::clone(&parts);
+                Box::pin(async move {
+                    let (keyspace, from, to, value, check) = &*parts;
+                    check(tx.snapshot_timestamp().0, from, tx.get_async(keyspace, from).await?);
+                    tx.insert_async(keyspace, from, value).await?;
+                    tx.insert_async(keyspace, to, value).await
+                })
+            })
+            .await
+        };
+        let done = self.commit(Deed::Rows(rows), true, Call::Transaction, Some(space), commit).await?;
+        assert!(done.is_none_or(|(taken, ())| taken > 0), "a closure's transaction was answered and never made");
+        Ok(())
     }
 
     async fn large_transaction(&mut self) -> Result<(), Stop> {
@@ -600,6 +662,13 @@ impl Client {
                         // Nothing of it remains, and the transaction goes on.
                         None => Ok(()),
                     }
+                }
+                55..70 if self.life.plan.reads_all && self.random.chance(40) => {
+                    let read = self.tx_read(&tx, &keyspace, space, &key, &own, isolation, snapshot).await;
+                    if let Ok(bounds) = &read {
+                        reads.push((space, bounds.clone()));
+                    }
+                    read.map(drop)
                 }
                 55..70 => {
                     let got = self.tx_get(&tx, &keyspace, space, &key, &own, isolation, snapshot).await;
@@ -731,6 +800,64 @@ impl Client {
             }
         }
         Ok(())
+    }
+
+    /// A value as a stream, or how many rows a range has. Returns what it read of.
+    #[allow(clippy::too_many_arguments, reason = "what a transaction is made of")]
+    async fn tx_read(
+        &mut self,
+        tx: &Transaction,
+        keyspace: &Keyspace,
+        space: SpaceNumber,
+        key: &[u8],
+        own: &BTreeMap<(SpaceNumber, Vec<u8>), Option<Content>>,
+        isolation: Isolation,
+        snapshot: u64,
+    ) -> Result<Bounds, Error> {
+        let face = self.face;
+        let nothing = (Bound::Included(key.to_vec()), Bound::Excluded(key.to_vec()));
+        let exact = isolation != Isolation::ReadCommitted;
+        if self.random.chance(50) {
+            let bounds = self.bounds(space);
+            let within = bounds.clone();
+            let count = async { by_face!(face, tx.count(keyspace, within), tx.count_async(keyspace, within)) };
+            let Some(count) = self.or_drop(count).await else { return Ok(nothing) };
+            let count = count?;
+            let mut rows = self.life.model.rows_at(space, snapshot);
+            for ((_, key), content) in own.iter().filter(|((of, _), _)| *of == space) {
+                match content {
+                    Some(content) => drop(rows.insert(key.clone(), *content)),
+                    None => drop(rows.remove(key)),
+                }
+            }
+            let wanted = rows.range(bounds.clone()).count() as u64;
+            let may = !exact || count == wanted || self.life.model.is_dropped(space);
+            assert!(may, "a transaction counted {count} rows of {bounds:?} at {snapshot}, {wanted} are there");
+            return Ok(bounds);
+        }
+        let read = async {
+            match face {
+                Face::Blocking => tx.read(keyspace, key).map(|reader| reader.map(Reader::Blocking)),
+                Face::Tasks => tx.read_async(keyspace, key).await.map(|reader| reader.map(Reader::Task)),
+            }
+        };
+        let Some(reader) = self.or_drop(read).await else { return Ok(nothing) };
+        let reader = reader?;
+        self.life.counts.add(Count::Reads);
+        let wanted = match own.get(&(space, key.to_vec())) {
+            Some(content) => *content,
+            None => self.life.model.at(space, key, snapshot),
+        };
+        if let (Some(mut reader), true) = (reader, exact) {
+            assert!(wanted.is_some() || self.life.model.is_dropped(space), "a transaction read a row that is absent");
+            if let Some(wanted) = wanted {
+                self.read_parts(&mut reader, space, &wanted.bytes()).await;
+            }
+        } else {
+            let may = !exact || wanted.is_none() || self.life.model.is_dropped(space);
+            assert!(may, "a transaction did not find row {} at {snapshot}", key.escape_ascii());
+        }
+        Ok((Bound::Included(key.to_vec()), Bound::Included(key.to_vec())))
     }
 
     #[allow(clippy::too_many_arguments, reason = "what a transaction is made of")]
@@ -1085,7 +1212,21 @@ impl Client {
         let face = self.face;
         for _ in 0..1 + self.random.below(6) {
             let Some((keyspace, space)) = self.any_keyspace() else { continue };
-            if self.random.chance(50) {
+            if self.life.plan.reads_all && self.random.chance(15) {
+                let key = self.key(space);
+                let look = async {
+                    by_face!(face, snapshot.contains_key(&keyspace, &key), snapshot.contains_key_async(&keyspace, &key))
+                };
+                let Some(found) = self.or_drop(look).await else { continue };
+                match found {
+                    Ok(is_there) => {
+                        let wanted = self.life.model.at(space, &key, at).is_some();
+                        let may = is_there == wanted || self.life.model.is_dropped(space);
+                        assert!(may, "contains_key says {is_there} of row {} at {at}", key.escape_ascii());
+                    }
+                    Err(error) => self.accept(&error, Call::Snapshot, Some(space))?,
+                }
+            } else if self.random.chance(50) {
                 let key = self.key(space);
                 let get = async { by_face!(face, snapshot.get(&keyspace, &key), snapshot.get_async(&keyspace, &key)) };
                 let Some(found) = self.or_drop(get).await else { continue };
@@ -1129,6 +1270,9 @@ impl Client {
 
     /// A value as a stream, here and there.
     async fn stream(&mut self) -> Result<(), Stop> {
+        if self.life.plan.reads_all && self.random.chance(50) {
+            return self.plain_stream().await;
+        }
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
         let snapshot = self.life.db.snapshot();
         let at = snapshot.timestamp().0;
@@ -1155,6 +1299,12 @@ impl Client {
             return Ok(());
         };
         let wanted = wanted.unwrap_or_else(|| panic!("stream: row {} at {at} is there", key.escape_ascii())).bytes();
+        self.read_parts(&mut reader, space, &wanted).await;
+        Ok(())
+    }
+
+    /// Reads a value here and there.
+    async fn read_parts(&mut self, reader: &mut Reader, space: SpaceNumber, wanted: &[u8]) {
         assert_eq!(reader.len(), wanted.len() as u64, "stream: a value's length");
         for _ in 0..4 {
             let from = self.random.below(wanted.len() as u64 + 1) as usize;
@@ -1166,11 +1316,51 @@ impl Client {
                     let dropped = self.life.model.is_dropped(space);
                     let may = dropped || self.may_fail() || error.to_string().contains("too old");
                     assert!(may, "stream: {error}");
-                    return Ok(());
+                    return;
                 }
             }
         }
-        Ok(())
+    }
+
+    /// A row's newest value as a stream, whole.
+    async fn plain_stream(&mut self) -> Result<(), Stop> {
+        let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
+        let window = self.life.model.window();
+        let key = self.key(space);
+        let face = self.face;
+        let read = async {
+            let reader = match face {
+                Face::Blocking => keyspace.read(&key).map(|reader| reader.map(Reader::Blocking)),
+                Face::Tasks => keyspace.read_async(&key).await.map(|reader| reader.map(Reader::Task)),
+            };
+            match reader {
+                Ok(Some(mut reader)) => {
+                    let mut bytes = vec![0; reader.len() as usize];
+                    Ok(reader.read_part(0, &mut bytes).await.map(|()| Some(bytes)))
+                }
+                Ok(None) => Ok(Ok(None)),
+                Err(error) => Err(error),
+            }
+        };
+        match self.or_drop(read).await {
+            None => Ok(()),
+            Some(Ok(Ok(found))) => {
+                self.life.counts.add(Count::Reads);
+                match self.life.model.check_plain(window, space, &key, found.as_deref()) {
+                    Ok(timestamp) => self.saw(timestamp),
+                    Err(_) if self.life.model.is_dropped(space) => {}
+                    Err(flaw) => panic!("plain stream: {flaw}"),
+                }
+                Ok(())
+            }
+            Some(Ok(Err(error))) => {
+                let dropped = self.life.model.is_dropped(space);
+                let may = dropped || self.may_fail() || error.to_string().contains("too old");
+                assert!(may, "plain stream: {error}");
+                Ok(())
+            }
+            Some(Err(error)) => self.accept(&error, Call::Snapshot, Some(space)),
+        }
     }
 
     // ── upkeep ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -1347,7 +1537,15 @@ mod tests {
             let keyspace = db.keyspace(HOT).expect("a new keyspace");
             model.answer(model.last(), true);
             let space = model.space(HOT).expect("just made");
-            let life = Arc::new(Life { db, disk, model, plan, counts: Counts::default(), was_damaged: false });
+            let life = Arc::new(Life {
+                db,
+                disk,
+                model,
+                plan,
+                counts: Counts::default(),
+                was_damaged: false,
+                has_put: AtomicBool::default(),
+            });
             let mut client =
                 Client { life, random: Random(1), face: Face::Blocking, timer: Timer::default(), snapshot: None };
             body(&mut client, keyspace, space);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use drumlin::io::sim::{self, Disk, Faults, Harm, Loss, Medium, Random, Schedule};
@@ -80,6 +81,8 @@ pub struct Plan {
     pub page_bytes: usize,
     pub streams: u16,
     pub checkpoint_log_bytes: u64,
+    /// Clients read in every way there is, and let closures be made again.
+    pub reads_all: bool,
 }
 
 impl Plan {
@@ -135,6 +138,7 @@ impl Plan {
             log_segment_bytes: one_of(&[1 << 20, 256 << 10]),
             log_varies: one_of(&[0, 1]) == 1,
             troubles_openings: one_of(&[0, 1]) == 1,
+            reads_all: one_of(&[1, 0, 0]) == 1,
         }
     }
 
@@ -150,6 +154,7 @@ impl Plan {
             log_segment_bytes: 1 << 20,
             log_varies: false,
             troubles_openings: false,
+            reads_all: false,
             ..self
         }
     }
@@ -271,6 +276,7 @@ impl World {
             ("transactions", Count::Transactions),
             ("conflicts", Count::Conflicts),
             ("refused for want of space", Count::Refused),
+            ("removals refused after rows were put", Count::RefusedRemovals),
             ("snapshots", Count::Snapshots),
             ("snapshots too old", Count::SnapshotsTooOld),
             ("checkpoints asked for", Count::Checkpoints),
@@ -329,10 +335,10 @@ impl World {
                 return Some(self.cut(&disk));
             }
             Err(error) if disk.harm().has_failed() && !self.is_damaged => return Some(self.refused(&disk, &error)),
-            Err(error) => return self.unopened(&disk, &error, end),
+            Err(error) => return self.unopened(&disk, &error),
         };
         if let Err(error) = self.verify(&db, &disk) {
-            let may = disk.is_off() || self.may_be_damaged(&error) || disk.harm().has_failed();
+            let may = disk.is_off() || self.may_be_damaged(&error) || disk.harm().may_fail_reads();
             assert!(may, "verifying: {error}");
             if !disk.is_off() {
                 self.story.damage_reported += 1;
@@ -415,7 +421,7 @@ impl World {
     }
 
     /// Opening failed with the power on.
-    fn unopened(&mut self, disk: &Disk, error: &Error, _: End) -> Option<Medium> {
+    fn unopened(&mut self, disk: &Disk, error: &Error) -> Option<Medium> {
         let text = error.to_string();
         assert!(self.may_be_damaged(&text), "opening: {text}");
         self.story.damage_reported += 1;
@@ -478,9 +484,9 @@ impl World {
         }
         if self.random.chance(50) {
             let report = db.check().map_err(text)?;
-            let harmless = self.is_damaged || disk.is_off() || disk.harm().has_failed();
+            let harmless = self.is_damaged || disk.is_off() || disk.harm().may_fail_reads();
             assert!(report.damage.is_empty() || harmless, "damage after opening: {:?}", report.damage);
-            self.story.damage_reported += u64::from(!report.damage.is_empty());
+            self.story.damage_reported += u64::from(!report.damage.is_empty() && !disk.is_off());
         }
         Ok(())
     }
@@ -497,6 +503,7 @@ impl World {
             plan: self.plan.clone(),
             counts: self.counts.clone(),
             was_damaged: self.is_damaged,
+            has_put: AtomicBool::default(),
         });
         let mut threads: Vec<_> = (0..self.plan.clients)
             .map(|number| {
@@ -523,7 +530,7 @@ impl World {
             let _ = sim::join(thread);
         }
         if let Err(error) = client::lock_hot_rows(db) {
-            let may = disk.is_off() || self.is_damaged || disk.harm().has_damaged() || disk.harm().has_failed();
+            let may = disk.is_off() || self.is_damaged || disk.harm().has_damaged() || disk.harm().may_fail_reads();
             assert!(may && !error.is_conflict(), "locking rows after all clients have ended: {error}");
         }
         if !self.plan.troubles_openings {

@@ -153,7 +153,14 @@ impl Harm {
     /// Whether a request has failed, with the power on.
     #[must_use]
     pub fn has_failed(&self) -> bool {
-        self.reads_failed > 0 || self.has_failed_changes() || self.refused_full > 0
+        self.may_fail_reads() || self.refused_full > 0
+    }
+
+    /// Whether what went wrong may keep the disk from being read: a read, or a change, after which nobody knows what is
+    /// there. Want of space does not.
+    #[must_use]
+    pub fn may_fail_reads(&self) -> bool {
+        self.reads_failed > 0 || self.has_failed_changes()
     }
 
     /// Whether a request to change something has failed, other than for want of space.
