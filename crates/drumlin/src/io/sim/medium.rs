@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::Random;
 use crate::format::checksum;
@@ -14,7 +14,31 @@ pub(super) const SECTOR_BYTES: usize = 512;
 pub(super) const BLOCK_BYTES: usize = 4096;
 
 /// `None` is zeros.
-type Block = Option<Arc<[u8; BLOCK_BYTES]>>;
+type Block = Option<Arc<Bytes>>;
+
+/// A block's bytes, and their checksum once somebody has asked for it.
+#[derive(Clone)]
+struct Bytes {
+    bytes: [u8; BLOCK_BYTES],
+    digest: OnceLock<u64>,
+}
+
+impl Bytes {
+    fn new(bytes: [u8; BLOCK_BYTES]) -> Arc<Bytes> {
+        Arc::new(Bytes { bytes, digest: OnceLock::new() })
+    }
+
+    /// For changing; a block that others share is copied first.
+    fn change(block: &mut Arc<Bytes>) -> &mut [u8; BLOCK_BYTES] {
+        let own = Arc::make_mut(block);
+        own.digest = OnceLock::new();
+        &mut own.bytes
+    }
+
+    fn digest(&self) -> u64 {
+        *self.digest.get_or_init(|| checksum(&self.bytes, 0))
+    }
+}
 
 /// A file's bytes. Clones share the blocks that neither has changed.
 #[derive(Clone, Default)]
@@ -32,7 +56,7 @@ impl Image {
             let part = (BLOCK_BYTES - inside).min(count - done);
             let target = &mut buffer[done..done + part];
             match self.blocks.get(block) {
-                Some(Some(bytes)) => target.copy_from_slice(&bytes[inside..inside + part]),
+                Some(Some(block)) => target.copy_from_slice(&block.bytes[inside..inside + part]),
                 _ => target.fill(0),
             }
             done += part;
@@ -54,10 +78,10 @@ impl Image {
             if part == BLOCK_BYTES && source.iter().all(|byte| *byte == 0) {
                 *place = None;
             } else if part == BLOCK_BYTES {
-                *place = Some(Arc::new(source.try_into().expect("a whole block")));
+                *place = Some(Bytes::new(source.try_into().expect("a whole block")));
             } else {
-                let block = place.get_or_insert_with(|| Arc::new([0; BLOCK_BYTES]));
-                Arc::make_mut(block)[inside..inside + part].copy_from_slice(source);
+                let block = place.get_or_insert_with(|| Bytes::new([0; BLOCK_BYTES]));
+                Bytes::change(block)[inside..inside + part].copy_from_slice(source);
             }
             done += part;
         }
@@ -70,7 +94,7 @@ impl Image {
             && inside > 0
             && let Some(Some(block)) = self.blocks.get_mut(length / BLOCK_BYTES)
         {
-            Arc::make_mut(block)[inside..].fill(0);
+            Bytes::change(block)[inside..].fill(0);
         }
         self.blocks.resize(length.div_ceil(BLOCK_BYTES), None);
         self.length = length;
@@ -78,7 +102,7 @@ impl Image {
 
     fn flip(&mut self, bit: usize) {
         if let Some(Some(block)) = self.blocks.get_mut(bit / 8 / BLOCK_BYTES) {
-            Arc::make_mut(block)[bit / 8 % BLOCK_BYTES] ^= 1 << (bit % 8);
+            Bytes::change(block)[bit / 8 % BLOCK_BYTES] ^= 1 << (bit % 8);
         }
     }
 }
@@ -461,7 +485,7 @@ impl Medium {
             digest ^= image.length as u64;
             for (index, block) in image.blocks.iter().enumerate() {
                 if let Some(block) = block {
-                    digest = checksum(&block[..], digest.rotate_left(7) ^ index as u64);
+                    digest = checksum(&block.digest().to_le_bytes(), digest.rotate_left(7) ^ index as u64);
                 }
             }
         }
