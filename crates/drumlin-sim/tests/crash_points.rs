@@ -1,6 +1,6 @@
 //! A short round of the crash points; `drumlin-sim crash-points` goes through all.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use drumlin_sim::crash_points::{Bounds, Round, run};
@@ -17,4 +17,17 @@ fn a_cut_anywhere_in_the_script_takes_nothing() {
         assert!(report.finds.is_empty(), "{:#?}", report.finds);
         assert!(report.states > 20);
     }
+}
+
+/// The same for every write, sync and name of a creation, and of what goes on with it after a kill: the database is made, or
+/// can be made again.
+#[test]
+fn a_creation_cut_anywhere_can_be_gone_on_with() {
+    let bounds = Bounds { subsets_of: 6, alone_max: 1, random: 8, of_recovery: 16, stride: 1 };
+    let stop = AtomicBool::new(false);
+    let round = Round { bounds, seed: 1, from: 0, duration_max: Duration::from_secs(60), finds_max: 20 };
+    let report = run(round, &stop, |report| stop.store(report.next > 24, Ordering::Relaxed));
+    println!("{} states of the first {} points verified", report.states, report.next);
+    assert!(report.finds.is_empty(), "{:#?}", report.finds);
+    assert!(report.next > 24);
 }

@@ -138,6 +138,9 @@ impl Opener<'_> {
         let sync = self.sync_method(!there)?;
         if !there {
             self.create_data(&data_path, sync)?;
+        } else if !self.exists(&self.path.join(LOG_NAME))? {
+            // A creation was killed before it had made the data file's name durable: the log's must not outlast it.
+            self.backend.sync_dir(&self.path).map_err(|error| Error::io("syncing", &self.path, error))?;
         }
         self.recover(&data_path, lock, sync, !there)
     }
