@@ -1,11 +1,13 @@
 //! Whole databases, damaged and opened.
 //!
-//! Two small databases are made once: one that was closed, one that was killed with commits in its log. A script says
-//! what becomes of their bytes. Where it makes no checksum right again, the promise is the whole one: an error that
+//! Small databases are made once: one that was closed, one that was killed with commits in its log, and one with two
+//! streams of the log that was killed, opened again and killed again, after a keyspace was dropped and the rest packed. A
+//! script says what becomes of their bytes. Where it makes no checksum right again, the promise is the whole one: an error that
 //! names a file, or the right value; the log may end early at a whole commit. Where it does make checksums right, no
 //! program can tell, and what is asked is that nothing panics, hangs or takes memory without bound.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -20,8 +22,9 @@ type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
 const FOLDER: &str = "/db";
 
-fn config(backend: &Arc<dyn Backend>) -> Config {
+fn config(backend: &Arc<dyn Backend>, life: Life) -> Config {
     Config::new()
+        .log_streams(if life == Life::Reopened { 2 } else { 1 })
         .memory(8 << 20)
         .page_bytes(512)
         .segment_bytes(256 << 10)
@@ -30,17 +33,29 @@ fn config(backend: &Arc<dyn Backend>) -> Config {
         .backend(Arc::clone(backend))
 }
 
+/// What became of a database before it is damaged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Life {
+    Closed,
+    Killed,
+    Reopened,
+}
+
 /// A database's files, where their checksums are, and the rows after each commit since the checkpoint.
 struct Sample {
-    closed: bool,
+    life: Life,
     files: Files,
     sealed: Vec<(PathBuf, Sealed)>,
     states: Vec<Rows>,
+    /// Of the states, the one that the last opening began with.
+    opened_at: usize,
 }
 
-fn samples() -> &'static [Sample; 2] {
-    static SAMPLES: OnceLock<[Sample; 2]> = OnceLock::new();
-    SAMPLES.get_or_init(|| [Sample::make(false), Sample::make(true)])
+/// The one that a script's first byte names.
+fn sample(byte: u8) -> &'static Sample {
+    static SAMPLES: OnceLock<[Sample; 3]> = OnceLock::new();
+    let samples = SAMPLES.get_or_init(|| [Life::Closed, Life::Killed, Life::Reopened].map(Sample::make));
+    &samples[if byte >= 192 { 2 } else { usize::from(byte % 2) }]
 }
 
 /// Bytes that compress a little, and differ from one number to the next.
@@ -49,22 +64,36 @@ fn value(number: u64, length: usize) -> Vec<u8> {
 }
 
 impl Sample {
-    fn make(killed: bool) -> Sample {
+    fn make(life: Life) -> Sample {
         let backend = drumlin::io::in_memory();
-        let db = config(&backend).open(FOLDER).expect("memory takes everything");
-        let states = Sample::fill(&db, killed).expect("memory takes everything");
+        let db = config(&backend, life).open(FOLDER).expect("memory takes everything");
+        let mut states = Sample::fill(&db, life).expect("memory takes everything");
+        let commits = if life == Life::Reopened { 0..6 } else { 0..12 };
+        Sample::commit(&db, commits, &mut states).expect("memory takes everything");
         let mut files = read_files(&*backend);
-        if !killed {
-            db.close().expect("memory takes everything");
-            files = read_files(&*backend);
+        let mut opened_at = 0;
+        match life {
+            Life::Closed => {
+                db.close().expect("memory takes everything");
+                files = read_files(&*backend);
+            }
+            Life::Killed => {}
+            Life::Reopened => {
+                opened_at = states.len() - 1;
+                let backend = disk_of(&files);
+                let db = config(&backend, life).open(FOLDER).expect("a database that was killed");
+                Sample::commit(&db, 6..12, &mut states).expect("memory takes everything");
+                files = read_files(&*backend);
+            }
         }
         let sealed = files.iter().flat_map(|(path, bytes)| {
             Sealed::find(bytes).into_iter().map(|sealed| (path.clone(), sealed)).collect::<Vec<_>>()
         });
-        Sample { closed: !killed, sealed: sealed.collect(), files, states }
+        Sample { life, sealed: sealed.collect(), files, states, opened_at }
     }
 
-    fn fill(db: &Database, checkpoints_again: bool) -> drumlin::Result<Vec<Rows>> {
+    /// What is in the checkpoint.
+    fn fill(db: &Database, life: Life) -> drumlin::Result<Vec<Rows>> {
         let keyspace = db.keyspace("rows")?;
         let mut rows = Rows::new();
         for number in 0..400u64 {
@@ -77,14 +106,30 @@ impl Sample {
             keyspace.insert_with(&key, value(number, length), Durability::Relaxed)?;
             rows.insert(key, value(number, length));
         }
+        if life == Life::Reopened {
+            let passing = db.keyspace("passing")?;
+            for number in 0..200u64 {
+                passing.insert_with(number.to_be_bytes(), value(number, 200), Durability::Relaxed)?;
+            }
+        }
         db.checkpoint()?;
-        if checkpoints_again {
+        if life == Life::Reopened {
+            db.drop_keyspace("passing")?;
+            db.compact()?;
+        }
+        if life != Life::Closed {
             keyspace.remove(b"row 100")?;
             rows.remove(&b"row 100"[..]);
             db.checkpoint()?;
         }
-        let mut states = vec![rows.clone()];
-        for commit in 0..12u64 {
+        Ok(vec![rows])
+    }
+
+    /// Commits that are in the log alone; enters the rows after each.
+    fn commit(db: &Database, commits: Range<u64>, states: &mut Vec<Rows>) -> drumlin::Result<()> {
+        let keyspace = db.existing_keyspace("rows")?;
+        let mut rows = states.last().expect("the checkpoint's").clone();
+        for commit in commits {
             let mut tx = db.begin()?;
             for part in 0..4 {
                 let key = format!("row {:03}", (commit * 37 + part * 101) % 450).into_bytes();
@@ -100,14 +145,15 @@ impl Sample {
             }
             tx.insert(&keyspace, b"commit", commit.to_be_bytes())?;
             rows.insert(b"commit".to_vec(), commit.to_be_bytes().to_vec());
-            tx.commit()?;
+            // Each from another thread: streams are the threads'.
+            std::thread::scope(|scope| scope.spawn(|| tx.commit()).join().expect("a commit does not panic"))?;
             states.push(rows.clone());
         }
-        Ok(states)
+        Ok(())
     }
 
-    fn state_of(&self, commit: Option<&[u8]>) -> Option<&Rows> {
-        self.states.iter().find(|rows| rows.get(&b"commit"[..]).map(Vec::as_slice) == commit)
+    fn state_of(&self, commit: Option<&[u8]>) -> Option<usize> {
+        self.states.iter().position(|rows| rows.get(&b"commit"[..]).map(Vec::as_slice) == commit)
     }
 }
 
@@ -157,10 +203,16 @@ impl Damage {
         self.data |= !is_log;
     }
 
-    /// Whether the newest commits may be missing without a word: the end of a log that was killed with can't be told
-    /// from its damage. A closed database needs its log only where its newest superblock is damaged as well.
-    fn may_end_early(self, closed: bool) -> bool {
-        self.log && (self.data || !closed)
+    /// The first state that may be the last without a word: the end of a log that was killed with can't be told from its
+    /// damage, but what an opening began with is known to its superblock. A closed database needs its log only where its
+    /// newest superblock is damaged as well.
+    fn ends_from(self, sample: &Sample) -> usize {
+        match sample.life {
+            Life::Closed if !self.data => sample.states.len() - 1,
+            _ if !self.log => sample.states.len() - 1,
+            _ if !self.data => sample.opened_at,
+            _ => 0,
+        }
     }
 }
 
@@ -229,11 +281,11 @@ fn damage(sample: &Sample, files: &mut Files, script: &mut Script<'_>) -> Damage
 /// Damages a database as the bytes say, opens it, and reads and changes it.
 pub fn run(bytes: &[u8]) {
     let mut script = Script(bytes);
-    let sample = &samples()[usize::from(script.byte() % 2)];
+    let sample = sample(script.byte());
     let mut files = sample.files.clone();
     let done = damage(sample, &mut files, &mut script);
     let backend = disk_of(&files);
-    let db = match config(&backend).open(FOLDER) {
+    let db = match config(&backend, sample.life).open(FOLDER) {
         Ok(db) => db,
         Err(error) => {
             let names_it =
@@ -246,7 +298,7 @@ pub fn run(bytes: &[u8]) {
     if done.resealed || files.len() < sample.files.len() {
         let _ = read_everything(&db);
     } else {
-        verify(&db, sample, done.may_end_early(sample.closed));
+        verify(&db, sample, done.ends_from(sample));
     }
     if let Ok(keyspace) = db.existing_keyspace("rows") {
         let _ = keyspace.insert(b"row 150", b"new");
@@ -275,19 +327,21 @@ fn read_everything(db: &Database) -> drumlin::Result<usize> {
     Ok(count)
 }
 
-fn verify(db: &Database, sample: &Sample, log_may_end: bool) {
+fn verify(db: &Database, sample: &Sample, ends_from: usize) {
     let is_damage = |error: &Error| matches!(error, Error::Damaged { path, .. } if path.starts_with(FOLDER));
     let keyspace = db.existing_keyspace("rows").expect("the catalogue was read");
-    let last = sample.states.last().expect("there is a state");
     let commit = keyspace.get(b"commit");
     let candidates: Vec<&Rows> = match &commit {
-        Ok(commit) => vec![sample.state_of(commit.as_deref()).expect("the row is one that was written")],
+        Ok(commit) => {
+            let state = sample.state_of(commit.as_deref()).expect("the row is one that was written");
+            assert!(state >= ends_from, "commits are missing: {state}, should be {ends_from} at least");
+            vec![&sample.states[state]]
+        }
         Err(error) => {
             assert!(is_damage(error), "reading: {error:?}");
-            sample.states.iter().collect()
+            sample.states[ends_from..].iter().collect()
         }
     };
-    assert!(log_may_end || candidates.contains(&last), "commits are missing");
     let mut unreadable = 0;
     for number in 0..450 {
         let key = format!("row {number:03}").into_bytes();

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use drumlin::io::sim;
@@ -75,11 +75,12 @@ pub fn stay_on_one_processor(job: usize) {
     let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
     let processors: Vec<usize> =
         (0..rustix::thread::CpuSet::MAX_CPU).filter(|processor| allowed.is_set(*processor)).collect();
-    if processors.is_empty() {
-        return;
-    }
+    // Where the process began: another that keeps to its own is likely to be elsewhere.
+    static FIRST: OnceLock<usize> = OnceLock::new();
+    let first = *FIRST.get_or_init(rustix::thread::sched_getcpu);
+    let Some(place) = processors.iter().position(|processor| *processor == first) else { return };
     let mut one = rustix::thread::CpuSet::new();
-    one.set(processors[(std::process::id() as usize + job) % processors.len()]);
+    one.set(processors[(place + job) % processors.len()]);
     // Without it everything works, more slowly.
     let _ = rustix::thread::sched_setaffinity(None, &one);
 }
