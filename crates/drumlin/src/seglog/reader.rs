@@ -309,7 +309,7 @@ impl Merge {
             head.found = head.reader.next(&mut head.body)?;
             head.skipped = head.reader.skipped.take();
             let Some(found) = head.found else { return Ok(()) };
-            if self.history.newest().is_some_and(|newest| newest < found.incarnation) {
+            if self.history.newest().is_none_or(|newest| newest < found.incarnation) {
                 let what = format!("log record of timestamp {}", found.timestamp);
                 let flaw = format!("it is of opening {}, which the superblock does not know", found.incarnation);
                 return Err(Error::damaged(head.reader.segments[found.segment].path(), what, flaw));

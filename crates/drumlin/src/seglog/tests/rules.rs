@@ -304,6 +304,20 @@ fn a_superblock_older_than_a_segment_says_is_damage() {
     assert!(damage(rig.scan()).1.contains("names checkpoint 1"));
 }
 
+/// A record of an opening that the superblock does not list is damage, also where it lists none: the one of a new database.
+#[test]
+fn a_superblock_older_than_an_opening_is_damage() {
+    let mut rig = Rig::new(Disk::new(false), options(1));
+    commit_to(&rig.create(), 3, 100);
+    commit_to(&rig.reopen(), 6, 100);
+    assert_eq!(rig.recovered(), expect(1, 6, 100));
+    for _ in 0..2 {
+        rig.openings.pop();
+        assert!(damage(rig.scan()).1.contains("which the superblock does not know"));
+    }
+    assert!(rig.openings.is_empty());
+}
+
 /// A damaged header of a segment is reported, and so is one that was zeroed.
 #[test]
 fn a_damaged_segment_header_is_reported() {
