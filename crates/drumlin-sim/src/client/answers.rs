@@ -1,0 +1,131 @@
+//! What a client makes of the answers: which error may be, and whether a row is what it should be.
+
+use std::sync::atomic::Ordering;
+
+use drumlin::Error;
+
+use super::{Client, Count, Stop};
+use crate::model::{Content, SpaceNumber, Window, tell};
+
+/// What a client has called: some errors come of some calls only.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Call {
+    /// What looks at no moment of the past and waits for no row.
+    Plain,
+    /// A change that is a transaction of its own.
+    Change,
+    /// The same that only removes.
+    Removal,
+    /// The same, of a value whose reader fails.
+    FailingSource,
+    /// What reads at one moment.
+    Snapshot,
+    Transaction,
+}
+
+impl Client {
+    /// What an error means for this client, where it is one that may be: something must have gone wrong before it does.
+    pub(super) fn accept(&self, error: &Error, call: Call, space: Option<SpaceNumber>) -> Result<(), Stop> {
+        let is_off = self.life.disk.is_off();
+        let harm = self.life.disk.harm();
+        let is_damaged = self.life.was_damaged || harm.has_damaged();
+        match error {
+            Error::Conflict { .. } if !matches!(call, Call::Plain | Call::Snapshot) => {
+                self.life.counts.add(Count::Conflicts);
+            }
+            Error::SnapshotTooOld { .. } if matches!(call, Call::Snapshot | Call::Transaction) => {
+                self.life.counts.add(Count::SnapshotsTooOld);
+            }
+            Error::TransactionTooLarge { .. } if call == Call::Transaction => {}
+            Error::Source { .. } if call == Call::FailingSource => {}
+            Error::DiskFull { .. } if is_off || harm.refused_full > 0 => {
+                self.life.counts.add(Count::Refused);
+                if call == Call::Removal && !is_off && self.life.has_put.load(Ordering::Relaxed) {
+                    self.life.counts.add(Count::RefusedRemovals);
+                }
+            }
+            Error::Io { .. } if is_off || harm.has_failed_changes() || harm.reads_failed > 0 => {}
+            // What a failed sync dropped may be read before anyone has been told that it failed.
+            Error::Damaged { .. } if is_damaged || harm.syncs_failed > 0 => {}
+            Error::KeyspaceDropped { .. } | Error::NoSuchKeyspace { .. }
+                if space.is_some_and(|space| self.life.model.is_dropped(space)) => {}
+            // A transaction that meets a failing read during its checkpoint ends the database for now. A full disk does not.
+            Error::Failed { .. } | Error::OutcomeUnknown { .. }
+                if is_off || is_damaged || harm.reads_failed > 0 || harm.has_failed_changes() =>
+            {
+                return Err(Stop);
+            }
+            other => panic!("an error that can't be, of {call:?}: {other} ({other:?})"),
+        }
+        if is_off { Err(Stop) } else { Ok(()) }
+    }
+
+    /// Whether something has gone wrong that may be the cause of any error.
+    pub(super) fn may_fail(&self) -> bool {
+        let harm = self.life.disk.harm();
+        self.life.disk.is_off() || self.life.was_damaged || harm.has_damaged() || harm.has_failed()
+    }
+
+    /// A commit was answered.
+    pub(super) fn settle<T>(
+        &self,
+        taken: u64,
+        result: Result<T, Error>,
+        is_full: bool,
+        call: Call,
+        space: Option<SpaceNumber>,
+    ) -> Result<Option<(u64, T)>, Stop> {
+        match result {
+            Ok(value) => {
+                if taken > 0 {
+                    self.life.model.answer(taken, is_full);
+                    if call == Call::Change {
+                        self.life.has_put.store(true, Ordering::Relaxed);
+                    }
+                }
+                Ok(Some((taken, value)))
+            }
+            Err(error) => {
+                assert!(
+                    taken == 0 || matches!(error, Error::OutcomeUnknown { .. }),
+                    "commit {taken} was taken and failed: {error}"
+                );
+                self.accept(&error, call, space)?;
+                Ok(None)
+            }
+        }
+    }
+
+    pub(super) fn check_value(
+        &self,
+        space: SpaceNumber,
+        key: &[u8],
+        at: u64,
+        wanted: Option<Content>,
+        found: Option<&[u8]>,
+        how: &str,
+    ) {
+        let is_right = match (wanted, found) {
+            (None, None) => true,
+            (Some(wanted), Some(found)) => wanted.is(found),
+            _ => false,
+        };
+        assert!(
+            is_right,
+            "{how}: row {} of {:?} at commit {at} is {}, should be {wanted:?}",
+            key.escape_ascii(),
+            self.life.model.name(space),
+            found.map_or("absent".to_owned(), tell)
+        );
+    }
+
+    /// What is newest of a row is what a plain read found.
+    pub(super) fn check_plain(&self, window: Window, space: SpaceNumber, key: &[u8], found: Option<&[u8]>) {
+        match self.life.model.check_plain(window, space, key, found) {
+            Ok(timestamp) => self.saw(timestamp),
+            // What is read of a keyspace as it is being dropped is its last state, or nothing.
+            Err(_) if self.life.model.is_dropped(space) => {}
+            Err(flaw) => panic!("plain read: {flaw}"),
+        }
+    }
+}

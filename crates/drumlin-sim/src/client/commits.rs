@@ -1,0 +1,258 @@
+//! Commits: of one row, of many, and of keyspaces.
+
+use std::cell::RefCell;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use drumlin::io::sim;
+use drumlin::{Durability, Error, KeyspaceOptions, TxOptions, Value};
+
+use super::answers::Call;
+use super::streams::Slow;
+use super::{Client, Count, Face, LASTING, PASSING, Stop, by_face, numbered};
+use crate::model::{Content, Deed, SpaceNumber};
+
+impl Client {
+    /// Runs a commit that does `deed`, and enters it where it gets its timestamp. `None` where it failed and may have, or
+    /// was dropped.
+    pub(super) async fn commit<T>(
+        &mut self,
+        deed: Deed,
+        is_full: bool,
+        call: Call,
+        space: Option<SpaceNumber>,
+        commit: impl Future<Output = Result<T, Error>>,
+    ) -> Result<Option<(u64, T)>, Stop> {
+        let puts = deed.puts();
+        let taken = Rc::new(RefCell::new((0, Some(deed))));
+        let model = self.life.model.clone();
+        let told = Rc::clone(&taken);
+        let result = self
+            .or_drop(async move {
+                let mut commit = pin!(commit);
+                poll_fn(|context| {
+                    // Others have their turns on this thread between two polls.
+                    let (told, model) = (Rc::clone(&told), model.clone());
+                    sim::on_timestamp(Some(Box::new(move |timestamp| {
+                        let deed = told.borrow_mut().1.take().expect("a commit gets one timestamp");
+                        told.borrow_mut().0 = timestamp.0;
+                        model.enter(timestamp.0, deed);
+                    })));
+                    let polled = commit.as_mut().poll(context);
+                    sim::on_timestamp(None);
+                    polled
+                })
+                .await
+            })
+            .await;
+        let taken = taken.borrow().0;
+        match result {
+            Some(result) => {
+                // Removing what is not there may be nothing to commit.
+                assert!(
+                    taken > 0 || !puts || result.is_err(),
+                    "a commit that puts rows was acknowledged and never made"
+                );
+                self.settle(taken, result, is_full, call, space)
+            }
+            None => {
+                // With a timestamp it stands, though nobody is told: the model has it.
+                if taken > 0 {
+                    self.life.counts.add(Count::DroppedLate);
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    pub(super) async fn autocommit(&mut self) -> Result<(), Stop> {
+        let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
+        let key = self.key(space);
+        let content = self.some_content();
+        let deed = Deed::Rows(vec![(space, key.clone(), content)]);
+        let face = self.face;
+        match content {
+            None => {
+                let remove = async { by_face!(face, keyspace.remove(&key), keyspace.remove_async(&key)) };
+                self.commit(deed, true, Call::Removal, Some(space), remove).await?
+            }
+            Some(content) if content.length > 2000 && self.random.chance(40) => {
+                let mut reader = Slow::new(content);
+                if self.random.chance(20) {
+                    reader.fails_at = Some(self.random.below(content.length as u64) as usize);
+                }
+                let fails = reader.fails_at.is_some();
+                let insert = async {
+                    by_face!(face, keyspace.insert_from(&key, reader), keyspace.insert_from_async(&key, reader))
+                        .map(drop)
+                };
+                let call = if fails { Call::FailingSource } else { Call::Change };
+                let done = self.commit(deed, true, call, Some(space), insert).await?;
+                assert!(done.is_none() || !fails, "a value was stored whose reader failed");
+                done
+            }
+            Some(content) => {
+                let durability = self.durability();
+                let value = content.bytes();
+                let insert = async {
+                    by_face!(
+                        face,
+                        keyspace.insert_with(&key, &value, durability),
+                        keyspace.insert_with_async(&key, &value, durability)
+                    )
+                };
+                self.commit(deed, durability == Durability::Full, Call::Change, Some(space), insert).await?
+            }
+        };
+        Ok(())
+    }
+
+    /// A transaction that is made again where it conflicts: it copies one row to another.
+    pub(super) async fn closure(&mut self) -> Result<(), Stop> {
+        self.life.counts.add(Count::Transactions);
+        let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
+        let (from, to, content) = (self.key(space), self.key(space), self.content());
+        let mut rows = vec![(space, from.clone(), Some(content)), (space, to.clone(), Some(content))];
+        rows.dedup();
+        let (db, model, value) = (self.life.db.clone(), self.life.model.clone(), content.bytes());
+        let check = move |snapshot: u64, key: &[u8], found: Option<Value>| {
+            let wanted = model.at(space, key, snapshot);
+            let is_right = match (&wanted, &found) {
+                (Some(wanted), Some(found)) => wanted.is(found),
+                (wanted, found) => wanted.is_none() && found.is_none(),
+            };
+            let may = is_right || model.is_dropped(space);
+            assert!(may, "closure: row {} at {snapshot} is not {wanted:?}", key.escape_ascii());
+        };
+        let parts = Arc::new((keyspace, from, to, value, check));
+        let options = TxOptions { lock_timeout: Duration::from_millis(20), ..TxOptions::default() };
+        let face = self.face;
+        let commit = async move {
+            if face == Face::Blocking {
+                let (keyspace, from, to, value, check) = &*parts;
+                return db.transact_with(options, |tx| {
+                    check(tx.snapshot_timestamp().0, from, tx.get(keyspace, from)?);
+                    tx.insert(keyspace, from, value)?;
+                    tx.insert(keyspace, to, value)
+                });
+            }
+            db.transact_async(|tx| {
+                let parts = Arc::clone(&parts);
+                Box::pin(async move {
+                    let (keyspace, from, to, value, check) = &*parts;
+                    check(tx.snapshot_timestamp().0, from, tx.get_async(keyspace, from).await?);
+                    tx.insert_async(keyspace, from, value).await?;
+                    tx.insert_async(keyspace, to, value).await
+                })
+            })
+            .await
+        };
+        let done = self.commit(Deed::Rows(rows), true, Call::Transaction, Some(space), commit).await?;
+        assert!(done.is_none_or(|(taken, ())| taken > 0), "a closure's transaction was answered and never made");
+        Ok(())
+    }
+
+    /// Neighbouring rows are put, or removed, all in one transaction: what leaves and inner nodes split and merge by.
+    pub(super) async fn run_of_rows(&mut self) -> Result<(), Stop> {
+        self.life.counts.add(Count::Transactions);
+        let name = LASTING[self.random.below(2) as usize].0;
+        let Some((keyspace, space)) = self.open(name) else { return Ok(()) };
+        let is_put = self.random.chance(50);
+        let first = self.random.below(self.life.plan.key_count);
+        let count = if is_put { 30 + self.random.below(200) } else { 100 + self.random.below(900) };
+        let mut tx = match self.life.db.begin() {
+            Ok(tx) => tx,
+            Err(error) => return self.accept(&error, Call::Plain, None),
+        };
+        let mut rows = Vec::new();
+        for number in first..(first + count).min(self.life.plan.key_count) {
+            let key = numbered(number);
+            let length = self.random.below(self.life.plan.value_bytes) as usize;
+            let content = is_put.then(|| Content { length, seed: self.random.next() });
+            let face = self.face;
+            let done = match content {
+                Some(content) => {
+                    let value = content.bytes();
+                    by_face!(face, tx.insert(&keyspace, &key, &value), tx.insert_async(&keyspace, &key, &value))
+                }
+                None => by_face!(face, tx.remove(&keyspace, &key), tx.remove_async(&keyspace, &key)),
+            };
+            match done {
+                Ok(()) => rows.push((space, key, content)),
+                Err(error @ Error::TransactionTooLarge { .. }) => {
+                    self.accept(&error, Call::Transaction, Some(space))?;
+                    break;
+                }
+                Err(error) => return self.accept(&error, Call::Transaction, Some(space)),
+            }
+        }
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let face = self.face;
+        let commit = async move { by_face!(face, tx.commit(), tx.commit_async()) };
+        self.commit(Deed::Rows(rows), true, Call::Transaction, Some(space), commit).await?;
+        Ok(())
+    }
+
+    pub(super) async fn create(&mut self) -> Result<(), Stop> {
+        let name = PASSING[self.random.below(3) as usize];
+        let page_bytes = 512 << self.random.below(4);
+        let db = self.life.db.clone();
+        let options = KeyspaceOptions::new().page_bytes(page_bytes);
+        // It may be there already: then no timestamp is taken.
+        let model = self.life.model.clone();
+        let create = move || {
+            let taken = Arc::new(AtomicU64::new(0));
+            let told = Arc::clone(&taken);
+            sim::on_timestamp(Some(Box::new(move |timestamp| {
+                told.store(timestamp.0, Ordering::Relaxed);
+                model.enter(timestamp.0, Deed::Create(name.to_owned()));
+            })));
+            let result = db.keyspace_with(name, options);
+            sim::on_timestamp(None);
+            (taken.load(Ordering::Relaxed), result)
+        };
+        let (taken, result) = self.elsewhere(create).await;
+        self.settle(taken, result, true, Call::Plain, None)?;
+        Ok(())
+    }
+
+    pub(super) async fn drop_keyspace(&mut self) -> Result<(), Stop> {
+        let name = PASSING[self.random.below(3) as usize];
+        let Some(space) = self.life.model.space(name) else { return Ok(()) };
+        let db = self.life.db.clone();
+        let model = self.life.model.clone();
+        // Between the look and the drop another may have dropped it, and one more created it anew: which one is dropped is
+        // known when the timestamp is taken.
+        let drop = move || {
+            let taken = Arc::new(AtomicU64::new(0));
+            let told = Arc::clone(&taken);
+            sim::on_timestamp(Some(Box::new(move |timestamp| {
+                told.store(timestamp.0, Ordering::Relaxed);
+                let space = model.space(name).expect("what is dropped is there");
+                model.enter(timestamp.0, Deed::Drop(space));
+            })));
+            let result = db.drop_keyspace(name);
+            sim::on_timestamp(None);
+            (taken.load(Ordering::Relaxed), result)
+        };
+        let (taken, result) = self.elsewhere(drop).await;
+        match result {
+            Ok(()) => {
+                assert!(taken > 0, "a keyspace was dropped without a commit");
+                self.life.model.answer(taken, true);
+                Ok(())
+            }
+            Err(Error::NoSuchKeyspace { .. }) => Ok(()),
+            Err(error) => {
+                assert!(taken == 0 || matches!(error, Error::OutcomeUnknown { .. }), "drop {taken} failed: {error}");
+                self.accept(&error, Call::Plain, Some(space))
+            }
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Reads outside of transactions: of what is newest, and of what a snapshot holds.
+
+use drumlin::Error;
+
+use super::answers::Call;
+use super::scans::Sight;
+use super::{Client, Count, Stop, by_face};
+
+impl Client {
+    pub(super) async fn plain_reads(&mut self) -> Result<(), Stop> {
+        if self.random.chance(15) {
+            return self.plain_look().await;
+        }
+        let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
+        let window = self.life.model.window();
+        let count = if self.random.chance(40) { 2 + self.random.below(30) } else { 1 };
+        let keys: Vec<Vec<u8>> = (0..count).map(|_| self.key(space)).collect();
+        let face = self.face;
+        let get = async {
+            if count == 1 {
+                let found = by_face!(face, keyspace.get(&keys[0]), keyspace.get_async(&keys[0]));
+                found.map(|found| vec![found])
+            } else {
+                by_face!(face, keyspace.get_many(&keys), keyspace.get_many_async(&keys))
+            }
+        };
+        let Some(found) = self.or_drop(get).await else { return Ok(()) };
+        match found {
+            Ok(found) => {
+                assert_eq!(found.len(), keys.len());
+                for (key, value) in keys.iter().zip(found) {
+                    self.life.counts.add(Count::Reads);
+                    self.check_plain(window, space, key, value.as_deref());
+                }
+                Ok(())
+            }
+            Err(error) => self.accept(&error, Call::Plain, Some(space)),
+        }
+    }
+
+    /// Whether a row is there.
+    async fn plain_look(&mut self) -> Result<(), Stop> {
+        let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
+        let window = self.life.model.window();
+        let key = self.key(space);
+        let face = self.face;
+        let look = async { by_face!(face, keyspace.contains_key(&key), keyspace.contains_key_async(&key)) };
+        match self.or_drop(look).await {
+            None => {}
+            Some(Ok(is_there)) => {
+                self.life.counts.add(Count::Reads);
+                let may = self.life.model.was(window, space, &key, is_there) || self.life.model.is_dropped(space);
+                assert!(may, "contains_key says {is_there} of row {}, which it was not", key.escape_ascii());
+            }
+            Some(Err(error)) => self.accept(&error, Call::Plain, Some(space))?,
+        }
+        Ok(())
+    }
+
+    pub(super) async fn snapshot_reads(&mut self) -> Result<(), Stop> {
+        let keeps = self.life.plan.keeps_snapshots;
+        let snapshot = match self.snapshot.take() {
+            Some(snapshot) if self.random.chance(if keeps { 100 } else { 80 }) => snapshot,
+            _ => {
+                self.life.counts.add(Count::Snapshots);
+                let answered = self.life.model.answered();
+                let snapshot = self.life.db.snapshot();
+                let at = snapshot.timestamp().0;
+                assert!(
+                    answered <= at && at <= self.life.model.last(),
+                    "a snapshot was taken at {at}; {answered} was answered, {} the last",
+                    self.life.model.last()
+                );
+                self.saw(at);
+                snapshot
+            }
+        };
+        let at = snapshot.timestamp().0;
+        let face = self.face;
+        for _ in 0..1 + self.random.below(6) {
+            let Some((keyspace, space)) = self.any_keyspace() else { continue };
+            if self.life.plan.reads_all && self.random.chance(15) {
+                let key = self.key(space);
+                let look = async {
+                    by_face!(face, snapshot.contains_key(&keyspace, &key), snapshot.contains_key_async(&keyspace, &key))
+                };
+                let Some(found) = self.or_drop(look).await else { continue };
+                match found {
+                    Ok(is_there) => {
+                        let wanted = self.life.model.at(space, &key, at).is_some();
+                        let may = is_there == wanted || self.life.model.is_dropped(space);
+                        assert!(may, "contains_key says {is_there} of row {} at {at}", key.escape_ascii());
+                    }
+                    Err(error) => self.accept(&error, Call::Snapshot, Some(space))?,
+                }
+            } else if self.random.chance(50) {
+                let key = self.key(space);
+                let get = async { by_face!(face, snapshot.get(&keyspace, &key), snapshot.get_async(&keyspace, &key)) };
+                let Some(found) = self.or_drop(get).await else { continue };
+                match found {
+                    Ok(found) => {
+                        self.life.counts.add(Count::Reads);
+                        if !self.life.model.is_dropped(space) {
+                            let wanted = self.life.model.at(space, &key, at);
+                            self.check_value(space, &key, at, wanted, found.as_deref(), "snapshot");
+                        }
+                    }
+                    Err(error @ Error::SnapshotTooOld { .. }) => return self.accept(&error, Call::Snapshot, None),
+                    Err(error) => self.accept(&error, Call::Snapshot, Some(space))?,
+                }
+            } else if self.random.chance(25) {
+                let bounds = self.bounds(space);
+                let within = bounds.clone();
+                let count = async {
+                    by_face!(face, snapshot.count(&keyspace, within), snapshot.count_async(&keyspace, within))
+                };
+                let Some(count) = self.or_drop(count).await else { continue };
+                match count {
+                    Ok(count) => {
+                        let sight = Sight { from: at, to: at, own: None, how: "snapshot" };
+                        self.check_count(count, space, &bounds, &sight);
+                    }
+                    Err(error) => self.accept(&error, Call::Snapshot, Some(space))?,
+                }
+            } else {
+                let bounds = self.bounds(space);
+                let range = snapshot.range(&keyspace, bounds.clone());
+                let sight = Sight { from: at, to: at, own: None, how: "snapshot" };
+                self.scan(range, space, &bounds, &sight).await;
+            }
+        }
+        if self.random.chance(if keeps { 100 } else { 70 }) {
+            self.snapshot = Some(snapshot);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,233 @@
+//! Ranges: scanned from both ends, and counted.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+use drumlin::Value;
+use drumlin::io::sim::Random;
+
+use super::answers::Call;
+use super::transaction::Own;
+use super::{Client, Count, Stop, by_face};
+use crate::model::{Content, Model, SpaceNumber, tell};
+
+/// The bounds of a scan, or what of it was read.
+pub(super) type Bounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
+
+/// What a call may show: the state that one of the commits `from..=to` left, and on it a transaction's own changes.
+pub(super) struct Sight<'a> {
+    pub from: u64,
+    pub to: u64,
+    pub own: Option<&'a Own>,
+    pub how: &'static str,
+}
+
+impl Sight<'_> {
+    fn moments(&self, model: &Model, space: SpaceNumber) -> Vec<u64> {
+        let mut moments = vec![self.from];
+        if self.to > self.from {
+            moments.extend(model.changes_above(space, self.from).into_iter().filter(|moment| *moment <= self.to));
+        }
+        moments
+    }
+
+    fn rows(&self, model: &Model, space: SpaceNumber, moment: u64) -> BTreeMap<Vec<u8>, Content> {
+        let mut rows = model.rows_at(space, moment);
+        for ((_, key), content) in self.own.into_iter().flatten().filter(|((of, _), _)| *of == space) {
+            match content {
+                Some(content) => drop(rows.insert(key.clone(), *content)),
+                None => drop(rows.remove(key)),
+            }
+        }
+        rows
+    }
+}
+
+/// What a scan read, from the front and from the back.
+#[derive(Default)]
+struct Seen {
+    front: Vec<(Value, Value)>,
+    back: Vec<(Value, Value)>,
+    /// The two have met.
+    is_whole: bool,
+}
+
+impl Seen {
+    /// # Errors
+    /// How it differs from these rows.
+    fn compare(&self, rows: &BTreeMap<Vec<u8>, Content>, bounds: &Bounds) -> Result<(), String> {
+        let mut wanted = rows.range(bounds.clone());
+        for (key, value) in &self.front {
+            compare_row(wanted.next(), key, value)?;
+        }
+        for (key, value) in &self.back {
+            compare_row(wanted.next_back(), key, value)?;
+        }
+        match wanted.next() {
+            Some((key, _)) if self.is_whole => Err(format!("row {} is missing", key.escape_ascii())),
+            _ => Ok(()),
+        }
+    }
+
+    /// What of the bounds was read.
+    fn covered(&self, bounds: &Bounds) -> Vec<Bounds> {
+        if self.is_whole {
+            return vec![bounds.clone()];
+        }
+        let end = |rows: &[(Value, Value)]| rows.last().map(|(key, _)| Bound::Included(key.to_vec()));
+        let from_front = end(&self.front).map(|last| (bounds.0.clone(), last));
+        let from_back = end(&self.back).map(|last| (last, bounds.1.clone()));
+        from_front.into_iter().chain(from_back).collect()
+    }
+}
+
+impl Client {
+    pub(super) fn bounds(&mut self, space: SpaceNumber) -> Bounds {
+        let bound = |random: &mut Random, key: Vec<u8>| match random.below(5) {
+            0 => Bound::Unbounded,
+            1 | 2 => Bound::Included(key),
+            _ => Bound::Excluded(key),
+        };
+        let (one, other) = (self.key(space), self.key(space));
+        let (low, high) = if one <= other { (one, other) } else { (other, one) };
+        let lower = bound(&mut self.random, low);
+        let upper = bound(&mut self.random, high);
+        match (&lower, &upper) {
+            (Bound::Excluded(one), Bound::Excluded(other)) if one == other => (lower, Bound::Unbounded),
+            _ => (lower, upper),
+        }
+    }
+
+    pub(super) async fn plain_scan(&mut self) -> Result<(), Stop> {
+        if self.random.chance(15) {
+            return self.plain_count().await;
+        }
+        let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
+        let prefix = self.random.chance(15).then(|| self.key(space)[..3].to_vec());
+        let bounds = match &prefix {
+            Some(prefix) => (Bound::Included(prefix.clone()), Bound::Excluded(after(prefix))),
+            None => self.bounds(space),
+        };
+        let from = self.life.model.answered();
+        let range = prefix.map_or_else(|| keyspace.range(bounds.clone()), |prefix| keyspace.prefix(prefix));
+        let sight = Sight { from, to: self.life.model.last(), own: None, how: "plain" };
+        self.scan(range, space, &bounds, &sight).await;
+        Ok(())
+    }
+
+    /// How many rows a range has.
+    async fn plain_count(&mut self) -> Result<(), Stop> {
+        let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
+        let bounds = self.bounds(space);
+        let (from, within) = (self.life.model.answered(), bounds.clone());
+        let face = self.face;
+        let count = async { by_face!(face, keyspace.count(within), keyspace.count_async(within)) };
+        match self.or_drop(count).await {
+            None => Ok(()),
+            Some(Ok(count)) => {
+                let sight = Sight { from, to: self.life.model.last(), own: None, how: "plain" };
+                self.check_count(count, space, &bounds, &sight);
+                Ok(())
+            }
+            Some(Err(error)) => self.accept(&error, Call::Snapshot, Some(space)),
+        }
+    }
+
+    /// A count is that of a state that may be shown.
+    pub(super) fn check_count(&self, count: u64, space: SpaceNumber, bounds: &Bounds, sight: &Sight) {
+        let model = &self.life.model;
+        let counted = |moment| sight.rows(model, space, moment).range(bounds.clone()).count() as u64;
+        let is_right = sight.moments(model, space).into_iter().any(|moment| counted(moment) == count);
+        assert!(
+            is_right || model.is_dropped(space),
+            "{}: {count} rows of {bounds:?} counted, as many as never were between commits {} and {}",
+            sight.how,
+            sight.from,
+            sight.to
+        );
+    }
+
+    /// Reads a range from both ends and compares it with what it may show. Returns what of it was read.
+    pub(super) async fn scan(
+        &mut self,
+        mut range: drumlin::Range,
+        space: SpaceNumber,
+        bounds: &Bounds,
+        sight: &Sight<'_>,
+    ) -> Vec<Bounds> {
+        self.life.counts.add(Count::Scans);
+        let mut seen = Seen::default();
+        let style = self.random.below(3);
+        let limit = if self.random.chance(50) { usize::MAX } else { self.random.below(40) as usize };
+        let face = self.face;
+        while seen.front.len() + seen.back.len() < limit {
+            let forward = match style {
+                0 => true,
+                1 => false,
+                _ => self.random.chance(50),
+            };
+            let next = async {
+                if forward {
+                    by_face!(face, range.next(), range.next_async())
+                } else {
+                    by_face!(face, range.next_back(), range.next_back_async())
+                }
+            };
+            // Dropped, it has taken no row away.
+            let Some(row) = self.or_drop(next).await else { continue };
+            match row {
+                None => {
+                    seen.is_whole = true;
+                    break;
+                }
+                Some(Ok(row)) if forward => seen.front.push(row),
+                Some(Ok(row)) => seen.back.push(row),
+                Some(Err(error)) => {
+                    // What came before it must be right all the same.
+                    if self.accept(&error, Call::Snapshot, Some(space)).is_err() {
+                        return Vec::new();
+                    }
+                    break;
+                }
+            }
+        }
+        drop(range);
+        let moments = sight.moments(&self.life.model, space);
+        let mut flaw = String::new();
+        for &moment in &moments {
+            match seen.compare(&sight.rows(&self.life.model, space, moment), bounds) {
+                Ok(()) => {
+                    if sight.own.is_none() && moments.len() == 1 {
+                        self.saw(moment);
+                    }
+                    return seen.covered(bounds);
+                }
+                Err(other) => flaw = other,
+            }
+        }
+        if self.life.model.is_dropped(space) {
+            return Vec::new();
+        }
+        panic!("{} scan of {bounds:?} between commits {} and {}: {flaw}", sight.how, sight.from, sight.to);
+    }
+}
+
+fn compare_row(wanted: Option<(&Vec<u8>, &Content)>, key: &Value, value: &Value) -> Result<(), String> {
+    match wanted {
+        None => Err(format!("row {} is too much", key.escape_ascii())),
+        Some((wanted, _)) if wanted[..] != key[..] => {
+            Err(format!("row {} comes where {} should", key.escape_ascii(), wanted.escape_ascii()))
+        }
+        Some((_, content)) if !content.is(value) => {
+            Err(format!("row {} is {}, should be {content:?}", key.escape_ascii(), tell(value)))
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+/// The first key that does not begin with this one.
+fn after(prefix: &[u8]) -> Vec<u8> {
+    let mut after = prefix.to_vec();
+    *after.last_mut().expect("a key of digits") += 1;
+    after
+}

@@ -1,0 +1,94 @@
+use drumlin::io::sim::Medium;
+
+use super::*;
+use crate::model::Deed;
+use crate::world::Trouble;
+
+/// What becomes of a client of a new database in a world without trouble.
+fn with_client(body: impl FnOnce(&mut Client, Keyspace, SpaceNumber) + Send + 'static) -> Result<(), String> {
+    let plan = Plan { trouble: Trouble::None, relaxed_percent: 0, ..Plan::of(1) };
+    let outcome = sim::run(plan.schedule, move || {
+        let disk = Disk::new(Medium::default(), 1);
+        let db = plan.config(&disk).open("/db").expect("a new database");
+        let model = Model::default();
+        let told = model.clone();
+        sim::on_timestamp(Some(Box::new(move |timestamp| told.enter(timestamp.0, Deed::Create(HOT.to_owned())))));
+        let keyspace = db.keyspace(HOT).expect("a new keyspace");
+        model.answer(model.last(), true);
+        let space = model.space(HOT).expect("just made");
+        let life = Arc::new(Life {
+            db,
+            disk,
+            model,
+            plan,
+            counts: Counts::default(),
+            was_damaged: false,
+            has_put: AtomicBool::default(),
+        });
+        let mut client =
+            Client { life, random: Random(1), face: Face::Blocking, timer: Timer::default(), snapshot: None };
+        body(&mut client, keyspace, space);
+    });
+    outcome.result
+}
+
+/// A future of a client that blocks is ready at once.
+fn now<T>(future: impl Future<Output = T>) -> T {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => value,
+        Poll::Pending => panic!("it waited as a task does"),
+    }
+}
+
+/// An answer without a commit behind it is noticed where rows were to be put.
+#[test]
+fn a_commit_that_is_acknowledged_and_never_made_is_noticed() {
+    let commit = |content: Option<Content>| {
+        with_client(move |client, _, space| {
+            let deed = Deed::Rows(vec![(space, b"key".to_vec(), content)]);
+            let _ = now(client.commit(deed, true, Call::Change, Some(space), async { Ok(()) }));
+        })
+    };
+    assert_eq!(commit(None), Ok(()), "nothing was there to remove");
+    let found = commit(Some(Content { length: 3, seed: 1 })).expect_err("a lost commit");
+    assert!(found.contains("acknowledged and never made"), "{found}");
+}
+
+/// An error that no such call ends in, or whose cause has not been, is noticed.
+#[test]
+fn an_error_that_can_not_be_is_noticed() {
+    type Make = fn() -> Error;
+    let conflict: Make = || Error::Conflict { reason: "" };
+    let failed: Make = || Error::Failed { reason: "".into() };
+    let too_old: Make = || Error::SnapshotTooOld { timestamp: drumlin::Timestamp(1) };
+    let accepts = |error: Make, call| {
+        with_client(move |client, _, _| {
+            let _ = client.accept(&error(), call, None);
+        })
+        .is_ok()
+    };
+    assert!(accepts(conflict, Call::Change) && accepts(conflict, Call::Transaction));
+    assert!(!accepts(conflict, Call::Plain) && !accepts(conflict, Call::Snapshot));
+    assert!(accepts(too_old, Call::Snapshot) && accepts(too_old, Call::Transaction));
+    assert!(!accepts(too_old, Call::Change) && !accepts(too_old, Call::Plain));
+    assert!(!accepts(failed, Call::Change) && !accepts(failed, Call::Transaction));
+}
+
+/// A row that stays locked, or a keyspace that is gone, is noticed.
+#[test]
+fn a_row_that_stays_locked_is_noticed() {
+    let outcome = with_client(|client, keyspace, _| {
+        let db = client.life.db.clone();
+        lock_hot_rows(&db).expect("nobody has them");
+        let mut tx = db.begin().expect("a transaction");
+        tx.get_for_update(&keyspace, hot(7)).expect("a lock");
+        assert!(matches!(lock_hot_rows(&db), Err(Error::Conflict { .. })));
+        drop(tx);
+        lock_hot_rows(&db).expect("nobody has them any more");
+        assert!(client.open(HOT).is_some());
+        db.drop_keyspace(HOT).expect("a drop that the model is not told of");
+        client.open(HOT);
+    });
+    let found = outcome.expect_err("the keyspace is gone");
+    assert!(found.contains("is gone"), "{found}");
+}

@@ -1,0 +1,348 @@
+//! A transaction of several statements, each checked as it is made, and all of them together when it commits.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::time::Duration;
+
+use drumlin::{Durability, Error, Isolation, Keyspace, Savepoint, Transaction, TxOptions};
+
+use super::answers::Call;
+use super::scans::{Bounds, Sight};
+use super::streams::{Reader, Slow};
+use super::{Client, Count, Face, Stop, by_face};
+use crate::model::{Content, Deed, SpaceNumber, Window};
+
+/// What a transaction has changed.
+pub(super) type Own = BTreeMap<(SpaceNumber, Vec<u8>), Option<Content>>;
+
+/// A transaction on its way, and what it must show.
+struct Running {
+    tx: Transaction,
+    isolation: Isolation,
+    durability: Durability,
+    snapshot: u64,
+    own: Own,
+    savepoints: Vec<(Savepoint, Own)>,
+    reads: Vec<(SpaceNumber, Bounds)>,
+    used: BTreeSet<SpaceNumber>,
+}
+
+impl Running {
+    /// It reads at its snapshot; else each statement reads what is newest.
+    fn is_exact(&self) -> bool {
+        self.isolation != Isolation::ReadCommitted
+    }
+
+    fn own(&self, space: SpaceNumber, key: &[u8]) -> Option<Option<Content>> {
+        self.own.get(&(space, key.to_vec())).copied()
+    }
+}
+
+impl Client {
+    pub(super) async fn transaction(&mut self) -> Result<(), Stop> {
+        if self.life.plan.reads_all && self.random.chance(15) {
+            return self.closure().await;
+        }
+        let count = 1 + self.random.below(10);
+        self.transact(count).await
+    }
+
+    pub(super) async fn large_transaction(&mut self) -> Result<(), Stop> {
+        let count = 30 + self.random.below(300);
+        self.transact(count).await
+    }
+
+    async fn transact(&mut self, count: u64) -> Result<(), Stop> {
+        self.life.counts.add(Count::Transactions);
+        let mut running = match self.begin() {
+            Ok(running) => running,
+            Err(error) => return self.accept(&error, Call::Plain, None),
+        };
+        for _ in 0..count {
+            let Some((keyspace, space)) = self.any_keyspace() else { continue };
+            running.used.insert(space);
+            if let Err(error) = self.statement(&mut running, &keyspace, space).await {
+                self.accept(&error, Call::Transaction, Some(space))?;
+                if error.is_conflict() || matches!(error, Error::SnapshotTooOld { .. }) || self.random.chance(50) {
+                    return Ok(());
+                }
+            }
+            if self.random.chance(3) {
+                let micros = self.random.below(2000);
+                self.sleep(Duration::from_micros(micros)).await;
+            }
+        }
+        if self.random.chance(12) {
+            running.tx.abort();
+            return Ok(());
+        }
+        self.end(running).await
+    }
+
+    fn begin(&mut self) -> Result<Running, Error> {
+        let isolation = match self.random.below(100) {
+            0..50 => Isolation::Snapshot,
+            50..75 if self.life.plan.serializable => Isolation::Serializable,
+            50..75 => Isolation::Snapshot,
+            _ => Isolation::ReadCommitted,
+        };
+        let durability = self.durability();
+        let lock_timeout = Duration::from_micros(100 << self.random.below(14));
+        let answered = self.life.model.answered();
+        let tx = self.life.db.begin_with(TxOptions { isolation, durability, lock_timeout })?;
+        let snapshot = tx.snapshot_timestamp().0;
+        assert!(
+            answered <= snapshot && snapshot <= self.life.model.last(),
+            "a transaction began at {snapshot}; {answered} was answered, {} the last",
+            self.life.model.last()
+        );
+        let (own, savepoints, reads, used) = Default::default();
+        Ok(Running { tx, isolation, durability, snapshot, own, savepoints, reads, used })
+    }
+
+    // ── statements ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async fn statement(&mut self, running: &mut Running, keyspace: &Keyspace, space: SpaceNumber) -> Result<(), Error> {
+        let key = self.key(space);
+        match self.random.below(100) {
+            0..55 => self.tx_change(running, keyspace, space, key).await,
+            55..70 if self.life.plan.reads_all && self.random.chance(40) => {
+                if self.random.chance(50) {
+                    self.tx_count(running, keyspace, space).await
+                } else {
+                    self.tx_read(running, keyspace, space, key).await
+                }
+            }
+            55..70 => self.tx_get(running, keyspace, space, key).await,
+            70..80 => self.tx_lock(running, keyspace, space, key).await,
+            80..88 => {
+                self.tx_scan(running, keyspace, space).await;
+                Ok(())
+            }
+            88..94 => {
+                running.savepoints.push((running.tx.savepoint(), running.own.clone()));
+                Ok(())
+            }
+            _ => match running.savepoints.len() {
+                0 => Ok(()),
+                length => {
+                    let index = self.random.below(length as u64) as usize;
+                    let (savepoint, then) = running.savepoints[index].clone();
+                    running.savepoints.truncate(index + 1);
+                    running.tx.rollback_to(savepoint).map(|()| running.own = then)
+                }
+            },
+        }
+    }
+
+    async fn tx_change(
+        &mut self,
+        running: &mut Running,
+        keyspace: &Keyspace,
+        space: SpaceNumber,
+        key: Vec<u8>,
+    ) -> Result<(), Error> {
+        let content = self.some_content();
+        let streamed = content.is_some_and(|content| content.length > 2000) && self.random.chance(40);
+        let (face, tx) = (self.face, &mut running.tx);
+        let change = async {
+            match content {
+                None => by_face!(face, tx.remove(keyspace, &key), tx.remove_async(keyspace, &key)),
+                Some(content) if streamed => {
+                    let reader = Slow::new(content);
+                    by_face!(face, tx.insert_from(keyspace, &key, reader), tx.insert_from_async(keyspace, &key, reader))
+                        .map(drop)
+                }
+                Some(content) => by_face!(
+                    face,
+                    tx.insert(keyspace, &key, content.bytes()),
+                    tx.insert_async(keyspace, &key, content.bytes())
+                ),
+            }
+        };
+        // Of a dropped one nothing remains, and the transaction goes on.
+        let Some(done) = self.or_drop(change).await else { return Ok(()) };
+        done?;
+        running.own.insert((space, key), content);
+        Ok(())
+    }
+
+    async fn tx_get(
+        &mut self,
+        running: &mut Running,
+        keyspace: &Keyspace,
+        space: SpaceNumber,
+        key: Vec<u8>,
+    ) -> Result<(), Error> {
+        let window = self.life.model.window();
+        let (face, tx) = (self.face, &running.tx);
+        let found = async { by_face!(face, tx.get(keyspace, &key), tx.get_async(keyspace, &key)) };
+        let Some(found) = self.or_drop(found).await else { return Ok(()) };
+        self.check_own_read(running, window, space, &key, found?.as_deref());
+        running.reads.push((space, (Bound::Included(key.clone()), Bound::Included(key))));
+        Ok(())
+    }
+
+    /// A value as a stream.
+    async fn tx_read(
+        &mut self,
+        running: &mut Running,
+        keyspace: &Keyspace,
+        space: SpaceNumber,
+        key: Vec<u8>,
+    ) -> Result<(), Error> {
+        let window = self.life.model.window();
+        let (face, tx) = (self.face, &running.tx);
+        let read = async {
+            match face {
+                Face::Blocking => tx.read(keyspace, &key).map(|reader| reader.map(Reader::Blocking)),
+                Face::Tasks => tx.read_async(keyspace, &key).await.map(|reader| reader.map(Reader::Task)),
+            }
+        };
+        let Some(reader) = self.or_drop(read).await else { return Ok(()) };
+        match reader? {
+            None => self.check_own_read(running, window, space, &key, None),
+            Some(mut reader) => {
+                let known = running.own(space, &key);
+                if running.is_exact() || known.is_some() {
+                    let wanted = known.unwrap_or_else(|| self.life.model.at(space, &key, running.snapshot));
+                    match wanted {
+                        Some(wanted) => self.read_parts(&mut reader, space, &wanted.bytes()).await,
+                        None => self.check_own_read(running, window, space, &key, Some(b"a row")),
+                    }
+                } else if let Some(bytes) = self.read_whole(&mut reader, space).await {
+                    self.check_own_read(running, window, space, &key, Some(&bytes));
+                }
+            }
+        }
+        running.reads.push((space, (Bound::Included(key.clone()), Bound::Included(key))));
+        Ok(())
+    }
+
+    /// What a statement found in a row is what it may.
+    fn check_own_read(&self, running: &Running, window: Window, space: SpaceNumber, key: &[u8], found: Option<&[u8]>) {
+        self.life.counts.add(Count::Reads);
+        match running.own(space, key) {
+            Some(content) => self.check_value(space, key, running.snapshot, content, found, "own write"),
+            None if running.is_exact() => {
+                let wanted = self.life.model.at(space, key, running.snapshot);
+                self.check_value(space, key, running.snapshot, wanted, found, "transaction");
+            }
+            None => {
+                if let Err(flaw) = self.life.model.check_plain(window, space, key, found) {
+                    panic!("read committed: {flaw}");
+                }
+            }
+        }
+    }
+
+    async fn tx_lock(
+        &mut self,
+        running: &mut Running,
+        keyspace: &Keyspace,
+        space: SpaceNumber,
+        key: Vec<u8>,
+    ) -> Result<(), Error> {
+        let (face, tx) = (self.face, &mut running.tx);
+        let found =
+            async { by_face!(face, tx.get_for_update(keyspace, &key), tx.get_for_update_async(keyspace, &key)) };
+        let Some(found) = self.or_drop(found).await else { return Ok(()) };
+        let found = found?;
+        self.life.counts.add(Count::Reads);
+        // With the row locked nobody changes it.
+        let wanted = running.own(space, &key).unwrap_or_else(|| self.life.model.newest(space, &key));
+        let (snapshot, newest) = (running.snapshot, self.life.model.newest_change(space, &key));
+        assert!(
+            !running.is_exact() || newest <= snapshot || self.life.model.is_dropped(space),
+            "get_for_update at snapshot {snapshot} of a row that {newest} changed"
+        );
+        self.check_value(space, &key, snapshot, wanted, found.as_deref(), "get_for_update");
+        Ok(())
+    }
+
+    async fn tx_scan(&mut self, running: &mut Running, keyspace: &Keyspace, space: SpaceNumber) {
+        let bounds = self.bounds(space);
+        let from = self.life.model.answered();
+        let range = running.tx.range(keyspace, bounds.clone());
+        let sight = self.sight(running, from);
+        let read = self.scan(range, space, &bounds, &sight).await;
+        running.reads.extend(read.into_iter().map(|bounds| (space, bounds)));
+    }
+
+    async fn tx_count(&mut self, running: &mut Running, keyspace: &Keyspace, space: SpaceNumber) -> Result<(), Error> {
+        let bounds = self.bounds(space);
+        let (from, within) = (self.life.model.answered(), bounds.clone());
+        let (face, tx) = (self.face, &running.tx);
+        let count = async { by_face!(face, tx.count(keyspace, within), tx.count_async(keyspace, within)) };
+        let Some(count) = self.or_drop(count).await else { return Ok(()) };
+        self.check_count(count?, space, &bounds, &self.sight(running, from));
+        running.reads.push((space, bounds));
+        Ok(())
+    }
+
+    /// What a statement shows that began after commit `from` and has now looked.
+    fn sight<'a>(&self, running: &'a Running, from: u64) -> Sight<'a> {
+        let (from, to) =
+            if running.is_exact() { (running.snapshot, running.snapshot) } else { (from, self.life.model.last()) };
+        Sight { from, to, own: Some(&running.own), how: "transaction" }
+    }
+
+    // ── its end ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async fn end(&mut self, running: Running) -> Result<(), Stop> {
+        let Running { tx, isolation, durability, snapshot, own, reads, used, .. } = running;
+        let rows: Vec<_> = own.into_iter().map(|((space, key), content)| (space, key, content)).collect();
+        let dropped = rows.iter().map(|row| row.0).find(|space| self.life.model.is_dropped(*space));
+        let any = dropped.or(rows.first().map(|row| row.0));
+        let deed = Deed::Rows(rows.clone());
+        let (face, model) = (self.face, self.life.model.clone());
+        let commit = async move {
+            let result = by_face!(face, tx.commit(), tx.commit_async());
+            // Which of them was dropped, if one was, is known by now.
+            match result {
+                Err(Error::KeyspaceDropped { name }) => {
+                    assert!(used.iter().any(|space| model.is_dropped(*space)), "keyspace {name:?} was not dropped");
+                    Err(Error::Conflict { reason: "a keyspace was dropped" })
+                }
+                other => other,
+            }
+        };
+        let done = self.commit(deed, durability == Durability::Full, Call::Transaction, any, commit).await?;
+        let Some((taken, answered)) = done else { return Ok(()) };
+        if rows.is_empty() {
+            assert_eq!(taken, 0, "a transaction without changes was given a timestamp");
+            // What it read is what its caller may tell others.
+            let durable = self.life.db.stats().durable.0;
+            assert!(snapshot <= durable, "a transaction read commit {snapshot} and ended well; {durable} is durable");
+            self.life.model.seen(snapshot);
+            return Ok(());
+        }
+        if taken == 0 {
+            // It removed what was not there.
+            return Ok(());
+        }
+        assert_eq!(taken, answered.0, "a commit returned another timestamp than it was given");
+        if isolation == Isolation::Serializable {
+            for (space, bounds) in &reads {
+                let between = self.life.model.change_within(*space, bounds, snapshot, taken);
+                assert!(
+                    between.is_none(),
+                    "serializable commit {taken} with the snapshot {snapshot} read {bounds:?} of {:?}, where {between:?} changed a row",
+                    self.life.model.name(*space)
+                );
+            }
+        }
+        if isolation != Isolation::ReadCommitted {
+            for (space, key, _) in &rows {
+                let between = self.life.model.change_between(*space, key, snapshot, taken);
+                assert!(
+                    between.is_none(),
+                    "commit {taken} with the snapshot {snapshot} changed row {} of {:?}, and so did {between:?}",
+                    key.escape_ascii(),
+                    self.life.model.name(*space)
+                );
+            }
+        }
+        Ok(())
+    }
+}
