@@ -1,67 +1,34 @@
-//! Commits and reads: where write set, tree, versions and log meet.
+//! Commits.
 //!
 //! # The life of a commit
 //! 1. *Prepare*, as often as needed, waiting for what is lacking: the record is encoded, log space reserved, segments for the
 //!    pages that will become dirty secured, leaves brought in and held, room made in them.
 //! 2. *Apply*, inside the guard, in one go: the leaves are latched in the order of their keys, those that a serializable
 //!    transaction has read being validated on the way; if one is not as prepared, everything is let go and prepared again.
-//!    Then the timestamp is taken with the record's place in the log, and from here
-//!    on nothing waits, fails or can be cancelled: rows are changed, what they were goes to the versions, the commit is
-//!    marked applied.
+//!    Then the timestamp is taken with the record's place in the log, and from here on nothing waits, fails or can be
+//!    cancelled: rows are changed, what they were goes to the versions, the commit is marked applied.
 //! 3. *Settle*: wait until the record is durable (not if Relaxed), and until readers see the commit.
 
 use std::future::poll_fn;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use crate::sync::Mutex;
-
-use super::clock::Clock;
-use super::locks::LockTable;
-use super::read_set::{Reads, Walk};
-use super::snapshots::Snapshots;
-use super::values;
-use super::versions::{Delta, Versions, Was};
-use super::write_set::Change;
+use super::{Durability, Engine};
 use crate::error::{Error, Result};
 use crate::format::node::LargeRef;
 use crate::format::record::{self, Operation};
-use crate::format::{KeyspaceId, PageId, Place, Timestamp};
-use crate::io::Backend;
+use crate::format::{PageId, Place, Timestamp};
 use crate::pool::{FrameHeader, FrameRead, FrameWrite, Needs, Pool, Stop};
-use crate::seglog::{Body, Log, Reservation};
-use crate::space::{FrameIndex, Guard, PageSpace, RESERVE_SEGMENTS, Space, Word};
-use crate::task::{Face, Tasks, ready};
+use crate::seglog::{Body, Reservation};
+use crate::space::{FrameIndex, Guard, PageSpace, Word};
+use crate::task::{Face, ready};
 use crate::tree::node::{Leaf, LeafMut, RowValue};
 use crate::tree::{Incoming, Provider, Target, Tree};
-
-/// When a commit returns.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Durability {
-    /// When it is on the medium.
-    #[default]
-    Full,
-    /// When it is applied. A power cut may take the newest commits; those that remain are whole and without gaps. The
-    /// record is written soon afterwards.
-    Relaxed,
-}
-
-/// At which moment a read looks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum View {
-    /// What is visible when the leaf is read.
-    Visible,
-    /// The state after this commit.
-    At(Timestamp),
-}
-
-/// What a read found.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Found {
-    Inline(Arc<[u8]>),
-    Large(LargeRef),
-}
+use crate::txn::read_set::{Reads, Walk};
+use crate::txn::values;
+use crate::txn::versions::Delta;
+use crate::txn::write_set::Change;
 
 /// A row that a commit changes.
 #[derive(Clone, Copy, Debug)]
@@ -69,44 +36,6 @@ pub(crate) struct Row<'a> {
     pub(crate) tree: &'a Tree,
     pub(crate) key: &'a [u8],
     pub(crate) change: Change<'a>,
-}
-
-/// See the module.
-pub(crate) struct Engine {
-    pub(crate) backend: Arc<dyn Backend>,
-    pub(crate) space: Arc<Space>,
-    pub(crate) pool: Arc<Pool>,
-    pub(crate) clock: Arc<Clock>,
-    pub(crate) snapshots: Arc<Snapshots>,
-    pub(crate) versions: Arc<Versions>,
-    pub(crate) locks: LockTable,
-    /// There once recovery has ended.
-    pub(crate) log: OnceLock<Arc<Log>>,
-    pub(crate) next_value: AtomicU64,
-    /// Bytes of pages that commits under way may make dirty.
-    promised_bytes: AtomicU64,
-    pub(crate) next_transaction: AtomicU64,
-    pub(crate) commits: AtomicU64,
-    /// Bytes of record bodies appended, and how many of them when the newest checkpoint began.
-    pub(crate) log_bytes_written: AtomicU64,
-    pub(crate) log_bytes_checkpointed: AtomicU64,
-    sweeping: Mutex<()>,
-    /// The most bytes of versions before the oldest snapshot is ended.
-    pub(crate) version_bytes_max: u64,
-    /// The most bytes that one transaction may write.
-    pub(crate) write_set_bytes_max: u64,
-    pub(crate) make_space: MakeSpace,
-    /// What serves operations that wait as tasks.
-    pub(crate) tasks: Tasks,
-}
-
-/// Has what can be freed freed, by a checkpoint and the cleaner, and waits for it.
-pub(crate) type MakeSpace = Arc<dyn Fn() -> Result<()> + Send + Sync>;
-
-impl std::fmt::Debug for Engine {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Engine({:?})", self.clock)
-    }
 }
 
 /// Why an attempt to apply ended.
@@ -161,192 +90,10 @@ impl Drop for Appended<'_> {
     }
 }
 
-/// Bytes of pages that a commit under way may make dirty.
-struct Promised<'e> {
-    sum: &'e AtomicU64,
-    bytes: u64,
-}
-
-impl<'e> Promised<'e> {
-    /// `None` if the sum is no longer `before`: then there may be less space than was looked for.
-    fn new(sum: &'e AtomicU64, before: u64, bytes: u64) -> Option<Promised<'e>> {
-        let exchanged = sum.compare_exchange(before, before + bytes, Ordering::Relaxed, Ordering::Relaxed);
-        exchanged.ok().map(|_| Promised { sum, bytes })
-    }
-}
-
-impl Drop for Promised<'_> {
-    fn drop(&mut self) {
-        self.sum.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
 /// Leaves that a commit holds at once.
 const AHEAD_PAGES: usize = 64;
 
-/// Keys whose leaves are brought in together: few enough that the first is still there when the last arrives.
-const GET_MANY_PART: usize = 256;
 impl Engine {
-    pub(crate) fn log(&self) -> &Log {
-        self.log.get().expect("the log is there once the database is open")
-    }
-
-    // ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    /// The row as the view sees it. O(log n).
-    pub(crate) fn find(&self, tree: &Tree, key: &[u8], view: View) -> Result<Option<Found>> {
-        Tree::waiting(&self.pool, || self.try_find(tree, key, view))
-    }
-
-    /// The core of [`find`](Self::find).
-    pub(crate) fn try_find(&self, tree: &Tree, key: &[u8], view: View) -> Result<Option<Found>, Stop> {
-        let pin = self.pool.pin();
-        let page = tree.read_leaf(&pin, Target::At(key))?;
-        let leaf = Leaf::new(&page);
-        let at = match view {
-            View::Visible => self.clock.visible(),
-            View::At(at) => at,
-        };
-        if leaf.newest() > at {
-            let number = page.header().identity().expect("a latched leaf has an identity").page;
-            if let Some(was) = self.versions.find(tree.pages.id, number, key, at) {
-                return Ok(match was {
-                    Was::Absent => None,
-                    Was::Inline(value) => Some(Found::Inline(value.into())),
-                    Was::Large(reference) => Some(Found::Large(reference)),
-                });
-            }
-        }
-        Ok(leaf.search(key).ok().map(|index| match leaf.value(index) {
-            RowValue::Inline(value) => Found::Inline(value.into()),
-            RowValue::Large(reference) => Found::Large(reference),
-        }))
-    }
-
-    /// The value of the row. A value that is replaced while it is read is looked up again.
-    #[inline]
-    pub(crate) fn get(&self, tree: &Tree, key: &[u8], view: View) -> Result<Option<Arc<[u8]>>> {
-        match self.find(tree, key, view)? {
-            None => Ok(None),
-            Some(Found::Inline(value)) => Ok(Some(value)),
-            Some(Found::Large(_)) => ready(self.get_as(Face::Blocking, tree, key, view)),
-        }
-    }
-
-    /// As [`find`](Self::find), by the ways of a face.
-    pub(crate) async fn find_as(&self, face: Face<'_>, tree: &Tree, key: &[u8], view: View) -> Result<Option<Found>> {
-        Tree::awaiting(face, &self.pool, || self.try_find(tree, key, view)).await
-    }
-
-    /// As [`get`](Self::get), by the ways of a face.
-    pub(crate) async fn get_as(
-        &self,
-        face: Face<'_>,
-        tree: &Tree,
-        key: &[u8],
-        view: View,
-    ) -> Result<Option<Arc<[u8]>>> {
-        let mut failed = None;
-        loop {
-            let found = self.find_as(face, tree, key, view).await?;
-            if failed.is_some() && !matches!(&found, Some(Found::Large(reference)) if failed == Some(*reference)) {
-                crate::witness::mark!("a value was replaced while it was read");
-            }
-            let reference = match found {
-                None => return Ok(None),
-                Some(Found::Inline(value)) => return Ok(Some(value)),
-                Some(Found::Large(reference)) => reference,
-            };
-            match values::read_whole(face, &self.pool, &tree.pages, &reference).await {
-                Ok(Some(value)) => return Ok(Some(value.into())),
-                // It was replaced and freed while it was being read, and its pages may be another's: what was found there
-                // counts only if the row still names it.
-                _ if failed != Some(reference) => failed = Some(reference),
-                Ok(None) => {
-                    tree.check_dropped()?;
-                    let what = format!("a value of keyspace {}", tree.pages.id);
-                    return Err(Error::damaged(self.space.path(), what, "its extents are another value's"));
-                }
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    /// The values of the rows, many reads at a time.
-    pub(crate) async fn get_many<K: AsRef<[u8]>>(
-        &self,
-        face: Face<'_>,
-        tree: &Tree,
-        keys: &[K],
-        view: View,
-    ) -> Result<Vec<Option<Arc<[u8]>>>> {
-        let mut values = vec![None; keys.len()];
-        for (keys, values) in keys.chunks(GET_MANY_PART).zip(values.chunks_mut(GET_MANY_PART)) {
-            let mut open: Vec<usize> = (0..keys.len()).collect();
-            let mut alone = Vec::new();
-            // Each round goes one level deeper for the keys whose page was missing.
-            while !open.is_empty() {
-                let mut missing = Vec::with_capacity(open.len());
-                let mut is_missing = |&index: &usize| {
-                    match self.try_find(tree, keys[index].as_ref(), view) {
-                        Ok(Some(Found::Inline(value))) => values[index] = Some(value),
-                        Ok(None) => {}
-                        Err(Stop::Needs(Needs::Page(_, page))) => {
-                            missing.push(page);
-                            return true;
-                        }
-                        Ok(Some(Found::Large(_))) | Err(_) => alone.push(index),
-                    }
-                    false
-                };
-                {
-                    // One pin for all: those within cost nothing.
-                    let _pin = self.pool.pin();
-                    open.retain(&mut is_missing);
-                }
-                missing.sort_unstable();
-                missing.dedup();
-                if !missing.is_empty() && self.fault_many(face, &tree.pages, &missing).await? == 0 {
-                    // Others read them, or they can't be read.
-                    alone.append(&mut open);
-                }
-            }
-            for index in alone {
-                values[index] = self.get_as(face, tree, keys[index].as_ref(), view).await?;
-            }
-        }
-        Ok(values)
-    }
-
-    async fn fault_many(&self, face: Face<'_>, pages: &Arc<PageSpace>, missing: &[PageId]) -> Result<usize> {
-        match face {
-            Face::Blocking => self.pool.fault_many(pages, missing),
-            Face::Tasks(_) => self.pool.fault_many_as_task(pages, missing).await,
-        }
-    }
-
-    /// Whether the row has changed since the snapshot: what the first updater's rule asks.
-    pub(crate) async fn changed_since(
-        &self,
-        face: Face<'_>,
-        tree: &Tree,
-        key: &[u8],
-        snapshot: Timestamp,
-    ) -> Result<bool> {
-        Tree::awaiting(face, &self.pool, || {
-            let pin = self.pool.pin();
-            let page = tree.read_leaf(&pin, Target::At(key))?;
-            if Leaf::new(&page).newest() <= snapshot {
-                return Ok(false);
-            }
-            let number = page.header().identity().expect("a latched leaf has an identity").page;
-            Ok(self.versions.newest_change(tree.pages.id, number, key).is_some_and(|newest| newest > snapshot))
-        })
-        .await
-    }
-
-    // ── committing ─────────────────────────────────────────────────────────────────────────────────────────────────
-
     /// Commits rows in ascending order of (keyspace, key), each key once, if what was read has not changed since. The rows'
     /// locks are held; `applied` is called when they need not be any more. A future that is dropped before that leaves
     /// nothing of the commit, one that is dropped afterwards all of it.
@@ -434,14 +181,6 @@ impl Engine {
         Ok(())
     }
 
-    pub(crate) fn check_failure(&self) -> Result<()> {
-        self.space.check_failure()?;
-        match self.log.get().and_then(|log| log.failure()) {
-            Some(reason) => Err(Error::Failed { reason }),
-            None => Ok(()),
-        }
-    }
-
     async fn append_medium_values(&self, face: Face<'_>, rows: &[Row<'_>]) -> Result<Appended<'_>> {
         let mut appended = Appended { engine: self, places: Vec::new(), committed: false };
         for (index, row) in rows.iter().enumerate() {
@@ -459,141 +198,6 @@ impl Engine {
             }
         }
         Ok(appended)
-    }
-
-    /// Bytes that a checkpoint may need now, and `more_bytes` more: all dirty pages, those that commits under way will make
-    /// dirty, their entries, what tables change.
-    pub(crate) fn checkpoint_bytes(&self, more_bytes: u64) -> u64 {
-        let dirty = self.pool.frames.dirty_bytes() + self.promised_bytes.load(Ordering::Relaxed) + more_bytes;
-        // Entries are 24 bytes, of pages of at least 512; the base image may be folded and written anew.
-        let entries = self.space.entry_count() as u64 * 24 + dirty / 20;
-        dirty + entries + self.space.table_bytes()
-    }
-
-    /// The same in segments, as they are set aside.
-    fn checkpoint_segments(&self, more_bytes: u64) -> u32 {
-        // Segments waste what is left at their ends: up to one page of 64 KiB each, and blocks at flushes.
-        let usable = self.space.segments.segment_bytes() * 3 / 4;
-        let needed = (self.checkpoint_bytes(more_bytes) / usable) as u32 + 1;
-        self.space.reserve.store(needed, Ordering::Relaxed);
-        needed
-    }
-
-    /// The same where the disk is full, beside the segment that is being filled. What was set aside is for the worst; what
-    /// frees space must not be refused for that.
-    fn least_checkpoint_segments(&self, more_bytes: u64) -> u32 {
-        let room_bytes = self.space.room_bytes() * 3 / 4;
-        match self.checkpoint_bytes(more_bytes).saturating_sub(room_bytes) {
-            0 => 0,
-            bytes => (bytes / self.space.segments.segment_bytes()) as u32 + 1,
-        }
-    }
-
-    /// Looks again how much the next checkpoint may need.
-    pub(crate) fn update_reserve(&self) {
-        self.checkpoint_segments(0);
-    }
-
-    /// Makes sure, before anything is begun that can't be taken back, that a checkpoint finds the space it needs, and
-    /// `kept_segments` more; else `DiskFull`, and the database goes on.
-    pub(crate) fn secure_checkpoint(&self, kept_segments: u32) -> Result<()> {
-        match self.space.secure(self.checkpoint_segments(0) + kept_segments) {
-            Err(Error::DiskFull { .. }) => self.space.secure(self.least_checkpoint_segments(0) + kept_segments),
-            other => other,
-        }
-    }
-
-    /// Makes sure that a page more can be dirty: what the cleaner moves by writing it anew.
-    pub(crate) fn secure_rewrite(&self, page_bytes: usize) -> Result<()> {
-        self.space.secure(self.checkpoint_segments(page_bytes as u64) + 1)
-    }
-
-    /// Makes sure that the pages which the commit will change can be written, whatever happens; else `DiskFull`. Commits
-    /// that only remove may use the reserve. Holds until what is returned is dropped: then the pages are dirty, or never
-    /// will be.
-    async fn secure_space(&self, face: Face<'_>, rows: &[Row<'_>]) -> Result<Promised<'_>> {
-        let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes as u64).max().expect("rows");
-        let row_bytes = |row: &Row<'_>| match row.change {
-            Change::Put(value) => (row.key.len() + value.len()) as u64 + 128,
-            _ => row.key.len() as u64 + 128,
-        };
-        // A leaf for each row, as many as a commit can hold, and what splits and merges add.
-        let leaves = (rows.len() as u64 * page_bytes).min(self.pool.frames.limit_bytes() as u64 / 4);
-        let own = leaves + 2 * rows.iter().map(row_bytes).sum::<u64>() + 6 * page_bytes;
-        let only_removes = rows.iter().all(|row| matches!(row.change, Change::Remove));
-        // At recovery the tables are what they were when the commit was made.
-        if !only_removes && self.log.get().is_some() {
-            self.space.check_tables()?;
-        }
-        let spare = if only_removes { 0 } else { RESERVE_SEGMENTS };
-        let mut made_space = false;
-        loop {
-            let promised_bytes = self.promised_bytes.load(Ordering::Relaxed);
-            let count = self.checkpoint_segments(own) + spare;
-            let segments = &self.space.segments;
-            if segments.has_free(count)
-                || made_space && only_removes && segments.has_free(self.least_checkpoint_segments(own))
-            {
-                match Promised::new(&self.promised_bytes, promised_bytes, own) {
-                    Some(promised) => return Ok(promised),
-                    None => continue,
-                }
-            }
-            let space = Arc::clone(&self.space);
-            match face.run(move || space.secure(count)).await {
-                Ok(()) => {}
-                // At recovery space is what it was when the commit was made.
-                Err(Error::DiskFull { .. }) if self.log.get().is_none() => {
-                    return Ok(
-                        Promised::new(&self.promised_bytes, promised_bytes, own).expect("nobody else is there yet")
-                    );
-                }
-                // What was replaced since the last checkpoint, and what lies sparse, may suffice.
-                // Others' shares come free as their commits end: removing is not refused for them.
-                Err(Error::DiskFull { .. }) if !made_space || only_removes && promised_bytes > 0 => {
-                    made_space = true;
-                    crate::witness::mark!("a commit on a full disk had space made");
-                    self.have_space_made(face).await?;
-                }
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    /// See [`MakeSpace`].
-    pub(crate) async fn have_space_made(&self, face: Face<'_>) -> Result<()> {
-        let make_space = Arc::clone(&self.make_space);
-        face.run(move || make_space()).await
-    }
-
-    /// Space in the log: in the stream `home`, or, where the disk has none left for it, in another, or what a checkpoint
-    /// gives back.
-    pub(crate) async fn reserve_log(&self, face: Face<'_>, home: usize, body_bytes: usize) -> Result<Reservation<'_>> {
-        let count = self.log().stream_count();
-        let mut made_space = false;
-        loop {
-            let mut refusal = None;
-            for stream in (home..count).chain(0..home) {
-                let reserved = match face {
-                    Face::Blocking => self.log().reserve(stream, body_bytes),
-                    Face::Tasks(_) => self.log().reserve_as_task(stream, body_bytes).await,
-                };
-                match reserved {
-                    Err(error @ Error::DiskFull { .. }) => refusal = Some(error),
-                    reserved => {
-                        if refusal.is_some() && reserved.is_ok() {
-                            crate::witness::mark!("a commit on a full disk went to another stream of the log");
-                        }
-                        return reserved;
-                    }
-                }
-            }
-            crate::witness::mark!("a full disk had no space for the log");
-            if std::mem::replace(&mut made_space, true) {
-                return Err(refusal.expect("a log has streams"));
-            }
-            self.have_space_made(face).await?;
-        }
     }
 
     async fn prepare_and_apply<T>(
@@ -974,89 +578,6 @@ impl Engine {
         }
         if self.versions.wants_sweep() {
             self.sweep();
-        }
-    }
-
-    /// Drops versions that nobody needs, and past their share of memory ends the oldest snapshots.
-    pub(crate) fn sweep(&self) {
-        let Some(_alone) = self.sweeping.try_lock() else { return };
-        loop {
-            let freed = self.versions.sweep(self.snapshots.horizon(&self.clock));
-            for (keyspace, reference) in freed {
-                self.free_value(keyspace, &reference);
-            }
-            if self.versions.memory_bytes() <= self.version_bytes_max || !self.snapshots.end_oldest(&self.clock) {
-                return;
-            }
-        }
-    }
-
-    pub(crate) fn free_value(&self, keyspace: KeyspaceId, reference: &LargeRef) {
-        let guard = self.space.enter();
-        let Some(pages) = self.space.page_space(keyspace) else { return };
-        let freed = values::free(&self.pool, &guard, &pages, reference.first_page, reference.chunk_count);
-        if let Err(error) = freed {
-            log::warn!("the space of a value that was removed is not used again: {error}");
-        }
-        self.versions.let_go(keyspace, reference);
-    }
-
-    /// Waits until a snapshot that a transaction read at is durable: what it saw can't be taken back then.
-    pub(crate) fn wait_durable(&self, timestamp: Timestamp) -> Result<()> {
-        ready(self.await_durable(Face::Blocking, timestamp))
-    }
-
-    /// As [`wait_durable`](Self::wait_durable), by the ways of a face.
-    pub(crate) async fn await_durable(&self, face: Face<'_>, timestamp: Timestamp) -> Result<()> {
-        let log = self.log();
-        if log.durable() >= timestamp {
-            return Ok(());
-        }
-        // Only the timestamp matters: the log writes whatever stream holds it back.
-        let place = crate::seglog::Appended { timestamp, stream: 0, end: 0, is_crowded: false };
-        match face {
-            Face::Blocking => log.wait_durable(&place),
-            Face::Tasks(_) => poll_fn(|context| log.poll_durable(&place, context.waker())).await,
-        }
-    }
-}
-
-impl Engine {
-    /// An engine that has recovered up to `last`.
-    #[allow(clippy::too_many_arguments, reason = "made in one place, where each part is named")]
-    pub(crate) fn new(
-        backend: Arc<dyn Backend>,
-        space: Arc<Space>,
-        pool: Arc<Pool>,
-        versions: Arc<Versions>,
-        last: Timestamp,
-        next_value: u64,
-        version_bytes_max: u64,
-        write_set_bytes_max: u64,
-        make_space: MakeSpace,
-    ) -> Engine {
-        let lock_seed = backend.random();
-        let tasks = Tasks::new(&backend);
-        Engine {
-            backend,
-            space,
-            pool,
-            clock: Arc::new(Clock::new(last)),
-            snapshots: Arc::default(),
-            versions,
-            locks: LockTable::new(64, lock_seed),
-            log: OnceLock::new(),
-            next_value: AtomicU64::new(next_value),
-            promised_bytes: AtomicU64::new(0),
-            next_transaction: AtomicU64::new(1),
-            commits: AtomicU64::new(0),
-            log_bytes_written: AtomicU64::new(0),
-            log_bytes_checkpointed: AtomicU64::new(0),
-            sweeping: Mutex::default(),
-            version_bytes_max,
-            write_set_bytes_max,
-            make_space,
-            tasks,
         }
     }
 }

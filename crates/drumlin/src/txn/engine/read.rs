@@ -1,0 +1,188 @@
+//! Reads: a leaf's row, or what the versions hold of it.
+
+use std::sync::Arc;
+
+use super::Engine;
+use crate::error::{Error, Result};
+use crate::format::node::LargeRef;
+use crate::format::{PageId, Timestamp};
+use crate::pool::{Needs, Stop};
+use crate::space::PageSpace;
+use crate::task::{Face, ready};
+use crate::tree::node::{Leaf, RowValue};
+use crate::tree::{Target, Tree};
+use crate::txn::values;
+use crate::txn::versions::Was;
+
+/// At which moment a read looks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum View {
+    /// What is visible when the leaf is read.
+    Visible,
+    /// The state after this commit.
+    At(Timestamp),
+}
+
+/// What a read found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Found {
+    Inline(Arc<[u8]>),
+    Large(LargeRef),
+}
+
+/// Keys whose leaves are brought in together: few enough that the first is still there when the last arrives.
+const GET_MANY_PART: usize = 256;
+
+impl Engine {
+    /// The row as the view sees it. O(log n).
+    pub(crate) fn find(&self, tree: &Tree, key: &[u8], view: View) -> Result<Option<Found>> {
+        Tree::waiting(&self.pool, || self.try_find(tree, key, view))
+    }
+
+    /// The core of [`find`](Self::find).
+    pub(crate) fn try_find(&self, tree: &Tree, key: &[u8], view: View) -> Result<Option<Found>, Stop> {
+        let pin = self.pool.pin();
+        let page = tree.read_leaf(&pin, Target::At(key))?;
+        let leaf = Leaf::new(&page);
+        let at = match view {
+            View::Visible => self.clock.visible(),
+            View::At(at) => at,
+        };
+        if leaf.newest() > at {
+            let number = page.header().identity().expect("a latched leaf has an identity").page;
+            if let Some(was) = self.versions.find(tree.pages.id, number, key, at) {
+                return Ok(match was {
+                    Was::Absent => None,
+                    Was::Inline(value) => Some(Found::Inline(value.into())),
+                    Was::Large(reference) => Some(Found::Large(reference)),
+                });
+            }
+        }
+        Ok(leaf.search(key).ok().map(|index| match leaf.value(index) {
+            RowValue::Inline(value) => Found::Inline(value.into()),
+            RowValue::Large(reference) => Found::Large(reference),
+        }))
+    }
+
+    /// The value of the row. A value that is replaced while it is read is looked up again.
+    #[inline]
+    pub(crate) fn get(&self, tree: &Tree, key: &[u8], view: View) -> Result<Option<Arc<[u8]>>> {
+        match self.find(tree, key, view)? {
+            None => Ok(None),
+            Some(Found::Inline(value)) => Ok(Some(value)),
+            Some(Found::Large(_)) => ready(self.get_as(Face::Blocking, tree, key, view)),
+        }
+    }
+
+    /// As [`find`](Self::find), by the ways of a face.
+    pub(crate) async fn find_as(&self, face: Face<'_>, tree: &Tree, key: &[u8], view: View) -> Result<Option<Found>> {
+        Tree::awaiting(face, &self.pool, || self.try_find(tree, key, view)).await
+    }
+
+    /// As [`get`](Self::get), by the ways of a face.
+    pub(crate) async fn get_as(
+        &self,
+        face: Face<'_>,
+        tree: &Tree,
+        key: &[u8],
+        view: View,
+    ) -> Result<Option<Arc<[u8]>>> {
+        let mut failed = None;
+        loop {
+            let found = self.find_as(face, tree, key, view).await?;
+            if failed.is_some() && !matches!(&found, Some(Found::Large(reference)) if failed == Some(*reference)) {
+                crate::witness::mark!("a value was replaced while it was read");
+            }
+            let reference = match found {
+                None => return Ok(None),
+                Some(Found::Inline(value)) => return Ok(Some(value)),
+                Some(Found::Large(reference)) => reference,
+            };
+            match values::read_whole(face, &self.pool, &tree.pages, &reference).await {
+                Ok(Some(value)) => return Ok(Some(value.into())),
+                // It was replaced and freed while it was being read, and its pages may be another's: what was found there
+                // counts only if the row still names it.
+                _ if failed != Some(reference) => failed = Some(reference),
+                Ok(None) => {
+                    tree.check_dropped()?;
+                    let what = format!("a value of keyspace {}", tree.pages.id);
+                    return Err(Error::damaged(self.space.path(), what, "its extents are another value's"));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The values of the rows, many reads at a time.
+    pub(crate) async fn get_many<K: AsRef<[u8]>>(
+        &self,
+        face: Face<'_>,
+        tree: &Tree,
+        keys: &[K],
+        view: View,
+    ) -> Result<Vec<Option<Arc<[u8]>>>> {
+        let mut values = vec![None; keys.len()];
+        for (keys, values) in keys.chunks(GET_MANY_PART).zip(values.chunks_mut(GET_MANY_PART)) {
+            let mut open: Vec<usize> = (0..keys.len()).collect();
+            let mut alone = Vec::new();
+            // Each round goes one level deeper for the keys whose page was missing.
+            while !open.is_empty() {
+                let mut missing = Vec::with_capacity(open.len());
+                let mut is_missing = |&index: &usize| {
+                    match self.try_find(tree, keys[index].as_ref(), view) {
+                        Ok(Some(Found::Inline(value))) => values[index] = Some(value),
+                        Ok(None) => {}
+                        Err(Stop::Needs(Needs::Page(_, page))) => {
+                            missing.push(page);
+                            return true;
+                        }
+                        Ok(Some(Found::Large(_))) | Err(_) => alone.push(index),
+                    }
+                    false
+                };
+                {
+                    // One pin for all: those within cost nothing.
+                    let _pin = self.pool.pin();
+                    open.retain(&mut is_missing);
+                }
+                missing.sort_unstable();
+                missing.dedup();
+                if !missing.is_empty() && self.fault_many(face, &tree.pages, &missing).await? == 0 {
+                    // Others read them, or they can't be read.
+                    alone.append(&mut open);
+                }
+            }
+            for index in alone {
+                values[index] = self.get_as(face, tree, keys[index].as_ref(), view).await?;
+            }
+        }
+        Ok(values)
+    }
+
+    pub(super) async fn fault_many(&self, face: Face<'_>, pages: &Arc<PageSpace>, missing: &[PageId]) -> Result<usize> {
+        match face {
+            Face::Blocking => self.pool.fault_many(pages, missing),
+            Face::Tasks(_) => self.pool.fault_many_as_task(pages, missing).await,
+        }
+    }
+
+    /// Whether the row has changed since the snapshot: what the first updater's rule asks.
+    pub(crate) async fn changed_since(
+        &self,
+        face: Face<'_>,
+        tree: &Tree,
+        key: &[u8],
+        snapshot: Timestamp,
+    ) -> Result<bool> {
+        Tree::awaiting(face, &self.pool, || {
+            let pin = self.pool.pin();
+            let page = tree.read_leaf(&pin, Target::At(key))?;
+            if Leaf::new(&page).newest() <= snapshot {
+                return Ok(false);
+            }
+            let number = page.header().identity().expect("a latched leaf has an identity").page;
+            Ok(self.versions.newest_change(tree.pages.id, number, key).is_some_and(|newest| newest > snapshot))
+        })
+        .await
+    }
+}

@@ -1,0 +1,170 @@
+//! Whether a commit has room before it begins: for the pages that it makes dirty, until a checkpoint has written them, and
+//! in the log.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::Engine;
+use super::commit::Row;
+use crate::error::{Error, Result};
+use crate::seglog::Reservation;
+use crate::space::RESERVE_SEGMENTS;
+use crate::task::Face;
+use crate::txn::write_set::Change;
+
+/// Bytes of pages that a commit under way may make dirty.
+pub(super) struct Promised<'e> {
+    sum: &'e AtomicU64,
+    bytes: u64,
+}
+
+impl<'e> Promised<'e> {
+    /// `None` if the sum is no longer `before`: then there may be less space than was looked for.
+    fn new(sum: &'e AtomicU64, before: u64, bytes: u64) -> Option<Promised<'e>> {
+        let exchanged = sum.compare_exchange(before, before + bytes, Ordering::Relaxed, Ordering::Relaxed);
+        exchanged.ok().map(|_| Promised { sum, bytes })
+    }
+}
+
+impl Drop for Promised<'_> {
+    fn drop(&mut self) {
+        self.sum.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl Engine {
+    /// Bytes that a checkpoint may need now, and `more_bytes` more: all dirty pages, those that commits under way will make
+    /// dirty, their entries, what tables change.
+    pub(crate) fn checkpoint_bytes(&self, more_bytes: u64) -> u64 {
+        let dirty = self.pool.frames.dirty_bytes() + self.promised_bytes.load(Ordering::Relaxed) + more_bytes;
+        // Entries are 24 bytes, of pages of at least 512; the base image may be folded and written anew.
+        let entries = self.space.entry_count() as u64 * 24 + dirty / 20;
+        dirty + entries + self.space.table_bytes()
+    }
+
+    /// The same in segments, as they are set aside.
+    fn checkpoint_segments(&self, more_bytes: u64) -> u32 {
+        // Segments waste what is left at their ends: up to one page of 64 KiB each, and blocks at flushes.
+        let usable = self.space.segments.segment_bytes() * 3 / 4;
+        let needed = (self.checkpoint_bytes(more_bytes) / usable) as u32 + 1;
+        self.space.reserve.store(needed, Ordering::Relaxed);
+        needed
+    }
+
+    /// The same where the disk is full, beside the segment that is being filled. What was set aside is for the worst; what
+    /// frees space must not be refused for that.
+    fn least_checkpoint_segments(&self, more_bytes: u64) -> u32 {
+        let room_bytes = self.space.room_bytes() * 3 / 4;
+        match self.checkpoint_bytes(more_bytes).saturating_sub(room_bytes) {
+            0 => 0,
+            bytes => (bytes / self.space.segments.segment_bytes()) as u32 + 1,
+        }
+    }
+
+    /// Looks again how much the next checkpoint may need.
+    pub(crate) fn update_reserve(&self) {
+        self.checkpoint_segments(0);
+    }
+
+    /// Makes sure, before anything is begun that can't be taken back, that a checkpoint finds the space it needs, and
+    /// `kept_segments` more; else `DiskFull`, and the database goes on.
+    pub(crate) fn secure_checkpoint(&self, kept_segments: u32) -> Result<()> {
+        match self.space.secure(self.checkpoint_segments(0) + kept_segments) {
+            Err(Error::DiskFull { .. }) => self.space.secure(self.least_checkpoint_segments(0) + kept_segments),
+            other => other,
+        }
+    }
+
+    /// Makes sure that a page more can be dirty: what the cleaner moves by writing it anew.
+    pub(crate) fn secure_rewrite(&self, page_bytes: usize) -> Result<()> {
+        self.space.secure(self.checkpoint_segments(page_bytes as u64) + 1)
+    }
+
+    /// Makes sure that the pages which the commit will change can be written, whatever happens; else `DiskFull`. Commits
+    /// that only remove may use the reserve. Holds until what is returned is dropped: then the pages are dirty, or never
+    /// will be.
+    pub(super) async fn secure_space(&self, face: Face<'_>, rows: &[Row<'_>]) -> Result<Promised<'_>> {
+        let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes as u64).max().expect("rows");
+        let row_bytes = |row: &Row<'_>| match row.change {
+            Change::Put(value) => (row.key.len() + value.len()) as u64 + 128,
+            _ => row.key.len() as u64 + 128,
+        };
+        // A leaf for each row, as many as a commit can hold, and what splits and merges add.
+        let leaves = (rows.len() as u64 * page_bytes).min(self.pool.frames.limit_bytes() as u64 / 4);
+        let own = leaves + 2 * rows.iter().map(row_bytes).sum::<u64>() + 6 * page_bytes;
+        let only_removes = rows.iter().all(|row| matches!(row.change, Change::Remove));
+        // At recovery the tables are what they were when the commit was made.
+        if !only_removes && self.log.get().is_some() {
+            self.space.check_tables()?;
+        }
+        let spare = if only_removes { 0 } else { RESERVE_SEGMENTS };
+        let mut made_space = false;
+        loop {
+            let promised_bytes = self.promised_bytes.load(Ordering::Relaxed);
+            let count = self.checkpoint_segments(own) + spare;
+            let segments = &self.space.segments;
+            if segments.has_free(count)
+                || made_space && only_removes && segments.has_free(self.least_checkpoint_segments(own))
+            {
+                match Promised::new(&self.promised_bytes, promised_bytes, own) {
+                    Some(promised) => return Ok(promised),
+                    None => continue,
+                }
+            }
+            let space = Arc::clone(&self.space);
+            match face.run(move || space.secure(count)).await {
+                Ok(()) => {}
+                // At recovery space is what it was when the commit was made.
+                Err(Error::DiskFull { .. }) if self.log.get().is_none() => {
+                    return Ok(
+                        Promised::new(&self.promised_bytes, promised_bytes, own).expect("nobody else is there yet")
+                    );
+                }
+                // What was replaced since the last checkpoint, and what lies sparse, may suffice.
+                // Others' shares come free as their commits end: removing is not refused for them.
+                Err(Error::DiskFull { .. }) if !made_space || only_removes && promised_bytes > 0 => {
+                    made_space = true;
+                    crate::witness::mark!("a commit on a full disk had space made");
+                    self.have_space_made(face).await?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// See [`MakeSpace`].
+    pub(crate) async fn have_space_made(&self, face: Face<'_>) -> Result<()> {
+        let make_space = Arc::clone(&self.make_space);
+        face.run(move || make_space()).await
+    }
+
+    /// Space in the log: in the stream `home`, or, where the disk has none left for it, in another, or what a checkpoint
+    /// gives back.
+    pub(crate) async fn reserve_log(&self, face: Face<'_>, home: usize, body_bytes: usize) -> Result<Reservation<'_>> {
+        let count = self.log().stream_count();
+        let mut made_space = false;
+        loop {
+            let mut refusal = None;
+            for stream in (home..count).chain(0..home) {
+                let reserved = match face {
+                    Face::Blocking => self.log().reserve(stream, body_bytes),
+                    Face::Tasks(_) => self.log().reserve_as_task(stream, body_bytes).await,
+                };
+                match reserved {
+                    Err(error @ Error::DiskFull { .. }) => refusal = Some(error),
+                    reserved => {
+                        if refusal.is_some() && reserved.is_ok() {
+                            crate::witness::mark!("a commit on a full disk went to another stream of the log");
+                        }
+                        return reserved;
+                    }
+                }
+            }
+            crate::witness::mark!("a full disk had no space for the log");
+            if std::mem::replace(&mut made_space, true) {
+                return Err(refusal.expect("a log has streams"));
+            }
+            self.have_space_made(face).await?;
+        }
+    }
+}
