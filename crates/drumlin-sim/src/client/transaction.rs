@@ -15,6 +15,20 @@ use crate::model::{Content, Deed, SpaceNumber, Window};
 /// What a transaction has changed.
 pub(super) type Own = BTreeMap<(SpaceNumber, Vec<u8>), Option<Content>>;
 
+/// The row that a statement is about.
+struct Spot {
+    keyspace: Keyspace,
+    space: SpaceNumber,
+    key: Vec<u8>,
+}
+
+impl Spot {
+    /// What reading it reads of the keyspace.
+    fn bounds(&self) -> Bounds {
+        (Bound::Included(self.key.clone()), Bound::Included(self.key.clone()))
+    }
+}
+
 /// A transaction on its way, and what it must show.
 struct Running {
     tx: Transaction,
@@ -33,8 +47,9 @@ impl Running {
         self.isolation != Isolation::ReadCommitted
     }
 
-    fn own(&self, space: SpaceNumber, key: &[u8]) -> Option<Option<Content>> {
-        self.own.get(&(space, key.to_vec())).copied()
+    /// What it has made of a row, if anything.
+    fn own(&self, spot: &Spot) -> Option<Option<Content>> {
+        self.own.get(&(spot.space, spot.key.clone())).copied()
     }
 }
 
@@ -61,7 +76,8 @@ impl Client {
         for _ in 0..count {
             let Some((keyspace, space)) = self.any_keyspace() else { continue };
             running.used.insert(space);
-            if let Err(error) = self.statement(&mut running, &keyspace, space).await {
+            let spot = Spot { key: self.key(space), keyspace, space };
+            if let Err(error) = self.statement(&mut running, &spot).await {
                 self.accept(&error, Call::Transaction, Some(space))?;
                 if error.is_conflict() || matches!(error, Error::SnapshotTooOld { .. }) || self.random.chance(50) {
                     return Ok(());
@@ -102,21 +118,20 @@ impl Client {
 
     // ── statements ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async fn statement(&mut self, running: &mut Running, keyspace: &Keyspace, space: SpaceNumber) -> Result<(), Error> {
-        let key = self.key(space);
+    async fn statement(&mut self, running: &mut Running, spot: &Spot) -> Result<(), Error> {
         match self.random.below(100) {
-            0..55 => self.tx_change(running, keyspace, space, key).await,
+            0..55 => self.tx_change(running, spot).await,
             55..70 if self.life.plan.reads_all && self.random.chance(40) => {
                 if self.random.chance(50) {
-                    self.tx_count(running, keyspace, space).await
+                    self.tx_count(running, spot).await
                 } else {
-                    self.tx_read(running, keyspace, space, key).await
+                    self.tx_read(running, spot).await
                 }
             }
-            55..70 => self.tx_get(running, keyspace, space, key).await,
-            70..80 => self.tx_lock(running, keyspace, space, key).await,
+            55..70 => self.tx_get(running, spot).await,
+            70..80 => self.tx_lock(running, spot).await,
             80..88 => {
-                self.tx_scan(running, keyspace, space).await;
+                self.tx_scan(running, spot).await;
                 Ok(())
             }
             88..94 => {
@@ -135,94 +150,80 @@ impl Client {
         }
     }
 
-    async fn tx_change(
-        &mut self,
-        running: &mut Running,
-        keyspace: &Keyspace,
-        space: SpaceNumber,
-        key: Vec<u8>,
-    ) -> Result<(), Error> {
+    async fn tx_change(&mut self, running: &mut Running, spot: &Spot) -> Result<(), Error> {
+        let &Spot { ref keyspace, space, ref key } = spot;
         let content = self.some_content();
         let streamed = content.is_some_and(|content| content.length > 2000) && self.random.chance(40);
         let (face, tx) = (self.face, &mut running.tx);
         let change = async {
             match content {
-                None => by_face!(face, tx.remove(keyspace, &key), tx.remove_async(keyspace, &key)),
+                None => by_face!(face, tx.remove(keyspace, key), tx.remove_async(keyspace, key)),
                 Some(content) if streamed => {
                     let reader = Slow::new(content);
-                    by_face!(face, tx.insert_from(keyspace, &key, reader), tx.insert_from_async(keyspace, &key, reader))
+                    by_face!(face, tx.insert_from(keyspace, key, reader), tx.insert_from_async(keyspace, key, reader))
                         .map(drop)
                 }
                 Some(content) => by_face!(
                     face,
-                    tx.insert(keyspace, &key, content.bytes()),
-                    tx.insert_async(keyspace, &key, content.bytes())
+                    tx.insert(keyspace, key, content.bytes()),
+                    tx.insert_async(keyspace, key, content.bytes())
                 ),
             }
         };
         // Of a dropped one nothing remains, and the transaction goes on.
         let Some(done) = self.or_drop(change).await else { return Ok(()) };
         done?;
-        running.own.insert((space, key), content);
+        running.own.insert((space, key.clone()), content);
         Ok(())
     }
 
-    async fn tx_get(
-        &mut self,
-        running: &mut Running,
-        keyspace: &Keyspace,
-        space: SpaceNumber,
-        key: Vec<u8>,
-    ) -> Result<(), Error> {
+    async fn tx_get(&mut self, running: &mut Running, spot: &Spot) -> Result<(), Error> {
+        let Spot { keyspace, key, .. } = spot;
         let window = self.life.model.window();
         let (face, tx) = (self.face, &running.tx);
-        let found = async { by_face!(face, tx.get(keyspace, &key), tx.get_async(keyspace, &key)) };
+        let found = async { by_face!(face, tx.get(keyspace, key), tx.get_async(keyspace, key)) };
         let Some(found) = self.or_drop(found).await else { return Ok(()) };
-        self.check_own_read(running, window, space, &key, found?.as_deref());
-        running.reads.push((space, (Bound::Included(key.clone()), Bound::Included(key))));
+        self.check_own_read(running, window, spot, found?.as_deref());
+        running.reads.push((spot.space, spot.bounds()));
         Ok(())
     }
 
     /// A value as a stream.
-    async fn tx_read(
-        &mut self,
-        running: &mut Running,
-        keyspace: &Keyspace,
-        space: SpaceNumber,
-        key: Vec<u8>,
-    ) -> Result<(), Error> {
+    async fn tx_read(&mut self, running: &mut Running, spot: &Spot) -> Result<(), Error> {
+        let &Spot { ref keyspace, space, ref key } = spot;
         let window = self.life.model.window();
         let (face, tx) = (self.face, &running.tx);
         let read = async {
             match face {
-                Face::Blocking => tx.read(keyspace, &key).map(|reader| reader.map(Reader::Blocking)),
-                Face::Tasks => tx.read_async(keyspace, &key).await.map(|reader| reader.map(Reader::Task)),
+                Face::Blocking => tx.read(keyspace, key).map(|reader| reader.map(Reader::Blocking)),
+                Face::Tasks => tx.read_async(keyspace, key).await.map(|reader| reader.map(Reader::Task)),
             }
         };
         let Some(reader) = self.or_drop(read).await else { return Ok(()) };
         match reader? {
-            None => self.check_own_read(running, window, space, &key, None),
+            None => self.check_own_read(running, window, spot, None),
             Some(mut reader) => {
-                let known = running.own(space, &key);
+                let known = running.own(spot);
                 if running.is_exact() || known.is_some() {
-                    let wanted = known.unwrap_or_else(|| self.life.model.at(space, &key, running.snapshot));
+                    let wanted = known.unwrap_or_else(|| self.life.model.at(space, key, running.snapshot));
                     match wanted {
                         Some(wanted) => self.read_parts(&mut reader, space, &wanted.bytes()).await,
-                        None => self.check_own_read(running, window, space, &key, Some(b"a row")),
+                        None => self.check_own_read(running, window, spot, Some(b"a row")),
                     }
                 } else if let Some(bytes) = self.read_whole(&mut reader, space).await {
-                    self.check_own_read(running, window, space, &key, Some(&bytes));
+                    self.check_own_read(running, window, spot, Some(&bytes));
                 }
             }
         }
-        running.reads.push((space, (Bound::Included(key.clone()), Bound::Included(key))));
+        running.reads.push((spot.space, spot.bounds()));
         Ok(())
     }
 
     /// What a statement found in a row is what it may.
-    fn check_own_read(&self, running: &Running, window: Window, space: SpaceNumber, key: &[u8], found: Option<&[u8]>) {
+    fn check_own_read(&self, running: &Running, window: Window, spot: &Spot, found: Option<&[u8]>) {
+        let &Spot { space, ref key, .. } = spot;
         self.life.counts.add(Count::Reads);
-        match running.own(space, key) {
+        match running.own(spot) {
             Some(content) => self.check_value(space, key, running.snapshot, content, found, "own write"),
             None if running.is_exact() => {
                 let wanted = self.life.model.at(space, key, running.snapshot);
@@ -236,31 +237,26 @@ impl Client {
         }
     }
 
-    async fn tx_lock(
-        &mut self,
-        running: &mut Running,
-        keyspace: &Keyspace,
-        space: SpaceNumber,
-        key: Vec<u8>,
-    ) -> Result<(), Error> {
+    async fn tx_lock(&mut self, running: &mut Running, spot: &Spot) -> Result<(), Error> {
+        let &Spot { ref keyspace, space, ref key } = spot;
         let (face, tx) = (self.face, &mut running.tx);
-        let found =
-            async { by_face!(face, tx.get_for_update(keyspace, &key), tx.get_for_update_async(keyspace, &key)) };
+        let found = async { by_face!(face, tx.get_for_update(keyspace, key), tx.get_for_update_async(keyspace, key)) };
         let Some(found) = self.or_drop(found).await else { return Ok(()) };
         let found = found?;
         self.life.counts.add(Count::Reads);
         // With the row locked nobody changes it.
-        let wanted = running.own(space, &key).unwrap_or_else(|| self.life.model.newest(space, &key));
-        let (snapshot, newest) = (running.snapshot, self.life.model.newest_change(space, &key));
+        let wanted = running.own(spot).unwrap_or_else(|| self.life.model.newest(space, key));
+        let (snapshot, newest) = (running.snapshot, self.life.model.newest_change(space, key));
         assert!(
             !running.is_exact() || newest <= snapshot || self.life.model.is_dropped(space),
             "get_for_update at snapshot {snapshot} of a row that {newest} changed"
         );
-        self.check_value(space, &key, snapshot, wanted, found.as_deref(), "get_for_update");
+        self.check_value(space, key, snapshot, wanted, found.as_deref(), "get_for_update");
         Ok(())
     }
 
-    async fn tx_scan(&mut self, running: &mut Running, keyspace: &Keyspace, space: SpaceNumber) {
+    async fn tx_scan(&mut self, running: &mut Running, spot: &Spot) {
+        let &Spot { ref keyspace, space, .. } = spot;
         let bounds = self.bounds(space);
         let from = self.life.model.answered();
         let range = running.tx.range(keyspace, bounds.clone());
@@ -269,7 +265,8 @@ impl Client {
         running.reads.extend(read.into_iter().map(|bounds| (space, bounds)));
     }
 
-    async fn tx_count(&mut self, running: &mut Running, keyspace: &Keyspace, space: SpaceNumber) -> Result<(), Error> {
+    async fn tx_count(&mut self, running: &mut Running, spot: &Spot) -> Result<(), Error> {
+        let &Spot { ref keyspace, space, .. } = spot;
         let bounds = self.bounds(space);
         let (from, within) = (self.life.model.answered(), bounds.clone());
         let (face, tx) = (self.face, &running.tx);
