@@ -32,6 +32,7 @@ pub(crate) const MARKS: &[&str] = &[
     "a snapshot was ended for the memory of its versions",
     "a superblock did not verify",
     "a value was replaced while it was read",
+    "dirty pages were written for a checkpoint to find space",
     "an inner node split",
     "an inner root split",
     "recovery left out records behind a gap between streams",

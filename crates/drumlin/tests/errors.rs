@@ -4,24 +4,15 @@
 
 mod support;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use drumlin::io::fault::{EIO, ENOSPC, Event, FaultyBackend, Operation};
+use drumlin::io::fault::{EIO, ENOSPC, Event, Operation};
 use drumlin::io::{Backend, OpenOptions, Persist};
-use drumlin::{Config, Database, Durability, Error, Keyspace, Recourse, TxOptions};
-use support::{Folder, Random, number, small};
-
-type Model = BTreeMap<Vec<u8>, Vec<u8>>;
-
-fn faulty() -> (FaultyBackend, Config) {
-    let faulty = FaultyBackend::new(drumlin::io::in_memory());
-    let backend: Arc<dyn Backend> = Arc::new(faulty.clone());
-    (faulty, small().backend(backend))
-}
+use drumlin::{Config, Database, Durability, Error, Recourse, TxOptions};
+use support::{Folder, Model, Random, compare, faulty, small, some_value};
 
 /// The system's number for a file system that is mounted for reading only.
 const EROFS: i32 = 30;
@@ -174,6 +165,21 @@ fn a_database_made_meanwhile_is_not_overwritten() {
         let db = late.join().unwrap();
         let found = db.existing_keyspace("rows").unwrap().get(b"k").unwrap();
         assert_eq!(found.as_deref(), Some(&b"v"[..]));
+    });
+}
+
+/// The same where it finds no data file, and looks at what else there is when another process has made one meanwhile.
+#[test]
+fn a_database_made_meanwhile_is_no_folder_of_other_things() {
+    let (faulty, config) = faulty();
+    Backend::create_dir_all(&faulty, Path::new("/db")).unwrap();
+    faulty.hold_nth(Operation::List, 1);
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| config.open("/db"));
+        assert!(faulty.wait_for_held(Duration::from_secs(60)));
+        config.open("/db").unwrap().close().unwrap();
+        faulty.release();
+        late.join().unwrap().expect("the database is there");
     });
 }
 
@@ -471,125 +477,6 @@ fn an_old_snapshot_ends_with_an_error() {
     let error = snapshot.iter(&keyspace).find_map(Result::err).unwrap();
     assert!(matches!(error, Error::SnapshotTooOld { .. }), "{error:?}");
     assert_eq!(db.snapshot().count(&keyspace, ..).unwrap(), 500);
-}
-
-fn compare(keyspace: &Keyspace, model: &Model) {
-    for (key, value) in model {
-        let found = keyspace.get(key).unwrap();
-        assert!(found.as_deref() == Some(&value[..]), "row {}", key.escape_ascii());
-    }
-    assert_eq!(keyspace.count(..).unwrap(), model.len() as u64);
-}
-
-fn some_value(random: &mut Random) -> Vec<u8> {
-    let length = match random.below(40) {
-        0 => 70_000 + random.below(200_000),
-        1..6 => 300 + random.below(6000),
-        _ => random.below(120),
-    };
-    random.bytes(length as usize)
-}
-
-/// Fills a disk from some moment on; then everything earlier must be there, removing and compacting must work, and with
-/// more space all must go on.
-fn fill(seed: u64) {
-    let mut random = Random(seed);
-    let (faulty, config) = faulty();
-    let db = config.open("/db").unwrap();
-    let keyspace = db.keyspace("rows").unwrap();
-    let mut model = Model::new();
-    let moment = random.below(2000);
-    let mut refused = 0;
-    for step in 0..6000u64 {
-        if step == moment {
-            faulty.set_space_limit(Some(faulty.space_used() + random.below(3 << 20)));
-        }
-        let key = format!("{:05}", random.below(9000)).into_bytes();
-        let result = match random.below(200) {
-            0 => db.checkpoint().map(drop),
-            1 => db.keyspace(&format!("another {}", random.below(5))).map(drop),
-            2..6 => {
-                let value = random.bytes(3000);
-                let mut changed = model.clone();
-                let rows: Vec<_> = (0..20).map(|_| format!("{:05}", random.below(9000)).into_bytes()).collect();
-                changed.extend(rows.iter().map(|key| (key.clone(), value.clone())));
-                let committed = db.begin().and_then(|mut tx| {
-                    rows.iter().try_for_each(|key| tx.insert(&keyspace, key, &value))?;
-                    tx.commit().map(drop)
-                });
-                if committed.is_ok() {
-                    model = changed;
-                }
-                committed
-            }
-            _ => {
-                let value = some_value(&mut random);
-                let result = keyspace.insert(&key, &value);
-                if result.is_ok() {
-                    model.insert(key, value);
-                }
-                result
-            }
-        };
-        match result {
-            Ok(()) => {}
-            Err(Error::DiskFull { .. }) => refused += 1,
-            Err(other) => panic!("seed {seed}, step {step}: {other:?}"),
-        }
-        if refused > 30 {
-            break;
-        }
-    }
-    assert!(refused > 0, "seed {seed}: the disk was not filled");
-    compare(&keyspace, &model);
-
-    // Removing works, one by one and many at once, until half is gone.
-    let doomed: Vec<Vec<u8>> = model.keys().step_by(2).cloned().collect();
-    let (alone, together) = doomed.split_at(doomed.len() / 2);
-    for key in alone {
-        keyspace.remove(key).unwrap_or_else(|error| panic!("seed {seed}: removing on a full disk: {error:?}"));
-        model.remove(key);
-    }
-    for keys in together.chunks(50) {
-        let mut tx = db.begin().unwrap();
-        keys.iter().for_each(|key| tx.remove(&keyspace, key).unwrap());
-        tx.commit().unwrap_or_else(|error| panic!("seed {seed}: removing on a full disk: {error:?}"));
-        keys.iter().for_each(|key| drop(model.remove(key)));
-    }
-    db.compact().unwrap_or_else(|error| panic!("seed {seed}: compacting a full disk: {error:?}"));
-    compare(&keyspace, &model);
-    // What was removed makes room.
-    keyspace.insert(b"room", b"again").unwrap_or_else(|error| panic!("seed {seed}: after removing half: {error:?}"));
-    model.insert(b"room".to_vec(), b"again".to_vec());
-    assert!(db.check().unwrap().damage.is_empty());
-
-    // Opening works on a disk as full as it is.
-    drop(keyspace);
-    let mut db = db;
-    if random.chance(50) {
-        db.close().unwrap();
-        db = config.open("/db").unwrap_or_else(|error| panic!("seed {seed}: opening on a full disk: {error:?}"));
-    }
-    let keyspace = db.existing_keyspace("rows").unwrap();
-    compare(&keyspace, &model);
-    faulty.set_space_limit(None);
-    for number in 0..300u64 {
-        let value = some_value(&mut random);
-        keyspace.insert(number.to_be_bytes(), &value).unwrap();
-        model.insert(number.to_be_bytes().to_vec(), value);
-    }
-    drop((keyspace, db));
-    let db = config.open("/db").unwrap();
-    compare(&db.existing_keyspace("rows").unwrap(), &model);
-    assert!(db.check().unwrap().damage.is_empty());
-}
-
-/// Disks that fill up at any moment: see `fill`.
-#[test]
-fn a_full_disk_loses_nothing_and_recovers() {
-    for seed in 0..number("DRUMLIN_TEST_FULL_DISKS", 12) {
-        fill(seed);
-    }
 }
 
 /// A failed transfer: commits end with clear errors that stay, reads go on, and reopening finds what was acknowledged.

@@ -39,9 +39,9 @@ fn the_order_of_writes_and_syncs() {
     let db = config.open("/db").unwrap();
     section("creation");
     let keyspace = db.keyspace("rows").unwrap();
-    section("a keyspace: one durable write of the log");
+    section("a keyspace: the data file needs room for its first page; then one durable write of the log");
     keyspace.insert(b"key", b"value").unwrap();
-    section("a commit: one durable write of the log, which may find that the data file needs room for its page first");
+    section("a commit: one durable write of the log");
     keyspace.insert(b"key", b"value").unwrap();
     section("another commit: one durable write, of the same block with the same bytes before the new ones");
     let options = TxOptions { durability: Durability::Full, ..TxOptions::default() };

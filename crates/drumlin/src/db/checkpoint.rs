@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::core::{Core, Upkeep};
 use crate::error::{Error, Result};
 use crate::format::Timestamp;
-use crate::space::checkpoint::Cut;
+use crate::space::checkpoint::{Base, Cut};
 
 /// What a checkpoint did.
 #[derive(Clone, Debug)]
@@ -35,12 +35,16 @@ impl Core {
     /// Makes a checkpoint if there is space for it; else `DiskFull`. One that frees no segment must not take the last that
     /// is free, or there would be none for any other: `has_emptied` says that segments were emptied for it.
     pub(crate) fn checkpoint_after(&self, has_emptied: bool) -> Result<CheckpointReport> {
-        let mut base = self.base.lock();
+        self.checkpoint_of(&mut self.base.lock(), has_emptied)
+    }
+
+    /// The same, by whoever has the base.
+    pub(crate) fn checkpoint_of(&self, base: &mut Base, has_emptied: bool) -> Result<CheckpointReport> {
         self.engine.check_failure()?;
         let frees = has_emptied || self.engine.space.segments.has_released();
         self.engine.secure_checkpoint(u32::from(!frees))?;
         let began = self.now();
-        let result = self.make_checkpoint(&mut base, began);
+        let result = self.make_checkpoint(base, began);
         if let Err(error) = &result {
             // What the cut began can't be taken up again: pages are clean whose images no table names.
             self.engine.space.fail_quietly(&format!("a checkpoint failed: {error}"));
@@ -52,7 +56,7 @@ impl Core {
         result
     }
 
-    fn make_checkpoint(&self, base: &mut crate::space::checkpoint::Base, began: Duration) -> Result<CheckpointReport> {
+    fn make_checkpoint(&self, base: &mut Base, began: Duration) -> Result<CheckpointReport> {
         let engine = &self.engine;
         let space = &engine.space;
         let written_before = space.traffic.write_bytes.load(Ordering::Relaxed);

@@ -55,7 +55,7 @@ impl Core {
             if victims.is_empty() || self.upkeep.state.lock().stop {
                 break;
             }
-            self.empty(&victims)?;
+            self.evacuate(&victims)?;
             self.checkpoint_after(false)?;
         }
         // What is free beyond a quarter goes back to the file system.
@@ -89,10 +89,12 @@ impl Core {
         let space = &self.engine.space;
         let segments = &space.segments;
         let mut made: Option<CheckpointReport> = None;
+        // No other checkpoint begins meanwhile: what is moved would go to its epoch, and take the segments that it counts on.
+        let base = &mut self.base.lock();
         loop {
             let free_count = segments.usage().free_count;
             let nearly_empty = segments.sparse(NEARLY_EMPTY_SHARE, VICTIM_COUNT_MAX);
-            self.base.lock().evacuate(nearly_empty.iter().map(|(segment, _)| segment.0));
+            base.evacuate(nearly_empty.iter().map(|(segment, _)| segment.0));
             let writable_bytes = free_count * segments.segment_bytes() + space.room_bytes();
             let budget_bytes = (writable_bytes * 3 / 4).saturating_sub(self.engine.checkpoint_bytes(0));
             let mut moved_bytes = 0;
@@ -108,8 +110,12 @@ impl Core {
             {
                 return Ok(report);
             }
-            self.empty(&victims)?;
-            let report = self.checkpoint_after(!victims.is_empty())?;
+            // Commits are accepted meanwhile, which must not count on the same space.
+            let promised = self.engine.promise_moves(moved_bytes.min(budget_bytes));
+            base.evacuate(victims.iter().map(|segment| segment.0));
+            let has_emptied = self.empty(&victims)? || !victims.is_empty() && base.must_evacuate(space);
+            drop(promised);
+            let report = self.checkpoint_of(base, has_emptied)?;
             let free_now = segments.usage().free_count;
             // The first round may only free what the second needs.
             let is_enough = free_now >= GOAL_SEGMENTS || (made.is_some() && free_now <= free_count);
@@ -134,15 +140,20 @@ impl Core {
             .collect()
     }
 
-    /// Moves everything that lives in the victims elsewhere, as far as there is space. They are free after the next
-    /// checkpoint.
-    fn empty(&self, victims: &[SegmentId]) -> Result<()> {
+    /// Moves everything that lives in the victims elsewhere, tables with the next checkpoint, after which they are free.
+    fn evacuate(&self, victims: &[SegmentId]) -> Result<()> {
+        self.base.lock().evacuate(victims.iter().map(|segment| segment.0));
+        self.empty(victims).map(drop)
+    }
+
+    /// Moves the pages in the victims elsewhere, as far as there is space. Returns whether there were any to be moved.
+    fn empty(&self, victims: &[SegmentId]) -> Result<bool> {
         let victims: HashSet<u32> = victims.iter().map(|segment| segment.0).collect();
         self.engine.update_reserve();
-        self.base.lock().evacuate(victims.iter().copied());
+        let mut has_emptied = false;
         let mut moved = Ok(());
         for pages in self.engine.space.page_spaces() {
-            moved = self.empty_keyspace(&pages, &victims);
+            moved = self.empty_keyspace(&pages, &victims, &mut has_emptied);
             if moved.is_err() {
                 break;
             }
@@ -150,12 +161,12 @@ impl Core {
         self.engine.space.seal_moved();
         match moved {
             // The checkpoint that follows frees what the moved extents left.
-            Err(Error::DiskFull { .. }) => Ok(()),
-            other => other,
+            Ok(()) | Err(Error::DiskFull { .. }) => Ok(has_emptied),
+            Err(error) => Err(error),
         }
     }
 
-    fn empty_keyspace(&self, pages: &Arc<PageSpace>, victims: &HashSet<u32>) -> Result<()> {
+    fn empty_keyspace(&self, pages: &Arc<PageSpace>, victims: &HashSet<u32>, has_emptied: &mut bool) -> Result<()> {
         let engine = &self.engine;
         let space = &engine.space;
         let inside = |place: Place| !place.is_none() && victims.contains(&space.segments.segment_of(place).0);
@@ -173,7 +184,7 @@ impl Core {
                     if inside(place) && self.is_value_in_memory(pages, page) {
                         as_they_lie.push((place, page));
                     } else if inside(place) {
-                        self.touch(pages, page)?;
+                        *has_emptied |= self.touch(pages, page)?;
                     }
                 }
                 _ => {}
@@ -181,7 +192,7 @@ impl Core {
         }
         // In the order of the disk.
         as_they_lie.sort_unstable();
-        self.move_extents(pages, &as_they_lie)
+        self.move_extents(pages, &as_they_lie, has_emptied)
     }
 
     fn is_value_in_memory(&self, pages: &PageSpace, page: PageId) -> bool {
@@ -190,28 +201,31 @@ impl Core {
         pool.frames.fixed(&pages.table, page, &pin).is_some_and(|(_, bytes)| bytes[KIND_OFFSET] == Kind::Value as u8)
     }
 
-    /// Makes a node in memory dirty, so that it is written elsewhere.
-    fn touch(&self, pages: &PageSpace, page: PageId) -> Result<()> {
+    /// Makes a node in memory dirty, so that it is written elsewhere. `false` where it is none any more.
+    fn touch(&self, pages: &PageSpace, page: PageId) -> Result<bool> {
         let engine = &self.engine;
         // Where every segment counts, the caller has counted.
         if !engine.space.tight.load(Ordering::Acquire) {
             engine.secure_rewrite(pages.page_bytes)?;
         }
         let guard = engine.space.enter();
-        let (Word::Leaf(frame) | Word::Fixed(frame)) = pages.table.load(page) else { return Ok(()) };
-        let Some(write) = engine.pool.frames.write(frame, Identity { keyspace: pages.id, page }) else { return Ok(()) };
+        let (Word::Leaf(frame) | Word::Fixed(frame)) = pages.table.load(page) else { return Ok(false) };
+        let Some(write) = engine.pool.frames.write(frame, Identity { keyspace: pages.id, page }) else {
+            return Ok(false);
+        };
         let word = pages.table.load(page);
         // A value that has the number by now was written since the segment was closed.
         let is_node = write[KIND_OFFSET] != Kind::Value as u8;
-        if is_node && (word == Word::Leaf(frame) || word == Word::Fixed(frame)) {
+        let is_it = is_node && (word == Word::Leaf(frame) || word == Word::Fixed(frame));
+        if is_it {
             engine.pool.prepare_change(&guard, &write)?;
             engine.pool.mark_dirty(&guard, &write);
         }
-        Ok(())
+        Ok(is_it)
     }
 
     /// Copies extents as they lie to a segment of the current epoch and redirects their pages.
-    fn move_extents(&self, pages: &PageSpace, found: &[(Place, PageId)]) -> Result<()> {
+    fn move_extents(&self, pages: &PageSpace, found: &[(Place, PageId)], has_moved: &mut bool) -> Result<()> {
         /// Bytes copied between two looks at what else there is to do.
         const STEP_BYTES: u64 = 512 << 10;
         let engine = &self.engine;
@@ -261,6 +275,7 @@ impl Core {
                 if self.redirect(pages, page, old, new) {
                     space.record(guard.epoch(), pages.id, page, new);
                     space.segments.release(old, guard.epoch());
+                    *has_moved = true;
                 } else {
                     crate::witness::mark!("a page changed while its extent was moved");
                     space.segments.discard(new);
@@ -332,7 +347,7 @@ impl Core {
         let sparse = segments.sparse(PACKED_SHARE_MIN, usize::MAX);
         let sparse: Vec<SegmentId> = sparse.into_iter().map(|(segment, _)| segment).collect();
         for victims in sparse.chunks(VICTIM_COUNT_MAX) {
-            self.empty(victims)?;
+            self.evacuate(victims)?;
             self.checkpoint_after(false)?;
         }
         // Then what lies at the end goes to the front, as long as that makes the file shorter. The front has as many segments
@@ -350,7 +365,7 @@ impl Core {
             if victims.is_empty() {
                 break;
             }
-            self.empty(&victims)?;
+            self.evacuate(&victims)?;
             self.checkpoint_after(false)?;
             self.checkpoint_after(false)?;
             self.shrink()?;

@@ -131,6 +131,8 @@ impl Core {
         let id = KeyspaceId(self.next_keyspace.load(Ordering::Relaxed));
         let mut body = Vec::new();
         record::encode(id, &Operation::Create { page_bytes: page_bytes as u32, name }, &mut body);
+        // Its first page, which is dirty, and what the catalogue says of it.
+        let _promised = ready(self.engine.promise(Face::Blocking, 2 * page_bytes as u64, false))?;
         self.define(body, |take_timestamp| {
             let frame = self.engine.pool.take_frame(page_bytes)?;
             let guard = self.engine.space.enter();

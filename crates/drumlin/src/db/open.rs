@@ -192,6 +192,10 @@ impl Opener<'_> {
         let ours = [NEW_DATA_NAME, LOCK_NAME, PROBE_NAME];
         let names: Vec<String> =
             entries.iter().filter_map(|entry| Some(entry.file_name()?.to_string_lossy().into_owned())).collect();
+        // Another process has made it since it was looked for.
+        if names.iter().any(|name| name == DATA_NAME) {
+            return Ok(());
+        }
         if names.iter().any(|name| name == LOG_NAME) {
             return Err(Error::damaged(
                 &self.path.join(DATA_NAME),
@@ -658,10 +662,14 @@ impl Core {
         self.start_threads()?;
         // Each opening that is followed by commits and no checkpoint stays in the superblock, which has room for so many.
         let opening_count = self.base.lock().superblock.incarnations.len();
-        if opening_count >= INCARNATION_COUNT_MAX / 2 {
-            self.checkpoint()?;
+        if opening_count < INCARNATION_COUNT_MAX / 2 {
+            return Ok(());
         }
-        Ok(())
+        match self.checkpoint() {
+            // There is room for as many again; until then there may be space.
+            Ok(_) | Err(Error::DiskFull { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     fn start_threads(self: &Arc<Self>) -> Result<()> {

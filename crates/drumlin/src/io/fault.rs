@@ -47,6 +47,8 @@ pub enum Operation {
     Remove,
     /// Opening a file.
     Open,
+    /// Listing a folder.
+    List,
     /// Starting a thread.
     Spawn,
     /// Waiting for a queue's requests; what has finished by then is handed out all the same.
@@ -318,10 +320,10 @@ impl FaultyBackend {
         self.shared.faults.lock().clear();
     }
 
-    /// Lets the `nth` request of a kind from now on (1 is the next one), an opening or a read, wait before it does anything,
+    /// Lets the `nth` request of a kind from now on (1 is the next one), an opening, listing or read, wait before it does anything,
     /// until it is [released](Self::release); others pass.
     pub fn hold_nth(&self, operation: Operation, nth: u64) {
-        assert!(matches!(operation, Operation::Open | Operation::Read), "only these wait");
+        assert!(matches!(operation, Operation::Open | Operation::List | Operation::Read), "only these wait");
         assert!(nth > 0, "the next request is number 1");
         self.shared.gate.lock().spared = Some((operation, nth - 1));
     }
@@ -405,6 +407,8 @@ impl Backend for FaultyBackend {
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
+        self.shared.pass_gate(Operation::List);
+        self.shared.strike(Operation::List)?;
         self.inner.list(path)
     }
 

@@ -250,14 +250,14 @@ impl Pool {
     }
 
     fn serve_tasks<'p>(&'p self, desk: &mut Desk<'p>) -> io::Result<()> {
-        let mut queue = None;
+        let mut kept = None;
         let mut finished: Vec<Completion> = Vec::new();
         loop {
             let in_flight = QUEUE_DEPTH - desk.slots_free.len();
             if !self.collect_requests(&mut desk.waiting, in_flight == 0) {
                 return Ok(());
             }
-            let queue: &mut Box<dyn Queue> = match &mut queue {
+            let queue: &mut Box<dyn Queue> = match &mut kept {
                 Some(queue) => queue,
                 none => match self.take_queue() {
                     Ok(made) => none.insert(made),
@@ -304,8 +304,8 @@ impl Pool {
                 self.give_scratch(completion.buffer);
             }
             if let Err(error) = waited {
-                // A queue that is dropped waits for what is in flight.
-                *queue = self.take_queue().map_err(|_| error.kind())?;
+                // A queue that is dropped waits for what is in flight. The next read has another made.
+                kept = None;
                 self.end_fetches(desk, &error);
             }
             desk.wake();

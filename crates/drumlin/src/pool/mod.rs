@@ -688,19 +688,33 @@ impl Pool {
     // ── writing back ───────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Writes these frames' pages and waits until they can be evicted.
-    fn write_back(&self, mut frames: Vec<FrameIndex>) -> Result<()> {
+    fn write_back(&self, frames: Vec<FrameIndex>) -> Result<()> {
         let Some(_alone) = self.writing_back.try_lock() else {
             // Another thread is at it: its pages will do.
             crate::witness::mark!("two threads wanted to write back at once");
             drop(self.writing_back.lock());
             return Ok(());
         };
+        self.write_back_alone(frames, 0)
+    }
+
+    /// Writes all dirty pages, as long as `kept_segments` are free. No checkpoint is being made meanwhile.
+    pub(crate) fn write_back_all(&self, kept_segments: u32) -> Result<()> {
+        let _alone = self.writing_back.lock();
+        let dirty = self.frames.all().filter(|&frame| self.frames.header(frame).dirty().is_some()).collect();
+        self.write_back_alone(dirty, kept_segments)
+    }
+
+    fn write_back_alone(&self, mut frames: Vec<FrameIndex>, kept_segments: u32) -> Result<()> {
         frames.sort_by_cached_key(|&frame| {
             let identity = self.frames.header(frame).identity()?;
             self.write_order(frame, identity)
         });
         let mut epochs = [None; 2];
         for frame in frames {
+            if !self.space.segments.has_free(kept_segments) {
+                break;
+            }
             if let Some(epoch) = self.capture(frame, None)? {
                 epochs[(epoch.0 & 1) as usize] = Some(epoch);
             }
@@ -826,8 +840,7 @@ impl Pool {
     pub(crate) fn free_page(&self, guard: &Guard<'_>, pages: &PageSpace, write: FrameWrite<'_>) {
         let identity = write.header().identity().expect("a latched frame holds a page");
         let place = write.header().place();
-        // Noted before the number can be given out again: its next owner's entry must be the later one.
-        self.space.record(guard.epoch(), pages.id, identity.page, Place::NONE);
+        self.space.record_free(guard, pages, identity.page);
         let word = pages.table.free(identity.page);
         if !place.is_none() {
             self.space.segments.release(place, guard.epoch());
@@ -842,8 +855,7 @@ impl Pool {
         if !pages.table.exchange(page, word, Word::Reserved) {
             return false;
         }
-        // As in `free_page`: noted before the number can be given out again.
-        self.space.record(guard.epoch(), pages.id, page, Place::NONE);
+        self.space.record_free(guard, pages, page);
         self.space.segments.release(place, guard.epoch());
         pages.table.free(page);
         self.announce_arrival(pages, page);

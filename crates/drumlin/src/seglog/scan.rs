@@ -84,6 +84,8 @@ impl Scan {
         if !self.backend.exists(dir).map_err(|error| Error::io("looking for", dir, error))? {
             return Ok(());
         }
+        // A segment may have been made by a process that was killed before its name was durable.
+        self.backend.sync_dir(dir).map_err(|error| Error::io("syncing", dir, error))?;
         for path in self.backend.list(dir).map_err(|error| Error::io("listing", dir, error))? {
             let Some(name) = segment::parse_name(&path) else { continue };
             let stream = self.streams.entry(name.0).or_default();

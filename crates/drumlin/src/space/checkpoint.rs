@@ -30,7 +30,7 @@ const PART_BYTES: usize = 48 << 10;
 
 /// Entries since the base image at which the next checkpoint folds them in, if they are also an eighth of the pages:
 /// reading that many at recovery takes milliseconds.
-const FOLD_ENTRY_COUNT_MIN: usize = 4096;
+const FOLD_ENTRY_COUNT_MIN: u64 = 4096;
 
 /// What the newest durable checkpoint is made of; owned by whoever makes the next.
 #[derive(Debug)]
@@ -244,14 +244,25 @@ impl Base {
             (taken.fresh, taken.summarised, taken.summaries)
         };
         self.summaries.extend(summaries);
+        let entries_start = self.since.len();
         self.since.extend(&summarised);
         let fresh_start = self.since.len();
         self.since.extend(&fresh);
+        // The catalogue names their tables no more.
+        let dropped: Vec<KeyspaceId> = dropped(&self.since[entries_start..]).collect();
+        for place in dropped.into_iter().filter_map(|keyspace| self.chunks.remove(&keyspace)).flatten() {
+            if !place.is_none() {
+                space.segments.release(place, epoch);
+            }
+        }
 
         let page_count: u64 = space.page_spaces().iter().map(|pages| pages.table.page_count()).sum();
         let is_damaged = self.damaged.summary || !cut.damaged_chunks.is_empty();
-        let many = self.since.len() >= FOLD_ENTRY_COUNT_MIN && self.since.len() as u64 >= page_count / 8;
-        if many || is_damaged || self.since.len() >= self.fold_entry_count_max || self.must_evacuate(space) {
+        if self.since.len() as u64 >= unfolded_entries_max(page_count)
+            || is_damaged
+            || self.since.len() >= self.fold_entry_count_max
+            || self.must_evacuate(space)
+        {
             crate::witness::mark!("a checkpoint wrote a new base image");
             self.fold(space, epoch, cut.damaged_chunks)?;
         } else {
@@ -315,7 +326,8 @@ impl Base {
         }
     }
 
-    fn must_evacuate(&self, space: &Space) -> bool {
+    /// Whether something of the base lies in segments that are being emptied.
+    pub(crate) fn must_evacuate(&self, space: &Space) -> bool {
         let inside = |place: &Place| !place.is_none() && self.evacuate.contains(&space.segments.segment_of(*place).0);
         !self.evacuate.is_empty()
             && (self.summaries.iter().any(|(_, place)| inside(place)) || self.chunks.values().flatten().any(inside))
@@ -324,15 +336,7 @@ impl Base {
     /// Makes a new base image of the old one and the changes since, and releases what it replaces.
     fn fold(&mut self, space: &Space, epoch: Epoch, mut damaged: HashMap<(KeyspaceId, usize), Vec<u64>>) -> Result<()> {
         let since = std::mem::take(&mut self.since);
-        let dropped: HashSet<KeyspaceId> =
-            since.iter().filter(|entry| entry.page == PageId::NONE).map(|entry| entry.keyspace).collect();
-        for keyspace in &dropped {
-            for place in self.chunks.remove(keyspace).unwrap_or_default() {
-                if !place.is_none() {
-                    space.segments.release(place, epoch);
-                }
-            }
-        }
+        let dropped: HashSet<KeyspaceId> = dropped(&since).collect();
         let mut changes: BTreeMap<(KeyspaceId, usize), Vec<Entry>> = BTreeMap::new();
         for entry in since {
             if !dropped.contains(&entry.keyspace) {
@@ -456,7 +460,23 @@ impl Base {
     }
 }
 
+/// Keyspaces that these entries drop.
+fn dropped(entries: &[Entry]) -> impl Iterator<Item = KeyspaceId> + '_ {
+    entries.iter().filter(|entry| entry.page == PageId::NONE).map(|entry| entry.keyspace)
+}
+
+/// So many entries, where there are so many pages, are folded into the base image.
+fn unfolded_entries_max(page_count: u64) -> u64 {
+    (page_count / 8).max(FOLD_ENTRY_COUNT_MIN)
+}
+
 impl Space {
+    /// Bytes that the entries may take in summaries at the next checkpoint: where they are more, it folds them.
+    pub(crate) fn summary_bytes(&self) -> u64 {
+        let page_count = self.page_spaces.read().values().map(|pages| pages.table.page_count()).sum();
+        (self.entry_count() as u64).min(unfolded_entries_max(page_count)) * summary::ENTRY_BYTES as u64
+    }
+
     /// Ends the epoch's segment.
     fn seal(&self, epoch: Epoch) {
         let mut jobs = Vec::new();

@@ -490,6 +490,14 @@ impl Space {
         entries.fresh.push(Entry { keyspace, page, place, sequence });
     }
 
+    /// Notes that a page is free, before its number can be given out again: its next owner's entry must be the later one. Of a
+    /// dropped keyspace one entry says it of all pages: on a full disk there might be no space to tell of each.
+    pub(crate) fn record_free(&self, guard: &Guard<'_>, pages: &PageSpace, page: PageId) {
+        if !pages.dropped.load(Ordering::Acquire) {
+            self.record(guard.epoch(), pages.id, page, Place::NONE);
+        }
+    }
+
     /// Entries of both epochs, in memory.
     pub(crate) fn entry_count(&self) -> usize {
         self.entries

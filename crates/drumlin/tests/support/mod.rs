@@ -5,9 +5,13 @@ pub mod disk;
 pub mod history;
 pub mod workload;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use drumlin::{Config, IoBackend};
+use drumlin::io::Backend;
+use drumlin::io::fault::FaultyBackend;
+use drumlin::{Config, IoBackend, Keyspace};
 
 /// SplitMix64 (Steele, Lea, Flood 2014): enough randomness for tests, and the same from the same seed.
 #[derive(Clone, Debug)]
@@ -60,6 +64,35 @@ pub fn small() -> Config {
         .segment_bytes(SEGMENT_BYTES)
         .log_segment_bytes(1 << 20)
         .checkpoint_log_bytes(2 << 20)
+}
+
+/// A [`small`] database in memory, on a disk that fails when it is told to.
+pub fn faulty() -> (FaultyBackend, Config) {
+    let faulty = FaultyBackend::new(drumlin::io::in_memory());
+    let backend: Arc<dyn Backend> = Arc::new(faulty.clone());
+    (faulty, small().backend(backend))
+}
+
+/// What a keyspace should hold.
+pub type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// It holds what it should.
+pub fn compare(keyspace: &Keyspace, model: &Model) {
+    for (key, value) in model {
+        let found = keyspace.get(key).unwrap();
+        assert!(found.as_deref() == Some(&value[..]), "row {}", key.escape_ascii());
+    }
+    assert_eq!(keyspace.count(..).unwrap(), model.len() as u64);
+}
+
+/// A short value, mostly; now and then a large one.
+pub fn some_value(random: &mut Random) -> Vec<u8> {
+    let length = match random.below(40) {
+        0 => 70_000 + random.below(200_000),
+        1..6 => 300 + random.below(6000),
+        _ => random.below(120),
+    };
+    random.bytes(length as usize)
 }
 
 /// Both backends that work on real files.

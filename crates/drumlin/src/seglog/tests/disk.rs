@@ -399,10 +399,14 @@ impl Backend for Disk {
         state.names.remove(path).map(drop).ok_or(io::ErrorKind::NotFound.into())
     }
 
-    fn sync_dir(&self, _path: &Path) -> io::Result<()> {
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
         let mut state = self.state.lock();
         state.check_power()?;
-        state.durable_names = state.names.clone();
+        let is_inside = |name: &Path| name.parent() == Some(path);
+        state.durable_names.retain(|name, _| !is_inside(name));
+        let inside = state.names.iter().filter(|(name, _)| is_inside(name));
+        let inside: Vec<(PathBuf, usize)> = inside.map(|(name, content)| (name.clone(), *content)).collect();
+        state.durable_names.extend(inside);
         Ok(())
     }
 

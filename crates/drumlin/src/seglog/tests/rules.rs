@@ -157,6 +157,33 @@ fn what_a_failed_write_left_in_a_cache_stays() {
     }
 }
 
+/// A segment that was made by a process which was killed before its name was durable is found by the next, and used again
+/// without being named again: recovery makes the names of what it finds durable.
+#[test]
+fn what_was_recovered_keeps_its_name() {
+    let mut rig = Rig::new(Disk::new(false), options(1));
+    let log = rig.create();
+    // Killed between the second segment's header and the sync of its name.
+    rig.disk.cut_after(2);
+    drop(log.reserve(0, 100));
+    drop(log);
+    rig.move_to(rig.disk.copy());
+    assert_eq!(rig.disk.files().len(), 2);
+    let log = rig.reopen();
+    while log.last() == Timestamp(0) || log.shared.streams[0].tail.lock().position() <= 8 * BLOCK {
+        commit_to(&log, log.last().0 + 1, 3000);
+    }
+    let acknowledged = log.last();
+    assert_eq!(log.durable(), acknowledged);
+    drop(log);
+    let (openings, disk) = (rig.openings.clone(), Arc::clone(&rig.disk));
+    for seed in 0..8 {
+        let mut after = Rig::new(disk.copy().cut(&mut Random(seed)), options(1));
+        after.openings.clone_from(&openings);
+        assert_eq!(after.scan().unwrap().last(), acknowledged, "seed {seed}");
+    }
+}
+
 /// D3, end: a torn last record ends the replay; nothing before it is lost.
 #[test]
 fn a_torn_end_loses_nothing_before_it() {

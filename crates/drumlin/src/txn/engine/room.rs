@@ -13,7 +13,7 @@ use crate::task::Face;
 use crate::txn::write_set::Change;
 
 /// Bytes of pages that a commit under way may make dirty.
-pub(super) struct Promised<'e> {
+pub(crate) struct Promised<'e> {
     sum: &'e AtomicU64,
     bytes: u64,
 }
@@ -37,9 +37,13 @@ impl Engine {
     /// dirty, their entries, what tables change.
     pub(crate) fn checkpoint_bytes(&self, more_bytes: u64) -> u64 {
         let dirty = self.pool.frames.dirty_bytes() + self.promised_bytes.load(Ordering::Relaxed) + more_bytes;
-        // Entries are 24 bytes, of pages of at least 512; the base image may be folded and written anew.
-        let entries = self.space.entry_count() as u64 * 24 + dirty / 20;
-        dirty + entries + self.space.table_bytes()
+        // Entries are 24 bytes, of pages of at least 512.
+        dirty + dirty / 20 + self.table_bytes()
+    }
+
+    /// What of it is not for pages: the base image may be folded and written anew.
+    fn table_bytes(&self) -> u64 {
+        self.space.summary_bytes() + self.space.table_bytes()
     }
 
     /// The same in segments, as they are set aside.
@@ -67,12 +71,28 @@ impl Engine {
     }
 
     /// Makes sure, before anything is begun that can't be taken back, that a checkpoint finds the space it needs, and
-    /// `kept_segments` more; else `DiskFull`, and the database goes on.
+    /// `kept_segments` more; else `DiskFull`, and the database goes on. No checkpoint is being made meanwhile.
     pub(crate) fn secure_checkpoint(&self, kept_segments: u32) -> Result<()> {
-        match self.space.secure(self.checkpoint_segments(0) + kept_segments) {
-            Err(Error::DiskFull { .. }) => self.space.secure(self.least_checkpoint_segments(0) + kept_segments),
-            other => other,
+        let is_full = |secured: &Result<()>| matches!(secured, Err(Error::DiskFull { .. }));
+        let secured = self.space.secure(self.checkpoint_segments(0) + kept_segments);
+        if !is_full(&secured) {
+            return secured;
         }
+        let secured = self.space.secure(self.least_checkpoint_segments(0) + kept_segments);
+        if !is_full(&secured) {
+            return secured;
+        }
+        // Pages count as whole frames until they are written, and may be much smaller then.
+        crate::witness::mark!("dirty pages were written for a checkpoint to find space");
+        let table_segments = (self.table_bytes() / self.space.segments.segment_bytes()) as u32 + 1;
+        self.pool.write_back_all(table_segments + kept_segments)?;
+        self.space.secure(self.least_checkpoint_segments(0) + kept_segments)
+    }
+
+    /// Counts bytes that are about to be moved as those of a commit under way, until what is returned is dropped.
+    pub(crate) fn promise_moves(&self, bytes: u64) -> Promised<'_> {
+        self.promised_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Promised { sum: &self.promised_bytes, bytes }
     }
 
     /// Makes sure that a page more can be dirty: what the cleaner moves by writing it anew.
@@ -93,6 +113,11 @@ impl Engine {
         let leaves = (rows.len() as u64 * page_bytes).min(self.pool.frames.limit_bytes() as u64 / 4);
         let own = leaves + 2 * rows.iter().map(row_bytes).sum::<u64>() + 6 * page_bytes;
         let only_removes = rows.iter().all(|row| matches!(row.change, Change::Remove));
+        self.promise(face, own, only_removes).await
+    }
+
+    /// Makes sure that `own` bytes of pages more can be dirty, as [`secure_space`](Self::secure_space) does.
+    pub(crate) async fn promise(&self, face: Face<'_>, own: u64, only_removes: bool) -> Result<Promised<'_>> {
         // At recovery the tables are what they were when the commit was made.
         if !only_removes && self.log.get().is_some() {
             self.space.check_tables()?;
@@ -100,6 +125,7 @@ impl Engine {
         let spare = if only_removes { 0 } else { RESERVE_SEGMENTS };
         let mut made_space = false;
         loop {
+            self.check_failure()?;
             let promised_bytes = self.promised_bytes.load(Ordering::Relaxed);
             let count = self.checkpoint_segments(own) + spare;
             let segments = &self.space.segments;

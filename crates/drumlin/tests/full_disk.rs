@@ -1,0 +1,203 @@
+//! A disk that is full: nothing is lost, what removes is not refused, and what is removed makes room, without reopening.
+
+mod support;
+
+use drumlin::{Durability, Error, TxOptions};
+use support::{Model, Random, compare, faulty, number, some_value};
+
+/// Fills a disk from some moment on; then everything earlier must be there, removing and compacting must work, and with
+/// more space all must go on.
+fn fill(seed: u64) {
+    let mut random = Random(seed);
+    let (faulty, config) = faulty();
+    let db = config.open("/db").unwrap();
+    let keyspace = db.keyspace("rows").unwrap();
+    let mut model = Model::new();
+    let moment = random.below(2000);
+    let mut refused = 0;
+    for step in 0..6000u64 {
+        if step == moment {
+            faulty.set_space_limit(Some(faulty.space_used() + random.below(3 << 20)));
+        }
+        let key = format!("{:05}", random.below(9000)).into_bytes();
+        let result = match random.below(200) {
+            0 => db.checkpoint().map(drop),
+            1 => db.keyspace(&format!("another {}", random.below(5))).map(drop),
+            2..6 => {
+                let value = random.bytes(3000);
+                let mut changed = model.clone();
+                let rows: Vec<_> = (0..20).map(|_| format!("{:05}", random.below(9000)).into_bytes()).collect();
+                changed.extend(rows.iter().map(|key| (key.clone(), value.clone())));
+                let committed = db.begin().and_then(|mut tx| {
+                    rows.iter().try_for_each(|key| tx.insert(&keyspace, key, &value))?;
+                    tx.commit().map(drop)
+                });
+                if committed.is_ok() {
+                    model = changed;
+                }
+                committed
+            }
+            _ => {
+                let value = some_value(&mut random);
+                let result = keyspace.insert(&key, &value);
+                if result.is_ok() {
+                    model.insert(key, value);
+                }
+                result
+            }
+        };
+        match result {
+            Ok(()) => {}
+            Err(Error::DiskFull { .. }) => refused += 1,
+            Err(other) => panic!("seed {seed}, step {step}: {other:?}"),
+        }
+        if refused > 30 {
+            break;
+        }
+    }
+    assert!(refused > 0, "seed {seed}: the disk was not filled");
+    compare(&keyspace, &model);
+
+    // Removing works, one by one and many at once, until half is gone.
+    let doomed: Vec<Vec<u8>> = model.keys().step_by(2).cloned().collect();
+    let (alone, together) = doomed.split_at(doomed.len() / 2);
+    for key in alone {
+        keyspace.remove(key).unwrap_or_else(|error| panic!("seed {seed}: removing on a full disk: {error:?}"));
+        model.remove(key);
+    }
+    for keys in together.chunks(50) {
+        let mut tx = db.begin().unwrap();
+        keys.iter().for_each(|key| tx.remove(&keyspace, key).unwrap());
+        tx.commit().unwrap_or_else(|error| panic!("seed {seed}: removing on a full disk: {error:?}"));
+        keys.iter().for_each(|key| drop(model.remove(key)));
+    }
+    db.compact().unwrap_or_else(|error| panic!("seed {seed}: compacting a full disk: {error:?}"));
+    compare(&keyspace, &model);
+    // What was removed makes room.
+    keyspace.insert(b"room", b"again").unwrap_or_else(|error| panic!("seed {seed}: after removing half: {error:?}"));
+    model.insert(b"room".to_vec(), b"again".to_vec());
+    assert!(db.check().unwrap().damage.is_empty());
+
+    // Opening works on a disk as full as it is.
+    drop(keyspace);
+    let mut db = db;
+    if random.chance(50) {
+        db.close().unwrap();
+        db = config.open("/db").unwrap_or_else(|error| panic!("seed {seed}: opening on a full disk: {error:?}"));
+    }
+    let keyspace = db.existing_keyspace("rows").unwrap();
+    compare(&keyspace, &model);
+    faulty.set_space_limit(None);
+    for number in 0..300u64 {
+        let value = some_value(&mut random);
+        keyspace.insert(number.to_be_bytes(), &value).unwrap();
+        model.insert(number.to_be_bytes().to_vec(), value);
+    }
+    drop((keyspace, db));
+    let db = config.open("/db").unwrap();
+    compare(&db.existing_keyspace("rows").unwrap(), &model);
+    assert!(db.check().unwrap().damage.is_empty());
+}
+
+/// Disks that fill up at any moment: see `fill`.
+#[test]
+fn a_full_disk_loses_nothing_and_recovers() {
+    for seed in 0..number("DRUMLIN_TEST_FULL_DISKS", 12) {
+        fill(seed);
+    }
+}
+
+/// Puts rows until the disk is full.
+fn fill_up(keyspace: &drumlin::Keyspace) {
+    let mut random = Random(1);
+    let mut put = || keyspace.insert(random.next().to_be_bytes(), random.bytes(900));
+    let refused = loop {
+        if let Err(error) = put() {
+            break error;
+        }
+    };
+    assert!(matches!(refused, Error::DiskFull { .. }), "{refused:?}");
+}
+
+/// Dropping a keyspace of very many pages needs no space to tell of each of them: what it held is free after a checkpoint.
+#[test]
+fn a_large_keyspace_can_be_dropped() {
+    let (faulty, config) = faulty();
+    let config = config.memory(64 << 20).page_bytes(512);
+    let db = config.open("/db").unwrap();
+    let (large, small) = (db.keyspace("large").unwrap(), db.keyspace("small").unwrap());
+    small.insert(b"a row", b"that is there before").unwrap();
+    let relaxed = TxOptions { durability: Durability::Relaxed, ..TxOptions::default() };
+    for part in 0..1000u32 {
+        let mut tx = db.begin_with(relaxed).unwrap();
+        for key in part * 100..part * 100 + 100 {
+            tx.insert(&large, key.to_be_bytes(), [b'x'; 300]).unwrap();
+        }
+        tx.commit().unwrap();
+    }
+    db.compact().unwrap();
+    faulty.set_space_limit(Some(faulty.space_used() + (300 << 10)));
+    fill_up(&small);
+    drop(large);
+    db.drop_keyspace("large").unwrap();
+    let free_before = db.stats().free_segments;
+    db.checkpoint().expect("a checkpoint after the drop");
+    db.checkpoint().expect("another, which uses what the first freed");
+    assert!(db.stats().free_segments > free_before + 4, "what was dropped makes no room");
+    small.remove(b"a row").unwrap();
+    small.insert(b"a row", b"again").unwrap();
+    drop(small);
+    db.close().unwrap();
+    let db = config.open("/db").unwrap();
+    assert!(db.check().unwrap().damage.is_empty());
+    assert!(matches!(db.existing_keyspace("large"), Err(Error::NoSuchKeyspace { .. })));
+}
+
+/// Pages in memory that compress well do not keep a checkpoint from being made for which they count whole.
+#[test]
+fn rows_that_compress_can_be_removed() {
+    const COUNT: u64 = 12_000;
+    let (faulty, config) = faulty();
+    let db = config.memory(64 << 20).page_bytes(4096).open("/db").unwrap();
+    let keyspace = db.keyspace("rows").unwrap();
+    let mut random = Random(5);
+    for key in 0..COUNT {
+        let value = random.bytes(100).repeat(7);
+        keyspace.insert_with(key.to_be_bytes(), value, Durability::Relaxed).unwrap();
+        if key % 4000 == 0 {
+            db.checkpoint().unwrap();
+        }
+    }
+    db.compact().unwrap();
+    faulty.set_space_limit(Some(faulty.space_used() + (2 << 20)));
+    let mut keys: Vec<u64> = (0..COUNT).collect();
+    for index in (1..keys.len()).rev() {
+        keys.swap(index, random.below(index as u64 + 1) as usize);
+    }
+    for (step, key) in keys.into_iter().enumerate() {
+        keyspace.remove(key.to_be_bytes()).unwrap_or_else(|error| panic!("removal {step}: {error:?}"));
+    }
+    assert_eq!(keyspace.count(..).unwrap(), 0);
+}
+
+/// Creating keyspaces is refused as putting rows is, and what is set aside for removing stays.
+#[test]
+fn creating_keyspaces_leaves_the_reserve() {
+    let (faulty, config) = faulty();
+    let db = config.memory(64 << 20).page_bytes(16 << 10).open("/db").unwrap();
+    let keyspace = db.keyspace("rows").unwrap();
+    let mut random = Random(7);
+    for key in 0..2000u32 {
+        keyspace.insert_with(key.to_be_bytes(), random.bytes(900), Durability::Relaxed).unwrap();
+    }
+    db.compact().unwrap();
+    faulty.set_space_limit(Some(faulty.space_used() + (600 << 10)));
+    fill_up(&keyspace);
+    let refused = (0..300).find_map(|number| db.keyspace(&format!("new {number}")).err());
+    assert!(matches!(refused, Some(Error::DiskFull { .. })), "{refused:?}");
+    for key in 0..2000u32 {
+        keyspace.remove(key.to_be_bytes()).unwrap_or_else(|error| panic!("removal {key}: {error:?}"));
+    }
+    db.checkpoint().unwrap();
+    db.keyspace("one more").expect("there is room again");
+}
