@@ -1,12 +1,9 @@
 //! Running many seeds, and telling what they went through.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
-
-use drumlin::io::sim;
 
 use crate::world::{self, Plan, Run, Story, Trouble};
 
@@ -45,7 +42,7 @@ impl Summary {
         self.trouble = run.plan.imposed;
         self.simulated += run.duration;
         self.points += run.points;
-        *self.troubles.entry(format!("{:?}", run.plan.trouble)).or_default() += 1;
+        *self.troubles.entry(run.plan.trouble.name()).or_default() += 1;
         match run.result {
             Ok(story) => {
                 let own = &mut self.story;
@@ -113,61 +110,4 @@ pub fn explore(limits: Limits, tell: impl Fn(&Summary) + Sync) -> Summary {
         }
     });
     summary.into_inner().expect("nobody panics with it")
-}
-
-/// The summary in words.
-#[must_use]
-pub fn report(summary: &Summary, took: Duration) -> String {
-    let story = &summary.story;
-    let seconds = took.as_secs_f64().max(0.001);
-    let mut text = String::new();
-    let _ = writeln!(
-        text,
-        "{} seeds in {:.0} s: {:.2} simulated hours, {} points",
-        summary.seeds,
-        seconds,
-        summary.simulated.as_secs_f64() / 3600.0,
-        summary.points
-    );
-    let _ = writeln!(
-        text,
-        "{} commits ({:.0}/s), {} rows compared, {} openings ({:.1}/s)",
-        story.commits,
-        story.commits as f64 / seconds,
-        story.rows_checked,
-        story.openings,
-        story.openings as f64 / seconds
-    );
-    let _ = writeln!(
-        text,
-        "ends: {} power cuts, {} of the power while opening, {} openings refused, {} kills, {} closed",
-        story.cuts, story.cuts_while_opening, story.openings_refused, story.kills, story.closes
-    );
-    let _ = writeln!(text, "clients: {:?}", story.counts);
-    let _ = writeln!(text, "troubles by seeds: {:?}", summary.troubles);
-    let _ = writeln!(text, "done to the disk: {:?}", story.harm);
-    let _ = writeln!(
-        text,
-        "damage reported {} times; {} openings stood before the last acknowledged commit after harm",
-        story.damage_reported, story.openings_behind
-    );
-    text.push_str(&marks());
-    for (seed, find) in &summary.finds {
-        let _ = writeln!(text, "FOUND by seed {seed}: {find}");
-        let trouble = summary.trouble.map_or(String::new(), |trouble| format!(" --trouble {}", trouble.name()));
-        let _ = writeln!(text, "  again: cargo run --release -p drumlin-sim -- --seed {seed}{trouble}");
-    }
-    text
-}
-
-/// How many marks of rare paths this process has hit, and which it has not.
-#[must_use]
-pub fn marks() -> String {
-    let marks = sim::marks();
-    let hit = marks.iter().filter(|(_, hits)| *hits > 0).count();
-    let mut text = format!("marks: {hit} of {} were hit\n", marks.len());
-    for (mark, _) in marks.iter().filter(|(_, hits)| *hits == 0) {
-        let _ = writeln!(text, "  never: {mark}");
-    }
-    text
 }

@@ -9,5 +9,6 @@ pub mod explore;
 pub mod model;
 pub mod planted;
 pub mod progress;
+pub mod report;
 pub mod tasks;
 pub mod world;

@@ -6,10 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::{Parser, Subcommand};
+use drumlin::io::sim;
 use drumlin_sim::crash_points::{self, Bounds, Round};
 use drumlin_sim::explore::{self, Limits};
 use drumlin_sim::planted;
 use drumlin_sim::progress::{self, CrashPoints, STORE_EVERY, Worlds};
+use drumlin_sim::report;
 use drumlin_sim::world::{self, Plan, Trouble};
 
 /// Drumlin in a simulated world. Without a command it explores seeds, or replays one.
@@ -154,7 +156,7 @@ const CRASH_POINTS: &str = "crash-points.json";
 /// Goes on where the last sitting was; true if no sitting has found anything.
 fn explore_until(hours: f64, limits: Limits) -> std::io::Result<bool> {
     let before: Worlds = progress::load(WORLDS)?;
-    print!("{}", before.report());
+    print!("{}", report::of_all_worlds(&before));
     let wanted = Duration::from_secs_f64(hours * 3600.0);
     let simulated_max = wanted.saturating_sub(Duration::from_millis(before.simulated_millis));
     let stored = Mutex::new(Instant::now());
@@ -170,7 +172,7 @@ fn explore_until(hours: f64, limits: Limits) -> std::io::Result<bool> {
     });
     let after = before.with(&summary);
     progress::store(WORLDS, &after)?;
-    print!("{}", after.report());
+    print!("{}", report::of_all_worlds(&after));
     Ok(after.finds.is_empty())
 }
 
@@ -178,7 +180,7 @@ fn explore_until(hours: f64, limits: Limits) -> std::io::Result<bool> {
 fn crash_points_until(states: u64, round: Round) -> std::io::Result<bool> {
     explore::stay_on_one_processor(0);
     let mut progress: CrashPoints = progress::load(CRASH_POINTS)?;
-    print!("{}", progress.report());
+    print!("{}", report::of_all_crash_points(&progress));
     let began = Instant::now();
     while progress.states < states && began.elapsed() < round.duration_max {
         let before = progress.clone();
@@ -201,7 +203,7 @@ fn crash_points_until(states: u64, round: Round) -> std::io::Result<bool> {
             break;
         }
     }
-    print!("{}", progress.report());
+    print!("{}", report::of_all_crash_points(&progress));
     Ok(progress.finds.is_empty())
 }
 
@@ -226,7 +228,7 @@ fn crash_points(round: Round) -> ExitCode {
         report.points
     );
     println!("{}", planted::processor_time());
-    print!("{}", explore::marks());
+    print!("{}", report::marks(|mark| sim::marks().iter().any(|(own, hits)| *own == mark && *hits > 0)));
     if report.next < report.points && report.finds.is_empty() {
         println!("go on with: cargo run --release -p drumlin-sim -- --minutes 60 crash-points --point {}", report.next);
     }
@@ -244,7 +246,8 @@ fn replay(seed: u64, trouble: Option<Trouble>, is_plain: bool) -> ExitCode {
     println!("trace {:016x}, {} points, {:?} simulated", run.trace, run.points, run.duration);
     match run.result {
         Ok(story) => {
-            println!("{story:#?}");
+            print!("{}", report::of_story(&story));
+            println!("nothing found");
             ExitCode::SUCCESS
         }
         Err(report) => {
@@ -276,7 +279,7 @@ fn explore(limits: Limits) -> ExitCode {
             told.0 = Instant::now();
         }
     });
-    print!("{}", explore::report(&summary, began.elapsed()));
+    print!("{}", report::of_worlds(&summary, began.elapsed()));
     println!("{}", planted::processor_time());
     if summary.finds.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -72,33 +72,6 @@ impl Worlds {
         sum.finds.extend(summary.finds.iter().cloned());
         sum
     }
-
-    /// In words.
-    #[must_use]
-    pub fn report(&self) -> String {
-        use std::fmt::Write as _;
-        let marks = sim::marks();
-        let hits = |mark: &str| self.hits.get(mark).copied().unwrap_or(0);
-        let mut text = format!(
-            "in all: {:.1} simulated hours, {} seeds, {} commits, {} rows compared, {} openings, {} power cuts, {} kills\n",
-            self.hours(),
-            self.seeds,
-            self.commits,
-            self.rows_compared,
-            self.openings,
-            self.cuts,
-            self.kills
-        );
-        let hit = marks.iter().filter(|(mark, _)| hits(mark) > 0).count();
-        let _ = writeln!(text, "in all: {hit} of {} marks were hit, {} finds", marks.len(), self.finds.len());
-        for (mark, _) in marks.iter().filter(|(mark, _)| hits(mark) == 0) {
-            let _ = writeln!(text, "  never: {mark}");
-        }
-        for (seed, find) in &self.finds {
-            let _ = writeln!(text, "FOUND by seed {seed}: {}", find.lines().next().unwrap_or_default());
-        }
-        text
-    }
 }
 
 impl CrashPoints {
@@ -112,22 +85,6 @@ impl CrashPoints {
         sum.recovery_states += report.recovery_states;
         sum.finds.extend(report.finds.iter().map(|find| format!("draw {}: {find}", self.draw)));
         sum
-    }
-
-    /// In words.
-    #[must_use]
-    pub fn report(&self) -> String {
-        let mut text = format!(
-            "in all: {} states, {} of them of cut recoveries, {} whole passes, {} finds\n",
-            self.states,
-            self.recovery_states,
-            self.draw,
-            self.finds.len()
-        );
-        for find in &self.finds {
-            text += &format!("FOUND: {find}\n");
-        }
-        text
     }
 }
 

@@ -271,17 +271,17 @@ impl World {
             }
         }
         let counts = [
-            ("reads", Count::Reads),
-            ("scans", Count::Scans),
-            ("transactions", Count::Transactions),
-            ("conflicts", Count::Conflicts),
-            ("refused for want of space", Count::Refused),
-            ("removals refused after rows were put", Count::RefusedRemovals),
-            ("snapshots", Count::Snapshots),
-            ("snapshots too old", Count::SnapshotsTooOld),
-            ("checkpoints asked for", Count::Checkpoints),
-            ("futures dropped", Count::Dropped),
-            ("commits dropped with a timestamp", Count::DroppedLate),
+            ("read", Count::Reads),
+            ("scan", Count::Scans),
+            ("transaction", Count::Transactions),
+            ("conflict", Count::Conflicts),
+            ("refusal| for want of space", Count::Refused),
+            ("removal| refused, after rows had been put", Count::RefusedRemovals),
+            ("snapshot", Count::Snapshots),
+            ("snapshot| too old", Count::SnapshotsTooOld),
+            ("checkpoint| asked for", Count::Checkpoints),
+            ("future| dropped", Count::Dropped),
+            ("commit| dropped with a timestamp", Count::DroppedLate),
         ];
         self.story.counts = counts.into_iter().map(|(name, count)| (name, self.counts.get(count))).collect();
         self.story.commits = self.model.commits();

@@ -1,0 +1,167 @@
+//! What runs went through, in words.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use drumlin::io::sim::{self, Harm};
+
+use crate::explore::Summary;
+use crate::progress::{CrashPoints, Worlds};
+use crate::world::Story;
+
+/// What worlds went through that ran for so long.
+#[must_use]
+pub fn of_worlds(summary: &Summary, took: Duration) -> String {
+    let seconds = took.as_secs_f64().max(0.001);
+    let hours = summary.simulated.as_secs_f64() / 3600.0;
+    let mut text = format!("{} in {seconds:.0} s, {hours:.2} hours of their time\n", counted(summary.seeds, "world"));
+    text += &of_story(&summary.story);
+    let troubles = summary.troubles.iter().map(|(name, count)| format!("{} {name}", figure(*count)));
+    row(&mut text, "troubles", &troubles.collect::<Vec<_>>().join(", "));
+    text += &marks(|mark| sim::marks().iter().any(|(own, hits)| *own == mark && *hits > 0));
+    for (seed, find) in &summary.finds {
+        let _ = writeln!(text, "FOUND by seed {seed}: {find}");
+        let trouble = summary.trouble.map_or(String::new(), |trouble| format!(" --trouble {}", trouble.name()));
+        let _ = writeln!(text, "  again: cargo run --release -p drumlin-sim -- --seed {seed}{trouble}");
+    }
+    if summary.finds.is_empty() {
+        text += "nothing found\n";
+    }
+    text
+}
+
+/// What was done and done to, in one world or many.
+#[must_use]
+pub fn of_story(story: &Story) -> String {
+    let mut text = String::new();
+    let database = [(story.commits, "commit"), (story.rows_checked, "row| compared"), (story.openings, "opening")];
+    row(&mut text, "database", &listed(database));
+    let ends = [
+        (story.cuts, "power cut"),
+        (story.cuts_while_opening, "power cut| while opening"),
+        (story.kills, "kill"),
+        (story.closes, "closing"),
+        (story.openings_refused, "opening| refused"),
+    ];
+    row(&mut text, "ended by", &listed(ends));
+    row(&mut text, "clients", &listed(story.counts.iter().map(|(name, count)| (*count, *name))));
+    row(&mut text, "disks", &listed(of_harm(&story.harm)));
+    let damage = [
+        (story.damage_reported, "time| reported"),
+        (story.openings_behind, "opening| without the last acknowledged commits, after harm"),
+    ];
+    row(&mut text, "damage", &listed(damage));
+    text
+}
+
+fn of_harm(harm: &Harm) -> [(u64, &'static str); 10] {
+    [
+        (harm.requests_slow, "slow request"),
+        (harm.reads_failed, "failed read"),
+        (harm.writes_failed, "failed write"),
+        (harm.syncs_failed, "failed sync"),
+        (harm.names_failed, "failed name"),
+        (harm.refused_full, "request| refused for want of space"),
+        (harm.writes_lost, "lost write"),
+        (harm.writes_misdirected, "misdirected write"),
+        (harm.bits_flipped, "flipped bit"),
+        (harm.lies, "lie| about what is durable"),
+    ]
+}
+
+/// What all sittings went through.
+#[must_use]
+pub fn of_all_worlds(worlds: &Worlds) -> String {
+    let mut text = format!("in all {:.1} simulated hours, {}\n", worlds.hours(), counted(worlds.seeds, "world"));
+    let database = [(worlds.commits, "commit"), (worlds.rows_compared, "row| compared"), (worlds.openings, "opening")];
+    row(&mut text, "database", &listed(database));
+    row(&mut text, "ended by", &listed([(worlds.cuts, "power cut"), (worlds.kills, "kill")]));
+    text += &marks(|mark| worlds.hits.get(mark).is_some_and(|hits| *hits > 0));
+    for (seed, find) in &worlds.finds {
+        let _ = writeln!(text, "FOUND by seed {seed}: {}", find.lines().next().unwrap_or_default());
+    }
+    text
+}
+
+/// The same of crash points.
+#[must_use]
+pub fn of_all_crash_points(points: &CrashPoints) -> String {
+    let mut text = format!(
+        "in all {}, {} of cut recoveries, {}\n",
+        counted(points.states, "state"),
+        figure(points.recovery_states),
+        counted(points.draw, "whole pass|es")
+    );
+    for find in &points.finds {
+        let _ = writeln!(text, "FOUND: {find}");
+    }
+    text
+}
+
+/// How many marks of rare paths were hit, and which were not.
+#[must_use]
+pub fn marks(is_hit: impl Fn(&str) -> bool) -> String {
+    let marks = sim::marks();
+    let missed: Vec<&str> = marks.iter().map(|(mark, _)| *mark).filter(|mark| !is_hit(mark)).collect();
+    let mut text = String::new();
+    row(&mut text, "marks", &format!("{} of {} rare paths taken", marks.len() - missed.len(), marks.len()));
+    for mark in missed {
+        row(&mut text, "", &format!("not: {mark}"));
+    }
+    text
+}
+
+fn row(text: &mut String, name: &str, what: &str) {
+    /// Where a line ends at the latest, but for a single part that is longer.
+    const COLUMNS_MAX: usize = 110;
+    let mut line = format!("  {name:<10}");
+    let mut is_empty = true;
+    for part in what.split_inclusive(", ") {
+        if !is_empty && line.len() + part.trim_end().len() > COLUMNS_MAX {
+            let _ = writeln!(text, "{}", line.trim_end());
+            line = " ".repeat(12);
+        }
+        line += part;
+        is_empty = false;
+    }
+    let _ = writeln!(text, "{}", line.trim_end());
+}
+
+/// Those that are not zero, in a list.
+fn listed<'a>(counts: impl IntoIterator<Item = (u64, &'a str)>) -> String {
+    let counts = counts.into_iter().filter(|(count, _)| *count > 0);
+    let list: Vec<String> = counts.map(|(count, noun)| counted(count, noun)).collect();
+    if list.is_empty() { "nothing".to_owned() } else { list.join(", ") }
+}
+
+/// A count of what a noun says, which ends at the bar where more follows it; a bar within its plural parts that.
+fn counted(count: u64, noun: &str) -> String {
+    let (noun, rest) = noun.split_once('|').unwrap_or((noun, ""));
+    let (plural, rest) = if rest == "es" { ("es", "") } else { ("s", rest) };
+    format!("{} {noun}{}{rest}", figure(count), if count == 1 { "" } else { plural })
+}
+
+/// With its thousands parted.
+fn figure(count: u64) -> String {
+    let digits = count.to_string();
+    let parts: Vec<&str> =
+        digits.as_bytes().rchunks(3).rev().map(|part| std::str::from_utf8(part).unwrap_or("")).collect();
+    parts.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Figures are parted, nouns have their plural, and what is zero is left out.
+    #[test]
+    fn counts_read_well() {
+        let counts = [(1, "power cut"), (0, "kill"), (1_234_567, "row| compared"), (12, "whole pass|es")];
+        assert_eq!(listed(counts), "1 power cut, 1,234,567 rows compared, 12 whole passes");
+        assert_eq!(listed([(0, "kill")]), "nothing");
+        let mut text = String::new();
+        row(&mut text, "clients", &["123,456 rows compared"; 6].join(", "));
+        assert_eq!(text.lines().count(), 2);
+        assert!(text.lines().all(|line| line.len() <= 110) && text.ends_with("compared\n"), "{text}");
+    }
+}
