@@ -95,23 +95,27 @@ impl Core {
             let free_count = segments.usage().free_count;
             let nearly_empty = segments.sparse(NEARLY_EMPTY_SHARE, VICTIM_COUNT_MAX);
             base.evacuate(nearly_empty.iter().map(|(segment, _)| segment.0));
-            let writable_bytes = free_count * segments.segment_bytes() + space.room_bytes();
-            let budget_bytes = (writable_bytes * 3 / 4).saturating_sub(self.engine.checkpoint_bytes(0));
-            let mut moved_bytes = 0;
-            let victims: Vec<SegmentId> = (segments.sparse(LIVE_SHARE_MAX, VICTIM_COUNT_MAX).into_iter())
-                .take_while(|(_, live_bytes)| {
+            let mut victims: Vec<SegmentId> = Vec::new();
+            // Commits are accepted meanwhile, which must not count on the same space.
+            let promised = self.engine.promise_moves(|| {
+                let writable_bytes = segments.usage().free_count * segments.segment_bytes() + space.room_bytes();
+                let budget_bytes = (writable_bytes * 3 / 4).saturating_sub(self.engine.checkpoint_bytes(0));
+                let mut moved_bytes = 0;
+                victims.clear();
+                for (segment, live_bytes) in segments.sparse(LIVE_SHARE_MAX, VICTIM_COUNT_MAX) {
+                    if moved_bytes + live_bytes > budget_bytes {
+                        break;
+                    }
                     moved_bytes += live_bytes;
-                    moved_bytes <= budget_bytes
-                })
-                .map(|(segment, _)| segment)
-                .collect();
+                    victims.push(segment);
+                }
+                moved_bytes
+            });
             if victims.is_empty()
                 && let Some(report) = made
             {
                 return Ok(report);
             }
-            // Commits are accepted meanwhile, which must not count on the same space.
-            let promised = self.engine.promise_moves(moved_bytes.min(budget_bytes));
             base.evacuate(victims.iter().map(|segment| segment.0));
             let has_emptied = self.empty(&victims)? || !victims.is_empty() && base.must_evacuate(space);
             drop(promised);

@@ -124,8 +124,12 @@ impl Opener<'_> {
         }
         // Before anything is put into a folder of other things.
         if !self.exists(&data_path)? {
-            if folder_is_there {
-                self.check_creatable()?;
+            if folder_is_there
+                && let Err(other) = self.check_creatable()
+                // Another process may have made it since it was looked for.
+                && !self.exists(&data_path)?
+            {
+                return Err(other);
             }
             self.make_folder()?;
         }
@@ -192,10 +196,6 @@ impl Opener<'_> {
         let ours = [NEW_DATA_NAME, LOCK_NAME, PROBE_NAME];
         let names: Vec<String> =
             entries.iter().filter_map(|entry| Some(entry.file_name()?.to_string_lossy().into_owned())).collect();
-        // Another process has made it since it was looked for.
-        if names.iter().any(|name| name == DATA_NAME) {
-            return Ok(());
-        }
         if names.iter().any(|name| name == LOG_NAME) {
             return Err(Error::damaged(
                 &self.path.join(DATA_NAME),
@@ -667,8 +667,8 @@ impl Core {
         }
         match self.checkpoint() {
             // There is room for as many again; until then there may be space.
-            Ok(_) | Err(Error::DiskFull { .. }) => Ok(()),
-            Err(error) => Err(error),
+            Err(Error::DiskFull { .. }) => self.engine.check_failure(),
+            done => done.map(drop),
         }
     }
 

@@ -695,24 +695,27 @@ impl Pool {
             drop(self.writing_back.lock());
             return Ok(());
         };
-        self.write_back_alone(frames, 0)
+        self.write_back_alone(frames, None)
     }
 
-    /// Writes all dirty pages, as long as `kept_segments` are free. No checkpoint is being made meanwhile.
+    /// Writes all dirty pages, as far as there is space beside `kept_segments`. No checkpoint is being made meanwhile.
     pub(crate) fn write_back_all(&self, kept_segments: u32) -> Result<()> {
         let _alone = self.writing_back.lock();
         let dirty = self.frames.all().filter(|&frame| self.frames.header(frame).dirty().is_some()).collect();
-        self.write_back_alone(dirty, kept_segments)
+        self.write_back_alone(dirty, Some(kept_segments))
     }
 
-    fn write_back_alone(&self, mut frames: Vec<FrameIndex>, kept_segments: u32) -> Result<()> {
+    fn write_back_alone(&self, mut frames: Vec<FrameIndex>, kept_segments: Option<u32>) -> Result<()> {
         frames.sort_by_cached_key(|&frame| {
             let identity = self.frames.header(frame).identity()?;
             self.write_order(frame, identity)
         });
         let mut epochs = [None; 2];
         for frame in frames {
-            if !self.space.segments.has_free(kept_segments) {
+            if let Some(kept_segments) = kept_segments
+                && self.space.room_bytes() < 2 * self.frames.page_bytes(frame) as u64
+                && !self.space.segments.has_free(kept_segments + 1)
+            {
                 break;
             }
             if let Some(epoch) = self.capture(frame, None)? {

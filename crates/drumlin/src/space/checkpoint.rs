@@ -256,7 +256,7 @@ impl Base {
             }
         }
 
-        let page_count: u64 = space.page_spaces().iter().map(|pages| pages.table.page_count()).sum();
+        let page_count = space.page_count();
         let is_damaged = self.damaged.summary || !cut.damaged_chunks.is_empty();
         if self.since.len() as u64 >= unfolded_entries_max(page_count)
             || is_damaged
@@ -473,8 +473,15 @@ fn unfolded_entries_max(page_count: u64) -> u64 {
 impl Space {
     /// Bytes that the entries may take in summaries at the next checkpoint: where they are more, it folds them.
     pub(crate) fn summary_bytes(&self) -> u64 {
-        let page_count = self.page_spaces.read().values().map(|pages| pages.table.page_count()).sum();
-        (self.entry_count() as u64).min(unfolded_entries_max(page_count)) * summary::ENTRY_BYTES as u64
+        let mut entry_count = self.entry_count() as u64;
+        if entry_count > FOLD_ENTRY_COUNT_MIN {
+            entry_count = entry_count.min(unfolded_entries_max(self.page_count()));
+        }
+        entry_count * summary::ENTRY_BYTES as u64
+    }
+
+    fn page_count(&self) -> u64 {
+        self.page_spaces.read().values().map(|pages| pages.table.page_count()).sum()
     }
 
     /// Ends the epoch's segment.
@@ -490,9 +497,12 @@ impl Space {
     pub(crate) fn summarise(&self, guard: &super::Guard<'_>) -> Result<()> {
         let epoch = guard.epoch();
         let part = PART_BYTES / summary::ENTRY_BYTES;
+        let unfolded_max = unfolded_entries_max(self.page_count());
         loop {
             let mut entries = self.entries(epoch).lock();
-            if entries.fresh.len() < part {
+            // What will be folded needs no summary, and nobody has counted on space for it.
+            let will_fold = (entries.fresh.len() + entries.summarised.len()) as u64 >= unfolded_max;
+            if entries.fresh.len() < part || will_fold {
                 return Ok(());
             }
             let rest = entries.fresh.split_off(part);

@@ -32,6 +32,9 @@ impl Drop for Promised<'_> {
     }
 }
 
+/// How often a commit has space made while others do.
+const MAKE_SPACE_MAX: u32 = 4;
+
 impl Engine {
     /// Bytes that a checkpoint may need now, and `more_bytes` more: all dirty pages, those that commits under way will make
     /// dirty, their entries, what tables change.
@@ -84,15 +87,20 @@ impl Engine {
         }
         // Pages count as whole frames until they are written, and may be much smaller then.
         crate::witness::mark!("dirty pages were written for a checkpoint to find space");
-        let table_segments = (self.table_bytes() / self.space.segments.segment_bytes()) as u32 + 1;
+        let table_segments = (self.table_bytes() / self.space.segments.segment_bytes()) as u32;
         self.pool.write_back_all(table_segments + kept_segments)?;
         self.space.secure(self.least_checkpoint_segments(0) + kept_segments)
     }
 
-    /// Counts bytes that are about to be moved as those of a commit under way, until what is returned is dropped.
-    pub(crate) fn promise_moves(&self, bytes: u64) -> Promised<'_> {
-        self.promised_bytes.fetch_add(bytes, Ordering::Relaxed);
-        Promised { sum: &self.promised_bytes, bytes }
+    /// Counts bytes that are about to be moved as those of a commit under way, until what is returned is dropped. `choose`
+    /// says how many; asked again where a commit has been promised space meanwhile.
+    pub(crate) fn promise_moves(&self, mut choose: impl FnMut() -> u64) -> Promised<'_> {
+        loop {
+            let before = self.promised_bytes.load(Ordering::Relaxed);
+            if let Some(promised) = Promised::new(&self.promised_bytes, before, choose()) {
+                return promised;
+            }
+        }
     }
 
     /// Makes sure that a page more can be dirty: what the cleaner moves by writing it anew.
@@ -123,14 +131,14 @@ impl Engine {
             self.space.check_tables()?;
         }
         let spare = if only_removes { 0 } else { RESERVE_SEGMENTS };
-        let mut made_space = false;
+        let mut made_space = 0;
         loop {
             self.check_failure()?;
             let promised_bytes = self.promised_bytes.load(Ordering::Relaxed);
             let count = self.checkpoint_segments(own) + spare;
             let segments = &self.space.segments;
             if segments.has_free(count)
-                || made_space && only_removes && segments.has_free(self.least_checkpoint_segments(own))
+                || made_space > 0 && only_removes && segments.has_free(self.least_checkpoint_segments(own))
             {
                 match Promised::new(&self.promised_bytes, promised_bytes, own) {
                     Some(promised) => return Ok(promised),
@@ -146,10 +154,17 @@ impl Engine {
                         Promised::new(&self.promised_bytes, promised_bytes, own).expect("nobody else is there yet")
                     );
                 }
-                // What was replaced since the last checkpoint, and what lies sparse, may suffice.
-                // Others' shares come free as their commits end: removing is not refused for them.
-                Err(Error::DiskFull { .. }) if !made_space || only_removes && promised_bytes > 0 => {
-                    made_space = true;
+                // Another's share has come free, or was given.
+                Err(Error::DiskFull { .. }) if self.promised_bytes.load(Ordering::Relaxed) != promised_bytes => {}
+                // What was replaced since the last checkpoint, and what lies sparse, may suffice. What is being moved right
+                // now counts twice until it has been. Others' shares come free as their commits end: removing is not refused
+                // for them.
+                Err(Error::DiskFull { .. })
+                    if made_space == 0
+                        || made_space < MAKE_SPACE_MAX && self.space.tight.load(Ordering::Relaxed)
+                        || only_removes && promised_bytes > 0 =>
+                {
+                    made_space += 1;
                     crate::witness::mark!("a commit on a full disk had space made");
                     self.have_space_made(face).await?;
                 }
