@@ -43,6 +43,7 @@ impl Core {
         self.engine.check_failure()?;
         let frees = has_emptied || self.engine.space.segments.has_released();
         self.engine.secure_checkpoint(u32::from(!frees))?;
+        self.engine.space.begin_segment()?;
         let began = self.now();
         let result = self.make_checkpoint(base, began);
         if let Err(error) = &result {

@@ -74,6 +74,19 @@ impl Appender {
                 self.seal(segments, jobs);
             }
         }
+        let open = self.open(segments, epoch)?;
+        let place = Place::new(open.position, bytes, epoch);
+        let offset = (open.position - open.buffer_start) as usize;
+        open.buffer[offset..offset + extent.len()].copy_from_slice(extent);
+        open.buffer[offset + extent.len()..offset + bytes as usize].fill(0);
+        open.position += bytes;
+        open.frames.extend(frame);
+        segments.retain(place);
+        Ok(place)
+    }
+
+    /// The open segment; another is taken where none is open.
+    fn open(&mut self, segments: &Segments, epoch: Epoch) -> io::Result<&mut OpenSegment> {
         if self.open.is_none() {
             let id = match self.keep_segments {
                 0 => segments.take()?,
@@ -90,15 +103,12 @@ impl Appender {
                 frames: Vec::new(),
             });
         }
-        let open = self.open.as_mut().expect("opened above");
-        let place = Place::new(open.position, bytes, epoch);
-        let offset = (open.position - open.buffer_start) as usize;
-        open.buffer[offset..offset + extent.len()].copy_from_slice(extent);
-        open.buffer[offset + extent.len()..offset + bytes as usize].fill(0);
-        open.position += bytes;
-        open.frames.extend(frame);
-        segments.retain(place);
-        Ok(place)
+        Ok(self.open.as_mut().expect("opened above"))
+    }
+
+    /// Takes a segment for the epoch, if it has none: what others take from here on is not that one.
+    pub(crate) fn begin(&mut self, segments: &Segments, epoch: Epoch) -> io::Result<()> {
+        self.open(segments, epoch).map(drop)
     }
 
     /// What is left of the open segment.

@@ -372,6 +372,14 @@ impl Space {
         self.appender(epoch).lock().room_bytes()
     }
 
+    /// Has a segment for what this epoch still writes. Called before a checkpoint's cut: on a full disk there might be none
+    /// any more once pages of the next epoch are evicted beside it.
+    pub(crate) fn begin_segment(&self) -> Result<()> {
+        let guard = self.enter();
+        let begun = self.appender(guard.epoch()).lock().begin(&self.segments, guard.epoch());
+        begun.map_err(|error| self.growth_error(error))
+    }
+
     /// Hands on what the epoch's appender holds in its buffer.
     pub(crate) fn flush(&self, epoch: Epoch) {
         let mut jobs = Vec::new();
@@ -625,5 +633,34 @@ impl Space {
     /// An error that names a damaged place of the data file.
     pub(crate) fn damaged(&self, what: &str, place: Place, flaw: impl std::fmt::Display) -> Error {
         Error::damaged(&self.path, format!("{what} at {place:?}"), flaw)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::fault::FaultyBackend;
+    use crate::io::{Backend, OpenOptions};
+
+    /// What is written of the next epoch beside a checkpoint does not take the last segment, which the checkpoint has secured.
+    #[test]
+    fn a_checkpoint_has_its_segment_before_the_cut() {
+        let backend = FaultyBackend::new(crate::io::in_memory());
+        let path = Path::new("data");
+        let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
+        let file = backend.open(path, options).unwrap();
+        let space = Space::new(path, file, 64 << 10, 1, Epoch(1), 1 << 20);
+        space.secure(1).unwrap();
+        let usage = space.segments.usage();
+        backend.set_space_limit(Some(backend.space_used()));
+        while space.segments.usage().free_count > 1 {
+            space.segments.take().unwrap();
+        }
+        space.begin_segment().unwrap();
+        let (ended, ()) = space.cut(|_| ());
+        let refused = space.append_encoded(ended.next(), &[1; 100], None);
+        assert!(matches!(refused, Err(Error::DiskFull { .. })), "{refused:?}");
+        space.append_encoded(ended, &[1; 100], None).expect("the segment that was begun");
+        assert_eq!(space.segments.usage().segment_count, usage.segment_count);
     }
 }
