@@ -67,6 +67,7 @@ fn run(goal: u64) -> std::io::Result<u64> {
             let path = folder().join(format!("failed-{done}"));
             std::fs::write(&path, &script)?;
             println!("FOUND: {}", path.display());
+            println!("  again: copy it to fuzz/corpus/files, then cargo test -p drumlin-fuzz");
         }
         done += 1;
         if said.elapsed() > Duration::from_secs(10) || done == goal {

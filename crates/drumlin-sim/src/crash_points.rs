@@ -49,6 +49,18 @@ pub struct Round {
     pub finds_max: usize,
 }
 
+impl Round {
+    /// What goes into a point again in the same way.
+    fn command(&self, point: usize) -> String {
+        let Bounds { subsets_of, alone_max, random, of_recovery, stride: _ } = self.bounds;
+        format!(
+            "cargo run --release -p drumlin-sim -- --finds 1 crash-points --draw {} --point {point} --subsets {subsets_of} \
+             --alone {alone_max} --random {random} --recovery {of_recovery}",
+            self.seed
+        )
+    }
+}
+
 /// What was gone through.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
@@ -441,7 +453,11 @@ pub fn run(round: Round, stop: &AtomicBool, tell: impl Fn(&Report)) -> Report {
         // A commit whose answer came with this very change may count already: of the acknowledgements those before it.
         let (acknowledged, entered) = around(&moments, point);
         let model = acknowledged.with_entered(&entered);
+        let known = report.finds.len();
         go_into(&round, point, &medium, &model, &mut report);
+        for find in &mut report.finds[known..] {
+            *find += &format!("\n  again: {}", round.command(point));
+        }
         report.next = point + 1;
         tell(&report);
         if report.finds.len() >= round.finds_max {

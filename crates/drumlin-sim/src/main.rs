@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::{Parser, Subcommand};
-use drumlin::io::sim;
 use drumlin_sim::crash_points::{self, Bounds, Round};
 use drumlin_sim::explore::{self, Limits};
 use drumlin_sim::planted;
@@ -156,7 +155,9 @@ const CRASH_POINTS: &str = "crash-points.json";
 /// Goes on where the last sitting was; true if no sitting has found anything.
 fn explore_until(hours: f64, limits: Limits) -> std::io::Result<bool> {
     let before: Worlds = progress::load(WORLDS)?;
-    print!("{}", report::of_all_worlds(&before));
+    if before.seeds > 0 {
+        print!("{}", report::of_all_worlds(&before));
+    }
     let wanted = Duration::from_secs_f64(hours * 3600.0);
     let simulated_max = wanted.saturating_sub(Duration::from_millis(before.simulated_millis));
     let stored = Mutex::new(Instant::now());
@@ -228,7 +229,7 @@ fn crash_points(round: Round) -> ExitCode {
         report.points
     );
     println!("{}", planted::processor_time());
-    print!("{}", report::marks(|mark| sim::marks().iter().any(|(own, hits)| *own == mark && *hits > 0)));
+    print!("{}", report::own_marks());
     if report.next < report.points && report.finds.is_empty() {
         println!("go on with: cargo run --release -p drumlin-sim -- --minutes 60 crash-points --point {}", report.next);
     }

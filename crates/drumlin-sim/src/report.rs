@@ -18,7 +18,7 @@ pub fn of_worlds(summary: &Summary, took: Duration) -> String {
     text += &of_story(&summary.story);
     let troubles = summary.troubles.iter().map(|(name, count)| format!("{} {name}", figure(*count)));
     row(&mut text, "troubles", &troubles.collect::<Vec<_>>().join(", "));
-    text += &marks(|mark| sim::marks().iter().any(|(own, hits)| *own == mark && *hits > 0));
+    text += &own_marks();
     for (seed, find) in &summary.finds {
         let _ = writeln!(text, "FOUND by seed {seed}: {find}");
         let trouble = summary.trouble.map_or(String::new(), |trouble| format!(" --trouble {}", trouble.name()));
@@ -90,7 +90,7 @@ pub fn of_all_crash_points(points: &CrashPoints) -> String {
         "in all {}, {} of cut recoveries, {}\n",
         counted(points.states, "state"),
         figure(points.recovery_states),
-        counted(points.draw, "whole pass|es")
+        counted(points.draw, "whole round")
     );
     for find in &points.finds {
         let _ = writeln!(text, "FOUND: {find}");
@@ -98,9 +98,13 @@ pub fn of_all_crash_points(points: &CrashPoints) -> String {
     text
 }
 
-/// How many marks of rare paths were hit, and which were not.
+/// How many marks of rare paths this process has hit, and which it has not.
 #[must_use]
-pub fn marks(is_hit: impl Fn(&str) -> bool) -> String {
+pub fn own_marks() -> String {
+    marks(|mark| sim::marks().iter().any(|(own, hits)| *own == mark && *hits > 0))
+}
+
+fn marks(is_hit: impl Fn(&str) -> bool) -> String {
     let marks = sim::marks();
     let missed: Vec<&str> = marks.iter().map(|(mark, _)| *mark).filter(|mark| !is_hit(mark)).collect();
     let mut text = String::new();
@@ -134,11 +138,10 @@ fn listed<'a>(counts: impl IntoIterator<Item = (u64, &'a str)>) -> String {
     if list.is_empty() { "nothing".to_owned() } else { list.join(", ") }
 }
 
-/// A count of what a noun says, which ends at the bar where more follows it; a bar within its plural parts that.
+/// A count of what a noun says, which ends at the bar where more follows it.
 fn counted(count: u64, noun: &str) -> String {
     let (noun, rest) = noun.split_once('|').unwrap_or((noun, ""));
-    let (plural, rest) = if rest == "es" { ("es", "") } else { ("s", rest) };
-    format!("{} {noun}{}{rest}", figure(count), if count == 1 { "" } else { plural })
+    format!("{} {noun}{}{rest}", figure(count), if count == 1 { "" } else { "s" })
 }
 
 /// With its thousands parted.
@@ -156,8 +159,8 @@ mod tests {
     /// Figures are parted, nouns have their plural, and what is zero is left out.
     #[test]
     fn counts_read_well() {
-        let counts = [(1, "power cut"), (0, "kill"), (1_234_567, "row| compared"), (12, "whole pass|es")];
-        assert_eq!(listed(counts), "1 power cut, 1,234,567 rows compared, 12 whole passes");
+        let counts = [(1, "power cut"), (0, "kill"), (1_234_567, "row| compared"), (12, "whole round")];
+        assert_eq!(listed(counts), "1 power cut, 1,234,567 rows compared, 12 whole rounds");
         assert_eq!(listed([(0, "kill")]), "nothing");
         let mut text = String::new();
         row(&mut text, "clients", &["123,456 rows compared"; 6].join(", "));
