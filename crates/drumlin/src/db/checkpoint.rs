@@ -40,10 +40,7 @@ impl Core {
 
     /// The same, by whoever has the base.
     pub(crate) fn checkpoint_of(&self, base: &mut Base, has_emptied: bool) -> Result<CheckpointReport> {
-        self.engine.check_failure()?;
-        let frees = has_emptied || self.engine.space.segments.has_released();
-        self.engine.secure_checkpoint(u32::from(!frees))?;
-        self.engine.space.begin_segment()?;
+        self.prepare_checkpoint(has_emptied)?;
         let began = self.now();
         let result = self.make_checkpoint(base, began);
         if let Err(error) = &result {
@@ -55,6 +52,14 @@ impl Core {
             self.upkeep.changed.notify_all();
         }
         result
+    }
+
+    /// All of a checkpoint that may be refused: nothing is changed by it.
+    fn prepare_checkpoint(&self, has_emptied: bool) -> Result<()> {
+        self.engine.check_failure()?;
+        let frees = has_emptied || self.engine.space.segments.has_released();
+        self.engine.secure_checkpoint(u32::from(!frees))?;
+        self.engine.space.begin_segment()
     }
 
     fn make_checkpoint(&self, base: &mut Base, began: Duration) -> Result<CheckpointReport> {
@@ -115,5 +120,22 @@ pub(crate) fn run_upkeep(core: &Weak<Core>, upkeep: &Arc<Upkeep>) {
         if failed {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Config;
+
+    /// A checkpoint has the segment that it writes to before its cut, after which others may take what is free.
+    #[test]
+    fn a_checkpoint_begins_with_a_segment() {
+        let db = Config::new().backend(crate::io::in_memory()).memory(16 << 20).open("/db").unwrap();
+        db.keyspace("k").unwrap();
+        db.checkpoint().unwrap();
+        let core = db.core();
+        assert_eq!(core.engine.space.room_bytes(), 0, "the one before left its segment open");
+        core.prepare_checkpoint(false).unwrap();
+        assert!(core.engine.space.room_bytes() > 0);
     }
 }

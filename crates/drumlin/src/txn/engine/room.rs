@@ -12,7 +12,7 @@ use crate::space::RESERVE_SEGMENTS;
 use crate::task::Face;
 use crate::txn::write_set::Change;
 
-/// Bytes of pages that a commit under way may make dirty.
+/// Bytes of pages that a commit under way may make dirty, or that the cleaner is about to move.
 pub(crate) struct Promised<'e> {
     sum: &'e AtomicU64,
     bytes: u64,
