@@ -5,6 +5,7 @@
 
 pub mod client;
 pub mod crash_points;
+pub mod crowd;
 pub mod explore;
 pub mod model;
 pub mod planted;

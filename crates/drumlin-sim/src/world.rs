@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use drumlin::io::sim::{self, Disk, Faults, Harm, Loss, Medium, Random, Schedule};
 use drumlin::{Config, Database, Error, KeyspaceOptions};
 
-use crate::client::{self, Count, Counts, LASTING, Life};
+use crate::client::{self, Count, Counts, LASTING, Life, entered};
+use crate::crowd;
 use crate::model::{Deed, Model, Tampering};
 
 /// What goes wrong in a world besides power cuts.
@@ -20,6 +21,8 @@ pub enum Trouble {
     FailingWrites,
     FailingSyncs,
     FullDisk,
+    /// A full disk, with very many pages and keyspaces on it. No seed has it of itself.
+    CrowdedDisk,
     /// Writes that were reported and did not happen, or happened elsewhere.
     LostWrites,
     /// Bits that flip at rest.
@@ -162,7 +165,19 @@ impl Plan {
     /// The same world with another trouble.
     #[must_use]
     pub fn with(self, imposed: Option<Trouble>) -> Plan {
-        Plan { imposed, trouble: imposed.unwrap_or(self.trouble), ..self }
+        let plan = Plan { imposed, trouble: imposed.unwrap_or(self.trouble), ..self };
+        match plan.trouble {
+            Trouble::CrowdedDisk => plan.crowded(),
+            _ => plan,
+        }
+    }
+
+    /// The same world with many rows, and memory for their pages to be dirty in.
+    fn crowded(self) -> Plan {
+        let (key_count, more_bytes) = [(2000, 0), (6000, 8 << 20), (15_000, 32 << 20)][(self.seed % 3) as usize];
+        // Each scan is a long one.
+        let (lives, steps) = (self.lives.max(3), self.steps.min(60));
+        Plan { key_count, memory_bytes: self.memory_bytes + more_bytes, lives, steps, ..self }
     }
 
     /// The plan of one life.
@@ -262,7 +277,7 @@ impl World {
     }
 
     fn live(mut self) -> Story {
-        let mut medium = Medium::default();
+        let mut medium = if self.plan.trouble == Trouble::CrowdedDisk { self.crowd() } else { Medium::default() };
         for life in 0..self.plan.lives {
             let is_last = life + 1 == self.plan.lives;
             match self.life(medium, is_last) {
@@ -287,6 +302,17 @@ impl World {
         self.story.commits = self.model.commits();
         self.story.rows_checked = self.model.checked();
         self.story
+    }
+
+    /// A disk with a large database, made in peace.
+    fn crowd(&mut self) -> Medium {
+        let disk = Disk::new(Medium::default(), self.random.next());
+        let db = self.plan.config(&disk).open("/db").expect("a new database");
+        self.prepare(&db, &disk).expect("new keyspaces");
+        crowd::fill(&db, &self.model, self.plan.key_count, self.plan.value_bytes, &mut self.random)
+            .expect("a disk in order with space on it");
+        db.close().expect("a disk in order");
+        disk.medium()
     }
 
     /// Opens, verifies, works, ends. What the disk holds afterwards; `None` if nothing can be done with it any more.
@@ -518,7 +544,6 @@ impl World {
             let body = move || client::run_tasks(&life, random, count, steps);
             sim::spawn(&format!("tasks {number}"), Box::new(body)).expect("a thread")
         }));
-        drop(life);
         if end == End::Kill {
             // At some moment, not at the end of everything.
             let order = 18 + self.random.below(12);
@@ -533,26 +558,37 @@ impl World {
             let may = disk.is_off() || self.is_damaged || disk.harm().has_damaged() || disk.harm().may_fail_reads();
             assert!(may && !error.is_conflict(), "locking rows after all clients have ended: {error}");
         }
+        if self.plan.trouble == Trouble::CrowdedDisk
+            && let Err(error) = self.fill_and_thin_out(db, life.has_put.load(Ordering::Relaxed))
+        {
+            assert!(disk.is_off(), "on a crowded disk: {error}");
+        }
         if !self.plan.troubles_openings {
             self.end_trouble(disk);
         }
     }
 
+    /// With nobody beside: no space is left, then there is some again.
+    fn fill_and_thin_out(&mut self, db: &Database, has_put: bool) -> Result<(), Error> {
+        let has_filled = crowd::fill_up(db, &self.model, &mut self.random)?;
+        // Before a row is put in it, a life may find too little space for what should be set aside.
+        if has_put || has_filled {
+            crowd::thin_out(db, &self.model, &mut self.random)?;
+        }
+        Ok(())
+    }
+
     /// Makes the keyspaces that are always there.
     fn prepare(&mut self, db: &Database, disk: &Disk) -> Option<()> {
         for (name, page_bytes) in LASTING {
-            let model = self.model.clone();
-            if model.space(name).is_some() {
+            if self.model.space(name).is_some() {
                 continue;
             }
             let options = KeyspaceOptions::new().page_bytes(page_bytes);
-            sim::on_timestamp(Some(Box::new(move |timestamp| {
-                model.enter(timestamp.0, Deed::Create(name.to_owned()));
-            })));
-            let made = db.keyspace_with(name, options);
-            sim::on_timestamp(None);
+            let (taken, made) =
+                entered(&self.model, |_| Deed::Create(name.to_owned()), || db.keyspace_with(name, options));
             match made {
-                Ok(_) => self.model.answer(self.model.last(), true),
+                Ok(_) => self.model.answer(taken, true),
                 Err(error) => {
                     let may = disk.is_off() || self.may_be_damaged(&error.to_string()) || disk.harm().has_failed();
                     assert!(may, "creating keyspace {name:?}: {error}");
@@ -573,7 +609,7 @@ impl World {
             Trouble::FailingReads => Faults { read_fails_for_ever_one_in: often, ..calm },
             Trouble::FailingWrites => Faults { write_fails_one_in: often, name_fails_one_in: often, ..calm },
             Trouble::FailingSyncs => Faults { sync_fails_one_in: often, ..calm },
-            Trouble::FullDisk => {
+            Trouble::FullDisk | Trouble::CrowdedDisk => {
                 let more = self.random.below(12) * (256 << 10);
                 Faults { capacity_bytes: Some(disk.medium().bytes() + more), ..calm }
             }
@@ -586,7 +622,7 @@ impl World {
 
     /// What goes wrong from here on has to be borne: checking takes all that is there.
     fn end_trouble(&mut self, disk: &Disk) {
-        if !matches!(self.plan.trouble, Trouble::Lies | Trouble::FullDisk) {
+        if !matches!(self.plan.trouble, Trouble::Lies | Trouble::FullDisk | Trouble::CrowdedDisk) {
             disk.set_faults(Faults { slow_one_in: self.plan.slow_one_in, ..Faults::default() });
         }
     }

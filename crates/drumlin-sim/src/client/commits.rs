@@ -1,11 +1,10 @@
 //! Commits: of one row, of many, and of keyspaces.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use drumlin::io::sim;
@@ -14,7 +13,24 @@ use drumlin::{Durability, Error, KeyspaceOptions, TxOptions, Value};
 use super::answers::Call;
 use super::streams::Slow;
 use super::{Client, Count, Face, LASTING, PASSING, Stop, by_face, numbered};
-use crate::model::{Content, Deed, SpaceNumber};
+use crate::model::{Content, Deed, Model, SpaceNumber};
+
+/// Makes a commit that blocks, and enters what it does where it gets its timestamp, which is 0 if it gets none.
+pub fn entered<T>(
+    model: &Model,
+    deed: impl FnOnce(&Model) -> Deed + 'static,
+    commit: impl FnOnce() -> Result<T, Error>,
+) -> (u64, Result<T, Error>) {
+    let taken = Rc::new(Cell::new(0));
+    let (told, model) = (Rc::clone(&taken), model.clone());
+    sim::on_timestamp(Some(Box::new(move |timestamp| {
+        told.set(timestamp.0);
+        model.enter(timestamp.0, deed(&model));
+    })));
+    let result = commit();
+    sim::on_timestamp(None);
+    (taken.get(), result)
+}
 
 impl Client {
     /// Runs a commit that does `deed`, and enters it where it gets its timestamp. `None` where it failed and may have, or
@@ -206,17 +222,7 @@ impl Client {
         let options = KeyspaceOptions::new().page_bytes(page_bytes);
         // It may be there already: then no timestamp is taken.
         let model = self.life.model.clone();
-        let create = move || {
-            let taken = Arc::new(AtomicU64::new(0));
-            let told = Arc::clone(&taken);
-            sim::on_timestamp(Some(Box::new(move |timestamp| {
-                told.store(timestamp.0, Ordering::Relaxed);
-                model.enter(timestamp.0, Deed::Create(name.to_owned()));
-            })));
-            let result = db.keyspace_with(name, options);
-            sim::on_timestamp(None);
-            (taken.load(Ordering::Relaxed), result)
-        };
+        let create = move || entered(&model, |_| Deed::Create(name.to_owned()), || db.keyspace_with(name, options));
         let (taken, result) = self.elsewhere(create).await;
         self.settle(taken, result, true, Call::Plain, None)?;
         Ok(())
@@ -230,16 +236,8 @@ impl Client {
         // Between the look and the drop another may have dropped it, and one more created it anew: which one is dropped is
         // known when the timestamp is taken.
         let drop = move || {
-            let taken = Arc::new(AtomicU64::new(0));
-            let told = Arc::clone(&taken);
-            sim::on_timestamp(Some(Box::new(move |timestamp| {
-                told.store(timestamp.0, Ordering::Relaxed);
-                let space = model.space(name).expect("what is dropped is there");
-                model.enter(timestamp.0, Deed::Drop(space));
-            })));
-            let result = db.drop_keyspace(name);
-            sim::on_timestamp(None);
-            (taken.load(Ordering::Relaxed), result)
+            let deed = |model: &Model| Deed::Drop(model.space(name).expect("what is dropped is there"));
+            entered(&model, deed, || db.drop_keyspace(name))
         };
         let (taken, result) = self.elsewhere(drop).await;
         match result {

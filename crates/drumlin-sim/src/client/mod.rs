@@ -25,6 +25,7 @@ use drumlin::io::sim::{self, Disk, Random};
 use drumlin::{Database, Durability, Error, Isolation, Keyspace, Snapshot, TxOptions};
 
 use self::answers::Call;
+pub use self::commits::entered;
 use crate::model::{Content, Model, SpaceNumber};
 use crate::tasks::{self, Timer, or_drop};
 use crate::world::Plan;
@@ -328,7 +329,8 @@ fn hot(number: u64) -> Vec<u8> {
 }
 
 /// The key of a number; some are long.
-fn numbered(number: u64) -> Vec<u8> {
+#[must_use]
+pub fn numbered(number: u64) -> Vec<u8> {
     let mut key = format!("{number:05}").into_bytes();
     if key[4] % 10 == 3 {
         key.extend([b'k'; 100]);

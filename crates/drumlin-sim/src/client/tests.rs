@@ -11,9 +11,8 @@ fn with_client(body: impl FnOnce(&mut Client, Keyspace, SpaceNumber) + Send + 's
         let disk = Disk::new(Medium::default(), 1);
         let db = plan.config(&disk).open("/db").expect("a new database");
         let model = Model::default();
-        let told = model.clone();
-        sim::on_timestamp(Some(Box::new(move |timestamp| told.enter(timestamp.0, Deed::Create(HOT.to_owned())))));
-        let keyspace = db.keyspace(HOT).expect("a new keyspace");
+        let (_, made) = entered(&model, |_| Deed::Create(HOT.to_owned()), || db.keyspace(HOT));
+        let keyspace = made.expect("a new keyspace");
         model.answer(model.last(), true);
         let space = model.space(HOT).expect("just made");
         let life = Arc::new(Life {

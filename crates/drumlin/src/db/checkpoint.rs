@@ -33,7 +33,7 @@ impl Core {
     }
 
     /// Makes a checkpoint if there is space for it; else `DiskFull`. One that frees no segment must not take the last that
-    /// is free, or there would be none for any other: `has_emptied` says that segments were emptied for it.
+    /// are free, or there would be none for any other: `has_emptied` says that segments were emptied for it.
     pub(crate) fn checkpoint_after(&self, has_emptied: bool) -> Result<CheckpointReport> {
         self.checkpoint_of(&mut self.base.lock(), has_emptied)
     }
@@ -58,7 +58,7 @@ impl Core {
     fn prepare_checkpoint(&self, has_emptied: bool) -> Result<()> {
         self.engine.check_failure()?;
         let frees = has_emptied || self.engine.space.segments.has_released();
-        self.engine.secure_checkpoint(u32::from(!frees))?;
+        self.engine.secure_checkpoint(frees)?;
         self.engine.space.begin_segment()
     }
 

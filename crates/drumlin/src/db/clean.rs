@@ -13,7 +13,7 @@ use crate::collections::HashSet;
 use crate::error::{Error, Result};
 use crate::format::extent::{self, Identity, KIND_OFFSET, Kind};
 use crate::format::{PageId, Place, SegmentId};
-use crate::space::{PageSpace, RESERVE_SEGMENTS, Word};
+use crate::space::{PageSpace, Word};
 
 /// What compacting did.
 #[derive(Clone, Debug)]
@@ -82,8 +82,6 @@ impl Core {
     }
 
     fn make_space_alone(&self) -> Result<CheckpointReport> {
-        /// Segments free at which enough was done for now.
-        const GOAL_SEGMENTS: u64 = 2 * RESERVE_SEGMENTS as u64 + 8;
         /// Below this share, tables and summaries are moved out of a segment whatever else is in it.
         const NEARLY_EMPTY_SHARE: f64 = 0.25;
         let space = &self.engine.space;
@@ -121,8 +119,9 @@ impl Core {
             drop(promised);
             let report = self.checkpoint_of(base, has_emptied)?;
             let free_now = segments.usage().free_count;
-            // The first round may only free what the second needs.
-            let is_enough = free_now >= GOAL_SEGMENTS || (made.is_some() && free_now <= free_count);
+            // Enough was done for now; the first round may only free what the second needs.
+            let goal = 2 * u64::from(space.spare_segments()) + 8;
+            let is_enough = free_now >= goal || (made.is_some() && free_now <= free_count);
             if is_enough || self.upkeep.state.lock().stop {
                 return Ok(report);
             }
@@ -323,7 +322,7 @@ impl Core {
     fn shrink(&self) -> Result<()> {
         let space = &self.engine.space;
         self.engine.update_reserve();
-        let keep = space.reserve.load(Ordering::Relaxed) + RESERVE_SEGMENTS;
+        let keep = space.reserve.load(Ordering::Relaxed) + space.spare_segments();
         space.segments.shrink(keep).map_err(|error| Error::io("shrinking", space.path(), error))
     }
 
@@ -362,7 +361,7 @@ impl Core {
             self.shrink()?;
             let usage = segments.usage();
             let room = usage.free_count.saturating_sub(u64::from(space.reserve.load(Ordering::Relaxed))) as usize;
-            let first = (usage.segment_count - usage.free_count) as u32 + RESERVE_SEGMENTS;
+            let first = (usage.segment_count - usage.free_count) as u32 + space.spare_segments();
             let mut victims = segments.from(first);
             victims.reverse();
             victims.truncate(room.min(VICTIM_COUNT_MAX));

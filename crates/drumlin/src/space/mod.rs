@@ -117,6 +117,8 @@ pub(crate) struct Space {
     pub(crate) traffic: Traffic,
     /// Segments that the dirty pages and the next checkpoint may need: large values and the cleaner leave them alone.
     pub(crate) reserve: AtomicU32,
+    /// What of them is for tables, rounded down.
+    pub(crate) table_segments: AtomicU32,
     /// Every segment counts: what is moved goes into the checkpoint's.
     pub(crate) tight: AtomicBool,
     /// The whole budget, and what of it the page tables took when they were last measured.
@@ -127,7 +129,10 @@ pub(crate) struct Space {
 /// Segments kept free besides what dirty pages and the next checkpoint need, so that rows can be removed, and segments
 /// emptied, on a full disk: two for the cleaner and the checkpoint behind it, which frees its victims, and two more for
 /// what commits at once add up to.
-pub(crate) const RESERVE_SEGMENTS: u32 = 4;
+const SPARE_SEGMENTS_MIN: u32 = 4;
+/// And so many times what the tables may take: each checkpoint that frees nothing may write them anew, and so does the one
+/// behind the emptying of segments, which has to gain more than that.
+const SPARE_TABLES: u32 = 4;
 
 #[derive(Debug, Default)]
 struct Jobs {
@@ -183,6 +188,7 @@ impl Space {
             failure: OnceLock::new(),
             traffic: Traffic::default(),
             reserve: AtomicU32::new(0),
+            table_segments: AtomicU32::new(0),
             tight: AtomicBool::new(false),
             memory_bytes,
             measured_table_bytes: AtomicU64::new(0),
@@ -363,6 +369,11 @@ impl Space {
     /// Secures `count` free segments; see [`Segments::secure`].
     pub(crate) fn secure(&self, count: u32) -> Result<()> {
         self.segments.secure(count).map_err(|error| self.growth_error(error))
+    }
+
+    /// Segments that commits which put rows leave free beyond the [`reserve`](Self::reserve).
+    pub(crate) fn spare_segments(&self) -> u32 {
+        SPARE_SEGMENTS_MIN + SPARE_TABLES * self.table_segments.load(Ordering::Relaxed)
     }
 
     /// What is left of the segment that this epoch's pages are written to: bytes.
@@ -583,7 +594,7 @@ impl Space {
             let (segment, position) = match values.open {
                 Some(open) => open,
                 None => {
-                    let keep = self.reserve.load(Ordering::Relaxed) + RESERVE_SEGMENTS;
+                    let keep = self.reserve.load(Ordering::Relaxed) + self.spare_segments();
                     let segment = self.segments.take_beyond(keep).map_err(|error| self.growth_error(error))?;
                     (segment, self.segments.start(segment))
                 }

@@ -8,7 +8,6 @@ use super::Engine;
 use super::commit::Row;
 use crate::error::{Error, Result};
 use crate::seglog::Reservation;
-use crate::space::RESERVE_SEGMENTS;
 use crate::task::Face;
 use crate::txn::write_set::Change;
 
@@ -39,12 +38,17 @@ impl Engine {
     /// Bytes that a checkpoint may need now, and `more_bytes` more: all dirty pages, those that commits under way will make
     /// dirty, their entries, what tables change.
     pub(crate) fn checkpoint_bytes(&self, more_bytes: u64) -> u64 {
-        let dirty = self.pool.frames.dirty_bytes() + self.promised_bytes.load(Ordering::Relaxed) + more_bytes;
-        // Entries are 24 bytes, of pages of at least 512.
-        dirty + dirty / 20 + self.table_bytes()
+        self.dirty_bytes(more_bytes) + self.table_bytes()
     }
 
-    /// What of it is not for pages: the base image may be folded and written anew.
+    /// What of it is for pages, with their entries.
+    fn dirty_bytes(&self, more_bytes: u64) -> u64 {
+        let dirty = self.pool.frames.dirty_bytes() + self.promised_bytes.load(Ordering::Relaxed) + more_bytes;
+        // Entries are 24 bytes, of pages of at least 512.
+        dirty + dirty / 20
+    }
+
+    /// What of it is not: the base image may be folded and written anew.
     fn table_bytes(&self) -> u64 {
         self.space.summary_bytes() + self.space.table_bytes()
     }
@@ -52,9 +56,12 @@ impl Engine {
     /// The same in segments, as they are set aside.
     fn checkpoint_segments(&self, more_bytes: u64) -> u32 {
         // Segments waste what is left at their ends: up to one page of 64 KiB each, and blocks at flushes.
-        let usable = self.space.segments.segment_bytes() * 3 / 4;
-        let needed = (self.checkpoint_bytes(more_bytes) / usable) as u32 + 1;
+        let segment_bytes = self.space.segments.segment_bytes();
+        let usable = segment_bytes * 3 / 4;
+        let (dirty_bytes, table_bytes) = (self.dirty_bytes(more_bytes), self.table_bytes());
+        let needed = ((dirty_bytes + table_bytes) / usable) as u32 + 1;
         self.space.reserve.store(needed, Ordering::Relaxed);
+        self.space.table_segments.store((table_bytes / segment_bytes) as u32, Ordering::Relaxed);
         needed
     }
 
@@ -73,11 +80,14 @@ impl Engine {
         self.checkpoint_segments(0);
     }
 
-    /// Makes sure, before anything is begun that can't be taken back, that a checkpoint finds the space it needs, and
-    /// `kept_segments` more; else `DiskFull`, and the database goes on. No checkpoint is being made meanwhile.
-    pub(crate) fn secure_checkpoint(&self, kept_segments: u32) -> Result<()> {
+    /// Makes sure, before anything is begun that can't be taken back, that a checkpoint finds the space it needs, and, if it
+    /// frees none, leaves some to another; else `DiskFull`, and the database goes on. No checkpoint is being made meanwhile.
+    pub(crate) fn secure_checkpoint(&self, frees: bool) -> Result<()> {
         let is_full = |secured: &Result<()>| matches!(secured, Err(Error::DiskFull { .. }));
-        let secured = self.space.secure(self.checkpoint_segments(0) + kept_segments);
+        let needed = self.checkpoint_segments(0);
+        let table_segments = self.space.table_segments.load(Ordering::Relaxed);
+        let kept_segments = if frees { 0 } else { table_segments + 1 };
+        let secured = self.space.secure(needed + kept_segments);
         if !is_full(&secured) {
             return secured;
         }
@@ -87,7 +97,6 @@ impl Engine {
         }
         // Pages count as whole frames until they are written, and may be much smaller then.
         crate::witness::mark!("dirty pages were written for a checkpoint to find space");
-        let table_segments = (self.table_bytes() / self.space.segments.segment_bytes()) as u32;
         self.pool.write_back_all(table_segments + kept_segments)?;
         self.space.secure(self.least_checkpoint_segments(0) + kept_segments)
     }
@@ -130,12 +139,14 @@ impl Engine {
         if !only_removes && self.log.get().is_some() {
             self.space.check_tables()?;
         }
-        let spare = if only_removes { 0 } else { RESERVE_SEGMENTS };
         let mut made_space = 0;
         loop {
             self.check_failure()?;
             let promised_bytes = self.promised_bytes.load(Ordering::Relaxed);
-            let count = self.checkpoint_segments(own) + spare;
+            let mut count = self.checkpoint_segments(own);
+            if !only_removes {
+                count += self.space.spare_segments();
+            }
             let segments = &self.space.segments;
             if segments.has_free(count)
                 || made_space > 0 && only_removes && segments.has_free(self.least_checkpoint_segments(own))

@@ -1,0 +1,149 @@
+//! A crowded disk: the database has very many pages and keyspaces before the disk has no space left, and what removes is
+//! not refused there.
+//!
+//! What a checkpoint needs is counted beforehand, from the number of dirty pages, of changed tables, of keyspaces. Small
+//! databases hardly reach where such a count may be wrong.
+
+use drumlin::io::sim::Random;
+use drumlin::{Database, Durability, Error, Keyspace, KeyspaceOptions, TxOptions};
+
+use crate::client::{LASTING, entered, numbered};
+use crate::model::{Content, Deed, Model, SpaceNumber};
+
+/// A database of many pages: rows in the first keyspaces that all worlds have, and keyspaces beside them.
+///
+/// # Errors
+/// Those of the disk.
+pub fn fill(db: &Database, model: &Model, row_count: u64, value_bytes: u64, random: &mut Random) -> Result<(), Error> {
+    let relaxed = TxOptions { durability: Durability::Relaxed, ..TxOptions::default() };
+    let beside = [2, 20, 100][random.below(3) as usize];
+    for number in 0..beside {
+        let name = beside_name(number);
+        let options = KeyspaceOptions::new().page_bytes(512 << random.below(4));
+        make(model, Deed::Create(name.clone()), true, || db.keyspace_with(&name, options)).map(drop)?;
+    }
+    // One of those beside is as large as those that all worlds have.
+    let large = beside_name(random.below(beside));
+    for (name, share) in [(LASTING[0].0, 100), (LASTING[1].0, 50), (&large, random.below(100))] {
+        let (keyspace, space) = open(db, model, name)?;
+        let mut number = 0;
+        while number < row_count * share / 100 {
+            let end = number + 100;
+            let mut tx = db.begin_with(relaxed)?;
+            let mut rows = Vec::new();
+            for number in number..end {
+                let content = Content { length: random.below(value_bytes) as usize, seed: random.next() };
+                tx.insert(&keyspace, numbered(number), content.bytes())?;
+                rows.push((space, numbered(number), Some(content)));
+            }
+            make(model, Deed::Rows(rows), false, || tx.commit())?;
+            number = end;
+        }
+    }
+    if random.chance(70) {
+        db.compact()?;
+    }
+    Ok(())
+}
+
+/// Puts rows until there is no space for one more; whether it put any.
+///
+/// # Errors
+/// Those of the disk, but that it is full.
+pub fn fill_up(db: &Database, model: &Model, random: &mut Random) -> Result<bool, Error> {
+    let name = LASTING[random.below(2) as usize].0;
+    let (keyspace, space) = open(db, model, name)?;
+    let mut has_put = false;
+    loop {
+        let content = Content { length: random.below(3000) as usize, seed: random.next() };
+        // Most of them new, or it would never be full.
+        let key = numbered(random.below(90_000));
+        let deed = Deed::Rows(vec![(space, key.clone(), Some(content))]);
+        match make(model, deed, true, || keyspace.insert(&key, content.bytes())) {
+            Ok(_) => has_put = true,
+            Err(Error::DiskFull { .. }) => return Ok(has_put),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Removes much of what there is, in every way, with nobody beside: none of it is refused, and what is removed makes room.
+///
+/// # Errors
+/// Those of the disk. That it is full is a find, and so a panic.
+pub fn thin_out(db: &Database, model: &Model, random: &mut Random) -> Result<(), Error> {
+    if random.chance(40) {
+        let beside: Vec<_> = model.spaces().into_iter().filter(|(name, _)| name.starts_with(BESIDE)).collect();
+        let count = random.below(beside.len() as u64 + 1).min(10);
+        for (name, space) in beside.into_iter().take(count as usize) {
+            let dropped = make(model, Deed::Drop(space), true, || db.drop_keyspace(&name));
+            not_refused(dropped, "dropping a keyspace")?;
+        }
+    }
+    let mut removed = 0;
+    let mut left = 0;
+    let share = 20 + random.below(81);
+    for (name, space) in model.spaces() {
+        let (keyspace, _) = open(db, model, &name)?;
+        let mut keys: Vec<Vec<u8>> = model.rows_at(space, model.last()).into_keys().collect();
+        left += keys.len();
+        if random.chance(50) {
+            // In no order: many pages become dirty before the first of them is empty.
+            for index in (1..keys.len()).rev() {
+                keys.swap(index, random.below(index as u64 + 1) as usize);
+            }
+        }
+        keys.truncate(keys.len() * share as usize / 100);
+        removed += keys.len();
+        let together = [1, 1, 20, 100][random.below(4) as usize];
+        for keys in keys.chunks(together) {
+            let deed = Deed::Rows(keys.iter().map(|key| (space, key.clone(), None)).collect());
+            let done = if let [key] = keys {
+                make(model, deed, true, || keyspace.remove(key))
+            } else {
+                let mut tx = db.begin()?;
+                keys.iter().try_for_each(|key| tx.remove(&keyspace, key))?;
+                make(model, deed, true, || tx.commit().map(drop))
+            };
+            not_refused(done, "removing")?;
+        }
+    }
+    if random.chance(50) {
+        not_refused(db.checkpoint().map(drop), "a checkpoint")?;
+    }
+    not_refused(db.compact().map(drop), "compacting")?;
+    if removed * 2 >= left && removed > 200 {
+        let (keyspace, space) = open(db, model, LASTING[0].0)?;
+        let content = Content { length: 20, seed: 1 };
+        let deed = Deed::Rows(vec![(space, numbered(0), Some(content))]);
+        let put = make(model, deed, true, || keyspace.insert(numbered(0), content.bytes()));
+        not_refused(put.map(drop), "putting a row where half was removed,")?;
+    }
+    Ok(())
+}
+
+const BESIDE: &str = "beside ";
+
+fn beside_name(number: u64) -> String {
+    format!("{BESIDE}{number}")
+}
+
+fn open(db: &Database, model: &Model, name: &str) -> Result<(Keyspace, SpaceNumber), Error> {
+    Ok((db.existing_keyspace(name)?, model.space(name).expect("a keyspace of the model")))
+}
+
+/// Makes a commit that does `deed`.
+fn make<T>(model: &Model, deed: Deed, is_full: bool, commit: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    let (taken, result) = entered(model, |_| deed, commit);
+    if result.is_ok() && taken > 0 {
+        model.answer(taken, is_full);
+    }
+    result
+}
+
+fn not_refused(result: Result<(), Error>, what: &str) -> Result<(), Error> {
+    if let Err(error @ Error::DiskFull { .. }) = &result {
+        panic!("{what} was refused on a full disk: {error}");
+    }
+    result
+}
