@@ -125,10 +125,12 @@ fn find(arguments: &[&str]) -> std::io::Result<Outcome> {
     let found = !output.status.success() && text.contains("FOUND");
     let seconds = text.lines().find_map(|line| line.strip_prefix(PROCESSOR_TIME)?.strip_suffix(" s")?.parse().ok());
     let processor_seconds = seconds.unwrap_or(f64::INFINITY);
-    let report = text.lines().skip_while(|line| !line.contains("FOUND")).take(2).collect::<Vec<_>>().join(" ");
-    let report: String = report.chars().take(300).collect();
+    // How to see it again is for a library without the bug.
+    let report = text.lines().skip_while(|line| !line.contains("FOUND")).take(2);
+    let report: Vec<&str> = report.map(str::trim).filter(|line| !line.starts_with("again:")).collect();
+    let report: String = report.into_iter().flat_map(|line| ["\n    ", line]).collect();
     let seconds = began.elapsed().as_secs_f64();
-    let text = format!("{processor_seconds:.1} s of a processor, {seconds:.1} s in all {report}");
+    let text = format!("{processor_seconds:.1} s of a processor, {seconds:.1} s in all{report}");
     Ok(Outcome { found, processor_seconds, text })
 }
 
