@@ -180,6 +180,37 @@ fn rows_that_compress_can_be_removed() {
     assert_eq!(keyspace.count(..).unwrap(), 0);
 }
 
+/// Where the page tables are as long as several segments, what is set aside for removing is more than a few segments: a
+/// checkpoint behind removed rows may write all of them anew, and frees nothing yet.
+#[test]
+fn rows_of_very_many_pages_can_be_removed() {
+    const COUNT: u32 = 100_000;
+    let (faulty, config) = faulty();
+    let db = config.memory(64 << 20).page_bytes(512).open("/db").unwrap();
+    let keyspace = db.keyspace("rows").unwrap();
+    let relaxed = TxOptions { durability: Durability::Relaxed, ..TxOptions::default() };
+    let mut random = Random(11);
+    let mut keys: Vec<u32> = (0..COUNT).collect();
+    for keys in keys.chunks(100) {
+        let mut tx = db.begin_with(relaxed).unwrap();
+        keys.iter().for_each(|key| tx.insert(&keyspace, key.to_be_bytes(), random.bytes(200)).unwrap());
+        tx.commit().unwrap();
+    }
+    db.compact().unwrap();
+    faulty.set_space_limit(Some(faulty.space_used() + (1 << 20)));
+    fill_up(&keyspace);
+    for index in (1..keys.len()).rev() {
+        keys.swap(index, random.below(index as u64 + 1) as usize);
+    }
+    for (step, keys) in keys.chunks(20).enumerate() {
+        let mut tx = db.begin_with(relaxed).unwrap();
+        keys.iter().for_each(|key| tx.remove(&keyspace, key.to_be_bytes()).unwrap());
+        tx.commit().unwrap_or_else(|error| panic!("removal {step}: {error:?}"));
+    }
+    db.compact().unwrap();
+    keyspace.insert(b"room", b"again").unwrap();
+}
+
 /// Creating keyspaces is refused as putting rows is, and what is set aside for removing stays.
 #[test]
 fn creating_keyspaces_leaves_the_reserve() {
