@@ -14,6 +14,7 @@ mod filesystem;
 #[doc(hidden)]
 pub mod fuzzing;
 mod interrupt;
+mod own_files;
 mod process;
 mod rows;
 mod terminal;

@@ -12,6 +12,7 @@ use super::selection::Selection;
 use crate::database::{DatabaseArgs, KeyspaceArgs};
 use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
+use crate::own_files::OwnFiles;
 use crate::rows::{self, Format, Sink};
 use crate::terminal::{Output, Progress, figures};
 
@@ -65,6 +66,7 @@ impl Dump {
         let start = Instant::now();
         let progress = Progress::counter(output, "rows written:");
         let failed = |error: io::Error| Failure::file("writing", path, &error);
+        OwnFiles::of([&self.database.path]).check_output(path)?;
         let file = File::create(path).map_err(failed)?;
         let written = write_rows(format, BufWriter::with_capacity(256 << 10, &file), keyspace.range(range), |rows| {
             progress.add(rows);

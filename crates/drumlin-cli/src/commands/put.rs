@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use crate::database::{DatabaseArgs, KeyspaceArgs};
 use crate::failure::{Failure, Result};
+use crate::own_files::OwnFiles;
 use crate::terminal::Output;
 use crate::text::{JsonBytes, parse_key};
 
@@ -51,6 +52,12 @@ impl Put {
             None => None,
         };
         let database = self.database.open_or_create()?;
+        let own = OwnFiles::of([&self.database.path]);
+        match &file {
+            Some(file) => own.check_input(file)?,
+            None if self.value.is_none() => own.check_input(io::stdin())?,
+            None => {}
+        }
         let keyspace = self.keyspace.open_or_create(&database)?;
         let value_bytes = match (&self.value, file) {
             (Some(value), _) => {

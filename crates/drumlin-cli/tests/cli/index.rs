@@ -50,3 +50,55 @@ fn acknowledgements_name_every_file() {
     let expected: Vec<String> = (0..50).map(|number| format!("{number:02}\\tx\t{number}")).collect();
     assert_eq!(acks, expected);
 }
+
+/// A database within the tree that it stores is left out whichever way it is met, and said so: as the folder, through a
+/// symbolic link in its place, and as a hard link to one of its files. What an older program stored of it goes with `--delete`.
+#[test]
+fn a_database_is_not_stored_in_itself() {
+    let bench = Bench::new();
+    bench.write("tree/a.txt", "hello");
+    bench.ok(&["put", "tree/sub/db", "key", "value"]);
+    let link = bench.path().join("tree/z.hard");
+    fs::hard_link(bench.path().join("tree/sub/db/data"), link).unwrap();
+    symlink("tree/sub/db", bench.path().join("elsewhere")).unwrap();
+    for database in ["tree/sub/db", "elsewhere"] {
+        let summary: serde_json::Value =
+            serde_json::from_str(&bench.ok(&["index", database, "tree", "--json"])).unwrap();
+        assert_eq!(summary["left_out"], serde_json::json!(["sub/db", "z.hard"]), "{summary}");
+        assert_eq!(bench.ok(&["scan", database, "-k", "files", "--keys-only"]), "a.txt\n");
+    }
+    let text = bench.ok(&["index", "elsewhere", "tree"]);
+    assert!(text.contains("the database itself: sub/db\n"), "{text}");
+
+    let entry = bench.ok(&["get", "elsewhere", "-k", "files", "a.txt"]);
+    for stored in ["sub/db/data", "sub/db"] {
+        bench.ok(&["put", "elsewhere", "-k", "files", stored, &entry]);
+    }
+    let text = bench.ok(&["index", "elsewhere", "tree", "--delete"]);
+    assert!(text.contains("2 removed"), "{text}");
+    assert_eq!(bench.ok(&["scan", "elsewhere", "-k", "files", "--keys-only"]), "a.txt\n");
+
+    bench.write("other/b.txt", "hello");
+    let log = bench.path().join("other/log");
+    fs::rename(bench.path().join("tree/sub/db/log"), &log).unwrap();
+    symlink(&log, bench.path().join("tree/sub/db/log")).unwrap();
+    let text = bench.ok(&["index", "elsewhere", "other"]);
+    assert!(text.contains("indexed 1 file") && text.contains("the database itself: log"), "{text}");
+}
+
+/// A database's own folder, what lies in it, and its files are neither a tree, nor a value, nor a file to write.
+#[test]
+fn a_database_is_no_input_or_output_of_its_own() {
+    let bench = Bench::new();
+    bench.ok(&["put", "db", "key", "value"]);
+    for tree in ["db", "db/log"] {
+        assert!(bench.fails(2, &["index", "db", tree]).contains("within the database itself"));
+    }
+    assert!(bench.fails(2, &["put", "db", "k", "--file", "db/data"]).contains("of the database itself"));
+    assert!(bench.fails(2, &["dump", "db", "db/data", "--format", "jsonl"]).contains("of the database itself"));
+    let acknowledge = ["index", "db", ".", "--acknowledge", "db/data"];
+    assert!(bench.fails(2, &acknowledge).contains("of the database itself"));
+    fs::create_dir(bench.path().join("empty")).unwrap();
+    assert!(bench.fails(2, &["index", "empty", "empty"]).contains("within the database itself"));
+    assert_eq!(bench.ok(&["get", "db", "key"]), "value");
+}

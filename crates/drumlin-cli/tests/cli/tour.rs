@@ -56,6 +56,25 @@ fn the_story() {
     }
 }
 
+/// A tour whose database lies in the tree leaves it out, also that of the tour before, and counts without it.
+#[test]
+fn a_tour_within_its_tree() {
+    let bench = Bench::new();
+    tree(&bench);
+    for _ in 0..2 {
+        let report: Value = serde_json::from_str(&bench.ok(&["tour", ".", "--into", "tree", "--json"])).unwrap();
+        // The tour's own folder holds a file that says so.
+        assert_eq!(report["files"], 1502);
+        assert_eq!(report["left_out"], serde_json::json!(["tree/drumlin-tour/db"]));
+        let finish = &report["finish"];
+        assert_eq!(finish["files_stored"].as_u64().unwrap() + finish["files_unchanged"].as_u64().unwrap(), 1502);
+        assert_eq!(report["answers"]["prefix_agrees"], true);
+        assert!(report["data_file_bytes"].as_u64().unwrap() < 100 << 20);
+    }
+    let story = bench.ok(&["tour", "tree", "--into", "tree"]);
+    assert!(story.contains("the database itself: drumlin-tour/db"), "{story}");
+}
+
 /// Nothing to store is said as such.
 #[test]
 fn an_empty_tree() {

@@ -20,9 +20,10 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::entry::{Entry, Kind, size_key, split_size_key};
 pub(crate) use self::store::{Outcome, Store};
-pub(crate) use self::tree::{Found, absolute, walk};
+pub(crate) use self::tree::{Found, Met, absolute, walk};
 use crate::database::DatabaseArgs;
 use crate::failure::{Exit, Failure, Result, plain};
+use crate::own_files::OwnFiles;
 use crate::terminal::{Output, Progress, figures, style};
 use crate::text::Escaped;
 use crate::{interrupt, process};
@@ -37,7 +38,8 @@ const UNREADABLE_NAMED: u64 = 10;
 ///
 /// Three keyspaces: files (path: size, time, mode, kind and hash as JSON), contents (path: bytes) and by_size (size as 8
 /// big-endian bytes, then the path). Run again, it stores what is new or changed. Symbolic links are recorded, not
-/// followed. Files that can't be read are named and make the exit code 7.
+/// followed. A database that lies in the directory is not stored in itself. Files that can't be read are named and make
+/// the exit code 7.
 #[derive(Debug, Args)]
 pub(crate) struct Index {
     #[command(flatten)]
@@ -63,6 +65,8 @@ pub(crate) struct Summary {
     pub(crate) files_unchanged: u64,
     pub(crate) files_removed: u64,
     pub(crate) files_unreadable: u64,
+    /// Where the database itself lies in the directory.
+    pub(crate) left_out: Vec<String>,
     pub(crate) bytes_stored: u64,
     pub(crate) seconds: f64,
     pub(crate) files_per_second: f64,
@@ -75,12 +79,15 @@ pub(crate) struct Summary {
 struct Job<'a> {
     store: &'a Store,
     root: &'a Path,
+    own: &'a OwnFiles,
     progress: &'a Progress,
     acknowledgements: Option<Mutex<Box<dyn Write + Send>>>,
     stored: AtomicU64,
     unchanged: AtomicU64,
     unreadable: AtomicU64,
     bytes: AtomicU64,
+    /// Paths of the database itself, relative to the root.
+    left_out: Mutex<Vec<Vec<u8>>>,
     /// A thread has met an error: no more files are begun.
     failed: AtomicBool,
 }
@@ -89,26 +96,33 @@ impl Index {
     pub(crate) fn run(&self, output: Output) -> Result<()> {
         let root = absolute(&self.path)?;
         interrupt::watch();
-        let acknowledgements = self.open_acknowledgements()?;
+        // Before it is opened, and perhaps created where it should not be.
+        let own = OwnFiles::of([&self.database.path]);
+        own.check_outside(&root)?;
+        let acknowledgements = self.open_acknowledgements(&own)?;
         let database = self.database.open_or_create()?;
+        let own = OwnFiles::of([&self.database.path]);
         let store = Store::open_or_create(&database)?;
         let progress = Progress::counter(output, "files seen:");
         let job = Job {
             store: &store,
             root: &root,
+            own: &own,
             progress: &progress,
             acknowledgements: acknowledgements.map(Mutex::new),
             stored: AtomicU64::new(0),
             unchanged: AtomicU64::new(0),
             unreadable: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            left_out: Mutex::default(),
             failed: AtomicBool::new(false),
         };
         let start = Instant::now();
         let threads = self.threads.map_or_else(|| 4 * process::processors(), |threads| threads as usize);
         let indexed = job.run(threads).and_then(|()| interrupt::check());
+        let left_out = std::mem::take(&mut *job.left_out.lock().expect("no thread panics while it holds this"));
         let removed = match (&indexed, self.delete) {
-            (Ok(()), true) => store.remove_missing(&root),
+            (Ok(()), true) => store.remove_missing(&root, &left_out),
             _ => Ok(0),
         };
         let elapsed = start.elapsed();
@@ -123,6 +137,7 @@ impl Index {
             files_unchanged: unchanged,
             files_removed: removed?,
             files_unreadable: unreadable,
+            left_out: left_out.iter().map(|path| Escaped::new(path).to_string()).collect(),
             bytes_stored: bytes,
             seconds,
             files_per_second: stored as f64 / seconds,
@@ -134,11 +149,12 @@ impl Index {
         if unreadable > 0 { Err(Failure::silent(Exit::BadInput)) } else { Ok(()) }
     }
 
-    fn open_acknowledgements(&self) -> Result<Option<Box<dyn Write + Send>>> {
+    fn open_acknowledgements(&self, own: &OwnFiles) -> Result<Option<Box<dyn Write + Send>>> {
         let Some(path) = &self.acknowledge else { return Ok(None) };
         if path.as_os_str() == "-" {
             return Ok(Some(Box::new(io::stdout())));
         }
+        own.check_output(path)?;
         let file = OpenOptions::new().create(true).append(true).open(path);
         Ok(Some(Box::new(file.map_err(|error| Failure::file("opening", path, &error))?)))
     }
@@ -158,11 +174,14 @@ impl Job<'_> {
                 })
                 .collect();
             drop(receiver);
-            for found in walk(self.root) {
-                match found {
+            for met in walk(self.root, self.own) {
+                match met {
                     // Refused only once every thread has stopped over an error.
-                    Ok(found) => drop(sender.send(found)),
-                    Err(error) => self.unreadable(&error),
+                    Met::File(found) => drop(sender.send(*found)),
+                    Met::Own(path) => {
+                        self.left_out.lock().expect("no thread panics while it holds this").push(path);
+                    }
+                    Met::Unreadable(why) => self.unreadable(&why),
                 }
                 if self.is_over() {
                     break;
@@ -242,6 +261,9 @@ impl Summary {
             if number > 0 {
                 text += &format!("\n{} {what}", figures::count(number));
             }
+        }
+        for path in &self.left_out {
+            text += &format!("\nleft out, as it is the database itself: {path}");
         }
         text
     }

@@ -93,8 +93,9 @@ impl Store {
         Ok(Outcome::Stored { bytes })
     }
 
-    /// Removes the files that are no longer below the root, each in one transaction; how many.
-    pub(super) fn remove_missing(&self, root: &Path) -> Result<u64> {
+    /// Removes the files that are no longer below the root, or lie at or below what is left out, each in one transaction;
+    /// how many.
+    pub(super) fn remove_missing(&self, root: &Path, left_out: &[Vec<u8>]) -> Result<u64> {
         let mut removed = 0;
         let mut from = Bound::Unbounded;
         loop {
@@ -104,9 +105,11 @@ impl Store {
             let Some((last, _)) = part.last() else { return Ok(removed) };
             from = Bound::Excluded(last.to_vec());
             for (key, entry) in &part {
-                let path = root.join(std::ffi::OsStr::from_bytes(key));
+                let below = Path::new(std::ffi::OsStr::from_bytes(key));
+                let is_left_out = left_out.iter().any(|path| below.starts_with(std::ffi::OsStr::from_bytes(path)));
+                let path = root.join(below);
                 let is_missing = fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
-                if is_missing {
+                if is_missing || is_left_out {
                     self.remove(key, entry)?;
                     removed += 1;
                 }

@@ -105,6 +105,7 @@ impl Loading {
             files_stored: summary.files_stored,
             files_unchanged: summary.files_unchanged,
             files_unreadable: summary.files_unreadable,
+            left_out: summary.left_out,
             bytes_stored: summary.bytes_stored,
             seconds: self.start.elapsed().as_secs_f64(),
             resident_bytes_max: summary.resident_bytes_max,

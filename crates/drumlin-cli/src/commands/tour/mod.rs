@@ -28,6 +28,7 @@ use self::story::Story;
 use self::survey::Survey;
 use super::index::{self, Store};
 use crate::failure::{Exit, Failure, Result};
+use crate::own_files::OwnFiles;
 use crate::terminal::Output;
 use crate::{interrupt, process};
 
@@ -57,13 +58,19 @@ impl Tour {
             Some(path) => index::absolute(path)?,
             None => survey::toolchain()?,
         };
-        let survey = Survey::of(&root, output)?;
+        let previous = OwnFiles::of(place::previous(self.into.as_deref()));
+        previous.check_outside(&root)?;
+        let mut survey = Survey::of(&root, &previous, output)?;
         if survey.files == 0 {
             return Err(Failure::not_found(format!("there are no files below {}", root.display()))
                 .hint("give a directory that has some: drumlin tour PATH"));
         }
         let place = Place::choose(self.into.as_deref(), survey.bytes)?;
         let (device, budget_bytes) = create(&place.database, survey.bytes / DATA_TO_BUDGET)?;
+        if place.lies_in(&root) {
+            // The folder of the tour is new in the tree, and its database no part of it.
+            survey = Survey::of(&root, &OwnFiles::of([&place.database]), output)?;
+        }
         story.opening(&root, &survey, &place, &device, budget_bytes)?;
 
         let tour = Stops { root: &root, survey: &survey, place: &place, budget_bytes, story, output };
@@ -85,6 +92,7 @@ impl Tour {
             data_file_bytes,
             seconds: start.elapsed().as_secs_f64(),
             device,
+            left_out: finish.left_out.clone(),
             killed,
             recovery,
             finish,

@@ -31,19 +31,20 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// Whether the database lies somewhere below the directory.
+    pub(super) fn lies_in(&self, root: &Path) -> bool {
+        self.database.canonicalize().is_ok_and(|database| database.starts_with(root))
+    }
+
     /// The first of the given folder, the temporary directory and the current one that will do.
     pub(super) fn choose(given: Option<&Path>, data_bytes: u64) -> Result<Place> {
         let mut remarks = Vec::new();
         let needed_bytes = data_bytes + data_bytes / 4 + SPACE_BYTES_BESIDE_DATA;
-        let candidates = match given {
-            Some(folder) => {
-                fs::create_dir_all(folder).map_err(|error| Failure::file("creating", folder, &error))?;
-                vec![folder.to_path_buf()]
-            }
-            None => vec![env::temp_dir(), beside_the_build()],
-        };
+        if let Some(folder) = given {
+            fs::create_dir_all(folder).map_err(|error| Failure::file("creating", folder, &error))?;
+        }
         let mut most_free_bytes = 0;
-        for parent in &candidates {
+        for parent in &candidates(given) {
             let Ok(file_system) = FileSystem::of(parent) else { continue };
             if file_system.is_memory {
                 remarks.push(format!(
@@ -78,6 +79,19 @@ impl Place {
         let needed = figures::bytes(needed_bytes);
         Err(Failure::new(exit, format!("no place for the tour's database: {}", remarks.join("; ")))
             .hint(format!("name a folder on a device with {needed} free: drumlin tour --into DIR")))
+    }
+}
+
+/// Databases of previous tours, any of which [`Place::choose`] may remove.
+pub(super) fn previous(given: Option<&Path>) -> Vec<PathBuf> {
+    let folders = candidates(given).into_iter().map(|parent| parent.join(FOLDER));
+    folders.filter(|folder| folder.join(MARKER).is_file()).map(|folder| folder.join(DATABASE)).collect()
+}
+
+fn candidates(given: Option<&Path>) -> Vec<PathBuf> {
+    match given {
+        Some(folder) => vec![folder.to_path_buf()],
+        None => vec![env::temp_dir(), beside_the_build()],
     }
 }
 

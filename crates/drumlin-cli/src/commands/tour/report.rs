@@ -15,6 +15,8 @@ pub(super) struct Report {
     /// Of all processes of the tour.
     pub(super) resident_bytes_max: Option<u64>,
     pub(super) data_file_bytes: u64,
+    /// Where the tour's own database lies in the tree.
+    pub(super) left_out: Vec<String>,
     pub(super) seconds: f64,
     pub(super) device: Device,
     pub(super) killed: Killed,
@@ -56,6 +58,8 @@ pub(super) struct Finish {
     pub(super) files_stored: u64,
     pub(super) files_unchanged: u64,
     pub(super) files_unreadable: u64,
+    #[serde(skip)]
+    pub(super) left_out: Vec<String>,
     pub(super) bytes_stored: u64,
     pub(super) seconds: f64,
     pub(super) resident_bytes_max: Option<u64>,

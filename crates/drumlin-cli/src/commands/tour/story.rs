@@ -164,6 +164,9 @@ impl Story {
             duration(finish.seconds),
             count(finish.files_unchanged)
         ))?;
+        for path in &finish.left_out {
+            self.tell(&format!("   Left out, as it is the database itself: {}", clip_start(path, COLUMNS - 43)))?;
+        }
         match finish.files_unreadable {
             0 => Ok(()),
             unreadable => self.tell(&format!("   {} could not be read.", plural(unreadable, "file"))),

@@ -5,9 +5,10 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::commands::index::walk;
+use crate::commands::index::{Met, walk};
 use crate::failure::{Failure, Result};
 use crate::interrupt;
+use crate::own_files::OwnFiles;
 use crate::terminal::{Output, Progress};
 
 /// What a walk through the tree found.
@@ -29,12 +30,14 @@ pub(super) struct Held {
 }
 
 impl Survey {
-    pub(super) fn of(root: &Path, output: Output) -> Result<Survey> {
+    /// Looks at all of the tree but what is `own`.
+    pub(super) fn of(root: &Path, own: &OwnFiles, output: Output) -> Result<Survey> {
         let progress = Progress::counter(output, "looking at the tree: files");
         let mut all = Held::default();
         let mut largest_bytes = 0;
         let mut directories: HashMap<Vec<u8>, Held> = HashMap::new();
-        for found in walk(root).flatten() {
+        for met in walk(root, own) {
+            let Met::File(found) = met else { continue };
             let bytes = found.metadata.len();
             all.files += 1;
             all.bytes += bytes;

@@ -1,0 +1,76 @@
+//! The files of a database as the operating system knows them, so that a command does not take its own database for data.
+//!
+//! A path says little about which file it leads to: the folder may be named by a symbolic link, seen a second time through
+//! a bind mount, and its files have hard links elsewhere. Device and inode are the same along all of these ways.
+
+use std::collections::HashSet;
+use std::fs::{self, Metadata};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use crate::failure::{Failure, Result};
+
+/// What a database's folder holds (docs/format.md); the log's segments lie one deeper. Somebody may have put a symbolic
+/// link in the place of each of these.
+const NAMES: [&str; 6] = ["", "data", "data.new", "log", "lock", "probe"];
+
+/// Folders and files of databases, by device and inode.
+#[derive(Debug, Default)]
+pub(crate) struct OwnFiles(HashSet<(u64, u64)>);
+
+fn identity(metadata: &Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
+}
+
+impl OwnFiles {
+    /// Those that these databases have now; a folder that is not there has none.
+    pub(crate) fn of<P: AsRef<Path>>(databases: impl IntoIterator<Item = P>) -> OwnFiles {
+        let mut own = OwnFiles::default();
+        for database in databases {
+            let database = database.as_ref();
+            NAMES.iter().for_each(|name| own.add(&database.join(name)));
+            let segments = fs::read_dir(database.join("log")).into_iter().flatten().flatten();
+            segments.for_each(|segment| own.add(&segment.path()));
+        }
+        own
+    }
+
+    /// What a symbolic link leads to counts: it is what the engine opens.
+    fn add(&mut self, path: &Path) {
+        // What can't be looked at can't be read as data either.
+        self.0.extend(fs::metadata(path).ok().as_ref().map(identity));
+    }
+
+    /// Whether this is a folder or a file of a database.
+    pub(crate) fn contain(&self, metadata: &Metadata) -> bool {
+        self.0.contains(&identity(metadata))
+    }
+
+    /// Refuses a directory that lies within a database.
+    pub(crate) fn check_outside(&self, directory: &Path) -> Result<()> {
+        let is_own = |path: &Path| fs::metadata(path).is_ok_and(|metadata| self.contain(&metadata));
+        match directory.ancestors().any(is_own) {
+            false => Ok(()),
+            true => Err(Failure::usage(format!("{} lies within the database itself", directory.display()))
+                .hint("the database comes first, then the directory that is stored in it")),
+        }
+    }
+
+    /// Refuses to store a file of a database in it: it would grow while it is read, for ever.
+    pub(crate) fn check_input(&self, file: impl AsFd) -> Result<()> {
+        let is_own = rustix::fs::fstat(file).is_ok_and(|found| self.0.contains(&(found.st_dev, found.st_ino)));
+        match is_own {
+            false => Ok(()),
+            true => Err(Failure::usage("the input is a file of the database itself")),
+        }
+    }
+
+    /// Refuses to write to a file of a database.
+    pub(crate) fn check_output(&self, file: &Path) -> Result<()> {
+        match fs::metadata(file).is_ok_and(|metadata| self.contain(&metadata)) {
+            false => Ok(()),
+            true => Err(Failure::usage(format!("{} is a file of the database itself", file.display()))),
+        }
+    }
+}
