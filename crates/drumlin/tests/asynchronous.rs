@@ -250,6 +250,24 @@ fn waiting_tasks_cost_no_threads() {
     assert_eq!(keyspace.count(key(1_000_000).to_vec()..).unwrap(), TASKS + 1);
 }
 
+/// Commits that nobody waits for are swept, and begin checkpoints, as those are that somebody does.
+#[test]
+fn commits_that_nobody_waits_for_are_looked_after() {
+    let folder = Folder::new();
+    let db = small().memory(16 << 20).open(folder.path()).unwrap();
+    let keyspace = db.keyspace("rows").unwrap();
+    let mut random = Random(11);
+    for number in 0..60_000u64 {
+        let value = random.bytes(100);
+        let mut insert = pin!(keyspace.insert_async(key(number % 500), value));
+        let _ = insert.as_mut().poll(&mut Context::from_waker(std::task::Waker::noop()));
+    }
+    let stats = db.stats();
+    assert!(stats.version_bytes < 2 << 20, "{} bytes of versions", stats.version_bytes);
+    assert!(stats.checkpoints > 0, "no checkpoint after {} bytes of log", stats.log_bytes_written);
+    assert!(stats.log_bytes < 8 << 20, "{} bytes of log", stats.log_bytes);
+}
+
 /// A commit whose future is dropped after any number of polls is there whole or not at all, holds no lock, and leaves a
 /// database that goes on.
 #[test]

@@ -26,6 +26,7 @@ use crate::task::{Face, ready};
 use crate::tree::Tree;
 use crate::txn::engine::{Engine, View};
 use crate::txn::locks::{Granted, LockError};
+use crate::txn::read_set::Reads;
 use crate::txn::snapshots::Registration;
 use crate::txn::values::{self, Chunk, LargeValue};
 use crate::txn::{TransactionId, engine};
@@ -303,16 +304,25 @@ impl Core {
         let keyspace = row.tree.pages.id;
         self.lock_row(face, owner, keyspace, row.key, LOCK_TIMEOUT).await?;
         let lock = RowLock { engine: &self.engine, owner, keyspace, key: row.key };
-        let result = self.engine.commit(face, &[row], None, durability, move || drop(lock)).await;
-        self.after_commit();
-        result.map(drop)
+        self.commit(face, &[row], None, durability, lock).await.map(drop)
     }
 
-    /// Asks for a checkpoint where one is due.
-    pub(crate) fn after_commit(&self) {
-        if self.is_checkpoint_due() {
-            self.upkeep.ask();
-        }
+    /// Commits rows whose `locks` the caller has, and asks for a checkpoint where one is due. See [`Engine::commit`].
+    pub(crate) async fn commit<L>(
+        &self,
+        face: Face<'_>,
+        rows: &[engine::Row<'_>],
+        reads: Option<Reads<'_>>,
+        durability: engine::Durability,
+        locks: L,
+    ) -> Result<Timestamp> {
+        let applied = || {
+            drop(locks);
+            if self.is_checkpoint_due() {
+                self.upkeep.ask();
+            }
+        };
+        self.engine.commit(face, rows, reads, durability, applied).await
     }
 
     fn is_checkpoint_due(&self) -> bool {

@@ -522,9 +522,7 @@ impl Transaction {
         }
         let read_set = reads.as_deref().map(ReadSet::end).filter(|set| !set.is_empty());
         let reads = read_set.as_ref().map(|set| Reads { set, moment: &moment });
-        let result = core.engine.commit(face, &rows, reads, options.durability, || drop(locks)).await;
-        core.after_commit();
-        result
+        core.commit(face, &rows, reads, options.durability, locks).await
     }
 
     /// The commit after which it sees the database.

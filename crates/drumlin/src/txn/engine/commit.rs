@@ -96,7 +96,8 @@ const AHEAD_PAGES: usize = 64;
 impl Engine {
     /// Commits rows in ascending order of (keyspace, key), each key once, if what was read has not changed since. The rows'
     /// locks are held; `applied` is called when they need not be any more. A future that is dropped before that leaves
-    /// nothing of the commit, one that is dropped afterwards all of it.
+    /// nothing of the commit, one that is dropped afterwards all of it: from there on only the caller's wait is left, so
+    /// that nothing which has to be done after a commit depends on its being polled.
     pub(crate) async fn commit(
         &self,
         face: Face<'_>,
@@ -144,27 +145,26 @@ impl Engine {
         let timestamp = place.timestamp;
         // Whoever gets a row's lock next, and finds nothing published since its snapshot, relies on the row being as it was.
         self.clock.wait_published(timestamp);
-        applied();
         self.commits.fetch_add(1, Ordering::Relaxed);
         self.log_bytes_written.fetch_add(body.bytes().len() as u64, Ordering::Relaxed);
+        applied();
         match durability {
-            Durability::Full => {
-                match face {
-                    Face::Blocking => log.wait_durable(&place)?,
-                    Face::Tasks(_) => {
-                        // Written also if nobody waits for it any more.
-                        log.nudge(&place);
-                        poll_fn(|context| log.poll_durable(&place, context.waker())).await?;
-                    }
-                }
-            }
+            // Written also if nobody waits for it any more. A thread writes it itself.
+            Durability::Full if matches!(face, Face::Tasks(_)) => log.nudge(&place),
+            Durability::Full => {}
             Durability::Relaxed => {
                 log.nudge_relaxed(&place);
                 self.clock.show_relaxed(timestamp);
             }
         }
-        self.clock.show_durable(log.durable());
         self.tidy(rows);
+        if durability == Durability::Full {
+            match face {
+                Face::Blocking => log.wait_durable(&place)?,
+                Face::Tasks(_) => poll_fn(|context| log.poll_durable(&place, context.waker())).await?,
+            }
+        }
+        self.clock.show_durable(log.durable());
         Ok(timestamp)
     }
 
@@ -559,7 +559,8 @@ impl Engine {
         LargeRef { length, id: identity, first_page, chunk_count }
     }
 
-    /// After a commit: merges leaves that it emptied and drops versions that nobody needs.
+    /// After a commit was applied: merges leaves that it emptied and drops versions that nobody needs. Its own are needed
+    /// until it is durable, and left to those that follow.
     fn tidy(&self, rows: &[Row<'_>]) {
         if rows.iter().any(|row| matches!(row.change, Change::Remove)) {
             let pin = self.pool.pin();
