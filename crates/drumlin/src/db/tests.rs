@@ -1,4 +1,5 @@
-//! Values in extents of their own, looked at from inside: who may still read them, where they may be read to, what moves them.
+//! What is looked at from inside. Values in extents of their own: who may still read them, where they may be read to, what moves
+//! them. Memory: who turns in vain.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -230,4 +231,18 @@ fn a_reference_that_misleads_is_an_error() {
         db.core().engine.free_value(pages.id, &LargeRef { first_page, ..film });
     }
     assert!(keyspace.get(b"film").unwrap().unwrap() == value);
+}
+
+/// The thread that evicts gives up where nothing can be evicted.
+#[test]
+fn evicting_in_vain_ends() {
+    const PAGE_BYTES: usize = 64 << 10;
+    let db = Config::in_memory().memory(8 << 20).open("").unwrap();
+    let pool = &db.core().engine.pool;
+    let taken: Vec<_> = std::iter::from_fn(|| pool.frames.try_take(PAGE_BYTES)).collect();
+    assert!(taken.len() > 8);
+    let turns = pool.keep_free(PAGE_BYTES);
+    assert!(turns > 0 && turns < 8, "{turns} turns");
+    drop(taken);
+    assert_eq!(pool.keep_free(PAGE_BYTES), 0);
 }

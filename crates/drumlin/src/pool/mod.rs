@@ -567,7 +567,9 @@ impl Pool {
     }
 
     fn low_water(&self, page_bytes: usize) -> usize {
-        (self.frames.limit_bytes() / page_bytes / 32).clamp(4, 4096)
+        let count = self.frames.limit_bytes() / page_bytes;
+        // Of a pool of a few frames only one, or nothing would stay in it.
+        (count / 32).clamp(4, 4096).min(count.div_ceil(8))
     }
 
     fn frames_wanted(&self, page_bytes: usize) -> usize {
@@ -762,15 +764,27 @@ impl Pool {
                 return;
             }
             for (page_bytes, _) in self.frames.sizes() {
-                let mut rounds = 0;
-                while self.frames.available(page_bytes) < self.low_water(page_bytes) * 2 && rounds < 64 {
-                    rounds += 1;
-                    if self.make_room(page_bytes).is_err() || self.background.stop.load(Ordering::Acquire) {
-                        break;
-                    }
-                }
+                self.keep_free(page_bytes);
             }
         }
+    }
+
+    /// Evicts pages until frames of a size are free ahead of need, or it is in vain: as many turns in a row as an inner node
+    /// survives, and one more, have evicted nothing. What is left then is in use, or too little to keep any free. Returns the
+    /// number of turns.
+    pub(crate) fn keep_free(&self, page_bytes: usize) -> u32 {
+        let mut turns = 0;
+        let mut turns_in_vain = 0;
+        while self.frames.available(page_bytes) < self.low_water(page_bytes) * 2 && turns_in_vain <= INNER_CHANCES {
+            turns += 1;
+            match self.make_room(page_bytes) {
+                _ if self.background.stop.load(Ordering::Acquire) => break,
+                Ok(0) => turns_in_vain += 1,
+                Ok(_) => turns_in_vain = 0,
+                Err(_) => break,
+            }
+        }
+        turns
     }
 
     /// Hands pages to the thread that reads ahead. Forgotten if it is behind: whoever needs them reads them then.
