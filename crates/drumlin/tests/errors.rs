@@ -326,6 +326,46 @@ fn a_budget_too_small_says_which_works() {
     }
 }
 
+/// However many logs there are, a transaction may be as large as with one: a thirty-second of the memory, and at most 8 MiB.
+#[test]
+fn more_logs_take_no_value_away() {
+    const VALUE_BYTES: usize = 60_000;
+    for (memory, streams) in [(8 << 20, 1), (8 << 20, 16), (8 << 20, 64), (256 << 20, 4), (256 << 20, 64)] {
+        let config = Config::new().memory(memory).log_streams(streams).log_segment_bytes(1 << 20);
+        let config = config.backend(drumlin::io::in_memory());
+        let db = config.open("/db").unwrap();
+        let keyspace = db.keyspace("k").unwrap();
+        let share = (memory as usize / 32).min(8 << 20);
+        let mut expected = Vec::new();
+        // By other threads, so that each has a log of its own.
+        for thread in 0..4u8 {
+            let (db, keyspace) = (&db, &keyspace);
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    keyspace.insert([thread], vec![thread; 20_000]).unwrap();
+                    let mut tx = db.begin().unwrap();
+                    for (number, start) in (0..share - 1000).step_by(VALUE_BYTES).enumerate() {
+                        let length = (share - 1000 - start).min(VALUE_BYTES);
+                        tx.insert(keyspace, [thread, number as u8], vec![thread; length - 50]).unwrap();
+                    }
+                    tx.commit().unwrap_or_else(|error| panic!("{memory} bytes, {streams} logs: {error}"));
+                });
+            });
+            let lengths =
+                (0..share - 1000).step_by(VALUE_BYTES).map(|start| (share - 1000 - start).min(VALUE_BYTES) - 50);
+            expected.push(20_000 + lengths.sum::<usize>());
+        }
+        drop((keyspace, db));
+        let db = config.open("/db").unwrap();
+        let keyspace = db.existing_keyspace("k").unwrap();
+        for (thread, expected) in expected.into_iter().enumerate() {
+            let rows = keyspace.prefix([thread as u8]);
+            assert_eq!(rows.map(|row| row.unwrap().1.len()).sum::<usize>(), expected);
+        }
+        db.close().unwrap();
+    }
+}
+
 /// Keys up to the limit work, the next byte is too much; empty keys and values are rows like others.
 #[test]
 fn keys_have_a_limit_and_may_be_empty() {

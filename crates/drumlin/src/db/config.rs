@@ -74,8 +74,9 @@ impl Config {
         self
     }
 
-    /// How many parallel logs there are; may differ from one opening to the next. Default 1: more help only where one device queue
-    /// can't take the write rate.
+    /// How many parallel logs there are; may differ from one opening to the next. Default 1, at most 64: more help only where one device queue
+    /// can't take the write rate. Those beyond the first share a sixteenth of the memory, at least 32 KiB each; records too
+    /// long for them go to the first.
     #[must_use]
     pub fn log_streams(mut self, count: u16) -> Config {
         self.log_stream_count = count;
@@ -97,8 +98,7 @@ impl Config {
         self
     }
 
-    /// The size of a log segment file: a multiple of 4 KiB, at least 1 MiB. No transaction can be larger than half of it.
-    /// Default 16 MiB.
+    /// The size of a log segment file: a multiple of 4 KiB, at least 1 MiB. Default 16 MiB.
     #[must_use]
     pub fn log_segment_bytes(mut self, bytes: u64) -> Config {
         self.log_segment_bytes = bytes;

@@ -48,6 +48,7 @@ const PROBE_DURATION: std::time::Duration = std::time::Duration::from_millis(300
 /// How the budget is shared out. What is left is for frames and page tables, which grow at their expense.
 struct Shares {
     log_buffer_bytes: usize,
+    log_body_bytes: usize,
     version_bytes: u64,
     write_set_bytes: u64,
     entry_count: usize,
@@ -58,7 +59,11 @@ impl Shares {
     fn of(config: &Config) -> Shares {
         let memory = config.memory_bytes as usize;
         let streams = usize::from(config.log_stream_count);
-        let log_buffer_bytes = (memory / 16).clamp(512 << 10, 16 << 20) * streams.min(4);
+        // The first stream can take the largest transaction, twice, and the others together as much, or what they need.
+        let log_body_bytes = (memory / 32).min(8 << 20);
+        let first_bytes = 2 * (log_body_bytes + (16 << 10));
+        let others = streams - 1;
+        let log_buffer_bytes = first_bytes + (others * first_bytes).min(memory / 16).max(others * (32 << 10));
         // Two appenders, and buffers on their way to the disk; scratch for reads.
         let io_bytes = 6 * BUFFER_BYTES + (memory / 64).min(4 << 20);
         let sixteenth = memory / 16;
@@ -68,6 +73,7 @@ impl Shares {
         let frame_bytes = (memory - taken) / 4096 * 4096 / 65 * 64;
         Shares {
             log_buffer_bytes,
+            log_body_bytes,
             version_bytes: sixteenth as u64,
             write_set_bytes: sixteenth as u64,
             // Entries of both epochs and those since the base image, each of 24 bytes in vectors that double.
@@ -344,6 +350,7 @@ impl Opener<'_> {
             streams: self.config.log_stream_count,
             segment_bytes: self.config.log_segment_bytes,
             buffer_bytes: shares.log_buffer_bytes,
+            body_bytes: shares.log_body_bytes,
             sync,
             database: base.superblock.database,
         };

@@ -114,8 +114,9 @@ impl Shared {
 
     /// Reserves what can be had at once; otherwise takes a place in the stream's queue.
     fn ask(&self, index: usize, body_bytes: usize) -> Result<Answer<'_>> {
-        if body_bytes > self.record_bytes_max() {
-            return Err(Error::writes_too_large(self.record_bytes_max() as u64));
+        let body_bytes_max = self.options.body_bytes_max(index);
+        if body_bytes > body_bytes_max {
+            return Err(Error::writes_too_large(body_bytes_max as u64));
         }
         let bytes = record_bytes(body_bytes);
         let mut tail = self.streams[index].tail.lock();

@@ -67,6 +67,7 @@ pub fn commit_rate(backend: &Arc<dyn Backend>, course: &Course) -> Result<Rates>
         streams: course.streams,
         segment_bytes: 16 << 20,
         buffer_bytes: 4 << 20,
+        body_bytes: 0,
         sync: course.sync,
         database: 1,
     };

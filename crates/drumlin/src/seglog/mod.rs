@@ -92,6 +92,8 @@ pub(crate) struct LogOptions {
     pub(crate) segment_bytes: u64,
     /// Memory for the append buffers of all streams: at least 32 KiB each.
     pub(crate) buffer_bytes: usize,
+    /// The longest body that must find room: in the first stream, whose buffers have as much more of the memory as it takes.
+    pub(crate) body_bytes: usize,
     pub(crate) sync: SyncMethod,
     /// The database's identity, in every header.
     pub(crate) database: u64,
@@ -108,18 +110,38 @@ impl LogOptions {
                 "log segments of {given} bytes: a multiple of 4096, at least 8192, works"
             )));
         }
-        if self.stream_buffer_bytes() < BUFFER_BYTES_MIN {
+        let others = usize::from(self.streams) - 1;
+        let minimum_bytes = 2 * (self.first_buffer_bytes_min() + others * BUFFER_BYTES_MIN);
+        if self.buffer_bytes < minimum_bytes {
             return Err(Error::BudgetTooSmall {
                 given_bytes: self.buffer_bytes as u64,
-                minimum_bytes: (2 * BUFFER_BYTES_MIN * usize::from(self.streams)) as u64,
+                minimum_bytes: minimum_bytes as u64,
             });
         }
         Ok(())
     }
 
-    /// Each stream has two buffers, so that one can be filled while the other is written.
-    fn stream_buffer_bytes(&self) -> usize {
-        self.buffer_bytes / usize::from(self.streams) / 2 / BLOCK_BYTES * BLOCK_BYTES
+    /// What the first stream's buffers must have for the longest record.
+    fn first_buffer_bytes_min(&self) -> usize {
+        Tail::buffer_bytes_for(record_bytes(self.body_bytes)).max(BUFFER_BYTES_MIN)
+    }
+
+    /// Each stream has two buffers of this length, so that one can be filled while the other is written.
+    fn stream_buffer_bytes(&self, stream: usize) -> usize {
+        let streams = usize::from(self.streams);
+        let share = self.buffer_bytes / streams / 2;
+        let first = share.max(self.first_buffer_bytes_min());
+        let bytes = match stream {
+            0 => first,
+            _ => (self.buffer_bytes / 2 - first) / (streams - 1),
+        };
+        bytes / BLOCK_BYTES * BLOCK_BYTES
+    }
+
+    /// The longest body that a stream takes.
+    fn body_bytes_max(&self, stream: usize) -> usize {
+        let record_max = Tail::record_bytes_max(self.stream_buffer_bytes(stream));
+        (record_max - record_bytes(0)).min(u32::MAX as usize - record_bytes(0))
     }
 
     fn window_bytes(&self) -> u64 {
@@ -310,8 +332,8 @@ impl Log {
         }
         let mut history = History::default();
         history.add(incarnation, Timestamp(1));
-        let buffer_bytes = options.stream_buffer_bytes();
-        let streams = (0..options.streams).map(|_| Stream::new(buffer_bytes, 0, None, 1, 1)).collect();
+        let new_stream = |index| Stream::new(options.stream_buffer_bytes(index), 0, None, 1, 1);
+        let streams = (0..usize::from(options.streams)).map(new_stream).collect();
         let log = Log::assemble(
             Arc::clone(backend),
             options.clone(),
@@ -414,9 +436,14 @@ impl Log {
         self.shared.reserve_as_task(stream, body_bytes).await
     }
 
-    /// The longest body.
-    pub(crate) fn record_bytes_max(&self) -> usize {
-        self.shared.record_bytes_max()
+    /// The longest body: what the first stream takes.
+    pub(crate) fn body_bytes_max(&self) -> usize {
+        self.shared.options.body_bytes_max(0)
+    }
+
+    /// Whether the stream takes a body of this length. The first takes all that any takes.
+    pub(crate) fn takes(&self, stream: usize, body_bytes: usize) -> bool {
+        body_bytes <= self.shared.options.body_bytes_max(stream)
     }
 
     pub(crate) fn stream_count(&self) -> usize {
@@ -545,11 +572,6 @@ impl Shared {
 
     fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
-    }
-
-    fn record_bytes_max(&self) -> usize {
-        let record_max = Tail::record_bytes_max(self.options.stream_buffer_bytes());
-        (record_max - record_bytes(0)).min(u32::MAX as usize - record_bytes(0))
     }
 
     fn disk_full(&self) -> Error {

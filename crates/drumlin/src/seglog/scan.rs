@@ -195,7 +195,7 @@ impl Scan {
         let mut streams = Vec::new();
         for number in 0..self.options.streams {
             let scan = self.streams.remove(&number).unwrap_or_default();
-            streams.push(scan.resume(self.backend.as_ref(), &self.options, &mut old)?);
+            streams.push(scan.resume(number, self.backend.as_ref(), &self.options, &mut old)?);
         }
         for scan in self.streams.into_values() {
             scan.retire(&mut old, &mut doomed);
@@ -287,7 +287,13 @@ impl StreamScan {
 
     /// The stream as it goes on: behind every byte that verifies, from the next block, in the same window where there
     /// is room. Windows prepared and never used are prepared anew, with this opening's header.
-    fn resume(mut self, backend: &dyn Backend, options: &LogOptions, old: &mut Vec<Window>) -> Result<Stream> {
+    fn resume(
+        mut self,
+        number: u16,
+        backend: &dyn Backend,
+        options: &LogOptions,
+        old: &mut Vec<Window>,
+    ) -> Result<Stream> {
         let position = self.verified_end.next_multiple_of(BLOCK);
         let holds = |window: &Window| window.segment.start() <= position && position < window.end();
         let current = match self.windows.iter().rposition(holds) {
@@ -305,7 +311,8 @@ impl StreamScan {
         let (use_number_next, slot_next) = (self.use_number_max + 1, self.slot_max + 1);
         let mut spares = Vec::new();
         self.retire(old, &mut spares);
-        let stream = Stream::new(options.stream_buffer_bytes(), position, current, use_number_next, slot_next);
+        let buffer_bytes = options.stream_buffer_bytes(number.into());
+        let stream = Stream::new(buffer_bytes, position, current, use_number_next, slot_next);
         stream.tail.lock().spares = spares;
         Ok(stream)
     }

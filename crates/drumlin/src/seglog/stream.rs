@@ -207,6 +207,11 @@ impl Tail {
         buffer_bytes - 2 * BLOCK_BYTES
     }
 
+    /// The buffer that a record of so many bytes needs.
+    pub(super) fn buffer_bytes_for(record_bytes: usize) -> usize {
+        (record_bytes + 2 * BLOCK_BYTES).next_multiple_of(BLOCK_BYTES)
+    }
+
     /// Position behind the last record.
     pub(super) fn position(&self) -> u64 {
         self.active.end()

@@ -58,7 +58,7 @@ fn scripted_run(rig: &mut Rig, log: &Log, oracle: &mut Oracle, random: &mut Rand
         let stream = random.below(log.stream_count() as u64) as usize;
         match random.below(16) {
             0..=8 => {
-                let length = body_length(random, log.record_bytes_max());
+                let length = body_length(random, log.body_bytes_max());
                 let Ok(reservation) = log.reserve(stream, length) else { break };
                 number += 1;
                 let body = body_of(number, length.max(8));
@@ -156,7 +156,7 @@ fn threaded_power_cuts_lose_nothing() {
                     scope.spawn(move || {
                         for _ in 0..200 {
                             let stream = random.below(log.stream_count() as u64) as usize;
-                            let length = body_length(&mut random, log.record_bytes_max() / 4);
+                            let length = body_length(&mut random, log.body_bytes_max() / 4);
                             let body = body_of(random.next(), length);
                             let Ok(reservation) = log.reserve(stream, body.len()) else { break };
                             // Held over the append, so that the oracle knows a record before anybody can recover it.

@@ -20,6 +20,7 @@ fn options(streams: u16) -> LogOptions {
         streams,
         segment_bytes: 9 * 4096,
         buffer_bytes: usize::from(streams) * 64 * 1024,
+        body_bytes: 0,
         sync: SyncMethod::DurableWrite,
         database: DATABASE,
     }

@@ -37,10 +37,10 @@ fn every_body_length_comes_back() {
     for &length in &lengths {
         commit(&log, 0, vec![7; length]);
     }
-    commit(&log, 0, vec![8; log.record_bytes_max()]);
+    commit(&log, 0, vec![8; log.body_bytes_max()]);
     let found: Vec<usize> = rig.recovered().into_iter().map(|(_, body)| body.len()).collect();
-    assert_eq!(found, [lengths, vec![log.record_bytes_max()]].concat());
-    assert!(matches!(log.reserve(0, log.record_bytes_max() + 1), Err(Error::TransactionTooLarge { .. })));
+    assert_eq!(found, [lengths, vec![log.body_bytes_max()]].concat());
+    assert!(matches!(log.reserve(0, log.body_bytes_max() + 1), Err(Error::TransactionTooLarge { .. })));
 }
 
 /// D3, incarnations: a timestamp missing in one stream ends the replay; what follows it in another stream is ignored,
@@ -533,7 +533,7 @@ fn a_full_disk_passes() {
 fn a_reservation_holds_its_space() {
     let mut rig = Rig::new(Disk::new(false), options(1));
     let log = rig.create();
-    let large = log.record_bytes_max();
+    let large = log.body_bytes_max();
     let held = log.reserve(0, large).unwrap();
     assert!(poll(&mut pin!(log.reserve_as_task(0, large)), Waker::noop()).is_pending());
     drop(held);
@@ -555,7 +555,7 @@ fn reservations_that_wait_all_get_through() {
             scope.spawn(move || {
                 let mut random = Random(thread);
                 for _ in 0..60 {
-                    let bytes = if random.below(3) == 0 { log.record_bytes_max() } else { random.below(3000) as usize };
+                    let bytes = if random.below(3) == 0 { log.body_bytes_max() } else { random.below(3000) as usize };
                     append(log, random.below(2) as usize, vec![thread as u8; bytes]);
                 }
             });
@@ -603,7 +603,7 @@ fn a_task_can_wait_for_space() {
     for threads in [false, true] {
         let mut rig = Rig::new(Disk::new(threads), options(1));
         let log = rig.create();
-        let large = log.record_bytes_max();
+        let large = log.body_bytes_max();
         let counters = [(); 3].map(|()| Arc::new(CountingWaker(AtomicUsize::new(0))));
         let wakers = counters.each_ref().map(|counter| Waker::from(Arc::clone(counter)));
         let until_ready = |future: &mut Pin<&mut _>, index: usize| loop {

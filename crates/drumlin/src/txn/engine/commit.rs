@@ -128,8 +128,8 @@ impl Engine {
         }
         let body = Body::new(body);
         let log = self.log();
-        if body.bytes().len() > log.record_bytes_max() {
-            return Err(Error::writes_too_large(log.record_bytes_max() as u64));
+        if body.bytes().len() > log.body_bytes_max() {
+            return Err(Error::writes_too_large(log.body_bytes_max() as u64));
         }
         let _promised = self.secure_space(face, rows).await?;
         let appended = self.append_medium_values(face, rows).await?;

@@ -190,14 +190,14 @@ impl Engine {
         face.run(move || make_space()).await
     }
 
-    /// Space in the log: in the stream `home`, or, where the disk has none left for it, in another, or what a checkpoint
-    /// gives back.
+    /// Space in the log: in the stream `home`, or in another, the first before all, where that one is too small for the record
+    /// or the disk has no space left for it, or what a checkpoint gives back.
     pub(crate) async fn reserve_log(&self, face: Face<'_>, home: usize, body_bytes: usize) -> Result<Reservation<'_>> {
         let count = self.log().stream_count();
         let mut made_space = false;
         loop {
             let mut refusal = None;
-            for stream in (home..count).chain(0..home) {
+            for stream in (home..count).chain(0..home).filter(|stream| self.log().takes(*stream, body_bytes)) {
                 let reserved = match face {
                     Face::Blocking => self.log().reserve(stream, body_bytes),
                     Face::Tasks(_) => self.log().reserve_as_task(stream, body_bytes).await,
@@ -214,7 +214,7 @@ impl Engine {
             }
             crate::witness::mark!("a full disk had no space for the log");
             if std::mem::replace(&mut made_space, true) {
-                return Err(refusal.expect("a log has streams"));
+                return Err(refusal.expect("the first stream takes every record"));
             }
             self.have_space_made(face).await?;
         }
