@@ -5,13 +5,18 @@
 mod support;
 
 use std::collections::BTreeMap;
+use std::future::Future;
+use std::io::Read;
 use std::ops::Bound;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Waker};
+use std::time::Duration;
 
 use drumlin::Isolation::{ReadCommitted, Serializable, Snapshot};
+use drumlin::io::fault::{FaultyBackend, Operation};
 use drumlin::{
-    Config, Database, Durability, Error, Isolation, Keyspace, KeyspaceOptions, Result, Transaction, TxOptions,
+    Config, Database, Durability, Error, Isolation, Keyspace, KeyspaceOptions, Result, Transaction, TxOptions, Value,
 };
 use support::Random;
 
@@ -839,4 +844,127 @@ fn scans_see_own_writes_among_splits_and_merges() {
     let rows: Rows = k.iter().map(|row| row.unwrap()).map(|(key, value)| (key.to_vec(), value.to_vec())).collect();
     assert!(rows.iter().filter(|(key, _)| number_of(key) % 3 != 1).eq(settled.iter()));
     assert!(db.check().unwrap().damage.is_empty());
+}
+
+// ── what was read is durable ───────────────────────────────────────────────────────────────────────────────────────
+
+/// Lets what is held go on, however the test ends.
+struct Released<'d>(&'d FaultyBackend);
+
+impl Drop for Released<'_> {
+    fn drop(&mut self) {
+        self.0.release();
+    }
+}
+
+/// Has a row `a` changed from "old" to "new", and calls `meanwhile` when that is published and not yet on the medium, with
+/// what `before` began before it.
+fn while_a_record_is_held<T>(before: impl Fn(&Database) -> T, meanwhile: impl Fn(&FaultyBackend, &Keyspace, T)) {
+    let (disk, config) = support::faulty();
+    let db = config.open("/db").unwrap();
+    let k = db.keyspace("k").unwrap();
+    for attempt in 0.. {
+        k.insert("a", "old").unwrap();
+        let begun = before(&db);
+        disk.hold_nth(Operation::Sync, 1);
+        let is_held = std::thread::scope(|scope| {
+            let _released = Released(&disk);
+            let writer = scope.spawn(|| k.insert("a", "new").unwrap());
+            let is_held = || {
+                let published = db.begin().unwrap().get(&k, "a").unwrap().unwrap() == b"new";
+                published && k.get("a").unwrap().unwrap() == b"old"
+            };
+            // It may have been a write of the log's own that was held, and the record's went past it.
+            while !is_held() && !writer.is_finished() {
+                std::thread::yield_now();
+            }
+            let is_it = is_held() && disk.wait_for_held(Duration::from_millis(100)) && is_held();
+            if is_it {
+                meanwhile(&disk, &k, begun);
+                writer.join().unwrap();
+            }
+            is_it
+        });
+        if is_held {
+            return;
+        }
+        assert!(attempt < 1000, "the record is never held");
+    }
+}
+
+/// Reads a row that is published while its record is on the way to the medium, and polls the reader's commit: it must not
+/// end before the medium has the record. `read` is the reader's way of reading.
+fn commit_what_is_on_its_way(level: Isolation, read: impl Fn(&Transaction, &Keyspace) -> Option<Value>) {
+    let before = |db: &Database| (db.clone(), begin(db, level));
+    while_a_record_is_held(before, |disk, k, (db, early)| {
+        // One at a moment of its own has to begin now to see it.
+        let tx = if level == ReadCommitted { early } else { begin(&db, level) };
+        assert_eq!(read(&tx, k).unwrap(), b"new", "{level:?}");
+        let durable = db.stats().durable;
+        let mut commit = std::pin::pin!(tx.commit_async());
+        let poll = commit.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(poll.is_pending(), "{level:?}: {poll:?}, and {durable} is durable");
+        disk.release();
+        let seen = smol::block_on(commit).unwrap();
+        // Whoever looks now sees what the transaction saw.
+        assert_eq!(k.get("a").unwrap().unwrap(), b"new", "{level:?}");
+        assert!(durable < seen && seen == db.stats().durable && seen == db.stats().visible);
+    });
+}
+
+/// A transaction without writes ends well only once all that it has read is durable, whenever it began and however it read.
+#[test]
+fn what_was_read_is_durable_when_the_commit_returns() {
+    for level in LEVELS {
+        commit_what_is_on_its_way(level, |tx, k| tx.get(k, "a").unwrap());
+        commit_what_is_on_its_way(level, |tx, k| smol::block_on(tx.get_async(k, "a")).unwrap());
+        commit_what_is_on_its_way(level, |tx, k| tx.iter(k).next_back().map(|row| row.unwrap().1));
+        commit_what_is_on_its_way(level, |tx, k| {
+            let mut value = Vec::new();
+            tx.read(k, "a").unwrap()?.read_to_end(&mut value).unwrap();
+            Some(value.into())
+        });
+    }
+}
+
+/// A read-committed transaction waits for what it has read, not for what others commit meanwhile.
+#[test]
+fn what_was_not_read_is_not_waited_for() {
+    let before = |db: &Database| {
+        let reader = begin(db, ReadCommitted);
+        assert_eq!(reader.get(&db.keyspace("k").unwrap(), "a").unwrap().unwrap(), b"old");
+        [begin(db, ReadCommitted), reader]
+    };
+    while_a_record_is_held(before, |disk, _, early| {
+        for tx in early {
+            let commit = std::pin::pin!(tx.commit_async());
+            assert!(commit.poll(&mut Context::from_waker(Waker::noop())).is_ready());
+        }
+        disk.release();
+    });
+}
+
+/// A read-committed transaction that has not ended keeps no versions and never grows too old; its reads show the newest.
+#[test]
+fn read_committed_does_not_grow_old() {
+    let db = Config::in_memory().memory(8 << 20).open("").unwrap();
+    let k = db.keyspace("k").unwrap();
+    k.insert("large", vec![1; 100_000]).unwrap();
+    let old = begin(&db, Snapshot);
+    let mut tx = begin(&db, ReadCommitted);
+    tx.insert(&k, "mine", "1").unwrap();
+    assert_eq!(db.stats().snapshots, 1);
+    for round in 0..100u8 {
+        for row in 0..200u8 {
+            k.insert_with([row], [round; 300], Durability::Relaxed).unwrap();
+        }
+    }
+    assert!(matches!(old.get(&k, [0]), Err(Error::SnapshotTooOld { .. })), "the memory for versions was not used up");
+    assert_eq!(tx.get(&k, [0]).unwrap().unwrap(), [99; 300]);
+    assert_eq!(tx.get(&k, "large").unwrap().unwrap(), [1; 100_000]);
+    assert_eq!(tx.get(&k, "mine").unwrap().unwrap(), b"1");
+    assert_eq!(tx.get_for_update(&k, [1]).unwrap().unwrap(), [99; 300]);
+    assert_eq!(tx.count(&k, ..).unwrap(), 202);
+    tx.commit().unwrap();
+    assert_eq!(k.get("mine").unwrap().unwrap(), b"1");
 }

@@ -309,9 +309,12 @@ impl Client {
         if rows.is_empty() {
             assert_eq!(taken, 0, "a transaction without changes was given a timestamp");
             // What it read is what its caller may tell others.
-            let durable = self.life.db.stats().durable.0;
-            assert!(snapshot <= durable, "a transaction read commit {snapshot} and ended well; {durable} is durable");
-            self.life.model.seen(snapshot);
+            let (durable, seen) = (self.life.db.stats().durable.0, answered.0);
+            assert!(
+                snapshot <= seen && seen <= durable,
+                "a transaction read commit {seen} and ended well; {durable} is durable"
+            );
+            self.life.model.seen(seen);
             return Ok(());
         }
         if taken == 0 {

@@ -246,3 +246,21 @@ fn evicting_in_vain_ends() {
     drop(taken);
     assert_eq!(pool.keep_free(PAGE_BYTES), 0);
 }
+
+/// A commit without changes has all readers see what its transaction saw, also where the log told that it is durable before
+/// it was published.
+#[test]
+fn what_a_transaction_saw_is_visible_when_it_has_ended() {
+    let (db, keyspace) = stage();
+    let engine = &db.core().engine;
+    keyspace.insert("a", "old").unwrap();
+    // The record of an empty commit, durable and applied, of which the clock was told in this order.
+    let body = crate::seglog::Body::new(Vec::new());
+    let place = ready(engine.reserve_log(Face::Blocking, 0, 0)).unwrap().append(&body, false);
+    engine.log().wait_durable(&place).unwrap();
+    engine.clock.mark_applied(place.timestamp);
+    assert!(engine.clock.visible() < place.timestamp, "nobody has shown it yet");
+    let tx = db.begin().unwrap();
+    assert_eq!(tx.commit().unwrap(), place.timestamp);
+    assert_eq!(engine.clock.visible(), place.timestamp);
+}

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::core::{Core, LOCK_TIMEOUT, RowLock};
@@ -41,8 +42,62 @@ pub enum Isolation {
     /// size; at the commit the leaves it lies in are looked at, which takes time and memory in proportion. Without changes
     /// there is nothing to validate. Locks from [`get_for_update`](Transaction::get_for_update) keep what was read as it is.
     Serializable,
-    /// Each read sees the newest committed state, and its own changes. Writes wait for each other and never conflict.
+    /// Each read sees the newest committed state, and its own changes; a scan or a value's reader that of its beginning.
+    /// Writes wait for each other and never conflict. Between its reads it keeps no versions in memory.
     ReadCommitted,
+}
+
+/// At which moments a transaction reads.
+#[derive(Debug)]
+enum Moments {
+    /// That of its beginning.
+    First(Arc<Registration>),
+    /// The newest, each time. Everything it has seen is at or below this timestamp.
+    Newest(AtomicU64),
+}
+
+impl Moments {
+    fn new(core: &Core, isolation: Isolation) -> Moments {
+        match isolation {
+            Isolation::Snapshot | Isolation::Serializable => {
+                Moments::First(core.register(|| core.engine.clock.published()))
+            }
+            Isolation::ReadCommitted => Moments::Newest(AtomicU64::new(core.engine.clock.visible().0)),
+        }
+    }
+
+    /// A moment for reads that take a while.
+    fn register(&self, core: &Core) -> Arc<Registration> {
+        match self {
+            Moments::First(moment) => Arc::clone(moment),
+            Moments::Newest(seen) => {
+                let now = core.register(|| core.engine.clock.published());
+                seen.fetch_max(now.timestamp.0, Ordering::Relaxed);
+                now
+            }
+        }
+    }
+
+    /// Up to which commit the transaction has seen the database.
+    fn seen(&self) -> Timestamp {
+        match self {
+            Moments::First(moment) => moment.timestamp,
+            Moments::Newest(seen) => Timestamp(seen.load(Ordering::Relaxed)),
+        }
+    }
+
+    /// The moment of all reads, where there is one.
+    fn first(&self) -> Option<&Arc<Registration>> {
+        match self {
+            Moments::First(moment) => Some(moment),
+            Moments::Newest(_) => None,
+        }
+    }
+
+    /// Fails once the moment of all reads has been ended.
+    fn check(&self) -> Result<()> {
+        self.first().map_or(Ok(()), |moment| moment.check())
+    }
 }
 
 /// How a transaction runs.
@@ -69,7 +124,7 @@ pub struct Transaction {
     handle: Arc<Handle>,
     id: TransactionId,
     options: TxOptions,
-    moment: Arc<Registration>,
+    moments: Moments,
     writes: WriteSet,
     /// What it has read, if it is serializable.
     reads: Option<SharedReads>,
@@ -138,7 +193,7 @@ impl Transaction {
     pub(crate) fn begin(handle: &Arc<Handle>, options: TxOptions) -> Result<Transaction> {
         let core = &handle.core;
         core.engine.check_failure()?;
-        let moment = core.register(|| core.engine.clock.published());
+        let moments = Moments::new(core, options.isolation);
         let id = core.next_transaction();
         let locks = Locks::new(&core.engine, id);
         let reads = (options.isolation == Isolation::Serializable)
@@ -147,7 +202,7 @@ impl Transaction {
             handle: Arc::clone(handle),
             id,
             options,
-            moment,
+            moments,
             writes: WriteSet::default(),
             reads,
             locks,
@@ -158,13 +213,6 @@ impl Transaction {
 
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.handle.core
-    }
-
-    fn view(&self) -> View {
-        match self.options.isolation {
-            Isolation::Snapshot | Isolation::Serializable => View::At(self.moment.timestamp),
-            Isolation::ReadCommitted => View::At(self.core().engine.clock.published()),
-        }
     }
 
     fn check_owner(&self, keyspace: &Keyspace) -> Result<()> {
@@ -200,7 +248,8 @@ impl Transaction {
         match self.writes.get(tree.pages.id, key) {
             Some(Change::Put(value)) => return Ok(Some(value.to_vec().into())),
             Some(Change::PutLarge(value)) => {
-                return Ok(Some(self.core().read_own(face, tree, value, &self.moment).await?.into()));
+                let moment = self.moments.register(self.core());
+                return Ok(Some(self.core().read_own(face, tree, value, &moment).await?.into()));
             }
             Some(Change::Remove) => return Ok(None),
             None => {}
@@ -208,16 +257,19 @@ impl Transaction {
         if let Some(reads) = reads {
             reads.lock().add_key(tree, key)?;
         }
-        let value = match self.options.isolation {
-            Isolation::Snapshot | Isolation::Serializable => {
-                self.core().engine.get_as(face, tree, key, self.view()).await?
+        let engine = &self.core().engine;
+        let value = match &self.moments {
+            Moments::First(moment) => {
+                let value = engine.get_as(face, tree, key, View::At(moment.timestamp)).await?;
+                moment.check()?;
+                value
             }
-            Isolation::ReadCommitted => {
-                let now = self.core().register(|| self.core().engine.clock.published());
-                self.core().engine.get_as(face, tree, key, View::At(now.timestamp)).await?
+            Moments::Newest(seen) => {
+                let value = engine.get_as(face, tree, key, View::Published).await?;
+                seen.fetch_max(engine.clock.published().0, Ordering::Relaxed);
+                value
             }
         };
-        self.moment.check()?;
         Ok(value.map(Value::from))
     }
 
@@ -270,10 +322,11 @@ impl Transaction {
         let lock = RowLock { engine: &core.engine, owner: self.id, keyspace: tree.pages.id, key };
         // Whoever changed the row had its lock until the change was published: where nothing was published since the
         // snapshot, the row can't have changed.
-        let has_snapshot = self.options.isolation != Isolation::ReadCommitted;
-        if has_snapshot && core.engine.clock.published() > self.moment.timestamp {
-            let changed = core.engine.changed_since(face, tree, key, self.moment.timestamp).await?;
-            self.moment.check()?;
+        if let Some(moment) = self.moments.first()
+            && core.engine.clock.published() > moment.timestamp
+        {
+            let changed = core.engine.changed_since(face, tree, key, moment.timestamp).await?;
+            moment.check()?;
             if changed {
                 return Err(Error::Conflict { reason: "another transaction changed a row after this one began" });
             }
@@ -402,24 +455,17 @@ impl Transaction {
                 if let Some(reads) = &self.reads {
                     reads.lock().add_key(tree, key)?;
                 }
-                return self.core().value_reader(face, tree, key, self.scan_moment()).await;
+                return self.core().value_reader(face, tree, key, self.moments.register(self.core())).await;
             }
         };
         Ok(Some(ValueReader {
             core: Arc::clone(self.core()),
             tree: tree.clone(),
-            moment: Arc::clone(&self.moment),
+            moment: self.moments.register(self.core()),
             content,
             position: 0,
             chunk: None,
         }))
-    }
-
-    fn scan_moment(&self) -> Arc<Registration> {
-        match self.options.isolation {
-            Isolation::Snapshot | Isolation::Serializable => Arc::clone(&self.moment),
-            Isolation::ReadCommitted => self.core().register(|| self.core().engine.clock.published()),
-        }
     }
 
     /// The rows of a range as the transaction sees them now, its own changes included. Can go on when the transaction has
@@ -445,7 +491,7 @@ impl Transaction {
                 (key.to_vec(), value)
             })
             .collect();
-        Range::new(Arc::clone(self.core()), tree, self.scan_moment(), bounds, own, self.reads.clone())
+        Range::new(Arc::clone(self.core()), tree, self.moments.register(self.core()), bounds, own, self.reads.clone())
     }
 
     /// All rows.
@@ -494,8 +540,10 @@ impl Transaction {
         Ok(())
     }
 
-    /// Makes the transaction's changes seen by all and, with [`Durability::Full`], durable. Returns its timestamp; without
-    /// changes that of its snapshot, once it is durable.
+    /// Makes the transaction's changes seen by all and, with [`Durability::Full`], durable. Returns its timestamp.
+    ///
+    /// Without changes it waits, whatever its durability, until all that it has read is durable and every other reader
+    /// sees it too, and returns the timestamp up to which it has read: that of its snapshot, or of its last read.
     ///
     /// # Errors
     /// [`Error::DiskFull`], [`Error::TransactionTooLarge`], [`Error::Failed`], [`Error::SnapshotTooOld`];
@@ -508,29 +556,26 @@ impl Transaction {
 
     pub(crate) async fn commit_as(self, face: Face<'_>) -> Result<Timestamp> {
         self.check_conflict()?;
-        let Transaction { handle, options, moment, writes, reads, locks, .. } = self;
+        let Transaction { handle, options, moments, writes, reads, locks, .. } = self;
         let core = &handle.core;
         if writes.is_empty() {
             drop(locks);
-            core.engine.await_durable(face, moment.timestamp).await?;
-            return Ok(moment.timestamp);
+            core.engine.show_durable(face, moments.seen()).await?;
+            return Ok(moments.seen());
         }
-        moment.check()?;
+        moments.check()?;
         let rows: Vec<Row<'_>> = writes.rows().map(|(tree, key, change)| Row { tree, key, change }).collect();
-        if rows.is_empty() {
-            return Ok(moment.timestamp);
-        }
         let read_set = reads.as_deref().map(ReadSet::end).filter(|set| !set.is_empty());
-        let reads = read_set.as_ref().map(|set| Reads { set, moment: &moment });
+        let reads = read_set.as_ref().zip(moments.first()).map(|(set, moment)| Reads { set, moment });
         core.commit(face, &rows, reads, options.durability, locks).await
     }
 
-    /// The commit after which it sees the database.
+    /// The commit after which it sees the database; if it is read committed, that up to which it has seen it.
     #[cfg(feature = "sim")]
     #[doc(hidden)]
     #[must_use]
     pub fn snapshot_timestamp(&self) -> Timestamp {
-        self.moment.timestamp
+        self.moments.seen()
     }
 
     /// Ends the transaction without a trace; dropping it does the same.

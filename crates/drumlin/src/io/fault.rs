@@ -320,10 +320,11 @@ impl FaultyBackend {
         self.shared.faults.lock().clear();
     }
 
-    /// Lets the `nth` request of a kind from now on (1 is the next one), an opening, listing or read, wait before it does anything,
-    /// until it is [released](Self::release); others pass.
+    /// Lets the `nth` request of a kind from now on (1 is the next one), an opening, listing, read or durable write (as
+    /// `Sync`), wait before it does anything, until it is [released](Self::release); others pass.
     pub fn hold_nth(&self, operation: Operation, nth: u64) {
-        assert!(matches!(operation, Operation::Open | Operation::List | Operation::Read), "only these wait");
+        let waits = matches!(operation, Operation::Open | Operation::List | Operation::Read | Operation::Sync);
+        assert!(waits, "only these wait");
         assert!(nth > 0, "the next request is number 1");
         self.shared.gate.lock().spared = Some((operation, nth - 1));
     }
@@ -534,6 +535,9 @@ impl File for FaultyFile {
     }
 
     fn write_at(&self, buffer: &[u8], offset: u64, persist: Persist) -> io::Result<()> {
+        if matches!(persist, Persist::Now(_)) {
+            self.shared.pass_gate(Operation::Sync);
+        }
         self.admit_write(offset, buffer.len())?;
         if persist != Persist::Later
             && let Err(error) = self.shared.strike(Operation::Sync)

@@ -149,7 +149,7 @@ impl Engine {
         self.versions.let_go(keyspace, reference);
     }
 
-    /// Waits until a snapshot that a transaction read at is durable: what it saw can't be taken back then.
+    /// Waits until every commit up to this one is durable: what was seen of them can't be taken back then.
     pub(crate) fn wait_durable(&self, timestamp: Timestamp) -> Result<()> {
         ready(self.await_durable(Face::Blocking, timestamp))
     }
@@ -166,5 +166,13 @@ impl Engine {
             Face::Blocking => log.wait_durable(&place),
             Face::Tasks(_) => poll_fn(|context| log.poll_durable(&place, context.waker())).await,
         }
+    }
+
+    /// Waits until every commit up to this one, which is published, is durable and visible to all readers.
+    pub(crate) async fn show_durable(&self, face: Face<'_>, timestamp: Timestamp) -> Result<()> {
+        self.await_durable(face, timestamp).await?;
+        // The log told the clock when it was durable, which may have been before it was published.
+        self.clock.show_durable(self.log().durable());
+        Ok(())
     }
 }

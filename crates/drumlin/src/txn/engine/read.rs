@@ -19,6 +19,8 @@ use crate::txn::versions::Was;
 pub(crate) enum View {
     /// What is visible when the leaf is read.
     Visible,
+    /// What is published when the leaf is read, durable or not.
+    Published,
     /// The state after this commit.
     At(Timestamp),
 }
@@ -46,6 +48,7 @@ impl Engine {
         let leaf = Leaf::new(&page);
         let at = match view {
             View::Visible => self.clock.visible(),
+            View::Published => self.clock.published(),
             View::At(at) => at,
         };
         if leaf.newest() > at {
