@@ -402,6 +402,7 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
         catalogue_bytes: 100,
         catalogue: vec![place],
         incarnations: vec![(Incarnation(1), Timestamp(1)), (Incarnation(2), Timestamp(1235))],
+        log: vec![superblock::Stretch { stream: 0, from: 0, to: 1 << 20 }],
     };
     let catalogue = Catalogue {
         next_keyspace: 3,

@@ -14,7 +14,8 @@ use support::small;
 
 const EXPECTED: &str = include_str!("golden/io.txt");
 
-/// A trace that does not depend on when the background prepares log segments, whose lines are left out, nor on the
+/// A trace that does not depend on when the background prepares log segments, whose lines are left out (but for the superblock
+/// that lists them, at the end of a section), nor on the
 /// number of the process, which is what is written into the lock.
 fn lines(trace: &str, current_segment: &str) -> String {
     let is_other_segment = |line: &&str| line.contains(".seg") && !line.contains(current_segment);

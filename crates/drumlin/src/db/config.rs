@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::Database;
 use crate::error::{Error, Result};
+use crate::format::LOG_STREAM_COUNT_MAX;
 use crate::format::node::is_page_bytes;
 use crate::io::IoBackend;
 
@@ -164,8 +165,11 @@ impl Config {
                 self.log_segment_bytes
             )));
         }
-        if !(1..=64).contains(&self.log_stream_count) {
-            return Err(Error::Invalid(format!("{} log streams: 1 to 64 work", self.log_stream_count)));
+        if !(1..=LOG_STREAM_COUNT_MAX).contains(&self.log_stream_count) {
+            return Err(Error::Invalid(format!(
+                "{} log streams: 1 to {LOG_STREAM_COUNT_MAX} work",
+                self.log_stream_count
+            )));
         }
         Ok(())
     }

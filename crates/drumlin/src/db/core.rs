@@ -13,12 +13,13 @@ use std::time::Duration;
 use crate::sync::{Condvar, Mutex, RwLock};
 
 use super::Opening;
+use super::open::Locks;
 use crate::error::{Error, Result};
 use crate::format::catalogue::{Catalogue, KeyspaceEntry};
 use crate::format::node::LargeRef;
 use crate::format::record::{self, Operation};
 use crate::format::{KeyspaceId, Timestamp};
-use crate::io::{FileRef, SyncMethod};
+use crate::io::SyncMethod;
 use crate::seglog::Body;
 use crate::space::PageSpace;
 use crate::space::checkpoint::Base;
@@ -54,9 +55,8 @@ pub(crate) struct Core {
     pub(crate) upkeep: Arc<Upkeep>,
     pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
     pub(crate) opening: OnceLock<Opening>,
-    /// Keeps others out; unlocked when dropped.
     #[expect(dead_code, reason = "held, not looked at")]
-    pub(crate) lock: Option<FileRef>,
+    pub(crate) locks: Locks,
     pub(crate) sync: SyncMethod,
     pub(crate) memory_bytes: u64,
     pub(crate) log_buffer_bytes: u64,

@@ -24,11 +24,12 @@ use crate::format::catalogue::Orphan;
 use crate::format::record::{self, Operation};
 use crate::format::superblock::{INCARNATION_COUNT_MAX, Superblock};
 use crate::format::{Epoch, Incarnation, KeyspaceId, PageId, Timestamp};
-use crate::io::{self, Backend, FileRef, OpenOptions, Persist, Probe, SyncMethod};
+use crate::io::{self, Backend, FileRef, FolderRef, OpenOptions, Persist, Probe, SyncMethod};
 use crate::pool::{Nodes, Pool};
 use crate::seglog::{Hooks, Known, Log, LogOptions, Scan};
 use crate::space::appender::BUFFER_BYTES;
-use crate::space::checkpoint::{self, Base, Loaded};
+use crate::space::checkpoint::{Base, Loaded};
+use crate::space::superblocks::{self, Superblocks};
 use crate::space::{Space, Word};
 use crate::txn::engine::{Engine, Row};
 use crate::txn::values;
@@ -87,9 +88,9 @@ impl Database {
     pub(crate) fn open_with(config: &Config, path: &Path) -> Result<Database> {
         let backend = config.choose_backend(path)?;
         let path = if config.in_memory { PathBuf::from("/memory") } else { path.to_path_buf() };
+        let path = backend.absolute(&path).map_err(|error| Error::io("finding", &path, error))?;
         let began = backend.now();
-        let opener = Opener { config, backend, path };
-        let core = opener.open()?;
+        let core = Opener::open(config, backend, &path)?;
         let duration = core.now() - began;
         let Some(opening) = core.opening.get().cloned() else { unreachable!("set by the opener") };
         let core = Core { opening: OnceLock::from(Opening { duration, ..opening }), ..core };
@@ -115,46 +116,101 @@ impl Config {
     }
 }
 
+/// An opening, in a folder that is held: from here on no path matters any more.
 struct Opener<'c> {
     config: &'c Config,
     backend: Arc<dyn Backend>,
-    path: PathBuf,
+    folder: FolderRef,
 }
 
-impl Opener<'_> {
-    fn open(&self) -> Result<Core> {
-        let data_path = self.path.join(DATA_NAME);
-        let folder_is_there = self.exists(&self.path)?;
-        if !folder_is_there && !self.config.create {
-            return Err(Error::NotADatabase { path: self.path.clone(), why: "there is nothing at this path".into() });
+/// What keeps others out, until it is dropped: the locks of the folder and of the data file.
+#[derive(Debug)]
+pub(crate) struct Locks {
+    #[expect(dead_code, reason = "held, not looked at")]
+    folder: FolderRef,
+    #[expect(dead_code, reason = "held, not looked at")]
+    data: FileRef,
+}
+
+impl<'c> Opener<'c> {
+    fn open(config: &'c Config, backend: Arc<dyn Backend>, path: &Path) -> Result<Core> {
+        let place = Location { backend: &backend, path };
+        let folder_is_there = place.exists(path)?;
+        if !folder_is_there && !config.create {
+            return Err(Error::NotADatabase { path: path.to_path_buf(), why: "there is nothing at this path".into() });
+        }
+        if !folder_is_there {
+            place.make_folder()?;
+        }
+        let folder = io::open_folder(&backend, path).map_err(|error| place.not_entered("opening", error))?;
+        let opener = Opener { config, backend, folder };
+        if !opener.lock_folder() {
+            return Err(opener.locked());
         }
         // Before anything is put into a folder of other things.
-        if !self.exists(&data_path)? {
-            if folder_is_there
-                && let Err(other) = self.check_creatable()
+        if folder_is_there && !opener.exists(DATA_NAME)? {
+            match opener.check_creatable() {
+                // An earlier creation may have been killed before the folder's own name was durable.
+                Ok(()) => Location { backend: &opener.backend, path }.make_folder()?,
                 // Another process may have made it since it was looked for.
-                && !self.exists(&data_path)?
-            {
-                return Err(other);
+                Err(_) if opener.exists(DATA_NAME)? => {}
+                Err(other) => return Err(other),
             }
-            self.make_folder()?;
         }
-        let lock = self.take_lock()?;
         // Only now is it certain: another process may have made the database meanwhile.
-        let there = self.exists(&data_path)?;
-        if !there {
-            self.check_creatable()?;
+        let begun = if opener.exists(DATA_NAME)? { None } else { opener.begin_data()? };
+        if let Some(data) = begun {
+            opener.write_process_id();
+            let sync = opener.sync_method(true)?;
+            opener.finish_data(&data, sync)?;
+            return opener.recover(data, sync, true);
         }
-        let sync = self.sync_method(!there)?;
-        if !there {
-            self.create_data(&data_path, sync)?;
-        } else if !self.exists(&self.path.join(LOG_NAME))? {
+        let data = opener.lock_data(DATA_NAME, OpenOptions::default())?;
+        opener.write_process_id();
+        let sync = opener.sync_method(false)?;
+        if !opener.exists(LOG_NAME)? {
             // A creation was killed before it had made the data file's name durable: the log's must not outlast it.
-            self.backend.sync_dir(&self.path).map_err(|error| Error::io("syncing", &self.path, error))?;
+            opener.sync_folder()?;
         }
-        self.recover(&data_path, lock, sync, !there)
+        opener.recover(data, sync, false)
     }
 
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn io(&self, action: &'static str, name: &str, error: std::io::Error) -> Error {
+        let path = if name.is_empty() { self.path().to_path_buf() } else { self.path().join(name) };
+        Error::io(action, &path, error)
+    }
+
+    fn exists(&self, name: &str) -> Result<bool> {
+        self.folder.exists(name).map_err(|error| {
+            let place = Location { backend: &self.backend, path: self.path() };
+            place.not_entered("looking for", error)
+        })
+    }
+
+    /// Where the file system has no locks of folders, that of the data file has to do.
+    fn lock_folder(&self) -> bool {
+        self.folder.try_lock().unwrap_or_else(|error| {
+            log::debug!("locking {}: {error}", self.path().display());
+            true
+        })
+    }
+
+    fn sync_folder(&self) -> Result<()> {
+        self.folder.sync().map_err(|error| self.io("syncing", "", error))
+    }
+}
+
+/// Where a database is, or is to be: what has to be done by paths, before the folder is held.
+struct Location<'p> {
+    backend: &'p Arc<dyn Backend>,
+    path: &'p Path,
+}
+
+impl Location<'_> {
     /// Makes the folder and those above it that are missing, one by one, each name durable before the next is made. The
     /// lowest that is there may have been made by a creation that was killed before its name was durable.
     fn make_folder(&self) -> Result<()> {
@@ -181,59 +237,73 @@ impl Opener<'_> {
     }
 
     fn exists(&self, path: &Path) -> Result<bool> {
-        self.backend.exists(path).map_err(|error| {
-            if error.kind() == std::io::ErrorKind::NotADirectory {
-                Error::NotADatabase { path: self.path.clone(), why: "it is a file; a database is a folder".into() }
-            } else {
-                Error::io("looking for", path, error)
-            }
-        })
+        self.backend.exists(path).map_err(|error| self.not_entered("looking for", error))
     }
 
+    fn not_entered(&self, action: &'static str, error: std::io::Error) -> Error {
+        if error.kind() == std::io::ErrorKind::NotADirectory {
+            Error::NotADatabase { path: self.path.to_path_buf(), why: "it is a file; a database is a folder".into() }
+        } else {
+            Error::io(action, self.path, error)
+        }
+    }
+}
+
+impl Opener<'_> {
     /// A folder without data is made a database only if nothing else is in it.
     fn check_creatable(&self) -> Result<()> {
-        let entries = self.backend.list(&self.path).map_err(|error| {
-            if error.kind() == std::io::ErrorKind::NotADirectory {
-                Error::NotADatabase { path: self.path.clone(), why: "it is a file; a database is a folder".into() }
-            } else {
-                Error::io("listing", &self.path, error)
-            }
-        })?;
-        let ours = [NEW_DATA_NAME, LOCK_NAME, PROBE_NAME];
-        let names: Vec<String> =
-            entries.iter().filter_map(|entry| Some(entry.file_name()?.to_string_lossy().into_owned())).collect();
+        let names = self.folder.list().map_err(|error| self.io("listing", "", error))?;
         if names.iter().any(|name| name == LOG_NAME) {
-            return Err(Error::damaged(
-                &self.path.join(DATA_NAME),
-                "the data file",
-                "it is missing, and the log is there",
-            ));
+            let path = self.path().join(DATA_NAME);
+            return Err(Error::damaged(&path, "the data file", "it is missing, and the log is there"));
         }
+        let not_a_database = |why| Error::NotADatabase { path: self.path().to_path_buf(), why };
         // A creation that was killed while it measured leaves the file that it measured with.
         let is_probe = |name: &str| name.starts_with("probe-") && name.ends_with(".tmp");
+        let ours = [NEW_DATA_NAME, LOCK_NAME, PROBE_NAME];
         if let Some(other) = names.iter().find(|name| !ours.contains(&name.as_str()) && !is_probe(name)) {
-            let why = format!("the folder holds other things ({other:?}) and no data file");
-            return Err(Error::NotADatabase { path: self.path.clone(), why });
+            return Err(not_a_database(format!("the folder holds other things ({other:?}) and no data file")));
         }
         if !self.config.create {
-            return Err(Error::NotADatabase { path: self.path.clone(), why: "the folder is empty".into() });
+            return Err(not_a_database("the folder is empty".into()));
         }
         Ok(())
     }
 
-    fn take_lock(&self) -> Result<FileRef> {
-        let path = self.path.join(LOCK_NAME);
-        let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
-        let file = self.backend.open(&path, options).map_err(|error| Error::io("opening", &path, error))?;
-        if !file.try_lock().map_err(|error| Error::io("locking", &path, error))? {
-            let mut text = vec![0; file.len().unwrap_or(0).min(20) as usize];
-            let pid = file.read_at(&mut text, 0).ok().and_then(|()| String::from_utf8(text).ok()?.trim().parse().ok());
-            return Err(Error::Locked { path: self.path.clone(), pid: pid.unwrap_or(0) });
-        }
+    fn locked(&self) -> Error {
+        let text = || {
+            let file = self.folder.open(LOCK_NAME, OpenOptions::default()).ok()?;
+            let mut text = vec![0; file.len().ok()?.min(20) as usize];
+            file.read_at(&mut text, 0).ok()?;
+            String::from_utf8(text).ok()
+        };
+        let pid = text().and_then(|text| text.trim().parse().ok());
+        Error::Locked { path: self.path().to_path_buf(), pid: pid.unwrap_or(0) }
+    }
+
+    /// For people only: a full disk does not keep the database from opening.
+    fn write_process_id(&self) {
         let text = format!("{}\n", self.backend.process_id());
-        // For people only: a full disk does not keep the database from opening.
-        if let Err(error) = file.set_len(0).and_then(|()| file.write_at(text.as_bytes(), 0, Persist::Later)) {
-            log::warn!("writing {}: {error}", path.display());
+        let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
+        let written = self.folder.open(LOCK_NAME, options).and_then(|file| {
+            file.set_len(0)?;
+            file.write_at(text.as_bytes(), 0, Persist::Later)
+        });
+        if let Err(error) = written {
+            log::warn!("writing {} in {}: {error}", LOCK_NAME, self.path().display());
+        }
+    }
+
+    /// Opens the data file and takes its lock, which nothing that happens to names takes away.
+    fn lock_data(&self, name: &str, options: OpenOptions) -> Result<FileRef> {
+        let options = OpenOptions { write: true, direct: true, ..options };
+        let file = self.folder.open(name, options).map_err(|error| self.io("opening", name, error))?;
+        if !file.try_lock().map_err(|error| self.io("locking", name, error))? {
+            return Err(self.locked());
+        }
+        // Another file may have been given the name meanwhile.
+        if !self.folder.is_same(name, &file).map_err(|error| self.io("looking at", name, error))? {
+            return Err(self.locked());
         }
         Ok(file)
     }
@@ -244,62 +314,68 @@ impl Opener<'_> {
         if self.config.backend.is_some() || self.config.in_memory {
             return Ok(SyncMethod::DurableWrite);
         }
-        let path = self.path.join(PROBE_NAME);
+        let path = self.path();
         if !created
-            && let Some(probe) = self.read_probe(&path)
-            && probe.is_current(self.backend.as_ref(), &self.path).unwrap_or(false)
+            && let Some(probe) = self.read_probe()
+            && probe.is_current(self.backend.as_ref(), path).unwrap_or(false)
         {
             return Ok(probe.chosen);
         }
-        let probe = match Probe::run(self.backend.as_ref(), &self.path, PROBE_DURATION) {
+        let probe = match Probe::run(self.backend.as_ref(), path, PROBE_DURATION) {
             Ok(probe) => probe,
-            Err(error) if created => return Err(Error::io("measuring how to sync in", &self.path, error)),
+            Err(error) if created => return Err(self.io("measuring how to sync in", "", error)),
             // The disk may be full. This works everywhere; the next opening measures again.
             Err(error) => {
                 let method = SyncMethod::DataSync;
-                log::warn!("measuring how to sync in {}: {error}; until then by {method}", self.path.display());
+                log::warn!("measuring how to sync in {}: {error}; until then by {method}", path.display());
                 return Ok(method);
             }
         };
         if probe.tmpfs {
-            log::warn!(
-                "{} lies in memory ({}): nothing in it survives a power cut",
-                self.path.display(),
-                probe.file_system
-            );
+            log::warn!("{} lies in memory ({}): nothing in it survives a power cut", path.display(), probe.file_system);
         }
-        log::info!("{}: durable by {} on {}", self.path.display(), probe.chosen, probe.file_system);
+        log::info!("{}: durable by {} on {}", path.display(), probe.chosen, probe.file_system);
         let text = probe.encode();
         let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
-        let written = self.backend.open(&path, options).and_then(|file| {
+        let written = self.folder.open(PROBE_NAME, options).and_then(|file| {
             file.set_len(0)?;
             file.write_at(text.as_bytes(), 0, Persist::Later)
         });
         // Without it the next opening measures again.
         if let Err(error) = written {
-            log::warn!("writing {}: {error}", path.display());
+            log::warn!("writing {PROBE_NAME} in {}: {error}", path.display());
         }
         Ok(probe.chosen)
     }
 
-    fn read_probe(&self, path: &Path) -> Option<Probe> {
-        let file = self.backend.open(path, OpenOptions::default()).ok()?;
+    fn read_probe(&self) -> Option<Probe> {
+        let file = self.folder.open(PROBE_NAME, OpenOptions::default()).ok()?;
         let mut text = vec![0; usize::try_from(file.len().ok()?).ok()?.min(1 << 16)];
         file.read_at(&mut text, 0).ok()?;
         Probe::decode(std::str::from_utf8(&text).ok()?).ok()
     }
 
-    fn create_data(&self, path: &Path, sync: SyncMethod) -> Result<()> {
-        // Under another name until it is whole: a creation that was interrupted leaves nothing that looks like a database.
-        let new = self.path.join(NEW_DATA_NAME);
-        let options = OpenOptions { write: true, create: true, direct: true, ..OpenOptions::default() };
-        let file = self.backend.open(&new, options).map_err(|error| Error::io("creating", &new, error))?;
+    /// Begins a data file, under another name until it is whole: a creation that was interrupted leaves nothing that looks like
+    /// a database. What such a one left is gone on with. Returns it locked; `None` if another process has made the database
+    /// meanwhile.
+    fn begin_data(&self) -> Result<Option<FileRef>> {
+        self.check_creatable()?;
+        let file = self.lock_data(NEW_DATA_NAME, OpenOptions { create: true, ..OpenOptions::default() })?;
+        if self.exists(DATA_NAME)? {
+            // What was locked is the other's data file, or one that was made here for nothing.
+            let _ = self.folder.remove(NEW_DATA_NAME);
+            return Ok(None);
+        }
+        Ok(Some(file))
+    }
+
+    fn finish_data(&self, file: &FileRef, sync: SyncMethod) -> Result<()> {
         let segment_bytes = self.config.segment_bytes;
         file.set_len(0).and_then(|()| file.allocate(0, segment_bytes)).map_err(|error| {
             if error.kind() == std::io::ErrorKind::StorageFull {
-                Error::DiskFull { path: self.path.clone(), needed_bytes: segment_bytes }
+                Error::DiskFull { path: self.path().to_path_buf(), needed_bytes: segment_bytes }
             } else {
-                Error::io("allocating", &new, error)
+                self.io("allocating", NEW_DATA_NAME, error)
             }
         })?;
         let superblock = Superblock {
@@ -312,24 +388,42 @@ impl Opener<'_> {
             catalogue_bytes: 0,
             catalogue: Vec::new(),
             incarnations: Vec::new(),
+            log: Vec::new(),
         };
-        checkpoint::write_first(&file, &superblock, sync)?;
-        drop(file);
-        self.backend.rename(&new, path).map_err(|error| Error::io("renaming", &new, error))?;
-        self.backend.sync_dir(&self.path).map_err(|error| Error::io("syncing", &self.path, error))
+        superblocks::write_first(file, &superblock, sync)?;
+        self.folder.rename(NEW_DATA_NAME, DATA_NAME).map_err(|error| self.io("renaming", NEW_DATA_NAME, error))?;
+        self.sync_folder()
     }
 
-    fn recover(&self, data_path: &Path, lock: FileRef, sync: SyncMethod, created: bool) -> Result<Core> {
+    /// The log's folder, made where the log is not needed and there is none: durably, since what is synced in it is lost if
+    /// its own name is. A folder that is there may have been made by a process that ended before the sync.
+    fn log_folder(&self, superblock: &Superblock) -> Result<FolderRef> {
+        if !superblock.log.is_empty() && !self.exists(LOG_NAME)? {
+            let path = self.path().join(LOG_NAME);
+            let flaw = "it is missing, though the database was not closed: commits that no checkpoint holds are in it";
+            return Err(Error::damaged(&path, "the log", flaw));
+        }
+        self.folder.create_folder(LOG_NAME).map_err(|error| self.io("creating", LOG_NAME, error))?;
+        self.sync_folder()?;
+        self.folder.folder(LOG_NAME).map_err(|error| self.io("opening", LOG_NAME, error))
+    }
+
+    fn recover(&self, lock: FileRef, sync: SyncMethod, created: bool) -> Result<Core> {
         let backend = &self.backend;
+        let data_path = &self.path().join(DATA_NAME);
         let options = OpenOptions { write: true, direct: true, ..OpenOptions::default() };
-        let file = backend.open(data_path, options).map_err(|error| Error::io("opening", data_path, error))?;
-        let superblock = checkpoint::read_superblocks(&file).map_err(|error| match error {
-            Error::NotADatabase { why, .. } => Error::NotADatabase { path: self.path.clone(), why },
-            Error::NewerFormat { found, supported, .. } => {
-                Error::NewerFormat { path: self.path.clone(), found, supported }
-            }
-            other => other,
-        })?;
+        let file = self.folder.open(DATA_NAME, options).map_err(|error| self.io("opening", DATA_NAME, error))?;
+        let superblocks::Found { newest: superblock, flaw } =
+            superblocks::read(&file).map_err(|error| match error {
+                Error::NotADatabase { why, .. } => Error::NotADatabase { path: self.path().to_path_buf(), why },
+                Error::NewerFormat { found, supported, .. } => {
+                    Error::NewerFormat { path: self.path().to_path_buf(), found, supported }
+                }
+                other => other,
+            })?;
+        if let Some(flaw) = &flaw {
+            log::warn!("{flaw}; the other one is sound, and is gone on with");
+        }
         let incarnation = Incarnation(superblock.incarnations.last().map_or(1, |(incarnation, _)| incarnation.0 + 1));
         let shares = Shares::of(self.config);
         let length = file.len().map_err(|error| Error::io("measuring", data_path, error))?;
@@ -342,11 +436,12 @@ impl Opener<'_> {
             Epoch::first_of(incarnation),
             self.config.memory_bytes,
         ));
-        let base = Base::new(superblock, sync, shares.entry_count);
-        let Loaded { mut base, catalogue } = base.load(&space, self.config.memory_bytes)?;
+        let superblocks = Arc::new(Superblocks::new(Arc::clone(&file), sync, superblock.clone()));
+        let base = Base::new(superblock, Arc::clone(&superblocks), shares.entry_count);
+        let Loaded { base, catalogue } = base.load(&space, self.config.memory_bytes)?;
 
+        let log_folder = self.log_folder(&base.superblock)?;
         let log_options = LogOptions {
-            dir: self.path.join(LOG_NAME),
             streams: self.config.log_stream_count,
             segment_bytes: self.config.log_segment_bytes,
             buffer_bytes: shares.log_buffer_bytes,
@@ -358,8 +453,9 @@ impl Opener<'_> {
             incarnations: &base.superblock.incarnations.clone(),
             checkpoint: base.superblock.checkpoint,
             covered: base.superblock.timestamp,
+            stretches: &base.superblock.log.clone(),
         };
-        let scan = if created { None } else { Some(Scan::open(backend, &log_options, &known)?) };
+        let scan = if created { None } else { Some(Scan::open(backend, &log_folder, &log_options, &known)?) };
         let last = scan.as_ref().map_or(Timestamp(0), Scan::last);
 
         let nodes = Nodes {
@@ -383,17 +479,17 @@ impl Opener<'_> {
             Arc::new(move || asked.make_space()),
         );
         let core = Core {
-            path: self.path.clone(),
+            path: self.path().to_path_buf(),
             engine: Arc::new(engine),
             keyspaces: RwLock::default(),
             next_keyspace: AtomicU32::new(catalogue.next_keyspace),
             defining: Mutex::default(),
             cleaning: Mutex::default(),
-            base: Mutex::new(Base::placeholder()),
+            base: Mutex::new(base),
             upkeep,
             threads: Mutex::default(),
             opening: OnceLock::new(),
-            lock: Some(lock),
+            locks: Locks { folder: Arc::clone(&self.folder), data: lock },
             sync,
             memory_bytes: self.config.memory_bytes,
             log_buffer_bytes: shares.log_buffer_bytes as u64,
@@ -416,12 +512,12 @@ impl Opener<'_> {
         if let Some(scan) = &scan {
             let replay = Replay { core: &core, scan };
             replay.mark_values()?;
-            checkpoint::write_again(&file, &base.superblock, sync)?;
-            base.raise_incarnation(&space, incarnation, last.next())?;
+            superblocks.write_again().map_err(|error| Error::io("writing", data_path, error))?;
+            core.base.lock().raise_incarnation(&space, incarnation, last.next())?;
             core.free_orphans(&catalogue.orphans)?;
             replay.apply()?;
         } else {
-            base.raise_incarnation(&space, incarnation, last.next())?;
+            core.base.lock().raise_incarnation(&space, incarnation, last.next())?;
         }
         let hooks = Hooks {
             before_write: {
@@ -432,16 +528,17 @@ impl Opener<'_> {
                 let clock = Arc::clone(&core.engine.clock);
                 Box::new(move |durable| clock.show_durable(durable))
             },
+            list: Box::new(move |stretches| superblocks.write(|next| next.log = stretches.to_vec())),
         };
         let (recovered_records, recovered_bytes) =
             scan.as_ref().map_or((0, 0), |scan| (scan.record_count(), scan.record_bytes()));
+        let checkpoint = core.base.lock().superblock.checkpoint;
         let log = match scan {
-            Some(scan) => scan.start(incarnation, base.superblock.checkpoint, hooks)?,
-            None => Log::create(backend, &log_options, incarnation, hooks)?,
+            Some(scan) => scan.start(incarnation, checkpoint, hooks)?,
+            None => Log::create(backend, &log_folder, &log_options, incarnation, hooks)?,
         };
         core.engine.log_bytes_written.store(recovered_bytes, Ordering::Relaxed);
         core.engine.log.set(Arc::new(log)).expect("set once");
-        *core.base.lock() = base;
         let opening =
             Opening { created, recovered_records, recovered_bytes, duration: std::time::Duration::ZERO, last };
         core.opening.set(opening).expect("set once");
@@ -715,7 +812,8 @@ impl Core {
             Ok(())
         };
         self.stop();
-        let closed = if self.engine.check_failure().is_ok() { self.engine.log().close() } else { Ok(()) };
+        let covered = self.base.lock().superblock.timestamp;
+        let closed = if self.engine.check_failure().is_ok() { self.engine.log().close(covered) } else { Ok(()) };
         self.engine.space.fail_quietly("it was closed");
         result.and(closed)
     }

@@ -6,7 +6,9 @@ use super::catalogue::{Catalogue, KeyspaceEntry, Orphan};
 use super::extent::Kind;
 use super::record::Operation;
 use super::{BLOCK_BYTES, Epoch, FORMAT_VERSION, KeyspaceId, PageId, Place, extent, log, node, record, summary};
-use super::{superblock, superblock::CATALOGUE_EXTENT_COUNT_MAX, superblock::INCARNATION_COUNT_MAX};
+use super::{
+    LOG_STREAM_COUNT_MAX, superblock, superblock::CATALOGUE_EXTENT_COUNT_MAX, superblock::INCARNATION_COUNT_MAX,
+};
 
 /// The rows of the tables under one heading: cells without blanks around them.
 fn rows(heading: &str) -> Vec<Vec<String>> {
@@ -71,13 +73,15 @@ fn fixed_structures_are_as_documented() {
         (s::CATALOGUE_BYTES_OFFSET, "length of the catalogue"),
         (s::CATALOGUE_COUNT_OFFSET, "number of the catalogue"),
         (s::INCARNATION_COUNT_OFFSET, "number of incarnations"),
-        (s::ZERO_2_OFFSET, "zero"),
+        (s::STRETCH_COUNT_OFFSET, "number of the log's stretches"),
         (s::INCARNATIONS_OFFSET, "incarnations"),
         (s::CATALOGUE_OFFSET, "places"),
-        (s::ZERO_3_OFFSET, "zero"),
+        (s::STRETCHES_OFFSET, "stretches"),
+        (s::ZERO_2_OFFSET, "zero"),
     ];
     compare("Superblock", &fields, BLOCK_BYTES);
     compare("An incarnation", &[(0, "number"), (4, "first timestamp")], s::INCARNATION_BYTES);
+    compare("A stretch of the log", &[(0, "stream"), (8, "from"), (16, "to")], s::STRETCH_BYTES);
 
     use extent as e;
     let fields = [
@@ -244,6 +248,7 @@ fn numbers_are_as_documented() {
         ("offset of the first superblock", superblock::SLOT_OFFSETS[0] as usize),
         ("offset of the second superblock", superblock::SLOT_OFFSETS[1] as usize),
         ("incarnations in a superblock, at most", INCARNATION_COUNT_MAX),
+        ("streams of a log, at most", LOG_STREAM_COUNT_MAX as usize),
         ("extents of a catalogue, at most", CATALOGUE_EXTENT_COUNT_MAX),
         ("unit of places in bytes", Place::UNIT_BYTES as usize),
         ("bytes of an extent, at most", Place::EXTENT_BYTES_MAX as usize),

@@ -21,6 +21,9 @@ pub(crate) use place::Place;
 /// The format version that this code writes, and the newest that it reads.
 pub(crate) const FORMAT_VERSION: u32 = 1;
 
+/// Streams that a log may have: the superblock lists a stretch of each.
+pub(crate) const LOG_STREAM_COUNT_MAX: u16 = 64;
+
 /// Direct I/O happens in units of this many bytes; every file region that is written on its own starts and ends on such
 /// a boundary.
 pub(crate) const BLOCK_BYTES: usize = 4096;

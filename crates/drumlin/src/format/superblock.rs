@@ -17,14 +17,16 @@
 //!     72     4  length of the catalogue in bytes
 //!     76     4  number of the catalogue's extents (up to 200)
 //!     80     4  number of incarnations listed (up to 64)
-//!     84     4  zero
+//!     84     4  number of the log's stretches listed (up to 64)
 //!     88   768  incarnations, 12 bytes each: number (4), the first timestamp of its commits (8)
 //!    856  1600  places of the catalogue's extents, 8 bytes each
-//!   2456  1640  zero
+//!   2456  1536  stretches of the log that must be there, 24 bytes each: stream (8), its position from (8) and to (8)
+//!   3992   104  zero
 //! ```
 
 use super::{
-    BLOCK_BYTES, Epoch, FORMAT_VERSION, Incarnation, Place, Timestamp, checksum, get_u32, get_u64, put_u32, put_u64,
+    BLOCK_BYTES, Epoch, FORMAT_VERSION, Incarnation, LOG_STREAM_COUNT_MAX, Place, Timestamp, checksum, get_u32,
+    get_u64, put_u32, put_u64,
 };
 
 /// Where the two superblocks lie in the data file: blocks apart, so that no write can harm both.
@@ -33,6 +35,8 @@ pub(crate) const SLOT_OFFSETS: [u64; 2] = [0, 8 * BLOCK_BYTES as u64];
 pub(crate) const MAGIC: [u8; 8] = *b"DRUMLIN\n";
 pub(crate) const INCARNATION_COUNT_MAX: usize = 64;
 pub(crate) const CATALOGUE_EXTENT_COUNT_MAX: usize = 200;
+/// One for each stream that a log may have.
+pub(crate) const STRETCH_COUNT_MAX: usize = LOG_STREAM_COUNT_MAX as usize;
 
 pub(crate) const MAGIC_OFFSET: usize = 0;
 pub(crate) const VERSION_OFFSET: usize = 8;
@@ -47,11 +51,13 @@ pub(crate) const EPOCH_OFFSET: usize = 64;
 pub(crate) const CATALOGUE_BYTES_OFFSET: usize = 72;
 pub(crate) const CATALOGUE_COUNT_OFFSET: usize = 76;
 pub(crate) const INCARNATION_COUNT_OFFSET: usize = 80;
-pub(crate) const ZERO_2_OFFSET: usize = 84;
+pub(crate) const STRETCH_COUNT_OFFSET: usize = 84;
 pub(crate) const INCARNATIONS_OFFSET: usize = 88;
 pub(crate) const CATALOGUE_OFFSET: usize = 856;
-pub(crate) const ZERO_3_OFFSET: usize = 2456;
+pub(crate) const STRETCHES_OFFSET: usize = 2456;
+pub(crate) const ZERO_2_OFFSET: usize = 3992;
 pub(super) const INCARNATION_BYTES: usize = 12;
+pub(super) const STRETCH_BYTES: usize = 24;
 
 const _: () = {
     assert!(VERSION_OFFSET == MAGIC_OFFSET + 8);
@@ -66,11 +72,12 @@ const _: () = {
     assert!(CATALOGUE_BYTES_OFFSET == EPOCH_OFFSET + 8);
     assert!(CATALOGUE_COUNT_OFFSET == CATALOGUE_BYTES_OFFSET + 4);
     assert!(INCARNATION_COUNT_OFFSET == CATALOGUE_COUNT_OFFSET + 4);
-    assert!(ZERO_2_OFFSET == INCARNATION_COUNT_OFFSET + 4);
-    assert!(INCARNATIONS_OFFSET == ZERO_2_OFFSET + 4);
+    assert!(STRETCH_COUNT_OFFSET == INCARNATION_COUNT_OFFSET + 4);
+    assert!(INCARNATIONS_OFFSET == STRETCH_COUNT_OFFSET + 4);
     assert!(CATALOGUE_OFFSET == INCARNATIONS_OFFSET + INCARNATION_COUNT_MAX * INCARNATION_BYTES);
-    assert!(ZERO_3_OFFSET == CATALOGUE_OFFSET + CATALOGUE_EXTENT_COUNT_MAX * 8);
-    assert!(ZERO_3_OFFSET + 1640 == BLOCK_BYTES);
+    assert!(STRETCHES_OFFSET == CATALOGUE_OFFSET + CATALOGUE_EXTENT_COUNT_MAX * 8);
+    assert!(ZERO_2_OFFSET == STRETCHES_OFFSET + STRETCH_COUNT_MAX * STRETCH_BYTES);
+    assert!(ZERO_2_OFFSET + 104 == BLOCK_BYTES);
 };
 
 /// See the module.
@@ -86,6 +93,18 @@ pub(crate) struct Superblock {
     pub(crate) catalogue: Vec<Place>,
     /// Ascending; each with the first timestamp that it gave out.
     pub(crate) incarnations: Vec<(Incarnation, Timestamp)>,
+    /// What must be there of the log. Empty once the database was closed: then nothing of the log is needed.
+    pub(crate) log: Vec<Stretch>,
+}
+
+/// A stretch of a stream of the log, covered by windows of segments without a gap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Stretch {
+    pub(crate) stream: u16,
+    /// The start of the oldest window that is needed.
+    pub(crate) from: u64,
+    /// The end of the newest.
+    pub(crate) to: u64,
 }
 
 /// Why a block is no superblock.
@@ -95,6 +114,8 @@ pub(crate) enum Flaw {
     Magic,
     #[error("it has format {0}")]
     Newer(u32),
+    #[error("it has format {0}, which never was")]
+    Version(u32),
     #[error("its checksum does not match")]
     Checksum,
     #[error("its fields make no sense")]
@@ -106,6 +127,7 @@ impl Superblock {
     pub(crate) fn encode(&self) -> [u8; BLOCK_BYTES] {
         assert!(self.incarnations.len() <= INCARNATION_COUNT_MAX);
         assert!(self.catalogue.len() <= CATALOGUE_EXTENT_COUNT_MAX);
+        assert!(self.log.len() <= STRETCH_COUNT_MAX);
         let mut block = [0u8; BLOCK_BYTES];
         let bytes = &mut block[..];
         bytes[MAGIC_OFFSET..MAGIC_OFFSET + 8].copy_from_slice(&MAGIC);
@@ -127,6 +149,13 @@ impl Superblock {
         for (index, place) in self.catalogue.iter().enumerate() {
             put_u64(bytes, CATALOGUE_OFFSET + index * 8, place.to_bits());
         }
+        put_u32(bytes, STRETCH_COUNT_OFFSET, self.log.len() as u32);
+        for (index, stretch) in self.log.iter().enumerate() {
+            let offset = STRETCHES_OFFSET + index * STRETCH_BYTES;
+            put_u64(bytes, offset, u64::from(stretch.stream));
+            put_u64(bytes, offset + 8, stretch.from);
+            put_u64(bytes, offset + 16, stretch.to);
+        }
         let sum = checksum(&bytes[SEQUENCE_OFFSET..], 0);
         put_u64(bytes, CHECKSUM_OFFSET, sum);
         block
@@ -141,14 +170,20 @@ impl Superblock {
         if version > FORMAT_VERSION {
             return Err(Flaw::Newer(version));
         }
+        // There never was a version 0, and there is none before the first yet.
+        if version < FORMAT_VERSION {
+            return Err(Flaw::Version(version));
+        }
         if checksum(&bytes[SEQUENCE_OFFSET..], 0) != get_u64(bytes, CHECKSUM_OFFSET) {
             return Err(Flaw::Checksum);
         }
         let catalogue_count = get_u32(bytes, CATALOGUE_COUNT_OFFSET) as usize;
         let incarnation_count = get_u32(bytes, INCARNATION_COUNT_OFFSET) as usize;
+        let stretch_count = get_u32(bytes, STRETCH_COUNT_OFFSET) as usize;
         let segment_bytes = get_u64(bytes, SEGMENT_BYTES_OFFSET);
         if catalogue_count > CATALOGUE_EXTENT_COUNT_MAX
             || incarnation_count > INCARNATION_COUNT_MAX
+            || stretch_count > STRETCH_COUNT_MAX
             || !segment_bytes.is_power_of_two()
             || segment_bytes < 16 * BLOCK_BYTES as u64
         {
@@ -163,6 +198,14 @@ impl Superblock {
                 (Incarnation(get_u32(bytes, offset)), Timestamp(get_u64(bytes, offset + 4)))
             })
             .collect();
+        let log = (0..stretch_count)
+            .map(|index| {
+                let offset = STRETCHES_OFFSET + index * STRETCH_BYTES;
+                let stream = u16::try_from(get_u64(bytes, offset)).ok().filter(|stream| *stream < LOG_STREAM_COUNT_MAX);
+                let (from, to) = (get_u64(bytes, offset + 8), get_u64(bytes, offset + 16));
+                stream.filter(|_| from <= to).map(|stream| Stretch { stream, from, to }).ok_or(Flaw::Fields)
+            })
+            .collect::<Result<Vec<_>, _>>()?;
         Ok(Superblock {
             sequence: get_u64(bytes, SEQUENCE_OFFSET),
             database: get_u64(bytes, DATABASE_OFFSET),
@@ -173,6 +216,7 @@ impl Superblock {
             catalogue_bytes: get_u32(bytes, CATALOGUE_BYTES_OFFSET),
             catalogue,
             incarnations,
+            log,
         })
     }
 }
@@ -192,6 +236,7 @@ mod tests {
             catalogue_bytes: 100,
             catalogue: vec![Place::new(1 << 20, 640, Epoch(5))],
             incarnations: vec![(Incarnation(1), Timestamp(1)), (Incarnation(2), Timestamp(1235))],
+            log: vec![Stretch { stream: 0, from: 4096, to: 12288 }, Stretch { stream: 63, from: 0, to: 0 }],
         }
     }
 
@@ -203,8 +248,7 @@ mod tests {
         for bit in (0..ZERO_1_OFFSET * 8).chain(CHECKSUM_OFFSET * 8..BLOCK_BYTES * 8) {
             block[bit / 8] ^= 1 << (bit % 8);
             let decoded = Superblock::decode(&block);
-            // A smaller format version is one that this code may read; everything else must be refused.
-            assert!(decoded.is_err() || bit / 8 >= VERSION_OFFSET && bit / 8 < ZERO_1_OFFSET, "bit {bit}");
+            assert!(decoded.is_err(), "bit {bit}");
             block[bit / 8] ^= 1 << (bit % 8);
         }
     }

@@ -19,9 +19,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::{Errno, retry_on_intr};
+
 #[cfg(target_os = "linux")]
 use super::AlignedBuffer;
-use super::{Backend, File, FileRef, OpenOptions, Persist, Queue, SyncMethod};
+use super::{Backend, File, FileRef, Folder, FolderRef, OpenOptions, Persist, Queue, SyncMethod};
 #[cfg(target_os = "linux")]
 use crate::format::BLOCK_BYTES;
 
@@ -48,9 +51,13 @@ impl DiskFile {
             .create(options.create)
             .create_new(options.create_new)
             .open(path)?;
-        let direct_alignment = if options.direct { try_direct(&handle)? } else { None };
+        DiskFile::new(path.to_owned(), handle, options.direct)
+    }
+
+    fn new(path: PathBuf, handle: fs::File, direct: bool) -> io::Result<DiskFile> {
+        let direct_alignment = if direct { try_direct(&handle)? } else { None };
         Ok(DiskFile {
-            path: path.to_owned(),
+            path,
             handle,
             alignment: direct_alignment.unwrap_or(1),
             direct: direct_alignment.is_some(),
@@ -111,7 +118,7 @@ impl DiskFile {
     /// One durable write, or a write and an `fdatasync` where the kernel or the file system has none.
     #[cfg(target_os = "linux")]
     fn write_durable(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
-        use rustix::io::{Errno, ReadWriteFlags, pwritev2};
+        use rustix::io::{ReadWriteFlags, pwritev2};
 
         if !self.durable_write_refused.load(Ordering::Relaxed) {
             let result = self.write_with(buffer, offset, |rest, position| {
@@ -179,12 +186,11 @@ impl File for DiskFile {
         #[cfg(any(target_os = "linux", target_vendor = "apple", target_os = "freebsd"))]
         loop {
             use rustix::fs::{FallocateFlags, fallocate};
-            use rustix::io::Errno;
             match fallocate(&self.handle, FallocateFlags::empty(), offset, bytes) {
                 Ok(()) => return Ok(()),
                 Err(Errno::INTR) => {}
                 Err(Errno::OPNOTSUPP | Errno::NOSYS) => break,
-                Err(error) => return Err(space_error(error.into())),
+                Err(error) => return Err(space_error(error)),
             }
         }
         self.extend_with_zeros(offset, bytes)
@@ -252,13 +258,8 @@ impl File for DiskFile {
         self.direct
     }
 
-    // flock, not fcntl's record locks: those are the process's, so that two handles in one process would both get it.
     fn try_lock(&self) -> io::Result<bool> {
-        match self.handle.try_lock() {
-            Ok(()) => Ok(true),
-            Err(fs::TryLockError::WouldBlock) => Ok(false),
-            Err(fs::TryLockError::Error(error)) => Err(error),
-        }
+        lock_handle(&self.handle)
     }
 
     fn as_any(&self) -> &dyn std::any::Any {
@@ -277,8 +278,7 @@ impl fmt::Debug for DiskFile {
 /// file system does not take it (tmpfs, encrypted files, blocks larger than ours).
 #[cfg(target_os = "linux")]
 fn try_direct(handle: &fs::File) -> io::Result<Option<usize>> {
-    use rustix::fs::{AtFlags, OFlags, StatxFlags, fcntl_getfl, fcntl_setfl, statx};
-    use rustix::io::Errno;
+    use rustix::fs::{StatxFlags, fcntl_getfl, fcntl_setfl, statx};
 
     // Known since Linux 6.1. An offset alignment of zero says that this very file cannot be read directly.
     let alignment = match statx(handle, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
@@ -343,7 +343,8 @@ pub(crate) fn end_of_file() -> io::Error {
 }
 
 /// An exhausted quota is a full disk to the caller: what can be done about it is the same.
-pub(crate) fn space_error(error: io::Error) -> io::Error {
+pub(crate) fn space_error(error: impl Into<io::Error>) -> io::Error {
+    let error = error.into();
     if error.kind() == io::ErrorKind::QuotaExceeded {
         return io::Error::new(io::ErrorKind::StorageFull, error);
     }
@@ -409,12 +410,16 @@ impl Backend for DiskBackend {
     }
 
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        let folder = fs::File::open(if path.as_os_str().is_empty() { Path::new(".") } else { path })?;
-        match folder.sync_all() {
-            // By this a file system says that its folders need no sync of their own (PostgreSQL reads it so too).
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
-            result => result,
-        }
+        sync_folder(&fs::File::open(if path.as_os_str().is_empty() { Path::new(".") } else { path })?)
+    }
+
+    fn absolute(&self, path: &Path) -> io::Result<PathBuf> {
+        std::path::absolute(path)
+    }
+
+    fn folder_handle(&self, path: &Path) -> io::Result<Option<FolderRef>> {
+        let handle = retry_on_intr(|| rustix::fs::open(path, FOLDER_FLAGS, Mode::empty()))?;
+        Ok(Some(Arc::new(DiskFolder { path: path.to_owned(), handle: handle.into() })))
     }
 
     fn now(&self) -> Duration {
@@ -427,6 +432,115 @@ impl Backend for DiskBackend {
 
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<thread::JoinHandle<()>> {
         thread::Builder::new().name(name.to_owned()).spawn(body)
+    }
+}
+
+/// How a folder is opened.
+const FOLDER_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+/// An open folder of the operating system.
+struct DiskFolder {
+    path: PathBuf,
+    handle: fs::File,
+}
+
+impl fmt::Debug for DiskFolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DiskFolder({})", self.path.display())
+    }
+}
+
+impl Folder for DiskFolder {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn open(&self, name: &str, options: OpenOptions) -> io::Result<FileRef> {
+        let mut flags = OFlags::CLOEXEC | if options.write { OFlags::RDWR } else { OFlags::RDONLY };
+        if options.create || options.create_new {
+            flags |= OFlags::CREATE;
+        }
+        if options.create_new {
+            flags |= OFlags::EXCL;
+        }
+        let mode = Mode::from_raw_mode(0o666);
+        let handle = retry_on_intr(|| rustix::fs::openat(&self.handle, name, flags, mode)).map_err(space_error)?;
+        Ok(Arc::new(DiskFile::new(self.path.join(name), handle.into(), options.direct)?))
+    }
+
+    fn folder(&self, name: &str) -> io::Result<FolderRef> {
+        let handle = retry_on_intr(|| rustix::fs::openat(&self.handle, name, FOLDER_FLAGS, Mode::empty()))?;
+        Ok(Arc::new(DiskFolder { path: self.path.join(name), handle: handle.into() }))
+    }
+
+    fn create_folder(&self, name: &str) -> io::Result<()> {
+        match rustix::fs::mkdirat(&self.handle, name, Mode::from_raw_mode(0o777)) {
+            Ok(()) | Err(Errno::EXIST) => Ok(()),
+            Err(error) => Err(space_error(error)),
+        }
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in rustix::fs::Dir::read_from(&self.handle)? {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            if name != "." && name != ".." {
+                names.push(name);
+            }
+        }
+        Ok(names)
+    }
+
+    fn exists(&self, name: &str) -> io::Result<bool> {
+        match rustix::fs::statat(&self.handle, name, AtFlags::empty()) {
+            Ok(_) => Ok(true),
+            Err(Errno::NOENT) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        Ok(rustix::fs::renameat(&self.handle, from, &self.handle, to)?)
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        Ok(rustix::fs::unlinkat(&self.handle, name, AtFlags::empty())?)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        sync_folder(&self.handle)
+    }
+
+    fn try_lock(&self) -> io::Result<bool> {
+        lock_handle(&self.handle)
+    }
+
+    fn is_same(&self, name: &str, file: &FileRef) -> io::Result<bool> {
+        let Some(file) = file.as_any().downcast_ref::<DiskFile>() else { return Ok(true) };
+        let held = rustix::fs::fstat(&file.handle)?;
+        match rustix::fs::statat(&self.handle, name, AtFlags::empty()) {
+            Ok(named) => Ok((named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)),
+            Err(Errno::NOENT) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+fn sync_folder(handle: &fs::File) -> io::Result<()> {
+    match handle.sync_all() {
+        // By this a file system says that its folders need no sync of their own (PostgreSQL reads it so too).
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
+        result => result,
+    }
+}
+
+/// `flock`: the lock is the open file description's. fcntl's record locks are the process's, so that two handles in one
+/// process would both get one, and closing any handle of the file would give it up.
+fn lock_handle(handle: &fs::File) -> io::Result<bool> {
+    match handle.try_lock() {
+        Ok(()) => Ok(true),
+        Err(fs::TryLockError::WouldBlock) => Ok(false),
+        Err(fs::TryLockError::Error(error)) => Err(error),
     }
 }
 

@@ -444,6 +444,10 @@ impl Backend for FaultyBackend {
         Ok(())
     }
 
+    fn absolute(&self, path: &Path) -> io::Result<PathBuf> {
+        self.inner.absolute(path)
+    }
+
     fn now(&self) -> Duration {
         self.inner.now()
     }

@@ -18,6 +18,7 @@ mod buffer;
 mod disk;
 #[doc(hidden)]
 pub mod fault;
+mod folder;
 mod medium;
 mod memory;
 mod portable;
@@ -42,6 +43,7 @@ use std::time::Duration;
 
 pub use async_stream::AsyncReadStream;
 pub use buffer::AlignedBuffer;
+pub use folder::{Folder, FolderRef, open_folder};
 pub use memory::in_memory;
 pub use probe::{MethodFigures, Probe};
 pub use read::ReadBuffer;
@@ -192,6 +194,15 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn remove(&self, path: &Path) -> io::Result<()>;
     /// Makes names created, renamed or removed in a folder durable.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
+    /// The path from the root on, whatever the working directory becomes.
+    fn absolute(&self, path: &Path) -> io::Result<PathBuf> {
+        Ok(path.to_path_buf())
+    }
+    /// A handle of a folder; `None` where the backend has none, and knows folders by their paths. See [`open_folder`].
+    fn folder_handle(&self, path: &Path) -> io::Result<Option<FolderRef>> {
+        let _ = path;
+        Ok(None)
+    }
     /// Time since some fixed moment; never goes back.
     fn now(&self) -> Duration;
     /// Random bits for names and identities.

@@ -141,7 +141,14 @@ impl Shared {
             tail.admit(asked.bytes);
             Ok(Turn::Admitted)
         } else if tail.prepare_failures != asked.prepare_failures {
-            Err(self.disk_full())
+            Err(match &tail.prepare_error {
+                None => self.disk_full(),
+                Some(source) => Error::Io {
+                    action: "making a log segment in",
+                    path: self.folder.path().to_path_buf(),
+                    source: Arc::clone(source),
+                },
+            })
         } else {
             tail.wanted = tail.wanted.max(tail.span_end(asked.bytes));
             Ok(Turn::Prepare)

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::reader::{self, Merge, Reader, Records};
 use super::segment::{Segment, Spare};
-use super::stream::{Stream, Window};
+use super::stream::Window;
 use super::{Shared, Verified};
 use crate::error::{Error, Result};
 use crate::format::log::SegmentHeader;
@@ -15,11 +15,11 @@ use crate::io::AlignedBuffer;
 impl Shared {
     pub(super) fn truncate(&self, covered: u64, checkpoint: u64) {
         self.checkpoint.fetch_max(checkpoint, Ordering::SeqCst);
+        let mut free: Vec<Arc<Segment>> = Vec::new();
         let old: Vec<Window> = self.old.lock().extract_if(.., |window| window.last <= covered).collect();
         for window in old {
             self.truncated.fetch_max(window.last, Ordering::SeqCst);
-            let stream = self.streams.get(usize::from(window.segment.header.stream));
-            self.set_free(stream, window.segment);
+            free.push(window.segment);
         }
         for stream in &self.streams {
             let mut tail = stream.tail.lock();
@@ -37,18 +37,19 @@ impl Shared {
             tail.begun_windows = 0;
             tail.full = false;
             drop(tail);
-            for segment in segments {
-                self.set_free(Some(stream), segment);
+            free.extend(segments);
+        }
+        if let Err(error) = self.list() {
+            self.fail(&format!("listing the segments of {} failed: {error}", self.folder.path().display()));
+            return;
+        }
+        for segment in free {
+            match self.streams.get(usize::from(segment.header.stream)) {
+                Some(stream) => stream.tail.lock().spares.push(Spare::of(segment)),
+                None => self.doomed.lock().push(Spare::of(segment)),
             }
         }
         self.request_preparation();
-    }
-
-    fn set_free(&self, stream: Option<&Stream>, segment: Arc<Segment>) {
-        match stream {
-            Some(stream) => stream.tail.lock().spares.push(Spare::of(segment)),
-            None => self.doomed.lock().push(Spare::of(segment)),
-        }
     }
 
     pub(super) fn read_from(&self, after: Timestamp) -> Result<Records> {
@@ -66,7 +67,7 @@ impl Shared {
             readers.extend(source.reader_from(after)?);
         }
         let merge = Merge::new(readers, self.history.clone(), after)?;
-        Ok(Records::new(merge, durable, self.options.dir.clone()))
+        Ok(Records::new(merge, durable, self.folder.path().to_path_buf()))
     }
 
     /// What can be read of each stream, current or old. The segments are held, so they are not reused meanwhile.
@@ -141,7 +142,7 @@ impl Shared {
                 lost,
                 Timestamp(durable),
                 merge.suspect().as_ref(),
-                &self.options.dir,
+                self.folder.path(),
             ));
             // One stretch of missing timestamps is one damage.
             match merge.heads.iter().filter_map(|head| head.found).map(|found| found.timestamp).min() {

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::{Body, Hooks, Log, LogOptions, segment};
 use crate::error::{Error, Result};
-use crate::format::{BLOCK_BYTES, Incarnation};
-use crate::io::{AlignedBuffer, Backend, Persist, SyncMethod};
+use crate::format::{BLOCK_BYTES, Incarnation, Timestamp};
+use crate::io::{self, AlignedBuffer, Backend, OpenOptions, Persist, SyncMethod};
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -41,7 +41,8 @@ pub fn raw_rate(backend: &Arc<dyn Backend>, course: &Course) -> Result<Rates> {
     let path = course.dir.join("raw");
     let io = |error| Error::io("measuring", &path, error);
     backend.create_dir_all(&course.dir).map_err(io)?;
-    let file = segment::open(backend.as_ref(), &path, true, true).map_err(io)?;
+    let options = OpenOptions { write: true, create: true, direct: true, ..OpenOptions::default() };
+    let file = backend.open(&path, options).map_err(io)?;
     let file_bytes = 16 << 20;
     segment::write_zeros(&file, 0, file_bytes).map_err(io)?;
     file.sync_all().map_err(io)?;
@@ -62,8 +63,11 @@ pub fn raw_rate(backend: &Arc<dyn Backend>, course: &Course) -> Result<Rates> {
 
 /// Commits that each wait until they are durable.
 pub fn commit_rate(backend: &Arc<dyn Backend>, course: &Course) -> Result<Rates> {
+    let dir = course.dir.join("log");
+    let io = |error| Error::io("opening", &dir, error);
+    backend.create_dir_all(&dir).map_err(io)?;
+    let folder = io::open_folder(backend, &dir).map_err(io)?;
     let options = LogOptions {
-        dir: course.dir.join("log"),
         streams: course.streams,
         segment_bytes: 16 << 20,
         buffer_bytes: 4 << 20,
@@ -71,7 +75,7 @@ pub fn commit_rate(backend: &Arc<dyn Backend>, course: &Course) -> Result<Rates>
         sync: course.sync,
         database: 1,
     };
-    let log = Log::create(backend, &options, Incarnation(1), Hooks::none())?;
+    let log = Log::create(backend, &folder, &options, Incarnation(1), Hooks::none())?;
     // Segments are made ahead of need and used again after a while: measure that state.
     while (0..log.stream_count()).any(|stream| log.shared.streams[stream].tail.lock().preparation().is_some()) {
         crate::sync::yield_now();
@@ -109,10 +113,10 @@ pub fn commit_rate(backend: &Arc<dyn Backend>, course: &Course) -> Result<Rates>
     });
     let seconds = (backend.now() - start).as_secs_f64();
     let syncs = log.sync_count() - syncs_before;
-    log.close()?;
+    log.close(Timestamp(0))?;
     drop(log);
-    for path in backend.list(&options.dir).map_err(|error| Error::io("listing", &options.dir, error))? {
-        backend.remove(&path).map_err(|error| Error::io("removing", &path, error))?;
+    for name in folder.list().map_err(|error| Error::io("listing", &dir, error))? {
+        folder.remove(&name).map_err(|error| Error::io("removing", &dir.join(&name), error))?;
     }
     result.map(|()| Rates { commits: commits.load(Ordering::Relaxed) as f64 / seconds, syncs: syncs as f64 / seconds })
 }

@@ -24,7 +24,13 @@
 //!    of them it ends the replay, whatever follows.
 //! 9. A segment that names a newer checkpoint than the newest superblock is damage: the superblock is lost.
 //! 10. A segment is reused only when all its records are covered and no reader holds it.
-//! 11. A failed write or sync of the log is final. Only want of space for the next segment passes.
+//! 11. Whoever keeps the superblock is told, and has made it durable, which windows must be there ([`Hooks::list`]): before
+//!     records are put into a window, and before the file of one that is not needed any more is used again. Windows of a
+//!     stream abut. So a segment that is lost is noticed, whatever was in it.
+//! 12. No file is written to that was not seen to be this log's: new ones are made under names that were free, and a file
+//!     that is used again is looked at before.
+//! 13. A failed write or sync of the log is final. Where a segment can't be made and nothing of it was needed yet, for want
+//!     of space, of file handles or of the folder, the commit that waits for it gets the error, and the next one tries again.
 //!
 //! # States
 //! A record: reserved ([`Log::reserve`]) → pending ([`Reservation::append`]) → in flight (`Tail::begin_write`) →
@@ -39,8 +45,8 @@
 //! prepares segments. Where the backend has no threads (`Unsupported`), both works are done by whoever asks for them.
 //!
 //! # Lock order
-//! `preparing` → `old` → one stream's `tail` → `doomed`, `tasks` or the signal's mutex. Hooks and I/O run with no lock
-//! but `preparing`.
+//! `preparing` → `listed` → `old` → one stream's `tail` → `doomed`, `tasks` or the signal's mutex. Hooks and I/O run with no lock
+//! but `preparing` and `listed`.
 
 mod commit;
 mod horizon;
@@ -55,8 +61,8 @@ mod stream;
 mod tests;
 mod wait;
 
+use std::collections::BTreeMap;
 use std::io;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Poll, Waker};
@@ -71,10 +77,11 @@ pub(crate) use scan::Scan;
 
 use crate::error::{Error, Result};
 use crate::format::log::record_bytes;
+use crate::format::superblock::Stretch;
 use crate::format::{BLOCK_BYTES, Incarnation, Timestamp, checksum};
-use crate::io::{Backend, Persist, SyncMethod};
+use crate::io::{Backend, FolderRef, Persist, SyncMethod};
 use horizon::{Horizon, NO_FLOOR};
-use prepare::{Signal, Urgency};
+use prepare::{Refusal, Signal, Urgency};
 use reader::History;
 use segment::{BLOCK, Spare};
 use stream::{Stream, Tail, Window};
@@ -86,7 +93,6 @@ const BUFFER_BYTES_MIN: usize = 4 * BLOCK_BYTES;
 /// What a log is made of.
 #[derive(Clone, Debug)]
 pub(crate) struct LogOptions {
-    pub(crate) dir: PathBuf,
     pub(crate) streams: u16,
     /// Bytes of a segment file, header included; a multiple of 4,096.
     pub(crate) segment_bytes: u64,
@@ -159,6 +165,8 @@ pub(crate) struct Known<'a> {
     pub(crate) checkpoint: u64,
     /// Everything up to it is in the checkpoint.
     pub(crate) covered: Timestamp,
+    /// What must be there.
+    pub(crate) stretches: &'a [Stretch],
 }
 
 /// Called before a write; see [`Hooks`].
@@ -166,7 +174,10 @@ pub(crate) type BeforeWrite = Box<dyn Fn() -> io::Result<()> + Send + Sync>;
 /// Called when the horizon has moved; see [`Hooks`].
 pub(crate) type OnDurable = Box<dyn Fn(Timestamp) + Send + Sync>;
 
-/// What the log calls, with none of its locks held.
+/// Called when other windows must be there than before; see [`Hooks`].
+pub(crate) type List = Box<dyn Fn(&[Stretch]) -> io::Result<()> + Send + Sync>;
+
+/// What the log calls, with none of its locks held but those that its background work takes.
 pub(crate) struct Hooks {
     /// Before bytes are written that contain a record appended with `after_data`: brings the extents of large values to
     /// the medium. Its failure is the log's.
@@ -174,12 +185,15 @@ pub(crate) struct Hooks {
     /// The durable horizon has moved to this timestamp. Several threads may call at once, so that calls may arrive out
     /// of order: the receiver keeps the maximum.
     pub(crate) on_durable: OnDurable,
+    /// Makes it durable that these stretches must be there when the log is opened again: before records are put into a new
+    /// window, and before the file of one that is not needed is used for anything else. Its failure is the log's.
+    pub(crate) list: List,
 }
 
 impl Hooks {
     /// Hooks that do nothing.
     pub(crate) fn none() -> Hooks {
-        Hooks { before_write: Box::new(|| Ok(())), on_durable: Box::new(|_| {}) }
+        Hooks { before_write: Box::new(|| Ok(())), on_durable: Box::new(|_| {}), list: Box::new(|_| Ok(())) }
     }
 }
 
@@ -232,6 +246,7 @@ pub(crate) struct Log {
 #[derive(Debug)]
 struct Shared {
     backend: Arc<dyn Backend>,
+    folder: FolderRef,
     options: LogOptions,
     incarnation: Incarnation,
     history: History,
@@ -252,6 +267,8 @@ struct Shared {
     signal: Signal,
     /// Held while segments are prepared or removed.
     preparing: Mutex<()>,
+    /// What was listed last; see [`Hooks::list`].
+    listed: Mutex<Vec<Stretch>>,
     doomed: Mutex<Vec<Spare>>,
     /// Whether the background threads run; otherwise their work is done by whoever asks for it.
     has_threads: AtomicBool,
@@ -319,23 +336,23 @@ impl Log {
     /// Makes an empty log in a folder that has none.
     pub(crate) fn create(
         backend: &Arc<dyn Backend>,
+        folder: &FolderRef,
         options: &LogOptions,
         incarnation: Incarnation,
         hooks: Hooks,
     ) -> Result<Log> {
         options.check()?;
-        let dir = &options.dir;
-        segment::make_folder(backend.as_ref(), dir)?;
-        let found = backend.list(dir).map_err(|error| Error::io("listing", dir, error))?;
-        if let Some(path) = found.iter().find(|path| segment::parse_name(path).is_some()) {
-            return Err(Error::Invalid(format!("there is a log already: {}", path.display())));
+        let found = folder.list().map_err(|error| Error::io("listing", folder.path(), error))?;
+        if let Some(name) = found.iter().find(|name| segment::parse_name(name).is_some()) {
+            let path = folder.path().join(name);
+            return Err(Error::damaged(&path, "the log", "it is there, though the database was never opened"));
         }
         let mut history = History::default();
         history.add(incarnation, Timestamp(1));
         let new_stream = |index| Stream::new(options.stream_buffer_bytes(index), 0, None, 1, 1);
         let streams = (0..usize::from(options.streams)).map(new_stream).collect();
         let log = Log::assemble(
-            Arc::clone(backend),
+            (Arc::clone(backend), Arc::clone(folder)),
             options.clone(),
             (incarnation, history),
             (Timestamp(0), Timestamp(0), 0),
@@ -348,7 +365,7 @@ impl Log {
     }
 
     fn assemble(
-        backend: Arc<dyn Backend>,
+        (backend, folder): (Arc<dyn Backend>, FolderRef),
         options: LogOptions,
         (incarnation, history): (Incarnation, History),
         (covered, last, checkpoint): (Timestamp, Timestamp, u64),
@@ -358,6 +375,7 @@ impl Log {
     ) -> Log {
         let shared = Shared {
             backend,
+            folder,
             options,
             incarnation,
             history,
@@ -374,6 +392,7 @@ impl Log {
             tasks_count: AtomicUsize::new(0),
             signal: Signal::default(),
             preparing: Mutex::new(()),
+            listed: Mutex::default(),
             doomed: Mutex::new(doomed),
             has_threads: AtomicBool::new(false),
         };
@@ -384,18 +403,20 @@ impl Log {
     /// `needs_space`: an existing database opens on a full disk.
     fn begin(&self, needs_space: bool) -> Result<()> {
         let shared = &self.shared;
-        let dir = &shared.options.dir;
         for index in 0..shared.streams.len() {
             while !shared.streams[index].tail.lock().windows_admit(BLOCK_BYTES) {
                 let Some(preparation) = shared.streams[index].tail.lock().preparation() else { break };
                 match shared.prepare(index, preparation) {
                     Ok(()) => {}
-                    Err(error) if prepare::is_full(&error) && !needs_space => break,
-                    Err(error) if prepare::is_full(&error) => return Err(shared.disk_full()),
-                    Err(error) => return Err(Error::io("preparing a log segment in", dir, error)),
+                    Err(Refusal::Full(_)) if !needs_space => break,
+                    Err(Refusal::Full(_)) => return Err(shared.disk_full()),
+                    Err(Refusal::Passing(error) | Refusal::Final(error)) => {
+                        return Err(Error::io("preparing a log segment in", shared.folder.path(), error));
+                    }
                 }
             }
         }
+        shared.list().map_err(|error| Error::io("listing the segments of", shared.folder.path(), error))?;
         self.spawn("drumlin-log-prepare", |shared| {
             while shared.signal.wait_prepare() {
                 shared.prepare_all();
@@ -421,7 +442,7 @@ impl Log {
                 Ok(())
             }
             Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
-            Err(error) => Err(Error::io("starting a thread for", &self.shared.options.dir, error)),
+            Err(error) => Err(Error::io("starting a thread for", self.shared.folder.path(), error)),
         }
     }
 
@@ -526,8 +547,9 @@ impl Log {
         self.shared.fail(reason);
     }
 
-    /// Writes everything that is pending and ends the threads. Refuses reservations from the start.
-    pub(crate) fn close(&self) -> Result<()> {
+    /// Writes everything that is pending and ends the threads. Refuses reservations from the start. Where a checkpoint covers
+    /// all, up to `covered`, nothing of the log is needed any more.
+    pub(crate) fn close(&self, covered: Timestamp) -> Result<()> {
         self.shared.closed.store(true, Ordering::SeqCst);
         let mut flushed = Ok(());
         for index in 0..self.shared.streams.len() {
@@ -536,7 +558,12 @@ impl Log {
             flushed = flushed.and(self.shared.flush(index));
         }
         self.stop();
-        flushed
+        flushed?;
+        if self.failure().is_none() && self.last() <= covered {
+            let listed = self.shared.list_stretches(Vec::new);
+            listed.map_err(|error| Error::io("listing the segments of", self.shared.folder.path(), error))?;
+        }
+        Ok(())
     }
 
     fn stop(&self) {
@@ -575,7 +602,43 @@ impl Shared {
     }
 
     fn disk_full(&self) -> Error {
-        Error::DiskFull { path: self.options.dir.clone(), needed_bytes: self.options.segment_bytes }
+        Error::DiskFull { path: self.folder.path().to_path_buf(), needed_bytes: self.options.segment_bytes }
+    }
+
+    /// What must be there when the log is opened again.
+    fn stretches(&self) -> Vec<Stretch> {
+        let old = self.old.lock();
+        let mut stretches: BTreeMap<u16, Stretch> = BTreeMap::new();
+        for window in old.iter() {
+            let (stream, from, to) = (window.segment.header.stream, window.segment.start(), window.end());
+            let stretch = stretches.entry(stream).or_insert(Stretch { stream, from, to });
+            *stretch = Stretch { stream, from: stretch.from.min(from), to: stretch.to.max(to) };
+        }
+        for (index, stream) in self.streams.iter().enumerate() {
+            let tail = stream.tail.lock();
+            let (from, to) =
+                (tail.windows.front().map_or(tail.origin, |window| window.segment.start()), tail.prepared_end());
+            let stretch = stretches.entry(index as u16).or_insert(Stretch { stream: index as u16, from, to });
+            assert!(stretch.from == from || stretch.to == from, "windows of a stream abut");
+            stretch.to = to;
+        }
+        stretches.into_values().filter(|stretch| stretch.from < stretch.to).collect()
+    }
+
+    /// Makes it durable which windows are needed, if they are others than before.
+    fn list(&self) -> io::Result<()> {
+        self.list_stretches(|| self.stretches())
+    }
+
+    fn list_stretches(&self, stretches: impl FnOnce() -> Vec<Stretch>) -> io::Result<()> {
+        // Held over the call: what is listed later is newer.
+        let mut listed = self.listed.lock();
+        let stretches = stretches();
+        if *listed != stretches {
+            (self.hooks.list)(&stretches)?;
+            *listed = stretches;
+        }
+        Ok(())
     }
 
     fn failure(&self) -> Option<Arc<str>> {
@@ -596,7 +659,7 @@ impl Shared {
             return;
         }
         crate::witness::mark!("the log failed");
-        log::error!("the log in {} failed: {reason}", self.options.dir.display());
+        log::error!("the log in {} failed: {reason}", self.folder.path().display());
         for stream in &self.streams {
             let waiters = std::mem::take(&mut stream.tail.lock().waiters);
             stream.announce_end();

@@ -1,6 +1,7 @@
 //! Preparing segments ahead of need, and removing those that nobody needs.
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use super::Shared;
 use super::segment::{self, BLOCK, FIRST_FILL_BYTES, Segment, Spare};
 use super::stream::{Preparation, Window};
 use crate::format::log::SegmentHeader;
+use crate::io::FileRef;
 
 /// Zeros written between two syncs while a segment in use is filled further.
 const FILL_BYTES: u64 = 8 << 20;
@@ -90,6 +92,30 @@ pub(super) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
+/// Why a step was not made.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    /// There is no space for another segment.
+    Full(io::Error),
+    /// A file could not be opened or made. Nothing was written, and the next attempt may succeed.
+    Passing(io::Error),
+    /// Nothing may be written any more.
+    Final(io::Error),
+}
+
+impl From<io::Error> for Refusal {
+    fn from(error: io::Error) -> Refusal {
+        if is_full(&error) { Refusal::Full(error) } else { Refusal::Final(error) }
+    }
+}
+
+impl Refusal {
+    /// Of opening or making a file.
+    fn of_opening(error: io::Error) -> Refusal {
+        if is_full(&error) { Refusal::Full(error) } else { Refusal::Passing(error) }
+    }
+}
+
 impl Shared {
     /// Prepares what the streams need, and removes what they don't.
     pub(super) fn prepare_all(&self) {
@@ -99,23 +125,32 @@ impl Shared {
                 let Some(preparation) = self.streams[index].tail.lock().preparation() else { break };
                 match self.prepare(index, preparation) {
                     Ok(()) => self.streams[index].announce_space(),
-                    Err(error) if is_full(&error) => {
-                        log::warn!("no space for another log segment in {}: {error}", self.options.dir.display());
+                    Err(Refusal::Full(error)) => {
+                        log::warn!("no space for another log segment in {}: {error}", self.folder.path().display());
                         let mut tail = self.streams[index].tail.lock();
                         let was_full = std::mem::replace(&mut tail.full, true);
                         if !was_full && tail.free_spare(self.options.window_bytes()).is_some() {
                             continue;
                         }
-                        tail.wanted = 0;
-                        tail.prepare_failures += 1;
                         drop(tail);
+                        // What is of no use even now makes some space.
+                        if self.remove_surplus() {
+                            continue;
+                        }
+                        self.streams[index].tail.lock().refuse(None);
                         self.streams[index].announce_space();
                         break;
                     }
-                    Err(error) => {
+                    Err(Refusal::Passing(error)) => {
+                        log::warn!("making a log segment in {}: {error}", self.folder.path().display());
+                        self.streams[index].tail.lock().refuse(Some(Arc::new(error)));
+                        self.streams[index].announce_space();
+                        break;
+                    }
+                    Err(Refusal::Final(error)) => {
                         self.fail(&format!(
                             "preparing a log segment in {} failed: {error}",
-                            self.options.dir.display()
+                            self.folder.path().display()
                         ));
                     }
                 }
@@ -125,9 +160,9 @@ impl Shared {
     }
 
     /// Does one step. Called by one thread at a time.
-    pub(super) fn prepare(&self, index: usize, preparation: Preparation) -> io::Result<()> {
+    pub(super) fn prepare(&self, index: usize, preparation: Preparation) -> Result<(), Refusal> {
         match preparation {
-            Preparation::Fill => self.fill(index),
+            Preparation::Fill => Ok(self.fill(index)?),
             Preparation::Window => self.prepare_window(index),
         }
     }
@@ -153,7 +188,7 @@ impl Shared {
         Ok(())
     }
 
-    fn prepare_window(&self, index: usize) -> io::Result<()> {
+    fn prepare_window(&self, index: usize) -> Result<(), Refusal> {
         let stream = &self.streams[index];
         let (start, use_number, spare) = {
             let mut tail = stream.tail.lock();
@@ -165,8 +200,7 @@ impl Shared {
                 None => {
                     let slot = tail.next_slot;
                     tail.next_slot += 1;
-                    let path = segment::path(&self.options.dir, index as u16, slot);
-                    Spare { path, slot, window_bytes, filled: false, held: None }
+                    Spare { window_bytes, ..Spare::unused(segment::name(index as u16, slot), slot) }
                 }
             };
             (tail.prepared_end(), use_number, spare)
@@ -184,31 +218,46 @@ impl Shared {
             checkpoint: self.checkpoint.load(Ordering::SeqCst),
             filled: spare.filled,
         };
-        let made = if spare.filled { self.recycle(&spare, header) } else { self.make(&spare, header) };
-        let mut tail = stream.tail.lock();
-        match made {
-            Ok((segment, ready)) => {
-                tail.windows.push_back(Window::new(segment, ready, header.window_bytes));
-                tail.full = false;
-                Ok(())
-            }
-            Err(error) => {
-                if spare.filled {
-                    tail.spares.push(spare);
-                } else {
-                    drop(tail);
-                    // A file left half made would hold space that others need now; scanning would ignore it.
-                    let _ = self.backend.remove(&spare.path);
+        let made = match &spare.last_use {
+            Some(last_use) => self.recycle(&spare, last_use, header),
+            None => self.make(&spare, header),
+        };
+        let (segment, ready) = match made {
+            Ok(made) => made,
+            Err(refusal) => {
+                let is_gone = matches!(&refusal, Refusal::Passing(error) if error.kind() == io::ErrorKind::NotFound);
+                if spare.last_use.is_some() && !is_gone {
+                    stream.tail.lock().spares.push(spare);
                 }
-                Err(error)
+                return Err(refusal);
             }
-        }
+        };
+        // Nothing is put into it before it is listed.
+        let window = Window::new(segment, header.start, header.window_bytes);
+        stream.tail.lock().windows.push_back(window);
+        self.list().map_err(Refusal::Final)?;
+        let mut tail = stream.tail.lock();
+        tail.windows.back_mut().expect("just pushed").ready = ready;
+        tail.full = false;
+        Ok(())
     }
 
     /// Begins another use of a file that was filled before: one durable write.
-    fn recycle(&self, spare: &Spare, header: SegmentHeader) -> io::Result<(Arc<Segment>, u64)> {
+    fn recycle(
+        &self,
+        spare: &Spare,
+        last_use: &Segment,
+        header: SegmentHeader,
+    ) -> Result<(Arc<Segment>, u64), Refusal> {
         crate::witness::mark!("a log segment was used again");
-        let file = segment::open(self.backend.as_ref(), &spare.path, true, false)?;
+        let file = Arc::clone(&last_use.file);
+        if !self.folder.exists(&spare.name).map_err(Refusal::Passing)? {
+            let gone = format!("{} was removed", file.path().display());
+            return Err(Refusal::Passing(io::Error::new(io::ErrorKind::NotFound, gone)));
+        }
+        if !self.folder.is_same(&spare.name, &file).map_err(Refusal::Passing)? {
+            return Err(Refusal::Final(not_ours(file.path())));
+        }
         segment::write_header(&file, &header, self.persist())?;
         let segment = Segment::new(file, header);
         let ready = segment.end();
@@ -216,26 +265,42 @@ impl Shared {
     }
 
     /// Makes a new file, of which the beginning is filled.
-    fn make(&self, spare: &Spare, header: SegmentHeader) -> io::Result<(Arc<Segment>, u64)> {
-        let file = segment::open(self.backend.as_ref(), &spare.path, true, true)?;
+    fn make(&self, spare: &Spare, header: SegmentHeader) -> Result<(Arc<Segment>, u64), Refusal> {
+        let file = match segment::create(self.folder.as_ref(), &spare.name) {
+            Ok(file) => file,
+            // The names of all files that were there when the log was opened are below.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                return Err(Refusal::Final(not_ours(&self.folder.path().join(&spare.name))));
+            }
+            Err(error) => return Err(Refusal::of_opening(error)),
+        };
+        let filled = self.fill_new(&file, spare, header);
+        if filled.is_err() {
+            // A file left half made would hold space that others need now; scanning would ignore it.
+            let _ = self.folder.remove(&spare.name);
+        }
+        Ok(filled?)
+    }
+
+    fn fill_new(&self, file: &FileRef, spare: &Spare, header: SegmentHeader) -> io::Result<(Arc<Segment>, u64)> {
         match file.allocate(0, BLOCK + header.window_bytes) {
             Ok(()) => {}
             Err(error) if is_full(&error) => return Err(error),
             // Some file systems can't; writing zeros secures the space as well, if more slowly.
-            Err(error) => log::debug!("allocating {}: {error}", spare.path.display()),
+            Err(error) => log::debug!("allocating {}: {error}", spare.name),
         }
         let ready = header.start + header.window_bytes.min(FIRST_FILL_BYTES);
         let header = SegmentHeader { filled: ready == header.start + header.window_bytes, ..header };
-        segment::write_zeros(&file, BLOCK, BLOCK + (ready - header.start))?;
+        segment::write_zeros(file, BLOCK, BLOCK + (ready - header.start))?;
         // The length first: a header that calls the file whole is believed.
         file.sync_all()?;
-        segment::write_header(&file, &header, self.persist())?;
-        self.backend.sync_dir(&self.options.dir)?;
-        Ok((Segment::new(file, header), ready))
+        segment::write_header(file, &header, self.persist())?;
+        self.folder.sync()?;
+        Ok((Segment::new(Arc::clone(file), header), ready))
     }
 
-    /// Removes spares beyond what the time between two truncations has needed lately, and files of no use.
-    fn remove_surplus(&self) {
+    /// Removes spares beyond what the time between two truncations has needed lately, and files of no use. Whether any was.
+    fn remove_surplus(&self) -> bool {
         for stream in &self.streams {
             let mut tail = stream.tail.lock();
             let (window_bytes, is_full) = (self.options.window_bytes(), tail.full);
@@ -247,16 +312,24 @@ impl Shared {
             self.doomed.lock().extend(surplus);
         }
         let doomed: Vec<Spare> = self.doomed.lock().extract_if(.., |spare| spare.is_free()).collect();
+        let mut removed = false;
         for spare in &doomed {
-            if let Err(error) = self.backend.remove(&spare.path) {
-                log::warn!("removing {}: {error}", spare.path.display());
+            match self.folder.remove(&spare.name) {
+                Ok(()) => removed = true,
+                Err(error) => log::warn!("removing {} in {}: {error}", spare.name, self.folder.path().display()),
             }
         }
-        if !doomed.is_empty() {
+        if removed {
             // Should the names come back after a power cut, their records are all covered.
-            if let Err(error) = self.backend.sync_dir(&self.options.dir) {
-                log::warn!("syncing {}: {error}", self.options.dir.display());
+            if let Err(error) = self.folder.sync() {
+                log::warn!("syncing {}: {error}", self.folder.path().display());
             }
         }
+        removed
     }
+}
+
+/// The error of a file in the log's folder that this log did not make.
+fn not_ours(path: &Path) -> io::Error {
+    io::Error::other(format!("{} was made or changed by somebody else", path.display()))
 }

@@ -8,8 +8,9 @@ use super::segment::{self, BLOCK, Segment, Spare};
 use super::stream::{Stream, Window};
 use super::{Hooks, Known, Log, LogOptions};
 use crate::error::{Error, Result};
-use crate::format::{Incarnation, Timestamp};
-use crate::io::{AlignedBuffer, Backend, Persist};
+use crate::format::superblock::Stretch;
+use crate::format::{Incarnation, LOG_STREAM_COUNT_MAX, Timestamp};
+use crate::io::{AlignedBuffer, Backend, FolderRef, Persist};
 
 /// How far into a window its first record is looked for when deciding whether the window before is still needed.
 const PROBE_BYTES: u64 = 64 << 10;
@@ -24,6 +25,7 @@ const REWRITE_BYTES: u64 = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct Scan {
     backend: Arc<dyn Backend>,
+    folder: FolderRef,
     options: LogOptions,
     history: History,
     covered: Timestamp,
@@ -50,10 +52,16 @@ struct StreamScan {
 
 impl Scan {
     /// Reads and checks the whole log. Fails where it can't hold everything that was durable once.
-    pub(crate) fn open(backend: &Arc<dyn Backend>, options: &LogOptions, known: &Known<'_>) -> Result<Scan> {
+    pub(crate) fn open(
+        backend: &Arc<dyn Backend>,
+        folder: &FolderRef,
+        options: &LogOptions,
+        known: &Known<'_>,
+    ) -> Result<Scan> {
         options.check()?;
         let mut scan = Scan {
             backend: Arc::clone(backend),
+            folder: Arc::clone(folder),
             options: options.clone(),
             history: History::new(known.incarnations),
             covered: known.covered,
@@ -63,6 +71,7 @@ impl Scan {
             streams: BTreeMap::new(),
         };
         scan.find_segments(known.checkpoint)?;
+        known.stretches.iter().try_for_each(|stretch| scan.check_stretch(stretch))?;
         for stream in scan.streams.values_mut() {
             stream.set_aside_covered(&scan.history, known.covered)?;
             for window in &stream.windows {
@@ -74,26 +83,26 @@ impl Scan {
         let openings_horizon = known.incarnations.iter().map(|&(_, first)| Timestamp(first.0.saturating_sub(1))).max();
         scan.replay(openings_horizon.unwrap_or_default())?;
         for stream in scan.streams.values() {
-            stream.harden(backend.as_ref(), options)?;
+            stream.harden(options)?;
         }
         Ok(scan)
     }
 
     fn find_segments(&mut self, checkpoint: u64) -> Result<()> {
-        let dir = &self.options.dir;
-        if !self.backend.exists(dir).map_err(|error| Error::io("looking for", dir, error))? {
-            return Ok(());
-        }
+        let dir = self.folder.path();
         // A segment may have been made by a process that was killed before its name was durable.
-        self.backend.sync_dir(dir).map_err(|error| Error::io("syncing", dir, error))?;
-        for path in self.backend.list(dir).map_err(|error| Error::io("listing", dir, error))? {
-            let Some(name) = segment::parse_name(&path) else { continue };
-            let stream = self.streams.entry(name.0).or_default();
-            stream.slot_max = stream.slot_max.max(name.1);
-            match segment::inspect(self.backend.as_ref(), &path, self.options.database, name)? {
-                segment::Found::Unused => {
-                    stream.spares.push(Spare { path, slot: name.1, window_bytes: 0, filled: false, held: None });
-                }
+        self.folder.sync().map_err(|error| Error::io("syncing", dir, error))?;
+        for name in self.folder.list().map_err(|error| Error::io("listing", dir, error))? {
+            let Some(number) = segment::parse_name(&name) else { continue };
+            let path = dir.join(&name);
+            if number.0 >= LOG_STREAM_COUNT_MAX {
+                let flaw = format!("it is of stream {}; there are {LOG_STREAM_COUNT_MAX} at the most", number.0);
+                return Err(Error::damaged(&path, "log segment", flaw));
+            }
+            let stream = self.streams.entry(number.0).or_default();
+            stream.slot_max = stream.slot_max.max(number.1);
+            match segment::inspect(self.folder.as_ref(), &name, self.options.database, number)? {
+                segment::Found::Unused => stream.spares.push(Spare::unused(name, number.1)),
                 segment::Found::Segment(segment) if segment.header.checkpoint > checkpoint => {
                     let flaw = format!(
                         "it names checkpoint {}, but the newest superblock found is {checkpoint}: a superblock is lost",
@@ -117,6 +126,26 @@ impl Scan {
                     return Err(Error::damaged(pair[1].segment.path(), "log segment header", flaw));
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Whether every window is there that the superblock lists.
+    fn check_stretch(&self, stretch: &Stretch) -> Result<()> {
+        let mut position = stretch.from;
+        while position < stretch.to {
+            let mut windows = self.streams.get(&stretch.stream).into_iter().flat_map(|stream| &stream.windows);
+            // Where a window was begun twice, the later use counts: they are in the order of their use numbers.
+            let Some(window) = windows.rfind(|window| window.segment.start() == position) else {
+                let what = format!("the log, stream {} from position {position}", stretch.stream);
+                let flaw = format!(
+                    "a segment is missing, empty or of an earlier time, though the log is needed up to position {}: the \
+                     database was not closed",
+                    stretch.to
+                );
+                return Err(Error::damaged(self.folder.path(), what, flaw));
+            };
+            position = window.end();
         }
         Ok(())
     }
@@ -147,11 +176,12 @@ impl Scan {
         }
         let horizon = merge.drain()?.max(openings_horizon);
         if horizon >= lost && !cfg!(feature = "plant-drop-horizon-check") {
-            return Err(missing(lost, horizon, suspect.as_ref(), &self.options.dir));
+            return Err(missing(lost, horizon, suspect.as_ref(), self.folder.path()));
         }
         for (head, stream) in merge.heads.iter().zip(self.streams.values_mut()) {
             stream.verified_end = head.reader.verified_ends.iter().copied().max().unwrap_or(0);
             stream.forget_certain(horizon);
+            stream.check_abutting(&head.reader.verified_ends)?;
         }
         Ok(())
     }
@@ -181,13 +211,12 @@ impl Scan {
             readers.push(Reader::new(segments, 0, stream.applied_end)?);
         }
         let merge = Merge::new(readers, self.history.clone(), self.covered)?;
-        Ok(Records::new(merge, self.last, self.options.dir.clone()))
+        Ok(Records::new(merge, self.last, self.folder.path().to_path_buf()))
     }
 
     /// Begins appending, at the timestamp after [`last`](Scan::last). The superblock lists `incarnation` durably, with
     /// that timestamp, before this is called.
     pub(crate) fn start(mut self, incarnation: Incarnation, checkpoint: u64, hooks: Hooks) -> Result<Log> {
-        segment::make_folder(self.backend.as_ref(), &self.options.dir)?;
         self.history.add(incarnation, self.last.next());
         assert_eq!(self.history.newest(), Some(incarnation), "an opening must be newer than those before it");
         let mut old = Vec::new();
@@ -195,13 +224,13 @@ impl Scan {
         let mut streams = Vec::new();
         for number in 0..self.options.streams {
             let scan = self.streams.remove(&number).unwrap_or_default();
-            streams.push(scan.resume(number, self.backend.as_ref(), &self.options, &mut old)?);
+            streams.push(scan.resume(number, &self.options, &mut old));
         }
         for scan in self.streams.into_values() {
             scan.retire(&mut old, &mut doomed);
         }
         let log = Log::assemble(
-            self.backend,
+            (self.backend, self.folder),
             self.options,
             (incarnation, self.history),
             (self.covered, self.last, checkpoint),
@@ -264,7 +293,7 @@ impl StreamScan {
     }
 
     /// Writes the records that may be in caches only once more, durably.
-    fn harden(&self, backend: &dyn Backend, options: &LogOptions) -> Result<()> {
+    fn harden(&self, options: &LogOptions) -> Result<()> {
         let Some(&(_, first)) = self.uncertain.front() else { return Ok(()) };
         let mut position = first / BLOCK * BLOCK;
         let end = self.applied_end.next_multiple_of(BLOCK);
@@ -273,7 +302,7 @@ impl StreamScan {
             let holds = |window: &&Window| window.segment.start() <= position && position < window.end();
             let window = self.windows.iter().rfind(holds).expect("the records were read from it");
             let path = window.segment.path();
-            let file = segment::open(backend, path, true, false).map_err(|error| Error::io("opening", path, error))?;
+            let file = &window.segment.file;
             let bytes = (end.min(window.end()) - position).min(REWRITE_BYTES);
             let mut blocks = AlignedBuffer::zeroed(bytes as usize);
             let offset = window.segment.offset(position);
@@ -287,34 +316,68 @@ impl StreamScan {
 
     /// The stream as it goes on: behind every byte that verifies, from the next block, in the same window where there
     /// is room. Windows prepared and never used are prepared anew, with this opening's header.
-    fn resume(
-        mut self,
-        number: u16,
-        backend: &dyn Backend,
-        options: &LogOptions,
-        old: &mut Vec<Window>,
-    ) -> Result<Stream> {
+    fn resume(mut self, number: u16, options: &LogOptions, old: &mut Vec<Window>) -> Stream {
         let position = self.verified_end.next_multiple_of(BLOCK);
         let holds = |window: &Window| window.segment.start() <= position && position < window.end();
         let current = match self.windows.iter().rposition(holds) {
             Some(index) if self.verified_end > 0 => {
                 let window = self.windows.remove(index);
-                let path = window.segment.path();
-                let file = segment::open(backend, path, true, false);
-                let file = file.map_err(|error| Error::io("opening", path, error))?;
                 let ready = if window.segment.is_filled() { window.end() } else { position };
-                let segment = Segment::new(file, window.segment.header);
-                Some(Window { segment, ready, ..window })
+                Some(Window { ready, ..window })
             }
             _ => None,
         };
+        self.keep_between(position);
         let (use_number_next, slot_next) = (self.use_number_max + 1, self.slot_max + 1);
         let mut spares = Vec::new();
         self.retire(old, &mut spares);
         let buffer_bytes = options.stream_buffer_bytes(number.into());
         let stream = Stream::new(buffer_bytes, position, current, use_number_next, slot_next);
         stream.tail.lock().spares = spares;
-        Ok(stream)
+        stream
+    }
+
+    /// Whether a later use of the same stretch of the stream is there: then that one counts.
+    fn is_begun_again(&self, index: usize) -> bool {
+        let start = self.windows[index].segment.start();
+        self.windows[index + 1..].iter().any(|window| window.segment.start() == start)
+    }
+
+    /// Checks that from the first window with something to apply to the last with any record none is missing.
+    /// `verified_ends`: behind the last record of each window, 0 for none.
+    fn check_abutting(&self, verified_ends: &[u64]) -> Result<()> {
+        let mut end = None;
+        for (index, window) in self.windows.iter().enumerate() {
+            let holds = window.last > 0 || end.is_some() && verified_ends[index] > 0;
+            let follows = end.is_none_or(|end| window.segment.start() == end);
+            if holds && !follows {
+                let what = format!("the log, stream {}", window.segment.header.stream);
+                let flaw =
+                    format!("a segment is missing before position {}, where records follow", window.segment.start());
+                return Err(Error::damaged(window.segment.path(), what, flaw));
+            }
+            if (holds || end.is_some()) && follows && !self.is_begun_again(index) {
+                end = Some(window.end());
+            }
+        }
+        Ok(())
+    }
+
+    /// Has windows between two that recovery needs, or behind the last and before `position`, kept as long as the one before:
+    /// they hold records that were left out. What must be there of a stream has no gaps.
+    fn keep_between(&mut self, position: u64) {
+        let mut newest = 0;
+        let mut end = None;
+        for index in 0..self.windows.len() {
+            let is_begun_again = self.is_begun_again(index);
+            let window = &mut self.windows[index];
+            let is_between = end == Some(window.segment.start()) && window.end() <= position;
+            if window.last > 0 || is_between && !is_begun_again {
+                newest = newest.max(window.last);
+                window.last = newest;
+                end = Some(window.end());
+            }
+        }
     }
 
     /// Parts the windows that still hold something from the spares.

@@ -2,14 +2,14 @@
 
 use std::fmt;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{Error, Result};
 use crate::format::log::{HeaderFlaw, SegmentHeader};
 use crate::format::{BLOCK_BYTES, FORMAT_VERSION};
-use crate::io::{AlignedBuffer, Backend, FileRef, OpenOptions, Persist};
+use crate::io::{AlignedBuffer, FileRef, Folder, OpenOptions, Persist};
 
 pub(super) const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -75,59 +75,55 @@ impl Segment {
 /// A file that waits for its next use.
 #[derive(Debug)]
 pub(super) struct Spare {
-    pub(super) path: PathBuf,
+    pub(super) name: String,
     pub(super) slot: u32,
-    /// The window that it held; 0 if it never was one.
+    /// The window that it held.
     pub(super) window_bytes: u64,
     /// All of it has been written once, so that a durable write in it changes no metadata.
     pub(super) filled: bool,
-    /// Its last use, which readers may still hold: it is not rewritten before they let go.
-    pub(super) held: Option<Arc<Segment>>,
+    /// Its last use, which readers may still hold: it is not rewritten before they let go. `None` if it never had one.
+    pub(super) last_use: Option<Arc<Segment>>,
 }
 
 impl Spare {
     pub(super) fn of(segment: Arc<Segment>) -> Spare {
         Spare {
-            path: segment.path().to_path_buf(),
+            name: name(segment.header.stream, segment.header.slot),
             slot: segment.header.slot,
             window_bytes: segment.header.window_bytes,
             filled: segment.is_filled(),
-            held: Some(segment),
+            last_use: Some(segment),
         }
     }
 
+    /// A file that was never used.
+    pub(super) fn unused(name: String, slot: u32) -> Spare {
+        Spare { name, slot, window_bytes: 0, filled: false, last_use: None }
+    }
+
     pub(super) fn is_free(&self) -> bool {
-        self.held.as_ref().is_none_or(|segment| Arc::strong_count(segment) == 1)
+        self.last_use.as_ref().is_none_or(|segment| Arc::strong_count(segment) == 1)
     }
 
     /// Whether it may be used again. One of another size than is asked for now only serves on a full disk.
     pub(super) fn serves(&self, window_bytes: u64, is_full: bool) -> bool {
-        self.window_bytes == window_bytes || is_full && self.filled
+        self.filled && (self.window_bytes == window_bytes || is_full)
     }
 }
 
-pub(super) fn path(dir: &Path, stream: u16, slot: u32) -> PathBuf {
-    dir.join(format!("{stream}-{slot}.seg"))
+pub(super) fn name(stream: u16, slot: u32) -> String {
+    format!("{stream}-{slot}.seg")
 }
 
 /// Stream and slot of a segment file, from its name.
-pub(super) fn parse_name(path: &Path) -> Option<(u16, u32)> {
-    let (stream, slot) = path.file_name()?.to_str()?.strip_suffix(".seg")?.split_once('-')?;
+pub(super) fn parse_name(name: &str) -> Option<(u16, u32)> {
+    let (stream, slot) = name.strip_suffix(".seg")?.split_once('-')?;
     Some((stream.parse().ok()?, slot.parse().ok()?))
 }
 
-/// Makes the log's folder where it is not there, durably: what is synced in it is lost if its own name is. A folder that
-/// is there may have been made by a process that ended before the sync.
-pub(super) fn make_folder(backend: &dyn Backend, dir: &Path) -> Result<()> {
-    backend.create_dir_all(dir).map_err(|error| Error::io("creating", dir, error))?;
-    match dir.parent() {
-        Some(above) => backend.sync_dir(above).map_err(|error| Error::io("syncing", above, error)),
-        None => Ok(()),
-    }
-}
-
-pub(super) fn open(backend: &dyn Backend, path: &Path, write: bool, create: bool) -> io::Result<FileRef> {
-    backend.open(path, OpenOptions { write, create, create_new: false, direct: true })
+/// Makes a file under a name that is free.
+pub(super) fn create(folder: &dyn Folder, name: &str) -> io::Result<FileRef> {
+    folder.open(name, OpenOptions { write: true, create_new: true, direct: true, ..OpenOptions::default() })
 }
 
 pub(super) fn write_header(file: &FileRef, header: &SegmentHeader, persist: Persist) -> io::Result<()> {
@@ -156,9 +152,11 @@ pub(super) enum Found {
     Unused,
 }
 
-/// Opens a segment file for reading and checks its header against its name and its database.
-pub(super) fn inspect(backend: &dyn Backend, path: &Path, database: u64, name: (u16, u32)) -> Result<Found> {
-    let file = open(backend, path, false, false).map_err(|error| Error::io("opening", path, error))?;
+/// Opens a segment file and checks its header against its name and its database.
+pub(super) fn inspect(folder: &dyn Folder, name: &str, database: u64, number: (u16, u32)) -> Result<Found> {
+    let path = &folder.path().join(name);
+    let options = OpenOptions { write: true, direct: true, ..OpenOptions::default() };
+    let file = folder.open(name, options).map_err(|error| Error::io("opening", path, error))?;
     let length = file.len().map_err(|error| Error::io("measuring", path, error))?;
     // Whatever is cut off reads as zeros here.
     let mut blocks = AlignedBuffer::zeroed(2 * BLOCK_BYTES);
@@ -173,7 +171,7 @@ pub(super) fn inspect(backend: &dyn Backend, path: &Path, database: u64, name: (
         Ok(Some(header)) if header.database != database => {
             Err(Error::damaged(path, "log segment header", "it belongs to another database"))
         }
-        Ok(Some(header)) if (header.stream, header.slot) != name => Err(Error::damaged(
+        Ok(Some(header)) if (header.stream, header.slot) != number => Err(Error::damaged(
             path,
             "log segment header",
             format!("it belongs to {}-{}.seg", header.stream, header.slot),

@@ -1,6 +1,7 @@
 //! One stream: where the next record goes, what is not yet on the medium, and who waits for it.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 use std::task::Waker;
@@ -101,8 +102,10 @@ pub(super) struct Tail {
     pub(super) origin: u64,
     /// A reservation waits for windows up to this position.
     pub(super) wanted: u64,
-    /// Preparing a window failed for want of space, this often; and the last time.
+    /// How often preparing a window was refused; and why the last time, `None` for want of space.
     pub(super) prepare_failures: u64,
+    pub(super) prepare_error: Option<Arc<io::Error>>,
+    /// The last attempt found no space.
     pub(super) full: bool,
     /// Windows begun since the last truncation, and the spares that this suggests keeping.
     pub(super) begun_windows: usize,
@@ -165,6 +168,7 @@ impl Stream {
             origin: position,
             wanted: 0,
             prepare_failures: 0,
+            prepare_error: None,
             full: false,
             begun_windows: 0,
             spares_wanted: 1,
@@ -309,6 +313,13 @@ impl Tail {
         } else {
             None
         }
+    }
+
+    /// Another window can't be had now: whoever waits for it is told.
+    pub(super) fn refuse(&mut self, error: Option<Arc<io::Error>>) {
+        self.wanted = 0;
+        self.prepare_failures += 1;
+        self.prepare_error = error;
     }
 
     /// The place of a spare that can be used at once.

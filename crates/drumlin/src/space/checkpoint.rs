@@ -14,6 +14,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::superblocks::Superblocks;
 use super::table::{CHUNK_BYTES, CHUNK_PAGES};
 use super::{PageSpace, Space};
 use crate::collections::{HashMap, HashSet};
@@ -21,9 +22,9 @@ use crate::error::{Error, Result};
 use crate::format::catalogue::{Catalogue, KeyspaceEntry};
 use crate::format::extent::{HEADER_BYTES, Header, Identity, Kind};
 use crate::format::summary::{self, Entry};
-use crate::format::superblock::{self, INCARNATION_COUNT_MAX, SLOT_OFFSETS, Superblock};
+use crate::format::superblock::{self, INCARNATION_COUNT_MAX, Superblock};
 use crate::format::{BLOCK_BYTES, Epoch, Incarnation, KeyspaceId, PageId, Place, Timestamp, extent};
-use crate::io::{AlignedBuffer, FileRef, Persist, SyncMethod};
+use crate::io::AlignedBuffer;
 
 /// Payload of one extent of the catalogue or of a summary.
 const PART_BYTES: usize = 48 << 10;
@@ -35,8 +36,9 @@ const FOLD_ENTRY_COUNT_MIN: u64 = 4096;
 /// What the newest durable checkpoint is made of; owned by whoever makes the next.
 #[derive(Debug)]
 pub(crate) struct Base {
+    /// What the next superblock says, but for its number and the log's part of it.
     pub(crate) superblock: Superblock,
-    sync: SyncMethod,
+    superblocks: Arc<Superblocks>,
     /// Place of each chunk of each table's base image.
     chunks: HashMap<KeyspaceId, Vec<Place>>,
     /// Changes since the base image, in order.
@@ -74,81 +76,11 @@ pub(crate) struct Loaded {
     pub(crate) catalogue: Catalogue,
 }
 
-/// The newer of the two superblocks that can be read. One that can't be, or is of a newer format, does not count beside one
-/// that is sound: a change of the format has to mark both before it changes anything else.
-pub(crate) fn read_superblocks(file: &FileRef) -> Result<Superblock> {
-    let mut newest: Option<Superblock> = None;
-    let mut newer_format = None;
-    let mut unreadable = None;
-    let mut flaws = Vec::new();
-    for offset in SLOT_OFFSETS {
-        let mut block = AlignedBuffer::zeroed(BLOCK_BYTES);
-        // The other one is older, and not for a read that fails once.
-        let read = file.read_at(&mut block, offset).or_else(|_| file.read_at(&mut block, offset));
-        if let Err(error) = read {
-            if error.kind() == std::io::ErrorKind::UnexpectedEof {
-                flaws.push("the file ends before it".to_owned());
-            } else {
-                unreadable = Some(error);
-            }
-            continue;
-        }
-        match Superblock::decode(&block) {
-            Ok(found) => {
-                if newest.as_ref().is_none_or(|newest| newest.sequence < found.sequence) {
-                    newest = Some(found);
-                }
-            }
-            Err(superblock::Flaw::Newer(version)) => newer_format = Some(version),
-            Err(flaw) => {
-                crate::witness::mark!("a superblock did not verify");
-                flaws.push(flaw.to_string());
-            }
-        }
-    }
-    match (newest, unreadable, newer_format) {
-        (Some(superblock), ..) => Ok(superblock),
-        (None, Some(error), _) => Err(Error::io("reading", file.path(), error)),
-        (None, None, Some(found)) => {
-            Err(Error::NewerFormat { path: file.path().to_path_buf(), found, supported: crate::format::FORMAT_VERSION })
-        }
-        (None, None, None) if flaws.iter().all(|flaw| *flaw == superblock::Flaw::Magic.to_string()) => {
-            Err(Error::NotADatabase { path: file.path().to_path_buf(), why: "it holds no superblock".into() })
-        }
-        (None, None, None) => Err(Error::damaged(file.path(), "both superblocks", flaws.join("; "))),
-    }
-}
-
-/// Writes the first superblock of a new database, into both slots.
-pub(crate) fn write_first(file: &FileRef, superblock: &Superblock, sync: SyncMethod) -> Result<()> {
-    for offset in SLOT_OFFSETS {
-        write_block(file, superblock, offset, sync).map_err(|error| Error::io("writing", file.path(), error))?;
-    }
-    file.sync_all().map_err(|error| Error::io("syncing", file.path(), error))
-}
-
-/// Writes a superblock that was read once more, durably: it may be in caches only, dropped by a sync that failed, and the
-/// next one takes the place of the one before it.
-pub(crate) fn write_again(file: &FileRef, superblock: &Superblock, sync: SyncMethod) -> Result<()> {
-    write_block(file, superblock, slot(superblock.sequence), sync)
-        .map_err(|error| Error::io("writing", file.path(), error))
-}
-
-fn slot(sequence: u64) -> u64 {
-    SLOT_OFFSETS[(sequence % 2) as usize]
-}
-
-fn write_block(file: &FileRef, superblock: &Superblock, offset: u64, sync: SyncMethod) -> std::io::Result<()> {
-    let mut block = AlignedBuffer::zeroed(BLOCK_BYTES);
-    block.copy_from_slice(&superblock.encode());
-    file.write_at(&block, offset, Persist::Now(sync))
-}
-
 impl Base {
-    pub(crate) fn new(superblock: Superblock, sync: SyncMethod, fold_entry_count_max: usize) -> Base {
+    pub(crate) fn new(superblock: Superblock, superblocks: Arc<Superblocks>, fold_entry_count_max: usize) -> Base {
         Base {
             superblock,
-            sync,
+            superblocks,
             chunks: HashMap::default(),
             since: Vec::new(),
             summaries: Vec::new(),
@@ -156,22 +88,6 @@ impl Base {
             damaged: Damaged::default(),
             fold_entry_count_max,
         }
-    }
-
-    /// Stands where the real one will be put before anybody looks.
-    pub(crate) fn placeholder() -> Base {
-        let superblock = Superblock {
-            sequence: 0,
-            database: 0,
-            segment_bytes: 0,
-            checkpoint: 0,
-            timestamp: Timestamp(0),
-            epoch: Epoch(0),
-            catalogue_bytes: 0,
-            catalogue: Vec::new(),
-            incarnations: Vec::new(),
-        };
-        Base::new(superblock, SyncMethod::FullSync, 0)
     }
 
     /// Bytes of memory.
@@ -221,10 +137,11 @@ impl Base {
     }
 
     fn write_superblock(&mut self, space: &Space) -> Result<()> {
-        self.superblock.sequence += 1;
         space.traffic.writes.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         space.traffic.write_bytes.fetch_add(BLOCK_BYTES as u64, std::sync::atomic::Ordering::Relaxed);
-        write_block(space.file(), &self.superblock, slot(self.superblock.sequence), self.sync)
+        let checkpoint = self.superblock.clone();
+        self.superblocks
+            .write(|next| *next = Superblock { log: std::mem::take(&mut next.log), ..checkpoint })
             .map_err(|error| space.fail(&format!("writing the superblock failed: {error}")))
     }
 

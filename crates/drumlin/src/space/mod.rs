@@ -15,6 +15,7 @@
 pub(crate) mod appender;
 pub(crate) mod checkpoint;
 pub(crate) mod segments;
+pub(crate) mod superblocks;
 pub(crate) mod table;
 
 use std::collections::VecDeque;

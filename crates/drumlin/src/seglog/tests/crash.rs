@@ -128,7 +128,7 @@ fn scripted_power_cuts_lose_nothing() {
                     continue;
                 }
                 let incarnation = rig.list_opening(scan.last());
-                match scan.start(incarnation, rig.checkpoint, Hooks::none()) {
+                match scan.start(incarnation, rig.checkpoint, rig.hooks()) {
                     Ok(log) => break log,
                     Err(_) => cuts += 1,
                 }

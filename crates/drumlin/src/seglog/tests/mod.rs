@@ -4,7 +4,7 @@ mod crash;
 mod disk;
 mod rules;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use disk::{Disk, Random};
@@ -12,11 +12,11 @@ use disk::{Disk, Random};
 use super::*;
 
 const DATABASE: u64 = 0xd0_d0;
+const DIR: &str = "/log";
 
 /// Small segments and buffers, so that every boundary is met within a few records.
 fn options(streams: u16) -> LogOptions {
     LogOptions {
-        dir: PathBuf::from("/log"),
         streams,
         segment_bytes: 9 * 4096,
         buffer_bytes: usize::from(streams) * 64 * 1024,
@@ -37,6 +37,12 @@ fn body_of(number: u64, bytes: usize) -> Vec<u8> {
     body
 }
 
+/// A folder, made.
+fn folder_of(backend: &Arc<dyn Backend>, path: &str) -> FolderRef {
+    backend.create_dir_all(Path::new(path)).unwrap();
+    crate::io::open_folder(backend, Path::new(path)).unwrap()
+}
+
 /// A log on its disk, with what the superblock would hold.
 struct Rig {
     disk: Arc<Disk>,
@@ -45,12 +51,22 @@ struct Rig {
     openings: Vec<(Incarnation, Timestamp)>,
     covered: Timestamp,
     checkpoint: u64,
+    /// What must be there, as the log listed it last.
+    listed: Arc<Mutex<Vec<Stretch>>>,
 }
 
 impl Rig {
     fn new(disk: Arc<Disk>, options: LogOptions) -> Rig {
         let backend = Arc::clone(&disk) as Arc<dyn Backend>;
-        Rig { disk, backend, options, openings: Vec::new(), covered: Timestamp(0), checkpoint: 0 }
+        Rig {
+            disk,
+            backend,
+            options,
+            openings: Vec::new(),
+            covered: Timestamp(0),
+            checkpoint: 0,
+            listed: Arc::default(),
+        }
     }
 
     fn move_to(&mut self, disk: Arc<Disk>) {
@@ -58,14 +74,40 @@ impl Rig {
         self.disk = disk;
     }
 
+    fn folder(&self) -> FolderRef {
+        crate::io::open_folder(&self.backend, Path::new(DIR)).unwrap()
+    }
+
+    /// The file of a segment.
+    fn path(&self, stream: u16, slot: u32) -> PathBuf {
+        Path::new(DIR).join(segment::name(stream, slot))
+    }
+
+    /// Hooks that keep what is listed.
+    fn hooks(&self) -> Hooks {
+        let (listed, disk) = (Arc::clone(&self.listed), Arc::clone(&self.disk));
+        let list = move |stretches: &[Stretch]| {
+            if disk.is_off() {
+                return Err(io::Error::other("the power is off"));
+            }
+            *listed.lock() = stretches.to_vec();
+            Ok(())
+        };
+        Hooks { list: Box::new(list), ..Hooks::none() }
+    }
+
     fn create(&mut self) -> Log {
         self.openings.push((Incarnation(1), Timestamp(1)));
-        Log::create(&self.backend, &self.options, Incarnation(1), Hooks::none()).unwrap()
+        self.backend.create_dir_all(Path::new(DIR)).unwrap();
+        self.backend.sync_dir(Path::new("/")).unwrap();
+        Log::create(&self.backend, &self.folder(), &self.options, Incarnation(1), self.hooks()).unwrap()
     }
 
     fn scan(&self) -> Result<Scan> {
-        let known = Known { incarnations: &self.openings, checkpoint: self.checkpoint, covered: self.covered };
-        Scan::open(&self.backend, &self.options, &known)
+        let stretches = &self.listed.lock().clone();
+        let known =
+            Known { incarnations: &self.openings, checkpoint: self.checkpoint, covered: self.covered, stretches };
+        Scan::open(&self.backend, &self.folder(), &self.options, &known)
     }
 
     /// Lists the next opening, as the superblock does before the log starts.
@@ -77,7 +119,7 @@ impl Rig {
 
     fn start(&mut self, scan: Scan) -> Log {
         let incarnation = self.list_opening(scan.last());
-        scan.start(incarnation, self.checkpoint, Hooks::none()).unwrap()
+        scan.start(incarnation, self.checkpoint, self.hooks()).unwrap()
     }
 
     fn reopen(&mut self) -> Log {

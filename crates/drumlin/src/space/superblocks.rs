@@ -1,0 +1,136 @@
+//! The two superblocks, and the one way in which they are written.
+//!
+//! A superblock names the newest checkpoint, the openings, and what must be there of the log. Checkpoints and openings change
+//! one part, the log the other; both come here, and each change is one durable write into the slot that does not hold the
+//! newest.
+//!
+//! # Invariants
+//! 1. Writes are one at a time, and each goes on from the one before: nothing that one of them listed is lost by another.
+//! 2. After a write that failed there is none any more: what its slot holds is not known, and the other slot is needed.
+
+use std::io;
+
+use crate::error::{Error, Result};
+use crate::format::BLOCK_BYTES;
+use crate::format::superblock::{Flaw, SLOT_OFFSETS, Superblock};
+use crate::io::{AlignedBuffer, FileRef, Persist, SyncMethod};
+use crate::sync::Mutex;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Superblocks {
+    file: FileRef,
+    sync: SyncMethod,
+    /// As on the medium; `None` once a write has failed.
+    newest: Mutex<Option<Superblock>>,
+}
+
+/// What reading the superblocks found.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) newest: Superblock,
+    /// What is wrong with the other one, if anything is.
+    pub(crate) flaw: Option<Error>,
+}
+
+impl Superblocks {
+    pub(crate) fn new(file: FileRef, sync: SyncMethod, newest: Superblock) -> Superblocks {
+        Superblocks { file, sync, newest: Mutex::new(Some(newest)) }
+    }
+
+    /// Writes the next superblock, which is the newest as `change` leaves it.
+    pub(crate) fn write(&self, change: impl FnOnce(&mut Superblock)) -> io::Result<()> {
+        let mut newest = self.newest.lock();
+        let Some(mut next) = newest.take() else {
+            return Err(io::Error::other("writing a superblock has failed before"));
+        };
+        let sequence = next.sequence + 1;
+        change(&mut next);
+        next.sequence = sequence;
+        write_block(&self.file, &next, slot(sequence), self.sync)?;
+        *newest = Some(next);
+        Ok(())
+    }
+
+    /// Writes the newest once more, as it was read: it may be in caches only, dropped by a sync that failed, and the next one
+    /// takes the place of the one before it.
+    pub(crate) fn write_again(&self) -> io::Result<()> {
+        let newest = self.newest.lock();
+        let newest = newest.as_ref().expect("nothing was written yet");
+        write_block(&self.file, newest, slot(newest.sequence), self.sync)
+    }
+}
+
+/// The newer of the two superblocks that can be read. One that can't be, or is of a newer format, does not count beside one
+/// that is sound: a change of the format has to mark both before it changes anything else.
+pub(crate) fn read(file: &FileRef) -> Result<Found> {
+    let mut newest: Option<Superblock> = None;
+    let mut newer_format = None;
+    let mut unreadable = None;
+    let mut flaws = Vec::new();
+    for (slot, offset) in SLOT_OFFSETS.into_iter().enumerate() {
+        let mut block = AlignedBuffer::zeroed(BLOCK_BYTES);
+        // The other one is older, and not for a read that fails once.
+        let read = file.read_at(&mut block, offset).or_else(|_| file.read_at(&mut block, offset));
+        if let Err(error) = read {
+            if error.kind() == io::ErrorKind::UnexpectedEof {
+                flaws.push((slot, "the file ends before it".to_owned()));
+            } else {
+                flaws.push((slot, error.to_string()));
+                unreadable = Some(error);
+            }
+            continue;
+        }
+        match Superblock::decode(&block) {
+            Ok(found) => {
+                if newest.as_ref().is_none_or(|newest| newest.sequence < found.sequence) {
+                    newest = Some(found);
+                }
+            }
+            Err(flaw) => {
+                crate::witness::mark!("a superblock did not verify");
+                if let Flaw::Newer(version) = flaw {
+                    newer_format = Some(version);
+                }
+                flaws.push((slot, flaw.to_string()));
+            }
+        }
+    }
+    let path = file.path();
+    match (newest, unreadable, newer_format) {
+        (Some(newest), ..) => {
+            let flaw = flaws.into_iter().next();
+            let flaw = flaw.map(|(slot, flaw)| Error::damaged(path, format!("superblock {slot}"), flaw));
+            Ok(Found { newest, flaw })
+        }
+        (None, Some(error), _) => Err(Error::io("reading", path, error)),
+        (None, None, Some(found)) => {
+            Err(Error::NewerFormat { path: path.to_path_buf(), found, supported: crate::format::FORMAT_VERSION })
+        }
+        (None, None, None) if flaws.iter().all(|(_, flaw)| *flaw == Flaw::Magic.to_string()) => {
+            Err(Error::NotADatabase { path: path.to_path_buf(), why: "it holds no superblock".into() })
+        }
+        (None, None, None) => {
+            let flaws: Vec<String> = flaws.into_iter().map(|(_, flaw)| flaw).collect();
+            Err(Error::damaged(path, "both superblocks", flaws.join("; ")))
+        }
+    }
+}
+
+/// Writes the first superblock of a new database, into both slots.
+pub(crate) fn write_first(file: &FileRef, superblock: &Superblock, sync: SyncMethod) -> Result<()> {
+    for offset in SLOT_OFFSETS {
+        write_block(file, superblock, offset, sync).map_err(|error| Error::io("writing", file.path(), error))?;
+    }
+    file.sync_all().map_err(|error| Error::io("syncing", file.path(), error))
+}
+
+fn slot(sequence: u64) -> u64 {
+    SLOT_OFFSETS[(sequence % 2) as usize]
+}
+
+fn write_block(file: &FileRef, superblock: &Superblock, offset: u64, sync: SyncMethod) -> io::Result<()> {
+    let mut block = AlignedBuffer::zeroed(BLOCK_BYTES);
+    block.copy_from_slice(&superblock.encode());
+    file.write_at(&block, offset, Persist::Now(sync))
+}
