@@ -180,6 +180,10 @@ impl From<Error> for Failure {
                 Failure::other(format!("transaction too large: {what} exceeds {limit_bytes} bytes"))
                     .hint("use a smaller --batch, or a larger --memory")
             }
+            Error::MemoryInUse { what, limit_bytes } => {
+                Failure::other(format!("{what} have come to the {limit_bytes} bytes that are for them"))
+                    .hint("run the command again, or with a larger --memory")
+            }
             Error::OutcomeUnknown { reason } => Failure::new(
                 Exit::NoCommits,
                 format!("the log failed while a commit was being written ({reason}); whether it is there is unknown"),

@@ -130,7 +130,7 @@ impl World {
                     let (key, value) = (key(script), value(script));
                     match tx.insert(keyspace, &key, &value) {
                         Ok(()) => drop(models[which].insert(key, value)),
-                        Err(drumlin::Error::TransactionTooLarge { .. }) => break,
+                        Err(drumlin::Error::TransactionTooLarge { .. } | drumlin::Error::MemoryInUse { .. }) => break,
                         Err(error) => panic!("{error:?}"),
                     }
                 }

@@ -83,6 +83,18 @@ pub enum Error {
         /// What can be done about it.
         remedy: &'static str,
     },
+    /// The part of the memory budget that is for what all transactions together keep is in use. Nothing of the call remains;
+    /// the transaction can go on, or be run again when others have ended
+    /// ([`Database::transact`](crate::Database::transact) does).
+    #[error(
+        "memory in use: {what} have come to the {limit_bytes} bytes of the budget that are for them. Run the transaction again when others have ended, or raise Config::memory"
+    )]
+    MemoryInUse {
+        /// What keeps it.
+        what: &'static str,
+        /// How much of it there is.
+        limit_bytes: u64,
+    },
     /// The versions a snapshot needs exceeded their share of memory. Take a new one.
     #[error("snapshot of timestamp {} is too old: the versions it needs exceeded their share of memory. Take a new snapshot", .timestamp)]
     SnapshotTooOld {
@@ -170,7 +182,7 @@ impl Error {
     #[must_use]
     pub fn recourse(&self) -> Recourse {
         match self {
-            Error::Conflict { .. } | Error::SnapshotTooOld { .. } => Recourse::Retry,
+            Error::Conflict { .. } | Error::SnapshotTooOld { .. } | Error::MemoryInUse { .. } => Recourse::Retry,
             Error::OutcomeUnknown { .. } | Error::Failed { .. } => Recourse::Reopen,
             Error::Damaged { .. } => Recourse::Restore,
             _ => Recourse::Change,
@@ -183,12 +195,35 @@ impl Error {
         matches!(self, Error::Conflict { .. })
     }
 
+    /// Whether it passes once other transactions have ended.
+    pub(crate) fn passes(&self) -> bool {
+        matches!(self, Error::Conflict { .. } | Error::MemoryInUse { .. })
+    }
+
+    /// What all transactions together keep is too much.
+    pub(crate) fn transactions_in_memory(limit_bytes: u64) -> Error {
+        Error::MemoryInUse { what: "writes, locks and reads of open transactions", limit_bytes }
+    }
+
     pub(crate) fn writes_too_large(limit_bytes: u64) -> Error {
         Error::TransactionTooLarge {
             limit_bytes,
             what: "what it writes",
             remedy: "Commit in smaller parts, or raise Config::memory",
         }
+    }
+
+    pub(crate) fn versions_too_large(limit_bytes: u64) -> Error {
+        Error::TransactionTooLarge {
+            limit_bytes,
+            what: "what it replaces and removes",
+            remedy: "Commit in smaller parts, or raise Config::memory",
+        }
+    }
+
+    /// Running operations keep all pages in memory.
+    pub(crate) fn pages_in_memory(limit_bytes: u64) -> Error {
+        Error::MemoryInUse { what: "pages that running operations hold", limit_bytes }
     }
 
     pub(crate) fn reads_too_large(limit_bytes: u64) -> Error {

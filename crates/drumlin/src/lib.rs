@@ -9,6 +9,7 @@ mod format;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod io;
+mod memory;
 mod pool;
 mod seglog;
 mod space;
@@ -20,8 +21,8 @@ mod witness;
 
 pub use db::{
     AsyncValueReader, Attempt, CheckProgress, CheckReport, CheckpointReport, CompactReport, Config, Damage, Database,
-    Isolation, Keyspace, KeyspaceInfo, KeyspaceOptions, Opening, Range, Savepoint, Snapshot, Stats, Transaction,
-    TxOptions, Value, ValueReader,
+    Isolation, Keyspace, KeyspaceInfo, KeyspaceOptions, MemoryPart, Opening, Range, Savepoint, Snapshot, Stats,
+    Transaction, TxOptions, Value, ValueReader,
 };
 pub use error::{Error, Recourse, Result};
 pub use format::{Epoch, Incarnation, KeyspaceId, PageId, SegmentId, Timestamp};

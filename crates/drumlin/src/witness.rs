@@ -14,6 +14,8 @@ pub(crate) const MARKS: &[&str] = &[
     "a commit on a full disk went to another stream of the log",
     "a commit published others that were applied before it",
     "a commit waited for another stream",
+    "a commit waited for memory",
+    "a commit waited for memory for versions",
     "a commit waited for space in the log",
     "a committer wrote for those who came meanwhile",
     "a deadlock between rows was found",

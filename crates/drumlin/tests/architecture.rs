@@ -4,22 +4,53 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each part of the library and the parts that it may name. What is not listed, it may not.
-const ARROWS: [(&str, &[&str]); 14] = [
+const ARROWS: [(&str, &[&str]); 15] = [
     ("collections", &[]),
     ("sync", &[]),
     ("format", &[]),
     ("witness", &["sync", "format"]),
     ("error", &["format"]),
+    ("memory", &["sync"]),
     ("io", &["collections", "witness", "format", "sync"]),
     ("task", &["sync", "io"]),
     ("seglog", &["collections", "witness", "format", "sync", "error", "io"]),
-    ("space", &["collections", "witness", "format", "sync", "error", "io"]),
-    ("pool", &["collections", "witness", "format", "sync", "error", "io", "space"]),
+    ("space", &["collections", "witness", "format", "sync", "error", "memory", "io"]),
+    ("pool", &["collections", "witness", "format", "sync", "error", "memory", "io", "space"]),
     ("tree", &["collections", "witness", "format", "sync", "task", "error", "space", "pool"]),
-    ("txn", &["collections", "witness", "format", "sync", "task", "error", "io", "seglog", "space", "pool", "tree"]),
+    (
+        "txn",
+        &[
+            "collections",
+            "witness",
+            "format",
+            "sync",
+            "task",
+            "error",
+            "memory",
+            "io",
+            "seglog",
+            "space",
+            "pool",
+            "tree",
+        ],
+    ),
     (
         "db",
-        &["collections", "witness", "format", "sync", "task", "error", "io", "seglog", "space", "pool", "tree", "txn"],
+        &[
+            "collections",
+            "witness",
+            "format",
+            "sync",
+            "task",
+            "error",
+            "memory",
+            "io",
+            "seglog",
+            "space",
+            "pool",
+            "tree",
+            "txn",
+        ],
     ),
     // Built for fuzzing only.
     ("fuzzing", &["format", "io", "tree"]),

@@ -406,7 +406,7 @@ fn within_reason<T>(future: impl Future<Output = T>) -> Option<T> {
 fn tasks_that_wait_for_the_log_occupy_no_thread() {
     let folder = Folder::new();
     let faulty = FaultyBackend::new(drumlin::io::in_memory());
-    let config = small().page_bytes(8192).backend(Arc::new(faulty.clone()));
+    let config = small().memory(16 << 20).page_bytes(8192).backend(Arc::new(faulty.clone()));
     let (db, cold) = filled(&config, &folder, 2000);
     let warm = db.keyspace("warm").unwrap();
     let large = Random(5).bytes(300_000);
@@ -416,14 +416,14 @@ fn tasks_that_wait_for_the_log_occupy_no_thread() {
     let commit = |keyspace: &Keyspace, prefix: u64| {
         let options = TxOptions { isolation: Isolation::ReadCommitted, ..TxOptions::default() };
         let mut tx = db.begin_with(options).unwrap();
-        for row in 0..180 {
+        for row in 0..360 {
             tx.insert(keyspace, [key(prefix), key(row)].concat(), Random(row).bytes(900)).unwrap();
         }
         tx.commit_async()
     };
     faulty.hold_nth(Operation::Read, 1);
     let mut holder = pin!(commit(&cold, 1000));
-    let mut waiting: Vec<_> = (0..4).map(|number| Box::pin(commit(&warm, number))).collect();
+    let mut waiting: Vec<_> = (0..2).map(|number| Box::pin(commit(&warm, number))).collect();
     let mut context = Context::from_waker(std::task::Waker::noop());
     while !faulty.wait_for_held(Duration::from_millis(1)) {
         assert!(holder.as_mut().poll(&mut context).is_pending());
@@ -440,7 +440,7 @@ fn tasks_that_wait_for_the_log_occupy_no_thread() {
     }
     faulty.release();
     within_reason(join(holder, join_all(waiting))).expect("commits wait for ever").0.unwrap();
-    assert_eq!(warm.count(..).unwrap(), 1 + 4 * 180);
+    assert_eq!(warm.count(..).unwrap(), 1 + 2 * 360);
 }
 
 /// Large commits of several tasks in little memory: those that wait for space in the log do not keep the one that has it
@@ -458,12 +458,20 @@ fn large_commits_of_tasks_in_little_memory_all_end() {
                     smol::block_on(async {
                         let mut random = Random(task);
                         for _ in 0..40 {
-                            let mut tx = db.begin().unwrap();
-                            for _ in 0..140 {
-                                let value = random.bytes(950);
-                                tx.insert_async(rows, key(random.next()), value).await.unwrap();
-                            }
-                            tx.commit_async().await.unwrap();
+                            let new: Vec<_> = (0..140).map(|_| (key(random.next()), random.bytes(950))).collect();
+                            let new = Arc::new(new);
+                            // Again where all of them together keep too much.
+                            db.transact_async(|tx| {
+                                let (rows, new) = (rows.clone(), Arc::clone(&new));
+                                Box::pin(async move {
+                                    for (key, value) in new.iter() {
+                                        tx.insert_async(&rows, key, value).await?;
+                                    }
+                                    Ok(())
+                                })
+                            })
+                            .await
+                            .unwrap();
                             if task < 2 {
                                 let name = task.to_string();
                                 db.keyspace_async(&name).await.unwrap();

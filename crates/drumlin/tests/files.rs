@@ -61,12 +61,15 @@ fn a_database_that_was_killed_needs_its_whole_log() {
         copy_folder(&folder.path(), &killed.path());
         drop(db);
         let opens = |path: &Path| match config().log_streams(streams).open(path) {
-            Ok(db) => Ok(assert_rows(&db, 240)),
+            Ok(db) => {
+                assert_rows(&db, 240);
+                Ok(())
+            }
             Err(error) => Err(error),
         };
         let is_missed = |path: &Path, what: &str| match opens(path) {
             Err(Error::Damaged { path: named, .. }) => {
-                assert!(named.starts_with(path.join("log")), "{what}: {named:?}")
+                assert!(named.starts_with(path.join("log")), "{what}: {named:?}");
             }
             other => panic!("{what}: {other:?}"),
         };

@@ -36,7 +36,7 @@ impl Client {
             Error::SnapshotTooOld { .. } if matches!(call, Call::Snapshot | Call::Transaction) => {
                 self.life.counts.add(Count::SnapshotsTooOld);
             }
-            Error::TransactionTooLarge { .. } if call == Call::Transaction => {}
+            Error::TransactionTooLarge { .. } | Error::MemoryInUse { .. } if call == Call::Transaction => {}
             Error::Source { .. } if call == Call::FailingSource => {}
             Error::DiskFull { .. } if is_off || harm.refused_full > 0 => {
                 self.life.counts.add(Count::Refused);

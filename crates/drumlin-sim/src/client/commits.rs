@@ -199,7 +199,7 @@ impl Client {
             };
             match done {
                 Ok(()) => rows.push((space, key, content)),
-                Err(error @ Error::TransactionTooLarge { .. }) => {
+                Err(error @ (Error::TransactionTooLarge { .. } | Error::MemoryInUse { .. })) => {
                     self.accept(&error, Call::Transaction, Some(space))?;
                     break;
                 }

@@ -131,7 +131,7 @@ impl Database {
             };
             attempt += 1;
             match result {
-                Err(error) if error.is_conflict() && attempt < super::ATTEMPTS_MAX => {
+                Err(error) if error.passes() && attempt < super::ATTEMPTS_MAX => {
                     self.core().engine.tasks.timer.sleep(self.pause_before(attempt)).await;
                 }
                 other => return other,

@@ -58,8 +58,6 @@ pub(crate) struct Core {
     #[expect(dead_code, reason = "held, not looked at")]
     pub(crate) locks: Locks,
     pub(crate) sync: SyncMethod,
-    pub(crate) memory_bytes: u64,
-    pub(crate) log_buffer_bytes: u64,
     pub(crate) frame_bytes_max: usize,
     pub(crate) page_bytes: usize,
     pub(crate) checkpoint_log_bytes: u64,

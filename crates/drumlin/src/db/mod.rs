@@ -29,7 +29,7 @@ pub use config::Config;
 pub use keyspace::{Keyspace, KeyspaceInfo, KeyspaceOptions};
 pub use range::{AsyncValueReader, Range, ValueReader};
 pub use snapshot::Snapshot;
-pub use stats::Stats;
+pub use stats::{MemoryPart, Stats};
 pub use transaction::{Isolation, Savepoint, Transaction, TxOptions};
 pub use value::Value;
 
@@ -64,7 +64,7 @@ pub struct Database {
     handle: Arc<Handle>,
 }
 
-/// How often a transaction is tried that ends in conflicts.
+/// How often a transaction is tried that ends in conflicts, or for the memory of others.
 const ATTEMPTS_MAX: u32 = 100;
 
 /// Closes the database when the last handle goes.
@@ -184,11 +184,11 @@ impl Database {
         Transaction::begin(&self.handle, options)
     }
 
-    /// Runs `body` in a transaction and commits it; runs it again while it ends in [`Error::Conflict`], after pauses that
-    /// double from 50 µs to 50 ms, up to 100 times.
+    /// Runs `body` in a transaction and commits it; runs it again while it ends in [`Error::Conflict`] or
+    /// [`Error::MemoryInUse`], after pauses that double from 50 µs to 50 ms, up to 100 times.
     ///
     /// # Errors
-    /// Any error of `body` or of the commit but the conflicts that were retried.
+    /// Any error of `body` or of the commit but those that were retried.
     pub fn transact<T>(&self, body: impl FnMut(&mut Transaction) -> Result<T>) -> Result<T> {
         self.transact_with(TxOptions::default(), body)
     }
@@ -208,7 +208,7 @@ impl Database {
             let result = body(&mut transaction).and_then(|value| transaction.commit().map(|_| value));
             attempt += 1;
             match result {
-                Err(error) if error.is_conflict() && attempt < ATTEMPTS_MAX => {
+                Err(error) if error.passes() && attempt < ATTEMPTS_MAX => {
                     crate::sync::sleep(self.pause_before(attempt));
                 }
                 other => return other,

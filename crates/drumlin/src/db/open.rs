@@ -25,9 +25,9 @@ use crate::format::record::{self, Operation};
 use crate::format::superblock::{INCARNATION_COUNT_MAX, Superblock};
 use crate::format::{Epoch, Incarnation, KeyspaceId, PageId, Timestamp};
 use crate::io::{self, Backend, FileRef, FolderRef, OpenOptions, Persist, Probe, SyncMethod};
+use crate::memory::{Budget, Use};
 use crate::pool::{Nodes, Pool};
 use crate::seglog::{Hooks, Known, Log, LogOptions, Scan};
-use crate::space::appender::BUFFER_BYTES;
 use crate::space::checkpoint::{Base, Loaded};
 use crate::space::superblocks::{self, Superblocks};
 use crate::space::{Space, Word};
@@ -45,44 +45,6 @@ const PROBE_NAME: &str = "probe";
 
 /// Long enough for a hundred syncs of each method on a slow drive; who creates a database waits for it.
 const PROBE_DURATION: std::time::Duration = std::time::Duration::from_millis(300);
-
-/// How the budget is shared out. What is left is for frames and page tables, which grow at their expense.
-struct Shares {
-    log_buffer_bytes: usize,
-    log_body_bytes: usize,
-    version_bytes: u64,
-    write_set_bytes: u64,
-    entry_count: usize,
-    frame_bytes: usize,
-}
-
-impl Shares {
-    fn of(config: &Config) -> Shares {
-        let memory = config.memory_bytes as usize;
-        let streams = usize::from(config.log_stream_count);
-        // The first stream can take the largest transaction, twice, and the others together as much, or what they need.
-        let log_body_bytes = (memory / 32).min(8 << 20);
-        let first_bytes = 2 * (log_body_bytes + (16 << 10));
-        let others = streams - 1;
-        let log_buffer_bytes = first_bytes + (others * first_bytes).min(memory / 16).max(others * (32 << 10));
-        // Two appenders, and buffers on their way to the disk; scratch for reads.
-        let io_bytes = 6 * BUFFER_BYTES + (memory / 64).min(4 << 20);
-        let sixteenth = memory / 16;
-        let entry_bytes = memory / 32;
-        let taken = log_buffer_bytes + io_bytes + 2 * sixteenth + entry_bytes;
-        // A frame of 4 KiB has a header of 64 bytes.
-        let frame_bytes = (memory - taken) / 4096 * 4096 / 65 * 64;
-        Shares {
-            log_buffer_bytes,
-            log_body_bytes,
-            version_bytes: sixteenth as u64,
-            write_set_bytes: sixteenth as u64,
-            // Entries of both epochs and those since the base image, each of 24 bytes in vectors that double.
-            entry_count: entry_bytes / 24 / 4,
-            frame_bytes,
-        }
-    }
-}
 
 impl Database {
     pub(crate) fn open_with(config: &Config, path: &Path) -> Result<Database> {
@@ -425,7 +387,11 @@ impl Opener<'_> {
             log::warn!("{flaw}; the other one is sound, and is gone on with");
         }
         let incarnation = Incarnation(superblock.incarnations.last().map_or(1, |(incarnation, _)| incarnation.0 + 1));
-        let shares = Shares::of(self.config);
+        let budget = Arc::new(Budget::new(self.config.memory_bytes, self.config.log_stream_count));
+        // Entries of both epochs and those since the base image, each of 24 bytes in vectors that double.
+        let entry_count_max = budget.limit_bytes(Use::Entries) as usize / 24 / 4;
+        // A frame of 4 KiB has a header of 64 bytes.
+        let frame_bytes_max = budget.limit_bytes(Use::Pages) as usize / 4096 * 4096 / 65 * 64;
         let length = file.len().map_err(|error| Error::io("measuring", data_path, error))?;
         let segment_count = u32::try_from(length / superblock.segment_bytes).unwrap_or(u32::MAX);
         let space = Arc::new(Space::new(
@@ -434,18 +400,18 @@ impl Opener<'_> {
             superblock.segment_bytes,
             segment_count,
             Epoch::first_of(incarnation),
-            self.config.memory_bytes,
+            Arc::clone(&budget),
         ));
         let superblocks = Arc::new(Superblocks::new(Arc::clone(&file), sync, superblock.clone()));
-        let base = Base::new(superblock, Arc::clone(&superblocks), shares.entry_count);
+        let base = Base::new(superblock, Arc::clone(&superblocks), entry_count_max);
         let Loaded { base, catalogue } = base.load(&space, self.config.memory_bytes)?;
 
         let log_folder = self.log_folder(&base.superblock)?;
         let log_options = LogOptions {
             streams: self.config.log_stream_count,
             segment_bytes: self.config.log_segment_bytes,
-            buffer_bytes: shares.log_buffer_bytes,
-            body_bytes: shares.log_body_bytes,
+            buffer_bytes: budget.limit_bytes(Use::Log) as usize,
+            body_bytes: budget.transaction_bytes_max() as usize,
             sync,
             database: base.superblock.database,
         };
@@ -462,8 +428,8 @@ impl Opener<'_> {
             verify: |page, is_leaf| crate::tree::check_node(page, is_leaf).map_err(|flaw| flaw.to_string()),
             key_order: crate::tree::key_order,
         };
-        let pool = Arc::new(Pool::new(Arc::clone(&space), Arc::clone(backend), shares.frame_bytes, nodes));
-        let versions = Arc::new(Versions::new());
+        let pool = Arc::new(Pool::new(Arc::clone(&space), Arc::clone(backend), frame_bytes_max, nodes));
+        let versions = Arc::new(Versions::new(&budget));
         let upkeep = Arc::new(Upkeep::default());
         let asked = Arc::clone(&upkeep);
         let engine = Engine::new(
@@ -474,8 +440,7 @@ impl Opener<'_> {
             last,
             // Identities of earlier openings are below: their extents may still lie about.
             (u64::from(incarnation.0) << 40).max(catalogue.next_value),
-            shares.version_bytes,
-            shares.write_set_bytes,
+            Arc::clone(&budget),
             Arc::new(move || asked.make_space()),
         );
         let core = Core {
@@ -491,12 +456,10 @@ impl Opener<'_> {
             opening: OnceLock::new(),
             locks: Locks { folder: Arc::clone(&self.folder), data: lock },
             sync,
-            memory_bytes: self.config.memory_bytes,
-            log_buffer_bytes: shares.log_buffer_bytes as u64,
-            frame_bytes_max: shares.frame_bytes,
+            frame_bytes_max,
             page_bytes: self.config.page_bytes,
             checkpoint_log_bytes: self.config.checkpoint_log_bytes,
-            entry_count_max: shares.entry_count,
+            entry_count_max,
             checkpoints: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         };
@@ -577,7 +540,7 @@ enum ReplayedChange {
 
 /// Bytes of operations that are sorted together: enough that neighbours meet in their leaf.
 fn batch_bytes(core: &Core) -> usize {
-    (core.engine.write_set_bytes_max as usize / 2).max(64 << 10)
+    (core.engine.budget.transaction_bytes_max() as usize).max(64 << 10)
 }
 
 impl Replay<'_> {
@@ -739,7 +702,9 @@ impl Core {
     pub(crate) fn fit_frames(&self) {
         let tables = self.engine.space.measure_tables() as usize;
         let least = self.frame_bytes_max / 8;
-        self.engine.pool.frames.set_limit_bytes(self.frame_bytes_max.saturating_sub(tables).max(least));
+        let frame_bytes = self.frame_bytes_max.saturating_sub(tables).max(least);
+        self.engine.pool.frames.set_limit_bytes(frame_bytes);
+        self.engine.budget.set_held_of(frame_bytes as u64);
     }
 
     fn free_orphans(&self, orphans: &[Orphan]) -> Result<()> {

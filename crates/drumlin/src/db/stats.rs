@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::core::Core;
 use crate::format::Timestamp;
+use crate::memory::Use;
 
 /// Figures of this opening of the database. Sizes are in bytes; counts begin at the opening.
 #[derive(Clone, Debug)]
@@ -19,8 +20,10 @@ pub struct Stats {
     pub direct_io: bool,
 
     pub memory_budget_bytes: u64,
-    /// Frames, headers, tables, versions, entries, buffers.
+    /// What is taken of it: the sum of `memory`.
     pub memory_used_bytes: u64,
+    /// The parts of the budget, which add up to it.
+    pub memory: Vec<MemoryPart>,
     pub frame_bytes: u64,
     pub dirty_bytes: u64,
     pub table_bytes: u64,
@@ -60,6 +63,18 @@ pub struct Stats {
     pub failed: Option<String>,
 }
 
+/// A part of the memory budget.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct MemoryPart {
+    /// What it is for.
+    pub name: &'static str,
+    /// What is taken.
+    pub used_bytes: u64,
+    /// What may be taken.
+    pub limit_bytes: u64,
+}
+
 impl Core {
     pub(crate) fn stats(&self) -> Stats {
         let engine = &self.engine;
@@ -75,26 +90,34 @@ impl Core {
         let frame_bytes = engine.pool.frames.used_bytes() as u64;
         let table_bytes = space.table_bytes();
         let version_bytes = engine.versions.memory_bytes();
-        let entry_bytes = space.entry_count() as u64 * 24;
+        let budget = &engine.budget;
+        let part_of = |of: Use| {
+            let used_bytes = match of {
+                Use::Pages => frame_bytes + engine.pool.frames.header_bytes() as u64 + table_bytes,
+                Use::Versions => version_bytes,
+                Use::Transactions | Use::Commits => budget.taken_bytes(of),
+                Use::Entries => space.entry_bytes() + base_bytes,
+                Use::Reads => engine.pool.read_buffer_bytes(),
+                // Theirs from the start.
+                Use::Log | Use::Writes | Use::Fixed => budget.limit_bytes(of),
+                Use::Held => 0,
+            };
+            MemoryPart { name: of.name(), used_bytes, limit_bytes: budget.limit_bytes(of) }
+        };
+        let memory: Vec<MemoryPart> = Use::ALL.into_iter().map(part_of).collect();
         Stats {
             path: self.path.clone(),
             io_backend: engine.backend.name(),
             sync_method: self.sync.name(),
             direct_io: space.file().is_direct(),
-            memory_budget_bytes: self.memory_bytes,
-            memory_used_bytes: frame_bytes
-                + table_bytes
-                + version_bytes
-                + entry_bytes
-                + base_bytes
-                + self.log_buffer_bytes
-                + engine.pool.overhead_bytes()
-                + engine.locks.bytes() as u64,
+            memory_budget_bytes: budget.total_bytes(),
+            memory_used_bytes: memory.iter().map(|part| part.used_bytes).sum(),
+            memory,
             frame_bytes,
             dirty_bytes: engine.pool.frames.dirty_bytes(),
             table_bytes,
             version_bytes,
-            log_buffer_bytes: self.log_buffer_bytes,
+            log_buffer_bytes: budget.limit_bytes(Use::Log),
             page_misses: load(&engine.pool.hits.misses),
             device_reads: load(&space.traffic.reads),
             device_read_bytes: load(&space.traffic.read_bytes),

@@ -13,11 +13,12 @@ use super::range::{self, Content, OwnValue, Range, ValueReader};
 use super::{Handle, Keyspace, Value};
 use crate::error::{Error, Result};
 use crate::format::{KeyspaceId, Timestamp};
+use crate::memory::{Grant, Use, grown_capacity, heap_bytes, reserve};
 use crate::sync::Mutex;
 use crate::task::{Face, ready};
 use crate::txn::TransactionId;
 use crate::txn::engine::{Durability, Engine, Row, View};
-use crate::txn::locks::Granted;
+use crate::txn::locks::{Granted, lock_bytes};
 use crate::txn::read_set::{ReadSet, Reads, SharedReads};
 use crate::txn::snapshots::Registration;
 use crate::txn::values::{self, Blocking, LargeValue, MEDIUM_BYTES_MAX, Source};
@@ -129,6 +130,8 @@ pub struct Transaction {
     /// What it has read, if it is serializable.
     reads: Option<SharedReads>,
     locks: Locks,
+    /// For its writes and locks; the read set has its own.
+    memory: Grant,
     roll_backs: RollBacks,
     /// The conflict that has ended it.
     conflict: Option<&'static str>,
@@ -140,12 +143,19 @@ struct Locks {
     engine: Arc<Engine>,
     owner: TransactionId,
     keys: Vec<(KeyspaceId, Box<[u8]>)>,
-    bytes: usize,
+    /// Of the keys, and of the locks in their table.
+    heap_bytes: usize,
 }
 
 impl Locks {
     fn new(engine: &Arc<Engine>, owner: TransactionId) -> Locks {
-        Locks { engine: Arc::clone(engine), owner, keys: Vec::new(), bytes: 0 }
+        Locks { engine: Arc::clone(engine), owner, keys: Vec::new(), heap_bytes: 0 }
+    }
+
+    /// Bytes of memory with another lock.
+    fn memory_bytes_with(&self, key: &[u8]) -> usize {
+        let key_count = grown_capacity(self.keys.len(), self.keys.capacity(), 1);
+        key_count * size_of::<(KeyspaceId, Box<[u8]>)>() + self.heap_bytes + heap_bytes(key.len()) + lock_bytes(key)
     }
 }
 
@@ -197,7 +207,7 @@ impl Transaction {
         let id = core.next_transaction();
         let locks = Locks::new(&core.engine, id);
         let reads = (options.isolation == Isolation::Serializable)
-            .then(|| Arc::new(Mutex::new(ReadSet::new(core.engine.write_set_bytes_max))));
+            .then(|| Arc::new(Mutex::new(ReadSet::new(&core.engine.budget))));
         Ok(Transaction {
             handle: Arc::clone(handle),
             id,
@@ -206,6 +216,7 @@ impl Transaction {
             writes: WriteSet::default(),
             reads,
             locks,
+            memory: core.engine.budget.grant(Use::Transactions),
             roll_backs: RollBacks::default(),
             conflict: None,
         })
@@ -225,8 +236,8 @@ impl Transaction {
     /// The row's value as the transaction sees it. O(log n).
     ///
     /// # Errors
-    /// [`Error::SnapshotTooOld`], [`Error::Damaged`], [`Error::Io`]; [`Error::TransactionTooLarge`] if what a serializable
-    /// transaction has read takes too much memory.
+    /// [`Error::SnapshotTooOld`], [`Error::Damaged`], [`Error::Io`]; if what a serializable transaction has read takes too much
+    /// memory, [`Error::TransactionTooLarge`], or [`Error::MemoryInUse`] where it is that of all of them.
     pub fn get(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         ready(self.get_as(Face::Blocking, keyspace, key.as_ref()))
     }
@@ -288,7 +299,7 @@ impl Transaction {
         key: &[u8],
     ) -> Result<Option<Value>> {
         self.check_owner(keyspace)?;
-        self.check_size(key, 0)?;
+        self.secure_memory(key, 0)?;
         self.lock(face, keyspace, key).await?;
         // The lock keeps the row as it is: there will be nothing to validate.
         self.get_row(face, keyspace, key, None).await
@@ -332,14 +343,16 @@ impl Transaction {
             }
         }
         std::mem::forget(lock);
+        reserve(&mut self.locks.keys, 1);
         self.locks.keys.push((tree.pages.id, key.into()));
-        self.locks.bytes += key.len() + 64;
+        self.locks.heap_bytes += heap_bytes(key.len()) + lock_bytes(key);
         Ok(())
     }
 
-    fn check_size(&self, key: &[u8], value_bytes: usize) -> Result<()> {
-        let limit_bytes = self.core().engine.write_set_bytes_max;
-        let bytes = self.writes.memory_bytes() + self.locks.bytes + WriteSet::cost_bytes(key, value_bytes);
+    /// Reserves memory for a row that is about to be locked and written.
+    fn secure_memory(&mut self, key: &[u8], value_bytes: usize) -> Result<()> {
+        let limit_bytes = self.core().engine.budget.transaction_memory_max();
+        let bytes = self.writes.memory_bytes_with(key, value_bytes) + self.locks.memory_bytes_with(key);
         if bytes as u64 > limit_bytes {
             return Err(Error::writes_too_large(limit_bytes));
         }
@@ -350,6 +363,9 @@ impl Transaction {
             }
             reads.beside_bytes = bytes;
         }
+        if !self.memory.cover(bytes as u64) {
+            return Err(Error::transactions_in_memory(self.memory.limit_bytes()));
+        }
         Ok(())
     }
 
@@ -357,8 +373,8 @@ impl Transaction {
     ///
     /// # Errors
     /// [`Error::Conflict`] if another transaction has changed the row since this one began, or holds it for too long;
-    /// [`Error::KeyTooLong`], [`Error::TransactionTooLarge`]. The transaction can go on after all but a conflict, which its
-    /// further writes and its commit get as well.
+    /// [`Error::KeyTooLong`], [`Error::TransactionTooLarge`], [`Error::MemoryInUse`]. The transaction can go on after all but a
+    /// conflict, which its further writes and its commit get as well.
     pub fn insert(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         ready(self.insert_as(Face::Blocking, keyspace, key.as_ref(), value.as_ref()))
     }
@@ -373,7 +389,7 @@ impl Transaction {
         if value.len() > MEDIUM_BYTES_MAX {
             return self.insert_large(face, keyspace, key, Blocking(value)).await.map(drop);
         }
-        self.check_size(key, value.len())?;
+        self.secure_memory(key, value.len())?;
         self.lock(face, keyspace, key).await?;
         self.writes.put(&keyspace.named.tree, key, value);
         Ok(())
@@ -410,7 +426,7 @@ impl Transaction {
         key: &[u8],
         source: impl Source,
     ) -> Result<u64> {
-        self.check_size(key, size_of::<LargeValue>())?;
+        self.secure_memory(key, size_of::<LargeValue>())?;
         self.lock(face, keyspace, key).await?;
         let core = Arc::clone(self.core());
         core.engine.check_failure()?;
@@ -430,7 +446,7 @@ impl Transaction {
     }
 
     pub(crate) async fn remove_as(&mut self, face: Face<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<()> {
-        self.check_size(key, 0)?;
+        self.secure_memory(key, 0)?;
         self.lock(face, keyspace, key).await?;
         self.writes.remove(&keyspace.named.tree, key);
         Ok(())
@@ -556,7 +572,7 @@ impl Transaction {
 
     pub(crate) async fn commit_as(self, face: Face<'_>) -> Result<Timestamp> {
         self.check_conflict()?;
-        let Transaction { handle, options, moments, writes, reads, locks, .. } = self;
+        let Transaction { handle, options, moments, writes, reads, locks, memory: _memory, .. } = self;
         let core = &handle.core;
         if writes.is_empty() {
             drop(locks);

@@ -546,16 +546,10 @@ impl Pool {
                 return Ok(frame);
             }
             rounds += 1;
-            // A few turns of the clock take every page's chances; what is left after many is pinned or can't be written.
+            // A few turns of the clock take every page's chances; what is left after many is held or can't be written.
             if rounds > 10_000 {
-                return Err(self.space.failure().map_or_else(
-                    || {
-                        Error::Invalid(
-                            "all memory of the budget is in use by running operations; raise Config::memory".into(),
-                        )
-                    },
-                    |reason| Error::Failed { reason },
-                ));
+                let in_use = || Error::pages_in_memory(self.frames.limit_bytes() as u64);
+                return Err(self.space.failure().map_or_else(in_use, |reason| Error::Failed { reason }));
             }
             if self.make_room(page_bytes)? == 0 {
                 crate::witness::mark!("a frame was wanted and no page could be evicted");
@@ -586,6 +580,22 @@ impl Pool {
             Some((size, count)) if size != page_bytes && own * 2 < size * count => size,
             _ => page_bytes,
         };
+        let evicted = self.make_room_of(page_bytes, victim_bytes)?;
+        if evicted > 0 {
+            return Ok(evicted);
+        }
+        // All frames of that size may be held.
+        for (size, _) in sizes.into_iter().filter(|(size, count)| *size != victim_bytes && *count > 0) {
+            let evicted = self.make_room_of(page_bytes, size)?;
+            if evicted > 0 {
+                return Ok(evicted);
+            }
+        }
+        Ok(0)
+    }
+
+    /// Evicts a batch of pages of `victim_bytes` for pages of `page_bytes`.
+    fn make_room_of(&self, page_bytes: usize, victim_bytes: usize) -> Result<usize> {
         let wanted = (self.frames_wanted(page_bytes) * page_bytes).div_ceil(victim_bytes).max(1);
         let failure = self.space.failure();
         // Where nothing can be written any more, readers live on the pages that are clean, wherever they are.
@@ -827,10 +837,10 @@ impl Pool {
         self.background.wake.notify_all();
     }
 
-    /// Bytes of memory besides frames: headers and read buffers.
-    pub(crate) fn overhead_bytes(&self) -> u64 {
+    /// Bytes of buffers for reads.
+    pub(crate) fn read_buffer_bytes(&self) -> u64 {
         let buffers =
             self.scratch.lock().len() * SCRATCH_BYTES + self.wide.lock().len() * (GROUP_BYTES_MAX + SCRATCH_BYTES);
-        (self.frames.header_bytes() + buffers) as u64
+        buffers as u64
     }
 }

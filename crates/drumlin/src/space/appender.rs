@@ -15,9 +15,6 @@ use super::segments::Segments;
 use crate::format::{BLOCK_BYTES, Epoch, Place, SegmentId};
 use crate::io::AlignedBuffer;
 
-/// Bytes written at once: large enough that the device works at its bandwidth, small enough for a budget of 16 MiB.
-pub(crate) const BUFFER_BYTES: usize = 256 << 10;
-
 /// A full buffer on its way to the disk.
 #[derive(Debug)]
 pub(crate) struct WriteJob {
@@ -34,8 +31,10 @@ impl WriteJob {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Appender {
+    /// What is written at once.
+    buffer_bytes: usize,
     /// Free segments that it leaves to others.
     pub(crate) keep_segments: u32,
     open: Option<OpenSegment>,
@@ -54,6 +53,11 @@ struct OpenSegment {
 }
 
 impl Appender {
+    /// One that writes so many bytes at once: more than an extent has.
+    pub(crate) fn new(buffer_bytes: usize) -> Appender {
+        Appender { buffer_bytes, keep_segments: 0, open: None }
+    }
+
     /// Packs one extent. May open a segment, which grows the file where none is free.
     pub(crate) fn append(
         &mut self,
@@ -64,7 +68,7 @@ impl Appender {
         jobs: &mut Vec<WriteJob>,
     ) -> io::Result<Place> {
         let bytes = (extent.len() as u64).next_multiple_of(Place::UNIT_BYTES);
-        assert!(bytes <= BUFFER_BYTES as u64 && bytes <= segments.segment_bytes());
+        assert!(bytes <= self.buffer_bytes as u64 && bytes <= segments.segment_bytes());
         if let Some(open) = &mut self.open {
             assert!(open.epoch == epoch, "an appender serves one epoch at a time");
             if open.position + bytes > open.buffer_start + open.buffer.capacity() as u64 {
@@ -99,7 +103,7 @@ impl Appender {
                 position: start,
                 end: start + segments.segment_bytes(),
                 buffer_start: start,
-                buffer: new_buffer(segments.segment_bytes()),
+                buffer: AlignedBuffer::zeroed(self.buffer_bytes.min(segments.segment_bytes() as usize)),
                 frames: Vec::new(),
             });
         }
@@ -135,10 +139,6 @@ impl Appender {
             segments.close(open.id);
         }
     }
-}
-
-fn new_buffer(segment_bytes: u64) -> AlignedBuffer {
-    AlignedBuffer::zeroed(BUFFER_BYTES.min(segment_bytes as usize))
 }
 
 impl OpenSegment {

@@ -32,6 +32,7 @@ use crate::format::extent::{Identity, Kind};
 use crate::format::summary::Entry;
 use crate::format::{Epoch, KeyspaceId, PageId, Place, extent};
 use crate::io::{FileRef, Persist};
+use crate::memory::Budget;
 use appender::{Appender, WriteJob};
 use segments::Segments;
 pub(crate) use table::{FrameIndex, PageTable, Word};
@@ -122,8 +123,8 @@ pub(crate) struct Space {
     pub(crate) table_segments: AtomicU32,
     /// Every segment counts: what is moved goes into the checkpoint's.
     pub(crate) tight: AtomicBool,
-    /// The whole budget, and what of it the page tables took when they were last measured.
-    memory_bytes: u64,
+    /// And what of it the page tables took when they were last measured.
+    budget: Arc<Budget>,
     measured_table_bytes: AtomicU64,
 }
 
@@ -170,19 +171,20 @@ impl Space {
         segment_bytes: u64,
         segment_count: u32,
         epoch: Epoch,
-        memory_bytes: u64,
+        budget: Arc<Budget>,
     ) -> Space {
+        let appender = || Appender::new(budget.write_buffer_bytes());
         Space {
             path: path.to_path_buf(),
             segments: Segments::new(Arc::clone(&file), segment_bytes, segment_count),
             file,
             guard: RwLock::new(epoch),
-            appenders: Default::default(),
+            appenders: [Mutex::new(appender()), Mutex::new(appender())],
             entries: Default::default(),
             jobs: Mutex::default(),
             job_done: Condvar::new(),
             values: Mutex::default(),
-            mover: Mutex::default(),
+            mover: Mutex::new((appender(), Epoch(0))),
             unsynced: AtomicBool::new(false),
             syncing: Mutex::default(),
             page_spaces: RwLock::default(),
@@ -191,7 +193,7 @@ impl Space {
             reserve: AtomicU32::new(0),
             table_segments: AtomicU32::new(0),
             tight: AtomicBool::new(false),
-            memory_bytes,
+            budget,
             measured_table_bytes: AtomicU64::new(0),
         }
     }
@@ -276,8 +278,9 @@ impl Space {
     /// [`Error::BudgetTooSmall`].
     pub(crate) fn check_tables(&self) -> Result<()> {
         let needed_bytes = 2 * self.measured_table_bytes.load(Ordering::Relaxed);
-        if needed_bytes > self.memory_bytes {
-            return Err(Error::BudgetTooSmall { given_bytes: self.memory_bytes, minimum_bytes: needed_bytes });
+        let given_bytes = self.budget.total_bytes();
+        if needed_bytes > given_bytes {
+            return Err(Error::BudgetTooSmall { given_bytes, minimum_bytes: needed_bytes });
         }
         Ok(())
     }
@@ -527,6 +530,15 @@ impl Space {
             .sum()
     }
 
+    /// Bytes of memory that they take.
+    pub(crate) fn entry_bytes(&self) -> u64 {
+        let capacity = |entries: &Mutex<Entries>| {
+            let entries = entries.lock();
+            entries.fresh.capacity() + entries.summarised.capacity()
+        };
+        (self.entries.iter().map(capacity).sum::<usize>() * size_of::<Entry>()) as u64
+    }
+
     /// Whether an extent that was appended can be read back. What is in a buffer is handed on.
     pub(crate) fn is_written(&self, place: Place) -> bool {
         self.hand_on(place);
@@ -661,7 +673,7 @@ mod tests {
         let path = Path::new("data");
         let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
         let file = backend.open(path, options).unwrap();
-        let space = Space::new(path, file, 64 << 10, 1, Epoch(1), 1 << 20);
+        let space = Space::new(path, file, 64 << 10, 1, Epoch(1), Arc::new(Budget::new(8 << 20, 1)));
         space.secure(1).unwrap();
         let usage = space.segments.usage();
         backend.set_space_limit(Some(backend.space_used()));

@@ -11,9 +11,10 @@ mod workers;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 
 use crate::io::Backend;
+use crate::sync::{Parker, Unparker};
 pub(crate) use timer::Timer;
 pub(crate) use workers::Workers;
 
@@ -63,7 +64,33 @@ impl Face<'_> {
     }
 }
 
+/// Wakes a thread that is parked.
+struct Unpark(Unparker);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
 impl Face<'_> {
+    /// What `poll` returns once it is ready, asked again whenever the waker that it is given is called.
+    pub(crate) async fn until<T>(self, mut poll: impl FnMut(&Waker) -> Poll<T>) -> T {
+        match self {
+            Face::Blocking => {
+                let parker = Parker::new();
+                let waker = Waker::from(Arc::new(Unpark(parker.unparker().clone())));
+                loop {
+                    if let Poll::Ready(value) = poll(&waker) {
+                        return value;
+                    }
+                    parker.park();
+                }
+            }
+            Face::Tasks(_) => std::future::poll_fn(|context| poll(context.waker())).await,
+        }
+    }
+
     /// Lets others go on.
     pub(crate) async fn pause(self) {
         let mut paused = matches!(self, Face::Blocking);

@@ -41,6 +41,7 @@ use hashbrown::hash_table::Entry;
 use super::TransactionId;
 use crate::collections::HashMap;
 use crate::format::{KeyspaceId, checksum};
+use crate::memory::heap_bytes;
 
 /// How a lock was got.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -94,10 +95,11 @@ impl LockKey {
 
     /// Bytes beside the entry.
     fn heap_bytes(&self) -> usize {
-        match self {
-            LockKey::Short { .. } => 0,
-            LockKey::Long(bytes) => bytes.len(),
-        }
+        LockKey::heap_bytes_of(self.as_bytes())
+    }
+
+    fn heap_bytes_of(key: &[u8]) -> usize {
+        if key.len() <= LockKey::SHORT_BYTES_MAX { 0 } else { heap_bytes(key.len()) }
     }
 }
 
@@ -158,6 +160,11 @@ impl Graph {
         }
         true
     }
+}
+
+/// What a lock takes of the memory: its entry, in a table that has just doubled, and a long key.
+pub(crate) fn lock_bytes(key: &[u8]) -> usize {
+    2 * (mem::size_of::<Lock>() + 1) + LockKey::heap_bytes_of(key)
 }
 
 /// The locks of a database.
@@ -351,7 +358,8 @@ impl LockTable {
     }
 
     /// The memory that the table takes. Visits every shard.
-    pub(crate) fn bytes(&self) -> usize {
+    #[cfg(test)]
+    fn bytes(&self) -> usize {
         let shards = self.shards.iter().map(|shard| {
             let shard = shard.lock();
             mem::size_of_val(&self.shards[0]) + shard.locks.allocation_size() + shard.heap_bytes

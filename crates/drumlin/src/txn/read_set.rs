@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::format::{KeyspaceId, PageId};
+use crate::memory::{Budget, Grant, Use, heap_bytes};
 use crate::sync::Mutex;
 use crate::tree::Tree;
 use crate::tree::node::Leaf;
@@ -44,7 +45,7 @@ impl End {
 
     fn bytes(&self) -> usize {
         match self {
-            End::Below(end) => end.len(),
+            End::Below(end) => heap_bytes(end.len()),
             End::Alone | End::Open => 0,
         }
     }
@@ -54,8 +55,12 @@ impl End {
 #[derive(Debug, Default)]
 struct Spans(BTreeMap<Box<[u8]>, End>);
 
-/// Bytes that a span takes besides its keys: its entry, in a map that is half full.
-const SPAN_BYTES: usize = 2 * size_of::<(Box<[u8]>, End)>();
+/// Bytes that a span takes besides its keys: its entry, in a map that is half full, and what that has above its leaves.
+const SPAN_BYTES: usize = 2 * size_of::<(Box<[u8]>, End)>() + 16;
+
+fn span_bytes(first: &[u8], end: &End) -> usize {
+    heap_bytes(first.len()) + end.bytes() + SPAN_BYTES
+}
 
 impl Spans {
     /// The last span that begins at or before the key.
@@ -78,14 +83,14 @@ impl Spans {
     }
 
     fn insert(&mut self, first: Box<[u8]>, end: End) -> usize {
-        let bytes = first.len() + end.bytes() + SPAN_BYTES;
+        let bytes = span_bytes(&first, &end);
         self.0.insert(first, end);
         bytes
     }
 
     fn remove(&mut self, first: &[u8]) -> (End, usize) {
         let end = self.0.remove(first).expect("it was found there");
-        let bytes = first.len() + end.bytes() + SPAN_BYTES;
+        let bytes = span_bytes(first, &end);
         (end, bytes)
     }
 
@@ -139,13 +144,21 @@ pub(crate) struct ReadSet {
     /// Bytes of the same transaction's writes and locks.
     pub(crate) beside_bytes: usize,
     limit_bytes: u64,
+    memory: Grant,
     ended: bool,
 }
 
 impl ReadSet {
-    /// A set that may take `limit_bytes` together with what the transaction writes.
-    pub(crate) fn new(limit_bytes: u64) -> ReadSet {
-        ReadSet { trees: Vec::new(), bytes: 0, beside_bytes: 0, limit_bytes, ended: false }
+    /// The set of a transaction that has neither read nor written anything.
+    pub(crate) fn new(budget: &Arc<Budget>) -> ReadSet {
+        ReadSet {
+            trees: Vec::new(),
+            bytes: 0,
+            beside_bytes: 0,
+            limit_bytes: budget.transaction_memory_max(),
+            memory: budget.grant(Use::Transactions),
+            ended: false,
+        }
     }
 
     /// Bytes of memory.
@@ -191,9 +204,12 @@ impl ReadSet {
         Ok(())
     }
 
-    fn check_size(&self) -> Result<()> {
+    fn check_size(&mut self) -> Result<()> {
         if (self.bytes + self.beside_bytes) as u64 > self.limit_bytes {
             return Err(Error::reads_too_large(self.limit_bytes));
+        }
+        if !self.memory.cover(self.bytes as u64) {
+            return Err(Error::transactions_in_memory(self.memory.limit_bytes()));
         }
         Ok(())
     }
@@ -201,12 +217,28 @@ impl ReadSet {
     /// What was read, to be validated. Nothing more is recorded.
     pub(crate) fn end(shared: &Mutex<ReadSet>) -> ReadSet {
         let mut set = shared.lock();
-        let ended = ReadSet { trees: Vec::new(), ended: true, ..*set };
+        let ended = ReadSet {
+            trees: Vec::new(),
+            memory: set.memory.another(),
+            ended: true,
+            bytes: 0,
+            beside_bytes: 0,
+            limit_bytes: set.limit_bytes,
+        };
         std::mem::replace(&mut *set, ended)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.trees.is_empty()
+    }
+
+    /// Bytes of the leaves that it lies in, at the most, where that is known: single keys.
+    pub(crate) fn leaf_bytes_max(&self) -> Option<u64> {
+        (self.trees.iter().map(|(tree, spans)| {
+            let are_keys = spans.0.values().all(|end| *end == End::Alone);
+            are_keys.then(|| (spans.0.len() * tree.pages.page_bytes) as u64)
+        }))
+        .sum()
     }
 
     fn covers(&self, keyspace: KeyspaceId, key: &[u8]) -> bool {
@@ -332,7 +364,7 @@ mod tests {
                 let next = expected.range(key..).next().map(|key| vec![*key]);
                 assert_eq!(spans.next_from(&[key]), next, "from {key} in {spans:?}");
             }
-            let counted: usize = spans.0.iter().map(|(first, end)| first.len() + end.bytes() + SPAN_BYTES).sum();
+            let counted: usize = spans.0.iter().map(|(first, end)| span_bytes(first, end)).sum();
             assert_eq!(counted, bytes);
             let entries: Vec<_> = spans.0.iter().collect();
             for pair in entries.windows(2) {

@@ -11,7 +11,8 @@
 //! 4. Pages of large values that only deltas name are freed with them; a checkpoint lists them, so that reopening frees them.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::collections::HashMap;
 use crate::sync::Mutex;
@@ -19,6 +20,7 @@ use crate::sync::Mutex;
 use crate::format::catalogue::Orphan;
 use crate::format::node::LargeRef;
 use crate::format::{KeyspaceId, PageId, Timestamp};
+use crate::memory::{Budget, Use, heap_bytes, reserve};
 use crate::space::PageSpace;
 use crate::tree::Observer;
 use crate::tree::node::RowValue;
@@ -39,6 +41,29 @@ pub(crate) enum Was {
 pub(crate) struct Delta {
     timestamp: Timestamp,
     rows: Vec<u8>,
+    large_count: u32,
+}
+
+/// What a delta takes besides its rows: its place in a queue that has just doubled.
+const DELTA_BYTES: usize = 2 * size_of::<Delta>();
+/// What a leaf with deltas takes besides them: its entry in a table that has just doubled, and the least queue.
+const LEAF_BYTES: usize = 2 * (size_of::<((KeyspaceId, PageId), VecDeque<Delta>)>() + 1) + 2 * size_of::<Delta>();
+/// What is noted of a large value: an entry of a table that has just doubled.
+const HELD_BYTES: usize = 2 * (size_of::<((KeyspaceId, PageId), LargeRef)>() + 1);
+
+/// What a row takes in a delta.
+fn row_bytes(key: &[u8], was: Option<RowValue<'_>>) -> usize {
+    8 + key.len() + was.map_or(0, |was| was.stored_bytes())
+}
+
+/// What a commit may leave in one leaf: more than it does.
+pub(crate) fn delta_bytes_max(rows_bytes: usize) -> usize {
+    heap_bytes(rows_bytes + rows_bytes / 4) + DELTA_BYTES + LEAF_BYTES
+}
+
+/// What of it is for a row: more than it takes.
+pub(crate) fn version_bytes_max(key: &[u8], was_bytes: usize) -> usize {
+    8 + key.len() + was_bytes + HELD_BYTES
 }
 
 const ABSENT: u32 = u32::MAX;
@@ -46,7 +71,7 @@ const LARGE: u32 = u32::MAX - 1;
 
 impl Delta {
     pub(crate) fn new() -> Delta {
-        Delta { timestamp: Timestamp(0), rows: Vec::new() }
+        Delta { timestamp: Timestamp(0), rows: Vec::new(), large_count: 0 }
     }
 
     /// Whether no row is in it.
@@ -56,6 +81,7 @@ impl Delta {
 
     /// Adds a row; keys ascend.
     pub(crate) fn push(&mut self, key: &[u8], was: Option<RowValue<'_>>) {
+        reserve(&mut self.rows, row_bytes(key, was));
         self.rows.extend((key.len() as u32).to_le_bytes());
         match was {
             None => {
@@ -71,6 +97,7 @@ impl Delta {
                 self.rows.extend(LARGE.to_le_bytes());
                 self.rows.extend(key);
                 self.rows.extend(reference.to_bytes());
+                self.large_count += 1;
             }
         }
     }
@@ -91,7 +118,7 @@ impl Delta {
     }
 
     fn bytes(&self) -> usize {
-        self.rows.capacity() + size_of::<Delta>() + 48
+        heap_bytes(self.rows.capacity()) + DELTA_BYTES + self.large_count as usize * HELD_BYTES
     }
 }
 
@@ -144,23 +171,21 @@ pub(crate) struct Versions {
     shards: Box<[Mutex<Shard>]>,
     /// Large values that no row names any more, by keyspace and first page.
     held: Mutex<HashMap<(KeyspaceId, PageId), LargeRef>>,
-    bytes: AtomicU64,
-    delta_count: AtomicUsize,
-    /// Deltas at the end of the last sweep: the next is due when there are twice as many.
-    swept_count: AtomicUsize,
+    budget: Arc<Budget>,
+    /// Bytes that the last sweep left.
+    swept_bytes: AtomicU64,
 }
 
-/// Deltas that are kept without looking whether they are still needed.
-const UNSWEPT_DELTA_COUNT: usize = 2048;
+/// Bytes that are kept without looking whether they are still needed: a few thousand small rows.
+const UNSWEPT_BYTES_MAX: u64 = 512 << 10;
 
 impl Versions {
-    pub(crate) fn new() -> Versions {
+    pub(crate) fn new(budget: &Arc<Budget>) -> Versions {
         Versions {
             shards: (0..64).map(|_| Mutex::default()).collect(),
             held: Mutex::default(),
-            bytes: AtomicU64::new(0),
-            delta_count: AtomicUsize::new(0),
-            swept_count: AtomicUsize::new(0),
+            budget: Arc::clone(budget),
+            swept_bytes: AtomicU64::new(0),
         }
     }
 
@@ -175,10 +200,10 @@ impl Versions {
         for reference in delta.large() {
             self.held.lock().insert((keyspace, reference.first_page), reference);
         }
-        self.bytes.fetch_add(delta.bytes() as u64, Ordering::Relaxed);
-        self.delta_count.fetch_add(1, Ordering::Relaxed);
+        let bytes = delta.bytes();
         let mut shard = self.shard(keyspace, page).lock();
         let deltas = shard.entry((keyspace, page)).or_default();
+        self.take(bytes + if deltas.is_empty() { LEAF_BYTES } else { 0 });
         // Equal at recovery, where rows of many commits are applied together, in several goes.
         debug_assert!(deltas.back().is_none_or(|last| last.timestamp <= timestamp));
         deltas.push_back(delta);
@@ -225,15 +250,26 @@ impl Versions {
         rows
     }
 
-    /// Bytes of memory.
+    /// Bytes of memory, and what commits under way may add.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
+        self.budget.taken_bytes(Use::Versions)
     }
 
-    /// Whether enough has come together that dropping what nobody needs is worth a look.
+    fn take(&self, bytes: usize) {
+        self.budget.take(Use::Versions, bytes as u64);
+    }
+
+    fn give(&self, bytes: usize) {
+        self.budget.give(Use::Versions, bytes as u64);
+    }
+
+    /// Whether enough has come together that dropping what nobody needs is worth a look: twice what the last left, and near the
+    /// end a little more.
     pub(crate) fn wants_sweep(&self) -> bool {
-        let count = self.delta_count.load(Ordering::Relaxed);
-        count > UNSWEPT_DELTA_COUNT.max(self.swept_count.load(Ordering::Relaxed) * 2)
+        let most = self.budget.version_bytes_max();
+        let few = (most / 8).min(UNSWEPT_BYTES_MAX);
+        let left = self.swept_bytes.load(Ordering::Relaxed);
+        self.memory_bytes() > (2 * left).clamp(few, most.max(left + few))
     }
 
     /// Drops the deltas of commits up to `horizon` and returns the large values that only they named. One thread at a
@@ -241,21 +277,30 @@ impl Versions {
     pub(crate) fn sweep(&self, horizon: Timestamp) -> Vec<(KeyspaceId, LargeRef)> {
         let mut freed = Vec::new();
         for shard in &self.shards {
-            shard.lock().retain(|&(keyspace, _), deltas| {
+            let mut shard = shard.lock();
+            shard.retain(|&(keyspace, _), deltas| {
                 while deltas.front().is_some_and(|delta| delta.timestamp <= horizon) {
                     let delta = deltas.pop_front().expect("looked at");
                     self.forget(keyspace, &delta, &mut freed);
                 }
+                if deltas.is_empty() {
+                    self.give(LEAF_BYTES);
+                } else if deltas.len() < deltas.capacity() / 4 {
+                    deltas.shrink_to(2 * deltas.len());
+                }
                 !deltas.is_empty()
             });
+            if shard.len() < shard.capacity() / 8 {
+                let count = shard.len();
+                shard.shrink_to(2 * count);
+            }
         }
-        self.swept_count.store(self.delta_count.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.swept_bytes.store(self.memory_bytes(), Ordering::Relaxed);
         freed
     }
 
     fn forget(&self, keyspace: KeyspaceId, delta: &Delta, freed: &mut Vec<(KeyspaceId, LargeRef)>) {
-        self.bytes.fetch_sub(delta.bytes() as u64, Ordering::Relaxed);
-        self.delta_count.fetch_sub(1, Ordering::Relaxed);
+        self.give(delta.bytes());
         freed.extend(delta.large().map(|reference| (keyspace, reference)));
     }
 
@@ -289,6 +334,7 @@ impl Versions {
                     for delta in deltas.drain(..) {
                         self.forget(keyspace, &delta, &mut freed);
                     }
+                    self.give(LEAF_BYTES);
                 }
                 of != keyspace
             });
@@ -303,8 +349,12 @@ impl Observer for Versions {
             let mut shard = self.shard(pages.id, from).lock();
             let Some(deltas) = shard.remove(&(pages.id, from)) else { return };
             match separator {
-                None => (deltas, VecDeque::new()),
+                None => {
+                    self.give(LEAF_BYTES);
+                    (deltas, VecDeque::new())
+                }
                 Some(separator) => {
+                    self.give(LEAF_BYTES);
                     let mut moved = VecDeque::new();
                     let mut kept = VecDeque::new();
                     for delta in deltas {
@@ -312,12 +362,10 @@ impl Observer for Versions {
                         for (key, was) in delta.iter() {
                             sides[usize::from(key >= separator)].push(key, was);
                         }
-                        self.bytes.fetch_sub(delta.bytes() as u64, Ordering::Relaxed);
-                        self.delta_count.fetch_sub(1, Ordering::Relaxed);
+                        self.give(delta.bytes());
                         for (side, list) in sides.into_iter().zip([&mut kept, &mut moved]) {
                             if !side.rows.is_empty() {
-                                self.bytes.fetch_add(side.bytes() as u64, Ordering::Relaxed);
-                                self.delta_count.fetch_add(1, Ordering::Relaxed);
+                                self.take(side.bytes());
                                 list.push_back(Delta { timestamp: delta.timestamp, ..side });
                             }
                         }
@@ -327,12 +375,15 @@ impl Observer for Versions {
             }
         };
         if !kept.is_empty() {
+            self.take(LEAF_BYTES);
             self.shard(pages.id, from).lock().insert((pages.id, from), kept);
         }
         if !moved.is_empty() {
             let mut shard = self.shard(pages.id, to).lock();
             let there = shard.entry((pages.id, to)).or_default();
-            if !there.is_empty() {
+            if there.is_empty() {
+                self.take(LEAF_BYTES);
+            } else {
                 crate::witness::mark!("versions of two merged leaves were put together");
             }
             there.extend(moved);
@@ -358,7 +409,7 @@ mod tests {
     /// Each snapshot sees the row as it was then; a snapshot after all changes sees the page.
     #[test]
     fn each_snapshot_sees_its_own_version() {
-        let versions = Versions::new();
+        let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)));
         let page = PageId(1);
         versions.add(KEYSPACE, page, Timestamp(5), delta(&[(b"a", None), (b"b", Some(b"old"))]));
         versions.add(KEYSPACE, page, Timestamp(9), delta(&[(b"a", Some(b"first"))]));
@@ -375,7 +426,7 @@ mod tests {
     /// Only changes after the snapshot count, and only of rows that matter.
     #[test]
     fn changes_are_those_after_the_snapshot() {
-        let versions = Versions::new();
+        let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)));
         let page = PageId(1);
         versions.add(KEYSPACE, page, Timestamp(5), delta(&[(b"a", None)]));
         versions.add(KEYSPACE, page, Timestamp(9), delta(&[(b"b", None)]));
@@ -388,7 +439,7 @@ mod tests {
     /// A value that is free is let go by its identity: by then its number may be another's that was replaced too.
     #[test]
     fn a_value_is_let_go_alone() {
-        let versions = Versions::new();
+        let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)));
         let replaced = |id| {
             let reference = LargeRef { length: 100_000, id, first_page: PageId(9), chunk_count: 2 };
             let mut delta = Delta::new();
@@ -406,7 +457,7 @@ mod tests {
     /// Versions follow their rows through a split and a merge, in the order of their commits.
     #[test]
     fn versions_follow_their_rows() {
-        let versions = Versions::new();
+        let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)));
         let pages = PageSpace::new(KEYSPACE, 4096);
         let (left, right) = (PageId(1), PageId(2));
         versions.add(KEYSPACE, left, Timestamp(5), delta(&[(b"a", None), (b"x", Some(b"1"))]));

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use super::values::LargeValue;
 use crate::format::{KeyspaceId, Place};
+use crate::memory::{grown_capacity, heap_bytes, reserve};
 use crate::tree::Tree;
 
 /// What the transaction did to a row last.
@@ -51,23 +52,25 @@ pub(crate) struct WriteSet {
     trees: Vec<(Tree, Index)>,
     arena: Vec<u8>,
     entries: Vec<Entry>,
+    /// Keys in sorted indexes.
+    index_bytes: usize,
     large_bytes: usize,
 }
+
+/// An entry of a sorted index, but its key: in a tree that is half full.
+const INDEX_ENTRY_BYTES: usize = 56;
 
 impl WriteSet {
     pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Bytes of memory.
-    pub(crate) fn memory_bytes(&self) -> usize {
-        // The sorted index costs about three words and the key again.
-        self.arena.capacity() + self.entries.capacity() * (size_of::<Entry>() + 40) + self.large_bytes
-    }
-
-    /// Bytes that one more entry will add.
-    pub(crate) fn cost_bytes(key: &[u8], value_bytes: usize) -> usize {
-        2 * key.len() + value_bytes + size_of::<Entry>() + 40
+    /// Bytes of memory with another entry of a key and a value of so many bytes.
+    pub(crate) fn memory_bytes_with(&self, key: &[u8], value_bytes: usize) -> usize {
+        let arena_bytes = grown_capacity(self.arena.len(), self.arena.capacity(), key.len() + value_bytes);
+        let entry_count = grown_capacity(self.entries.len(), self.entries.capacity(), 1);
+        let index_bytes = self.index_bytes + heap_bytes(key.len());
+        arena_bytes + entry_count * (size_of::<Entry>() + INDEX_ENTRY_BYTES) + index_bytes + self.large_bytes
     }
 
     /// The number of entries: where a savepoint is.
@@ -106,6 +109,7 @@ impl WriteSet {
 
     fn keep(&mut self, bytes: &[u8]) -> Range<usize> {
         let start = self.arena.len();
+        reserve(&mut self.arena, bytes.len());
         self.arena.extend_from_slice(bytes);
         start..self.arena.len()
     }
@@ -128,12 +132,19 @@ impl WriteSet {
                     .iter()
                     .map(|&entry| (Box::from(&self.arena[self.entries[entry as usize].key.clone()]), entry));
                 let mut map: BTreeMap<Box<[u8]>, u32> = sorted.collect();
+                self.index_bytes += map.keys().map(|key| heap_bytes(key.len())).sum::<usize>();
                 let previous = map.insert(key.into(), number);
+                self.index_bytes += if previous.is_none() { heap_bytes(key.len()) } else { 0 };
                 self.trees[tree].1 = Index::Sorted(map);
                 previous
             }
-            Index::Sorted(map) => map.insert(key.into(), number),
+            Index::Sorted(map) => {
+                let previous = map.insert(key.into(), number);
+                self.index_bytes += if previous.is_none() { heap_bytes(key.len()) } else { 0 };
+                previous
+            }
         };
+        reserve(&mut self.entries, 1);
         self.entries.push(Entry { tree: tree as u16, key: key_range, kept, previous });
     }
 
@@ -218,6 +229,7 @@ impl WriteSet {
                     Some(previous) => *map.get_mut(key).expect("indexed") = previous,
                     None => {
                         map.remove(key);
+                        self.index_bytes -= heap_bytes(key.len());
                     }
                 },
             }

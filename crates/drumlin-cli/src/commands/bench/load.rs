@@ -36,7 +36,7 @@ impl Worker for Loader {
                     return Ok(rows);
                 }
                 // A small budget takes small transactions.
-                Err(Error::TransactionTooLarge { .. }) if rows > 1 => self.batch = rows / 2,
+                Err(Error::TransactionTooLarge { .. } | Error::MemoryInUse { .. }) if rows > 1 => self.batch = rows / 2,
                 Err(error) => return Err(error),
             }
         }

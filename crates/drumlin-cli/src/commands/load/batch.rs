@@ -65,7 +65,7 @@ impl Batch {
                 Ok(()) => return Ok(()),
                 // Another file's rows with the same keys.
                 Err(error) if error.is_conflict() => {}
-                Err(Error::TransactionTooLarge { .. }) if rows.len() > 1 => {
+                Err(Error::TransactionTooLarge { .. } | Error::MemoryInUse { .. }) if rows.len() > 1 => {
                     let middle = rows.start + rows.len() / 2;
                     self.commit_rows(database, keyspace, rows.start..middle)?;
                     return self.commit_rows(database, keyspace, middle..rows.end);

@@ -1,13 +1,15 @@
 //! Commits.
 //!
 //! # The life of a commit
-//! 1. *Prepare*, as often as needed, waiting for what is lacking: the record is encoded, log space reserved, segments for the
-//!    pages that will become dirty secured, leaves brought in and held, room made in them.
-//! 2. *Apply*, inside the guard, in one go: the leaves are latched in the order of their keys, those that a serializable
+//! 1. *Admit*: memory for the record and for the pages that will be held is reserved together, in the order of asking, before
+//!    anything is held but row locks (`room.rs`).
+//! 2. *Prepare*, as often as needed, waiting for what is lacking: the record is encoded, log space reserved, segments for the
+//!    pages that will become dirty secured, leaves brought in and held, room made in them and for their versions.
+//! 3. *Apply*, inside the guard, in one go: the leaves are latched in the order of their keys, those that a serializable
 //!    transaction has read being validated on the way; if one is not as prepared, everything is let go and prepared again.
 //!    Then the timestamp is taken with the record's place in the log, and from here on nothing waits, fails or can be
 //!    cancelled: rows are changed, what they were goes to the versions, the commit is marked applied.
-//! 3. *Settle*: wait until the record is durable (not if Relaxed), and until readers see the commit.
+//! 4. *Settle*: wait until the record is durable (not if Relaxed), and until readers see the commit.
 
 use std::future::poll_fn;
 use std::ops::Range;
@@ -16,7 +18,7 @@ use std::sync::atomic::Ordering;
 
 use super::{Durability, Engine};
 use crate::error::{Error, Result};
-use crate::format::node::LargeRef;
+use crate::format::node::{LARGE_REF_BYTES, LargeRef};
 use crate::format::record::{self, Operation};
 use crate::format::{PageId, Place, Timestamp};
 use crate::pool::{FrameHeader, FrameRead, FrameWrite, Needs, Pool, Stop};
@@ -27,7 +29,7 @@ use crate::tree::node::{Leaf, LeafMut, RowValue};
 use crate::tree::{Incoming, Provider, Target, Tree};
 use crate::txn::read_set::{Reads, Walk};
 use crate::txn::values;
-use crate::txn::versions::Delta;
+use crate::txn::versions::{Delta, delta_bytes_max, version_bytes_max};
 use crate::txn::write_set::Change;
 
 /// A row that a commit changes.
@@ -90,7 +92,12 @@ impl Drop for Appended<'_> {
     }
 }
 
-/// Leaves that a commit holds at once.
+/// Versions that a row leaves, at the most.
+fn row_version_bytes_max(row: &Row<'_>) -> usize {
+    delta_bytes_max(version_bytes_max(row.key, row.tree.inline_bytes_max().max(LARGE_REF_BYTES)))
+}
+
+/// Leaves that a commit brings in at once.
 const AHEAD_PAGES: usize = 64;
 
 impl Engine {
@@ -108,11 +115,8 @@ impl Engine {
     ) -> Result<Timestamp> {
         assert!(!rows.is_empty());
         self.check_failure()?;
-        let row_bytes = |row: &Row<'_>| match row.change {
-            Change::Put(value) => 24 + row.key.len() + value.len(),
-            _ => 64 + row.key.len(),
-        };
-        let mut body = Vec::with_capacity(rows.iter().map(row_bytes).sum());
+        let (admitted, body_capacity) = self.admit(face, rows, reads).await;
+        let mut body = Vec::with_capacity(body_capacity);
         let mut after_data = false;
         for row in rows {
             let operation = match row.change {
@@ -143,10 +147,12 @@ impl Engine {
         };
         let place = self.prepare_and_apply(face, rows, reads, appended, take_timestamp).await?;
         let timestamp = place.timestamp;
+        let body_bytes = body.bytes().len() as u64;
+        drop((body, admitted));
         // Whoever gets a row's lock next, and finds nothing published since its snapshot, relies on the row being as it was.
         self.clock.wait_published(timestamp);
         self.commits.fetch_add(1, Ordering::Relaxed);
-        self.log_bytes_written.fetch_add(body.bytes().len() as u64, Ordering::Relaxed);
+        self.log_bytes_written.fetch_add(body_bytes, Ordering::Relaxed);
         applied();
         match durability {
             // Written also if nobody waits for it any more. A thread writes it itself.
@@ -214,15 +220,18 @@ impl Engine {
                 key: row.key,
                 value_bytes: match row.change {
                     Change::Put(value) if value.len() <= row.tree.inline_bytes_max() => Some(value.len()),
-                    Change::Put(_) | Change::PutLarge(_) => Some(crate::format::node::LARGE_REF_BYTES),
+                    Change::Put(_) | Change::PutLarge(_) => Some(LARGE_REF_BYTES),
                     Change::Remove => None,
                 },
             })
             .collect();
         let mut held = Held { pool: &self.pool, leaves: Vec::new() };
+        let mut version_bytes = None;
         if rows.len() > 1 {
-            self.hold_leaves(face, rows, &incoming, &mut held).await?;
+            version_bytes = Some(self.hold_leaves(face, rows, &incoming, &mut held, reads.is_some()).await?);
         }
+        let _versions =
+            self.secure_versions(face, version_bytes.unwrap_or_else(|| row_version_bytes_max(&rows[0]))).await?;
         let mut held_reads = self.hold_reads(face, reads, &held).await?;
         let mut provider = Provider::new(face, &self.pool);
         loop {
@@ -244,16 +253,19 @@ impl Engine {
         }
     }
 
-    /// Brings the leaves of all rows in, many at a time, keeps them there, and makes room in them.
+    /// Brings the leaves of all rows in, many at a time, keeps them there, and makes room in them. Returns the bytes of
+    /// versions that the rows will leave, at the most: nobody else changes them, since they are locked.
     async fn hold_leaves(
         &self,
         face: Face<'_>,
         rows: &[Row<'_>],
         incoming: &[Incoming<'_>],
         held: &mut Held<'_>,
-    ) -> Result<()> {
+        has_reads: bool,
+    ) -> Result<usize> {
         let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes).max().expect("rows");
-        let limit = (self.pool.frames.limit_bytes() / page_bytes / 4).max(4);
+        let limit = self.held_leaves_max(page_bytes as u64, has_reads) as usize;
+        let mut version_bytes = 0;
         let mut full: Vec<Range<usize>> = Vec::new();
         let mut provider = Provider::new(face, &self.pool);
         let mut start = 0;
@@ -285,6 +297,13 @@ impl Engine {
                                 let mine =
                                     rows[row..end].iter().take_while(|row| upper.is_none_or(|upper| row.key < upper));
                                 covered = row + mine.count();
+                                let version_bytes_of = |row: &Row<'_>| {
+                                    let was = leaf.search(row.key).ok().map(|index| leaf.value(index).stored_bytes());
+                                    version_bytes_max(row.key, was.unwrap_or(0))
+                                };
+                                let rows_bytes = rows[row..covered].iter().map(version_bytes_of).sum();
+                                // Twice, for leaves that are split.
+                                version_bytes += delta_bytes_max(rows_bytes) + delta_bytes_max(0);
                                 if !crate::tree::has_room(&leaf, &incoming[row..covered]) {
                                     full.push(row..covered);
                                 }
@@ -322,7 +341,7 @@ impl Engine {
         for range in full {
             rows[range.start].tree.make_room(face, &incoming[range]).await?;
         }
-        Ok(())
+        Ok(version_bytes)
     }
 
     /// Brings the leaves of all that was read in and keeps them there. A conflict that shows already ends the commit.
@@ -333,7 +352,7 @@ impl Engine {
         there.sort_unstable();
         let frame_bytes = |frame: &FrameIndex| self.pool.frames.page_bytes(*frame);
         let mut bytes: usize = there.iter().map(frame_bytes).sum();
-        let limit_bytes = self.pool.frames.limit_bytes() / 4;
+        let limit_bytes = self.held_reads_bytes_max() as usize;
         let mut walk = Walk::new(Some(reads));
         while let Some((tree, key)) = walk.next() {
             let keyspace = tree.pages.id;

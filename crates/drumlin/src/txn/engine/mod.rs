@@ -19,10 +19,11 @@ use crate::error::{Error, Result};
 use crate::format::node::LargeRef;
 use crate::format::{KeyspaceId, Timestamp};
 use crate::io::Backend;
+use crate::memory::Budget;
 use crate::pool::Pool;
 use crate::seglog::Log;
 use crate::space::Space;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, MutexGuard};
 use crate::task::{Face, Tasks, ready};
 
 /// When a commit returns.
@@ -56,10 +57,7 @@ pub(crate) struct Engine {
     pub(crate) log_bytes_written: AtomicU64,
     pub(crate) log_bytes_checkpointed: AtomicU64,
     sweeping: Mutex<()>,
-    /// The most bytes of versions before the oldest snapshot is ended.
-    pub(crate) version_bytes_max: u64,
-    /// The most bytes that one transaction may write.
-    pub(crate) write_set_bytes_max: u64,
+    pub(crate) budget: Arc<Budget>,
     pub(crate) make_space: MakeSpace,
     /// What serves operations that wait as tasks.
     pub(crate) tasks: Tasks,
@@ -84,8 +82,7 @@ impl Engine {
         versions: Arc<Versions>,
         last: Timestamp,
         next_value: u64,
-        version_bytes_max: u64,
-        write_set_bytes_max: u64,
+        budget: Arc<Budget>,
         make_space: MakeSpace,
     ) -> Engine {
         let lock_seed = backend.random();
@@ -106,8 +103,7 @@ impl Engine {
             log_bytes_written: AtomicU64::new(0),
             log_bytes_checkpointed: AtomicU64::new(0),
             sweeping: Mutex::default(),
-            version_bytes_max,
-            write_set_bytes_max,
+            budget,
             make_space,
             tasks,
         }
@@ -127,13 +123,19 @@ impl Engine {
 
     /// Drops versions that nobody needs, and past their share of memory ends the oldest snapshots.
     pub(crate) fn sweep(&self) {
-        let Some(_alone) = self.sweeping.try_lock() else { return };
+        if let Some(alone) = self.sweeping.try_lock() {
+            self.sweep_to(&alone, self.budget.version_bytes_max());
+        }
+    }
+
+    /// The same, to so many bytes.
+    fn sweep_to(&self, _alone: &MutexGuard<'_, ()>, bytes_max: u64) {
         loop {
             let freed = self.versions.sweep(self.snapshots.horizon(&self.clock));
             for (keyspace, reference) in freed {
                 self.free_value(keyspace, &reference);
             }
-            if self.versions.memory_bytes() <= self.version_bytes_max || !self.snapshots.end_oldest(&self.clock) {
+            if self.versions.memory_bytes() <= bytes_max || !self.snapshots.end_oldest(&self.clock) {
                 return;
             }
         }

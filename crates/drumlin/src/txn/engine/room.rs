@@ -1,5 +1,10 @@
-//! Whether a commit has room before it begins: for the pages that it makes dirty, until a checkpoint has written them, and
-//! in the log.
+//! Whether a commit has room before it begins: in memory, for the pages that it makes dirty, until a checkpoint has written
+//! them, and in the log.
+//!
+//! # The order in which a commit waits for room
+//! Row locks, memory for what it holds ([`Engine::admit`]), space for pages, space in the log, memory for versions. Who has one
+//! waits for those that follow, never for one before. So whoever has them all is waited for by others and waits for the disk
+//! alone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,8 +12,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::Engine;
 use super::commit::Row;
 use crate::error::{Error, Result};
+use crate::memory::{Grant, Use};
 use crate::seglog::Reservation;
 use crate::task::Face;
+use crate::tree::Incoming;
+use crate::txn::read_set::Reads;
 use crate::txn::write_set::Change;
 
 /// Bytes of pages that a commit under way may make dirty, or that the cleaner is about to move.
@@ -34,7 +42,120 @@ impl Drop for Promised<'_> {
 /// How often a commit has space made while others do.
 const MAKE_SPACE_MAX: u32 = 4;
 
+/// Memory that a commit has reserved until it is applied: for its record, and of the pages.
+pub(super) struct Admitted {
+    _work: Grant,
+    _held: Grant,
+}
+
+/// Frames that a commit may need for a split, beside the leaves that it holds.
+const SPLIT_FRAMES: u64 = 3;
+
+/// What a commit has in memory for a row, beside the record.
+const ROW_WORK_BYTES: usize = 2 * size_of::<Row<'_>>() + size_of::<Incoming<'_>>() + 16;
+
 impl Engine {
+    /// Reserves the memory that a commit will need until it is applied, all of it before it holds anything but its row locks, in
+    /// the order of asking. Also returns the most bytes that its record has.
+    pub(super) async fn admit(&self, face: Face<'_>, rows: &[Row<'_>], reads: Option<Reads<'_>>) -> (Admitted, usize) {
+        let mut body_bytes = 0;
+        let mut image_bytes = 0;
+        let mut page_bytes = 0;
+        for row in rows {
+            page_bytes = page_bytes.max(row.tree.pages.page_bytes as u64);
+            body_bytes += row.key.len() + 24;
+            match row.change {
+                Change::Put(value) => {
+                    body_bytes += value.len();
+                    if value.len() > row.tree.inline_bytes_max() {
+                        image_bytes = image_bytes.max(2 * value.len() + (4 << 10));
+                    }
+                }
+                Change::PutLarge(value) => body_bytes += 32 + 8 * value.places.len(),
+                Change::Remove => {}
+            }
+        }
+        let budget = &self.budget;
+        let work_bytes = (body_bytes + image_bytes + rows.len() * ROW_WORK_BYTES) as u64;
+        let read_bytes = reads.map_or(0, |reads| {
+            reads
+                .set
+                .leaf_bytes_max()
+                .map_or(self.held_reads_bytes_max(), |bytes| bytes.min(self.held_reads_bytes_max()))
+        });
+        let leaf_count = match rows.len() as u64 {
+            // Its leaf is not held, but latched.
+            1 => 0,
+            count => count.min(self.held_leaves_max(page_bytes, reads.is_some())),
+        };
+        let held_bytes = (leaf_count + SPLIT_FRAMES) * page_bytes + read_bytes;
+        let (mut work, mut held) = (budget.grant(Use::Commits), budget.grant(Use::Held));
+        let mut attempt = || {
+            // Who needs more than there is has all of it.
+            if !work.resize(work_bytes.min(budget.limit_bytes(Use::Commits))) {
+                return None;
+            }
+            if !held.resize(held_bytes.min(budget.limit_bytes(Use::Held))) {
+                work.resize(0);
+                return None;
+            }
+            Some(())
+        };
+        if budget.commits.are_awaited() || attempt().is_none() {
+            crate::witness::mark!("a commit waited for memory");
+            let turn = budget.commits.join();
+            face.until(|waker| turn.poll(waker, &mut attempt)).await;
+        }
+        (Admitted { _work: work, _held: held }, body_bytes)
+    }
+
+    /// Leaves that a commit may hold to change them.
+    pub(super) fn held_leaves_max(&self, page_bytes: u64, has_reads: bool) -> u64 {
+        let read_bytes = if has_reads { self.held_reads_bytes_max() } else { 0 };
+        ((self.budget.limit_bytes(Use::Held) - read_bytes) / page_bytes).saturating_sub(SPLIT_FRAMES).max(1)
+    }
+
+    /// Bytes of leaves that a serializable commit may hold to validate them.
+    pub(super) fn held_reads_bytes_max(&self) -> u64 {
+        self.budget.limit_bytes(Use::Held) / 2
+    }
+
+    /// Reserves memory for the versions that a commit will leave. Where there is too little, versions that nobody needs go, then
+    /// the oldest snapshots; those of commits that are not durable yet are waited for.
+    pub(super) async fn secure_versions(&self, face: Face<'_>, bytes: usize) -> Result<Option<Grant>> {
+        // Recovery sweeps as it goes.
+        let Some(log) = self.log.get() else { return Ok(None) };
+        let budget = &self.budget;
+        let (bytes, limit_bytes) = (bytes as u64, budget.limit_bytes(Use::Versions));
+        if bytes > limit_bytes {
+            return Err(Error::versions_too_large(limit_bytes));
+        }
+        let mut grant = budget.grant(Use::Versions);
+        if !budget.versions.are_awaited() && grant.resize(bytes) {
+            return Ok(Some(grant));
+        }
+        crate::witness::mark!("a commit waited for memory for versions");
+        let turn = budget.versions.join();
+        face.until(|waker| turn.poll(waker, || Some(()))).await;
+        loop {
+            {
+                let alone = self.sweeping.lock();
+                self.sweep_to(&alone, budget.version_bytes_max().min(limit_bytes - bytes));
+            }
+            if grant.resize(bytes) {
+                return Ok(Some(grant));
+            }
+            if self.clock.visible() < self.clock.published() {
+                self.await_durable(face, self.clock.published()).await?;
+                self.clock.show_durable(log.durable());
+                continue;
+            }
+            // Commits under way have the rest: what they do not leave they give back.
+            let mut is_fit = || grant.resize(bytes) || self.clock.visible() < self.clock.published();
+            face.until(|waker| turn.poll(waker, || is_fit().then_some(()))).await;
+        }
+    }
+
     /// Bytes that a checkpoint may need now, and `more_bytes` more: all dirty pages, those that commits under way will make
     /// dirty, their entries, what tables change.
     pub(crate) fn checkpoint_bytes(&self, more_bytes: u64) -> u64 {

@@ -1,0 +1,261 @@
+//! The memory budget holds: what is resident stays within it, whatever is done.
+//!
+//! Each test runs in a process of its own, whose anonymous memory (`RssAnon`) is looked at every millisecond. It may exceed what it
+//! was before the database was opened, and what the test itself holds, by the budget and an allowance ([`allowance_bytes`]).
+#![cfg(target_os = "linux")]
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use drumlin::{
+    Config, Database, Durability, Error, Isolation, Keyspace, KeyspaceOptions, Snapshot, Transaction, TxOptions,
+};
+use support::{Folder, Random, number};
+
+const MIB: u64 = 1 << 20;
+
+/// What a process may take beyond the budget: stacks of the database's dozen threads, free memory that the allocator keeps
+/// between what is in use (a sixteenth), and handles, which are the program's.
+fn allowance_bytes(budget: u64) -> u64 {
+    2 * MIB + budget / 16
+}
+
+/// Runs a test in a process of its own, with one heap for all threads: what several of them keep free is no matter here.
+fn alone(test: &str, body: impl FnOnce()) {
+    const VARIABLE: &str = "DRUMLIN_TEST_ALONE";
+    if std::env::var(VARIABLE).is_ok_and(|name| name == test) {
+        return body();
+    }
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args([test, "--exact", "--nocapture"]).env(VARIABLE, test).env("MALLOC_ARENA_MAX", "1");
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    let figures = String::from_utf8_lossy(&output.stdout);
+    for line in figures.lines().filter(|line| line.contains("MiB")) {
+        println!("{line}");
+    }
+    assert!(output.status.success(), "{test} failed:\n{text}");
+}
+
+fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("RssAnon")).expect("a kernel since 4.5");
+    line.split_ascii_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+}
+
+/// Watches what is resident, and how much of it is the test's own.
+struct Meter {
+    budget: u64,
+    before: u64,
+    worst: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Meter {
+    fn new(budget: u64) -> Meter {
+        let (worst, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (seen, ends) = (Arc::clone(&worst), Arc::clone(&stop));
+        let thread = std::thread::spawn(move || {
+            while !ends.load(Ordering::Relaxed) {
+                seen.fetch_max(resident_bytes(), Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        Meter { budget, before: resident_bytes(), worst, stop, thread: Some(thread) }
+    }
+
+    /// What was resident at the worst moment is within the budget; and so is what the database says.
+    fn check(mut self, db: &Database, what: &str) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+        let worst = self.worst.load(Ordering::Relaxed).max(resident_bytes());
+        let taken = worst.saturating_sub(self.before);
+        let stats = db.stats();
+        let parts: Vec<String> = stats
+            .memory
+            .iter()
+            .map(|part| format!("{} {} of {}", part.name, part.used_bytes, part.limit_bytes))
+            .collect();
+        let mib = |bytes: u64| bytes as f64 / MIB as f64;
+        println!(
+            "{what}: {:.1} MiB at a budget of {:.0} MiB; {:.1} MiB told",
+            mib(taken),
+            mib(self.budget),
+            mib(stats.memory_used_bytes)
+        );
+        assert!(stats.memory_used_bytes <= self.budget, "{what}: {parts:?}");
+        assert!(
+            taken <= self.budget + allowance_bytes(self.budget),
+            "{what}: {:.1} MiB resident at a budget of {:.0}, {parts:?}",
+            mib(taken),
+            mib(self.budget)
+        );
+    }
+}
+
+fn key(number: u64) -> [u8; 8] {
+    number.to_be_bytes()
+}
+
+fn relaxed() -> TxOptions {
+    TxOptions { durability: Durability::Relaxed, ..TxOptions::default() }
+}
+
+fn fill(db: &Database, keyspace: &Keyspace, rows: u64, value_bytes: usize) {
+    for first in (0..rows).step_by(20) {
+        let mut tx = db.begin_with(relaxed()).unwrap();
+        for number in first..rows.min(first + 20) {
+            tx.insert(keyspace, key(number), Random(number).bytes(value_bytes)).unwrap();
+        }
+        tx.commit().unwrap();
+    }
+}
+
+/// What all open transactions write together has a bound, and the error says so.
+#[test]
+fn open_transactions_stay_within_the_budget() {
+    alone("open_transactions_stay_within_the_budget", || {
+        let folder = Folder::new();
+        let meter = Meter::new(64 * MIB);
+        let db = Config::new().memory(64 * MIB).open(folder.path()).unwrap();
+        let keyspace = db.keyspace("k").unwrap();
+        let mut refused = 0;
+        let mut open: Vec<Transaction> = Vec::new();
+        for number in 0..150u64 {
+            let mut tx = db.begin().unwrap();
+            for row in 0..1000u64 {
+                match tx.insert(&keyspace, key(number << 32 | row), vec![1; 2000]) {
+                    Ok(()) => {}
+                    Err(Error::TransactionTooLarge { .. }) => break,
+                    Err(error @ Error::MemoryInUse { .. }) => {
+                        assert_eq!(error.recourse(), drumlin::Recourse::Retry);
+                        refused += 1;
+                        break;
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            open.push(tx);
+        }
+        assert!(refused > 0);
+        // One that ends makes room for others.
+        open.remove(0).commit().unwrap();
+        open.last_mut().unwrap().insert(&keyspace, b"more", vec![1; 2000]).unwrap();
+        meter.check(&db, "open transactions");
+    });
+}
+
+/// Likewise what serializable transactions have read.
+#[test]
+fn serializable_readers_stay_within_the_budget() {
+    alone("serializable_readers_stay_within_the_budget", || {
+        let folder = Folder::new();
+        let meter = Meter::new(32 * MIB);
+        let db = Config::new().memory(32 * MIB).open(folder.path()).unwrap();
+        let keyspace = db.keyspace("k").unwrap();
+        let mut open: Vec<Transaction> = Vec::new();
+        let mut refused = 0;
+        for _ in 0..200 {
+            let serializable = TxOptions { isolation: Isolation::Serializable, ..TxOptions::default() };
+            let tx = db.begin_with(serializable).unwrap();
+            for number in 0..10_000u64 {
+                match tx.get(&keyspace, key(number * 7)) {
+                    Ok(_) => {}
+                    Err(Error::MemoryInUse { .. }) => {
+                        refused += 1;
+                        break;
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            open.push(tx);
+        }
+        assert!(refused > 0);
+        meter.check(&db, "serializable readers");
+    });
+}
+
+/// Versions count by their bytes, those that nobody needs any more too: in large pages a row's is as large as a page of others.
+#[test]
+fn versions_stay_within_the_budget() {
+    alone("versions_stay_within_the_budget", || {
+        for (budget, with_snapshot) in [(16 * MIB, false), (64 * MIB, true)] {
+            let folder = Folder::new();
+            let meter = Meter::new(budget);
+            let db = Config::new().memory(budget).page_bytes(64 << 10).open(folder.path()).unwrap();
+            let keyspace = db.keyspace("k").unwrap();
+            fill(&db, &keyspace, 40, 15_000);
+            let mut snapshots: Vec<Snapshot> = Vec::new();
+            for number in 0..6000u64 {
+                if with_snapshot && number % 1000 == 0 {
+                    snapshots.push(db.snapshot());
+                }
+                let value = Random(number).bytes(15_000);
+                keyspace.insert_with(key(number % 40), value, Durability::Relaxed).unwrap();
+                let stats = db.stats();
+                assert!(stats.version_bytes <= budget / 32 * 3, "{} of versions at {budget}", stats.version_bytes);
+            }
+            meter.check(&db, "versions");
+        }
+    });
+}
+
+/// Frames of every size have headers, which count.
+#[test]
+fn headers_of_all_page_sizes_stay_within_the_budget() {
+    alone("headers_of_all_page_sizes_stay_within_the_budget", || {
+        let folder = Folder::new();
+        let meter = Meter::new(256 * MIB);
+        let db = Config::new().memory(256 * MIB).open(folder.path()).unwrap();
+        for shift in 9..=16 {
+            let options = KeyspaceOptions::new().page_bytes(1 << shift);
+            let keyspace = db.keyspace_with(&format!("{shift}"), options).unwrap();
+            fill(&db, &keyspace, (40 * MIB) >> 7, 100);
+        }
+        meter.check(&db, "pages of all sizes");
+    });
+}
+
+/// Commits of several leaves, by more threads than there is memory for at once, all go on: what a commit will hold is reserved
+/// before it holds anything.
+#[test]
+fn commits_of_many_leaves_do_not_starve_each_other() {
+    alone("commits_of_many_leaves_do_not_starve_each_other", || {
+        const THREADS: u64 = 8;
+        let folder = Folder::new();
+        let meter = Meter::new(8 * MIB);
+        let db = Config::new().memory(8 * MIB).page_bytes(64 << 10).open(folder.path()).unwrap();
+        let keyspace = db.keyspace("k").unwrap();
+        fill(&db, &keyspace, 12_000, 1000);
+        let ends = Instant::now() + Duration::from_secs(number("DRUMLIN_TEST_SECONDS", 5));
+        let commit_all = |thread: u64| {
+            let mut random = Random(thread);
+            let (mut count, mut longest) = (0, Duration::ZERO);
+            while Instant::now() < ends {
+                let began = Instant::now();
+                let mut tx = db.begin().unwrap();
+                for row in 0..16 {
+                    // Rows of its own: nobody waits for a row.
+                    let row_key = key((random.below(750) + row * 750) / THREADS * THREADS + thread);
+                    tx.insert(&keyspace, row_key, random.bytes(1000)).unwrap();
+                }
+                tx.commit().unwrap_or_else(|error| panic!("after {:?}: {error}", began.elapsed()));
+                count += 1;
+                longest = longest.max(began.elapsed());
+            }
+            (count, longest)
+        };
+        let counts: Vec<(u64, Duration)> = std::thread::scope(|scope| {
+            let commit_all = &commit_all;
+            let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || commit_all(thread))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(counts.iter().all(|(count, _)| *count > 1), "{counts:?}");
+        drop(meter);
+    });
+}
