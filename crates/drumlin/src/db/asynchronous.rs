@@ -181,9 +181,7 @@ impl Keyspace {
     /// # Errors
     /// As [`get`](Keyspace::get).
     pub async fn get_async(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        let core = self.core();
-        let value = core.engine.get_as(core.as_task(), &self.named.tree, key.as_ref(), Core::PLAIN).await?;
-        Ok(value.map(Value::from))
+        self.get_as(self.core().as_task(), key.as_ref()).await
     }
 
     /// As [`contains_key`](Keyspace::contains_key).
@@ -191,8 +189,7 @@ impl Keyspace {
     /// # Errors
     /// As [`get`](Keyspace::get).
     pub async fn contains_key_async(&self, key: impl AsRef<[u8]>) -> Result<bool> {
-        let core = self.core();
-        Ok(core.engine.find_as(core.as_task(), &self.named.tree, key.as_ref(), Core::PLAIN).await?.is_some())
+        self.contains_key_as(self.core().as_task(), key.as_ref()).await
     }
 
     /// As [`get_many`](Keyspace::get_many).
@@ -253,9 +250,7 @@ impl Keyspace {
     /// # Errors
     /// As [`get`](Keyspace::get).
     pub async fn read_async(&self, key: impl AsRef<[u8]>) -> Result<Option<AsyncValueReader>> {
-        let core = self.core();
-        let moment = core.register(|| core.engine.clock.visible());
-        let reader = core.value_reader(core.as_task(), &self.named.tree, key.as_ref(), moment).await?;
+        let reader = self.read_as(self.core().as_task(), key.as_ref()).await?;
         Ok(reader.map(AsyncValueReader::new))
     }
 }
@@ -263,24 +258,25 @@ impl Keyspace {
 impl Range {
     /// As `next` of the iterator. A future that is dropped takes no row away.
     pub async fn next_async(&mut self) -> Option<Result<(Value, Value)>> {
-        let core = Arc::clone(&self.core);
-        self.next_as(core.as_task(), true).await
+        let Some(handle) = self.handle() else { return self.next() };
+        self.next_as(handle.core.as_task(), true).await
     }
 
     /// As `next_back` of the iterator.
     pub async fn next_back_async(&mut self) -> Option<Result<(Value, Value)>> {
-        let core = Arc::clone(&self.core);
-        self.next_as(core.as_task(), false).await
+        let Some(handle) = self.handle() else { return self.next_back() };
+        self.next_as(handle.core.as_task(), false).await
     }
 }
 
+// A keyspace that is not refused is one of the transaction's own database.
 impl Transaction {
     /// As [`get`](Transaction::get).
     ///
     /// # Errors
     /// As [`get`](Transaction::get).
     pub async fn get_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.get_as(keyspace.core().as_task(), keyspace, key.as_ref()).await
+        self.get_as(self.core().as_task(), keyspace, key.as_ref()).await
     }
 
     /// As [`get_for_update`](Transaction::get_for_update).
@@ -330,7 +326,7 @@ impl Transaction {
     /// # Errors
     /// As [`get`](Transaction::get).
     pub async fn count_async<R: RangeBounds<Vec<u8>>>(&self, keyspace: &Keyspace, range: R) -> Result<u64> {
-        self.range(keyspace, range).count_rows(keyspace.core().as_task()).await
+        self.range(keyspace, range).count_rows(self.core().as_task()).await
     }
 
     /// As [`read`](Transaction::read).
@@ -338,7 +334,7 @@ impl Transaction {
     /// # Errors
     /// As [`read`](Transaction::read).
     pub async fn read_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<AsyncValueReader>> {
-        let reader = self.read_as(keyspace.core().as_task(), keyspace, key.as_ref()).await?;
+        let reader = self.read_as(self.core().as_task(), keyspace, key.as_ref()).await?;
         Ok(reader.map(AsyncValueReader::new))
     }
 
@@ -359,7 +355,7 @@ impl Snapshot {
     /// # Errors
     /// As [`get`](Snapshot::get).
     pub async fn get_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.get_as(keyspace.core().as_task(), keyspace, key.as_ref()).await
+        self.get_as(self.handle.core.as_task(), keyspace, key.as_ref()).await
     }
 
     /// As [`contains_key`](Snapshot::contains_key).
@@ -367,7 +363,7 @@ impl Snapshot {
     /// # Errors
     /// As [`get`](Snapshot::get).
     pub async fn contains_key_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<bool> {
-        self.contains_key_as(keyspace.core().as_task(), keyspace, key.as_ref()).await
+        self.contains_key_as(self.handle.core.as_task(), keyspace, key.as_ref()).await
     }
 
     /// As [`count`](Snapshot::count).
@@ -375,7 +371,7 @@ impl Snapshot {
     /// # Errors
     /// As [`get`](Snapshot::get).
     pub async fn count_async<R: RangeBounds<Vec<u8>>>(&self, keyspace: &Keyspace, range: R) -> Result<u64> {
-        self.range(keyspace, range).count_rows(keyspace.core().as_task()).await
+        self.range(keyspace, range).count_rows(self.handle.core.as_task()).await
     }
 
     /// As [`read`](Snapshot::read).
@@ -383,8 +379,7 @@ impl Snapshot {
     /// # Errors
     /// As [`get`](Snapshot::get).
     pub async fn read_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<AsyncValueReader>> {
-        let (core, moment) = (keyspace.core(), Arc::clone(&self.moment));
-        let reader = core.value_reader(core.as_task(), &keyspace.named.tree, key.as_ref(), moment).await?;
+        let reader = self.read_as(self.handle.core.as_task(), keyspace, key.as_ref()).await?;
         Ok(reader.map(AsyncValueReader::new))
     }
 }

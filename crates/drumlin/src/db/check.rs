@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::format::extent::{self, Identity, Kind};
 use crate::format::{KeyspaceId, PageId, Place};
 use crate::space::{PageSpace, Word};
-use crate::tree::{Target, Tree};
+use crate::tree::Target;
 
 /// What a check found.
 #[derive(Clone, Debug, Default)]
@@ -175,9 +175,8 @@ impl Core {
         let mut ahead = Ahead::new(true);
         loop {
             ahead.step(&self.engine, &named.tree, Target::At(&lower), (&Bound::Unbounded, &Bound::Unbounded));
-            let found = Tree::waiting(&self.engine.pool, || {
-                let pin = self.engine.pool.pin();
-                let page = named.tree.read_leaf(&pin, Target::At(&lower))?;
+            let found = named.tree.waiting(|| {
+                let page = named.tree.read_leaf(Target::At(&lower))?;
                 let leaf = crate::tree::node::Leaf::new(&page);
                 Ok((leaf.len() as u64, leaf.upper_fence().map(<[u8]>::to_vec)))
             });
@@ -210,8 +209,7 @@ impl Core {
 
     /// Where the leaf after the unreadable one that covers `key` begins.
     fn behind(&self, named: &Named, key: &[u8]) -> Option<Vec<u8>> {
-        let pin = self.engine.pool.pin();
-        let next = named.tree.upcoming(&pin, Target::At(key), true, 1).next;
+        let next = named.tree.upcoming(Target::At(key), true, 1).next;
         next.filter(|next| &next[..] > key)
     }
 }

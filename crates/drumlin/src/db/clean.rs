@@ -201,7 +201,7 @@ impl Core {
     fn is_value_in_memory(&self, pages: &PageSpace, page: PageId) -> bool {
         let pool = &self.engine.pool;
         let pin = pool.pin();
-        pool.frames.fixed(&pages.table, page, &pin).is_some_and(|(_, bytes)| bytes[KIND_OFFSET] == Kind::Value as u8)
+        pin.fixed(&pages.table, page).is_some_and(|(_, bytes)| bytes[KIND_OFFSET] == Kind::Value as u8)
     }
 
     /// Makes a node in memory dirty, so that it is written elsewhere. `false` where it is none any more.

@@ -356,7 +356,7 @@ impl Core {
         reference: &LargeRef,
         moment: &Registration,
     ) -> Result<Vec<u8>> {
-        match values::read_whole(face, &self.engine.pool, &tree.pages, reference).await {
+        match values::read_whole(face, tree, reference).await {
             Ok(Some(value)) => Ok(value),
             Ok(None) => Err(self.gone(tree, moment)),
             // The value of a snapshot that was ended may be gone, and its pages another's.
@@ -372,7 +372,7 @@ impl Core {
         index: u32,
         moment: &Registration,
     ) -> Result<Vec<u8>> {
-        match values::read_chunk(face, &self.engine.pool, &tree.pages, reference, index).await {
+        match values::read_chunk(face, tree, reference, index).await {
             Ok(Chunk::Bytes(bytes)) => Ok(bytes),
             Ok(Chunk::Gone) => Err(self.gone(tree, moment)),
             Err(error) => moment.check().and(Err(error)),
@@ -390,7 +390,7 @@ impl Core {
         moment: &Registration,
     ) -> Result<Vec<u8>> {
         if value.reference().is_none() {
-            let read = values::read_unplaced(face, &self.engine.pool, &tree.pages, value, index).await;
+            let read = values::read_unplaced(face, tree, value, index).await;
             if value.reference().is_none() {
                 return read;
             }

@@ -7,10 +7,12 @@ use std::sync::Arc;
 use super::core::{Core, Named};
 use super::range::{self, Content, Range, ValueReader};
 use super::{Handle, Value};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::KeyspaceId;
 use crate::task::{Face, ready};
-use crate::txn::engine::{Durability, Found, Row};
+use crate::tree::Tree;
+use crate::txn::engine::{Durability, Found, Row, View};
+use crate::txn::snapshots::Registration;
 use crate::txn::values::{self, Blocking, MEDIUM_BYTES_MAX, Source};
 use crate::txn::write_set::Change;
 
@@ -19,8 +21,9 @@ use crate::txn::write_set::Change;
 /// Calls outside of a transaction are each a transaction of their own.
 #[derive(Clone, Debug)]
 pub struct Keyspace {
-    pub(crate) handle: Arc<Handle>,
-    pub(crate) named: Arc<Named>,
+    handle: Arc<Handle>,
+    /// Others get it from [`named_in`](Keyspace::named_in).
+    named: Arc<Named>,
 }
 
 /// What a new keyspace is like.
@@ -60,6 +63,26 @@ pub struct KeyspaceInfo {
 }
 
 impl Keyspace {
+    pub(crate) fn new(handle: &Arc<Handle>, named: Arc<Named>) -> Keyspace {
+        Keyspace { handle: Arc::clone(handle), named }
+    }
+
+    /// The keyspace itself, for whoever works on the database of `handle`; `Invalid` if it is one of another. `user` says
+    /// who.
+    pub(crate) fn named_in(&self, handle: &Arc<Handle>, user: &str) -> Result<&Named> {
+        if Arc::ptr_eq(&self.handle, handle) {
+            return Ok(&self.named);
+        }
+        let name = &self.named.name;
+        Err(Error::Invalid(format!("keyspace {name:?} belongs to another database, or opening of it, than the {user}")))
+    }
+
+    /// The tree, for tests that look inside.
+    #[cfg(test)]
+    pub(crate) fn tree(&self) -> &crate::tree::Tree {
+        &self.named.tree
+    }
+
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.handle.core
     }
@@ -118,8 +141,8 @@ impl Keyspace {
         let core = self.core();
         core.check_key(&self.named, key)?;
         core.engine.check_failure()?;
-        let (pool, pages) = (&core.engine.pool, &self.named.tree.pages);
-        let value = values::write_large(face, pool, pages, core.new_value(), source, &core.engine.make_space).await?;
+        let value =
+            values::write_large(face, &self.named.tree, core.new_value(), source, &core.engine.make_space).await?;
         let row = Row { tree: &self.named.tree, key, change: Change::PutLarge(&value) };
         // Until it is applied, it is given back however this ends.
         core.autocommit(face, row, durability).await?;
@@ -153,12 +176,21 @@ impl Keyspace {
         Ok(value.map(Value::from))
     }
 
+    pub(crate) async fn get_as(&self, face: Face<'_>, key: &[u8]) -> Result<Option<Value>> {
+        let value = self.core().engine.get_as(face, &self.named.tree, key, Core::PLAIN).await?;
+        Ok(value.map(Value::from))
+    }
+
     /// Whether there is such a row. O(log n).
     ///
     /// # Errors
     /// As [`get`](Keyspace::get).
     pub fn contains_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
         Ok(self.core().engine.find(&self.named.tree, key.as_ref(), Core::PLAIN)?.is_some())
+    }
+
+    pub(crate) async fn contains_key_as(&self, face: Face<'_>, key: &[u8]) -> Result<bool> {
+        Ok(self.core().engine.find_as(face, &self.named.tree, key, Core::PLAIN).await?.is_some())
     }
 
     /// The values of many rows, with many reads of the device in flight at once.
@@ -194,9 +226,8 @@ impl Keyspace {
     }
 
     fn scan(&self, bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>)) -> Range {
-        let core = self.core();
-        let moment = core.register(|| core.engine.clock.visible());
-        Range::new(Arc::clone(core), self.named.tree.clone(), moment, bounds, Default::default(), None)
+        let moment = self.now();
+        Range::new(Arc::clone(&self.handle), self.named.tree.clone(), moment, bounds, Default::default(), None)
     }
 
     /// All rows.
@@ -223,9 +254,17 @@ impl Keyspace {
     /// # Errors
     /// As [`get`](Keyspace::get).
     pub fn read(&self, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
+        ready(self.read_as(Face::Blocking, key.as_ref()))
+    }
+
+    pub(crate) async fn read_as(&self, face: Face<'_>, key: &[u8]) -> Result<Option<ValueReader>> {
+        self.handle.value_reader(face, &self.named.tree, key, self.now()).await
+    }
+
+    /// The moment that plain reads see.
+    fn now(&self) -> Arc<Registration> {
         let core = self.core();
-        let moment = core.register(|| core.engine.clock.visible());
-        ready(core.value_reader(Face::Blocking, &self.named.tree, key.as_ref(), moment))
+        core.register(|| core.engine.clock.visible())
     }
 }
 
@@ -252,22 +291,21 @@ impl<S: Source> Source for WithHead<'_, S> {
     }
 }
 
-impl Core {
+impl Handle {
     pub(crate) async fn value_reader(
         self: &Arc<Self>,
         face: Face<'_>,
-        tree: &crate::tree::Tree,
+        tree: &Tree,
         key: &[u8],
-        moment: Arc<crate::txn::snapshots::Registration>,
+        moment: Arc<Registration>,
     ) -> Result<Option<ValueReader>> {
         moment.check()?;
-        let view = crate::txn::engine::View::At(moment.timestamp);
-        let content = match self.engine.find_as(face, tree, key, view).await? {
+        let content = match self.core.engine.find_as(face, tree, key, View::At(moment.timestamp)).await? {
             None => return Ok(None),
             Some(Found::Inline(value)) => Content::Bytes(value.to_vec()),
             Some(Found::Large(reference)) => Content::Placed(reference),
         };
         moment.check()?;
-        Ok(Some(ValueReader { core: Arc::clone(self), tree: tree.clone(), moment, content, position: 0, chunk: None }))
+        Ok(Some(ValueReader::new(self, tree, moment, content)))
     }
 }

@@ -19,6 +19,7 @@ mod tests;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 pub use asynchronous::Attempt;
@@ -37,8 +38,10 @@ use crate::error::{Error, Result};
 use crate::format::Timestamp;
 use core::Core;
 
-/// An open database. Cheap to clone; all clones, and all keyspaces, snapshots and transactions, are handles of the same
-/// one, usable from any thread. The last of them to go closes it.
+/// An open database. Cheap to clone; all clones, and all keyspaces, snapshots, transactions, ranges and value readers, are
+/// handles of the same one, usable from any thread. The last of them to go closes it.
+///
+/// A keyspace or savepoint of another database, or of an earlier opening of the same, is refused with [`Error::Invalid`].
 ///
 /// ```
 /// use drumlin::{Config, Database};
@@ -67,10 +70,19 @@ pub struct Database {
 /// How often a transaction is tried that ends in conflicts, or for the memory of others.
 const ATTEMPTS_MAX: u32 = 100;
 
-/// Closes the database when the last handle goes.
+/// What keeps a database open: everything that a user can have of it has a part in this one. Closes it when it goes.
 #[derive(Debug)]
 pub(crate) struct Handle {
     pub(crate) core: Arc<Core>,
+    /// Of all openings in this process only this one has it.
+    number: u64,
+}
+
+impl Handle {
+    pub(crate) fn new(core: Arc<Core>) -> Handle {
+        static OPENING_COUNT: AtomicU64 = AtomicU64::new(0);
+        Handle { core, number: OPENING_COUNT.fetch_add(1, Ordering::Relaxed) }
+    }
 }
 
 impl Drop for Handle {
@@ -133,7 +145,7 @@ impl Database {
                 self.core().create_keyspace(name, page_bytes)?
             }
         };
-        Ok(Keyspace { handle: Arc::clone(&self.handle), named })
+        Ok(Keyspace::new(&self.handle, named))
     }
 
     /// The keyspace with this name.
@@ -142,7 +154,7 @@ impl Database {
     /// [`Error::NoSuchKeyspace`].
     pub fn existing_keyspace(&self, name: &str) -> Result<Keyspace> {
         let named = self.core().keyspace(name).ok_or_else(|| Error::NoSuchKeyspace { name: name.to_owned() })?;
-        Ok(Keyspace { handle: Arc::clone(&self.handle), named })
+        Ok(Keyspace::new(&self.handle, named))
     }
 
     /// All keyspaces, by name.

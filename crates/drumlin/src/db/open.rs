@@ -58,7 +58,7 @@ impl Database {
         let core = Core { opening: OnceLock::from(Opening { duration, ..opening }), ..core };
         let core = Arc::new(core);
         match core.begin() {
-            Ok(()) => Ok(Database { handle: Arc::new(Handle { core }) }),
+            Ok(()) => Ok(Database { handle: Arc::new(Handle::new(core)) }),
             Err(error) => {
                 core.stop();
                 Err(error)

@@ -10,9 +10,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use super::Handle;
 use super::core::Core;
 use super::value::Value;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::node::LargeRef;
 use crate::pool::Stop;
 use crate::task::{Face, ready};
@@ -69,10 +70,7 @@ impl Ahead {
                 Some(key) if self.forward => Target::At(key),
                 Some(key) => Target::Below(key),
             };
-            let upcoming = {
-                let pin = engine.pool.pin();
-                tree.upcoming(&pin, from, self.forward, goal)
-            };
+            let upcoming = tree.upcoming(from, self.forward, goal);
             if !upcoming.pages.is_empty() {
                 engine.pool.read_ahead(&tree.pages, upcoming.pages);
             }
@@ -93,9 +91,18 @@ impl Ahead {
 
 /// The rows of a range, in the order of their keys, as one moment saw them: an iterator from both ends.
 ///
-/// Each step costs the row alone, and O(log n) where a leaf ends. Ends after its first error.
-pub struct Range {
-    pub(crate) core: Arc<Core>,
+/// Each step costs the row alone, and O(log n) where a leaf ends. Ends after its first error. Keeps the database open, as
+/// any handle does, and until it is dropped the versions that its moment needs.
+pub struct Range(State);
+
+enum State {
+    Scanning(Box<Scan>),
+    /// A scan that can't be: an error, and the end.
+    Refused(Option<Error>),
+}
+
+struct Scan {
+    handle: Arc<Handle>,
     tree: Tree,
     moment: Arc<Registration>,
     /// What is left to fetch lies between these.
@@ -112,7 +119,6 @@ pub struct Range {
     ahead_backward: Ahead,
     /// The row that is being handed out, and from which end.
     taken: Option<(bool, Row)>,
-    failed: bool,
 }
 
 /// A value in a transaction's write set.
@@ -139,7 +145,12 @@ enum Fetched {
 
 impl std::fmt::Debug for Range {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Range({:?} to {:?} at {})", self.lower, self.upper, self.moment.timestamp)
+        match &self.0 {
+            State::Scanning(scan) => {
+                write!(f, "Range({:?} to {:?} at {})", scan.lower, scan.upper, scan.moment.timestamp)
+            }
+            State::Refused(error) => write!(f, "Range({error:?})"),
+        }
     }
 }
 
@@ -190,7 +201,7 @@ enum Next {
 
 impl Range {
     pub(crate) fn new(
-        core: Arc<Core>,
+        handle: Arc<Handle>,
         tree: Tree,
         moment: Arc<Registration>,
         bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>),
@@ -198,8 +209,8 @@ impl Range {
         reads: Option<SharedReads>,
     ) -> Range {
         let (lower, upper) = bounds;
-        let mut range = Range {
-            core,
+        let mut scan = Scan {
+            handle,
             tree,
             moment,
             lower,
@@ -212,12 +223,43 @@ impl Range {
             ahead_forward: Ahead::new(true),
             ahead_backward: Ahead::new(false),
             taken: None,
-            failed: false,
         };
-        range.fetched_all = range.is_exhausted();
-        range
+        scan.fetched_all = scan.is_exhausted();
+        Range(State::Scanning(Box::new(scan)))
     }
 
+    /// One that answers with an error.
+    pub(crate) fn refused(error: Error) -> Range {
+        Range(State::Refused(Some(error)))
+    }
+
+    /// `None`: it was refused, and waits for nothing.
+    pub(crate) fn handle(&self) -> Option<Arc<Handle>> {
+        match &self.0 {
+            State::Scanning(scan) => Some(Arc::clone(&scan.handle)),
+            State::Refused(_) => None,
+        }
+    }
+
+    /// What [`next`](Iterator::next) and [`next_back`](DoubleEndedIterator::next_back) do, by the ways of a face. A future
+    /// that is dropped takes no row away.
+    pub(crate) async fn next_as(&mut self, face: Face<'_>, forward: bool) -> Option<Result<(Value, Value)>> {
+        match &mut self.0 {
+            State::Scanning(scan) => scan.next_as(face, forward).await,
+            State::Refused(error) => error.take().map(Err),
+        }
+    }
+
+    /// Counts the rows that are left. O(rows): each leaf is visited.
+    pub(crate) async fn count_rows(self, face: Face<'_>) -> Result<u64> {
+        match self.0 {
+            State::Scanning(mut scan) => scan.count_rows(face).await,
+            State::Refused(error) => error.map_or(Ok(0), Err),
+        }
+    }
+}
+
+impl Scan {
     fn is_exhausted(&self) -> bool {
         match (&self.lower, &self.upper) {
             (Bound::Included(lower), Bound::Included(upper)) => lower > upper,
@@ -283,7 +325,7 @@ impl Range {
         };
         let newer = leaf.newest() > self.moment.timestamp;
         let mut versions = if newer {
-            self.core.engine.versions.overlay(self.tree.pages.id, page, self.moment.timestamp)
+            self.handle.core.engine.versions.overlay(self.tree.pages.id, page, self.moment.timestamp)
         } else {
             BTreeMap::new()
         };
@@ -328,15 +370,14 @@ impl Range {
     }
 
     async fn fetch_forward(&mut self, face: Face<'_>) -> Result<()> {
-        let engine = Arc::clone(&self.core.engine);
+        let engine = Arc::clone(&self.handle.core.engine);
         let key = match &self.lower {
             Bound::Unbounded => Vec::new(),
             Bound::Included(key) | Bound::Excluded(key) => key.clone(),
         };
         self.ahead_forward.step(&engine, &self.tree, Target::At(&key), (&self.lower, &self.upper));
-        let fetched = Tree::awaiting(face, &engine.pool, || -> Result<_, Stop> {
-            let pin = engine.pool.pin();
-            let read = self.tree.read_leaf(&pin, Target::At(&key))?;
+        let fetched = self.tree.awaiting(face, || -> Result<_, Stop> {
+            let read = self.tree.read_leaf(Target::At(&key))?;
             let leaf = Leaf::new(&read);
             let fence = leaf.upper_fence().map(<[u8]>::to_vec);
             let page = read.header().identity().expect("a latched leaf has an identity").page;
@@ -362,7 +403,7 @@ impl Range {
     }
 
     async fn fetch_backward(&mut self, face: Face<'_>) -> Result<()> {
-        let engine = Arc::clone(&self.core.engine);
+        let engine = Arc::clone(&self.handle.core.engine);
         let upper = self.upper.clone();
         let target = match &upper {
             Bound::Unbounded => Target::Last,
@@ -374,9 +415,8 @@ impl Range {
             Bound::Excluded(key) => Target::Below(key),
         };
         self.ahead_backward.step(&engine, &self.tree, target, (&self.lower, &self.upper));
-        let fetched = Tree::awaiting(face, &engine.pool, || -> Result<_, Stop> {
-            let pin = engine.pool.pin();
-            let read = self.tree.read_leaf(&pin, target)?;
+        let fetched = self.tree.awaiting(face, || -> Result<_, Stop> {
+            let read = self.tree.read_leaf(target)?;
             let leaf = Leaf::new(&read);
             let fence = leaf.lower_fence().map(<[u8]>::to_vec);
             let page = read.header().identity().expect("a latched leaf has an identity").page;
@@ -405,10 +445,12 @@ impl Range {
         let key = Value::part(&row.rows, row.key.clone());
         let value = match &row.value {
             Fetched::Inline(span) => Value::part(&row.rows, span.clone()),
-            Fetched::Large(reference) => self.core.read_large(face, &self.tree, reference, &self.moment).await?.into(),
+            Fetched::Large(reference) => {
+                self.handle.core.read_large(face, &self.tree, reference, &self.moment).await?.into()
+            }
             Fetched::Own(OwnValue::Bytes(bytes)) => bytes.clone().into(),
             Fetched::Own(OwnValue::Large(value)) => {
-                self.core.read_own(face, &self.tree, value, &self.moment).await?.into()
+                self.handle.core.read_own(face, &self.tree, value, &self.moment).await?.into()
             }
         };
         Ok((key, value))
@@ -418,7 +460,7 @@ impl Range {
     async fn step(&mut self, face: Face<'_>, forward: bool) -> Result<Option<Row>> {
         loop {
             let row = if forward { self.front.pop_front() } else { self.back.pop_back() };
-            if row.is_some() || self.failed {
+            if row.is_some() {
                 return Ok(row);
             }
             if self.fetched_all {
@@ -432,9 +474,7 @@ impl Range {
         }
     }
 
-    /// What [`next`](Iterator::next) and [`next_back`](DoubleEndedIterator::next_back) do, by the ways of a face. A future
-    /// that is dropped takes no row away.
-    pub(crate) async fn next_as(&mut self, face: Face<'_>, forward: bool) -> Option<Result<(Value, Value)>> {
+    async fn next_as(&mut self, face: Face<'_>, forward: bool) -> Option<Result<(Value, Value)>> {
         match self.taken.take() {
             Some((true, row)) => self.front.push_front(row),
             Some((false, row)) => self.back.push_back(row),
@@ -450,12 +490,20 @@ impl Range {
             Err(error) => Err(error),
         };
         self.taken = None;
-        self.failed |= result.is_err();
+        if result.is_err() {
+            self.end();
+        }
         Some(result)
     }
 
-    /// Counts the rows that are left. O(rows): each leaf is visited.
-    pub(crate) async fn count_rows(mut self, face: Face<'_>) -> Result<u64> {
+    /// Nothing more comes, from either end.
+    fn end(&mut self) {
+        self.fetched_all = true;
+        self.front.clear();
+        self.back.clear();
+    }
+
+    async fn count_rows(&mut self, face: Face<'_>) -> Result<u64> {
         let mut count = (self.front.len() + self.back.len()) as u64;
         while !self.fetched_all {
             self.fetch_forward(face).await?;
@@ -471,9 +519,10 @@ impl Iterator for Range {
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
         // The usual case, without the way around.
-        if self.taken.is_none()
-            && let Some(Row { value: Fetched::Inline(_), .. }) = self.front.front()
-            && let Some(Row { rows, key, value: Fetched::Inline(span) }) = self.front.pop_front()
+        if let State::Scanning(scan) = &mut self.0
+            && scan.taken.is_none()
+            && let Some(Row { value: Fetched::Inline(_), .. }) = scan.front.front()
+            && let Some(Row { rows, key, value: Fetched::Inline(span) }) = scan.front.pop_front()
         {
             return Some(Ok((Value::part(&rows, key), Value::part(&rows, span))));
         }
@@ -499,14 +548,14 @@ pub(crate) fn prefix_bounds(prefix: &[u8]) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
     (Bound::Included(prefix.to_vec()), Bound::Unbounded)
 }
 
-/// The parts of a large value, one after the other: `Read` and `Seek`.
+/// The parts of a large value, one after the other: `Read` and `Seek`. Keeps the database open, as any handle does.
 pub struct ValueReader {
-    pub(crate) core: Arc<Core>,
-    pub(crate) tree: Tree,
-    pub(crate) moment: Arc<Registration>,
-    pub(crate) content: Content,
-    pub(crate) position: u64,
-    pub(crate) chunk: Option<(u64, Vec<u8>)>,
+    handle: Arc<Handle>,
+    tree: Tree,
+    moment: Arc<Registration>,
+    content: Content,
+    position: u64,
+    chunk: Option<(u64, Vec<u8>)>,
 }
 
 #[derive(Clone)]
@@ -524,6 +573,10 @@ impl std::fmt::Debug for ValueReader {
 }
 
 impl ValueReader {
+    pub(crate) fn new(handle: &Arc<Handle>, tree: &Tree, moment: Arc<Registration>, content: Content) -> ValueReader {
+        ValueReader { handle: Arc::clone(handle), tree: tree.clone(), moment, content, position: 0, chunk: None }
+    }
+
     /// The value's length in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
@@ -545,7 +598,7 @@ impl ValueReader {
         if self.position >= self.len() {
             return None;
         }
-        let payload = values::chunk_payload_bytes(&self.core.engine.pool);
+        let payload = values::chunk_payload_bytes(&self.handle.core.engine.pool);
         let start = match &self.content {
             Content::Bytes(_) => return None,
             Content::Placed(reference) if reference.chunk_count == 1 => 0,
@@ -596,7 +649,7 @@ impl ValueReader {
 impl std::io::Read for ValueReader {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         if let Some((start, index)) = self.wanted() {
-            let (core, face) = (&self.core, Face::Blocking);
+            let (core, face) = (&self.handle.core, Face::Blocking);
             let bytes = ready(ValueReader::load(core, face, &self.tree, &self.content, &self.moment, index))?;
             self.chunk = Some((start, bytes));
         }
@@ -618,7 +671,8 @@ impl std::io::Seek for ValueReader {
     }
 }
 
-/// A value as a stream for tasks: [`futures_io::AsyncRead`] and [`futures_io::AsyncSeek`].
+/// A value as a stream for tasks: [`futures_io::AsyncRead`] and [`futures_io::AsyncSeek`]. Keeps the database open, as any
+/// handle does.
 pub struct AsyncValueReader {
     reader: ValueReader,
     /// The chunk that is being read: where it begins, and its bytes to come.
@@ -658,12 +712,12 @@ impl futures_io::AsyncRead for AsyncValueReader {
             let loading = match &mut this.loading {
                 Some((of, loading)) if *of == start => loading,
                 other => {
-                    let ValueReader { core, tree, moment, content, .. } = &this.reader;
-                    let (core, tree) = (Arc::clone(core), tree.clone());
+                    let ValueReader { handle, tree, moment, content, .. } = &this.reader;
+                    let (handle, tree) = (Arc::clone(handle), tree.clone());
                     let (moment, content) = (Arc::clone(moment), content.clone());
                     let loading = async move {
-                        let face = Face::Tasks(&core.engine.tasks);
-                        ValueReader::load(&core, face, &tree, &content, &moment, index).await
+                        let face = Face::Tasks(&handle.core.engine.tasks);
+                        ValueReader::load(&handle.core, face, &tree, &content, &moment, index).await
                     };
                     &mut other.insert((start, Box::pin(loading))).1
                 }

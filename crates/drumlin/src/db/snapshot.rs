@@ -8,6 +8,7 @@ use super::{Handle, Keyspace, Value};
 use crate::error::Result;
 use crate::format::Timestamp;
 use crate::task::{Face, ready};
+use crate::tree::Tree;
 use crate::txn::engine::{Found, View};
 use crate::txn::snapshots::Registration;
 
@@ -26,9 +27,14 @@ impl Snapshot {
         self.moment.timestamp
     }
 
-    async fn find(&self, face: Face<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<Option<Found>> {
+    /// The keyspace's tree, if it is of the same database.
+    fn tree<'k>(&self, keyspace: &'k Keyspace) -> Result<&'k Tree> {
+        Ok(&keyspace.named_in(&self.handle, "snapshot")?.tree)
+    }
+
+    async fn find(&self, face: Face<'_>, tree: &Tree, key: &[u8]) -> Result<Option<Found>> {
         let view = View::At(self.moment.timestamp);
-        let found = self.handle.core.engine.find_as(face, &keyspace.named.tree, key, view).await?;
+        let found = self.handle.core.engine.find_as(face, tree, key, view).await?;
         self.moment.check()?;
         Ok(found)
     }
@@ -36,17 +42,17 @@ impl Snapshot {
     /// The row's value at the snapshot's moment. O(log n).
     ///
     /// # Errors
-    /// [`SnapshotTooOld`](crate::Error::SnapshotTooOld), [`Damaged`](crate::Error::Damaged), [`Io`](crate::Error::Io).
+    /// [`SnapshotTooOld`](crate::Error::SnapshotTooOld), [`Damaged`](crate::Error::Damaged), [`Io`](crate::Error::Io); [`Invalid`](crate::Error::Invalid) for a keyspace of another database.
     pub fn get(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         ready(self.get_as(Face::Blocking, keyspace, key.as_ref()))
     }
 
     pub(crate) async fn get_as(&self, face: Face<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<Option<Value>> {
-        Ok(match self.find(face, keyspace, key).await? {
+        let tree = self.tree(keyspace)?;
+        Ok(match self.find(face, tree, key).await? {
             None => None,
             Some(Found::Inline(value)) => Some(value.into()),
             Some(Found::Large(reference)) => {
-                let tree = &keyspace.named.tree;
                 Some(self.handle.core.read_large(face, tree, &reference, &self.moment).await?.into())
             }
         })
@@ -61,14 +67,19 @@ impl Snapshot {
     }
 
     pub(crate) async fn contains_key_as(&self, face: Face<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<bool> {
-        Ok(self.find(face, keyspace, key).await?.is_some())
+        Ok(self.find(face, self.tree(keyspace)?, key).await?.is_some())
     }
 
-    /// The rows of a range at the snapshot's moment.
+    /// The rows of a range at the snapshot's moment. One of a keyspace of another database yields [`Invalid`](crate::Error::Invalid) alone.
     pub fn range<R: RangeBounds<Vec<u8>>>(&self, keyspace: &Keyspace, range: R) -> Range {
         let bounds = (range.start_bound().cloned(), range.end_bound().cloned());
-        let tree = keyspace.named.tree.clone();
-        Range::new(Arc::clone(&self.handle.core), tree, Arc::clone(&self.moment), bounds, Default::default(), None)
+        match self.tree(keyspace) {
+            Ok(tree) => {
+                let (handle, moment) = (Arc::clone(&self.handle), Arc::clone(&self.moment));
+                Range::new(handle, tree.clone(), moment, bounds, Default::default(), None)
+            }
+            Err(error) => Range::refused(error),
+        }
     }
 
     /// All rows.
@@ -95,7 +106,11 @@ impl Snapshot {
     /// # Errors
     /// As [`get`](Snapshot::get).
     pub fn read(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
-        let moment = Arc::clone(&self.moment);
-        ready(self.handle.core.value_reader(Face::Blocking, &keyspace.named.tree, key.as_ref(), moment))
+        ready(self.read_as(Face::Blocking, keyspace, key.as_ref()))
+    }
+
+    pub(crate) async fn read_as(&self, face: Face<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<Option<ValueReader>> {
+        let tree = self.tree(keyspace)?;
+        self.handle.value_reader(face, tree, key, Arc::clone(&self.moment)).await
     }
 }

@@ -41,7 +41,7 @@ fn stage() -> (Database, Keyspace) {
 }
 
 fn reference(db: &Database, keyspace: &Keyspace, key: &[u8]) -> LargeRef {
-    match db.core().engine.find(&keyspace.named.tree, key, View::Visible).unwrap() {
+    match db.core().engine.find(keyspace.tree(), key, View::Visible).unwrap() {
         Some(Found::Large(reference)) => reference,
         other => panic!("no reference but {other:?}"),
     }
@@ -136,12 +136,12 @@ fn an_outdated_number_brings_no_chunk_into_memory() {
     fill(&keyspace, 6..12);
     let film = reference(&db, &keyspace, b"film");
     let last = PageId(film.first_page.0 + film.chunk_count - 1);
-    let (pool, pages) = (&db.core().engine.pool, &keyspace.named.tree.pages);
+    let (pool, pages) = (&db.core().engine.pool, &keyspace.tree().pages);
     // Who is led astray gets an error or nothing; whichever, the value is where it was.
     let _ = pool.fault(pages, last, pages.page_bytes);
     let _ = pool.fault_many(pages, &[last, last]);
     let other = LargeRef { length: 900, id: film.id + 1, first_page: last, chunk_count: 1 };
-    let _ = ready(values::read_chunk(Face::Blocking, pool, pages, &other, 0));
+    let _ = ready(values::read_chunk(Face::Blocking, keyspace.tree(), &other, 0));
     assert!(matches!(pages.table.load(last), Word::Disk(_)), "{:?}", pages.table.load(last));
     assert!(keyspace.get(b"film").unwrap().unwrap() == value);
     move_everything(&db, &keyspace);
@@ -174,7 +174,7 @@ fn values_in_memory_are_moved_as_they_lie_on_disk() {
             }
         }
         let places = || -> Vec<_> {
-            let pages = &keyspace.named.tree.pages;
+            let pages = &keyspace.tree().pages;
             kept()
                 .map(|key| match pages.table.load(reference(&db, &keyspace, &key.to_be_bytes()).first_page) {
                     Word::Disk(place) => place,
@@ -210,7 +210,7 @@ fn a_reference_that_misleads_is_an_error() {
     let value = noise(3, 2 * CHUNK_BYTES + 100);
     keyspace.insert(b"film", &value).unwrap();
     let film = reference(&db, &keyspace, b"film");
-    let (pool, pages) = (&db.core().engine.pool, &keyspace.named.tree.pages);
+    let pages = &keyspace.tree().pages;
     let far = PageId(u32::MAX - 8);
     let many = u32::MAX - 1000;
     let misleading = [
@@ -222,9 +222,9 @@ fn a_reference_that_misleads_is_an_error() {
     ];
     for wrong in misleading {
         assert!(wrong.is_plausible(), "{wrong:?}");
-        let read = ready(values::read_whole(Face::Blocking, pool, pages, &wrong));
+        let read = ready(values::read_whole(Face::Blocking, keyspace.tree(), &wrong));
         assert!(!matches!(read, Ok(Some(_))), "{wrong:?}");
-        let read = ready(values::read_chunk(Face::Blocking, pool, pages, &wrong, wrong.chunk_count));
+        let read = ready(values::read_chunk(Face::Blocking, keyspace.tree(), &wrong, wrong.chunk_count));
         assert!(read.is_err(), "{wrong:?}");
     }
     for first_page in [far, PageId::ROOT] {

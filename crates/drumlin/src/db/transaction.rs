@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::core::{Core, LOCK_TIMEOUT, RowLock};
+use super::core::{Core, LOCK_TIMEOUT, Named, RowLock};
 use super::keyspace::WithHead;
 use super::range::{self, Content, OwnValue, Range, ValueReader};
 use super::{Handle, Keyspace, Value};
@@ -16,6 +16,7 @@ use crate::format::{KeyspaceId, Timestamp};
 use crate::memory::{Grant, Use, grown_capacity, heap_bytes, reserve};
 use crate::sync::Mutex;
 use crate::task::{Face, ready};
+use crate::tree::Tree;
 use crate::txn::TransactionId;
 use crate::txn::engine::{Durability, Engine, Row, View};
 use crate::txn::locks::{Granted, lock_bytes};
@@ -169,6 +170,8 @@ impl Drop for Locks {
 /// A point of a transaction that it can go back to.
 #[derive(Clone, Copy, Debug)]
 pub struct Savepoint {
+    /// The number of the transaction's opening: transactions are numbered within one.
+    opening: u64,
     transaction: TransactionId,
     position: usize,
     /// Roll-backs that came before it.
@@ -226,36 +229,34 @@ impl Transaction {
         &self.handle.core
     }
 
-    fn check_owner(&self, keyspace: &Keyspace) -> Result<()> {
-        if Arc::ptr_eq(&self.handle.core, keyspace.core()) {
-            return Ok(());
-        }
-        Err(Error::Invalid(format!("keyspace {:?} belongs to another database than the transaction", keyspace.name())))
+    /// The keyspace itself, if it is of the same database.
+    fn named<'k>(&self, keyspace: &'k Keyspace) -> Result<&'k Named> {
+        keyspace.named_in(&self.handle, "transaction")
     }
 
     /// The row's value as the transaction sees it. O(log n).
     ///
     /// # Errors
     /// [`Error::SnapshotTooOld`], [`Error::Damaged`], [`Error::Io`]; if what a serializable transaction has read takes too much
-    /// memory, [`Error::TransactionTooLarge`], or [`Error::MemoryInUse`] where it is that of all of them.
+    /// memory, [`Error::TransactionTooLarge`], or [`Error::MemoryInUse`] where it is that of all of them. [`Error::Invalid`] for a
+    /// keyspace of another database.
     pub fn get(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         ready(self.get_as(Face::Blocking, keyspace, key.as_ref()))
     }
 
     pub(crate) async fn get_as(&self, face: Face<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<Option<Value>> {
-        self.check_owner(keyspace)?;
-        self.get_row(face, keyspace, key, self.reads.as_ref()).await
+        let named = self.named(keyspace)?;
+        self.get_row(face, &named.tree, key, self.reads.as_ref()).await
     }
 
     /// The row's value; recorded in `reads` unless it is the transaction's own.
     async fn get_row(
         &self,
         face: Face<'_>,
-        keyspace: &Keyspace,
+        tree: &Tree,
         key: &[u8],
         reads: Option<&SharedReads>,
     ) -> Result<Option<Value>> {
-        let tree = &keyspace.named.tree;
         match self.writes.get(tree.pages.id, key) {
             Some(Change::Put(value)) => return Ok(Some(value.to_vec().into())),
             Some(Change::PutLarge(value)) => {
@@ -298,18 +299,18 @@ impl Transaction {
         keyspace: &Keyspace,
         key: &[u8],
     ) -> Result<Option<Value>> {
-        self.check_owner(keyspace)?;
+        let named = self.named(keyspace)?;
         self.secure_memory(key, 0)?;
-        self.lock(face, keyspace, key).await?;
+        self.lock(face, named, key).await?;
         // The lock keeps the row as it is: there will be nothing to validate.
-        self.get_row(face, keyspace, key, None).await
+        self.get_row(face, &named.tree, key, None).await
     }
 
     /// Takes a row's lock, and refuses a row that another transaction has changed since this one's snapshot. A conflict is
     /// remembered: it ends the transaction.
-    async fn lock(&mut self, face: Face<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<()> {
+    async fn lock(&mut self, face: Face<'_>, named: &Named, key: &[u8]) -> Result<()> {
         self.check_conflict()?;
-        let result = self.try_lock(face, keyspace, key).await;
+        let result = self.try_lock(face, named, key).await;
         if let Err(Error::Conflict { reason }) = result {
             self.conflict = Some(reason);
         }
@@ -320,11 +321,10 @@ impl Transaction {
         self.conflict.map_or(Ok(()), |reason| Err(Error::Conflict { reason }))
     }
 
-    async fn try_lock(&mut self, face: Face<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<()> {
-        self.check_owner(keyspace)?;
+    async fn try_lock(&mut self, face: Face<'_>, named: &Named, key: &[u8]) -> Result<()> {
         let core = Arc::clone(self.core());
-        core.check_key(&keyspace.named, key)?;
-        let tree = &keyspace.named.tree;
+        core.check_key(named, key)?;
+        let tree = &named.tree;
         match core.lock_row(face, self.id, tree.pages.id, key, self.options.lock_timeout).await? {
             Granted::AlreadyMine => return Ok(()),
             Granted::Acquired => {}
@@ -373,8 +373,9 @@ impl Transaction {
     ///
     /// # Errors
     /// [`Error::Conflict`] if another transaction has changed the row since this one began, or holds it for too long;
-    /// [`Error::KeyTooLong`], [`Error::TransactionTooLarge`], [`Error::MemoryInUse`]. The transaction can go on after all but a
-    /// conflict, which its further writes and its commit get as well.
+    /// [`Error::KeyTooLong`], [`Error::TransactionTooLarge`], [`Error::MemoryInUse`], [`Error::Invalid`] for a keyspace of
+    /// another database. The transaction can go on after all but a conflict, which its further writes and its commit get as
+    /// well.
     pub fn insert(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         ready(self.insert_as(Face::Blocking, keyspace, key.as_ref(), value.as_ref()))
     }
@@ -386,12 +387,13 @@ impl Transaction {
         key: &[u8],
         value: &[u8],
     ) -> Result<()> {
+        let named = self.named(keyspace)?;
         if value.len() > MEDIUM_BYTES_MAX {
-            return self.insert_large(face, keyspace, key, Blocking(value)).await.map(drop);
+            return self.insert_large(face, named, key, Blocking(value)).await.map(drop);
         }
         self.secure_memory(key, value.len())?;
-        self.lock(face, keyspace, key).await?;
-        self.writes.put(&keyspace.named.tree, key, value);
+        self.lock(face, named, key).await?;
+        self.writes.put(&named.tree, key, value);
         Ok(())
     }
 
@@ -411,29 +413,23 @@ impl Transaction {
         key: &[u8],
         mut source: impl Source,
     ) -> Result<u64> {
+        let named = self.named(keyspace)?;
         let head = super::keyspace::read_head(&mut source).await?;
         if head.len() <= MEDIUM_BYTES_MAX {
             self.insert_as(face, keyspace, key, &head).await?;
             return Ok(head.len() as u64);
         }
-        self.insert_large(face, keyspace, key, WithHead { head: &head, source }).await
+        self.insert_large(face, named, key, WithHead { head: &head, source }).await
     }
 
-    async fn insert_large(
-        &mut self,
-        face: Face<'_>,
-        keyspace: &Keyspace,
-        key: &[u8],
-        source: impl Source,
-    ) -> Result<u64> {
+    async fn insert_large(&mut self, face: Face<'_>, named: &Named, key: &[u8], source: impl Source) -> Result<u64> {
         self.secure_memory(key, size_of::<LargeValue>())?;
-        self.lock(face, keyspace, key).await?;
+        self.lock(face, named, key).await?;
         let core = Arc::clone(self.core());
         core.engine.check_failure()?;
-        let (pool, pages) = (&core.engine.pool, &keyspace.named.tree.pages);
-        let value = values::write_large(face, pool, pages, core.new_value(), source, &core.engine.make_space).await?;
+        let value = values::write_large(face, &named.tree, core.new_value(), source, &core.engine.make_space).await?;
         let length = value.length;
-        self.writes.put_large(&keyspace.named.tree, key, value);
+        self.writes.put_large(&named.tree, key, value);
         Ok(length)
     }
 
@@ -446,9 +442,10 @@ impl Transaction {
     }
 
     pub(crate) async fn remove_as(&mut self, face: Face<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<()> {
+        let named = self.named(keyspace)?;
         self.secure_memory(key, 0)?;
-        self.lock(face, keyspace, key).await?;
-        self.writes.remove(&keyspace.named.tree, key);
+        self.lock(face, named, key).await?;
+        self.writes.remove(&named.tree, key);
         Ok(())
     }
 
@@ -461,8 +458,7 @@ impl Transaction {
     }
 
     pub(crate) async fn read_as(&self, face: Face<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<Option<ValueReader>> {
-        self.check_owner(keyspace)?;
-        let tree = &keyspace.named.tree;
+        let tree = &self.named(keyspace)?.tree;
         let content = match self.writes.get(tree.pages.id, key) {
             Some(Change::Put(value)) => Content::Bytes(value.to_vec()),
             Some(Change::PutLarge(value)) => Content::Own(Arc::clone(value)),
@@ -471,31 +467,24 @@ impl Transaction {
                 if let Some(reads) = &self.reads {
                     reads.lock().add_key(tree, key)?;
                 }
-                return self.core().value_reader(face, tree, key, self.moments.register(self.core())).await;
+                return self.handle.value_reader(face, tree, key, self.moments.register(self.core())).await;
             }
         };
-        Ok(Some(ValueReader {
-            core: Arc::clone(self.core()),
-            tree: tree.clone(),
-            moment: self.moments.register(self.core()),
-            content,
-            position: 0,
-            chunk: None,
-        }))
+        Ok(Some(ValueReader::new(&self.handle, tree, self.moments.register(self.core()), content)))
     }
 
     /// The rows of a range as the transaction sees them now, its own changes included. Can go on when the transaction has
-    /// ended, but for a serializable one that was committed: then it ends in [`Error::Invalid`].
-    ///
-    /// # Panics
-    /// If the keyspace belongs to another database.
+    /// ended, but for a serializable one that was committed: then it ends in [`Error::Invalid`]. One of a keyspace of
+    /// another database yields [`Error::Invalid`] alone.
     pub fn range<R: RangeBounds<Vec<u8>>>(&self, keyspace: &Keyspace, range: R) -> Range {
         self.scan(keyspace, (range.start_bound().cloned(), range.end_bound().cloned()))
     }
 
     fn scan(&self, keyspace: &Keyspace, bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>)) -> Range {
-        assert!(self.check_owner(keyspace).is_ok(), "the keyspace belongs to another database");
-        let tree = keyspace.named.tree.clone();
+        let tree = match self.named(keyspace) {
+            Ok(named) => named.tree.clone(),
+            Err(error) => return Range::refused(error),
+        };
         let within = (bounds.0.as_ref().map(|key| &key[..]), bounds.1.as_ref().map(|key| &key[..]));
         let own: BTreeMap<Vec<u8>, Option<OwnValue>> = (self.writes.range(tree.pages.id, within))
             .map(|(key, change)| {
@@ -507,22 +496,16 @@ impl Transaction {
                 (key.to_vec(), value)
             })
             .collect();
-        Range::new(Arc::clone(self.core()), tree, self.moments.register(self.core()), bounds, own, self.reads.clone())
+        Range::new(Arc::clone(&self.handle), tree, self.moments.register(self.core()), bounds, own, self.reads.clone())
     }
 
     /// All rows.
-    ///
-    /// # Panics
-    /// As [`range`](Transaction::range).
     #[must_use]
     pub fn iter(&self, keyspace: &Keyspace) -> Range {
         self.range(keyspace, ..)
     }
 
     /// All rows whose key begins with `prefix`.
-    ///
-    /// # Panics
-    /// As [`range`](Transaction::range).
     pub fn prefix(&self, keyspace: &Keyspace, prefix: impl AsRef<[u8]>) -> Range {
         self.scan(keyspace, range::prefix_bounds(prefix.as_ref()))
     }
@@ -532,7 +515,6 @@ impl Transaction {
     /// # Errors
     /// As [`get`](Transaction::get).
     pub fn count<R: RangeBounds<Vec<u8>>>(&self, keyspace: &Keyspace, range: R) -> Result<u64> {
-        self.check_owner(keyspace)?;
         ready(self.range(keyspace, range).count_rows(Face::Blocking))
     }
 
@@ -540,7 +522,7 @@ impl Transaction {
     #[must_use]
     pub fn savepoint(&mut self) -> Savepoint {
         let position = self.writes.position();
-        Savepoint { transaction: self.id, position, roll_backs: self.roll_backs.count }
+        Savepoint { opening: self.handle.number, transaction: self.id, position, roll_backs: self.roll_backs.count }
     }
 
     /// Undoes what the transaction changed since the savepoint. Locks that it took since then stay.
@@ -548,7 +530,8 @@ impl Transaction {
     /// # Errors
     /// [`Error::Invalid`] for a savepoint of another transaction, or one that an earlier roll-back has passed.
     pub fn rollback_to(&mut self, savepoint: Savepoint) -> Result<()> {
-        if savepoint.transaction != self.id || self.roll_backs.have_passed(&savepoint) {
+        let is_mine = savepoint.opening == self.handle.number && savepoint.transaction == self.id;
+        if !is_mine || self.roll_backs.have_passed(&savepoint) {
             return Err(Error::Invalid("the savepoint is not one of this transaction's any more".into()));
         }
         self.roll_backs.note(savepoint.position);

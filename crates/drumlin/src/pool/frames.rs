@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::holds::Holds;
-use super::reclaim::{Pin, Reclaimer};
+use super::reclaim::{Entered, Reclaimer};
 use crate::format::extent::Identity;
 use crate::format::node::is_page_bytes;
 pub(crate) use crate::format::node::{PAGE_BYTES_MAX, PAGE_BYTES_MIN};
@@ -211,7 +211,7 @@ pub(crate) struct Frames {
     limit_bytes: AtomicUsize,
     used_bytes: AtomicUsize,
     dirty_bytes: AtomicU64,
-    pub(crate) reclaimer: Reclaimer,
+    reclaimer: Reclaimer,
 }
 
 impl std::fmt::Debug for Frames {
@@ -542,19 +542,29 @@ impl Frames {
         header.is(identity).then_some(write)
     }
 
+    /// Keeps the calling thread's view of these frames' fixed pages valid.
+    #[inline]
+    pub(crate) fn pin(&self) -> Pin<'_> {
+        Pin { frames: self, _entered: self.reclaimer.enter() }
+    }
+}
+
+/// The way to the fixed pages of one pool: while it lives, none that was reachable when it was made is used anew. It carries
+/// the frames that it protects, so that it reaches no others. Not sent to other threads.
+pub(crate) struct Pin<'p> {
+    frames: &'p Frames,
+    _entered: Entered<'p>,
+}
+
+impl Pin<'_> {
     /// The frame and the page, if its word shows it in a fixed frame. The use is for the caller to note.
     #[inline]
-    pub(crate) fn fixed<'p>(
-        &'p self,
-        table: &PageTable,
-        page: PageId,
-        _pin: &'p Pin<'_>,
-    ) -> Option<(FrameIndex, &'p [u8])> {
+    pub(crate) fn fixed(&self, table: &PageTable, page: PageId) -> Option<(FrameIndex, &[u8])> {
         let Word::Fixed(frame) = table.load(page) else { return None };
-        let (start, bytes) = self.page_pointer(frame);
+        let (start, bytes) = self.frames.page_pointer(frame);
         // SAFETY: the word, read while pinned, names the frame as fixed: its page was complete before the word was
         // published (Release/Acquire), is not changed while it is published, and the frame is not used anew while the
-        // pin lives (module, 3; `reclaim`, 1).
+        // pin lives, which is one of these very frames (module, 3; `reclaim`, 1).
         Some((frame, unsafe { std::slice::from_raw_parts(start, bytes) }))
     }
 }

@@ -31,8 +31,7 @@ use crate::format::{KeyspaceId, PageId, Place, extent, get_u64};
 use crate::io::{AlignedBuffer, Backend, Queue};
 use crate::space::{FrameIndex, Guard, PageSpace, Space, Word};
 use frames::INNER_CHANCES;
-pub(crate) use frames::{FrameHeader, FrameRead, FrameWrite, Frames, NewFrame, PAGE_BYTES_MAX, PAGE_BYTES_MIN};
-pub(crate) use reclaim::Pin;
+pub(crate) use frames::{FrameHeader, FrameRead, FrameWrite, Frames, NewFrame, PAGE_BYTES_MAX, PAGE_BYTES_MIN, Pin};
 
 /// Pages evicted, or written back, at once.
 const BATCH_PAGES: usize = 128;
@@ -211,7 +210,7 @@ impl Pool {
     /// Keeps the calling thread's view of fixed pages valid.
     #[inline]
     pub(crate) fn pin(&self) -> Pin<'_> {
-        self.frames.reclaimer.pin()
+        self.frames.pin()
     }
 
     // ── faults ─────────────────────────────────────────────────────────────────────────────────────────────────────

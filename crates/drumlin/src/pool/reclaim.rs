@@ -28,15 +28,16 @@ pub(crate) struct Reclaimer {
     blocks: [OnceLock<Block>; BLOCKS],
 }
 
-/// While it lives, nothing that was reachable when it was made is used anew. Not sent to other threads.
+/// A thread that has entered: while it lives, nothing that was reachable when it was made is used anew. Not sent to other
+/// threads. What it keeps is reached through [`Pin`](super::Pin) alone, which knows of whose frames it is.
 #[derive(Debug)]
-pub(crate) struct Pin<'a> {
+pub(crate) struct Entered<'a> {
     /// `None` where an outer pin of this thread holds the slot.
     slot: Option<&'a AtomicU64>,
     not_send: std::marker::PhantomData<*const ()>,
 }
 
-impl Drop for Pin<'_> {
+impl Drop for Entered<'_> {
     #[inline]
     fn drop(&mut self) {
         if let Some(slot) = self.slot {
@@ -52,21 +53,21 @@ impl Reclaimer {
 
     /// Pins the calling thread.
     #[inline]
-    pub(crate) fn pin(&self) -> Pin<'_> {
-        self.pin_as(thread_index())
+    pub(crate) fn enter(&self) -> Entered<'_> {
+        self.enter_as(thread_index())
     }
 
     #[inline]
-    fn pin_as(&self, thread_index: usize) -> Pin<'_> {
+    fn enter_as(&self, thread_index: usize) -> Entered<'_> {
         let slot = self.slot(thread_index);
         if slot.load(Ordering::Relaxed) != 0 {
-            return Pin { slot: None, not_send: std::marker::PhantomData };
+            return Entered { slot: None, not_send: std::marker::PhantomData };
         }
         // Release: whoever finds this era in `oldest` has all that the thread read under earlier pins behind it.
         slot.store(self.era.load(Ordering::Relaxed), Ordering::Release);
         // The slot must be visible before any word is read: pairs with the fence in `oldest`.
         fence(Ordering::SeqCst);
-        Pin { slot: Some(slot), not_send: std::marker::PhantomData }
+        Entered { slot: Some(slot), not_send: std::marker::PhantomData }
     }
 
     #[inline]
@@ -143,14 +144,14 @@ mod tests {
     #[test]
     fn retired_frames_wait_for_pinned_threads() {
         let reclaimer = Reclaimer::new();
-        let pin = reclaimer.pin();
+        let pin = reclaimer.enter();
         let tag = reclaimer.retire();
         assert!(reclaimer.oldest() <= tag);
-        let inner = reclaimer.pin();
+        let inner = reclaimer.enter();
         drop(inner);
         assert!(reclaimer.oldest() <= tag, "an inner pin does not end the outer");
         drop(pin);
-        let later = reclaimer.pin();
+        let later = reclaimer.enter();
         assert!(reclaimer.oldest() > tag);
         drop(later);
     }
@@ -184,11 +185,11 @@ mod models {
                 reclaimer: Reclaimer::new(),
             });
             // The blocks of slots are there before threads race for them.
-            drop(frames.reclaimer.pin_as(0));
+            drop(frames.reclaimer.enter_as(0));
             let shared = Arc::clone(&frames);
             let reader = thread::spawn(move || {
                 for _ in 0..2 {
-                    let pin = pins.then(|| shared.reclaimer.pin_as(0));
+                    let pin = pins.then(|| shared.reclaimer.enter_as(0));
                     let frame = shared.word.load(Ordering::Acquire) as usize;
                     // SAFETY: pinned before the word was read.
                     shared.pages[frame].with(|page| assert_eq!(unsafe { *page }, 7));

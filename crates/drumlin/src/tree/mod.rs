@@ -21,7 +21,7 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::format::PageId;
 use crate::format::extent::{Identity, KIND_OFFSET, Kind};
-use crate::pool::{FrameRead, FrameWrite, Needs, NewFrame, Pin, Pool, Stop};
+use crate::pool::{FrameRead, FrameWrite, Needs, NewFrame, Pool, Stop};
 use crate::space::{FrameIndex, Guard, PageSpace, Word};
 use crate::task::{Face, ready};
 use node::{Inner, LeafMut, Node};
@@ -148,12 +148,12 @@ impl Tree {
 
     /// Goes down to the frame that the target's leaf seems to be in. `visit` sees the inner nodes on the way.
     #[inline]
-    fn descend<'p>(
-        &'p self,
-        pin: &'p Pin<'_>,
+    fn descend(
+        &self,
         target: Target<'_>,
-        mut visit: impl FnMut(PageId, FrameIndex, &Inner<'p>, usize),
+        mut visit: impl FnMut(PageId, FrameIndex, &Inner<'_>, usize),
     ) -> Result<Option<(PageId, FrameIndex)>, Stop> {
+        let pin = self.pool.pin();
         let mut page = PageId::ROOT;
         let mut level = u8::MAX;
         loop {
@@ -163,7 +163,7 @@ impl Tree {
                     return Ok(Some((page, frame)));
                 }
                 Word::Fixed(_) => {
-                    let Some((frame, bytes)) = self.pool.frames.fixed(&self.pages.table, page, pin) else { continue };
+                    let Some((frame, bytes)) = pin.fixed(&self.pages.table, page) else { continue };
                     if bytes[KIND_OFFSET] != Kind::Inner as u8 {
                         return Ok(None);
                     }
@@ -192,9 +192,9 @@ impl Tree {
 
     /// The target's leaf, latched for reading. Expected O(log n).
     #[inline]
-    pub(crate) fn read_leaf<'p>(&'p self, pin: &'p Pin<'_>, target: Target<'_>) -> Result<FrameRead<'p>, Stop> {
+    pub(crate) fn read_leaf(&self, target: Target<'_>) -> Result<FrameRead<'_>, Stop> {
         for restart in 0..RESTARTS_MAX {
-            if let Some((page, frame)) = self.descend(pin, target, |_, _, _, _| ())?
+            if let Some((page, frame)) = self.descend(target, |_, _, _, _| ())?
                 && let Some(read) = self.pool.frames.read(frame, self.identity(page))
                 && self.pages.table.load(page) == Word::Leaf(frame)
                 && target.is_in(&Node::new(&read))
@@ -208,14 +208,13 @@ impl Tree {
 
     /// As [`read_leaf`](Self::read_leaf), for a caller that holds the latches of leaves before this one: those of the
     /// frames that `is_mine` knows.
-    pub(crate) fn read_leaf_beside<'p>(
-        &'p self,
-        pin: &'p Pin<'_>,
+    pub(crate) fn read_leaf_beside(
+        &self,
         key: &[u8],
         is_mine: &impl Fn(FrameIndex) -> bool,
-    ) -> Result<FrameRead<'p>, Stop> {
+    ) -> Result<FrameRead<'_>, Stop> {
         for restart in 0..RESTARTS_MAX {
-            if let Some((page, frame)) = self.descend(pin, Target::At(key), |_, _, _, _| ())?
+            if let Some((page, frame)) = self.descend(Target::At(key), |_, _, _, _| ())?
                 && let Some(read) = self.pool.frames.read_beside(frame, self.identity(page), is_mine)
                 && self.pages.table.load(page) == Word::Leaf(frame)
                 && Node::new(&read).covers(key)
@@ -243,14 +242,9 @@ impl Tree {
     /// The leaf that covers the key, latched for change, for a caller that holds the latches of leaves before it: those of
     /// the frames that `is_mine` knows. Expected O(log n).
     #[inline]
-    pub(crate) fn write_leaf<'p>(
-        &'p self,
-        pin: &'p Pin<'_>,
-        key: &[u8],
-        is_mine: &impl Fn(FrameIndex) -> bool,
-    ) -> Result<FrameWrite<'p>, Stop> {
+    pub(crate) fn write_leaf(&self, key: &[u8], is_mine: &impl Fn(FrameIndex) -> bool) -> Result<FrameWrite<'_>, Stop> {
         for restart in 0..RESTARTS_MAX {
-            if let Some((page, frame)) = self.descend(pin, Target::At(key), |_, _, _, _| ())?
+            if let Some((page, frame)) = self.descend(Target::At(key), |_, _, _, _| ())?
                 && let Some(write) = self.pool.frames.write_beside(frame, self.identity(page), is_mine)
                 && self.pages.table.load(page) == Word::Leaf(frame)
                 && Node::new(&write).covers(key)
@@ -281,9 +275,9 @@ impl Tree {
 
     /// What a scan will need next: of the leaves from the one that covers the target on, as far as one lowest inner node
     /// leads and at most `count`.
-    pub(crate) fn upcoming(&self, pin: &Pin<'_>, target: Target<'_>, forward: bool, count: usize) -> Upcoming {
+    pub(crate) fn upcoming(&self, target: Target<'_>, forward: bool, count: usize) -> Upcoming {
         let mut upcoming = Upcoming::default();
-        let way = self.descend(pin, target, |_, _, inner, child| {
+        let way = self.descend(target, |_, _, inner, child| {
             if inner.level() == 1 {
                 let wanted: Vec<usize> = if forward {
                     (child..inner.len().min(child + count)).collect()
@@ -311,32 +305,32 @@ impl Tree {
     }
 
     /// Calls a core operation until it lacks nothing, providing what it needs in between.
-    pub(crate) fn waiting<T>(pool: &Arc<Pool>, mut operation: impl FnMut() -> Result<T, Stop>) -> Result<T> {
+    pub(crate) fn waiting<T>(&self, mut operation: impl FnMut() -> Result<T, Stop>) -> Result<T> {
         match operation() {
             Ok(value) => Ok(value),
-            Err(stop) => ready(Tree::going_on(Face::Blocking, pool, stop, operation)),
+            Err(stop) => ready(self.going_on(Face::Blocking, stop, operation)),
         }
     }
 
     /// As [`waiting`](Self::waiting), by the ways of a face.
     pub(crate) async fn awaiting<T>(
+        &self,
         face: Face<'_>,
-        pool: &Arc<Pool>,
         mut operation: impl FnMut() -> Result<T, Stop>,
     ) -> Result<T> {
         match operation() {
             Ok(value) => Ok(value),
-            Err(stop) => Tree::going_on(face, pool, stop, operation).await,
+            Err(stop) => self.going_on(face, stop, operation).await,
         }
     }
 
     async fn going_on<T>(
+        &self,
         face: Face<'_>,
-        pool: &Arc<Pool>,
         mut stop: Stop,
         mut operation: impl FnMut() -> Result<T, Stop>,
     ) -> Result<T> {
-        let mut provider = Provider::new(face, pool);
+        let mut provider = Provider::new(face, &self.pool);
         loop {
             match stop {
                 Stop::Error(error) => return Err(error),

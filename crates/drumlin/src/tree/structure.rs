@@ -64,9 +64,8 @@ impl Tree {
         }
         let key = rows[0].key;
         let guard = self.pool.space.enter();
-        let pin = self.pool.pin();
         let mut path: Vec<(PageId, bool)> = Vec::new();
-        let found = self.descend(&pin, Target::At(key), |page, _, inner, _| {
+        let found = self.descend(Target::At(key), |page, _, inner, _| {
             path.push((page, inner.room_for_separator(self.key_bytes_max())));
         })?;
         let Some((leaf_page, _)) = found else { return Ok(Progress::Again) };
@@ -278,9 +277,8 @@ impl Tree {
     fn try_merge_level(&self, key: &[u8], level: u8) -> Result<bool, Stop> {
         let Some(mut copy) = self.pool.frames.try_take(self.pages.page_bytes) else { return Ok(false) };
         let guard = self.pool.space.enter();
-        let pin = self.pool.pin();
         let mut parent_page = None;
-        self.descend(&pin, Target::At(key), |page, _, inner, _| {
+        self.descend(Target::At(key), |page, _, inner, _| {
             if inner.level() == level + 1 {
                 parent_page = Some(page);
             }

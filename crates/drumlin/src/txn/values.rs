@@ -27,6 +27,7 @@ use crate::io::AlignedBuffer;
 use crate::pool::{PAGE_BYTES_MAX, PAGE_BYTES_MIN, Pool};
 use crate::space::{Guard, PageSpace, Word};
 use crate::task::Face;
+use crate::tree::Tree;
 
 use super::engine::MakeSpace;
 
@@ -37,7 +38,8 @@ const CHUNK_OVERHEAD_BYTES: usize = extent::VALUE_BYTES_OFFSET;
 pub(crate) const MEDIUM_BYTES_MAX: usize = PAGE_BYTES_MAX - CHUNK_OVERHEAD_BYTES;
 
 /// Appends a medium value to the current epoch's segment. It is in no table yet.
-pub(crate) fn append_medium(pool: &Pool, pages: &PageSpace, identity: u64, value: &[u8]) -> Result<Place> {
+pub(crate) fn append_medium(tree: &Tree, identity: u64, value: &[u8]) -> Result<Place> {
+    let (pool, pages) = (&tree.pool, &tree.pages);
     assert!(value.len() <= MEDIUM_BYTES_MAX);
     let mut page = vec![0; CHUNK_OVERHEAD_BYTES];
     put_u64(&mut page, HEADER_BYTES, identity);
@@ -127,12 +129,12 @@ impl Drop for LargeValue {
 /// Where the disk is full, `make_space` is called once.
 pub(crate) async fn write_large(
     face: Face<'_>,
-    pool: &Arc<Pool>,
-    pages: &PageSpace,
+    tree: &Tree,
     identity: u64,
     mut source: impl Source,
     make_space: &MakeSpace,
 ) -> Result<Arc<LargeValue>> {
+    let (pool, pages) = (&tree.pool, &tree.pages);
     let mut written = LargeValue::new(pool, identity, Vec::new());
     let chunk_bytes = pool.space.value_chunk_bytes();
     let mut page = vec![0; chunk_bytes];
@@ -204,19 +206,14 @@ fn misnamed(pool: &Pool, pages: &PageSpace, flaw: &str) -> Error {
 }
 
 /// Reads one chunk of a value and checks that it is this value's.
-pub(crate) async fn read_chunk(
-    face: Face<'_>,
-    pool: &Arc<Pool>,
-    pages: &Arc<PageSpace>,
-    reference: &LargeRef,
-    index: u32,
-) -> Result<Chunk> {
+pub(crate) async fn read_chunk(face: Face<'_>, tree: &Tree, reference: &LargeRef, index: u32) -> Result<Chunk> {
+    let (pool, pages) = (&tree.pool, &tree.pages);
     if index >= reference.chunk_count {
         return Err(misnamed(pool, pages, "its chunks do not add up to its length"));
     }
     let page = PageId(reference.first_page.0 + index);
     if reference.length <= MEDIUM_BYTES_MAX as u64 && reference.chunk_count == 1 {
-        return read_medium(face, pool, pages, reference, page).await;
+        return read_medium(face, tree, reference, page).await;
     }
     loop {
         let place = match pages.table.load(page) {
@@ -246,13 +243,8 @@ pub(crate) async fn read_chunk(
     }
 }
 
-async fn read_medium(
-    face: Face<'_>,
-    pool: &Arc<Pool>,
-    pages: &Arc<PageSpace>,
-    reference: &LargeRef,
-    page: PageId,
-) -> Result<Chunk> {
+async fn read_medium(face: Face<'_>, tree: &Tree, reference: &LargeRef, page: PageId) -> Result<Chunk> {
+    let (pool, pages) = (&tree.pool, &tree.pages);
     let frame_bytes = (reference.length as usize + CHUNK_OVERHEAD_BYTES).next_power_of_two().max(PAGE_BYTES_MIN);
     let fault = async || match face {
         Face::Blocking => pool.fault_value(pages, page, frame_bytes, reference.id),
@@ -261,7 +253,7 @@ async fn read_medium(
     loop {
         {
             let pin = pool.pin();
-            if let Some((frame, bytes)) = pool.frames.fixed(&pages.table, page, &pin) {
+            if let Some((frame, bytes)) = pin.fixed(&pages.table, page) {
                 pool.frames.header(frame).touch();
                 let end = CHUNK_OVERHEAD_BYTES + reference.length as usize;
                 if bytes.len() < end
@@ -293,13 +285,8 @@ async fn read_medium(
 }
 
 /// A chunk of a value that was written. What is read counts only if no commit has named the value by then.
-pub(crate) async fn read_unplaced(
-    face: Face<'_>,
-    pool: &Pool,
-    pages: &PageSpace,
-    value: &LargeValue,
-    index: usize,
-) -> Result<Vec<u8>> {
+pub(crate) async fn read_unplaced(face: Face<'_>, tree: &Tree, value: &LargeValue, index: usize) -> Result<Vec<u8>> {
+    let (pool, pages) = (&tree.pool, &tree.pages);
     let place = value.places[index];
     let space = Arc::clone(&pool.space);
     let (header, mut bytes) = face.run(move || crate::space::checkpoint::read_extent(&space, place)).await?;
@@ -313,15 +300,10 @@ pub(crate) async fn read_unplaced(
 }
 
 /// The whole value; `None` if it was freed meanwhile.
-pub(crate) async fn read_whole(
-    face: Face<'_>,
-    pool: &Arc<Pool>,
-    pages: &Arc<PageSpace>,
-    reference: &LargeRef,
-) -> Result<Option<Vec<u8>>> {
+pub(crate) async fn read_whole(face: Face<'_>, tree: &Tree, reference: &LargeRef) -> Result<Option<Vec<u8>>> {
     let mut value = Vec::new();
     for index in 0..reference.chunk_count {
-        match read_chunk(face, pool, pages, reference, index).await? {
+        match read_chunk(face, tree, reference, index).await? {
             Chunk::Gone => return Ok(None),
             Chunk::Bytes(bytes) if value.is_empty() && reference.chunk_count == 1 => value = bytes,
             Chunk::Bytes(bytes) => {
@@ -334,7 +316,7 @@ pub(crate) async fn read_whole(
         }
     }
     if value.len() as u64 != reference.length {
-        return Err(misnamed(pool, pages, "its chunks do not add up to its length"));
+        return Err(misnamed(&tree.pool, &tree.pages, "its chunks do not add up to its length"));
     }
     Ok(Some(value))
 }

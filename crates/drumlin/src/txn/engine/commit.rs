@@ -195,7 +195,7 @@ impl Engine {
             {
                 appended.places.resize(index, None);
                 let identity = self.next_value.fetch_add(1, Ordering::Relaxed);
-                let place = values::append_medium(&self.pool, &row.tree.pages, identity, value)?;
+                let place = values::append_medium(row.tree, identity, value)?;
                 appended.places.push(Some((identity, place)));
                 if self.space.waiting_jobs() > 4 {
                     let pool = Arc::clone(&self.pool);
@@ -277,7 +277,8 @@ impl Engine {
                 let mut missing: Vec<PageId> = Vec::new();
                 let mut later = Vec::new();
                 {
-                    let pin = self.pool.pin();
+                    // One pin for all descents: those within cost nothing.
+                    let _pin = self.pool.pin();
                     let mut covered = 0;
                     for row in waiting {
                         if row < covered {
@@ -287,7 +288,7 @@ impl Engine {
                             later.push(row);
                             continue;
                         }
-                        match tree.read_leaf(&pin, Target::At(rows[row].key)) {
+                        match tree.read_leaf(Target::At(rows[row].key)) {
                             Ok(page) => {
                                 page.header().hold();
                                 let number = page.header().identity().expect("a latched leaf has an identity").page;
@@ -356,9 +357,8 @@ impl Engine {
         let mut walk = Walk::new(Some(reads));
         while let Some((tree, key)) = walk.next() {
             let keyspace = tree.pages.id;
-            let upper_fence = Tree::awaiting(face, &self.pool, || {
-                let pin = self.pool.pin();
-                let page = tree.read_leaf(&pin, Target::At(key))?;
+            let upper_fence = tree.awaiting(face, || {
+                let page = tree.read_leaf(Target::At(key))?;
                 let leaf = Leaf::new(&page);
                 let number = page.header().identity().expect("a latched leaf has an identity").page;
                 reads.validate(&self.versions, keyspace, number, &leaf)?;
@@ -388,7 +388,7 @@ impl Engine {
         take_timestamp: &mut impl FnMut(&Guard<'_>) -> (Timestamp, T),
     ) -> Result<T, Unready> {
         let guard = self.space.enter();
-        let pin = self.pool.pin();
+        let _pin = self.pool.pin();
         let mut leaves: Vec<(FrameWrite<'_>, Range<usize>)> = Vec::with_capacity(rows.len().min(AHEAD_PAGES));
         // Leaves that were read and will not change: nobody changes them before this commit has its timestamp.
         let mut only_read: Vec<FrameRead<'_>> = Vec::new();
@@ -406,7 +406,7 @@ impl Engine {
                 (None, Some(row)) => row,
                 (Some(read), Some(row)) if (row.0.pages.id, row.1) <= (read.0.pages.id, read.1) => row,
                 (Some((tree, key)), _) => {
-                    let read = tree.read_leaf_beside(&pin, key, &is_mine)?;
+                    let read = tree.read_leaf_beside(key, &is_mine)?;
                     let leaf = Leaf::new(&read);
                     if !row.is_some_and(|(other, key)| other.pages.id == tree.pages.id && leaf.covers(key)) {
                         self.validate(reads, &mut walk, tree, read.header(), &leaf)?;
@@ -425,7 +425,7 @@ impl Engine {
             };
             let write = match write {
                 Some(write) => write,
-                None => tree.write_leaf(&pin, key, &is_mine)?,
+                None => tree.write_leaf(key, &is_mine)?,
             };
             let leaf = Leaf::new(&write);
             self.validate(reads, &mut walk, tree, write.header(), &leaf)?;
@@ -454,7 +454,7 @@ impl Engine {
             for range in ranges.into_iter().filter(|range| !range.is_empty()) {
                 let row = &rows[range.start];
                 let write = loop {
-                    if let Ok(write) = row.tree.write_leaf(&pin, row.key, &|_| false) {
+                    if let Ok(write) = row.tree.write_leaf(row.key, &|_| false) {
                         break write;
                     }
                     crate::sync::yield_now();
@@ -585,7 +585,7 @@ impl Engine {
             let pin = self.pool.pin();
             let mut sparse = Vec::new();
             for row in rows.iter().filter(|row| matches!(row.change, Change::Remove)) {
-                if let Ok(page) = row.tree.read_leaf(&pin, Target::At(row.key))
+                if let Ok(page) = row.tree.read_leaf(Target::At(row.key))
                     && Tree::is_underfull(&page)
                 {
                     sparse.push(row);

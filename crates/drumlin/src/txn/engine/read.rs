@@ -38,13 +38,12 @@ const GET_MANY_PART: usize = 256;
 impl Engine {
     /// The row as the view sees it. O(log n).
     pub(crate) fn find(&self, tree: &Tree, key: &[u8], view: View) -> Result<Option<Found>> {
-        Tree::waiting(&self.pool, || self.try_find(tree, key, view))
+        tree.waiting(|| self.try_find(tree, key, view))
     }
 
     /// The core of [`find`](Self::find).
     pub(crate) fn try_find(&self, tree: &Tree, key: &[u8], view: View) -> Result<Option<Found>, Stop> {
-        let pin = self.pool.pin();
-        let page = tree.read_leaf(&pin, Target::At(key))?;
+        let page = tree.read_leaf(Target::At(key))?;
         let leaf = Leaf::new(&page);
         let at = match view {
             View::Visible => self.clock.visible(),
@@ -79,7 +78,7 @@ impl Engine {
 
     /// As [`find`](Self::find), by the ways of a face.
     pub(crate) async fn find_as(&self, face: Face<'_>, tree: &Tree, key: &[u8], view: View) -> Result<Option<Found>> {
-        Tree::awaiting(face, &self.pool, || self.try_find(tree, key, view)).await
+        tree.awaiting(face, || self.try_find(tree, key, view)).await
     }
 
     /// As [`get`](Self::get), by the ways of a face.
@@ -101,7 +100,7 @@ impl Engine {
                 Some(Found::Inline(value)) => return Ok(Some(value)),
                 Some(Found::Large(reference)) => reference,
             };
-            match values::read_whole(face, &self.pool, &tree.pages, &reference).await {
+            match values::read_whole(face, tree, &reference).await {
                 Ok(Some(value)) => return Ok(Some(value.into())),
                 // It was replaced and freed while it was being read, and its pages may be another's: what was found there
                 // counts only if the row still names it.
@@ -177,9 +176,8 @@ impl Engine {
         key: &[u8],
         snapshot: Timestamp,
     ) -> Result<bool> {
-        Tree::awaiting(face, &self.pool, || {
-            let pin = self.pool.pin();
-            let page = tree.read_leaf(&pin, Target::At(key))?;
+        tree.awaiting(face, || {
+            let page = tree.read_leaf(Target::At(key))?;
             if Leaf::new(&page).newest() <= snapshot {
                 return Ok(false);
             }
