@@ -4,10 +4,10 @@
 //! the checksum made right: what a decoder must stand is damage that the checksum does not show, too. What was decoded
 //! and is encoded again must be the same.
 
-use crate::format::extent::{self, Header};
+use crate::format::extent::{self, Header, Origin};
 use crate::format::log::{self, RecordHeader, SegmentHeader};
 use crate::format::superblock::{self, SLOT_OFFSETS, Superblock};
-use crate::format::{BLOCK_BYTES, KeyspaceId, PageId, Place, checksum, put_u32, put_u64};
+use crate::format::{BLOCK_BYTES, ExtentRef, KeyspaceId, PageId, Place, SegmentUse, checksum, put_u32, put_u64};
 use crate::format::{catalogue::Catalogue, node, record, summary};
 use crate::tree::node::{Change, Inner, InnerMut, Leaf, LeafMut, Node, RowValue, check};
 
@@ -57,13 +57,14 @@ pub fn extent(bytes: &[u8]) {
     seal_extent(&mut sealed);
     if let Ok(header) = extent::verify(&sealed) {
         decode(&sealed, &header);
-        extent::restamp(&mut sealed, &header, crate::format::Epoch(7));
-        assert_eq!(extent::verify(&sealed).map(|header| header.epoch.0), Ok(7));
+        let origin = Origin { database: 9, segment_use: SegmentUse(7) };
+        extent::seal(&mut sealed, origin);
+        assert_eq!(extent::verify(&sealed).and_then(|header| header.check(origin)), Ok(()));
     }
 }
 
 fn seal_extent(extent: &mut [u8]) {
-    let sum = checksum(&extent[extent::EPOCH_OFFSET..], 0);
+    let sum = checksum(&extent[extent::USE_OFFSET..], 0);
     put_u64(extent, extent::CHECKSUM_OFFSET, sum);
 }
 
@@ -391,7 +392,8 @@ impl Sealed {
 /// Bytes that each decoder takes for well-formed: what fuzzing begins with.
 pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
     use crate::format::{Epoch, Incarnation, Timestamp, catalogue, record::Operation};
-    let place = Place::new(1 << 20, 640, Epoch(5));
+    let place = Place::new(1 << 20, 640, SegmentUse(5));
+    let extent = ExtentRef { place, segment_use: SegmentUse(5) };
     let superblock = Superblock {
         sequence: 9,
         database: 77,
@@ -400,7 +402,7 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
         timestamp: Timestamp(1234),
         epoch: Epoch(5),
         catalogue_bytes: 100,
-        catalogue: vec![place],
+        catalogue: extent,
         incarnations: vec![(Incarnation(1), Timestamp(1)), (Incarnation(2), Timestamp(1235))],
         log: vec![superblock::Stretch { stream: 0, from: 0, to: 1 << 20 }],
     };
@@ -413,7 +415,8 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
             name: "rows".into(),
             chunks: vec![place, Place::NONE],
         }],
-        summaries: vec![(Epoch(1), place)],
+        summaries: vec![place],
+        segments: vec![extent, ExtentRef::NONE],
         orphans: vec![catalogue::Orphan { keyspace: KeyspaceId(2), first_page: PageId(5), page_count: 6 }],
     };
     let mut summary = Vec::new();
@@ -423,7 +426,7 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
     let mut record = Vec::new();
     for operation in [
         Operation::Put { key: b"key", value: b"value" },
-        Operation::PutLarge { key: b"large", length: 5000, identity: 9, places: vec![place] },
+        Operation::PutLarge { key: b"large", length: 5000, identity: 9, extents: vec![extent] },
         Operation::Remove { key: b"gone" },
         Operation::Create { page_bytes: 4096, name: "rows" },
         Operation::Drop,
@@ -436,7 +439,8 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
     leaf.insert(1, b"key 3", RowValue::Inline(b"three")).expect("an empty leaf has room");
     let mut extent = Vec::new();
     let identity = extent::Identity { keyspace: KeyspaceId(2), page: PageId(5) };
-    extent::encode(&page, identity, Epoch(5), extent::Kind::Leaf, &mut extent);
+    extent::encode(&page, identity, extent::Kind::Leaf, &mut extent);
+    extent::seal(&mut extent, Origin { database: 77, segment_use: SegmentUse(5) });
     let raw_node = [&[0, 0], &page[extent::HEADER_BYTES..]].concat();
     let built = b"\x00\x01\x01a\x01c\x08\x05\x02ab\x03xyz\x06\x02ac\x02uv\x07\x02ab\x01z\x09\x03abc\x00".to_vec();
     vec![

@@ -383,7 +383,7 @@ fn a_checkpoint_mends_what_a_check_found() {
         put(&mut rows, 500);
     }
     db.checkpoint().unwrap();
-    for structure in ["the catalogue", "a summary", "chunk"] {
+    for structure in ["the catalogue", "the table of segments", "a summary", "chunk"] {
         // Among what a checkpoint writes it comes last. The one that mends a summary writes a base image, so the next has
         // chunks.
         let before = read_files(&*backend).remove(&data).unwrap();

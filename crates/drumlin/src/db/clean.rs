@@ -11,7 +11,7 @@ use super::checkpoint::CheckpointReport;
 use super::core::Core;
 use crate::collections::HashSet;
 use crate::error::{Error, Result};
-use crate::format::extent::{self, Identity, KIND_OFFSET, Kind};
+use crate::format::extent::{Identity, KIND_OFFSET, Kind};
 use crate::format::{PageId, Place, SegmentId};
 use crate::space::{PageSpace, Word};
 
@@ -255,18 +255,16 @@ impl Core {
                         return;
                     }
                 };
-                match extent::verify(bytes) {
-                    Ok(header) if place.is_of(header.epoch) => {
+                match space.verify(place, bytes) {
+                    Ok(header) => {
                         let guard = space.enter();
-                        let epoch = guard.epoch();
-                        extent::restamp(bytes, &header, epoch);
-                        match space.append_moved(epoch, &bytes[..header.stored_bytes]) {
+                        match space.append_moved(guard.epoch(), &bytes[..header.stored_bytes]) {
                             Ok(new) => moved.push((page, place, new)),
                             Err(error) => ended = Err(error),
                         }
                     }
                     // Damage stays where it is, to be found by whoever needs it.
-                    _ => log::warn!("page {page} of keyspace {} is damaged and stays where it is", pages.id),
+                    Err(_) => log::warn!("page {page} of keyspace {} is damaged and stays where it is", pages.id),
                 }
             });
             // What was appended is in use, whatever ended the rest.

@@ -151,7 +151,7 @@ impl Core {
         frame: crate::pool::NewFrame<'_>,
         guard: &crate::space::Guard<'_>,
     ) -> Arc<Named> {
-        let pages = Arc::new(PageSpace::new(id, page_bytes));
+        let pages = Arc::new(PageSpace::new(id, page_bytes, name.len()));
         let named = Arc::new(self.name(name, Arc::clone(&pages)));
         named.tree.plant(guard, frame);
         self.engine.space.add_page_space(pages);
@@ -229,6 +229,7 @@ impl Core {
             next_value: self.engine.next_value.load(Ordering::Relaxed),
             keyspaces: keyspaces.collect(),
             summaries: Vec::new(),
+            segments: Vec::new(),
             orphans: self.engine.versions.orphans(),
         }
     }

@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::format::catalogue::Orphan;
 use crate::format::record::{self, Operation};
 use crate::format::superblock::{INCARNATION_COUNT_MAX, Superblock};
-use crate::format::{Epoch, Incarnation, KeyspaceId, PageId, Timestamp};
+use crate::format::{Epoch, ExtentRef, Incarnation, KeyspaceId, PageId, Timestamp};
 use crate::io::{self, Backend, FileRef, FolderRef, OpenOptions, Persist, Probe, SyncMethod};
 use crate::memory::{Budget, Use};
 use crate::pool::{Nodes, Pool};
@@ -348,7 +348,7 @@ impl Opener<'_> {
             timestamp: Timestamp(0),
             epoch: Epoch(0),
             catalogue_bytes: 0,
-            catalogue: Vec::new(),
+            catalogue: ExtentRef::NONE,
             incarnations: Vec::new(),
             log: Vec::new(),
         };
@@ -397,6 +397,7 @@ impl Opener<'_> {
         let space = Arc::new(Space::new(
             data_path,
             Arc::clone(&file),
+            superblock.database,
             superblock.segment_bytes,
             segment_count,
             Epoch::first_of(incarnation),
@@ -549,9 +550,9 @@ impl Replay<'_> {
         for record in self.scan.records()? {
             let record = record?;
             for operation in record::decode(&record.body) {
-                if let Some((_, Operation::PutLarge { places, .. })) = operation {
-                    for place in places {
-                        if !self.core.engine.space.segments.restore(place) {
+                if let Some((_, Operation::PutLarge { extents, .. })) = operation {
+                    for extent in extents {
+                        if !self.core.engine.space.segments.restore_named(extent) {
                             return Err(self.malformed(record.timestamp));
                         }
                     }
@@ -597,7 +598,8 @@ impl Replay<'_> {
                         continue;
                     }
                     Operation::Put { key, value } => (key, ReplayedChange::Put(place(value))),
-                    Operation::PutLarge { key, length, identity, places } => {
+                    Operation::PutLarge { key, length, identity, extents } => {
+                        let places = extents.into_iter().map(|extent| extent.place).collect();
                         self.core.engine.next_value.fetch_max(identity + 1, Ordering::Relaxed);
                         batch.large.push(Arc::new(LargeValue::of_record(length, identity, places)));
                         (key, ReplayedChange::PutLarge(batch.large.len() - 1))

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::Config;
 use crate::db::{Database, Keyspace, Savepoint, Transaction};
-use crate::format::PageId;
 use crate::format::node::LargeRef;
+use crate::format::{PageId, Place, SegmentUse, extent};
 use crate::io::Backend;
 use crate::space::Word;
 use crate::task::{Face, ready};
@@ -263,4 +263,59 @@ fn what_a_transaction_saw_is_visible_when_it_has_ended() {
     let tx = db.begin().unwrap();
     assert_eq!(tx.commit().unwrap(), place.timestamp);
     assert_eq!(engine.clock.visible(), place.timestamp);
+}
+
+/// What a lost write leaves, an extent of the same page from an older use of its segment, is noticed however much older it is;
+/// so is an extent of another database.
+#[test]
+fn an_extent_of_another_origin_is_damage() {
+    let backend = crate::io::in_memory();
+    let path = std::path::Path::new("/db/data");
+    let read_at = |place: Place| {
+        let file = backend.open(path, crate::io::OpenOptions::default()).unwrap();
+        let mut bytes = vec![0; place.length() as usize];
+        file.read_at(&mut bytes, place.start()).unwrap();
+        bytes
+    };
+    // The extent of the only leaf once the row is this, and where it is.
+    let write = |value: &[u8]| {
+        let (db, keyspace) = open(&backend);
+        keyspace.insert(b"row", value).unwrap();
+        db.checkpoint().unwrap();
+        let (Word::Leaf(frame) | Word::Fixed(frame)) = keyspace.tree().pages.table.load(PageId::ROOT) else {
+            panic!("the leaf is in memory")
+        };
+        let core = db.core();
+        let place = core.engine.pool.frames.header(frame).place();
+        let segment_use = core.engine.space.segments.name(place).segment_use;
+        let origin = core.engine.space.segments.origin(segment_use);
+        db.close().unwrap();
+        (place, origin, read_at(place))
+    };
+    let (_, _, old) = write(b"old");
+    let (place, origin, new) = write(b"new");
+    let read = |bytes: &[u8], origin: extent::Origin| {
+        let mut bytes = bytes.to_vec();
+        let stored_bytes = extent::verify(&bytes).unwrap().stored_bytes;
+        extent::seal(&mut bytes[..stored_bytes], origin);
+        let file = backend.open(path, crate::io::OpenOptions { write: true, ..Default::default() }).unwrap();
+        file.write_at(&bytes[..bytes.len().min(place.length() as usize)], place.start(), crate::io::Persist::Later)
+            .unwrap();
+        let (db, keyspace) = open(&backend);
+        let found = keyspace.get(b"row").map(|row| row.unwrap().to_vec());
+        db.core().engine.space.fail_quietly("the test goes on with the file as it is");
+        found
+    };
+    assert_eq!(read(&new, origin).unwrap(), b"new");
+    assert_eq!(read(&old, origin).unwrap(), b"old", "what nobody could notice");
+    for back in [1, 2, 127, 128, 256, 128 << 20] {
+        let older = SegmentUse(origin.segment_use.0 - back);
+        let found = read(&old, extent::Origin { segment_use: older, ..origin });
+        assert!(matches!(found, Err(crate::Error::Damaged { .. })), "{back} uses older: {found:?}");
+    }
+    let found = read(&new, extent::Origin { database: origin.database ^ 1, ..origin });
+    assert!(
+        matches!(&found, Err(crate::Error::Damaged { flaw, .. }) if flaw.contains("another database")),
+        "{found:?}"
+    );
 }

@@ -1,16 +1,30 @@
 //! The catalogue of a checkpoint: which keyspaces there are, and where their tables are kept.
 //!
-//! A byte string, cut into extents of kind `Catalogue` that the superblock names. Integers are little-endian; a list is
+//! A byte string, cut into parts, each an extent of kind `Catalogue`. Every part but the first begins with where the one before
+//! it is; the superblock names the last. So there may be as many as the disk has room for. Integers are little-endian; a list is
 //! its length (4 bytes) and its items.
 //!
 //! ```text
 //! next keyspace (4)   next value identity (8)
 //! list of keyspaces:  id (4)   page size (4)   length of the name (2)   name   list of chunks of the table's base image: place (8), 0 where all its pages are free
-//! list of summaries:  epoch (8)   place (8)
+//! list of summaries:  place (8)
+//! list of chunks of the table of segments:  place (8)   use (8)
 //! list of orphans:    keyspace (4)   first page (4)   number of pages (4): values that only snapshots still saw; freed at the next opening
 //! ```
 
-use super::{Epoch, KeyspaceId, PageId, Place};
+use super::{ExtentRef, KeyspaceId, PageId, Place};
+
+/// Bytes of the catalogue in each part but the last.
+pub(crate) const PART_BYTES: usize = 48 << 10;
+
+/// Bytes of what is always there, and of an orphan.
+pub(crate) const HEAD_BYTES: u64 = 28;
+pub(crate) const ORPHAN_BYTES: u64 = 12;
+
+/// Bytes of a keyspace, without its chunks.
+pub(crate) fn keyspace_bytes(name_bytes: usize) -> u64 {
+    14 + name_bytes as u64
+}
 
 /// See the module.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -18,7 +32,9 @@ pub(crate) struct Catalogue {
     pub(crate) next_keyspace: u32,
     pub(crate) next_value: u64,
     pub(crate) keyspaces: Vec<KeyspaceEntry>,
-    pub(crate) summaries: Vec<(Epoch, Place)>,
+    pub(crate) summaries: Vec<Place>,
+    /// One a chunk.
+    pub(crate) segments: Vec<ExtentRef>,
     pub(crate) orphans: Vec<Orphan>,
 }
 
@@ -58,9 +74,12 @@ impl Catalogue {
             }
         }
         out.extend((self.summaries.len() as u32).to_le_bytes());
-        for (epoch, place) in &self.summaries {
-            out.extend(epoch.0.to_le_bytes());
+        for place in &self.summaries {
             out.extend(place.to_bits().to_le_bytes());
+        }
+        out.extend((self.segments.len() as u32).to_le_bytes());
+        for chunk in &self.segments {
+            out.extend(chunk.to_bytes());
         }
         out.extend((self.orphans.len() as u32).to_le_bytes());
         for orphan in &self.orphans {
@@ -87,7 +106,8 @@ impl Catalogue {
             })?;
             Some(KeyspaceEntry { id, page_bytes, name, chunks })
         })?;
-        let summaries = reader.list(|reader| Some((Epoch(reader.u64()?), Place::from_bits(reader.u64()?)?)))?;
+        let summaries = reader.list(|reader| Place::from_bits(reader.u64()?))?;
+        let segments = reader.list(|reader| ExtentRef::from_bytes(reader.take(ExtentRef::BYTES)?))?;
         let orphans = reader.list(|reader| {
             Some(Orphan {
                 keyspace: KeyspaceId(reader.u32()?),
@@ -95,7 +115,8 @@ impl Catalogue {
                 page_count: reader.u32()?,
             })
         })?;
-        reader.bytes.is_empty().then_some(Catalogue { next_keyspace, next_value, keyspaces, summaries, orphans })
+        let catalogue = Catalogue { next_keyspace, next_value, keyspaces, summaries, segments, orphans };
+        reader.bytes.is_empty().then_some(catalogue)
     }
 }
 
@@ -132,10 +153,12 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::SegmentUse;
 
     /// A catalogue survives its bytes; cut short anywhere it is refused without a panic.
     #[test]
     fn a_catalogue_survives_its_bytes() {
+        let place = Place::new(4096, 64, SegmentUse(1));
         let catalogue = Catalogue {
             next_keyspace: 3,
             next_value: 99,
@@ -143,12 +166,16 @@ mod tests {
                 id: KeyspaceId(2),
                 page_bytes: 4096,
                 name: "käse".into(),
-                chunks: vec![Place::new(4096, 64, Epoch(1)), Place::NONE],
+                chunks: vec![place, Place::NONE],
             }],
-            summaries: vec![(Epoch(1), Place::new(8192, 640, Epoch(1)))],
+            summaries: vec![Place::new(8192, 640, SegmentUse(1))],
+            segments: vec![ExtentRef { place, segment_use: SegmentUse(1) }, ExtentRef::NONE],
             orphans: vec![Orphan { keyspace: KeyspaceId(2), first_page: PageId(5), page_count: 6 }],
         };
         let bytes = catalogue.encode();
+        let (places, extents) = (3 * size_of::<u64>(), 2 * ExtentRef::BYTES);
+        let known_bytes = HEAD_BYTES + keyspace_bytes("käse".len()) + ORPHAN_BYTES;
+        assert_eq!(bytes.len() as u64, known_bytes + (places + extents) as u64);
         assert_eq!(Catalogue::decode(&bytes), Some(catalogue));
         for end in 0..bytes.len() {
             assert_eq!(Catalogue::decode(&bytes[..end]), None);

@@ -5,10 +5,10 @@ use std::path::Path;
 use super::catalogue::{Catalogue, KeyspaceEntry, Orphan};
 use super::extent::Kind;
 use super::record::Operation;
-use super::{BLOCK_BYTES, Epoch, FORMAT_VERSION, KeyspaceId, PageId, Place, extent, log, node, record, summary};
 use super::{
-    LOG_STREAM_COUNT_MAX, superblock, superblock::CATALOGUE_EXTENT_COUNT_MAX, superblock::INCARNATION_COUNT_MAX,
+    BLOCK_BYTES, ExtentRef, FORMAT_VERSION, KeyspaceId, PageId, Place, SegmentUse, extent, log, node, record, summary,
 };
+use super::{LOG_STREAM_COUNT_MAX, superblock, superblock::INCARNATION_COUNT_MAX};
 
 /// The rows of the tables under one heading: cells without blanks around them.
 fn rows(heading: &str) -> Vec<Vec<String>> {
@@ -71,11 +71,10 @@ fn fixed_structures_are_as_documented() {
         (s::TIMESTAMP_OFFSET, "timestamp"),
         (s::EPOCH_OFFSET, "epoch"),
         (s::CATALOGUE_BYTES_OFFSET, "length of the catalogue"),
-        (s::CATALOGUE_COUNT_OFFSET, "number of the catalogue"),
         (s::INCARNATION_COUNT_OFFSET, "number of incarnations"),
         (s::STRETCH_COUNT_OFFSET, "number of the log's stretches"),
         (s::INCARNATIONS_OFFSET, "incarnations"),
-        (s::CATALOGUE_OFFSET, "places"),
+        (s::CATALOGUE_OFFSET, "last part"),
         (s::STRETCHES_OFFSET, "stretches"),
         (s::ZERO_2_OFFSET, "zero"),
     ];
@@ -86,19 +85,25 @@ fn fixed_structures_are_as_documented() {
     use extent as e;
     let fields = [
         (e::CHECKSUM_OFFSET, "XXH3"),
-        (e::EPOCH_OFFSET, "epoch"),
+        (e::USE_OFFSET, "use"),
         (e::KEYSPACE_OFFSET, "keyspace"),
         (e::PAGE_OFFSET, "page"),
         (e::STORED_BYTES_OFFSET, "stored"),
         (e::RAW_BYTES_OFFSET, "decompressed"),
         (e::KIND_OFFSET, "kind"),
         (e::CODEC_OFFSET, "codec"),
-        (e::ZERO_OFFSET, "zero"),
+        (e::DATABASE_OFFSET, "database"),
     ];
     compare("Extent header", &fields, e::HEADER_BYTES);
     compare("Chunk of a value", &[(0, "extent header"), (e::HEADER_BYTES, "identity")], e::VALUE_BYTES_OFFSET);
     let fields = [(0, "extent header"), (e::HEADER_BYTES, "places")];
     compare("Chunk of a page table", &fields, e::HEADER_BYTES + e::TABLE_PAGES * 8);
+    let fields = [(0, "extent header"), (e::HEADER_BYTES, "uses")];
+    compare("Chunk of the table of segments", &fields, e::HEADER_BYTES + e::SEGMENT_TABLE_ENTRIES * 8);
+    compare("An extent that is named", &[(0, "place"), (8, "use")], ExtentRef::BYTES);
+    let fields =
+        [(0, "extent header"), (e::HEADER_BYTES, "part before it"), (e::HEADER_BYTES + ExtentRef::BYTES, "catalogue")];
+    compare("Part of the catalogue", &fields, e::HEADER_BYTES + ExtentRef::BYTES + super::catalogue::PART_BYTES);
 
     use summary as y;
     let fields = [
@@ -183,12 +188,12 @@ fn the_log_is_as_documented() {
 /// The operations of a record's body, each written with numbers that can be told apart.
 #[test]
 fn operations_are_as_documented() {
-    let place = Place::new(4096, 64, Epoch(1));
+    let extent = ExtentRef { place: Place::new(4096, 64, SegmentUse(1)), segment_use: SegmentUse(1) };
     let samples = [
         ("1 put", Operation::Put { key: b"abc", value: b"value" }, vec![1, 9, 3, 5]),
         (
             "2 put large",
-            Operation::PutLarge { key: b"abc", length: 77, identity: 88, places: vec![place] },
+            Operation::PutLarge { key: b"abc", length: 77, identity: 88, extents: vec![extent] },
             vec![2, 9, 3, 77, 88, 1],
         ),
         ("3 remove", Operation::Remove { key: b"abc" }, vec![3, 9, 3]),
@@ -205,14 +210,16 @@ fn operations_are_as_documented() {
 /// The catalogue, each list with one item.
 #[test]
 fn the_catalogue_is_as_documented() {
-    let (place, other) = (Place::new(4096, 64, Epoch(1)), Place::new(8192, 640, Epoch(2)));
+    let (place, other) = (Place::new(4096, 64, SegmentUse(1)), Place::new(8192, 640, SegmentUse(2)));
+    let chunk = ExtentRef { place: other, segment_use: SegmentUse(2) };
     let entry = KeyspaceEntry { id: KeyspaceId(7), page_bytes: 4096, name: "name".into(), chunks: vec![place] };
     let orphan = Orphan { keyspace: KeyspaceId(7), first_page: PageId(5), page_count: 6 };
     let catalogue = Catalogue {
         next_keyspace: 8,
         next_value: 99,
         keyspaces: vec![entry],
-        summaries: vec![(Epoch(3), other)],
+        summaries: vec![other],
+        segments: vec![chunk],
         orphans: vec![orphan],
     };
     let bytes = catalogue.encode();
@@ -221,9 +228,10 @@ fn the_catalogue_is_as_documented() {
     compare_sample("A keyspace", &bytes[16..], &[7, 4096, 4]);
     assert_eq!(bytes[26..30], *b"name");
     assert_eq!(bytes[30..42], [&1u32.to_le_bytes()[..], &place.to_bits().to_le_bytes()].concat());
-    compare_sample("A summary", &bytes[46..], &[3, other.to_bits()]);
-    compare_sample("An orphan", &bytes[66..], &[7, 5, 6]);
-    assert_eq!(bytes.len(), 78);
+    assert_eq!(bytes[46..54], other.to_bits().to_le_bytes());
+    compare_sample("An extent that is named", &bytes[58..], &[other.to_bits(), 2]);
+    compare_sample("An orphan", &bytes[78..], &[7, 5, 6]);
+    assert_eq!(bytes.len(), 90);
 }
 
 /// Bits of a place, kinds of extents, and the numbers in the text.
@@ -249,12 +257,13 @@ fn numbers_are_as_documented() {
         ("offset of the second superblock", superblock::SLOT_OFFSETS[1] as usize),
         ("incarnations in a superblock, at most", INCARNATION_COUNT_MAX),
         ("streams of a log, at most", LOG_STREAM_COUNT_MAX as usize),
-        ("extents of a catalogue, at most", CATALOGUE_EXTENT_COUNT_MAX),
         ("unit of places in bytes", Place::UNIT_BYTES as usize),
         ("bytes of an extent, at most", Place::EXTENT_BYTES_MAX as usize),
         ("smallest page in bytes", node::PAGE_BYTES_MIN),
         ("largest page in bytes", node::PAGE_BYTES_MAX),
         ("pages in a chunk of a page table", extent::TABLE_PAGES),
+        ("segments in a chunk of their table", extent::SEGMENT_TABLE_ENTRIES),
+        ("bytes of the catalogue in each part but the last", super::catalogue::PART_BYTES),
         ("alignment of log records in bytes", log::RECORD_ALIGNMENT_BYTES),
     ];
     assert_eq!(sizes, expected.map(|(what, number)| (what.to_owned(), number.to_string())));

@@ -5,27 +5,30 @@
 //! ```text
 //! OFFSET  SIZE  DESCRIPTION
 //!      0     8  XXH3-64 of the bytes from 8 to the stored length
-//!      8     8  epoch the extent was written in: that of its segment
+//!      8     8  use of the segment that it was written in
 //!     16     4  keyspace
 //!     20     4  page; for a chunk of a large value, its index within the value
 //!     24     4  stored length in bytes, this header included
 //!     28     4  length once decompressed, this header included
 //!     32     1  kind
 //!     33     1  codec: 0 as it is, 1 lz4 (block format) behind the header
-//!     34     6  zero
+//!     34     6  database: the low 48 bits of its identity
 //! ```
+//!
+//! Use and database are its *origin*: a write that was lost leaves an older extent in its place, which may be whole and of the
+//! same page, and one that went astray leaves another database's.
 
-use super::{Epoch, KeyspaceId, PageId, checksum, get_u32, get_u64, put_u32, put_u64};
+use super::{KeyspaceId, PageId, SegmentUse, checksum, get_u32, get_u64, put_u32, put_u64};
 
 pub(crate) const CHECKSUM_OFFSET: usize = 0;
-pub(crate) const EPOCH_OFFSET: usize = 8;
+pub(crate) const USE_OFFSET: usize = 8;
 pub(crate) const KEYSPACE_OFFSET: usize = 16;
 pub(crate) const PAGE_OFFSET: usize = 20;
 pub(crate) const STORED_BYTES_OFFSET: usize = 24;
 pub(crate) const RAW_BYTES_OFFSET: usize = 28;
 pub(crate) const KIND_OFFSET: usize = 32;
 pub(crate) const CODEC_OFFSET: usize = 33;
-pub(crate) const ZERO_OFFSET: usize = 34;
+pub(crate) const DATABASE_OFFSET: usize = 34;
 /// Bytes of the header of an extent, and of a page.
 pub(crate) const HEADER_BYTES: usize = 40;
 /// Where the bytes of a value begin: behind the header and the value's identity.
@@ -33,16 +36,19 @@ pub(crate) const VALUE_BYTES_OFFSET: usize = HEADER_BYTES + 8;
 /// Pages whose places one extent of kind `Table` holds, 8 bytes each.
 pub(crate) const TABLE_PAGES: usize = 1024;
 
+/// Entries of one extent of kind `Segments`, 8 bytes each.
+pub(crate) const SEGMENT_TABLE_ENTRIES: usize = 512;
+
 const _: () = {
-    assert!(EPOCH_OFFSET == CHECKSUM_OFFSET + 8);
-    assert!(KEYSPACE_OFFSET == EPOCH_OFFSET + 8);
+    assert!(USE_OFFSET == CHECKSUM_OFFSET + 8);
+    assert!(KEYSPACE_OFFSET == USE_OFFSET + 8);
     assert!(PAGE_OFFSET == KEYSPACE_OFFSET + 4);
     assert!(STORED_BYTES_OFFSET == PAGE_OFFSET + 4);
     assert!(RAW_BYTES_OFFSET == STORED_BYTES_OFFSET + 4);
     assert!(KIND_OFFSET == RAW_BYTES_OFFSET + 4);
     assert!(CODEC_OFFSET == KIND_OFFSET + 1);
-    assert!(ZERO_OFFSET == CODEC_OFFSET + 1);
-    assert!(HEADER_BYTES == ZERO_OFFSET + 6);
+    assert!(DATABASE_OFFSET == CODEC_OFFSET + 1);
+    assert!(HEADER_BYTES == DATABASE_OFFSET + 6);
 };
 
 /// What an extent holds.
@@ -59,6 +65,8 @@ pub(crate) enum Kind {
     Catalogue = 5,
     /// Changes of page tables within an epoch.
     Summary = 6,
+    /// Part of the table of segments.
+    Segments = 7,
 }
 
 impl Kind {
@@ -70,6 +78,7 @@ impl Kind {
             4 => Kind::Table,
             5 => Kind::Catalogue,
             6 => Kind::Summary,
+            7 => Kind::Segments,
             _ => return None,
         })
     }
@@ -82,6 +91,16 @@ pub(crate) struct Identity {
     pub(crate) page: PageId,
 }
 
+/// When and where an extent was written; compared with what the reader expects.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Origin {
+    pub(crate) database: u64,
+    pub(crate) segment_use: SegmentUse,
+}
+
+/// What of a database's identity an extent has room for.
+const DATABASE_MASK: u64 = (1 << 48) - 1;
+
 /// What is wrong with an extent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum Flaw {
@@ -91,8 +110,10 @@ pub(crate) enum Flaw {
     Checksum,
     #[error("it belongs to keyspace {}, page {}", .0.keyspace, .0.page)]
     Identity(Identity),
-    #[error("it was written in epoch {}", .0.0)]
-    Epoch(Epoch),
+    #[error("it was written in use {:#x} of a segment, and not in the one that it should be from", .0.0)]
+    Use(SegmentUse),
+    #[error("it belongs to another database")]
+    Database,
     #[error("its kind is unknown or not the one expected")]
     Kind,
     #[error("it does not decompress")]
@@ -106,10 +127,10 @@ const CODEC_LZ4: u8 = 1;
 const COMPRESSION_GAIN_SHARE: usize = 8;
 
 /// Appends `page` (header included; its own header bytes are replaced) to `out` as an extent and returns the stored
-/// length. Compresses where that saves an eighth.
+/// length. Compresses where that saves an eighth. Whoever gives it a place [seals](seal) it.
 ///
 /// The caller pads to the unit of places.
-pub(crate) fn encode(page: &[u8], identity: Identity, epoch: Epoch, kind: Kind, out: &mut Vec<u8>) -> usize {
+pub(crate) fn encode(page: &[u8], identity: Identity, kind: Kind, out: &mut Vec<u8>) -> usize {
     assert!(page.len() > HEADER_BYTES);
     let start = out.len();
     let body = &page[HEADER_BYTES..];
@@ -127,15 +148,12 @@ pub(crate) fn encode(page: &[u8], identity: Identity, epoch: Epoch, kind: Kind, 
     out.truncate(start + stored);
     let extent = &mut out[start..];
     extent[..HEADER_BYTES].fill(0);
-    put_u64(extent, EPOCH_OFFSET, epoch.0);
     put_u32(extent, KEYSPACE_OFFSET, identity.keyspace.0);
     put_u32(extent, PAGE_OFFSET, identity.page.0);
     put_u32(extent, STORED_BYTES_OFFSET, stored as u32);
     put_u32(extent, RAW_BYTES_OFFSET, page.len() as u32);
     extent[KIND_OFFSET] = kind as u8;
     extent[CODEC_OFFSET] = codec;
-    let sum = checksum(&extent[EPOCH_OFFSET..], 0);
-    put_u64(extent, CHECKSUM_OFFSET, sum);
     stored
 }
 
@@ -143,7 +161,8 @@ pub(crate) fn encode(page: &[u8], identity: Identity, epoch: Epoch, kind: Kind, 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Header {
     pub(crate) identity: Identity,
-    pub(crate) epoch: Epoch,
+    /// Of the database only what an extent has room for.
+    origin: Origin,
     pub(crate) kind: Kind,
     pub(crate) stored_bytes: usize,
     pub(crate) raw_bytes: usize,
@@ -160,7 +179,7 @@ pub(crate) fn verify(bytes: &[u8]) -> Result<Header, Flaw> {
     if stored_bytes < HEADER_BYTES || stored_bytes > bytes.len() || raw_bytes < HEADER_BYTES {
         return Err(Flaw::Length);
     }
-    if checksum(&bytes[EPOCH_OFFSET..stored_bytes], 0) != get_u64(bytes, CHECKSUM_OFFSET) {
+    if checksum(&bytes[USE_OFFSET..stored_bytes], 0) != get_u64(bytes, CHECKSUM_OFFSET) {
         return Err(Flaw::Checksum);
     }
     Ok(Header {
@@ -168,7 +187,7 @@ pub(crate) fn verify(bytes: &[u8]) -> Result<Header, Flaw> {
             keyspace: KeyspaceId(get_u32(bytes, KEYSPACE_OFFSET)),
             page: PageId(get_u32(bytes, PAGE_OFFSET)),
         },
-        epoch: Epoch(get_u64(bytes, EPOCH_OFFSET)),
+        origin: Origin { database: database_of(bytes), segment_use: SegmentUse(get_u64(bytes, USE_OFFSET)) },
         kind: Kind::from_byte(bytes[KIND_OFFSET]).ok_or(Flaw::Kind)?,
         stored_bytes,
         raw_bytes,
@@ -176,11 +195,32 @@ pub(crate) fn verify(bytes: &[u8]) -> Result<Header, Flaw> {
     })
 }
 
-/// Gives a verified extent another epoch: it is being moved.
-pub(crate) fn restamp(bytes: &mut [u8], header: &Header, epoch: Epoch) {
-    let extent = &mut bytes[..header.stored_bytes];
-    put_u64(extent, EPOCH_OFFSET, epoch.0);
-    let sum = checksum(&extent[EPOCH_OFFSET..], 0);
+impl Header {
+    /// Whether the extent is from where it should be.
+    pub(crate) fn check(&self, expected: Origin) -> Result<(), Flaw> {
+        if self.origin.database != expected.database & DATABASE_MASK {
+            return Err(Flaw::Database);
+        }
+        if self.origin.segment_use != expected.segment_use {
+            return Err(Flaw::Use(self.origin.segment_use));
+        }
+        Ok(())
+    }
+}
+
+fn database_of(bytes: &[u8]) -> u64 {
+    let mut database = [0; 8];
+    database[..HEADER_BYTES - DATABASE_OFFSET].copy_from_slice(&bytes[DATABASE_OFFSET..HEADER_BYTES]);
+    u64::from_le_bytes(database)
+}
+
+/// Gives an extent its origin, and its checksum. `extent` is as long as it is stored.
+pub(crate) fn seal(extent: &mut [u8], origin: Origin) {
+    assert!(extent.len() >= HEADER_BYTES && get_u32(extent, STORED_BYTES_OFFSET) as usize == extent.len());
+    put_u64(extent, USE_OFFSET, origin.segment_use.0);
+    extent[DATABASE_OFFSET..HEADER_BYTES]
+        .copy_from_slice(&origin.database.to_le_bytes()[..HEADER_BYTES - DATABASE_OFFSET]);
+    let sum = checksum(&extent[USE_OFFSET..], 0);
     put_u64(extent, CHECKSUM_OFFSET, sum);
 }
 
@@ -209,6 +249,7 @@ mod tests {
     use super::*;
 
     const WHO: Identity = Identity { keyspace: KeyspaceId(7), page: PageId(9) };
+    const ORIGIN: Origin = Origin { database: 0xFEDC_BA98_7654_3210, segment_use: SegmentUse(3) };
 
     /// What is encoded comes back, whether it compresses or not, and from behind other bytes.
     #[test]
@@ -221,11 +262,12 @@ mod tests {
         }
         for (page, shrinks) in [(vec![5u8; 4096], true), (noise, false)] {
             let mut out = vec![1, 2, 3];
-            let stored = encode(&page, WHO, Epoch(3), Kind::Leaf, &mut out);
+            let stored = encode(&page, WHO, Kind::Leaf, &mut out);
             assert_eq!(stored < page.len(), shrinks);
+            seal(&mut out[3..], ORIGIN);
             out.extend([9; 100]);
             let header = verify(&out[3..]).unwrap();
-            assert_eq!((header.identity, header.epoch, header.kind), (WHO, Epoch(3), Kind::Leaf));
+            assert_eq!((header.identity, header.kind, header.check(ORIGIN)), (WHO, Kind::Leaf, Ok(())));
             let mut back = vec![0; 4096];
             decode(&out[3..], &header, &mut back).unwrap();
             assert_eq!(back[HEADER_BYTES..], page[HEADER_BYTES..]);
@@ -236,11 +278,28 @@ mod tests {
     #[test]
     fn any_flipped_bit_is_noticed() {
         let mut out = Vec::new();
-        let stored = encode(&[5u8; 512], WHO, Epoch(3), Kind::Inner, &mut out);
+        let stored = encode(&[5u8; 512], WHO, Kind::Inner, &mut out);
+        seal(&mut out, ORIGIN);
         for bit in 0..stored * 8 {
             out[bit / 8] ^= 1 << (bit % 8);
             assert!(verify(&out[..stored]).is_err(), "bit {bit}");
             out[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+
+    /// An extent of another database, and one of any other use of its segment, however far, are told apart.
+    #[test]
+    fn another_origin_is_noticed() {
+        let mut out = Vec::new();
+        encode(&[5u8; 512], WHO, Kind::Leaf, &mut out);
+        for bit in 0..64 {
+            let segment_use = SegmentUse(ORIGIN.segment_use.0 ^ 1 << bit);
+            seal(&mut out, Origin { segment_use, ..ORIGIN });
+            assert_eq!(verify(&out).unwrap().check(ORIGIN), Err(Flaw::Use(segment_use)));
+        }
+        for bit in 0..48 {
+            seal(&mut out, Origin { database: ORIGIN.database ^ 1 << bit, ..ORIGIN });
+            assert_eq!(verify(&out).unwrap().check(ORIGIN), Err(Flaw::Database));
         }
     }
 }

@@ -45,6 +45,21 @@ number! {
     SegmentId(u32)
 }
 
+/// One use of a segment of the data file, from its being taken to its being free again. No two uses in a database have the same
+/// number: the opening is in the high 28 bits, what is below counts.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
+pub(crate) struct SegmentUse(pub(crate) u64);
+
+impl SegmentUse {
+    /// Bits of the count: 2^36 segments of a megabyte are 64 PiB written in one opening.
+    pub(super) const COUNT_BITS: u32 = 36;
+
+    /// The first use of an opening.
+    pub(crate) fn first_of(incarnation: Incarnation) -> SegmentUse {
+        SegmentUse((u64::from(incarnation.0) << SegmentUse::COUNT_BITS) | 1)
+    }
+}
+
 impl PageId {
     /// No page.
     pub const NONE: PageId = PageId(0);

@@ -15,8 +15,9 @@ pub(crate) mod record;
 pub(crate) mod summary;
 pub(crate) mod superblock;
 
+pub(crate) use ids::SegmentUse;
 pub use ids::{Epoch, Incarnation, KeyspaceId, PageId, SegmentId, Timestamp};
-pub(crate) use place::Place;
+pub(crate) use place::{ExtentRef, Place};
 
 /// The format version that this code writes, and the newest that it reads.
 pub(crate) const FORMAT_VERSION: u32 = 1;

@@ -1,6 +1,6 @@
 //! Where an extent lies in the data file, in one word.
 
-use super::Epoch;
+use super::{SegmentUse, get_u64, put_u64};
 
 /// A byte range of the data file: the start in units of [`Place::UNIT_BYTES`] and the length in the same units.
 ///
@@ -8,11 +8,12 @@ use super::Epoch;
 /// | --- | --- |
 /// | 0..40 | start / 64 (64 TiB) |
 /// | 40..54 | length / 64 (up to 1 MiB) |
-/// | 54..61 | stamp: seven bits of the epoch the extent was written in |
+/// | 54..61 | stamp: seven bits of the segment's use |
 /// | 61..64 | 0: left to the page table's tags |
 ///
-/// The stamp is compared with the epoch in the extent's header: a write that was lost leaves an older extent there, which
-/// may be whole and of the same page. The zero word is no place: the superblocks lie at the start of the file.
+/// Two places that are the same bytes of the file in two uses of its segment are told apart by the stamp, mostly; the whole
+/// number of the use is in the table of segments and in the extent's header. The zero word is no place: the superblocks lie at
+/// the start of the file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Place(u64);
 
@@ -42,24 +43,25 @@ impl Place {
     pub(crate) const EXTENT_BYTES_MAX: u64 = ((1 << Place::LENGTH_BITS) - 1) * Place::UNIT_BYTES;
 
     /// The place that covers `length` bytes from `start`; the length is rounded up to whole units.
-    pub(crate) fn new(start: u64, length: u64, epoch: Epoch) -> Place {
+    pub(crate) fn new(start: u64, length: u64, segment_use: SegmentUse) -> Place {
         assert!(start.is_multiple_of(Place::UNIT_BYTES), "extent starts between units: {start}");
         let units = length.div_ceil(Place::UNIT_BYTES);
         assert!(units > 0 && units < 1 << Place::LENGTH_BITS, "extent length out of range: {length}");
         let start_units = start / Place::UNIT_BYTES;
         assert!(start_units > 0 && start_units < 1 << Place::START_BITS, "extent start out of range: {start}");
-        let stamp = Place::stamp_of(epoch) << (Place::START_BITS + Place::LENGTH_BITS);
+        let stamp = Place::stamp_of(segment_use) << (Place::START_BITS + Place::LENGTH_BITS);
         Place(start_units | (units << Place::START_BITS) | stamp)
     }
 
-    /// Neighbouring epochs, and the first epochs of neighbouring incarnations, differ.
-    fn stamp_of(epoch: Epoch) -> u64 {
-        epoch.0.wrapping_add((epoch.0 >> 32).wrapping_mul(37)) & ((1 << Place::STAMP_BITS) - 1)
+    /// Neighbouring uses, and the first uses of neighbouring openings, differ.
+    fn stamp_of(segment_use: SegmentUse) -> u64 {
+        let opening = segment_use.0 >> SegmentUse::COUNT_BITS;
+        segment_use.0.wrapping_add(opening.wrapping_mul(37)) & ((1 << Place::STAMP_BITS) - 1)
     }
 
-    /// Whether an extent of this epoch can be the one that the place means.
-    pub(crate) fn is_of(self, epoch: Epoch) -> bool {
-        self.0 >> (Place::START_BITS + Place::LENGTH_BITS) == Place::stamp_of(epoch)
+    /// Whether the place can have been given out in this use of its segment.
+    pub(crate) fn is_of(self, segment_use: SegmentUse) -> bool {
+        self.0 >> (Place::START_BITS + Place::LENGTH_BITS) == Place::stamp_of(segment_use)
     }
 
     /// The word as it is stored.
@@ -95,15 +97,45 @@ impl std::fmt::Debug for Place {
     }
 }
 
+/// An extent that is named where no table of segments tells the use of its segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct ExtentRef {
+    pub(crate) place: Place,
+    pub(crate) segment_use: SegmentUse,
+}
+
+impl ExtentRef {
+    pub(crate) const NONE: ExtentRef = ExtentRef { place: Place::NONE, segment_use: SegmentUse(0) };
+    pub(crate) const BYTES: usize = 16;
+
+    pub(crate) fn to_bytes(self) -> [u8; ExtentRef::BYTES] {
+        let mut bytes = [0; ExtentRef::BYTES];
+        put_u64(&mut bytes, 0, self.place.to_bits());
+        put_u64(&mut bytes, 8, self.segment_use.0);
+        bytes
+    }
+
+    /// What these bytes name; `None` where they are malformed.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<ExtentRef> {
+        assert!(bytes.len() == ExtentRef::BYTES);
+        let (place, segment_use) = (get_u64(bytes, 0), SegmentUse(get_u64(bytes, 8)));
+        if (place, segment_use) == (0, SegmentUse(0)) {
+            return Some(ExtentRef::NONE);
+        }
+        Place::from_bits(place).filter(|place| place.is_of(segment_use)).map(|place| ExtentRef { place, segment_use })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::Incarnation;
 
     /// A place survives its word, at both ends of its range.
     #[test]
     fn a_place_survives_its_word() {
         for (start, length) in [(64, 1), (4096, 64), ((1 << 46) - 64, Place::EXTENT_BYTES_MAX)] {
-            let place = Place::new(start, length, Epoch(u64::MAX));
+            let place = Place::new(start, length, SegmentUse(u64::MAX));
             assert_eq!(place.start(), start);
             assert_eq!(place.length(), length.next_multiple_of(64));
             assert_eq!(Place::from_bits(place.to_bits()), Some(place));
@@ -112,20 +144,31 @@ mod tests {
         assert_eq!(Place::from_bits(1 << 61), None);
     }
 
-    /// Places sort in the order of the file, whatever their lengths and epochs.
+    /// Places sort in the order of the file, whatever their lengths and uses.
     #[test]
     fn places_sort_by_where_they_start() {
-        let (near, far) = (Place::new(64, 4096, Epoch(9)), Place::new(128, 64, Epoch(1)));
+        let (near, far) = (Place::new(64, 4096, SegmentUse(9)), Place::new(128, 64, SegmentUse(1)));
         assert!(near < far);
     }
 
-    /// An extent of the epoch before, or of the same epoch number of the incarnation before, is told apart.
+    /// The use before, and the use of the same number of the opening before, are told apart by the stamp.
     #[test]
-    fn neighbouring_epochs_are_told_apart() {
-        let epoch = Epoch((5 << 32) | 9);
-        let place = Place::new(64, 64, epoch);
-        assert!(place.is_of(epoch));
-        assert!(!place.is_of(Epoch(epoch.0 - 1)));
-        assert!(!place.is_of(Epoch(epoch.0 - (1 << 32))));
+    fn neighbouring_uses_are_told_apart() {
+        let segment_use = SegmentUse(SegmentUse::first_of(Incarnation(5)).0 + 9);
+        let place = Place::new(64, 64, segment_use);
+        assert!(place.is_of(segment_use));
+        assert!(!place.is_of(SegmentUse(segment_use.0 - 1)));
+        assert!(!place.is_of(SegmentUse(segment_use.0 - (1 << SegmentUse::COUNT_BITS))));
+    }
+
+    /// A named extent survives its bytes; a stamp that is not that of its use is refused.
+    #[test]
+    fn a_named_extent_survives_its_bytes() {
+        let place = Place::new(4096, 64, SegmentUse(300));
+        let named = ExtentRef { place, segment_use: SegmentUse(300) };
+        for named in [named, ExtentRef::NONE] {
+            assert_eq!(ExtentRef::from_bytes(&named.to_bytes()), Some(named));
+        }
+        assert_eq!(ExtentRef::from_bytes(&ExtentRef { segment_use: SegmentUse(301), ..named }.to_bytes()), None);
     }
 }

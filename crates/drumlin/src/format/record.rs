@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! 1 put          key length (2)  value length (4)  key  value
-//! 2 put large    key length (2)  length (8)  identity (8)  chunks (4)  key  place of each chunk (8)
+//! 2 put large    key length (2)  length (8)  identity (8)  chunks (4)  key  place (8) and use of the segment (8) of each chunk
 //! 3 remove       key length (2)  key
 //! 4 create       page size (4)  name length (2)  name
 //! 5 drop
@@ -13,7 +13,7 @@
 //! Keys of one record ascend within a keyspace, and none occurs twice.
 
 use super::node::is_value_length;
-use super::{KeyspaceId, Place};
+use super::{ExtentRef, KeyspaceId};
 
 const PUT: u8 = 1;
 const PUT_LARGE: u8 = 2;
@@ -25,7 +25,7 @@ const DROP: u8 = 5;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Operation<'a> {
     Put { key: &'a [u8], value: &'a [u8] },
-    PutLarge { key: &'a [u8], length: u64, identity: u64, places: Vec<Place> },
+    PutLarge { key: &'a [u8], length: u64, identity: u64, extents: Vec<ExtentRef> },
     Remove { key: &'a [u8] },
     Create { page_bytes: u32, name: &'a str },
     Drop,
@@ -45,15 +45,15 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
             out.extend_from_slice(key);
             out.extend_from_slice(value);
         }
-        Operation::PutLarge { key, length, identity, places } => {
+        Operation::PutLarge { key, length, identity, extents } => {
             begin(PUT_LARGE);
             out.extend((key.len() as u16).to_le_bytes());
             out.extend(length.to_le_bytes());
             out.extend(identity.to_le_bytes());
-            out.extend((places.len() as u32).to_le_bytes());
+            out.extend((extents.len() as u32).to_le_bytes());
             out.extend_from_slice(key);
-            for place in places {
-                out.extend(place.to_bits().to_le_bytes());
+            for extent in extents {
+                out.extend(extent.to_bytes());
             }
         }
         Operation::Remove { key } => {
@@ -119,15 +119,15 @@ fn take_operation<'a>(rest: &mut &'a [u8]) -> Option<(KeyspaceId, Operation<'a>)
             let identity = take_u64(rest)?;
             let chunk_count = take_u32(rest)? as usize;
             let key = take(rest, key_bytes)?;
-            let places = take(rest, chunk_count.checked_mul(8)?)?;
-            let places = places
-                .chunks_exact(8)
-                .map(|bits| Place::from_bits(u64::from_le_bytes(bits.try_into().expect("eight bytes"))))
+            let extents = take(rest, chunk_count.checked_mul(ExtentRef::BYTES)?)?;
+            let extents = extents
+                .chunks_exact(ExtentRef::BYTES)
+                .map(|bytes| ExtentRef::from_bytes(bytes).filter(|extent| *extent != ExtentRef::NONE))
                 .collect::<Option<Vec<_>>>()?;
             if !is_value_length(length, chunk_count as u32) {
                 return None;
             }
-            Operation::PutLarge { key, length, identity, places }
+            Operation::PutLarge { key, length, identity, extents }
         }
         REMOVE => {
             let key_bytes = take_u16(rest)?;
@@ -147,16 +147,23 @@ fn take_operation<'a>(rest: &mut &'a [u8]) -> Option<(KeyspaceId, Operation<'a>)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::Epoch;
+    use crate::format::{Place, SegmentUse};
+
+    fn extents() -> Vec<ExtentRef> {
+        let extent = |start, number| {
+            let segment_use = SegmentUse(number);
+            ExtentRef { place: Place::new(start, 4096, segment_use), segment_use }
+        };
+        vec![extent(4096, 1), extent(1 << 20, 2)]
+    }
 
     /// Every operation survives its bytes; a body cut short, or a value that its extents can't hold, is refused without a panic.
     #[test]
     fn operations_survive_their_bytes() {
-        let places = vec![Place::new(64, 64, Epoch(1)), Place::new(4096, 4096, Epoch(2))];
         let operations = [
             Operation::Put { key: b"", value: b"" },
             Operation::Put { key: b"k", value: b"value" },
-            Operation::PutLarge { key: b"l", length: 5000, identity: 9, places },
+            Operation::PutLarge { key: b"l", length: 5000, identity: 9, extents: extents() },
             Operation::Remove { key: b"gone" },
             Operation::Create { page_bytes: 4096, name: "käse" },
             Operation::Drop,
@@ -169,9 +176,12 @@ mod tests {
         assert_eq!(decoded.len(), operations.len());
         assert!(decoded.iter().zip(&operations).all(|((keyspace, a), b)| *keyspace == KeyspaceId(3) && a == b));
         for length in [0, 1, 3 << 20, u64::MAX] {
-            let places = vec![Place::new(64, 64, Epoch(1)), Place::new(4096, 4096, Epoch(2))];
             let mut body = Vec::new();
-            encode(KeyspaceId(3), &Operation::PutLarge { key: b"l", length, identity: 9, places }, &mut body);
+            encode(
+                KeyspaceId(3),
+                &Operation::PutLarge { key: b"l", length, identity: 9, extents: extents() },
+                &mut body,
+            );
             assert!(decode(&body).eq([None]), "{length} bytes in two extents");
         }
         for end in 0..body.len() {

@@ -14,18 +14,17 @@
 //!     48     8  sequence number of the checkpoint
 //!     56     8  timestamp of the checkpoint: the state is exactly that after this commit
 //!     64     8  epoch of the checkpoint; 0: there is none yet
-//!     72     4  length of the catalogue in bytes
-//!     76     4  number of the catalogue's extents (up to 200)
+//!     72     8  length of the catalogue in bytes
 //!     80     4  number of incarnations listed (up to 64)
 //!     84     4  number of the log's stretches listed (up to 64)
 //!     88   768  incarnations, 12 bytes each: number (4), the first timestamp of its commits (8)
-//!    856  1600  places of the catalogue's extents, 8 bytes each
-//!   2456  1536  stretches of the log that must be there, 24 bytes each: stream (8), its position from (8) and to (8)
-//!   3992   104  zero
+//!    856    16  the catalogue's last part: place (8), use of its segment (8)
+//!    872  1536  stretches of the log that must be there, 24 bytes each: stream (8), its position from (8) and to (8)
+//!   2408  1688  zero
 //! ```
 
 use super::{
-    BLOCK_BYTES, Epoch, FORMAT_VERSION, Incarnation, LOG_STREAM_COUNT_MAX, Place, Timestamp, checksum, get_u32,
+    BLOCK_BYTES, Epoch, ExtentRef, FORMAT_VERSION, Incarnation, LOG_STREAM_COUNT_MAX, Timestamp, checksum, get_u32,
     get_u64, put_u32, put_u64,
 };
 
@@ -34,7 +33,6 @@ pub(crate) const SLOT_OFFSETS: [u64; 2] = [0, 8 * BLOCK_BYTES as u64];
 
 pub(crate) const MAGIC: [u8; 8] = *b"DRUMLIN\n";
 pub(crate) const INCARNATION_COUNT_MAX: usize = 64;
-pub(crate) const CATALOGUE_EXTENT_COUNT_MAX: usize = 200;
 /// One for each stream that a log may have.
 pub(crate) const STRETCH_COUNT_MAX: usize = LOG_STREAM_COUNT_MAX as usize;
 
@@ -49,13 +47,12 @@ pub(crate) const CHECKPOINT_OFFSET: usize = 48;
 pub(crate) const TIMESTAMP_OFFSET: usize = 56;
 pub(crate) const EPOCH_OFFSET: usize = 64;
 pub(crate) const CATALOGUE_BYTES_OFFSET: usize = 72;
-pub(crate) const CATALOGUE_COUNT_OFFSET: usize = 76;
 pub(crate) const INCARNATION_COUNT_OFFSET: usize = 80;
 pub(crate) const STRETCH_COUNT_OFFSET: usize = 84;
 pub(crate) const INCARNATIONS_OFFSET: usize = 88;
 pub(crate) const CATALOGUE_OFFSET: usize = 856;
-pub(crate) const STRETCHES_OFFSET: usize = 2456;
-pub(crate) const ZERO_2_OFFSET: usize = 3992;
+pub(crate) const STRETCHES_OFFSET: usize = 872;
+pub(crate) const ZERO_2_OFFSET: usize = 2408;
 pub(super) const INCARNATION_BYTES: usize = 12;
 pub(super) const STRETCH_BYTES: usize = 24;
 
@@ -70,14 +67,13 @@ const _: () = {
     assert!(TIMESTAMP_OFFSET == CHECKPOINT_OFFSET + 8);
     assert!(EPOCH_OFFSET == TIMESTAMP_OFFSET + 8);
     assert!(CATALOGUE_BYTES_OFFSET == EPOCH_OFFSET + 8);
-    assert!(CATALOGUE_COUNT_OFFSET == CATALOGUE_BYTES_OFFSET + 4);
-    assert!(INCARNATION_COUNT_OFFSET == CATALOGUE_COUNT_OFFSET + 4);
+    assert!(INCARNATION_COUNT_OFFSET == CATALOGUE_BYTES_OFFSET + 8);
     assert!(STRETCH_COUNT_OFFSET == INCARNATION_COUNT_OFFSET + 4);
     assert!(INCARNATIONS_OFFSET == STRETCH_COUNT_OFFSET + 4);
     assert!(CATALOGUE_OFFSET == INCARNATIONS_OFFSET + INCARNATION_COUNT_MAX * INCARNATION_BYTES);
-    assert!(STRETCHES_OFFSET == CATALOGUE_OFFSET + CATALOGUE_EXTENT_COUNT_MAX * 8);
+    assert!(STRETCHES_OFFSET == CATALOGUE_OFFSET + ExtentRef::BYTES);
     assert!(ZERO_2_OFFSET == STRETCHES_OFFSET + STRETCH_COUNT_MAX * STRETCH_BYTES);
-    assert!(ZERO_2_OFFSET + 104 == BLOCK_BYTES);
+    assert!(ZERO_2_OFFSET + 1688 == BLOCK_BYTES);
 };
 
 /// See the module.
@@ -89,8 +85,9 @@ pub(crate) struct Superblock {
     pub(crate) checkpoint: u64,
     pub(crate) timestamp: Timestamp,
     pub(crate) epoch: Epoch,
-    pub(crate) catalogue_bytes: u32,
-    pub(crate) catalogue: Vec<Place>,
+    pub(crate) catalogue_bytes: u64,
+    /// The last part of the catalogue, which names the one before it; none before the first checkpoint.
+    pub(crate) catalogue: ExtentRef,
     /// Ascending; each with the first timestamp that it gave out.
     pub(crate) incarnations: Vec<(Incarnation, Timestamp)>,
     /// What must be there of the log. Empty once the database was closed: then nothing of the log is needed.
@@ -126,7 +123,6 @@ impl Superblock {
     /// The block as it is written.
     pub(crate) fn encode(&self) -> [u8; BLOCK_BYTES] {
         assert!(self.incarnations.len() <= INCARNATION_COUNT_MAX);
-        assert!(self.catalogue.len() <= CATALOGUE_EXTENT_COUNT_MAX);
         assert!(self.log.len() <= STRETCH_COUNT_MAX);
         let mut block = [0u8; BLOCK_BYTES];
         let bytes = &mut block[..];
@@ -138,17 +134,14 @@ impl Superblock {
         put_u64(bytes, CHECKPOINT_OFFSET, self.checkpoint);
         put_u64(bytes, TIMESTAMP_OFFSET, self.timestamp.0);
         put_u64(bytes, EPOCH_OFFSET, self.epoch.0);
-        put_u32(bytes, CATALOGUE_BYTES_OFFSET, self.catalogue_bytes);
-        put_u32(bytes, CATALOGUE_COUNT_OFFSET, self.catalogue.len() as u32);
+        put_u64(bytes, CATALOGUE_BYTES_OFFSET, self.catalogue_bytes);
         put_u32(bytes, INCARNATION_COUNT_OFFSET, self.incarnations.len() as u32);
         for (index, (incarnation, first)) in self.incarnations.iter().enumerate() {
             let offset = INCARNATIONS_OFFSET + index * INCARNATION_BYTES;
             put_u32(bytes, offset, incarnation.0);
             put_u64(bytes, offset + 4, first.0);
         }
-        for (index, place) in self.catalogue.iter().enumerate() {
-            put_u64(bytes, CATALOGUE_OFFSET + index * 8, place.to_bits());
-        }
+        bytes[CATALOGUE_OFFSET..CATALOGUE_OFFSET + ExtentRef::BYTES].copy_from_slice(&self.catalogue.to_bytes());
         put_u32(bytes, STRETCH_COUNT_OFFSET, self.log.len() as u32);
         for (index, stretch) in self.log.iter().enumerate() {
             let offset = STRETCHES_OFFSET + index * STRETCH_BYTES;
@@ -177,21 +170,18 @@ impl Superblock {
         if checksum(&bytes[SEQUENCE_OFFSET..], 0) != get_u64(bytes, CHECKSUM_OFFSET) {
             return Err(Flaw::Checksum);
         }
-        let catalogue_count = get_u32(bytes, CATALOGUE_COUNT_OFFSET) as usize;
         let incarnation_count = get_u32(bytes, INCARNATION_COUNT_OFFSET) as usize;
         let stretch_count = get_u32(bytes, STRETCH_COUNT_OFFSET) as usize;
         let segment_bytes = get_u64(bytes, SEGMENT_BYTES_OFFSET);
-        if catalogue_count > CATALOGUE_EXTENT_COUNT_MAX
-            || incarnation_count > INCARNATION_COUNT_MAX
+        if incarnation_count > INCARNATION_COUNT_MAX
             || stretch_count > STRETCH_COUNT_MAX
             || !segment_bytes.is_power_of_two()
             || segment_bytes < 16 * BLOCK_BYTES as u64
         {
             return Err(Flaw::Fields);
         }
-        let catalogue = (0..catalogue_count)
-            .map(|index| Place::from_bits(get_u64(bytes, CATALOGUE_OFFSET + index * 8)).ok_or(Flaw::Fields))
-            .collect::<Result<Vec<_>, _>>()?;
+        let catalogue = &bytes[CATALOGUE_OFFSET..CATALOGUE_OFFSET + ExtentRef::BYTES];
+        let catalogue = ExtentRef::from_bytes(catalogue).ok_or(Flaw::Fields)?;
         let incarnations = (0..incarnation_count)
             .map(|index| {
                 let offset = INCARNATIONS_OFFSET + index * INCARNATION_BYTES;
@@ -213,7 +203,7 @@ impl Superblock {
             checkpoint: get_u64(bytes, CHECKPOINT_OFFSET),
             timestamp: Timestamp(get_u64(bytes, TIMESTAMP_OFFSET)),
             epoch: Epoch(get_u64(bytes, EPOCH_OFFSET)),
-            catalogue_bytes: get_u32(bytes, CATALOGUE_BYTES_OFFSET),
+            catalogue_bytes: get_u64(bytes, CATALOGUE_BYTES_OFFSET),
             catalogue,
             incarnations,
             log,
@@ -224,6 +214,7 @@ impl Superblock {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::{Place, SegmentUse};
 
     fn sample() -> Superblock {
         Superblock {
@@ -234,7 +225,7 @@ mod tests {
             timestamp: Timestamp(1234),
             epoch: Epoch(5),
             catalogue_bytes: 100,
-            catalogue: vec![Place::new(1 << 20, 640, Epoch(5))],
+            catalogue: ExtentRef { place: Place::new(1 << 20, 640, SegmentUse(5)), segment_use: SegmentUse(5) },
             incarnations: vec![(Incarnation(1), Timestamp(1)), (Incarnation(2), Timestamp(1235))],
             log: vec![Stretch { stream: 0, from: 4096, to: 12288 }, Stretch { stream: 63, from: 0, to: 0 }],
         }

@@ -330,10 +330,7 @@ impl Pool {
         let what = || format!("page {} of keyspace {}", identity.page, identity.keyspace);
         let flawed = |flaw: Flaw| self.space.damaged(&what(), place, flaw);
         let bytes = &bytes[..place.length() as usize];
-        let header = extent::verify(bytes).map_err(flawed)?;
-        if !place.is_of(header.epoch) {
-            return Err(flawed(Flaw::Epoch(header.epoch)));
-        }
+        let header = self.space.verify(place, bytes).map_err(flawed)?;
         // A value's extents are numbered within the value: what tells it apart is its own identity.
         let numbered = match wanted {
             Wanted::Node => identity,

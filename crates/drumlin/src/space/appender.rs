@@ -6,13 +6,13 @@
 //! # Invariants
 //! 1. An extent lies within one buffer, hence within one job and one segment.
 //! 2. A block is written once: a buffer that is flushed early ends at a block boundary, and the next begins there.
-//! 3. All extents of a segment carry the epoch it was opened in.
+//! 3. An extent is sealed as it is packed: before that nobody knows the use of its segment.
 
 use std::io;
 
 use super::FrameIndex;
 use super::segments::Segments;
-use crate::format::{BLOCK_BYTES, Epoch, Place, SegmentId};
+use crate::format::{BLOCK_BYTES, Epoch, Place, SegmentId, extent};
 use crate::io::AlignedBuffer;
 
 /// A full buffer on its way to the disk.
@@ -58,7 +58,7 @@ impl Appender {
         Appender { buffer_bytes, keep_segments: 0, open: None }
     }
 
-    /// Packs one extent. May open a segment, which grows the file where none is free.
+    /// Packs one extent and seals it. May open a segment, which grows the file where none is free.
     pub(crate) fn append(
         &mut self,
         segments: &Segments,
@@ -79,9 +79,11 @@ impl Appender {
             }
         }
         let open = self.open(segments, epoch)?;
-        let place = Place::new(open.position, bytes, epoch);
+        let segment_use = segments.segment_use(open.id);
+        let place = Place::new(open.position, bytes, segment_use);
         let offset = (open.position - open.buffer_start) as usize;
         open.buffer[offset..offset + extent.len()].copy_from_slice(extent);
+        extent::seal(&mut open.buffer[offset..offset + extent.len()], segments.origin(segment_use));
         open.buffer[offset + extent.len()..offset + bytes as usize].fill(0);
         open.position += bytes;
         open.frames.extend(frame);

@@ -3,7 +3,8 @@
 //! # The order of a checkpoint
 //! 1. The cut fixes the timestamp C and ends epoch e (the caller, under the guard).
 //! 2. All pages dirty in e have been appended (the pool).
-//! 3. Summaries, or a new base image folded from them, and the catalogue are appended.
+//! 3. Summaries, or a new base image folded from them, are appended; then what has changed of the table of segments, which
+//!    says of all that came before in which use of its segment it lies; then the catalogue.
 //! 4. Everything is written and synced.
 //! 5. The log is durable up to C (the caller's `log_durable`).
 //! 6. The superblock is written durably, into the slot that does not hold the newest.
@@ -12,22 +13,27 @@
 //! A power cut between any two of these leaves the superblock before, and everything that it refers to.
 
 use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::superblocks::Superblocks;
 use super::table::{CHUNK_BYTES, CHUNK_PAGES};
 use super::{PageSpace, Space};
 use crate::collections::{HashMap, HashSet};
 use crate::error::{Error, Result};
-use crate::format::catalogue::{Catalogue, KeyspaceEntry};
-use crate::format::extent::{HEADER_BYTES, Header, Identity, Kind};
+use crate::format::catalogue::{self, Catalogue, KeyspaceEntry};
+use crate::format::extent::{HEADER_BYTES, Header, Identity, Kind, SEGMENT_TABLE_ENTRIES};
 use crate::format::summary::{self, Entry};
-use crate::format::superblock::{self, INCARNATION_COUNT_MAX, Superblock};
-use crate::format::{BLOCK_BYTES, Epoch, Incarnation, KeyspaceId, PageId, Place, Timestamp, extent};
+use crate::format::superblock::{INCARNATION_COUNT_MAX, Superblock};
+use crate::format::{BLOCK_BYTES, Epoch, ExtentRef, Incarnation, KeyspaceId, PageId, Place, Timestamp, extent};
 use crate::io::AlignedBuffer;
 
-/// Payload of one extent of the catalogue or of a summary.
-const PART_BYTES: usize = 48 << 10;
+/// Payload of a summary.
+const SUMMARY_BYTES: usize = 48 << 10;
+
+/// The catalogue may take this share of the budget while it is read: it is there as bytes and as what they say.
+const BUDGET_TO_CATALOGUE: u64 = 4;
 
 /// Entries since the base image at which the next checkpoint folds them in, if they are also an eighth of the pages:
 /// reading that many at recovery takes milliseconds.
@@ -43,7 +49,10 @@ pub(crate) struct Base {
     chunks: HashMap<KeyspaceId, Vec<Place>>,
     /// Changes since the base image, in order.
     since: Vec<Entry>,
-    summaries: Vec<(Epoch, Place)>,
+    summaries: Vec<Place>,
+    /// The chunks of the table of segments, and the parts of the catalogue.
+    segment_table: Vec<Place>,
+    catalogue: Vec<Place>,
     /// Chunks and summaries in these segments are to move with the next checkpoint.
     evacuate: HashSet<u32>,
     /// What is damaged where it lies: the next checkpoint writes it anew.
@@ -55,6 +64,7 @@ pub(crate) struct Base {
 #[derive(Debug, Default)]
 struct Damaged {
     chunks: HashSet<(KeyspaceId, usize)>,
+    segment_chunks: BTreeSet<u32>,
     summary: bool,
 }
 
@@ -84,6 +94,8 @@ impl Base {
             chunks: HashMap::default(),
             since: Vec::new(),
             summaries: Vec::new(),
+            segment_table: Vec::new(),
+            catalogue: Vec::new(),
             evacuate: HashSet::default(),
             damaged: Damaged::default(),
             fold_entry_count_max,
@@ -93,7 +105,8 @@ impl Base {
     /// Bytes of memory.
     pub(crate) fn memory_bytes(&self) -> u64 {
         let chunks: usize = self.chunks.values().map(|places| places.capacity() * 8).sum();
-        (self.since.capacity() * size_of::<Entry>() + self.summaries.capacity() * 16 + chunks) as u64
+        let others = self.summaries.capacity() + self.segment_table.capacity() + self.catalogue.capacity();
+        (self.since.capacity() * size_of::<Entry>() + others * size_of::<Place>() + chunks) as u64
     }
 
     /// Everything of the base that lies in these segments moves with the next checkpoint.
@@ -137,8 +150,8 @@ impl Base {
     }
 
     fn write_superblock(&mut self, space: &Space) -> Result<()> {
-        space.traffic.writes.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        space.traffic.write_bytes.fetch_add(BLOCK_BYTES as u64, std::sync::atomic::Ordering::Relaxed);
+        space.traffic.writes.fetch_add(1, Ordering::Relaxed);
+        space.traffic.write_bytes.fetch_add(BLOCK_BYTES as u64, Ordering::Relaxed);
         let checkpoint = self.superblock.clone();
         self.superblocks
             .write(|next| *next = Superblock { log: std::mem::take(&mut next.log), ..checkpoint })
@@ -168,9 +181,7 @@ impl Base {
         // The catalogue names their tables no more.
         let dropped: Vec<KeyspaceId> = dropped(&self.since[entries_start..]).collect();
         for place in dropped.into_iter().filter_map(|keyspace| self.chunks.remove(&keyspace)).flatten() {
-            if !place.is_none() {
-                space.segments.release(place, epoch);
-            }
+            release(space, place, epoch);
         }
 
         let page_count = space.page_count();
@@ -184,8 +195,8 @@ impl Base {
             self.fold(space, epoch, cut.damaged_chunks)?;
         } else {
             let fresh = self.since[fresh_start..].to_vec();
-            for part in fresh.chunks(PART_BYTES / summary::ENTRY_BYTES) {
-                self.summaries.push((epoch, append_summary(space, epoch, part)?));
+            for part in fresh.chunks(SUMMARY_BYTES / summary::ENTRY_BYTES) {
+                self.summaries.push(append_summary(space, epoch, part)?);
             }
         }
 
@@ -193,23 +204,15 @@ impl Base {
             entry.chunks = self.chunks.get(&entry.id).cloned().unwrap_or_default();
         }
         catalogue.summaries = self.summaries.clone();
-        let bytes = catalogue.encode();
-        let old = std::mem::take(&mut self.superblock.catalogue);
-        for place in old {
-            space.segments.release(place, epoch);
-        }
-        for (index, part) in bytes.chunks(PART_BYTES).enumerate() {
-            self.superblock.catalogue.push(append_payload(space, epoch, Kind::Catalogue, KeyspaceId(0), index, part)?);
-        }
-        if self.superblock.catalogue.len() > superblock::CATALOGUE_EXTENT_COUNT_MAX {
-            return Err(space.fail("the catalogue of the checkpoint is too large"));
-        }
+        self.write_segment_table(space, epoch)?;
+        catalogue.segments = self.segment_table.iter().map(|place| space.segments.name(*place)).collect();
+        let catalogue_bytes = self.write_catalogue(space, epoch, &catalogue)?;
         space.seal(epoch);
         if cfg!(feature = "plant-reuse-early") {
             space.segments.settle(epoch);
         }
         if cfg!(feature = "plant-swap-superblock") {
-            self.cover(epoch, timestamp, bytes.len());
+            self.cover(epoch, timestamp, catalogue_bytes);
             self.write_superblock(space)?;
             self.superblock.checkpoint -= 1;
         }
@@ -218,21 +221,65 @@ impl Base {
             space.sync()?;
         }
         log_durable()?;
-        self.cover(epoch, timestamp, bytes.len());
+        self.cover(epoch, timestamp, catalogue_bytes);
         self.write_superblock(space)?;
         self.evacuate.clear();
         self.damaged = Damaged::default();
+        self.note_summaries(space);
         space.segments.settle(epoch);
         Ok(())
     }
 
+    /// Writes the chunks of the table of segments that have changed, are damaged, or lie where all is moved.
+    fn write_segment_table(&mut self, space: &Space, epoch: Epoch) -> Result<()> {
+        let segments = &space.segments;
+        let mut changed = segments.take_changed_chunks();
+        changed.append(&mut self.damaged.segment_chunks);
+        let chunk_count = segments.chunk_count() as usize;
+        // The file may have become shorter.
+        for place in self.segment_table.drain(chunk_count.min(self.segment_table.len())..) {
+            release(space, place, epoch);
+        }
+        self.segment_table.resize(chunk_count, Place::NONE);
+        let must_move = |place: &Place| !place.is_none() && self.evacuate.contains(&segments.segment_of(*place).0);
+        changed.extend((0..).zip(&self.segment_table).filter(|(_, place)| must_move(place)).map(|(chunk, _)| chunk));
+        for chunk in changed {
+            let Some(place) = self.segment_table.get_mut(chunk as usize) else { break };
+            let payload: Vec<u8> =
+                segments.uses_in(chunk).flat_map(|segment_use| segment_use.0.to_le_bytes()).collect();
+            release(space, *place, epoch);
+            *place = append_payload(space, epoch, Kind::Segments, KeyspaceId(0), chunk as usize, &payload)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the catalogue, each part with the name of the one before it; returns its length.
+    fn write_catalogue(&mut self, space: &Space, epoch: Epoch, catalogue: &Catalogue) -> Result<u64> {
+        let bytes = catalogue.encode();
+        self.catalogue.drain(..).for_each(|place| release(space, place, epoch));
+        let mut last = ExtentRef::NONE;
+        for (index, part) in bytes.chunks(catalogue::PART_BYTES).enumerate() {
+            let payload = [&last.to_bytes()[..], part].concat();
+            let place = append_payload(space, epoch, Kind::Catalogue, KeyspaceId(0), index, &payload)?;
+            self.catalogue.push(place);
+            last = space.segments.name(place);
+        }
+        self.superblock.catalogue = last;
+        Ok(bytes.len() as u64)
+    }
+
     /// Makes the superblock that of the checkpoint.
-    fn cover(&mut self, epoch: Epoch, timestamp: Timestamp, catalogue_bytes: usize) {
+    fn cover(&mut self, epoch: Epoch, timestamp: Timestamp, catalogue_bytes: u64) {
         self.superblock.checkpoint += 1;
         self.superblock.timestamp = timestamp;
         self.superblock.epoch = epoch;
-        self.superblock.catalogue_bytes = catalogue_bytes as u32;
+        self.superblock.catalogue_bytes = catalogue_bytes;
         self.forget_covered_incarnations();
+    }
+
+    fn note_summaries(&self, space: &Space) {
+        let bytes = self.summaries.len() * size_of::<Place>();
+        space.summary_list_bytes.store(bytes as u64, Ordering::Relaxed);
     }
 
     fn forget_covered_incarnations(&mut self) {
@@ -246,8 +293,7 @@ impl Base {
     /// Whether something of the base lies in segments that are being emptied.
     pub(crate) fn must_evacuate(&self, space: &Space) -> bool {
         let inside = |place: &Place| !place.is_none() && self.evacuate.contains(&space.segments.segment_of(*place).0);
-        !self.evacuate.is_empty()
-            && (self.summaries.iter().any(|(_, place)| inside(place)) || self.chunks.values().flatten().any(inside))
+        !self.evacuate.is_empty() && (self.summaries.iter().any(inside) || self.chunks.values().flatten().any(inside))
     }
 
     /// Makes a new base image of the old one and the changes since, and releases what it replaces.
@@ -290,13 +336,9 @@ impl Base {
                 append_payload(space, epoch, Kind::Table, keyspace, chunk, &payload)?
             };
             self.chunks.get_mut(&keyspace).expect("entered above")[chunk] = new;
-            if !old.is_none() {
-                space.segments.release(old, epoch);
-            }
+            release(space, old, epoch);
         }
-        for (_, place) in self.summaries.drain(..) {
-            space.segments.release(place, epoch);
-        }
+        self.summaries.drain(..).for_each(|place| release(space, place, epoch));
         Ok(())
     }
 
@@ -306,18 +348,14 @@ impl Base {
         let catalogue = if self.superblock.epoch == Epoch(0) {
             Catalogue { next_keyspace: 1, next_value: 1, ..Catalogue::default() }
         } else {
-            let mut bytes = Vec::new();
-            for (index, &place) in self.superblock.catalogue.iter().enumerate() {
-                restore(space, "the catalogue", place)?;
-                bytes.extend(read_payload(space, Kind::Catalogue, KeyspaceId(0), index, place)?);
-            }
-            (Catalogue::decode(&bytes).filter(|_| bytes.len() == self.superblock.catalogue_bytes as usize))
-                .ok_or_else(|| Error::damaged(space.path(), "the catalogue", "it is malformed"))?
+            self.read_catalogue(space, memory_bytes)?
         };
+        self.read_segment_table(space, &catalogue.segments)?;
         self.summaries = catalogue.summaries.clone();
-        for &(epoch, place) in &self.summaries {
+        self.note_summaries(space);
+        for &place in &self.summaries {
             restore(space, "a summary", place)?;
-            self.since.extend(read_summary(space, epoch, place)?);
+            self.since.extend(read_summary(space, place)?);
         }
         let mut changes: HashMap<KeyspaceId, BTreeMap<usize, Vec<Entry>>> = HashMap::default();
         for entry in &self.since {
@@ -343,7 +381,7 @@ impl Base {
                 let flaw = format!("keyspace {name:?} has pages of {page_bytes} bytes");
                 return Err(Error::damaged(space.path(), "the catalogue", flaw));
             }
-            let pages = Arc::new(PageSpace::new(*id, *page_bytes as usize));
+            let pages = Arc::new(PageSpace::new(*id, *page_bytes as usize, name.len()));
             let changed = changes.get(id);
             for chunk in 0..chunk_count {
                 let place = chunks.get(chunk).copied().unwrap_or(Place::NONE);
@@ -377,6 +415,62 @@ impl Base {
     }
 }
 
+impl Base {
+    /// Reads the catalogue from its last part to its first. No more memory is taken than there are parts.
+    fn read_catalogue(&mut self, space: &Space, memory_bytes: u64) -> Result<Catalogue> {
+        let malformed = || Error::damaged(space.path(), "the catalogue", "it is malformed");
+        let catalogue_bytes = self.superblock.catalogue_bytes;
+        let part_bytes = catalogue::PART_BYTES as u64;
+        let part_count = u32::try_from(catalogue_bytes.div_ceil(part_bytes)).map_err(|_| malformed())?;
+        let budget_bytes = BUDGET_TO_CATALOGUE * catalogue_bytes;
+        if budget_bytes > memory_bytes {
+            return Err(Error::BudgetTooSmall { given_bytes: memory_bytes, minimum_bytes: budget_bytes });
+        }
+        let mut parts = Vec::new();
+        let mut next = self.superblock.catalogue;
+        let mut rest_bytes = catalogue_bytes;
+        for index in (0..part_count).rev() {
+            if next == ExtentRef::NONE {
+                return Err(malformed());
+            }
+            restore_named(space, "the catalogue", next)?;
+            let payload = read_payload(space, Kind::Catalogue, KeyspaceId(0), index as usize, next.place)?;
+            let expected_bytes = rest_bytes - u64::from(index) * part_bytes;
+            if payload.len() as u64 != ExtentRef::BYTES as u64 + expected_bytes {
+                return Err(malformed());
+            }
+            self.catalogue.push(next.place);
+            next = ExtentRef::from_bytes(&payload[..ExtentRef::BYTES]).ok_or_else(malformed)?;
+            parts.push(payload);
+            rest_bytes -= expected_bytes;
+        }
+        self.catalogue.reverse();
+        let bytes: Vec<u8> = parts.iter().rev().flat_map(|part| &part[ExtentRef::BYTES..]).copied().collect();
+        Catalogue::decode(&bytes).filter(|_| next == ExtentRef::NONE).ok_or_else(malformed)
+    }
+
+    /// Takes over the table of segments, by which everything else is verified.
+    fn read_segment_table(&mut self, space: &Space, named: &[ExtentRef]) -> Result<()> {
+        let chunk_count = space.segments.chunk_count();
+        for &extent in named.iter().filter(|extent| **extent != ExtentRef::NONE) {
+            restore_named(space, "the table of segments", extent)?;
+        }
+        self.segment_table = named.iter().map(|extent| extent.place).collect();
+        // The file may have become shorter since the checkpoint.
+        for (chunk, &place) in (0..chunk_count).zip(&self.segment_table) {
+            if place.is_none() {
+                continue;
+            }
+            let payload = read_payload(space, Kind::Segments, KeyspaceId(0), chunk as usize, place)?;
+            if payload.len() != SEGMENT_TABLE_ENTRIES * 8 {
+                return Err(space.damaged("the table of segments", place, extent::Flaw::Length));
+            }
+            space.segments.restore_uses(chunk, &words(&payload));
+        }
+        Ok(())
+    }
+}
+
 /// Keyspaces that these entries drop.
 fn dropped(entries: &[Entry]) -> impl Iterator<Item = KeyspaceId> + '_ {
     entries.iter().filter(|entry| entry.page == PageId::NONE).map(|entry| entry.keyspace)
@@ -397,6 +491,20 @@ impl Space {
         entry_count * summary::ENTRY_BYTES as u64
     }
 
+    /// Bytes that the next catalogue may take, but for orphans.
+    pub(crate) fn catalogue_bytes(&self) -> u64 {
+        // A place for each chunk of a table, and for each summary; an extent's name for each chunk of the table of segments.
+        let chunk_list_bytes = self.table_bytes() / CHUNK_BYTES * size_of::<Place>() as u64;
+        let segment_list_bytes = u64::from(self.segments.chunk_count()) * ExtentRef::BYTES as u64;
+        let fresh_list_bytes = (self.entry_count() / (SUMMARY_BYTES / summary::ENTRY_BYTES) + 2) * size_of::<Place>();
+        catalogue::HEAD_BYTES
+            + self.keyspace_bytes.load(Ordering::Relaxed)
+            + self.summary_list_bytes.load(Ordering::Relaxed)
+            + chunk_list_bytes
+            + segment_list_bytes
+            + fresh_list_bytes as u64
+    }
+
     fn page_count(&self) -> u64 {
         self.page_spaces.read().values().map(|pages| pages.table.page_count()).sum()
     }
@@ -413,7 +521,7 @@ impl Space {
     /// at its end small.
     pub(crate) fn summarise(&self, guard: &super::Guard<'_>) -> Result<()> {
         let epoch = guard.epoch();
-        let part = PART_BYTES / summary::ENTRY_BYTES;
+        let part = SUMMARY_BYTES / summary::ENTRY_BYTES;
         let unfolded_max = unfolded_entries_max(self.page_count());
         loop {
             let mut entries = self.entries(epoch).lock();
@@ -426,7 +534,7 @@ impl Space {
             let taken = std::mem::replace(&mut entries.fresh, rest);
             match append_summary(self, epoch, &taken) {
                 Ok(place) => {
-                    entries.summaries.push((epoch, place));
+                    entries.summaries.push(place);
                     entries.summarised.extend(taken);
                 }
                 Err(error) => {
@@ -438,9 +546,21 @@ impl Space {
     }
 }
 
+const MISPLACED: &str =
+    "its place is outside the file, taken twice, or of another use of its segment; the file may have been cut short";
+
 fn restore(space: &Space, what: &str, place: Place) -> Result<()> {
-    let flaw = "its place is outside the file, or taken twice; the file may have been cut short";
-    if space.segments.restore(place) { Ok(()) } else { Err(space.damaged(what, place, flaw)) }
+    if space.segments.restore(place) { Ok(()) } else { Err(space.damaged(what, place, MISPLACED)) }
+}
+
+fn restore_named(space: &Space, what: &str, extent: ExtentRef) -> Result<()> {
+    if space.segments.restore_named(extent) { Ok(()) } else { Err(space.damaged(what, extent.place, MISPLACED)) }
+}
+
+fn release(space: &Space, place: Place, epoch: Epoch) {
+    if !place.is_none() {
+        space.segments.release(place, epoch);
+    }
 }
 
 fn append_payload(
@@ -475,10 +595,7 @@ pub(crate) fn read_extent(space: &Space, place: Place) -> Result<(Header, Vec<u8
 /// Verifies an extent that was read: its header and what was in it before compression.
 pub(crate) fn open_extent(space: &Space, place: Place, bytes: &[u8]) -> Result<(Header, Vec<u8>)> {
     let flaw = |flaw| space.damaged("an extent", place, flaw);
-    let header = extent::verify(bytes).map_err(flaw)?;
-    if !place.is_of(header.epoch) {
-        return Err(flaw(extent::Flaw::Epoch(header.epoch)));
-    }
+    let header = space.verify(place, bytes).map_err(flaw)?;
     let mut page = vec![0; header.raw_bytes.min(Place::EXTENT_BYTES_MAX as usize)];
     extent::decode(bytes, &header, &mut page).map_err(flaw)?;
     Ok((header, page))
@@ -501,16 +618,17 @@ fn read_chunk(space: &Space, keyspace: KeyspaceId, chunk: usize, place: Place) -
     if payload.len() != CHUNK_PAGES * 8 {
         return Err(space.damaged("a page table", place, extent::Flaw::Length));
     }
-    Ok(payload.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes"))).collect())
+    Ok(words(&payload))
 }
 
-fn read_summary(space: &Space, epoch: Epoch, place: Place) -> Result<Vec<Entry>> {
+fn words(payload: &[u8]) -> Vec<u64> {
+    payload.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes"))).collect()
+}
+
+fn read_summary(space: &Space, place: Place) -> Result<Vec<Entry>> {
     let (header, page) = read_extent(space, place)?;
     if header.kind != Kind::Summary {
         return Err(space.damaged("a summary", place, extent::Flaw::Kind));
-    }
-    if header.epoch != epoch {
-        return Err(space.damaged("a summary", place, extent::Flaw::Epoch(header.epoch)));
     }
     summary::decode(&page[HEADER_BYTES..]).ok_or_else(|| space.damaged("a summary", place, extent::Flaw::Length))
 }
@@ -532,10 +650,15 @@ impl Base {
             true
         };
         // The catalogue is written anew by each checkpoint.
-        for &place in &self.superblock.catalogue {
+        for &place in &self.catalogue {
             is_damaged(place, "the catalogue");
         }
-        for &(_, place) in &self.summaries {
+        for (chunk, &place) in (0..).zip(&self.segment_table) {
+            if !place.is_none() && is_damaged(place, &format!("the table of segments, chunk {chunk},")) {
+                self.damaged.segment_chunks.insert(chunk);
+            }
+        }
+        for &place in &self.summaries {
             self.damaged.summary |= is_damaged(place, "a summary");
         }
         for (&keyspace, places) in &self.chunks {
@@ -546,5 +669,123 @@ impl Base {
             }
         }
         bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::catalogue::Orphan;
+    use crate::io::{OpenOptions, SyncMethod};
+
+    const MEMORY_BYTES: u64 = 1 << 30;
+
+    fn stage() -> (Space, Base) {
+        let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
+        let file = crate::io::in_memory().open(std::path::Path::new("data"), options).unwrap();
+        file.set_len(64 << 10).unwrap();
+        let superblock = Superblock {
+            sequence: 1,
+            database: 77,
+            segment_bytes: 64 << 10,
+            checkpoint: 0,
+            timestamp: Timestamp(0),
+            epoch: Epoch(0),
+            catalogue_bytes: 0,
+            catalogue: ExtentRef::NONE,
+            incarnations: vec![(Incarnation(1), Timestamp(1))],
+            log: Vec::new(),
+        };
+        let base = base(&file, superblock);
+        (space(&file, 1), base)
+    }
+
+    fn space(file: &crate::io::FileRef, incarnation: u32) -> Space {
+        let count = (file.len().unwrap() >> 16) as u32;
+        let epoch = Epoch::first_of(Incarnation(incarnation));
+        let budget = Arc::new(crate::memory::Budget::new(MEMORY_BYTES, 1));
+        Space::new(std::path::Path::new("data"), Arc::clone(file), 77, 64 << 10, count, epoch, budget)
+    }
+
+    fn base(file: &crate::io::FileRef, superblock: Superblock) -> Base {
+        let superblocks = Superblocks::new(Arc::clone(file), SyncMethod::FullSync, superblock.clone());
+        Base::new(superblock, Arc::new(superblocks), 1 << 20)
+    }
+
+    fn checkpoint(space: &Space, base: &mut Base, catalogue: &Catalogue) {
+        let (epoch, ()) = space.cut(|_| ());
+        let cut =
+            Cut { epoch, timestamp: Timestamp(1), catalogue: catalogue.clone(), damaged_chunks: HashMap::default() };
+        base.complete(space, cut, |_| (), || Ok(())).unwrap();
+    }
+
+    fn catalogue(orphan_count: u32, keyspace_count: u32) -> Catalogue {
+        let orphan = |first_page| Orphan { keyspace: KeyspaceId(1), first_page: PageId(first_page), page_count: 1 };
+        let keyspace =
+            |id| KeyspaceEntry { id: KeyspaceId(id), page_bytes: 4096, name: format!("{id:0255}"), chunks: Vec::new() };
+        Catalogue {
+            next_keyspace: 1 + keyspace_count,
+            next_value: 1,
+            keyspaces: (1..=keyspace_count).map(keyspace).collect(),
+            summaries: Vec::new(),
+            segments: Vec::new(),
+            orphans: (0..orphan_count).map(orphan).collect(),
+        }
+    }
+
+    /// The catalogue is as long as it has to be, also longer than what a superblock could list, and is read again; a budget
+    /// that has no room for it is refused before it is read.
+    #[test]
+    fn a_catalogue_has_no_limit() {
+        for (orphan_count, keyspace_count) in [(0, 0), (900_000, 0), (3, 36_500), (1_000_000, 100)] {
+            let (space, mut base) = stage();
+            let written = catalogue(orphan_count, keyspace_count);
+            for _ in 0..2 {
+                checkpoint(&space, &mut base, &written);
+            }
+            let superblock = base.superblock.clone();
+            assert_eq!(
+                superblock.catalogue_bytes,
+                written.encode().len() as u64 + 16 * base.segment_table.len() as u64
+            );
+            let live_bytes = space.segments.usage().live_bytes;
+            let again = self::space(space.file(), 2);
+            let loaded = self::base(space.file(), superblock.clone()).load(&again, MEMORY_BYTES).unwrap();
+            assert_eq!(loaded.catalogue.orphans, written.orphans);
+            assert_eq!(loaded.catalogue.keyspaces, written.keyspaces);
+            assert_eq!(again.segments.usage().live_bytes, live_bytes, "what lives is what was written");
+            if superblock.catalogue_bytes > 1 << 20 {
+                let again = self::space(space.file(), 2);
+                let refused = self::base(space.file(), superblock).load(&again, 2 << 20);
+                assert!(matches!(refused, Err(Error::BudgetTooSmall { .. })), "{refused:?}");
+            }
+        }
+    }
+
+    /// A superblock that verifies and names a catalogue of senseless length, or another part than the last, is damage.
+    #[test]
+    fn a_misnamed_catalogue_is_damage() {
+        let (space, mut base) = stage();
+        checkpoint(&space, &mut base, &catalogue(20_000, 0));
+        let sound = base.superblock.clone();
+        let named = |place: Place| space.segments.name(place);
+        let parts: Vec<Place> = base.catalogue.clone();
+        assert!(parts.len() > 3);
+        let wrong = [
+            Superblock { catalogue_bytes: sound.catalogue_bytes - 1, ..sound.clone() },
+            Superblock { catalogue_bytes: sound.catalogue_bytes + 1, ..sound.clone() },
+            Superblock { catalogue_bytes: 0, ..sound.clone() },
+            Superblock { catalogue_bytes: 48 << 10, ..sound.clone() },
+            Superblock { catalogue_bytes: sound.catalogue_bytes + (48 << 10), ..sound.clone() },
+            Superblock { catalogue_bytes: u64::MAX, ..sound.clone() },
+            Superblock { catalogue: named(parts[0]), ..sound.clone() },
+            Superblock { catalogue: named(parts[parts.len() - 2]), ..sound.clone() },
+            Superblock { catalogue: ExtentRef::NONE, ..sound.clone() },
+        ];
+        for superblock in wrong {
+            let again = self::space(space.file(), 2);
+            let loaded = self::base(space.file(), superblock.clone()).load(&again, MEMORY_BYTES);
+            assert!(matches!(loaded, Err(Error::Damaged { .. })), "{superblock:?}: {loaded:?}");
+        }
     }
 }

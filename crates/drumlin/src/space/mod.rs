@@ -28,9 +28,10 @@ use crate::sync::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::collections::HashMap;
 use crate::error::{Error, Result};
-use crate::format::extent::{Identity, Kind};
+use crate::format::catalogue;
+use crate::format::extent::{Flaw, Header, Identity, Kind};
 use crate::format::summary::Entry;
-use crate::format::{Epoch, KeyspaceId, PageId, Place, extent};
+use crate::format::{Epoch, KeyspaceId, PageId, Place, SegmentUse, extent};
 use crate::io::{FileRef, Persist};
 use crate::memory::Budget;
 use appender::{Appender, WriteJob};
@@ -42,14 +43,16 @@ pub(crate) use table::{FrameIndex, PageTable, Word};
 pub(crate) struct PageSpace {
     pub(crate) id: KeyspaceId,
     pub(crate) page_bytes: usize,
+    /// Bytes of the keyspace's name, which the catalogue repeats.
+    name_bytes: usize,
     pub(crate) table: PageTable,
     /// Set when the keyspace is dropped: its pages are being given back.
     pub(crate) dropped: AtomicBool,
 }
 
 impl PageSpace {
-    pub(crate) fn new(id: KeyspaceId, page_bytes: usize) -> PageSpace {
-        PageSpace { id, page_bytes, table: PageTable::new(), dropped: AtomicBool::new(false) }
+    pub(crate) fn new(id: KeyspaceId, page_bytes: usize, name_bytes: usize) -> PageSpace {
+        PageSpace { id, page_bytes, name_bytes, table: PageTable::new(), dropped: AtomicBool::new(false) }
     }
 }
 
@@ -83,7 +86,7 @@ struct Entries {
     /// In a summary already; kept for folding.
     summarised: Vec<Entry>,
     /// Where the epoch's summaries are.
-    summaries: Vec<(Epoch, Place)>,
+    summaries: Vec<Place>,
     next_sequence: u32,
 }
 
@@ -109,12 +112,15 @@ pub(crate) struct Space {
     jobs: Mutex<Jobs>,
     job_done: Condvar,
     values: Mutex<ValueSegment>,
-    /// Takes extents that the cleaner moves, and the epoch they are stamped with.
+    /// Takes extents that the cleaner moves, and the epoch in which it does.
     mover: Mutex<(Appender, Epoch)>,
     /// Written to the file by somebody and not brought to the medium yet.
     unsynced: AtomicBool,
     syncing: Mutex<()>,
     page_spaces: RwLock<HashMap<KeyspaceId, Arc<PageSpace>>>,
+    /// What the catalogue says of keyspaces, but for their tables' chunks, and of summaries: bytes.
+    keyspace_bytes: AtomicU64,
+    summary_list_bytes: AtomicU64,
     failure: OnceLock<Arc<str>>,
     pub(crate) traffic: Traffic,
     /// Segments that the dirty pages and the next checkpoint may need: large values and the cleaner leave them alone.
@@ -168,6 +174,7 @@ impl Space {
     pub(crate) fn new(
         path: &Path,
         file: FileRef,
+        database: u64,
         segment_bytes: u64,
         segment_count: u32,
         epoch: Epoch,
@@ -176,7 +183,13 @@ impl Space {
         let appender = || Appender::new(budget.write_buffer_bytes());
         Space {
             path: path.to_path_buf(),
-            segments: Segments::new(Arc::clone(&file), segment_bytes, segment_count),
+            segments: Segments::new(
+                Arc::clone(&file),
+                database,
+                segment_bytes,
+                segment_count,
+                SegmentUse::first_of(epoch.incarnation()),
+            ),
             file,
             guard: RwLock::new(epoch),
             appenders: [Mutex::new(appender()), Mutex::new(appender())],
@@ -188,6 +201,8 @@ impl Space {
             unsynced: AtomicBool::new(false),
             syncing: Mutex::default(),
             page_spaces: RwLock::default(),
+            keyspace_bytes: AtomicU64::new(0),
+            summary_list_bytes: AtomicU64::new(0),
             failure: OnceLock::new(),
             traffic: Traffic::default(),
             reserve: AtomicU32::new(0),
@@ -244,6 +259,7 @@ impl Space {
     }
 
     pub(crate) fn add_page_space(&self, pages: Arc<PageSpace>) {
+        self.keyspace_bytes.fetch_add(catalogue::keyspace_bytes(pages.name_bytes), Ordering::Relaxed);
         self.page_spaces.write().insert(pages.id, pages);
     }
 
@@ -251,6 +267,7 @@ impl Space {
     pub(crate) fn drop_page_space(&self, guard: &Guard<'_>, pages: &PageSpace) {
         self.record(guard.epoch(), pages.id, PageId::NONE, Place::NONE);
         self.page_spaces.write().remove(&pages.id);
+        self.keyspace_bytes.fetch_sub(catalogue::keyspace_bytes(pages.name_bytes), Ordering::Relaxed);
         let numbers: Vec<PageId> = pages.table.iter().map(|(page, _)| page).collect();
         for page in numbers {
             if let Word::Disk(place) | Word::Reading(place) = pages.table.free(page) {
@@ -299,7 +316,7 @@ impl Space {
     ) -> Result<Place> {
         self.check_failure()?;
         let mut extent = Vec::with_capacity(page.len() + page.len() / 64 + 64);
-        extent::encode(page, identity, epoch, kind, &mut extent);
+        extent::encode(page, identity, kind, &mut extent);
         self.append_encoded(epoch, &extent, frame)
     }
 
@@ -494,6 +511,18 @@ impl Space {
         self.traffic.read_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
+    /// Verifies the extent that was read from a place, and that it is the one that should be there.
+    pub(crate) fn verify(&self, place: Place, bytes: &[u8]) -> std::result::Result<Header, Flaw> {
+        let header = extent::verify(bytes)?;
+        let segment_use = self.segments.segment_use(self.segments.segment_of(place));
+        header.check(self.segments.origin(segment_use))?;
+        // The place may be one of an earlier use, which somebody still had.
+        if !place.is_of(segment_use) {
+            return Err(Flaw::Use(segment_use));
+        }
+        Ok(header)
+    }
+
     /// The aligned range of the file that covers a place: its start and length, and where the place begins in it.
     pub(crate) fn cover(&self, place: Place) -> (u64, usize, usize) {
         let alignment = self.file.alignment() as u64;
@@ -585,18 +614,13 @@ impl Space {
         (256usize << 10).min(self.segments.segment_bytes() as usize / 4)
     }
 
-    /// Writes one chunk of a large value, encoded in `epoch`, at once and returns its place. It is in no table yet.
-    pub(crate) fn write_value_chunk(
-        &self,
-        epoch: Epoch,
-        extent: &mut crate::io::AlignedBuffer,
-        bytes: usize,
-    ) -> Result<Place> {
+    /// Writes one chunk of a large value at once and returns its place. It is in no table yet.
+    pub(crate) fn write_value_chunk(&self, extent: &mut crate::io::AlignedBuffer, bytes: usize) -> Result<Place> {
         let padded = bytes.next_multiple_of(crate::format::BLOCK_BYTES);
         extent.set_len(padded);
         extent[bytes..].fill(0);
         let segment_bytes = self.segments.segment_bytes();
-        let place = {
+        let (place, segment_use) = {
             let mut values = self.values.lock();
             if let Some((segment, position)) = values.open
                 && position + padded as u64 > self.segments.start(segment) + segment_bytes
@@ -613,10 +637,12 @@ impl Space {
                 }
             };
             values.open = Some((segment, position + padded as u64));
-            let place = Place::new(position, padded as u64, epoch);
+            let segment_use = self.segments.segment_use(segment);
+            let place = Place::new(position, padded as u64, segment_use);
             self.segments.retain(place);
-            place
+            (place, segment_use)
         };
+        extent::seal(&mut extent[..bytes], self.segments.origin(segment_use));
         self.write(extent, place.start())?;
         Ok(place)
     }
@@ -673,7 +699,10 @@ mod tests {
         let path = Path::new("data");
         let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
         let file = backend.open(path, options).unwrap();
-        let space = Space::new(path, file, 64 << 10, 1, Epoch(1), Arc::new(Budget::new(8 << 20, 1)));
+        let space = Space::new(path, file, 77, 64 << 10, 1, Epoch(1), Arc::new(Budget::new(8 << 20, 1)));
+        let mut extent = Vec::new();
+        let identity = Identity { keyspace: KeyspaceId(1), page: PageId(1) };
+        extent::encode(&[1; 100], identity, Kind::Leaf, &mut extent);
         space.secure(1).unwrap();
         let usage = space.segments.usage();
         backend.set_space_limit(Some(backend.space_used()));
@@ -682,9 +711,9 @@ mod tests {
         }
         space.begin_segment().unwrap();
         let (ended, ()) = space.cut(|_| ());
-        let refused = space.append_encoded(ended.next(), &[1; 100], None);
+        let refused = space.append_encoded(ended.next(), &extent, None);
         assert!(matches!(refused, Err(Error::DiskFull { .. })), "{refused:?}");
-        space.append_encoded(ended, &[1; 100], None).expect("the segment that was begun");
+        space.append_encoded(ended, &extent, None).expect("the segment that was begun");
         assert_eq!(space.segments.usage().segment_count, usage.segment_count);
     }
 }

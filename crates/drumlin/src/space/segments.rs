@@ -1,4 +1,4 @@
-//! Which parts of the data file are in use.
+//! Which parts of the data file are in use, and in which use of them what is there was written.
 //!
 //! # Invariants
 //! 1. A segment is free only when no durable table, and no table that is being made durable, refers into it: what is
@@ -6,14 +6,19 @@
 //! 2. The file system has given space to every segment that the file reaches over, so writing into one can't find the
 //!    disk full. The lack of space shows when segments are secured, before anything depends on them.
 //! 3. The lowest free segment is taken first, so that the file's end empties and can be given back.
+//! 4. Each time a segment is taken a new *use* of it begins, with a number that was never given out before; every extent in it
+//!    carries that number. So an extent that a lost write left there is not taken for one of the newer use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::collections::HashMap;
 use crate::sync::Mutex;
 
-use crate::format::{Epoch, Place, SegmentId};
+use crate::format::extent::{Origin, SEGMENT_TABLE_ENTRIES};
+use crate::format::{Epoch, ExtentRef, Place, SegmentId, SegmentUse};
 use crate::io::FileRef;
 
 /// Segments by which the file grows where the disk allows.
@@ -23,8 +28,11 @@ const GROWTH_SEGMENTS: u32 = 8;
 #[derive(Debug)]
 pub(crate) struct Segments {
     file: FileRef,
+    /// The identity of the database.
+    database: u64,
     segment_bytes: u64,
     state: Mutex<State>,
+    uses: Uses,
     /// Held while the file grows or shrinks, which is I/O; taken before `state`.
     resize: Mutex<()>,
 }
@@ -34,6 +42,10 @@ struct State {
     /// Indexed by segment; 0 holds the superblocks.
     segments: Vec<Segment>,
     free: BTreeSet<u32>,
+    /// The use that begins next.
+    next_use: SegmentUse,
+    /// Chunks of the table of segments that have changed since they were written.
+    changed_chunks: BTreeSet<u32>,
     /// Bytes released within each epoch whose checkpoint is not durable yet.
     released: BTreeMap<Epoch, HashMap<u32, u64>>,
 }
@@ -45,6 +57,42 @@ struct Segment {
     open: bool,
 }
 
+/// The use of each segment, read without a lock. Zero: it was never used.
+#[derive(Debug, Default)]
+struct Uses {
+    /// Each has twice as many as the one before.
+    levels: [OnceLock<Box<[AtomicU64]>>; Uses::LEVELS],
+}
+
+impl Uses {
+    const FIRST_LEVEL: u64 = 1024;
+    /// Levels that reach all 2³² segments: 2¹⁰ · (2²³ − 1).
+    const LEVELS: usize = 23;
+
+    fn locate(segment: u32) -> (usize, usize) {
+        let shifted = u64::from(segment) + Uses::FIRST_LEVEL;
+        let level = shifted.ilog2() - Uses::FIRST_LEVEL.ilog2();
+        (level as usize, (shifted - (Uses::FIRST_LEVEL << level)) as usize)
+    }
+
+    fn get(&self, segment: u32) -> SegmentUse {
+        let (level, offset) = Uses::locate(segment);
+        SegmentUse(self.levels[level].get().map_or(0, |uses| uses[offset].load(Ordering::Acquire)))
+    }
+
+    fn set(&self, segment: u32, segment_use: SegmentUse) {
+        let (level, offset) = Uses::locate(segment);
+        let uses =
+            self.levels[level].get_or_init(|| (0..Uses::FIRST_LEVEL << level).map(|_| AtomicU64::new(0)).collect());
+        uses[offset].store(segment_use.0, Ordering::Release);
+    }
+}
+
+/// The chunk of the table of segments that says of a segment.
+fn chunk_of(segment: u32) -> u32 {
+    segment / SEGMENT_TABLE_ENTRIES as u32
+}
+
 /// How full the data file is.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Usage {
@@ -54,13 +102,21 @@ pub(crate) struct Usage {
 }
 
 impl Segments {
-    /// The segments of a file that reaches over `count` of them, all free but the first.
-    pub(crate) fn new(file: FileRef, segment_bytes: u64, count: u32) -> Segments {
+    /// The segments of a database's file that reaches over `count` of them, all free but the first. `first_use` is above all
+    /// that were ever given out.
+    pub(crate) fn new(file: FileRef, database: u64, segment_bytes: u64, count: u32, first_use: SegmentUse) -> Segments {
         let count = count.max(1);
         let mut segments = vec![Segment::default(); count as usize];
         segments[0] = Segment { live_bytes: segment_bytes, open: true };
-        let state = State { segments, free: (1..count).collect(), released: BTreeMap::new() };
-        Segments { file, segment_bytes, state: Mutex::new(state), resize: Mutex::new(()) }
+        let state = State { segments, free: (1..count).collect(), next_use: first_use, ..State::default() };
+        Segments {
+            file,
+            database,
+            segment_bytes,
+            state: Mutex::new(state),
+            uses: Uses::default(),
+            resize: Mutex::new(()),
+        }
     }
 
     pub(crate) fn segment_bytes(&self) -> u64 {
@@ -75,6 +131,21 @@ impl Segments {
     /// The segment that a place lies in.
     pub(crate) fn segment_of(&self, place: Place) -> SegmentId {
         SegmentId((place.start() / self.segment_bytes) as u32)
+    }
+
+    /// What the extents of a segment's use carry.
+    pub(crate) fn origin(&self, segment_use: SegmentUse) -> Origin {
+        Origin { database: self.database, segment_use }
+    }
+
+    /// The use that a segment is in, or was in last.
+    pub(crate) fn segment_use(&self, segment: SegmentId) -> SegmentUse {
+        self.uses.get(segment.0)
+    }
+
+    /// The extent at a place, which is in use, by the name that outlives the table of segments.
+    pub(crate) fn name(&self, place: Place) -> ExtentRef {
+        ExtentRef { place, segment_use: self.segment_use(self.segment_of(place)) }
     }
 
     /// Whether a place read from disk can exist: within one segment, and not among the superblocks.
@@ -130,6 +201,10 @@ impl Segments {
                 let taken = &mut state.segments[segment as usize];
                 assert!(taken.live_bytes == 0 && !taken.open, "a free segment is in use: {segment}");
                 taken.open = true;
+                let segment_use = state.next_use;
+                state.next_use = SegmentUse(segment_use.0 + 1);
+                state.changed_chunks.insert(chunk_of(segment));
+                self.uses.set(segment, segment_use);
                 return Ok(SegmentId(segment));
             }
             drop(state);
@@ -162,19 +237,77 @@ impl Segments {
         assert!(state.segments[segment.0 as usize].live_bytes <= self.segment_bytes, "{segment} is over-full");
     }
 
+    // ── opening ────────────────────────────────────────────────────────────────────────────────────────────────────
+
     /// As [`retain`](Self::retain), for a place found while opening: its segment leaves the free ones.
-    /// `false` where it can't be: outside the file, over two segments, or in a segment that is full already.
+    /// `false` where it can't be: outside the file, over two segments, in a segment that is full already, or of another use.
     #[must_use]
     pub(crate) fn restore(&self, place: Place) -> bool {
         if !self.is_plausible(place) {
             return false;
         }
         let index = self.segment_of(place).0;
+        if !place.is_of(self.uses.get(index)) {
+            return false;
+        }
         let mut state = self.state.lock();
         state.free.remove(&index);
         let segment = &mut state.segments[index as usize];
         segment.live_bytes += place.length();
         segment.live_bytes <= self.segment_bytes
+    }
+
+    /// As [`restore`](Self::restore), for an extent that is named with its use. `false` also where something else in its
+    /// segment is of another one.
+    #[must_use]
+    pub(crate) fn restore_named(&self, extent: ExtentRef) -> bool {
+        if !self.is_plausible(extent.place) {
+            return false;
+        }
+        let index = self.segment_of(extent.place).0;
+        if self.uses.get(index) != extent.segment_use {
+            let mut state = self.state.lock();
+            if state.segments[index as usize].live_bytes > 0 {
+                return false;
+            }
+            state.changed_chunks.insert(chunk_of(index));
+            self.uses.set(index, extent.segment_use);
+        }
+        self.restore(extent.place)
+    }
+
+    /// Takes over a chunk of the table of segments. Segments in which something lives already are of the use that it was
+    /// named with; the table may be older.
+    pub(crate) fn restore_uses(&self, chunk: u32, uses: &[u64]) {
+        let state = self.state.lock();
+        for (segment, &segment_use) in (chunk * SEGMENT_TABLE_ENTRIES as u32..).zip(uses) {
+            if state.segments.get(segment as usize).is_some_and(|segment| segment.live_bytes == 0) {
+                self.uses.set(segment, SegmentUse(segment_use));
+            }
+        }
+    }
+
+    // ── the table of segments ──────────────────────────────────────────────────────────────────────────────────────
+
+    /// Chunks that the table of all segments has.
+    pub(crate) fn chunk_count(&self) -> u32 {
+        chunk_of(self.state.lock().segments.len() as u32 - 1) + 1
+    }
+
+    /// Bytes that a checkpoint may write of the table: all of it.
+    pub(crate) fn table_bytes(&self) -> u64 {
+        u64::from(self.chunk_count()) * (SEGMENT_TABLE_ENTRIES as u64 * 8 + 64)
+    }
+
+    /// The chunks of the table that have changed since they were taken last.
+    pub(crate) fn take_changed_chunks(&self) -> BTreeSet<u32> {
+        std::mem::take(&mut self.state.lock().changed_chunks)
+    }
+
+    /// What a chunk of the table says now. It is right of every segment in which something lives, whatever is taken meanwhile.
+    pub(crate) fn uses_in(&self, chunk: u32) -> impl Iterator<Item = SegmentUse> + '_ {
+        let first = chunk * SEGMENT_TABLE_ENTRIES as u32;
+        (first..first + SEGMENT_TABLE_ENTRIES as u32).map(|segment| self.uses.get(segment))
     }
 
     /// The place is not in use from the end of `epoch` on.
@@ -279,5 +412,65 @@ impl State {
 
     fn released_in(&self, segment: u32) -> u64 {
         self.released.values().filter_map(|epoch| epoch.get(&segment)).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::Incarnation;
+    use crate::io::OpenOptions;
+
+    fn segments(count: u32) -> Segments {
+        let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
+        let file = crate::io::in_memory().open(std::path::Path::new("data"), options).unwrap();
+        Segments::new(file, 77, 64 << 10, count, SegmentUse::first_of(Incarnation(3)))
+    }
+
+    /// A segment that becomes free and is taken again within an epoch is in another use.
+    #[test]
+    fn each_use_has_a_number_of_its_own() {
+        let segments = segments(2);
+        let mut seen = BTreeSet::new();
+        for _ in 0..1000 {
+            let segment = segments.take().unwrap();
+            assert_eq!(segment, SegmentId(1));
+            assert!(seen.insert(segments.segment_use(segment).0));
+            segments.close(segment);
+        }
+    }
+
+    /// The levels of the table in memory abut, up to the last segment that there can be.
+    #[test]
+    fn levels_abut() {
+        let uses = Uses::default();
+        for segment in (0..10_000).chain([1 << 20, (1 << 20) + 1]) {
+            uses.set(segment, SegmentUse(u64::from(segment) + 1));
+        }
+        for segment in (0..10_000).chain([1 << 20, (1 << 20) + 1]) {
+            assert_eq!(uses.get(segment), SegmentUse(u64::from(segment) + 1));
+        }
+        let (level, offset) = Uses::locate(u32::MAX);
+        assert!(level < Uses::LEVELS && (offset as u64) < Uses::FIRST_LEVEL << level);
+    }
+
+    /// What is found while opening has to be of its segment's use: that of the table, or the one that it is named with.
+    #[test]
+    fn a_place_of_another_use_is_not_restored() {
+        let segments = segments(1100);
+        let uses: Vec<u64> = (0..512).map(|segment| 1000 + segment).collect();
+        segments.restore_uses(1, &uses);
+        let place = |number| Place::new(600 * (64 << 10), 64, SegmentUse(number));
+        assert!(segments.restore(place(1000 + 88)));
+        assert!(!segments.restore(place(1000 + 87)));
+        assert!(!segments.restore(Place::new(20 * (64 << 10), 64, SegmentUse(1))), "never used");
+        let named = |number| ExtentRef { place: place(number), segment_use: SegmentUse(number) };
+        assert!(segments.restore_named(named(1000 + 88)));
+        assert!(!segments.restore_named(named(1000 + 88 + 128)), "the same stamp");
+        let free = ExtentRef { place: Place::new(601 * (64 << 10), 64, SegmentUse(5)), segment_use: SegmentUse(5) };
+        assert!(segments.restore_named(free), "the table is older");
+        segments.restore_uses(1, &uses);
+        assert_eq!(segments.segment_use(SegmentId(601)), SegmentUse(5));
+        assert_eq!(segments.take_changed_chunks().into_iter().collect::<Vec<_>>(), [1]);
     }
 }

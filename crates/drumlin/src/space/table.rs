@@ -321,7 +321,7 @@ mod tests {
     /// Every word survives its bits.
     #[test]
     fn words_survive_their_bits() {
-        let place = Place::new(4096, 300, crate::format::Epoch(7));
+        let place = Place::new(4096, 300, crate::format::SegmentUse(7));
         for word in [
             Word::Free,
             Word::Reserved,

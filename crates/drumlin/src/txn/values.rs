@@ -149,15 +149,14 @@ pub(crate) async fn write_large(
         put_u64(&mut page, HEADER_BYTES, identity);
         let name = Identity { keyspace: pages.id, page: PageId(written.places.len() as u32) };
         let mut chunk = loop {
-            let epoch = pool.space.enter().epoch();
             encoded.clear();
-            let stored = extent::encode(&page[..CHUNK_OVERHEAD_BYTES + filled], name, epoch, Kind::Value, &mut encoded);
+            let stored = extent::encode(&page[..CHUNK_OVERHEAD_BYTES + filled], name, Kind::Value, &mut encoded);
             buffer.set_len(stored);
             buffer.copy_from_slice(&encoded);
             let chunk_pool = Arc::clone(pool);
             let result;
             (buffer, result) = (face.run(move || {
-                let place = chunk_pool.space.write_value_chunk(epoch, &mut buffer, stored);
+                let place = chunk_pool.space.write_value_chunk(&mut buffer, stored);
                 (buffer, place.map(|place| LargeValue::new(&chunk_pool, identity, vec![place])))
             }))
             .await;

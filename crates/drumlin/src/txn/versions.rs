@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::collections::HashMap;
 use crate::sync::Mutex;
 
-use crate::format::catalogue::Orphan;
+use crate::format::catalogue::{self, Orphan};
 use crate::format::node::LargeRef;
 use crate::format::{KeyspaceId, PageId, Timestamp};
 use crate::memory::{Budget, Use, heap_bytes, reserve};
@@ -171,6 +171,7 @@ pub(crate) struct Versions {
     shards: Box<[Mutex<Shard>]>,
     /// Large values that no row names any more, by keyspace and first page.
     held: Mutex<HashMap<(KeyspaceId, PageId), LargeRef>>,
+    held_count: AtomicU64,
     budget: Arc<Budget>,
     /// Bytes that the last sweep left.
     swept_bytes: AtomicU64,
@@ -184,6 +185,7 @@ impl Versions {
         Versions {
             shards: (0..64).map(|_| Mutex::default()).collect(),
             held: Mutex::default(),
+            held_count: AtomicU64::new(0),
             budget: Arc::clone(budget),
             swept_bytes: AtomicU64::new(0),
         }
@@ -198,7 +200,9 @@ impl Versions {
     pub(crate) fn add(&self, keyspace: KeyspaceId, page: PageId, timestamp: Timestamp, mut delta: Delta) {
         delta.timestamp = timestamp;
         for reference in delta.large() {
-            self.held.lock().insert((keyspace, reference.first_page), reference);
+            let mut held = self.held.lock();
+            held.insert((keyspace, reference.first_page), reference);
+            self.held_count.store(held.len() as u64, Ordering::Relaxed);
         }
         let bytes = delta.bytes();
         let mut shard = self.shard(keyspace, page).lock();
@@ -311,7 +315,13 @@ impl Versions {
         let key = (keyspace, reference.first_page);
         if held.get(&key) == Some(reference) {
             held.remove(&key);
+            self.held_count.store(held.len() as u64, Ordering::Relaxed);
         }
+    }
+
+    /// Bytes that a checkpoint's list of [`orphans`](Self::orphans) takes.
+    pub(crate) fn orphan_bytes(&self) -> u64 {
+        self.held_count.load(Ordering::Relaxed) * catalogue::ORPHAN_BYTES
     }
 
     /// Values that only versions name: what a checkpoint lists.
@@ -339,7 +349,9 @@ impl Versions {
                 of != keyspace
             });
         }
-        self.held.lock().retain(|&(of, _), _| of != keyspace);
+        let mut held = self.held.lock();
+        held.retain(|&(of, _), _| of != keyspace);
+        self.held_count.store(held.len() as u64, Ordering::Relaxed);
     }
 }
 
@@ -458,7 +470,7 @@ mod tests {
     #[test]
     fn versions_follow_their_rows() {
         let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)));
-        let pages = PageSpace::new(KEYSPACE, 4096);
+        let pages = PageSpace::new(KEYSPACE, 4096, 0);
         let (left, right) = (PageId(1), PageId(2));
         versions.add(KEYSPACE, left, Timestamp(5), delta(&[(b"a", None), (b"x", Some(b"1"))]));
         versions.rows_moved(&pages, left, right, Some(b"m"));

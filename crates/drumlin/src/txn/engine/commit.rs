@@ -123,8 +123,9 @@ impl Engine {
                 Change::Put(value) => Operation::Put { key: row.key, value },
                 Change::PutLarge(value) => {
                     after_data = true;
-                    let (length, identity, places) = (value.length, value.identity, value.places.clone());
-                    Operation::PutLarge { key: row.key, length, identity, places }
+                    let extents = value.places.iter().map(|place| self.space.segments.name(*place)).collect();
+                    let (length, identity) = (value.length, value.identity);
+                    Operation::PutLarge { key: row.key, length, identity, extents }
                 }
                 Change::Remove => Operation::Remove { key: row.key },
             };

@@ -169,9 +169,12 @@ impl Engine {
         dirty + dirty / 20
     }
 
-    /// What of it is not: the base image may be folded and written anew.
+    /// What of it is not: the base image may be folded and written anew, with the table of segments; the catalogue always is.
     fn table_bytes(&self) -> u64 {
-        self.space.summary_bytes() + self.space.table_bytes()
+        let catalogue_bytes = self.space.catalogue_bytes() + self.versions.orphan_bytes();
+        // Parts of the catalogue have headers, and lie in units of 64 bytes.
+        let catalogue_bytes = catalogue_bytes + catalogue_bytes / 256 + 128;
+        self.space.summary_bytes() + self.space.table_bytes() + self.space.segments.table_bytes() + catalogue_bytes
     }
 
     /// The same in segments, as they are set aside.
