@@ -128,6 +128,9 @@ impl Core {
         self.engine.space.measure_tables();
         self.engine.space.check_tables()?;
         let id = KeyspaceId(self.next_keyspace.load(Ordering::Relaxed));
+        if id.0 == u32::MAX {
+            return Err(Error::Invalid("there is no number left for another keyspace".into()));
+        }
         let mut body = Vec::new();
         record::encode(id, &Operation::Create { page_bytes: page_bytes as u32, name }, &mut body);
         // Its first page, which is dirty, and what the catalogue says of it.

@@ -29,6 +29,7 @@ use crate::memory::{Budget, Use};
 use crate::pool::{Nodes, Pool};
 use crate::seglog::{Hooks, Known, Log, LogOptions, Scan};
 use crate::space::checkpoint::{Base, Loaded};
+use crate::space::segments::Segments;
 use crate::space::superblocks::{self, Superblocks};
 use crate::space::{Space, Word};
 use crate::txn::engine::{Engine, Row};
@@ -393,7 +394,9 @@ impl Opener<'_> {
         // A frame of 4 KiB has a header of 64 bytes.
         let frame_bytes_max = budget.limit_bytes(Use::Pages) as usize / 4096 * 4096 / 65 * 64;
         let length = file.len().map_err(|error| Error::io("measuring", data_path, error))?;
-        let segment_count = u32::try_from(length / superblock.segment_bytes).unwrap_or(u32::MAX);
+        let segment_count = u32::try_from(length / superblock.segment_bytes)
+            .unwrap_or(u32::MAX)
+            .min(Segments::count_max(superblock.segment_bytes));
         let space = Arc::new(Space::new(
             data_path,
             Arc::clone(&file),
@@ -600,7 +603,7 @@ impl Replay<'_> {
                     Operation::Put { key, value } => (key, ReplayedChange::Put(place(value))),
                     Operation::PutLarge { key, length, identity, extents } => {
                         let places = extents.into_iter().map(|extent| extent.place).collect();
-                        self.core.engine.next_value.fetch_max(identity + 1, Ordering::Relaxed);
+                        self.core.engine.next_value.fetch_max(identity.saturating_add(1), Ordering::Relaxed);
                         batch.large.push(Arc::new(LargeValue::of_record(length, identity, places)));
                         (key, ReplayedChange::PutLarge(batch.large.len() - 1))
                     }

@@ -319,3 +319,38 @@ fn an_extent_of_another_origin_is_damage() {
         "{found:?}"
     );
 }
+
+/// Numbers that have been given out, of pages and of keyspaces, are missed before anything is committed: the call is refused, and
+/// all else goes on.
+#[test]
+fn numbers_run_out_before_a_commit() {
+    let backend = crate::io::in_memory();
+    let (db, keyspace) = open(&backend);
+    let other = db.keyspace("other").unwrap();
+    let pages = &keyspace.tree().pages;
+    pages.table.limit_pages(8 * 1024);
+    let mut count = 0u32;
+    let refused = loop {
+        match keyspace.insert_with(count.to_be_bytes(), noise(count.into(), 2000), crate::Durability::Relaxed) {
+            Ok(()) => count += 1,
+            Err(error) => break error,
+        }
+        assert!(count < 10_000);
+    };
+    assert!(matches!(refused, crate::Error::Invalid(_)), "{refused:?}");
+    assert!(count > 2_000, "{count} rows");
+    let large = keyspace.insert(b"large", noise(1, 5 * CHUNK_BYTES));
+    assert!(matches!(large, Err(crate::Error::Invalid(_))), "{large:?}");
+    keyspace.remove(0u32.to_be_bytes()).unwrap();
+    other.insert(b"a", b"b").unwrap();
+    db.checkpoint().unwrap();
+
+    db.core().next_keyspace.store(u32::MAX, std::sync::atomic::Ordering::Relaxed);
+    let refused = db.keyspace("one more");
+    assert!(matches!(refused, Err(crate::Error::Invalid(_))), "{refused:?}");
+    other.insert(b"a", b"c").unwrap();
+    db.close().unwrap();
+    drop((keyspace, other));
+    let (_db, keyspace) = open(&backend);
+    assert_eq!(keyspace.count(..).unwrap(), u64::from(count) - 1);
+}

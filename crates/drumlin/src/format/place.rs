@@ -39,6 +39,8 @@ impl Place {
     pub(super) const STAMP_BITS: u32 = 7;
     /// Bits that a place uses.
     pub(crate) const BITS: u32 = Place::START_BITS + Place::LENGTH_BITS + Place::STAMP_BITS;
+    /// The file up to here can be named: 64 TiB.
+    pub(crate) const FILE_BYTES_MAX: u64 = (1 << Place::START_BITS) * Place::UNIT_BYTES;
     /// The longest extent.
     pub(crate) const EXTENT_BYTES_MAX: u64 = ((1 << Place::LENGTH_BITS) - 1) * Place::UNIT_BYTES;
 

@@ -31,6 +31,8 @@ pub(crate) struct Segments {
     /// The identity of the database.
     database: u64,
     segment_bytes: u64,
+    /// As many as a place can name.
+    segment_count_max: u32,
     state: Mutex<State>,
     uses: Uses,
     /// Held while the file grows or shrinks, which is I/O; taken before `state`.
@@ -113,10 +115,16 @@ impl Segments {
             file,
             database,
             segment_bytes,
+            segment_count_max: Segments::count_max(segment_bytes),
             state: Mutex::new(state),
             uses: Uses::default(),
             resize: Mutex::new(()),
         }
+    }
+
+    /// Segments that a file can have.
+    pub(crate) fn count_max(segment_bytes: u64) -> u32 {
+        u32::try_from(Place::FILE_BYTES_MAX / segment_bytes).unwrap_or(u32::MAX)
     }
 
     pub(crate) fn segment_bytes(&self) -> u64 {
@@ -188,6 +196,10 @@ impl Segments {
     }
 
     fn grow(&self, segment_count: u32, added: u32) -> io::Result<u32> {
+        // Found here, before anything counts on the space: no place could say where an extent behind it lies.
+        if added > self.segment_count_max.saturating_sub(segment_count) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
         let offset = u64::from(segment_count) * self.segment_bytes;
         self.file.allocate(offset, u64::from(added) * self.segment_bytes)?;
         Ok(added)
@@ -438,6 +450,22 @@ mod tests {
             assert!(seen.insert(segments.segment_use(segment).0));
             segments.close(segment);
         }
+    }
+
+    /// A file that has grown to what places can name is as a full disk: found when segments are secured.
+    #[test]
+    fn a_file_ends_where_places_do() {
+        assert_eq!(u64::from(Segments::count_max(1 << 20)) << 20, Place::FILE_BYTES_MAX);
+        let last = u64::from(Segments::count_max(1 << 20) - 1) << 20;
+        let _ = Place::new(last + (1 << 20) - 64, 64, SegmentUse(1));
+        let mut segments = segments(2);
+        segments.segment_count_max = 12;
+        segments.secure(11).unwrap();
+        assert_eq!(segments.secure(12).unwrap_err().kind(), io::ErrorKind::StorageFull);
+        for _ in 0..11 {
+            segments.take().unwrap();
+        }
+        assert_eq!(segments.take().unwrap_err().kind(), io::ErrorKind::StorageFull);
     }
 
     /// The levels of the table in memory abut, up to the last segment that there can be.

@@ -104,6 +104,8 @@ pub(crate) struct PageTable {
     levels: [OnceLock<Level>; LEVELS],
     allocation: Mutex<Allocation>,
     bytes: AtomicU64,
+    /// As many as there are numbers.
+    page_count_max: AtomicU64,
 }
 
 /// Which pages may be given out. A free page is one whose word is `Free`; the counts say where to look.
@@ -130,7 +132,25 @@ impl PageTable {
             levels: [const { OnceLock::new() }; LEVELS],
             allocation: Mutex::default(),
             bytes: AtomicU64::new(0),
+            page_count_max: AtomicU64::new(1 << 32),
         }
+    }
+
+    /// Whether so many more pages have numbers, whatever is given out meanwhile: by commits that are under way, each of which
+    /// has asked too. Once a commit has its timestamp it is too late to find that there are none. O(1), without a lock.
+    pub(crate) fn has_numbers(&self, page_count: u64) -> bool {
+        /// For commits under way: thousands, each as large as it can be.
+        const UNDER_WAY_SHARE: u64 = 64;
+        let page_count_max = self.page_count_max.load(Ordering::Relaxed);
+        // The chunks' bytes, and the directory's, which makes it a little less than there could be.
+        let reached = self.memory_bytes() / size_of::<AtomicU64>() as u64;
+        reached + page_count + page_count_max / UNDER_WAY_SHARE <= page_count_max
+    }
+
+    /// Pretends that numbers end at `page_count_max`.
+    #[cfg(test)]
+    pub(crate) fn limit_pages(&self, page_count_max: u64) {
+        self.page_count_max.store(page_count_max, Ordering::Relaxed);
     }
 
     #[inline]
@@ -213,6 +233,8 @@ impl PageTable {
             end - self.free_tail(end, count as usize)
         });
         let first = first.max(1);
+        let page_count_max = self.page_count_max.load(Ordering::Relaxed);
+        assert!((first + count as usize) as u64 <= page_count_max, "a keyspace has as many pages as there are numbers");
         for index in first..first + count as usize {
             while index / CHUNK_PAGES >= allocation.free_counts.len() {
                 let chunk = allocation.free_counts.len();
@@ -229,7 +251,7 @@ impl PageTable {
             assert!(before == 0, "page {index} given out twice");
         }
         allocation.cursor = (first + count as usize) % (allocation.free_counts.len() * CHUNK_PAGES);
-        PageId(u32::try_from(first).expect("a keyspace has fewer than 2^32 pages"))
+        PageId(first as u32)
     }
 
     /// Free pages directly before `end`, at most `most`.

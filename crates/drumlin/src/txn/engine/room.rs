@@ -248,13 +248,42 @@ impl Engine {
         let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes as u64).max().expect("rows");
         let row_bytes = |row: &Row<'_>| match row.change {
             Change::Put(value) => (row.key.len() + value.len()) as u64 + 128,
-            _ => row.key.len() as u64 + 128,
+            // Each extent of a large value gets an entry, and a word in its table.
+            Change::PutLarge(value) => row.key.len() as u64 + 128 + 32 * value.places.len() as u64,
+            Change::Remove => row.key.len() as u64 + 128,
         };
+        self.check_page_numbers(rows)?;
         // A leaf for each row, as many as a commit can hold, and what splits and merges add.
         let leaves = (rows.len() as u64 * page_bytes).min(self.pool.frames.limit_bytes() as u64 / 4);
         let own = leaves + 2 * rows.iter().map(row_bytes).sum::<u64>() + 6 * page_bytes;
         let only_removes = rows.iter().all(|row| matches!(row.change, Change::Remove));
         self.promise(face, own, only_removes).await
+    }
+
+    /// Refuses what might find no number for a page.
+    fn check_page_numbers(&self, rows: &[Row<'_>]) -> Result<()> {
+        let mut rest = rows;
+        while let [first, ..] = rest {
+            let pages = &first.tree.pages;
+            let own = rest.iter().take_while(|row| row.tree.pages.id == pages.id).count();
+            let (own, later) = rest.split_at(own);
+            rest = later;
+            // A leaf for each row, what splits add above it, and a value's extents.
+            let row_pages = |row: &Row<'_>| match row.change {
+                Change::Remove => 0,
+                Change::Put(_) => 4,
+                Change::PutLarge(value) => 4 + value.places.len() as u64,
+            };
+            let page_count: u64 = own.iter().map(row_pages).sum();
+            // At recovery the numbers are those that the commit was given.
+            if page_count > 0 && self.log.get().is_some() && !pages.table.has_numbers(page_count) {
+                return Err(Error::Invalid(format!(
+                    "keyspace {} has as many pages as there are numbers for: put new rows into another",
+                    pages.id
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Makes sure that `own` bytes of pages more can be dirty, as [`secure_space`](Self::secure_space) does.
