@@ -2,9 +2,13 @@
 
 mod support;
 
+use std::future::Future;
 use std::io::Read;
+use std::task::{Context, Waker};
+use std::time::Duration;
 
-use drumlin::{Config, Database, Durability, Error, Keyspace};
+use drumlin::io::fault::{EIO, Operation};
+use drumlin::{Config, Database, Durability, Error, Isolation, Keyspace, Transaction, TxOptions};
 use smol::block_on;
 
 /// Rows and a large value on a disk of its own, of which nothing is in memory.
@@ -66,5 +70,116 @@ fn a_range_ends_with_its_first_error() {
         assert!(matches!(error, Some(Error::KeyspaceDropped { .. })), "{error:?}");
         assert!(range.next().is_none() && range.next_back().is_none());
         assert!(block_on(range.next_async()).is_none() && block_on(range.next_back_async()).is_none());
+    }
+}
+
+/// Whoever closes a database that is being closed waits until that has ended, and gets the same answer.
+#[test]
+fn closing_twice_waits_for_the_first() {
+    for fails in [false, true] {
+        let (disk, config) = support::faulty();
+        let db = config.open("/db").unwrap();
+        db.keyspace("k").unwrap().insert("a", "1").unwrap();
+        disk.hold_nth(Operation::Sync, 1);
+        if fails {
+            disk.fail_from(Operation::Write, 1, EIO);
+        }
+        let (first, second) = (db.clone(), db);
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| first.close());
+            if !fails {
+                assert!(disk.wait_for_held(Duration::from_secs(20)));
+            }
+            let second = scope.spawn(|| second.close());
+            std::thread::sleep(Duration::from_millis(50));
+            let has_ended = first.is_finished() || second.is_finished();
+            disk.release();
+            assert!(fails || !has_ended, "the second has not waited");
+            let (first, second) = (first.join().unwrap(), second.join().unwrap());
+            assert!(first.is_err() == fails && second.is_err() == fails, "{first:?}, {second:?}");
+        });
+        disk.heal();
+        assert_eq!(config.open("/db").unwrap().keyspace("k").unwrap().get("a").unwrap().unwrap(), b"1");
+    }
+}
+
+/// A path that names no folder is refused, and leaves nothing where the process is; in memory the path does not matter.
+#[test]
+fn an_empty_path_is_refused() {
+    let before = std::fs::read_dir(".").unwrap().count();
+    for error in [Database::open("").err(), block_on(Database::open_async("")).err(), support::small().open("").err()] {
+        assert!(matches!(&error, Some(Error::Invalid(why)) if why.contains("empty path")), "{error:?}");
+    }
+    assert_eq!(std::fs::read_dir(".").unwrap().count(), before);
+    Config::in_memory().open("").unwrap();
+}
+
+/// A budget that no address space has is refused at once, however large it is.
+#[test]
+fn a_budget_beyond_all_memory_is_refused() {
+    for bytes in [u64::MAX, u64::MAX / 2, 1 << 50, (1 << 40) + 1] {
+        let error = Config::in_memory().memory(bytes).open("").err();
+        assert!(matches!(&error, Some(Error::Invalid(why)) if why.contains("1 TiB")), "{error:?}");
+    }
+}
+
+/// Waiting for a row without a limit is possible, for threads and tasks.
+#[test]
+fn rows_are_waited_for_without_a_limit() {
+    let db = Config::in_memory().memory(8 << 20).open("").unwrap();
+    let k = db.keyspace("k").unwrap();
+    let options =
+        TxOptions { isolation: Isolation::ReadCommitted, lock_timeout: Duration::MAX, ..TxOptions::default() };
+    for is_task in [false, true] {
+        let mut holder = db.begin().unwrap();
+        holder.insert(&k, "row", "1").unwrap();
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                let mut tx = db.begin_with(options).unwrap();
+                match is_task {
+                    false => tx.insert(&k, "row", "2"),
+                    true => block_on(tx.insert_async(&k, "row", "2")),
+                }
+                .unwrap();
+                tx.commit().unwrap();
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            holder.commit().unwrap();
+            waiter.join().unwrap();
+        });
+        assert_eq!(k.get("row").unwrap().unwrap(), b"2");
+    }
+}
+
+/// A future that waits for a row and is leaked keeps its transaction from nothing, and others from the row no longer than the
+/// transaction lives.
+#[test]
+fn a_leaked_wait_ends_with_its_transaction() {
+    let db = Config::in_memory().memory(8 << 20).open("").unwrap();
+    let k = db.keyspace("k").unwrap();
+    let leak = |tx: &mut Transaction, key: &str| {
+        let mut wait = Box::pin(tx.get_for_update_async(&k, key));
+        assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        std::mem::forget(wait);
+    };
+    for uses_it in [false, true] {
+        let mut holder = db.begin().unwrap();
+        holder.get_for_update(&k, "a").unwrap();
+        holder.get_for_update(&k, "b").unwrap();
+        let mut tx = db.begin().unwrap();
+        leak(&mut tx, "a");
+        if uses_it {
+            leak(&mut tx, "b");
+        }
+        drop(holder);
+        if uses_it {
+            tx.get_for_update(&k, "a").unwrap();
+            tx.get_for_update(&k, "b").unwrap();
+        }
+        drop(tx);
+        for key in ["a", "b"] {
+            let mut next = db.begin_with(TxOptions { lock_timeout: Duration::ZERO, ..TxOptions::default() }).unwrap();
+            next.get_for_update(&k, key).unwrap();
+        }
     }
 }

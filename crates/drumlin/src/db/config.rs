@@ -12,6 +12,8 @@ use crate::io::IoBackend;
 pub(crate) const MEMORY_BYTES_MIN: u64 = if cfg!(feature = "sim") { 4 << 20 } else { 8 << 20 };
 /// Likewise of a log segment.
 const LOG_SEGMENT_BYTES_MIN: u64 = if cfg!(feature = "sim") { 256 << 10 } else { 1 << 20 };
+/// The most memory: each page size reserves address space for the whole budget, and numbers its frames with 29 bits.
+const MEMORY_BYTES_MAX: u64 = 1 << 40;
 
 /// How a database is opened. Few options; each has a default that was measured or that hardly matters.
 ///
@@ -68,7 +70,7 @@ impl Config {
     }
 
     /// The memory budget in bytes, for everything that the database keeps: pages and their headers, page tables, log and
-    /// I/O buffers, versions, locks, read and write sets. Default 256 MiB, at least 8 MiB.
+    /// I/O buffers, versions, locks, read and write sets. Default 256 MiB, at least 8 MiB, at most 1 TiB.
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Config {
         self.memory_bytes = bytes;
@@ -137,18 +139,29 @@ impl Config {
         self
     }
 
-    /// Opens the database at `path`, a folder; creates it if it is missing, and recovers it if it was not closed.
+    /// Opens the database at `path`, a folder (`.` is the current one); creates it if it is missing, and recovers it if it was not closed.
     ///
     /// Takes as long as reading and applying the log does: about a second for each 100 MB.
     ///
     /// # Errors
-    /// [`Error::NotADatabase`], [`Error::NewerFormat`], [`Error::Locked`], [`Error::Damaged`], [`Error::BudgetTooSmall`], [`Error::Io`].
+    /// [`Error::NotADatabase`], [`Error::NewerFormat`], [`Error::Locked`], [`Error::Damaged`], [`Error::BudgetTooSmall`], [`Error::Io`];
+    /// [`Error::Invalid`] for a setting or path that can't be.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Database> {
         self.check()?;
+        if !self.in_memory && path.as_ref().as_os_str().is_empty() {
+            let hint = "an empty path names no folder: give that of the database, `.` for the current one";
+            return Err(Error::Invalid(hint.into()));
+        }
         Database::open_with(self, path.as_ref())
     }
 
     fn check(&self) -> Result<()> {
+        if self.memory_bytes > MEMORY_BYTES_MAX {
+            let given = self.memory_bytes;
+            return Err(Error::Invalid(format!(
+                "a memory budget of {given} bytes: up to {MEMORY_BYTES_MAX} (1 TiB) works"
+            )));
+        }
         if self.memory_bytes < MEMORY_BYTES_MIN {
             return Err(Error::BudgetTooSmall { given_bytes: self.memory_bytes, minimum_bytes: MEMORY_BYTES_MIN });
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::path::PathBuf;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::thread::JoinHandle;
@@ -63,7 +63,8 @@ pub(crate) struct Core {
     pub(crate) checkpoint_log_bytes: u64,
     pub(crate) entry_count_max: usize,
     pub(crate) checkpoints: AtomicU64,
-    pub(crate) closed: AtomicBool,
+    /// How closing it ended. Held while it is being closed, so that whoever else closes it waits.
+    pub(crate) closed: Mutex<Option<Result<()>>>,
 }
 
 /// What somebody asked for, and how it ended.
@@ -268,7 +269,7 @@ impl Core {
         if let Ok(granted) = locks.try_lock(owner, keyspace, key) {
             return Ok(granted);
         }
-        let deadline = self.now() + timeout;
+        let deadline = self.now().saturating_add(timeout);
         let locked = match face {
             Face::Blocking => locks.lock(owner, keyspace, key, deadline, &|| self.now()),
             Face::Tasks(tasks) => {

@@ -87,6 +87,9 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        if self.core.closed.lock().is_some() {
+            return;
+        }
         if let Err(error) = self.core.close() {
             log::error!("closing {}: {error}; nothing committed is lost", self.core.path.display());
         }
@@ -291,7 +294,9 @@ impl Database {
     }
 
     /// Makes a checkpoint and closes the database. Dropping the last handle does the same, but can only log errors.
-    /// Other handles answer [`Error::Failed`] to commits afterwards.
+    /// Other handles answer [`Error::Failed`] to commits afterwards, and to asynchronous calls that need the disk; the folder
+    /// is free for another opening when the last of them has gone. Closing again waits for the first to end, and answers the
+    /// same.
     ///
     /// # Errors
     /// Those of the checkpoint. Nothing committed is lost: the log has it.

@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::sync::{Mutex, RwLock};
@@ -433,6 +433,7 @@ impl Opener<'_> {
             key_order: crate::tree::key_order,
         };
         let pool = Arc::new(Pool::new(Arc::clone(&space), Arc::clone(backend), frame_bytes_max, nodes));
+        pool.reserve_frames(self.config.page_bytes)?;
         let versions = Arc::new(Versions::new(&budget));
         let upkeep = Arc::new(Upkeep::default());
         let asked = Arc::clone(&upkeep);
@@ -465,7 +466,7 @@ impl Opener<'_> {
             checkpoint_log_bytes: self.config.checkpoint_log_bytes,
             entry_count_max,
             checkpoints: AtomicU64::new(0),
-            closed: AtomicBool::new(false),
+            closed: Mutex::default(),
         };
         for entry in &catalogue.keyspaces {
             let pages = space.page_space(entry.id).expect("made while loading");
@@ -769,11 +770,20 @@ impl Core {
         Ok(())
     }
 
-    /// Makes a checkpoint and ends everything. A second call does nothing.
+    /// Makes a checkpoint and ends everything. A second call waits for the first, and answers the same.
     pub(crate) fn close(&self) -> Result<()> {
-        if self.closed.swap(true, Ordering::AcqRel) {
-            return Ok(());
+        let mut closed = self.closed.lock();
+        if let Some(result) = &*closed {
+            return result.clone();
         }
+        // Should closing it panic.
+        *closed = Some(Err(Error::Failed { reason: "closing it did not end".into() }));
+        let result = self.close_now();
+        *closed = Some(result.clone());
+        result
+    }
+
+    fn close_now(&self) -> Result<()> {
         let result = if self.engine.check_failure().is_ok()
             && self.engine.log().last() > self.base.lock().superblock.timestamp
         {

@@ -4,15 +4,17 @@
 use std::io::Read;
 use std::sync::Arc;
 
-use crate::Config;
 use crate::db::{Database, Keyspace, Savepoint, Transaction};
 use crate::format::node::LargeRef;
 use crate::format::{PageId, Place, SegmentUse, extent};
 use crate::io::Backend;
-use crate::space::Word;
+use crate::space::{PageSpace, Word};
 use crate::task::{Face, ready};
+use crate::tree::Tree;
 use crate::txn::engine::{Found, View};
 use crate::txn::values;
+use crate::txn::write_set::{Change, WriteSet};
+use crate::{Config, KeyspaceId};
 
 /// Bytes of a value in each chunk but the last, where segments are as long as here.
 const CHUNK_BYTES: usize = (64 << 10) - 48;
@@ -353,4 +355,40 @@ fn numbers_run_out_before_a_commit() {
     drop((keyspace, other));
     let (_db, keyspace) = open(&backend);
     assert_eq!(keyspace.count(..).unwrap(), u64::from(count) - 1);
+}
+
+/// More keyspaces in one transaction than sixteen bits count: each row is its own keyspace's, also when it is undone.
+#[test]
+fn any_number_of_keyspaces() {
+    const COUNT: u32 = (1 << 16) + 40;
+    let db = Config::in_memory().memory(8 << 20).open("").unwrap();
+    let pool = Arc::clone(&db.keyspace("k").unwrap().tree().pool);
+    struct Nobody;
+    impl crate::tree::Observer for Nobody {
+        fn rows_moved(&self, _: &PageSpace, _: PageId, _: PageId, _: Option<&[u8]>) {}
+    }
+    let tree = |number: u32| {
+        let pages = Arc::new(PageSpace::new(KeyspaceId(number), 512, 1));
+        Tree::new(pages, Arc::clone(&pool), Arc::new(Nobody))
+    };
+    let mut writes = WriteSet::default();
+    for number in 1..=COUNT {
+        writes.put(&tree(number), b"key", &number.to_le_bytes());
+    }
+    let holds = |writes: &WriteSet, number: u32, second: bool| {
+        let value = |key: &[u8]| match writes.get(KeyspaceId(number), key) {
+            Some(Change::Put(value)) => Some(u32::from_le_bytes(value.try_into().unwrap())),
+            _ => None,
+        };
+        value(b"key") == Some(number) && value(b"other") == second.then_some(!number)
+    };
+    let position = writes.position();
+    for number in (1..=COUNT).rev() {
+        writes.put(&tree(number), b"other", &(!number).to_le_bytes());
+    }
+    assert!((1..=COUNT).all(|number| holds(&writes, number, true)));
+    writes.roll_back(position);
+    assert!((1..=COUNT).all(|number| holds(&writes, number, false)));
+    let rows = writes.rows().map(|(tree, key, _)| (tree.pages.id.0, key.to_vec()));
+    assert!(rows.eq((1..=COUNT).map(|number| (number, b"key".to_vec()))));
 }

@@ -144,13 +144,15 @@ struct Locks {
     engine: Arc<Engine>,
     owner: TransactionId,
     keys: Vec<(KeyspaceId, Box<[u8]>)>,
+    /// The row whose lock a call wants, or has and does not know yet what it is worth.
+    pending: Option<(KeyspaceId, Box<[u8]>)>,
     /// Of the keys, and of the locks in their table.
     heap_bytes: usize,
 }
 
 impl Locks {
     fn new(engine: &Arc<Engine>, owner: TransactionId) -> Locks {
-        Locks { engine: Arc::clone(engine), owner, keys: Vec::new(), heap_bytes: 0 }
+        Locks { engine: Arc::clone(engine), owner, keys: Vec::new(), pending: None, heap_bytes: 0 }
     }
 
     /// Bytes of memory with another lock.
@@ -160,8 +162,18 @@ impl Locks {
     }
 }
 
+impl Locks {
+    /// Ends what a call has left whose future was leaked.
+    fn end_pending(&mut self) {
+        if let Some((keyspace, key)) = self.pending.take() {
+            self.engine.locks.abandon(self.owner, keyspace, &key);
+        }
+    }
+}
+
 impl Drop for Locks {
     fn drop(&mut self) {
+        self.end_pending();
         let keys = self.keys.iter().map(|(keyspace, key)| (*keyspace, &key[..]));
         self.engine.locks.unlock_all(self.owner, keys);
     }
@@ -325,9 +337,14 @@ impl Transaction {
         let core = Arc::clone(self.core());
         core.check_key(named, key)?;
         let tree = &named.tree;
-        match core.lock_row(face, self.id, tree.pages.id, key, self.options.lock_timeout).await? {
-            Granted::AlreadyMine => return Ok(()),
-            Granted::Acquired => {}
+        self.locks.end_pending();
+        let tried = core.engine.locks.try_lock(self.id, tree.pages.id, key);
+        if tried == Ok(Granted::AlreadyMine) {
+            return Ok(());
+        }
+        self.locks.pending = Some((tree.pages.id, key.into()));
+        if tried.is_err() {
+            core.lock_row(face, self.id, tree.pages.id, key, self.options.lock_timeout).await?;
         }
         // Without the answer to what follows the lock is worth nothing: kept, the next call would not ask again.
         let lock = RowLock { engine: &core.engine, owner: self.id, keyspace: tree.pages.id, key };
@@ -344,7 +361,7 @@ impl Transaction {
         }
         std::mem::forget(lock);
         reserve(&mut self.locks.keys, 1);
-        self.locks.keys.push((tree.pages.id, key.into()));
+        self.locks.keys.extend(self.locks.pending.take());
         self.locks.heap_bytes += heap_bytes(key.len()) + lock_bytes(key);
         Ok(())
     }

@@ -256,19 +256,34 @@ impl Frames {
     }
 
     fn arena(&self, class: usize) -> &Arena {
-        self.arenas[class].get_or_init(|| {
-            let page_bytes = PAGE_BYTES_MIN << class;
-            let count = (self.capacity_bytes / page_bytes).clamp(16, (1 << CLASS_SHIFT) - 1);
-            Arena {
-                page_bytes,
-                memory: Mapping::new((count * page_bytes).next_multiple_of(rustix::param::page_size()))
-                    .expect("address space for the buffer pool"),
-                frames_per_unit: (rustix::param::page_size() / page_bytes).max(1),
-                headers: (0..count).map(|_| FrameHeader::new()).collect(),
-                lists: Mutex::default(),
-                hand: AtomicUsize::new(0),
-            }
-        })
+        self.arenas[class].get().expect("the frame exists")
+    }
+
+    /// Reserves address space for frames of a size, if that was not done yet.
+    pub(crate) fn reserve(&self, page_bytes: usize) -> std::io::Result<()> {
+        self.arena_or_new(class_of(page_bytes)).map(drop)
+    }
+
+    fn arena_or_new(&self, class: usize) -> std::io::Result<&Arena> {
+        if let Some(arena) = self.arenas[class].get() {
+            return Ok(arena);
+        }
+        let page_bytes = PAGE_BYTES_MIN << class;
+        let count = (self.capacity_bytes / page_bytes).clamp(16, (1 << CLASS_SHIFT) - 1);
+        let memory = Mapping::new((count * page_bytes).next_multiple_of(rustix::param::page_size()))?;
+        let mut headers = Vec::new();
+        headers.try_reserve_exact(count).map_err(|_| std::io::ErrorKind::OutOfMemory)?;
+        headers.extend((0..count).map(|_| FrameHeader::new()));
+        let arena = Arena {
+            page_bytes,
+            memory,
+            frames_per_unit: (rustix::param::page_size() / page_bytes).max(1),
+            headers: headers.into(),
+            lists: Mutex::default(),
+            hand: AtomicUsize::new(0),
+        };
+        // Where two make it at once, the first is taken.
+        Ok(self.arenas[class].get_or_init(|| arena))
     }
 
     /// Bytes of the headers of all frames.
@@ -337,7 +352,7 @@ impl Frames {
     /// A frame for a page of this size; `None` where the limit is reached and nothing is free.
     pub(crate) fn try_take(&self, page_bytes: usize) -> Option<NewFrame<'_>> {
         let class = class_of(page_bytes);
-        let arena = self.arena(class);
+        let arena = self.arena_or_new(class).ok()?;
         let mut lists = arena.lists.lock();
         if lists.free.is_empty() && !lists.limbo.is_empty() {
             let oldest = self.reclaimer.oldest();
@@ -436,8 +451,9 @@ impl Frames {
     /// Free frames of a size, and how many more the limit allows.
     pub(crate) fn available(&self, page_bytes: usize) -> usize {
         let class = class_of(page_bytes);
-        let lists = self.arena(class).lists.lock();
         let room = self.limit_bytes().saturating_sub(self.used_bytes()) / page_bytes;
+        let Some(arena) = self.arenas[class].get() else { return room };
+        let lists = arena.lists.lock();
         lists.free.len() + lists.limbo.len() + room
     }
 
@@ -454,9 +470,9 @@ impl Frames {
     /// The frames of a size, as the clock's hand passes over them from where it stood: one turn.
     pub(crate) fn turn(&self, page_bytes: usize) -> impl Iterator<Item = FrameIndex> + '_ {
         let class = class_of(page_bytes);
-        let arena = self.arena(class);
-        let count = arena.lists.lock().untouched as usize;
-        (0..count).map(move |_| {
+        let arena = self.arenas[class].get();
+        let count = arena.map_or(0, |arena| arena.lists.lock().untouched as usize);
+        arena.into_iter().flat_map(move |arena| (0..count).map(move |_| arena)).map(move |arena| {
             let index = arena.hand.fetch_add(1, Ordering::Relaxed) % count.max(1);
             FrameIndex(((class as u32) << CLASS_SHIFT) | index as u32)
         })

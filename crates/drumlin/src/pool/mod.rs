@@ -213,6 +213,14 @@ impl Pool {
         self.frames.pin()
     }
 
+    /// Makes sure that there can be frames of a size: address space for the whole budget, and a header for each.
+    pub(crate) fn reserve_frames(&self, page_bytes: usize) -> Result<()> {
+        self.frames.reserve(page_bytes).map_err(|error| {
+            let what = format!("no memory for the frames that the budget allows ({page_bytes} bytes each): {error}");
+            Error::Invalid(format!("{what}. Choose a smaller Config::memory"))
+        })
+    }
+
     // ── faults ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Brings a node of `frame_bytes` into memory, or finds that it is there, or that the page is none.
@@ -533,6 +541,7 @@ impl Pool {
 
     /// A frame for a page, making room where there is none. Waits; not for use inside the guard.
     pub(crate) fn take_frame(&self, page_bytes: usize) -> Result<NewFrame<'_>> {
+        self.reserve_frames(page_bytes)?;
         let mut rounds = 0;
         loop {
             if let Some(frame) = self.frames.try_take(page_bytes) {

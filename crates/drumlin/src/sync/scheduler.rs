@@ -578,7 +578,7 @@ impl Task {
     pub(crate) fn sleep(&self, duration: Duration) {
         let wait =
             Wait { what: PARKED | (1 << 61) | self.number, kind: "the time", place: Location::caller(), holder: None };
-        let deadline = self.now() + duration;
+        let deadline = self.now().saturating_add(duration);
         self.wait(wait, Some(deadline));
     }
 
@@ -590,7 +590,7 @@ impl Task {
         if std::mem::take(&mut state.slots[self.number].token) {
             return;
         }
-        let deadline = timeout.map(|timeout| Duration::from_nanos(state.now_nanos) + timeout);
+        let deadline = timeout.map(|timeout| Duration::from_nanos(state.now_nanos).saturating_add(timeout));
         let wait = Wait { what: PARKED | self.number, kind: "being unparked", place, holder: None };
         self.wait_in(&mut state, wait, deadline);
         self.switch(state);

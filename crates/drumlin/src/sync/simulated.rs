@@ -180,7 +180,7 @@ impl Condvar {
         let place = Location::caller();
         guard.inner = None;
         task.wake(address(guard.mutex));
-        let deadline = task.now() + timeout;
+        let deadline = task.now().saturating_add(timeout);
         let wait = Wait { what: address(&self.place), kind: "a condition", place, holder: None };
         let timed_out = task.wait(wait, Some(deadline));
         guard.inner = Some(guard.mutex.take(&task, place));
@@ -319,7 +319,7 @@ impl<T: ?Sized> RwLock<T> {
     fn try_for<G>(&self, duration: Duration, attempt: impl Fn() -> Option<G>) -> Option<G> {
         let place = Location::caller();
         let task = scheduler::current();
-        let deadline = task.as_ref().map(|task| task.now() + duration);
+        let deadline = task.as_ref().map(|task| task.now().saturating_add(duration));
         let began = std::time::Instant::now();
         loop {
             if let Some(guard) = attempt() {

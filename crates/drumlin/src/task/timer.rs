@@ -71,7 +71,7 @@ impl Timer {
 
     /// Waits.
     pub(crate) async fn sleep(&self, duration: Duration) {
-        let deadline = self.backend.now() + duration;
+        let deadline = self.backend.now().saturating_add(duration);
         let mut alarm = None;
         poll_fn(|context| {
             if self.backend.now() >= deadline || self.shared.state.lock().stop {

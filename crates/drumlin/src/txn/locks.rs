@@ -16,7 +16,8 @@
 //! 1. An entry has one owner, and a queue only if somebody is in it.
 //! 2. A released lock belongs to the first in its queue at once. So nobody overtakes, exactly one waiter is woken, and a
 //!    waiter that gives up at that moment finds that it owns the lock.
-//! 3. A transaction waits for one lock at a time.
+//! 3. A transaction waits for one lock at a time. One whose future was leaked has its place ended by
+//!    [`LockTable::abandon`] before it waits again.
 //! 4. The graph of waits, from a transaction to the owner of the lock that it waits for, has no cycle: who would close
 //!    one gets [`LockError::Deadlock`] instead of a place in the queue. Only a transaction that begins to wait can close
 //!    a cycle. When a lock is handed over, those behind now wait for somebody who waits for nothing.
@@ -264,6 +265,19 @@ impl LockTable {
         drop(shard);
         drop(waiter);
         false
+    }
+
+    /// Ends what a call of `owner` has left that was neither told of the lock nor dropped: its place in the queue, or the
+    /// lock.
+    pub(crate) fn abandon(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) {
+        if self.cancel(owner, keyspace, key) || self.is_held_by(owner, keyspace, key) {
+            self.unlock(owner, keyspace, key);
+        }
+    }
+
+    fn is_held_by(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) -> bool {
+        let hash = self.hash(keyspace, key);
+        self.shard(hash).find(hash, keyspace, key).is_some_and(|lock| lock.owner == owner)
     }
 
     /// Takes the lock of a row, blocking the thread until `clock` shows `deadline`. The thread sleeps in real time; where

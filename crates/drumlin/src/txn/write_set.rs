@@ -31,7 +31,7 @@ enum Kept {
 
 #[derive(Debug)]
 struct Entry {
-    tree: u16,
+    keyspace: KeyspaceId,
     key: Range<usize>,
     kept: Kept,
     /// The entry before for the same key.
@@ -48,8 +48,7 @@ enum Index {
 
 #[derive(Debug, Default)]
 pub(crate) struct WriteSet {
-    /// In the order of first use.
-    trees: Vec<(Tree, Index)>,
+    trees: BTreeMap<KeyspaceId, (Tree, Index)>,
     arena: Vec<u8>,
     entries: Vec<Entry>,
     /// Keys in sorted indexes.
@@ -59,6 +58,9 @@ pub(crate) struct WriteSet {
 
 /// An entry of a sorted index, but its key: in a tree that is half full.
 const INDEX_ENTRY_BYTES: usize = 56;
+
+/// A keyspace, with an index of one entry, in a tree that is half full.
+const TREE_BYTES: usize = 2 * size_of::<(KeyspaceId, (Tree, Index))>() + 32;
 
 impl WriteSet {
     pub(crate) fn is_empty(&self) -> bool {
@@ -70,7 +72,12 @@ impl WriteSet {
         let arena_bytes = grown_capacity(self.arena.len(), self.arena.capacity(), key.len() + value_bytes);
         let entry_count = grown_capacity(self.entries.len(), self.entries.capacity(), 1);
         let index_bytes = self.index_bytes + heap_bytes(key.len());
-        arena_bytes + entry_count * (size_of::<Entry>() + INDEX_ENTRY_BYTES) + index_bytes + self.large_bytes
+        let tree_bytes = (self.trees.len() + 1) * TREE_BYTES;
+        arena_bytes
+            + entry_count * (size_of::<Entry>() + INDEX_ENTRY_BYTES)
+            + index_bytes
+            + self.large_bytes
+            + tree_bytes
     }
 
     /// The number of entries: where a savepoint is.
@@ -80,14 +87,6 @@ impl WriteSet {
 
     fn key(&self, entry: u32) -> &[u8] {
         &self.arena[self.entries[entry as usize].key.clone()]
-    }
-
-    fn tree_index(&mut self, tree: &Tree) -> usize {
-        let found = self.trees.iter().position(|(known, _)| known.pages.id == tree.pages.id);
-        found.unwrap_or_else(|| {
-            self.trees.push((tree.clone(), Index::Ascending(Vec::new())));
-            self.trees.len() - 1
-        })
     }
 
     pub(crate) fn put(&mut self, tree: &Tree, key: &[u8], value: &[u8]) {
@@ -115,14 +114,16 @@ impl WriteSet {
     }
 
     fn push(&mut self, tree: &Tree, key_range: Range<usize>, kept: Kept) {
-        let tree = self.tree_index(tree);
+        let keyspace = tree.pages.id;
+        self.trees.entry(keyspace).or_insert_with(|| (tree.clone(), Index::Ascending(Vec::new())));
         let number = self.entries.len() as u32;
         let key = &self.arena[key_range.clone()];
-        let ascends = match &self.trees[tree].1 {
+        let ascends = match &self.trees[&keyspace].1 {
             Index::Ascending(order) => order.last().is_none_or(|&last| self.key(last) < key),
             Index::Sorted(_) => false,
         };
-        let previous = match &mut self.trees[tree].1 {
+        let index = &mut self.trees.get_mut(&keyspace).expect("entered").1;
+        let previous = match index {
             Index::Ascending(order) if ascends => {
                 order.push(number);
                 None
@@ -135,7 +136,7 @@ impl WriteSet {
                 self.index_bytes += map.keys().map(|key| heap_bytes(key.len())).sum::<usize>();
                 let previous = map.insert(key.into(), number);
                 self.index_bytes += if previous.is_none() { heap_bytes(key.len()) } else { 0 };
-                self.trees[tree].1 = Index::Sorted(map);
+                *index = Index::Sorted(map);
                 previous
             }
             Index::Sorted(map) => {
@@ -145,7 +146,7 @@ impl WriteSet {
             }
         };
         reserve(&mut self.entries, 1);
-        self.entries.push(Entry { tree: tree as u16, key: key_range, kept, previous });
+        self.entries.push(Entry { keyspace, key: key_range, kept, previous });
     }
 
     fn change(&self, entry: u32) -> Change<'_> {
@@ -157,7 +158,7 @@ impl WriteSet {
     }
 
     fn index(&self, keyspace: KeyspaceId) -> Option<&Index> {
-        self.trees.iter().find(|(tree, _)| tree.pages.id == keyspace).map(|(_, index)| index)
+        self.trees.get(&keyspace).map(|(_, index)| index)
     }
 
     /// What the transaction did to a row, if anything.
@@ -208,11 +209,8 @@ impl WriteSet {
 
     /// Keyspaces changed, and in each the newest change of every row, both in ascending order.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (&Tree, &[u8], Change<'_>)> {
-        let mut order: Vec<&(Tree, Index)> = self.trees.iter().collect();
-        order.sort_by_key(|(tree, _)| tree.pages.id);
-        order.into_iter().flat_map(|(tree, _)| {
-            self.range(tree.pages.id, (Bound::Unbounded, Bound::Unbounded))
-                .map(move |(key, change)| (tree, key, change))
+        self.trees.iter().flat_map(|(&keyspace, (tree, _))| {
+            self.range(keyspace, (Bound::Unbounded, Bound::Unbounded)).map(move |(key, change)| (tree, key, change))
         })
     }
 
@@ -221,7 +219,7 @@ impl WriteSet {
         while self.entries.len() > position {
             let entry = self.entries.pop().expect("counted");
             let key = &self.arena[entry.key.clone()];
-            match &mut self.trees[usize::from(entry.tree)].1 {
+            match &mut self.trees.get_mut(&entry.keyspace).expect("entered").1 {
                 Index::Ascending(order) => {
                     order.pop();
                 }
