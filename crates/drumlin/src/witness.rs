@@ -25,6 +25,7 @@ pub(crate) const MARKS: &[&str] = &[
     "a log segment was used again",
     "a page arrived whose keyspace had been dropped",
     "a page changed that a checkpoint had not copied yet",
+    "an image owed to a checkpoint waited for room",
     "a page changed while its extent was moved",
     "a page chosen for eviction was in use again",
     "a page split that a checkpoint had not copied yet",

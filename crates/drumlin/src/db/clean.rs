@@ -211,6 +211,7 @@ impl Core {
         if !engine.space.tight.load(Ordering::Acquire) {
             engine.secure_rewrite(pages.page_bytes)?;
         }
+        engine.pool.relieve()?;
         let guard = engine.space.enter();
         let (Word::Leaf(frame) | Word::Fixed(frame)) = pages.table.load(page) else { return Ok(false) };
         let Some(write) = engine.pool.frames.write(frame, Identity { keyspace: pages.id, page }) else {
@@ -221,7 +222,7 @@ impl Core {
         let is_node = write[KIND_OFFSET] != Kind::Value as u8;
         let is_it = is_node && (word == Word::Leaf(frame) || word == Word::Fixed(frame));
         if is_it {
-            engine.pool.prepare_change(&guard, &write)?;
+            engine.pool.append_owed(&guard, &write)?;
             engine.pool.mark_dirty(&guard, &write);
         }
         Ok(is_it)

@@ -391,8 +391,7 @@ impl Opener<'_> {
         let budget = Arc::new(Budget::new(self.config.memory_bytes, self.config.log_stream_count));
         // Entries of both epochs and those since the base image, each of 24 bytes in vectors that double.
         let entry_count_max = budget.limit_bytes(Use::Entries) as usize / 24 / 4;
-        // A frame of 4 KiB has a header of 64 bytes.
-        let frame_bytes_max = budget.limit_bytes(Use::Pages) as usize / 4096 * 4096 / 65 * 64;
+        let frame_bytes_max = budget.limit_bytes(Use::Pages) as usize;
         let length = file.len().map_err(|error| Error::io("measuring", data_path, error))?;
         let segment_count = u32::try_from(length / superblock.segment_bytes)
             .unwrap_or(u32::MAX)
@@ -432,7 +431,7 @@ impl Opener<'_> {
             verify: |page, is_leaf| crate::tree::check_node(page, is_leaf).map_err(|flaw| flaw.to_string()),
             key_order: crate::tree::key_order,
         };
-        let pool = Arc::new(Pool::new(Arc::clone(&space), Arc::clone(backend), frame_bytes_max, nodes));
+        let pool = Arc::new(Pool::new(Arc::clone(&space), Arc::clone(backend), &budget, nodes));
         pool.reserve_frames(self.config.page_bytes)?;
         let versions = Arc::new(Versions::new(&budget));
         let upkeep = Arc::new(Upkeep::default());

@@ -87,13 +87,14 @@ impl Core {
             Some(base) => (base.superblock.timestamp, base.memory_bytes()),
             None => (Timestamp(0), 0),
         };
-        let frame_bytes = engine.pool.frames.used_bytes() as u64;
+        let page_bytes = engine.pool.frames.used_bytes() as u64;
+        let frame_bytes = page_bytes - engine.pool.frames.header_bytes() as u64;
         let table_bytes = space.table_bytes();
         let version_bytes = engine.versions.memory_bytes();
         let budget = &engine.budget;
         let part_of = |of: Use| {
             let used_bytes = match of {
-                Use::Pages => frame_bytes + engine.pool.frames.header_bytes() as u64 + table_bytes,
+                Use::Pages => page_bytes + table_bytes,
                 Use::Versions => version_bytes,
                 Use::Transactions | Use::Commits => budget.taken_bytes(of),
                 Use::Entries => space.entry_bytes() + base_bytes,

@@ -12,6 +12,7 @@ const REQUESTS_MAX: usize = 4;
 /// Places read by one request, as a range of the caller's.
 struct Request {
     span: Span,
+    buffer_bytes: usize,
     places: std::ops::Range<usize>,
 }
 
@@ -30,10 +31,13 @@ impl Pool {
             while next < places.len()
                 && let Some(slot) = slots.iter().position(Option::is_none)
             {
-                let request = self.gather(places, next)?;
+                let mut request = self.gather(places, next)?;
+                let length = request.span.length();
+                let is_first = queue.in_flight() == 0;
+                let buffer = if is_first { Some(self.buffers.take(length)) } else { self.buffers.try_take(length) };
+                let Some(buffer) = buffer else { break };
                 next = request.places.end;
-                let mut buffer = self.take_buffer(request.span.length());
-                buffer.set_len(request.span.length());
+                request.buffer_bytes = buffer.capacity();
                 space.count_read(buffer.len());
                 queue.push_read(space.file(), request.span.start, buffer, slot as u64);
                 slots[slot] = Some(request);
@@ -42,9 +46,13 @@ impl Pool {
                 break;
             }
             // A queue that fails is dropped, which waits for what is in flight.
-            queue.wait(1, &mut finished).map_err(|error| Error::io("reading", space.path(), error))?;
+            if let Err(error) = queue.wait(1, &mut finished) {
+                let lost = slots.iter().flatten().map(|request| request.buffer_bytes).sum();
+                self.buffers.lose(lost);
+                return Err(Error::io("reading", space.path(), error));
+            }
             for mut completion in finished.drain(..) {
-                let Request { span, places: indexes } =
+                let Request { span, places: indexes, .. } =
                     slots[completion.token as usize].take().expect("the slot was in flight");
                 for index in indexes {
                     let place = places[index];
@@ -59,7 +67,7 @@ impl Pool {
                         each(index, bytes.map_err(|error: io::Error| Error::io("reading", space.path(), error)));
                     }
                 }
-                self.give_scratch(completion.buffer);
+                self.buffers.give(completion.buffer);
             }
         }
         self.give_queue(queue);
@@ -77,6 +85,6 @@ impl Pool {
             self.space.ensure_written(place, self.on_written())?;
             end += 1;
         }
-        Ok(Request { span: span.expect("a place at least"), places: first..end })
+        Ok(Request { span: span.expect("a place at least"), buffer_bytes: 0, places: first..end })
     }
 }

@@ -78,6 +78,7 @@ struct Fetch<'p> {
     place: Place,
     /// Where the extent begins in the buffer.
     offset: usize,
+    buffer_bytes: usize,
     frame: NewFrame<'p>,
 }
 
@@ -301,7 +302,7 @@ impl Pool {
                 let fetch = desk.slots[slot].take().expect("a completion for each request");
                 desk.slots_free.push(slot);
                 desk.woken.extend(self.end_fetch(fetch, completion.result, &completion.buffer));
-                self.give_scratch(completion.buffer);
+                self.buffers.give(completion.buffer);
             }
             if let Err(error) = waited {
                 // A queue that is dropped waits for what is in flight. The next read has another made.
@@ -316,6 +317,7 @@ impl Pool {
     fn end_fetches(&self, desk: &mut Desk<'_>, error: &io::Error) {
         for (slot, fetch) in desk.slots.iter_mut().enumerate().filter_map(|(slot, fetch)| Some((slot, fetch.take()?))) {
             desk.slots_free.push(slot);
+            self.buffers.lose(fetch.buffer_bytes);
             desk.woken.extend(self.end_fetch(fetch, Err(error.kind().into()), &[]));
         }
     }
@@ -365,20 +367,24 @@ impl Pool {
             },
             None => return Begun::Later(request),
         };
+        let (start, length, offset) = self.space.cover(place);
+        let buffer = match self.buffers.try_take(length) {
+            Some(buffer) => buffer,
+            None if may_wait => self.buffers.take(length),
+            None => return Begun::Later(request),
+        };
         if self.frames.available(request.frame_bytes) < self.low_water(request.frame_bytes) {
             self.wake_background();
         }
         if !request.pages.table.exchange(request.page, Word::Disk(place), Word::Reading(place)) {
+            self.buffers.give(buffer);
             return Begun::Answered(request.ticket.answer(Ok(())));
         }
-        let (start, length, offset) = self.space.cover(place);
-        let mut buffer = self.take_scratch();
-        buffer.set_len(length);
-        Begun::Reading(Fetch { request, place, offset, frame }, start, buffer)
+        Begun::Reading(Fetch { request, place, offset, buffer_bytes: buffer.capacity(), frame }, start, buffer)
     }
 
     fn end_fetch(&self, fetch: Fetch<'_>, result: io::Result<()>, bytes: &[u8]) -> Option<Waker> {
-        let Fetch { request, place, offset, frame } = fetch;
+        let Fetch { request, place, offset, frame, .. } = fetch;
         self.hits.misses.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let bytes = bytes.get(offset..).unwrap_or_default();
         let arrived = self.arrive(&request.pages, request.page, request.wanted, place, frame, result, bytes);

@@ -141,11 +141,18 @@ impl std::fmt::Debug for FrameHeader {
     }
 }
 
+/// Headers that are made together: 16 KiB.
+const HEADER_COUNT: usize = 256;
+/// Memory that they take.
+const HEADERS_BYTES: usize = HEADER_COUNT * size_of::<FrameHeader>();
+
 /// All frames of one page size.
 struct Arena {
     page_bytes: usize,
     memory: Mapping,
-    headers: Box<[FrameHeader]>,
+    /// By [`HEADER_COUNT`], made as frames are used for the first time.
+    headers: Box<[OnceLock<Box<[FrameHeader]>>]>,
+    frame_count: usize,
     /// Frames in each unit of memory that the system takes back: more than one where frames are smaller than its pages.
     frames_per_unit: usize,
     lists: Mutex<Lists>,
@@ -206,7 +213,7 @@ impl Drop for Mapping {
 /// All frames of all page sizes, within one limit of bytes.
 pub(crate) struct Frames {
     arenas: [OnceLock<Arena>; CLASS_COUNT],
-    /// Bytes that the frames may use at the most, ever; the limit below moves under it.
+    /// Bytes that the frames may use with their headers at the most, ever; the limit below moves under it.
     capacity_bytes: usize,
     limit_bytes: AtomicUsize,
     used_bytes: AtomicUsize,
@@ -272,13 +279,14 @@ impl Frames {
         let count = (self.capacity_bytes / page_bytes).clamp(16, (1 << CLASS_SHIFT) - 1);
         let memory = Mapping::new((count * page_bytes).next_multiple_of(rustix::param::page_size()))?;
         let mut headers = Vec::new();
-        headers.try_reserve_exact(count).map_err(|_| std::io::ErrorKind::OutOfMemory)?;
-        headers.extend((0..count).map(|_| FrameHeader::new()));
+        headers.try_reserve_exact(count.div_ceil(HEADER_COUNT)).map_err(|_| std::io::ErrorKind::OutOfMemory)?;
+        headers.extend((0..count.div_ceil(HEADER_COUNT)).map(|_| OnceLock::new()));
         let arena = Arena {
             page_bytes,
             memory,
             frames_per_unit: (rustix::param::page_size() / page_bytes).max(1),
             headers: headers.into(),
+            frame_count: count,
             lists: Mutex::default(),
             hand: AtomicUsize::new(0),
         };
@@ -286,22 +294,24 @@ impl Frames {
         Ok(self.arenas[class].get_or_init(|| arena))
     }
 
-    /// Bytes of the headers of all frames.
+    /// What of the bytes in use is headers.
     pub(crate) fn header_bytes(&self) -> usize {
-        self.arenas.iter().filter_map(OnceLock::get).map(|arena| arena.headers.len() * size_of::<FrameHeader>()).sum()
+        let headers = self.arenas.iter().filter_map(OnceLock::get).flat_map(|arena| &arena.headers);
+        headers.filter(|made| made.get().is_some()).count() * HEADERS_BYTES
     }
 
     #[inline]
     pub(crate) fn header(&self, frame: FrameIndex) -> &FrameHeader {
         let (class, index) = split(frame);
-        &self.arenas[class].get().expect("the frame exists").headers[index]
+        let arena = self.arenas[class].get().expect("the frame exists");
+        &arena.headers[index / HEADER_COUNT].get().expect("the frame was used")[index % HEADER_COUNT]
     }
 
     #[inline]
     fn page_pointer(&self, frame: FrameIndex) -> (*mut u8, usize) {
         let (class, index) = split(frame);
         let arena = self.arenas[class].get().expect("the frame exists");
-        assert!(index < arena.headers.len());
+        assert!(index < arena.frame_count);
         // SAFETY: the index is within the arena, whose mapping has room for that many pages.
         (unsafe { arena.memory.start.add(index * arena.page_bytes) }, arena.page_bytes)
     }
@@ -364,22 +374,26 @@ impl Frames {
         let index = match lists.free.pop() {
             Some(index) => index,
             None => {
-                let used = self.used_bytes.fetch_add(page_bytes, Ordering::Relaxed);
-                if used + page_bytes > self.limit_bytes() {
-                    self.used_bytes.fetch_sub(page_bytes, Ordering::Relaxed);
+                let untouched = lists.untouched as usize;
+                if lists.cold.is_empty() && untouched == arena.frame_count {
                     return None;
                 }
-                match lists.cold.pop() {
-                    Some(index) => index,
-                    None if (lists.untouched as usize) < arena.headers.len() => {
-                        lists.untouched += 1;
-                        lists.untouched - 1
-                    }
-                    None => {
-                        self.used_bytes.fetch_sub(page_bytes, Ordering::Relaxed);
-                        return None;
-                    }
+                // They stay, whatever becomes of the frames.
+                let makes_headers = lists.cold.is_empty() && untouched.is_multiple_of(HEADER_COUNT);
+                let bytes = page_bytes + if makes_headers { HEADERS_BYTES } else { 0 };
+                let used = self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
+                if used + bytes > self.limit_bytes() {
+                    self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
+                    return None;
                 }
+                lists.cold.pop().unwrap_or_else(|| {
+                    if makes_headers {
+                        let headers = (0..HEADER_COUNT).map(|_| FrameHeader::new()).collect();
+                        arena.headers[untouched / HEADER_COUNT].set(headers).expect("made once");
+                    }
+                    lists.untouched += 1;
+                    lists.untouched - 1
+                })
             }
         };
         drop(lists);
@@ -732,13 +746,13 @@ mod tests {
     #[test]
     fn memory_given_back_is_nobody_elses() {
         for page_bytes in [PAGE_BYTES_MIN, 1024, 2048, 4096, 8192] {
-            let frames = Frames::new(64 * page_bytes);
+            let frames = Frames::new(64 * page_bytes + HEADERS_BYTES);
             let mut taken: Vec<_> = (0..64).map(|_| frames.try_take(page_bytes).expect("within the limit")).collect();
             for (number, frame) in taken.iter_mut().enumerate() {
                 frame.fill(number as u8 + 1);
             }
             // Beyond the limit a frame is given back as it is dropped, otherwise when another size needs the room.
-            frames.set_limit_bytes(32 * page_bytes);
+            frames.set_limit_bytes(32 * page_bytes + HEADERS_BYTES);
             let mut number = 0;
             taken.retain(|_| {
                 number += 1;
@@ -750,7 +764,7 @@ mod tests {
                 assert!(expected != 0 && frame.iter().all(|byte| *byte == expected), "a frame of {page_bytes} bytes");
             }
             // Whole units went back: at least those of the frames from 40 on.
-            assert!(frames.used_bytes() <= 48 * page_bytes, "{} of {page_bytes}", frames.used_bytes());
+            assert!(frames.used_bytes() - HEADERS_BYTES <= 48 * page_bytes, "{} of {page_bytes}", frames.used_bytes());
             let left = taken.len();
             let again = (left..32).map_while(|_| frames.try_take(page_bytes)).count();
             assert!(left + again <= 64 && again > 0);

@@ -10,6 +10,7 @@
 //!
 //! Lock order: guard, latch, then those of `space`. Latches of several frames are taken parents first, then in key order.
 
+mod buffers;
 mod bulk;
 mod fetch;
 mod frames;
@@ -29,7 +30,9 @@ use crate::error::{Error, Result};
 use crate::format::extent::{Flaw, HEADER_BYTES, Identity, Kind, TABLE_PAGES, VALUE_BYTES_OFFSET};
 use crate::format::{KeyspaceId, PageId, Place, extent, get_u64};
 use crate::io::{AlignedBuffer, Backend, Queue};
+use crate::memory::{Budget, Use};
 use crate::space::{FrameIndex, Guard, PageSpace, Space, Word};
+use buffers::Buffers;
 use frames::INNER_CHANCES;
 pub(crate) use frames::{FrameHeader, FrameRead, FrameWrite, Frames, NewFrame, PAGE_BYTES_MAX, PAGE_BYTES_MIN, Pin};
 
@@ -43,6 +46,8 @@ pub(crate) enum Needs {
     Page(Arc<PageSpace>, PageId),
     /// A frame for a new page of this many bytes.
     Frame(usize),
+    /// Room among the images on their way to the disk.
+    Writes,
 }
 
 /// Why a core operation ended without its result.
@@ -104,9 +109,7 @@ pub(crate) struct Pool {
     /// Those who wait for a page that somebody else is reading, by the page.
     arrivals: Box<[Arrival]>,
     fetcher: fetch::Fetcher,
-    scratch: Mutex<Vec<AlignedBuffer>>,
-    /// Buffers for reads of several extents.
-    wide: Mutex<Vec<AlignedBuffer>>,
+    buffers: Buffers,
     queues: Mutex<Vec<Queues>>,
     pub(crate) hits: Hits,
     /// One thread at a time chooses what to write back.
@@ -140,6 +143,7 @@ struct Background {
 /// Extents read together, and the pages they are for.
 struct Group<'p> {
     span: Span,
+    buffer_bytes: usize,
     pages: Vec<(PageId, Place, NewFrame<'p>)>,
 }
 
@@ -181,8 +185,6 @@ const GROUP_BYTES_MAX: usize = 256 << 10;
 const SUBMITTED_AT_ONCE: usize = 8;
 /// Extents this far from each other are read together: a request more costs as much as 16 KiB more.
 const GROUP_GAP_BYTES: u64 = 16 << 10;
-/// Buffers for such reads that are kept.
-const WIDE_COUNT_MAX: usize = 4;
 
 /// Reads that one thread keeps in flight.
 const QUEUE_DEPTH: usize = 64;
@@ -190,16 +192,15 @@ const QUEUE_DEPTH: usize = 64;
 const QUEUE_COUNT_MAX: usize = 16;
 
 impl Pool {
-    pub(crate) fn new(space: Arc<Space>, backend: Arc<dyn Backend>, capacity_bytes: usize, nodes: Nodes) -> Pool {
+    pub(crate) fn new(space: Arc<Space>, backend: Arc<dyn Backend>, budget: &Budget, nodes: Nodes) -> Pool {
         Pool {
             space,
-            frames: Frames::new(capacity_bytes),
+            frames: Frames::new(budget.limit_bytes(Use::Pages) as usize),
             nodes,
             backend,
             arrivals: (0..64).map(|_| (Mutex::default(), Condvar::new())).collect(),
             fetcher: fetch::Fetcher::default(),
-            scratch: Mutex::default(),
-            wide: Mutex::default(),
+            buffers: Buffers::new(budget.limit_bytes(Use::Reads) as usize),
             queues: Mutex::default(),
             hits: Hits::default(),
             writing_back: Mutex::default(),
@@ -244,9 +245,9 @@ impl Pool {
                     let frame = self.take_frame(frame_bytes)?;
                     if pages.table.exchange(page, Word::Disk(place), Word::Reading(place)) {
                         self.hits.misses.fetch_add(1, Ordering::Relaxed);
-                        let mut buffer = self.take_scratch();
+                        let mut buffer = self.buffers.take(self.space.cover(place).1);
                         let result = self.read_into(pages, page, wanted, place, frame, &mut buffer);
-                        self.give_scratch(buffer);
+                        self.buffers.give(buffer);
                         return result;
                     }
                 }
@@ -268,8 +269,7 @@ impl Pool {
         frame: NewFrame<'_>,
         buffer: &mut AlignedBuffer,
     ) -> Result<()> {
-        let (start, length, offset) = self.space.cover(place);
-        buffer.set_len(length);
+        let (start, _, offset) = self.space.cover(place);
         let result = self.space.read(buffer, start);
         self.arrive(pages, page, wanted, place, frame, result, &buffer[offset..])
     }
@@ -416,12 +416,28 @@ impl Pool {
                 && !rest.is_empty()
                 && let Some(&slot) = idle.last()
             {
-                let Some(group) = self.claim_group(pages, &mut rest, queue.in_flight() == 0)? else { break };
+                let is_first = queue.in_flight() == 0;
+                let (near, length_max) = self.near(rest);
+                let buffer =
+                    if is_first { Some(self.buffers.take(length_max)) } else { self.buffers.try_take(length_max) };
+                let Some(mut buffer) = buffer else { break };
+                let mut unclaimed = near;
+                let claimed = self.claim_group(pages, &mut unclaimed, is_first);
+                rest = &rest[near.len() - unclaimed.len()..];
+                let Ok(Some(mut group)) = claimed else {
+                    self.buffers.give(buffer);
+                    claimed?;
+                    // Others have claimed all of these, or there is no frame.
+                    if unclaimed.is_empty() {
+                        continue;
+                    }
+                    break;
+                };
                 idle.pop();
                 pushed += 1;
                 let length = group.span.length();
-                let mut buffer = self.take_buffer(length);
                 buffer.set_len(length);
+                group.buffer_bytes = buffer.capacity();
                 self.space.count_read(length);
                 queue.push_read(self.space.file(), group.span.start, buffer, slot as u64);
                 in_flight[slot] = Some(group);
@@ -437,6 +453,7 @@ impl Pool {
                 // Ends when nothing is in flight any more.
                 drop(queue);
                 let kind = error.kind();
+                self.buffers.lose(in_flight.iter().flatten().map(|group| group.buffer_bytes).sum());
                 for (page, place, frame) in in_flight.into_iter().flatten().flat_map(|group| group.pages) {
                     let _ = self.arrive(pages, page, Wanted::Node, place, frame, Err(kind.into()), &[]);
                 }
@@ -456,7 +473,7 @@ impl Pool {
                     let arrived = self.arrive(pages, page, Wanted::Node, place, frame, result, bytes);
                     count += usize::from(arrived.is_ok());
                 }
-                self.give_scratch(completion.buffer);
+                self.buffers.give(completion.buffer);
                 idle.push(slot);
             }
         }
@@ -492,14 +509,14 @@ impl Pool {
                 claimed.push((*page, *place, frame));
             }
         }
-        Ok(span.map(|span| Group { span, pages: claimed }))
+        Ok(span.map(|span| Group { span, buffer_bytes: 0, pages: claimed }))
     }
 
-    fn take_buffer(&self, length: usize) -> AlignedBuffer {
-        if length <= SCRATCH_BYTES {
-            return self.take_scratch();
-        }
-        self.wide.lock().pop().unwrap_or_else(|| AlignedBuffer::zeroed(GROUP_BYTES_MAX + SCRATCH_BYTES))
+    /// Those of the extents, from the first on, that may be read together, and the bytes that this takes at the most.
+    fn near<'e>(&self, extents: &'e [(Place, PageId)]) -> (&'e [(Place, PageId)], usize) {
+        let mut span = None;
+        let count = extents.iter().take_while(|(place, _)| Span::join(&mut span, self.space.cover(*place))).count();
+        (&extents[..count], span.map_or(0, Span::length))
     }
 
     pub(crate) fn take_queue(&self) -> Result<Box<dyn Queue>> {
@@ -516,24 +533,6 @@ impl Pool {
         let mut queues = self.queues.lock();
         if queues.len() < QUEUE_COUNT_MAX {
             queues.push(Queues(queue));
-        }
-    }
-
-    pub(crate) fn take_scratch(&self) -> AlignedBuffer {
-        self.scratch.lock().pop().unwrap_or_else(|| AlignedBuffer::zeroed(SCRATCH_BYTES))
-    }
-
-    pub(crate) fn give_scratch(&self, buffer: AlignedBuffer) {
-        if buffer.capacity() > SCRATCH_BYTES {
-            let mut wide = self.wide.lock();
-            if wide.len() < WIDE_COUNT_MAX {
-                wide.push(buffer);
-            }
-            return;
-        }
-        let mut scratch = self.scratch.lock();
-        if scratch.len() < QUEUE_DEPTH {
-            scratch.push(buffer);
         }
     }
 
@@ -747,7 +746,7 @@ impl Pool {
                 if pages.table.load(page) != Word::Leaf(frame) && pages.table.load(page) != Word::Fixed(frame) {
                     continue;
                 }
-                self.prepare_change(guard, &write)?;
+                self.append_owed(guard, &write)?;
                 self.free_page(guard, pages, write);
                 break;
             }
@@ -844,8 +843,6 @@ impl Pool {
 
     /// Bytes of buffers for reads.
     pub(crate) fn read_buffer_bytes(&self) -> u64 {
-        let buffers =
-            self.scratch.lock().len() * SCRATCH_BYTES + self.wide.lock().len() * (GROUP_BYTES_MAX + SCRATCH_BYTES);
-        buffers as u64
+        self.buffers.bytes()
     }
 }

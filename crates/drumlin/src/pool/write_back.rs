@@ -1,6 +1,6 @@
 //! Dirty pages on their way to the disk: copied into the segment of their epoch, written, and clean again.
 
-use super::{FrameHeader, FrameWrite, Pool};
+use super::{FrameHeader, FrameWrite, Needs, Pool, Stop};
 use crate::error::Result;
 use crate::format::extent::{Identity, KIND_OFFSET, Kind};
 use crate::format::{Epoch, KeyspaceId};
@@ -44,9 +44,7 @@ impl Pool {
             if let Some(epoch) = self.capture(frame, None)? {
                 epochs[(epoch.0 & 1) as usize] = Some(epoch);
             }
-            if self.space.waiting_jobs() > 4 {
-                self.run_jobs()?;
-            }
+            self.relieve()?;
         }
         for epoch in epochs.into_iter().flatten() {
             // The segment must still be of this epoch: a checkpoint may have ended it meanwhile.
@@ -67,9 +65,9 @@ impl Pool {
         }
     }
 
-    /// Runs write jobs of whoever made them.
-    pub(crate) fn run_jobs(&self) -> Result<()> {
-        self.space.run_jobs(|frames| self.written(frames))
+    /// Makes room among the images on their way to the disk, where there is none: writes those that wait.
+    pub(crate) fn relieve(&self) -> Result<()> {
+        self.space.wait_for_room(|frames| self.written(frames))
     }
 
     /// What a checkpoint passes on to have frames released as their images arrive.
@@ -136,8 +134,17 @@ impl Pool {
     }
 
     /// Makes a latched page ready to be changed in the current epoch: where an image of the epoch before is still owed to
-    /// the checkpoint being made, it is appended now.
-    pub(crate) fn prepare_change(&self, guard: &Guard<'_>, write: &FrameWrite<'_>) -> Result<()> {
+    /// the checkpoint being made, it is appended now, if there is room among those on their way to the disk.
+    pub(crate) fn prepare_change(&self, guard: &Guard<'_>, write: &FrameWrite<'_>) -> Result<(), Stop> {
+        if write.header().dirty().is_some_and(|epoch| epoch != guard.epoch()) && self.space.is_crowded() {
+            crate::witness::mark!("an image owed to a checkpoint waited for room");
+            return Err(Needs::Writes.into());
+        }
+        Ok(self.append_owed(guard, write)?)
+    }
+
+    /// The same, whether or not there is room.
+    pub(crate) fn append_owed(&self, guard: &Guard<'_>, write: &FrameWrite<'_>) -> Result<()> {
         let header = write.header();
         let current = guard.epoch();
         match header.dirty() {
@@ -186,9 +193,7 @@ impl Pool {
         let mut count = 0;
         for (_, frame) in frames {
             count += u64::from(self.capture(frame, Some(epoch))?.is_some());
-            if self.space.waiting_jobs() > 2 {
-                self.run_jobs()?;
-            }
+            self.relieve()?;
         }
         Ok(count)
     }

@@ -33,7 +33,7 @@ use crate::format::extent::{Flaw, Header, Identity, Kind};
 use crate::format::summary::Entry;
 use crate::format::{Epoch, KeyspaceId, PageId, Place, SegmentUse, extent};
 use crate::io::{FileRef, Persist};
-use crate::memory::Budget;
+use crate::memory::{Budget, WRITE_BUFFER_COUNT};
 use appender::{Appender, WriteJob};
 use segments::Segments;
 pub(crate) use table::{FrameIndex, PageTable, Word};
@@ -152,6 +152,11 @@ struct Jobs {
 }
 
 impl Jobs {
+    /// The rest of the buffers are those that are being filled.
+    fn is_crowded(&self) -> bool {
+        self.waiting.len() + self.running.len() >= WRITE_BUFFER_COUNT / 2
+    }
+
     /// Whether the place could not be written.
     fn have_failed(&self, place: Place) -> bool {
         self.failed.iter().any(|range| range.contains(&place.start()))
@@ -434,9 +439,21 @@ impl Space {
         }
     }
 
-    /// Buffers that wait to be written.
-    pub(crate) fn waiting_jobs(&self) -> usize {
-        self.jobs.lock().waiting.len()
+    /// Whether as many buffers wait, or are being written, as their part of the budget has.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.jobs.lock().is_crowded()
+    }
+
+    /// Waits until they are fewer, writing those that wait.
+    pub(crate) fn wait_for_room(&self, written: impl Fn(&[FrameIndex])) -> Result<()> {
+        while self.is_crowded() {
+            self.run_jobs(&written)?;
+            let mut jobs = self.jobs.lock();
+            if jobs.is_crowded() && jobs.waiting.is_empty() {
+                self.job_done.wait(&mut jobs);
+            }
+        }
+        Ok(())
     }
 
     /// Writes waiting buffers until none waits, calling `written` with the frames of each. Other threads may be writing

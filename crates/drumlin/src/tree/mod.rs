@@ -372,6 +372,13 @@ impl<'p> Provider<'p> {
                 }
             }
             Needs::Frame(page_bytes) => self.frame(*page_bytes).await.map(drop)?,
+            Needs::Writes => match self.face {
+                Face::Blocking => self.pool.relieve()?,
+                Face::Tasks(tasks) => {
+                    let pool = Arc::clone(self.pool);
+                    tasks.evictors.run(move || pool.relieve()).await?;
+                }
+            },
         }
         Ok(())
     }

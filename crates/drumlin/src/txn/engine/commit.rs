@@ -198,9 +198,9 @@ impl Engine {
                 let identity = self.next_value.fetch_add(1, Ordering::Relaxed);
                 let place = values::append_medium(row.tree, identity, value)?;
                 appended.places.push(Some((identity, place)));
-                if self.space.waiting_jobs() > 4 {
+                if self.space.is_crowded() {
                     let pool = Arc::clone(&self.pool);
-                    face.run(move || pool.run_jobs()).await?;
+                    face.run(move || pool.relieve()).await?;
                 }
             }
         }
@@ -438,7 +438,7 @@ impl Engine {
                 if !crate::tree::has_room(&leaf, &incoming[start..end]) {
                     return Err(Unready::Room(start..end));
                 }
-                self.pool.prepare_change(&guard, &write).map_err(Unready::Error)?;
+                self.pool.prepare_change(&guard, &write)?;
             }
             leaves.push((write, start..end));
             start = end;

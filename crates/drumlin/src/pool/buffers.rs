@@ -1,0 +1,109 @@
+//! Buffers that extents are read into, within their part of the budget.
+//!
+//! Who has reads in flight must not wait for another buffer: it takes what is there ([`Buffers::try_take`]) or ends a read first.
+//! So whoever waits ([`Buffers::take`]) waits for the disk alone.
+
+use crate::io::AlignedBuffer;
+use crate::sync::{Condvar, Mutex};
+
+use super::{GROUP_BYTES_MAX, SCRATCH_BYTES};
+
+/// For an extent of a small page, for one of any page, for several that are read together.
+const SIZES: [usize; 3] = [16 << 10, SCRATCH_BYTES, GROUP_BYTES_MAX + SCRATCH_BYTES];
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Buffers {
+    limit_bytes: usize,
+    state: Mutex<State>,
+    freed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// By size.
+    idle: [Vec<AlignedBuffer>; SIZES.len()],
+    /// Of all that there are.
+    bytes: usize,
+}
+
+impl Buffers {
+    pub(super) fn new(limit_bytes: usize) -> Buffers {
+        Buffers { limit_bytes, state: Mutex::default(), freed: Condvar::new() }
+    }
+
+    /// A buffer of so many bytes; `None` where all the memory is taken. One is always to be had.
+    pub(super) fn try_take(&self, length: usize) -> Option<AlignedBuffer> {
+        self.state.lock().try_take(length, self.limit_bytes)
+    }
+
+    /// As [`try_take`](Self::try_take), waiting for one: for who has no reads in flight.
+    pub(super) fn take(&self, length: usize) -> AlignedBuffer {
+        let mut state = self.state.lock();
+        loop {
+            match state.try_take(length, self.limit_bytes) {
+                Some(buffer) => return buffer,
+                None => self.freed.wait(&mut state),
+            }
+        }
+    }
+
+    pub(super) fn give(&self, buffer: AlignedBuffer) {
+        let class = SIZES.iter().position(|size| *size == buffer.capacity()).expect("it was taken here");
+        let mut state = self.state.lock();
+        state.idle[class].push(buffer);
+        drop(state);
+        self.freed.notify_all();
+    }
+
+    /// A queue that failed has dropped buffers of so many bytes.
+    pub(super) fn lose(&self, bytes: usize) {
+        self.state.lock().bytes -= bytes;
+        self.freed.notify_all();
+    }
+
+    /// Bytes of memory.
+    pub(super) fn bytes(&self) -> u64 {
+        self.state.lock().bytes as u64
+    }
+}
+
+impl State {
+    fn try_take(&mut self, length: usize, limit_bytes: usize) -> Option<AlignedBuffer> {
+        let class = SIZES.iter().position(|size| length <= *size).expect("reads are shorter");
+        let mut found = self.idle[class].pop();
+        while found.is_none() {
+            if self.bytes + SIZES[class] <= limit_bytes || self.bytes == 0 {
+                self.bytes += SIZES[class];
+                found = Some(AlignedBuffer::zeroed(SIZES[class]));
+            } else {
+                // Others give way, the largest first.
+                let other = self.idle.iter_mut().rev().find_map(Vec::pop)?;
+                self.bytes -= other.capacity();
+            }
+        }
+        let mut buffer = found?;
+        buffer.set_len(length);
+        Some(buffer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// There are no more than the memory allows, whatever their sizes, and one at least.
+    #[test]
+    fn buffers_stay_within_their_memory() {
+        let buffers = Buffers::new(200 << 10);
+        let wide = buffers.try_take(300 << 10).expect("one is always to be had");
+        assert!(buffers.try_take(100).is_none());
+        buffers.give(wide);
+        let small: Vec<_> = std::iter::from_fn(|| buffers.try_take(5000)).collect();
+        assert_eq!(small.len(), 12);
+        assert!(buffers.bytes() <= 200 << 10);
+        small.into_iter().for_each(|buffer| buffers.give(buffer));
+        assert_eq!(buffers.take(70_000).len(), 70_000);
+        assert!(buffers.bytes() <= 200 << 10);
+    }
+}
