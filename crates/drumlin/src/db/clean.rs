@@ -13,7 +13,7 @@ use crate::collections::HashSet;
 use crate::error::{Error, Result};
 use crate::format::extent::{Identity, KIND_OFFSET, Kind};
 use crate::format::{PageId, Place, SegmentId};
-use crate::space::{PageSpace, Word};
+use crate::space::{Guard, PageSpace, Word};
 
 /// What compacting did.
 #[derive(Clone, Debug)]
@@ -274,8 +274,7 @@ impl Core {
             space.wait_for_jobs(engine.pool.on_written())?;
             let guard = space.enter();
             for (page, old, new) in moved {
-                if self.redirect(pages, page, old, new) {
-                    space.record(guard.epoch(), pages.id, page, new);
+                if self.redirect(&guard, pages, page, old, new) {
                     space.segments.release(old, guard.epoch());
                     *has_moved = true;
                 } else {
@@ -290,10 +289,12 @@ impl Core {
     }
 
     /// Says that the page is at `new` now: in the table, or in the frame where it is in memory. `false` where it has a newer image
-    /// than the one at `old`, or will have. The caller is in the guard.
-    fn redirect(&self, pages: &PageSpace, page: PageId, old: Place, new: Place) -> bool {
+    /// than the one at `old`, or will have. The entry that tells of it comes before that of any later change.
+    fn redirect(&self, guard: &Guard<'_>, pages: &PageSpace, page: PageId, old: Place, new: Place) -> bool {
+        let space = &self.engine.space;
         loop {
-            if pages.table.exchange(page, Word::Disk(old), Word::Disk(new)) {
+            let exchange = || pages.table.exchange(page, Word::Disk(old), Word::Disk(new));
+            if space.record_change(guard, pages.id, page, new, exchange) {
                 return true;
             }
             let word = pages.table.load(page);
@@ -309,6 +310,8 @@ impl Core {
                     let is_its_own = write.header().place() == old && write.header().dirty().is_none();
                     if is_its_own {
                         write.header().set_place(new);
+                        // While the latch is held: whoever changes or frees the page next has the later entry.
+                        space.record(guard.epoch(), pages.id, page, new);
                     }
                     return is_its_own;
                 }

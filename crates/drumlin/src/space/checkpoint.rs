@@ -546,8 +546,7 @@ impl Space {
     }
 }
 
-const MISPLACED: &str =
-    "its place is outside the file, taken twice, or of another use of its segment; the file may have been cut short";
+const MISPLACED: &str = "its place is outside the file, taken twice, or named with another use of its segment; the file may have been cut short";
 
 fn restore(space: &Space, what: &str, place: Place) -> Result<()> {
     if space.segments.restore(place) { Ok(()) } else { Err(space.damaged(what, place, MISPLACED)) }

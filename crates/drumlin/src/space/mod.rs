@@ -559,6 +559,25 @@ impl Space {
         entries.fresh.push(Entry { keyspace, page, place, sequence });
     }
 
+    /// As [`record`](Self::record), if `change` changes the word: nobody's entry of a later change comes before this one.
+    pub(crate) fn record_change(
+        &self,
+        guard: &Guard<'_>,
+        keyspace: KeyspaceId,
+        page: PageId,
+        place: Place,
+        change: impl FnOnce() -> bool,
+    ) -> bool {
+        let mut entries = self.entries(guard.epoch()).lock();
+        let changed = change();
+        if changed {
+            let sequence = entries.next_sequence;
+            entries.next_sequence += 1;
+            entries.fresh.push(Entry { keyspace, page, place, sequence });
+        }
+        changed
+    }
+
     /// Notes that a page is free, before its number can be given out again: its next owner's entry must be the later one. Of a
     /// dropped keyspace one entry says it of all pages: on a full disk there might be no space to tell of each.
     pub(crate) fn record_free(&self, guard: &Guard<'_>, pages: &PageSpace, page: PageId) {
