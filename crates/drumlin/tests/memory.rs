@@ -6,6 +6,7 @@
 
 mod support;
 
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -282,5 +283,108 @@ fn commits_of_many_leaves_do_not_starve_each_other() {
         });
         assert!(counts.iter().all(|(count, _)| *count > 1), "{counts:?}");
         meter.check(&db, "commits of many leaves");
+    });
+}
+
+/// Does what a seed says for a while: open transactions, serializable readers, snapshots, rows of all sizes, futures that are
+/// dropped, scans.
+fn work(db: &Database, keyspaces: &[Keyspace], seed: u64, ends: Instant) {
+    let mut random = Random(seed);
+    let mut open: Vec<Transaction> = Vec::new();
+    let mut snapshots: Vec<Snapshot> = Vec::new();
+    while Instant::now() < ends {
+        let keyspace = &keyspaces[random.below(keyspaces.len() as u64) as usize];
+        let row = key(random.below(20_000));
+        let length = match random.below(200) {
+            0 => 300_000,
+            1..10 => 20_000,
+            10..60 => 2000,
+            _ => 100,
+        };
+        // What is in use passes; a transaction that is too large ends.
+        let done = match random.below(12) {
+            0..3 => keyspace.insert_with(row, random.bytes(length), Durability::Relaxed),
+            3 => keyspace.remove(row),
+            4 => {
+                let isolation = if random.chance(50) { Isolation::Serializable } else { Isolation::ReadCommitted };
+                open.extend(db.begin_with(TxOptions {
+                    isolation,
+                    lock_timeout: Duration::ZERO,
+                    ..TxOptions::default()
+                }));
+                Ok(())
+            }
+            5..8 if !open.is_empty() => {
+                let at = random.below(open.len() as u64) as usize;
+                let tx = &mut open[at];
+                let done = (0..random.below(300)).try_for_each(|_| {
+                    // Of their own: a plain write would wait for an open one's row.
+                    let row = key(1 << 40 | random.below(20_000));
+                    tx.get(keyspace, key(random.below(20_000)))?;
+                    tx.insert(keyspace, row, random.bytes(100))
+                });
+                if done.is_err() || random.chance(20) {
+                    let _ = open.swap_remove(at).commit();
+                }
+                done
+            }
+            8 => {
+                snapshots.push(db.snapshot());
+                Ok(())
+            }
+            9 => {
+                let waker = std::task::Waker::noop();
+                let mut insert = std::pin::pin!(keyspace.insert_async(row, random.bytes(length)));
+                let _ = insert.as_mut().poll(&mut std::task::Context::from_waker(waker));
+                Ok(())
+            }
+            10 => keyspace.range(row.to_vec()..).take(200).try_for_each(|row| row.map(drop)),
+            _ => keyspace.get(row).map(drop),
+        };
+        match done {
+            Ok(()) => {}
+            Err(
+                Error::MemoryInUse { .. }
+                | Error::TransactionTooLarge { .. }
+                | Error::SnapshotTooOld { .. }
+                | Error::Conflict { .. },
+            ) => {}
+            Err(error) => panic!("seed {seed}: {error}"),
+        }
+        if open.len() > 20 {
+            open.swap_remove(0);
+        }
+        if snapshots.len() > 20 {
+            snapshots.swap_remove(0);
+        }
+    }
+}
+
+/// Random work by several threads, from seeds, in budgets and page sizes that they choose.
+#[test]
+fn random_work_stays_within_the_budget() {
+    alone("random_work_stays_within_the_budget", || {
+        let first = number("DRUMLIN_TEST_SEED", 0);
+        for seed in first..first + number("DRUMLIN_TEST_SEEDS", 2) {
+            let mut random = Random(seed);
+            let budget = [16, 32, 64][random.below(3) as usize] * MIB;
+            let folder = Folder::new();
+            let meter = Meter::new(budget);
+            let db = Config::new().memory(budget).checkpoint_log_bytes(4 << 20).open(folder.path()).unwrap();
+            let keyspaces: Vec<Keyspace> = (0..3)
+                .map(|number| {
+                    let options = KeyspaceOptions::new().page_bytes(1024 << random.below(7));
+                    db.keyspace_with(&number.to_string(), options).unwrap()
+                })
+                .collect();
+            let ends = Instant::now() + Duration::from_secs(4);
+            std::thread::scope(|scope| {
+                for thread in 0..4 {
+                    let (db, keyspaces) = (&db, &keyspaces[..]);
+                    scope.spawn(move || work(db, keyspaces, seed * 100 + thread, ends));
+                }
+            });
+            meter.check(&db, &format!("random work of seed {seed}"));
+        }
     });
 }
