@@ -349,7 +349,7 @@ impl Log {
         }
         let mut history = History::default();
         history.add(incarnation, Timestamp(1));
-        let new_stream = |index| Stream::new(options.stream_buffer_bytes(index), 0, None, 1, 1);
+        let new_stream = |index| Stream::new(options.stream_buffer_bytes(index), 0, Vec::new(), 1, 1);
         let streams = (0..usize::from(options.streams)).map(new_stream).collect();
         let log = Log::assemble(
             (Arc::clone(backend), Arc::clone(folder)),
@@ -358,6 +358,7 @@ impl Log {
             (Timestamp(0), Timestamp(0), 0),
             streams,
             (Vec::new(), Vec::new()),
+            Vec::new(),
             hooks,
         );
         log.begin(true)?;
@@ -371,6 +372,7 @@ impl Log {
         (covered, last, checkpoint): (Timestamp, Timestamp, u64),
         streams: Vec<Stream>,
         (old, doomed): (Vec<Window>, Vec<Spare>),
+        listed: Vec<Stretch>,
         hooks: Hooks,
     ) -> Log {
         let shared = Shared {
@@ -392,7 +394,7 @@ impl Log {
             tasks_count: AtomicUsize::new(0),
             signal: Signal::default(),
             preparing: Mutex::new(()),
-            listed: Mutex::default(),
+            listed: Mutex::new(listed),
             doomed: Mutex::new(doomed),
             has_threads: AtomicBool::new(false),
         };

@@ -29,6 +29,7 @@ pub(crate) struct Scan {
     options: LogOptions,
     history: History,
     covered: Timestamp,
+    stretches: Vec<Stretch>,
     last: Timestamp,
     record_bytes: u64,
     record_count: u64,
@@ -65,6 +66,7 @@ impl Scan {
             options: options.clone(),
             history: History::new(known.incarnations),
             covered: known.covered,
+            stretches: known.stretches.to_vec(),
             last: known.covered,
             record_bytes: 0,
             record_count: 0,
@@ -236,6 +238,7 @@ impl Scan {
             (self.covered, self.last, checkpoint),
             streams,
             (old, doomed),
+            self.stretches,
             hooks,
         );
         log.begin(false)?;
@@ -314,25 +317,29 @@ impl StreamScan {
         Ok(())
     }
 
-    /// The stream as it goes on: behind every byte that verifies, from the next block, in the same window where there
-    /// is room. Windows prepared and never used are prepared anew, with this opening's header.
+    /// The stream as it goes on: behind every byte that verifies, from the next block, in the same window where there is room,
+    /// and then in those that were prepared behind it and never used.
     fn resume(mut self, number: u16, options: &LogOptions, old: &mut Vec<Window>) -> Stream {
-        let position = self.verified_end.next_multiple_of(BLOCK);
+        let begins = self.windows.first().map_or(0, |window| window.segment.start());
+        let position = if self.verified_end > 0 { self.verified_end.next_multiple_of(BLOCK) } else { begins };
+        let mut kept: Vec<Window> = Vec::new();
         let holds = |window: &Window| window.segment.start() <= position && position < window.end();
-        let current = match self.windows.iter().rposition(holds) {
-            Some(index) if self.verified_end > 0 => {
-                let window = self.windows.remove(index);
-                let ready = if window.segment.is_filled() { window.end() } else { position };
-                Some(Window { ready, ..window })
-            }
-            _ => None,
-        };
+        let mut next = self.windows.iter().rposition(holds);
+        while let Some(index) = next {
+            let window = self.windows.remove(index);
+            let (start, end) = (window.segment.start(), window.end());
+            let ready = if window.segment.is_filled() { end } else { position.max(start) };
+            kept.push(Window { ready, ..window });
+            // Only the last may be filled while it is in use.
+            let follows = |window: &Window| window.segment.start() == end;
+            next = if ready == end { self.windows.iter().rposition(follows) } else { None };
+        }
         self.keep_between(position);
         let (use_number_next, slot_next) = (self.use_number_max + 1, self.slot_max + 1);
         let mut spares = Vec::new();
         self.retire(old, &mut spares);
         let buffer_bytes = options.stream_buffer_bytes(number.into());
-        let stream = Stream::new(buffer_bytes, position, current, use_number_next, slot_next);
+        let stream = Stream::new(buffer_bytes, position, kept, use_number_next, slot_next);
         stream.tail.lock().spares = spares;
         stream
     }

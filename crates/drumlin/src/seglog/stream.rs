@@ -140,7 +140,7 @@ impl Stream {
     pub(super) fn new(
         buffer_bytes: usize,
         position: u64,
-        window: Option<Window>,
+        windows: Vec<Window>,
         next_use: u64,
         next_slot: u32,
     ) -> Stream {
@@ -160,7 +160,7 @@ impl Stream {
             durable_position: position,
             reserved_bytes: 0,
             reserved_span: 0,
-            windows: window.into_iter().collect(),
+            windows: windows.into(),
             current: 0,
             spares: Vec::new(),
             next_use,
