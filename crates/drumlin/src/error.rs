@@ -48,6 +48,14 @@ pub enum Error {
         /// The process that holds it, 0 where it is not known.
         pid: u32,
     },
+    /// This process is a fork of the one that opened the database, which alone may use it. A fork that is to open databases of
+    /// its own has to be made before the first was opened, or to execute a program: threads that a fork does not have may hold
+    /// locks that it needs.
+    #[error("{} was opened by the process that this one is a fork of. Open it in the process that uses it", .path.display())]
+    Forked {
+        /// The database.
+        path: PathBuf,
+    },
     /// Bytes on the medium are not what was written. What does not need them stays readable.
     #[error("damaged: {what} in {}: {flaw}. `drumlin check` lists all damage and what it costs", .path.display())]
     Damaged {

@@ -57,7 +57,7 @@ const ARROWS: [(&str, &[&str]); 15] = [
 ];
 
 /// The files that may contain `unsafe`.
-const UNSAFE_FILES: [&str; 3] = ["io/buffer.rs", "io/uring.rs", "pool/frames.rs"];
+const UNSAFE_FILES: [&str; 4] = ["io/buffer.rs", "io/process.rs", "io/uring.rs", "pool/frames.rs"];
 
 /// What reaches around `io` to the outside world.
 const AMBIENT: [&str; 8] = [

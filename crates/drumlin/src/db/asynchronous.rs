@@ -30,7 +30,7 @@ use crate::txn::values::ForTasks;
 pub type Attempt<'t, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 't>>;
 
 impl Core {
-    fn as_task(&self) -> Face<'_> {
+    pub(crate) fn as_task(&self) -> Face<'_> {
         Face::Tasks(&self.engine.tasks)
     }
 }
@@ -55,7 +55,7 @@ impl Database {
         body: impl FnOnce(&Database) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let database = self.clone();
-        self.core().as_task().run(move || body(&database)).await
+        self.core()?.as_task().run(move || body(&database)).await
     }
 
     /// As [`open`](Database::open).
@@ -132,7 +132,7 @@ impl Database {
             attempt += 1;
             match result {
                 Err(error) if error.passes() && attempt < super::ATTEMPTS_MAX => {
-                    self.core().engine.tasks.timer.sleep(self.pause_before(attempt)).await;
+                    self.core()?.engine.tasks.timer.sleep(self.pause_before(attempt)).await;
                 }
                 other => return other,
             }
@@ -168,7 +168,7 @@ impl Database {
     /// # Errors
     /// As [`close`](Database::close).
     pub async fn close_async(self) -> Result<()> {
-        let workers = crate::task::Workers::new(Arc::clone(&self.core().engine.backend));
+        let workers = crate::task::Workers::new(Arc::clone(&self.core()?.engine.backend));
         let closed = workers.run(move || self.close()).await;
         workers.stop();
         closed
@@ -181,7 +181,7 @@ impl Keyspace {
     /// # Errors
     /// As [`get`](Keyspace::get).
     pub async fn get_async(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.get_as(self.core().as_task(), key.as_ref()).await
+        self.get_as(self.core()?.as_task(), key.as_ref()).await
     }
 
     /// As [`contains_key`](Keyspace::contains_key).
@@ -189,7 +189,7 @@ impl Keyspace {
     /// # Errors
     /// As [`get`](Keyspace::get).
     pub async fn contains_key_async(&self, key: impl AsRef<[u8]>) -> Result<bool> {
-        self.contains_key_as(self.core().as_task(), key.as_ref()).await
+        self.contains_key_as(self.core()?.as_task(), key.as_ref()).await
     }
 
     /// As [`get_many`](Keyspace::get_many).
@@ -197,7 +197,7 @@ impl Keyspace {
     /// # Errors
     /// As [`get`](Keyspace::get).
     pub async fn get_many_async<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<Value>>> {
-        self.get_many_as(self.core().as_task(), keys).await
+        self.get_many_as(self.core()?.as_task(), keys).await
     }
 
     /// As [`insert`](Keyspace::insert).
@@ -218,7 +218,7 @@ impl Keyspace {
         value: impl AsRef<[u8]>,
         durability: Durability,
     ) -> Result<()> {
-        self.insert_as(self.core().as_task(), key.as_ref(), value.as_ref(), durability).await
+        self.insert_as(self.core()?.as_task(), key.as_ref(), value.as_ref(), durability).await
     }
 
     /// As [`insert_from`](Keyspace::insert_from), from an asynchronous reader.
@@ -226,7 +226,7 @@ impl Keyspace {
     /// # Errors
     /// As [`insert_from`](Keyspace::insert_from).
     pub async fn insert_from_async(&self, key: impl AsRef<[u8]>, reader: impl AsyncRead + Unpin) -> Result<u64> {
-        self.insert_from_as(self.core().as_task(), key.as_ref(), ForTasks(reader)).await
+        self.insert_from_as(self.core()?.as_task(), key.as_ref(), ForTasks(reader)).await
     }
 
     /// As [`remove`](Keyspace::remove).
@@ -234,7 +234,7 @@ impl Keyspace {
     /// # Errors
     /// As [`remove`](Keyspace::remove).
     pub async fn remove_async(&self, key: impl AsRef<[u8]>) -> Result<()> {
-        self.remove_as(self.core().as_task(), key.as_ref()).await
+        self.remove_as(self.core()?.as_task(), key.as_ref()).await
     }
 
     /// As [`count`](Keyspace::count).
@@ -242,7 +242,7 @@ impl Keyspace {
     /// # Errors
     /// As [`get`](Keyspace::get).
     pub async fn count_async<R: RangeBounds<Vec<u8>>>(&self, range: R) -> Result<u64> {
-        self.range(range).count_rows(self.core().as_task()).await
+        self.range(range).count_rows(self.core()?.as_task()).await
     }
 
     /// As [`read`](Keyspace::read).
@@ -250,7 +250,7 @@ impl Keyspace {
     /// # Errors
     /// As [`get`](Keyspace::get).
     pub async fn read_async(&self, key: impl AsRef<[u8]>) -> Result<Option<AsyncValueReader>> {
-        let reader = self.read_as(self.core().as_task(), key.as_ref()).await?;
+        let reader = self.read_as(self.core()?.as_task(), key.as_ref()).await?;
         Ok(reader.map(AsyncValueReader::new))
     }
 }
@@ -259,13 +259,19 @@ impl Range {
     /// As `next` of the iterator. A future that is dropped takes no row away.
     pub async fn next_async(&mut self) -> Option<Result<(Value, Value)>> {
         let Some(handle) = self.handle() else { return self.next() };
-        self.next_as(handle.core.as_task(), true).await
+        match handle.core() {
+            Ok(core) => self.next_as(core.as_task(), true).await,
+            Err(_) => self.next(),
+        }
     }
 
     /// As `next_back` of the iterator.
     pub async fn next_back_async(&mut self) -> Option<Result<(Value, Value)>> {
         let Some(handle) = self.handle() else { return self.next_back() };
-        self.next_as(handle.core.as_task(), false).await
+        match handle.core() {
+            Ok(core) => self.next_as(core.as_task(), false).await,
+            Err(_) => self.next_back(),
+        }
     }
 }
 
@@ -276,7 +282,7 @@ impl Transaction {
     /// # Errors
     /// As [`get`](Transaction::get).
     pub async fn get_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.get_as(self.core().as_task(), keyspace, key.as_ref()).await
+        self.get_as(self.core()?.as_task(), keyspace, key.as_ref()).await
     }
 
     /// As [`get_for_update`](Transaction::get_for_update).
@@ -284,7 +290,7 @@ impl Transaction {
     /// # Errors
     /// As [`get_for_update`](Transaction::get_for_update).
     pub async fn get_for_update_async(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.get_for_update_as(keyspace.core().as_task(), keyspace, key.as_ref()).await
+        self.get_for_update_as(keyspace.core()?.as_task(), keyspace, key.as_ref()).await
     }
 
     /// As [`insert`](Transaction::insert).
@@ -297,7 +303,7 @@ impl Transaction {
         key: impl AsRef<[u8]>,
         value: impl AsRef<[u8]>,
     ) -> Result<()> {
-        self.insert_as(keyspace.core().as_task(), keyspace, key.as_ref(), value.as_ref()).await
+        self.insert_as(keyspace.core()?.as_task(), keyspace, key.as_ref(), value.as_ref()).await
     }
 
     /// As [`insert_from`](Transaction::insert_from), from an asynchronous reader.
@@ -310,7 +316,7 @@ impl Transaction {
         key: impl AsRef<[u8]>,
         reader: impl AsyncRead + Unpin,
     ) -> Result<u64> {
-        self.insert_from_as(keyspace.core().as_task(), keyspace, key.as_ref(), ForTasks(reader)).await
+        self.insert_from_as(keyspace.core()?.as_task(), keyspace, key.as_ref(), ForTasks(reader)).await
     }
 
     /// As [`remove`](Transaction::remove).
@@ -318,7 +324,7 @@ impl Transaction {
     /// # Errors
     /// As [`remove`](Transaction::remove).
     pub async fn remove_async(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<()> {
-        self.remove_as(keyspace.core().as_task(), keyspace, key.as_ref()).await
+        self.remove_as(keyspace.core()?.as_task(), keyspace, key.as_ref()).await
     }
 
     /// As [`count`](Transaction::count).
@@ -326,7 +332,7 @@ impl Transaction {
     /// # Errors
     /// As [`get`](Transaction::get).
     pub async fn count_async<R: RangeBounds<Vec<u8>>>(&self, keyspace: &Keyspace, range: R) -> Result<u64> {
-        self.range(keyspace, range).count_rows(self.core().as_task()).await
+        self.range(keyspace, range).count_rows(self.core()?.as_task()).await
     }
 
     /// As [`read`](Transaction::read).
@@ -334,7 +340,7 @@ impl Transaction {
     /// # Errors
     /// As [`read`](Transaction::read).
     pub async fn read_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<AsyncValueReader>> {
-        let reader = self.read_as(self.core().as_task(), keyspace, key.as_ref()).await?;
+        let reader = self.read_as(self.core()?.as_task(), keyspace, key.as_ref()).await?;
         Ok(reader.map(AsyncValueReader::new))
     }
 
@@ -344,7 +350,7 @@ impl Transaction {
     /// # Errors
     /// As [`commit`](Transaction::commit).
     pub async fn commit_async(self) -> Result<Timestamp> {
-        let core = Arc::clone(self.core());
+        let core = Arc::clone(self.core()?);
         self.commit_as(core.as_task()).await
     }
 }
@@ -355,7 +361,7 @@ impl Snapshot {
     /// # Errors
     /// As [`get`](Snapshot::get).
     pub async fn get_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.get_as(self.handle.core.as_task(), keyspace, key.as_ref()).await
+        self.get_as(self.handle.core()?.as_task(), keyspace, key.as_ref()).await
     }
 
     /// As [`contains_key`](Snapshot::contains_key).
@@ -363,7 +369,7 @@ impl Snapshot {
     /// # Errors
     /// As [`get`](Snapshot::get).
     pub async fn contains_key_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<bool> {
-        self.contains_key_as(self.handle.core.as_task(), keyspace, key.as_ref()).await
+        self.contains_key_as(self.handle.core()?.as_task(), keyspace, key.as_ref()).await
     }
 
     /// As [`count`](Snapshot::count).
@@ -371,7 +377,7 @@ impl Snapshot {
     /// # Errors
     /// As [`get`](Snapshot::get).
     pub async fn count_async<R: RangeBounds<Vec<u8>>>(&self, keyspace: &Keyspace, range: R) -> Result<u64> {
-        self.range(keyspace, range).count_rows(self.handle.core.as_task()).await
+        self.range(keyspace, range).count_rows(self.handle.core()?.as_task()).await
     }
 
     /// As [`read`](Snapshot::read).
@@ -379,7 +385,7 @@ impl Snapshot {
     /// # Errors
     /// As [`get`](Snapshot::get).
     pub async fn read_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<AsyncValueReader>> {
-        let reader = self.read_as(self.handle.core.as_task(), keyspace, key.as_ref()).await?;
+        let reader = self.read_as(self.handle.core()?.as_task(), keyspace, key.as_ref()).await?;
         Ok(reader.map(AsyncValueReader::new))
     }
 }

@@ -133,7 +133,7 @@ mod tests {
         let db = Config::new().backend(crate::io::in_memory()).memory(16 << 20).open("/db").unwrap();
         db.keyspace("k").unwrap();
         db.checkpoint().unwrap();
-        let core = db.core();
+        let core = db.core().unwrap();
         assert_eq!(core.engine.space.room_bytes(), 0, "the one before left its segment open");
         core.prepare_checkpoint(false).unwrap();
         assert!(core.engine.space.room_bytes() > 0);

@@ -70,6 +70,7 @@ impl Keyspace {
     /// The keyspace itself, for whoever works on the database of `handle`; `Invalid` if it is one of another. `user` says
     /// who.
     pub(crate) fn named_in(&self, handle: &Arc<Handle>, user: &str) -> Result<&Named> {
+        handle.core()?;
         if Arc::ptr_eq(&self.handle, handle) {
             return Ok(&self.named);
         }
@@ -83,8 +84,8 @@ impl Keyspace {
         &self.named.tree
     }
 
-    pub(crate) fn core(&self) -> &Arc<Core> {
-        &self.handle.core
+    pub(crate) fn core(&self) -> Result<&Arc<Core>> {
+        self.handle.core()
     }
 
     /// Its name.
@@ -126,9 +127,9 @@ impl Keyspace {
         if value.len() > MEDIUM_BYTES_MAX {
             return self.insert_large(face, key, Blocking(value), durability).await.map(drop);
         }
-        self.core().check_key(&self.named, key)?;
+        self.core()?.check_key(&self.named, key)?;
         let row = Row { tree: &self.named.tree, key, change: Change::Put(value) };
-        self.core().autocommit(face, row, durability).await
+        self.core()?.autocommit(face, row, durability).await
     }
 
     async fn insert_large(
@@ -138,7 +139,7 @@ impl Keyspace {
         source: impl Source,
         durability: Durability,
     ) -> Result<u64> {
-        let core = self.core();
+        let core = self.core()?;
         core.check_key(&self.named, key)?;
         core.engine.check_failure()?;
         let value =
@@ -172,12 +173,12 @@ impl Keyspace {
     /// # Errors
     /// [`Damaged`](crate::Error::Damaged), [`Io`](crate::Error::Io).
     pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        let value = self.core().engine.get(&self.named.tree, key.as_ref(), Core::PLAIN)?;
+        let value = self.core()?.engine.get(&self.named.tree, key.as_ref(), Core::PLAIN)?;
         Ok(value.map(Value::from))
     }
 
     pub(crate) async fn get_as(&self, face: Face<'_>, key: &[u8]) -> Result<Option<Value>> {
-        let value = self.core().engine.get_as(face, &self.named.tree, key, Core::PLAIN).await?;
+        let value = self.core()?.engine.get_as(face, &self.named.tree, key, Core::PLAIN).await?;
         Ok(value.map(Value::from))
     }
 
@@ -186,11 +187,11 @@ impl Keyspace {
     /// # Errors
     /// As [`get`](Keyspace::get).
     pub fn contains_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
-        Ok(self.core().engine.find(&self.named.tree, key.as_ref(), Core::PLAIN)?.is_some())
+        Ok(self.core()?.engine.find(&self.named.tree, key.as_ref(), Core::PLAIN)?.is_some())
     }
 
     pub(crate) async fn contains_key_as(&self, face: Face<'_>, key: &[u8]) -> Result<bool> {
-        Ok(self.core().engine.find_as(face, &self.named.tree, key, Core::PLAIN).await?.is_some())
+        Ok(self.core()?.engine.find_as(face, &self.named.tree, key, Core::PLAIN).await?.is_some())
     }
 
     /// The values of many rows, with many reads of the device in flight at once.
@@ -202,7 +203,7 @@ impl Keyspace {
     }
 
     pub(crate) async fn get_many_as<K: AsRef<[u8]>>(&self, face: Face<'_>, keys: &[K]) -> Result<Vec<Option<Value>>> {
-        let values = self.core().engine.get_many(face, &self.named.tree, keys, Core::PLAIN).await?;
+        let values = self.core()?.engine.get_many(face, &self.named.tree, keys, Core::PLAIN).await?;
         Ok(values.into_iter().map(|value| value.map(Value::from)).collect())
     }
 
@@ -215,9 +216,9 @@ impl Keyspace {
     }
 
     pub(crate) async fn remove_as(&self, face: Face<'_>, key: &[u8]) -> Result<()> {
-        self.core().check_key(&self.named, key)?;
+        self.core()?.check_key(&self.named, key)?;
         let row = Row { tree: &self.named.tree, key, change: Change::Remove };
-        self.core().autocommit(face, row, Durability::Full).await
+        self.core()?.autocommit(face, row, Durability::Full).await
     }
 
     /// The rows of a range as they are now; what is changed later does not show. See [`Range`].
@@ -263,8 +264,7 @@ impl Keyspace {
 
     /// The moment that plain reads see.
     fn now(&self) -> Arc<Registration> {
-        let core = self.core();
-        core.register(|| core.engine.clock.visible())
+        self.handle.register_visible()
     }
 }
 
@@ -300,7 +300,7 @@ impl Handle {
         moment: Arc<Registration>,
     ) -> Result<Option<ValueReader>> {
         moment.check()?;
-        let content = match self.core.engine.find_as(face, tree, key, View::At(moment.timestamp)).await? {
+        let content = match self.core()?.engine.find_as(face, tree, key, View::At(moment.timestamp)).await? {
             None => return Ok(None),
             Some(Found::Inline(value)) => Content::Bytes(value.to_vec()),
             Some(Found::Large(reference)) => Content::Placed(reference),

@@ -36,6 +36,8 @@ pub use value::Value;
 
 use crate::error::{Error, Result};
 use crate::format::Timestamp;
+use crate::io::Process;
+use crate::txn::snapshots::Registration;
 use core::Core;
 
 /// An open database. Cheap to clone; all clones, and all keyspaces, snapshots, transactions, ranges and value readers, are
@@ -73,7 +75,9 @@ const ATTEMPTS_MAX: u32 = 100;
 /// What keeps a database open: everything that a user can have of it has a part in this one. Closes it when it goes.
 #[derive(Debug)]
 pub(crate) struct Handle {
-    pub(crate) core: Arc<Core>,
+    core: Arc<Core>,
+    /// The process that opened the database.
+    process: Process,
     /// Of all openings in this process only this one has it.
     number: u64,
 }
@@ -81,12 +85,35 @@ pub(crate) struct Handle {
 impl Handle {
     pub(crate) fn new(core: Arc<Core>) -> Handle {
         static OPENING_COUNT: AtomicU64 = AtomicU64::new(0);
-        Handle { core, number: OPENING_COUNT.fetch_add(1, Ordering::Relaxed) }
+        Handle { core, process: Process::here(), number: OPENING_COUNT.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    /// The same for what follows a look at the process.
+    #[inline]
+    fn core_here(&self) -> &Core {
+        &self.core
+    }
+
+    /// The moment that plain reads see.
+    pub(crate) fn register_visible(&self) -> Arc<Registration> {
+        self.core.register(|| self.core.engine.clock.visible())
+    }
+
+    /// What the handle is of. [`Error::Forked`] in a fork of the process that opened it: files, rings and locks are the
+    /// parent's, and other threads' locks were copied as they were.
+    #[inline]
+    pub(crate) fn core(&self) -> Result<&Arc<Core>> {
+        if self.process.is_here() { Ok(&self.core) } else { Err(Error::Forked { path: self.core.path.clone() }) }
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        if !self.process.is_here() {
+            // It stays as it is until the process ends: whatever closing it would do is the parent's to do.
+            std::mem::forget(Arc::clone(&self.core));
+            return;
+        }
         if self.core.closed.lock().is_some() {
             return;
         }
@@ -122,8 +149,8 @@ impl Database {
         Config::new().open(path)
     }
 
-    pub(crate) fn core(&self) -> &Arc<Core> {
-        &self.handle.core
+    pub(crate) fn core(&self) -> Result<&Arc<Core>> {
+        self.handle.core()
     }
 
     /// The keyspace with this name, created with the default page size if there is none. Creating one is durable when this
@@ -140,12 +167,13 @@ impl Database {
     /// # Errors
     /// As for [`keyspace`](Database::keyspace), and [`Error::Invalid`] for a page size that can't be.
     pub fn keyspace_with(&self, name: &str, options: KeyspaceOptions) -> Result<Keyspace> {
-        let named = match self.core().keyspace(name) {
+        let core = self.core()?;
+        let named = match core.keyspace(name) {
             Some(named) => named,
             None => {
-                let page_bytes = options.page_bytes.unwrap_or(self.core().page_bytes);
+                let page_bytes = options.page_bytes.unwrap_or(core.page_bytes);
                 config::check_page_bytes(page_bytes)?;
-                self.core().create_keyspace(name, page_bytes)?
+                core.create_keyspace(name, page_bytes)?
             }
         };
         Ok(Keyspace::new(&self.handle, named))
@@ -156,14 +184,15 @@ impl Database {
     /// # Errors
     /// [`Error::NoSuchKeyspace`].
     pub fn existing_keyspace(&self, name: &str) -> Result<Keyspace> {
-        let named = self.core().keyspace(name).ok_or_else(|| Error::NoSuchKeyspace { name: name.to_owned() })?;
+        let named = self.core()?.keyspace(name).ok_or_else(|| Error::NoSuchKeyspace { name: name.to_owned() })?;
         Ok(Keyspace::new(&self.handle, named))
     }
 
     /// All keyspaces, by name.
     #[must_use]
     pub fn keyspaces(&self) -> Vec<KeyspaceInfo> {
-        let keyspaces = self.core().keyspaces.read();
+        let Ok(core) = self.core() else { return Vec::new() };
+        let keyspaces = core.keyspaces.read();
         (keyspaces.values())
             .map(|named| KeyspaceInfo {
                 name: named.name.clone(),
@@ -180,7 +209,7 @@ impl Database {
     /// # Errors
     /// [`Error::NoSuchKeyspace`], and those of a commit.
     pub fn drop_keyspace(&self, name: &str) -> Result<()> {
-        self.core().drop_keyspace(name)
+        self.core()?.drop_keyspace(name)
     }
 
     /// Begins a transaction with the defaults: snapshot isolation, full durability.
@@ -234,7 +263,7 @@ impl Database {
     /// How long to pause before trying again: up to twice the pause, so that two that met do not meet again.
     fn pause_before(&self, attempt: u32) -> Duration {
         let pause_us = 50u64 << attempt.min(10);
-        let random = self.core().engine.backend.random() % pause_us;
+        let random = self.handle.core.engine.backend.random() % pause_us;
         Duration::from_micros((pause_us / 2 + random).min(50_000))
     }
 
@@ -242,8 +271,8 @@ impl Database {
     /// lives are kept for it in memory, so drop it when done.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        let engine = &self.core().engine;
-        let moment = self.core().register(|| engine.clock.visible());
+        let engine = &self.handle.core.engine;
+        let moment = self.handle.core.register(|| engine.clock.visible());
         Snapshot { handle: Arc::clone(&self.handle), moment }
     }
 
@@ -252,7 +281,7 @@ impl Database {
     /// # Errors
     /// [`Error::DiskFull`], [`Error::Failed`].
     pub fn checkpoint(&self) -> Result<CheckpointReport> {
-        self.core().checkpoint()
+        self.core()?.checkpoint()
     }
 
     /// Packs the data file as tightly as it goes and gives its end back to the file system. Works in the background of
@@ -262,7 +291,7 @@ impl Database {
     /// # Errors
     /// [`Error::DiskFull`], [`Error::Failed`].
     pub fn compact(&self) -> Result<CompactReport> {
-        self.core().compact()
+        self.core()?.compact()
     }
 
     /// Reads and verifies every page, table and log record. O(data). What is damaged is in the report.
@@ -278,19 +307,19 @@ impl Database {
     /// # Errors
     /// As [`check`](Database::check).
     pub fn check_with(&self, progress: impl FnMut(CheckProgress)) -> Result<CheckReport> {
-        self.core().check(progress)
+        self.core()?.check(progress)
     }
 
     /// Figures of this opening.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.core().stats()
+        self.core().map(|core| core.stats()).unwrap_or_default()
     }
 
     /// What opening did.
     #[must_use]
     pub fn opening(&self) -> &Opening {
-        self.core().opening.get().expect("set when it was opened")
+        self.handle.core.opening.get().expect("set when it was opened")
     }
 
     /// Makes a checkpoint and closes the database. Dropping the last handle does the same, but can only log errors.
@@ -301,6 +330,6 @@ impl Database {
     /// # Errors
     /// Those of the checkpoint. Nothing committed is lost: the log has it.
     pub fn close(self) -> Result<()> {
-        self.core().close()
+        self.core()?.close()
     }
 }

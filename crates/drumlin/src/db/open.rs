@@ -24,7 +24,7 @@ use crate::format::catalogue::Orphan;
 use crate::format::record::{self, Operation};
 use crate::format::superblock::{INCARNATION_COUNT_MAX, Superblock};
 use crate::format::{Epoch, ExtentRef, Incarnation, KeyspaceId, PageId, Timestamp};
-use crate::io::{self, Backend, FileRef, FolderRef, OpenOptions, Persist, Probe, SyncMethod};
+use crate::io::{self, Backend, FileRef, FolderRef, OpenOptions, Persist, Probe, Process, SyncMethod};
 use crate::memory::{Budget, Use};
 use crate::pool::{Nodes, Pool};
 use crate::seglog::{Hooks, Known, Log, LogOptions, Scan};
@@ -52,6 +52,7 @@ impl Database {
         let backend = config.choose_backend(path)?;
         let path = if config.in_memory { PathBuf::from("/memory") } else { path.to_path_buf() };
         let path = backend.absolute(&path).map_err(|error| Error::io("finding", &path, error))?;
+        Process::watch().map_err(|error| Error::io("watching for forks of", &path, error))?;
         let began = backend.now();
         let core = Opener::open(config, backend, &path)?;
         let duration = core.now() - began;
@@ -89,10 +90,17 @@ struct Opener<'c> {
 /// What keeps others out, until it is dropped: the locks of the folder and of the data file.
 #[derive(Debug)]
 pub(crate) struct Locks {
-    #[expect(dead_code, reason = "held, not looked at")]
     folder: FolderRef,
-    #[expect(dead_code, reason = "held, not looked at")]
     data: FileRef,
+}
+
+impl Drop for Locks {
+    fn drop(&mut self) {
+        // A fork has copies of the handles, and would keep the locks with them as long as it lives.
+        if let Err(error) = self.data.unlock().and_then(|()| self.folder.unlock()) {
+            log::debug!("unlocking {}: {error}", self.folder.path().display());
+        }
+    }
 }
 
 impl<'c> Opener<'c> {

@@ -325,7 +325,7 @@ impl Scan {
         };
         let newer = leaf.newest() > self.moment.timestamp;
         let mut versions = if newer {
-            self.handle.core.engine.versions.overlay(self.tree.pages.id, page, self.moment.timestamp)
+            self.handle.core_here().engine.versions.overlay(self.tree.pages.id, page, self.moment.timestamp)
         } else {
             BTreeMap::new()
         };
@@ -370,7 +370,7 @@ impl Scan {
     }
 
     async fn fetch_forward(&mut self, face: Face<'_>) -> Result<()> {
-        let engine = Arc::clone(&self.handle.core.engine);
+        let engine = Arc::clone(&self.handle.core()?.engine);
         let key = match &self.lower {
             Bound::Unbounded => Vec::new(),
             Bound::Included(key) | Bound::Excluded(key) => key.clone(),
@@ -403,7 +403,7 @@ impl Scan {
     }
 
     async fn fetch_backward(&mut self, face: Face<'_>) -> Result<()> {
-        let engine = Arc::clone(&self.handle.core.engine);
+        let engine = Arc::clone(&self.handle.core()?.engine);
         let upper = self.upper.clone();
         let target = match &upper {
             Bound::Unbounded => Target::Last,
@@ -446,11 +446,11 @@ impl Scan {
         let value = match &row.value {
             Fetched::Inline(span) => Value::part(&row.rows, span.clone()),
             Fetched::Large(reference) => {
-                self.handle.core.read_large(face, &self.tree, reference, &self.moment).await?.into()
+                self.handle.core()?.read_large(face, &self.tree, reference, &self.moment).await?.into()
             }
             Fetched::Own(OwnValue::Bytes(bytes)) => bytes.clone().into(),
             Fetched::Own(OwnValue::Large(value)) => {
-                self.handle.core.read_own(face, &self.tree, value, &self.moment).await?.into()
+                self.handle.core()?.read_own(face, &self.tree, value, &self.moment).await?.into()
             }
         };
         Ok((key, value))
@@ -598,7 +598,7 @@ impl ValueReader {
         if self.position >= self.len() {
             return None;
         }
-        let payload = values::chunk_payload_bytes(&self.handle.core.engine.pool);
+        let payload = values::chunk_payload_bytes(&self.handle.core_here().engine.pool);
         let start = match &self.content {
             Content::Bytes(_) => return None,
             Content::Placed(reference) if reference.chunk_count == 1 => 0,
@@ -649,7 +649,7 @@ impl ValueReader {
 impl std::io::Read for ValueReader {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         if let Some((start, index)) = self.wanted() {
-            let (core, face) = (&self.handle.core, Face::Blocking);
+            let (core, face) = (self.handle.core().map_err(std::io::Error::other)?, Face::Blocking);
             let bytes = ready(ValueReader::load(core, face, &self.tree, &self.content, &self.moment, index))?;
             self.chunk = Some((start, bytes));
         }
@@ -716,8 +716,8 @@ impl futures_io::AsyncRead for AsyncValueReader {
                     let (handle, tree) = (Arc::clone(handle), tree.clone());
                     let (moment, content) = (Arc::clone(moment), content.clone());
                     let loading = async move {
-                        let face = Face::Tasks(&handle.core.engine.tasks);
-                        ValueReader::load(&handle.core, face, &tree, &content, &moment, index).await
+                        let core = handle.core().map_err(std::io::Error::other)?;
+                        ValueReader::load(core, core.as_task(), &tree, &content, &moment, index).await
                     };
                     &mut other.insert((start, Box::pin(loading))).1
                 }

@@ -34,7 +34,7 @@ impl Snapshot {
 
     async fn find(&self, face: Face<'_>, tree: &Tree, key: &[u8]) -> Result<Option<Found>> {
         let view = View::At(self.moment.timestamp);
-        let found = self.handle.core.engine.find_as(face, tree, key, view).await?;
+        let found = self.handle.core()?.engine.find_as(face, tree, key, view).await?;
         self.moment.check()?;
         Ok(found)
     }
@@ -53,7 +53,7 @@ impl Snapshot {
             None => None,
             Some(Found::Inline(value)) => Some(value.into()),
             Some(Found::Large(reference)) => {
-                Some(self.handle.core.read_large(face, tree, &reference, &self.moment).await?.into())
+                Some(self.handle.core()?.read_large(face, tree, &reference, &self.moment).await?.into())
             }
         })
     }

@@ -9,7 +9,7 @@ use crate::format::Timestamp;
 use crate::memory::Use;
 
 /// Figures of this opening of the database. Sizes are in bytes; counts begin at the opening.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the names say it, with their units")]
 pub struct Stats {

@@ -43,7 +43,7 @@ fn stage() -> (Database, Keyspace) {
 }
 
 fn reference(db: &Database, keyspace: &Keyspace, key: &[u8]) -> LargeRef {
-    match db.core().engine.find(keyspace.tree(), key, View::Visible).unwrap() {
+    match db.core().unwrap().engine.find(keyspace.tree(), key, View::Visible).unwrap() {
         Some(Found::Large(reference)) => reference,
         other => panic!("no reference but {other:?}"),
     }
@@ -138,7 +138,7 @@ fn an_outdated_number_brings_no_chunk_into_memory() {
     fill(&keyspace, 6..12);
     let film = reference(&db, &keyspace, b"film");
     let last = PageId(film.first_page.0 + film.chunk_count - 1);
-    let (pool, pages) = (&db.core().engine.pool, &keyspace.tree().pages);
+    let (pool, pages) = (&db.core().unwrap().engine.pool, &keyspace.tree().pages);
     // Who is led astray gets an error or nothing; whichever, the value is where it was.
     let _ = pool.fault(pages, last, pages.page_bytes);
     let _ = pool.fault_many(pages, &[last, last]);
@@ -180,7 +180,7 @@ fn values_in_memory_are_moved_as_they_lie_on_disk() {
             kept()
                 .map(|key| match pages.table.load(reference(&db, &keyspace, &key.to_be_bytes()).first_page) {
                     Word::Disk(place) => place,
-                    Word::Fixed(frame) => db.core().engine.pool.frames.header(frame).place(),
+                    Word::Fixed(frame) => db.core().unwrap().engine.pool.frames.header(frame).place(),
                     word => panic!("{word:?}"),
                 })
                 .collect()
@@ -230,7 +230,7 @@ fn a_reference_that_misleads_is_an_error() {
         assert!(read.is_err(), "{wrong:?}");
     }
     for first_page in [far, PageId::ROOT] {
-        db.core().engine.free_value(pages.id, &LargeRef { first_page, ..film });
+        db.core().unwrap().engine.free_value(pages.id, &LargeRef { first_page, ..film });
     }
     assert!(keyspace.get(b"film").unwrap().unwrap() == value);
 }
@@ -240,7 +240,7 @@ fn a_reference_that_misleads_is_an_error() {
 fn evicting_in_vain_ends() {
     const PAGE_BYTES: usize = 64 << 10;
     let db = Config::in_memory().memory(8 << 20).open("").unwrap();
-    let pool = &db.core().engine.pool;
+    let pool = &db.core().unwrap().engine.pool;
     let taken: Vec<_> = std::iter::from_fn(|| pool.frames.try_take(PAGE_BYTES)).collect();
     assert!(taken.len() > 8);
     let turns = pool.keep_free(PAGE_BYTES);
@@ -254,7 +254,7 @@ fn evicting_in_vain_ends() {
 #[test]
 fn what_a_transaction_saw_is_visible_when_it_has_ended() {
     let (db, keyspace) = stage();
-    let engine = &db.core().engine;
+    let engine = &db.core().unwrap().engine;
     keyspace.insert("a", "old").unwrap();
     // The record of an empty commit, durable and applied, of which the clock was told in this order.
     let body = crate::seglog::Body::new(Vec::new());
@@ -287,7 +287,7 @@ fn an_extent_of_another_origin_is_damage() {
         let (Word::Leaf(frame) | Word::Fixed(frame)) = keyspace.tree().pages.table.load(PageId::ROOT) else {
             panic!("the leaf is in memory")
         };
-        let core = db.core();
+        let core = db.core().unwrap();
         let place = core.engine.pool.frames.header(frame).place();
         let segment_use = core.engine.space.segments.name(place).segment_use;
         let origin = core.engine.space.segments.origin(segment_use);
@@ -305,7 +305,7 @@ fn an_extent_of_another_origin_is_damage() {
             .unwrap();
         let (db, keyspace) = open(&backend);
         let found = keyspace.get(b"row").map(|row| row.unwrap().to_vec());
-        db.core().engine.space.fail_quietly("the test goes on with the file as it is");
+        db.core().unwrap().engine.space.fail_quietly("the test goes on with the file as it is");
         found
     };
     assert_eq!(read(&new, origin).unwrap(), b"new");
@@ -347,7 +347,7 @@ fn numbers_run_out_before_a_commit() {
     other.insert(b"a", b"b").unwrap();
     db.checkpoint().unwrap();
 
-    db.core().next_keyspace.store(u32::MAX, std::sync::atomic::Ordering::Relaxed);
+    db.core().unwrap().next_keyspace.store(u32::MAX, std::sync::atomic::Ordering::Relaxed);
     let refused = db.keyspace("one more");
     assert!(matches!(refused, Err(crate::Error::Invalid(_))), "{refused:?}");
     other.insert(b"a", b"c").unwrap();

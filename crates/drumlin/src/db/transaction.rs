@@ -216,7 +216,7 @@ impl RollBacks {
 
 impl Transaction {
     pub(crate) fn begin(handle: &Arc<Handle>, options: TxOptions) -> Result<Transaction> {
-        let core = &handle.core;
+        let core = handle.core()?;
         core.engine.check_failure()?;
         let moments = Moments::new(core, options.isolation);
         let id = core.next_transaction();
@@ -237,8 +237,8 @@ impl Transaction {
         })
     }
 
-    pub(crate) fn core(&self) -> &Arc<Core> {
-        &self.handle.core
+    pub(crate) fn core(&self) -> Result<&Arc<Core>> {
+        self.handle.core()
     }
 
     /// The keyspace itself, if it is of the same database.
@@ -272,8 +272,8 @@ impl Transaction {
         match self.writes.get(tree.pages.id, key) {
             Some(Change::Put(value)) => return Ok(Some(value.to_vec().into())),
             Some(Change::PutLarge(value)) => {
-                let moment = self.moments.register(self.core());
-                return Ok(Some(self.core().read_own(face, tree, value, &moment).await?.into()));
+                let moment = self.moments.register(self.core()?);
+                return Ok(Some(self.core()?.read_own(face, tree, value, &moment).await?.into()));
             }
             Some(Change::Remove) => return Ok(None),
             None => {}
@@ -281,7 +281,7 @@ impl Transaction {
         if let Some(reads) = reads {
             reads.lock().add_key(tree, key)?;
         }
-        let engine = &self.core().engine;
+        let engine = &self.core()?.engine;
         let value = match &self.moments {
             Moments::First(moment) => {
                 let value = engine.get_as(face, tree, key, View::At(moment.timestamp)).await?;
@@ -334,7 +334,7 @@ impl Transaction {
     }
 
     async fn try_lock(&mut self, face: Face<'_>, named: &Named, key: &[u8]) -> Result<()> {
-        let core = Arc::clone(self.core());
+        let core = Arc::clone(self.core()?);
         core.check_key(named, key)?;
         let tree = &named.tree;
         self.locks.end_pending();
@@ -368,7 +368,7 @@ impl Transaction {
 
     /// Reserves memory for a row that is about to be locked and written.
     fn secure_memory(&mut self, key: &[u8], value_bytes: usize) -> Result<()> {
-        let limit_bytes = self.core().engine.budget.transaction_memory_max();
+        let limit_bytes = self.core()?.engine.budget.transaction_memory_max();
         let bytes = self.writes.memory_bytes_with(key, value_bytes) + self.locks.memory_bytes_with(key);
         if bytes as u64 > limit_bytes {
             return Err(Error::writes_too_large(limit_bytes));
@@ -442,7 +442,7 @@ impl Transaction {
     async fn insert_large(&mut self, face: Face<'_>, named: &Named, key: &[u8], source: impl Source) -> Result<u64> {
         self.secure_memory(key, size_of::<LargeValue>())?;
         self.lock(face, named, key).await?;
-        let core = Arc::clone(self.core());
+        let core = Arc::clone(self.core()?);
         core.engine.check_failure()?;
         let value = values::write_large(face, &named.tree, core.new_value(), source, &core.engine.make_space).await?;
         let length = value.length;
@@ -484,10 +484,10 @@ impl Transaction {
                 if let Some(reads) = &self.reads {
                     reads.lock().add_key(tree, key)?;
                 }
-                return self.handle.value_reader(face, tree, key, self.moments.register(self.core())).await;
+                return self.handle.value_reader(face, tree, key, self.moments.register(self.core()?)).await;
             }
         };
-        Ok(Some(ValueReader::new(&self.handle, tree, self.moments.register(self.core()), content)))
+        Ok(Some(ValueReader::new(&self.handle, tree, self.moments.register(self.core()?), content)))
     }
 
     /// The rows of a range as the transaction sees them now, its own changes included. Can go on when the transaction has
@@ -513,7 +513,14 @@ impl Transaction {
                 (key.to_vec(), value)
             })
             .collect();
-        Range::new(Arc::clone(&self.handle), tree, self.moments.register(self.core()), bounds, own, self.reads.clone())
+        Range::new(
+            Arc::clone(&self.handle),
+            tree,
+            self.moments.register(self.handle.core_here()),
+            bounds,
+            own,
+            self.reads.clone(),
+        )
     }
 
     /// All rows.
@@ -573,7 +580,7 @@ impl Transaction {
     pub(crate) async fn commit_as(self, face: Face<'_>) -> Result<Timestamp> {
         self.check_conflict()?;
         let Transaction { handle, options, moments, writes, reads, locks, memory: _memory, .. } = self;
-        let core = &handle.core;
+        let core = handle.core()?;
         if writes.is_empty() {
             drop(locks);
             core.engine.show_durable(face, moments.seen()).await?;

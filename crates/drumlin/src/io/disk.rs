@@ -262,6 +262,10 @@ impl File for DiskFile {
         lock_handle(&self.handle)
     }
 
+    fn unlock(&self) -> io::Result<()> {
+        self.handle.unlock()
+    }
+
     fn as_any(&self) -> &dyn std::any::Any {
         self
     }
@@ -513,6 +517,10 @@ impl Folder for DiskFolder {
 
     fn try_lock(&self) -> io::Result<bool> {
         lock_handle(&self.handle)
+    }
+
+    fn unlock(&self) -> io::Result<()> {
+        self.handle.unlock()
     }
 
     fn is_same(&self, name: &str, file: &FileRef) -> io::Result<bool> {

@@ -36,6 +36,10 @@ pub trait Folder: Send + Sync + fmt::Debug {
     fn try_lock(&self) -> io::Result<bool> {
         Ok(true)
     }
+    /// As [`File::unlock`](super::File::unlock).
+    fn unlock(&self) -> io::Result<()> {
+        Ok(())
+    }
     /// Whether `file` still is what the name stands for. A backend that can't tell says `true`.
     fn is_same(&self, name: &str, file: &FileRef) -> io::Result<bool> {
         let _ = (name, file);

@@ -23,6 +23,7 @@ mod medium;
 mod memory;
 mod portable;
 mod probe;
+mod process;
 mod read;
 mod select;
 #[cfg(feature = "sim")]
@@ -46,6 +47,7 @@ pub use buffer::AlignedBuffer;
 pub use folder::{Folder, FolderRef, open_folder};
 pub use memory::in_memory;
 pub use probe::{MethodFigures, Probe};
+pub(crate) use process::Process;
 pub use read::ReadBuffer;
 pub use select::{BACKEND_VARIABLE, IoBackend, backend};
 pub use stream::{ReadStream, StreamOptions};
@@ -141,6 +143,10 @@ pub trait File: Send + Sync + fmt::Debug {
     /// Takes the file's exclusive lock, held until this handle is dropped; `false` where another handle, in this process
     /// or another, has it.
     fn try_lock(&self) -> io::Result<bool>;
+    /// Gives the lock up, also where a fork of the process has a copy of the handle. Dropping the handle alone does not then.
+    fn unlock(&self) -> io::Result<()> {
+        Ok(())
+    }
     /// The backend's own view of the file, for its queue.
     fn as_any(&self) -> &dyn std::any::Any;
 }
@@ -176,7 +182,7 @@ pub trait Queue: Send {
 
 /// A way of doing I/O: files, folders, queues, threads and the clock.
 pub trait Backend: Send + Sync + fmt::Debug {
-    /// `uring`, `portable`, `memory`, `sim` or `dax`.
+    /// `uring`, `portable`, `memory` or `sim`.
     fn name(&self) -> &'static str;
     /// Opens a file.
     fn open(&self, path: &Path, options: OpenOptions) -> io::Result<FileRef>;

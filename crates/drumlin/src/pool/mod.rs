@@ -29,7 +29,7 @@ use crate::sync::{Condvar, Mutex};
 use crate::error::{Error, Result};
 use crate::format::extent::{Flaw, HEADER_BYTES, Identity, Kind, TABLE_PAGES, VALUE_BYTES_OFFSET};
 use crate::format::{KeyspaceId, PageId, Place, extent, get_u64};
-use crate::io::{AlignedBuffer, Backend, Queue};
+use crate::io::{AlignedBuffer, Backend, Process, Queue};
 use crate::memory::{Budget, Use};
 use crate::space::{FrameIndex, Guard, PageSpace, Space, Word};
 use buffers::Buffers;
@@ -104,6 +104,8 @@ enum Wanted {
 pub(crate) struct Pool {
     pub(crate) space: Arc<Space>,
     pub(crate) frames: Frames,
+    /// Whose it is: what a fork of it drops stays as it is.
+    pub(crate) process: Process,
     nodes: Nodes,
     backend: Arc<dyn Backend>,
     /// Those who wait for a page that somebody else is reading, by the page.
@@ -196,6 +198,7 @@ impl Pool {
         Pool {
             space,
             frames: Frames::new(budget.limit_bytes(Use::Pages) as usize),
+            process: Process::here(),
             nodes,
             backend,
             arrivals: (0..64).map(|_| (Mutex::default(), Condvar::new())).collect(),

@@ -357,8 +357,7 @@ impl Log {
             (incarnation, history),
             (Timestamp(0), Timestamp(0), 0),
             streams,
-            (Vec::new(), Vec::new()),
-            Vec::new(),
+            (Vec::new(), Vec::new(), Vec::new()),
             hooks,
         );
         log.begin(true)?;
@@ -371,8 +370,7 @@ impl Log {
         (incarnation, history): (Incarnation, History),
         (covered, last, checkpoint): (Timestamp, Timestamp, u64),
         streams: Vec<Stream>,
-        (old, doomed): (Vec<Window>, Vec<Spare>),
-        listed: Vec<Stretch>,
+        (old, doomed, listed): (Vec<Window>, Vec<Spare>, Vec<Stretch>),
         hooks: Hooks,
     ) -> Log {
         let shared = Shared {

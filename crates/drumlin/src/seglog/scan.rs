@@ -237,8 +237,7 @@ impl Scan {
             (incarnation, self.history),
             (self.covered, self.last, checkpoint),
             streams,
-            (old, doomed),
-            self.stretches,
+            (old, doomed, self.stretches),
             hooks,
         );
         log.begin(false)?;

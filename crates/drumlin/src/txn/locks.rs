@@ -42,6 +42,7 @@ use hashbrown::hash_table::Entry;
 use super::TransactionId;
 use crate::collections::HashMap;
 use crate::format::{KeyspaceId, checksum};
+use crate::io::Process;
 use crate::memory::heap_bytes;
 
 /// How a lock was got.
@@ -174,6 +175,8 @@ pub(crate) struct LockTable {
     graph: Mutex<Graph>,
     /// Random, so that nobody can choose keys that collide.
     seed: u64,
+    /// In a fork of it no lock is given back: a shard may be held by a thread that is not there.
+    process: Process,
 }
 
 impl LockTable {
@@ -181,7 +184,7 @@ impl LockTable {
     pub(crate) fn new(shards_count: usize, seed: u64) -> LockTable {
         assert!(shards_count.is_power_of_two());
         let shards = (0..shards_count).map(|_| CachePadded::default()).collect();
-        LockTable { shards, graph: Mutex::default(), seed }
+        LockTable { shards, graph: Mutex::default(), seed, process: Process::here() }
     }
 
     #[inline]
@@ -366,6 +369,9 @@ impl LockTable {
 
     /// Releases all locks of a transaction that has ended.
     pub(crate) fn unlock_all<'k>(&self, owner: TransactionId, keys: impl IntoIterator<Item = (KeyspaceId, &'k [u8])>) {
+        if !self.process.is_here() {
+            return;
+        }
         for (keyspace, key) in keys {
             self.unlock(owner, keyspace, key);
         }

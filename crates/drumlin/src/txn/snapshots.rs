@@ -10,12 +10,15 @@ use crate::sync::Mutex;
 use super::clock::Clock;
 use crate::error::{Error, Result};
 use crate::format::Timestamp;
+use crate::io::Process;
 
 #[derive(Debug, Default)]
 pub(crate) struct Snapshots {
     registered: Mutex<BTreeMap<u64, Registered>>,
     /// Snapshots below this have been ended.
     ended_below: AtomicU64,
+    /// In a fork of it nothing is registered: the lock may be held by a thread that is not there.
+    process: Process,
 }
 
 #[derive(Debug)]
@@ -33,6 +36,9 @@ pub(crate) struct Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
+        if !self.snapshots.process.is_here() {
+            return;
+        }
         let mut registered = self.snapshots.registered.lock();
         let entry = registered.get_mut(&self.timestamp.0).expect("registered until dropped");
         entry.count -= 1;
@@ -55,6 +61,9 @@ impl Registration {
 impl Snapshots {
     /// Registers the moment that `choose` returns. Chosen under the lock, so that no version it needs is dropped between.
     pub(crate) fn register(self: &Arc<Self>, now: Duration, choose: impl FnOnce() -> Timestamp) -> Registration {
+        if !self.process.is_here() {
+            return Registration { snapshots: Arc::clone(self), timestamp: Timestamp(0) };
+        }
         let mut registered = self.registered.lock();
         let timestamp = choose();
         registered.entry(timestamp.0).or_insert(Registered { count: 0, since: now }).count += 1;

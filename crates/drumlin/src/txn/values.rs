@@ -118,7 +118,9 @@ impl LargeValue {
 
 impl Drop for LargeValue {
     fn drop(&mut self) {
-        if let (None, Some(pool)) = (self.reference.get(), &self.pool) {
+        if let (None, Some(pool)) = (self.reference.get(), &self.pool)
+            && pool.process.is_here()
+        {
             self.places.iter().for_each(|place| pool.space.segments.discard(*place));
         }
     }

@@ -1,0 +1,59 @@
+//! Which process this is. A fork has a copy of all handles of its parent's databases, and shares their files, rings and locks:
+//! whatever it did with them would be done to the parent's database behind its back.
+
+#![expect(unsafe_code, reason = "the system tells a fork through a C function only")]
+
+use std::io;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How many forks lie between the process that first opened a database and this one. A look at it costs nothing, unlike
+/// asking the system for the process's number.
+static GENERATION: AtomicU64 = AtomicU64::new(0);
+
+/// The process that it was made in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Process(u64);
+
+impl Process {
+    /// From now on forks are noticed.
+    ///
+    /// # Errors
+    /// The system has no memory to remember it.
+    pub(crate) fn watch() -> io::Result<()> {
+        static WATCHED: OnceLock<i32> = OnceLock::new();
+        match WATCHED.get_or_init(watch_forks) {
+            0 => Ok(()),
+            code => Err(io::Error::from_raw_os_error(*code)),
+        }
+    }
+
+    /// The process that calls.
+    #[inline]
+    pub(crate) fn here() -> Process {
+        Process(GENERATION.load(Ordering::Relaxed))
+    }
+
+    /// Whether the caller is that process, and not a fork of it.
+    #[inline]
+    pub(crate) fn is_here(self) -> bool {
+        self == Process::here()
+    }
+}
+
+impl Default for Process {
+    fn default() -> Process {
+        Process::here()
+    }
+}
+
+/// Has the system call [`note_fork`] in every fork; returns its error code, 0 for none.
+fn watch_forks() -> i32 {
+    // SAFETY: the function is there as long as the process, and does what is allowed between a fork and the return of the call
+    // that forked: it adds to an atomic number. `a_fork_touches_nothing` fails without it.
+    unsafe { libc::pthread_atfork(None, None, Some(note_fork)) }
+}
+
+extern "C" fn note_fork() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+}
