@@ -88,7 +88,12 @@ fn one_superblock_is_enough() {
         let mut version = [0];
         file.read_at(&mut version, slot + 8).unwrap();
         file.write_at(&[99], slot + 8, Persist::Later).unwrap();
-        close(config.open("/db").unwrap());
+        let db = config.open("/db").unwrap();
+        // A check tells of it, though it has been written anew.
+        let report = db.check().unwrap();
+        assert!(report.damage.is_empty() && report.mended.len() == 1, "{report:?}");
+        assert!(report.mended[0].what.starts_with("superblock"), "{report:?}");
+        close(db);
         // The one that was of another format has been written anew, by this opening or the next.
         close(config.open("/db").unwrap());
         // Each is tried twice; the first to be read is the one at 0.

@@ -12,7 +12,8 @@ use crate::terminal::{Output, Progress, figures, style};
 
 /// Read and verify every page, table and log record
 ///
-/// Damage is listed with its place and what it costs, and makes the exit code 4.
+/// Damage is listed with its place and what it costs, and makes the exit code 4. What opening could do without and has
+/// written anew is listed too.
 #[derive(Debug, Args)]
 pub(crate) struct Check {
     #[command(flatten)]
@@ -28,6 +29,7 @@ struct Report {
     log_records: u64,
     seconds: f64,
     damage: Vec<Damage>,
+    mended: Vec<Damage>,
 }
 
 #[derive(Serialize)]
@@ -36,6 +38,13 @@ struct Damage {
     what: String,
     flaw: String,
     cost: String,
+}
+
+impl From<drumlin::Damage> for Damage {
+    fn from(damage: drumlin::Damage) -> Damage {
+        let drumlin::Damage { file, what, flaw, cost, .. } = damage;
+        Damage { file: file.display().to_string(), what, flaw, cost }
+    }
 }
 
 impl Check {
@@ -52,16 +61,7 @@ impl Check {
             bar.finish();
         }
         let report = report?;
-        let damage: Vec<Damage> = report
-            .damage
-            .into_iter()
-            .map(|damage| Damage {
-                file: damage.file.display().to_string(),
-                what: damage.what,
-                flaw: damage.flaw,
-                cost: damage.cost,
-            })
-            .collect();
+        let damage: Vec<Damage> = report.damage.into_iter().map(Damage::from).collect();
         let elapsed = start.elapsed();
         let report = Report {
             sound: damage.is_empty(),
@@ -71,6 +71,7 @@ impl Check {
             log_records: report.log_records,
             seconds: elapsed.as_secs_f64(),
             damage,
+            mended: report.mended.into_iter().map(Damage::from).collect(),
         };
         output.print(&report, || {
             let read = format!(
@@ -82,12 +83,15 @@ impl Check {
                 figures::duration(elapsed)
             );
             let (good, bad) = (style::GOOD, style::BAD);
-            if report.sound {
-                return format!("{good}sound{good:#}: {read}");
-            }
-            let mut text = format!("{bad}damaged{bad:#}: {read}");
+            let mut text = match report.sound {
+                true => format!("{good}sound{good:#}: {read}"),
+                false => format!("{bad}damaged{bad:#}: {read}"),
+            };
             for damage in &report.damage {
                 text += &format!("\n  {} in {}: {}\n    lost: {}", damage.what, damage.file, damage.flaw, damage.cost);
+            }
+            for mended in &report.mended {
+                text += &format!("\n  mended when it was opened: {} in {}: {}", mended.what, mended.file, mended.flaw);
             }
             text
         })?;

@@ -184,7 +184,8 @@ impl Client {
                 Some(Ok(row)) => seen.back.push(row),
                 Some(Err(error)) => {
                     // What came before it must be right all the same.
-                    if self.accept(&error, Call::Snapshot, Some(space)).is_err() {
+                    let call = if sight.own.is_some() { Call::Transaction } else { Call::Snapshot };
+                    if self.accept(&error, call, Some(space)).is_err() {
                         return Vec::new();
                     }
                     break;

@@ -26,6 +26,9 @@ pub struct CheckReport {
     pub log_records: u64,
     /// All damage found.
     pub damage: Vec<Damage>,
+    /// What opening found damaged, could do without, and has written anew: a superblock beside one that is sound. A power cut
+    /// while it was written leaves one; so does a medium that loses bytes.
+    pub mended: Vec<Damage>,
 }
 
 /// One thing that is not as it was written.
@@ -52,14 +55,20 @@ pub struct CheckProgress {
     pub pages_total: u64,
 }
 
-impl CheckReport {
-    fn note(&mut self, error: Error, cost: impl Into<String>) {
+impl Damage {
+    fn of(error: Error, cost: impl Into<String>) -> Damage {
         let (file, what, flaw) = match error {
             Error::Damaged { path, what, flaw } => (path, what, flaw),
             Error::Io { action, path, source } => (path, format!("{action} it"), source.to_string()),
             other => (PathBuf::new(), "it".to_owned(), other.to_string()),
         };
-        let damage = Damage { file, what, flaw, cost: cost.into() };
+        Damage { file, what, flaw, cost: cost.into() }
+    }
+}
+
+impl CheckReport {
+    fn note(&mut self, error: Error, cost: impl Into<String>) {
+        let damage = Damage::of(error, cost);
         if !self.damage.iter().any(|known| known.what == damage.what && known.file == damage.file) {
             self.damage.push(damage);
         }
@@ -69,6 +78,9 @@ impl CheckReport {
 impl Core {
     pub(crate) fn check(&self, mut progress: impl FnMut(CheckProgress)) -> Result<CheckReport> {
         let mut report = CheckReport::default();
+        if let Some(error) = &self.passed_over {
+            report.mended.push(Damage::of(error.clone(), "nothing"));
+        }
         let space = &self.engine.space;
         {
             // No checkpoint moves what is being looked at.

@@ -62,6 +62,8 @@ pub(crate) struct Core {
     pub(crate) page_bytes: usize,
     pub(crate) checkpoint_log_bytes: u64,
     pub(crate) entry_count_max: usize,
+    /// What opening found damaged and could do without.
+    pub(crate) passed_over: Option<Error>,
     pub(crate) checkpoints: AtomicU64,
     /// How closing it ended. Held while it is being closed, so that whoever else closes it waits.
     pub(crate) closed: Mutex<Option<Result<()>>>,

@@ -472,6 +472,7 @@ impl Opener<'_> {
             page_bytes: self.config.page_bytes,
             checkpoint_log_bytes: self.config.checkpoint_log_bytes,
             entry_count_max,
+            passed_over: flaw,
             checkpoints: AtomicU64::new(0),
             closed: Mutex::default(),
         };
