@@ -1,8 +1,10 @@
 //! What fuzzing does to Drumlin: each target takes any bytes and panics if something is not as it has to be.
 //!
 //! `fuzz/` at the root of the repository hands these functions to libFuzzer; `tests/corpus.rs` replays what it found
-//! worth keeping, with the stable toolchain; the program of this crate damages files by the hundred thousand.
+//! worth keeping, with the stable toolchain; the program of this crate damages files by the hundred thousand, and calls
+//! everything public in sequences that a seed decides.
 
+pub mod face;
 pub mod files;
 pub mod operations;
 mod script;
@@ -13,9 +15,10 @@ pub use script::Script;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets; `fuzz/fuzz_targets` has a file for each.
-pub const TARGETS: [Target; 11] = [
+pub const TARGETS: [Target; 12] = [
     ("catalogue", drumlin::fuzzing::catalogue),
     ("extent", drumlin::fuzzing::extent),
+    ("face", face::run),
     ("files", files::run),
     ("log_headers", drumlin::fuzzing::log_headers),
     ("node", drumlin::fuzzing::node),

@@ -183,3 +183,19 @@ fn a_leaked_wait_ends_with_its_transaction() {
         }
     }
 }
+
+/// A leaked future of a write keeps its transaction's database from nothing: the folder is free when the handles have gone.
+#[test]
+fn a_leaked_write_keeps_no_database_open() {
+    let config = support::small().backend(drumlin::io::in_memory());
+    let db = config.open("/db").unwrap();
+    let k = db.keyspace("k").unwrap();
+    let mut holder = db.begin().unwrap();
+    holder.get_for_update(&k, "a").unwrap();
+    let mut tx = db.begin().unwrap();
+    let mut wait = Box::pin(tx.insert_async(&k, "a", "1"));
+    assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    std::mem::forget(wait);
+    drop((tx, holder, k, db));
+    config.open("/db").unwrap();
+}

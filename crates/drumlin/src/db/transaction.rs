@@ -334,23 +334,25 @@ impl Transaction {
     }
 
     async fn try_lock(&mut self, face: Face<'_>, named: &Named, key: &[u8]) -> Result<()> {
-        let core = Arc::clone(self.core()?);
+        // Nothing that keeps the database is cloned here: it would stay for ever with a future that is leaked.
+        let Transaction { handle, id, options, moments, locks, .. } = self;
+        let core = handle.core()?;
         core.check_key(named, key)?;
         let tree = &named.tree;
-        self.locks.end_pending();
-        let tried = core.engine.locks.try_lock(self.id, tree.pages.id, key);
+        locks.end_pending();
+        let tried = core.engine.locks.try_lock(*id, tree.pages.id, key);
         if tried == Ok(Granted::AlreadyMine) {
             return Ok(());
         }
-        self.locks.pending = Some((tree.pages.id, key.into()));
+        locks.pending = Some((tree.pages.id, key.into()));
         if tried.is_err() {
-            core.lock_row(face, self.id, tree.pages.id, key, self.options.lock_timeout).await?;
+            core.lock_row(face, *id, tree.pages.id, key, options.lock_timeout).await?;
         }
         // Without the answer to what follows the lock is worth nothing: kept, the next call would not ask again.
-        let lock = RowLock { engine: &core.engine, owner: self.id, keyspace: tree.pages.id, key };
+        let lock = RowLock { engine: &core.engine, owner: *id, keyspace: tree.pages.id, key };
         // Whoever changed the row had its lock until the change was published: where nothing was published since the
         // snapshot, the row can't have changed.
-        if let Some(moment) = self.moments.first()
+        if let Some(moment) = moments.first()
             && core.engine.clock.published() > moment.timestamp
         {
             let changed = core.engine.changed_since(face, tree, key, moment.timestamp).await?;
@@ -360,9 +362,9 @@ impl Transaction {
             }
         }
         std::mem::forget(lock);
-        reserve(&mut self.locks.keys, 1);
-        self.locks.keys.extend(self.locks.pending.take());
-        self.locks.heap_bytes += heap_bytes(key.len()) + lock_bytes(key);
+        reserve(&mut locks.keys, 1);
+        locks.keys.extend(locks.pending.take());
+        locks.heap_bytes += heap_bytes(key.len()) + lock_bytes(key);
         Ok(())
     }
 
@@ -442,7 +444,7 @@ impl Transaction {
     async fn insert_large(&mut self, face: Face<'_>, named: &Named, key: &[u8], source: impl Source) -> Result<u64> {
         self.secure_memory(key, size_of::<LargeValue>())?;
         self.lock(face, named, key).await?;
-        let core = Arc::clone(self.core()?);
+        let core = self.handle.core()?;
         core.engine.check_failure()?;
         let value = values::write_large(face, &named.tree, core.new_value(), source, &core.engine.make_space).await?;
         let length = value.length;
