@@ -392,3 +392,20 @@ fn any_number_of_keyspaces() {
     let rows = writes.rows().map(|(tree, key, _)| (tree.pages.id.0, key.to_vec()));
     assert!(rows.eq((1..=COUNT).map(|number| (number, b"key".to_vec()))));
 }
+
+/// Whoever closes a database that is being closed waits until that has ended.
+#[test]
+fn a_second_close_waits_for_the_first() {
+    let (db, keyspace) = stage();
+    keyspace.insert("a", "1").unwrap();
+    let core = Arc::clone(db.core().unwrap());
+    std::thread::scope(|scope| {
+        // As whoever closes it holds it.
+        let closing = core.closed.lock();
+        let second = scope.spawn(|| db.close());
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let has_waited = !second.is_finished();
+        drop(closing);
+        assert!(has_waited && second.join().unwrap().is_ok());
+    });
+}
