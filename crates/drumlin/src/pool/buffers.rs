@@ -32,6 +32,13 @@ impl Buffers {
         Buffers { limit_bytes, state: Mutex::default(), freed: Condvar::new() }
     }
 
+    /// The most that is read at once. Where memory is for few buffers only, extents are read one by one: a group would wait
+    /// until nobody else reads.
+    pub(super) fn group_bytes_max(&self) -> usize {
+        let [_, one, several] = SIZES;
+        if self.limit_bytes >= 4 * several { GROUP_BYTES_MAX } else { one }
+    }
+
     /// A buffer of so many bytes; `None` where all the memory is taken. One is always to be had.
     pub(super) fn try_take(&self, length: usize) -> Option<AlignedBuffer> {
         self.state.lock().try_take(length, self.limit_bytes)

@@ -79,7 +79,7 @@ impl Pool {
         let mut end = first;
         let mut span = None;
         while let Some(&place) = places.get(end) {
-            if !Span::join(&mut span, self.space.cover(place)) {
+            if !Span::join(&mut span, self.space.cover(place), self.buffers.group_bytes_max()) {
                 break;
             }
             self.space.ensure_written(place, self.on_written())?;

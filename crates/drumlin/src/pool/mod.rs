@@ -161,14 +161,15 @@ impl Span {
         (self.end - self.start) as usize
     }
 
-    /// Reaches over the extent with this cover too, or begins with it; `false` where two requests are better.
-    fn join(span: &mut Option<Span>, (start, length, _): (u64, usize, usize)) -> bool {
+    /// Reaches over the extent with this cover too, or begins with it; `false` where two requests are better, or it would be
+    /// longer than `bytes_max`.
+    fn join(span: &mut Option<Span>, (start, length, _): (u64, usize, usize), bytes_max: usize) -> bool {
         let end = start + length as u64;
         match span {
             None => *span = Some(Span { start, end }),
             Some(span) => {
                 let is_near = start >= span.start && start <= span.end + GROUP_GAP_BYTES;
-                if !is_near || end > span.start + GROUP_BYTES_MAX as u64 {
+                if !is_near || end > span.start + bytes_max as u64 {
                     return false;
                 }
                 span.end = span.end.max(end);
@@ -498,7 +499,7 @@ impl Pool {
         let mut claimed = Vec::new();
         while let [(place, page), later @ ..] = *rest {
             let mut wider = span;
-            if !Span::join(&mut wider, self.space.cover(*place)) {
+            if !Span::join(&mut wider, self.space.cover(*place), self.buffers.group_bytes_max()) {
                 break;
             }
             let frame = match self.frames.try_take(pages.page_bytes) {
@@ -518,7 +519,9 @@ impl Pool {
     /// Those of the extents, from the first on, that may be read together, and the bytes that this takes at the most.
     fn near<'e>(&self, extents: &'e [(Place, PageId)]) -> (&'e [(Place, PageId)], usize) {
         let mut span = None;
-        let count = extents.iter().take_while(|(place, _)| Span::join(&mut span, self.space.cover(*place))).count();
+        let bytes_max = self.buffers.group_bytes_max();
+        let is_near = |(place, _): &&(Place, PageId)| Span::join(&mut span, self.space.cover(*place), bytes_max);
+        let count = extents.iter().take_while(is_near).count();
         (&extents[..count], span.map_or(0, Span::length))
     }
 
