@@ -135,9 +135,9 @@ pub(crate) struct Space {
 }
 
 /// Segments kept free besides what dirty pages and the next checkpoint need, so that rows can be removed, and segments
-/// emptied, on a full disk: two for the cleaner and the checkpoint behind it, which frees its victims, and two more for
-/// what commits at once add up to.
-const SPARE_SEGMENTS_MIN: u32 = 4;
+/// emptied, on a full disk: two for the cleaner and the checkpoint behind it, which frees its victims, two for what commits
+/// at once add up to, and two for the catalogue and the table of segments, which every checkpoint writes.
+const SPARE_SEGMENTS_MIN: u32 = 6;
 /// And so many times what the tables may take: each checkpoint that frees nothing may write them anew, and so does the one
 /// behind the emptying of segments, which has to gain more than that.
 const SPARE_TABLES: u32 = 4;
