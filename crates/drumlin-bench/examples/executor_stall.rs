@@ -128,7 +128,8 @@ fn drumlin(folder: &Path) -> Result<Outcome> {
     outcome
 }
 
-/// LMDB; the group is entered once the rows are on disk, and the pages that were cached meanwhile are not charged to it.
+/// LMDB; the group is entered once the rows are on disk, and the pages that were cached meanwhile are not charged to
+/// it.
 fn mapped(folder: &Path) -> Result<Outcome> {
     let path = folder.join("lmdb");
     fs::create_dir(&path)?;
@@ -178,7 +179,8 @@ fn table(env: &heed::Env) -> Result<Table> {
 #[expect(unsafe_code, reason = "heed says so of every map: nobody else may change the file")]
 fn open_map(options: &heed::EnvOpenOptions, path: &Path) -> Result<heed::Env> {
     let mut options = options.clone();
-    // SAFETY: the file is in a folder of this process's own; without read-ahead random reads are as fast as a map's can be.
+    // SAFETY: the file is in a folder of this process's own; without read-ahead random reads are as fast as a map's can
+    // be.
     Ok(unsafe { options.flags(heed::EnvFlags::NO_READ_AHEAD).open(path)? })
 }
 

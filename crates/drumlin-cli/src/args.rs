@@ -1,11 +1,12 @@
-//! What can be typed.
+//! The arguments of the command line.
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 
 use crate::commands::{
     bench, check, checkpoint, compact, completions, doctor, dump, get, index, keyspaces, lab, load, put, rm, scan,
     stats, tour,
 };
+use crate::terminal::Common;
 
 /// An embedded, transactional storage engine for data larger than memory.
 ///
@@ -19,17 +20,6 @@ pub(crate) struct Cli {
     pub(crate) command: Option<Command>,
     #[command(flatten)]
     pub(crate) common: Common,
-}
-
-/// What every command understands.
-#[derive(Clone, Copy, Debug, Args)]
-pub(crate) struct Common {
-    /// Print figures and rows as JSON, one object a line
-    #[arg(long, global = true, help_heading = "Everywhere")]
-    pub(crate) json: bool,
-    /// No progress on stderr
-    #[arg(long, short, global = true, help_heading = "Everywhere")]
-    pub(crate) quiet: bool,
 }
 
 /// Each command's description stands with its options.

@@ -1,4 +1,4 @@
-//! How the commands open databases: the options they share, and what they do when there is none.
+//! Opening databases for the commands: the options they share, and what they do when there is none.
 
 use std::path::PathBuf;
 
@@ -28,18 +28,28 @@ pub(crate) struct KeyspaceArgs {
 }
 
 impl DatabaseArgs {
-    fn config(&self) -> Config {
+    pub(crate) fn config(&self) -> Config {
         Config::new().memory(self.memory)
     }
 
     /// Opens what is there.
     pub(crate) fn open(&self) -> Result<Database> {
+        self.check_there()?;
+        Ok(self.open_there()?)
+    }
+
+    /// Like [`open`](Self::open), after [`check_there`](Self::check_there).
+    pub(crate) fn open_there(&self) -> drumlin::Result<Database> {
+        self.config().create(false).open(&self.path)
+    }
+
+    /// There is a folder.
+    pub(crate) fn check_there(&self) -> Result<()> {
         if !self.path.exists() {
             return Err(Failure::not_found(format!("there is no database at {}", self.path.display()))
                 .hint("`drumlin put`, `load` and `index` create one"));
         }
-        self.check_folder()?;
-        Ok(self.config().create(false).open(&self.path)?)
+        self.check_folder()
     }
 
     /// Opens what is there, or creates it.

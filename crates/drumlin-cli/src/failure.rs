@@ -23,7 +23,7 @@ Exit codes:
   101  a bug in drumlin itself
   130  interrupted";
 
-/// How the process ends.
+/// The exit codes of the process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum Exit {
@@ -32,7 +32,7 @@ pub(crate) enum Exit {
     Other = 1,
     Usage = 2,
     NotFound = 3,
-    Damaged = 4,
+    Corrupted = 4,
     InUse = 5,
     DiskFull = 6,
     BadInput = 7,
@@ -167,8 +167,8 @@ impl From<Error> for Failure {
                 Failure::new(Exit::InUse, format!("{} is in use by process {pid}", path.display()))
                     .hint(format!("close it there, or end it: kill {pid}"))
             }
-            Error::Damaged { path, what, flaw } => {
-                Failure::new(Exit::Damaged, format!("damaged: {what} in {}: {flaw}", path.display()))
+            Error::Corrupted { path, what, reason } => {
+                Failure::new(Exit::Corrupted, format!("damaged: {what} in {}: {reason}", path.display()))
                     .hint("`drumlin check` lists all damage and what it costs")
             }
             Error::DiskFull { path, needed_bytes } => Failure::new(

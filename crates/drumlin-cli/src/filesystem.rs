@@ -1,4 +1,4 @@
-//! What the operating system says about the place of a file.
+//! The file system and the drive that a file is on.
 
 use std::io;
 use std::path::Path;

@@ -23,7 +23,7 @@ pub(crate) fn watch_with(clean_up: fn()) {
     });
 }
 
-/// Whether the user wants the command to end.
+/// Returns `true` if the user wants the command to end.
 pub(crate) fn requested() -> bool {
     REQUESTED.load(Ordering::Relaxed)
 }

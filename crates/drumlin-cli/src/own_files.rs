@@ -1,7 +1,9 @@
-//! The files of a database as the operating system knows them, so that a command does not take its own database for data.
+//! The files of a database as the operating system knows them, so that a command does not take its own database for
+//! data.
 //!
-//! A path says little about which file it leads to: the folder may be named by a symbolic link, seen a second time through
-//! a bind mount, and its files have hard links elsewhere. Device and inode are the same along all of these ways.
+//! A path says little about which file it leads to: the folder may be named by a symbolic link, seen a second time
+//! through a bind mount, and its files have hard links elsewhere. Device and inode are the same along all of these
+//! ways.
 
 use std::collections::HashSet;
 use std::fs::{self, Metadata};
@@ -42,7 +44,7 @@ impl OwnFiles {
         self.0.extend(fs::metadata(path).ok().as_ref().map(identity));
     }
 
-    /// Whether this is a folder or a file of a database.
+    /// Returns `true` if this is a folder or a file of a database.
     pub(crate) fn contain(&self, metadata: &Metadata) -> bool {
         self.0.contains(&identity(metadata))
     }

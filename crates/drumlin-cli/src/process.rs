@@ -1,4 +1,4 @@
-//! What the operating system says about a process: memory, time, processors.
+//! The operating system's figures of a process: memory, time, processors.
 
 use std::fs;
 use std::time::Duration;

@@ -71,9 +71,9 @@ impl fmt::Display for Hex<'_> {
 /// A key as typed.
 pub(crate) fn parse_key(text: &OsStr, hex: bool) -> Result<Vec<u8>> {
     let parsed = if hex { parse_hex(text.as_bytes()) } else { unescape(text.as_bytes()) };
-    parsed.map_err(|flaw| {
+    parsed.map_err(|reason| {
         let shown = Escaped::new(text.as_bytes());
-        Failure::usage(format!("key '{shown}': {flaw}")).hint(if hex {
+        Failure::usage(format!("key '{shown}': {reason}")).hint(if hex {
             "with --hex, keys are pairs of hexadecimal digits: 0a1b2c"
         } else {
             "bytes are written \\xNN, a backslash \\\\; or use --hex"

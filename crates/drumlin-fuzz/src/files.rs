@@ -1,10 +1,11 @@
 //! Whole databases, damaged and opened.
 //!
 //! Small databases are made once: one that was closed, one that was killed with commits in its log, and one with two
-//! streams of the log that was killed, opened again and killed again, after a keyspace was dropped and the rest packed. A
-//! script says what becomes of their bytes. Where it makes no checksum right again, the promise is the whole one: an error that
-//! names a file, or the right value; the log may end early at a whole commit. Where it does make checksums right, no
-//! program can tell, and what is asked is that nothing panics, hangs or takes memory without bound.
+//! streams of the log that was killed, opened again and killed again, after a keyspace was dropped and the rest packed.
+//! A script says what becomes of their bytes. Where it makes no checksum right again, the promise is the whole one: an
+//! error that names a file, or the right value; the log may end early at a whole commit. Where it does make checksums
+//! right, no program can tell, and what is asked is that nothing panics, hangs or takes memory without bound. Before it
+//! is opened it is examined, which changes no byte, and finds damage wherever opening does.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -213,9 +214,9 @@ impl Damage {
         self.data |= !is_log(path);
     }
 
-    /// The first state that may be the last without a word: the end of a log that was killed with can't be told from its
-    /// damage, but what an opening began with is known to its superblock. A closed database needs its log only where its
-    /// newest superblock is damaged as well.
+    /// The first state that may be the last without a word: the end of a log that was killed with can't be told from
+    /// its damage, but what an opening began with is known to its superblock. A closed database needs its log only
+    /// where its newest superblock is damaged as well.
     fn ends_from(self, sample: &Sample) -> usize {
         match sample.life {
             Life::Closed if !self.data => sample.states.len() - 1,
@@ -325,11 +326,16 @@ pub fn run(bytes: &[u8]) {
     let mut files = sample.files.clone();
     let done = damage(sample, &mut files, &mut script);
     let backend = disk_of(&files);
+    let examined = config(&backend, sample.life).examine(FOLDER);
+    assert!(read_files(&*backend) == files, "an examination changed a file");
     let db = match config(&backend, sample.life).open(FOLDER) {
         Ok(db) => db,
         Err(error) => {
+            let is_found = examined.as_ref().is_ok_and(|report| !report.corruption.is_empty());
+            let is_damage = matches!(error, Error::Corrupted { .. });
+            assert!(is_found || !is_damage || done.resealed, "opening: {error:?}; the examination: {examined:?}");
             let names_it =
-                matches!(error, Error::Damaged { .. } | Error::NotADatabase { .. } | Error::NewerFormat { .. });
+                matches!(error, Error::Corrupted { .. } | Error::NotADatabase { .. } | Error::NewerFormat { .. });
             assert!(names_it || done.resealed, "opening: {error:?}");
             return;
         }
@@ -367,7 +373,7 @@ fn read_everything(db: &Database) -> drumlin::Result<usize> {
 }
 
 fn verify(db: &Database, sample: &Sample, ends_from: usize) {
-    let is_damage = |error: &Error| matches!(error, Error::Damaged { path, .. } if path.starts_with(FOLDER));
+    let is_damage = |error: &Error| matches!(error, Error::Corrupted { path, .. } if path.starts_with(FOLDER));
     let keyspace = db.existing_keyspace("rows").expect("the catalogue was read");
     let commit = keyspace.get(b"commit");
     let candidates: Vec<&Rows> = match &commit {
@@ -411,7 +417,7 @@ fn verify(db: &Database, sample: &Sample, ends_from: usize) {
     }
     let report = db.check().expect("a check reports damage, it does not fail");
     assert!(
-        unreadable == 0 || !report.damage.is_empty(),
+        unreadable == 0 || !report.corruption.is_empty(),
         "{unreadable} rows are unreadable, and the check found nothing"
     );
 }

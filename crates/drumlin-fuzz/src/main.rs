@@ -3,27 +3,17 @@
 //! Scripts for [`drumlin_fuzz::files`] are drawn from a seed. The count is kept in `target/fuzz/files`, and a run goes
 //! on where the one before it ended. What fails is kept beside it, as input of the target `files`.
 //!
-//! Calls everything public in sequences that a seed decides: `drumlin-fuzz face --seconds 60`. Another process goes through
-//! the seeds, so that one that hangs can be ended; `drumlin-fuzz face --seed 7` is one of them again.
+//! Calls everything public in sequences that a seed decides: `drumlin-fuzz face --seconds 60`. Another process goes
+//! through the seeds, so that one that hangs can be ended; `drumlin-fuzz face --seed 7` is one of them again.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// SplitMix64 (Steele, Lea, Flood 2014).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-}
+use drumlin_testing::{Random, documents};
 
 /// A script of one or a few steps. Half of them make no checksum right again.
 fn script(number: u64) -> Vec<u8> {
@@ -85,6 +75,16 @@ fn run(goal: u64) -> std::io::Result<u64> {
     Ok(failed)
 }
 
+/// Writes the count of all runs into docs/testing.md, where this one has found nothing.
+fn write_files(failed: u64) -> std::io::Result<u64> {
+    let done = std::fs::read_to_string(folder().join("files"))?.trim().parse().unwrap_or(0);
+    if failed == 0 {
+        let row = ["damaged databases opened", &documents::figure(done), "no wrong value"];
+        documents::write_row(&documents::testing_page(), "runs", row)?;
+    }
+    Ok(failed)
+}
+
 // ── the face ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 /// No sequence of calls takes this long, in debug on a busy machine either.
@@ -93,7 +93,8 @@ const SEED_DURATION_MAX: Duration = Duration::from_secs(60);
 /// Each sequence leaks a database in the end.
 const SEEDS_PER_PROCESS: u64 = 10;
 
-/// Goes through seeds from one on, and says each before it begins; the body of the other process.
+/// Goes through seeds from one on, and says each before it begins and the memory that it took; the body of another
+/// process.
 fn face_worker(from: u64, count: u64) {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -101,51 +102,107 @@ fn face_worker(from: u64, count: u64) {
             usual(panic);
         }
     }));
+    drumlin_fuzz::face::memory::watch();
     for seed in from..from.saturating_add(count) {
-        println!("{seed}");
-        drumlin_fuzz::face::run(&drumlin_fuzz::face::script(seed));
-        let bytes = drumlin_fuzz::face::anonymous_bytes().unwrap_or(0);
-        assert!(bytes <= drumlin_fuzz::face::MEMORY_BYTES_MAX, "{bytes} bytes of memory after seed {seed}");
+        println!("seed {seed}");
+        println!("excess {}", drumlin_fuzz::face::perform(&drumlin_fuzz::face::script(seed)));
     }
 }
 
-/// Has seeds gone through by another process. Returns the seeds that failed.
-fn face(from: u64, count: u64, duration: Duration) -> std::io::Result<u64> {
-    let begun = Instant::now();
-    let (mut next, mut done, mut failed) = (from, 0u64, 0u64);
-    while done < count && begun.elapsed() < duration {
-        let words = ["face-worker".to_owned(), next.to_string(), (count - done).min(SEEDS_PER_PROCESS).to_string()];
-        let mut child = Command::new(std::env::current_exe()?).args(words).stdout(Stdio::piped()).spawn()?;
+/// What the processes that go through seeds have in common.
+struct Lanes {
+    begun: Instant,
+    duration: Duration,
+    /// The next seed, and the one behind the last.
+    next: AtomicU64,
+    end: u64,
+    done: AtomicU64,
+    failed: AtomicU64,
+    /// The most memory that a sequence took beside what it may.
+    excess_bytes: AtomicU64,
+}
+
+impl Lanes {
+    fn is_over(&self) -> bool {
+        self.begun.elapsed() >= self.duration
+    }
+
+    /// Has the next seeds gone through by a process of their own; `false` if there are none.
+    fn portion(&self) -> std::io::Result<bool> {
+        let from = self.next.fetch_add(SEEDS_PER_PROCESS, Ordering::Relaxed);
+        let mut left = self.end.saturating_sub(from).min(SEEDS_PER_PROCESS);
+        let mut next = from;
+        while left > 0 && !self.is_over() {
+            let words = ["face-worker".to_owned(), next.to_string(), left.to_string()];
+            let mut child = Command::new(std::env::current_exe()?).args(words).stdout(Stdio::piped()).spawn()?;
+            let (seed, reason) = self.follow(&mut child, next)?;
+            child.wait()?;
+            let _ = std::fs::remove_dir_all(drumlin_fuzz::face::folder_of(child.id()));
+            if let Some(reason) = reason {
+                self.failed.fetch_add(1, Ordering::Relaxed);
+                println!("FOUND: seed {seed} {reason}; again: drumlin-fuzz face --seed {seed}");
+            }
+            // Behind one that failed it goes on.
+            left = if reason.is_some() { left.saturating_sub(seed + 1 - next) } else { 0 };
+            next = seed + 1;
+        }
+        Ok(from < self.end && !self.is_over())
+    }
+
+    /// Hears what a process says, to its end. Returns the seed that it has come to, and what is wrong with it.
+    fn follow(&self, child: &mut Child, first: u64) -> std::io::Result<(u64, Option<&'static str>)> {
         let output = BufReader::new(child.stdout.take().expect("it is piped"));
-        let (sender, seeds) = mpsc::channel();
+        let (sender, lines) = mpsc::channel();
         std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        let first = done;
-        let flaw = loop {
-            match seeds.recv_timeout(SEED_DURATION_MAX) {
-                Ok(_) if done > first && begun.elapsed() >= duration => {
-                    child.kill()?;
-                    break None;
-                }
-                Ok(line) => {
-                    next = line.parse().unwrap_or(next) + 1;
-                    done += 1;
-                }
+        let mut seed = first;
+        loop {
+            let line = match lines.recv_timeout(SEED_DURATION_MAX) {
+                Ok(line) => line,
                 Err(mpsc::RecvTimeoutError::Timeout) => {
                     child.kill()?;
-                    break Some("hangs");
+                    return Ok((seed, Some("hangs")));
                 }
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
-                    break (!child.wait()?.success()).then_some("fails");
+                    return Ok((seed, (!child.wait()?.success()).then_some("fails")));
                 }
+            };
+            match line.split_once(' ').map(|(word, number)| (word, number.parse().unwrap_or(0))) {
+                Some(("seed", number)) => seed = number,
+                Some(("excess", bytes)) => {
+                    self.done.fetch_add(1, Ordering::Relaxed);
+                    self.excess_bytes.fetch_max(bytes, Ordering::Relaxed);
+                    if self.is_over() {
+                        child.kill()?;
+                        return Ok((seed, None));
+                    }
+                }
+                _ => println!("{line}"),
             }
-        };
-        child.wait()?;
-        if let Some(flaw) = flaw {
-            failed += 1;
-            println!("FOUND: seed {} {flaw}; again: drumlin-fuzz face --seed {}", next - 1, next - 1);
         }
     }
-    println!("{done} sequences of calls in {:.0} s, {failed} failures", begun.elapsed().as_secs_f64());
+}
+
+/// Has seeds gone through, as many at once as the machine has processors. Returns the number of those that failed.
+fn face(from: u64, count: u64, duration: Duration) -> std::io::Result<u64> {
+    let (next, end, zero) = (AtomicU64::new(from), from.saturating_add(count), AtomicU64::default);
+    let lanes =
+        Lanes { begun: Instant::now(), duration, next, end, done: zero(), failed: zero(), excess_bytes: zero() };
+    std::thread::scope(|scope| {
+        let count = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let go_through = || -> std::io::Result<()> {
+            while lanes.portion()? {}
+            Ok(())
+        };
+        let threads: Vec<_> = (0..count).map(|_| scope.spawn(go_through)).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().expect("it does not panic"))
+    })?;
+    let Lanes { begun, done, failed, excess_bytes, .. } = lanes;
+    let (done, failed, excess_bytes) = (done.into_inner(), failed.into_inner(), excess_bytes.into_inner());
+    println!(
+        "{done} sequences of calls in {:.0} s, {failed} failures; up to {} KiB of memory beside the budgets",
+        begun.elapsed().as_secs_f64(),
+        excess_bytes >> 10
+    );
     Ok(failed)
 }
 
@@ -156,6 +213,7 @@ fn main() -> ExitCode {
     let day = Duration::from_secs(1 << 17);
     let ran = match words[..] {
         ["--files", count] => number(count).map(run),
+        ["--files", count, "--update-docs"] => number(count).map(|count| run(count).and_then(write_files)),
         ["face", "--seconds", seconds] => number(seconds).map(|seconds| {
             // Another place each time.
             let from = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -170,7 +228,9 @@ fn main() -> ExitCode {
         _ => None,
     };
     let Some(ran) = ran else {
-        eprintln!("usage: drumlin-fuzz --files NUMBER | face (--seconds NUMBER | --seeds NUMBER | --seed NUMBER)");
+        eprintln!(
+            "usage: drumlin-fuzz --files NUMBER [--update-docs] | face (--seconds NUMBER | --seeds NUMBER | --seed NUMBER)"
+        );
         return ExitCode::from(2);
     };
     match ran {

@@ -225,5 +225,5 @@ pub fn run(bytes: &[u8]) {
     world.check();
     world.reopen(false);
     let report = world.db().check().expect("memory is readable");
-    assert!(report.damage.is_empty(), "{:?}", report.damage);
+    assert!(report.corruption.is_empty(), "{:?}", report.corruption);
 }

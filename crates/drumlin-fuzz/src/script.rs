@@ -5,7 +5,7 @@
 pub struct Script<'b>(pub &'b [u8]);
 
 impl<'b> Script<'b> {
-    /// Whether there is more.
+    /// Returns `true` if there is more.
     pub fn has_more(&self) -> bool {
         !self.0.is_empty()
     }

@@ -1,4 +1,4 @@
-//! What the kernel counts: faults, processor time, interrupts, memory, bytes from the device.
+//! The counters of the kernel: faults, processor time, interrupts, memory, bytes from the device.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -39,7 +39,7 @@ impl Counters {
         }
     }
 
-    /// What was counted since.
+    /// The difference to earlier counters.
     pub(crate) fn since(&self, before: &Counters) -> Counters {
         let interrupts = self.interrupts.iter().map(|(name, count)| {
             (name.clone(), count.saturating_sub(before.interrupts.get(name).copied().unwrap_or(0)))

@@ -1,6 +1,6 @@
 //! Numbers as people read them.
 
-/// How the numbers of a column are shown, and their unit in the JSON.
+/// The form in which the numbers of a column are shown, and their unit in the JSON.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Form {
     /// Text, no number.

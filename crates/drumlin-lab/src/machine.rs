@@ -1,4 +1,4 @@
-//! Where the figures come from: machine, kernel, file system, drive.
+//! The origin of the figures: machine, kernel, file system, drive.
 
 use std::fs;
 use std::io;
@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-/// What a report records of the machine.
+/// The machine, as a report records it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
     /// The processor's name.
     pub processor: String,
-    /// How many processors this process may use.
+    /// The number of processors that this process may use.
     pub processors: usize,
     /// All memory.
     pub memory_bytes: u64,
@@ -34,24 +34,24 @@ pub struct Machine {
     pub drive: Drive,
 }
 
-/// What is known of a drive.
+/// The properties of a drive.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Drive {
-    /// What is mounted.
+    /// The mounted device.
     pub source: String,
     /// The kernel's name of the disk: `nvme0n1`, `vda`, `loop0`.
     pub name: Option<String>,
-    /// What the drive calls itself.
+    /// The name that the drive gives itself.
     pub model: Option<String>,
-    /// What the drive says of its write cache, where it is asked: `write back` is volatile.
+    /// The drive's own word on its write cache, where it is asked: `write back` is volatile.
     pub cache_claimed: Option<String>,
-    /// What the kernel acts upon: with `write through` it never flushes.
+    /// The setting that the kernel acts upon: with `write through` it never flushes.
     pub cache_believed: Option<String>,
-    /// Whether a single write can be asked to pass the cache.
+    /// `true` if a single write can be asked to pass the cache.
     pub forced_unit_access: Option<bool>,
-    /// Whether completions can be polled for.
+    /// `true` if completions can be polled for.
     pub polled: bool,
-    /// Whether it turns.
+    /// `true` if it turns.
     pub rotational: Option<bool>,
     /// Bytes of the smallest write.
     pub logical_block_bytes: Option<u64>,

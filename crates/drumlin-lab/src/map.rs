@@ -1,8 +1,9 @@
 //! Mapped files: what the sources' claims are about, and the reason why this crate has a module that may map.
 //!
-//! Every file that is mapped here was created by the lab in a folder of its own (see `room`), and within a process it is
-//! either mapped for reading or by one owner for writing. That is what makes slices of it sound. What cannot be ruled
-//! out by types is the very thing that the lab shows: a file cut short under a mapping ends the process with SIGBUS.
+//! Every file that is mapped here was created by the lab in a folder of its own (see `room`), and within a process it
+//! is either mapped for reading or by one owner for writing. That is what makes slices of it sound. What cannot be
+//! ruled out by types is the very thing that the lab shows: a file cut short under a mapping ends the process with
+//! SIGBUS.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -13,7 +14,7 @@ use std::ptr::NonNull;
 use rustix::mm::{MapFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
 
-/// What the kernel is told about the accesses to come.
+/// The advice to the kernel about the accesses to come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Advice {
     Normal,
@@ -33,7 +34,7 @@ impl Advice {
     }
 }
 
-/// How a file is mapped.
+/// A way of mapping a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Mode {
     /// Shared; changes reach the file whenever the kernel likes.
@@ -99,7 +100,7 @@ impl Map {
         Ok(())
     }
 
-    /// Where it begins, to find it among the process's mappings.
+    /// Its address, to find it among the process's mappings.
     pub(crate) fn address(&self) -> usize {
         self.start.as_ptr().addr()
     }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
+use crate::cgroup;
 use crate::counters::{self, Counters};
-use crate::worker;
 
 /// The longest latency told apart: a minute.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
@@ -65,7 +65,7 @@ impl Latencies {
 /// The points at which a distribution is drawn.
 const QUANTILES: [f64; 11] = [0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.995, 0.999, 0.9999];
 
-/// What single operations took.
+/// The latencies of single operations.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Summary {
     pub(crate) count: u64,
@@ -93,7 +93,7 @@ pub(crate) fn median(mut numbers: Vec<f64>) -> f64 {
     }
 }
 
-/// What was seen at one moment of a load, since the sample before.
+/// A sample of a load at one moment, since the sample before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sample {
     /// Seconds since the load began.
@@ -107,7 +107,7 @@ pub(crate) struct Sample {
     pub(crate) resident_bytes: u64,
 }
 
-/// What a load did.
+/// The totals of a load.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Load {
     pub(crate) operations: u64,
@@ -150,7 +150,7 @@ pub(crate) struct Pace<'a> {
 }
 
 impl Pace<'_> {
-    /// Whether to go on: until the time is over, and at least until one operation was done.
+    /// Returns `true` if to go on: until the time is over, and at least until one operation was done.
     #[inline]
     pub(crate) fn go_on(&self) -> bool {
         !self.stop.load(Ordering::Relaxed) || self.latencies.0.is_empty()
@@ -165,7 +165,7 @@ impl Pace<'_> {
     }
 }
 
-/// How long a load runs and how often it is looked at.
+/// The duration of a load and the interval between samples.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Timing {
     pub(crate) seconds: f64,
@@ -182,8 +182,8 @@ struct Lane {
     finished: AtomicBool,
 }
 
-/// Runs `work` on so many threads until the time is over or all have nothing left to do, and hands a sample to `observe`
-/// at each interval. The work asks [`Pace::go_on`] after every operation.
+/// Runs `work` on so many threads until the time is over or all have nothing left to do, and hands a sample to
+/// `observe` at each interval. The work asks [`Pace::go_on`] after every operation.
 pub(crate) fn load(
     threads: usize,
     timing: Timing,
@@ -260,7 +260,7 @@ pub(crate) fn load(
         let counters = Counters::now().since(&before);
         let resident_bytes_max = counters::resident_bytes_max();
         stop.store(true, Ordering::Relaxed);
-        worker::leave_cage();
+        cgroup::leave();
         let mut latencies = Latencies::new();
         let mut check = 0u64;
         for handle in handles {
@@ -323,7 +323,7 @@ mod tests {
         let work = |_: usize, pace: &mut Pace<'_>| {
             while pace.go_on() {
                 pace.done(Instant::now(), 1);
-                std::thread::sleep(Duration::from_millis(1));
+                std::thread::yield_now();
             }
             Ok(())
         };

@@ -1,8 +1,8 @@
 //! io_uring with what `drumlin::io` leaves out: registered buffers and files, polled completions, linked requests.
 //!
 //! # Invariants
-//! 1. The kernel writes to a buffer only between `push` and the reaping of its completion, and the ring owns the buffers
-//!    for its whole life. A slot is pushed again only after it was reaped.
+//! 1. The kernel writes to a buffer only between `push` and the reaping of its completion, and the ring owns the
+//!    buffers for its whole life. A slot is pushed again only after it was reaped.
 //! 2. A ring is dropped only after everything in flight was reaped; should the kernel refuse to wait, the buffers are
 //!    leaked.
 #![allow(unsafe_code)]
@@ -16,7 +16,7 @@ use drumlin::io::AlignedBuffer;
 use io_uring::{IoUring, opcode, squeue, types};
 use serde::{Deserialize, Serialize};
 
-/// How a ring is set up.
+/// The settings of a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct RingOptions {
     /// The kernel pins buffers and file once instead of at each request.

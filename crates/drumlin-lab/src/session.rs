@@ -1,22 +1,17 @@
-//! A run of the lab: the folder, the memory limit, the time, and the order in which things happen.
+//! The state that the experiments of a run share: the folder, the memory limit, the large file, the time.
 
 use std::cell::{Cell, OnceCell};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use serde::de::DeserializeOwned;
-
-use crate::cage::Cage;
-use crate::experiments::Experiment;
+use crate::cgroup::Cgroup;
 use crate::figures;
 use crate::machine::Machine;
 use crate::measure::{Sample, Timing};
-use crate::report::Report;
-use crate::room::{self, Room};
-use crate::worker::{self, Ending, Job, Outcome, Task};
+use crate::temp_folder::{self, TempFolder};
+use crate::worker::{self, Ending, Measurement, Outcome};
 
-/// What is wanted of a run.
+/// The options of a run.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Where files are made: in a folder of the lab's own below this one.
@@ -36,22 +31,22 @@ pub struct Settings {
 
 /// Who watches a run.
 pub trait Observer {
-    /// How long everything will take, about.
+    /// The approximate time that everything will take.
     fn total(&self, seconds: f64);
-    /// How far it is, and what is being done.
+    /// The progress, and the work under way.
     fn progress(&self, seconds: f64, what: &str);
-    /// Whether the user wants it to end. Asked often.
+    /// Returns `true` if the user wants it to end. Asked often.
     fn interrupted(&self) -> bool;
 }
 
-/// How often and how long.
+/// The number of turns and their duration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pacing {
     /// Cases whose course over time is shown.
     pub(crate) series: Timing,
     /// One turn of a case that is measured in turns with others.
     pub(crate) slice: Timing,
-    /// How many turns each has.
+    /// The number of turns of each case.
     pub(crate) rounds: usize,
 }
 
@@ -71,14 +66,14 @@ impl Pacing {
 pub(crate) struct Session<'a> {
     pub(crate) settings: &'a Settings,
     pub(crate) pacing: Pacing,
-    pub(crate) room: Room,
+    pub(crate) room: TempFolder,
     observer: &'a dyn Observer,
     memory: Memory,
     file: OnceCell<PathBuf>,
     done_seconds: Cell<f64>,
 }
 
-/// How the file comes to be larger than memory.
+/// The way in which the file comes to be larger than memory.
 #[derive(Debug)]
 struct Memory {
     limit_bytes: u64,
@@ -113,7 +108,37 @@ impl<T> Turns<T> {
     }
 }
 
-impl Session<'_> {
+impl<'a> Session<'a> {
+    /// Makes the folder, and chooses the memory limit and the size of the large file.
+    pub(crate) fn begin(settings: &'a Settings, machine: &Machine, observer: &'a dyn Observer) -> io::Result<Self> {
+        let room = TempFolder::create(&settings.folder)?;
+        let memory = memory(settings, machine)?;
+        Ok(Session {
+            settings,
+            pacing: Pacing::of(settings),
+            room,
+            observer,
+            memory,
+            file: OnceCell::new(),
+            done_seconds: Cell::new(0.0),
+        })
+    }
+
+    /// Says how long everything will take, about.
+    pub(crate) fn expect(&self, seconds: f64) {
+        self.observer.total(seconds);
+    }
+
+    /// Sets how many of the expected seconds have passed.
+    pub(crate) fn reached(&self, seconds: f64) {
+        self.done_seconds.set(seconds);
+    }
+
+    /// The memory limit, and how it is held, in words.
+    pub(crate) fn memory_text(&self) -> &str {
+        &self.memory.text
+    }
+
     pub(crate) fn interrupted(&self) -> bool {
         self.observer.interrupted()
     }
@@ -133,12 +158,12 @@ impl Session<'_> {
         self.memory.file_bytes
     }
 
-    /// Whether workers are held to a limit by the kernel.
+    /// Returns `true` if workers are held to a limit by the kernel.
     pub(crate) fn is_caged(&self) -> bool {
         self.memory.caged
     }
 
-    /// Whether the file really is larger than what it may be cached in.
+    /// Returns `true` if the file really is larger than what it may be cached in.
     pub(crate) fn is_larger_than_memory(&self) -> bool {
         self.memory.file_bytes > self.memory.limit_bytes
     }
@@ -159,7 +184,7 @@ impl Session<'_> {
         })?;
         self.done_seconds.set(begun + self.file_seconds());
         if !self.interrupted() {
-            let file = room::open_direct(&path, false).or_else(|_| std::fs::File::open(&path))?;
+            let file = temp_folder::open_direct(&path, false).or_else(|_| std::fs::File::open(&path))?;
             let mut buffer = drumlin::io::AlignedBuffer::zeroed(1 << 20);
             for offset in (0..bytes).step_by(buffer.len()) {
                 std::os::unix::fs::FileExt::read_exact_at(&file, &mut buffer, offset)?;
@@ -167,40 +192,39 @@ impl Session<'_> {
                     break;
                 }
             }
-            room::forget_cached(&file)?;
+            temp_folder::forget_cached(&file)?;
         }
         Ok(self.file.get_or_init(|| path))
     }
 
-    /// What writing and reading the file takes, at 500 MB/s.
-    fn file_seconds(&self) -> f64 {
+    /// The time that writing and reading the file takes, at 500 MB/s.
+    pub(crate) fn file_seconds(&self) -> f64 {
         self.file_bytes() as f64 / 5e8
     }
 
     /// Runs a job, held to a memory limit where one is given and permitted, and tells the most that was used.
-    pub(crate) fn job<T: DeserializeOwned>(
+    pub(crate) fn job<M: Measurement>(
         &self,
-        task: Task,
+        task: M,
         limit_bytes: Option<u64>,
-    ) -> io::Result<(Outcome<T>, Option<u64>)> {
-        let cage = limit_bytes.filter(|_| self.is_caged()).map(Cage::create).transpose()?;
-        let job = Job { door: cage.as_ref().map(Cage::door), way_out: cage.as_ref().map(Cage::outside), task };
-        let outcome = worker::run(&job, &|| self.interrupted())?;
-        let used = cage.as_ref().and_then(Cage::used_bytes_max);
+    ) -> io::Result<(Outcome<M::Result>, Option<u64>)> {
+        let cgroup = limit_bytes.filter(|_| self.is_caged()).map(Cgroup::create).transpose()?;
+        let outcome = worker::run(task, cgroup.as_ref(), &|| self.interrupted())?;
+        let used = cgroup.as_ref().and_then(Cgroup::used_bytes_max);
         Ok((outcome, used))
     }
 
     /// Runs each case `rounds` times, in turns. What was done when the user ended the run is there; cases that fail say
     /// why.
-    pub(crate) fn turns<C, T: DeserializeOwned>(
+    pub(crate) fn turns<C, M: Measurement>(
         &self,
         cases: &[C],
         rounds: usize,
         seconds: f64,
         name: impl Fn(&C) -> String,
-        task: impl Fn(&C, u64) -> (Task, Option<u64>),
-    ) -> Vec<Turns<T>> {
-        let mut all: Vec<Turns<T>> =
+        task: impl Fn(&C, u64) -> (M, Option<u64>),
+    ) -> Vec<Turns<M::Result>> {
+        let mut all: Vec<Turns<M::Result>> =
             cases.iter().map(|_| Turns { results: Vec::new(), samples: Vec::new(), failure: None }).collect();
         for round in 0..rounds {
             for (case, turns) in cases.iter().zip(&mut all) {
@@ -233,73 +257,19 @@ pub(crate) fn plain(error: &io::Error) -> String {
     text.split(" (os error").next().unwrap_or_default().to_owned()
 }
 
-/// Runs experiments and tells what they found. An experiment that fails says so in its chapter; the others go on.
-///
-/// # Errors
-/// Where the folder cannot be used at all: it is missing, not to be written to, or its disk is too full.
-pub fn run(experiments: &[Experiment], settings: &Settings, observer: &dyn Observer) -> io::Result<Report> {
-    let start = Instant::now();
-    let machine = Machine::of(&settings.folder)?;
-    let started = utc(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |passed| passed.as_secs()));
-    let room = Room::create(&settings.folder)?;
-    let memory = memory(settings, &machine)?;
-    let session = Session {
-        settings,
-        pacing: Pacing::of(settings),
-        room,
-        observer,
-        memory,
-        file: OnceCell::new(),
-        done_seconds: Cell::new(0.0),
-    };
-    let estimates: Vec<f64> = experiments.iter().map(|experiment| experiment.seconds(&session)).collect();
-    let file_seconds = if experiments.iter().any(|each| each.reads_the_file()) { session.file_seconds() } else { 0.0 };
-    observer.total(estimates.iter().sum::<f64>() + file_seconds);
-    let mut chapters = Vec::new();
-    let mut planned = file_seconds;
-    for (experiment, seconds) in experiments.iter().zip(estimates) {
-        if session.interrupted() {
-            break;
-        }
-        let mut chapter = experiment.chapter();
-        if let Err(error) = experiment.run(&session, &machine, &mut chapter)
-            && error.kind() != io::ErrorKind::Interrupted
-        {
-            chapter.failure = Some(plain(&error));
-        }
-        if session.interrupted() {
-            chapter.failure = Some("interrupted; what had been measured is shown".to_owned());
-        }
-        chapters.push(chapter);
-        planned += seconds;
-        session.done_seconds.set(planned);
-    }
-    Ok(Report {
-        version: 1,
-        command: settings.command.clone(),
-        started,
-        seconds: start.elapsed().as_secs_f64(),
-        interrupted: session.interrupted(),
-        quick: settings.quick,
-        machine,
-        memory_limit: session.memory.text.clone(),
-        chapters,
-    })
-}
-
 /// Chooses limit and file: by a control group where one is permitted, else by a file larger than all memory.
 fn memory(settings: &Settings, machine: &Machine) -> io::Result<Memory> {
     // Half of what may be taken: other files come beside it.
-    let space_bytes = room::space_bytes(&settings.folder)? / 2;
+    let space_bytes = temp_folder::space_bytes(&settings.folder)? / 2;
     let round = |bytes: u64| (bytes >> 20 << 20).max(64 << 20);
     let wanted = settings.memory_bytes.unwrap_or(if settings.quick { 128 << 20 } else { 512 << 20 });
-    match Cage::create(wanted) {
-        Ok(cage) => {
+    match Cgroup::create(wanted) {
+        Ok(cgroup) => {
             let usual = if settings.quick { 1 << 30 } else { 4 << 30 };
             let file_bytes = round(settings.file_bytes.unwrap_or(usual.max(wanted * 4)).min(space_bytes));
             let text = format!(
                 "{}: the workers, page cache included, are held to {}; the file has {}",
-                cage.way().name(),
+                cgroup.way().name(),
                 figures::size(wanted),
                 figures::size(file_bytes)
             );
@@ -326,43 +296,5 @@ fn memory(settings: &Settings, machine: &Machine) -> io::Result<Memory> {
             };
             Ok(Memory { limit_bytes: memory, file_bytes, caged: false, text })
         }
-    }
-}
-
-/// `2026-11-21 13:40:05 UTC`
-fn utc(unix_seconds: u64) -> String {
-    let (days, second) = (unix_seconds / 86_400, unix_seconds % 86_400);
-    let mut year = 1970;
-    let mut rest = days;
-    let is_leap = |year: u64| (year.is_multiple_of(4) && !year.is_multiple_of(100)) || year.is_multiple_of(400);
-    while rest >= 365 + u64::from(is_leap(year)) {
-        rest -= 365 + u64::from(is_leap(year));
-        year += 1;
-    }
-    let february = 28 + u64::from(is_leap(year));
-    let mut month = 1;
-    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
-        if rest < length {
-            break;
-        }
-        rest -= length;
-        month += 1;
-    }
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year}-{month:02}-{:02} {hour:02}:{minute:02}:{second:02} UTC", rest + 1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Dates come out right around leap days and ends of years.
-    #[test]
-    fn dates_are_right() {
-        assert_eq!(utc(0), "1970-01-01 00:00:00 UTC");
-        assert_eq!(utc(951_782_399), "2000-02-28 23:59:59 UTC");
-        assert_eq!(utc(951_782_400), "2000-02-29 00:00:00 UTC");
-        assert_eq!(utc(1_735_689_599), "2024-12-31 23:59:59 UTC");
-        assert_eq!(utc(1_795_267_805), "2026-11-21 13:30:05 UTC");
     }
 }

@@ -1,14 +1,14 @@
 //! Measurements run in processes of their own: each begins with nothing in memory, can be put under a memory limit, has
 //! its own counters, and may die of what it shows without taking the lab along.
 //!
-//! The lab starts its own program again with `lab worker`, writes a [`Job`] to its stdin as JSON and reads [`Line`]s from
-//! its stdout. Files and control groups belong to the lab; a worker that is killed leaves nothing behind.
+//! The lab starts its own program again with `lab worker`, writes a `Job` to its stdin as JSON and reads [`Line`]s from
+//! its stdout. A worker finds the job's [`Measurement`] by its name, in a list that it is given. Files and control
+//! groups belong to the lab; a worker that is killed leaves nothing behind.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::OnceLock;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -16,33 +16,46 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::experiments::{calls, hazards, persist, prefault, random, scan, stall, sync};
+use crate::cgroup::{self, Cgroup};
 use crate::measure::Sample;
 
-/// What a worker is to do.
+/// A measurement: the settings that the lab sends to a worker as JSON, and the work that the worker does by them.
+pub(crate) trait Measurement: Serialize + DeserializeOwned {
+    /// The name by which a worker finds it.
+    const NAME: &'static str;
+    type Result: Serialize + DeserializeOwned;
+
+    /// Measures; `observe` takes samples meanwhile.
+    fn perform(self, observe: impl FnMut(&Sample)) -> io::Result<Self::Result>;
+}
+
+/// A measurement's name, and its function from JSON to JSON.
+pub(crate) type Registered = (&'static str, fn(Value) -> io::Result<Value>);
+
+/// The entry of a measurement in the list that workers choose from.
+pub(crate) const fn registered<M: Measurement>() -> Registered {
+    (M::NAME, |settings| {
+        let observe = |sample: &Sample| {
+            // A lab that is gone takes the worker with it.
+            let _ = say(&Line::Sample(*sample));
+        };
+        let measurement: M = serde_json::from_value(settings)?;
+        Ok(serde_json::to_value(measurement.perform(observe)?)?)
+    })
+}
+
+/// The work of one worker. Inside a worker, where the kind of measurement is not known, `M` is JSON.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Job {
+struct Job<M> {
     /// The control group to enter first.
-    pub(crate) door: Option<PathBuf>,
-    /// What leads out again, once everything is measured.
-    pub(crate) way_out: Option<PathBuf>,
-    pub(crate) task: Task,
+    procs_file: Option<PathBuf>,
+    /// The file that leads out again, once everything is measured.
+    way_out: Option<PathBuf>,
+    name: String,
+    measurement: M,
 }
 
-/// The experiments' own descriptions of their work.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) enum Task {
-    Random(random::Task),
-    Scan(scan::Task),
-    Sync(sync::Task),
-    Calls(calls::Task),
-    Stall(stall::Task),
-    Hazard(hazards::Task),
-    Prefault(prefault::Task),
-    Persist(persist::Task),
-}
-
-/// What a worker says, one line each.
+/// A message of a worker, one line each.
 #[derive(Debug, Serialize, Deserialize)]
 enum Line {
     Sample(Sample),
@@ -50,7 +63,7 @@ enum Line {
     Failed { text: String, code: Option<i32> },
 }
 
-/// How a worker ended.
+/// The end of a worker.
 #[derive(Debug)]
 pub(crate) enum Ending<T> {
     /// With its result.
@@ -61,7 +74,7 @@ pub(crate) enum Ending<T> {
     Killed(i32),
 }
 
-/// What became of a job.
+/// The outcome of a job.
 #[derive(Debug)]
 pub(crate) struct Outcome<T> {
     pub(crate) ending: Ending<T>,
@@ -97,9 +110,15 @@ impl Drop for Worker {
     }
 }
 
-/// Runs a job in a process of its own. `interrupted` is asked all the time; once it says so the worker is killed and
-/// the error is `Interrupted`.
-pub(crate) fn run<T: DeserializeOwned>(job: &Job, interrupted: &dyn Fn() -> bool) -> io::Result<Outcome<T>> {
+/// Makes a measurement in a process of its own, inside the control group if one is given. `interrupted` is asked all
+/// the time; once it says so the worker is killed and the error is `Interrupted`.
+pub(crate) fn run<M: Measurement>(
+    measurement: M,
+    cgroup: Option<&Cgroup>,
+    interrupted: &dyn Fn() -> bool,
+) -> io::Result<Outcome<M::Result>> {
+    let (procs_file, way_out) = (cgroup.map(Cgroup::procs_file), cgroup.map(Cgroup::outside));
+    let job = Job { procs_file, way_out, name: M::NAME.to_owned(), measurement };
     let mut worker = Worker(
         Command::new(std::env::current_exe()?)
             .args(WORKER_ARGS)
@@ -109,7 +128,7 @@ pub(crate) fn run<T: DeserializeOwned>(job: &Job, interrupted: &dyn Fn() -> bool
             .spawn()?,
     );
     let mut stdin = worker.0.stdin.take().expect("piped");
-    let text = serde_json::to_vec(job)?;
+    let text = serde_json::to_vec(&job)?;
     // A worker that ended before it read its job shows in how it ended.
     let _ = stdin.write_all(&text);
     drop(stdin);
@@ -161,59 +180,30 @@ fn ended_without_result(status: ExitStatus) -> io::Error {
     io::Error::other(format!("the worker ended without a result ({status})"))
 }
 
-/// Where a worker goes when it has measured.
-static WAY_OUT: OnceLock<PathBuf> = OnceLock::new();
-
-/// Leaves the control group: threads that wait for memory, which under a tight limit can take a minute, come to an end.
-pub(crate) fn leave_cage() {
-    if let Some(way_out) = WAY_OUT.get() {
-        // Staying inside only takes longer.
-        let _ = std::fs::write(way_out, std::process::id().to_string());
-    }
-}
-
-/// The body of a worker: reads a job from stdin, does it, prints the result. For the program's hidden command.
-///
-/// # Errors
-/// Only where stdin or stdout fail; what the job itself meets goes to whoever started the worker.
-pub fn worker_main() -> io::Result<()> {
+/// The body of a worker: reads a job from stdin, makes its measurement, which is one of those listed, and prints the
+/// result.
+pub(crate) fn serve(measurements: &[Registered]) -> io::Result<()> {
     // Whoever started this worker removes what it used, and must not find it still at work.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let mut text = String::new();
     io::stdin().read_to_string(&mut text)?;
-    let job: Job = serde_json::from_str(&text)?;
+    let job: Job<Value> = serde_json::from_str(&text)?;
     if let Some(way_out) = job.way_out {
-        WAY_OUT.get_or_init(|| way_out);
+        cgroup::set_way_out(way_out);
     }
-    let entered = match &job.door {
-        Some(door) => std::fs::write(door, std::process::id().to_string()),
+    let entered = match &job.procs_file {
+        Some(procs_file) => std::fs::write(procs_file, std::process::id().to_string()),
         None => Ok(()),
     };
-    let result = entered.and_then(|()| perform(job.task));
+    let result = entered.and_then(|()| {
+        let known = measurements.iter().find(|(name, _)| *name == job.name);
+        let (_, perform) = known.ok_or_else(|| io::Error::other(format!("there is no measurement {}", job.name)))?;
+        perform(job.measurement)
+    });
     say(&match result {
         Ok(value) => Line::Done(value),
         Err(error) => Line::Failed { text: error.to_string(), code: error.raw_os_error() },
     })
-}
-
-fn perform(task: Task) -> io::Result<Value> {
-    let observe = |sample: &Sample| {
-        // A lab that is gone takes the worker with it.
-        let _ = say(&Line::Sample(*sample));
-    };
-    fn value<T: Serialize>(result: T) -> io::Result<Value> {
-        Ok(serde_json::to_value(result)?)
-    }
-    match task {
-        Task::Random(task) => value(task.perform(observe)?),
-        Task::Scan(task) => value(task.perform(observe)?),
-        Task::Sync(task) => value(task.perform()?),
-        Task::Calls(task) => value(task.perform()?),
-        Task::Stall(task) => value(task.perform()?),
-        Task::Hazard(task) => value(task.perform()?),
-        Task::Prefault(task) => value(task.perform()?),
-        Task::Persist(task) => value(task.perform()?),
-    }
 }
 
 fn say(line: &Line) -> io::Result<()> {

@@ -10,13 +10,14 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use drumlin_testing::Random;
 use serde::{Deserialize, Serialize};
 
 use crate::counters::Count;
 use crate::drive::{Cutter, Drive, History, Image, Loss};
 use crate::fuse::{self, Mounted, SharedDrive};
 use crate::host::{self, FileSystem, LoopDevice};
-use crate::writers::{PREPARED, Random, Verdict, Writer};
+use crate::writers::{PREPARED, Verdict, Writer};
 
 /// The least that xfs takes is 300 MiB. Blocks that were never written cost nothing.
 pub const DRIVE_BYTES: u64 = 384 << 20;
@@ -28,7 +29,7 @@ pub struct About {
     pub system: FileSystem,
     pub writer: String,
     pub seed: u64,
-    /// What was verified before this life.
+    /// The acknowledgements verified before this life.
     pub from: Vec<u64>,
 }
 
@@ -38,7 +39,7 @@ impl About {
     }
 }
 
-/// How a state was made.
+/// The cut by which a state was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cut {
     pub moment: usize,
@@ -46,7 +47,7 @@ pub struct Cut {
     pub seed: u64,
 }
 
-/// What came of a state.
+/// The outcome of a state.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
     Whole(Vec<u64>),
@@ -67,13 +68,13 @@ impl Outcome {
         count
     }
 
-    /// What is wrong, if anything is.
-    pub fn flaw(&self) -> Option<String> {
+    /// The reason why it is wrong, if it is.
+    pub fn reason(&self) -> Option<String> {
         match self {
             Outcome::Whole(_) => None,
-            Outcome::Lost(flaw) => Some(format!("lost: {flaw}")),
-            Outcome::Wrong(flaw) => Some(format!("wrong: {flaw}")),
-            Outcome::NotMounted(flaw) => Some(format!("not mounted: {flaw}")),
+            Outcome::Lost(reason) => Some(format!("lost: {reason}")),
+            Outcome::Wrong(reason) => Some(format!("wrong: {reason}")),
+            Outcome::NotMounted(reason) => Some(format!("not mounted: {reason}")),
         }
     }
 }
@@ -183,8 +184,8 @@ impl Bench {
         }
     }
 
-    /// Mounts, recovers and verifies a state of which the world was told so much; what the drive saw meanwhile, with what
-    /// the world was told first.
+    /// Mounts, recovers and verifies a state of which the world was told so much; what the drive saw meanwhile, with
+    /// what the world was told first.
     fn verify(&self, about: &About, image: Image, told: &[u64]) -> Result<(Outcome, History)> {
         let writer = about.writer()?;
         let mut drive = Drive::new(image);
@@ -198,8 +199,8 @@ impl Bench {
                     let tell = |what| self.drive.lock().tell(what);
                     match writer.verify(&self.path("mounted"), about.seed, &about.from, told, &tell) {
                         Verdict::Whole(next) => Outcome::Whole(next),
-                        Verdict::Lost(flaw) => Outcome::Lost(flaw),
-                        Verdict::Wrong(flaw) => Outcome::Wrong(flaw),
+                        Verdict::Lost(reason) => Outcome::Lost(reason),
+                        Verdict::Wrong(reason) => Outcome::Wrong(reason),
                     }
                 }
             }

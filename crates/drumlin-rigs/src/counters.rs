@@ -1,13 +1,14 @@
-//! What long runs have reached, in a file: a run that was stopped goes on counting where it was.
+//! The counts of long runs, in a file: a run that was stopped goes on counting where it was.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
+use drumlin_testing::documents;
 use serde::{Deserialize, Serialize};
 
-/// What came of one writer on one file system with one kind of loss.
+/// The outcomes of one writer on one file system with one kind of loss.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Count {
     /// States mounted, recovered and verified.
@@ -65,4 +66,17 @@ impl Counters {
         fs::write(&new, serde_json::to_vec_pretty(&self.counts)?)?;
         Ok(fs::rename(new, &self.path)?)
     }
+}
+
+/// Writes the counts of each file system into a row of docs/testing.md.
+pub fn write_row(what: &str, counts: &[(String, Count)]) -> Result<()> {
+    let states = counts.iter().map(|(system, count)| format!("{system} {}", documents::figure(count.states)));
+    let states = states.collect::<Vec<_>>().join(", ");
+    let bad: Vec<String> = (counts.iter().filter(|(_, count)| !count.is_clean()))
+        .map(|(system, count)| {
+            format!("{system}: {} lost, {} wrong, {} not mounted", count.lost, count.wrong, count.not_mounted)
+        })
+        .collect();
+    let found = if bad.is_empty() { "nothing".to_owned() } else { bad.join("; ") };
+    Ok(documents::write_row(&documents::testing_page(), "runs", [what, &states, &found])?)
 }

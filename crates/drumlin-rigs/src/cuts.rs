@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use drumlin_testing::Random;
 
 use crate::bench::{About, Bench, Cut, Outcome, Replayed, moments};
-use crate::counters::{Count, Counters};
+use crate::counters::{self, Count, Counters};
 use crate::drive::{Cutter, History, Image, Loss};
 use crate::host::{self, FileSystem};
-use crate::writers::{Random, Writer};
+use crate::writers::Writer;
 
 /// The name of a count.
 fn key(system: FileSystem, writer: Writer, kept: bool) -> String {
@@ -60,8 +61,8 @@ pub fn replay(path: &Path, one: Option<Cut>, states: usize, seed: u64) -> Result
         ensure!(!host::is_interrupted(), "interrupted");
         let replayed = bench.replay(&about, &mut cutter, &history, cut)?;
         count.add(&replayed.count);
-        if one.is_some() || replayed.outcome.flaw().is_some() {
-            println!("{cut:?}: {}", replayed.outcome.flaw().unwrap_or_else(|| "whole".into()));
+        if one.is_some() || replayed.outcome.reason().is_some() {
+            println!("{cut:?}: {}", replayed.outcome.reason().unwrap_or_else(|| "whole".into()));
         }
     }
     println!("{count:?}");
@@ -69,7 +70,7 @@ pub fn replay(path: &Path, one: Option<Cut>, states: usize, seed: u64) -> Result
     Ok(())
 }
 
-/// What becomes of the drive's cache.
+/// The fate of the drive's cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Model {
     Kept,
@@ -96,6 +97,7 @@ pub struct LongRun {
     pub states_per_trace: usize,
     pub seconds_per_trace: f64,
     pub minutes: f64,
+    pub updates_docs: bool,
 }
 
 /// A drive that was cut, and what was verified on it.
@@ -148,6 +150,11 @@ impl LongRun {
                 self.writer, count.states, count.cut_again, count.lost, count.wrong, count.not_mounted
             );
         }
+        if self.updates_docs && self.writer == Writer::Drumlin {
+            let counts: Vec<_> =
+                self.systems.iter().map(|&system| (system.to_string(), total(&counters, system))).collect();
+            counters::write_row("power cuts on real file systems", &counts)?;
+        }
         ensure!(clean, "acknowledged commits were lost, or something is wrong");
         Ok(())
     }
@@ -180,8 +187,8 @@ impl LongRun {
             let replayed = bench.replay(&about, &mut cutter, &history, cut)?;
             counters.add(&key(system, self.writer, cut.loss == Loss::None), &replayed.count)?;
             counted.add(&replayed.count);
-            match replayed.outcome.flaw() {
-                Some(flaw) => report(&about, &history, cut, &replayed, &flaw)?,
+            match replayed.outcome.reason() {
+                Some(reason) => report(&about, &history, cut, &replayed, &reason)?,
                 None => {
                     let Outcome::Whole(from) = replayed.outcome else { continue };
                     *left = Some(Left { image: replayed.image, from, seed: writer_seed, lives });
@@ -201,7 +208,7 @@ impl LongRun {
 }
 
 /// Keeps the trace of a state that is not as it should be, and says how to make the state again.
-pub fn report(about: &About, history: &History, cut: Cut, replayed: &Replayed, flaw: &str) -> Result<()> {
+pub fn report(about: &About, history: &History, cut: Cut, replayed: &Replayed, reason: &str) -> Result<()> {
     let (history, cut, place) = match &replayed.within {
         Some((recovery, again)) => (recovery, *again, "-recovery"),
         None => (history, cut, ""),
@@ -212,7 +219,7 @@ pub fn report(about: &About, history: &History, cut: Cut, replayed: &Replayed, f
     let path: PathBuf = folder.join(name);
     let loss = serde_json::to_string(&cut.loss)?.replace('"', "");
     save(about, history, &path)?;
-    println!("FOUND on {}: {flaw}", about.system);
+    println!("FOUND on {}: {reason}", about.system);
     println!(
         "  again: drumlin-rigs replay {} --moment {} --loss {loss} --seed {}",
         path.display(),
@@ -237,8 +244,8 @@ fn cut_trace(bench: &Bench, about: &About, history: &History, states: usize, mod
         ensure!(!host::is_interrupted(), "interrupted");
         let replayed = bench.replay(about, &mut cutter, history, cut)?;
         count.add(&replayed.count);
-        if let (Some(flaw), true) = (replayed.outcome.flaw(), about.writer()?.is_sound()) {
-            report(about, history, cut, &replayed, &flaw)?;
+        if let (Some(reason), true) = (replayed.outcome.reason(), about.writer()?.is_sound()) {
+            report(about, history, cut, &replayed, &reason)?;
         }
     }
     Ok(count)

@@ -15,16 +15,15 @@ use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
+use drumlin_testing::Random;
 use serde::{Deserialize, Serialize};
-
-use crate::writers::Random;
 
 pub const BLOCK: usize = 4096;
 pub const SECTOR: usize = 512;
 
 type Block = [u8; BLOCK];
 
-/// What is on a drive: blocks that were never written are zero.
+/// The contents of a drive: blocks that were never written are zero.
 #[derive(Clone, Default, Debug)]
 pub struct Image {
     blocks: HashMap<u64, Arc<Block>>,
@@ -70,13 +69,13 @@ pub enum Event {
 }
 
 impl Event {
-    /// What the world was told, if it was.
+    /// The acknowledgement, if it is one.
     pub fn told(&self) -> Option<u64> {
         if let Event::Told(what) = self { Some(*what) } else { None }
     }
 }
 
-/// What a drive was at first, and all that happened to it.
+/// The first contents of a drive, and all that happened to it.
 #[derive(Clone, Default, Debug)]
 pub struct History {
     pub start: Image,
@@ -84,7 +83,7 @@ pub struct History {
 }
 
 impl History {
-    /// What the world was told before a moment.
+    /// The acknowledgements before a moment.
     pub fn told(&self, moment: usize) -> Vec<u64> {
         self.events[..moment].iter().filter_map(Event::told).collect()
     }
@@ -142,7 +141,7 @@ impl Drive {
     }
 }
 
-/// What becomes of the writes that were not certain.
+/// The fate of the writes that were not certain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Loss {
@@ -169,7 +168,7 @@ pub struct Cutter<'h> {
     history: &'h History,
     /// All up to the last flush.
     certain: Image,
-    /// How many events are in `certain`.
+    /// The number of events in `certain`.
     certain_events: usize,
 }
 

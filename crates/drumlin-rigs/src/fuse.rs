@@ -1,7 +1,9 @@
-//! A file system with two files: `disk`, the drive of a loop device, and `told`, where a writer says what it acknowledged.
+//! A file system with two files: `disk`, the drive of a loop device, and `told`, where a writer says what it
+//! acknowledged.
 //!
-//! Both reach one [`Drive`], so that block writes, flushes and acknowledgements have one order. The kernel's loop driver
-//! turns a block flush into an fsync of its file, which arrives here as one; forced writes it makes a write and a flush.
+//! Both reach one [`Drive`], so that block writes, flushes and acknowledgements have one order. The kernel's loop
+//! driver turns a block flush into an fsync of its file, which arrives here as one; forced writes it makes a write and
+//! a flush.
 
 use std::ffi::OsStr;
 use std::path::Path;

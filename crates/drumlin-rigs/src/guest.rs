@@ -1,4 +1,4 @@
-//! What runs in the virtual machine, as its first and only process: load modules, wait for an order, mount, write.
+//! The first and only process of the virtual machine: load modules, wait for an order, mount, write.
 //!
 //! The machine's state is saved while it waits. Every cycle resumes from there: a kernel that has never seen the drive.
 

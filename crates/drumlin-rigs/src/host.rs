@@ -82,7 +82,7 @@ impl FromStr for FileSystem {
 #[derive(Debug)]
 pub struct Mount(PathBuf);
 
-/// How long something may stay busy: a ring of io_uring that was dropped lets go of its files some time later.
+/// The time that something may stay busy: a ring of io_uring that was dropped lets go of its files some time later.
 const BUSY_LIMIT: Duration = Duration::from_secs(120);
 
 impl Drop for Mount {
@@ -149,7 +149,7 @@ pub fn run(command: &mut Command) -> Result<()> {
     output(command).map(drop)
 }
 
-/// What a program prints.
+/// The output of a program.
 pub fn output(command: &mut Command) -> Result<String> {
     let words = || format!("{command:?}").replace('"', "");
     let words = words();
@@ -159,13 +159,13 @@ pub fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Whether a program is in the path.
+/// Returns `true` if a program is in the path.
 pub fn has_program(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(name).is_file())
 }
 
-/// What is missing for power cuts on loop devices, in words; nothing if all is there.
+/// The parts that power cuts on loop devices need and that are missing, in words.
 pub fn missing(systems: &[FileSystem]) -> Vec<String> {
     let mut missing = Vec::new();
     if !rustix::process::geteuid().is_root() {

@@ -61,6 +61,9 @@ enum Task {
         /// End after this many minutes, whatever was reached
         #[arg(long, default_value_t = 600.0)]
         minutes: f64,
+        /// Writes the counts into docs/testing.md
+        #[arg(long)]
+        update_docs: bool,
     },
     /// Power cuts of a whole machine, a small guest in QEMU; goes on where an earlier run ended
     Qemu {
@@ -72,6 +75,9 @@ enum Task {
         /// End after this many minutes, whatever was reached
         #[arg(long, default_value_t = 600.0)]
         minutes: f64,
+        /// Writes the counts into docs/testing.md
+        #[arg(long)]
+        update_docs: bool,
     },
     /// Which way of writing a log survives on which file system
     Table {
@@ -144,11 +150,19 @@ fn run(task: Task) -> Result<()> {
     }
     match task {
         Task::Short { seconds } => cuts::short(seconds),
-        Task::Cuts { systems, writer, states, states_per_trace, seconds_per_trace, minutes } => {
+        Task::Cuts {
+            systems,
+            writer,
+            states,
+            states_per_trace,
+            seconds_per_trace,
+            minutes,
+            update_docs: updates_docs,
+        } => {
             let goal = states;
-            cuts::LongRun { systems, writer, goal, states_per_trace, seconds_per_trace, minutes }.run()
+            cuts::LongRun { systems, writer, goal, states_per_trace, seconds_per_trace, minutes, updates_docs }.run()
         }
-        Task::Qemu { systems, cuts, minutes } => qemu::cut(&systems, cuts, minutes),
+        Task::Qemu { systems, cuts, minutes, update_docs } => qemu::cut(&systems, cuts, minutes, update_docs),
         Task::Table { systems, states, rounds } => cuts::table(&systems, states, rounds),
         Task::Trace { system, writer, seed, seconds, out } => cuts::trace(system, writer, seed, seconds, &out),
         Task::Replay { trace, states, moment, loss, seed } => {

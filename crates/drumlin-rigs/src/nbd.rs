@@ -36,7 +36,7 @@ const NOT_SUPPORTED: u32 = 95;
 /// No client asks for more at once.
 const REQUEST_BYTES_MAX: u32 = 64 << 20;
 
-/// What the machine is to do: read from the first block of `told`.
+/// The order to the machine: read from the first block of `told`.
 pub type Order = Arc<Mutex<Vec<u8>>>;
 
 /// Serves both exports on a socket at `path` until the process ends.

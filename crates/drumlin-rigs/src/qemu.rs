@@ -13,16 +13,17 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use drumlin_testing::Random;
 
 use crate::bench::{About, Bench, DRIVE_BYTES};
-use crate::counters::{Count, Counters};
+use crate::counters::{self, Count, Counters};
 use crate::cuts;
 use crate::drive::{Cutter, Drive, History, Image, Loss};
 use crate::fuse::SharedDrive;
 use crate::guest;
 use crate::host::{self, FileSystem, output, run};
 use crate::nbd::{self, Order};
-use crate::writers::{PREPARED, Random, WAITING, Writer};
+use crate::writers::{PREPARED, WAITING, Writer};
 
 const PROGRAMS: [(&str, &str); 5] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
@@ -275,7 +276,7 @@ impl Rig {
 }
 
 /// Power cuts of the guest until each file system has had `goal` of them, in all runs together.
-pub fn cut(systems: &[FileSystem], goal: u64, minutes: f64) -> Result<()> {
+pub fn cut(systems: &[FileSystem], goal: u64, minutes: f64, updates_docs: bool) -> Result<()> {
     host::require(systems)?;
     let bench = Bench::new()?;
     let rig = Rig::new()?;
@@ -310,6 +311,10 @@ pub fn cut(systems: &[FileSystem], goal: u64, minutes: f64) -> Result<()> {
             count.states, count.lost, count.wrong, count.not_mounted
         );
     }
+    if updates_docs {
+        let counts: Vec<_> = systems.iter().map(|system| (system.to_string(), counters.get(system.name()))).collect();
+        counters::write_row("guests killed whole", &counts)?;
+    }
     ensure!(clean, "acknowledged commits were lost, or something is wrong");
     Ok(())
 }
@@ -338,16 +343,16 @@ fn cycle(
     // A cut of the host's recovery is no cut of the guest.
     let outcome = replayed.outcome.count();
     counters.add(system.name(), &outcome)?;
-    let flaw = replayed.outcome.flaw();
+    let reason = replayed.outcome.reason();
     println!(
         "{system:5} cut {}, life {lives}, loss {loss:?}, {} acknowledgements, {:.1} s: {}",
         number + 1,
         history.told(moment).len(),
         begun.elapsed().as_secs_f32(),
-        flaw.as_deref().unwrap_or("whole")
+        reason.as_deref().unwrap_or("whole")
     );
-    match flaw {
-        Some(flaw) => cuts::report(&about, &history, cut, &replayed, &flaw)?,
+    match reason {
+        Some(reason) => cuts::report(&about, &history, cut, &replayed, &reason)?,
         None => {
             if let crate::bench::Outcome::Whole(from) = replayed.outcome {
                 *left = Some((About { from, ..about }, replayed.image, lives));
@@ -365,7 +370,7 @@ fn control(rig: &Rig, bench: &Bench, system: FileSystem) -> Result<()> {
         let cut = crate::bench::Cut { moment: history.events.len(), loss: Loss::All, seed: 1 };
         let replayed = bench.replay(&about, &mut Cutter::new(&history), &history, cut)?;
         let count: Count = replayed.count;
-        println!("{system:5} control {name}: {}", replayed.outcome.flaw().unwrap_or_else(|| "whole".into()));
+        println!("{system:5} control {name}: {}", replayed.outcome.reason().unwrap_or_else(|| "whole".into()));
         ensure!(count.lost > 0, "the rig does not catch {name} on {system}: what it says is worth nothing");
     }
     Ok(())

@@ -1,13 +1,14 @@
 //! Every power cut there can be, in a script that touches every feature.
 //!
 //! The script runs once, for the most part by one client, then by several that commit while others make checkpoints and
-//! compact, and what it did to the disk is noted. Each commit is made by a thread of its own, so that all streams of the log
-//! are used; their number depends on the seed and changes at the second opening. Then, for each point of that list, the disk
-//! is rebuilt as a cut there may leave it: where few changes were not certain each subset of them; else all of them lost, all
-//! kept, each write alone lost and each alone kept up to a bound; and some torn at random. It is also rebuilt as a process
-//! that is killed there leaves it, with all that was not certain still in caches. Each of these is opened and compared with
-//! the model, row by row and by counts. So is what a cut amid that recovery leaves, after each of its own writes and syncs;
-//! after the last of them it has to stand where the recovery did.
+//! compact, and what it did to the disk is noted. Each commit is made by a thread of its own, so that all streams of
+//! the log are used; their number depends on the seed and changes at the second opening. With half of the seeds the
+//! database is new; with the others it has been opened and cut off before. Then, for each point of that list, the disk
+//! is rebuilt as a cut there may leave it: where few changes were not certain each subset of them; else all of them
+//! lost, all kept, each write alone lost and each alone kept up to a bound; and some torn at random. It is also rebuilt
+//! as a process that is killed there leaves it, with all that was not certain still in caches. Each of these is opened
+//! and compared with the model, row by row and by counts. So is what a cut amid that recovery leaves, after each of its
+//! own writes and syncs; after the last of them it has to stand where the recovery did.
 
 use std::collections::BTreeSet;
 use std::io::Cursor;
@@ -20,9 +21,9 @@ use std::time::{Duration, Instant};
 use drumlin::io::sim::{self, Change, Disk, Loss, Medium, Random, Schedule};
 use drumlin::{Config, Database, Durability, Error, KeyspaceOptions, TxOptions};
 
-use crate::model::{Content, Deed, Model, Tampering};
+use crate::model::{Content, Model, Operation, Tampering};
 
-/// How far each point is gone into.
+/// The states that are made at each point.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     /// Where no more changes than this are not certain at a cut, each subset of them is left in its turn.
@@ -79,7 +80,8 @@ type Moments = Vec<(usize, Model)>;
 fn config(disk: &Disk, streams: u16) -> Config {
     Config::new()
         .log_streams(streams)
-        .memory(4 << 20)
+        // Each log more takes its buffer.
+        .memory((4 << 20) + (u64::from(streams - 1) << 19))
         .page_bytes(512)
         .segment_bytes(256 << 10)
         .log_segment_bytes(1 << 20)
@@ -90,6 +92,12 @@ fn config(disk: &Disk, streams: u16) -> Config {
 /// Of the log, at the first opening and in recoveries.
 fn streams(seed: u64) -> u16 {
     1 + (seed % 2) as u16
+}
+
+/// Openings before the script, each cut off without a checkpoint: then the superblock lists as many as it can, as long
+/// as the script has made no checkpoint, so that its recoveries erase the records that those openings made void.
+fn openings_before(seed: u64) -> u64 {
+    if seed % 4 < 2 { 0 } else { 3 }
 }
 
 fn schedule(seed: u64) -> Schedule {
@@ -110,7 +118,7 @@ impl Script {
     /// A step that commits `deed`, on a thread of its own.
     fn commit<T: Send + 'static>(
         &mut self,
-        deed: Deed,
+        operation: Operation,
         is_full: bool,
         commit: impl FnOnce() -> Result<T, Error> + Send + 'static,
     ) {
@@ -118,7 +126,7 @@ impl Script {
         let (taken, at) = (self.clone(), Arc::clone(&told));
         let work = move || {
             sim::on_timestamp(Some(Box::new(move |timestamp| {
-                taken.model.enter(timestamp.0, deed);
+                taken.model.enter(timestamp.0, operation);
                 at.store(timestamp.0, Ordering::Relaxed);
                 taken.note();
             })));
@@ -146,7 +154,9 @@ impl Script {
     }
 
     fn run(&mut self) {
-        let db = config(&self.disk, self.streams).open("/db").expect("a new database");
+        let db = config(&self.disk, self.streams).open("/db").expect("a database");
+        verify(&db, &self.model).unwrap_or_else(|failure| panic!("the script's opening: {failure}"));
+        self.note();
         self.create(&db, "rows", 512);
         self.create(&db, "more", 1024);
         // Rows one by one, some of them relaxed, some large.
@@ -176,7 +186,7 @@ impl Script {
             let space = self.model.space("rows").expect("created");
             let keyspace = db.existing_keyspace("rows").expect("created");
             let key = key(number);
-            self.commit(Deed::Rows(vec![(space, key.clone(), None)]), true, move || keyspace.remove(&key));
+            self.commit(Operation::Rows(vec![(space, key.clone(), None)]), true, move || keyspace.remove(&key));
         }
         db.checkpoint().expect("a checkpoint");
         self.note();
@@ -200,6 +210,27 @@ impl Script {
         }
         self.transaction(&db, 9, 10);
         drop(db);
+    }
+
+    /// An opening that is cut off amid its commits, of which some may be lost. Returns the disk as it leaves it.
+    fn be_cut_off(&mut self, opening: u64) -> Medium {
+        let db = config(&self.disk, self.streams).open("/db").expect("a database that was cut off");
+        verify(&db, &self.model).unwrap_or_else(|failure| panic!("opening {opening}: {failure}"));
+        if opening == 0 {
+            self.create(&db, "before", 512);
+        }
+        // Two at once, so that they commit to both streams; values so long that they are written before any is synced.
+        let clients = [0, 1].map(|client| {
+            let (mut script, db) = (self.clone(), db.clone());
+            script.random = Random(self.random.next());
+            self.spawn("client", move || {
+                (0..12).for_each(|number| script.put(&db, "before", 2 * number + client, 30_000, false));
+            })
+        });
+        clients.into_iter().for_each(|wait| wait());
+        self.disk.turn_off();
+        drop(db);
+        self.disk.medium().cut(Loss::Writes, &mut Random(self.random.next()))
     }
 
     /// Segments are emptied, and wanted again at once for the values that are stored meanwhile.
@@ -261,13 +292,13 @@ impl Script {
     fn create(&mut self, db: &Database, name: &str, page_bytes: usize) {
         let options = KeyspaceOptions::new().page_bytes(page_bytes);
         let (other, name) = (db.clone(), name.to_owned());
-        self.commit(Deed::Create(name.clone()), true, move || other.keyspace_with(&name, options));
+        self.commit(Operation::Create(name.clone()), true, move || other.keyspace_with(&name, options));
     }
 
     fn drop_keyspace(&mut self, db: &Database, name: &str) {
         let space = self.model.space(name).expect("created");
         let (other, name) = (db.clone(), name.to_owned());
-        self.commit(Deed::Drop(space), true, move || other.drop_keyspace(&name));
+        self.commit(Operation::Drop(space), true, move || other.drop_keyspace(&name));
     }
 
     fn put(&mut self, db: &Database, name: &str, number: u64, length: usize, is_full: bool) {
@@ -276,8 +307,8 @@ impl Script {
         let (key, content) = (key(number), self.content(length));
         let durability = if is_full { Durability::Full } else { Durability::Relaxed };
         let value = content.bytes();
-        let deed = Deed::Rows(vec![(space, key.clone(), Some(content))]);
-        self.commit(deed, is_full, move || keyspace.insert_with(&key, &value, durability));
+        let operation = Operation::Rows(vec![(space, key.clone(), Some(content))]);
+        self.commit(operation, is_full, move || keyspace.insert_with(&key, &value, durability));
     }
 
     /// A value that is stored as it is read.
@@ -286,8 +317,8 @@ impl Script {
         let keyspace = db.existing_keyspace(name).expect("created");
         let (key, content) = (key(number), self.content(length));
         let value = Cursor::new(content.bytes());
-        let deed = Deed::Rows(vec![(space, key.clone(), Some(content))]);
-        self.commit(deed, true, move || keyspace.insert_from(&key, value));
+        let operation = Operation::Rows(vec![(space, key.clone(), Some(content))]);
+        self.commit(operation, true, move || keyspace.insert_from(&key, value));
     }
 
     /// Neighbouring rows are put or removed.
@@ -304,7 +335,7 @@ impl Script {
             }
             rows.push((space, key, content));
         }
-        self.commit(Deed::Rows(rows), true, move || tx.commit());
+        self.commit(Operation::Rows(rows), true, move || tx.commit());
     }
 
     fn transaction(&mut self, db: &Database, round: u64, count: u64) {
@@ -326,7 +357,7 @@ impl Script {
         let keyspace = db.existing_keyspace("rows").expect("created");
         tx.insert(&keyspace, b"rolled back", b"x").expect("an insert");
         tx.rollback_to(mark).expect("a savepoint");
-        self.commit(Deed::Rows(rows), true, move || tx.commit());
+        self.commit(Operation::Rows(rows), true, move || tx.commit());
     }
 }
 
@@ -422,23 +453,28 @@ fn losses(medium: &Medium, bounds: &Bounds) -> (Vec<(Loss, u64)>, Vec<Loss>) {
 pub fn run(round: Round, stop: &AtomicBool, tell: impl Fn(&Report)) -> Report {
     let began = Instant::now();
     let outcome = sim::run(schedule(round.seed), move || {
-        let disk = Disk::new(Medium::default(), round.seed);
-        disk.record();
         let mut script = Script {
-            disk,
+            disk: Disk::new(Medium::default(), round.seed),
             model: Model::default(),
             moments: Arc::default(),
             random: Random(round.seed),
             streams: streams(round.seed),
         };
+        for opening in 0..openings_before(round.seed) {
+            let medium = script.be_cut_off(opening);
+            script.disk = Disk::new(medium, round.seed);
+        }
+        let before = script.disk.medium();
+        script.disk.record();
+        script.moments.lock().expect("nobody panics with it").clear();
         script.note();
         script.run();
         let moments = std::mem::take(&mut *script.moments.lock().expect("nobody panics with it"));
-        (script.disk.recorded(), moments)
+        (before, script.disk.recorded(), moments)
     });
-    let (changes, moments) = outcome.result.unwrap_or_else(|failure| panic!("the script failed: {failure}"));
+    let (mut medium, changes, moments) =
+        outcome.result.unwrap_or_else(|failure| panic!("the script failed: {failure}"));
     let mut report = Report { points: changes.len() + 1, next: round.from, ..Report::default() };
-    let mut medium = Medium::default();
     for point in 0..=changes.len() {
         if point > 0 {
             medium.apply(&changes[point - 1]);
@@ -451,8 +487,8 @@ pub fn run(round: Round, stop: &AtomicBool, tell: impl Fn(&Report)) -> Report {
             return report;
         }
         // A commit whose answer came with this very change may count already: of the acknowledgements those before it.
-        let (acknowledged, entered) = around(&moments, point);
-        let model = acknowledged.with_entered(&entered);
+        let (acknowledged, recorded) = around(&moments, point);
+        let model = acknowledged.with_recorded(&recorded);
         let known = report.finds.len();
         go_into(&round, point, &medium, &model, &mut report);
         for find in &mut report.finds[known..] {
@@ -496,7 +532,7 @@ fn go_into(round: &Round, point: usize, medium: &Medium, model: &Model, report: 
     for (place, state, seed, is_gone_into) in states {
         report.states += 1;
         match recover(state.clone(), model, streams(round.seed), seed) {
-            Err(flaw) => report.finds.push(format!("{place}: {flaw}")),
+            Err(reason) => report.finds.push(format!("{place}: {reason}")),
             Ok((changes, last)) if is_gone_into => {
                 let recovery = Recovery { place: &place, state, changes, last, seed };
                 recovery.go_into(round, model, report);
@@ -522,8 +558,8 @@ impl Recovery<'_> {
         let Recovery { place, state: mut amid, changes, last, seed } = self;
         let mut seen: BTreeSet<(u64, bool)> = BTreeSet::new();
         let after = model.fork();
-        if let Err(flaw) = after.reopen(last, Tampering::None) {
-            report.finds.push(format!("{place}: {flaw}"));
+        if let Err(reason) = after.reopen(last, Tampering::None) {
+            report.finds.push(format!("{place}: {reason}"));
         }
         for (step, change) in changes.iter().enumerate() {
             amid.apply(change);
@@ -540,9 +576,9 @@ impl Recovery<'_> {
                 report.states += 1;
                 report.recovery_states += 1;
                 let model = if is_over { &after } else { model };
-                if let Err(flaw) = recover(again, model, streams(round.seed), seed) {
+                if let Err(reason) = recover(again, model, streams(round.seed), seed) {
                     report.finds.push(format!(
-                        "{place}, recovered to commit {last}, then a cut after change {step} of that, loss {loss:?}: {flaw}"
+                        "{place}, recovered to commit {last}, then a cut after change {step} of that, loss {loss:?}: {reason}"
                     ));
                 }
             }

@@ -1,14 +1,14 @@
-//! A crowded disk: the database has very many pages and keyspaces before the disk has no space left, and what removes is
-//! not refused there.
+//! A crowded disk: the database has very many pages and keyspaces before the disk has no space left, and what removes
+//! is not refused there.
 //!
-//! What a checkpoint needs is counted beforehand, from the number of dirty pages, of changed tables, of keyspaces. Small
-//! databases hardly reach where such a count may be wrong.
+//! What a checkpoint needs is counted beforehand, from the number of dirty pages, of changed tables, of keyspaces.
+//! Small databases hardly reach where such a count may be wrong.
 
 use drumlin::io::sim::Random;
 use drumlin::{Database, Durability, Error, Keyspace, KeyspaceOptions, TxOptions};
 
-use crate::client::{LASTING, entered, numbered};
-use crate::model::{Content, Deed, Model, SpaceNumber};
+use crate::client::{DURABLE, numbered, recorded};
+use crate::model::{Content, Model, Operation, SpaceNumber};
 
 /// A database of many pages: rows in the first keyspaces that all worlds have, and keyspaces beside them.
 ///
@@ -20,11 +20,11 @@ pub fn fill(db: &Database, model: &Model, row_count: u64, value_bytes: u64, rand
     for number in 0..beside {
         let name = beside_name(number);
         let options = KeyspaceOptions::new().page_bytes(512 << random.below(4));
-        make(model, Deed::Create(name.clone()), true, || db.keyspace_with(&name, options)).map(drop)?;
+        make(model, Operation::Create(name.clone()), true, || db.keyspace_with(&name, options)).map(drop)?;
     }
     // One of those beside is as large as those that all worlds have.
     let large = beside_name(random.below(beside));
-    for (name, share) in [(LASTING[0].0, 100), (LASTING[1].0, 50), (&large, random.below(100))] {
+    for (name, share) in [(DURABLE[0].0, 100), (DURABLE[1].0, 50), (&large, random.below(100))] {
         let (keyspace, space) = open(db, model, name)?;
         let mut number = 0;
         while number < row_count * share / 100 {
@@ -36,7 +36,7 @@ pub fn fill(db: &Database, model: &Model, row_count: u64, value_bytes: u64, rand
                 tx.insert(&keyspace, numbered(number), content.bytes())?;
                 rows.push((space, numbered(number), Some(content)));
             }
-            make(model, Deed::Rows(rows), false, || tx.commit())?;
+            make(model, Operation::Rows(rows), false, || tx.commit())?;
             number = end;
         }
     }
@@ -51,15 +51,15 @@ pub fn fill(db: &Database, model: &Model, row_count: u64, value_bytes: u64, rand
 /// # Errors
 /// Those of the disk, but that it is full.
 pub fn fill_up(db: &Database, model: &Model, random: &mut Random) -> Result<bool, Error> {
-    let name = LASTING[random.below(2) as usize].0;
+    let name = DURABLE[random.below(2) as usize].0;
     let (keyspace, space) = open(db, model, name)?;
     let mut has_put = false;
     loop {
         let content = Content { length: random.below(3000) as usize, seed: random.next() };
         // Most of them new, or it would never be full.
         let key = numbered(random.below(90_000));
-        let deed = Deed::Rows(vec![(space, key.clone(), Some(content))]);
-        match make(model, deed, true, || keyspace.insert(&key, content.bytes())) {
+        let operation = Operation::Rows(vec![(space, key.clone(), Some(content))]);
+        match make(model, operation, true, || keyspace.insert(&key, content.bytes())) {
             Ok(_) => has_put = true,
             Err(Error::DiskFull { .. }) => return Ok(has_put),
             Err(error) => return Err(error),
@@ -67,7 +67,8 @@ pub fn fill_up(db: &Database, model: &Model, random: &mut Random) -> Result<bool
     }
 }
 
-/// Removes much of what there is, in every way, with nobody beside: none of it is refused, and what is removed makes room.
+/// Removes much of what there is, in every way, with nobody beside: none of it is refused, and what is removed makes
+/// room.
 ///
 /// # Errors
 /// Those of the disk. That it is full is a find, and so a panic.
@@ -76,7 +77,7 @@ pub fn thin_out(db: &Database, model: &Model, random: &mut Random) -> Result<(),
         let beside: Vec<_> = model.spaces().into_iter().filter(|(name, _)| name.starts_with(BESIDE)).collect();
         let count = random.below(beside.len() as u64 + 1).min(10);
         for (name, space) in beside.into_iter().take(count as usize) {
-            let dropped = make(model, Deed::Drop(space), true, || db.drop_keyspace(&name));
+            let dropped = make(model, Operation::Drop(space), true, || db.drop_keyspace(&name));
             not_refused(dropped, "dropping a keyspace")?;
         }
     }
@@ -97,13 +98,13 @@ pub fn thin_out(db: &Database, model: &Model, random: &mut Random) -> Result<(),
         removed += keys.len();
         let together = [1, 1, 20, 100][random.below(4) as usize];
         for keys in keys.chunks(together) {
-            let deed = Deed::Rows(keys.iter().map(|key| (space, key.clone(), None)).collect());
+            let operation = Operation::Rows(keys.iter().map(|key| (space, key.clone(), None)).collect());
             let done = if let [key] = keys {
-                make(model, deed, true, || keyspace.remove(key))
+                make(model, operation, true, || keyspace.remove(key))
             } else {
                 let mut tx = db.begin()?;
                 keys.iter().try_for_each(|key| tx.remove(&keyspace, key))?;
-                make(model, deed, true, || tx.commit().map(drop))
+                make(model, operation, true, || tx.commit().map(drop))
             };
             not_refused(done, "removing")?;
         }
@@ -113,10 +114,10 @@ pub fn thin_out(db: &Database, model: &Model, random: &mut Random) -> Result<(),
     }
     not_refused(db.compact().map(drop), "compacting")?;
     if removed * 2 >= left && removed > 200 {
-        let (keyspace, space) = open(db, model, LASTING[0].0)?;
+        let (keyspace, space) = open(db, model, DURABLE[0].0)?;
         let content = Content { length: 20, seed: 1 };
-        let deed = Deed::Rows(vec![(space, numbered(0), Some(content))]);
-        let put = make(model, deed, true, || keyspace.insert(numbered(0), content.bytes()));
+        let operation = Operation::Rows(vec![(space, numbered(0), Some(content))]);
+        let put = make(model, operation, true, || keyspace.insert(numbered(0), content.bytes()));
         not_refused(put.map(drop), "putting a row where half was removed,")?;
     }
     Ok(())
@@ -133,8 +134,13 @@ fn open(db: &Database, model: &Model, name: &str) -> Result<(Keyspace, SpaceNumb
 }
 
 /// Makes a commit that does `deed`.
-fn make<T>(model: &Model, deed: Deed, is_full: bool, commit: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-    let (taken, result) = entered(model, |_| deed, commit);
+fn make<T>(
+    model: &Model,
+    operation: Operation,
+    is_full: bool,
+    commit: impl FnOnce() -> Result<T, Error>,
+) -> Result<T, Error> {
+    let (taken, result) = recorded(model, |_| operation, commit);
     if result.is_ok() && taken > 0 {
         model.answer(taken, is_full);
     }

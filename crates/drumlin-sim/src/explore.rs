@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::world::{self, Plan, Run, Story, Trouble};
+use crate::plan::{Fault, Plan};
+use crate::world::{self, Run, RunReport};
 
-/// How much is explored.
+/// The limits of an exploration.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub from: u64,
@@ -17,7 +18,7 @@ pub struct Limits {
     /// Finds after which it is enough.
     pub finds_max: usize,
     /// In place of what each seed says.
-    pub trouble: Option<Trouble>,
+    pub trouble: Option<Fault>,
     /// Simulated time after which it is enough.
     pub simulated_max: Duration,
 }
@@ -28,12 +29,12 @@ pub struct Summary {
     pub seeds: u64,
     pub simulated: Duration,
     pub points: u64,
-    pub story: Story,
+    pub report: RunReport,
     pub troubles: BTreeMap<String, u64>,
     /// Seed and report.
     pub finds: Vec<(u64, String)>,
     /// Its name, where every world had the same.
-    pub trouble: Option<Trouble>,
+    pub trouble: Option<Fault>,
 }
 
 impl Summary {
@@ -44,30 +45,30 @@ impl Summary {
         self.points += run.points;
         *self.troubles.entry(run.plan.trouble.name()).or_default() += 1;
         match run.result {
-            Ok(story) => {
-                let own = &mut self.story;
-                own.openings += story.openings;
-                own.openings_refused += story.openings_refused;
-                own.cuts += story.cuts;
-                own.cuts_while_opening += story.cuts_while_opening;
-                own.kills += story.kills;
-                own.closes += story.closes;
-                own.commits += story.commits;
-                own.rows_checked += story.rows_checked;
-                own.damage_reported += story.damage_reported;
-                own.openings_behind += story.openings_behind;
-                for (name, count) in story.counts {
+            Ok(report) => {
+                let own = &mut self.report;
+                own.openings += report.openings;
+                own.openings_refused += report.openings_refused;
+                own.cuts += report.cuts;
+                own.cuts_while_opening += report.cuts_while_opening;
+                own.kills += report.kills;
+                own.closes += report.closes;
+                own.commits += report.commits;
+                own.rows_checked += report.rows_checked;
+                own.damage_reported += report.damage_reported;
+                own.openings_behind += report.openings_behind;
+                for (name, count) in report.counts {
                     *own.counts.entry(name).or_default() += count;
                 }
-                own.harm.add(&story.harm);
+                own.harm.add(&report.harm);
             }
             Err(report) => self.finds.push((run.plan.seed, report)),
         }
     }
 }
 
-/// Keeps the calling thread, and those that it starts, on one processor: handing over the baton is several times as fast
-/// there.
+/// Keeps the calling thread, and those that it starts, on one processor: handing over the baton is several times as
+/// fast there.
 pub fn stay_on_one_processor(job: usize) {
     let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
     let processors: Vec<usize> =

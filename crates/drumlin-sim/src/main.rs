@@ -8,17 +8,18 @@ use std::time::{Duration, Instant, SystemTime};
 use clap::{Parser, Subcommand};
 use drumlin_sim::crash_points::{self, Bounds, Round};
 use drumlin_sim::explore::{self, Limits};
+use drumlin_sim::plan::{Fault, Plan};
 use drumlin_sim::planted;
 use drumlin_sim::progress::{self, CrashPoints, STORE_EVERY, Worlds};
 use drumlin_sim::report;
-use drumlin_sim::world::{self, Plan, Trouble};
+use drumlin_sim::world;
 
 /// Drumlin in a simulated world. Without a command it explores seeds, or replays one.
 #[derive(Debug, Parser)]
 #[command(name = "drumlin-sim", version)]
 struct Arguments {
-    /// Replays this seed; with DRUMLIN_SIM_TRACE=1 tells everything done to the disk, with DRUMLIN_SIM_BACKTRACE=1 where a
-    /// panic came from.
+    /// Replays this seed; with DRUMLIN_SIM_TRACE=1 tells everything done to the disk, with DRUMLIN_SIM_BACKTRACE=1
+    /// where a panic came from.
     #[arg(long)]
     seed: Option<u64>,
     /// Goes on for so long; by default a minute, or what --hours-simulated or --states asks for.
@@ -41,10 +42,13 @@ struct Arguments {
     finds: usize,
     /// Has this trouble in every world, whatever its seed says.
     #[arg(long, value_enum)]
-    trouble: Option<Trouble>,
+    trouble: Option<Fault>,
     /// With --seed: blocking clients only, no serializable transactions.
     #[arg(long)]
     plain: bool,
+    /// With --hours-simulated, --states or `planted`: writes the figures into docs/testing.md.
+    #[arg(long, global = true)]
+    update_docs: bool,
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -53,9 +57,9 @@ struct Arguments {
 enum Command {
     /// Lists the marks.
     Marks,
-    /// Builds bugs into the library and shows that each is found.
+    /// Plants bugs in copies of the library and shows that each is found.
     Planted {
-        /// Only those whose feature contains this.
+        /// Only those whose name contains this.
         #[arg(default_value = "")]
         only: String,
     },
@@ -82,8 +86,8 @@ enum Command {
         /// What is drawn follows from it.
         #[arg(long, default_value_t = 1)]
         draw: u64,
-        /// Goes on until all sittings together have gone through so many states; keeps count in target/sim. Each pass through
-        /// the points draws anew.
+        /// Goes on until all sittings together have gone through so many states; keeps count in target/sim. Each pass
+        /// through the points draws anew.
         #[arg(long, conflicts_with_all = ["stride", "point", "draw"])]
         states: Option<u64>,
     },
@@ -108,10 +112,10 @@ fn main() -> ExitCode {
             let round = Round { bounds, seed: draw, from: point, duration_max, finds_max };
             match states {
                 None => crash_points(round),
-                Some(states) => told(crash_points_until(states, round)),
+                Some(states) => told(crash_points_until(states, round, arguments.update_docs)),
             }
         }
-        (Some(Command::Planted { only }), _) => told(planted::run(&only)),
+        (Some(Command::Planted { only }), _) => told(planted::run(&only, arguments.update_docs)),
         (None, Some(seed)) => replay(seed, trouble, arguments.plain),
         (None, None) => {
             let from = arguments.from.unwrap_or_else(|| {
@@ -129,7 +133,7 @@ fn main() -> ExitCode {
             };
             match arguments.hours_simulated {
                 None => explore(limits),
-                Some(hours) => told(explore_until(hours, limits)),
+                Some(hours) => told(explore_until(hours, limits, arguments.update_docs)),
             }
         }
     }
@@ -153,7 +157,7 @@ const WORLDS: &str = "worlds.json";
 const CRASH_POINTS: &str = "crash-points.json";
 
 /// Goes on where the last sitting was; true if no sitting has found anything.
-fn explore_until(hours: f64, limits: Limits) -> std::io::Result<bool> {
+fn explore_until(hours: f64, limits: Limits, updates_docs: bool) -> std::io::Result<bool> {
     let before: Worlds = progress::load(WORLDS)?;
     if before.seeds > 0 {
         print!("{}", report::of_all_worlds(&before));
@@ -174,11 +178,14 @@ fn explore_until(hours: f64, limits: Limits) -> std::io::Result<bool> {
     let after = before.with(&summary);
     progress::store(WORLDS, &after)?;
     print!("{}", report::of_all_worlds(&after));
+    if updates_docs {
+        report::write_worlds(&after)?;
+    }
     Ok(after.finds.is_empty())
 }
 
 /// Goes on where the last sitting was; true if no sitting has found anything.
-fn crash_points_until(states: u64, round: Round) -> std::io::Result<bool> {
+fn crash_points_until(states: u64, round: Round, updates_docs: bool) -> std::io::Result<bool> {
     explore::stay_on_one_processor(0);
     let mut progress: CrashPoints = progress::load(CRASH_POINTS)?;
     print!("{}", report::of_all_crash_points(&progress));
@@ -205,6 +212,9 @@ fn crash_points_until(states: u64, round: Round) -> std::io::Result<bool> {
         }
     }
     print!("{}", report::of_all_crash_points(&progress));
+    if updates_docs {
+        report::write_crash_points(&progress)?;
+    }
     Ok(progress.finds.is_empty())
 }
 
@@ -239,15 +249,15 @@ fn crash_points(round: Round) -> ExitCode {
     if report.finds.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn replay(seed: u64, trouble: Option<Trouble>, is_plain: bool) -> ExitCode {
+fn replay(seed: u64, trouble: Option<Fault>, is_plain: bool) -> ExitCode {
     explore::stay_on_one_processor(0);
     let plan = Plan::of(seed).with(trouble);
     let run = world::run(if is_plain { plan.plain() } else { plan });
     println!("{:?}", run.plan);
     println!("trace {:016x}, {} points, {:?} simulated", run.trace, run.points, run.duration);
     match run.result {
-        Ok(story) => {
-            print!("{}", report::of_story(&story));
+        Ok(report) => {
+            print!("{}", report::of_story(&report));
             println!("nothing found");
             ExitCode::SUCCESS
         }
@@ -273,8 +283,8 @@ fn explore(limits: Limits) -> ExitCode {
                 "{:.0} s: {} seeds, {} commits, {} openings, {} finds",
                 began.elapsed().as_secs_f64(),
                 summary.seeds,
-                summary.story.commits,
-                summary.story.openings,
+                summary.report.commits,
+                summary.report.openings,
                 summary.finds.len()
             );
             told.0 = Instant::now();

@@ -1,18 +1,19 @@
-//! The oracle: what the database must hold, version by version, in the order of the timestamps that the engine gave out.
+//! The oracle: what the database must hold, version by version, in the order of the timestamps that the engine gave
+//! out.
 //!
-//! A commit is entered at the moment at which it gets its timestamp. So at any time the model knows every commit that may
-//! ever be read, whether its client was answered or not, and a read at a timestamp has one right answer.
+//! A commit is entered at the moment at which it gets its timestamp. So at any time the model knows every commit that
+//! may ever be read, whether its client was answered or not, and a read at a timestamp has one right answer.
 //!
 //! # What is checked
 //! - *Durability.* After a cut the database stands at some commit L: not below any acknowledged full commit, not below
-//!   anything that a reader saw while all commits are full, not above the last timestamp given out. It holds exactly what
-//!   the commits up to L left.
+//!   anything that a reader saw while all commits are full, not above the last timestamp given out. It holds exactly
+//!   what the commits up to L left.
 //! - *Snapshots and scans* show exactly the state at their timestamp, plain reads that at some moment of the call.
-//! - *Isolation.* Of a transaction under snapshot isolation no row that it wrote was changed between its snapshot and it; of
-//!   a serializable one also no row that it read, and none in the ranges that it scanned.
+//! - *Isolation.* Of a transaction under snapshot isolation no row that it wrote was changed between its snapshot and
+//!   it; of a serializable one also no row that it read, and none in the ranges that it scanned.
 //! - *Dropped futures.* A commit that had its timestamp stands, and of one that had none there is nothing.
-//! - *Wholeness.* A commit that failed has no timestamp, or its outcome is unknown. One that put rows and was acknowledged has
-//!   one.
+//! - *Wholeness.* A commit that failed has no timestamp, or its outcome is unknown. One that put rows and was
+//!   acknowledged has one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -67,17 +68,17 @@ struct Space {
 
 /// What a commit does.
 #[derive(Clone, Debug)]
-pub enum Deed {
+pub enum Operation {
     Rows(Vec<(SpaceNumber, Vec<u8>, Option<Content>)>),
     Create(String),
     Drop(SpaceNumber),
 }
 
-impl Deed {
-    /// Whether any row is put: that can't be done without a timestamp.
+impl Operation {
+    /// Returns `true` if any row is put: that can't be done without a timestamp.
     #[must_use]
     pub fn puts(&self) -> bool {
-        matches!(self, Deed::Rows(rows) if rows.iter().any(|(_, _, content)| content.is_some()))
+        matches!(self, Operation::Rows(rows) if rows.iter().any(|(_, _, content)| content.is_some()))
     }
 }
 
@@ -87,7 +88,7 @@ struct State {
     /// The newest timestamp given out.
     last: u64,
     /// No cut may take the database behind this.
-    lasting: u64,
+    acknowledged: u64,
     /// The newest commit that was answered in this life.
     answered: u64,
     /// What each commit of this life knew to last when it got its timestamp: its record says so.
@@ -131,10 +132,10 @@ impl Model {
 
     /// What this model was told to last, and the commits that `later` knows.
     #[must_use]
-    pub fn with_entered(&self, later: &Model) -> Model {
+    pub fn with_recorded(&self, later: &Model) -> Model {
         let mut state = later.lock().clone();
         let own = self.lock();
-        state.lasting = own.lasting;
+        state.acknowledged = own.acknowledged;
         state.answered = own.answered;
         Model { state: Arc::new(Mutex::new(state)) }
     }
@@ -142,19 +143,19 @@ impl Model {
     // ── commits ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// A commit got its timestamp.
-    pub fn enter(&self, timestamp: u64, deed: Deed) {
+    pub fn enter(&self, timestamp: u64, operation: Operation) {
         let mut state = self.lock();
         assert!(timestamp > 0, "timestamp 0 was given out");
         state.last = state.last.max(timestamp);
         state.commits += 1;
-        let lasting = state.lasting;
-        state.known.insert(timestamp, lasting);
-        match deed {
-            Deed::Create(name) => {
+        let acknowledged = state.acknowledged;
+        state.known.insert(timestamp, acknowledged);
+        match operation {
+            Operation::Create(name) => {
                 state.spaces.push(Space { name, created: timestamp, dropped: None, rows: BTreeMap::new() });
             }
-            Deed::Drop(space) => state.spaces[space].dropped = Some(timestamp),
-            Deed::Rows(rows) => {
+            Operation::Drop(space) => state.spaces[space].dropped = Some(timestamp),
+            Operation::Rows(rows) => {
                 for (space, key, content) in rows {
                     let space = &mut state.spaces[space];
                     assert!(
@@ -184,14 +185,14 @@ impl Model {
         let mut state = self.lock();
         state.answered = state.answered.max(timestamp);
         if is_full {
-            state.lasting = state.lasting.max(timestamp);
+            state.acknowledged = state.acknowledged.max(timestamp);
         }
     }
 
     /// Somebody saw the state at this timestamp, who may tell others: no cut takes it.
     pub fn seen(&self, timestamp: u64) {
         let mut state = self.lock();
-        state.lasting = state.lasting.max(timestamp);
+        state.acknowledged = state.acknowledged.max(timestamp);
     }
 
     #[must_use]
@@ -201,8 +202,8 @@ impl Model {
 
     /// No cut may take the database behind this.
     #[must_use]
-    pub fn lasting(&self) -> u64 {
-        self.lock().lasting
+    pub fn acknowledged(&self) -> u64 {
+        self.lock().acknowledged
     }
 
     #[must_use]
@@ -328,7 +329,7 @@ impl Model {
         ))
     }
 
-    /// Whether a row was there, or was not, at some moment of the window.
+    /// Returns `true` if a row was there, or was not, at some moment of the window.
     #[must_use]
     pub fn was(&self, window: Window, space: SpaceNumber, key: &[u8], is_there: bool) -> bool {
         let mut state = self.lock();
@@ -367,14 +368,14 @@ impl Model {
     /// If that can't be.
     pub fn reopen(&self, at_commit: u64, tampering: Tampering) -> Result<(), String> {
         let mut state = self.lock();
-        if at_commit < state.lasting && tampering != Tampering::Much {
-            let text = format!("it stands at commit {at_commit}, and commit {} was to last", state.lasting);
+        if at_commit < state.acknowledged && tampering != Tampering::Much {
+            let text = format!("it stands at commit {at_commit}, and commit {} was to last", state.acknowledged);
             if tampering == Tampering::None {
                 return Err(text);
             }
             // One record may be damaged. Is it the last, nobody can know that it was there.
             let lost = at_commit + 1;
-            let mut later = state.known.range(lost + 1..).take_while(|(later, _)| **later <= state.lasting);
+            let mut later = state.known.range(lost + 1..).take_while(|(later, _)| **later <= state.acknowledged);
             if let Some((witness, _)) = later.find(|(_, known)| **known >= lost) {
                 return Err(format!("{text}; commit {witness} knows that {lost} was durable"));
             }
@@ -383,7 +384,7 @@ impl Model {
             return Err(format!("it stands at commit {at_commit}, and commit {} was the last", state.last));
         }
         state.last = at_commit;
-        state.lasting = at_commit;
+        state.acknowledged = at_commit;
         state.answered = at_commit;
         state.known.retain(|timestamp, _| *timestamp <= at_commit);
         // Those created later are emptied and not taken away: their numbers stay what they are.
@@ -430,7 +431,7 @@ mod tests {
     fn model(commits: u64) -> Model {
         let model = Model::default();
         for timestamp in 1..=commits {
-            model.enter(timestamp, Deed::Rows(Vec::new()));
+            model.enter(timestamp, Operation::Rows(Vec::new()));
             model.answer(timestamp, true);
         }
         model

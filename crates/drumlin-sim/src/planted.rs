@@ -1,126 +1,265 @@
-//! Bugs planted in the library, to show that what is meant to find them does.
+//! Planted bugs, to show that the simulation finds bugs of their kind.
 //!
-//! Each is a feature of `drumlin`. It is built in, and the command that is meant for it has to find something within a
-//! minute; the same commands find nothing without it. The profile `planted` is quick to build and has assertions.
+//! Each is a patch in `plants/`: a line that says what the bug is, a line that names its finder, a unified diff. It is
+//! applied to a copy of the sources, which is built, and the finder must find something within a minute of a processor.
+//! The same finders find nothing in a copy without a patch. The library itself knows nothing of this. The profile
+//! `planted` is quick to build and has assertions.
 
+use std::fs;
+use std::io::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-/// A planted bug.
-#[derive(Clone, Copy, Debug)]
-pub struct Plant {
-    pub feature: &'static str,
-    /// What it does.
-    pub bug: &'static str,
-    /// The arguments of the command that is to find it.
-    pub finder: &'static [&'static str],
+use diffy::{Line, Patch};
+use drumlin_testing::documents;
+
+/// A command of this program that looks for bugs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Finder {
+    /// Power cuts and kills after each change of the disk in one script.
+    CrashPoints,
+    /// Simulated worlds, each from its seed.
+    Worlds,
+    /// The same, on disks that lose and change bytes.
+    RottenWorlds,
 }
 
-// What they go through does not depend on how fast the machine is; their minutes are only there to end them.
-const CRASH_POINTS: &[&str] = &["--minutes", "10", "--finds", "1", "crash-points", "--recovery", "0", "--random", "2"];
-const WORLDS: &[&str] = &["--minutes", "10", "--finds", "1", "--from", "0", "--seeds", "120"];
-const ROTTEN: &[&str] = &["--minutes", "10", "--finds", "1", "--from", "0", "--seeds", "120", "--trouble", "rot"];
+impl Finder {
+    const ALL: [Self; 3] = [Self::CrashPoints, Self::Worlds, Self::RottenWorlds];
+
+    /// Its name in a patch.
+    fn name(self) -> &'static str {
+        match self {
+            Self::CrashPoints => "crash-points",
+            Self::Worlds => "worlds",
+            Self::RottenWorlds => "worlds --trouble rot",
+        }
+    }
+
+    /// Its name in docs/testing.md.
+    fn title(self) -> &'static str {
+        match self {
+            Self::CrashPoints => "crash points",
+            Self::Worlds => "worlds",
+            Self::RottenWorlds => "worlds with `--trouble rot`",
+        }
+    }
+
+    /// Its arguments. The work they stand for is the same on every machine; ten minutes only end a run that hangs.
+    fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Self::CrashPoints => {
+                &["--minutes", "10", "--finds", "1", "crash-points", "--recovery", "0", "--random", "2"]
+            }
+            Self::Worlds => &["--minutes", "10", "--finds", "1", "--from", "0", "--seeds", "120"],
+            Self::RottenWorlds => {
+                &["--minutes", "10", "--finds", "1", "--from", "0", "--seeds", "120", "--trouble", "rot"]
+            }
+        }
+    }
+}
 
 /// A bug has to be found in so many seconds of a processor.
 const SECONDS_MAX: f64 = 60.0;
 
-/// All of them.
-pub const PLANTS: &[Plant] = &[
-    Plant {
-        feature: "plant-remove-sync",
-        bug: "a checkpoint does not sync before its superblock",
-        finder: CRASH_POINTS,
-    },
-    Plant {
-        feature: "plant-swap-superblock",
-        bug: "the superblock is written before what it names",
-        finder: CRASH_POINTS,
-    },
-    Plant { feature: "plant-lazy-log", bug: "a commit returns before its record is durable", finder: CRASH_POINTS },
-    Plant {
-        feature: "plant-reuse-early",
-        bug: "segments serve again before the checkpoint that frees them is durable",
-        finder: CRASH_POINTS,
-    },
-    Plant {
-        feature: "plant-drop-horizon-check",
-        bug: "a durable record that is missing is taken for the end of the log",
-        finder: ROTTEN,
-    },
-    Plant {
-        feature: "plant-skip-incarnation",
-        bug: "records of an earlier opening count that a later one had given up",
-        finder: WORLDS,
-    },
-    Plant {
-        feature: "plant-publish-before-apply",
-        bug: "a commit is published before its rows are changed",
-        finder: WORLDS,
-    },
-    Plant { feature: "plant-show-before-durable", bug: "readers see what is not durable", finder: WORLDS },
-    Plant { feature: "plant-miss-version", bug: "no version says that a row was absent", finder: WORLDS },
+/// What drumlin-sim is built from, below the root of the workspace.
+const SOURCES: [&str; 6] = [
+    "Cargo.lock",
+    "crates/drumlin/Cargo.toml",
+    "crates/drumlin/src",
+    "crates/drumlin-sim/Cargo.toml",
+    "crates/drumlin-sim/src",
+    // The library's manifest names it, for its tests.
+    "crates/drumlin-testing",
 ];
 
-/// Runs each finder on the library as it is, which must find nothing, then builds each bug and runs its finder; true if that
-/// found something. With a name, only those that contain it.
+/// A planted bug.
+#[derive(Clone, Debug)]
+pub struct Plant {
+    /// The name of its file, without the extension.
+    pub name: String,
+    /// What is wrong, in a sentence.
+    pub bug: String,
+    pub finder: Finder,
+    diff: String,
+}
+
+impl Plant {
+    /// Reads the patch called `name`.
+    fn parse(name: &str, text: &str) -> Result<Self> {
+        let wrong = |what: &str| Error::other(format!("{name}.patch {what}"));
+        let (heading, diff) = text.split_once("\n\n").ok_or_else(|| wrong("has no heading above its diff"))?;
+        let (bug, found_by) = heading.split_once("\nFound by: ").ok_or_else(|| wrong("does not name its finder"))?;
+        let finder = Finder::ALL.into_iter().find(|finder| finder.name() == found_by);
+        let finder = finder.ok_or_else(|| wrong(&format!("names a finder that does not exist: {found_by}")))?;
+        Ok(Self { name: name.to_owned(), bug: bug.to_owned(), finder, diff: diff.to_owned() })
+    }
+
+    /// Changes the one file below `root` that the patch is for.
+    ///
+    /// # Errors
+    /// If a hunk's old lines are not in that file exactly once, or the file can't be read or written.
+    pub fn apply(&self, root: &Path) -> Result<()> {
+        let (path, changed) = self.changed(root)?;
+        fs::write(path, changed)
+    }
+
+    /// The file below `root` that the patch is for, and its text with the bug.
+    ///
+    /// # Errors
+    /// As those of [`Plant::apply`].
+    pub fn changed(&self, root: &Path) -> Result<(PathBuf, String)> {
+        let wrong = |what: String| Error::other(format!("{}.patch {what}", self.name));
+        let patch = Patch::from_str(&self.diff).map_err(|error| wrong(format!("is no unified diff: {error}")))?;
+        let named = patch.original().and_then(|path| path.strip_prefix("a/"));
+        let named = named.ok_or_else(|| wrong("names no file to change".to_owned()))?;
+        let path = root.join(named);
+        let text = fs::read_to_string(&path).map_err(|error| wrong(format!("changes {named}: {error}")))?;
+        for (index, hunk) in patch.hunks().iter().enumerate() {
+            let old: String = hunk.lines().iter().filter_map(old_line).collect();
+            let count = text.matches(&old).count();
+            if count != 1 {
+                return Err(wrong(format!(
+                    "does not apply: the lines of hunk {} are {count} times in {named}",
+                    index + 1
+                )));
+            }
+        }
+        let changed =
+            diffy::apply(&text, &patch).map_err(|error| wrong(format!("does not apply to {named}: {error}")))?;
+        Ok((path, changed))
+    }
+}
+
+/// The line of the unchanged file, if it has one there.
+fn old_line<'l>(line: &Line<'l, str>) -> Option<&'l str> {
+    match line {
+        Line::Context(text) | Line::Delete(text) => Some(text),
+        Line::Insert(_) => None,
+    }
+}
+
+/// The root of the workspace.
+#[must_use]
+pub fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Every planted bug, by name: the files of `plants/`.
 ///
 /// # Errors
-/// If something can't be built or run.
-pub fn run(only: &str) -> std::io::Result<bool> {
-    let plants: Vec<&Plant> = PLANTS.iter().filter(|plant| plant.feature.contains(only)).collect();
-    let mut is_as_meant = true;
-    build(None)?;
-    let mut controls: Vec<&[&str]> = Vec::new();
-    for plant in &plants {
-        if !controls.contains(&plant.finder) {
-            controls.push(plant.finder);
-            println!("without a bug: drumlin-sim {}", plant.finder.join(" "));
-            let outcome = find(plant.finder)?;
-            println!("  {}: {}", if outcome.found { "FOUND SOMETHING" } else { "nothing found" }, outcome.text);
-            is_as_meant &= !outcome.found;
-        }
+/// If the folder can't be read or holds anything else.
+pub fn plants() -> Result<Vec<Plant>> {
+    let mut plants = Vec::new();
+    for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("plants"))? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".patch"));
+        let name = name.ok_or_else(|| Error::other(format!("{} is no patch", path.display())))?;
+        plants.push(Plant::parse(name, &fs::read_to_string(&path)?)?);
     }
+    plants.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok(plants)
+}
+
+/// Runs each finder on the library as it is, which must find nothing, then builds each bug and runs its finder; true if
+/// that found something. With a name, only those that contain it. With `updates_docs` the table in docs/testing.md is
+/// written, where all were found and all were asked for.
+///
+/// # Errors
+/// If something can't be read, copied, built or run, or a patch does not apply.
+pub fn run(only: &str, updates_docs: bool) -> Result<bool> {
+    let mut plants = plants()?;
+    plants.retain(|plant| plant.name.contains(only));
+    if plants.is_empty() {
+        return Err(Error::other(format!("no planted bug's name contains {only}")));
+    }
+    let mut is_as_meant = true;
+    let program = build(None)?;
+    for finder in Finder::ALL.into_iter().filter(|finder| plants.iter().any(|plant| plant.finder == *finder)) {
+        println!("without a bug: drumlin-sim {}", finder.arguments().join(" "));
+        let outcome = find(&program, finder)?;
+        println!("  {}: {}", if outcome.found { "FOUND SOMETHING" } else { "nothing found" }, outcome.text);
+        is_as_meant &= !outcome.found;
+    }
+    let mut rows = Vec::new();
     for plant in plants {
-        println!("{}: {}", plant.feature, plant.bug);
-        build(Some(plant.feature))?;
-        let outcome = find(plant.finder)?;
+        println!("{}: {}", plant.name, plant.bug);
+        let outcome = find(&build(Some(&plant))?, plant.finder)?;
         let is_caught = outcome.found && outcome.processor_seconds <= SECONDS_MAX;
-        println!("  {}: {}", if is_caught { "found" } else { "NOT FOUND" }, outcome.text);
+        println!("  {} by {}: {}", if is_caught { "found" } else { "NOT FOUND" }, plant.finder.name(), outcome.text);
         is_as_meant &= is_caught;
+        let seconds = match outcome.processor_seconds {
+            seconds if seconds < 0.1 => "below 0.1".into(),
+            seconds => format!("{seconds:.1}"),
+        };
+        rows.push(vec![format!("`{}`", plant.name), format!("{}, {}", plant.finder.title(), outcome.place), seconds]);
+    }
+    if updates_docs && only.is_empty() && is_as_meant {
+        documents::write_rows(&documents::testing_page(), "planted", rows)?;
     }
     Ok(is_as_meant)
 }
 
-fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
-fn build(feature: Option<&str>) -> std::io::Result<()> {
+/// Builds drumlin-sim from a copy of its sources in `target/planted`, with the bug if there is one, and returns the
+/// program. The copies share a target folder, where their dependencies are built once.
+fn build(plant: Option<&Plant>) -> Result<PathBuf> {
+    let folder = workspace().join("target/planted");
+    let name = plant.map_or("no-bug", |plant| &plant.name);
+    let copy = folder.join(name);
+    copy_sources(&copy)?;
+    if let Some(plant) = plant {
+        plant.apply(&copy)?;
+    }
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.current_dir(workspace());
-    command.args(["build", "--quiet", "-p", "drumlin-sim", "--profile", "planted", "--target-dir", "target/planted"]);
-    if let Some(feature) = feature {
-        command.args(["--features", feature]);
+    command.current_dir(&copy).args(["build", "--quiet", "-p", "drumlin-sim", "--profile", "planted"]);
+    command.args(["--target-dir", "../target"]);
+    if !command.status()?.success() {
+        return Err(Error::other(format!("{name} does not build in {}", copy.display())));
     }
-    if command.status()?.success() {
-        return Ok(());
+    Ok(folder.join("target/planted/drumlin-sim"))
+}
+
+/// Copies what drumlin-sim is built from to `copy`, in place of what is there, as a workspace of its own.
+fn copy_sources(copy: &Path) -> Result<()> {
+    if copy.exists() {
+        fs::remove_dir_all(copy)?;
     }
-    Err(std::io::Error::other(format!("{} does not build", feature.unwrap_or("drumlin-sim"))))
+    fs::create_dir_all(copy)?;
+    let manifest = fs::read_to_string(workspace().join("Cargo.toml"))?;
+    // The default members are crates that are not copied.
+    let lines = manifest.lines().filter(|line| !line.starts_with("default-members"));
+    fs::write(copy.join("Cargo.toml"), lines.flat_map(|line| [line, "\n"]).collect::<String>())?;
+    SOURCES.iter().try_for_each(|source| copy_all(&workspace().join(source), &copy.join(source)))
+}
+
+/// Copies a file, or a folder with all that is in it.
+fn copy_all(from: &Path, to: &Path) -> Result<()> {
+    if from.is_dir() {
+        return fs::read_dir(from)?.try_for_each(|entry| {
+            let entry = entry?;
+            copy_all(&entry.path(), &to.join(entry.file_name()))
+        });
+    }
+    fs::create_dir_all(to.parent().expect("a file below the copy's root"))?;
+    fs::copy(from, to)?;
+    Ok(())
 }
 
 struct Outcome {
     found: bool,
     processor_seconds: f64,
-    /// How long it took and what it was.
+    /// The seed or the change of the disk that it was found by.
+    place: String,
+    /// The time that it took, and the find.
     text: String,
 }
 
 /// Runs a finder.
-fn find(arguments: &[&str]) -> std::io::Result<Outcome> {
+fn find(program: &Path, finder: Finder) -> Result<Outcome> {
     let began = Instant::now();
-    let output = Command::new(workspace().join("target/planted/planted/drumlin-sim")).args(arguments).output()?;
+    let output = Command::new(program).args(finder.arguments()).output()?;
     let text = String::from_utf8_lossy(&output.stdout);
     let found = !output.status.success() && text.contains("FOUND");
     let seconds = text.lines().find_map(|line| line.strip_prefix(PROCESSOR_TIME)?.strip_suffix(" s")?.parse().ok());
@@ -128,10 +267,20 @@ fn find(arguments: &[&str]) -> std::io::Result<Outcome> {
     // How to see it again is for a library without the bug.
     let report = text.lines().skip_while(|line| !line.contains("FOUND")).take(2);
     let report: Vec<&str> = report.map(str::trim).filter(|line| !line.starts_with("again:")).collect();
+    let place = report.first().and_then(|line| place_of(line)).unwrap_or_default();
     let report: String = report.into_iter().flat_map(|line| ["\n    ", line]).collect();
     let seconds = began.elapsed().as_secs_f64();
     let text = format!("{processor_seconds:.1} s of a processor, {seconds:.1} s in all{report}");
-    Ok(Outcome { found, processor_seconds, text })
+    Ok(Outcome { found, processor_seconds, place, text })
+}
+
+/// The seed, or the change of the disk, that a find's first line names.
+fn place_of(line: &str) -> Option<String> {
+    let after = |what: &str, name: &str| {
+        let number = line.split_once(what)?.1.split(|c: char| !c.is_ascii_digit()).next()?;
+        Some(format!("{name} {number}"))
+    };
+    after("FOUND by seed ", "seed").or_else(|| after(" after change ", "change"))
 }
 
 /// How a finder's line begins that says how long it has kept a processor busy.
@@ -142,4 +291,19 @@ pub const PROCESSOR_TIME: &str = "processor time: ";
 pub fn processor_time() -> String {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     format!("{PROCESSOR_TIME}{:.1} s", time.tv_sec as f64 + time.tv_nsec as f64 / 1e9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::place_of;
+
+    /// Finds of both kinds name their place.
+    #[test]
+    fn finds_name_their_place() {
+        let place = |line| place_of(line).unwrap_or_default();
+        assert_eq!(place("FOUND by seed 55: at commit 3 row k is missing"), "seed 55");
+        assert_eq!(place("FOUND: a cut after change 137, loss All, draw 1: opening"), "change 137");
+        assert_eq!(place("FOUND: killed after change 8: opening"), "change 8");
+        assert_eq!(place("nothing"), "");
+    }
 }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::crash_points;
 use crate::explore::Summary;
 
-/// How often it is stored.
+/// The interval at which it is stored.
 pub const STORE_EVERY: Duration = Duration::from_secs(10);
 
 /// Worlds, over all sittings.
@@ -57,15 +57,15 @@ impl Worlds {
     /// With what this process has run from `next_seed` on.
     #[must_use]
     pub fn with(&self, summary: &Summary) -> Worlds {
-        let (story, mut sum) = (&summary.story, self.clone());
+        let (report, mut sum) = (&summary.report, self.clone());
         sum.next_seed += summary.seeds;
         sum.seeds += summary.seeds;
         sum.simulated_millis += summary.simulated.as_millis() as u64;
-        sum.commits += story.commits;
-        sum.rows_compared += story.rows_checked;
-        sum.openings += story.openings;
-        sum.cuts += story.cuts;
-        sum.kills += story.kills;
+        sum.commits += report.commits;
+        sum.rows_compared += report.rows_checked;
+        sum.openings += report.openings;
+        sum.cuts += report.cuts;
+        sum.kills += report.kills;
         for (mark, hits) in sim::marks() {
             *sum.hits.entry(mark.to_owned()).or_default() += hits;
         }

@@ -3,11 +3,12 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use drumlin::io::sim::{self, Harm};
+use drumlin::io::sim::{self, FaultCounts};
+use drumlin_testing::documents::{self, figure};
 
 use crate::explore::Summary;
 use crate::progress::{CrashPoints, Worlds};
-use crate::world::Story;
+use crate::world::RunReport;
 
 /// What worlds went through that ran for so long.
 #[must_use]
@@ -15,7 +16,7 @@ pub fn of_worlds(summary: &Summary, took: Duration) -> String {
     let seconds = took.as_secs_f64().max(0.001);
     let hours = summary.simulated.as_secs_f64() / 3600.0;
     let mut text = format!("{} in {seconds:.0} s, {hours:.2} hours of their time\n", counted(summary.seeds, "world"));
-    text += &of_story(&summary.story);
+    text += &of_story(&summary.report);
     let troubles = summary.troubles.iter().map(|(name, count)| format!("{} {name}", figure(*count)));
     row(&mut text, "troubles", &troubles.collect::<Vec<_>>().join(", "));
     text += &own_marks();
@@ -32,29 +33,29 @@ pub fn of_worlds(summary: &Summary, took: Duration) -> String {
 
 /// What was done and done to, in one world or many.
 #[must_use]
-pub fn of_story(story: &Story) -> String {
+pub fn of_story(report: &RunReport) -> String {
     let mut text = String::new();
-    let database = [(story.commits, "commit"), (story.rows_checked, "row| compared"), (story.openings, "opening")];
+    let database = [(report.commits, "commit"), (report.rows_checked, "row| compared"), (report.openings, "opening")];
     row(&mut text, "database", &listed(database));
     let ends = [
-        (story.cuts, "power cut"),
-        (story.cuts_while_opening, "power cut| while opening"),
-        (story.kills, "kill"),
-        (story.closes, "closing"),
-        (story.openings_refused, "opening| refused"),
+        (report.cuts, "power cut"),
+        (report.cuts_while_opening, "power cut| while opening"),
+        (report.kills, "kill"),
+        (report.closes, "closing"),
+        (report.openings_refused, "opening| refused"),
     ];
     row(&mut text, "ended by", &listed(ends));
-    row(&mut text, "clients", &listed(story.counts.iter().map(|(name, count)| (*count, *name))));
-    row(&mut text, "disks", &listed(of_harm(&story.harm)));
+    row(&mut text, "clients", &listed(report.counts.iter().map(|(name, count)| (*count, *name))));
+    row(&mut text, "disks", &listed(of_harm(&report.harm)));
     let damage = [
-        (story.damage_reported, "time| reported"),
-        (story.openings_behind, "opening| without the last acknowledged commits, after harm"),
+        (report.damage_reported, "time| reported"),
+        (report.openings_behind, "opening| without the last acknowledged commits, after harm"),
     ];
     row(&mut text, "damage", &listed(damage));
     text
 }
 
-fn of_harm(harm: &Harm) -> [(u64, &'static str); 10] {
+fn of_harm(harm: &FaultCounts) -> [(u64, &'static str); 10] {
     [
         (harm.requests_slow, "slow request"),
         (harm.reads_failed, "failed read"),
@@ -98,7 +99,44 @@ pub fn of_all_crash_points(points: &CrashPoints) -> String {
     text
 }
 
-/// How many marks of rare paths this process has hit, and which it has not.
+/// Writes the rows of worlds and of marks into docs/testing.md.
+///
+/// # Errors
+/// If the page can't be read or written, or has no such table.
+pub fn write_worlds(worlds: &Worlds) -> std::io::Result<()> {
+    let [seeds, commits, openings, cuts, kills] =
+        [worlds.seeds, worlds.commits, worlds.openings, worlds.cuts, worlds.kills].map(figure);
+    let much = format!(
+        "{seeds}, {:.0} hours of their time: {commits} commits, {openings} openings, {cuts} power cuts, {kills} kills",
+        worlds.hours()
+    );
+    write_run("simulated worlds", &much, &found(worlds.finds.len()))?;
+    let marks = sim::marks();
+    let hit = marks.iter().filter(|(mark, _)| worlds.hits.get(*mark).is_some_and(|hits| *hits > 0)).count();
+    write_run("marks of rare paths", &format!("{hit} of {} taken", marks.len()), "-")
+}
+
+/// Writes the row of crash points into docs/testing.md.
+///
+/// # Errors
+/// If the page can't be read or written, or has no such table.
+pub fn write_crash_points(points: &CrashPoints) -> std::io::Result<()> {
+    let [states, recovery_states, draw] = [points.states, points.recovery_states, points.draw].map(figure);
+    let much = format!(
+        "{states} different states, {recovery_states} of them of recoveries cut again; {draw} passes through the script"
+    );
+    write_run("crash points", &much, &found(points.finds.len()))
+}
+
+fn write_run(what: &str, much: &str, found: &str) -> std::io::Result<()> {
+    documents::write_row(&documents::testing_page(), "runs", [what, much, found])
+}
+
+fn found(count: usize) -> String {
+    if count == 0 { "nothing".into() } else { format!("{count} finds") }
+}
+
+/// The number of marks of rare paths that this process has hit, and the names of those it has not.
 #[must_use]
 pub fn own_marks() -> String {
     marks(|mark| sim::marks().iter().any(|(own, hits)| *own == mark && *hits > 0))
@@ -142,14 +180,6 @@ fn listed<'a>(counts: impl IntoIterator<Item = (u64, &'a str)>) -> String {
 fn counted(count: u64, noun: &str) -> String {
     let (noun, rest) = noun.split_once('|').unwrap_or((noun, ""));
     format!("{} {noun}{}{rest}", figure(count), if count == 1 { "" } else { "s" })
-}
-
-/// With its thousands parted.
-fn figure(count: u64) -> String {
-    let digits = count.to_string();
-    let parts: Vec<&str> =
-        digits.as_bytes().rchunks(3).rev().map(|part| std::str::from_utf8(part).unwrap_or("")).collect();
-    parts.join(",")
 }
 
 #[cfg(test)]

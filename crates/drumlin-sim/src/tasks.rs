@@ -1,8 +1,8 @@
 //! A small executor on the simulation's scheduler: several asynchronous clients on one thread.
 //!
-//! Which of the woken futures is polled next is drawn; where none is woken the thread is parked, until the next alarm at
-//! the latest. A future is polled only when it was woken, so a wake-up that gets lost is a deadlock, which the scheduler
-//! tells.
+//! Which of the woken futures is polled next is drawn; where none is woken the thread is parked, until the next alarm
+//! at the latest. A future is polled only when it was woken, so a wake-up that gets lost is a deadlock, which the
+//! scheduler tells.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -82,7 +82,8 @@ pub fn run(tasks: Vec<Task>, timer: &Timer, mut random: Random) {
         let ready: Vec<usize> =
             (0..running.len()).filter(|index| running[*index].0.is_woken.load(Ordering::SeqCst)).collect();
         if ready.is_empty() {
-            // Woken or late, that shows in the next round. Where nobody ever wakes it, the scheduler tells of a deadlock.
+            // Woken or late, that shows in the next round. Where nobody ever wakes it, the scheduler tells of a
+            // deadlock.
             sim::park(next_alarm.map(|deadline| deadline.saturating_sub(sim::now())));
             continue;
         }

@@ -3,9 +3,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use drumlin::io::sim;
 use drumlin_sim::crash_points::{Bounds, Round, run};
 
-/// A cut after any write or sync of the script, and of a recovery, takes nothing acknowledged and leaves nothing half done.
+/// A cut after any write or sync of the script, and of a recovery, takes nothing acknowledged and leaves nothing half
+/// done.
 #[test]
 fn a_cut_anywhere_in_the_script_takes_nothing() {
     let bounds = Bounds { subsets_of: 3, alone_max: 1, random: 1, of_recovery: 1, stride: 47 };
@@ -19,8 +21,8 @@ fn a_cut_anywhere_in_the_script_takes_nothing() {
     }
 }
 
-/// The same for every write, sync and name of a creation, and of what goes on with it after a kill: the database is made, or
-/// can be made again.
+/// The same for every write, sync and name of a creation, and of what goes on with it after a kill: the database is
+/// made, or can be made again.
 #[test]
 fn a_creation_cut_anywhere_can_be_gone_on_with() {
     let bounds = Bounds { subsets_of: 6, alone_max: 1, random: 8, of_recovery: 16, stride: 1 };
@@ -30,4 +32,18 @@ fn a_creation_cut_anywhere_can_be_gone_on_with() {
     println!("{} states of the first {} points verified", report.states, report.next);
     assert!(report.finds.is_empty(), "{:#?}", report.finds);
     assert!(report.next > 24);
+}
+
+/// Cuts where the superblock lists as many openings as it can: recovery erases what they made void, and may be cut amid
+/// that.
+#[test]
+fn records_that_openings_voided_are_erased_whatever_is_cut() {
+    let bounds = Bounds { subsets_of: 3, alone_max: 1, random: 2, of_recovery: 4, stride: 5 };
+    let stop = AtomicBool::new(false);
+    let round = Round { bounds, seed: 3, from: 0, duration_max: Duration::from_secs(60), finds_max: 20 };
+    let report = run(round, &stop, |report| stop.store(report.next > 40, Ordering::Relaxed));
+    println!("{} states of the first {} points verified", report.states, report.next);
+    assert!(report.finds.is_empty(), "{:#?}", report.finds);
+    let erased = sim::marks().into_iter().find(|(mark, _)| *mark == "a void record was erased");
+    assert!(erased.is_some_and(|(_, hits)| hits > 0), "nothing was erased");
 }

@@ -1,6 +1,7 @@
 //! Seeds that found something once, and that a seed decides everything.
 
-use drumlin_sim::world::{self, Plan, Trouble};
+use drumlin_sim::plan::{Fault, Plan};
+use drumlin_sim::world;
 
 /// What a seed found once it finds no more.
 #[test]
@@ -10,7 +11,7 @@ fn seeds_that_found_something_find_nothing() {
         let (seed, what) = line.split_once(' ').expect("a seed and what it was");
         let plan = Plan::of(seed.parse().expect("a number"));
         let kind = what.split_once(':').map_or("", |(kind, _)| kind);
-        let run = world::run(if kind == "plain" { plan.plain() } else { plan.with(Trouble::named(kind)) });
+        let run = world::run(if kind == "plain" { plan.plain() } else { plan.with(Fault::named(kind)) });
         if let Err(report) = run.result {
             panic!("seed {seed} ({what}) found: {report}");
         }

@@ -5,9 +5,9 @@
 //! ```
 //!
 //! Each connection is a task. It reads lines (`get KEY`, `put KEY VALUE`, `add KEY NUMBER`) and answers each when the
-//! database has: a page that is not in memory, a row that another connection holds, and the sync of a commit are awaited,
-//! while the thread serves others. The program connects to itself with a hundred clients, lets them work for a moment,
-//! and shows that nothing was lost.
+//! database has: a page that is not in memory, a row that another connection holds, and the sync of a commit are
+//! awaited, while the thread serves others. The program connects to itself with a hundred clients, lets them work for a
+//! moment, and shows that nothing was lost.
 
 use std::time::{Duration, Instant};
 

@@ -23,7 +23,8 @@ fn main() -> Result<()> {
     other.commit()?;
     println!("The second takes 12b, in the same page, and has committed: it did not wait.");
 
-    // Read committed waits for the row and then works on the newest; snapshot isolation, the default, would end in a conflict.
+    // Read committed waits for the row and then works on the newest; snapshot isolation, the default, would end in a
+    // conflict.
     let options = TxOptions { isolation: Isolation::ReadCommitted, ..TxOptions::default() };
     let (asks, asked) = channel();
     thread::scope(|scope| {

@@ -16,8 +16,8 @@ fn balance(tx: &Transaction, accounts: &Keyspace, name: &str) -> Result<u64> {
     Ok(u64::from_be_bytes(bytes[..].try_into().expect("eight bytes")))
 }
 
-/// Both accounts change or neither does. Where another transaction was first at one of them, `transact` gets a conflict and
-/// runs this again, on what the other has left.
+/// Both accounts change or neither does. Where another transaction was first at one of them, `transact` gets a conflict
+/// and runs this again, on what the other has left.
 fn transfer(tx: &mut Transaction, accounts: &Keyspace, from: &str, to: &str, amount: u64) -> Result<bool> {
     let (has, gets) = (balance(tx, accounts, from)?, balance(tx, accounts, to)?);
     if has < amount {

@@ -1,4 +1,4 @@
-//! What can go wrong, by what the caller can do about it.
+//! Errors, by what the caller can do about them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub enum Error {
     /// The operating system refused a file operation outside of commits.
     #[error("{action} {}: {source}", .path.display())]
     Io {
-        /// What was being done, as a verb phrase: "opening", "reading".
+        /// The operation, as a verb phrase: "opening", "reading".
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
@@ -27,7 +27,7 @@ pub enum Error {
     NotADatabase {
         /// The path given.
         path: PathBuf,
-        /// What was found there.
+        /// The reason.
         why: String,
     },
     /// Written by a newer Drumlin.
@@ -48,23 +48,23 @@ pub enum Error {
         /// The process that holds it, 0 where it is not known.
         pid: u32,
     },
-    /// This process is a fork of the one that opened the database, which alone may use it. A fork that is to open databases of
-    /// its own has to be made before the first was opened, or to execute a program: threads that a fork does not have may hold
-    /// locks that it needs.
+    /// This process is a fork of the one that opened the database, which alone may use it. A fork that is to open
+    /// databases of its own has to be made before the first was opened, or to execute a program: threads that a fork
+    /// does not have may hold locks that it needs.
     #[error("{} was opened by the process that this one is a fork of. Open it in the process that uses it", .path.display())]
     Forked {
         /// The database.
         path: PathBuf,
     },
     /// Bytes on the medium are not what was written. What does not need them stays readable.
-    #[error("damaged: {what} in {}: {flaw}. `drumlin check` lists all damage and what it costs", .path.display())]
-    Damaged {
+    #[error("damaged: {what} in {}: {reason}. `drumlin check` lists all damage and what it costs", .path.display())]
+    Corrupted {
         /// The file.
         path: PathBuf,
         /// The page, record or structure, with its place.
         what: String,
-        /// What is wrong with it.
-        flaw: String,
+        /// The check that failed.
+        reason: String,
     },
     /// No space is left that a commit may use. Nothing of the failed commit remains; removing, compacting and
     /// checkpoints still work.
@@ -72,10 +72,11 @@ pub enum Error {
     DiskFull {
         /// The database.
         path: PathBuf,
-        /// What was asked of the file system.
+        /// The request to the file system.
         needed_bytes: u64,
     },
-    /// Another transaction changed or holds the same row; run the transaction again ([`Database::transact`](crate::Database::transact) does).
+    /// Another transaction changed or holds the same row; run the transaction again
+    /// ([`Database::transact`](crate::Database::transact) does).
     #[error("conflict: {reason}. Run the transaction again")]
     Conflict {
         /// Which of the possible conflicts it was.
@@ -86,27 +87,34 @@ pub enum Error {
     TransactionTooLarge {
         /// Its share.
         limit_bytes: u64,
-        /// What exceeds it.
+        /// The part that exceeds it.
         what: &'static str,
-        /// What can be done about it.
+        /// The remedy.
         remedy: &'static str,
     },
-    /// The part of the memory budget that is for what all transactions together keep is in use. Nothing of the call remains;
-    /// the transaction can go on, or be run again when others have ended
-    /// ([`Database::transact`](crate::Database::transact) does).
+    /// A part of the memory budget is in use by others. Nothing of the call remains; the transaction can go on, or be
+    /// run again when others have ended ([`Database::transact`](crate::Database::transact) does). The parts are:
+    ///
+    /// - an eighth of the budget, for what open transactions write, lock and read. A transaction's call gets this at
+    ///   once; a plain write only where it had to wait for its row or for memory, and after 10 seconds more;
+    /// - a sixteenth, for what scans and readers of values have copied: a step of a scan, a count, a read of a value as
+    ///   a stream;
+    /// - a thirty-second, for the sources of values over 64 KiB, after 10 seconds;
+    /// - pages, in any call that needs one in memory: only where running operations have held every page that could
+    ///   make room for 10 seconds, as futures can that are neither polled nor dropped.
     #[error(
         "memory in use: {what} have come to the {limit_bytes} bytes of the budget that are for them. Run the transaction again when others have ended, or raise Config::memory"
     )]
     MemoryInUse {
-        /// What keeps it.
+        /// The part of the budget that is in use.
         what: &'static str,
-        /// How much of it there is.
+        /// The size of that part in bytes.
         limit_bytes: u64,
     },
     /// The versions a snapshot needs exceeded their share of memory. Take a new one.
     #[error("snapshot of timestamp {} is too old: the versions it needs exceeded their share of memory. Take a new snapshot", .timestamp)]
     SnapshotTooOld {
-        /// What the snapshot saw.
+        /// The timestamp that the snapshot reads at.
         timestamp: Timestamp,
     },
     /// The log failed while this commit was in flight: whether it is durable is known after reopening.
@@ -138,7 +146,7 @@ pub enum Error {
     /// A budget too small to work in.
     #[error("a memory budget of {given_bytes} bytes is too small: this database needs at least {minimum_bytes}")]
     BudgetTooSmall {
-        /// What was given.
+        /// The argument, and what is allowed.
         given_bytes: u64,
         /// The least that works.
         minimum_bytes: u64,
@@ -172,7 +180,7 @@ pub enum Error {
     },
 }
 
-/// What a caller can do about an [`Error`].
+/// The remedy for an [`Error`], by kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Recourse {
     /// Run the transaction again; it may succeed at once.
@@ -185,32 +193,54 @@ pub enum Recourse {
     Restore,
 }
 
+/// Told of each damage that reading comes upon: an opening stops at the first (`Err`), an examination notes it and has
+/// the reading go on (`Ok`).
+pub(crate) type OnCorruption<'d> = &'d mut dyn FnMut(Error) -> Result<()>;
+
+/// The result of a read; `None` where it is corrupted and reading goes on without it.
+pub(crate) fn sound<T>(read: Result<T>, on_corruption: OnCorruption<'_>) -> Result<Option<T>> {
+    match read {
+        Ok(value) => Ok(Some(value)),
+        Err(error) => on_corruption(error).map(|()| None),
+    }
+}
+
 impl Error {
-    /// What the caller can do about it.
+    /// The remedy that the caller has.
     #[must_use]
     pub fn recourse(&self) -> Recourse {
         match self {
             Error::Conflict { .. } | Error::SnapshotTooOld { .. } | Error::MemoryInUse { .. } => Recourse::Retry,
             Error::OutcomeUnknown { .. } | Error::Failed { .. } => Recourse::Reopen,
-            Error::Damaged { .. } => Recourse::Restore,
+            Error::Corrupted { .. } => Recourse::Restore,
             _ => Recourse::Change,
         }
     }
 
-    /// Whether running the whole transaction again may succeed.
+    /// Returns `true` if running the whole transaction again may succeed.
     #[must_use]
     pub fn is_conflict(&self) -> bool {
         matches!(self, Error::Conflict { .. })
     }
 
-    /// Whether it passes once other transactions have ended.
+    /// Returns `true` if it passes once other transactions have ended.
     pub(crate) fn passes(&self) -> bool {
         matches!(self, Error::Conflict { .. } | Error::MemoryInUse { .. })
     }
 
-    /// What all transactions together keep is too much.
+    /// The open transactions together have used up their part of the budget.
     pub(crate) fn transactions_in_memory(limit_bytes: u64) -> Error {
         Error::MemoryInUse { what: "writes, locks and reads of open transactions", limit_bytes }
+    }
+
+    /// The open scans and readers together have used up their part of the budget.
+    pub(crate) fn copies_in_memory(limit_bytes: u64) -> Error {
+        Error::MemoryInUse { what: "copies that open scans and readers of values keep", limit_bytes }
+    }
+
+    /// The writers of large values together have used up their part of the budget.
+    pub(crate) fn sources_in_memory(limit_bytes: u64) -> Error {
+        Error::MemoryInUse { what: "values that are being written from their sources", limit_bytes }
     }
 
     pub(crate) fn writes_too_large(limit_bytes: u64) -> Error {
@@ -246,7 +276,7 @@ impl Error {
         Error::Io { action, path: path.to_path_buf(), source: Arc::new(source) }
     }
 
-    pub(crate) fn damaged(path: &Path, what: impl Into<String>, flaw: impl std::fmt::Display) -> Error {
-        Error::Damaged { path: path.to_path_buf(), what: what.into(), flaw: flaw.to_string() }
+    pub(crate) fn corrupted(path: &Path, what: impl Into<String>, reason: impl std::fmt::Display) -> Error {
+        Error::Corrupted { path: path.to_path_buf(), what: what.into(), reason: reason.to_string() }
     }
 }

@@ -1,13 +1,15 @@
 //! Ways into the decoders for fuzzing: bytes that nobody vouches for go in, and nothing may panic.
 //!
-//! Most structures carry a checksum, which random bytes never pass. So each is decoded as it is, and then once more with
-//! the checksum made right: what a decoder must stand is damage that the checksum does not show, too. What was decoded
-//! and is encoded again must be the same.
+//! Most structures carry a checksum, which random bytes never pass. So each is decoded as it is, and then once more
+//! with the checksum made right: what a decoder must stand is damage that the checksum does not show, too. What was
+//! decoded and is encoded again must be the same.
 
 use crate::format::extent::{self, Header, Origin};
 use crate::format::log::{self, RecordHeader, SegmentHeader};
 use crate::format::superblock::{self, SLOT_OFFSETS, Superblock};
-use crate::format::{BLOCK_BYTES, ExtentRef, KeyspaceId, PageId, Place, SegmentUse, checksum, put_u32, put_u64};
+use crate::format::{
+    BLOCK_BYTES, ExtentAddress, ExtentRef, KeyspaceId, PageId, SegmentUse, checksum, put_u32, put_u64,
+};
 use crate::format::{catalogue::Catalogue, node, record, summary};
 use crate::tree::node::{Change, Inner, InnerMut, Leaf, LeafMut, Node, RowValue, check};
 
@@ -39,7 +41,7 @@ fn seal_superblock(block: &mut [u8]) {
 /// An extent: header, compression, and the node where one is in it.
 pub fn extent(bytes: &[u8]) {
     let decode = |bytes: &[u8], header: &Header| {
-        let mut page = vec![0; header.raw_bytes.min(Place::EXTENT_BYTES_MAX as usize)];
+        let mut page = vec![0; header.raw_bytes.min(ExtentAddress::EXTENT_BYTES_MAX as usize)];
         if extent::decode(bytes, header, &mut page).is_ok() {
             page[..extent::HEADER_BYTES].fill(0);
             exercise(&page, bytes);
@@ -365,7 +367,7 @@ impl Sealed {
                 found.push(Sealed { start, length: BLOCK_BYTES, kind: SealedKind::Superblock });
             }
         }
-        for start in (16 * BLOCK_BYTES..file.len()).step_by(Place::UNIT_BYTES as usize) {
+        for start in (16 * BLOCK_BYTES..file.len()).step_by(ExtentAddress::UNIT_BYTES as usize) {
             if let Ok(header) = extent::verify(&file[start..]) {
                 found.push(Sealed { start, length: header.stored_bytes, kind: SealedKind::Extent });
             }
@@ -392,8 +394,8 @@ impl Sealed {
 /// Bytes that each decoder takes for well-formed: what fuzzing begins with.
 pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
     use crate::format::{Epoch, Incarnation, Timestamp, catalogue, record::Operation};
-    let place = Place::new(1 << 20, 640, SegmentUse(5));
-    let extent = ExtentRef { place, segment_use: SegmentUse(5) };
+    let address = ExtentAddress::new(1 << 20, 640, SegmentUse(5));
+    let extent = ExtentRef { address, segment_use: SegmentUse(5) };
     let superblock = Superblock {
         sequence: 9,
         database: 77,
@@ -404,7 +406,7 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
         catalogue_bytes: 100,
         catalogue: extent,
         incarnations: vec![(Incarnation(1), Timestamp(1)), (Incarnation(2), Timestamp(1235))],
-        log: vec![superblock::Stretch { stream: 0, from: 0, to: 1 << 20 }],
+        log: vec![superblock::LogRange { stream: 0, from: 0, to: 1 << 20 }],
     };
     let catalogue = Catalogue {
         next_keyspace: 3,
@@ -413,20 +415,23 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
             id: KeyspaceId(2),
             page_bytes: 4096,
             name: "rows".into(),
-            chunks: vec![place, Place::NONE],
+            chunks: vec![address, ExtentAddress::NONE],
         }],
-        summaries: vec![place],
+        summaries: vec![address],
         segments: vec![extent, ExtentRef::NONE],
         orphans: vec![catalogue::Orphan { keyspace: KeyspaceId(2), first_page: PageId(5), page_count: 6 }],
     };
     let mut summary = Vec::new();
-    for place in [place, Place::NONE] {
-        summary::encode(&summary::Entry { keyspace: KeyspaceId(2), page: PageId(5), place, sequence: 1 }, &mut summary);
+    for address in [address, ExtentAddress::NONE] {
+        summary::encode(
+            &summary::TableChange { keyspace: KeyspaceId(2), page: PageId(5), address, sequence: 1 },
+            &mut summary,
+        );
     }
     let mut record = Vec::new();
     for operation in [
         Operation::Put { key: b"key", value: b"value" },
-        Operation::PutLarge { key: b"large", length: 5000, identity: 9, extents: vec![extent] },
+        Operation::PutLarge { key: b"large", length: 5000, value_id: 9, extents: vec![extent] },
         Operation::Remove { key: b"gone" },
         Operation::Create { page_bytes: 4096, name: "rows" },
         Operation::Drop,
@@ -438,8 +443,8 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
     leaf.insert(0, b"key 2", RowValue::Inline(b"two")).expect("an empty leaf has room");
     leaf.insert(1, b"key 3", RowValue::Inline(b"three")).expect("an empty leaf has room");
     let mut extent = Vec::new();
-    let identity = extent::Identity { keyspace: KeyspaceId(2), page: PageId(5) };
-    extent::encode(&page, identity, extent::Kind::Leaf, &mut extent);
+    let page_key = extent::PageKey { keyspace: KeyspaceId(2), page: PageId(5) };
+    extent::encode(&page, page_key, extent::Kind::Leaf, &mut extent);
     extent::seal(&mut extent, Origin { database: 77, segment_use: SegmentUse(5) });
     let raw_node = [&[0, 0], &page[extent::HEADER_BYTES..]].concat();
     let built = b"\x00\x01\x01a\x01c\x08\x05\x02ab\x03xyz\x06\x02ac\x02uv\x07\x02ab\x01z\x09\x03abc\x00".to_vec();

@@ -2,6 +2,7 @@
 #![deny(missing_docs)]
 
 mod collections;
+mod coverage;
 mod db;
 mod error;
 mod format;
@@ -13,20 +14,20 @@ mod memory;
 mod pool;
 mod seglog;
 mod space;
+mod store;
 mod sync;
 mod task;
 mod tree;
 mod txn;
-mod witness;
 
 pub use db::{
-    AsyncValueReader, Attempt, CheckProgress, CheckReport, CheckpointReport, CompactReport, Config, Damage, Database,
-    Isolation, Keyspace, KeyspaceInfo, KeyspaceOptions, MemoryPart, Opening, Range, Savepoint, Snapshot, Stats,
-    Transaction, TxOptions, Value, ValueReader,
+    AsyncValueReader, Attempt, Config, Database, Isolation, Keyspace, KeyspaceInfo, KeyspaceOptions, MemoryPart, Range,
+    Savepoint, Snapshot, Stats, Transaction, TxOptions, Value, ValueReader,
 };
 pub use error::{Error, Recourse, Result};
 pub use format::{Epoch, Incarnation, KeyspaceId, PageId, SegmentId, Timestamp};
 pub use io::IoBackend;
+pub use store::{CheckProgress, CheckReport, CheckpointReport, CompactReport, Corruption, Opening};
 pub use txn::engine::Durability;
 
 #[doc(hidden)]

@@ -1,27 +1,28 @@
 //! The arrows of ARCHITECTURE.md, and some of what it says is absent, checked against the sources.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each part of the library and the parts that it may name. What is not listed, it may not.
-const ARROWS: [(&str, &[&str]); 15] = [
+const ARROWS: [(&str, &[&str]); 16] = [
     ("collections", &[]),
     ("sync", &[]),
     ("format", &[]),
-    ("witness", &["sync", "format"]),
+    ("coverage", &["sync", "format"]),
     ("error", &["format"]),
     ("memory", &["sync"]),
-    ("io", &["collections", "witness", "format", "sync"]),
+    ("io", &["collections", "coverage", "format", "sync"]),
     ("task", &["sync", "io"]),
-    ("seglog", &["collections", "witness", "format", "sync", "error", "io"]),
-    ("space", &["collections", "witness", "format", "sync", "error", "memory", "io"]),
-    ("pool", &["collections", "witness", "format", "sync", "error", "memory", "io", "space"]),
-    ("tree", &["collections", "witness", "format", "sync", "task", "error", "space", "pool"]),
+    ("seglog", &["collections", "coverage", "format", "sync", "error", "io"]),
+    ("space", &["collections", "coverage", "format", "sync", "error", "memory", "io"]),
+    ("pool", &["collections", "coverage", "format", "sync", "error", "memory", "io", "space"]),
+    ("tree", &["collections", "coverage", "format", "sync", "task", "error", "space", "pool"]),
     (
         "txn",
         &[
             "collections",
-            "witness",
+            "coverage",
             "format",
             "sync",
             "task",
@@ -34,27 +35,27 @@ const ARROWS: [(&str, &[&str]); 15] = [
             "tree",
         ],
     ),
-    (
-        "db",
-        &[
-            "collections",
-            "witness",
-            "format",
-            "sync",
-            "task",
-            "error",
-            "memory",
-            "io",
-            "seglog",
-            "space",
-            "pool",
-            "tree",
-            "txn",
-        ],
-    ),
+    ("store", &["+txn"]),
+    ("db", &["+store"]),
     // Built for fuzzing only.
     ("fuzzing", &["format", "io", "tree"]),
 ];
+
+/// The parts that this one may use; `+txn` in the list stands for txn and all that it may use.
+fn arrows_of(part: &str) -> Option<Vec<&'static str>> {
+    let (_, names) = ARROWS.iter().find(|(name, _)| *name == part)?;
+    let mut parts = Vec::new();
+    for name in *names {
+        match name.strip_prefix('+') {
+            Some(lower) => {
+                parts.push(lower);
+                parts.extend(arrows_of(lower)?);
+            }
+            None => parts.push(*name),
+        }
+    }
+    Some(parts)
+}
 
 /// The files that may contain `unsafe`.
 const UNSAFE_FILES: [&str; 4] = ["io/buffer.rs", "io/process.rs", "io/uring.rs", "pool/frames.rs"];
@@ -75,17 +76,24 @@ fn source_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
 }
 
-/// Every source file: its path below `src`, and its text without comments.
+/// Every source file of the library: its path below `src`, and its text without comments.
 fn sources() -> Vec<(String, String)> {
+    let found = sources_in(&source_dir());
+    assert!(found.len() > 50, "the sources are somewhere else");
+    found
+}
+
+/// The same of any folder.
+fn sources_in(root: &Path) -> Vec<(String, String)> {
     let mut found = Vec::new();
-    let mut folders = vec![source_dir()];
+    let mut folders = vec![root.to_owned()];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 folders.push(path);
             } else if path.extension().is_some_and(|extension| extension == "rs") {
-                let name = path.strip_prefix(source_dir()).unwrap().to_str().unwrap().to_owned();
+                let name = path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
                 let text = fs::read_to_string(&path).unwrap();
                 // Models are no part of the library.
                 let text = text.split("#[cfg(all(test, drumlin_loom))]").next().unwrap();
@@ -94,7 +102,6 @@ fn sources() -> Vec<(String, String)> {
             }
         }
     }
-    assert!(found.len() > 50, "the sources are somewhere else");
     found.sort();
     found
 }
@@ -106,6 +113,11 @@ fn part_of(file: &str) -> &str {
 /// Modules that are there in tests only.
 fn is_test(file: &str) -> bool {
     file.contains("/tests") || file == "format/document.rs"
+}
+
+/// A file's code without its unit tests, which stand at its end.
+fn without_tests(code: &str) -> &str {
+    code.split("#[cfg(test)]\nmod tests {").next().unwrap()
 }
 
 /// The names that follow each `crate::` in the code, those in braces included.
@@ -141,18 +153,19 @@ fn arrows_point_down() {
         if part == "lib" {
             continue;
         }
-        let (_, allowed) =
-            ARROWS.iter().find(|(name, _)| *name == part).unwrap_or_else(|| panic!("{file} is in no listed part"));
+        let allowed = arrows_of(part).unwrap_or_else(|| panic!("{file} is in no listed part"));
         for path in ["crate::", "super::super::"] {
             for name in names_after(&code, path) {
                 let known = ARROWS.iter().any(|(other, _)| *other == name);
-                // What `lib.rs` exports is the public face, which is above everything.
-                let is_face = path == "crate::" && name.starts_with(char::is_uppercase) && part != "db";
-                if is_face || known && name != part && !allowed.contains(&name) {
+                if known && name != part && !allowed.contains(&name) {
                     wrong.push(format!("{file} uses {path}{name}"));
                 }
             }
         }
+        // What `lib.rs` exports is the public face, which is above everything.
+        let faces = names_after(without_tests(&code), "crate::").into_iter().filter(|_| !is_test(&file));
+        let faces = faces.filter(|name| name.starts_with(char::is_uppercase));
+        wrong.extend(faces.map(|name| format!("{file} uses crate::{name}")));
     }
     assert!(wrong.is_empty(), "against the arrows of ARCHITECTURE.md:\n{}", wrong.join("\n"));
 }
@@ -165,7 +178,7 @@ fn nothing_is_ambient() {
         if ["io", "sync"].contains(&part_of(&file)) || is_test(&file) {
             continue;
         }
-        let code = code.split("#[cfg(test)]\nmod tests {").next().unwrap();
+        let code = without_tests(&code);
         wrong.extend(AMBIENT.iter().filter(|what| code.contains(*what)).map(|what| format!("{file} uses {what}")));
     }
     assert!(wrong.is_empty(), "around io:\n{}", wrong.join("\n"));
@@ -206,4 +219,251 @@ fn the_code_map_is_true() {
         let is_named = named.iter().any(|name| *name == file || file.starts_with(&format!("{name}/")));
         assert!(is_named || is_test(&file), "the code map does not name {file}");
     }
+}
+
+/// A crate's files, by module path, without those that are there in tests only; with their code.
+fn modules(krate: &Path) -> BTreeMap<Vec<String>, String> {
+    let root = if krate.join("src/lib.rs").exists() { "lib" } else { "main" };
+    let mut modules = BTreeMap::new();
+    for (file, code) in sources_in(&krate.join("src")) {
+        let mut path: Vec<String> = file.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
+        if path.last().is_some_and(|name| name == "mod" || path.len() == 1 && name == root) {
+            path.pop();
+        }
+        if !is_test(&file) {
+            modules.insert(path, without_tests(&code).to_owned());
+        }
+    }
+    modules
+}
+
+/// The paths that a piece of code names. A group in braces names each of its members: `a::{b, c::d}` names `a::b` and
+/// `a::c::d`.
+fn paths(code: &str) -> Vec<Vec<String>> {
+    let is_name = |c: char| c.is_alphanumeric() || c == '_';
+    let mut found = Vec::new();
+    let mut groups: Vec<Vec<String>> = Vec::new();
+    let mut path: Vec<String> = Vec::new();
+    let mut rest = code;
+    while let Some(c) = rest.chars().next() {
+        if is_name(c) {
+            let (name, after) = rest.split_at(rest.find(|c| !is_name(c)).unwrap_or(rest.len()));
+            path.push(name.to_owned());
+            rest = after;
+            if let Some(after) = rest.strip_prefix("::") {
+                rest = after;
+                if let Some(after) = rest.strip_prefix('{') {
+                    groups.push(groups.last().cloned().unwrap_or_default().into_iter().chain(path.drain(..)).collect());
+                    rest = after;
+                }
+                continue;
+            }
+        } else {
+            rest = &rest[c.len_utf8()..];
+        }
+        // A name that no `::` follows ends a path; so does anything else.
+        if !path.is_empty() {
+            found.push(groups.last().cloned().unwrap_or_default().into_iter().chain(path.drain(..)).collect());
+        }
+        match c {
+            '}' => drop(groups.pop()),
+            '{' => groups.push(Vec::new()),
+            _ => {}
+        }
+    }
+    found
+}
+
+/// The use statements of a file, from `use` to the semicolon; with whether they are public.
+fn uses(code: &str) -> Vec<(bool, &str)> {
+    let starts = code.match_indices("use ").filter(|(at, _)| {
+        let line = code[..*at].rsplit('\n').next().unwrap().trim();
+        line.is_empty() || line == "pub" || line.starts_with("pub(") && line.ends_with(')')
+    });
+    let uses = starts.map(|(at, _)| {
+        let is_public = !code[..at].rsplit('\n').next().unwrap().trim().is_empty();
+        (is_public, code[at..].split(';').next().unwrap())
+    });
+    uses.collect()
+}
+
+/// A crate's modules, and what each brings into its scope.
+struct Crate {
+    modules: BTreeMap<Vec<String>, String>,
+    imports: BTreeMap<(Vec<String>, String), Vec<String>>,
+}
+
+impl Crate {
+    fn read(folder: &Path) -> Self {
+        let modules = modules(folder);
+        let mut imports = BTreeMap::new();
+        for (module, code) in &modules {
+            for path in uses(code).into_iter().flat_map(|(_, statement)| paths(statement)).filter(|path| path.len() > 1)
+            {
+                imports.insert((module.clone(), path.last().unwrap().clone()), path);
+            }
+        }
+        Self { modules, imports }
+    }
+
+    /// The module that a path in `module` leads to, past what other modules export again; none outside of the crate.
+    fn resolve(&self, module: &[String], path: &[String]) -> Option<Vec<String>> {
+        let mut at = module.to_vec();
+        let mut rest = path;
+        match path.first()?.as_str() {
+            "crate" => at.clear(),
+            "self" | "super" => {}
+            child if path.len() > 1 && self.modules.contains_key(&[module, &[child.to_owned()]].concat()) => {}
+            _ => return None,
+        }
+        while let Some((name, after)) = rest.split_first() {
+            match name.as_str() {
+                "crate" | "self" => {}
+                "super" => drop(at.pop()),
+                _ => {
+                    at.push(name.clone());
+                    if !self.modules.contains_key(&at) {
+                        at.pop();
+                        let imported = self.imports.get(&(at.clone(), name.clone())).filter(|_| at != module);
+                        return imported.and_then(|path| self.resolve(&at, path)).or(Some(at));
+                    }
+                }
+            }
+            rest = after;
+        }
+        Some(at)
+    }
+
+    /// The modules that each module names, without those that contain it: with them it is one. To export a name again
+    /// is not to use it.
+    fn arrows(&self) -> BTreeMap<&Vec<String>, BTreeSet<Vec<String>>> {
+        let arrows = self.modules.iter().map(|(module, code)| {
+            let exports: Vec<Vec<String>> =
+                uses(code).into_iter().filter(|(is_public, _)| *is_public).flat_map(|(_, text)| paths(text)).collect();
+            let is_used = |path: &Vec<String>| {
+                let name = path.last().unwrap();
+                !exports.contains(path) || paths(code).iter().filter(|path| path.contains(name)).count() > 1
+            };
+            let named = paths(code).into_iter().filter(is_used).filter_map(|path| self.resolve(module, &path));
+            (module, named.filter(|other| !module.starts_with(other)).collect())
+        });
+        arrows.collect()
+    }
+}
+
+/// No two files of a crate need each other, neither directly nor through others.
+#[test]
+fn files_form_no_circles() {
+    let mut circles = Vec::new();
+    for entry in fs::read_dir(source_dir().join("../..")).unwrap() {
+        let folder = entry.unwrap().path();
+        let krate = Crate::read(&folder);
+        let mut arrows = krate.arrows();
+        // What no arrow leaves or none reaches is in no circle.
+        loop {
+            let count = arrows.len();
+            let left: BTreeSet<Vec<String>> = arrows.keys().map(|module| (*module).clone()).collect();
+            arrows.values_mut().for_each(|others| others.retain(|other| left.contains(other)));
+            let reached: BTreeSet<Vec<String>> = arrows.values().flatten().cloned().collect();
+            arrows.retain(|module, others| !others.is_empty() && reached.contains(*module));
+            if arrows.len() == count {
+                break;
+            }
+        }
+        for (module, others) in arrows {
+            let others: Vec<String> = others.iter().map(|other| other.join("::")).collect();
+            let name = folder.file_name().unwrap().to_str().unwrap();
+            circles.push(format!("{name}: {} names {}", module.join("::"), others.join(", ")));
+        }
+    }
+    assert!(circles.is_empty(), "circles of files:\n{}", circles.join("\n"));
+}
+
+/// The functions that a numbered list names first in each of its steps.
+fn steps(list: &str) -> Vec<String> {
+    let step = |line: &str| {
+        let (number, rest) = line.trim_start_matches("//! ").split_once(". `")?;
+        number.parse::<usize>().ok()?;
+        rest.split_once('`').map(|(name, _)| name.to_owned())
+    };
+    list.lines().filter_map(step).collect()
+}
+
+/// A section of ARCHITECTURE.md.
+fn section(title: &str) -> String {
+    let text = fs::read_to_string(source_dir().join("../../../ARCHITECTURE.md")).unwrap();
+    text.split(title).nth(1).expect("the section is there").split("\n## ").next().unwrap().to_owned()
+}
+
+/// The body of a method of a source file.
+fn body(source: &str, name: &str) -> String {
+    let rest = source.split(&format!(" fn {name}(")).nth(1).unwrap_or_else(|| panic!("no method {name}"));
+    rest.split("\n    }").next().unwrap().to_owned()
+}
+
+/// Each step of a checkpoint is called where the list in ARCHITECTURE.md has it.
+#[test]
+fn the_steps_of_a_checkpoint_are_told_in_order() {
+    let told = steps(&section("## The life of a checkpoint"));
+    let read = |file: &str| fs::read_to_string(source_dir().join(file)).unwrap();
+    let (store, space) = (read("store/checkpoint.rs"), read("space/checkpoint.rs"));
+    // What is called, in the place of the call.
+    let called = body(&store, "checkpoint_of")
+        .replace("self.make_checkpoint(", &body(&store, "make_checkpoint"))
+        .replace("base.complete(", &body(&space, "complete"));
+    let places: Vec<usize> = told
+        .iter()
+        .map(|name| {
+            let is_call = |at: &usize| !called[..*at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
+            let call = format!("{name}(");
+            let mut calls = called.match_indices(&call).map(|(at, _)| at).filter(is_call);
+            calls.next().unwrap_or_else(|| panic!("a checkpoint does not call {name}"))
+        })
+        .collect();
+    assert!(told.len() == 11 && places.is_sorted(), "{told:?} at {places:?}");
+}
+
+/// The steps of recovery are told as they are called: in the head of their file, and in ARCHITECTURE.md.
+#[test]
+fn the_steps_of_recovery_are_told_in_order() {
+    let source = fs::read_to_string(source_dir().join("store/recovery.rs")).unwrap();
+    let told = steps(source.split("\nuse ").next().unwrap());
+    assert_eq!(steps(&section("## Recovery")), told);
+    let body = body(&source, "recover");
+    let places = told.iter().map(|name| body.find(&format!(".{name}(")).unwrap_or_else(|| panic!("{name}?")));
+    assert!(told.len() == 7 && places.is_sorted(), "{told:?}");
+}
+
+/// The tests that let time pass: where, how often, and why no condition could be waited for instead.
+const SLEEPS: [(&str, usize, &str); 13] = [
+    ("drumlin-cli/tests/cli/in_use.rs", 1, "polls whether another process has the database yet"),
+    ("drumlin-cli/tests/cli/lab.rs", 1, "polls whether another process has made its folder yet"),
+    ("drumlin-fuzz/src/face/memory.rs", 1, "measures memory at intervals"),
+    ("drumlin-fuzz/src/face/opening.rs", 1, "polls a lock that a dropped future's checkpoint still holds"),
+    ("drumlin-fuzz/src/face/threads.rs", 1, "the script says when, amid the others' work, the database is closed"),
+    ("drumlin/src/db/tests.rs", 2, "gives threads that have to wait the time to go on wrongly"),
+    ("drumlin/tests/asynchronous.rs", 1, "stalls the executor, so that what the threads finish heaps up"),
+    ("drumlin/tests/concurrency.rs", 3, "the pace of checkpoints and looks, and the end of the run"),
+    ("drumlin/tests/fork.rs", 1, "polls a child process, which may hang"),
+    ("drumlin/tests/kill.rs", 1, "a child process is killed at a random moment"),
+    ("drumlin/tests/lifetime.rs", 4, "gives a thread the time to begin to wait; any order passes"),
+    ("drumlin/tests/memory.rs", 1, "measures memory at intervals"),
+    ("drumlin/tests/support/workload.rs", 1, "the pace of checkpoints, drawn"),
+];
+
+/// Tests wait for conditions. Those that sleep are listed, and the list only gets shorter.
+#[test]
+fn tests_wait_for_conditions() {
+    let mut found = Vec::new();
+    for (file, code) in sources_in(&source_dir().join("../..")) {
+        let is_test = is_test(&file) || file.starts_with("drumlin-fuzz/src");
+        let code = if is_test { &code } else { &code[without_tests(&code).len()..] };
+        // The scheduler's own tests sleep in virtual time.
+        let count = code.matches("thread::sleep(").count();
+        if count > 0 {
+            found.push((file, count));
+        }
+    }
+    let listed: Vec<(String, usize)> = SLEEPS.iter().map(|(file, count, _)| ((*file).to_owned(), *count)).collect();
+    assert_eq!(found, listed, "wait for a condition, or shorten the list");
 }

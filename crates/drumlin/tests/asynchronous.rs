@@ -1,5 +1,5 @@
-//! The asynchronous face: the same answers on every executor, no thread for a waiting task, and no harm from a future that
-//! is dropped at any of its awaits.
+//! The asynchronous face: the same answers on every executor, no thread for a waiting task, and no harm from a future
+//! that is dropped at any of its awaits.
 
 mod support;
 
@@ -185,7 +185,7 @@ async fn everything(config: Config, folder: &Folder) {
     db.drop_keyspace_async("rows").await.unwrap();
     assert!(matches!(keyspace.get_async(b"row").await, Err(Error::KeyspaceDropped { .. })));
     db.compact_async().await.unwrap();
-    assert!(db.check_async().await.unwrap().damage.is_empty());
+    assert!(db.check_async().await.unwrap().corruption.is_empty());
     drop((before, keyspace));
     db.close_async().await.unwrap();
 }
@@ -322,13 +322,13 @@ fn a_commit_dropped_at_any_await_is_whole_or_nothing() {
         aborted > 20 && finished > 20,
         "{aborted} aborted, {completed} completed by themselves, {finished} finished"
     );
-    assert!(db.check().unwrap().damage.is_empty());
+    assert!(db.check().unwrap().corruption.is_empty());
     // Nothing of what was given up stays in the data file's books.
     db.checkpoint().unwrap();
     drop(keyspace);
     db.close().unwrap();
     let db = small().open(folder.path()).unwrap();
-    assert!(db.check().unwrap().damage.is_empty());
+    assert!(db.check().unwrap().corruption.is_empty());
 }
 
 /// The same for single writes, reads, scans and waits for rows.
@@ -388,7 +388,7 @@ fn any_call_dropped_at_any_await_does_no_harm() {
     for number in 0..6000 {
         assert_eq!(keyspace.get(key(number)).unwrap().unwrap(), Random(number).bytes(200));
     }
-    assert!(db.check().unwrap().damage.is_empty());
+    assert!(db.check().unwrap().corruption.is_empty());
 }
 
 /// What a future answers, if it does within a time that is more than enough.
@@ -400,8 +400,8 @@ fn within_reason<T>(future: impl Future<Output = T>) -> Option<T> {
     smol::block_on(smol::future::or(async { Some(future.await) }, limit))
 }
 
-/// Commits that wait for space in the log, which another holds while it waits for a page, leave the database's threads to
-/// those who need them.
+/// Commits that wait for space in the log, which another holds while it waits for a page, leave the database's threads
+/// to those who need them.
 #[test]
 fn tasks_that_wait_for_the_log_occupy_no_thread() {
     let folder = Folder::new();
@@ -443,8 +443,8 @@ fn tasks_that_wait_for_the_log_occupy_no_thread() {
     assert_eq!(warm.count(..).unwrap(), 1 + 2 * 360);
 }
 
-/// Large commits of several tasks in little memory: those that wait for space in the log do not keep the one that has it
-/// from getting frames, nor do keyspaces that are being made.
+/// Large commits of several tasks in little memory: those that wait for space in the log do not keep the one that has
+/// it from getting frames, nor do keyspaces that are being made.
 #[test]
 fn large_commits_of_tasks_in_little_memory_all_end() {
     let (send, receive) = std::sync::mpsc::channel();
@@ -490,8 +490,8 @@ fn large_commits_of_tasks_in_little_memory_all_end() {
     receive.recv_timeout(Duration::from_secs(60)).expect("tasks wait for each other for ever");
 }
 
-/// A queue that fails to wait, with reads that have finished and others in flight, fails no task for ever, and later reads
-/// have another.
+/// A queue that fails to wait, with reads that have finished and others in flight, fails no task for ever, and later
+/// reads have another.
 #[test]
 fn a_queue_that_fails_leaves_no_task_waiting() {
     const ENOMEM: i32 = 12;

@@ -173,6 +173,10 @@ impl Stage {
                     let mut expected = from.next_multiple_of(2);
                     let mut previous = Vec::new();
                     for row in self.churn.range(churned(from)..).take(300) {
+                        // Its versions had to go while this thread had no processor.
+                        if matches!(row, Err(Error::SnapshotTooOld { .. })) {
+                            break;
+                        }
                         let (key, value) = row.unwrap();
                         assert!(previous[..] < key[..], "rows out of order");
                         check_stamp(&key, &value);
@@ -268,14 +272,14 @@ fn stress(config: &drumlin::Config, path: &std::path::Path, seed: u64) -> u64 {
     let before: Vec<_> = churn.iter().map(Result::unwrap).collect();
     assert_eq!(sum(accounts.iter()).unwrap(), Some(ACCOUNTS * START));
     let report = db.check().unwrap();
-    assert!(report.damage.is_empty(), "{:?}", report.damage);
+    assert!(report.corruption.is_empty(), "{:?}", report.corruption);
     drop((accounts, churn));
     db.close().unwrap();
     let db = config.open(path).unwrap();
     assert_eq!(sum(db.existing_keyspace("accounts").unwrap().iter()).unwrap(), Some(ACCOUNTS * START));
     let after = db.existing_keyspace("churn").unwrap().iter().map(Result::unwrap);
     assert!(after.eq(before), "rows after reopening");
-    assert!(db.check().unwrap().damage.is_empty());
+    assert!(db.check().unwrap().corruption.is_empty());
     done.into_inner()
 }
 

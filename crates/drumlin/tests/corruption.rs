@@ -1,9 +1,10 @@
-//! Bytes flipped, zeroed, overwritten and cut off, in every file, of a database that was closed and of one that was killed.
+//! Bytes flipped, zeroed, overwritten and cut off, in every file, of a database that was closed and of one that was
+//! killed.
 //!
 //! Whatever is done to the files: no panic, and never a wrong answer. Either an error that names a file, or everything
-//! right; what is not damaged stays readable; and a check that finds nothing means that all is right. One thing can't be
-//! told from an ordinary end: the log's last records, with all that was written behind them, gone. So a damaged log may
-//! also end early, at a whole commit. `DRUMLIN_TEST_MUTATIONS` is the number of mutations per test (default 500).
+//! right; what is not damaged stays readable; and a check that finds nothing means that all is right. One thing can't
+//! be told from an ordinary end: the log's last records, with all that was written behind them, gone. So a damaged log
+//! may also end early, at a whole commit. `DRUMLIN_TEST_MUTATIONS` is the number of mutations per test (default 500).
 
 mod support;
 
@@ -114,12 +115,21 @@ impl Sample {
     /// Opens and reads everything of files that were tampered with. `log_ends` allows an early end of the log.
     fn verify(&self, files: &Files, log_ends: bool, figures: &mut Figures) -> Result<(), String> {
         let backend = disk_of(files);
+        let examined = config(&backend).examine(FOLDER);
+        if read_files(&*backend) != *files {
+            return Err("an examination changed a file".into());
+        }
         let db = match config(&backend).open(FOLDER) {
             Ok(db) => db,
             Err(error) => {
                 figures.refused += 1;
+                if matches!(error, Error::Corrupted { .. })
+                    && !examined.as_ref().is_ok_and(|found| !found.corruption.is_empty())
+                {
+                    return Err(format!("{error}, and an examination found {examined:?}"));
+                }
                 return match error {
-                    Error::Damaged { path, .. } if path.starts_with(FOLDER) => Ok(()),
+                    Error::Corrupted { path, .. } if path.starts_with(FOLDER) => Ok(()),
                     // Where the bytes that say so were hit.
                     Error::NewerFormat { .. } | Error::NotADatabase { .. } => Ok(()),
                     other => Err(format!("opening: {other:?}")),
@@ -139,7 +149,7 @@ impl Sample {
 
     fn verify_open(&self, db: &Database, log_ends: bool, figures: &mut Figures) -> Result<(), String> {
         let damaged = |error: Error| match error {
-            Error::Damaged { path, .. } if path.starts_with(FOLDER) => Ok(()),
+            Error::Corrupted { path, .. } if path.starts_with(FOLDER) => Ok(()),
             other => Err(format!("reading: {other:?}")),
         };
         let keyspace = db.existing_keyspace("rows").map_err(|error| format!("{error}"))?;
@@ -202,14 +212,14 @@ impl Sample {
         let report = db.check().map_err(|error| format!("check: {error}"))?;
         if unreadable > 0 {
             figures.partly_readable += 1;
-            if report.damage.is_empty() {
+            if report.corruption.is_empty() {
                 return Err(format!("{unreadable} rows are unreadable, and the check found nothing"));
             }
-            if report.damage.iter().any(|damage| damage.cost.is_empty() || damage.flaw.is_empty()) {
+            if report.corruption.iter().any(|damage| damage.cost.is_empty() || damage.reason.is_empty()) {
                 return Err("damage without its cost".into());
             }
         }
-        figures.noticed += u64::from(unreadable == 0 && !report.damage.is_empty());
+        figures.noticed += u64::from(unreadable == 0 && !report.corruption.is_empty());
         Ok(())
     }
 }
@@ -300,6 +310,7 @@ fn mutate(killed: bool, seed: u64, chosen: impl Fn(&Path) -> bool) -> Figures {
     let sample = Sample::new(killed);
     let mut figures = Figures::default();
     sample.verify(&sample.files, false, &mut figures).unwrap();
+    assert!(config(&disk_of(&sample.files)).examine(FOLDER).unwrap().corruption.is_empty());
     let paths: Vec<&PathBuf> = sample.files.keys().filter(|path| chosen(path)).collect();
     for mutation in 0..number("DRUMLIN_TEST_MUTATIONS", 500) {
         let mut random = Random(seed << 32 ^ mutation);
@@ -313,8 +324,8 @@ fn mutate(killed: bool, seed: u64, chosen: impl Fn(&Path) -> bool) -> Figures {
         }));
         let place = format!("mutation {mutation}, {}: {how}", path.display());
         let (result, seen) = result.unwrap_or_else(|_| panic!("{place}: a panic"));
-        if let Err(flaw) = result {
-            panic!("{place}: {flaw}");
+        if let Err(reason) = result {
+            panic!("{place}: {reason}");
         }
         assert_eq!(PANICS.load(Ordering::SeqCst), 0, "{place}: a panic on another thread");
         figures.refused += seen.refused;
@@ -384,20 +395,20 @@ fn a_checkpoint_mends_what_a_check_found() {
     }
     db.checkpoint().unwrap();
     for structure in ["the catalogue", "the table of segments", "a summary", "chunk"] {
-        // Among what a checkpoint writes it comes last. The one that mends a summary writes a base image, so the next has
-        // chunks.
+        // Among what a checkpoint writes it comes last. The one that mends a summary writes a base image, so the next
+        // has chunks.
         let before = read_files(&*backend).remove(&data).unwrap();
         // What is damaged is not lost: pages change, come and go as ever.
         put(&mut rows, 200);
         db.checkpoint().unwrap();
         let report = db.check().unwrap();
-        assert!(report.damage.is_empty(), "{mended:?}: {report:?}");
+        assert!(report.corruption.is_empty(), "{mended:?}: {report:?}");
         let after = read_files(&*backend).remove(&data).unwrap();
         let changed = (0..after.len()).rev().filter(|&at| before.get(at) != Some(&after[at]));
         let found = changed.step_by(50).find_map(|at| {
             file.write_at(&[after[at] ^ 0x10], at as u64, Persist::Later).unwrap();
             let report = db.check().unwrap();
-            let damage = report.damage.into_iter().find(|damage| damage.what.starts_with(structure));
+            let damage = report.corruption.into_iter().find(|damage| damage.what.starts_with(structure));
             if damage.is_none() {
                 file.write_at(&[after[at]], at as u64, Persist::Later).unwrap();
             }
@@ -416,5 +427,5 @@ fn a_checkpoint_mends_what_a_check_found() {
         keyspace.iter().map(|row| row.unwrap()).map(|(key, value)| (key.to_vec(), value.to_vec())).collect();
     assert!(there == rows, "{} rows of {} are there", there.len(), rows.len());
     let report = db.check().unwrap();
-    assert!(report.damage.is_empty(), "{report:?}");
+    assert!(report.corruption.is_empty(), "{report:?}");
 }

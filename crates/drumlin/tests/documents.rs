@@ -1,8 +1,11 @@
-//! The documents against the repository: links lead somewhere, and tests that are named exist.
+//! The documents and comments against the repository: links lead somewhere, tests that are named exist, lines fit, and
+//! prose gets no worse.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use drumlin_testing::documents::{tables, testing_page};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -63,4 +66,94 @@ fn tests_that_are_named_exist() {
         }
     }
     assert!(wrong.is_empty(), "no such function:\n{}", wrong.join("\n"));
+}
+
+/// The tables that programs write are where they look for them, whole, and have the rows that are known here.
+#[test]
+fn tables_of_figures_are_whole() {
+    let text = fs::read_to_string(testing_page()).unwrap();
+    let tables = tables(&text).unwrap();
+    let names: Vec<&str> = tables.iter().map(|table| table.name.as_str()).collect();
+    assert_eq!(names, ["planted", "runs"]);
+    let firsts = |table: usize| tables[table].rows.iter().map(|row| row[0].clone()).collect::<BTreeSet<_>>();
+    let mut patches = Vec::new();
+    files_below(&root().join("crates/drumlin-sim/plants"), "patch", &mut patches);
+    let patches = patches.iter().map(|path| format!("`{}`", path.file_stem().unwrap().display()));
+    assert_eq!(firsts(0), patches.collect(), "each planted bug has a row");
+    let runs = [
+        "simulated worlds",
+        "crash points",
+        "power cuts on real file systems",
+        "guests killed whole",
+        "damaged databases opened",
+        "histories",
+        "marks of rare paths",
+    ];
+    assert_eq!(firsts(1), runs.map(str::to_owned).into());
+    // Seconds, and counts with commas.
+    assert!(tables[0].rows.iter().all(|row| row[2].trim_start_matches("below ").parse::<f64>().is_ok()));
+    let is_count = |word: &str| word.split(',').skip(1).all(|part| part.len() == 3);
+    let words =
+        tables[1].rows.iter().flat_map(|row| row[1].split(' ')).map(|word| word.trim_end_matches([',', ';', ':']));
+    assert!(words.filter(|word| word.starts_with(|c: char| c.is_ascii_digit())).all(is_count));
+}
+
+/// The comment in a line of source, without what introduces it.
+fn comment(line: &str) -> Option<&str> {
+    let text = line.trim_start().strip_prefix("//")?;
+    Some(text.trim_start_matches(['/', '!']).trim_start())
+}
+
+fn sources() -> Vec<(PathBuf, String)> {
+    let mut paths = Vec::new();
+    files_below(&root().join("crates"), "rs", &mut paths);
+    assert!(paths.len() > 100, "the sources are somewhere else");
+    paths.into_iter().map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
+}
+
+/// Comments keep to 120 columns, to which rustfmt keeps code. Tables and addresses may be wider.
+#[test]
+fn comments_keep_to_their_columns() {
+    let mut wide = Vec::new();
+    for (path, text) in sources() {
+        for (number, line) in text.lines().enumerate() {
+            let is_free = |text: &str| text.contains("://") || text.contains("  ") || text.starts_with('|');
+            if comment(line).is_some_and(|text| !is_free(text)) && line.chars().count() > 120 {
+                wide.push(format!("{}:{}", path.display(), number + 1));
+            }
+        }
+    }
+    assert!(wide.is_empty(), "comments beyond 120 columns:\n{}", wide.join("\n"));
+}
+
+/// Beginnings of documentation that describe a thing by a clause in place of naming it, and how many are left.
+const BEGINNINGS: [(&str, usize); 5] = [("What ", 322), ("How ", 52), ("Where ", 70), ("Whether ", 27), ("As [", 0)];
+
+/// Words that leave the actor unnamed or read as translated, and how many are left in comments.
+const WORDS: [(&str, usize); 5] = [("whoever", 68), ("somebody", 34), ("nobody", 87), ("any more", 43), ("anew", 26)];
+
+/// The sentences that CONTRIBUTING.md advises against become fewer, never more: where one has gone, its number here
+/// goes down with it.
+#[test]
+fn prose_gets_no_worse() {
+    let sources = sources();
+    let mut wrong = Vec::new();
+    let mut hold = |what: &str, found: usize, allowed: usize| {
+        if found > allowed {
+            wrong
+                .push(format!("{what:?}: {found}, at most {allowed}: begin with a noun or a verb, and name the actor"));
+        } else if found + 10 < allowed {
+            wrong.push(format!("{what:?}: {found} are left; lower its number, {allowed}"));
+        }
+    };
+    for (beginning, allowed) in BEGINNINGS {
+        let is_doc = |line: &&str| line.trim_start().starts_with("///") || line.trim_start().starts_with("//!");
+        let lines = sources.iter().flat_map(|(_, text)| text.lines().filter(is_doc));
+        hold(beginning, lines.filter(|line| comment(line).unwrap().starts_with(beginning)).count(), allowed);
+    }
+    for (word, allowed) in WORDS {
+        let comments = sources.iter().flat_map(|(_, text)| text.lines().filter_map(comment));
+        hold(word, comments.map(|text| text.to_lowercase().matches(word).count()).sum(), allowed);
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -1,5 +1,5 @@
-//! What else happens to the files of a database, on real folders: they are removed, emptied, put back, moved; the working
-//! directory changes, the lock's file goes, others put theirs in between.
+//! What else happens to the files of a database, on real folders: they are removed, emptied, put back, moved; the
+//! working directory changes, the lock's file goes, others put theirs in between.
 
 mod support;
 
@@ -7,21 +7,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use drumlin::{Config, Database, Error};
-use support::{Folder, small};
+use support::{Folder, copy_folder, small};
 
 fn config() -> Config {
     small().checkpoint_log_bytes(64 << 20)
-}
-
-fn copy_folder(from: &Path, to: &Path) {
-    fs::create_dir_all(to.join("log")).unwrap();
-    for folder in [PathBuf::new(), PathBuf::from("log")] {
-        for entry in fs::read_dir(from.join(&folder)).into_iter().flatten().map(Result::unwrap) {
-            if entry.file_type().unwrap().is_file() {
-                fs::copy(entry.path(), to.join(&folder).join(entry.file_name())).unwrap();
-            }
-        }
-    }
 }
 
 /// Commits `count` rows of 20 KiB each, from number `first` on: fifty fill a segment of the log.
@@ -44,8 +33,8 @@ fn segments(folder: &Path) -> Vec<PathBuf> {
     fs::read_dir(folder.join("log")).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
-/// The log, or any one segment of it, is missed in whatever way it is gone, where the database was not closed; the message
-/// names the log.
+/// The log, or any one segment of it, is missed in whatever way it is gone, where the database was not closed; the
+/// message names the log.
 #[test]
 fn a_database_that_was_killed_needs_its_whole_log() {
     for (streams, checkpoint_after) in [(1, None), (1, Some(130)), (3, Some(20))] {
@@ -68,7 +57,7 @@ fn a_database_that_was_killed_needs_its_whole_log() {
             Err(error) => Err(error),
         };
         let is_missed = |path: &Path, what: &str| match opens(path) {
-            Err(Error::Damaged { path: named, .. }) => {
+            Err(Error::Corrupted { path: named, .. }) => {
                 assert!(named.starts_with(path.join("log")), "{what}: {named:?}");
             }
             other => panic!("{what}: {other:?}"),
@@ -93,7 +82,7 @@ fn a_database_that_was_killed_needs_its_whole_log() {
                 // A spare is not needed; then every row is there.
                 match opens(&lost.path()) {
                     Ok(()) => {}
-                    Err(Error::Damaged { path, .. }) if path.starts_with(lost.path().join("log")) => missed += 1,
+                    Err(Error::Corrupted { path, .. }) if path.starts_with(lost.path().join("log")) => missed += 1,
                     Err(other) => panic!("{segment:?} {way}: {other:?}"),
                 }
             }
@@ -121,8 +110,8 @@ fn a_database_that_was_closed_needs_no_log() {
     assert_rows(&config().open(folder.path()).unwrap(), 180);
 }
 
-/// A database that was opened by a relative path goes on when the working directory changes, and touches nothing of another
-/// that has the same name there.
+/// A database that was opened by a relative path goes on when the working directory changes, and touches nothing of
+/// another that has the same name there.
 #[test]
 fn the_working_directory_does_not_matter() {
     let before = std::env::current_dir().unwrap();
@@ -190,8 +179,8 @@ fn the_lock_can_not_be_removed() {
     drop(db);
 }
 
-/// A file that somebody else puts into the log's folder is not written to. The database stops accepting commits, and goes on
-/// once the file is gone.
+/// A file that somebody else puts into the log's folder is not written to. The database stops accepting commits, and
+/// goes on once the file is gone.
 #[test]
 fn files_of_others_are_not_written_to() {
     let folder = Folder::new();

@@ -1,5 +1,5 @@
-//! Handles of two databases, or of two openings of one, that are mixed: a call with a foreign one is refused with `Invalid`,
-//! before anything else, and both databases stay as they are.
+//! Handles of two databases, or of two openings of one, that are mixed: a call with a foreign one is refused with
+//! `Invalid`, before anything else, and both databases stay as they are.
 
 mod support;
 
@@ -28,7 +28,7 @@ fn assert_sound((db, k): &(Database, Keyspace), name: &str) {
         assert_eq!(k.get(row.to_be_bytes()).unwrap().unwrap(), format!("{name} {row}").as_bytes());
     }
     let report = db.check().unwrap();
-    assert!(report.damage.is_empty(), "{:?}", report.damage);
+    assert!(report.corruption.is_empty(), "{:?}", report.corruption);
 }
 
 #[track_caller]
@@ -127,7 +127,8 @@ fn keyspaces_of_another_database_are_refused() {
     assert_sound(&second, "second");
 }
 
-/// What a handle is of is asked before what else is wrong with a call: also of a transaction that has no room for another row.
+/// What a handle is of is asked before what else is wrong with a call: also of a transaction that has no room for
+/// another row.
 #[test]
 fn whose_a_handle_is_is_asked_first() {
     let (first, second) = (database("first"), database("second"));

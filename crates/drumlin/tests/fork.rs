@@ -42,8 +42,8 @@ fn is_forked<T>(result: Result<T, Error>) -> bool {
     matches!(result, Err(Error::Forked { .. }))
 }
 
-/// In a fork every call is an error that says so, and dropping handles, the last ones too, does nothing and hangs nowhere,
-/// whatever the parent's threads were at. The parent goes on, and what it leaves when it is killed is whole.
+/// In a fork every call is an error that says so, and dropping handles, the last ones too, does nothing and hangs
+/// nowhere, whatever the parent's threads were at. The parent goes on, and what it leaves when it is killed is whole.
 #[test]
 fn a_fork_touches_nothing() {
     let folder = Folder::new();
@@ -123,17 +123,10 @@ fn a_fork_touches_nothing() {
     });
     // As a kill leaves it.
     let killed = Folder::new();
-    std::fs::create_dir_all(killed.path().join("log")).unwrap();
-    for part in ["", "log"] {
-        for entry in std::fs::read_dir(folder.path().join(part)).unwrap().map(Result::unwrap) {
-            if entry.file_type().unwrap().is_file() {
-                std::fs::copy(entry.path(), killed.path().join(part).join(entry.file_name())).unwrap();
-            }
-        }
-    }
+    support::copy_folder(&folder.path(), &killed.path());
     let left = small().open(killed.path()).unwrap();
     assert_eq!(left.existing_keyspace("rows").unwrap().count(..).unwrap(), 2000 + 1 + committed);
-    assert!(left.check().unwrap().damage.is_empty());
+    assert!(left.check().unwrap().corruption.is_empty());
 }
 
 /// A database that its process closes can be opened again while a fork still lives, with copies of its handles.

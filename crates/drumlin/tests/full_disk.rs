@@ -1,102 +1,133 @@
-//! A disk that is full: nothing is lost, what removes is not refused, and what is removed makes room, without reopening.
+//! A disk that is full: nothing is lost, what removes is not refused, and what is removed makes room, without
+//! reopening.
 
 mod support;
 
-use drumlin::{Durability, Error, TxOptions};
+use drumlin::io::fault::FaultyBackend;
+use drumlin::{Config, Database, Durability, Error, Keyspace, TxOptions};
 use support::{Model, Random, compare, faulty, number, some_value};
 
-/// Fills a disk from some moment on; then everything earlier must be there, removing and compacting must work, and with
-/// more space all must go on.
-fn fill(seed: u64) {
-    let mut random = Random(seed);
-    let (faulty, config) = faulty();
-    let db = config.open("/db").unwrap();
-    let keyspace = db.keyspace("rows").unwrap();
-    let mut model = Model::new();
-    let moment = random.below(2000);
-    let mut refused = 0;
-    for step in 0..6000u64 {
-        if step == moment {
-            faulty.set_space_limit(Some(faulty.space_used() + random.below(3 << 20)));
+/// A database on a disk that fills up, and what its keyspace `rows` should hold.
+struct Filling {
+    seed: u64,
+    random: Random,
+    faulty: FaultyBackend,
+    config: Config,
+    model: Model,
+}
+
+impl Filling {
+    fn new(seed: u64) -> Filling {
+        let (faulty, config) = faulty();
+        Filling { seed, random: Random(seed), faulty, config, model: Model::new() }
+    }
+
+    /// Commits, creates keyspaces and makes checkpoints while the disk fills up, until many were refused.
+    fn fill(&mut self, db: &Database, keyspace: &Keyspace) {
+        let moment = self.random.below(2000);
+        let mut refused = 0;
+        for step in 0..6000u64 {
+            if step == moment {
+                self.faulty.set_space_limit(Some(self.faulty.space_used() + self.random.below(3 << 20)));
+            }
+            match self.step(db, keyspace) {
+                Ok(()) => {}
+                Err(Error::DiskFull { .. }) => refused += 1,
+                Err(other) => panic!("seed {}, step {step}: {other:?}", self.seed),
+            }
+            if refused > 30 {
+                break;
+            }
         }
+        assert!(refused > 0, "seed {}: the disk was not filled", self.seed);
+    }
+
+    fn step(&mut self, db: &Database, keyspace: &Keyspace) -> drumlin::Result<()> {
+        let random = &mut self.random;
         let key = format!("{:05}", random.below(9000)).into_bytes();
-        let result = match random.below(200) {
+        match random.below(200) {
             0 => db.checkpoint().map(drop),
             1 => db.keyspace(&format!("another {}", random.below(5))).map(drop),
             2..6 => {
                 let value = random.bytes(3000);
-                let mut changed = model.clone();
                 let rows: Vec<_> = (0..20).map(|_| format!("{:05}", random.below(9000)).into_bytes()).collect();
-                changed.extend(rows.iter().map(|key| (key.clone(), value.clone())));
-                let committed = db.begin().and_then(|mut tx| {
-                    rows.iter().try_for_each(|key| tx.insert(&keyspace, key, &value))?;
-                    tx.commit().map(drop)
-                });
-                if committed.is_ok() {
-                    model = changed;
-                }
-                committed
+                let mut tx = db.begin()?;
+                rows.iter().try_for_each(|key| tx.insert(keyspace, key, &value))?;
+                tx.commit()?;
+                self.model.extend(rows.into_iter().map(|key| (key, value.clone())));
+                Ok(())
             }
             _ => {
-                let value = some_value(&mut random);
-                let result = keyspace.insert(&key, &value);
-                if result.is_ok() {
-                    model.insert(key, value);
-                }
-                result
+                let value = some_value(random);
+                keyspace.insert(&key, &value)?;
+                self.model.insert(key, value);
+                Ok(())
             }
-        };
-        match result {
-            Ok(()) => {}
-            Err(Error::DiskFull { .. }) => refused += 1,
-            Err(other) => panic!("seed {seed}, step {step}: {other:?}"),
-        }
-        if refused > 30 {
-            break;
         }
     }
-    assert!(refused > 0, "seed {seed}: the disk was not filled");
-    compare(&keyspace, &model);
 
-    // Removing works, one by one and many at once, until half is gone.
-    let doomed: Vec<Vec<u8>> = model.keys().step_by(2).cloned().collect();
-    let (alone, together) = doomed.split_at(doomed.len() / 2);
-    for key in alone {
-        keyspace.remove(key).unwrap_or_else(|error| panic!("seed {seed}: removing on a full disk: {error:?}"));
-        model.remove(key);
+    /// Removing works, one by one and many at once, until half is gone; what was removed makes room.
+    fn remove_half(&mut self, db: &Database, keyspace: &Keyspace) {
+        let seed = self.seed;
+        let doomed: Vec<Vec<u8>> = self.model.keys().step_by(2).cloned().collect();
+        let (alone, together) = doomed.split_at(doomed.len() / 2);
+        for key in alone {
+            keyspace.remove(key).unwrap_or_else(|error| panic!("seed {seed}: removing on a full disk: {error:?}"));
+            self.model.remove(key);
+        }
+        for keys in together.chunks(50) {
+            let mut tx = db.begin().unwrap();
+            keys.iter().for_each(|key| tx.remove(keyspace, key).unwrap());
+            tx.commit().unwrap_or_else(|error| panic!("seed {seed}: removing on a full disk: {error:?}"));
+            keys.iter().for_each(|key| drop(self.model.remove(key)));
+        }
+        db.compact().unwrap_or_else(|error| panic!("seed {seed}: compacting a full disk: {error:?}"));
+        compare(keyspace, &self.model);
+        keyspace
+            .insert(b"room", b"again")
+            .unwrap_or_else(|error| panic!("seed {seed}: after removing half: {error:?}"));
+        self.model.insert(b"room".to_vec(), b"again".to_vec());
+        assert!(db.check().unwrap().corruption.is_empty());
     }
-    for keys in together.chunks(50) {
-        let mut tx = db.begin().unwrap();
-        keys.iter().for_each(|key| tx.remove(&keyspace, key).unwrap());
-        tx.commit().unwrap_or_else(|error| panic!("seed {seed}: removing on a full disk: {error:?}"));
-        keys.iter().for_each(|key| drop(model.remove(key)));
-    }
-    db.compact().unwrap_or_else(|error| panic!("seed {seed}: compacting a full disk: {error:?}"));
-    compare(&keyspace, &model);
-    // What was removed makes room.
-    keyspace.insert(b"room", b"again").unwrap_or_else(|error| panic!("seed {seed}: after removing half: {error:?}"));
-    model.insert(b"room".to_vec(), b"again".to_vec());
-    assert!(db.check().unwrap().damage.is_empty());
 
-    // Opening works on a disk as full as it is.
-    drop(keyspace);
-    let mut db = db;
-    if random.chance(50) {
+    /// Opening works on a disk as full as it is.
+    fn reopen(&mut self, db: Database) -> Database {
+        if !self.random.chance(50) {
+            return db;
+        }
         db.close().unwrap();
-        db = config.open("/db").unwrap_or_else(|error| panic!("seed {seed}: opening on a full disk: {error:?}"));
+        self.config.open("/db").unwrap_or_else(|error| panic!("seed {}: opening on a full disk: {error:?}", self.seed))
     }
+
+    /// A disk that has space again takes rows, which are there when the database is opened the next time.
+    fn go_on(&mut self, keyspace: &Keyspace) {
+        self.faulty.set_space_limit(None);
+        for number in 0..300u64 {
+            let value = some_value(&mut self.random);
+            keyspace.insert(number.to_be_bytes(), &value).unwrap();
+            self.model.insert(number.to_be_bytes().to_vec(), value);
+        }
+    }
+}
+
+/// Fills a disk from some moment on; then everything earlier must be there, removing and compacting must work, and with
+/// more space all must go on.
+fn fill(seed: u64) {
+    let mut filling = Filling::new(seed);
+    let db = filling.config.open("/db").unwrap();
+    let keyspace = db.keyspace("rows").unwrap();
+    filling.fill(&db, &keyspace);
+    compare(&keyspace, &filling.model);
+    filling.remove_half(&db, &keyspace);
+    drop(keyspace);
+    let db = filling.reopen(db);
     let keyspace = db.existing_keyspace("rows").unwrap();
-    compare(&keyspace, &model);
-    faulty.set_space_limit(None);
-    for number in 0..300u64 {
-        let value = some_value(&mut random);
-        keyspace.insert(number.to_be_bytes(), &value).unwrap();
-        model.insert(number.to_be_bytes().to_vec(), value);
-    }
+    compare(&keyspace, &filling.model);
+    filling.go_on(&keyspace);
     drop((keyspace, db));
-    let db = config.open("/db").unwrap();
-    compare(&db.existing_keyspace("rows").unwrap(), &model);
-    assert!(db.check().unwrap().damage.is_empty());
+    let db = filling.config.open("/db").unwrap();
+    compare(&db.existing_keyspace("rows").unwrap(), &filling.model);
+    assert!(db.check().unwrap().corruption.is_empty());
 }
 
 /// Disks that fill up at any moment: see `fill`.
@@ -119,7 +150,8 @@ fn fill_up(keyspace: &drumlin::Keyspace) {
     assert!(matches!(refused, Error::DiskFull { .. }), "{refused:?}");
 }
 
-/// Dropping a keyspace of very many pages needs no space to tell of each of them: what it held is free after a checkpoint.
+/// Dropping a keyspace of very many pages needs no space to tell of each of them: what it held is free after a
+/// checkpoint.
 #[test]
 fn a_large_keyspace_can_be_dropped() {
     let (faulty, config) = faulty();
@@ -149,7 +181,7 @@ fn a_large_keyspace_can_be_dropped() {
     drop(small);
     db.close().unwrap();
     let db = config.open("/db").unwrap();
-    assert!(db.check().unwrap().damage.is_empty());
+    assert!(db.check().unwrap().corruption.is_empty());
     assert!(matches!(db.existing_keyspace("large"), Err(Error::NoSuchKeyspace { .. })));
 }
 

@@ -1,79 +1,303 @@
-//! The exact order of writes and syncs, frozen in a text file.
+//! The exact order of writes and syncs, frozen: each file in `tests/traces` is a script of operations, each with what
+//! it did to the files.
 //!
-//! A change of this file is a change of what durability rests on: look at it line by line. `DRUMLIN_TEST_BLESS=1` writes
-//! what was seen into `tests/golden/io.txt`.
+//! A change of what an operation does is a change of what durability rests on: look at it line by line.
+//! `DRUMLIN_TEST_BLESS=1` writes what was seen into the scripts.
+//!
+//! A script is a list of steps with empty lines between them: comments, the operation, `----`, what came of it. Events
+//! are [`drumlin::io::fault::Event`]s in the order in which they were asked for, `superblock 0` and `superblock 1` are
+//! the slots in `data`, `=` is an answer and `!` an error. `tally` before an operation counts events of a kind on one
+//! file; `quiet` leaves events out.
+//!
+//! The database is small, its disk is a simulated one, and the log has no threads: what it prepares ahead of need is
+//! prepared by the operation that asks for it.
+//!
+//! | operation | what is done |
+//! | --- | --- |
+//! | `open [STREAMS]` | opens the database, with so many streams of the log |
+//! | `close` | closes it |
+//! | `kill` | ends the process: nothing that was written is lost |
+//! | `cut` | cuts the power: all is lost that is not certain |
+//! | `keyspace NAME`, `drop NAME` | creates or drops a keyspace |
+//! | `insert NAME KEY BYTES`, `remove NAME KEY` | commits one row |
+//! | `fill NAME FROM..TO BYTES`, `empty NAME FROM..TO` | commits numbered rows one by one, to the first refusal |
+//! | `transaction NAME FROM..TO BYTES`, `removal NAME FROM..TO` | commits numbered rows together |
+//! | `stream NAME KEY BYTES` | commits a value that is read from a stream |
+//! | `count NAME` | counts rows |
+//! | `checkpoint`, `compact` | these |
+//! | `space BYTES`, `space none` | sets how much more the files may take |
+//! | `fail write NTH`, `fail sync NTH` | fails this request of the operations that follow |
 
 mod support;
 
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 use drumlin::io::Backend;
-use drumlin::io::fault::FaultyBackend;
-use drumlin::{Durability, TxOptions};
-use support::small;
+use drumlin::io::fault::{EIO, Event, FaultyBackend, Operation};
+use drumlin::io::sim::{self, Disk, Loss, Medium};
+use drumlin::{Config, Database, Keyspace};
+use support::{Random, small};
 
-const EXPECTED: &str = include_str!("golden/io.txt");
-
-/// A trace that does not depend on when the background prepares log segments, whose lines are left out (but for the superblock
-/// that lists them, at the end of a section), nor on the
-/// number of the process, which is what is written into the lock.
-fn lines(trace: &str, current_segment: &str) -> String {
-    let is_other_segment = |line: &&str| line.contains(".seg") && !line.contains(current_segment);
-    let is_kept = |line: &&str| !is_other_segment(line) && *line != "sync-dir log" && !line.starts_with("write lock");
-    let lines: Vec<&str> = trace.lines().filter(is_kept).collect();
-    lines.iter().map(|line| format!("{line}\n")).collect()
+/// A step of a script: comments, an operation, and what came of it.
+struct Step {
+    comments: Vec<String>,
+    operation: String,
+    outcome: Vec<String>,
 }
 
-/// Creation, commits, a large value, a checkpoint, closing and opening do exactly this, in this order.
-#[test]
-fn the_order_of_writes_and_syncs() {
-    let faulty = FaultyBackend::new(drumlin::io::in_memory());
-    let backend: Arc<dyn Backend> = Arc::new(faulty.clone());
-    let config = small().backend(backend);
-    let mut text = String::new();
-    let mut section = |title: &str| {
-        // Time for threads that prepare.
-        std::thread::sleep(std::time::Duration::from_millis(50));
-        text += &format!("# {title}\n{}\n", lines(&faulty.take_trace(), "0-1.seg"));
-    };
-    faulty.start_trace();
-    let db = config.open("/db").unwrap();
-    section("creation");
-    let keyspace = db.keyspace("rows").unwrap();
-    section("a keyspace: the data file needs room for its first page; then one durable write of the log");
-    keyspace.insert(b"key", b"value").unwrap();
-    section("a commit: one durable write of the log");
-    keyspace.insert(b"key", b"value").unwrap();
-    section("another commit: one durable write, of the same block with the same bytes before the new ones");
-    let options = TxOptions { durability: Durability::Full, ..TxOptions::default() };
-    let mut tx = db.begin_with(options).unwrap();
-    for number in 0..100u64 {
-        tx.insert(&keyspace, number.to_be_bytes(), [number as u8; 20]).unwrap();
+/// Parts the text of a script into its steps. One without an operation is a comment on its own.
+fn parse(text: &str) -> Vec<Step> {
+    let steps = text.split("\n\n").map(|paragraph| {
+        let (head, outcome) = paragraph.split_once("\n----").unwrap_or((paragraph, ""));
+        let (comments, operations): (Vec<&str>, Vec<&str>) =
+            head.trim().lines().partition(|line| line.starts_with('#'));
+        assert!(operations.len() <= 1, "a step has one operation:\n{head}");
+        Step {
+            comments: comments.into_iter().map(str::to_owned).collect(),
+            operation: operations.concat(),
+            outcome: outcome.trim().lines().map(str::to_owned).collect(),
+        }
+    });
+    steps.collect()
+}
+
+fn render(steps: &[Step]) -> String {
+    let paragraphs = steps.iter().map(|step| {
+        let operation = (!step.operation.is_empty()).then(|| [step.operation.clone(), "----".to_owned()]);
+        [step.comments.clone(), operation.map(Vec::from).unwrap_or_default(), step.outcome.clone()].concat().join("\n")
+    });
+    paragraphs.collect::<Vec<_>>().join("\n\n") + "\n"
+}
+
+/// A line of the trace: an event, with the superblock by its name.
+fn line(event: &Event) -> String {
+    let text = event.to_string();
+    let slots = [("write data 0+4096", "write superblock 0"), ("write data 32768+4096", "write superblock 1")];
+    slots.iter().fold(text, |text, (place, name)| text.replace(place, name))
+}
+
+/// Events of a kind on a file, counted; with the bytes of writes.
+fn tally(events: &[Event]) -> Vec<String> {
+    let mut counts: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+    for event in events {
+        let text = line(event);
+        let words: Vec<&str> = text.split(' ').collect();
+        let is_place = |word: &&str| word.contains('+') || word.parse::<u64>().is_ok();
+        let kind = words.iter().filter(|word| !is_place(word)).copied().collect::<Vec<_>>().join(" ");
+        let count = counts.entry(kind).or_default();
+        let bytes = if let Event::Write { bytes, .. } = event { *bytes } else { 0 };
+        *count = (count.0 + 1, count.1 + bytes);
     }
-    tx.commit().unwrap();
-    section("a transaction of 100 rows: one durable write");
-    keyspace.insert(b"large", [7; 100_000].as_slice()).unwrap();
-    section("a large value: its extents, their sync, then the record that names them");
-    db.checkpoint().unwrap();
-    section("a checkpoint: pages, tables and catalogue in one write, their sync, then the superblock");
-    keyspace.insert(b"key", b"newer").unwrap();
-    db.checkpoint().unwrap();
-    section("a commit and the next checkpoint: the other superblock");
-    drop(keyspace);
-    db.close().unwrap();
-    section("closing: nothing is left to do");
-    let db = config.open("/db").unwrap();
-    section(
-        "opening: what was found is synced, the superblock written again, and the incarnation raised in the other one",
-    );
-    drop(db);
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/io.txt");
+    let of = |bytes: u64| if bytes > 0 { format!(", {bytes} bytes") } else { String::new() };
+    counts.into_iter().map(|(kind, (count, bytes))| format!("{count} x {kind}{}", of(bytes))).collect()
+}
+
+/// A value that does not compress, the same for the same key.
+fn value_of(key: &[u8], bytes: usize) -> Vec<u8> {
+    Random(key.iter().fold(7, |seed: u64, byte| seed.wrapping_mul(257) + u64::from(*byte))).bytes(bytes)
+}
+
+/// Numbered rows, as `3..7` says.
+fn numbers(text: &str) -> Range<u64> {
+    let (from, to) = text.split_once("..").expect("a range");
+    from.parse().unwrap()..to.parse().unwrap()
+}
+
+/// The machine that a script runs on.
+struct Machine {
+    disk: Disk,
+    faulty: FaultyBackend,
+    db: Option<Database>,
+}
+
+impl Machine {
+    fn new(medium: Medium) -> Machine {
+        let disk = Disk::new(medium, 4);
+        let faulty = FaultyBackend::new(disk.backend());
+        faulty.refuse_threads("drumlin-log");
+        faulty.start_trace();
+        Machine { disk, faulty, db: None }
+    }
+
+    /// Ends the process, and goes on with what `after` leaves of its disk.
+    fn end(&mut self, after: impl FnOnce(Medium) -> Medium) {
+        self.disk.turn_off();
+        self.db = None;
+        *self = Machine::new(after(self.disk.medium()));
+    }
+
+    fn config(&self, streams: u16) -> Config {
+        let backend: Arc<dyn Backend> = Arc::new(self.faulty.clone());
+        // No checkpoints but the script's, and no page is evicted to make room.
+        small().memory(32 << 20).log_streams(streams).checkpoint_log_bytes(1 << 30).backend(backend)
+    }
+
+    fn db(&self) -> &Database {
+        self.db.as_ref().expect("the script opens the database first")
+    }
+
+    fn keyspace(&self, name: &str) -> Keyspace {
+        self.db().existing_keyspace(name).unwrap()
+    }
+
+    /// Runs an operation; what it answers, and what it did to the files.
+    fn run(&mut self, operation: &str) -> Vec<String> {
+        let mut words: Vec<&str> = operation.split(' ').collect();
+        let told = words[0];
+        words.retain(|word| !["tally", "quiet"].contains(word));
+        let answer = self.act(&words);
+        let events = self.faulty.take_events();
+        let mut outcome = match told {
+            "tally" => tally(&events),
+            "quiet" => Vec::new(),
+            _ => events.iter().map(line).collect(),
+        };
+        match answer {
+            Ok(None) => {}
+            Ok(Some(answer)) => outcome.push(format!("= {answer}")),
+            Err(error) => outcome.push(format!("! {error}")),
+        }
+        outcome
+    }
+
+    fn act(&mut self, words: &[&str]) -> drumlin::Result<Option<String>> {
+        match words {
+            ["open", streams @ ..] => {
+                let streams = streams.first().map_or(1, |streams| streams.parse().unwrap());
+                let db = self.config(streams).open("/db")?;
+                let opening = db.opening();
+                let answer = if opening.created {
+                    "created".into()
+                } else {
+                    format!("records recovered: {}", opening.recovered_records)
+                };
+                self.db = Some(db);
+                return Ok(Some(answer));
+            }
+            ["close"] => self.db.take().expect("an open database").close()?,
+            ["kill"] => self.end(|medium| medium),
+            ["cut"] => self.end(|medium| medium.cut(Loss::All, &mut sim::Random(0))),
+            ["keyspace", name] => drop(self.db().keyspace(name)?),
+            ["drop", name] => self.db().drop_keyspace(name)?,
+            ["checkpoint"] => {
+                return self.db().checkpoint().map(|report| Some(format!("pages written: {}", report.pages_written)));
+            }
+            ["compact"] => return self.db().compact().map(|_| None),
+            ["count", name] => return self.keyspace(name).count(..).map(|count| Some(format!("rows: {count}"))),
+            ["space", "none"] => self.faulty.set_space_limit(None),
+            ["space", bytes] => {
+                self.faulty.set_space_limit(Some(self.faulty.space_used() + bytes.parse::<u64>().unwrap()));
+            }
+            ["fail", kind, nth] => {
+                let kind = if *kind == "write" { Operation::Write } else { Operation::Sync };
+                self.faulty.fail_nth(kind, nth.parse().unwrap(), EIO);
+            }
+            _ => return self.change_rows(words),
+        }
+        Ok(None)
+    }
+
+    fn change_rows(&self, words: &[&str]) -> drumlin::Result<Option<String>> {
+        let rows = self.keyspace(words[1]);
+        let bytes = words.get(3).map_or(0, |bytes| bytes.parse().unwrap());
+        match words {
+            ["insert", _, key, _] => rows.insert(key, value_of(key.as_bytes(), bytes))?,
+            ["remove", _, key] => rows.remove(key)?,
+            ["stream", _, key, _] => drop(rows.insert_from(key, &value_of(key.as_bytes(), bytes)[..])?),
+            ["fill", _, range, _] => {
+                return each(range, |key| rows.insert(key, value_of(&key, bytes)));
+            }
+            ["empty", _, range] => return each(range, |key| rows.remove(key)),
+            ["transaction", _, range, _] => {
+                let mut tx = self.db().begin()?;
+                numbers(range)
+                    .map(u64::to_be_bytes)
+                    .try_for_each(|key| tx.insert(&rows, key, value_of(&key, bytes)))?;
+                tx.commit()?;
+            }
+            ["removal", _, range] => {
+                let mut tx = self.db().begin()?;
+                numbers(range).try_for_each(|number| tx.remove(&rows, number.to_be_bytes()))?;
+                tx.commit()?;
+            }
+            _ => panic!("no such operation: {words:?}"),
+        }
+        Ok(None)
+    }
+}
+
+/// Commits numbered rows one by one, to the first refusal, and answers how far it came where there was one.
+fn each(range: &str, commit: impl Fn([u8; 8]) -> drumlin::Result<()>) -> drumlin::Result<Option<String>> {
+    let numbers = numbers(range);
+    let from = numbers.start;
+    for number in numbers {
+        if let Err(error) = commit(number.to_be_bytes()) {
+            return Ok(Some(format!("refused after {}: {error}", number - from)));
+        }
+    }
+    Ok(None)
+}
+
+/// Runs a script and compares what it did with what it says, or writes it down.
+fn check(path: &Path) {
+    let text = std::fs::read_to_string(path).unwrap();
+    let mut machine = Machine::new(Medium::default());
+    let mut steps = parse(&text);
+    for step in steps.iter_mut().filter(|step| !step.operation.is_empty()) {
+        step.outcome = machine.run(&step.operation);
+    }
+    drop(machine.db.take());
+    let seen = render(&steps);
     if std::env::var_os("DRUMLIN_TEST_BLESS").is_some() {
-        std::fs::write(path, &text).unwrap();
-        return;
+        return std::fs::write(path, seen).unwrap();
     }
-    for (number, (seen, expected)) in text.lines().zip(EXPECTED.lines()).enumerate() {
-        assert_eq!(seen, expected, "line {} of {path}; all that was seen:\n{text}", number + 1);
+    for (number, (seen, expected)) in seen.lines().zip(text.lines()).enumerate() {
+        assert_eq!(seen, expected, "line {} of {}", number + 1, path.display());
     }
-    assert_eq!(text, EXPECTED, "{path} is longer or shorter than what was seen");
+    assert_eq!(seen, text, "{} is longer or shorter than what was seen", path.display());
+}
+
+macro_rules! scripts {
+    ($($(#[$what:meta])* $name:ident;)*) => {
+        $(
+            $(#[$what])*
+            #[test]
+            fn $name() {
+                check(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/traces/", stringify!($name), ".txt")));
+            }
+        )*
+        const SCRIPTS: &[&str] = &[$(stringify!($name)),*];
+    };
+}
+
+scripts! {
+    /// Creation and commits: what is on the medium, and in which order, when each returns.
+    commit;
+    /// Pages, tables and catalogue before the superblock; the superblocks in turns.
+    checkpoint;
+    /// Opening makes certain what it finds before it writes anything new: after a kill, a power cut and a clean end.
+    recovery;
+    /// Sparse segments are emptied, and segments of the log used again, only once nothing durable needs them.
+    cleaning;
+    /// A full disk refuses before anything is written, and passes.
+    full_disk;
+    /// Many rows at once, and large values: few writes, and none of the log before what it names.
+    bulk;
+    /// A failed write or sync is final: nothing is tried again, and reopening settles it.
+    failure;
+}
+
+/// Each script has its test.
+#[test]
+fn no_script_is_forgotten() {
+    let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/traces")).unwrap();
+    let mut found: Vec<String> =
+        folder.map(|entry| entry.unwrap().path().file_stem().unwrap().to_string_lossy().into_owned()).collect();
+    let mut expected: Vec<String> = SCRIPTS.iter().map(|name| (*name).to_owned()).collect();
+    found.sort();
+    expected.sort();
+    assert_eq!(found, expected);
 }

@@ -1,7 +1,8 @@
-//! Random transactions of all levels, by both faces, on few hot rows; what they read and wrote is checked for what each level promises.
+//! Random transactions of all levels, by both faces, on few hot rows; what they read and wrote is checked for what each
+//! level promises.
 //!
-//! `support/history.rs` says what is checked. `DRUMLIN_TEST_HISTORY_TRANSACTIONS` is how many transactions are run (default
-//! 12,000), `DRUMLIN_TEST_SEED` where the random choices begin.
+//! `support/history.rs` says what is checked. `DRUMLIN_TEST_HISTORY_TRANSACTIONS` is how many transactions are run
+//! (default 12,000), `DRUMLIN_TEST_SEED` where the random choices begin.
 
 mod support;
 
@@ -26,6 +27,8 @@ const CHAINED: Key = 6;
 /// Every other of them has tasks, which call the asynchronous face.
 const THREADS: u64 = 6;
 const TASKS: u64 = 3;
+/// Transactions from one checkpoint to the next.
+const PER_CHECKPOINT: u64 = 40;
 /// Transactions whose history is checked as one.
 const ROUND: u64 = 4000;
 
@@ -237,12 +240,20 @@ impl Stage {
     }
 
     /// Transactions, one after the other, while there are some left.
-    async fn run_all(&self, face: Face, levels: &[Isolation], left: &AtomicU64, seed: u64) -> Vec<Transaction> {
+    async fn run_all(
+        &self,
+        face: Face,
+        levels: &[Isolation],
+        left: &AtomicU64,
+        one_done: &dyn Fn(u64),
+        seed: u64,
+    ) -> Vec<Transaction> {
         let mut random = Random(seed);
         let mut recorded = Vec::new();
-        while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
+        while let Ok(left) = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)) {
             let level = levels[random.below(levels.len() as u64) as usize];
             recorded.push(self.run(face, level, &mut random).await);
+            one_done(left);
         }
         recorded
     }
@@ -256,23 +267,32 @@ impl Stage {
             let upkeep = scope.spawn(move || {
                 while !stop.load(Ordering::Acquire) {
                     self.db.checkpoint().unwrap();
-                    std::thread::sleep(std::time::Duration::from_millis(20));
+                    // Woken as the transactions go on.
+                    std::thread::park();
                 }
             });
+            let go_on = upkeep.thread().clone();
             let threads: Vec<_> = (0..THREADS)
                 .map(|thread| {
+                    let go_on = go_on.clone();
                     scope.spawn(move || {
                         let seed = seed << 8 | thread << 2;
+                        let one_done = |left: u64| {
+                            if left.is_multiple_of(PER_CHECKPOINT) {
+                                go_on.unpark();
+                            }
+                        };
                         if thread.is_multiple_of(2) {
-                            return smol::block_on(self.run_all(Face::Blocking, levels, left, seed));
+                            return smol::block_on(self.run_all(Face::Blocking, levels, left, &one_done, seed));
                         }
-                        let task = |task| self.run_all(Face::Tasks, levels, left, seed | task);
+                        let task = |task| self.run_all(Face::Tasks, levels, left, &one_done, seed | task);
                         smol::block_on(join_all((0..TASKS).map(task))).into_iter().flatten().collect()
                     })
                 })
                 .collect();
             let recorded = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect::<Vec<_>>();
             stop.store(true, Ordering::Release);
+            go_on.unpark();
             upkeep.join().unwrap();
             recorded.into_iter().map(|recorded| recorded.expect("no thread panicked")).collect()
         });
@@ -328,7 +348,7 @@ fn every_level_keeps_its_promise() {
             Ok(summary) => all += summary,
             Err(violation) => panic!("round {round} of {levels:?}: {}\n{}", violation.name, violation.story),
         }
-        assert!(stage.db.check().unwrap().damage.is_empty());
+        assert!(stage.db.check().unwrap().corruption.is_empty());
     }
     println!("{all:?} in {:?}", began.elapsed());
     assert!(all.committed > count / 4, "most transactions end in conflicts: the test says little");

@@ -1,5 +1,5 @@
-//! A read that is under way while what it reads is moved, replaced, dropped, and its space used again: the reader gets what
-//! was there, or what is there now, and never an error for what somebody else wrote.
+//! A read that is under way while what it reads is moved, replaced, dropped, and its space used again: the reader gets
+//! what was there, or what is there now, and never an error for what somebody else wrote.
 
 mod support;
 
@@ -86,7 +86,7 @@ fn a_page_around_which_everything_moves() {
         let others = (0..number - 20).chain(number + 20..ROWS);
         let found = read_during(&backend, &rows, number, get, || churn(&db, &rows, &others));
         assert!(found.unwrap().unwrap()[..] == Random(number << 8).bytes(200), "{face}");
-        assert!(db.check().unwrap().damage.is_empty(), "{face}");
+        assert!(db.check().unwrap().corruption.is_empty(), "{face}");
     }
 }
 
@@ -115,7 +115,7 @@ fn a_value_that_is_replaced() {
                 (None, false) => {}
                 (None, true) => panic!("{face}: the row was there all the time"),
             }
-            assert!(db.check().unwrap().damage.is_empty(), "{face}");
+            assert!(db.check().unwrap().corruption.is_empty(), "{face}");
         }
     }
 }
@@ -141,7 +141,7 @@ fn a_keyspace_that_is_dropped() {
                 }
                 Err(error) => panic!("{face}, row {number}: {error}"),
             }
-            assert!(db.check().unwrap().damage.is_empty(), "{face}");
+            assert!(db.check().unwrap().corruption.is_empty(), "{face}");
         }
     }
 }

@@ -8,7 +8,7 @@
 mod support;
 
 use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use drumlin::{Config, IoBackend};
 use support::workload::{Ack, Workload, disturb};
-use support::{Folder, Random, number, small};
+use support::{Folder, Random, copy_folder, number, small};
 
 /// Tells the child what to do: path, backend, streams, seed and the steps to begin at.
 const CHILD_VARIABLE: &str = "DRUMLIN_TEST_KILL_CHILD";
@@ -84,19 +84,6 @@ fn run_child(path: &Path, backend: IoBackend, streams: u16, seed: u64, from: &[u
     whole.lines().filter_map(|line| Some(u64::from_str_radix(line.strip_prefix("ack ")?, 16).unwrap())).collect()
 }
 
-fn copy_folder(from: &Path, to: &Path) -> PathBuf {
-    for folder in [from.to_path_buf(), from.join("log")] {
-        let target = to.join(folder.strip_prefix(from).unwrap());
-        std::fs::create_dir_all(&target).unwrap();
-        for entry in std::fs::read_dir(&folder).into_iter().flatten().map(Result::unwrap) {
-            if entry.file_type().unwrap().is_file() {
-                std::fs::copy(entry.path(), target.join(entry.file_name())).unwrap();
-            }
-        }
-    }
-    to.to_path_buf()
-}
-
 fn survive(backend: IoBackend, streams: u16) {
     let kills = number("DRUMLIN_TEST_KILLS", 6);
     let seed = 17 + number("DRUMLIN_TEST_SEED", 0);
@@ -114,11 +101,15 @@ fn survive(backend: IoBackend, streams: u16) {
         acked.extend(told.into_iter().filter(|bits| *bits != u64::MAX).map(Ack::from_bits));
         // Half of the time a copy is looked at, so that the next child meets what the kill left.
         let copy = Folder::new();
-        let looked_at = if random.chance(50) { copy_folder(&folder.path(), &copy.path()) } else { folder.path() };
+        let mut looked_at = folder.path();
+        if random.chance(50) {
+            copy_folder(&looked_at, &copy.path());
+            looked_at = copy.path();
+        }
         let db = config(backend, streams).open(looked_at).unwrap();
         match workload.verify(&db, prepared, &acked) {
             Ok(found) => next = found,
-            Err(flaw) => panic!("{backend:?}, {streams} streams, seed {seed}, kill {kill}: {flaw}"),
+            Err(reason) => panic!("{backend:?}, {streams} streams, seed {seed}, kill {kill}: {reason}"),
         }
         for (thread, next) in next.iter().enumerate().filter(|(_, next)| **next > 0) {
             acked.push(Ack { thread: thread as u64, step: next - 1, full: true });

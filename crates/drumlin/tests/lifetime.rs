@@ -4,10 +4,13 @@ mod support;
 
 use std::future::Future;
 use std::io::Read;
-use std::task::{Context, Waker};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
 
-use drumlin::io::fault::{EIO, Operation};
+use drumlin::io::Backend;
+use drumlin::io::fault::{EIO, FaultyBackend, Operation};
 use drumlin::{Config, Database, Durability, Error, Isolation, Keyspace, Transaction, TxOptions};
 use smol::block_on;
 
@@ -26,8 +29,8 @@ fn opened() -> (Config, Database, Keyspace) {
     (config, db, k)
 }
 
-/// A range and a reader of a value are handles like others: they go on when all others have gone, also as tasks, and when
-/// they have gone too, the folder is free.
+/// A range and a reader of a value are handles like others: they go on when all others have gone, also as tasks, and
+/// when they have gone too, the folder is free.
 #[test]
 fn readers_keep_the_database_open() {
     let (config, db, k) = opened();
@@ -73,7 +76,8 @@ fn a_range_ends_with_its_first_error() {
     }
 }
 
-/// Of two who close a database at once both get the same answer, also where closing fails, and nothing committed is lost.
+/// Of two who close a database at once both get the same answer, also where closing fails, and nothing committed is
+/// lost.
 #[test]
 fn closing_twice_has_one_answer() {
     for fails in [false, true] {
@@ -91,6 +95,59 @@ fn closing_twice_has_one_answer() {
         assert!(first.is_err() == second.is_err() && (fails || first.is_ok()), "{first:?}, {second:?}");
         disk.heal();
         assert_eq!(config.open("/db").unwrap().keyspace("k").unwrap().get("a").unwrap().unwrap(), b"1");
+    }
+}
+
+/// Closing a database that accepts no commits any more says so, by either face and each time it is asked; the folder is
+/// free afterwards, and what the log has is there.
+#[test]
+fn closing_after_a_failure_tells_of_it() {
+    for (is_task, log_fails) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (disk, config) = support::faulty();
+        let db = config.open("/db").unwrap();
+        let k = db.keyspace("k").unwrap();
+        k.insert("a", "1").unwrap();
+        disk.fail_from(Operation::Write, 1, EIO);
+        if log_fails {
+            k.insert("b", "1").unwrap_err();
+        } else {
+            db.checkpoint().unwrap_err();
+        }
+        disk.heal();
+        let again = db.clone();
+        let closed = if is_task { block_on(db.close_async()) } else { db.close() };
+        assert!(matches!(closed, Err(Error::Failed { .. })), "{closed:?}");
+        let closed = again.close();
+        assert!(matches!(closed, Err(Error::Failed { .. })), "{closed:?}");
+        drop(k);
+        assert_eq!(config.open("/db").unwrap().existing_keyspace("k").unwrap().get("a").unwrap().unwrap(), b"1");
+    }
+}
+
+/// A step of a range that is leaked on its way keeps the database open, as a range that is leaked does. It keeps nobody
+/// from closing it.
+#[test]
+fn a_leaked_step_of_a_range_is_a_leaked_handle() {
+    for forward in [true, false] {
+        let (config, db, k) = opened();
+        let mut range = k.iter();
+        let context = &mut Context::from_waker(Waker::noop());
+        let is_waiting = if forward {
+            let mut step = Box::pin(range.next_async());
+            let is_waiting = step.as_mut().poll(context).is_pending();
+            std::mem::forget(step);
+            is_waiting
+        } else {
+            let mut step = Box::pin(range.next_back_async());
+            let is_waiting = step.as_mut().poll(context).is_pending();
+            std::mem::forget(step);
+            is_waiting
+        };
+        assert!(is_waiting, "its page is not in memory");
+        drop(range);
+        db.close().unwrap();
+        drop(k);
+        assert!(matches!(config.open("/db"), Err(Error::Locked { .. })), "the leaked future has a part in it");
     }
 }
 
@@ -112,6 +169,17 @@ fn a_budget_beyond_all_memory_is_refused() {
         let error = Config::in_memory().memory(bytes).open("").err();
         assert!(matches!(&error, Some(Error::Invalid(why)) if why.contains("1 TiB")), "{error:?}");
     }
+}
+
+/// A log segment that no memory has an index for is refused at once, the largest that is documented is not.
+#[test]
+fn a_log_segment_beyond_its_limit_is_refused() {
+    for bytes in [u64::MAX - 4095, 1 << 62, 1 << 40, (1 << 30) + 4096] {
+        let error = Config::in_memory().memory(8 << 20).log_segment_bytes(bytes).open("").err();
+        assert!(matches!(&error, Some(Error::Invalid(why)) if why.contains("1 GiB")), "{error:?}");
+    }
+    let db = Config::in_memory().memory(8 << 20).log_segment_bytes(1 << 30).open("").unwrap();
+    db.keyspace("k").unwrap().insert("a", "1").unwrap();
 }
 
 /// Waiting for a row without a limit is possible, for threads and tasks.
@@ -142,8 +210,8 @@ fn rows_are_waited_for_without_a_limit() {
     }
 }
 
-/// A future that waits for a row and is leaked keeps its transaction from nothing, and others from the row no longer than the
-/// transaction lives.
+/// A future that waits for a row and is leaked keeps its transaction from nothing, and others from the row no longer
+/// than the transaction lives.
 #[test]
 fn a_leaked_wait_ends_with_its_transaction() {
     let db = Config::in_memory().memory(8 << 20).open("").unwrap();
@@ -175,7 +243,8 @@ fn a_leaked_wait_ends_with_its_transaction() {
     }
 }
 
-/// A leaked future of a write keeps its transaction's database from nothing: the folder is free when the handles have gone.
+/// A leaked future of a write keeps its transaction's database from nothing: the folder is free when the handles have
+/// gone.
 #[test]
 fn a_leaked_write_keeps_no_database_open() {
     let config = support::small().backend(drumlin::io::in_memory());
@@ -189,4 +258,173 @@ fn a_leaked_write_keeps_no_database_open() {
     std::mem::forget(wait);
     drop((tx, holder, k, db));
     config.open("/db").unwrap();
+}
+
+/// A database on a disk that fails when it is told to, its keyspace with one row, and the page of that not in memory.
+fn one_row() -> (FaultyBackend, Config, Database, Keyspace) {
+    let (disk, config) = support::faulty();
+    let db = config.open("/db").unwrap();
+    db.keyspace("k").unwrap().insert("first", "1").unwrap();
+    db.close().unwrap();
+    let db = config.open("/db").unwrap();
+    let k = db.existing_keyspace("k").unwrap();
+    (disk, config, db, k)
+}
+
+/// Opens a database that was closed, without its log.
+fn reopened_without_log(disk: &FaultyBackend, config: &Config) -> (Database, Keyspace) {
+    for segment in disk.list("/db/log".as_ref()).unwrap() {
+        disk.remove(&segment).unwrap();
+    }
+    let db = config.open("/db").unwrap();
+    let k = db.existing_keyspace("k").unwrap();
+    (db, k)
+}
+
+/// Polls until the future is ready, for ten seconds at the most.
+fn complete<T>(future: impl Future<Output = T>) -> Option<T> {
+    block_on(smol::future::or(async { Some(future.await) }, async {
+        smol::Timer::after(Duration::from_secs(10)).await;
+        None
+    }))
+}
+
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// A commit with space in the log, but no timestamp yet, does not delay closing the database: it is refused afterwards,
+/// and nothing of it is there when the database is opened again.
+#[test]
+fn a_commit_that_comes_too_late_for_closing_is_refused() {
+    for durability in [Durability::Relaxed, Durability::Full] {
+        for is_task in [false, true] {
+            let (disk, config, db, k) = one_row();
+            let committed = if is_task {
+                let woken = Arc::new(Woken(AtomicBool::new(false)));
+                let mut commit = std::pin::pin!(k.insert_with_async("late", "1", durability));
+                let is_waiting = commit.as_mut().poll(&mut Context::from_waker(&Arc::clone(&woken).into()));
+                assert!(is_waiting.is_pending(), "its page is not in memory");
+                while !woken.0.load(Ordering::SeqCst) {
+                    std::thread::yield_now();
+                }
+                db.close().unwrap();
+                complete(commit).expect("a commit is answered after the database was closed")
+            } else {
+                disk.hold_nth(Operation::Read, 1);
+                std::thread::scope(|scope| {
+                    let committer = scope.spawn(|| k.insert_with("late", "1", durability));
+                    assert!(disk.wait_for_held(Duration::from_secs(10)), "its page is not in memory");
+                    db.close().unwrap();
+                    disk.release();
+                    committer.join().unwrap()
+                })
+            };
+            assert!(matches!(committed, Err(Error::Failed { .. })), "{durability:?}, {is_task}: {committed:?}");
+            drop(k);
+            let (_db, k) = reopened_without_log(&disk, &config);
+            assert_eq!(k.count(..).unwrap(), 1, "{durability:?}, {is_task}");
+        }
+    }
+}
+
+/// While the checkpoint that closes a database is being made, commits are refused, and keyspaces are neither created
+/// nor dropped. So it covers all that was answered with Ok, and the log may be removed.
+#[test]
+fn a_database_that_is_being_closed_takes_no_commit() {
+    let (disk, config, db, k) = one_row();
+    let again = db.clone();
+    k.insert_with("before", "1", Durability::Relaxed).unwrap();
+    let mut acknowledged = 2;
+    disk.hold_nth(Operation::Sync, 2);
+    std::thread::scope(|scope| {
+        let closer = scope.spawn(|| db.close());
+        assert!(disk.wait_for_held(Duration::from_secs(10)));
+        let end = Instant::now() + Duration::from_secs(10);
+        let refused = (0..100_000u32).take_while(|_| Instant::now() < end).find_map(|row| {
+            let result = k.insert_with(row.to_be_bytes(), "1", Durability::Relaxed);
+            acknowledged += u64::from(result.is_ok());
+            std::thread::yield_now();
+            result.err()
+        });
+        // A drop that is not refused would wait for the checkpoint.
+        let refused = refused.map(|error| [Some(error), again.keyspace("new").err(), again.drop_keyspace("k").err()]);
+        disk.release();
+        closer.join().unwrap().unwrap();
+        let refused = refused.expect("a commit is refused while the database is being closed");
+        assert!(refused.iter().all(|error| matches!(error, Some(Error::Failed { .. }))), "{refused:?}");
+    });
+    drop((k, again));
+    let (db, k) = reopened_without_log(&disk, &config);
+    assert_eq!(k.count(..).unwrap(), acknowledged);
+    assert_eq!(db.keyspaces().len(), 1);
+}
+
+/// Commits whose records are on their way when a database is closed are in it, also where the future of one is polled
+/// only afterwards.
+#[test]
+fn commits_on_their_way_are_closed_with_the_database() {
+    let (disk, config, db, k) = one_row();
+    k.get("first").unwrap();
+    disk.hold_nth(Operation::Sync, 1);
+    let full = std::thread::scope(|scope| {
+        let full = scope.spawn(|| k.insert("full", "1"));
+        assert!(disk.wait_for_held(Duration::from_secs(10)));
+        let mut task = Box::pin(k.insert_async("task", "1"));
+        // Where the request that is held is the preparation of a segment, it is ready at once, and the thread's commit
+        // may come too late.
+        let is_waiting = match task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(committed) => {
+                committed.unwrap();
+                false
+            }
+            Poll::Pending => true,
+        };
+        let mut dropped = Box::pin(k.insert_async("dropped", "1"));
+        let _ = dropped.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        drop(dropped);
+        k.insert_with("relaxed", "1", Durability::Relaxed).unwrap();
+        let closer = scope.spawn(|| db.close());
+        std::thread::sleep(Duration::from_millis(20));
+        disk.release();
+        closer.join().unwrap().unwrap();
+        if is_waiting {
+            complete(task).expect("a commit is answered after the database was closed").unwrap();
+        }
+        full.join().unwrap()
+    });
+    assert!(matches!(full, Ok(()) | Err(Error::Failed { .. })), "{full:?}");
+    drop(k);
+    let (_db, k) = reopened_without_log(&disk, &config);
+    assert_eq!(k.count(..).unwrap(), 4 + u64::from(full.is_ok()));
+}
+
+/// A keyspace that is dropped while the database is being closed is gone afterwards if and only if that was the answer:
+/// the drop has space in the log, and waits for a checkpoint.
+#[test]
+fn a_drop_beside_closing_is_whole() {
+    let (disk, config, db, k) = one_row();
+    let (again, dropper) = (db.clone(), db.clone());
+    k.insert("second", "1").unwrap();
+    drop(k);
+    disk.hold_nth(Operation::Sync, 1);
+    let dropped = std::thread::scope(|scope| {
+        let checkpoint = scope.spawn(|| again.checkpoint());
+        assert!(disk.wait_for_held(Duration::from_secs(10)));
+        let dropped = scope.spawn(move || dropper.drop_keyspace("k"));
+        std::thread::sleep(Duration::from_millis(20));
+        let closer = scope.spawn(|| db.close());
+        std::thread::sleep(Duration::from_millis(20));
+        disk.release();
+        checkpoint.join().unwrap().unwrap();
+        closer.join().unwrap().unwrap();
+        dropped.join().unwrap()
+    });
+    assert!(matches!(dropped, Ok(()) | Err(Error::Failed { .. })), "{dropped:?}");
+    drop(again);
+    assert_eq!(config.open("/db").unwrap().existing_keyspace("k").is_err(), dropped.is_ok());
 }

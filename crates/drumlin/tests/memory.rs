@@ -1,7 +1,8 @@
 //! The memory budget holds: what is resident stays within it, whatever is done.
 //!
-//! Each test runs in a process of its own, whose anonymous memory (`RssAnon`) is looked at every millisecond. It may exceed what it
-//! was before the database was opened, and what the test itself holds, by the budget and an allowance ([`allowance_bytes`]).
+//! Each test runs in a process of its own, whose anonymous memory (`RssAnon`) is looked at every millisecond. It may
+//! exceed what it was before the database was opened, and what the test itself holds, by the budget and an allowance
+//! ([`allowance_bytes`]).
 #![cfg(target_os = "linux")]
 
 mod support;
@@ -15,19 +16,19 @@ use std::time::{Duration, Instant};
 use drumlin::{
     Config, Database, Durability, Error, Isolation, Keyspace, KeyspaceOptions, Snapshot, Transaction, TxOptions,
 };
-use support::{Folder, Random, number};
+use support::{Folder, Random, copy_folder, number};
 
 const MIB: u64 = 1 << 20;
 
-/// What a process may take beyond the budget: stacks of the database's dozen threads, free memory that the allocator keeps
-/// between what is in use (a sixteenth), and handles, which are the program's.
+/// What a process may take beyond the budget: stacks of the database's dozen threads, free memory that the allocator
+/// keeps between what is in use (a sixteenth), and handles, which are the program's.
 fn allowance_bytes(budget: u64) -> u64 {
     2 * MIB + budget / 16
 }
 
-/// Runs a test in a process of its own, with one heap for all threads, from which large buffers are kept out: glibc otherwise
-/// moves its threshold for them up as they are freed, and what then lies free between them came to the budget again at 8 MiB.
-/// What the allocator keeps free is no matter here.
+/// Runs a test in a process of its own, with one heap for all threads, from which large buffers are kept out: glibc
+/// otherwise moves its threshold for them up as they are freed, and what then lies free between them came to the budget
+/// again at 8 MiB. What the allocator keeps free is no matter here.
 fn alone(test: &str, body: impl FnOnce()) {
     const VARIABLE: &str = "DRUMLIN_TEST_ALONE";
     if std::env::var(VARIABLE).is_ok_and(|name| name == test) {
@@ -142,6 +143,13 @@ fn fill(db: &Database, keyspace: &Keyspace, rows: u64, value_bytes: usize) {
     }
 }
 
+/// The documented error of a part of the budget that is in use, which says to try again.
+fn is_refused<T>(result: &Result<T, Error>) -> bool {
+    let Err(error @ Error::MemoryInUse { .. }) = result else { return false };
+    assert_eq!(error.recourse(), drumlin::Recourse::Retry);
+    true
+}
+
 /// What all open transactions write together has a bound, and the error says so.
 #[test]
 fn open_transactions_stay_within_the_budget() {
@@ -156,14 +164,12 @@ fn open_transactions_stay_within_the_budget() {
             let mut tx = db.begin().unwrap();
             for row in 0..1000u64 {
                 match tx.insert(&keyspace, key(number << 32 | row), vec![1; 2000]) {
-                    Ok(()) => {}
                     Err(Error::TransactionTooLarge { .. }) => break,
-                    Err(error @ Error::MemoryInUse { .. }) => {
-                        assert_eq!(error.recourse(), drumlin::Recourse::Retry);
+                    result if is_refused(&result) => {
                         refused += 1;
                         break;
                     }
-                    Err(error) => panic!("{error}"),
+                    result => result.unwrap(),
                 }
             }
             open.push(tx);
@@ -190,14 +196,12 @@ fn serializable_readers_stay_within_the_budget() {
             let serializable = TxOptions { isolation: Isolation::Serializable, ..TxOptions::default() };
             let tx = db.begin_with(serializable).unwrap();
             for number in 0..10_000u64 {
-                match tx.get(&keyspace, key(number * 7)) {
-                    Ok(_) => {}
-                    Err(Error::MemoryInUse { .. }) => {
-                        refused += 1;
-                        break;
-                    }
-                    Err(error) => panic!("{error}"),
+                let result = tx.get(&keyspace, key(number * 7));
+                if is_refused(&result) {
+                    refused += 1;
+                    break;
                 }
+                result.unwrap();
             }
             open.push(tx);
         }
@@ -206,7 +210,8 @@ fn serializable_readers_stay_within_the_budget() {
     });
 }
 
-/// Versions count by their bytes, those that nobody needs any more too: in large pages a row's is as large as a page of others.
+/// Versions count by their bytes, those that nobody needs any more too: in large pages a row's is as large as a page of
+/// others.
 #[test]
 fn versions_stay_within_the_budget() {
     alone("versions_stay_within_the_budget", || {
@@ -247,8 +252,8 @@ fn headers_of_all_page_sizes_stay_within_the_budget() {
     });
 }
 
-/// Commits of several leaves, by more threads than there is memory for at once, all go on: what a commit will hold is reserved
-/// before it holds anything.
+/// Commits of several leaves, by more threads than there is memory for at once, all go on: what a commit will hold is
+/// reserved before it holds anything.
 #[test]
 fn commits_of_many_leaves_do_not_starve_each_other() {
     alone("commits_of_many_leaves_do_not_starve_each_other", || {
@@ -286,8 +291,8 @@ fn commits_of_many_leaves_do_not_starve_each_other() {
     });
 }
 
-/// Does what a seed says for a while: open transactions, serializable readers, snapshots, rows of all sizes, futures that are
-/// dropped, scans.
+/// Does what a seed says for a while: open transactions, serializable readers, snapshots, rows of all sizes, futures
+/// that are dropped, scans.
 fn work(db: &Database, keyspaces: &[Keyspace], seed: u64, ends: Instant) {
     let mut random = Random(seed);
     let mut open: Vec<Transaction> = Vec::new();
@@ -387,4 +392,254 @@ fn random_work_stays_within_the_budget() {
             meter.check(&db, &format!("random work of seed {seed}"));
         }
     });
+}
+
+/// A source of so many bytes of noise.
+struct Source {
+    left: usize,
+    random: Random,
+}
+
+impl std::io::Read for Source {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let count = buffer.len().min(self.left).min(8 << 10);
+        buffer[..count].copy_from_slice(&self.random.bytes(count));
+        self.left -= count;
+        Ok(count)
+    }
+}
+
+/// Values that are written and read as streams by many at once: buffers for their chunks have a bound. Writers wait for
+/// each other, readers keep less of a chunk each.
+#[test]
+fn streams_of_values_stay_within_the_budget() {
+    const STREAMS: u64 = 200;
+    const VALUE_BYTES: usize = 700_000;
+    alone("streams_of_values_stay_within_the_budget", || {
+        let folder = Folder::new();
+        let threads = std::sync::Barrier::new(STREAMS as usize);
+        let meter = Meter::new(32 * MIB);
+        let db = Config::new().memory(32 * MIB).open(folder.path()).unwrap();
+        let keyspace = db.keyspace("k").unwrap();
+        std::thread::scope(|scope| {
+            for number in 0..STREAMS {
+                let (keyspace, threads) = (&keyspace, &threads);
+                let body = move || {
+                    threads.wait();
+                    let source = Source { left: VALUE_BYTES, random: Random(number) };
+                    assert_eq!(keyspace.insert_from(key(number), source).unwrap(), VALUE_BYTES as u64);
+                };
+                scope.spawn(body);
+            }
+        });
+        let mut readers: Vec<_> = (0..STREAMS).map(|number| keyspace.read(key(number)).unwrap().unwrap()).collect();
+        let mut expected: Vec<_> = (0..STREAMS).map(Random).collect();
+        for round in 0..7 {
+            for (reader, expected) in readers.iter_mut().zip(&mut expected) {
+                let mut piece = vec![0; 8 << 10];
+                std::io::Read::read_exact(reader, &mut piece).unwrap();
+                assert!(piece == expected.bytes(8 << 10), "round {round}");
+            }
+        }
+        meter.check(&db, "streams of values");
+    });
+}
+
+/// Open scans of transactions that have written much: they look at what their transaction wrote, and have no copies of
+/// it. Scans of rows on disk keep a leaf each, or less.
+#[test]
+fn open_scans_stay_within_the_budget() {
+    alone("open_scans_stay_within_the_budget", || {
+        let folder = Folder::new();
+        let meter = Meter::new(64 * MIB);
+        let db = Config::new().memory(64 * MIB).page_bytes(64 << 10).open(folder.path()).unwrap();
+        let (full, empty) = (db.keyspace("full").unwrap(), db.keyspace("empty").unwrap());
+        fill(&db, &full, 80_000, 500);
+        let mut open = Vec::new();
+        let mut refused = 0;
+        for number in 0..150u64 {
+            let mut tx = db.begin().unwrap();
+            for row in 0..12 {
+                tx.insert(&empty, key(number << 32 | row), vec![row as u8; 2000]).unwrap();
+            }
+            for scan in 0..8 {
+                let mut range = if scan < 6 { tx.iter(&empty) } else { tx.range(&full, key(number * 100).to_vec()..) };
+                let row = if scan % 2 == 0 { range.next() } else { range.next_back() };
+                let row = row.unwrap();
+                refused += u64::from(is_refused(&row));
+                if let (Ok((first, value)), true) = (&row, scan < 6) {
+                    let at = if scan % 2 == 0 { 0 } else { 11 };
+                    assert_eq!((&first[..], &value[..]), (&key(number << 32 | at)[..], &vec![at as u8; 2000][..]));
+                }
+                open.push(range);
+            }
+            if number % 10 == 0 {
+                // A scan sees what it saw when it began.
+                let before = tx.iter(&empty);
+                tx.remove(&empty, key(number << 32)).unwrap();
+                let count = tx.count(&empty, ..);
+                assert!(is_refused(&count) || count.unwrap() == 11);
+                let rows: Result<Vec<_>, Error> = before.collect();
+                assert!(is_refused(&rows) || rows.unwrap().len() == 12);
+            }
+            std::mem::forget(tx);
+        }
+        println!("{refused} of {} scans were refused at 64 MiB", open.len());
+        assert!(refused < 400, "{refused} of {}", open.len());
+        meter.check(&db, "open scans");
+    });
+}
+
+/// A database that was killed recovers within the budget from a log of many streams with records of any length, which
+/// are read at once; also where fewer streams are asked for, and when it is examined or checked.
+#[test]
+fn recovery_stays_within_the_budget() {
+    const STREAMS: u64 = 16;
+    const ROWS: u64 = 12;
+    // Up to 26,000 bytes, nearly all that such a stream takes, and more than is read at once.
+    let value = |row: u64| Random(row).bytes(4_000 + 2_000 * (row as usize % ROWS as usize));
+    alone("recovery_stays_within_the_budget", || {
+        let (folder, killed) = (Folder::new(), Folder::new());
+        let before = resident_bytes();
+        let config = |streams| {
+            let config = Config::new().memory(8 * MIB).log_streams(streams).log_segment_bytes(MIB);
+            config.checkpoint_log_bytes(u64::MAX)
+        };
+        let db = config(STREAMS as u16).open(folder.path()).unwrap();
+        let keyspace = db.keyspace("k").unwrap();
+        let threads = std::sync::Barrier::new(STREAMS as usize);
+        std::thread::scope(|scope| {
+            for thread in 0..STREAMS {
+                let (keyspace, threads) = (&keyspace, &threads);
+                scope.spawn(move || {
+                    threads.wait();
+                    for row in thread * ROWS..(thread + 1) * ROWS {
+                        keyspace.insert_with(key(row), value(row), Durability::Relaxed).unwrap();
+                    }
+                });
+            }
+        });
+        keyspace.insert(key(STREAMS * ROWS), value(STREAMS * ROWS)).unwrap();
+        copy_folder(&folder.path(), &killed.path());
+        drop((keyspace, db));
+        for streams in [1, STREAMS as u16] {
+            // What the first opening took, the allocator may have kept.
+            let meter = Meter { before, ..Meter::new(8 * MIB) };
+            let examined = config(streams).examine(killed.path()).unwrap();
+            assert!(examined.corruption.is_empty(), "{examined:?}");
+            let again = Folder::new();
+            copy_folder(&killed.path(), &again.path());
+            let db = config(streams).open(again.path()).unwrap();
+            assert_eq!(db.opening().recovered_records, STREAMS * ROWS + 2, "none is in a checkpoint");
+            assert!(db.check().unwrap().corruption.is_empty());
+            meter.check(&db, &format!("recovery of {STREAMS} streams with {streams}"));
+            let rows = db.existing_keyspace("k").unwrap().iter().map(Result::unwrap);
+            let rows = rows.map(|(key, value)| (key.to_vec(), value.to_vec()));
+            assert!(rows.eq((0..=STREAMS * ROWS).map(|row| (key(row).to_vec(), value(row)))));
+        }
+    });
+}
+
+/// A transaction whose writes take nearly all that one may have goes on while one of its scans is open: there is room
+/// for the copy that the scan keeps looking at.
+#[test]
+fn a_large_transaction_writes_while_its_scan_is_open() {
+    for budget in [8 * MIB, 64 * MIB] {
+        let db = Config::in_memory().memory(budget).open("").unwrap();
+        let keyspace = db.keyspace("k").unwrap();
+        let mut tx = db.begin().unwrap();
+        let mut rows = 0;
+        // Vectors of the write set grow by quarters: at the last step it has most of what it may have.
+        while tx.insert(&keyspace, key(rows), [1; 100]).is_ok() {
+            rows += 1;
+        }
+        let point = tx.savepoint();
+        let mut scan = tx.iter(&keyspace);
+        assert_eq!(&scan.next().unwrap().unwrap().0[..], key(0));
+        tx.rollback_to(point).unwrap();
+        tx.remove(&keyspace, key(0)).ok();
+        let mut other = db.begin().unwrap();
+        other.insert(&keyspace, b"other", b"value").unwrap();
+        assert_eq!(scan.count() as u64, rows - 1);
+    }
+}
+
+/// Any number of plain writes may wait for rows, as tasks: of the longest keys, of rows that are theirs by now and that
+/// they have not noticed. Those whose locks there is no memory for wait in turn; each goes on in the end.
+#[test]
+fn plain_writes_that_wait_stay_within_the_budget() {
+    const KEY_BYTES: usize = 16_000;
+    const ROWS: usize = 4000;
+    alone("plain_writes_that_wait_stay_within_the_budget", || {
+        let folder = Folder::new();
+        // Keys overlap, so that the test does not keep them.
+        let bytes = Random(1).bytes(KEY_BYTES + ROWS);
+        let key = |row: usize| &bytes[row..row + KEY_BYTES];
+        let db = Config::new().memory(8 * MIB).page_bytes(64 << 10).open(folder.path()).unwrap();
+        let keyspace = db.keyspace("k").unwrap();
+        let waker = std::task::Waker::noop();
+        let mut context = std::task::Context::from_waker(waker);
+        let mut writes: Vec<_> = (0..ROWS).map(|row| Some(Box::pin(keyspace.insert_async(key(row), b"")))).collect();
+        let meter = Meter::new(8 * MIB);
+        for (part, waiting) in writes.chunks_mut(10).enumerate() {
+            let mut owner = db.begin().unwrap();
+            let taken = (0..10).all(|row| owner.get_for_update(&keyspace, key(part * 10 + row)).is_ok());
+            for write in waiting {
+                assert!(write.as_mut().unwrap().as_mut().poll(&mut context).is_pending() || !taken);
+            }
+        }
+        let parts = db.stats().memory;
+        println!("{parts:?}");
+        let ends = Instant::now() + Duration::from_secs(60);
+        while writes.iter().any(Option::is_some) {
+            assert!(Instant::now() < ends, "{} writes still wait", writes.iter().flatten().count());
+            for write in &mut writes {
+                let poll = write.as_mut().map(|write| write.as_mut().poll(&mut context));
+                if let Some(std::task::Poll::Ready(result)) = poll {
+                    result.unwrap();
+                    *write = None;
+                }
+            }
+        }
+        assert_eq!(keyspace.count(..).unwrap(), ROWS as u64);
+        meter.check(&db, "plain writes that wait");
+    });
+}
+
+/// A scan of a snapshot comes by all rows of then, in both directions, where most have been removed and what they were
+/// lies with few leaves: it looks at a part of it at a time.
+#[test]
+fn a_scan_of_removed_rows_sees_them_all() {
+    const ROWS: u64 = 2000;
+    let db = Config::in_memory().memory(32 * MIB).open("").unwrap();
+    let keyspace = db.keyspace("k").unwrap();
+    fill(&db, &keyspace, ROWS, 20);
+    let snapshot = db.snapshot();
+    for number in 0..ROWS {
+        match number % 100 {
+            0 => keyspace.insert_with(key(number), b"new", Durability::Relaxed).unwrap(),
+            _ => keyspace.remove(key(number)).unwrap(),
+        }
+        if number % 4 == 0 {
+            let between = [&key(number)[..], b"between"].concat();
+            keyspace.insert_with(&between, b"new", Durability::Relaxed).unwrap();
+            keyspace.remove(&between).unwrap();
+        }
+    }
+    for backward in [false, true] {
+        let mut rows: Vec<_> = if backward {
+            snapshot.iter(&keyspace).rev().map(Result::unwrap).collect()
+        } else {
+            snapshot.iter(&keyspace).map(Result::unwrap).collect()
+        };
+        if backward {
+            rows.reverse();
+        }
+        assert_eq!(rows.len() as u64, ROWS);
+        for (number, (found, value)) in (0..).zip(&rows) {
+            assert!(found == &key(number) && value == &Random(number).bytes(20), "row {number}");
+        }
+    }
+    let now: Vec<_> = keyspace.iter().map(|row| row.unwrap().0[..].to_vec()).collect();
+    assert_eq!(now, (0..ROWS).step_by(100).map(|number| key(number).to_vec()).collect::<Vec<_>>());
 }

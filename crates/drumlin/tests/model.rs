@@ -114,7 +114,8 @@ fn run(seed: u64, steps: u64) {
                     let which = random.below(2) as usize;
                     let key = key(&mut random);
                     if random.chance(70) {
-                        // The smallest budget limits a transaction to a quarter of a megabyte; large values don't count.
+                        // The smallest budget limits a transaction to a quarter of a megabyte; large values don't
+                        // count.
                         let mut value = value(&mut random);
                         if (3000..100_000).contains(&value.len()) {
                             value.truncate(3000);
@@ -153,7 +154,7 @@ fn run(seed: u64, steps: u64) {
                 compare(keyspace, model);
             }
             let report = db.check().unwrap();
-            assert!(report.damage.is_empty(), "{:?}", report.damage);
+            assert!(report.corruption.is_empty(), "{:?}", report.corruption);
         }
     }
 }
@@ -178,8 +179,8 @@ fn a_database_in_memory_works() {
     assert_eq!(keyspace.count(..).unwrap(), 20_000);
 }
 
-/// Compacting leaves the file no longer than it found it but for the segment of its last checkpoint, and near to what lives
-/// in it, however little is sparse; doing it again and again adds nothing.
+/// Compacting leaves the file no longer than it found it but for the segment of its last checkpoint, and near to what
+/// lives in it, however little is sparse; doing it again and again adds nothing.
 #[test]
 fn compacting_never_lengthens_the_file() {
     let folder = Folder::new();
@@ -207,6 +208,6 @@ fn compacting_never_lengthens_the_file() {
         let live = db.stats().live_bytes;
         assert!(after <= live * 3 / 2 + (4 << 20), "{live} bytes live in {after}");
     }
-    assert!(db.check().unwrap().damage.is_empty());
+    assert!(db.check().unwrap().corruption.is_empty());
     assert_eq!(keyspace.count(..).unwrap(), 750);
 }

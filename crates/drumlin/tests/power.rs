@@ -1,18 +1,19 @@
 //! Power cuts at every moment, on a simulated disk whose unsynced writes may vanish or be torn.
 //!
-//! A scripted workload runs once; from what it did to the disk, the disk is rebuilt as a cut after any of its writes and
-//! syncs may leave it, opened, verified, written to, and cut again: also in the middle of its recovery. Quick by default;
-//! `DRUMLIN_TEST_CUTS` is the number of first cuts per configuration (default 40), `DRUMLIN_TEST_SEED` where the random
-//! choices begin. A failure names the seed and the cut; with `DRUMLIN_TEST_TRACE` it prints what had been done.
+//! A scripted workload runs once; from what it did to the disk, the disk is rebuilt as a cut after any of its writes
+//! and syncs may leave it, opened, verified, written to, and cut again: also in the middle of its recovery. Quick by
+//! default; `DRUMLIN_TEST_CUTS` is the number of first cuts per configuration (default 40), `DRUMLIN_TEST_SEED` where
+//! the random choices begin. A failure names the seed and the cut; with `DRUMLIN_TEST_TRACE` it prints what had been
+//! done.
 
 mod support;
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
+use drumlin::io::sim::{self, Change, Disk, Loss, Medium};
 use drumlin::{Config, Database};
-use support::disk::{Disk, Event, Loss, Medium};
 use support::workload::{Ack, Workload, disturb};
 use support::{Random, number, small};
 
@@ -23,18 +24,34 @@ fn config(disk: &Disk, streams: u16) -> Config {
     small().log_streams(streams).checkpoint_log_bytes(256 << 10).backend(disk.backend())
 }
 
-/// What was acknowledged among these events.
-fn acked(events: &[Event]) -> (bool, Vec<Ack>) {
-    let notes = || events.iter().filter_map(|event| if let Event::Note(note) = event { Some(*note) } else { None });
-    (notes().any(|note| note == PREPARED), notes().filter(|note| *note != PREPARED).map(Ack::from_bits).collect())
+/// Notes of what the database answered, each with the number of changes of the disk before it.
+#[derive(Default)]
+struct Notes(Mutex<Vec<(u64, u64)>>);
+
+impl Notes {
+    fn add(&self, disk: &Disk, note: u64) {
+        self.0.lock().unwrap().push((disk.change_count(), note));
+    }
 }
 
 /// One disk's life, and what had been acknowledged before it.
 struct Life {
     start: Medium,
-    events: Vec<Event>,
+    end: Medium,
+    changes: Vec<Change>,
+    notes: Vec<(u64, u64)>,
     prepared: bool,
     acked: Vec<Ack>,
+}
+
+impl Life {
+    /// Returns whether the keyspaces were there, and all that had been acknowledged, after so many of its changes.
+    fn told_by(&self, moment: usize) -> (bool, Vec<Ack>) {
+        let notes = self.notes.iter().filter(|(at, _)| *at <= moment as u64).map(|(_, note)| *note);
+        let prepared = self.prepared || notes.clone().any(|note| note == PREPARED);
+        let now = notes.filter(|note| *note != PREPARED).map(Ack::from_bits);
+        (prepared, self.acked.iter().copied().chain(now).collect())
+    }
 }
 
 struct Rig {
@@ -44,18 +61,15 @@ struct Rig {
 }
 
 impl Rig {
-    /// A life of one process or, sometimes, of two: the first was killed and lost nothing, but what it had not synced is
-    /// as uncertain as before when the second runs.
+    /// A life of one process or, sometimes, of two: the first was killed and lost nothing, but what it had not synced
+    /// is as uncertain as before when the second runs.
     fn live(&mut self, medium: Medium, seed: u64, prepared: bool, acked: &[Ack], steps: u64) -> Result<Life, String> {
         let first = self.live_once(medium, seed, prepared, acked, steps)?;
         if steps == 0 || Random(seed ^ 1).chance(70) {
             return Ok(first);
         }
-        let mut medium = first.start;
-        first.events.iter().for_each(|event| medium.apply(event));
-        let (_, now) = self::acked(&first.events);
-        let acked: Vec<Ack> = first.acked.into_iter().chain(now).collect();
-        self.live_once(medium, seed ^ 2, true, &acked, steps)
+        let (_, acked) = first.told_by(first.changes.len());
+        self.live_once(first.end, seed ^ 2, true, &acked, steps)
     }
 
     /// Opens the disk, verifies what must be there, goes on with `steps` of each thread and closes.
@@ -68,34 +82,37 @@ impl Rig {
         steps: u64,
     ) -> Result<Life, String> {
         self.states += 1;
-        let disk = Disk::with(medium, seed);
+        let disk = Disk::new(medium.clone(), seed);
+        let notes = Notes::default();
+        disk.record();
         let db = config(&disk, self.streams).open("/folder/db").map_err(|error| format!("opening: {error}"))?;
         let next = self.workload.verify(&db, prepared, acked)?;
         self.workload.prepare(&db).map_err(|error| format!("preparing: {error}"))?;
-        disk.note(PREPARED);
+        notes.add(&disk, PREPARED);
         // What was verified is there from now on: readers have seen it.
         for (thread, &next) in next.iter().enumerate().filter(|(_, next)| **next > 0) {
-            disk.note(Ack { thread: thread as u64, step: next - 1, full: true }.to_bits());
+            notes.add(&disk, Ack { thread: thread as u64, step: next - 1, full: true }.to_bits());
         }
         if steps > 0 {
             let mut random = Random(seed);
             let upkeep = random.chance(70);
-            self.work(&db, &disk, seed, &next, steps, upkeep)?;
+            self.work(&db, &|ack| notes.add(&disk, ack.to_bits()), seed, &next, steps, upkeep)?;
         }
         let crash = Random(seed).chance(50);
-        if crash {
-            drop(disk.take());
-        } else {
+        if !crash {
             db.close().map_err(|error| format!("closing: {error}"))?;
         }
-        let (start, events) = disk.history();
-        Ok(Life { start, events, prepared, acked: acked.to_vec() })
+        // A process that was killed does no more, and nothing is lost.
+        disk.turn_off();
+        let (changes, end) = (disk.recorded(), disk.medium());
+        let notes = notes.0.into_inner().unwrap();
+        Ok(Life { start: medium, end, changes, notes, prepared, acked: acked.to_vec() })
     }
 
     fn work(
         &self,
         db: &Database,
-        disk: &Disk,
+        acked: &(dyn Fn(Ack) + Sync),
         seed: u64,
         from: &[u64],
         steps: u64,
@@ -104,7 +121,7 @@ impl Rig {
         let stop = Arc::new(AtomicBool::new(!upkeep));
         std::thread::scope(|scope| {
             scope.spawn(|| disturb(db, seed, &stop));
-            let results = self.workload.run_all(db, from, steps, &|ack| disk.note(ack.to_bits()));
+            let results = self.workload.run_all(db, from, steps, acked);
             stop.store(true, Ordering::Release);
             results.into_iter().find_map(Result::err).map_or(Ok(()), |error| Err(format!("working: {error}")))
         })
@@ -115,29 +132,27 @@ impl Rig {
         let mut medium = life.start.clone();
         let mut done = 0;
         for &moment in moments {
-            for event in &life.events[done..moment] {
-                medium.apply(event);
+            for change in &life.changes[done..moment] {
+                medium.apply(change);
             }
             done = moment;
             let how = Loss::ALL[random.below(4) as usize];
             let seed = random.next();
-            let after = medium.cut(life.events.get(moment), how, random);
-            let (prepared, now) = acked(&life.events[..moment]);
-            let acked: Vec<Ack> = life.acked.iter().copied().chain(now).collect();
+            let after = medium.cut(how, &mut sim::Random(random.next()));
+            let (prepared, acked) = life.told_by(moment);
             let steps = if depth > 0 { 4 + random.below(20) } else { 0 };
-            let prepared = life.prepared || prepared;
             let lived = std::panic::catch_unwind(AssertUnwindSafe(|| self.live(after, seed, prepared, &acked, steps)));
             let lived = lived.unwrap_or_else(|_| Err("a panic".into()));
-            let place = || format!("cut after {moment} of {} events, loss {how:?}, seed {seed}", life.events.len());
+            let place = || format!("cut after {moment} of {} changes, loss {how:?}, seed {seed}", life.changes.len());
             if lived.is_err() && std::env::var_os("DRUMLIN_TEST_TRACE").is_some() {
-                life.events[..moment].iter().for_each(|event| eprintln!("{event}"));
+                life.changes[..moment].iter().for_each(|change| eprintln!("{change:?}"));
             }
-            let next = lived.map_err(|flaw| format!("{}: {flaw}", place()))?;
+            let next = lived.map_err(|reason| format!("{}: {reason}", place()))?;
             if depth > 0 {
-                // Half of the cuts while it recovers: its first events are those of the opening.
+                // Half of the cuts while it recovers: its first changes are those of the opening.
                 let mut moments: Vec<usize> = (0..3)
                     .map(|_| {
-                        let limit = if random.chance(50) { next.events.len().min(60) } else { next.events.len() };
+                        let limit = if random.chance(50) { next.changes.len().min(60) } else { next.changes.len() };
                         random.below(limit as u64 + 1) as usize
                     })
                     .collect();
@@ -145,9 +160,9 @@ impl Rig {
                 let then = self.cut(&next, &moments, depth - 1, random);
                 if then.is_err() && std::env::var_os("DRUMLIN_TEST_TRACE").is_some() {
                     eprintln!("before it:");
-                    life.events[..moment].iter().for_each(|event| eprintln!("{event}"));
+                    life.changes[..moment].iter().for_each(|change| eprintln!("{change:?}"));
                 }
-                then.map_err(|flaw| format!("{}: then {flaw}", place()))?;
+                then.map_err(|reason| format!("{}: then {reason}", place()))?;
             }
         }
         Ok(())
@@ -161,14 +176,14 @@ fn survive(seed: u64, threads: u64, streams: u16, large_percent: u64, steps: u64
     let mut rig = Rig { workload, streams, states: 0 };
     let first = rig.live(Medium::default(), seed, false, &[], steps).unwrap();
     let mut random = Random(seed);
-    let mut moments: Vec<usize> = (0..cuts).map(|_| random.below(first.events.len() as u64 + 1) as usize).collect();
+    let mut moments: Vec<usize> = (0..cuts).map(|_| random.below(first.changes.len() as u64 + 1) as usize).collect();
     // The first moments of a database's life are few and matter.
     moments.extend((0..cuts / 4).map(|_| random.below(40) as usize));
     moments.sort_unstable();
-    if let Err(flaw) = rig.cut(&first, &moments, 1, &mut random) {
-        panic!("seed {seed}, {threads} threads, {streams} streams: {flaw}");
+    if let Err(reason) = rig.cut(&first, &moments, 1, &mut random) {
+        panic!("seed {seed}, {threads} threads, {streams} streams: {reason}");
     }
-    println!("{} states of {} events verified", rig.states, first.events.len());
+    println!("{} states of {} changes verified", rig.states, first.changes.len());
 }
 
 /// One thread, one log: after any cut exactly the acknowledged commits are there, and perhaps the one in flight.
@@ -195,16 +210,19 @@ fn a_power_cut_takes_no_large_value() {
     survive(4, 2, 1, 60, 80);
 }
 
-/// A database that is killed at each of many openings, with commits in between and no checkpoint, opens for ever.
+/// A database that is killed at each of many openings, with commits in between and no checkpoint, opens for ever: as
+/// one on a disk that is full at each of them. The superblock has room for 64.
 #[test]
 fn openings_without_checkpoints_are_not_limited() {
     let mut medium = Medium::default();
-    for opening in 0..80u64 {
-        let disk = Disk::with(medium, opening);
+    for opening in 0..150u64 {
+        let disk = Disk::new(medium, opening);
         let db = config(&disk, 1).open("/db").unwrap();
         let keyspace = db.keyspace("k").unwrap();
         assert_eq!(keyspace.count(..).unwrap(), opening);
         keyspace.insert(opening.to_be_bytes(), b"v").unwrap();
-        medium = disk.take();
+        assert_eq!(db.stats().last_checkpoint.0, 0);
+        disk.turn_off();
+        medium = disk.medium();
     }
 }

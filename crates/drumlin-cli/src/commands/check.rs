@@ -1,9 +1,10 @@
 //! `drumlin check`: reads and verifies everything.
 
 use std::cell::OnceCell;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Args;
+use drumlin::{CheckProgress, Error};
 use serde::Serialize;
 
 use crate::database::DatabaseArgs;
@@ -13,7 +14,8 @@ use crate::terminal::{Output, Progress, figures, style};
 /// Read and verify every page, table and log record
 ///
 /// Damage is listed with its place and what it costs, and makes the exit code 4. What opening could do without and has
-/// written anew is listed too.
+/// written anew is listed too. A database that is too damaged to be opened is examined as it is: nothing is written to
+/// it.
 #[derive(Debug, Args)]
 pub(crate) struct Check {
     #[command(flatten)]
@@ -23,78 +25,139 @@ pub(crate) struct Check {
 #[derive(Serialize)]
 struct Report {
     sound: bool,
+    opens: bool,
+    keyspaces: u64,
     pages: u64,
     rows: u64,
     extent_bytes: u64,
     log_records: u64,
+    checkpoint: u64,
+    last: u64,
     seconds: f64,
-    damage: Vec<Damage>,
-    mended: Vec<Damage>,
+    corruption: Vec<Corruption>,
+    unlisted: u64,
+    mended: Vec<Corruption>,
 }
 
+/// Damage that is told to people: what they need is the kinds of it and the number; JSON has more.
+const DAMAGE_SHOWN_MAX: usize = 20;
+
 #[derive(Serialize)]
-struct Damage {
+struct Corruption {
     file: String,
     what: String,
-    flaw: String,
+    reason: String,
     cost: String,
 }
 
-impl From<drumlin::Damage> for Damage {
-    fn from(damage: drumlin::Damage) -> Damage {
-        let drumlin::Damage { file, what, flaw, cost, .. } = damage;
-        Damage { file: file.display().to_string(), what, flaw, cost }
+impl From<drumlin::Corruption> for Corruption {
+    fn from(corruption: drumlin::Corruption) -> Corruption {
+        let drumlin::Corruption { file, what, reason, cost, .. } = corruption;
+        Corruption { file: file.display().to_string(), what, reason, cost }
     }
 }
 
 impl Check {
     pub(crate) fn run(&self, output: Output) -> Result<()> {
-        let database = self.database.open()?;
+        self.database.check_there()?;
         let start = Instant::now();
         let bar = OnceCell::new();
-        let report = database.check_with(|progress| {
+        let progress = |progress: CheckProgress| {
             let bar = bar.get_or_init(|| Progress::items(output, "checking", progress.pages_total));
             bar.set_total(progress.pages_total);
             bar.set(progress.pages_done);
-        });
+        };
+        let (found, refused) = match self.database.open_there() {
+            Ok(database) => (database.check_with(progress), None),
+            Err(refused @ Error::Corrupted { .. }) => {
+                (self.database.config().examine_with(&self.database.path, progress), Some(refused))
+            }
+            Err(error) => return Err(error.into()),
+        };
         if let Some(bar) = bar.get() {
             bar.finish();
         }
-        let report = report?;
-        let damage: Vec<Damage> = report.damage.into_iter().map(Damage::from).collect();
+        let found = found?;
+        let opens = refused.is_none();
+        let mut corruption: Vec<Corruption> = found.corruption.into_iter().map(Corruption::from).collect();
+        if let Some(Error::Corrupted { path, what, reason }) = refused
+            && corruption.is_empty()
+        {
+            let cost = "the database does not open".to_owned();
+            corruption.push(Corruption { file: path.display().to_string(), what, reason, cost });
+        }
         let elapsed = start.elapsed();
         let report = Report {
-            sound: damage.is_empty(),
-            pages: report.pages,
-            rows: report.rows,
-            extent_bytes: report.extent_bytes,
-            log_records: report.log_records,
+            sound: corruption.is_empty(),
+            opens,
+            keyspaces: found.keyspaces,
+            pages: found.pages,
+            rows: found.rows,
+            extent_bytes: found.extent_bytes,
+            log_records: found.log_records,
+            checkpoint: found.checkpoint.0,
+            last: found.last.0,
             seconds: elapsed.as_secs_f64(),
-            damage,
-            mended: report.mended.into_iter().map(Damage::from).collect(),
+            corruption,
+            unlisted: found.unlisted,
+            mended: found.mended.into_iter().map(Corruption::from).collect(),
         };
-        output.print(&report, || {
-            let read = format!(
-                "{}, {}, {} and {} in {}",
-                figures::plural(report.rows, "row"),
-                figures::plural(report.pages, "page"),
-                figures::bytes(report.extent_bytes),
-                figures::plural(report.log_records, "log record"),
-                figures::duration(elapsed)
+        output.print(&report, || report.text(elapsed))?;
+        if report.sound { Ok(()) } else { Err(Failure::silent(Exit::Corrupted)) }
+    }
+}
+
+impl Report {
+    fn text(&self, elapsed: Duration) -> String {
+        let read = format!(
+            "{}, {}, {} and {} in {}",
+            figures::plural(self.rows, "row"),
+            figures::plural(self.pages, "page"),
+            figures::bytes(self.extent_bytes),
+            figures::plural(self.log_records, "log record"),
+            figures::duration(elapsed)
+        );
+        let (good, bad) = (style::GOOD, style::BAD);
+        let mut text = match (self.sound, self.opens) {
+            (true, _) => format!("{good}sound{good:#}: {read}"),
+            (false, true) => format!("{bad}damaged{bad:#}: {read}"),
+            (false, false) => format!("{bad}damaged, and does not open{bad:#}: {read}"),
+        };
+        for corruption in self.corruption.iter().take(DAMAGE_SHOWN_MAX) {
+            text += &format!(
+                "\n  {} in {}: {}\n    lost: {}",
+                corruption.what, corruption.file, corruption.reason, corruption.cost
             );
-            let (good, bad) = (style::GOOD, style::BAD);
-            let mut text = match report.sound {
-                true => format!("{good}sound{good:#}: {read}"),
-                false => format!("{bad}damaged{bad:#}: {read}"),
-            };
-            for damage in &report.damage {
-                text += &format!("\n  {} in {}: {}\n    lost: {}", damage.what, damage.file, damage.flaw, damage.cost);
-            }
-            for mended in &report.mended {
-                text += &format!("\n  mended when it was opened: {} in {}: {}", mended.what, mended.file, mended.flaw);
-            }
-            text
-        })?;
-        if report.sound { Ok(()) } else { Err(Failure::silent(Exit::Damaged)) }
+        }
+        let hidden_count = self.corruption.len().saturating_sub(DAMAGE_SHOWN_MAX) as u64 + self.unlisted;
+        if hidden_count > 0 {
+            text += &format!("\n  and {hidden_count} more; --json lists {}", self.corruption.len());
+        }
+        for mended in &self.mended {
+            text += &format!("\n  mended when it was opened: {} in {}: {}", mended.what, mended.file, mended.reason);
+        }
+        if !self.opens {
+            text += &self.remains();
+        }
+        text
+    }
+
+    /// What there is of a database that does not open, and what can be done.
+    fn remains(&self) -> String {
+        let mut text = format!(
+            "\nreadable: {} in sound leaves of {}",
+            figures::plural(self.rows, "row"),
+            figures::plural(self.keyspaces, "keyspace")
+        );
+        if self.last > 0 {
+            text += &format!(
+                "; the checkpoint ends with commit {}, and the log has {} behind it, up to commit {}",
+                self.checkpoint,
+                figures::plural(self.log_records, "sound record"),
+                self.last
+            );
+        }
+        text + "\nNothing was written. Put back the files that are missing or were cut short, if there are copies of this very \
+                state;\notherwise restore the database from a backup, and keep this folder until that is done."
     }
 }

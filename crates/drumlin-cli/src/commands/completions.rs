@@ -2,10 +2,9 @@
 
 use std::io::{self, Write};
 
-use clap::{Args, CommandFactory};
+use clap::Args;
 use clap_complete::Shell;
 
-use crate::args::Cli;
 use crate::failure::{Failure, Result};
 
 /// Print a completion script for a shell
@@ -18,10 +17,11 @@ pub(crate) struct Completions {
 }
 
 impl Completions {
-    pub(crate) fn run(&self) -> Result<()> {
+    /// Prints the script for `command`, the whole command line.
+    pub(crate) fn run(&self, mut command: clap::Command) -> Result<()> {
         // The generator panics where it can't write: it gets memory.
         let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut Cli::command(), "drumlin", &mut script);
+        clap_complete::generate(self.shell, &mut command, "drumlin", &mut script);
         io::stdout().lock().write_all(&script).map_err(|error| Failure::stdout(&error))
     }
 }

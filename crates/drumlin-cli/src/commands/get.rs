@@ -74,7 +74,7 @@ impl Get {
     }
 }
 
-/// How much of the text comes before a character that its end cuts.
+/// The length of the text before a character that its end cuts.
 fn whole_characters(text: &[u8]) -> usize {
     let cut = text.utf8_chunks().last().map_or(0, |chunk| chunk.invalid().len());
     let tail = &text[text.len() - cut..];

@@ -1,4 +1,4 @@
-//! What is done: one file or folder a command.
+//! The commands: one file or folder each.
 
 pub(crate) mod bench;
 pub(crate) mod check;
@@ -18,6 +18,8 @@ pub(crate) mod scan;
 pub(crate) mod selection;
 pub(crate) mod stats;
 pub(crate) mod tour;
+
+use clap::CommandFactory;
 
 use crate::args::{Cli, Command};
 use crate::failure::Result;
@@ -44,6 +46,6 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
         Command::Bench(command) => command.run(output),
         Command::Lab(command) => command.run(output),
         Command::Doctor(command) => command.run(output),
-        Command::Completions(command) => command.run(),
+        Command::Completions(command) => command.run(Cli::command()),
     }
 }

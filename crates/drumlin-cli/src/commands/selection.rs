@@ -26,7 +26,7 @@ pub(crate) struct Selection {
 pub(crate) type KeyRange = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 
 impl Selection {
-    /// Whether anything was said.
+    /// Returns `true` if anything was said.
     pub(crate) fn is_given(&self) -> bool {
         self.prefix.is_some() || self.from.is_some() || self.to.is_some()
     }

@@ -81,7 +81,7 @@ impl<R: BufRead> BinarySource<R> {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    fn flaw(offset: u64, what: &str) -> Flaw {
+    fn reason(offset: u64, what: &str) -> Flaw {
         Flaw::Rest { place: Place::Byte(offset), what: what.to_owned() }
     }
 
@@ -89,11 +89,11 @@ impl<R: BufRead> BinarySource<R> {
         let mut magic = [0; 8];
         self.fill(&mut magic)?;
         if &magic != MAGIC {
-            return Err(Self::flaw(0, "not Drumlin's binary form (give --format for another)"));
+            return Err(Self::reason(0, "not Drumlin's binary form (give --format for another)"));
         }
         let version = self.u32()?;
         if version > VERSION {
-            return Err(Self::flaw(8, &format!("binary form {version}; this drumlin reads up to {VERSION}")));
+            return Err(Self::reason(8, &format!("binary form {version}; this drumlin reads up to {VERSION}")));
         }
         self.u32()?;
         self.started = true;
@@ -103,15 +103,15 @@ impl<R: BufRead> BinarySource<R> {
     fn read_end(&mut self) -> Result<(), Flaw> {
         let place = self.row_offset;
         if self.u64()? != self.rows_count {
-            return Err(Self::flaw(place, "rows are missing or repeated: the count at the end is another"));
+            return Err(Self::reason(place, "rows are missing or repeated: the count at the end is another"));
         }
         self.checksums.update(&self.rows_count.to_le_bytes());
         let expected = self.checksums.digest();
         if self.u64()? != expected {
-            return Err(Self::flaw(place, "rows are missing, repeated or moved: the checksum at the end is another"));
+            return Err(Self::reason(place, "rows are missing, repeated or moved: the checksum at the end is another"));
         }
         if !self.input.fill_buf()?.is_empty() {
-            return Err(Self::flaw(self.offset, "bytes follow the end"));
+            return Err(Self::reason(self.offset, "bytes follow the end"));
         }
         Ok(())
     }
@@ -120,7 +120,7 @@ impl<R: BufRead> BinarySource<R> {
     fn verify_row(&mut self) -> Result<(), Flaw> {
         let expected = self.checksum.digest();
         if self.u64()? != expected {
-            return Err(Self::flaw(self.row_offset, "the row that begins here is damaged: its checksum is wrong"));
+            return Err(Self::reason(self.row_offset, "the row that begins here is damaged: its checksum is wrong"));
         }
         self.checksums.update(&expected.to_le_bytes());
         self.rows_count += 1;
@@ -143,7 +143,7 @@ impl<R: BufRead> Source for BinarySource<R> {
         }
         let value_bytes = self.u64()?;
         if key_bytes > KEY_BYTES_LIMIT {
-            return Err(Self::flaw(self.row_offset, &format!("a key of {key_bytes} bytes: the file is damaged")));
+            return Err(Self::reason(self.row_offset, &format!("a key of {key_bytes} bytes: the file is damaged")));
         }
         row.key.resize(key_bytes as usize, 0);
         self.fill(&mut row.key)?;
@@ -174,7 +174,7 @@ impl<R: BufRead> Read for BinarySource<R> {
         let limit = usize::try_from(self.value_bytes_left).map_or(buffer.len(), |left| left.min(buffer.len()));
         let bytes = self.input.read(&mut buffer[..limit])?;
         if bytes == 0 {
-            return Err(into_io(Self::flaw(self.offset, "the file is cut off here")));
+            return Err(into_io(Self::reason(self.offset, "the file is cut off here")));
         }
         self.checksum.update(&buffer[..bytes]);
         self.offset += bytes as u64;
@@ -186,8 +186,8 @@ impl<R: BufRead> Read for BinarySource<R> {
     }
 }
 
-fn into_io(flaw: Flaw) -> io::Error {
-    match flaw {
+fn into_io(reason: Flaw) -> io::Error {
+    match reason {
         Flaw::Io(error) => error,
         Flaw::Row { place, what } | Flaw::Rest { place, what } => {
             io::Error::new(ErrorKind::InvalidData, format!("{what} ({})", place.to_string().trim_start_matches(": ")))
@@ -254,7 +254,7 @@ mod tests {
         let mut source = BinarySource::new(file);
         let mut row = Row::default();
         loop {
-            match source.next(&mut row).map_err(|flaw| into_io(flaw).to_string())? {
+            match source.next(&mut row).map_err(|reason| into_io(reason).to_string())? {
                 Next::End => return Ok(source.rows_count),
                 Next::Row => {}
                 Next::Streamed => {

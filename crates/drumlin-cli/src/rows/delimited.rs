@@ -1,8 +1,8 @@
 //! CSV and TSV (RFC 4180): quoted fields, doubled quotes, newlines within quotes.
 //!
 //! Stricter than most readers, so that a broken file is noticed where it breaks: a quote that is never closed, text
-//! behind a closing quote, and a row with too few or too many fields are errors with line and column. Bytes that are not
-//! UTF-8 pass in single columns; a whole row becomes a JSON object and has to be UTF-8.
+//! behind a closing quote, and a row with too few or too many fields are errors with line and column. Bytes that are
+//! not UTF-8 pass in single columns; a whole row becomes a JSON object and has to be UTF-8.
 
 use std::io::{self, BufRead, Write};
 
@@ -50,7 +50,7 @@ pub(super) struct Delimited<R> {
     record: Record,
 }
 
-/// What the first line settles.
+/// The columns that the first line settles.
 #[derive(Debug)]
 struct Columns {
     count: usize,
@@ -306,7 +306,7 @@ mod tests {
                 Ok(Next::End) => return rows,
                 Ok(_) => rows.push(Ok((row.key, row.value))),
                 Err(Flaw::Row { place, what }) => rows.push(Err((place, what))),
-                Err(flaw) => panic!("{flaw:?}"),
+                Err(reason) => panic!("{reason:?}"),
             }
         }
     }
@@ -320,7 +320,7 @@ mod tests {
     fn malformed_rows_have_a_place() {
         let text = b"id,name\n1,a\n2\n3,\"b\"c\n4,d,e\n\n5,\"f\ng\"\n6,\"open\n7,x\n";
         let rows = rows(text, choice());
-        let places: Vec<Option<Place>> = rows.iter().map(|row| row.as_ref().err().map(|flaw| flaw.0)).collect();
+        let places: Vec<Option<Place>> = rows.iter().map(|row| row.as_ref().err().map(|reason| reason.0)).collect();
         let expected = [None, Some(place(3, 1)), Some(place(4, 6)), Some(place(5, 5)), None, Some(place(9, 3))];
         assert_eq!(places, expected);
         assert_eq!(rows[4], Ok((b"5".to_vec(), b"{\"id\":\"5\",\"name\":\"f\\ng\"}".to_vec())));

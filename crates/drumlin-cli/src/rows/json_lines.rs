@@ -1,7 +1,7 @@
 //! JSON Lines: one JSON value a line.
 //!
-//! A field that becomes a key or a value is stored as its text where it is a string, as the bytes it stands for where it
-//! is `{"base64": "…"}`, and as the JSON it was written in otherwise. So what `dump` writes, `load --key key --value
+//! A field that becomes a key or a value is stored as its text where it is a string, as the bytes it stands for where
+//! it is `{"base64": "…"}`, and as the JSON it was written in otherwise. So what `dump` writes, `load --key key --value
 //! value` reads back, whatever the bytes.
 
 use std::collections::HashMap;
@@ -57,11 +57,11 @@ fn parse(text: &[u8], choice: &Choice, row: &mut Row) -> Result<(), (u64, String
     row.key.clear();
     row.value.clear();
     if choice.key.is_empty() && choice.value.is_none() {
-        let value: &RawValue = serde_json::from_slice(text).map_err(|error| flaw(&error))?;
+        let value: &RawValue = serde_json::from_slice(text).map_err(|error| reason(&error))?;
         row.value.extend_from_slice(value.get().as_bytes());
         return Ok(());
     }
-    let fields: HashMap<String, &RawValue> = serde_json::from_slice(text).map_err(|error| flaw(&error))?;
+    let fields: HashMap<String, &RawValue> = serde_json::from_slice(text).map_err(|error| reason(&error))?;
     let find = |name: &String| fields.get(name).copied().ok_or_else(|| (1, format!("there is no field {name:?}")));
     for (index, name) in choice.key.iter().enumerate() {
         if index > 0 {
@@ -89,7 +89,7 @@ fn field_bytes(field: &RawValue) -> Vec<u8> {
 }
 
 /// What serde_json found, without the position that it appends: ours has the file's line.
-fn flaw(error: &serde_json::Error) -> (u64, String) {
+fn reason(error: &serde_json::Error) -> (u64, String) {
     let text = error.to_string();
     let what = text.rfind(" at line ").map_or(text.as_str(), |at| &text[..at]);
     ((error.column() as u64).max(1), what.to_owned())

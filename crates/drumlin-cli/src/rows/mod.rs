@@ -17,7 +17,7 @@ use clap::ValueEnum;
 
 pub(crate) use binary::VALUE_BYTES_STREAMED;
 
-/// How rows are written down.
+/// A format of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Format {
     /// Comma-separated values (.csv)
@@ -31,7 +31,7 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// What the name of a file says.
+    /// The format that the name of a file says.
     pub(crate) fn of_path(path: &Path) -> Option<Format> {
         match path.extension().and_then(OsStr::to_str)?.to_ascii_lowercase().as_str() {
             "csv" => Some(Format::Csv),
@@ -43,7 +43,7 @@ impl Format {
     }
 }
 
-/// What becomes key and value where the rows are text.
+/// The fields that become key and value where the rows are text.
 #[derive(Clone, Debug)]
 pub(crate) struct Choice {
     /// The columns or fields that make the key, joined by a zero byte; none for [`line_key`].
@@ -52,7 +52,7 @@ pub(crate) struct Choice {
     pub(crate) value: Option<String>,
     /// The first line of CSV and TSV names the columns.
     pub(crate) header: bool,
-    /// What the source is called, for keys made of line numbers.
+    /// The name of the source, for keys made of line numbers.
     pub(crate) name: String,
 }
 
@@ -80,7 +80,7 @@ pub(crate) enum Next {
     End,
 }
 
-/// Where in a file something is.
+/// A position in a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Place {
     /// Both count from 1; columns count bytes.
@@ -99,7 +99,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// What is wrong with a source.
+/// A fault of a source.
 #[derive(Debug)]
 pub(crate) enum Flaw {
     /// One row is malformed; the next call goes on behind it.

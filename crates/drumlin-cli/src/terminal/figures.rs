@@ -69,7 +69,8 @@ pub(crate) fn plural(number: u64, noun: &str) -> String {
     format!("{} {noun}{}", count(number), if number == 1 { "" } else { "s" })
 }
 
-/// A size as typed: `4096`, `64MiB`, `64M`, `1g`, `10MB`. Single letters are binary, as `--memory 64M` means everywhere.
+/// A size as typed: `4096`, `64MiB`, `64M`, `1g`, `10MB`. Single letters are binary, as `--memory 64M` means
+/// everywhere.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let at = text.find(|char: char| !char.is_ascii_digit()).unwrap_or(text.len());
     let number: u64 = text[..at].parse().map_err(|_| "a size is a number and a unit, as 64MiB".to_owned())?;

@@ -1,4 +1,4 @@
-//! What the engine has to say: its warnings, on stderr.
+//! The warnings of the engine, on stderr.
 
 use anstyle::{AnsiColor, Style};
 use log::{Level, LevelFilter, Log, Metadata, Record};

@@ -6,5 +6,5 @@ pub(crate) mod log;
 mod output;
 mod progress;
 
-pub(crate) use output::{Output, style};
+pub(crate) use output::{Common, Output, style};
 pub(crate) use progress::Progress;

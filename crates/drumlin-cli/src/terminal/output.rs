@@ -2,9 +2,9 @@
 
 use std::io::{self, IsTerminal, Write};
 
+use clap::Args;
 use serde::Serialize;
 
-use crate::args::Common;
 use crate::failure::{Failure, Result};
 
 /// The few styles in use. Written into text as `{bold}…{bold:#}`; removed on the way to anything but a terminal.
@@ -18,7 +18,18 @@ pub(crate) mod style {
     pub(crate) const ACCENT: Style = Style::new().bold().fg_color(Some(anstyle::Color::Ansi(AnsiColor::Cyan)));
 }
 
-/// Where a command prints its answer.
+/// The options of every command: how it prints.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct Common {
+    /// Print figures and rows as JSON, one object a line
+    #[arg(long, global = true, help_heading = "Everywhere")]
+    json: bool,
+    /// No progress on stderr
+    #[arg(long, short, global = true, help_heading = "Everywhere")]
+    quiet: bool,
+}
+
+/// The stream to which a command prints its answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Output {
     json: bool,
@@ -30,17 +41,17 @@ impl Output {
         Output { json: common.json, quiet: common.quiet }
     }
 
-    /// Whether figures are wanted as JSON.
+    /// Returns `true` if figures are wanted as JSON.
     pub(crate) fn json(&self) -> bool {
         self.json
     }
 
-    /// Whether progress is unwanted.
+    /// Returns `true` if progress is unwanted.
     pub(crate) fn quiet(&self) -> bool {
         self.quiet
     }
 
-    /// Whether a person sees stdout.
+    /// Returns `true` if a person sees stdout.
     pub(crate) fn is_terminal() -> bool {
         io::stdout().is_terminal()
     }

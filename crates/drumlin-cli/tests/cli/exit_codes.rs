@@ -64,7 +64,39 @@ fn damage_has_a_code() {
     (used / 2..used).step_by(997).for_each(|at| bytes[at] ^= 0x55);
     std::fs::write(&largest, bytes).unwrap();
     let answer = bench.run(&["check", "db"]);
-    assert_eq!(answer.code, Some(4), "{}{}", String::from_utf8_lossy(&answer.stdout), answer.stderr);
+    let text = String::from_utf8_lossy(&answer.stdout);
+    assert_eq!(answer.code, Some(4), "{text}{}", answer.stderr);
+    assert!(text.lines().count() < 50, "{text}");
+}
+
+/// A database too damaged to be opened is examined by `check`: what is found, what is left, and the same code; no file
+/// changes.
+#[test]
+fn a_database_that_does_not_open_is_examined() {
+    let bench = Bench::new();
+    bench.ok_with(&["load", "db", "-", "--format", "tsv", "--key", "k"], rows(300_000).as_bytes());
+    let folder = bench.path().join("db");
+    let data = folder.join("data");
+    let bytes = std::fs::read(&data).unwrap();
+    let used = bytes.iter().rposition(|&byte| byte != 0).unwrap();
+    std::fs::write(&data, &bytes[..used / 2]).unwrap();
+    let opening = bench.run(&["stats", "db"]);
+    assert_eq!(opening.code, Some(4), "{}", opening.stderr);
+    let contents = || {
+        let log = std::fs::read_dir(folder.join("log")).unwrap();
+        let files = std::fs::read_dir(&folder).unwrap().chain(log).flatten();
+        // The process that opens is named in the file `lock`.
+        let files = files.filter(|item| item.file_name() != "lock");
+        let mut files: Vec<_> = files.map(|item| (item.path(), std::fs::read(item.path()).ok())).collect();
+        files.sort();
+        files
+    };
+    let before = contents();
+    let answer = bench.run(&["check", "db"]);
+    let text = String::from_utf8_lossy(&answer.stdout);
+    assert_eq!(answer.code, Some(4), "{text}{}", answer.stderr);
+    assert!(text.starts_with("damaged, and does not open") && text.contains("Nothing was written"), "{text}");
+    assert!(contents() == before, "a check changed a file");
 }
 
 fn rows(count: usize) -> String {

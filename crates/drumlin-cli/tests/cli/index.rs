@@ -52,7 +52,8 @@ fn acknowledgements_name_every_file() {
 }
 
 /// A database within the tree that it stores is left out whichever way it is met, and said so: as the folder, through a
-/// symbolic link in its place, and as a hard link to one of its files. What an older program stored of it goes with `--delete`.
+/// symbolic link in its place, and as a hard link to one of its files. What an older program stored of it goes with
+/// `--delete`.
 #[test]
 fn a_database_is_not_stored_in_itself() {
     let bench = Bench::new();

@@ -20,14 +20,19 @@ fn a_load_ends_between_transactions() {
         .spawn()
         .unwrap();
     let mut stdin = load.stdin.take().unwrap();
+    let (begun, has_begun) = std::sync::mpsc::channel();
     let writer = std::thread::spawn(move || {
         let mut row = 0;
         // Ends when the command closes its end.
         while writeln!(stdin, "{}", if row == 0 { "k,v".to_owned() } else { format!("{row:08},{row}") }).is_ok() {
             row += 1;
+            // More than a pipe holds: the command has taken some of it.
+            if row == 9_000 {
+                begun.send(()).unwrap();
+            }
         }
     });
-    std::thread::sleep(Duration::from_millis(600));
+    has_begun.recv_timeout(Duration::from_secs(60)).unwrap();
     kill_process(Pid::from_child(&load), Signal::INT).unwrap();
     assert_eq!(load.wait().unwrap().code(), Some(130));
     writer.join().unwrap();

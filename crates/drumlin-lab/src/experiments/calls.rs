@@ -1,9 +1,9 @@
 //! `calls`: mapped memory against read(2) and write(2), everything in the page cache (S3's table).
 //!
 //! S3's read column cannot be what it seems: 2 GB in 0.87 ms would be 2,300 GB/s. It falls with the bytes a call in
-//! exact proportion, as if each call cost the same whatever its size. That is what happens when a call only takes a slice
-//! of the mapping, or touches one byte of it, instead of the bytes. So three readings of a mapping are measured here:
-//! slices, one byte of each piece, and every byte copied out, which is what read(2) does.
+//! exact proportion, as if each call cost the same whatever its size. That is what happens when a call only takes a
+//! slice of the mapping, or touches one byte of it, instead of the bytes. So three readings of a mapping are measured
+//! here: slices, one byte of each piece, and every byte copied out, which is what read(2) does.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -17,9 +17,10 @@ use serde::{Deserialize, Serialize};
 use crate::experiments::Experiment;
 use crate::figures::{self, Form};
 use crate::map::{Map, Mode};
+use crate::measure::Sample;
 use crate::report::{Cell, Chapter, Holds, Plot, Scale, Table};
 use crate::session::Session;
-use crate::worker;
+use crate::worker::Measurement;
 
 /// S3 read and wrote this much; what is shown is for so many bytes.
 const SOURCE_BYTES: f64 = 2e9;
@@ -41,7 +42,7 @@ const SOURCE: [[&str; 4]; 8] = [
     ["2.49 s", "1.65 s", "0.87 ms", "475 ms"],
 ];
 
-/// What is done with each piece.
+/// The use that is made of each piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Way {
     WriteMapped,
@@ -78,9 +79,12 @@ pub(crate) struct Task {
     seconds: f64,
 }
 
-impl Task {
+impl Measurement for Task {
+    const NAME: &'static str = "calls";
+    type Result = Vec<f64>;
+
     /// Seconds for 2 GB by each way, in the order of `Way::ALL`.
-    pub(crate) fn perform(self) -> io::Result<Vec<f64>> {
+    fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Vec<f64>> {
         let file = File::options().read(true).write(true).open(&self.path)?;
         let mut map = Map::new(&file, FILE_BYTES, Mode::Shared)?;
         // Faults are what `prefault` is about: here each page has been touched, for writing, before anything is timed.
@@ -89,7 +93,9 @@ impl Task {
         }
         Way::ALL.into_iter().map(|way| self.time(way, &file, &mut map)).collect()
     }
+}
 
+impl Task {
     fn time(&self, way: Way, file: &File, map: &mut Map) -> io::Result<f64> {
         let mut piece = vec![7u8; self.bytes];
         let start = Instant::now();
@@ -163,12 +169,12 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
     session.step("calls: writing the file", 1.0);
     let path = session.room.filled("calls", FILE_BYTES as u64, |_| !session.interrupted())?;
     let seconds = way_seconds(session);
-    let turns = session.turns::<usize, Vec<f64>>(
+    let turns = session.turns(
         &SIZES,
         rounds(session),
         turn_seconds(session),
         |bytes| format!("calls: pieces of {bytes} B"),
-        |&bytes, _| (worker::Task::Calls(Task { path: path.clone(), bytes, seconds }), None),
+        |&bytes, _| (Task { path: path.clone(), bytes, seconds }, None),
     );
     std::fs::remove_file(&path)?;
     let mut writes = Table::new(
@@ -318,7 +324,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(FILE_BYTES as u64).unwrap();
         let task = Task { path: file.path().to_owned(), bytes: 10_240, seconds: 0.0 };
-        let times = task.perform().unwrap();
+        let times = task.perform(|_| {}).unwrap();
         assert_eq!(times.len(), Way::ALL.len());
         assert!(times.iter().all(|time| *time > 0.0));
         assert_eq!(SOURCE.len(), SIZES.len());

@@ -12,10 +12,11 @@ use serde::{Deserialize, Serialize};
 use crate::experiments::Experiment;
 use crate::figures::{self, Form};
 use crate::map::{Map, Mode};
+use crate::measure::Sample;
 use crate::report::{Cell, Chapter, Holds, Table};
-use crate::room;
 use crate::session::Session;
-use crate::worker::{self, Ending, Outcome};
+use crate::temp_folder;
+use crate::worker::{self, Ending, Measurement, Outcome};
 
 /// The pages that are changed and locked in memory: within every limit of locked memory.
 const DIRTY_BYTES: usize = 64 << 10;
@@ -26,7 +27,7 @@ const CHANGED: u8 = 0xEE;
 /// The kernel writes what has been dirty for 30 seconds, and looks every 5.
 const FLUSHER_SECONDS: f64 = 45.0;
 
-/// What is dirtied against the memory limit.
+/// The bytes that are dirtied against the memory limit.
 const DIRT_LIMIT_BYTES: u64 = 64 << 20;
 const DIRT_BYTES: usize = 256 << 20;
 
@@ -45,7 +46,7 @@ pub(crate) enum Task {
     DirtByWrites { path: PathBuf },
 }
 
-/// What was seen, where the process lived to tell.
+/// The observations, where the process lived to report them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Seen {
     text: String,
@@ -56,8 +57,11 @@ pub(crate) struct Seen {
     seconds: f64,
 }
 
-impl Task {
-    pub(crate) fn perform(self) -> io::Result<Seen> {
+impl Measurement for Task {
+    const NAME: &'static str = "hazards";
+    type Result = Seen;
+
+    fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Seen> {
         match self {
             Task::EarlyWrite { path, by_itself } => early_write(&path, by_itself),
             Task::CutMapped { path } => {
@@ -87,7 +91,7 @@ impl Task {
                 Ok(Seen { text: "lived".to_owned(), ..Seen::default() })
             }
             Task::DirtByWrites { path } => {
-                let file = room::open_direct(&path, true)?;
+                let file = temp_folder::open_direct(&path, true)?;
                 let mut buffer = AlignedBuffer::zeroed(1 << 20);
                 buffer.fill(CHANGED);
                 for offset in (0..DIRT_BYTES as u64).step_by(buffer.len()) {
@@ -118,7 +122,7 @@ fn early_write(path: &Path, by_itself: bool) -> io::Result<Seen> {
     let mut is_written = false;
     // A direct read of dirty pages would write them first: only once they are clean does it tell what was there.
     if left == 0 {
-        let direct = room::open_direct(path, false)?;
+        let direct = temp_folder::open_direct(path, false)?;
         let mut block = AlignedBuffer::zeroed(DIRTY_BYTES);
         direct.read_exact_at(&mut block, 0)?;
         is_written = block.iter().all(|byte| *byte == CHANGED);
@@ -150,7 +154,7 @@ pub(super) fn chapter() -> Chapter {
     )
 }
 
-/// How a process ended, in words.
+/// The end of a process, in words.
 fn told(outcome: &Outcome<Seen>) -> String {
     match &outcome.ending {
         Ending::Done(seen) => seen.text.clone(),
@@ -180,7 +184,7 @@ fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table) -> io::
         }
         file.sync_all()?;
         // What the lab has cached would not count against a worker's limit.
-        room::forget_cached(&file)?;
+        temp_folder::forget_cached(&file)?;
         Ok(path)
     };
 
@@ -192,7 +196,7 @@ fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table) -> io::
         let cause = if by_itself { "the kernel by itself" } else { "another program's sync" };
         session.step(&format!("hazards: a page written by {cause}"), if by_itself { FLUSHER_SECONDS } else { 1.0 });
         let path = file(&format!("early-{by_itself}"), DIRTY_BYTES as u64)?;
-        let (outcome, _) = session.job(worker::Task::Hazard(Task::EarlyWrite { path, by_itself }), None)?;
+        let (outcome, _) = session.job(Task::EarlyWrite { path, by_itself }, None)?;
         let Ending::Done(seen) = &outcome.ending else {
             table.row(vec![format!("Dirty pages, written by {cause}").into(), told(&outcome).into()]);
             continue;
@@ -216,10 +220,8 @@ fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table) -> io::
     }
 
     session.step("hazards: a file cut short", 1.0);
-    let mapped =
-        session.job(worker::Task::Hazard(Task::CutMapped { path: file("cut-mapped", DIRTY_BYTES as u64)? }), None)?.0;
-    let read =
-        session.job(worker::Task::Hazard(Task::CutRead { path: file("cut-read", DIRTY_BYTES as u64)? }), None)?.0;
+    let mapped = session.job(Task::CutMapped { path: file("cut-mapped", DIRTY_BYTES as u64)? }, None)?.0;
+    let read = session.job(Task::CutRead { path: file("cut-read", DIRTY_BYTES as u64)? }, None)?.0;
     table.row(vec!["A file cut short, touched through a mapping".into(), told(&mapped).into()]);
     table.row(vec!["The same, read by a call".into(), told(&read).into()]);
     chapter.verdict(
@@ -245,7 +247,7 @@ fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table) -> io::
         ("MAP_SHARED", Task::Dirt { path: path.clone(), private: false }),
         ("write(2) from 1 MiB of buffers", Task::DirtByWrites { path: path.clone() }),
     ] {
-        let (outcome, used) = session.job::<Seen>(worker::Task::Hazard(task), limit)?;
+        let (outcome, used) = session.job(task, limit)?;
         let used = used.map_or(String::new(), |bytes| format!(", {} used at most", figures::bytes(bytes as f64)));
         table.row(vec![
             format!(
@@ -281,13 +283,14 @@ fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table) -> io::
 mod tests {
     use super::*;
 
-    /// A page that was changed and not synced is dirty; once the file system was synced it is not, and is on the device.
+    /// A page that was changed and not synced is dirty; once the file system was synced it is not, and is on the
+    /// device.
     #[test]
     fn dirty_pages_are_seen_and_written() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         fs::write(&path, [BEFORE; DIRTY_BYTES]).unwrap();
-        if room::open_direct(&path, false).is_err() {
+        if temp_folder::open_direct(&path, false).is_err() {
             return; // A file system in memory.
         }
         let seen = early_write(&path, false).unwrap();
@@ -301,6 +304,6 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         fs::write(&path, [BEFORE; DIRTY_BYTES]).unwrap();
-        assert!(Task::CutRead { path }.perform().unwrap().text.starts_with("an error"));
+        assert!(Task::CutRead { path }.perform(|_| {}).unwrap().text.starts_with("an error"));
     }
 }

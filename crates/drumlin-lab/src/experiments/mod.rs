@@ -1,6 +1,7 @@
 //! The experiments: one file each, with what is measured, how it is shown and what it says of the sources' claims.
 //!
-//! Each has a `Task`, which a worker performs, and a `run`, which chooses tasks, runs them in turns and fills a chapter.
+//! Each has a `Task`, a measurement that a worker makes, and a `run`, which chooses tasks, runs them in turns and fills
+//! a chapter.
 
 pub(crate) mod calls;
 pub(crate) mod hazards;
@@ -17,6 +18,19 @@ use std::io;
 use crate::machine::Machine;
 use crate::report::Chapter;
 use crate::session::Session;
+use crate::worker::{Registered, registered};
+
+/// The measurements that workers make.
+pub(crate) const MEASUREMENTS: [Registered; 8] = [
+    registered::<random::Task>(),
+    registered::<scan::Task>(),
+    registered::<sync::Task>(),
+    registered::<calls::Task>(),
+    registered::<stall::Task>(),
+    registered::<hazards::Task>(),
+    registered::<prefault::Task>(),
+    registered::<persist::Task>(),
+];
 
 /// One of the lab's experiments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,7 +81,7 @@ impl Experiment {
         }
     }
 
-    /// Whether it reads the session's large file.
+    /// Returns `true` if it reads the session's large file.
     pub(crate) fn reads_the_file(self) -> bool {
         matches!(self, Experiment::Random | Experiment::Scan | Experiment::Stall)
     }

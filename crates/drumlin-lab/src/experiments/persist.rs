@@ -11,17 +11,17 @@ use crate::experiments::{Experiment, prefault};
 use crate::figures::{self, Form};
 use crate::flush::LineFlush;
 use crate::map::{Map, Mode};
-use crate::measure::{Load, Timing, load};
+use crate::measure::{Load, Sample, Timing, load};
 use crate::report::{Cell, Chapter, Holds, Table};
 use crate::session::Session;
-use crate::worker;
+use crate::worker::Measurement;
 
 /// S5 wrote with ten threads.
 const THREADS: usize = 10;
 /// A part of the file for each thread, written again and again.
 const PART_BYTES: usize = 8 << 20;
 
-/// How bytes are stored.
+/// A way of storing bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Way {
     /// write(2).
@@ -60,8 +60,11 @@ pub(crate) struct Task {
     timing: Timing,
 }
 
-impl Task {
-    pub(crate) fn perform(self) -> io::Result<Load> {
+impl Measurement for Task {
+    const NAME: &'static str = "persist";
+    type Result = Load;
+
+    fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Load> {
         let file = File::options().read(true).write(true).open(&self.path)?;
         let flush = match self.way {
             Way::MappedPersisted => Some(LineFlush::find().ok_or_else(|| {
@@ -158,14 +161,14 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
         }
     }
     let timing = session.pacing.slice;
-    let turns = session.turns::<Case, Load>(
+    let turns = session.turns(
         &cases,
         rounds(session),
         timing.seconds + 0.05,
         |case| format!("persist: {}, {}", case.place, case.way.name()),
         |case, _| {
             let (path, way, bytes, threads) = (case.path.clone(), case.way, case.bytes, case.threads);
-            (worker::Task::Persist(Task { path, way, bytes, threads, dax: case.place == "DAX", timing }), None)
+            (Task { path, way, bytes, threads, dax: case.place == "DAX", timing }, None)
         },
     );
     for (bytes, threads) in SIZES {
@@ -248,7 +251,7 @@ mod tests {
         for way in Way::ALL {
             let timing = Timing { seconds: 0.02, sample_seconds: 0.0 };
             let task = Task { path: file.path().to_owned(), way, bytes: 64, threads: 2, dax: false, timing };
-            match task.perform() {
+            match task.perform(|_| {}) {
                 Ok(done) => assert!(done.latency.count > 0, "{way:?}"),
                 Err(error) => assert!(way == Way::MappedPersisted, "{way:?}: {error}"),
             }

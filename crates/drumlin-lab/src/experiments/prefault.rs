@@ -12,16 +12,17 @@ use crate::experiments::Experiment;
 use crate::figures::{self, Form};
 use crate::machine;
 use crate::map::{self, Map, Mode};
+use crate::measure::Sample;
 use crate::report::{Chapter, Holds, Table};
-use crate::room::{self, Room};
 use crate::session::Session;
-use crate::worker;
+use crate::temp_folder::{self, TempFolder};
+use crate::worker::Measurement;
 
 const PAGE_BYTES: usize = 4096;
 /// A row of a load: S5's engine stores rows one after another.
 const ROW_BYTES: usize = 256;
 
-/// What is done before the load.
+/// The preparation before the load.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Way {
     Nothing,
@@ -50,7 +51,7 @@ pub(crate) struct Task {
     loaders: usize,
 }
 
-/// What it took.
+/// Its cost.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Seen {
     prefault_seconds: f64,
@@ -62,8 +63,11 @@ pub(crate) struct Seen {
     system_share: f64,
 }
 
-impl Task {
-    pub(crate) fn perform(self) -> io::Result<Seen> {
+impl Measurement for Task {
+    const NAME: &'static str = "prefault";
+    type Result = Seen;
+
+    fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Seen> {
         let file = File::options().read(true).write(true).open(&self.path)?;
         let start = Instant::now();
         let mode = if self.way == Way::Populated { Mode::SharedPopulated } else { Mode::Shared };
@@ -89,7 +93,9 @@ impl Task {
             system_share: counters.system_seconds / counters.cpu_seconds.max(1e-9),
         })
     }
+}
 
+impl Task {
     /// Stores rows into all of it, each loader into a part of its own.
     fn load(&self, map: &mut Map, byte: u8) -> f64 {
         let start = Instant::now();
@@ -121,7 +127,7 @@ fn bytes(session: &Session<'_>) -> usize {
 
 const LOADERS: usize = 4;
 
-fn cases(session: &Session<'_>, rooms: &[(&'static str, Room)]) -> Vec<Case> {
+fn cases(session: &Session<'_>, rooms: &[(&'static str, TempFolder)]) -> Vec<Case> {
     let mut places = vec![("the drive's file system", session.room.path().to_owned())];
     places.extend(rooms.iter().map(|(name, room)| (*name, room.path().to_owned())));
     let ways = [Way::Nothing, Way::Populated, Way::Threads(1), Way::Threads(4)];
@@ -133,14 +139,14 @@ fn cases(session: &Session<'_>, rooms: &[(&'static str, Room)]) -> Vec<Case> {
 }
 
 /// Folders on tmpfs and on persistent memory, where there are any to be written to.
-pub(super) fn memory_rooms(bytes: u64) -> Vec<(&'static str, Room)> {
+pub(super) fn memory_rooms(bytes: u64) -> Vec<(&'static str, TempFolder)> {
     let mut found = Vec::new();
     let tmpfs = Path::new("/dev/shm");
     let is_tmpfs = rustix::fs::statfs(tmpfs).is_ok_and(|found| found.f_type as u32 == 0x0102_1994);
     let candidates = [is_tmpfs.then(|| ("tmpfs", tmpfs.to_owned())), machine::dax_folder().map(|path| ("DAX", path))];
     for (name, folder) in candidates.into_iter().flatten() {
-        if room::space_bytes(&folder).is_ok_and(|space| space > bytes * 2)
-            && let Ok(room) = Room::create(&folder)
+        if temp_folder::space_bytes(&folder).is_ok_and(|space| space > bytes * 2)
+            && let Ok(room) = TempFolder::create(&folder)
         {
             found.push((name, room));
         }
@@ -186,14 +192,14 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
         *last.borrow_mut() = Some(path.clone());
         path
     };
-    let turns = session.turns::<Case, Seen>(
+    let turns = session.turns(
         &cases,
         rounds(session),
         bytes as f64 * 2.0 / 5e8,
         |case| format!("prefault: {}, {}", case.place, case.way.name()),
         |case, _| {
             let task = Task { path: make(case), bytes, way: case.way, loaders: LOADERS };
-            (worker::Task::Prefault(task), None)
+            (task, None)
         },
     );
     if let Some(path) = last.into_inner() {
@@ -279,7 +285,7 @@ mod tests {
         let faults = |way| {
             let path = folder.path().join(format!("{way:?}"));
             File::create(&path).unwrap().set_len(bytes as u64).unwrap();
-            Task { path, bytes, way, loaders: 2 }.perform().map(|seen| seen.faults)
+            Task { path, bytes, way, loaders: 2 }.perform(|_| {}).map(|seen| seen.faults)
         };
         let without = faults(Way::Nothing).unwrap();
         // A kernel before 5.14 has no such advice.

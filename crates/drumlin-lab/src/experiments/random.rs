@@ -16,9 +16,9 @@ use crate::map::{Advice, Map, Mode};
 use crate::measure::{Load, Pace, Sample, Timing, load, median};
 use crate::report::{Cell, Chapter, Holds, Plot, Scale, Table};
 use crate::ring::{ReadRing, RingOptions};
-use crate::room;
 use crate::session::{Session, Turns};
-use crate::worker;
+use crate::temp_folder;
+use crate::worker::Measurement;
 
 pub(crate) const BLOCK_BYTES: usize = 4096;
 
@@ -32,7 +32,7 @@ const S4_DEPTH: usize = 20;
 const ROW_BYTES: usize = 1024;
 const SMALL_FILES: u64 = 2048;
 
-/// How a block is read.
+/// A way of reading a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Method {
     Mapped(Advice),
@@ -110,13 +110,16 @@ fn look(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"))
 }
 
-impl Task {
-    pub(crate) fn perform(self, observe: impl FnMut(&Sample)) -> io::Result<Load> {
+impl Measurement for Task {
+    const NAME: &'static str = "random";
+    type Result = Load;
+
+    fn perform(self, observe: impl FnMut(&Sample)) -> io::Result<Load> {
         if self.method == Method::SmallFiles {
             return self.read_files(observe);
         }
         let buffered = File::options().read(true).write(true).open(&self.path)?;
-        room::forget_cached(&buffered)?;
+        temp_folder::forget_cached(&buffered)?;
         let map = match self.method {
             Method::Mapped(advice) => {
                 let map = Map::new(&buffered, self.range_bytes as usize, Mode::Shared)?;
@@ -132,7 +135,7 @@ impl Task {
             }
         }
         let direct = match self.method {
-            Method::Direct | Method::Ring { .. } => Some(room::open_direct(&self.path, false)?),
+            Method::Direct | Method::Ring { .. } => Some(temp_folder::open_direct(&self.path, false)?),
             _ => None,
         };
         let ask = self.ask_bytes;
@@ -161,11 +164,13 @@ impl Task {
             }
         })
     }
+}
 
+impl Task {
     /// Reads each small file once, in no order of their names.
     fn read_files(self, observe: impl FnMut(&Sample)) -> io::Result<Load> {
         for index in 0..SMALL_FILES {
-            room::forget_cached(&File::open(self.path.join(index.to_string()))?)?;
+            temp_folder::forget_cached(&File::open(self.path.join(index.to_string()))?)?;
         }
         load(1, self.timing, observe, |_, pace| {
             let mut buffer = vec![0; self.ask_bytes];
@@ -238,8 +243,8 @@ impl Case {
         self
     }
 
-    fn task(&self, path: &Path, timing: Timing, seed: u64) -> worker::Task {
-        worker::Task::Random(Task {
+    fn task(&self, path: &Path, timing: Timing, seed: u64) -> Task {
+        Task {
             path: path.to_owned(),
             range_bytes: self.range_bytes,
             ask_bytes: self.ask_bytes,
@@ -248,7 +253,7 @@ impl Case {
             warm: self.warm,
             timing,
             seed,
-        })
+        }
     }
 }
 
@@ -407,121 +412,146 @@ fn rate_between(samples: &[Sample], from: f64, to: f64) -> f64 {
     rates.iter().sum::<f64>() / rates.len().max(1) as f64
 }
 
+/// One method's run over time.
+struct Series<'a> {
+    load: &'a Load,
+    samples: &'a [Sample],
+}
+
+impl Series<'_> {
+    fn each(&self, count: u64) -> f64 {
+        count as f64 / self.load.operations.max(1) as f64
+    }
+
+    fn shootdowns(&self) -> f64 {
+        self.each(self.load.counters.interrupt("TLB"))
+    }
+
+    /// Reads per second in the second half.
+    fn late_rate(&self) -> f64 {
+        rate_between(self.samples, 0.5, 1.0)
+    }
+
+    fn rates(&self) -> Vec<f64> {
+        self.samples.iter().map(|sample| sample.operations_per_second).collect()
+    }
+
+    fn over_time(&self, figure: fn(&Sample) -> f64) -> Vec<(f64, f64)> {
+        self.samples.iter().map(|sample| (sample.at_seconds, figure(sample))).collect()
+    }
+}
+
+/// A column of a table: its title, its form, and its cell of a run.
+type Column = (&'static str, Form, fn(&Series) -> Cell);
+
+const RATE_COLUMNS: [Column; 5] = [
+    ("reads/s", Form::Rate, |run| run.load.operations_per_second().into()),
+    ("lowest sample", Form::Rate, |run| run.rates().into_iter().reduce(f64::min).into()),
+    ("2nd half", Form::Rate, |run| run.late_rate().into()),
+    ("p50", Form::Micros, |run| run.load.latency.p50_us.into()),
+    ("p99", Form::Micros, |run| run.load.latency.p99_us.into()),
+];
+
+const COST_COLUMNS: [Column; 6] = [
+    ("CPU", Form::Micros, |run| run.load.cpu_us_per_operation().into()),
+    ("major faults", Form::Ratio, |run| run.each(run.load.counters.faults_major).into()),
+    ("TLB shoot- downs", Form::Ratio, |run| run.shootdowns().into()),
+    ("other IPIs", Form::Ratio, |run| {
+        run.each(run.load.counters.interrupt("RES") + run.load.counters.interrupt("CAL")).into()
+    }),
+    ("resident", Form::Bytes, |run| run.load.resident_bytes_max.into()),
+    ("device bytes a byte", Form::Ratio, |run| run.load.read_amplification().into()),
+];
+
+/// A table of these columns, behind one with the names.
+fn table_of(title: &str, columns: &[Column]) -> Table {
+    let columns = columns.iter().map(|&(title, form, _)| (title, form));
+    Table::new(title, &[("", Form::Text)].into_iter().chain(columns).collect::<Vec<_>>())
+}
+
+fn cells_of(case: &Case, columns: &[Column], run: &Series) -> Vec<Cell> {
+    let cells = columns.iter().map(|(_, _, cell)| cell(run));
+    [Cell::from(case.name.clone())].into_iter().chain(cells).collect()
+}
+
+/// A claim, and how it is judged by the runs: with the figures that say why.
+type Claim = (&'static str, fn(&[Series]) -> (Holds, String));
+
+/// Claims of S1; the runs are those of direct, mapped random, normal and sequential reads.
+const SERIES_CLAIMS: [Claim; 4] = [
+    ("Direct reads keep a steady rate.", |runs| {
+        let rates = runs[0].rates();
+        let (direct, lowest) = (median(rates.clone()), rates.iter().copied().fold(f64::MAX, f64::min));
+        let figures = format!("Median {}/s, lowest sample {}/s.", Form::Rate.show(direct), Form::Rate.show(lowest));
+        (Holds::of(lowest > direct * 0.6), figures)
+    }),
+    ("Once memory is full, mmap with MADV_RANDOM falls to about half of direct.", |runs| {
+        let share = runs[1].late_rate() / runs[0].late_rate().max(1.0);
+        let figures = format!(
+            "In the second half it had {} of the direct rate, at {} of CPU a read against {}. S1's drives brought 900 k/s: \
+             the slower the drive, the less eviction holds it back.",
+            Form::Share.show(share),
+            figures::micros(runs[1].load.cpu_us_per_operation()),
+            figures::micros(runs[0].load.cpu_us_per_operation())
+        );
+        (
+            if share < 0.7 {
+                Holds::Yes
+            } else if share < 0.9 {
+                Holds::Partly
+            } else {
+                Holds::No
+            },
+            figures,
+        )
+    }),
+    ("NORMAL and SEQUENTIAL are worse than RANDOM: they read what lies around each fault too.", |runs| {
+        let [random, normal, sequential] = [1, 2, 3].map(|index: usize| runs[index].late_rate());
+        let figures = format!(
+            "NORMAL {}/s, SEQUENTIAL {}/s, RANDOM {}/s in the second half.",
+            Form::Rate.show(normal),
+            Form::Rate.show(sequential),
+            Form::Rate.show(random)
+        );
+        (Holds::of(normal < random && sequential < random), figures)
+    }),
+    ("Evicting mapped pages costs TLB shootdowns; direct reads cost none.", |runs| {
+        let [direct, mapped] = [0, 1].map(|index: usize| runs[index].shootdowns());
+        let figures = format!("{} a read mapped, {} direct.", figures::digits(mapped), figures::digits(direct));
+        (if mapped > 10.0 * direct.max(0.001) { Holds::Yes } else { Holds::Partly }, figures)
+    }),
+];
+
 fn show_series(chapter: &mut Chapter, cases: &[Case], courses: &[Turns<Load>]) {
-    let mut rates = Table::new(
-        "Over time, many threads",
-        &[
-            ("", Form::Text),
-            ("reads/s", Form::Rate),
-            ("lowest sample", Form::Rate),
-            ("2nd half", Form::Rate),
-            ("p50", Form::Micros),
-            ("p99", Form::Micros),
-        ],
-    );
-    let mut costs = Table::new(
-        "What each read costs",
-        &[
-            ("", Form::Text),
-            ("CPU", Form::Micros),
-            ("major faults", Form::Ratio),
-            ("TLB shoot- downs", Form::Ratio),
-            ("other IPIs", Form::Ratio),
-            ("resident", Form::Bytes),
-            ("device bytes a byte", Form::Ratio),
-        ],
-    );
-    let mut plot = Plot::new(
-        "Random 4 KiB reads over time, 100 threads",
-        ("time", Form::Seconds, Scale::Linear),
-        ("reads/s", Form::Rate, Scale::Linear),
-    );
-    let mut tlb = Plot::new(
-        "TLB shootdowns over time (whole machine)",
-        ("time", Form::Seconds, Scale::Linear),
-        ("shootdowns/s", Form::Rate, Scale::Linear),
-    );
+    let mut rates = table_of("Over time, many threads", &RATE_COLUMNS);
+    let mut costs = table_of("What each read costs", &COST_COLUMNS);
+    let plot = |title: &str, figure: &'static str| {
+        Plot::new(title, ("time", Form::Seconds, Scale::Linear), (figure, Form::Rate, Scale::Linear))
+    };
+    let mut reads = plot("Random 4 KiB reads over time, 100 threads", "reads/s");
+    let mut shootdowns = plot("TLB shootdowns over time (whole machine)", "shootdowns/s");
+    let mut runs = Vec::new();
     for (case, turns) in cases.iter().zip(courses) {
         let Some(load) = turns.results.first() else {
             no_result(&mut rates, case, turns);
             continue;
         };
-        let samples = &turns.samples;
-        let lowest = samples.iter().map(|sample| sample.operations_per_second).reduce(f64::min);
-        let row = rates.row(vec![
-            case.name.clone().into(),
-            load.operations_per_second().into(),
-            lowest.into(),
-            rate_between(samples, 0.5, 1.0).into(),
-            load.latency.p50_us.into(),
-            load.latency.p99_us.into(),
-        ]);
-        row.source = case.source.map(str::to_owned);
-        let each = |count: u64| count as f64 / load.operations.max(1) as f64;
-        let counters = &load.counters;
-        costs.row(vec![
-            case.name.clone().into(),
-            load.cpu_us_per_operation().into(),
-            each(counters.faults_major).into(),
-            each(counters.interrupt("TLB")).into(),
-            each(counters.interrupt("RES") + counters.interrupt("CAL")).into(),
-            load.resident_bytes_max.into(),
-            load.read_amplification().into(),
-        ]);
-        let name = case.method.name();
-        plot.line(name.clone(), samples.iter().map(|each| (each.at_seconds, each.operations_per_second)).collect());
-        tlb.line(name, samples.iter().map(|each| (each.at_seconds, each.tlb_shootdowns_per_second)).collect());
+        let run = Series { load, samples: &turns.samples };
+        rates.row(cells_of(case, &RATE_COLUMNS, &run)).source = case.source.map(str::to_owned);
+        costs.row(cells_of(case, &COST_COLUMNS, &run));
+        reads.line(case.method.name(), run.over_time(|sample| sample.operations_per_second));
+        shootdowns.line(case.method.name(), run.over_time(|sample| sample.tlb_shootdowns_per_second));
+        runs.push(run);
     }
     chapter.tables.extend([rates, costs]);
-    chapter.plots.extend([plot, tlb]);
-
-    let late = |index: usize| rate_between(&courses[index].samples, 0.5, 1.0);
-    if courses.iter().any(|turns| turns.results.is_empty() || turns.samples.is_empty()) {
+    chapter.plots.extend([reads, shootdowns]);
+    if runs.len() < courses.len() || runs.iter().any(|run| run.samples.is_empty()) {
         return;
     }
-    let direct_rates: Vec<f64> = courses[0].samples.iter().map(|sample| sample.operations_per_second).collect();
-    let (direct, lowest) = (median(direct_rates.clone()), direct_rates.iter().copied().fold(f64::MAX, f64::min));
-    chapter.verdict(
-        "S1",
-        "Direct reads keep a steady rate.",
-        Holds::of(lowest > direct * 0.6),
-        format!("Median {}/s, lowest sample {}/s.", Form::Rate.show(direct), Form::Rate.show(lowest)),
-    );
-    let share = late(1) / late(0).max(1.0);
-    chapter.verdict(
-        "S1",
-        "Once memory is full, mmap with MADV_RANDOM falls to about half of direct.",
-        if share < 0.7 { Holds::Yes } else if share < 0.9 { Holds::Partly } else { Holds::No },
-        format!(
-            "In the second half it had {} of the direct rate, at {} of CPU a read against {}. S1's drives brought 900 k/s: \
-             the slower the drive, the less eviction holds it back.",
-            Form::Share.show(share),
-            figures::micros(courses[1].results[0].cpu_us_per_operation()),
-            figures::micros(courses[0].results[0].cpu_us_per_operation())
-        ),
-    );
-    let random = late(1);
-    chapter.verdict(
-        "S1",
-        "NORMAL and SEQUENTIAL are worse than RANDOM: they read what lies around each fault too.",
-        Holds::of(late(2) < random && late(3) < random),
-        format!(
-            "NORMAL {}/s, SEQUENTIAL {}/s, RANDOM {}/s in the second half.",
-            Form::Rate.show(late(2)),
-            Form::Rate.show(late(3)),
-            Form::Rate.show(random)
-        ),
-    );
-    let shootdowns = |index: usize| {
-        let load = &courses[index].results[0];
-        load.counters.interrupt("TLB") as f64 / load.operations.max(1) as f64
-    };
-    chapter.verdict(
-        "S1",
-        "Evicting mapped pages costs TLB shootdowns; direct reads cost none.",
-        if shootdowns(1) > 10.0 * shootdowns(0).max(0.001) { Holds::Yes } else { Holds::Partly },
-        format!("{} a read mapped, {} direct.", figures::digits(shootdowns(1)), figures::digits(shootdowns(0))),
-    );
+    for (claim, judge) in SERIES_CLAIMS {
+        let (holds, figures) = judge(&runs);
+        chapter.verdict("S1", claim, holds, figures);
+    }
 }
 
 fn no_result(table: &mut Table, case: &Case, turns: &Turns<Load>) {
@@ -702,7 +732,8 @@ mod tests {
         assert!(seen.iter().all(|seen| *seen));
     }
 
-    /// Operations and bytes are taken while threads are at work: each may have noted one of them, and not yet the other.
+    /// Operations and bytes are taken while threads are at work: each may have noted one of them, and not yet the
+    /// other.
     fn is_consistent(load: &Load, operation_bytes: u64) -> bool {
         load.bytes.abs_diff(load.operations * operation_bytes) <= THREADS as u64 * operation_bytes
     }
@@ -711,7 +742,7 @@ mod tests {
     #[test]
     fn every_method_reads() {
         let folder = tempfile::tempdir().unwrap();
-        let room = room::Room::create(folder.path()).unwrap();
+        let room = temp_folder::TempFolder::create(folder.path()).unwrap();
         let path = room.filled("data", 1 << 20, |_| true).unwrap();
         let ring = |registered| Method::Ring { depth: 4, options: RingOptions { registered, polled: false } };
         for method in [Method::Mapped(Advice::Random), Method::Buffered, Method::Direct, ring(false), ring(true)] {
@@ -729,7 +760,7 @@ mod tests {
     #[test]
     fn small_rows_are_read() {
         let folder = tempfile::tempdir().unwrap();
-        let room = room::Room::create(folder.path()).unwrap();
+        let room = temp_folder::TempFolder::create(folder.path()).unwrap();
         let path = room.filled("data", 1 << 20, |_| true).unwrap();
         for method in [Method::Mapped(Advice::Normal), Method::Buffered, Method::Direct] {
             let rows = Task { ask_bytes: ROW_BYTES, ..task(&path, method) };
@@ -740,8 +771,8 @@ mod tests {
         }
     }
 
-    /// Direct reads come at the rate that fio measures: the same file, depth and size, in short turns, medians, within 5 %.
-    /// Timed, so not part of the usual run: `cargo test -p drumlin-lab -- --ignored fio --nocapture`.
+    /// Direct reads come at the rate that fio measures: the same file, depth and size, in short turns, medians, within
+    /// 5 %. Timed, so not part of the usual run: `cargo test -p drumlin-lab -- --ignored fio --nocapture`.
     #[test]
     #[ignore = "times a drive for two minutes, beside fio"]
     fn agrees_with_fio() {
@@ -753,7 +784,7 @@ mod tests {
             return;
         }
         let folder = tempfile::tempdir().unwrap();
-        let room = room::Room::create(folder.path()).unwrap();
+        let room = temp_folder::TempFolder::create(folder.path()).unwrap();
         let bytes = 1 << 30;
         let path = room.filled("data", bytes, |_| true).unwrap();
         let ring = Method::Ring { depth: 32, options: RingOptions::default() };
@@ -772,8 +803,8 @@ mod tests {
                 let output = std::process::Command::new("fio")
                     .args(["--name=check", "--rw=randread", "--bs=4k", "--direct=1", "--thread", "--readonly"])
                     .args(["--time_based", "--norandommap", "--randrepeat=0", "--output-format=json"])
-                    // As the lab does: all that have come are taken, and as many submitted by one call. One call for each
-                    // is up to a fifth faster on some virtual drives.
+                    // As the lab does: all that have come are taken, and as many submitted by one call. One call for
+                    // each is up to a fifth faster on some virtual drives.
                     .args(["--iodepth_batch_complete_min=1", "--iodepth_batch_complete_max=32"])
                     .arg("--iodepth_batch_submit=32")
                     .args([format!("--runtime={SECONDS}"), format!("--size={bytes}"), format!("--iodepth={depth}")])

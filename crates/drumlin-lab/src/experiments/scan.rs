@@ -18,9 +18,9 @@ use crate::map::{Advice, Map, Mode};
 use crate::measure::{Load, Pace, Sample, Timing, load};
 use crate::report::{Cell, Chapter, Holds, Plot, Scale, Table};
 use crate::ring::{ReadRing, RingOptions};
-use crate::room;
 use crate::session::{Session, Turns};
-use crate::worker;
+use crate::temp_folder;
+use crate::worker::Measurement;
 
 /// What a processor looks at of what was read: a word a page, which is what a mapping has to bring in.
 const PAGE_BYTES: usize = 4096;
@@ -28,7 +28,7 @@ const PAGE_BYTES: usize = 4096;
 /// One step through a mapping: an operation of its own, so that the course over time can be seen.
 const STEP_BYTES: usize = 128 << 10;
 
-/// How a file is read from start to end.
+/// A way of reading a file from start to end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Method {
     Mapped(Advice),
@@ -61,16 +61,13 @@ fn look(bytes: &[u8]) -> u64 {
     words.fold(0, |all, word| all ^ word)
 }
 
-impl Task {
-    /// A scan by one thread with so many requests in flight.
-    pub(crate) fn in_flight(path: &Path, request_bytes: usize, depth: usize, timing: Timing) -> Task {
-        let method = Method::Ring { depth, options: RingOptions::default() };
-        Task { path: path.to_owned(), method, request_bytes, threads: 1, timing }
-    }
+impl Measurement for Task {
+    const NAME: &'static str = "scan";
+    type Result = Load;
 
-    pub(crate) fn perform(self, observe: impl FnMut(&Sample)) -> io::Result<Load> {
+    fn perform(self, observe: impl FnMut(&Sample)) -> io::Result<Load> {
         let buffered = File::options().read(true).write(true).open(&self.path)?;
-        room::forget_cached(&buffered)?;
+        temp_folder::forget_cached(&buffered)?;
         let bytes = buffered.metadata()?.len();
         let map = match self.method {
             Method::Mapped(advice) => {
@@ -102,15 +99,23 @@ impl Task {
                     Ok(())
                 }
                 (Method::Buffered, _) => self.read_each(&buffered, range, pace),
-                (Method::Direct, _) => self.read_each(&room::open_direct(&self.path, false)?, range, pace),
+                (Method::Direct, _) => self.read_each(&temp_folder::open_direct(&self.path, false)?, range, pace),
                 (Method::Ring { depth, options }, _) => {
-                    let file = room::open_direct(&self.path, false)?;
+                    let file = temp_folder::open_direct(&self.path, false)?;
                     self.read_in_flight(&mut ReadRing::new(&file, depth, self.request_bytes, options)?, range, pace)
                 }
                 (Method::Stream { requests, copied }, _) => self.read_stream(requests, copied, range, pace),
                 (Method::Mapped(_), None) => unreachable!("mapped above"),
             }
         })
+    }
+}
+
+impl Task {
+    /// A scan by one thread with so many requests in flight.
+    pub(crate) fn in_flight(path: &Path, request_bytes: usize, depth: usize, timing: Timing) -> Task {
+        let method = Method::Ring { depth, options: RingOptions::default() };
+        Task { path: path.to_owned(), method, request_bytes, threads: 1, timing }
     }
 
     fn read_each(&self, file: &File, range: Range<u64>, pace: &mut Pace<'_>) -> io::Result<()> {
@@ -187,7 +192,7 @@ struct Case {
     source: Option<&'static str>,
 }
 
-/// Where the claims' cases are found.
+/// The indexes of the claims' cases.
 const BUFFERED: usize = 0;
 const DIRECT_SMALL: usize = 1;
 const STREAM_COPIED: usize = 2;
@@ -276,7 +281,7 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
         |case, _| {
             let (method, request_bytes, threads) = (case.method, case.request_bytes, case.threads);
             let task = Task { path: path.clone(), method, request_bytes, threads, timing };
-            (worker::Task::Scan(task), Some(session.memory_bytes()))
+            (task, Some(session.memory_bytes()))
         },
     );
     let mut table = Table::new(
@@ -391,7 +396,7 @@ mod tests {
     #[test]
     fn every_method_reads_all() {
         let folder = tempfile::tempdir().unwrap();
-        let room = room::Room::create(folder.path()).unwrap();
+        let room = temp_folder::TempFolder::create(folder.path()).unwrap();
         let path = room.filled("data", 4 << 20, |_| true).unwrap();
         let mut checks = Vec::new();
         for case in cases().into_iter().filter(|case| case.threads == 1 || case.threads == 4) {

@@ -1,9 +1,9 @@
 //! `stall`: how long a task scheduler stands still when its tasks touch cold mapped pages (S3).
 //!
-//! A scheduler with a thread for each processor, as asynchronous runtimes have, runs reader tasks and one heartbeat that
-//! does nothing but come again. A reader that touches a cold page takes its thread into the kernel, where the scheduler
-//! sees nothing of it; a reader that reads asynchronously leaves the thread to others until its bytes are there. The time
-//! between two beats is how long any other task of the program would have waited.
+//! A scheduler with a thread for each processor, as asynchronous runtimes have, runs reader tasks and one heartbeat
+//! that does nothing but come again. A reader that touches a cold page takes its thread into the kernel, where the
+//! scheduler sees nothing of it; a reader that reads asynchronously leaves the thread to others until its bytes are
+//! there. The time between two beats is how long any other task of the program would have waited.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -21,11 +21,11 @@ use crate::experiments::Experiment;
 use crate::experiments::random::BLOCK_BYTES;
 use crate::figures::{self, Form};
 use crate::map::{Advice, Map, Mode};
-use crate::measure::{Latencies, Summary};
+use crate::measure::{Latencies, Sample, Summary};
 use crate::report::{Chapter, Holds, Plot, Scale, Table};
-use crate::room;
 use crate::session::Session;
-use crate::worker;
+use crate::temp_folder;
+use crate::worker::Measurement;
 
 /// One run of the scheduler.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -37,7 +37,7 @@ pub(crate) struct Task {
     seconds: f64,
 }
 
-/// What was seen.
+/// The observations.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Seen {
     reads_per_second: f64,
@@ -48,7 +48,7 @@ pub(crate) struct Seen {
     all_blocked: f64,
 }
 
-/// What waits for a thread.
+/// The work that waits for a thread.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ready {
     Heartbeat,
@@ -94,10 +94,13 @@ fn place(state: &mut u64, blocks: u64) -> u64 {
     *state % blocks
 }
 
-impl Task {
-    pub(crate) fn perform(self) -> io::Result<Seen> {
+impl Measurement for Task {
+    const NAME: &'static str = "stall";
+    type Result = Seen;
+
+    fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Seen> {
         let file = File::options().read(true).write(true).open(&self.path)?;
-        room::forget_cached(&file)?;
+        temp_folder::forget_cached(&file)?;
         let bytes = file.metadata()?.len();
         let map = Map::new(&file, bytes as usize, Mode::Shared)?;
         map.advise(Advice::Random)?;
@@ -251,7 +254,7 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
     let path = session.file()?.to_owned();
     let seconds = case_seconds(session);
     let cases = cases();
-    let turns = session.turns::<Case, Seen>(
+    let turns = session.turns(
         &cases,
         1,
         seconds,
@@ -259,7 +262,7 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
         |case, _| {
             let (mapped, readers) = (case.mapped, case.readers);
             let task = Task { path: path.clone(), mapped, threads: threads(), readers, seconds };
-            (worker::Task::Stall(task), Some(session.memory_bytes()))
+            (task, Some(session.memory_bytes()))
         },
     );
     let mut table = Table::new(
@@ -329,11 +332,11 @@ mod tests {
     #[test]
     fn both_schedulers_run() {
         let folder = tempfile::tempdir().unwrap();
-        let room = room::Room::create(folder.path()).unwrap();
+        let room = temp_folder::TempFolder::create(folder.path()).unwrap();
         let path = room.filled("data", 2 << 20, |_| true).unwrap();
         for mapped in [true, false] {
             let task = Task { path: path.clone(), mapped, threads: 2, readers: 2, seconds: 0.05 };
-            let seen = task.perform().unwrap();
+            let seen = task.perform(|_| {}).unwrap();
             assert!(seen.reads_per_second > 0.0 && seen.beats_per_second > 0.0, "{mapped}: {seen:?}");
         }
     }

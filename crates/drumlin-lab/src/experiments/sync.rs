@@ -15,15 +15,15 @@ use serde::{Deserialize, Serialize};
 use crate::experiments::{Experiment, stores};
 use crate::figures::{self, Form};
 use crate::machine::Machine;
-use crate::measure::{Load, Pace, Timing, load};
+use crate::measure::{Load, Pace, Sample, Timing, load};
 use crate::report::{Cell, Chapter, Holds, Plot, Scale, Table};
 use crate::ring::SyncRing;
-use crate::room;
 use crate::session::{Session, Turns};
 use crate::sys;
-use crate::worker;
+use crate::temp_folder;
+use crate::worker::Measurement;
 
-/// How much a file grows ahead of need.
+/// The number of bytes by which a file grows ahead of need.
 const GROWTH_BYTES: u64 = 16 << 20;
 
 /// Files that are filled with zeros first are written again and again within this.
@@ -35,7 +35,7 @@ const WRITTEN_BYTES_MAX: u64 = 256 << 20;
 const SIZES: [usize; 2] = [1024, 4096];
 const WRITERS: [usize; 3] = [1, 8, 32];
 
-/// How a write is made durable, or is believed to be.
+/// A way by which a write is made durable, or is believed to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Method {
     Append,
@@ -70,7 +70,7 @@ impl Durable {
     }
 }
 
-/// What a drive keeps when the power goes.
+/// The part of its cache that a drive keeps when the power goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Cache {
     /// The kernel flushes: it takes the cache to be volatile.
@@ -125,7 +125,7 @@ impl Method {
         matches!(self, Method::DirectDurable | Method::DirectDurableOpen | Method::Linked | Method::NoSync)
     }
 
-    /// Whether its file holds real zeros before it is measured.
+    /// Returns `true` if its file holds real zeros before it is measured.
     fn is_filled(self) -> bool {
         self.is_direct() || matches!(self, Method::Filled | Method::FilledRange | Method::FilledDurable)
     }
@@ -183,15 +183,20 @@ struct Target {
     extended: Mutex<u64>,
 }
 
-impl Task {
-    pub(crate) fn new(path: PathBuf, method: Method, bytes: usize, writers: usize, timing: Timing) -> Task {
-        Task { path, method, bytes, writers, timing }
-    }
+impl Measurement for Task {
+    const NAME: &'static str = "sync";
+    type Result = Load;
 
-    pub(crate) fn perform(self) -> io::Result<Load> {
+    fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Load> {
         let file = if self.method.is_filled() { self.filled()? } else { self.empty()? };
         let target = Target { file, next: AtomicU64::new(0), extended: Mutex::new(0) };
         load(self.writers, self.timing, |_| {}, |_, pace| self.write(&target, pace))
+    }
+}
+
+impl Task {
+    pub(crate) fn new(path: PathBuf, method: Method, bytes: usize, writers: usize, timing: Timing) -> Task {
+        Task { path, method, bytes, writers, timing }
     }
 
     fn empty(&self) -> io::Result<File> {
@@ -209,7 +214,7 @@ impl Task {
             Method::DirectDurableOpen => {
                 File::options().read(true).write(true).custom_flags(libc::O_DIRECT | libc::O_DSYNC).open(&self.path)
             }
-            method if method.is_direct() => room::open_direct(&self.path, true),
+            method if method.is_direct() => temp_folder::open_direct(&self.path, true),
             _ => Ok(file),
         }
     }
@@ -310,7 +315,7 @@ fn rounds(session: &Session<'_>) -> usize {
     session.pacing.rounds.div_ceil(2)
 }
 
-/// What making a case's file takes, about.
+/// The approximate time that making a case's file takes.
 const FILE_SECONDS: f64 = 0.05;
 
 pub(super) fn seconds(session: &Session<'_>) -> f64 {
@@ -349,7 +354,7 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
             let _ = std::fs::remove_file(before);
             let path = session.room.path().join(format!("sync-{number}"));
             let task = Task { path, method: case.method, bytes: case.bytes, writers: case.writers, timing };
-            (worker::Task::Sync(task), None)
+            (task, None)
         },
     );
     let _ = std::fs::remove_file(session.room.path().join(format!("sync-{}", number.into_inner().wrapping_sub(1))));
@@ -537,11 +542,11 @@ mod tests {
             let path = folder.path().join(index.to_string());
             let timing = Timing { seconds: 0.02, sample_seconds: 0.0 };
             let task = Task { path, method, bytes: 4096, writers: 2, timing };
-            match task.clone().perform() {
+            match task.clone().perform(|_| {}) {
                 Ok(load) => assert!(load.latency.count > 0, "{method:?}"),
                 Err(error) => assert!(method.is_direct(), "{method:?}: {error}"),
             }
-            assert_eq!(task.perform().unwrap_err().kind(), io::ErrorKind::AlreadyExists, "{method:?}");
+            assert_eq!(task.perform(|_| {}).unwrap_err().kind(), io::ErrorKind::AlreadyExists, "{method:?}");
         }
     }
 

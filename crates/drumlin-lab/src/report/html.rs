@@ -5,15 +5,11 @@
 
 use std::fmt::Write;
 
+use super::plot::escape;
 use super::{Cell, Chapter, Holds, Report, Table, plot, text};
 use crate::figures::{self, Form};
 
 const STYLE: &str = include_str!("page.css");
-
-/// Text within HTML.
-pub(super) fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
-}
 
 pub(super) fn render(report: &Report) -> String {
     let mut page = String::new();

@@ -1,17 +1,15 @@
-//! What a run found, in a form that a terminal, a program and a browser can all be given.
+//! The results of a run, in a form that a terminal, a program and a browser can all be given.
 
 mod html;
 mod plot;
-mod text;
+pub(crate) mod text;
 
 use serde::{Serialize, Serializer};
 
 use crate::figures::Form;
 use crate::machine::Machine;
 
-pub(crate) use text::doctor as doctor_text;
-
-/// What a run of the lab found.
+/// The report of a run of the lab.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// Of the form of this report as JSON: 1.
@@ -20,28 +18,28 @@ pub struct Report {
     pub command: String,
     /// When it began, in UTC.
     pub started: String,
-    /// How long it took.
+    /// The time that it took.
     pub seconds: f64,
     /// Ended by the user before it was done: what had been measured is there.
     pub interrupted: bool,
     /// Short runs were asked for.
     pub quick: bool,
-    /// Where it ran.
+    /// The machine that it ran on.
     pub machine: Machine,
-    /// How "larger than memory" was made true.
+    /// The way in which files came to be larger than memory.
     pub memory_limit: String,
     /// One for each experiment, in the order in which they ran.
     pub chapters: Vec<Chapter>,
 }
 
-/// What one experiment found.
+/// The results of one experiment.
 #[derive(Clone, Debug, Serialize)]
 pub struct Chapter {
     /// The experiment's name, as it is typed.
     pub name: &'static str,
-    /// What is asked.
+    /// The question.
     pub title: String,
-    /// What was done, in a few sentences.
+    /// The method, in a few sentences.
     pub about: String,
     /// Figures.
     pub tables: Vec<Table>,
@@ -49,7 +47,7 @@ pub struct Chapter {
     pub plots: Vec<Plot>,
     /// The sources' findings against what was seen here.
     pub verdicts: Vec<Verdict>,
-    /// What a reader has to know to read the figures.
+    /// Notes without which the figures can be misread.
     pub notes: Vec<String>,
     /// Why it ended early, if it did.
     pub failure: Option<String>,
@@ -88,7 +86,7 @@ impl Chapter {
 /// A table of figures.
 #[derive(Clone, Debug, Serialize)]
 pub struct Table {
-    /// What it shows.
+    /// Its title.
     pub title: String,
     /// Its columns; the first names the row.
     pub columns: Vec<Column>,
@@ -119,7 +117,7 @@ impl Serialize for Column {
 pub struct Row {
     /// One for each column.
     pub cells: Vec<Cell>,
-    /// What the source measured, where it did.
+    /// The figure of the source, where it has one.
     pub source: Option<String>,
 }
 
@@ -187,13 +185,13 @@ impl Table {
 }
 
 impl Row {
-    /// What the source measured.
+    /// The figure of the source.
     pub(crate) fn source(&mut self, text: impl Into<String>) {
         self.source = Some(text.into());
     }
 }
 
-/// How an axis is divided.
+/// The division of an axis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scale {
@@ -228,7 +226,7 @@ impl Serialize for Axis {
 /// Lines over two axes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Plot {
-    /// What it shows.
+    /// Its title.
     pub title: String,
     /// To the right.
     pub x: Axis,

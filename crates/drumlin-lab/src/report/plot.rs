@@ -5,9 +5,13 @@
 
 use std::fmt::Write;
 
-use super::html::escape;
 use super::{Axis, Plot, Scale};
 use crate::figures::Form;
+
+/// Text within HTML or SVG.
+pub(super) fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
 
 const WIDTH: f64 = 420.0;
 const HEIGHT: f64 = 260.0;

@@ -3,16 +3,15 @@
 use anstyle::{AnsiColor, Color, Style};
 
 use super::{Chapter, Holds, Report, Table};
-use crate::doctor::{Diagnosis, Severity};
 use crate::figures::{self, Form};
 use crate::machine::Drive;
 
-const BOLD: Style = Style::new().bold();
-const DIM: Style = Style::new().dimmed();
+pub(crate) const BOLD: Style = Style::new().bold();
+pub(crate) const DIM: Style = Style::new().dimmed();
 const ACCENT: Style = Style::new().bold().fg_color(Some(Color::Ansi(AnsiColor::Cyan)));
-const GOOD: Style = Style::new().bold().fg_color(Some(Color::Ansi(AnsiColor::Green)));
-const BAD: Style = Style::new().bold().fg_color(Some(Color::Ansi(AnsiColor::Red)));
-const MIXED: Style = Style::new().bold().fg_color(Some(Color::Ansi(AnsiColor::Yellow)));
+pub(crate) const GOOD: Style = Style::new().bold().fg_color(Some(Color::Ansi(AnsiColor::Green)));
+pub(crate) const BAD: Style = Style::new().bold().fg_color(Some(Color::Ansi(AnsiColor::Red)));
+pub(crate) const MIXED: Style = Style::new().bold().fg_color(Some(Color::Ansi(AnsiColor::Yellow)));
 
 /// Between two columns.
 const GAP: usize = 2;
@@ -58,55 +57,7 @@ pub(super) fn report(report: &Report, columns: usize) -> String {
     lines.join("\n")
 }
 
-/// What the doctor found.
-pub(crate) fn doctor(diagnosis: &Diagnosis, columns: usize) -> String {
-    let columns = columns.max(40);
-    let machine = &diagnosis.machine;
-    let mut lines = Vec::new();
-    for (label, text) in [
-        ("folder", format!("{} on {} ({})", machine.folder, machine.file_system, machine.mount_options)),
-        ("drive", drive_line(&machine.drive)),
-        ("kernel", machine.kernel.clone()),
-    ] {
-        for (index, line) in wrap(&text, columns - 10).into_iter().enumerate() {
-            lines.push(format!("{DIM}{:<8}{DIM:#}  {line}", if index == 0 { label } else { "" }));
-        }
-    }
-    for table in diagnosis.tables.iter().filter(|table| !table.rows.is_empty()) {
-        lines.push(String::new());
-        lines.push(format!("{BOLD}{}{BOLD:#}", table.title));
-        self::table(table, columns, &mut lines);
-    }
-    lines.push(String::new());
-    for finding in &diagnosis.findings {
-        let (style, word) = match finding.severity {
-            Severity::Fine => (GOOD, "fine"),
-            Severity::Advice => (MIXED, "advice"),
-            Severity::Wrong => (BAD, "wrong"),
-        };
-        let text = format!("{}: {}", finding.what, finding.found);
-        for (index, line) in wrap(&text, columns - 8).into_iter().enumerate() {
-            lines.push(format!("{style}{:<6}{style:#}  {line}", if index == 0 { word } else { "" }));
-        }
-        if let Some(mend) = &finding.mend {
-            lines.extend(wrap(mend, columns - 10).into_iter().map(|line| format!("        {DIM}> {line}{DIM:#}")));
-        }
-    }
-    if !diagnosis.settings.is_empty() {
-        lines.push(String::new());
-        lines.push(format!("{BOLD}Settings that follow{BOLD:#}"));
-    }
-    for setting in &diagnosis.settings {
-        lines.push(setting.setting.clone());
-        lines.extend(wrap(&setting.why, columns - 4).into_iter().map(|line| format!("    {DIM}{line}{DIM:#}")));
-    }
-    if diagnosis.interrupted {
-        lines.push(format!("{BAD}interrupted{BAD:#}: this is what had been found"));
-    }
-    lines.join("\n")
-}
-
-pub(super) fn drive_line(drive: &Drive) -> String {
+pub(crate) fn drive_line(drive: &Drive) -> String {
     let mut parts = vec![match (&drive.name, &drive.model) {
         (Some(name), Some(model)) => format!("{name} ({model}) as {}", drive.source),
         (Some(name), None) => format!("{name} as {}", drive.source),
@@ -168,7 +119,7 @@ fn chapter(chapter: &Chapter, columns: usize, lines: &mut Vec<String>) {
 }
 
 /// A table that is too wide is shown in parts, each with the names of the rows.
-fn table(table: &Table, columns: usize, lines: &mut Vec<String>) {
+pub(crate) fn table(table: &Table, columns: usize, lines: &mut Vec<String>) {
     let shown: Vec<Vec<String>> = table
         .rows
         .iter()
@@ -296,7 +247,7 @@ fn block(cells: &[Vec<String>], widths: &[usize], is_text: &[bool], from_below: 
 }
 
 /// Breaks text between words so that no line has more than `columns`; a longer word is broken within.
-pub(super) fn wrap(text: &str, columns: usize) -> Vec<String> {
+pub(crate) fn wrap(text: &str, columns: usize) -> Vec<String> {
     let columns = columns.max(8);
     let mut lines = vec![String::new()];
     for word in text.split(' ') {

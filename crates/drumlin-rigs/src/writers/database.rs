@@ -8,9 +8,10 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Result, anyhow};
 use drumlin::{Config, IoBackend};
+use drumlin_testing::Random;
 
 use super::workload::{Ack, Workload, disturb};
-use super::{PREPARED, Random, Teller, Verdict};
+use super::{PREPARED, Teller, Verdict};
 
 const FOLDER: &str = "db";
 
@@ -68,8 +69,10 @@ pub fn verify(folder: &Path, seed: u64, from: &[u64], told: &[u64], tell: &dyn F
     }));
     match checked {
         Ok(Ok(next)) => Verdict::Whole(next),
-        Ok(Err(flaw)) if flaw.contains("acknowledged as lasting") || flaw.contains("is gone") => Verdict::Lost(flaw),
-        Ok(Err(flaw)) => Verdict::Wrong(flaw),
+        Ok(Err(reason)) if reason.contains("acknowledged as lasting") || reason.contains("is gone") => {
+            Verdict::Lost(reason)
+        }
+        Ok(Err(reason)) => Verdict::Wrong(reason),
         Err(_) => Verdict::Wrong("a panic".into()),
     }
 }

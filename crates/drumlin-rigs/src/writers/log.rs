@@ -8,10 +8,11 @@ use std::path::Path;
 
 use anyhow::Result;
 use drumlin::io::AlignedBuffer;
+use drumlin_testing::Random;
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::ReadWriteFlags;
 
-use super::{PREPARED, Random, Teller, Verdict};
+use super::{PREPARED, Teller, Verdict};
 
 pub const RECORDS: u64 = 400;
 /// Room for all records, made ahead where the method does so.
@@ -19,7 +20,7 @@ const FILE_BYTES: u64 = RECORDS * DIRECT_RECORD_BYTES as u64;
 const RECORD_BYTES: usize = 1024;
 const DIRECT_RECORD_BYTES: usize = 4096;
 
-/// How the file gets its length.
+/// The way in which the file gets its length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Growth {
     /// With every record.
@@ -30,7 +31,7 @@ enum Growth {
     Zeros,
 }
 
-/// What follows or accompanies a write.
+/// The sync that follows or accompanies a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Sync {
     Fdatasync,

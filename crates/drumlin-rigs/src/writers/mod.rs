@@ -1,4 +1,4 @@
-//! What writes to the drives: Drumlin, and simple logs that sync in one way each, some of them none that lasts.
+//! The writers to the drives: Drumlin, and simple logs that sync in one way each, some of them none that lasts.
 //!
 //! A writer is a process of its own, or a guest's. It tells the world what it acknowledged by one direct write of a
 //! sector to a file or device that nothing else writes to, so that the rig sees acknowledgements and block requests in
@@ -20,33 +20,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result};
 use drumlin::io::AlignedBuffer;
+use drumlin_testing::Random;
 use rustix::fs::OFlags;
 
 use crate::drive::SECTOR;
 pub use log::Method;
-
-/// SplitMix64 (Steele, Lea, Flood 2014): the same numbers from the same seed.
-#[derive(Clone, Debug)]
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// Below `limit`.
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-
-    pub fn chance(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
-    }
-}
 
 /// Told when all is there that the writer needs; a cut before it may leave anything or nothing.
 pub const PREPARED: u64 = u64::MAX;
@@ -104,7 +82,7 @@ impl Writer {
         Method::ALL.into_iter().map(Writer::Log).chain([Writer::Drumlin]).collect()
     }
 
-    /// Whether what it acknowledged is on the medium by the contracts of the calls it makes.
+    /// Returns `true` if what it acknowledged is on the medium by the contracts of the calls it makes.
     pub fn is_sound(self) -> bool {
         match self {
             Writer::Drumlin => true,
@@ -112,7 +90,7 @@ impl Writer {
         }
     }
 
-    /// Whether it writes nothing at all to the drive before it acknowledges.
+    /// Returns `true` if it writes nothing at all to the drive before it acknowledges.
     pub fn is_lazy(self) -> bool {
         matches!(self, Writer::Log(method) if method.is_lazy())
     }
@@ -166,7 +144,7 @@ impl FromStr for Writer {
     }
 }
 
-/// What a state was found to hold.
+/// The contents that a state was found to have.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict {
     /// All that was acknowledged, and nothing that never was. Each thread goes on with that step.

@@ -18,25 +18,42 @@ pub(super) enum Call {
     Removal,
     /// The same, of a value whose reader fails.
     FailingSource,
-    /// What reads at one moment.
+    /// What reads rows one by one at one moment.
     Snapshot,
+    /// What copies what it reads at one moment: scans, counts, values as streams.
+    Copy,
     Transaction,
+}
+
+/// A call that this part of the memory budget, in use, may refuse.
+fn may_be_in_use(what: &str, call: Call) -> bool {
+    match what {
+        "writes, locks and reads of open transactions" => {
+            matches!(call, Call::Change | Call::Removal | Call::FailingSource | Call::Transaction)
+        }
+        "copies that open scans and readers of values keep" => matches!(call, Call::Copy | Call::Transaction),
+        "values that are being written from their sources" => {
+            matches!(call, Call::Change | Call::FailingSource | Call::Transaction)
+        }
+        _ => false,
+    }
 }
 
 impl Client {
     /// What an error means for this client, where it is one that may be: something must have gone wrong before it does.
     pub(super) fn accept(&self, error: &Error, call: Call, space: Option<SpaceNumber>) -> Result<(), Stop> {
         let is_off = self.life.disk.is_off();
-        let harm = self.life.disk.harm();
+        let harm = self.life.disk.fault_counts();
         let is_damaged = self.life.was_damaged || harm.has_damaged();
         match error {
-            Error::Conflict { .. } if !matches!(call, Call::Plain | Call::Snapshot) => {
+            Error::Conflict { .. } if !matches!(call, Call::Plain | Call::Snapshot | Call::Copy) => {
                 self.life.counts.add(Count::Conflicts);
             }
-            Error::SnapshotTooOld { .. } if matches!(call, Call::Snapshot | Call::Transaction) => {
+            Error::SnapshotTooOld { .. } if matches!(call, Call::Snapshot | Call::Copy | Call::Transaction) => {
                 self.life.counts.add(Count::SnapshotsTooOld);
             }
-            Error::TransactionTooLarge { .. } | Error::MemoryInUse { .. } if call == Call::Transaction => {}
+            Error::TransactionTooLarge { .. } if call == Call::Transaction => {}
+            Error::MemoryInUse { what, .. } if may_be_in_use(what, call) => self.life.counts.add(Count::MemoryInUse),
             Error::Source { .. } if call == Call::FailingSource => {}
             Error::DiskFull { .. } if is_off || harm.refused_full > 0 => {
                 self.life.counts.add(Count::Refused);
@@ -46,10 +63,11 @@ impl Client {
             }
             Error::Io { .. } if is_off || harm.has_failed_changes() || harm.reads_failed > 0 => {}
             // What a failed sync dropped may be read before anyone has been told that it failed.
-            Error::Damaged { .. } if is_damaged || harm.syncs_failed > 0 => {}
+            Error::Corrupted { .. } if is_damaged || harm.syncs_failed > 0 => {}
             Error::KeyspaceDropped { .. } | Error::NoSuchKeyspace { .. }
                 if space.is_some_and(|space| self.life.model.is_dropped(space)) => {}
-            // A transaction that meets a failing read during its checkpoint ends the database for now. A full disk does not.
+            // A transaction that meets a failing read during its checkpoint ends the database for now. A full disk does
+            // not.
             Error::Failed { .. } | Error::OutcomeUnknown { .. }
                 if is_off || is_damaged || harm.reads_failed > 0 || harm.has_failed_changes() =>
             {
@@ -60,9 +78,9 @@ impl Client {
         if is_off { Err(Stop) } else { Ok(()) }
     }
 
-    /// Whether something has gone wrong that may be the cause of any error.
+    /// Returns `true` if something has gone wrong that may be the cause of any error.
     pub(super) fn may_fail(&self) -> bool {
-        let harm = self.life.disk.harm();
+        let harm = self.life.disk.fault_counts();
         self.life.disk.is_off() || self.life.was_damaged || harm.has_damaged() || harm.has_failed()
     }
 
@@ -125,7 +143,7 @@ impl Client {
             Ok(timestamp) => self.saw(timestamp),
             // What is read of a keyspace as it is being dropped is its last state, or nothing.
             Err(_) if self.life.model.is_dropped(space) => {}
-            Err(flaw) => panic!("plain read: {flaw}"),
+            Err(reason) => panic!("plain read: {reason}"),
         }
     }
 }

@@ -12,20 +12,20 @@ use drumlin::{Durability, Error, KeyspaceOptions, TxOptions, Value};
 
 use super::answers::Call;
 use super::streams::Slow;
-use super::{Client, Count, Face, LASTING, PASSING, Stop, by_face, numbered};
-use crate::model::{Content, Deed, Model, SpaceNumber};
+use super::{Client, Count, DURABLE, Face, PASSING, Stop, by_face, numbered};
+use crate::model::{Content, Model, Operation, SpaceNumber};
 
 /// Makes a commit that blocks, and enters what it does where it gets its timestamp, which is 0 if it gets none.
-pub fn entered<T>(
+pub fn recorded<T>(
     model: &Model,
-    deed: impl FnOnce(&Model) -> Deed + 'static,
+    operation: impl FnOnce(&Model) -> Operation + 'static,
     commit: impl FnOnce() -> Result<T, Error>,
 ) -> (u64, Result<T, Error>) {
     let taken = Rc::new(Cell::new(0));
     let (told, model) = (Rc::clone(&taken), model.clone());
     sim::on_timestamp(Some(Box::new(move |timestamp| {
         told.set(timestamp.0);
-        model.enter(timestamp.0, deed(&model));
+        model.enter(timestamp.0, operation(&model));
     })));
     let result = commit();
     sim::on_timestamp(None);
@@ -33,18 +33,18 @@ pub fn entered<T>(
 }
 
 impl Client {
-    /// Runs a commit that does `deed`, and enters it where it gets its timestamp. `None` where it failed and may have, or
-    /// was dropped.
+    /// Runs a commit that does `deed`, and enters it where it gets its timestamp. `None` where it failed and may have,
+    /// or was dropped.
     pub(super) async fn commit<T>(
         &mut self,
-        deed: Deed,
+        operation: Operation,
         is_full: bool,
         call: Call,
         space: Option<SpaceNumber>,
         commit: impl Future<Output = Result<T, Error>>,
     ) -> Result<Option<(u64, T)>, Stop> {
-        let puts = deed.puts();
-        let taken = Rc::new(RefCell::new((0, Some(deed))));
+        let puts = operation.puts();
+        let taken = Rc::new(RefCell::new((0, Some(operation))));
         let model = self.life.model.clone();
         let told = Rc::clone(&taken);
         let result = self
@@ -54,9 +54,9 @@ impl Client {
                     // Others have their turns on this thread between two polls.
                     let (told, model) = (Rc::clone(&told), model.clone());
                     sim::on_timestamp(Some(Box::new(move |timestamp| {
-                        let deed = told.borrow_mut().1.take().expect("a commit gets one timestamp");
+                        let operation = told.borrow_mut().1.take().expect("a commit gets one timestamp");
                         told.borrow_mut().0 = timestamp.0;
-                        model.enter(timestamp.0, deed);
+                        model.enter(timestamp.0, operation);
                     })));
                     let polled = commit.as_mut().poll(context);
                     sim::on_timestamp(None);
@@ -89,12 +89,12 @@ impl Client {
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
         let key = self.key(space);
         let content = self.some_content();
-        let deed = Deed::Rows(vec![(space, key.clone(), content)]);
+        let operation = Operation::Rows(vec![(space, key.clone(), content)]);
         let face = self.face;
         match content {
             None => {
                 let remove = async { by_face!(face, keyspace.remove(&key), keyspace.remove_async(&key)) };
-                self.commit(deed, true, Call::Removal, Some(space), remove).await?
+                self.commit(operation, true, Call::Removal, Some(space), remove).await?
             }
             Some(content) if content.length > 2000 && self.random.chance(40) => {
                 let mut reader = Slow::new(content);
@@ -107,7 +107,7 @@ impl Client {
                         .map(drop)
                 };
                 let call = if fails { Call::FailingSource } else { Call::Change };
-                let done = self.commit(deed, true, call, Some(space), insert).await?;
+                let done = self.commit(operation, true, call, Some(space), insert).await?;
                 assert!(done.is_none() || !fails, "a value was stored whose reader failed");
                 done
             }
@@ -121,7 +121,7 @@ impl Client {
                         keyspace.insert_with_async(&key, &value, durability)
                     )
                 };
-                self.commit(deed, durability == Durability::Full, Call::Change, Some(space), insert).await?
+                self.commit(operation, durability == Durability::Full, Call::Change, Some(space), insert).await?
             }
         };
         Ok(())
@@ -167,7 +167,7 @@ impl Client {
             })
             .await
         };
-        let done = self.commit(Deed::Rows(rows), true, Call::Transaction, Some(space), commit).await?;
+        let done = self.commit(Operation::Rows(rows), true, Call::Transaction, Some(space), commit).await?;
         assert!(done.is_none_or(|(taken, ())| taken > 0), "a closure's transaction was answered and never made");
         Ok(())
     }
@@ -175,7 +175,7 @@ impl Client {
     /// Neighbouring rows are put, or removed, all in one transaction: what leaves and inner nodes split and merge by.
     pub(super) async fn run_of_rows(&mut self) -> Result<(), Stop> {
         self.life.counts.add(Count::Transactions);
-        let name = LASTING[self.random.below(2) as usize].0;
+        let name = DURABLE[self.random.below(2) as usize].0;
         let Some((keyspace, space)) = self.open(name) else { return Ok(()) };
         let is_put = self.random.chance(50);
         let first = self.random.below(self.life.plan.key_count);
@@ -211,7 +211,7 @@ impl Client {
         }
         let face = self.face;
         let commit = async move { by_face!(face, tx.commit(), tx.commit_async()) };
-        self.commit(Deed::Rows(rows), true, Call::Transaction, Some(space), commit).await?;
+        self.commit(Operation::Rows(rows), true, Call::Transaction, Some(space), commit).await?;
         Ok(())
     }
 
@@ -222,7 +222,8 @@ impl Client {
         let options = KeyspaceOptions::new().page_bytes(page_bytes);
         // It may be there already: then no timestamp is taken.
         let model = self.life.model.clone();
-        let create = move || entered(&model, |_| Deed::Create(name.to_owned()), || db.keyspace_with(name, options));
+        let create =
+            move || recorded(&model, |_| Operation::Create(name.to_owned()), || db.keyspace_with(name, options));
         let (taken, result) = self.elsewhere(create).await;
         self.settle(taken, result, true, Call::Plain, None)?;
         Ok(())
@@ -233,11 +234,11 @@ impl Client {
         let Some(space) = self.life.model.space(name) else { return Ok(()) };
         let db = self.life.db.clone();
         let model = self.life.model.clone();
-        // Between the look and the drop another may have dropped it, and one more created it anew: which one is dropped is
-        // known when the timestamp is taken.
+        // Between the look and the drop another may have dropped it, and one more created it anew: which one is dropped
+        // is known when the timestamp is taken.
         let drop = move || {
-            let deed = |model: &Model| Deed::Drop(model.space(name).expect("what is dropped is there"));
-            entered(&model, deed, || db.drop_keyspace(name))
+            let operation = |model: &Model| Operation::Drop(model.space(name).expect("what is dropped is there"));
+            recorded(&model, operation, || db.drop_keyspace(name))
         };
         let (taken, result) = self.elsewhere(drop).await;
         match result {

@@ -1,7 +1,7 @@
 //! A client: what it asks of the database, drawn from its seed, and what it makes of the answers.
 //!
-//! A client blocks its thread, or is a task that shares a thread with others and uses the asynchronous calls; the latter
-//! drops some futures at one of their waits. What is checked is the same for both.
+//! A client blocks its thread, or is a task that shares a thread with others and uses the asynchronous calls; the
+//! latter drops some futures at one of their waits. What is checked is the same for both.
 //!
 //! A wrong answer is a panic, which ends the simulation and is its report.
 
@@ -25,13 +25,13 @@ use drumlin::io::sim::{self, Disk, Random};
 use drumlin::{Database, Durability, Error, Isolation, Keyspace, Snapshot, TxOptions};
 
 use self::answers::Call;
-pub use self::commits::entered;
+pub use self::commits::recorded;
 use crate::model::{Content, Model, SpaceNumber};
+use crate::plan::Plan;
 use crate::tasks::{self, Timer, or_drop};
-use crate::world::Plan;
 
 /// Keyspaces that are always there, and those that come and go.
-pub const LASTING: [(&str, usize); 3] = [("rows", 512), ("more", 2048), (HOT, 1024)];
+pub const DURABLE: [(&str, usize); 3] = [("rows", 512), ("more", 2048), (HOT, 1024)];
 pub const PASSING: [&str; 3] = ["passing a", "passing b", "passing c"];
 
 /// Few rows, so that clients meet.
@@ -40,7 +40,7 @@ const HOT_ROWS: u64 = 12;
 
 /// What all clients of a life share.
 #[derive(Debug)]
-pub struct Life {
+pub struct Lifetime {
     pub db: Database,
     pub disk: Disk,
     pub model: Model,
@@ -56,7 +56,7 @@ pub struct Life {
 #[derive(Clone, Debug, Default)]
 pub struct Counts(Arc<[AtomicU64; COUNTS]>);
 
-const COUNTS: usize = 11;
+const COUNTS: usize = Count::DroppedLate as usize + 1;
 
 /// What is counted.
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +70,8 @@ pub enum Count {
     RefusedRemovals,
     Snapshots,
     SnapshotsTooOld,
+    /// Calls that were refused because others have the memory that is for them.
+    MemoryInUse,
     Checkpoints,
     /// Futures dropped before they were ready, and those of them whose commit stands.
     Dropped,
@@ -91,7 +93,7 @@ impl Counts {
 #[derive(Clone, Copy, Debug)]
 pub struct Stop;
 
-/// How a client calls.
+/// The face by which a client calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Face {
     Blocking,
@@ -110,7 +112,7 @@ macro_rules! by_face {
 use by_face;
 
 struct Client {
-    life: Arc<Life>,
+    life: Arc<Lifetime>,
     random: Random,
     face: Face,
     timer: Timer,
@@ -119,14 +121,14 @@ struct Client {
 }
 
 /// A client that blocks its thread: so many steps, or until the database accepts no more.
-pub fn run(life: Arc<Life>, seed: u64, steps: u64) {
+pub fn run(life: Arc<Lifetime>, seed: u64, steps: u64) {
     let client = Client { life, random: Random(seed), face: Face::Blocking, timer: Timer::default(), snapshot: None };
     let life = pin!(client.live(steps)).poll(&mut Context::from_waker(Waker::noop()));
     assert!(life.is_ready(), "a client that blocks waited as a task does");
 }
 
 /// Clients that share a thread, each a task.
-pub fn run_tasks(life: &Arc<Life>, mut random: Random, count: u64, steps: u64) {
+pub fn run_tasks(life: &Arc<Lifetime>, mut random: Random, count: u64, steps: u64) {
     let timer = Timer::default();
     let mut client = || {
         let (life, random, timer) = (Arc::clone(life), Random(random.next()), timer.clone());
@@ -240,17 +242,17 @@ impl Client {
     fn open(&self, name: &str) -> Option<(Keyspace, SpaceNumber)> {
         let before = self.life.model.space(name)?;
         let opened = self.life.db.existing_keyspace(name);
-        let is_lasting = LASTING.iter().any(|(lasting, _)| *lasting == name);
-        assert!(opened.is_ok() || !is_lasting, "keyspace {name:?} is gone: {opened:?}");
+        let is_durable = DURABLE.iter().any(|(acknowledged, _)| *acknowledged == name);
+        assert!(opened.is_ok() || !is_durable, "keyspace {name:?} is gone: {opened:?}");
         let keyspace = opened.ok()?;
         (self.life.model.space(name) == Some(before)).then_some((keyspace, before))
     }
 
     fn any_keyspace(&mut self) -> Option<(Keyspace, SpaceNumber)> {
         let name = match self.random.below(100) {
-            0..40 => LASTING[0].0,
-            40..65 => LASTING[1].0,
-            65..88 => LASTING[2].0,
+            0..40 => DURABLE[0].0,
+            40..65 => DURABLE[1].0,
+            65..88 => DURABLE[2].0,
             _ => PASSING[self.random.below(3) as usize],
         };
         self.open(name)
@@ -309,8 +311,8 @@ impl Client {
             }
             _ => match by_face!(face, db.check(), db.check_async()) {
                 Ok(report) => {
-                    let is_clean = report.damage.is_empty() || self.may_fail();
-                    assert!(is_clean, "check found damage: {:?}", report.damage);
+                    let is_clean = report.corruption.is_empty() || self.may_fail();
+                    assert!(is_clean, "check found damage: {:?}", report.corruption);
                     Ok(())
                 }
                 Err(error) => Err(error),

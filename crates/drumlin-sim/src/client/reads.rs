@@ -120,7 +120,7 @@ impl Client {
                         let sight = Sight { from: at, to: at, own: None, how: "snapshot" };
                         self.check_count(count, space, &bounds, &sight);
                     }
-                    Err(error) => self.accept(&error, Call::Snapshot, Some(space))?,
+                    Err(error) => self.accept(&error, Call::Copy, Some(space))?,
                 }
             } else {
                 let bounds = self.bounds(space);

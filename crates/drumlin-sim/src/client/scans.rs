@@ -7,12 +7,14 @@ use drumlin::Value;
 use drumlin::io::sim::Random;
 
 use super::answers::Call;
-use super::transaction::Own;
 use super::{Client, Count, Stop, by_face};
 use crate::model::{Content, Model, SpaceNumber, tell};
 
 /// The bounds of a scan, or what of it was read.
 pub(super) type Bounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
+
+/// The rows that a transaction has put and removed.
+pub(super) type Own = BTreeMap<(SpaceNumber, Vec<u8>), Option<Content>>;
 
 /// What a call may show: the state that one of the commits `from..=to` left, and on it a transaction's own changes.
 pub(super) struct Sight<'a> {
@@ -54,7 +56,7 @@ struct Seen {
 
 impl Seen {
     /// # Errors
-    /// How it differs from these rows.
+    /// Its first difference to these rows.
     fn compare(&self, rows: &BTreeMap<Vec<u8>, Content>, bounds: &Bounds) -> Result<(), String> {
         let mut wanted = rows.range(bounds.clone());
         for (key, value) in &self.front {
@@ -115,7 +117,7 @@ impl Client {
         Ok(())
     }
 
-    /// How many rows a range has.
+    /// The number of rows in a range.
     async fn plain_count(&mut self) -> Result<(), Stop> {
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
         let bounds = self.bounds(space);
@@ -129,7 +131,7 @@ impl Client {
                 self.check_count(count, space, &bounds, &sight);
                 Ok(())
             }
-            Some(Err(error)) => self.accept(&error, Call::Snapshot, Some(space)),
+            Some(Err(error)) => self.accept(&error, Call::Copy, Some(space)),
         }
     }
 
@@ -184,7 +186,7 @@ impl Client {
                 Some(Ok(row)) => seen.back.push(row),
                 Some(Err(error)) => {
                     // What came before it must be right all the same.
-                    let call = if sight.own.is_some() { Call::Transaction } else { Call::Snapshot };
+                    let call = if sight.own.is_some() { Call::Transaction } else { Call::Copy };
                     if self.accept(&error, call, Some(space)).is_err() {
                         return Vec::new();
                     }
@@ -194,7 +196,7 @@ impl Client {
         }
         drop(range);
         let moments = sight.moments(&self.life.model, space);
-        let mut flaw = String::new();
+        let mut reason = String::new();
         for &moment in &moments {
             match seen.compare(&sight.rows(&self.life.model, space, moment), bounds) {
                 Ok(()) => {
@@ -203,13 +205,13 @@ impl Client {
                     }
                     return seen.covered(bounds);
                 }
-                Err(other) => flaw = other,
+                Err(other) => reason = other,
             }
         }
         if self.life.model.is_dropped(space) {
             return Vec::new();
         }
-        panic!("{} scan of {bounds:?} between commits {} and {}: {flaw}", sight.how, sight.from, sight.to);
+        panic!("{} scan of {bounds:?} between commits {} and {}: {reason}", sight.how, sight.from, sight.to);
     }
 }
 

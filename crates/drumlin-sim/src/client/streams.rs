@@ -5,7 +5,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use drumlin::{AsyncValueReader, ValueReader};
+use drumlin::{AsyncValueReader, Error, ValueReader};
 use futures_io::{AsyncRead, AsyncSeek};
 
 use super::answers::Call;
@@ -109,7 +109,7 @@ impl Client {
         let Some(reader) = self.or_drop(open).await else { return Ok(()) };
         let reader = match reader {
             Ok(reader) => reader,
-            Err(error) => return self.accept(&error, Call::Snapshot, Some(space)),
+            Err(error) => return self.accept(&error, Call::Copy, Some(space)),
         };
         let wanted = self.life.model.at(space, &key, at);
         if self.life.model.is_dropped(space) {
@@ -152,8 +152,12 @@ impl Client {
 
     /// What ends the reading of a value midway, where it may.
     fn accept_of_stream(&self, error: &std::io::Error, space: SpaceNumber) {
-        let may = self.life.model.is_dropped(space) || self.may_fail() || error.to_string().contains("too old");
-        assert!(may, "stream: {error}");
+        let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<Error>());
+        if let Some(cause @ (Error::MemoryInUse { .. } | Error::SnapshotTooOld { .. })) = cause {
+            let _ = self.accept(cause, Call::Copy, Some(space));
+            return;
+        }
+        assert!(self.life.model.is_dropped(space) || self.may_fail(), "stream: {error}");
     }
 
     /// A row's newest value as a stream, whole.
@@ -187,7 +191,7 @@ impl Client {
                 self.accept_of_stream(&error, space);
                 Ok(())
             }
-            Some(Err(error)) => self.accept(&error, Call::Snapshot, Some(space)),
+            Some(Err(error)) => self.accept(&error, Call::Copy, Some(space)),
         }
     }
 }

@@ -1,21 +1,21 @@
 use drumlin::io::sim::Medium;
 
 use super::*;
-use crate::model::Deed;
-use crate::world::Trouble;
+use crate::model::Operation;
+use crate::plan::Fault;
 
 /// What becomes of a client of a new database in a world without trouble.
 fn with_client(body: impl FnOnce(&mut Client, Keyspace, SpaceNumber) + Send + 'static) -> Result<(), String> {
-    let plan = Plan { trouble: Trouble::None, relaxed_percent: 0, ..Plan::of(1) };
+    let plan = Plan { trouble: Fault::None, relaxed_percent: 0, ..Plan::of(1) };
     let outcome = sim::run(plan.schedule, move || {
         let disk = Disk::new(Medium::default(), 1);
         let db = plan.config(&disk).open("/db").expect("a new database");
         let model = Model::default();
-        let (_, made) = entered(&model, |_| Deed::Create(HOT.to_owned()), || db.keyspace(HOT));
+        let (_, made) = recorded(&model, |_| Operation::Create(HOT.to_owned()), || db.keyspace(HOT));
         let keyspace = made.expect("a new keyspace");
         model.answer(model.last(), true);
         let space = model.space(HOT).expect("just made");
-        let life = Arc::new(Life {
+        let life = Arc::new(Lifetime {
             db,
             disk,
             model,
@@ -44,13 +44,17 @@ fn now<T>(future: impl Future<Output = T>) -> T {
 fn a_commit_that_is_acknowledged_and_never_made_is_noticed() {
     let commit = |content: Option<Content>| {
         with_client(move |client, _, space| {
-            let deed = Deed::Rows(vec![(space, b"key".to_vec(), content)]);
-            let _ = now(client.commit(deed, true, Call::Change, Some(space), async { Ok(()) }));
+            let operation = Operation::Rows(vec![(space, b"key".to_vec(), content)]);
+            let _ = now(client.commit(operation, true, Call::Change, Some(space), async { Ok(()) }));
         })
     };
     assert_eq!(commit(None), Ok(()), "nothing was there to remove");
     let found = commit(Some(Content { length: 3, seed: 1 })).expect_err("a lost commit");
     assert!(found.contains("acknowledged and never made"), "{found}");
+}
+
+fn in_use(what: &'static str) -> Error {
+    Error::MemoryInUse { what, limit_bytes: 1 }
 }
 
 /// An error that no such call ends in, or whose cause has not been, is noticed.
@@ -70,6 +74,15 @@ fn an_error_that_can_not_be_is_noticed() {
     assert!(!accepts(conflict, Call::Plain) && !accepts(conflict, Call::Snapshot));
     assert!(accepts(too_old, Call::Snapshot) && accepts(too_old, Call::Transaction));
     assert!(!accepts(too_old, Call::Change) && !accepts(too_old, Call::Plain));
+    let copies: Make = || in_use("copies that open scans and readers of values keep");
+    assert!(accepts(copies, Call::Copy) && accepts(copies, Call::Transaction));
+    assert!(!accepts(copies, Call::Snapshot) && !accepts(copies, Call::Plain) && !accepts(copies, Call::Change));
+    let transactions: Make = || in_use("writes, locks and reads of open transactions");
+    assert!(accepts(transactions, Call::Transaction) && accepts(transactions, Call::Change));
+    assert!(!accepts(transactions, Call::Plain) && !accepts(transactions, Call::Copy));
+    let sources: Make = || in_use("values that are being written from their sources");
+    assert!(accepts(sources, Call::Change) && !accepts(sources, Call::Removal) && !accepts(sources, Call::Plain));
+    assert!(!accepts(|| in_use("pages that running operations hold"), Call::Plain));
     assert!(!accepts(failed, Call::Change) && !accepts(failed, Call::Transaction));
 }
 

@@ -1,19 +1,16 @@
 //! A transaction of several statements, each checked as it is made, and all of them together when it commits.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::time::Duration;
 
 use drumlin::{Durability, Error, Isolation, Keyspace, Savepoint, Transaction, TxOptions};
 
 use super::answers::Call;
-use super::scans::{Bounds, Sight};
+use super::scans::{Bounds, Own, Sight};
 use super::streams::{Reader, Slow};
 use super::{Client, Count, Face, Stop, by_face};
-use crate::model::{Content, Deed, SpaceNumber, Window};
-
-/// What a transaction has changed.
-pub(super) type Own = BTreeMap<(SpaceNumber, Vec<u8>), Option<Content>>;
+use crate::model::{Content, Operation, SpaceNumber, Window};
 
 /// The row that a statement is about.
 struct Spot {
@@ -230,8 +227,8 @@ impl Client {
                 self.check_value(space, key, running.snapshot, wanted, found, "transaction");
             }
             None => {
-                if let Err(flaw) = self.life.model.check_plain(window, space, key, found) {
-                    panic!("read committed: {flaw}");
+                if let Err(reason) = self.life.model.check_plain(window, space, key, found) {
+                    panic!("read committed: {reason}");
                 }
             }
         }
@@ -291,7 +288,7 @@ impl Client {
         let rows: Vec<_> = own.into_iter().map(|((space, key), content)| (space, key, content)).collect();
         let dropped = rows.iter().map(|row| row.0).find(|space| self.life.model.is_dropped(*space));
         let any = dropped.or(rows.first().map(|row| row.0));
-        let deed = Deed::Rows(rows.clone());
+        let operation = Operation::Rows(rows.clone());
         let (face, model) = (self.face, self.life.model.clone());
         let commit = async move {
             let result = by_face!(face, tx.commit(), tx.commit_async());
@@ -304,7 +301,7 @@ impl Client {
                 other => other,
             }
         };
-        let done = self.commit(deed, durability == Durability::Full, Call::Transaction, any, commit).await?;
+        let done = self.commit(operation, durability == Durability::Full, Call::Transaction, any, commit).await?;
         let Some((taken, answered)) = done else { return Ok(()) };
         if rows.is_empty() {
             assert_eq!(taken, 0, "a transaction without changes was given a timestamp");

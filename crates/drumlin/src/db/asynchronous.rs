@@ -1,12 +1,16 @@
 //! The asynchronous face: the calls that may wait, as futures for any executor.
 //!
-//! Each does what the call without `_async` does, on the same code. A task that waits for a page, a row or the log costs no
-//! thread; what only blocking calls can do (evicting pages, growing the file, chunks of large values, keyspaces made and
-//! dropped, checkpoints) goes to a few threads of the database. Nothing here needs a runtime.
+//! Each does what the call without `_async` does, on the same code. A task that waits for a page, a row or the log
+//! costs no thread; what only blocking calls can do (evicting pages, growing the file, chunks of large values,
+//! keyspaces made and dropped, checkpoints) goes to a few threads of the database. Nothing here needs a runtime.
 //!
-//! A future may be dropped at any time. Before a commit has its timestamp, nothing of it remains; afterwards it completes
-//! without its future. One that is kept, and not polled, keeps what it has: rows that it has locked, and in a commit memory
-//! and space in the log, for which others wait. So a blocking call has no place on a thread that polls futures.
+//! A future may be dropped at any time. Before a commit has its timestamp, nothing of it remains; afterwards it
+//! completes without its future. One that is kept, and not polled, keeps what it has: rows that it has locked, and in a
+//! commit memory and space in the log, for which others wait. So a blocking call has no place on a thread that polls
+//! futures. One that is leaked (`std::mem::forget`) is like a leaked handle where it has a part in the database: a step
+//! of a range, and what owns a transaction or database. The folder stays locked until the process ends, also after
+//! `close`, which does not wait for it. What a leaked future has of the memory budget it keeps until the database is
+//! closed.
 
 use std::future::Future;
 use std::ops::RangeBounds;
@@ -15,34 +19,26 @@ use std::sync::Arc;
 
 use futures_io::AsyncRead;
 
-use super::core::Core;
 use super::{
     AsyncValueReader, CheckReport, CheckpointReport, CompactReport, Config, Database, Keyspace, KeyspaceOptions, Range,
     Snapshot, Transaction, Value,
 };
 use crate::error::Result;
 use crate::format::Timestamp;
-use crate::task::Face;
 use crate::txn::engine::Durability;
 use crate::txn::values::ForTasks;
 
 /// One run of the body of [`Database::transact_async`].
 pub type Attempt<'t, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 't>>;
 
-impl Core {
-    pub(crate) fn as_task(&self) -> Face<'_> {
-        Face::Tasks(&self.engine.tasks)
-    }
-}
-
 impl Config {
-    /// As [`open`](Config::open): recovery may take seconds, on a thread of its own.
+    /// Like [`open`](Config::open): recovery may take seconds, on a thread of its own.
     ///
     /// # Errors
-    /// As [`open`](Config::open).
+    /// Those of [`open`](Config::open).
     pub async fn open_async(&self, path: impl AsRef<std::path::Path>) -> Result<Database> {
         let (config, path) = (self.clone(), path.as_ref().to_owned());
-        let workers = crate::task::Workers::new(config.choose_backend(&path)?);
+        let workers = crate::task::Workers::new(config.settings.choose_backend(&path)?);
         let opened = workers.run(move || config.open(path)).await;
         workers.stop();
         opened
@@ -55,48 +51,48 @@ impl Database {
         body: impl FnOnce(&Database) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let database = self.clone();
-        self.core()?.as_task().run(move || body(&database)).await
+        self.store()?.as_task().run(move || body(&database)).await
     }
 
-    /// As [`open`](Database::open).
+    /// Like [`open`](Database::open).
     ///
     /// # Errors
-    /// As [`Config::open`].
+    /// Those of [`Config::open`].
     pub async fn open_async(path: impl AsRef<std::path::Path>) -> Result<Database> {
         Config::new().open_async(path).await
     }
 
-    /// As [`keyspace`](Database::keyspace).
+    /// Like [`keyspace`](Database::keyspace).
     ///
     /// # Errors
-    /// As [`keyspace`](Database::keyspace).
+    /// Those of [`keyspace`](Database::keyspace).
     pub async fn keyspace_async(&self, name: &str) -> Result<Keyspace> {
         self.keyspace_with_async(name, KeyspaceOptions::default()).await
     }
 
-    /// As [`keyspace_with`](Database::keyspace_with).
+    /// Like [`keyspace_with`](Database::keyspace_with).
     ///
     /// # Errors
-    /// As [`keyspace_with`](Database::keyspace_with).
+    /// Those of [`keyspace_with`](Database::keyspace_with).
     pub async fn keyspace_with_async(&self, name: &str, options: KeyspaceOptions) -> Result<Keyspace> {
-        if let Ok(found) = self.existing_keyspace(name) {
-            return Ok(found);
+        if let Some(open) = self.store()?.keyspace_at_hand(name) {
+            return Ok(Keyspace::new(&self.handle, open));
         }
         let name = name.to_owned();
         self.on_worker(move |database| database.keyspace_with(&name, options)).await
     }
 
-    /// As [`drop_keyspace`](Database::drop_keyspace).
+    /// Like [`drop_keyspace`](Database::drop_keyspace).
     ///
     /// # Errors
-    /// As [`drop_keyspace`](Database::drop_keyspace).
+    /// Those of [`drop_keyspace`](Database::drop_keyspace).
     pub async fn drop_keyspace_async(&self, name: &str) -> Result<()> {
         let name = name.to_owned();
         self.on_worker(move |database| database.drop_keyspace(&name)).await
     }
 
-    /// As [`transact`](Database::transact); `body` runs again after a conflict. It returns a boxed future, so that the whole
-    /// can be spawned on executors of several threads; what it uses it owns: handles are cheap to clone.
+    /// Like [`transact`](Database::transact); `body` runs again after a conflict. It returns a boxed future, so that
+    /// the whole can be spawned on executors of several threads; what it uses it owns: handles are cheap to clone.
     ///
     /// ```
     /// # let block_on = smol::block_on;
@@ -117,7 +113,7 @@ impl Database {
     /// ```
     ///
     /// # Errors
-    /// As [`transact`](Database::transact).
+    /// Those of [`transact`](Database::transact).
     pub async fn transact_async<T>(
         &self,
         mut body: impl for<'t> FnMut(&'t mut Transaction) -> Attempt<'t, T>,
@@ -132,43 +128,43 @@ impl Database {
             attempt += 1;
             match result {
                 Err(error) if error.passes() && attempt < super::ATTEMPTS_MAX => {
-                    self.core()?.engine.tasks.timer.sleep(self.pause_before(attempt)).await;
+                    self.store()?.engine.tasks.timer.sleep(self.pause_before(attempt)).await;
                 }
                 other => return other,
             }
         }
     }
 
-    /// As [`checkpoint`](Database::checkpoint).
+    /// Like [`checkpoint`](Database::checkpoint).
     ///
     /// # Errors
-    /// As [`checkpoint`](Database::checkpoint).
+    /// Those of [`checkpoint`](Database::checkpoint).
     pub async fn checkpoint_async(&self) -> Result<CheckpointReport> {
         self.on_worker(Database::checkpoint).await
     }
 
-    /// As [`compact`](Database::compact).
+    /// Like [`compact`](Database::compact).
     ///
     /// # Errors
-    /// As [`compact`](Database::compact).
+    /// Those of [`compact`](Database::compact).
     pub async fn compact_async(&self) -> Result<CompactReport> {
         self.on_worker(Database::compact).await
     }
 
-    /// As [`check`](Database::check).
+    /// Like [`check`](Database::check).
     ///
     /// # Errors
-    /// As [`check`](Database::check).
+    /// Those of [`check`](Database::check).
     pub async fn check_async(&self) -> Result<CheckReport> {
         self.on_worker(Database::check).await
     }
 
-    /// As [`close`](Database::close).
+    /// Like [`close`](Database::close).
     ///
     /// # Errors
-    /// As [`close`](Database::close).
+    /// Those of [`close`](Database::close).
     pub async fn close_async(self) -> Result<()> {
-        let workers = crate::task::Workers::new(Arc::clone(&self.core()?.engine.backend));
+        let workers = crate::task::Workers::new(Arc::clone(&self.store()?.engine.backend));
         let closed = workers.run(move || self.close()).await;
         workers.stop();
         closed
@@ -176,100 +172,103 @@ impl Database {
 }
 
 impl Keyspace {
-    /// As [`get`](Keyspace::get).
+    /// Like [`get`](Keyspace::get).
     ///
     /// # Errors
-    /// As [`get`](Keyspace::get).
+    /// Those of [`get`](Keyspace::get).
     pub async fn get_async(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.get_as(self.core()?.as_task(), key.as_ref()).await
+        self.get_in(self.store()?.as_task(), key.as_ref()).await
     }
 
-    /// As [`contains_key`](Keyspace::contains_key).
+    /// Like [`contains_key`](Keyspace::contains_key).
     ///
     /// # Errors
-    /// As [`get`](Keyspace::get).
+    /// Those of [`get`](Keyspace::get).
     pub async fn contains_key_async(&self, key: impl AsRef<[u8]>) -> Result<bool> {
-        self.contains_key_as(self.core()?.as_task(), key.as_ref()).await
+        self.contains_key_in(self.store()?.as_task(), key.as_ref()).await
     }
 
-    /// As [`get_many`](Keyspace::get_many).
+    /// Like [`get_many`](Keyspace::get_many).
     ///
     /// # Errors
-    /// As [`get`](Keyspace::get).
+    /// Those of [`get`](Keyspace::get).
     pub async fn get_many_async<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<Value>>> {
-        self.get_many_as(self.core()?.as_task(), keys).await
+        self.get_many_in(self.store()?.as_task(), keys).await
     }
 
-    /// As [`insert`](Keyspace::insert).
+    /// Like [`insert`](Keyspace::insert).
     ///
     /// # Errors
-    /// As [`insert`](Keyspace::insert).
+    /// Those of [`insert`](Keyspace::insert).
     pub async fn insert_async(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         self.insert_with_async(key, value, Durability::Full).await
     }
 
-    /// As [`insert_with`](Keyspace::insert_with).
+    /// Like [`insert_with`](Keyspace::insert_with).
     ///
     /// # Errors
-    /// As [`insert`](Keyspace::insert).
+    /// Those of [`insert`](Keyspace::insert).
     pub async fn insert_with_async(
         &self,
         key: impl AsRef<[u8]>,
         value: impl AsRef<[u8]>,
         durability: Durability,
     ) -> Result<()> {
-        self.insert_as(self.core()?.as_task(), key.as_ref(), value.as_ref(), durability).await
+        self.insert_in(self.store()?.as_task(), key.as_ref(), value.as_ref(), durability).await
     }
 
-    /// As [`insert_from`](Keyspace::insert_from), from an asynchronous reader.
+    /// Like [`insert_from`](Keyspace::insert_from), from an asynchronous reader. Its future keeps 320 KiB of the
+    /// thirty-second of the memory budget that is for such writers; one that is leaked (`std::mem::forget`) keeps them
+    /// until the database is closed, and the memory itself for good.
     ///
     /// # Errors
-    /// As [`insert_from`](Keyspace::insert_from).
+    /// Those of [`insert_from`](Keyspace::insert_from).
     pub async fn insert_from_async(&self, key: impl AsRef<[u8]>, reader: impl AsyncRead + Unpin) -> Result<u64> {
-        self.insert_from_as(self.core()?.as_task(), key.as_ref(), ForTasks(reader)).await
+        self.insert_from_in(self.store()?.as_task(), key.as_ref(), ForTasks(reader)).await
     }
 
-    /// As [`remove`](Keyspace::remove).
+    /// Like [`remove`](Keyspace::remove).
     ///
     /// # Errors
-    /// As [`remove`](Keyspace::remove).
+    /// Those of [`remove`](Keyspace::remove).
     pub async fn remove_async(&self, key: impl AsRef<[u8]>) -> Result<()> {
-        self.remove_as(self.core()?.as_task(), key.as_ref()).await
+        self.remove_in(self.store()?.as_task(), key.as_ref()).await
     }
 
-    /// As [`count`](Keyspace::count).
+    /// Like [`count`](Keyspace::count).
     ///
     /// # Errors
-    /// As [`get`](Keyspace::get).
+    /// Those of [`get`](Keyspace::get).
     pub async fn count_async<R: RangeBounds<Vec<u8>>>(&self, range: R) -> Result<u64> {
-        self.range(range).count_rows(self.core()?.as_task()).await
+        self.range(range).count_rows(self.store()?.as_task()).await
     }
 
-    /// As [`read`](Keyspace::read).
+    /// Like [`read`](Keyspace::read).
     ///
     /// # Errors
-    /// As [`get`](Keyspace::get).
+    /// Those of [`get`](Keyspace::get).
     pub async fn read_async(&self, key: impl AsRef<[u8]>) -> Result<Option<AsyncValueReader>> {
-        let reader = self.read_as(self.core()?.as_task(), key.as_ref()).await?;
+        let reader = self.read_in(self.store()?.as_task(), key.as_ref()).await?;
         Ok(reader.map(AsyncValueReader::new))
     }
 }
 
 impl Range {
-    /// As `next` of the iterator. A future that is dropped takes no row away.
+    /// As `next` of the iterator. A future that is dropped takes no row away; one that is leaked keeps the database
+    /// open, as a leaked range does.
     pub async fn next_async(&mut self) -> Option<Result<(Value, Value)>> {
         let Some(handle) = self.handle() else { return self.next() };
-        match handle.core() {
-            Ok(core) => self.next_as(core.as_task(), true).await,
+        match handle.store() {
+            Ok(store) => self.next_in(store.as_task(), true).await,
             Err(_) => self.next(),
         }
     }
 
-    /// As `next_back` of the iterator.
+    /// As `next_back` of the iterator; otherwise as [`next_async`](Range::next_async).
     pub async fn next_back_async(&mut self) -> Option<Result<(Value, Value)>> {
         let Some(handle) = self.handle() else { return self.next_back() };
-        match handle.core() {
-            Ok(core) => self.next_as(core.as_task(), false).await,
+        match handle.store() {
+            Ok(store) => self.next_in(store.as_task(), false).await,
             Err(_) => self.next_back(),
         }
     }
@@ -277,115 +276,117 @@ impl Range {
 
 // A keyspace that is not refused is one of the transaction's own database.
 impl Transaction {
-    /// As [`get`](Transaction::get).
+    /// Like [`get`](Transaction::get).
     ///
     /// # Errors
-    /// As [`get`](Transaction::get).
+    /// Those of [`get`](Transaction::get).
     pub async fn get_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.get_as(self.core()?.as_task(), keyspace, key.as_ref()).await
+        self.get_in(self.store()?.as_task(), keyspace, key.as_ref()).await
     }
 
-    /// As [`get_for_update`](Transaction::get_for_update).
+    /// Like [`get_for_update`](Transaction::get_for_update).
     ///
     /// # Errors
-    /// As [`get_for_update`](Transaction::get_for_update).
+    /// Those of [`get_for_update`](Transaction::get_for_update).
     pub async fn get_for_update_async(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.get_for_update_as(keyspace.core()?.as_task(), keyspace, key.as_ref()).await
+        self.get_for_update_in(keyspace.store()?.as_task(), keyspace, key.as_ref()).await
     }
 
-    /// As [`insert`](Transaction::insert).
+    /// Like [`insert`](Transaction::insert).
     ///
     /// # Errors
-    /// As [`insert`](Transaction::insert).
+    /// Those of [`insert`](Transaction::insert).
     pub async fn insert_async(
         &mut self,
         keyspace: &Keyspace,
         key: impl AsRef<[u8]>,
         value: impl AsRef<[u8]>,
     ) -> Result<()> {
-        self.insert_as(keyspace.core()?.as_task(), keyspace, key.as_ref(), value.as_ref()).await
+        self.insert_in(keyspace.store()?.as_task(), keyspace, key.as_ref(), value.as_ref()).await
     }
 
-    /// As [`insert_from`](Transaction::insert_from), from an asynchronous reader.
+    /// Like [`insert_from`](Transaction::insert_from), from an asynchronous reader. Its future keeps 320 KiB of the
+    /// thirty-second of the memory budget that is for such writers; one that is leaked (`std::mem::forget`) keeps them
+    /// until the database is closed, and the memory itself for good.
     ///
     /// # Errors
-    /// As [`insert_from`](Transaction::insert_from).
+    /// Those of [`insert_from`](Transaction::insert_from).
     pub async fn insert_from_async(
         &mut self,
         keyspace: &Keyspace,
         key: impl AsRef<[u8]>,
         reader: impl AsyncRead + Unpin,
     ) -> Result<u64> {
-        self.insert_from_as(keyspace.core()?.as_task(), keyspace, key.as_ref(), ForTasks(reader)).await
+        self.insert_from_in(keyspace.store()?.as_task(), keyspace, key.as_ref(), ForTasks(reader)).await
     }
 
-    /// As [`remove`](Transaction::remove).
+    /// Like [`remove`](Transaction::remove).
     ///
     /// # Errors
-    /// As [`remove`](Transaction::remove).
+    /// Those of [`remove`](Transaction::remove).
     pub async fn remove_async(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<()> {
-        self.remove_as(keyspace.core()?.as_task(), keyspace, key.as_ref()).await
+        self.remove_in(keyspace.store()?.as_task(), keyspace, key.as_ref()).await
     }
 
-    /// As [`count`](Transaction::count).
+    /// Like [`count`](Transaction::count).
     ///
     /// # Errors
-    /// As [`get`](Transaction::get).
+    /// Those of [`get`](Transaction::get).
     pub async fn count_async<R: RangeBounds<Vec<u8>>>(&self, keyspace: &Keyspace, range: R) -> Result<u64> {
-        self.range(keyspace, range).count_rows(self.core()?.as_task()).await
+        self.range(keyspace, range).count_rows(self.store()?.as_task()).await
     }
 
-    /// As [`read`](Transaction::read).
+    /// Like [`read`](Transaction::read).
     ///
     /// # Errors
-    /// As [`read`](Transaction::read).
+    /// Those of [`read`](Transaction::read).
     pub async fn read_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<AsyncValueReader>> {
-        let reader = self.read_as(self.core()?.as_task(), keyspace, key.as_ref()).await?;
+        let reader = self.read_in(self.store()?.as_task(), keyspace, key.as_ref()).await?;
         Ok(reader.map(AsyncValueReader::new))
     }
 
-    /// As [`commit`](Transaction::commit). A future dropped before the transaction has its timestamp aborts it; afterwards
-    /// the transaction completes.
+    /// Like [`commit`](Transaction::commit). A future dropped before the transaction has its timestamp aborts it;
+    /// afterwards the transaction completes.
     ///
     /// # Errors
-    /// As [`commit`](Transaction::commit).
+    /// Those of [`commit`](Transaction::commit).
     pub async fn commit_async(self) -> Result<Timestamp> {
-        let core = Arc::clone(self.core()?);
-        self.commit_as(core.as_task()).await
+        let store = Arc::clone(self.store()?);
+        self.commit_in(store.as_task()).await
     }
 }
 
 impl Snapshot {
-    /// As [`get`](Snapshot::get).
+    /// Like [`get`](Snapshot::get).
     ///
     /// # Errors
-    /// As [`get`](Snapshot::get).
+    /// Those of [`get`](Snapshot::get).
     pub async fn get_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.get_as(self.handle.core()?.as_task(), keyspace, key.as_ref()).await
+        self.get_in(self.handle.store()?.as_task(), keyspace, key.as_ref()).await
     }
 
-    /// As [`contains_key`](Snapshot::contains_key).
+    /// Like [`contains_key`](Snapshot::contains_key).
     ///
     /// # Errors
-    /// As [`get`](Snapshot::get).
+    /// Those of [`get`](Snapshot::get).
     pub async fn contains_key_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<bool> {
-        self.contains_key_as(self.handle.core()?.as_task(), keyspace, key.as_ref()).await
+        self.contains_key_in(self.handle.store()?.as_task(), keyspace, key.as_ref()).await
     }
 
-    /// As [`count`](Snapshot::count).
+    /// Like [`count`](Snapshot::count).
     ///
     /// # Errors
-    /// As [`get`](Snapshot::get).
+    /// Those of [`get`](Snapshot::get).
     pub async fn count_async<R: RangeBounds<Vec<u8>>>(&self, keyspace: &Keyspace, range: R) -> Result<u64> {
-        self.range(keyspace, range).count_rows(self.handle.core()?.as_task()).await
+        self.range(keyspace, range).count_rows(self.handle.store()?.as_task()).await
     }
 
-    /// As [`read`](Snapshot::read).
+    /// Like [`read`](Snapshot::read).
     ///
     /// # Errors
-    /// As [`get`](Snapshot::get).
+    /// Those of [`get`](Snapshot::get).
     pub async fn read_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<AsyncValueReader>> {
-        let reader = self.read_as(self.handle.core()?.as_task(), keyspace, key.as_ref()).await?;
+        let reader = self.read_in(self.handle.store()?.as_task(), keyspace, key.as_ref()).await?;
         Ok(reader.map(AsyncValueReader::new))
     }
 }

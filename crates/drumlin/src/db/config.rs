@@ -1,21 +1,23 @@
-//! How a database is opened.
+//! The settings of an opening.
 
 use std::path::Path;
 
-use super::Database;
+use super::{CheckProgress, CheckReport, Database};
 use crate::error::{Error, Result};
 use crate::format::LOG_STREAM_COUNT_MAX;
 use crate::format::node::is_page_bytes;
 use crate::io::IoBackend;
+use crate::memory::Budget;
+use crate::store::{Settings, examine};
 
-/// The least memory that a database can work in: 8 MiB. Simulations make do with less, to see it run short.
-pub(crate) const MEMORY_BYTES_MIN: u64 = if cfg!(feature = "sim") { 4 << 20 } else { 8 << 20 };
-/// Likewise of a log segment.
+/// The least size of a log segment: 1 MiB. Simulations make do with less.
 const LOG_SEGMENT_BYTES_MIN: u64 = if cfg!(feature = "sim") { 256 << 10 } else { 1 << 20 };
+/// A log segment's index, made before anything is appended, takes a 4096th of it.
+const LOG_SEGMENT_BYTES_MAX: u64 = 1 << 30;
 /// The most memory: each page size reserves address space for the whole budget, and numbers its frames with 29 bits.
 const MEMORY_BYTES_MAX: u64 = 1 << 40;
 
-/// How a database is opened. Few options; each has a default that was measured or that hardly matters.
+/// Settings for opening a database. Few options; each has a default that was measured or that hardly matters.
 ///
 /// ```
 /// use drumlin::Config;
@@ -26,21 +28,12 @@ const MEMORY_BYTES_MAX: u64 = 1 << 40;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Config {
-    pub(crate) memory_bytes: u64,
-    pub(crate) log_stream_count: u16,
-    pub(crate) page_bytes: usize,
-    pub(crate) segment_bytes: u64,
-    pub(crate) log_segment_bytes: u64,
-    pub(crate) checkpoint_log_bytes: u64,
-    pub(crate) io_backend: IoBackend,
-    pub(crate) in_memory: bool,
-    pub(crate) create: bool,
-    pub(crate) backend: Option<std::sync::Arc<dyn crate::io::Backend>>,
+    pub(crate) settings: Settings,
 }
 
 impl Default for Config {
     fn default() -> Config {
-        Config {
+        let settings = Settings {
             memory_bytes: 256 << 20,
             log_stream_count: 1,
             page_bytes: 4096,
@@ -51,7 +44,8 @@ impl Default for Config {
             in_memory: false,
             create: true,
             backend: None,
-        }
+        };
+        Config { settings }
     }
 }
 
@@ -66,68 +60,70 @@ impl Config {
     /// [`open`](Config::open) does not matter.
     #[must_use]
     pub fn in_memory() -> Config {
-        Config { in_memory: true, ..Config::default() }
+        let Config { settings } = Config::default();
+        Config { settings: Settings { in_memory: true, ..settings } }
     }
 
-    /// The memory budget in bytes, for everything that the database keeps: pages and their headers, page tables, log and
-    /// I/O buffers, versions, locks, read and write sets. Default 256 MiB, at least 8 MiB, at most 1 TiB.
+    /// The memory budget in bytes, for everything that the database keeps: pages and their headers, page tables, log
+    /// and I/O buffers, versions, locks, read and write sets. Default 256 MiB, at least 8 MiB, at most 1 TiB.
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Config {
-        self.memory_bytes = bytes;
+        self.settings.memory_bytes = bytes;
         self
     }
 
-    /// How many parallel logs there are; may differ from one opening to the next. Default 1, at most 64: more help only where one device queue
-    /// can't take the write rate. Those beyond the first share a sixteenth of the memory, at least 32 KiB each; records too
-    /// long for them go to the first.
+    /// The number of parallel logs; may differ from one opening to the next. Default 1, at most 64: more help only
+    /// where one device queue can't take the write rate. Those beyond the first share a sixteenth of the memory, at
+    /// least 32 KiB each; records too long for them go to the first.
     #[must_use]
     pub fn log_streams(mut self, count: u16) -> Config {
-        self.log_stream_count = count;
+        self.settings.log_stream_count = count;
         self
     }
 
-    /// The page size of keyspaces that are created without one of their own: a power of two from 4 to 64 KiB (down to 512
-    /// bytes in tests). Default 4 KiB: a random read brings in the least.
+    /// The page size of keyspaces that are created without one of their own: a power of two from 4 to 64 KiB (down to
+    /// 512 bytes in tests). Default 4 KiB: a random read brings in the least.
     #[must_use]
     pub fn page_bytes(mut self, bytes: usize) -> Config {
-        self.page_bytes = bytes;
+        self.settings.page_bytes = bytes;
         self
     }
 
-    /// The unit in which a new database takes space from its file: a power of two from 256 KiB to 64 MiB. Default 1 MiB.
+    /// The unit in which a new database takes space from its file: a power of two from 256 KiB to 64 MiB. Default 1
+    /// MiB.
     #[must_use]
     pub fn segment_bytes(mut self, bytes: u64) -> Config {
-        self.segment_bytes = bytes;
+        self.settings.segment_bytes = bytes;
         self
     }
 
-    /// The size of a log segment file: a multiple of 4 KiB, at least 1 MiB. Default 16 MiB.
+    /// The size of a log segment file: a multiple of 4 KiB from 1 MiB to 1 GiB. Default 16 MiB.
     #[must_use]
     pub fn log_segment_bytes(mut self, bytes: u64) -> Config {
-        self.log_segment_bytes = bytes;
+        self.settings.log_segment_bytes = bytes;
         self
     }
 
-    /// How many bytes of log may come together before a checkpoint is made: what recovery has to read at the most.
+    /// The bytes of log after which a checkpoint is made: the most that recovery has to read.
     /// Default 256 MiB, a second or two of recovery.
     #[must_use]
     pub fn checkpoint_log_bytes(mut self, bytes: u64) -> Config {
-        self.checkpoint_log_bytes = bytes;
+        self.settings.checkpoint_log_bytes = bytes;
         self
     }
 
-    /// How files are read and written. Default: io_uring where the system allows it. The environment variable
+    /// The backend that reads and writes files. Default: io_uring where the system allows it. The environment variable
     /// `DRUMLIN_IO_BACKEND` (`uring` or `portable`) wins over this.
     #[must_use]
     pub fn io_backend(mut self, kind: IoBackend) -> Config {
-        self.io_backend = kind;
+        self.settings.io_backend = kind;
         self
     }
 
     /// Whether a database that is not there is created. Default yes.
     #[must_use]
     pub fn create(mut self, create: bool) -> Config {
-        self.create = create;
+        self.settings.create = create;
         self
     }
 
@@ -135,53 +131,81 @@ impl Config {
     #[must_use]
     #[doc(hidden)]
     pub fn backend(mut self, backend: std::sync::Arc<dyn crate::io::Backend>) -> Config {
-        self.backend = Some(backend);
+        self.settings.backend = Some(backend);
         self
     }
 
-    /// Opens the database at `path`, a folder (`.` is the current one); creates it if it is missing, and recovers it if it was not closed.
+    /// Opens the database at `path`, a folder (`.` is the current one); creates it if it is missing, and recovers it if
+    /// it was not closed.
     ///
     /// Takes as long as reading and applying the log does: about a second for each 100 MB.
     ///
     /// # Errors
-    /// [`Error::NotADatabase`], [`Error::NewerFormat`], [`Error::Locked`], [`Error::Damaged`], [`Error::BudgetTooSmall`], [`Error::Io`];
-    /// [`Error::Invalid`] for a setting or path that can't be.
+    /// [`Error::NotADatabase`], [`Error::NewerFormat`], [`Error::Locked`], [`Error::Corrupted`],
+    /// [`Error::BudgetTooSmall`], [`Error::Io`]; [`Error::Invalid`] for a setting or path that can't be.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Database> {
         self.check()?;
-        if !self.in_memory && path.as_ref().as_os_str().is_empty() {
+        if !self.settings.in_memory && path.as_ref().as_os_str().is_empty() {
             let hint = "an empty path names no folder: give that of the database, `.` for the current one";
             return Err(Error::Invalid(hint.into()));
         }
-        Database::open_with(self, path.as_ref())
+        Database::open_with(&self.settings, path.as_ref())
+    }
+
+    /// Verifies the database at `path` without opening it: reads superblocks, catalogue, page tables, every page, every
+    /// value and the log, and lists all that is damaged. Recovers nothing and writes nothing, so it works on a medium
+    /// that can only be read. Nobody may have the database open. O(data).
+    ///
+    /// It is for a database that does not open because it is damaged; one that opens is better verified by
+    /// [`Database::check`](crate::Database::check), which also goes down every tree.
+    ///
+    /// # Errors
+    /// Only those that keep it from looking: [`Error::NotADatabase`], [`Error::NewerFormat`], [`Error::Locked`],
+    /// [`Error::BudgetTooSmall`], [`Error::Io`]; [`Error::Invalid`] for a setting that can't be.
+    pub fn examine(&self, path: impl AsRef<Path>) -> Result<CheckReport> {
+        self.examine_with(path, |_| ())
+    }
+
+    /// Like [`examine`](Config::examine), telling `progress` now and then how far it is.
+    ///
+    /// # Errors
+    /// Those of [`examine`](Config::examine).
+    pub fn examine_with(&self, path: impl AsRef<Path>, progress: impl FnMut(CheckProgress)) -> Result<CheckReport> {
+        self.check()?;
+        examine::examine(&self.settings, path.as_ref(), progress)
     }
 
     fn check(&self) -> Result<()> {
-        if self.memory_bytes > MEMORY_BYTES_MAX {
-            let given = self.memory_bytes;
+        let settings = &self.settings;
+        if settings.memory_bytes > MEMORY_BYTES_MAX {
+            let given = settings.memory_bytes;
             return Err(Error::Invalid(format!(
                 "a memory budget of {given} bytes: up to {MEMORY_BYTES_MAX} (1 TiB) works"
             )));
         }
-        if self.memory_bytes < MEMORY_BYTES_MIN {
-            return Err(Error::BudgetTooSmall { given_bytes: self.memory_bytes, minimum_bytes: MEMORY_BYTES_MIN });
+        let minimum_bytes = Budget::bytes_min(settings.log_stream_count);
+        if settings.memory_bytes < minimum_bytes {
+            return Err(Error::BudgetTooSmall { given_bytes: settings.memory_bytes, minimum_bytes });
         }
-        check_page_bytes(self.page_bytes)?;
-        if !self.segment_bytes.is_power_of_two() || !((256 << 10)..=(64 << 20)).contains(&self.segment_bytes) {
+        check_page_bytes(settings.page_bytes)?;
+        if !settings.segment_bytes.is_power_of_two() || !((256 << 10)..=(64 << 20)).contains(&settings.segment_bytes) {
             return Err(Error::Invalid(format!(
                 "segments of {} bytes: a power of two from 256 KiB to 64 MiB works",
-                self.segment_bytes
+                settings.segment_bytes
             )));
         }
-        if !self.log_segment_bytes.is_multiple_of(4096) || self.log_segment_bytes < LOG_SEGMENT_BYTES_MIN {
+        let log_segment_bytes = LOG_SEGMENT_BYTES_MIN..=LOG_SEGMENT_BYTES_MAX;
+        if !settings.log_segment_bytes.is_multiple_of(4096) || !log_segment_bytes.contains(&settings.log_segment_bytes)
+        {
             return Err(Error::Invalid(format!(
-                "log segments of {} bytes: a multiple of 4096, at least 1 MiB, works",
-                self.log_segment_bytes
+                "log segments of {} bytes: a multiple of 4096 from 1 MiB to 1 GiB works",
+                settings.log_segment_bytes
             )));
         }
-        if !(1..=LOG_STREAM_COUNT_MAX).contains(&self.log_stream_count) {
+        if !(1..=LOG_STREAM_COUNT_MAX).contains(&settings.log_stream_count) {
             return Err(Error::Invalid(format!(
                 "{} log streams: 1 to {LOG_STREAM_COUNT_MAX} work",
-                self.log_stream_count
+                settings.log_stream_count
             )));
         }
         Ok(())

@@ -4,15 +4,16 @@ use std::io::Read;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
-use super::core::{Core, Named};
 use super::range::{self, Content, Range, ValueReader};
 use super::{Handle, Value};
 use crate::error::{Error, Result};
 use crate::format::KeyspaceId;
-use crate::task::{Face, ready};
+use crate::memory::Grant;
+use crate::store::{OpenKeyspace, Store};
+use crate::task::{WaitMode, ready};
 use crate::tree::Tree;
-use crate::txn::engine::{Durability, Found, Row, View};
-use crate::txn::snapshots::Registration;
+use crate::txn::engine::{Durability, Found, ReadAt, Row};
+use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::values::{self, Blocking, MEDIUM_BYTES_MAX, Source};
 use crate::txn::write_set::Change;
 
@@ -23,10 +24,10 @@ use crate::txn::write_set::Change;
 pub struct Keyspace {
     handle: Arc<Handle>,
     /// Others get it from [`named_in`](Keyspace::named_in).
-    named: Arc<Named>,
+    open: Arc<OpenKeyspace>,
 }
 
-/// What a new keyspace is like.
+/// Settings of a new keyspace.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KeyspaceOptions {
     pub(crate) page_bytes: Option<usize>,
@@ -39,8 +40,9 @@ impl KeyspaceOptions {
         KeyspaceOptions::default()
     }
 
-    /// The size of its pages, a power of two from 4 to 64 KiB. Default: [`Config::page_bytes`](crate::Config::page_bytes). Small pages read less for one row;
-    /// large ones compress better and scan faster.
+    /// The size of its pages, a power of two from 4 to 64 KiB. Default:
+    /// [`Config::page_bytes`](crate::Config::page_bytes). Small pages read less for one row; large ones compress better
+    /// and scan faster.
     #[must_use]
     pub fn page_bytes(mut self, bytes: usize) -> KeyspaceOptions {
         self.page_bytes = Some(bytes);
@@ -48,7 +50,7 @@ impl KeyspaceOptions {
     }
 }
 
-/// What is known of a keyspace without reading it.
+/// Figures of a keyspace, known without reading it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct KeyspaceInfo {
@@ -63,162 +65,179 @@ pub struct KeyspaceInfo {
 }
 
 impl Keyspace {
-    pub(crate) fn new(handle: &Arc<Handle>, named: Arc<Named>) -> Keyspace {
-        Keyspace { handle: Arc::clone(handle), named }
+    pub(crate) fn new(handle: &Arc<Handle>, open: Arc<OpenKeyspace>) -> Keyspace {
+        Keyspace { handle: Arc::clone(handle), open }
     }
 
-    /// The keyspace itself, for whoever works on the database of `handle`; `Invalid` if it is one of another. `user` says
-    /// who.
-    pub(crate) fn named_in(&self, handle: &Arc<Handle>, user: &str) -> Result<&Named> {
-        handle.core()?;
+    /// The keyspace itself, for whoever works on the database of `handle`; `Invalid` if it is one of another. `user`
+    /// says who.
+    pub(crate) fn named_in(&self, handle: &Arc<Handle>, user: &str) -> Result<&OpenKeyspace> {
+        handle.store()?;
         if Arc::ptr_eq(&self.handle, handle) {
-            return Ok(&self.named);
+            return Ok(&self.open);
         }
-        let name = &self.named.name;
+        let name = &self.open.name;
         Err(Error::Invalid(format!("keyspace {name:?} belongs to another database, or opening of it, than the {user}")))
     }
 
     /// The tree, for tests that look inside.
     #[cfg(test)]
     pub(crate) fn tree(&self) -> &crate::tree::Tree {
-        &self.named.tree
+        &self.open.tree
     }
 
-    pub(crate) fn core(&self) -> Result<&Arc<Core>> {
-        self.handle.core()
+    pub(crate) fn store(&self) -> Result<&Arc<Store>> {
+        self.handle.store()
     }
 
     /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.named.name
+        &self.open.name
     }
 
     /// The longest key: a quarter of the page.
     #[must_use]
     pub fn key_bytes_max(&self) -> usize {
-        self.named.tree.key_bytes_max()
+        self.open.tree.key_bytes_max()
     }
 
     /// Puts a row in place of one with the same key, if there is one. Durable when it returns. O(log n).
     ///
     /// # Errors
-    /// [`KeyTooLong`](crate::Error::KeyTooLong), [`DiskFull`](crate::Error::DiskFull), [`Conflict`](crate::Error::Conflict) if a transaction holds the row for 10 seconds,
-    /// [`Failed`](crate::Error::Failed), [`OutcomeUnknown`](crate::Error::OutcomeUnknown).
+    /// [`KeyTooLong`](crate::Error::KeyTooLong), [`DiskFull`](crate::Error::DiskFull),
+    /// [`Conflict`](crate::Error::Conflict) if a transaction holds the row for 10 seconds,
+    /// [`Failed`](crate::Error::Failed), [`OutcomeUnknown`](crate::Error::OutcomeUnknown);
+    /// [`MemoryInUse`](crate::Error::MemoryInUse) if it has to wait for its row or for memory, and the memory that open
+    /// transactions and waiting writes share has no room for its lock for 10 seconds, or for a value over 64 KiB as
+    /// [`insert_from`](Keyspace::insert_from).
     pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         self.insert_with(key, value, Durability::Full)
     }
 
-    /// As [`insert`](Keyspace::insert), with a durability of one's own choice.
+    /// Like [`insert`](Keyspace::insert), with a durability of one's own choice.
     ///
     /// # Errors
-    /// As [`insert`](Keyspace::insert).
+    /// Those of [`insert`](Keyspace::insert).
     pub fn insert_with(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>, durability: Durability) -> Result<()> {
-        ready(self.insert_as(Face::Blocking, key.as_ref(), value.as_ref(), durability))
+        ready(self.insert_in(WaitMode::Blocking, key.as_ref(), value.as_ref(), durability))
     }
 
-    pub(crate) async fn insert_as(
+    pub(crate) async fn insert_in(
         &self,
-        face: Face<'_>,
+        mode: WaitMode<'_>,
         key: &[u8],
         value: &[u8],
         durability: Durability,
     ) -> Result<()> {
         if value.len() > MEDIUM_BYTES_MAX {
-            return self.insert_large(face, key, Blocking(value), durability).await.map(drop);
+            let memory = self.store()?.source_memory(mode).await?;
+            return self.insert_large(mode, key, Blocking(value), memory, durability).await.map(drop);
         }
-        self.core()?.check_key(&self.named, key)?;
-        let row = Row { tree: &self.named.tree, key, change: Change::Put(value) };
-        self.core()?.autocommit(face, row, durability).await
+        self.store()?.check_key(&self.open, key)?;
+        let row = Row { tree: &self.open.tree, key, change: Change::Put(value) };
+        self.store()?.autocommit(mode, row, durability).await
     }
 
     async fn insert_large(
         &self,
-        face: Face<'_>,
+        mode: WaitMode<'_>,
         key: &[u8],
         source: impl Source,
+        memory: Grant,
         durability: Durability,
     ) -> Result<u64> {
-        let core = self.core()?;
-        core.check_key(&self.named, key)?;
-        core.engine.check_failure()?;
+        let store = self.store()?;
+        store.check_key(&self.open, key)?;
+        store.engine.check_failure()?;
+        let tree = &self.open.tree;
         let value =
-            values::write_large(face, &self.named.tree, core.new_value(), source, &core.engine.make_space).await?;
-        let row = Row { tree: &self.named.tree, key, change: Change::PutLarge(&value) };
+            values::write_large(mode, tree, store.new_value(), source, memory, &store.engine.make_space).await?;
+        let row = Row { tree: &self.open.tree, key, change: Change::PutLarge(&value) };
         // Until it is applied, it is given back however this ends.
-        core.autocommit(face, row, durability).await?;
+        store.autocommit(mode, row, durability).await?;
         Ok(value.length)
     }
 
-    /// Stores what `reader` yields as the row's value, of any length, in memory of under a megabyte. The row changes when
-    /// the reader has ended. Returns the number of bytes.
+    /// Stores what `reader` yields as the row's value, of any length, in memory of 320 KiB. The row changes when the
+    /// reader has ended. Returns the number of bytes. Where others have all the memory that is for this, a
+    /// thirty-second of the budget, it waits for them before it reads anything.
     ///
     /// # Errors
-    /// [`Source`](crate::Error::Source) if the reader fails; nothing of the value remains then. Otherwise as [`insert`](Keyspace::insert).
+    /// [`Source`](crate::Error::Source) if the reader fails; nothing of the value remains then.
+    /// [`MemoryInUse`](crate::Error::MemoryInUse) if it has waited for 10 seconds: nothing has been read. Otherwise as
+    /// [`insert`](Keyspace::insert).
     pub fn insert_from(&self, key: impl AsRef<[u8]>, reader: impl Read) -> Result<u64> {
-        ready(self.insert_from_as(Face::Blocking, key.as_ref(), Blocking(reader)))
+        ready(self.insert_from_in(WaitMode::Blocking, key.as_ref(), Blocking(reader)))
     }
 
-    pub(crate) async fn insert_from_as(&self, face: Face<'_>, key: &[u8], mut source: impl Source) -> Result<u64> {
+    pub(crate) async fn insert_from_in(&self, mode: WaitMode<'_>, key: &[u8], mut source: impl Source) -> Result<u64> {
+        let memory = self.store()?.source_memory(mode).await?;
         let head = read_head(&mut source).await?;
         if head.len() <= MEDIUM_BYTES_MAX {
-            self.insert_as(face, key, &head, Durability::Full).await?;
+            // The row may be another's for long.
+            drop(memory);
+            self.insert_in(mode, key, &head, Durability::Full).await?;
             return Ok(head.len() as u64);
         }
-        self.insert_large(face, key, WithHead { head: &head, source }, Durability::Full).await
+        self.insert_large(mode, key, WithHead { head: &head, source }, memory, Durability::Full).await
     }
 
     /// The row's value. O(log n); one read of the device at the most where inner nodes are in memory.
     ///
     /// # Errors
-    /// [`Damaged`](crate::Error::Damaged), [`Io`](crate::Error::Io).
+    /// [`Corrupted`](crate::Error::Corrupted), [`Io`](crate::Error::Io).
     pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        let value = self.core()?.engine.get(&self.named.tree, key.as_ref(), Core::PLAIN)?;
+        let value = self.store()?.engine.get(&self.open.tree, key.as_ref(), Store::PLAIN)?;
         Ok(value.map(Value::from))
     }
 
-    pub(crate) async fn get_as(&self, face: Face<'_>, key: &[u8]) -> Result<Option<Value>> {
-        let value = self.core()?.engine.get_as(face, &self.named.tree, key, Core::PLAIN).await?;
+    pub(crate) async fn get_in(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<Value>> {
+        let value = self.store()?.engine.get_in(mode, &self.open.tree, key, Store::PLAIN).await?;
         Ok(value.map(Value::from))
     }
 
     /// Whether there is such a row. O(log n).
     ///
     /// # Errors
-    /// As [`get`](Keyspace::get).
+    /// Those of [`get`](Keyspace::get).
     pub fn contains_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
-        Ok(self.core()?.engine.find(&self.named.tree, key.as_ref(), Core::PLAIN)?.is_some())
+        Ok(self.store()?.engine.find(&self.open.tree, key.as_ref(), Store::PLAIN)?.is_some())
     }
 
-    pub(crate) async fn contains_key_as(&self, face: Face<'_>, key: &[u8]) -> Result<bool> {
-        Ok(self.core()?.engine.find_as(face, &self.named.tree, key, Core::PLAIN).await?.is_some())
+    pub(crate) async fn contains_key_in(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<bool> {
+        Ok(self.store()?.engine.find_in(mode, &self.open.tree, key, Store::PLAIN).await?.is_some())
     }
 
     /// The values of many rows, with many reads of the device in flight at once.
     ///
     /// # Errors
-    /// As [`get`](Keyspace::get).
+    /// Those of [`get`](Keyspace::get).
     pub fn get_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<Value>>> {
-        ready(self.get_many_as(Face::Blocking, keys))
+        ready(self.get_many_in(WaitMode::Blocking, keys))
     }
 
-    pub(crate) async fn get_many_as<K: AsRef<[u8]>>(&self, face: Face<'_>, keys: &[K]) -> Result<Vec<Option<Value>>> {
-        let values = self.core()?.engine.get_many(face, &self.named.tree, keys, Core::PLAIN).await?;
+    pub(crate) async fn get_many_in<K: AsRef<[u8]>>(
+        &self,
+        mode: WaitMode<'_>,
+        keys: &[K],
+    ) -> Result<Vec<Option<Value>>> {
+        let values = self.store()?.engine.get_many(mode, &self.open.tree, keys, Store::PLAIN).await?;
         Ok(values.into_iter().map(|value| value.map(Value::from)).collect())
     }
 
     /// Removes the row, if there is one. Durable when it returns. O(log n).
     ///
     /// # Errors
-    /// As [`insert`](Keyspace::insert); works on a full disk too.
+    /// Those of [`insert`](Keyspace::insert); works on a full disk too.
     pub fn remove(&self, key: impl AsRef<[u8]>) -> Result<()> {
-        ready(self.remove_as(Face::Blocking, key.as_ref()))
+        ready(self.remove_in(WaitMode::Blocking, key.as_ref()))
     }
 
-    pub(crate) async fn remove_as(&self, face: Face<'_>, key: &[u8]) -> Result<()> {
-        self.core()?.check_key(&self.named, key)?;
-        let row = Row { tree: &self.named.tree, key, change: Change::Remove };
-        self.core()?.autocommit(face, row, Durability::Full).await
+    pub(crate) async fn remove_in(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<()> {
+        self.store()?.check_key(&self.open, key)?;
+        let row = Row { tree: &self.open.tree, key, change: Change::Remove };
+        self.store()?.autocommit(mode, row, Durability::Full).await
     }
 
     /// The rows of a range as they are now; what is changed later does not show. See [`Range`].
@@ -227,8 +246,8 @@ impl Keyspace {
     }
 
     fn scan(&self, bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>)) -> Range {
-        let moment = self.now();
-        Range::new(Arc::clone(&self.handle), self.named.tree.clone(), moment, bounds, Default::default(), None)
+        let snapshot = self.now();
+        Range::new(Arc::clone(&self.handle), self.open.tree.clone(), snapshot, bounds, None, None)
     }
 
     /// All rows.
@@ -245,26 +264,26 @@ impl Keyspace {
     /// The number of rows in a range. O(rows) as yet: it visits their leaves.
     ///
     /// # Errors
-    /// As [`get`](Keyspace::get).
+    /// Those of [`get`](Keyspace::get).
     pub fn count<R: RangeBounds<Vec<u8>>>(&self, range: R) -> Result<u64> {
-        ready(self.range(range).count_rows(Face::Blocking))
+        ready(self.range(range).count_rows(WaitMode::Blocking))
     }
 
     /// A value as a stream, for values larger than one wants in memory: `Read` and `Seek`, as it is now.
     ///
     /// # Errors
-    /// As [`get`](Keyspace::get).
+    /// Those of [`get`](Keyspace::get).
     pub fn read(&self, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
-        ready(self.read_as(Face::Blocking, key.as_ref()))
+        ready(self.read_in(WaitMode::Blocking, key.as_ref()))
     }
 
-    pub(crate) async fn read_as(&self, face: Face<'_>, key: &[u8]) -> Result<Option<ValueReader>> {
-        self.handle.value_reader(face, &self.named.tree, key, self.now()).await
+    pub(crate) async fn read_in(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<ValueReader>> {
+        self.handle.value_reader(mode, &self.open.tree, key, self.now()).await
     }
 
     /// The moment that plain reads see.
-    fn now(&self) -> Arc<Registration> {
-        self.handle.register_visible()
+    fn now(&self) -> Arc<SnapshotHandle> {
+        self.handle.open_visible_snapshot()
     }
 }
 
@@ -273,6 +292,7 @@ pub(crate) async fn read_head(source: &mut impl Source) -> Result<Vec<u8>> {
     let mut head = vec![0; MEDIUM_BYTES_MAX + 1];
     let filled = source.fill(&mut head).await?;
     head.truncate(filled);
+    head.shrink_to_fit();
     Ok(head)
 }
 
@@ -294,18 +314,19 @@ impl<S: Source> Source for WithHead<'_, S> {
 impl Handle {
     pub(crate) async fn value_reader(
         self: &Arc<Self>,
-        face: Face<'_>,
+        mode: WaitMode<'_>,
         tree: &Tree,
         key: &[u8],
-        moment: Arc<Registration>,
+        snapshot: Arc<SnapshotHandle>,
     ) -> Result<Option<ValueReader>> {
-        moment.check()?;
-        let content = match self.core()?.engine.find_as(face, tree, key, View::At(moment.timestamp)).await? {
+        snapshot.check()?;
+        let content = match self.store()?.engine.find_in(mode, tree, key, ReadAt::Timestamp(snapshot.timestamp)).await?
+        {
             None => return Ok(None),
-            Some(Found::Inline(value)) => Content::Bytes(value.to_vec()),
+            Some(Found::Inline(value)) => Content::bytes(&value, &self.store()?.engine)?,
             Some(Found::Large(reference)) => Content::Placed(reference),
         };
-        moment.check()?;
-        Ok(Some(ValueReader::new(self, tree, moment, content)))
+        snapshot.check()?;
+        Ok(Some(ValueReader::new(self, tree, snapshot, content)))
     }
 }

@@ -1,16 +1,10 @@
 //! The public face: databases, keyspaces, transactions, snapshots.
 
 mod asynchronous;
-mod check;
-mod checkpoint;
-mod clean;
 mod config;
-mod core;
 mod keyspace;
-mod open;
 mod range;
 mod snapshot;
-mod stats;
 mod transaction;
 mod value;
 
@@ -22,28 +16,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+pub use crate::store::{MemoryPart, Stats};
 pub use asynchronous::Attempt;
-pub use check::{CheckProgress, CheckReport, Damage};
-pub use checkpoint::CheckpointReport;
-pub use clean::CompactReport;
 pub use config::Config;
 pub use keyspace::{Keyspace, KeyspaceInfo, KeyspaceOptions};
 pub use range::{AsyncValueReader, Range, ValueReader};
 pub use snapshot::Snapshot;
-pub use stats::{MemoryPart, Stats};
 pub use transaction::{Isolation, Savepoint, Transaction, TxOptions};
 pub use value::Value;
 
 use crate::error::{Error, Result};
-use crate::format::Timestamp;
 use crate::io::Process;
-use crate::txn::snapshots::Registration;
-use core::Core;
+use crate::store::{CheckProgress, CheckReport, CheckpointReport, CompactReport, Opening, Settings, Store};
+use crate::txn::snapshots::SnapshotHandle;
 
-/// An open database. Cheap to clone; all clones, and all keyspaces, snapshots, transactions, ranges and value readers, are
-/// handles of the same one, usable from any thread. The last of them to go closes it.
+/// An open database. Cheap to clone; all clones, and all keyspaces, snapshots, transactions, ranges and value readers,
+/// are handles of the same one, usable from any thread. The last of them to go closes it.
 ///
-/// A keyspace or savepoint of another database, or of an earlier opening of the same, is refused with [`Error::Invalid`].
+/// A keyspace or savepoint of another database, or of an earlier opening of the same, is refused with
+/// [`Error::Invalid`].
 ///
 /// ```
 /// use drumlin::{Config, Database};
@@ -69,13 +60,13 @@ pub struct Database {
     handle: Arc<Handle>,
 }
 
-/// How often a transaction is tried that ends in conflicts, or for the memory of others.
+/// Attempts at a transaction that ends in conflicts, or for want of memory that others hold.
 const ATTEMPTS_MAX: u32 = 100;
 
-/// What keeps a database open: everything that a user can have of it has a part in this one. Closes it when it goes.
+/// Keeps a database open: shared by everything that a user can hold of it. The last one dropped closes the database.
 #[derive(Debug)]
 pub(crate) struct Handle {
-    core: Arc<Core>,
+    store: Arc<Store>,
     /// The process that opened the database.
     process: Process,
     /// Of all openings in this process only this one has it.
@@ -83,27 +74,27 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
-    pub(crate) fn new(core: Arc<Core>) -> Handle {
+    pub(crate) fn new(store: Arc<Store>) -> Handle {
         static OPENING_COUNT: AtomicU64 = AtomicU64::new(0);
-        Handle { core, process: Process::here(), number: OPENING_COUNT.fetch_add(1, Ordering::Relaxed) }
+        Handle { store, process: Process::here(), number: OPENING_COUNT.fetch_add(1, Ordering::Relaxed) }
     }
 
     /// The same for what follows a look at the process.
     #[inline]
-    fn core_here(&self) -> &Core {
-        &self.core
+    fn store_here(&self) -> &Store {
+        &self.store
     }
 
     /// The moment that plain reads see.
-    pub(crate) fn register_visible(&self) -> Arc<Registration> {
-        self.core.register(|| self.core.engine.clock.visible())
+    pub(crate) fn open_visible_snapshot(&self) -> Arc<SnapshotHandle> {
+        self.store.open_snapshot(|| self.store.engine.clock.visible())
     }
 
     /// What the handle is of. [`Error::Forked`] in a fork of the process that opened it: files, rings and locks are the
     /// parent's, and other threads' locks were copied as they were.
     #[inline]
-    pub(crate) fn core(&self) -> Result<&Arc<Core>> {
-        if self.process.is_here() { Ok(&self.core) } else { Err(Error::Forked { path: self.core.path.clone() }) }
+    pub(crate) fn store(&self) -> Result<&Arc<Store>> {
+        if self.process.is_here() { Ok(&self.store) } else { Err(Error::Forked { path: self.store.path.clone() }) }
     }
 }
 
@@ -111,94 +102,85 @@ impl Drop for Handle {
     fn drop(&mut self) {
         if !self.process.is_here() {
             // It stays as it is until the process ends: whatever closing it would do is the parent's to do.
-            std::mem::forget(Arc::clone(&self.core));
+            std::mem::forget(Arc::clone(&self.store));
             return;
         }
-        if self.core.closed.lock().is_some() {
+        if self.store.is_closed() {
             return;
         }
-        if let Err(error) = self.core.close() {
-            log::error!("closing {}: {error}; nothing committed is lost", self.core.path.display());
+        if let Err(error) = self.store.close() {
+            log::error!("closing {}: {error}; nothing that was durable is lost", self.store.path.display());
         }
     }
 }
 
-/// What opening the database did.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Opening {
-    /// It was not there and was made.
-    pub created: bool,
-    /// Commits that were in the log and not in the newest checkpoint.
-    pub recovered_records: u64,
-    /// Bytes of those.
-    pub recovered_bytes: u64,
-    /// How long opening took.
-    pub duration: Duration,
-    /// The newest commit.
-    pub last: Timestamp,
-}
-
 impl Database {
-    /// Opens the database at `path`, a folder, with the default [`Config`]; creates it if it is missing and recovers it if
-    /// it was not closed.
+    /// Opens the database at `path`, a folder, with the default [`Config`]; creates it if it is missing and recovers it
+    /// if it was not closed.
     ///
     /// # Errors
-    /// As [`Config::open`].
+    /// Those of [`Config::open`].
     pub fn open(path: impl AsRef<Path>) -> Result<Database> {
         Config::new().open(path)
     }
 
-    pub(crate) fn core(&self) -> Result<&Arc<Core>> {
-        self.handle.core()
+    pub(crate) fn open_with(settings: &Settings, path: &Path) -> Result<Database> {
+        let store = Store::open(settings, path)?;
+        Ok(Database { handle: Arc::new(Handle::new(store)) })
     }
 
-    /// The keyspace with this name, created with the default page size if there is none. Creating one is durable when this
-    /// returns.
+    pub(crate) fn store(&self) -> Result<&Arc<Store>> {
+        self.handle.store()
+    }
+
+    /// The keyspace with this name, created with the default page size if there is none. That it was created is durable
+    /// when this returns, also where another thread creates it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a name that is empty or over 255 bytes; those of a commit where it is created.
+    /// [`Error::Invalid`] for a name that is empty or over 255 bytes; those of a commit where it is being created.
     pub fn keyspace(&self, name: &str) -> Result<Keyspace> {
         self.keyspace_with(name, KeyspaceOptions::default())
     }
 
-    /// As [`keyspace`](Database::keyspace), with options that count if it is created.
+    /// Like [`keyspace`](Database::keyspace), with options that count if it is created.
     ///
     /// # Errors
     /// As for [`keyspace`](Database::keyspace), and [`Error::Invalid`] for a page size that can't be.
     pub fn keyspace_with(&self, name: &str, options: KeyspaceOptions) -> Result<Keyspace> {
-        let core = self.core()?;
-        let named = match core.keyspace(name) {
-            Some(named) => named,
+        let store = self.store()?;
+        let open = match store.durable_keyspace(name)? {
+            Some(open) => open,
             None => {
-                let page_bytes = options.page_bytes.unwrap_or(core.page_bytes);
+                let page_bytes = options.page_bytes.unwrap_or(store.page_bytes);
                 config::check_page_bytes(page_bytes)?;
-                core.create_keyspace(name, page_bytes)?
+                store.create_keyspace(name, page_bytes)?
             }
         };
-        Ok(Keyspace::new(&self.handle, named))
+        Ok(Keyspace::new(&self.handle, open))
     }
 
-    /// The keyspace with this name.
+    /// The keyspace with this name. Waits for the log where another thread is creating or dropping one, so that a power
+    /// cut does not change the answer.
     ///
     /// # Errors
-    /// [`Error::NoSuchKeyspace`].
+    /// [`Error::NoSuchKeyspace`]; [`Error::OutcomeUnknown`] or [`Error::Failed`] if the log fails first.
     pub fn existing_keyspace(&self, name: &str) -> Result<Keyspace> {
-        let named = self.core()?.keyspace(name).ok_or_else(|| Error::NoSuchKeyspace { name: name.to_owned() })?;
-        Ok(Keyspace::new(&self.handle, named))
+        let open =
+            self.store()?.durable_keyspace(name)?.ok_or_else(|| Error::NoSuchKeyspace { name: name.to_owned() })?;
+        Ok(Keyspace::new(&self.handle, open))
     }
 
-    /// All keyspaces, by name.
+    /// All keyspaces, by name; one that is being created is listed once that is durable.
     #[must_use]
     pub fn keyspaces(&self) -> Vec<KeyspaceInfo> {
-        let Ok(core) = self.core() else { return Vec::new() };
-        let keyspaces = core.keyspaces.read();
-        (keyspaces.values())
-            .map(|named| KeyspaceInfo {
-                name: named.name.clone(),
-                id: named.tree.pages.id,
-                page_bytes: named.tree.pages.page_bytes,
-                page_count: named.tree.pages.table.page_count(),
+        let Ok(store) = self.store() else { return Vec::new() };
+        (store.keyspaces.all().iter())
+            .filter(|open| store.has_created(open))
+            .map(|open| KeyspaceInfo {
+                name: open.name.clone(),
+                id: open.tree.pages.id,
+                page_bytes: open.tree.pages.page_bytes,
+                page_count: open.tree.pages.table.page_count(),
             })
             .collect()
     }
@@ -209,7 +191,7 @@ impl Database {
     /// # Errors
     /// [`Error::NoSuchKeyspace`], and those of a commit.
     pub fn drop_keyspace(&self, name: &str) -> Result<()> {
-        self.core()?.drop_keyspace(name)
+        self.store()?.drop_keyspace(name)
     }
 
     /// Begins a transaction with the defaults: snapshot isolation, full durability.
@@ -237,10 +219,10 @@ impl Database {
         self.transact_with(TxOptions::default(), body)
     }
 
-    /// As [`transact`](Database::transact), in transactions of one's own options.
+    /// Like [`transact`](Database::transact), in transactions of one's own options.
     ///
     /// # Errors
-    /// As [`transact`](Database::transact).
+    /// Those of [`transact`](Database::transact).
     pub fn transact_with<T>(
         &self,
         options: TxOptions,
@@ -260,10 +242,11 @@ impl Database {
         }
     }
 
-    /// How long to pause before trying again: up to twice the pause, so that two that met do not meet again.
+    /// The pause before the next attempt: random, up to twice `pause`, so that two transactions that collided do not
+    /// collide again.
     fn pause_before(&self, attempt: u32) -> Duration {
         let pause_us = 50u64 << attempt.min(10);
-        let random = self.handle.core.engine.backend.random() % pause_us;
+        let random = self.handle.store.engine.backend.random() % pause_us;
         Duration::from_micros((pause_us / 2 + random).min(50_000))
     }
 
@@ -271,9 +254,9 @@ impl Database {
     /// lives are kept for it in memory, so drop it when done.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        let engine = &self.handle.core.engine;
-        let moment = self.handle.core.register(|| engine.clock.visible());
-        Snapshot { handle: Arc::clone(&self.handle), moment }
+        let engine = &self.handle.store.engine;
+        let snapshot = self.handle.store.open_snapshot(|| engine.clock.visible());
+        Snapshot { handle: Arc::clone(&self.handle), snapshot }
     }
 
     /// Writes everything that is only in the log to its place, so that reopening has nothing to recover.
@@ -281,7 +264,7 @@ impl Database {
     /// # Errors
     /// [`Error::DiskFull`], [`Error::Failed`].
     pub fn checkpoint(&self) -> Result<CheckpointReport> {
-        self.core()?.checkpoint()
+        self.store()?.checkpoint()
     }
 
     /// Packs the data file as tightly as it goes and gives its end back to the file system. Works in the background of
@@ -291,7 +274,7 @@ impl Database {
     /// # Errors
     /// [`Error::DiskFull`], [`Error::Failed`].
     pub fn compact(&self) -> Result<CompactReport> {
-        self.core()?.compact()
+        self.store()?.compact()
     }
 
     /// Reads and verifies every page, table and log record. O(data). What is damaged is in the report.
@@ -302,34 +285,37 @@ impl Database {
         self.check_with(|_| ())
     }
 
-    /// As [`check`](Database::check), telling `progress` now and then how far it is.
+    /// Like [`check`](Database::check), telling `progress` now and then how far it is.
     ///
     /// # Errors
-    /// As [`check`](Database::check).
+    /// Those of [`check`](Database::check).
     pub fn check_with(&self, progress: impl FnMut(CheckProgress)) -> Result<CheckReport> {
-        self.core()?.check(progress)
+        self.store()?.check(progress)
     }
 
     /// Figures of this opening.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.core().map(|core| core.stats()).unwrap_or_default()
+        self.store().map(|store| store.stats()).unwrap_or_default()
     }
 
-    /// What opening did.
+    /// The result of opening the database.
     #[must_use]
     pub fn opening(&self) -> &Opening {
-        self.handle.core.opening.get().expect("set when it was opened")
+        &self.handle.store.opening
     }
 
     /// Makes a checkpoint and closes the database. Dropping the last handle does the same, but can only log errors.
-    /// Other handles answer [`Error::Failed`] to commits afterwards, and to asynchronous calls that need the disk; the folder
-    /// is free for another opening when the last of them has gone. Closing again waits for the first to end, and answers the
-    /// same.
+    /// It waits for no commit: one that another handle makes meanwhile is answered with `Ok` and is in the closed
+    /// database, or with [`Error::Failed`] and is not. Other handles answer `Failed` to commits afterwards, and to
+    /// asynchronous calls that need the disk; the folder is free for another opening when the last of them has gone.
+    /// Closing again waits for the first to end, and answers the same.
     ///
     /// # Errors
-    /// Those of the checkpoint. Nothing committed is lost: the log has it.
+    /// Those of the checkpoint; [`Error::Failed`] with the first failure if the database accepted no commits any more.
+    /// It is closed in either case, and nothing that was durable is lost: the log has it. Relaxed commits that had not
+    /// become durable may be lost where the log has failed.
     pub fn close(self) -> Result<()> {
-        self.core()?.close()
+        self.store()?.close()
     }
 }

@@ -5,94 +5,36 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
-use std::ops::{Bound, Range as Span};
+use std::ops::{Bound, Range as Span, RangeBounds};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use super::Handle;
-use super::core::Core;
 use super::value::Value;
 use crate::error::{Error, Result};
 use crate::format::node::LargeRef;
+use crate::memory::{Account, Grant, heap_bytes};
 use crate::pool::Stop;
-use crate::task::{Face, ready};
+use crate::store::Store;
+use crate::store::read_ahead::ReadAhead;
+use crate::task::{WaitMode, ready};
 use crate::tree::node::{Leaf, RowValue};
 use crate::tree::{Target, Tree};
 use crate::txn::engine::Engine;
 use crate::txn::read_set::SharedReads;
-use crate::txn::snapshots::Registration;
-use crate::txn::values::{self, LargeValue};
-use crate::txn::versions::Was;
-
-/// Leaves that a scan asks for ahead, once it has seen that it goes on: a megabyte of pages of 4 KiB.
-const AHEAD_PAGES: usize = 256;
-/// Leaves read one by one before a scan reads ahead: short ranges read no more than they need.
-const UNAIDED_LEAVES: usize = 2;
-
-/// How far a scan reads ahead of itself.
-pub(super) struct Ahead {
-    forward: bool,
-    leaves_seen: usize,
-    /// Leaves asked for and not reached yet.
-    leaves_asked: usize,
-    /// Where the leaves not asked for begin; `None`: where the scan is.
-    next: Option<Vec<u8>>,
-    ended: bool,
-}
-
-impl Ahead {
-    pub(super) fn new(forward: bool) -> Ahead {
-        Ahead { forward, leaves_seen: 0, leaves_asked: 0, next: None, ended: false }
-    }
-
-    /// The scan goes on to the leaf of `target`: asks for as many behind it as it has seen, four times over, up to a limit.
-    pub(super) fn step(
-        &mut self,
-        engine: &Engine,
-        tree: &Tree,
-        target: Target<'_>,
-        (lower, upper): (&Bound<Vec<u8>>, &Bound<Vec<u8>>),
-    ) {
-        self.leaves_seen += 1;
-        self.leaves_asked = self.leaves_asked.saturating_sub(1);
-        if self.leaves_asked == 0 {
-            self.next = None;
-        }
-        let goal = (self.leaves_seen * 4).min(AHEAD_PAGES);
-        // In portions: asking costs a descent.
-        if self.leaves_seen <= UNAIDED_LEAVES || self.ended || self.leaves_asked > goal / 2 {
-            return;
-        }
-        while self.leaves_asked < goal && !self.ended {
-            let from = match &self.next {
-                None => target,
-                Some(key) if self.forward => Target::At(key),
-                Some(key) => Target::Below(key),
-            };
-            let upcoming = tree.upcoming(from, self.forward, goal);
-            if !upcoming.pages.is_empty() {
-                engine.pool.read_ahead(&tree.pages, upcoming.pages);
-            }
-            if upcoming.leaf_count == 0 {
-                return;
-            }
-            self.leaves_asked += upcoming.leaf_count;
-            let is_outside = |key: &Vec<u8>| match (self.forward, lower, upper) {
-                (true, _, Bound::Included(end) | Bound::Excluded(end)) => key > end,
-                (false, Bound::Included(end) | Bound::Excluded(end), _) => key <= end,
-                _ => false,
-            };
-            self.ended = upcoming.next.as_ref().is_none_or(is_outside);
-            self.next = upcoming.next;
-        }
-    }
-}
+use crate::txn::snapshots::SnapshotHandle;
+use crate::txn::values::{self, LargeValue, Part};
+use crate::txn::versions::OldVersion;
+use crate::txn::write_set::{Change, SharedWrites};
 
 /// The rows of a range, in the order of their keys, as one moment saw them: an iterator from both ends.
 ///
-/// Each step costs the row alone, and O(log n) where a leaf ends. Ends after its first error. Keeps the database open, as
-/// any handle does, and until it is dropped the versions that its moment needs.
+/// Each step costs the row alone, and O(log n) where a leaf ends. A scan copies up to a leaf's rows at once, 16 KiB to
+/// begin with, and fewer where many scans share the sixteenth of the memory budget that is for their copies; where
+/// nothing is left, a step ends in [`MemoryInUse`](Error::MemoryInUse). The [`Value`]s that it yields are not in the
+/// budget, and each keeps all the rows in memory that were copied with it. Ends after its first error. Keeps the
+/// database open, as any handle does, and until it is dropped the versions that its moment needs.
 pub struct Range(State);
 
 enum State {
@@ -104,30 +46,36 @@ enum State {
 struct Scan {
     handle: Arc<Handle>,
     tree: Tree,
-    moment: Arc<Registration>,
+    snapshot: Arc<SnapshotHandle>,
     /// What is left to fetch lies between these.
     lower: Bound<Vec<u8>>,
     upper: Bound<Vec<u8>>,
     fetched_all: bool,
     front: VecDeque<Row>,
     back: VecDeque<Row>,
-    /// Changes of the transaction that scans, within the bounds; `None`: removed.
-    own: BTreeMap<Vec<u8>, Option<OwnValue>>,
+    /// Changes of the transaction that scans, if there are any within the bounds.
+    own: Option<Arc<SharedWrites>>,
     /// Where the serializable transaction that scans records what it has read.
     reads: Option<SharedReads>,
-    ahead_forward: Ahead,
-    ahead_backward: Ahead,
+    ahead_forward: ReadAhead,
+    ahead_backward: ReadAhead,
     /// The row that is being handed out, and from which end.
     taken: Option<(bool, Row)>,
+    /// For `front` and `back`, which take so many bytes.
+    memory: Grant,
+    front_bytes: u64,
+    back_bytes: u64,
 }
 
-/// A value in a transaction's write set.
-#[derive(Clone)]
-pub(crate) enum OwnValue {
-    Bytes(Vec<u8>),
-    /// In extents; in no table before the transaction is committed.
-    Large(Arc<LargeValue>),
-}
+/// What a row takes beside its bytes: as it is collected and as it is kept.
+const ROW_BYTES: usize = size_of::<Row>() + size_of::<(Span<u32>, Fetched)>();
+/// The least that a scan copies at once, if a row is not more.
+const BATCH_BYTES_MIN: u64 = 1 << 10;
+/// What one that has just begun copies at once, where no others have memory; with each leaf that it comes to it may
+/// copy as much more. Pages of up to 8 KiB are copied whole.
+const BATCH_BYTES_FIRST: u64 = 16 << 10;
+/// The most that it copies at once of what its transaction has changed, and of what rows were.
+const CHANGES_BYTES_MAX: usize = 64 << 10;
 
 #[derive(Clone)]
 struct Row {
@@ -140,14 +88,15 @@ struct Row {
 enum Fetched {
     Inline(Span<u32>),
     Large(LargeRef),
-    Own(OwnValue),
+    /// Of the transaction that scans: in extents, and in no table before it is committed.
+    Own(Arc<LargeValue>),
 }
 
 impl std::fmt::Debug for Range {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.0 {
             State::Scanning(scan) => {
-                write!(f, "Range({:?} to {:?} at {})", scan.lower, scan.upper, scan.moment.timestamp)
+                write!(f, "Range({:?} to {:?} at {})", scan.lower, scan.upper, scan.snapshot.timestamp)
             }
             State::Refused(error) => write!(f, "Range({error:?})"),
         }
@@ -179,12 +128,17 @@ impl Batch {
         self.spans.push((key, value));
     }
 
-    fn push_was(&mut self, key: &[u8], was: &Was) {
+    fn push_old(&mut self, key: &[u8], was: &OldVersion) {
         match was {
-            Was::Absent => {}
-            Was::Inline(value) => self.push(key, &[], RowValue::Inline(value)),
-            Was::Large(reference) => self.push(key, &[], RowValue::Large(*reference)),
+            OldVersion::Absent => {}
+            OldVersion::Inline(value) => self.push(key, &[], RowValue::Inline(value)),
+            OldVersion::Large(reference) => self.push(key, &[], RowValue::Large(*reference)),
         }
+    }
+
+    /// Bytes of memory.
+    fn memory_bytes(&self) -> u64 {
+        (self.rows.capacity() + self.spans.capacity() * ROW_BYTES) as u64
     }
 
     fn finish(self) -> VecDeque<Row> {
@@ -193,7 +147,39 @@ impl Batch {
     }
 }
 
-/// Where the next leaf is.
+/// The rows copied from a leaf.
+struct Copied {
+    rows: VecDeque<Row>,
+    bytes: u64,
+    /// The last key of them, where more are left.
+    stop: Option<Vec<u8>>,
+}
+
+fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
+    bound.as_ref().map(|key| &key[..])
+}
+
+/// Returns `true` if a range that ends at `fence` ends before one that ends at `upper`.
+fn is_below(fence: &[u8], upper: Bound<&[u8]>) -> bool {
+    match upper {
+        Bound::Unbounded => true,
+        Bound::Included(upper) | Bound::Excluded(upper) => fence <= upper,
+    }
+}
+
+/// Returns `true` if a range that begins at `fence` begins after one that begins at `lower`.
+fn is_above(fence: &[u8], lower: Bound<&[u8]>) -> bool {
+    match lower {
+        Bound::Unbounded => true,
+        Bound::Included(lower) | Bound::Excluded(lower) => fence > lower,
+    }
+}
+
+fn inline_bytes(value: &RowValue<'_>) -> usize {
+    if let RowValue::Inline(value) = value { value.len() } else { 0 }
+}
+
+/// The position of the next leaf.
 enum Next {
     From(Vec<u8>),
     Nowhere,
@@ -203,16 +189,17 @@ impl Range {
     pub(crate) fn new(
         handle: Arc<Handle>,
         tree: Tree,
-        moment: Arc<Registration>,
+        snapshot: Arc<SnapshotHandle>,
         bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>),
-        own: BTreeMap<Vec<u8>, Option<OwnValue>>,
+        own: Option<Arc<SharedWrites>>,
         reads: Option<SharedReads>,
     ) -> Range {
         let (lower, upper) = bounds;
+        let memory = handle.store_here().engine.budget.grant(Account::Copies);
         let mut scan = Scan {
             handle,
             tree,
-            moment,
+            snapshot,
             lower,
             upper,
             fetched_all: false,
@@ -220,9 +207,12 @@ impl Range {
             back: VecDeque::new(),
             own,
             reads,
-            ahead_forward: Ahead::new(true),
-            ahead_backward: Ahead::new(false),
+            ahead_forward: ReadAhead::forward(),
+            ahead_backward: ReadAhead::backward(),
             taken: None,
+            memory,
+            front_bytes: 0,
+            back_bytes: 0,
         };
         scan.fetched_all = scan.is_exhausted();
         Range(State::Scanning(Box::new(scan)))
@@ -241,19 +231,19 @@ impl Range {
         }
     }
 
-    /// What [`next`](Iterator::next) and [`next_back`](DoubleEndedIterator::next_back) do, by the ways of a face. A future
-    /// that is dropped takes no row away.
-    pub(crate) async fn next_as(&mut self, face: Face<'_>, forward: bool) -> Option<Result<(Value, Value)>> {
+    /// What [`next`](Iterator::next) and [`next_back`](DoubleEndedIterator::next_back) do, waiting as `mode` says. A
+    /// future that is dropped takes no row away.
+    pub(crate) async fn next_in(&mut self, mode: WaitMode<'_>, forward: bool) -> Option<Result<(Value, Value)>> {
         match &mut self.0 {
-            State::Scanning(scan) => scan.next_as(face, forward).await,
+            State::Scanning(scan) => scan.next_in(mode, forward).await,
             State::Refused(error) => error.take().map(Err),
         }
     }
 
     /// Counts the rows that are left. O(rows): each leaf is visited.
-    pub(crate) async fn count_rows(self, face: Face<'_>) -> Result<u64> {
+    pub(crate) async fn count_rows(self, mode: WaitMode<'_>) -> Result<u64> {
         match self.0 {
-            State::Scanning(mut scan) => scan.count_rows(face).await,
+            State::Scanning(mut scan) => scan.count_rows(mode).await,
             State::Refused(error) => error.map_or(Ok(0), Err),
         }
     }
@@ -287,22 +277,19 @@ impl Scan {
         reads.lock().add_interval(&self.tree, &first, end.as_deref())
     }
 
-    /// The rows of the leaf that lie within what is left to fetch, as the scan's moment saw them.
+    /// The rows of the leaf that lie within what is left to fetch, as the scan's moment saw them: those next to its
+    /// end, as many as there is `memory` for beside `kept_bytes`.
     fn copy_rows(
         &self,
         leaf: &Leaf<'_>,
         page: crate::format::PageId,
-        bound: &Option<Vec<u8>>,
         forward: bool,
-    ) -> VecDeque<Row> {
-        let at = |bound: &Bound<Vec<u8>>, start: bool| match bound {
-            Bound::Unbounded => {
-                if start {
-                    0
-                } else {
-                    leaf.len()
-                }
-            }
+        memory: &mut Grant,
+        kept_bytes: u64,
+    ) -> Result<Copied> {
+        let at = |bound: Bound<&[u8]>, start: bool| match bound {
+            Bound::Unbounded if start => 0,
+            Bound::Unbounded => leaf.len(),
             Bound::Included(key) if start => leaf.lower_bound(key),
             Bound::Excluded(key) if !start => leaf.lower_bound(key),
             Bound::Included(key) | Bound::Excluded(key) => match leaf.search(key) {
@@ -310,100 +297,197 @@ impl Scan {
                 Err(index) => index,
             },
         };
-        let (start, end) = (at(&self.lower, true), at(&self.upper, false));
+        let (mut lower, mut upper) = (as_slice(&self.lower), as_slice(&self.upper));
+        let (mut start, mut end) = (at(lower, true), at(upper, false));
+        end = end.max(start);
+        let bytes_of_all = leaf.live_bytes() + (end - start) * (leaf.prefix().len() + ROW_BYTES);
+        let own_bytes = if self.own.is_some() { CHANGES_BYTES_MAX } else { 0 };
+        let is_newer = leaf.newest() > self.snapshot.timestamp;
+        let old_bytes = if is_newer { CHANGES_BYTES_MAX } else { 0 };
+        let mut room = Self::secure(memory, kept_bytes, bytes_of_all + own_bytes + old_bytes)?;
+
+        // What does not fit is left for later. `nearest` keeps the nearer of two ends.
+        let mut stop: Option<Vec<u8>> = None;
+        let nearest = |stop: &mut Option<Vec<u8>>, last: Vec<u8>| {
+            if stop.as_ref().is_none_or(|stop| if forward { last < *stop } else { last > *stop }) {
+                *stop = Some(last);
+            }
+        };
+        let mut key = Vec::new();
+        let mut old = BTreeMap::new();
+        if is_newer {
+            // What rows were is there beside the copies of them.
+            room /= 2;
+            // Bounds of what is left to fetch: the leaf's rows are within its own.
+            let versions = &self.handle.store_here().engine.versions;
+            let (of, at) = ((self.tree.pages.id, page), self.snapshot.timestamp);
+            let found = versions.rows_at(of, at, (lower, upper), forward, room.min(CHANGES_BYTES_MAX));
+            found.last.into_iter().for_each(|last| nearest(&mut stop, last));
+            old = found.rows;
+        }
+        if bytes_of_all > room {
+            let mut bytes = 0;
+            let order: &mut dyn Iterator<Item = usize> =
+                if forward { &mut (start..end) } else { &mut (start..end).rev() };
+            for index in order {
+                leaf.key_into(index, &mut key);
+                bytes += key.len() + ROW_BYTES + inline_bytes(&leaf.value(index));
+                let is_last = if forward { index + 1 == end } else { index == start };
+                if bytes >= room && !is_last {
+                    nearest(&mut stop, std::mem::take(&mut key));
+                    break;
+                }
+            }
+        }
+        let mut own: BTreeMap<&[u8], Change<'_>> = BTreeMap::new();
+        if let Some(writes) = &self.own {
+            // Bounds of what is left to fetch and of the leaf.
+            let within = match (forward, leaf.upper_fence(), leaf.lower_fence()) {
+                (true, Some(fence), _) if is_below(fence, upper) => (lower, Bound::Excluded(fence)),
+                (false, _, Some(fence)) if is_above(fence, lower) => (Bound::Included(fence), upper),
+                _ => (lower, upper),
+            };
+            let mut changes = writes.set.range(self.tree.pages.id, within);
+            let mut bytes = 0;
+            while let Some((key, change)) = if forward { changes.next() } else { changes.next_back() } {
+                if bytes >= room.min(CHANGES_BYTES_MAX) {
+                    let last = if forward { own.keys().next_back() } else { own.keys().next() };
+                    nearest(&mut stop, last.expect("of some bytes").to_vec());
+                    break;
+                }
+                bytes += key.len() + ROW_BYTES + if let Change::Put(value) = change { value.len() } else { 0 };
+                own.insert(key, change);
+            }
+        }
+        if let Some(stop) = &stop {
+            if forward {
+                upper = Bound::Included(stop);
+            } else {
+                lower = Bound::Included(stop);
+            }
+            (start, end) = (at(lower, true), at(upper, false));
+            end = end.max(start);
+            own.retain(|key, _| (lower, upper).contains(*key));
+        }
+
         let mut batch = Batch { rows: Vec::new(), spans: Vec::new() };
-        let in_range = |key: &[u8]| {
-            (match &self.lower {
-                Bound::Unbounded => true,
-                Bound::Included(lower) => key >= &lower[..],
-                Bound::Excluded(lower) => key > &lower[..],
-            }) && (match &self.upper {
-                Bound::Unbounded => true,
-                Bound::Included(upper) => key <= &upper[..],
-                Bound::Excluded(upper) => key < &upper[..],
-            })
-        };
-        let newer = leaf.newest() > self.moment.timestamp;
-        let mut versions = if newer {
-            self.handle.core_here().engine.versions.overlay(self.tree.pages.id, page, self.moment.timestamp)
-        } else {
-            BTreeMap::new()
-        };
-        if versions.is_empty() && self.own.is_empty() {
-            batch.rows.reserve(leaf.live_bytes() + end.saturating_sub(start) * leaf.prefix().len());
-            batch.spans.reserve(end.saturating_sub(start));
-            for index in start..end.max(start) {
+        let is_plain = old.is_empty() && own.is_empty();
+        if is_plain {
+            if stop.is_none() {
+                batch.rows.reserve_exact(leaf.live_bytes() + (end - start) * leaf.prefix().len());
+            }
+            batch.spans.reserve_exact(end - start);
+            for index in start..end {
                 let (suffix, value) = leaf.row(index);
                 batch.push(leaf.prefix(), suffix, value);
             }
-            return batch.finish();
-        }
-        // The slow way: rows, what they were, and what the transaction made of them, by key.
-        versions.retain(|key, _| in_range(key));
-        let covered = |key: &[u8]| match (bound, forward) {
-            (None, _) => true,
-            (Some(fence), true) => key < &fence[..],
-            (Some(fence), false) => key >= &fence[..],
-        };
-        let own = self.own.iter().filter(|(key, _)| in_range(key) && leaf.covers(key) && covered(key));
-        let mut own: BTreeMap<&[u8], &Option<OwnValue>> = own.map(|(key, value)| (&key[..], value)).collect();
-        let mut key = Vec::new();
-        let mut keys: BTreeMap<Vec<u8>, Option<usize>> = versions.keys().map(|key| (key.clone(), None)).collect();
-        keys.extend(own.keys().map(|key| (key.to_vec(), None)));
-        for index in start..end.max(start) {
-            leaf.key_into(index, &mut key);
-            keys.insert(key.clone(), Some(index));
-        }
-        for (key, index) in keys {
-            match (own.remove(&key[..]), versions.get(&key), index) {
-                (Some(None), _, _) => {}
-                (Some(Some(value)), _, _) => {
-                    let span = batch.keep(&key);
-                    batch.spans.push((span, Fetched::Own(value.clone())));
+        } else {
+            // The slow way: rows, what they were, and what the transaction made of them, merged by key.
+            let mut old = old.into_iter().filter(|(key, _)| (lower, upper).contains(&key[..])).peekable();
+            let mut own = own.into_iter().peekable();
+            let mut index = start;
+            loop {
+                let in_leaf = (index < end).then(|| {
+                    leaf.key_into(index, &mut key);
+                    &key[..]
+                });
+                let in_old = old.peek().map(|(key, _)| &key[..]);
+                let in_own = own.peek().map(|(key, _)| *key);
+                let Some(next) = [in_leaf, in_old, in_own].into_iter().flatten().min() else { break };
+                let [is_in_leaf, is_in_old, is_in_own] = [in_leaf, in_old, in_own].map(|key| key == Some(next));
+                let next = next.to_vec();
+                let was = if is_in_old { old.next() } else { None };
+                match (if is_in_own { own.next() } else { None }, was) {
+                    (Some((_, Change::Remove)), _) => {}
+                    (Some((_, Change::Put(value))), _) => batch.push(&next, &[], RowValue::Inline(value)),
+                    (Some((_, Change::PutLarge(value))), _) => {
+                        let span = batch.keep(&next);
+                        batch.spans.push((span, Fetched::Own(Arc::clone(value))));
+                    }
+                    (None, Some((_, was))) => batch.push_old(&next, &was),
+                    (None, None) => batch.push(&next, &[], leaf.value(index)),
                 }
-                (None, Some(was), _) => batch.push_was(&key, was),
-                (None, None, Some(index)) => batch.push(&key, &[], leaf.value(index)),
-                (None, None, None) => {}
+                index += usize::from(is_in_leaf);
             }
         }
-        batch.finish()
+        if bytes_of_all > room || !is_plain {
+            batch.rows.shrink_to_fit();
+            batch.spans.shrink_to_fit();
+        }
+        let bytes = batch.memory_bytes();
+        let needed = kept_bytes + bytes;
+        // Not for every leaf: the part is shared by all scans.
+        let is_much = memory.bytes() > needed + needed / 2;
+        if !(if is_much { memory.resize(needed) } else { memory.cover(needed) }) {
+            return Err(Error::copies_in_memory(memory.limit_bytes()));
+        }
+        Ok(Copied { rows: batch.finish(), bytes, stop })
     }
 
-    async fn fetch_forward(&mut self, face: Face<'_>) -> Result<()> {
-        let engine = Arc::clone(&self.handle.core()?.engine);
+    /// Reserves up to `wanted` bytes beside `kept_bytes`; returns how many there are.
+    fn secure(memory: &mut Grant, kept_bytes: u64, wanted: usize) -> Result<usize> {
+        // A call that was dropped half-way has given back what was covered.
+        if !memory.cover(kept_bytes) {
+            return Err(Error::copies_in_memory(memory.limit_bytes()));
+        }
+        let room = memory.bytes() - kept_bytes;
+        if room >= wanted as u64 {
+            return Ok(room as usize);
+        }
+        let alone = BATCH_BYTES_FIRST.min(memory.limit_bytes() / 8);
+        let more = memory.cover_share(BATCH_BYTES_MIN, wanted as u64 - room, alone);
+        match room + more.unwrap_or(0) {
+            0 => Err(Error::copies_in_memory(memory.limit_bytes())),
+            room => Ok(room as usize),
+        }
+    }
+
+    async fn fetch_forward(&mut self, mode: WaitMode<'_>) -> Result<()> {
+        let engine = Arc::clone(&self.handle.store()?.engine);
         let key = match &self.lower {
             Bound::Unbounded => Vec::new(),
             Bound::Included(key) | Bound::Excluded(key) => key.clone(),
         };
         self.ahead_forward.step(&engine, &self.tree, Target::At(&key), (&self.lower, &self.upper));
-        let fetched = self.tree.awaiting(face, || -> Result<_, Stop> {
+        let mut memory = self.take_memory();
+        let fetched = self.tree.awaiting(mode, || -> Result<_, Stop> {
             let read = self.tree.read_leaf(Target::At(&key))?;
             let leaf = Leaf::new(&read);
             let fence = leaf.upper_fence().map(<[u8]>::to_vec);
-            let page = read.header().identity().expect("a latched leaf has an identity").page;
-            let rows = self.copy_rows(&leaf, page, &fence, true);
-            Ok((rows, fence.map_or(Next::Nowhere, Next::From)))
+            let copied = self.copy_rows(&leaf, read.page(), true, &mut memory, self.back_bytes)?;
+            Ok((copied, fence.map_or(Next::Nowhere, Next::From)))
         });
-        let (rows, next) = fetched.await?;
-        self.moment.check()?;
-        match next {
-            Next::From(fence) => {
+        let (copied, next) = fetched.await?;
+        self.snapshot.check()?;
+        match (copied.stop, next) {
+            (Some(stop), _) => {
+                let lower = std::mem::replace(&mut self.lower, Bound::Excluded(stop.clone()));
+                self.fetched_all = self.is_exhausted();
+                self.record(&lower, &Bound::Included(stop))?;
+            }
+            (None, Next::From(fence)) => {
                 let lower = std::mem::replace(&mut self.lower, Bound::Included(fence.clone()));
                 self.fetched_all = self.is_exhausted();
                 let below_fence = Bound::Excluded(fence);
                 self.record(&lower, if self.fetched_all { &self.upper } else { &below_fence })?;
             }
-            Next::Nowhere => {
+            (None, Next::Nowhere) => {
                 self.fetched_all = true;
                 self.record(&self.lower, &self.upper)?;
             }
         }
-        self.front = rows;
+        (self.front, self.front_bytes, self.memory) = (copied.rows, copied.bytes, memory);
         Ok(())
     }
 
-    async fn fetch_backward(&mut self, face: Face<'_>) -> Result<()> {
-        let engine = Arc::clone(&self.handle.core()?.engine);
+    /// The grant, to be given back with what was copied: if the call ends otherwise, there is none to go on with.
+    fn take_memory(&mut self) -> Grant {
+        let nothing = self.memory.another();
+        std::mem::replace(&mut self.memory, nothing)
+    }
+
+    async fn fetch_backward(&mut self, mode: WaitMode<'_>) -> Result<()> {
+        let engine = Arc::clone(&self.handle.store()?.engine);
         let upper = self.upper.clone();
         let target = match &upper {
             Bound::Unbounded => Target::Last,
@@ -415,49 +499,51 @@ impl Scan {
             Bound::Excluded(key) => Target::Below(key),
         };
         self.ahead_backward.step(&engine, &self.tree, target, (&self.lower, &self.upper));
-        let fetched = self.tree.awaiting(face, || -> Result<_, Stop> {
+        let mut memory = self.take_memory();
+        let fetched = self.tree.awaiting(mode, || -> Result<_, Stop> {
             let read = self.tree.read_leaf(target)?;
             let leaf = Leaf::new(&read);
             let fence = leaf.lower_fence().map(<[u8]>::to_vec);
-            let page = read.header().identity().expect("a latched leaf has an identity").page;
-            let rows = self.copy_rows(&leaf, page, &fence, false);
-            Ok((rows, fence.map_or(Next::Nowhere, Next::From)))
+            let copied = self.copy_rows(&leaf, read.page(), false, &mut memory, self.front_bytes)?;
+            Ok((copied, fence.map_or(Next::Nowhere, Next::From)))
         });
-        let (rows, next) = fetched.await?;
-        self.moment.check()?;
-        match next {
-            Next::From(fence) => {
+        let (copied, next) = fetched.await?;
+        self.snapshot.check()?;
+        match (copied.stop, next) {
+            (Some(stop), _) => {
+                let upper = std::mem::replace(&mut self.upper, Bound::Excluded(stop.clone()));
+                self.fetched_all = self.is_exhausted();
+                self.record(&Bound::Included(stop), &upper)?;
+            }
+            (None, Next::From(fence)) => {
                 let upper = std::mem::replace(&mut self.upper, Bound::Excluded(fence.clone()));
                 self.fetched_all = self.is_exhausted();
                 let from_fence = Bound::Included(fence);
                 self.record(if self.fetched_all { &self.lower } else { &from_fence }, &upper)?;
             }
-            Next::Nowhere => {
+            (None, Next::Nowhere) => {
                 self.fetched_all = true;
                 self.record(&self.lower, &self.upper)?;
             }
         }
-        self.back = rows;
+        (self.back, self.back_bytes, self.memory) = (copied.rows, copied.bytes, memory);
         Ok(())
     }
 
-    async fn hand_out(&self, face: Face<'_>, row: &Row) -> Result<(Value, Value)> {
+    async fn hand_out(&self, mode: WaitMode<'_>, row: &Row) -> Result<(Value, Value)> {
         let key = Value::part(&row.rows, row.key.clone());
         let value = match &row.value {
             Fetched::Inline(span) => Value::part(&row.rows, span.clone()),
             Fetched::Large(reference) => {
-                self.handle.core()?.read_large(face, &self.tree, reference, &self.moment).await?.into()
+                self.handle.store()?.read_large(mode, &self.tree, reference, &self.snapshot).await?.into()
             }
-            Fetched::Own(OwnValue::Bytes(bytes)) => bytes.clone().into(),
-            Fetched::Own(OwnValue::Large(value)) => {
-                self.handle.core()?.read_own(face, &self.tree, value, &self.moment).await?.into()
-            }
+            Fetched::Own(value) => self.handle.store()?.read_own(mode, &self.tree, value, &self.snapshot).await?.into(),
         };
         Ok((key, value))
     }
 
     /// Brings in rows until there is one to hand out next, and takes it.
-    async fn step(&mut self, face: Face<'_>, forward: bool) -> Result<Option<Row>> {
+    async fn step(&mut self, mode: WaitMode<'_>, forward: bool) -> Result<Option<Row>> {
         loop {
             let row = if forward { self.front.pop_front() } else { self.back.pop_back() };
             if row.is_some() {
@@ -467,25 +553,25 @@ impl Scan {
                 return Ok(if forward { self.back.pop_front() } else { self.front.pop_back() });
             }
             if forward {
-                self.fetch_forward(face).await?;
+                self.fetch_forward(mode).await?;
             } else {
-                self.fetch_backward(face).await?;
+                self.fetch_backward(mode).await?;
             }
         }
     }
 
-    async fn next_as(&mut self, face: Face<'_>, forward: bool) -> Option<Result<(Value, Value)>> {
+    async fn next_in(&mut self, mode: WaitMode<'_>, forward: bool) -> Option<Result<(Value, Value)>> {
         match self.taken.take() {
             Some((true, row)) => self.front.push_front(row),
             Some((false, row)) => self.back.push_back(row),
             None => {}
         }
-        let result = match self.step(face, forward).await {
+        let result = match self.step(mode, forward).await {
             Ok(None) => return None,
             Ok(Some(row)) => {
                 let (_, row) = self.taken.insert((forward, row));
                 let row = row.clone();
-                self.hand_out(face, &row).await
+                self.hand_out(mode, &row).await
             }
             Err(error) => Err(error),
         };
@@ -503,10 +589,10 @@ impl Scan {
         self.back.clear();
     }
 
-    async fn count_rows(&mut self, face: Face<'_>) -> Result<u64> {
+    async fn count_rows(&mut self, mode: WaitMode<'_>) -> Result<u64> {
         let mut count = (self.front.len() + self.back.len()) as u64;
         while !self.fetched_all {
-            self.fetch_forward(face).await?;
+            self.fetch_forward(mode).await?;
             count += self.front.len() as u64;
         }
         Ok(count)
@@ -526,13 +612,13 @@ impl Iterator for Range {
         {
             return Some(Ok((Value::part(&rows, key), Value::part(&rows, span))));
         }
-        ready(self.next_as(Face::Blocking, true))
+        ready(self.next_in(WaitMode::Blocking, true))
     }
 }
 
 impl DoubleEndedIterator for Range {
     fn next_back(&mut self) -> Option<Self::Item> {
-        ready(self.next_as(Face::Blocking, false))
+        ready(self.next_in(WaitMode::Blocking, false))
     }
 }
 
@@ -549,21 +635,55 @@ pub(crate) fn prefix_bounds(prefix: &[u8]) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
 }
 
 /// The parts of a large value, one after the other: `Read` and `Seek`. Keeps the database open, as any handle does.
+///
+/// Keeps up to 256 KiB in memory, and less where many readers and scans share what the budget has for them, a
+/// sixteenth: then each reads the same chunks of 256 KiB again, for smaller parts of them. Where there is nothing left
+/// for a reader, reading fails with [`MemoryInUse`](Error::MemoryInUse) in the [`std::io::Error`], and can be tried
+/// again when others have been dropped.
 pub struct ValueReader {
     handle: Arc<Handle>,
     tree: Tree,
-    moment: Arc<Registration>,
+    snapshot: Arc<SnapshotHandle>,
     content: Content,
     position: u64,
-    chunk: Option<(u64, Vec<u8>)>,
+    piece: Option<Piece>,
 }
+
+/// What of a value is in memory: less than a chunk where many readers share it.
+struct Piece {
+    start: u64,
+    bytes: Vec<u8>,
+    _memory: Grant,
+}
+
+impl Piece {
+    /// The bytes from `position` on, if it has any of them.
+    fn from(&self, position: u64) -> Option<&[u8]> {
+        let offset = usize::try_from(position.checked_sub(self.start)?).ok()?;
+        self.bytes.get(offset..).filter(|bytes| !bytes.is_empty())
+    }
+}
+
+/// The least that a reader keeps of a value.
+const PIECE_BYTES_MIN: u64 = 1 << 10;
 
 #[derive(Clone)]
 pub(crate) enum Content {
-    Bytes(Vec<u8>),
+    Bytes(Arc<(Vec<u8>, Grant)>),
     Placed(LargeRef),
     /// Put by the transaction that reads, whatever has become of it since.
     Own(Arc<LargeValue>),
+}
+
+impl Content {
+    /// A copy of a value's bytes.
+    pub(crate) fn bytes(bytes: &[u8], engine: &Engine) -> Result<Content> {
+        let mut memory = engine.budget.grant(Account::Copies);
+        if !memory.resize(heap_bytes(bytes.len()) as u64) {
+            return Err(Error::copies_in_memory(memory.limit_bytes()));
+        }
+        Ok(Content::Bytes(Arc::new((bytes.to_vec(), memory))))
+    }
 }
 
 impl std::fmt::Debug for ValueReader {
@@ -573,56 +693,72 @@ impl std::fmt::Debug for ValueReader {
 }
 
 impl ValueReader {
-    pub(crate) fn new(handle: &Arc<Handle>, tree: &Tree, moment: Arc<Registration>, content: Content) -> ValueReader {
-        ValueReader { handle: Arc::clone(handle), tree: tree.clone(), moment, content, position: 0, chunk: None }
+    pub(crate) fn new(
+        handle: &Arc<Handle>,
+        tree: &Tree,
+        snapshot: Arc<SnapshotHandle>,
+        content: Content,
+    ) -> ValueReader {
+        ValueReader { handle: Arc::clone(handle), tree: tree.clone(), snapshot, content, position: 0, piece: None }
     }
 
     /// The value's length in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
         match &self.content {
-            Content::Bytes(bytes) => bytes.len() as u64,
+            Content::Bytes(bytes) => bytes.0.len() as u64,
             Content::Placed(reference) => reference.length,
             Content::Own(value) => value.length,
         }
     }
 
-    /// Whether it has no bytes.
+    /// Returns `true` if it has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where the chunk begins that holds the position, and its number; `None` if the bytes are there already.
-    fn wanted(&self) -> Option<(u64, usize)> {
-        if self.position >= self.len() {
-            return None;
-        }
-        let payload = values::chunk_payload_bytes(&self.handle.core_here().engine.pool);
-        let start = match &self.content {
-            Content::Bytes(_) => return None,
-            Content::Placed(reference) if reference.chunk_count == 1 => 0,
-            Content::Placed(_) | Content::Own(_) => self.position / payload * payload,
-        };
-        let is_there = self.chunk.as_ref().is_some_and(|(at, _)| *at == start);
-        (!is_there).then_some((start, (start / payload) as usize))
+    /// From where on bytes have to be read; `None` if those at the position are there already.
+    fn wanted(&self) -> Option<u64> {
+        let is_there = matches!(self.content, Content::Bytes(_))
+            || self.piece.as_ref().is_some_and(|piece| piece.from(self.position).is_some());
+        (self.position < self.len() && !is_there).then_some(self.position)
     }
 
-    /// Reads a chunk.
-    pub(crate) async fn load(
-        core: &Core,
-        face: Face<'_>,
+    /// Reads a piece: the rest of a chunk from `start` on, or as much of it as there is memory for.
+    async fn load(
+        store: &Store,
+        mode: WaitMode<'_>,
         tree: &Tree,
         content: &Content,
-        moment: &Registration,
-        index: usize,
-    ) -> std::io::Result<Vec<u8>> {
-        let bytes = match content {
-            Content::Placed(reference) => core.read_chunk(face, tree, reference, index as u32, moment).await,
-            Content::Own(value) => core.read_own_chunk(face, tree, value, index, moment).await,
-            Content::Bytes(bytes) => Ok(bytes.clone()),
+        snapshot: &SnapshotHandle,
+        start: u64,
+    ) -> Result<Piece> {
+        let payload = values::chunk_payload_bytes(&store.engine.pool);
+        let (chunk_bytes, length) = match content {
+            Content::Placed(reference) if reference.chunk_count == 1 => (reference.length, reference.length),
+            Content::Placed(reference) => (payload, reference.length),
+            Content::Own(value) => (payload, value.length),
+            Content::Bytes(_) => unreachable!("they are there already"),
         };
-        bytes.map_err(std::io::Error::other)
+        let (index, skipped) = (start / chunk_bytes, start % chunk_bytes);
+        let rest = (chunk_bytes - skipped).min(length - start);
+        let mut memory = store.engine.budget.grant(Account::Copies);
+        let alone = memory.limit_bytes() / 8;
+        let Some(piece_bytes) = memory.cover_share(PIECE_BYTES_MIN, rest, alone) else {
+            return Err(Error::copies_in_memory(memory.limit_bytes()));
+        };
+        let part = Part { start: skipped as usize, length: piece_bytes as usize };
+        let bytes = match content {
+            Content::Placed(reference) => {
+                store.read_chunk(mode, tree, reference, index as u32, snapshot, part, Vec::new()).await?
+            }
+            Content::Own(value) => {
+                store.read_own_chunk(mode, tree, value, index as usize, snapshot, part, Vec::new()).await?
+            }
+            Content::Bytes(_) => unreachable!("looked at above"),
+        };
+        Ok(Piece { start, bytes, _memory: memory })
     }
 
     /// Copies from the position on what is there: at least one byte, if there are any.
@@ -630,15 +766,14 @@ impl ValueReader {
         if self.position >= self.len() || buffer.is_empty() {
             return Ok(0);
         }
-        let available = match (&self.content, &self.chunk) {
-            (Content::Bytes(bytes), _) => &bytes[self.position as usize..],
-            (_, Some((start, bytes))) => bytes.get((self.position - start) as usize..).unwrap_or_default(),
-            (_, None) => unreachable!("the chunk is loaded first"),
+        let available = match &self.content {
+            Content::Bytes(bytes) => Some(&bytes.0[self.position as usize..]),
+            _ => self.piece.as_ref().and_then(|piece| piece.from(self.position)),
         };
-        if available.is_empty() {
-            let flaw = "a chunk of the value is shorter than it should be";
-            return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, flaw));
-        }
+        let Some(available) = available else {
+            let reason = "a chunk of the value is shorter than it should be";
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, reason));
+        };
         let count = available.len().min(buffer.len());
         buffer[..count].copy_from_slice(&available[..count]);
         self.position += count as u64;
@@ -648,10 +783,12 @@ impl ValueReader {
 
 impl std::io::Read for ValueReader {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        if let Some((start, index)) = self.wanted() {
-            let (core, face) = (self.handle.core().map_err(std::io::Error::other)?, Face::Blocking);
-            let bytes = ready(ValueReader::load(core, face, &self.tree, &self.content, &self.moment, index))?;
-            self.chunk = Some((start, bytes));
+        if let Some(start) = self.wanted() {
+            // Its memory serves the next one.
+            self.piece = None;
+            let (store, mode) = (self.handle.store().map_err(std::io::Error::other)?, WaitMode::Blocking);
+            let loading = ValueReader::load(store, mode, &self.tree, &self.content, &self.snapshot, start);
+            self.piece = Some(ready(loading).map_err(std::io::Error::other)?);
         }
         self.copy(buffer)
     }
@@ -671,15 +808,15 @@ impl std::io::Seek for ValueReader {
     }
 }
 
-/// A value as a stream for tasks: [`futures_io::AsyncRead`] and [`futures_io::AsyncSeek`]. Keeps the database open, as any
-/// handle does.
+/// A value as a stream for tasks: [`futures_io::AsyncRead`] and [`futures_io::AsyncSeek`]. Keeps the database open, as
+/// any handle does.
 pub struct AsyncValueReader {
     reader: ValueReader,
-    /// The chunk that is being read: where it begins, and its bytes to come.
+    /// The piece that is being read, and where it begins.
     loading: Option<(u64, Loading)>,
 }
 
-type Loading = Pin<Box<dyn Future<Output = std::io::Result<Vec<u8>>> + Send>>;
+type Loading = Pin<Box<dyn Future<Output = Result<Piece>> + Send>>;
 
 impl std::fmt::Debug for AsyncValueReader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -698,7 +835,7 @@ impl AsyncValueReader {
         self.reader.len()
     }
 
-    /// Whether it has no bytes.
+    /// Returns `true` if it has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.reader.is_empty()
@@ -708,23 +845,26 @@ impl AsyncValueReader {
 impl futures_io::AsyncRead for AsyncValueReader {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut [u8]) -> Poll<std::io::Result<usize>> {
         let this = self.get_mut();
-        if let Some((start, index)) = this.reader.wanted() {
+        if let Some(start) = this.reader.wanted() {
+            this.reader.piece = None;
             let loading = match &mut this.loading {
                 Some((of, loading)) if *of == start => loading,
                 other => {
-                    let ValueReader { handle, tree, moment, content, .. } = &this.reader;
+                    // The one of another position gives its memory back first.
+                    *other = None;
+                    let ValueReader { handle, tree, snapshot, content, .. } = &this.reader;
                     let (handle, tree) = (Arc::clone(handle), tree.clone());
-                    let (moment, content) = (Arc::clone(moment), content.clone());
+                    let (snapshot, content) = (Arc::clone(snapshot), content.clone());
                     let loading = async move {
-                        let core = handle.core().map_err(std::io::Error::other)?;
-                        ValueReader::load(core, core.as_task(), &tree, &content, &moment, index).await
+                        let store = handle.store()?;
+                        ValueReader::load(store, store.as_task(), &tree, &content, &snapshot, start).await
                     };
                     &mut other.insert((start, Box::pin(loading))).1
                 }
             };
             let Poll::Ready(loaded) = loading.as_mut().poll(context) else { return Poll::Pending };
             this.loading = None;
-            this.reader.chunk = Some((start, loaded?));
+            this.reader.piece = Some(loaded.map_err(std::io::Error::other)?);
         }
         Poll::Ready(this.reader.copy(buffer))
     }

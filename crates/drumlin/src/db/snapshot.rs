@@ -7,24 +7,24 @@ use super::range::{self, Range, ValueReader};
 use super::{Handle, Keyspace, Value};
 use crate::error::Result;
 use crate::format::Timestamp;
-use crate::task::{Face, ready};
+use crate::task::{WaitMode, ready};
 use crate::tree::Tree;
-use crate::txn::engine::{Found, View};
-use crate::txn::snapshots::Registration;
+use crate::txn::engine::{Found, ReadAt};
+use crate::txn::snapshots::SnapshotHandle;
 
 /// A read-only view of all keyspaces at one moment. Everything in it is durable, as long as all commits are
 /// [`Full`](crate::Durability::Full).
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     pub(crate) handle: Arc<Handle>,
-    pub(crate) moment: Arc<Registration>,
+    pub(crate) snapshot: Arc<SnapshotHandle>,
 }
 
 impl Snapshot {
     /// The newest commit that it shows.
     #[must_use]
     pub fn timestamp(&self) -> Timestamp {
-        self.moment.timestamp
+        self.snapshot.timestamp
     }
 
     /// The keyspace's tree, if it is of the same database.
@@ -32,28 +32,29 @@ impl Snapshot {
         Ok(&keyspace.named_in(&self.handle, "snapshot")?.tree)
     }
 
-    async fn find(&self, face: Face<'_>, tree: &Tree, key: &[u8]) -> Result<Option<Found>> {
-        let view = View::At(self.moment.timestamp);
-        let found = self.handle.core()?.engine.find_as(face, tree, key, view).await?;
-        self.moment.check()?;
+    async fn find(&self, mode: WaitMode<'_>, tree: &Tree, key: &[u8]) -> Result<Option<Found>> {
+        let view = ReadAt::Timestamp(self.snapshot.timestamp);
+        let found = self.handle.store()?.engine.find_in(mode, tree, key, view).await?;
+        self.snapshot.check()?;
         Ok(found)
     }
 
     /// The row's value at the snapshot's moment. O(log n).
     ///
     /// # Errors
-    /// [`SnapshotTooOld`](crate::Error::SnapshotTooOld), [`Damaged`](crate::Error::Damaged), [`Io`](crate::Error::Io); [`Invalid`](crate::Error::Invalid) for a keyspace of another database.
+    /// [`SnapshotTooOld`](crate::Error::SnapshotTooOld), [`Corrupted`](crate::Error::Corrupted),
+    /// [`Io`](crate::Error::Io); [`Invalid`](crate::Error::Invalid) for a keyspace of another database.
     pub fn get(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        ready(self.get_as(Face::Blocking, keyspace, key.as_ref()))
+        ready(self.get_in(WaitMode::Blocking, keyspace, key.as_ref()))
     }
 
-    pub(crate) async fn get_as(&self, face: Face<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<Option<Value>> {
+    pub(crate) async fn get_in(&self, mode: WaitMode<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<Option<Value>> {
         let tree = self.tree(keyspace)?;
-        Ok(match self.find(face, tree, key).await? {
+        Ok(match self.find(mode, tree, key).await? {
             None => None,
             Some(Found::Inline(value)) => Some(value.into()),
             Some(Found::Large(reference)) => {
-                Some(self.handle.core()?.read_large(face, tree, &reference, &self.moment).await?.into())
+                Some(self.handle.store()?.read_large(mode, tree, &reference, &self.snapshot).await?.into())
             }
         })
     }
@@ -61,22 +62,23 @@ impl Snapshot {
     /// Whether the row was there. O(log n).
     ///
     /// # Errors
-    /// As [`get`](Snapshot::get).
+    /// Those of [`get`](Snapshot::get).
     pub fn contains_key(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<bool> {
-        ready(self.contains_key_as(Face::Blocking, keyspace, key.as_ref()))
+        ready(self.contains_key_in(WaitMode::Blocking, keyspace, key.as_ref()))
     }
 
-    pub(crate) async fn contains_key_as(&self, face: Face<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<bool> {
-        Ok(self.find(face, self.tree(keyspace)?, key).await?.is_some())
+    pub(crate) async fn contains_key_in(&self, mode: WaitMode<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<bool> {
+        Ok(self.find(mode, self.tree(keyspace)?, key).await?.is_some())
     }
 
-    /// The rows of a range at the snapshot's moment. One of a keyspace of another database yields [`Invalid`](crate::Error::Invalid) alone.
+    /// The rows of a range at the snapshot's moment. One of a keyspace of another database yields
+    /// [`Invalid`](crate::Error::Invalid) alone.
     pub fn range<R: RangeBounds<Vec<u8>>>(&self, keyspace: &Keyspace, range: R) -> Range {
         let bounds = (range.start_bound().cloned(), range.end_bound().cloned());
         match self.tree(keyspace) {
             Ok(tree) => {
-                let (handle, moment) = (Arc::clone(&self.handle), Arc::clone(&self.moment));
-                Range::new(handle, tree.clone(), moment, bounds, Default::default(), None)
+                let (handle, snapshot) = (Arc::clone(&self.handle), Arc::clone(&self.snapshot));
+                Range::new(handle, tree.clone(), snapshot, bounds, None, None)
             }
             Err(error) => Range::refused(error),
         }
@@ -96,21 +98,26 @@ impl Snapshot {
     /// The number of rows in a range. O(rows) as yet.
     ///
     /// # Errors
-    /// As [`get`](Snapshot::get).
+    /// Those of [`get`](Snapshot::get).
     pub fn count<R: RangeBounds<Vec<u8>>>(&self, keyspace: &Keyspace, range: R) -> Result<u64> {
-        ready(self.range(keyspace, range).count_rows(Face::Blocking))
+        ready(self.range(keyspace, range).count_rows(WaitMode::Blocking))
     }
 
     /// A value as a stream.
     ///
     /// # Errors
-    /// As [`get`](Snapshot::get).
+    /// Those of [`get`](Snapshot::get).
     pub fn read(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
-        ready(self.read_as(Face::Blocking, keyspace, key.as_ref()))
+        ready(self.read_in(WaitMode::Blocking, keyspace, key.as_ref()))
     }
 
-    pub(crate) async fn read_as(&self, face: Face<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<Option<ValueReader>> {
+    pub(crate) async fn read_in(
+        &self,
+        mode: WaitMode<'_>,
+        keyspace: &Keyspace,
+        key: &[u8],
+    ) -> Result<Option<ValueReader>> {
         let tree = self.tree(keyspace)?;
-        self.handle.value_reader(face, tree, key, Arc::clone(&self.moment)).await
+        self.handle.value_reader(mode, tree, key, Arc::clone(&self.snapshot)).await
     }
 }

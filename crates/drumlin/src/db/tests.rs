@@ -1,17 +1,19 @@
-//! What is looked at from inside. Values in extents of their own: who may still read them, where they may be read to, what moves
-//! them. Memory: who turns in vain.
+//! What is looked at from inside. Values in extents of their own: who may still read them, where they may be read to,
+//! what moves them. Memory: who turns in vain.
 
 use std::io::Read;
 use std::sync::Arc;
 
 use crate::db::{Database, Keyspace, Savepoint, Transaction};
 use crate::format::node::LargeRef;
-use crate::format::{PageId, Place, SegmentUse, extent};
+use crate::format::{ExtentAddress, PageId, SegmentUse, extent};
 use crate::io::Backend;
-use crate::space::{PageSpace, Word};
-use crate::task::{Face, ready};
+use crate::io::fault::{FaultyBackend, Operation};
+use crate::memory::WRITE_BUFFER_COUNT;
+use crate::space::{PageEntry, PageSpace};
+use crate::task::{WaitMode, ready};
 use crate::tree::Tree;
-use crate::txn::engine::{Found, View};
+use crate::txn::engine::{Found, ReadAt};
 use crate::txn::values;
 use crate::txn::write_set::{Change, WriteSet};
 use crate::{Config, KeyspaceId};
@@ -43,7 +45,7 @@ fn stage() -> (Database, Keyspace) {
 }
 
 fn reference(db: &Database, keyspace: &Keyspace, key: &[u8]) -> LargeRef {
-    match db.core().unwrap().engine.find(keyspace.tree(), key, View::Visible).unwrap() {
+    match db.store().unwrap().engine.find(keyspace.tree(), key, ReadAt::Visible).unwrap() {
         Some(Found::Large(reference)) => reference,
         other => panic!("no reference but {other:?}"),
     }
@@ -65,7 +67,8 @@ fn fill(keyspace: &Keyspace, some: std::ops::Range<u8>) {
     }
 }
 
-/// Whoever reads a transaction's own value reads that value to its end, whatever becomes of the transaction and its space.
+/// Whoever reads a transaction's own value reads that value to its end, whatever becomes of the transaction and its
+/// space.
 #[test]
 fn a_transactions_own_value_is_there_while_it_is_read() {
     type End = fn(Transaction, &Keyspace, Savepoint);
@@ -126,8 +129,8 @@ fn a_value_without_a_commit_leaves_with_its_last_reader() {
     assert_eq!(db.stats().live_bytes, before);
 }
 
-/// A number that was a leaf's or another value's when somebody asked for it brings no chunk of a large value into memory, where
-/// nobody would look for it and the cleaner would write it anew as what it is not.
+/// A number that was a leaf's or another value's when somebody asked for it brings no chunk of a large value into
+/// memory, where nobody would look for it and the cleaner would write it anew as what it is not.
 #[test]
 fn an_outdated_number_brings_no_chunk_into_memory() {
     let backend = crate::io::in_memory();
@@ -138,13 +141,13 @@ fn an_outdated_number_brings_no_chunk_into_memory() {
     fill(&keyspace, 6..12);
     let film = reference(&db, &keyspace, b"film");
     let last = PageId(film.first_page.0 + film.chunk_count - 1);
-    let (pool, pages) = (&db.core().unwrap().engine.pool, &keyspace.tree().pages);
+    let (pool, pages) = (&db.store().unwrap().engine.pool, &keyspace.tree().pages);
     // Who is led astray gets an error or nothing; whichever, the value is where it was.
     let _ = pool.fault(pages, last, pages.page_bytes);
     let _ = pool.fault_many(pages, &[last, last]);
     let other = LargeRef { length: 900, id: film.id + 1, first_page: last, chunk_count: 1 };
-    let _ = ready(values::read_chunk(Face::Blocking, keyspace.tree(), &other, 0));
-    assert!(matches!(pages.table.load(last), Word::Disk(_)), "{:?}", pages.table.load(last));
+    let _ = ready(values::read_chunk(WaitMode::Blocking, keyspace.tree(), &other, 0, values::Part::ALL, Vec::new()));
+    assert!(matches!(pages.table.load(last), PageEntry::OnDisk(_)), "{:?}", pages.table.load(last));
     assert!(keyspace.get(b"film").unwrap().unwrap() == value);
     move_everything(&db, &keyspace);
     db.close().unwrap();
@@ -153,8 +156,8 @@ fn an_outdated_number_brings_no_chunk_into_memory() {
     assert!(keyspace.get(b"film").unwrap().unwrap() == value);
 }
 
-/// Emptying a segment moves the values in it as they lie on disk, whether they are in memory or not: not a byte more of them is in
-/// use afterwards, and none that was removed is written again.
+/// Emptying a segment moves the values in it as they lie on disk, whether they are in memory or not: not a byte more of
+/// them is in use afterwards, and none that was removed is written again.
 #[test]
 fn values_in_memory_are_moved_as_they_lie_on_disk() {
     const COUNT: u32 = 100;
@@ -175,19 +178,19 @@ fn values_in_memory_are_moved_as_they_lie_on_disk() {
                 keyspace.get(key.to_be_bytes()).unwrap().unwrap();
             }
         }
-        let places = || -> Vec<_> {
+        let addresses = || -> Vec<_> {
             let pages = &keyspace.tree().pages;
             kept()
                 .map(|key| match pages.table.load(reference(&db, &keyspace, &key.to_be_bytes()).first_page) {
-                    Word::Disk(place) => place,
-                    Word::Fixed(frame) => db.core().unwrap().engine.pool.frames.header(frame).place(),
-                    word => panic!("{word:?}"),
+                    PageEntry::OnDisk(address) => address,
+                    PageEntry::Immutable(frame) => db.store().unwrap().engine.pool.frames.header(frame).address(),
+                    entry => panic!("{entry:?}"),
                 })
                 .collect()
         };
-        let before = places();
+        let before = addresses();
         db.compact().unwrap();
-        let after = places();
+        let after = addresses();
         assert!(before.iter().zip(&after).any(|(before, after)| before != after), "nothing was moved");
         for (before, after) in before.iter().zip(&after) {
             assert_eq!(before.length(), after.length());
@@ -205,7 +208,8 @@ fn values_in_memory_are_moved_as_they_lie_on_disk() {
     assert!(with < without + (32 << 10), "{without} bytes live without, {with} with values in memory");
 }
 
-/// A reference that passed for one and names no value, or not this one, is an error for who reads it, and nothing to who frees it.
+/// A reference that passed for one and names no value, or not this one, is an error for who reads it, and nothing to
+/// who frees it.
 #[test]
 fn a_reference_that_misleads_is_an_error() {
     let (db, keyspace) = stage();
@@ -224,13 +228,14 @@ fn a_reference_that_misleads_is_an_error() {
     ];
     for wrong in misleading {
         assert!(wrong.is_plausible(), "{wrong:?}");
-        let read = ready(values::read_whole(Face::Blocking, keyspace.tree(), &wrong));
+        let read = ready(values::read_whole(WaitMode::Blocking, keyspace.tree(), &wrong));
         assert!(!matches!(read, Ok(Some(_))), "{wrong:?}");
-        let read = ready(values::read_chunk(Face::Blocking, keyspace.tree(), &wrong, wrong.chunk_count));
+        let (count, part) = (wrong.chunk_count, values::Part::ALL);
+        let read = ready(values::read_chunk(WaitMode::Blocking, keyspace.tree(), &wrong, count, part, Vec::new()));
         assert!(read.is_err(), "{wrong:?}");
     }
     for first_page in [far, PageId::ROOT] {
-        db.core().unwrap().engine.free_value(pages.id, &LargeRef { first_page, ..film });
+        db.store().unwrap().engine.free_value(pages.id, &LargeRef { first_page, ..film });
     }
     assert!(keyspace.get(b"film").unwrap().unwrap() == value);
 }
@@ -240,7 +245,7 @@ fn a_reference_that_misleads_is_an_error() {
 fn evicting_in_vain_ends() {
     const PAGE_BYTES: usize = 64 << 10;
     let db = Config::in_memory().memory(8 << 20).open("").unwrap();
-    let pool = &db.core().unwrap().engine.pool;
+    let pool = &db.store().unwrap().engine.pool;
     let taken: Vec<_> = std::iter::from_fn(|| pool.frames.try_take(PAGE_BYTES)).collect();
     assert!(taken.len() > 8);
     let turns = pool.keep_free(PAGE_BYTES);
@@ -249,34 +254,34 @@ fn evicting_in_vain_ends() {
     assert_eq!(pool.keep_free(PAGE_BYTES), 0);
 }
 
-/// A commit without changes has all readers see what its transaction saw, also where the log told that it is durable before
-/// it was published.
+/// A commit without changes has all readers see what its transaction saw, also where the log told that it is durable
+/// before it was published.
 #[test]
 fn what_a_transaction_saw_is_visible_when_it_has_ended() {
     let (db, keyspace) = stage();
-    let engine = &db.core().unwrap().engine;
+    let engine = &db.store().unwrap().engine;
     keyspace.insert("a", "old").unwrap();
     // The record of an empty commit, durable and applied, of which the clock was told in this order.
     let body = crate::seglog::Body::new(Vec::new());
-    let place = ready(engine.reserve_log(Face::Blocking, 0, 0)).unwrap().append(&body, false);
-    engine.log().wait_durable(&place).unwrap();
-    engine.clock.mark_applied(place.timestamp);
-    assert!(engine.clock.visible() < place.timestamp, "nobody has shown it yet");
+    let logged = ready(engine.reserve_log(WaitMode::Blocking, 0, 0)).unwrap().append(&body).unwrap();
+    engine.log().wait_durable(&logged).unwrap();
+    engine.clock.mark_applied(logged.timestamp);
+    assert!(engine.clock.visible() < logged.timestamp, "nobody has shown it yet");
     let tx = db.begin().unwrap();
-    assert_eq!(tx.commit().unwrap(), place.timestamp);
-    assert_eq!(engine.clock.visible(), place.timestamp);
+    assert_eq!(tx.commit().unwrap(), logged.timestamp);
+    assert_eq!(engine.clock.visible(), logged.timestamp);
 }
 
-/// What a lost write leaves, an extent of the same page from an older use of its segment, is noticed however much older it is;
-/// so is an extent of another database.
+/// What a lost write leaves, an extent of the same page from an older use of its segment, is noticed however much older
+/// it is; so is an extent of another database.
 #[test]
 fn an_extent_of_another_origin_is_damage() {
     let backend = crate::io::in_memory();
     let path = std::path::Path::new("/db/data");
-    let read_at = |place: Place| {
+    let read_at = |address: ExtentAddress| {
         let file = backend.open(path, crate::io::OpenOptions::default()).unwrap();
-        let mut bytes = vec![0; place.length() as usize];
-        file.read_at(&mut bytes, place.start()).unwrap();
+        let mut bytes = vec![0; address.length() as usize];
+        file.read_at(&mut bytes, address.start()).unwrap();
         bytes
     };
     // The extent of the only leaf once the row is this, and where it is.
@@ -284,28 +289,29 @@ fn an_extent_of_another_origin_is_damage() {
         let (db, keyspace) = open(&backend);
         keyspace.insert(b"row", value).unwrap();
         db.checkpoint().unwrap();
-        let (Word::Leaf(frame) | Word::Fixed(frame)) = keyspace.tree().pages.table.load(PageId::ROOT) else {
+        let (PageEntry::Leaf(frame) | PageEntry::Immutable(frame)) = keyspace.tree().pages.table.load(PageId::ROOT)
+        else {
             panic!("the leaf is in memory")
         };
-        let core = db.core().unwrap();
-        let place = core.engine.pool.frames.header(frame).place();
-        let segment_use = core.engine.space.segments.name(place).segment_use;
-        let origin = core.engine.space.segments.origin(segment_use);
+        let store = db.store().unwrap();
+        let address = store.engine.pool.frames.header(frame).address();
+        let segment_use = store.engine.space.segments.name(address).segment_use;
+        let origin = store.engine.space.segments.origin(segment_use);
         db.close().unwrap();
-        (place, origin, read_at(place))
+        (address, origin, read_at(address))
     };
     let (_, _, old) = write(b"old");
-    let (place, origin, new) = write(b"new");
+    let (address, origin, new) = write(b"new");
     let read = |bytes: &[u8], origin: extent::Origin| {
         let mut bytes = bytes.to_vec();
         let stored_bytes = extent::verify(&bytes).unwrap().stored_bytes;
         extent::seal(&mut bytes[..stored_bytes], origin);
         let file = backend.open(path, crate::io::OpenOptions { write: true, ..Default::default() }).unwrap();
-        file.write_at(&bytes[..bytes.len().min(place.length() as usize)], place.start(), crate::io::Persist::Later)
+        file.write_at(&bytes[..bytes.len().min(address.length() as usize)], address.start(), crate::io::Persist::Later)
             .unwrap();
         let (db, keyspace) = open(&backend);
         let found = keyspace.get(b"row").map(|row| row.unwrap().to_vec());
-        db.core().unwrap().engine.space.fail_quietly("the test goes on with the file as it is");
+        db.store().unwrap().engine.space.fail_quietly("the test goes on with the file as it is");
         found
     };
     assert_eq!(read(&new, origin).unwrap(), b"new");
@@ -313,17 +319,58 @@ fn an_extent_of_another_origin_is_damage() {
     for back in [1, 2, 127, 128, 256, 128 << 20] {
         let older = SegmentUse(origin.segment_use.0 - back);
         let found = read(&old, extent::Origin { segment_use: older, ..origin });
-        assert!(matches!(found, Err(crate::Error::Damaged { .. })), "{back} uses older: {found:?}");
+        assert!(matches!(found, Err(crate::Error::Corrupted { .. })), "{back} uses older: {found:?}");
     }
     let found = read(&new, extent::Origin { database: origin.database ^ 1, ..origin });
     assert!(
-        matches!(&found, Err(crate::Error::Damaged { flaw, .. }) if flaw.contains("another database")),
+        matches!(&found, Err(crate::Error::Corrupted { reason, .. }) if reason.contains("another database")),
         "{found:?}"
     );
 }
 
-/// Numbers that have been given out, of pages and of keyspaces, are missed before anything is committed: the call is refused, and
-/// all else goes on.
+/// An extent that a lost write left, as it is, of the same page and from this many checkpoints before, is noticed: what
+/// tells them apart does not come round.
+#[test]
+fn an_extent_from_long_before_is_damage() {
+    for checkpoint_count in [1, 126, 127, 128, 129] {
+        let backend = crate::io::in_memory();
+        let path = std::path::Path::new("/db/data");
+        let (db, keyspace) = open(&backend);
+        let write = |value: &[u8]| {
+            keyspace.insert(b"row", value).unwrap();
+            db.checkpoint().unwrap();
+            let (PageEntry::Leaf(frame) | PageEntry::Immutable(frame)) = keyspace.tree().pages.table.load(PageId::ROOT)
+            else {
+                panic!("the leaf is in memory")
+            };
+            let address = db.store().unwrap().engine.pool.frames.header(frame).address();
+            let file = backend.open(path, crate::io::OpenOptions::default()).unwrap();
+            let mut bytes = vec![0; address.length() as usize];
+            file.read_at(&mut bytes, address.start()).unwrap();
+            (address, bytes)
+        };
+        let (_, old) = write(b"old");
+        for _ in 1..checkpoint_count {
+            db.checkpoint().unwrap();
+        }
+        let (address, new) = write(b"new");
+        assert_eq!(old.len(), new.len());
+        db.close().unwrap();
+        drop(keyspace);
+        let file = backend.open(path, crate::io::OpenOptions { write: true, ..Default::default() }).unwrap();
+        file.write_at(&old, address.start(), crate::io::Persist::Later).unwrap();
+        let (db, keyspace) = open(&backend);
+        let found = keyspace.get(b"row").map(|row| row.unwrap().to_vec());
+        db.store().unwrap().engine.space.fail_quietly("the test goes on with the file as it is");
+        assert!(
+            matches!(found, Err(crate::Error::Corrupted { .. })),
+            "{checkpoint_count} checkpoints before: {found:?}"
+        );
+    }
+}
+
+/// Numbers that have been given out, of pages and of keyspaces, are missed before anything is committed: the call is
+/// refused, and all else goes on.
 #[test]
 fn numbers_run_out_before_a_commit() {
     let backend = crate::io::in_memory();
@@ -347,7 +394,7 @@ fn numbers_run_out_before_a_commit() {
     other.insert(b"a", b"b").unwrap();
     db.checkpoint().unwrap();
 
-    db.core().unwrap().next_keyspace.store(u32::MAX, std::sync::atomic::Ordering::Relaxed);
+    db.store().unwrap().keyspaces.exhaust();
     let refused = db.keyspace("one more");
     assert!(matches!(refused, Err(crate::Error::Invalid(_))), "{refused:?}");
     other.insert(b"a", b"c").unwrap();
@@ -393,19 +440,124 @@ fn any_number_of_keyspaces() {
     assert!(rows.eq((1..=COUNT).map(|number| (number, b"key".to_vec()))));
 }
 
-/// Whoever closes a database that is being closed waits until that has ended.
+/// Whoever closes a database that is being closed, here while another makes its last checkpoint, waits until that has
+/// ended.
 #[test]
 fn a_second_close_waits_for_the_first() {
     let (db, keyspace) = stage();
     keyspace.insert("a", "1").unwrap();
-    let core = Arc::clone(db.core().unwrap());
+    let store = Arc::clone(db.store().unwrap());
     std::thread::scope(|scope| {
-        // As whoever closes it holds it.
-        let closing = core.closed.lock();
-        let second = scope.spawn(|| db.close());
+        // Nobody makes a checkpoint meanwhile.
+        let base = store.base.lock();
+        let closes = [(); 2].map(|()| scope.spawn(|| db.clone().close()));
         std::thread::sleep(std::time::Duration::from_millis(50));
-        let has_waited = !second.is_finished();
-        drop(closing);
-        assert!(has_waited && second.join().unwrap().is_ok());
+        let ended_count = closes.iter().filter(|close| close.is_finished()).count();
+        drop(base);
+        assert_eq!(ended_count, 0, "closes that have not waited");
+        closes.into_iter().for_each(|close| close.join().unwrap().unwrap());
     });
+}
+
+/// A keyspace that another thread creates or drops is there, or not, once that is durable and not before.
+#[test]
+fn a_keyspace_is_found_when_its_creation_is_durable() {
+    let disk = FaultyBackend::new(crate::io::in_memory());
+    let (db, _) = open(&(Arc::new(disk.clone()) as Arc<dyn Backend>));
+    let store = db.store().unwrap();
+    let log = store.engine.log();
+    // The write that is held may be one of the log's own.
+    let mut held_count = 0;
+    for attempt in 0..40 {
+        let name = format!("new {}", attempt / 2);
+        let drops = attempt % 2 == 1;
+        disk.hold_nth(Operation::Sync, 1);
+        let last = log.last();
+        std::thread::scope(|scope| {
+            let definer = scope.spawn(|| if drops { db.drop_keyspace(&name) } else { db.keyspace(&name).map(drop) });
+            while store.keyspace(&name).is_none() != drops {
+                std::thread::yield_now();
+            }
+            let is_held = log.durable() <= last && disk.wait_for_held(std::time::Duration::from_millis(20));
+            held_count += usize::from(is_held);
+            let is_listed = db.keyspaces().iter().any(|info| info.name == name);
+            assert!(!is_held || drops || !is_listed || log.durable() > last, "listed before its creation is durable");
+            let finders = [false, true].map(|creates| {
+                let (db, name) = (&db, &name);
+                scope.spawn(move || {
+                    let found = if creates && !drops { db.keyspace(name) } else { db.existing_keyspace(name) };
+                    (found.is_ok(), log.durable())
+                })
+            });
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            disk.release();
+            for finder in finders {
+                let (is_found, durable) = finder.join().unwrap();
+                assert!(
+                    is_found != drops && durable > last,
+                    "found {is_found} at {durable}, before what followed {last}"
+                );
+            }
+            definer.join().unwrap().unwrap();
+        });
+    }
+    assert!(held_count > 0, "no definition was ever held");
+}
+
+/// Commits that change pages which a checkpoint has not written yet leave images to it, and wait where the buffers for
+/// these are full: as a thread, and as a task.
+#[test]
+fn images_for_a_checkpoint_stay_within_their_buffers() {
+    for waits_as_task in [false, true] {
+        let (db, keyspace) = stage();
+        let put = |row: u64, seed: u64| {
+            let (key, value) = (row.to_be_bytes(), noise(seed, 500));
+            if waits_as_task {
+                smol::block_on(keyspace.insert_async(key, value)).unwrap();
+            } else {
+                keyspace.insert(key, value).unwrap();
+            }
+        };
+        const ROWS: u64 = 6000;
+        (0..ROWS).for_each(|row| put(row, row));
+        let engine = &db.store().unwrap().engine;
+        let (space, dirty_bytes) = (&engine.space, db.stats().dirty_bytes as usize);
+        let most_bytes = WRITE_BUFFER_COUNT * engine.budget.write_buffer_bytes();
+        assert!(dirty_bytes > most_bytes, "{dirty_bytes} bytes of pages");
+        // A checkpoint that has begun, and that nobody goes on with.
+        space.begin_checkpoint(|_| ());
+        let mut most = 0;
+        for row in 0..ROWS {
+            put(row, ROWS + row);
+            most = most.max(space.write_count());
+        }
+        space.fail_quietly("its checkpoint has no end");
+        assert!(most > 0 && most < WRITE_BUFFER_COUNT, "{most} buffers on their way to the disk");
+    }
+}
+
+/// A thread that finds all frames held waits for one, however long the holders take: here those who read pages.
+#[test]
+fn a_frame_is_waited_for() {
+    let (db, keyspace) = stage();
+    let pool = &keyspace.tree().pool;
+    let page_bytes = 64 << 10;
+    std::thread::scope(|scope| {
+        let mut held = Vec::new();
+        while let Ok(frame) = pool.frames.try_take(page_bytes).ok_or(()).or_else(|()| {
+            pool.make_room(page_bytes).unwrap();
+            pool.frames.try_take(page_bytes).ok_or(())
+        }) {
+            held.push(frame);
+        }
+        let waiting = scope.spawn(|| pool.take_frame(page_bytes).map(drop));
+        let ends = std::time::Instant::now() + std::time::Duration::from_millis(500);
+        while std::time::Instant::now() < ends {
+            assert!(!waiting.is_finished(), "{:?} with {} frames held", waiting.join(), held.len());
+            std::thread::yield_now();
+        }
+        held.clear();
+        waiting.join().unwrap().unwrap();
+    });
+    drop(db);
 }

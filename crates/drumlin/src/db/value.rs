@@ -4,6 +4,10 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 /// The bytes of a key or a value. Derefs to `[u8]`; cheap to clone.
+///
+/// One that a scan yields lies in what the scan copied of a leaf at once, up to 64 KiB or a row, and keeps all of that
+/// in memory: it is the program's from then on, and not in the memory budget. To keep a few of many rows, keep
+/// [`into_vec`](Value::into_vec), a copy.
 #[derive(Clone)]
 pub struct Value(Repr);
 

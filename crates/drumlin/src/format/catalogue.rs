@@ -1,8 +1,8 @@
 //! The catalogue of a checkpoint: which keyspaces there are, and where their tables are kept.
 //!
-//! A byte string, cut into parts, each an extent of kind `Catalogue`. Every part but the first begins with where the one before
-//! it is; the superblock names the last. So there may be as many as the disk has room for. Integers are little-endian; a list is
-//! its length (4 bytes) and its items.
+//! A byte string, cut into parts, each an extent of kind `Catalogue`. Every part but the first begins with where the
+//! one before it is; the superblock names the last. So there may be as many as the disk has room for. Integers are
+//! little-endian; a list is its length (4 bytes) and its items.
 //!
 //! ```text
 //! next keyspace (4)   next value identity (8)
@@ -12,7 +12,7 @@
 //! list of orphans:    keyspace (4)   first page (4)   number of pages (4): values that only snapshots still saw; freed at the next opening
 //! ```
 
-use super::{ExtentRef, KeyspaceId, PageId, Place};
+use super::{ExtentAddress, ExtentRef, KeyspaceId, PageId};
 
 /// Bytes of the catalogue in each part but the last.
 pub(crate) const PART_BYTES: usize = 48 << 10;
@@ -32,7 +32,7 @@ pub(crate) struct Catalogue {
     pub(crate) next_keyspace: u32,
     pub(crate) next_value: u64,
     pub(crate) keyspaces: Vec<KeyspaceEntry>,
-    pub(crate) summaries: Vec<Place>,
+    pub(crate) summaries: Vec<ExtentAddress>,
     /// One a chunk.
     pub(crate) segments: Vec<ExtentRef>,
     pub(crate) orphans: Vec<Orphan>,
@@ -45,7 +45,7 @@ pub(crate) struct KeyspaceEntry {
     pub(crate) page_bytes: u32,
     pub(crate) name: String,
     /// One place a chunk.
-    pub(crate) chunks: Vec<Place>,
+    pub(crate) chunks: Vec<ExtentAddress>,
 }
 
 /// The pages of a value that no row names any more.
@@ -69,13 +69,13 @@ impl Catalogue {
             out.extend(name_bytes.to_le_bytes());
             out.extend(keyspace.name.as_bytes());
             out.extend((keyspace.chunks.len() as u32).to_le_bytes());
-            for place in &keyspace.chunks {
-                out.extend(place.to_bits().to_le_bytes());
+            for address in &keyspace.chunks {
+                out.extend(address.to_bits().to_le_bytes());
             }
         }
         out.extend((self.summaries.len() as u32).to_le_bytes());
-        for place in &self.summaries {
-            out.extend(place.to_bits().to_le_bytes());
+        for address in &self.summaries {
+            out.extend(address.to_bits().to_le_bytes());
         }
         out.extend((self.segments.len() as u32).to_le_bytes());
         for chunk in &self.segments {
@@ -102,11 +102,11 @@ impl Catalogue {
             let name = std::str::from_utf8(reader.take(name_bytes)?).ok()?.to_owned();
             let chunks = reader.list(|reader| {
                 let bits = reader.u64()?;
-                if bits == 0 { Some(Place::NONE) } else { Place::from_bits(bits) }
+                if bits == 0 { Some(ExtentAddress::NONE) } else { ExtentAddress::from_bits(bits) }
             })?;
             Some(KeyspaceEntry { id, page_bytes, name, chunks })
         })?;
-        let summaries = reader.list(|reader| Place::from_bits(reader.u64()?))?;
+        let summaries = reader.list(|reader| ExtentAddress::from_bits(reader.u64()?))?;
         let segments = reader.list(|reader| ExtentRef::from_bytes(reader.take(ExtentRef::BYTES)?))?;
         let orphans = reader.list(|reader| {
             Some(Orphan {
@@ -158,7 +158,7 @@ mod tests {
     /// A catalogue survives its bytes; cut short anywhere it is refused without a panic.
     #[test]
     fn a_catalogue_survives_its_bytes() {
-        let place = Place::new(4096, 64, SegmentUse(1));
+        let address = ExtentAddress::new(4096, 64, SegmentUse(1));
         let catalogue = Catalogue {
             next_keyspace: 3,
             next_value: 99,
@@ -166,16 +166,16 @@ mod tests {
                 id: KeyspaceId(2),
                 page_bytes: 4096,
                 name: "käse".into(),
-                chunks: vec![place, Place::NONE],
+                chunks: vec![address, ExtentAddress::NONE],
             }],
-            summaries: vec![Place::new(8192, 640, SegmentUse(1))],
-            segments: vec![ExtentRef { place, segment_use: SegmentUse(1) }, ExtentRef::NONE],
+            summaries: vec![ExtentAddress::new(8192, 640, SegmentUse(1))],
+            segments: vec![ExtentRef { address, segment_use: SegmentUse(1) }, ExtentRef::NONE],
             orphans: vec![Orphan { keyspace: KeyspaceId(2), first_page: PageId(5), page_count: 6 }],
         };
         let bytes = catalogue.encode();
-        let (places, extents) = (3 * size_of::<u64>(), 2 * ExtentRef::BYTES);
+        let (addresses, extents) = (3 * size_of::<u64>(), 2 * ExtentRef::BYTES);
         let known_bytes = HEAD_BYTES + keyspace_bytes("käse".len()) + ORPHAN_BYTES;
-        assert_eq!(bytes.len() as u64, known_bytes + (places + extents) as u64);
+        assert_eq!(bytes.len() as u64, known_bytes + (addresses + extents) as u64);
         assert_eq!(Catalogue::decode(&bytes), Some(catalogue));
         for end in 0..bytes.len() {
             assert_eq!(Catalogue::decode(&bytes[..end]), None);

@@ -6,7 +6,8 @@ use super::catalogue::{Catalogue, KeyspaceEntry, Orphan};
 use super::extent::Kind;
 use super::record::Operation;
 use super::{
-    BLOCK_BYTES, ExtentRef, FORMAT_VERSION, KeyspaceId, PageId, Place, SegmentUse, extent, log, node, record, summary,
+    BLOCK_BYTES, ExtentAddress, ExtentRef, FORMAT_VERSION, KeyspaceId, PageId, SegmentUse, extent, log, node, record,
+    summary,
 };
 use super::{LOG_STREAM_COUNT_MAX, superblock, superblock::INCARNATION_COUNT_MAX};
 
@@ -25,8 +26,8 @@ fn rows(heading: &str) -> Vec<Vec<String>> {
         .collect()
 }
 
-/// Compares offsets and sizes with constants. A field's size is the way to the next one; each description has to contain
-/// the word given, so that no two rows can be exchanged.
+/// Compares offsets and sizes with constants. A field's size is the way to the next one; each description has to
+/// contain the word given, so that no two rows can be exchanged.
 fn compare(heading: &str, fields: &[(usize, &str)], end: usize) {
     let rows = rows(heading);
     assert_eq!(rows.len(), fields.len(), "{heading}: the document has {} rows", rows.len());
@@ -72,15 +73,15 @@ fn fixed_structures_are_as_documented() {
         (s::EPOCH_OFFSET, "epoch"),
         (s::CATALOGUE_BYTES_OFFSET, "length of the catalogue"),
         (s::INCARNATION_COUNT_OFFSET, "number of incarnations"),
-        (s::STRETCH_COUNT_OFFSET, "number of the log's stretches"),
+        (s::LOG_RANGE_COUNT_OFFSET, "number of the log's ranges"),
         (s::INCARNATIONS_OFFSET, "incarnations"),
         (s::CATALOGUE_OFFSET, "last part"),
-        (s::STRETCHES_OFFSET, "stretches"),
+        (s::LOG_RANGES_OFFSET, "ranges"),
         (s::ZERO_2_OFFSET, "zero"),
     ];
     compare("Superblock", &fields, BLOCK_BYTES);
     compare("An incarnation", &[(0, "number"), (4, "first timestamp")], s::INCARNATION_BYTES);
-    compare("A stretch of the log", &[(0, "stream"), (8, "from"), (16, "to")], s::STRETCH_BYTES);
+    compare("A range of the log", &[(0, "stream"), (8, "from"), (16, "to")], s::LOG_RANGE_BYTES);
 
     use extent as e;
     let fields = [
@@ -109,7 +110,7 @@ fn fixed_structures_are_as_documented() {
     let fields = [
         (y::KEYSPACE_OFFSET, "keyspace"),
         (y::PAGE_OFFSET, "page"),
-        (y::PLACE_OFFSET, "place"),
+        (y::ADDRESS_OFFSET, "place"),
         (y::SEQUENCE_OFFSET, "sequence"),
         (y::ZERO_OFFSET, "zero"),
     ];
@@ -188,12 +189,12 @@ fn the_log_is_as_documented() {
 /// The operations of a record's body, each written with numbers that can be told apart.
 #[test]
 fn operations_are_as_documented() {
-    let extent = ExtentRef { place: Place::new(4096, 64, SegmentUse(1)), segment_use: SegmentUse(1) };
+    let extent = ExtentRef { address: ExtentAddress::new(4096, 64, SegmentUse(1)), segment_use: SegmentUse(1) };
     let samples = [
         ("1 put", Operation::Put { key: b"abc", value: b"value" }, vec![1, 9, 3, 5]),
         (
             "2 put large",
-            Operation::PutLarge { key: b"abc", length: 77, identity: 88, extents: vec![extent] },
+            Operation::PutLarge { key: b"abc", length: 77, value_id: 88, extents: vec![extent] },
             vec![2, 9, 3, 77, 88, 1],
         ),
         ("3 remove", Operation::Remove { key: b"abc" }, vec![3, 9, 3]),
@@ -210,9 +211,9 @@ fn operations_are_as_documented() {
 /// The catalogue, each list with one item.
 #[test]
 fn the_catalogue_is_as_documented() {
-    let (place, other) = (Place::new(4096, 64, SegmentUse(1)), Place::new(8192, 640, SegmentUse(2)));
-    let chunk = ExtentRef { place: other, segment_use: SegmentUse(2) };
-    let entry = KeyspaceEntry { id: KeyspaceId(7), page_bytes: 4096, name: "name".into(), chunks: vec![place] };
+    let (address, other) = (ExtentAddress::new(4096, 64, SegmentUse(1)), ExtentAddress::new(8192, 640, SegmentUse(2)));
+    let chunk = ExtentRef { address: other, segment_use: SegmentUse(2) };
+    let entry = KeyspaceEntry { id: KeyspaceId(7), page_bytes: 4096, name: "name".into(), chunks: vec![address] };
     let orphan = Orphan { keyspace: KeyspaceId(7), first_page: PageId(5), page_count: 6 };
     let catalogue = Catalogue {
         next_keyspace: 8,
@@ -227,7 +228,7 @@ fn the_catalogue_is_as_documented() {
     // 16 bytes before the keyspace; its name and its chunk take 4 and 4 + 8; then each list has its length in front.
     compare_sample("A keyspace", &bytes[16..], &[7, 4096, 4]);
     assert_eq!(bytes[26..30], *b"name");
-    assert_eq!(bytes[30..42], [&1u32.to_le_bytes()[..], &place.to_bits().to_le_bytes()].concat());
+    assert_eq!(bytes[30..42], [&1u32.to_le_bytes()[..], &address.to_bits().to_le_bytes()].concat());
     assert_eq!(bytes[46..54], other.to_bits().to_le_bytes());
     compare_sample("An extent that is named", &bytes[58..], &[other.to_bits(), 2]);
     compare_sample("An orphan", &bytes[78..], &[7, 5, 6]);
@@ -237,9 +238,10 @@ fn the_catalogue_is_as_documented() {
 /// Bits of a place, kinds of extents, and the numbers in the text.
 #[test]
 fn numbers_are_as_documented() {
-    let (start, length, stamp) = (Place::START_BITS, Place::LENGTH_BITS, Place::STAMP_BITS);
+    let (start, length, stamp) = (ExtentAddress::START_BITS, ExtentAddress::LENGTH_BITS, ExtentAddress::STAMP_BITS);
     let bits: Vec<String> = rows("Place").iter().map(|row| row[0].clone()).collect();
-    let expected = [(0, start), (start, length), (start + length, stamp), (Place::BITS, 64 - Place::BITS)];
+    let expected =
+        [(0, start), (start, length), (start + length, stamp), (ExtentAddress::BITS, 64 - ExtentAddress::BITS)];
     assert_eq!(bits, expected.map(|(from, count)| format!("{from}..{}", from + count)));
 
     let kinds = rows("Kinds of extents");
@@ -257,8 +259,8 @@ fn numbers_are_as_documented() {
         ("offset of the second superblock", superblock::SLOT_OFFSETS[1] as usize),
         ("incarnations in a superblock, at most", INCARNATION_COUNT_MAX),
         ("streams of a log, at most", LOG_STREAM_COUNT_MAX as usize),
-        ("unit of places in bytes", Place::UNIT_BYTES as usize),
-        ("bytes of an extent, at most", Place::EXTENT_BYTES_MAX as usize),
+        ("unit of places in bytes", ExtentAddress::UNIT_BYTES as usize),
+        ("bytes of an extent, at most", ExtentAddress::EXTENT_BYTES_MAX as usize),
         ("smallest page in bytes", node::PAGE_BYTES_MIN),
         ("largest page in bytes", node::PAGE_BYTES_MAX),
         ("pages in a chunk of a page table", extent::TABLE_PAGES),

@@ -15,8 +15,8 @@
 //!     34     6  database: the low 48 bits of its identity
 //! ```
 //!
-//! Use and database are its *origin*: a write that was lost leaves an older extent in its place, which may be whole and of the
-//! same page, and one that went astray leaves another database's.
+//! Use and database are its *origin*: a write that was lost leaves an older extent in its place, which may be whole and
+//! of the same page, and one that went astray leaves another database's.
 
 use super::{KeyspaceId, PageId, SegmentUse, checksum, get_u32, get_u64, put_u32, put_u64};
 
@@ -86,7 +86,7 @@ impl Kind {
 
 /// Who an extent is; compared with what the reader expects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Identity {
+pub(crate) struct PageKey {
     pub(crate) keyspace: KeyspaceId,
     pub(crate) page: PageId,
 }
@@ -103,13 +103,13 @@ const DATABASE_MASK: u64 = (1 << 48) - 1;
 
 /// What is wrong with an extent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub(crate) enum Flaw {
+pub(crate) enum ExtentError {
     #[error("its lengths make no sense")]
     Length,
     #[error("its checksum does not match")]
     Checksum,
     #[error("it belongs to keyspace {}, page {}", .0.keyspace, .0.page)]
-    Identity(Identity),
+    PageKey(PageKey),
     #[error("it was written in use {:#x} of a segment, and not in the one that it should be from", .0.0)]
     Use(SegmentUse),
     #[error("it belongs to another database")]
@@ -130,26 +130,35 @@ const COMPRESSION_GAIN_SHARE: usize = 8;
 /// length. Compresses where that saves an eighth. Whoever gives it a place [seals](seal) it.
 ///
 /// The caller pads to the unit of places.
-pub(crate) fn encode(page: &[u8], identity: Identity, kind: Kind, out: &mut Vec<u8>) -> usize {
-    assert!(page.len() > HEADER_BYTES);
+pub(crate) fn encode(page: &[u8], page_key: PageKey, kind: Kind, out: &mut Vec<u8>) -> usize {
     let start = out.len();
+    out.resize(start + encoded_bytes_max(page.len()), 0);
+    let stored = encode_into(page, page_key, kind, &mut out[start..]);
+    out.truncate(start + stored);
+    stored
+}
+
+/// Room that encoding a page of so many bytes takes: more than what is stored, where compressing it is in vain.
+pub(crate) fn encoded_bytes_max(page_bytes: usize) -> usize {
+    HEADER_BYTES + lz4_flex::block::get_maximum_output_size(page_bytes - HEADER_BYTES).max(page_bytes - HEADER_BYTES)
+}
+
+/// Like [`encode`], to the beginning of `extent`, which has [room](encoded_bytes_max) for it.
+pub(crate) fn encode_into(page: &[u8], page_key: PageKey, kind: Kind, extent: &mut [u8]) -> usize {
+    assert!(page.len() > HEADER_BYTES && extent.len() >= encoded_bytes_max(page.len()));
     let body = &page[HEADER_BYTES..];
-    let worst = lz4_flex::block::get_maximum_output_size(body.len());
-    out.resize(start + HEADER_BYTES + worst.max(body.len()), 0);
-    let compressed = lz4_flex::block::compress_into(body, &mut out[start + HEADER_BYTES..]).ok();
+    let compressed = lz4_flex::block::compress_into(body, &mut extent[HEADER_BYTES..]).ok();
     let (codec, body_bytes) = match compressed {
         Some(bytes) if bytes + page.len() / COMPRESSION_GAIN_SHARE <= body.len() => (CODEC_LZ4, bytes),
         _ => {
-            out[start + HEADER_BYTES..start + page.len()].copy_from_slice(body);
+            extent[HEADER_BYTES..page.len()].copy_from_slice(body);
             (CODEC_NONE, body.len())
         }
     };
     let stored = HEADER_BYTES + body_bytes;
-    out.truncate(start + stored);
-    let extent = &mut out[start..];
     extent[..HEADER_BYTES].fill(0);
-    put_u32(extent, KEYSPACE_OFFSET, identity.keyspace.0);
-    put_u32(extent, PAGE_OFFSET, identity.page.0);
+    put_u32(extent, KEYSPACE_OFFSET, page_key.keyspace.0);
+    put_u32(extent, PAGE_OFFSET, page_key.page.0);
     put_u32(extent, STORED_BYTES_OFFSET, stored as u32);
     put_u32(extent, RAW_BYTES_OFFSET, page.len() as u32);
     extent[KIND_OFFSET] = kind as u8;
@@ -160,9 +169,9 @@ pub(crate) fn encode(page: &[u8], identity: Identity, kind: Kind, out: &mut Vec<
 /// A verified extent: what its header says.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Header {
-    pub(crate) identity: Identity,
+    pub(crate) page_key: PageKey,
     /// Of the database only what an extent has room for.
-    origin: Origin,
+    pub(crate) origin: Origin,
     pub(crate) kind: Kind,
     pub(crate) stored_bytes: usize,
     pub(crate) raw_bytes: usize,
@@ -170,25 +179,25 @@ pub(crate) struct Header {
 }
 
 /// Checks the checksum of the extent at the start of `bytes` and returns its header. Bytes behind it are ignored.
-pub(crate) fn verify(bytes: &[u8]) -> Result<Header, Flaw> {
+pub(crate) fn verify(bytes: &[u8]) -> Result<Header, ExtentError> {
     if bytes.len() < HEADER_BYTES {
-        return Err(Flaw::Length);
+        return Err(ExtentError::Length);
     }
     let stored_bytes = get_u32(bytes, STORED_BYTES_OFFSET) as usize;
     let raw_bytes = get_u32(bytes, RAW_BYTES_OFFSET) as usize;
     if stored_bytes < HEADER_BYTES || stored_bytes > bytes.len() || raw_bytes < HEADER_BYTES {
-        return Err(Flaw::Length);
+        return Err(ExtentError::Length);
     }
     if checksum(&bytes[USE_OFFSET..stored_bytes], 0) != get_u64(bytes, CHECKSUM_OFFSET) {
-        return Err(Flaw::Checksum);
+        return Err(ExtentError::Checksum);
     }
     Ok(Header {
-        identity: Identity {
+        page_key: PageKey {
             keyspace: KeyspaceId(get_u32(bytes, KEYSPACE_OFFSET)),
             page: PageId(get_u32(bytes, PAGE_OFFSET)),
         },
         origin: Origin { database: database_of(bytes), segment_use: SegmentUse(get_u64(bytes, USE_OFFSET)) },
-        kind: Kind::from_byte(bytes[KIND_OFFSET]).ok_or(Flaw::Kind)?,
+        kind: Kind::from_byte(bytes[KIND_OFFSET]).ok_or(ExtentError::Kind)?,
         stored_bytes,
         raw_bytes,
         codec: bytes[CODEC_OFFSET],
@@ -197,12 +206,12 @@ pub(crate) fn verify(bytes: &[u8]) -> Result<Header, Flaw> {
 
 impl Header {
     /// Whether the extent is from where it should be.
-    pub(crate) fn check(&self, expected: Origin) -> Result<(), Flaw> {
+    pub(crate) fn check(&self, expected: Origin) -> Result<(), ExtentError> {
         if self.origin.database != expected.database & DATABASE_MASK {
-            return Err(Flaw::Database);
+            return Err(ExtentError::Database);
         }
         if self.origin.segment_use != expected.segment_use {
-            return Err(Flaw::Use(self.origin.segment_use));
+            return Err(ExtentError::Use(self.origin.segment_use));
         }
         Ok(())
     }
@@ -225,9 +234,9 @@ pub(crate) fn seal(extent: &mut [u8], origin: Origin) {
 }
 
 /// Puts the extent that `header` describes into `page`, which is as long as the extent was before compression.
-pub(crate) fn decode(bytes: &[u8], header: &Header, page: &mut [u8]) -> Result<(), Flaw> {
+pub(crate) fn decode(bytes: &[u8], header: &Header, page: &mut [u8]) -> Result<(), ExtentError> {
     if page.len() != header.raw_bytes {
-        return Err(Flaw::Length);
+        return Err(ExtentError::Length);
     }
     page[..HEADER_BYTES].copy_from_slice(&bytes[..HEADER_BYTES]);
     let body = &bytes[HEADER_BYTES..header.stored_bytes];
@@ -238,9 +247,9 @@ pub(crate) fn decode(bytes: &[u8], header: &Header, page: &mut [u8]) -> Result<(
         }
         CODEC_LZ4 => match lz4_flex::block::decompress_into(body, &mut page[HEADER_BYTES..]) {
             Ok(length) if length == page.len() - HEADER_BYTES => Ok(()),
-            _ => Err(Flaw::Codec),
+            _ => Err(ExtentError::Codec),
         },
-        _ => Err(Flaw::Codec),
+        _ => Err(ExtentError::Codec),
     }
 }
 
@@ -248,7 +257,7 @@ pub(crate) fn decode(bytes: &[u8], header: &Header, page: &mut [u8]) -> Result<(
 mod tests {
     use super::*;
 
-    const WHO: Identity = Identity { keyspace: KeyspaceId(7), page: PageId(9) };
+    const WHO: PageKey = PageKey { keyspace: KeyspaceId(7), page: PageId(9) };
     const ORIGIN: Origin = Origin { database: 0xFEDC_BA98_7654_3210, segment_use: SegmentUse(3) };
 
     /// What is encoded comes back, whether it compresses or not, and from behind other bytes.
@@ -267,7 +276,7 @@ mod tests {
             seal(&mut out[3..], ORIGIN);
             out.extend([9; 100]);
             let header = verify(&out[3..]).unwrap();
-            assert_eq!((header.identity, header.kind, header.check(ORIGIN)), (WHO, Kind::Leaf, Ok(())));
+            assert_eq!((header.page_key, header.kind, header.check(ORIGIN)), (WHO, Kind::Leaf, Ok(())));
             let mut back = vec![0; 4096];
             decode(&out[3..], &header, &mut back).unwrap();
             assert_eq!(back[HEADER_BYTES..], page[HEADER_BYTES..]);
@@ -295,11 +304,11 @@ mod tests {
         for bit in 0..64 {
             let segment_use = SegmentUse(ORIGIN.segment_use.0 ^ 1 << bit);
             seal(&mut out, Origin { segment_use, ..ORIGIN });
-            assert_eq!(verify(&out).unwrap().check(ORIGIN), Err(Flaw::Use(segment_use)));
+            assert_eq!(verify(&out).unwrap().check(ORIGIN), Err(ExtentError::Use(segment_use)));
         }
         for bit in 0..48 {
             seal(&mut out, Origin { database: ORIGIN.database ^ 1 << bit, ..ORIGIN });
-            assert_eq!(verify(&out).unwrap().check(ORIGIN), Err(Flaw::Database));
+            assert_eq!(verify(&out).unwrap().check(ORIGIN), Err(ExtentError::Database));
         }
     }
 }

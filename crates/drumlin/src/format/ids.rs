@@ -32,7 +32,7 @@ number! {
     Timestamp(u64)
 }
 number! {
-    /// What lies between two checkpoints. The high 32 bits are the incarnation, so that an epoch that a power cut
+    /// The time between two checkpoints. The high 32 bits are the incarnation, so that an epoch that a power cut
     /// interrupted can never be mistaken for one of a later opening.
     Epoch(u64)
 }
@@ -41,16 +41,19 @@ number! {
     Incarnation(u32)
 }
 number! {
-    /// The number of a segment: its byte offset in the data file divided by the segment size. Segment 0 holds the superblocks.
+    /// The number of a segment: its byte offset in the data file divided by the segment size. Segment 0 holds the
+    /// superblocks.
     SegmentId(u32)
 }
 
-/// One use of a segment of the data file, from its being taken to its being free again. No two uses in a database have the same
-/// number: the opening is in the high 28 bits, what is below counts.
+/// One use of a segment of the data file, from its being taken to its being free again. No two uses in a database have
+/// the same number: the opening is in the high 28 bits, what is below counts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub(crate) struct SegmentUse(pub(crate) u64);
 
 impl SegmentUse {
+    /// Which one it is can't be told: the table of segments is damaged where it says so.
+    pub(crate) const UNKNOWN: SegmentUse = SegmentUse(u64::MAX);
     /// Bits of the count: 2^36 segments of a megabyte are 64 PiB written in one opening.
     pub(super) const COUNT_BITS: u32 = 36;
 

@@ -97,7 +97,7 @@ pub(crate) struct SegmentHeader {
 
 /// What is wrong with a segment's header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub(crate) enum HeaderFlaw {
+pub(crate) enum SegmentHeaderError {
     #[error("it is not the header of a log segment")]
     Magic,
     #[error("its checksum does not match")]
@@ -130,19 +130,19 @@ impl SegmentHeader {
     }
 
     /// The header at the start of `block`; `None` where the block is zeros.
-    pub(crate) fn decode(block: &[u8]) -> Result<Option<SegmentHeader>, HeaderFlaw> {
+    pub(crate) fn decode(block: &[u8]) -> Result<Option<SegmentHeader>, SegmentHeaderError> {
         if block.iter().all(|&byte| byte == 0) {
             return Ok(None);
         }
         if block[MAGIC_OFFSET..MAGIC_OFFSET + 8] != SEGMENT_MAGIC {
-            return Err(HeaderFlaw::Magic);
+            return Err(SegmentHeaderError::Magic);
         }
         if checksum(&block[..CHECKSUM_OFFSET], 0) != get_u64(block, CHECKSUM_OFFSET) {
-            return Err(HeaderFlaw::Checksum);
+            return Err(SegmentHeaderError::Checksum);
         }
         let version = get_u32(block, VERSION_OFFSET);
         if version > FORMAT_VERSION {
-            return Err(HeaderFlaw::Newer(version));
+            return Err(SegmentHeaderError::Newer(version));
         }
         let header = SegmentHeader {
             stream: get_u16(block, STREAM_OFFSET),
@@ -160,7 +160,7 @@ impl SegmentHeader {
         let block_bytes = super::BLOCK_BYTES as u64;
         let whole = header.start.is_multiple_of(block_bytes) && header.window_bytes.is_multiple_of(block_bytes);
         if !whole || header.window_bytes == 0 || header.start.checked_add(header.window_bytes).is_none() {
-            return Err(HeaderFlaw::Window);
+            return Err(SegmentHeaderError::Window);
         }
         Ok(Some(header))
     }

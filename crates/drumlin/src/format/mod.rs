@@ -3,6 +3,7 @@
 //! All integers are little-endian. A field's offset is a constant, and the constants of a structure are checked at
 //! compile time to abut. `docs/format.md` repeats the tables for readers; a test compares the two.
 
+pub(crate) mod address;
 pub(crate) mod catalogue;
 #[cfg(test)]
 mod document;
@@ -10,19 +11,18 @@ pub(crate) mod extent;
 pub(crate) mod ids;
 pub(crate) mod log;
 pub(crate) mod node;
-pub(crate) mod place;
 pub(crate) mod record;
 pub(crate) mod summary;
 pub(crate) mod superblock;
 
+pub(crate) use address::{ExtentAddress, ExtentRef};
 pub(crate) use ids::SegmentUse;
 pub use ids::{Epoch, Incarnation, KeyspaceId, PageId, SegmentId, Timestamp};
-pub(crate) use place::{ExtentRef, Place};
 
 /// The format version that this code writes, and the newest that it reads.
 pub(crate) const FORMAT_VERSION: u32 = 1;
 
-/// Streams that a log may have: the superblock lists a stretch of each.
+/// Streams that a log may have: the superblock lists a range of each.
 pub(crate) const LOG_STREAM_COUNT_MAX: u16 = 64;
 
 /// Direct I/O happens in units of this many bytes; every file region that is written on its own starts and ends on such
@@ -70,3 +70,6 @@ pub(crate) fn put_u64(bytes: &mut [u8], offset: usize, value: u64) {
 pub(crate) fn checksum(bytes: &[u8], seed: u64) -> u64 {
     xxhash_rust::xxh3::xxh3_64_with_seed(bytes, seed)
 }
+
+/// The [`checksum`], with seed 0, of bytes that come in parts.
+pub(crate) use xxhash_rust::xxh3::Xxh3Default as Checksum;

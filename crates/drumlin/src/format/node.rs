@@ -42,7 +42,7 @@
 //!     20     4  chunks
 //! ```
 
-use super::{PageId, Place, extent, get_u32, get_u64, put_u32, put_u64};
+use super::{ExtentAddress, PageId, extent, get_u32, get_u64, put_u32, put_u64};
 
 pub(crate) const NEWEST_OFFSET: usize = extent::HEADER_BYTES;
 pub(crate) const SLOT_COUNT_OFFSET: usize = 48;
@@ -116,7 +116,7 @@ const _: () = {
 pub(crate) const PAGE_BYTES_MIN: usize = 512;
 pub(crate) const PAGE_BYTES_MAX: usize = 65_536;
 
-/// Whether pages can have this size.
+/// Returns `true` if pages can have this size.
 pub(crate) fn is_page_bytes(bytes: usize) -> bool {
     bytes.is_power_of_two() && (PAGE_BYTES_MIN..=PAGE_BYTES_MAX).contains(&bytes)
 }
@@ -173,15 +173,16 @@ impl LargeRef {
         }
     }
 
-    /// Whether it can name a value: by pages that can exist, each with at least a byte of it and at most an extent's.
+    /// Returns `true` if it can name a value: by pages that can exist, each with at least a byte of it and at most an
+    /// extent's.
     pub(crate) fn is_plausible(&self) -> bool {
         let pages_end = self.first_page.0.checked_add(self.chunk_count);
         self.first_page != PageId::NONE && pages_end.is_some() && is_value_length(self.length, self.chunk_count)
     }
 }
 
-/// Whether so many extents can hold a value of this length.
+/// Returns `true` if so many extents can hold a value of this length.
 pub(crate) fn is_value_length(length: u64, chunk_count: u32) -> bool {
     let chunk_count = u64::from(chunk_count);
-    chunk_count > 0 && (chunk_count..=chunk_count * Place::EXTENT_BYTES_MAX).contains(&length)
+    chunk_count > 0 && (chunk_count..=chunk_count * ExtentAddress::EXTENT_BYTES_MAX).contains(&length)
 }

@@ -25,7 +25,7 @@ const DROP: u8 = 5;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Operation<'a> {
     Put { key: &'a [u8], value: &'a [u8] },
-    PutLarge { key: &'a [u8], length: u64, identity: u64, extents: Vec<ExtentRef> },
+    PutLarge { key: &'a [u8], length: u64, value_id: u64, extents: Vec<ExtentRef> },
     Remove { key: &'a [u8] },
     Create { page_bytes: u32, name: &'a str },
     Drop,
@@ -45,11 +45,11 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
             out.extend_from_slice(key);
             out.extend_from_slice(value);
         }
-        Operation::PutLarge { key, length, identity, extents } => {
+        Operation::PutLarge { key, length, value_id, extents } => {
             begin(PUT_LARGE);
             out.extend((key.len() as u16).to_le_bytes());
             out.extend(length.to_le_bytes());
-            out.extend(identity.to_le_bytes());
+            out.extend(value_id.to_le_bytes());
             out.extend((extents.len() as u32).to_le_bytes());
             out.extend_from_slice(key);
             for extent in extents {
@@ -116,7 +116,7 @@ fn take_operation<'a>(rest: &mut &'a [u8]) -> Option<(KeyspaceId, Operation<'a>)
         PUT_LARGE => {
             let key_bytes = take_u16(rest)?;
             let length = take_u64(rest)?;
-            let identity = take_u64(rest)?;
+            let value_id = take_u64(rest)?;
             let chunk_count = take_u32(rest)? as usize;
             let key = take(rest, key_bytes)?;
             let extents = take(rest, chunk_count.checked_mul(ExtentRef::BYTES)?)?;
@@ -127,7 +127,7 @@ fn take_operation<'a>(rest: &mut &'a [u8]) -> Option<(KeyspaceId, Operation<'a>)
             if !is_value_length(length, chunk_count as u32) {
                 return None;
             }
-            Operation::PutLarge { key, length, identity, extents }
+            Operation::PutLarge { key, length, value_id, extents }
         }
         REMOVE => {
             let key_bytes = take_u16(rest)?;
@@ -147,23 +147,24 @@ fn take_operation<'a>(rest: &mut &'a [u8]) -> Option<(KeyspaceId, Operation<'a>)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{Place, SegmentUse};
+    use crate::format::{ExtentAddress, SegmentUse};
 
     fn extents() -> Vec<ExtentRef> {
         let extent = |start, number| {
             let segment_use = SegmentUse(number);
-            ExtentRef { place: Place::new(start, 4096, segment_use), segment_use }
+            ExtentRef { address: ExtentAddress::new(start, 4096, segment_use), segment_use }
         };
         vec![extent(4096, 1), extent(1 << 20, 2)]
     }
 
-    /// Every operation survives its bytes; a body cut short, or a value that its extents can't hold, is refused without a panic.
+    /// Every operation survives its bytes; a body cut short, or a value that its extents can't hold, is refused without
+    /// a panic.
     #[test]
     fn operations_survive_their_bytes() {
         let operations = [
             Operation::Put { key: b"", value: b"" },
             Operation::Put { key: b"k", value: b"value" },
-            Operation::PutLarge { key: b"l", length: 5000, identity: 9, extents: extents() },
+            Operation::PutLarge { key: b"l", length: 5000, value_id: 9, extents: extents() },
             Operation::Remove { key: b"gone" },
             Operation::Create { page_bytes: 4096, name: "käse" },
             Operation::Drop,
@@ -179,7 +180,7 @@ mod tests {
             let mut body = Vec::new();
             encode(
                 KeyspaceId(3),
-                &Operation::PutLarge { key: b"l", length, identity: 9, extents: extents() },
+                &Operation::PutLarge { key: b"l", length, value_id: 9, extents: extents() },
                 &mut body,
             );
             assert!(decode(&body).eq([None]), "{length} bytes in two extents");

@@ -11,57 +11,57 @@
 //!     20     4  zero
 //! ```
 
-use super::{KeyspaceId, PageId, Place, get_u32, get_u64, put_u32, put_u64};
+use super::{ExtentAddress, KeyspaceId, PageId, get_u32, get_u64, put_u32, put_u64};
 
 pub(crate) const KEYSPACE_OFFSET: usize = 0;
 pub(crate) const PAGE_OFFSET: usize = 4;
-pub(crate) const PLACE_OFFSET: usize = 8;
+pub(crate) const ADDRESS_OFFSET: usize = 8;
 pub(crate) const SEQUENCE_OFFSET: usize = 16;
 pub(crate) const ZERO_OFFSET: usize = 20;
 pub(crate) const ENTRY_BYTES: usize = 24;
 
 const _: () = {
     assert!(PAGE_OFFSET == KEYSPACE_OFFSET + 4);
-    assert!(PLACE_OFFSET == PAGE_OFFSET + 4);
-    assert!(SEQUENCE_OFFSET == PLACE_OFFSET + 8);
+    assert!(ADDRESS_OFFSET == PAGE_OFFSET + 4);
+    assert!(SEQUENCE_OFFSET == ADDRESS_OFFSET + 8);
     assert!(ZERO_OFFSET == SEQUENCE_OFFSET + 4);
     assert!(ENTRY_BYTES == ZERO_OFFSET + 4);
 };
 
 /// One change of one page's word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct TableChange {
     pub(crate) keyspace: KeyspaceId,
     pub(crate) page: PageId,
     /// Where the page is; [`Place::NONE`]: freed.
-    pub(crate) place: Place,
+    pub(crate) address: ExtentAddress,
     pub(crate) sequence: u32,
 }
 
 /// Appends the entry to `out`.
-pub(crate) fn encode(entry: &Entry, out: &mut Vec<u8>) {
+pub(crate) fn encode(entry: &TableChange, out: &mut Vec<u8>) {
     let start = out.len();
     out.resize(start + ENTRY_BYTES, 0);
     let bytes = &mut out[start..];
     put_u32(bytes, KEYSPACE_OFFSET, entry.keyspace.0);
     put_u32(bytes, PAGE_OFFSET, entry.page.0);
-    put_u64(bytes, PLACE_OFFSET, entry.place.to_bits());
+    put_u64(bytes, ADDRESS_OFFSET, entry.address.to_bits());
     put_u32(bytes, SEQUENCE_OFFSET, entry.sequence);
 }
 
 /// Reads all entries of a payload; `None` where it is malformed.
-pub(crate) fn decode(payload: &[u8]) -> Option<Vec<Entry>> {
+pub(crate) fn decode(payload: &[u8]) -> Option<Vec<TableChange>> {
     if !payload.len().is_multiple_of(ENTRY_BYTES) {
         return None;
     }
     payload
         .chunks_exact(ENTRY_BYTES)
         .map(|bytes| {
-            let place = get_u64(bytes, PLACE_OFFSET);
-            Some(Entry {
+            let address = get_u64(bytes, ADDRESS_OFFSET);
+            Some(TableChange {
                 keyspace: KeyspaceId(get_u32(bytes, KEYSPACE_OFFSET)),
                 page: PageId(get_u32(bytes, PAGE_OFFSET)),
-                place: if place == 0 { Place::NONE } else { Place::from_bits(place)? },
+                address: if address == 0 { ExtentAddress::NONE } else { ExtentAddress::from_bits(address)? },
                 sequence: get_u32(bytes, SEQUENCE_OFFSET),
             })
         })

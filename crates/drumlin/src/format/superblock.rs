@@ -1,6 +1,7 @@
 //! The superblock: which checkpoint is the newest, and where its catalogue lies.
 //!
-//! Two of them, at the file offsets [`SLOT_OFFSETS`], written in turn; the valid one with the higher sequence number holds.
+//! Two of them, at the file offsets [`SLOT_OFFSETS`], written in turn; the valid one with the higher sequence number
+//! holds.
 //!
 //! ```text
 //! OFFSET  SIZE  DESCRIPTION
@@ -16,10 +17,10 @@
 //!     64     8  epoch of the checkpoint; 0: there is none yet
 //!     72     8  length of the catalogue in bytes
 //!     80     4  number of incarnations listed (up to 64)
-//!     84     4  number of the log's stretches listed (up to 64)
+//!     84     4  number of the log's ranges listed (up to 64)
 //!     88   768  incarnations, 12 bytes each: number (4), the first timestamp of its commits (8)
 //!    856    16  the catalogue's last part: place (8), use of its segment (8)
-//!    872  1536  stretches of the log that must be there, 24 bytes each: stream (8), its position from (8) and to (8)
+//!    872  1536  ranges of the log that must be there, 24 bytes each: stream (8), its position from (8) and to (8)
 //!   2408  1688  zero
 //! ```
 
@@ -34,7 +35,7 @@ pub(crate) const SLOT_OFFSETS: [u64; 2] = [0, 8 * BLOCK_BYTES as u64];
 pub(crate) const MAGIC: [u8; 8] = *b"DRUMLIN\n";
 pub(crate) const INCARNATION_COUNT_MAX: usize = 64;
 /// One for each stream that a log may have.
-pub(crate) const STRETCH_COUNT_MAX: usize = LOG_STREAM_COUNT_MAX as usize;
+pub(crate) const LOG_RANGE_COUNT_MAX: usize = LOG_STREAM_COUNT_MAX as usize;
 
 pub(crate) const MAGIC_OFFSET: usize = 0;
 pub(crate) const VERSION_OFFSET: usize = 8;
@@ -48,13 +49,13 @@ pub(crate) const TIMESTAMP_OFFSET: usize = 56;
 pub(crate) const EPOCH_OFFSET: usize = 64;
 pub(crate) const CATALOGUE_BYTES_OFFSET: usize = 72;
 pub(crate) const INCARNATION_COUNT_OFFSET: usize = 80;
-pub(crate) const STRETCH_COUNT_OFFSET: usize = 84;
+pub(crate) const LOG_RANGE_COUNT_OFFSET: usize = 84;
 pub(crate) const INCARNATIONS_OFFSET: usize = 88;
 pub(crate) const CATALOGUE_OFFSET: usize = 856;
-pub(crate) const STRETCHES_OFFSET: usize = 872;
+pub(crate) const LOG_RANGES_OFFSET: usize = 872;
 pub(crate) const ZERO_2_OFFSET: usize = 2408;
 pub(super) const INCARNATION_BYTES: usize = 12;
-pub(super) const STRETCH_BYTES: usize = 24;
+pub(super) const LOG_RANGE_BYTES: usize = 24;
 
 const _: () = {
     assert!(VERSION_OFFSET == MAGIC_OFFSET + 8);
@@ -68,11 +69,11 @@ const _: () = {
     assert!(EPOCH_OFFSET == TIMESTAMP_OFFSET + 8);
     assert!(CATALOGUE_BYTES_OFFSET == EPOCH_OFFSET + 8);
     assert!(INCARNATION_COUNT_OFFSET == CATALOGUE_BYTES_OFFSET + 8);
-    assert!(STRETCH_COUNT_OFFSET == INCARNATION_COUNT_OFFSET + 4);
-    assert!(INCARNATIONS_OFFSET == STRETCH_COUNT_OFFSET + 4);
+    assert!(LOG_RANGE_COUNT_OFFSET == INCARNATION_COUNT_OFFSET + 4);
+    assert!(INCARNATIONS_OFFSET == LOG_RANGE_COUNT_OFFSET + 4);
     assert!(CATALOGUE_OFFSET == INCARNATIONS_OFFSET + INCARNATION_COUNT_MAX * INCARNATION_BYTES);
-    assert!(STRETCHES_OFFSET == CATALOGUE_OFFSET + ExtentRef::BYTES);
-    assert!(ZERO_2_OFFSET == STRETCHES_OFFSET + STRETCH_COUNT_MAX * STRETCH_BYTES);
+    assert!(LOG_RANGES_OFFSET == CATALOGUE_OFFSET + ExtentRef::BYTES);
+    assert!(ZERO_2_OFFSET == LOG_RANGES_OFFSET + LOG_RANGE_COUNT_MAX * LOG_RANGE_BYTES);
     assert!(ZERO_2_OFFSET + 1688 == BLOCK_BYTES);
 };
 
@@ -91,12 +92,12 @@ pub(crate) struct Superblock {
     /// Ascending; each with the first timestamp that it gave out.
     pub(crate) incarnations: Vec<(Incarnation, Timestamp)>,
     /// What must be there of the log. Empty once the database was closed: then nothing of the log is needed.
-    pub(crate) log: Vec<Stretch>,
+    pub(crate) log: Vec<LogRange>,
 }
 
-/// A stretch of a stream of the log, covered by windows of segments without a gap.
+/// A range of a stream of the log, covered by windows of segments without a gap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Stretch {
+pub(crate) struct LogRange {
     pub(crate) stream: u16,
     /// The start of the oldest window that is needed.
     pub(crate) from: u64,
@@ -106,7 +107,7 @@ pub(crate) struct Stretch {
 
 /// Why a block is no superblock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub(crate) enum Flaw {
+pub(crate) enum SuperblockError {
     #[error("it does not begin as a superblock")]
     Magic,
     #[error("it has format {0}")]
@@ -123,7 +124,7 @@ impl Superblock {
     /// The block as it is written.
     pub(crate) fn encode(&self) -> [u8; BLOCK_BYTES] {
         assert!(self.incarnations.len() <= INCARNATION_COUNT_MAX);
-        assert!(self.log.len() <= STRETCH_COUNT_MAX);
+        assert!(self.log.len() <= LOG_RANGE_COUNT_MAX);
         let mut block = [0u8; BLOCK_BYTES];
         let bytes = &mut block[..];
         bytes[MAGIC_OFFSET..MAGIC_OFFSET + 8].copy_from_slice(&MAGIC);
@@ -142,12 +143,12 @@ impl Superblock {
             put_u64(bytes, offset + 4, first.0);
         }
         bytes[CATALOGUE_OFFSET..CATALOGUE_OFFSET + ExtentRef::BYTES].copy_from_slice(&self.catalogue.to_bytes());
-        put_u32(bytes, STRETCH_COUNT_OFFSET, self.log.len() as u32);
-        for (index, stretch) in self.log.iter().enumerate() {
-            let offset = STRETCHES_OFFSET + index * STRETCH_BYTES;
-            put_u64(bytes, offset, u64::from(stretch.stream));
-            put_u64(bytes, offset + 8, stretch.from);
-            put_u64(bytes, offset + 16, stretch.to);
+        put_u32(bytes, LOG_RANGE_COUNT_OFFSET, self.log.len() as u32);
+        for (index, range) in self.log.iter().enumerate() {
+            let offset = LOG_RANGES_OFFSET + index * LOG_RANGE_BYTES;
+            put_u64(bytes, offset, u64::from(range.stream));
+            put_u64(bytes, offset + 8, range.from);
+            put_u64(bytes, offset + 16, range.to);
         }
         let sum = checksum(&bytes[SEQUENCE_OFFSET..], 0);
         put_u64(bytes, CHECKSUM_OFFSET, sum);
@@ -155,33 +156,33 @@ impl Superblock {
     }
 
     /// Reads a block that may be anything.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Superblock, Flaw> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Superblock, SuperblockError> {
         if bytes.len() != BLOCK_BYTES || bytes[MAGIC_OFFSET..MAGIC_OFFSET + 8] != MAGIC {
-            return Err(Flaw::Magic);
+            return Err(SuperblockError::Magic);
         }
         let version = get_u32(bytes, VERSION_OFFSET);
         if version > FORMAT_VERSION {
-            return Err(Flaw::Newer(version));
+            return Err(SuperblockError::Newer(version));
         }
         // There never was a version 0, and there is none before the first yet.
         if version < FORMAT_VERSION {
-            return Err(Flaw::Version(version));
+            return Err(SuperblockError::Version(version));
         }
         if checksum(&bytes[SEQUENCE_OFFSET..], 0) != get_u64(bytes, CHECKSUM_OFFSET) {
-            return Err(Flaw::Checksum);
+            return Err(SuperblockError::Checksum);
         }
         let incarnation_count = get_u32(bytes, INCARNATION_COUNT_OFFSET) as usize;
-        let stretch_count = get_u32(bytes, STRETCH_COUNT_OFFSET) as usize;
+        let stretch_count = get_u32(bytes, LOG_RANGE_COUNT_OFFSET) as usize;
         let segment_bytes = get_u64(bytes, SEGMENT_BYTES_OFFSET);
         if incarnation_count > INCARNATION_COUNT_MAX
-            || stretch_count > STRETCH_COUNT_MAX
+            || stretch_count > LOG_RANGE_COUNT_MAX
             || !segment_bytes.is_power_of_two()
             || segment_bytes < 16 * BLOCK_BYTES as u64
         {
-            return Err(Flaw::Fields);
+            return Err(SuperblockError::Fields);
         }
         let catalogue = &bytes[CATALOGUE_OFFSET..CATALOGUE_OFFSET + ExtentRef::BYTES];
-        let catalogue = ExtentRef::from_bytes(catalogue).ok_or(Flaw::Fields)?;
+        let catalogue = ExtentRef::from_bytes(catalogue).ok_or(SuperblockError::Fields)?;
         let incarnations = (0..incarnation_count)
             .map(|index| {
                 let offset = INCARNATIONS_OFFSET + index * INCARNATION_BYTES;
@@ -190,10 +191,10 @@ impl Superblock {
             .collect();
         let log = (0..stretch_count)
             .map(|index| {
-                let offset = STRETCHES_OFFSET + index * STRETCH_BYTES;
+                let offset = LOG_RANGES_OFFSET + index * LOG_RANGE_BYTES;
                 let stream = u16::try_from(get_u64(bytes, offset)).ok().filter(|stream| *stream < LOG_STREAM_COUNT_MAX);
                 let (from, to) = (get_u64(bytes, offset + 8), get_u64(bytes, offset + 16));
-                stream.filter(|_| from <= to).map(|stream| Stretch { stream, from, to }).ok_or(Flaw::Fields)
+                stream.filter(|_| from <= to).map(|stream| LogRange { stream, from, to }).ok_or(SuperblockError::Fields)
             })
             .collect::<Result<Vec<_>, _>>()?;
         Ok(Superblock {
@@ -214,7 +215,7 @@ impl Superblock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{Place, SegmentUse};
+    use crate::format::{ExtentAddress, SegmentUse};
 
     fn sample() -> Superblock {
         Superblock {
@@ -225,9 +226,12 @@ mod tests {
             timestamp: Timestamp(1234),
             epoch: Epoch(5),
             catalogue_bytes: 100,
-            catalogue: ExtentRef { place: Place::new(1 << 20, 640, SegmentUse(5)), segment_use: SegmentUse(5) },
+            catalogue: ExtentRef {
+                address: ExtentAddress::new(1 << 20, 640, SegmentUse(5)),
+                segment_use: SegmentUse(5),
+            },
             incarnations: vec![(Incarnation(1), Timestamp(1)), (Incarnation(2), Timestamp(1235))],
-            log: vec![Stretch { stream: 0, from: 4096, to: 12288 }, Stretch { stream: 63, from: 0, to: 0 }],
+            log: vec![LogRange { stream: 0, from: 4096, to: 12288 }, LogRange { stream: 63, from: 0, to: 0 }],
         }
     }
 

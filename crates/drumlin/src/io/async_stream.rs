@@ -112,7 +112,7 @@ impl AsyncReadStream {
     /// Begins to read `range`, given in bytes, of `file`, which must be of this `backend`.
     ///
     /// # Errors
-    /// As [`ReadStream::open`](super::ReadStream::open); also where the driver's thread cannot be started.
+    /// Those of [`ReadStream::open`](super::ReadStream::open); also where the driver's thread cannot be started.
     pub fn open(
         backend: &Arc<dyn Backend>,
         file: &FileRef,
@@ -146,7 +146,7 @@ impl AsyncReadStream {
     /// and asked for anew without losing anything.
     ///
     /// # Errors
-    /// As [`ReadStream::next_buffer`](super::ReadStream::next_buffer).
+    /// Those of [`ReadStream::next_buffer`](super::ReadStream::next_buffer).
     pub async fn next_buffer(&mut self) -> io::Result<Option<ReadBuffer>> {
         std::future::poll_fn(|context| self.poll_next_buffer(context)).await
     }

@@ -15,9 +15,9 @@ pub struct AlignedBuffer {
     capacity: usize,
 }
 
-// SAFETY: the buffer owns its bytes alone, as a `Box<[u8]>` does.
+// SAFETY: the buffer owns its bytes alone, as a `Box<[u8]>` does. Test: `many_threads` of `io::tests`.
 unsafe impl Send for AlignedBuffer {}
-// SAFETY: shared access only reads.
+// SAFETY: shared access only reads. Test: `streamed_buffers_are_stable` of `io::tests`.
 unsafe impl Sync for AlignedBuffer {}
 
 impl AlignedBuffer {
@@ -29,7 +29,7 @@ impl AlignedBuffer {
     pub fn zeroed(length: usize) -> AlignedBuffer {
         let capacity = length.next_multiple_of(Self::ALIGNMENT).max(Self::ALIGNMENT);
         let layout = Self::layout(capacity);
-        // SAFETY: the layout's size is not zero.
+        // SAFETY: the layout's size is not zero. Test: `a_buffer_is_aligned_zeroed_and_its_own`.
         let start = unsafe { alloc_zeroed(layout) };
         let start = NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout));
         AlignedBuffer { start, length, capacity }
@@ -57,7 +57,7 @@ impl AlignedBuffer {
 
 impl Drop for AlignedBuffer {
     fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with this very layout.
+        // SAFETY: allocated in `zeroed` with this very layout. Test: as there, under a checking allocator.
         unsafe { dealloc(self.start.as_ptr(), Self::layout(self.capacity)) }
     }
 }
@@ -67,7 +67,8 @@ impl Deref for AlignedBuffer {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: `length` is at most `capacity`, and all of the capacity was initialised when it was allocated.
+        // SAFETY: `length` is at most `capacity`, and all of the capacity was initialised when it was allocated. Test:
+        // `a_buffer_is_aligned_zeroed_and_its_own`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
     }
 }
@@ -75,7 +76,7 @@ impl Deref for AlignedBuffer {
 impl DerefMut for AlignedBuffer {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for `deref`, and `&mut self` makes the access exclusive.
+        // SAFETY: as for `deref`, and `&mut self` makes the access exclusive. Test: as there.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.length) }
     }
 }
@@ -83,5 +84,28 @@ impl DerefMut for AlignedBuffer {
 impl fmt::Debug for AlignedBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "AlignedBuffer({} of {} bytes)", self.length, self.capacity)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A buffer begins at a multiple of its alignment, with zeros; its bytes are in no other, and a changed length
+    /// keeps them.
+    #[test]
+    fn a_buffer_is_aligned_zeroed_and_its_own() {
+        let mut buffers: Vec<AlignedBuffer> = (1..20).map(|blocks| AlignedBuffer::zeroed(blocks * 4096)).collect();
+        for (number, buffer) in buffers.iter_mut().enumerate() {
+            assert!(buffer.as_ptr().addr().is_multiple_of(AlignedBuffer::ALIGNMENT));
+            assert!(buffer.iter().all(|&byte| byte == 0));
+            buffer.fill(number as u8 + 1);
+        }
+        for (number, buffer) in buffers.iter_mut().enumerate() {
+            let capacity = buffer.capacity();
+            buffer.set_len(1);
+            buffer.set_len(capacity);
+            assert!(buffer.iter().all(|&byte| byte == number as u8 + 1), "buffer {number}");
+        }
     }
 }

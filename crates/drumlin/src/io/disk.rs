@@ -439,7 +439,7 @@ impl Backend for DiskBackend {
     }
 }
 
-/// How a folder is opened.
+/// The flags with which a folder is opened.
 const FOLDER_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// An open folder of the operating system.

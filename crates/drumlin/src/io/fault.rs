@@ -113,6 +113,8 @@ struct Shared {
     space: Mutex<Space>,
     gate: Mutex<Gate>,
     changed: Condvar,
+    /// The beginning of the names of threads that are not started.
+    refused_threads: Mutex<Option<&'static str>>,
 }
 
 /// Where a request waits that was told to.
@@ -350,6 +352,12 @@ impl FaultyBackend {
         self.shared.changed.notify_all();
     }
 
+    /// Starts no thread whose name begins so, as a backend without threads does: the log then does its preparations and
+    /// writes on the threads that need them, in one order.
+    pub fn refuse_threads(&self, name: &'static str) {
+        *self.shared.refused_threads.lock() = Some(name);
+    }
+
     /// Limits the space that files may take together, in blocks of 4,096 bytes; what would exceed it fails with
     /// `StorageFull`, whole. `None` lifts the limit. Files count from their first opening through this backend.
     pub fn set_space_limit(&self, bytes: Option<u64>) {
@@ -462,6 +470,9 @@ impl Backend for FaultyBackend {
 
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<thread::JoinHandle<()>> {
         self.shared.strike(Operation::Spawn)?;
+        if self.shared.refused_threads.lock().is_some_and(|refused| name.starts_with(refused)) {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
         self.inner.spawn(name, body)
     }
 }

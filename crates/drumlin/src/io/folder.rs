@@ -1,5 +1,5 @@
-//! An open folder: names are looked up in the folder itself, wherever it was moved to and whatever the process's working
-//! directory is by now.
+//! An open folder: names are looked up in the folder itself, wherever it was moved to and whatever the process's
+//! working directory is by now.
 
 use std::fmt;
 use std::io;
@@ -31,12 +31,12 @@ pub trait Folder: Send + Sync + fmt::Debug {
     fn remove(&self, name: &str) -> io::Result<()>;
     /// Makes names created, renamed or removed in it durable.
     fn sync(&self) -> io::Result<()>;
-    /// Takes the folder's exclusive lock, held until this handle is dropped; `false` where another handle, in this process
-    /// or another, has it. A backend whose folders have no lock says `true`: files have one.
+    /// Takes the folder's exclusive lock, held until this handle is dropped; `false` where another handle, in this
+    /// process or another, has it. A backend whose folders have no lock says `true`: files have one.
     fn try_lock(&self) -> io::Result<bool> {
         Ok(true)
     }
-    /// As [`File::unlock`](super::File::unlock).
+    /// Like [`File::unlock`](super::File::unlock).
     fn unlock(&self) -> io::Result<()> {
         Ok(())
     }

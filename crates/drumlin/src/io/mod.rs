@@ -26,7 +26,6 @@ mod probe;
 mod process;
 mod read;
 mod select;
-#[cfg(feature = "sim")]
 #[doc(hidden)]
 pub mod sim;
 mod stream;
@@ -55,7 +54,7 @@ pub use stream::{ReadStream, StreamOptions};
 /// A shared handle of an open file.
 pub type FileRef = Arc<dyn File>;
 
-/// How a file is opened.
+/// Settings for opening a file.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OpenOptions {
     /// Opened for writing too.
@@ -68,7 +67,7 @@ pub struct OpenOptions {
     pub direct: bool,
 }
 
-/// What must hold when a write returns.
+/// The guarantee that holds when a write returns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Persist {
     /// Nothing: a later sync makes it durable.
@@ -77,7 +76,7 @@ pub enum Persist {
     Now(SyncMethod),
 }
 
-/// How written bytes are brought to the medium.
+/// A way of bringing written bytes to the medium.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum SyncMethod {
     /// The write itself is durable (`RWF_DSYNC`): the device is asked for forced unit access, or flushed behind it.
@@ -131,19 +130,21 @@ pub trait File: Send + Sync + fmt::Debug {
     fn sync_data(&self) -> io::Result<()>;
     /// Brings data and all metadata to the medium (`fsync`; `F_FULLFSYNC` on macOS).
     fn sync_all(&self) -> io::Result<()>;
-    /// Whether the method was not found missing so far; where it is missing, writes use [`SyncMethod::DataSync`].
+    /// Returns `true` if the method was not found missing so far; where it is missing, writes use
+    /// [`SyncMethod::DataSync`].
     fn supports(&self, method: SyncMethod) -> bool {
         let _ = method;
         true
     }
-    /// What offsets, lengths and buffer addresses must be multiples of: 1 for a buffered file.
+    /// The alignment of offsets, lengths and buffer addresses in bytes: 1 for a buffered file.
     fn alignment(&self) -> usize;
-    /// Whether it bypasses the page cache.
+    /// Returns `true` if it bypasses the page cache.
     fn is_direct(&self) -> bool;
-    /// Takes the file's exclusive lock, held until this handle is dropped; `false` where another handle, in this process
-    /// or another, has it.
+    /// Takes the file's exclusive lock, held until this handle is dropped; `false` where another handle, in this
+    /// process or another, has it.
     fn try_lock(&self) -> io::Result<bool>;
-    /// Gives the lock up, also where a fork of the process has a copy of the handle. Dropping the handle alone does not then.
+    /// Gives the lock up, also where a fork of the process has a copy of the handle. Dropping the handle alone does not
+    /// then.
     fn unlock(&self) -> io::Result<()> {
         Ok(())
     }
@@ -166,9 +167,9 @@ pub struct Completion {
 ///
 /// Dropping a queue submits what was pushed and waits for what is in flight.
 pub trait Queue: Send {
-    /// How many requests may be in flight at once.
+    /// The number of requests that may be in flight at once.
     fn depth(&self) -> usize;
-    /// How many have been pushed and not yet been returned by [`wait`](Queue::wait).
+    /// The number of requests pushed and not yet returned by [`wait`](Queue::wait).
     fn in_flight(&self) -> usize;
     /// Prepares a read of `buffer.len()` bytes. The caller keeps `in_flight` below `depth`.
     fn push_read(&mut self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64);

@@ -33,7 +33,7 @@ const ROUND_WRITES: usize = 8;
 /// The version of the text form.
 const TEXT_VERSION: u32 = 1;
 
-/// What was measured of one method.
+/// The measurements of one sync method.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct MethodFigures {
     /// The method.
@@ -42,11 +42,11 @@ pub struct MethodFigures {
     pub median_us: f64,
     /// 99 of 100 took at most this long, in microseconds.
     pub p99_us: f64,
-    /// Whether system and file system have it. Where not, the figures are zero.
+    /// `true` if system and file system have it. Where not, the figures are zero.
     pub supported: bool,
 }
 
-/// What a probe of a folder found.
+/// The result of probing a folder.
 ///
 /// # Examples
 /// ```no_run
@@ -70,11 +70,11 @@ pub struct Probe {
     pub chosen: SyncMethod,
     /// The file system's kind: `ext4`, `xfs`.
     pub file_system: String,
-    /// What is mounted, its number, and whether it has a volatile write cache.
+    /// The mounted device, its number, and whether it has a volatile write cache.
     pub device: String,
     /// The options it is mounted with.
     pub mount_options: String,
-    /// Whether files bypass the page cache.
+    /// `true` if files bypass the page cache.
     pub direct: bool,
     /// Files live in memory (tmpfs, ramfs) or syncs are left out: whatever the figures say, nothing survives a power
     /// cut.
@@ -83,7 +83,7 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// How long a probe runs unless told otherwise.
+    /// The default duration of a probe.
     pub const DURATION: Duration = Duration::from_secs(1);
 
     /// Measures durable writes in `folder` for about `duration`, in a file that it removes again. Every method gets at
@@ -113,7 +113,7 @@ impl Probe {
         })
     }
 
-    /// What the probe's figures rest on: file system, device and mount options.
+    /// The file system, device and mount options that the figures hold for.
     #[must_use]
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
@@ -281,14 +281,14 @@ fn choose(methods: &[MethodFigures]) -> SyncMethod {
 #[cfg(test)]
 mod tests {
     use super::super::select::select;
-    use super::super::tests::Place;
+    use super::super::tests::TestFolder;
     use super::super::{IoBackend, in_memory};
     use super::*;
 
     /// In a fraction of a second it measures all methods, chooses one of them and leaves nothing behind.
     #[test]
     fn a_folder_is_probed() {
-        let place = Place::new(select(IoBackend::Portable).unwrap());
+        let place = TestFolder::new(select(IoBackend::Portable).unwrap());
         let probe = Probe::run(place.backend.as_ref(), place.folder(), Duration::from_millis(100)).unwrap();
         assert_eq!(probe.methods.len(), 3);
         for figures in probe.methods.iter().filter(|figures| figures.supported) {
@@ -306,7 +306,7 @@ mod tests {
 
     #[test]
     fn memory_is_told_from_a_medium() {
-        let place = Place::new(in_memory());
+        let place = TestFolder::new(in_memory());
         let probe = Probe::run(place.backend.as_ref(), place.folder(), Duration::ZERO).unwrap();
         assert!(probe.tmpfs && !probe.direct);
         assert_eq!(probe.file_system, "memory");
@@ -327,7 +327,7 @@ mod tests {
 
     #[test]
     fn a_text_that_is_wrong_is_refused() {
-        let place = Place::new(in_memory());
+        let place = TestFolder::new(in_memory());
         let text = Probe::run(place.backend.as_ref(), place.folder(), Duration::ZERO).unwrap().encode();
         assert!(Probe::decode(&format!("{text}\nunknown = field\n\nno field\n")).is_ok());
         for (from, to) in [

@@ -1,5 +1,5 @@
-//! Which process this is. A fork has a copy of all handles of its parent's databases, and shares their files, rings and locks:
-//! whatever it did with them would be done to the parent's database behind its back.
+//! Which process this is. A fork has a copy of all handles of its parent's databases, and shares their files, rings and
+//! locks: whatever it did with them would be done to the parent's database behind its back.
 
 #![expect(unsafe_code, reason = "the system tells a fork through a C function only")]
 
@@ -34,7 +34,7 @@ impl Process {
         Process(GENERATION.load(Ordering::Relaxed))
     }
 
-    /// Whether the caller is that process, and not a fork of it.
+    /// Returns `true` if the caller is that process, and not a fork of it.
     #[inline]
     pub(crate) fn is_here(self) -> bool {
         self == Process::here()
@@ -49,8 +49,8 @@ impl Default for Process {
 
 /// Has the system call [`note_fork`] in every fork; returns its error code, 0 for none.
 fn watch_forks() -> i32 {
-    // SAFETY: the function is there as long as the process, and does what is allowed between a fork and the return of the call
-    // that forked: it adds to an atomic number. `a_fork_touches_nothing` fails without it.
+    // SAFETY: the function is there as long as the process, and does what is allowed between a fork and the return of
+    // the call that forked: it adds to an atomic number. `a_fork_touches_nothing` fails without it.
     unsafe { libc::pthread_atfork(None, None, Some(note_fork)) }
 }
 

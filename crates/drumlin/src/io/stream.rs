@@ -18,7 +18,7 @@ use super::read::{BufferHome, read_unit_bytes};
 use super::{AlignedBuffer, Backend, Completion, File, FileRef, Queue, ReadBuffer};
 use crate::format::BLOCK_BYTES;
 
-/// How a stream reads ahead. Its memory is `request_bytes` × `requests`, plus the buffers that are still in use.
+/// The settings of a stream. Its memory is `request_bytes` × `requests`, plus the buffers that are still in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StreamOptions {
     /// Bytes of one request, rounded up to a multiple of 4,096. Default 512 KiB: from there on a drive's rate no

@@ -12,16 +12,16 @@ const BLOCK: usize = AlignedBuffer::ALIGNMENT;
 const CREATE: OpenOptions = OpenOptions { write: true, create: true, create_new: false, direct: true };
 
 /// A backend and a folder of its own, removed with it.
-pub(super) struct Place {
+pub(super) struct TestFolder {
     pub(super) backend: Arc<dyn Backend>,
     folder: tempfile::TempDir,
 }
 
-impl Place {
-    pub(super) fn new(backend: Arc<dyn Backend>) -> Place {
+impl TestFolder {
+    pub(super) fn new(backend: Arc<dyn Backend>) -> TestFolder {
         let folder = tempfile::tempdir().expect("a folder for the test");
         backend.create_dir_all(folder.path()).expect("the folder");
-        Place { backend, folder }
+        TestFolder { backend, folder }
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
@@ -65,7 +65,7 @@ fn shuffled(count: u64) -> Vec<u64> {
     numbers
 }
 
-fn positional_reads_and_writes(place: &Place) {
+fn positional_reads_and_writes(place: &TestFolder) {
     for direct in [true, false] {
         let file = place.open(if direct { "direct" } else { "buffered" }, OpenOptions { direct, ..CREATE });
         let methods = [SyncMethod::DurableWrite, SyncMethod::DataSync, SyncMethod::FullSync];
@@ -87,7 +87,7 @@ fn positional_reads_and_writes(place: &Place) {
     }
 }
 
-fn reading_past_the_end(place: &Place) {
+fn reading_past_the_end(place: &TestFolder) {
     for direct in [true, false] {
         let file = place.patterned(if direct { "direct" } else { "buffered" }, BLOCK + 100, direct);
         let mut buffer = AlignedBuffer::zeroed(2 * BLOCK);
@@ -111,7 +111,7 @@ fn reading_past_the_end(place: &Place) {
     }
 }
 
-fn a_full_queue_of_random_requests(place: &Place) {
+fn a_full_queue_of_random_requests(place: &TestFolder) {
     const DEPTH: usize = 64;
     const BLOCKS: u64 = 500;
     let file = place.open("queue", CREATE);
@@ -148,7 +148,7 @@ fn a_full_queue_of_random_requests(place: &Place) {
     }
 }
 
-fn waiting_for_nothing(place: &Place) {
+fn waiting_for_nothing(place: &TestFolder) {
     let file = place.patterned("file", BLOCK, true);
     let mut queue = place.backend.queue(2).unwrap();
     let mut finished = Vec::new();
@@ -168,7 +168,7 @@ fn waiting_for_nothing(place: &Place) {
     assert!(finished[0].result.is_ok(), "an empty request has all it asked for");
 }
 
-fn dropping_a_queue_in_flight(place: &Place) {
+fn dropping_a_queue_in_flight(place: &TestFolder) {
     for round in 0..20 {
         let file = place.open("dropped", CREATE);
         let mut queue = place.backend.queue(32).unwrap();
@@ -192,7 +192,7 @@ fn dropping_a_queue_in_flight(place: &Place) {
     }
 }
 
-fn a_queue_that_moves(place: &Place) {
+fn a_queue_that_moves(place: &TestFolder) {
     let file = place.patterned("moved", 64 * BLOCK, true);
     let mut queue = place.backend.queue(64).unwrap();
     let mut finished = Vec::new();
@@ -217,7 +217,7 @@ fn a_queue_that_moves(place: &Place) {
     }
 }
 
-fn lengths(place: &Place) {
+fn lengths(place: &TestFolder) {
     let file = place.open("length", CREATE);
     assert_eq!(file.len().unwrap(), 0);
     file.allocate(0, 10 * BLOCK as u64).unwrap();
@@ -234,7 +234,7 @@ fn lengths(place: &Place) {
     assert_eq!(file.len().unwrap(), 3 * BLOCK as u64 + 1);
 }
 
-fn locks(place: &Place) {
+fn locks(place: &TestFolder) {
     let first = place.open("lock", CREATE);
     let second = place.open("lock", CREATE);
     assert!(first.try_lock().unwrap());
@@ -247,7 +247,7 @@ fn locks(place: &Place) {
     assert!(third.try_lock().unwrap());
 }
 
-fn misaligned_requests(place: &Place) {
+fn misaligned_requests(place: &TestFolder) {
     let file = place.patterned("aligned", 4 * BLOCK, true);
     let unit = file.alignment();
     assert!(unit <= BLOCK && unit.is_power_of_two());
@@ -275,7 +275,7 @@ fn misaligned_requests(place: &Place) {
     }
 }
 
-fn names_and_folders(place: &Place) {
+fn names_and_folders(place: &TestFolder) {
     let folder = place.path("a/b");
     place.backend.create_dir_all(&folder).unwrap();
     place.backend.create_dir_all(&folder).unwrap();
@@ -304,7 +304,7 @@ fn names_and_folders(place: &Place) {
     assert_eq!(place.backend.remove(&folder.join("y")).unwrap_err().kind(), ErrorKind::NotFound);
 }
 
-fn reads_of_any_range(place: &Place) {
+fn reads_of_any_range(place: &TestFolder) {
     let bytes = 3 * BLOCK + 77;
     for direct in [true, false] {
         let file = place.patterned("ranges", bytes, direct);
@@ -317,7 +317,7 @@ fn reads_of_any_range(place: &Place) {
     }
 }
 
-fn many_threads(place: &Place) {
+fn many_threads(place: &TestFolder) {
     let file = place.open("shared", CREATE);
     file.allocate(0, 8 * 32 * BLOCK as u64).unwrap();
     thread::scope(|scope| {
@@ -364,7 +364,7 @@ fn is_pattern(bytes: &[u8], offset: u64) -> bool {
     bytes.iter().zip(offset..).all(|(byte, position)| *byte == byte_at(position))
 }
 
-fn streams(place: &Place) {
+fn streams(place: &TestFolder) {
     for direct in [true, false] {
         let file = place.patterned("stream", 100_001, direct);
         for options in [(1, 1), (8192, 5), (512 << 10, 5)] {
@@ -401,7 +401,7 @@ fn streams(place: &Place) {
 }
 
 /// Buffers that are handed out keep their content while the stream reads on into others.
-fn streamed_buffers_are_stable(place: &Place) {
+fn streamed_buffers_are_stable(place: &TestFolder) {
     let file = place.patterned("stable", 40 * BLOCK, true);
     let options = StreamOptions { request_bytes: BLOCK, requests: 3 };
     let mut stream = ReadStream::open(place.backend.as_ref(), &file, 0..40 * BLOCK as u64, options).unwrap();
@@ -434,7 +434,7 @@ pub(super) fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-fn asynchronous_streams(place: &Place) {
+fn asynchronous_streams(place: &TestFolder) {
     use futures_io::AsyncRead;
     use std::pin::Pin;
 
@@ -472,7 +472,7 @@ fn asynchronous_streams(place: &Place) {
 }
 
 /// Many streams of many threads share the driver; some are dropped midway.
-fn many_asynchronous_streams(place: &Place) {
+fn many_asynchronous_streams(place: &TestFolder) {
     let file = place.patterned("many", 300_001, true);
     let options = StreamOptions { request_bytes: BLOCK, requests: 20 };
     thread::scope(|scope| {
@@ -495,7 +495,7 @@ fn many_asynchronous_streams(place: &Place) {
     });
 }
 
-fn a_file_cut_under_a_stream(place: &Place) {
+fn a_file_cut_under_a_stream(place: &TestFolder) {
     let file = place.patterned("cut", 64 * BLOCK + 5, true);
     let options = StreamOptions { request_bytes: BLOCK, requests: 2 };
     let range = 0..64 * BLOCK as u64 + 5;
@@ -518,7 +518,7 @@ fn a_file_cut_under_a_stream(place: &Place) {
     end(&mut || block_on(asynchronous.next_buffer()));
 }
 
-fn clock_chance_and_threads(place: &Place) {
+fn clock_chance_and_threads(place: &TestFolder) {
     let (first, second) = (place.backend.random(), place.backend.random());
     assert_ne!(first, second);
     let before = place.backend.now();
@@ -531,25 +531,25 @@ fn clock_chance_and_threads(place: &Place) {
 macro_rules! on_each_backend {
     ($($test:ident),* $(,)?) => {
         mod memory {
-            $(#[test] fn $test() { super::$test(&super::Place::new(super::in_memory())); })*
+            $(#[test] fn $test() { super::$test(&super::TestFolder::new(super::in_memory())); })*
         }
         /// The wrapper of the tests passes everything on.
         mod faulty {
             $(#[test] fn $test() {
                 let inner = super::select(super::IoBackend::Portable).unwrap();
-                super::$test(&super::Place::new(std::sync::Arc::new(super::fault::FaultyBackend::new(inner))));
+                super::$test(&super::TestFolder::new(std::sync::Arc::new(super::fault::FaultyBackend::new(inner))));
             })*
         }
         mod portable {
             $(#[test] fn $test() {
-                super::$test(&super::Place::new(super::select(super::IoBackend::Portable).unwrap()));
+                super::$test(&super::TestFolder::new(super::select(super::IoBackend::Portable).unwrap()));
             })*
         }
         /// Where io_uring is forbidden, these run on what a program would get there.
         #[cfg(target_os = "linux")]
         mod uring {
             $(#[test] fn $test() {
-                super::$test(&super::Place::new(super::select(super::IoBackend::Auto).unwrap()));
+                super::$test(&super::TestFolder::new(super::select(super::IoBackend::Auto).unwrap()));
             })*
         }
     };

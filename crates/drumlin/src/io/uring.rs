@@ -61,7 +61,7 @@ fn trial() -> Result<(), Refusal> {
     buffer.fill(1);
     let read = opcode::Read::new(types::Fd(zero.as_raw_fd()), buffer.as_mut_ptr(), buffer.len() as u32).build();
     // SAFETY: buffer and file outlive the request: where its completion cannot be awaited, they are leaked, unless the
-    // kernel has not taken the entry at all.
+    // kernel has not taken the entry at all. Test: `a_refused_ring_is_told_and_replaced`.
     unsafe { ring.submission().push(&read) }.expect("an empty ring has room");
     let entered = loop {
         match ring.submit_and_wait(1) {
@@ -221,7 +221,8 @@ impl UringQueue {
         let request = self.slots[slot].as_mut().expect("the slot is in use");
         let entry = request.entry(slot);
         // SAFETY: the slot keeps buffer and file until the entry's completion has been reaped, and `drop` waits for
-        // that or leaks them (invariants 1 and 2). The buffer's bytes do not move when the slot does.
+        // that or leaks them (invariants 1 and 2). The buffer's bytes do not move when the slot does. Tests:
+        // `dropping_a_queue_in_flight`, `a_queue_that_moves` of `io::tests`.
         unsafe { self.ring.submission().push(&entry) }.expect("the ring has an entry for each slot");
     }
 

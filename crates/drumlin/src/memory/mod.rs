@@ -2,10 +2,10 @@
 //!
 //! # Invariants
 //! 1. The parts add up to the budget at most ([`Budget::new`]). They are fixed when the database is opened.
-//! 2. Whoever keeps memory takes it from its part before allocating. What varies with the use of the database is a [`Grant`],
-//!    given back when it is dropped; buffers and frames are counted by the lists that own them.
-//! 3. A part bounds the sum over the whole database, not the share of one transaction. What does not fit waits, where waiting
-//!    ends without anybody's help, or gets an error.
+//! 2. Whoever keeps memory takes it from its part before allocating. What varies with the use of the database is a
+//!    [`Grant`], given back when it is dropped; buffers and frames are counted by the lists that own them.
+//! 3. A part bounds the sum over the whole database, not the share of one transaction. What does not fit waits, where
+//!    waiting ends without anybody's help, or gets an error.
 //!
 //! Estimates of containers are of their worst ordinary state: trees half full, tables that have just doubled.
 
@@ -16,67 +16,78 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 
-pub(crate) use turns::Turns;
+pub(crate) use turns::WaitQueue;
 
 /// What a part of the budget is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Use {
+pub(crate) enum Account {
     /// Frames with their headers, and page tables, which grow at the expense of frames.
     Pages,
-    /// Append buffers of the log.
+    /// Append buffers of the log, and what it is read through.
     Log,
     /// What rows were before their newest commits.
     Versions,
-    /// Write sets, row locks and read sets of open transactions.
+    /// Write sets, row locks and read sets of open transactions, and row locks of plain writes that wait.
     Transactions,
-    /// What a commit needs until it is applied: its record, and images of its values.
+    /// What a commit needs until it is applied: its record, images of its values, and the row lock of a plain write.
     Commits,
     /// Changes of page tables that no base image has yet.
     Entries,
-    /// Buffers that extents are read into.
+    /// Buffers that extents are read into, and chunks of large values are packed and unpacked in.
     Reads,
+    /// What scans, and readers of values, keep of what they have read.
+    Copies,
+    /// Chunks of large values that sources are about to fill.
+    Sources,
     /// Buffers that extents are written from.
     Writes,
     /// What every open database has: slots of commits in flight, empty lock tables, queues.
     Fixed,
     /// Of the pages: those that commits under way keep from being evicted. No part of its own.
-    Held,
+    Pinned,
 }
 
-const USE_COUNT: usize = Use::ALL.len() + 1;
+const USE_COUNT: usize = Account::ALL.len() + 1;
 
-impl Use {
-    pub(crate) const ALL: [Use; 9] = [
-        Use::Pages,
-        Use::Log,
-        Use::Versions,
-        Use::Transactions,
-        Use::Commits,
-        Use::Entries,
-        Use::Reads,
-        Use::Writes,
-        Use::Fixed,
+impl Account {
+    pub(crate) const ALL: [Account; 11] = [
+        Account::Pages,
+        Account::Log,
+        Account::Versions,
+        Account::Transactions,
+        Account::Commits,
+        Account::Entries,
+        Account::Reads,
+        Account::Copies,
+        Account::Sources,
+        Account::Writes,
+        Account::Fixed,
     ];
 
     /// For figures.
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Use::Pages => "pages",
-            Use::Log => "log",
-            Use::Versions => "versions",
-            Use::Transactions => "transactions",
-            Use::Commits => "commits",
-            Use::Entries => "table changes",
-            Use::Reads => "read buffers",
-            Use::Writes => "write buffers",
-            Use::Fixed => "fixed",
-            Use::Held => "held pages",
+            Account::Pages => "pages",
+            Account::Log => "log",
+            Account::Versions => "versions",
+            Account::Transactions => "transactions",
+            Account::Commits => "commits",
+            Account::Entries => "table changes",
+            Account::Reads => "read buffers",
+            Account::Copies => "copies for readers",
+            Account::Sources => "sources of values",
+            Account::Writes => "write buffers",
+            Account::Fixed => "fixed",
+            Account::Pinned => "pinned pages",
         }
     }
 }
 
 /// Write buffers: of each epoch's appender and of the mover, and as many more on their way to the disk.
 pub(crate) const WRITE_BUFFER_COUNT: usize = 6;
+
+/// What a writer of a large value keeps: a chunk, and the bytes that told that it is large.
+pub(crate) const SOURCE_BYTES_MAX: u64 = (256 << 10) + (64 << 10);
 
 /// Slots of commits in flight, 64 shards of row locks with tables that are kept, and what is small.
 const FIXED_BYTES: u64 = 384 << 10;
@@ -88,11 +99,21 @@ pub(crate) struct Budget {
     limits: [AtomicU64; USE_COUNT],
     taken: [CachePadded<AtomicU64>; USE_COUNT],
     /// Commits that wait to begin, and for room for versions.
-    pub(crate) commits: Turns,
-    pub(crate) versions: Turns,
+    pub(crate) commits: WaitQueue,
+    pub(crate) versions: WaitQueue,
+    /// Writers of large values that wait for a chunk.
+    pub(crate) sources: WaitQueue,
+    /// Plain writes that wait for the memory of a row lock before they wait for the row.
+    pub(crate) locks: WaitQueue,
 }
 
 impl Budget {
+    /// The least memory that a database with a log of so many streams can work in: 8 MiB. Simulations make do with
+    /// less, to see it run short.
+    pub(crate) fn bytes_min(log_streams: u16) -> u64 {
+        if cfg!(feature = "sim") { (4 << 20) + u64::from(log_streams.saturating_sub(1)) * (64 << 10) } else { 8 << 20 }
+    }
+
     /// Divides `total_bytes`, for a log of so many streams.
     pub(crate) fn new(total_bytes: u64, log_streams: u16) -> Budget {
         let total = total_bytes;
@@ -100,29 +121,38 @@ impl Budget {
             total_bytes,
             limits: Default::default(),
             taken: Default::default(),
-            commits: Turns::default(),
-            versions: Turns::default(),
+            commits: WaitQueue::default(),
+            versions: WaitQueue::default(),
+            sources: WaitQueue::default(),
+            locks: WaitQueue::default(),
         };
         // The first stream can take the largest transaction, twice, and the others together as much, or what they need.
         let first = 2 * (budget.transaction_bytes_max() + (16 << 10));
         let others = u64::from(log_streams) - 1;
-        let log = first + (others * first).min(total / 16).max(others * (32 << 10));
+        let log =
+            first + (others * first).min(total / 16).max(others * (32 << 10)) + budget.log_reader_bytes(log_streams);
         let taken = [
-            (Use::Log, log),
-            (Use::Versions, total / 32 * 3),
-            (Use::Transactions, total / 32 * 3),
+            (Account::Log, log),
+            (Account::Versions, total / 32 * 3),
+            // The largest transaction, a copy of its write set for an open scan, and what both have been granted in
+            // advance: of writes, of locks, of reads.
+            (Account::Transactions, 2 * budget.transaction_memory_max() + 3 * GRANT_STEP_BYTES_MAX),
             // The largest record, and what comes with it.
-            (Use::Commits, budget.transaction_bytes_max() + (total / 64).min(4 << 20)),
-            (Use::Entries, total / 32),
-            (Use::Reads, (total / 32).clamp(256 << 10, 8 << 20)),
-            (Use::Writes, (WRITE_BUFFER_COUNT * budget.write_buffer_bytes()) as u64),
-            (Use::Fixed, FIXED_BYTES),
+            (Account::Commits, budget.transaction_bytes_max() + (total / 64).min(4 << 20)),
+            (Account::Entries, total / 32),
+            // A chunk of a large value, twice, at least.
+            (Account::Reads, (total / 32).clamp(544 << 10, 8 << 20)),
+            (Account::Copies, (total / 16).saturating_sub(256 << 10).max(total / 32)),
+            // A chunk, with what comes before it, at least.
+            (Account::Sources, (total / 32).max(SOURCE_BYTES_MAX)),
+            (Account::Writes, (WRITE_BUFFER_COUNT * budget.write_buffer_bytes()) as u64),
+            (Account::Fixed, FIXED_BYTES),
         ];
         let sum: u64 = taken.iter().map(|(_, bytes)| bytes).sum();
-        for (of, bytes) in taken.into_iter().chain([(Use::Pages, total.saturating_sub(sum))]) {
+        for (of, bytes) in taken.into_iter().chain([(Account::Pages, total.saturating_sub(sum))]) {
             budget.set_limit_bytes(of, bytes);
         }
-        budget.set_held_of(budget.limit_bytes(Use::Pages));
+        budget.set_pinned_of(budget.limit_bytes(Account::Pages));
         budget
     }
 
@@ -132,22 +162,27 @@ impl Budget {
     }
 
     /// What a part may take at the most.
-    pub(crate) fn limit_bytes(&self, of: Use) -> u64 {
+    pub(crate) fn limit_bytes(&self, of: Account) -> u64 {
         self.limits[of as usize].load(Ordering::Relaxed)
     }
 
-    fn set_limit_bytes(&self, of: Use, bytes: u64) {
+    fn set_limit_bytes(&self, of: Account, bytes: u64) {
         self.limits[of as usize].store(bytes, Ordering::Relaxed);
     }
 
     /// Commits may hold half of the frames, which are so many bytes: the rest serves everybody else.
-    pub(crate) fn set_held_of(&self, frame_bytes: u64) {
-        self.set_limit_bytes(Use::Held, frame_bytes / 2);
+    pub(crate) fn set_pinned_of(&self, frame_bytes: u64) {
+        self.set_limit_bytes(Account::Pinned, frame_bytes / 2);
     }
 
     /// What is granted of a part.
-    pub(crate) fn taken_bytes(&self, of: Use) -> u64 {
+    pub(crate) fn taken_bytes(&self, of: Account) -> u64 {
         self.taken[of as usize].load(Ordering::Relaxed)
+    }
+
+    /// What a log of so many streams is read through while it is open, to examine it: a block of each at least.
+    pub(crate) fn log_reader_bytes(&self, log_streams: u16) -> u64 {
+        (self.total_bytes / 128).clamp(64 << 10, 2 << 20).max(u64::from(log_streams) * (4 << 10))
     }
 
     /// The rows that one transaction may put, in bytes of the log.
@@ -167,36 +202,60 @@ impl Budget {
 
     /// A buffer that extents are written from: as large as the device works at its bandwidth, less in little memory.
     pub(crate) fn write_buffer_bytes(&self) -> usize {
-        (self.total_bytes as usize / 64).next_power_of_two().clamp(128 << 10, 256 << 10)
+        if self.total_bytes < 16 << 20 { 128 << 10 } else { 256 << 10 }
     }
 
     /// A grant of nothing, to be enlarged.
-    pub(crate) fn grant(self: &Arc<Self>, of: Use) -> Grant {
+    pub(crate) fn grant(self: &Arc<Self>, of: Account) -> Grant {
         Grant { budget: Arc::clone(self), of, bytes: 0 }
     }
 
-    fn try_take(&self, of: Use, bytes: u64) -> bool {
-        let taken = &self.taken[of as usize];
-        if taken.fetch_add(bytes, Ordering::Relaxed) + bytes <= self.limit_bytes(of) {
-            return true;
+    /// Grants of two parts, or of neither. The undoing of a half announces nothing: who asks may be the first in the
+    /// queue, and would wake himself for ever.
+    pub(crate) fn try_grant_both(self: &Arc<Self>, [first, second]: [(Account, u64); 2]) -> Option<[Grant; 2]> {
+        if !self.try_take(first.0, first.1) {
+            return None;
         }
-        taken.fetch_sub(bytes, Ordering::Relaxed);
-        false
+        if !self.try_take(second.0, second.1) {
+            self.taken[first.0 as usize].fetch_sub(first.1, Ordering::SeqCst);
+            return None;
+        }
+        Some([first, second].map(|(of, bytes)| Grant { budget: Arc::clone(self), of, bytes }))
+    }
+
+    /// A refused attempt changes nothing, not even for a moment: the first in a queue, who looks meanwhile, would not
+    /// be woken again.
+    fn try_take(&self, of: Account, bytes: u64) -> bool {
+        let limit = self.limit_bytes(of);
+        let enlarged = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= limit);
+        self.taken[of as usize].fetch_update(Ordering::SeqCst, Ordering::SeqCst, enlarged).is_ok()
     }
 
     /// Takes what has been granted already, or can't be refused.
-    pub(crate) fn take(&self, of: Use, bytes: u64) {
+    pub(crate) fn take(&self, of: Account, bytes: u64) {
         self.taken[of as usize].fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Gives back what was taken.
-    pub(crate) fn give(&self, of: Use, bytes: u64) {
-        let before = self.taken[of as usize].fetch_sub(bytes, Ordering::Relaxed);
+    pub(crate) fn give(&self, of: Account, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        let before = self.taken[of as usize].fetch_sub(bytes, Ordering::SeqCst);
         assert!(before >= bytes, "memory given back twice");
+        if let Some(waiting) = self.queue(of) {
+            waiting.announce();
+        }
+    }
+
+    /// The queue of a part that is taken in the order of asking.
+    pub(crate) fn queue(&self, of: Account) -> Option<&WaitQueue> {
         match of {
-            Use::Commits | Use::Held => self.commits.announce(),
-            Use::Versions => self.versions.announce(),
-            _ => {}
+            Account::Commits | Account::Pinned => Some(&self.commits),
+            Account::Versions => Some(&self.versions),
+            Account::Sources => Some(&self.sources),
+            Account::Transactions => Some(&self.locks),
+            _ => None,
         }
     }
 }
@@ -205,12 +264,15 @@ impl Budget {
 #[derive(Debug)]
 pub(crate) struct Grant {
     budget: Arc<Budget>,
-    of: Use,
+    of: Account,
     bytes: u64,
 }
 
 /// What a grant that is enlarged step by step begins with: a few rows.
 const GRANT_BYTES_MIN: u64 = 1 << 10;
+
+/// The most that it covers in advance.
+const GRANT_STEP_BYTES_MAX: u64 = 16 << 10;
 
 impl Grant {
     /// What its part may take at the most.
@@ -218,21 +280,39 @@ impl Grant {
         self.budget.limit_bytes(self.of)
     }
 
+    /// What it covers.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// A grant of nothing of the same part.
     pub(crate) fn another(&self) -> Grant {
         self.budget.grant(self.of)
     }
 
-    /// Covers so many bytes in all; `false` where the part has no more. In steps of a quarter, so that what the whole database
-    /// shares is touched seldom.
+    /// Covers so many bytes in all; `false` where the part has no more. In steps of a quarter, up to 16 KiB, so that
+    /// what the whole database shares is touched seldom.
     pub(crate) fn cover(&mut self, bytes: u64) -> bool {
         if bytes <= self.bytes {
             return true;
         }
-        let generous = (bytes + bytes / 4).max(GRANT_BYTES_MIN);
+        let generous = (bytes + (bytes / 4).min(GRANT_STEP_BYTES_MAX)).max(GRANT_BYTES_MIN);
         let enlarged = [generous, bytes].into_iter().find(|all| self.budget.try_take(self.of, all - self.bytes));
         self.bytes = enlarged.unwrap_or(self.bytes);
         enlarged.is_some()
+    }
+
+    /// Covers more than now by `most` bytes, or by fewer, `least` of them at least: by `alone` bytes while nothing of
+    /// the part is taken, and by the square of what is left then. Returns by how many; `None` where the part has less.
+    /// So who comes early gets enough to work fast, and leaves enough for hundreds who come later.
+    pub(crate) fn cover_share(&mut self, least: u64, most: u64, alone: u64) -> Option<u64> {
+        let limit = u128::from(self.limit_bytes());
+        let left = limit.saturating_sub(u128::from(self.budget.taken_bytes(self.of)));
+        let share = (u128::from(alone) * left * left / (limit * limit)) as u64;
+        let bytes = [share.clamp(least.min(most), most), least.min(most)];
+        let bytes = bytes.into_iter().find(|bytes| self.budget.try_take(self.of, *bytes))?;
+        self.bytes += bytes;
+        Some(bytes)
     }
 
     /// Covers exactly so many bytes; `false` where the part has no more.
@@ -274,17 +354,74 @@ pub(crate) fn reserve<T>(vector: &mut Vec<T>, more: usize) {
 mod tests {
     use super::*;
 
-    /// The parts are the whole, at every size and number of logs, and pages have more than a third of it.
+    /// The parts are the whole, and none is empty, at every budget and number of logs that is allowed; in budgets from
+    /// 8 MiB on, pages have more than a third of it with one log.
     #[test]
     fn parts_add_up_to_the_budget() {
-        for total in (23..40).map(|shift| 1 << shift) {
-            for streams in [1, 2, 16, 64] {
+        for streams in 1..=64 {
+            let least = Budget::bytes_min(streams);
+            let small = (0..300).map(|step| least + step * (97 << 10));
+            for total in small.chain((25..=40).map(|shift| 1 << shift)) {
                 let budget = Budget::new(total, streams);
-                let sum: u64 = Use::ALL.iter().map(|of| budget.limit_bytes(*of)).sum();
-                assert_eq!(sum, total);
-                let pages = budget.limit_bytes(Use::Pages);
-                assert!(pages > total / if streams == 64 { 6 } else { 3 }, "{pages} of {total}, {streams} streams");
+                let parts = Account::ALL.map(|of| budget.limit_bytes(of));
+                assert_eq!(parts.iter().sum::<u64>(), total, "{streams} streams");
+                assert!(parts.iter().all(|bytes| *bytes > 0), "{parts:?} of {total}, {streams} streams");
+                // A value that is not large, whose reader has a copy of it.
+                assert!(budget.limit_bytes(Account::Copies) > (64 << 10) + 16);
+                let share = match streams {
+                    1 => 3,
+                    2..=16 => 4,
+                    17..=32 => 10,
+                    _ => 16,
+                };
+                let pages = budget.limit_bytes(Account::Pages);
+                assert!(total < 8 << 20 || pages > total / share, "{pages} of {total}, {streams} streams");
             }
+        }
+    }
+
+    /// An attempt that is refused takes nothing, not even for a moment: who looks then may be the only one who waits,
+    /// and is not woken again.
+    #[test]
+    fn a_refused_attempt_takes_nothing() {
+        let budget = Arc::new(Budget::new(8 << 20, 1));
+        let limit = budget.limit_bytes(Account::Commits);
+        let attempts = || (0..20_000).all(|_| !budget.grant(Account::Commits).resize(limit + 1));
+        std::thread::scope(|scope| {
+            let refused = scope.spawn(attempts);
+            while !refused.is_finished() {
+                assert!(budget.grant(Account::Commits).resize(limit), "there was no other");
+            }
+            assert!(refused.join().unwrap());
+        });
+    }
+
+    /// Two parts are granted together or not at all.
+    #[test]
+    fn two_parts_are_granted_together() {
+        let budget = Arc::new(Budget::new(8 << 20, 1));
+        let limit = budget.limit_bytes(Account::Pinned);
+        let both = |pinned| budget.try_grant_both([(Account::Commits, 100), (Account::Pinned, pinned)]);
+        assert!(both(limit + 1).is_none());
+        assert_eq!(budget.taken_bytes(Account::Commits), 0);
+        let grants = both(limit);
+        assert_eq!((budget.taken_bytes(Account::Commits), budget.taken_bytes(Account::Pinned)), (100, limit));
+        drop(grants);
+        assert_eq!(budget.taken_bytes(Account::Commits) + budget.taken_bytes(Account::Pinned), 0);
+    }
+
+    /// The part of transactions has room for the largest and a copy of it, however their grants have grown.
+    #[test]
+    fn the_largest_transaction_and_a_copy_fit() {
+        for total in [Budget::bytes_min(1), 64 << 20, 1 << 40] {
+            let budget = Arc::new(Budget::new(total, 1));
+            let most = budget.transaction_memory_max();
+            let [mut writes, mut locks, mut copy] = [(); 3].map(|()| budget.grant(Account::Transactions));
+            let (write_bytes, lock_bytes) = (most / 4 * 3, most / 4);
+            for part in 1..=1000 {
+                assert!(writes.cover(write_bytes * part / 1000) && locks.cover(lock_bytes * part / 1000));
+            }
+            assert!(copy.cover(write_bytes));
         }
     }
 
@@ -292,12 +429,12 @@ mod tests {
     #[test]
     fn a_part_gives_what_it_has() {
         let budget = Arc::new(Budget::new(8 << 20, 1));
-        let limit = budget.limit_bytes(Use::Transactions);
-        let (mut first, mut second) = (budget.grant(Use::Transactions), budget.grant(Use::Transactions));
+        let limit = budget.limit_bytes(Account::Transactions);
+        let (mut first, mut second) = (budget.grant(Account::Transactions), budget.grant(Account::Transactions));
         assert!(first.cover(limit - 100) && !second.cover(200) && second.cover(100));
-        assert_eq!(budget.taken_bytes(Use::Transactions), limit);
+        assert_eq!(budget.taken_bytes(Account::Transactions), limit);
         assert!(!second.resize(101) && second.resize(10) && first.resize(limit - 10));
         drop((first, second));
-        assert_eq!(budget.taken_bytes(Use::Transactions), 0);
+        assert_eq!(budget.taken_bytes(Account::Transactions), 0);
     }
 }

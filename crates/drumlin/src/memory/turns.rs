@@ -1,21 +1,21 @@
 //! Waiting for memory in the order of asking.
 //!
 //! # Invariants
-//! 1. Only the first in the queue takes what comes free; who comes while somebody waits joins the queue. So who needs much is
-//!    not passed for ever by those who need little.
-//! 2. The first is woken whenever something was given back. It is in the queue before it looks, and who gives back looks at
-//!    the queue afterwards, with a fence on either side: one of them sees the other.
+//! 1. Only the first in the queue takes what comes free; who comes while somebody waits joins the queue. So who needs
+//!    much is not passed for ever by those who need little.
+//! 2. The first is woken whenever something was given back. It is in the queue before it looks, and who gives back
+//!    looks at the queue afterwards; all four accesses are sequentially consistent: one of them sees the other.
 //! 3. No waker is called or dropped with the lock held.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Poll, Waker};
 
 use crate::sync::Mutex;
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(crate) struct Turns {
+pub(crate) struct WaitQueue {
     queue: Mutex<Queue>,
     /// Those in the queue.
     count: AtomicUsize,
@@ -27,34 +27,40 @@ struct Queue {
     ticket_next: u64,
 }
 
+impl Queue {
+    /// Where a ticket stands. Tickets ascend, and each is in the queue until its [`Turn`] is dropped.
+    fn position(&self, ticket: u64) -> usize {
+        self.waiting.binary_search_by_key(&ticket, |(other, _)| *other).expect("in the queue until dropped")
+    }
+}
+
 /// A place in the queue, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Turn<'t> {
-    turns: &'t Turns,
+pub(crate) struct QueueTicket<'t> {
+    turns: &'t WaitQueue,
     ticket: u64,
 }
 
-impl Turns {
-    /// Whether somebody waits.
+impl WaitQueue {
+    /// Returns `true` if somebody waits.
     #[inline]
     pub(crate) fn are_awaited(&self) -> bool {
-        self.count.load(Ordering::Relaxed) > 0
+        self.count.load(Ordering::SeqCst) > 0
     }
 
     /// Takes a place in the queue.
-    pub(crate) fn join(&self) -> Turn<'_> {
+    pub(crate) fn join(&self) -> QueueTicket<'_> {
         let mut queue = self.queue.lock();
         let ticket = queue.ticket_next;
         queue.ticket_next += 1;
         queue.waiting.push_back((ticket, None));
         self.count.store(queue.waiting.len(), Ordering::SeqCst);
-        Turn { turns: self, ticket }
+        QueueTicket { turns: self, ticket }
     }
 
     /// Something was given back.
     #[inline]
     pub(crate) fn announce(&self) {
-        fence(Ordering::SeqCst);
         if self.are_awaited() {
             self.wake_first();
         }
@@ -69,37 +75,28 @@ impl Turns {
     }
 }
 
-impl Turn<'_> {
-    /// What `attempt` returns, once it is this one's turn and it returns something. The waker is called when it is worth asking
-    /// again.
+impl QueueTicket<'_> {
+    /// What `attempt` returns, once it is this one's turn and it returns something. The waker is called when it is
+    /// worth asking again.
     pub(crate) fn poll<T>(&self, waker: &Waker, attempt: impl FnOnce() -> Option<T>) -> Poll<T> {
         let (is_first, before) = {
             let mut queue = self.turns.queue.lock();
-            let at = queue
-                .waiting
-                .iter()
-                .position(|(ticket, _)| *ticket == self.ticket)
-                .expect("in the queue until dropped");
+            let at = queue.position(self.ticket);
             (at == 0, queue.waiting[at].1.replace(waker.clone()))
         };
         drop(before);
         if !is_first {
             return Poll::Pending;
         }
-        fence(Ordering::SeqCst);
         attempt().map_or(Poll::Pending, Poll::Ready)
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for QueueTicket<'_> {
     fn drop(&mut self) {
         let left = {
             let mut queue = self.turns.queue.lock();
-            let at = queue
-                .waiting
-                .iter()
-                .position(|(ticket, _)| *ticket == self.ticket)
-                .expect("in the queue until dropped");
+            let at = queue.position(self.ticket);
             let left = queue.waiting.remove(at);
             self.turns.count.store(queue.waiting.len(), Ordering::SeqCst);
             left
@@ -116,9 +113,9 @@ mod tests {
     /// The first gets what is there, the second only when the first has left.
     #[test]
     fn turns_are_taken_in_order() {
-        let turns = Turns::default();
+        let turns = WaitQueue::default();
         let (first, second) = (turns.join(), turns.join());
-        let poll = |turn: &Turn<'_>, value| turn.poll(Waker::noop(), || value);
+        let poll = |turn: &QueueTicket<'_>, value| turn.poll(Waker::noop(), || value);
         assert_eq!(poll(&second, Some(2)), Poll::Pending);
         assert_eq!(poll(&first, None::<i32>), Poll::Pending);
         assert_eq!(poll(&first, Some(1)), Poll::Ready(1));

@@ -1,15 +1,16 @@
 //! Buffers that extents are read into, within their part of the budget.
 //!
-//! Who has reads in flight must not wait for another buffer: it takes what is there ([`Buffers::try_take`]) or ends a read first.
-//! So whoever waits ([`Buffers::take`]) waits for the disk alone.
+//! Who has reads in flight must not wait for another buffer: it takes what is there ([`Buffers::try_take`]) or ends a
+//! read first. So whoever waits ([`Buffers::take`]) waits for the disk alone.
 
 use crate::io::AlignedBuffer;
 use crate::sync::{Condvar, Mutex};
 
-use super::{GROUP_BYTES_MAX, SCRATCH_BYTES};
+use super::{GROUP_BYTES_MAX, PAIR_BYTES, SCRATCH_BYTES};
 
-/// For an extent of a small page, for one of any page, for several that are read together.
-const SIZES: [usize; 3] = [16 << 10, SCRATCH_BYTES, GROUP_BYTES_MAX + SCRATCH_BYTES];
+/// For an extent of a small page, for one of any page, for several that are read together, for a chunk of a large value
+/// twice.
+const SIZES: [usize; 4] = [16 << 10, SCRATCH_BYTES, GROUP_BYTES_MAX + SCRATCH_BYTES, PAIR_BYTES];
 
 /// See the module.
 #[derive(Debug)]
@@ -32,10 +33,10 @@ impl Buffers {
         Buffers { limit_bytes, state: Mutex::default(), freed: Condvar::new() }
     }
 
-    /// The most that is read at once. Where memory is for few buffers only, extents are read one by one: a group would wait
-    /// until nobody else reads.
+    /// The most that is read at once. Where memory is for few buffers only, extents are read one by one: a group would
+    /// wait until nobody else reads.
     pub(super) fn group_bytes_max(&self) -> usize {
-        let [_, one, several] = SIZES;
+        let [_, one, several, _] = SIZES;
         if self.limit_bytes >= 4 * several { GROUP_BYTES_MAX } else { one }
     }
 
@@ -44,7 +45,7 @@ impl Buffers {
         self.state.lock().try_take(length, self.limit_bytes)
     }
 
-    /// As [`try_take`](Self::try_take), waiting for one: for who has no reads in flight.
+    /// Like [`try_take`](Self::try_take), waiting for one: for who has no reads in flight.
     pub(super) fn take(&self, length: usize) -> AlignedBuffer {
         let mut state = self.state.lock();
         loop {
@@ -58,6 +59,7 @@ impl Buffers {
     pub(super) fn give(&self, buffer: AlignedBuffer) {
         let class = SIZES.iter().position(|size| *size == buffer.capacity()).expect("it was taken here");
         let mut state = self.state.lock();
+        assert!(buffer.capacity() <= state.bytes, "a buffer comes back that is not counted");
         state.idle[class].push(buffer);
         drop(state);
         self.freed.notify_all();
@@ -65,7 +67,10 @@ impl Buffers {
 
     /// A queue that failed has dropped buffers of so many bytes.
     pub(super) fn lose(&self, bytes: usize) {
-        self.state.lock().bytes -= bytes;
+        let mut state = self.state.lock();
+        assert!(bytes <= state.bytes, "more buffers are lost than there are");
+        state.bytes -= bytes;
+        drop(state);
         self.freed.notify_all();
     }
 
@@ -90,6 +95,8 @@ impl State {
             }
         }
         let mut buffer = found?;
+        let is_alone = self.bytes == SIZES[class];
+        assert!(self.bytes <= limit_bytes || is_alone, "buffers for reads take more than their part of the budget");
         buffer.set_len(length);
         Some(buffer)
     }

@@ -4,7 +4,7 @@ use std::io;
 
 use super::{Pool, Span};
 use crate::error::{Error, Result};
-use crate::format::Place;
+use crate::format::ExtentAddress;
 
 /// Requests in flight at once: enough that a device reads at its bandwidth, and a megabyte of memory.
 const REQUESTS_MAX: usize = 4;
@@ -13,30 +13,34 @@ const REQUESTS_MAX: usize = 4;
 struct Request {
     span: Span,
     buffer_bytes: usize,
-    places: std::ops::Range<usize>,
+    addresses: std::ops::Range<usize>,
 }
 
 impl Pool {
-    /// Reads the extents at `places`, neighbours together; O(bytes) if they are in the order of the disk. `each` is given
-    /// the index of every place, in no order, with its bytes or why there are none.
+    /// Reads the extents at `addresses`, neighbours together; O(bytes) if they are in the order of the disk. `each` is
+    /// given the index of every place, in no order, with its bytes or why there are none.
     ///
     /// What one request could not read is read again extent by extent, so that a bad block costs no neighbours.
-    pub(crate) fn read_past(&self, places: &[Place], mut each: impl FnMut(usize, Result<&mut [u8]>)) -> Result<()> {
+    pub(crate) fn read_past(
+        &self,
+        addresses: &[ExtentAddress],
+        mut each: impl FnMut(usize, Result<&mut [u8]>),
+    ) -> Result<()> {
         let space = &self.space;
         let mut queue = self.take_queue()?;
         let mut slots: [Option<Request>; REQUESTS_MAX] = [const { None }; REQUESTS_MAX];
         let mut finished = Vec::new();
         let mut next = 0;
         loop {
-            while next < places.len()
+            while next < addresses.len()
                 && let Some(slot) = slots.iter().position(Option::is_none)
             {
-                let mut request = self.gather(places, next)?;
+                let mut request = self.gather(addresses, next)?;
                 let length = request.span.length();
                 let is_first = queue.in_flight() == 0;
                 let buffer = if is_first { Some(self.buffers.take(length)) } else { self.buffers.try_take(length) };
                 let Some(buffer) = buffer else { break };
-                next = request.places.end;
+                next = request.addresses.end;
                 request.buffer_bytes = buffer.capacity();
                 space.count_read(buffer.len());
                 queue.push_read(space.file(), request.span.start, buffer, slot as u64);
@@ -52,18 +56,18 @@ impl Pool {
                 return Err(Error::io("reading", space.path(), error));
             }
             for mut completion in finished.drain(..) {
-                let Request { span, places: indexes, .. } =
+                let Request { span, addresses: indexes, .. } =
                     slots[completion.token as usize].take().expect("the slot was in flight");
                 for index in indexes {
-                    let place = places[index];
+                    let address = addresses[index];
                     if completion.result.is_ok() {
-                        let offset = (place.start() - span.start) as usize;
-                        each(index, Ok(&mut completion.buffer[offset..][..place.length() as usize]));
+                        let offset = (address.start() - span.start) as usize;
+                        each(index, Ok(&mut completion.buffer[offset..][..address.length() as usize]));
                     } else {
-                        let (start, length, offset) = space.cover(place);
+                        let (start, length, offset) = space.cover(address);
                         completion.buffer.set_len(length);
                         let read = space.read(&mut completion.buffer, start);
-                        let bytes = read.map(|()| &mut completion.buffer[offset..][..place.length() as usize]);
+                        let bytes = read.map(|()| &mut completion.buffer[offset..][..address.length() as usize]);
                         each(index, bytes.map_err(|error: io::Error| Error::io("reading", space.path(), error)));
                     }
                 }
@@ -75,16 +79,16 @@ impl Pool {
     }
 
     /// The places from `first` on that one request reads.
-    fn gather(&self, places: &[Place], first: usize) -> Result<Request> {
+    fn gather(&self, addresses: &[ExtentAddress], first: usize) -> Result<Request> {
         let mut end = first;
         let mut span = None;
-        while let Some(&place) = places.get(end) {
-            if !Span::join(&mut span, self.space.cover(place), self.buffers.group_bytes_max()) {
+        while let Some(&address) = addresses.get(end) {
+            if !Span::join(&mut span, self.space.cover(address), self.buffers.group_bytes_max()) {
                 break;
             }
-            self.space.ensure_written(place, self.on_written())?;
+            self.space.ensure_written(address, self.on_written())?;
             end += 1;
         }
-        Ok(Request { span: span.expect("a place at least"), buffer_bytes: 0, places: first..end })
+        Ok(Request { span: span.expect("a place at least"), buffer_bytes: 0, addresses: first..end })
     }
 }

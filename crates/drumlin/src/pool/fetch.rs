@@ -4,8 +4,8 @@
 //! fault does; if another is reading it already, the task is told to look again, and waits for that read's end instead.
 //!
 //! # Invariants
-//! 1. Every request is answered once, also when the queue fails, the thread panics or the pool is stopped: no task waits for
-//!    ever.
+//! 1. Every request is answered once, also when the queue fails, the thread panics or the pool is stopped: no task
+//!    waits for ever.
 //! 2. A task has one request posted at a time: as many wait here as there are tasks, and the rest is backpressure.
 //! 3. Wakers are called with no lock held.
 
@@ -19,15 +19,15 @@ use std::thread::JoinHandle;
 
 use super::{NewFrame, Pool, QUEUE_DEPTH, Wanted};
 use crate::error::{Error, Result};
-use crate::format::extent::Flaw;
-use crate::format::{PageId, Place};
+use crate::format::extent::ExtentError;
+use crate::format::{ExtentAddress, PageId};
 use crate::io::{AlignedBuffer, Completion, Queue};
-use crate::space::{PageSpace, Word};
+use crate::space::{PageEntry, PageSpace};
 use crate::sync::{Condvar, Mutex};
 
 /// What the thread is asked with.
 #[derive(Debug, Default)]
-pub(super) struct Fetcher {
+pub(super) struct ReadService {
     inbox: Mutex<Inbox>,
     arrived: Condvar,
 }
@@ -45,17 +45,18 @@ struct Request {
     page: PageId,
     frame_bytes: usize,
     wanted: Wanted,
-    ticket: Arc<Ticket>,
+    ticket: Arc<ReadTicket>,
 }
 
 /// Where a request's answer arrives.
 #[derive(Debug, Default)]
-pub(super) struct Ticket(Mutex<(Option<Result<()>>, Option<Waker>)>);
+pub(super) struct ReadTicket(Mutex<(Option<Result<()>>, Option<Waker>)>);
 
-impl Ticket {
+impl ReadTicket {
     /// Leaves the answer; returns who is to be woken.
     fn answer(&self, result: Result<()>) -> Option<Waker> {
         let mut state = self.0.lock();
+        assert!(state.0.is_none(), "a request is answered twice");
         state.0 = Some(result);
         state.1.take()
     }
@@ -75,7 +76,7 @@ impl Ticket {
 /// A read in flight.
 struct Fetch<'p> {
     request: Request,
-    place: Place,
+    address: ExtentAddress,
     /// Where the extent begins in the buffer.
     offset: usize,
     buffer_bytes: usize,
@@ -83,7 +84,7 @@ struct Fetch<'p> {
 }
 
 /// What the thread works on.
-struct Desk<'p> {
+struct ReadState<'p> {
     waiting: VecDeque<Request>,
     /// Reads in flight, by their token.
     slots: Vec<Option<Fetch<'p>>>,
@@ -92,7 +93,7 @@ struct Desk<'p> {
     woken: Vec<Waker>,
 }
 
-impl Desk<'_> {
+impl ReadState<'_> {
     /// One by one: after a waker that panics, the rest is still there.
     fn wake(&mut self) {
         while let Some(waker) = self.woken.pop() {
@@ -102,7 +103,7 @@ impl Desk<'_> {
 }
 
 /// How a request was begun.
-enum Begun<'p> {
+enum StartedRead<'p> {
     Reading(Fetch<'p>, u64, AlignedBuffer),
     /// Answered: there is nothing to read, or somebody else reads it.
     Answered(Option<Waker>),
@@ -111,7 +112,7 @@ enum Begun<'p> {
 }
 
 impl Pool {
-    /// As [`fault`](Pool::fault), for a task.
+    /// Like [`fault`](Pool::fault), for a task.
     pub(crate) async fn fault_as_task(
         self: &Arc<Pool>,
         pages: &Arc<PageSpace>,
@@ -121,15 +122,15 @@ impl Pool {
         self.fault_wanted_as_task(pages, page, frame_bytes, Wanted::Node).await
     }
 
-    /// As [`fault_value`](Pool::fault_value), for a task.
+    /// Like [`fault_value`](Pool::fault_value), for a task.
     pub(crate) async fn fault_value_as_task(
         self: &Arc<Pool>,
         pages: &Arc<PageSpace>,
         page: PageId,
         frame_bytes: usize,
-        identity: u64,
+        value_id: u64,
     ) -> Result<()> {
-        self.fault_wanted_as_task(pages, page, frame_bytes, Wanted::Value(identity)).await
+        self.fault_wanted_as_task(pages, page, frame_bytes, Wanted::Value(value_id)).await
     }
 
     async fn fault_wanted_as_task(
@@ -141,21 +142,21 @@ impl Pool {
     ) -> Result<()> {
         loop {
             match pages.table.load(page) {
-                Word::Disk(place) if place.length() > frame_bytes as u64 => {
+                PageEntry::OnDisk(address) if address.length() > frame_bytes as u64 => {
                     let what = format!("page {page} of keyspace {}", pages.id);
-                    return Err(self.space.damaged(&what, place, Flaw::Length));
+                    return Err(self.space.corrupted(&what, address, ExtentError::Length));
                 }
-                Word::Disk(_) => {
+                PageEntry::OnDisk(_) => {
                     let ticket = self.post(pages, page, frame_bytes, wanted)?;
                     poll_fn(|context| ticket.poll(context.waker())).await?;
                 }
-                Word::Reading(_) => poll_fn(|context| self.poll_arrival(pages, page, context.waker())).await,
+                PageEntry::Reading(_) => poll_fn(|context| self.poll_arrival(pages, page, context.waker())).await,
                 _ => return Ok(()),
             }
         }
     }
 
-    /// As [`fault_many`](Pool::fault_many), for a task. Returns how many pages were read without an error.
+    /// Like [`fault_many`](Pool::fault_many), for a task. Returns how many pages were read without an error.
     pub(crate) async fn fault_many_as_task(
         self: &Arc<Pool>,
         pages: &Arc<PageSpace>,
@@ -163,7 +164,8 @@ impl Pool {
     ) -> Result<usize> {
         let mut tickets = Vec::with_capacity(wanted.len());
         for &page in wanted {
-            if matches!(pages.table.load(page), Word::Disk(place) if place.length() <= pages.page_bytes as u64) {
+            if matches!(pages.table.load(page), PageEntry::OnDisk(address) if address.length() <= pages.page_bytes as u64)
+            {
                 tickets.push(self.post(pages, page, pages.page_bytes, Wanted::Node)?);
             }
         }
@@ -181,8 +183,8 @@ impl Pool {
     fn poll_arrival(&self, pages: &PageSpace, page: PageId, waker: &Waker) -> Poll<()> {
         let (waiting, _) = self.arrival(pages, page);
         let mut waiting = waiting.lock();
-        // Whoever ends the read changes the word before it takes this lock.
-        if !matches!(pages.table.load(page), Word::Reading(_)) {
+        // Whoever ends the read changes the entry before it takes this lock.
+        if !matches!(pages.table.load(page), PageEntry::Reading(_)) {
             return Poll::Ready(());
         }
         if !waiting.iter().any(|(keyspace, of, other)| (*keyspace, *of) == (pages.id, page) && other.will_wake(waker)) {
@@ -197,8 +199,8 @@ impl Pool {
         page: PageId,
         frame_bytes: usize,
         wanted: Wanted,
-    ) -> Result<Arc<Ticket>> {
-        let ticket = Arc::new(Ticket::default());
+    ) -> Result<Arc<ReadTicket>> {
+        let ticket = Arc::new(ReadTicket::default());
         let request = Request { pages: Arc::clone(pages), page, frame_bytes, wanted, ticket: Arc::clone(&ticket) };
         let mut inbox = self.fetcher.inbox.lock();
         if inbox.stop {
@@ -234,7 +236,7 @@ impl Pool {
 
     /// The thread's life.
     fn run_fetch(&self) {
-        let mut desk = Desk {
+        let mut desk = ReadState {
             waiting: VecDeque::new(),
             slots: (0..QUEUE_DEPTH).map(|_| None).collect(),
             slots_free: (0..QUEUE_DEPTH).rev().collect(),
@@ -250,7 +252,7 @@ impl Pool {
         desk.wake();
     }
 
-    fn serve_tasks<'p>(&'p self, desk: &mut Desk<'p>) -> io::Result<()> {
+    fn serve_tasks<'p>(&'p self, desk: &mut ReadState<'p>) -> io::Result<()> {
         let mut kept = None;
         let mut finished: Vec<Completion> = Vec::new();
         loop {
@@ -278,14 +280,15 @@ impl Pool {
                 && let Some(request) = desk.waiting.pop_front()
             {
                 match self.begin_fetch(request, queue.in_flight() == 0) {
-                    Begun::Reading(fetch, start, buffer) => {
+                    StartedRead::Reading(fetch, start, buffer) => {
                         self.space.count_read(buffer.len());
                         queue.push_read(self.space.file(), start, buffer, slot as u64);
-                        desk.slots[slot] = Some(fetch);
+                        let replaced = desk.slots[slot].replace(fetch);
+                        assert!(replaced.is_none(), "a free slot has a read in flight");
                         desk.slots_free.pop();
                     }
-                    Begun::Answered(waker) => desk.woken.extend(waker),
-                    Begun::Later(request) => {
+                    StartedRead::Answered(waker) => desk.woken.extend(waker),
+                    StartedRead::Later(request) => {
                         desk.waiting.push_front(request);
                         break;
                     }
@@ -295,6 +298,8 @@ impl Pool {
             if queue.in_flight() == 0 {
                 continue;
             }
+            let taken = desk.slots.len() - desk.slots_free.len();
+            assert_eq!(queue.in_flight(), taken, "the queue has other reads in flight than the slots");
             let waited = queue.wait(1, &mut finished);
             // A queue that fails may have found some that have finished before.
             for completion in finished.drain(..) {
@@ -314,7 +319,7 @@ impl Pool {
     }
 
     /// Ends what is in flight, which no queue will finish any more.
-    fn end_fetches(&self, desk: &mut Desk<'_>, error: &io::Error) {
+    fn end_fetches(&self, desk: &mut ReadState<'_>, error: &io::Error) {
         for (slot, fetch) in desk.slots.iter_mut().enumerate().filter_map(|(slot, fetch)| Some((slot, fetch.take()?))) {
             desk.slots_free.push(slot);
             self.buffers.lose(fetch.buffer_bytes);
@@ -323,7 +328,7 @@ impl Pool {
     }
 
     /// Invariant 1. The queue is gone, and with it what was in flight.
-    fn give_up(&self, desk: &mut Desk<'_>, error: &io::Error) {
+    fn give_up(&self, desk: &mut ReadState<'_>, error: &io::Error) {
         let posted = {
             let mut inbox = self.fetcher.inbox.lock();
             inbox.stop = true;
@@ -350,44 +355,44 @@ impl Pool {
         true
     }
 
-    fn begin_fetch(&self, request: Request, may_wait: bool) -> Begun<'_> {
-        let Word::Disk(place) = request.pages.table.load(request.page) else {
-            return Begun::Answered(request.ticket.answer(Ok(())));
+    fn begin_fetch(&self, request: Request, may_wait: bool) -> StartedRead<'_> {
+        let PageEntry::OnDisk(address) = request.pages.table.load(request.page) else {
+            return StartedRead::Answered(request.ticket.answer(Ok(())));
         };
-        if place.length() > request.frame_bytes as u64 {
+        if address.length() > request.frame_bytes as u64 {
             // The task looks again and says so.
-            return Begun::Answered(request.ticket.answer(Ok(())));
+            return StartedRead::Answered(request.ticket.answer(Ok(())));
         }
         let frame = match self.frames.try_take(request.frame_bytes) {
             Some(frame) => frame,
             // With claims of its own this thread must not wait for frames: it holds what others wait for.
             None if may_wait => match self.take_frame(request.frame_bytes) {
                 Ok(frame) => frame,
-                Err(error) => return Begun::Answered(request.ticket.answer(Err(error))),
+                Err(error) => return StartedRead::Answered(request.ticket.answer(Err(error))),
             },
-            None => return Begun::Later(request),
+            None => return StartedRead::Later(request),
         };
-        let (start, length, offset) = self.space.cover(place);
+        let (start, length, offset) = self.space.cover(address);
         let buffer = match self.buffers.try_take(length) {
             Some(buffer) => buffer,
             None if may_wait => self.buffers.take(length),
-            None => return Begun::Later(request),
+            None => return StartedRead::Later(request),
         };
         if self.frames.available(request.frame_bytes) < self.low_water(request.frame_bytes) {
             self.wake_background();
         }
-        if !request.pages.table.exchange(request.page, Word::Disk(place), Word::Reading(place)) {
+        if !request.pages.table.exchange(request.page, PageEntry::OnDisk(address), PageEntry::Reading(address)) {
             self.buffers.give(buffer);
-            return Begun::Answered(request.ticket.answer(Ok(())));
+            return StartedRead::Answered(request.ticket.answer(Ok(())));
         }
-        Begun::Reading(Fetch { request, place, offset, buffer_bytes: buffer.capacity(), frame }, start, buffer)
+        StartedRead::Reading(Fetch { request, address, offset, buffer_bytes: buffer.capacity(), frame }, start, buffer)
     }
 
     fn end_fetch(&self, fetch: Fetch<'_>, result: io::Result<()>, bytes: &[u8]) -> Option<Waker> {
-        let Fetch { request, place, offset, frame, .. } = fetch;
-        self.hits.misses.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let Fetch { request, address, offset, frame, .. } = fetch;
+        self.cache.misses.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let bytes = bytes.get(offset..).unwrap_or_default();
-        let arrived = self.arrive(&request.pages, request.page, request.wanted, place, frame, result, bytes);
+        let arrived = self.arrive(&request.pages, request.page, request.wanted, address, frame, result, bytes);
         request.ticket.answer(arrived)
     }
 }

@@ -1,34 +1,36 @@
 //! The memory of the buffer pool: arenas of frames, one per page size, and access to the pages in them.
 //!
 //! # Invariants
-//! 1. A frame is in exactly one of these states: *unused* (never touched, or given back to the system), *free*, *new* (owned
-//!    by a [`NewFrame`]), *published* (some page's word names it), *limbo* (unlinked, readers may still look at it).
-//! 2. A published leaf's page is read under the frame's latch, shared, and changed under it, exclusive. Whoever takes the
-//!    latch compares [`FrameHeader::identity`] with the page wanted: the frame may have been evicted meanwhile.
-//! 3. The page of a published *fixed* frame (inner node, value) does not change. It leaves through limbo.
+//! 1. A frame is in exactly one of these states: *unused* (never touched, or given back to the system), *free*, *new*
+//!    (owned by a [`NewFrame`]), *published* (some page's entry names it), *retired* (unlinked, readers may still look
+//!    at it).
+//! 2. A published leaf's page is read under the frame's latch, shared, and changed under it, exclusive. Whoever takes
+//!    the latch compares [`FrameHeader::identity`] with the page wanted: the frame may have been evicted meanwhile.
+//! 3. The page of a published *immutable* frame (inner node, value) does not change. Its frame is retired before it is
+//!    free.
 //! 4. `dirty` is the epoch of the newest change that is in no extent, 0 if there is none. It changes under the latch.
-//! 5. A frame that is held (by a commit that will change it, by an image on its way to the disk) or dirty is not evicted.
-//!    It can be unlinked: then whoever lets go of it last frees it.
+//! 5. A frame that is held (by a commit that will change it, by an image on its way to the disk) or dirty is not
+//!    evicted. It can be unlinked: then whoever lets go of it last frees it.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::holds::Holds;
-use super::reclaim::{Entered, Reclaimer};
-use crate::format::extent::Identity;
+use super::pins::PinCount;
+use super::reclaim::{EraGuard, Reclaimer};
+use crate::format::extent::PageKey;
 use crate::format::node::is_page_bytes;
 pub(crate) use crate::format::node::{PAGE_BYTES_MAX, PAGE_BYTES_MIN};
-use crate::format::{Epoch, KeyspaceId, PageId, Place};
-use crate::space::{FrameIndex, PageTable, Word};
+use crate::format::{Epoch, ExtentAddress, KeyspaceId, PageId};
+use crate::space::{CheckpointDebt, FrameIndex, PageEntry, PageTable};
 
-/// Turns of the clock that an inner node survives without a use. It has as many rows beneath it as a hundred leaves: where
-/// rows are read at random, one chance lost a tenth of the nodes in each turn, and a tenth of the reads had a node to read
-/// before the leaf.
+/// Turns of the clock that an inner node survives without a use. It has as many rows beneath it as a hundred leaves:
+/// where rows are read at random, one chance lost a tenth of the nodes in each turn, and a tenth of the reads had a
+/// node to read before the leaf.
 pub(super) const INNER_CHANCES: u32 = 4;
 
 const CLASS_COUNT: usize = 8;
@@ -36,50 +38,50 @@ const CLASS_SHIFT: u32 = 29;
 
 /// How long whoever holds latches waits for the next before it looks again where the page is.
 ///
-/// Latches are taken in the order of keys, so that nobody waits for somebody who waits for him. But an outdated view may
-/// lead to a frame whose page lies elsewhere in the order, or that the caller has latched himself. Such a wait has to end;
-/// a millisecond is longer than a latch is held where nobody waits for the disk.
+/// Latches are taken in the order of keys, so that nobody waits for somebody who waits for him. But an outdated view
+/// may lead to a frame whose page lies elsewhere in the order, or that the caller has latched himself. Such a wait has
+/// to end; a millisecond is longer than a latch is held where nobody waits for the disk.
 const LATCH_WAIT: std::time::Duration = std::time::Duration::from_millis(1);
 
 /// What is known of the page in a frame; in a cache line of its own.
 #[repr(align(64))]
 pub(crate) struct FrameHeader {
     latch: RwLock<()>,
-    identity: AtomicU64,
+    page_key: AtomicU64,
     dirty: AtomicU64,
-    place: AtomicU64,
-    holds: Holds,
+    address: AtomicU64,
+    pins: PinCount,
     /// Turns of the clock that the page survives without a use.
-    chances: AtomicU32,
+    references: AtomicU32,
 }
 
 impl FrameHeader {
     fn new() -> FrameHeader {
         FrameHeader {
             latch: RwLock::new(()),
-            identity: AtomicU64::new(0),
+            page_key: AtomicU64::new(0),
             dirty: AtomicU64::new(0),
-            place: AtomicU64::new(0),
-            holds: Holds::new(),
-            chances: AtomicU32::new(0),
+            address: AtomicU64::new(0),
+            pins: PinCount::new(),
+            references: AtomicU32::new(0),
         }
     }
 
-    fn identity_bits(identity: Identity) -> u64 {
-        (u64::from(identity.keyspace.0) << 32) | u64::from(identity.page.0)
+    fn page_key_bits(page_key: PageKey) -> u64 {
+        (u64::from(page_key.keyspace.0) << 32) | u64::from(page_key.page.0)
     }
 
     /// The page in the frame; `None` where it holds none.
     #[inline]
-    pub(crate) fn identity(&self) -> Option<Identity> {
-        let bits = self.identity.load(Ordering::Acquire);
-        let identity = Identity { keyspace: KeyspaceId((bits >> 32) as u32), page: PageId(bits as u32) };
-        (bits != 0).then_some(identity)
+    pub(crate) fn page_key(&self) -> Option<PageKey> {
+        let bits = self.page_key.load(Ordering::Acquire);
+        let page_key = PageKey { keyspace: KeyspaceId((bits >> 32) as u32), page: PageId(bits as u32) };
+        (bits != 0).then_some(page_key)
     }
 
     #[inline]
-    fn is(&self, identity: Identity) -> bool {
-        self.identity.load(Ordering::Acquire) == Self::identity_bits(identity)
+    fn is(&self, page_key: PageKey) -> bool {
+        self.page_key.load(Ordering::Acquire) == Self::page_key_bits(page_key)
     }
 
     /// The epoch of the newest change that is in no extent.
@@ -90,59 +92,60 @@ impl FrameHeader {
     }
 
     /// The extent of the page's newest image on disk.
-    pub(crate) fn place(&self) -> Place {
-        Place::from_bits(self.place.load(Ordering::Acquire)).unwrap_or(Place::NONE)
+    pub(crate) fn address(&self) -> ExtentAddress {
+        ExtentAddress::from_bits(self.address.load(Ordering::Acquire)).unwrap_or(ExtentAddress::NONE)
     }
 
-    pub(crate) fn set_place(&self, place: Place) {
-        self.place.store(place.to_bits(), Ordering::Release);
+    pub(crate) fn set_address(&self, address: ExtentAddress) {
+        self.address.store(address.to_bits(), Ordering::Release);
     }
 
     /// Keeps the frame from being evicted until [`Frames::let_go`]. The caller has latched it.
-    pub(crate) fn hold(&self) {
-        self.holds.hold();
+    pub(crate) fn pin(&self) {
+        self.pins.pin();
     }
 
-    /// Whether nobody holds it.
+    /// Returns `true` if nobody holds it.
     pub(crate) fn is_idle(&self) -> bool {
-        self.holds.is_idle()
+        self.pins.is_idle()
     }
 
     /// Notes a use; writes only if none was noted since the clock's hand passed.
     #[inline]
     pub(crate) fn touch(&self) {
-        if self.chances.load(Ordering::Relaxed) == 0 {
-            self.chances.store(1, Ordering::Relaxed);
+        if self.references.load(Ordering::Relaxed) == 0 {
+            self.references.store(1, Ordering::Relaxed);
         }
     }
 
     /// Notes a use of an inner node, which every row beneath it needs: the hand passes it [`INNER_CHANCES`] times.
     #[inline]
     pub(crate) fn touch_inner(&self) {
-        if self.chances.load(Ordering::Relaxed) != INNER_CHANCES {
-            self.chances.store(INNER_CHANCES, Ordering::Relaxed);
+        if self.references.load(Ordering::Relaxed) != INNER_CHANCES {
+            self.references.store(INNER_CHANCES, Ordering::Relaxed);
         }
     }
 
     /// The clock's hand passes: `false` if the page has no chance left.
-    pub(crate) fn take_chance(&self) -> bool {
-        let chances = self.chances.load(Ordering::Relaxed);
-        if chances > 0 {
+    pub(crate) fn take_reference(&self) -> bool {
+        let references = self.references.load(Ordering::Relaxed);
+        if references > 0 {
             // Fails where a use is noted meanwhile, which counts for more than this turn.
-            let _ = self.chances.compare_exchange(chances, chances - 1, Ordering::Relaxed, Ordering::Relaxed);
+            let _ = self.references.compare_exchange(references, references - 1, Ordering::Relaxed, Ordering::Relaxed);
         }
-        chances > 0
+        references > 0
     }
 }
 
 impl std::fmt::Debug for FrameHeader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "FrameHeader({:?}, dirty {:?}, {:?})", self.identity(), self.dirty(), self.place())
+        write!(f, "FrameHeader({:?}, dirty {:?}, {:?})", self.page_key(), self.dirty(), self.address())
     }
 }
 
-/// Headers that are made together: 16 KiB.
-const HEADER_COUNT: usize = 256;
+/// Headers that are made together, 2 KiB. They stay, so that many at once would take what little memory many page
+/// tables leave, once for each size of pages.
+const HEADER_COUNT: usize = 32;
 /// Memory that they take.
 const HEADERS_BYTES: usize = HEADER_COUNT * size_of::<FrameHeader>();
 
@@ -162,11 +165,11 @@ struct Arena {
 #[derive(Default)]
 struct Lists {
     free: Vec<u32>,
-    limbo: VecDeque<(u64, u32)>,
+    retired: VecDeque<(u64, u32)>,
     /// Given back to the system.
-    cold: Vec<u32>,
+    decommitted: Vec<u32>,
     /// Frames from here on were never touched.
-    untouched: u32,
+    unused: u32,
 }
 
 /// Anonymous memory, reserved and given by the system page by page as it is touched.
@@ -175,7 +178,8 @@ struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: the mapping is plain memory; who may access which part of it is decided by the frames' states (module, 1 to 3).
+// SAFETY: the mapping is plain memory; who may access which part of it is decided by the frames' states (module, 1 to
+// 3). Test: tests/concurrency.rs, whose threads share one pool.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -184,28 +188,30 @@ impl Mapping {
     fn new(bytes: usize) -> std::io::Result<Mapping> {
         use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a fresh anonymous mapping aliases nothing.
+        // SAFETY: a fresh anonymous mapping aliases nothing. Test: `memory_given_back_was_free`, here and below.
         let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags)? };
         // Fewer misses of the translation cache where the system offers huge pages; without them all works the same.
-        // SAFETY: the range is the mapping just made.
+        // SAFETY: the range is the mapping just made. No test can fail: the system may ignore the advice.
         let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
         Ok(Mapping { start: start.cast(), bytes })
     }
 
-    /// Gives a range back to the system: it reads as zeros when touched again. The system works in whole pages of its own,
-    /// and rounds a length up.
+    /// Gives a range back to the system: it reads as zeros when touched again. The system works in whole pages of its
+    /// own, and rounds a length up.
     fn give_back(&self, offset: usize, bytes: usize) {
         use rustix::mm::{Advice, madvise};
         assert!(offset + bytes <= self.bytes);
         assert!(bytes.is_multiple_of(rustix::param::page_size()), "what else is in the page would be lost");
-        // SAFETY: the range lies in the mapping, and the caller owns it: no frame in it is in use.
+        // SAFETY: the range lies in the mapping, and the caller owns it: no frame in it is in use. Test:
+        // `memory_given_back_was_free`.
         let _ = unsafe { madvise(self.start.add(offset).cast(), bytes, Advice::LinuxDontNeed) };
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: nothing refers into the mapping any more: every guard borrows the pool that owns it.
+        // SAFETY: nothing refers into the mapping any more: every guard borrows the pool that owns it. Test: the
+        // compiler, which refuses a guard that outlives its pool.
         let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.bytes) };
     }
 }
@@ -217,7 +223,7 @@ pub(crate) struct Frames {
     capacity_bytes: usize,
     limit_bytes: AtomicUsize,
     used_bytes: AtomicUsize,
-    dirty_bytes: AtomicU64,
+    debt: Arc<CheckpointDebt>,
     reclaimer: Reclaimer,
 }
 
@@ -238,13 +244,14 @@ fn split(frame: FrameIndex) -> (usize, usize) {
 }
 
 impl Frames {
-    pub(crate) fn new(capacity_bytes: usize) -> Frames {
+    /// Frames that tell `debt` of their dirty pages.
+    pub(crate) fn new(capacity_bytes: usize, debt: Arc<CheckpointDebt>) -> Frames {
         Frames {
             arenas: [const { OnceLock::new() }; CLASS_COUNT],
             capacity_bytes,
             limit_bytes: AtomicUsize::new(capacity_bytes),
             used_bytes: AtomicUsize::new(0),
-            dirty_bytes: AtomicU64::new(0),
+            debt,
             reclaimer: Reclaimer::new(),
         }
     }
@@ -312,7 +319,8 @@ impl Frames {
         let (class, index) = split(frame);
         let arena = self.arenas[class].get().expect("the frame exists");
         assert!(index < arena.frame_count);
-        // SAFETY: the index is within the arena, whose mapping has room for that many pages.
+        // SAFETY: the index is within the arena, whose mapping has room for that many pages. Test:
+        // `memory_given_back_was_free`, where frames would overlap.
         (unsafe { arena.memory.start.add(index * arena.page_bytes) }, arena.page_bytes)
     }
 
@@ -322,19 +330,19 @@ impl Frames {
         let before = self.header(frame).dirty.swap(epoch.map_or(0, |epoch| epoch.0), Ordering::AcqRel);
         let page_bytes = self.page_bytes(frame) as u64;
         match (before != 0, epoch.is_some()) {
-            (false, true) => self.dirty_bytes.fetch_add(page_bytes, Ordering::Relaxed),
-            (true, false) => self.dirty_bytes.fetch_sub(page_bytes, Ordering::Relaxed),
-            _ => 0,
-        };
+            (false, true) => self.debt.add_dirty(page_bytes),
+            (true, false) => self.debt.subtract_dirty(page_bytes),
+            _ => {}
+        }
     }
 
     /// Bytes of pages that are dirty.
     pub(crate) fn dirty_bytes(&self) -> u64 {
-        self.dirty_bytes.load(Ordering::Relaxed)
+        self.debt.dirty_bytes()
     }
 
-    /// Begins to bring what a look at the page needs first into the processor's cache: the page's header, the beginning of
-    /// its slots, and its end, where the fences are. They arrive while the latch, in another line, is being taken.
+    /// Begins to bring what a look at the page needs first into the processor's cache: the page's header, the beginning
+    /// of its slots, and its end, where the fences are. They arrive while the latch, in another line, is being taken.
     #[inline]
     pub(crate) fn prefetch(&self, frame: FrameIndex) {
         #[cfg(target_arch = "x86_64")]
@@ -342,7 +350,7 @@ impl Frames {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             const LINE_BYTES: usize = 64;
             const LINES: usize = 5;
-            // SAFETY: as below; the header is borrowed.
+            // SAFETY: as below; the header is borrowed. No test can fail: no program sees a prefetch.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(self.header(frame)).cast()) };
             let (start, page_bytes) = self.page_pointer(frame);
             for line in (0..LINES).chain([page_bytes / LINE_BYTES - 1]) {
@@ -364,55 +372,56 @@ impl Frames {
         let class = class_of(page_bytes);
         let arena = self.arena_or_new(class).ok()?;
         let mut lists = arena.lists.lock();
-        if lists.free.is_empty() && !lists.limbo.is_empty() {
+        if lists.free.is_empty() && !lists.retired.is_empty() {
             let oldest = self.reclaimer.oldest();
-            while lists.limbo.front().is_some_and(|&(tag, _)| tag < oldest) {
-                let (_, index) = lists.limbo.pop_front().expect("looked at");
+            while lists.retired.front().is_some_and(|&(tag, _)| tag < oldest) {
+                let (_, index) = lists.retired.pop_front().expect("looked at");
                 lists.free.push(index);
             }
         }
         let index = match lists.free.pop() {
             Some(index) => index,
             None => {
-                let untouched = lists.untouched as usize;
-                if lists.cold.is_empty() && untouched == arena.frame_count {
+                let unused = lists.unused as usize;
+                if lists.decommitted.is_empty() && unused == arena.frame_count {
                     return None;
                 }
                 // They stay, whatever becomes of the frames.
-                let makes_headers = lists.cold.is_empty() && untouched.is_multiple_of(HEADER_COUNT);
+                let makes_headers = lists.decommitted.is_empty() && unused.is_multiple_of(HEADER_COUNT);
                 let bytes = page_bytes + if makes_headers { HEADERS_BYTES } else { 0 };
                 let used = self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
                 if used + bytes > self.limit_bytes() {
                     self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
                     return None;
                 }
-                lists.cold.pop().unwrap_or_else(|| {
+                lists.decommitted.pop().unwrap_or_else(|| {
                     if makes_headers {
                         let headers = (0..HEADER_COUNT).map(|_| FrameHeader::new()).collect();
-                        arena.headers[untouched / HEADER_COUNT].set(headers).expect("made once");
+                        arena.headers[unused / HEADER_COUNT].set(headers).expect("made once");
                     }
-                    lists.untouched += 1;
-                    lists.untouched - 1
+                    lists.unused += 1;
+                    lists.unused - 1
                 })
             }
         };
         drop(lists);
         let frame = FrameIndex(((class as u32) << CLASS_SHIFT) | index);
         let header = self.header(frame);
-        assert!(header.identity().is_none() && header.is_idle(), "a free frame is in use");
+        assert!(header.page_key().is_none() && header.is_idle(), "a free frame is in use");
         self.set_dirty(frame, None);
-        header.set_place(Place::NONE);
+        header.set_address(ExtentAddress::NONE);
         Some(NewFrame { frames: self, frame })
     }
 
     fn give(&self, frame: FrameIndex) {
+        assert!(self.header(frame).page_key().is_none(), "a frame with a page is free");
         let (class, index) = split(frame);
         let arena = self.arena(class);
         let mut lists = arena.lists.lock();
         if self.used_bytes() > self.limit_bytes() && arena.frames_per_unit == 1 {
             arena.memory.give_back(index * arena.page_bytes, arena.page_bytes);
             self.used_bytes.fetch_sub(arena.page_bytes, Ordering::Relaxed);
-            lists.cold.push(index as u32);
+            lists.decommitted.push(index as u32);
         } else {
             lists.free.push(index as u32);
         }
@@ -426,8 +435,8 @@ impl Frames {
             }
             let mut lists = arena.lists.lock();
             let oldest = self.reclaimer.oldest();
-            while lists.limbo.front().is_some_and(|&(tag, _)| tag < oldest) {
-                let (_, index) = lists.limbo.pop_front().expect("looked at");
+            while lists.retired.front().is_some_and(|&(tag, _)| tag < oldest) {
+                let (_, index) = lists.retired.pop_front().expect("looked at");
                 lists.free.push(index);
             }
             // By units of the system: one is given back when all frames in it are free.
@@ -444,22 +453,23 @@ impl Frames {
                 let bytes = frames_per_unit * arena.page_bytes;
                 arena.memory.give_back(unit[0] as usize * arena.page_bytes, bytes);
                 self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
-                lists.cold.extend(unit);
+                lists.decommitted.extend(unit);
             }
         }
     }
 
     /// Undoes one [`FrameHeader::hold`].
-    pub(crate) fn let_go(&self, frame: FrameIndex) {
-        if self.header(frame).holds.let_go() {
+    pub(crate) fn unpin(&self, frame: FrameIndex) {
+        if self.header(frame).pins.unpin() {
             self.retire(frame);
         }
     }
 
     fn retire(&self, frame: FrameIndex) {
+        assert!(self.header(frame).page_key().is_none(), "a frame with a page is retired");
         let tag = self.reclaimer.retire();
         let (class, index) = split(frame);
-        self.arena(class).lists.lock().limbo.push_back((tag, index as u32));
+        self.arena(class).lists.lock().retired.push_back((tag, index as u32));
     }
 
     /// Free frames of a size, and how many more the limit allows.
@@ -468,7 +478,7 @@ impl Frames {
         let room = self.limit_bytes().saturating_sub(self.used_bytes()) / page_bytes;
         let Some(arena) = self.arenas[class].get() else { return room };
         let lists = arena.lists.lock();
-        lists.free.len() + lists.limbo.len() + room
+        lists.free.len() + lists.retired.len() + room
     }
 
     /// Page sizes that have frames, with the number of frames in use or free.
@@ -476,7 +486,7 @@ impl Frames {
         (self.arenas.iter().filter_map(OnceLock::get))
             .map(|arena| {
                 let lists = arena.lists.lock();
-                (arena.page_bytes, lists.untouched as usize - lists.cold.len())
+                (arena.page_bytes, lists.unused as usize - lists.decommitted.len())
             })
             .collect()
     }
@@ -485,7 +495,7 @@ impl Frames {
     pub(crate) fn turn(&self, page_bytes: usize) -> impl Iterator<Item = FrameIndex> + '_ {
         let class = class_of(page_bytes);
         let arena = self.arenas[class].get();
-        let count = arena.map_or(0, |arena| arena.lists.lock().untouched as usize);
+        let count = arena.map_or(0, |arena| arena.lists.lock().unused as usize);
         arena.into_iter().flat_map(move |arena| (0..count).map(move |_| arena)).map(move |arena| {
             let index = arena.hand.fetch_add(1, Ordering::Relaxed) % count.max(1);
             FrameIndex(((class as u32) << CLASS_SHIFT) | index as u32)
@@ -496,7 +506,7 @@ impl Frames {
     pub(crate) fn all(&self) -> impl Iterator<Item = FrameIndex> + '_ {
         (self.arenas.iter().enumerate()).filter_map(|(class, arena)| Some((class, arena.get()?))).flat_map(
             |(class, arena)| {
-                let count = arena.lists.lock().untouched;
+                let count = arena.lists.lock().unused;
                 (0..count).map(move |index| FrameIndex(((class as u32) << CLASS_SHIFT) | index))
             },
         )
@@ -504,12 +514,12 @@ impl Frames {
 
     // ── access ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// The page, which its word must show as a leaf in `frame`, latched for reading. `None`: it is there no more.
+    /// The page, which its entry must show as a leaf in `frame`, latched for reading. `None`: it is there no more.
     #[inline]
-    pub(crate) fn read(&self, frame: FrameIndex, identity: Identity) -> Option<FrameRead<'_>> {
+    pub(crate) fn read(&self, frame: FrameIndex, page_key: PageKey) -> Option<FrameRead<'_>> {
         let header = self.header(frame);
-        let read = FrameRead { frames: self, frame, _latch: header.latch.read() };
-        if header.is(identity) {
+        let read = FrameRead { frames: self, frame, page_key, _latch: header.latch.read() };
+        if header.is(page_key) {
             header.touch();
             return Some(read);
         }
@@ -518,84 +528,105 @@ impl Frames {
 
     /// The page latched for change. `None`: it is there no more.
     #[inline]
-    pub(crate) fn write(&self, frame: FrameIndex, identity: Identity) -> Option<FrameWrite<'_>> {
+    pub(crate) fn write(&self, frame: FrameIndex, page_key: PageKey) -> Option<FrameWrite<'_>> {
         let header = self.header(frame);
-        let write = FrameWrite { frames: self, frame, _latch: header.latch.write() };
-        if header.is(identity) {
+        let write = FrameWrite { frames: self, frame, page_key, _latch: header.latch.write() };
+        if header.is(page_key) {
             header.touch();
             return Some(write);
         }
         None
     }
 
-    /// As [`read`](Self::read), for a caller that holds other latches: `None` also where the latch is among them, or was not
-    /// to be had in time. See [`LATCH_WAIT`].
+    /// Like [`read`](Self::read), for a caller that holds other latches: `None` also where the latch is among them, or
+    /// was not to be had in time. See [`LATCH_WAIT`].
     pub(crate) fn read_beside(
         &self,
         frame: FrameIndex,
-        identity: Identity,
+        page_key: PageKey,
         is_mine: &impl Fn(FrameIndex) -> bool,
     ) -> Option<FrameRead<'_>> {
         let header = self.header(frame);
         let latch = match header.latch.try_read() {
             Some(latch) => latch,
-            None if is_mine(frame) || !header.is(identity) => return None,
+            None if is_mine(frame) || !header.is(page_key) => return None,
             None => header.latch.try_read_for(LATCH_WAIT)?,
         };
-        let read = FrameRead { frames: self, frame, _latch: latch };
+        let read = FrameRead { frames: self, frame, page_key, _latch: latch };
         header.touch();
-        header.is(identity).then_some(read)
+        header.is(page_key).then_some(read)
     }
 
-    /// As [`write`](Self::write), for a caller that holds other latches: as [`read_beside`](Self::read_beside).
+    /// Like [`write`](Self::write), for a caller that holds other latches: as [`read_beside`](Self::read_beside).
     pub(crate) fn write_beside(
         &self,
         frame: FrameIndex,
-        identity: Identity,
+        page_key: PageKey,
         is_mine: &impl Fn(FrameIndex) -> bool,
     ) -> Option<FrameWrite<'_>> {
         let header = self.header(frame);
         let latch = match header.latch.try_write() {
             Some(latch) => latch,
-            None if is_mine(frame) || !header.is(identity) => return None,
+            None if is_mine(frame) || !header.is(page_key) => return None,
             None => header.latch.try_write_for(LATCH_WAIT)?,
         };
-        let write = FrameWrite { frames: self, frame, _latch: latch };
+        let write = FrameWrite { frames: self, frame, page_key, _latch: latch };
         header.touch();
-        header.is(identity).then_some(write)
+        header.is(page_key).then_some(write)
     }
 
-    /// As [`write`](Self::write), only if nobody holds the latch.
-    pub(crate) fn try_write(&self, frame: FrameIndex, identity: Identity) -> Option<FrameWrite<'_>> {
+    /// Like [`write`](Self::write), only if nobody holds the latch.
+    pub(crate) fn try_write(&self, frame: FrameIndex, page_key: PageKey) -> Option<FrameWrite<'_>> {
         let header = self.header(frame);
-        let write = FrameWrite { frames: self, frame, _latch: header.latch.try_write()? };
-        header.is(identity).then_some(write)
+        let write = FrameWrite { frames: self, frame, page_key, _latch: header.latch.try_write()? };
+        header.is(page_key).then_some(write)
     }
 
-    /// Keeps the calling thread's view of these frames' fixed pages valid.
+    /// Keeps the calling thread's view of these frames' immutable pages valid.
     #[inline]
-    pub(crate) fn pin(&self) -> Pin<'_> {
-        Pin { frames: self, _entered: self.reclaimer.enter() }
+    pub(crate) fn reclaim_guard(&self) -> ReclaimGuard<'_> {
+        ReclaimGuard { frames: self, _era: self.reclaimer.enter() }
     }
 }
 
-/// The way to the fixed pages of one pool: while it lives, none that was reachable when it was made is used anew. It carries
-/// the frames that it protects, so that it reaches no others. Not sent to other threads.
-pub(crate) struct Pin<'p> {
+/// The way to the immutable pages of one pool: while it lives, none that was reachable when it was made is used anew.
+/// It carries the frames that it protects, so that it reaches no others. Not sent to other threads.
+pub(crate) struct ReclaimGuard<'p> {
     frames: &'p Frames,
-    _entered: Entered<'p>,
+    _era: EraGuard<'p>,
 }
 
-impl Pin<'_> {
-    /// The frame and the page, if its word shows it in a fixed frame. The use is for the caller to note.
+impl ReclaimGuard<'_> {
+    /// The frame and the page, if its entry shows it in an immutable frame. The use is for the caller to note.
     #[inline]
-    pub(crate) fn fixed(&self, table: &PageTable, page: PageId) -> Option<(FrameIndex, &[u8])> {
-        let Word::Fixed(frame) = table.load(page) else { return None };
+    pub(crate) fn immutable(&self, table: &PageTable, page: PageId) -> Option<(FrameIndex, &[u8])> {
+        let PageEntry::Immutable(frame) = table.load(page) else { return None };
         let (start, bytes) = self.frames.page_pointer(frame);
-        // SAFETY: the word, read while pinned, names the frame as fixed: its page was complete before the word was
-        // published (Release/Acquire), is not changed while it is published, and the frame is not used anew while the
-        // pin lives, which is one of these very frames (module, 3; `reclaim`, 1).
+        // SAFETY: the entry, read under the reclaim guard, names the frame as immutable: its page was complete before
+        // the entry was published (Release/Acquire), is not changed while it is published, and the frame is not used
+        // anew while the guard lives, which is one of these very frames (module, 3; `reclaim`, 1). Tests:
+        // `loom_frames_are_reused_when_readers_have_left`, `loom_a_nested_guard_outlives_the_outer`.
         Some((frame, unsafe { std::slice::from_raw_parts(start, bytes) }))
+    }
+}
+
+/// The access of readers to a page in memory, which decides when its frame is free after the page has left it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Residency {
+    /// Under the latch: none is left when the page is unlinked, which takes the exclusive latch.
+    Leaf,
+    /// Under a reclaim guard: they may see the page until their guards are dropped.
+    Immutable,
+}
+
+impl Residency {
+    /// The residency of a page whose entry shows it in `frame`.
+    pub(crate) fn of(entry: PageEntry, frame: FrameIndex) -> Residency {
+        match entry {
+            PageEntry::Leaf(shown) if shown == frame => Residency::Leaf,
+            PageEntry::Immutable(shown) if shown == frame => Residency::Immutable,
+            _ => panic!("the entry of a page in {frame:?} says {entry:?}"),
+        }
     }
 }
 
@@ -615,13 +646,15 @@ impl<'p> NewFrame<'p> {
         self.frames.header(self.frame)
     }
 
-    /// Gives the frame its identity and hands it over: the caller publishes the word.
-    pub(crate) fn into_published(self, identity: Identity) -> FrameIndex {
+    /// Gives the frame its identity and hands it over: the caller publishes the entry.
+    pub(crate) fn into_published(self, page_key: PageKey) -> FrameIndex {
         let frame = self.frame;
         let header = self.frames.header(frame);
         // Not those of the page that was here before.
-        header.chances.store(1, Ordering::Relaxed);
-        header.identity.store(FrameHeader::identity_bits(identity), Ordering::Release);
+        header.references.store(1, Ordering::Relaxed);
+        assert!(header.page_key().is_none(), "a new frame holds a page");
+        assert!(FrameHeader::page_key_bits(page_key) != 0, "a frame for no page");
+        header.page_key.store(FrameHeader::page_key_bits(page_key), Ordering::Release);
         std::mem::forget(self);
         frame
     }
@@ -638,8 +671,8 @@ impl Deref for NewFrame<'_> {
 
     fn deref(&self) -> &[u8] {
         let (start, bytes) = self.frames.page_pointer(self.frame);
-        // SAFETY: a new frame is reachable through its owner alone (module, 1): those who latch it with an outdated index
-        // find its identity empty and do not look at the page.
+        // SAFETY: a new frame is reachable through its owner alone (module, 1): those who latch it with an outdated
+        // index find its identity empty and do not look at the page. Test: `memory_given_back_was_free`.
         unsafe { std::slice::from_raw_parts(start, bytes) }
     }
 }
@@ -647,7 +680,7 @@ impl Deref for NewFrame<'_> {
 impl DerefMut for NewFrame<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         let (start, bytes) = self.frames.page_pointer(self.frame);
-        // SAFETY: as for `deref`, and `&mut self` makes the access exclusive.
+        // SAFETY: as for `deref`, and `&mut self` makes the access exclusive. Test: as there.
         unsafe { std::slice::from_raw_parts_mut(start, bytes) }
     }
 }
@@ -656,10 +689,17 @@ impl DerefMut for NewFrame<'_> {
 pub(crate) struct FrameRead<'p> {
     frames: &'p Frames,
     frame: FrameIndex,
+    page_key: PageKey,
     _latch: RwLockReadGuard<'p, ()>,
 }
 
 impl FrameRead<'_> {
+    /// The number of the page in the frame.
+    #[inline]
+    pub(crate) fn page(&self) -> PageId {
+        self.page_key.page
+    }
+
     pub(crate) fn header(&self) -> &FrameHeader {
         self.frames.header(self.frame)
     }
@@ -675,19 +715,33 @@ impl Deref for FrameRead<'_> {
     #[inline]
     fn deref(&self) -> &[u8] {
         let (start, bytes) = self.frames.page_pointer(self.frame);
-        // SAFETY: the latch is held, shared, so nobody changes the page; or the frame is fixed and nobody does anyway.
+        // SAFETY: the latch is held, shared, so no thread changes the page; or the frame is immutable and none does
+        // anyway. Test: tests/concurrency.rs, whose readers check the stamp of every row beside its writers.
         unsafe { std::slice::from_raw_parts(start, bytes) }
     }
 }
 
-/// A page latched for change. For fixed frames the latch serialises replacement; their page is only read.
+/// A page latched for change. For immutable frames the latch serialises replacement; their page is only read.
 pub(crate) struct FrameWrite<'p> {
     frames: &'p Frames,
     frame: FrameIndex,
+    page_key: PageKey,
     _latch: RwLockWriteGuard<'p, ()>,
 }
 
 impl FrameWrite<'_> {
+    /// Keyspace and number of the page in the frame.
+    #[inline]
+    pub(crate) fn page_key(&self) -> PageKey {
+        self.page_key
+    }
+
+    /// The number of the page in the frame.
+    #[inline]
+    pub(crate) fn page(&self) -> PageId {
+        self.page_key.page
+    }
+
     pub(crate) fn header(&self) -> &FrameHeader {
         self.frames.header(self.frame)
     }
@@ -702,27 +756,29 @@ impl FrameWrite<'_> {
     /// If `table` does not show the page as a leaf in this frame.
     #[inline]
     pub(crate) fn leaf_mut(&mut self, table: &PageTable) -> &mut [u8] {
-        let page = self.header().identity().expect("checked when the latch was taken").page;
-        assert!(table.load(page) == Word::Leaf(self.frame), "only leaves change in place");
+        assert!(table.load(self.page()) == PageEntry::Leaf(self.frame), "only leaves change in place");
         let (start, bytes) = self.frames.page_pointer(self.frame);
-        // SAFETY: the latch is held, exclusively, and the word shows a leaf, which is never read without the latch.
+        // SAFETY: the latch is held, exclusively, and the entry shows a leaf, which is never read without the latch.
+        // Tests: `only_leaves_change_in_place`; tests/concurrency.rs.
         unsafe { std::slice::from_raw_parts_mut(start, bytes) }
     }
 
-    /// The frame's page is no more: the word does not name it any longer. A leaf's frame is free at once, a fixed one
-    /// when its readers have left.
-    pub(crate) fn unlink(self, fixed: bool) {
+    /// Takes the page, which its entry no longer names, out of the frame. The frame is free when the page's readers
+    /// have left.
+    pub(crate) fn unlink(self, residency: Residency) {
         let frames = self.frames;
         let frame = self.frame;
         let header = frames.header(frame);
-        header.identity.store(0, Ordering::Release);
+        assert!(header.is(self.page_key), "a latched frame holds another page");
+        header.page_key.store(0, Ordering::Release);
         frames.set_dirty(frame, None);
         drop(self);
-        match header.holds.abandon() {
-            true if fixed => frames.retire(frame),
-            true => frames.give(frame),
-            // Whoever lets go of it last frees it.
-            false => {}
+        // If the frame is pinned, it is retired when the last pin goes.
+        if header.pins.abandon() {
+            match residency {
+                Residency::Leaf => frames.give(frame),
+                Residency::Immutable => frames.retire(frame),
+            }
         }
     }
 }
@@ -734,6 +790,7 @@ impl Deref for FrameWrite<'_> {
     fn deref(&self) -> &[u8] {
         let (start, bytes) = self.frames.page_pointer(self.frame);
         // SAFETY: the latch is held, exclusively; changes go through `leaf_mut`, which borrows this guard mutably.
+        // Test: tests/concurrency.rs.
         unsafe { std::slice::from_raw_parts(start, bytes) }
     }
 }
@@ -742,17 +799,44 @@ impl Deref for FrameWrite<'_> {
 mod tests {
     use super::*;
 
+    /// A frame whose page no entry shows as a leaf is not changed in place, whoever latches it.
+    #[test]
+    #[should_panic(expected = "only leaves change in place")]
+    fn only_leaves_change_in_place() {
+        let frames = Frames::new(64 << 10, Arc::default());
+        let table = PageTable::new();
+        let page_key = PageKey { keyspace: KeyspaceId(1), page: table.allocate(1) };
+        let frame = frames.try_take(PAGE_BYTES_MIN).expect("within the limit").into_published(page_key);
+        table.store(page_key.page, PageEntry::Immutable(frame));
+        let mut write = frames.write(frame, page_key).expect("published");
+        write.leaf_mut(&table)[0] = 1;
+    }
+
+    /// The least that many page tables leave of 8 MiB has room for headers of every size, and a page of any.
+    #[test]
+    fn frames_of_every_size_fit_in_little_memory() {
+        let frames = Frames::new(1 << 20, Arc::default());
+        frames.set_limit_bytes(160 << 10);
+        for page_bytes in (PAGE_BYTES_MIN.ilog2()..=PAGE_BYTES_MAX.ilog2()).map(|shift| 1 << shift) {
+            frames.give_back_free(page_bytes);
+            assert!(frames.try_take(page_bytes).is_some(), "{page_bytes}: {} bytes in use", frames.used_bytes());
+        }
+    }
+
     /// Giving free frames back to the system leaves the frames beside them as they are, however small frames are.
     #[test]
-    fn memory_given_back_is_nobody_elses() {
+    fn memory_given_back_was_free() {
+        const FRAME_COUNT: usize = 64;
+        let header_bytes = FRAME_COUNT.div_ceil(HEADER_COUNT) * HEADERS_BYTES;
         for page_bytes in [PAGE_BYTES_MIN, 1024, 2048, 4096, 8192] {
-            let frames = Frames::new(64 * page_bytes + HEADERS_BYTES);
-            let mut taken: Vec<_> = (0..64).map(|_| frames.try_take(page_bytes).expect("within the limit")).collect();
+            let frames = Frames::new(FRAME_COUNT * page_bytes + header_bytes, Arc::default());
+            let take = |_| frames.try_take(page_bytes).expect("within the limit");
+            let mut taken: Vec<_> = (0..FRAME_COUNT).map(take).collect();
             for (number, frame) in taken.iter_mut().enumerate() {
                 frame.fill(number as u8 + 1);
             }
             // Beyond the limit a frame is given back as it is dropped, otherwise when another size needs the room.
-            frames.set_limit_bytes(32 * page_bytes + HEADERS_BYTES);
+            frames.set_limit_bytes(FRAME_COUNT / 2 * page_bytes + header_bytes);
             let mut number = 0;
             taken.retain(|_| {
                 number += 1;
@@ -764,10 +848,10 @@ mod tests {
                 assert!(expected != 0 && frame.iter().all(|byte| *byte == expected), "a frame of {page_bytes} bytes");
             }
             // Whole units went back: at least those of the frames from 40 on.
-            assert!(frames.used_bytes() - HEADERS_BYTES <= 48 * page_bytes, "{} of {page_bytes}", frames.used_bytes());
+            assert!(frames.used_bytes() - header_bytes <= 48 * page_bytes, "{} of {page_bytes}", frames.used_bytes());
             let left = taken.len();
             let again = (left..32).map_while(|_| frames.try_take(page_bytes)).count();
-            assert!(left + again <= 64 && again > 0);
+            assert!(left + again <= FRAME_COUNT && again > 0);
         }
     }
 }

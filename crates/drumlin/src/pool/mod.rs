@@ -1,20 +1,23 @@
 //! The buffer pool: pages in memory, brought in by faults, written back in batches, evicted by a clock.
 //!
 //! # Invariants
-//! 1. A page is in one frame at most: a fault first moves the page's word from `Disk` to `Reading`, and one thread succeeds.
-//! 2. An image is appended while its frame is latched and the guard is held, to the appender of the epoch that changed it.
+//! 1. A page is in one frame at most: a fault first moves the page's entry from `OnDisk` to `Reading`, and one thread
+//!    succeeds.
+//! 2. An image is appended while its frame is latched and the epoch latch is held, to the appender of the epoch that
+//!    changed it.
 //! 3. A frame whose image is on its way to the disk is not evicted before it has arrived: a read would come too early.
-//! 4. Damage is reported only if the page's word is still the one that the read began with.
-//! 5. A value in memory is a medium one that was asked for by its identity: no chunk of a large one is ever in a frame. It is
-//!    never dirty: whoever moves its extent tells the frame the new place.
+//! 4. Damage is reported only if the page's entry is still the one that the read began with.
+//! 5. A value in memory is a medium one that was asked for by its identity: no chunk of a large one is ever in a frame.
+//!    It is never dirty: whoever moves its extent tells the frame the new place.
 //!
-//! Lock order: guard, latch, then those of `space`. Latches of several frames are taken parents first, then in key order.
+//! Lock order: guard, latch, then those of `space`. Latches of several frames are taken parents first, then in key
+//! order.
 
 mod buffers;
 mod bulk;
 mod fetch;
 mod frames;
-mod holds;
+mod pins;
 pub(crate) mod reclaim;
 mod write_back;
 
@@ -22,22 +25,31 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Waker;
+use std::time::Duration;
 
 use crate::collections::HashMap;
 use crate::sync::{Condvar, Mutex};
 
 use crate::error::{Error, Result};
-use crate::format::extent::{Flaw, HEADER_BYTES, Identity, Kind, TABLE_PAGES, VALUE_BYTES_OFFSET};
-use crate::format::{KeyspaceId, PageId, Place, extent, get_u64};
+use crate::format::extent::{ExtentError, HEADER_BYTES, Kind, PageKey, TABLE_PAGES, VALUE_BYTES_OFFSET};
+use crate::format::{ExtentAddress, KeyspaceId, PageId, extent, get_u64};
 use crate::io::{AlignedBuffer, Backend, Process, Queue};
-use crate::memory::{Budget, Use};
-use crate::space::{FrameIndex, Guard, PageSpace, Space, Word};
+use crate::memory::{Account, Budget};
+use crate::space::{EpochGuard, FrameIndex, PageEntry, PageSpace, Space};
 use buffers::Buffers;
 use frames::INNER_CHANCES;
-pub(crate) use frames::{FrameHeader, FrameRead, FrameWrite, Frames, NewFrame, PAGE_BYTES_MAX, PAGE_BYTES_MIN, Pin};
+pub(crate) use frames::{
+    FrameHeader, FrameRead, FrameWrite, Frames, NewFrame, PAGE_BYTES_MAX, PAGE_BYTES_MIN, ReclaimGuard, Residency,
+};
 
 /// Pages evicted, or written back, at once.
 const BATCH_PAGES: usize = 128;
+
+/// Attempts to evict a page before a thread waits for others to let go of one.
+const ROUNDS_MAX: u32 = 10_000;
+/// The longest wait then, and the pause between two attempts: nothing tells of a frame that has come free.
+const FRAME_TIMEOUT: Duration = Duration::from_secs(10);
+const FRAME_PAUSE: Duration = Duration::from_micros(100);
 
 /// What a core operation lacks. It has changed nothing; the caller provides it and calls again.
 #[derive(Clone, Debug)]
@@ -71,13 +83,13 @@ impl From<Needs> for Stop {
 
 /// How often pages were found in memory.
 #[derive(Debug, Default)]
-pub(crate) struct Hits {
+pub(crate) struct CacheStats {
     pub(crate) misses: AtomicU64,
 }
 
-/// Verifies the bytes of a node read from disk, a leaf or an inner one: the tree's business, handed in by whoever makes
-/// the pool.
-pub(crate) type VerifyNode = fn(&[u8], bool) -> Result<(), String>;
+/// Verifies the bytes of a node read from disk, whose extent says that it is of this kind. Handed in by the store,
+/// since the tree alone knows nodes.
+pub(crate) type VerifyNode = fn(&[u8], Kind) -> Result<(), String>;
 
 /// The beginning of the lowest key that a node may hold, as a number that sorts alike; known to the tree alone.
 pub(crate) type KeyOrder = fn(&[u8]) -> u128;
@@ -89,8 +101,8 @@ pub(crate) struct Nodes {
     pub(crate) key_order: KeyOrder,
 }
 
-/// What a fault is to bring in. Whoever was led by what is outdated may ask for a number that is another page's by now: that
-/// one is left where it is.
+/// What a fault is to bring in. Whoever was led by what is outdated may ask for a number that is another page's by now:
+/// that one is left where it is.
 #[derive(Clone, Copy, Debug)]
 enum Wanted {
     /// A leaf or an inner node.
@@ -110,10 +122,10 @@ pub(crate) struct Pool {
     backend: Arc<dyn Backend>,
     /// Those who wait for a page that somebody else is reading, by the page.
     arrivals: Box<[Arrival]>,
-    fetcher: fetch::Fetcher,
+    fetcher: fetch::ReadService,
     buffers: Buffers,
     queues: Mutex<Vec<Queues>>,
-    pub(crate) hits: Hits,
+    pub(crate) cache: CacheStats,
     /// One thread at a time chooses what to write back.
     writing_back: Mutex<()>,
     background: Background,
@@ -146,7 +158,7 @@ struct Background {
 struct Group<'p> {
     span: Span,
     buffer_bytes: usize,
-    pages: Vec<(PageId, Place, NewFrame<'p>)>,
+    pages: Vec<(PageId, ExtentAddress, NewFrame<'p>)>,
 }
 
 /// The part of the file that one request reads.
@@ -161,8 +173,8 @@ impl Span {
         (self.end - self.start) as usize
     }
 
-    /// Reaches over the extent with this cover too, or begins with it; `false` where two requests are better, or it would be
-    /// longer than `bytes_max`.
+    /// Reaches over the extent with this cover too, or begins with it; `false` where two requests are better, or it
+    /// would be longer than `bytes_max`.
     fn join(span: &mut Option<Span>, (start, length, _): (u64, usize, usize), bytes_max: usize) -> bool {
         let end = start + length as u64;
         match span {
@@ -183,8 +195,10 @@ impl Span {
 const SCRATCH_BYTES: usize = PAGE_BYTES_MAX + 2 * 4096;
 /// The most that is read at once: from here on a larger read is not faster.
 const GROUP_BYTES_MAX: usize = 256 << 10;
-/// Requests handed to the kernel at once, which takes some 5 µs for each: the device begins with the first meanwhile, and
-/// pages are decoded while it works.
+/// A chunk of a large value, wherever it begins in its block, and what is in it before compression or after.
+const PAIR_BYTES: usize = 2 * GROUP_BYTES_MAX + (32 << 10);
+/// Requests handed to the kernel at once, which takes some 5 µs for each: the device begins with the first meanwhile,
+/// and pages are decoded while it works.
 const SUBMITTED_AT_ONCE: usize = 8;
 /// Extents this far from each other are read together: a request more costs as much as 16 KiB more.
 const GROUP_GAP_BYTES: u64 = 16 << 10;
@@ -197,25 +211,25 @@ const QUEUE_COUNT_MAX: usize = 16;
 impl Pool {
     pub(crate) fn new(space: Arc<Space>, backend: Arc<dyn Backend>, budget: &Budget, nodes: Nodes) -> Pool {
         Pool {
+            frames: Frames::new(budget.limit_bytes(Account::Pages) as usize, space.debt()),
             space,
-            frames: Frames::new(budget.limit_bytes(Use::Pages) as usize),
             process: Process::here(),
             nodes,
             backend,
             arrivals: (0..64).map(|_| (Mutex::default(), Condvar::new())).collect(),
-            fetcher: fetch::Fetcher::default(),
-            buffers: Buffers::new(budget.limit_bytes(Use::Reads) as usize),
+            fetcher: fetch::ReadService::default(),
+            buffers: Buffers::new(budget.limit_bytes(Account::Reads) as usize),
             queues: Mutex::default(),
-            hits: Hits::default(),
+            cache: CacheStats::default(),
             writing_back: Mutex::default(),
             background: Background::default(),
         }
     }
 
-    /// Keeps the calling thread's view of fixed pages valid.
+    /// Keeps the calling thread's view of immutable pages valid.
     #[inline]
-    pub(crate) fn pin(&self) -> Pin<'_> {
-        self.frames.pin()
+    pub(crate) fn reclaim_guard(&self) -> ReclaimGuard<'_> {
+        self.frames.reclaim_guard()
     }
 
     /// Makes sure that there can be frames of a size: address space for the whole budget, and a header for each.
@@ -233,30 +247,30 @@ impl Pool {
         self.fault_wanted(pages, page, frame_bytes, Wanted::Node)
     }
 
-    /// As [`fault`](Pool::fault), for the medium value of this identity.
-    pub(crate) fn fault_value(&self, pages: &PageSpace, page: PageId, frame_bytes: usize, identity: u64) -> Result<()> {
-        self.fault_wanted(pages, page, frame_bytes, Wanted::Value(identity))
+    /// Like [`fault`](Pool::fault), for the medium value of this identity.
+    pub(crate) fn fault_value(&self, pages: &PageSpace, page: PageId, frame_bytes: usize, value_id: u64) -> Result<()> {
+        self.fault_wanted(pages, page, frame_bytes, Wanted::Value(value_id))
     }
 
     fn fault_wanted(&self, pages: &PageSpace, page: PageId, frame_bytes: usize, wanted: Wanted) -> Result<()> {
         loop {
             match pages.table.load(page) {
-                Word::Disk(place) if place.length() > frame_bytes as u64 => {
+                PageEntry::OnDisk(address) if address.length() > frame_bytes as u64 => {
                     let what = format!("page {page} of keyspace {}", pages.id);
-                    return Err(self.space.damaged(&what, place, Flaw::Length));
+                    return Err(self.space.corrupted(&what, address, ExtentError::Length));
                 }
-                Word::Disk(place) => {
+                PageEntry::OnDisk(address) => {
                     let frame = self.take_frame(frame_bytes)?;
-                    if pages.table.exchange(page, Word::Disk(place), Word::Reading(place)) {
-                        self.hits.misses.fetch_add(1, Ordering::Relaxed);
-                        let mut buffer = self.buffers.take(self.space.cover(place).1);
-                        let result = self.read_into(pages, page, wanted, place, frame, &mut buffer);
+                    if pages.table.exchange(page, PageEntry::OnDisk(address), PageEntry::Reading(address)) {
+                        self.cache.misses.fetch_add(1, Ordering::Relaxed);
+                        let mut buffer = self.buffers.take(self.space.cover(address).1);
+                        let result = self.read_into(pages, page, wanted, address, frame, &mut buffer);
                         self.buffers.give(buffer);
                         return result;
                     }
                 }
-                Word::Reading(_) => {
-                    crate::witness::mark!("a page was wanted that another was reading");
+                PageEntry::Reading(_) => {
+                    crate::coverage::mark!("a page was wanted that another was reading");
                     self.wait_for_arrival(pages, page);
                 }
                 _ => return Ok(()),
@@ -269,44 +283,44 @@ impl Pool {
         pages: &PageSpace,
         page: PageId,
         wanted: Wanted,
-        place: Place,
+        address: ExtentAddress,
         frame: NewFrame<'_>,
         buffer: &mut AlignedBuffer,
     ) -> Result<()> {
-        let (start, _, offset) = self.space.cover(place);
+        let (start, _, offset) = self.space.cover(address);
         let result = self.space.read(buffer, start);
-        self.arrive(pages, page, wanted, place, frame, result, &buffer[offset..])
+        self.arrive(pages, page, wanted, address, frame, result, &buffer[offset..])
     }
 
-    /// Ends a read: verifies the extent and publishes the page, or puts the word back and says why not.
+    /// Ends a read: verifies the extent and publishes the page, or puts the entry back and says why not.
     #[expect(clippy::too_many_arguments, reason = "what was read, and for whom")]
     fn arrive(
         &self,
         pages: &PageSpace,
         page: PageId,
         wanted: Wanted,
-        place: Place,
+        address: ExtentAddress,
         frame: NewFrame<'_>,
         result: std::io::Result<()>,
         bytes: &[u8],
     ) -> Result<()> {
-        let identity = Identity { keyspace: pages.id, page };
-        let reading = Word::Reading(place);
+        let page_key = PageKey { keyspace: pages.id, page };
+        let reading = PageEntry::Reading(address);
         let outcome = match result {
-            Ok(()) => self.admit(identity, wanted, place, frame, bytes),
+            Ok(()) => self.admit(page_key, wanted, address, frame, bytes),
             Err(error) => Err(Error::io("reading", self.space.path(), error)),
         };
         let result = match outcome {
-            Ok(word) => {
-                if !pages.table.exchange(page, reading, word) {
+            Ok(entry) => {
+                if !pages.table.exchange(page, reading, entry) {
                     // The keyspace was dropped meanwhile.
-                    crate::witness::mark!("a page arrived whose keyspace had been dropped");
-                    self.withdraw(word, identity);
+                    crate::coverage::mark!("a page arrived whose keyspace had been dropped");
+                    self.withdraw(entry, page_key);
                 }
                 Ok(())
             }
             Err(error) => {
-                if pages.table.exchange(page, reading, Word::Disk(place)) {
+                if pages.table.exchange(page, reading, PageEntry::OnDisk(address)) {
                     Err(error)
                 } else {
                     Ok(())
@@ -317,7 +331,7 @@ impl Pool {
         result
     }
 
-    /// Wakes those who wait for the end of a read of the page, whose word says that it has ended.
+    /// Wakes those who wait for the end of a read of the page, whose entry says that it has ended.
     fn announce_arrival(&self, pages: &PageSpace, page: PageId) {
         let (waiting, arrived) = self.arrival(pages, page);
         let tasks: Vec<Waker> = {
@@ -330,55 +344,57 @@ impl Pool {
         tasks.into_iter().for_each(Waker::wake);
     }
 
-    /// Puts an extent's page into the frame, if it is what is wanted; returns the word that publishes it.
+    /// Puts an extent's page into the frame, if it is what is wanted; returns the entry that publishes it.
     fn admit(
         &self,
-        identity: Identity,
+        page_key: PageKey,
         wanted: Wanted,
-        place: Place,
+        address: ExtentAddress,
         mut frame: NewFrame<'_>,
         bytes: &[u8],
-    ) -> Result<Word> {
-        let what = || format!("page {} of keyspace {}", identity.page, identity.keyspace);
-        let flawed = |flaw: Flaw| self.space.damaged(&what(), place, flaw);
-        let bytes = &bytes[..place.length() as usize];
-        let header = self.space.verify(place, bytes).map_err(flawed)?;
+    ) -> Result<PageEntry> {
+        let what = || format!("page {} of keyspace {}", page_key.page, page_key.keyspace);
+        let flawed = |reason: ExtentError| self.space.corrupted(&what(), address, reason);
+        let bytes = &bytes[..address.length() as usize];
+        let header = self.space.verify(address, bytes).map_err(flawed)?;
         // A value's extents are numbered within the value: what tells it apart is its own identity.
         let numbered = match wanted {
-            Wanted::Node => identity,
-            Wanted::Value(_) => Identity { page: header.identity.page, ..identity },
+            Wanted::Node => page_key,
+            Wanted::Value(_) => PageKey { page: header.page_key.page, ..page_key },
         };
-        if header.identity != numbered {
-            return Err(flawed(Flaw::Identity(header.identity)));
+        if header.page_key != numbered {
+            return Err(flawed(ExtentError::PageKey(header.page_key)));
         }
         if header.raw_bytes > frame.len() {
-            return Err(flawed(Flaw::Length));
+            return Err(flawed(ExtentError::Length));
         }
         let raw_bytes = header.raw_bytes;
         extent::decode(bytes, &header, &mut frame[..raw_bytes]).map_err(flawed)?;
         let leaf = match (wanted, header.kind) {
             (Wanted::Node, Kind::Leaf | Kind::Inner) => {
-                (self.nodes.verify)(&frame, header.kind == Kind::Leaf)
-                    .map_err(|flaw| self.space.damaged(&what(), place, flaw))?;
+                (self.nodes.verify)(&frame, header.kind)
+                    .map_err(|reason| self.space.corrupted(&what(), address, reason))?;
                 header.kind == Kind::Leaf
             }
             (Wanted::Value(id), Kind::Value) => {
                 if raw_bytes < VALUE_BYTES_OFFSET || get_u64(&frame, HEADER_BYTES) != id {
-                    return Err(flawed(Flaw::Identity(header.identity)));
+                    return Err(flawed(ExtentError::PageKey(header.page_key)));
                 }
                 false
             }
-            _ => return Err(flawed(Flaw::Kind)),
+            _ => return Err(flawed(ExtentError::Kind)),
         };
-        frame.header().set_place(place);
-        let frame = frame.into_published(identity);
-        Ok(if leaf { Word::Leaf(frame) } else { Word::Fixed(frame) })
+        frame.header().set_address(address);
+        let frame = frame.into_published(page_key);
+        Ok(if leaf { PageEntry::Leaf(frame) } else { PageEntry::Immutable(frame) })
     }
 
-    fn withdraw(&self, word: Word, identity: Identity) {
-        let (Word::Leaf(frame) | Word::Fixed(frame)) = word else { unreachable!("admit publishes frames") };
-        if let Some(write) = self.frames.write(frame, identity) {
-            write.unlink(true);
+    fn withdraw(&self, entry: PageEntry, page_key: PageKey) {
+        let (PageEntry::Leaf(frame) | PageEntry::Immutable(frame)) = entry else {
+            unreachable!("admit publishes frames")
+        };
+        if let Some(write) = self.frames.write(frame, page_key) {
+            write.unlink(Residency::of(entry, frame));
         }
     }
 
@@ -388,22 +404,22 @@ impl Pool {
 
     fn wait_for_arrival(&self, pages: &PageSpace, page: PageId) {
         let (lock, arrived) = self.arrival(pages, page);
-        let mut guard = lock.lock();
-        while matches!(pages.table.load(page), Word::Reading(_)) {
-            arrived.wait(&mut guard);
+        let mut epoch_guard = lock.lock();
+        while matches!(pages.table.load(page), PageEntry::Reading(_)) {
+            arrived.wait(&mut epoch_guard);
         }
     }
 
-    /// Brings several nodes into memory with many reads in flight. Pages that can't be read are left where they are: who
-    /// needs one finds the error when it faults the page itself. Returns the number of pages read.
+    /// Brings several nodes into memory with many reads in flight. Pages that can't be read are left where they are:
+    /// who needs one finds the error when it faults the page itself. Returns the number of pages read.
     pub(crate) fn fault_many(&self, pages: &PageSpace, wanted: &[PageId]) -> Result<usize> {
         if wanted.len() < 2 {
             return Ok(wanted.iter().filter(|page| self.fault(pages, **page, pages.page_bytes).is_ok()).count());
         }
         // In the order of the disk, so that neighbours come in with one read.
-        let mut extents: Vec<(Place, PageId)> = (wanted.iter())
+        let mut extents: Vec<(ExtentAddress, PageId)> = (wanted.iter())
             .filter_map(|&page| match pages.table.load(page) {
-                Word::Disk(place) if place.length() <= pages.page_bytes as u64 => Some((place, page)),
+                PageEntry::OnDisk(address) if address.length() <= pages.page_bytes as u64 => Some((address, page)),
                 _ => None,
             })
             .collect();
@@ -449,8 +465,8 @@ impl Pool {
             if queue.in_flight() == 0 {
                 break;
             }
-            // While there is more to ask for, only what has arrived by now; then not for each alone: being woken costs more
-            // than decoding a page does.
+            // While there is more to ask for, only what has arrived by now; then not for each alone: being woken costs
+            // more than decoding a page does.
             let go_on = pushed == SUBMITTED_AT_ONCE && !rest.is_empty() && !idle.is_empty();
             let enough = if go_on { 0 } else { queue.in_flight().div_ceil(8) };
             if let Err(error) = queue.wait(enough, &mut finished) {
@@ -458,48 +474,52 @@ impl Pool {
                 drop(queue);
                 let kind = error.kind();
                 self.buffers.lose(in_flight.iter().flatten().map(|group| group.buffer_bytes).sum());
-                for (page, place, frame) in in_flight.into_iter().flatten().flat_map(|group| group.pages) {
-                    let _ = self.arrive(pages, page, Wanted::Node, place, frame, Err(kind.into()), &[]);
+                for (page, address, frame) in in_flight.into_iter().flatten().flat_map(|group| group.pages) {
+                    let _ = self.arrive(pages, page, Wanted::Node, address, frame, Err(kind.into()), &[]);
                 }
                 return Err(Error::io("reading", self.space.path(), error));
             }
             for completion in finished.drain(..) {
                 let slot = completion.token as usize;
                 let group = in_flight[slot].take().expect("the slot was in flight");
-                for (page, place, frame) in group.pages {
-                    let offset = (place.start() - group.span.start) as usize;
+                for (page, address, frame) in group.pages {
+                    assert!(
+                        group.span.start <= address.start() && address.start() + address.length() <= group.span.end
+                    );
+                    let offset = (address.start() - group.span.start) as usize;
                     let result = match &completion.result {
                         Ok(()) => Ok(()),
                         Err(error) => Err(error.kind().into()),
                     };
                     // Whoever needs the page meets its error again.
                     let bytes = &completion.buffer[offset..];
-                    let arrived = self.arrive(pages, page, Wanted::Node, place, frame, result, bytes);
+                    let arrived = self.arrive(pages, page, Wanted::Node, address, frame, result, bytes);
                     count += usize::from(arrived.is_ok());
                 }
                 self.buffers.give(completion.buffer);
                 idle.push(slot);
             }
         }
-        self.hits.misses.fetch_add(count as u64, Ordering::Relaxed);
+        assert_eq!(idle.len(), in_flight.len(), "a slot is neither idle nor in flight");
+        self.cache.misses.fetch_add(count as u64, Ordering::Relaxed);
         self.give_queue(queue);
         Ok(count)
     }
 
-    /// Claims the next extents that lie close together, with frames for their pages. `None` where nothing is left or there
-    /// is no frame, unless the caller `may_wait`: with reads of its own in flight a thread must not wait for frames, it
-    /// would hold what others wait for.
+    /// Claims the next extents that lie close together, with frames for their pages. `None` where nothing is left or
+    /// there is no frame, unless the caller `may_wait`: with reads of its own in flight a thread must not wait for
+    /// frames, it would hold what others wait for.
     fn claim_group<'p>(
         &'p self,
         pages: &PageSpace,
-        rest: &mut &[(Place, PageId)],
+        rest: &mut &[(ExtentAddress, PageId)],
         may_wait: bool,
     ) -> Result<Option<Group<'p>>> {
         let mut span = None;
         let mut claimed = Vec::new();
-        while let [(place, page), later @ ..] = *rest {
+        while let [(address, page), later @ ..] = *rest {
             let mut wider = span;
-            if !Span::join(&mut wider, self.space.cover(*place), self.buffers.group_bytes_max()) {
+            if !Span::join(&mut wider, self.space.cover(*address), self.buffers.group_bytes_max()) {
                 break;
             }
             let frame = match self.frames.try_take(pages.page_bytes) {
@@ -508,19 +528,20 @@ impl Pool {
                 None => break,
             };
             *rest = later;
-            if pages.table.exchange(*page, Word::Disk(*place), Word::Reading(*place)) {
+            if pages.table.exchange(*page, PageEntry::OnDisk(*address), PageEntry::Reading(*address)) {
                 span = wider;
-                claimed.push((*page, *place, frame));
+                claimed.push((*page, *address, frame));
             }
         }
         Ok(span.map(|span| Group { span, buffer_bytes: 0, pages: claimed }))
     }
 
     /// Those of the extents, from the first on, that may be read together, and the bytes that this takes at the most.
-    fn near<'e>(&self, extents: &'e [(Place, PageId)]) -> (&'e [(Place, PageId)], usize) {
+    fn near<'e>(&self, extents: &'e [(ExtentAddress, PageId)]) -> (&'e [(ExtentAddress, PageId)], usize) {
         let mut span = None;
         let bytes_max = self.buffers.group_bytes_max();
-        let is_near = |(place, _): &&(Place, PageId)| Span::join(&mut span, self.space.cover(*place), bytes_max);
+        let is_near =
+            |(address, _): &&(ExtentAddress, PageId)| Span::join(&mut span, self.space.cover(*address), bytes_max);
         let count = extents.iter().take_while(is_near).count();
         (&extents[..count], span.map_or(0, Span::length))
     }
@@ -536,6 +557,7 @@ impl Pool {
     }
 
     fn give_queue(&self, queue: Box<dyn Queue>) {
+        assert_eq!(queue.in_flight(), 0, "a queue is kept with reads in flight");
         let mut queues = self.queues.lock();
         if queues.len() < QUEUE_COUNT_MAX {
             queues.push(Queues(queue));
@@ -544,10 +566,10 @@ impl Pool {
 
     // ── frames ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// A frame for a page, making room where there is none. Waits; not for use inside the guard.
+    /// A frame for a page, making room where there is none. Waits; not for use under the epoch latch.
     pub(crate) fn take_frame(&self, page_bytes: usize) -> Result<NewFrame<'_>> {
         self.reserve_frames(page_bytes)?;
-        let mut rounds = 0;
+        let (mut rounds, mut deadline) = (0, None);
         loop {
             if let Some(frame) = self.frames.try_take(page_bytes) {
                 if rounds == 0 && self.frames.available(page_bytes) < self.low_water(page_bytes) {
@@ -557,12 +579,20 @@ impl Pool {
             }
             rounds += 1;
             // A few turns of the clock take every page's chances; what is left after many is held or can't be written.
-            if rounds > 10_000 {
-                let in_use = || Error::pages_in_memory(self.frames.limit_bytes() as u64);
-                return Err(self.space.failure().map_or_else(in_use, |reason| Error::Failed { reason }));
+            if rounds > ROUNDS_MAX {
+                if let Some(reason) = self.space.failure() {
+                    return Err(Error::Failed { reason });
+                }
+                // Commits hold half of the frames at the most; others are being read into, which ends by itself.
+                let now = self.backend.now();
+                let deadline = *deadline.get_or_insert(now.saturating_add(FRAME_TIMEOUT));
+                if now >= deadline {
+                    return Err(Error::pages_in_memory(self.frames.limit_bytes() as u64));
+                }
+                crate::sync::park_timeout(FRAME_PAUSE);
             }
             if self.make_room(page_bytes)? == 0 {
-                crate::witness::mark!("a frame was wanted and no page could be evicted");
+                crate::coverage::mark!("a frame was wanted and no page could be evicted");
                 // Frames on their way to the disk are free when they have arrived, however slow the disk.
                 let _ = self.space.wait_for_jobs(self.on_written());
                 crate::sync::yield_now();
@@ -580,7 +610,8 @@ impl Pool {
         (self.low_water(page_bytes) * 2).min(BATCH_PAGES)
     }
 
-    /// Evicts a batch of pages, writing dirty ones back first where clean ones do not suffice. Returns the pages evicted.
+    /// Evicts a batch of pages, writing dirty ones back first where clean ones do not suffice. Returns the pages
+    /// evicted.
     pub(crate) fn make_room(&self, page_bytes: usize) -> Result<usize> {
         // Frames of the size wanted, unless another size has most of the memory.
         let sizes = self.frames.sizes();
@@ -643,7 +674,7 @@ impl Pool {
                 break;
             }
             let header = self.frames.header(frame);
-            if header.identity().is_none() || !header.is_idle() || header.take_chance() {
+            if header.page_key().is_none() || !header.is_idle() || header.take_reference() {
                 continue;
             }
             if header.dirty().is_some() {
@@ -657,48 +688,48 @@ impl Pool {
 
     /// Evicts one page if it is clean and nobody uses it.
     fn try_evict(&self, frame: FrameIndex) -> bool {
-        let Some(identity) = self.frames.header(frame).identity() else { return false };
-        let Some(pages) = self.space.page_space(identity.keyspace) else { return false };
-        let Some(write) = self.frames.try_write(frame, identity) else { return false };
-        let place = write.header().place();
-        if !write.header().is_idle() || write.header().dirty().is_some() || place.is_none() {
-            crate::witness::mark!("a page chosen for eviction was in use again");
+        let Some(page_key) = self.frames.header(frame).page_key() else { return false };
+        let Some(pages) = self.space.page_space(page_key.keyspace) else { return false };
+        let Some(write) = self.frames.try_write(frame, page_key) else { return false };
+        let address = write.header().address();
+        if !write.header().is_idle() || write.header().dirty().is_some() || address.is_none() {
+            crate::coverage::mark!("a page chosen for eviction was in use again");
             return false;
         }
-        for (word, fixed) in [(Word::Leaf(frame), false), (Word::Fixed(frame), true)] {
-            if pages.table.exchange(identity.page, word, Word::Disk(place)) {
-                write.unlink(fixed);
+        for entry in [PageEntry::Leaf(frame), PageEntry::Immutable(frame)] {
+            if pages.table.exchange(page_key.page, entry, PageEntry::OnDisk(address)) {
+                write.unlink(Residency::of(entry, frame));
                 return true;
             }
         }
         false
     }
 
-    /// The places of all pages in these chunks of page tables. The caller is alone in the guard, so that none changes;
-    /// pages may still come and go.
-    pub(crate) fn places_in(&self, chunks: &[(KeyspaceId, usize)]) -> HashMap<(KeyspaceId, usize), Vec<u64>> {
-        let places = |&(keyspace, chunk): &(KeyspaceId, usize)| {
+    /// The addresses of all pages in these chunks of page tables. The caller holds the epoch latch exclusively, so that
+    /// none changes; pages may still come and go.
+    pub(crate) fn addresses_in(&self, chunks: &[(KeyspaceId, usize)]) -> HashMap<(KeyspaceId, usize), Vec<u64>> {
+        let addresses = |&(keyspace, chunk): &(KeyspaceId, usize)| {
             let pages = self.space.page_space(keyspace)?;
             let numbers = (chunk * TABLE_PAGES..(chunk + 1) * TABLE_PAGES).map(|number| PageId(number as u32));
-            Some(((keyspace, chunk), numbers.map(|page| self.place_of(&pages, page).to_bits()).collect()))
+            Some(((keyspace, chunk), numbers.map(|page| self.address_of(&pages, page).to_bits()).collect()))
         };
-        chunks.iter().filter_map(places).collect()
+        chunks.iter().filter_map(addresses).collect()
     }
 
     /// Where a page was last written to.
-    fn place_of(&self, pages: &PageSpace, page: PageId) -> Place {
+    fn address_of(&self, pages: &PageSpace, page: PageId) -> ExtentAddress {
         loop {
-            let word = pages.table.load(page);
-            match word {
-                Word::Free | Word::Reserved => return Place::NONE,
-                Word::Disk(place) | Word::Reading(place) => return place,
-                Word::Leaf(frame) | Word::Fixed(frame) => {
+            let entry = pages.table.load(page);
+            match entry {
+                PageEntry::Free | PageEntry::Reserved => return ExtentAddress::NONE,
+                PageEntry::OnDisk(address) | PageEntry::Reading(address) => return address,
+                PageEntry::Leaf(frame) | PageEntry::Immutable(frame) => {
                     let header = self.frames.header(frame);
-                    let place = header.place();
+                    let address = header.address();
                     // Otherwise it was evicted, and the frame may be another's.
-                    let is_its_own = header.identity() == Some(Identity { keyspace: pages.id, page });
-                    if is_its_own && pages.table.load(page) == word {
-                        return place;
+                    let is_its_own = header.page_key() == Some(PageKey { keyspace: pages.id, page });
+                    if is_its_own && pages.table.load(page) == entry {
+                        return address;
                     }
                 }
             }
@@ -707,27 +738,37 @@ impl Pool {
 
     // ── removing pages ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Takes a latched page out of its keyspace. [`prepare_change`](Self::prepare_change) came before, in the same guard.
-    pub(crate) fn free_page(&self, guard: &Guard<'_>, pages: &PageSpace, write: FrameWrite<'_>) {
-        let identity = write.header().identity().expect("a latched frame holds a page");
-        let place = write.header().place();
-        self.space.record_free(guard, pages, identity.page);
-        let word = pages.table.free(identity.page);
-        if !place.is_none() {
-            self.space.segments.release(place, guard.epoch());
+    /// Takes a latched page out of its keyspace. [`prepare_change`](Self::prepare_change) came before, in the same
+    /// guard.
+    pub(crate) fn free_page(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace, write: FrameWrite<'_>) {
+        let (page, frame) = (write.page(), write.frame());
+        assert!(write.page_key().keyspace == pages.id, "a page is freed in another keyspace");
+        let address = write.header().address();
+        self.space.record_free(epoch_guard, pages, page);
+        let entry = pages.table.free(page);
+        if !address.is_none() {
+            self.space.segments.release(address, epoch_guard.epoch());
         }
-        write.unlink(matches!(word, Word::Fixed(_)));
+        write.unlink(Residency::of(entry, frame));
     }
 
-    /// Takes a page that is on disk, being read or not, out of its keyspace; `false` if its word is another by now.
-    pub(crate) fn free_on_disk(&self, guard: &Guard<'_>, pages: &PageSpace, page: PageId, word: Word) -> bool {
-        let (Word::Disk(place) | Word::Reading(place)) = word else { unreachable!("{word:?} is not on disk") };
-        // Claimed: nobody moves it or begins to read it from here on, and a read in flight finds its word gone.
-        if !pages.table.exchange(page, word, Word::Reserved) {
+    /// Takes a page that is on disk, being read or not, out of its keyspace; `false` if its entry is another by now.
+    pub(crate) fn free_on_disk(
+        &self,
+        epoch_guard: &EpochGuard<'_>,
+        pages: &PageSpace,
+        page: PageId,
+        entry: PageEntry,
+    ) -> bool {
+        let (PageEntry::OnDisk(address) | PageEntry::Reading(address)) = entry else {
+            unreachable!("{entry:?} is not on disk")
+        };
+        // Claimed: nobody moves it or begins to read it from here on, and a read in flight finds its entry gone.
+        if !pages.table.exchange(page, entry, PageEntry::Reserved) {
             return false;
         }
-        self.space.record_free(guard, pages, page);
-        self.space.segments.release(place, guard.epoch());
+        self.space.record_free(epoch_guard, pages, page);
+        self.space.segments.release(address, epoch_guard.epoch());
         pages.table.free(page);
         self.announce_arrival(pages, page);
         true
@@ -735,25 +776,27 @@ impl Pool {
 
     /// Empties the frames of a keyspace that is being dropped, and releases their places. Nobody works on it any more,
     /// but for write-back and eviction.
-    pub(crate) fn discard(&self, guard: &Guard<'_>, pages: &PageSpace) -> Result<()> {
+    pub(crate) fn discard(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace) -> Result<()> {
         for (page, _) in pages.table.iter() {
             loop {
-                let word = pages.table.load(page);
-                if matches!(word, Word::Disk(_) | Word::Reading(_)) {
+                let entry = pages.table.load(page);
+                if matches!(entry, PageEntry::OnDisk(_) | PageEntry::Reading(_)) {
                     // A read may begin or end at any moment: it must not bring a page into a keyspace that is no more.
-                    if self.free_on_disk(guard, pages, page, word) {
+                    if self.free_on_disk(epoch_guard, pages, page, entry) {
                         break;
                     }
                     continue;
                 }
-                let (Word::Leaf(frame) | Word::Fixed(frame)) = word else { break };
-                let identity = Identity { keyspace: pages.id, page };
-                let Some(write) = self.frames.write(frame, identity) else { continue };
-                if pages.table.load(page) != Word::Leaf(frame) && pages.table.load(page) != Word::Fixed(frame) {
+                let (PageEntry::Leaf(frame) | PageEntry::Immutable(frame)) = entry else { break };
+                let page_key = PageKey { keyspace: pages.id, page };
+                let Some(write) = self.frames.write(frame, page_key) else { continue };
+                if pages.table.load(page) != PageEntry::Leaf(frame)
+                    && pages.table.load(page) != PageEntry::Immutable(frame)
+                {
                     continue;
                 }
-                self.append_owed(guard, &write)?;
-                self.free_page(guard, pages, write);
+                self.append_owed(epoch_guard, &write)?;
+                self.free_page(epoch_guard, pages, write);
                 break;
             }
         }
@@ -789,9 +832,9 @@ impl Pool {
         }
     }
 
-    /// Evicts pages until frames of a size are free ahead of need, or it is in vain: as many turns in a row as an inner node
-    /// survives, and one more, have evicted nothing. What is left then is in use, or too little to keep any free. Returns the
-    /// number of turns.
+    /// Evicts pages until frames of a size are free ahead of need, or it is in vain: as many turns in a row as an inner
+    /// node survives, and one more, have evicted nothing. What is left then is in use, or too little to keep any free.
+    /// Returns the number of turns.
     pub(crate) fn keep_free(&self, page_bytes: usize) -> u32 {
         let mut turns = 0;
         let mut turns_in_vain = 0;
@@ -845,6 +888,15 @@ impl Pool {
         }
         let _wanted = self.background.wanted.lock();
         self.background.wake.notify_all();
+    }
+
+    /// Lends `body` a buffer of the part of the budget that is for reads. Waits for the disk alone, and `body` must
+    /// too.
+    pub(crate) fn with_buffer<T>(&self, length: usize, body: impl FnOnce(&mut AlignedBuffer) -> T) -> T {
+        let mut buffer = self.buffers.take(length);
+        let value = body(&mut buffer);
+        self.buffers.give(buffer);
+        value
     }
 
     /// Bytes of buffers for reads.

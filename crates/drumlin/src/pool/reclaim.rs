@@ -1,25 +1,30 @@
 //! Epoch-based reclamation: a frame that readers may still be looking at is used again only when they have left.
 //!
-//! After K. Fraser, "Practical lock-freedom" (2004). A reader pins itself by writing the current era into its thread's
-//! slot; a frame that has been unlinked is tagged with the era and serves again once every pinned thread entered later.
+//! After K. Fraser, "Practical lock-freedom" (2004). A reader enters by writing the current era into its thread's
+//! slot; a frame that has been unlinked is tagged with the era and serves again once every thread with a guard entered
+//! later.
 //!
 //! # Invariants
-//! 1. A thread that can reach a frame through a page table read while pinned has, in its slot, an era at or below the tag
-//!    the frame gets when it is retired.
-//! 2. A slot belongs to one thread at a time; pins of one thread nest.
+//! 1. A thread that can reach a frame through a page table read under the reclaim guard has, in its slot, an era at or
+//!    below the tag the frame gets when it is retired.
+//! 2. A slot belongs to one thread at a time, and counts its guards: they nest, and may be dropped in any order.
 
-use std::cell::Cell;
 use std::sync::OnceLock;
 
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
+use crate::sync::thread_index;
 use crossbeam_utils::CachePadded;
 
 /// Slots in the first block; each block has twice those of the one before.
 const FIRST_BLOCK_SLOTS: usize = if cfg!(drumlin_loom) { 2 } else { 64 };
 const BLOCKS: usize = 16;
 
+/// By thread: the era of its outermost guard, and in the low bits the number of its guards; 0 for none.
 type Block = Box<[CachePadded<AtomicU64>]>;
+
+/// Bits of a slot for the number of guards. Those for the era last for 2^48 frames retired.
+const DEPTH_BITS: u32 = 16;
+const DEPTH_MAX: u64 = (1 << DEPTH_BITS) - 1;
 
 /// See the module.
 #[derive(Debug)]
@@ -28,21 +33,23 @@ pub(crate) struct Reclaimer {
     blocks: [OnceLock<Block>; BLOCKS],
 }
 
-/// A thread that has entered: while it lives, nothing that was reachable when it was made is used anew. Not sent to other
-/// threads. What it keeps is reached through [`Pin`](super::Pin) alone, which knows of whose frames it is.
+/// A thread that has entered: while it lives, nothing that was reachable when it was made is used anew. Not sent to
+/// other threads. What it keeps is reached through [`ReclaimGuard`](super::ReclaimGuard) alone, which knows of whose
+/// frames it is.
 #[derive(Debug)]
-pub(crate) struct Entered<'a> {
-    /// `None` where an outer pin of this thread holds the slot.
-    slot: Option<&'a AtomicU64>,
+pub(crate) struct EraGuard<'a> {
+    slot: &'a AtomicU64,
     not_send: std::marker::PhantomData<*const ()>,
 }
 
-impl Drop for Entered<'_> {
+impl Drop for EraGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        if let Some(slot) = self.slot {
-            slot.store(0, Ordering::Release);
-        }
+        // The slot is this thread's alone.
+        let held = self.slot.load(Ordering::Relaxed);
+        debug_assert!(held & DEPTH_MAX > 0, "a guard is dropped in a slot that has none");
+        let rest = held - 1;
+        self.slot.store(if rest & DEPTH_MAX == 0 { 0 } else { rest }, Ordering::Release);
     }
 }
 
@@ -53,21 +60,24 @@ impl Reclaimer {
 
     /// Pins the calling thread.
     #[inline]
-    pub(crate) fn enter(&self) -> Entered<'_> {
+    pub(crate) fn enter(&self) -> EraGuard<'_> {
         self.enter_as(thread_index())
     }
 
     #[inline]
-    fn enter_as(&self, thread_index: usize) -> Entered<'_> {
+    fn enter_as(&self, thread_index: usize) -> EraGuard<'_> {
         let slot = self.slot(thread_index);
-        if slot.load(Ordering::Relaxed) != 0 {
-            return Entered { slot: None, not_send: std::marker::PhantomData };
+        let held = slot.load(Ordering::Relaxed);
+        if held != 0 {
+            assert!(held & DEPTH_MAX < DEPTH_MAX, "guards of one thread nest too deep");
+            slot.store(held + 1, Ordering::Relaxed);
+            return EraGuard { slot, not_send: std::marker::PhantomData };
         }
-        // Release: whoever finds this era in `oldest` has all that the thread read under earlier pins behind it.
-        slot.store(self.era.load(Ordering::Relaxed), Ordering::Release);
-        // The slot must be visible before any word is read: pairs with the fence in `oldest`.
+        // Release: whoever finds this era in `oldest` has all that the thread read under earlier guards behind it.
+        slot.store((self.era.load(Ordering::Relaxed) << DEPTH_BITS) + 1, Ordering::Release);
+        // The slot must be visible before any entry is read: pairs with the fence in `oldest`.
         fence(Ordering::SeqCst);
-        Entered { slot: Some(slot), not_send: std::marker::PhantomData }
+        EraGuard { slot, not_send: std::marker::PhantomData }
     }
 
     #[inline]
@@ -81,7 +91,9 @@ impl Reclaimer {
 
     /// The tag for what has just been unlinked.
     pub(crate) fn retire(&self) -> u64 {
-        self.era.fetch_add(1, Ordering::SeqCst)
+        let tag = self.era.fetch_add(1, Ordering::SeqCst);
+        assert!(tag < u64::MAX >> DEPTH_BITS, "eras are used up");
+        tag
     }
 
     /// Everything with a tag below this may be used again.
@@ -89,9 +101,9 @@ impl Reclaimer {
         fence(Ordering::SeqCst);
         let mut oldest = self.era.load(Ordering::SeqCst);
         for slot in self.blocks.iter().filter_map(OnceLock::get).flat_map(|block| block.iter()) {
-            let era = slot.load(Ordering::SeqCst);
-            if era != 0 {
-                oldest = oldest.min(era);
+            let held = slot.load(Ordering::SeqCst);
+            if held != 0 {
+                oldest = oldest.min(held >> DEPTH_BITS);
             }
         }
         // Reads of the frame by threads that have left happened before it is written again.
@@ -100,57 +112,24 @@ impl Reclaimer {
     }
 }
 
-/// Indexes of threads that live; the lowest free one is given to the next thread.
-static FREE_INDEXES: Mutex<(Vec<usize>, usize)> = Mutex::new((Vec::new(), 0));
-
-struct ThreadIndex(Cell<usize>);
-
-impl Drop for ThreadIndex {
-    fn drop(&mut self) {
-        if self.0.get() != usize::MAX {
-            FREE_INDEXES.lock().0.push(self.0.get());
-        }
-    }
-}
-
-thread_local! {
-    static THREAD_INDEX: ThreadIndex = const { ThreadIndex(Cell::new(usize::MAX)) };
-}
-
-/// A small number that no other living thread has.
-#[inline]
-pub(crate) fn thread_index() -> usize {
-    if let Some(number) = crate::sync::thread_number() {
-        return number;
-    }
-    THREAD_INDEX.with(|index| {
-        if index.0.get() == usize::MAX {
-            let mut free = FREE_INDEXES.lock();
-            let next = free.0.pop().unwrap_or_else(|| {
-                free.1 += 1;
-                free.1 - 1
-            });
-            index.0.set(next);
-        }
-        index.0.get()
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// What is retired while a thread is pinned waits for that thread, and for no later one.
+    /// What is retired while a thread has a guard waits for that thread, and for no later one.
     #[test]
     fn retired_frames_wait_for_pinned_threads() {
         let reclaimer = Reclaimer::new();
-        let pin = reclaimer.enter();
+        let reclaim_guard = reclaimer.enter();
         let tag = reclaimer.retire();
         assert!(reclaimer.oldest() <= tag);
         let inner = reclaimer.enter();
         drop(inner);
         assert!(reclaimer.oldest() <= tag, "an inner pin does not end the outer");
-        drop(pin);
+        let inner = reclaimer.enter();
+        drop(reclaim_guard);
+        assert!(reclaimer.oldest() <= tag, "nor does the outer end an inner");
+        drop(inner);
         let later = reclaimer.enter();
         assert!(reclaimer.oldest() > tag);
         drop(later);
@@ -165,12 +144,21 @@ mod models {
 
     use super::*;
 
-    /// Two frames, one word that names the first; a reader that pins itself and reads what the word names, twice; a writer
-    /// that has the word name the second and fills the first anew as soon as it may.
+    /// The guards of the reader.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    enum Guards {
+        None,
+        One,
+        /// Two, of which the outer is dropped before anything is read.
+        OuterFirst,
+    }
+
+    /// Two frames, one entry that names the first; a reader that takes a guard and reads what the entry names, twice; a
+    /// writer that has the entry name the second and fills the first anew as soon as it may.
     #[expect(unsafe_code, reason = "loom's cells are what finds a race")]
-    fn read_beside_reuse(pins: bool) {
+    fn read_beside_reuse(guards: Guards) {
         struct Frames {
-            word: AtomicU64,
+            entry: AtomicU64,
             pages: [UnsafeCell<u64>; 2],
             reclaimer: Reclaimer,
         }
@@ -180,7 +168,7 @@ mod models {
         unsafe impl Send for Frames {}
         loom::model(move || {
             let frames = Arc::new(Frames {
-                word: AtomicU64::new(0),
+                entry: AtomicU64::new(0),
                 pages: [UnsafeCell::new(7), UnsafeCell::new(7)],
                 reclaimer: Reclaimer::new(),
             });
@@ -189,17 +177,19 @@ mod models {
             let shared = Arc::clone(&frames);
             let reader = thread::spawn(move || {
                 for _ in 0..2 {
-                    let pin = pins.then(|| shared.reclaimer.enter_as(0));
-                    let frame = shared.word.load(Ordering::Acquire) as usize;
-                    // SAFETY: pinned before the word was read.
+                    let outer = (guards != Guards::None).then(|| shared.reclaimer.enter_as(0));
+                    let inner = (guards == Guards::OuterFirst).then(|| shared.reclaimer.enter_as(0));
+                    let reclaim_guard = inner.or(outer);
+                    let frame = shared.entry.load(Ordering::Acquire) as usize;
+                    // SAFETY: the reclaim guard was taken before the entry was read.
                     shared.pages[frame].with(|page| assert_eq!(unsafe { *page }, 7));
-                    drop(pin);
+                    drop(reclaim_guard);
                 }
             });
-            frames.word.store(1, Ordering::Release);
+            frames.entry.store(1, Ordering::Release);
             let tag = frames.reclaimer.retire();
             if tag < frames.reclaimer.oldest() {
-                // SAFETY: nobody who could have seen the word's old value is still pinned.
+                // SAFETY: nobody who could have seen the entry's old value still has its reclaim guard.
                 frames.pages[0].with_mut(|page| unsafe { *page = 8 });
             }
             reader.join().unwrap();
@@ -209,13 +199,19 @@ mod models {
     /// A frame is never filled while a reader looks at it, and what readers saw happens before it is filled.
     #[test]
     fn loom_frames_are_reused_when_readers_have_left() {
-        read_beside_reuse(true);
+        read_beside_reuse(Guards::One);
     }
 
-    /// The model finds what it is for: without pins it fails.
+    /// The same of a guard that outlives the one that it was nested in.
+    #[test]
+    fn loom_a_nested_guard_outlives_the_outer() {
+        read_beside_reuse(Guards::OuterFirst);
+    }
+
+    /// The model finds what it is for: without guards it fails.
     #[test]
     #[should_panic(expected = "ausality violation")]
     fn loom_without_pins_a_reader_sees_a_frame_reused() {
-        read_beside_reuse(false);
+        read_beside_reuse(Guards::None);
     }
 }

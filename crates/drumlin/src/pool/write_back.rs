@@ -2,9 +2,9 @@
 
 use super::{FrameHeader, FrameWrite, Needs, Pool, Stop};
 use crate::error::Result;
-use crate::format::extent::{Identity, KIND_OFFSET, Kind};
+use crate::format::extent::{KIND_OFFSET, Kind, PageKey};
 use crate::format::{Epoch, KeyspaceId};
-use crate::space::{FrameIndex, Guard, Word};
+use crate::space::{EpochGuard, FrameIndex, Frees, PageEntry, Purpose};
 
 /// Keyspace, kind, and the beginning of the lowest key.
 type WriteOrder = (KeyspaceId, u8, u128);
@@ -14,30 +14,30 @@ impl Pool {
     pub(super) fn write_back(&self, frames: Vec<FrameIndex>) -> Result<()> {
         let Some(_alone) = self.writing_back.try_lock() else {
             // Another thread is at it: its pages will do.
-            crate::witness::mark!("two threads wanted to write back at once");
+            crate::coverage::mark!("two threads wanted to write back at once");
             drop(self.writing_back.lock());
             return Ok(());
         };
         self.write_back_alone(frames, None)
     }
 
-    /// Writes all dirty pages, as far as there is space beside `kept_segments`. No checkpoint is being made meanwhile.
-    pub(crate) fn write_back_all(&self, kept_segments: u32) -> Result<()> {
+    /// Writes all dirty pages ahead of a checkpoint, as far as there is space beside what it leaves. No checkpoint is
+    /// being made meanwhile.
+    pub(crate) fn write_back_all(&self, frees: Frees) -> Result<()> {
         let _alone = self.writing_back.lock();
         let dirty = self.frames.all().filter(|&frame| self.frames.header(frame).dirty().is_some()).collect();
-        self.write_back_alone(dirty, Some(kept_segments))
+        self.write_back_alone(dirty, Some(Purpose::WriteBack(frees)))
     }
 
-    fn write_back_alone(&self, mut frames: Vec<FrameIndex>, kept_segments: Option<u32>) -> Result<()> {
+    fn write_back_alone(&self, mut frames: Vec<FrameIndex>, purpose: Option<Purpose>) -> Result<()> {
         frames.sort_by_cached_key(|&frame| {
-            let identity = self.frames.header(frame).identity()?;
-            self.write_order(frame, identity)
+            let page_key = self.frames.header(frame).page_key()?;
+            self.write_order(frame, page_key)
         });
         let mut epochs = [None; 2];
         for frame in frames {
-            if let Some(kept_segments) = kept_segments
-                && self.space.room_bytes() < 2 * self.frames.page_bytes(frame) as u64
-                && !self.space.segments.has_free(kept_segments + 1)
+            if let Some(purpose) = purpose
+                && !self.space.is_admitted(purpose, self.frames.page_bytes(frame) as u64)
             {
                 break;
             }
@@ -48,20 +48,20 @@ impl Pool {
         }
         for epoch in epochs.into_iter().flatten() {
             // The segment must still be of this epoch: a checkpoint may have ended it meanwhile.
-            let guard = self.space.enter();
-            let current = guard.epoch();
+            let epoch_guard = self.space.epoch_latch.shared();
+            let current = epoch_guard.epoch();
             if epoch == current || epoch.next() == current {
                 self.space.flush(epoch);
             }
         }
         self.space.wait_for_jobs(|frames| self.written(frames))?;
-        let guard = self.space.enter();
-        self.space.summarise(&guard)
+        let epoch_guard = self.space.epoch_latch.shared();
+        self.space.summarise(&epoch_guard)
     }
 
     fn written(&self, frames: &[FrameIndex]) {
         for &frame in frames {
-            self.frames.let_go(frame);
+            self.frames.unpin(frame);
         }
     }
 
@@ -75,38 +75,40 @@ impl Pool {
         |frames| self.written(frames)
     }
 
-    /// Appends the image of a dirty page to its epoch's segment and marks it clean; with `only`, pages of that epoch alone.
-    /// Returns the epoch.
+    /// Appends the image of a dirty page to its epoch's segment and marks it clean; with `only`, pages of that epoch
+    /// alone. Returns the epoch.
     pub(crate) fn capture(&self, frame: FrameIndex, only: Option<Epoch>) -> Result<Option<Epoch>> {
-        let guard = self.space.enter();
+        let epoch_guard = self.space.epoch_latch.shared();
         let header = self.frames.header(frame);
-        let Some(identity) = header.identity() else { return Ok(None) };
-        let Some(pages) = self.space.page_space(identity.keyspace) else { return Ok(None) };
-        let Some(read) = self.frames.read(frame, identity) else { return Ok(None) };
-        let word = pages.table.load(identity.page);
-        if word != Word::Leaf(frame) && word != Word::Fixed(frame) {
+        let Some(page_key) = header.page_key() else { return Ok(None) };
+        let Some(pages) = self.space.page_space(page_key.keyspace) else { return Ok(None) };
+        let Some(read) = self.frames.read(frame, page_key) else { return Ok(None) };
+        let entry = pages.table.load(page_key.page);
+        if entry != PageEntry::Leaf(frame) && entry != PageEntry::Immutable(frame) {
             return Ok(None);
         }
         let Some(epoch) = header.dirty() else { return Ok(None) };
+        let current = epoch_guard.epoch();
+        assert!(epoch == current || epoch.next() == current, "a page is dirty of an epoch that has ended");
         if only.is_some_and(|only| only != epoch) {
             return Ok(None);
         }
-        // Somebody else may be capturing the same page under the same shared latch; the appender's order decides nothing,
-        // so only one may: `write_back` and checkpoints exclude each other here.
-        let _one = self.arrival(&pages, identity.page).0.lock();
+        // Somebody else may be capturing the same page under the same shared latch; the appender's order decides
+        // nothing, so only one may: `write_back` and checkpoints exclude each other here.
+        let _one = self.arrival(&pages, page_key.page).0.lock();
         if header.dirty() != Some(epoch) {
-            crate::witness::mark!("a page was copied by another while it was about to be");
+            crate::coverage::mark!("a page was copied by another while it was about to be");
             return Ok(None);
         }
-        header.hold();
-        match self.append_image(&guard, epoch, identity, &read, header, Some(frame)) {
+        header.pin();
+        match self.append_image(&epoch_guard, epoch, page_key, &read, header, Some(frame)) {
             Ok(()) => {
                 self.frames.set_dirty(frame, None);
                 Ok(Some(epoch))
             }
             Err(error) => {
                 drop(read);
-                self.frames.let_go(frame);
+                self.frames.unpin(frame);
                 Err(error)
             }
         }
@@ -114,45 +116,45 @@ impl Pool {
 
     fn append_image(
         &self,
-        _guard: &Guard<'_>,
+        _guard: &EpochGuard<'_>,
         epoch: Epoch,
-        identity: Identity,
+        page_key: PageKey,
         page: &[u8],
         header: &FrameHeader,
         frame: Option<FrameIndex>,
     ) -> Result<()> {
         let kind = Kind::from_byte(page[KIND_OFFSET]).expect("pages in memory carry their kind");
         assert!(kind != Kind::Value, "a value in memory is never dirty");
-        let place = self.space.append(epoch, identity, kind, page, frame)?;
-        let old = header.place();
-        header.set_place(place);
+        let address = self.space.append(epoch, page_key, kind, page, frame)?;
+        let old = header.address();
+        header.set_address(address);
         if !old.is_none() {
             self.space.segments.release(old, epoch);
         }
-        self.space.record(epoch, identity.keyspace, identity.page, place);
+        self.space.record(epoch, page_key.keyspace, page_key.page, address);
         Ok(())
     }
 
-    /// Makes a latched page ready to be changed in the current epoch: where an image of the epoch before is still owed to
-    /// the checkpoint being made, it is appended now, if there is room among those on their way to the disk.
-    pub(crate) fn prepare_change(&self, guard: &Guard<'_>, write: &FrameWrite<'_>) -> Result<(), Stop> {
-        if write.header().dirty().is_some_and(|epoch| epoch != guard.epoch()) && self.space.is_crowded() {
-            crate::witness::mark!("an image owed to a checkpoint waited for room");
+    /// Makes a latched page ready to be changed in the current epoch: where an image of the epoch before is still owed
+    /// to the checkpoint being made, it is appended now, if there is room among those on their way to the disk.
+    pub(crate) fn prepare_change(&self, epoch_guard: &EpochGuard<'_>, write: &FrameWrite<'_>) -> Result<(), Stop> {
+        if write.header().dirty().is_some_and(|epoch| epoch != epoch_guard.epoch()) && self.space.is_near_full() {
+            crate::coverage::mark!("an image owed to a checkpoint waited for room");
             return Err(Needs::Writes.into());
         }
-        Ok(self.append_owed(guard, write)?)
+        Ok(self.append_owed(epoch_guard, write)?)
     }
 
     /// The same, whether or not there is room.
-    pub(crate) fn append_owed(&self, guard: &Guard<'_>, write: &FrameWrite<'_>) -> Result<()> {
+    pub(crate) fn append_owed(&self, epoch_guard: &EpochGuard<'_>, write: &FrameWrite<'_>) -> Result<()> {
         let header = write.header();
-        let current = guard.epoch();
+        let current = epoch_guard.epoch();
         match header.dirty() {
             Some(epoch) if epoch != current => {
-                let identity = header.identity().expect("a latched frame holds a page");
-                crate::witness::mark!("a page changed that a checkpoint had not copied yet");
+                assert_eq!(epoch.next(), current, "a page is owed to a checkpoint that has ended");
+                crate::coverage::mark!("a page changed that a checkpoint had not copied yet");
                 // No write is named for the frame: it is dirty again at once and so not evicted before another image.
-                self.append_image(guard, epoch, identity, write, header, None)?;
+                self.append_image(epoch_guard, epoch, write.page_key(), write, header, None)?;
                 self.frames.set_dirty(write.frame(), Some(current));
                 Ok(())
             }
@@ -162,31 +164,31 @@ impl Pool {
 
     /// Notes a change of a latched page. [`prepare_change`](Self::prepare_change) came before, in the same guard.
     #[inline]
-    pub(crate) fn mark_dirty(&self, guard: &Guard<'_>, write: &FrameWrite<'_>) {
+    pub(crate) fn mark_dirty(&self, epoch_guard: &EpochGuard<'_>, write: &FrameWrite<'_>) {
         let header = write.header();
-        let current = guard.epoch();
+        let current = epoch_guard.epoch();
         assert!(header.dirty().is_none_or(|epoch| epoch == current), "a page changed before its older image was taken");
         self.frames.set_dirty(write.frame(), Some(current));
     }
 
     /// Where a page belongs among those written together: neighbours by key lie side by side, for scans.
-    fn write_order(&self, frame: FrameIndex, identity: Identity) -> Option<WriteOrder> {
-        let page = self.frames.read(frame, identity)?;
+    fn write_order(&self, frame: FrameIndex, page_key: PageKey) -> Option<WriteOrder> {
+        let page = self.frames.read(frame, page_key)?;
         let kind = page[KIND_OFFSET];
         // The frame may have become a value's since it was chosen.
         let is_node = kind == Kind::Leaf as u8 || kind == Kind::Inner as u8;
-        Some((identity.keyspace, kind, if is_node { (self.nodes.key_order)(&page) } else { 0 }))
+        Some((page_key.keyspace, kind, if is_node { (self.nodes.key_order)(&page) } else { 0 }))
     }
 
-    /// Appends every page that was dirty at the cut.
+    /// Appends every page that was dirty when the checkpoint began.
     pub(crate) fn write_epoch(&self, epoch: Epoch) -> Result<u64> {
         let mut frames: Vec<(WriteOrder, FrameIndex)> = Vec::new();
         for frame in self.frames.all() {
             let header = self.frames.header(frame);
             if header.dirty() == Some(epoch)
-                && let Some(identity) = header.identity()
+                && let Some(page_key) = header.page_key()
             {
-                frames.extend(self.write_order(frame, identity).map(|order| (order, frame)));
+                frames.extend(self.write_order(frame, page_key).map(|order| (order, frame)));
             }
         }
         frames.sort_unstable();

@@ -1,11 +1,11 @@
 //! The life of a record: space for it, its way to the medium, and those who wait for it.
 //!
-//! Space that can't be had at once is given out in the order of asking, to threads and tasks alike. The first in a stream's
-//! queue has done what it lacks: a thread does it, for a task the background threads do.
+//! Space that can't be had at once is given out in the order of asking, to threads and tasks alike. The first in a
+//! stream's queue has done what it lacks: a thread does it, for a task the background threads do.
 //!
-//! Group commit needs no timer, and no thread of its own where somebody waits. Whoever waits for a record that is pending, and finds no write
-//! in flight, writes everything that is pending. When that write ends, those whose records it held are woken, and one
-//! of those who came meanwhile, who writes next. Nobody else is woken.
+//! Group commit needs no timer, and no thread of its own where somebody waits. Whoever waits for a record that is
+//! pending, and finds no write in flight, writes everything that is pending. When that write ends, those whose records
+//! it held are woken, and one of those who came meanwhile, who writes next. Nobody else is woken.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -20,10 +20,11 @@ use super::stream::{Batch, Tail};
 use super::wait::{self, Waiter};
 use super::{Reservation, Shared};
 use crate::error::{Error, Result};
+use crate::format::Timestamp;
 use crate::format::log::record_bytes;
 
 /// A reservation that could not be had at once: a place in the stream's queue until it is dropped.
-struct Asked<'a> {
+struct ReservationTicket<'a> {
     log: &'a Shared,
     stream: usize,
     bytes: usize,
@@ -32,7 +33,7 @@ struct Asked<'a> {
     prepare_failures: u64,
 }
 
-impl Drop for Asked<'_> {
+impl Drop for ReservationTicket<'_> {
     fn drop(&mut self) {
         let stream = &self.log.streams[self.stream];
         let waker = stream.tail.lock().leave_queue(self.ticket);
@@ -43,11 +44,11 @@ impl Drop for Asked<'_> {
 
 enum Answer<'a> {
     Had(Reservation<'a>),
-    Queued(Asked<'a>),
+    Queued(ReservationTicket<'a>),
 }
 
 /// What one in the queue can do.
-enum Turn {
+enum QueueTicket {
     /// Its space is reserved.
     Admitted,
     /// Somebody else is first, or what it needs is on its way.
@@ -69,17 +70,17 @@ impl Shared {
         let mut tail = stream.tail.lock();
         loop {
             match self.take_turn(&asked, &mut tail)? {
-                Turn::Admitted => return Ok(self.admitted(index, asked.bytes, tail)),
-                Turn::Wait => stream.space.wait(&mut tail),
-                Turn::Write => {
-                    self.lead(index, tail);
+                QueueTicket::Admitted => return Ok(self.admitted(index, asked.bytes, tail)),
+                QueueTicket::Wait => stream.space.wait(&mut tail),
+                QueueTicket::Write => {
+                    self.flush_as_leader(index, tail);
                     tail = stream.tail.lock();
                 }
-                Turn::Prepare if self.has_threads() => {
+                QueueTicket::Prepare if self.has_threads() => {
                     self.signal.prepare();
                     stream.space.wait(&mut tail);
                 }
-                Turn::Prepare => {
+                QueueTicket::Prepare => {
                     drop(tail);
                     self.prepare_all();
                     tail = stream.tail.lock();
@@ -96,18 +97,18 @@ impl Shared {
         }
     }
 
-    fn poll_turn<'a>(&'a self, asked: &Asked<'a>, waker: &Waker) -> Poll<Result<Reservation<'a>>> {
+    fn poll_turn<'a>(&'a self, asked: &ReservationTicket<'a>, waker: &Waker) -> Poll<Result<Reservation<'a>>> {
         let mut tail = self.streams[asked.stream].tail.lock();
         let turn = self.take_turn(asked, &mut tail)?;
-        if matches!(turn, Turn::Admitted) {
+        if matches!(turn, QueueTicket::Admitted) {
             return Poll::Ready(Ok(self.admitted(asked.stream, asked.bytes, tail)));
         }
         tail.wake_later(asked.ticket, waker);
         drop(tail);
         match turn {
-            Turn::Admitted | Turn::Wait => {}
-            Turn::Write => self.nudge(asked.stream, Urgency::Now),
-            Turn::Prepare => self.request_preparation(),
+            QueueTicket::Admitted | QueueTicket::Wait => {}
+            QueueTicket::Write => self.request_flush(asked.stream, Urgency::Now),
+            QueueTicket::Prepare => self.request_preparation(),
         }
         Poll::Pending
     }
@@ -120,26 +121,26 @@ impl Shared {
         }
         let bytes = record_bytes(body_bytes);
         let mut tail = self.streams[index].tail.lock();
-        self.check_open()?;
+        self.check_open(&tail)?;
         if !tail.is_contended() && tail.buffer_admits(bytes) && tail.windows_admit(bytes) {
             tail.admit(bytes);
             return Ok(Answer::Had(self.admitted(index, bytes, tail)));
         }
-        crate::witness::mark!("a commit waited for space in the log");
+        crate::coverage::mark!("a commit waited for space in the log");
         let (ticket, prepare_failures) = (tail.queue_up(), tail.prepare_failures);
-        Ok(Answer::Queued(Asked { log: self, stream: index, bytes, ticket, prepare_failures }))
+        Ok(Answer::Queued(ReservationTicket { log: self, stream: index, bytes, ticket, prepare_failures }))
     }
 
     /// What one in the queue can do next. Who is admitted or refused leaves the queue.
-    fn take_turn(&self, asked: &Asked<'_>, tail: &mut Tail) -> Result<Turn> {
-        self.check_open()?;
+    fn take_turn(&self, asked: &ReservationTicket<'_>, tail: &mut Tail) -> Result<QueueTicket> {
+        self.check_open(tail)?;
         if !tail.is_first(asked.ticket) {
-            Ok(Turn::Wait)
+            Ok(QueueTicket::Wait)
         } else if !tail.buffer_admits(asked.bytes) {
-            Ok(if tail.may_lead() { Turn::Write } else { Turn::Wait })
+            Ok(if tail.may_lead() { QueueTicket::Write } else { QueueTicket::Wait })
         } else if tail.windows_admit(asked.bytes) {
             tail.admit(asked.bytes);
-            Ok(Turn::Admitted)
+            Ok(QueueTicket::Admitted)
         } else if tail.prepare_failures != asked.prepare_failures {
             Err(match &tail.prepare_error {
                 None => self.disk_full(),
@@ -151,7 +152,7 @@ impl Shared {
             })
         } else {
             tail.wanted = tail.wanted.max(tail.span_end(asked.bytes));
-            Ok(Turn::Prepare)
+            Ok(QueueTicket::Prepare)
         }
     }
 
@@ -174,7 +175,7 @@ impl Shared {
     }
 
     /// Writes what is pending in a stream, and wakes those who waited for it and one who goes on.
-    fn lead<'a>(&'a self, index: usize, mut tail: MutexGuard<'a, Tail>) {
+    fn flush_as_leader<'a>(&'a self, index: usize, mut tail: MutexGuard<'a, Tail>) {
         let stream = &self.streams[index];
         let batch = tail.begin_write();
         let segment = tail.segment_at(batch.base);
@@ -186,15 +187,15 @@ impl Shared {
                 self.horizon.raise_floor(index, tail.floor());
                 let covered = tail.take_covered();
                 let successor = if tail.may_lead() { tail.waiters.pop() } else { None };
-                let contended = tail.is_contended();
+                let has_waiters = tail.is_contended();
                 drop(tail);
                 self.publish();
                 if let Some(successor) = successor {
-                    crate::witness::mark!("a committer wrote for those who came meanwhile");
+                    crate::coverage::mark!("a committer wrote for those who came meanwhile");
                     successor.wake();
                 }
                 covered.iter().for_each(Waiter::wake);
-                if contended {
+                if has_waiters {
                     stream.announce_space();
                 }
             }
@@ -204,15 +205,16 @@ impl Shared {
 
     /// Brings a batch to the medium: one durable write, or one for each window that it touches.
     fn write(&self, index: usize, batch: &Batch, first: Arc<Segment>) -> Result<(), String> {
-        if batch.after_data {
+        if batch.names_extents {
             (self.hooks.before_write)().map_err(|error| format!("syncing large values failed: {error}"))?;
         }
+        assert!(batch.base.is_multiple_of(BLOCK) && batch.pending.is_some(), "a batch of no records is written");
         let end = batch.end().next_multiple_of(BLOCK);
         let mut position = batch.base;
         let mut segment = first;
         while position < end {
             if position >= segment.end() {
-                crate::witness::mark!("a batch of the log crossed into the next segment");
+                crate::coverage::mark!("a batch of the log crossed into the next segment");
                 segment = self.streams[index].tail.lock().segment_at(position);
             }
             let piece_end = end.min(segment.end());
@@ -230,30 +232,36 @@ impl Shared {
         if let Some(horizon) = self.horizon.advance() {
             (self.hooks.on_durable)(horizon);
             if self.tasks_count.load(Ordering::SeqCst) > 0 {
-                self.wake_tasks(horizon.0);
+                self.wake_tasks(horizon);
             }
         }
     }
 
-    pub(super) fn wait_durable(&self, index: usize, timestamp: u64) -> Result<()> {
+    /// Waits until the horizon covers a record of this stream.
+    pub(super) fn wait_durable(&self, index: usize, timestamp: Timestamp) -> Result<()> {
         self.wait_stream(index, timestamp)?;
-        if self.horizon.durable().0 >= timestamp {
+        if self.horizon.durable() >= timestamp {
             return Ok(());
         }
         // Older records are pending in other streams.
-        crate::witness::mark!("a commit waited for another stream");
+        crate::coverage::mark!("a commit waited for another stream");
+        self.wait_durable_up_to(timestamp)
+    }
+
+    /// Waits until the horizon covers all records up to this one.
+    pub(super) fn wait_durable_up_to(&self, timestamp: Timestamp) -> Result<()> {
         for other in 0..self.streams.len() {
             if self.horizon.is_held_back(other, timestamp) {
                 self.wait_stream(other, timestamp)?;
             }
         }
         self.publish();
-        assert!(self.horizon.durable().0 >= timestamp, "the horizon is behind what is on the medium");
+        assert!(self.horizon.durable() >= timestamp, "the horizon is behind what is on the medium");
         Ok(())
     }
 
     /// Waits until no record of the stream at or below `timestamp` is pending, writing them where nobody does.
-    pub(super) fn wait_stream(&self, index: usize, timestamp: u64) -> Result<()> {
+    pub(super) fn wait_stream(&self, index: usize, timestamp: Timestamp) -> Result<()> {
         let stream = &self.streams[index];
         let mut registered = None;
         loop {
@@ -261,14 +269,14 @@ impl Shared {
             if let Some(id) = registered.take() {
                 tail.waiters.retain(|waiter: &Waiter| waiter.id != id);
             }
-            if tail.floor() > timestamp {
+            if tail.floor().is_none_or(|floor| floor > timestamp) {
                 return Ok(());
             }
             if let Some(reason) = self.failure.get() {
                 return Err(Error::OutcomeUnknown { reason: Arc::clone(reason) });
             }
             if tail.may_lead() {
-                self.lead(index, tail);
+                self.flush_as_leader(index, tail);
                 continue;
             }
             let id = tail.waiter_next;
@@ -277,15 +285,15 @@ impl Shared {
             drop(tail);
             registered = Some(id);
             wait::park();
-            if self.horizon.durable().0 >= timestamp {
+            if self.horizon.durable() >= timestamp {
                 // Whoever moved the horizon took this thread off the list, or will.
                 return Ok(());
             }
         }
     }
 
-    pub(super) fn poll_durable(&self, timestamp: u64, waker: &Waker) -> Poll<Result<()>> {
-        if self.horizon.durable().0 >= timestamp {
+    pub(super) fn poll_durable(&self, timestamp: Timestamp, waker: &Waker) -> Poll<Result<()>> {
+        if self.horizon.durable() >= timestamp {
             return Poll::Ready(Ok(()));
         }
         {
@@ -297,11 +305,11 @@ impl Shared {
         }
         for index in 0..self.streams.len() {
             if self.horizon.is_held_back(index, timestamp) {
-                self.nudge(index, Urgency::Now);
+                self.request_flush(index, Urgency::Now);
             }
         }
         // The horizon may have moved, or the log failed, between the first look and the registration.
-        if self.horizon.durable().0 >= timestamp {
+        if self.horizon.durable() >= timestamp {
             return Poll::Ready(Ok(()));
         }
         match self.failure.get() {
@@ -310,8 +318,8 @@ impl Shared {
         }
     }
 
-    pub(super) fn wake_tasks(&self, horizon: u64) {
-        let woken: Vec<(u64, Waker)> = {
+    pub(super) fn wake_tasks(&self, horizon: Timestamp) {
+        let woken: Vec<(Timestamp, Waker)> = {
             let mut tasks = self.tasks.lock();
             let woken = tasks.extract_if(.., |(timestamp, _)| *timestamp <= horizon).collect();
             self.tasks_count.store(tasks.len(), Ordering::SeqCst);
@@ -322,7 +330,7 @@ impl Shared {
         }
     }
 
-    pub(super) fn nudge(&self, index: usize, urgency: Urgency) {
+    pub(super) fn request_flush(&self, index: usize, urgency: Urgency) {
         if self.streams[index].nudged.fetch_max(urgency as u8, Ordering::SeqCst) < urgency as u8 {
             if self.has_threads() {
                 self.signal.flush(urgency);

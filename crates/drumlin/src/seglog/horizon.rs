@@ -1,12 +1,12 @@
 //! The durable horizon: up to which timestamp all records are on the medium, whatever stream they are in.
 //!
-//! Streams write without asking each other, so a record may be on the medium while an older one of another stream is not.
-//! Each stream shows a *floor*, and the horizon is below all of them.
+//! Streams write without asking each other, so a record may be on the medium while an older one of another stream is
+//! not. Each stream shows a *floor*, and the horizon is below all of them.
 //!
 //! # Invariants
-//! 1. A stream's floor is at or below its first record that is not on the medium; [`NO_FLOOR`] where all are.
-//! 2. A floor comes down before the timestamp is taken that it is for: whoever sees the timestamp in `last` sees a floor that
-//!    covers it, or finds the record on the medium.
+//! 1. A stream's floor is at or below its first record that is not on the medium; `None` where all are.
+//! 2. A floor comes down before the timestamp is taken that it is for: whoever sees the timestamp in `last` sees a
+//!    floor that covers it, or finds the record on the medium.
 //! 3. Everything at or below the horizon is on the medium. It never goes back.
 
 use crossbeam_utils::CachePadded;
@@ -14,8 +14,8 @@ use crossbeam_utils::CachePadded;
 use crate::format::Timestamp;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
-/// Nothing is pending.
-pub(super) const NO_FLOOR: u64 = u64::MAX;
+/// The floor of a stream with nothing pending.
+const NO_FLOOR: u64 = u64::MAX;
 
 #[derive(Debug)]
 pub(super) struct Horizon {
@@ -42,9 +42,10 @@ impl Horizon {
         Timestamp(self.durable.load(Ordering::SeqCst))
     }
 
-    /// Takes a record's timestamp; returns the horizon of that moment too. `is_first`: its stream has no other record that
-    /// is not on the medium. The caller holds the lock of the stream's tail.
-    pub(super) fn take(&self, stream: usize, is_first: bool) -> (Timestamp, Timestamp) {
+    /// Takes a record's timestamp; returns the horizon of that moment too. `floor` is the stream's first record that is
+    /// not on the medium. The caller holds the lock of the stream's tail.
+    pub(super) fn take(&self, stream: usize, floor: Option<Timestamp>) -> (Timestamp, Timestamp) {
+        let is_first = floor.is_none();
         if is_first {
             self.floors[stream].store(self.last.load(Ordering::SeqCst) + 1, Ordering::SeqCst);
         }
@@ -53,18 +54,20 @@ impl Horizon {
         if is_first {
             self.floors[stream].store(timestamp, Ordering::SeqCst);
         }
+        assert!(horizon.0 < timestamp, "the horizon covers a timestamp that is only being taken");
         (Timestamp(timestamp), horizon)
     }
 
-    /// The stream's first record that is not on the medium is another by now: a newer one, or none. The caller holds the
-    /// lock of the stream's tail.
-    pub(super) fn raise_floor(&self, stream: usize, floor: u64) {
-        self.floors[stream].store(floor, Ordering::SeqCst);
+    /// The stream's first record that is not on the medium is another by now: a newer one, or none. The caller holds
+    /// the lock of the stream's tail.
+    pub(super) fn raise_floor(&self, stream: usize, floor: Option<Timestamp>) {
+        assert!(floor.is_none_or(|floor| self.durable() < floor), "the horizon has passed a record that is pending");
+        self.floors[stream].store(floor.map_or(NO_FLOOR, |floor| floor.0), Ordering::SeqCst);
     }
 
-    /// Whether the stream may have a record at or below the timestamp that is not on the medium.
-    pub(super) fn is_held_back(&self, stream: usize, timestamp: u64) -> bool {
-        self.floors[stream].load(Ordering::SeqCst) <= timestamp
+    /// Returns `true` if the stream may have a record at or below the timestamp that is not on the medium.
+    pub(super) fn is_held_back(&self, stream: usize, timestamp: Timestamp) -> bool {
+        self.floors[stream].load(Ordering::SeqCst) <= timestamp.0
     }
 
     /// Moves the horizon to where the floors allow; returns it if it rose.
@@ -111,7 +114,7 @@ mod models {
             // SAFETY: the record's own cell; nobody looks before the horizon covers it.
             self.medium[timestamp.0 as usize - 1].with_mut(|record| unsafe { *record = true });
             let tail = self.tails[stream].lock().unwrap();
-            self.horizon.raise_floor(stream, NO_FLOOR);
+            self.horizon.raise_floor(stream, None);
             drop(tail);
             self.horizon.advance();
         }
@@ -152,7 +155,7 @@ mod models {
     /// Two streams, two commits, a reader: what the horizon covers is on the medium, and it ends at the last.
     #[test]
     fn loom_the_horizon_covers_only_what_is_on_the_medium() {
-        explore(|horizon, stream| horizon.take(stream, true).0);
+        explore(|horizon, stream| horizon.take(stream, None).0);
     }
 
     /// Without the first of the two stores the model fails: it can.

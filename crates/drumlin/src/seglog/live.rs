@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::reader::{self, Merge, Reader, Records};
+use super::reader::{self, Bodies, Merge, Reader, Records};
 use super::segment::{Segment, Spare};
 use super::stream::Window;
 use super::{Shared, Verified};
@@ -13,12 +13,12 @@ use crate::format::{BLOCK_BYTES, Timestamp};
 use crate::io::AlignedBuffer;
 
 impl Shared {
-    pub(super) fn truncate(&self, covered: u64, checkpoint: u64) {
+    pub(super) fn truncate(&self, covered: Timestamp, checkpoint: u64) {
         self.checkpoint.fetch_max(checkpoint, Ordering::SeqCst);
         let mut free: Vec<Arc<Segment>> = Vec::new();
-        let old: Vec<Window> = self.old.lock().extract_if(.., |window| window.last <= covered).collect();
+        let old: Vec<Window> = self.old.lock().extract_if(.., |window| window.last <= Some(covered)).collect();
         for window in old {
-            self.truncated.fetch_max(window.last, Ordering::SeqCst);
+            self.give_up(window.last);
             free.push(window.segment);
         }
         for stream in &self.streams {
@@ -31,7 +31,7 @@ impl Shared {
                 newest = newest.max(window.last);
                 segments.push(window.segment);
             }
-            self.truncated.fetch_max(newest, Ordering::SeqCst);
+            self.give_up(newest);
             // What one interval between checkpoints used, the next is likely to; the need decays by a quarter.
             tail.spares_wanted = tail.begun_windows.max(tail.spares_wanted * 3 / 4).max(1);
             tail.begun_windows = 0;
@@ -52,10 +52,17 @@ impl Shared {
         self.request_preparation();
     }
 
+    /// Notes that the records up to this one may be gone.
+    fn give_up(&self, newest: Option<Timestamp>) {
+        self.truncated.fetch_max(newest.unwrap_or_default().0, Ordering::SeqCst);
+    }
+
     pub(super) fn read_from(&self, after: Timestamp) -> Result<Records> {
         // Taken first: every record up to it lies before the durable positions that are read below.
         let durable = self.horizon.durable();
         let sources = self.sources();
+        // As much again for the bodies.
+        let chunk_bytes = reader::chunk_bytes(self.options.reader_bytes / 2, sources.len());
         let truncated = self.truncated.load(Ordering::SeqCst);
         if after.0 < truncated {
             return Err(Error::Invalid(format!(
@@ -64,9 +71,9 @@ impl Shared {
         }
         let mut readers = Vec::new();
         for source in sources {
-            readers.extend(source.reader_from(after)?);
+            readers.extend(source.reader_from(after, chunk_bytes)?);
         }
-        let merge = Merge::new(readers, self.history.clone(), after)?;
+        let merge = Merge::new(readers, Bodies::Kept, self.history.clone(), after)?;
         Ok(Records::new(merge, durable, self.folder.path().to_path_buf()))
     }
 
@@ -104,8 +111,9 @@ impl Shared {
 
     pub(super) fn verify(&self) -> Result<Verified> {
         let mut verified = Verified::default();
-        let durable = self.horizon.durable().0;
+        let durable = self.horizon.durable();
         let sources = self.sources();
+        let chunk_bytes = reader::chunk_bytes(self.options.reader_bytes, sources.len());
         let truncated = Timestamp(self.truncated.load(Ordering::SeqCst));
         let mut readers = Vec::new();
         let mut block = AlignedBuffer::zeroed(BLOCK_BYTES);
@@ -113,10 +121,10 @@ impl Shared {
             for (segment, _) in &source.windows {
                 verified.segment_count += 1;
                 if let Err(error) = segment.file.read_at(&mut block, 0) {
-                    verified.damage.push(Error::io("reading", segment.path(), error));
+                    verified.corruption.push(Error::io("reading", segment.path(), error));
                     continue;
                 }
-                let flaw = match SegmentHeader::decode(&block) {
+                let reason = match SegmentHeader::decode(&block) {
                     Ok(Some(header))
                         if (SegmentHeader { filled: segment.header.filled, ..header }) == segment.header =>
                     {
@@ -124,27 +132,24 @@ impl Shared {
                     }
                     Ok(Some(_)) => "it is that of another segment or use".to_string(),
                     Ok(None) => "it is zero".to_string(),
-                    Err(flaw) => flaw.to_string(),
+                    Err(reason) => reason.to_string(),
                 };
-                verified.damage.push(Error::damaged(segment.path(), "log segment header", flaw));
+                verified.corruption.push(Error::corrupted(segment.path(), "log segment header", reason));
             }
-            readers.extend(source.reader_from(truncated)?);
+            readers.extend(source.reader_from(truncated, chunk_bytes)?);
         }
-        let mut merge = Merge::new(readers, self.history.clone(), truncated)?;
-        while merge.next.0 <= durable {
+        let mut merge = Merge::new(readers, Bodies::Verified, self.history.clone(), truncated)?;
+        while merge.next <= durable {
             if let Some(head) = merge.due() {
                 verified.record_count += 1;
-                verified.record_bytes += merge.take(head)?.len() as u64;
+                let found = merge.heads[head].found.expect("the head that is due stands at a record");
+                verified.record_bytes += u64::from(found.body_bytes);
+                merge.step(head)?;
                 continue;
             }
             let lost = merge.next;
-            verified.damage.push(reader::missing(
-                lost,
-                Timestamp(durable),
-                merge.suspect().as_ref(),
-                self.folder.path(),
-            ));
-            // One stretch of missing timestamps is one damage.
+            verified.corruption.push(reader::missing(lost, durable, merge.suspect().as_ref(), self.folder.path()));
+            // One range of missing timestamps is one damage.
             match merge.heads.iter().filter_map(|head| head.found).map(|found| found.timestamp).min() {
                 Some(next) => merge.next = next,
                 None => break,
@@ -155,7 +160,7 @@ impl Shared {
 }
 
 /// A segment held for reading, and where some of its records are: timestamp and position.
-type Held = (Arc<Segment>, Vec<(u64, u64)>);
+type Held = (Arc<Segment>, Vec<(Timestamp, u64)>);
 
 /// What can be read of one stream, up to a position.
 #[derive(Debug)]
@@ -171,11 +176,11 @@ impl Source {
     }
 
     /// A reader that begins as near before the first record above `after` as the indexes tell.
-    fn reader_from(&self, after: Timestamp) -> Result<Option<Reader>> {
+    fn reader_from(&self, after: Timestamp, chunk_bytes: usize) -> Result<Option<Reader>> {
         let mut first = 0;
         let mut position = 0;
         for (number, (_, index)) in self.windows.iter().enumerate() {
-            let below = index.partition_point(|&(timestamp, _)| timestamp <= after.0 + 1);
+            let below = index.partition_point(|&(timestamp, _)| timestamp <= after.next());
             if below > 0 {
                 (first, position) = (number, index[below - 1].1);
             }
@@ -184,6 +189,6 @@ impl Source {
             return Ok(None);
         }
         let segments = self.windows[first..].iter().map(|(segment, _)| Arc::clone(segment)).collect();
-        Reader::new(segments, position, self.limit).map(Some)
+        Reader::new(segments, position, self.limit, chunk_bytes).map(Some)
     }
 }

@@ -71,6 +71,7 @@ pub fn commit_rate(backend: &Arc<dyn Backend>, course: &Course) -> Result<Rates>
         streams: course.streams,
         segment_bytes: 16 << 20,
         buffer_bytes: 4 << 20,
+        reader_bytes: 1 << 20,
         body_bytes: 0,
         sync: course.sync,
         database: 1,
@@ -93,7 +94,7 @@ pub fn commit_rate(backend: &Arc<dyn Backend>, course: &Course) -> Result<Rates>
                     let mut own = 0;
                     while !stop.load(Ordering::Relaxed) {
                         let body = Body::new(vec![number as u8; course.body_bytes]);
-                        let appended = log.reserve(stream, course.body_bytes)?.append(&body, false);
+                        let appended = log.reserve(stream, course.body_bytes)?.append(&body)?;
                         log.wait_durable(&appended)?;
                         own += 1;
                     }

@@ -11,42 +11,48 @@
 //! 2. A stream has one write in flight. A buffer in flight never changes: records that come meanwhile go to the other
 //!    buffer, from the next block on, and what remains of the busy tail block is padding.
 //! 3. Bytes that are durable are rewritten only with the same bytes: a tail block is written again with the records
-//!    that follow in it, and recovery goes on behind everything that verifies.
+//!    that follow in it, and recovery goes on behind everything that verifies. Void records alone may be erased (7).
 //! 4. The horizon never passes a record that is not on the medium, in any stream, and never goes back. What is reported
 //!    durable is a contiguous prefix. A failed write or sync stays pending for ever, so the horizon can't pass it.
 //! 5. A segment's header is durable before a record is written in its window, and its use number is in the seed of
 //!    every record's checksum: bytes of an earlier use never verify.
 //! 6. A window is filled with zeros before records are written in it, and recycled files are rewritten in place: a
 //!    commit's durable write changes no metadata. (A new file is filled in steps; records stay below what is filled.)
-//! 7. A record of an older incarnation at or above a later one's start is ignored, for ever.
-//! 8. Recovery applies the dense run of timestamps above what the checkpoint covers. A missing timestamp at or below any
-//!    horizon found in a header (of a record, of a segment, or implied by the start of an opening) is damage. Above all
-//!    of them it ends the replay, whatever follows.
+//! 7. A record of an older incarnation at or above a later one's start is void: it is ignored, for ever. The superblock
+//!    lists the starts; when it has no room for another, an opening erases what they void ([`Scan::erase_void`]) and
+//!    lists its own alone.
+//! 8. Recovery applies the dense run of timestamps above what the checkpoint covers. A missing timestamp at or below
+//!    any horizon found in a header (of a record, of a segment, or implied by the start of an opening) is damage. Above
+//!    all of them it ends the replay, whatever follows.
 //! 9. A segment that names a newer checkpoint than the newest superblock is damage: the superblock is lost.
 //! 10. A segment is reused only when all its records are covered and no reader holds it.
-//! 11. Whoever keeps the superblock is told, and has made it durable, which windows must be there ([`Hooks::list`]): before
-//!     records are put into a window, and before the file of one that is not needed any more is used again. Windows of a
-//!     stream abut. So a segment that is lost is noticed, whatever was in it.
-//! 12. No file is written to that was not seen to be this log's: new ones are made under names that were free, and a file
-//!     that is used again is looked at before.
-//! 13. A failed write or sync of the log is final. Where a segment can't be made and nothing of it was needed yet, for want
-//!     of space, of file handles or of the folder, the commit that waits for it gets the error, and the next one tries again.
+//! 11. Whoever keeps the superblock is told, and has made it durable, which windows must be there ([`Hooks::list`]):
+//!     before records are put into a window, and before the file of one that is not needed any more is used again.
+//!     Windows of a stream abut. So a segment that is lost is noticed, whatever was in it.
+//! 12. No file is written to that was not seen to be this log's: new ones are made under names that were free, and a
+//!     file that is used again is looked at before.
+//! 13. No record is appended to a sealed stream: a flag under the stream's mutex, which [`Reservation::append`] checks
+//!     before it takes a timestamp. Once all streams are sealed, a flush or checkpoint leaves no record out.
+//! 14. A failed write or sync of the log is final. Where a segment can't be made and nothing of it was needed yet, for
+//!     want of space, of file handles or of the folder, the commit that waits for it gets the error, and the next one
+//!     tries again.
 //!
 //! # States
 //! A record: reserved ([`Log::reserve`]) → pending ([`Reservation::append`]) → in flight (`Tail::begin_write`) →
 //! on the medium (`Tail::complete`) → durable (`Shared::publish`) → covered ([`Log::truncate`]).
 //! A segment file: spare → prepared (`Shared::prepare_window`) → current (`Tail::append`) → full → covered → spare.
-//! The log: open → failed ([`Log::fail`]) or closed ([`Log::close`]).
+//! The log: open → sealed ([`Log::seal`]) → closed ([`Log::close`]); failed ([`Log::fail`]) from any of them.
 //!
 //! # Who writes
-//! Nobody who waits, waits for a timer. A committer that finds its record pending and no write in flight writes everything
-//! that is pending, on its own thread; those that come meanwhile wait and are written together by the next. A background
-//! thread writes for tasks ([`Log::nudge`]), and after a moment what nobody waits for ([`Log::nudge_relaxed`]); another
-//! prepares segments. Where the backend has no threads (`Unsupported`), both works are done by whoever asks for them.
+//! Nobody who waits, waits for a timer. A committer that finds its record pending and no write in flight writes
+//! everything that is pending, on its own thread; those that come meanwhile wait and are written together by the next.
+//! A background thread writes for tasks ([`Log::request_flush`]), and after a moment what nobody waits for
+//! ([`Log::request_relaxed_flush`]); another prepares segments. Where the backend has no threads (`Unsupported`), both
+//! works are done by whoever asks for them.
 //!
 //! # Lock order
-//! `preparing` → `listed` → `old` → one stream's `tail` → `doomed`, `tasks` or the signal's mutex. Hooks and I/O run with no lock
-//! but `preparing` and `listed`.
+//! `preparing` → `listed` → `old` → one stream's `tail` → `doomed`, `tasks` or the signal's mutex. Hooks and I/O run
+//! with no lock but `preparing` and `listed`.
 
 mod commit;
 mod horizon;
@@ -70,17 +76,15 @@ use std::thread::JoinHandle;
 
 use crate::sync::Mutex;
 
-#[allow(unused_imports, reason = "the transaction layer, which is their user, comes later")]
-pub(crate) use reader::{Record, Records};
-#[allow(unused_imports, reason = "as above")]
+pub(crate) use reader::Records;
 pub(crate) use scan::Scan;
 
 use crate::error::{Error, Result};
 use crate::format::log::record_bytes;
-use crate::format::superblock::Stretch;
+use crate::format::superblock::LogRange;
 use crate::format::{BLOCK_BYTES, Incarnation, Timestamp, checksum};
 use crate::io::{Backend, FolderRef, Persist, SyncMethod};
-use horizon::{Horizon, NO_FLOOR};
+use horizon::Horizon;
 use prepare::{Refusal, Signal, Urgency};
 use reader::History;
 use segment::{BLOCK, Spare};
@@ -98,7 +102,10 @@ pub(crate) struct LogOptions {
     pub(crate) segment_bytes: u64,
     /// Memory for the append buffers of all streams: at least 32 KiB each.
     pub(crate) buffer_bytes: usize,
-    /// The longest body that must find room: in the first stream, whose buffers have as much more of the memory as it takes.
+    /// Memory for reading it while it is open.
+    pub(crate) reader_bytes: usize,
+    /// The longest body that must find room: in the first stream, whose buffers have as much more of the memory as it
+    /// takes.
     pub(crate) body_bytes: usize,
     pub(crate) sync: SyncMethod,
     /// The database's identity, in every header.
@@ -166,7 +173,7 @@ pub(crate) struct Known<'a> {
     /// Everything up to it is in the checkpoint.
     pub(crate) covered: Timestamp,
     /// What must be there.
-    pub(crate) stretches: &'a [Stretch],
+    pub(crate) ranges: &'a [LogRange],
 }
 
 /// Called before a write; see [`Hooks`].
@@ -175,17 +182,17 @@ pub(crate) type BeforeWrite = Box<dyn Fn() -> io::Result<()> + Send + Sync>;
 pub(crate) type OnDurable = Box<dyn Fn(Timestamp) + Send + Sync>;
 
 /// Called when other windows must be there than before; see [`Hooks`].
-pub(crate) type List = Box<dyn Fn(&[Stretch]) -> io::Result<()> + Send + Sync>;
+pub(crate) type List = Box<dyn Fn(&[LogRange]) -> io::Result<()> + Send + Sync>;
 
 /// What the log calls, with none of its locks held but those that its background work takes.
 pub(crate) struct Hooks {
-    /// Before bytes are written that contain a record appended with `after_data`: brings the extents of large values to
+    /// Before bytes are written that contain a record that names extents: brings those of large values to
     /// the medium. Its failure is the log's.
     pub(crate) before_write: BeforeWrite,
     /// The durable horizon has moved to this timestamp. Several threads may call at once, so that calls may arrive out
     /// of order: the receiver keeps the maximum.
     pub(crate) on_durable: OnDurable,
-    /// Makes it durable that these stretches must be there when the log is opened again: before records are put into a new
+    /// Makes it durable that these ranges must be there when the log is opened again: before records are put into a new
     /// window, and before the file of one that is not needed is used for anything else. Its failure is the log's.
     pub(crate) list: List,
 }
@@ -208,12 +215,23 @@ impl std::fmt::Debug for Hooks {
 pub(crate) struct Body {
     bytes: Vec<u8>,
     checksum: u64,
+    names_extents: bool,
 }
 
 impl Body {
     pub(crate) fn new(bytes: Vec<u8>) -> Body {
         let checksum = checksum(&bytes, 0);
-        Body { bytes, checksum }
+        Body { bytes, checksum, names_extents: false }
+    }
+
+    /// The body of a record that names values in extents: they must be on the medium before it is. See
+    /// [`Hooks::before_write`].
+    pub(crate) fn naming_extents(bytes: Vec<u8>) -> Body {
+        Body { names_extents: true, ..Body::new(bytes) }
+    }
+
+    fn names_extents(&self) -> bool {
+        self.names_extents
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -233,7 +251,7 @@ pub(crate) struct Appended {
     /// Position behind the record in its stream.
     pub(crate) end: u64,
     /// The stream's buffer is filling up.
-    pub(crate) is_crowded: bool,
+    pub(crate) is_near_full: bool,
 }
 
 /// An open log.
@@ -259,18 +277,17 @@ struct Shared {
     truncated: AtomicU64,
     checkpoint: AtomicU64,
     failure: OnceLock<Arc<str>>,
-    closed: AtomicBool,
     sync_count: AtomicU64,
     /// Tasks that wait for a timestamp, and how many: looked at whenever the horizon moves.
-    tasks: Mutex<Vec<(u64, Waker)>>,
+    tasks: Mutex<Vec<(Timestamp, Waker)>>,
     tasks_count: AtomicUsize,
     signal: Signal,
     /// Held while segments are prepared or removed.
     preparing: Mutex<()>,
     /// What was listed last; see [`Hooks::list`].
-    listed: Mutex<Vec<Stretch>>,
+    listed: Mutex<Vec<LogRange>>,
     doomed: Mutex<Vec<Spare>>,
-    /// Whether the background threads run; otherwise their work is done by whoever asks for it.
+    /// `true` if the background threads run; otherwise their work is done by whoever asks for it.
     has_threads: AtomicBool,
 }
 
@@ -284,26 +301,32 @@ pub(crate) struct Reservation<'a> {
 }
 
 impl Reservation<'_> {
-    /// Gives the record its timestamp and its place. `after_data`: it names values in extents that must be on the
-    /// medium before it is; see [`Hooks::before_write`].
+    /// Gives the record its timestamp and its place.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] where the log was sealed or has failed since the reservation: there is no timestamp and no
+    /// record.
     ///
     /// # Panics
     /// If the body is longer than what was reserved.
-    pub(crate) fn append(mut self, body: &Body, after_data: bool) -> Appended {
+    pub(crate) fn append(mut self, body: &Body) -> Result<Appended> {
         assert!(record_bytes(body.bytes().len()) <= self.bytes, "a record is longer than its reservation");
         let shared = self.log;
         let stream = &shared.streams[self.stream];
         let mut tail = stream.tail.lock();
         tail.release(std::mem::take(&mut self.bytes));
-        let was_idle = tail.floor() == NO_FLOOR;
-        let assign = || shared.horizon.take(self.stream, was_idle);
-        let (timestamp, end) = tail.append(body, shared.incarnation, after_data, assign);
-        let (contended, is_crowded) = (tail.is_contended(), tail.is_crowded());
+        let appended = shared.check_open(&tail).map(|()| {
+            let floor = tail.floor();
+            let assign = || shared.horizon.take(self.stream, floor);
+            let (timestamp, end) = tail.append(body, shared.incarnation, assign);
+            Appended { timestamp, stream: self.stream as u16, end, is_near_full: tail.is_near_full() }
+        });
+        let has_waiters = tail.is_contended();
         drop(tail);
-        if contended {
+        if has_waiters {
             stream.announce_space();
         }
-        Appended { timestamp, stream: self.stream as u16, end, is_crowded }
+        appended
     }
 }
 
@@ -313,13 +336,41 @@ impl Drop for Reservation<'_> {
             let stream = &self.log.streams[self.stream];
             let mut tail = stream.tail.lock();
             tail.release(self.bytes);
-            let contended = tail.is_contended();
+            let has_waiters = tail.is_contended();
             drop(tail);
-            if contended {
+            if has_waiters {
                 stream.announce_space();
             }
         }
     }
+}
+
+/// The way a log came about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Origin {
+    /// With its database. A full disk is an error.
+    New,
+    /// From an existing database, which opens on a full disk too.
+    Recovered,
+}
+
+/// The parts of a log that begins.
+struct LogParts {
+    backend: Arc<dyn Backend>,
+    folder: FolderRef,
+    options: LogOptions,
+    incarnation: Incarnation,
+    history: History,
+    /// All up to it is in the checkpoint with this sequence number.
+    covered: Timestamp,
+    checkpoint: u64,
+    /// The newest record.
+    last: Timestamp,
+    streams: Vec<Stream>,
+    old: Vec<Window>,
+    doomed: Vec<Spare>,
+    listed: Vec<LogRange>,
+    hooks: Hooks,
 }
 
 /// What [`Log::verify`] found.
@@ -328,8 +379,8 @@ pub(crate) struct Verified {
     pub(crate) segment_count: u64,
     pub(crate) record_count: u64,
     pub(crate) record_bytes: u64,
-    /// Each an [`Error::Damaged`] or an error of reading.
-    pub(crate) damage: Vec<Error>,
+    /// Each an [`Error::Corrupted`] or an error of reading.
+    pub(crate) corruption: Vec<Error>,
 }
 
 impl Log {
@@ -345,34 +396,33 @@ impl Log {
         let found = folder.list().map_err(|error| Error::io("listing", folder.path(), error))?;
         if let Some(name) = found.iter().find(|name| segment::parse_name(name).is_some()) {
             let path = folder.path().join(name);
-            return Err(Error::damaged(&path, "the log", "it is there, though the database was never opened"));
+            return Err(Error::corrupted(&path, "the log", "it is there, though the database was never opened"));
         }
         let mut history = History::default();
         history.add(incarnation, Timestamp(1));
         let new_stream = |index| Stream::new(options.stream_buffer_bytes(index), 0, Vec::new(), 1, 1);
         let streams = (0..usize::from(options.streams)).map(new_stream).collect();
-        let log = Log::assemble(
-            (Arc::clone(backend), Arc::clone(folder)),
-            options.clone(),
-            (incarnation, history),
-            (Timestamp(0), Timestamp(0), 0),
+        let log = Log::assemble(LogParts {
+            backend: Arc::clone(backend),
+            folder: Arc::clone(folder),
+            options: options.clone(),
+            incarnation,
+            history,
+            covered: Timestamp(0),
+            last: Timestamp(0),
+            checkpoint: 0,
             streams,
-            (Vec::new(), Vec::new(), Vec::new()),
+            old: Vec::new(),
+            doomed: Vec::new(),
+            listed: Vec::new(),
             hooks,
-        );
-        log.begin(true)?;
+        });
+        log.begin(Origin::New)?;
         Ok(log)
     }
 
-    fn assemble(
-        (backend, folder): (Arc<dyn Backend>, FolderRef),
-        options: LogOptions,
-        (incarnation, history): (Incarnation, History),
-        (covered, last, checkpoint): (Timestamp, Timestamp, u64),
-        streams: Vec<Stream>,
-        (old, doomed, listed): (Vec<Window>, Vec<Spare>, Vec<Stretch>),
-        hooks: Hooks,
-    ) -> Log {
+    fn assemble(parts: LogParts) -> Log {
+        let LogParts { backend, folder, options, incarnation, history, checkpoint, streams, hooks, .. } = parts;
         let shared = Shared {
             backend,
             folder,
@@ -380,35 +430,33 @@ impl Log {
             incarnation,
             history,
             hooks,
-            horizon: Horizon::new(streams.len(), last),
+            horizon: Horizon::new(streams.len(), parts.last),
             streams: streams.into_boxed_slice(),
-            old: Mutex::new(old),
-            truncated: AtomicU64::new(covered.0),
+            old: Mutex::new(parts.old),
+            truncated: AtomicU64::new(parts.covered.0),
             checkpoint: AtomicU64::new(checkpoint),
             failure: OnceLock::new(),
-            closed: AtomicBool::new(false),
             sync_count: AtomicU64::new(0),
             tasks: Mutex::new(Vec::new()),
             tasks_count: AtomicUsize::new(0),
             signal: Signal::default(),
             preparing: Mutex::new(()),
-            listed: Mutex::new(listed),
-            doomed: Mutex::new(doomed),
+            listed: Mutex::new(parts.listed),
+            doomed: Mutex::new(parts.doomed),
             has_threads: AtomicBool::new(false),
         };
         Log { shared: Arc::new(shared), threads: Mutex::new(Vec::new()) }
     }
 
-    /// Makes each stream ready for its first records, and starts the threads. Want of space is an error only if
-    /// `needs_space`: an existing database opens on a full disk.
-    fn begin(&self, needs_space: bool) -> Result<()> {
+    /// Makes each stream ready for its first records, and starts the threads.
+    fn begin(&self, origin: Origin) -> Result<()> {
         let shared = &self.shared;
         for index in 0..shared.streams.len() {
             while !shared.streams[index].tail.lock().windows_admit(BLOCK_BYTES) {
                 let Some(preparation) = shared.streams[index].tail.lock().preparation() else { break };
                 match shared.prepare(index, preparation) {
                     Ok(()) => {}
-                    Err(Refusal::Full(_)) if !needs_space => break,
+                    Err(Refusal::Full(_)) if origin == Origin::Recovered => break,
                     Err(Refusal::Full(_)) => return Err(shared.disk_full()),
                     Err(Refusal::Passing(error) | Refusal::Final(error)) => {
                         return Err(Error::io("preparing a log segment in", shared.folder.path(), error));
@@ -462,7 +510,7 @@ impl Log {
         self.shared.options.body_bytes_max(0)
     }
 
-    /// Whether the stream takes a body of this length. The first takes all that any takes.
+    /// Returns `true` if the stream takes a body of this length. The first takes all that any takes.
     pub(crate) fn takes(&self, stream: usize, body_bytes: usize) -> bool {
         body_bytes <= self.shared.options.body_bytes_max(stream)
     }
@@ -473,23 +521,28 @@ impl Log {
 
     /// Waits until the durable horizon covers the record. [`Error::OutcomeUnknown`] if the log fails before.
     pub(crate) fn wait_durable(&self, appended: &Appended) -> Result<()> {
-        self.shared.wait_durable(usize::from(appended.stream), appended.timestamp.0)
+        self.shared.wait_durable(usize::from(appended.stream), appended.timestamp)
+    }
+
+    /// The same for all records up to this one, in whatever streams they are.
+    pub(crate) fn wait_durable_up_to(&self, timestamp: Timestamp) -> Result<()> {
+        self.shared.wait_durable_up_to(timestamp)
     }
 
     /// The same for a task, which is woken when it is worth asking again. A background thread writes for it.
-    pub(crate) fn poll_durable(&self, appended: &Appended, waker: &Waker) -> Poll<Result<()>> {
-        self.shared.poll_durable(appended.timestamp.0, waker)
+    pub(crate) fn poll_durable(&self, timestamp: Timestamp, waker: &Waker) -> Poll<Result<()>> {
+        self.shared.poll_durable(timestamp, waker)
     }
 
     /// A task waits for the record: a background thread writes it.
-    pub(crate) fn nudge(&self, appended: &Appended) {
-        self.shared.nudge(appended.stream.into(), Urgency::Now);
+    pub(crate) fn request_flush(&self, appended: &Appended) {
+        self.shared.request_flush(appended.stream.into(), Urgency::Now);
     }
 
     /// Nobody waits for the record: it is written within about a millisecond, with others.
-    pub(crate) fn nudge_relaxed(&self, appended: &Appended) {
-        let urgency = if appended.is_crowded { Urgency::Now } else { Urgency::Soon };
-        self.shared.nudge(appended.stream.into(), urgency);
+    pub(crate) fn request_relaxed_flush(&self, appended: &Appended) {
+        let urgency = if appended.is_near_full { Urgency::Now } else { Urgency::Soon };
+        self.shared.request_flush(appended.stream.into(), urgency);
     }
 
     /// The durable horizon.
@@ -506,7 +559,7 @@ impl Log {
     /// newer may be reused. Later segments name the checkpoint.
     pub(crate) fn truncate(&self, covered: Timestamp, checkpoint: u64) {
         assert!(covered <= self.durable(), "a checkpoint covers what is not durable");
-        self.shared.truncate(covered.0, checkpoint);
+        self.shared.truncate(covered, checkpoint);
     }
 
     /// The durable records above `after`.
@@ -547,14 +600,21 @@ impl Log {
         self.shared.fail(reason);
     }
 
-    /// Writes everything that is pending and ends the threads. Refuses reservations from the start. Where a checkpoint covers
-    /// all, up to `covered`, nothing of the log is needed any more.
+    /// Ends appending: when this returns, [`last`](Self::last) is final. Reservations are refused, and so are records
+    /// for which space was reserved before. It waits for none of them.
+    pub(crate) fn seal(&self) {
+        for stream in &self.shared.streams {
+            stream.tail.lock().is_sealed = true;
+            stream.announce_end();
+        }
+    }
+
+    /// Seals the log, writes everything that is pending and ends the threads. Where a checkpoint covers all, up to
+    /// `covered`, nothing of the log is needed any more.
     pub(crate) fn close(&self, covered: Timestamp) -> Result<()> {
-        self.shared.closed.store(true, Ordering::SeqCst);
+        self.seal();
         let mut flushed = Ok(());
         for index in 0..self.shared.streams.len() {
-            // It takes the lock: whoever looked before `closed` was set is waiting by then.
-            self.shared.streams[index].announce_end();
             flushed = flushed.and(self.shared.flush(index));
         }
         self.stop();
@@ -567,7 +627,7 @@ impl Log {
     }
 
     fn stop(&self) {
-        self.shared.closed.store(true, Ordering::SeqCst);
+        self.seal();
         self.shared.signal.stop();
         for thread in self.threads.lock().drain(..) {
             if crate::sync::join(thread).is_err() {
@@ -590,15 +650,11 @@ impl Drop for Log {
 
 impl Shared {
     fn persist(&self) -> Persist {
-        if cfg!(feature = "plant-lazy-log") { Persist::Later } else { Persist::Now(self.options.sync) }
+        Persist::Now(self.options.sync)
     }
 
     fn has_threads(&self) -> bool {
         self.has_threads.load(Ordering::Acquire)
-    }
-
-    fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::SeqCst)
     }
 
     fn disk_full(&self) -> Error {
@@ -606,37 +662,38 @@ impl Shared {
     }
 
     /// What must be there when the log is opened again.
-    fn stretches(&self) -> Vec<Stretch> {
+    fn ranges(&self) -> Vec<LogRange> {
         let old = self.old.lock();
-        let mut stretches: BTreeMap<u16, Stretch> = BTreeMap::new();
+        let mut ranges: BTreeMap<u16, LogRange> = BTreeMap::new();
         for window in old.iter() {
             let (stream, from, to) = (window.segment.header.stream, window.segment.start(), window.end());
-            let stretch = stretches.entry(stream).or_insert(Stretch { stream, from, to });
-            *stretch = Stretch { stream, from: stretch.from.min(from), to: stretch.to.max(to) };
+            let range = ranges.entry(stream).or_insert(LogRange { stream, from, to });
+            *range = LogRange { stream, from: range.from.min(from), to: range.to.max(to) };
         }
         for (index, stream) in self.streams.iter().enumerate() {
             let tail = stream.tail.lock();
             let (from, to) =
                 (tail.windows.front().map_or(tail.origin, |window| window.segment.start()), tail.prepared_end());
-            let stretch = stretches.entry(index as u16).or_insert(Stretch { stream: index as u16, from, to });
-            assert!(stretch.from == from || stretch.to == from, "windows of a stream abut");
-            stretch.to = to;
+            assert!(from <= to, "a stream ends before it begins");
+            let range = ranges.entry(index as u16).or_insert(LogRange { stream: index as u16, from, to });
+            assert!(range.from == from || range.to == from, "windows of a stream abut");
+            range.to = to;
         }
-        stretches.into_values().filter(|stretch| stretch.from < stretch.to).collect()
+        ranges.into_values().filter(|range| range.from < range.to).collect()
     }
 
     /// Makes it durable which windows are needed, if they are others than before.
     fn list(&self) -> io::Result<()> {
-        self.list_stretches(|| self.stretches())
+        self.list_stretches(|| self.ranges())
     }
 
-    fn list_stretches(&self, stretches: impl FnOnce() -> Vec<Stretch>) -> io::Result<()> {
+    fn list_stretches(&self, ranges: impl FnOnce() -> Vec<LogRange>) -> io::Result<()> {
         // Held over the call: what is listed later is newer.
         let mut listed = self.listed.lock();
-        let stretches = stretches();
-        if *listed != stretches {
-            (self.hooks.list)(&stretches)?;
-            *listed = stretches;
+        let ranges = ranges();
+        if *listed != ranges {
+            (self.hooks.list)(&ranges)?;
+            *listed = ranges;
         }
         Ok(())
     }
@@ -645,11 +702,11 @@ impl Shared {
         self.failure.get().cloned()
     }
 
-    /// Fails unless records may be appended.
-    fn check_open(&self) -> Result<()> {
+    /// Fails unless records may be appended to the stream whose tail this is.
+    fn check_open(&self, tail: &Tail) -> Result<()> {
         match self.failure.get() {
             Some(reason) => Err(Error::Failed { reason: Arc::clone(reason) }),
-            None if self.is_closed() => Err(Error::Failed { reason: "it was closed".into() }),
+            None if tail.is_sealed => Err(Error::Failed { reason: "it was closed".into() }),
             None => Ok(()),
         }
     }
@@ -658,13 +715,13 @@ impl Shared {
         if self.failure.set(reason.into()).is_err() {
             return;
         }
-        crate::witness::mark!("the log failed");
+        crate::coverage::mark!("the log failed");
         log::error!("the log in {} failed: {reason}", self.folder.path().display());
         for stream in &self.streams {
             let waiters = std::mem::take(&mut stream.tail.lock().waiters);
             stream.announce_end();
             waiters.iter().for_each(Waiter::wake);
         }
-        self.wake_tasks(u64::MAX);
+        self.wake_tasks(Timestamp(u64::MAX));
     }
 }

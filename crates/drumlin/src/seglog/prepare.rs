@@ -87,7 +87,7 @@ impl Signal {
     }
 }
 
-/// Whether an error means that there is no space, which may pass.
+/// Returns `true` if an error means that there is no space, which may pass.
 pub(super) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
@@ -121,7 +121,7 @@ impl Shared {
     pub(super) fn prepare_all(&self) {
         let _alone = self.preparing.lock();
         for index in 0..self.streams.len() {
-            while self.failure().is_none() && !self.is_closed() {
+            while self.failure().is_none() {
                 let Some(preparation) = self.streams[index].tail.lock().preparation() else { break };
                 match self.prepare(index, preparation) {
                     Ok(()) => self.streams[index].announce_space(),
@@ -234,7 +234,11 @@ impl Shared {
         };
         // Nothing is put into it before it is listed.
         let window = Window::new(segment, header.start, header.window_bytes);
-        stream.tail.lock().windows.push_back(window);
+        {
+            let mut tail = stream.tail.lock();
+            assert_eq!(window.segment.start(), tail.prepared_end(), "windows of a stream abut");
+            tail.windows.push_back(window);
+        }
         self.list().map_err(Refusal::Final)?;
         let mut tail = stream.tail.lock();
         tail.windows.back_mut().expect("just pushed").ready = ready;
@@ -249,7 +253,8 @@ impl Shared {
         last_use: &Segment,
         header: SegmentHeader,
     ) -> Result<(Arc<Segment>, u64), Refusal> {
-        crate::witness::mark!("a log segment was used again");
+        crate::coverage::mark!("a log segment was used again");
+        assert!(last_use.header.use_number < header.use_number, "a use number is given twice");
         let file = Arc::clone(&last_use.file);
         if !self.folder.exists(&spare.name).map_err(Refusal::Passing)? {
             let gone = format!("{} was removed", file.path().display());
@@ -299,7 +304,8 @@ impl Shared {
         Ok((Segment::new(Arc::clone(file), header), ready))
     }
 
-    /// Removes spares beyond what the time between two truncations has needed lately, and files of no use. Whether any was.
+    /// Removes spares beyond what the time between two truncations has needed lately, and files of no use. Whether any
+    /// was.
     fn remove_surplus(&self) -> bool {
         for stream in &self.streams {
             let mut tail = stream.tail.lock();

@@ -11,13 +11,28 @@ use crate::error::{Error, Result};
 use crate::format::log::{
     RECORD_ALIGNMENT_BYTES, RECORD_HEADER_BYTES, RECORD_MAGIC, RecordHeader, record_bytes, record_seed,
 };
-use crate::format::{Incarnation, Timestamp, checksum, get_u32};
+use crate::format::{Checksum, Incarnation, Timestamp, checksum, get_u32};
 use crate::io::AlignedBuffer;
 
 const STEP: u64 = RECORD_ALIGNMENT_BYTES as u64;
 
-/// One read from the medium: at 1 MiB a drive delivers its bandwidth.
-pub(super) const CHUNK_BYTES: usize = 1 << 20;
+/// The longest read from the medium: at 1 MiB a drive delivers its bandwidth.
+const CHUNK_BYTES_MAX: usize = 1 << 20;
+
+/// Bytes of one read, where so many streams are read at once in so much memory.
+pub(super) fn chunk_bytes(memory_bytes: usize, streams: usize) -> usize {
+    let block = BLOCK as usize;
+    (memory_bytes / streams.max(1) / block * block).clamp(block, CHUNK_BYTES_MAX)
+}
+
+/// How a merge treats the bodies of records.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Bodies {
+    /// They are verified.
+    Verified,
+    /// They are verified, and kept until their record is taken: up to a chunk of each stream.
+    Kept,
+}
 
 /// Which records count, by incarnation.
 #[derive(Clone, Debug, Default)]
@@ -43,13 +58,13 @@ impl History {
         self.openings.last().map(|&(incarnation, _)| incarnation)
     }
 
-    /// Whether a record counts: it is not at or above the start of a later incarnation, nor below that of its own.
+    /// Returns `true` if a record counts: it is not at or above the start of a later incarnation, nor below that of its
+    /// own.
     pub(super) fn admits(&self, incarnation: Incarnation, timestamp: Timestamp) -> bool {
         let later = self.openings.partition_point(|&(other, _)| other <= incarnation);
         let own = self.openings[..later].last().filter(|&&(other, _)| other == incarnation);
-        cfg!(feature = "plant-skip-incarnation")
-            || own.is_none_or(|&(_, first)| timestamp >= first)
-                && self.openings[later..].iter().all(|&(_, first)| timestamp < first)
+        own.is_none_or(|&(_, first)| timestamp >= first)
+            && self.openings[later..].iter().all(|&(_, first)| timestamp < first)
     }
 }
 
@@ -61,6 +76,7 @@ pub(super) struct Found {
     pub(super) position: u64,
     pub(super) end: u64,
     pub(super) body_bytes: u32,
+    body_checksum: u64,
     /// Which of the reader's segments it starts in.
     pub(super) segment: usize,
 }
@@ -82,6 +98,7 @@ pub(super) struct Reader {
     segment: usize,
     position: u64,
     limit: u64,
+    chunk_bytes: usize,
     chunk: AlignedBuffer,
     chunk_segment: usize,
     chunk_start: u64,
@@ -95,8 +112,8 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// Reads `segments` from `position`, which lies in the first of them, to before `limit`.
-    pub(super) fn new(segments: Vec<Arc<Segment>>, position: u64, limit: u64) -> Result<Reader> {
+    /// Reads `segments` from `position`, which lies in the first of them, to before `limit`, in steps of `chunk_bytes`.
+    pub(super) fn new(segments: Vec<Arc<Segment>>, position: u64, limit: u64, chunk_bytes: usize) -> Result<Reader> {
         let mut readable_ends = Vec::with_capacity(segments.len());
         for segment in &segments {
             let length = segment.file.len().map_err(|error| Error::io("measuring", segment.path(), error))?;
@@ -104,7 +121,9 @@ impl Reader {
             readable_ends.push(segment.end().min(segment.start() + bytes));
         }
         let horizon = segments.iter().map(|segment| segment.header.horizon).max().unwrap_or_default();
-        let mut chunk = AlignedBuffer::zeroed(CHUNK_BYTES);
+        // A chunk lies within one segment.
+        let longest = segments.iter().zip(&readable_ends).map(|(segment, end)| end - segment.start()).max();
+        let mut chunk = AlignedBuffer::zeroed(longest.unwrap_or(0).min(chunk_bytes as u64) as usize);
         chunk.set_len(0);
         Ok(Reader {
             verified_ends: vec![0; segments.len()],
@@ -113,6 +132,7 @@ impl Reader {
             readable_ends,
             segment: 0,
             limit,
+            chunk_bytes,
             chunk,
             chunk_segment: usize::MAX,
             chunk_start: 0,
@@ -122,16 +142,19 @@ impl Reader {
         })
     }
 
-    /// The next record; its body replaces what is in `body`.
-    pub(super) fn next(&mut self, body: &mut Vec<u8>) -> Result<Option<Found>> {
+    /// The next record. Its body replaces what is in `kept`, unless it is longer than a chunk: `kept` is empty then.
+    pub(super) fn next(&mut self, mut kept: Option<&mut Vec<u8>>) -> Result<Option<Found>> {
         self.skipped = None;
         while let Some(position) = self.candidate()? {
             let mut bytes = [0; RECORD_HEADER_BYTES];
             let seed = record_seed(self.segments[self.segment].seed, position);
-            let header = match self.copy(position, &mut bytes)? {
-                true => RecordHeader::decode(&bytes, seed),
-                false => None,
-            };
+            let mut rest = &mut bytes[..];
+            let is_whole = self.visit(position, RECORD_HEADER_BYTES, |part| {
+                let (head, tail) = std::mem::take(&mut rest).split_at_mut(part.len());
+                head.copy_from_slice(part);
+                rest = tail;
+            })?;
+            let header = if is_whole { RecordHeader::decode(&bytes, seed) } else { None };
             if let Some(header) = header {
                 self.horizon = self.horizon.max(header.horizon);
                 self.newest_incarnation = self.newest_incarnation.max(header.incarnation);
@@ -140,8 +163,15 @@ impl Reader {
                 *verified = (*verified).max(body_start);
                 let body_bytes = header.body_bytes as usize;
                 if self.holds(body_start + body_bytes as u64) {
-                    body.resize(body_bytes, 0);
-                    if self.copy(body_start, body)? && checksum(body, 0) == header.body_checksum {
+                    kept.iter_mut().for_each(|body| body.clear());
+                    let is_sound = match &mut kept {
+                        Some(body) if body_bytes <= self.chunk_bytes => {
+                            self.visit(body_start, body_bytes, |part| body.extend_from_slice(part))?
+                                && checksum(body, 0) == header.body_checksum
+                        }
+                        _ => self.checksum(body_start, body_bytes)? == Some(header.body_checksum),
+                    };
+                    if is_sound {
                         let end = position + record_bytes(body_bytes) as u64;
                         self.verified_ends[self.segment] = end;
                         self.position = end;
@@ -151,6 +181,7 @@ impl Reader {
                             position,
                             end,
                             body_bytes: header.body_bytes,
+                            body_checksum: header.body_checksum,
                             segment: self.segment,
                         }));
                     }
@@ -160,6 +191,25 @@ impl Reader {
             self.position = position + STEP;
         }
         Ok(None)
+    }
+
+    /// The checksum of so many bytes from `position`; `None` where they end before.
+    fn checksum(&mut self, position: u64, bytes: usize) -> Result<Option<u64>> {
+        let mut checksum = Checksum::default();
+        let is_whole = self.visit(position, bytes, |part| checksum.update(part))?;
+        Ok(is_whole.then(|| checksum.digest()))
+    }
+
+    /// Reads the body of the record that was found last, which is longer than a chunk.
+    fn read_long(&mut self, found: &Found) -> Result<Vec<u8>> {
+        let mut body = Vec::with_capacity(found.body_bytes as usize);
+        let body_start = found.position + RECORD_HEADER_BYTES as u64;
+        let is_whole = self.visit(body_start, found.body_bytes as usize, |part| body.extend_from_slice(part))?;
+        if is_whole && checksum(&body, 0) == found.body_checksum {
+            return Ok(body);
+        }
+        let what = format!("log record of timestamp {}", found.timestamp);
+        Err(Error::corrupted(self.segments[found.segment].path(), what, "it verified before, and does not any more"))
     }
 
     /// Moves on to the next position that may hold a record.
@@ -193,7 +243,7 @@ impl Reader {
         }
     }
 
-    /// Whether these bytes of the chunk are what a busy tail block was padded with.
+    /// Returns `true` if these bytes of the chunk are what a busy tail block was padded with.
     fn is_padding(&self, from: usize, until: usize) -> bool {
         until.is_multiple_of(BLOCK as usize)
             && until - from < BLOCK as usize
@@ -208,7 +258,7 @@ impl Reader {
         }
     }
 
-    /// Whether all bytes from the current position to `end` can be read.
+    /// Returns `true` if all bytes from the current position to `end` can be read.
     fn holds(&self, end: u64) -> bool {
         let mut segment = self.segment;
         while self.readable_ends[segment] < end {
@@ -226,12 +276,13 @@ impl Reader {
         (segment + 1..self.segments.len()).rev().find(|&next| self.segments[next].start() == end)
     }
 
-    /// Copies the bytes from `position`, which lies in or behind the current segment; `false` where they end.
-    fn copy(&mut self, position: u64, out: &mut [u8]) -> Result<bool> {
+    /// Shows `take` so many bytes from `position`, which lies in or behind the current segment, in parts; `false` where
+    /// they end before.
+    fn visit(&mut self, position: u64, bytes: usize, mut take: impl FnMut(&[u8])) -> Result<bool> {
         let mut segment = self.segment;
         let mut position = position;
-        let mut done = 0;
-        while done < out.len() {
+        let end = position + bytes as u64;
+        while position < end {
             while position >= self.readable_ends[segment] {
                 match self.successor(segment) {
                     Some(next) => segment = next,
@@ -240,9 +291,8 @@ impl Reader {
             }
             self.load(segment, position)?;
             let from = (position - self.chunk_start) as usize;
-            let bytes = (self.chunk.len() - from).min(out.len() - done);
-            out[done..done + bytes].copy_from_slice(&self.chunk[from..from + bytes]);
-            done += bytes;
+            let bytes = (self.chunk.len() - from).min((end - position) as usize);
+            take(&self.chunk[from..from + bytes]);
             position += bytes as u64;
         }
         Ok(true)
@@ -260,7 +310,7 @@ impl Reader {
         assert!(start < readable_end, "reading {position} of {source:?}");
         // Not far beyond what is asked for: a record may reach over the limit, but seldom by much.
         let wanted_end = self.limit.max(position + 1).checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX);
-        let bytes = (readable_end.min(wanted_end) - start).min(CHUNK_BYTES as u64);
+        let bytes = (readable_end.min(wanted_end) - start).min(self.chunk_bytes as u64);
         self.chunk.set_len(bytes as usize);
         self.chunk_segment = segment;
         self.chunk_start = start;
@@ -277,6 +327,8 @@ impl Reader {
 pub(super) struct Head {
     pub(super) reader: Reader,
     pub(super) found: Option<Found>,
+    /// The record's body, if it is kept and no longer than a chunk: dozens of streams may each stand at one of the
+    /// longest.
     body: Vec<u8>,
     /// Bytes skipped on the way to `found`.
     skipped: Option<Skipped>,
@@ -286,6 +338,7 @@ pub(super) struct Head {
 #[derive(Debug)]
 pub(super) struct Merge {
     pub(super) heads: Vec<Head>,
+    bodies: Bodies,
     history: History,
     /// The timestamp that must come next.
     pub(super) next: Timestamp,
@@ -293,9 +346,9 @@ pub(super) struct Merge {
 
 impl Merge {
     /// Merges the records above `after`.
-    pub(super) fn new(readers: Vec<Reader>, history: History, after: Timestamp) -> Result<Merge> {
+    pub(super) fn new(readers: Vec<Reader>, bodies: Bodies, history: History, after: Timestamp) -> Result<Merge> {
         let heads = readers.into_iter().map(|reader| Head { reader, found: None, body: Vec::new(), skipped: None });
-        let mut merge = Merge { heads: heads.collect(), history, next: after.next() };
+        let mut merge = Merge { heads: heads.collect(), bodies, history, next: after.next() };
         for head in 0..merge.heads.len() {
             merge.advance(head)?;
         }
@@ -306,13 +359,17 @@ impl Merge {
     fn advance(&mut self, head: usize) -> Result<()> {
         let head = &mut self.heads[head];
         loop {
-            head.found = head.reader.next(&mut head.body)?;
+            let body = match self.bodies {
+                Bodies::Verified => None,
+                Bodies::Kept => Some(&mut head.body),
+            };
+            head.found = head.reader.next(body)?;
             head.skipped = head.reader.skipped.take();
             let Some(found) = head.found else { return Ok(()) };
             if self.history.newest().is_none_or(|newest| newest < found.incarnation) {
                 let what = format!("log record of timestamp {}", found.timestamp);
-                let flaw = format!("it is of opening {}, which the superblock does not know", found.incarnation);
-                return Err(Error::damaged(head.reader.segments[found.segment].path(), what, flaw));
+                let reason = format!("it is of opening {}, which the superblock does not know", found.incarnation);
+                return Err(Error::corrupted(head.reader.segments[found.segment].path(), what, reason));
             }
             if found.timestamp >= self.next && self.history.admits(found.incarnation, found.timestamp) {
                 return Ok(());
@@ -325,9 +382,16 @@ impl Merge {
         self.heads.iter().position(|head| head.found.is_some_and(|found| found.timestamp == self.next))
     }
 
-    /// Takes the record that is due.
+    /// Takes the record that is due, of a merge that keeps bodies.
     pub(super) fn take(&mut self, head: usize) -> Result<Vec<u8>> {
-        let body = std::mem::take(&mut self.heads[head].body);
+        assert!(self.bodies == Bodies::Kept, "the bodies were not kept");
+        let Head { reader, found, body, .. } = &mut self.heads[head];
+        let found = found.expect("the head that is due stands at a record");
+        assert!(body.len() == found.body_bytes as usize || body.is_empty(), "the body is another record's");
+        let body = match found.body_bytes as usize <= reader.chunk_bytes {
+            true => std::mem::take(body),
+            false => reader.read_long(&found)?,
+        };
         self.step(head)?;
         Ok(body)
     }
@@ -339,7 +403,7 @@ impl Merge {
         self.advance(head)?;
         match self.due_again(taken) {
             None => Ok(()),
-            Some(path) => Err(Error::damaged(&path, format!("log record of timestamp {taken}"), "it is there twice")),
+            Some(path) => Err(Error::corrupted(&path, format!("log record of timestamp {taken}"), "it is there twice")),
         }
     }
 
@@ -377,8 +441,8 @@ pub(super) fn missing(
         Some(skipped) => (skipped.path.as_path(), format!(" (at or after offset {})", skipped.offset)),
         None => (dir, String::new()),
     };
-    let flaw = format!("it is missing or does not verify, though all up to timestamp {horizon} was durable");
-    Error::damaged(path, format!("log record of timestamp {missing}{place}"), flaw)
+    let reason = format!("it is missing or does not verify, though all up to timestamp {horizon} was durable");
+    Error::corrupted(path, format!("log record of timestamp {missing}{place}"), reason)
 }
 
 /// A record of the log.

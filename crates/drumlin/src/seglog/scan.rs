@@ -3,14 +3,15 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use super::reader::{History, Merge, Reader, Records, missing};
+use super::reader::{Bodies, History, Merge, Reader, Records, chunk_bytes, missing};
 use super::segment::{self, BLOCK, Segment, Spare};
 use super::stream::{Stream, Window};
-use super::{Hooks, Known, Log, LogOptions};
-use crate::error::{Error, Result};
-use crate::format::superblock::Stretch;
+use super::{Hooks, Known, Log, LogOptions, LogParts, Origin};
+use crate::error::{Error, OnCorruption, Result, sound};
+use crate::format::log::RECORD_HEADER_BYTES;
+use crate::format::superblock::LogRange;
 use crate::format::{Incarnation, LOG_STREAM_COUNT_MAX, Timestamp};
-use crate::io::{AlignedBuffer, Backend, FolderRef, Persist};
+use crate::io::{AlignedBuffer, Backend, FolderRef, OpenOptions, Persist};
 
 /// How far into a window its first record is looked for when deciding whether the window before is still needed.
 const PROBE_BYTES: u64 = 64 << 10;
@@ -18,10 +19,7 @@ const PROBE_BYTES: u64 = 64 << 10;
 /// Bytes written again at a time.
 const REWRITE_BYTES: u64 = 1 << 20;
 
-/// What the segments of a log hold, verified. Scanning brings to the medium what an ended process left in caches, so
-/// that nothing found can be lost any more; it changes no byte. A sync alone would not do: if one failed before, the
-/// system may have dropped what it was to write, and still show it to readers. So the records that nothing knows to be
-/// durable, at most what was in flight at the end, are written again.
+/// What the segments of a log hold, verified.
 #[derive(Debug)]
 pub(crate) struct Scan {
     backend: Arc<dyn Backend>,
@@ -29,7 +27,7 @@ pub(crate) struct Scan {
     options: LogOptions,
     history: History,
     covered: Timestamp,
-    stretches: Vec<Stretch>,
+    ranges: Vec<LogRange>,
     last: Timestamp,
     record_bytes: u64,
     record_count: u64,
@@ -52,12 +50,29 @@ struct StreamScan {
 }
 
 impl Scan {
-    /// Reads and checks the whole log. Fails where it can't hold everything that was durable once.
+    /// Reads and checks the whole log, and brings it to the medium. Fails where it can't hold everything that was
+    /// durable once.
     pub(crate) fn open(
         backend: &Arc<dyn Backend>,
         folder: &FolderRef,
         options: &LogOptions,
         known: &Known<'_>,
+    ) -> Result<Scan> {
+        let access = OpenOptions { write: true, direct: true, ..OpenOptions::default() };
+        let scan = Scan::read(backend, folder, options, access, known, &mut Err)?;
+        scan.harden()?;
+        Ok(scan)
+    }
+
+    /// Reads and checks the whole log, and writes nothing. Where `on_corruption` has it go on, there are the records up
+    /// to the first that is missing.
+    pub(crate) fn read(
+        backend: &Arc<dyn Backend>,
+        folder: &FolderRef,
+        options: &LogOptions,
+        access: OpenOptions,
+        known: &Known<'_>,
+        on_corruption: OnCorruption<'_>,
     ) -> Result<Scan> {
         options.check()?;
         let mut scan = Scan {
@@ -66,57 +81,71 @@ impl Scan {
             options: options.clone(),
             history: History::new(known.incarnations),
             covered: known.covered,
-            stretches: known.stretches.to_vec(),
+            ranges: known.ranges.to_vec(),
             last: known.covered,
             record_bytes: 0,
             record_count: 0,
             streams: BTreeMap::new(),
         };
-        scan.find_segments(known.checkpoint)?;
-        known.stretches.iter().try_for_each(|stretch| scan.check_stretch(stretch))?;
+        scan.find_segments(access, known.checkpoint, on_corruption)?;
+        known.ranges.iter().try_for_each(|range| scan.check_stretch(range, on_corruption))?;
         for stream in scan.streams.values_mut() {
-            stream.set_aside_covered(&scan.history, known.covered)?;
+            sound(stream.set_aside_covered(&scan.history, known.covered), on_corruption)?;
+        }
+        // Everything below the start of an opening was on the medium when that opening began.
+        let openings_horizon = known.incarnations.iter().map(|&(_, first)| Timestamp(first.0.saturating_sub(1))).max();
+        sound(scan.replay(openings_horizon.unwrap_or_default(), on_corruption), on_corruption)?;
+        Ok(scan)
+    }
+
+    /// Brings to the medium what an ended process left in caches, so that nothing found can be lost any more; it
+    /// changes no byte. A sync alone would not do: if one failed before, the system may have dropped what it was to
+    /// write, and still show it to readers. So the records that nothing knows to be durable, at most what was in flight
+    /// at the end, are written again.
+    fn harden(&self) -> Result<()> {
+        // A segment may have been made by a process that was killed before its name was durable.
+        self.folder.sync().map_err(|error| Error::io("syncing", self.folder.path(), error))?;
+        for stream in self.streams.values() {
             for window in &stream.windows {
                 let synced = window.segment.file.sync_data();
                 synced.map_err(|error| Error::io("syncing", window.segment.path(), error))?;
             }
+            stream.harden(&self.options)?;
         }
-        // Everything below the start of an opening was on the medium when that opening began.
-        let openings_horizon = known.incarnations.iter().map(|&(_, first)| Timestamp(first.0.saturating_sub(1))).max();
-        scan.replay(openings_horizon.unwrap_or_default())?;
-        for stream in scan.streams.values() {
-            stream.harden(options)?;
-        }
-        Ok(scan)
+        Ok(())
     }
 
-    fn find_segments(&mut self, checkpoint: u64) -> Result<()> {
+    fn find_segments(&mut self, access: OpenOptions, checkpoint: u64, on_corruption: OnCorruption<'_>) -> Result<()> {
         let dir = self.folder.path();
-        // A segment may have been made by a process that was killed before its name was durable.
-        self.folder.sync().map_err(|error| Error::io("syncing", dir, error))?;
-        for name in self.folder.list().map_err(|error| Error::io("listing", dir, error))? {
+        let names = self.folder.list().map_err(|error| Error::io("listing", dir, error));
+        for name in sound(names, on_corruption)?.unwrap_or_default() {
             let Some(number) = segment::parse_name(&name) else { continue };
             let path = dir.join(&name);
             if number.0 >= LOG_STREAM_COUNT_MAX {
-                let flaw = format!("it is of stream {}; there are {LOG_STREAM_COUNT_MAX} at the most", number.0);
-                return Err(Error::damaged(&path, "log segment", flaw));
+                let reason = format!("it is of stream {}; there are {LOG_STREAM_COUNT_MAX} at the most", number.0);
+                on_corruption(Error::corrupted(&path, "log segment", reason))?;
+                continue;
             }
             let stream = self.streams.entry(number.0).or_default();
             stream.slot_max = stream.slot_max.max(number.1);
-            match segment::inspect(self.folder.as_ref(), &name, self.options.database, number)? {
-                segment::Found::Unused => stream.spares.push(Spare::unused(name, number.1)),
-                segment::Found::Segment(segment) if segment.header.checkpoint > checkpoint => {
-                    let flaw = format!(
+            let found = segment::inspect(self.folder.as_ref(), &name, access, self.options.database, number);
+            match sound(found, on_corruption)? {
+                None => {}
+                Some(segment::Found::Unused) => stream.spares.push(Spare::unused(name, number.1)),
+                Some(segment::Found::Segment(segment)) if segment.header.checkpoint > checkpoint => {
+                    let reason = format!(
                         "it names checkpoint {}, but the newest superblock found is {checkpoint}: a superblock is lost",
                         segment.header.checkpoint
                     );
-                    return Err(Error::damaged(&path, "log segment header", flaw));
+                    on_corruption(Error::corrupted(&path, "log segment header", reason))?;
                 }
-                segment::Found::Segment(segment) => {
+                Some(segment::Found::Segment(segment)) => {
                     stream.use_number_max = stream.use_number_max.max(segment.header.use_number);
                     let ready = segment.end();
-                    let held_bytes = segment.file.len().map_err(|error| Error::io("measuring", &path, error))?;
-                    stream.windows.push(Window::new(segment, ready, held_bytes));
+                    let held_bytes = segment.file.len().map_err(|error| Error::io("measuring", &path, error));
+                    if let Some(held_bytes) = sound(held_bytes, on_corruption)? {
+                        stream.windows.push(Window::new(segment, ready, held_bytes));
+                    }
                 }
             }
         }
@@ -124,66 +153,103 @@ impl Scan {
             stream.windows.sort_by_key(|window| window.segment.header.use_number);
             for pair in stream.windows.windows(2) {
                 if pair[0].segment.header.use_number == pair[1].segment.header.use_number {
-                    let flaw = format!("it has the use number of {}", pair[0].segment.path().display());
-                    return Err(Error::damaged(pair[1].segment.path(), "log segment header", flaw));
+                    let reason = format!("it has the use number of {}", pair[0].segment.path().display());
+                    on_corruption(Error::corrupted(pair[1].segment.path(), "log segment header", reason))?;
                 }
             }
+            stream.windows.dedup_by_key(|window| window.segment.header.use_number);
         }
         Ok(())
     }
 
     /// Whether every window is there that the superblock lists.
-    fn check_stretch(&self, stretch: &Stretch) -> Result<()> {
-        let mut position = stretch.from;
-        while position < stretch.to {
-            let mut windows = self.streams.get(&stretch.stream).into_iter().flat_map(|stream| &stream.windows);
+    fn check_stretch(&self, range: &LogRange, on_corruption: OnCorruption<'_>) -> Result<()> {
+        let mut position = range.from;
+        while position < range.to {
+            let mut windows = self.streams.get(&range.stream).into_iter().flat_map(|stream| &stream.windows);
             // Where a window was begun twice, the later use counts: they are in the order of their use numbers.
             let Some(window) = windows.rfind(|window| window.segment.start() == position) else {
-                let what = format!("the log, stream {} from position {position}", stretch.stream);
-                let flaw = format!(
+                let what = format!("the log, stream {} from position {position}", range.stream);
+                let reason = format!(
                     "a segment is missing, empty or of an earlier time, though the log is needed up to position {}: the \
                      database was not closed",
-                    stretch.to
+                    range.to
                 );
-                return Err(Error::damaged(self.folder.path(), what, flaw));
+                on_corruption(Error::corrupted(self.folder.path(), what, reason))?;
+                // On with what is there behind it.
+                let windows = self.streams.get(&range.stream).into_iter().flat_map(|stream| &stream.windows);
+                let starts = windows.map(|window| window.segment.start()).filter(|start| *start > position);
+                position = starts.min().unwrap_or(range.to);
+                continue;
             };
             position = window.end();
         }
         Ok(())
     }
 
-    fn replay(&mut self, openings_horizon: Timestamp) -> Result<()> {
-        let mut readers = Vec::new();
-        for stream in self.streams.values() {
-            readers.push(Reader::new(stream.segments(), 0, u64::MAX)?);
-        }
-        let mut merge = Merge::new(readers, self.history.clone(), self.covered)?;
+    /// Bytes that a stream is read in at a time. All streams are read at once; the memory is that of the append
+    /// buffers, of which there are none yet.
+    fn chunk_bytes(&self) -> usize {
+        chunk_bytes(self.options.buffer_bytes, self.streams.len())
+    }
+
+    fn replay(&mut self, openings_horizon: Timestamp, on_corruption: OnCorruption<'_>) -> Result<()> {
+        let chunk_bytes = self.chunk_bytes();
+        let readers = self.streams.values().map(|stream| Reader::new(stream.segments(), 0, u64::MAX, chunk_bytes));
+        let readers = readers.collect::<Result<_>>()?;
+        let mut merge = Merge::new(readers, Bodies::Verified, self.history.clone(), self.covered)?;
         let streams: Vec<u16> = self.streams.keys().copied().collect();
         while let Some(due) = merge.due() {
             let head = &merge.heads[due];
             let found = head.found.expect("the head that is due stands at a record");
             let stream = self.streams.get_mut(&streams[due]).expect("each head has its stream");
-            stream.note(found.segment, found.timestamp.0, found.position, found.end);
+            stream.note(found.segment, found.timestamp, found.position, found.end);
             stream.uncertain.push_back((found.timestamp, found.position));
             stream.forget_certain(head.reader.horizon);
+            self.last = found.timestamp;
             self.record_count += 1;
             self.record_bytes += u64::from(found.body_bytes);
             merge.step(due)?;
         }
         let lost = merge.next;
-        self.last = Timestamp(lost.0 - 1);
         let suspect = merge.suspect();
         if streams.len() > 1 && merge.heads.iter().any(|head| head.found.is_some()) {
-            crate::witness::mark!("recovery left out records behind a gap between streams");
+            crate::coverage::mark!("recovery left out records behind a gap between streams");
         }
         let horizon = merge.drain()?.max(openings_horizon);
-        if horizon >= lost && !cfg!(feature = "plant-drop-horizon-check") {
-            return Err(missing(lost, horizon, suspect.as_ref(), self.folder.path()));
+        if horizon >= lost {
+            on_corruption(missing(lost, horizon, suspect.as_ref(), self.folder.path()))?;
         }
         for (head, stream) in merge.heads.iter().zip(self.streams.values_mut()) {
             stream.verified_end = head.reader.verified_ends.iter().copied().max().unwrap_or(0);
             stream.forget_certain(horizon);
-            stream.check_abutting(&head.reader.verified_ends)?;
+            sound(stream.check_abutting(&head.reader.verified_ends), on_corruption)?;
+        }
+        Ok(())
+    }
+
+    /// Erases the records that the starts of openings void, durably, so that these starts need not be known any more.
+    /// It takes no space, and changes nothing of what the log holds: repeated after a power cut amid it, it does the
+    /// rest.
+    ///
+    /// Of each, the header is overwritten with zeros. Spares are looked through too: a later opening may take one for a
+    /// window that holds something. What is at or above the start of the opening that follows may stay.
+    pub(crate) fn erase_void(&self) -> Result<()> {
+        for stream in self.streams.values() {
+            let spares = stream.spares.iter().filter_map(|spare| spare.last_use.clone());
+            let mut segments: Vec<Arc<Segment>> = stream.segments().into_iter().chain(spares).collect();
+            segments.sort_by_key(|segment| segment.header.use_number);
+            let mut reader = Reader::new(segments.clone(), 0, u64::MAX, self.chunk_bytes())?;
+            let mut void = Vec::new();
+            while let Some(found) = reader.next(None)? {
+                if !self.history.admits(found.incarnation, found.timestamp) {
+                    void.push((found.segment, found.position));
+                }
+            }
+            for (segment, position) in void {
+                crate::coverage::mark!("a void record was erased");
+                erase_header(&segments[segment..], position, &self.options)?;
+            }
         }
         Ok(())
     }
@@ -205,14 +271,16 @@ impl Scan {
 
     /// The records above what the checkpoint covers. May be called any number of times.
     pub(crate) fn records(&self) -> Result<Records> {
+        // As much again for the bodies.
+        let chunk_bytes = chunk_bytes(self.options.buffer_bytes / 2, self.streams.len());
         let mut readers = Vec::new();
         for stream in self.streams.values().filter(|stream| stream.applied_end > 0) {
             // A window that was prepared and never used may lie behind the end, and have the lowest use number.
-            let used = stream.windows.iter().filter(|window| window.last > 0);
+            let used = stream.windows.iter().filter(|window| window.last.is_some());
             let segments = used.map(|window| Arc::clone(&window.segment)).collect();
-            readers.push(Reader::new(segments, 0, stream.applied_end)?);
+            readers.push(Reader::new(segments, 0, stream.applied_end, chunk_bytes)?);
         }
-        let merge = Merge::new(readers, self.history.clone(), self.covered)?;
+        let merge = Merge::new(readers, Bodies::Kept, self.history.clone(), self.covered)?;
         Ok(Records::new(merge, self.last, self.folder.path().to_path_buf()))
     }
 
@@ -231,18 +299,48 @@ impl Scan {
         for scan in self.streams.into_values() {
             scan.retire(&mut old, &mut doomed);
         }
-        let log = Log::assemble(
-            (self.backend, self.folder),
-            self.options,
-            (incarnation, self.history),
-            (self.covered, self.last, checkpoint),
+        let log = Log::assemble(LogParts {
+            backend: self.backend,
+            folder: self.folder,
+            options: self.options,
+            incarnation,
+            history: self.history,
+            covered: self.covered,
+            last: self.last,
+            checkpoint,
             streams,
-            (old, doomed, self.stretches),
+            old,
+            doomed,
+            listed: self.ranges,
             hooks,
-        );
-        log.begin(false)?;
+        });
+        log.begin(Origin::Recovered)?;
         Ok(log)
     }
+}
+
+/// Writes zeros over the header of a record that starts in the first of these segments, and may run on into another.
+/// What else lies in its blocks is written with the same bytes.
+fn erase_header(segments: &[Arc<Segment>], position: u64, options: &LogOptions) -> Result<()> {
+    let mut segment = &segments[0];
+    let mut rest = position..position + RECORD_HEADER_BYTES as u64;
+    while !rest.is_empty() {
+        if rest.start == segment.end() {
+            // As the reader goes on: where a window was begun twice, the later use counts.
+            let follows = |next: &&Arc<Segment>| next.start() == rest.start;
+            segment = segments.iter().rfind(follows).expect("the header was read to its end");
+        }
+        let block_start = rest.start / BLOCK * BLOCK;
+        let end = rest.end.min(block_start + BLOCK);
+        let (path, offset) = (segment.path(), segment.offset(block_start));
+        let mut block = AlignedBuffer::zeroed(BLOCK as usize);
+        segment.file.read_at(&mut block, offset).map_err(|error| Error::io("reading", path, error))?;
+        block[(rest.start - block_start) as usize..(end - block_start) as usize].fill(0);
+        let written = segment.file.write_at(&block, offset, Persist::Now(options.sync));
+        written.map_err(|error| Error::io("writing", path, error))?;
+        rest.start = end;
+    }
+    Ok(())
 }
 
 impl StreamScan {
@@ -253,13 +351,12 @@ impl StreamScan {
     /// Makes spares of the windows that hold nothing above `covered`: those before one whose first record is the first
     /// above it, or below.
     fn set_aside_covered(&mut self, history: &History, covered: Timestamp) -> Result<()> {
-        let mut body = Vec::new();
         for later in (1..self.windows.len()).rev() {
             let segment = &self.windows[later].segment;
             let limit = segment.end().min(segment.start() + PROBE_BYTES);
-            let mut reader = Reader::new(vec![Arc::clone(segment)], 0, limit)?;
+            let mut reader = Reader::new(vec![Arc::clone(segment)], 0, limit, PROBE_BYTES as usize)?;
             let first = loop {
-                match reader.next(&mut body)? {
+                match reader.next(None)? {
                     Some(found) if !history.admits(found.incarnation, found.timestamp) => {}
                     found => break found,
                 }
@@ -274,7 +371,7 @@ impl StreamScan {
     }
 
     /// Notes a record that recovery applies.
-    fn note(&mut self, segment: usize, timestamp: u64, position: u64, end: u64) {
+    fn note(&mut self, segment: usize, timestamp: Timestamp, position: u64, end: u64) {
         self.windows[segment].note(timestamp, position);
         let mut reached = segment;
         while self.windows[reached].end() < end {
@@ -282,7 +379,7 @@ impl StreamScan {
             // As the reader goes on: where a window was begun twice, the later use counts.
             let follows = |window: &Window| window.segment.start() == window_end;
             reached = self.windows.iter().rposition(follows).expect("the record was read to its end");
-            self.windows[reached].last = timestamp;
+            self.windows[reached].last = Some(timestamp);
         }
         self.applied_end = self.applied_end.max(end);
     }
@@ -316,8 +413,8 @@ impl StreamScan {
         Ok(())
     }
 
-    /// The stream as it goes on: behind every byte that verifies, from the next block, in the same window where there is room,
-    /// and then in those that were prepared behind it and never used.
+    /// The stream as it goes on: behind every byte that verifies, from the next block, in the same window where there
+    /// is room, and then in those that were prepared behind it and never used.
     fn resume(mut self, number: u16, options: &LogOptions, old: &mut Vec<Window>) -> Stream {
         let begins = self.windows.first().map_or(0, |window| window.segment.start());
         let position = if self.verified_end > 0 { self.verified_end.next_multiple_of(BLOCK) } else { begins };
@@ -343,7 +440,7 @@ impl StreamScan {
         stream
     }
 
-    /// Whether a later use of the same stretch of the stream is there: then that one counts.
+    /// Returns `true` if a later use of the same range of the stream is there: then that one counts.
     fn is_begun_again(&self, index: usize) -> bool {
         let start = self.windows[index].segment.start();
         self.windows[index + 1..].iter().any(|window| window.segment.start() == start)
@@ -354,13 +451,13 @@ impl StreamScan {
     fn check_abutting(&self, verified_ends: &[u64]) -> Result<()> {
         let mut end = None;
         for (index, window) in self.windows.iter().enumerate() {
-            let holds = window.last > 0 || end.is_some() && verified_ends[index] > 0;
+            let holds = window.last.is_some() || end.is_some() && verified_ends[index] > 0;
             let follows = end.is_none_or(|end| window.segment.start() == end);
             if holds && !follows {
                 let what = format!("the log, stream {}", window.segment.header.stream);
-                let flaw =
+                let reason =
                     format!("a segment is missing before position {}, where records follow", window.segment.start());
-                return Err(Error::damaged(window.segment.path(), what, flaw));
+                return Err(Error::corrupted(window.segment.path(), what, reason));
             }
             if (holds || end.is_some()) && follows && !self.is_begun_again(index) {
                 end = Some(window.end());
@@ -369,16 +466,16 @@ impl StreamScan {
         Ok(())
     }
 
-    /// Has windows between two that recovery needs, or behind the last and before `position`, kept as long as the one before:
-    /// they hold records that were left out. What must be there of a stream has no gaps.
+    /// Has windows between two that recovery needs, or behind the last and before `position`, kept as long as the one
+    /// before: they hold records that were left out. What must be there of a stream has no gaps.
     fn keep_between(&mut self, position: u64) {
-        let mut newest = 0;
+        let mut newest = None;
         let mut end = None;
         for index in 0..self.windows.len() {
             let is_begun_again = self.is_begun_again(index);
             let window = &mut self.windows[index];
             let is_between = end == Some(window.segment.start()) && window.end() <= position;
-            if window.last > 0 || is_between && !is_begun_again {
+            if window.last.is_some() || is_between && !is_begun_again {
                 newest = newest.max(window.last);
                 window.last = newest;
                 end = Some(window.end());
@@ -389,7 +486,7 @@ impl StreamScan {
     /// Parts the windows that still hold something from the spares.
     fn retire(self, old: &mut Vec<Window>, spares: &mut Vec<Spare>) {
         for window in self.windows {
-            if window.last > 0 {
+            if window.last.is_some() {
                 old.push(window);
             } else {
                 spares.push(Spare::of(window.segment));

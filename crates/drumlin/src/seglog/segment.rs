@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{Error, Result};
-use crate::format::log::{HeaderFlaw, SegmentHeader};
+use crate::format::log::{SegmentHeader, SegmentHeaderError};
 use crate::format::{BLOCK_BYTES, FORMAT_VERSION};
 use crate::io::{AlignedBuffer, FileRef, Folder, OpenOptions, Persist};
 
@@ -105,7 +105,7 @@ impl Spare {
         self.last_use.as_ref().is_none_or(|segment| Arc::strong_count(segment) == 1)
     }
 
-    /// Whether it may be used again. One of another size than is asked for now only serves on a full disk.
+    /// Returns `true` if it may be used again. One of another size than is asked for now only serves on a full disk.
     pub(super) fn serves(&self, window_bytes: u64, is_full: bool) -> bool {
         self.filled && (self.window_bytes == window_bytes || is_full)
     }
@@ -134,6 +134,8 @@ pub(super) fn write_header(file: &FileRef, header: &SegmentHeader, persist: Pers
 
 /// Writes zeros over `start..end`, which are offsets in the file.
 pub(super) fn write_zeros(file: &FileRef, start: u64, end: u64) -> io::Result<()> {
+    assert!(BLOCK <= start && start <= end, "zeros over the header, or backwards");
+    assert!(start.is_multiple_of(BLOCK) && end.is_multiple_of(BLOCK), "zeros over parts of blocks");
     let zeros = AlignedBuffer::zeroed(ZEROS_BYTES);
     let mut offset = start;
     while offset < end {
@@ -152,10 +154,15 @@ pub(super) enum Found {
     Unused,
 }
 
-/// Opens a segment file and checks its header against its name and its database.
-pub(super) fn inspect(folder: &dyn Folder, name: &str, database: u64, number: (u16, u32)) -> Result<Found> {
+/// Opens a segment file, by the options given, and checks its header against its name and its database.
+pub(super) fn inspect(
+    folder: &dyn Folder,
+    name: &str,
+    options: OpenOptions,
+    database: u64,
+    number: (u16, u32),
+) -> Result<Found> {
     let path = &folder.path().join(name);
-    let options = OpenOptions { write: true, direct: true, ..OpenOptions::default() };
     let file = folder.open(name, options).map_err(|error| Error::io("opening", path, error))?;
     let length = file.len().map_err(|error| Error::io("measuring", path, error))?;
     // Whatever is cut off reads as zeros here.
@@ -165,25 +172,25 @@ pub(super) fn inspect(folder: &dyn Folder, name: &str, database: u64, number: (u
     match SegmentHeader::decode(header) {
         // A header is durable before the first record is written behind it.
         Ok(None) if window.iter().any(|&byte| byte != 0) => {
-            Err(Error::damaged(path, "log segment header", "it is zero, though records follow it"))
+            Err(Error::corrupted(path, "log segment header", "it is zero, though records follow it"))
         }
         Ok(None) => Ok(Found::Unused),
         Ok(Some(header)) if header.database != database => {
-            Err(Error::damaged(path, "log segment header", "it belongs to another database"))
+            Err(Error::corrupted(path, "log segment header", "it belongs to another database"))
         }
-        Ok(Some(header)) if (header.stream, header.slot) != number => Err(Error::damaged(
+        Ok(Some(header)) if (header.stream, header.slot) != number => Err(Error::corrupted(
             path,
             "log segment header",
             format!("it belongs to {}-{}.seg", header.stream, header.slot),
         )),
         Ok(Some(header)) if length < BLOCK + written_bytes_min(&header) => {
-            Err(Error::damaged(path, "log segment", format!("it was cut short, to {length} bytes")))
+            Err(Error::corrupted(path, "log segment", format!("it was cut short, to {length} bytes")))
         }
         Ok(Some(header)) => Ok(Found::Segment(Segment::new(file, header))),
-        Err(HeaderFlaw::Newer(found)) => {
+        Err(SegmentHeaderError::Newer(found)) => {
             Err(Error::NewerFormat { path: path.to_path_buf(), found, supported: FORMAT_VERSION })
         }
-        Err(flaw) => Err(Error::damaged(path, "log segment header", flaw)),
+        Err(reason) => Err(Error::corrupted(path, "log segment header", reason)),
     }
 }
 

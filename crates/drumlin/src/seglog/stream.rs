@@ -9,7 +9,6 @@ use std::task::Waker;
 use crate::sync::{Condvar, Mutex};
 
 use super::Body;
-use super::horizon::NO_FLOOR;
 use super::segment::{BLOCK, Segment, Spare};
 use super::wait::Waiter;
 use crate::format::log::{FLAG_AFTER_DATA, RECORD_HEADER_BYTES, RecordHeader, record_bytes, record_seed};
@@ -25,10 +24,10 @@ pub(super) struct Window {
     pub(super) segment: Arc<Segment>,
     /// Records may lie below this position: up to it the file is filled.
     pub(super) ready: u64,
-    /// The newest record with bytes in the window; 0 for none.
-    pub(super) last: u64,
+    /// The newest record with bytes in the window.
+    pub(super) last: Option<Timestamp>,
     /// Ascending: timestamp and position of one record for each stride.
-    pub(super) index: Vec<(u64, u64)>,
+    pub(super) index: Vec<(Timestamp, u64)>,
 }
 
 impl Window {
@@ -36,12 +35,14 @@ impl Window {
     pub(super) fn new(segment: Arc<Segment>, ready: u64, held_bytes: u64) -> Window {
         let entries = segment.header.window_bytes.min(held_bytes) / INDEX_STRIDE_BYTES + 1;
         // Appending must not allocate.
-        Window { segment, ready, last: 0, index: Vec::with_capacity(entries as usize) }
+        Window { segment, ready, last: None, index: Vec::with_capacity(entries as usize) }
     }
 
     /// Notes a record that starts at `position`.
-    pub(super) fn note(&mut self, timestamp: u64, position: u64) {
-        self.last = timestamp;
+    pub(super) fn note(&mut self, timestamp: Timestamp, position: u64) {
+        assert!(self.last < Some(timestamp), "records of a window ascend");
+        assert!((self.start()..self.end()).contains(&position), "a record begins in another window");
+        self.last = Some(timestamp);
         let due = self.index.last().is_none_or(|&(_, indexed)| position - indexed >= INDEX_STRIDE_BYTES);
         if due && self.index.len() < self.index.capacity() {
             self.index.push((timestamp, position));
@@ -57,17 +58,23 @@ impl Window {
     }
 }
 
-/// A buffer and the stretch of the stream that it holds, from the start of a block.
+/// Records that are not on the medium: the first and the last of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Pending {
+    pub(super) first: Timestamp,
+    pub(super) last: Timestamp,
+}
+
+/// A buffer and the range of the stream that it holds, from the start of a block.
 #[derive(Debug)]
 pub(super) struct Batch {
     pub(super) buffer: AlignedBuffer,
     pub(super) base: u64,
     pub(super) used: usize,
-    /// The first and last record that are not yet on the medium; 0 for none. Records before them in the first block
-    /// are, and are written again with the same bytes.
-    pub(super) first: u64,
-    pub(super) last: u64,
-    pub(super) after_data: bool,
+    /// Records before these in the first block are on the medium, and are written again with the same bytes.
+    pub(super) pending: Option<Pending>,
+    /// One of the pending records names values in extents; see [`Body::naming_extents`].
+    pub(super) names_extents: bool,
 }
 
 impl Batch {
@@ -83,8 +90,8 @@ pub(super) struct Tail {
     pub(super) active: Batch,
     /// The other buffer, unless it is being written.
     idle: Option<AlignedBuffer>,
-    /// First and last timestamp of what is being written. Stays for ever where that failed.
-    pub(super) writing: Option<(u64, u64)>,
+    /// The records that are being written. Stays for ever where that failed.
+    pub(super) writing: Option<Pending>,
     /// Everything below is on the medium.
     pub(super) durable_position: u64,
     /// Bytes of records that are reserved and not yet appended.
@@ -110,6 +117,8 @@ pub(super) struct Tail {
     /// Windows begun since the last truncation, and the spares that this suggests keeping.
     pub(super) begun_windows: usize,
     pub(super) spares_wanted: usize,
+    /// Reservations, appends and preparations are refused from now on.
+    pub(super) is_sealed: bool,
     pub(super) waiters: Vec<Waiter>,
     pub(super) waiter_next: u64,
     /// Those whose reservations could not be had at once; the first is served first.
@@ -128,7 +137,8 @@ pub(super) struct Queued {
 /// A stream of the log.
 #[derive(Debug)]
 pub(super) struct Stream {
-    /// The [`Urgency`](super::prepare::Urgency) with which the background thread was asked to write; 0 where it was not.
+    /// The [`Urgency`](super::prepare::Urgency) with which the background thread was asked to write; 0 where it was
+    /// not.
     pub(super) nudged: AtomicU8,
     pub(super) tail: Mutex<Tail>,
     /// Space in the buffer or a window has come free, or will not.
@@ -145,13 +155,14 @@ impl Stream {
         next_slot: u32,
     ) -> Stream {
         assert!(position.is_multiple_of(BLOCK));
+        assert!(buffer_bytes.is_multiple_of(BLOCK_BYTES), "a buffer ends within a block");
+        assert!(windows.is_sorted_by(|left, right| left.end() == right.start()), "windows of a stream abut");
         let active = Batch {
             buffer: AlignedBuffer::zeroed(buffer_bytes),
             base: position,
             used: 0,
-            first: 0,
-            last: 0,
-            after_data: false,
+            pending: None,
+            names_extents: false,
         };
         let tail = Tail {
             active,
@@ -172,6 +183,7 @@ impl Stream {
             full: false,
             begun_windows: 0,
             spares_wanted: 1,
+            is_sealed: false,
             waiters: Vec::new(),
             waiter_next: 0,
             queue: VecDeque::new(),
@@ -242,7 +254,7 @@ impl Tail {
         !self.queue.is_empty()
     }
 
-    /// Whether it is this one's turn in the queue.
+    /// Returns `true` if it is this one's turn in the queue.
     pub(super) fn is_first(&self, ticket: u64) -> bool {
         self.queue.front().is_some_and(|first| first.ticket == ticket)
     }
@@ -268,7 +280,7 @@ impl Tail {
         }
     }
 
-    /// Whether the buffer has room for a record of `bytes`.
+    /// Returns `true` if the buffer has room for a record of `bytes`.
     ///
     /// A block is kept back: when a write ends and nothing was appended meanwhile, the block that its last record
     /// shares with the next moves to the front of the empty buffer.
@@ -277,7 +289,7 @@ impl Tail {
     }
 
     /// Half of the buffer is taken: what is pending should not wait any longer.
-    pub(super) fn is_crowded(&self) -> bool {
+    pub(super) fn is_near_full(&self) -> bool {
         self.active.used > self.active.buffer.capacity() / 2
     }
 
@@ -297,12 +309,16 @@ impl Tail {
 
     /// Takes back what a reservation of `bytes` was admitted with.
     pub(super) fn release(&mut self, bytes: usize) {
+        assert!(bytes <= self.reserved_bytes, "more of a stream is released than is reserved");
         self.reserved_bytes -= bytes;
         self.reserved_span -= bytes as u64 + BLOCK;
     }
 
     /// What must be prepared so that no append ever waits for it.
     pub(super) fn preparation(&self) -> Option<Preparation> {
+        if self.is_sealed {
+            return None;
+        }
         let unfilled = self.windows.back().is_some_and(|window| window.ready < window.end());
         let position = self.position();
         let ahead = self.windows.iter().rev().take_while(|window| window.start() > position).count();
@@ -334,7 +350,6 @@ impl Tail {
         &mut self,
         body: &Body,
         incarnation: Incarnation,
-        after_data: bool,
         assign: impl FnOnce() -> (Timestamp, Timestamp),
     ) -> (Timestamp, u64) {
         let bytes = record_bytes(body.bytes().len());
@@ -344,13 +359,15 @@ impl Tail {
             self.current += 1;
             self.begun_windows += 1;
         }
+        assert!(!self.is_sealed, "a record is appended to a sealed stream");
         assert!(self.active.used + bytes <= self.active.buffer.capacity(), "a record overflows its reservation");
         assert!(end <= self.ready(), "a record reaches beyond the prepared windows");
         let (timestamp, horizon) = assign();
-        assert!(horizon < timestamp && self.active.last < timestamp.0);
+        assert!(horizon < timestamp, "a horizon covers a record that is only being appended");
+        assert!(self.last_pending() < Some(timestamp), "timestamps of a stream ascend");
 
         let header = RecordHeader {
-            flags: if after_data { FLAG_AFTER_DATA } else { 0 },
+            flags: if body.names_extents() { FLAG_AFTER_DATA } else { 0 },
             timestamp,
             horizon,
             incarnation,
@@ -364,39 +381,32 @@ impl Tail {
         let (content, padding) = rest.split_at_mut(body.bytes().len());
         content.copy_from_slice(body.bytes());
         padding.fill(0);
-        window.note(timestamp.0, position);
+        window.note(timestamp, position);
         let mut reached = self.current;
         while self.windows[reached].end() < end {
             reached += 1;
-            self.windows[reached].last = timestamp.0;
+            self.windows[reached].last = Some(timestamp);
         }
 
         self.active.used += bytes;
-        if self.active.first == 0 {
-            self.active.first = timestamp.0;
-        }
-        self.active.last = timestamp.0;
-        self.active.after_data |= after_data;
+        let first = self.active.pending.map_or(timestamp, |pending| pending.first);
+        self.active.pending = Some(Pending { first, last: timestamp });
+        self.active.names_extents |= body.names_extents();
         (timestamp, end)
     }
 
     /// The first record that is not on the medium.
-    pub(super) fn floor(&self) -> u64 {
-        match (self.writing, self.active.first) {
-            (Some((first, _)), _) => first,
-            (None, 0) => NO_FLOOR,
-            (None, first) => first,
-        }
+    pub(super) fn floor(&self) -> Option<Timestamp> {
+        self.writing.or(self.active.pending).map(|pending| pending.first)
     }
 
     /// The last record that is not on the medium.
-    pub(super) fn last_pending(&self) -> Option<u64> {
-        let written = self.writing.map(|(_, last)| last);
-        if self.active.first == 0 { written } else { Some(self.active.last) }
+    pub(super) fn last_pending(&self) -> Option<Timestamp> {
+        self.active.pending.or(self.writing).map(|pending| pending.last)
     }
 
     pub(super) fn may_lead(&self) -> bool {
-        self.writing.is_none() && self.active.first != 0
+        self.writing.is_none() && self.active.pending.is_some()
     }
 
     /// Takes what is pending, padded to whole blocks. Until [`complete`](Tail::complete), records go to the other
@@ -406,19 +416,20 @@ impl Tail {
         let buffer = self.idle.take().expect("the idle buffer is free when nothing is being written");
         let padded = self.active.used.next_multiple_of(BLOCK_BYTES);
         self.active.buffer[self.active.used..padded].fill(0);
-        let next =
-            Batch { buffer, base: self.active.base + padded as u64, used: 0, first: 0, last: 0, after_data: false };
+        let base = self.active.base + padded as u64;
+        let next = Batch { buffer, base, used: 0, pending: None, names_extents: false };
         let batch = std::mem::replace(&mut self.active, next);
-        self.writing = Some((batch.first, batch.last));
+        self.writing = batch.pending;
         batch
     }
 
     /// Gives back what [`begin_write`](Tail::begin_write) took, once it is on the medium. Where nothing was appended
     /// meanwhile, the next record goes on in the last block.
     pub(super) fn complete(&mut self, batch: Batch) {
-        assert_eq!(self.writing, Some((batch.first, batch.last)));
+        assert_eq!(self.writing, batch.pending, "another batch than was begun is completed");
+        assert!(self.durable_position <= batch.end(), "a stream's durable position goes back");
         self.durable_position = batch.end();
-        if self.active.first == 0 {
+        if self.active.pending.is_none() {
             assert_eq!(self.active.used, 0);
             let shared_bytes = batch.used % BLOCK_BYTES;
             let block_start = batch.used - shared_bytes;
@@ -441,16 +452,16 @@ impl Tail {
     /// Takes the waiters whose records are on the medium.
     pub(super) fn take_covered(&mut self) -> Vec<Waiter> {
         let floor = self.floor();
-        self.waiters.extract_if(.., |waiter| waiter.timestamp < floor).collect()
+        self.waiters.extract_if(.., |waiter| floor.is_none_or(|floor| waiter.timestamp < floor)).collect()
     }
 
     /// Takes the windows before the current one whose records are all at or below `covered`, and returns them with the
     /// newest timestamp that they hold.
-    pub(super) fn take_covered_windows(&mut self, covered: u64) -> (Vec<Arc<Segment>>, u64) {
+    pub(super) fn take_covered_windows(&mut self, covered: Timestamp) -> (Vec<Arc<Segment>>, Option<Timestamp>) {
         let mut taken = Vec::new();
-        let mut newest = 0;
+        let mut newest = None;
         while let Some(window) = self.windows.front() {
-            if self.current == 0 || window.end() > self.durable_position || window.last > covered {
+            if self.current == 0 || window.end() > self.durable_position || window.last > Some(covered) {
                 break;
             }
             newest = newest.max(window.last);
@@ -463,12 +474,12 @@ impl Tail {
 }
 
 impl Tail {
-    /// Takes the only window, if all its records are at or below `covered` and nothing is on its way into it. The stream
-    /// goes on behind it: what was left of it stays empty.
-    pub(super) fn take_last_window(&mut self, covered: u64) -> Option<Window> {
-        let quiet = self.floor() == NO_FLOOR && self.reserved_bytes == 0;
+    /// Takes the only window, if all its records are at or below `covered` and nothing is on its way into it. The
+    /// stream goes on behind it: what was left of it stays empty.
+    pub(super) fn take_last_window(&mut self, covered: Timestamp) -> Option<Window> {
+        let quiet = self.floor().is_none() && self.reserved_bytes == 0;
         let window = self.windows.front()?;
-        if !quiet || self.windows.len() > 1 || window.ready < window.end() || window.last > covered {
+        if !quiet || self.windows.len() > 1 || window.ready < window.end() || window.last > Some(covered) {
             return None;
         }
         let end = window.end();

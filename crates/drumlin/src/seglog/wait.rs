@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 
+use crate::format::Timestamp;
 use crate::sync::{Parker, Unparker};
 
 thread_local! {
@@ -12,13 +13,13 @@ thread_local! {
 #[derive(Debug)]
 pub(super) struct Waiter {
     pub(super) id: u64,
-    pub(super) timestamp: u64,
+    pub(super) timestamp: Timestamp,
     unparker: Unparker,
 }
 
 impl Waiter {
     /// The calling thread as a waiter.
-    pub(super) fn current(id: u64, timestamp: u64) -> Waiter {
+    pub(super) fn current(id: u64, timestamp: Timestamp) -> Waiter {
         let unparker = PARKER.with_borrow_mut(|parker| parker.get_or_insert_with(Parker::new).unparker().clone());
         Waiter { id, timestamp, unparker }
     }

@@ -8,11 +8,10 @@
 //! 2. A block is written once: a buffer that is flushed early ends at a block boundary, and the next begins there.
 //! 3. An extent is sealed as it is packed: before that nobody knows the use of its segment.
 
-use std::io;
-
 use super::FrameIndex;
 use super::segments::Segments;
-use crate::format::{BLOCK_BYTES, Epoch, Place, SegmentId, extent};
+use crate::error::Result;
+use crate::format::{BLOCK_BYTES, Epoch, ExtentAddress, SegmentId, extent};
 use crate::io::AlignedBuffer;
 
 /// A full buffer on its way to the disk.
@@ -35,8 +34,6 @@ impl WriteJob {
 pub(crate) struct Appender {
     /// What is written at once.
     buffer_bytes: usize,
-    /// Free segments that it leaves to others.
-    pub(crate) keep_segments: u32,
     open: Option<OpenSegment>,
 }
 
@@ -55,10 +52,11 @@ struct OpenSegment {
 impl Appender {
     /// One that writes so many bytes at once: more than an extent has.
     pub(crate) fn new(buffer_bytes: usize) -> Appender {
-        Appender { buffer_bytes, keep_segments: 0, open: None }
+        assert!(buffer_bytes.is_multiple_of(BLOCK_BYTES), "a buffer of {buffer_bytes} bytes ends within a block");
+        Appender { buffer_bytes, open: None }
     }
 
-    /// Packs one extent and seals it. May open a segment, which grows the file where none is free.
+    /// Packs one extent and seals it. Where it needs another segment, `take` hands it one.
     pub(crate) fn append(
         &mut self,
         segments: &Segments,
@@ -66,9 +64,11 @@ impl Appender {
         extent: &[u8],
         frame: Option<FrameIndex>,
         jobs: &mut Vec<WriteJob>,
-    ) -> io::Result<Place> {
-        let bytes = (extent.len() as u64).next_multiple_of(Place::UNIT_BYTES);
-        assert!(bytes <= self.buffer_bytes as u64 && bytes <= segments.segment_bytes());
+        take: impl FnOnce() -> Result<SegmentId>,
+    ) -> Result<ExtentAddress> {
+        let bytes = (extent.len() as u64).next_multiple_of(ExtentAddress::UNIT_BYTES);
+        assert!(bytes <= self.buffer_bytes as u64, "an extent of {bytes} bytes is larger than a buffer");
+        assert!(bytes <= segments.segment_bytes(), "an extent of {bytes} bytes is larger than a segment");
         if let Some(open) = &mut self.open {
             assert!(open.epoch == epoch, "an appender serves one epoch at a time");
             if open.position + bytes > open.buffer_start + open.buffer.capacity() as u64 {
@@ -78,26 +78,30 @@ impl Appender {
                 self.seal(segments, jobs);
             }
         }
-        let open = self.open(segments, epoch)?;
+        let open = self.open(segments, epoch, take)?;
         let segment_use = segments.segment_use(open.id);
-        let place = Place::new(open.position, bytes, segment_use);
+        let address = ExtentAddress::new(open.position, bytes, segment_use);
         let offset = (open.position - open.buffer_start) as usize;
         open.buffer[offset..offset + extent.len()].copy_from_slice(extent);
         extent::seal(&mut open.buffer[offset..offset + extent.len()], segments.origin(segment_use));
         open.buffer[offset + extent.len()..offset + bytes as usize].fill(0);
         open.position += bytes;
+        assert!(open.position <= open.end, "an extent reaches beyond {}", open.id);
         open.frames.extend(frame);
-        segments.retain(place);
-        Ok(place)
+        segments.retain(address);
+        Ok(address)
     }
 
     /// The open segment; another is taken where none is open.
-    fn open(&mut self, segments: &Segments, epoch: Epoch) -> io::Result<&mut OpenSegment> {
+    fn open(
+        &mut self,
+        segments: &Segments,
+        epoch: Epoch,
+        take: impl FnOnce() -> Result<SegmentId>,
+    ) -> Result<&mut OpenSegment> {
         if self.open.is_none() {
-            let id = match self.keep_segments {
-                0 => segments.take()?,
-                keep => segments.take_beyond(keep)?,
-            };
+            let id = take()?;
+            assert!(id != SegmentId(0), "segment 0 holds the superblocks");
             let start = segments.start(id);
             self.open = Some(OpenSegment {
                 id,
@@ -113,8 +117,13 @@ impl Appender {
     }
 
     /// Takes a segment for the epoch, if it has none: what others take from here on is not that one.
-    pub(crate) fn begin(&mut self, segments: &Segments, epoch: Epoch) -> io::Result<()> {
-        self.open(segments, epoch).map(drop)
+    pub(crate) fn begin(
+        &mut self,
+        segments: &Segments,
+        epoch: Epoch,
+        take: impl FnOnce() -> Result<SegmentId>,
+    ) -> Result<()> {
+        self.open(segments, epoch, take).map(drop)
     }
 
     /// What is left of the open segment.
@@ -122,9 +131,9 @@ impl Appender {
         self.open.as_ref().map_or(0, |open| open.end - open.position)
     }
 
-    /// Whether the extent is in the buffer, handed to nobody yet.
-    pub(crate) fn holds(&self, place: Place) -> bool {
-        self.open.as_ref().is_some_and(|open| (open.buffer_start..open.position).contains(&place.start()))
+    /// Returns `true` if the extent is in the buffer, handed to nobody yet.
+    pub(crate) fn holds(&self, address: ExtentAddress) -> bool {
+        self.open.as_ref().is_some_and(|open| (open.buffer_start..open.position).contains(&address.start()))
     }
 
     /// Hands on what is in the buffer, so that it gets written.
@@ -138,6 +147,7 @@ impl Appender {
     pub(crate) fn seal(&mut self, segments: &Segments, jobs: &mut Vec<WriteJob>) {
         if let Some(mut open) = self.open.take() {
             open.flush(jobs);
+            assert!(open.frames.is_empty(), "frames wait for a buffer that is not written");
             segments.close(open.id);
         }
     }
@@ -145,11 +155,13 @@ impl Appender {
 
 impl OpenSegment {
     fn flush(&mut self, jobs: &mut Vec<WriteJob>) {
+        assert!(self.buffer_start.is_multiple_of(BLOCK_BYTES as u64), "a buffer begins within a block");
         let used = (self.position - self.buffer_start) as usize;
         if used == 0 {
             return;
         }
         let padded = used.next_multiple_of(BLOCK_BYTES);
+        assert!(self.buffer_start + padded as u64 <= self.end, "a buffer reaches beyond {}", self.id);
         let capacity = self.buffer.capacity();
         let mut buffer = std::mem::replace(&mut self.buffer, AlignedBuffer::zeroed(capacity));
         buffer[used..padded].fill(0);

@@ -1,16 +1,7 @@
 //! The durable side of the page tables: base image, summaries, catalogue, superblock.
 //!
-//! # The order of a checkpoint
-//! 1. The cut fixes the timestamp C and ends epoch e (the caller, under the guard).
-//! 2. All pages dirty in e have been appended (the pool).
-//! 3. Summaries, or a new base image folded from them, are appended; then what has changed of the table of segments, which
-//!    says of all that came before in which use of its segment it lies; then the catalogue.
-//! 4. Everything is written and synced.
-//! 5. The log is durable up to C (the caller's `log_durable`).
-//! 6. The superblock is written durably, into the slot that does not hold the newest.
-//! 7. Only now what was released in e is free.
-//!
-//! A power cut between any two of these leaves the superblock before, and everything that it refers to.
+//! [`PageTableStore::complete`] makes the part of a checkpoint from its summaries to its superblock. ARCHITECTURE.md
+//! ("The life of a checkpoint") lists all steps, with those before and after.
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -21,13 +12,19 @@ use super::superblocks::Superblocks;
 use super::table::{CHUNK_BYTES, CHUNK_PAGES};
 use super::{PageSpace, Space};
 use crate::collections::{HashMap, HashSet};
-use crate::error::{Error, Result};
+use crate::error::{Error, OnCorruption, Result, sound};
 use crate::format::catalogue::{self, Catalogue, KeyspaceEntry};
-use crate::format::extent::{HEADER_BYTES, Header, Identity, Kind, SEGMENT_TABLE_ENTRIES};
-use crate::format::summary::{self, Entry};
+use crate::format::extent::{HEADER_BYTES, Header, Kind, PageKey, SEGMENT_TABLE_ENTRIES};
+use crate::format::summary::{self, TableChange};
 use crate::format::superblock::{INCARNATION_COUNT_MAX, Superblock};
-use crate::format::{BLOCK_BYTES, Epoch, ExtentRef, Incarnation, KeyspaceId, PageId, Place, Timestamp, extent};
+use crate::format::{
+    BLOCK_BYTES, Epoch, ExtentAddress, ExtentRef, Incarnation, KeyspaceId, PageId, SegmentId, Timestamp, extent,
+};
 use crate::io::AlignedBuffer;
+
+/// Openings that the superblock lists before they are [forgotten](PageTableStore::forget_incarnations): as many as it
+/// has room for. Simulations forget sooner, to see it done.
+const INCARNATIONS_LISTED_MAX: usize = if cfg!(feature = "sim") { 3 } else { INCARNATION_COUNT_MAX };
 
 /// Payload of a summary.
 const SUMMARY_BYTES: usize = 48 << 10;
@@ -37,32 +34,32 @@ const BUDGET_TO_CATALOGUE: u64 = 4;
 
 /// Entries since the base image at which the next checkpoint folds them in, if they are also an eighth of the pages:
 /// reading that many at recovery takes milliseconds.
-const FOLD_ENTRY_COUNT_MIN: u64 = 4096;
+const COMPACT_CHANGE_COUNT_MIN: u64 = 4096;
 
 /// What the newest durable checkpoint is made of; owned by whoever makes the next.
 #[derive(Debug)]
-pub(crate) struct Base {
+pub(crate) struct PageTableStore {
     /// What the next superblock says, but for its number and the log's part of it.
     pub(crate) superblock: Superblock,
     superblocks: Arc<Superblocks>,
     /// Place of each chunk of each table's base image.
-    chunks: HashMap<KeyspaceId, Vec<Place>>,
+    chunks: HashMap<KeyspaceId, Vec<ExtentAddress>>,
     /// Changes since the base image, in order.
-    since: Vec<Entry>,
-    summaries: Vec<Place>,
+    table_changes: Vec<TableChange>,
+    summaries: Vec<ExtentAddress>,
     /// The chunks of the table of segments, and the parts of the catalogue.
-    segment_table: Vec<Place>,
-    catalogue: Vec<Place>,
+    segment_table: Vec<ExtentAddress>,
+    catalogue: Vec<ExtentAddress>,
     /// Chunks and summaries in these segments are to move with the next checkpoint.
-    evacuate: HashSet<u32>,
+    evacuate: HashSet<SegmentId>,
     /// What is damaged where it lies: the next checkpoint writes it anew.
-    damaged: Damaged,
+    damaged: Corrupted,
     /// Entries since the base image at which it is folded whatever the number of pages: bounds memory.
-    fold_entry_count_max: usize,
+    change_count_max: usize,
 }
 
 #[derive(Debug, Default)]
-struct Damaged {
+struct Corrupted {
     chunks: HashSet<(KeyspaceId, usize)>,
     segment_chunks: BTreeSet<u32>,
     summary: bool,
@@ -70,47 +67,51 @@ struct Damaged {
 
 /// What a checkpoint records besides pages.
 #[derive(Debug)]
-pub(crate) struct Cut {
+pub(crate) struct CheckpointStart {
     pub(crate) epoch: Epoch,
     pub(crate) timestamp: Timestamp,
-    /// Keyspaces at the cut; their `chunks` are filled in here.
+    /// Keyspaces when the checkpoint begins; their `chunks` are filled in here.
     pub(crate) catalogue: Catalogue,
-    /// The places of all pages at the cut, of the [damaged chunks](Base::damaged_chunks).
+    /// The places of all pages when the checkpoint begins, of the [damaged chunks](PageTableStore::damaged_chunks).
     pub(crate) damaged_chunks: HashMap<(KeyspaceId, usize), Vec<u64>>,
 }
 
 /// A database's state as its newest superblock tells it.
 #[derive(Debug)]
 pub(crate) struct Loaded {
-    pub(crate) base: Base,
+    pub(crate) base: PageTableStore,
     pub(crate) catalogue: Catalogue,
 }
 
-impl Base {
-    pub(crate) fn new(superblock: Superblock, superblocks: Arc<Superblocks>, fold_entry_count_max: usize) -> Base {
-        Base {
+impl PageTableStore {
+    pub(crate) fn new(
+        superblock: Superblock,
+        superblocks: Arc<Superblocks>,
+        change_count_max: usize,
+    ) -> PageTableStore {
+        PageTableStore {
             superblock,
             superblocks,
             chunks: HashMap::default(),
-            since: Vec::new(),
+            table_changes: Vec::new(),
             summaries: Vec::new(),
             segment_table: Vec::new(),
             catalogue: Vec::new(),
             evacuate: HashSet::default(),
-            damaged: Damaged::default(),
-            fold_entry_count_max,
+            damaged: Corrupted::default(),
+            change_count_max,
         }
     }
 
     /// Bytes of memory.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        let chunks: usize = self.chunks.values().map(|places| places.capacity() * 8).sum();
+        let chunks: usize = self.chunks.values().map(|addresses| addresses.capacity() * 8).sum();
         let others = self.summaries.capacity() + self.segment_table.capacity() + self.catalogue.capacity();
-        (self.since.capacity() * size_of::<Entry>() + others * size_of::<Place>() + chunks) as u64
+        (self.table_changes.capacity() * size_of::<TableChange>() + others * size_of::<ExtentAddress>() + chunks) as u64
     }
 
     /// Everything of the base that lies in these segments moves with the next checkpoint.
-    pub(crate) fn evacuate(&mut self, segments: impl IntoIterator<Item = u32>) {
+    pub(crate) fn evacuate(&mut self, segments: impl IntoIterator<Item = SegmentId>) {
         self.evacuate.extend(segments);
     }
 
@@ -119,19 +120,32 @@ impl Base {
         self.damaged.chunks.iter().copied().collect()
     }
 
-    /// Writes the superblock with another list of incarnations: the newest checkpoint stays what it is.
+    /// Returns `true` if the list of incarnations has no room for another.
+    pub(crate) fn is_incarnation_list_full(&self) -> bool {
+        self.superblock.incarnations.len() >= INCARNATIONS_LISTED_MAX
+    }
+
+    /// Leaves all incarnations out of the next superblock. The log must hold no record that their starts void.
+    pub(crate) fn forget_incarnations(&mut self) {
+        crate::coverage::mark!("an opening forgot those before it");
+        self.superblock.incarnations.clear();
+    }
+
+    /// Writes the superblock with another list of incarnations, which is not
+    /// [full](Self::is_incarnation_list_full): the newest checkpoint stays what it is.
     pub(crate) fn raise_incarnation(
         &mut self,
         space: &Space,
         incarnation: Incarnation,
         first: Timestamp,
     ) -> Result<()> {
+        assert!(!self.is_incarnation_list_full());
         let covered = self.superblock.timestamp;
         let incarnations = &mut self.superblock.incarnations;
         assert!(incarnations.last().is_none_or(|&(last, _)| last < incarnation));
         incarnations.push((incarnation, first));
-        // A start that the next one's start hides, or that lies at or below the checkpoint together with the next one's,
-        // decides about no record any more.
+        // A start that the next one's start hides, or that lies at or below the checkpoint together with the next
+        // one's, decides about no record any more.
         let mut index = 0;
         while index + 1 < incarnations.len() {
             let (_, next_first) = incarnations[index + 1];
@@ -141,12 +155,13 @@ impl Base {
                 index += 1;
             }
         }
-        if incarnations.len() > INCARNATION_COUNT_MAX {
-            return Err(Error::Invalid(format!(
-                "the database was stopped {INCARNATION_COUNT_MAX} times without a checkpoint"
-            )));
-        }
         self.write_superblock(space)
+    }
+
+    /// Returns `true` if the page tables are known, but for [damaged chunks](Self::damaged_chunks): a damaged summary
+    /// leaves words of an earlier time anywhere.
+    pub(crate) fn is_table_known(&self) -> bool {
+        !self.damaged.summary
     }
 
     fn write_superblock(&mut self, space: &Space) -> Result<()> {
@@ -162,39 +177,41 @@ impl Base {
     pub(crate) fn complete(
         &mut self,
         space: &Space,
-        cut: Cut,
+        start: CheckpointStart,
         written: impl Fn(&[super::FrameIndex]),
         log_durable: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let (epoch, timestamp) = (cut.epoch, cut.timestamp);
-        let mut catalogue = cut.catalogue;
+        let (epoch, timestamp) = (start.epoch, start.timestamp);
+        let mut catalogue = start.catalogue;
         let (fresh, summarised, summaries) = {
             let mut entries = space.entries(epoch).lock();
             let taken = std::mem::take(&mut *entries);
             (taken.fresh, taken.summarised, taken.summaries)
         };
         self.summaries.extend(summaries);
-        let entries_start = self.since.len();
-        self.since.extend(&summarised);
-        let fresh_start = self.since.len();
-        self.since.extend(&fresh);
+        let entries_start = self.table_changes.len();
+        self.table_changes.extend(&summarised);
+        let fresh_start = self.table_changes.len();
+        self.table_changes.extend(&fresh);
+        let is_in_order = |older: &TableChange, newer: &TableChange| older.sequence < newer.sequence;
+        assert!(self.table_changes[entries_start..].is_sorted_by(is_in_order), "changes of {epoch} are out of order");
         // The catalogue names their tables no more.
-        let dropped: Vec<KeyspaceId> = dropped(&self.since[entries_start..]).collect();
-        for place in dropped.into_iter().filter_map(|keyspace| self.chunks.remove(&keyspace)).flatten() {
-            release(space, place, epoch);
+        let dropped: Vec<KeyspaceId> = dropped(&self.table_changes[entries_start..]).collect();
+        for address in dropped.into_iter().filter_map(|keyspace| self.chunks.remove(&keyspace)).flatten() {
+            release(space, address, epoch);
         }
 
         let page_count = space.page_count();
-        let is_damaged = self.damaged.summary || !cut.damaged_chunks.is_empty();
-        if self.since.len() as u64 >= unfolded_entries_max(page_count)
+        let is_damaged = self.damaged.summary || !start.damaged_chunks.is_empty();
+        if self.table_changes.len() as u64 >= unfolded_entries_max(page_count)
             || is_damaged
-            || self.since.len() >= self.fold_entry_count_max
+            || self.table_changes.len() >= self.change_count_max
             || self.must_evacuate(space)
         {
-            crate::witness::mark!("a checkpoint wrote a new base image");
-            self.fold(space, epoch, cut.damaged_chunks)?;
+            crate::coverage::mark!("a checkpoint wrote a new base image");
+            self.compact(space, epoch, start.damaged_chunks)?;
         } else {
-            let fresh = self.since[fresh_start..].to_vec();
+            let fresh = self.table_changes[fresh_start..].to_vec();
             for part in fresh.chunks(SUMMARY_BYTES / summary::ENTRY_BYTES) {
                 self.summaries.push(append_summary(space, epoch, part)?);
             }
@@ -205,26 +222,17 @@ impl Base {
         }
         catalogue.summaries = self.summaries.clone();
         self.write_segment_table(space, epoch)?;
-        catalogue.segments = self.segment_table.iter().map(|place| space.segments.name(*place)).collect();
+        catalogue.segments = self.segment_table.iter().map(|address| space.segments.name(*address)).collect();
         let catalogue_bytes = self.write_catalogue(space, epoch, &catalogue)?;
         space.seal(epoch);
-        if cfg!(feature = "plant-reuse-early") {
-            space.segments.settle(epoch);
-        }
-        if cfg!(feature = "plant-swap-superblock") {
-            self.cover(epoch, timestamp, catalogue_bytes);
-            self.write_superblock(space)?;
-            self.superblock.checkpoint -= 1;
-        }
         space.wait_for_jobs(written)?;
-        if !cfg!(feature = "plant-remove-sync") {
-            space.sync()?;
-        }
+        space.sync()?;
         log_durable()?;
+        assert!(self.summaries.is_empty() || !self.table_changes.is_empty(), "summaries of no changes");
         self.cover(epoch, timestamp, catalogue_bytes);
         self.write_superblock(space)?;
         self.evacuate.clear();
-        self.damaged = Damaged::default();
+        self.damaged = Corrupted::default();
         self.note_summaries(space);
         space.segments.settle(epoch);
         Ok(())
@@ -237,18 +245,21 @@ impl Base {
         changed.append(&mut self.damaged.segment_chunks);
         let chunk_count = segments.chunk_count() as usize;
         // The file may have become shorter.
-        for place in self.segment_table.drain(chunk_count.min(self.segment_table.len())..) {
-            release(space, place, epoch);
+        for address in self.segment_table.drain(chunk_count.min(self.segment_table.len())..) {
+            release(space, address, epoch);
         }
-        self.segment_table.resize(chunk_count, Place::NONE);
-        let must_move = |place: &Place| !place.is_none() && self.evacuate.contains(&segments.segment_of(*place).0);
-        changed.extend((0..).zip(&self.segment_table).filter(|(_, place)| must_move(place)).map(|(chunk, _)| chunk));
+        self.segment_table.resize(chunk_count, ExtentAddress::NONE);
+        let must_move =
+            |address: &ExtentAddress| !address.is_none() && self.evacuate.contains(&segments.segment_of(*address));
+        changed
+            .extend((0..).zip(&self.segment_table).filter(|(_, address)| must_move(address)).map(|(chunk, _)| chunk));
         for chunk in changed {
-            let Some(place) = self.segment_table.get_mut(chunk as usize) else { break };
+            let Some(address) = self.segment_table.get_mut(chunk as usize) else { break };
             let payload: Vec<u8> =
                 segments.uses_in(chunk).flat_map(|segment_use| segment_use.0.to_le_bytes()).collect();
-            release(space, *place, epoch);
-            *place = append_payload(space, epoch, Kind::Segments, KeyspaceId(0), chunk as usize, &payload)?;
+            assert!(payload.len() == SEGMENT_TABLE_ENTRIES * 8, "a chunk names {} segments", payload.len() / 8);
+            release(space, *address, epoch);
+            *address = append_payload(space, epoch, Kind::Segments, KeyspaceId(0), chunk as usize, &payload)?;
         }
         Ok(())
     }
@@ -256,20 +267,24 @@ impl Base {
     /// Writes the catalogue, each part with the name of the one before it; returns its length.
     fn write_catalogue(&mut self, space: &Space, epoch: Epoch, catalogue: &Catalogue) -> Result<u64> {
         let bytes = catalogue.encode();
-        self.catalogue.drain(..).for_each(|place| release(space, place, epoch));
+        self.catalogue.drain(..).for_each(|address| release(space, address, epoch));
         let mut last = ExtentRef::NONE;
         for (index, part) in bytes.chunks(catalogue::PART_BYTES).enumerate() {
             let payload = [&last.to_bytes()[..], part].concat();
-            let place = append_payload(space, epoch, Kind::Catalogue, KeyspaceId(0), index, &payload)?;
-            self.catalogue.push(place);
-            last = space.segments.name(place);
+            let address = append_payload(space, epoch, Kind::Catalogue, KeyspaceId(0), index, &payload)?;
+            self.catalogue.push(address);
+            last = space.segments.name(address);
         }
+        assert!(self.catalogue.len() == bytes.len().div_ceil(catalogue::PART_BYTES), "a part is missing");
         self.superblock.catalogue = last;
         Ok(bytes.len() as u64)
     }
 
     /// Makes the superblock that of the checkpoint.
     fn cover(&mut self, epoch: Epoch, timestamp: Timestamp, catalogue_bytes: u64) {
+        assert!(epoch >= self.superblock.epoch, "the checkpoint of {epoch} follows that of {}", self.superblock.epoch);
+        assert!(timestamp >= self.superblock.timestamp, "a checkpoint at {timestamp} follows a later one");
+        assert!(catalogue_bytes > 0, "a catalogue is never empty");
         self.superblock.checkpoint += 1;
         self.superblock.timestamp = timestamp;
         self.superblock.epoch = epoch;
@@ -278,7 +293,7 @@ impl Base {
     }
 
     fn note_summaries(&self, space: &Space) {
-        let bytes = self.summaries.len() * size_of::<Place>();
+        let bytes = self.summaries.len() * size_of::<ExtentAddress>();
         space.summary_list_bytes.store(bytes as u64, Ordering::Relaxed);
     }
 
@@ -290,75 +305,88 @@ impl Base {
         }
     }
 
-    /// Whether something of the base lies in segments that are being emptied.
+    /// Returns `true` if something of the base lies in segments that are being emptied.
     pub(crate) fn must_evacuate(&self, space: &Space) -> bool {
-        let inside = |place: &Place| !place.is_none() && self.evacuate.contains(&space.segments.segment_of(*place).0);
+        let inside = |address: &ExtentAddress| {
+            !address.is_none() && self.evacuate.contains(&space.segments.segment_of(*address))
+        };
         !self.evacuate.is_empty() && (self.summaries.iter().any(inside) || self.chunks.values().flatten().any(inside))
     }
 
     /// Makes a new base image of the old one and the changes since, and releases what it replaces.
-    fn fold(&mut self, space: &Space, epoch: Epoch, mut damaged: HashMap<(KeyspaceId, usize), Vec<u64>>) -> Result<()> {
-        let since = std::mem::take(&mut self.since);
-        let dropped: HashSet<KeyspaceId> = dropped(&since).collect();
-        let mut changes: BTreeMap<(KeyspaceId, usize), Vec<Entry>> = BTreeMap::new();
-        for entry in since {
+    fn compact(
+        &mut self,
+        space: &Space,
+        epoch: Epoch,
+        mut damaged: HashMap<(KeyspaceId, usize), Vec<u64>>,
+    ) -> Result<()> {
+        let table_changes = std::mem::take(&mut self.table_changes);
+        let dropped: HashSet<KeyspaceId> = dropped(&table_changes).collect();
+        let mut changes: BTreeMap<(KeyspaceId, usize), Vec<TableChange>> = BTreeMap::new();
+        for entry in table_changes {
             if !dropped.contains(&entry.keyspace) {
                 let chunk = entry.page.0 as usize / CHUNK_PAGES;
                 changes.entry((entry.keyspace, chunk)).or_default().push(entry);
             }
         }
-        for (&keyspace, places) in &self.chunks {
-            for (chunk, place) in places.iter().enumerate() {
-                let must_move = || self.evacuate.contains(&space.segments.segment_of(*place).0);
-                if !place.is_none() && (must_move() || damaged.contains_key(&(keyspace, chunk))) {
+        for (&keyspace, addresses) in &self.chunks {
+            for (chunk, address) in addresses.iter().enumerate() {
+                let must_move = || self.evacuate.contains(&space.segments.segment_of(*address));
+                if !address.is_none() && (must_move() || damaged.contains_key(&(keyspace, chunk))) {
                     changes.entry((keyspace, chunk)).or_default();
                 }
             }
         }
         for ((keyspace, chunk), entries) in changes {
-            let places = self.chunks.entry(keyspace).or_default();
-            if places.len() <= chunk {
-                places.resize(chunk + 1, Place::NONE);
+            let addresses = self.chunks.entry(keyspace).or_default();
+            if addresses.len() <= chunk {
+                addresses.resize(chunk + 1, ExtentAddress::NONE);
             }
-            let old = places[chunk];
+            let old = addresses[chunk];
+            assert!(old.is_none() || space.segments.is_plausible(old), "chunk {chunk} of {keyspace} lies at {old:?}");
             let mut words = match damaged.remove(&(keyspace, chunk)) {
                 Some(words) => words,
                 None if old.is_none() => vec![0; CHUNK_PAGES],
                 None => read_chunk(space, keyspace, chunk, old)?,
             };
             for entry in entries {
-                words[entry.page.0 as usize % CHUNK_PAGES] = entry.place.to_bits();
+                words[entry.page.0 as usize % CHUNK_PAGES] = entry.address.to_bits();
             }
-            let new = if words.iter().all(|word| *word == 0) {
-                Place::NONE
+            let new = if words.iter().all(|entry| *entry == 0) {
+                ExtentAddress::NONE
             } else {
-                let payload: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+                let payload: Vec<u8> = words.iter().flat_map(|entry| entry.to_le_bytes()).collect();
                 append_payload(space, epoch, Kind::Table, keyspace, chunk, &payload)?
             };
             self.chunks.get_mut(&keyspace).expect("entered above")[chunk] = new;
             release(space, old, epoch);
         }
-        self.summaries.drain(..).for_each(|place| release(space, place, epoch));
+        self.summaries.drain(..).for_each(|address| release(space, address, epoch));
         Ok(())
     }
 
-    /// Reads what the superblock refers to and fills page tables and segment states. Page tables larger than
-    /// the whole budget of `memory_bytes` are refused before they are made.
-    pub(crate) fn load(mut self, space: &Space, memory_bytes: u64) -> Result<Loaded> {
-        let catalogue = if self.superblock.epoch == Epoch(0) {
-            Catalogue { next_keyspace: 1, next_value: 1, ..Catalogue::default() }
-        } else {
-            self.read_catalogue(space, memory_bytes)?
+    /// Reads what the superblock refers to and fills page tables and segment states. Page tables larger than the whole
+    /// budget of `memory_bytes` are refused before they are made. Where `on_corruption` has it go on, what is damaged
+    /// is as if it were empty.
+    pub(crate) fn load(mut self, space: &Space, memory_bytes: u64, on_corruption: OnCorruption<'_>) -> Result<Loaded> {
+        let catalogue = match self.superblock.epoch {
+            Epoch(0) => None,
+            _ => sound(self.read_catalogue(space, memory_bytes), on_corruption)?,
         };
-        self.read_segment_table(space, &catalogue.segments)?;
+        let none = || Catalogue { next_keyspace: 1, next_value: 1, ..Catalogue::default() };
+        let catalogue = catalogue.unwrap_or_else(none);
+        self.read_segment_table(space, &catalogue.segments, on_corruption)?;
         self.summaries = catalogue.summaries.clone();
         self.note_summaries(space);
-        for &place in &self.summaries {
-            restore(space, "a summary", place)?;
-            self.since.extend(read_summary(space, place)?);
+        for &address in &self.summaries {
+            let entries = restore(space, "a summary", address).and_then(|()| read_summary(space, address));
+            match sound(entries, on_corruption)? {
+                Some(entries) => self.table_changes.extend(entries),
+                None => self.damaged.summary = true,
+            }
         }
-        let mut changes: HashMap<KeyspaceId, BTreeMap<usize, Vec<Entry>>> = HashMap::default();
-        for entry in &self.since {
+        let mut changes: HashMap<KeyspaceId, BTreeMap<usize, Vec<TableChange>>> = HashMap::default();
+        for entry in &self.table_changes {
             if entry.page == PageId::NONE {
                 changes.remove(&entry.keyspace);
             } else {
@@ -378,33 +406,45 @@ impl Base {
             let chunk_count = chunk_count(keyspace);
             let KeyspaceEntry { id, page_bytes, chunks, name } = keyspace;
             if !crate::format::node::is_page_bytes(*page_bytes as usize) {
-                let flaw = format!("keyspace {name:?} has pages of {page_bytes} bytes");
-                return Err(Error::damaged(space.path(), "the catalogue", flaw));
+                let reason = format!("keyspace {name:?} has pages of {page_bytes} bytes");
+                on_corruption(Error::corrupted(space.path(), "the catalogue", reason))?;
+                continue;
             }
             let pages = Arc::new(PageSpace::new(*id, *page_bytes as usize, name.len()));
             let changed = changes.get(id);
             for chunk in 0..chunk_count {
-                let place = chunks.get(chunk).copied().unwrap_or(Place::NONE);
-                let mut words = if place.is_none() {
-                    vec![0; CHUNK_PAGES]
-                } else {
-                    restore(space, "a page table", place)?;
-                    read_chunk(space, *id, chunk, place)?
-                };
-                for entry in changed.and_then(|changed| changed.get(&chunk)).into_iter().flatten() {
-                    words[entry.page.0 as usize % CHUNK_PAGES] = entry.place.to_bits();
+                let address = chunks.get(chunk).copied().unwrap_or(ExtentAddress::NONE);
+                let mut words = vec![0; CHUNK_PAGES];
+                if !address.is_none() {
+                    let what = format!("chunk {chunk} of the page table of keyspace {name:?}");
+                    let read = restore(space, &what, address).and_then(|()| read_chunk(space, *id, chunk, address));
+                    match sound(read, on_corruption)? {
+                        Some(read) => words = read,
+                        None => drop(self.damaged.chunks.insert((*id, chunk))),
+                    }
                 }
-                for (offset, &word) in words.iter().enumerate().filter(|(_, word)| **word != 0) {
+                for entry in changed.and_then(|changed| changed.get(&chunk)).into_iter().flatten() {
+                    words[entry.page.0 as usize % CHUNK_PAGES] = entry.address.to_bits();
+                }
+                for (offset, entry) in words.iter_mut().enumerate().filter(|(_, entry)| **entry != 0) {
                     let page = chunk * CHUNK_PAGES + offset;
-                    let place = Place::from_bits(word).filter(|_| page != 0);
-                    let place = place.ok_or_else(|| {
-                        Error::damaged(
+                    let address = ExtentAddress::from_bits(*entry).filter(|_| page != 0);
+                    let address = address.ok_or_else(|| {
+                        Error::corrupted(
                             space.path(),
                             format!("the page table of keyspace {name:?}"),
                             "a word in it is malformed",
                         )
-                    })?;
-                    restore(space, &format!("page {page} of keyspace {name:?}"), place)?;
+                    });
+                    let restored = address
+                        .and_then(|address| restore(space, &format!("page {page} of keyspace {name:?}"), address));
+                    if let Err(error) = restored {
+                        // Where a summary is damaged, outdated words say nothing.
+                        if !self.damaged.summary {
+                            on_corruption(error)?;
+                        }
+                        *entry = 0;
+                    }
                 }
                 pages.table.restore_chunk(chunk, &words);
             }
@@ -415,10 +455,10 @@ impl Base {
     }
 }
 
-impl Base {
+impl PageTableStore {
     /// Reads the catalogue from its last part to its first. No more memory is taken than there are parts.
     fn read_catalogue(&mut self, space: &Space, memory_bytes: u64) -> Result<Catalogue> {
-        let malformed = || Error::damaged(space.path(), "the catalogue", "it is malformed");
+        let malformed = || Error::corrupted(space.path(), "the catalogue", "it is malformed");
         let catalogue_bytes = self.superblock.catalogue_bytes;
         let part_bytes = catalogue::PART_BYTES as u64;
         let part_count = u32::try_from(catalogue_bytes.div_ceil(part_bytes)).map_err(|_| malformed())?;
@@ -434,12 +474,12 @@ impl Base {
                 return Err(malformed());
             }
             restore_named(space, "the catalogue", next)?;
-            let payload = read_payload(space, Kind::Catalogue, KeyspaceId(0), index as usize, next.place)?;
+            let payload = read_payload(space, Kind::Catalogue, KeyspaceId(0), index as usize, next.address)?;
             let expected_bytes = rest_bytes - u64::from(index) * part_bytes;
             if payload.len() as u64 != ExtentRef::BYTES as u64 + expected_bytes {
                 return Err(malformed());
             }
-            self.catalogue.push(next.place);
+            self.catalogue.push(next.address);
             next = ExtentRef::from_bytes(&payload[..ExtentRef::BYTES]).ok_or_else(malformed)?;
             parts.push(payload);
             rest_bytes -= expected_bytes;
@@ -450,42 +490,54 @@ impl Base {
     }
 
     /// Takes over the table of segments, by which everything else is verified.
-    fn read_segment_table(&mut self, space: &Space, named: &[ExtentRef]) -> Result<()> {
+    fn read_segment_table(
+        &mut self,
+        space: &Space,
+        named: &[ExtentRef],
+        on_corruption: OnCorruption<'_>,
+    ) -> Result<()> {
         let chunk_count = space.segments.chunk_count();
-        for &extent in named.iter().filter(|extent| **extent != ExtentRef::NONE) {
-            restore_named(space, "the table of segments", extent)?;
+        for (chunk, &extent) in (0..).zip(named).filter(|(_, extent)| **extent != ExtentRef::NONE) {
+            if sound(restore_named(space, "the table of segments", extent), on_corruption)?.is_none() {
+                self.damaged.segment_chunks.insert(chunk);
+            }
         }
-        self.segment_table = named.iter().map(|extent| extent.place).collect();
+        self.segment_table = named.iter().map(|extent| extent.address).collect();
         // The file may have become shorter since the checkpoint.
-        for (chunk, &place) in (0..chunk_count).zip(&self.segment_table) {
-            if place.is_none() {
+        for (chunk, &address) in (0..chunk_count).zip(&self.segment_table) {
+            if address.is_none() || self.damaged.segment_chunks.contains(&chunk) {
                 continue;
             }
-            let payload = read_payload(space, Kind::Segments, KeyspaceId(0), chunk as usize, place)?;
-            if payload.len() != SEGMENT_TABLE_ENTRIES * 8 {
-                return Err(space.damaged("the table of segments", place, extent::Flaw::Length));
+            let read = read_payload(space, Kind::Segments, KeyspaceId(0), chunk as usize, address);
+            let read = read.and_then(|payload| match payload.len() == SEGMENT_TABLE_ENTRIES * 8 {
+                true => Ok(words(&payload)),
+                false => Err(space.corrupted("the table of segments", address, extent::ExtentError::Length)),
+            });
+            match sound(read, on_corruption)? {
+                Some(uses) => space.segments.restore_uses(chunk, &uses),
+                None => drop(self.damaged.segment_chunks.insert(chunk)),
             }
-            space.segments.restore_uses(chunk, &words(&payload));
         }
+        self.damaged.segment_chunks.iter().for_each(|chunk| space.segments.forget_uses(*chunk));
         Ok(())
     }
 }
 
 /// Keyspaces that these entries drop.
-fn dropped(entries: &[Entry]) -> impl Iterator<Item = KeyspaceId> + '_ {
+fn dropped(entries: &[TableChange]) -> impl Iterator<Item = KeyspaceId> + '_ {
     entries.iter().filter(|entry| entry.page == PageId::NONE).map(|entry| entry.keyspace)
 }
 
 /// So many entries, where there are so many pages, are folded into the base image.
 fn unfolded_entries_max(page_count: u64) -> u64 {
-    (page_count / 8).max(FOLD_ENTRY_COUNT_MIN)
+    (page_count / 8).max(COMPACT_CHANGE_COUNT_MIN)
 }
 
 impl Space {
     /// Bytes that the entries may take in summaries at the next checkpoint: where they are more, it folds them.
     pub(crate) fn summary_bytes(&self) -> u64 {
         let mut entry_count = self.entry_count() as u64;
-        if entry_count > FOLD_ENTRY_COUNT_MIN {
+        if entry_count > COMPACT_CHANGE_COUNT_MIN {
             entry_count = entry_count.min(unfolded_entries_max(self.page_count()));
         }
         entry_count * summary::ENTRY_BYTES as u64
@@ -493,10 +545,12 @@ impl Space {
 
     /// Bytes that the next catalogue may take, but for orphans.
     pub(crate) fn catalogue_bytes(&self) -> u64 {
-        // A place for each chunk of a table, and for each summary; an extent's name for each chunk of the table of segments.
-        let chunk_list_bytes = self.table_bytes() / CHUNK_BYTES * size_of::<Place>() as u64;
+        // A place for each chunk of a table, and for each summary; an extent's name for each chunk of the table of
+        // segments.
+        let chunk_list_bytes = self.table_bytes() / CHUNK_BYTES * size_of::<ExtentAddress>() as u64;
         let segment_list_bytes = u64::from(self.segments.chunk_count()) * ExtentRef::BYTES as u64;
-        let fresh_list_bytes = (self.entry_count() / (SUMMARY_BYTES / summary::ENTRY_BYTES) + 2) * size_of::<Place>();
+        let fresh_list_bytes =
+            (self.entry_count() / (SUMMARY_BYTES / summary::ENTRY_BYTES) + 2) * size_of::<ExtentAddress>();
         catalogue::HEAD_BYTES
             + self.keyspace_bytes.load(Ordering::Relaxed)
             + self.summary_list_bytes.load(Ordering::Relaxed)
@@ -517,10 +571,10 @@ impl Space {
         self.enqueue(jobs);
     }
 
-    /// Puts the entries that are in no summary yet into summaries, once they fill one: keeps what a checkpoint has to write
-    /// at its end small.
-    pub(crate) fn summarise(&self, guard: &super::Guard<'_>) -> Result<()> {
-        let epoch = guard.epoch();
+    /// Puts the entries that are in no summary yet into summaries, once they fill one: keeps what a checkpoint has to
+    /// write at its end small.
+    pub(crate) fn summarise(&self, epoch_guard: &super::EpochGuard<'_>) -> Result<()> {
+        let epoch = epoch_guard.epoch();
         let part = SUMMARY_BYTES / summary::ENTRY_BYTES;
         let unfolded_max = unfolded_entries_max(self.page_count());
         loop {
@@ -532,9 +586,10 @@ impl Space {
             }
             let rest = entries.fresh.split_off(part);
             let taken = std::mem::replace(&mut entries.fresh, rest);
+            assert!(taken.is_sorted_by_key(|change| change.sequence), "changes of {epoch} are out of order");
             match append_summary(self, epoch, &taken) {
-                Ok(place) => {
-                    entries.summaries.push(place);
+                Ok(address) => {
+                    entries.summaries.push(address);
                     entries.summarised.extend(taken);
                 }
                 Err(error) => {
@@ -548,17 +603,17 @@ impl Space {
 
 const MISPLACED: &str = "its place is outside the file, taken twice, or named with another use of its segment; the file may have been cut short";
 
-fn restore(space: &Space, what: &str, place: Place) -> Result<()> {
-    if space.segments.restore(place) { Ok(()) } else { Err(space.damaged(what, place, MISPLACED)) }
+fn restore(space: &Space, what: &str, address: ExtentAddress) -> Result<()> {
+    if space.segments.restore(address) { Ok(()) } else { Err(space.corrupted(what, address, MISPLACED)) }
 }
 
 fn restore_named(space: &Space, what: &str, extent: ExtentRef) -> Result<()> {
-    if space.segments.restore_named(extent) { Ok(()) } else { Err(space.damaged(what, extent.place, MISPLACED)) }
+    if space.segments.restore_named(extent) { Ok(()) } else { Err(space.corrupted(what, extent.address, MISPLACED)) }
 }
 
-fn release(space: &Space, place: Place, epoch: Epoch) {
-    if !place.is_none() {
-        space.segments.release(place, epoch);
+fn release(space: &Space, address: ExtentAddress, epoch: Epoch) {
+    if !address.is_none() {
+        space.segments.release(address, epoch);
     }
 }
 
@@ -569,13 +624,15 @@ fn append_payload(
     keyspace: KeyspaceId,
     index: usize,
     payload: &[u8],
-) -> Result<Place> {
+) -> Result<ExtentAddress> {
+    assert!(!payload.is_empty(), "an extent of nothing");
     let mut page = vec![0; HEADER_BYTES];
     page.extend_from_slice(payload);
-    space.append(epoch, Identity { keyspace, page: PageId(index as u32) }, kind, &page, None)
+    space.append(epoch, PageKey { keyspace, page: PageId(index as u32) }, kind, &page, None)
 }
 
-fn append_summary(space: &Space, epoch: Epoch, entries: &[Entry]) -> Result<Place> {
+fn append_summary(space: &Space, epoch: Epoch, entries: &[TableChange]) -> Result<ExtentAddress> {
+    assert!(!entries.is_empty(), "a summary of nothing");
     let mut payload = Vec::with_capacity(entries.len() * summary::ENTRY_BYTES);
     for entry in entries {
         summary::encode(entry, &mut payload);
@@ -584,85 +641,103 @@ fn append_summary(space: &Space, epoch: Epoch, entries: &[Entry]) -> Result<Plac
 }
 
 /// Reads and verifies an extent that is no page: its header and what was in it before compression.
-pub(crate) fn read_extent(space: &Space, place: Place) -> Result<(Header, Vec<u8>)> {
-    let (start, length, offset) = space.cover(place);
+pub(crate) fn read_extent(space: &Space, address: ExtentAddress) -> Result<(Header, Vec<u8>)> {
+    let (start, length, offset) = space.cover(address);
     let mut buffer = AlignedBuffer::zeroed(length);
     space.read(&mut buffer, start).map_err(|error| Error::io("reading", space.path(), error))?;
-    open_extent(space, place, &buffer[offset..offset + place.length() as usize])
+    open_extent(space, address, &buffer[offset..offset + address.length() as usize])
 }
 
 /// Verifies an extent that was read: its header and what was in it before compression.
-pub(crate) fn open_extent(space: &Space, place: Place, bytes: &[u8]) -> Result<(Header, Vec<u8>)> {
-    let flaw = |flaw| space.damaged("an extent", place, flaw);
-    let header = space.verify(place, bytes).map_err(flaw)?;
-    let mut page = vec![0; header.raw_bytes.min(Place::EXTENT_BYTES_MAX as usize)];
-    extent::decode(bytes, &header, &mut page).map_err(flaw)?;
+pub(crate) fn open_extent(space: &Space, address: ExtentAddress, bytes: &[u8]) -> Result<(Header, Vec<u8>)> {
+    let reason = |reason| space.corrupted("an extent", address, reason);
+    let header = space.verify(address, bytes).map_err(reason)?;
+    let mut page = vec![0; header.raw_bytes.min(ExtentAddress::EXTENT_BYTES_MAX as usize)];
+    extent::decode(bytes, &header, &mut page).map_err(reason)?;
     Ok((header, page))
 }
 
-fn read_payload(space: &Space, kind: Kind, keyspace: KeyspaceId, index: usize, place: Place) -> Result<Vec<u8>> {
-    let (header, mut page) = read_extent(space, place)?;
+/// Like [`open_extent`], of one whose page fits into `page`, to its beginning.
+pub(crate) fn open_extent_into(space: &Space, address: ExtentAddress, bytes: &[u8], page: &mut [u8]) -> Result<Header> {
+    let reason = |reason| space.corrupted("an extent", address, reason);
+    let header = space.verify(address, bytes).map_err(reason)?;
+    let page = page.get_mut(..header.raw_bytes).ok_or_else(|| reason(extent::ExtentError::Length))?;
+    extent::decode(bytes, &header, page).map_err(reason)?;
+    Ok(header)
+}
+
+fn read_payload(
+    space: &Space,
+    kind: Kind,
+    keyspace: KeyspaceId,
+    index: usize,
+    address: ExtentAddress,
+) -> Result<Vec<u8>> {
+    let (header, mut page) = read_extent(space, address)?;
     if header.kind != kind {
-        return Err(space.damaged("an extent", place, extent::Flaw::Kind));
+        return Err(space.corrupted("an extent", address, extent::ExtentError::Kind));
     }
-    if header.identity != (Identity { keyspace, page: PageId(index as u32) }) {
-        return Err(space.damaged("an extent", place, extent::Flaw::Identity(header.identity)));
+    if header.page_key != (PageKey { keyspace, page: PageId(index as u32) }) {
+        return Err(space.corrupted("an extent", address, extent::ExtentError::PageKey(header.page_key)));
     }
     page.drain(..HEADER_BYTES);
     Ok(page)
 }
 
-fn read_chunk(space: &Space, keyspace: KeyspaceId, chunk: usize, place: Place) -> Result<Vec<u64>> {
-    let payload = read_payload(space, Kind::Table, keyspace, chunk, place)?;
+fn read_chunk(space: &Space, keyspace: KeyspaceId, chunk: usize, address: ExtentAddress) -> Result<Vec<u64>> {
+    let payload = read_payload(space, Kind::Table, keyspace, chunk, address)?;
     if payload.len() != CHUNK_PAGES * 8 {
-        return Err(space.damaged("a page table", place, extent::Flaw::Length));
+        return Err(space.corrupted("a page table", address, extent::ExtentError::Length));
     }
     Ok(words(&payload))
 }
 
 fn words(payload: &[u8]) -> Vec<u64> {
-    payload.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes"))).collect()
+    assert!(payload.len().is_multiple_of(8), "a table of {} bytes has a broken entry", payload.len());
+    payload.chunks_exact(8).map(|entry| u64::from_le_bytes(entry.try_into().expect("eight bytes"))).collect()
 }
 
-fn read_summary(space: &Space, place: Place) -> Result<Vec<Entry>> {
-    let (header, page) = read_extent(space, place)?;
+fn read_summary(space: &Space, address: ExtentAddress) -> Result<Vec<TableChange>> {
+    let (header, page) = read_extent(space, address)?;
     if header.kind != Kind::Summary {
-        return Err(space.damaged("a summary", place, extent::Flaw::Kind));
+        return Err(space.corrupted("a summary", address, extent::ExtentError::Kind));
     }
-    summary::decode(&page[HEADER_BYTES..]).ok_or_else(|| space.damaged("a summary", place, extent::Flaw::Length))
+    summary::decode(&page[HEADER_BYTES..])
+        .ok_or_else(|| space.corrupted("a summary", address, extent::ExtentError::Length))
 }
 
-impl Base {
-    /// Verifies everything that is not a page: catalogue, page tables, summaries. Each damage found is handed to `found`
-    /// with what it costs; returns the bytes read.
+impl PageTableStore {
+    /// Verifies everything that is not a page: catalogue, page tables, summaries. Each damage found is handed to
+    /// `found` with what it costs; returns the bytes read.
     pub(crate) fn check(&mut self, space: &Space, mut found: impl FnMut(Error, &str)) -> u64 {
         const COST: &str = "the database can't be opened again unless a checkpoint succeeds first";
         let mut bytes = 0;
-        let mut is_damaged = |place: Place, what: &str| {
-            bytes += place.length();
-            let error = match read_extent(space, place) {
+        let mut is_damaged = |address: ExtentAddress, what: &str| {
+            bytes += address.length();
+            let error = match read_extent(space, address) {
                 Ok(_) => return false,
-                Err(Error::Damaged { flaw, .. }) => space.damaged(what, place, flaw),
+                Err(Error::Corrupted { reason, .. }) => space.corrupted(what, address, reason),
                 Err(error) => error,
             };
             found(error, COST);
             true
         };
         // The catalogue is written anew by each checkpoint.
-        for &place in &self.catalogue {
-            is_damaged(place, "the catalogue");
+        for &address in &self.catalogue {
+            is_damaged(address, "the catalogue");
         }
-        for (chunk, &place) in (0..).zip(&self.segment_table) {
-            if !place.is_none() && is_damaged(place, &format!("the table of segments, chunk {chunk},")) {
+        for (chunk, &address) in (0..).zip(&self.segment_table) {
+            if !address.is_none() && is_damaged(address, &format!("the table of segments, chunk {chunk},")) {
                 self.damaged.segment_chunks.insert(chunk);
             }
         }
-        for &place in &self.summaries {
-            self.damaged.summary |= is_damaged(place, "a summary");
+        for &address in &self.summaries {
+            self.damaged.summary |= is_damaged(address, "a summary");
         }
-        for (&keyspace, places) in &self.chunks {
-            for (chunk, &place) in places.iter().enumerate() {
-                if !place.is_none() && is_damaged(place, &format!("chunk {chunk} of the page table of {keyspace}")) {
+        for (&keyspace, addresses) in &self.chunks {
+            for (chunk, &address) in addresses.iter().enumerate() {
+                if !address.is_none() && is_damaged(address, &format!("chunk {chunk} of the page table of {keyspace}"))
+                {
                     self.damaged.chunks.insert((keyspace, chunk));
                 }
             }
@@ -679,7 +754,7 @@ mod tests {
 
     const MEMORY_BYTES: u64 = 1 << 30;
 
-    fn stage() -> (Space, Base) {
+    fn stage() -> (Space, PageTableStore) {
         let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
         let file = crate::io::in_memory().open(std::path::Path::new("data"), options).unwrap();
         file.set_len(64 << 10).unwrap();
@@ -706,16 +781,20 @@ mod tests {
         Space::new(std::path::Path::new("data"), Arc::clone(file), 77, 64 << 10, count, epoch, budget)
     }
 
-    fn base(file: &crate::io::FileRef, superblock: Superblock) -> Base {
+    fn base(file: &crate::io::FileRef, superblock: Superblock) -> PageTableStore {
         let superblocks = Superblocks::new(Arc::clone(file), SyncMethod::FullSync, superblock.clone());
-        Base::new(superblock, Arc::new(superblocks), 1 << 20)
+        PageTableStore::new(superblock, Arc::new(superblocks), 1 << 20)
     }
 
-    fn checkpoint(space: &Space, base: &mut Base, catalogue: &Catalogue) {
-        let (epoch, ()) = space.cut(|_| ());
-        let cut =
-            Cut { epoch, timestamp: Timestamp(1), catalogue: catalogue.clone(), damaged_chunks: HashMap::default() };
-        base.complete(space, cut, |_| (), || Ok(())).unwrap();
+    fn checkpoint(space: &Space, base: &mut PageTableStore, catalogue: &Catalogue) {
+        let (epoch, ()) = space.begin_checkpoint(|_| ());
+        let start = CheckpointStart {
+            epoch,
+            timestamp: Timestamp(1),
+            catalogue: catalogue.clone(),
+            damaged_chunks: HashMap::default(),
+        };
+        base.complete(space, start, |_| (), || Ok(())).unwrap();
     }
 
     fn catalogue(orphan_count: u32, keyspace_count: u32) -> Catalogue {
@@ -732,8 +811,8 @@ mod tests {
         }
     }
 
-    /// The catalogue is as long as it has to be, also longer than what a superblock could list, and is read again; a budget
-    /// that has no room for it is refused before it is read.
+    /// The catalogue is as long as it has to be, also longer than what a superblock could list, and is read again; a
+    /// budget that has no room for it is refused before it is read.
     #[test]
     fn a_catalogue_has_no_limit() {
         for (orphan_count, keyspace_count) in [(0, 0), (900_000, 0), (3, 36_500), (1_000_000, 100)] {
@@ -749,13 +828,13 @@ mod tests {
             );
             let live_bytes = space.segments.usage().live_bytes;
             let again = self::space(space.file(), 2);
-            let loaded = self::base(space.file(), superblock.clone()).load(&again, MEMORY_BYTES).unwrap();
+            let loaded = self::base(space.file(), superblock.clone()).load(&again, MEMORY_BYTES, &mut Err).unwrap();
             assert_eq!(loaded.catalogue.orphans, written.orphans);
             assert_eq!(loaded.catalogue.keyspaces, written.keyspaces);
             assert_eq!(again.segments.usage().live_bytes, live_bytes, "what lives is what was written");
             if superblock.catalogue_bytes > 1 << 20 {
                 let again = self::space(space.file(), 2);
-                let refused = self::base(space.file(), superblock).load(&again, 2 << 20);
+                let refused = self::base(space.file(), superblock).load(&again, 2 << 20, &mut Err);
                 assert!(matches!(refused, Err(Error::BudgetTooSmall { .. })), "{refused:?}");
             }
         }
@@ -767,8 +846,8 @@ mod tests {
         let (space, mut base) = stage();
         checkpoint(&space, &mut base, &catalogue(20_000, 0));
         let sound = base.superblock.clone();
-        let named = |place: Place| space.segments.name(place);
-        let parts: Vec<Place> = base.catalogue.clone();
+        let named = |address: ExtentAddress| space.segments.name(address);
+        let parts: Vec<ExtentAddress> = base.catalogue.clone();
         assert!(parts.len() > 3);
         let wrong = [
             Superblock { catalogue_bytes: sound.catalogue_bytes - 1, ..sound.clone() },
@@ -783,8 +862,8 @@ mod tests {
         ];
         for superblock in wrong {
             let again = self::space(space.file(), 2);
-            let loaded = self::base(space.file(), superblock.clone()).load(&again, MEMORY_BYTES);
-            assert!(matches!(loaded, Err(Error::Damaged { .. })), "{superblock:?}: {loaded:?}");
+            let loaded = self::base(space.file(), superblock.clone()).load(&again, MEMORY_BYTES, &mut Err);
+            assert!(matches!(loaded, Err(Error::Corrupted { .. })), "{superblock:?}: {loaded:?}");
         }
     }
 }

@@ -1,19 +1,21 @@
 //! The data file: segments, extents, page tables, checkpoints.
 //!
 //! # Invariants
-//! 1. *No overwriting.* A page goes to a new place each time it is written; its old place is released in the epoch of the
-//!    new image and serves again only after the checkpoint that ends that epoch is durable.
-//! 2. *The guard.* Every change of a page or of a page table happens inside the shared guard; a checkpoint takes it alone
-//!    to fix its cut. Nobody waits for I/O inside it.
-//! 3. *Images belong to the epoch of their change.* A page last changed in epoch e is appended to e's appender, whenever
-//!    that happens. Two epochs exist at most: the current one, and the one whose checkpoint is being made.
-//! 4. *Every change of a word is an entry.* The table at a cut is the base image plus all entries up to the cut's epoch, in
-//!    the order of (epoch, sequence); the words themselves, which run ahead, are never written.
+//! 1. *No overwriting.* A page goes to a new place each time it is written; its old place is released in the epoch of
+//!    the new image and serves again only after the checkpoint that ends that epoch is durable.
+//! 2. *The epoch latch.* Every change of a page or of a page table happens under the shared epoch latch; a checkpoint
+//!    takes it exclusively to begin. No thread waits for I/O under it.
+//! 3. *Images belong to the epoch of their change.* A page last changed in epoch e is appended to e's appender,
+//!    whenever that happens. Two epochs exist at most: the current one, and the one whose checkpoint is being made.
+//! 4. *Every change of an entry is logged.* The table as of a checkpoint is the base image plus all changes up to its
+//!    epoch, in the order of (epoch, sequence); the entries themselves, which run ahead, are never written.
 //!
-//! Lock order: guard, frame latch, appender, segments; the job queue and the entries are leaves.
+//! Lock order: epoch latch, frame latch, mover and values, admissions, appender, segments; the job queue and the
+//! entries are leaves.
 
 pub(crate) mod appender;
 pub(crate) mod checkpoint;
+pub(crate) mod reservation;
 pub(crate) mod segments;
 pub(crate) mod superblocks;
 pub(crate) mod table;
@@ -21,7 +23,7 @@ pub(crate) mod table;
 use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::sync::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -29,14 +31,17 @@ use crate::sync::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::collections::HashMap;
 use crate::error::{Error, Result};
 use crate::format::catalogue;
-use crate::format::extent::{Flaw, Header, Identity, Kind};
-use crate::format::summary::Entry;
-use crate::format::{Epoch, KeyspaceId, PageId, Place, SegmentUse, extent};
+use crate::format::extent::{ExtentError, Header, Kind, PageKey};
+use crate::format::node::is_page_bytes;
+use crate::format::summary::TableChange;
+use crate::format::{Epoch, ExtentAddress, KeyspaceId, PageId, SegmentUse, extent};
 use crate::io::{FileRef, Persist};
 use crate::memory::{Budget, WRITE_BUFFER_COUNT};
 use appender::{Appender, WriteJob};
+use reservation::SpaceBudget;
+pub(crate) use reservation::{CheckpointDebt, Frees, Margin, Purpose, SpaceReservation};
 use segments::Segments;
-pub(crate) use table::{FrameIndex, PageTable, Word};
+pub(crate) use table::{FrameIndex, PageEntry, PageTable};
 
 /// The pages of one keyspace.
 #[derive(Debug)]
@@ -52,25 +57,54 @@ pub(crate) struct PageSpace {
 
 impl PageSpace {
     pub(crate) fn new(id: KeyspaceId, page_bytes: usize, name_bytes: usize) -> PageSpace {
+        assert!(is_page_bytes(page_bytes), "keyspace {id} has pages of {page_bytes} bytes");
         PageSpace { id, page_bytes, name_bytes, table: PageTable::new(), dropped: AtomicBool::new(false) }
     }
 }
 
-/// Being inside the guard: the epoch does not change meanwhile. Hold it briefly, and wait for nothing inside.
+/// Fixes the current epoch while pages are changed: shared by those who change pages, exclusive where a checkpoint
+/// begins.
 #[derive(Debug)]
-pub(crate) struct Guard<'a> {
+pub(crate) struct EpochLatch {
+    latch: RwLock<Epoch>,
+    newest: AtomicU64,
+}
+
+/// A hold of the [`EpochLatch`]: the epoch does not change while it lives. Held briefly, and never across a wait.
+#[derive(Debug)]
+pub(crate) struct EpochGuard<'a> {
     epoch: Epoch,
-    _held: Held<'a>,
+    _hold: Hold<'a>,
 }
 
 #[derive(Debug)]
 #[allow(dead_code, reason = "held, not looked at")]
-enum Held<'a> {
+enum Hold<'a> {
     Shared(RwLockReadGuard<'a, Epoch>),
-    Alone(RwLockWriteGuard<'a, Epoch>),
+    Exclusive(RwLockWriteGuard<'a, Epoch>),
 }
 
-impl Guard<'_> {
+impl EpochLatch {
+    /// Latches the epoch, shared.
+    #[inline]
+    pub(crate) fn shared(&self) -> EpochGuard<'_> {
+        let hold = self.latch.read();
+        EpochGuard { epoch: *hold, _hold: Hold::Shared(hold) }
+    }
+
+    /// Latches the epoch exclusively: no other thread changes a page meanwhile.
+    pub(crate) fn exclusive(&self) -> EpochGuard<'_> {
+        let hold = self.latch.write();
+        EpochGuard { epoch: *hold, _hold: Hold::Exclusive(hold) }
+    }
+
+    /// The epoch that began last, without a latch: it may end at any moment.
+    fn newest(&self) -> Epoch {
+        Epoch(self.newest.load(Ordering::Relaxed))
+    }
+}
+
+impl EpochGuard<'_> {
     /// The current epoch.
     #[inline]
     pub(crate) fn epoch(&self) -> Epoch {
@@ -82,12 +116,21 @@ impl Guard<'_> {
 #[derive(Debug, Default)]
 struct Entries {
     /// In no summary yet.
-    fresh: Vec<Entry>,
+    fresh: Vec<TableChange>,
     /// In a summary already; kept for folding.
-    summarised: Vec<Entry>,
+    summarised: Vec<TableChange>,
     /// Where the epoch's summaries are.
-    summaries: Vec<Place>,
+    summaries: Vec<ExtentAddress>,
     next_sequence: u32,
+}
+
+impl Entries {
+    fn push(&mut self, keyspace: KeyspaceId, page: PageId, address: ExtentAddress) {
+        let sequence = self.next_sequence;
+        assert!(self.fresh.last().is_none_or(|last| last.sequence < sequence), "changes are out of order");
+        self.next_sequence += 1;
+        self.fresh.push(TableChange { keyspace, page, address, sequence });
+    }
 }
 
 /// What has been read and written, in bytes and requests.
@@ -105,7 +148,7 @@ pub(crate) struct Space {
     path: PathBuf,
     file: FileRef,
     pub(crate) segments: Segments,
-    guard: RwLock<Epoch>,
+    pub(crate) epoch_latch: EpochLatch,
     /// By the parity of the epoch.
     appenders: [Mutex<Appender>; 2],
     entries: [Mutex<Entries>; 2],
@@ -123,24 +166,11 @@ pub(crate) struct Space {
     summary_list_bytes: AtomicU64,
     failure: OnceLock<Arc<str>>,
     pub(crate) traffic: Traffic,
-    /// Segments that the dirty pages and the next checkpoint may need: large values and the cleaner leave them alone.
-    pub(crate) reserve: AtomicU32,
-    /// What of them is for tables, rounded down.
-    pub(crate) table_segments: AtomicU32,
-    /// Every segment counts: what is moved goes into the checkpoint's.
-    pub(crate) tight: AtomicBool,
-    /// And what of it the page tables took when they were last measured.
-    budget: Arc<Budget>,
+    budget: SpaceBudget,
+    /// The memory that the database may use, and what of it the page tables took when they were last measured.
+    memory: Arc<Budget>,
     measured_table_bytes: AtomicU64,
 }
-
-/// Segments kept free besides what dirty pages and the next checkpoint need, so that rows can be removed, and segments
-/// emptied, on a full disk: two for the cleaner and the checkpoint behind it, which frees its victims, two for what commits
-/// at once add up to, and two for the catalogue and the table of segments, which every checkpoint writes.
-const SPARE_SEGMENTS_MIN: u32 = 6;
-/// And so many times what the tables may take: each checkpoint that frees nothing may write them anew, and so does the one
-/// behind the emptying of segments, which has to gain more than that.
-const SPARE_TABLES: u32 = 4;
 
 #[derive(Debug, Default)]
 struct Jobs {
@@ -153,19 +183,19 @@ struct Jobs {
 
 impl Jobs {
     /// The rest of the buffers are those that are being filled.
-    fn is_crowded(&self) -> bool {
+    fn is_near_full(&self) -> bool {
         self.waiting.len() + self.running.len() >= WRITE_BUFFER_COUNT / 2
     }
 
-    /// Whether the place could not be written.
-    fn have_failed(&self, place: Place) -> bool {
-        self.failed.iter().any(|range| range.contains(&place.start()))
+    /// Returns `true` if the place could not be written.
+    fn have_failed(&self, address: ExtentAddress) -> bool {
+        self.failed.iter().any(|range| range.contains(&address.start()))
     }
 
-    /// Whether the place is on its way to the disk.
-    fn contain(&self, place: Place) -> bool {
+    /// Returns `true` if the place is on its way to the disk.
+    fn contain(&self, address: ExtentAddress) -> bool {
         let waiting = self.waiting.iter().map(WriteJob::range);
-        waiting.chain(self.running.iter().cloned()).any(|range| range.contains(&place.start()))
+        waiting.chain(self.running.iter().cloned()).any(|range| range.contains(&address.start()))
     }
 }
 
@@ -183,9 +213,9 @@ impl Space {
         segment_bytes: u64,
         segment_count: u32,
         epoch: Epoch,
-        budget: Arc<Budget>,
+        memory: Arc<Budget>,
     ) -> Space {
-        let appender = || Appender::new(budget.write_buffer_bytes());
+        let appender = || Appender::new(memory.write_buffer_bytes());
         Space {
             path: path.to_path_buf(),
             segments: Segments::new(
@@ -196,7 +226,7 @@ impl Space {
                 SegmentUse::first_of(epoch.incarnation()),
             ),
             file,
-            guard: RwLock::new(epoch),
+            epoch_latch: EpochLatch { latch: RwLock::new(epoch), newest: AtomicU64::new(epoch.0) },
             appenders: [Mutex::new(appender()), Mutex::new(appender())],
             entries: Default::default(),
             jobs: Mutex::default(),
@@ -210,12 +240,15 @@ impl Space {
             summary_list_bytes: AtomicU64::new(0),
             failure: OnceLock::new(),
             traffic: Traffic::default(),
-            reserve: AtomicU32::new(0),
-            table_segments: AtomicU32::new(0),
-            tight: AtomicBool::new(false),
-            budget,
+            budget: SpaceBudget::new(),
+            memory,
             measured_table_bytes: AtomicU64::new(0),
         }
+    }
+
+    /// Bytes in memory that the next checkpoint writes.
+    pub(crate) fn debt(&self) -> Arc<CheckpointDebt> {
+        Arc::clone(&self.budget.debt)
     }
 
     pub(crate) fn file(&self) -> &FileRef {
@@ -226,29 +259,20 @@ impl Space {
         &self.path
     }
 
-    // ── the guard ──────────────────────────────────────────────────────────────────────────────────────────────────
+    // ── the epoch
+    // ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Enters the guard, shared.
-    #[inline]
-    pub(crate) fn enter(&self) -> Guard<'_> {
-        let held = self.guard.read();
-        Guard { epoch: *held, _held: Held::Shared(held) }
-    }
-
-    /// Enters the guard alone: nobody else changes a page meanwhile.
-    pub(crate) fn enter_alone(&self) -> Guard<'_> {
-        let held = self.guard.write();
-        Guard { epoch: *held, _held: Held::Alone(held) }
-    }
-
-    /// Takes the guard alone, runs `at_cut` with the epoch that ends, and begins the next.
-    pub(crate) fn cut<T>(&self, at_cut: impl FnOnce(Epoch) -> T) -> (Epoch, T) {
-        let mut epoch = self.guard.write();
+    /// Latches the epoch exclusively, runs `at_cut` with the epoch that ends, and begins the next.
+    pub(crate) fn begin_checkpoint<T>(&self, at_start: impl FnOnce(Epoch) -> T) -> (Epoch, T) {
+        let mut epoch = self.epoch_latch.latch.write();
         let ended = *epoch;
-        let value = at_cut(ended);
+        assert!(ended == self.epoch_latch.newest(), "two epochs are current");
+        let value = at_start(ended);
         *epoch = ended.next();
+        self.epoch_latch.newest.store(epoch.0, Ordering::Relaxed);
         let mut entries = self.entries(ended.next()).lock();
-        assert!(entries.fresh.is_empty() && entries.summaries.is_empty(), "the epoch before last is settled");
+        assert!(entries.fresh.is_empty(), "the epoch before last has changes in no summary");
+        assert!(entries.summaries.is_empty(), "the epoch before last has summaries in no checkpoint");
         entries.next_sequence = 0;
         (ended, value)
     }
@@ -268,15 +292,17 @@ impl Space {
         self.page_spaces.write().insert(pages.id, pages);
     }
 
-    /// Forgets a dropped keyspace and releases the places of all its pages. Alone in the guard; its frames are empty.
-    pub(crate) fn drop_page_space(&self, guard: &Guard<'_>, pages: &PageSpace) {
-        self.record(guard.epoch(), pages.id, PageId::NONE, Place::NONE);
+    /// Forgets a dropped keyspace and releases the addresses of all its pages, under the exclusive epoch latch; its
+    /// frames are empty.
+    pub(crate) fn drop_page_space(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace) {
+        assert!(pages.dropped.load(Ordering::Acquire), "a keyspace in use is dropped");
+        self.record(epoch_guard.epoch(), pages.id, PageId::NONE, ExtentAddress::NONE);
         self.page_spaces.write().remove(&pages.id);
         self.keyspace_bytes.fetch_sub(catalogue::keyspace_bytes(pages.name_bytes), Ordering::Relaxed);
         let numbers: Vec<PageId> = pages.table.iter().map(|(page, _)| page).collect();
         for page in numbers {
-            if let Word::Disk(place) | Word::Reading(place) = pages.table.free(page) {
-                self.segments.release(place, guard.epoch());
+            if let PageEntry::OnDisk(address) | PageEntry::Reading(address) = pages.table.free(page) {
+                self.segments.release(address, epoch_guard.epoch());
             }
         }
     }
@@ -293,14 +319,14 @@ impl Space {
         bytes
     }
 
-    /// Page tables are never evicted: where they have come to half of the budget, nothing is added any more, so that the
-    /// rest can work, and the database can be opened again with the same budget.
+    /// Page tables are never evicted: where they have come to half of the budget, nothing is added any more, so that
+    /// the rest can work, and the database can be opened again with the same budget.
     ///
     /// # Errors
     /// [`Error::BudgetTooSmall`].
     pub(crate) fn check_tables(&self) -> Result<()> {
         let needed_bytes = 2 * self.measured_table_bytes.load(Ordering::Relaxed);
-        let given_bytes = self.budget.total_bytes();
+        let given_bytes = self.memory.total_bytes();
         if needed_bytes > given_bytes {
             return Err(Error::BudgetTooSmall { given_bytes, minimum_bytes: needed_bytes });
         }
@@ -314,26 +340,33 @@ impl Space {
     pub(crate) fn append(
         &self,
         epoch: Epoch,
-        identity: Identity,
+        page_key: PageKey,
         kind: Kind,
         page: &[u8],
         frame: Option<FrameIndex>,
-    ) -> Result<Place> {
+    ) -> Result<ExtentAddress> {
         self.check_failure()?;
         let mut extent = Vec::with_capacity(page.len() + page.len() / 64 + 64);
-        extent::encode(page, identity, kind, &mut extent);
+        extent::encode(page, page_key, kind, &mut extent);
         self.append_encoded(epoch, &extent, frame)
     }
 
-    pub(crate) fn append_encoded(&self, epoch: Epoch, extent: &[u8], frame: Option<FrameIndex>) -> Result<Place> {
+    pub(crate) fn append_encoded(
+        &self,
+        epoch: Epoch,
+        extent: &[u8],
+        frame: Option<FrameIndex>,
+    ) -> Result<ExtentAddress> {
+        self.assert_open(epoch);
         let mut jobs = Vec::new();
         // Buffers are handed on before the appender's lock is let go: an extent is in the appender, or in a job that
         // whoever waits for it finds, at every moment.
         let mut appender = self.appender(epoch).lock();
-        let place = appender.append(&self.segments, epoch, extent, frame, &mut jobs);
+        let take = || self.take_segment(Purpose::Pages);
+        let address = appender.append(&self.segments, epoch, extent, frame, &mut jobs, take);
         self.enqueue(jobs);
         drop(appender);
-        place.map_err(|error| self.growth_error(error))
+        address
     }
 
     #[expect(clippy::needless_pass_by_value, reason = "as `map_err` hands it over")]
@@ -345,36 +378,39 @@ impl Space {
         }
     }
 
-    /// Appends an extent that is being moved; nothing refers to its new place before [`flush_moved`](Self::flush_moved) and
-    /// the jobs have run.
-    pub(crate) fn append_moved(&self, epoch: Epoch, extent: &[u8]) -> Result<Place> {
+    /// Appends an extent that is being moved, to the epoch's own segment where `moves` is for packing; nothing refers
+    /// to its new place before [`flush_moved`](Self::flush_moved) and the jobs have run.
+    pub(crate) fn append_moved(
+        &self,
+        epoch: Epoch,
+        extent: &[u8],
+        moves: &SpaceReservation<'_>,
+    ) -> Result<ExtentAddress> {
         self.check_failure()?;
-        if self.tight.load(Ordering::Acquire) {
+        if moves.purpose() == Purpose::Pack {
             return self.append_encoded(epoch, extent, None);
         }
         let mut jobs = Vec::new();
-        let place = {
-            let (mover, mover_epoch) = &mut *self.mover.lock();
-            if *mover_epoch != epoch {
-                mover.seal(&self.segments, &mut jobs);
-                *mover_epoch = epoch;
-            }
-            mover.keep_segments = self.reserve.load(Ordering::Relaxed).max(1);
-            let place = mover.append(&self.segments, epoch, extent, None, &mut jobs);
-            self.enqueue(jobs);
-            place
-        };
-        place.map_err(|error| self.growth_error(error))
+        let (mover, mover_epoch) = &mut *self.mover.lock();
+        if *mover_epoch != epoch {
+            assert!(*mover_epoch < epoch, "extents are moved in an epoch that has ended");
+            mover.seal(&self.segments, &mut jobs);
+            *mover_epoch = epoch;
+        }
+        let take = || self.take_segment(moves.purpose());
+        let address = mover.append(&self.segments, epoch, extent, None, &mut jobs, take);
+        self.enqueue(jobs);
+        address
     }
 
     /// Hands on everything that was moved.
-    pub(crate) fn flush_moved(&self) {
+    pub(crate) fn flush_moved(&self, moves: &SpaceReservation<'_>) {
         let mut jobs = Vec::new();
         let mut mover = self.mover.lock();
         mover.0.flush(&mut jobs);
         self.enqueue(jobs);
         drop(mover);
-        if self.tight.load(Ordering::Acquire) {
+        if moves.purpose() == Purpose::Pack {
             for appender in &self.appenders {
                 let mut jobs = Vec::new();
                 let mut appender = appender.lock();
@@ -392,29 +428,17 @@ impl Space {
         self.enqueue(jobs);
     }
 
-    /// Secures `count` free segments; see [`Segments::secure`].
-    pub(crate) fn secure(&self, count: u32) -> Result<()> {
-        self.segments.secure(count).map_err(|error| self.growth_error(error))
-    }
-
-    /// Segments that commits which put rows leave free beyond the [`reserve`](Self::reserve).
-    pub(crate) fn spare_segments(&self) -> u32 {
-        SPARE_SEGMENTS_MIN + SPARE_TABLES * self.table_segments.load(Ordering::Relaxed)
-    }
-
     /// What is left of the segment that this epoch's pages are written to: bytes.
     pub(crate) fn room_bytes(&self) -> u64 {
-        let guard = self.enter();
-        let epoch = guard.epoch();
-        self.appender(epoch).lock().room_bytes()
+        self.appender(self.epoch_latch.newest()).lock().room_bytes()
     }
 
-    /// Has a segment for what this epoch still writes. Called before a checkpoint's cut: on a full disk there might be none
-    /// any more once pages of the next epoch are evicted beside it.
+    /// Takes a segment for what this epoch still writes, if it has none. Called before a checkpoint begins: on a full
+    /// disk there might be none once pages of the next epoch are evicted beside it.
     pub(crate) fn begin_segment(&self) -> Result<()> {
-        let guard = self.enter();
-        let begun = self.appender(guard.epoch()).lock().begin(&self.segments, guard.epoch());
-        begun.map_err(|error| self.growth_error(error))
+        let epoch_guard = self.epoch_latch.shared();
+        let take = || self.take_segment(Purpose::Pages);
+        self.appender(epoch_guard.epoch()).lock().begin(&self.segments, epoch_guard.epoch(), take)
     }
 
     /// Hands on what the epoch's appender holds in its buffer.
@@ -423,6 +447,12 @@ impl Space {
         let mut appender = self.appender(epoch).lock();
         appender.flush(&mut jobs);
         self.enqueue(jobs);
+    }
+
+    /// Invariant 3: what is written belongs to the current epoch, or to the one whose checkpoint is being made.
+    fn assert_open(&self, epoch: Epoch) {
+        let newest = self.epoch_latch.newest();
+        assert!(epoch == newest || epoch.next() == newest, "{epoch} has ended, {newest} is current");
     }
 
     fn appender(&self, epoch: Epoch) -> &Mutex<Appender> {
@@ -435,21 +465,30 @@ impl Space {
 
     fn enqueue(&self, jobs: Vec<WriteJob>) {
         if !jobs.is_empty() {
+            let is_whole = |job: &WriteJob| job.buffer.len().is_multiple_of(crate::format::BLOCK_BYTES);
+            assert!(jobs.iter().all(is_whole), "a buffer ends within a block");
             self.jobs.lock().waiting.extend(jobs);
         }
     }
 
-    /// Whether as many buffers wait, or are being written, as their part of the budget has.
-    pub(crate) fn is_crowded(&self) -> bool {
-        self.jobs.lock().is_crowded()
+    /// Returns `true` if as many buffers wait, or are being written, as their part of the budget has.
+    pub(crate) fn is_near_full(&self) -> bool {
+        self.jobs.lock().is_near_full()
+    }
+
+    /// Buffers that wait or are being written.
+    #[cfg(test)]
+    pub(crate) fn write_count(&self) -> usize {
+        let jobs = self.jobs.lock();
+        jobs.waiting.len() + jobs.running.len()
     }
 
     /// Waits until they are fewer, writing those that wait.
     pub(crate) fn wait_for_room(&self, written: impl Fn(&[FrameIndex])) -> Result<()> {
-        while self.is_crowded() {
+        while self.is_near_full() {
             self.run_jobs(&written)?;
             let mut jobs = self.jobs.lock();
-            if jobs.is_crowded() && jobs.waiting.is_empty() {
+            if jobs.is_near_full() && jobs.waiting.is_empty() {
                 self.job_done.wait(&mut jobs);
             }
         }
@@ -472,7 +511,9 @@ impl Space {
             }
             {
                 let mut jobs = self.jobs.lock();
+                let running_count = jobs.running.len();
                 jobs.running.retain(|range| range.start != job.offset);
+                assert!(jobs.running.len() + 1 == running_count, "two jobs write at {}", job.offset);
                 if result.is_err() {
                     jobs.failed.push(job.range());
                 }
@@ -498,6 +539,10 @@ impl Space {
 
     fn write(&self, bytes: &[u8], offset: u64) -> Result<()> {
         self.check_failure()?;
+        let segment_bytes = self.segments.segment_bytes();
+        let last = offset + bytes.len() as u64 - 1;
+        assert!(offset >= segment_bytes, "a write at {offset} hits the superblocks");
+        assert!(offset / segment_bytes == last / segment_bytes, "a write from {offset} to {last} hits two segments");
         self.traffic.writes.fetch_add(1, Ordering::Relaxed);
         self.traffic.write_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         let written = self.file.write_at(bytes, offset, Persist::Later);
@@ -529,60 +574,62 @@ impl Space {
     }
 
     /// Verifies the extent that was read from a place, and that it is the one that should be there.
-    pub(crate) fn verify(&self, place: Place, bytes: &[u8]) -> std::result::Result<Header, Flaw> {
+    pub(crate) fn verify(&self, address: ExtentAddress, bytes: &[u8]) -> std::result::Result<Header, ExtentError> {
         let header = extent::verify(bytes)?;
-        let segment_use = self.segments.segment_use(self.segments.segment_of(place));
+        let mut segment_use = self.segments.segment_use(self.segments.segment_of(address));
+        if segment_use == SegmentUse::UNKNOWN {
+            segment_use = header.origin.segment_use;
+        }
         header.check(self.segments.origin(segment_use))?;
         // The place may be one of an earlier use, which somebody still had.
-        if !place.is_of(segment_use) {
-            return Err(Flaw::Use(segment_use));
+        if !address.is_of(segment_use) {
+            return Err(ExtentError::Use(segment_use));
         }
         Ok(header)
     }
 
     /// The aligned range of the file that covers a place: its start and length, and where the place begins in it.
-    pub(crate) fn cover(&self, place: Place) -> (u64, usize, usize) {
+    pub(crate) fn cover(&self, address: ExtentAddress) -> (u64, usize, usize) {
         let alignment = self.file.alignment() as u64;
-        let start = place.start() / alignment * alignment;
-        let end = (place.start() + place.length()).next_multiple_of(alignment);
-        (start, (end - start) as usize, (place.start() - start) as usize)
+        assert!(!address.is_none(), "no extent to be read");
+        let start = address.start() / alignment * alignment;
+        let end = (address.start() + address.length()).next_multiple_of(alignment);
+        (start, (end - start) as usize, (address.start() - start) as usize)
     }
 
     // ── entries ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Notes that a page's word changed in `epoch`. The caller is inside the guard, and holds what orders the changes of
-    /// this page (its latch, or its being unpublished).
-    pub(crate) fn record(&self, epoch: Epoch, keyspace: KeyspaceId, page: PageId, place: Place) {
-        let mut entries = self.entries(epoch).lock();
-        let sequence = entries.next_sequence;
-        entries.next_sequence += 1;
-        entries.fresh.push(Entry { keyspace, page, place, sequence });
+    /// Logs that a page's entry changed in `epoch`. The caller holds the epoch latch and what orders the changes
+    /// of this page (its latch, or its being unpublished).
+    pub(crate) fn record(&self, epoch: Epoch, keyspace: KeyspaceId, page: PageId, address: ExtentAddress) {
+        self.assert_open(epoch);
+        self.entries(epoch).lock().push(keyspace, page, address);
     }
 
-    /// As [`record`](Self::record), if `change` changes the word: nobody's entry of a later change comes before this one.
+    /// Like [`record`](Self::record), if `change` changes the entry: no record of a later change comes before this
+    /// one.
     pub(crate) fn record_change(
         &self,
-        guard: &Guard<'_>,
+        epoch_guard: &EpochGuard<'_>,
         keyspace: KeyspaceId,
         page: PageId,
-        place: Place,
+        address: ExtentAddress,
         change: impl FnOnce() -> bool,
     ) -> bool {
-        let mut entries = self.entries(guard.epoch()).lock();
+        let mut entries = self.entries(epoch_guard.epoch()).lock();
         let changed = change();
         if changed {
-            let sequence = entries.next_sequence;
-            entries.next_sequence += 1;
-            entries.fresh.push(Entry { keyspace, page, place, sequence });
+            entries.push(keyspace, page, address);
         }
         changed
     }
 
-    /// Notes that a page is free, before its number can be given out again: its next owner's entry must be the later one. Of a
-    /// dropped keyspace one entry says it of all pages: on a full disk there might be no space to tell of each.
-    pub(crate) fn record_free(&self, guard: &Guard<'_>, pages: &PageSpace, page: PageId) {
+    /// Notes that a page is free, before its number can be given out again: its next owner's entry must be the later
+    /// one. Of a dropped keyspace one entry says it of all pages: on a full disk there might be no space to tell of
+    /// each.
+    pub(crate) fn record_free(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace, page: PageId) {
         if !pages.dropped.load(Ordering::Acquire) {
-            self.record(guard.epoch(), pages.id, page, Place::NONE);
+            self.record(epoch_guard.epoch(), pages.id, page, ExtentAddress::NONE);
         }
     }
 
@@ -601,20 +648,20 @@ impl Space {
             let entries = entries.lock();
             entries.fresh.capacity() + entries.summarised.capacity()
         };
-        (self.entries.iter().map(capacity).sum::<usize>() * size_of::<Entry>()) as u64
+        (self.entries.iter().map(capacity).sum::<usize>() * size_of::<TableChange>()) as u64
     }
 
-    /// Whether an extent that was appended can be read back. What is in a buffer is handed on.
-    pub(crate) fn is_written(&self, place: Place) -> bool {
-        self.hand_on(place);
+    /// Returns `true` if an extent that was appended can be read back. What is in a buffer is handed on.
+    pub(crate) fn is_written(&self, address: ExtentAddress) -> bool {
+        self.hand_on(address);
         let jobs = self.jobs.lock();
-        !jobs.contain(place) && !jobs.have_failed(place)
+        !jobs.contain(address) && !jobs.have_failed(address)
     }
 
-    fn hand_on(&self, place: Place) {
+    fn hand_on(&self, address: ExtentAddress) {
         for appender in &self.appenders {
             let mut appender = appender.lock();
-            if appender.holds(place) {
+            if appender.holds(address) {
                 let mut jobs = Vec::new();
                 appender.flush(&mut jobs);
                 self.enqueue(jobs);
@@ -623,14 +670,14 @@ impl Space {
     }
 
     /// Makes sure that an extent just appended can be read back: what is still in a buffer is written.
-    pub(crate) fn ensure_written(&self, place: Place, written: impl Fn(&[FrameIndex])) -> Result<()> {
-        self.hand_on(place);
+    pub(crate) fn ensure_written(&self, address: ExtentAddress, written: impl Fn(&[FrameIndex])) -> Result<()> {
+        self.hand_on(address);
         loop {
             let mut jobs = self.jobs.lock();
-            if jobs.have_failed(place) {
+            if jobs.have_failed(address) {
                 return self.check_failure();
             }
-            if !jobs.contain(place) {
+            if !jobs.contain(address) {
                 return Ok(());
             }
             if jobs.waiting.is_empty() {
@@ -651,12 +698,17 @@ impl Space {
     }
 
     /// Writes one chunk of a large value at once and returns its place. It is in no table yet.
-    pub(crate) fn write_value_chunk(&self, extent: &mut crate::io::AlignedBuffer, bytes: usize) -> Result<Place> {
+    pub(crate) fn write_value_chunk(
+        &self,
+        extent: &mut crate::io::AlignedBuffer,
+        bytes: usize,
+    ) -> Result<ExtentAddress> {
         let padded = bytes.next_multiple_of(crate::format::BLOCK_BYTES);
+        assert!(padded as u64 <= self.segments.segment_bytes(), "a chunk of {bytes} bytes is larger than a segment");
         extent.set_len(padded);
         extent[bytes..].fill(0);
         let segment_bytes = self.segments.segment_bytes();
-        let (place, segment_use) = {
+        let (address, segment_use) = {
             let mut values = self.values.lock();
             if let Some((segment, position)) = values.open
                 && position + padded as u64 > self.segments.start(segment) + segment_bytes
@@ -667,20 +719,20 @@ impl Space {
             let (segment, position) = match values.open {
                 Some(open) => open,
                 None => {
-                    let keep = self.reserve.load(Ordering::Relaxed) + self.spare_segments();
-                    let segment = self.segments.take_beyond(keep).map_err(|error| self.growth_error(error))?;
+                    let segment = self.take_segment(Purpose::Value)?;
                     (segment, self.segments.start(segment))
                 }
             };
             values.open = Some((segment, position + padded as u64));
             let segment_use = self.segments.segment_use(segment);
-            let place = Place::new(position, padded as u64, segment_use);
-            self.segments.retain(place);
-            (place, segment_use)
+            let address = ExtentAddress::new(position, padded as u64, segment_use);
+            assert!(self.segments.segment_of(address) == segment, "a chunk lies outside of its segment");
+            self.segments.retain(address);
+            (address, segment_use)
         };
         extent::seal(&mut extent[..bytes], self.segments.origin(segment_use));
-        self.write(extent, place.start())?;
-        Ok(place)
+        self.write(extent, address.start())?;
+        Ok(address)
     }
 
     /// Ends the segment that values are being put into, so that it can be emptied and reused.
@@ -700,7 +752,7 @@ impl Space {
         Error::Failed { reason: Arc::clone(self.failure.get().expect("set above")) }
     }
 
-    /// As [`fail`](Self::fail), where nobody needs the error.
+    /// Like [`fail`](Self::fail), where nobody needs the error.
     pub(crate) fn fail_quietly(&self, reason: &str) {
         let _ = self.failure.set(reason.into());
     }
@@ -717,8 +769,8 @@ impl Space {
     }
 
     /// An error that names a damaged place of the data file.
-    pub(crate) fn damaged(&self, what: &str, place: Place, flaw: impl std::fmt::Display) -> Error {
-        Error::damaged(&self.path, format!("{what} at {place:?}"), flaw)
+    pub(crate) fn corrupted(&self, what: &str, address: ExtentAddress, reason: impl std::fmt::Display) -> Error {
+        Error::corrupted(&self.path, format!("{what} at {address:?}"), reason)
     }
 }
 
@@ -728,25 +780,26 @@ mod tests {
     use crate::io::fault::FaultyBackend;
     use crate::io::{Backend, OpenOptions};
 
-    /// What is written of the next epoch beside a checkpoint does not take the last segment, which the checkpoint has secured.
+    /// What is written of the next epoch beside a checkpoint does not take the last segment, which the checkpoint has
+    /// begun.
     #[test]
-    fn a_checkpoint_has_its_segment_before_the_cut() {
+    fn a_checkpoint_has_its_segment_before_it_begins() {
         let backend = FaultyBackend::new(crate::io::in_memory());
         let path = Path::new("data");
         let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
         let file = backend.open(path, options).unwrap();
         let space = Space::new(path, file, 77, 64 << 10, 1, Epoch(1), Arc::new(Budget::new(8 << 20, 1)));
         let mut extent = Vec::new();
-        let identity = Identity { keyspace: KeyspaceId(1), page: PageId(1) };
-        extent::encode(&[1; 100], identity, Kind::Leaf, &mut extent);
-        space.secure(1).unwrap();
+        let page_key = PageKey { keyspace: KeyspaceId(1), page: PageId(1) };
+        extent::encode(&[1; 100], page_key, Kind::Leaf, &mut extent);
+        space.segments.ensure_free(1).unwrap();
         let usage = space.segments.usage();
         backend.set_space_limit(Some(backend.space_used()));
         while space.segments.usage().free_count > 1 {
             space.segments.take().unwrap();
         }
         space.begin_segment().unwrap();
-        let (ended, ()) = space.cut(|_| ());
+        let (ended, ()) = space.begin_checkpoint(|_| ());
         let refused = space.append_encoded(ended.next(), &extent, None);
         assert!(matches!(refused, Err(Error::DiskFull { .. })), "{refused:?}");
         space.append_encoded(ended, &extent, None).expect("the segment that was begun");

@@ -4,10 +4,11 @@
 //! 1. A segment is free only when no durable table, and no table that is being made durable, refers into it: what is
 //!    released within an epoch is subtracted when the checkpoint that ends the epoch is durable, not before.
 //! 2. The file system has given space to every segment that the file reaches over, so writing into one can't find the
-//!    disk full. The lack of space shows when segments are secured, before anything depends on them.
+//!    disk full. The lack of space shows when the file grows, before anything depends on them.
 //! 3. The lowest free segment is taken first, so that the file's end empties and can be given back.
-//! 4. Each time a segment is taken a new *use* of it begins, with a number that was never given out before; every extent in it
-//!    carries that number. So an extent that a lost write left there is not taken for one of the newer use.
+//! 4. Each time a segment is taken a new *use* of it begins, with a number that was never given out before; every
+//!    extent in it carries that number. So an extent that a lost write left there is not taken for one of the newer
+//!    use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -18,7 +19,7 @@ use crate::collections::HashMap;
 use crate::sync::Mutex;
 
 use crate::format::extent::{Origin, SEGMENT_TABLE_ENTRIES};
-use crate::format::{Epoch, ExtentRef, Place, SegmentId, SegmentUse};
+use crate::format::{Epoch, ExtentAddress, ExtentRef, SegmentId, SegmentUse};
 use crate::io::FileRef;
 
 /// Segments by which the file grows where the disk allows.
@@ -43,13 +44,13 @@ pub(crate) struct Segments {
 struct State {
     /// Indexed by segment; 0 holds the superblocks.
     segments: Vec<Segment>,
-    free: BTreeSet<u32>,
+    free: BTreeSet<SegmentId>,
     /// The use that begins next.
     next_use: SegmentUse,
     /// Chunks of the table of segments that have changed since they were written.
     changed_chunks: BTreeSet<u32>,
     /// Bytes released within each epoch whose checkpoint is not durable yet.
-    released: BTreeMap<Epoch, HashMap<u32, u64>>,
+    released: BTreeMap<Epoch, HashMap<SegmentId, u64>>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -71,18 +72,18 @@ impl Uses {
     /// Levels that reach all 2³² segments: 2¹⁰ · (2²³ − 1).
     const LEVELS: usize = 23;
 
-    fn locate(segment: u32) -> (usize, usize) {
-        let shifted = u64::from(segment) + Uses::FIRST_LEVEL;
+    fn locate(segment: SegmentId) -> (usize, usize) {
+        let shifted = u64::from(segment.0) + Uses::FIRST_LEVEL;
         let level = shifted.ilog2() - Uses::FIRST_LEVEL.ilog2();
         (level as usize, (shifted - (Uses::FIRST_LEVEL << level)) as usize)
     }
 
-    fn get(&self, segment: u32) -> SegmentUse {
+    fn get(&self, segment: SegmentId) -> SegmentUse {
         let (level, offset) = Uses::locate(segment);
         SegmentUse(self.levels[level].get().map_or(0, |uses| uses[offset].load(Ordering::Acquire)))
     }
 
-    fn set(&self, segment: u32, segment_use: SegmentUse) {
+    fn set(&self, segment: SegmentId, segment_use: SegmentUse) {
         let (level, offset) = Uses::locate(segment);
         let uses =
             self.levels[level].get_or_init(|| (0..Uses::FIRST_LEVEL << level).map(|_| AtomicU64::new(0)).collect());
@@ -91,8 +92,8 @@ impl Uses {
 }
 
 /// The chunk of the table of segments that says of a segment.
-fn chunk_of(segment: u32) -> u32 {
-    segment / SEGMENT_TABLE_ENTRIES as u32
+fn chunk_of(segment: SegmentId) -> u32 {
+    segment.0 / SEGMENT_TABLE_ENTRIES as u32
 }
 
 /// How full the data file is.
@@ -104,13 +105,14 @@ pub(crate) struct Usage {
 }
 
 impl Segments {
-    /// The segments of a database's file that reaches over `count` of them, all free but the first. `first_use` is above all
-    /// that were ever given out.
+    /// The segments of a database's file that reaches over `count` of them, all free but the first. `first_use` is
+    /// above all that were ever given out.
     pub(crate) fn new(file: FileRef, database: u64, segment_bytes: u64, count: u32, first_use: SegmentUse) -> Segments {
         let count = count.max(1);
         let mut segments = vec![Segment::default(); count as usize];
         segments[0] = Segment { live_bytes: segment_bytes, open: true };
-        let state = State { segments, free: (1..count).collect(), next_use: first_use, ..State::default() };
+        let state =
+            State { segments, free: (1..count).map(SegmentId).collect(), next_use: first_use, ..State::default() };
         Segments {
             file,
             database,
@@ -124,7 +126,7 @@ impl Segments {
 
     /// Segments that a file can have.
     pub(crate) fn count_max(segment_bytes: u64) -> u32 {
-        u32::try_from(Place::FILE_BYTES_MAX / segment_bytes).unwrap_or(u32::MAX)
+        u32::try_from(ExtentAddress::FILE_BYTES_MAX / segment_bytes).unwrap_or(u32::MAX)
     }
 
     pub(crate) fn segment_bytes(&self) -> u64 {
@@ -137,8 +139,8 @@ impl Segments {
     }
 
     /// The segment that a place lies in.
-    pub(crate) fn segment_of(&self, place: Place) -> SegmentId {
-        SegmentId((place.start() / self.segment_bytes) as u32)
+    pub(crate) fn segment_of(&self, address: ExtentAddress) -> SegmentId {
+        SegmentId((address.start() / self.segment_bytes) as u32)
     }
 
     /// What the extents of a segment's use carry.
@@ -148,29 +150,29 @@ impl Segments {
 
     /// The use that a segment is in, or was in last.
     pub(crate) fn segment_use(&self, segment: SegmentId) -> SegmentUse {
-        self.uses.get(segment.0)
+        self.uses.get(segment)
     }
 
     /// The extent at a place, which is in use, by the name that outlives the table of segments.
-    pub(crate) fn name(&self, place: Place) -> ExtentRef {
-        ExtentRef { place, segment_use: self.segment_use(self.segment_of(place)) }
+    pub(crate) fn name(&self, address: ExtentAddress) -> ExtentRef {
+        ExtentRef { address, segment_use: self.segment_use(self.segment_of(address)) }
     }
 
-    /// Whether a place read from disk can exist: within one segment, and not among the superblocks.
-    pub(crate) fn is_plausible(&self, place: Place) -> bool {
-        let first = place.start() / self.segment_bytes;
-        let last = (place.start() + place.length() - 1) / self.segment_bytes;
+    /// Returns `true` if a place read from disk can exist: within one segment, and not among the superblocks.
+    pub(crate) fn is_plausible(&self, address: ExtentAddress) -> bool {
+        let first = address.start() / self.segment_bytes;
+        let last = (address.start() + address.length() - 1) / self.segment_bytes;
         first == last && first > 0 && first < self.state.lock().segments.len() as u64
     }
 
-    /// Whether `count` segments are free.
-    pub(crate) fn has_free(&self, count: u32) -> bool {
-        self.state.lock().free.len() >= count as usize
+    /// Segments that are free.
+    pub(crate) fn free_count(&self) -> u64 {
+        self.state.lock().free.len() as u64
     }
 
     /// Makes sure that `count` segments are free, growing the file where they are not. `StorageFull` where it can't.
-    pub(crate) fn secure(&self, count: u32) -> io::Result<()> {
-        if self.has_free(count) {
+    pub(super) fn ensure_free(&self, count: u32) -> io::Result<()> {
+        if self.free_count() >= u64::from(count) {
             return Ok(());
         }
         let _resize = self.resize.lock();
@@ -190,12 +192,13 @@ impl Segments {
         let mut state = self.state.lock();
         for segment in segment_count..segment_count + added {
             state.segments.push(Segment::default());
-            state.free.insert(segment);
+            state.free.insert(SegmentId(segment));
         }
         Ok(())
     }
 
     fn grow(&self, segment_count: u32, added: u32) -> io::Result<u32> {
+        assert!(added > 0 && segment_count > 0, "{added} segments are added to {segment_count}");
         // Found here, before anything counts on the space: no place could say where an extent behind it lies.
         if added > self.segment_count_max.saturating_sub(segment_count) {
             return Err(io::ErrorKind::StorageFull.into());
@@ -205,103 +208,112 @@ impl Segments {
         Ok(added)
     }
 
-    /// Takes the lowest free segment; grows the file where there is none.
-    pub(crate) fn take(&self) -> io::Result<SegmentId> {
-        loop {
-            let mut state = self.state.lock();
-            if let Some(segment) = state.free.pop_first() {
-                let taken = &mut state.segments[segment as usize];
-                assert!(taken.live_bytes == 0 && !taken.open, "a free segment is in use: {segment}");
-                taken.open = true;
-                let segment_use = state.next_use;
-                state.next_use = SegmentUse(segment_use.0 + 1);
-                state.changed_chunks.insert(chunk_of(segment));
-                self.uses.set(segment, segment_use);
-                return Ok(SegmentId(segment));
-            }
-            drop(state);
-            self.secure(1)?;
-        }
+    /// Takes the lowest free segment, if there is one.
+    pub(super) fn try_take(&self) -> Option<SegmentId> {
+        let mut state = self.state.lock();
+        let segment = state.free.pop_first()?;
+        let taken = state.segment(segment);
+        assert!(taken.live_bytes == 0, "a free segment holds {} bytes: {segment}", taken.live_bytes);
+        assert!(!taken.open, "a free segment is open: {segment}");
+        taken.open = true;
+        let segment_use = state.next_use;
+        state.next_use = SegmentUse(segment_use.0 + 1);
+        state.changed_chunks.insert(chunk_of(segment));
+        self.uses.set(segment, segment_use);
+        Some(segment)
     }
 
-    /// As [`take`](Self::take), if `keep` free segments are left behind; `StorageFull` otherwise.
-    pub(crate) fn take_beyond(&self, keep: u32) -> io::Result<SegmentId> {
-        self.secure(keep + 1)?;
-        self.take()
+    /// Takes the lowest free segment; grows the file where there is none.
+    pub(super) fn take(&self) -> io::Result<SegmentId> {
+        loop {
+            if let Some(segment) = self.try_take() {
+                return Ok(segment);
+            }
+            self.ensure_free(1)?;
+        }
     }
 
     /// Nothing more is appended to the segment.
     pub(crate) fn close(&self, segment: SegmentId) {
         let mut state = self.state.lock();
-        let closed = &mut state.segments[segment.0 as usize];
-        assert!(closed.open);
+        let closed = state.segment(segment);
+        assert!(closed.open, "{segment} is closed twice");
         closed.open = false;
         if closed.live_bytes == 0 {
-            state.free.insert(segment.0);
+            state.free.insert(segment);
         }
     }
 
     /// The place is in use now.
-    pub(crate) fn retain(&self, place: Place) {
-        let segment = self.segment_of(place);
+    pub(crate) fn retain(&self, address: ExtentAddress) {
+        let segment = self.segment_of(address);
         let mut state = self.state.lock();
-        state.segments[segment.0 as usize].live_bytes += place.length();
-        assert!(state.segments[segment.0 as usize].live_bytes <= self.segment_bytes, "{segment} is over-full");
+        let retained = state.segment(segment);
+        retained.live_bytes += address.length();
+        assert!(retained.open, "an extent is put into {segment}, which is closed");
+        assert!(retained.live_bytes <= self.segment_bytes, "{segment} is over-full");
     }
 
     // ── opening ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// As [`retain`](Self::retain), for a place found while opening: its segment leaves the free ones.
-    /// `false` where it can't be: outside the file, over two segments, or in a segment that is full already. Whether it is of
-    /// its segment's use shows when it is read: a page that can't be read leaves the others readable.
+    /// Like [`retain`](Self::retain), for a place found while opening: its segment leaves the free ones. `false` where
+    /// it can't be: outside the file, over two segments, or in a segment that is full already. Whether it is of its
+    /// segment's use shows when it is read: a page that can't be read leaves the others readable.
     #[must_use]
-    pub(crate) fn restore(&self, place: Place) -> bool {
-        if !self.is_plausible(place) {
+    pub(crate) fn restore(&self, address: ExtentAddress) -> bool {
+        if !self.is_plausible(address) {
             return false;
         }
-        let index = self.segment_of(place).0;
+        let segment = self.segment_of(address);
         let mut state = self.state.lock();
-        state.free.remove(&index);
-        let segment = &mut state.segments[index as usize];
-        segment.live_bytes += place.length();
-        segment.live_bytes <= self.segment_bytes
+        state.free.remove(&segment);
+        let restored = state.segment(segment);
+        assert!(!restored.open, "{segment} is written to while the database opens");
+        restored.live_bytes += address.length();
+        restored.live_bytes <= self.segment_bytes
     }
 
-    /// As [`restore`](Self::restore), for an extent that is named with its use. `false` also where something else in its
-    /// segment is of another one.
+    /// Like [`restore`](Self::restore), for an extent that is named with its use. `false` also where something else in
+    /// its segment is of another one.
     #[must_use]
     pub(crate) fn restore_named(&self, extent: ExtentRef) -> bool {
-        if !self.is_plausible(extent.place) {
+        if !self.is_plausible(extent.address) {
             return false;
         }
-        let index = self.segment_of(extent.place).0;
-        if self.uses.get(index) != extent.segment_use {
+        let segment = self.segment_of(extent.address);
+        if self.uses.get(segment) != extent.segment_use {
             let mut state = self.state.lock();
-            if state.segments[index as usize].live_bytes > 0 {
+            if state.segment(segment).live_bytes > 0 {
                 return false;
             }
-            state.changed_chunks.insert(chunk_of(index));
-            self.uses.set(index, extent.segment_use);
+            state.changed_chunks.insert(chunk_of(segment));
+            self.uses.set(segment, extent.segment_use);
         }
-        self.restore(extent.place)
+        self.restore(extent.address)
     }
 
-    /// Takes over a chunk of the table of segments. Segments in which something lives already are of the use that it was
-    /// named with; the table may be older.
+    /// Takes over a chunk of the table of segments. Segments in which something lives already are of the use that it
+    /// was named with; the table may be older.
     pub(crate) fn restore_uses(&self, chunk: u32, uses: &[u64]) {
         let state = self.state.lock();
         for (segment, &segment_use) in (chunk * SEGMENT_TABLE_ENTRIES as u32..).zip(uses) {
             if state.segments.get(segment as usize).is_some_and(|segment| segment.live_bytes == 0) {
-                self.uses.set(segment, SegmentUse(segment_use));
+                self.uses.set(SegmentId(segment), SegmentUse(segment_use));
             }
         }
+    }
+
+    /// The uses that a damaged chunk of the table of segments names are unknown, but for those that are known by an
+    /// extent's name.
+    pub(crate) fn forget_uses(&self, chunk: u32) {
+        self.restore_uses(chunk, &[SegmentUse::UNKNOWN.0; SEGMENT_TABLE_ENTRIES]);
     }
 
     // ── the table of segments ──────────────────────────────────────────────────────────────────────────────────────
 
     /// Chunks that the table of all segments has.
     pub(crate) fn chunk_count(&self) -> u32 {
-        chunk_of(self.state.lock().segments.len() as u32 - 1) + 1
+        chunk_of(SegmentId(self.state.lock().segments.len() as u32 - 1)) + 1
     }
 
     /// Bytes that a checkpoint may write of the table: all of it.
@@ -314,26 +326,31 @@ impl Segments {
         std::mem::take(&mut self.state.lock().changed_chunks)
     }
 
-    /// What a chunk of the table says now. It is right of every segment in which something lives, whatever is taken meanwhile.
+    /// What a chunk of the table says now. It is right of every segment in which something lives, whatever is taken
+    /// meanwhile.
     pub(crate) fn uses_in(&self, chunk: u32) -> impl Iterator<Item = SegmentUse> + '_ {
         let first = chunk * SEGMENT_TABLE_ENTRIES as u32;
-        (first..first + SEGMENT_TABLE_ENTRIES as u32).map(|segment| self.uses.get(segment))
+        (first..first + SEGMENT_TABLE_ENTRIES as u32).map(|segment| self.uses.get(SegmentId(segment)))
     }
 
     /// The place is not in use from the end of `epoch` on.
-    pub(crate) fn release(&self, place: Place, epoch: Epoch) {
-        let segment = self.segment_of(place);
-        *self.state.lock().released.entry(epoch).or_default().entry(segment.0).or_default() += place.length();
+    pub(crate) fn release(&self, address: ExtentAddress, epoch: Epoch) {
+        let segment = self.segment_of(address);
+        let mut state = self.state.lock();
+        *state.released.entry(epoch).or_default().entry(segment).or_default() += address.length();
+        let (live_bytes, released_bytes) = (state.segment(segment).live_bytes, state.released_in(segment));
+        assert!(released_bytes <= live_bytes, "{segment}: {released_bytes} bytes released of {live_bytes}");
     }
 
     /// The place was never in any table (a value whose transaction ended without a commit).
-    pub(crate) fn discard(&self, place: Place) {
-        let segment = self.segment_of(place);
+    pub(crate) fn discard(&self, address: ExtentAddress) {
+        let segment = self.segment_of(address);
         let mut state = self.state.lock();
-        state.subtract(segment.0, place.length());
+        state.subtract(segment, address.length());
     }
 
-    /// The checkpoint that ends `epoch` is durable: what was released up to it is free. Returns the segments that became so.
+    /// The checkpoint that ends `epoch` is durable: what was released up to it is free. Returns the segments that
+    /// became so.
     pub(crate) fn settle(&self, epoch: Epoch) -> u64 {
         let mut state = self.state.lock();
         let free_before = state.free.len();
@@ -342,6 +359,7 @@ impl Segments {
         for (segment, bytes) in settled.into_values().flatten() {
             state.subtract(segment, bytes);
         }
+        state.assert_sums();
         (state.free.len() - free_before) as u64
     }
 
@@ -351,17 +369,18 @@ impl Segments {
         let count = {
             let mut state = self.state.lock();
             let mut count = state.segments.len() as u32;
-            while state.free.len() as u32 > keep && count > 1 && state.free.contains(&(count - 1)) {
+            while state.free.len() as u32 > keep && count > 1 && state.free.contains(&SegmentId(count - 1)) {
                 count -= 1;
-                state.free.remove(&count);
+                state.free.remove(&SegmentId(count));
             }
             if count as usize == state.segments.len() {
                 return Ok(());
             }
             state.segments.truncate(count as usize);
+            state.assert_sums();
             count
         };
-        crate::witness::mark!("the end of the data file was given back");
+        crate::coverage::mark!("the end of the data file was given back");
         self.file.set_len(u64::from(count) * self.segment_bytes)
     }
 
@@ -372,7 +391,8 @@ impl Segments {
         let limit = (self.segment_bytes as f64 * live_share_max) as u64;
         let mut found: Vec<(SegmentId, u64)> = (state.segments.iter().enumerate().skip(1))
             .filter(|(_, segment)| !segment.open && segment.live_bytes > 0)
-            .map(|(index, segment)| (SegmentId(index as u32), segment.live_bytes - state.released_in(index as u32)))
+            .map(|(index, segment)| (SegmentId(index as u32), segment))
+            .map(|(index, segment)| (index, segment.live_bytes - state.released_in(index)))
             .filter(|&(_, live)| live > 0 && live <= limit)
             .collect();
         found.sort_unstable_by_key(|&(segment, live)| (live, segment));
@@ -380,20 +400,20 @@ impl Segments {
         found
     }
 
-    /// Whether the next checkpoint frees a segment, as all of it has been released.
+    /// Returns `true` if the next checkpoint frees a segment, as all of it has been released.
     pub(crate) fn has_released(&self) -> bool {
         let state = self.state.lock();
         let is_released = |(index, segment): (usize, &Segment)| {
-            !segment.open && segment.live_bytes > 0 && segment.live_bytes == state.released_in(index as u32)
+            !segment.open && segment.live_bytes > 0 && segment.live_bytes == state.released_in(SegmentId(index as u32))
         };
         state.segments.iter().enumerate().skip(1).any(is_released)
     }
 
     /// Closed segments in use at or above `first`.
-    pub(crate) fn from(&self, first: u32) -> Vec<SegmentId> {
+    pub(crate) fn from(&self, first: SegmentId) -> Vec<SegmentId> {
         let state = self.state.lock();
         let used = |segment: &Segment| !segment.open && segment.live_bytes > 0;
-        (first.max(1)..state.segments.len() as u32)
+        (first.0.max(1)..state.segments.len() as u32)
             .filter(|&index| used(&state.segments[index as usize]))
             .map(SegmentId)
             .collect()
@@ -401,7 +421,8 @@ impl Segments {
 
     pub(crate) fn usage(&self) -> Usage {
         let state = self.state.lock();
-        let live = |(index, segment): (usize, &Segment)| segment.live_bytes - state.released_in(index as u32);
+        let released = |index: usize| state.released_in(SegmentId(index as u32));
+        let live = |(index, segment): (usize, &Segment)| segment.live_bytes - released(index);
         Usage {
             segment_count: state.segments.len() as u64,
             free_count: state.free.len() as u64,
@@ -411,8 +432,26 @@ impl Segments {
 }
 
 impl State {
-    fn subtract(&mut self, segment: u32, bytes: u64) {
-        let state = &mut self.segments[segment as usize];
+    /// The state of a segment of the file.
+    fn segment(&mut self, segment: SegmentId) -> &mut Segment {
+        assert!(segment != SegmentId(0), "segment 0 holds the superblocks");
+        &mut self.segments[segment.0 as usize]
+    }
+
+    /// Every segment of the file but the first is free, open, or holds something that lives, and only one of free and
+    /// the others.
+    fn assert_sums(&self) {
+        let used = self.segments.iter().skip(1).filter(|segment| segment.open || segment.live_bytes > 0).count();
+        let (free, all) = (self.free.len(), self.segments.len() - 1);
+        assert!(free + used == all, "{free} segments are free, {used} in use, of {all}");
+        assert!(
+            self.free.last().is_none_or(|last| (last.0 as usize) <= all),
+            "a segment behind the file's end is free"
+        );
+    }
+
+    fn subtract(&mut self, segment: SegmentId, bytes: u64) {
+        let state = self.segment(segment);
         assert!(state.live_bytes >= bytes, "segment {segment}: {bytes} bytes released of {}", state.live_bytes);
         state.live_bytes -= bytes;
         if state.live_bytes == 0 && !state.open {
@@ -420,7 +459,7 @@ impl State {
         }
     }
 
-    fn released_in(&self, segment: u32) -> u64 {
+    fn released_in(&self, segment: SegmentId) -> u64 {
         self.released.values().filter_map(|epoch| epoch.get(&segment)).sum()
     }
 }
@@ -450,16 +489,16 @@ mod tests {
         }
     }
 
-    /// A file that has grown to what places can name is as a full disk: found when segments are secured.
+    /// A file that has grown to what places can name is as a full disk: found when it would grow.
     #[test]
-    fn a_file_ends_where_places_do() {
-        assert_eq!(u64::from(Segments::count_max(1 << 20)) << 20, Place::FILE_BYTES_MAX);
+    fn a_file_ends_where_addresses_do() {
+        assert_eq!(u64::from(Segments::count_max(1 << 20)) << 20, ExtentAddress::FILE_BYTES_MAX);
         let last = u64::from(Segments::count_max(1 << 20) - 1) << 20;
-        let _ = Place::new(last + (1 << 20) - 64, 64, SegmentUse(1));
+        let _ = ExtentAddress::new(last + (1 << 20) - 64, 64, SegmentUse(1));
         let mut segments = segments(2);
         segments.segment_count_max = 12;
-        segments.secure(11).unwrap();
-        assert_eq!(segments.secure(12).unwrap_err().kind(), io::ErrorKind::StorageFull);
+        segments.ensure_free(11).unwrap();
+        assert_eq!(segments.ensure_free(12).unwrap_err().kind(), io::ErrorKind::StorageFull);
         for _ in 0..11 {
             segments.take().unwrap();
         }
@@ -471,12 +510,12 @@ mod tests {
     fn levels_abut() {
         let uses = Uses::default();
         for segment in (0..10_000).chain([1 << 20, (1 << 20) + 1]) {
-            uses.set(segment, SegmentUse(u64::from(segment) + 1));
+            uses.set(SegmentId(segment), SegmentUse(u64::from(segment) + 1));
         }
         for segment in (0..10_000).chain([1 << 20, (1 << 20) + 1]) {
-            assert_eq!(uses.get(segment), SegmentUse(u64::from(segment) + 1));
+            assert_eq!(uses.get(SegmentId(segment)), SegmentUse(u64::from(segment) + 1));
         }
-        let (level, offset) = Uses::locate(u32::MAX);
+        let (level, offset) = Uses::locate(SegmentId(u32::MAX));
         assert!(level < Uses::LEVELS && (offset as u64) < Uses::FIRST_LEVEL << level);
     }
 
@@ -486,12 +525,13 @@ mod tests {
         let segments = segments(1100);
         let uses: Vec<u64> = (0..512).map(|segment| 1000 + segment).collect();
         segments.restore_uses(1, &uses);
-        let place = |number| Place::new(600 * (64 << 10), 64, SegmentUse(number));
-        assert!(segments.restore(place(1000 + 88)));
-        let named = |number| ExtentRef { place: place(number), segment_use: SegmentUse(number) };
+        let address = |number| ExtentAddress::new(600 * (64 << 10), 64, SegmentUse(number));
+        assert!(segments.restore(address(1000 + 88)));
+        let named = |number| ExtentRef { address: address(number), segment_use: SegmentUse(number) };
         assert!(segments.restore_named(named(1000 + 88)));
         assert!(!segments.restore_named(named(1000 + 88 + 128)), "the same stamp");
-        let free = ExtentRef { place: Place::new(601 * (64 << 10), 64, SegmentUse(5)), segment_use: SegmentUse(5) };
+        let free =
+            ExtentRef { address: ExtentAddress::new(601 * (64 << 10), 64, SegmentUse(5)), segment_use: SegmentUse(5) };
         assert!(segments.restore_named(free), "the table is older");
         segments.restore_uses(1, &uses);
         assert_eq!(segments.segment_use(SegmentId(601)), SegmentUse(5));

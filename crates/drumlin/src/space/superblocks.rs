@@ -1,18 +1,19 @@
 //! The two superblocks, and the one way in which they are written.
 //!
-//! A superblock names the newest checkpoint, the openings, and what must be there of the log. Checkpoints and openings change
-//! one part, the log the other; both come here, and each change is one durable write into the slot that does not hold the
-//! newest.
+//! A superblock names the newest checkpoint, the openings, and what must be there of the log. Checkpoints and openings
+//! change one part, the log the other; both come here, and each change is one durable write into the slot that does not
+//! hold the newest.
 //!
 //! # Invariants
-//! 1. Writes are one at a time, and each goes on from the one before: nothing that one of them listed is lost by another.
+//! 1. Writes are one at a time, and each goes on from the one before: nothing that one of them listed is lost by
+//!    another.
 //! 2. After a write that failed there is none any more: what its slot holds is not known, and the other slot is needed.
 
 use std::io;
 
 use crate::error::{Error, Result};
 use crate::format::BLOCK_BYTES;
-use crate::format::superblock::{Flaw, SLOT_OFFSETS, Superblock};
+use crate::format::superblock::{SLOT_OFFSETS, Superblock, SuperblockError};
 use crate::io::{AlignedBuffer, FileRef, Persist, SyncMethod};
 use crate::sync::Mutex;
 
@@ -30,7 +31,7 @@ pub(crate) struct Superblocks {
 pub(crate) struct Found {
     pub(crate) newest: Superblock,
     /// What is wrong with the other one, if anything is.
-    pub(crate) flaw: Option<Error>,
+    pub(crate) reason: Option<Error>,
 }
 
 impl Superblocks {
@@ -47,13 +48,14 @@ impl Superblocks {
         let sequence = next.sequence + 1;
         change(&mut next);
         next.sequence = sequence;
+        assert!(slot(sequence) != slot(sequence - 1), "the newest superblock is written over");
         write_block(&self.file, &next, slot(sequence), self.sync)?;
         *newest = Some(next);
         Ok(())
     }
 
-    /// Writes the newest once more, as it was read: it may be in caches only, dropped by a sync that failed, and the next one
-    /// takes the place of the one before it.
+    /// Writes the newest once more, as it was read: it may be in caches only, dropped by a sync that failed, and the
+    /// next one takes the place of the one before it.
     pub(crate) fn write_again(&self) -> io::Result<()> {
         let newest = self.newest.lock();
         let newest = newest.as_ref().expect("nothing was written yet");
@@ -61,22 +63,22 @@ impl Superblocks {
     }
 }
 
-/// The newer of the two superblocks that can be read. One that can't be, or is of a newer format, does not count beside one
-/// that is sound: a change of the format has to mark both before it changes anything else.
+/// The newer of the two superblocks that can be read. One that can't be, or is of a newer format, does not count beside
+/// one that is sound: a change of the format has to mark both before it changes anything else.
 pub(crate) fn read(file: &FileRef) -> Result<Found> {
     let mut newest: Option<Superblock> = None;
     let mut newer_format = None;
     let mut unreadable = None;
-    let mut flaws = Vec::new();
+    let mut reasons = Vec::new();
     for (slot, offset) in SLOT_OFFSETS.into_iter().enumerate() {
         let mut block = AlignedBuffer::zeroed(BLOCK_BYTES);
         // The other one is older, and not for a read that fails once.
         let read = file.read_at(&mut block, offset).or_else(|_| file.read_at(&mut block, offset));
         if let Err(error) = read {
             if error.kind() == io::ErrorKind::UnexpectedEof {
-                flaws.push((slot, "the file ends before it".to_owned()));
+                reasons.push((slot, "the file ends before it".to_owned()));
             } else {
-                flaws.push((slot, error.to_string()));
+                reasons.push((slot, error.to_string()));
                 unreadable = Some(error);
             }
             continue;
@@ -87,32 +89,32 @@ pub(crate) fn read(file: &FileRef) -> Result<Found> {
                     newest = Some(found);
                 }
             }
-            Err(flaw) => {
-                crate::witness::mark!("a superblock did not verify");
-                if let Flaw::Newer(version) = flaw {
+            Err(reason) => {
+                crate::coverage::mark!("a superblock did not verify");
+                if let SuperblockError::Newer(version) = reason {
                     newer_format = Some(version);
                 }
-                flaws.push((slot, flaw.to_string()));
+                reasons.push((slot, reason.to_string()));
             }
         }
     }
     let path = file.path();
     match (newest, unreadable, newer_format) {
         (Some(newest), ..) => {
-            let flaw = flaws.into_iter().next();
-            let flaw = flaw.map(|(slot, flaw)| Error::damaged(path, format!("superblock {slot}"), flaw));
-            Ok(Found { newest, flaw })
+            let reason = reasons.into_iter().next();
+            let reason = reason.map(|(slot, reason)| Error::corrupted(path, format!("superblock {slot}"), reason));
+            Ok(Found { newest, reason })
         }
         (None, Some(error), _) => Err(Error::io("reading", path, error)),
         (None, None, Some(found)) => {
             Err(Error::NewerFormat { path: path.to_path_buf(), found, supported: crate::format::FORMAT_VERSION })
         }
-        (None, None, None) if flaws.iter().all(|(_, flaw)| *flaw == Flaw::Magic.to_string()) => {
+        (None, None, None) if reasons.iter().all(|(_, reason)| *reason == SuperblockError::Magic.to_string()) => {
             Err(Error::NotADatabase { path: path.to_path_buf(), why: "it holds no superblock".into() })
         }
         (None, None, None) => {
-            let flaws: Vec<String> = flaws.into_iter().map(|(_, flaw)| flaw).collect();
-            Err(Error::damaged(path, "both superblocks", flaws.join("; ")))
+            let reasons: Vec<String> = reasons.into_iter().map(|(_, reason)| reason).collect();
+            Err(Error::corrupted(path, "both superblocks", reasons.join("; ")))
         }
     }
 }

@@ -1,91 +1,113 @@
-//! The page table of a keyspace: one atomic word per page.
+//! The page table of a keyspace: one atomic entry per page.
 //!
-//! A page's word is the only thing that says where the page is; nodes refer to pages by number alone. So moving a page,
-//! on disk or in memory, changes one word and nothing else.
+//! A page's entry is the only thing that says where the page is; nodes refer to pages by number alone. So moving a
+//! page, on disk or in memory, changes one entry and nothing else.
 //!
-//! # States of a word, and who moves between them
+//! # States of an entry, and who moves between them
 //! ```text
-//! Free ── allocate ──▶ Reserved ── publish (the allocating commit or split) ──▶ Leaf / Fixed / Disk
-//! Disk ── a fault claims it ──▶ Reading ── the same fault ends ──▶ Leaf / Fixed   (or Disk again: the read failed)
-//! Disk ── the cleaner has copied the extent ──▶ Disk (elsewhere)
-//! Leaf, Fixed ── eviction of a clean frame ──▶ Disk
-//! Fixed ── a changed copy replaces it ──▶ Fixed (another frame)
-//! Leaf, Fixed, Disk ── free ──▶ Free
+//! Free ── allocate ──▶ Reserved ── publish (the allocating commit or split) ──▶ Leaf / Immutable / OnDisk
+//! OnDisk ── a fault claims it ──▶ Reading ── the same fault ends ──▶ Leaf / Immutable   (or OnDisk again: the read failed)
+//! OnDisk ── the cleaner has copied the extent ──▶ OnDisk (elsewhere)
+//! Leaf, Immutable ── eviction of a clean frame ──▶ OnDisk
+//! Immutable ── a changed copy replaces it ──▶ Immutable (another frame)
+//! Leaf ── the root's rows go to two children ──▶ Immutable      Immutable ── the root's last child replaces it ──▶ Leaf
+//! OnDisk, Reading ── the page is claimed to be freed ──▶ Reserved
+//! Leaf, Immutable, Reserved ── free ──▶ Free                    (any, where the keyspace is dropped)
 //! ```
+//! [`PageEntry::may_become`] has them all; `store` and `exchange` assert it.
 //!
 //! # Invariants
-//! 1. Every change of a word other than Disk ⇄ Reading ⇄ resident happens inside the guard, so a checkpoint's cut sees no
-//!    change half done.
-//! 2. The page of a `Leaf` word is read and written under its frame's latch. The page of a `Fixed` word is never changed
-//!    while it is published: readers need no latch, only a pin that keeps the frame from being used anew.
-//! 3. A table only grows; a chunk, once there, stays where it is. So a word can be read without a lock.
+//! 1. Every change of an entry other than OnDisk ⇄ Reading ⇄ resident happens under the epoch latch, so a beginning
+//!    checkpoint sees no change half done.
+//! 2. The page of a `Leaf` entry is read and written under its frame's latch. The page of an `Immutable` entry is never
+//!    changed while it is published: readers need no latch, only a reclaim guard that keeps the frame from being used
+//!    anew.
+//! 3. A table only grows; a chunk, once there, stays where it is. So an entry can be read without a lock.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::sync::Mutex;
 
-use crate::format::{PageId, Place};
+use crate::format::{ExtentAddress, PageId};
 
 /// The number of a frame of the buffer pool: the size class in the top three bits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub(crate) struct FrameIndex(pub(crate) u32);
 
-/// What a word says.
+/// What an entry says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Word {
+pub(crate) enum PageEntry {
     /// No such page.
     Free,
     /// Allocated, and about to be published by the thread that allocated it.
     Reserved,
     /// On disk.
-    Disk(Place),
+    OnDisk(ExtentAddress),
     /// On disk, and a read is in flight.
-    Reading(Place),
+    Reading(ExtentAddress),
     /// In a frame, under its latch.
     Leaf(FrameIndex),
     /// In a frame, and not changed there: an inner node or a value.
-    Fixed(FrameIndex),
+    Immutable(FrameIndex),
 }
 
-const TAG_SHIFT: u32 = Place::BITS;
-const TAG_DISK: u64 = 0;
+const TAG_SHIFT: u32 = ExtentAddress::BITS;
+const TAG_ON_DISK: u64 = 0;
 const TAG_LEAF: u64 = 1;
-const TAG_FIXED: u64 = 2;
+const TAG_IMMUTABLE: u64 = 2;
 const TAG_READING: u64 = 3;
 const TAG_RESERVED: u64 = 4;
-const PLACE_MASK: u64 = (1 << TAG_SHIFT) - 1;
+const ADDRESS_MASK: u64 = (1 << TAG_SHIFT) - 1;
 
-impl Word {
-    #[inline]
-    pub(crate) fn to_bits(self) -> u64 {
-        match self {
-            Word::Free => 0,
-            Word::Reserved => TAG_RESERVED << TAG_SHIFT,
-            Word::Disk(place) => place.to_bits(),
-            Word::Reading(place) => (TAG_READING << TAG_SHIFT) | place.to_bits(),
-            Word::Leaf(frame) => (TAG_LEAF << TAG_SHIFT) | u64::from(frame.0),
-            Word::Fixed(frame) => (TAG_FIXED << TAG_SHIFT) | u64::from(frame.0),
+impl PageEntry {
+    /// Returns `true` if the state machine of the module leads from this entry to the next, but for `allocate` and
+    /// `free`.
+    fn may_become(self, next: PageEntry) -> bool {
+        use PageEntry::{Immutable, Leaf, OnDisk, Reading, Reserved};
+        match (self, next) {
+            (Reserved, Leaf(_) | Immutable(_) | OnDisk(_)) => true,
+            (OnDisk(address), Reading(read)) | (Reading(read), OnDisk(address)) => address == read,
+            (OnDisk(old), OnDisk(new)) => old != new,
+            (Reading(_), Leaf(_) | Immutable(_)) => true,
+            (Leaf(_) | Immutable(_), OnDisk(_)) => true,
+            (Immutable(old), Immutable(new) | Leaf(new)) | (Leaf(old), Immutable(new)) => old != new,
+            (OnDisk(_) | Reading(_), Reserved) => true,
+            _ => false,
         }
     }
 
     #[inline]
-    pub(crate) fn from_bits(bits: u64) -> Word {
+    pub(crate) fn to_bits(self) -> u64 {
+        match self {
+            PageEntry::Free => 0,
+            PageEntry::Reserved => TAG_RESERVED << TAG_SHIFT,
+            PageEntry::OnDisk(address) => address.to_bits(),
+            PageEntry::Reading(address) => (TAG_READING << TAG_SHIFT) | address.to_bits(),
+            PageEntry::Leaf(frame) => (TAG_LEAF << TAG_SHIFT) | u64::from(frame.0),
+            PageEntry::Immutable(frame) => (TAG_IMMUTABLE << TAG_SHIFT) | u64::from(frame.0),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn from_bits(bits: u64) -> PageEntry {
         match bits >> TAG_SHIFT {
-            TAG_LEAF => Word::Leaf(FrameIndex(bits as u32)),
-            TAG_FIXED => Word::Fixed(FrameIndex(bits as u32)),
-            TAG_DISK if bits == 0 => Word::Free,
-            TAG_DISK => {
-                Word::Disk(Place::from_bits(bits).unwrap_or_else(|| panic!("page word {bits:#x} is malformed")))
-            }
-            TAG_READING => Word::Reading(Place::from_bits(bits & PLACE_MASK).expect("a word in memory is well formed")),
-            TAG_RESERVED => Word::Reserved,
+            TAG_LEAF => PageEntry::Leaf(FrameIndex(bits as u32)),
+            TAG_IMMUTABLE => PageEntry::Immutable(FrameIndex(bits as u32)),
+            TAG_ON_DISK if bits == 0 => PageEntry::Free,
+            TAG_ON_DISK => PageEntry::OnDisk(
+                ExtentAddress::from_bits(bits).unwrap_or_else(|| panic!("page word {bits:#x} is malformed")),
+            ),
+            TAG_READING => PageEntry::Reading(
+                ExtentAddress::from_bits(bits & ADDRESS_MASK).expect("a word in memory is well formed"),
+            ),
+            TAG_RESERVED => PageEntry::Reserved,
             tag => unreachable!("page word with tag {tag}"),
         }
     }
 }
 
-/// Pages per chunk: 8 KiB of words.
+/// Pages per chunk: 8 KiB of entries.
 pub(crate) const CHUNK_PAGES: usize = crate::format::extent::TABLE_PAGES;
 
 /// Memory that a chunk takes.
@@ -108,7 +130,7 @@ pub(crate) struct PageTable {
     page_count_max: AtomicU64,
 }
 
-/// Which pages may be given out. A free page is one whose word is `Free`; the counts say where to look.
+/// Which pages may be given out. A free page is one whose entry is `Free`; the counts say where to look.
 #[derive(Default)]
 struct Allocation {
     /// Free pages in each chunk that exists.
@@ -136,8 +158,9 @@ impl PageTable {
         }
     }
 
-    /// Whether so many more pages have numbers, whatever is given out meanwhile: by commits that are under way, each of which
-    /// has asked too. Once a commit has its timestamp it is too late to find that there are none. O(1), without a lock.
+    /// Returns `true` if so many more pages have numbers, whatever is given out meanwhile: by commits that are under
+    /// way, each of which has asked too. Once a commit has its timestamp it is too late to find that there are none.
+    /// O(1), without a lock.
     pub(crate) fn has_numbers(&self, page_count: u64) -> bool {
         /// For commits under way: thousands, each as large as it can be.
         const UNDER_WAY_SHARE: u64 = 64;
@@ -179,28 +202,32 @@ impl PageTable {
         })
     }
 
-    /// The page's word; `None` where the table does not reach.
+    /// The page's entry; `None` where the table does not reach.
     #[inline]
     fn cell(&self, page: PageId) -> Option<&AtomicU64> {
         let index = page.0 as usize;
         Some(&self.chunk(index / CHUNK_PAGES)?[index % CHUNK_PAGES])
     }
 
-    /// What the page's word says.
+    /// What the page's entry says.
     #[inline]
-    pub(crate) fn load(&self, page: PageId) -> Word {
-        self.cell(page).map_or(Word::Free, |cell| Word::from_bits(cell.load(Ordering::Acquire)))
+    pub(crate) fn load(&self, page: PageId) -> PageEntry {
+        self.cell(page).map_or(PageEntry::Free, |cell| PageEntry::from_bits(cell.load(Ordering::Acquire)))
     }
 
-    /// Publishes a new word. The caller holds what the module's table of states asks for.
-    pub(crate) fn store(&self, page: PageId, word: Word) {
-        assert!(page != PageId::NONE && word != Word::Free);
-        self.cell(page).expect("the page was allocated").store(word.to_bits(), Ordering::Release);
+    /// Publishes a new entry. The caller holds what the module's table of states asks for: no other thread changes it.
+    pub(crate) fn store(&self, page: PageId, entry: PageEntry) {
+        assert!(page != PageId::NONE, "page 0 does not exist");
+        let cell = self.cell(page).expect("the page was allocated");
+        let before = PageEntry::from_bits(cell.load(Ordering::Relaxed));
+        assert!(before.may_become(entry), "page {page}: {before:?} can't become {entry:?}");
+        cell.store(entry.to_bits(), Ordering::Release);
     }
 
-    /// Replaces `expected` by `new`; `false` where the word has changed.
-    pub(crate) fn exchange(&self, page: PageId, expected: Word, new: Word) -> bool {
-        assert!(new != Word::Free);
+    /// Replaces `expected` by `new`; `false` where the entry has changed.
+    pub(crate) fn exchange(&self, page: PageId, expected: PageEntry, new: PageEntry) -> bool {
+        assert!(page != PageId::NONE, "page 0 does not exist");
+        assert!(expected.may_become(new), "page {page}: {expected:?} can't become {new:?}");
         self.cell(page).is_some_and(|cell| {
             cell.compare_exchange(expected.to_bits(), new.to_bits(), Ordering::AcqRel, Ordering::Acquire).is_ok()
         })
@@ -247,7 +274,7 @@ impl PageTable {
             allocation.free_counts[index / CHUNK_PAGES] -= 1;
             allocation.free_count -= 1;
             let cell = &self.chunk(index / CHUNK_PAGES).expect("just made")[index % CHUNK_PAGES];
-            let before = cell.swap(Word::Reserved.to_bits(), Ordering::AcqRel);
+            let before = cell.swap(PageEntry::Reserved.to_bits(), Ordering::AcqRel);
             assert!(before == 0, "page {index} given out twice");
         }
         allocation.cursor = (first + count as usize) % (allocation.free_counts.len() * CHUNK_PAGES);
@@ -257,7 +284,7 @@ impl PageTable {
     /// Free pages directly before `end`, at most `most`.
     fn free_tail(&self, end: usize, most: usize) -> usize {
         (1..=most.min(end.saturating_sub(1)))
-            .take_while(|back| self.load(PageId((end - back) as u32)) == Word::Free)
+            .take_while(|back| self.load(PageId((end - back) as u32)) == PageEntry::Free)
             .last()
             .unwrap_or(0)
     }
@@ -283,7 +310,7 @@ impl PageTable {
             // A run may reach over into the following chunks.
             let end = (start / CHUNK_PAGES + 1) * CHUNK_PAGES + count;
             for index in start.max(1)..end.min(chunks * CHUNK_PAGES) {
-                run = if self.load(PageId(index as u32)) == Word::Free { run + 1 } else { 0 };
+                run = if self.load(PageId(index as u32)) == PageEntry::Free { run + 1 } else { 0 };
                 if run == count {
                     return Some(index + 1 - count);
                 }
@@ -292,14 +319,17 @@ impl PageTable {
         None
     }
 
-    /// Takes a page back and returns what its word said. The caller releases its place and frame.
-    pub(crate) fn free(&self, page: PageId) -> Word {
+    /// Takes a page back and returns what its entry said. The caller releases its place and frame.
+    pub(crate) fn free(&self, page: PageId) -> PageEntry {
+        assert!(page != PageId::NONE, "page 0 does not exist");
         let mut allocation = self.allocation.lock();
         let cell = self.cell(page).expect("the page was allocated");
-        let before = Word::from_bits(cell.swap(0, Ordering::AcqRel));
-        assert!(before != Word::Free, "page {page} freed twice");
+        let before = PageEntry::from_bits(cell.swap(0, Ordering::AcqRel));
+        assert!(before != PageEntry::Free, "page {page} freed twice");
         allocation.free_counts[page.0 as usize / CHUNK_PAGES] += 1;
         allocation.free_count += 1;
+        let chunk_free_count = usize::from(allocation.free_counts[page.0 as usize / CHUNK_PAGES]);
+        assert!(chunk_free_count <= CHUNK_PAGES, "a chunk has {chunk_free_count} free pages");
         before
     }
 
@@ -316,21 +346,21 @@ impl PageTable {
         }
         let cells = self.chunk(chunk).expect("just made");
         let mut used = 0;
-        for (cell, word) in cells.iter().zip(words) {
-            assert!(cell.swap(*word, Ordering::Release) == 0, "a chunk is restored once");
-            used += u64::from(*word != 0);
+        for (cell, entry) in cells.iter().zip(words) {
+            assert!(cell.swap(*entry, Ordering::Release) == 0, "a chunk is restored once");
+            used += u64::from(*entry != 0);
         }
         allocation.free_counts[chunk] -= used as u16;
         allocation.free_count -= used;
     }
 
-    /// All pages in use with their words, in order. Concurrent changes may or may not be seen.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (PageId, Word)> + '_ {
+    /// All pages in use with their entries, in order. Concurrent changes may or may not be seen.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (PageId, PageEntry)> + '_ {
         (0..self.chunk_count()).flat_map(move |chunk| {
             let cells = self.chunk(chunk).expect("chunks up to the count exist");
             cells.iter().enumerate().filter_map(move |(offset, cell)| {
                 let bits = cell.load(Ordering::Acquire);
-                (bits != 0).then(|| (PageId((chunk * CHUNK_PAGES + offset) as u32), Word::from_bits(bits)))
+                (bits != 0).then(|| (PageId((chunk * CHUNK_PAGES + offset) as u32), PageEntry::from_bits(bits)))
             })
         })
     }
@@ -340,20 +370,38 @@ impl PageTable {
 mod tests {
     use super::*;
 
-    /// Every word survives its bits.
+    /// Every entry survives its bits.
     #[test]
-    fn words_survive_their_bits() {
-        let place = Place::new(4096, 300, crate::format::SegmentUse(7));
-        for word in [
-            Word::Free,
-            Word::Reserved,
-            Word::Disk(place),
-            Word::Reading(place),
-            Word::Leaf(FrameIndex(u32::MAX)),
-            Word::Fixed(FrameIndex(0)),
+    fn entries_survive_their_bits() {
+        let address = ExtentAddress::new(4096, 300, crate::format::SegmentUse(7));
+        for entry in [
+            PageEntry::Free,
+            PageEntry::Reserved,
+            PageEntry::OnDisk(address),
+            PageEntry::Reading(address),
+            PageEntry::Leaf(FrameIndex(u32::MAX)),
+            PageEntry::Immutable(FrameIndex(0)),
         ] {
-            assert_eq!(Word::from_bits(word.to_bits()), word);
+            assert_eq!(PageEntry::from_bits(entry.to_bits()), entry);
         }
+    }
+
+    /// Steps that the state machine draws are taken, others are not.
+    #[test]
+    fn entries_change_by_the_state_machine() {
+        let address = |start| ExtentAddress::new(start, 300, crate::format::SegmentUse(7));
+        let (here, there) = (PageEntry::OnDisk(address(4096)), PageEntry::OnDisk(address(8192)));
+        let reading = PageEntry::Reading(address(4096));
+        let [leaf, other_leaf] = [1, 2].map(|frame| PageEntry::Leaf(FrameIndex(frame)));
+        let [inner, other_inner] = [3, 4].map(|frame| PageEntry::Immutable(FrameIndex(frame)));
+        let all = [PageEntry::Free, PageEntry::Reserved, here, there, reading, leaf, other_leaf, inner, other_inner];
+        let legal = |entry: PageEntry| all.into_iter().filter(|next| entry.may_become(*next)).collect::<Vec<_>>();
+        assert_eq!(legal(PageEntry::Free), []);
+        assert_eq!(legal(PageEntry::Reserved), [here, there, leaf, other_leaf, inner, other_inner]);
+        assert_eq!(legal(here), [PageEntry::Reserved, there, reading]);
+        assert_eq!(legal(reading), [PageEntry::Reserved, here, leaf, other_leaf, inner, other_inner]);
+        assert_eq!(legal(leaf), [here, there, inner, other_inner]);
+        assert_eq!(legal(inner), [here, there, leaf, other_leaf, other_inner]);
     }
 
     /// Pages are given out once, runs are consecutive, freed pages are given out again.

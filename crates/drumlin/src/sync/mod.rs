@@ -1,13 +1,15 @@
 //! What threads wait on: locks, condition variables, parking, pausing.
 //!
-//! The library waits through this module and the I/O backends alone, so that a scheduler of its own can stand in for the
-//! system's in a simulation: with the feature `sim`, [`scheduler`] and [`simulated`] do. A thread that belongs to no
-//! simulation waits as ever.
+//! The library waits through this module and the I/O backends alone, so that a scheduler of its own can stand in for
+//! the system's in a simulation: with the feature `sim`, [`scheduler`] and [`simulated`] do. A thread that belongs to
+//! no simulation waits as ever.
 
+mod random;
 #[cfg(feature = "sim")]
 pub(crate) mod scheduler;
 #[cfg(feature = "sim")]
 pub(crate) mod simulated;
+mod thread_index;
 
 #[cfg(feature = "sim")]
 pub(crate) use simulated::{
@@ -17,6 +19,9 @@ pub(crate) use simulated::{
 
 #[cfg(not(feature = "sim"))]
 pub(crate) use self::system::*;
+pub(crate) use self::thread_index::thread_index;
+
+pub use random::Random;
 
 /// The operating system's threads.
 #[cfg(not(feature = "sim"))]
@@ -36,6 +41,42 @@ mod system {
     #[inline]
     pub(crate) fn thread_number() -> Option<usize> {
         None
+    }
+}
+
+/// No simulation: no thread is a task of one.
+#[cfg(not(feature = "sim"))]
+pub(crate) mod scheduler {
+    use std::thread::JoinHandle;
+    use std::time::Duration;
+
+    /// A task of a simulation: there is none.
+    pub(crate) enum Task {}
+
+    pub(crate) fn current() -> Option<Task> {
+        None
+    }
+
+    impl Task {
+        pub(crate) fn name(&self) -> String {
+            match *self {}
+        }
+
+        pub(crate) fn now(&self) -> Duration {
+            match *self {}
+        }
+
+        pub(crate) fn note(&self, _what: u64) {
+            match *self {}
+        }
+
+        pub(crate) fn sleep(&self, _duration: Duration) {
+            match *self {}
+        }
+
+        pub(crate) fn spawn(&self, _name: &str, _body: Box<dyn FnOnce() + Send>) -> std::io::Result<JoinHandle<()>> {
+            match *self {}
+        }
     }
 }
 

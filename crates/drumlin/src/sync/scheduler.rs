@@ -9,11 +9,11 @@
 //! 1. One task runs; all others wait for their baton. So what tasks do between points needs no further order.
 //! 2. Every draw comes from the simulation's one generator, in the order of the points. So the same seed gives the same
 //!    course, as long as nothing else differs between two runs: see `docs/testing.md`.
-//! 3. If no task can run and none has a deadline, nobody will ever go on: that ends the simulation, with a report of who
-//!    waits where.
+//! 3. If no task can run and none has a deadline, nobody will ever go on: that ends the simulation, with a report of
+//!    who waits where.
 //!
-//! A simulation that fails (by a panic, a deadlock, or by having made no step for long) leaves its other threads waiting
-//! for ever: they hold locks of a state that no longer makes sense.
+//! A simulation that fails (by a panic, a deadlock, or by having made no step for long) leaves its other threads
+//! waiting for ever: they hold locks of a state that no longer makes sense.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -25,67 +25,36 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, OnceLock};
 use std::thread::{self, JoinHandle, ThreadId};
 use std::time::Duration;
 
+use super::Random;
+use super::random::mix;
+
 /// How often a hanging simulation is looked for, and how many looks without a step make one.
 const LOOK: Duration = Duration::from_secs(5);
 const LOOKS_MAX: u32 = 12;
 
-/// Numbers from a seed: SplitMix64 (Steele, Lea, Flood 2014).
-#[derive(Clone, Debug)]
-pub struct Random(pub u64);
-
-impl Random {
-    /// The next 64 bits.
-    #[allow(clippy::should_implement_trait, reason = "there is no end to iterate to")]
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        mix(self.0)
-    }
-
-    /// A number below `limit`, which is not 0.
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-
-    /// True in so many cases of a hundred.
-    pub fn chance(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
-    }
-
-    /// True once in `count` cases; never where that is 0.
-    pub fn one_in(&mut self, count: u64) -> bool {
-        count > 0 && self.below(count) == 0
-    }
-}
-
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
-/// How tasks take turns.
+/// The rules by which tasks take turns.
 #[derive(Clone, Copy, Debug)]
 pub struct Schedule {
     /// Everything that is drawn follows from it.
     pub seed: u64,
     /// A task that could go on gives way once in so many points.
     pub switch_one_in: u64,
-    /// How much time passes at a point, at the most.
+    /// The most time that passes at a point.
     pub step_nanos_max: u64,
     /// After so many points somebody turns in a circle.
     pub points_max: u64,
 }
 
-/// How a simulation went.
+/// The outcome of a simulation.
 #[derive(Clone, Debug)]
 pub struct Outcome<T> {
     /// What the first task returned, or why the simulation failed.
     pub result: Result<T, String>,
     /// A number that two runs share only if they went the same way.
     pub trace: u64,
-    /// How long it took by its own clock.
+    /// The time that it took by its own clock.
     pub duration: Duration,
-    /// How many points were passed.
+    /// The number of points passed.
     pub points: u64,
 }
 
@@ -467,6 +436,11 @@ impl State {
 impl Task {
     pub(crate) fn name(&self) -> String {
         self.scheduler.lock().slots[self.number].name.clone()
+    }
+
+    /// Starts a task of the same simulation.
+    pub(crate) fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> std::io::Result<JoinHandle<()>> {
+        self.scheduler.start(name, body)
     }
 
     /// A moment at which another task may go on instead.

@@ -1,8 +1,8 @@
 //! The primitives of [`sync`](super) where a simulation may stand in: each is the system's own, and asks the scheduler
 //! first if the calling thread belongs to a simulation.
 //!
-//! They are as strict as those that they stand for, or stricter: a reader waits behind a writer that waits, so that taking
-//! a shared lock twice may end in a deadlock, as it may outside; which waiter `notify_one` wakes is drawn.
+//! They are as strict as those that they stand for, or stricter: a reader waits behind a writer that waits, so that
+//! taking a shared lock twice may end in a deadlock, as it may outside; which waiter `notify_one` wakes is drawn.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -23,7 +23,8 @@ fn holder(stored: &AtomicUsize) -> Option<usize> {
     stored.load(Ordering::Relaxed).checked_sub(1)
 }
 
-// ── mutex ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+// ── mutex
+// ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 #[derive(Default)]
 pub(crate) struct Mutex<T: ?Sized> {
@@ -123,7 +124,8 @@ impl<T: ?Sized + fmt::Debug> fmt::Debug for Mutex<T> {
     }
 }
 
-// ── condition variable ─────────────────────────────────────────────────────────────────────────────────────────────────
+// ── condition variable
+// ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 #[derive(Debug, Default)]
 pub(crate) struct Condvar {
@@ -171,7 +173,7 @@ impl Condvar {
         }
     }
 
-    /// As [`wait`](Self::wait), until a time has passed at the latest.
+    /// Like [`wait`](Self::wait), until a time has passed at the latest.
     #[track_caller]
     pub(crate) fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, timeout: Duration) -> TimedOut {
         let Some(task) = scheduler::current() else {
@@ -208,7 +210,8 @@ impl Condvar {
     }
 }
 
-// ── shared lock ────────────────────────────────────────────────────────────────────────────────────────────────────────
+// ── shared lock
+// ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 #[derive(Default)]
 pub(crate) struct RwLock<T: ?Sized> {
@@ -414,7 +417,8 @@ impl<T: ?Sized> fmt::Debug for RwLockWriteGuard<'_, T> {
     }
 }
 
-// ── threads ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+// ── threads
+// ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 /// A thread that can be unparked.
 #[derive(Clone, Debug)]

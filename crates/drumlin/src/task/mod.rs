@@ -1,9 +1,9 @@
-//! How calls wait: by blocking their thread, or as tasks of whatever executor polls them.
+//! Waiting of calls: by blocking their thread, or as tasks of whatever executor polls them.
 //!
-//! The engine's operations are written once, as `async` functions, and told by a [`Face`] how to wait. Where it is
-//! `Blocking`, every wait blocks inside its poll, so the whole operation is ready at the first one ([`ready`]). Where it is
-//! `Tasks`, a wait leaves a waker behind and costs no thread, but for rare work that only blocking calls can do (growing a
-//! file, large values, definitions), which [`Workers`] take over.
+//! The engine's operations are written once, as `async` functions, and told by a [`WaitMode`] how to wait. Where it is
+//! `Blocking`, every wait blocks inside its poll, so the whole operation is ready at the first one ([`ready`]). Where
+//! it is `Tasks`, a wait leaves a waker behind and costs no thread, but for rare work that only blocking calls can do
+//! (growing a file, large values, definitions), which [`Workers`] take over.
 
 mod timer;
 mod workers;
@@ -12,18 +12,19 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
 
 use crate::io::Backend;
-use crate::sync::{Parker, Unparker};
+use crate::sync::{Parker, Thread, Unparker};
 pub(crate) use timer::Timer;
 pub(crate) use workers::Workers;
 
-/// What tasks are served by.
+/// The background services for asynchronous callers.
 #[derive(Debug)]
 pub(crate) struct Tasks {
     pub(crate) workers: Workers,
-    /// Make room for frames. Not `workers`: a commit that holds log space needs them, and jobs of `workers` wait for log
-    /// space, or take minutes.
+    /// Make room for frames. Not `workers`: a commit that holds log space needs them, and jobs of `workers` wait for
+    /// log space, or take minutes.
     pub(crate) evictors: Workers,
     pub(crate) timer: Timer,
 }
@@ -45,21 +46,21 @@ impl Tasks {
     }
 }
 
-/// How an operation waits.
+/// The way in which an operation waits.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Face<'t> {
+pub(crate) enum WaitMode<'t> {
     /// The calling thread blocks.
     Blocking,
     /// The calling task is woken.
     Tasks(&'t Tasks),
 }
 
-impl Face<'_> {
+impl WaitMode<'_> {
     /// Runs what may block: here, or on a worker.
     pub(crate) async fn run<T: Send + 'static>(self, body: impl FnOnce() -> T + Send + 'static) -> T {
         match self {
-            Face::Blocking => body(),
-            Face::Tasks(tasks) => tasks.workers.run(body).await,
+            WaitMode::Blocking => body(),
+            WaitMode::Tasks(tasks) => tasks.workers.run(body).await,
         }
     }
 }
@@ -73,11 +74,20 @@ impl Wake for Unpark {
     }
 }
 
-impl Face<'_> {
+/// Wakes a thread that is parked with a time limit.
+struct UnparkThread(Thread);
+
+impl Wake for UnparkThread {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+impl WaitMode<'_> {
     /// What `poll` returns once it is ready, asked again whenever the waker that it is given is called.
     pub(crate) async fn until<T>(self, mut poll: impl FnMut(&Waker) -> Poll<T>) -> T {
         match self {
-            Face::Blocking => {
+            WaitMode::Blocking => {
                 let parker = Parker::new();
                 let waker = Waker::from(Arc::new(Unpark(parker.unparker().clone())));
                 loop {
@@ -87,13 +97,49 @@ impl Face<'_> {
                     parker.park();
                 }
             }
-            Face::Tasks(_) => std::future::poll_fn(|context| poll(context.waker())).await,
+            WaitMode::Tasks(_) => std::future::poll_fn(|context| poll(context.waker())).await,
+        }
+    }
+
+    /// Like [`until`](Self::until), but no longer than until the clock of `backend` shows `deadline`: then `None`.
+    pub(crate) async fn until_deadline<T>(
+        self,
+        backend: &dyn Backend,
+        deadline: Duration,
+        mut poll: impl FnMut(&Waker) -> Poll<T>,
+    ) -> Option<T> {
+        match self {
+            WaitMode::Blocking => {
+                let waker = Waker::from(Arc::new(UnparkThread(crate::sync::current())));
+                loop {
+                    if let Poll::Ready(value) = poll(&waker) {
+                        return Some(value);
+                    }
+                    let now = backend.now();
+                    if now >= deadline {
+                        return None;
+                    }
+                    crate::sync::park_timeout(deadline - now);
+                }
+            }
+            WaitMode::Tasks(tasks) => {
+                let mut alarm = None;
+                std::future::poll_fn(|context| match poll(context.waker()) {
+                    Poll::Ready(value) => Poll::Ready(Some(value)),
+                    Poll::Pending if backend.now() >= deadline => Poll::Ready(None),
+                    Poll::Pending => {
+                        alarm = Some(tasks.timer.wake_at(deadline, context.waker().clone()));
+                        Poll::Pending
+                    }
+                })
+                .await
+            }
         }
     }
 
     /// Lets others go on.
     pub(crate) async fn pause(self) {
-        let mut paused = matches!(self, Face::Blocking);
+        let mut paused = matches!(self, WaitMode::Blocking);
         if paused {
             crate::sync::yield_now();
         }

@@ -4,8 +4,9 @@
 //! 1. What was accepted is done, whether or not its task still waits: a dropped future does not take it back.
 //! 2. At most [`JOBS_MAX`] jobs wait; a task that brings another waits until there is room.
 //! 3. Wakers are called with no lock held.
-//! 4. A job waits for the disk, for other threads and for jobs that run, never for one that is queued: with all threads in
-//!    such a wait its turn would not come. So a task that holds what a job may wait for (log space) needs no job here.
+//! 4. A job waits for the disk, for other threads and for jobs that run, never for one that is queued: with all threads
+//!    in such a wait its turn would not come. So a task that holds what a job may wait for (log space) needs no job
+//!    here.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;

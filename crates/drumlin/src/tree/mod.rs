@@ -1,14 +1,14 @@
 //! The B+tree of a keyspace.
 //!
 //! # Invariants
-//! 1. Page 1 is the root, whatever its level. A node covers the keys from its lower fence up to, not including, its upper;
-//!    at each level the nodes' ranges abut and cover all keys.
-//! 2. Inner nodes are replaced, never changed: whoever holds one, however old, finds from it a node that covered the key
-//!    once. The leaf reached is asked, under its latch, whether it covers the key now; if not, the descent starts again. So
-//!    an outdated view costs a restart, never a wrong answer.
-//! 3. A change of structure happens inside the guard and under the exclusive latches of the parent and the nodes concerned,
-//!    taken in this order: parents before children, left before right. It moves rows and changes none, and the log knows
-//!    nothing of it.
+//! 1. Page 1 is the root, whatever its level. A node covers the keys from its lower fence up to, not including, its
+//!    upper; at each level the nodes' ranges abut and cover all keys.
+//! 2. Inner nodes are replaced, never changed: whoever holds one, however old, finds from it a node that covered the
+//!    key once. The leaf reached is asked, under its latch, whether it covers the key now; if not, the descent starts
+//!    again. So an outdated view costs a restart, never a wrong answer.
+//! 3. A change of structure happens under the epoch latch and under the exclusive latches of the parent and the nodes
+//!    concerned, taken in this order: parents before children, left before right. It moves rows and changes none, and
+//!    the log knows nothing of it.
 //! 4. A core operation never waits: it returns what it lacks ([`Needs`]) and has then changed nothing.
 
 pub(crate) mod node;
@@ -20,10 +20,10 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::format::PageId;
-use crate::format::extent::{Identity, KIND_OFFSET, Kind};
+use crate::format::extent::{KIND_OFFSET, Kind, PageKey};
 use crate::pool::{FrameRead, FrameWrite, Needs, NewFrame, Pool, Stop};
-use crate::space::{FrameIndex, Guard, PageSpace, Word};
-use crate::task::{Face, ready};
+use crate::space::{EpochGuard, FrameIndex, PageEntry, PageSpace};
+use crate::task::{WaitMode, ready};
 use node::{Inner, LeafMut, Node};
 
 /// Told of changes of structure, while the latches are held.
@@ -49,13 +49,12 @@ impl std::fmt::Debug for Tree {
 /// Descents that may start again before the tree is taken for damaged: an outdated view lasts microseconds.
 const RESTARTS_MAX: usize = 1_000_000;
 
-/// Verifies a page that was read from disk before anything relies on it.
-pub(crate) fn check_node(page: &[u8], is_leaf: bool) -> Result<(), node::Flaw> {
+/// Verifies a page that was read from disk, from an extent of this kind, before anything relies on it.
+pub(crate) fn check_node(page: &[u8], kind: Kind) -> Result<(), node::NodeError> {
     node::check(page)?;
-    match Node::new(page).level() {
-        0 if !is_leaf => Err(node::Flaw::Level(0)),
-        level if level > 0 && is_leaf => Err(node::Flaw::Level(level)),
-        _ => Ok(()),
+    match (Node::new(page).level(), kind) {
+        (0, Kind::Leaf) | (1.., Kind::Inner) => Ok(()),
+        (level, _) => Err(node::NodeError::Level(level)),
     }
 }
 
@@ -119,19 +118,19 @@ impl Tree {
     }
 
     /// Gives a new keyspace its empty root.
-    pub(crate) fn plant(&self, guard: &Guard<'_>, mut frame: NewFrame<'_>) {
+    pub(crate) fn create_root(&self, epoch_guard: &EpochGuard<'_>, mut frame: NewFrame<'_>) {
         let root = self.pages.table.allocate(1);
         assert!(root == PageId::ROOT, "a tree is planted in an empty keyspace");
         LeafMut::init(&mut frame, None, None);
         frame[KIND_OFFSET] = Kind::Leaf as u8;
-        frame.set_dirty(guard.epoch());
-        let frame = frame.into_published(self.identity(root));
-        self.pages.table.store(root, Word::Leaf(frame));
+        frame.set_dirty(epoch_guard.epoch());
+        let frame = frame.into_published(self.page_key(root));
+        self.pages.table.store(root, PageEntry::Leaf(frame));
     }
 
     #[inline]
-    pub(crate) fn identity(&self, page: PageId) -> Identity {
-        Identity { keyspace: self.pages.id, page }
+    pub(crate) fn page_key(&self, page: PageId) -> PageKey {
+        PageKey { keyspace: self.pages.id, page }
     }
 
     /// The largest key.
@@ -153,24 +152,24 @@ impl Tree {
         target: Target<'_>,
         mut visit: impl FnMut(PageId, FrameIndex, &Inner<'_>, usize),
     ) -> Result<Option<(PageId, FrameIndex)>, Stop> {
-        let pin = self.pool.pin();
+        let reclaim_guard = self.pool.reclaim_guard();
         let mut page = PageId::ROOT;
         let mut level = u8::MAX;
         loop {
             match self.pages.table.load(page) {
-                Word::Leaf(frame) => {
+                PageEntry::Leaf(frame) => {
                     self.pool.frames.prefetch(frame);
                     return Ok(Some((page, frame)));
                 }
-                Word::Fixed(_) => {
-                    let Some((frame, bytes)) = pin.fixed(&self.pages.table, page) else { continue };
+                PageEntry::Immutable(_) => {
+                    let Some((frame, bytes)) = reclaim_guard.immutable(&self.pages.table, page) else { continue };
                     if bytes[KIND_OFFSET] != Kind::Inner as u8 {
                         return Ok(None);
                     }
                     self.pool.frames.header(frame).touch_inner();
                     let inner = Inner::new(bytes);
-                    // Whether the node covers the target is asked at the leaf alone: an outdated way ends at a leaf that
-                    // does not, and levels that must descend keep it from going round.
+                    // Whether the node covers the target is asked at the leaf alone: an outdated way ends at a leaf
+                    // that does not, and levels that must descend keep it from going round.
                     if inner.level() >= level {
                         return Ok(None);
                     }
@@ -179,15 +178,17 @@ impl Tree {
                     visit(page, frame, &inner, child);
                     page = inner.child(child);
                 }
-                Word::Disk(_) | Word::Reading(_) => return Err(Needs::Page(Arc::clone(&self.pages), page).into()),
-                Word::Free | Word::Reserved => return Ok(None),
+                PageEntry::OnDisk(_) | PageEntry::Reading(_) => {
+                    return Err(Needs::Page(Arc::clone(&self.pages), page).into());
+                }
+                PageEntry::Free | PageEntry::Reserved => return Ok(None),
             }
         }
     }
 
     fn lost(&self) -> Stop {
         let what = format!("the tree of keyspace {}", self.pages.id);
-        Stop::Error(Error::damaged(self.pool.space.path(), what, "its nodes do not lead to every key"))
+        Stop::Error(Error::corrupted(self.pool.space.path(), what, "its nodes do not lead to every key"))
     }
 
     /// The target's leaf, latched for reading. Expected O(log n).
@@ -195,8 +196,8 @@ impl Tree {
     pub(crate) fn read_leaf(&self, target: Target<'_>) -> Result<FrameRead<'_>, Stop> {
         for restart in 0..RESTARTS_MAX {
             if let Some((page, frame)) = self.descend(target, |_, _, _, _| ())?
-                && let Some(read) = self.pool.frames.read(frame, self.identity(page))
-                && self.pages.table.load(page) == Word::Leaf(frame)
+                && let Some(read) = self.pool.frames.read(frame, self.page_key(page))
+                && self.pages.table.load(page) == PageEntry::Leaf(frame)
                 && target.is_in(&Node::new(&read))
             {
                 return Ok(read);
@@ -206,7 +207,7 @@ impl Tree {
         Err(self.lost())
     }
 
-    /// As [`read_leaf`](Self::read_leaf), for a caller that holds the latches of leaves before this one: those of the
+    /// Like [`read_leaf`](Self::read_leaf), for a caller that holds the latches of leaves before this one: those of the
     /// frames that `is_mine` knows.
     pub(crate) fn read_leaf_beside(
         &self,
@@ -215,8 +216,8 @@ impl Tree {
     ) -> Result<FrameRead<'_>, Stop> {
         for restart in 0..RESTARTS_MAX {
             if let Some((page, frame)) = self.descend(Target::At(key), |_, _, _, _| ())?
-                && let Some(read) = self.pool.frames.read_beside(frame, self.identity(page), is_mine)
-                && self.pages.table.load(page) == Word::Leaf(frame)
+                && let Some(read) = self.pool.frames.read_beside(frame, self.page_key(page), is_mine)
+                && self.pages.table.load(page) == PageEntry::Leaf(frame)
                 && Node::new(&read).covers(key)
             {
                 return Ok(read);
@@ -235,18 +236,18 @@ impl Tree {
         key: &[u8],
         is_mine: &impl Fn(FrameIndex) -> bool,
     ) -> Option<FrameWrite<'_>> {
-        let write = self.pool.frames.write_beside(frame, self.identity(page), is_mine)?;
-        (self.pages.table.load(page) == Word::Leaf(frame) && Node::new(&write).covers(key)).then_some(write)
+        let write = self.pool.frames.write_beside(frame, self.page_key(page), is_mine)?;
+        (self.pages.table.load(page) == PageEntry::Leaf(frame) && Node::new(&write).covers(key)).then_some(write)
     }
 
-    /// The leaf that covers the key, latched for change, for a caller that holds the latches of leaves before it: those of
-    /// the frames that `is_mine` knows. Expected O(log n).
+    /// The leaf that covers the key, latched for change, for a caller that holds the latches of leaves before it: those
+    /// of the frames that `is_mine` knows. Expected O(log n).
     #[inline]
     pub(crate) fn write_leaf(&self, key: &[u8], is_mine: &impl Fn(FrameIndex) -> bool) -> Result<FrameWrite<'_>, Stop> {
         for restart in 0..RESTARTS_MAX {
             if let Some((page, frame)) = self.descend(Target::At(key), |_, _, _, _| ())?
-                && let Some(write) = self.pool.frames.write_beside(frame, self.identity(page), is_mine)
-                && self.pages.table.load(page) == Word::Leaf(frame)
+                && let Some(write) = self.pool.frames.write_beside(frame, self.page_key(page), is_mine)
+                && self.pages.table.load(page) == PageEntry::Leaf(frame)
                 && Node::new(&write).covers(key)
             {
                 return Ok(write);
@@ -273,8 +274,8 @@ impl Tree {
         Ok(())
     }
 
-    /// What a scan will need next: of the leaves from the one that covers the target on, as far as one lowest inner node
-    /// leads and at most `count`.
+    /// What a scan will need next: of the leaves from the one that covers the target on, as far as one lowest inner
+    /// node leads and at most `count`.
     pub(crate) fn upcoming(&self, target: Target<'_>, forward: bool, count: usize) -> Upcoming {
         let mut upcoming = Upcoming::default();
         let way = self.descend(target, |_, _, inner, child| {
@@ -285,7 +286,7 @@ impl Tree {
                     ((child + 1).saturating_sub(count)..=child).rev().collect()
                 };
                 let last = wanted.last().copied().unwrap_or(child);
-                let on_disk = |page: &PageId| matches!(self.pages.table.load(*page), Word::Disk(_));
+                let on_disk = |page: &PageId| matches!(self.pages.table.load(*page), PageEntry::OnDisk(_));
                 upcoming.pages = wanted.iter().map(|&index| inner.child(index)).filter(on_disk).collect();
                 upcoming.leaf_count = wanted.len();
                 upcoming.next = match (forward, last) {
@@ -308,29 +309,29 @@ impl Tree {
     pub(crate) fn waiting<T>(&self, mut operation: impl FnMut() -> Result<T, Stop>) -> Result<T> {
         match operation() {
             Ok(value) => Ok(value),
-            Err(stop) => ready(self.going_on(Face::Blocking, stop, operation)),
+            Err(stop) => ready(self.going_on(WaitMode::Blocking, stop, operation)),
         }
     }
 
-    /// As [`waiting`](Self::waiting), by the ways of a face.
+    /// Like [`waiting`](Self::waiting), waiting as `mode` says.
     pub(crate) async fn awaiting<T>(
         &self,
-        face: Face<'_>,
+        mode: WaitMode<'_>,
         mut operation: impl FnMut() -> Result<T, Stop>,
     ) -> Result<T> {
         match operation() {
             Ok(value) => Ok(value),
-            Err(stop) => self.going_on(face, stop, operation).await,
+            Err(stop) => self.going_on(mode, stop, operation).await,
         }
     }
 
     async fn going_on<T>(
         &self,
-        face: Face<'_>,
+        mode: WaitMode<'_>,
         mut stop: Stop,
         mut operation: impl FnMut() -> Result<T, Stop>,
     ) -> Result<T> {
-        let mut provider = Provider::new(face, &self.pool);
+        let mut provider = Provider::new(mode, &self.pool);
         loop {
             match stop {
                 Stop::Error(error) => return Err(error),
@@ -346,15 +347,15 @@ impl Tree {
 
 /// Provides what one core operation lacks, by waiting for it.
 pub(crate) struct Provider<'p> {
-    face: Face<'p>,
+    mode: WaitMode<'p>,
     pool: &'p Arc<Pool>,
     /// The page that could not be had the last time.
     failed: Option<PageId>,
 }
 
 impl<'p> Provider<'p> {
-    pub(crate) fn new(face: Face<'p>, pool: &'p Arc<Pool>) -> Provider<'p> {
-        Provider { face, pool, failed: None }
+    pub(crate) fn new(mode: WaitMode<'p>, pool: &'p Arc<Pool>) -> Provider<'p> {
+        Provider { mode, pool, failed: None }
     }
 
     /// An outdated node may have led to a number that is another page's by now, of another kind and size: that a page
@@ -362,9 +363,9 @@ impl<'p> Provider<'p> {
     pub(crate) async fn provide(&mut self, needs: &Needs) -> Result<()> {
         match needs {
             Needs::Page(pages, page) => {
-                let result = match self.face {
-                    Face::Blocking => self.pool.fault(pages, *page, pages.page_bytes),
-                    Face::Tasks(_) => self.pool.fault_as_task(pages, *page, pages.page_bytes).await,
+                let result = match self.mode {
+                    WaitMode::Blocking => self.pool.fault(pages, *page, pages.page_bytes),
+                    WaitMode::Tasks(_) => self.pool.fault_as_task(pages, *page, pages.page_bytes).await,
                 };
                 match result {
                     Err(_) if self.failed != Some(*page) => self.failed = Some(*page),
@@ -372,9 +373,9 @@ impl<'p> Provider<'p> {
                 }
             }
             Needs::Frame(page_bytes) => self.frame(*page_bytes).await.map(drop)?,
-            Needs::Writes => match self.face {
-                Face::Blocking => self.pool.relieve()?,
-                Face::Tasks(tasks) => {
+            Needs::Writes => match self.mode {
+                WaitMode::Blocking => self.pool.relieve()?,
+                WaitMode::Tasks(tasks) => {
                     let pool = Arc::clone(self.pool);
                     tasks.evictors.run(move || pool.relieve()).await?;
                 }
@@ -389,9 +390,9 @@ impl<'p> Provider<'p> {
             if let Some(frame) = self.pool.frames.try_take(page_bytes) {
                 return Ok(frame);
             }
-            match self.face {
-                Face::Blocking => return self.pool.take_frame(page_bytes),
-                Face::Tasks(tasks) => {
+            match self.mode {
+                WaitMode::Blocking => return self.pool.take_frame(page_bytes),
+                WaitMode::Tasks(tasks) => {
                     let pool = Arc::clone(self.pool);
                     tasks.evictors.run(move || pool.take_frame(page_bytes).map(drop)).await?;
                 }

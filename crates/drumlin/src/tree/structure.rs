@@ -5,9 +5,9 @@ use super::{Provider, Target, Tree};
 use crate::error::Result;
 use crate::format::PageId;
 use crate::format::extent::{KIND_OFFSET, Kind};
-use crate::pool::{FrameWrite, Needs, NewFrame, Stop};
-use crate::space::{Guard, Word};
-use crate::task::Face;
+use crate::pool::{FrameWrite, Needs, NewFrame, Residency, Stop};
+use crate::space::{EpochGuard, PageEntry};
+use crate::task::WaitMode;
 
 /// A row that is to be put into a leaf: its key, and the bytes its value takes there; `None` if it is removed.
 #[derive(Clone, Copy, Debug)]
@@ -36,10 +36,11 @@ enum Progress {
 }
 
 impl Tree {
-    /// Splits leaves until all rows that fall into one leaf fit there together. The rows ascend. Waits for pages and frames.
-    pub(crate) async fn make_room(&self, face: Face<'_>, mut rows: &[Incoming<'_>]) -> Result<()> {
+    /// Splits leaves until all rows that fall into one leaf fit there together. The rows ascend. Waits for pages and
+    /// frames.
+    pub(crate) async fn make_room(&self, mode: WaitMode<'_>, mut rows: &[Incoming<'_>]) -> Result<()> {
         let mut frames = Vec::with_capacity(FRAMES_NEEDED);
-        let mut provider = Provider::new(face, &self.pool);
+        let mut provider = Provider::new(mode, &self.pool);
         loop {
             match self.try_split(rows, &mut frames) {
                 Ok(Progress::Done(None)) => return Ok(()),
@@ -63,7 +64,7 @@ impl Tree {
             return Err(Needs::Frame(self.pages.page_bytes).into());
         }
         let key = rows[0].key;
-        let guard = self.pool.space.enter();
+        let epoch_guard = self.pool.space.epoch_latch.shared();
         let mut path: Vec<(PageId, bool)> = Vec::new();
         let found = self.descend(Target::At(key), |page, _, inner, _| {
             path.push((page, inner.room_for_separator(self.key_bytes_max())));
@@ -72,52 +73,56 @@ impl Tree {
         // Make room from the top: the parent of the highest node without room has room for its split.
         if let Some(full) = path.iter().position(|&(_, has_room)| !has_room) {
             return if full == 0 {
-                self.grow_root(&guard, frames)
+                self.grow_root(&epoch_guard, frames)
             } else {
-                self.split_inner(&guard, path[full - 1].0, path[full].0, key, frames)
+                self.split_inner(&epoch_guard, path[full - 1].0, path[full].0, key, frames)
             };
         }
         match path.last() {
-            None => self.split_root_leaf(&guard, rows, frames),
-            Some(&(parent, _)) => self.split_leaf(&guard, parent, leaf_page, rows, frames),
+            None => self.split_root_leaf(&epoch_guard, rows, frames),
+            Some(&(parent, _)) => self.split_leaf(&epoch_guard, parent, leaf_page, rows, frames),
         }
     }
 
     /// The inner node in `page`, latched so that nobody else replaces it.
     fn latch_inner(&self, page: PageId) -> Option<FrameWrite<'_>> {
-        let Word::Fixed(frame) = self.pages.table.load(page) else { return None };
-        let write = self.pool.frames.write(frame, self.identity(page))?;
-        (self.pages.table.load(page) == Word::Fixed(frame) && write[KIND_OFFSET] == Kind::Inner as u8).then_some(write)
+        let PageEntry::Immutable(frame) = self.pages.table.load(page) else { return None };
+        let write = self.pool.frames.write(frame, self.page_key(page))?;
+        (self.pages.table.load(page) == PageEntry::Immutable(frame) && write[KIND_OFFSET] == Kind::Inner as u8)
+            .then_some(write)
     }
 
     fn latch_leaf(&self, page: PageId) -> Option<FrameWrite<'_>> {
-        let Word::Leaf(frame) = self.pages.table.load(page) else { return None };
-        let write = self.pool.frames.write(frame, self.identity(page))?;
-        (self.pages.table.load(page) == Word::Leaf(frame)).then_some(write)
+        let PageEntry::Leaf(frame) = self.pages.table.load(page) else { return None };
+        let write = self.pool.frames.write(frame, self.page_key(page))?;
+        (self.pages.table.load(page) == PageEntry::Leaf(frame)).then_some(write)
     }
 
     /// Publishes a changed copy of an inner node in its place.
-    fn replace(&self, guard: &Guard<'_>, page: PageId, old: FrameWrite<'_>, new: NewFrame<'_>) {
-        new.header().set_place(old.header().place());
-        new.set_dirty(guard.epoch());
-        let frame = new.into_published(self.identity(page));
-        self.pages.table.store(page, Word::Fixed(frame));
-        old.unlink(true);
+    fn replace(&self, epoch_guard: &EpochGuard<'_>, page: PageId, old: FrameWrite<'_>, new: NewFrame<'_>) {
+        assert!(old.page() == page, "a node is replaced at another's number");
+        new.header().set_address(old.header().address());
+        new.set_dirty(epoch_guard.epoch());
+        let frame = new.into_published(self.page_key(page));
+        self.pages.table.store(page, PageEntry::Immutable(frame));
+        old.unlink(Residency::Immutable);
     }
 
     /// Publishes a page that no node refers to yet.
-    fn publish(&self, guard: &Guard<'_>, mut new: NewFrame<'_>, kind: Kind) -> PageId {
+    fn publish(&self, epoch_guard: &EpochGuard<'_>, mut new: NewFrame<'_>, kind: Kind) -> PageId {
         new[KIND_OFFSET] = kind as u8;
         let page = self.pages.table.allocate(1);
-        new.set_dirty(guard.epoch());
-        let frame = new.into_published(self.identity(page));
-        self.pages.table.store(page, if kind == Kind::Leaf { Word::Leaf(frame) } else { Word::Fixed(frame) });
+        new.set_dirty(epoch_guard.epoch());
+        let frame = new.into_published(self.page_key(page));
+        self.pages
+            .table
+            .store(page, if kind == Kind::Leaf { PageEntry::Leaf(frame) } else { PageEntry::Immutable(frame) });
         page
     }
 
     fn split_leaf<'p>(
         &'p self,
-        guard: &Guard<'_>,
+        epoch_guard: &EpochGuard<'_>,
         parent_page: PageId,
         leaf_page: PageId,
         rows: &[Incoming<'_>],
@@ -139,83 +144,83 @@ impl Tree {
         if !inner.room_for_separator(separator.len()) {
             return Ok(Progress::Again);
         }
-        if leaf.header().dirty().is_some_and(|epoch| epoch != guard.epoch()) {
-            crate::witness::mark!("a page split that a checkpoint had not copied yet");
+        if leaf.header().dirty().is_some_and(|epoch| epoch != epoch_guard.epoch()) {
+            crate::coverage::mark!("a page split that a checkpoint had not copied yet");
         }
-        self.pool.prepare_change(guard, &parent)?;
-        self.pool.prepare_change(guard, &leaf)?;
+        self.pool.prepare_change(epoch_guard, &parent)?;
+        self.pool.prepare_change(epoch_guard, &leaf)?;
 
         let mut right = frames.pop().expect("counted");
         let at = Leaf::new(&leaf).lower_bound(&separator);
-        self.pool.mark_dirty(guard, &leaf);
+        self.pool.mark_dirty(epoch_guard, &leaf);
         LeafMut::new(leaf.leaf_mut(&self.pages.table)).split_to(at, &separator, &mut right);
-        let right_page = self.publish(guard, right, Kind::Leaf);
+        let right_page = self.publish(epoch_guard, right, Kind::Leaf);
         self.observer.rows_moved(&self.pages, leaf_page, right_page, Some(&separator));
 
         let mut copy = frames.pop().expect("counted");
         copy.copy_from_slice(&parent);
         let index = Inner::new(&parent).child_for(&separator) + 1;
         InnerMut::new(&mut copy).insert_child(index, &separator, right_page).expect("room was checked");
-        self.replace(guard, parent_page, parent, copy);
+        self.replace(epoch_guard, parent_page, parent, copy);
         Ok(Progress::Again)
     }
 
     fn split_root_leaf<'p>(
         &'p self,
-        guard: &Guard<'_>,
+        epoch_guard: &EpochGuard<'_>,
         rows: &[Incoming<'_>],
         frames: &mut Vec<NewFrame<'p>>,
     ) -> Result<Progress, Stop> {
         let Some(root) = self.latch_leaf(PageId::ROOT) else { return Ok(Progress::Again) };
         let Some(separator) = plan_split(&Leaf::new(&root), rows) else { return Ok(Progress::Done(None)) };
-        self.pool.prepare_change(guard, &root)?;
+        self.pool.prepare_change(epoch_guard, &root)?;
 
         let [mut left, mut right, mut top] = std::array::from_fn(|_| frames.pop().expect("counted"));
         left.copy_from_slice(&root);
         let at = Leaf::new(&left).lower_bound(&separator);
         LeafMut::new(&mut left).split_to(at, &separator, &mut right);
-        let left = self.publish(guard, left, Kind::Leaf);
-        let right = self.publish(guard, right, Kind::Leaf);
+        let left = self.publish(epoch_guard, left, Kind::Leaf);
+        let right = self.publish(epoch_guard, right, Kind::Leaf);
         self.observer.rows_moved(&self.pages, PageId::ROOT, right, Some(&separator));
         self.observer.rows_moved(&self.pages, PageId::ROOT, left, None);
         top[KIND_OFFSET] = Kind::Inner as u8;
         let mut inner = InnerMut::init(&mut top, 1, None, None, left);
         inner.insert_child(1, &separator, right).expect("a new root has room");
-        top.header().set_place(root.header().place());
-        top.set_dirty(guard.epoch());
-        let frame = top.into_published(self.identity(PageId::ROOT));
-        self.pages.table.store(PageId::ROOT, Word::Fixed(frame));
-        root.unlink(false);
+        top.header().set_address(root.header().address());
+        top.set_dirty(epoch_guard.epoch());
+        let frame = top.into_published(self.page_key(PageId::ROOT));
+        self.pages.table.store(PageId::ROOT, PageEntry::Immutable(frame));
+        root.unlink(Residency::Leaf);
         Ok(Progress::Again)
     }
 
-    fn grow_root<'p>(&'p self, guard: &Guard<'_>, frames: &mut Vec<NewFrame<'p>>) -> Result<Progress, Stop> {
+    fn grow_root<'p>(&'p self, epoch_guard: &EpochGuard<'_>, frames: &mut Vec<NewFrame<'p>>) -> Result<Progress, Stop> {
         let Some(root) = self.latch_inner(PageId::ROOT) else { return Ok(Progress::Again) };
         let inner = Inner::new(&root);
         if inner.room_for_separator(self.key_bytes_max()) {
             return Ok(Progress::Again);
         }
-        self.pool.prepare_change(guard, &root)?;
+        self.pool.prepare_change(epoch_guard, &root)?;
 
-        crate::witness::mark!("an inner root split");
+        crate::coverage::mark!("an inner root split");
         let level = inner.level();
         let at = inner.split_index();
         let [mut left, mut right, mut top] = std::array::from_fn(|_| frames.pop().expect("counted"));
         left.copy_from_slice(&root);
         let mut separator = Vec::new();
         InnerMut::new(&mut left).split_to(at, &mut right, &mut separator);
-        let left = self.publish(guard, left, Kind::Inner);
-        let right = self.publish(guard, right, Kind::Inner);
+        let left = self.publish(epoch_guard, left, Kind::Inner);
+        let right = self.publish(epoch_guard, right, Kind::Inner);
         top[KIND_OFFSET] = Kind::Inner as u8;
         let mut inner = InnerMut::init(&mut top, level + 1, None, None, left);
         inner.insert_child(1, &separator, right).expect("a new root has room");
-        self.replace(guard, PageId::ROOT, root, top);
+        self.replace(epoch_guard, PageId::ROOT, root, top);
         Ok(Progress::Again)
     }
 
     fn split_inner<'p>(
         &'p self,
-        guard: &Guard<'_>,
+        epoch_guard: &EpochGuard<'_>,
         parent_page: PageId,
         page: PageId,
         key: &[u8],
@@ -239,25 +244,25 @@ impl Tree {
         if !inner.room_for_separator(separator.len()) {
             return Ok(Progress::Again);
         }
-        self.pool.prepare_change(guard, &parent)?;
-        self.pool.prepare_change(guard, &full)?;
+        self.pool.prepare_change(epoch_guard, &parent)?;
+        self.pool.prepare_change(epoch_guard, &full)?;
 
-        crate::witness::mark!("an inner node split");
-        let right = self.publish(guard, right, Kind::Inner);
+        crate::coverage::mark!("an inner node split");
+        let right = self.publish(epoch_guard, right, Kind::Inner);
         copy.copy_from_slice(&parent);
         let index = Inner::new(&parent).child_for(&separator) + 1;
         InnerMut::new(&mut copy).insert_child(index, &separator, right).expect("room was checked");
-        // The parent first: were the lower node the left half already while the parent still sends all keys there, both would
-        // be current, and a descent for a key of the right half would end in a wrong leaf without noticing.
-        self.replace(guard, parent_page, parent, copy);
-        self.replace(guard, page, full, left);
+        // The parent first: were the lower node the left half already while the parent still sends all keys there, both
+        // would be current, and a descent for a key of the right half would end in a wrong leaf without noticing.
+        self.replace(epoch_guard, parent_page, parent, copy);
+        self.replace(epoch_guard, page, full, left);
         Ok(Progress::Again)
     }
 
     // ── merging ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Merges the leaf that covers the key with a neighbour, if both are in memory and fit, and likewise the nodes above.
-    /// Does what can be done at once: space, not correctness, depends on it.
+    /// Merges the leaf that covers the key with a neighbour, if both are in memory and fit, and likewise the nodes
+    /// above. Does what can be done at once: space, not correctness, depends on it.
     pub(crate) fn try_merge(&self, key: &[u8]) {
         let mut level = 0;
         while let Ok(true) = self.try_merge_level(key, level) {
@@ -268,7 +273,7 @@ impl Tree {
         }
     }
 
-    /// Whether a page is so empty that it should be merged.
+    /// Returns `true` if a page is so empty that it should be merged.
     pub(crate) fn is_underfull(page: &[u8]) -> bool {
         Node::new(page).live_bytes() * UNDERFULL_SHARE < page.len()
     }
@@ -276,7 +281,7 @@ impl Tree {
     /// `true` if the level above may have something to merge now.
     fn try_merge_level(&self, key: &[u8], level: u8) -> Result<bool, Stop> {
         let Some(mut copy) = self.pool.frames.try_take(self.pages.page_bytes) else { return Ok(false) };
-        let guard = self.pool.space.enter();
+        let epoch_guard = self.pool.space.epoch_latch.shared();
         let mut parent_page = None;
         self.descend(Target::At(key), |page, _, inner, _| {
             if inner.level() == level + 1 {
@@ -306,16 +311,16 @@ impl Tree {
             if !sparse || !fits(Leaf::new(&left).merged_bytes(&Leaf::new(&right))) {
                 return Ok(false);
             }
-            self.pool.prepare_change(&guard, &parent)?;
-            self.pool.prepare_change(&guard, &left)?;
-            self.pool.prepare_change(&guard, &right)?;
-            self.pool.mark_dirty(&guard, &left);
+            self.pool.prepare_change(&epoch_guard, &parent)?;
+            self.pool.prepare_change(&epoch_guard, &left)?;
+            self.pool.prepare_change(&epoch_guard, &right)?;
+            self.pool.mark_dirty(&epoch_guard, &left);
             let merged = LeafMut::new(left.leaf_mut(&self.pages.table)).merge_from(&Leaf::new(&right));
             merged.expect("the sum was checked");
-            crate::witness::mark!("two leaves merged");
+            crate::coverage::mark!("two leaves merged");
             self.observer.rows_moved(&self.pages, right_page, left_page, None);
-            self.replace(&guard, parent_page, parent, copy);
-            self.pool.free_page(&guard, &self.pages, right);
+            self.replace(&epoch_guard, parent_page, parent, copy);
+            self.pool.free_page(&epoch_guard, &self.pages, right);
         } else {
             let Some(left) = self.latch_inner(left_page) else { return Ok(false) };
             let Some(right) = self.latch_inner(right_page) else { return Ok(false) };
@@ -324,22 +329,22 @@ impl Tree {
                 return Ok(false);
             }
             let Some(mut merged) = self.pool.frames.try_take(self.pages.page_bytes) else { return Ok(false) };
-            self.pool.prepare_change(&guard, &parent)?;
-            self.pool.prepare_change(&guard, &left)?;
-            self.pool.prepare_change(&guard, &right)?;
+            self.pool.prepare_change(&epoch_guard, &parent)?;
+            self.pool.prepare_change(&epoch_guard, &left)?;
+            self.pool.prepare_change(&epoch_guard, &right)?;
             merged.copy_from_slice(&left);
             InnerMut::new(&mut merged).merge_from(&Inner::new(&right)).expect("the sum was checked");
-            crate::witness::mark!("two inner nodes merged");
-            self.replace(&guard, left_page, left, merged);
-            self.replace(&guard, parent_page, parent, copy);
-            self.pool.free_page(&guard, &self.pages, right);
+            crate::coverage::mark!("two inner nodes merged");
+            self.replace(&epoch_guard, left_page, left, merged);
+            self.replace(&epoch_guard, parent_page, parent, copy);
+            self.pool.free_page(&epoch_guard, &self.pages, right);
         }
         Ok(true)
     }
 
     /// Puts the only child of the root in its place; `true` if it has only one child in its turn, perhaps.
     fn try_collapse_root(&self) -> Result<bool, Stop> {
-        let guard = &self.pool.space.enter();
+        let epoch_guard = &self.pool.space.epoch_latch.shared();
         let Some(root) = self.latch_inner(PageId::ROOT) else { return Ok(false) };
         if Inner::new(&root).len() > 1 {
             return Ok(false);
@@ -351,26 +356,26 @@ impl Tree {
             (None, Some(inner)) => (inner, false),
             (None, None) => return Ok(false),
         };
-        self.pool.prepare_change(guard, &root)?;
-        self.pool.prepare_change(guard, &child)?;
+        self.pool.prepare_change(epoch_guard, &root)?;
+        self.pool.prepare_change(epoch_guard, &child)?;
         copy.copy_from_slice(&child);
-        copy.header().set_place(root.header().place());
-        copy.set_dirty(guard.epoch());
-        let frame = copy.into_published(self.identity(PageId::ROOT));
+        copy.header().set_address(root.header().address());
+        copy.set_dirty(epoch_guard.epoch());
+        let frame = copy.into_published(self.page_key(PageId::ROOT));
         if is_leaf {
             self.observer.rows_moved(&self.pages, child_page, PageId::ROOT, None);
-            self.pages.table.store(PageId::ROOT, Word::Leaf(frame));
+            self.pages.table.store(PageId::ROOT, PageEntry::Leaf(frame));
         } else {
-            self.pages.table.store(PageId::ROOT, Word::Fixed(frame));
+            self.pages.table.store(PageId::ROOT, PageEntry::Immutable(frame));
         }
-        crate::witness::mark!("the root's only child took its place");
-        root.unlink(true);
-        self.pool.free_page(guard, &self.pages, child);
+        crate::coverage::mark!("the root's only child took its place");
+        root.unlink(Residency::Immutable);
+        self.pool.free_page(epoch_guard, &self.pages, child);
         Ok(!is_leaf)
     }
 }
 
-/// Whether all the rows that the leaf covers, from the first on, fit into it together.
+/// Returns `true` if all the rows that the leaf covers, from the first on, fit into it together.
 pub(crate) fn has_room(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> bool {
     let upper = leaf.upper_fence();
     let mut free_bytes = leaf.free_bytes();
@@ -471,8 +476,8 @@ fn plan_split(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> Option<Vec<u8>> {
     Some(leaf.split_for(&change).separator)
 }
 
-/// Whether both sides of a split have room for the rows that are there and the new fence. As if the prefix did not grow:
-/// what it saves is a reserve.
+/// Returns `true` if both sides of a split have room for the rows that are there and the new fence. As if the prefix
+/// did not grow: what it saves is a reserve.
 fn sides_fit(leaf: &Leaf<'_>, separator: &[u8]) -> bool {
     let at = leaf.lower_bound(separator);
     let rows_bytes = |indexes: std::ops::Range<usize>| -> usize {

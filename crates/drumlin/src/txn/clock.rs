@@ -1,8 +1,8 @@
 //! How far commits have come: applied, durable, seen.
 //!
 //! - *published*: every timestamp up to it is applied. Whoever applies the one that closes a gap advances it.
-//! - *visible*: what readers see: min(durable, published), raised to the newest Relaxed commit that has returned, so that
-//!   its author sees it; never above published.
+//! - *visible*: what readers see: min(durable, published), raised to the newest Relaxed commit that has returned, so
+//!   that its author sees it; never above published.
 
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
 use crossbeam_utils::CachePadded;
@@ -10,7 +10,8 @@ use crossbeam_utils::CachePadded;
 use crate::format::Timestamp;
 use crate::sync::Backoff;
 
-/// Commits that may be between timestamp and applied at once: bounded by the threads that commit.
+/// Timestamps from the oldest that is not applied to the newest that may be noted as applied. No program has so many
+/// threads inside commits; one that had would see commits wait in [`Clock::mark_applied`].
 const IN_FLIGHT_MAX: usize = if cfg!(drumlin_loom) { 4 } else { 1 << 14 };
 
 #[derive(Debug)]
@@ -42,14 +43,19 @@ impl Clock {
     }
 
     /// The commit's changes are in the pages.
+    ///
+    /// Waits where the slot is still needed for the commit [`IN_FLIGHT_MAX`] timestamps before: until all up to that
+    /// one are published. That ends, whatever the caller holds: the oldest commit that is not applied never waits here,
+    /// and nothing else between its timestamp and this call waits for another commit.
     pub(crate) fn mark_applied(&self, timestamp: Timestamp) {
-        assert!(
-            timestamp.0 < self.published.load(Ordering::Relaxed) + IN_FLIGHT_MAX as u64,
-            "too many commits in flight"
-        );
+        let published = self.published.load(Ordering::Relaxed);
+        assert!(published < timestamp.0, "a commit is published before it is applied");
+        if timestamp.0 >= published + IN_FLIGHT_MAX as u64 {
+            self.wait_published(Timestamp(timestamp.0 - IN_FLIGHT_MAX as u64 + 1));
+        }
         self.applied[timestamp.0 as usize % IN_FLIGHT_MAX].store(timestamp.0, Ordering::Release);
-        // Of all that are applied, the one whose fence comes last in the order of fences sees the others' slots: so there is
-        // always one who advances to the end.
+        // Of all that are applied, the one whose fence comes last in the order of fences sees the others' slots: so
+        // there is always one who advances to the end.
         fence(Ordering::SeqCst);
         loop {
             let published = self.published.load(Ordering::Acquire);
@@ -58,7 +64,7 @@ impl Clock {
                 return;
             }
             if next != timestamp.0 {
-                crate::witness::mark!("a commit published others that were applied before it");
+                crate::coverage::mark!("a commit published others that were applied before it");
             }
             let _ = self.published.compare_exchange(published, next, Ordering::AcqRel, Ordering::Acquire);
         }
@@ -98,6 +104,24 @@ mod tests {
         assert_eq!(clock.published(), Timestamp(7));
         clock.mark_applied(Timestamp(8));
         assert_eq!(clock.published(), Timestamp(10));
+    }
+
+    /// More commits at once than there are slots end all the same: the newest wait until the oldest is applied.
+    #[test]
+    fn more_commits_than_slots_wait_for_the_oldest() {
+        let clock = Clock::new(Timestamp(0));
+        let newest = IN_FLIGHT_MAX as u64 + 5;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // The others have come to the last slot.
+                while clock.applied[IN_FLIGHT_MAX - 1].load(Ordering::Acquire) == 0 {
+                    std::thread::yield_now();
+                }
+                clock.mark_applied(Timestamp(1));
+            });
+            (2..=newest).for_each(|timestamp| clock.mark_applied(Timestamp(timestamp)));
+        });
+        assert_eq!(clock.published(), Timestamp(newest));
     }
 
     /// Visible is held back by both durability and publication.

@@ -14,13 +14,13 @@
 //!
 //! # Invariants
 //! 1. An entry has one owner, and a queue only if somebody is in it.
-//! 2. A released lock belongs to the first in its queue at once. So nobody overtakes, exactly one waiter is woken, and a
-//!    waiter that gives up at that moment finds that it owns the lock.
+//! 2. A released lock belongs to the first in its queue at once. So nobody overtakes, exactly one waiter is woken, and
+//!    a waiter that gives up at that moment finds that it owns the lock.
 //! 3. A transaction waits for one lock at a time. One whose future was leaked has its place ended by
 //!    [`LockTable::abandon`] before it waits again.
 //! 4. The graph of waits, from a transaction to the owner of the lock that it waits for, has no cycle: who would close
-//!    one gets [`LockError::Deadlock`] instead of a place in the queue. Only a transaction that begins to wait can close
-//!    a cycle. When a lock is handed over, those behind now wait for somebody who waits for nothing.
+//!    one gets [`LockError::Deadlock`] instead of a place in the queue. Only a transaction that begins to wait can
+//!    close a cycle. When a lock is handed over, those behind now wait for somebody who waits for nothing.
 //! 5. No waker is called or dropped under a mutex: the task behind it may be one that waits here.
 //!
 //! Lock order: a shard, then the graph. The graph is touched only where somebody waits.
@@ -133,6 +133,9 @@ struct Waiter {
 /// executor's.
 const WAITER_BYTES: usize = 2 * (mem::size_of::<Waiter>() + 2 * mem::size_of::<(u64, u64)>());
 
+/// What waiting for a lock takes of the memory: a transaction waits for one at a time.
+pub(crate) const WAITING_BYTES: usize = WAITER_BYTES + mem::size_of::<Queue>();
+
 #[derive(Default)]
 struct Shard {
     locks: HashTable<Lock>,
@@ -154,7 +157,7 @@ struct Graph {
 }
 
 impl Graph {
-    /// Whether `owner` waits, over however many others, for `requester`.
+    /// Returns `true` if `owner` waits, over however many others, for `requester`.
     fn leads(&self, mut owner: TransactionId, requester: TransactionId) -> bool {
         while owner != requester {
             let Some(lock) = self.awaited.get(&owner) else { return false };
@@ -231,7 +234,7 @@ impl LockTable {
 
         let mut graph = self.graph.lock();
         if graph.leads(lock.owner, owner) {
-            crate::witness::mark!("a deadlock between rows was found");
+            crate::coverage::mark!("a deadlock between rows was found");
             return Poll::Ready(Err(LockError::Deadlock));
         }
         assert!(!graph.awaited.contains_key(&owner), "a transaction waits for two locks");
@@ -270,8 +273,8 @@ impl LockTable {
         false
     }
 
-    /// Ends what a call of `owner` has left that was neither told of the lock nor dropped: its place in the queue, or the
-    /// lock.
+    /// Ends what a call of `owner` has left that was neither told of the lock nor dropped: its place in the queue, or
+    /// the lock.
     pub(crate) fn abandon(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) {
         if self.cancel(owner, keyspace, key) || self.is_held_by(owner, keyspace, key) {
             self.unlock(owner, keyspace, key);
@@ -283,8 +286,8 @@ impl LockTable {
         self.shard(hash).find(hash, keyspace, key).is_some_and(|lock| lock.owner == owner)
     }
 
-    /// Takes the lock of a row, blocking the thread until `clock` shows `deadline`. The thread sleeps in real time; where
-    /// the clock is simulated, take [`acquire`](Self::acquire).
+    /// Takes the lock of a row, blocking the thread until `clock` shows `deadline`. The thread sleeps in real time;
+    /// where the clock is simulated, take [`acquire`](Self::acquire).
     #[inline]
     pub(crate) fn lock(
         &self,
@@ -318,7 +321,7 @@ impl LockTable {
             if now >= deadline {
                 let mine = self.cancel(owner, keyspace, key);
                 if mine {
-                    crate::witness::mark!("a lock was handed over to one who had just given up");
+                    crate::coverage::mark!("a lock was handed over to one who had just given up");
                 }
                 return if mine { Ok(Granted::Acquired) } else { Err(LockError::Timeout) };
             }

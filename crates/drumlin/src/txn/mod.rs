@@ -1,6 +1,10 @@
 //! Transactions: timestamps, snapshots, versions, write sets, locks, commit.
 //!
-//! Lock order: row locks, then the guard, leaf latches in the order of (keyspace, key), the log's own, the clock.
+//! Lock order: row locks, then the epoch latch, leaf latches in the order of (keyspace, key), the log's own, the clock.
+
+use std::sync::Arc;
+
+use crate::error::Result;
 
 pub(crate) mod clock;
 pub(crate) mod engine;
@@ -15,3 +19,7 @@ pub(crate) mod write_set;
 /// and never kept.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct TransactionId(pub(crate) u64);
+
+/// Frees space in the data file, by a checkpoint and the cleaner, and waits until that has ended. The engine is
+/// handed it.
+pub(crate) type MakeSpace = Arc<dyn Fn() -> Result<()> + Send + Sync>;

@@ -1,8 +1,8 @@
 //! What a serializable transaction has read, and whether it is still so.
 //!
 //! # Invariants
-//! 1. Every row that the transaction was shown as others left it, and every key that it was told is absent, lies in a span.
-//!    A span is recorded before what was read in it is handed out.
+//! 1. Every row that the transaction was shown as others left it, and every key that it was told is absent, lies in a
+//!    span. A span is recorded before what was read in it is handed out.
 //! 2. The spans of a keyspace are disjoint.
 //! 3. Once the transaction is being committed, nothing is recorded any more: a scan that goes on gets an error.
 //!
@@ -14,12 +14,12 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::format::{KeyspaceId, PageId};
-use crate::memory::{Budget, Grant, Use, heap_bytes};
+use crate::memory::{Account, Budget, Grant, heap_bytes};
 use crate::sync::Mutex;
 use crate::tree::Tree;
 use crate::tree::node::Leaf;
 
-use super::snapshots::Registration;
+use super::snapshots::SnapshotHandle;
 use super::versions::Versions;
 
 /// Where a span ends.
@@ -34,7 +34,7 @@ enum End {
 }
 
 impl End {
-    /// Whether a span from `first` to here has the key, which is not before `first`.
+    /// Returns `true` if a span from `first` to here has the key, which is not before `first`.
     fn is_behind(&self, first: &[u8], key: &[u8]) -> bool {
         match self {
             End::Alone => first == key,
@@ -84,7 +84,8 @@ impl Spans {
 
     fn insert(&mut self, first: Box<[u8]>, end: End) -> usize {
         let bytes = span_bytes(&first, &end);
-        self.0.insert(first, end);
+        let replaced = self.0.insert(first, end);
+        assert!(replaced.is_none(), "two spans begin with one key");
         bytes
     }
 
@@ -99,7 +100,8 @@ impl Spans {
         if self.covers(key) { 0 } else { self.insert(key.into(), End::Alone) }
     }
 
-    /// Adds the keys from `first` to `end`, merging spans that meet. Returns the bytes that this takes, and those it frees.
+    /// Adds the keys from `first` to `end`, merging spans that meet. Returns the bytes that this takes, and those it
+    /// frees.
     fn add_interval(&mut self, first: &[u8], end: Option<&[u8]>) -> (usize, usize) {
         let mut first: Box<[u8]> = first.into();
         let mut end: Option<Box<[u8]>> = end.map(Into::into);
@@ -156,7 +158,7 @@ impl ReadSet {
             bytes: 0,
             beside_bytes: 0,
             limit_bytes: budget.transaction_memory_max(),
-            memory: budget.grant(Use::Transactions),
+            memory: budget.grant(Account::Transactions),
             ended: false,
         }
     }
@@ -191,6 +193,7 @@ impl ReadSet {
             return Ok(());
         }
         let (taken_bytes, freed_bytes) = self.spans(tree).add_interval(first, end);
+        assert!(freed_bytes <= self.bytes + taken_bytes, "more of a read set is freed than it takes");
         self.bytes = self.bytes + taken_bytes - freed_bytes;
         self.check_size()
     }
@@ -251,12 +254,12 @@ impl ReadSet {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reads<'a> {
     pub(crate) set: &'a ReadSet,
-    pub(crate) moment: &'a Registration,
+    pub(crate) snapshot: &'a SnapshotHandle,
 }
 
 impl Reads<'_> {
-    /// Looks whether a row of the leaf that was read has changed. The leaf is latched, and remains so until the commit has
-    /// its timestamp.
+    /// Looks whether a row of the leaf that was read has changed. The leaf is latched, and remains so until the commit
+    /// has its timestamp.
     pub(crate) fn validate(
         &self,
         versions: &Versions,
@@ -264,7 +267,7 @@ impl Reads<'_> {
         page: PageId,
         leaf: &Leaf<'_>,
     ) -> Result<()> {
-        let snapshot = self.moment.timestamp;
+        let snapshot = self.snapshot.timestamp;
         if leaf.newest() <= snapshot {
             return Ok(());
         }
@@ -272,7 +275,7 @@ impl Reads<'_> {
             return Err(Error::Conflict { reason: "another transaction has changed rows that this one read" });
         }
         // Asked afterwards: where the versions were still there, they were there when they were looked at.
-        self.moment.check()
+        self.snapshot.check()
     }
 }
 
@@ -328,7 +331,8 @@ mod tests {
 
     use super::*;
 
-    /// Spans cover what was added and nothing else, stay disjoint, and their bytes are what was counted: against a set of keys.
+    /// Spans cover what was added and nothing else, stay disjoint, and their bytes are what was counted: against a set
+    /// of keys.
     #[test]
     fn spans_cover_what_was_added() {
         let mut state = 1u64;

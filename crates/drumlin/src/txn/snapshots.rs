@@ -1,4 +1,4 @@
-//! Which moments somebody still looks at.
+//! Active snapshots: the timestamps that readers still hold.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,20 +27,21 @@ struct Registered {
     since: Duration,
 }
 
-/// A registered moment; while it lives, the versions it needs are kept.
+/// An active snapshot. The versions that its reader needs are kept until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Registration {
+pub(crate) struct SnapshotHandle {
     snapshots: Arc<Snapshots>,
     pub(crate) timestamp: Timestamp,
 }
 
-impl Drop for Registration {
+impl Drop for SnapshotHandle {
     fn drop(&mut self) {
         if !self.snapshots.process.is_here() {
             return;
         }
         let mut registered = self.snapshots.registered.lock();
         let entry = registered.get_mut(&self.timestamp.0).expect("registered until dropped");
+        assert!(entry.count > 0, "a snapshot is registered no times");
         entry.count -= 1;
         if entry.count == 0 {
             registered.remove(&self.timestamp.0);
@@ -48,7 +49,7 @@ impl Drop for Registration {
     }
 }
 
-impl Registration {
+impl SnapshotHandle {
     /// Fails once the snapshot has been ended for the memory its versions took.
     pub(crate) fn check(&self) -> Result<()> {
         if self.timestamp.0 < self.snapshots.ended_below.load(Ordering::Acquire) {
@@ -59,15 +60,16 @@ impl Registration {
 }
 
 impl Snapshots {
-    /// Registers the moment that `choose` returns. Chosen under the lock, so that no version it needs is dropped between.
-    pub(crate) fn register(self: &Arc<Self>, now: Duration, choose: impl FnOnce() -> Timestamp) -> Registration {
+    /// Registers the moment that `choose` returns. Chosen under the lock, so that no version it needs is dropped
+    /// between.
+    pub(crate) fn open_snapshot(self: &Arc<Self>, now: Duration, choose: impl FnOnce() -> Timestamp) -> SnapshotHandle {
         if !self.process.is_here() {
-            return Registration { snapshots: Arc::clone(self), timestamp: Timestamp(0) };
+            return SnapshotHandle { snapshots: Arc::clone(self), timestamp: Timestamp(0) };
         }
         let mut registered = self.registered.lock();
         let timestamp = choose();
         registered.entry(timestamp.0).or_insert(Registered { count: 0, since: now }).count += 1;
-        Registration { snapshots: Arc::clone(self), timestamp }
+        SnapshotHandle { snapshots: Arc::clone(self), timestamp }
     }
 
     /// Versions replaced at or before this are needed by nobody.
@@ -100,7 +102,7 @@ impl Snapshots {
         if oldest >= clock.visible().0 {
             return false;
         }
-        crate::witness::mark!("a snapshot was ended for the memory of its versions");
+        crate::coverage::mark!("a snapshot was ended for the memory of its versions");
         self.ended_below.store(oldest + 1, Ordering::Release);
         true
     }

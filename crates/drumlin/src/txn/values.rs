@@ -1,7 +1,7 @@
 //! Values too large for their leaf: in extents of their own, numbered by pages of the keyspace's table.
 //!
-//! - A *medium* value fits one extent of at most a page of 64 KiB. Its bytes are in the log record; its extent is packed with
-//!   pages, and read through the pool.
+//! - A *medium* value fits one extent of at most a page of 64 KiB. Its bytes are in the log record; its extent is
+//!   packed with pages, and read through the pool.
 //! - A *large* value is cut into chunks that are written, and synced, before the record that names them. They are read
 //!   past the pool, so that one film does not push out everything else.
 //!
@@ -9,8 +9,8 @@
 //!
 //! # Invariant
 //! The extents of a large value that no commit has named are in use as long as somebody has its [`LargeValue`]: the
-//! transaction that put it, and whoever reads what the transaction put. From the commit on they are a table's: whoever still
-//! reads the value reads it as any other row's, and his snapshot, which is older, keeps it there.
+//! transaction that put it, and whoever reads what the transaction put. From the commit on they are a table's: whoever
+//! still reads the value reads it as any other row's, and his snapshot, which is older, keeps it there.
 
 use std::future::poll_fn;
 use std::io::Read;
@@ -20,16 +20,17 @@ use std::sync::{Arc, OnceLock};
 use futures_io::AsyncRead;
 
 use crate::error::{Error, Result};
-use crate::format::extent::{self, HEADER_BYTES, Identity, Kind};
+use crate::format::extent::{self, HEADER_BYTES, Header, Kind, PageKey};
 use crate::format::node::LargeRef;
-use crate::format::{PageId, Place, get_u64, put_u64};
-use crate::io::AlignedBuffer;
+use crate::format::{BLOCK_BYTES, ExtentAddress, PageId, get_u64, put_u64};
+use crate::memory::Grant;
 use crate::pool::{PAGE_BYTES_MAX, PAGE_BYTES_MIN, Pool};
-use crate::space::{Guard, PageSpace, Word};
-use crate::task::Face;
+use crate::space::checkpoint::open_extent_into;
+use crate::space::{EpochGuard, PageEntry, PageSpace};
+use crate::task::WaitMode;
 use crate::tree::Tree;
 
-use super::engine::MakeSpace;
+use super::MakeSpace;
 
 /// Header and identity, in front of a chunk's bytes.
 const CHUNK_OVERHEAD_BYTES: usize = extent::VALUE_BYTES_OFFSET;
@@ -38,15 +39,15 @@ const CHUNK_OVERHEAD_BYTES: usize = extent::VALUE_BYTES_OFFSET;
 pub(crate) const MEDIUM_BYTES_MAX: usize = PAGE_BYTES_MAX - CHUNK_OVERHEAD_BYTES;
 
 /// Appends a medium value to the current epoch's segment. It is in no table yet.
-pub(crate) fn append_medium(tree: &Tree, identity: u64, value: &[u8]) -> Result<Place> {
+pub(crate) fn append_medium(tree: &Tree, value_id: u64, value: &[u8]) -> Result<ExtentAddress> {
     let (pool, pages) = (&tree.pool, &tree.pages);
     assert!(value.len() <= MEDIUM_BYTES_MAX);
     let mut page = vec![0; CHUNK_OVERHEAD_BYTES];
-    put_u64(&mut page, HEADER_BYTES, identity);
+    put_u64(&mut page, HEADER_BYTES, value_id);
     page.extend_from_slice(value);
-    let guard = pool.space.enter();
-    let name = Identity { keyspace: pages.id, page: PageId(0) };
-    pool.space.append(guard.epoch(), name, Kind::Value, &page, None)
+    let epoch_guard = pool.space.epoch_latch.shared();
+    let name = PageKey { keyspace: pages.id, page: PageId(0) };
+    pool.space.append(epoch_guard.epoch(), name, Kind::Value, &page, None)
 }
 
 /// Where a large value comes from.
@@ -87,8 +88,8 @@ impl<R: AsyncRead + Unpin> Source for ForTasks<R> {
 #[derive(Debug)]
 pub(crate) struct LargeValue {
     pub(crate) length: u64,
-    pub(crate) identity: u64,
-    pub(crate) places: Vec<Place>,
+    pub(crate) value_id: u64,
+    pub(crate) addresses: Vec<ExtentAddress>,
     /// Set once the page table has them.
     reference: OnceLock<LargeRef>,
     /// `None`: they are in the log already.
@@ -96,17 +97,18 @@ pub(crate) struct LargeValue {
 }
 
 impl LargeValue {
-    fn new(pool: &Arc<Pool>, identity: u64, places: Vec<Place>) -> LargeValue {
-        LargeValue { length: 0, identity, places, reference: OnceLock::new(), pool: Some(Arc::clone(pool)) }
+    fn new(pool: &Arc<Pool>, value_id: u64, addresses: Vec<ExtentAddress>) -> LargeValue {
+        LargeValue { length: 0, value_id, addresses, reference: OnceLock::new(), pool: Some(Arc::clone(pool)) }
     }
 
     /// A value that a record of the log names.
-    pub(crate) fn of_record(length: u64, identity: u64, places: Vec<Place>) -> LargeValue {
-        LargeValue { length, identity, places, reference: OnceLock::new(), pool: None }
+    pub(crate) fn of_record(length: u64, value_id: u64, addresses: Vec<ExtentAddress>) -> LargeValue {
+        LargeValue { length, value_id, addresses, reference: OnceLock::new(), pool: None }
     }
 
-    /// A commit gave its extents these pages, in the guard that is still held: no checkpoint has let them be moved yet.
-    pub(crate) fn set_reference(&self, _guard: &Guard<'_>, reference: LargeRef) {
+    /// A commit gave its extents these pages, under the epoch latch that is still held: no checkpoint has let them be
+    /// moved yet.
+    pub(crate) fn set_reference(&self, _guard: &EpochGuard<'_>, reference: LargeRef) {
         self.reference.set(reference).expect("a value is put by one commit");
     }
 
@@ -121,59 +123,61 @@ impl Drop for LargeValue {
         if let (None, Some(pool)) = (self.reference.get(), &self.pool)
             && pool.process.is_here()
         {
-            self.places.iter().for_each(|place| pool.space.segments.discard(*place));
+            self.addresses.iter().for_each(|address| pool.space.segments.discard(*address));
         }
     }
 }
 
-/// Writes a large value, in bounded memory. Where it fails, or its future is dropped, nothing of it remains.
+/// Writes a large value, in the memory of one chunk. Where it fails, or its future is dropped, nothing of it remains.
 ///
 /// Where the disk is full, `make_space` is called once.
 pub(crate) async fn write_large(
-    face: Face<'_>,
+    mode: WaitMode<'_>,
     tree: &Tree,
-    identity: u64,
+    value_id: u64,
     mut source: impl Source,
+    _memory: Grant,
     make_space: &MakeSpace,
 ) -> Result<Arc<LargeValue>> {
     let (pool, pages) = (&tree.pool, &tree.pages);
-    let mut written = LargeValue::new(pool, identity, Vec::new());
-    let chunk_bytes = pool.space.value_chunk_bytes();
-    let mut page = vec![0; chunk_bytes];
-    let mut encoded = Vec::new();
-    let mut buffer = AlignedBuffer::zeroed(chunk_bytes + 4096);
+    let mut written = LargeValue::new(pool, value_id, Vec::new());
+    let mut page = vec![0; pool.space.value_chunk_bytes()];
     let mut made_space = false;
     loop {
         let filled = source.fill(&mut page[CHUNK_OVERHEAD_BYTES..]).await?;
         if filled == 0 {
             return Ok(Arc::new(written));
         }
-        put_u64(&mut page, HEADER_BYTES, identity);
-        let name = Identity { keyspace: pages.id, page: PageId(written.places.len() as u32) };
+        put_u64(&mut page, HEADER_BYTES, value_id);
+        let name = PageKey { keyspace: pages.id, page: PageId(written.addresses.len() as u32) };
         let mut chunk = loop {
-            encoded.clear();
-            let stored = extent::encode(&page[..CHUNK_OVERHEAD_BYTES + filled], name, Kind::Value, &mut encoded);
-            buffer.set_len(stored);
-            buffer.copy_from_slice(&encoded);
             let chunk_pool = Arc::clone(pool);
             let result;
-            (buffer, result) = (face.run(move || {
-                let place = chunk_pool.space.write_value_chunk(&mut buffer, stored);
-                (buffer, place.map(|place| LargeValue::new(&chunk_pool, identity, vec![place])))
+            (page, result) = (mode.run(move || {
+                let address = write_chunk(&chunk_pool, name, &page[..CHUNK_OVERHEAD_BYTES + filled]);
+                (page, address.map(|address| LargeValue::new(&chunk_pool, value_id, vec![address])))
             }))
             .await;
             match result {
                 Ok(chunk) => break chunk,
                 Err(Error::DiskFull { .. }) if !std::mem::replace(&mut made_space, true) => {
                     let make_space = Arc::clone(make_space);
-                    face.run(move || make_space()).await?;
+                    mode.run(move || make_space()).await?;
                 }
                 Err(error) => return Err(error),
             }
         };
-        written.places.append(&mut chunk.places);
+        written.addresses.append(&mut chunk.addresses);
         written.length += filled as u64;
     }
+}
+
+fn write_chunk(pool: &Pool, name: PageKey, page: &[u8]) -> Result<ExtentAddress> {
+    let bytes_max = extent::encoded_bytes_max(page.len()).next_multiple_of(BLOCK_BYTES);
+    pool.with_buffer(bytes_max, |buffer| {
+        let stored = extent::encode_into(page, name, Kind::Value, buffer);
+        pool.space.write_value_chunk(buffer, stored)
+    })
 }
 
 /// Fills as much of `buffer` as the reader has.
@@ -190,10 +194,61 @@ pub(crate) fn read_up_to(reader: &mut impl Read, buffer: &mut [u8]) -> Result<us
     Ok(filled)
 }
 
-/// A chunk of a value, or that the value was freed while it was being read.
+/// Bytes of a chunk, or that the value was freed while it was being read.
 pub(crate) enum Chunk {
     Bytes(Vec<u8>),
     Gone,
+}
+
+/// What of a chunk is wanted: bytes from `start` on, `length` or as many as there are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(crate) start: usize,
+    pub(crate) length: usize,
+}
+
+impl Part {
+    pub(crate) const ALL: Part = Part { start: 0, length: usize::MAX };
+
+    fn of(self, bytes: &[u8]) -> &[u8] {
+        let bytes = bytes.get(self.start..).unwrap_or_default();
+        &bytes[..self.length.min(bytes.len())]
+    }
+}
+
+/// Reads a chunk past the pool and appends `part` of it to `into`, which is returned either way, with the chunk's
+/// header and the identity of its value. Takes memory of the reads' part beside that.
+async fn read_chunk_at(
+    mode: WaitMode<'_>,
+    pool: &Arc<Pool>,
+    address: ExtentAddress,
+    part: Part,
+    mut into: Vec<u8>,
+) -> (Vec<u8>, Result<(Header, u64)>) {
+    let pool = Arc::clone(pool);
+    mode.run(move || {
+        let result = append_part(&pool, address, part, &mut into);
+        (into, result)
+    })
+    .await
+}
+
+fn append_part(pool: &Pool, address: ExtentAddress, part: Part, into: &mut Vec<u8>) -> Result<(Header, u64)> {
+    let space = &pool.space;
+    let (start, length, offset) = space.cover(address);
+    pool.with_buffer(length + space.value_chunk_bytes(), |buffer| {
+        let (packed, page) = buffer.split_at_mut(length);
+        space.read(packed, start).map_err(|error| Error::io("reading", space.path(), error))?;
+        let header = open_extent_into(space, address, &packed[offset..][..address.length() as usize], page)?;
+        let page = &page[..header.raw_bytes];
+        let Some(bytes) = page.get(CHUNK_OVERHEAD_BYTES..) else {
+            return Err(space.corrupted("a value", address, extent::ExtentError::Length));
+        };
+        let bytes = part.of(bytes);
+        into.reserve_exact(bytes.len());
+        into.extend_from_slice(bytes);
+        Ok((header, get_u64(page, HEADER_BYTES)))
+    })
 }
 
 /// Bytes of a value in each chunk but the last.
@@ -202,59 +257,71 @@ pub(crate) fn chunk_payload_bytes(pool: &Pool) -> u64 {
 }
 
 /// A value that is not what its row says.
-fn misnamed(pool: &Pool, pages: &PageSpace, flaw: &str) -> Error {
-    Error::damaged(pool.space.path(), format!("a value of keyspace {}", pages.id), flaw)
+fn misnamed(pool: &Pool, pages: &PageSpace, reason: &str) -> Error {
+    Error::corrupted(pool.space.path(), format!("a value of keyspace {}", pages.id), reason)
 }
 
-/// Reads one chunk of a value and checks that it is this value's.
-pub(crate) async fn read_chunk(face: Face<'_>, tree: &Tree, reference: &LargeRef, index: u32) -> Result<Chunk> {
+/// Reads one chunk of a value, checks that it is this value's, and appends `part` of it to `into`.
+pub(crate) async fn read_chunk(
+    mode: WaitMode<'_>,
+    tree: &Tree,
+    reference: &LargeRef,
+    index: u32,
+    part: Part,
+    mut into: Vec<u8>,
+) -> Result<Chunk> {
     let (pool, pages) = (&tree.pool, &tree.pages);
     if index >= reference.chunk_count {
         return Err(misnamed(pool, pages, "its chunks do not add up to its length"));
     }
     let page = PageId(reference.first_page.0 + index);
     if reference.length <= MEDIUM_BYTES_MAX as u64 && reference.chunk_count == 1 {
-        return read_medium(face, tree, reference, page).await;
+        return read_medium(mode, tree, reference, page, part, into).await;
     }
     loop {
-        let place = match pages.table.load(page) {
-            Word::Disk(place) => place,
-            Word::Reading(_) => {
-                face.pause().await;
+        let address = match pages.table.load(page) {
+            PageEntry::OnDisk(address) => address,
+            PageEntry::Reading(_) => {
+                mode.pause().await;
                 continue;
             }
             _ => return Ok(Chunk::Gone),
         };
-        let space = Arc::clone(&pool.space);
-        let result = face.run(move || crate::space::checkpoint::read_extent(&space, place)).await;
+        let length_before = into.len();
+        let result;
+        (into, result) = read_chunk_at(mode, pool, address, part, into).await;
         // What was read counts only if the page was there all the while.
-        if pages.table.load(page) != Word::Disk(place) {
+        if pages.table.load(page) != PageEntry::OnDisk(address) {
+            into.truncate(length_before);
             continue;
         }
-        let (header, mut bytes) = result?;
-        let name = Identity { keyspace: pages.id, page: PageId(index) };
-        if header.kind != Kind::Value || header.identity != name {
-            return Err(pool.space.damaged("a value", place, extent::Flaw::Identity(header.identity)));
+        let (header, value_id) = result?;
+        let name = PageKey { keyspace: pages.id, page: PageId(index) };
+        if header.kind != Kind::Value || header.page_key != name {
+            return Err(pool.space.corrupted("a value", address, extent::ExtentError::PageKey(header.page_key)));
         }
-        if bytes.len() < CHUNK_OVERHEAD_BYTES || get_u64(&bytes, HEADER_BYTES) != reference.id {
-            return Ok(Chunk::Gone);
-        }
-        bytes.drain(..CHUNK_OVERHEAD_BYTES);
-        return Ok(Chunk::Bytes(bytes));
+        return Ok(if value_id == reference.id { Chunk::Bytes(into) } else { Chunk::Gone });
     }
 }
 
-async fn read_medium(face: Face<'_>, tree: &Tree, reference: &LargeRef, page: PageId) -> Result<Chunk> {
+async fn read_medium(
+    mode: WaitMode<'_>,
+    tree: &Tree,
+    reference: &LargeRef,
+    page: PageId,
+    part: Part,
+    mut into: Vec<u8>,
+) -> Result<Chunk> {
     let (pool, pages) = (&tree.pool, &tree.pages);
     let frame_bytes = (reference.length as usize + CHUNK_OVERHEAD_BYTES).next_power_of_two().max(PAGE_BYTES_MIN);
-    let fault = async || match face {
-        Face::Blocking => pool.fault_value(pages, page, frame_bytes, reference.id),
-        Face::Tasks(_) => pool.fault_value_as_task(pages, page, frame_bytes, reference.id).await,
+    let fault = async || match mode {
+        WaitMode::Blocking => pool.fault_value(pages, page, frame_bytes, reference.id),
+        WaitMode::Tasks(_) => pool.fault_value_as_task(pages, page, frame_bytes, reference.id).await,
     };
     loop {
         {
-            let pin = pool.pin();
-            if let Some((frame, bytes)) = pin.fixed(&pages.table, page) {
+            let reclaim_guard = pool.reclaim_guard();
+            if let Some((frame, bytes)) = reclaim_guard.immutable(&pages.table, page) {
                 pool.frames.header(frame).touch();
                 let end = CHUNK_OVERHEAD_BYTES + reference.length as usize;
                 if bytes.len() < end
@@ -263,57 +330,62 @@ async fn read_medium(face: Face<'_>, tree: &Tree, reference: &LargeRef, page: Pa
                 {
                     return Ok(Chunk::Gone);
                 }
-                return Ok(Chunk::Bytes(bytes[CHUNK_OVERHEAD_BYTES..end].to_vec()));
+                into.extend_from_slice(part.of(&bytes[CHUNK_OVERHEAD_BYTES..end]));
+                return Ok(Chunk::Bytes(into));
             }
         }
         match pages.table.load(page) {
-            Word::Disk(place) => {
-                if !pool.space.is_written(place) {
+            PageEntry::OnDisk(address) => {
+                if !pool.space.is_written(address) {
                     let writing = Arc::clone(pool);
-                    face.run(move || writing.space.ensure_written(place, writing.on_written())).await?;
+                    mode.run(move || writing.space.ensure_written(address, writing.on_written())).await?;
                 }
                 match fault().await {
                     // The page may have become another's, of another size.
-                    Err(_) if pages.table.load(page) != Word::Disk(place) => {}
+                    Err(_) if pages.table.load(page) != PageEntry::OnDisk(address) => {}
                     other => other?,
                 }
             }
-            Word::Reading(_) => fault().await?,
-            Word::Fixed(_) => {}
-            Word::Leaf(_) | Word::Free | Word::Reserved => return Ok(Chunk::Gone),
+            PageEntry::Reading(_) => fault().await?,
+            PageEntry::Immutable(_) => {}
+            PageEntry::Leaf(_) | PageEntry::Free | PageEntry::Reserved => return Ok(Chunk::Gone),
         }
     }
 }
 
-/// A chunk of a value that was written. What is read counts only if no commit has named the value by then.
-pub(crate) async fn read_unplaced(face: Face<'_>, tree: &Tree, value: &LargeValue, index: usize) -> Result<Vec<u8>> {
+/// Like [`read_chunk`], of a value that was written. What is read counts only if no commit has named the value by then.
+pub(crate) async fn read_unplaced(
+    mode: WaitMode<'_>,
+    tree: &Tree,
+    value: &LargeValue,
+    index: usize,
+    part: Part,
+    into: Vec<u8>,
+) -> (Vec<u8>, Result<()>) {
     let (pool, pages) = (&tree.pool, &tree.pages);
-    let place = value.places[index];
-    let space = Arc::clone(&pool.space);
-    let (header, mut bytes) = face.run(move || crate::space::checkpoint::read_extent(&space, place)).await?;
-    let name = Identity { keyspace: pages.id, page: PageId(index as u32) };
-    let is_whole = bytes.len() >= CHUNK_OVERHEAD_BYTES && get_u64(&bytes, HEADER_BYTES) == value.identity;
-    if header.kind != Kind::Value || header.identity != name || !is_whole {
-        return Err(pool.space.damaged("a value", place, extent::Flaw::Identity(header.identity)));
-    }
-    bytes.drain(..CHUNK_OVERHEAD_BYTES);
-    Ok(bytes)
+    let address = value.addresses[index];
+    let (into, result) = read_chunk_at(mode, pool, address, part, into).await;
+    let name = PageKey { keyspace: pages.id, page: PageId(index as u32) };
+    let checked = result.and_then(|(header, value_id)| {
+        let is_it = header.kind == Kind::Value && header.page_key == name && value_id == value.value_id;
+        let reason = || pool.space.corrupted("a value", address, extent::ExtentError::PageKey(header.page_key));
+        is_it.then_some(()).ok_or_else(reason)
+    });
+    (into, checked)
 }
 
 /// The whole value; `None` if it was freed meanwhile.
-pub(crate) async fn read_whole(face: Face<'_>, tree: &Tree, reference: &LargeRef) -> Result<Option<Vec<u8>>> {
+pub(crate) async fn read_whole(mode: WaitMode<'_>, tree: &Tree, reference: &LargeRef) -> Result<Option<Vec<u8>>> {
     let mut value = Vec::new();
     for index in 0..reference.chunk_count {
-        match read_chunk(face, tree, reference, index).await? {
+        match read_chunk(mode, tree, reference, index, Part::ALL, value).await? {
             Chunk::Gone => return Ok(None),
-            Chunk::Bytes(bytes) if value.is_empty() && reference.chunk_count == 1 => value = bytes,
-            Chunk::Bytes(bytes) => {
-                if value.is_empty() && value.try_reserve_exact(reference.length as usize).is_err() {
-                    let hint = "a value does not fit into memory; read it as a stream";
-                    return Err(Error::Invalid(format!("{hint}: {} bytes", reference.length)));
-                }
-                value.extend_from_slice(&bytes);
-            }
+            Chunk::Bytes(bytes) => value = bytes,
+        }
+        let left = reference.length.saturating_sub(value.len() as u64);
+        if value.try_reserve_exact(left as usize).is_err() {
+            let hint = "a value does not fit into memory; read it as a stream";
+            return Err(Error::Invalid(format!("{hint}: {} bytes", reference.length)));
         }
     }
     if value.len() as u64 != reference.length {
@@ -322,37 +394,44 @@ pub(crate) async fn read_whole(face: Face<'_>, tree: &Tree, reference: &LargeRef
     Ok(Some(value))
 }
 
-/// Takes the pages of a value that nothing names any more out of the table, all of them in one guard: a checkpoint lists
-/// the whole value as an orphan or none of it. An error, and nothing freed, if they are no value's.
-pub(crate) fn free(pool: &Pool, guard: &Guard<'_>, pages: &PageSpace, first: PageId, count: u32) -> Result<()> {
+/// Takes the pages of a value that nothing names any more out of the table, all of them in one guard: a checkpoint
+/// lists the whole value as an orphan or none of it. An error, and nothing freed, if they are no value's.
+pub(crate) fn free(
+    pool: &Pool,
+    epoch_guard: &EpochGuard<'_>,
+    pages: &PageSpace,
+    first: PageId,
+    count: u32,
+) -> Result<()> {
     let numbers = || (0..count).map(|index| PageId(first.0 + index));
-    let can_be_freed = |page| matches!(pages.table.load(page), Word::Disk(_) | Word::Reading(_) | Word::Fixed(_));
+    let can_be_freed =
+        |page| matches!(pages.table.load(page), PageEntry::OnDisk(_) | PageEntry::Reading(_) | PageEntry::Immutable(_));
     if !numbers().all(can_be_freed) {
         return Err(misnamed(pool, pages, "it names pages that are no value's"));
     }
     for page in numbers() {
         loop {
             match pages.table.load(page) {
-                Word::Fixed(frame) => {
-                    let identity = Identity { keyspace: pages.id, page };
-                    if let Some(write) = pool.frames.write(frame, identity)
-                        && pages.table.load(page) == Word::Fixed(frame)
+                PageEntry::Immutable(frame) => {
+                    let page_key = PageKey { keyspace: pages.id, page };
+                    if let Some(write) = pool.frames.write(frame, page_key)
+                        && pages.table.load(page) == PageEntry::Immutable(frame)
                     {
                         if write[extent::KIND_OFFSET] != Kind::Value as u8 {
                             return Err(misnamed(pool, pages, "it names an inner node"));
                         }
-                        pool.free_page(guard, pages, write);
+                        pool.free_page(epoch_guard, pages, write);
                         break;
                     }
                 }
                 // A read may be in flight: of one who saw the row before it changed, or who was led here by a node or a
                 // row that had the number earlier.
-                word @ (Word::Disk(_) | Word::Reading(_)) => {
-                    if pool.free_on_disk(guard, pages, page, word) {
+                entry @ (PageEntry::OnDisk(_) | PageEntry::Reading(_)) => {
+                    if pool.free_on_disk(epoch_guard, pages, page, entry) {
                         break;
                     }
                 }
-                Word::Free | Word::Reserved | Word::Leaf(_) => {
+                PageEntry::Free | PageEntry::Reserved | PageEntry::Leaf(_) => {
                     return Err(misnamed(pool, pages, "it names pages that are no value's"));
                 }
             }

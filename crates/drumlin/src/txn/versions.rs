@@ -1,64 +1,81 @@
 //! What rows were before their newest commits: kept in memory, by leaf, as long as a snapshot may ask.
 //!
-//! A page holds the newest version of each row. A commit that changes rows of a leaf leaves a *delta*: for each of these
-//! rows what it was before, or that it was absent. A reader at snapshot s whose leaf is newer than s looks at the deltas of
-//! commits after s, oldest first: the first that has the key tells what the row was at s; if none has it, the page does.
+//! A page holds the newest version of each row. A commit that changes rows of a leaf leaves an *undo record*: for each
+//! of these rows what it was before, or that it was absent. A reader at snapshot s whose leaf is newer than s looks at
+//! the undo records of commits after s, oldest first: the first that has the key tells what the row was at s; if none
+//! has it, the page does.
 //!
 //! # Invariants
-//! 1. The deltas of a leaf are looked at and changed under the leaf's latch, and ascend by timestamp.
-//! 2. Deltas outlive their leaf's eviction: they belong to the page's number. At splits and merges they move with the rows.
-//! 3. A delta is dropped once visible and every registered snapshot have passed its commit.
-//! 4. Pages of large values that only deltas name are freed with them; a checkpoint lists them, so that reopening frees them.
+//! 1. The undo records of a leaf are looked at and changed under the leaf's latch, and ascend by timestamp.
+//! 2. Deltas outlive their leaf's eviction: they belong to the page's number. At splits and merges they move with the
+//!    rows.
+//! 3. An undo record is dropped once visible and every registered snapshot have passed its commit.
+//! 4. Pages of large values that only undo records name are freed with them; a checkpoint lists them, so that reopening
+//!    frees them.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::collections::HashMap;
 use crate::sync::Mutex;
 
-use crate::format::catalogue::{self, Orphan};
-use crate::format::node::LargeRef;
+use crate::format::catalogue::Orphan;
+use crate::format::node::{LARGE_REF_BYTES, LargeRef};
 use crate::format::{KeyspaceId, PageId, Timestamp};
-use crate::memory::{Budget, Use, heap_bytes, reserve};
-use crate::space::PageSpace;
+use crate::memory::{Account, Budget, heap_bytes, reserve};
+use crate::space::{CheckpointDebt, PageSpace};
 use crate::tree::Observer;
 use crate::tree::node::RowValue;
 
 /// What a row was.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Was {
+pub(crate) enum OldVersion {
     Absent,
     Inline(Box<[u8]>),
     Large(LargeRef),
 }
 
+/// What rows of a leaf were, and the last of them where those behind it were left out.
+#[derive(Debug, Default)]
+pub(crate) struct OldRows {
+    pub(crate) rows: BTreeMap<Vec<u8>, OldVersion>,
+    pub(crate) last: Option<Vec<u8>>,
+}
+
+/// What a row takes in a tree that is half full.
+fn old_row_bytes(key: &[u8], was_bytes: usize) -> usize {
+    2 * size_of::<(Vec<u8>, OldVersion)>() + heap_bytes(key.len()) + heap_bytes(was_bytes)
+}
+
 /// What one commit replaced in one leaf: rows in the order of their keys, packed.
 ///
-/// Each row: key length (4), value length (4; its two highest values mark an absent row and a large value's reference), key,
-/// value.
+/// Each row: key length (4), value length (4; its two highest values mark an absent row and a large value's reference),
+/// key, value.
 #[derive(Debug)]
-pub(crate) struct Delta {
+pub(crate) struct UndoRecord {
     timestamp: Timestamp,
     rows: Vec<u8>,
     large_count: u32,
 }
 
-/// What a delta takes besides its rows: its place in a queue that has just doubled.
-const DELTA_BYTES: usize = 2 * size_of::<Delta>();
-/// What a leaf with deltas takes besides them: its entry in a table that has just doubled, and the least queue.
-const LEAF_BYTES: usize = 2 * (size_of::<((KeyspaceId, PageId), VecDeque<Delta>)>() + 1) + 2 * size_of::<Delta>();
+/// What an undo record takes besides its rows: its place in a queue that has just doubled.
+const UNDO_RECORD_BYTES: usize = 2 * size_of::<UndoRecord>();
+/// What a leaf with undo records takes besides them: its entry in a table that has just doubled, and the least queue.
+const LEAF_BYTES: usize =
+    2 * (size_of::<((KeyspaceId, PageId), VecDeque<UndoRecord>)>() + 1) + 2 * size_of::<UndoRecord>();
 /// What is noted of a large value: an entry of a table that has just doubled.
 const HELD_BYTES: usize = 2 * (size_of::<((KeyspaceId, PageId), LargeRef)>() + 1);
 
-/// What a row takes in a delta.
+/// What a row takes in an undo record.
 fn row_bytes(key: &[u8], was: Option<RowValue<'_>>) -> usize {
     8 + key.len() + was.map_or(0, |was| was.stored_bytes())
 }
 
 /// What a commit may leave in one leaf: more than it does.
-pub(crate) fn delta_bytes_max(rows_bytes: usize) -> usize {
-    heap_bytes(rows_bytes + rows_bytes / 4) + DELTA_BYTES + LEAF_BYTES
+pub(crate) fn undo_bytes_max(rows_bytes: usize) -> usize {
+    heap_bytes(rows_bytes + rows_bytes / 4) + UNDO_RECORD_BYTES + LEAF_BYTES
 }
 
 /// What of it is for a row: more than it takes.
@@ -69,12 +86,12 @@ pub(crate) fn version_bytes_max(key: &[u8], was_bytes: usize) -> usize {
 const ABSENT: u32 = u32::MAX;
 const LARGE: u32 = u32::MAX - 1;
 
-impl Delta {
-    pub(crate) fn new() -> Delta {
-        Delta { timestamp: Timestamp(0), rows: Vec::new(), large_count: 0 }
+impl UndoRecord {
+    pub(crate) fn new() -> UndoRecord {
+        UndoRecord { timestamp: Timestamp(0), rows: Vec::new(), large_count: 0 }
     }
 
-    /// Whether no row is in it.
+    /// Returns `true` if no row is in it.
     pub(crate) fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
@@ -89,6 +106,7 @@ impl Delta {
                 self.rows.extend(key);
             }
             Some(RowValue::Inline(value)) => {
+                assert!(value.len() < LARGE as usize, "a value's length reads as a mark");
                 self.rows.extend((value.len() as u32).to_le_bytes());
                 self.rows.extend(key);
                 self.rows.extend(value);
@@ -106,8 +124,11 @@ impl Delta {
         DeltaRows { rest: &self.rows }
     }
 
-    fn find(&self, key: &[u8]) -> Option<Was> {
-        self.iter().find(|(found, _)| *found >= key).filter(|(found, _)| *found == key).map(|(_, was)| Was::of(was))
+    fn find(&self, key: &[u8]) -> Option<OldVersion> {
+        self.iter()
+            .find(|(found, _)| *found >= key)
+            .filter(|(found, _)| *found == key)
+            .map(|(_, was)| OldVersion::of(was))
     }
 
     fn large(&self) -> impl Iterator<Item = LargeRef> + '_ {
@@ -118,16 +139,24 @@ impl Delta {
     }
 
     fn bytes(&self) -> usize {
-        heap_bytes(self.rows.capacity()) + DELTA_BYTES + self.large_count as usize * HELD_BYTES
+        heap_bytes(self.rows.capacity()) + UNDO_RECORD_BYTES + self.large_count as usize * HELD_BYTES
     }
 }
 
-impl Was {
-    fn of(row: Option<RowValue<'_>>) -> Was {
+impl OldVersion {
+    fn stored_bytes(&self) -> usize {
+        match self {
+            OldVersion::Absent => 0,
+            OldVersion::Inline(value) => value.len(),
+            OldVersion::Large(_) => LARGE_REF_BYTES,
+        }
+    }
+
+    fn of(row: Option<RowValue<'_>>) -> OldVersion {
         match row {
-            None => Was::Absent,
-            Some(RowValue::Inline(value)) => Was::Inline(value.into()),
-            Some(RowValue::Large(reference)) => Was::Large(reference),
+            None => OldVersion::Absent,
+            Some(RowValue::Inline(value)) => OldVersion::Inline(value.into()),
+            Some(RowValue::Large(reference)) => OldVersion::Large(reference),
         }
     }
 }
@@ -163,7 +192,7 @@ impl<'d> Iterator for DeltaRows<'d> {
     }
 }
 
-type Shard = HashMap<(KeyspaceId, PageId), VecDeque<Delta>>;
+type Shard = HashMap<(KeyspaceId, PageId), VecDeque<UndoRecord>>;
 
 /// See the module.
 #[derive(Debug)]
@@ -171,7 +200,7 @@ pub(crate) struct Versions {
     shards: Box<[Mutex<Shard>]>,
     /// Large values that no row names any more, by keyspace and first page.
     held: Mutex<HashMap<(KeyspaceId, PageId), LargeRef>>,
-    held_count: AtomicU64,
+    debt: Arc<CheckpointDebt>,
     budget: Arc<Budget>,
     /// Bytes that the last sweep left.
     swept_bytes: AtomicU64,
@@ -181,11 +210,12 @@ pub(crate) struct Versions {
 const UNSWEPT_BYTES_MAX: u64 = 512 << 10;
 
 impl Versions {
-    pub(crate) fn new(budget: &Arc<Budget>) -> Versions {
+    /// Versions that tell `debt` of the values that only they name.
+    pub(crate) fn new(budget: &Arc<Budget>, debt: Arc<CheckpointDebt>) -> Versions {
         Versions {
             shards: (0..64).map(|_| Mutex::default()).collect(),
             held: Mutex::default(),
-            held_count: AtomicU64::new(0),
+            debt,
             budget: Arc::clone(budget),
             swept_bytes: AtomicU64::new(0),
         }
@@ -197,37 +227,44 @@ impl Versions {
     }
 
     /// Adds what a commit replaced in a leaf that the caller has latched for change.
-    pub(crate) fn add(&self, keyspace: KeyspaceId, page: PageId, timestamp: Timestamp, mut delta: Delta) {
-        delta.timestamp = timestamp;
-        for reference in delta.large() {
+    pub(crate) fn add(&self, keyspace: KeyspaceId, page: PageId, timestamp: Timestamp, mut undo: UndoRecord) {
+        assert!(!undo.is_empty(), "an undo record has no rows");
+        undo.timestamp = timestamp;
+        for reference in undo.large() {
             let mut held = self.held.lock();
             held.insert((keyspace, reference.first_page), reference);
-            self.held_count.store(held.len() as u64, Ordering::Relaxed);
+            self.debt.set_orphan_count(held.len());
         }
-        let bytes = delta.bytes();
+        let bytes = undo.bytes();
         let mut shard = self.shard(keyspace, page).lock();
-        let deltas = shard.entry((keyspace, page)).or_default();
-        self.take(bytes + if deltas.is_empty() { LEAF_BYTES } else { 0 });
+        let undo_records = shard.entry((keyspace, page)).or_default();
+        self.take(bytes + if undo_records.is_empty() { LEAF_BYTES } else { 0 });
         // Equal at recovery, where rows of many commits are applied together, in several goes.
-        debug_assert!(deltas.back().is_none_or(|last| last.timestamp <= timestamp));
-        deltas.push_back(delta);
+        assert!(undo_records.back().is_none_or(|last| last.timestamp <= timestamp), "undo records of a leaf ascend");
+        undo_records.push_back(undo);
     }
 
     /// What a row was at the snapshot, if it has changed since. The leaf is latched.
-    pub(crate) fn find(&self, keyspace: KeyspaceId, page: PageId, key: &[u8], snapshot: Timestamp) -> Option<Was> {
+    pub(crate) fn find(
+        &self,
+        keyspace: KeyspaceId,
+        page: PageId,
+        key: &[u8],
+        snapshot: Timestamp,
+    ) -> Option<OldVersion> {
         let shard = self.shard(keyspace, page).lock();
-        let deltas = shard.get(&(keyspace, page))?;
-        deltas.iter().filter(|delta| delta.timestamp > snapshot).find_map(|delta| delta.find(key))
+        let undo_records = shard.get(&(keyspace, page))?;
+        undo_records.iter().filter(|undo| undo.timestamp > snapshot).find_map(|undo| undo.find(key))
     }
 
     /// The newest commit that changed the row and is still remembered. The leaf is latched.
     pub(crate) fn newest_change(&self, keyspace: KeyspaceId, page: PageId, key: &[u8]) -> Option<Timestamp> {
         let shard = self.shard(keyspace, page).lock();
-        let deltas = shard.get(&(keyspace, page))?;
-        deltas.iter().rev().find(|delta| delta.find(key).is_some()).map(|delta| delta.timestamp)
+        let undo_records = shard.get(&(keyspace, page))?;
+        undo_records.iter().rev().find(|undo| undo.find(key).is_some()).map(|undo| undo.timestamp)
     }
 
-    /// Whether a row that `matters` has changed since the snapshot. The leaf is latched.
+    /// Returns `true` if a row that `matters` has changed since the snapshot. The leaf is latched.
     pub(crate) fn any_changed(
         &self,
         keyspace: KeyspaceId,
@@ -236,63 +273,84 @@ impl Versions {
         matters: impl Fn(&[u8]) -> bool,
     ) -> bool {
         let shard = self.shard(keyspace, page).lock();
-        let deltas = shard.get(&(keyspace, page)).into_iter().flatten().rev();
-        deltas.take_while(|delta| delta.timestamp > snapshot).any(|delta| delta.iter().any(|(key, _)| matters(key)))
+        let undo_records = shard.get(&(keyspace, page)).into_iter().flatten().rev();
+        undo_records.take_while(|undo| undo.timestamp > snapshot).any(|undo| undo.iter().any(|(key, _)| matters(key)))
     }
 
-    /// All rows of a leaf that have changed since the snapshot, with what they were. The leaf is latched.
-    pub(crate) fn overlay(&self, keyspace: KeyspaceId, page: PageId, snapshot: Timestamp) -> BTreeMap<Vec<u8>, Was> {
+    /// Rows of a leaf within bounds that have changed since the snapshot, with what they were: those nearest to the
+    /// beginning of the range, or to its end, and as many as `bytes_max` has room for. Others are behind the last. The
+    /// leaf is latched.
+    pub(crate) fn rows_at(
+        &self,
+        (keyspace, page): (KeyspaceId, PageId),
+        snapshot: Timestamp,
+        bounds: (Bound<&[u8]>, Bound<&[u8]>),
+        forward: bool,
+        bytes_max: usize,
+    ) -> OldRows {
         let shard = self.shard(keyspace, page).lock();
-        let mut rows = BTreeMap::new();
-        for delta in shard.get(&(keyspace, page)).into_iter().flatten() {
-            if delta.timestamp > snapshot {
-                for (key, was) in delta.iter() {
-                    rows.entry(key.to_vec()).or_insert_with(|| Was::of(was));
+        let mut old = OldRows::default();
+        let mut bytes = 0;
+        for undo in shard.get(&(keyspace, page)).into_iter().flatten().filter(|undo| undo.timestamp > snapshot) {
+            for (key, was) in undo.iter().filter(|(key, _)| bounds.contains(*key)) {
+                let is_behind = |last: &Vec<u8>| if forward { key > &last[..] } else { key < &last[..] };
+                if old.last.as_ref().is_some_and(is_behind) || old.rows.contains_key(key) {
+                    continue;
+                }
+                bytes += old_row_bytes(key, was.map_or(0, |was| was.stored_bytes()));
+                old.rows.insert(key.to_vec(), OldVersion::of(was));
+                // One is kept, however large it is.
+                while bytes > bytes_max && old.rows.len() > 1 {
+                    let farthest = if forward { old.rows.pop_last() } else { old.rows.pop_first() };
+                    let (key, was) = farthest.expect("there are two");
+                    bytes -= old_row_bytes(&key, was.stored_bytes());
+                    let last = if forward { old.rows.last_key_value() } else { old.rows.first_key_value() };
+                    old.last = last.map(|(key, _)| key.clone());
                 }
             }
         }
-        rows
+        old
     }
 
     /// Bytes of memory, and what commits under way may add.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        self.budget.taken_bytes(Use::Versions)
+        self.budget.taken_bytes(Account::Versions)
     }
 
     fn take(&self, bytes: usize) {
-        self.budget.take(Use::Versions, bytes as u64);
+        self.budget.take(Account::Versions, bytes as u64);
     }
 
     fn give(&self, bytes: usize) {
-        self.budget.give(Use::Versions, bytes as u64);
+        self.budget.give(Account::Versions, bytes as u64);
     }
 
-    /// Whether enough has come together that dropping what nobody needs is worth a look: twice what the last left, and near the
-    /// end a little more.
-    pub(crate) fn wants_sweep(&self) -> bool {
+    /// Returns `true` if enough has come together that dropping what nobody needs is worth a look: twice what the last
+    /// left, and near the end a little more.
+    pub(crate) fn wants_collection(&self) -> bool {
         let most = self.budget.version_bytes_max();
         let few = (most / 8).min(UNSWEPT_BYTES_MAX);
         let left = self.swept_bytes.load(Ordering::Relaxed);
         self.memory_bytes() > (2 * left).clamp(few, most.max(left + few))
     }
 
-    /// Drops the deltas of commits up to `horizon` and returns the large values that only they named. One thread at a
-    /// time is enough.
-    pub(crate) fn sweep(&self, horizon: Timestamp) -> Vec<(KeyspaceId, LargeRef)> {
+    /// Drops the undo records of commits up to `horizon` and returns the large values that only they named. One thread
+    /// at a time is enough.
+    pub(crate) fn collect_garbage(&self, horizon: Timestamp) -> Vec<(KeyspaceId, LargeRef)> {
         let mut freed = Vec::new();
         for shard in &self.shards {
             let mut shard = shard.lock();
-            shard.retain(|&(keyspace, _), deltas| {
-                while deltas.front().is_some_and(|delta| delta.timestamp <= horizon) {
-                    let delta = deltas.pop_front().expect("looked at");
-                    self.forget(keyspace, &delta, &mut freed);
+            shard.retain(|&(keyspace, _), undo_records| {
+                while undo_records.front().is_some_and(|undo| undo.timestamp <= horizon) {
+                    let undo = undo_records.pop_front().expect("looked at");
+                    self.forget(keyspace, &undo, &mut freed);
                 }
-                if deltas.is_empty() {
+                if undo_records.is_empty() {
                     self.give(LEAF_BYTES);
-                } else if deltas.len() < deltas.capacity() / 4 {
-                    deltas.shrink_to(2 * deltas.len());
+                } else if undo_records.len() < undo_records.capacity() / 4 {
+                    undo_records.shrink_to(2 * undo_records.len());
                 }
-                !deltas.is_empty()
+                !undo_records.is_empty()
             });
             if shard.len() < shard.capacity() / 8 {
                 let count = shard.len();
@@ -303,25 +361,20 @@ impl Versions {
         freed
     }
 
-    fn forget(&self, keyspace: KeyspaceId, delta: &Delta, freed: &mut Vec<(KeyspaceId, LargeRef)>) {
-        self.give(delta.bytes());
-        freed.extend(delta.large().map(|reference| (keyspace, reference)));
+    fn forget(&self, keyspace: KeyspaceId, undo: &UndoRecord, freed: &mut Vec<(KeyspaceId, LargeRef)>) {
+        self.give(undo.bytes());
+        freed.extend(undo.large().map(|reference| (keyspace, reference)));
     }
 
-    /// The pages of a large value are free: a checkpoint need not list them. The first of them may be another's by now, and be
-    /// held for that one.
-    pub(crate) fn let_go(&self, keyspace: KeyspaceId, reference: &LargeRef) {
+    /// The pages of a large value are free: a checkpoint need not list them. The first of them may be another's by now,
+    /// and be held for that one.
+    pub(crate) fn release_value(&self, keyspace: KeyspaceId, reference: &LargeRef) {
         let mut held = self.held.lock();
         let key = (keyspace, reference.first_page);
         if held.get(&key) == Some(reference) {
             held.remove(&key);
-            self.held_count.store(held.len() as u64, Ordering::Relaxed);
+            self.debt.set_orphan_count(held.len());
         }
-    }
-
-    /// Bytes that a checkpoint's list of [`orphans`](Self::orphans) takes.
-    pub(crate) fn orphan_bytes(&self) -> u64 {
-        self.held_count.load(Ordering::Relaxed) * catalogue::ORPHAN_BYTES
     }
 
     /// Values that only versions name: what a checkpoint lists.
@@ -339,10 +392,10 @@ impl Versions {
     pub(crate) fn drop_keyspace(&self, keyspace: KeyspaceId) {
         let mut freed = Vec::new();
         for shard in &self.shards {
-            shard.lock().retain(|&(of, _), deltas| {
+            shard.lock().retain(|&(of, _), undo_records| {
                 if of == keyspace {
-                    for delta in deltas.drain(..) {
-                        self.forget(keyspace, &delta, &mut freed);
+                    for undo in undo_records.drain(..) {
+                        self.forget(keyspace, &undo, &mut freed);
                     }
                     self.give(LEAF_BYTES);
                 }
@@ -351,7 +404,7 @@ impl Versions {
         }
         let mut held = self.held.lock();
         held.retain(|&(of, _), _| of != keyspace);
-        self.held_count.store(held.len() as u64, Ordering::Relaxed);
+        self.debt.set_orphan_count(held.len());
     }
 }
 
@@ -359,26 +412,26 @@ impl Observer for Versions {
     fn rows_moved(&self, pages: &PageSpace, from: PageId, to: PageId, separator: Option<&[u8]>) {
         let (moved, kept) = {
             let mut shard = self.shard(pages.id, from).lock();
-            let Some(deltas) = shard.remove(&(pages.id, from)) else { return };
+            let Some(undo_records) = shard.remove(&(pages.id, from)) else { return };
             match separator {
                 None => {
                     self.give(LEAF_BYTES);
-                    (deltas, VecDeque::new())
+                    (undo_records, VecDeque::new())
                 }
                 Some(separator) => {
                     self.give(LEAF_BYTES);
                     let mut moved = VecDeque::new();
                     let mut kept = VecDeque::new();
-                    for delta in deltas {
-                        let mut sides = [Delta::new(), Delta::new()];
-                        for (key, was) in delta.iter() {
+                    for undo in undo_records {
+                        let mut sides = [UndoRecord::new(), UndoRecord::new()];
+                        for (key, was) in undo.iter() {
                             sides[usize::from(key >= separator)].push(key, was);
                         }
-                        self.give(delta.bytes());
+                        self.give(undo.bytes());
                         for (side, list) in sides.into_iter().zip([&mut kept, &mut moved]) {
                             if !side.rows.is_empty() {
                                 self.take(side.bytes());
-                                list.push_back(Delta { timestamp: delta.timestamp, ..side });
+                                list.push_back(UndoRecord { timestamp: undo.timestamp, ..side });
                             }
                         }
                     }
@@ -396,10 +449,10 @@ impl Observer for Versions {
             if there.is_empty() {
                 self.take(LEAF_BYTES);
             } else {
-                crate::witness::mark!("versions of two merged leaves were put together");
+                crate::coverage::mark!("versions of two merged leaves were put together");
             }
             there.extend(moved);
-            there.make_contiguous().sort_by_key(|delta| delta.timestamp);
+            there.make_contiguous().sort_by_key(|undo| undo.timestamp);
         }
     }
 }
@@ -408,12 +461,12 @@ impl Observer for Versions {
 mod tests {
     use super::*;
 
-    fn delta(rows: &[(&[u8], Option<&[u8]>)]) -> Delta {
-        let mut delta = Delta::new();
+    fn undo(rows: &[(&[u8], Option<&[u8]>)]) -> UndoRecord {
+        let mut undo = UndoRecord::new();
         for (key, was) in rows {
-            delta.push(key, was.map(RowValue::Inline));
+            undo.push(key, was.map(RowValue::Inline));
         }
-        delta
+        undo
     }
 
     const KEYSPACE: KeyspaceId = KeyspaceId(1);
@@ -421,27 +474,56 @@ mod tests {
     /// Each snapshot sees the row as it was then; a snapshot after all changes sees the page.
     #[test]
     fn each_snapshot_sees_its_own_version() {
-        let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)));
+        let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)), Arc::default());
         let page = PageId(1);
-        versions.add(KEYSPACE, page, Timestamp(5), delta(&[(b"a", None), (b"b", Some(b"old"))]));
-        versions.add(KEYSPACE, page, Timestamp(9), delta(&[(b"a", Some(b"first"))]));
+        versions.add(KEYSPACE, page, Timestamp(5), undo(&[(b"a", None), (b"b", Some(b"old"))]));
+        versions.add(KEYSPACE, page, Timestamp(9), undo(&[(b"a", Some(b"first"))]));
         let find = |key: &[u8], at| versions.find(KEYSPACE, page, key, Timestamp(at));
-        assert_eq!(find(b"a", 4), Some(Was::Absent));
-        assert_eq!(find(b"a", 5), Some(Was::Inline((*b"first").into())));
+        assert_eq!(find(b"a", 4), Some(OldVersion::Absent));
+        assert_eq!(find(b"a", 5), Some(OldVersion::Inline((*b"first").into())));
         assert_eq!(find(b"a", 9), None);
-        assert_eq!(find(b"b", 4), Some(Was::Inline((*b"old").into())));
+        assert_eq!(find(b"b", 4), Some(OldVersion::Inline((*b"old").into())));
         assert_eq!(find(b"b", 5), None);
-        assert_eq!(versions.overlay(KEYSPACE, page, Timestamp(4)).len(), 2);
         assert_eq!(versions.newest_change(KEYSPACE, page, b"a"), Some(Timestamp(9)));
+    }
+
+    /// What rows of a leaf were is returned in part where there is room for a part: the nearest, whatever the order of
+    /// their commits, and the last of them.
+    #[test]
+    fn what_rows_were_is_returned_in_parts() {
+        let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)), Arc::default());
+        let page = PageId(1);
+        let keys: Vec<[u8; 1]> = (0..100).map(|key| [key]).collect();
+        // Scattered over 10 commits; the snapshot sees the first of two changes of each row.
+        for commit in 0..20u8 {
+            let rows: Vec<(&[u8], Option<&[u8]>)> = (keys.iter().filter(|[key]| key % 10 == (commit * 7) % 10))
+                .map(|key| (&key[..], if commit < 10 { Some(&key[..]) } else { None }))
+                .collect();
+            versions.add(KEYSPACE, page, Timestamp(5 + u64::from(commit)), undo(&rows));
+        }
+        let all = (Bound::Unbounded, Bound::Unbounded);
+        let at = |bounds, forward, bytes_max| {
+            let old = versions.rows_at((KEYSPACE, page), Timestamp(4), bounds, forward, bytes_max);
+            assert!(old.rows.iter().all(|(key, was)| *was == OldVersion::Inline(key[..].into())), "the wrong version");
+            (old.rows.keys().map(|key| key[0]).collect::<Vec<_>>(), old.last.map(|key| key[0]))
+        };
+        assert_eq!(at(all, true, usize::MAX), ((0..100).collect(), None));
+        let ten = 10 * old_row_bytes(b"k", 1);
+        assert_eq!(at(all, true, ten), ((0..10).collect(), Some(9)));
+        assert_eq!(at(all, false, ten), ((90..100).collect(), Some(90)));
+        let middle: (Bound<&[u8]>, Bound<&[u8]>) = (Bound::Excluded(&[30]), Bound::Included(&[50]));
+        assert_eq!(at(middle, true, ten), ((31..41).collect(), Some(40)));
+        assert_eq!(at(middle, false, ten), ((41..51).collect(), Some(41)));
+        assert_eq!(at(all, true, 0), (vec![0], Some(0)), "one at least");
     }
 
     /// Only changes after the snapshot count, and only of rows that matter.
     #[test]
     fn changes_are_those_after_the_snapshot() {
-        let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)));
+        let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)), Arc::default());
         let page = PageId(1);
-        versions.add(KEYSPACE, page, Timestamp(5), delta(&[(b"a", None)]));
-        versions.add(KEYSPACE, page, Timestamp(9), delta(&[(b"b", None)]));
+        versions.add(KEYSPACE, page, Timestamp(5), undo(&[(b"a", None)]));
+        versions.add(KEYSPACE, page, Timestamp(9), undo(&[(b"b", None)]));
         let changed = |key: &[u8], at| versions.any_changed(KEYSPACE, page, Timestamp(at), |changed| changed == key);
         assert!(changed(b"a", 4) && !changed(b"a", 5));
         assert!(changed(b"b", 5) && changed(b"b", 8) && !changed(b"b", 9));
@@ -450,37 +532,37 @@ mod tests {
 
     /// A value that is free is let go by its identity: by then its number may be another's that was replaced too.
     #[test]
-    fn a_value_is_let_go_alone() {
-        let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)));
+    fn a_value_is_released_alone() {
+        let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)), Arc::default());
         let replaced = |id| {
             let reference = LargeRef { length: 100_000, id, first_page: PageId(9), chunk_count: 2 };
-            let mut delta = Delta::new();
-            delta.push(b"a", Some(RowValue::Large(reference)));
-            versions.add(KEYSPACE, PageId(1), Timestamp(id), delta);
+            let mut undo = UndoRecord::new();
+            undo.push(b"a", Some(RowValue::Large(reference)));
+            versions.add(KEYSPACE, PageId(1), Timestamp(id), undo);
             reference
         };
         let (first, second) = (replaced(5), replaced(6));
-        versions.let_go(KEYSPACE, &first);
+        versions.release_value(KEYSPACE, &first);
         assert_eq!(versions.orphans().len(), 1);
-        versions.let_go(KEYSPACE, &second);
+        versions.release_value(KEYSPACE, &second);
         assert_eq!(versions.orphans().len(), 0);
     }
 
     /// Versions follow their rows through a split and a merge, in the order of their commits.
     #[test]
     fn versions_follow_their_rows() {
-        let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)));
+        let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)), Arc::default());
         let pages = PageSpace::new(KEYSPACE, 4096, 0);
         let (left, right) = (PageId(1), PageId(2));
-        versions.add(KEYSPACE, left, Timestamp(5), delta(&[(b"a", None), (b"x", Some(b"1"))]));
+        versions.add(KEYSPACE, left, Timestamp(5), undo(&[(b"a", None), (b"x", Some(b"1"))]));
         versions.rows_moved(&pages, left, right, Some(b"m"));
         assert_eq!(versions.find(KEYSPACE, left, b"x", Timestamp(4)), None);
-        assert_eq!(versions.find(KEYSPACE, right, b"x", Timestamp(4)), Some(Was::Inline((*b"1").into())));
-        versions.add(KEYSPACE, left, Timestamp(6), delta(&[(b"a", Some(b"2"))]));
+        assert_eq!(versions.find(KEYSPACE, right, b"x", Timestamp(4)), Some(OldVersion::Inline((*b"1").into())));
+        versions.add(KEYSPACE, left, Timestamp(6), undo(&[(b"a", Some(b"2"))]));
         versions.rows_moved(&pages, right, left, None);
-        assert_eq!(versions.find(KEYSPACE, left, b"x", Timestamp(4)), Some(Was::Inline((*b"1").into())));
-        assert_eq!(versions.find(KEYSPACE, left, b"a", Timestamp(4)), Some(Was::Absent));
-        versions.sweep(Timestamp(6));
+        assert_eq!(versions.find(KEYSPACE, left, b"x", Timestamp(4)), Some(OldVersion::Inline((*b"1").into())));
+        assert_eq!(versions.find(KEYSPACE, left, b"a", Timestamp(4)), Some(OldVersion::Absent));
+        versions.collect_garbage(Timestamp(6));
         assert_eq!(versions.memory_bytes(), 0);
     }
 }

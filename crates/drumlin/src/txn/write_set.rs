@@ -1,17 +1,18 @@
 //! A transaction's private changes.
 //!
 //! # Invariants
-//! 1. Nothing of it is in any page before the commit: an abort drops it. Large values are shared with those who read them.
-//! 2. Entries are only appended; each knows the entry before it for the same key. So a savepoint is a number of entries, and
-//!    going back to it restores the older entries.
+//! 1. Nothing of it is in any page before the commit: an abort drops it. Large values are shared with those who read
+//!    them.
+//! 2. Entries are only appended; each knows the entry before it for the same key. So a savepoint is a number of
+//!    entries, and going back to it restores the older entries.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, Range};
 use std::sync::Arc;
 
 use super::values::LargeValue;
-use crate::format::{KeyspaceId, Place};
-use crate::memory::{grown_capacity, heap_bytes, reserve};
+use crate::format::{ExtentAddress, KeyspaceId};
+use crate::memory::{Grant, grown_capacity, heap_bytes, reserve};
 use crate::tree::Tree;
 
 /// What the transaction did to a row last.
@@ -22,14 +23,14 @@ pub(crate) enum Change<'a> {
     Remove,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Kept {
     Put(Range<usize>),
     PutLarge(Arc<LargeValue>),
     Remove,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Entry {
     keyspace: KeyspaceId,
     key: Range<usize>,
@@ -39,14 +40,14 @@ struct Entry {
 }
 
 /// The newest entry of each key of one keyspace.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Index {
     /// While keys come in ascending order: the entries, in this order. A sorted load stays here.
     Ascending(Vec<u32>),
     Sorted(BTreeMap<Box<[u8]>, u32>),
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct WriteSet {
     trees: BTreeMap<KeyspaceId, (Tree, Index)>,
     arena: Vec<u8>,
@@ -54,6 +55,38 @@ pub(crate) struct WriteSet {
     /// Keys in sorted indexes.
     index_bytes: usize,
     large_bytes: usize,
+}
+
+/// A write set with its memory: a transaction's, and that of its scans, which see it as it was when they began. Who
+/// changes one that others look at changes a copy.
+#[derive(Debug)]
+pub(crate) struct SharedWrites {
+    pub(crate) set: WriteSet,
+    pub(crate) memory: Grant,
+}
+
+impl SharedWrites {
+    pub(crate) fn new(memory: Grant) -> Arc<SharedWrites> {
+        Arc::new(SharedWrites { set: WriteSet::default(), memory })
+    }
+
+    /// Makes `writes` the caller's alone, with memory for so many bytes; `false` where there is none.
+    pub(crate) fn secure(writes: &mut Arc<SharedWrites>, bytes: usize) -> bool {
+        if let Some(alone) = Arc::get_mut(writes) {
+            return alone.memory.cover(bytes as u64);
+        }
+        let mut memory = writes.memory.another();
+        if !memory.cover(bytes as u64) {
+            return false;
+        }
+        *writes = Arc::new(SharedWrites { set: writes.set.clone(), memory });
+        true
+    }
+
+    /// The set, to be changed by whoever has [secured](Self::secure) it.
+    pub(crate) fn alone(writes: &mut Arc<SharedWrites>) -> &mut WriteSet {
+        &mut Arc::get_mut(writes).expect("secured a moment ago").set
+    }
 }
 
 /// An entry of a sorted index, but its key: in a tree that is half full.
@@ -96,7 +129,7 @@ impl WriteSet {
     }
 
     pub(crate) fn put_large(&mut self, tree: &Tree, key: &[u8], value: Arc<LargeValue>) {
-        self.large_bytes += size_of::<LargeValue>() + value.places.capacity() * size_of::<Place>();
+        self.large_bytes += size_of::<LargeValue>() + value.addresses.capacity() * size_of::<ExtentAddress>();
         let key = self.keep(key);
         self.push(tree, key, Kept::PutLarge(value));
     }
@@ -116,7 +149,7 @@ impl WriteSet {
     fn push(&mut self, tree: &Tree, key_range: Range<usize>, kept: Kept) {
         let keyspace = tree.pages.id;
         self.trees.entry(keyspace).or_insert_with(|| (tree.clone(), Index::Ascending(Vec::new())));
-        let number = self.entries.len() as u32;
+        let number = u32::try_from(self.entries.len()).expect("memory ends before entry numbers");
         let key = &self.arena[key_range.clone()];
         let ascends = match &self.trees[&keyspace].1 {
             Index::Ascending(order) => order.last().is_none_or(|&last| self.key(last) < key),
@@ -145,6 +178,7 @@ impl WriteSet {
                 previous
             }
         };
+        assert!(previous.is_none_or(|previous| previous < number), "an entry replaces a later one");
         reserve(&mut self.entries, 1);
         self.entries.push(Entry { keyspace, key: key_range, kept, previous });
     }
@@ -221,19 +255,21 @@ impl WriteSet {
             let key = &self.arena[entry.key.clone()];
             match &mut self.trees.get_mut(&entry.keyspace).expect("entered").1 {
                 Index::Ascending(order) => {
-                    order.pop();
+                    let undone = order.pop();
+                    assert_eq!(undone, Some(self.entries.len() as u32), "another entry than the newest is undone");
                 }
                 Index::Sorted(map) => match entry.previous {
                     Some(previous) => *map.get_mut(key).expect("indexed") = previous,
                     None => {
-                        map.remove(key);
+                        let undone = map.remove(key);
+                        assert_eq!(undone, Some(self.entries.len() as u32), "another entry than the newest is undone");
                         self.index_bytes -= heap_bytes(key.len());
                     }
                 },
             }
             self.arena.truncate(entry.key.start);
             if let Kept::PutLarge(value) = entry.kept {
-                self.large_bytes -= size_of::<LargeValue>() + value.places.capacity() * size_of::<Place>();
+                self.large_bytes -= size_of::<LargeValue>() + value.addresses.capacity() * size_of::<ExtentAddress>();
             }
         }
     }

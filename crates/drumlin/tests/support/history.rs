@@ -1,9 +1,10 @@
 //! A checker of histories: who read and wrote what, and whether the levels of isolation were kept.
 //!
 //! Every value written is unique, so a read names its writer. With the order of the versions of each row this gives the
-//! dependencies between transactions (Adya 1999): *ww*, from the writer of a version to that of the next; *wr*, from the
-//! writer to whoever read it; *rw*, from the reader to the writer of the next. What a level forbids is a cycle of some kind, or a
-//! read that no committed state explains. The idea of finding them in recorded histories is Elle's (Kingsbury, Alvaro 2020).
+//! dependencies between transactions (Adya 1999): *ww*, from the writer of a version to that of the next; *wr*, from
+//! the writer to whoever read it; *rw*, from the reader to the writer of the next. What a level forbids is a cycle of
+//! some kind, or a read that no committed state explains. The idea of finding them in recorded histories is Elle's
+//! (Kingsbury, Alvaro 2020).
 //!
 //! Transactions of several levels run together. Then an rw edge counts only where its reader was promised that nobody
 //! overtakes what it read (Adya's mixed graph):
@@ -15,9 +16,9 @@
 //! | G-nonadjacent: no two rw next to each other; G-single has one | snapshot | of snapshot and serializable readers |
 //! | G2: any | serializable | of serializable readers |
 //!
-//! Beyond cycles: G1a (a read of what was never committed), G1b (of what its writer replaced itself), a lost update (two
-//! versions that replaced the same one), a stale read (of what had been replaced before the transaction began), and a
-//! transaction that does not see its own writes.
+//! Beyond cycles: G1a (a read of what was never committed), G1b (of what its writer replaced itself), a lost update
+//! (two versions that replaced the same one), a stale read (of what had been replaced before the transaction began),
+//! and a transaction that does not see its own writes.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
@@ -287,7 +288,8 @@ impl Graph<'_> {
     /// The shortest cycle found among edges that count, if there is one. With `apart`, no two rw edges may follow each
     /// other in it.
     fn cycle(&self, counts: impl Fn(Kind) -> bool, apart: bool) -> Option<Vec<(usize, Edge)>> {
-        // With `apart` each transaction is two nodes: the second is where one arrives by an rw edge, and leaves by another.
+        // With `apart` each transaction is two nodes: the second is where one arrives by an rw edge, and leaves by
+        // another.
         let count = self.edges.len();
         let states = if apart { 2 * count } else { count };
         let next = |state: usize| {
@@ -426,10 +428,10 @@ pub fn check(history: &History) -> Result<Summary, Violation> {
     Ok(summary)
 }
 
-/// A history as text, one step after the other: `r1(x=0)` transaction 1 reads in row x what was there at the start, `r2(x=1)`
-/// what 1 wrote last, `r2(x=1*)` what 1 wrote first, `r1(x=-)` no row; `w1(x)` writes, `d1(x)` removes; `c1` commits, `a1`
-/// aborts. Rows x, y and z are there at the start, others are not. Commits are in the order of time; `x:2,1` at the end says
-/// in which order the versions of x came instead.
+/// A history as text, one step after the other: `r1(x=0)` transaction 1 reads in row x what was there at the start,
+/// `r2(x=1)` what 1 wrote last, `r2(x=1*)` what 1 wrote first, `r1(x=-)` no row; `w1(x)` writes, `d1(x)` removes; `c1`
+/// commits, `a1` aborts. Rows x, y and z are there at the start, others are not. Commits are in the order of time;
+/// `x:2,1` at the end says in which order the versions of x came instead.
 pub fn parse(text: &str, levels: &[Isolation]) -> History {
     let key_of = |name: &str| u32::from(name.as_bytes()[0]);
     let mut history = History::default();

@@ -1,44 +1,18 @@
-//! What the integration tests share: a small deterministic generator and folders that remove themselves.
+//! What the integration tests share: folders that remove themselves, small databases, models.
 #![allow(dead_code, unreachable_pub, reason = "each test uses some of it, and none is a library")]
 
-pub mod disk;
 pub mod history;
 pub mod workload;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use drumlin::io::Backend;
 use drumlin::io::fault::FaultyBackend;
 use drumlin::{Config, IoBackend, Keyspace};
 
-/// SplitMix64 (Steele, Lea, Flood 2014): enough randomness for tests, and the same from the same seed.
-#[derive(Clone, Debug)]
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// Below `limit`.
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-
-    pub fn chance(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
-    }
-
-    pub fn bytes(&mut self, length: usize) -> Vec<u8> {
-        (0..length).map(|_| self.next() as u8).collect()
-    }
-}
+pub use drumlin_testing::Random;
 
 /// A database's folder in the system's temporary directory, removed when dropped.
 pub struct Folder(tempfile::TempDir);
@@ -75,6 +49,19 @@ pub fn faulty() -> (FaultyBackend, Config) {
 
 /// What a keyspace should hold.
 pub type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// Copies a database's folder: what a kill at this moment leaves, if nothing writes meanwhile.
+pub fn copy_folder(from: &Path, to: &Path) {
+    for folder in [from.to_path_buf(), from.join("log")] {
+        let target = to.join(folder.strip_prefix(from).unwrap());
+        std::fs::create_dir_all(&target).unwrap();
+        for entry in std::fs::read_dir(&folder).into_iter().flatten().map(Result::unwrap) {
+            if entry.file_type().unwrap().is_file() {
+                std::fs::copy(entry.path(), target.join(entry.file_name())).unwrap();
+            }
+        }
+    }
+}
 
 /// It holds what it should.
 pub fn compare(keyspace: &Keyspace, model: &Model) {

@@ -260,12 +260,12 @@ impl Workload {
                     "thread {thread}, {end} steps: its keyspace is there: {has_own}, should be: {own}"
                 ));
             }
-            self.compare(db, thread, &rows, own).map_err(|flaw| format!("thread {thread}, {end} steps: {flaw}"))?;
+            self.compare(db, thread, &rows, own).map_err(|reason| format!("thread {thread}, {end} steps: {reason}"))?;
             next.push(end);
         }
         let report = db.check().map_err(text)?;
-        if !report.damage.is_empty() {
-            return Err(format!("damage: {:?}", report.damage));
+        if !report.corruption.is_empty() {
+            return Err(format!("damage: {:?}", report.corruption));
         }
         Ok(next)
     }

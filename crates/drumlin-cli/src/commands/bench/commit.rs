@@ -1,5 +1,5 @@
-//! `drumlin bench commit`: transactions of `--batch` rows, one after another on each thread; with `--async` by as many tasks
-//! on one thread. An operation is a transaction.
+//! `drumlin bench commit`: transactions of `--batch` rows, one after another on each thread; with `--async` by as many
+//! tasks on one thread. An operation is a transaction.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use super::measure::{Measured, TURNS, Task, Turns, Worker, measure, measure_task
 use super::options::Distribution;
 use super::raw::Writes;
 use super::report::{Limit, Report, Told};
-use super::subject::Subject;
+use super::target::Target;
 use crate::commands::load::Durability;
 use crate::failure::Result;
 use crate::process;
@@ -63,36 +63,36 @@ impl Task for Committer {
     }
 }
 
-pub(super) fn run(subject: &mut Subject<'_>) -> Result<Report> {
-    let batch = u64::from(subject.options.batch.unwrap_or(1));
-    let is_full = subject.options.durability == Durability::Full;
-    let keyspace = subject.rows()?;
+pub(super) fn run(target: &mut Target<'_>) -> Result<Report> {
+    let batch = u64::from(target.options.batch.unwrap_or(1));
+    let is_full = target.options.durability == Durability::Full;
+    let keyspace = target.rows()?;
     let next = Arc::new(AtomicU64::new(0));
     let committers = |turn: u64| {
-        (0..subject.threads())
+        (0..target.threads())
             .map(|thread| Committer {
-                database: subject.database().clone(),
+                database: target.database().clone(),
                 keyspace: keyspace.clone(),
-                options: TxOptions { durability: subject.options.durability.into(), ..TxOptions::default() },
-                order: subject.order(),
-                keys: subject.about.keys,
+                options: TxOptions { durability: target.options.durability.into(), ..TxOptions::default() },
+                order: target.order(),
+                keys: target.about.keys,
                 next: Arc::clone(&next),
-                random: Random::new(turn * 4096 + thread, subject.about.keys, Distribution::Uniform),
-                value: vec![0; subject.about.value_size as usize],
+                random: Random::new(turn * 4096 + thread, target.about.keys, Distribution::Uniform),
+                value: vec![0; target.about.value_size as usize],
                 batch,
             })
             .collect::<Vec<_>>()
     };
-    let is_async = subject.options.is_async;
+    let is_async = target.options.is_async;
     let measure = |turn: u64, limit: Duration| {
         if is_async {
-            measure_tasks(vec![committers(turn)], Some(limit), || subject.stats())
+            measure_tasks(vec![committers(turn)], Some(limit), || target.stats())
         } else {
-            measure(committers(turn), Some(limit), || subject.stats())
+            measure(committers(turn), Some(limit), || target.stats())
         }
     };
-    let slice = subject.options.seconds / TURNS;
-    let mut writes = if is_full { Some(Writes::create(&subject.path, subject.stats().sync_method)?) } else { None };
+    let slice = target.options.seconds / TURNS;
+    let mut writes = if is_full { Some(Writes::create(&target.path, target.stats().sync_method)?) } else { None };
     measure(0, slice / 4)?;
 
     process::reset_resident_bytes_max();
@@ -103,18 +103,18 @@ pub(super) fn run(subject: &mut Subject<'_>) -> Result<Report> {
         turns.add(measured, raw);
     }
     let reached_per_second = turns.median_of(Measured::ops_per_second);
-    let rows_written = next.load(Ordering::Relaxed).min(subject.about.keys);
+    let rows_written = next.load(Ordering::Relaxed).min(target.about.keys);
     let told = Told {
         name: "commit",
         unit: "commits",
         call: if batch == 1 { "a commit".to_owned() } else { format!("a commit of {batch}") },
         batch,
-        data_bytes: rows_written * (KEY_BYTES as u64 + subject.about.value_size),
+        data_bytes: rows_written * (KEY_BYTES as u64 + target.about.value_size),
         limit: turns.limit().map(|per_second| Limit {
             per_second,
             reached_per_second,
             unit: "durable 4 KiB writes/s by one thread",
         }),
     };
-    Ok(Report::new(subject, &turns, told))
+    Ok(Report::new(target, &turns, told))
 }

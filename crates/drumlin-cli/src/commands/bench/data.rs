@@ -1,7 +1,7 @@
 //! The rows of a bench: which keys there are, in which order they come, what their values are.
 //!
-//! The keys of `N` rows are the numbers below `N` as 16 decimal digits. So the rows are the same whatever order they were
-//! written in, and any of them can be asked for without a list.
+//! The keys of `N` rows are the numbers below `N` as 16 decimal digits. So the rows are the same whatever order they
+//! were written in, and any of them can be asked for without a list.
 
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{Rng, RngExt, SeedableRng};
@@ -27,8 +27,8 @@ pub(super) fn key(index: u64) -> [u8; KEY_BYTES] {
 
 /// The numbers below `count`, each once, in an order that looks like none.
 ///
-/// Xor-shifts and multiplications by odd numbers permute the numbers of `bits` bits; a result at or above `count` is put
-/// in again until one below comes out, which keeps it a permutation and takes less than two rounds on average.
+/// Xor-shifts and multiplications by odd numbers permute the numbers of `bits` bits; a result at or above `count` is
+/// put in again until one below comes out, which keeps it a permutation and takes less than two rounds on average.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Permutation {
     count: u64,

@@ -1,18 +1,19 @@
-//! `drumlin bench get`: reads of single keys, or of `--batch` keys a call; with `--async` of single keys by `--batch` tasks
-//! on each thread.
+//! `drumlin bench get`: reads of single keys, or of `--batch` keys a call; with `--async` of single keys by `--batch`
+//! tasks on each thread.
 //!
-//! The limit is compared with what the store asks of the device, not with what it answers from memory: where nothing has
-//! to be read, there is none.
+//! The limit is compared with what the store asks of the device, not with what it answers from memory: where nothing
+//! has to be read, there is none.
 
 use std::time::Duration;
 
 use drumlin::{Error, Keyspace};
 
 use super::data::{KEY_BYTES, Random, key};
+use super::load;
 use super::measure::{Measured, TURNS, Task, Turns, Worker, measure, measure_tasks};
 use super::raw::Reads;
 use super::report::{Limit, Report, Told};
-use super::subject::Subject;
+use super::target::Target;
 use crate::failure::Result;
 use crate::process;
 
@@ -30,11 +31,11 @@ pub(super) struct Getter {
 }
 
 impl Getter {
-    pub(super) fn new(subject: &Subject<'_>, keyspace: &Keyspace, seed: u64, batch: usize) -> Getter {
+    pub(super) fn new(target: &Target<'_>, keyspace: &Keyspace, seed: u64, batch: usize) -> Getter {
         Getter {
             keyspace: keyspace.clone(),
-            random: Random::new(seed, subject.about.keys, subject.options.distribution),
-            value_size: subject.about.value_size as usize,
+            random: Random::new(seed, target.about.keys, target.options.distribution),
+            value_size: target.about.value_size as usize,
             keys: vec![[0; KEY_BYTES]; batch],
         }
     }
@@ -72,35 +73,35 @@ impl Task for Getter {
     }
 }
 
-pub(super) fn run(subject: &mut Subject<'_>) -> Result<Report> {
-    subject.ensure_rows()?;
-    let batch = subject.options.batch.unwrap_or(1) as usize;
-    let keyspace = subject.rows()?;
-    let page_bytes = subject.page_bytes();
-    let threads = subject.threads();
-    let reads = Reads::open(&subject.data_file())?;
-    let is_async = subject.options.is_async;
+pub(super) fn run(target: &mut Target<'_>) -> Result<Report> {
+    load::ensure_rows(target)?;
+    let batch = target.options.batch.unwrap_or(1) as usize;
+    let keyspace = target.rows()?;
+    let page_bytes = target.page_bytes();
+    let threads = target.threads();
+    let reads = Reads::open(&target.data_file())?;
+    let is_async = target.options.is_async;
     let measure = |turn: u64, limit: Duration| {
         let seed = |thread: u64, task: u64| (turn * 4096 + thread) * 4096 + task;
         if is_async {
             let tasks = |thread: u64| -> Vec<Getter> {
-                (0..batch as u64).map(|task| Getter::new(subject, &keyspace, seed(thread, task), 1)).collect()
+                (0..batch as u64).map(|task| Getter::new(target, &keyspace, seed(thread, task), 1)).collect()
             };
             let getters = (0..threads).map(tasks).collect();
-            measure_tasks(getters, Some(limit), || subject.stats())
+            measure_tasks(getters, Some(limit), || target.stats())
         } else {
-            let getters = (0..threads).map(|thread| Getter::new(subject, &keyspace, seed(thread, 0), batch));
-            measure(getters.collect(), Some(limit), || subject.stats())
+            let getters = (0..threads).map(|thread| Getter::new(target, &keyspace, seed(thread, 0), batch));
+            measure(getters.collect(), Some(limit), || target.stats())
         }
     };
-    if subject.fits_in_memory() {
+    if target.fits_in_memory() {
         keyspace.iter().try_for_each(|row| row.map(|_| ()))?;
     }
     reads.warm()?;
     measure(0, WARM_UP)?;
 
     process::reset_resident_bytes_max();
-    let slice = subject.options.seconds / TURNS;
+    let slice = target.options.seconds / TURNS;
     let mut turns = Turns::new();
     for turn in 1..=u64::from(TURNS) {
         let measured = measure(turn, slice)?;
@@ -122,10 +123,10 @@ pub(super) fn run(subject: &mut Subject<'_>) -> Result<Report> {
             _ => format!("a get of {batch}"),
         },
         batch: batch as u64,
-        data_bytes: subject.about.data_bytes(),
+        data_bytes: target.about.data_bytes(),
         limit: limit.map(|per_second| Limit { per_second, reached_per_second, unit: "reads/s" }),
     };
-    Ok(Report::new(subject, &turns, told))
+    Ok(Report::new(target, &turns, told))
 }
 
 fn reads_per_op(measured: &Measured) -> f64 {

@@ -7,14 +7,15 @@ use super::data::{Random, WriteOrder, key};
 use super::measure::{Turns, Worker, measure};
 use super::options::Distribution;
 use super::report::{Report, Told};
-use super::subject::Subject;
+use super::target::Target;
 use crate::failure::Result;
-use crate::process;
+use crate::terminal::Progress;
+use crate::{interrupt, process};
 
 /// Rows a transaction.
-pub(super) const BATCH_DEFAULT: u32 = 1000;
+const BATCH_DEFAULT: u32 = 1000;
 
-pub(super) struct Loader {
+struct Loader {
     database: Database,
     keyspace: Keyspace,
     options: TxOptions,
@@ -45,21 +46,15 @@ impl Worker for Loader {
 
 impl Loader {
     /// The loader of one thread's share of the rows.
-    pub(super) fn new(
-        subject: &Subject<'_>,
-        thread: u64,
-        threads: u64,
-        batch: u64,
-        durability: Durability,
-    ) -> Result<Loader> {
-        let keys = subject.about.keys;
+    fn new(target: &Target<'_>, thread: u64, threads: u64, batch: u64, durability: Durability) -> Result<Loader> {
+        let keys = target.about.keys;
         Ok(Loader {
-            database: subject.database().clone(),
-            keyspace: subject.rows()?,
+            database: target.database().clone(),
+            keyspace: target.rows()?,
             options: TxOptions { durability, ..TxOptions::default() },
-            order: subject.order(),
+            order: target.order(),
             random: Random::new(thread, keys, Distribution::Uniform),
-            value: vec![0; subject.about.value_size as usize],
+            value: vec![0; target.about.value_size as usize],
             batch,
             position: share(keys, thread, threads),
             end: share(keys, thread + 1, threads),
@@ -80,29 +75,48 @@ impl Loader {
     }
 }
 
-pub(super) fn run(subject: &mut Subject<'_>) -> Result<Report> {
-    let batch = u64::from(subject.options.batch.unwrap_or(BATCH_DEFAULT));
-    let threads = subject.threads();
-    let durability = subject.options.durability.into();
-    let loaders = (0..threads).map(|thread| Loader::new(subject, thread, threads, batch, durability));
+pub(super) fn run(target: &mut Target<'_>) -> Result<Report> {
+    let batch = u64::from(target.options.batch.unwrap_or(BATCH_DEFAULT));
+    let threads = target.threads();
+    let durability = target.options.durability.into();
+    let loaders = (0..threads).map(|thread| Loader::new(target, thread, threads, batch, durability));
     let loaders = loaders.collect::<Result<Vec<_>>>()?;
     process::reset_resident_bytes_max();
     let mut turns = Turns::new();
-    turns.add(measure(loaders, None, || subject.stats())?, None);
+    turns.add(measure(loaders, None, || target.stats())?, None);
     let told = Told {
         name: "load",
         unit: "rows",
         call: format!("a commit of {batch}"),
         batch,
-        data_bytes: subject.about.data_bytes(),
+        data_bytes: target.about.data_bytes(),
         limit: None,
     };
-    let report = Report::new(subject, &turns, told);
-    subject.set_loaded()?;
+    let report = Report::new(target, &turns, told);
+    target.set_loaded()?;
     Ok(report)
 }
 
-/// Where the share of a thread begins.
+/// Loads the rows, unmeasured, where they are not there; brings them out of the log and into the data file.
+pub(super) fn ensure_rows(target: &mut Target<'_>) -> Result<()> {
+    if target.is_loaded() {
+        return Ok(());
+    }
+    let progress = Progress::items(target.output, "loading", target.about.keys);
+    let mut loader = Loader::new(target, 0, 1, u64::from(BATCH_DEFAULT), Durability::Relaxed)?;
+    loop {
+        let rows = loader.call()?;
+        if rows == 0 {
+            break;
+        }
+        progress.add(rows);
+        interrupt::check()?;
+    }
+    progress.finish();
+    target.set_loaded()
+}
+
+/// The first row of a thread's share.
 pub(super) fn share(keys: u64, thread: u64, threads: u64) -> u64 {
     (u128::from(keys) * u128::from(thread) / u128::from(threads)) as u64
 }

@@ -29,11 +29,11 @@ pub(super) trait Worker: Send {
 
 /// The work of one task among many on a thread.
 pub(super) trait Task: Send {
-    /// As [`Worker::call`].
+    /// Like [`Worker::call`].
     async fn call(&mut self) -> drumlin::Result<u64>;
 }
 
-/// What happened in one stretch of work, or in several of them together.
+/// The figures of one stretch of work, or in several of them together.
 #[derive(Debug)]
 pub(super) struct Measured {
     pub(super) ops: u64,
@@ -101,7 +101,7 @@ pub(super) fn measure<W: Worker>(
     measure_threads(workers, |worker| call_until(worker, limit), stats)
 }
 
-/// As [`measure`], with all the tasks of a thread going on at once.
+/// Like [`measure`], with all the tasks of a thread going on at once.
 pub(super) fn measure_tasks<T: Task>(
     threads: Vec<Vec<T>>,
     limit: Option<Duration>,

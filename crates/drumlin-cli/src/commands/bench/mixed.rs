@@ -1,6 +1,6 @@
 //! `drumlin bench mixed`: of a hundred operations `--read-percent` read a row and the rest overwrite one, each in a
-//! transaction of its own, on `--threads` threads or, with `--async`, by as many tasks on one. Reads and commits share the
-//! device, so that no single limit applies.
+//! transaction of its own, on `--threads` threads or, with `--async`, by as many tasks on one. Reads and commits share
+//! the device, so that no single limit applies.
 
 use std::time::Duration;
 
@@ -8,9 +8,10 @@ use drumlin::Keyspace;
 
 use super::data::{Random, key};
 use super::get::Getter;
+use super::load;
 use super::measure::{TURNS, Task, Turns, Worker, measure, measure_tasks};
 use super::report::{Report, Told};
-use super::subject::Subject;
+use super::target::Target;
 use crate::failure::Result;
 use crate::process;
 
@@ -56,35 +57,35 @@ impl Task for Mixer {
     }
 }
 
-pub(super) fn run(subject: &mut Subject<'_>) -> Result<Report> {
-    subject.ensure_rows()?;
-    let keyspace = subject.rows()?;
+pub(super) fn run(target: &mut Target<'_>) -> Result<Report> {
+    load::ensure_rows(target)?;
+    let keyspace = target.rows()?;
     let mixers = |turn: u64| {
-        (0..subject.threads())
+        (0..target.threads())
             .map(|thread| {
                 let seed = turn * 4096 + thread;
                 Mixer {
-                    getter: Getter::new(subject, &keyspace, seed, 1),
+                    getter: Getter::new(target, &keyspace, seed, 1),
                     keyspace: keyspace.clone(),
-                    durability: subject.options.durability.into(),
-                    random: Random::new(!seed, subject.about.keys, subject.options.distribution),
-                    read_percent: subject.options.read_percent,
-                    value: vec![0; subject.about.value_size as usize],
+                    durability: target.options.durability.into(),
+                    random: Random::new(!seed, target.about.keys, target.options.distribution),
+                    read_percent: target.options.read_percent,
+                    value: vec![0; target.about.value_size as usize],
                 }
             })
             .collect::<Vec<_>>()
     };
-    let is_async = subject.options.is_async;
+    let is_async = target.options.is_async;
     let measure = |turn: u64, limit: Duration| {
         if is_async {
-            measure_tasks(vec![mixers(turn)], Some(limit), || subject.stats())
+            measure_tasks(vec![mixers(turn)], Some(limit), || target.stats())
         } else {
-            measure(mixers(turn), Some(limit), || subject.stats())
+            measure(mixers(turn), Some(limit), || target.stats())
         }
     };
     // It keeps the versions that it needs, until they exceed their share of memory.
-    let _held = subject.options.hold_snapshot.then(|| subject.database().snapshot());
-    let slice = subject.options.seconds / TURNS;
+    let _held = target.options.hold_snapshot.then(|| target.database().snapshot());
+    let slice = target.options.seconds / TURNS;
     measure(0, slice / 2)?;
     process::reset_resident_bytes_max();
     let mut turns = Turns::new();
@@ -96,8 +97,8 @@ pub(super) fn run(subject: &mut Subject<'_>) -> Result<Report> {
         unit: "operations",
         call: "an operation".to_owned(),
         batch: 1,
-        data_bytes: subject.about.data_bytes(),
+        data_bytes: target.about.data_bytes(),
         limit: None,
     };
-    Ok(Report::new(subject, &turns, told))
+    Ok(Report::new(target, &turns, told))
 }

@@ -14,13 +14,13 @@ mod options;
 mod raw;
 mod report;
 mod scan;
-mod subject;
+mod target;
 
 use clap::{Args, Subcommand};
 
 use self::options::Options;
 use self::report::Report;
-use self::subject::Subject;
+use self::target::Target;
 use crate::failure::{Failure, Result};
 use crate::interrupt;
 use crate::terminal::Output;
@@ -67,9 +67,9 @@ impl Bench {
     }
 }
 
-fn run(options: &Options, output: Output, bench: fn(&mut Subject<'_>) -> Result<Report>) -> Result<Report> {
-    let mut subject = Subject::open(options, output)?;
-    let report = bench(&mut subject)?;
-    subject.close()?;
+fn run(options: &Options, output: Output, bench: fn(&mut Target<'_>) -> Result<Report>) -> Result<Report> {
+    let mut target = Target::open(options, output)?;
+    let report = bench(&mut target)?;
+    target.close()?;
     Ok(report)
 }

@@ -1,4 +1,4 @@
-//! What every bench understands.
+//! The options of every bench.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -170,7 +170,7 @@ fn written(path: &Path) -> io::Result<Vec<Range<u64>>> {
 struct Places<'a> {
     ranges: &'a [Range<u64>],
     bytes: u64,
-    /// How many places there are up to the end of each range.
+    /// The number of places up to the end of each range.
     ends: Vec<u64>,
     count: u64,
 }

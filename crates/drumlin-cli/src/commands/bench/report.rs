@@ -1,11 +1,11 @@
-//! What a bench prints. The names of the first fields are a promise to scripts.
+//! The report of a bench. The names of the first fields are a promise to scripts.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
 use super::measure::Turns;
-use super::subject::Subject;
+use super::target::Target;
 use crate::process;
 use crate::terminal::{figures, style};
 
@@ -39,17 +39,17 @@ pub(super) struct Report {
     value_size: u64,
     threads: u64,
     batch: u64,
-    /// What one operation is.
+    /// The operation that is counted.
     #[serde(skip)]
     unit: &'static str,
-    /// What was timed, where it was more than one operation.
+    /// The stretch that was timed, where it was more than one operation.
     #[serde(skip)]
     call: String,
     #[serde(skip)]
     limit_text: String,
 }
 
-/// What only the bench itself knows.
+/// Facts that only the bench itself knows.
 pub(super) struct Told {
     pub(super) name: &'static str,
     pub(super) unit: &'static str,
@@ -60,7 +60,7 @@ pub(super) struct Told {
     pub(super) limit: Option<Limit>,
 }
 
-/// What the store is compared with.
+/// The device that the store is compared with.
 pub(super) struct Limit {
     pub(super) per_second: f64,
     pub(super) reached_per_second: f64,
@@ -68,8 +68,8 @@ pub(super) struct Limit {
 }
 
 impl Report {
-    pub(super) fn new(subject: &Subject<'_>, turns: &Turns, told: Told) -> Report {
-        let stats = subject.stats();
+    pub(super) fn new(target: &Target<'_>, turns: &Turns, told: Told) -> Report {
+        let stats = target.stats();
         let all = &turns.all;
         let latency = &all.latency_ns;
         let us = |ns: u64| ns as f64 / 1000.0;
@@ -109,9 +109,9 @@ impl Report {
             max_us: us(latency.max()),
             stddev_us: latency.stdev() / 1000.0,
             device_reads_per_second: turns.median_of(super::measure::Measured::device_reads_per_second),
-            keys: subject.about.keys,
-            value_size: subject.about.value_size,
-            threads: subject.threads(),
+            keys: target.about.keys,
+            value_size: target.about.value_size,
+            threads: target.threads(),
             batch: told.batch,
             unit: told.unit,
             call: told.call,

@@ -1,18 +1,18 @@
 //! `drumlin bench scan`: all rows in key order, from a database that was just opened.
 //!
-//! The limit is the raw sequential rate over the same file, expressed in rows: raw bytes per second divided by the bytes
-//! of keys and values a row. So a ratio above 1 is possible where the pages are compressed.
+//! The limit is the raw sequential rate over the same file, expressed in rows: raw bytes per second divided by the
+//! bytes of keys and values a row. So a ratio above 1 is possible where the pages are compressed.
 
 use std::time::Duration;
 
 use drumlin::Range;
 
 use super::data::key;
-use super::load::share;
+use super::load::{self, share};
 use super::measure::{Measured, Turns, Worker, measure};
 use super::raw::Reads;
 use super::report::{Limit, Report, Told};
-use super::subject::Subject;
+use super::target::Target;
 use crate::failure::Result;
 use crate::process;
 
@@ -42,28 +42,28 @@ impl Worker for Scanner {
     }
 }
 
-pub(super) fn run(subject: &mut Subject<'_>) -> Result<Report> {
-    subject.ensure_rows()?;
-    let keys = subject.about.keys;
-    let row_bytes = subject.about.data_bytes() as f64 / keys as f64;
-    let threads = subject.threads();
-    let seconds = subject.options.seconds;
+pub(super) fn run(target: &mut Target<'_>) -> Result<Report> {
+    load::ensure_rows(target)?;
+    let keys = target.about.keys;
+    let row_bytes = target.about.data_bytes() as f64 / keys as f64;
+    let threads = target.threads();
+    let seconds = target.options.seconds;
     let slice = seconds / TURNS_MIN as u32;
-    subject.reopen()?;
-    let reads = Reads::open(&subject.data_file())?;
+    target.reopen()?;
+    let reads = Reads::open(&target.data_file())?;
     reads.warm()?;
     process::reset_resident_bytes_max();
     let mut turns = Turns::new();
     while turns.each.len() < TURNS_MIN || (turns.all.elapsed < seconds && turns.each.len() < TURNS_MAX) {
-        subject.reopen()?;
-        let keyspace = subject.rows()?;
+        target.reopen()?;
+        let keyspace = target.rows()?;
         let scanners = (0..threads)
             .map(|thread| {
                 let (start, end) = (share(keys, thread, threads), share(keys, thread + 1, threads));
                 Scanner { rows: keyspace.range(key(start).to_vec()..key(end).to_vec()), bytes: 0 }
             })
             .collect();
-        let measured = measure(scanners, Some(slice), || subject.stats())?;
+        let measured = measure(scanners, Some(slice), || target.stats())?;
         turns.add(measured, Some(reads.sequential(slice.max(Duration::from_millis(200)))? / row_bytes));
     }
     let reached_per_second = turns.median_of(Measured::ops_per_second);
@@ -72,8 +72,8 @@ pub(super) fn run(subject: &mut Subject<'_>) -> Result<Report> {
         unit: "rows",
         call: format!("{ROWS_PER_STEP} rows"),
         batch: ROWS_PER_STEP,
-        data_bytes: subject.about.data_bytes(),
+        data_bytes: target.about.data_bytes(),
         limit: turns.limit().map(|per_second| Limit { per_second, reached_per_second, unit: "rows/s" }),
     };
-    Ok(Report::new(subject, &turns, told))
+    Ok(Report::new(target, &turns, told))
 }

@@ -1,11 +1,11 @@
-//! What is recorded of a file, and how it is encoded.
+//! The record of a file, and its encoding.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 
 use serde::{Deserialize, Serialize};
 
-/// What a path leads to.
+/// The kind of thing that a path leads to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
@@ -40,7 +40,7 @@ impl Entry {
         }
     }
 
-    /// Whether the file on disk is, to all appearances, still the one recorded.
+    /// Returns `true` if the file on disk is, to all appearances, still the one recorded.
     pub(crate) fn is_unchanged(&self, kind: Kind, metadata: &Metadata) -> bool {
         self.kind == kind && self.size == metadata.len() && self.mtime_ns == mtime_ns(metadata)
     }

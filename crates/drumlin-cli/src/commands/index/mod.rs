@@ -36,8 +36,8 @@ const UNREADABLE_NAMED: u64 = 10;
 
 /// Store a directory tree, one transaction a file
 ///
-/// Three keyspaces: files (path: size, time, mode, kind and hash as JSON), contents (path: bytes) and by_size (size as 8
-/// big-endian bytes, then the path). Run again, it stores what is new or changed. Symbolic links are recorded, not
+/// Three keyspaces: files (path: size, time, mode, kind and hash as JSON), contents (path: bytes) and by_size (size as
+/// 8 big-endian bytes, then the path). Run again, it stores what is new or changed. Symbolic links are recorded, not
 /// followed. A database that lies in the directory is not stored in itself. Files that can't be read are named and make
 /// the exit code 7.
 #[derive(Debug, Args)]
@@ -75,7 +75,7 @@ pub(crate) struct Summary {
     pub(crate) budget_bytes: u64,
 }
 
-/// What the storing threads share.
+/// The state that the storing threads share.
 struct Job<'a> {
     store: &'a Store,
     root: &'a Path,

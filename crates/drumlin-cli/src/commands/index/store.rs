@@ -30,7 +30,7 @@ pub(crate) struct Store {
     pub(crate) by_size: Keyspace,
 }
 
-/// What became of a file.
+/// The outcome for a file.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// Its transaction is durable.
@@ -93,8 +93,8 @@ impl Store {
         Ok(Outcome::Stored { bytes })
     }
 
-    /// Removes the files that are no longer below the root, or lie at or below what is left out, each in one transaction;
-    /// how many.
+    /// Removes the files that are no longer below the root, or lie at or below what is left out, each in one
+    /// transaction; how many.
     pub(super) fn remove_missing(&self, root: &Path, left_out: &[Vec<u8>]) -> Result<u64> {
         let mut removed = 0;
         let mut from = Bound::Unbounded;

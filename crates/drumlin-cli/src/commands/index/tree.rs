@@ -1,4 +1,4 @@
-//! What is in a directory tree.
+//! Walks through a directory tree.
 
 use std::fs::{self, Metadata};
 use std::os::unix::ffi::OsStrExt;
@@ -20,7 +20,7 @@ pub(crate) struct Found {
     pub(crate) metadata: Metadata,
 }
 
-/// What a walk meets.
+/// An entry that a walk meets.
 #[derive(Debug)]
 pub(crate) enum Met {
     File(Box<Found>),
@@ -39,8 +39,8 @@ pub(crate) fn absolute(path: &Path) -> Result<PathBuf> {
     Ok(root)
 }
 
-/// All files and symbolic links below the root, in the order of their names. Sockets, pipes and devices have no content and
-/// are passed over.
+/// All files and symbolic links below the root, in the order of their names. Sockets, pipes and devices have no content
+/// and are passed over.
 pub(crate) fn walk<'a>(root: &'a Path, own: &'a OwnFiles) -> impl Iterator<Item = Met> + 'a {
     let mut items = WalkDir::new(root).sort_by_file_name().into_iter();
     std::iter::from_fn(move || {

@@ -18,7 +18,7 @@ pub(super) struct Batch {
     rows_limit: usize,
     durability: Durability,
     bytes: Vec<u8>,
-    /// Where each key and each value ends.
+    /// The end of each key and of each value.
     ends: Vec<(usize, usize)>,
 }
 

@@ -11,7 +11,7 @@ use crate::terminal::Progress;
 /// One system call brings this much.
 const READ_BYTES: usize = 256 << 10;
 
-/// What a file is called in keys and messages.
+/// The name of a file in keys and messages.
 pub(super) fn name(path: &Path) -> String {
     if is_stdin(path) { "stdin".to_owned() } else { path.display().to_string() }
 }

@@ -28,9 +28,10 @@ const BAD_ROWS_NAMED: u64 = 5;
 
 /// Store rows from CSV, TSV, JSON Lines or binary files
 ///
-/// Several files are read at once. The key is what --key names, else the file's name and the line's number; the value is what --value names, else the
-/// whole row (as a JSON object, where CSV or TSV has a header). The rows of a file are stored in its order. A malformed
-/// row ends the load with its file, line and column; what was committed before it stays.
+/// Several files are read at once. The key is what --key names, else the file's name and the line's number; the value
+/// is what --value names, else the whole row (as a JSON object, where CSV or TSV has a header). The rows of a file are
+/// stored in its order. A malformed row ends the load with its file, line and column; what was committed before it
+/// stays.
 #[derive(Debug, Args)]
 pub(crate) struct Load {
     #[command(flatten)]
@@ -98,7 +99,7 @@ struct Summary {
     input_bytes_per_second: f64,
 }
 
-/// What the threads share.
+/// The state that the threads share.
 struct Job<'a> {
     load: &'a Load,
     database: &'a Database,
@@ -236,9 +237,9 @@ impl Job<'_> {
                         self.progress.remark(&format!("skipped: {name}{place}: {what}"));
                     }
                 }
-                Err(flaw) => {
+                Err(reason) => {
                     self.commit(&mut batch)?;
-                    return Err(failure(&name, path, flaw));
+                    return Err(failure(&name, path, reason));
                 }
             }
         }
@@ -293,8 +294,8 @@ impl Summary {
     }
 }
 
-fn failure(name: &str, path: &std::path::Path, flaw: Flaw) -> Failure {
-    match flaw {
+fn failure(name: &str, path: &std::path::Path, reason: Flaw) -> Failure {
+    match reason {
         Flaw::Row { place: place @ Place::Line { .. }, what } => {
             Failure::bad_input(format!("{name}{place}: {what}")).hint("--skip-bad passes over malformed rows")
         }

@@ -25,7 +25,7 @@ pub(super) struct Loading {
     start: Instant,
 }
 
-/// What a child writes.
+/// The messages of a child.
 enum Line {
     Acknowledged { path: Vec<u8>, bytes: u64 },
     Summary(Summary),
@@ -153,7 +153,7 @@ impl Drop for Loading {
 
 /// The child ended of its own; what it had to say is on stderr already.
 fn stopped(status: std::process::ExitStatus) -> Failure {
-    let exit = [Exit::Damaged, Exit::InUse, Exit::DiskFull, Exit::BadInput, Exit::NotOpened, Exit::NoCommits]
+    let exit = [Exit::Corrupted, Exit::InUse, Exit::DiskFull, Exit::BadInput, Exit::NotOpened, Exit::NoCommits]
         .into_iter()
         .find(|&exit| status.code() == Some(exit as i32));
     Failure::new(exit.unwrap_or(Exit::Other), format!("the loading process ended early ({status})"))

@@ -8,11 +8,11 @@
 //! Nothing here knows more of the database than any user of the public commands could.
 
 mod child;
+mod narration;
 mod place;
 mod proof;
 mod questions;
 mod report;
-mod story;
 mod survey;
 
 use std::path::{Path, PathBuf};
@@ -22,9 +22,9 @@ use clap::Args;
 use drumlin::{Config, Database, Error};
 
 use self::child::Loading;
+use self::narration::Narration;
 use self::place::Place;
-use self::report::{Device, Finish, Killed, Recovery, Report};
-use self::story::Story;
+use self::report::{Device, Finish, Killed, Proof, Recovery, Report};
 use self::survey::Survey;
 use super::index::{self, Store};
 use crate::failure::{Exit, Failure, Result};
@@ -53,7 +53,7 @@ impl Tour {
     pub(crate) fn run(&self, output: Output) -> Result<()> {
         interrupt::watch();
         let start = Instant::now();
-        let story = Story::new(output);
+        let narration = Narration::new(output);
         let root = match &self.path {
             Some(path) => index::absolute(path)?,
             None => survey::toolchain()?,
@@ -71,9 +71,9 @@ impl Tour {
             // The folder of the tour is new in the tree, and its database no part of it.
             survey = Survey::of(&root, &OwnFiles::of([&place.database]), output)?;
         }
-        story.opening(&root, &survey, &place, &device, budget_bytes)?;
+        narration.opening(&root, &survey, &place, &device, budget_bytes)?;
 
-        let tour = Stops { root: &root, survey: &survey, place: &place, budget_bytes, story, output };
+        let tour = Steps { root: &root, survey: &survey, place: &place, budget_bytes, narration, output };
         let (killed, acknowledged) = tour.load_and_kill()?;
         let recovery = tour.recover_and_compare(&acknowledged)?;
         drop(acknowledged);
@@ -98,7 +98,7 @@ impl Tour {
             finish,
             answers,
         };
-        story.closing(&report, &place)?;
+        narration.closing(&report, &place)?;
         if output.json() { output.print_json(&report) } else { Ok(()) }
     }
 }
@@ -123,64 +123,64 @@ fn create(database: &Path, budget_bytes: u64) -> Result<(Device, u64)> {
 }
 
 /// The four stops, and what they share.
-struct Stops<'a> {
+struct Steps<'a> {
     root: &'a Path,
     survey: &'a Survey,
     place: &'a Place,
     budget_bytes: u64,
-    story: Story,
+    narration: Narration,
     output: Output,
 }
 
-impl Stops<'_> {
+impl Steps<'_> {
     fn load_and_kill(&self) -> Result<(Killed, child::Acknowledged)> {
-        self.story.begin_load()?;
+        self.narration.begin_load()?;
         let loading = Loading::start(self.root, &self.place.database, self.budget_bytes)?;
         let (killed, acknowledged) = loading.kill_midway(self.survey, self.output)?;
-        self.story.killed(&killed)?;
+        self.narration.killed(&killed)?;
         Ok((killed, acknowledged))
     }
 
     fn recover_and_compare(&self, acknowledged: &child::Acknowledged) -> Result<Recovery> {
-        self.story.begin_recovery()?;
+        self.narration.begin_recovery()?;
         let database = self.open()?;
         let opening = database.opening();
         let mut recovery = Recovery {
             seconds: opening.duration.as_secs_f64(),
             records: opening.recovered_records,
             log_bytes: opening.recovered_bytes,
-            proof: proof::Proof::default(),
+            proof: Proof::default(),
         };
-        self.story.recovered(&recovery)?;
+        self.narration.recovered(&recovery)?;
         let store = Store::open_or_create(&database)?;
         recovery.proof = proof::compare(&store, self.root, acknowledged, self.output)?;
         drop(store);
         database.close()?;
-        self.story.proved(&recovery.proof)?;
+        self.narration.proved(&recovery.proof)?;
         if recovery.proof.is_broken() {
-            return Err(Failure::new(Exit::Damaged, "the database is not what was acknowledged")
+            return Err(Failure::new(Exit::Corrupted, "the database is not what was acknowledged")
                 .hint(format!("it stays at {}: please report this", self.place.database.display())));
         }
         Ok(recovery)
     }
 
     fn finish(&self, files_before: u64) -> Result<Finish> {
-        self.story.begin_finish()?;
+        self.narration.begin_finish()?;
         let loading = Loading::start(self.root, &self.place.database, self.budget_bytes)?;
         let finish = loading.finish(self.survey, files_before, self.output)?;
-        self.story.finished(&finish)?;
+        self.narration.finished(&finish)?;
         Ok(finish)
     }
 
     fn ask(&self) -> Result<(questions::Answers, u64)> {
-        self.story.begin_questions()?;
+        self.narration.begin_questions()?;
         let database = self.open()?;
         let store = Store::open_or_create(&database)?;
         let answers = questions::ask(&store, self.survey)?;
         let data_file_bytes = database.stats().data_file_bytes;
         drop(store);
         database.close()?;
-        self.story.answered(&answers, self.survey)?;
+        self.narration.answered(&answers, self.survey)?;
         Ok((answers, data_file_bytes))
     }
 

@@ -1,4 +1,5 @@
-//! Where the tour's database goes: on a real device, with enough space, and never over anything that a tour did not make.
+//! The place of the tour's database: on a real device, with enough space, and never over anything that a tour did not
+//! make.
 
 use std::env;
 use std::fs;
@@ -20,18 +21,18 @@ const MARKER_TEXT: &str = "`drumlin tour` made this folder, and replaces `db` in
 /// Space asked for beyond the data: the log's segments, tables, summaries and what is not yet cleaned.
 const SPACE_BYTES_BESIDE_DATA: u64 = 512 << 20;
 
-/// Where everything of the tour is.
+/// The folders of the tour.
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) database: PathBuf,
     pub(super) file_system: &'static str,
     pub(super) free_bytes: u64,
-    /// What has to be told about the choice.
+    /// A remark about the choice.
     pub(super) remarks: Vec<String>,
 }
 
 impl Place {
-    /// Whether the database lies somewhere below the directory.
+    /// Returns `true` if the database lies somewhere below the directory.
     pub(super) fn lies_in(&self, root: &Path) -> bool {
         self.database.canonicalize().is_ok_and(|database| database.starts_with(root))
     }

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use drumlin::ValueReader;
-use serde::Serialize;
 
 use super::child::Acknowledged;
+use super::report::Proof;
 use crate::commands::index::{Entry, Kind, Store, size_key};
 use crate::failure::{Failure, Result};
 use crate::terminal::{Output, Progress};
@@ -21,30 +21,6 @@ use crate::{interrupt, process};
 
 /// Bytes compared at a time.
 const COMPARE_BYTES: usize = 512 << 10;
-
-/// What was found. The tour is a success where `lost`, `torn` and `different` are empty.
-#[derive(Debug, Default, Serialize)]
-pub(super) struct Proof {
-    /// Files in the database, all of them compared.
-    pub(super) found: u64,
-    pub(super) acknowledged: u64,
-    /// Acknowledged, and not there.
-    pub(super) lost: Vec<String>,
-    /// There in some of the keyspaces only.
-    pub(super) torn: Vec<String>,
-    /// There with another content.
-    pub(super) different: Vec<String>,
-    /// Changed on disk during the tour, and so not comparable.
-    pub(super) changed_meanwhile: u64,
-    pub(super) compared_bytes: u64,
-    pub(super) seconds: f64,
-}
-
-impl Proof {
-    pub(super) fn is_broken(&self) -> bool {
-        !(self.lost.is_empty() && self.torn.is_empty() && self.different.is_empty())
-    }
-}
 
 enum Verdict {
     Same { bytes: u64 },

@@ -1,4 +1,4 @@
-//! What one may ask of the index.
+//! Questions that the index answers.
 
 use std::time::Instant;
 
@@ -22,7 +22,7 @@ pub(super) struct Answers {
     pub(super) prefix_seconds: f64,
     #[serde(skip)]
     pub(super) prefix_first: Vec<String>,
-    /// Whether the disk holds the same below the prefix.
+    /// `true` if the disk holds the same below the prefix.
     pub(super) prefix_agrees: bool,
 }
 

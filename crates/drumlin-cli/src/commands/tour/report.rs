@@ -2,7 +2,6 @@
 
 use serde::Serialize;
 
-use super::proof::Proof;
 use super::questions::Answers;
 
 #[derive(Debug, Serialize)]
@@ -32,7 +31,7 @@ pub(super) struct Device {
     pub(super) direct_io: bool,
 }
 
-/// What the first child had done when it was killed.
+/// The work that the first child had done when it was killed.
 #[derive(Debug, Serialize)]
 pub(super) struct Killed {
     pub(super) acknowledged_files: u64,
@@ -52,7 +51,32 @@ pub(super) struct Recovery {
     pub(super) proof: Proof,
 }
 
-/// What the second child did.
+/// The result of comparing the database with the disk. The tour is a success where `lost`, `torn` and `different` are
+/// empty.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Proof {
+    /// Files in the database, all of them compared.
+    pub(super) found: u64,
+    pub(super) acknowledged: u64,
+    /// Acknowledged, and not there.
+    pub(super) lost: Vec<String>,
+    /// There in some of the keyspaces only.
+    pub(super) torn: Vec<String>,
+    /// There with another content.
+    pub(super) different: Vec<String>,
+    /// Changed on disk during the tour, and so not comparable.
+    pub(super) changed_meanwhile: u64,
+    pub(super) compared_bytes: u64,
+    pub(super) seconds: f64,
+}
+
+impl Proof {
+    pub(super) fn is_broken(&self) -> bool {
+        !(self.lost.is_empty() && self.torn.is_empty() && self.different.is_empty())
+    }
+}
+
+/// The work of the second child.
 #[derive(Debug, Serialize)]
 pub(super) struct Finish {
     pub(super) files_stored: u64,

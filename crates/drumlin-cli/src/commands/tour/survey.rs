@@ -11,7 +11,7 @@ use crate::interrupt;
 use crate::own_files::OwnFiles;
 use crate::terminal::{Output, Progress};
 
-/// What a walk through the tree found.
+/// The totals of a walk through the tree.
 #[derive(Debug)]
 pub(super) struct Survey {
     pub(super) files: u64,

@@ -440,13 +440,13 @@ impl Medium {
         Medium { contents, names: reachable.clone(), durable_names: reachable, dead: self.dead.clone() }
     }
 
-    /// How many changes of a file are not certain, at the most.
+    /// The number of uncertain changes of the file that has most.
     #[must_use]
     pub fn pending_max(&self) -> usize {
         self.contents.iter().map(|content| content.pending.len()).max().unwrap_or(0)
     }
 
-    /// How many names and changes of files are not certain.
+    /// The number of uncertain names and changes of files.
     #[must_use]
     pub fn uncertain_count(&self) -> usize {
         let names: BTreeSet<&PathBuf> = self.names.keys().chain(self.durable_names.keys()).collect();
@@ -469,7 +469,7 @@ impl Medium {
         pending.chain(forgotten).max().unwrap_or(0)
     }
 
-    /// Whether a change will never be certain.
+    /// Returns `true` if a change will never be certain.
     pub(super) fn is_forgotten(&self, file: usize, number: u64) -> bool {
         self.contents[file].forgotten.contains(&number)
     }
@@ -502,7 +502,8 @@ impl Medium {
         files.sum()
     }
 
-    /// Flips a bit at rest, of a file whose path ends with `name`, in a block that is not all zeros. False if there is none.
+    /// Flips a bit at rest, of a file whose path ends with `name`, in a block that is not all zeros. False if there is
+    /// none.
     pub fn rot(&mut self, name: &str, random: &mut Random) -> bool {
         let files = self.names.iter().filter_map(|(path, entry)| match entry {
             Entry::File(file) if path.to_string_lossy().contains(name) => Some(*file),
@@ -523,6 +524,53 @@ impl Medium {
         content.current.flip(bit);
         content.durable.flip(bit);
         true
+    }
+
+    /// The paths of all files.
+    #[must_use]
+    pub fn files(&self) -> Vec<PathBuf> {
+        let files = self.names.iter().filter(|(_, entry)| matches!(entry, Entry::File(_)));
+        files.map(|(path, _)| path.clone()).collect()
+    }
+
+    fn file(&self, path: &Path) -> usize {
+        match self.entry(path) {
+            Some(Entry::File(file)) => file,
+            other => panic!("{} is no file: {other:?}", path.display()),
+        }
+    }
+
+    /// The bytes of a file, as they are read.
+    ///
+    /// # Panics
+    /// If there is no such file.
+    #[must_use]
+    pub fn file_bytes(&self, path: &Path) -> Vec<u8> {
+        let image = &self.contents[self.file(path)].current;
+        let mut bytes = vec![0; image.length];
+        image.read(&mut bytes, 0);
+        bytes
+    }
+
+    /// Changes a file behind the engine's back; all of it is certain then.
+    ///
+    /// # Panics
+    /// If there is no such file.
+    pub fn tamper(&mut self, path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
+        let mut bytes = self.file_bytes(path);
+        change(&mut bytes);
+        let mut image = Image::default();
+        image.write(&bytes, 0);
+        let file = self.file(path);
+        *self.content(file) = Content { current: image.clone(), durable: image, ..Content::default() };
+    }
+
+    /// Drops from the cache whatever is not certain, as a failed sync does: it can be read until the power goes, and no
+    /// sync brings it to the medium.
+    pub fn forget_pending(&mut self) {
+        for content in &mut self.contents {
+            content.forget(0..=u64::MAX, true);
+        }
     }
 
     /// The same on a drive that can read all of it.

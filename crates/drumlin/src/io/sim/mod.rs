@@ -1,16 +1,16 @@
-//! The `sim` backend: a disk that obeys a seed, in a simulation that does.
+//! The simulated disk: its cache, its faults and the power are a test's to decide, or a seed's in a simulation.
 //!
 //! # Fault model
-//! - *A volatile write cache.* Sectors of 512 bytes are written whole, in any order. What was written and neither synced
-//!   since nor written durably is there after a power cut, in any version written since, or not at all, each sector on its
-//!   own. A durable write makes its own sectors certain, and the length that reaches over them, when it ends: the power may
-//!   go while it is on its way. A sync makes certain what was written before it began. Names are certain once their folder
-//!   was synced, lengths once the file was.
+//! - *A volatile write cache.* Sectors of 512 bytes are written whole, in any order. What was written and neither
+//!   synced since nor written durably is there after a power cut, in any version written since, or not at all, each
+//!   sector on its own. A durable write makes its own sectors certain, and the length that reaches over them, when it
+//!   ends: the power may go while it is on its way. A sync makes certain what was written before it began. Names are
+//!   certain once their folder was synced, lengths once the file was.
 //! - *Requests take time*, some of them very long ([`Faults::slow_one_in`]), and end in any order.
 //! - *Writes get lost* that were reported as done, or *land elsewhere*.
-//! - *Reads fail*, once or from then on; *writes fail*, and *opening, renaming and removing files*; *syncs and durable writes fail* and have dropped what they were to
-//!   bring to the medium, which may be readable until the power goes; no later sync brings it there. A durable write that is
-//!   on its way as a sync drops its bytes fails too.
+//! - *Reads fail*, once or from then on; *writes fail*, and *opening, renaming and removing files*; *syncs and durable
+//!   writes fail* and have dropped what they were to bring to the medium, which may be readable until the power goes;
+//!   no later sync brings it there. A durable write that is on its way as a sync drops its bytes fails too.
 //! - *Bits flip* at rest ([`Disk::rot`]).
 //! - *The disk is full* at a given length of all files.
 //! - *The drive lies*: what it reports as durable is in its cache.
@@ -18,10 +18,13 @@
 //! Not modelled: sectors that change without having been written near, a file system that breaks its own rules, and
 //! concurrent reads and writes of the same bytes, which the engine never has.
 //!
-//! [`run`] runs a simulation, [`spawn`], [`join`], [`sleep`] and [`now`] are what its tasks use. Outside of a simulation
-//! a [`Disk`] works too, takes no time, and hands out threads and the clock of the system.
+//! Tests use a [`Disk`] on its own: outside of a simulation its requests take no time, and it hands out threads and the
+//! clock of the system. With the feature `sim`, `run` runs a simulation; `spawn`, `join`, `sleep` and `now` are for its
+//! tasks.
 
 mod medium;
+#[cfg(feature = "sim")]
+mod tasks;
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,78 +38,12 @@ use std::time::{Duration, Instant};
 
 use super::disk::end_of_file;
 use super::{AlignedBuffer, Backend, Completion, File, FileRef, OpenOptions, Persist, Queue, SyncMethod};
-use crate::format::Timestamp;
-pub use crate::sync::scheduler::{Outcome, Random, Schedule, run};
+pub use crate::sync::Random;
 use crate::sync::scheduler::{Task, current};
 use medium::{BLOCK_BYTES, ChangeKind, Entry};
 pub use medium::{Change, Loss, Medium};
-
-/// Starts a task of the calling thread's simulation; outside of one, a thread.
-///
-/// # Errors
-/// Those of the operating system.
-pub fn spawn(name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>> {
-    match current() {
-        Some(task) => task.scheduler.start(name, body),
-        None => std::thread::Builder::new().name(name.to_owned()).spawn(body),
-    }
-}
-
-/// Waits for a task that [`spawn`] started.
-///
-/// # Errors
-/// What it panicked with.
-pub fn join(task: JoinHandle<()>) -> std::thread::Result<()> {
-    crate::sync::join(task)
-}
-
-/// Lets time pass.
-pub fn sleep(duration: Duration) {
-    crate::sync::sleep(duration);
-}
-
-/// The simulation's time; zero outside of one.
-#[must_use]
-pub fn now() -> Duration {
-    current().map_or(Duration::ZERO, |task| task.now())
-}
-
-/// A task of a simulation that others can wake while it is parked.
-#[derive(Clone, Debug)]
-pub struct Sleeper(crate::sync::Thread);
-
-impl Sleeper {
-    /// The calling task.
-    #[must_use]
-    pub fn current() -> Sleeper {
-        Sleeper(crate::sync::current())
-    }
-
-    /// Lets the task go on from [`park`], or its next parking end at once.
-    pub fn wake(&self) {
-        self.0.unpark();
-    }
-}
-
-/// Waits until the calling task is woken, or until so much time has passed; may return early.
-pub fn park(timeout: Option<Duration>) {
-    match (current(), timeout) {
-        (Some(task), timeout) => task.park(timeout),
-        (None, Some(timeout)) => std::thread::park_timeout(timeout),
-        (None, None) => std::thread::park(),
-    }
-}
-
-/// Calls `told` when the next commit of this thread gets its timestamp, unless another call comes before.
-pub fn on_timestamp(told: Option<Box<dyn FnOnce(Timestamp)>>) {
-    crate::witness::on_timestamp(told);
-}
-
-/// The marks of rare paths, and how often each was reached in this process.
-#[must_use]
-pub fn marks() -> Vec<(&'static str, u64)> {
-    crate::witness::marks()
-}
+#[cfg(feature = "sim")]
+pub use tasks::{Outcome, Schedule, Sleeper, join, marks, now, on_timestamp, park, run, sleep, spawn};
 
 /// What goes wrong, by chance: once in so many requests, never where that is 0.
 #[derive(Clone, Debug, Default)]
@@ -121,7 +58,8 @@ pub struct Faults {
     pub read_fails_one_in: u64,
     /// Reads that fail, and so do all of that block from then on.
     pub read_fails_for_ever_one_in: u64,
-    /// Syncs and durable writes that fail and drop what they were to make durable; of the writes some get there all the same.
+    /// Syncs and durable writes that fail and drop what they were to make durable; of the writes some get there all the
+    /// same.
     pub sync_fails_one_in: u64,
     /// Opening, creating, renaming and removing files that fails and changes nothing.
     pub name_fails_one_in: u64,
@@ -133,10 +71,10 @@ pub struct Faults {
     pub capacity_bytes: Option<u64>,
 }
 
-/// How many faults there were.
+/// The number of faults of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "named as in Faults")]
-pub struct Harm {
+pub struct FaultCounts {
     pub writes_lost: u64,
     pub writes_misdirected: u64,
     pub writes_failed: u64,
@@ -149,34 +87,34 @@ pub struct Harm {
     pub bits_flipped: u64,
 }
 
-impl Harm {
-    /// Whether a request has failed, with the power on.
+impl FaultCounts {
+    /// Returns `true` if a request has failed, with the power on.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.may_fail_reads() || self.refused_full > 0
     }
 
-    /// Whether what went wrong may keep the disk from being read: a read, or a change, after which nobody knows what is
-    /// there. Want of space does not.
+    /// Returns `true` if what went wrong may keep the disk from being read: a read, or a change, after which nobody
+    /// knows what is there. Want of space does not.
     #[must_use]
     pub fn may_fail_reads(&self) -> bool {
         self.reads_failed > 0 || self.has_failed_changes()
     }
 
-    /// Whether a request to change something has failed, other than for want of space.
+    /// Returns `true` if a request to change something has failed, other than for want of space.
     #[must_use]
     pub fn has_failed_changes(&self) -> bool {
         self.writes_failed + self.syncs_failed + self.names_failed > 0
     }
 
-    /// Whether something is other than it was written or reported.
+    /// Returns `true` if something is other than it was written or reported.
     #[must_use]
     pub fn has_damaged(&self) -> bool {
         self.writes_lost + self.writes_misdirected + self.lies + self.bits_flipped > 0
     }
 
     /// Adds what another disk went through.
-    pub fn add(&mut self, other: &Harm) {
+    pub fn add(&mut self, other: &FaultCounts) {
         self.writes_lost += other.writes_lost;
         self.writes_misdirected += other.writes_misdirected;
         self.writes_failed += other.writes_failed;
@@ -195,13 +133,16 @@ struct State {
     medium: Medium,
     changes: Option<Vec<Change>>,
     change_count: u64,
+    write_count: u64,
     /// The power goes when so many changes have been made.
     off_at: Option<u64>,
+    /// The power goes in the write with this number.
+    off_in_write: Option<u64>,
     off: bool,
     locked: BTreeSet<usize>,
     random: Random,
     faults: Faults,
-    harm: Harm,
+    harm: FaultCounts,
     number: u64,
 }
 
@@ -227,12 +168,14 @@ impl Disk {
             medium,
             changes: None,
             change_count: 0,
+            write_count: 0,
             off_at: None,
+            off_in_write: None,
             off: false,
             locked: BTreeSet::new(),
             random: Random(seed),
             faults: Faults::default(),
-            harm: Harm::default(),
+            harm: FaultCounts::default(),
             number,
         };
         Disk { state: Arc::new(Mutex::new(state)), started: Instant::now() }
@@ -255,7 +198,7 @@ impl Disk {
 
     /// What went wrong so far.
     #[must_use]
-    pub fn harm(&self) -> Harm {
+    pub fn fault_counts(&self) -> FaultCounts {
         self.lock().harm
     }
 
@@ -270,7 +213,7 @@ impl Disk {
         self.lock().changes.clone().unwrap_or_default()
     }
 
-    /// How many changes were made.
+    /// The number of changes made.
     #[must_use]
     pub fn change_count(&self) -> u64 {
         self.lock().change_count
@@ -286,7 +229,20 @@ impl Disk {
         self.lock().off_at = Some(change_count);
     }
 
-    /// Whether the power is gone.
+    /// The power goes in the `nth` write from now (1 is the next one): its bytes are in the cache, whatever it was to
+    /// make certain is not.
+    pub fn turn_off_in_write(&self, nth: u64) {
+        let mut state = self.lock();
+        state.off_in_write = Some(state.write_count + nth);
+    }
+
+    /// Counts the writes so far.
+    #[must_use]
+    pub fn write_count(&self) -> u64 {
+        self.lock().write_count
+    }
+
+    /// Returns `true` if the power is gone.
     #[must_use]
     pub fn is_off(&self) -> bool {
         self.lock().off
@@ -296,6 +252,11 @@ impl Disk {
     #[must_use]
     pub fn medium(&self) -> Medium {
         self.lock().medium.clone()
+    }
+
+    /// Lets a test look at what it holds, or change it behind the engine's back.
+    pub fn with_medium<T>(&self, look: impl FnOnce(&mut Medium) -> T) -> T {
+        look(&mut self.lock().medium)
     }
 
     /// Flips a bit of a file whose path contains `name`; false if there is none to flip.
@@ -319,7 +280,7 @@ impl Disk {
         }
     }
 
-    /// How long a request takes, from `least` to eight times as long.
+    /// Draws the duration of a request, from `least` to eight times as long.
     fn draw_nanos(&self, least: u64) -> io::Result<u64> {
         if current().is_none() {
             return self.working().map(|_| 0);
@@ -341,7 +302,7 @@ const SYNC_NANOS: u64 = 60_000;
 /// Names and lengths change in memory.
 const NAME_NANOS: u64 = 2_000;
 
-/// Whether `DRUMLIN_SIM_TRACE` asks that everything done to a disk be told.
+/// Returns `true` if `DRUMLIN_SIM_TRACE` asks that everything done to a disk be told.
 #[must_use]
 pub fn is_told() -> bool {
     static TOLD: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
@@ -362,6 +323,7 @@ impl State {
         if self.off {
             return;
         }
+        let is_write = matches!(kind, ChangeKind::Write { .. });
         let change = Change(kind);
         if let Some(task) = current() {
             task.note(change.digest());
@@ -374,7 +336,9 @@ impl State {
             changes.push(change);
         }
         self.change_count += 1;
-        self.off = self.off_at.is_some_and(|at| self.change_count >= at);
+        self.write_count += u64::from(is_write);
+        let is_cut = is_write && self.off_in_write == Some(self.write_count);
+        self.off = is_cut || self.off_at.is_some_and(|at| self.change_count >= at);
     }
 
     fn next_number(&mut self) -> u64 {
@@ -745,7 +709,10 @@ impl Backend for Disk {
     }
 
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>> {
-        spawn(name, body)
+        match current() {
+            Some(task) => task.spawn(name, body),
+            None => std::thread::Builder::new().name(name.to_owned()).spawn(body),
+        }
     }
 }
 

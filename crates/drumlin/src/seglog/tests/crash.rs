@@ -63,7 +63,7 @@ fn scripted_run(rig: &mut Rig, log: &Log, oracle: &mut Oracle, random: &mut Rand
                 number += 1;
                 let body = body_of(number, length.max(8));
                 let body = if length < 8 { Vec::new() } else { body };
-                let appended = reservation.append(&Body::new(body.clone()), false);
+                let Ok(appended) = reservation.append(&Body::new(body.clone())) else { break };
                 oracle.append(appended.timestamp, body);
                 pending.push(appended);
             }
@@ -75,7 +75,7 @@ fn scripted_run(rig: &mut Rig, log: &Log, oracle: &mut Oracle, random: &mut Rand
             }
             13 => {
                 if let Some(appended) = pending.last() {
-                    log.nudge(appended);
+                    log.request_flush(appended);
                 }
             }
             14 if random.below(4) == 0 => {
@@ -162,14 +162,14 @@ fn threaded_power_cuts_lose_nothing() {
                             // Held over the append, so that the oracle knows a record before anybody can recover it.
                             let appended = {
                                 let mut oracle = oracle.lock();
-                                let appended = reservation.append(&Body::new(body.clone()), false);
+                                let Ok(appended) = reservation.append(&Body::new(body.clone())) else { break };
                                 oracle.append(appended.timestamp, body);
                                 appended
                             };
                             if random.below(5) == 0 {
-                                log.nudge_relaxed(&appended);
+                                log.request_relaxed_flush(&appended);
                             } else if random.below(5) == 0 {
-                                log.nudge(&appended);
+                                log.request_flush(&appended);
                             } else if log.wait_durable(&appended).is_ok() {
                                 let mut oracle = oracle.lock();
                                 oracle.acknowledged = oracle.acknowledged.max(appended.timestamp.0);

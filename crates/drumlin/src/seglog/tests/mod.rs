@@ -1,15 +1,17 @@
 //! The log on a simulated disk: each rule on its own ([`rules`]), then all at once under power cuts ([`crash`]).
 
 mod crash;
-mod disk;
 mod rules;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-use disk::{Disk, Random};
+use drumlin_testing::Random;
 
 use super::*;
+use crate::io::fault::{EIO, FaultyBackend, Operation};
+use crate::io::sim::{self, Faults, Loss, Medium};
 
 const DATABASE: u64 = 0xd0_d0;
 const DIR: &str = "/log";
@@ -20,6 +22,7 @@ fn options(streams: u16) -> LogOptions {
         streams,
         segment_bytes: 9 * 4096,
         buffer_bytes: usize::from(streams) * 64 * 1024,
+        reader_bytes: usize::from(streams) * 16 * 1024,
         body_bytes: 0,
         sync: SyncMethod::DurableWrite,
         database: DATABASE,
@@ -43,6 +46,100 @@ fn folder_of(backend: &Arc<dyn Backend>, path: &str) -> FolderRef {
     crate::io::open_folder(backend, Path::new(path)).unwrap()
 }
 
+/// The simulated disk, with the faults that a test sets.
+struct Disk {
+    disk: sim::Disk,
+    faulty: FaultyBackend,
+    has_threads: bool,
+}
+
+impl Disk {
+    fn new(has_threads: bool) -> Arc<Disk> {
+        Disk::with(Medium::default(), has_threads)
+    }
+
+    fn with(medium: Medium, has_threads: bool) -> Arc<Disk> {
+        let disk = sim::Disk::new(medium, 4);
+        let faulty = FaultyBackend::new(disk.backend());
+        if !has_threads {
+            faulty.refuse_threads("");
+        }
+        Arc::new(Disk { disk, faulty, has_threads })
+    }
+
+    fn backend(&self) -> Arc<dyn Backend> {
+        Arc::new(self.faulty.clone())
+    }
+
+    /// The disk as it may be after the power is cut now.
+    fn cut(&self, random: &mut Random) -> Arc<Disk> {
+        self.disk.turn_off();
+        let after = self.disk.medium().cut(Loss::Sectors, &mut sim::Random(random.next()));
+        Disk::with(after, self.has_threads)
+    }
+
+    /// The disk as an ended process leaves it: nothing is lost.
+    fn copy(&self) -> Arc<Disk> {
+        Disk::with(self.disk.medium(), self.has_threads)
+    }
+
+    /// Cuts the power in the middle of the `writes`-th write from now.
+    fn cut_after(&self, writes: u64) {
+        self.disk.turn_off_in_write(writes);
+    }
+
+    /// Makes the state after a sync that failed.
+    fn forget_pending(&self) {
+        self.disk.with_medium(Medium::forget_pending);
+    }
+
+    fn is_off(&self) -> bool {
+        self.disk.is_off()
+    }
+
+    fn fail_writes(&self) {
+        self.faulty.fail_from(Operation::Write, 1, EIO);
+    }
+
+    fn set_capacity(&self, capacity_bytes: Option<u64>) {
+        self.disk.set_faults(Faults { capacity_bytes, ..Faults::default() });
+    }
+
+    fn used_bytes(&self) -> u64 {
+        self.disk.with_medium(|medium| medium.bytes())
+    }
+
+    fn write_count(&self) -> u64 {
+        self.disk.write_count()
+    }
+
+    /// Holds the next durable write until [`release`](Disk::release).
+    fn hold(&self) {
+        self.faulty.hold_nth(Operation::Sync, 1);
+    }
+
+    /// Waits until a write is held.
+    fn wait_held(&self) {
+        assert!(self.faulty.wait_for_held(Duration::from_secs(60)), "nothing is written");
+    }
+
+    fn release(&self) {
+        self.faulty.release();
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        self.disk.with_medium(|medium| medium.files())
+    }
+
+    fn bytes(&self, path: &Path) -> Vec<u8> {
+        self.disk.with_medium(|medium| medium.file_bytes(path))
+    }
+
+    fn tamper(&self, path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
+        self.disk.with_medium(|medium| medium.tamper(path, change));
+    }
+}
+
 /// A log on its disk, with what the superblock would hold.
 struct Rig {
     disk: Arc<Disk>,
@@ -52,15 +149,14 @@ struct Rig {
     covered: Timestamp,
     checkpoint: u64,
     /// What must be there, as the log listed it last.
-    listed: Arc<Mutex<Vec<Stretch>>>,
+    listed: Arc<Mutex<Vec<LogRange>>>,
 }
 
 impl Rig {
     fn new(disk: Arc<Disk>, options: LogOptions) -> Rig {
-        let backend = Arc::clone(&disk) as Arc<dyn Backend>;
         Rig {
+            backend: disk.backend(),
             disk,
-            backend,
             options,
             openings: Vec::new(),
             covered: Timestamp(0),
@@ -70,7 +166,7 @@ impl Rig {
     }
 
     fn move_to(&mut self, disk: Arc<Disk>) {
-        self.backend = Arc::clone(&disk) as Arc<dyn Backend>;
+        self.backend = disk.backend();
         self.disk = disk;
     }
 
@@ -86,11 +182,11 @@ impl Rig {
     /// Hooks that keep what is listed.
     fn hooks(&self) -> Hooks {
         let (listed, disk) = (Arc::clone(&self.listed), Arc::clone(&self.disk));
-        let list = move |stretches: &[Stretch]| {
+        let list = move |ranges: &[LogRange]| {
             if disk.is_off() {
                 return Err(io::Error::other("the power is off"));
             }
-            *listed.lock() = stretches.to_vec();
+            *listed.lock() = ranges.to_vec();
             Ok(())
         };
         Hooks { list: Box::new(list), ..Hooks::none() }
@@ -104,9 +200,8 @@ impl Rig {
     }
 
     fn scan(&self) -> Result<Scan> {
-        let stretches = &self.listed.lock().clone();
-        let known =
-            Known { incarnations: &self.openings, checkpoint: self.checkpoint, covered: self.covered, stretches };
+        let ranges = &self.listed.lock().clone();
+        let known = Known { incarnations: &self.openings, checkpoint: self.checkpoint, covered: self.covered, ranges };
         Scan::open(&self.backend, &self.folder(), &self.options, &known)
     }
 
@@ -148,7 +243,7 @@ fn timestamps(records: Records) -> Vec<u64> {
 }
 
 fn append(log: &Log, stream: usize, body: Vec<u8>) -> Appended {
-    log.reserve(stream, body.len()).unwrap().append(&Body::new(body), false)
+    log.reserve(stream, body.len()).unwrap().append(&Body::new(body)).unwrap()
 }
 
 fn commit(log: &Log, stream: usize, body: Vec<u8>) -> Timestamp {
@@ -173,9 +268,9 @@ fn expect(first: u64, last: u64, bytes: usize) -> Vec<(u64, Vec<u8>)> {
 /// The one file that a damaged log names, and the whole message.
 fn damage(result: Result<Scan>) -> (PathBuf, String) {
     match result {
-        Err(error @ Error::Damaged { .. }) => {
+        Err(error @ Error::Corrupted { .. }) => {
             let message = error.to_string();
-            let Error::Damaged { path, .. } = error else { unreachable!() };
+            let Error::Corrupted { path, .. } = error else { unreachable!() };
             (path, message)
         }
         other => panic!("expected damage, found {other:?}"),

@@ -10,7 +10,7 @@ use crate::format::{get_u16, get_u32};
 
 /// What is wrong with a node. Rows are named by their position.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub(crate) enum Flaw {
+pub(crate) enum NodeError {
     #[error("a page of {0} bytes")]
     PageBytes(usize),
     #[error("a node of level {0}, which is not the one expected")]
@@ -57,9 +57,9 @@ pub(crate) enum Flaw {
 const MAP_WORDS: usize = PAGE_BYTES_MAX / 64;
 
 /// Verifies every invariant of a node, on any bytes, without allocating. Costs about as much as one pass over the page.
-pub(crate) fn check(page: &[u8]) -> Result<(), Flaw> {
+pub(crate) fn check(page: &[u8]) -> Result<(), NodeError> {
     if !page.len().is_power_of_two() || !(PAGE_BYTES_MIN..=PAGE_BYTES_MAX).contains(&page.len()) {
-        return Err(Flaw::PageBytes(page.len()));
+        return Err(NodeError::PageBytes(page.len()));
     }
     let node = Node::new(page);
     check_fences(&node)?;
@@ -67,53 +67,53 @@ pub(crate) fn check(page: &[u8]) -> Result<(), Flaw> {
         .checked_sub(node.fences_bytes())
         .and_then(|bytes| bytes.checked_sub(node.len() * SLOT_BYTES));
     if available.is_none_or(|bytes| node.heap_bytes() > bytes) {
-        return Err(Flaw::Heap);
+        return Err(NodeError::Heap);
     }
     if node.level() > 0 && node.is_empty() {
-        return Err(Flaw::Childless);
+        return Err(NodeError::Childless);
     }
     check_rows(&node)?;
     check_keys(&node)?;
     if page[node.slots_end()..node.heap_start()].iter().any(|&byte| byte != 0) {
-        return Err(Flaw::Unclean);
+        return Err(NodeError::Unclean);
     }
     Ok(())
 }
 
 /// Verifies a node as [`check`] does, and that it is the one expected: its level and its fences.
 #[cfg_attr(not(test), expect(dead_code, reason = "for checking a child against its parent"))]
-pub(crate) fn check_as(page: &[u8], level: u8, lower: Option<&[u8]>, upper: Option<&[u8]>) -> Result<(), Flaw> {
+pub(crate) fn check_as(page: &[u8], level: u8, lower: Option<&[u8]>, upper: Option<&[u8]>) -> Result<(), NodeError> {
     check(page)?;
     let node = Node::new(page);
     if node.level() != level {
-        return Err(Flaw::Level(node.level()));
+        return Err(NodeError::Level(node.level()));
     }
     if node.lower_fence() != lower || node.upper_fence() != upper {
-        return Err(Flaw::FenceOther);
+        return Err(NodeError::FenceOther);
     }
     Ok(())
 }
 
 /// Both fences are within the page, in order, and have the prefix in common.
-fn check_fences(node: &Node<'_>) -> Result<(), Flaw> {
+fn check_fences(node: &Node<'_>) -> Result<(), NodeError> {
     // Two fences of a quarter page each leave half of it, so that the offsets below can't underflow.
     let fits = |bytes: Option<usize>| bytes.is_none_or(|bytes| bytes <= key_bytes_max(node.page.len()));
     if ![LOWER_BYTES_OFFSET, UPPER_BYTES_OFFSET].into_iter().all(|offset| fits(node.fence_bytes(offset))) {
-        return Err(Flaw::FenceBytes);
+        return Err(NodeError::FenceBytes);
     }
     let prefix_bytes = match (node.lower_fence(), node.upper_fence()) {
-        (Some(lower), Some(upper)) if lower >= upper => return Err(Flaw::FenceOrder),
+        (Some(lower), Some(upper)) if lower >= upper => return Err(NodeError::FenceOrder),
         (Some(lower), Some(upper)) => common_bytes(lower, upper),
         _ => 0,
     };
     if node.prefix_bytes() != prefix_bytes {
-        return Err(Flaw::Prefix);
+        return Err(NodeError::Prefix);
     }
     Ok(())
 }
 
 /// Every row is within the heap, overlaps no other and holds what its kind of node asks for.
-fn check_rows(node: &Node<'_>) -> Result<(), Flaw> {
+fn check_rows(node: &Node<'_>) -> Result<(), NodeError> {
     let (heap_start, heap_end) = (node.heap_start(), node.heap_end());
     let mut used = [0u64; MAP_WORDS];
     let mut rows_bytes = 0;
@@ -122,10 +122,10 @@ fn check_rows(node: &Node<'_>) -> Result<(), Flaw> {
         let rest = slot.row() + slot.suffix_bytes();
         let rest_bytes_min = if node.level() == 0 { VALUE_LENGTH_BYTES } else { CHILD_BYTES };
         if slot.row() < heap_start || rest + rest_bytes_min > heap_end {
-            return Err(Flaw::RowBounds(index));
+            return Err(NodeError::RowBounds(index));
         }
         if node.prefix_bytes() + slot.suffix_bytes() > key_bytes_max(node.page.len()) {
-            return Err(Flaw::RowKey(index));
+            return Err(NodeError::RowKey(index));
         }
         let end = if node.level() == 0 {
             let value_bytes = usize::from(get_u16(node.page, rest));
@@ -135,36 +135,36 @@ fn check_rows(node: &Node<'_>) -> Result<(), Flaw> {
                 value_bytes <= inline_bytes_max(node.page.len())
             };
             if !sound {
-                return Err(Flaw::RowValue(index));
+                return Err(NodeError::RowValue(index));
             }
             let reference = node.page[rest + VALUE_LENGTH_BYTES..].first_chunk().map(LargeRef::from_bytes);
             if slot.is_large() && reference.is_some_and(|reference| !reference.is_plausible()) {
-                return Err(Flaw::RowReference(index));
+                return Err(NodeError::RowReference(index));
             }
             rest + VALUE_LENGTH_BYTES + value_bytes
         } else {
             if slot.is_large() {
-                return Err(Flaw::RowValue(index));
+                return Err(NodeError::RowValue(index));
             }
             if get_u32(node.page, rest + CHILD_PAGE_OFFSET) == PageId::NONE.0 {
-                return Err(Flaw::RowChild(index));
+                return Err(NodeError::RowChild(index));
             }
             rest + CHILD_BYTES
         };
         if end > heap_end {
-            return Err(Flaw::RowBounds(index));
+            return Err(NodeError::RowBounds(index));
         }
         if !claim(&mut used, slot.row(), end) {
-            return Err(Flaw::RowOverlap(index));
+            return Err(NodeError::RowOverlap(index));
         }
         rows_bytes += end - slot.row();
     }
     if rows_bytes + node.garbage_bytes() != node.heap_bytes() {
-        return Err(Flaw::Garbage);
+        return Err(NodeError::Garbage);
     }
     let is_clean = |byte: usize| used[byte / 64] >> (byte % 64) & 1 != 0 || node.page[byte] == 0;
     if node.garbage_bytes() > 0 && !(heap_start..heap_end).all(is_clean) {
-        return Err(Flaw::Unclean);
+        return Err(NodeError::Unclean);
     }
     Ok(())
 }
@@ -183,31 +183,31 @@ fn claim(used: &mut [u64; MAP_WORDS], start: usize, end: usize) -> bool {
 }
 
 /// Keys ascend within the fences, and the heads are theirs.
-fn check_keys(node: &Node<'_>) -> Result<(), Flaw> {
+fn check_keys(node: &Node<'_>) -> Result<(), NodeError> {
     let (first, shared_bytes) = (node.first_key(), node.shared_bytes());
     if first == 1 && (node.slot(0).suffix_bytes() != 0 || node.slot(0).head() != 0) {
-        return Err(Flaw::RowKey(0));
+        return Err(NodeError::RowKey(0));
     }
     if !node.is_edge() && shared_bytes != 0 {
-        return Err(Flaw::RowShared(first));
+        return Err(NodeError::RowShared(first));
     }
     if first == node.len() {
         return Ok(());
     }
     let Some(shared) = node.key_suffix(first).get(..shared_bytes) else {
-        return Err(Flaw::RowShared(first));
+        return Err(NodeError::RowShared(first));
     };
     let mut before: Option<&[u8]> = None;
     for index in first..node.len() {
         let suffix = node.key_suffix(index);
         let Some(rest) = suffix.strip_prefix(shared) else {
-            return Err(Flaw::RowShared(index));
+            return Err(NodeError::RowShared(index));
         };
         if node.slot(index).head() != head_of(rest) {
-            return Err(Flaw::RowHead(index));
+            return Err(NodeError::RowHead(index));
         }
         if before.is_some_and(|before| before >= suffix) {
-            return Err(Flaw::RowOrder(index));
+            return Err(NodeError::RowOrder(index));
         }
         before = Some(suffix);
     }
@@ -217,11 +217,11 @@ fn check_keys(node: &Node<'_>) -> Result<(), Flaw> {
         .lower_fence()
         .is_some_and(|lower| smallest < &lower[prefix_bytes..] || (first == 1 && smallest == &lower[prefix_bytes..]))
     {
-        return Err(Flaw::RowOutside(first));
+        return Err(NodeError::RowOutside(first));
     }
     let last = node.len() - 1;
     if node.upper_fence().is_some_and(|upper| node.key_suffix(last) >= &upper[prefix_bytes..]) {
-        return Err(Flaw::RowOutside(last));
+        return Err(NodeError::RowOutside(last));
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Inner nodes: children, and the separators between them.
 //!
-//! Child `i` covers the keys from separator `i` (included) to separator `i + 1` (excluded). Child 0 has no separator: it
-//! begins at the node's lower fence. A child's entry has a place for the aggregate of its subtree, valid or not. The
+//! Child `i` covers the keys from separator `i` (included) to separator `i + 1` (excluded). Child 0 has no separator:
+//! it begins at the node's lower fence. A child's entry has a place for the aggregate of its subtree, valid or not. The
 //! newest commit among the rows is kept beside their count, since a snapshot may use the count only if it is not older,
 //! and the leaves that could tell may not be in memory.
 
@@ -145,7 +145,7 @@ impl<'a> Inner<'a> {
         })
     }
 
-    /// Whether a child can be added with a separator of up to `separator_bytes`, one that the node covers.
+    /// Returns `true` if a child can be added with a separator of up to `separator_bytes`, one that the node covers.
     #[inline]
     pub(crate) fn room_for_separator(&self, separator_bytes: usize) -> bool {
         SLOT_BYTES + CHILD_BYTES + separator_bytes.saturating_sub(self.prefix_bytes()) <= self.free_bytes()
@@ -202,7 +202,7 @@ impl<'a> Inner<'a> {
             - prefix_bytes
     }
 
-    /// Whether the right neighbour's children fit into this node.
+    /// Returns `true` if the right neighbour's children fit into this node.
     pub(crate) fn can_merge(&self, right: &Inner<'_>) -> bool {
         self.merged_bytes(right) <= self.page_bytes()
     }
@@ -296,8 +296,8 @@ impl<'a> InnerMut<'a> {
         put_u48(entry, CHILD_NEWEST_OFFSET, 0);
     }
 
-    /// Moves the children from `at`, which is not 0, to `right`, an unused page of the same size. The separator in front
-    /// of child `at` leaves the node: it is put in `separator` and belongs in the parent.
+    /// Moves the children from `at`, which is not 0, to `right`, an unused page of the same size. The separator in
+    /// front of child `at` leaves the node: it is put in `separator` and belongs in the parent.
     pub(crate) fn split_to(&mut self, at: usize, right: &mut [u8], separator: &mut Vec<u8>) {
         assert_eq!(right.len(), self.0.page.len());
         assert!(at > 0 && at < self.as_inner().len(), "an inner node without children");

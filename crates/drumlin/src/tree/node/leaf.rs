@@ -55,7 +55,7 @@ pub(crate) struct Split {
     pub(crate) at: usize,
     /// The lower fence of the right leaf, and the upper one of the left.
     pub(crate) separator: Vec<u8>,
-    /// Whether the row that is changed or inserted belongs to the right leaf.
+    /// `true` if the row that is changed or inserted belongs to the right leaf.
     pub(crate) goes_right: bool,
 }
 
@@ -122,14 +122,14 @@ impl<'a> Leaf<'a> {
         SLOT_BYTES + key_bytes - self.prefix_bytes() + VALUE_LENGTH_BYTES + value_bytes
     }
 
-    /// Whether a row with a key that the leaf covers can be inserted.
+    /// Returns `true` if a row with a key that the leaf covers can be inserted.
     #[inline]
     #[cfg_attr(not(test), expect(dead_code, reason = "bulk loading will use it"))]
     pub(crate) fn room_for(&self, key_bytes: usize, value_bytes: usize) -> bool {
         self.row_cost(key_bytes, value_bytes) <= self.free_bytes()
     }
 
-    /// Whether row `index` can get a value of so many bytes.
+    /// Returns `true` if row `index` can get a value of so many bytes.
     #[inline]
     pub(crate) fn room_to_replace(&self, index: usize, value_bytes: usize) -> bool {
         VALUE_LENGTH_BYTES + value_bytes <= self.free_bytes() + self.rest_bytes_of(self.slot(index))
@@ -145,7 +145,7 @@ impl<'a> Leaf<'a> {
             + right.rows_cost_under(prefix_bytes)
     }
 
-    /// Whether the right neighbour's rows fit into this leaf.
+    /// Returns `true` if the right neighbour's rows fit into this leaf.
     pub(crate) fn can_merge(&self, right: &Leaf<'_>) -> bool {
         self.merged_bytes(right) <= self.page_bytes()
     }
@@ -231,8 +231,8 @@ impl<'l> SplitPlan<'l> {
         (at, goes_right)
     }
 
-    /// Whether both sides of a boundary, with `left_cost` on its left, fit into their pages: with the change made, or
-    /// before it is.
+    /// Returns `true` if both sides of a boundary, with `left_cost` on its left, fit into their pages: with the change
+    /// made, or before it is.
     fn fits(&self, boundary: usize, left_cost: usize, changed: bool) -> bool {
         let separator = self.separator_suffix(boundary);
         let (mut left, mut right) = ((boundary, left_cost), (self.rows - boundary, self.rows_cost - left_cost));

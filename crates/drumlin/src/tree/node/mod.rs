@@ -4,9 +4,9 @@
 //! layout is in `format/node.rs`; [`leaf`] and [`inner`] say what a row is at each level.
 //!
 //! A node covers the keys from its lower fence (included) to its upper fence (excluded); a fence that is absent bounds
-//! nothing. What both fences begin with, every key between them begins with too: that *prefix* is cut from all keys, and
-//! what remains of a key is its *suffix*. The slots hold the first four bytes of each suffix as a number, the *head*, so
-//! that a search compares whole suffixes only among rows with equal heads.
+//! nothing. What both fences begin with, every key between them begins with too: that *prefix* is cut from all keys,
+//! and what remains of a key is its *suffix*. The slots hold the first four bytes of each suffix as a number, the
+//! *head*, so that a search compares whole suffixes only among rows with equal heads.
 //!
 //! A node at an edge of the tree lacks a fence and so has no prefix, although its keys may have a long one in common
 //! (numbers in big-endian order have). The root is such a node, and every search goes through it. There the heads begin
@@ -46,7 +46,7 @@ use crate::format::{get_u16, get_u64, put_u16, put_u32, put_u64};
 
 #[cfg(test)]
 use check::check_as;
-pub(crate) use check::{Flaw, check};
+pub(crate) use check::{NodeError, check};
 #[cfg(test)]
 use inner::Aggregate;
 pub(crate) use inner::{Inner, InnerMut};
@@ -208,7 +208,7 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// Whether a fence is absent.
+    /// Returns `true` if a fence is absent.
     #[inline]
     fn is_edge(&self) -> bool {
         get_u16(self.header, LOWER_BYTES_OFFSET) == FENCE_ABSENT
@@ -230,7 +230,7 @@ impl<'a> Node<'a> {
         Some(&self.page[start..start + bytes])
     }
 
-    /// Whether the node is where `key` belongs.
+    /// Returns `true` if the node is where `key` belongs.
     #[inline]
     pub(crate) fn covers(&self, key: &[u8]) -> bool {
         self.lower_fence().is_none_or(|lower| lower <= key) && self.upper_fence().is_none_or(|upper| key < upper)
@@ -311,7 +311,7 @@ impl<'a> Node<'a> {
         self.header[RUN_OFFSET] as i8
     }
 
-    /// Whether the latest insertions look like a sorted load in the direction of `end`.
+    /// Returns `true` if the latest insertions look like a sorted load in the direction of `end`.
     fn loads_sorted(&self, end: Ordering) -> bool {
         let keys = self.len() - self.first_key();
         let run = self.run();
@@ -459,7 +459,8 @@ impl<'a> Node<'a> {
 }
 
 thread_local! {
-    /// A copy of the page while it is rebuilt. One page for each thread that ever does, and no allocation after the first.
+    /// A copy of the page while it is rebuilt. One page for each thread that ever does, and no allocation after the
+    /// first.
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
+use drumlin_testing::Random;
+
 use super::*;
 use crate::format::PageId;
 use crate::format::extent::HEADER_BYTES;
@@ -10,32 +12,6 @@ use crate::format::node::{LARGE_REF_BYTES, LargeRef, inline_bytes_max};
 
 /// What the first bytes of every page in these tests hold, to show that nodes leave them alone.
 const EXTENT_HEADER: [u8; HEADER_BYTES] = [0xA5; HEADER_BYTES];
-
-/// SplitMix64: small, and the same everywhere.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `end`.
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
-
-    fn one_in(&mut self, chances: usize) -> bool {
-        self.below(chances) == 0
-    }
-
-    fn bytes(&mut self, length: usize) -> Vec<u8> {
-        (0..length).map(|_| self.next() as u8).collect()
-    }
-}
 
 /// Ways for keys to look.
 #[derive(Clone, Copy, Debug)]
@@ -60,33 +36,33 @@ const SHAPES: [Shape; 6] =
 fn random_key(random: &mut Random, shape: Shape, page_bytes: usize) -> Vec<u8> {
     let longest = key_bytes_max(page_bytes);
     let letters = |random: &mut Random, length: usize, set: [u8; 2]| -> Vec<u8> {
-        (0..length).map(|_| set[random.below(2)]).collect()
+        (0..length).map(|_| set[random.index(2)]).collect()
     };
     match shape {
-        Shape::Numbers => (random.below(3000) as u64).to_be_bytes().to_vec(),
+        Shape::Numbers => (random.index(3000) as u64).to_be_bytes().to_vec(),
         Shape::Letters => {
-            let length = random.below(12);
+            let length = random.index(12);
             letters(random, length, *b"ab")
         }
         Shape::Extremes => {
-            let length = random.below(10);
+            let length = random.index(10);
             letters(random, length, [0x00, 0xFF])
         }
         Shape::Prefixed => {
             let mut key = b"tenant/0000017/orders/".to_vec();
-            let length = random.below(10);
+            let length = random.index(10);
             key.extend(letters(random, length, *b"xy"));
             key
         }
         Shape::Wild => {
-            let length = random.below(longest + 1);
+            let length = random.index(longest + 1);
             random.bytes(length)
         }
         Shape::Longest => {
             let mut key = vec![b'k'; longest];
-            let varied = longest - 1 - random.below(8);
+            let varied = longest - 1 - random.index(8);
             key[varied..].fill_with(|| random.next() as u8 | 1);
-            key[random.below(longest)] ^= random.one_in(4) as u8;
+            key[random.index(longest)] ^= random.one_in(4) as u8;
             key
         }
     }
@@ -102,11 +78,11 @@ enum Value {
 impl Value {
     fn random(random: &mut Random, length_max: usize) -> Value {
         if random.one_in(8) {
-            let (length, id) = (7 + random.below(1 << 20) as u64, random.next());
-            let first_page = PageId(1 + random.below(1 << 30) as u32);
+            let (length, id) = (7 + random.index(1 << 20) as u64, random.next());
+            let first_page = PageId(1 + random.index(1 << 30) as u32);
             return Value::Large(LargeRef { length, id, first_page, chunk_count: 7 });
         }
-        let length = random.below(length_max + 1);
+        let length = random.index(length_max + 1);
         Value::Inline(random.bytes(length))
     }
 
@@ -178,7 +154,7 @@ fn random_fences(random: &mut Random, shape: Shape, page_bytes: usize) -> (Optio
     let mut keys = [random_key(random, shape, page_bytes), random_key(random, shape, page_bytes)];
     keys.sort();
     let [lower, upper] = keys;
-    match random.below(4) {
+    match random.index(4) {
         0 => (None, None),
         1 => (Some(lower), None),
         2 if !upper.is_empty() => (None, Some(upper)),
@@ -193,13 +169,13 @@ fn random_fences(random: &mut Random, shape: Shape, page_bytes: usize) -> (Optio
 fn a_leaf_behaves_as_a_map() {
     let mut random = Random(1);
     for round in 0..240 {
-        let page_bytes = [512, 512, 1024, 4096, 16_384, 65_536][random.below(6)];
+        let page_bytes = [512, 512, 1024, 4096, 16_384, 65_536][random.index(6)];
         let shape = SHAPES[round % SHAPES.len()];
         let (lower, upper) = random_fences(&mut random, shape, page_bytes);
         let (lower, upper) = (lower.as_deref(), upper.as_deref());
         let mut page = new_leaf(page_bytes, lower, upper);
         let mut model = Model::new();
-        let length_max = [4, 30, inline_bytes_max(page_bytes)][random.below(3)].min(inline_bytes_max(page_bytes));
+        let length_max = [4, 30, inline_bytes_max(page_bytes)][random.index(3)].min(inline_bytes_max(page_bytes));
         for step in 0..300 {
             let key = random_key(&mut random, shape, page_bytes);
             if !Leaf::new(&page).covers(&key) {
@@ -247,7 +223,8 @@ fn a_leaf_behaves_as_a_map() {
     }
 }
 
-/// A leaf fills to its last byte although its heap is in pieces, and a value that grows takes the place of its old self.
+/// A leaf fills to its last byte although its heap is in pieces, and a value that grows takes the place of its old
+/// self.
 #[test]
 fn fragmented_space_is_used_up() {
     let mut page = new_leaf(512, None, None);
@@ -390,7 +367,8 @@ fn assert_shortest(leaf: &Leaf<'_>, change: &Change<'_>, split: &Split) {
     assert_eq!(split.goes_right, index >= at);
     let (left, right) = (&keys[at - 1], &keys[at]);
     assert!(*left < split.separator && split.separator <= *right);
-    // Every shorter string that is not above `right` is at most its beginning of that length, which is not above `left`.
+    // Every shorter string that is not above `right` is at most its beginning of that length, which is not above
+    // `left`.
     assert!(right[..split.separator.len() - 1] <= left[..]);
 }
 
@@ -401,14 +379,14 @@ fn splits_and_merges_keep_every_row() {
     let mut random = Random(2);
     for round in 0..180 {
         let shape = SHAPES[round % SHAPES.len()];
-        let page_bytes = [512, 1024, 4096][random.below(3)];
-        let length_max = [4, 40, inline_bytes_max(page_bytes)][random.below(3)].min(inline_bytes_max(page_bytes));
+        let page_bytes = [512, 1024, 4096][random.index(3)];
+        let length_max = [4, 40, inline_bytes_max(page_bytes)][random.index(3)].min(inline_bytes_max(page_bytes));
         let mut row = Row::new(page_bytes);
         let mut model = Model::new();
         let mut shrinking = false;
         for step in 0..600 {
             let key = random_key(&mut random, shape, page_bytes);
-            if random.below(10) < if shrinking { 8 } else { 2 } {
+            if random.index(10) < if shrinking { 8 } else { 2 } {
                 let key = model.range(key..).next().map(|(key, _)| key.clone()).unwrap_or_default();
                 assert_eq!(row.remove(&key), model.remove(&key).is_some());
             } else {
@@ -417,7 +395,7 @@ fn splits_and_merges_keep_every_row() {
                 model.insert(key, value);
             }
             if random.one_in(if shrinking { 3 } else { 20 }) {
-                row.merge(random.below(row.leaves.len()));
+                row.merge(random.index(row.leaves.len()));
             }
             shrinking ^= random.one_in(200);
             if step % 60 == 0 {
@@ -517,14 +495,14 @@ fn sorted_loads_fill_their_pages() {
 fn common_bytes_are_counted() {
     let mut random = Random(5);
     for _ in 0..2000 {
-        let length = random.below(40);
+        let length = random.index(40);
         let mut a = random.bytes(length);
         let mut b = a.clone();
-        let common = random.below(length + 1);
+        let common = random.index(length + 1);
         if common < length {
-            b[common] ^= 1 << random.below(8);
+            b[common] ^= 1 << random.index(8);
         } else if random.one_in(2) {
-            let more = random.below(9);
+            let more = random.index(9);
             b.extend(random.bytes(more));
         }
         assert_eq!(common_bytes(&a, &b), common);
@@ -586,10 +564,10 @@ fn an_inner_node_behaves_as_a_list() {
     let mut random = Random(6);
     for round in 0..180 {
         let shape = SHAPES[round % SHAPES.len()];
-        let page_bytes = [512, 1024, 4096, 65_536][random.below(4)];
+        let page_bytes = [512, 1024, 4096, 65_536][random.index(4)];
         let (lower, upper) = random_fences(&mut random, shape, page_bytes);
         let (lower, upper) = (lower.as_deref(), upper.as_deref());
-        let level = 1 + random.below(5) as u8;
+        let level = 1 + random.index(5) as u8;
         let mut page = new_page(page_bytes);
         InnerMut::init(&mut page, level, lower, upper, PageId(1));
         let mut children: Children = vec![(Vec::new(), PageId(1), None)];
@@ -618,7 +596,7 @@ fn an_inner_node_behaves_as_a_list() {
                     children[index - 1].2 = None;
                 }
             }
-            let index = random.below(children.len());
+            let index = random.index(children.len());
             let aggregate = random_aggregate(&mut random);
             inner.set_aggregate(index, aggregate);
             children[index].2 = Some(aggregate);
@@ -819,7 +797,7 @@ fn damaged_pages_are_told_from_sound_ones() {
     let (mut passed, mut failed) = (0, 0);
     for round in 0..400 {
         let shape = SHAPES[round % SHAPES.len()];
-        let page_bytes = [512, 1024, 4096][random.below(3)];
+        let page_bytes = [512, 1024, 4096][random.index(3)];
         let (lower, upper) = random_fences(&mut random, shape, page_bytes);
         let mut page = new_leaf(page_bytes, lower.as_deref(), upper.as_deref());
         let is_leaf = random.one_in(2);
@@ -848,13 +826,13 @@ fn damaged_pages_are_told_from_sound_ones() {
         exercise(&page, &mut random);
         for _ in 0..150 {
             let mut damaged = page.clone();
-            for _ in 0..=random.below(3) {
+            for _ in 0..=random.index(3) {
                 // Half of the damage strikes the header and the first slots, where it can do the most.
                 let end = if random.one_in(2) { SLOTS_OFFSET + 24 } else { page_bytes };
-                let at = HEADER_BYTES + random.below(end - HEADER_BYTES);
-                damaged[at] = match random.below(3) {
+                let at = HEADER_BYTES + random.index(end - HEADER_BYTES);
+                damaged[at] = match random.index(3) {
                     0 => random.next() as u8,
-                    1 => damaged[at] ^ 1 << random.below(8),
+                    1 => damaged[at] ^ 1 << random.index(8),
                     _ => damaged[at].wrapping_add(1),
                 };
             }
@@ -871,7 +849,7 @@ fn damaged_pages_are_told_from_sound_ones() {
     }
     assert!(passed > 1000 && failed > 1000, "{passed} passed, {failed} failed");
     for length in [0, 1, 63, 64, 256, 511, 513, 131_072] {
-        assert_eq!(check(&vec![0; length]), Err(Flaw::PageBytes(length)));
+        assert_eq!(check(&vec![0; length]), Err(NodeError::PageBytes(length)));
     }
 }
 
@@ -883,43 +861,46 @@ fn flaws_are_named() {
         LeafMut::new(&mut page).append(key, RowValue::Inline(b"value")).unwrap();
     }
     assert_eq!(check_as(&page, 0, Some(b"kb"), Some(b"kx")), Ok(()));
-    assert_eq!(check_as(&page, 1, Some(b"kb"), Some(b"kx")), Err(Flaw::Level(0)));
-    assert_eq!(check_as(&page, 0, Some(b"kb"), None), Err(Flaw::FenceOther));
-    assert_eq!(check_as(&page, 0, Some(b"ka"), Some(b"kx")), Err(Flaw::FenceOther));
+    assert_eq!(check_as(&page, 1, Some(b"kb"), Some(b"kx")), Err(NodeError::Level(0)));
+    assert_eq!(check_as(&page, 0, Some(b"kb"), None), Err(NodeError::FenceOther));
+    assert_eq!(check_as(&page, 0, Some(b"ka"), Some(b"kx")), Err(NodeError::FenceOther));
     let row = Node::new(&page).slot(1).row();
     let with = |offset: usize, value: u16| {
         let mut damaged = page.clone();
         put_u16(&mut damaged, offset, value);
         check(&damaged)
     };
-    assert_eq!(with(SLOT_COUNT_OFFSET, 60), Err(Flaw::Heap));
-    assert_eq!(with(SLOT_COUNT_OFFSET, 4), Err(Flaw::RowBounds(3)));
-    assert_eq!(with(SLOT_COUNT_OFFSET, 2), Err(Flaw::Garbage));
-    assert_eq!(with(LOWER_BYTES_OFFSET, 129), Err(Flaw::FenceBytes));
-    assert_eq!(with(PREFIX_BYTES_OFFSET, 0), Err(Flaw::Prefix));
-    assert_eq!(with(SHARED_BYTES_OFFSET, 1), Err(Flaw::RowShared(0)));
-    assert_eq!(with(slot_offset(1) + SLOT_ROW_OFFSET, 511), Err(Flaw::RowBounds(1)));
-    assert_eq!(with(slot_offset(1) + SLOT_ROW_OFFSET, Node::new(&page).slot(0).row() as u16), Err(Flaw::RowOverlap(1)));
-    assert_eq!(with(slot_offset(1) + SLOT_HEAD_OFFSET + 2, 0), Err(Flaw::RowHead(1)));
-    assert_eq!(with(row + 1, 300), Err(Flaw::RowValue(1)));
-    assert_eq!(with(200, 1), Err(Flaw::Unclean));
-    assert_eq!(with(510, u16::from_le_bytes(*b"ky")), Err(Flaw::FenceOrder));
+    assert_eq!(with(SLOT_COUNT_OFFSET, 60), Err(NodeError::Heap));
+    assert_eq!(with(SLOT_COUNT_OFFSET, 4), Err(NodeError::RowBounds(3)));
+    assert_eq!(with(SLOT_COUNT_OFFSET, 2), Err(NodeError::Garbage));
+    assert_eq!(with(LOWER_BYTES_OFFSET, 129), Err(NodeError::FenceBytes));
+    assert_eq!(with(PREFIX_BYTES_OFFSET, 0), Err(NodeError::Prefix));
+    assert_eq!(with(SHARED_BYTES_OFFSET, 1), Err(NodeError::RowShared(0)));
+    assert_eq!(with(slot_offset(1) + SLOT_ROW_OFFSET, 511), Err(NodeError::RowBounds(1)));
+    assert_eq!(
+        with(slot_offset(1) + SLOT_ROW_OFFSET, Node::new(&page).slot(0).row() as u16),
+        Err(NodeError::RowOverlap(1))
+    );
+    assert_eq!(with(slot_offset(1) + SLOT_HEAD_OFFSET + 2, 0), Err(NodeError::RowHead(1)));
+    assert_eq!(with(row + 1, 300), Err(NodeError::RowValue(1)));
+    assert_eq!(with(200, 1), Err(NodeError::Unclean));
+    assert_eq!(with(510, u16::from_le_bytes(*b"ky")), Err(NodeError::FenceOrder));
 
     let mut swapped = page.clone();
     let (first, second) = (Node::new(&page).slot(0), Node::new(&page).slot(1));
     NodeMut { page: &mut swapped }.set_slot(0, second);
     NodeMut { page: &mut swapped }.set_slot(1, first);
-    assert_eq!(check(&swapped), Err(Flaw::RowOrder(1)));
+    assert_eq!(check(&swapped), Err(NodeError::RowOrder(1)));
     let mut outside = page.clone();
     outside[Node::new(&page).slot(2).row()] = b'z';
     outside[slot_offset(2) + 3] = b'z';
-    assert_eq!(check(&outside), Err(Flaw::RowOutside(2)));
+    assert_eq!(check(&outside), Err(NodeError::RowOutside(2)));
     let mut childless = page.clone();
     childless[LEVEL_OFFSET] = 1;
     put_u16(&mut childless, SLOT_COUNT_OFFSET, 0);
-    assert_eq!(check(&childless), Err(Flaw::Childless));
+    assert_eq!(check(&childless), Err(NodeError::Childless));
     InnerMut::init(&mut childless, 1, None, None, PageId(0));
-    assert_eq!(check(&childless), Err(Flaw::RowChild(0)));
+    assert_eq!(check(&childless), Err(NodeError::RowChild(0)));
     let names = |length: u64, first_page: u32, chunk_count: u32| {
         let mut leaf = new_leaf(512, None, None);
         let reference = LargeRef { length, id: 9, first_page: PageId(first_page), chunk_count };
@@ -941,7 +922,7 @@ fn flaws_are_named() {
     for (length, first_page, chunk_count) in no_values {
         assert_eq!(
             names(length, first_page, chunk_count),
-            Err(Flaw::RowReference(0)),
+            Err(NodeError::RowReference(0)),
             "{length} {first_page} {chunk_count}"
         );
     }

@@ -1,15 +1,20 @@
 //! Commits and reads: where write set, tree, versions and log meet.
 
+mod apply;
 mod commit;
+mod prepare;
 mod read;
+mod replay;
 mod room;
 
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, OnceLock};
 
-pub(crate) use self::commit::Row;
-pub(crate) use self::read::{Found, View};
+pub(crate) use self::apply::Row;
+pub(crate) use self::read::{Found, ReadAt};
+pub(crate) use self::replay::Replaying;
+use super::MakeSpace;
 use super::clock::Clock;
 use super::locks::LockTable;
 use super::snapshots::Snapshots;
@@ -19,12 +24,12 @@ use crate::error::{Error, Result};
 use crate::format::node::LargeRef;
 use crate::format::{KeyspaceId, Timestamp};
 use crate::io::Backend;
-use crate::memory::Budget;
+use crate::memory::{Account, Budget, Grant};
 use crate::pool::Pool;
 use crate::seglog::Log;
 use crate::space::Space;
 use crate::sync::{Mutex, MutexGuard};
-use crate::task::{Face, Tasks, ready};
+use crate::task::{Tasks, WaitMode, ready};
 
 /// When a commit returns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -37,8 +42,16 @@ pub enum Durability {
     Relaxed,
 }
 
-/// See the module.
-pub(crate) struct Engine {
+/// Memory that a commit has reserved until it is applied: for its record, and of the pages.
+pub(crate) struct Admitted {
+    _work: Grant,
+    _pinned: Grant,
+    /// The most bytes that its record has.
+    body_bytes_max: usize,
+}
+
+/// See the module. `L` is the log, or [`Replaying`] while the database recovers and has none to append to.
+pub(crate) struct Engine<L = Log> {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) space: Arc<Space>,
     pub(crate) pool: Arc<Pool>,
@@ -46,11 +59,8 @@ pub(crate) struct Engine {
     pub(crate) snapshots: Arc<Snapshots>,
     pub(crate) versions: Arc<Versions>,
     pub(crate) locks: LockTable,
-    /// There once recovery has ended.
-    pub(crate) log: OnceLock<Arc<Log>>,
+    log: L,
     pub(crate) next_value: AtomicU64,
-    /// Bytes of pages that commits under way may make dirty.
-    promised_bytes: AtomicU64,
     pub(crate) next_transaction: AtomicU64,
     pub(crate) commits: AtomicU64,
     /// Bytes of record bodies appended, and how many of them when the newest checkpoint began.
@@ -59,21 +69,18 @@ pub(crate) struct Engine {
     sweeping: Mutex<()>,
     pub(crate) budget: Arc<Budget>,
     pub(crate) make_space: MakeSpace,
-    /// What serves operations that wait as tasks.
+    /// The services for operations that wait as tasks.
     pub(crate) tasks: Tasks,
 }
 
-/// Has what can be freed freed, by a checkpoint and the cleaner, and waits for it.
-pub(crate) type MakeSpace = Arc<dyn Fn() -> Result<()> + Send + Sync>;
-
-impl std::fmt::Debug for Engine {
+impl<L> std::fmt::Debug for Engine<L> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Engine({:?})", self.clock)
     }
 }
 
-impl Engine {
-    /// An engine that has recovered up to `last`.
+impl Engine<Replaying> {
+    /// An engine that recovers; the timestamp after `last` is the first that it gives out once it has a log.
     #[allow(clippy::too_many_arguments, reason = "made in one place, where each part is named")]
     pub(crate) fn new(
         backend: Arc<dyn Backend>,
@@ -84,7 +91,7 @@ impl Engine {
         next_value: u64,
         budget: Arc<Budget>,
         make_space: MakeSpace,
-    ) -> Engine {
+    ) -> Engine<Replaying> {
         let lock_seed = backend.random();
         let tasks = Tasks::new(&backend);
         Engine {
@@ -95,9 +102,8 @@ impl Engine {
             snapshots: Arc::default(),
             versions,
             locks: LockTable::new(64, lock_seed),
-            log: OnceLock::new(),
+            log: Replaying,
             next_value: AtomicU64::new(next_value),
-            promised_bytes: AtomicU64::new(0),
             next_transaction: AtomicU64::new(1),
             commits: AtomicU64::new(0),
             log_bytes_written: AtomicU64::new(0),
@@ -109,20 +115,47 @@ impl Engine {
         }
     }
 
+    /// The engine of an open database: every record of the log is applied, and `log` takes those that follow. It has
+    /// `logged_bytes` of them since the checkpoint.
+    pub(crate) fn into_live(self, log: Log, logged_bytes: u64) -> Engine {
+        assert!(log.last() == self.clock.published(), "the log goes on elsewhere than the clock");
+        Engine {
+            log,
+            log_bytes_written: AtomicU64::new(logged_bytes),
+            backend: self.backend,
+            space: self.space,
+            pool: self.pool,
+            clock: self.clock,
+            snapshots: self.snapshots,
+            versions: self.versions,
+            locks: self.locks,
+            next_value: self.next_value,
+            next_transaction: self.next_transaction,
+            commits: self.commits,
+            log_bytes_checkpointed: self.log_bytes_checkpointed,
+            sweeping: self.sweeping,
+            budget: self.budget,
+            make_space: self.make_space,
+            tasks: self.tasks,
+        }
+    }
+}
+
+impl Engine {
     pub(crate) fn log(&self) -> &Log {
-        self.log.get().expect("the log is there once the database is open")
+        &self.log
     }
 
     pub(crate) fn check_failure(&self) -> Result<()> {
         self.space.check_failure()?;
-        match self.log.get().and_then(|log| log.failure()) {
+        match self.log.failure() {
             Some(reason) => Err(Error::Failed { reason }),
             None => Ok(()),
         }
     }
 
     /// Drops versions that nobody needs, and past their share of memory ends the oldest snapshots.
-    pub(crate) fn sweep(&self) {
+    pub(crate) fn collect_garbage(&self) {
         if let Some(alone) = self.sweeping.try_lock() {
             self.sweep_to(&alone, self.budget.version_bytes_max());
         }
@@ -131,7 +164,7 @@ impl Engine {
     /// The same, to so many bytes.
     fn sweep_to(&self, _alone: &MutexGuard<'_, ()>, bytes_max: u64) {
         loop {
-            let freed = self.versions.sweep(self.snapshots.horizon(&self.clock));
+            let freed = self.versions.collect_garbage(self.snapshots.horizon(&self.clock));
             for (keyspace, reference) in freed {
                 self.free_value(keyspace, &reference);
             }
@@ -140,39 +173,49 @@ impl Engine {
             }
         }
     }
+}
+
+impl<L> Engine<L> {
+    /// Gives frames the memory that page tables leave.
+    pub(crate) fn fit_frames(&self) {
+        let bytes_max = self.budget.limit_bytes(Account::Pages);
+        let frame_bytes = bytes_max.saturating_sub(self.space.measure_tables()).max(bytes_max / 8);
+        self.pool.frames.set_limit_bytes(frame_bytes as usize);
+        self.budget.set_pinned_of(frame_bytes);
+    }
 
     pub(crate) fn free_value(&self, keyspace: KeyspaceId, reference: &LargeRef) {
-        let guard = self.space.enter();
+        let epoch_guard = self.space.epoch_latch.shared();
         let Some(pages) = self.space.page_space(keyspace) else { return };
-        let freed = values::free(&self.pool, &guard, &pages, reference.first_page, reference.chunk_count);
+        let freed = values::free(&self.pool, &epoch_guard, &pages, reference.first_page, reference.chunk_count);
         if let Err(error) = freed {
             log::warn!("the space of a value that was removed is not used again: {error}");
         }
-        self.versions.let_go(keyspace, reference);
+        self.versions.release_value(keyspace, reference);
     }
+}
 
+impl Engine {
     /// Waits until every commit up to this one is durable: what was seen of them can't be taken back then.
     pub(crate) fn wait_durable(&self, timestamp: Timestamp) -> Result<()> {
-        ready(self.await_durable(Face::Blocking, timestamp))
+        ready(self.await_durable(WaitMode::Blocking, timestamp))
     }
 
-    /// As [`wait_durable`](Self::wait_durable), by the ways of a face.
-    pub(crate) async fn await_durable(&self, face: Face<'_>, timestamp: Timestamp) -> Result<()> {
+    /// Like [`wait_durable`](Self::wait_durable), waiting as `mode` says.
+    pub(crate) async fn await_durable(&self, mode: WaitMode<'_>, timestamp: Timestamp) -> Result<()> {
         let log = self.log();
         if log.durable() >= timestamp {
             return Ok(());
         }
-        // Only the timestamp matters: the log writes whatever stream holds it back.
-        let place = crate::seglog::Appended { timestamp, stream: 0, end: 0, is_crowded: false };
-        match face {
-            Face::Blocking => log.wait_durable(&place),
-            Face::Tasks(_) => poll_fn(|context| log.poll_durable(&place, context.waker())).await,
+        match mode {
+            WaitMode::Blocking => log.wait_durable_up_to(timestamp),
+            WaitMode::Tasks(_) => poll_fn(|context| log.poll_durable(timestamp, context.waker())).await,
         }
     }
 
     /// Waits until every commit up to this one, which is published, is durable and visible to all readers.
-    pub(crate) async fn show_durable(&self, face: Face<'_>, timestamp: Timestamp) -> Result<()> {
-        self.await_durable(face, timestamp).await?;
+    pub(crate) async fn show_durable(&self, mode: WaitMode<'_>, timestamp: Timestamp) -> Result<()> {
+        self.await_durable(mode, timestamp).await?;
         // The log told the clock when it was durable, which may have been before it was published.
         self.clock.show_durable(self.log().durable());
         Ok(())

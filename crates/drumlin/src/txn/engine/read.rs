@@ -8,21 +8,21 @@ use crate::format::node::LargeRef;
 use crate::format::{PageId, Timestamp};
 use crate::pool::{Needs, Stop};
 use crate::space::PageSpace;
-use crate::task::{Face, ready};
+use crate::task::{WaitMode, ready};
 use crate::tree::node::{Leaf, RowValue};
 use crate::tree::{Target, Tree};
 use crate::txn::values;
-use crate::txn::versions::Was;
+use crate::txn::versions::OldVersion;
 
 /// At which moment a read looks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum View {
+pub(crate) enum ReadAt {
     /// What is visible when the leaf is read.
     Visible,
     /// What is published when the leaf is read, durable or not.
     Published,
     /// The state after this commit.
-    At(Timestamp),
+    Timestamp(Timestamp),
 }
 
 /// What a read found.
@@ -37,28 +37,27 @@ const GET_MANY_PART: usize = 256;
 
 impl Engine {
     /// The row as the view sees it. O(log n).
-    pub(crate) fn find(&self, tree: &Tree, key: &[u8], view: View) -> Result<Option<Found>> {
+    pub(crate) fn find(&self, tree: &Tree, key: &[u8], view: ReadAt) -> Result<Option<Found>> {
         tree.waiting(|| self.try_find(tree, key, view))
     }
 
     /// The core of [`find`](Self::find).
-    pub(crate) fn try_find(&self, tree: &Tree, key: &[u8], view: View) -> Result<Option<Found>, Stop> {
+    pub(crate) fn try_find(&self, tree: &Tree, key: &[u8], view: ReadAt) -> Result<Option<Found>, Stop> {
         let page = tree.read_leaf(Target::At(key))?;
         let leaf = Leaf::new(&page);
         let at = match view {
-            View::Visible => self.clock.visible(),
-            View::Published => self.clock.published(),
-            View::At(at) => at,
+            ReadAt::Visible => self.clock.visible(),
+            ReadAt::Published => self.clock.published(),
+            ReadAt::Timestamp(at) => at,
         };
-        if leaf.newest() > at {
-            let number = page.header().identity().expect("a latched leaf has an identity").page;
-            if let Some(was) = self.versions.find(tree.pages.id, number, key, at) {
-                return Ok(match was {
-                    Was::Absent => None,
-                    Was::Inline(value) => Some(Found::Inline(value.into())),
-                    Was::Large(reference) => Some(Found::Large(reference)),
-                });
-            }
+        if leaf.newest() > at
+            && let Some(was) = self.versions.find(tree.pages.id, page.page(), key, at)
+        {
+            return Ok(match was {
+                OldVersion::Absent => None,
+                OldVersion::Inline(value) => Some(Found::Inline(value.into())),
+                OldVersion::Large(reference) => Some(Found::Large(reference)),
+            });
         }
         Ok(leaf.search(key).ok().map(|index| match leaf.value(index) {
             RowValue::Inline(value) => Found::Inline(value.into()),
@@ -68,47 +67,53 @@ impl Engine {
 
     /// The value of the row. A value that is replaced while it is read is looked up again.
     #[inline]
-    pub(crate) fn get(&self, tree: &Tree, key: &[u8], view: View) -> Result<Option<Arc<[u8]>>> {
+    pub(crate) fn get(&self, tree: &Tree, key: &[u8], view: ReadAt) -> Result<Option<Arc<[u8]>>> {
         match self.find(tree, key, view)? {
             None => Ok(None),
             Some(Found::Inline(value)) => Ok(Some(value)),
-            Some(Found::Large(_)) => ready(self.get_as(Face::Blocking, tree, key, view)),
+            Some(Found::Large(_)) => ready(self.get_in(WaitMode::Blocking, tree, key, view)),
         }
     }
 
-    /// As [`find`](Self::find), by the ways of a face.
-    pub(crate) async fn find_as(&self, face: Face<'_>, tree: &Tree, key: &[u8], view: View) -> Result<Option<Found>> {
-        tree.awaiting(face, || self.try_find(tree, key, view)).await
-    }
-
-    /// As [`get`](Self::get), by the ways of a face.
-    pub(crate) async fn get_as(
+    /// Like [`find`](Self::find), waiting as `mode` says.
+    pub(crate) async fn find_in(
         &self,
-        face: Face<'_>,
+        mode: WaitMode<'_>,
         tree: &Tree,
         key: &[u8],
-        view: View,
+        view: ReadAt,
+    ) -> Result<Option<Found>> {
+        tree.awaiting(mode, || self.try_find(tree, key, view)).await
+    }
+
+    /// Like [`get`](Self::get), waiting as `mode` says.
+    pub(crate) async fn get_in(
+        &self,
+        mode: WaitMode<'_>,
+        tree: &Tree,
+        key: &[u8],
+        view: ReadAt,
     ) -> Result<Option<Arc<[u8]>>> {
         let mut failed = None;
         loop {
-            let found = self.find_as(face, tree, key, view).await?;
+            let found = self.find_in(mode, tree, key, view).await?;
             if failed.is_some() && !matches!(&found, Some(Found::Large(reference)) if failed == Some(*reference)) {
-                crate::witness::mark!("a value was replaced while it was read");
+                crate::coverage::mark!("a value was replaced while it was read");
             }
             let reference = match found {
                 None => return Ok(None),
                 Some(Found::Inline(value)) => return Ok(Some(value)),
                 Some(Found::Large(reference)) => reference,
             };
-            match values::read_whole(face, tree, &reference).await {
+            match values::read_whole(mode, tree, &reference).await {
                 Ok(Some(value)) => return Ok(Some(value.into())),
-                // It was replaced and freed while it was being read, and its pages may be another's: what was found there
-                // counts only if the row still names it.
+                // It was replaced and freed while it was being read, and its pages may be another's: what was found
+                // there counts only if the row still names it.
                 _ if failed != Some(reference) => failed = Some(reference),
                 Ok(None) => {
                     tree.check_dropped()?;
                     let what = format!("a value of keyspace {}", tree.pages.id);
-                    return Err(Error::damaged(self.space.path(), what, "its extents are another value's"));
+                    return Err(Error::corrupted(self.space.path(), what, "its extents are another value's"));
                 }
                 Err(error) => return Err(error),
             }
@@ -118,10 +123,10 @@ impl Engine {
     /// The values of the rows, many reads at a time.
     pub(crate) async fn get_many<K: AsRef<[u8]>>(
         &self,
-        face: Face<'_>,
+        mode: WaitMode<'_>,
         tree: &Tree,
         keys: &[K],
-        view: View,
+        view: ReadAt,
     ) -> Result<Vec<Option<Arc<[u8]>>>> {
         let mut values = vec![None; keys.len()];
         for (keys, values) in keys.chunks(GET_MANY_PART).zip(values.chunks_mut(GET_MANY_PART)) {
@@ -144,46 +149,53 @@ impl Engine {
                 };
                 {
                     // One pin for all: those within cost nothing.
-                    let _pin = self.pool.pin();
+                    let _reclaim_guard = self.pool.reclaim_guard();
                     open.retain(&mut is_missing);
                 }
                 missing.sort_unstable();
                 missing.dedup();
-                if !missing.is_empty() && self.fault_many(face, &tree.pages, &missing).await? == 0 {
+                if !missing.is_empty() && self.fault_many(mode, &tree.pages, &missing).await? == 0 {
                     // Others read them, or they can't be read.
                     alone.append(&mut open);
                 }
             }
             for index in alone {
-                values[index] = self.get_as(face, tree, keys[index].as_ref(), view).await?;
+                values[index] = self.get_in(mode, tree, keys[index].as_ref(), view).await?;
             }
         }
         Ok(values)
     }
 
-    pub(super) async fn fault_many(&self, face: Face<'_>, pages: &Arc<PageSpace>, missing: &[PageId]) -> Result<usize> {
-        match face {
-            Face::Blocking => self.pool.fault_many(pages, missing),
-            Face::Tasks(_) => self.pool.fault_many_as_task(pages, missing).await,
-        }
-    }
-
     /// Whether the row has changed since the snapshot: what the first updater's rule asks.
     pub(crate) async fn changed_since(
         &self,
-        face: Face<'_>,
+        mode: WaitMode<'_>,
         tree: &Tree,
         key: &[u8],
         snapshot: Timestamp,
     ) -> Result<bool> {
-        tree.awaiting(face, || {
+        tree.awaiting(mode, || {
             let page = tree.read_leaf(Target::At(key))?;
             if Leaf::new(&page).newest() <= snapshot {
                 return Ok(false);
             }
-            let number = page.header().identity().expect("a latched leaf has an identity").page;
-            Ok(self.versions.newest_change(tree.pages.id, number, key).is_some_and(|newest| newest > snapshot))
+            Ok(self.versions.newest_change(tree.pages.id, page.page(), key).is_some_and(|newest| newest > snapshot))
         })
         .await
+    }
+}
+
+impl<L> Engine<L> {
+    /// Reads pages that are missing, many at once; returns how many.
+    pub(super) async fn fault_many(
+        &self,
+        mode: WaitMode<'_>,
+        pages: &Arc<PageSpace>,
+        missing: &[PageId],
+    ) -> Result<usize> {
+        match mode {
+            WaitMode::Blocking => self.pool.fault_many(pages, missing),
+            WaitMode::Tasks(_) => self.pool.fault_many_as_task(pages, missing).await,
+        }
     }
 }

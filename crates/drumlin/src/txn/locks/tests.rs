@@ -311,8 +311,8 @@ fn the_table_behaves_as_lists() {
     assert!(deadlocks > 100 && hand_overs > 100, "{deadlocks} deadlocks, {hand_overs} hand-overs");
 }
 
-/// Many threads that count in few rows lose no count, deadlocks are found and overcome, and no wake-up is lost: a lost one
-/// would end in a timeout. Half of the threads wait as futures do.
+/// Many threads that count in few rows lose no count, deadlocks are found and overcome, and no wake-up is lost: a lost
+/// one would end in a timeout. Half of the threads wait as futures do.
 #[test]
 fn threads_exclude_each_other() {
     const THREADS: u64 = 8;

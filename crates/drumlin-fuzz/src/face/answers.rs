@@ -1,0 +1,60 @@
+//! The answers that calls may give.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use drumlin::{Error, Recourse, Result};
+
+/// What the documentation of each error says can be done.
+pub(super) fn documented(error: &Error) -> Recourse {
+    match error {
+        Error::Conflict { .. } | Error::SnapshotTooOld { .. } | Error::MemoryInUse { .. } => Recourse::Retry,
+        Error::Failed { .. } | Error::OutcomeUnknown { .. } => Recourse::Reopen,
+        Error::Corrupted { .. } => Recourse::Restore,
+        _ => Recourse::Change,
+    }
+}
+
+/// The result, whose error has to be one that `may` allows.
+#[track_caller]
+pub(super) fn checked<T>(result: Result<T>, may: impl Fn(&Error) -> bool) -> Option<T> {
+    match result {
+        Ok(value) => Some(value),
+        Err(error) => {
+            assert_eq!(error.recourse(), documented(&error), "{error}");
+            assert_eq!(error.is_conflict(), matches!(error, Error::Conflict { .. }));
+            assert!(may(&error) && !error.to_string().is_empty(), "{error:?}");
+            None
+        }
+    }
+}
+
+#[track_caller]
+pub(super) fn must<T>(result: Result<T>) -> T {
+    checked(result, |_| false).expect("no error may be")
+}
+
+#[track_caller]
+pub(super) fn refused<T>(result: Result<T>) {
+    assert!(checked(result, |error| matches!(error, Error::Invalid(_))).is_none(), "a foreign handle was taken");
+}
+
+pub(super) fn is_too_old(error: &Error) -> bool {
+    matches!(error, Error::SnapshotTooOld { .. })
+}
+
+pub(super) fn is_crowded(error: &Error) -> bool {
+    matches!(error, Error::TransactionTooLarge { .. } | Error::MemoryInUse { .. })
+}
+
+/// Runs what panics on purpose, quietly.
+pub(super) fn panics(body: impl FnOnce()) {
+    assert!(catch_unwind(AssertUnwindSafe(body)).is_err(), "the panic was swallowed");
+}
+
+/// What panics that are part of a sequence say.
+pub const ON_PURPOSE: &str = "a panic on purpose";
+
+/// The error of a read through `std::io` tells that the value's moment is gone.
+pub(super) fn is_gone(error: &std::io::Error) -> bool {
+    ["too old", "was dropped"].iter().any(|why| error.to_string().contains(why))
+}

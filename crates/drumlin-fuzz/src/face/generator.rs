@@ -1,0 +1,77 @@
+//! Keys, values, bounds and options, drawn from a script.
+
+use std::ops::Bound;
+use std::time::Duration;
+
+use drumlin::{Durability, Isolation, TxOptions};
+
+use super::futures::Fate;
+use crate::Script;
+
+/// Bytes of a seed, after SplitMix64 (Steele, Lea, Flood 2014).
+pub(super) fn bytes(seed: u64, count: usize) -> Vec<u8> {
+    let mut next = numbers(seed);
+    (0..count).map(|_| next() as u8).collect()
+}
+
+fn numbers(seed: u64) -> impl FnMut() -> u64 {
+    let mut state = seed.wrapping_mul(0xD134_2543_DE82_EF95);
+    move || {
+        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+}
+
+/// The sequence of a seed.
+pub fn script(seed: u64) -> Vec<u8> {
+    let mut next = numbers(seed);
+    (0..40 + next() % 280).map(|_| next() as u8).collect()
+}
+
+pub(super) fn key(script: &mut Script<'_>) -> Vec<u8> {
+    match script.byte() {
+        kind @ 0..180 => vec![b'k', kind % 24],
+        kind @ 180..240 => [&[b'p'; 40][..], &[kind, script.byte()]].concat(),
+        240..250 => Vec::new(),
+        _ => vec![b'l'; 128],
+    }
+}
+
+pub(super) fn value(script: &mut Script<'_>) -> Vec<u8> {
+    let (kind, fill) = (script.byte(), script.byte());
+    let length = match kind {
+        0..200 => usize::from(kind) / 2,
+        200..240 => usize::from(kind - 200) * 60,
+        240..250 => 60_000 + usize::from(kind) * 20,
+        _ => usize::from(kind - 249) * 40_000,
+    };
+    (0..length).map(|at| fill.wrapping_add((at / 3) as u8)).collect()
+}
+
+pub(super) fn bounds(script: &mut Script<'_>) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
+    let mut one = || match script.byte() % 3 {
+        0 => Bound::Unbounded,
+        1 => Bound::Included(key(script)),
+        _ => Bound::Excluded(key(script)),
+    };
+    (one(), one())
+}
+
+pub(super) fn fate(script: &mut Script<'_>) -> Fate {
+    Fate { polls: usize::from(script.byte() % 6), leaks: script.byte().is_multiple_of(2) }
+}
+
+pub(super) fn options(script: &mut Script<'_>) -> TxOptions {
+    let isolation = match script.byte() % 3 {
+        0 => Isolation::Snapshot,
+        1 => Isolation::Serializable,
+        _ => Isolation::ReadCommitted,
+    };
+    let durability = if script.byte().is_multiple_of(3) { Durability::Full } else { Durability::Relaxed };
+    // Where none waits for what it holds itself, and where a deadlock is found, even no limit ends.
+    let lock_timeout = [Duration::ZERO, Duration::from_millis(1), Duration::MAX][usize::from(script.byte() % 3)];
+    TxOptions { isolation, durability, lock_timeout }
+}

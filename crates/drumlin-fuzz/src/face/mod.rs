@@ -1,0 +1,85 @@
+//! Sequences of calls over everything public, by a user who is not careful: two databases whose handles are mixed and
+//! dropped in any order, futures dropped and leaked, settings at their extremes, closures and readers that panic,
+//! threads that want the same rows while the database is closed. Most databases are in memory, some are on disk.
+//!
+//! What a call answers is compared with an ordered map for each keyspace; a transaction has maps of its own until it
+//! commits. An error must be one that the call may give here, with the recourse that `error.rs` documents. Nothing may
+//! panic but what is told to, and the database must go on afterwards.
+
+mod answers;
+mod calls;
+mod futures;
+mod generator;
+pub mod memory;
+mod model;
+mod opening;
+mod places;
+mod rows;
+mod side;
+mod sources;
+mod threads;
+mod transactions;
+mod upkeep;
+
+pub use answers::ON_PURPOSE;
+pub use calls::called;
+pub use generator::script;
+pub use places::folder_of;
+
+use drumlin::Error;
+
+use crate::Script;
+use answers::must;
+use calls::call;
+use side::Side;
+
+/// Does what the bytes say. Returns the bytes of memory that were taken beside budgets and what the sequence itself
+/// holds, where [`memory::watch`] looks.
+///
+/// # Panics
+/// If a call answers otherwise than it should.
+pub fn perform(bytes: &[u8]) -> u64 {
+    let mut script = Script(bytes);
+    let mut memory = memory::Watch::begin();
+    // A disk that waits for each sync is slow: few sequences are long enough for what they find there.
+    let is_on_disk = script.byte() < 24;
+    let [mut one, mut other] = [(); 2].map(|()| Side::new(is_on_disk, &mut script));
+    while script.has_more() {
+        if script.byte().is_multiple_of(4) {
+            std::mem::swap(&mut one, &mut other);
+        }
+        let which = usize::from(script.byte() % 2);
+        match script.byte() % 32 {
+            0 => one.reopen(&mut script),
+            1 => places::limits(is_on_disk, &mut script),
+            2 => one.threads(),
+            3 => one.contention(&mut script),
+            4 => one.closures(&mut script),
+            5 => one.crowd(&mut script),
+            6..9 => one.upkeep(&mut script),
+            9..12 => one.look_back(&other.keyspaces[which], &mut script),
+            12..18 => one.transaction(&other, &mut script),
+            18..24 => one.read(which, &mut script),
+            _ => one.write(which, &mut script),
+        }
+        // Files in memory come and go within a call, and what they took stays with the allocator.
+        if is_on_disk {
+            // The third that is open at times is one of the least.
+            let budget_bytes = one.budget_bytes + other.budget_bytes + places::BUDGET_BYTES;
+            memory.look(budget_bytes, || one.held_bytes() + other.held_bytes());
+        }
+    }
+    one.check();
+    other.check();
+    // What is never dropped does not keep the database from being closed.
+    std::mem::forget((must(one.db().begin()), one.db().snapshot(), one.keyspaces[0].iter()));
+    must(one.db().clone().close());
+    let _ = call!("Error::recourse", Error::Invalid(String::new()).recourse());
+    let _ = call!("Error::is_conflict", Error::Invalid(String::new()).is_conflict());
+    memory.excess
+}
+
+/// Like [`perform`], as a target.
+pub fn run(bytes: &[u8]) {
+    perform(bytes);
+}

@@ -1,0 +1,82 @@
+//! Closing and opening: handles go in some order, and others may be at work meanwhile.
+
+use std::time::{Duration, Instant};
+
+use drumlin::{Error, Result};
+
+use super::answers::{checked, must};
+use super::calls::call;
+use super::futures::block_on;
+use super::side::{NAMES, Side};
+use crate::Script;
+
+fn is_locked(error: &Error) -> bool {
+    matches!(error, Error::Locked { .. })
+}
+
+impl Side {
+    /// Handles go in some order; while one is left, the folder is locked.
+    pub(super) fn reopen(&mut self, script: &mut Script<'_>) {
+        self.settle();
+        let (db, keyspaces) = (self.db.take().expect("open"), std::mem::take(&mut self.keyspaces));
+        let snapshots = std::mem::take(&mut self.snapshots);
+        let other = db.clone();
+        let closed: Result<()> = match script.byte() % 4 {
+            0 => call!("Database::close", other.close()),
+            1 => block_on(call!("Database::close_async", other.close_async())),
+            2 => {
+                let first = db.clone();
+                std::thread::scope(|scope| {
+                    let first = scope.spawn(|| first.close());
+                    must(other.close());
+                    first.join().expect("closing does not panic")
+                })
+            }
+            _ => {
+                drop(other);
+                Ok(())
+            }
+        };
+        must(closed);
+        let mut held: Vec<Box<dyn Send>> = vec![Box::new((db, snapshots)), Box::new(keyspaces)];
+        held.rotate_left(usize::from(script.byte() % 2));
+        let last = held.pop();
+        drop(held);
+        assert!(checked(self.config().open(self.place.path()), is_locked).is_none(), "it was opened twice");
+        drop(last);
+        self.open(script);
+        self.check();
+    }
+
+    /// Opens it again, its handles having gone.
+    pub(super) fn open(&mut self, script: &mut Script<'_>) {
+        self.settings.redraw(script);
+        self.budget_bytes = self.budget_bytes.max(self.settings.memory_bytes);
+        let config = self.config();
+        let is_task = script.byte().is_multiple_of(2);
+        let open = || match is_task {
+            false => config.open(self.place.path()),
+            true => block_on(call!("Config::open_async", config.open_async(self.place.path()))),
+        };
+        let examined = match is_task {
+            false => call!("Config::examine", config.examine(self.place.path())),
+            true => call!("Config::examine_with", config.examine_with(self.place.path(), |_| ())),
+        };
+        match examined {
+            Ok(report) => assert!(report.corruption.is_empty(), "a sound database was examined: {report:?}"),
+            // A dropped future's checkpoint still has it open.
+            Err(error) => assert!(is_locked(&error), "{error}"),
+        }
+        // What a dropped future had begun, a checkpoint, ends before the last handle goes.
+        let begun = Instant::now();
+        let mut opened = open();
+        while opened.as_ref().is_err_and(is_locked) && begun.elapsed() < Duration::from_secs(20) {
+            std::thread::sleep(Duration::from_millis(1));
+            opened = open();
+        }
+        let db = must(opened);
+        self.keyspaces =
+            NAMES.map(|name| must(call!("Database::existing_keyspace", db.existing_keyspace(name)))).into();
+        self.db = Some(db);
+    }
+}

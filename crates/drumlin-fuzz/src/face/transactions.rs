@@ -1,0 +1,277 @@
+//! Transactions: their statements, ends, conflicts, and closures that are run again.
+
+use std::time::Duration;
+
+use drumlin::{Error, Isolation, Keyspace, Result, Savepoint, Transaction, TxOptions};
+
+use super::answers::{ON_PURPOSE, checked, is_crowded, must, panics, refused};
+use super::calls::call;
+use super::futures::{Fate, block_on, poll_some};
+use super::generator::{bounds, fate, key, options, value};
+use super::model::{Models, read_value, read_value_async, walk, within};
+use super::side::Side;
+use super::sources::{End, Source};
+use crate::Script;
+
+#[allow(clippy::too_many_lines, reason = "one arm a call")]
+fn statement(
+    tx: &mut Transaction,
+    keyspaces: &[Keyspace],
+    models: &mut Models,
+    savepoints: &mut Vec<(Savepoint, Models)>,
+    script: &mut Script<'_>,
+) -> bool {
+    let which = usize::from(script.byte() % 2);
+    let (k, key) = (&keyspaces[which], key(script));
+    let may = is_crowded;
+    let is_it = |models: &Models, found: Option<drumlin::Value>| {
+        assert_eq!(found.as_deref(), models[which].get(&key).map(Vec::as_slice));
+    };
+    let put = |models: &mut Models, done: Option<()>, value: Vec<u8>| {
+        if done.is_some() {
+            models[which].insert(key.clone(), value);
+        }
+        done.is_some()
+    };
+    match script.byte() % 20 {
+        0 => {
+            checked(call!("Transaction::get", tx.get(k, &key)), may).into_iter().for_each(|found| is_it(models, found));
+        }
+        1 => {
+            let found = checked(block_on(call!("Transaction::get_async", tx.get_async(k, &key))), may);
+            found.into_iter().for_each(|found| is_it(models, found));
+        }
+        2 => drop(poll_some(tx.get_async(k, &key), fate(script))),
+        3 => {
+            let found = checked(call!("Transaction::get_for_update", tx.get_for_update(k, &key)), may);
+            found.into_iter().for_each(|found| is_it(models, found));
+        }
+        4 => {
+            let found = call!("Transaction::get_for_update_async", tx.get_for_update_async(k, &key));
+            drop(poll_some(found, fate(script)));
+        }
+        5 | 6 => {
+            let value = value(script);
+            let done = checked(call!("Transaction::insert", tx.insert(k, &key, &value)), may);
+            return put(models, done, value);
+        }
+        7 => {
+            let value = value(script);
+            let done = checked(block_on(call!("Transaction::insert_async", tx.insert_async(k, &key, &value))), may);
+            return put(models, done, value);
+        }
+        8 => {
+            // Of a transaction that goes on, an insert that was dropped is there or not.
+            let (value, fate) = (value(script), fate(script));
+            // One that is leaked keeps memory for its stream, of which a small budget has one.
+            let fate = Fate { leaks: fate.leaks && value.len() < 4096, ..fate };
+            if poll_some(tx.insert_async(k, &key, &value), fate).is_none() {
+                let Some(found) = checked(tx.get(k, &key), may) else { return false };
+                assert!(found.as_deref() == models[which].get(&key).map(Vec::as_slice), "a dropped insert is there");
+                return true;
+            }
+            let Some(found) = checked(tx.get(k, &key), may) else { return false };
+            match found {
+                Some(found) => drop(models[which].insert(key.clone(), found.to_vec())),
+                None => drop(models[which].remove(&key)),
+            }
+        }
+        9 => {
+            let value = value(script);
+            let end = if script.byte().is_multiple_of(4) { End::Fails } else { End::Whole };
+            let may = |error: &Error| is_crowded(error) || end == End::Fails && matches!(error, Error::Source { .. });
+            let stored = match script.byte() % 2 {
+                0 => call!("Transaction::insert_from", tx.insert_from(k, &key, Source::new(&value, end))),
+                _ => {
+                    let source = Source::new(&value, end);
+                    block_on(call!("Transaction::insert_from_async", tx.insert_from_async(k, &key, source)))
+                }
+            };
+            let done = checked(stored, may).map(drop);
+            put(models, done, value);
+        }
+        10 => panics(|| drop(tx.insert_from(k, &key, Source::new(&[1; 100_000], End::Panics)))),
+        11 => {
+            if checked(call!("Transaction::remove", tx.remove(k, &key)), may).is_some() {
+                models[which].remove(&key);
+            }
+        }
+        12 => {
+            if checked(block_on(call!("Transaction::remove_async", tx.remove_async(k, &key))), may).is_some() {
+                models[which].remove(&key);
+            }
+        }
+        13 => {
+            let bounds = bounds(script);
+            let expected = within(&models[which], &bounds);
+            walk(call!("Transaction::range", tx.range(k, bounds.clone())), &expected, may, script);
+            let counts = [
+                call!("Transaction::count", tx.count(k, bounds.clone())),
+                block_on(call!("Transaction::count_async", tx.count_async(k, bounds.clone()))),
+            ];
+            let counts = counts.into_iter().filter_map(|count| checked(count, may));
+            counts.for_each(|count| assert_eq!(count, expected.len() as u64));
+        }
+        14 => {
+            let rows: Vec<_> = models[which].iter().filter(|(key, _)| key.starts_with(b"p")).collect();
+            walk(call!("Transaction::prefix", tx.prefix(k, "p")), &rows, may, script);
+            walk(call!("Transaction::iter", tx.iter(k)), &models[which].iter().collect::<Vec<_>>(), may, script);
+        }
+        15 => {
+            if let Some(reader) = checked(call!("Transaction::read", tx.read(k, &key)), may) {
+                read_value(reader, models[which].get(&key), script);
+            }
+        }
+        16 => {
+            let reader = block_on(call!("Transaction::read_async", tx.read_async(k, &key)));
+            if let Some(reader) = checked(reader, may) {
+                read_value_async(reader, models[which].get(&key), script);
+            }
+        }
+        17 | 18 => savepoints.push((call!("Transaction::savepoint", tx.savepoint()), models.clone())),
+        _ => {
+            if let Some((savepoint, kept)) = savepoints.pop() {
+                must(call!("Transaction::rollback_to", tx.rollback_to(savepoint)));
+                *models = kept;
+            }
+        }
+    }
+    true
+}
+
+impl Side {
+    pub(super) fn transaction(&mut self, other: &Side, script: &mut Script<'_>) {
+        self.settle();
+        let options = options(script);
+        let mut tx = must(call!("Database::begin_with", self.db().begin_with(options)));
+        let mut models = self.models.clone();
+        let mut savepoints = Vec::new();
+        let mut foreign = must(call!("Database::begin", other.db().begin()));
+        let foreign_savepoint = foreign.savepoint();
+        for _ in 0..script.byte() % 24 {
+            if !statement(&mut tx, &self.keyspaces, &mut models, &mut savepoints, script) {
+                break;
+            }
+            match script.byte() % 16 {
+                0 => refused(tx.rollback_to(foreign_savepoint)),
+                1 => refused(tx.insert(&other.keyspaces[0], "k", "v")),
+                2 => refused(block_on(tx.count_async(&other.keyspaces[0], ..))),
+                3 => refused(tx.iter(&other.keyspaces[0]).next_back().expect("an error comes first").map(drop)),
+                4 => refused(block_on(tx.get_for_update_async(&other.keyspaces[1], "k")).map(drop)),
+                _ => {}
+            }
+        }
+        drop(foreign);
+        let may = is_crowded;
+        match script.byte() % 8 {
+            0 => call!("Transaction::abort", tx.abort()),
+            1 => drop(tx),
+            2 => {
+                let commit = call!("Transaction::commit_async", tx.commit_async());
+                let done = poll_some(commit, Fate { leaks: false, ..fate(script) });
+                match done.map(|done| checked(done, may)) {
+                    Some(Some(_)) => self.models = models,
+                    Some(None) => {}
+                    None => {
+                        self.settle();
+                        let is_there = self.is_as(&models);
+                        assert!(is_there || self.is_as(&self.models), "half of a commit");
+                        if is_there {
+                            self.models = models;
+                        }
+                    }
+                }
+            }
+            3 => {
+                if checked(block_on(tx.commit_async()), may).is_some() {
+                    self.models = models;
+                }
+            }
+            _ => {
+                if checked(call!("Transaction::commit", tx.commit()), may).is_some() {
+                    self.models = models;
+                }
+            }
+        }
+        self.check();
+    }
+
+    /// Two transactions that want the same row, a future that waits and is dropped or leaked.
+    pub(super) fn contention(&mut self, script: &mut Script<'_>) {
+        self.settle();
+        let k = &self.keyspaces[0];
+        let mut holder = must(self.db().begin());
+        must(holder.get_for_update(k, "a"));
+        must(holder.get_for_update(k, "b"));
+        let options = TxOptions { isolation: Isolation::ReadCommitted, ..TxOptions::default() };
+        let mut tx = must(self.db().begin_with(options));
+        for key in ["a", "b", "a"] {
+            assert!(poll_some(tx.get_for_update_async(k, key), fate(script)).is_none(), "a row that is held was got");
+        }
+        if script.byte().is_multiple_of(2) {
+            drop(holder);
+            must(tx.insert(k, "a", "contended"));
+            must(tx.commit());
+            self.models[0].insert(b"a".to_vec(), b"contended".to_vec());
+        } else {
+            drop(tx);
+            drop(holder);
+        }
+        for key in ["a", "b"] {
+            let mut next = must(self.db().begin_with(TxOptions { lock_timeout: Duration::ZERO, ..options }));
+            must(next.get_for_update(&self.keyspaces[0], key));
+        }
+    }
+
+    /// Closures that are run again, and ones that panic.
+    pub(super) fn closures(&mut self, script: &mut Script<'_>) {
+        let (db, k) = (self.db(), &self.keyspaces[1]);
+        let (again, value) = (usize::from(script.byte() % 4), value(script));
+        let conflict = || Error::Conflict { reason: "made up" };
+        let mut runs = 0;
+        let done = match script.byte() % 4 {
+            0 => call!(
+                "Database::transact",
+                db.transact(|tx| {
+                    runs += 1;
+                    tx.insert(k, "run", &value)?;
+                    if runs <= again { Err(conflict()) } else { Ok(()) }
+                })
+            ),
+            1 => call!(
+                "Database::transact_with",
+                db.transact_with(options(script), |tx| {
+                    runs += 1;
+                    tx.insert(k, "run", &value)?;
+                    if runs <= again { Err(conflict()) } else { Ok(()) }
+                })
+            ),
+            2 => block_on(call!(
+                "Database::transact_async",
+                db.transact_async(|tx| {
+                    runs += 1;
+                    let fails = runs <= again;
+                    let (k, value) = (k.clone(), value.clone());
+                    Box::pin(async move {
+                        tx.insert_async(&k, "run", &value).await?;
+                        if fails { Err(Error::Conflict { reason: "made up" }) } else { Ok(()) }
+                    })
+                })
+            )),
+            _ => {
+                panics(|| {
+                    let _ = db.transact(|tx| -> Result<()> {
+                        tx.insert(k, "run", "never")?;
+                        panic!("{ON_PURPOSE}");
+                    });
+                });
+                panics(|| drop(call!("Database::check_with", db.check_with(|_| panic!("{ON_PURPOSE}")))));
+                return;
+            }
+        };
+        if checked(done, is_crowded).is_some() {
+            assert_eq!(runs, again + 1);
+            self.models[1].insert(b"run".to_vec(), value);
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! What keeps a database in order, and drops and refuses keyspaces.
+
+use drumlin::{Error, KeyspaceOptions};
+
+use super::answers::{checked, must};
+use super::calls::call;
+use super::futures::{block_on, poll_some};
+use super::generator::fate;
+use super::side::{NAMES, Side};
+use crate::Script;
+
+impl Side {
+    pub(super) fn upkeep(&mut self, script: &mut Script<'_>) {
+        let db = self.db();
+        let undamaged = |report: drumlin::CheckReport| assert!(report.corruption.is_empty(), "{:?}", report.corruption);
+        match script.byte() % 12 {
+            0 => drop(must(call!("Database::checkpoint", db.checkpoint()))),
+            1 => drop(must(block_on(call!("Database::checkpoint_async", db.checkpoint_async())))),
+            2 => drop(must(call!("Database::compact", db.compact()))),
+            3 => drop(must(block_on(call!("Database::compact_async", db.compact_async())))),
+            4 => undamaged(must(call!("Database::check", db.check()))),
+            5 => undamaged(must(block_on(call!("Database::check_async", db.check_async())))),
+            6 => drop(poll_some(db.checkpoint_async(), fate(script))),
+            7 => {
+                let stats = call!("Database::stats", db.stats());
+                assert!(stats.memory_used_bytes <= stats.memory_budget_bytes, "{stats:?}");
+                assert!(stats.failed.is_none(), "{stats:?}");
+                let _ = format!("{:?} {db:?}", call!("Database::opening", db.opening()));
+                assert_eq!(call!("Database::keyspaces", db.keyspaces()).len(), 2);
+                assert_eq!(call!("Keyspace::name", self.keyspaces[0].name()), NAMES[0]);
+                let key_bytes_max = call!("Keyspace::key_bytes_max", self.keyspaces[0].key_bytes_max());
+                assert!(key_bytes_max >= 128 && key_bytes_max.is_power_of_two());
+            }
+            8 => {
+                let which = usize::from(script.byte() % 2);
+                if script.byte().is_multiple_of(2) {
+                    must(call!("Database::drop_keyspace", db.drop_keyspace(NAMES[which])));
+                } else {
+                    must(block_on(call!("Database::drop_keyspace_async", db.drop_keyspace_async(NAMES[which]))));
+                }
+                let old = &self.keyspaces[which];
+                let is_dropped = |error: &Error| matches!(error, Error::KeyspaceDropped { .. });
+                assert!(
+                    checked(old.get("k"), is_dropped).is_none() && checked(old.insert("k", "v"), is_dropped).is_none()
+                );
+                let is_missing = |error: &Error| matches!(error, Error::NoSuchKeyspace { .. });
+                let missing = call!("Database::existing_keyspace", db.existing_keyspace(NAMES[which]));
+                assert!(checked(missing, is_missing).is_none());
+                self.keyspaces[which] =
+                    must(block_on(call!("Database::keyspace_async", db.keyspace_async(NAMES[which]))));
+                self.models[which].clear();
+            }
+            9 => {
+                let page_bytes = [0, 1, 511, 513, 1 << 17, usize::MAX][usize::from(script.byte()) % 6];
+                let options = call!("KeyspaceOptions::new", KeyspaceOptions::new());
+                let options = call!("KeyspaceOptions::page_bytes", options.page_bytes(page_bytes));
+                let is_invalid = |error: &Error| matches!(error, Error::Invalid(_));
+                assert!(
+                    checked(call!("Database::keyspace_with", db.keyspace_with("odd", options)), is_invalid).is_none()
+                );
+                let odd = call!("Database::keyspace_with_async", db.keyspace_with_async("odd", options));
+                assert!(checked(block_on(odd), is_invalid).is_none());
+                for name in ["", &"n".repeat(256), &"n".repeat(100_000)] {
+                    assert!(checked(db.keyspace(name), is_invalid).is_none());
+                }
+            }
+            _ => self.check(),
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! A limit on memory that counts the page cache too: a control group for the workers.
+//!
+//! With one, "larger than memory" needs a file of four times a small limit instead of one larger than the machine's
+//! memory. A cgroup of version 1 lies below the process's own group; one of version 2 beside it, since there a group
+//! that holds processes may have no controllers for its children.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use crate::temp_folder;
+
+/// The file of a group that lists its members, and takes new ones.
+const MEMBERS: &str = "cgroup.procs";
+
+/// The way in which files come to be larger than memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Way {
+    CgroupV1,
+    CgroupV2,
+}
+
+impl Way {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Way::CgroupV1 => "a control group (v1)",
+            Way::CgroupV2 => "a control group (v2)",
+        }
+    }
+}
+
+/// A control group with a memory limit; removed when dropped.
+#[derive(Debug)]
+pub(crate) struct Cgroup {
+    path: PathBuf,
+    outside: PathBuf,
+    way: Way,
+}
+
+impl Cgroup {
+    /// A new group that holds its members to `limit_bytes`, or why there is none.
+    pub(crate) fn create(limit_bytes: u64) -> io::Result<Cgroup> {
+        let membership = fs::read_to_string("/proc/self/cgroup")?;
+        let mounts = fs::read_to_string("/proc/self/mounts")?;
+        let mut refusal = io::Error::new(io::ErrorKind::Unsupported, "no memory controller is mounted");
+        for Place { way, parent, outside } in places(&membership, &mounts) {
+            match Cgroup::create_in(&parent, &outside, way, limit_bytes) {
+                Ok(cgroup) => return Ok(cgroup),
+                Err(error) => {
+                    refusal = io::Error::new(error.kind(), format!("{}: {error}", parent.display()));
+                }
+            }
+        }
+        Err(refusal)
+    }
+
+    fn create_in(parent: &Path, outside: &Path, way: Way, limit_bytes: u64) -> io::Result<Cgroup> {
+        for attempt in 0..1000 {
+            let path = parent.join(format!("drumlin-lab-{}-{attempt}", std::process::id()));
+            match fs::create_dir(&path) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+                Err(error) => return Err(error),
+            }
+            temp_folder::register(&path);
+            let cgroup = Cgroup { path, outside: outside.join(MEMBERS), way };
+            match way {
+                Way::CgroupV1 => cgroup.set("memory.limit_in_bytes", &limit_bytes.to_string())?,
+                Way::CgroupV2 => {
+                    cgroup.set("memory.max", &limit_bytes.to_string())?;
+                    // Without swap the limit is what it says. Some kernels have no such file.
+                    let _ = cgroup.set("memory.swap.max", "0");
+                }
+            }
+            return Ok(cgroup);
+        }
+        Err(io::ErrorKind::AlreadyExists.into())
+    }
+
+    fn set(&self, name: &str, value: &str) -> io::Result<()> {
+        // Opened without creating: in a folder that is no control group there is nothing to set.
+        let mut file = fs::File::options().write(true).open(self.path.join(name))?;
+        io::Write::write_all(&mut file, value.as_bytes())
+    }
+
+    pub(crate) fn way(&self) -> Way {
+        self.way
+    }
+
+    /// The file to which a process writes its number in order to enter.
+    pub(crate) fn procs_file(&self) -> PathBuf {
+        self.path.join(MEMBERS)
+    }
+
+    /// The same of the group that this process is in: the way out.
+    pub(crate) fn outside(&self) -> PathBuf {
+        self.outside.clone()
+    }
+
+    /// The most that the group held at once, page cache included; `None` where the kernel doesn't tell.
+    pub(crate) fn used_bytes_max(&self) -> Option<u64> {
+        let name = match self.way {
+            Way::CgroupV1 => "memory.max_usage_in_bytes",
+            Way::CgroupV2 => "memory.peak",
+        };
+        fs::read_to_string(self.path.join(name)).ok()?.trim().parse().ok()
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // The last member may not be gone yet, although its end was seen: a moment is all it takes.
+        for _ in 0..100 {
+            if fs::read_to_string(self.procs_file()).is_ok_and(|members| members.is_empty()) {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        temp_folder::remove(&self.path);
+    }
+}
+
+/// The file by which a worker leaves its group.
+static WAY_OUT: OnceLock<PathBuf> = OnceLock::new();
+
+/// Sets the file by which this process, a worker, leaves its group.
+pub(crate) fn set_way_out(path: PathBuf) {
+    WAY_OUT.get_or_init(|| path);
+}
+
+/// Leaves the control group, if this process is a worker in one: threads that wait for memory, which under a tight
+/// limit can take a minute, come to an end.
+pub(crate) fn leave() {
+    if let Some(way_out) = WAY_OUT.get() {
+        // Staying inside only takes longer.
+        let _ = fs::write(way_out, std::process::id().to_string());
+    }
+}
+
+/// The memory limit of the group that this process is in, where there is one.
+pub(crate) fn own_limit_bytes() -> Option<u64> {
+    let membership = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
+    let limits = places(&membership, &mounts).into_iter().filter_map(|place| {
+        let name = match place.way {
+            Way::CgroupV1 => "memory.limit_in_bytes",
+            Way::CgroupV2 => "memory.max",
+        };
+        fs::read_to_string(place.outside.join(name)).ok()?.trim().parse::<u64>().ok()
+    });
+    limits.min()
+}
+
+/// The place in which a group may be made.
+#[derive(Debug, PartialEq, Eq)]
+struct Place {
+    way: Way,
+    parent: PathBuf,
+    /// The group that this process is in.
+    outside: PathBuf,
+}
+
+/// The places for a group, in the order in which to try.
+fn places(membership: &str, mounts: &str) -> Vec<Place> {
+    let mount = |kind: &str, option: Option<&str>| {
+        mounts.lines().find_map(|line| {
+            let fields: Vec<&str> = line.split(' ').collect();
+            let &[_, point, found, options, ..] = &fields[..] else { return None };
+            let fits = found == kind && option.is_none_or(|option| options.split(',').any(|each| each == option));
+            fits.then(|| PathBuf::from(point))
+        })
+    };
+    let mut found = Vec::new();
+    for line in membership.lines() {
+        let mut fields = line.splitn(3, ':');
+        let (Some(_), Some(controllers), Some(group)) = (fields.next(), fields.next(), fields.next()) else { continue };
+        let group = group.trim_start_matches('/');
+        if controllers.split(',').any(|controller| controller == "memory")
+            && let Some(point) = mount("cgroup", Some("memory"))
+        {
+            // In a container the group's path may be the host's, which is not visible here.
+            for parent in [point.join(group), point] {
+                found.push(Place { way: Way::CgroupV1, outside: parent.clone(), parent });
+            }
+        }
+        if controllers.is_empty()
+            && let Some(point) = mount("cgroup2", None)
+        {
+            let beside = Path::new(group).parent().unwrap_or(Path::new(""));
+            found.push(Place { way: Way::CgroupV2, parent: point.join(beside), outside: point.join(group) });
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Version 1 goes below the own group, version 2 beside it, and where nothing is mounted there is nothing.
+    #[test]
+    fn the_place_for_a_group_is_found() {
+        let mounts =
+            "cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
+        let membership = "9:name=systemd:/\n4:memory:/jobs/a\n0::/user/me/shell\n";
+        let found = places(membership, mounts);
+        assert_eq!((found[0].way, found[0].parent.as_path()), (Way::CgroupV1, "/sys/fs/cgroup/memory/jobs/a".as_ref()));
+        let beside = found.last().unwrap();
+        assert_eq!((beside.way, beside.parent.as_path()), (Way::CgroupV2, "/sys/fs/cgroup/unified/user/me".as_ref()));
+        assert_eq!(beside.outside, Path::new("/sys/fs/cgroup/unified/user/me/shell"));
+        assert!(places(membership, "").is_empty());
+    }
+
+    /// Where a group is permitted it holds what it is told, and goes away.
+    #[test]
+    fn a_group_is_made_and_removed() {
+        let Ok(cgroup) = Cgroup::create(64 << 20) else { return };
+        let path = cgroup.path.clone();
+        assert!(path.join("cgroup.procs").exists());
+        drop(cgroup);
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,678 @@
+//! The doctor: what a folder's drive can do, whether what it claims is plausible, whether the system is in order, which
+//! settings follow; and of a database, its health.
+//!
+//! What it finds of sync methods comes from [`drumlin::io::Probe`], which is what a database asks when it is created.
+
+mod text;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use drumlin::io::{IoBackend, Probe, SyncMethod};
+use drumlin::{Config, Database, Error, Stats};
+use serde::Serialize;
+
+use crate::cgroup;
+use crate::experiments::{random, scan, sync};
+use crate::figures::{self, Form};
+use crate::machine::Machine;
+use crate::map::Advice;
+use crate::measure::{Load, Timing, median};
+use crate::report::Table;
+use crate::ring::RingOptions;
+use crate::session::{Observer, plain};
+use crate::temp_folder::{self, TempFolder};
+use crate::worker::{self, Measurement, Outcome};
+
+/// Large enough that a drive's own cache does not answer all of it, small enough to write in a second or two.
+const FILE_BYTES: u64 = 512 << 20;
+
+/// A database up to this size is read and verified as well; a larger one takes longer than a visit to the doctor.
+const CHECKED_BYTES_MAX: u64 = 2 << 30;
+
+const DEPTHS: [usize; 5] = [1, 4, 16, 64, 256];
+
+/// The severity of a finding.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// As it should be.
+    Fine,
+    /// It works; it could be better, or it cannot be known.
+    Advice,
+    /// Data may be lost, or something does not work.
+    Wrong,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, Serialize)]
+pub struct Finding {
+    /// Its severity.
+    pub severity: Severity,
+    /// The thing examined.
+    pub what: &'static str,
+    /// The finding.
+    pub found: String,
+    /// The remedy.
+    pub mend: Option<String>,
+}
+
+/// A setting of Drumlin that follows from what was measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Setting {
+    /// As it is written in a program.
+    pub setting: String,
+    /// Which figures say so.
+    pub why: String,
+}
+
+/// The findings of the doctor.
+#[derive(Clone, Debug, Serialize)]
+pub struct Diagnosis {
+    /// Where.
+    pub machine: Machine,
+    /// The thing examined.
+    pub findings: Vec<Finding>,
+    /// Figures: of the drive, and of the database where there is one.
+    pub tables: Vec<Table>,
+    /// The conclusions.
+    pub settings: Vec<Setting>,
+    /// Ended by the user before it was done.
+    pub interrupted: bool,
+}
+
+impl Diagnosis {
+    /// Returns `true` if anything is wrong.
+    #[must_use]
+    pub fn is_wrong(&self) -> bool {
+        self.findings.iter().any(|finding| finding.severity == Severity::Wrong)
+    }
+
+    /// For a terminal of so many columns, with ANSI styles.
+    #[must_use]
+    pub fn text(&self, columns: usize) -> String {
+        text::render(self, columns)
+    }
+
+    fn tell(&mut self, severity: Severity, what: &'static str, found: impl Into<String>) {
+        self.findings.push(Finding { severity, what, found: found.into(), mend: None });
+    }
+
+    fn mend(&mut self, severity: Severity, what: &'static str, found: impl Into<String>, mend: impl Into<String>) {
+        self.findings.push(Finding { severity, what, found: found.into(), mend: Some(mend.into()) });
+    }
+
+    fn setting(&mut self, setting: impl Into<String>, why: impl Into<String>) {
+        self.settings.push(Setting { setting: setting.into(), why: why.into() });
+    }
+}
+
+/// Examines a folder, or a database and the drive that it lies on, in about half a minute.
+///
+/// # Errors
+/// Where the folder is missing or cannot be written to.
+pub fn examine(path: &Path, observer: &dyn Observer) -> io::Result<Diagnosis> {
+    let is_database = path.join("data").is_file();
+    // A database's folder holds nothing but the database: the drive is measured beside it.
+    let beside = path.canonicalize()?.parent().map(Path::to_path_buf);
+    let folder = if is_database { beside.unwrap_or_else(|| path.to_path_buf()) } else { path.to_path_buf() };
+    let machine = Machine::of(&folder)?;
+    let mut diagnosis =
+        Diagnosis { machine, findings: Vec::new(), tables: Vec::new(), settings: Vec::new(), interrupted: false };
+    observer.total(20.0);
+    if is_database {
+        observer.progress(0.0, "doctor: the database");
+        database(&mut diagnosis, path);
+    }
+    system(&mut diagnosis);
+    let steps = Steps { observer, done: std::cell::Cell::new(2.0) };
+    match drive(&mut diagnosis, &folder, &steps) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => diagnosis.interrupted = true,
+        Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+            diagnosis.mend(Severity::Wrong, "space", plain(&error), "free space, or give another folder");
+        }
+        Err(error) => return Err(error),
+    }
+    diagnosis.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    Ok(diagnosis)
+}
+
+/// A measurement of a load, made by a worker each time it is called, unless the user ends it.
+type Task = Box<dyn Fn(&dyn Fn() -> bool) -> io::Result<Outcome<Load>>>;
+
+fn task(measurement: impl Measurement<Result = Load> + Clone + 'static) -> Task {
+    Box::new(move |interrupted| worker::run(measurement.clone(), None, interrupted))
+}
+
+struct Steps<'a> {
+    observer: &'a dyn Observer,
+    done: std::cell::Cell<f64>,
+}
+
+impl Steps<'_> {
+    /// Runs each task in turns, `rounds` times.
+    fn run(&self, tasks: &[(String, Task)], rounds: usize, seconds: f64) -> io::Result<Vec<Vec<Load>>> {
+        let mut all: Vec<Vec<Load>> = tasks.iter().map(|_| Vec::new()).collect();
+        for _ in 0..rounds {
+            for ((name, task), loads) in tasks.iter().zip(&mut all) {
+                self.observer.progress(self.done.get(), &format!("doctor: {name}"));
+                self.done.set(self.done.get() + seconds);
+                match task(&|| self.observer.interrupted())?.result() {
+                    Ok(load) => loads.push(load),
+                    Err(error) => log_refusal(name, &error),
+                }
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// What cannot be measured shows as a gap in its table; why is said on stderr.
+fn log_refusal(name: &str, error: &io::Error) {
+    eprintln!("doctor: {name}: {}", plain(error));
+}
+
+/// The limits and settings of the system.
+fn system(diagnosis: &mut Diagnosis) {
+    match drumlin::io::backend(IoBackend::Uring) {
+        Ok(_) => {
+            diagnosis.tell(Severity::Fine, "io_uring", "works");
+            diagnosis.setting("Config::new().io_backend(IoBackend::Auto)", "io_uring works; this is the default");
+        }
+        Err(error) => {
+            let text = plain(&error);
+            let (found, mend) =
+                text.split_once(". ").unwrap_or((text.as_str(), "allow it; without it Drumlin is slower"));
+            diagnosis.mend(Severity::Advice, "io_uring", found, mend);
+            diagnosis.setting("Config::new().io_backend(IoBackend::Portable)", "io_uring is refused");
+        }
+    }
+    let pages = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+    if pages.contains("[never]") {
+        diagnosis.mend(
+            Severity::Advice,
+            "huge pages",
+            "switched off: large budgets cost more misses of the TLB",
+            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+        );
+    } else {
+        let mode = if pages.contains("[always]") { "always" } else { "for programs that ask (madvise)" };
+        diagnosis.tell(Severity::Fine, "huge pages", mode);
+    }
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+    match limit {
+        Some(bytes) if bytes < 8 << 20 => diagnosis.mend(
+            Severity::Advice,
+            "locked memory",
+            format!(
+                "limited to {}: too little for registered buffers, and for rings before Linux 5.12",
+                figures::size(bytes)
+            ),
+            "ulimit -l 65536, or LimitMEMLOCK=64M in the systemd unit",
+        ),
+        Some(bytes) => diagnosis.tell(Severity::Fine, "locked memory", format!("up to {}", figures::size(bytes))),
+        None => diagnosis.tell(Severity::Fine, "locked memory", "no limit"),
+    }
+    let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    if files.is_some_and(|files| files < 256) {
+        diagnosis.mend(Severity::Advice, "open files", format!("limited to {}", files.unwrap_or(0)), "ulimit -n 1024");
+    }
+    let memory = cgroup::own_limit_bytes().unwrap_or(u64::MAX).min(diagnosis.machine.memory_bytes);
+    let quarter = (memory / 4) >> 20;
+    let whose = if memory < diagnosis.machine.memory_bytes { "that this container may use" } else { "of this machine" };
+    diagnosis.setting(
+        format!("Config::new().memory({} << 20)", quarter.max(8)),
+        format!(
+            "a quarter of the {} {whose}; more where nothing else needs it, since the budget is all that Drumlin takes",
+            figures::bytes(memory as f64)
+        ),
+    );
+}
+
+/// The behaviour of the drive.
+fn drive(diagnosis: &mut Diagnosis, folder: &Path, steps: &Steps<'_>) -> io::Result<()> {
+    if diagnosis.machine.in_memory {
+        diagnosis.mend(
+            Severity::Wrong,
+            "file system",
+            format!("{} lives in memory: nothing written there survives", diagnosis.machine.file_system),
+            "put the database on a drive's file system",
+        );
+    }
+    steps.observer.progress(steps.done.get(), "doctor: the probe of a new database");
+    let backend = drumlin::io::backend(IoBackend::Auto)?;
+    let probe = Probe::run(backend.as_ref(), folder, Duration::from_secs(2))?;
+    steps.done.set(4.0);
+    if probe.direct {
+        diagnosis.tell(Severity::Fine, "direct I/O", "works");
+    } else {
+        diagnosis.mend(
+            Severity::Advice,
+            "direct I/O",
+            format!("{} refuses O_DIRECT: reads go through the page cache, outside of the budget", probe.file_system),
+            "use ext4 or xfs for the database",
+        );
+    }
+    let room = TempFolder::create(folder)?;
+    let space = temp_folder::space_bytes(folder)?;
+    let bytes = FILE_BYTES.min(space / 2) >> 20 << 20;
+    if bytes < 64 << 20 {
+        diagnosis.mend(
+            Severity::Wrong,
+            "space",
+            format!("the file system has {} to spare, less than a tenth of it", figures::bytes(space as f64)),
+            "free space: on a full disk commits fail",
+        );
+        return Ok(());
+    }
+    steps.observer.progress(steps.done.get(), "doctor: writing a file");
+    let path = room.filled("data", bytes, |_| !steps.observer.interrupted())?;
+    if steps.observer.interrupted() {
+        return Err(io::ErrorKind::Interrupted.into());
+    }
+    steps.done.set(7.0);
+
+    let timing = Timing { seconds: 0.3, sample_seconds: 0.0 };
+    let ring = |depth| random::Method::Ring { depth, options: RingOptions::default() };
+    let read = |method, ask_bytes| {
+        let path = path.clone();
+        task(random::Task { path, range_bytes: bytes, ask_bytes, method, threads: 1, warm: false, timing, seed: 1 })
+    };
+    let mut tasks: Vec<(String, Task)> =
+        DEPTHS.into_iter().map(|depth| (format!("4 KiB, {depth} in flight"), read(ring(depth), 4096))).collect();
+    tasks.push(("8 KiB, 64 in flight".to_owned(), read(ring(64), 8192)));
+    tasks.push(("16 KiB, 64 in flight".to_owned(), read(ring(64), 16_384)));
+    let scanned = Timing { seconds: 1.0, sample_seconds: 0.0 };
+    tasks.push(("sequential, 8 x 512 KiB".to_owned(), task(scan::Task::in_flight(&path, 512 << 10, 8, scanned))));
+    tasks.push(("mapped, for comparison".to_owned(), read(random::Method::Mapped(Advice::Random), 4096)));
+    // The first pass brings what lies behind the drive into one state for all.
+    let loads = steps.run(&tasks, 3, 0.35)?;
+    let mut table = Table::new(
+        "Reading",
+        &[
+            ("", Form::Text),
+            ("reads/s", Form::Rate),
+            ("rate", Form::Bandwidth),
+            ("p50", Form::Micros),
+            ("p99", Form::Micros),
+        ],
+    );
+    for ((name, _), loads) in tasks.iter().zip(&loads).filter(|(_, loads)| !loads.is_empty()) {
+        let middle = |of: fn(&Load) -> f64| median(loads.iter().map(of).collect());
+        table.row(vec![
+            name.clone().into(),
+            middle(Load::operations_per_second).into(),
+            middle(Load::bytes_per_second).into(),
+            middle(|load| load.latency.p50_us).into(),
+            middle(|load| load.latency.p99_us).into(),
+        ]);
+    }
+    diagnosis.tables.push(table);
+    let rate = |index: usize| median(loads[index].iter().map(Load::operations_per_second).collect());
+    page_setting(diagnosis, rate(3), rate(DEPTHS.len()));
+
+    durability(diagnosis, &room, &probe, steps)
+}
+
+/// 4 KiB pages read the least; 8 KiB pages halve the tables. Which one depends on what a larger read costs.
+fn page_setting(diagnosis: &mut Diagnosis, small: f64, large: f64) {
+    if small <= 0.0 || large <= 0.0 {
+        return;
+    }
+    let share = large / small;
+    let bytes = if share > 0.95 { 8192 } else { 4096 };
+    diagnosis.setting(
+        format!("Config::new().page_bytes({bytes})"),
+        format!(
+            "8 KiB reads come at {} of the rate of 4 KiB reads{}",
+            Form::Share.show(share),
+            if bytes == 8192 {
+                ": larger pages cost nothing here and compress better"
+            } else {
+                "; this is the default"
+            }
+        ),
+    );
+}
+
+/// Sync methods, and whether what the drive says of its cache is plausible.
+fn durability(diagnosis: &mut Diagnosis, room: &TempFolder, probe: &Probe, steps: &Steps<'_>) -> io::Result<()> {
+    let timing = Timing { seconds: 0.4, sample_seconds: 0.0 };
+    let mut table = Table::new(
+        "Durable writes of 4 KiB",
+        &[("", Form::Text), ("p50", Form::Micros), ("p99", Form::Micros), ("", Form::Text)],
+    );
+    for figures in probe.methods.iter().filter(|figures| figures.supported) {
+        let chosen = if figures.method == probe.chosen { "a new database takes this" } else { "" };
+        let name = match figures.method {
+            SyncMethod::DurableWrite => "durable write (RWF_DSYNC)",
+            SyncMethod::DataSync => "write + fdatasync",
+            SyncMethod::FullSync => "write + fsync",
+        };
+        table.row(vec![name.into(), figures.median_us.into(), figures.p99_us.into(), chosen.into()]);
+    }
+    let unsynced = sync::Task::new(room.path().join("unsynced"), sync::Method::NoSync, 4096, 1, timing);
+    let appended = sync::Task::new(room.path().join("appended"), sync::Method::Append, 4096, 1, timing);
+    let grouped = sync::Task::new(room.path().join("grouped"), sync::Method::DirectDurable, 4096, 8, timing);
+    let tasks = [
+        ("append + fdatasync".to_owned(), task(appended)),
+        ("direct write, no sync".to_owned(), task(unsynced)),
+        ("durable write, 8 writers".to_owned(), task(grouped)),
+    ];
+    let loads = steps.run(&tasks, 1, 0.5)?;
+    for ((name, _), load) in tasks.iter().zip(&loads).filter_map(|(task, loads)| Some((task, loads.first()?))) {
+        table.row(vec![name.clone().into(), load.latency.p50_us.into(), load.latency.p99_us.into(), "".into()]);
+    }
+    diagnosis.tables.push(table);
+    diagnosis.setting(
+        format!("sync method {}", probe.chosen),
+        format!("the fastest durable one on {}; a new database finds it by the same probe", probe.file_system),
+    );
+    diagnosis.setting(
+        "Config::new().log_streams(1)",
+        "the default: committers that meet share a write; more streams help only where one queue cannot take the rate",
+    );
+    let durable_us =
+        probe.methods.iter().find(|figures| figures.method == probe.chosen).map_or(0.0, |figures| figures.median_us);
+    let plain_us = loads[1].first().map(|load| load.latency.p50_us);
+    if !diagnosis.machine.in_memory {
+        let (severity, found, mend) = plausible(&diagnosis.machine, durable_us, plain_us);
+        diagnosis.findings.push(Finding { severity, what: "write cache", found, mend });
+    }
+    Ok(())
+}
+
+/// Whether a drive can be what it says it is: flash without a capacitor needs longer than this to keep a page.
+const FLASH_FLUSH_US_MIN: f64 = 60.0;
+/// A turning disk waits for half a turn on average: at 15,000 a minute, 2 ms.
+const TURN_US_MIN: f64 = 1500.0;
+
+fn plausible(machine: &Machine, durable_us: f64, plain_us: Option<f64>) -> (Severity, String, Option<String>) {
+    let drive = &machine.drive;
+    let us = figures::micros;
+    let kernel = drive.cache_believed.as_deref().unwrap_or("unknown");
+    if let (Some(claimed), Some(believed)) = (&drive.cache_claimed, &drive.cache_believed)
+        && claimed.contains("back")
+        && !believed.contains("back")
+    {
+        return (
+            Severity::Wrong,
+            format!("the drive has a volatile cache ({claimed}) and the kernel does not flush it ({believed})"),
+            Some(format!(
+                "echo 'write back' > /sys/block/{}/queue/write_cache",
+                drive.name.as_deref().unwrap_or("DRIVE")
+            )),
+        );
+    }
+    let measured = match plain_us {
+        Some(plain_us) => format!("a durable write takes {}, a write without a sync {}", us(durable_us), us(plain_us)),
+        None => format!("a durable write takes {}", us(durable_us)),
+    };
+    let text = format!("the kernel takes it for {kernel}; {measured}");
+    if drive.rotational == Some(true) && durable_us < TURN_US_MIN && machine.virtualised.is_none() {
+        return (
+            Severity::Wrong,
+            format!("{text}: faster than a disk turns, so it is not on the disk"),
+            Some("switch the drive's own cache off (hdparm -W 0), or use one with a battery behind it".to_owned()),
+        );
+    }
+    match drive.is_flushed() {
+        Some(true) if durable_us < FLASH_FLUSH_US_MIN => {
+            let who =
+                if machine.virtualised.is_some() { "the host's answer" } else { "a drive with a protected cache" };
+            (
+                Severity::Advice,
+                format!("{text}: too fast for flash alone, so it is {who} that it rests on"),
+                Some(if machine.virtualised.is_some() {
+                    "ask who runs the host whether its cache survives a loss of power".to_owned()
+                } else {
+                    "make sure that the drive has power-loss protection".to_owned()
+                }),
+            )
+        }
+        Some(true) => (Severity::Fine, format!("{text}: plausible"), None),
+        Some(false) => (Severity::Fine, format!("{text}: durable as far as the drive says the truth"), None),
+        None => (
+            Severity::Advice,
+            format!("{text}: what lies below the file system is not known"),
+            Some("find out what the storage below promises about flushes".to_owned()),
+        ),
+    }
+}
+
+/// A database's health.
+fn database(diagnosis: &mut Diagnosis, path: &Path) {
+    // Before it is opened: opening probes anew where the drive has changed.
+    let stored = std::fs::read_to_string(path.join("probe")).ok().and_then(|text| Probe::decode(&text).ok());
+    let database = match Config::new().create(false).open(path) {
+        Ok(database) => database,
+        Err(Error::Locked { pid, .. }) => {
+            diagnosis.mend(
+                Severity::Advice,
+                "database",
+                format!("in use by process {pid}: only its drive is examined"),
+                "close it there and ask again",
+            );
+            return;
+        }
+        Err(error) => {
+            diagnosis.mend(
+                Severity::Wrong,
+                "database",
+                format!("does not open: {error}"),
+                "`drumlin check` tells more; restore a backup if it is damaged",
+            );
+            return;
+        }
+    };
+    let opening = database.opening();
+    let stats = database.stats();
+    diagnosis.tell(
+        Severity::Fine,
+        "database",
+        format!(
+            "opened in {}, {} replayed",
+            figures::micros(opening.duration.as_secs_f64() * 1e6),
+            figures::plural(opening.recovered_records, "log record")
+        ),
+    );
+    if let (Some(stored), Ok(backend)) = (stored, drumlin::io::backend(IoBackend::Auto))
+        && !stored.is_current(backend.as_ref(), path).unwrap_or(true)
+    {
+        diagnosis.tell(
+            Severity::Advice,
+            "probe",
+            format!(
+                "drive or file system have changed since it was probed; it was probed again now: {}",
+                stats.sync_method
+            ),
+        );
+    }
+    check(diagnosis, &database, &stats);
+    fill(diagnosis, path, &stats);
+    if let Err(error) = database.close() {
+        diagnosis.tell(Severity::Wrong, "database", format!("does not close: {error}"));
+    }
+}
+
+fn check(diagnosis: &mut Diagnosis, database: &Database, stats: &Stats) {
+    if let Some(reason) = &stats.failed {
+        diagnosis.mend(Severity::Wrong, "commits", format!("refused: {reason}"), "mend the cause and open it again");
+    }
+    if stats.data_file_bytes > CHECKED_BYTES_MAX {
+        diagnosis.tell(
+            Severity::Fine,
+            "pages",
+            format!("{} were not read; `drumlin check` verifies them", figures::bytes(stats.data_file_bytes as f64)),
+        );
+        return;
+    }
+    match database.check() {
+        Ok(report) if report.corruption.is_empty() => diagnosis.tell(
+            Severity::Fine,
+            "pages",
+            format!("{} and {} verified", figures::plural(report.pages, "page"), figures::plural(report.rows, "row")),
+        ),
+        Ok(report) => diagnosis.mend(
+            Severity::Wrong,
+            "pages",
+            format!(
+                "{} damaged, the first: {}",
+                figures::plural(report.corruption.len() as u64, "place"),
+                report.corruption[0].reason
+            ),
+            "`drumlin check` lists what is lost; restore it from a backup",
+        ),
+        Err(error) => diagnosis.tell(Severity::Wrong, "pages", format!("could not be verified: {error}")),
+    }
+}
+
+/// How full it is, what it costs beyond its data, and what holds space.
+fn fill(diagnosis: &mut Diagnosis, path: &Path, stats: &Stats) {
+    let bytes = |number: u64| figures::bytes(number as f64);
+    let mut table = Table::new("The database", &[("", Form::Text), ("", Form::Text)]);
+    let mut line = |name: &str, text: String| {
+        table.row(vec![name.into(), text.into()]);
+    };
+    let used = stats.segments.saturating_sub(stats.free_segments) * stats.segment_bytes;
+    let live_share = stats.live_bytes as f64 / used.max(1) as f64;
+    line("data", format!("{} live in a file of {}", bytes(stats.live_bytes), bytes(stats.data_file_bytes)));
+    line(
+        "fill",
+        format!(
+            "{} of the segments in use is live; {} of {} segments are free",
+            Form::Share.show(live_share),
+            stats.free_segments,
+            stats.segments
+        ),
+    );
+    let amplification = stats.data_file_bytes as f64 / stats.live_bytes.max(1) as f64;
+    line("space", format!("{} bytes of file for each live byte", figures::digits(amplification)));
+    let written = if stats.log_bytes_written > 0 {
+        let ratio = stats.device_write_bytes as f64 / stats.log_bytes_written as f64;
+        format!("{} bytes of pages for each byte of log since it was opened", figures::digits(ratio))
+    } else {
+        "nothing was committed since it was opened".to_owned()
+    };
+    line("writes", written);
+    line("log", format!("{} would be replayed, from commit {}", bytes(stats.log_bytes), stats.last_checkpoint.0));
+    let mut pins = Vec::new();
+    if let Some(snapshot) = stats.oldest_snapshot {
+        pins.push(format!("a snapshot of commit {}", snapshot.0));
+    }
+    if stats.log_bytes > 64 << 20 {
+        pins.push(format!("the log since the last checkpoint ({})", bytes(stats.log_bytes)));
+    }
+    let sparse = used.saturating_sub(stats.live_bytes);
+    if sparse > stats.segment_bytes * 4 {
+        pins.push(format!("dead pages in segments that still hold live ones ({})", bytes(sparse)));
+    }
+    let free = stats.free_segments * stats.segment_bytes;
+    if free > stats.segment_bytes * 16 {
+        pins.push(format!("free segments kept for what comes next ({})", bytes(free)));
+    }
+    line("pinned by", if pins.is_empty() { "nothing".to_owned() } else { pins.join("; ") });
+    diagnosis.tables.push(table);
+
+    // Small databases are mostly reserve: nothing is gained there.
+    let is_large = stats.data_file_bytes > 64 << 20;
+    if is_large && amplification > 2.0 {
+        diagnosis.mend(
+            Severity::Advice,
+            "fill",
+            format!("the file is {} times its live data", figures::digits(amplification)),
+            format!("drumlin compact {}", path.display()),
+        );
+    } else {
+        diagnosis.tell(
+            Severity::Fine,
+            "fill",
+            format!("{} live in {}", bytes(stats.live_bytes), bytes(stats.data_file_bytes)),
+        );
+    }
+    if stats.log_bytes > 512 << 20 {
+        diagnosis.mend(
+            Severity::Advice,
+            "log",
+            format!("{} would be replayed at the next opening", bytes(stats.log_bytes)),
+            format!("drumlin checkpoint {}, or a smaller checkpoint_log_bytes", path.display()),
+        );
+    }
+    let files: PathBuf = path.to_path_buf();
+    if let Ok(space) = rustix::fs::statvfs(&files) {
+        let free = space.f_bavail as f64 / space.f_blocks.max(1) as f64;
+        if free < 0.05 {
+            diagnosis.mend(
+                Severity::Wrong,
+                "disk",
+                format!("{} free: commits will soon fail", Form::Share.show(free)),
+                "free space, remove rows and compact, or move the database",
+            );
+        } else {
+            diagnosis.tell(Severity::Fine, "disk", format!("{} free", Form::Share.show(free)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::Drive;
+
+    fn machine(claimed: &str, believed: &str, rotational: bool, virtualised: bool) -> Machine {
+        let mut machine = Machine::of(&std::env::temp_dir()).unwrap();
+        machine.virtualised = virtualised.then(|| "a host".to_owned());
+        machine.drive = Drive {
+            cache_claimed: Some(claimed.to_owned()),
+            cache_believed: Some(believed.to_owned()),
+            rotational: Some(rotational),
+            ..Drive::default()
+        };
+        machine
+    }
+
+    /// A cache that is not flushed is wrong, a disk faster than it turns too; a fast flush is asked about.
+    #[test]
+    fn claims_are_weighed() {
+        let severity = |machine: &Machine, us| plausible(machine, us, Some(20.0)).0;
+        assert_eq!(severity(&machine("write back", "write through", false, false), 500.0), Severity::Wrong);
+        assert_eq!(severity(&machine("write back", "write back", true, false), 300.0), Severity::Wrong);
+        assert_eq!(severity(&machine("write back", "write back", true, false), 8000.0), Severity::Fine);
+        assert_eq!(severity(&machine("write back", "write back", false, true), 25.0), Severity::Advice);
+        assert_eq!(severity(&machine("write back", "write back", false, false), 900.0), Severity::Fine);
+        assert_eq!(severity(&machine("write through", "write through", false, false), 20.0), Severity::Fine);
+        let mut unknown = machine("", "", false, false);
+        unknown.drive = Drive::default();
+        assert_eq!(severity(&unknown, 100.0), Severity::Advice);
+    }
+
+    /// A sound database is fine, a damaged one is wrong, and one in use is said to be.
+    #[test]
+    fn a_database_is_examined() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("db");
+        let fresh = || Diagnosis {
+            machine: Machine::of(folder.path()).unwrap(),
+            findings: Vec::new(),
+            tables: Vec::new(),
+            settings: Vec::new(),
+            interrupted: false,
+        };
+        let open = Config::new().open(&path).unwrap();
+        open.keyspace("rows").unwrap().insert(b"k", b"v").unwrap();
+        let mut used = fresh();
+        database(&mut used, &path);
+        assert!(!used.is_wrong() && used.findings[0].found.contains("in use"), "{:?}", used.findings);
+        open.close().unwrap();
+        let mut sound = fresh();
+        database(&mut sound, &path);
+        assert!(!sound.is_wrong() && sound.tables.len() == 1, "{:?}", sound.findings);
+        std::fs::write(path.join("data"), [0xFF; 4096]).unwrap();
+        let mut damaged = fresh();
+        database(&mut damaged, &path);
+        assert!(damaged.is_wrong(), "{:?}", damaged.findings);
+        assert!(damaged.text(80).contains("does not open"));
+    }
+}

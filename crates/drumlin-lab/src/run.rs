@@ -1,0 +1,100 @@
+//! A run of the lab: experiment after experiment, each in its chapter of the report.
+
+use std::io;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use crate::experiments::{self, Experiment};
+use crate::machine::Machine;
+use crate::report::Report;
+use crate::session::{Observer, Session, Settings, plain};
+use crate::worker;
+
+/// Runs experiments and tells what they found. An experiment that fails says so in its chapter; the others go on.
+///
+/// # Errors
+/// Where the folder cannot be used at all: it is missing, not to be written to, or its disk is too full.
+pub fn run(experiments: &[Experiment], settings: &Settings, observer: &dyn Observer) -> io::Result<Report> {
+    let start = Instant::now();
+    let machine = Machine::of(&settings.folder)?;
+    let started = utc(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |passed| passed.as_secs()));
+    let session = Session::begin(settings, &machine, observer)?;
+    let estimates: Vec<f64> = experiments.iter().map(|experiment| experiment.seconds(&session)).collect();
+    let file_seconds = if experiments.iter().any(|each| each.reads_the_file()) { session.file_seconds() } else { 0.0 };
+    session.expect(estimates.iter().sum::<f64>() + file_seconds);
+    let mut chapters = Vec::new();
+    let mut planned = file_seconds;
+    for (experiment, seconds) in experiments.iter().zip(estimates) {
+        if session.interrupted() {
+            break;
+        }
+        let mut chapter = experiment.chapter();
+        if let Err(error) = experiment.run(&session, &machine, &mut chapter)
+            && error.kind() != io::ErrorKind::Interrupted
+        {
+            chapter.failure = Some(plain(&error));
+        }
+        if session.interrupted() {
+            chapter.failure = Some("interrupted; what had been measured is shown".to_owned());
+        }
+        chapters.push(chapter);
+        planned += seconds;
+        session.reached(planned);
+    }
+    Ok(Report {
+        version: 1,
+        command: settings.command.clone(),
+        started,
+        seconds: start.elapsed().as_secs_f64(),
+        interrupted: session.interrupted(),
+        quick: settings.quick,
+        machine,
+        memory_limit: session.memory_text().to_owned(),
+        chapters,
+    })
+}
+
+/// The body of a worker, for the program's hidden command.
+///
+/// # Errors
+/// Only where stdin or stdout fail; what the measurement itself meets goes to the process that started the worker.
+pub fn worker_main() -> io::Result<()> {
+    worker::serve(&experiments::MEASUREMENTS)
+}
+
+/// `2026-11-21 13:40:05 UTC`
+fn utc(unix_seconds: u64) -> String {
+    let (days, second) = (unix_seconds / 86_400, unix_seconds % 86_400);
+    let mut year = 1970;
+    let mut rest = days;
+    let is_leap = |year: u64| (year.is_multiple_of(4) && !year.is_multiple_of(100)) || year.is_multiple_of(400);
+    while rest >= 365 + u64::from(is_leap(year)) {
+        rest -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(is_leap(year));
+    let mut month = 1;
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
+        if rest < length {
+            break;
+        }
+        rest -= length;
+        month += 1;
+    }
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year}-{month:02}-{:02} {hour:02}:{minute:02}:{second:02} UTC", rest + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Dates come out right around leap days and ends of years.
+    #[test]
+    fn dates_are_right() {
+        assert_eq!(utc(0), "1970-01-01 00:00:00 UTC");
+        assert_eq!(utc(951_782_399), "2000-02-28 23:59:59 UTC");
+        assert_eq!(utc(951_782_400), "2000-02-29 00:00:00 UTC");
+        assert_eq!(utc(1_735_689_599), "2024-12-31 23:59:59 UTC");
+        assert_eq!(utc(1_795_267_805), "2026-11-21 13:30:05 UTC");
+    }
+}

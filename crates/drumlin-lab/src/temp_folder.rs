@@ -1,0 +1,187 @@
+//! The folder that the lab works in, which it removes again, and how much of the disk it may take.
+//!
+//! # Invariants
+//! 1. The folder is created by the lab under a name that did not exist, and only names that were registered here are
+//!    ever removed.
+//! 2. What is registered is removed when its owner is dropped, and by [`remove_everything`], which is for the moment
+//!    before the process ends at once.
+//! 3. No file is begun that would leave less than a tenth of the file system, or less than 1 GiB, free.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use drumlin::io::AlignedBuffer;
+
+use crate::figures;
+
+/// The space that is never touched.
+const RESERVE_BYTES: u64 = 1 << 30;
+
+/// Folders to be removed: files and control groups.
+static REMOVALS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Notes a folder for removal.
+pub(crate) fn register(path: &Path) {
+    REMOVALS.lock().expect("nothing panics here").push(path.to_owned());
+}
+
+/// Removes a registered folder: with its files, or empty where it is a control group.
+pub(crate) fn remove(path: &Path) {
+    let mut removals = REMOVALS.lock().expect("nothing panics here");
+    let Some(at) = removals.iter().position(|known| known == path) else { return };
+    removals.swap_remove(at);
+    remove_now(path);
+}
+
+fn remove_now(path: &Path) {
+    let result = if path.starts_with("/sys/fs/cgroup") { fs::remove_dir(path) } else { fs::remove_dir_all(path) };
+    if let Err(error) = result
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        eprintln!("{} is left behind: {error}", path.display());
+    }
+}
+
+/// Removes all files and control groups that the lab made. For the moment before a process that was interrupted twice
+/// ends; otherwise they go by themselves.
+pub fn remove_everything() {
+    // A thread that holds the lock is removing something already; waiting for it is right.
+    let removals = std::mem::take(&mut *REMOVALS.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+    for path in removals.iter().rev() {
+        remove_now(path);
+    }
+}
+
+/// A folder of the lab's own.
+#[derive(Debug)]
+pub(crate) struct TempFolder {
+    path: PathBuf,
+}
+
+impl TempFolder {
+    /// A new folder in `parent`.
+    pub(crate) fn create(parent: &Path) -> io::Result<TempFolder> {
+        for attempt in 0..1000 {
+            let path = parent.join(format!("drumlin-lab-{}-{attempt}", std::process::id()));
+            match fs::create_dir(&path) {
+                Ok(()) => {
+                    register(&path);
+                    return Ok(TempFolder { path });
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(io::ErrorKind::AlreadyExists.into())
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Creates a file that must not be there, if the disk has room for so many bytes.
+    pub(crate) fn file(&self, name: &str, bytes: u64) -> io::Result<(PathBuf, File)> {
+        check_space(&self.path, bytes)?;
+        let path = self.path.join(name);
+        let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+        Ok((path, file))
+    }
+
+    /// A file of `bytes` (a multiple of 1 MiB) in which every block was written, of bytes that do not compress, by
+    /// direct writes where the file system has them; nothing of it is in the page cache. `go_on` is asked after each
+    /// MiB, with how many bytes there are.
+    pub(crate) fn filled(&self, name: &str, bytes: u64, mut go_on: impl FnMut(u64) -> bool) -> io::Result<PathBuf> {
+        let (path, file) = self.file(name, bytes)?;
+        let direct = open_direct(&path, true);
+        let writer = direct.as_ref().unwrap_or(&file);
+        let mut block = AlignedBuffer::zeroed(1 << 20);
+        let mut state = 0x9E37_79B9_7F4A_7C15u64;
+        for offset in (0..bytes).step_by(block.len()) {
+            for word in block.chunks_exact_mut(8) {
+                // Marsaglia's xorshift: fast, and no drive or file system finds anything to compress in it.
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                word.copy_from_slice(&state.to_le_bytes());
+            }
+            writer.write_all_at(&block, offset)?;
+            if !go_on(offset + block.len() as u64) {
+                break;
+            }
+        }
+        file.sync_all()?;
+        forget_cached(&file)?;
+        Ok(path)
+    }
+}
+
+impl Drop for TempFolder {
+    fn drop(&mut self) {
+        remove(&self.path);
+    }
+}
+
+/// A file opened past the page cache, or why not.
+pub(crate) fn open_direct(path: &Path, write: bool) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    File::options().read(true).write(write).custom_flags(libc::O_DIRECT).open(path)
+}
+
+/// Takes a file's clean pages out of the page cache.
+pub(crate) fn forget_cached(file: &File) -> io::Result<()> {
+    Ok(rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)?)
+}
+
+/// Bytes that may be taken in a folder's file system without coming near to filling it.
+pub(crate) fn space_bytes(folder: &Path) -> io::Result<u64> {
+    let space = rustix::fs::statvfs(folder)?;
+    let available = space.f_bavail.saturating_mul(space.f_frsize);
+    let tenth = space.f_blocks.saturating_mul(space.f_frsize) / 10;
+    Ok(available.saturating_sub(RESERVE_BYTES.max(tenth.min(available / 2))))
+}
+
+fn check_space(folder: &Path, bytes: u64) -> io::Result<()> {
+    let space = space_bytes(folder)?;
+    if bytes > space {
+        let text = format!(
+            "a file of {} would bring the file system of {} close to full: {} may be used",
+            figures::bytes(bytes as f64),
+            folder.display(),
+            figures::bytes(space as f64)
+        );
+        return Err(io::Error::new(io::ErrorKind::StorageFull, text));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A room removes what it made and leaves what it found.
+    #[test]
+    fn a_room_leaves_nothing_and_touches_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("mine"), "kept").unwrap();
+        let room = TempFolder::create(folder.path()).unwrap();
+        let path = room.filled("file", 2 << 20, |_| true).unwrap();
+        assert_eq!(fs::metadata(path).unwrap().len(), 2 << 20);
+        assert!(room.file("file", 1).is_err(), "a file that is there is not opened");
+        drop(room);
+        let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["mine"]);
+    }
+
+    /// A file that would fill the disk is not begun.
+    #[test]
+    fn the_disk_is_not_filled() {
+        let folder = tempfile::tempdir().unwrap();
+        let room = TempFolder::create(folder.path()).unwrap();
+        let error = room.file("file", u64::MAX / 2).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        assert!(fs::read_dir(room.path()).unwrap().next().is_none());
+    }
+}

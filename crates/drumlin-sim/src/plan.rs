@@ -1,0 +1,198 @@
+//! The plan of a world: all that follows from its seed before anything happens.
+
+use drumlin::Config;
+use drumlin::io::sim::{Disk, Random, Schedule};
+
+/// What goes wrong in a world besides power cuts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord, clap::ValueEnum)]
+pub enum Fault {
+    None,
+    /// Reads fail, once or for ever.
+    FailingReads,
+    FailingWrites,
+    FailingSyncs,
+    FullDisk,
+    /// A full disk, with very many pages and keyspaces on it. No seed has it of itself.
+    CrowdedDisk,
+    /// Writes that were reported and did not happen, or happened elsewhere.
+    LostWrites,
+    /// Bits that flip at rest.
+    Rot,
+    /// What is reported as durable is not.
+    Lies,
+}
+
+impl Fault {
+    /// What the command line calls it.
+    #[must_use]
+    pub fn name(self) -> String {
+        use clap::ValueEnum as _;
+        self.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
+    }
+
+    /// The one of that name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Fault> {
+        <Fault as clap::ValueEnum>::from_str(name, false).ok()
+    }
+}
+
+/// What follows from a seed before anything happens.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub seed: u64,
+    /// A trouble that is not the seed's own.
+    pub imposed: Option<Fault>,
+    pub schedule: Schedule,
+    /// Some transactions are serializable.
+    pub serializable: bool,
+    /// Threads that run clients as tasks, and how many each.
+    pub task_threads: u64,
+    pub tasks: u64,
+    /// Runs of neighbouring rows are put and removed.
+    pub runs: bool,
+    /// A client keeps its snapshot until it is too old.
+    pub keeps_snapshots: bool,
+    /// No checkpoint is made for the length of the log.
+    pub log_grows: bool,
+    pub log_segment_bytes: u64,
+    /// Each life has another number of streams, and log segments of another length.
+    pub log_varies: bool,
+    /// What goes wrong does so while the database is opened and closed too.
+    pub troubles_openings: bool,
+    pub trouble: Fault,
+    pub lives: u64,
+    pub clients: u64,
+    pub steps: u64,
+    pub think_nanos: u64,
+    pub key_count: u64,
+    pub value_bytes: u64,
+    pub large_values: bool,
+    pub relaxed_percent: u64,
+    pub upkeep_weight: u64,
+    pub slow_one_in: u64,
+    pub memory_bytes: u64,
+    pub page_bytes: usize,
+    pub streams: u16,
+    pub checkpoint_log_bytes: u64,
+    /// Clients read in every way there is, and let closures be made again.
+    pub reads_all: bool,
+}
+
+impl Plan {
+    #[must_use]
+    pub fn of(seed: u64) -> Plan {
+        let mut random = Random(seed ^ 0x5EED_0F1A_11A5_0E55);
+        let mut one_of = |values: &[u64]| values[random.below(values.len() as u64) as usize];
+        let schedule = Schedule {
+            seed,
+            switch_one_in: one_of(&[1, 2, 3, 5, 10, 30, 100]),
+            step_nanos_max: one_of(&[50, 200, 1000, 5000]),
+            points_max: 100_000_000,
+        };
+        let trouble = match one_of(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19]) {
+            0..12 => Fault::None,
+            12 => Fault::FailingReads,
+            13 => Fault::FailingWrites,
+            14 => Fault::FailingSyncs,
+            15 | 16 => Fault::FullDisk,
+            17 => Fault::LostWrites,
+            18 => Fault::Rot,
+            _ => Fault::Lies,
+        };
+        let large_values = one_of(&[0, 0, 1]) == 1;
+        let streams = one_of(&[1, 1, 2, 3]);
+        Plan {
+            seed,
+            imposed: None,
+            schedule,
+            trouble,
+            lives: one_of(&[2, 3, 4, 6]),
+            clients: one_of(&[1, 2, 3, 5, 8]),
+            steps: one_of(&[20, 60, 150, 300]),
+            think_nanos: one_of(&[0, 0, 0, 100_000, 10_000_000, 5_000_000_000]),
+            key_count: one_of(&[30, 300, 3000]),
+            value_bytes: one_of(&[20, 120, 400]),
+            large_values,
+            relaxed_percent: one_of(&[0, 0, 20, 60]),
+            upkeep_weight: one_of(&[1, 10, 40]),
+            slow_one_in: one_of(&[0, 0, 50, 1000]),
+            // Each log more takes its buffer; with less than these, running operations hold all pages.
+            memory_bytes: one_of(&[4 << 20, 5 << 20, 8 << 20]) + (384 << 10) + ((streams - 1) << 19),
+            page_bytes: one_of(&[512, 1024, 4096]) as usize,
+            streams: streams as u16,
+            checkpoint_log_bytes: one_of(&[32 << 10, 128 << 10, 1 << 20]),
+            // What is drawn from here on came later: without it, in a plain world, older seeds mean what they meant.
+            serializable: one_of(&[0, 1, 1, 1]) == 1,
+            task_threads: one_of(&[0, 0, 1, 1, 2]),
+            tasks: one_of(&[1, 2, 4]),
+            runs: one_of(&[0, 0, 1]) == 1,
+            keeps_snapshots: one_of(&[0, 0, 0, 1]) == 1,
+            log_grows: one_of(&[0, 0, 0, 1]) == 1,
+            log_segment_bytes: one_of(&[1 << 20, 256 << 10]),
+            log_varies: one_of(&[0, 1]) == 1,
+            troubles_openings: one_of(&[0, 1]) == 1,
+            reads_all: one_of(&[1, 0, 0]) == 1,
+        }
+    }
+
+    /// The same world as it was before this was drawn: blocking clients alone, no serializable transactions.
+    #[must_use]
+    pub fn plain(self) -> Plan {
+        Plan {
+            serializable: false,
+            task_threads: 0,
+            runs: false,
+            keeps_snapshots: false,
+            log_grows: false,
+            log_segment_bytes: 1 << 20,
+            log_varies: false,
+            troubles_openings: false,
+            reads_all: false,
+            ..self
+        }
+    }
+
+    /// The same world with another trouble.
+    #[must_use]
+    pub fn with(self, imposed: Option<Fault>) -> Plan {
+        let plan = Plan { imposed, trouble: imposed.unwrap_or(self.trouble), ..self };
+        match plan.trouble {
+            Fault::CrowdedDisk => plan.crowded(),
+            _ => plan,
+        }
+    }
+
+    /// The same world with many rows, and memory for their pages to be dirty in.
+    fn crowded(self) -> Plan {
+        let (key_count, more_bytes) = [(2000, 0), (6000, 8 << 20), (15_000, 32 << 20)][(self.seed % 3) as usize];
+        // Each scan is a long one.
+        let (lives, steps) = (self.lives.max(3), self.steps.min(60));
+        Plan { key_count, memory_bytes: self.memory_bytes + more_bytes, lives, steps, ..self }
+    }
+
+    /// The plan of one life.
+    #[must_use]
+    pub fn of_life(&self, life: u64) -> Plan {
+        let mut plan = self.clone();
+        if self.log_varies {
+            let mut random = Random(self.seed ^ (life + 1) << 32);
+            plan.streams = 1 + random.below(3) as u16;
+            plan.memory_bytes = self.memory_bytes + (u64::from(plan.streams) << 19) - (u64::from(self.streams) << 19);
+            plan.log_segment_bytes = [256 << 10, 512 << 10, 1 << 20][random.below(3) as usize];
+        }
+        plan
+    }
+
+    #[must_use]
+    pub fn config(&self, disk: &Disk) -> Config {
+        Config::new()
+            .memory(self.memory_bytes)
+            .page_bytes(self.page_bytes)
+            .segment_bytes(256 << 10)
+            .log_segment_bytes(self.log_segment_bytes)
+            .log_streams(self.streams)
+            .checkpoint_log_bytes(if self.log_grows { 64 << 20 } else { self.checkpoint_log_bytes })
+            .backend(disk.backend())
+    }
+}

@@ -1,0 +1,147 @@
+//! Tables of documents whose figures programs write.
+//!
+//! A table lies between two marks, of which the first has its name: `<!-- table planted -->` and `<!-- end -->`. A
+//! program replaces all its rows, or those that it knows.
+
+use std::io::{Error, Result};
+use std::path::{Path, PathBuf};
+
+/// The mark behind a table.
+const END: &str = "<!-- end -->";
+
+/// A table of a document.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Table {
+    /// The name in its mark.
+    pub name: String,
+    /// Titles of its columns.
+    pub titles: Vec<String>,
+    /// Rows, of as many cells as there are titles.
+    pub rows: Vec<Vec<String>>,
+}
+
+fn cells(line: &str) -> Option<Vec<String>> {
+    let line = line.strip_prefix("| ")?.strip_suffix(" |")?;
+    Some(line.split(" | ").map(str::to_owned).collect())
+}
+
+impl Table {
+    /// Reads a table from its lines.
+    ///
+    /// # Errors
+    /// If a line is no row, or a row has more or fewer cells than there are titles.
+    fn parse(name: &str, text: &str) -> Result<Table> {
+        let wrong = |line: &str| Error::other(format!("table {name}: no row of it: {line}"));
+        let mut lines = text.trim().lines();
+        let titles = lines.next().and_then(cells).ok_or_else(|| wrong("its titles"))?;
+        let rule = lines.next().unwrap_or_default();
+        if cells(rule).is_none_or(|rule| rule.len() != titles.len() || rule.iter().any(|cell| cell != "---")) {
+            return Err(wrong(rule));
+        }
+        let row = |line: &str| cells(line).filter(|row| row.len() == titles.len()).ok_or_else(|| wrong(line));
+        let rows = lines.map(row).collect::<Result<_>>()?;
+        Ok(Table { name: name.to_owned(), titles, rows })
+    }
+
+    fn render(&self) -> String {
+        let rule = vec!["---".to_owned(); self.titles.len()];
+        let lines = [&self.titles, &rule].into_iter().chain(&self.rows);
+        lines.map(|row| format!("| {} |\n", row.join(" | "))).collect()
+    }
+}
+
+/// The tables of a text that have marks.
+///
+/// # Errors
+/// If a mark has no end, or something between two marks is no row.
+pub fn tables(text: &str) -> Result<Vec<Table>> {
+    let tables = text.split("<!-- table ").skip(1).map(|rest| {
+        let (name, rest) = rest.split_once(" -->\n").ok_or_else(|| Error::other("a mark without an end"))?;
+        let (table, _) = rest.split_once(END).ok_or_else(|| Error::other(format!("table {name} has no end")))?;
+        Table::parse(name, table)
+    });
+    tables.collect()
+}
+
+/// The page with the figures of long runs, in the repository that this was built from.
+#[must_use]
+pub fn testing_page() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/testing.md")
+}
+
+/// Changes one table of a document.
+///
+/// # Errors
+/// If there is no such table, or the document can't be read or written.
+fn change(document: &Path, name: &str, change: impl FnOnce(&mut Table)) -> Result<()> {
+    let text = std::fs::read_to_string(document)?;
+    let mut table = tables(&text)?
+        .into_iter()
+        .find(|table| table.name == name)
+        .ok_or_else(|| Error::other(format!("{} has no table {name}", document.display())))?;
+    change(&mut table);
+    let mark = format!("<!-- table {name} -->\n");
+    let (before, rest) = text.split_once(&mark).expect("found above");
+    let (_, after) = rest.split_once(END).expect("found above");
+    std::fs::write(document, format!("{before}{mark}{}{END}{after}", table.render()))
+}
+
+/// Replaces all rows of a table.
+///
+/// # Errors
+/// If there is no such table, or the document can't be read or written.
+pub fn write_rows(document: &Path, name: &str, rows: Vec<Vec<String>>) -> Result<()> {
+    change(document, name, |table| table.rows = rows)
+}
+
+/// Replaces the row that begins with the same cell, or adds it.
+///
+/// # Errors
+/// If there is no such table, or the document can't be read or written.
+pub fn write_row(document: &Path, name: &str, row: [&str; 3]) -> Result<()> {
+    let row: Vec<String> = row.map(str::to_owned).into();
+    change(document, name, |table| match table.rows.iter_mut().find(|other| other[0] == row[0]) {
+        Some(other) => *other = row,
+        None => table.rows.push(row),
+    })
+}
+
+/// A number with commas between its thousands.
+#[must_use]
+pub fn figure(number: u64) -> String {
+    let digits = number.to_string();
+    let parts: Vec<&str> =
+        digits.as_bytes().rchunks(3).rev().map(|part| str::from_utf8(part).expect("digits")).collect();
+    parts.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "a\n\n<!-- table t -->\n| a | b | c |\n| --- | --- | --- |\n| x | 1 | 2 |\n<!-- end -->\n\nz\n";
+
+    /// A row takes the place of the one with its name, and all else stays as it was.
+    #[test]
+    fn a_row_is_replaced_in_its_table() {
+        let path = std::env::temp_dir().join(format!("drumlin-documents-{}", std::process::id()));
+        std::fs::write(&path, TEXT).unwrap();
+        write_row(&path, "t", ["x", "1", "2"]).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), TEXT);
+        write_row(&path, "t", ["x", "3", "4"]).unwrap();
+        write_row(&path, "t", ["y", "5", "6"]).unwrap();
+        let expected = TEXT.replace("| x | 1 | 2 |", "| x | 3 | 4 |\n| y | 5 | 6 |");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
+        assert!(write_row(&path, "none", ["x", "1", "2"]).is_err());
+        std::fs::remove_file(path).unwrap();
+    }
+
+    /// A table that is not whole is an error, not half a table.
+    #[test]
+    fn a_broken_table_is_an_error() {
+        for (from, to) in [("<!-- end -->", ""), ("| x | 1 | 2 |", "| x | 1 |"), ("| --- | --- | --- |\n", "")] {
+            assert!(tables(&TEXT.replace(from, to)).is_err(), "{from}");
+        }
+        assert_eq!([figure(7), figure(12_345), figure(1_000_045)], ["7", "12,345", "1,000,045"]);
+    }
+}

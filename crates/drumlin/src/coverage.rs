@@ -1,0 +1,146 @@
+//! Reports to the simulator: the rare paths that the engine took, and the timestamps that it gave out.
+//!
+//! Without the feature `sim` nothing here does anything.
+//!
+//! A *mark* stands where something rare happens that the simulation must have seen to be worth something. Each has a
+//! line in [`MARKS`]; one that has none does not compile.
+
+/// What the marks in the sources say.
+pub(crate) const MARKS: &[&str] = &[
+    "a batch of the log crossed into the next segment",
+    "a checkpoint wrote a new base image",
+    "a commit lacked a page when it was to be applied",
+    "a commit on a full disk had space made",
+    "a commit on a full disk went to another stream of the log",
+    "a commit published others that were applied before it",
+    "a commit waited for another stream",
+    "a commit waited for memory",
+    "a writer waited for memory",
+    "a commit waited for memory for versions",
+    "a commit waited for space in the log",
+    "a committer wrote for those who came meanwhile",
+    "a deadlock between rows was found",
+    "a frame was wanted and no page could be evicted",
+    "a full disk had no space for the log",
+    "a lock was handed over to one who had just given up",
+    "a log segment was used again",
+    "a page arrived whose keyspace had been dropped",
+    "a page changed that a checkpoint had not copied yet",
+    "an image owed to a checkpoint waited for room",
+    "a page changed while its extent was moved",
+    "a page chosen for eviction was in use again",
+    "a page split that a checkpoint had not copied yet",
+    "a page was copied by another while it was about to be",
+    "a page was wanted that another was reading",
+    "a segment was emptied while a page in it was read",
+    "a snapshot was ended for the memory of its versions",
+    "a superblock did not verify",
+    "a value was replaced while it was read",
+    "dirty pages were written for a checkpoint to find space",
+    "a void record was erased",
+    "an opening forgot those before it",
+    "an inner node split",
+    "an inner root split",
+    "recovery left out records behind a gap between streams",
+    "the end of the data file was given back",
+    "the log failed",
+    "the root's only child took its place",
+    "two created the same keyspace at once",
+    "two inner nodes merged",
+    "two leaves merged",
+    "two threads wanted to write back at once",
+    "versions of two merged leaves were put together",
+];
+
+/// The place of a mark in [`MARKS`].
+pub(crate) const fn index_of(text: &str) -> usize {
+    let mut index = 0;
+    while index < MARKS.len() {
+        if is_same(MARKS[index].as_bytes(), text.as_bytes()) {
+            return index;
+        }
+        index += 1;
+    }
+    panic!("a mark that is not in the list")
+}
+
+const fn is_same(one: &[u8], other: &[u8]) -> bool {
+    if one.len() != other.len() {
+        return false;
+    }
+    let mut index = 0;
+    while index < one.len() {
+        if one[index] != other[index] {
+            return false;
+        }
+        index += 1;
+    }
+    true
+}
+
+/// Says that this place was reached.
+macro_rules! mark {
+    ($text:literal) => {{
+        const INDEX: usize = $crate::coverage::index_of($text);
+        $crate::coverage::reached(INDEX);
+    }};
+}
+pub(crate) use mark;
+
+#[cfg(not(feature = "sim"))]
+mod nobody {
+    #[inline(always)]
+    pub(crate) fn reached(_: usize) {}
+
+    /// A commit got its timestamp.
+    #[inline(always)]
+    pub(crate) fn timestamp_taken(_: crate::format::Timestamp) {}
+}
+#[cfg(not(feature = "sim"))]
+pub(crate) use nobody::{reached, timestamp_taken};
+
+#[cfg(feature = "sim")]
+mod simulation {
+    use std::cell::RefCell;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::MARKS;
+    use crate::format::Timestamp;
+
+    static HITS: [AtomicU64; MARKS.len()] = [const { AtomicU64::new(0) }; MARKS.len()];
+
+    /// What a client wants to be told of its commit.
+    type OnTimestamp = Box<dyn FnOnce(Timestamp)>;
+
+    thread_local! {
+        static ON_TIMESTAMP: RefCell<Option<OnTimestamp>> = const { RefCell::new(None) };
+    }
+
+    pub(crate) fn reached(index: usize) {
+        HITS[index].fetch_add(1, Ordering::Relaxed);
+        if let Some(task) = crate::sync::scheduler::current()
+            && !std::thread::panicking()
+        {
+            task.note(index as u64);
+            task.point();
+        }
+    }
+
+    pub(crate) fn timestamp_taken(timestamp: Timestamp) {
+        if let Some(told) = ON_TIMESTAMP.with_borrow_mut(Option::take) {
+            told(timestamp);
+        }
+    }
+
+    /// Calls `told` when the next commit of this thread gets its timestamp, unless another call comes before.
+    pub(crate) fn on_timestamp(told: Option<OnTimestamp>) {
+        ON_TIMESTAMP.with_borrow_mut(|own| *own = told);
+    }
+
+    /// All marks, and how often each was reached in this process.
+    pub(crate) fn marks() -> Vec<(&'static str, u64)> {
+        MARKS.iter().zip(&HITS).map(|(text, hits)| (*text, hits.load(Ordering::Relaxed))).collect()
+    }
+}
+#[cfg(feature = "sim")]
+pub(crate) use simulation::{marks, on_timestamp, reached, timestamp_taken};

@@ -1,0 +1,76 @@
+//! Running a simulation, and the calls of its tasks; feature `sim`.
+
+use std::io;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::format::Timestamp;
+use crate::sync::scheduler::current;
+pub use crate::sync::scheduler::{Outcome, Schedule, run};
+
+/// Starts a task of the calling thread's simulation; outside of one, a thread.
+///
+/// # Errors
+/// Those of the operating system.
+pub fn spawn(name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>> {
+    match current() {
+        Some(task) => task.scheduler.start(name, body),
+        None => std::thread::Builder::new().name(name.to_owned()).spawn(body),
+    }
+}
+
+/// Waits for a task that [`spawn`] started.
+///
+/// # Errors
+/// What it panicked with.
+pub fn join(task: JoinHandle<()>) -> std::thread::Result<()> {
+    crate::sync::join(task)
+}
+
+/// Lets time pass.
+pub fn sleep(duration: Duration) {
+    crate::sync::sleep(duration);
+}
+
+/// The simulation's time; zero outside of one.
+#[must_use]
+pub fn now() -> Duration {
+    current().map_or(Duration::ZERO, |task| task.now())
+}
+
+/// A task of a simulation that others can wake while it is parked.
+#[derive(Clone, Debug)]
+pub struct Sleeper(crate::sync::Thread);
+
+impl Sleeper {
+    /// The calling task.
+    #[must_use]
+    pub fn current() -> Sleeper {
+        Sleeper(crate::sync::current())
+    }
+
+    /// Lets the task go on from [`park`], or its next parking end at once.
+    pub fn wake(&self) {
+        self.0.unpark();
+    }
+}
+
+/// Waits until the calling task is woken, or until so much time has passed; may return early.
+pub fn park(timeout: Option<Duration>) {
+    match (current(), timeout) {
+        (Some(task), timeout) => task.park(timeout),
+        (None, Some(timeout)) => std::thread::park_timeout(timeout),
+        (None, None) => std::thread::park(),
+    }
+}
+
+/// Calls `told` when the next commit of this thread gets its timestamp, unless another call comes before.
+pub fn on_timestamp(told: Option<Box<dyn FnOnce(Timestamp)>>) {
+    crate::coverage::on_timestamp(told);
+}
+
+/// The marks of rare paths, and how often each was reached in this process.
+#[must_use]
+pub fn marks() -> Vec<(&'static str, u64)> {
+    crate::coverage::marks()
+}

@@ -1,0 +1,89 @@
+//! Who keeps a frame from being evicted, and who frees it when its page is no more.
+//!
+//! A frame may be unlinked while it is held: then whoever lets go of it last frees it, and nobody else does.
+
+use crate::sync::atomic::{AtomicU32, Ordering};
+
+/// See the module. The number of those who hold the frame, and a bit that says that it is abandoned.
+#[derive(Debug)]
+pub(super) struct PinCount(AtomicU32);
+
+const ABANDONED: u32 = 1 << 31;
+
+impl PinCount {
+    pub(super) fn new() -> PinCount {
+        PinCount(AtomicU32::new(0))
+    }
+
+    /// One more holds it. The caller has latched the frame, which is not abandoned.
+    pub(super) fn pin(&self) {
+        let before = self.0.fetch_add(1, Ordering::AcqRel);
+        assert!(before < ABANDONED - 1, "a frame is pinned that is abandoned");
+    }
+
+    /// Returns `true` if nobody holds it.
+    pub(super) fn is_idle(&self) -> bool {
+        self.0.load(Ordering::Acquire) & !ABANDONED == 0
+    }
+
+    /// One holds it no more; `true` if the caller is to free the frame.
+    #[must_use]
+    pub(super) fn unpin(&self) -> bool {
+        let before = self.0.fetch_sub(1, Ordering::AcqRel);
+        assert!(before & !ABANDONED > 0, "a frame let go twice");
+        before == ABANDONED | 1 && self.end()
+    }
+
+    /// The frame's page is no more; `true` if nobody holds it and the caller is to free it, else whoever lets go last
+    /// is.
+    #[must_use]
+    pub(super) fn abandon(&self) -> bool {
+        let before = self.0.fetch_or(ABANDONED, Ordering::AcqRel);
+        assert!(before & ABANDONED == 0, "a frame is abandoned twice");
+        before & !ABANDONED == 0 && self.end()
+    }
+
+    fn end(&self) -> bool {
+        self.0.store(0, Ordering::Release);
+        true
+    }
+}
+
+#[cfg(all(test, drumlin_loom))]
+mod models {
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    /// However two holders and the one who abandons the frame meet, exactly one frees it, and none before all have let
+    /// go.
+    #[test]
+    fn loom_an_abandoned_frame_is_freed_once() {
+        loom::model(|| {
+            let pins = Arc::new(PinCount::new());
+            let freed = Arc::new(AtomicU32::new(0));
+            pins.pin();
+            pins.pin();
+            let holders: Vec<_> = (0..2)
+                .map(|_| {
+                    let (pins, freed) = (Arc::clone(&pins), Arc::clone(&freed));
+                    thread::spawn(move || {
+                        if pins.unpin() {
+                            assert!(pins.is_idle(), "freed while somebody holds it");
+                            freed.fetch_add(1, Ordering::SeqCst);
+                        }
+                    })
+                })
+                .collect();
+            if pins.abandon() {
+                assert!(pins.is_idle(), "freed while somebody holds it");
+                freed.fetch_add(1, Ordering::SeqCst);
+            }
+            for holder in holders {
+                holder.join().unwrap();
+            }
+            assert_eq!(freed.load(Ordering::SeqCst), 1);
+        });
+    }
+}

@@ -1,0 +1,660 @@
+//! The owner of disk space: every byte that may come to be written is reserved here before anything depends on it.
+//!
+//! A full disk has to be found before a commit takes its timestamp, and must never keep a checkpoint from being made or
+//! rows from being removed. So bytes are reserved *before* pages become dirty, for a [`Purpose`], and are released when
+//! the [`SpaceReservation`] is dropped.
+//!
+//! # Contract
+//! 1. *Reserved before dirty.* `dirty + reserved` bounds the page bytes that the next checkpoint writes. A reservation
+//!    is as large as all that its holder may make dirty. It does not shrink as pages become dirty: until its end these
+//!    bytes count twice, so that no change of a page touches a shared sum.
+//! 2. *One policy.* [`admit`] alone decides, from a [`SpaceState`]. It is pure: same state, same answer.
+//! 3. *Coverage.* When bytes are reserved, the free segments, a quarter of each left for waste, hold
+//!    `dirty + reserved + tables`; at the [least](Margin::Least) margin all of them and the open segment's rest do.
+//!    Each purpose but [`Remove`](Purpose::Remove) leaves more than that free, so what frees space finds room where
+//!    what takes space does not.
+//! 4. *Sums.* `reserved = direct + Σ granted`, and in each slot of credit `granted ≥ available + in use`. Asserted at
+//!    each change; in the release build too, as the numbers are in the processor's registers by then.
+//! 5. *Exactness.* While the budget is exact no thread has credit available, and reserved is the sum of the
+//!    reservations alive.
+//! 6. *Segments are taken here.* [`Space::take_segment`] is the one caller of `Segments::take`; an appender is handed
+//!    it with the purpose that it serves. Appenders of an epoch take segments for what has been reserved already:
+//!    asking again, under the latches that they are called with, could only fail what must not. So their purpose,
+//!    [`Pages`](Purpose::Pages), is always granted. Values and moves take segments for bytes that nobody has reserved
+//!    yet, and are admitted a segment at a time.
+//!
+//! # Credit
+//! A commit on the hot path does not compute the admission. A thread is granted [`CREDIT_BYTES`] with the space of a
+//! commit, as if more rows were put, and spends them in its own slot, on its own cache line. What commits that have
+//! ended had spent is given back when the thread comes for more. Near a full disk the credit of idle threads must not
+//! be what a commit is refused for: when the file can't grow, the budget becomes *exact*, all slots are emptied under
+//! their locks, and each reservation is computed, until [plenty](SpaceState::has_plenty) is free again.
+//!
+//! Lock order: the admissions, a slot of credit; both before the entries, the appender and the segments. Spending
+//! credit takes the slot's lock alone.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crossbeam_utils::CachePadded;
+
+use super::Space;
+use crate::error::{Error, Result};
+use crate::format::SegmentId;
+use crate::format::catalogue;
+use crate::sync::{Mutex, thread_index};
+
+/// Credit that a thread takes at once: some 18 commits of a row into pages of 4 KiB. More would have small files grow
+/// for it.
+const CREDIT_BYTES: u64 = 512 << 10;
+
+/// The credit of all threads comes to this part of the memory budget at the most: about as much can be dirty at all.
+const CREDIT_SHARE: u64 = 4;
+
+/// Slots of credit, one for each bit of a word. Threads beyond that many share them.
+const SLOT_COUNT: usize = 64;
+
+/// Segments kept free besides what dirty pages and the next checkpoint need, so that rows can be removed, and segments
+/// emptied, on a full disk: two for the cleaner and the checkpoint behind it, which frees its victims, two for what
+/// commits at once add up to, and two for the catalogue and the table of segments, which every checkpoint writes.
+const SPARE_SEGMENTS_MIN: u64 = 6;
+/// And so many times what the tables may take: each checkpoint that frees nothing may write them anew, and so does the
+/// one behind the emptying of segments, which has to gain more than that.
+const SPARE_TABLES: u64 = 4;
+
+/// The use that space is reserved for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Purpose {
+    /// Pages that a commit with new rows makes dirty.
+    Put,
+    /// Pages that a commit makes dirty which only removes rows.
+    Remove,
+    /// Pages that recovery makes dirty: space is as it was when the commit was made.
+    Replay,
+    /// The segments of an epoch's appender.
+    Pages,
+    /// The segments of large values, and nothing else.
+    Value,
+    /// Pages, and the mover's segments, by which the cleaner empties sparse segments.
+    Move,
+    /// The same on a full disk, where extents are moved into the checkpoint's own segments.
+    Pack,
+    /// All that a checkpoint writes. It reserves no bytes of its own.
+    Checkpoint(Frees),
+    /// The images of dirty pages, written ahead of such a checkpoint.
+    WriteBack(Frees),
+}
+
+/// The space that a checkpoint gives back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Frees {
+    /// At least a segment, once it is durable.
+    Segments,
+    /// Perhaps nothing: another checkpoint has to find space after it.
+    Nothing,
+}
+
+/// The space beyond its bytes that a reservation leaves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Margin {
+    /// Space for waste at the ends of segments, and what the purpose leaves to others.
+    Full,
+    /// None: for what frees space, once no more is to be had.
+    Least,
+}
+
+/// The answer of [`admit`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Admission {
+    /// There is space at the full margin.
+    Granted,
+    /// There is space at the least margin; so many free segments would be the full one.
+    Scarce { segments: u64 },
+    /// There is not: so many free segments would do at either margin.
+    Short { segments: u64, least_segments: u64 },
+}
+
+/// Free space, and all that has a claim to it.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct SpaceState {
+    pub(crate) segment_bytes: u64,
+    pub(crate) free_segments: u64,
+    /// What is left of the segment that the epoch's pages are written to.
+    pub(crate) room_bytes: u64,
+    pub(crate) dirty_bytes: u64,
+    pub(crate) reserved_bytes: u64,
+    /// What a checkpoint may write besides pages: summaries or a base image, the table of segments, the catalogue.
+    pub(crate) table_bytes: u64,
+}
+
+impl SpaceState {
+    /// Bytes that a checkpoint may write if so many more are reserved.
+    fn checkpoint_bytes(&self, more_bytes: u64) -> u64 {
+        let page_bytes = self.dirty_bytes + self.reserved_bytes + more_bytes;
+        // Entries are 24 bytes, of pages of at least 512.
+        page_bytes + page_bytes / 20 + self.table_bytes
+    }
+
+    /// Free segments that hold them in any case.
+    fn needed_segments(&self, more_bytes: u64) -> u64 {
+        // Segments waste what is left at their ends: up to one page of 64 KiB each, and blocks at flushes.
+        self.checkpoint_bytes(more_bytes) / (self.segment_bytes * 3 / 4) + 1
+    }
+
+    /// Free segments that hold them beside the rest of the open one, if little is wasted.
+    fn least_segments(&self, more_bytes: u64) -> u64 {
+        match self.checkpoint_bytes(more_bytes).saturating_sub(self.room_bytes * 3 / 4) {
+            0 => 0,
+            bytes => bytes / self.segment_bytes + 1,
+        }
+    }
+
+    /// Segments that the tables take, rounded down.
+    fn table_segments(&self) -> u64 {
+        self.table_bytes / self.segment_bytes
+    }
+
+    /// Segments that commits with new rows leave free.
+    pub(crate) fn spare_segments(&self) -> u64 {
+        SPARE_SEGMENTS_MIN + SPARE_TABLES * self.table_segments()
+    }
+
+    /// Free segments that are not given back to the file system: on a disk that others fill they might not be had
+    /// again.
+    pub(crate) fn kept_segments(&self) -> u64 {
+        self.needed_segments(0) + self.spare_segments()
+    }
+
+    /// Free segments beyond what the next checkpoint needs.
+    pub(crate) fn idle_segments(&self) -> u64 {
+        self.free_segments.saturating_sub(self.needed_segments(0))
+    }
+
+    /// Segments that a checkpoint leaves free.
+    fn left_by_checkpoint(&self, frees: Frees) -> u64 {
+        match frees {
+            Frees::Segments => 0,
+            Frees::Nothing => self.table_segments() + 1,
+        }
+    }
+
+    /// Bytes that can be moved into free space before the next checkpoint.
+    pub(crate) fn movable_bytes(&self) -> u64 {
+        let writable_bytes = self.free_segments * self.segment_bytes + self.room_bytes;
+        (writable_bytes * 3 / 4).saturating_sub(self.checkpoint_bytes(0))
+    }
+
+    /// Free segments at which making space has done enough for now.
+    pub(crate) fn is_relieved(&self) -> bool {
+        self.free_segments >= 2 * self.spare_segments() + 8
+    }
+
+    /// Contract 3, after so many bytes were reserved.
+    fn assert_covered(&self, purpose: Purpose, bytes: u64) {
+        let covers = match purpose {
+            Purpose::Put | Purpose::Value | Purpose::Move => self.free_segments >= self.needed_segments(bytes),
+            Purpose::Remove | Purpose::Checkpoint(_) => self.free_segments >= self.least_segments(bytes),
+            // What is packed is counted against all that can be written; the others have been counted.
+            Purpose::Pack => bytes <= self.movable_bytes(),
+            Purpose::Replay | Purpose::Pages | Purpose::WriteBack(_) => true,
+        };
+        assert!(covers, "{bytes} bytes for {purpose:?} are not covered by {self:?}");
+    }
+
+    /// Returns `true` if the budget need not be exact: there is credit for all who come next.
+    fn has_plenty(&self) -> bool {
+        self.free_segments >= 2 * self.needed_segments(CREDIT_BYTES) + self.spare_segments()
+    }
+}
+
+/// The policy: decides if so many bytes can be reserved. Segments that values and moves are about to take are counted
+/// by their purpose, not in the bytes.
+pub(crate) fn admit(state: &SpaceState, purpose: Purpose, bytes: u64) -> Admission {
+    assert!(state.room_bytes <= state.segment_bytes, "an open segment has more room than there is: {state:?}");
+    let needed = state.needed_segments(bytes);
+    let spare = state.spare_segments();
+    let alike = |segments: u64| (segments, segments);
+    let (segments, least_segments) = match purpose {
+        Purpose::Put => alike(needed + spare),
+        Purpose::Value => alike(needed + spare + 1),
+        Purpose::Move => alike(needed + 1),
+        Purpose::Remove => (needed, state.least_segments(bytes)),
+        Purpose::Replay => (needed + spare, 0),
+        Purpose::Pages => alike(0),
+        Purpose::Pack if bytes <= state.movable_bytes() => alike(0),
+        Purpose::Pack => {
+            let writable_bytes = (state.checkpoint_bytes(0) + bytes).div_ceil(3) * 4;
+            alike(writable_bytes.saturating_sub(state.room_bytes).div_ceil(state.segment_bytes))
+        }
+        Purpose::Checkpoint(frees) => {
+            let left = state.left_by_checkpoint(frees);
+            (needed + left, state.least_segments(bytes) + left)
+        }
+        Purpose::WriteBack(_) if state.room_bytes >= 2 * bytes => alike(0),
+        Purpose::WriteBack(frees) => alike(state.table_segments() + state.left_by_checkpoint(frees) + 1),
+    };
+    assert!(least_segments <= segments || purpose.has_least_margin(), "{purpose:?} needs more at less margin");
+    if state.free_segments >= segments {
+        Admission::Granted
+    } else if state.free_segments >= least_segments {
+        Admission::Scarce { segments }
+    } else {
+        Admission::Short { segments, least_segments }
+    }
+}
+
+impl Purpose {
+    /// Returns `true` if the purpose has a least margin that differs from the full one.
+    fn has_least_margin(self) -> bool {
+        matches!(self, Purpose::Remove | Purpose::Replay | Purpose::Checkpoint(_))
+    }
+
+    /// Returns `true` if thread credit pays for it.
+    fn takes_credit(self) -> bool {
+        matches!(self, Purpose::Put | Purpose::Remove)
+    }
+}
+
+/// Bytes in memory that the next checkpoint writes: raised and lowered by the pool and the versions, which know.
+#[derive(Debug, Default)]
+pub(crate) struct CheckpointDebt {
+    dirty_bytes: CachePadded<AtomicU64>,
+    orphan_count: AtomicU64,
+}
+
+impl CheckpointDebt {
+    /// Counts a page that has become dirty.
+    #[inline]
+    pub(crate) fn add_dirty(&self, bytes: u64) {
+        self.dirty_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts a page that is dirty no more.
+    #[inline]
+    pub(crate) fn subtract_dirty(&self, bytes: u64) {
+        let before = self.dirty_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        assert!(before >= bytes, "{bytes} bytes of pages became clean of {before} dirty ones");
+    }
+
+    /// Bytes of dirty pages.
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        self.dirty_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Sets the number of values that only versions name.
+    pub(crate) fn set_orphan_count(&self, count: usize) {
+        self.orphan_count.store(count as u64, Ordering::Relaxed);
+    }
+
+    /// Bytes of the catalogue's list of them.
+    fn orphan_bytes(&self) -> u64 {
+        self.orphan_count.load(Ordering::Relaxed) * catalogue::ORPHAN_BYTES
+    }
+}
+
+/// The sums of what is reserved.
+#[derive(Debug)]
+pub(super) struct SpaceBudget {
+    pub(super) debt: Arc<CheckpointDebt>,
+    admissions: Mutex<Admissions>,
+    slots: Box<[CachePadded<Mutex<Credit>>]>,
+}
+
+#[derive(Debug, Default)]
+struct Admissions {
+    /// Bytes of reservations that no credit has paid for.
+    direct_bytes: u64,
+    /// Bytes granted to all slots, and a bit for each slot that has some.
+    credited_bytes: u64,
+    credited_slots: u64,
+    /// No credit is given, and none is available.
+    is_exact: bool,
+    /// Reservations for [`Purpose::Pack`].
+    packing_count: u32,
+}
+
+impl Admissions {
+    fn reserved_bytes(&self) -> u64 {
+        self.direct_bytes + self.credited_bytes
+    }
+}
+
+/// The credit of a thread.
+#[derive(Clone, Copy, Debug, Default)]
+struct Credit {
+    /// Bytes that count as reserved for the slot.
+    granted_bytes: u64,
+    available_bytes: u64,
+    /// Bytes of the slot's reservations that are alive.
+    in_use_bytes: u64,
+}
+
+impl Credit {
+    fn assert_sums(&self) {
+        assert!(self.granted_bytes >= self.available_bytes + self.in_use_bytes, "credit is spent twice: {self:?}");
+    }
+
+    /// Spends credit; `false` where there is too little.
+    #[inline]
+    fn spend(&mut self, bytes: u64) -> bool {
+        let is_enough = bytes <= self.available_bytes;
+        if is_enough {
+            self.available_bytes -= bytes;
+            self.in_use_bytes += bytes;
+        }
+        self.assert_sums();
+        is_enough
+    }
+
+    /// Ends a reservation. Its bytes stay granted until the slot is [settled](Self::settle).
+    #[inline]
+    fn end(&mut self, bytes: u64) {
+        assert!(self.in_use_bytes >= bytes, "{bytes} bytes released of {self:?}");
+        self.in_use_bytes -= bytes;
+        self.assert_sums();
+    }
+
+    /// Gives back the bytes of reservations that have ended; returns how many.
+    fn settle(&mut self) -> u64 {
+        let ended_bytes = self.granted_bytes - self.available_bytes - self.in_use_bytes;
+        self.granted_bytes -= ended_bytes;
+        ended_bytes
+    }
+
+    /// Gives back all that no reservation uses; returns how much.
+    fn empty(&mut self) -> u64 {
+        self.available_bytes = 0;
+        self.settle()
+    }
+
+    /// Fills the slot up and spends `bytes`, of the grant that [`wants`](Self::wants) names.
+    fn refill(&mut self, bytes: u64) {
+        self.granted_bytes += self.wants(bytes);
+        self.available_bytes = CREDIT_BYTES;
+        self.in_use_bytes += bytes;
+        self.assert_sums();
+    }
+
+    fn wants(&self, bytes: u64) -> u64 {
+        assert!(self.available_bytes <= CREDIT_BYTES);
+        bytes + CREDIT_BYTES - self.available_bytes
+    }
+}
+
+impl SpaceBudget {
+    pub(super) fn new() -> SpaceBudget {
+        SpaceBudget {
+            debt: Arc::default(),
+            admissions: Mutex::default(),
+            slots: (0..SLOT_COUNT).map(|_| CachePadded::default()).collect(),
+        }
+    }
+
+    /// Empties all slots: their credit counts as reserved no more.
+    fn collect(&self, admissions: &mut Admissions) -> u64 {
+        let mut collected_bytes = 0;
+        let mut in_use_bytes = 0;
+        for (slot, credit) in self.slots.iter().enumerate() {
+            if admissions.credited_slots & 1 << slot != 0 {
+                let mut credit = credit.lock();
+                collected_bytes += credit.empty();
+                in_use_bytes += credit.granted_bytes;
+                if credit.granted_bytes == 0 {
+                    admissions.credited_slots &= !(1 << slot);
+                }
+            }
+        }
+        admissions.credited_bytes -= collected_bytes;
+        assert!(admissions.credited_bytes == in_use_bytes, "the slots hold {in_use_bytes} bytes of {admissions:?}");
+        collected_bytes
+    }
+}
+
+/// Space that was too little for a reservation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shortage {
+    /// Free segments that would have sufficed.
+    segments: u64,
+    /// Bytes that others had reserved.
+    pub(crate) reserved_bytes: u64,
+    /// Less would do without credit.
+    is_for_credit: bool,
+}
+
+/// Disk space that is reserved until this is dropped.
+#[must_use = "space is released when the reservation is dropped"]
+pub(crate) struct SpaceReservation<'s> {
+    space: &'s Space,
+    purpose: Purpose,
+    bytes: u64,
+    /// The slot whose credit paid for it.
+    slot: Option<usize>,
+}
+
+impl std::fmt::Debug for SpaceReservation<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SpaceReservation({:?}, {} bytes)", self.purpose, self.bytes)
+    }
+}
+
+impl Drop for SpaceReservation<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let budget = &self.space.budget;
+        match self.slot {
+            Some(slot) => budget.slots[slot].lock().end(self.bytes),
+            None => {
+                let mut admissions = budget.admissions.lock();
+                assert!(admissions.direct_bytes >= self.bytes, "{self:?} is released of {:?}", *admissions);
+                admissions.direct_bytes -= self.bytes;
+                admissions.packing_count -= u32::from(self.purpose == Purpose::Pack);
+            }
+        }
+    }
+}
+
+impl SpaceReservation<'_> {
+    pub(crate) fn purpose(&self) -> Purpose {
+        self.purpose
+    }
+
+    /// Reserves `bytes` in place of those reserved so far; `false`, and none is reserved, where they are not admitted.
+    pub(crate) fn resize(&mut self, bytes: u64) -> bool {
+        assert!(self.slot.is_none(), "credit is not resized");
+        let space = self.space;
+        let mut admissions = space.budget.admissions.lock();
+        admissions.direct_bytes -= std::mem::take(&mut self.bytes);
+        let admission = admit(&space.state_of(&admissions), self.purpose, bytes);
+        if admission == Admission::Granted {
+            assert!(admissions.packing_count > 0 || self.purpose != Purpose::Pack, "{self:?} was not counted");
+            admissions.direct_bytes += bytes;
+            self.bytes = bytes;
+        }
+        admission == Admission::Granted
+    }
+}
+
+impl Space {
+    /// Reserves space out of the calling thread's credit; `None` where it has too little.
+    #[inline]
+    pub(crate) fn spend_credit(&self, purpose: Purpose, bytes: u64) -> Option<SpaceReservation<'_>> {
+        if !purpose.takes_credit() {
+            return None;
+        }
+        let slot = thread_index() % SLOT_COUNT;
+        let is_spent = self.budget.slots[slot].lock().spend(bytes);
+        is_spent.then(|| SpaceReservation { space: self, purpose, bytes, slot: Some(slot) })
+    }
+
+    /// Reserves space, growing the file where too little is free. On a full disk a purpose that frees space is content
+    /// with the least margin.
+    ///
+    /// # Errors
+    /// [`Error::DiskFull`]: nothing is reserved, and the database goes on.
+    pub(crate) fn reserve(&self, purpose: Purpose, bytes: u64) -> Result<SpaceReservation<'_>> {
+        let mut margin = Margin::Full;
+        loop {
+            let shortage = match self.try_reserve(purpose, bytes, margin) {
+                Ok(reservation) => return Ok(reservation),
+                Err(shortage) => shortage,
+            };
+            match self.grow(shortage) {
+                Err(Error::DiskFull { .. }) if margin == Margin::Full && purpose.has_least_margin() => {
+                    margin = Margin::Least;
+                }
+                grown => grown?,
+            }
+        }
+    }
+
+    /// Reserves space of what is free. Grants credit with it, as long as the budget is not exact.
+    pub(crate) fn try_reserve(
+        &self,
+        purpose: Purpose,
+        bytes: u64,
+        margin: Margin,
+    ) -> Result<SpaceReservation<'_>, Shortage> {
+        let mut admissions = self.budget.admissions.lock();
+        if !admissions.is_exact && purpose.takes_credit() && bytes <= CREDIT_BYTES {
+            let slot = thread_index() % SLOT_COUNT;
+            let mut credit = self.budget.slots[slot].lock();
+            admissions.credited_bytes -= credit.settle();
+            let state = self.state_of(&admissions);
+            let wanted_bytes = credit.wants(bytes);
+            if admissions.credited_bytes + wanted_bytes <= self.memory.total_bytes() / CREDIT_SHARE {
+                // Credit pays for rows that are put.
+                return match admit(&state, Purpose::Put, wanted_bytes) {
+                    Admission::Granted => {
+                        credit.refill(bytes);
+                        admissions.credited_bytes += wanted_bytes;
+                        admissions.credited_slots |= 1 << slot;
+                        state.assert_covered(Purpose::Put, wanted_bytes);
+                        Ok(SpaceReservation { space: self, purpose, bytes, slot: Some(slot) })
+                    }
+                    Admission::Scarce { segments } | Admission::Short { segments, .. } => {
+                        Err(Shortage { segments, reserved_bytes: state.reserved_bytes, is_for_credit: true })
+                    }
+                };
+            }
+        }
+        self.check_admission(&mut admissions, purpose, bytes, margin)?;
+        admissions.direct_bytes += bytes;
+        admissions.packing_count += u32::from(purpose == Purpose::Pack);
+        Ok(SpaceReservation { space: self, purpose, bytes, slot: None })
+    }
+
+    /// Asks the policy, without credit.
+    fn check_admission(
+        &self,
+        admissions: &mut Admissions,
+        purpose: Purpose,
+        bytes: u64,
+        margin: Margin,
+    ) -> Result<(), Shortage> {
+        if admissions.is_exact {
+            self.budget.collect(admissions);
+        }
+        let state = self.state_of(admissions);
+        admissions.is_exact &= !state.has_plenty();
+        let segments = match (admit(&state, purpose, bytes), margin) {
+            (Admission::Granted, _) | (Admission::Scarce { .. }, Margin::Least) => {
+                state.assert_covered(purpose, bytes);
+                return Ok(());
+            }
+            (Admission::Scarce { segments } | Admission::Short { segments, .. }, Margin::Full) => segments,
+            (Admission::Short { least_segments, .. }, Margin::Least) => least_segments,
+        };
+        Err(Shortage { segments, reserved_bytes: state.reserved_bytes, is_for_credit: false })
+    }
+
+    /// Grows the file by what was too little. Where the disk is full it collects the credit of all threads; if that
+    /// changes nothing, the error is [`Error::DiskFull`].
+    pub(crate) fn grow(&self, shortage: Shortage) -> Result<()> {
+        assert!(shortage.segments > 0, "nothing was short: {shortage:?}");
+        let segments = u32::try_from(shortage.segments).unwrap_or(u32::MAX);
+        self.segments.ensure_free(segments).or_else(|error| match self.growth_error(error) {
+            error @ Error::DiskFull { .. } => {
+                let mut admissions = self.budget.admissions.lock();
+                admissions.is_exact = true;
+                let collected_bytes = self.budget.collect(&mut admissions);
+                if collected_bytes > 0 || shortage.is_for_credit { Ok(()) } else { Err(error) }
+            }
+            error => Err(error),
+        })
+    }
+
+    /// Collects the credit that no reservation uses, of all threads.
+    pub(crate) fn collect_credit(&self) {
+        self.budget.collect(&mut self.budget.admissions.lock());
+    }
+
+    /// Takes a segment for a purpose, growing the file where too few are free.
+    pub(super) fn take_segment(&self, purpose: Purpose) -> Result<SegmentId> {
+        if purpose == Purpose::Pages {
+            return self.segments.take().map_err(|error| self.growth_error(error));
+        }
+        loop {
+            let mut admissions = self.budget.admissions.lock();
+            match self.check_admission(&mut admissions, purpose, 0, Margin::Full) {
+                // An appender of an epoch, which does not ask, may have taken the last.
+                Ok(()) => match self.segments.try_take() {
+                    Some(segment) => return Ok(segment),
+                    None => continue,
+                },
+                Err(shortage) => {
+                    drop(admissions);
+                    self.grow(shortage)?;
+                }
+            }
+        }
+    }
+
+    /// Gives the file's free end back to the file system, but for `keep` free segments, and those that are
+    /// [kept](SpaceState::kept_segments) in any case.
+    pub(crate) fn shrink(&self, keep: u64) -> Result<()> {
+        // The file does not become shorter than what is admitted meanwhile counts on.
+        let mut admissions = self.budget.admissions.lock();
+        self.budget.collect(&mut admissions);
+        let keep = keep.max(self.state_of(&admissions).kept_segments());
+        let keep = u32::try_from(keep).unwrap_or(u32::MAX);
+        self.segments.shrink(keep).map_err(|error| Error::io("shrinking", self.path(), error))
+    }
+
+    /// Returns `true` if the policy admits so many bytes, which are reserved already.
+    pub(crate) fn is_admitted(&self, purpose: Purpose, bytes: u64) -> bool {
+        admit(&self.state(), purpose, bytes) == Admission::Granted
+    }
+
+    /// Free space and claims to it at this moment.
+    pub(crate) fn state(&self) -> SpaceState {
+        self.state_of(&self.budget.admissions.lock())
+    }
+
+    fn state_of(&self, admissions: &Admissions) -> SpaceState {
+        // Parts of the catalogue have headers, and lie in units of 64 bytes.
+        let catalogue_bytes = self.catalogue_bytes() + self.budget.debt.orphan_bytes();
+        let catalogue_bytes = catalogue_bytes + catalogue_bytes / 256 + 128;
+        SpaceState {
+            segment_bytes: self.segments.segment_bytes(),
+            free_segments: self.segments.free_count(),
+            room_bytes: self.room_bytes(),
+            dirty_bytes: self.budget.debt.dirty_bytes(),
+            reserved_bytes: admissions.reserved_bytes(),
+            // The base image may be folded and written anew, with the table of segments; the catalogue always is.
+            table_bytes: self.summary_bytes() + self.table_bytes() + self.segments.table_bytes() + catalogue_bytes,
+        }
+    }
+
+    /// Bytes that are reserved, credit included.
+    pub(crate) fn reserved_bytes(&self) -> u64 {
+        self.budget.admissions.lock().reserved_bytes()
+    }
+
+    /// Returns `true` while extents are being packed: what is being moved counts twice.
+    pub(crate) fn is_packing(&self) -> bool {
+        self.budget.admissions.lock().packing_count > 0
+    }
+}
+
+#[cfg(test)]
+mod tests;

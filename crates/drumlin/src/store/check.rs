@@ -1,0 +1,271 @@
+//! Verifying everything that is on disk, of an open database. For one that is not opened see `store/examine.rs`.
+
+use std::ops::Bound;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::read_ahead::ReadAhead;
+use super::{OpenKeyspace, Store};
+use crate::error::{Error, Result};
+use crate::format::extent::{self, Kind, PageKey};
+use crate::format::{ExtentAddress, KeyspaceId, PageId, Timestamp};
+use crate::space::{PageEntry, PageSpace, Space};
+use crate::tree::Target;
+
+/// The findings of a check.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct CheckReport {
+    /// Keyspaces whose pages were read.
+    pub keyspaces: u64,
+    /// Pages read, those of large values included.
+    pub pages: u64,
+    /// Rows met on the way through every tree; of an [examination](crate::Config::examine) those in sound leaves.
+    pub rows: u64,
+    /// Bytes of extents read.
+    pub extent_bytes: u64,
+    /// Log records verified; of an [examination](crate::Config::examine) those that opening would apply.
+    pub log_records: u64,
+    /// The newest commit that the checkpoint holds.
+    pub checkpoint: Timestamp,
+    /// The newest commit that is there: the checkpoint and the sound records of the log hold all up to it.
+    pub last: Timestamp,
+    /// All damage found, up to [`DAMAGE_COUNT_MAX`](CheckReport::DAMAGE_COUNT_MAX).
+    pub corruption: Vec<Corruption>,
+    /// The number of further findings beyond those listed.
+    pub unlisted: u64,
+    /// Corruption that opening has repaired because nothing depended on it: a superblock beside one that is sound. A
+    /// power cut while it was written leaves one; so does a medium that loses bytes.
+    pub mended: Vec<Corruption>,
+}
+
+/// One thing that is not as it was written.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Corruption {
+    /// The file.
+    pub file: PathBuf,
+    /// The page, record or structure.
+    pub what: String,
+    /// The check that failed.
+    pub reason: String,
+    /// The rows that are lost by it.
+    pub cost: String,
+}
+
+/// The progress of a check.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct CheckProgress {
+    /// Pages verified so far.
+    pub pages_done: u64,
+    /// Pages in all, about.
+    pub pages_total: u64,
+}
+
+impl Corruption {
+    fn of(error: Error, cost: impl Into<String>) -> Corruption {
+        let (file, what, reason) = match error {
+            Error::Corrupted { path, what, reason } => (path, what, reason),
+            Error::Io { action, path, source } => (path, format!("{action} it"), source.to_string()),
+            other => (PathBuf::new(), "it".to_owned(), other.to_string()),
+        };
+        Corruption { file, what, reason, cost: cost.into() }
+    }
+}
+
+impl CheckReport {
+    /// As much damage is listed: a file that was cut short may lack millions of pages.
+    pub const DAMAGE_COUNT_MAX: usize = 1000;
+
+    pub(super) fn note(&mut self, error: Error, cost: impl Into<String>) {
+        if self.corruption.len() == CheckReport::DAMAGE_COUNT_MAX {
+            self.unlisted += 1;
+            return;
+        }
+        let damage = Corruption::of(error, cost);
+        if !self.corruption.iter().any(|known| known.what == damage.what && known.file == damage.file) {
+            self.corruption.push(damage);
+        }
+    }
+}
+
+impl Store {
+    pub(crate) fn check(&self, mut progress: impl FnMut(CheckProgress)) -> Result<CheckReport> {
+        let mut report = CheckReport::default();
+        if let Some(error) = &self.passed_over {
+            report.mended.push(Corruption::of(error.clone(), "nothing"));
+        }
+        let space = &self.engine.space;
+        {
+            // No checkpoint moves what is being looked at.
+            let mut base = self.base.lock();
+            let bytes = base.check(space, |error, cost| report.note(error, cost));
+            report.extent_bytes += bytes;
+            report.checkpoint = base.superblock.timestamp;
+            report.last = self.engine.log().durable();
+        }
+        match self.engine.log().verify() {
+            Ok(verified) => {
+                report.log_records = verified.record_count;
+                for error in verified.corruption {
+                    report
+                        .note(error, "commits from this one on are lost if the database is not closed properly first");
+                }
+            }
+            Err(error) => report.note(error, "the log could not be read to its end"),
+        }
+        let keyspaces: Vec<Arc<OpenKeyspace>> = self.keyspaces.all();
+        let pages_total = keyspaces.iter().map(|open| open.tree.pages.table.page_count()).sum();
+        for open in &keyspaces {
+            report.keyspaces += 1;
+            self.check_pages(open, pages_total, &mut report, &mut progress);
+            self.check_tree(open, &mut report);
+        }
+        progress(CheckProgress { pages_done: pages_total, pages_total });
+        Ok(report)
+    }
+
+    /// Every extent that the keyspace's table names.
+    fn check_pages(
+        &self,
+        open: &OpenKeyspace,
+        pages_total: u64,
+        report: &mut CheckReport,
+        progress: &mut impl FnMut(CheckProgress),
+    ) {
+        let pages = &open.tree.pages;
+        let mut extents: Vec<(ExtentAddress, PageId)> = pages
+            .table
+            .iter()
+            .filter_map(|(page, entry)| match entry {
+                PageEntry::OnDisk(address) | PageEntry::Reading(address) => Some((address, page)),
+                PageEntry::Leaf(frame) | PageEntry::Immutable(frame) => {
+                    let header = self.engine.pool.frames.header(frame);
+                    let address = header.address();
+                    (header.dirty().is_none() && !address.is_none()).then_some((address, page))
+                }
+                _ => None,
+            })
+            .collect();
+        // In the order of the disk.
+        extents.sort_unstable();
+        let addresses: Vec<ExtentAddress> = extents.iter().map(|(address, _)| *address).collect();
+        let read = self.engine.pool.read_past(&addresses, |index, bytes| {
+            let (address, page) = extents[index];
+            report.pages += 1;
+            report.extent_bytes += address.length();
+            if report.pages.is_multiple_of(256) {
+                progress(CheckProgress { pages_done: report.pages, pages_total });
+            }
+            let checked = bytes.and_then(|bytes| check_page(&self.engine.space, pages.id, page, address, bytes));
+            if let Err(error) = checked {
+                // A page that was moved or changed meanwhile is not damaged.
+                if self.is_still_at(pages, page, address) {
+                    let cost = cost_of(&open.name, page);
+                    report.note(error, cost);
+                }
+            }
+        });
+        if let Err(error) = read {
+            report.note(error, format!("the rest of the pages of keyspace {:?} were not looked at", open.name));
+        }
+    }
+
+    fn is_still_at(&self, pages: &PageSpace, page: PageId, address: ExtentAddress) -> bool {
+        match pages.table.load(page) {
+            PageEntry::OnDisk(now) | PageEntry::Reading(now) => now == address,
+            PageEntry::Leaf(frame) | PageEntry::Immutable(frame) => {
+                let header = self.engine.pool.frames.header(frame);
+                header.address() == address && header.dirty().is_none()
+            }
+            _ => false,
+        }
+    }
+
+    /// The way through the whole tree: every key is found where the fences say, in order.
+    fn check_tree(&self, open: &Arc<OpenKeyspace>, report: &mut CheckReport) {
+        let mut lower: Vec<u8> = Vec::new();
+        let mut ahead = ReadAhead::forward();
+        loop {
+            ahead.step(&self.engine, &open.tree, Target::At(&lower), (&Bound::Unbounded, &Bound::Unbounded));
+            let found = open.tree.waiting(|| {
+                let page = open.tree.read_leaf(Target::At(&lower))?;
+                let leaf = crate::tree::node::Leaf::new(&page);
+                Ok((leaf.len() as u64, leaf.upper_fence().map(<[u8]>::to_vec)))
+            });
+            match found {
+                Ok((rows, upper)) => {
+                    report.rows += rows;
+                    match upper {
+                        Some(upper) => lower = upper,
+                        None => return,
+                    }
+                }
+                // It was dropped meanwhile.
+                Err(Error::KeyspaceDropped { .. }) => return,
+                Err(error) => {
+                    let cost = format!(
+                        "rows of keyspace {:?} around key b\"{}\" can't be read",
+                        open.name,
+                        lower.escape_ascii()
+                    );
+                    report.note(error, cost);
+                    // Go on behind what can't be read, if its neighbours tell where that is.
+                    match self.behind(open, &lower) {
+                        Some(next) => lower = next,
+                        None => return,
+                    }
+                }
+            }
+        }
+    }
+
+    /// Where the leaf after the unreadable one that covers `key` begins.
+    fn behind(&self, open: &OpenKeyspace, key: &[u8]) -> Option<Vec<u8>> {
+        let next = open.tree.upcoming(Target::At(key), true, 1).next;
+        next.filter(|next| &next[..] > key)
+    }
+}
+
+/// Verifies the extent of a page that was read: its kind, and what was in it before compression.
+pub(super) fn check_page(
+    space: &Space,
+    keyspace: KeyspaceId,
+    page: PageId,
+    address: ExtentAddress,
+    bytes: &[u8],
+) -> Result<(Kind, Vec<u8>)> {
+    let (header, bytes) = crate::space::checkpoint::open_extent(space, address, bytes)
+        .map_err(|error| name_page(error, keyspace, page, address))?;
+    let damaged = |reason: &dyn std::fmt::Display| {
+        space.corrupted(&format!("page {page} of keyspace {keyspace}"), address, reason)
+    };
+    let expected = PageKey { keyspace, page };
+    match header.kind {
+        Kind::Leaf | Kind::Inner if header.page_key != expected => {
+            Err(damaged(&extent::ExtentError::PageKey(header.page_key)))
+        }
+        Kind::Leaf | Kind::Inner => {
+            crate::tree::check_node(&bytes, header.kind).map_err(|reason| damaged(&reason))?;
+            Ok((header.kind, bytes))
+        }
+        Kind::Value => Ok((header.kind, bytes)),
+        _ => Err(damaged(&extent::ExtentError::Kind)),
+    }
+}
+
+fn name_page(error: Error, keyspace: KeyspaceId, page: PageId, address: ExtentAddress) -> Error {
+    match error {
+        Error::Corrupted { path, reason, .. } => {
+            Error::Corrupted { path, what: format!("page {page} of keyspace {keyspace} at {address:?}"), reason }
+        }
+        other => other,
+    }
+}
+
+pub(super) fn cost_of(keyspace: &str, page: PageId) -> String {
+    format!(
+        "the rows of page {page} of keyspace {keyspace:?}; if it is an inner node, those beneath it; the rest stays readable"
+    )
+}

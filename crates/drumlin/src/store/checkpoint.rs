@@ -1,0 +1,116 @@
+//! Making checkpoints: the order of their steps. ARCHITECTURE.md ("The life of a checkpoint") lists them, and a test
+//! compares the list with the calls here and in [`PageTableStore::complete`].
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::Store;
+use crate::error::{Error, Result};
+use crate::format::Timestamp;
+use crate::space::checkpoint::{CheckpointStart, PageTableStore};
+use crate::space::{Frees, Purpose};
+
+/// The result of a checkpoint.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct CheckpointReport {
+    /// The state that it holds is that after this commit.
+    pub timestamp: Timestamp,
+    /// Pages written for it.
+    pub pages_written: u64,
+    /// Bytes written for it, tables included.
+    pub bytes_written: u64,
+    /// The time that it took. Commits went on meanwhile.
+    pub duration: Duration,
+}
+
+impl Store {
+    /// Makes the state of this moment durable in its place; on a full disk it empties sparse segments too.
+    pub(crate) fn checkpoint(&self) -> Result<CheckpointReport> {
+        match self.checkpoint_after(Frees::Nothing) {
+            Err(Error::DiskFull { .. }) => self.make_space(),
+            other => other,
+        }
+    }
+
+    /// Makes a checkpoint if there is space for it; else `DiskFull`. One that frees no segment must not take the last
+    /// that are free, or there would be none for any other: `frees` tells if segments were emptied for it.
+    pub(crate) fn checkpoint_after(&self, frees: Frees) -> Result<CheckpointReport> {
+        self.checkpoint_of(&mut self.base.lock(), frees)
+    }
+
+    /// The same, by whoever has the base.
+    pub(crate) fn checkpoint_of(&self, base: &mut PageTableStore, frees: Frees) -> Result<CheckpointReport> {
+        self.prepare_checkpoint(frees)?;
+        let began = self.now();
+        let result = self.make_checkpoint(base, began);
+        if let Err(error) = &result {
+            // A checkpoint that has begun can't be resumed: pages are clean whose images no table names.
+            self.engine.space.fail_quietly(&format!("a checkpoint failed: {error}"));
+        }
+        if result.is_err() {
+            self.maintenance.state.lock().failed = true;
+            self.maintenance.changed.notify_all();
+        }
+        result
+    }
+
+    /// All of a checkpoint that may be refused: nothing is changed by it.
+    fn prepare_checkpoint(&self, frees: Frees) -> Result<()> {
+        let engine = &self.engine;
+        engine.check_failure()?;
+        let frees = if engine.space.segments.has_released() { Frees::Segments } else { frees };
+        let reserve = || engine.space.reserve(Purpose::Checkpoint(frees), 0).map(drop);
+        match reserve() {
+            Err(Error::DiskFull { .. }) => {
+                // Pages count as whole frames until they are written, and may be much smaller then.
+                crate::coverage::mark!("dirty pages were written for a checkpoint to find space");
+                engine.pool.write_back_all(frees)?;
+                reserve()?;
+            }
+            reserved => reserved?,
+        }
+        engine.space.begin_segment()
+    }
+
+    fn make_checkpoint(&self, base: &mut PageTableStore, began: Duration) -> Result<CheckpointReport> {
+        let engine = &self.engine;
+        let space = &engine.space;
+        let written_before = space.traffic.write_bytes.load(Ordering::Relaxed);
+        // From here on: commits beside this checkpoint do not ask for another at once.
+        engine.log_bytes_checkpointed.store(engine.log_bytes_written.load(Ordering::Relaxed), Ordering::Relaxed);
+        // The segment that large values are put into ends with the epoch, so that it can be emptied one day.
+        space.seal_values();
+        let damaged_chunks = base.damaged_chunks();
+        let (epoch, (timestamp, catalogue, damaged_chunks)) = space
+            .begin_checkpoint(|_| (engine.log().last(), self.catalogue(), engine.pool.addresses_in(&damaged_chunks)));
+        let pages_written = engine.pool.write_epoch(epoch)?;
+        let start = CheckpointStart { epoch, timestamp, catalogue, damaged_chunks };
+        base.complete(space, start, engine.pool.on_written(), || engine.wait_durable(timestamp))?;
+        engine.log().truncate(timestamp, base.superblock.checkpoint);
+        self.checkpoints.fetch_add(1, Ordering::Relaxed);
+        engine.fit_frames();
+        let duration = self.now() - began;
+        let bytes_written = space.traffic.write_bytes.load(Ordering::Relaxed) - written_before;
+        log::debug!("checkpoint at {timestamp}: {pages_written} pages, {bytes_written} bytes, {duration:?}");
+        Ok(CheckpointReport { timestamp, pages_written, bytes_written, duration })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Config;
+    use crate::space::Frees;
+
+    /// A checkpoint has the segment that it writes to before it begins, after which others may take what is free.
+    #[test]
+    fn a_checkpoint_begins_with_a_segment() {
+        let db = Config::new().backend(crate::io::in_memory()).memory(16 << 20).open("/db").unwrap();
+        db.keyspace("k").unwrap();
+        db.checkpoint().unwrap();
+        let store = db.store().unwrap();
+        assert_eq!(store.engine.space.room_bytes(), 0, "the one before left its segment open");
+        store.prepare_checkpoint(Frees::Nothing).unwrap();
+        assert!(store.engine.space.room_bytes() > 0);
+    }
+}

@@ -1,0 +1,403 @@
+//! Cleaning: moving what lives out of sparse segments, so that they serve again.
+//!
+//! Nodes in memory are made dirty, so that the next checkpoint writes them elsewhere. All else is copied as it lies on
+//! disk; of a value in memory the frame is told the new place.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Store;
+use super::checkpoint::CheckpointReport;
+use crate::collections::HashSet;
+use crate::error::{Error, Result};
+use crate::format::extent::{KIND_OFFSET, Kind, PageKey};
+use crate::format::{ExtentAddress, PageId, SegmentId};
+use crate::space::{EpochGuard, Frees, PageEntry, PageSpace, Purpose, SpaceReservation};
+
+/// The result of compacting.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct CompactReport {
+    /// The data file's length before.
+    pub bytes_before: u64,
+    /// And after.
+    pub bytes_after: u64,
+    /// The time that it took.
+    pub duration: Duration,
+}
+
+/// A database under endless updates may take this much more than what lives in it before segments are emptied.
+const WASTE_SHARE_MAX: f64 = 0.35;
+/// Segments that are fuller than this are left alone then.
+const LIVE_SHARE_MAX: f64 = 0.80;
+/// Compacting leaves segments alone that are fuller than this: extents of a quarter of a megabyte do not pack closer.
+const PACKED_SHARE_MIN: f64 = 0.80;
+/// Rounds in which compacting moves the file's end to its front.
+const COMPACT_ROUNDS_MAX: usize = 16;
+/// Segments emptied in one go: one pass over the page tables finds what lives in all of them.
+const VICTIM_COUNT_MAX: usize = 256;
+
+impl Store {
+    /// Empties sparse segments if waste has grown past its share.
+    pub(crate) fn clean_segments(&self) -> Result<()> {
+        let _alone = self.cleaning.lock();
+        let segments = &self.engine.space.segments;
+        for _ in 0..16 {
+            let usage = segments.usage();
+            let used_bytes = (usage.segment_count - usage.free_count).saturating_sub(1) * segments.segment_bytes();
+            let wasted_bytes = used_bytes.saturating_sub(usage.live_bytes);
+            if used_bytes < 16 * segments.segment_bytes() || (wasted_bytes as f64) < used_bytes as f64 * WASTE_SHARE_MAX
+            {
+                break;
+            }
+            let victims = self.take_sparse(wasted_bytes / 2);
+            if victims.is_empty() || self.maintenance.state.lock().stop {
+                break;
+            }
+            self.evacuate(&victims)?;
+            self.checkpoint_after(Frees::Nothing)?;
+        }
+        // What is free beyond a quarter goes back to the file system.
+        let usage = segments.usage();
+        let keep = (usage.segment_count / 4).max(8);
+        if usage.free_count > keep * 2 {
+            self.engine.space.shrink(keep)?;
+        }
+        Ok(())
+    }
+
+    /// Frees what can be freed on a full disk: what was replaced since the last checkpoint, and then what packing the
+    /// sparsest segments into the little space that there is gains. What is moved goes where the checkpoint writes:
+    /// each segment begun counts here.
+    pub(crate) fn make_space(&self) -> Result<CheckpointReport> {
+        let _alone = self.cleaning.lock();
+        self.engine.collect_garbage();
+        self.engine.space.collect_credit();
+        /// Below this share, tables and summaries are moved out of a segment whatever else is in it.
+        const NEARLY_EMPTY_SHARE: f64 = 0.25;
+        let space = &self.engine.space;
+        let segments = &space.segments;
+        let mut made: Option<CheckpointReport> = None;
+        // Commits are accepted meanwhile, which must not count on the space that extents are moved to.
+        let mut packing = space.reserve(Purpose::Pack, 0)?;
+        // No other checkpoint begins meanwhile: what is moved would go to its epoch, and take the segments that it
+        // counts on.
+        let base = &mut self.base.lock();
+        loop {
+            let free_count = segments.free_count();
+            let nearly_empty = segments.sparse(NEARLY_EMPTY_SHARE, VICTIM_COUNT_MAX);
+            base.evacuate(nearly_empty.iter().map(|(segment, _)| *segment));
+            let victims = self.take_movable(&mut packing);
+            if victims.is_empty()
+                && let Some(report) = made
+            {
+                return Ok(report);
+            }
+            base.evacuate(victims.iter().copied());
+            let has_emptied = self.empty(&victims, &packing)? || !victims.is_empty() && base.must_evacuate(space);
+            assert!(packing.resize(0), "nothing is admitted always");
+            let frees = if has_emptied { Frees::Segments } else { Frees::Nothing };
+            let report = self.checkpoint_of(base, frees)?;
+            let state = space.state();
+            // Enough was done for now; the first round may only free what the second needs.
+            let is_enough = state.is_relieved() || (made.is_some() && state.free_segments <= free_count);
+            if is_enough || self.maintenance.state.lock().stop {
+                return Ok(report);
+            }
+            made = Some(report);
+        }
+    }
+
+    /// The sparsest segments, as many as can be moved into the space that there is, which is reserved.
+    fn take_movable(&self, packing: &mut SpaceReservation<'_>) -> Vec<SegmentId> {
+        let space = &self.engine.space;
+        loop {
+            let movable_bytes = space.state().movable_bytes();
+            let mut moved_bytes = 0;
+            let mut victims = Vec::new();
+            for (segment, live_bytes) in space.segments.sparse(LIVE_SHARE_MAX, VICTIM_COUNT_MAX) {
+                if moved_bytes + live_bytes > movable_bytes {
+                    break;
+                }
+                moved_bytes += live_bytes;
+                victims.push(segment);
+            }
+            // A commit may have reserved space meanwhile.
+            if packing.resize(moved_bytes) {
+                return victims;
+            }
+        }
+    }
+
+    /// The sparsest segments, as many as promise to free `goal_bytes`.
+    fn take_sparse(&self, goal_bytes: u64) -> Vec<SegmentId> {
+        let segments = &self.engine.space.segments;
+        let mut freed_bytes = 0;
+        (segments.sparse(LIVE_SHARE_MAX, VICTIM_COUNT_MAX).into_iter())
+            .take_while(|(_, live_bytes)| {
+                let go_on = freed_bytes < goal_bytes;
+                freed_bytes += segments.segment_bytes() - live_bytes;
+                go_on
+            })
+            .map(|(segment, _)| segment)
+            .collect()
+    }
+
+    /// Moves everything that lives in the victims elsewhere, tables with the next checkpoint, after which they are
+    /// free.
+    fn evacuate(&self, victims: &[SegmentId]) -> Result<()> {
+        self.base.lock().evacuate(victims.iter().copied());
+        match self.engine.space.reserve(Purpose::Move, 0) {
+            Ok(moves) => self.empty(victims, &moves).map(drop),
+            // The checkpoint that follows frees what was released.
+            Err(Error::DiskFull { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Moves the pages in the victims elsewhere, as far as there is space. Returns whether there were any to be moved.
+    fn empty(&self, victims: &[SegmentId], moves: &SpaceReservation<'_>) -> Result<bool> {
+        let victims: HashSet<SegmentId> = victims.iter().copied().collect();
+        let mut has_emptied = false;
+        let mut moved = Ok(());
+        for pages in self.engine.space.page_spaces() {
+            moved = self.empty_keyspace(&pages, &victims, moves, &mut has_emptied);
+            if moved.is_err() {
+                break;
+            }
+        }
+        self.engine.space.seal_moved();
+        match moved {
+            // The checkpoint that follows frees what the moved extents left.
+            Ok(()) | Err(Error::DiskFull { .. }) => Ok(has_emptied),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn empty_keyspace(
+        &self,
+        pages: &Arc<PageSpace>,
+        victims: &HashSet<SegmentId>,
+        moves: &SpaceReservation<'_>,
+        has_emptied: &mut bool,
+    ) -> Result<()> {
+        let engine = &self.engine;
+        let space = &engine.space;
+        let inside =
+            |address: ExtentAddress| !address.is_none() && victims.contains(&space.segments.segment_of(address));
+        let mut as_they_lie: Vec<(ExtentAddress, PageId)> = Vec::new();
+        for (page, entry) in pages.table.iter() {
+            match entry {
+                PageEntry::Reading(address) if inside(address) => {
+                    crate::coverage::mark!("a segment was emptied while a page in it was read");
+                }
+                PageEntry::OnDisk(address) if inside(address) => {
+                    as_they_lie.push((address, page));
+                }
+                PageEntry::Leaf(frame) | PageEntry::Immutable(frame) => {
+                    let address = engine.pool.frames.header(frame).address();
+                    if inside(address) && self.is_value_in_memory(pages, page) {
+                        as_they_lie.push((address, page));
+                    } else if inside(address) {
+                        *has_emptied |= self.touch(pages, page, moves)?;
+                    }
+                }
+                _ => {}
+            }
+        }
+        // In the order of the disk.
+        as_they_lie.sort_unstable();
+        self.move_extents(pages, &as_they_lie, moves, has_emptied)
+    }
+
+    fn is_value_in_memory(&self, pages: &PageSpace, page: PageId) -> bool {
+        let pool = &self.engine.pool;
+        let reclaim_guard = pool.reclaim_guard();
+        reclaim_guard.immutable(&pages.table, page).is_some_and(|(_, bytes)| bytes[KIND_OFFSET] == Kind::Value as u8)
+    }
+
+    /// Makes a node in memory dirty, so that it is written elsewhere. `false` where it is none any more.
+    fn touch(&self, pages: &PageSpace, page: PageId, moves: &SpaceReservation<'_>) -> Result<bool> {
+        let engine = &self.engine;
+        // For packing all has been reserved.
+        let _reserved_page = match moves.purpose() {
+            Purpose::Pack => None,
+            purpose => Some(engine.space.reserve(purpose, pages.page_bytes as u64)?),
+        };
+        engine.pool.relieve()?;
+        let epoch_guard = engine.space.epoch_latch.shared();
+        let (PageEntry::Leaf(frame) | PageEntry::Immutable(frame)) = pages.table.load(page) else { return Ok(false) };
+        let Some(write) = engine.pool.frames.write(frame, PageKey { keyspace: pages.id, page }) else {
+            return Ok(false);
+        };
+        let entry = pages.table.load(page);
+        // A value that has the number by now was written since the segment was closed.
+        let is_node = write[KIND_OFFSET] != Kind::Value as u8;
+        let is_it = is_node && (entry == PageEntry::Leaf(frame) || entry == PageEntry::Immutable(frame));
+        if is_it {
+            engine.pool.append_owed(&epoch_guard, &write)?;
+            engine.pool.mark_dirty(&epoch_guard, &write);
+        }
+        Ok(is_it)
+    }
+
+    /// Copies extents as they lie to a segment of the current epoch and redirects their pages.
+    fn move_extents(
+        &self,
+        pages: &PageSpace,
+        found: &[(ExtentAddress, PageId)],
+        moves: &SpaceReservation<'_>,
+        has_moved: &mut bool,
+    ) -> Result<()> {
+        /// Bytes copied between two looks at what else there is to do.
+        const STEP_BYTES: u64 = 512 << 10;
+        let engine = &self.engine;
+        let space = &engine.space;
+        let mut rest = found;
+        while !rest.is_empty() && !self.maintenance.state.lock().stop {
+            let mut bytes = 0;
+            let count = rest.iter().take_while(|(address, _)| {
+                bytes += address.length();
+                bytes <= STEP_BYTES || bytes == address.length()
+            });
+            let (step, later) = rest.split_at(count.count());
+            rest = later;
+            let mut moved: Vec<(PageId, ExtentAddress, ExtentAddress)> = Vec::with_capacity(step.len());
+            let mut ended = Ok(());
+            let addresses: Vec<ExtentAddress> = step.iter().map(|(address, _)| *address).collect();
+            let read = engine.pool.read_past(&addresses, |index, bytes| {
+                let (address, page) = step[index];
+                let bytes = match bytes {
+                    _ if ended.is_err() => return,
+                    Ok(bytes) => bytes,
+                    Err(error) => {
+                        log::warn!("page {page} of keyspace {} stays where it is: {error}", pages.id);
+                        return;
+                    }
+                };
+                match space.verify(address, bytes) {
+                    Ok(header) => {
+                        let epoch_guard = space.epoch_latch.shared();
+                        match space.append_moved(epoch_guard.epoch(), &bytes[..header.stored_bytes], moves) {
+                            Ok(new) => moved.push((page, address, new)),
+                            Err(error) => ended = Err(error),
+                        }
+                    }
+                    // Damage stays where it is, to be found by whoever needs it.
+                    Err(_) => log::warn!("page {page} of keyspace {} is damaged and stays where it is", pages.id),
+                }
+            });
+            // What was appended is in use, whatever ended the rest.
+            let ended = ended.and(read);
+            space.flush_moved(moves);
+            space.wait_for_jobs(engine.pool.on_written())?;
+            let epoch_guard = space.epoch_latch.shared();
+            for (page, old, new) in moved {
+                if self.redirect(&epoch_guard, pages, page, old, new) {
+                    space.segments.release(old, epoch_guard.epoch());
+                    *has_moved = true;
+                } else {
+                    crate::coverage::mark!("a page changed while its extent was moved");
+                    space.segments.discard(new);
+                }
+            }
+            drop(epoch_guard);
+            ended?;
+        }
+        Ok(())
+    }
+
+    /// Says that the page is at `new` now: in the table, or in the frame where it is in memory. `false` where it has a
+    /// newer image than the one at `old`, or will have. The entry that tells of it comes before that of any later
+    /// change.
+    fn redirect(
+        &self,
+        epoch_guard: &EpochGuard<'_>,
+        pages: &PageSpace,
+        page: PageId,
+        old: ExtentAddress,
+        new: ExtentAddress,
+    ) -> bool {
+        let space = &self.engine.space;
+        loop {
+            let exchange = || pages.table.exchange(page, PageEntry::OnDisk(old), PageEntry::OnDisk(new));
+            if space.record_change(epoch_guard, pages.id, page, new, exchange) {
+                return true;
+            }
+            let entry = pages.table.load(page);
+            match entry {
+                // It was evicted just now.
+                PageEntry::OnDisk(address) if address == old => {}
+                PageEntry::Leaf(frame) | PageEntry::Immutable(frame) => {
+                    let page_key = PageKey { keyspace: pages.id, page };
+                    let Some(write) = self.engine.pool.frames.write(frame, page_key) else { continue };
+                    if pages.table.load(page) != entry {
+                        continue;
+                    }
+                    let is_its_own = write.header().address() == old && write.header().dirty().is_none();
+                    if is_its_own {
+                        write.header().set_address(new);
+                        // While the latch is held: whoever changes or frees the page next has the later entry.
+                        space.record(epoch_guard.epoch(), pages.id, page, new);
+                    }
+                    return is_its_own;
+                }
+                _ => return false,
+            }
+        }
+    }
+
+    /// See [`Database::compact`](crate::Database::compact).
+    pub(crate) fn compact(&self) -> Result<CompactReport> {
+        let began = self.now();
+        let space = &self.engine.space;
+        let file_bytes = || space.file().len().map_err(|error| Error::io("measuring", space.path(), error));
+        let bytes_before = file_bytes()?;
+        self.make_space()?;
+        let _alone = self.cleaning.lock();
+        match self.pack() {
+            // It is packed as tightly as the space allows.
+            Ok(()) | Err(Error::DiskFull { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        space.shrink(0)?;
+        Ok(CompactReport { bytes_before, bytes_after: file_bytes()?, duration: self.now() - began })
+    }
+
+    fn pack(&self) -> Result<()> {
+        let space = &self.engine.space;
+        let segments = &space.segments;
+        // First what is sparse is packed, behind the end where no segment is free: the file may grow meanwhile.
+        let sparse = segments.sparse(PACKED_SHARE_MIN, usize::MAX);
+        let sparse: Vec<SegmentId> = sparse.into_iter().map(|(segment, _)| segment).collect();
+        for victims in sparse.chunks(VICTIM_COUNT_MAX) {
+            self.evacuate(victims)?;
+            self.checkpoint_after(Frees::Nothing)?;
+        }
+        // Then what lies at the end goes to the front, as long as that makes the file shorter. The front has as many
+        // segments as are in use, and what is left free.
+        for _ in 0..COMPACT_ROUNDS_MAX {
+            // What the checkpoint before still held is free after another.
+            self.checkpoint_after(Frees::Nothing)?;
+            space.shrink(0)?;
+            let usage = segments.usage();
+            let state = space.state();
+            let room = state.idle_segments() as usize;
+            let first = (usage.segment_count - usage.free_count + state.spare_segments()) as u32;
+            let mut victims = segments.from(SegmentId(first));
+            victims.reverse();
+            victims.truncate(room.min(VICTIM_COUNT_MAX));
+            if victims.is_empty() {
+                break;
+            }
+            self.evacuate(&victims)?;
+            self.checkpoint_after(Frees::Nothing)?;
+            self.checkpoint_after(Frees::Nothing)?;
+            space.shrink(0)?;
+            if segments.usage().segment_count >= usage.segment_count {
+                break;
+            }
+        }
+        Ok(())
+    }
+}

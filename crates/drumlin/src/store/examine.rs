@@ -1,0 +1,478 @@
+//! Verifying a database that is not opened: one that is damaged so that it does not open, above all.
+//!
+//! Everything is read by the code that opening reads it with, which tells of each damage and here goes on without what
+//! is damaged. The database's locks are held meanwhile, by handles that can't write.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::Settings;
+use super::check::{CheckProgress, CheckReport, check_page, cost_of};
+use super::files::{DATA_NAME, LOG_NAME, Locks, Opener};
+use super::recovery::{entry_count_max, known};
+use crate::error::{Error, Result};
+use crate::format::extent::{Kind, PageKey};
+use crate::format::record::{self, Operation};
+use crate::format::superblock::Superblock;
+use crate::format::{ExtentAddress, PageId, Timestamp};
+use crate::io::{FolderRef, OpenOptions, Process, SyncMethod};
+use crate::memory::Budget;
+use crate::pool::Pool;
+use crate::seglog::Scan;
+use crate::space::checkpoint::{Loaded, PageTableStore, open_extent};
+use crate::space::superblocks::{Found, Superblocks};
+use crate::space::{PageEntry, PageSpace, Space};
+use crate::tree::node::Leaf;
+
+/// How everything is opened here.
+const READ_ONLY: OpenOptions = OpenOptions { write: false, create: false, create_new: false, direct: true };
+
+/// Verifies the database at `path` without opening it.
+pub(crate) fn examine(settings: &Settings, path: &Path, progress: impl FnMut(CheckProgress)) -> Result<CheckReport> {
+    let backend = settings.choose_backend(path)?;
+    let path = backend.absolute(path).map_err(|error| Error::io("finding", path, error))?;
+    Process::watch().map_err(|error| Error::io("watching for forks of", &path, error))?;
+    Opener::enter(settings, backend, &path)?.examine(progress)
+}
+
+/// What an examination has to work with, and has found so far.
+struct Examination<'o, P> {
+    opener: &'o Opener<'o>,
+    pool: Arc<Pool>,
+    pages_total: u64,
+    progress: P,
+    report: CheckReport,
+}
+
+impl Opener<'_> {
+    fn examine(&self, progress: impl FnMut(CheckProgress)) -> Result<CheckReport> {
+        let mut report = CheckReport::default();
+        if !self.exists(DATA_NAME)? {
+            return match self.check_creatable() {
+                Err(error) => note(&mut report, error, "everything that a checkpoint holds").map(|()| report),
+                Ok(()) => {
+                    let why = "it holds no data file".into();
+                    Err(Error::NotADatabase { path: self.path().to_path_buf(), why })
+                }
+            };
+        }
+        let file = self.lock_data(DATA_NAME, READ_ONLY)?;
+        let _locks = Locks { folder: Arc::clone(&self.folder), data: Arc::clone(&file) };
+        let superblock = match self.read_superblocks(&file) {
+            Ok(Found { newest, reason }) => {
+                if let Some(reason) = reason {
+                    report.note(reason, "nothing as long as the other one is sound and the log is there that it needs");
+                }
+                newest
+            }
+            Err(error @ Error::NewerFormat { .. }) => return Err(error),
+            Err(error) => {
+                note(&mut report, error, "everything: no checkpoint and no record of the log can be told")?;
+                return Ok(report);
+            }
+        };
+        (report.checkpoint, report.last) = (superblock.timestamp, superblock.timestamp);
+        let memory_bytes = self.settings.memory_bytes;
+        let budget = Arc::new(Budget::new(memory_bytes, self.settings.log_stream_count));
+        let space = self.space(&file, &superblock, &budget)?;
+        // They are not written: no method is needed.
+        let superblocks = Superblocks::new(Arc::clone(&file), SyncMethod::DataSync, superblock.clone());
+        let base = PageTableStore::new(superblock, Arc::new(superblocks), entry_count_max(&budget));
+        let cost = "the way to the pages that it names; the database does not open";
+        let Loaded { base, catalogue } =
+            base.load(&space, memory_bytes, &mut |error| note(&mut report, error, cost))?;
+
+        let pool = self.pool(&space, &budget);
+        let pages_total = space.page_spaces().iter().map(|pages| pages.table.page_count()).sum();
+        let mut examination = Examination { opener: self, pool, pages_total, progress, report };
+        for entry in &catalogue.keyspaces {
+            if let Some(pages) = space.page_space(entry.id) {
+                examination.read_pages(&space, &pages, &entry.name, base.is_table_known())?;
+            }
+        }
+        examination.read_log(&space, &base.superblock, &budget)?;
+        Ok(examination.report)
+    }
+}
+
+/// Notes damage and what it costs; any other error ends the examination.
+fn note(report: &mut CheckReport, error: Error, cost: &str) -> Result<()> {
+    match error {
+        Error::Corrupted { .. } | Error::Io { .. } | Error::NewerFormat { .. } => {
+            report.note(error, cost);
+            Ok(())
+        }
+        other => Err(other),
+    }
+}
+
+impl<P: FnMut(CheckProgress)> Examination<'_, P> {
+    /// Reads every extent that the keyspace's table names.
+    fn read_pages(&mut self, space: &Space, pages: &PageSpace, name: &str, is_table_known: bool) -> Result<()> {
+        let Examination { pool, pages_total, progress, report, .. } = self;
+        let mut extents: Vec<(ExtentAddress, PageId)> = pages
+            .table
+            .iter()
+            .filter_map(|(page, word)| match word {
+                PageEntry::OnDisk(address) => Some((address, page)),
+                _ => None,
+            })
+            .collect();
+        // In the order of the disk.
+        extents.sort_unstable();
+        let addresses: Vec<ExtentAddress> = extents.iter().map(|(address, _)| *address).collect();
+        let mut missed_count = 0u64;
+        report.keyspaces += 1;
+        let read = pool.read_past(&addresses, |index, bytes| {
+            let (address, page) = extents[index];
+            report.pages += 1;
+            report.extent_bytes += address.length();
+            if report.pages.is_multiple_of(256) {
+                progress(CheckProgress { pages_done: report.pages, pages_total: *pages_total });
+            }
+            match bytes.and_then(|bytes| check_page(space, pages.id, page, address, bytes)) {
+                Ok((Kind::Leaf, node)) => report.rows += Leaf::new(&node).len() as u64,
+                Ok(_) => {}
+                Err(error) if is_table_known => report.note(error, cost_of(name, page)),
+                Err(_) => missed_count += 1,
+            }
+        });
+        if missed_count > 0 {
+            let reason = format!(
+                "{missed_count} of {} pages are not where it says; they may be sound elsewhere, as a summary of the \
+                 changes of page tables is damaged",
+                extents.len()
+            );
+            let error = Error::corrupted(space.path(), format!("the page table of keyspace {name:?}"), reason);
+            report.note(error, "the way to these pages");
+        }
+        let cost = format!("the rest of the pages of keyspace {name:?} were not looked at");
+        read.or_else(|error| note(report, error, &cost))
+    }
+
+    fn read_log(&mut self, space: &Space, superblock: &Superblock, budget: &Budget) -> Result<()> {
+        const COST: &str = "the commits behind it that no checkpoint holds; the database does not open";
+        let opener = self.opener;
+        let folder = opener.has_log(superblock).and_then(|exists| match exists {
+            true => opener.folder.folder(LOG_NAME).map(Some).map_err(|error| opener.io("opening", LOG_NAME, error)),
+            false => Ok(None),
+        });
+        let folder: FolderRef = match folder {
+            Ok(Some(folder)) => folder,
+            Ok(None) => return Ok(()),
+            Err(error) => return note(&mut self.report, error, COST),
+        };
+        let options = opener.log_options(superblock, budget, SyncMethod::DataSync);
+        let mut on_corruption = |error| note(&mut self.report, error, COST);
+        let scan = Scan::read(&opener.backend, &folder, &options, READ_ONLY, &known(superblock), &mut on_corruption)?;
+        self.report.log_records = scan.record_count();
+        self.report.last = scan.last();
+        let values = match self.read_records(&scan, &folder) {
+            Ok(values) => values,
+            Err(error) => return note(&mut self.report, error, COST),
+        };
+        self.read_values(space, values)
+    }
+
+    /// Reads the log's records; returns the extents of values that they name, each with the record's timestamp.
+    fn read_records(&mut self, scan: &Scan, folder: &FolderRef) -> Result<Vec<(ExtentAddress, PageKey, Timestamp)>> {
+        let mut values = Vec::new();
+        for record in scan.records()? {
+            let record = record?;
+            for operation in record::decode(&record.body) {
+                let Some((keyspace, operation)) = operation else {
+                    let what = format!("log record of timestamp {}", record.timestamp);
+                    let error = Error::corrupted(folder.path(), what, "it verifies but makes no sense");
+                    self.report.note(error, "this commit, and those after it; the database does not open");
+                    break;
+                };
+                let Operation::PutLarge { extents, .. } = operation else { continue };
+                for (index, extent) in (0..).zip(extents) {
+                    let page_key = PageKey { keyspace, page: PageId(index) };
+                    if self.pool.space.segments.restore_named(extent) {
+                        values.push((extent.address, page_key, record.timestamp));
+                    } else {
+                        let what = format!("a value that the log names in timestamp {}", record.timestamp);
+                        let reason = "its place is outside the file, or in a segment that serves something else";
+                        let error = self.pool.space.corrupted(&what, extent.address, reason);
+                        self.report.note(error, "this value; the database does not open");
+                    }
+                }
+            }
+        }
+        Ok(values)
+    }
+
+    fn read_values(&mut self, space: &Space, mut values: Vec<(ExtentAddress, PageKey, Timestamp)>) -> Result<()> {
+        values.sort_unstable_by_key(|(address, ..)| *address);
+        let addresses: Vec<ExtentAddress> = values.iter().map(|(address, ..)| *address).collect();
+        let report = &mut self.report;
+        let read = self.pool.read_past(&addresses, |index, bytes| {
+            let (address, page_key, timestamp) = values[index];
+            report.extent_bytes += address.length();
+            let what = format!("a value that the log names in timestamp {timestamp}");
+            let reason = match bytes.and_then(|bytes| open_extent(space, address, bytes)) {
+                Ok((header, _)) if header.kind == Kind::Value && header.page_key == page_key => return,
+                Ok(_) => "it is another page's".to_owned(),
+                Err(Error::Corrupted { reason, .. }) => reason,
+                Err(error) => error.to_string(),
+            };
+            report.note(space.corrupted(&what, address, reason), "this value");
+        });
+        read.or_else(|error| note(report, error, "the rest of the values that the log names were not looked at"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::format::superblock::SLOT_OFFSETS;
+    use crate::io::{Backend, Persist};
+    use crate::space::checkpoint::read_extent;
+    use crate::{Config, Durability};
+
+    const FOLDER: &str = "/db";
+
+    type Files = BTreeMap<PathBuf, Vec<u8>>;
+
+    /// With so much memory for changes of page tables that no checkpoint is made but those asked for.
+    fn config(backend: &Arc<dyn Backend>) -> Config {
+        Config::new()
+            .memory(64 << 20)
+            .page_bytes(512)
+            .segment_bytes(256 << 10)
+            .log_segment_bytes(1 << 20)
+            .checkpoint_log_bytes(64 << 20)
+            .backend(Arc::clone(backend))
+    }
+
+    fn log(file: &str) -> PathBuf {
+        Path::new(FOLDER).join(LOG_NAME).join(file)
+    }
+
+    fn data() -> PathBuf {
+        Path::new(FOLDER).join(DATA_NAME)
+    }
+
+    fn read_files(backend: &dyn Backend) -> Files {
+        let mut files = Files::new();
+        for folder in [PathBuf::from(FOLDER), log("")] {
+            for path in backend.list(&folder).unwrap_or_default() {
+                let Ok(file) = backend.open(&path, OpenOptions::default()) else { continue };
+                let mut bytes = vec![0; file.len().unwrap() as usize];
+                file.read_at(&mut bytes, 0).unwrap();
+                files.insert(path, bytes);
+            }
+        }
+        files
+    }
+
+    fn disk_of(files: &Files) -> Arc<dyn Backend> {
+        let backend = crate::io::in_memory();
+        for (path, bytes) in files {
+            backend.create_dir_all(path.parent().unwrap()).unwrap();
+            let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
+            let file = backend.open(path, options).unwrap();
+            file.write_at(bytes, 0, Persist::Later).unwrap();
+            file.set_len(bytes.len() as u64).unwrap();
+        }
+        backend
+    }
+
+    /// The files of a database with a base image, a summary, nodes and values of all kinds, and a log of several
+    /// segments: as they are while it is open, and after it was closed.
+    fn sample() -> (Files, Files) {
+        let backend = crate::io::in_memory();
+        let db = config(&backend).open(FOLDER).unwrap();
+        let keyspace = db.keyspace("rows").unwrap();
+        let put = |number: u64, length: usize| {
+            let value: Vec<u8> = (0..length as u64).map(|at| ((at * at * (number + 7)) >> 9) as u8).collect();
+            keyspace.insert_with(number.to_be_bytes(), value, Durability::Relaxed).unwrap();
+        };
+        (0..20_000).for_each(|number| put(number, 150));
+        put(1, 300_000);
+        db.checkpoint().unwrap();
+        put(2, 10);
+        db.checkpoint().unwrap();
+        (0..40).for_each(|number| put(number, 60_000));
+        put(3, 300_000);
+        // The record of the second says that all up to the first was durable, so that what is missing of it is damage.
+        keyspace.insert(b"end", b"").unwrap();
+        keyspace.insert(b"end", b"").unwrap();
+        let killed = read_files(&*backend);
+        db.close().unwrap();
+        (killed, read_files(&*backend))
+    }
+
+    /// Where things are in the data file, by the words that findings name them with.
+    fn addresses(files: &Files) -> Vec<(&'static str, ExtentAddress)> {
+        let backend = disk_of(files);
+        let config = config(&backend);
+        let opener = Opener::enter(&config.settings, Arc::clone(&backend), Path::new(FOLDER)).unwrap();
+        let file = opener.lock_data(DATA_NAME, READ_ONLY).unwrap();
+        let superblock = opener.read_superblocks(&file).unwrap().newest;
+        let budget = Arc::new(Budget::new(config.settings.memory_bytes, 1));
+        let space = opener.space(&file, &superblock, &budget).unwrap();
+        let superblocks = Superblocks::new(Arc::clone(&file), SyncMethod::DataSync, superblock.clone());
+        let base = PageTableStore::new(superblock.clone(), Arc::new(superblocks), 1 << 20);
+        let Loaded { base, catalogue } = base.load(&space, config.settings.memory_bytes, &mut Err).unwrap();
+        let entry = &catalogue.keyspaces[0];
+        let mut addresses = vec![
+            ("an extent", superblock.catalogue.address),
+            ("an extent", catalogue.segments[0].address),
+            ("an extent", *catalogue.summaries.last().unwrap()),
+            ("an extent", *entry.chunks.iter().find(|address| !address.is_none()).unwrap()),
+        ];
+        let pages = space.page_space(entry.id).unwrap();
+        for kind in [Kind::Leaf, Kind::Inner, Kind::Value] {
+            let mut on_disk = pages.table.iter().filter_map(|(_, word)| match word {
+                PageEntry::OnDisk(address) => Some(address),
+                _ => None,
+            });
+            addresses
+                .push(("page", on_disk.find(|address| read_extent(&space, *address).unwrap().0.kind == kind).unwrap()));
+        }
+        let folder = opener.folder.folder(LOG_NAME).unwrap();
+        let options = opener.log_options(&superblock, &budget, SyncMethod::DataSync);
+        let scan = Scan::read(&backend, &folder, &options, READ_ONLY, &known(&base.superblock), &mut Err).unwrap();
+        for record in scan.records().unwrap() {
+            for (_, operation) in record::decode(&record.unwrap().body).flatten() {
+                if let Operation::PutLarge { extents, .. } = operation {
+                    addresses.push(("a value that the log names", extents[0].address));
+                }
+            }
+        }
+        addresses
+    }
+
+    /// Examines the files; they stay as they are, and where the database does not open for damage something is found.
+    fn examine(files: &Files) -> CheckReport {
+        let backend = disk_of(files);
+        let report = config(&backend).examine(FOLDER).unwrap();
+        assert!(read_files(&*backend) == *files, "an examination changed a file");
+        let opened = config(&backend).open(FOLDER);
+        if matches!(opened, Err(Error::Corrupted { .. })) {
+            assert!(!report.corruption.is_empty(), "nothing was found, but opening says {opened:?}");
+        }
+        report
+    }
+
+    fn assert_found(report: &CheckReport, file: &Path, what: &str) {
+        let is_named =
+            |damage: &super::super::check::Corruption| damage.file.starts_with(file) && damage.what.contains(what);
+        assert!(report.corruption.iter().any(is_named), "{what} in {}: {report:#?}", file.display());
+        assert!(report.corruption.iter().all(|damage| !damage.reason.is_empty() && !damage.cost.is_empty()));
+    }
+
+    /// Nothing is found in a sound database that was closed, or killed, and all is counted.
+    #[test]
+    fn a_sound_database_has_no_findings() {
+        let (killed, closed) = sample();
+        for (files, log_records) in [(&killed, 43), (&closed, 0)] {
+            let report = examine(files);
+            assert!(report.corruption.is_empty(), "{report:#?}");
+            assert_eq!((report.keyspaces, report.log_records, report.unlisted), (1, log_records, 0));
+            assert_eq!(report.last.0, report.checkpoint.0 + log_records);
+            assert_eq!(report.rows, if log_records == 0 { 20_001 } else { 20_000 });
+        }
+        let without_log: Files = closed.into_iter().filter(|(path, _)| !path.starts_with(log(""))).collect();
+        assert!(examine(&without_log).corruption.is_empty());
+    }
+
+    /// Everything that an extent of the data file can hold: damage of it is found and named, alone and all together.
+    #[test]
+    fn every_damaged_extent_is_found() {
+        let (killed, _) = sample();
+        let addresses = addresses(&killed);
+        assert_eq!(addresses.len(), 8, "{addresses:?}");
+        let mut all = killed.clone();
+        for (what, address) in &addresses {
+            let mut files = killed.clone();
+            let at = address.start() as usize + 40;
+            for files in [&mut files, &mut all] {
+                files.get_mut(&data()).unwrap()[at] ^= 4;
+            }
+            let report = examine(&files);
+            assert_found(&report, &data(), what);
+            assert_found(&report, &data(), &format!("{address:?}"));
+            assert_eq!(report.unlisted, 0);
+            assert!(report.corruption.len() <= 2, "one damaged extent is no reason for more: {report:#?}");
+        }
+        assert_found(&examine(&all), &data(), "an extent");
+    }
+
+    /// One superblock, and both: named, and with one the pages are still read.
+    #[test]
+    fn damaged_superblocks_are_found() {
+        let (killed, _) = sample();
+        let mut files = killed;
+        for (slot, offset) in SLOT_OFFSETS.into_iter().enumerate() {
+            files.get_mut(&data()).unwrap()[offset as usize + 70] ^= 1;
+            let report = examine(&files);
+            assert_found(&report, &data(), if slot == 0 { "superblock 0" } else { "both superblocks" });
+            assert_eq!(report.rows > 0, slot == 0);
+        }
+    }
+
+    /// A log segment that is gone, empty or damaged, the whole log gone, the data file gone or cut: named, and what is
+    /// left is read.
+    #[test]
+    fn lost_files_are_found() {
+        let (killed, _) = sample();
+        let without = |path: &PathBuf| {
+            let mut files = killed.clone();
+            files.remove(path);
+            files
+        };
+        let segments = killed.keys().filter(|path| path.starts_with(log("")));
+        // The others are spares.
+        let needed: Vec<_> = segments.filter(|path| !examine(&without(path)).corruption.is_empty()).cloned().collect();
+        assert!(needed.len() >= 3, "{needed:?}");
+        for segment in &needed {
+            let report = examine(&without(segment));
+            assert_found(&report, &log(""), "the log, stream 0");
+            assert_eq!(report.rows, 20_000);
+        }
+        let first = needed[0].clone();
+        let mut files = killed.clone();
+        files.insert(first.clone(), Vec::new());
+        assert_found(&examine(&files), &log(""), "the log, stream 0");
+        // Some are empty, ready for the next records.
+        let is_noticed = |segment: &&PathBuf| {
+            let mut files = killed.clone();
+            files.get_mut(*segment).unwrap()[500_000] ^= 1;
+            let report = examine(&files);
+            report.corruption.iter().any(|found| found.file == **segment && found.what.contains("log record"))
+        };
+        assert!(needed.iter().filter(is_noticed).count() >= 2);
+        files.insert(first.clone(), killed[&first].clone());
+        files.get_mut(&first).unwrap()[9] ^= 1;
+        assert_found(&examine(&files), &first, "log segment header");
+        files.retain(|path, _| !path.starts_with(log("")));
+        assert_found(&examine(&files), &log(""), "the log");
+
+        let mut files = killed.clone();
+        let half = killed[&data()].len() / 2;
+        files.get_mut(&data()).unwrap().truncate(half);
+        examine(&files).corruption.first().expect("a file that was cut is damaged");
+        files.get_mut(&data()).unwrap().clear();
+        assert_found(&examine(&files), &data(), "both superblocks");
+        files.remove(&data());
+        assert_found(&examine(&files), &data(), "the data file");
+    }
+
+    /// A database that somebody has open is not examined, nor is what is no database; what was examined can be opened.
+    #[test]
+    fn nobody_else_has_it_open() {
+        let backend = crate::io::in_memory();
+        assert!(matches!(config(&backend).examine(FOLDER), Err(Error::NotADatabase { .. })));
+        let db = config(&backend).open(FOLDER).unwrap();
+        assert!(matches!(config(&backend).examine(FOLDER), Err(Error::Locked { .. })));
+        db.close().unwrap();
+        assert!(config(&backend).examine(FOLDER).unwrap().corruption.is_empty());
+        config(&backend).open(FOLDER).unwrap();
+    }
+}

@@ -1,0 +1,387 @@
+//! The folder of a database and the files in it: creating them durably, their locks, how they are synced.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::Settings;
+use crate::error::{Error, Result};
+use crate::format::superblock::Superblock;
+use crate::format::{Epoch, ExtentRef, Timestamp};
+use crate::io::{self, Backend, FileRef, FolderRef, OpenOptions, Persist, Probe, SyncMethod};
+use crate::space::superblocks;
+
+pub(super) const DATA_NAME: &str = "data";
+const NEW_DATA_NAME: &str = "data.new";
+pub(super) const LOG_NAME: &str = "log";
+const LOCK_NAME: &str = "lock";
+const PROBE_NAME: &str = "probe";
+
+/// Long enough for a hundred syncs of each method on a slow drive; who creates a database waits for it.
+const PROBE_DURATION: std::time::Duration = std::time::Duration::from_millis(300);
+
+impl Settings {
+    /// The backend that files at `path` are served by.
+    pub(crate) fn choose_backend(&self, path: &Path) -> Result<Arc<dyn Backend>> {
+        match (&self.backend, self.in_memory) {
+            (Some(backend), _) => Ok(Arc::clone(backend)),
+            (None, true) => Ok(io::in_memory()),
+            (None, false) => io::backend(self.io_backend).map_err(|error| Error::io("setting up I/O for", path, error)),
+        }
+    }
+}
+
+/// An opening, in a folder that is held: from here on no path matters any more.
+pub(super) struct Opener<'s> {
+    pub(super) settings: &'s Settings,
+    pub(super) backend: Arc<dyn Backend>,
+    pub(super) folder: FolderRef,
+}
+
+/// The data file of an opening: whole, and locked.
+pub(super) struct DataFile {
+    /// The handle that holds the lock.
+    pub(super) lock: FileRef,
+    pub(super) sync: SyncMethod,
+    /// This opening created it.
+    pub(super) created: bool,
+}
+
+impl<'s> Opener<'s> {
+    /// Opens the folder at `path`, or creates it, and the data file in it; takes their locks.
+    pub(super) fn open(
+        settings: &'s Settings,
+        backend: &Arc<dyn Backend>,
+        path: &Path,
+    ) -> Result<(Opener<'s>, DataFile)> {
+        let location = Location { backend, path };
+        let folder_is_there = location.exists(path)?;
+        if !folder_is_there && settings.create {
+            location.make_folder()?;
+        }
+        let opener = Opener::enter(settings, Arc::clone(backend), path)?;
+        // Before anything is put into a folder of other things.
+        if folder_is_there && !opener.exists(DATA_NAME)? {
+            match opener.check_creatable() {
+                // An earlier creation may have been killed before the folder's own name was durable.
+                Ok(()) => Location { backend: &opener.backend, path }.make_folder()?,
+                // Another process may have made it since it was looked for.
+                Err(_) if opener.exists(DATA_NAME)? => {}
+                Err(other) => return Err(other),
+            }
+        }
+        // Only now is it certain: another process may have made the database meanwhile.
+        let begun = if opener.exists(DATA_NAME)? { None } else { opener.begin_data()? };
+        if let Some(data) = begun {
+            opener.write_process_id();
+            let sync = opener.sync_method_of_new()?;
+            opener.finish_data(&data, sync)?;
+            return Ok((opener, DataFile { lock: data, sync, created: true }));
+        }
+        let data = opener.lock_data(DATA_NAME, OpenOptions { write: true, ..OpenOptions::default() })?;
+        opener.write_process_id();
+        let sync = opener.sync_method();
+        if !opener.exists(LOG_NAME)? {
+            // A creation was killed before it had made the data file's name durable: the log's must not outlast it.
+            opener.sync_folder()?;
+        }
+        Ok((opener, DataFile { lock: data, sync, created: false }))
+    }
+
+    /// Opens the folder, which must be there, and takes its lock.
+    pub(super) fn enter(settings: &'s Settings, backend: Arc<dyn Backend>, path: &Path) -> Result<Opener<'s>> {
+        let location = Location { backend: &backend, path };
+        if !location.exists(path)? {
+            return Err(Error::NotADatabase { path: path.to_path_buf(), why: "there is nothing at this path".into() });
+        }
+        let folder = io::open_folder(&backend, path).map_err(|error| location.not_entered("opening", error))?;
+        let opener = Opener { settings, backend, folder };
+        if !opener.lock_folder() {
+            return Err(opener.locked());
+        }
+        Ok(opener)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub(super) fn io(&self, action: &'static str, name: &str, error: std::io::Error) -> Error {
+        let path = if name.is_empty() { self.path().to_path_buf() } else { self.path().join(name) };
+        Error::io(action, &path, error)
+    }
+
+    pub(super) fn exists(&self, name: &str) -> Result<bool> {
+        self.folder.exists(name).map_err(|error| {
+            let location = Location { backend: &self.backend, path: self.path() };
+            location.not_entered("looking for", error)
+        })
+    }
+
+    /// Where the file system has no locks of folders, that of the data file has to do.
+    fn lock_folder(&self) -> bool {
+        self.folder.try_lock().unwrap_or_else(|error| {
+            log::debug!("locking {}: {error}", self.path().display());
+            true
+        })
+    }
+
+    fn sync_folder(&self) -> Result<()> {
+        self.folder.sync().map_err(|error| self.io("syncing", "", error))
+    }
+}
+
+/// Where a database is, or is to be: what has to be done by paths, before the folder is held.
+struct Location<'p> {
+    backend: &'p Arc<dyn Backend>,
+    path: &'p Path,
+}
+
+impl Location<'_> {
+    /// Makes the folder and those above it that are missing, one by one, each name durable before the next is made. The
+    /// lowest that is there may have been made by a creation that was killed before its name was durable.
+    fn make_folder(&self) -> Result<()> {
+        let mut missing = Vec::new();
+        for folder in self.path.ancestors().filter(|folder| !folder.as_os_str().is_empty()) {
+            if self.exists(folder)? {
+                match folder.parent().map(|parent| (parent, self.backend.sync_dir(parent))) {
+                    // Then it was made by somebody else.
+                    Some((_, Err(error))) if error.kind() == std::io::ErrorKind::PermissionDenied => {}
+                    Some((parent, Err(error))) => return Err(Error::io("syncing", parent, error)),
+                    _ => {}
+                }
+                break;
+            }
+            missing.push(folder);
+        }
+        for folder in missing.into_iter().rev() {
+            self.backend.create_dir_all(folder).map_err(|error| Error::io("creating", folder, error))?;
+            if let Some(parent) = folder.parent() {
+                self.backend.sync_dir(parent).map_err(|error| Error::io("syncing", parent, error))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        self.backend.exists(path).map_err(|error| self.not_entered("looking for", error))
+    }
+
+    fn not_entered(&self, action: &'static str, error: std::io::Error) -> Error {
+        if error.kind() == std::io::ErrorKind::NotADirectory {
+            Error::NotADatabase { path: self.path.to_path_buf(), why: "it is a file; a database is a folder".into() }
+        } else {
+            Error::io(action, self.path, error)
+        }
+    }
+}
+
+impl Opener<'_> {
+    /// A folder without data is made a database only if nothing else is in it.
+    pub(super) fn check_creatable(&self) -> Result<()> {
+        let names = self.folder.list().map_err(|error| self.io("listing", "", error))?;
+        if names.iter().any(|name| name == LOG_NAME) {
+            let path = self.path().join(DATA_NAME);
+            return Err(Error::corrupted(&path, "the data file", "it is missing, and the log is there"));
+        }
+        let not_a_database = |why| Error::NotADatabase { path: self.path().to_path_buf(), why };
+        // A creation that was killed while it measured leaves the file that it measured with.
+        let is_probe = |name: &str| name.starts_with("probe-") && name.ends_with(".tmp");
+        let ours = [NEW_DATA_NAME, LOCK_NAME, PROBE_NAME];
+        if let Some(other) = names.iter().find(|name| !ours.contains(&name.as_str()) && !is_probe(name)) {
+            return Err(not_a_database(format!("the folder holds other things ({other:?}) and no data file")));
+        }
+        if !self.settings.create {
+            return Err(not_a_database("the folder is empty".into()));
+        }
+        Ok(())
+    }
+
+    fn locked(&self) -> Error {
+        let text = || {
+            let file = self.folder.open(LOCK_NAME, OpenOptions::default()).ok()?;
+            let mut text = vec![0; file.len().ok()?.min(20) as usize];
+            file.read_at(&mut text, 0).ok()?;
+            String::from_utf8(text).ok()
+        };
+        let pid = text().and_then(|text| text.trim().parse().ok());
+        Error::Locked { path: self.path().to_path_buf(), pid: pid.unwrap_or(0) }
+    }
+
+    /// For people only: a full disk does not keep the database from opening.
+    fn write_process_id(&self) {
+        let text = format!("{}\n", self.backend.process_id());
+        let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
+        let written = self.folder.open(LOCK_NAME, options).and_then(|file| {
+            file.set_len(0)?;
+            file.write_at(text.as_bytes(), 0, Persist::Later)
+        });
+        if let Err(error) = written {
+            log::warn!("writing {} in {}: {error}", LOCK_NAME, self.path().display());
+        }
+    }
+
+    /// Opens the data file and takes its lock, which nothing that happens to names takes away.
+    pub(super) fn lock_data(&self, name: &str, options: OpenOptions) -> Result<FileRef> {
+        let options = OpenOptions { direct: true, ..options };
+        let file = self.folder.open(name, options).map_err(|error| self.io("opening", name, error))?;
+        if !file.try_lock().map_err(|error| self.io("locking", name, error))? {
+            return Err(self.locked());
+        }
+        // Another file may have been given the name meanwhile.
+        if !self.folder.is_same(name, &file).map_err(|error| self.io("looking at", name, error))? {
+            return Err(self.locked());
+        }
+        Ok(file)
+    }
+
+    /// The fastest sync method where a new database lies, measured now.
+    fn sync_method_of_new(&self) -> Result<SyncMethod> {
+        if self.needs_no_probe() {
+            return Ok(SyncMethod::DurableWrite);
+        }
+        let probe = Probe::run(self.backend.as_ref(), self.path(), PROBE_DURATION);
+        probe.map(|probe| self.adopt(&probe)).map_err(|error| self.io("measuring how to sync in", "", error))
+    }
+
+    /// The sync method that was measured to be the fastest where the database lies: at its creation, and again once the
+    /// device, the file system or its mount options have changed.
+    fn sync_method(&self) -> SyncMethod {
+        if self.needs_no_probe() {
+            return SyncMethod::DurableWrite;
+        }
+        let path = self.path();
+        if let Some(probe) = self.read_probe()
+            && probe.is_current(self.backend.as_ref(), path).unwrap_or(false)
+        {
+            return probe.chosen;
+        }
+        match Probe::run(self.backend.as_ref(), path, PROBE_DURATION) {
+            Ok(probe) => self.adopt(&probe),
+            // The disk may be full. This works everywhere; the next opening measures again.
+            Err(error) => {
+                let method = SyncMethod::DataSync;
+                log::warn!("measuring how to sync in {}: {error}; until then by {method}", path.display());
+                method
+            }
+        }
+    }
+
+    fn needs_no_probe(&self) -> bool {
+        self.settings.backend.is_some() || self.settings.in_memory
+    }
+
+    /// Notes a measurement in the folder; returns the method that it chose.
+    fn adopt(&self, probe: &Probe) -> SyncMethod {
+        let path = self.path();
+        if probe.tmpfs {
+            log::warn!("{} lies in memory ({}): nothing in it survives a power cut", path.display(), probe.file_system);
+        }
+        log::info!("{}: durable by {} on {}", path.display(), probe.chosen, probe.file_system);
+        let text = probe.encode();
+        let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
+        let written = self.folder.open(PROBE_NAME, options).and_then(|file| {
+            file.set_len(0)?;
+            file.write_at(text.as_bytes(), 0, Persist::Later)
+        });
+        // Without it the next opening measures again.
+        if let Err(error) = written {
+            log::warn!("writing {PROBE_NAME} in {}: {error}", path.display());
+        }
+        probe.chosen
+    }
+
+    fn read_probe(&self) -> Option<Probe> {
+        let file = self.folder.open(PROBE_NAME, OpenOptions::default()).ok()?;
+        let mut text = vec![0; usize::try_from(file.len().ok()?).ok()?.min(1 << 16)];
+        file.read_at(&mut text, 0).ok()?;
+        Probe::decode(std::str::from_utf8(&text).ok()?).ok()
+    }
+
+    /// Begins a data file, under another name until it is whole: a creation that was interrupted leaves nothing that
+    /// looks like a database. What such a one left is gone on with. Returns it locked; `None` if another process has
+    /// made the database meanwhile.
+    fn begin_data(&self) -> Result<Option<FileRef>> {
+        self.check_creatable()?;
+        let file =
+            self.lock_data(NEW_DATA_NAME, OpenOptions { write: true, create: true, ..OpenOptions::default() })?;
+        if self.exists(DATA_NAME)? {
+            // What was locked is the other's data file, or one that was made here for nothing.
+            let _ = self.folder.remove(NEW_DATA_NAME);
+            return Ok(None);
+        }
+        Ok(Some(file))
+    }
+
+    fn finish_data(&self, file: &FileRef, sync: SyncMethod) -> Result<()> {
+        let segment_bytes = self.settings.segment_bytes;
+        file.set_len(0).and_then(|()| file.allocate(0, segment_bytes)).map_err(|error| {
+            if error.kind() == std::io::ErrorKind::StorageFull {
+                Error::DiskFull { path: self.path().to_path_buf(), needed_bytes: segment_bytes }
+            } else {
+                self.io("allocating", NEW_DATA_NAME, error)
+            }
+        })?;
+        let superblock = Superblock {
+            sequence: 1,
+            database: self.backend.random(),
+            segment_bytes,
+            checkpoint: 0,
+            timestamp: Timestamp(0),
+            epoch: Epoch(0),
+            catalogue_bytes: 0,
+            catalogue: ExtentRef::NONE,
+            incarnations: Vec::new(),
+            log: Vec::new(),
+        };
+        superblocks::write_first(file, &superblock, sync)?;
+        self.folder.rename(NEW_DATA_NAME, DATA_NAME).map_err(|error| self.io("renaming", NEW_DATA_NAME, error))?;
+        self.sync_folder()
+    }
+
+    /// The log's folder, made where the log is not needed and there is none: durably, since what is synced in it is
+    /// lost if its own name is. A folder that is there may have been made by a process that ended before the sync.
+    pub(super) fn log_folder(&self, superblock: &Superblock) -> Result<FolderRef> {
+        self.has_log(superblock)?;
+        self.folder.create_folder(LOG_NAME).map_err(|error| self.io("creating", LOG_NAME, error))?;
+        self.sync_folder()?;
+        self.folder.folder(LOG_NAME).map_err(|error| self.io("opening", LOG_NAME, error))
+    }
+
+    /// Whether there is a log; an error where there must be one.
+    pub(super) fn has_log(&self, superblock: &Superblock) -> Result<bool> {
+        let exists = self.exists(LOG_NAME)?;
+        if !superblock.log.is_empty() && !exists {
+            let path = self.path().join(LOG_NAME);
+            let reason =
+                "it is missing, though the database was not closed: commits that no checkpoint holds are in it";
+            return Err(Error::corrupted(&path, "the log", reason));
+        }
+        Ok(exists)
+    }
+
+    pub(super) fn read_superblocks(&self, file: &FileRef) -> Result<superblocks::Found> {
+        superblocks::read(file).map_err(|error| match error {
+            Error::NotADatabase { why, .. } => Error::NotADatabase { path: self.path().to_path_buf(), why },
+            Error::NewerFormat { found, supported, .. } => {
+                Error::NewerFormat { path: self.path().to_path_buf(), found, supported }
+            }
+            other => other,
+        })
+    }
+}
+
+/// The locks of the folder and of the data file: they keep other processes out until they are dropped.
+#[derive(Debug)]
+pub(crate) struct Locks {
+    pub(super) folder: FolderRef,
+    pub(super) data: FileRef,
+}
+
+impl Drop for Locks {
+    fn drop(&mut self) {
+        // A fork has copies of the handles, and would keep the locks with them as long as it lives.
+        if let Err(error) = self.data.unlock().and_then(|()| self.folder.unlock()) {
+            log::debug!("unlocking {}: {error}", self.folder.path().display());
+        }
+    }
+}

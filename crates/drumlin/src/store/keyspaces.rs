@@ -1,0 +1,149 @@
+//! The keyspaces of a database, by name.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::error::Result;
+use crate::format::catalogue::KeyspaceEntry;
+use crate::format::{KeyspaceId, Timestamp};
+use crate::pool::NewFrame;
+use crate::space::{EpochGuard, PageSpace};
+use crate::sync::RwLock;
+use crate::tree::{Observer, Tree};
+use crate::txn::engine::Engine;
+
+/// A keyspace by name.
+#[derive(Debug)]
+pub(crate) struct OpenKeyspace {
+    pub(crate) name: String,
+    pub(crate) tree: Tree,
+    /// The timestamp of its creation; 0 where the checkpoint that was opened has it.
+    pub(crate) created: Timestamp,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Keyspaces {
+    by_name: RwLock<ByName>,
+    /// The number of the keyspace that is created next.
+    next: AtomicU32,
+}
+
+#[derive(Debug, Default)]
+struct ByName {
+    keyspaces: BTreeMap<String, Arc<OpenKeyspace>>,
+    /// The timestamp of the newest drop.
+    last_drop: Timestamp,
+}
+
+impl Keyspaces {
+    /// No keyspaces; the first that is created gets this number.
+    pub(super) fn new(next: u32) -> Keyspaces {
+        Keyspaces { by_name: RwLock::default(), next: AtomicU32::new(next) }
+    }
+
+    /// The number of the keyspace that is created next; `None` where there is none left.
+    pub(super) fn next(&self) -> Option<KeyspaceId> {
+        let next = self.next.load(Ordering::Relaxed);
+        (next != u32::MAX).then_some(KeyspaceId(next))
+    }
+
+    /// Pretends that all numbers are taken.
+    #[cfg(test)]
+    pub(crate) fn exhaust(&self) {
+        self.next.store(u32::MAX, Ordering::Relaxed);
+    }
+
+    /// The keyspace with this name.
+    pub(crate) fn get(&self, name: &str) -> Option<Arc<OpenKeyspace>> {
+        self.by_name.read().keyspaces.get(name).cloned()
+    }
+
+    /// The keyspace with this name, and the timestamp of the commit that made it so: its creation, or where there is
+    /// none the newest drop.
+    pub(super) fn get_since(&self, name: &str) -> (Option<Arc<OpenKeyspace>>, Timestamp) {
+        let by_name = self.by_name.read();
+        let open = by_name.keyspaces.get(name).cloned();
+        let since = open.as_ref().map_or(by_name.last_drop, |open| open.created);
+        (open, since)
+    }
+
+    /// The keyspace with this number.
+    pub(super) fn get_by_id(&self, id: KeyspaceId) -> Option<Arc<OpenKeyspace>> {
+        self.by_name.read().keyspaces.values().find(|open| open.tree.pages.id == id).cloned()
+    }
+
+    /// All keyspaces, by name.
+    pub(crate) fn all(&self) -> Vec<Arc<OpenKeyspace>> {
+        self.by_name.read().keyspaces.values().cloned().collect()
+    }
+
+    /// All keyspaces and the next number, as a catalogue records them.
+    pub(super) fn entries(&self) -> (Vec<KeyspaceEntry>, u32) {
+        let entry = |open: &Arc<OpenKeyspace>| KeyspaceEntry {
+            id: open.tree.pages.id,
+            page_bytes: open.tree.pages.page_bytes as u32,
+            name: open.name.clone(),
+            chunks: Vec::new(),
+        };
+        let entries = self.by_name.read().keyspaces.values().map(entry).collect();
+        (entries, self.next.load(Ordering::Relaxed))
+    }
+
+    /// Names a keyspace whose pages there are; `created` as of [`OpenKeyspace`].
+    pub(super) fn add<L>(
+        &self,
+        engine: &Engine<L>,
+        pages: Arc<PageSpace>,
+        name: &str,
+        created: Timestamp,
+    ) -> Arc<OpenKeyspace> {
+        let open = Arc::new(open_keyspace(engine, pages, name, created));
+        self.by_name.write().keyspaces.insert(name.to_owned(), Arc::clone(&open));
+        open
+    }
+
+    /// Puts an empty keyspace in place, under the epoch latch. The frame is its root's.
+    pub(super) fn create_root<L>(
+        &self,
+        engine: &Engine<L>,
+        id: KeyspaceId,
+        (name, created): (&str, Timestamp),
+        frame: NewFrame<'_>,
+        epoch_guard: &EpochGuard<'_>,
+    ) -> Arc<OpenKeyspace> {
+        let pages = Arc::new(PageSpace::new(id, frame.len(), name.len()));
+        let open = Arc::new(open_keyspace(engine, Arc::clone(&pages), name, created));
+        open.tree.create_root(epoch_guard, frame);
+        engine.space.add_page_space(pages);
+        self.by_name.write().keyspaces.insert(name.to_owned(), Arc::clone(&open));
+        self.next.fetch_max(id.0 + 1, Ordering::Relaxed);
+        open
+    }
+
+    /// Takes a keyspace away with everything in it, under the exclusive epoch latch.
+    pub(super) fn drop_tree<L>(
+        &self,
+        engine: &Engine<L>,
+        open: &OpenKeyspace,
+        epoch_guard: &EpochGuard<'_>,
+        timestamp: Timestamp,
+    ) -> Result<()> {
+        let pages = &open.tree.pages;
+        pages.dropped.store(true, Ordering::Release);
+        let mut by_name = self.by_name.write();
+        by_name.keyspaces.remove(&open.name);
+        by_name.last_drop = timestamp;
+        drop(by_name);
+        engine.pool.discard(epoch_guard, pages)?;
+        engine.space.drop_page_space(epoch_guard, pages);
+        engine.versions.drop_keyspace(pages.id);
+        Ok(())
+    }
+}
+
+fn open_keyspace<L>(engine: &Engine<L>, pages: Arc<PageSpace>, name: &str, created: Timestamp) -> OpenKeyspace {
+    let observer: Arc<dyn Observer> = Arc::clone(&engine.versions) as _;
+    OpenKeyspace { name: name.to_owned(), tree: Tree::new(pages, Arc::clone(&engine.pool), observer), created }
+}

@@ -1,0 +1,128 @@
+//! The background threads of an open database: one that makes checkpoints and cleans segments, and the pool's.
+
+use std::sync::{Arc, Weak};
+
+use super::Store;
+use crate::error::{Error, Result};
+use crate::sync::{Condvar, Mutex};
+
+/// The requests to the maintenance thread, and their ends.
+#[derive(Debug, Default)]
+pub(crate) struct Maintenance {
+    pub(crate) state: Mutex<MaintenanceState>,
+    pub(crate) changed: Condvar,
+}
+
+/// The state under the lock of [`Maintenance`].
+#[derive(Debug, Default)]
+pub(crate) struct MaintenanceState {
+    /// A checkpoint is requested.
+    pub(crate) wanted: bool,
+    /// A cleanup is requested.
+    pub(crate) space_wanted: bool,
+    /// Cleanups begun and ended.
+    pub(crate) space_begun: u64,
+    pub(crate) space_ended: u64,
+    pub(crate) stop: bool,
+    pub(crate) failed: bool,
+}
+
+impl Maintenance {
+    /// Asks for a checkpoint.
+    pub(crate) fn ask(&self) {
+        self.state.lock().wanted = true;
+        self.changed.notify_all();
+    }
+
+    /// Requests a cleanup that starts after this call, and waits for it to end.
+    pub(crate) fn make_space(&self) -> Result<()> {
+        let mut state = self.state.lock();
+        state.space_wanted = true;
+        self.changed.notify_all();
+        let target = state.space_begun + 1;
+        while state.space_ended < target && !state.stop && !state.failed {
+            self.changed.wait(&mut state);
+        }
+        Ok(())
+    }
+}
+
+impl Store {
+    /// Starts the background threads. Where one does not start, those before it run until [`stop`](Store::stop).
+    pub(super) fn start_threads(self: &Arc<Self>) -> Result<()> {
+        let backend = &self.engine.backend;
+        let pool = Arc::clone(&self.engine.pool);
+        let store = Arc::downgrade(self);
+        let maintenance = Arc::clone(&self.maintenance);
+        type Body = Box<dyn FnOnce() + Send>;
+        // Two, so that one waits for the device while the other decompresses.
+        let readers = [(); 2].map(|()| Arc::clone(&self.engine.pool));
+        let [reader, other_reader] = readers;
+        let bodies: [(&str, Body); 4] = [
+            ("drumlin-ahead", Box::new(move || reader.run_read_ahead())),
+            ("drumlin-ahead", Box::new(move || other_reader.run_read_ahead())),
+            ("drumlin-evict", Box::new(move || pool.run_background())),
+            ("drumlin-maintenance", Box::new(move || run_maintenance(&store, &maintenance))),
+        ];
+        for (name, body) in bodies {
+            let thread =
+                backend.spawn(name, body).map_err(|error| Error::io("starting a thread for", &self.path, error))?;
+            self.threads.lock().push(thread);
+        }
+        Ok(())
+    }
+
+    /// Stops the background threads and waits for them.
+    pub(super) fn stop(&self) {
+        self.maintenance.state.lock().stop = true;
+        self.maintenance.changed.notify_all();
+        self.engine.tasks.stop();
+        self.engine.pool.stop_background();
+        for thread in self.threads.lock().drain(..) {
+            // The last handle may go on one of these threads.
+            if thread.thread().id() != crate::sync::current().id() && crate::sync::join(thread).is_err() {
+                log::error!("a background thread of {} panicked", self.path.display());
+            }
+        }
+    }
+}
+
+/// The body of the maintenance thread: makes checkpoints and space on request, and empties sparse segments afterwards.
+fn run_maintenance(store: &Weak<Store>, maintenance: &Arc<Maintenance>) {
+    loop {
+        let space_wanted = {
+            let mut state = maintenance.state.lock();
+            while !state.wanted && !state.space_wanted && !state.stop {
+                maintenance.changed.wait(&mut state);
+            }
+            if state.stop {
+                return;
+            }
+            state.wanted = false;
+            state.space_begun += u64::from(state.space_wanted);
+            std::mem::take(&mut state.space_wanted)
+        };
+        let Some(store) = store.upgrade() else { return };
+        let done = if space_wanted {
+            store.make_space().map(drop)
+        } else {
+            store.checkpoint().and_then(|_| store.clean_segments())
+        };
+        match &done {
+            // Commits that need the space report the full disk themselves.
+            Err(error @ Error::DiskFull { .. }) => log::debug!("maintenance of {}: {error}", store.path.display()),
+            Err(error) => log::error!("maintenance of {}: {error}", store.path.display()),
+            Ok(()) => {}
+        }
+        // A disk that is full for the cleaner may not be full for ever; a failed database makes no checkpoint any more.
+        let failed = done.is_err() && store.engine.check_failure().is_err();
+        let mut state = maintenance.state.lock();
+        state.space_ended += u64::from(space_wanted);
+        state.failed |= failed;
+        drop(state);
+        maintenance.changed.notify_all();
+        if failed {
+            return;
+        }
+    }
+}

@@ -1,0 +1,542 @@
+//! An open database below its public face: the parts that all handles share, recovery, checkpoints, cleaning, checks.
+
+mod check;
+mod checkpoint;
+mod cleaner;
+pub(crate) mod examine;
+mod files;
+pub(crate) mod keyspaces;
+mod maintenance;
+pub(crate) mod read_ahead;
+mod recovery;
+mod replay;
+mod stats;
+
+use std::future::{Future, poll_fn};
+use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+pub use check::{CheckProgress, CheckReport, Corruption};
+pub use checkpoint::CheckpointReport;
+pub use cleaner::CompactReport;
+pub use stats::{MemoryPart, Stats};
+
+pub(crate) use keyspaces::OpenKeyspace;
+
+use files::Locks;
+use keyspaces::Keyspaces;
+use maintenance::Maintenance;
+
+use crate::error::{Error, Result};
+use crate::format::catalogue::Catalogue;
+use crate::format::node::LargeRef;
+use crate::format::record::{self, Operation};
+use crate::format::{KeyspaceId, Timestamp};
+use crate::io::{Backend, IoBackend, SyncMethod};
+use crate::memory::{Account, Grant, SOURCE_BYTES_MAX};
+use crate::seglog::Body;
+use crate::space::Purpose;
+use crate::space::checkpoint::PageTableStore;
+use crate::sync::Mutex;
+use crate::task::{WaitMode, ready};
+use crate::tree::Tree;
+use crate::txn::engine::{Engine, ReadAt};
+use crate::txn::locks::{Granted, LockError, WAITING_BYTES, lock_bytes};
+use crate::txn::read_set::Reads;
+use crate::txn::snapshots::SnapshotHandle;
+use crate::txn::values::{self, Chunk, LargeValue, Part};
+use crate::txn::{TransactionId, engine};
+
+/// The result of opening a database.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Opening {
+    /// It was not there and was made.
+    pub created: bool,
+    /// Commits that were in the log and not in the newest checkpoint.
+    pub recovered_records: u64,
+    /// Bytes of those.
+    pub recovered_bytes: u64,
+    /// The time that opening took.
+    pub duration: Duration,
+    /// The newest commit.
+    pub last: Timestamp,
+}
+
+/// The settings of one opening, as [`Config`](crate::Config) describes and checks them.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) memory_bytes: u64,
+    pub(crate) log_stream_count: u16,
+    pub(crate) page_bytes: usize,
+    pub(crate) segment_bytes: u64,
+    pub(crate) log_segment_bytes: u64,
+    pub(crate) checkpoint_log_bytes: u64,
+    pub(crate) io_backend: IoBackend,
+    pub(crate) in_memory: bool,
+    pub(crate) create: bool,
+    pub(crate) backend: Option<Arc<dyn Backend>>,
+}
+
+/// What all handles of an open database share.
+#[derive(Debug)]
+pub(crate) struct Store {
+    pub(crate) path: PathBuf,
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) keyspaces: Keyspaces,
+    /// Held while keyspaces are created and dropped.
+    defining: Mutex<()>,
+    /// Held by whoever empties segments; taken before `base`.
+    cleaning: Mutex<()>,
+    /// The durable side; whoever holds it makes the checkpoint.
+    pub(crate) base: Mutex<PageTableStore>,
+    maintenance: Arc<Maintenance>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    pub(crate) opening: Opening,
+    #[expect(dead_code, reason = "held, not looked at")]
+    locks: Locks,
+    sync: SyncMethod,
+    pub(crate) page_bytes: usize,
+    checkpoint_log_bytes: u64,
+    entry_count_max: usize,
+    /// What opening found damaged and could do without.
+    passed_over: Option<Error>,
+    checkpoints: AtomicU64,
+    /// How closing it ended. Held while it is being closed, so that whoever else closes it waits.
+    closed: Mutex<Option<Result<()>>>,
+}
+
+/// How long a write waits for a row that another transaction holds, where nothing else is said.
+pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+
+impl Store {
+    /// The wait mode of operations that are tasks.
+    pub(crate) fn as_task(&self) -> WaitMode<'_> {
+        WaitMode::Tasks(&self.engine.tasks)
+    }
+
+    /// Makes a checkpoint and ends everything. A second call waits for the first, and answers the same.
+    pub(crate) fn close(&self) -> Result<()> {
+        let mut closed = self.closed.lock();
+        if let Some(result) = &*closed {
+            return result.clone();
+        }
+        // Should closing it panic.
+        *closed = Some(Err(Error::Failed { reason: "closing it did not end".into() }));
+        let result = self.close_now();
+        *closed = Some(result.clone());
+        result
+    }
+
+    /// Returns `true` if it was closed, or closing it has begun and panicked.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.lock().is_some()
+    }
+
+    fn close_now(&self) -> Result<()> {
+        // No commit gets a timestamp from here on. The checkpoint covers those that have one: its beginning waits until
+        // they are applied.
+        let log = self.engine.log();
+        log.seal();
+        let result = self.engine.check_failure().and_then(|()| {
+            if log.last() > self.base.lock().superblock.timestamp {
+                self.checkpoint()?;
+            }
+            Ok(())
+        });
+        self.stop();
+        let covered = {
+            // Of a database that has failed no checkpoint covers what the log has, and the log has to be kept. Asked
+            // with the base held: a checkpoint that fails says so before it lets go of it.
+            let base = self.base.lock();
+            if self.engine.check_failure().is_ok() { base.superblock.timestamp } else { Timestamp(0) }
+        };
+        let closed = log.close(covered);
+        self.engine.space.fail_quietly("it was closed");
+        result.and(closed)
+    }
+
+    // ── keyspaces ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    pub(crate) fn keyspace(&self, name: &str) -> Option<Arc<OpenKeyspace>> {
+        self.keyspaces.get(name)
+    }
+
+    /// The keyspace with this name. Waits until its creation, or where there is none the newest drop, is durable: a
+    /// power cut takes back nothing of the answer.
+    pub(crate) fn durable_keyspace(&self, name: &str) -> Result<Option<Arc<OpenKeyspace>>> {
+        let (open, since) = self.keyspaces.get_since(name);
+        self.engine.wait_durable(since)?;
+        Ok(open)
+    }
+
+    /// The same where nothing has to be waited for.
+    pub(crate) fn keyspace_at_hand(&self, name: &str) -> Option<Arc<OpenKeyspace>> {
+        self.keyspace(name).filter(|open| self.has_created(open))
+    }
+
+    /// The keyspace's creation is durable.
+    pub(crate) fn has_created(&self, open: &OpenKeyspace) -> bool {
+        open.created <= self.engine.log().durable()
+    }
+
+    pub(crate) fn create_keyspace(&self, name: &str, page_bytes: usize) -> Result<Arc<OpenKeyspace>> {
+        let _defining = self.defining.lock();
+        if let Some(open) = self.durable_keyspace(name)? {
+            crate::coverage::mark!("two created the same keyspace at once");
+            return Ok(open);
+        }
+        if name.is_empty() || name.len() > 255 {
+            return Err(Error::Invalid(format!("{name:?} can't name a keyspace: names have 1 to 255 bytes")));
+        }
+        self.engine.space.measure_tables();
+        self.engine.space.check_tables()?;
+        let Some(id) = self.keyspaces.next() else {
+            return Err(Error::Invalid("there is no number left for another keyspace".into()));
+        };
+        let mut body = Vec::new();
+        record::encode(id, &Operation::Create { page_bytes: page_bytes as u32, name }, &mut body);
+        // Its first page, which is dirty, and what the catalogue says of it.
+        let _reserved_pages =
+            ready(self.engine.reserve_space(WaitMode::Blocking, Purpose::Put, 2 * page_bytes as u64))?;
+        self.log_ddl(body, |take_timestamp| {
+            let frame = self.engine.pool.take_frame(page_bytes)?;
+            let epoch_guard = self.engine.space.epoch_latch.shared();
+            let timestamp = take_timestamp()?;
+            let open = self.keyspaces.create_root(&self.engine, id, (name, timestamp), frame, &epoch_guard);
+            self.engine.clock.mark_applied(timestamp);
+            Ok(open)
+        })
+    }
+
+    pub(crate) fn drop_keyspace(&self, name: &str) -> Result<()> {
+        let _defining = self.defining.lock();
+        let open = self.keyspace(name).ok_or_else(|| Error::NoSuchKeyspace { name: name.to_owned() })?;
+        let mut body = Vec::new();
+        record::encode(open.tree.pages.id, &Operation::Drop, &mut body);
+        self.log_ddl(body, |take_timestamp| {
+            // No checkpoint is being made meanwhile, and none has failed: then no page's image is owed to one, and
+            // nothing can fail once there is a record of the drop.
+            let _base = self.base.lock();
+            self.engine.check_failure()?;
+            let epoch_guard = self.engine.space.epoch_latch.exclusive();
+            let timestamp = take_timestamp()?;
+            let result = self.keyspaces.drop_tree(&self.engine, &open, &epoch_guard, timestamp);
+            self.engine.clock.mark_applied(timestamp);
+            result
+        })
+    }
+
+    /// Commits a record that is not about rows.
+    fn log_ddl<T>(
+        &self,
+        body: Vec<u8>,
+        apply: impl FnOnce(&mut dyn FnMut() -> Result<Timestamp>) -> Result<T>,
+    ) -> Result<T> {
+        self.engine.check_failure()?;
+        let log = self.engine.log();
+        let body = Body::new(body);
+        let mut reservation = Some(ready(self.engine.reserve_log(WaitMode::Blocking, 0, body.bytes().len()))?);
+        let mut appended = None;
+        let value = apply(&mut || {
+            let reservation = reservation.take().expect("a commit takes its timestamp once");
+            let logged = reservation.append(&body)?;
+            appended = Some(logged);
+            crate::coverage::timestamp_taken(logged.timestamp);
+            Ok(logged.timestamp)
+        })?;
+        let appended = appended.expect("applied");
+        log.wait_durable(&appended)?;
+        self.engine.clock.wait_published(appended.timestamp);
+        self.engine.clock.show_durable(log.durable());
+        Ok(value)
+    }
+
+    /// The keyspaces and values that a checkpoint records, under the exclusive epoch latch.
+    pub(crate) fn catalogue(&self) -> Catalogue {
+        let (keyspaces, next_keyspace) = self.keyspaces.entries();
+        Catalogue {
+            next_keyspace,
+            next_value: self.engine.next_value.load(Ordering::Relaxed),
+            keyspaces,
+            summaries: Vec::new(),
+            segments: Vec::new(),
+            orphans: self.engine.versions.orphans(),
+        }
+    }
+
+    // ── rows ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    pub(crate) fn check_key(&self, open: &OpenKeyspace, key: &[u8]) -> Result<()> {
+        let limit_bytes = open.tree.key_bytes_max();
+        if key.len() > limit_bytes {
+            return Err(Error::KeyTooLong { key_bytes: key.len(), limit_bytes, keyspace: open.name.clone() });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        self.engine.backend.now()
+    }
+
+    pub(crate) fn next_transaction(&self) -> TransactionId {
+        TransactionId(self.engine.next_transaction.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Takes a row's lock, waiting up to `timeout`.
+    pub(crate) async fn lock_row(
+        &self,
+        mode: WaitMode<'_>,
+        owner: TransactionId,
+        keyspace: KeyspaceId,
+        key: &[u8],
+        timeout: Duration,
+    ) -> Result<Granted> {
+        let locks = &self.engine.locks;
+        if let Ok(granted) = locks.try_lock(owner, keyspace, key) {
+            return Ok(granted);
+        }
+        let deadline = self.now().saturating_add(timeout);
+        let locked = match mode {
+            WaitMode::Blocking => locks.lock(owner, keyspace, key, deadline, &|| self.now()),
+            WaitMode::Tasks(tasks) => {
+                let mut acquire = pin!(locks.acquire(owner, keyspace, key));
+                let mut alarm = None;
+                let acquired = poll_fn(|context| match acquire.as_mut().poll(context) {
+                    Poll::Ready(locked) => Poll::Ready(locked),
+                    // Dropped, it gives up its place, and a lock that nobody has told it of.
+                    Poll::Pending if self.now() >= deadline => Poll::Ready(Err(LockError::Timeout)),
+                    Poll::Pending => {
+                        alarm = Some(tasks.timer.wake_at(deadline, context.waker().clone()));
+                        Poll::Pending
+                    }
+                });
+                acquired.await
+            }
+        };
+        locked.map_err(|error| Error::Conflict {
+            reason: match error {
+                LockError::Timeout => "another transaction kept a row locked for too long",
+                LockError::Deadlock => "two transactions wait for rows that the other has locked",
+            },
+        })
+    }
+
+    /// One write outside of a transaction: locks its row and works on the newest.
+    pub(crate) async fn autocommit(
+        &self,
+        mode: WaitMode<'_>,
+        row: engine::Row<'_>,
+        durability: engine::Durability,
+    ) -> Result<()> {
+        let owner = self.next_transaction();
+        let rows = [row];
+        let (lock, admitted) = match self.try_begin(owner, &rows) {
+            Some(begun) => begun,
+            None => self.begin_waiting(mode, owner, &rows).await?,
+        };
+        self.apply(mode, &rows, None, admitted, durability, lock).await.map(drop)
+    }
+
+    /// Takes the row's lock, and the memory that the commit needs with it, where neither has to be waited for.
+    #[inline]
+    fn try_begin<'a>(
+        &'a self,
+        owner: TransactionId,
+        rows: &[engine::Row<'a>; 1],
+    ) -> Option<(RowLock<'a>, engine::Admitted)> {
+        let [engine::Row { tree, key, .. }] = rows;
+        self.engine.locks.try_lock(owner, tree.pages.id, key).ok()?;
+        let lock = RowLock { engine: &self.engine, owner, keyspace: tree.pages.id, key };
+        let admitted = self.engine.try_admit(rows, lock_bytes(key))?;
+        Some((lock, admitted))
+    }
+
+    /// The same, waiting. The lock's memory comes first, and is waited for while nothing is held: there is no bound of
+    /// the writers that wait.
+    async fn begin_waiting<'a>(
+        &'a self,
+        mode: WaitMode<'_>,
+        owner: TransactionId,
+        rows: &[engine::Row<'a>; 1],
+    ) -> Result<(RowLock<'a>, engine::Admitted)> {
+        let [engine::Row { tree, key, .. }] = rows;
+        let engine = &self.engine;
+        let bytes = (lock_bytes(key) + WAITING_BYTES) as u64;
+        let memory = engine.reserve_in_turn(mode, Account::Transactions, bytes, LOCK_TIMEOUT).await;
+        let in_use = || Error::transactions_in_memory(engine.budget.limit_bytes(Account::Transactions));
+        let _memory = memory.ok_or_else(in_use)?;
+        self.lock_row(mode, owner, tree.pages.id, key, LOCK_TIMEOUT).await?;
+        let lock = RowLock { engine, owner, keyspace: tree.pages.id, key };
+        let admitted = engine.admit(mode, rows, None, lock_bytes(key)).await;
+        Ok((lock, admitted))
+    }
+
+    /// Commits rows whose `locks` the caller has. See [`Engine::commit`].
+    pub(crate) async fn commit<L>(
+        &self,
+        mode: WaitMode<'_>,
+        rows: &[engine::Row<'_>],
+        reads: Option<Reads<'_>>,
+        durability: engine::Durability,
+        locks: L,
+    ) -> Result<Timestamp> {
+        let admitted = self.engine.admit(mode, rows, reads, 0).await;
+        self.apply(mode, rows, reads, admitted, durability, locks).await
+    }
+
+    /// Commits rows that are admitted, and asks for a checkpoint where one is due.
+    async fn apply<L>(
+        &self,
+        mode: WaitMode<'_>,
+        rows: &[engine::Row<'_>],
+        reads: Option<Reads<'_>>,
+        admitted: engine::Admitted,
+        durability: engine::Durability,
+        locks: L,
+    ) -> Result<Timestamp> {
+        let applied = || {
+            drop(locks);
+            if self.is_checkpoint_due() {
+                self.maintenance.ask();
+            }
+        };
+        self.engine.commit(mode, rows, reads, admitted, durability, applied).await
+    }
+
+    fn is_checkpoint_due(&self) -> bool {
+        // Once in a while is often enough: the limits are megabytes away from each other.
+        let commits = self.engine.commits.load(Ordering::Relaxed);
+        let written = self.engine.log_bytes_written.load(Ordering::Relaxed);
+        let begun = self.engine.log_bytes_checkpointed.load(Ordering::Relaxed);
+        written - begun.min(written) > self.checkpoint_log_bytes
+            || (commits.is_multiple_of(64) && self.engine.space.entry_count() > self.entry_count_max)
+    }
+
+    /// Memory for a chunk that a source fills. Waits, since others' sources may take their time.
+    pub(crate) async fn source_memory(&self, mode: WaitMode<'_>) -> Result<Grant> {
+        let engine = &self.engine;
+        let memory = engine.reserve_in_turn(mode, Account::Sources, SOURCE_BYTES_MAX, LOCK_TIMEOUT).await;
+        memory.ok_or_else(|| Error::sources_in_memory(engine.budget.limit_bytes(Account::Sources)))
+    }
+
+    // ── large values ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    pub(crate) fn open_snapshot(&self, choose: impl FnOnce() -> Timestamp) -> Arc<SnapshotHandle> {
+        Arc::new(self.engine.snapshots.open_snapshot(self.now(), choose))
+    }
+
+    fn gone(&self, tree: &Tree, snapshot: &SnapshotHandle) -> Error {
+        match snapshot.check().and_then(|()| tree.check_dropped()) {
+            Err(error) => error,
+            Ok(()) => Error::corrupted(
+                self.engine.space.path(),
+                format!("a value of keyspace {}", tree.pages.id),
+                "its extents are another value's",
+            ),
+        }
+    }
+
+    pub(crate) async fn read_large(
+        &self,
+        mode: WaitMode<'_>,
+        tree: &Tree,
+        reference: &LargeRef,
+        snapshot: &SnapshotHandle,
+    ) -> Result<Vec<u8>> {
+        match values::read_whole(mode, tree, reference).await {
+            Ok(Some(value)) => Ok(value),
+            Ok(None) => Err(self.gone(tree, snapshot)),
+            // The value of a snapshot that was ended may be gone, and its pages another's.
+            Err(error) => snapshot.check().and(Err(error)),
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "whose chunk it is, and what of it")]
+    pub(crate) async fn read_chunk(
+        &self,
+        mode: WaitMode<'_>,
+        tree: &Tree,
+        reference: &LargeRef,
+        index: u32,
+        snapshot: &SnapshotHandle,
+        part: Part,
+        into: Vec<u8>,
+    ) -> Result<Vec<u8>> {
+        match values::read_chunk(mode, tree, reference, index, part, into).await {
+            Ok(Chunk::Bytes(bytes)) => Ok(bytes),
+            Ok(Chunk::Gone) => Err(self.gone(tree, snapshot)),
+            Err(error) => snapshot.check().and(Err(error)),
+        }
+    }
+
+    /// `part` of a chunk of a value that the transaction which reads it has put, behind what is in `into`: from where
+    /// it was written, or where the table has it once the transaction is committed. `snapshot` is before that, so the
+    /// value stays.
+    #[expect(clippy::too_many_arguments, reason = "whose chunk it is, and what of it")]
+    pub(crate) async fn read_own_chunk(
+        &self,
+        mode: WaitMode<'_>,
+        tree: &Tree,
+        value: &LargeValue,
+        index: usize,
+        snapshot: &SnapshotHandle,
+        part: Part,
+        mut into: Vec<u8>,
+    ) -> Result<Vec<u8>> {
+        if value.reference().is_none() {
+            let length_before = into.len();
+            let result;
+            (into, result) = values::read_unplaced(mode, tree, value, index, part, into).await;
+            if value.reference().is_none() {
+                return result.map(|()| into);
+            }
+            into.truncate(length_before);
+        }
+        let reference = value.reference().expect("looked at");
+        self.read_chunk(mode, tree, reference, index as u32, snapshot, part, into).await
+    }
+
+    pub(crate) async fn read_own(
+        &self,
+        mode: WaitMode<'_>,
+        tree: &Tree,
+        value: &LargeValue,
+        snapshot: &SnapshotHandle,
+    ) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        for index in 0..value.addresses.len() {
+            bytes = self.read_own_chunk(mode, tree, value, index, snapshot, Part::ALL, bytes).await?;
+        }
+        Ok(bytes)
+    }
+
+    /// The view that a row is read with outside of transactions and snapshots.
+    pub(crate) const PLAIN: ReadAt = ReadAt::Visible;
+}
+
+impl Store {
+    /// The identity of a new value.
+    pub(crate) fn new_value(&self) -> u64 {
+        self.engine.next_value.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// The lock of one row, until it is dropped.
+pub(crate) struct RowLock<'a> {
+    pub(crate) engine: &'a Engine,
+    pub(crate) owner: TransactionId,
+    pub(crate) keyspace: KeyspaceId,
+    pub(crate) key: &'a [u8],
+}
+
+impl Drop for RowLock<'_> {
+    fn drop(&mut self) {
+        self.engine.locks.unlock(self.owner, self.keyspace, self.key);
+    }
+}

@@ -1,0 +1,77 @@
+//! Read-ahead: requesting the leaves that a scan will reach next.
+
+use std::ops::Bound;
+
+use crate::tree::{Target, Tree};
+use crate::txn::engine::Engine;
+
+/// Leaves that a scan asks for ahead, once it has seen that it goes on: a megabyte of pages of 4 KiB.
+const AHEAD_PAGES: usize = 256;
+/// Leaves read one by one before a scan reads ahead: short ranges read no more than they need.
+const UNAIDED_LEAVES: usize = 2;
+
+/// The read-ahead of one scan in one direction.
+pub(crate) struct ReadAhead {
+    forward: bool,
+    leaves_seen: usize,
+    /// Leaves asked for and not reached yet.
+    leaves_asked: usize,
+    /// Where the leaves not asked for begin; `None`: where the scan is.
+    next: Option<Vec<u8>>,
+    ended: bool,
+}
+
+impl ReadAhead {
+    /// The read-ahead of a scan in ascending order.
+    pub(crate) fn forward() -> ReadAhead {
+        ReadAhead { forward: true, leaves_seen: 0, leaves_asked: 0, next: None, ended: false }
+    }
+
+    /// The read-ahead of a scan in descending order.
+    pub(crate) fn backward() -> ReadAhead {
+        ReadAhead { forward: false, ..ReadAhead::forward() }
+    }
+
+    /// The scan goes on to the leaf of `target`: asks for as many behind it as it has seen, four times over, up to a
+    /// limit.
+    pub(crate) fn step(
+        &mut self,
+        engine: &Engine,
+        tree: &Tree,
+        target: Target<'_>,
+        (lower, upper): (&Bound<Vec<u8>>, &Bound<Vec<u8>>),
+    ) {
+        self.leaves_seen += 1;
+        self.leaves_asked = self.leaves_asked.saturating_sub(1);
+        if self.leaves_asked == 0 {
+            self.next = None;
+        }
+        let goal = (self.leaves_seen * 4).min(AHEAD_PAGES);
+        // In portions: asking costs a descent.
+        if self.leaves_seen <= UNAIDED_LEAVES || self.ended || self.leaves_asked > goal / 2 {
+            return;
+        }
+        while self.leaves_asked < goal && !self.ended {
+            let from = match &self.next {
+                None => target,
+                Some(key) if self.forward => Target::At(key),
+                Some(key) => Target::Below(key),
+            };
+            let upcoming = tree.upcoming(from, self.forward, goal);
+            if !upcoming.pages.is_empty() {
+                engine.pool.read_ahead(&tree.pages, upcoming.pages);
+            }
+            if upcoming.leaf_count == 0 {
+                return;
+            }
+            self.leaves_asked += upcoming.leaf_count;
+            let is_outside = |key: &Vec<u8>| match (self.forward, lower, upper) {
+                (true, _, Bound::Included(end) | Bound::Excluded(end)) => key > end,
+                (false, Bound::Included(end) | Bound::Excluded(end), _) => key <= end,
+                _ => false,
+            };
+            self.ended = upcoming.next.as_ref().is_none_or(is_outside);
+            self.next = upcoming.next;
+        }
+    }
+}

@@ -1,0 +1,387 @@
+//! Recovery: from the locked files of a database to an open store.
+//!
+//! # The steps
+//! 1. `read_checkpoint` reads the newer valid superblock, and the catalogue and page tables that it names.
+//! 2. `scan_log` reads and verifies the log: each segment that the superblock lists must be there. Records that no
+//!    horizon covers may be in caches only: it writes them again, with the same bytes.
+//! 3. `mark_log_extents` takes the extents that the records name (large values) out of the free ones. Damage found up
+//!    to here leaves every byte as it was.
+//! 4. `harden_superblock` syncs the data file and writes the superblock again, with the same bytes, for the same
+//!    reason.
+//! 5. `raise_incarnation` writes the superblock with the next incarnation and the timestamp that it begins at,
+//!    durably. If the superblock has no room for another, it first erases the void records of the log.
+//! 6. `replay` frees the values that only snapshots still saw, and applies the records above the checkpoint: sorted by
+//!    key between barriers (create, drop), the newest of each key.
+//! 7. `start_log` begins to append. The background threads start after it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use super::files::{DATA_NAME, DataFile, LOG_NAME, Locks, Opener};
+use super::keyspaces::Keyspaces;
+use super::maintenance::Maintenance;
+use super::replay::Replay;
+use super::{Opening, Settings, Store};
+use crate::error::{Error, Result};
+use crate::format::catalogue::{Catalogue, Orphan};
+use crate::format::superblock::Superblock;
+use crate::format::{Epoch, Incarnation, PageId, Timestamp};
+use crate::io::{FileRef, FolderRef, OpenOptions, Process, SyncMethod};
+use crate::memory::{Account, Budget};
+use crate::pool::{Nodes, Pool};
+use crate::seglog::{Hooks, Known, Log, LogOptions, Scan};
+use crate::space::checkpoint::{Loaded, PageTableStore};
+use crate::space::segments::Segments;
+use crate::space::superblocks::{self, Superblocks};
+use crate::space::{PageEntry, Space};
+use crate::sync::Mutex;
+use crate::txn::engine::{Engine, Replaying};
+use crate::txn::values;
+use crate::txn::versions::Versions;
+
+impl Store {
+    /// Opens the database at `path`, creating or recovering it, and starts its threads.
+    pub(crate) fn open(settings: &Settings, path: &Path) -> Result<Arc<Store>> {
+        let backend = settings.choose_backend(path)?;
+        let path = if settings.in_memory { PathBuf::from("/memory") } else { path.to_path_buf() };
+        let path = backend.absolute(&path).map_err(|error| Error::io("finding", &path, error))?;
+        Process::watch().map_err(|error| Error::io("watching for forks of", &path, error))?;
+        let began = backend.now();
+        let (opener, data) = Opener::open(settings, &backend, &path)?;
+        let store = Arc::new(opener.recover(data, began)?);
+        match store.start_threads() {
+            Ok(()) => Ok(store),
+            Err(error) => {
+                store.stop();
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Opener<'_> {
+    /// The data file as the superblock describes it, before anything of it is known to be in use.
+    pub(super) fn space(&self, file: &FileRef, superblock: &Superblock, budget: &Arc<Budget>) -> Result<Arc<Space>> {
+        let data_path = &self.path().join(DATA_NAME);
+        let length = file.len().map_err(|error| Error::io("measuring", data_path, error))?;
+        let segment_count = u32::try_from(length / superblock.segment_bytes)
+            .unwrap_or(u32::MAX)
+            .min(Segments::count_max(superblock.segment_bytes));
+        Ok(Arc::new(Space::new(
+            data_path,
+            Arc::clone(file),
+            superblock.database,
+            superblock.segment_bytes,
+            segment_count,
+            Epoch::first_of(next_incarnation(superblock)),
+            Arc::clone(budget),
+        )))
+    }
+
+    pub(super) fn pool(&self, space: &Arc<Space>, budget: &Budget) -> Arc<Pool> {
+        let nodes = Nodes {
+            verify: |page, kind| crate::tree::check_node(page, kind).map_err(|reason| reason.to_string()),
+            key_order: crate::tree::key_order,
+        };
+        Arc::new(Pool::new(Arc::clone(space), Arc::clone(&self.backend), budget, nodes))
+    }
+
+    pub(super) fn log_options(&self, superblock: &Superblock, budget: &Budget, sync: SyncMethod) -> LogOptions {
+        let streams = self.settings.log_stream_count;
+        let reader_bytes = budget.log_reader_bytes(streams);
+        LogOptions {
+            streams,
+            segment_bytes: self.settings.log_segment_bytes,
+            buffer_bytes: (budget.limit_bytes(Account::Log) - reader_bytes) as usize,
+            reader_bytes: reader_bytes as usize,
+            body_bytes: budget.transaction_bytes_max() as usize,
+            sync,
+            database: superblock.database,
+        }
+    }
+
+    /// The engine and the keyspaces at the checkpoint. The timestamp after `last` is the first that is given out.
+    fn engine(
+        &self,
+        space: Arc<Space>,
+        budget: Arc<Budget>,
+        catalogue: &Catalogue,
+        incarnation: Incarnation,
+        last: Timestamp,
+        maintenance: &Arc<Maintenance>,
+    ) -> Result<(Engine<Replaying>, Keyspaces)> {
+        let pool = self.pool(&space, &budget);
+        pool.reserve_frames(self.settings.page_bytes)?;
+        let versions = Arc::new(Versions::new(&budget, space.debt()));
+        // Value ids of earlier openings are below: their extents may still lie about.
+        let next_value = (u64::from(incarnation.0) << 40).max(catalogue.next_value);
+        let make_space = Arc::clone(maintenance);
+        let make_space = Arc::new(move || make_space.make_space());
+        let backend = Arc::clone(&self.backend);
+        let engine = Engine::new(backend, space, pool, versions, last, next_value, budget, make_space);
+        let keyspaces = Keyspaces::new(catalogue.next_keyspace);
+        for entry in &catalogue.keyspaces {
+            let pages = engine.space.page_space(entry.id).expect("made while loading");
+            keyspaces.add(&engine, pages, &entry.name, Timestamp(0));
+        }
+        engine.fit_frames();
+        Ok((engine, keyspaces))
+    }
+
+    /// Recovers the database in its steps, which the head of this file lists; each takes the state before it.
+    fn recover(&self, data: DataFile, began: Duration) -> Result<Store> {
+        let checkpoint = self.read_checkpoint(data)?;
+        let recovering = checkpoint.scan_log()?;
+        recovering.mark_log_extents()?.harden_superblock()?.raise_incarnation()?.replay()?.start_log(began)
+    }
+
+    fn read_checkpoint(&self, data: DataFile) -> Result<Checkpoint<'_>> {
+        let options = OpenOptions { write: true, direct: true, ..OpenOptions::default() };
+        let file = self.folder.open(DATA_NAME, options).map_err(|error| self.io("opening", DATA_NAME, error))?;
+        let superblocks::Found { newest: superblock, reason } = self.read_superblocks(&file)?;
+        if let Some(reason) = &reason {
+            log::warn!("{reason}; the other one is sound, and is gone on with");
+        }
+        let incarnation = next_incarnation(&superblock);
+        let budget = Arc::new(Budget::new(self.settings.memory_bytes, self.settings.log_stream_count));
+        let space = self.space(&file, &superblock, &budget)?;
+        let superblocks = Arc::new(Superblocks::new(Arc::clone(&file), data.sync, superblock.clone()));
+        let base = PageTableStore::new(superblock, Arc::clone(&superblocks), entry_count_max(&budget));
+        let loaded = base.load(&space, self.settings.memory_bytes, &mut Err)?;
+        Ok(Checkpoint {
+            opener: self,
+            data,
+            file,
+            passed_over: reason,
+            incarnation,
+            budget,
+            space,
+            superblocks,
+            loaded,
+        })
+    }
+}
+
+/// The state at the checkpoint, read from the data file.
+struct Checkpoint<'o> {
+    opener: &'o Opener<'o>,
+    data: DataFile,
+    file: FileRef,
+    passed_over: Option<Error>,
+    incarnation: Incarnation,
+    budget: Arc<Budget>,
+    space: Arc<Space>,
+    superblocks: Arc<Superblocks>,
+    loaded: Loaded,
+}
+
+impl<'o> Checkpoint<'o> {
+    fn scan_log(self) -> Result<LogScanned<'o>> {
+        let opener = self.opener;
+        let superblock = &self.loaded.base.superblock;
+        let log_folder = opener.log_folder(superblock)?;
+        let log_options = opener.log_options(superblock, &self.budget, self.data.sync);
+        let scan = match self.data.created {
+            true => None,
+            false => Some(Scan::open(&opener.backend, &log_folder, &log_options, &known(superblock))?),
+        };
+        let last = scan.as_ref().map_or(Timestamp(0), Scan::last);
+        let Checkpoint { data, file, passed_over, incarnation, budget, space, superblocks, loaded, .. } = self;
+        let maintenance = Arc::new(Maintenance::default());
+        let (engine, keyspaces) = opener.engine(space, budget, &loaded.catalogue, incarnation, last, &maintenance)?;
+        Ok(LogScanned(Recovering {
+            opener,
+            data,
+            file,
+            passed_over,
+            incarnation,
+            superblocks,
+            base: loaded.base,
+            orphans: loaded.catalogue.orphans,
+            engine,
+            keyspaces,
+            maintenance,
+            log_folder,
+            log_options,
+            scan,
+            last,
+        }))
+    }
+}
+
+/// A database at its checkpoint, and the log above it.
+struct Recovering<'o> {
+    opener: &'o Opener<'o>,
+    data: DataFile,
+    file: FileRef,
+    passed_over: Option<Error>,
+    incarnation: Incarnation,
+    superblocks: Arc<Superblocks>,
+    base: PageTableStore,
+    orphans: Vec<Orphan>,
+    engine: Engine<Replaying>,
+    keyspaces: Keyspaces,
+    maintenance: Arc<Maintenance>,
+    log_folder: FolderRef,
+    log_options: LogOptions,
+    /// `None`: the database has just been created.
+    scan: Option<Scan>,
+    last: Timestamp,
+}
+
+/// The log is verified and durable.
+struct LogScanned<'o>(Recovering<'o>);
+/// No extent that the log names is free.
+struct ExtentsMarked<'o>(Recovering<'o>);
+/// The superblock that was read is durable.
+struct Hardened<'o>(Recovering<'o>);
+/// This opening has its incarnation in the superblock.
+struct IncarnationRaised<'o>(Recovering<'o>);
+/// Every record of the log is applied.
+struct Replayed<'o>(Recovering<'o>);
+
+impl Recovering<'_> {
+    fn replay_of<'r>(&'r self, scan: &'r Scan) -> Replay<'r> {
+        let log_path = self.opener.path().join(LOG_NAME);
+        Replay { engine: &self.engine, keyspaces: &self.keyspaces, log_path, scan }
+    }
+
+    /// Frees the values that no row named at the checkpoint any longer: the snapshots that read them are gone.
+    fn free_orphans(&self) -> Result<()> {
+        for orphan in &self.orphans {
+            let Some(pages) = self.engine.space.page_space(orphan.keyspace) else { continue };
+            // A catalogue may be damaged behind its checksum too.
+            let last = u64::from(orphan.first_page.0) + u64::from(orphan.page_count);
+            let mut numbers = u64::from(orphan.first_page.0)..last;
+            let is_on_disk = |page: u64| {
+                u32::try_from(page).is_ok_and(|page| matches!(pages.table.load(PageId(page)), PageEntry::OnDisk(_)))
+            };
+            if !numbers.all(is_on_disk) {
+                let reason = format!("it lists pages of keyspace {} as a value's that are none", orphan.keyspace);
+                return Err(Error::corrupted(self.opener.path(), "the catalogue", reason));
+            }
+            let epoch_guard = self.engine.space.epoch_latch.shared();
+            values::free(&self.engine.pool, &epoch_guard, &pages, orphan.first_page, orphan.page_count)?;
+        }
+        Ok(())
+    }
+}
+
+impl<'o> LogScanned<'o> {
+    fn mark_log_extents(self) -> Result<ExtentsMarked<'o>> {
+        let LogScanned(recovering) = self;
+        if let Some(scan) = &recovering.scan {
+            recovering.replay_of(scan).mark_values()?;
+        }
+        Ok(ExtentsMarked(recovering))
+    }
+}
+
+impl<'o> ExtentsMarked<'o> {
+    fn harden_superblock(self) -> Result<Hardened<'o>> {
+        let ExtentsMarked(recovering) = self;
+        let data_path = &recovering.opener.path().join(DATA_NAME);
+        // What a process that was killed had written, its newest superblock among it, may be in caches still; the next
+        // superblock takes the place of the one that would be needed then.
+        recovering.file.sync_data().map_err(|error| Error::io("syncing", data_path, error))?;
+        if recovering.scan.is_some() {
+            recovering.superblocks.write_again().map_err(|error| Error::io("writing", data_path, error))?;
+        }
+        Ok(Hardened(recovering))
+    }
+}
+
+impl<'o> Hardened<'o> {
+    fn raise_incarnation(self) -> Result<IncarnationRaised<'o>> {
+        let Hardened(mut recovering) = self;
+        let base = &mut recovering.base;
+        if let Some(scan) = &recovering.scan
+            && base.is_incarnation_list_full()
+        {
+            scan.erase_void()?;
+            base.forget_incarnations();
+        }
+        base.raise_incarnation(&recovering.engine.space, recovering.incarnation, recovering.last.next())?;
+        Ok(IncarnationRaised(recovering))
+    }
+}
+
+impl<'o> IncarnationRaised<'o> {
+    fn replay(self) -> Result<Replayed<'o>> {
+        let IncarnationRaised(recovering) = self;
+        if let Some(scan) = &recovering.scan {
+            recovering.free_orphans()?;
+            recovering.replay_of(scan).apply()?;
+        }
+        Ok(Replayed(recovering))
+    }
+}
+
+impl Replayed<'_> {
+    fn start_log(self, began: Duration) -> Result<Store> {
+        let Replayed(recovering) = self;
+        let Recovering { opener, data, base, engine, scan, last, .. } = recovering;
+        let hooks = hooks(&engine, recovering.superblocks);
+        let (recovered_records, recovered_bytes) =
+            scan.as_ref().map_or((0, 0), |scan| (scan.record_count(), scan.record_bytes()));
+        let log = match scan {
+            Some(scan) => scan.start(recovering.incarnation, base.superblock.checkpoint, hooks)?,
+            None => {
+                let (folder, options) = (&recovering.log_folder, &recovering.log_options);
+                Log::create(&opener.backend, folder, options, recovering.incarnation, hooks)?
+            }
+        };
+        let duration = opener.backend.now() - began;
+        Ok(Store {
+            path: opener.path().to_path_buf(),
+            entry_count_max: entry_count_max(&engine.budget),
+            engine: Arc::new(engine.into_live(log, recovered_bytes)),
+            keyspaces: recovering.keyspaces,
+            defining: Mutex::default(),
+            cleaning: Mutex::default(),
+            base: Mutex::new(base),
+            maintenance: recovering.maintenance,
+            threads: Mutex::default(),
+            opening: Opening { created: data.created, recovered_records, recovered_bytes, duration, last },
+            locks: Locks { folder: Arc::clone(&opener.folder), data: data.lock },
+            sync: data.sync,
+            page_bytes: opener.settings.page_bytes,
+            checkpoint_log_bytes: opener.settings.checkpoint_log_bytes,
+            passed_over: recovering.passed_over,
+            checkpoints: AtomicU64::new(0),
+            closed: Mutex::default(),
+        })
+    }
+}
+
+/// The calls of the log to the parts above it.
+fn hooks(engine: &Engine<Replaying>, superblocks: Arc<Superblocks>) -> Hooks {
+    let (space, clock) = (Arc::clone(&engine.space), Arc::clone(&engine.clock));
+    Hooks {
+        before_write: Box::new(move || space.sync().map_err(|error| std::io::Error::other(error.to_string()))),
+        on_durable: Box::new(move |durable| clock.show_durable(durable)),
+        list: Box::new(move |ranges| superblocks.write(|next| next.log = ranges.to_vec())),
+    }
+}
+
+/// The incarnation that the next opening is.
+fn next_incarnation(superblock: &Superblock) -> Incarnation {
+    Incarnation(superblock.incarnations.last().map_or(1, |(incarnation, _)| incarnation.0 + 1))
+}
+
+/// What the superblock says of the log.
+pub(super) fn known(superblock: &Superblock) -> Known<'_> {
+    Known {
+        incarnations: &superblock.incarnations,
+        checkpoint: superblock.checkpoint,
+        covered: superblock.timestamp,
+        ranges: &superblock.log,
+    }
+}
+
+/// Entries of both epochs and those since the base image, each of 24 bytes in vectors that double.
+pub(super) fn entry_count_max(budget: &Budget) -> usize {
+    budget.limit_bytes(Account::Entries) as usize / 24 / 4
+}

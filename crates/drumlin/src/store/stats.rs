@@ -1,0 +1,146 @@
+//! Figures of an open database.
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crate::format::Timestamp;
+use crate::memory::Account;
+use crate::store::Store;
+
+/// Figures of this opening of the database. Sizes are in bytes; counts begin at the opening.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the names say it, with their units")]
+pub struct Stats {
+    pub path: PathBuf,
+    pub io_backend: &'static str,
+    pub sync_method: &'static str,
+    /// `true` if the data file bypasses the page cache.
+    pub direct_io: bool,
+
+    pub memory_budget_bytes: u64,
+    /// Bytes of it in use: the sum of `memory`.
+    pub memory_used_bytes: u64,
+    /// The parts of the budget, which add up to it.
+    pub memory: Vec<MemoryPart>,
+    pub frame_bytes: u64,
+    pub dirty_bytes: u64,
+    pub table_bytes: u64,
+    pub version_bytes: u64,
+    pub log_buffer_bytes: u64,
+
+    pub page_misses: u64,
+    pub device_reads: u64,
+    pub device_read_bytes: u64,
+    /// Writes of the data file; the log's are `log_syncs`.
+    pub device_writes: u64,
+    pub device_write_bytes: u64,
+
+    pub commits: u64,
+    /// Bytes of log that recovery would have to read.
+    pub log_bytes: u64,
+    /// Bytes of records appended.
+    pub log_bytes_written: u64,
+    pub log_syncs: u64,
+
+    pub data_file_bytes: u64,
+    /// Bytes of extents in use.
+    pub live_bytes: u64,
+    pub segment_bytes: u64,
+    pub segments: u64,
+    pub free_segments: u64,
+
+    pub checkpoints: u64,
+    pub last_checkpoint: Timestamp,
+    pub durable: Timestamp,
+    pub visible: Timestamp,
+    /// Snapshots, transactions and scans that are registered.
+    pub snapshots: u64,
+    pub oldest_snapshot: Option<Timestamp>,
+    pub oldest_snapshot_age: Option<Duration>,
+    /// Why no commits are accepted any more, if so.
+    pub failed: Option<String>,
+}
+
+/// A part of the memory budget.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct MemoryPart {
+    /// The purpose of this part.
+    pub name: &'static str,
+    /// Bytes in use.
+    pub used_bytes: u64,
+    /// The limit in bytes.
+    pub limit_bytes: u64,
+}
+
+impl Store {
+    pub(crate) fn stats(&self) -> Stats {
+        let engine = &self.engine;
+        let space = &engine.space;
+        let usage = space.segments.usage();
+        let oldest = engine.snapshots.oldest();
+        let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        // Not while a checkpoint is being made: its figures are not settled.
+        let (last_checkpoint, base_bytes) = match self.base.try_lock() {
+            Some(base) => (base.superblock.timestamp, base.memory_bytes()),
+            None => (Timestamp(0), 0),
+        };
+        let page_bytes = engine.pool.frames.used_bytes() as u64;
+        let frame_bytes = page_bytes - engine.pool.frames.header_bytes() as u64;
+        let table_bytes = space.table_bytes();
+        let version_bytes = engine.versions.memory_bytes();
+        let budget = &engine.budget;
+        let part_of = |of: Account| {
+            let used_bytes = match of {
+                Account::Pages => page_bytes + table_bytes,
+                Account::Versions => version_bytes,
+                Account::Transactions | Account::Commits | Account::Copies | Account::Sources => budget.taken_bytes(of),
+                Account::Entries => space.entry_bytes() + base_bytes,
+                Account::Reads => engine.pool.read_buffer_bytes(),
+                // Theirs from the start.
+                Account::Log | Account::Writes | Account::Fixed => budget.limit_bytes(of),
+                Account::Pinned => 0,
+            };
+            MemoryPart { name: of.name(), used_bytes, limit_bytes: budget.limit_bytes(of) }
+        };
+        let memory: Vec<MemoryPart> = Account::ALL.into_iter().map(part_of).collect();
+        Stats {
+            path: self.path.clone(),
+            io_backend: engine.backend.name(),
+            sync_method: self.sync.name(),
+            direct_io: space.file().is_direct(),
+            memory_budget_bytes: budget.total_bytes(),
+            memory_used_bytes: memory.iter().map(|part| part.used_bytes).sum(),
+            memory,
+            frame_bytes,
+            dirty_bytes: engine.pool.frames.dirty_bytes(),
+            table_bytes,
+            version_bytes,
+            log_buffer_bytes: budget.limit_bytes(Account::Log),
+            page_misses: load(&engine.pool.cache.misses),
+            device_reads: load(&space.traffic.reads),
+            device_read_bytes: load(&space.traffic.read_bytes),
+            device_writes: load(&space.traffic.writes),
+            device_write_bytes: load(&space.traffic.write_bytes),
+            commits: load(&engine.commits),
+            log_bytes: engine.log().live_bytes(),
+            log_bytes_written: load(&engine.log_bytes_written),
+            log_syncs: engine.log().sync_count(),
+            data_file_bytes: space.file().len().unwrap_or(0),
+            live_bytes: usage.live_bytes,
+            segment_bytes: space.segments.segment_bytes(),
+            segments: usage.segment_count,
+            free_segments: usage.free_count,
+            checkpoints: load(&self.checkpoints),
+            last_checkpoint,
+            durable: engine.log().durable(),
+            visible: engine.clock.visible(),
+            snapshots: engine.snapshots.count(),
+            oldest_snapshot: oldest.map(|(timestamp, _)| timestamp),
+            oldest_snapshot_age: oldest.map(|(_, since)| self.now().saturating_sub(since)),
+            failed: space.failure().or_else(|| engine.log().failure()).map(|reason| reason.to_string()),
+        }
+    }
+}

@@ -1,0 +1,344 @@
+//! Applying a commit: latching its leaves, taking its timestamp, changing its rows.
+//!
+//! Every leaf is latched first, and what the transaction has read is validated on the way: [`Latched`]. A leaf that is
+//! not as prepared ends the attempt, with nothing changed. Then the [`CommitSink`] gives the timestamp, and
+//! [`Latched::apply`] changes the rows: it returns nothing, because from the timestamp on nothing waits, fails or can
+//! be cancelled.
+
+use std::ops::Range;
+
+use super::Engine;
+use crate::error::{Error, Result};
+use crate::format::node::LargeRef;
+use crate::format::{ExtentAddress, KeyspaceId, PageId, Timestamp};
+use crate::pool::{FrameRead, FrameWrite, Needs, ReclaimGuard, Stop};
+use crate::space::{EpochGuard, FrameIndex, PageEntry, PageSpace};
+use crate::tree::node::{Leaf, LeafMut, RowValue};
+use crate::tree::{Incoming, Tree};
+use crate::txn::read_set::{Reads, Walk};
+use crate::txn::versions::{UndoRecord, Versions};
+use crate::txn::write_set::Change;
+
+/// A row that a commit changes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Row<'a> {
+    pub(crate) tree: &'a Tree,
+    pub(crate) key: &'a [u8],
+    pub(crate) change: Change<'a>,
+}
+
+impl<'a> Row<'a> {
+    /// Its place among the rows of a commit.
+    pub(super) fn order(&self) -> (KeyspaceId, &'a [u8]) {
+        (self.tree.pages.id, self.key)
+    }
+}
+
+/// The side of a commit that is not leaves: the log and the clock of an open database, or of recovery, which writes to
+/// neither.
+pub(super) trait CommitSink {
+    /// The record of the commit, for the caller.
+    type Committed;
+
+    /// The commit's timestamp. All its leaves are latched, and the epoch. It may fail: nothing is changed yet.
+    fn take_timestamp(&mut self, epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, Self::Committed)>;
+
+    /// Returns `true` if the version that a change replaces, `None` for an absent row, is to be kept.
+    fn keeps(&self, replaced: Option<&RowValue<'_>>) -> bool;
+
+    /// Every row is changed; the leaves are still latched.
+    fn mark_applied(&self, timestamp: Timestamp);
+}
+
+/// The rows of a commit, and the reads of its transaction.
+#[derive(Clone, Copy)]
+pub(super) struct Work<'a> {
+    pub(super) rows: &'a [Row<'a>],
+    /// The rows as the tree sees them.
+    pub(super) incoming: &'a [Incoming<'a>],
+    pub(super) reads: Option<Reads<'a>>,
+}
+
+/// Leaves that a commit brings in at once.
+pub(super) const LEAVES_AT_ONCE: usize = 64;
+
+/// A leaf that a commit pins.
+#[derive(Clone, Copy)]
+pub(super) struct PinnedLeaf {
+    /// The first of the commit's rows that the leaf covered.
+    pub(super) row: usize,
+    pub(super) page: PageId,
+    pub(super) frame: FrameIndex,
+}
+
+/// A value that has an extent of its own, before its row is committed.
+#[derive(Clone, Copy)]
+pub(super) struct MediumValue {
+    pub(super) value_id: u64,
+    pub(super) address: ExtentAddress,
+}
+
+/// Why an attempt to apply ended.
+pub(super) enum Unready {
+    Needs(Needs),
+    /// These rows do not fit into their leaves.
+    Room(Range<usize>),
+    Error(Error),
+}
+
+impl From<Stop> for Unready {
+    fn from(stop: Stop) -> Unready {
+        match stop {
+            Stop::Needs(needs) => Unready::Needs(needs),
+            Stop::Error(error) => Unready::Error(error),
+        }
+    }
+}
+
+/// The index behind the rows, from `start` on, that the leaf covers. The row at `start` is not below the leaf.
+pub(super) fn rows_end(rows: &[Row<'_>], start: usize, tree: &Tree, leaf: &Leaf<'_>) -> usize {
+    let upper = leaf.upper_fence();
+    debug_assert!(rows.get(start).is_none_or(|row| {
+        row.tree.pages.id != tree.pages.id || leaf.lower_fence().is_none_or(|lower| lower <= row.key)
+    }));
+    let is_covered = |row: &&Row<'_>| row.tree.pages.id == tree.pages.id && upper.is_none_or(|upper| row.key < upper);
+    start + rows[start..].iter().take_while(is_covered).count()
+}
+
+/// The next leaf of a commit.
+struct NextLeaf<'a, 'k> {
+    tree: &'a Tree,
+    /// A key that the leaf covers.
+    key: &'k [u8],
+    /// The key is one that was read; otherwise a row's.
+    is_read: bool,
+}
+
+/// The leaves of a commit in the order of (keyspace, key), which is the order of their latches: those of its rows, and
+/// those that its transaction has read.
+struct LeavesInOrder<'a> {
+    work: &'a Work<'a>,
+    /// The first row whose leaf was not passed.
+    row: usize,
+    walk: Walk<'a>,
+    /// The pinned leaves that were not passed.
+    pinned: &'a [PinnedLeaf],
+}
+
+impl<'a> LeavesInOrder<'a> {
+    fn new(work: &'a Work<'a>, pinned: &'a [PinnedLeaf]) -> LeavesInOrder<'a> {
+        LeavesInOrder { work, row: 0, walk: Walk::new(work.reads), pinned }
+    }
+
+    fn next(&self) -> Option<NextLeaf<'a, '_>> {
+        let row = self.work.rows.get(self.row);
+        match (row, self.walk.next()) {
+            (Some(row), Some((tree, key))) if (tree.pages.id, key) < row.order() => {
+                Some(NextLeaf { tree, key, is_read: true })
+            }
+            (Some(row), _) => Some(NextLeaf { tree: row.tree, key: row.key, is_read: false }),
+            (None, read) => read.map(|(tree, key)| NextLeaf { tree, key, is_read: true }),
+        }
+    }
+
+    /// Returns `true` if the commit changes a row of the leaf.
+    fn has_row_in(&self, tree: &Tree, leaf: &Leaf<'_>) -> bool {
+        let row = self.work.rows.get(self.row);
+        row.is_some_and(|row| row.tree.pages.id == tree.pages.id && leaf.covers(row.key))
+    }
+
+    /// The next leaf, latched for change. It is mostly where it was when it was pinned.
+    fn latch<'t>(
+        &self,
+        tree: &'t Tree,
+        key: &[u8],
+        is_mine: &impl Fn(FrameIndex) -> bool,
+    ) -> Result<FrameWrite<'t>, Stop> {
+        let pinned = self.pinned.first().filter(|leaf| leaf.row == self.row);
+        match pinned.and_then(|leaf| tree.write_leaf_at(leaf.page, leaf.frame, key, is_mine)) {
+            Some(write) => Ok(write),
+            None => tree.write_leaf(key, is_mine),
+        }
+    }
+
+    /// Passes the next leaf, which is latched: validates what was read in it, and returns the rows that it covers.
+    fn pass(&mut self, versions: &Versions, tree: &Tree, page: PageId, leaf: &Leaf<'_>) -> Result<Range<usize>> {
+        let keyspace = tree.pages.id;
+        if self.walk.pass(keyspace, leaf.upper_fence()) {
+            let reads = self.work.reads.expect("nothing is walked along but what was read");
+            reads.validate(versions, keyspace, page, leaf)?;
+        }
+        let start = self.row;
+        self.row = rows_end(self.work.rows, start, tree, leaf);
+        let passed = self.pinned.iter().take_while(|leaf| leaf.row < self.row).count();
+        self.pinned = &self.pinned[passed..];
+        Ok(start..self.row)
+    }
+}
+
+/// The leaves of a commit, latched and validated, with room for its rows and ready to be changed in the current epoch.
+/// Nobody changes what the transaction has read before the commit has its timestamp.
+pub(super) struct Latched<'e> {
+    writes: Vec<(FrameWrite<'e>, Range<usize>)>,
+    /// Leaves that were read and will not change.
+    reads: Vec<FrameRead<'e>>,
+    _reclaim_guard: ReclaimGuard<'e>,
+    epoch_guard: EpochGuard<'e>,
+}
+
+impl Latched<'_> {
+    fn has(&self, frame: FrameIndex) -> bool {
+        self.reads.iter().any(|read| read.frame() == frame)
+            || self.writes.iter().any(|(write, _)| write.frame() == frame)
+    }
+
+    /// Changes the rows, leaves what they were to the versions, and marks the commit applied.
+    fn apply<L>(
+        self,
+        engine: &Engine<L>,
+        rows: &[Row<'_>],
+        medium: &[Option<MediumValue>],
+        timestamp: Timestamp,
+        sink: &impl CommitSink,
+    ) {
+        let Latched { mut writes, reads, _reclaim_guard, epoch_guard } = self;
+        drop(reads);
+        // Without a row is a leaf that was split just before it was latched.
+        for (write, range) in writes.iter_mut().filter(|(_, range)| !range.is_empty()) {
+            let medium = medium.get(range.start..).unwrap_or_default();
+            engine.change_leaf(&epoch_guard, write, &rows[range.clone()], medium, timestamp, sink);
+        }
+        sink.mark_applied(timestamp);
+        drop(writes);
+    }
+}
+
+impl<L> Engine<L> {
+    /// Latches all leaves, takes the timestamp, and changes the rows; or ends with what is lacking, nothing changed.
+    pub(super) fn try_apply<S: CommitSink>(
+        &self,
+        work: &Work<'_>,
+        pinned: &[PinnedLeaf],
+        medium: &[Option<MediumValue>],
+        sink: &mut S,
+    ) -> Result<S::Committed, Unready> {
+        let latched = self.latch_all(work, pinned)?;
+        // A log that was sealed or failed meanwhile gives no timestamp.
+        let (timestamp, committed) = sink.take_timestamp(&latched.epoch_guard).map_err(Unready::Error)?;
+        latched.apply(self, work.rows, medium, timestamp, sink);
+        Ok(committed)
+    }
+
+    fn latch_all<'e>(&'e self, work: &'e Work<'_>, pinned: &'e [PinnedLeaf]) -> Result<Latched<'e>, Unready> {
+        let mut latched = Latched {
+            epoch_guard: self.space.epoch_latch.shared(),
+            _reclaim_guard: self.pool.reclaim_guard(),
+            reads: Vec::new(),
+            writes: Vec::with_capacity(work.rows.len().min(LEAVES_AT_ONCE)),
+        };
+        let mut leaves = LeavesInOrder::new(work, pinned);
+        while let Some(NextLeaf { tree, key, is_read }) = leaves.next() {
+            let is_mine = |frame| latched.has(frame);
+            if is_read {
+                let read = tree.read_leaf_beside(key, &is_mine)?;
+                let leaf = Leaf::new(&read);
+                if !leaves.has_row_in(tree, &leaf) {
+                    let rows = leaves.pass(&self.versions, tree, read.page(), &leaf).map_err(Unready::Error)?;
+                    assert!(rows.is_empty(), "a leaf with rows to change is latched for reading");
+                    latched.reads.push(read);
+                    continue;
+                }
+            }
+            let write = leaves.latch(tree, key, &is_mine)?;
+            let leaf = Leaf::new(&write);
+            let rows = leaves.pass(&self.versions, tree, write.page(), &leaf).map_err(Unready::Error)?;
+            if !rows.is_empty() {
+                if !crate::tree::has_room(&leaf, &work.incoming[rows.clone()]) {
+                    return Err(Unready::Room(rows));
+                }
+                self.pool.prepare_change(&latched.epoch_guard, &write)?;
+            }
+            latched.writes.push((write, rows));
+        }
+        Ok(latched)
+    }
+
+    /// Changes rows of one leaf; `medium` begins with the value of the first.
+    fn change_leaf(
+        &self,
+        epoch_guard: &EpochGuard<'_>,
+        write: &mut FrameWrite<'_>,
+        rows: &[Row<'_>],
+        medium: &[Option<MediumValue>],
+        timestamp: Timestamp,
+        sink: &impl CommitSink,
+    ) {
+        let pages = &rows[0].tree.pages;
+        let page = write.page();
+        self.pool.mark_dirty(epoch_guard, write);
+        let mut leaf = LeafMut::new(write.leaf_mut(&pages.table));
+        let mut undo = UndoRecord::new();
+        for (index, row) in rows.iter().enumerate() {
+            let found = leaf.as_leaf().search(row.key);
+            let value = self.place_value(epoch_guard, row, medium.get(index).copied().flatten());
+            let replaced = found.ok().map(|at| leaf.as_leaf().value(at));
+            if (replaced.is_some() || value.is_some()) && sink.keeps(replaced.as_ref()) {
+                undo.push(row.key, replaced);
+            }
+            match (found, value) {
+                (Ok(at), Some(value)) => leaf.replace(at, value).expect("room was checked"),
+                (Err(at), Some(value)) => leaf.insert(at, row.key, value).expect("room was checked"),
+                (Ok(at), None) => leaf.remove(at),
+                (Err(_), None) => {}
+            }
+        }
+        let newest = leaf.as_leaf().newest().max(timestamp);
+        leaf.set_newest(newest);
+        if !undo.is_empty() {
+            self.versions.add(pages.id, page, timestamp, undo);
+        }
+    }
+
+    /// The row's new value as its leaf stores it; the extents of a large one get page numbers. `None` if the row is
+    /// removed.
+    fn place_value<'r>(
+        &self,
+        epoch_guard: &EpochGuard<'_>,
+        row: &Row<'r>,
+        medium: Option<MediumValue>,
+    ) -> Option<RowValue<'r>> {
+        let pages = &row.tree.pages;
+        match (row.change, medium) {
+            (Change::Remove, None) => None,
+            (Change::Put(value), None) => Some(RowValue::Inline(value)),
+            (Change::Put(value), Some(MediumValue { value_id, address })) => {
+                let length = value.len() as u64;
+                Some(RowValue::Large(self.attach_value(epoch_guard, pages, length, value_id, &[address])))
+            }
+            (Change::PutLarge(value), None) => {
+                let large = self.attach_value(epoch_guard, pages, value.length, value.value_id, &value.addresses);
+                value.set_reference(epoch_guard, large);
+                Some(RowValue::Large(large))
+            }
+            (Change::Remove | Change::PutLarge(_), Some(_)) => unreachable!("a medium value is a row's that puts it"),
+        }
+    }
+
+    /// Gives a value's extents page numbers.
+    fn attach_value(
+        &self,
+        epoch_guard: &EpochGuard<'_>,
+        pages: &PageSpace,
+        length: u64,
+        value_id: u64,
+        addresses: &[ExtentAddress],
+    ) -> LargeRef {
+        let chunk_count = u32::try_from(addresses.len()).expect("fewer than 2^32 chunks");
+        let first_page = if addresses.is_empty() { PageId::NONE } else { pages.table.allocate(chunk_count) };
+        for (page, &address) in (first_page.0..).zip(addresses) {
+            pages.table.store(PageId(page), PageEntry::OnDisk(address));
+            self.space.record(epoch_guard.epoch(), pages.id, PageId(page), address);
+        }
+        LargeRef { length, id: value_id, first_page, chunk_count }
+    }
+}

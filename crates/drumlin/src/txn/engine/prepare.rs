@@ -1,0 +1,329 @@
+//! Preparing a commit, as often as needed, with all waiting that it takes: medium values are appended, leaves brought
+//! in and pinned, room made in them.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::Engine;
+use super::apply::{CommitSink, LEAVES_AT_ONCE, MediumValue, PinnedLeaf, Row, Unready, Work, rows_end};
+use crate::error::{Error, Result};
+use crate::format::PageId;
+use crate::format::node::LARGE_REF_BYTES;
+use crate::pool::{FrameRead, Needs, Pool, Stop};
+use crate::space::{FrameIndex, Space};
+use crate::task::WaitMode;
+use crate::tree::node::Leaf;
+use crate::tree::{Incoming, Provider, Target, Tree};
+use crate::txn::read_set::{Reads, Walk};
+use crate::txn::values;
+use crate::txn::versions::{undo_bytes_max, version_bytes_max};
+use crate::txn::write_set::Change;
+
+/// Leaves that are kept from eviction while a commit is prepared, in the order of rows.
+pub(super) struct PinnedLeaves<'p> {
+    pool: &'p Pool,
+    leaves: Vec<PinnedLeaf>,
+}
+
+impl<'p> PinnedLeaves<'p> {
+    fn new(pool: &'p Pool) -> PinnedLeaves<'p> {
+        PinnedLeaves { pool, leaves: Vec::new() }
+    }
+
+    fn push(&mut self, row: usize, page: &FrameRead<'_>) {
+        page.header().pin();
+        self.leaves.push(PinnedLeaf { row, page: page.page(), frame: page.frame() });
+    }
+}
+
+impl Drop for PinnedLeaves<'_> {
+    fn drop(&mut self) {
+        for leaf in &self.leaves {
+            self.pool.frames.unpin(leaf.frame);
+        }
+    }
+}
+
+/// The medium values of a commit, by row. Their extents are released if it fails.
+pub(super) struct MediumValues<'e> {
+    space: &'e Space,
+    values: Vec<Option<MediumValue>>,
+    is_committed: bool,
+}
+
+impl Drop for MediumValues<'_> {
+    fn drop(&mut self) {
+        if !self.is_committed {
+            // Not free at once: their images may still be on the way to the disk, and must not arrive over what is put
+            // there next. The checkpoint that ends the epoch has waited for them.
+            let epoch_guard = self.space.epoch_latch.shared();
+            for value in self.values.iter().flatten() {
+                self.space.segments.release(value.address, epoch_guard.epoch());
+            }
+        }
+    }
+}
+
+/// The rows of a commit, ready to be applied.
+pub(super) struct Prepared<'w, 'p> {
+    rows: &'w [Row<'w>],
+    reads: Option<Reads<'w>>,
+    incoming: Vec<Incoming<'w>>,
+    pinned: PinnedLeaves<'p>,
+    /// Bytes of versions that the rows will leave, at the most: nobody else changes them, since they are locked.
+    pub(super) version_bytes: usize,
+}
+
+/// The pinning of leaves under way.
+struct Pinning<'w, 'p> {
+    rows: &'w [Row<'w>],
+    incoming: &'w [Incoming<'w>],
+    pinned: PinnedLeaves<'p>,
+    version_bytes: usize,
+    /// Rows that do not fit into their leaves.
+    full: Vec<Range<usize>>,
+}
+
+/// Rows whose leaves are still to be pinned, and pages that are missing for that.
+#[derive(Default)]
+struct Outstanding {
+    rows: Vec<usize>,
+    missing: Vec<PageId>,
+}
+
+impl Pinning<'_, '_> {
+    /// Pins the leaf and counts what its rows, from `row` on, will leave. Returns the index behind them.
+    fn pin(&mut self, row: usize, page: &FrameRead<'_>) -> usize {
+        self.pinned.push(row, page);
+        let leaf = Leaf::new(page);
+        let end = rows_end(self.rows, row, self.rows[row].tree, &leaf);
+        let version_bytes_of = |row: &Row<'_>| {
+            let was = leaf.search(row.key).ok().map(|index| leaf.value(index).stored_bytes());
+            version_bytes_max(row.key, was.unwrap_or(0))
+        };
+        let rows_bytes = self.rows[row..end].iter().map(version_bytes_of).sum();
+        // Twice, for leaves that are split.
+        self.version_bytes += undo_bytes_max(rows_bytes) + undo_bytes_max(0);
+        if !crate::tree::has_room(&leaf, &self.incoming[row..end]) {
+            self.full.push(row..end);
+        }
+        end
+    }
+
+    /// Pins the leaves of these rows of one tree, as far as they are in memory.
+    fn pin_present(&mut self, rows: &[usize]) -> Result<Outstanding> {
+        // One guard for all descents: those within cost next to nothing.
+        let _reclaim_guard = self.pinned.pool.reclaim_guard();
+        let mut outstanding = Outstanding::default();
+        let mut covered = 0;
+        for &row in rows {
+            if row < covered {
+                continue;
+            }
+            if outstanding.missing.len() >= LEAVES_AT_ONCE {
+                outstanding.rows.push(row);
+                continue;
+            }
+            match self.rows[row].tree.read_leaf(Target::At(self.rows[row].key)) {
+                Ok(page) => covered = self.pin(row, &page),
+                Err(Stop::Needs(needs)) => {
+                    if let Needs::Page(_, page) = needs {
+                        outstanding.missing.push(page);
+                    }
+                    outstanding.rows.push(row);
+                }
+                Err(Stop::Error(error)) => return Err(error),
+            }
+        }
+        outstanding.missing.sort_unstable();
+        outstanding.missing.dedup();
+        Ok(outstanding)
+    }
+
+    /// Refuses a commit that pins more leaves than there is memory for.
+    fn check_count(&self, leaf_count_max: usize) -> Result<()> {
+        let count = self.pinned.leaves.len();
+        if count <= leaf_count_max {
+            return Ok(());
+        }
+        let leaf_bytes = self.rows.len() as u64 * 128 / count as u64;
+        Err(Error::writes_too_large(leaf_count_max as u64 * leaf_bytes.max(128)))
+    }
+}
+
+/// Versions that a row leaves, at the most.
+fn row_version_bytes_max(row: &Row<'_>) -> usize {
+    undo_bytes_max(version_bytes_max(row.key, row.tree.inline_bytes_max().max(LARGE_REF_BYTES)))
+}
+
+/// The row as the tree sees it.
+fn incoming_of<'r>(row: &Row<'r>) -> Incoming<'r> {
+    let value_bytes = match row.change {
+        Change::Put(value) if value.len() <= row.tree.inline_bytes_max() => Some(value.len()),
+        Change::Put(_) | Change::PutLarge(_) => Some(LARGE_REF_BYTES),
+        Change::Remove => None,
+    };
+    Incoming { key: row.key, value_bytes }
+}
+
+impl<L> Engine<L> {
+    pub(super) async fn append_medium_values(&self, mode: WaitMode<'_>, rows: &[Row<'_>]) -> Result<MediumValues<'_>> {
+        let mut medium = MediumValues { space: &self.space, values: Vec::new(), is_committed: false };
+        for (index, row) in rows.iter().enumerate() {
+            if let Change::Put(value) = row.change
+                && value.len() > row.tree.inline_bytes_max()
+            {
+                medium.values.resize(index, None);
+                let value_id = self.next_value.fetch_add(1, Ordering::Relaxed);
+                let address = values::append_medium(row.tree, value_id, value)?;
+                medium.values.push(Some(MediumValue { value_id, address }));
+                if self.space.is_near_full() {
+                    let pool = Arc::clone(&self.pool);
+                    mode.run(move || pool.relieve()).await?;
+                }
+            }
+        }
+        Ok(medium)
+    }
+
+    /// Brings the leaves of all rows in and pins them, where there are several rows, and makes room in them.
+    pub(super) async fn prepare<'w>(
+        &self,
+        mode: WaitMode<'_>,
+        rows: &'w [Row<'w>],
+        reads: Option<Reads<'w>>,
+    ) -> Result<Prepared<'w, '_>> {
+        let incoming: Vec<Incoming<'w>> = rows.iter().map(incoming_of).collect();
+        let (pinned, version_bytes) = match rows {
+            [row] => (PinnedLeaves::new(&self.pool), row_version_bytes_max(row)),
+            _ => self.pin_leaves(mode, rows, &incoming, reads.is_some()).await?,
+        };
+        Ok(Prepared { rows, reads, incoming, pinned, version_bytes })
+    }
+
+    /// Applies a commit, and prepares it again wherever it is not ready.
+    pub(super) async fn apply<S: CommitSink>(
+        &self,
+        mode: WaitMode<'_>,
+        prepared: Prepared<'_, '_>,
+        mut medium: MediumValues<'_>,
+        mut sink: S,
+    ) -> Result<S::Committed> {
+        let Prepared { rows, reads, incoming, pinned, .. } = prepared;
+        assert!(medium.values.len() <= rows.len(), "a medium value has no row");
+        assert_eq!(incoming.len(), rows.len());
+        let work = Work { rows, incoming: &incoming, reads };
+        let mut pinned_reads = self.pin_reads(mode, reads, &pinned).await?;
+        let mut provider = Provider::new(mode, &self.pool);
+        loop {
+            match self.try_apply(&work, &pinned.leaves, &medium.values, &mut sink) {
+                Ok(committed) => {
+                    medium.is_committed = true;
+                    return Ok(committed);
+                }
+                Err(Unready::Error(error)) => return Err(error),
+                Err(Unready::Needs(needs)) => {
+                    crate::coverage::mark!("a commit lacked a page when it was to be applied");
+                    provider.provide(&needs).await?;
+                    // A leaf that was read has been split, perhaps: all of them have to be there at once.
+                    drop(pinned_reads);
+                    pinned_reads = self.pin_reads(mode, reads, &pinned).await?;
+                }
+                Err(Unready::Room(range)) => rows[range.start].tree.make_room(mode, &incoming[range]).await?,
+            }
+        }
+    }
+
+    /// Brings the leaves of all rows in, many at a time, pins them, and makes room in them. Also returns the bytes of
+    /// versions that the rows will leave, at the most.
+    async fn pin_leaves(
+        &self,
+        mode: WaitMode<'_>,
+        rows: &[Row<'_>],
+        incoming: &[Incoming<'_>],
+        has_reads: bool,
+    ) -> Result<(PinnedLeaves<'_>, usize)> {
+        let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes).max().expect("rows");
+        let leaf_count_max = self.pinned_leaves_max(page_bytes as u64, has_reads) as usize;
+        let pinned = PinnedLeaves::new(&self.pool);
+        let mut pinning = Pinning { rows, incoming, pinned, version_bytes: 0, full: Vec::new() };
+        let mut provider = Provider::new(mode, &self.pool);
+        let mut start = 0;
+        for rows_of_tree in rows.chunk_by(|left, right| left.tree.pages.id == right.tree.pages.id) {
+            let end = start + rows_of_tree.len();
+            let mut waiting: Vec<usize> = (start..end).collect();
+            while !waiting.is_empty() {
+                let Outstanding { rows, missing } = pinning.pin_present(&waiting)?;
+                pinning.check_count(leaf_count_max)?;
+                self.bring_in(mode, rows_of_tree[0].tree, &missing, &mut provider).await?;
+                waiting = rows;
+            }
+            start = end;
+        }
+        assert_eq!(start, rows.len(), "rows are left whose leaves are not pinned");
+        let Pinning { mut pinned, version_bytes, full, .. } = pinning;
+        pinned.leaves.sort_unstable_by_key(|leaf| leaf.row);
+        for range in full {
+            rows[range.start].tree.make_room(mode, &incoming[range]).await?;
+        }
+        Ok((pinned, version_bytes))
+    }
+
+    /// Reads pages of a tree, many at once. One alone is provided, so that its error, if it has one and is needed
+    /// still, is met.
+    async fn bring_in(
+        &self,
+        mode: WaitMode<'_>,
+        tree: &Tree,
+        missing: &[PageId],
+        provider: &mut Provider<'_>,
+    ) -> Result<()> {
+        let alone = match *missing {
+            [] => return Ok(()),
+            [page] => page,
+            [first, ..] => match self.fault_many(mode, &tree.pages, missing).await? {
+                0 => first,
+                _ => return Ok(()),
+            },
+        };
+        provider.provide(&Needs::Page(Arc::clone(&tree.pages), alone)).await
+    }
+
+    /// Brings the leaves of all that was read in and pins them, but for those that are pinned `beside`. A conflict that
+    /// shows already ends the commit.
+    async fn pin_reads(
+        &self,
+        mode: WaitMode<'_>,
+        reads: Option<Reads<'_>>,
+        beside: &PinnedLeaves<'_>,
+    ) -> Result<PinnedLeaves<'_>> {
+        let mut pinned = PinnedLeaves::new(&self.pool);
+        let Some(reads) = reads else { return Ok(pinned) };
+        let mut there: Vec<FrameIndex> = beside.leaves.iter().map(|leaf| leaf.frame).collect();
+        there.sort_unstable();
+        let frame_bytes = |frame: &FrameIndex| self.pool.frames.page_bytes(*frame);
+        let mut bytes: usize = there.iter().map(frame_bytes).sum();
+        let limit_bytes = self.pinned_reads_bytes_max() as usize;
+        let mut walk = Walk::new(Some(reads));
+        while let Some((tree, key)) = walk.next() {
+            let keyspace = tree.pages.id;
+            let upper_fence = tree.awaiting(mode, || {
+                let page = tree.read_leaf(Target::At(key))?;
+                let leaf = Leaf::new(&page);
+                reads.validate(&self.versions, keyspace, page.page(), &leaf)?;
+                if there.binary_search(&page.frame()).is_err() {
+                    pinned.push(0, &page);
+                    bytes += page.len();
+                }
+                Ok(leaf.upper_fence().map(<[u8]>::to_vec))
+            });
+            let upper_fence = upper_fence.await?;
+            if bytes > limit_bytes {
+                return Err(Error::reads_too_large(limit_bytes as u64));
+            }
+            walk.pass(keyspace, upper_fence.as_deref());
+        }
+        Ok(pinned)
+    }
+}

@@ -1,0 +1,47 @@
+//! An engine while its database recovers: commits that are in the log already are applied, by one thread.
+
+use super::Engine;
+use super::apply::{CommitSink, Row};
+use crate::error::Result;
+use crate::format::Timestamp;
+use crate::space::EpochGuard;
+use crate::task::{WaitMode, ready};
+use crate::tree::node::RowValue;
+use crate::txn::write_set::Change;
+
+/// The place of the log in an engine that recovers: nothing is appended to it yet.
+pub(crate) struct Replaying;
+
+/// The sink of a commit that has its timestamp. Nobody reads yet, so nothing is published.
+struct ReplayedCommit(Timestamp);
+
+impl CommitSink for ReplayedCommit {
+    type Committed = ();
+
+    fn take_timestamp(&mut self, _epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, ())> {
+        Ok((self.0, ()))
+    }
+
+    /// Nobody can ask what a row was; but large values that were replaced are to be freed.
+    fn keeps(&self, replaced: Option<&RowValue<'_>>) -> bool {
+        matches!(replaced, Some(RowValue::Large(_)))
+    }
+
+    fn mark_applied(&self, _timestamp: Timestamp) {}
+}
+
+impl Engine<Replaying> {
+    /// Applies the rows of a commit that is in the log already.
+    pub(crate) fn replay(&self, rows: &[Row<'_>], timestamp: Timestamp) -> Result<()> {
+        ready(async {
+            let _reserved_pages = self.reserve_replayed_pages(rows)?;
+            let medium = self.append_medium_values(WaitMode::Blocking, rows).await?;
+            let prepared = self.prepare(WaitMode::Blocking, rows, None).await?;
+            self.apply(WaitMode::Blocking, prepared, medium, ReplayedCommit(timestamp)).await
+        })?;
+        for row in rows.iter().filter(|row| matches!(row.change, Change::Remove)) {
+            row.tree.try_merge(row.key);
+        }
+        Ok(())
+    }
+}

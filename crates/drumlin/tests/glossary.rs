@@ -1,0 +1,94 @@
+//! The glossary against the sources: every type has a line, and no retired word is a name.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn glossary() -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/glossary.md");
+    fs::read_to_string(path).unwrap().replace("\r\n", "\n")
+}
+
+/// What stands in backticks in a column of a table's rows.
+fn quoted(rows: &str, column: usize) -> BTreeSet<String> {
+    let cells = rows.lines().filter(|line| line.starts_with('|')).filter_map(|line| line.split('|').nth(column));
+    cells.flat_map(|cell| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>()).collect()
+}
+
+fn source_files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            source_files(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// Every source file of the library, with the names in its code: comments and texts left out.
+fn names() -> Vec<(String, Vec<String>)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut paths = Vec::new();
+    source_files(&folder, &mut paths);
+    assert!(paths.len() > 50, "the sources are somewhere else");
+    let names_in = |text: &str| {
+        let code = text.lines().map(|line| line.split("//").next().unwrap_or(line));
+        let outside_texts = code.flat_map(|line| line.split('"').step_by(2));
+        let is_part = |c: char| c == '_' || c.is_ascii_alphanumeric();
+        outside_texts.flat_map(|part| part.split(move |c| !is_part(c))).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let file = |path: &PathBuf| path.strip_prefix(&folder).unwrap().display().to_string();
+    paths.iter().map(|path| (file(path), names_in(&fs::read_to_string(path).unwrap()))).collect()
+}
+
+/// A type that more than its module sees has a line in the glossary.
+#[test]
+fn every_type_has_a_line() {
+    let text = glossary();
+    let (terms, _) = text.split_once("## Retired words").unwrap();
+    let known = quoted(terms, 2);
+    let mut missing = Vec::new();
+    for (file, names) in names().iter().filter(|(file, _)| file != "fuzzing.rs" && !file.contains("tests")) {
+        let words: Vec<&str> = names.iter().map(String::as_str).filter(|name| !name.is_empty()).collect();
+        for window in words.windows(4) {
+            let rest = match window {
+                ["pub", "crate", rest @ ..] => rest,
+                ["pub", rest @ ..] => rest,
+                _ => continue,
+            };
+            if let ["struct" | "enum" | "trait" | "type", name, ..] = rest
+                && !known.contains(*name)
+                && name.starts_with(char::is_uppercase)
+            {
+                missing.push(format!("{file}: {name}"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "docs/glossary.md has no line for\n{}", missing.join("\n"));
+}
+
+/// A type that the glossary names is there.
+#[test]
+fn every_line_has_its_types() {
+    let text = glossary();
+    let (terms, _) = text.split_once("## Retired words").unwrap();
+    let used: BTreeSet<String> = names().into_iter().flat_map(|(_, names)| names).collect();
+    let gone: Vec<String> = quoted(terms, 2).into_iter().filter(|name| !used.contains(name)).collect();
+    assert!(gone.is_empty(), "docs/glossary.md names what is not in the sources: {}", gone.join(", "));
+}
+
+/// Words that were replaced by the field's own do not come back as names.
+#[test]
+fn no_retired_word_is_a_name() {
+    let text = glossary();
+    let (_, retired) = text.split_once("## Retired words").unwrap();
+    let retired = quoted(retired, 1);
+    assert!(retired.len() > 20, "the list of retired words is somewhere else");
+    let mut back = Vec::new();
+    for (file, names) in names() {
+        let found: BTreeSet<&String> = names.iter().filter(|name| retired.contains(*name)).collect();
+        back.extend(found.iter().map(|name| format!("{file}: {name}")));
+    }
+    assert!(back.is_empty(), "retired words (docs/glossary.md has what to say instead):\n{}", back.join("\n"));
+}
