@@ -120,24 +120,33 @@ struct Shared {
 /// Where a request waits that was told to.
 #[derive(Default)]
 struct Gate {
-    /// Of which kind it is, and how many still pass before the one that waits.
-    spared: Option<(Operation, u64)>,
+    held: Option<Held>,
     waiting: usize,
+}
+
+/// Which request waits.
+struct Held {
+    operation: Operation,
+    /// Whether one of the operation, to this path and offset, counts.
+    counts: fn(&Path, u64) -> bool,
+    /// How many that count still pass before it.
+    spared: u64,
 }
 
 impl Shared {
     /// Counts one request, and waits if it is the one that is to be held.
-    fn pass_gate(&self, operation: Operation) {
+    fn pass_gate(&self, operation: Operation, path: &Path, offset: u64) {
         let mut gate = self.gate.lock();
-        match gate.spared {
-            Some((held, 0)) if held == operation => {}
-            Some((held, spared)) if held == operation => {
-                gate.spared = Some((held, spared - 1));
-                return;
+        match &mut gate.held {
+            Some(held) if held.operation == operation && (held.counts)(path, offset) => {
+                if held.spared > 0 {
+                    held.spared -= 1;
+                    return;
+                }
             }
             _ => return,
         }
-        gate.spared = None;
+        gate.held = None;
         gate.waiting += 1;
         self.changed.notify_all();
         while gate.waiting > 0 {
@@ -325,10 +334,15 @@ impl FaultyBackend {
     /// Lets the `nth` request of a kind from now on (1 is the next one), an opening, listing, read or durable write (as
     /// `Sync`), wait before it does anything, until it is [released](Self::release); others pass.
     pub fn hold_nth(&self, operation: Operation, nth: u64) {
+        self.hold_nth_at(operation, nth, |_, _| true);
+    }
+
+    /// As [`hold_nth`](Self::hold_nth), of those requests whose path and offset (0 where there is none) `counts` accepts.
+    pub fn hold_nth_at(&self, operation: Operation, nth: u64, counts: fn(&Path, u64) -> bool) {
         let waits = matches!(operation, Operation::Open | Operation::List | Operation::Read | Operation::Sync);
         assert!(waits, "only these wait");
         assert!(nth > 0, "the next request is number 1");
-        self.shared.gate.lock().spared = Some((operation, nth - 1));
+        self.shared.gate.lock().held = Some(Held { operation, counts, spared: nth - 1 });
     }
 
     /// Waits until a request is held; false if none came in that time.
@@ -389,7 +403,7 @@ impl Backend for FaultyBackend {
 
     fn open(&self, path: &Path, options: OpenOptions) -> io::Result<FileRef> {
         self.shared.strike(Operation::Open)?;
-        self.shared.pass_gate(Operation::Open);
+        self.shared.pass_gate(Operation::Open, path, 0);
         let existed = self.inner.exists(path)?;
         let inner = self.inner.open(path, options)?;
         if !existed {
@@ -416,7 +430,7 @@ impl Backend for FaultyBackend {
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
-        self.shared.pass_gate(Operation::List);
+        self.shared.pass_gate(Operation::List, path, 0);
         self.shared.strike(Operation::List)?;
         self.inner.list(path)
     }
@@ -539,19 +553,19 @@ impl File for FaultyFile {
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         self.shared.strike(Operation::Read)?;
-        self.shared.pass_gate(Operation::Read);
+        self.shared.pass_gate(Operation::Read, self.inner.path(), offset);
         self.inner.read_at(buffer, offset)
     }
 
     fn read_up_to(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         self.shared.strike(Operation::Read)?;
-        self.shared.pass_gate(Operation::Read);
+        self.shared.pass_gate(Operation::Read, self.inner.path(), offset);
         self.inner.read_up_to(buffer, offset)
     }
 
     fn write_at(&self, buffer: &[u8], offset: u64, persist: Persist) -> io::Result<()> {
         if matches!(persist, Persist::Now(_)) {
-            self.shared.pass_gate(Operation::Sync);
+            self.shared.pass_gate(Operation::Sync, self.inner.path(), offset);
         }
         self.admit_write(offset, buffer.len())?;
         if persist != Persist::Later
@@ -634,7 +648,7 @@ impl Queue for FaultyQueue {
     fn push_read(&mut self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64) {
         match self.admit(file, |_| self.shared.strike(Operation::Read)) {
             Ok(file) => {
-                self.shared.pass_gate(Operation::Read);
+                self.shared.pass_gate(Operation::Read, file.path(), offset);
                 self.inner.push_read(file, offset, buffer, token);
             }
             Err(error) => self.fail(token, buffer, error),

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use drumlin::io::Backend;
-use drumlin::io::fault::FaultyBackend;
+use drumlin::io::fault::{FaultyBackend, Operation};
 use drumlin::{Config, IoBackend, Keyspace};
 
 pub use drumlin_testing::Random;
@@ -45,6 +45,12 @@ pub fn faulty() -> (FaultyBackend, Config) {
     let faulty = FaultyBackend::new(drumlin::io::in_memory());
     let backend: Arc<dyn Backend> = Arc::new(faulty.clone());
     (faulty, small().backend(backend))
+}
+
+/// Has the next write of log records wait; others, such as the preparation of a segment, pass.
+pub fn hold_records(disk: &FaultyBackend) {
+    let is_records = |path: &Path, offset| path.extension().is_some_and(|extension| extension == "seg") && offset > 0;
+    disk.hold_nth_at(Operation::Sync, 1, is_records);
 }
 
 /// What a keyspace should hold.
