@@ -1,16 +1,15 @@
-//! The asynchronous face: the calls that may wait, as futures for any executor.
+//! The asynchronous API: every call that may wait, as a future for any executor.
 //!
-//! Each does what the call without `_async` does, on the same code. A task that waits for a page, a row or the log
-//! costs no thread; what only blocking calls can do (evicting pages, growing the file, chunks of large values,
-//! keyspaces made and dropped, checkpoints) goes to a few threads of the database. Nothing here needs a runtime.
+//! Each call runs the same code as the one without `_async`. A task that waits for a page, a row or the log costs no
+//! thread. Work that only blocking calls can do (evicting pages, growing the file, writing chunks of large values,
+//! creating and dropping keyspaces, checkpoints) runs on a few threads of the database. No runtime is needed.
 //!
-//! A future may be dropped at any time. Before a commit has its timestamp, nothing of it remains; afterwards it
-//! completes without its future. One that is kept, and not polled, keeps what it has: rows that it has locked, and in a
-//! commit memory and space in the log, for which others wait. So a blocking call has no place on a thread that polls
-//! futures. One that is leaked (`std::mem::forget`) is like a leaked handle where it has a part in the database: a step
-//! of a range, and what owns a transaction or database. The folder stays locked until the process ends, also after
-//! `close`, which does not wait for it. What a leaked future has of the memory budget it keeps until the database is
-//! closed.
+//! A future may be dropped at any time. A commit dropped before it has its timestamp leaves no trace; later it
+//! completes without its future. A future that is kept but not polled keeps its resources: row locks, and in a commit
+//! memory and log space, for which others wait. So a thread that polls futures must not make blocking calls. A leaked
+//! future (`std::mem::forget`) acts like a leaked handle if it owns a transaction or database, or is a step of a range:
+//! the folder stays locked until the process ends, even after `close`, which does not wait for it. Its part of the
+//! memory budget stays taken until the database is closed.
 
 use std::future::Future;
 use std::ops::RangeBounds;
@@ -28,11 +27,11 @@ use crate::format::Timestamp;
 use crate::txn::engine::Durability;
 use crate::txn::values::ForTasks;
 
-/// One run of the body of [`Database::transact_async`].
+/// A run of the body of [`Database::transact_async`].
 pub type Attempt<'t, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 't>>;
 
 impl Config {
-    /// Like [`open`](Config::open): recovery may take seconds, on a thread of its own.
+    /// Like [`open`](Config::open). Recovery, which may take seconds, runs on a thread of its own.
     ///
     /// # Errors
     /// Those of [`open`](Config::open).
@@ -91,8 +90,8 @@ impl Database {
         self.on_worker(move |database| database.drop_keyspace(&name)).await
     }
 
-    /// Like [`transact`](Database::transact); `body` runs again after a conflict. It returns a boxed future, so that
-    /// the whole can be spawned on executors of several threads; what it uses it owns: handles are cheap to clone.
+    /// Like [`transact`](Database::transact); `body` runs again after a conflict. The future is boxed, so that it can
+    /// be spawned on multi-threaded executors, and owns what it uses: handles are cheap to clone.
     ///
     /// ```
     /// # let block_on = smol::block_on;
@@ -217,9 +216,9 @@ impl Keyspace {
         self.insert_in(self.store()?.as_task(), key.as_ref(), value.as_ref(), durability).await
     }
 
-    /// Like [`insert_from`](Keyspace::insert_from), from an asynchronous reader. Its future keeps 320 KiB of the
-    /// thirty-second of the memory budget that is for such writers; one that is leaked (`std::mem::forget`) keeps them
-    /// until the database is closed, and the memory itself for good.
+    /// Like [`insert_from`](Keyspace::insert_from), from an asynchronous reader. Its future takes 320 KiB of the
+    /// thirty-second of the memory budget that is for such writers. A leaked future (`std::mem::forget`) keeps its part
+    /// of the budget until the database is closed, and the memory itself for good.
     ///
     /// # Errors
     /// Those of [`insert_from`](Keyspace::insert_from).
@@ -254,8 +253,8 @@ impl Keyspace {
 }
 
 impl Range {
-    /// As `next` of the iterator. A future that is dropped takes no row away; one that is leaked keeps the database
-    /// open, as a leaked range does.
+    /// Like `next` of the iterator. Dropping the future loses no row; leaking it keeps the database open, like a leaked
+    /// range.
     pub async fn next_async(&mut self) -> Option<Result<(Value, Value)>> {
         let Some(handle) = self.handle() else { return self.next() };
         match handle.store() {
@@ -264,7 +263,7 @@ impl Range {
         }
     }
 
-    /// As `next_back` of the iterator; otherwise as [`next_async`](Range::next_async).
+    /// Like `next_back` of the iterator; otherwise like [`next_async`](Range::next_async).
     pub async fn next_back_async(&mut self) -> Option<Result<(Value, Value)>> {
         let Some(handle) = self.handle() else { return self.next_back() };
         match handle.store() {

@@ -10,11 +10,11 @@ use crate::io::IoBackend;
 use crate::memory::Budget;
 use crate::store::{Settings, examine};
 
-/// The least size of a log segment: 1 MiB. Simulations make do with less.
+/// The least size of a log segment: 1 MiB. Simulations use smaller ones.
 const LOG_SEGMENT_BYTES_MIN: u64 = if cfg!(feature = "sim") { 256 << 10 } else { 1 << 20 };
-/// A log segment's index, made before anything is appended, takes a 4096th of it.
+/// The largest log segment: its index, allocated before anything is appended, takes a 4096th of it.
 const LOG_SEGMENT_BYTES_MAX: u64 = 1 << 30;
-/// The most memory: each page size reserves address space for the whole budget, and numbers its frames with 29 bits.
+/// The largest budget: each page size reserves address space for all of it, and numbers its frames with 29 bits.
 const MEMORY_BYTES_MAX: u64 = 1 << 40;
 
 /// Settings for opening a database. Few options; each has a default that was measured or that hardly matters.
@@ -56,8 +56,7 @@ impl Config {
         Config::default()
     }
 
-    /// A database that is kept in memory alone and ends with its last handle; the path given to
-    /// [`open`](Config::open) does not matter.
+    /// A database that exists in memory only and ends with its last handle. [`open`](Config::open) ignores its path.
     #[must_use]
     pub fn in_memory() -> Config {
         let Config { settings } = Config::default();
@@ -72,17 +71,17 @@ impl Config {
         self
     }
 
-    /// The number of parallel logs; may differ from one opening to the next. Default 1, at most 64: more help only
-    /// where one device queue can't take the write rate. Those beyond the first share a sixteenth of the memory, at
-    /// least 32 KiB each; records too long for them go to the first.
+    /// The number of parallel log streams; may differ from one opening to the next. Default 1, at most 64. More than
+    /// one helps only if a single device queue can't sustain the write rate. The streams beyond the first share a
+    /// sixteenth of the memory, at least 32 KiB each; records too long for them go to the first.
     #[must_use]
     pub fn log_streams(mut self, count: u16) -> Config {
         self.settings.log_stream_count = count;
         self
     }
 
-    /// The page size of keyspaces that are created without one of their own: a power of two from 4 to 64 KiB (down to
-    /// 512 bytes in tests). Default 4 KiB: a random read brings in the least.
+    /// The page size of keyspaces created without a page size of their own: a power of two from 4 to 64 KiB (down to
+    /// 512 bytes in tests). Default 4 KiB, which reads the least for a random row.
     #[must_use]
     pub fn page_bytes(mut self, bytes: usize) -> Config {
         self.settings.page_bytes = bytes;
@@ -104,30 +103,30 @@ impl Config {
         self
     }
 
-    /// The bytes of log after which a checkpoint is made: the most that recovery has to read.
-    /// Default 256 MiB, a second or two of recovery.
+    /// The bytes of log after which a checkpoint is made, and so the most that recovery has to read. Default 256 MiB, a
+    /// second or two of recovery.
     #[must_use]
     pub fn checkpoint_log_bytes(mut self, bytes: u64) -> Config {
         self.settings.checkpoint_log_bytes = bytes;
         self
     }
 
-    /// The backend that reads and writes files. Default: io_uring where the system allows it. The environment variable
-    /// `DRUMLIN_IO_BACKEND` (`uring` or `portable`) wins over this.
+    /// The backend that reads and writes files. Default: io_uring if the system allows it. The environment variable
+    /// `DRUMLIN_IO_BACKEND` (`uring` or `portable`) takes precedence.
     #[must_use]
     pub fn io_backend(mut self, kind: IoBackend) -> Config {
         self.settings.io_backend = kind;
         self
     }
 
-    /// Whether a database that is not there is created. Default yes.
+    /// Creates the database if it does not exist. Default yes.
     #[must_use]
     pub fn create(mut self, create: bool) -> Config {
         self.settings.create = create;
         self
     }
 
-    /// Files by a backend of one's own: how tests inject faults and count writes.
+    /// Replaces the files, clock and threads of the operating system: tests use it to inject faults and count writes.
     #[must_use]
     #[doc(hidden)]
     pub fn backend(mut self, backend: std::sync::Arc<dyn crate::io::Backend>) -> Config {
@@ -135,14 +134,14 @@ impl Config {
         self
     }
 
-    /// Opens the database at `path`, a folder (`.` is the current one); creates it if it is missing, and recovers it if
-    /// it was not closed.
+    /// Opens the database at `path`, a folder (`.` is the current one). Creates it if it does not exist, and recovers
+    /// it if it was not closed.
     ///
-    /// Takes as long as reading and applying the log does: about a second for each 100 MB.
+    /// Takes as long as reading and applying the log: about a second per 100 MB.
     ///
     /// # Errors
     /// [`Error::NotADatabase`], [`Error::NewerFormat`], [`Error::Locked`], [`Error::Corrupted`],
-    /// [`Error::BudgetTooSmall`], [`Error::Io`]; [`Error::Invalid`] for a setting or path that can't be.
+    /// [`Error::BudgetTooSmall`], [`Error::Io`]; [`Error::Invalid`] for a setting or path that is not allowed.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Database> {
         self.check()?;
         if !self.settings.in_memory && path.as_ref().as_os_str().is_empty() {
@@ -153,20 +152,20 @@ impl Config {
     }
 
     /// Verifies the database at `path` without opening it: reads superblocks, catalogue, page tables, every page, every
-    /// value and the log, and lists all that is damaged. Recovers nothing and writes nothing, so it works on a medium
-    /// that can only be read. Nobody may have the database open. O(data).
+    /// value and the log, and lists all corruption. Recovers nothing and writes nothing, so it works on read-only
+    /// media. The database must not be open elsewhere. O(data).
     ///
-    /// It is for a database that does not open because it is damaged; one that opens is better verified by
-    /// [`Database::check`](crate::Database::check), which also goes down every tree.
+    /// Meant for a database that does not open because it is corrupted. [`Database::check`](crate::Database::check)
+    /// verifies one that opens better: it also descends every tree.
     ///
     /// # Errors
-    /// Only those that keep it from looking: [`Error::NotADatabase`], [`Error::NewerFormat`], [`Error::Locked`],
-    /// [`Error::BudgetTooSmall`], [`Error::Io`]; [`Error::Invalid`] for a setting that can't be.
+    /// Only those that prevent the check itself: [`Error::NotADatabase`], [`Error::NewerFormat`], [`Error::Locked`],
+    /// [`Error::BudgetTooSmall`], [`Error::Io`]; [`Error::Invalid`] for a setting that is not allowed.
     pub fn examine(&self, path: impl AsRef<Path>) -> Result<CheckReport> {
         self.examine_with(path, |_| ())
     }
 
-    /// Like [`examine`](Config::examine), telling `progress` now and then how far it is.
+    /// Like [`examine`](Config::examine), reporting to `progress` from time to time.
     ///
     /// # Errors
     /// Those of [`examine`](Config::examine).

@@ -17,13 +17,13 @@ use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::values::{self, Blocking, MEDIUM_BYTES_MAX, Source};
 use crate::txn::write_set::Change;
 
-/// A keyspace: rows in the order of their keys (by bytes). A cheap handle.
+/// A keyspace: rows ordered by the bytes of their keys. A cheap handle.
 ///
-/// Calls outside of a transaction are each a transaction of their own.
+/// Each call outside of a transaction is a transaction of its own.
 #[derive(Clone, Debug)]
 pub struct Keyspace {
     handle: Arc<Handle>,
-    /// Others get it from [`named_in`](Keyspace::named_in).
+    /// Other modules get it from [`named_in`](Keyspace::named_in).
     open: Arc<OpenKeyspace>,
 }
 
@@ -50,7 +50,7 @@ impl KeyspaceOptions {
     }
 }
 
-/// Figures of a keyspace, known without reading it.
+/// Facts about a keyspace that are known without reading it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct KeyspaceInfo {
@@ -69,8 +69,8 @@ impl Keyspace {
         Keyspace { handle: Arc::clone(handle), open }
     }
 
-    /// The keyspace itself, for whoever works on the database of `handle`; `Invalid` if it is one of another. `user`
-    /// says who.
+    /// The open keyspace, for callers that work on the database of `handle`; `Invalid` if it belongs to another. `user`
+    /// names the caller in the error.
     pub(crate) fn named_in(&self, handle: &Arc<Handle>, user: &str) -> Result<&OpenKeyspace> {
         handle.store()?;
         if Arc::ptr_eq(&self.handle, handle) {
@@ -96,26 +96,26 @@ impl Keyspace {
         &self.open.name
     }
 
-    /// The longest key: a quarter of the page.
+    /// The length of the longest key: a quarter of the page.
     #[must_use]
     pub fn key_bytes_max(&self) -> usize {
         self.open.tree.key_bytes_max()
     }
 
-    /// Puts a row in place of one with the same key, if there is one. Durable when it returns. O(log n).
+    /// Puts a row and replaces the one with the same key, if there is one. Durable when it returns. O(log n).
     ///
     /// # Errors
     /// [`KeyTooLong`](crate::Error::KeyTooLong), [`DiskFull`](crate::Error::DiskFull),
     /// [`Conflict`](crate::Error::Conflict) if a transaction holds the row for 10 seconds,
-    /// [`Failed`](crate::Error::Failed), [`OutcomeUnknown`](crate::Error::OutcomeUnknown);
-    /// [`MemoryInUse`](crate::Error::MemoryInUse) if it has to wait for its row or for memory, and the memory that open
-    /// transactions and waiting writes share has no room for its lock for 10 seconds, or for a value over 64 KiB as
-    /// [`insert_from`](Keyspace::insert_from).
+    /// [`Failed`](crate::Error::Failed), [`OutcomeUnknown`](crate::Error::OutcomeUnknown).
+    /// [`MemoryInUse`](crate::Error::MemoryInUse) if the write must wait for its row or for memory, and the memory that
+    /// open transactions and waiting writes share has no room for its lock for 10 seconds; for a value over 64 KiB also
+    /// like [`insert_from`](Keyspace::insert_from).
     pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         self.insert_with(key, value, Durability::Full)
     }
 
-    /// Like [`insert`](Keyspace::insert), with a durability of one's own choice.
+    /// Like [`insert`](Keyspace::insert), with the given durability.
     ///
     /// # Errors
     /// Those of [`insert`](Keyspace::insert).
@@ -154,19 +154,19 @@ impl Keyspace {
         let value =
             values::write_large(mode, tree, store.new_value(), source, memory, &store.engine.make_space).await?;
         let row = Row { tree: &self.open.tree, key, change: Change::PutLarge(&value) };
-        // Until it is applied, it is given back however this ends.
+        // Until the value is applied, its space is released however this ends.
         store.autocommit(mode, row, durability).await?;
         Ok(value.length)
     }
 
-    /// Stores what `reader` yields as the row's value, of any length, in memory of 320 KiB. The row changes when the
-    /// reader has ended. Returns the number of bytes. Where others have all the memory that is for this, a
-    /// thirty-second of the budget, it waits for them before it reads anything.
+    /// Stores all that `reader` yields as the row's value, of any length, in 320 KiB of memory. The row changes once
+    /// the reader has ended. Returns the number of bytes. If other writers use all the memory for this, a thirty-second
+    /// of the budget, the call waits for them before it reads anything.
     ///
     /// # Errors
-    /// [`Source`](crate::Error::Source) if the reader fails; nothing of the value remains then.
-    /// [`MemoryInUse`](crate::Error::MemoryInUse) if it has waited for 10 seconds: nothing has been read. Otherwise as
-    /// [`insert`](Keyspace::insert).
+    /// [`Source`](crate::Error::Source) if the reader fails; nothing of the value remains.
+    /// [`MemoryInUse`](crate::Error::MemoryInUse) after waiting for memory for 10 seconds; nothing has been read.
+    /// Otherwise those of [`insert`](Keyspace::insert).
     pub fn insert_from(&self, key: impl AsRef<[u8]>, reader: impl Read) -> Result<u64> {
         ready(self.insert_from_in(WaitMode::Blocking, key.as_ref(), Blocking(reader)))
     }
@@ -175,7 +175,7 @@ impl Keyspace {
         let memory = self.store()?.source_memory(mode).await?;
         let head = read_head(&mut source).await?;
         if head.len() <= MEDIUM_BYTES_MAX {
-            // The row may be another's for long.
+            // Another transaction may hold the row for long.
             drop(memory);
             self.insert_in(mode, key, &head, Durability::Full).await?;
             return Ok(head.len() as u64);
@@ -183,7 +183,7 @@ impl Keyspace {
         self.insert_large(mode, key, WithHead { head: &head, source }, memory, Durability::Full).await
     }
 
-    /// The row's value. O(log n); one read of the device at the most where inner nodes are in memory.
+    /// Returns the row's value. O(log n); at most one read of the device while inner nodes are in memory.
     ///
     /// # Errors
     /// [`Corrupted`](crate::Error::Corrupted), [`Io`](crate::Error::Io).
@@ -197,7 +197,7 @@ impl Keyspace {
         Ok(value.map(Value::from))
     }
 
-    /// Whether there is such a row. O(log n).
+    /// Returns `true` if the row exists. O(log n).
     ///
     /// # Errors
     /// Those of [`get`](Keyspace::get).
@@ -209,7 +209,7 @@ impl Keyspace {
         Ok(self.store()?.engine.find_in(mode, &self.open.tree, key, Store::PLAIN).await?.is_some())
     }
 
-    /// The values of many rows, with many reads of the device in flight at once.
+    /// Returns the values of many rows, with many reads of the device in flight at once.
     ///
     /// # Errors
     /// Those of [`get`](Keyspace::get).
@@ -229,7 +229,7 @@ impl Keyspace {
     /// Removes the row, if there is one. Durable when it returns. O(log n).
     ///
     /// # Errors
-    /// Those of [`insert`](Keyspace::insert); works on a full disk too.
+    /// Those of [`insert`](Keyspace::insert). Works on a full disk too.
     pub fn remove(&self, key: impl AsRef<[u8]>) -> Result<()> {
         ready(self.remove_in(WaitMode::Blocking, key.as_ref()))
     }
@@ -240,7 +240,7 @@ impl Keyspace {
         self.store()?.autocommit(mode, row, Durability::Full).await
     }
 
-    /// The rows of a range as they are now; what is changed later does not show. See [`Range`].
+    /// The rows of a range as of this call; later changes are not seen. See [`Range`].
     pub fn range<R: RangeBounds<Vec<u8>>>(&self, range: R) -> Range {
         self.scan((range.start_bound().cloned(), range.end_bound().cloned()))
     }
@@ -261,7 +261,7 @@ impl Keyspace {
         self.scan(range::prefix_bounds(prefix.as_ref()))
     }
 
-    /// The number of rows in a range. O(rows) as yet: it visits their leaves.
+    /// Counts the rows of a range. O(rows): it visits every leaf of the range.
     ///
     /// # Errors
     /// Those of [`get`](Keyspace::get).
@@ -269,7 +269,7 @@ impl Keyspace {
         ready(self.range(range).count_rows(WaitMode::Blocking))
     }
 
-    /// A value as a stream, for values larger than one wants in memory: `Read` and `Seek`, as it is now.
+    /// Opens a value as a stream, as of this call: `Read` and `Seek`, for values too large to keep in memory.
     ///
     /// # Errors
     /// Those of [`get`](Keyspace::get).
@@ -281,13 +281,13 @@ impl Keyspace {
         self.handle.value_reader(mode, &self.open.tree, key, self.now()).await
     }
 
-    /// The moment that plain reads see.
+    /// A snapshot at the timestamp that plain reads see.
     fn now(&self) -> Arc<SnapshotHandle> {
         self.handle.open_visible_snapshot()
     }
 }
 
-/// As many bytes as tell whether the value is a large one.
+/// Reads as many bytes as it takes to tell whether the value is a large one.
 pub(crate) async fn read_head(source: &mut impl Source) -> Result<Vec<u8>> {
     let mut head = vec![0; MEDIUM_BYTES_MAX + 1];
     let filled = source.fill(&mut head).await?;
@@ -296,7 +296,7 @@ pub(crate) async fn read_head(source: &mut impl Source) -> Result<Vec<u8>> {
     Ok(head)
 }
 
-/// A source of which the first bytes were read already.
+/// A source whose first bytes were read already.
 pub(crate) struct WithHead<'h, S> {
     pub(crate) head: &'h [u8],
     pub(crate) source: S,

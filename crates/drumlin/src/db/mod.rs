@@ -30,10 +30,10 @@ use crate::io::Process;
 use crate::store::{CheckProgress, CheckReport, CheckpointReport, CompactReport, Opening, Settings, Store};
 use crate::txn::snapshots::SnapshotHandle;
 
-/// An open database. Cheap to clone; all clones, and all keyspaces, snapshots, transactions, ranges and value readers,
-/// are handles of the same one, usable from any thread. The last of them to go closes it.
+/// An open database: a cheap handle, usable from any thread. Its clones, keyspaces, snapshots, transactions, ranges and
+/// value readers all keep the same database open; dropping the last of them closes it.
 ///
-/// A keyspace or savepoint of another database, or of an earlier opening of the same, is refused with
+/// Calls refuse a keyspace or savepoint of another database, or of an earlier opening of this one, with
 /// [`Error::Invalid`].
 ///
 /// ```
@@ -60,16 +60,16 @@ pub struct Database {
     handle: Arc<Handle>,
 }
 
-/// Attempts at a transaction that ends in conflicts, or for want of memory that others hold.
+/// The most attempts of [`Database::transact`] at a transaction that fails with a conflict, or for want of memory.
 const ATTEMPTS_MAX: u32 = 100;
 
-/// Keeps a database open: shared by everything that a user can hold of it. The last one dropped closes the database.
+/// Keeps a database open: every public handle shares one. Dropping the last one closes the database.
 #[derive(Debug)]
 pub(crate) struct Handle {
     store: Arc<Store>,
     /// The process that opened the database.
     process: Process,
-    /// Of all openings in this process only this one has it.
+    /// The number of this opening, unique within the process.
     number: u64,
 }
 
@@ -79,19 +79,19 @@ impl Handle {
         Handle { store, process: Process::here(), number: OPENING_COUNT.fetch_add(1, Ordering::Relaxed) }
     }
 
-    /// The same for what follows a look at the process.
+    /// The store, for callers that have checked the process already.
     #[inline]
     fn store_here(&self) -> &Store {
         &self.store
     }
 
-    /// The moment that plain reads see.
+    /// A snapshot at the timestamp that plain reads see.
     pub(crate) fn open_visible_snapshot(&self) -> Arc<SnapshotHandle> {
         self.store.open_snapshot(|| self.store.engine.clock.visible())
     }
 
-    /// What the handle is of. [`Error::Forked`] in a fork of the process that opened it: files, rings and locks are the
-    /// parent's, and other threads' locks were copied as they were.
+    /// The store of this handle. Fails with [`Error::Forked`] in a fork of the process that opened the database: files,
+    /// rings and locks belong to the parent, and locks of other threads were copied in the state they were in.
     #[inline]
     pub(crate) fn store(&self) -> Result<&Arc<Store>> {
         if self.process.is_here() { Ok(&self.store) } else { Err(Error::Forked { path: self.store.path.clone() }) }
@@ -101,7 +101,7 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if !self.process.is_here() {
-            // It stays as it is until the process ends: whatever closing it would do is the parent's to do.
+            // The store stays as it is until the process ends: only the parent may close it.
             std::mem::forget(Arc::clone(&self.store));
             return;
         }
@@ -133,19 +133,19 @@ impl Database {
         self.handle.store()
     }
 
-    /// The keyspace with this name, created with the default page size if there is none. That it was created is durable
-    /// when this returns, also where another thread creates it.
+    /// Returns the keyspace with this name and creates it, with the default page size, if there is none. Its creation
+    /// is durable when this returns, even if another thread creates it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a name that is empty or over 255 bytes; those of a commit where it is being created.
+    /// [`Error::Invalid`] for a name that is empty or over 255 bytes; those of a commit if the keyspace is created.
     pub fn keyspace(&self, name: &str) -> Result<Keyspace> {
         self.keyspace_with(name, KeyspaceOptions::default())
     }
 
-    /// Like [`keyspace`](Database::keyspace), with options that count if it is created.
+    /// Like [`keyspace`](Database::keyspace), with options that apply if the keyspace is created.
     ///
     /// # Errors
-    /// As for [`keyspace`](Database::keyspace), and [`Error::Invalid`] for a page size that can't be.
+    /// Those of [`keyspace`](Database::keyspace), and [`Error::Invalid`] for a page size that is not allowed.
     pub fn keyspace_with(&self, name: &str, options: KeyspaceOptions) -> Result<Keyspace> {
         let store = self.store()?;
         let open = match store.durable_keyspace(name)? {
@@ -159,7 +159,7 @@ impl Database {
         Ok(Keyspace::new(&self.handle, open))
     }
 
-    /// The keyspace with this name. Waits for the log where another thread is creating or dropping one, so that a power
+    /// Returns the keyspace with this name. Waits for the log while another thread creates or drops it, so that a power
     /// cut does not change the answer.
     ///
     /// # Errors
@@ -170,7 +170,7 @@ impl Database {
         Ok(Keyspace::new(&self.handle, open))
     }
 
-    /// All keyspaces, by name; one that is being created is listed once that is durable.
+    /// Lists all keyspaces by name. One that is being created is listed once its creation is durable.
     #[must_use]
     pub fn keyspaces(&self) -> Vec<KeyspaceInfo> {
         let Ok(store) = self.store() else { return Vec::new() };
@@ -185,8 +185,8 @@ impl Database {
             .collect()
     }
 
-    /// Drops a keyspace and all its rows. Handles of it answer [`Error::KeyspaceDropped`] from then on. O(pages), with
-    /// commits waiting meanwhile.
+    /// Drops a keyspace and all its rows. Its handles return [`Error::KeyspaceDropped`] from then on. O(pages); commits
+    /// wait meanwhile.
     ///
     /// # Errors
     /// [`Error::NoSuchKeyspace`], and those of a commit.
@@ -214,12 +214,12 @@ impl Database {
     /// [`Error::MemoryInUse`], after pauses that double from 50 µs to 50 ms, up to 100 times.
     ///
     /// # Errors
-    /// Any error of `body` or of the commit but those that were retried.
+    /// Any error of `body` or of the commit, except those that were retried.
     pub fn transact<T>(&self, body: impl FnMut(&mut Transaction) -> Result<T>) -> Result<T> {
         self.transact_with(TxOptions::default(), body)
     }
 
-    /// Like [`transact`](Database::transact), in transactions of one's own options.
+    /// Like [`transact`](Database::transact), with the given options.
     ///
     /// # Errors
     /// Those of [`transact`](Database::transact).
@@ -250,8 +250,8 @@ impl Database {
         Duration::from_micros((pause_us / 2 + random).min(50_000))
     }
 
-    /// The state of all keyspaces at this moment, for reading. It costs nothing to take; rows that are changed while it
-    /// lives are kept for it in memory, so drop it when done.
+    /// Takes a snapshot of all keyspaces, for reading. Taking one is free. The old versions of rows that change while
+    /// it is open are kept in memory, so drop it when done.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let engine = &self.handle.store.engine;
@@ -259,7 +259,7 @@ impl Database {
         Snapshot { handle: Arc::clone(&self.handle), snapshot }
     }
 
-    /// Writes everything that is only in the log to its place, so that reopening has nothing to recover.
+    /// Makes a checkpoint: writes all changed pages to the data file, so that reopening has nothing to recover.
     ///
     /// # Errors
     /// [`Error::DiskFull`], [`Error::Failed`].
@@ -267,9 +267,9 @@ impl Database {
         self.store()?.checkpoint()
     }
 
-    /// Packs the data file as tightly as it goes and gives its end back to the file system. Works in the background of
-    /// reads and commits. The file is no longer afterwards than before, but for one segment where the last checkpoint
-    /// lies. O(data).
+    /// Packs the data file as tightly as possible and returns the space at its end to the file system, while reads and
+    /// commits go on. Afterwards the file is no longer than before, except for one segment if the last checkpoint lies
+    /// there. O(data).
     ///
     /// # Errors
     /// [`Error::DiskFull`], [`Error::Failed`].
@@ -277,15 +277,15 @@ impl Database {
         self.store()?.compact()
     }
 
-    /// Reads and verifies every page, table and log record. O(data). What is damaged is in the report.
+    /// Reads and verifies every page, table and log record. O(data). The report lists all corruption found.
     ///
     /// # Errors
-    /// Only those that keep it from looking.
+    /// Only those that prevent the check itself.
     pub fn check(&self) -> Result<CheckReport> {
         self.check_with(|_| ())
     }
 
-    /// Like [`check`](Database::check), telling `progress` now and then how far it is.
+    /// Like [`check`](Database::check), reporting to `progress` from time to time.
     ///
     /// # Errors
     /// Those of [`check`](Database::check).
@@ -293,28 +293,28 @@ impl Database {
         self.store()?.check(progress)
     }
 
-    /// Figures of this opening.
+    /// Counters and sizes since this opening.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.store().map(|store| store.stats()).unwrap_or_default()
     }
 
-    /// The result of opening the database.
+    /// The result of opening the database: what was found and recovered.
     #[must_use]
     pub fn opening(&self) -> &Opening {
         &self.handle.store.opening
     }
 
     /// Makes a checkpoint and closes the database. Dropping the last handle does the same, but can only log errors.
-    /// It waits for no commit: one that another handle makes meanwhile is answered with `Ok` and is in the closed
-    /// database, or with [`Error::Failed`] and is not. Other handles answer `Failed` to commits afterwards, and to
-    /// asynchronous calls that need the disk; the folder is free for another opening when the last of them has gone.
-    /// Closing again waits for the first to end, and answers the same.
+    /// Closing waits for no commit. A commit that another handle makes meanwhile either returns `Ok` and is in the
+    /// closed database, or returns [`Error::Failed`] and is not. Afterwards other handles return `Failed` for commits,
+    /// and for asynchronous calls that need the disk; the folder can be opened again once the last handle is dropped.
+    /// Closing twice waits for the first close and returns its result.
     ///
     /// # Errors
-    /// Those of the checkpoint; [`Error::Failed`] with the first failure if the database accepted no commits any more.
-    /// It is closed in either case, and nothing that was durable is lost: the log has it. Relaxed commits that had not
-    /// become durable may be lost where the log has failed.
+    /// Those of the checkpoint; [`Error::Failed`] with the first failure if the database had stopped accepting commits.
+    /// The database is closed in either case, and nothing durable is lost, since the log has it. `Relaxed` commits that
+    /// were not yet durable may be lost if the log has failed.
     pub fn close(self) -> Result<()> {
         self.store()?.close()
     }

@@ -1,7 +1,7 @@
 //! Scans, forwards and backwards.
 //!
-//! A scan copies what it needs of one leaf at a time and holds nothing in between: it never blocks a writer, and a leaf
-//! that splits or merges meanwhile changes nothing for it. It finds the next leaf by the fence of the last.
+//! A scan copies rows out of one leaf at a time and latches nothing in between, so it never blocks a writer, and splits
+//! and merges do not disturb it. It finds the next leaf by the fence of the last one.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -28,18 +28,18 @@ use crate::txn::values::{self, LargeValue, Part};
 use crate::txn::versions::OldVersion;
 use crate::txn::write_set::{Change, SharedWrites};
 
-/// The rows of a range, in the order of their keys, as one moment saw them: an iterator from both ends.
+/// The rows of a range in key order, as of one snapshot: an iterator from both ends.
 ///
-/// Each step costs the row alone, and O(log n) where a leaf ends. A scan copies up to a leaf's rows at once, 16 KiB to
-/// begin with, and fewer where many scans share the sixteenth of the memory budget that is for their copies; where
-/// nothing is left, a step ends in [`MemoryInUse`](Error::MemoryInUse). The [`Value`]s that it yields are not in the
-/// budget, and each keeps all the rows in memory that were copied with it. Ends after its first error. Keeps the
-/// database open, as any handle does, and until it is dropped the versions that its moment needs.
+/// Each step costs one row, and O(log n) at the end of a leaf. A scan copies up to a leaf's rows at once, beginning
+/// with 16 KiB, and fewer while many scans share the sixteenth of the memory budget that is for their copies. If none
+/// of it is left, a step fails with [`MemoryInUse`](Error::MemoryInUse). The [`Value`]s that it yields are not in the
+/// budget, and each keeps all rows in memory that were copied with it. The iterator ends after its first error. Until
+/// it is dropped, it keeps the database open, like any handle, and the versions that its snapshot needs.
 pub struct Range(State);
 
 enum State {
     Scanning(Box<Scan>),
-    /// A scan that can't be: an error, and the end.
+    /// A scan that was refused: yields the error, then ends.
     Refused(Option<Error>),
 }
 
@@ -47,34 +47,34 @@ struct Scan {
     handle: Arc<Handle>,
     tree: Tree,
     snapshot: Arc<SnapshotHandle>,
-    /// What is left to fetch lies between these.
+    /// The bounds of the keys that are left to fetch.
     lower: Bound<Vec<u8>>,
     upper: Bound<Vec<u8>>,
     fetched_all: bool,
     front: VecDeque<Row>,
     back: VecDeque<Row>,
-    /// Changes of the transaction that scans, if there are any within the bounds.
+    /// The scanning transaction's own changes, if there are any within the bounds.
     own: Option<Arc<SharedWrites>>,
-    /// Where the serializable transaction that scans records what it has read.
+    /// The read set of the scanning transaction, if it is serializable.
     reads: Option<SharedReads>,
     ahead_forward: ReadAhead,
     ahead_backward: ReadAhead,
-    /// The row that is being handed out, and from which end.
+    /// The row being handed out, and `true` if it is from the front.
     taken: Option<(bool, Row)>,
-    /// For `front` and `back`, which take so many bytes.
+    /// Memory of `front` and `back`, which take `front_bytes` and `back_bytes`.
     memory: Grant,
     front_bytes: u64,
     back_bytes: u64,
 }
 
-/// What a row takes beside its bytes: as it is collected and as it is kept.
+/// Memory of a row besides its bytes: as it is collected and as it is kept.
 const ROW_BYTES: usize = size_of::<Row>() + size_of::<(Span<u32>, Fetched)>();
-/// The least that a scan copies at once, if a row is not more.
+/// The least that a scan copies at once, unless a single row is larger.
 const BATCH_BYTES_MIN: u64 = 1 << 10;
-/// What one that has just begun copies at once, where no others have memory; with each leaf that it comes to it may
-/// copy as much more. Pages of up to 8 KiB are copied whole.
+/// The most that a new scan copies at once while no others have memory; each leaf raises it by as much again. Pages of
+/// up to 8 KiB are copied whole.
 const BATCH_BYTES_FIRST: u64 = 16 << 10;
-/// The most that it copies at once of what its transaction has changed, and of what rows were.
+/// The most that it copies at once of its transaction's own changes, and of old versions.
 const CHANGES_BYTES_MAX: usize = 64 << 10;
 
 #[derive(Clone)]
@@ -88,7 +88,7 @@ struct Row {
 enum Fetched {
     Inline(Span<u32>),
     Large(LargeRef),
-    /// Of the transaction that scans: in extents, and in no table before it is committed.
+    /// Put by the scanning transaction: written to extents, but in no page table before the commit.
     Own(Arc<LargeValue>),
 }
 
@@ -136,7 +136,7 @@ impl Batch {
         }
     }
 
-    /// Bytes of memory.
+    /// The heap memory of the batch.
     fn memory_bytes(&self) -> u64 {
         (self.rows.capacity() + self.spans.capacity() * ROW_BYTES) as u64
     }
@@ -151,7 +151,7 @@ impl Batch {
 struct Copied {
     rows: VecDeque<Row>,
     bytes: u64,
-    /// The last key of them, where more are left.
+    /// The last copied key, if the leaf has more rows.
     stop: Option<Vec<u8>>,
 }
 
@@ -218,12 +218,12 @@ impl Range {
         Range(State::Scanning(Box::new(scan)))
     }
 
-    /// One that answers with an error.
+    /// A range that yields only this error.
     pub(crate) fn refused(error: Error) -> Range {
         Range(State::Refused(Some(error)))
     }
 
-    /// `None`: it was refused, and waits for nothing.
+    /// Returns `None` for a refused range, which waits for nothing.
     pub(crate) fn handle(&self) -> Option<Arc<Handle>> {
         match &self.0 {
             State::Scanning(scan) => Some(Arc::clone(&scan.handle)),
@@ -231,8 +231,8 @@ impl Range {
         }
     }
 
-    /// What [`next`](Iterator::next) and [`next_back`](DoubleEndedIterator::next_back) do, waiting as `mode` says. A
-    /// future that is dropped takes no row away.
+    /// The body of [`next`](Iterator::next) and [`next_back`](DoubleEndedIterator::next_back), waiting as `mode` says.
+    /// Dropping the future loses no row.
     pub(crate) async fn next_in(&mut self, mode: WaitMode<'_>, forward: bool) -> Option<Result<(Value, Value)>> {
         match &mut self.0 {
             State::Scanning(scan) => scan.next_in(mode, forward).await,
@@ -240,7 +240,7 @@ impl Range {
         }
     }
 
-    /// Counts the rows that are left. O(rows): each leaf is visited.
+    /// Counts the remaining rows. O(rows): visits every leaf.
     pub(crate) async fn count_rows(self, mode: WaitMode<'_>) -> Result<u64> {
         match self.0 {
             State::Scanning(mut scan) => scan.count_rows(mode).await,
@@ -262,7 +262,7 @@ impl Scan {
     /// Records that the keys between these bounds were read.
     fn record(&self, lower: &Bound<Vec<u8>>, upper: &Bound<Vec<u8>>) -> Result<()> {
         let Some(reads) = &self.reads else { return Ok(()) };
-        // The smallest key that is larger.
+        // The smallest larger key.
         let behind = |key: &Vec<u8>| [&key[..], &[0]].concat();
         let first = match lower {
             Bound::Unbounded => Vec::new(),
@@ -426,7 +426,7 @@ impl Scan {
 
     /// Reserves up to `wanted` bytes beside `kept_bytes`; returns how many there are.
     fn secure(memory: &mut Grant, kept_bytes: u64, wanted: usize) -> Result<usize> {
-        // A call that was dropped half-way has given back what was covered.
+        // A call that was dropped half-way has released the memory of its rows.
         if !memory.cover(kept_bytes) {
             return Err(Error::copies_in_memory(memory.limit_bytes()));
         }
@@ -480,7 +480,7 @@ impl Scan {
         Ok(())
     }
 
-    /// The grant, to be given back with what was copied: if the call ends otherwise, there is none to go on with.
+    /// Takes the grant, which returns together with the copied rows: a call that ends otherwise leaves an empty one.
     fn take_memory(&mut self) -> Grant {
         let nothing = self.memory.another();
         std::mem::replace(&mut self.memory, nothing)
@@ -542,7 +542,7 @@ impl Scan {
         Ok((key, value))
     }
 
-    /// Brings in rows until there is one to hand out next, and takes it.
+    /// Takes the next row, fetching more if none is there.
     async fn step(&mut self, mode: WaitMode<'_>, forward: bool) -> Result<Option<Row>> {
         loop {
             let row = if forward { self.front.pop_front() } else { self.back.pop_back() };
@@ -582,7 +582,7 @@ impl Scan {
         Some(result)
     }
 
-    /// Nothing more comes, from either end.
+    /// Ends the scan from both ends.
     fn end(&mut self) {
         self.fetched_all = true;
         self.front.clear();
@@ -604,7 +604,7 @@ impl Iterator for Range {
 
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
-        // The usual case, without the way around.
+        // The usual case: a row that is copied already.
         if let State::Scanning(scan) = &mut self.0
             && scan.taken.is_none()
             && let Some(Row { value: Fetched::Inline(_), .. }) = scan.front.front()
@@ -634,12 +634,12 @@ pub(crate) fn prefix_bounds(prefix: &[u8]) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
     (Bound::Included(prefix.to_vec()), Bound::Unbounded)
 }
 
-/// The parts of a large value, one after the other: `Read` and `Seek`. Keeps the database open, as any handle does.
+/// The bytes of a large value as a stream: `Read` and `Seek`. Keeps the database open, like any handle.
 ///
-/// Keeps up to 256 KiB in memory, and less where many readers and scans share what the budget has for them, a
-/// sixteenth: then each reads the same chunks of 256 KiB again, for smaller parts of them. Where there is nothing left
-/// for a reader, reading fails with [`MemoryInUse`](Error::MemoryInUse) in the [`std::io::Error`], and can be tried
-/// again when others have been dropped.
+/// Keeps up to 256 KiB in memory, and less while many readers and scans share their sixteenth of the budget: then each
+/// reads the same 256 KiB chunks again, for smaller parts of them. If no memory is left for a reader, reading fails
+/// with [`MemoryInUse`](Error::MemoryInUse) in the [`std::io::Error`], and can be tried again once others have been
+/// dropped.
 pub struct ValueReader {
     handle: Arc<Handle>,
     tree: Tree,
@@ -649,7 +649,7 @@ pub struct ValueReader {
     piece: Option<Piece>,
 }
 
-/// What of a value is in memory: less than a chunk where many readers share it.
+/// The part of a value that is in memory: less than a chunk while many readers share the budget.
 struct Piece {
     start: u64,
     bytes: Vec<u8>,
@@ -657,21 +657,21 @@ struct Piece {
 }
 
 impl Piece {
-    /// The bytes from `position` on, if it has any of them.
+    /// The bytes from `position` on, if the piece has any of them.
     fn from(&self, position: u64) -> Option<&[u8]> {
         let offset = usize::try_from(position.checked_sub(self.start)?).ok()?;
         self.bytes.get(offset..).filter(|bytes| !bytes.is_empty())
     }
 }
 
-/// The least that a reader keeps of a value.
+/// The least that a reader keeps of a value in memory.
 const PIECE_BYTES_MIN: u64 = 1 << 10;
 
 #[derive(Clone)]
 pub(crate) enum Content {
     Bytes(Arc<(Vec<u8>, Grant)>),
     Placed(LargeRef),
-    /// Put by the transaction that reads, whatever has become of it since.
+    /// Put by the reading transaction, and readable whatever became of it since.
     Own(Arc<LargeValue>),
 }
 
@@ -718,14 +718,14 @@ impl ValueReader {
         self.len() == 0
     }
 
-    /// From where on bytes have to be read; `None` if those at the position are there already.
+    /// The position from which bytes must be read; `None` if those at the position are in memory.
     fn wanted(&self) -> Option<u64> {
         let is_there = matches!(self.content, Content::Bytes(_))
             || self.piece.as_ref().is_some_and(|piece| piece.from(self.position).is_some());
         (self.position < self.len() && !is_there).then_some(self.position)
     }
 
-    /// Reads a piece: the rest of a chunk from `start` on, or as much of it as there is memory for.
+    /// Reads a piece: the rest of a chunk from `start` on, or as much of it as memory allows.
     async fn load(
         store: &Store,
         mode: WaitMode<'_>,
@@ -761,7 +761,7 @@ impl ValueReader {
         Ok(Piece { start, bytes, _memory: memory })
     }
 
-    /// Copies from the position on what is there: at least one byte, if there are any.
+    /// Copies the bytes in memory from the position on: at least one, unless the value has ended.
     fn copy(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         if self.position >= self.len() || buffer.is_empty() {
             return Ok(0);
@@ -784,7 +784,7 @@ impl ValueReader {
 impl std::io::Read for ValueReader {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         if let Some(start) = self.wanted() {
-            // Its memory serves the next one.
+            // Its memory serves the next piece.
             self.piece = None;
             let (store, mode) = (self.handle.store().map_err(std::io::Error::other)?, WaitMode::Blocking);
             let loading = ValueReader::load(store, mode, &self.tree, &self.content, &self.snapshot, start);
@@ -808,8 +808,8 @@ impl std::io::Seek for ValueReader {
     }
 }
 
-/// A value as a stream for tasks: [`futures_io::AsyncRead`] and [`futures_io::AsyncSeek`]. Keeps the database open, as
-/// any handle does.
+/// The bytes of a large value as a stream for tasks: [`futures_io::AsyncRead`] and [`futures_io::AsyncSeek`]. Keeps the
+/// database open, like any handle.
 pub struct AsyncValueReader {
     reader: ValueReader,
     /// The piece that is being read, and where it begins.
@@ -850,7 +850,7 @@ impl futures_io::AsyncRead for AsyncValueReader {
             let loading = match &mut this.loading {
                 Some((of, loading)) if *of == start => loading,
                 other => {
-                    // The one of another position gives its memory back first.
+                    // A piece at another position releases its memory first.
                     *other = None;
                     let ValueReader { handle, tree, snapshot, content, .. } = &this.reader;
                     let (handle, tree) = (Arc::clone(handle), tree.clone());

@@ -1,4 +1,4 @@
-//! One moment of the whole database, for reading.
+//! Snapshots: the whole database as of one commit, for reading.
 
 use std::ops::RangeBounds;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::tree::Tree;
 use crate::txn::engine::{Found, ReadAt};
 use crate::txn::snapshots::SnapshotHandle;
 
-/// A read-only view of all keyspaces at one moment. Everything in it is durable, as long as all commits are
+/// A read-only view of all keyspaces as of one commit. All that it shows is durable, as long as every commit is
 /// [`Full`](crate::Durability::Full).
 #[derive(Clone, Debug)]
 pub struct Snapshot {
@@ -21,13 +21,13 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// The newest commit that it shows.
+    /// The timestamp of the newest commit that it shows.
     #[must_use]
     pub fn timestamp(&self) -> Timestamp {
         self.snapshot.timestamp
     }
 
-    /// The keyspace's tree, if it is of the same database.
+    /// The keyspace's tree, if it belongs to the same database.
     fn tree<'k>(&self, keyspace: &'k Keyspace) -> Result<&'k Tree> {
         Ok(&keyspace.named_in(&self.handle, "snapshot")?.tree)
     }
@@ -39,7 +39,7 @@ impl Snapshot {
         Ok(found)
     }
 
-    /// The row's value at the snapshot's moment. O(log n).
+    /// Returns the row's value as of the snapshot. O(log n).
     ///
     /// # Errors
     /// [`SnapshotTooOld`](crate::Error::SnapshotTooOld), [`Corrupted`](crate::Error::Corrupted),
@@ -59,7 +59,7 @@ impl Snapshot {
         })
     }
 
-    /// Whether the row was there. O(log n).
+    /// Returns `true` if the row existed. O(log n).
     ///
     /// # Errors
     /// Those of [`get`](Snapshot::get).
@@ -71,8 +71,8 @@ impl Snapshot {
         Ok(self.find(mode, self.tree(keyspace)?, key).await?.is_some())
     }
 
-    /// The rows of a range at the snapshot's moment. One of a keyspace of another database yields
-    /// [`Invalid`](crate::Error::Invalid) alone.
+    /// The rows of a range as of the snapshot. A range of another database's keyspace yields only
+    /// [`Invalid`](crate::Error::Invalid).
     pub fn range<R: RangeBounds<Vec<u8>>>(&self, keyspace: &Keyspace, range: R) -> Range {
         let bounds = (range.start_bound().cloned(), range.end_bound().cloned());
         match self.tree(keyspace) {
@@ -95,7 +95,7 @@ impl Snapshot {
         self.range(keyspace, range::prefix_bounds(prefix.as_ref()))
     }
 
-    /// The number of rows in a range. O(rows) as yet.
+    /// Counts the rows of a range. O(rows).
     ///
     /// # Errors
     /// Those of [`get`](Snapshot::get).
@@ -103,7 +103,7 @@ impl Snapshot {
         ready(self.range(keyspace, range).count_rows(WaitMode::Blocking))
     }
 
-    /// A value as a stream.
+    /// Opens a value as a stream.
     ///
     /// # Errors
     /// Those of [`get`](Snapshot::get).

@@ -1,4 +1,4 @@
-//! Transactions that write.
+//! Transactions: reads at a snapshot, and writes that are committed together or not at all.
 
 use std::io::Read;
 use std::ops::{Bound, RangeBounds};
@@ -28,33 +28,33 @@ use crate::txn::write_set::{Change, SharedWrites};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Isolation {
-    /// The state when it began, and its own changes. Of two transactions that change the same row, the second to do so
-    /// gets [`Error::Conflict`].
+    /// Reads the state as of its beginning, and its own changes. Of two transactions that change the same row, the
+    /// second gets [`Error::Conflict`].
+    ///
+    /// Lost updates and phantoms can't happen. Write skew can: two transactions read the same rows and change different
+    /// ones.
     #[default]
-    ///
-    /// Lost updates and phantoms can't happen. Write skew can: two transactions that read the same rows and change
-    /// different ones.
     Snapshot,
-    /// As if the transactions ran one after the other. Reads the state when it began, and its own changes, as
-    /// [`Snapshot`](Isolation::Snapshot) does; a commit with changes ends in [`Error::Conflict`] if another transaction
-    /// has changed since then a row that this one read, or put one where it found none.
+    /// Behaves as if transactions ran one after the other. Reads the state as of its beginning, and its own changes,
+    /// like [`Snapshot`](Isolation::Snapshot). A commit with changes fails with [`Error::Conflict`] if another
+    /// transaction has since changed a row that this one read, or inserted one where it found none.
     ///
-    /// Costs other transactions nothing. What was read is remembered, scans by their ends, and counts for the
-    /// transaction's size; at the commit the leaves it lies in are looked at, which takes time and memory in
-    /// proportion. Without changes there is nothing to validate. Locks from
-    /// [`get_for_update`](Transaction::get_for_update) keep what was read as it is.
+    /// Costs other transactions nothing. Reads are recorded, scans by their bounds, and count towards the transaction's
+    /// size. The commit visits the leaves that hold them, at a cost in proportion. A transaction without changes
+    /// validates nothing. Rows locked by [`get_for_update`](Transaction::get_for_update) need no validation.
     Serializable,
-    /// Each read sees the newest committed state, and its own changes; a scan or a value's reader that of its
-    /// beginning. Writes wait for each other and never conflict. Between its reads it keeps no versions in memory.
+    /// Each read sees the newest committed state, and the transaction's own changes; a scan or value reader sees the
+    /// state as of its beginning. Writes wait for each other and never conflict. The transaction keeps no versions in
+    /// memory between its reads.
     ReadCommitted,
 }
 
-/// At which moments a transaction reads.
+/// The snapshot or snapshots that a transaction reads at.
 #[derive(Debug)]
 enum ReadView {
-    /// That of its beginning.
+    /// One snapshot, taken at its beginning.
     Fixed(Arc<SnapshotHandle>),
-    /// The newest, each time. Everything it has seen is at or below this timestamp.
+    /// The newest state at each read. No read has seen commits above this timestamp.
     Latest(AtomicU64),
 }
 
@@ -68,7 +68,7 @@ impl ReadView {
         }
     }
 
-    /// A moment for reads that take a while.
+    /// A snapshot for a read that takes several steps.
     fn open_snapshot(&self, store: &Store) -> Arc<SnapshotHandle> {
         match self {
             ReadView::Fixed(snapshot) => Arc::clone(snapshot),
@@ -80,7 +80,7 @@ impl ReadView {
         }
     }
 
-    /// Up to which commit the transaction has seen the database.
+    /// The newest commit that the transaction may have seen.
     fn seen(&self) -> Timestamp {
         match self {
             ReadView::Fixed(snapshot) => snapshot.timestamp,
@@ -88,7 +88,7 @@ impl ReadView {
         }
     }
 
-    /// The moment of all reads, where there is one.
+    /// The snapshot of all reads, if there is one.
     fn snapshot(&self) -> Option<&Arc<SnapshotHandle>> {
         match self {
             ReadView::Fixed(snapshot) => Some(snapshot),
@@ -96,7 +96,7 @@ impl ReadView {
         }
     }
 
-    /// Fails once the moment of all reads has been ended.
+    /// Fails once the snapshot of all reads has been ended.
     fn check(&self) -> Result<()> {
         self.snapshot().map_or(Ok(()), |snapshot| snapshot.check())
     }
@@ -120,8 +120,8 @@ impl Default for TxOptions {
     }
 }
 
-/// A transaction over any number of keyspaces. Its changes are private until [`commit`](Transaction::commit) and gone
-/// if it is dropped.
+/// A transaction over any number of keyspaces. Its changes are private until [`commit`](Transaction::commit), and
+/// discarded if it is dropped.
 #[derive(Debug)]
 pub struct Transaction {
     handle: Arc<Handle>,
@@ -132,22 +132,22 @@ pub struct Transaction {
     /// The read set of a serializable transaction.
     reads: Option<SharedReads>,
     locks: Locks,
-    /// For its locks; the write set and the read set have their own.
+    /// Memory of the row locks; the write set and the read set have grants of their own.
     memory: Grant,
     roll_backs: RollBacks,
-    /// The conflict that has ended it.
+    /// The reason of the conflict that has ended the transaction.
     conflict: Option<&'static str>,
 }
 
-/// Rows whose lock a transaction holds, until it is dropped.
+/// The row locks of a transaction, released on drop.
 #[derive(Debug)]
 struct Locks {
     engine: Arc<Engine>,
     owner: TransactionId,
     keys: Vec<(KeyspaceId, Box<[u8]>)>,
-    /// The row whose lock a call wants, or has and does not know yet what it is worth.
+    /// The row of a call that waits for its lock, or has it and has yet to check for a conflict.
     pending: Option<(KeyspaceId, Box<[u8]>)>,
-    /// Of the keys, and of the locks in their table.
+    /// Heap memory of the keys, and of the locks in the lock table.
     heap_bytes: usize,
 }
 
@@ -156,7 +156,7 @@ impl Locks {
         Locks { engine: Arc::clone(engine), owner, keys: Vec::new(), pending: None, heap_bytes: 0 }
     }
 
-    /// Bytes of memory with another lock, which may have to be waited for.
+    /// The memory with one more lock, which may have to be waited for.
     fn memory_bytes_with(&self, key: &[u8]) -> usize {
         let key_count = grown_capacity(self.keys.len(), self.keys.capacity(), 1);
         let own_bytes = heap_bytes(key.len()) + lock_bytes(key) + WAITING_BYTES;
@@ -165,7 +165,7 @@ impl Locks {
 }
 
 impl Locks {
-    /// Ends what a call has left whose future was leaked.
+    /// Releases the lock of a call whose future was leaked.
     fn end_pending(&mut self) {
         if let Some((keyspace, key)) = self.pending.take() {
             self.engine.locks.abandon(self.owner, keyspace, &key);
@@ -181,19 +181,18 @@ impl Drop for Locks {
     }
 }
 
-/// A point of a transaction that it can go back to.
+/// A point of a transaction to roll back to.
 #[derive(Clone, Copy, Debug)]
 pub struct Savepoint {
     /// The number of the transaction's opening: transactions are numbered within one.
     opening: u64,
     transaction: TransactionId,
     position: usize,
-    /// Roll-backs that came before it.
+    /// The number of roll-backs before it.
     roll_backs: u64,
 }
 
-/// To where the transaction was rolled back, as far as it matters to savepoints: number of the roll-back and position,
-/// both ascending.
+/// The roll-backs of a transaction, as far as they matter to savepoints: number and position of each, both ascending.
 #[derive(Debug, Default)]
 struct RollBacks {
     count: u64,
@@ -209,7 +208,7 @@ impl RollBacks {
         self.lowest.push((self.count, position));
     }
 
-    /// Returns `true` if one since the savepoint went back beyond it.
+    /// Returns `true` if a later roll-back has passed the savepoint.
     fn have_passed(&self, savepoint: &Savepoint) -> bool {
         let since = self.lowest.partition_point(|(number, _)| *number <= savepoint.roll_backs);
         self.lowest.get(since).is_some_and(|(_, position)| *position < savepoint.position)
@@ -243,17 +242,17 @@ impl Transaction {
         self.handle.store()
     }
 
-    /// The keyspace itself, if it is of the same database.
+    /// The open keyspace, if it belongs to the same database.
     fn open<'k>(&self, keyspace: &'k Keyspace) -> Result<&'k OpenKeyspace> {
         keyspace.named_in(&self.handle, "transaction")
     }
 
-    /// The row's value as the transaction sees it. O(log n).
+    /// Returns the row's value as the transaction sees it. O(log n).
     ///
     /// # Errors
-    /// [`Error::SnapshotTooOld`], [`Error::Corrupted`], [`Error::Io`]; if what a serializable transaction has read
-    /// takes too much memory, [`Error::TransactionTooLarge`], or [`Error::MemoryInUse`] where it is that of all of
-    /// them. [`Error::Invalid`] for a keyspace of another database.
+    /// [`Error::SnapshotTooOld`], [`Error::Corrupted`], [`Error::Io`]. For a serializable transaction,
+    /// [`Error::TransactionTooLarge`] if its reads take too much memory, or [`Error::MemoryInUse`] if those of all
+    /// transactions do. [`Error::Invalid`] for a keyspace of another database.
     pub fn get(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         ready(self.get_in(WaitMode::Blocking, keyspace, key.as_ref()))
     }
@@ -263,7 +262,7 @@ impl Transaction {
         self.get_row(mode, &open.tree, key, self.reads.as_ref()).await
     }
 
-    /// The row's value; recorded in `reads` unless it is the transaction's own.
+    /// Returns the row's value, and records the read in `reads` unless it is the transaction's own write.
     async fn get_row(
         &self,
         mode: WaitMode<'_>,
@@ -299,7 +298,7 @@ impl Transaction {
         Ok(value.map(Value::from))
     }
 
-    /// Like [`get`](Transaction::get), and takes the row's lock: no other transaction changes it until this one ends.
+    /// Like [`get`](Transaction::get), and locks the row: no other transaction changes it until this one ends.
     ///
     /// # Errors
     /// Those of [`get`](Transaction::get) and of [`insert`](Transaction::insert).
@@ -316,12 +315,12 @@ impl Transaction {
         let open = self.open(keyspace)?;
         self.secure_memory(key, None)?;
         self.lock(mode, open, key).await?;
-        // The lock keeps the row as it is: there will be nothing to validate.
+        // The lock keeps the row unchanged, so there is nothing to validate.
         self.get_row(mode, &open.tree, key, None).await
     }
 
-    /// Takes a row's lock, and refuses a row that another transaction has changed since this one's snapshot. A conflict
-    /// is remembered: it ends the transaction.
+    /// Locks a row, and fails if another transaction has changed it since this one's snapshot. The conflict is
+    /// remembered, since it ends the transaction.
     async fn lock(&mut self, mode: WaitMode<'_>, open: &OpenKeyspace, key: &[u8]) -> Result<()> {
         self.check_conflict()?;
         let result = self.try_lock(mode, open, key).await;
@@ -336,7 +335,7 @@ impl Transaction {
     }
 
     async fn try_lock(&mut self, mode: WaitMode<'_>, open: &OpenKeyspace, key: &[u8]) -> Result<()> {
-        // Nothing that keeps the database is cloned here: it would stay for ever with a future that is leaked.
+        // Nothing here may clone a handle of the database: a leaked future would keep it for ever.
         let Transaction { handle, id, options, view, locks, .. } = self;
         let store = handle.store()?;
         store.check_key(open, key)?;
@@ -350,10 +349,11 @@ impl Transaction {
         if tried.is_err() {
             store.lock_row(mode, *id, tree.pages.id, key, options.lock_timeout).await?;
         }
-        // Without the answer to what follows the lock is worth nothing: kept, the next call would not ask again.
+        // Until the check below has passed, the lock proves nothing: if it were kept, the next call would skip the
+        // check.
         let lock = RowLock { engine: &store.engine, owner: *id, keyspace: tree.pages.id, key };
-        // Whoever changed the row had its lock until the change was published: where nothing was published since the
-        // snapshot, the row can't have changed.
+        // A transaction that changed the row held its lock until the change was published: if nothing was published
+        // since the snapshot, the row can't have changed.
         if let Some(snapshot) = view.snapshot()
             && store.engine.clock.published() > snapshot.timestamp
         {
@@ -370,8 +370,8 @@ impl Transaction {
         Ok(())
     }
 
-    /// Reserves memory for a row that is about to be locked, and written if there is a value, or the lack of one, of so
-    /// many bytes.
+    /// Reserves memory for a row about to be locked, and for `value_bytes` of value (`None`: a removal) if it is
+    /// written too.
     fn secure_memory(&mut self, key: &[u8], value_bytes: Option<usize>) -> Result<()> {
         let limit_bytes = self.store()?.engine.budget.transaction_memory_max();
         let write_bytes = self.writes.set.memory_bytes_with(key, value_bytes.unwrap_or(0));
@@ -395,13 +395,13 @@ impl Transaction {
         Ok(())
     }
 
-    /// Puts a row in place of one with the same key, if there is one.
+    /// Puts a row and replaces the one with the same key, if there is one.
     ///
     /// # Errors
     /// [`Error::Conflict`] if another transaction has changed the row since this one began, or holds it for too long;
     /// [`Error::KeyTooLong`], [`Error::TransactionTooLarge`], [`Error::MemoryInUse`], [`Error::Invalid`] for a keyspace
-    /// of another database. The transaction can go on after all but a conflict, which its further writes and its commit
-    /// get as well.
+    /// of another database. The transaction can go on after any of these but a conflict; after that its writes and its
+    /// commit fail with the same conflict.
     pub fn insert(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         ready(self.insert_in(WaitMode::Blocking, keyspace, key.as_ref(), value.as_ref()))
     }
@@ -425,12 +425,12 @@ impl Transaction {
         Ok(())
     }
 
-    /// Stores what `reader` yields as the row's value, of any length. Its bytes go to disk at once and count for
-    /// nothing in the transaction's size. Returns their number.
+    /// Stores all that `reader` yields as the row's value, of any length. The bytes go to disk at once and do not count
+    /// towards the transaction's size. Returns their number.
     ///
     /// # Errors
-    /// [`Error::Source`] if the reader fails, [`Error::DiskFull`]; [`Error::MemoryInUse`] if others' values have had
-    /// all the memory that is for them for 10 seconds, and nothing has been read; otherwise as
+    /// [`Error::Source`] if the reader fails; [`Error::DiskFull`]; [`Error::MemoryInUse`] if other writers have used
+    /// all the memory for such values for 10 seconds, and nothing has been read. Otherwise those of
     /// [`insert`](Transaction::insert).
     pub fn insert_from(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, reader: impl Read) -> Result<u64> {
         ready(self.insert_from_in(WaitMode::Blocking, keyspace, key.as_ref(), Blocking(reader)))
@@ -444,7 +444,7 @@ impl Transaction {
         mut source: impl Source,
     ) -> Result<u64> {
         let open = self.open(keyspace)?;
-        // Who waits for a row must not have the memory that the row's owner may wait for.
+        // A call that waits for a row must not hold memory that the row's owner may be waiting for.
         self.lock_large(mode, open, key).await?;
         let memory = self.store()?.source_memory(mode).await?;
         let head = super::keyspace::read_head(&mut source).await?;
@@ -494,8 +494,8 @@ impl Transaction {
         Ok(())
     }
 
-    /// A value as a stream, as the transaction sees it now. Can be read on when the transaction has ended, however it
-    /// did.
+    /// Opens a value as a stream, as the transaction sees it now. The stream stays readable after the transaction has
+    /// ended, however it ended.
     ///
     /// # Errors
     /// Those of [`get`](Transaction::get).
@@ -524,13 +524,14 @@ impl Transaction {
         Ok(Some(ValueReader::new(&self.handle, tree, self.view.open_snapshot(self.store()?), content)))
     }
 
-    /// The rows of a range as the transaction sees them now, its own changes included. The first change while it is
-    /// open copies what the transaction has changed so far, which counts for the memory of open transactions: an eighth
-    /// of the budget, in which there is room for the largest transaction and one copy. So a change ends in
-    /// [`Error::MemoryInUse`] where scans of two earlier moments of the largest are open, or one beside other
-    /// transactions that have the rest; the scans are not affected. Can go on
-    /// when the transaction has ended, but for a serializable one that was committed: then it ends in
-    /// [`Error::Invalid`]. One of a keyspace of another database yields [`Error::Invalid`] alone.
+    /// The rows of a range as the transaction sees them now, its own changes included.
+    ///
+    /// The first change while a range is open copies the transaction's changes so far. The copy counts towards the
+    /// memory of open transactions, an eighth of the budget, which has room for the largest transaction and one copy.
+    /// So a change fails with [`Error::MemoryInUse`] if ranges of two earlier states of the largest transaction are
+    /// open, or of one while other transactions have the rest; the ranges themselves go on. A range stays usable after
+    /// the transaction has ended, except after the commit of a serializable one: then it fails with [`Error::Invalid`].
+    /// A range of another database's keyspace yields only [`Error::Invalid`].
     pub fn range<R: RangeBounds<Vec<u8>>>(&self, keyspace: &Keyspace, range: R) -> Range {
         self.scan(keyspace, (range.start_bound().cloned(), range.end_bound().cloned()))
     }
@@ -564,7 +565,7 @@ impl Transaction {
         self.scan(keyspace, range::prefix_bounds(prefix.as_ref()))
     }
 
-    /// The number of rows in a range. O(rows) as yet.
+    /// Counts the rows of a range. O(rows).
     ///
     /// # Errors
     /// Those of [`get`](Transaction::get).
@@ -572,19 +573,19 @@ impl Transaction {
         ready(self.range(keyspace, range).count_rows(WaitMode::Blocking))
     }
 
-    /// A point to go back to.
+    /// Marks a point to roll back to.
     #[must_use]
     pub fn savepoint(&mut self) -> Savepoint {
         let position = self.writes.set.position();
         Savepoint { opening: self.handle.number, transaction: self.id, position, roll_backs: self.roll_backs.count }
     }
 
-    /// Undoes what the transaction changed since the savepoint. Locks that it took since then stay.
+    /// Undoes all changes since the savepoint. Locks taken since then stay.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a savepoint of another transaction, or one that an earlier roll-back has passed;
-    /// [`Error::MemoryInUse`] if scans of the transaction are still open and there is no memory to leave its changes to
-    /// them.
+    /// [`Error::MemoryInUse`] if ranges of the transaction are still open and there is no memory to copy its changes
+    /// for them.
     pub fn rollback_to(&mut self, savepoint: Savepoint) -> Result<()> {
         let is_mine = savepoint.opening == self.handle.number && savepoint.transaction == self.id;
         if !is_mine || self.roll_backs.have_passed(&savepoint) {
@@ -599,15 +600,15 @@ impl Transaction {
         Ok(())
     }
 
-    /// Makes the transaction's changes seen by all and, with [`Durability::Full`], durable. Returns its timestamp.
+    /// Makes the changes visible to all and, with [`Durability::Full`], durable. Returns the commit's timestamp.
     ///
-    /// Without changes it waits, whatever its durability, until all that it has read is durable and every other reader
-    /// sees it too, and returns the timestamp up to which it has read: that of its snapshot, or of its last read.
+    /// A transaction without changes waits, whatever its durability, until all it has read is durable and visible to
+    /// all other readers. It returns the timestamp it has read up to: that of its snapshot, or of its last read.
     ///
     /// # Errors
     /// [`Error::DiskFull`], [`Error::TransactionTooLarge`], [`Error::Failed`], [`Error::SnapshotTooOld`];
-    /// [`Error::Conflict`] if it is serializable and rows that it read have changed, or if one of its writes got it:
-    /// nothing of it remains. [`Error::OutcomeUnknown`]: reopening tells.
+    /// [`Error::Conflict`] if it is serializable and rows that it read have changed, or if one of its writes had a
+    /// conflict: nothing of it remains. [`Error::OutcomeUnknown`] if only reopening can tell.
     pub fn commit(self) -> Result<Timestamp> {
         ready(self.commit_in(WaitMode::Blocking))
     }
@@ -629,7 +630,7 @@ impl Transaction {
         store.commit(mode, &rows, reads, options.durability, locks).await
     }
 
-    /// The commit after which it sees the database; if it is read committed, that up to which it has seen it.
+    /// The timestamp of its snapshot; for a read-committed transaction, the newest that it may have seen.
     #[cfg(feature = "sim")]
     #[doc(hidden)]
     #[must_use]
@@ -637,6 +638,6 @@ impl Transaction {
         self.view.seen()
     }
 
-    /// Ends the transaction without a trace; dropping it does the same.
+    /// Discards the transaction; dropping it does the same.
     pub fn abort(self) {}
 }

@@ -1,20 +1,20 @@
-//! Keys and values as they are handed out.
+//! Keys and values, as calls return them.
 
 use std::ops::Deref;
 use std::sync::Arc;
 
 /// The bytes of a key or a value. Derefs to `[u8]`; cheap to clone.
 ///
-/// One that a scan yields lies in what the scan copied of a leaf at once, up to 64 KiB or a row, and keeps all of that
-/// in memory: it is the program's from then on, and not in the memory budget. To keep a few of many rows, keep
-/// [`into_vec`](Value::into_vec), a copy.
+/// A value from a scan shares one allocation with the rows copied at the same time, up to 64 KiB or one row, and keeps
+/// all of it in memory, outside of the memory budget. To keep few of many rows, keep copies
+/// ([`into_vec`](Value::into_vec)).
 #[derive(Clone)]
 pub struct Value(Repr);
 
 #[derive(Clone)]
 enum Repr {
     Whole(Arc<[u8]>),
-    /// A part of what a scan copied out of one leaf.
+    /// A part of the rows that a scan copied out of one leaf.
     Part {
         rows: Arc<Vec<u8>>,
         start: u32,
@@ -27,7 +27,7 @@ impl Value {
         Value(Repr::Part { rows: Arc::clone(rows), start: range.start, end: range.end })
     }
 
-    /// The bytes as a vector.
+    /// Returns the bytes as a vector.
     #[must_use]
     pub fn into_vec(self) -> Vec<u8> {
         self.to_vec()

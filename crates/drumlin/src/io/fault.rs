@@ -337,7 +337,7 @@ impl FaultyBackend {
         self.hold_nth_at(operation, nth, |_, _| true);
     }
 
-    /// As [`hold_nth`](Self::hold_nth), of those requests whose path and offset (0 where there is none) `counts` accepts.
+    /// Like [`hold_nth`](Self::hold_nth), counting only requests whose path and offset (0 without) `counts` accepts.
     pub fn hold_nth_at(&self, operation: Operation, nth: u64, counts: fn(&Path, u64) -> bool) {
         let waits = matches!(operation, Operation::Open | Operation::List | Operation::Read | Operation::Sync);
         assert!(waits, "only these wait");
