@@ -217,15 +217,10 @@ impl Error {
         }
     }
 
-    /// Returns `true` if running the whole transaction again may succeed.
+    /// Returns `true` if another transaction was first: [`Error::Conflict`].
     #[must_use]
     pub fn is_conflict(&self) -> bool {
         matches!(self, Error::Conflict { .. })
-    }
-
-    /// Returns `true` if it passes once other transactions have ended.
-    pub(crate) fn passes(&self) -> bool {
-        matches!(self, Error::Conflict { .. } | Error::MemoryInUse { .. })
     }
 
     /// The open transactions together have used up their part of the budget.

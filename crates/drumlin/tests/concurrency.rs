@@ -173,7 +173,7 @@ impl Stage {
                     let mut expected = from.next_multiple_of(2);
                     let mut previous = Vec::new();
                     for row in self.churn.range(churned(from)..).take(300) {
-                        // Its versions had to go while this thread had no processor.
+                        // The writers filled the versions' part, 512 KiB, while it read pages from the disk.
                         if matches!(row, Err(Error::SnapshotTooOld { .. })) {
                             break;
                         }

@@ -960,3 +960,23 @@ fn read_committed_does_not_grow_old() {
     tx.commit().unwrap();
     assert_eq!(k.get("mine").unwrap().unwrap(), b"1");
 }
+
+/// A transaction that grows too old is run again by `transact`, as its recourse says.
+#[test]
+fn transact_runs_again_what_grew_too_old() {
+    let db = Config::in_memory().memory(8 << 20).open("").unwrap();
+    let k = db.keyspace("k").unwrap();
+    k.insert("a", "old").unwrap();
+    let mut attempts = 0;
+    let read = db.transact(|tx| {
+        attempts += 1;
+        if attempts == 1 {
+            k.insert("a", "new").unwrap();
+            (0..20_000u32)
+                .for_each(|row| k.insert_with((row % 200).to_be_bytes(), [1; 300], Durability::Relaxed).unwrap());
+        }
+        tx.get(&k, "a")
+    });
+    assert_eq!(read.unwrap().unwrap(), b"new");
+    assert_eq!(attempts, 2);
+}

@@ -22,7 +22,7 @@ use super::{
     AsyncValueReader, CheckReport, CheckpointReport, CompactReport, Config, Database, Keyspace, KeyspaceOptions, Range,
     Snapshot, Transaction, Value,
 };
-use crate::error::Result;
+use crate::error::{Recourse, Result};
 use crate::format::Timestamp;
 use crate::txn::engine::Durability;
 use crate::txn::values::ForTasks;
@@ -126,7 +126,7 @@ impl Database {
             };
             attempt += 1;
             match result {
-                Err(error) if error.passes() && attempt < super::ATTEMPTS_MAX => {
+                Err(error) if error.recourse() == Recourse::Retry && attempt < super::ATTEMPTS_MAX => {
                     self.store()?.engine.tasks.timer.sleep(self.pause_before(attempt)).await;
                 }
                 other => return other,

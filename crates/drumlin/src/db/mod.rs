@@ -25,7 +25,7 @@ pub use snapshot::Snapshot;
 pub use transaction::{Isolation, Savepoint, Transaction, TxOptions};
 pub use value::Value;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Recourse, Result};
 use crate::io::Process;
 use crate::store::{CheckProgress, CheckReport, CheckpointReport, CompactReport, Opening, Settings, Store};
 use crate::txn::snapshots::SnapshotHandle;
@@ -210,8 +210,8 @@ impl Database {
         Transaction::begin(&self.handle, options)
     }
 
-    /// Runs `body` in a transaction and commits it; runs it again while it ends in [`Error::Conflict`] or
-    /// [`Error::MemoryInUse`], after pauses that double from 50 µs to 50 ms, up to 100 times.
+    /// Runs `body` in a transaction and commits it; runs it again while it ends in an error whose recourse is
+    /// [`Recourse::Retry`], after pauses that double from 50 µs to 50 ms, up to 100 times.
     ///
     /// # Errors
     /// Any error of `body` or of the commit, except those that were retried.
@@ -234,7 +234,7 @@ impl Database {
             let result = body(&mut transaction).and_then(|value| transaction.commit().map(|_| value));
             attempt += 1;
             match result {
-                Err(error) if error.passes() && attempt < ATTEMPTS_MAX => {
+                Err(error) if error.recourse() == Recourse::Retry && attempt < ATTEMPTS_MAX => {
                     crate::sync::sleep(self.pause_before(attempt));
                 }
                 other => return other,
