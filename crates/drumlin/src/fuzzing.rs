@@ -393,7 +393,7 @@ impl Sealed {
 
 /// Bytes that each decoder takes for well-formed: what fuzzing begins with.
 pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
-    use crate::format::{Epoch, Incarnation, Timestamp, catalogue, record::Operation};
+    use crate::format::{Epoch, Incarnation, StreamPosition, Timestamp, catalogue, record::Operation};
     let address = ExtentAddress::new(1 << 20, 640, SegmentUse(5));
     let extent = ExtentRef { address, segment_use: SegmentUse(5) };
     let superblock = Superblock {
@@ -406,7 +406,7 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
         catalogue_bytes: 100,
         catalogue: extent,
         incarnations: vec![(Incarnation(1), Timestamp(1)), (Incarnation(2), Timestamp(1235))],
-        log: vec![superblock::LogRange { stream: 0, from: 0, to: 1 << 20 }],
+        log: vec![superblock::LogRange { stream: 0, from: StreamPosition::START, to: StreamPosition(1 << 20) }],
     };
     let catalogue = Catalogue {
         next_keyspace: 3,

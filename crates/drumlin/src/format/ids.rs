@@ -1,6 +1,9 @@
 //! A type for each kind of number that is kept on disk.
 
 use std::fmt;
+use std::ops::{Add, AddAssign, Sub};
+
+use super::BLOCK_BYTES;
 
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {
@@ -60,6 +63,82 @@ impl SegmentUse {
     /// The first use of an opening.
     pub(crate) fn first_of(incarnation: Incarnation) -> SegmentUse {
         SegmentUse((u64::from(incarnation.0) << SegmentUse::COUNT_BITS) | 1)
+    }
+}
+
+/// A byte position in a stream of the log, which is one space of bytes over all its segments. It never turns back:
+/// 64 bits are 16 EiB of records.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+pub(crate) struct StreamPosition(pub(crate) u64);
+
+impl StreamPosition {
+    /// Where a stream begins.
+    pub(crate) const START: StreamPosition = StreamPosition(0);
+    /// Behind every record that a stream can have.
+    pub(crate) const MAX: StreamPosition = StreamPosition(u64::MAX);
+
+    /// The start of the block that the position lies in.
+    pub(crate) fn block_start(self) -> StreamPosition {
+        StreamPosition(self.0 / BLOCK_BYTES as u64 * BLOCK_BYTES as u64)
+    }
+
+    /// The first start of a block at or behind the position; [`MAX`](Self::MAX) where there is none.
+    pub(crate) fn block_end(self) -> StreamPosition {
+        self.0.checked_next_multiple_of(BLOCK_BYTES as u64).map_or(StreamPosition::MAX, StreamPosition)
+    }
+
+    pub(crate) fn is_block_start(self) -> bool {
+        self.0.is_multiple_of(BLOCK_BYTES as u64)
+    }
+}
+
+impl Add<u64> for StreamPosition {
+    type Output = StreamPosition;
+
+    fn add(self, bytes: u64) -> StreamPosition {
+        StreamPosition(self.0 + bytes)
+    }
+}
+
+impl AddAssign<u64> for StreamPosition {
+    fn add_assign(&mut self, bytes: u64) {
+        self.0 += bytes;
+    }
+}
+
+/// The bytes from the position on the right, which is not behind the other.
+impl Sub for StreamPosition {
+    type Output = u64;
+
+    fn sub(self, earlier: StreamPosition) -> u64 {
+        self.0 - earlier.0
+    }
+}
+
+impl fmt::Display for StreamPosition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// One use of a file of the log as a segment: ascends within a stream, never given twice.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+pub(crate) struct UseNumber(pub(crate) u64);
+
+impl UseNumber {
+    /// The first use in a stream.
+    pub(crate) const FIRST: UseNumber = UseNumber(1);
+
+    /// The use that follows.
+    #[must_use]
+    pub(crate) fn next(self) -> UseNumber {
+        UseNumber(self.0 + 1)
+    }
+}
+
+impl fmt::Display for UseNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 

@@ -38,7 +38,10 @@
 //!     40     8  XXH3-64 of the bytes from 0 to 40, seeded with where the record lies: see [`record_seed`]
 //! ```
 
-use super::{FORMAT_VERSION, Incarnation, Timestamp, checksum, get_u16, get_u32, get_u64, put_u16, put_u32, put_u64};
+use super::{
+    FORMAT_VERSION, Incarnation, StreamPosition, Timestamp, UseNumber, checksum, get_u16, get_u32, get_u64, put_u16,
+    put_u32, put_u64,
+};
 
 pub(super) const MAGIC_OFFSET: usize = 0;
 pub(super) const VERSION_OFFSET: usize = 8;
@@ -86,8 +89,8 @@ pub(crate) struct SegmentHeader {
     pub(crate) slot: u32,
     pub(crate) database: u64,
     pub(crate) incarnation: Incarnation,
-    pub(crate) use_number: u64,
-    pub(crate) start: u64,
+    pub(crate) use_number: UseNumber,
+    pub(crate) start: StreamPosition,
     pub(crate) window_bytes: u64,
     pub(crate) first: Timestamp,
     pub(crate) horizon: Timestamp,
@@ -119,8 +122,8 @@ impl SegmentHeader {
         put_u32(block, SLOT_OFFSET, self.slot);
         put_u32(block, INCARNATION_OFFSET, self.incarnation.0);
         put_u64(block, DATABASE_OFFSET, self.database);
-        put_u64(block, USE_OFFSET, self.use_number);
-        put_u64(block, START_OFFSET, self.start);
+        put_u64(block, USE_OFFSET, self.use_number.0);
+        put_u64(block, START_OFFSET, self.start.0);
         put_u64(block, WINDOW_BYTES_OFFSET, self.window_bytes);
         put_u64(block, FIRST_OFFSET, self.first.0);
         put_u64(block, HORIZON_OFFSET, self.horizon.0);
@@ -149,8 +152,8 @@ impl SegmentHeader {
             slot: get_u32(block, SLOT_OFFSET),
             database: get_u64(block, DATABASE_OFFSET),
             incarnation: Incarnation(get_u32(block, INCARNATION_OFFSET)),
-            use_number: get_u64(block, USE_OFFSET),
-            start: get_u64(block, START_OFFSET),
+            use_number: UseNumber(get_u64(block, USE_OFFSET)),
+            start: StreamPosition(get_u64(block, START_OFFSET)),
             window_bytes: get_u64(block, WINDOW_BYTES_OFFSET),
             first: Timestamp(get_u64(block, FIRST_OFFSET)),
             horizon: Timestamp(get_u64(block, HORIZON_OFFSET)),
@@ -158,8 +161,8 @@ impl SegmentHeader {
             filled: block[FILLED_OFFSET] == 1,
         };
         let block_bytes = super::BLOCK_BYTES as u64;
-        let whole = header.start.is_multiple_of(block_bytes) && header.window_bytes.is_multiple_of(block_bytes);
-        if !whole || header.window_bytes == 0 || header.start.checked_add(header.window_bytes).is_none() {
+        let whole = header.start.is_block_start() && header.window_bytes.is_multiple_of(block_bytes);
+        if !whole || header.window_bytes == 0 || header.start.0.checked_add(header.window_bytes).is_none() {
             return Err(SegmentHeaderError::Window);
         }
         Ok(Some(header))
@@ -170,7 +173,7 @@ impl SegmentHeader {
         let mut identity = [0; 24];
         put_u64(&mut identity, 0, self.database);
         put_u64(&mut identity, 8, u64::from(self.stream));
-        put_u64(&mut identity, 16, self.use_number);
+        put_u64(&mut identity, 16, self.use_number.0);
         checksum(&identity, 0)
     }
 }
@@ -214,8 +217,8 @@ pub(crate) const fn record_bytes(body_bytes: usize) -> usize {
 
 /// What the checksum of a record's header is seeded with. It holds for one database, stream, use of a segment and
 /// position only: so neither stale bytes nor a copy of a record within another's body ever verify.
-pub(crate) fn record_seed(segment_seed: u64, position: u64) -> u64 {
-    segment_seed.wrapping_add(position)
+pub(crate) fn record_seed(segment_seed: u64, position: StreamPosition) -> u64 {
+    segment_seed.wrapping_add(position.0)
 }
 
 /// What stands in front of a record's body.
@@ -268,8 +271,8 @@ mod tests {
             slot: 9,
             database: 0x1122_3344_5566_7788,
             incarnation: Incarnation(4),
-            use_number: 17,
-            start: 12 * 4096,
+            use_number: UseNumber(17),
+            start: StreamPosition(12 * 4096),
             window_bytes: 3 * 4096,
             first: Timestamp(100),
             horizon: Timestamp(98),
@@ -303,13 +306,13 @@ mod tests {
             body_bytes: 11,
             body_checksum: 99,
         };
-        let seed = record_seed(segment_header().seed(), 4096);
+        let seed = record_seed(segment_header().seed(), StreamPosition(4096));
         let mut bytes = [0; RECORD_HEADER_BYTES];
         header.encode(seed, &mut bytes);
         assert_eq!(RecordHeader::decode(&bytes, seed), Some(header));
-        assert_eq!(RecordHeader::decode(&bytes, record_seed(segment_header().seed(), 4104)), None);
-        let next_use = SegmentHeader { use_number: 18, ..segment_header() };
-        assert_eq!(RecordHeader::decode(&bytes, record_seed(next_use.seed(), 4096)), None);
+        assert_eq!(RecordHeader::decode(&bytes, record_seed(segment_header().seed(), StreamPosition(4104))), None);
+        let next_use = SegmentHeader { use_number: UseNumber(18), ..segment_header() };
+        assert_eq!(RecordHeader::decode(&bytes, record_seed(next_use.seed(), StreamPosition(4096))), None);
         for bit in 0..RECORD_HEADER_BYTES * 8 {
             bytes[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(RecordHeader::decode(&bytes, seed), None, "bit {bit}");

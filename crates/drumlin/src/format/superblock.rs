@@ -25,8 +25,8 @@
 //! ```
 
 use super::{
-    BLOCK_BYTES, Epoch, ExtentRef, FORMAT_VERSION, Incarnation, LOG_STREAM_COUNT_MAX, Timestamp, checksum, get_u32,
-    get_u64, put_u32, put_u64,
+    BLOCK_BYTES, Epoch, ExtentRef, FORMAT_VERSION, Incarnation, LOG_STREAM_COUNT_MAX, StreamPosition, Timestamp,
+    checksum, get_u32, get_u64, put_u32, put_u64,
 };
 
 /// Where the two superblocks lie in the data file: blocks apart, so that no write can harm both.
@@ -100,9 +100,9 @@ pub(crate) struct Superblock {
 pub(crate) struct LogRange {
     pub(crate) stream: u16,
     /// The start of the oldest window that is needed.
-    pub(crate) from: u64,
+    pub(crate) from: StreamPosition,
     /// The end of the newest.
-    pub(crate) to: u64,
+    pub(crate) to: StreamPosition,
 }
 
 /// Why a block is no superblock.
@@ -147,8 +147,8 @@ impl Superblock {
         for (index, range) in self.log.iter().enumerate() {
             let offset = LOG_RANGES_OFFSET + index * LOG_RANGE_BYTES;
             put_u64(bytes, offset, u64::from(range.stream));
-            put_u64(bytes, offset + 8, range.from);
-            put_u64(bytes, offset + 16, range.to);
+            put_u64(bytes, offset + 8, range.from.0);
+            put_u64(bytes, offset + 16, range.to.0);
         }
         let sum = checksum(&bytes[SEQUENCE_OFFSET..], 0);
         put_u64(bytes, CHECKSUM_OFFSET, sum);
@@ -193,7 +193,8 @@ impl Superblock {
             .map(|index| {
                 let offset = LOG_RANGES_OFFSET + index * LOG_RANGE_BYTES;
                 let stream = u16::try_from(get_u64(bytes, offset)).ok().filter(|stream| *stream < LOG_STREAM_COUNT_MAX);
-                let (from, to) = (get_u64(bytes, offset + 8), get_u64(bytes, offset + 16));
+                let position = |offset| StreamPosition(get_u64(bytes, offset));
+                let (from, to) = (position(offset + 8), position(offset + 16));
                 stream.filter(|_| from <= to).map(|stream| LogRange { stream, from, to }).ok_or(SuperblockError::Fields)
             })
             .collect::<Result<Vec<_>, _>>()?;
@@ -231,7 +232,10 @@ mod tests {
                 segment_use: SegmentUse(5),
             },
             incarnations: vec![(Incarnation(1), Timestamp(1)), (Incarnation(2), Timestamp(1235))],
-            log: vec![LogRange { stream: 0, from: 4096, to: 12288 }, LogRange { stream: 63, from: 0, to: 0 }],
+            log: vec![
+                LogRange { stream: 0, from: StreamPosition(4096), to: StreamPosition(12288) },
+                LogRange { stream: 63, from: StreamPosition::START, to: StreamPosition::START },
+            ],
         }
     }
 

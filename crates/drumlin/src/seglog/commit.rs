@@ -15,7 +15,7 @@ use std::task::{Poll, Waker};
 use crate::sync::MutexGuard;
 
 use super::prepare::Urgency;
-use super::segment::{BLOCK, Segment};
+use super::segment::Segment;
 use super::stream::{Batch, Tail};
 use super::wait::{self, Waiter};
 use super::{Reservation, Shared};
@@ -208,8 +208,9 @@ impl Shared {
         if batch.names_extents {
             (self.hooks.before_write)().map_err(|error| format!("syncing large values failed: {error}"))?;
         }
-        assert!(batch.base.is_multiple_of(BLOCK) && batch.pending.is_some(), "a batch of no records is written");
-        let end = batch.end().next_multiple_of(BLOCK);
+        assert!(batch.base.is_block_start(), "a batch begins within a block: {}", batch.base);
+        assert!(batch.pending.is_some(), "a batch of no records is written");
+        let end = batch.end().block_end();
         let mut position = batch.base;
         let mut segment = first;
         while position < end {

@@ -9,7 +9,7 @@ use super::stream::Window;
 use super::{Shared, Verified};
 use crate::error::{Error, Result};
 use crate::format::log::SegmentHeader;
-use crate::format::{BLOCK_BYTES, Timestamp};
+use crate::format::{BLOCK_BYTES, StreamPosition, Timestamp};
 use crate::io::AlignedBuffer;
 
 impl Shared {
@@ -85,7 +85,7 @@ impl Shared {
             let source = match sources.iter_mut().find(|source| source.stream == number) {
                 Some(source) => source,
                 None => {
-                    sources.push(Source { stream: number, windows: Vec::new(), limit: u64::MAX });
+                    sources.push(Source { stream: number, windows: Vec::new(), limit: StreamPosition::MAX });
                     sources.last_mut().expect("just pushed")
                 }
             };
@@ -97,7 +97,7 @@ impl Shared {
             let source = match sources.iter_mut().find(|source| usize::from(source.stream) == number) {
                 Some(source) => source,
                 None => {
-                    sources.push(Source { stream: number as u16, windows: Vec::new(), limit: 0 });
+                    sources.push(Source { stream: number as u16, windows: Vec::new(), limit: StreamPosition::START });
                     sources.last_mut().expect("just pushed")
                 }
             };
@@ -160,14 +160,14 @@ impl Shared {
 }
 
 /// A segment held for reading, and where some of its records are: timestamp and position.
-type Held = (Arc<Segment>, Vec<(Timestamp, u64)>);
+type Held = (Arc<Segment>, Vec<(Timestamp, StreamPosition)>);
 
 /// What can be read of one stream, up to a position.
 #[derive(Debug)]
 struct Source {
     stream: u16,
     windows: Vec<Held>,
-    limit: u64,
+    limit: StreamPosition,
 }
 
 impl Source {
@@ -178,7 +178,7 @@ impl Source {
     /// A reader that begins as near before the first record above `after` as the indexes tell.
     fn reader_from(&self, after: Timestamp, chunk_bytes: usize) -> Result<Option<Reader>> {
         let mut first = 0;
-        let mut position = 0;
+        let mut position = StreamPosition::START;
         for (number, (_, index)) in self.windows.iter().enumerate() {
             let below = index.partition_point(|&(timestamp, _)| timestamp <= after.next());
             if below > 0 {

@@ -82,7 +82,7 @@ pub(crate) use scan::Scan;
 use crate::error::{Error, Result};
 use crate::format::log::record_bytes;
 use crate::format::superblock::LogRange;
-use crate::format::{BLOCK_BYTES, Incarnation, Timestamp, checksum};
+use crate::format::{BLOCK_BYTES, Incarnation, StreamPosition, Timestamp, UseNumber, checksum};
 use crate::io::{Backend, FolderRef, Persist, SyncMethod};
 use horizon::Horizon;
 use prepare::{Refusal, Signal, Urgency};
@@ -249,7 +249,7 @@ pub(crate) struct Appended {
     pub(crate) timestamp: Timestamp,
     pub(crate) stream: u16,
     /// Position behind the record in its stream.
-    pub(crate) end: u64,
+    pub(crate) end: StreamPosition,
     /// The stream's buffer is filling up.
     pub(crate) is_near_full: bool,
 }
@@ -400,7 +400,10 @@ impl Log {
         }
         let mut history = History::default();
         history.add(incarnation, Timestamp(1));
-        let new_stream = |index| Stream::new(options.stream_buffer_bytes(index), 0, Vec::new(), 1, 1);
+        let new_stream = |index| {
+            let buffer_bytes = options.stream_buffer_bytes(index);
+            Stream::new(buffer_bytes, StreamPosition::START, Vec::new(), UseNumber::FIRST, 1)
+        };
         let streams = (0..usize::from(options.streams)).map(new_stream).collect();
         let log = Log::assemble(LogParts {
             backend: Arc::clone(backend),

@@ -11,6 +11,7 @@ use crate::sync::{Condvar, Mutex};
 use super::Shared;
 use super::segment::{self, BLOCK, FIRST_FILL_BYTES, Segment, Spare};
 use super::stream::{Preparation, Window};
+use crate::format::StreamPosition;
 use crate::format::log::SegmentHeader;
 use crate::io::FileRef;
 
@@ -193,7 +194,7 @@ impl Shared {
         let (start, use_number, spare) = {
             let mut tail = stream.tail.lock();
             let use_number = tail.next_use;
-            tail.next_use += 1;
+            tail.next_use = use_number.next();
             let window_bytes = self.options.window_bytes();
             let spare = match tail.free_spare(window_bytes) {
                 Some(free) => tail.spares.swap_remove(free),
@@ -252,7 +253,7 @@ impl Shared {
         spare: &Spare,
         last_use: &Segment,
         header: SegmentHeader,
-    ) -> Result<(Arc<Segment>, u64), Refusal> {
+    ) -> Result<(Arc<Segment>, StreamPosition), Refusal> {
         crate::coverage::mark!("a log segment was used again");
         assert!(last_use.header.use_number < header.use_number, "a use number is given twice");
         let file = Arc::clone(&last_use.file);
@@ -270,7 +271,7 @@ impl Shared {
     }
 
     /// Makes a new file, of which the beginning is filled.
-    fn make(&self, spare: &Spare, header: SegmentHeader) -> Result<(Arc<Segment>, u64), Refusal> {
+    fn make(&self, spare: &Spare, header: SegmentHeader) -> Result<(Arc<Segment>, StreamPosition), Refusal> {
         let file = match segment::create(self.folder.as_ref(), &spare.name) {
             Ok(file) => file,
             // The names of all files that were there when the log was opened are below.
@@ -287,7 +288,12 @@ impl Shared {
         Ok(filled?)
     }
 
-    fn fill_new(&self, file: &FileRef, spare: &Spare, header: SegmentHeader) -> io::Result<(Arc<Segment>, u64)> {
+    fn fill_new(
+        &self,
+        file: &FileRef,
+        spare: &Spare,
+        header: SegmentHeader,
+    ) -> io::Result<(Arc<Segment>, StreamPosition)> {
         match file.allocate(0, BLOCK + header.window_bytes) {
             Ok(()) => {}
             Err(error) if is_full(&error) => return Err(error),

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::format::log::{
     RECORD_ALIGNMENT_BYTES, RECORD_HEADER_BYTES, RECORD_MAGIC, RecordHeader, record_bytes, record_seed,
 };
-use crate::format::{Checksum, Incarnation, Timestamp, checksum, get_u32};
+use crate::format::{Checksum, Incarnation, StreamPosition, Timestamp, checksum, get_u32};
 use crate::io::AlignedBuffer;
 
 const STEP: u64 = RECORD_ALIGNMENT_BYTES as u64;
@@ -73,8 +73,8 @@ impl History {
 pub(super) struct Found {
     pub(super) timestamp: Timestamp,
     pub(super) incarnation: Incarnation,
-    pub(super) position: u64,
-    pub(super) end: u64,
+    pub(super) position: StreamPosition,
+    pub(super) end: StreamPosition,
     pub(super) body_bytes: u32,
     body_checksum: u64,
     /// Which of the reader's segments it starts in.
@@ -94,26 +94,31 @@ pub(super) struct Reader {
     /// Ascending in use number.
     segments: Vec<Arc<Segment>>,
     /// Bytes of each window that the file holds: less than the window where its making was cut short.
-    readable_ends: Vec<u64>,
+    readable_ends: Vec<StreamPosition>,
     segment: usize,
-    position: u64,
-    limit: u64,
+    position: StreamPosition,
+    limit: StreamPosition,
     chunk_bytes: usize,
     chunk: AlignedBuffer,
     chunk_segment: usize,
-    chunk_start: u64,
+    chunk_start: StreamPosition,
     /// The newest horizon in any header that verified, whatever became of its body.
     pub(super) horizon: Timestamp,
     pub(super) newest_incarnation: Incarnation,
-    /// For each segment the end of the last verified record, or header without body, that starts in it; 0 for none.
-    pub(super) verified_ends: Vec<u64>,
+    /// For each segment the end of the last verified record, or header without body, that starts in it.
+    pub(super) verified_ends: Vec<Option<StreamPosition>>,
     /// The first bytes behind the last record that are neither a record nor padding.
     pub(super) skipped: Option<Skipped>,
 }
 
 impl Reader {
     /// Reads `segments` from `position`, which lies in the first of them, to before `limit`, in steps of `chunk_bytes`.
-    pub(super) fn new(segments: Vec<Arc<Segment>>, position: u64, limit: u64, chunk_bytes: usize) -> Result<Reader> {
+    pub(super) fn new(
+        segments: Vec<Arc<Segment>>,
+        position: StreamPosition,
+        limit: StreamPosition,
+        chunk_bytes: usize,
+    ) -> Result<Reader> {
         let mut readable_ends = Vec::with_capacity(segments.len());
         for segment in &segments {
             let length = segment.file.len().map_err(|error| Error::io("measuring", segment.path(), error))?;
@@ -122,12 +127,12 @@ impl Reader {
         }
         let horizon = segments.iter().map(|segment| segment.header.horizon).max().unwrap_or_default();
         // A chunk lies within one segment.
-        let longest = segments.iter().zip(&readable_ends).map(|(segment, end)| end - segment.start()).max();
+        let longest = segments.iter().zip(&readable_ends).map(|(segment, &end)| end - segment.start()).max();
         let mut chunk = AlignedBuffer::zeroed(longest.unwrap_or(0).min(chunk_bytes as u64) as usize);
         chunk.set_len(0);
         Ok(Reader {
-            verified_ends: vec![0; segments.len()],
-            position: position.max(segments.first().map_or(0, |segment| segment.start())),
+            verified_ends: vec![None; segments.len()],
+            position: segments.first().map_or(position, |segment| position.max(segment.start())),
             segments,
             readable_ends,
             segment: 0,
@@ -135,11 +140,16 @@ impl Reader {
             chunk_bytes,
             chunk,
             chunk_segment: usize::MAX,
-            chunk_start: 0,
+            chunk_start: StreamPosition::START,
             horizon,
             newest_incarnation: Incarnation(0),
             skipped: None,
         })
+    }
+
+    /// Reads all of `segments`.
+    pub(super) fn whole(segments: Vec<Arc<Segment>>, chunk_bytes: usize) -> Result<Reader> {
+        Reader::new(segments, StreamPosition::START, StreamPosition::MAX, chunk_bytes)
     }
 
     /// The next record. Its body replaces what is in `kept`, unless it is longer than a chunk: `kept` is empty then.
@@ -160,7 +170,7 @@ impl Reader {
                 self.newest_incarnation = self.newest_incarnation.max(header.incarnation);
                 let body_start = position + RECORD_HEADER_BYTES as u64;
                 let verified = &mut self.verified_ends[self.segment];
-                *verified = (*verified).max(body_start);
+                *verified = (*verified).max(Some(body_start));
                 let body_bytes = header.body_bytes as usize;
                 if self.holds(body_start + body_bytes as u64) {
                     kept.iter_mut().for_each(|body| body.clear());
@@ -173,7 +183,7 @@ impl Reader {
                     };
                     if is_sound {
                         let end = position + record_bytes(body_bytes) as u64;
-                        self.verified_ends[self.segment] = end;
+                        self.verified_ends[self.segment] = Some(end);
                         self.position = end;
                         return Ok(Some(Found {
                             timestamp: header.timestamp,
@@ -194,7 +204,7 @@ impl Reader {
     }
 
     /// The checksum of so many bytes from `position`; `None` where they end before.
-    fn checksum(&mut self, position: u64, bytes: usize) -> Result<Option<u64>> {
+    fn checksum(&mut self, position: StreamPosition, bytes: usize) -> Result<Option<u64>> {
         let mut checksum = Checksum::default();
         let is_whole = self.visit(position, bytes, |part| checksum.update(part))?;
         Ok(is_whole.then(|| checksum.digest()))
@@ -213,7 +223,7 @@ impl Reader {
     }
 
     /// Moves on to the next position that may hold a record.
-    fn candidate(&mut self) -> Result<Option<u64>> {
+    fn candidate(&mut self) -> Result<Option<StreamPosition>> {
         loop {
             while self.segment < self.segments.len() && self.position >= self.readable_ends[self.segment] {
                 let window_end = self.segments[self.segment].end();
@@ -251,7 +261,7 @@ impl Reader {
             || from == until
     }
 
-    fn skip(&mut self, position: u64) {
+    fn skip(&mut self, position: StreamPosition) {
         if self.skipped.is_none() {
             let segment = &self.segments[self.segment];
             self.skipped = Some(Skipped { path: segment.path().to_path_buf(), offset: segment.offset(position) });
@@ -259,7 +269,7 @@ impl Reader {
     }
 
     /// Returns `true` if all bytes from the current position to `end` can be read.
-    fn holds(&self, end: u64) -> bool {
+    fn holds(&self, end: StreamPosition) -> bool {
         let mut segment = self.segment;
         while self.readable_ends[segment] < end {
             match self.successor(segment) {
@@ -278,7 +288,7 @@ impl Reader {
 
     /// Shows `take` so many bytes from `position`, which lies in or behind the current segment, in parts; `false` where
     /// they end before.
-    fn visit(&mut self, position: u64, bytes: usize, mut take: impl FnMut(&[u8])) -> Result<bool> {
+    fn visit(&mut self, position: StreamPosition, bytes: usize, mut take: impl FnMut(&[u8])) -> Result<bool> {
         let mut segment = self.segment;
         let mut position = position;
         let end = position + bytes as u64;
@@ -299,17 +309,17 @@ impl Reader {
     }
 
     /// Makes the chunk hold `position`.
-    fn load(&mut self, segment: usize, position: u64) -> Result<()> {
+    fn load(&mut self, segment: usize, position: StreamPosition) -> Result<()> {
         let loaded = self.chunk_start..self.chunk_start + self.chunk.len() as u64;
         if self.chunk_segment == segment && loaded.contains(&position) {
             return Ok(());
         }
         let source = &self.segments[segment];
-        let start = position / BLOCK * BLOCK;
+        let start = position.block_start();
         let readable_end = self.readable_ends[segment];
         assert!(start < readable_end, "reading {position} of {source:?}");
         // Not far beyond what is asked for: a record may reach over the limit, but seldom by much.
-        let wanted_end = self.limit.max(position + 1).checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX);
+        let wanted_end = self.limit.max(position + 1).block_end();
         let bytes = (readable_end.min(wanted_end) - start).min(self.chunk_bytes as u64);
         self.chunk.set_len(bytes as usize);
         self.chunk_segment = segment;

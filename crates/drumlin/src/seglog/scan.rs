@@ -10,7 +10,7 @@ use super::{Hooks, Known, Log, LogOptions, LogParts, Origin};
 use crate::error::{Error, OnCorruption, Result, sound};
 use crate::format::log::RECORD_HEADER_BYTES;
 use crate::format::superblock::LogRange;
-use crate::format::{Incarnation, LOG_STREAM_COUNT_MAX, Timestamp};
+use crate::format::{Incarnation, LOG_STREAM_COUNT_MAX, StreamPosition, Timestamp, UseNumber};
 use crate::io::{AlignedBuffer, Backend, FolderRef, OpenOptions, Persist};
 
 /// How far into a window its first record is looked for when deciding whether the window before is still needed.
@@ -39,14 +39,14 @@ struct StreamScan {
     /// Ascending in use number. Those whose records are all in the checkpoint are spares already.
     windows: Vec<Window>,
     spares: Vec<Spare>,
-    use_number_max: u64,
+    use_number_max: UseNumber,
     slot_max: u32,
     /// Behind the last record, or header of one, that verified: whatever its timestamp.
-    verified_end: u64,
+    verified_end: Option<StreamPosition>,
     /// Behind the last record that recovery applies.
-    applied_end: u64,
+    applied_end: Option<StreamPosition>,
     /// Timestamps and positions of the records to be applied that are not known to be durable.
-    uncertain: VecDeque<(Timestamp, u64)>,
+    uncertain: VecDeque<(Timestamp, StreamPosition)>,
 }
 
 impl Scan {
@@ -195,7 +195,7 @@ impl Scan {
 
     fn replay(&mut self, openings_horizon: Timestamp, on_corruption: OnCorruption<'_>) -> Result<()> {
         let chunk_bytes = self.chunk_bytes();
-        let readers = self.streams.values().map(|stream| Reader::new(stream.segments(), 0, u64::MAX, chunk_bytes));
+        let readers = self.streams.values().map(|stream| Reader::whole(stream.segments(), chunk_bytes));
         let readers = readers.collect::<Result<_>>()?;
         let mut merge = Merge::new(readers, Bodies::Verified, self.history.clone(), self.covered)?;
         let streams: Vec<u16> = self.streams.keys().copied().collect();
@@ -221,7 +221,7 @@ impl Scan {
             on_corruption(missing(lost, horizon, suspect.as_ref(), self.folder.path()))?;
         }
         for (head, stream) in merge.heads.iter().zip(self.streams.values_mut()) {
-            stream.verified_end = head.reader.verified_ends.iter().copied().max().unwrap_or(0);
+            stream.verified_end = head.reader.verified_ends.iter().copied().max().flatten();
             stream.forget_certain(horizon);
             sound(stream.check_abutting(&head.reader.verified_ends), on_corruption)?;
         }
@@ -239,7 +239,7 @@ impl Scan {
             let spares = stream.spares.iter().filter_map(|spare| spare.last_use.clone());
             let mut segments: Vec<Arc<Segment>> = stream.segments().into_iter().chain(spares).collect();
             segments.sort_by_key(|segment| segment.header.use_number);
-            let mut reader = Reader::new(segments.clone(), 0, u64::MAX, self.chunk_bytes())?;
+            let mut reader = Reader::whole(segments.clone(), self.chunk_bytes())?;
             let mut void = Vec::new();
             while let Some(found) = reader.next(None)? {
                 if !self.history.admits(found.incarnation, found.timestamp) {
@@ -274,11 +274,12 @@ impl Scan {
         // As much again for the bodies.
         let chunk_bytes = chunk_bytes(self.options.buffer_bytes / 2, self.streams.len());
         let mut readers = Vec::new();
-        for stream in self.streams.values().filter(|stream| stream.applied_end > 0) {
+        for stream in self.streams.values() {
+            let Some(applied_end) = stream.applied_end else { continue };
             // A window that was prepared and never used may lie behind the end, and have the lowest use number.
             let used = stream.windows.iter().filter(|window| window.last.is_some());
             let segments = used.map(|window| Arc::clone(&window.segment)).collect();
-            readers.push(Reader::new(segments, 0, stream.applied_end, chunk_bytes)?);
+            readers.push(Reader::new(segments, StreamPosition::START, applied_end, chunk_bytes)?);
         }
         let merge = Merge::new(readers, Bodies::Kept, self.history.clone(), self.covered)?;
         Ok(Records::new(merge, self.last, self.folder.path().to_path_buf()))
@@ -321,7 +322,7 @@ impl Scan {
 
 /// Writes zeros over the header of a record that starts in the first of these segments, and may run on into another.
 /// What else lies in its blocks is written with the same bytes.
-fn erase_header(segments: &[Arc<Segment>], position: u64, options: &LogOptions) -> Result<()> {
+fn erase_header(segments: &[Arc<Segment>], position: StreamPosition, options: &LogOptions) -> Result<()> {
     let mut segment = &segments[0];
     let mut rest = position..position + RECORD_HEADER_BYTES as u64;
     while !rest.is_empty() {
@@ -330,7 +331,7 @@ fn erase_header(segments: &[Arc<Segment>], position: u64, options: &LogOptions) 
             let follows = |next: &&Arc<Segment>| next.start() == rest.start;
             segment = segments.iter().rfind(follows).expect("the header was read to its end");
         }
-        let block_start = rest.start / BLOCK * BLOCK;
+        let block_start = rest.start.block_start();
         let end = rest.end.min(block_start + BLOCK);
         let (path, offset) = (segment.path(), segment.offset(block_start));
         let mut block = AlignedBuffer::zeroed(BLOCK as usize);
@@ -354,7 +355,7 @@ impl StreamScan {
         for later in (1..self.windows.len()).rev() {
             let segment = &self.windows[later].segment;
             let limit = segment.end().min(segment.start() + PROBE_BYTES);
-            let mut reader = Reader::new(vec![Arc::clone(segment)], 0, limit, PROBE_BYTES as usize)?;
+            let mut reader = Reader::new(vec![Arc::clone(segment)], segment.start(), limit, PROBE_BYTES as usize)?;
             let first = loop {
                 match reader.next(None)? {
                     Some(found) if !history.admits(found.incarnation, found.timestamp) => {}
@@ -371,7 +372,7 @@ impl StreamScan {
     }
 
     /// Notes a record that recovery applies.
-    fn note(&mut self, segment: usize, timestamp: Timestamp, position: u64, end: u64) {
+    fn note(&mut self, segment: usize, timestamp: Timestamp, position: StreamPosition, end: StreamPosition) {
         self.windows[segment].note(timestamp, position);
         let mut reached = segment;
         while self.windows[reached].end() < end {
@@ -381,7 +382,7 @@ impl StreamScan {
             reached = self.windows.iter().rposition(follows).expect("the record was read to its end");
             self.windows[reached].last = Some(timestamp);
         }
-        self.applied_end = self.applied_end.max(end);
+        self.applied_end = self.applied_end.max(Some(end));
     }
 
     /// All up to the horizon is on the medium.
@@ -394,8 +395,8 @@ impl StreamScan {
     /// Writes the records that may be in caches only once more, durably.
     fn harden(&self, options: &LogOptions) -> Result<()> {
         let Some(&(_, first)) = self.uncertain.front() else { return Ok(()) };
-        let mut position = first / BLOCK * BLOCK;
-        let end = self.applied_end.next_multiple_of(BLOCK);
+        let mut position = first.block_start();
+        let end = self.applied_end.expect("a record that is uncertain is applied").block_end();
         while position < end {
             // Where a window was begun twice, the later use counts.
             let holds = |window: &&Window| window.segment.start() <= position && position < window.end();
@@ -416,8 +417,8 @@ impl StreamScan {
     /// The stream as it goes on: behind every byte that verifies, from the next block, in the same window where there
     /// is room, and then in those that were prepared behind it and never used.
     fn resume(mut self, number: u16, options: &LogOptions, old: &mut Vec<Window>) -> Stream {
-        let begins = self.windows.first().map_or(0, |window| window.segment.start());
-        let position = if self.verified_end > 0 { self.verified_end.next_multiple_of(BLOCK) } else { begins };
+        let begins = self.windows.first().map_or(StreamPosition::START, |window| window.segment.start());
+        let position = self.verified_end.map_or(begins, StreamPosition::block_end);
         let mut kept: Vec<Window> = Vec::new();
         let holds = |window: &Window| window.segment.start() <= position && position < window.end();
         let mut next = self.windows.iter().rposition(holds);
@@ -431,7 +432,7 @@ impl StreamScan {
             next = if ready == end { self.windows.iter().rposition(follows) } else { None };
         }
         self.keep_between(position);
-        let (use_number_next, slot_next) = (self.use_number_max + 1, self.slot_max + 1);
+        let (use_number_next, slot_next) = (self.use_number_max.next(), self.slot_max + 1);
         let mut spares = Vec::new();
         self.retire(old, &mut spares);
         let buffer_bytes = options.stream_buffer_bytes(number.into());
@@ -447,11 +448,11 @@ impl StreamScan {
     }
 
     /// Checks that from the first window with something to apply to the last with any record none is missing.
-    /// `verified_ends`: behind the last record of each window, 0 for none.
-    fn check_abutting(&self, verified_ends: &[u64]) -> Result<()> {
+    /// `verified_ends`: behind the last record of each window.
+    fn check_abutting(&self, verified_ends: &[Option<StreamPosition>]) -> Result<()> {
         let mut end = None;
         for (index, window) in self.windows.iter().enumerate() {
-            let holds = window.last.is_some() || end.is_some() && verified_ends[index] > 0;
+            let holds = window.last.is_some() || end.is_some() && verified_ends[index].is_some();
             let follows = end.is_none_or(|end| window.segment.start() == end);
             if holds && !follows {
                 let what = format!("the log, stream {}", window.segment.header.stream);
@@ -468,7 +469,7 @@ impl StreamScan {
 
     /// Has windows between two that recovery needs, or behind the last and before `position`, kept as long as the one
     /// before: they hold records that were left out. What must be there of a stream has no gaps.
-    fn keep_between(&mut self, position: u64) {
+    fn keep_between(&mut self, position: StreamPosition) {
         let mut newest = None;
         let mut end = None;
         for index in 0..self.windows.len() {

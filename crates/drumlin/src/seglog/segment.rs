@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{Error, Result};
 use crate::format::log::{SegmentHeader, SegmentHeaderError};
-use crate::format::{BLOCK_BYTES, FORMAT_VERSION};
+use crate::format::{BLOCK_BYTES, FORMAT_VERSION, StreamPosition};
 use crate::io::{AlignedBuffer, FileRef, Folder, OpenOptions, Persist};
 
 pub(super) const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -45,12 +45,12 @@ impl Segment {
     }
 
     /// Position of the window's first byte.
-    pub(super) fn start(&self) -> u64 {
+    pub(super) fn start(&self) -> StreamPosition {
         self.header.start
     }
 
     /// Position behind the window's last byte.
-    pub(super) fn end(&self) -> u64 {
+    pub(super) fn end(&self) -> StreamPosition {
         self.header.start + self.header.window_bytes
     }
 
@@ -66,7 +66,7 @@ impl Segment {
     }
 
     /// Where in the file a position of the window lies.
-    pub(super) fn offset(&self, position: u64) -> u64 {
+    pub(super) fn offset(&self, position: StreamPosition) -> u64 {
         assert!(self.start() <= position && position <= self.end(), "position {position} outside of {self:?}");
         BLOCK + (position - self.start())
     }

@@ -12,7 +12,7 @@ use super::Body;
 use super::segment::{BLOCK, Segment, Spare};
 use super::wait::Waiter;
 use crate::format::log::{FLAG_AFTER_DATA, RECORD_HEADER_BYTES, RecordHeader, record_bytes, record_seed};
-use crate::format::{BLOCK_BYTES, Incarnation, Timestamp};
+use crate::format::{BLOCK_BYTES, Incarnation, StreamPosition, Timestamp, UseNumber};
 use crate::io::AlignedBuffer;
 
 /// Distance between entries of a window's index: a reader that starts between two reads at most this much in vain.
@@ -23,23 +23,23 @@ const INDEX_STRIDE_BYTES: u64 = 64 << 10;
 pub(super) struct Window {
     pub(super) segment: Arc<Segment>,
     /// Records may lie below this position: up to it the file is filled.
-    pub(super) ready: u64,
+    pub(super) ready: StreamPosition,
     /// The newest record with bytes in the window.
     pub(super) last: Option<Timestamp>,
     /// Ascending: timestamp and position of one record for each stride.
-    pub(super) index: Vec<(Timestamp, u64)>,
+    pub(super) index: Vec<(Timestamp, StreamPosition)>,
 }
 
 impl Window {
     /// `held_bytes` is how much of the window the file holds: a header alone is not worth allocating for.
-    pub(super) fn new(segment: Arc<Segment>, ready: u64, held_bytes: u64) -> Window {
+    pub(super) fn new(segment: Arc<Segment>, ready: StreamPosition, held_bytes: u64) -> Window {
         let entries = segment.header.window_bytes.min(held_bytes) / INDEX_STRIDE_BYTES + 1;
         // Appending must not allocate.
         Window { segment, ready, last: None, index: Vec::with_capacity(entries as usize) }
     }
 
     /// Notes a record that starts at `position`.
-    pub(super) fn note(&mut self, timestamp: Timestamp, position: u64) {
+    pub(super) fn note(&mut self, timestamp: Timestamp, position: StreamPosition) {
         assert!(self.last < Some(timestamp), "records of a window ascend");
         assert!((self.start()..self.end()).contains(&position), "a record begins in another window");
         self.last = Some(timestamp);
@@ -49,11 +49,11 @@ impl Window {
         }
     }
 
-    fn start(&self) -> u64 {
+    fn start(&self) -> StreamPosition {
         self.segment.start()
     }
 
-    pub(super) fn end(&self) -> u64 {
+    pub(super) fn end(&self) -> StreamPosition {
         self.segment.end()
     }
 }
@@ -69,7 +69,7 @@ pub(super) struct Pending {
 #[derive(Debug)]
 pub(super) struct Batch {
     pub(super) buffer: AlignedBuffer,
-    pub(super) base: u64,
+    pub(super) base: StreamPosition,
     pub(super) used: usize,
     /// Records before these in the first block are on the medium, and are written again with the same bytes.
     pub(super) pending: Option<Pending>,
@@ -78,7 +78,7 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    pub(super) fn end(&self) -> u64 {
+    pub(super) fn end(&self) -> StreamPosition {
         self.base + self.used as u64
     }
 }
@@ -93,7 +93,7 @@ pub(super) struct Tail {
     /// The records that are being written. Stays for ever where that failed.
     pub(super) writing: Option<Pending>,
     /// Everything below is on the medium.
-    pub(super) durable_position: u64,
+    pub(super) durable_position: StreamPosition,
     /// Bytes of records that are reserved and not yet appended.
     reserved_bytes: usize,
     /// The same with the padding that each may cause.
@@ -103,12 +103,12 @@ pub(super) struct Tail {
     /// The one in which the last record started.
     current: usize,
     pub(super) spares: Vec<Spare>,
-    pub(super) next_use: u64,
+    pub(super) next_use: UseNumber,
     pub(super) next_slot: u32,
     /// Where the first window begins when there is none.
-    pub(super) origin: u64,
+    pub(super) origin: StreamPosition,
     /// A reservation waits for windows up to this position.
-    pub(super) wanted: u64,
+    pub(super) wanted: StreamPosition,
     /// How often preparing a window was refused; and why the last time, `None` for want of space.
     pub(super) prepare_failures: u64,
     pub(super) prepare_error: Option<Arc<io::Error>>,
@@ -149,12 +149,12 @@ impl Stream {
     /// An idle stream that goes on at `position`, which begins a block.
     pub(super) fn new(
         buffer_bytes: usize,
-        position: u64,
+        position: StreamPosition,
         windows: Vec<Window>,
-        next_use: u64,
+        next_use: UseNumber,
         next_slot: u32,
     ) -> Stream {
-        assert!(position.is_multiple_of(BLOCK));
+        assert!(position.is_block_start(), "a stream goes on within a block: {position}");
         assert!(buffer_bytes.is_multiple_of(BLOCK_BYTES), "a buffer ends within a block");
         assert!(windows.is_sorted_by(|left, right| left.end() == right.start()), "windows of a stream abut");
         let active = Batch {
@@ -177,7 +177,7 @@ impl Stream {
             next_use,
             next_slot,
             origin: position,
-            wanted: 0,
+            wanted: StreamPosition::START,
             prepare_failures: 0,
             prepare_error: None,
             full: false,
@@ -229,12 +229,12 @@ impl Tail {
     }
 
     /// Position behind the last record.
-    pub(super) fn position(&self) -> u64 {
+    pub(super) fn position(&self) -> StreamPosition {
         self.active.end()
     }
 
     /// Position up to which records may be written.
-    fn ready(&self) -> u64 {
+    fn ready(&self) -> StreamPosition {
         let mut ready = self.origin;
         for window in self.windows.iter().skip(self.current) {
             ready = window.ready;
@@ -246,7 +246,7 @@ impl Tail {
     }
 
     /// Position behind the last window.
-    pub(super) fn prepared_end(&self) -> u64 {
+    pub(super) fn prepared_end(&self) -> StreamPosition {
         self.windows.back().map_or(self.origin, Window::end)
     }
 
@@ -294,7 +294,7 @@ impl Tail {
     }
 
     /// Where the windows must reach for a record of `bytes`, counting the padding before each reserved record.
-    pub(super) fn span_end(&self, bytes: usize) -> u64 {
+    pub(super) fn span_end(&self, bytes: usize) -> StreamPosition {
         self.position() + self.reserved_span + bytes as u64 + BLOCK
     }
 
@@ -333,7 +333,7 @@ impl Tail {
 
     /// Another window can't be had now: whoever waits for it is told.
     pub(super) fn refuse(&mut self, error: Option<Arc<io::Error>>) {
-        self.wanted = 0;
+        self.wanted = StreamPosition::START;
         self.prepare_failures += 1;
         self.prepare_error = error;
     }
@@ -351,7 +351,7 @@ impl Tail {
         body: &Body,
         incarnation: Incarnation,
         assign: impl FnOnce() -> (Timestamp, Timestamp),
-    ) -> (Timestamp, u64) {
+    ) -> (Timestamp, StreamPosition) {
         let bytes = record_bytes(body.bytes().len());
         let position = self.position();
         let end = position + bytes as u64;
@@ -442,7 +442,7 @@ impl Tail {
     }
 
     /// The segment that holds `position`.
-    pub(super) fn segment_at(&self, position: u64) -> Arc<Segment> {
+    pub(super) fn segment_at(&self, position: StreamPosition) -> Arc<Segment> {
         let window = self.windows.iter().rev().find(|window| window.start() <= position);
         let window = window.expect("a record lies in no window");
         assert!(position < window.end());

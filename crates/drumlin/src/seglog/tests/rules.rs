@@ -209,7 +209,7 @@ fn what_was_recovered_keeps_its_name() {
     rig.move_to(rig.disk.copy());
     assert_eq!(rig.disk.files().len(), 2);
     let log = rig.reopen();
-    while log.last() == Timestamp(0) || log.shared.streams[0].tail.lock().position() <= 8 * BLOCK {
+    while log.last() == Timestamp(0) || log.shared.streams[0].tail.lock().position() <= StreamPosition(8 * BLOCK) {
         commit_to(&log, log.last().0 + 1, 3000);
     }
     let acknowledged = log.last();
@@ -278,7 +278,7 @@ fn a_busy_tail_block_is_padded() {
         scope.spawn(move || log.wait_durable(&second).unwrap());
         rig.disk.wait_held();
         let third = append(log, 0, body_of(3, 100));
-        assert_eq!(third.end, 4096 + 48 + 104);
+        assert_eq!(third.end, StreamPosition(4096 + 48 + 104));
         rig.disk.release();
         log.wait_durable(&third).unwrap();
         let fourth = append(log, 0, body_of(4, 100));
@@ -429,8 +429,8 @@ fn a_record_runs_on_into_a_window_that_was_begun_twice() {
     rig.move_to(rig.disk.copy());
     let paths = [2, 3].map(|slot| rig.path(0, slot));
     let second = SegmentHeader::decode(&rig.disk.bytes(&paths[0])[..4096]).unwrap().unwrap();
-    assert_eq!((second.start, second.use_number), (window_bytes, 2));
-    rig.disk.tamper(&paths[0], |bytes| SegmentHeader { use_number: 3, ..second }.encode(&mut bytes[..4096]));
+    assert_eq!((second.start, second.use_number), (StreamPosition(window_bytes), UseNumber(2)));
+    rig.disk.tamper(&paths[0], |bytes| SegmentHeader { use_number: UseNumber(3), ..second }.encode(&mut bytes[..4096]));
     let unused =
         rig.backend.open(&paths[1], OpenOptions { write: true, create: true, ..OpenOptions::default() }).unwrap();
     unused.allocate(0, BLOCK + window_bytes).unwrap();
