@@ -171,7 +171,10 @@ pub fn node(bytes: &[u8]) {
             page[extent::HEADER_BYTES..][..length].copy_from_slice(&script.0[..length]);
         }
         kind => {
-            build(&mut page, kind == 1, &mut script);
+            match kind {
+                1 => build_leaf(&mut page, &mut script),
+                _ => build_inner(&mut page, &mut script),
+            }
             check(&page).expect("a node that was built passes");
             for _ in 0..script.byte() % 8 {
                 let at = extent::HEADER_BYTES + script.number() % (page_bytes - extent::HEADER_BYTES);
@@ -182,20 +185,26 @@ pub fn node(bytes: &[u8]) {
     exercise(&page, script.0);
 }
 
-fn build(page: &mut [u8], is_leaf: bool, script: &mut Script<'_>) {
-    let limit = node::key_bytes_max(page.len());
+/// The lower and the upper fence of a node, if the script has them in order.
+fn fences<'s>(page_bytes: usize, script: &mut Script<'s>) -> (Option<&'s [u8]>, Option<&'s [u8]>) {
+    let limit = node::key_bytes_max(page_bytes);
     let (a, b) = (script.string(limit), script.string(limit));
-    let (lower, upper) = if a < b { (Some(a), Some(b)) } else { (None, None) };
-    if is_leaf {
-        let mut leaf = LeafMut::init(page, lower, upper);
-        for _ in 0..script.byte() % 64 {
-            change_leaf(&mut leaf, script);
-        }
-    } else {
-        let mut inner = InnerMut::init(page, 1 + script.byte() % 3, lower, upper, PageId(2));
-        for _ in 0..script.byte() % 64 {
-            change_inner(&mut inner, script);
-        }
+    if a < b { (Some(a), Some(b)) } else { (None, None) }
+}
+
+fn build_leaf(page: &mut [u8], script: &mut Script<'_>) {
+    let (lower, upper) = fences(page.len(), script);
+    let mut leaf = LeafMut::init(page, lower, upper);
+    for _ in 0..script.byte() % 64 {
+        change_leaf(&mut leaf, script);
+    }
+}
+
+fn build_inner(page: &mut [u8], script: &mut Script<'_>) {
+    let (lower, upper) = fences(page.len(), script);
+    let mut inner = InnerMut::init(page, 1 + script.byte() % 3, lower, upper, PageId(2));
+    for _ in 0..script.byte() % 64 {
+        change_inner(&mut inner, script);
     }
 }
 

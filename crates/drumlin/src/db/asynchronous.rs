@@ -24,6 +24,7 @@ use super::{
 };
 use crate::error::{Recourse, Result};
 use crate::format::Timestamp;
+use crate::tree::Direction;
 use crate::txn::engine::Durability;
 use crate::txn::values::ForTasks;
 
@@ -258,7 +259,7 @@ impl Range {
     pub async fn next_async(&mut self) -> Option<Result<(Value, Value)>> {
         let Some(handle) = self.handle() else { return self.next() };
         match handle.store() {
-            Ok(store) => self.next_in(store.as_task(), true).await,
+            Ok(store) => self.next_in(store.as_task(), Direction::Forward).await,
             Err(_) => self.next(),
         }
     }
@@ -267,7 +268,7 @@ impl Range {
     pub async fn next_back_async(&mut self) -> Option<Result<(Value, Value)>> {
         let Some(handle) = self.handle() else { return self.next_back() };
         match handle.store() {
-            Ok(store) => self.next_in(store.as_task(), false).await,
+            Ok(store) => self.next_in(store.as_task(), Direction::Backward).await,
             Err(_) => self.next_back(),
         }
     }

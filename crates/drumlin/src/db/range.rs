@@ -20,7 +20,7 @@ use crate::store::Store;
 use crate::store::read_ahead::ReadAhead;
 use crate::task::{WaitMode, ready};
 use crate::tree::node::{Leaf, RowValue};
-use crate::tree::{Target, Tree};
+use crate::tree::{Direction, Target, Tree};
 use crate::txn::engine::Engine;
 use crate::txn::read_set::SharedReads;
 use crate::txn::snapshots::SnapshotHandle;
@@ -59,8 +59,8 @@ struct Scan {
     reads: Option<SharedReads>,
     ahead_forward: ReadAhead,
     ahead_backward: ReadAhead,
-    /// The row being handed out, and `true` if it is from the front.
-    taken: Option<(bool, Row)>,
+    /// The row being handed out, and the end that it is from.
+    taken: Option<(Direction, Row)>,
     /// Memory of `front` and `back`, which take `front_bytes` and `back_bytes`.
     memory: Grant,
     front_bytes: u64,
@@ -207,8 +207,8 @@ impl Range {
             back: VecDeque::new(),
             own,
             reads,
-            ahead_forward: ReadAhead::forward(),
-            ahead_backward: ReadAhead::backward(),
+            ahead_forward: ReadAhead::new(Direction::Forward),
+            ahead_backward: ReadAhead::new(Direction::Backward),
             taken: None,
             memory,
             front_bytes: 0,
@@ -233,9 +233,9 @@ impl Range {
 
     /// The body of [`next`](Iterator::next) and [`next_back`](DoubleEndedIterator::next_back), waiting as `mode` says.
     /// Dropping the future loses no row.
-    pub(crate) async fn next_in(&mut self, mode: WaitMode<'_>, forward: bool) -> Option<Result<(Value, Value)>> {
+    pub(crate) async fn next_in(&mut self, mode: WaitMode<'_>, direction: Direction) -> Option<Result<(Value, Value)>> {
         match &mut self.0 {
-            State::Scanning(scan) => scan.next_in(mode, forward).await,
+            State::Scanning(scan) => scan.next_in(mode, direction).await,
             State::Refused(error) => error.take().map(Err),
         }
     }
@@ -283,10 +283,11 @@ impl Scan {
         &self,
         leaf: &Leaf<'_>,
         page: crate::format::PageId,
-        forward: bool,
+        direction: Direction,
         memory: &mut Grant,
         kept_bytes: u64,
     ) -> Result<Copied> {
+        let forward = direction == Direction::Forward;
         let at = |bound: Bound<&[u8]>, start: bool| match bound {
             Bound::Unbounded if start => 0,
             Bound::Unbounded => leaf.len(),
@@ -321,7 +322,7 @@ impl Scan {
             // Bounds of what is left to fetch: the leaf's rows are within its own.
             let versions = &self.handle.store_here().engine.versions;
             let (of, at) = ((self.tree.pages.id, page), self.snapshot.timestamp);
-            let found = versions.rows_at(of, at, (lower, upper), forward, room.min(CHANGES_BYTES_MAX));
+            let found = versions.rows_at(of, at, (lower, upper), direction, room.min(CHANGES_BYTES_MAX));
             found.last.into_iter().for_each(|last| nearest(&mut stop, last));
             old = found.rows;
         }
@@ -454,7 +455,7 @@ impl Scan {
             let read = self.tree.read_leaf(Target::At(&key))?;
             let leaf = Leaf::new(&read);
             let fence = leaf.upper_fence().map(<[u8]>::to_vec);
-            let copied = self.copy_rows(&leaf, read.page(), true, &mut memory, self.back_bytes)?;
+            let copied = self.copy_rows(&leaf, read.page(), Direction::Forward, &mut memory, self.back_bytes)?;
             Ok((copied, fence.map_or(Next::Nowhere, Next::From)))
         });
         let (copied, next) = fetched.await?;
@@ -504,7 +505,7 @@ impl Scan {
             let read = self.tree.read_leaf(target)?;
             let leaf = Leaf::new(&read);
             let fence = leaf.lower_fence().map(<[u8]>::to_vec);
-            let copied = self.copy_rows(&leaf, read.page(), false, &mut memory, self.front_bytes)?;
+            let copied = self.copy_rows(&leaf, read.page(), Direction::Backward, &mut memory, self.front_bytes)?;
             Ok((copied, fence.map_or(Next::Nowhere, Next::From)))
         });
         let (copied, next) = fetched.await?;
@@ -543,33 +544,38 @@ impl Scan {
     }
 
     /// Takes the next row, fetching more if none is there.
-    async fn step(&mut self, mode: WaitMode<'_>, forward: bool) -> Result<Option<Row>> {
+    async fn step(&mut self, mode: WaitMode<'_>, direction: Direction) -> Result<Option<Row>> {
         loop {
-            let row = if forward { self.front.pop_front() } else { self.back.pop_back() };
+            let row = match direction {
+                Direction::Forward => self.front.pop_front(),
+                Direction::Backward => self.back.pop_back(),
+            };
             if row.is_some() {
                 return Ok(row);
             }
             if self.fetched_all {
-                return Ok(if forward { self.back.pop_front() } else { self.front.pop_back() });
+                return Ok(match direction {
+                    Direction::Forward => self.back.pop_front(),
+                    Direction::Backward => self.front.pop_back(),
+                });
             }
-            if forward {
-                self.fetch_forward(mode).await?;
-            } else {
-                self.fetch_backward(mode).await?;
+            match direction {
+                Direction::Forward => self.fetch_forward(mode).await?,
+                Direction::Backward => self.fetch_backward(mode).await?,
             }
         }
     }
 
-    async fn next_in(&mut self, mode: WaitMode<'_>, forward: bool) -> Option<Result<(Value, Value)>> {
+    async fn next_in(&mut self, mode: WaitMode<'_>, direction: Direction) -> Option<Result<(Value, Value)>> {
         match self.taken.take() {
-            Some((true, row)) => self.front.push_front(row),
-            Some((false, row)) => self.back.push_back(row),
+            Some((Direction::Forward, row)) => self.front.push_front(row),
+            Some((Direction::Backward, row)) => self.back.push_back(row),
             None => {}
         }
-        let result = match self.step(mode, forward).await {
+        let result = match self.step(mode, direction).await {
             Ok(None) => return None,
             Ok(Some(row)) => {
-                let (_, row) = self.taken.insert((forward, row));
+                let (_, row) = self.taken.insert((direction, row));
                 let row = row.clone();
                 self.hand_out(mode, &row).await
             }
@@ -612,13 +618,13 @@ impl Iterator for Range {
         {
             return Some(Ok((Value::part(&rows, key), Value::part(&rows, span))));
         }
-        ready(self.next_in(WaitMode::Blocking, true))
+        ready(self.next_in(WaitMode::Blocking, Direction::Forward))
     }
 }
 
 impl DoubleEndedIterator for Range {
     fn next_back(&mut self) -> Option<Self::Item> {
-        ready(self.next_in(WaitMode::Blocking, false))
+        ready(self.next_in(WaitMode::Blocking, Direction::Backward))
     }
 }
 

@@ -324,7 +324,7 @@ impl Driver {
         let mut jobs = VecDeque::new();
         let mut finished = Vec::new();
         loop {
-            if !self.collect(&mut jobs, queue.in_flight() == 0) {
+            if !self.collect(&mut jobs, queue.in_flight()) {
                 return;
             }
             while !slots_free.is_empty()
@@ -349,9 +349,9 @@ impl Driver {
     }
 
     /// Moves what was posted to `jobs`; `false` when there is nothing left to do, for ever.
-    fn collect(&self, jobs: &mut VecDeque<Job>, idle: bool) -> bool {
+    fn collect(&self, jobs: &mut VecDeque<Job>, in_flight: usize) -> bool {
         let mut inbox = self.inbox.lock();
-        while idle && jobs.is_empty() && inbox.jobs.is_empty() {
+        while in_flight == 0 && jobs.is_empty() && inbox.jobs.is_empty() {
             if inbox.closed {
                 return false;
             }

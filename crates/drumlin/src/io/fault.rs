@@ -284,6 +284,12 @@ pub struct FaultyBackend {
     shared: Arc<Shared>,
 }
 
+/// Requests that pass before the `nth` from now on.
+fn spared(nth: u64) -> u64 {
+    assert!(nth > 0, "the next request is number 1");
+    nth - 1
+}
+
 impl FaultyBackend {
     /// Wraps `inner`; until told otherwise, nothing is recorded and nothing fails.
     #[must_use]
@@ -313,17 +319,16 @@ impl FaultyBackend {
 
     /// Fails the `nth` request of a kind from now on (1 is the next one) with the system's error `code`.
     pub fn fail_nth(&self, operation: Operation, nth: u64, code: i32) {
-        self.set_fault(operation, nth, code, false);
+        self.set_fault(Fault { operation, spared: spared(nth), code, lasting: false });
     }
 
     /// Fails the `nth` request of a kind from now on, and all after it.
     pub fn fail_from(&self, operation: Operation, nth: u64, code: i32) {
-        self.set_fault(operation, nth, code, true);
+        self.set_fault(Fault { operation, spared: spared(nth), code, lasting: true });
     }
 
-    fn set_fault(&self, operation: Operation, nth: u64, code: i32, lasting: bool) {
-        assert!(nth > 0, "the next request is number 1");
-        self.shared.faults.lock().push(Fault { operation, spared: nth - 1, code, lasting });
+    fn set_fault(&self, fault: Fault) {
+        self.shared.faults.lock().push(fault);
     }
 
     /// Takes back all faults that have not struck, and those that last.
@@ -341,8 +346,7 @@ impl FaultyBackend {
     pub fn hold_nth_at(&self, operation: Operation, nth: u64, counts: fn(&Path, u64) -> bool) {
         let waits = matches!(operation, Operation::Open | Operation::List | Operation::Read | Operation::Sync);
         assert!(waits, "only these wait");
-        assert!(nth > 0, "the next request is number 1");
-        self.shared.gate.lock().held = Some(Held { operation, counts, spared: nth - 1 });
+        self.shared.gate.lock().held = Some(Held { operation, counts, spared: spared(nth) });
     }
 
     /// Waits until a request is held; false if none came in that time.

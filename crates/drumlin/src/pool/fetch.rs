@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 
-use super::{NewFrame, Pool, QUEUE_DEPTH, Wanted};
+use super::{NewFrame, OnShortage, Pool, QUEUE_DEPTH, Wanted};
 use crate::error::{Error, Result};
 use crate::format::extent::ExtentError;
 use crate::format::{ExtentAddress, PageId};
@@ -257,7 +257,7 @@ impl Pool {
         let mut finished: Vec<Completion> = Vec::new();
         loop {
             let in_flight = QUEUE_DEPTH - desk.slots_free.len();
-            if !self.collect_requests(&mut desk.waiting, in_flight == 0) {
+            if !self.collect_requests(&mut desk.waiting, in_flight) {
                 return Ok(());
             }
             let queue: &mut Box<dyn Queue> = match &mut kept {
@@ -279,7 +279,7 @@ impl Pool {
             while let Some(&slot) = desk.slots_free.last()
                 && let Some(request) = desk.waiting.pop_front()
             {
-                match self.begin_fetch(request, queue.in_flight() == 0) {
+                match self.begin_fetch(request, OnShortage::of(queue.as_ref())) {
                     StartedRead::Reading(fetch, start, buffer) => {
                         self.space.count_read(buffer.len());
                         queue.push_read(self.space.file(), start, buffer, slot as u64);
@@ -343,9 +343,9 @@ impl Pool {
 
     /// Takes over what was posted; `false` when there is nothing left to do, for ever. While reads are in flight new
     /// requests wait for the next of them to end, which is never long.
-    fn collect_requests(&self, waiting: &mut VecDeque<Request>, idle: bool) -> bool {
+    fn collect_requests(&self, waiting: &mut VecDeque<Request>, in_flight: usize) -> bool {
         let mut inbox = self.fetcher.inbox.lock();
-        while idle && waiting.is_empty() && inbox.requests.is_empty() {
+        while in_flight == 0 && waiting.is_empty() && inbox.requests.is_empty() {
             if inbox.stop {
                 return false;
             }
@@ -355,7 +355,7 @@ impl Pool {
         true
     }
 
-    fn begin_fetch(&self, request: Request, may_wait: bool) -> StartedRead<'_> {
+    fn begin_fetch(&self, request: Request, on_shortage: OnShortage) -> StartedRead<'_> {
         let PageEntry::OnDisk(address) = request.pages.table.load(request.page) else {
             return StartedRead::Answered(request.ticket.answer(Ok(())));
         };
@@ -365,8 +365,7 @@ impl Pool {
         }
         let frame = match self.frames.try_take(request.frame_bytes) {
             Some(frame) => frame,
-            // With claims of its own this thread must not wait for frames: it holds what others wait for.
-            None if may_wait => match self.take_frame(request.frame_bytes) {
+            None if on_shortage == OnShortage::Wait => match self.take_frame(request.frame_bytes) {
                 Ok(frame) => frame,
                 Err(error) => return StartedRead::Answered(request.ticket.answer(Err(error))),
             },
@@ -375,7 +374,7 @@ impl Pool {
         let (start, length, offset) = self.space.cover(address);
         let buffer = match self.buffers.try_take(length) {
             Some(buffer) => buffer,
-            None if may_wait => self.buffers.take(length),
+            None if on_shortage == OnShortage::Wait => self.buffers.take(length),
             None => return StartedRead::Later(request),
         };
         if self.frames.available(request.frame_bytes) < self.low_water(request.frame_bytes) {

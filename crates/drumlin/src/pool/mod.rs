@@ -111,6 +111,21 @@ enum Wanted {
     Value(u64),
 }
 
+/// What a thread does that is to begin a read and lacks a frame or a buffer for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum OnShortage {
+    Wait,
+    /// With reads of its own in flight it holds what others wait for: it must not wait itself.
+    ReadLater,
+}
+
+impl OnShortage {
+    /// Of the thread whose queue this is.
+    fn of(queue: &dyn Queue) -> OnShortage {
+        if queue.in_flight() == 0 { OnShortage::Wait } else { OnShortage::ReadLater }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Pool {
@@ -442,7 +457,7 @@ impl Pool {
                     if is_first { Some(self.buffers.take(length_max)) } else { self.buffers.try_take(length_max) };
                 let Some(mut buffer) = buffer else { break };
                 let mut unclaimed = near;
-                let claimed = self.claim_group(pages, &mut unclaimed, is_first);
+                let claimed = self.claim_group(pages, &mut unclaimed, OnShortage::of(queue.as_ref()));
                 rest = &rest[near.len() - unclaimed.len()..];
                 let Ok(Some(mut group)) = claimed else {
                     self.buffers.give(buffer);
@@ -507,13 +522,12 @@ impl Pool {
     }
 
     /// Claims the next extents that lie close together, with frames for their pages. `None` where nothing is left or
-    /// there is no frame, unless the caller `may_wait`: with reads of its own in flight a thread must not wait for
-    /// frames, it would hold what others wait for.
+    /// there is no frame; where the caller may wait for one, it does.
     fn claim_group<'p>(
         &'p self,
         pages: &PageSpace,
         rest: &mut &[(ExtentAddress, PageId)],
-        may_wait: bool,
+        on_shortage: OnShortage,
     ) -> Result<Option<Group<'p>>> {
         let mut span = None;
         let mut claimed = Vec::new();
@@ -524,7 +538,7 @@ impl Pool {
             }
             let frame = match self.frames.try_take(pages.page_bytes) {
                 Some(frame) => frame,
-                None if may_wait && claimed.is_empty() => self.take_frame(pages.page_bytes)?,
+                None if on_shortage == OnShortage::Wait && claimed.is_empty() => self.take_frame(pages.page_bytes)?,
                 None => break,
             };
             *rest = later;

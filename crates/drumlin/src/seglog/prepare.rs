@@ -315,9 +315,9 @@ impl Shared {
     fn remove_surplus(&self) -> bool {
         for stream in &self.streams {
             let mut tail = stream.tail.lock();
-            let (window_bytes, is_full) = (self.options.window_bytes(), tail.full);
+            let size = tail.spare_size(self.options.window_bytes());
             let (mut spares, mut surplus): (Vec<_>, Vec<_>) =
-                tail.spares.drain(..).partition(|spare| spare.serves(window_bytes, is_full));
+                tail.spares.drain(..).partition(|spare| spare.serves(size));
             surplus.extend(spares.drain(tail.spares_wanted.min(spares.len())..));
             tail.spares = spares;
             drop(tail);

@@ -72,6 +72,15 @@ impl Segment {
     }
 }
 
+/// The spares that serve for a window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum SpareSize {
+    /// Those that held a window of so many bytes.
+    Window(u64),
+    /// All, as the disk is full.
+    Any,
+}
+
 /// A file that waits for its next use.
 #[derive(Debug)]
 pub(super) struct Spare {
@@ -105,9 +114,9 @@ impl Spare {
         self.last_use.as_ref().is_none_or(|segment| Arc::strong_count(segment) == 1)
     }
 
-    /// Returns `true` if it may be used again. One of another size than is asked for now only serves on a full disk.
-    pub(super) fn serves(&self, window_bytes: u64, is_full: bool) -> bool {
-        self.filled && (self.window_bytes == window_bytes || is_full)
+    /// Returns `true` if it may be used again for a window of this size.
+    pub(super) fn serves(&self, size: SpareSize) -> bool {
+        self.filled && (size == SpareSize::Any || size == SpareSize::Window(self.window_bytes))
     }
 }
 

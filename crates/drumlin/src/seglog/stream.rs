@@ -9,7 +9,7 @@ use std::task::Waker;
 use crate::sync::{Condvar, Mutex};
 
 use super::Body;
-use super::segment::{BLOCK, Segment, Spare};
+use super::segment::{BLOCK, Segment, Spare, SpareSize};
 use super::wait::Waiter;
 use crate::format::log::{FLAG_AFTER_DATA, RECORD_HEADER_BYTES, RecordHeader, record_bytes, record_seed};
 use crate::format::{BLOCK_BYTES, Incarnation, StreamPosition, Timestamp, UseNumber};
@@ -340,7 +340,13 @@ impl Tail {
 
     /// The place of a spare that can be used at once.
     pub(super) fn free_spare(&self, window_bytes: u64) -> Option<usize> {
-        self.spares.iter().position(|spare| spare.is_free() && spare.serves(window_bytes, self.full))
+        let size = self.spare_size(window_bytes);
+        self.spares.iter().position(|spare| spare.is_free() && spare.serves(size))
+    }
+
+    /// The spares that serve for windows of so many bytes.
+    pub(super) fn spare_size(&self, window_bytes: u64) -> SpareSize {
+        if self.full { SpareSize::Any } else { SpareSize::Window(window_bytes) }
     }
 
     /// Copies a record into the buffer and returns the position behind it.

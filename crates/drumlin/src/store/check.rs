@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::format::extent::{self, Kind, PageKey};
 use crate::format::{ExtentAddress, KeyspaceId, PageId, Timestamp};
 use crate::space::{PageEntry, PageSpace, Space};
-use crate::tree::Target;
+use crate::tree::{Direction, Target};
 
 /// The findings of a check.
 #[derive(Clone, Debug, Default)]
@@ -186,7 +186,7 @@ impl Store {
     /// The way through the whole tree: every key is found where the fences say, in order.
     fn check_tree(&self, open: &Arc<OpenKeyspace>, report: &mut CheckReport) {
         let mut lower: Vec<u8> = Vec::new();
-        let mut ahead = ReadAhead::forward();
+        let mut ahead = ReadAhead::new(Direction::Forward);
         loop {
             ahead.step(&self.engine, &open.tree, Target::At(&lower), (&Bound::Unbounded, &Bound::Unbounded));
             let found = open.tree.waiting(|| {
@@ -223,7 +223,7 @@ impl Store {
 
     /// Where the leaf after the unreadable one that covers `key` begins.
     fn behind(&self, open: &OpenKeyspace, key: &[u8]) -> Option<Vec<u8>> {
-        let next = open.tree.upcoming(Target::At(key), true, 1).next;
+        let next = open.tree.upcoming(Target::At(key), Direction::Forward, 1).next;
         next.filter(|next| &next[..] > key)
     }
 }

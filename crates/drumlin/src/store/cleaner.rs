@@ -37,6 +37,28 @@ const COMPACT_ROUNDS_MAX: usize = 16;
 /// Segments emptied in one go: one pass over the page tables finds what lives in all of them.
 const VICTIM_COUNT_MAX: usize = 256;
 
+/// How far pages were moved out of segments.
+#[derive(Clone, Copy, Default)]
+struct Emptied {
+    page_count: u64,
+    /// There was no space for the rest.
+    is_disk_full: bool,
+}
+
+impl Emptied {
+    fn and(self, more: Emptied) -> Emptied {
+        Emptied { page_count: self.page_count + more.page_count, is_disk_full: self.is_disk_full || more.is_disk_full }
+    }
+
+    /// A full disk ends moving and is no failure.
+    fn ended_by(self, error: Error) -> Result<Emptied> {
+        match error {
+            Error::DiskFull { .. } => Ok(Emptied { is_disk_full: true, ..self }),
+            error => Err(error),
+        }
+    }
+}
+
 impl Store {
     /// Empties sparse segments if waste has grown past its share.
     pub(crate) fn clean_segments(&self) -> Result<()> {
@@ -158,20 +180,21 @@ impl Store {
     /// Moves the pages in the victims elsewhere, as far as there is space. Returns whether there were any to be moved.
     fn empty(&self, victims: &[SegmentId], moves: &SpaceReservation<'_>) -> Result<bool> {
         let victims: HashSet<SegmentId> = victims.iter().copied().collect();
-        let mut has_emptied = false;
-        let mut moved = Ok(());
+        let emptied = self.empty_keyspaces(&victims, moves);
+        self.engine.space.seal_moved();
+        // On a full disk the checkpoint that follows frees what the moved extents left.
+        Ok(emptied?.page_count > 0)
+    }
+
+    fn empty_keyspaces(&self, victims: &HashSet<SegmentId>, moves: &SpaceReservation<'_>) -> Result<Emptied> {
+        let mut emptied = Emptied::default();
         for pages in self.engine.space.page_spaces() {
-            moved = self.empty_keyspace(&pages, &victims, moves, &mut has_emptied);
-            if moved.is_err() {
+            emptied = emptied.and(self.empty_keyspace(&pages, victims, moves)?);
+            if emptied.is_disk_full {
                 break;
             }
         }
-        self.engine.space.seal_moved();
-        match moved {
-            // The checkpoint that follows frees what the moved extents left.
-            Ok(()) | Err(Error::DiskFull { .. }) => Ok(has_emptied),
-            Err(error) => Err(error),
-        }
+        Ok(emptied)
     }
 
     fn empty_keyspace(
@@ -179,13 +202,13 @@ impl Store {
         pages: &Arc<PageSpace>,
         victims: &HashSet<SegmentId>,
         moves: &SpaceReservation<'_>,
-        has_emptied: &mut bool,
-    ) -> Result<()> {
+    ) -> Result<Emptied> {
         let engine = &self.engine;
         let space = &engine.space;
         let inside =
             |address: ExtentAddress| !address.is_none() && victims.contains(&space.segments.segment_of(address));
         let mut as_they_lie: Vec<(ExtentAddress, PageId)> = Vec::new();
+        let mut emptied = Emptied::default();
         for (page, entry) in pages.table.iter() {
             match entry {
                 PageEntry::Reading(address) if inside(address) => {
@@ -199,7 +222,10 @@ impl Store {
                     if inside(address) && self.is_value_in_memory(pages, page) {
                         as_they_lie.push((address, page));
                     } else if inside(address) {
-                        *has_emptied |= self.touch(pages, page, moves)?;
+                        match self.touch(pages, page, moves) {
+                            Ok(is_touched) => emptied.page_count += u64::from(is_touched),
+                            Err(error) => return emptied.ended_by(error),
+                        }
                     }
                 }
                 _ => {}
@@ -207,7 +233,7 @@ impl Store {
         }
         // In the order of the disk.
         as_they_lie.sort_unstable();
-        self.move_extents(pages, &as_they_lie, moves, has_emptied)
+        Ok(emptied.and(self.move_extents(pages, &as_they_lie, moves)?))
     }
 
     fn is_value_in_memory(&self, pages: &PageSpace, page: PageId) -> bool {
@@ -247,13 +273,13 @@ impl Store {
         pages: &PageSpace,
         found: &[(ExtentAddress, PageId)],
         moves: &SpaceReservation<'_>,
-        has_moved: &mut bool,
-    ) -> Result<()> {
+    ) -> Result<Emptied> {
         /// Bytes copied between two looks at what else there is to do.
         const STEP_BYTES: u64 = 512 << 10;
         let engine = &self.engine;
         let space = &engine.space;
         let mut rest = found;
+        let mut emptied = Emptied::default();
         while !rest.is_empty() && !self.maintenance.state.lock().stop {
             let mut bytes = 0;
             let count = rest.iter().take_while(|(address, _)| {
@@ -295,16 +321,18 @@ impl Store {
             for (page, old, new) in moved {
                 if self.redirect(&epoch_guard, pages, page, old, new) {
                     space.segments.release(old, epoch_guard.epoch());
-                    *has_moved = true;
+                    emptied.page_count += 1;
                 } else {
                     crate::coverage::mark!("a page changed while its extent was moved");
                     space.segments.discard(new);
                 }
             }
             drop(epoch_guard);
-            ended?;
+            if let Err(error) = ended {
+                return emptied.ended_by(error);
+            }
         }
-        Ok(())
+        Ok(emptied)
     }
 
     /// Says that the page is at `new` now: in the table, or in the frame where it is in memory. `false` where it has a

@@ -87,7 +87,7 @@ impl Opener<'_> {
         let mut examination = Examination { opener: self, pool, pages_total, progress, report };
         for entry in &catalogue.keyspaces {
             if let Some(pages) = space.page_space(entry.id) {
-                examination.read_pages(&space, &pages, &entry.name, base.is_table_known())?;
+                examination.read_pages(&space, &base, &pages, &entry.name)?;
             }
         }
         examination.read_log(&space, &base.superblock, &budget)?;
@@ -108,8 +108,9 @@ fn note(report: &mut CheckReport, error: Error, cost: &str) -> Result<()> {
 
 impl<P: FnMut(CheckProgress)> Examination<'_, P> {
     /// Reads every extent that the keyspace's table names.
-    fn read_pages(&mut self, space: &Space, pages: &PageSpace, name: &str, is_table_known: bool) -> Result<()> {
+    fn read_pages(&mut self, space: &Space, base: &PageTableStore, pages: &PageSpace, name: &str) -> Result<()> {
         let Examination { pool, pages_total, progress, report, .. } = self;
+        let is_table_known = base.is_table_known();
         let mut extents: Vec<(ExtentAddress, PageId)> = pages
             .table
             .iter()

@@ -2,7 +2,7 @@
 
 use std::ops::Bound;
 
-use crate::tree::{Target, Tree};
+use crate::tree::{Direction, Target, Tree};
 use crate::txn::engine::Engine;
 
 /// Leaves that a scan asks for ahead, once it has seen that it goes on: a megabyte of pages of 4 KiB.
@@ -12,7 +12,7 @@ const UNAIDED_LEAVES: usize = 2;
 
 /// The read-ahead of one scan in one direction.
 pub(crate) struct ReadAhead {
-    forward: bool,
+    direction: Direction,
     leaves_seen: usize,
     /// Leaves asked for and not reached yet.
     leaves_asked: usize,
@@ -22,14 +22,8 @@ pub(crate) struct ReadAhead {
 }
 
 impl ReadAhead {
-    /// The read-ahead of a scan in ascending order.
-    pub(crate) fn forward() -> ReadAhead {
-        ReadAhead { forward: true, leaves_seen: 0, leaves_asked: 0, next: None, ended: false }
-    }
-
-    /// The read-ahead of a scan in descending order.
-    pub(crate) fn backward() -> ReadAhead {
-        ReadAhead { forward: false, ..ReadAhead::forward() }
+    pub(crate) fn new(direction: Direction) -> ReadAhead {
+        ReadAhead { direction, leaves_seen: 0, leaves_asked: 0, next: None, ended: false }
     }
 
     /// The scan goes on to the leaf of `target`: asks for as many behind it as it has seen, four times over, up to a
@@ -54,10 +48,12 @@ impl ReadAhead {
         while self.leaves_asked < goal && !self.ended {
             let from = match &self.next {
                 None => target,
-                Some(key) if self.forward => Target::At(key),
-                Some(key) => Target::Below(key),
+                Some(key) => match self.direction {
+                    Direction::Forward => Target::At(key),
+                    Direction::Backward => Target::Below(key),
+                },
             };
-            let upcoming = tree.upcoming(from, self.forward, goal);
+            let upcoming = tree.upcoming(from, self.direction, goal);
             if !upcoming.pages.is_empty() {
                 engine.pool.read_ahead(&tree.pages, upcoming.pages);
             }
@@ -65,9 +61,9 @@ impl ReadAhead {
                 return;
             }
             self.leaves_asked += upcoming.leaf_count;
-            let is_outside = |key: &Vec<u8>| match (self.forward, lower, upper) {
-                (true, _, Bound::Included(end) | Bound::Excluded(end)) => key > end,
-                (false, Bound::Included(end) | Bound::Excluded(end), _) => key <= end,
+            let is_outside = |key: &Vec<u8>| match (self.direction, lower, upper) {
+                (Direction::Forward, _, Bound::Included(end) | Bound::Excluded(end)) => key > end,
+                (Direction::Backward, Bound::Included(end) | Bound::Excluded(end), _) => key <= end,
                 _ => false,
             };
             self.ended = upcoming.next.as_ref().is_none_or(is_outside);

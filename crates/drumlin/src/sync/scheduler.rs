@@ -299,7 +299,7 @@ impl Scheduler {
             CURRENT.with(|current| *current.borrow_mut() = Some(task));
             let ended = catch_unwind(AssertUnwindSafe(body));
             CURRENT.with(|current| current.borrow_mut().take());
-            scheduler.end(number, ended.is_err());
+            scheduler.end(number, &ended);
         });
         let mut state = self.lock();
         match &started {
@@ -314,9 +314,9 @@ impl Scheduler {
     }
 
     /// A task's last step.
-    fn end(&self, number: usize, panicked: bool) {
+    fn end(&self, number: usize, ended: &thread::Result<()>) {
         let mut state = self.lock();
-        if panicked || state.failure.is_some() {
+        if ended.is_err() || state.failure.is_some() {
             let name = state.slots[number].name.clone();
             state.failure.get_or_insert_with(|| format!("{name} panicked"));
             state.ended = true;

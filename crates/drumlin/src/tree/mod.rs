@@ -68,6 +68,15 @@ pub(crate) fn key_order(page: &[u8]) -> u128 {
     u128::from_be_bytes(first)
 }
 
+/// The order in which a scan comes to rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Direction {
+    /// By ascending keys.
+    Forward,
+    /// By descending keys.
+    Backward,
+}
+
 /// What a descent looks for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target<'k> {
@@ -276,24 +285,23 @@ impl Tree {
 
     /// What a scan will need next: of the leaves from the one that covers the target on, as far as one lowest inner
     /// node leads and at most `count`.
-    pub(crate) fn upcoming(&self, target: Target<'_>, forward: bool, count: usize) -> Upcoming {
+    pub(crate) fn upcoming(&self, target: Target<'_>, direction: Direction, count: usize) -> Upcoming {
         let mut upcoming = Upcoming::default();
         let way = self.descend(target, |_, _, inner, child| {
             if inner.level() == 1 {
-                let wanted: Vec<usize> = if forward {
-                    (child..inner.len().min(child + count)).collect()
-                } else {
-                    ((child + 1).saturating_sub(count)..=child).rev().collect()
+                let wanted: Vec<usize> = match direction {
+                    Direction::Forward => (child..inner.len().min(child + count)).collect(),
+                    Direction::Backward => ((child + 1).saturating_sub(count)..=child).rev().collect(),
                 };
                 let last = wanted.last().copied().unwrap_or(child);
                 let on_disk = |page: &PageId| matches!(self.pages.table.load(*page), PageEntry::OnDisk(_));
                 upcoming.pages = wanted.iter().map(|&index| inner.child(index)).filter(on_disk).collect();
                 upcoming.leaf_count = wanted.len();
-                upcoming.next = match (forward, last) {
-                    (true, last) if last + 1 < inner.len() => Some(separator(inner, last + 1)),
-                    (true, _) => inner.upper_fence().map(<[u8]>::to_vec),
-                    (false, 0) => inner.lower_fence().map(<[u8]>::to_vec),
-                    (false, last) => Some(separator(inner, last)),
+                upcoming.next = match (direction, last) {
+                    (Direction::Forward, last) if last + 1 < inner.len() => Some(separator(inner, last + 1)),
+                    (Direction::Forward, _) => inner.upper_fence().map(<[u8]>::to_vec),
+                    (Direction::Backward, 0) => inner.lower_fence().map(<[u8]>::to_vec),
+                    (Direction::Backward, last) => Some(separator(inner, last)),
                 };
             }
         });

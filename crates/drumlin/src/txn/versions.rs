@@ -26,8 +26,8 @@ use crate::format::node::{LARGE_REF_BYTES, LargeRef};
 use crate::format::{KeyspaceId, PageId, Timestamp};
 use crate::memory::{Account, Budget, heap_bytes, reserve};
 use crate::space::{CheckpointDebt, PageSpace};
-use crate::tree::Observer;
 use crate::tree::node::RowValue;
+use crate::tree::{Direction, Observer};
 
 /// What a row was.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -42,6 +42,24 @@ pub(crate) enum OldVersion {
 pub(crate) struct OldRows {
     pub(crate) rows: BTreeMap<Vec<u8>, OldVersion>,
     pub(crate) last: Option<Vec<u8>>,
+}
+
+impl OldRows {
+    /// The key that a scan comes to last.
+    fn farthest(&self, direction: Direction) -> Option<&Vec<u8>> {
+        match direction {
+            Direction::Forward => self.rows.last_key_value().map(|(key, _)| key),
+            Direction::Backward => self.rows.first_key_value().map(|(key, _)| key),
+        }
+    }
+
+    /// Takes the row that a scan comes to last.
+    fn pop_farthest(&mut self, direction: Direction) -> Option<(Vec<u8>, OldVersion)> {
+        match direction {
+            Direction::Forward => self.rows.pop_last(),
+            Direction::Backward => self.rows.pop_first(),
+        }
+    }
 }
 
 /// What a row takes in a tree that is half full.
@@ -285,7 +303,7 @@ impl Versions {
         (keyspace, page): (KeyspaceId, PageId),
         snapshot: Timestamp,
         bounds: (Bound<&[u8]>, Bound<&[u8]>),
-        forward: bool,
+        direction: Direction,
         bytes_max: usize,
     ) -> OldRows {
         let shard = self.shard(keyspace, page).lock();
@@ -293,7 +311,10 @@ impl Versions {
         let mut bytes = 0;
         for undo in shard.get(&(keyspace, page)).into_iter().flatten().filter(|undo| undo.timestamp > snapshot) {
             for (key, was) in undo.iter().filter(|(key, _)| bounds.contains(*key)) {
-                let is_behind = |last: &Vec<u8>| if forward { key > &last[..] } else { key < &last[..] };
+                let is_behind = |last: &Vec<u8>| match direction {
+                    Direction::Forward => key > &last[..],
+                    Direction::Backward => key < &last[..],
+                };
                 if old.last.as_ref().is_some_and(is_behind) || old.rows.contains_key(key) {
                     continue;
                 }
@@ -301,11 +322,9 @@ impl Versions {
                 old.rows.insert(key.to_vec(), OldVersion::of(was));
                 // One is kept, however large it is.
                 while bytes > bytes_max && old.rows.len() > 1 {
-                    let farthest = if forward { old.rows.pop_last() } else { old.rows.pop_first() };
-                    let (key, was) = farthest.expect("there are two");
+                    let (key, was) = old.pop_farthest(direction).expect("there are two");
                     bytes -= old_row_bytes(&key, was.stored_bytes());
-                    let last = if forward { old.rows.last_key_value() } else { old.rows.first_key_value() };
-                    old.last = last.map(|(key, _)| key.clone());
+                    old.last = old.farthest(direction).cloned();
                 }
             }
         }
@@ -502,19 +521,19 @@ mod tests {
             versions.add(KEYSPACE, page, Timestamp(5 + u64::from(commit)), undo(&rows));
         }
         let all = (Bound::Unbounded, Bound::Unbounded);
-        let at = |bounds, forward, bytes_max| {
-            let old = versions.rows_at((KEYSPACE, page), Timestamp(4), bounds, forward, bytes_max);
+        let at = |bounds, direction, bytes_max| {
+            let old = versions.rows_at((KEYSPACE, page), Timestamp(4), bounds, direction, bytes_max);
             assert!(old.rows.iter().all(|(key, was)| *was == OldVersion::Inline(key[..].into())), "the wrong version");
             (old.rows.keys().map(|key| key[0]).collect::<Vec<_>>(), old.last.map(|key| key[0]))
         };
-        assert_eq!(at(all, true, usize::MAX), ((0..100).collect(), None));
+        assert_eq!(at(all, Direction::Forward, usize::MAX), ((0..100).collect(), None));
         let ten = 10 * old_row_bytes(b"k", 1);
-        assert_eq!(at(all, true, ten), ((0..10).collect(), Some(9)));
-        assert_eq!(at(all, false, ten), ((90..100).collect(), Some(90)));
+        assert_eq!(at(all, Direction::Forward, ten), ((0..10).collect(), Some(9)));
+        assert_eq!(at(all, Direction::Backward, ten), ((90..100).collect(), Some(90)));
         let middle: (Bound<&[u8]>, Bound<&[u8]>) = (Bound::Excluded(&[30]), Bound::Included(&[50]));
-        assert_eq!(at(middle, true, ten), ((31..41).collect(), Some(40)));
-        assert_eq!(at(middle, false, ten), ((41..51).collect(), Some(41)));
-        assert_eq!(at(all, true, 0), (vec![0], Some(0)), "one at least");
+        assert_eq!(at(middle, Direction::Forward, ten), ((31..41).collect(), Some(40)));
+        assert_eq!(at(middle, Direction::Backward, ten), ((41..51).collect(), Some(41)));
+        assert_eq!(at(all, Direction::Forward, 0), (vec![0], Some(0)), "one at least");
     }
 
     /// Only changes after the snapshot count, and only of rows that matter.

@@ -213,13 +213,15 @@ impl Content {
     }
 
     /// A sync failed: what it was to bring to the medium never gets there. It may be read as long as the power is on.
-    fn forget(&mut self, numbers: RangeInclusive<u64>, is_readable: bool) {
+    fn forget(&mut self, numbers: RangeInclusive<u64>) {
         let forgotten = self.pending.extract_if(.., |pending| numbers.contains(&pending.number));
         self.forgotten.extend(forgotten.map(|pending| pending.number));
-        if !is_readable {
-            self.current = self.durable.clone();
-            self.pending.iter().for_each(|pending| pending.apply(&mut self.current));
-        }
+    }
+
+    /// What was forgotten can't be read any longer.
+    fn drop_forgotten(&mut self) {
+        self.current = self.durable.clone();
+        self.pending.iter().for_each(|pending| pending.apply(&mut self.current));
     }
 
     /// What a cut leaves; its changes have numbers from `first` on among those of the medium.
@@ -375,7 +377,11 @@ impl Medium {
             ChangeKind::SetLen { file, bytes, number } => self.content(*file).set_len(*number, *bytes),
             ChangeKind::Sync { file, up_to } => self.content(*file).sync(*up_to),
             ChangeKind::Forget { file, from, up_to, is_readable } => {
-                self.content(*file).forget(*from..=*up_to, *is_readable);
+                let content = self.content(*file);
+                content.forget(*from..=*up_to);
+                if !*is_readable {
+                    content.drop_forgotten();
+                }
             }
             ChangeKind::Name { path, entry: Some(entry) } => {
                 if let Entry::File(file) = entry {
@@ -569,7 +575,7 @@ impl Medium {
     /// sync brings it to the medium.
     pub fn forget_pending(&mut self) {
         for content in &mut self.contents {
-            content.forget(0..=u64::MAX, true);
+            content.forget(0..=u64::MAX);
         }
     }
 

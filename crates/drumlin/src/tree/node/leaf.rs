@@ -231,16 +231,28 @@ impl<'l> SplitPlan<'l> {
         (at, goes_right)
     }
 
-    /// Returns `true` if both sides of a boundary, with `left_cost` on its left, fit into their pages: with the change
-    /// made, or before it is.
-    fn fits(&self, boundary: usize, left_cost: usize, changed: bool) -> bool {
+    /// Rows and their cost on both sides of a boundary with `left_cost` on its left, with the change made.
+    fn sides(&self, boundary: usize, left_cost: usize) -> [(usize, usize); 2] {
+        [(boundary, left_cost), (self.rows - boundary, self.rows_cost - left_cost)]
+    }
+
+    /// Returns `true` if both sides of a boundary, with `left_cost` on its left, fit into their pages with the change
+    /// made.
+    fn fits(&self, boundary: usize, left_cost: usize) -> bool {
+        self.sides_fit(boundary, self.sides(boundary, left_cost))
+    }
+
+    /// Like [`fits`](Self::fits), before the change is made.
+    fn fits_unchanged(&self, boundary: usize, left_cost: usize) -> bool {
+        let mut sides = self.sides(boundary, left_cost);
+        let (rows, cost) = &mut sides[usize::from(self.index >= boundary)];
+        *rows -= usize::from(self.inserted.is_some());
+        *cost = *cost - self.new_cost + self.old_cost;
+        self.sides_fit(boundary, sides)
+    }
+
+    fn sides_fit(&self, boundary: usize, [left, right]: [(usize, usize); 2]) -> bool {
         let separator = self.separator_suffix(boundary);
-        let (mut left, mut right) = ((boundary, left_cost), (self.rows - boundary, self.rows_cost - left_cost));
-        if !changed {
-            let side = if self.index < boundary { &mut left } else { &mut right };
-            side.0 -= usize::from(self.inserted.is_some());
-            side.1 = side.1 - self.new_cost + self.old_cost;
-        }
         let leaf = &self.leaf;
         leaf.side_bytes(leaf.lower_fence(), separator, left.0, left.1) <= leaf.page_bytes()
             && leaf.side_bytes(leaf.upper_fence(), separator, right.0, right.1) <= leaf.page_bytes()
@@ -256,7 +268,7 @@ impl<'l> SplitPlan<'l> {
             _ => return None,
         };
         let left_cost = if boundary == 1 { self.cost(0) } else { self.rows_cost - self.cost(last) };
-        self.fits(boundary, left_cost, true).then_some(boundary)
+        self.fits(boundary, left_cost).then_some(boundary)
     }
 
     fn choose(&self) -> usize {
@@ -269,7 +281,7 @@ impl<'l> SplitPlan<'l> {
         for boundary in 1..self.rows {
             left_cost += self.cost(boundary - 1);
             let imbalance = (2 * left_cost).abs_diff(self.rows_cost);
-            if imbalance <= window && self.fits(boundary, left_cost, true) {
+            if imbalance <= window && self.fits(boundary, left_cost) {
                 let rank = (self.separator_suffix(boundary).len(), imbalance, boundary);
                 best = best.min(Some(rank)).or(Some(rank));
             }
@@ -287,9 +299,9 @@ impl<'l> SplitPlan<'l> {
         let mut left_cost = 0;
         for boundary in 1..self.rows {
             left_cost += self.cost(boundary - 1);
-            if self.fits(boundary, left_cost, false) {
+            if self.fits_unchanged(boundary, left_cost) {
                 let imbalance = (2 * left_cost).abs_diff(self.rows_cost);
-                let rank = (!self.fits(boundary, left_cost, true), imbalance, boundary);
+                let rank = (!self.fits(boundary, left_cost), imbalance, boundary);
                 best = best.min(Some(rank)).or(Some(rank));
             }
         }

@@ -197,7 +197,7 @@ impl<L> Engine<L> {
         let incoming: Vec<Incoming<'w>> = rows.iter().map(incoming_of).collect();
         let (pinned, version_bytes) = match rows {
             [row] => (PinnedLeaves::new(&self.pool), row_version_bytes_max(row)),
-            _ => self.pin_leaves(mode, rows, &incoming, reads.is_some()).await?,
+            _ => self.pin_leaves(mode, rows, &incoming, reads).await?,
         };
         Ok(Prepared { rows, reads, incoming, pinned, version_bytes })
     }
@@ -242,10 +242,10 @@ impl<L> Engine<L> {
         mode: WaitMode<'_>,
         rows: &[Row<'_>],
         incoming: &[Incoming<'_>],
-        has_reads: bool,
+        reads: Option<Reads<'_>>,
     ) -> Result<(PinnedLeaves<'_>, usize)> {
         let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes).max().expect("rows");
-        let leaf_count_max = self.pinned_leaves_max(page_bytes as u64, has_reads) as usize;
+        let leaf_count_max = self.pinned_leaves_max(page_bytes as u64, reads) as usize;
         let pinned = PinnedLeaves::new(&self.pool);
         let mut pinning = Pinning { rows, incoming, pinned, version_bytes: 0, full: Vec::new() };
         let mut provider = Provider::new(mode, &self.pool);

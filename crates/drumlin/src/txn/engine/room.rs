@@ -89,7 +89,7 @@ impl Engine {
         let leaf_count = match rows.len() as u64 {
             // Its leaf is not held, but latched.
             1 => 0,
-            count => count.min(self.pinned_leaves_max(page_bytes, reads.is_some())),
+            count => count.min(self.pinned_leaves_max(page_bytes, reads)),
         };
         let pinned_bytes = (leaf_count + SPLIT_FRAMES) * page_bytes + read_bytes;
         Needed { work_bytes: work_bytes as u64, pinned_bytes, body_bytes_max: body_bytes }
@@ -141,9 +141,9 @@ impl Engine {
 }
 
 impl<L> Engine<L> {
-    /// Leaves that a commit may hold to change them.
-    pub(super) fn pinned_leaves_max(&self, page_bytes: u64, has_reads: bool) -> u64 {
-        let read_bytes = if has_reads { self.pinned_reads_bytes_max() } else { 0 };
+    /// Leaves that a commit may hold to change them, beside those that it has to validate.
+    pub(super) fn pinned_leaves_max(&self, page_bytes: u64, reads: Option<Reads<'_>>) -> u64 {
+        let read_bytes = reads.map_or(0, |_| self.pinned_reads_bytes_max());
         (self.budget.limit_bytes(Account::Pinned).saturating_sub(read_bytes) / page_bytes)
             .saturating_sub(SPLIT_FRAMES)
             .max(1)
