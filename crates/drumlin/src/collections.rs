@@ -1,7 +1,7 @@
-//! Hash tables that two runs walk through in the same order.
+//! Hash tables whose iteration order is the same in every run.
 //!
-//! The standard library's are keyed at random in each process, against keys that somebody chose so that they collide.
-//! What is looked up here are numbers that the engine gives out. That a run can be repeated is worth more.
+//! Those of the standard library are keyed at random in each process, against keys chosen to collide. The keys here are
+//! numbers that the engine assigns, and repeatable runs matter more.
 
 use std::hash::{BuildHasherDefault, DefaultHasher};
 

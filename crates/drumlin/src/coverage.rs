@@ -5,7 +5,7 @@
 //! A *mark* stands where something rare happens that the simulation must have seen to be worth something. Each has a
 //! line in [`MARKS`]; one that has none does not compile.
 
-/// What the marks in the sources say.
+/// The texts of all marks.
 pub(crate) const MARKS: &[&str] = &[
     "a batch of the log crossed into the next segment",
     "a checkpoint wrote a new base image",
@@ -109,7 +109,7 @@ mod simulation {
 
     static HITS: [AtomicU64; MARKS.len()] = [const { AtomicU64::new(0) }; MARKS.len()];
 
-    /// What a client wants to be told of its commit.
+    /// A client's callback for the timestamp of its commit.
     type OnTimestamp = Box<dyn FnOnce(Timestamp)>;
 
     thread_local! {

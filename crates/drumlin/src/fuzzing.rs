@@ -1,8 +1,8 @@
-//! Ways into the decoders for fuzzing: bytes that nobody vouches for go in, and nothing may panic.
+//! Entry points for fuzzing the decoders: none may panic, whatever bytes it gets.
 //!
-//! Most structures carry a checksum, which random bytes never pass. So each is decoded as it is, and then once more
-//! with the checksum made right: what a decoder must stand is damage that the checksum does not show, too. What was
-//! decoded and is encoded again must be the same.
+//! Most structures carry a checksum, which random bytes never pass. So each is decoded as it is, and again with a
+//! corrected checksum: a decoder must also withstand corruption that the checksum does not reveal. Encoding a decoded
+//! structure must return the same bytes.
 
 use crate::format::extent::{self, Header, Origin};
 use crate::format::log::{self, RecordHeader, SegmentHeader};
@@ -338,7 +338,7 @@ fn split_inner(mut page: Vec<u8>) {
 /// A part of a file with a checksum of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sealed {
-    /// Where it begins in the file.
+    /// Its offset in the file.
     pub start: usize,
     /// Its bytes.
     pub length: usize,

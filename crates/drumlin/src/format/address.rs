@@ -1,4 +1,4 @@
-//! Where an extent lies in the data file, in one word.
+//! The address of an extent in the data file, in one 64-bit word.
 
 use super::{SegmentUse, get_u64, put_u64};
 
@@ -117,7 +117,7 @@ impl ExtentRef {
         bytes
     }
 
-    /// What these bytes name; `None` where they are malformed.
+    /// Decodes a reference; `None` if the bytes are malformed.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<ExtentRef> {
         assert!(bytes.len() == ExtentRef::BYTES);
         let (address, segment_use) = (get_u64(bytes, 0), SegmentUse(get_u64(bytes, 8)));

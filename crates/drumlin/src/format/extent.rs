@@ -31,7 +31,7 @@ pub(crate) const CODEC_OFFSET: usize = 33;
 pub(crate) const DATABASE_OFFSET: usize = 34;
 /// Bytes of the header of an extent, and of a page.
 pub(crate) const HEADER_BYTES: usize = 40;
-/// Where the bytes of a value begin: behind the header and the value's identity.
+/// The offset of a value's bytes: behind the header and the value id.
 pub(crate) const VALUE_BYTES_OFFSET: usize = HEADER_BYTES + 8;
 /// Pages whose places one extent of kind `Table` holds, 8 bytes each.
 pub(crate) const TABLE_PAGES: usize = 1024;
@@ -51,7 +51,7 @@ const _: () = {
     assert!(HEADER_BYTES == DATABASE_OFFSET + 6);
 };
 
-/// What an extent holds.
+/// The content of an extent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -84,24 +84,24 @@ impl Kind {
     }
 }
 
-/// Who an extent is; compared with what the reader expects.
+/// The identity of an extent, which a reader compares with the expected one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PageKey {
     pub(crate) keyspace: KeyspaceId,
     pub(crate) page: PageId,
 }
 
-/// When and where an extent was written; compared with what the reader expects.
+/// The database and segment use that an extent was written in, which a reader compares with the expected ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Origin {
     pub(crate) database: u64,
     pub(crate) segment_use: SegmentUse,
 }
 
-/// What of a database's identity an extent has room for.
+/// The bits of a database's id that an extent has room for.
 const DATABASE_MASK: u64 = (1 << 48) - 1;
 
-/// What is wrong with an extent.
+/// The reason why an extent is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum ExtentError {
     #[error("its lengths make no sense")]
@@ -127,9 +127,9 @@ const CODEC_LZ4: u8 = 1;
 const COMPRESSION_GAIN_SHARE: usize = 8;
 
 /// Appends `page` (header included; its own header bytes are replaced) to `out` as an extent and returns the stored
-/// length. Compresses where that saves an eighth. Whoever gives it a place [seals](seal) it.
+/// length. Compresses if that saves an eighth. The caller that assigns an address [seals](seal) the extent.
 ///
-/// The caller pads to the unit of places.
+/// The caller pads to the unit of addresses.
 pub(crate) fn encode(page: &[u8], page_key: PageKey, kind: Kind, out: &mut Vec<u8>) -> usize {
     let start = out.len();
     out.resize(start + encoded_bytes_max(page.len()), 0);
@@ -205,7 +205,7 @@ pub(crate) fn verify(bytes: &[u8]) -> Result<Header, ExtentError> {
 }
 
 impl Header {
-    /// Whether the extent is from where it should be.
+    /// Fails if the extent was written in another database or segment use.
     pub(crate) fn check(&self, expected: Origin) -> Result<(), ExtentError> {
         if self.origin.database != expected.database & DATABASE_MASK {
             return Err(ExtentError::Database);
@@ -260,7 +260,7 @@ mod tests {
     const WHO: PageKey = PageKey { keyspace: KeyspaceId(7), page: PageId(9) };
     const ORIGIN: Origin = Origin { database: 0xFEDC_BA98_7654_3210, segment_use: SegmentUse(3) };
 
-    /// What is encoded comes back, whether it compresses or not, and from behind other bytes.
+    /// An encoded extent decodes to the same page, compressed or not, also behind other bytes.
     #[test]
     fn an_extent_comes_back() {
         let mut noise = vec![0u8; 4096];

@@ -55,7 +55,7 @@ number! {
 pub(crate) struct SegmentUse(pub(crate) u64);
 
 impl SegmentUse {
-    /// Which one it is can't be told: the table of segments is damaged where it says so.
+    /// The use is unknown: its entry in the table of segments is corrupted.
     pub(crate) const UNKNOWN: SegmentUse = SegmentUse(u64::MAX);
     /// Bits of the count: 2^36 segments of a megabyte are 64 PiB written in one opening.
     pub(super) const COUNT_BITS: u32 = 36;

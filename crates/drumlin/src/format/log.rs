@@ -82,7 +82,7 @@ const _: () = {
 
 const SEGMENT_MAGIC: [u8; 8] = *b"DRUMLOG\0";
 
-/// What the first block of a segment file says.
+/// The first block of a segment file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SegmentHeader {
     pub(crate) stream: u16,
@@ -98,7 +98,7 @@ pub(crate) struct SegmentHeader {
     pub(crate) filled: bool,
 }
 
-/// What is wrong with a segment's header.
+/// The reason why a segment's header is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum SegmentHeaderError {
     #[error("it is not the header of a log segment")]
@@ -168,7 +168,7 @@ impl SegmentHeader {
         Ok(Some(header))
     }
 
-    /// What the checksums of the records that start in this window are seeded with, before their position.
+    /// The seed of the checksums of all records that start in this window; their position is added to it.
     pub(crate) fn seed(&self) -> u64 {
         let mut identity = [0; 24];
         put_u64(&mut identity, 0, self.database);
@@ -215,13 +215,13 @@ pub(crate) const fn record_bytes(body_bytes: usize) -> usize {
     (RECORD_HEADER_BYTES + body_bytes).next_multiple_of(RECORD_ALIGNMENT_BYTES)
 }
 
-/// What the checksum of a record's header is seeded with. It holds for one database, stream, use of a segment and
-/// position only: so neither stale bytes nor a copy of a record within another's body ever verify.
+/// The seed of the checksum of a record's header. It is specific to the database, stream, segment use and position, so
+/// neither stale bytes nor a copy of a record within another's body ever verify.
 pub(crate) fn record_seed(segment_seed: u64, position: StreamPosition) -> u64 {
     segment_seed.wrapping_add(position.0)
 }
 
-/// What stands in front of a record's body.
+/// The header in front of a record's body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RecordHeader {
     pub(crate) flags: u32,

@@ -54,7 +54,7 @@ pub(crate) const LOWER_BYTES_OFFSET: usize = 58;
 pub(crate) const UPPER_BYTES_OFFSET: usize = 60;
 pub(crate) const LEVEL_OFFSET: usize = 62;
 pub(crate) const RUN_OFFSET: usize = 63;
-/// Where the slots begin: one cache line holds both headers, and eight slots fill the next.
+/// The offset of the slots: one cache line holds both headers, and eight slots fill the next.
 pub(crate) const SLOTS_OFFSET: usize = 64;
 
 /// The length of a fence that is not there.
@@ -144,7 +144,7 @@ const _: () = {
     assert!(PAGE_BYTES_MAX - SLOTS_OFFSET <= u16::MAX as usize);
 };
 
-/// Where a large value lies.
+/// The location of a large value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct LargeRef {
     pub(crate) length: u64,

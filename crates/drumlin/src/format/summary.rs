@@ -33,7 +33,7 @@ const _: () = {
 pub(crate) struct TableChange {
     pub(crate) keyspace: KeyspaceId,
     pub(crate) page: PageId,
-    /// Where the page is; [`Place::NONE`]: freed.
+    /// The page's address; [`ExtentAddress::NONE`] if it was freed.
     pub(crate) address: ExtentAddress,
     pub(crate) sequence: u32,
 }

@@ -29,7 +29,7 @@ use super::{
     checksum, get_u32, get_u64, put_u32, put_u64,
 };
 
-/// Where the two superblocks lie in the data file: blocks apart, so that no write can harm both.
+/// The offsets of the two superblocks in the data file: blocks apart, so that no write can damage both.
 pub(crate) const SLOT_OFFSETS: [u64; 2] = [0, 8 * BLOCK_BYTES as u64];
 
 pub(crate) const MAGIC: [u8; 8] = *b"DRUMLIN\n";
@@ -91,7 +91,7 @@ pub(crate) struct Superblock {
     pub(crate) catalogue: ExtentRef,
     /// Ascending; each with the first timestamp that it gave out.
     pub(crate) incarnations: Vec<(Incarnation, Timestamp)>,
-    /// What must be there of the log. Empty once the database was closed: then nothing of the log is needed.
+    /// The log ranges that must exist. Empty once the database was closed: then nothing of the log is needed.
     pub(crate) log: Vec<LogRange>,
 }
 

@@ -70,11 +70,11 @@ pub struct AsyncReadStream {
     /// The number of the next request to post.
     posted: u64,
     shared: Arc<Shared>,
-    /// What `AsyncRead` has not yet copied.
+    /// The rest of the buffer that [`AsyncRead`] copies from.
     current: ReadBuffer,
 }
 
-/// What a stream and the driver have in common.
+/// The state that a stream and its driver share.
 struct Shared {
     home: Arc<BufferHome>,
     state: Mutex<State>,
@@ -142,8 +142,8 @@ impl AsyncReadStream {
         self.driver.shared.post(job);
     }
 
-    /// The next bytes of the range: a request's worth, or what is left; `None` at its end. The future may be dropped
-    /// and asked for anew without losing anything.
+    /// Returns the next bytes of the range: one request's worth, or the rest of the range; `None` at its end. The
+    /// future may be dropped and called again without losing bytes.
     ///
     /// # Errors
     /// Those of [`ReadStream::next_buffer`](super::ReadStream::next_buffer).
@@ -242,7 +242,7 @@ struct Job {
 }
 
 impl Job {
-    /// The file is let go first: whoever has read all of a stream may rely on being the file's last holder.
+    /// The file is released first: a caller that has read a stream to its end may rely on being the file's last owner.
     fn answer(self, result: io::Result<AlignedBuffer>) {
         drop(self.file);
         self.stream.answer(self.number, result);

@@ -147,7 +147,8 @@ impl DiskFile {
         self.sync_data()
     }
 
-    /// Where the file system cannot allocate: real zeros from the end of the file on. Holes before the end stay.
+    /// The fallback for file systems that cannot allocate: writes zeros from the end of the file on. Holes before the
+    /// end stay.
     fn extend_with_zeros(&self, offset: u64, bytes: u64) -> io::Result<()> {
         let zeros = super::AlignedBuffer::zeroed(1 << 20);
         let end = offset + bytes;
@@ -311,7 +312,7 @@ fn try_direct(handle: &fs::File) -> io::Result<Option<usize>> {
                 fcntl_setfl(handle, flags)?;
                 return Ok(None);
             }
-            // A damaged first block says nothing about direct reads; whoever needs that block will learn of it.
+            // A damaged first block says nothing about direct reads; its own reader will report it.
             _ => return Ok(Some(alignment)),
         }
     }

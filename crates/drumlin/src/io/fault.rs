@@ -28,7 +28,7 @@ pub const ENOSPC: i32 = 28;
 /// The file systems of the kinds we meet hand out space in such blocks.
 const SPACE_BLOCK_BYTES: u64 = 4096;
 
-/// What can be failed.
+/// An operation that can be made to fail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Operation {
     /// A read, through a file or a queue.
@@ -117,19 +117,19 @@ struct Shared {
     refused_threads: Mutex<Option<&'static str>>,
 }
 
-/// Where a request waits that was told to.
+/// Holds back a chosen request until it is released.
 #[derive(Default)]
 struct Gate {
     held: Option<Held>,
     waiting: usize,
 }
 
-/// Which request waits.
+/// The request to hold back.
 struct Held {
     operation: Operation,
-    /// Whether one of the operation, to this path and offset, counts.
+    /// Returns `true` for a request, by path and offset, that counts.
     counts: fn(&Path, u64) -> bool,
-    /// How many that count still pass before it.
+    /// The number of counted requests that still pass before it.
     spared: u64,
 }
 
@@ -302,7 +302,7 @@ impl FaultyBackend {
         *self.shared.trace.lock() = Some(Vec::new());
     }
 
-    /// What was recorded since, of which each thing was done successfully; recording goes on from nothing.
+    /// Returns the events recorded so far, all of operations that succeeded, and starts a new recording.
     ///
     /// # Panics
     /// If recording has not been started.
@@ -506,7 +506,7 @@ impl FaultyFile {
         name_of(self.inner.path())
     }
 
-    /// What comes before any write.
+    /// The checks before any write: an injected fault, then free space.
     fn admit_write(&self, offset: u64, bytes: usize) -> io::Result<()> {
         self.shared.strike(Operation::Write)?;
         self.shared.space.lock().take(self.inner.path(), offset, bytes as u64)

@@ -1,5 +1,5 @@
-//! An open folder: names are looked up in the folder itself, wherever it was moved to and whatever the process's
-//! working directory is by now.
+//! An open folder: names are looked up in the folder itself, wherever it is moved to and whatever becomes of the
+//! process's working directory.
 
 use std::fmt;
 use std::io;
@@ -23,7 +23,7 @@ pub trait Folder: Send + Sync + fmt::Debug {
     fn create_folder(&self, name: &str) -> io::Result<()>;
     /// The names of the files and folders in it, in no order. One that is not UTF-8 comes with replacement characters.
     fn list(&self) -> io::Result<Vec<String>>;
-    /// Whether there is a file or folder.
+    /// Returns `true` if the name is that of a file or folder.
     fn exists(&self, name: &str) -> io::Result<bool>;
     /// Renames a file, replacing what was there.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
@@ -40,7 +40,7 @@ pub trait Folder: Send + Sync + fmt::Debug {
     fn unlock(&self) -> io::Result<()> {
         Ok(())
     }
-    /// Whether `file` still is what the name stands for. A backend that can't tell says `true`.
+    /// Returns `true` if the name still refers to `file`. A backend that can't tell returns `true`.
     fn is_same(&self, name: &str, file: &FileRef) -> io::Result<bool> {
         let _ = (name, file);
         Ok(true)
@@ -50,7 +50,7 @@ pub trait Folder: Send + Sync + fmt::Debug {
 /// Opens a folder: by a handle where the backend has one, by its path otherwise.
 ///
 /// # Errors
-/// What the system reports: there is no folder at the path, or it may not be entered.
+/// The operating system's error: there is no folder at the path, or it may not be entered.
 pub fn open_folder(backend: &Arc<dyn Backend>, path: &Path) -> io::Result<FolderRef> {
     Ok(match backend.folder_handle(path)? {
         Some(folder) => folder,

@@ -1,16 +1,16 @@
-//! What lies under a folder: its file system and device.
+//! The file system and device under a folder.
 
 use std::io;
 use std::path::Path;
 
 use super::Backend;
 
-/// What lies under a folder, as far as it bears on durability.
+/// The file system and device under a folder, as far as they matter for durability.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Medium {
     /// `ext4`, `xfs`, `tmpfs`; the backend's name where it has no operating system's files.
     pub(super) file_system: String,
-    /// What is mounted, with its number and write cache: `/dev/nvme0n1p2 259:2, cache: write back`.
+    /// The mounted device, with its number and write cache: `/dev/nvme0n1p2 259:2, cache: write back`.
     pub(super) device: String,
     pub(super) mount_options: String,
     /// A sync means nothing here: nothing survives a power cut anyhow.
@@ -79,7 +79,7 @@ fn of_system(folder: &Path) -> io::Result<Medium> {
     })
 }
 
-/// Whether the device says that it has a volatile cache: `write back` or `write through`.
+/// The device's own word on its cache: `write back` (volatile) or `write through`.
 #[cfg(target_os = "linux")]
 fn write_cache(major: u32, minor: u32) -> Option<String> {
     let device = format!("/sys/dev/block/{major}:{minor}");

@@ -106,7 +106,7 @@ impl Bytes {
         self.length = self.length.max(offset + buffer.len() as u64);
     }
 
-    /// What is cut off must read as zeros should the file grow again.
+    /// Bytes that are cut off must read as zeros if the file grows again.
     fn set_len(&mut self, length: u64) {
         self.length = length;
         drop(self.chunks.split_off(&length.div_ceil(CHUNK_BYTES as u64)));

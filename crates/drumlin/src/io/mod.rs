@@ -193,7 +193,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn create_dir_all(&self, path: &Path) -> io::Result<()>;
     /// The files and folders directly in a folder, in no order.
     fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>>;
-    /// Whether there is a file or folder.
+    /// Returns `true` if the path is that of a file or folder.
     fn exists(&self, path: &Path) -> io::Result<bool>;
     /// Renames a file within its folder, replacing what was there.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;

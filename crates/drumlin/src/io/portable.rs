@@ -56,7 +56,7 @@ impl Request {
     }
 }
 
-/// Where the threads put what they have done for one queue.
+/// Completions that the threads have finished for one queue.
 #[derive(Default)]
 struct Finished {
     completions: Mutex<Vec<Completion>>,

@@ -1,11 +1,11 @@
-//! The probe: which way of making a write durable is the fastest in a given folder.
+//! The probe: measures which sync method is the fastest in a given folder.
 //!
-//! What a log does is measured, not something like it: single durable writes of 4 KiB over blocks that hold real zeros
-//! already, so that no write changes metadata. Single writes are timed, since a mean over many hides the slow ones.
-//! The methods take turns, so that whatever else the machine does troubles them alike.
+//! It measures exactly the writes of a log: single durable writes of 4 KiB over blocks that already hold real zeros, so
+//! that no write changes metadata. Each write is timed alone, since a mean over many hides the slow ones. The methods
+//! take turns, so that other load on the machine affects them alike.
 //!
-//! All methods are durable by contract; so the fastest by its median is chosen. Where a sync means nothing (a file
-//! system in memory), the figures mean nothing either, and the probe says so.
+//! All methods are durable by contract, so the one with the lowest median is chosen. On a file system in memory a sync
+//! means nothing, and so do the figures; the probe says so.
 
 use std::fmt::Write as _;
 use std::io;
@@ -119,10 +119,10 @@ impl Probe {
         &self.fingerprint
     }
 
-    /// Whether `folder` still is on what was measured; if not, the probe has to run again.
+    /// Returns `true` if `folder` is still on the medium that was measured; otherwise the probe has to run again.
     ///
     /// # Errors
-    /// Whatever the system reports of the folder.
+    /// The operating system's error on the folder.
     pub fn is_current(&self, backend: &dyn Backend, folder: &Path) -> io::Result<bool> {
         Ok(Medium::of(backend, folder)?.fingerprint() == self.fingerprint)
     }

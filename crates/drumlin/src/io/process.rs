@@ -1,5 +1,5 @@
-//! Which process this is. A fork has a copy of all handles of its parent's databases, and shares their files, rings and
-//! locks: whatever it did with them would be done to the parent's database behind its back.
+//! Identifies the process. A fork has copies of all handles of its parent's databases, and shares their files, rings
+//! and locks: using them would change the parent's database behind its back.
 
 #![expect(unsafe_code, reason = "the system tells a fork through a C function only")]
 
@@ -7,8 +7,8 @@ use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How many forks lie between the process that first opened a database and this one. A look at it costs nothing, unlike
-/// asking the system for the process's number.
+/// The number of forks between the process that first opened a database and this one. Reading it costs nothing, unlike
+/// asking the system for the process id.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
 /// The process that it was made in.

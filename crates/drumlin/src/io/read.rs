@@ -48,7 +48,7 @@ impl Drop for Memory {
     }
 }
 
-/// Where a stream's buffers wait for their next request: allocating 512 KiB anew costs as much as reading them.
+/// Keeps the buffers of a stream between requests: allocating 512 KiB afresh costs as much as reading them.
 pub(crate) struct BufferHome {
     buffers: Mutex<Vec<AlignedBuffer>>,
     buffer_bytes: usize,

@@ -1,4 +1,4 @@
-//! Which backend a process gets.
+//! The choice of the backend for a process.
 
 use std::ffi::OsStr;
 use std::io;
@@ -12,7 +12,7 @@ use super::{Backend, portable};
 /// an operator can try the other one without a new build.
 pub const BACKEND_VARIABLE: &str = "DRUMLIN_IO_BACKEND";
 
-/// Which way of doing I/O to use.
+/// The way of doing I/O.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub enum IoBackend {
     /// `Uring` where the system allows it, else `Portable` and a warning in the log that tells why.
@@ -92,7 +92,7 @@ fn read_setting(name: &str) -> String {
     std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
-/// How to allow io_uring, by the error met and the setting `kernel.io_uring_disabled`.
+/// Advice on how to allow io_uring, from the error met and the setting `kernel.io_uring_disabled`.
 #[cfg(target_os = "linux")]
 fn advice(code: Option<i32>, disabled: &str) -> String {
     match (code, disabled) {

@@ -40,7 +40,7 @@ impl StreamOptions {
         StreamOptions { request_bytes, requests: self.requests.max(1) }
     }
 
-    /// Where the stream's buffers wait for their next request.
+    /// The home of the stream's buffers between requests.
     pub(super) fn home(self) -> Arc<BufferHome> {
         BufferHome::new(self.request_bytes, self.requests)
     }
@@ -51,7 +51,7 @@ impl StreamOptions {
 pub(super) struct Part {
     pub(super) offset: u64,
     pub(super) bytes: usize,
-    /// What of it lies within the range.
+    /// The bytes of it that lie within the range.
     pub(super) visible: Range<usize>,
     /// In the file's last, partial block (invariant 3).
     pub(super) tail: bool,
@@ -72,7 +72,7 @@ impl Part {
 #[derive(Debug)]
 pub(super) struct Plan {
     range: Range<u64>,
-    /// Where the next request starts.
+    /// The offset of the next request.
     next: u64,
     /// Up to here whole blocks can be read.
     blocks_end: u64,
@@ -117,7 +117,7 @@ impl Iterator for Plan {
     }
 }
 
-/// Where one request stands.
+/// The progress of one request.
 enum Progress {
     InFlight,
     /// A tail, read when its turn comes.
@@ -161,7 +161,7 @@ pub struct ReadStream {
     parts: VecDeque<(Part, Progress)>,
     first: u64,
     finished: Vec<Completion>,
-    /// What [`Read`] has not yet copied.
+    /// The rest of the buffer that [`Read`] copies from.
     current: ReadBuffer,
 }
 

@@ -1,4 +1,4 @@
-//! What every backend must do, run on each of them.
+//! The contract of a backend, tested on each of them.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -545,7 +545,7 @@ macro_rules! on_each_backend {
                 super::$test(&super::TestFolder::new(super::select(super::IoBackend::Portable).unwrap()));
             })*
         }
-        /// Where io_uring is forbidden, these run on what a program would get there.
+        /// The same tests on the backend that a program would get if io_uring were forbidden.
         #[cfg(target_os = "linux")]
         mod uring {
             $(#[test] fn $test() {

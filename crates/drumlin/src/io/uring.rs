@@ -10,12 +10,12 @@
 //! 3. A slot has at most one entry in the submission ring, which has an entry for each slot. So a push never finds it
 //!    full, and the completion ring, twice as large, never overflows.
 //!
-//! # What is left out, and what that costs
+//! # Features left out, and their cost
 //! Measured on 4 KiB direct reads, 64 in flight, reaped by halves, at 3.2 us of processor time each:
 //! - Rings bound to one thread (`SINGLE_ISSUER` with `DEFER_TASKRUN`), 12 % less: a queue may move to another thread
 //!   with requests in flight, which such a ring refuses.
-//! - Registered buffers, 12 % less: they pin memory outside of the budget, and whoever reads would have to take its
-//!   buffers from the queue.
+//! - Registered buffers, 12 % less: they pin memory outside of the budget, and readers would have to take their buffers
+//!   from the queue.
 //! - Registered files, 5 % less: a ring keeps its files open, and so locked, after their last handle was dropped.
 #![allow(unsafe_code)]
 
@@ -35,7 +35,7 @@ const DEPTH_MAX: usize = 32_768;
 /// The kernel transfers less than 2 GiB in one go; longer requests are continued.
 const TRANSFER_BYTES_MAX: usize = 1 << 30;
 
-/// How often a submission that the kernel refuses for want of memory is tried, 1 ms apart.
+/// The most tries, 1 ms apart, of a submission that the kernel refuses for want of memory.
 const BUSY_TRIES_MAX: u32 = 1000;
 
 /// The backend, if this process may use io_uring: a ring is set up and a real read goes through it.
@@ -45,7 +45,7 @@ pub(crate) fn backend() -> Result<DiskBackend, Refusal> {
     Ok(DiskBackend::new("uring", Box::new(queue)))
 }
 
-/// Which system call said no, and what.
+/// The system call that failed, and its error.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     pub(crate) call: &'static str,
@@ -102,7 +102,7 @@ enum Direction {
     Write,
 }
 
-/// What a slot holds while its request is in flight.
+/// A request in its slot, while it is in flight.
 struct Request {
     direction: Direction,
     file: FileRef,
@@ -114,7 +114,7 @@ struct Request {
     token: u64,
 }
 
-/// What a completion means for its request.
+/// The outcome of a completion for its request.
 enum Outcome {
     Finished(io::Result<()>),
     Continue,
@@ -338,7 +338,7 @@ mod tests {
     use super::super::{Backend, IoBackend, OpenOptions};
     use super::*;
 
-    /// What the kernel's answers mean, those included that a healthy drive never gives.
+    /// Completions are interpreted correctly, including short and interrupted ones that a healthy drive never gives.
     #[test]
     fn short_and_interrupted_transfers_go_on() {
         let folder = tempfile::tempdir().unwrap();
@@ -399,7 +399,7 @@ mod tests {
         assert_eq!(results, (0, 0), "{}", std::io::Error::last_os_error());
     }
 
-    /// Where a call is forbidden, `Auto` does without, and `Uring` says which call it was and what to do.
+    /// If a system call is forbidden, `Auto` falls back, and `Uring` names the call and the remedy.
     #[test]
     fn a_refused_ring_is_told_and_replaced() {
         for (number, call) in

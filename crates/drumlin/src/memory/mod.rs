@@ -2,10 +2,10 @@
 //!
 //! # Invariants
 //! 1. The parts add up to the budget at most ([`Budget::new`]). They are fixed when the database is opened.
-//! 2. Whoever keeps memory takes it from its part before allocating. What varies with the use of the database is a
-//!    [`Grant`], given back when it is dropped; buffers and frames are counted by the lists that own them.
-//! 3. A part bounds the sum over the whole database, not the share of one transaction. What does not fit waits, where
-//!    waiting ends without anybody's help, or gets an error.
+//! 2. Memory is taken from its account before it is allocated. Amounts that vary with the use of the database are held
+//!    by a [`Grant`], which returns them on drop; buffers and frames are counted by the lists that own them.
+//! 3. An account bounds the sum over the whole database, not the share of one transaction. A request that does not fit
+//!    waits, if the wait ends without anybody's help, or fails.
 //!
 //! Estimates of containers are of their worst ordinary state: trees half full, tables that have just doubled.
 

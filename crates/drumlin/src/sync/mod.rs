@@ -1,8 +1,8 @@
-//! What threads wait on: locks, condition variables, parking, pausing.
+//! The primitives that threads wait on: locks, condition variables, parking, back-off.
 //!
-//! The library waits through this module and the I/O backends alone, so that a scheduler of its own can stand in for
-//! the system's in a simulation: with the feature `sim`, [`scheduler`] and [`simulated`] do. A thread that belongs to
-//! no simulation waits as ever.
+//! The library waits only through this module and the I/O backends, so that a simulation can replace the operating
+//! system's scheduler: with the feature `sim`, [`scheduler`] and [`simulated`] do. Threads outside of a simulation wait
+//! as usual.
 
 mod random;
 #[cfg(feature = "sim")]

@@ -1,19 +1,19 @@
 //! A scheduler whose every decision follows from a seed.
 //!
-//! A simulation's threads, its *tasks*, are threads of the system of which one runs at a time: it holds the baton, and
-//! hands it over where it waits, and now and then where it could go on, at each *point*: when it takes or releases a
-//! lock, wakes somebody, asks for I/O, or passes a mark. Who is next is drawn. Time is virtual: it passes a little at
+//! A simulation's threads, its *tasks*, are operating-system threads of which only one runs at a time. That task holds
+//! the baton and passes it on when it waits, and by chance at each *point*: when it takes or releases a lock, wakes
+//! another, requests I/O, or passes a mark. The next task is drawn at random. Time is virtual: it advances a little at
 //! each point, and leaps to the next deadline when all tasks wait.
 //!
 //! # Invariants
-//! 1. One task runs; all others wait for their baton. So what tasks do between points needs no further order.
+//! 1. One task runs; all others wait for the baton. So actions between two points need no further order.
 //! 2. Every draw comes from the simulation's one generator, in the order of the points. So the same seed gives the same
 //!    course, as long as nothing else differs between two runs: see `docs/testing.md`.
-//! 3. If no task can run and none has a deadline, nobody will ever go on: that ends the simulation, with a report of
-//!    who waits where.
+//! 3. If no task can run and none has a deadline, the simulation is deadlocked: it ends with a report of what each task
+//!    waits for, and where.
 //!
-//! A simulation that fails (by a panic, a deadlock, or by having made no step for long) leaves its other threads
-//! waiting for ever: they hold locks of a state that no longer makes sense.
+//! A simulation that fails (by a panic, a deadlock, or by making no progress for too long) leaves its other threads
+//! waiting for ever: they hold locks on state that is no longer consistent.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -28,7 +28,7 @@ use std::time::Duration;
 use super::Random;
 use super::random::mix;
 
-/// How often a hanging simulation is looked for, and how many looks without a step make one.
+/// The interval between checks for a hanging simulation; after `LOOKS_MAX` checks without progress it hangs.
 const LOOK: Duration = Duration::from_secs(5);
 const LOOKS_MAX: u32 = 12;
 
@@ -41,14 +41,14 @@ pub struct Schedule {
     pub switch_one_in: u64,
     /// The most time that passes at a point.
     pub step_nanos_max: u64,
-    /// After so many points somebody turns in a circle.
+    /// The number of points after which a livelock is assumed.
     pub points_max: u64,
 }
 
 /// The outcome of a simulation.
 #[derive(Clone, Debug)]
 pub struct Outcome<T> {
-    /// What the first task returned, or why the simulation failed.
+    /// The result of the first task, or the reason why the simulation failed.
     pub result: Result<T, String>,
     /// A number that two runs share only if they went the same way.
     pub trace: u64,
@@ -58,20 +58,20 @@ pub struct Outcome<T> {
     pub points: u64,
 }
 
-/// What a waiting task tells those who look for a deadlock.
+/// The state of a waiting task, for deadlock reports.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
-    /// What it waits for: an address, or a number that no address has.
+    /// The object that it waits for: an address, or a number that no address has.
     pub(crate) what: usize,
     pub(crate) kind: &'static str,
     pub(crate) place: &'static Location<'static>,
-    /// The task that has what it waits for.
+    /// The task that holds the object.
     pub(crate) holder: Option<usize>,
 }
 
 #[derive(Debug)]
 enum Mode {
-    /// Nobody has this number.
+    /// The number is not in use.
     Free,
     Runnable,
     Running,
@@ -349,9 +349,9 @@ impl Scheduler {
     }
 }
 
-/// What those wait for who join a task: no address is as large.
+/// The objects of tasks that join another: larger than any address.
 const JOIN: usize = 1 << 63;
-/// What those wait for who are parked or asleep.
+/// The objects of tasks that are parked or asleep.
 const PARKED: usize = 1 << 62;
 
 impl State {
@@ -413,7 +413,7 @@ impl State {
         self.runnable.push(number);
     }
 
-    /// Who waits where.
+    /// Describes what each task waits for, and where.
     fn tell(&self) -> String {
         let mut text = String::new();
         for (number, slot) in self.slots.iter().enumerate() {
@@ -488,7 +488,8 @@ impl Task {
         }
     }
 
-    /// Waits until somebody wakes those who wait for `wait.what`, or until the deadline; true if it was the latter.
+    /// Waits until another task wakes the waiters of `wait.what`, or until the deadline; returns `true` if the deadline
+    /// passed.
     pub(crate) fn wait(&self, wait: Wait, deadline: Option<Duration>) -> bool {
         let mut state = self.scheduler.lock();
         self.wait_in(&mut state, wait, deadline);

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use super::scheduler::{self, Task, Wait};
 
-/// What a task waits for: where it lies.
+/// The object that a task waits for, named by its address.
 fn address<T: ?Sized>(what: &T) -> usize {
     std::ptr::from_ref(what).cast::<()>() as usize
 }
@@ -134,7 +134,7 @@ pub(crate) struct Condvar {
     place: u64,
 }
 
-/// Whether a wait ended at its deadline.
+/// Tells if a wait ended at its deadline.
 #[derive(Debug)]
 pub(crate) struct TimedOut(bool);
 
@@ -216,7 +216,7 @@ impl Condvar {
 #[derive(Default)]
 pub(crate) struct RwLock<T: ?Sized> {
     writers_waiting: AtomicUsize,
-    /// Who took it last.
+    /// The task that took it last.
     holder: AtomicUsize,
     inner: parking_lot::RwLock<T>,
 }
@@ -495,7 +495,7 @@ impl Backoff {
     }
 }
 
-/// Parking that nobody else's unparking disturbs.
+/// Parking that is not disturbed by unparks of other owners.
 #[derive(Debug, Default)]
 pub(crate) struct Parker {
     inner: crossbeam_utils::sync::Parker,

@@ -84,7 +84,7 @@ impl Wake for UnparkThread {
 }
 
 impl WaitMode<'_> {
-    /// What `poll` returns once it is ready, asked again whenever the waker that it is given is called.
+    /// Polls until it is ready; polls again whenever the waker that it passes is called.
     pub(crate) async fn until<T>(self, mut poll: impl FnMut(&Waker) -> Poll<T>) -> T {
         match self {
             WaitMode::Blocking => {

@@ -52,7 +52,7 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-/// Where a job leaves its result, and who waits for it.
+/// The result of a job, and the task that waits for it.
 struct Answer<T> {
     value: Option<std::thread::Result<T>>,
     waker: Option<Waker>,
@@ -77,7 +77,7 @@ impl Workers {
                 answer.value = Some(value);
                 answer.waker.take()
             };
-            // What nobody waits for any more is dropped here.
+            // A result that no task waits for any more is dropped here.
             drop(place);
             if let Some(waker) = waker {
                 waker.wake();
@@ -104,7 +104,7 @@ impl Workers {
         let mut state = self.shared.state.lock();
         if state.stop {
             drop(state);
-            // Nobody else is left to do it.
+            // There is no other thread left to run it.
             (job.take().expect("accepted once"))();
             return Poll::Ready(());
         }

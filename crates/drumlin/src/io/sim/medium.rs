@@ -1,4 +1,5 @@
-//! What a simulated disk holds: what is certain, what may be lost, and every state that a power cut may leave.
+//! The state of a simulated disk: durable contents, changes that may be lost, and every state that a power cut may
+//! leave.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -9,14 +10,14 @@ use std::sync::{Arc, OnceLock};
 use super::Random;
 use crate::format::checksum;
 
-/// What is written whole or not at all.
+/// The unit that is written whole or not at all.
 pub(super) const SECTOR_BYTES: usize = 512;
 pub(super) const BLOCK_BYTES: usize = 4096;
 
 /// `None` is zeros.
 type Block = Option<Arc<Bytes>>;
 
-/// A block's bytes, and their checksum once somebody has asked for it.
+/// A block's bytes, and their checksum once it was computed.
 #[derive(Clone)]
 struct Bytes {
     bytes: [u8; BLOCK_BYTES],
@@ -87,7 +88,7 @@ impl Image {
         }
     }
 
-    /// What is cut off reads as zeros should the file grow again.
+    /// Bytes that are cut off read as zeros if the file grows again.
     fn set_len(&mut self, length: usize) {
         let inside = length % BLOCK_BYTES;
         if length < self.length
@@ -134,7 +135,7 @@ impl Pending {
         }
     }
 
-    /// What of a write lies outside of these bytes; a length as it is.
+    /// The parts of a write outside of these bytes; a change of length is returned as it is.
     fn outside(self, from: usize, to: usize) -> Vec<Pending> {
         let PendingChange::Write { offset, bytes } = &self.what else { return vec![self] };
         let (offset, end) = (*offset, *offset + bytes.len());
@@ -152,13 +153,13 @@ impl Pending {
 
 #[derive(Clone, Debug, Default)]
 struct Content {
-    /// What reads see.
+    /// The bytes that reads see.
     current: Image,
-    /// What is there whatever happens.
+    /// The bytes that survive every power cut.
     durable: Image,
-    /// In the order in which it was done.
+    /// The changes since, in order.
     pending: Vec<Pending>,
-    /// Numbers of what will never be there, though reads may see it.
+    /// Numbers of changes that will never become durable, though reads may see them.
     forgotten: BTreeSet<u64>,
 }
 
@@ -174,8 +175,8 @@ impl Content {
         self.pending.push(Pending { number, what: PendingChange::SetLen(length) });
     }
 
-    /// Makes one write certain, and the length that reaches over it. What was in the cache of its sectors before can't
-    /// come after it any more.
+    /// Makes one write durable, and the length that reaches over it. Earlier writes in the cache of its sectors can no
+    /// longer come after it.
     fn harden(&mut self, number: u64) {
         let Some(index) = self.pending.iter().position(|pending| pending.number == number) else { return };
         let PendingChange::Write { offset, bytes } = self.pending.remove(index).what else { return };
@@ -224,7 +225,7 @@ impl Content {
         self.pending.iter().for_each(|pending| pending.apply(&mut self.current));
     }
 
-    /// What a cut leaves; its changes have numbers from `first` on among those of the medium.
+    /// The content after a power cut. Its changes are numbered from `first` on among those of the medium.
     fn after_cut(&self, loss: Loss, first: usize, random: &mut Random) -> Content {
         let mut left = self.durable.clone();
         let mut versions: BTreeMap<usize, u64> = BTreeMap::new();
@@ -268,7 +269,7 @@ impl Content {
     }
 }
 
-/// What happens at a power cut to what is not certain.
+/// The fate of changes that are not durable when the power is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Loss {
     /// It is gone.
@@ -296,7 +297,7 @@ impl Loss {
     pub const ALL: [Loss; 4] = [Loss::All, Loss::Nothing, Loss::Writes, Loss::Sectors];
 }
 
-/// What a name stands for.
+/// The file or folder that a name refers to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Entry {
     Folder,
@@ -358,13 +359,13 @@ impl fmt::Debug for Change {
     }
 }
 
-/// What a disk holds.
+/// The contents of a disk.
 #[derive(Clone, Debug, Default)]
 pub struct Medium {
     contents: Vec<Content>,
     names: BTreeMap<PathBuf, Entry>,
     durable_names: BTreeMap<PathBuf, Entry>,
-    /// Blocks of files that can't be read any more.
+    /// Blocks of files that have become unreadable.
     dead: BTreeSet<(usize, usize)>,
 }
 
@@ -592,7 +593,7 @@ impl Medium {
         self.dead.range((file, *blocks.start())..=(file, *blocks.end())).next().is_some()
     }
 
-    /// A block that is written anew is given another place.
+    /// Gives a rewritten block a new location, where it can be read again.
     pub(super) fn revive(&mut self, file: usize, blocks: &RangeInclusive<usize>) {
         self.dead.retain(|(dead, block)| *dead != file || !blocks.contains(block));
     }
@@ -639,7 +640,7 @@ mod tests {
         bytes
     }
 
-    /// What was synced stays, what was not may go, and a durable write is certain with the cache of its sectors.
+    /// Synced bytes survive a cut, others may not, and a durable write makes the cached writes of its sectors durable.
     #[test]
     fn a_cut_takes_what_is_not_certain() {
         let mut medium = medium();
@@ -685,7 +686,8 @@ mod tests {
         Change(ChangeKind::Harden { file: 0, number })
     }
 
-    /// What a failed sync dropped is brought back by no later one, though it can be read until the power goes.
+    /// A write that a failed sync dropped never becomes durable by a later one, though reads see it until the power is
+    /// cut.
     #[test]
     fn what_was_forgotten_never_becomes_certain() {
         let sync = |up_to| Change(ChangeKind::Sync { file: 0, up_to });

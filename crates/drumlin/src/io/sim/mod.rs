@@ -45,7 +45,7 @@ pub use medium::{Change, Loss, Medium};
 #[cfg(feature = "sim")]
 pub use tasks::{Outcome, Schedule, Sleeper, join, marks, now, on_timestamp, park, run, sleep, spawn};
 
-/// What goes wrong, by chance: once in so many requests, never where that is 0.
+/// Faults, by chance: each happens once in so many requests, and never if its number is 0.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     /// Writes that are reported as done and are not.
@@ -94,8 +94,8 @@ impl FaultCounts {
         self.may_fail_reads() || self.refused_full > 0
     }
 
-    /// Returns `true` if what went wrong may keep the disk from being read: a read, or a change, after which nobody
-    /// knows what is there. Want of space does not.
+    /// Returns `true` if the faults may keep the disk from being read: failed reads, or failed changes, which leave the
+    /// contents unknown. A full disk does not.
     #[must_use]
     pub fn may_fail_reads(&self) -> bool {
         self.reads_failed > 0 || self.has_failed_changes()
@@ -191,12 +191,12 @@ impl Disk {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// What goes wrong from now on.
+    /// Sets the faults from now on.
     pub fn set_faults(&self, faults: Faults) {
         self.lock().faults = faults;
     }
 
-    /// What went wrong so far.
+    /// The number of faults so far, by kind.
     #[must_use]
     pub fn fault_counts(&self) -> FaultCounts {
         self.lock().harm
@@ -248,7 +248,7 @@ impl Disk {
         self.lock().off
     }
 
-    /// What it holds.
+    /// A copy of the disk's contents.
     #[must_use]
     pub fn medium(&self) -> Medium {
         self.lock().medium.clone()
@@ -359,7 +359,7 @@ impl State {
         path.parent().is_none() || self.medium.entry(path) == Some(Entry::Folder)
     }
 
-    /// Whether a file may be as long as that.
+    /// Fails if the file may not grow to this length.
     fn admit(&mut self, file: usize, length: usize) -> io::Result<()> {
         let Some(capacity) = self.faults.capacity_bytes else { return Ok(()) };
         let more = length.saturating_sub(self.medium.length(file)) as u64;

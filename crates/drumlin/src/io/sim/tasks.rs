@@ -22,7 +22,7 @@ pub fn spawn(name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<JoinHandl
 /// Waits for a task that [`spawn`] started.
 ///
 /// # Errors
-/// What it panicked with.
+/// The value that the task panicked with.
 pub fn join(task: JoinHandle<()>) -> std::thread::Result<()> {
     crate::sync::join(task)
 }
