@@ -75,7 +75,7 @@ impl Corruption {
 }
 
 impl CheckReport {
-    /// As much damage is listed: a file that was cut short may lack millions of pages.
+    /// The most corruptions that are listed: a file that was cut short may lack millions of pages.
     pub const DAMAGE_COUNT_MAX: usize = 1000;
 
     pub(super) fn note(&mut self, error: Error, cost: impl Into<String>) {
@@ -221,7 +221,7 @@ impl Store {
         }
     }
 
-    /// Where the leaf after the unreadable one that covers `key` begins.
+    /// The first key behind the unreadable leaf that covers `key`.
     fn behind(&self, open: &OpenKeyspace, key: &[u8]) -> Option<Vec<u8>> {
         let next = open.tree.upcoming(Target::At(key), Direction::Forward, 1).next;
         next.filter(|next| &next[..] > key)

@@ -39,7 +39,7 @@ impl Store {
         self.checkpoint_of(&mut self.base.lock(), frees)
     }
 
-    /// The same, by whoever has the base.
+    /// Like [`checkpoint_after`](Self::checkpoint_after), for a caller that has locked `base`.
     pub(crate) fn checkpoint_of(&self, base: &mut PageTableStore, frees: Frees) -> Result<CheckpointReport> {
         self.prepare_checkpoint(frees)?;
         let began = self.now();

@@ -79,7 +79,7 @@ impl Store {
             self.evacuate(&victims)?;
             self.checkpoint_after(Frees::Nothing)?;
         }
-        // What is free beyond a quarter goes back to the file system.
+        // More than a quarter free: the rest goes back to the file system.
         let usage = segments.usage();
         let keep = (usage.segment_count / 4).max(8);
         if usage.free_count > keep * 2 {
@@ -242,7 +242,8 @@ impl Store {
         reclaim_guard.immutable(&pages.table, page).is_some_and(|(_, bytes)| bytes[KIND_OFFSET] == Kind::Value as u8)
     }
 
-    /// Makes a node in memory dirty, so that it is written elsewhere. `false` where it is none any more.
+    /// Makes a node in memory dirty, so that it is written elsewhere. Returns `false` if the page no longer holds a
+    /// node.
     fn touch(&self, pages: &PageSpace, page: PageId, moves: &SpaceReservation<'_>) -> Result<bool> {
         let engine = &self.engine;
         // For packing all has been reserved.
@@ -257,7 +258,7 @@ impl Store {
             return Ok(false);
         };
         let entry = pages.table.load(page);
-        // A value that has the number by now was written since the segment was closed.
+        // A value with the same page id was written after the segment was closed.
         let is_node = write[KIND_OFFSET] != Kind::Value as u8;
         let is_it = is_node && (entry == PageEntry::Leaf(frame) || entry == PageEntry::Immutable(frame));
         if is_it {
@@ -309,11 +310,11 @@ impl Store {
                             Err(error) => ended = Err(error),
                         }
                     }
-                    // Damage stays where it is, to be found by whoever needs it.
+                    // A damaged extent stays where it is; its next reader reports it.
                     Err(_) => log::warn!("page {page} of keyspace {} is damaged and stays where it is", pages.id),
                 }
             });
-            // What was appended is in use, whatever ended the rest.
+            // What was appended is in use, even if a later step failed.
             let ended = ended.and(read);
             space.flush_moved(moves);
             space.wait_for_jobs(engine.pool.on_written())?;
@@ -365,7 +366,7 @@ impl Store {
                     let is_its_own = write.header().address() == old && write.header().dirty().is_none();
                     if is_its_own {
                         write.header().set_address(new);
-                        // While the latch is held: whoever changes or frees the page next has the later entry.
+                        // Recorded while the latch is held, so that the entry of a later change or free comes after it.
                         space.record(epoch_guard.epoch(), pages.id, page, new);
                     }
                     return is_its_own;
@@ -405,7 +406,7 @@ impl Store {
         // Then what lies at the end goes to the front, as long as that makes the file shorter. The front has as many
         // segments as are in use, and what is left free.
         for _ in 0..COMPACT_ROUNDS_MAX {
-            // What the checkpoint before still held is free after another.
+            // Segments that the previous checkpoint still needed are free after another.
             self.checkpoint_after(Frees::Nothing)?;
             space.shrink(0)?;
             let usage = segments.usage();

@@ -24,7 +24,7 @@ use crate::space::superblocks::{Found, Superblocks};
 use crate::space::{PageEntry, PageSpace, Space};
 use crate::tree::node::Leaf;
 
-/// How everything is opened here.
+/// An examination writes nothing.
 const READ_ONLY: OpenOptions = OpenOptions { write: false, create: false, create_new: false, direct: true };
 
 /// Verifies the database at `path` without opening it.
@@ -35,7 +35,7 @@ pub(crate) fn examine(settings: &Settings, path: &Path, progress: impl FnMut(Che
     Opener::enter(settings, backend, &path)?.examine(progress)
 }
 
-/// What an examination has to work with, and has found so far.
+/// The state of an examination, and its findings so far.
 struct Examination<'o, P> {
     opener: &'o Opener<'o>,
     pool: Arc<Pool>,
@@ -308,7 +308,7 @@ mod tests {
         (killed, read_files(&*backend))
     }
 
-    /// Where things are in the data file, by the words that findings name them with.
+    /// The addresses of structures in the data file, by the names that findings use.
     fn addresses(files: &Files) -> Vec<(&'static str, ExtentAddress)> {
         let backend = disk_of(files);
         let config = config(&backend);
@@ -465,7 +465,8 @@ mod tests {
         assert_found(&examine(&files), &data(), "the data file");
     }
 
-    /// A database that somebody has open is not examined, nor is what is no database; what was examined can be opened.
+    /// A database that is open elsewhere is not examined, nor is a folder without one; an examined database can be
+    /// opened.
     #[test]
     fn nobody_else_has_it_open() {
         let backend = crate::io::in_memory();

@@ -30,7 +30,7 @@ impl Settings {
     }
 }
 
-/// An opening, in a folder that is held: from here on no path matters any more.
+/// An opening that holds its folder: from here on paths no longer matter.
 pub(super) struct Opener<'s> {
     pub(super) settings: &'s Settings,
     pub(super) backend: Arc<dyn Backend>,
@@ -117,7 +117,7 @@ impl<'s> Opener<'s> {
         })
     }
 
-    /// Where the file system has no locks of folders, that of the data file has to do.
+    /// Locks the folder. If the file system has no locks of folders, the data file's lock must do.
     fn lock_folder(&self) -> bool {
         self.folder.try_lock().unwrap_or_else(|error| {
             log::debug!("locking {}: {error}", self.path().display());
@@ -130,7 +130,7 @@ impl<'s> Opener<'s> {
     }
 }
 
-/// Where a database is, or is to be: what has to be done by paths, before the folder is held.
+/// The path of a database, for the steps before its folder is held.
 struct Location<'p> {
     backend: &'p Arc<dyn Backend>,
     path: &'p Path,
@@ -144,7 +144,7 @@ impl Location<'_> {
         for folder in self.path.ancestors().filter(|folder| !folder.as_os_str().is_empty()) {
             if self.exists(folder)? {
                 match folder.parent().map(|parent| (parent, self.backend.sync_dir(parent))) {
-                    // Then it was made by somebody else.
+                    // The folder was made by another user.
                     Some((_, Err(error))) if error.kind() == std::io::ErrorKind::PermissionDenied => {}
                     Some((parent, Err(error))) => return Err(Error::io("syncing", parent, error)),
                     _ => {}
@@ -305,7 +305,7 @@ impl Opener<'_> {
         let file =
             self.lock_data(NEW_DATA_NAME, OpenOptions { write: true, create: true, ..OpenOptions::default() })?;
         if self.exists(DATA_NAME)? {
-            // What was locked is the other's data file, or one that was made here for nothing.
+            // The locked file is the other process's data file, or one begun here in vain.
             let _ = self.folder.remove(NEW_DATA_NAME);
             return Ok(None);
         }
@@ -347,7 +347,7 @@ impl Opener<'_> {
         self.folder.folder(LOG_NAME).map_err(|error| self.io("opening", LOG_NAME, error))
     }
 
-    /// Whether there is a log; an error where there must be one.
+    /// Returns `true` if there is a log; fails if there must be one and is not.
     pub(super) fn has_log(&self, superblock: &Superblock) -> Result<bool> {
         let exists = self.exists(LOG_NAME)?;
         if !superblock.log.is_empty() && !exists {

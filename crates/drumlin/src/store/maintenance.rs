@@ -114,7 +114,7 @@ fn run_maintenance(store: &Weak<Store>, maintenance: &Arc<Maintenance>) {
             Err(error) => log::error!("maintenance of {}: {error}", store.path.display()),
             Ok(()) => {}
         }
-        // A disk that is full for the cleaner may not be full for ever; a failed database makes no checkpoint any more.
+        // A disk that is full for the cleaner may not stay full; a failed database makes no more checkpoints.
         let failed = done.is_err() && store.engine.check_failure().is_err();
         let mut state = maintenance.state.lock();
         state.space_ended += u64::from(space_wanted);

@@ -83,7 +83,7 @@ pub(crate) struct Settings {
     pub(crate) backend: Option<Arc<dyn Backend>>,
 }
 
-/// What all handles of an open database share.
+/// The state that all handles of an open database share.
 #[derive(Debug)]
 pub(crate) struct Store {
     pub(crate) path: PathBuf,
@@ -91,9 +91,9 @@ pub(crate) struct Store {
     pub(crate) keyspaces: Keyspaces,
     /// Held while keyspaces are created and dropped.
     defining: Mutex<()>,
-    /// Held by whoever empties segments; taken before `base`.
+    /// Held while segments are emptied; taken before `base`.
     cleaning: Mutex<()>,
-    /// The durable side; whoever holds it makes the checkpoint.
+    /// The durable state. Its lock is held to make a checkpoint.
     pub(crate) base: Mutex<PageTableStore>,
     maintenance: Arc<Maintenance>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -104,14 +104,14 @@ pub(crate) struct Store {
     pub(crate) page_bytes: usize,
     checkpoint_log_bytes: u64,
     entry_count_max: usize,
-    /// What opening found damaged and could do without.
+    /// Corruption that opening found and could do without.
     passed_over: Option<Error>,
     checkpoints: AtomicU64,
-    /// How closing it ended. Held while it is being closed, so that whoever else closes it waits.
+    /// The result of closing. Locked while the database is being closed, so that a second close waits.
     closed: Mutex<Option<Result<()>>>,
 }
 
-/// How long a write waits for a row that another transaction holds, where nothing else is said.
+/// The longest time that a write waits for a row that another transaction holds, unless set otherwise.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Store {
@@ -309,7 +309,7 @@ impl Store {
                 let mut alarm = None;
                 let acquired = poll_fn(|context| match acquire.as_mut().poll(context) {
                     Poll::Ready(locked) => Poll::Ready(locked),
-                    // Dropped, it gives up its place, and a lock that nobody has told it of.
+                    // Dropping the future gives up its place, and a lock that was handed to it unnoticed.
                     Poll::Pending if self.now() >= deadline => Poll::Ready(Err(LockError::Timeout)),
                     Poll::Pending => {
                         alarm = Some(tasks.timer.wake_at(deadline, context.waker().clone()));

@@ -16,7 +16,7 @@ pub(crate) struct ReadAhead {
     leaves_seen: usize,
     /// Leaves asked for and not reached yet.
     leaves_asked: usize,
-    /// Where the leaves not asked for begin; `None`: where the scan is.
+    /// The first key of the leaves not asked for yet; `None`: where the scan is.
     next: Option<Vec<u8>>,
     ended: bool,
 }

@@ -283,8 +283,8 @@ impl<'o> ExtentsMarked<'o> {
     fn harden_superblock(self) -> Result<Hardened<'o>> {
         let ExtentsMarked(recovering) = self;
         let data_path = &recovering.opener.path().join(DATA_NAME);
-        // What a process that was killed had written, its newest superblock among it, may be in caches still; the next
-        // superblock takes the place of the one that would be needed then.
+        // A killed process may have left writes, even its last superblock, in the page cache. Sync before the next
+        // superblock overwrites the older slot.
         recovering.file.sync_data().map_err(|error| Error::io("syncing", data_path, error))?;
         if recovering.scan.is_some() {
             recovering.superblocks.write_again().map_err(|error| Error::io("writing", data_path, error))?;
@@ -371,7 +371,7 @@ fn next_incarnation(superblock: &Superblock) -> Incarnation {
     Incarnation(superblock.incarnations.last().map_or(1, |(incarnation, _)| incarnation.0 + 1))
 }
 
-/// What the superblock says of the log.
+/// The part of the superblock that concerns the log.
 pub(super) fn known(superblock: &Superblock) -> Known<'_> {
     Known {
         incarnations: &superblock.incarnations,

@@ -91,7 +91,7 @@ impl Replay<'_> {
             for operation in record::decode(&record.body) {
                 let operation = operation.filter(|_| !defines);
                 let (keyspace, operation) = operation.ok_or_else(|| self.malformed(record.timestamp))?;
-                // What defines a keyspace is alone in its record.
+                // An operation that defines or drops a keyspace is alone in its record.
                 defines = matches!(operation, Operation::Create { .. } | Operation::Drop);
                 let (key, change) = match operation {
                     Operation::Create { page_bytes, name } => {
@@ -185,7 +185,7 @@ impl Replay<'_> {
                 self.replay_rows(&rows, newest)?;
             }
         }
-        // Nobody looks at older versions yet.
+        // No snapshot is open yet, so no older version is needed.
         for (keyspace, reference) in engine.versions.collect_garbage(Timestamp(u64::MAX)) {
             engine.free_value(keyspace, &reference);
         }
@@ -193,7 +193,7 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// As few rows at a time as the pool can hold the leaves of.
+    /// Applies rows in batches whose leaves fit the pool.
     fn replay_rows(&self, rows: &[Row<'_>], newest: Timestamp) -> Result<()> {
         match self.engine.replay(rows, newest) {
             Err(Error::TransactionTooLarge { .. }) if rows.len() > 1 => {

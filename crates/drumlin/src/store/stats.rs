@@ -59,7 +59,7 @@ pub struct Stats {
     pub snapshots: u64,
     pub oldest_snapshot: Option<Timestamp>,
     pub oldest_snapshot_age: Option<Duration>,
-    /// Why no commits are accepted any more, if so.
+    /// The reason why no more commits are accepted, if so.
     pub failed: Option<String>,
 }
 

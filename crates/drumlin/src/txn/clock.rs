@@ -1,8 +1,8 @@
-//! How far commits have come: applied, durable, seen.
+//! The progress of commits: published, durable, visible.
 //!
-//! - *published*: every timestamp up to it is applied. Whoever applies the one that closes a gap advances it.
-//! - *visible*: what readers see: min(durable, published), raised to the newest Relaxed commit that has returned, so
-//!   that its author sees it; never above published.
+//! - *published*: every timestamp up to it is applied. The thread that applies the one that closes a gap advances it.
+//! - *visible*: the horizon of readers: min(durable, published), raised to the newest `Relaxed` commit that has
+//!   returned, so that its author sees it; never above published.
 
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
 use crossbeam_utils::CachePadded;
@@ -95,7 +95,7 @@ impl Clock {
 mod tests {
     use super::*;
 
-    /// Published never passes a gap, and whoever closes the gap advances it.
+    /// Published never passes a gap, and the thread that closes a gap advances it.
     #[test]
     fn published_never_passes_a_gap() {
         let clock = Clock::new(Timestamp(7));
@@ -148,8 +148,8 @@ mod models {
 
     use super::*;
 
-    /// Three commits applied by three threads, in any order: published ends at the last, and whoever sees a timestamp
-    /// published sees what that commit and all before it applied.
+    /// Three commits are applied by three threads, in any order. Published ends at the last, and a thread that sees a
+    /// timestamp published sees all that this commit and those before it applied.
     #[test]
     #[expect(unsafe_code, reason = "loom's cells are what finds a race")]
     fn loom_published_commits_are_seen_whole() {
@@ -165,7 +165,7 @@ mod models {
                 .map(|timestamp| {
                     let (clock, pages) = (Arc::clone(&clock), Arc::clone(&pages));
                     thread::spawn(move || {
-                        // SAFETY: each commit has a page of its own, and nobody reads it before it is published.
+                        // SAFETY: each commit has a page of its own, which no thread reads before it is published.
                         pages.0[timestamp as usize - 1].with_mut(|page| unsafe { *page = timestamp });
                         clock.mark_applied(Timestamp(timestamp));
                         clock.show_durable(Timestamp(timestamp));
@@ -175,7 +175,7 @@ mod models {
             let published = clock.published();
             let visible = clock.visible();
             for timestamp in 1..=published.0 {
-                // SAFETY: published, so whoever wrote it is done.
+                // SAFETY: the commit is published, so the thread that wrote it is done.
                 pages.0[timestamp as usize - 1].with(|page| assert_eq!(unsafe { *page }, timestamp));
             }
             for committer in committers {
@@ -183,7 +183,7 @@ mod models {
             }
             assert_eq!(clock.published(), Timestamp(2));
             assert!(visible <= Timestamp(2));
-            // Whoever shows what is durable once more has everybody see it.
+            // Showing the durable horizon once more makes every commit visible.
             clock.show_durable(Timestamp(2));
             assert_eq!(clock.visible(), Timestamp(2));
         });

@@ -1,4 +1,4 @@
-//! Row locks: who may write a row until its transaction ends.
+//! Row locks: the right to write a row until the transaction ends.
 //!
 //! A lock is exclusive and exists only while it is held: the table has an entry for each row that a running transaction
 //! has written or waits to write, found by keyspace and key. A transaction that finds a row held waits in the row's
@@ -13,17 +13,18 @@
 //! ```
 //!
 //! # Invariants
-//! 1. An entry has one owner, and a queue only if somebody is in it.
+//! 1. An entry has one owner, and a queue only while it has waiters.
 //! 2. A released lock belongs to the first in its queue at once. So nobody overtakes, exactly one waiter is woken, and
 //!    a waiter that gives up at that moment finds that it owns the lock.
 //! 3. A transaction waits for one lock at a time. One whose future was leaked has its place ended by
 //!    [`LockTable::abandon`] before it waits again.
-//! 4. The graph of waits, from a transaction to the owner of the lock that it waits for, has no cycle: who would close
-//!    one gets [`LockError::Deadlock`] instead of a place in the queue. Only a transaction that begins to wait can
-//!    close a cycle. When a lock is handed over, those behind now wait for somebody who waits for nothing.
+//! 4. The graph of waits, from a transaction to the owner of the lock that it waits for, has no cycle: a transaction
+//!    that would close one gets [`LockError::Deadlock`] instead of a place in the queue. Only a transaction that begins
+//!    to wait can close a cycle. When a lock is handed over, the remaining waiters wait for an owner that waits for
+//!    nothing.
 //! 5. No waker is called or dropped under a mutex: the task behind it may be one that waits here.
 //!
-//! Lock order: a shard, then the graph. The graph is touched only where somebody waits.
+//! Lock order: a shard, then the graph. The graph is touched only while there are waiters.
 
 use crate::sync::Thread;
 use std::collections::VecDeque;
@@ -45,7 +46,7 @@ use crate::format::{KeyspaceId, checksum};
 use crate::io::Process;
 use crate::memory::heap_bytes;
 
-/// How a lock was got.
+/// The way in which a lock was acquired.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Granted {
     /// By this call: the caller has to release it one day.
@@ -74,7 +75,7 @@ enum LockKey {
 }
 
 impl LockKey {
-    /// What makes a key no larger than a boxed one with its tag: 24 bytes less tag and length.
+    /// The longest short key, so that it takes no more than a boxed one with its tag: 24 bytes, less tag and length.
     const SHORT_BYTES_MAX: usize = 22;
 
     fn new(key: &[u8]) -> LockKey {
@@ -105,7 +106,7 @@ impl LockKey {
     }
 }
 
-/// A lock that somebody has.
+/// A lock that is held.
 struct Lock {
     owner: TransactionId,
     queue: Option<Box<Queue>>,
@@ -119,7 +120,7 @@ const _: () = assert!(mem::size_of::<Lock>() <= 48);
 
 /// Those who wait for a lock, the first to come first.
 struct Queue {
-    /// What the graph knows the lock by.
+    /// The lock's number in the graph.
     number: u64,
     waiters: VecDeque<Waiter>,
 }
@@ -129,11 +130,11 @@ struct Waiter {
     waker: Waker,
 }
 
-/// What a waiter costs: its place in the queue and in the graph's two maps, each half full at worst. The waker is the
-/// executor's.
+/// Memory of a waiter: its place in the queue and in the graph's two maps, each half full at worst. The waker belongs
+/// to the executor.
 const WAITER_BYTES: usize = 2 * (mem::size_of::<Waiter>() + 2 * mem::size_of::<(u64, u64)>());
 
-/// What waiting for a lock takes of the memory: a transaction waits for one at a time.
+/// Memory for waiting: a transaction waits for one lock at a time.
 pub(crate) const WAITING_BYTES: usize = WAITER_BYTES + mem::size_of::<Queue>();
 
 #[derive(Default)]
@@ -146,7 +147,7 @@ struct Shard {
 /// A shard's table shrinks once fewer than an eighth of its buckets are in use, unless it is as small as this: 3 KiB.
 const SHARD_BUCKETS_KEPT: usize = 64;
 
-/// Who waits for whom.
+/// The graph of waits.
 #[derive(Default)]
 struct Graph {
     locks_count: u64,
@@ -167,7 +168,7 @@ impl Graph {
     }
 }
 
-/// What a lock takes of the memory: its entry, in a table that has just doubled, and a long key.
+/// Memory of a lock: its entry, in a table that has just doubled, and a long key.
 pub(crate) fn lock_bytes(key: &[u8]) -> usize {
     2 * (mem::size_of::<Lock>() + 1) + LockKey::heap_bytes_of(key)
 }
@@ -176,7 +177,7 @@ pub(crate) fn lock_bytes(key: &[u8]) -> usize {
 pub(crate) struct LockTable {
     shards: Box<[CachePadded<Mutex<Shard>>]>,
     graph: Mutex<Graph>,
-    /// Random, so that nobody can choose keys that collide.
+    /// Random, so that keys can't be chosen to collide.
     seed: u64,
     /// In a fork of it no lock is given back: a shard may be held by a thread that is not there.
     process: Process,
@@ -329,7 +330,8 @@ impl LockTable {
         }
     }
 
-    /// Takes the lock of a row, as a future. Dropping it gives up, and releases what it got and nobody was told of.
+    /// Takes the lock of a row, as a future. Dropping the future gives up, and releases a lock that was handed over
+    /// unnoticed.
     pub(crate) fn acquire<'a>(&'a self, owner: TransactionId, keyspace: KeyspaceId, key: &'a [u8]) -> Acquire<'a> {
         Acquire { table: self, owner, keyspace, key, waiting: false }
     }
@@ -453,7 +455,7 @@ impl Lock {
         hash(seed, self.keyspace, self.key.as_bytes())
     }
 
-    /// Forgets the queue if nobody is left in it.
+    /// Drops the queue if it has no more waiters.
     fn close_empty_queue(&mut self, graph: &mut Graph) -> bool {
         let Some(queue) = self.queue.take_if(|queue| queue.waiters.is_empty()) else { return false };
         graph.owners.remove(&queue.number);

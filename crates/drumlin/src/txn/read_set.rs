@@ -1,12 +1,12 @@
-//! What a serializable transaction has read, and whether it is still so.
+//! The read set of a serializable transaction, and its validation.
 //!
 //! # Invariants
-//! 1. Every row that the transaction was shown as others left it, and every key that it was told is absent, lies in a
-//!    span. A span is recorded before what was read in it is handed out.
+//! 1. Every row that the transaction has read as others left it, and every key that it found absent, lies in a span. A
+//!    span is recorded before its rows are returned.
 //! 2. The spans of a keyspace are disjoint.
-//! 3. Once the transaction is being committed, nothing is recorded any more: a scan that goes on gets an error.
+//! 3. Once the transaction commits, nothing more is recorded: a scan that goes on fails.
 //!
-//! Rows that the transaction has locked need no record: nobody else changes them before it ends.
+//! Rows that the transaction has locked need no record: no other transaction changes them before it ends.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -22,7 +22,7 @@ use crate::tree::node::Leaf;
 use super::snapshots::SnapshotHandle;
 use super::versions::Versions;
 
-/// Where a span ends.
+/// The end of a span.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum End {
     /// It is one key.
@@ -217,7 +217,7 @@ impl ReadSet {
         Ok(())
     }
 
-    /// What was read, to be validated. Nothing more is recorded.
+    /// Ends recording and returns the read set for validation.
     pub(crate) fn end(shared: &Mutex<ReadSet>) -> ReadSet {
         let mut set = shared.lock();
         let ended = ReadSet {
@@ -250,7 +250,7 @@ impl ReadSet {
     }
 }
 
-/// What a commit validates: that no other transaction has changed, since the snapshot, what was read.
+/// The input of validation: no other transaction may have changed the read set since the snapshot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reads<'a> {
     pub(crate) set: &'a ReadSet,

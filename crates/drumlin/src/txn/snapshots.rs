@@ -72,7 +72,7 @@ impl Snapshots {
         SnapshotHandle { snapshots: Arc::clone(self), timestamp }
     }
 
-    /// Versions replaced at or before this are needed by nobody.
+    /// The timestamp up to which replaced versions are no longer needed.
     pub(crate) fn horizon(&self, clock: &Clock) -> Timestamp {
         let registered = self.registered.lock();
         let visible = clock.visible();

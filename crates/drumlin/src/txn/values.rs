@@ -8,9 +8,9 @@
 //! An extent's payload is the value's identity (8 bytes) and its bytes.
 //!
 //! # Invariant
-//! The extents of a large value that no commit has named are in use as long as somebody has its [`LargeValue`]: the
-//! transaction that put it, and whoever reads what the transaction put. From the commit on they are a table's: whoever
-//! still reads the value reads it as any other row's, and his snapshot, which is older, keeps it there.
+//! The extents of a large value that no commit refers to are in use while its [`LargeValue`] lives: it is shared by the
+//! transaction that put the value and by readers of the transaction's writes. From the commit on a page table owns the
+//! extents; a reader then reads the value like any other row's, and its snapshot, which is older, keeps the extents.
 
 use std::future::poll_fn;
 use std::io::Read;
@@ -50,7 +50,7 @@ pub(crate) fn append_medium(tree: &Tree, value_id: u64, value: &[u8]) -> Result<
     pool.space.append(epoch_guard.epoch(), name, Kind::Value, &page, None)
 }
 
-/// Where a large value comes from.
+/// The source of a large value's bytes.
 pub(crate) trait Source {
     /// Fills as much of `buffer` as there is.
     async fn fill(&mut self, buffer: &mut [u8]) -> Result<usize>;
@@ -112,7 +112,7 @@ impl LargeValue {
         self.reference.set(reference).expect("a value is put by one commit");
     }
 
-    /// How a row names it, if one does.
+    /// The reference that rows store, once the value has been put.
     pub(crate) fn reference(&self) -> Option<&LargeRef> {
         self.reference.get()
     }
@@ -128,9 +128,9 @@ impl Drop for LargeValue {
     }
 }
 
-/// Writes a large value, in the memory of one chunk. Where it fails, or its future is dropped, nothing of it remains.
+/// Writes a large value, in the memory of one chunk. If it fails, or its future is dropped, nothing of it remains.
 ///
-/// Where the disk is full, `make_space` is called once.
+/// On a full disk `make_space` is called once.
 pub(crate) async fn write_large(
     mode: WaitMode<'_>,
     tree: &Tree,
@@ -200,7 +200,7 @@ pub(crate) enum Chunk {
     Gone,
 }
 
-/// What of a chunk is wanted: bytes from `start` on, `length` or as many as there are.
+/// The wanted part of a chunk: `length` bytes from `start` on, or as many as there are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
     pub(crate) start: usize,
@@ -290,7 +290,7 @@ pub(crate) async fn read_chunk(
         let length_before = into.len();
         let result;
         (into, result) = read_chunk_at(mode, pool, address, part, into).await;
-        // What was read counts only if the page was there all the while.
+        // The bytes count only if the page was there all the while.
         if pages.table.load(page) != PageEntry::OnDisk(address) {
             into.truncate(length_before);
             continue;
@@ -394,8 +394,8 @@ pub(crate) async fn read_whole(mode: WaitMode<'_>, tree: &Tree, reference: &Larg
     Ok(Some(value))
 }
 
-/// Takes the pages of a value that nothing names any more out of the table, all of them in one guard: a checkpoint
-/// lists the whole value as an orphan or none of it. An error, and nothing freed, if they are no value's.
+/// Frees the pages of a value that nothing refers to any more, all under one guard: a checkpoint lists the whole value
+/// as an orphan or none of it. Fails, and frees nothing, if they are not a value's pages.
 pub(crate) fn free(
     pool: &Pool,
     epoch_guard: &EpochGuard<'_>,

@@ -1,17 +1,17 @@
-//! What rows were before their newest commits: kept in memory, by leaf, as long as a snapshot may ask.
+//! Old versions of rows: kept in memory, by leaf, as long as a snapshot may need them.
 //!
-//! A page holds the newest version of each row. A commit that changes rows of a leaf leaves an *undo record*: for each
-//! of these rows what it was before, or that it was absent. A reader at snapshot s whose leaf is newer than s looks at
-//! the undo records of commits after s, oldest first: the first that has the key tells what the row was at s; if none
-//! has it, the page does.
+//! A page holds the newest version of each row. A commit that changes rows of a leaf leaves an *undo record*: the old
+//! version of each of these rows, or its absence. A reader at snapshot s whose leaf is newer than s searches the undo
+//! records of commits after s, oldest first: the first that has the key holds the row's version at s; if none has it,
+//! the page does.
 //!
 //! # Invariants
-//! 1. The undo records of a leaf are looked at and changed under the leaf's latch, and ascend by timestamp.
-//! 2. Deltas outlive their leaf's eviction: they belong to the page's number. At splits and merges they move with the
+//! 1. The undo records of a leaf are read and changed under the leaf's latch, and ascend by timestamp.
+//! 2. Undo records outlive their leaf's eviction: they belong to its page id. At splits and merges they move with the
 //!    rows.
 //! 3. An undo record is dropped once visible and every registered snapshot have passed its commit.
-//! 4. Pages of large values that only undo records name are freed with them; a checkpoint lists them, so that reopening
-//!    frees them.
+//! 4. Pages of large values that only undo records refer to are freed with them; a checkpoint lists them, so that
+//!    reopening frees them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Bound, RangeBounds};
@@ -29,7 +29,7 @@ use crate::space::{CheckpointDebt, PageSpace};
 use crate::tree::node::RowValue;
 use crate::tree::{Direction, Observer};
 
-/// What a row was.
+/// A row before a commit changed it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum OldVersion {
     Absent,
@@ -37,7 +37,7 @@ pub(crate) enum OldVersion {
     Large(LargeRef),
 }
 
-/// What rows of a leaf were, and the last of them where those behind it were left out.
+/// Old versions of rows of a leaf, and the last key among them if those behind it were left out.
 #[derive(Debug, Default)]
 pub(crate) struct OldRows {
     pub(crate) rows: BTreeMap<Vec<u8>, OldVersion>,
@@ -62,12 +62,12 @@ impl OldRows {
     }
 }
 
-/// What a row takes in a tree that is half full.
+/// Memory of a row in a tree that is half full.
 fn old_row_bytes(key: &[u8], was_bytes: usize) -> usize {
     2 * size_of::<(Vec<u8>, OldVersion)>() + heap_bytes(key.len()) + heap_bytes(was_bytes)
 }
 
-/// What one commit replaced in one leaf: rows in the order of their keys, packed.
+/// The rows of one leaf that one commit replaced, packed in key order.
 ///
 /// Each row: key length (4), value length (4; its two highest values mark an absent row and a large value's reference),
 /// key, value.
@@ -78,25 +78,25 @@ pub(crate) struct UndoRecord {
     large_count: u32,
 }
 
-/// What an undo record takes besides its rows: its place in a queue that has just doubled.
+/// Memory of an undo record besides its rows: its place in a queue that has just doubled.
 const UNDO_RECORD_BYTES: usize = 2 * size_of::<UndoRecord>();
-/// What a leaf with undo records takes besides them: its entry in a table that has just doubled, and the least queue.
+/// Memory of a leaf with undo records besides them: its entry in a table that has just doubled, and the smallest queue.
 const LEAF_BYTES: usize =
     2 * (size_of::<((KeyspaceId, PageId), VecDeque<UndoRecord>)>() + 1) + 2 * size_of::<UndoRecord>();
-/// What is noted of a large value: an entry of a table that has just doubled.
+/// Memory of a large value's entry, in a table that has just doubled.
 const HELD_BYTES: usize = 2 * (size_of::<((KeyspaceId, PageId), LargeRef)>() + 1);
 
-/// What a row takes in an undo record.
+/// Memory of a row in an undo record.
 fn row_bytes(key: &[u8], was: Option<RowValue<'_>>) -> usize {
     8 + key.len() + was.map_or(0, |was| was.stored_bytes())
 }
 
-/// What a commit may leave in one leaf: more than it does.
+/// An upper bound of the memory that a commit takes for one leaf.
 pub(crate) fn undo_bytes_max(rows_bytes: usize) -> usize {
     heap_bytes(rows_bytes + rows_bytes / 4) + UNDO_RECORD_BYTES + LEAF_BYTES
 }
 
-/// What of it is for a row: more than it takes.
+/// The part of it for a row, an upper bound too.
 pub(crate) fn version_bytes_max(key: &[u8], was_bytes: usize) -> usize {
     8 + key.len() + was_bytes + HELD_BYTES
 }
@@ -216,7 +216,7 @@ type Shard = HashMap<(KeyspaceId, PageId), VecDeque<UndoRecord>>;
 #[derive(Debug)]
 pub(crate) struct Versions {
     shards: Box<[Mutex<Shard>]>,
-    /// Large values that no row names any more, by keyspace and first page.
+    /// Large values that no row refers to any more, by keyspace and first page.
     held: Mutex<HashMap<(KeyspaceId, PageId), LargeRef>>,
     debt: Arc<CheckpointDebt>,
     budget: Arc<Budget>,
@@ -262,7 +262,7 @@ impl Versions {
         undo_records.push_back(undo);
     }
 
-    /// What a row was at the snapshot, if it has changed since. The leaf is latched.
+    /// The row's version at the snapshot, if it has changed since. The leaf is latched.
     pub(crate) fn find(
         &self,
         keyspace: KeyspaceId,
@@ -344,8 +344,8 @@ impl Versions {
         self.budget.give(Account::Versions, bytes as u64);
     }
 
-    /// Returns `true` if enough has come together that dropping what nobody needs is worth a look: twice what the last
-    /// left, and near the end a little more.
+    /// Returns `true` if enough undo records have accumulated to make garbage collection worthwhile: twice what the
+    /// last one left, and a little more near the limit.
     pub(crate) fn wants_collection(&self) -> bool {
         let most = self.budget.version_bytes_max();
         let few = (most / 8).min(UNSWEPT_BYTES_MAX);
@@ -385,8 +385,8 @@ impl Versions {
         freed.extend(undo.large().map(|reference| (keyspace, reference)));
     }
 
-    /// The pages of a large value are free: a checkpoint need not list them. The first of them may be another's by now,
-    /// and be held for that one.
+    /// The pages of a large value were freed, and checkpoints need not list them. Its first page id may have been
+    /// reused, and be held for another value.
     pub(crate) fn release_value(&self, keyspace: KeyspaceId, reference: &LargeRef) {
         let mut held = self.held.lock();
         let key = (keyspace, reference.first_page);
@@ -506,8 +506,8 @@ mod tests {
         assert_eq!(versions.newest_change(KEYSPACE, page, b"a"), Some(Timestamp(9)));
     }
 
-    /// What rows of a leaf were is returned in part where there is room for a part: the nearest, whatever the order of
-    /// their commits, and the last of them.
+    /// Old versions of a leaf are returned in part if the memory is limited: those nearest to the start, whatever the
+    /// order of their commits, with the last key among them.
     #[test]
     fn what_rows_were_is_returned_in_parts() {
         let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)), Arc::default());

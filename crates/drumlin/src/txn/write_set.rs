@@ -15,7 +15,7 @@ use crate::format::{ExtentAddress, KeyspaceId};
 use crate::memory::{Grant, grown_capacity, heap_bytes, reserve};
 use crate::tree::Tree;
 
-/// What the transaction did to a row last.
+/// The transaction's last change of a row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Change<'a> {
     Put(&'a [u8]),
@@ -83,7 +83,7 @@ impl SharedWrites {
         true
     }
 
-    /// The set, to be changed by whoever has [secured](Self::secure) it.
+    /// The set, for changes by the caller that has [secured](Self::secure) it.
     pub(crate) fn alone(writes: &mut Arc<SharedWrites>) -> &mut WriteSet {
         &mut Arc::get_mut(writes).expect("secured a moment ago").set
     }
@@ -195,7 +195,7 @@ impl WriteSet {
         self.trees.get(&keyspace).map(|(_, index)| index)
     }
 
-    /// What the transaction did to a row, if anything.
+    /// The transaction's last change of a row, if any.
     pub(crate) fn get(&self, keyspace: KeyspaceId, key: &[u8]) -> Option<Change<'_>> {
         let entry = match self.index(keyspace)? {
             Index::Ascending(order) => {

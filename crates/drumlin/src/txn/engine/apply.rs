@@ -176,8 +176,8 @@ impl<'a> LeavesInOrder<'a> {
     }
 }
 
-/// The leaves of a commit, latched and validated, with room for its rows and ready to be changed in the current epoch.
-/// Nobody changes what the transaction has read before the commit has its timestamp.
+/// The leaves of a commit: latched and validated, with room for its rows, ready to be changed in the current epoch.
+/// Until the commit has its timestamp, no other commit changes rows that its transaction has read.
 pub(super) struct Latched<'e> {
     writes: Vec<(FrameWrite<'e>, Range<usize>)>,
     /// Leaves that were read and will not change.

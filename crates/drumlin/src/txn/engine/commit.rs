@@ -58,11 +58,11 @@ impl CommitSink for LiveLog<'_> {
 }
 
 impl Engine {
-    /// Commits rows in ascending order of (keyspace, key), each key once, if what was read has not changed since. The
-    /// rows' locks are held, and they are [admitted](Self::admit); `applied` is called when they need not be any more.
-    /// A future that is dropped before that leaves nothing of the commit, one that is dropped afterwards all of it:
-    /// from there on only the caller's wait is left, so that nothing which has to be done after a commit depends on its
-    /// being polled.
+    /// Commits rows in ascending order of (keyspace, key), each key once, if nothing in the read set has changed. The
+    /// caller holds the row locks and has [admitted](Self::admit) the rows. Calls `applied` once the row locks may be
+    /// released. Dropping the future before that leaves nothing of the commit; dropping it later leaves the whole
+    /// commit, since only the caller's wait remains: nothing that must follow a commit depends on its future being
+    /// polled.
     pub(crate) async fn commit(
         &self,
         mode: WaitMode<'_>,
@@ -87,8 +87,8 @@ impl Engine {
         let sink = LiveLog { clock: &self.clock, body: &body, reservation };
         let logged = self.apply(mode, prepared, medium, sink).await?;
         drop(body);
-        // Whoever gets a row's lock next, and finds nothing published since its snapshot, relies on the row being as it
-        // was.
+        // The next owner of a row's lock that finds nothing published since its snapshot relies on the row being
+        // unchanged.
         self.clock.wait_published(logged.timestamp);
         self.commits.fetch_add(1, Ordering::Relaxed);
         self.log_bytes_written.fetch_add(body_bytes as u64, Ordering::Relaxed);
@@ -134,7 +134,7 @@ impl Engine {
     ) -> Result<()> {
         let log = self.log();
         match durability {
-            // Written also if nobody waits for it any more. A thread writes it itself.
+            // Written even if its task stops waiting. A waiting thread writes it itself.
             Durability::Full if matches!(mode, WaitMode::Tasks(_)) => log.request_flush(logged),
             Durability::Full => {}
             Durability::Relaxed => {
@@ -155,8 +155,8 @@ impl Engine {
         Ok(())
     }
 
-    /// After a commit was applied: merges leaves that it emptied and drops versions that nobody needs. Its own are
-    /// needed until it is durable, and left to those that follow.
+    /// Runs after a commit was applied: merges leaves that it emptied and drops versions that no snapshot needs. The
+    /// commit's own undo records are needed until it is durable, and left to later commits.
     fn merge_after_removals(&self, rows: &[Row<'_>]) {
         if rows.iter().any(|row| matches!(row.change, Change::Remove)) {
             let reclaim_guard = self.pool.reclaim_guard();

@@ -31,14 +31,14 @@ use crate::space::Space;
 use crate::sync::{Mutex, MutexGuard};
 use crate::task::{Tasks, WaitMode, ready};
 
-/// When a commit returns.
+/// The point at which a commit returns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Durability {
-    /// When it is on the medium.
+    /// Returns once the commit is on the medium.
     #[default]
     Full,
-    /// When it is applied. A power cut may take the newest commits; those that remain are whole and without gaps. The
-    /// record is written soon afterwards.
+    /// Returns once the commit is applied. A power cut may take the newest commits; the rest is whole and without gaps.
+    /// The record is written soon afterwards.
     Relaxed,
 }
 
@@ -154,7 +154,7 @@ impl Engine {
         }
     }
 
-    /// Drops versions that nobody needs, and past their share of memory ends the oldest snapshots.
+    /// Drops versions that no snapshot needs and, if they exceed their share of memory, ends the oldest snapshots.
     pub(crate) fn collect_garbage(&self) {
         if let Some(alone) = self.sweeping.try_lock() {
             self.sweep_to(&alone, self.budget.version_bytes_max());

@@ -71,7 +71,7 @@ pub(super) struct Prepared<'w, 'p> {
     reads: Option<Reads<'w>>,
     incoming: Vec<Incoming<'w>>,
     pinned: PinnedLeaves<'p>,
-    /// Bytes of versions that the rows will leave, at the most: nobody else changes them, since they are locked.
+    /// The most bytes of versions that the rows will leave: they are locked, so no other commit changes them.
     pub(super) version_bytes: usize,
 }
 

@@ -17,15 +17,15 @@ use crate::txn::versions::OldVersion;
 /// At which moment a read looks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ReadAt {
-    /// What is visible when the leaf is read.
+    /// The newest visible commit when the leaf is read.
     Visible,
-    /// What is published when the leaf is read, durable or not.
+    /// The newest published commit when the leaf is read, durable or not.
     Published,
     /// The state after this commit.
     Timestamp(Timestamp),
 }
 
-/// What a read found.
+/// The result of a read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Found {
     Inline(Arc<[u8]>),
@@ -166,7 +166,7 @@ impl Engine {
         Ok(values)
     }
 
-    /// Whether the row has changed since the snapshot: what the first updater's rule asks.
+    /// Returns `true` if the row has changed since the snapshot: the rule that the first updater wins.
     pub(crate) async fn changed_since(
         &self,
         mode: WaitMode<'_>,

@@ -12,7 +12,7 @@ use crate::txn::write_set::Change;
 /// The place of the log in an engine that recovers: nothing is appended to it yet.
 pub(crate) struct Replaying;
 
-/// The sink of a commit that has its timestamp. Nobody reads yet, so nothing is published.
+/// The sink of a commit that has its timestamp. There are no readers yet, so nothing is published.
 struct ReplayedCommit(Timestamp);
 
 impl CommitSink for ReplayedCommit {
@@ -22,7 +22,7 @@ impl CommitSink for ReplayedCommit {
         Ok((self.0, ()))
     }
 
-    /// Nobody can ask what a row was; but large values that were replaced are to be freed.
+    /// No snapshot can need the old version, but large values that were replaced have to be freed.
     fn keeps(&self, replaced: Option<&RowValue<'_>>) -> bool {
         matches!(replaced, Some(RowValue::Large(_)))
     }

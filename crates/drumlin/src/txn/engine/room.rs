@@ -1,10 +1,10 @@
-//! Room for a commit before it begins: in memory, on the disk for the pages that it makes dirty, and in the log. What
-//! is admitted on the disk is decided in `space/reservation.rs`; here a commit waits for it.
+//! Room for a commit before it begins: memory, disk space for the pages that it makes dirty, and log space.
+//! `space/reservation.rs` decides on disk space; here a commit waits for it.
 //!
 //! # The order in which a commit waits for room
-//! Row locks, memory for what it holds ([`Engine::admit`]), space for pages, space in the log, memory for versions. Who
-//! has one waits for those that follow, never for one before. So whoever has them all is waited for by others and waits
-//! for the disk alone.
+//! Row locks, memory for its rows ([`Engine::admit`]), disk space for pages, log space, memory for versions. A commit
+//! that has one of them waits only for those that follow. So a commit that has them all waits for the disk alone, while
+//! others may wait for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::tree::Incoming;
 use crate::txn::read_set::Reads;
 use crate::txn::write_set::Change;
 
-/// How often a commit has space made while others do.
+/// The most times that a commit asks for space to be made while others use it up.
 const MAKE_SPACE_MAX: u32 = 4;
 
 /// Memory that a commit needs to be [`Admitted`].
@@ -34,7 +34,7 @@ struct Needed {
 /// Frames that a commit may need for a split, beside the leaves that it holds.
 const SPLIT_FRAMES: u64 = 3;
 
-/// What a commit has in memory for a row, beside the record.
+/// Memory of a commit per row, besides the record.
 const ROW_WORK_BYTES: usize = 2 * size_of::<Row<'_>>() + size_of::<Incoming<'_>>() + 16;
 
 impl Engine {
@@ -110,7 +110,7 @@ impl Engine {
 
     fn try_reserve(&self, needed: &Needed) -> Option<Admitted> {
         let parts = [(Account::Commits, needed.work_bytes), (Account::Pinned, needed.pinned_bytes)];
-        // Who needs more than there is has all of it.
+        // A request above the limit of the account takes all of it.
         let parts = parts.map(|(of, bytes)| (of, bytes.min(self.budget.limit_bytes(of))));
         let [work, pinned] = self.budget.try_grant_both(parts)?;
         Some(Admitted { _work: work, _pinned: pinned, body_bytes_max: needed.body_bytes_max })
@@ -156,8 +156,8 @@ impl<L> Engine<L> {
 }
 
 impl Engine {
-    /// Reserves memory for the versions that a commit will leave. Where there is too little, versions that nobody needs
-    /// go, then the oldest snapshots; those of commits that are not durable yet are waited for.
+    /// Reserves memory for the versions that a commit will leave. If there is too little, versions that no snapshot
+    /// needs are dropped, then the oldest snapshots ended; commits that are not durable yet are waited for.
     pub(super) async fn secure_versions(&self, mode: WaitMode<'_>, bytes: usize) -> Result<Grant> {
         let budget = &self.budget;
         let (bytes, limit_bytes) = (bytes as u64, budget.limit_bytes(Account::Versions));
@@ -279,9 +279,9 @@ impl Engine {
                 Ok(()) => {}
                 // Another's share has come free, or was given.
                 Err(Error::DiskFull { .. }) if self.space.reserved_bytes() != shortage.reserved_bytes => {}
-                // What was replaced since the last checkpoint, and what lies sparse, may suffice. What is being moved
-                // right now counts twice until it has been. Others' shares come free as their commits end: removing is
-                // not refused for them.
+                // Segments freed since the last checkpoint, and sparse ones, may suffice. An extent that is being moved
+                // counts twice until it has arrived. The shares of other commits are released as these end, so a
+                // removal is not refused for them.
                 Err(Error::DiskFull { .. })
                     if made_space == 0
                         || made_space < MAKE_SPACE_MAX && self.space.is_packing()
