@@ -127,10 +127,10 @@ fn comments_keep_to_their_columns() {
 }
 
 /// Beginnings of documentation that describe a thing by a clause in place of naming it, and how many are left.
-const BEGINNINGS: [(&str, usize); 5] = [("What ", 223), ("How ", 36), ("Where ", 40), ("Whether ", 13), ("As [", 0)];
+const BEGINNINGS: [(&str, usize); 5] = [("What ", 186), ("How ", 28), ("Where ", 34), ("Whether ", 13), ("As [", 0)];
 
 /// Words that leave the actor unnamed or read as translated, and how many are left in comments.
-const WORDS: [(&str, usize); 5] = [("whoever", 42), ("somebody", 21), ("nobody", 60), ("any more", 31), ("anew", 22)];
+const WORDS: [(&str, usize); 5] = [("whoever", 37), ("somebody", 19), ("nobody", 53), ("any more", 26), ("anew", 16)];
 
 /// The sentences that CONTRIBUTING.md advises against become fewer, never more: where one has gone, its number here
 /// goes down with it.

@@ -1,12 +1,12 @@
 //! Fills segments: packs extents into large buffers that are written in one piece.
 //!
-//! An appender does no I/O itself: it turns extents into places at once and into [`WriteJob`]s as buffers fill, so that
-//! it can be used where nothing may wait. Whoever filled a buffer, or waits for one, runs the jobs.
+//! An appender does no I/O itself: it assigns addresses to extents at once and returns [`WriteJob`]s as buffers fill,
+//! so that it can be used where nothing may wait. The thread that filled a buffer, or waits for one, runs the jobs.
 //!
 //! # Invariants
 //! 1. An extent lies within one buffer, hence within one job and one segment.
 //! 2. A block is written once: a buffer that is flushed early ends at a block boundary, and the next begins there.
-//! 3. An extent is sealed as it is packed: before that nobody knows the use of its segment.
+//! 3. An extent is sealed as it is packed: the use of its segment is not known before.
 
 use super::FrameIndex;
 use super::segments::Segments;
@@ -32,7 +32,7 @@ impl WriteJob {
 
 #[derive(Debug)]
 pub(crate) struct Appender {
-    /// What is written at once.
+    /// The size of a write.
     buffer_bytes: usize,
     open: Option<OpenSegment>,
 }
@@ -126,12 +126,12 @@ impl Appender {
         self.open(segments, epoch, take).map(drop)
     }
 
-    /// What is left of the open segment.
+    /// The bytes left in the open segment.
     pub(crate) fn room_bytes(&self) -> u64 {
         self.open.as_ref().map_or(0, |open| open.end - open.position)
     }
 
-    /// Returns `true` if the extent is in the buffer, handed to nobody yet.
+    /// Returns `true` if the extent is in the buffer and not yet in a write job.
     pub(crate) fn holds(&self, address: ExtentAddress) -> bool {
         self.open.as_ref().is_some_and(|open| (open.buffer_start..open.position).contains(&address.start()))
     }

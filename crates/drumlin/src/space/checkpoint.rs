@@ -36,10 +36,10 @@ const BUDGET_TO_CATALOGUE: u64 = 4;
 /// reading that many at recovery takes milliseconds.
 const COMPACT_CHANGE_COUNT_MIN: u64 = 4096;
 
-/// What the newest durable checkpoint is made of; owned by whoever makes the next.
+/// The newest durable checkpoint; owned by the thread that makes the next one.
 #[derive(Debug)]
 pub(crate) struct PageTableStore {
-    /// What the next superblock says, but for its number and the log's part of it.
+    /// The next superblock, except for its number and its part on the log.
     pub(crate) superblock: Superblock,
     superblocks: Arc<Superblocks>,
     /// Place of each chunk of each table's base image.
@@ -52,7 +52,7 @@ pub(crate) struct PageTableStore {
     catalogue: Vec<ExtentAddress>,
     /// Chunks and summaries in these segments are to move with the next checkpoint.
     evacuate: HashSet<SegmentId>,
-    /// What is damaged where it lies: the next checkpoint writes it anew.
+    /// Structures that are damaged on disk: the next checkpoint rewrites them.
     damaged: Corrupted,
     /// Entries since the base image at which it is folded whatever the number of pages: bounds memory.
     change_count_max: usize,
@@ -65,7 +65,7 @@ struct Corrupted {
     summary: bool,
 }
 
-/// What a checkpoint records besides pages.
+/// The start of a checkpoint, as it records it besides pages.
 #[derive(Debug)]
 pub(crate) struct CheckpointStart {
     pub(crate) epoch: Epoch,
@@ -144,8 +144,8 @@ impl PageTableStore {
         let incarnations = &mut self.superblock.incarnations;
         assert!(incarnations.last().is_none_or(|&(last, _)| last < incarnation));
         incarnations.push((incarnation, first));
-        // A start that the next one's start hides, or that lies at or below the checkpoint together with the next
-        // one's, decides about no record any more.
+        // A start decides about no more records if the next start hides it, or if it and the next start lie at or below
+        // the checkpoint.
         let mut index = 0;
         while index + 1 < incarnations.len() {
             let (_, next_first) = incarnations[index + 1];
@@ -439,7 +439,7 @@ impl PageTableStore {
                     let restored = address
                         .and_then(|address| restore(space, &format!("page {page} of keyspace {name:?}"), address));
                     if let Err(error) = restored {
-                        // Where a summary is damaged, outdated words say nothing.
+                        // A damaged summary says nothing about outdated entries.
                         if !self.damaged.summary {
                             on_corruption(error)?;
                         }
@@ -579,7 +579,7 @@ impl Space {
         let unfolded_max = unfolded_entries_max(self.page_count());
         loop {
             let mut entries = self.entries(epoch).lock();
-            // What will be folded needs no summary, and nobody has counted on space for it.
+            // Entries about to be folded need no summary, and no space was counted for one.
             let will_fold = (entries.fresh.len() + entries.summarised.len()) as u64 >= unfolded_max;
             if entries.fresh.len() < part || will_fold {
                 return Ok(());
@@ -722,7 +722,7 @@ impl PageTableStore {
             found(error, COST);
             true
         };
-        // The catalogue is written anew by each checkpoint.
+        // Each checkpoint rewrites the catalogue.
         for &address in &self.catalogue {
             is_damaged(address, "the catalogue");
         }

@@ -119,7 +119,7 @@ struct Entries {
     fresh: Vec<TableChange>,
     /// In a summary already; kept for folding.
     summarised: Vec<TableChange>,
-    /// Where the epoch's summaries are.
+    /// The addresses of the epoch's summaries.
     summaries: Vec<ExtentAddress>,
     next_sequence: u32,
 }
@@ -133,7 +133,7 @@ impl Entries {
     }
 }
 
-/// What has been read and written, in bytes and requests.
+/// Reads and writes so far, in bytes and requests.
 #[derive(Debug, Default)]
 pub(crate) struct Traffic {
     pub(crate) reads: AtomicU64,
@@ -157,11 +157,11 @@ pub(crate) struct Space {
     values: Mutex<ValueSegment>,
     /// Takes extents that the cleaner moves, and the epoch in which it does.
     mover: Mutex<(Appender, Epoch)>,
-    /// Written to the file by somebody and not brought to the medium yet.
+    /// Bytes were written to the file and not synced yet.
     unsynced: AtomicBool,
     syncing: Mutex<()>,
     page_spaces: RwLock<HashMap<KeyspaceId, Arc<PageSpace>>>,
-    /// What the catalogue says of keyspaces, but for their tables' chunks, and of summaries: bytes.
+    /// Bytes of the catalogue's entries for keyspaces, without the chunks of their tables, and for summaries.
     keyspace_bytes: AtomicU64,
     summary_list_bytes: AtomicU64,
     failure: OnceLock<Arc<str>>,
@@ -319,8 +319,8 @@ impl Space {
         bytes
     }
 
-    /// Page tables are never evicted: where they have come to half of the budget, nothing is added any more, so that
-    /// the rest can work, and the database can be opened again with the same budget.
+    /// Page tables are never evicted. Once they have come to half of the budget, no page is added: the rest of the
+    /// engine can work, and the database can be reopened with the same budget.
     ///
     /// # Errors
     /// [`Error::BudgetTooSmall`].
@@ -359,8 +359,8 @@ impl Space {
     ) -> Result<ExtentAddress> {
         self.assert_open(epoch);
         let mut jobs = Vec::new();
-        // Buffers are handed on before the appender's lock is let go: an extent is in the appender, or in a job that
-        // whoever waits for it finds, at every moment.
+        // Buffers are handed on before the appender is unlocked, so at every moment an extent is either in the appender
+        // or in a job that its waiters find.
         let mut appender = self.appender(epoch).lock();
         let take = || self.take_segment(Purpose::Pages);
         let address = appender.append(&self.segments, epoch, extent, frame, &mut jobs, take);
@@ -428,7 +428,7 @@ impl Space {
         self.enqueue(jobs);
     }
 
-    /// What is left of the segment that this epoch's pages are written to: bytes.
+    /// The bytes left in the segment that this epoch's pages are written to.
     pub(crate) fn room_bytes(&self) -> u64 {
         self.appender(self.epoch_latch.newest()).lock().room_bytes()
     }
@@ -554,7 +554,7 @@ impl Space {
     /// Brings everything written so far to the medium. A failure is final.
     pub(crate) fn sync(&self) -> Result<()> {
         self.check_failure()?;
-        // Whoever finds nothing to sync must not return before the sync that took it has ended.
+        // A caller that finds nothing to sync must not return before the sync that covered its bytes has ended.
         let _alone = self.syncing.lock();
         if !self.unsynced.swap(false, Ordering::AcqRel) {
             return self.check_failure();
@@ -581,7 +581,7 @@ impl Space {
             segment_use = header.origin.segment_use;
         }
         header.check(self.segments.origin(segment_use))?;
-        // The place may be one of an earlier use, which somebody still had.
+        // The caller may still have an address from an earlier use of the segment.
         if !address.is_of(segment_use) {
             return Err(ExtentError::Use(segment_use));
         }
@@ -744,7 +744,7 @@ impl Space {
 
     // ── failure ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// A write or sync failed: nothing is written any more. Returns the error for the caller.
+    /// Records that a write or sync failed: nothing more is written. Returns the error for the caller.
     pub(crate) fn fail(&self, reason: &str) -> Error {
         if self.failure.set(reason.into()).is_ok() {
             log::error!("{reason}; the database accepts no more commits until it is reopened");
@@ -752,7 +752,7 @@ impl Space {
         Error::Failed { reason: Arc::clone(self.failure.get().expect("set above")) }
     }
 
-    /// Like [`fail`](Self::fail), where nobody needs the error.
+    /// Like [`fail`](Self::fail), for callers that report no error.
     pub(crate) fn fail_quietly(&self, reason: &str) {
         let _ = self.failure.set(reason.into());
     }
@@ -780,8 +780,7 @@ mod tests {
     use crate::io::fault::FaultyBackend;
     use crate::io::{Backend, OpenOptions};
 
-    /// What is written of the next epoch beside a checkpoint does not take the last segment, which the checkpoint has
-    /// begun.
+    /// Writes of the next epoch do not take the last segment, which the checkpoint in progress has begun.
     #[test]
     fn a_checkpoint_has_its_segment_before_it_begins() {
         let backend = FaultyBackend::new(crate::io::in_memory());

@@ -1,4 +1,4 @@
-//! The owner of disk space: every byte that may come to be written is reserved here before anything depends on it.
+//! The owner of disk space: every byte that may have to be written is reserved here before anything depends on it.
 //!
 //! A full disk has to be found before a commit takes its timestamp, and must never keep a checkpoint from being made or
 //! rows from being removed. So bytes are reserved *before* pages become dirty, for a [`Purpose`], and are released when
@@ -58,8 +58,8 @@ const SLOT_COUNT: usize = 64;
 /// emptied, on a full disk: two for the cleaner and the checkpoint behind it, which frees its victims, two for what
 /// commits at once add up to, and two for the catalogue and the table of segments, which every checkpoint writes.
 const SPARE_SEGMENTS_MIN: u64 = 6;
-/// And so many times what the tables may take: each checkpoint that frees nothing may write them anew, and so does the
-/// one behind the emptying of segments, which has to gain more than that.
+/// Plus this multiple of the page-table size. A checkpoint that frees nothing may rewrite every table, and so may the
+/// one after cleaning, so cleaning must free more than that.
 const SPARE_TABLES: u64 = 4;
 
 /// The use that space is reserved for.
@@ -119,16 +119,17 @@ pub(crate) enum Admission {
 pub(crate) struct SpaceState {
     pub(crate) segment_bytes: u64,
     pub(crate) free_segments: u64,
-    /// What is left of the segment that the epoch's pages are written to.
+    /// The bytes left in the segment that the epoch's pages are written to.
     pub(crate) room_bytes: u64,
     pub(crate) dirty_bytes: u64,
     pub(crate) reserved_bytes: u64,
-    /// What a checkpoint may write besides pages: summaries or a base image, the table of segments, the catalogue.
+    /// The bytes that a checkpoint may write besides pages: summaries or a base image, the table of segments, the
+    /// catalogue.
     pub(crate) table_bytes: u64,
 }
 
 impl SpaceState {
-    /// Bytes that a checkpoint may write if so many more are reserved.
+    /// The bytes that a checkpoint may write if `more_bytes` more are reserved.
     fn checkpoint_bytes(&self, more_bytes: u64) -> u64 {
         let page_bytes = self.dirty_bytes + self.reserved_bytes + more_bytes;
         // Entries are 24 bytes, of pages of at least 512.
@@ -194,7 +195,7 @@ impl SpaceState {
         let covers = match purpose {
             Purpose::Put | Purpose::Value | Purpose::Move => self.free_segments >= self.needed_segments(bytes),
             Purpose::Remove | Purpose::Checkpoint(_) => self.free_segments >= self.least_segments(bytes),
-            // What is packed is counted against all that can be written; the others have been counted.
+            // Packing is limited by all the space that can be written; the other purposes have been counted.
             Purpose::Pack => bytes <= self.movable_bytes(),
             Purpose::Replay | Purpose::Pages | Purpose::WriteBack(_) => true,
         };
@@ -640,7 +641,7 @@ impl Space {
             room_bytes: self.room_bytes(),
             dirty_bytes: self.budget.debt.dirty_bytes(),
             reserved_bytes: admissions.reserved_bytes(),
-            // The base image may be folded and written anew, with the table of segments; the catalogue always is.
+            // The base image may be rewritten, with the table of segments; the catalogue always is.
             table_bytes: self.summary_bytes() + self.table_bytes() + self.segments.table_bytes() + catalogue_bytes,
         }
     }

@@ -1,14 +1,13 @@
-//! Which parts of the data file are in use, and in which use of them what is there was written.
+//! The allocation of the data file's segments: which are in use, and in which use of each its extents were written.
 //!
 //! # Invariants
-//! 1. A segment is free only when no durable table, and no table that is being made durable, refers into it: what is
-//!    released within an epoch is subtracted when the checkpoint that ends the epoch is durable, not before.
+//! 1. A segment is free only if no durable table, and no table that is being made durable, refers to it: space released
+//!    within an epoch is subtracted once the checkpoint that ends the epoch is durable, not before.
 //! 2. The file system has given space to every segment that the file reaches over, so writing into one can't find the
 //!    disk full. The lack of space shows when the file grows, before anything depends on them.
 //! 3. The lowest free segment is taken first, so that the file's end empties and can be given back.
-//! 4. Each time a segment is taken a new *use* of it begins, with a number that was never given out before; every
-//!    extent in it carries that number. So an extent that a lost write left there is not taken for one of the newer
-//!    use.
+//! 4. Each time a segment is taken a new *use* of it begins, with a number that was never used before; every extent in
+//!    it carries that number. So an extent that a lost write left there is not mistaken for one of the newer use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -32,7 +31,7 @@ pub(crate) struct Segments {
     /// The identity of the database.
     database: u64,
     segment_bytes: u64,
-    /// As many as a place can name.
+    /// The most segments that an address can name.
     segment_count_max: u32,
     state: Mutex<State>,
     uses: Uses,
@@ -96,7 +95,7 @@ fn chunk_of(segment: SegmentId) -> u32 {
     segment.0 / SEGMENT_TABLE_ENTRIES as u32
 }
 
-/// How full the data file is.
+/// The fill of the data file.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Usage {
     pub(crate) segment_count: u64,
@@ -143,7 +142,7 @@ impl Segments {
         SegmentId((address.start() / self.segment_bytes) as u32)
     }
 
-    /// What the extents of a segment's use carry.
+    /// The origin that extents of a segment's use carry.
     pub(crate) fn origin(&self, segment_use: SegmentUse) -> Origin {
         Origin { database: self.database, segment_use }
     }
@@ -326,8 +325,8 @@ impl Segments {
         std::mem::take(&mut self.state.lock().changed_chunks)
     }
 
-    /// What a chunk of the table says now. It is right of every segment in which something lives, whatever is taken
-    /// meanwhile.
+    /// The current contents of a chunk of the table. They are right for every segment with live extents, whatever is
+    /// taken meanwhile.
     pub(crate) fn uses_in(&self, chunk: u32) -> impl Iterator<Item = SegmentUse> + '_ {
         let first = chunk * SEGMENT_TABLE_ENTRIES as u32;
         (first..first + SEGMENT_TABLE_ENTRIES as u32).map(|segment| self.uses.get(SegmentId(segment)))

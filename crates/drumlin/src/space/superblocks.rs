@@ -1,13 +1,13 @@
 //! The two superblocks, and the one way in which they are written.
 //!
-//! A superblock names the newest checkpoint, the openings, and what must be there of the log. Checkpoints and openings
-//! change one part, the log the other; both come here, and each change is one durable write into the slot that does not
-//! hold the newest.
+//! A superblock names the newest checkpoint, the openings, and the log ranges that must exist. Checkpoints and openings
+//! change one part, the log the other. Both write through this module, and each change is one durable write into the
+//! slot that does not hold the newest superblock.
 //!
 //! # Invariants
 //! 1. Writes are one at a time, and each goes on from the one before: nothing that one of them listed is lost by
 //!    another.
-//! 2. After a write that failed there is none any more: what its slot holds is not known, and the other slot is needed.
+//! 2. After a failed write there are no more: the contents of its slot are unknown, and the other slot is needed.
 
 use std::io;
 
@@ -22,15 +22,15 @@ use crate::sync::Mutex;
 pub(crate) struct Superblocks {
     file: FileRef,
     sync: SyncMethod,
-    /// As on the medium; `None` once a write has failed.
+    /// The newest superblock on the medium; `None` once a write has failed.
     newest: Mutex<Option<Superblock>>,
 }
 
-/// What reading the superblocks found.
+/// The result of reading the superblocks.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) newest: Superblock,
-    /// What is wrong with the other one, if anything is.
+    /// The reason why the other superblock is invalid, if it is.
     pub(crate) reason: Option<Error>,
 }
 

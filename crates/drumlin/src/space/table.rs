@@ -3,7 +3,7 @@
 //! A page's entry is the only thing that says where the page is; nodes refer to pages by number alone. So moving a
 //! page, on disk or in memory, changes one entry and nothing else.
 //!
-//! # States of an entry, and who moves between them
+//! # States of an entry, and transitions
 //! ```text
 //! Free ── allocate ──▶ Reserved ── publish (the allocating commit or split) ──▶ Leaf / Immutable / OnDisk
 //! OnDisk ── a fault claims it ──▶ Reading ── the same fault ends ──▶ Leaf / Immutable   (or OnDisk again: the read failed)
@@ -20,8 +20,8 @@
 //! 1. Every change of an entry other than OnDisk ⇄ Reading ⇄ resident happens under the epoch latch, so a beginning
 //!    checkpoint sees no change half done.
 //! 2. The page of a `Leaf` entry is read and written under its frame's latch. The page of an `Immutable` entry is never
-//!    changed while it is published: readers need no latch, only a reclaim guard that keeps the frame from being used
-//!    anew.
+//!    changed while it is published: readers need no latch, only a reclaim guard that keeps the frame from being
+//!    reused.
 //! 3. A table only grows; a chunk, once there, stays where it is. So an entry can be read without a lock.
 
 use std::sync::OnceLock;
@@ -35,7 +35,7 @@ use crate::format::{ExtentAddress, PageId};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub(crate) struct FrameIndex(pub(crate) u32);
 
-/// What an entry says.
+/// The state of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PageEntry {
     /// No such page.
@@ -126,11 +126,11 @@ pub(crate) struct PageTable {
     levels: [OnceLock<Level>; LEVELS],
     allocation: Mutex<Allocation>,
     bytes: AtomicU64,
-    /// As many as there are numbers.
+    /// The number of page ids.
     page_count_max: AtomicU64,
 }
 
-/// Which pages may be given out. A free page is one whose entry is `Free`; the counts say where to look.
+/// The allocation of page ids. A free page is one whose entry is `Free`; the counts tell where to search.
 #[derive(Default)]
 struct Allocation {
     /// Free pages in each chunk that exists.
@@ -158,9 +158,8 @@ impl PageTable {
         }
     }
 
-    /// Returns `true` if so many more pages have numbers, whatever is given out meanwhile: by commits that are under
-    /// way, each of which has asked too. Once a commit has its timestamp it is too late to find that there are none.
-    /// O(1), without a lock.
+    /// Returns `true` if so many more page ids are left, whatever is allocated meanwhile by commits in progress, each
+    /// of which has asked too. Once a commit has its timestamp it is too late to run out. O(1), without a lock.
     pub(crate) fn has_numbers(&self, page_count: u64) -> bool {
         /// For commits under way: thousands, each as large as it can be.
         const UNDER_WAY_SHARE: u64 = 64;
@@ -209,7 +208,7 @@ impl PageTable {
         Some(&self.chunk(index / CHUNK_PAGES)?[index % CHUNK_PAGES])
     }
 
-    /// What the page's entry says.
+    /// Loads the page's entry.
     #[inline]
     pub(crate) fn load(&self, page: PageId) -> PageEntry {
         self.cell(page).map_or(PageEntry::Free, |cell| PageEntry::from_bits(cell.load(Ordering::Acquire)))

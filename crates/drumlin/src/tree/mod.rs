@@ -3,9 +3,9 @@
 //! # Invariants
 //! 1. Page 1 is the root, whatever its level. A node covers the keys from its lower fence up to, not including, its
 //!    upper; at each level the nodes' ranges abut and cover all keys.
-//! 2. Inner nodes are replaced, never changed: whoever holds one, however old, finds from it a node that covered the
-//!    key once. The leaf reached is asked, under its latch, whether it covers the key now; if not, the descent starts
-//!    again. So an outdated view costs a restart, never a wrong answer.
+//! 2. Inner nodes are replaced, never changed: from any version of one, however old, a descent reaches a node that once
+//!    covered the key. The leaf reached is asked, under its latch, whether it covers the key now; if not, the descent
+//!    starts again. So an outdated view costs a restart, never a wrong answer.
 //! 3. A change of structure happens under the epoch latch and under the exclusive latches of the parent and the nodes
 //!    concerned, taken in this order: parents before children, left before right. It moves rows and changes none, and
 //!    the log knows nothing of it.
@@ -77,7 +77,7 @@ pub(crate) enum Direction {
     Backward,
 }
 
-/// What a descent looks for.
+/// The goal of a descent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target<'k> {
     /// The node that covers the key.
@@ -177,8 +177,8 @@ impl Tree {
                     }
                     self.pool.frames.header(frame).touch_inner();
                     let inner = Inner::new(bytes);
-                    // Whether the node covers the target is asked at the leaf alone: an outdated way ends at a leaf
-                    // that does not, and levels that must descend keep it from going round.
+                    // Only the leaf is asked whether it covers the target: an outdated path ends at a leaf that does
+                    // not, and cannot loop, since levels must descend.
                     if inner.level() >= level {
                         return Ok(None);
                     }
@@ -283,8 +283,8 @@ impl Tree {
         Ok(())
     }
 
-    /// What a scan will need next: of the leaves from the one that covers the target on, as far as one lowest inner
-    /// node leads and at most `count`.
+    /// The pages that a scan will need next: leaves from the one that covers the target on, as far as one lowest inner
+    /// node leads, `count` at most.
     pub(crate) fn upcoming(&self, target: Target<'_>, direction: Direction, count: usize) -> Upcoming {
         let mut upcoming = Upcoming::default();
         let way = self.descend(target, |_, _, inner, child| {
@@ -366,8 +366,8 @@ impl<'p> Provider<'p> {
         Provider { mode, pool, failed: None }
     }
 
-    /// An outdated node may have led to a number that is another page's by now, of another kind and size: that a page
-    /// can't be had is an error only where it is needed again.
+    /// An outdated node may name a page id that has been reused for a page of another kind and size, so failing to load
+    /// a page is an error only if it is needed again.
     pub(crate) async fn provide(&mut self, needs: &Needs) -> Result<()> {
         match needs {
             Needs::Page(pages, page) => {

@@ -26,7 +26,7 @@ const ROW_OVERHEAD_BYTES: usize = crate::format::node::SLOT_BYTES + crate::forma
 /// kinds of change don't chase each other.
 const UNDERFULL_SHARE: usize = 4;
 
-/// How far a step got.
+/// The progress of a step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Progress {
     /// The first row's leaf has room for all rows that it covers: those below this key, if there is one.
@@ -84,7 +84,7 @@ impl Tree {
         }
     }
 
-    /// The inner node in `page`, latched so that nobody else replaces it.
+    /// The inner node in `page`, latched against replacement.
     fn latch_inner(&self, page: PageId) -> Option<FrameWrite<'_>> {
         let PageEntry::Immutable(frame) = self.pages.table.load(page) else { return None };
         let write = self.pool.frames.write(frame, self.page_key(page))?;
@@ -386,7 +386,7 @@ pub(crate) fn has_room(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> bool {
         let Some(value_bytes) = row.value_bytes else { continue };
         put_count += 1;
         first.get_or_insert((row.key, value_bytes));
-        // As if none replaced another: a row too much is a split too early, never too late.
+        // Counts every put as an insert: overestimating splits early, which is harmless.
         let cost = ROW_OVERHEAD_BYTES + row.key.len() - leaf.prefix().len() + value_bytes;
         fits &= cost <= free_bytes;
         if !fits && put_count > 1 {
@@ -403,7 +403,7 @@ pub(crate) fn has_room(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> bool {
     }
 }
 
-/// Where to split the leaf so that the rows come closer to fitting; `None` if they fit.
+/// The separator of a split that brings the rows closer to fitting; `None` if they fit.
 fn plan_split(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> Option<Vec<u8>> {
     if has_room(leaf, rows) {
         return None;
@@ -454,7 +454,7 @@ fn plan_split(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> Option<Vec<u8>> {
     merged.extend(puts.map(|(put, value_bytes)| (put.to_vec(), cost(put, value_bytes))));
     let total: usize = merged.iter().map(|(_, bytes)| bytes).sum();
     let capacity = leaf.free_bytes() + leaf.live_bytes() - leaf_overhead_bytes(leaf);
-    // What comes behind all rows is a sorted load: the left leaf is filled. Otherwise the middle.
+    // Rows that all follow the last are a sorted load: the left leaf is filled. Otherwise split in the middle.
     let only_appends = appended_from == leaf.len();
     let goal = if only_appends { capacity.saturating_sub(leaf_reserve_bytes(leaf)) } else { total / 2 };
     let mut left_bytes = 0;

@@ -1,4 +1,4 @@
-//! The verification of a page that nobody vouches for.
+//! The verification of an untrusted page.
 
 use super::{Node, common_bytes, head_of};
 use crate::format::PageId;
@@ -8,7 +8,7 @@ use crate::format::node::{
 };
 use crate::format::{get_u16, get_u32};
 
-/// What is wrong with a node. Rows are named by their position.
+/// The reason why a node is invalid. Rows are named by their position.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum NodeError {
     #[error("a page of {0} bytes")]

@@ -14,7 +14,7 @@ use crate::format::node::{
 };
 use crate::format::{PageId, Timestamp, get_u32, get_u64, put_u32};
 
-/// What is known of the rows beneath a child.
+/// A summary of the rows below a child.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Aggregate {
     pub(crate) count: u64,
@@ -151,8 +151,8 @@ impl<'a> Inner<'a> {
         SLOT_BYTES + CHILD_BYTES + separator_bytes.saturating_sub(self.prefix_bytes()) <= self.free_bytes()
     }
 
-    /// Where to split: the child that becomes the first of the right node. In the middle by bytes, where the shortest
-    /// separator is near; at the end where a sorted load goes on. The node has two children at least.
+    /// The child at which to split, which becomes the first of the right node: in the middle by bytes, near a short
+    /// separator, or at the end during a sorted load. The node has two children at least.
     pub(crate) fn split_index(&self) -> usize {
         let last = self.len() - 1;
         assert!(last > 0, "an inner node with one child can't be split");
@@ -189,7 +189,7 @@ impl<'a> Inner<'a> {
         at
     }
 
-    /// What this node and its right neighbour would take together, the separator between them included.
+    /// The size of this node merged with its right neighbour, including the separator between them.
     pub(crate) fn merged_bytes(&self, right: &Inner<'_>) -> usize {
         let prefix_bytes = self.merged_prefix_bytes(right);
         let separator = right.lower_fence().expect("a right neighbour has a lower fence");

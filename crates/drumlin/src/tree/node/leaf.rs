@@ -15,7 +15,7 @@ use crate::format::{Timestamp, put_u16};
 pub(crate) enum RowValue<'a> {
     /// The value itself.
     Inline(&'a [u8]),
-    /// Where it lies.
+    /// A reference to a large value.
     Large(LargeRef),
 }
 
@@ -48,7 +48,7 @@ pub(crate) enum Change<'k> {
     Replace { index: usize, value_bytes: usize },
 }
 
-/// How to split a leaf for a change.
+/// A plan to split a leaf for a change.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Split {
     /// The first row that moves to the right: 0 for all, the number of rows for none.
@@ -116,7 +116,7 @@ impl<'a> Leaf<'a> {
         (self.suffix_of(slot), self.value_of(slot))
     }
 
-    /// What a row with such a key and value costs.
+    /// The bytes that a row with such a key and value takes.
     #[inline]
     fn row_cost(&self, key_bytes: usize, value_bytes: usize) -> usize {
         SLOT_BYTES + key_bytes - self.prefix_bytes() + VALUE_LENGTH_BYTES + value_bytes
@@ -135,7 +135,7 @@ impl<'a> Leaf<'a> {
         VALUE_LENGTH_BYTES + value_bytes <= self.free_bytes() + self.rest_bytes_of(self.slot(index))
     }
 
-    /// What this leaf and its right neighbour would take together.
+    /// The size of this leaf merged with its right neighbour.
     pub(crate) fn merged_bytes(&self, right: &Leaf<'_>) -> usize {
         let prefix_bytes = self.merged_prefix_bytes(right);
         SLOTS_OFFSET
@@ -150,11 +150,11 @@ impl<'a> Leaf<'a> {
         self.merged_bytes(right) <= self.page_bytes()
     }
 
-    /// How to split a leaf that has no room for `change`.
+    /// Plans the split of a leaf that has no room for `change`.
     ///
-    /// In the middle by bytes, where the shortest separator is near; at the end where a sorted load goes on. After
-    /// [`LeafMut::split_to`] the change is tried again on its side. Where rows are so long that neither side takes it,
-    /// that side is split in its turn: it has fewer rows each time, and a row fits into a leaf of its own.
+    /// The split is in the middle by bytes, near a short separator, or at the end during a sorted load. After
+    /// [`LeafMut::split_to`] the change is tried again on its side. If rows are so long that it still does not fit,
+    /// that side is split again: it has fewer rows each time, and a row fits into a leaf of its own.
     pub(crate) fn split_for(&self, change: &Change<'_>) -> Split {
         let plan = SplitPlan::new(self, change);
         let boundary = plan.choose();
@@ -171,7 +171,7 @@ struct SplitPlan<'l> {
     index: usize,
     /// The suffix of the row that is inserted.
     inserted: Option<&'l [u8]>,
-    /// What the changed row costs before, and after.
+    /// The bytes that the changed row takes before, and after.
     old_cost: usize,
     new_cost: usize,
     rows: usize,
@@ -258,7 +258,7 @@ impl<'l> SplitPlan<'l> {
             && leaf.side_bytes(leaf.upper_fence(), separator, right.0, right.1) <= leaf.page_bytes()
     }
 
-    /// Where a sorted load continues behind or before all other rows.
+    /// The split at the end of a sorted load, which inserts behind or before all other rows.
     fn sorted_end(&self) -> Option<usize> {
         self.inserted?;
         let last = self.rows - 1;

@@ -1,29 +1,30 @@
-//! Slotted pages: what a node of the tree is made of, whatever its level.
+//! Slotted pages: the nodes of a tree, at any level.
 //!
 //! Pure functions over the bytes of one page. They do no I/O, take no locks and keep nothing outside the page. The
 //! layout is in `format/node.rs`; [`leaf`] and [`inner`] say what a row is at each level.
 //!
-//! A node covers the keys from its lower fence (included) to its upper fence (excluded); a fence that is absent bounds
-//! nothing. What both fences begin with, every key between them begins with too: that *prefix* is cut from all keys,
-//! and what remains of a key is its *suffix*. The slots hold the first four bytes of each suffix as a number, the
-//! *head*, so that a search compares whole suffixes only among rows with equal heads.
+//! A node covers the keys from its lower fence (included) to its upper fence (excluded); an absent fence bounds
+//! nothing. Every key between the fences begins with the bytes that both fences have in common: this *prefix* is cut
+//! from all keys, and the rest of a key is its *suffix*. The slots hold the first four bytes of each suffix as a
+//! number, the *head*, so that a search compares whole suffixes only among rows with equal heads.
 //!
 //! A node at an edge of the tree lacks a fence and so has no prefix, although its keys may have a long one in common
 //! (numbers in big-endian order have). The root is such a node, and every search goes through it. There the heads begin
-//! behind the *shared* bytes, which all suffixes begin with. A key that does not shortens them.
+//! behind the *shared* bytes, which all suffixes begin with. A key without them shortens them.
 //!
 //! # Invariants
 //! 1. The heap ends where the fences begin. Slots and heap never meet: `slots_end <= heap_start`.
 //! 2. Rows lie in the heap and do not overlap. The bytes of all rows and the garbage add up to the heap.
 //! 3. Keys ascend strictly, and lie within the fences. (Child 0 of an inner node has no key: its lower fence serves.)
-//! 4. The prefix is exactly what both fences have in common, and empty where one is absent.
-//! 5. The shared bytes are common to all suffixes, though not always all that is; there are none where both fences are.
+//! 4. The prefix is exactly the common beginning of both fences, and empty if one is absent.
+//! 5. The shared bytes are common to all suffixes, but not always the longest such; there are none if both fences
+//!    exist.
 //! 6. Every head is that of its suffix.
-//! 7. Bytes that hold nothing are zero: they compress to nothing, and no removed row can be read from the disk.
+//! 7. Unused bytes are zero: they compress to nothing, and no removed row can be read from the disk.
 //! 8. The first 40 bytes of a page are never touched here.
 //!
-//! [`check`] verifies all of them on bytes that nobody vouches for. On a page that passes, no function of this module
-//! panics for arguments within the node's bounds; on other pages functions may panic, and do nothing worse.
+//! [`check`] verifies all of them on untrusted bytes. On a page that passes, no function of this module panics for
+//! arguments within the node's bounds; on other pages functions may panic, and do nothing worse.
 
 mod check;
 mod inner;
@@ -61,8 +62,8 @@ pub(crate) struct NoRoom;
 /// Insertions in a row at one end of a node after which it is taken for a sorted load, and split at that end.
 const RUN_SORTED: usize = 4;
 
-/// How far from the middle a split may move for a shorter separator: an eighth of the bytes, so that the smaller half
-/// keeps at least 7/16 of them.
+/// The share of the bytes by which a split may move from the middle for a shorter separator: an eighth, so that the
+/// smaller half keeps at least 7/16 of them.
 const SPLIT_WINDOW_SHARE: usize = 8;
 
 /// A slot: head, offset of the row, length of its suffix, and whether its value is a large one's reference.
@@ -101,7 +102,7 @@ impl Slot {
     }
 }
 
-/// Where slot `index` lies in the page.
+/// The offset of slot `index` in the page.
 #[inline]
 fn slot_offset(index: usize) -> usize {
     SLOTS_OFFSET + index * SLOT_BYTES
@@ -116,7 +117,7 @@ fn head_of(suffix: &[u8]) -> u32 {
     }
 }
 
-/// How many leading bytes two strings have in common.
+/// The length of the common prefix of two strings.
 pub(crate) fn common_bytes(a: &[u8], b: &[u8]) -> usize {
     let (a_words, _) = a.as_chunks::<8>();
     let (b_words, _) = b.as_chunks::<8>();
@@ -137,7 +138,8 @@ pub(crate) fn separator_between<'k>(left: &[u8], right: &'k [u8]) -> &'k [u8] {
     &right[..common_bytes(left, right) + 1]
 }
 
-/// What remains of `key` behind `common`, or how a key that does not begin with it compares to all that do.
+/// The rest of `key` behind `common`, or, for a key that does not begin with it, its order relative to all keys that
+/// do.
 #[inline]
 fn strip<'k>(key: &'k [u8], common: &[u8]) -> Result<&'k [u8], Ordering> {
     if common.is_empty() {
@@ -236,7 +238,7 @@ impl<'a> Node<'a> {
         self.lower_fence().is_none_or(|lower| lower <= key) && self.upper_fence().is_none_or(|upper| key < upper)
     }
 
-    /// What all keys of the node begin with and no row stores.
+    /// The prefix of all keys of the node, which no row stores.
     #[inline]
     pub(crate) fn prefix(&self) -> &'a [u8] {
         let bytes = self.field(PREFIX_BYTES_OFFSET);
@@ -293,19 +295,19 @@ impl<'a> Node<'a> {
         self.heap_start() - self.slots_end()
     }
 
-    /// What the node would take if its heap were compacted: headers, slots, rows and fences.
+    /// The size of the node if its heap were compacted: headers, slots, rows and fences.
     #[inline]
     pub(crate) fn live_bytes(&self) -> usize {
         self.slots_end() + self.heap_bytes() - self.garbage_bytes() + self.fences_bytes()
     }
 
-    /// What is free, once the heap is compacted.
+    /// The free bytes, once the heap is compacted.
     #[inline]
     pub(crate) fn free_bytes(&self) -> usize {
         self.page.len() - self.live_bytes()
     }
 
-    /// How many insertions in a row went to the right end (positive) or the left end (negative).
+    /// The number of successive insertions at the right end (positive) or the left end (negative).
     #[inline]
     fn run(&self) -> i8 {
         self.header[RUN_OFFSET] as i8
@@ -343,20 +345,20 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// What a row holds behind its suffix.
+    /// The bytes of a row behind its suffix.
     #[inline]
     fn rest_of(&self, slot: Slot) -> &'a [u8] {
         let start = slot.row() + slot.suffix_bytes();
         &self.page[start..start + self.rest_bytes_of(slot)]
     }
 
-    /// What a row costs: its slot, its suffix and the rest.
+    /// The bytes that a row takes: its slot, its suffix and the rest.
     #[inline]
     fn cost_of(&self, slot: Slot) -> usize {
         SLOT_BYTES + slot.suffix_bytes() + self.rest_bytes_of(slot)
     }
 
-    /// What all rows cost.
+    /// The bytes that all rows take.
     #[inline]
     fn rows_cost(&self) -> usize {
         self.len() * SLOT_BYTES + self.heap_bytes() - self.garbage_bytes()
@@ -375,7 +377,7 @@ impl<'a> Node<'a> {
         key.extend_from_slice(self.key_suffix(index));
     }
 
-    /// How the key of a row compares to `key`.
+    /// Compares the key of a row to `key`.
     pub(crate) fn compare_key(&self, index: usize, key: &[u8]) -> Ordering {
         match strip(key, self.prefix()) {
             Ok(rest) => self.key_suffix(index).cmp(rest),
@@ -431,8 +433,8 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// What a page with this node's `fence` on one side and a new separator on the other takes, if it gets `rows` rows
-    /// that cost `rows_cost` here. The separator is given without this node's prefix.
+    /// The size of a page with this node's `fence` on one side and a new separator on the other, if it gets `rows` rows
+    /// that take `rows_cost` here. The separator is given without this node's prefix.
     fn side_bytes(&self, fence: Option<&[u8]>, separator_suffix: &[u8], rows: usize, rows_cost: usize) -> usize {
         let prefix_bytes = self.prefix_bytes();
         let (fence_bytes, gain_bytes) = match fence {
@@ -443,7 +445,8 @@ impl<'a> Node<'a> {
         SLOTS_OFFSET + fence_bytes + separator_bytes + rows_cost - rows * gain_bytes
     }
 
-    /// What the rows of `self` would cost in a node with a prefix of `prefix_bytes`, which is not longer than its own.
+    /// The bytes that the rows of `self` would take in a node with a prefix of `prefix_bytes`, which is not longer than
+    /// its own.
     fn rows_cost_under(&self, prefix_bytes: usize) -> usize {
         let keys = self.len() - self.first_key();
         self.rows_cost() + keys * (self.prefix_bytes() - prefix_bytes)
@@ -481,7 +484,7 @@ impl NodeMut<'_> {
         put_u16(self.page, offset, value as u16);
     }
 
-    /// Runs `body`, which writes the page anew, on a copy of the page as it is.
+    /// Runs `body`, which rewrites the page, on a copy of the page as it is.
     fn rebuild(&mut self, body: impl FnOnce(&mut Self, &[u8])) {
         SCRATCH.with_borrow_mut(|scratch| {
             scratch.clear();

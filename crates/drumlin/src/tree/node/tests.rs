@@ -10,7 +10,7 @@ use crate::format::PageId;
 use crate::format::extent::HEADER_BYTES;
 use crate::format::node::{LARGE_REF_BYTES, LargeRef, inline_bytes_max};
 
-/// What the first bytes of every page in these tests hold, to show that nodes leave them alone.
+/// The first bytes of every page in these tests, to show that nodes leave them alone.
 const EXTENT_HEADER: [u8; HEADER_BYTES] = [0xA5; HEADER_BYTES];
 
 /// Ways for keys to look.
@@ -26,7 +26,7 @@ enum Shape {
     Prefixed,
     /// Any bytes of any length, up to the longest.
     Wild,
-    /// As long as keys may be, differing near the end.
+    /// The longest keys, differing near the end.
     Longest,
 }
 
@@ -97,7 +97,7 @@ impl Value {
 type Model = BTreeMap<Vec<u8>, Value>;
 
 fn new_page(page_bytes: usize) -> Vec<u8> {
-    // What an unused page holds must not matter.
+    // The contents of an unused page must not matter.
     let mut page = vec![0x5A; page_bytes];
     page[..HEADER_BYTES].copy_from_slice(&EXTENT_HEADER);
     page
@@ -517,7 +517,7 @@ fn common_bytes_are_counted() {
     }
 }
 
-/// What an inner node should hold: for each child its separator (none for the first), page and aggregate.
+/// The expected contents of an inner node: for each child its separator (none for the first), page and aggregate.
 type Children = Vec<(Vec<u8>, PageId, Option<Aggregate>)>;
 
 #[track_caller]
