@@ -1,10 +1,10 @@
 //! Waiting for memory in the order of asking.
 //!
 //! # Invariants
-//! 1. Only the first in the queue takes what comes free; who comes while somebody waits joins the queue. So who needs
-//!    much is not passed for ever by those who need little.
-//! 2. The first is woken whenever something was given back. It is in the queue before it looks, and who gives back
-//!    looks at the queue afterwards; all four accesses are sequentially consistent: one of them sees the other.
+//! 1. Only the first in the queue takes what comes free; later callers join the queue behind it. So a large request is
+//!    not overtaken for ever by small ones.
+//! 2. The first is woken whenever something is released. It joins the queue before it looks, and a release looks at the
+//!    queue afterwards; all four accesses are sequentially consistent: one of them sees the other.
 //! 3. No waker is called or dropped with the lock held.
 
 use std::collections::VecDeque;
@@ -28,7 +28,7 @@ struct Queue {
 }
 
 impl Queue {
-    /// Where a ticket stands. Tickets ascend, and each is in the queue until its [`Turn`] is dropped.
+    /// The position of a ticket. Tickets ascend, and each is in the queue until its [`QueueTicket`] is dropped.
     fn position(&self, ticket: u64) -> usize {
         self.waiting.binary_search_by_key(&ticket, |(other, _)| *other).expect("in the queue until dropped")
     }
@@ -42,7 +42,7 @@ pub(crate) struct QueueTicket<'t> {
 }
 
 impl WaitQueue {
-    /// Returns `true` if somebody waits.
+    /// Returns `true` if the queue is not empty.
     #[inline]
     pub(crate) fn are_awaited(&self) -> bool {
         self.count.load(Ordering::SeqCst) > 0
@@ -76,8 +76,8 @@ impl WaitQueue {
 }
 
 impl QueueTicket<'_> {
-    /// What `attempt` returns, once it is this one's turn and it returns something. The waker is called when it is
-    /// worth asking again.
+    /// Polls `attempt` once it is this ticket's turn, until it returns a value. The waker is called when it is worth
+    /// asking again.
     pub(crate) fn poll<T>(&self, waker: &Waker, attempt: impl FnOnce() -> Option<T>) -> Poll<T> {
         let (is_first, before) = {
             let mut queue = self.turns.queue.lock();

@@ -1,7 +1,7 @@
 //! Buffers that extents are read into, within their part of the budget.
 //!
-//! Who has reads in flight must not wait for another buffer: it takes what is there ([`Buffers::try_take`]) or ends a
-//! read first. So whoever waits ([`Buffers::take`]) waits for the disk alone.
+//! A caller with reads in flight must not wait for another buffer: it takes a free one ([`Buffers::try_take`]) or
+//! completes a read first. So a caller that waits ([`Buffers::take`]) waits for the disk alone.
 
 use crate::io::AlignedBuffer;
 use crate::sync::{Condvar, Mutex};
@@ -33,8 +33,8 @@ impl Buffers {
         Buffers { limit_bytes, state: Mutex::default(), freed: Condvar::new() }
     }
 
-    /// The most that is read at once. Where memory is for few buffers only, extents are read one by one: a group would
-    /// wait until nobody else reads.
+    /// The most that is read at once. If memory is for few buffers only, extents are read one by one: a group would
+    /// wait until no other read is in progress.
     pub(super) fn group_bytes_max(&self) -> usize {
         let [_, one, several, _] = SIZES;
         if self.limit_bytes >= 4 * several { GROUP_BYTES_MAX } else { one }

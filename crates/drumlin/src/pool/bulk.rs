@@ -17,10 +17,10 @@ struct Request {
 }
 
 impl Pool {
-    /// Reads the extents at `addresses`, neighbours together; O(bytes) if they are in the order of the disk. `each` is
-    /// given the index of every place, in no order, with its bytes or why there are none.
+    /// Reads the extents at `addresses`, neighbours together; O(bytes) if they are in the order of the disk. Calls
+    /// `each`, in no order, with the index of every address and its bytes or the reason why there are none.
     ///
-    /// What one request could not read is read again extent by extent, so that a bad block costs no neighbours.
+    /// Extents of a failed request are read again one by one, so that a bad block costs no neighbours.
     pub(crate) fn read_past(
         &self,
         addresses: &[ExtentAddress],

@@ -25,7 +25,7 @@ use crate::io::{AlignedBuffer, Completion, Queue};
 use crate::space::{PageEntry, PageSpace};
 use crate::sync::{Condvar, Mutex};
 
-/// What the thread is asked with.
+/// The queue of requests to the reading thread.
 #[derive(Debug, Default)]
 pub(super) struct ReadService {
     inbox: Mutex<Inbox>,
@@ -48,7 +48,7 @@ struct Request {
     ticket: Arc<ReadTicket>,
 }
 
-/// Where a request's answer arrives.
+/// The answer to a request, which its task polls for.
 #[derive(Debug, Default)]
 pub(super) struct ReadTicket(Mutex<(Option<Result<()>>, Option<Waker>)>);
 
@@ -77,13 +77,13 @@ impl ReadTicket {
 struct Fetch<'p> {
     request: Request,
     address: ExtentAddress,
-    /// Where the extent begins in the buffer.
+    /// The offset of the extent in the buffer.
     offset: usize,
     buffer_bytes: usize,
     frame: NewFrame<'p>,
 }
 
-/// What the thread works on.
+/// The state of the reading thread.
 struct ReadState<'p> {
     waiting: VecDeque<Request>,
     /// Reads in flight, by their token.
@@ -102,10 +102,10 @@ impl ReadState<'_> {
     }
 }
 
-/// How a request was begun.
+/// The outcome of beginning a request.
 enum StartedRead<'p> {
     Reading(Fetch<'p>, u64, AlignedBuffer),
-    /// Answered: there is nothing to read, or somebody else reads it.
+    /// Answered: there is nothing to read, or another request reads it.
     Answered(Option<Waker>),
     /// There is no frame.
     Later(Request),
@@ -171,7 +171,7 @@ impl Pool {
         }
         let mut count = 0;
         for ticket in tickets {
-            // Whoever needs the page meets its error.
+            // The task that needs the page gets its error there.
             count += usize::from(poll_fn(|context| ticket.poll(context.waker())).await.is_ok());
         }
         for &page in wanted {
@@ -183,7 +183,7 @@ impl Pool {
     fn poll_arrival(&self, pages: &PageSpace, page: PageId, waker: &Waker) -> Poll<()> {
         let (waiting, _) = self.arrival(pages, page);
         let mut waiting = waiting.lock();
-        // Whoever ends the read changes the entry before it takes this lock.
+        // The end of a read changes the entry before it takes this lock.
         if !matches!(pages.table.load(page), PageEntry::Reading(_)) {
             return Poll::Ready(());
         }
@@ -318,7 +318,7 @@ impl Pool {
         }
     }
 
-    /// Ends what is in flight, which no queue will finish any more.
+    /// Ends the reads in flight, which no queue will complete.
     fn end_fetches(&self, desk: &mut ReadState<'_>, error: &io::Error) {
         for (slot, fetch) in desk.slots.iter_mut().enumerate().filter_map(|(slot, fetch)| Some((slot, fetch.take()?))) {
             desk.slots_free.push(slot);

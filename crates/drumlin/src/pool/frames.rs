@@ -4,13 +4,13 @@
 //! 1. A frame is in exactly one of these states: *unused* (never touched, or given back to the system), *free*, *new*
 //!    (owned by a [`NewFrame`]), *published* (some page's entry names it), *retired* (unlinked, readers may still look
 //!    at it).
-//! 2. A published leaf's page is read under the frame's latch, shared, and changed under it, exclusive. Whoever takes
+//! 2. A published leaf's page is read under the frame's latch, shared, and changed under it, exclusive. The owner of
 //!    the latch compares [`FrameHeader::identity`] with the page wanted: the frame may have been evicted meanwhile.
 //! 3. The page of a published *immutable* frame (inner node, value) does not change. Its frame is retired before it is
 //!    free.
 //! 4. `dirty` is the epoch of the newest change that is in no extent, 0 if there is none. It changes under the latch.
-//! 5. A frame that is held (by a commit that will change it, by an image on its way to the disk) or dirty is not
-//!    evicted. It can be unlinked: then whoever lets go of it last frees it.
+//! 5. A frame that is pinned (by a commit that will change it, by an image on its way to the disk) or dirty is not
+//!    evicted. It can be unlinked: then its last unpin frees it.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -36,14 +36,14 @@ pub(super) const INNER_CHANCES: u32 = 4;
 const CLASS_COUNT: usize = 8;
 const CLASS_SHIFT: u32 = 29;
 
-/// How long whoever holds latches waits for the next before it looks again where the page is.
+/// The longest wait for another latch by a thread that holds latches, before it looks again where the page is.
 ///
-/// Latches are taken in the order of keys, so that nobody waits for somebody who waits for him. But an outdated view
-/// may lead to a frame whose page lies elsewhere in the order, or that the caller has latched himself. Such a wait has
-/// to end; a millisecond is longer than a latch is held where nobody waits for the disk.
+/// Latches are taken in key order, so that waits form no cycle. But an outdated view may lead to a frame whose page
+/// lies elsewhere in the order, or that the thread has latched itself. Such a wait has to end; a millisecond is longer
+/// than a latch is held without waiting for the disk.
 const LATCH_WAIT: std::time::Duration = std::time::Duration::from_millis(1);
 
-/// What is known of the page in a frame; in a cache line of its own.
+/// The header of a frame, about the page in it; in a cache line of its own.
 #[repr(align(64))]
 pub(crate) struct FrameHeader {
     latch: RwLock<()>,
@@ -105,7 +105,7 @@ impl FrameHeader {
         self.pins.pin();
     }
 
-    /// Returns `true` if nobody holds it.
+    /// Returns `true` if it is not pinned.
     pub(crate) fn is_idle(&self) -> bool {
         self.pins.is_idle()
     }
@@ -210,7 +210,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: nothing refers into the mapping any more: every guard borrows the pool that owns it. Test: the
+        // SAFETY: nothing refers to the mapping any longer: every guard borrows the pool that owns it. Test: the
         // compiler, which refuses a guard that outlives its pool.
         let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.bytes) };
     }
@@ -297,11 +297,11 @@ impl Frames {
             lists: Mutex::default(),
             hand: AtomicUsize::new(0),
         };
-        // Where two make it at once, the first is taken.
+        // If two threads make it at once, the first one is kept.
         Ok(self.arenas[class].get_or_init(|| arena))
     }
 
-    /// What of the bytes in use is headers.
+    /// The part of the bytes in use that headers take.
     pub(crate) fn header_bytes(&self) -> usize {
         let headers = self.arenas.iter().filter_map(OnceLock::get).flat_map(|arena| &arena.headers);
         headers.filter(|made| made.get().is_some()).count() * HEADERS_BYTES
@@ -472,7 +472,7 @@ impl Frames {
         self.arena(class).lists.lock().retired.push_back((tag, index as u32));
     }
 
-    /// Free frames of a size, and how many more the limit allows.
+    /// Free frames of a size, and as many more as the limit allows.
     pub(crate) fn available(&self, page_bytes: usize) -> usize {
         let class = class_of(page_bytes);
         let room = self.limit_bytes().saturating_sub(self.used_bytes()) / page_bytes;
@@ -575,7 +575,7 @@ impl Frames {
         header.is(page_key).then_some(write)
     }
 
-    /// Like [`write`](Self::write), only if nobody holds the latch.
+    /// Like [`write`](Self::write), but fails if the latch is taken.
     pub(crate) fn try_write(&self, frame: FrameIndex, page_key: PageKey) -> Option<FrameWrite<'_>> {
         let header = self.header(frame);
         let write = FrameWrite { frames: self, frame, page_key, _latch: header.latch.try_write()? };
@@ -589,7 +589,7 @@ impl Frames {
     }
 }
 
-/// The way to the immutable pages of one pool: while it lives, none that was reachable when it was made is used anew.
+/// Access to the immutable pages of one pool: while it lives, no frame that was reachable when it was made is reused.
 /// It carries the frames that it protects, so that it reaches no others. Not sent to other threads.
 pub(crate) struct ReclaimGuard<'p> {
     frames: &'p Frames,
@@ -603,8 +603,8 @@ impl ReclaimGuard<'_> {
         let PageEntry::Immutable(frame) = table.load(page) else { return None };
         let (start, bytes) = self.frames.page_pointer(frame);
         // SAFETY: the entry, read under the reclaim guard, names the frame as immutable: its page was complete before
-        // the entry was published (Release/Acquire), is not changed while it is published, and the frame is not used
-        // anew while the guard lives, which is one of these very frames (module, 3; `reclaim`, 1). Tests:
+        // the entry was published (Release/Acquire), is not changed while it is published, and the frame is not reused
+        // while the guard lives, which is one of these very frames (module, 3; `reclaim`, 1). Tests:
         // `loom_frames_are_reused_when_readers_have_left`, `loom_a_nested_guard_outlives_the_outer`.
         Some((frame, unsafe { std::slice::from_raw_parts(start, bytes) }))
     }
@@ -630,7 +630,7 @@ impl Residency {
     }
 }
 
-/// A frame that nobody else knows of. Dropped, it is free again.
+/// A frame that is not published yet. Dropping it frees it.
 pub(crate) struct NewFrame<'p> {
     frames: &'p Frames,
     frame: FrameIndex,
@@ -799,7 +799,7 @@ impl Deref for FrameWrite<'_> {
 mod tests {
     use super::*;
 
-    /// A frame whose page no entry shows as a leaf is not changed in place, whoever latches it.
+    /// A frame whose page no entry shows as a leaf is never changed in place, even under its latch.
     #[test]
     #[should_panic(expected = "only leaves change in place")]
     fn only_leaves_change_in_place() {

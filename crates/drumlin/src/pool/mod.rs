@@ -7,8 +7,8 @@
 //!    changed it.
 //! 3. A frame whose image is on its way to the disk is not evicted before it has arrived: a read would come too early.
 //! 4. Damage is reported only if the page's entry is still the one that the read began with.
-//! 5. A value in memory is a medium one that was asked for by its identity: no chunk of a large one is ever in a frame.
-//!    It is never dirty: whoever moves its extent tells the frame the new place.
+//! 5. A value in memory is a medium one that was asked for by its value id: no chunk of a large one is ever in a frame.
+//!    It is never dirty: a move of its extent sets the frame's address.
 //!
 //! Lock order: guard, latch, then those of `space`. Latches of several frames are taken parents first, then in key
 //! order.
@@ -51,7 +51,7 @@ const ROUNDS_MAX: u32 = 10_000;
 const FRAME_TIMEOUT: Duration = Duration::from_secs(10);
 const FRAME_PAUSE: Duration = Duration::from_micros(100);
 
-/// What a core operation lacks. It has changed nothing; the caller provides it and calls again.
+/// The resource that a core operation lacks. The operation has changed nothing; the caller provides it and calls again.
 #[derive(Clone, Debug)]
 pub(crate) enum Needs {
     /// A page that is not in memory.
@@ -81,7 +81,7 @@ impl From<Needs> for Stop {
     }
 }
 
-/// How often pages were found in memory.
+/// Counters of page accesses.
 #[derive(Debug, Default)]
 pub(crate) struct CacheStats {
     pub(crate) misses: AtomicU64,
@@ -94,15 +94,14 @@ pub(crate) type VerifyNode = fn(&[u8], Kind) -> Result<(), String>;
 /// The beginning of the lowest key that a node may hold, as a number that sorts alike; known to the tree alone.
 pub(crate) type KeyOrder = fn(&[u8]) -> u128;
 
-/// What the pool needs to know of the pages it keeps.
+/// Functions on nodes that the pool needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Nodes {
     pub(crate) verify: VerifyNode,
     pub(crate) key_order: KeyOrder,
 }
 
-/// What a fault is to bring in. Whoever was led by what is outdated may ask for a number that is another page's by now:
-/// that one is left where it is.
+/// The page that a fault brings in. A stale parent may name a page id that has been reused. Such a page is not loaded.
 #[derive(Clone, Copy, Debug)]
 enum Wanted {
     /// A leaf or an inner node.
@@ -135,7 +134,7 @@ pub(crate) struct Pool {
     pub(crate) process: Process,
     nodes: Nodes,
     backend: Arc<dyn Backend>,
-    /// Those who wait for a page that somebody else is reading, by the page.
+    /// The tasks and threads that wait for a page that another is reading, by page.
     arrivals: Box<[Arrival]>,
     fetcher: fetch::ReadService,
     buffers: Buffers,
@@ -480,12 +479,12 @@ impl Pool {
             if queue.in_flight() == 0 {
                 break;
             }
-            // While there is more to ask for, only what has arrived by now; then not for each alone: being woken costs
-            // more than decoding a page does.
+            // While more can be requested, takes only what has arrived; then waits for several at a time: a wake-up
+            // costs more than decoding a page.
             let go_on = pushed == SUBMITTED_AT_ONCE && !rest.is_empty() && !idle.is_empty();
             let enough = if go_on { 0 } else { queue.in_flight().div_ceil(8) };
             if let Err(error) = queue.wait(enough, &mut finished) {
-                // Ends when nothing is in flight any more.
+                // Ends once nothing is in flight.
                 drop(queue);
                 let kind = error.kind();
                 self.buffers.lose(in_flight.iter().flatten().map(|group| group.buffer_bytes).sum());
@@ -506,7 +505,7 @@ impl Pool {
                         Ok(()) => Ok(()),
                         Err(error) => Err(error.kind().into()),
                     };
-                    // Whoever needs the page meets its error again.
+                    // The next reader of the page gets the error again.
                     let bytes = &completion.buffer[offset..];
                     let arrived = self.arrive(pages, page, Wanted::Node, address, frame, result, bytes);
                     count += usize::from(arrived.is_ok());
@@ -653,7 +652,7 @@ impl Pool {
     fn make_room_of(&self, page_bytes: usize, victim_bytes: usize) -> Result<usize> {
         let wanted = (self.frames_wanted(page_bytes) * page_bytes).div_ceil(victim_bytes).max(1);
         let failure = self.space.failure();
-        // Where nothing can be written any more, readers live on the pages that are clean, wherever they are.
+        // Once nothing can be written, readers make do with the clean pages, wherever they are.
         let dirty_max = if failure.is_some() { usize::MAX } else { BATCH_PAGES };
         let (mut evicted, dirty) = self.evict(victim_bytes, wanted, dirty_max);
         match failure {
@@ -700,7 +699,7 @@ impl Pool {
         (evicted, dirty)
     }
 
-    /// Evicts one page if it is clean and nobody uses it.
+    /// Evicts one page if it is clean and not pinned.
     fn try_evict(&self, frame: FrameIndex) -> bool {
         let Some(page_key) = self.frames.header(frame).page_key() else { return false };
         let Some(pages) = self.space.page_space(page_key.keyspace) else { return false };
@@ -730,7 +729,7 @@ impl Pool {
         chunks.iter().filter_map(addresses).collect()
     }
 
-    /// Where a page was last written to.
+    /// The address that a page was last written to.
     fn address_of(&self, pages: &PageSpace, page: PageId) -> ExtentAddress {
         loop {
             let entry = pages.table.load(page);
@@ -766,7 +765,7 @@ impl Pool {
         write.unlink(Residency::of(entry, frame));
     }
 
-    /// Takes a page that is on disk, being read or not, out of its keyspace; `false` if its entry is another by now.
+    /// Takes a page that is on disk, being read or not, out of its keyspace; `false` if its entry has changed.
     pub(crate) fn free_on_disk(
         &self,
         epoch_guard: &EpochGuard<'_>,
@@ -777,7 +776,7 @@ impl Pool {
         let (PageEntry::OnDisk(address) | PageEntry::Reading(address)) = entry else {
             unreachable!("{entry:?} is not on disk")
         };
-        // Claimed: nobody moves it or begins to read it from here on, and a read in flight finds its entry gone.
+        // Claimed: from here on no thread moves it or begins to read it, and a read in flight finds its entry gone.
         if !pages.table.exchange(page, entry, PageEntry::Reserved) {
             return false;
         }
@@ -788,8 +787,8 @@ impl Pool {
         true
     }
 
-    /// Empties the frames of a keyspace that is being dropped, and releases their places. Nobody works on it any more,
-    /// but for write-back and eviction.
+    /// Empties the frames of a keyspace that is being dropped, and releases their extents. Only write-back and eviction
+    /// still work on it.
     pub(crate) fn discard(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace) -> Result<()> {
         for (page, _) in pages.table.iter() {
             loop {
@@ -864,7 +863,8 @@ impl Pool {
         turns
     }
 
-    /// Hands pages to the thread that reads ahead. Forgotten if it is behind: whoever needs them reads them then.
+    /// Hands pages to the read-ahead thread. If it is behind, they are forgotten: the scan reads them when it needs
+    /// them.
     pub(crate) fn read_ahead(&self, pages: &Arc<PageSpace>, wanted: Vec<PageId>) {
         let mut requests = self.background.ahead.lock();
         if requests.len() < AHEAD_REQUESTS_MAX {
@@ -888,7 +888,7 @@ impl Pool {
                     }
                 }
             };
-            // Whoever needs a page that could not be read meets its error.
+            // The next reader of a page that could not be read gets its error.
             let _ = self.fault_many(&pages, &wanted);
         }
     }

@@ -1,10 +1,10 @@
-//! Who keeps a frame from being evicted, and who frees it when its page is no more.
+//! Pins: they keep a frame from being evicted, and decide who frees it once its page is gone.
 //!
-//! A frame may be unlinked while it is held: then whoever lets go of it last frees it, and nobody else does.
+//! A frame may be unlinked while it is pinned: then its last unpin frees it.
 
 use crate::sync::atomic::{AtomicU32, Ordering};
 
-/// See the module. The number of those who hold the frame, and a bit that says that it is abandoned.
+/// See the module. The number of pins, and a bit that marks the frame as abandoned.
 #[derive(Debug)]
 pub(super) struct PinCount(AtomicU32);
 
@@ -21,7 +21,7 @@ impl PinCount {
         assert!(before < ABANDONED - 1, "a frame is pinned that is abandoned");
     }
 
-    /// Returns `true` if nobody holds it.
+    /// Returns `true` if it is not pinned.
     pub(super) fn is_idle(&self) -> bool {
         self.0.load(Ordering::Acquire) & !ABANDONED == 0
     }
@@ -34,8 +34,8 @@ impl PinCount {
         before == ABANDONED | 1 && self.end()
     }
 
-    /// The frame's page is no more; `true` if nobody holds it and the caller is to free it, else whoever lets go last
-    /// is.
+    /// Marks the frame's page as gone. Returns `true` if the frame is not pinned and the caller has to free it;
+    /// otherwise the last unpin does.
     #[must_use]
     pub(super) fn abandon(&self) -> bool {
         let before = self.0.fetch_or(ABANDONED, Ordering::AcqRel);

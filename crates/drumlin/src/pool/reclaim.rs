@@ -33,9 +33,8 @@ pub(crate) struct Reclaimer {
     blocks: [OnceLock<Block>; BLOCKS],
 }
 
-/// A thread that has entered: while it lives, nothing that was reachable when it was made is used anew. Not sent to
-/// other threads. What it keeps is reached through [`ReclaimGuard`](super::ReclaimGuard) alone, which knows of whose
-/// frames it is.
+/// A guard of this reclaimer: while it lives, nothing that was reachable when it was made is reused. Not sent to other
+/// threads. Pages are reached only through [`ReclaimGuard`](super::ReclaimGuard), which knows whose frames it protects.
 #[derive(Debug)]
 pub(crate) struct EraGuard<'a> {
     slot: &'a AtomicU64,
@@ -73,7 +72,7 @@ impl Reclaimer {
             slot.store(held + 1, Ordering::Relaxed);
             return EraGuard { slot, not_send: std::marker::PhantomData };
         }
-        // Release: whoever finds this era in `oldest` has all that the thread read under earlier guards behind it.
+        // Release: a thread that finds this era in `oldest` sees all that this thread has read under earlier guards.
         slot.store((self.era.load(Ordering::Relaxed) << DEPTH_BITS) + 1, Ordering::Release);
         // The slot must be visible before any entry is read: pairs with the fence in `oldest`.
         fence(Ordering::SeqCst);
@@ -116,7 +115,7 @@ impl Reclaimer {
 mod tests {
     use super::*;
 
-    /// What is retired while a thread has a guard waits for that thread, and for no later one.
+    /// Memory retired while a thread has a guard waits for that thread, and for no later one.
     #[test]
     fn retired_frames_wait_for_pinned_threads() {
         let reclaimer = Reclaimer::new();
@@ -153,8 +152,8 @@ mod models {
         OuterFirst,
     }
 
-    /// Two frames, one entry that names the first; a reader that takes a guard and reads what the entry names, twice; a
-    /// writer that has the entry name the second and fills the first anew as soon as it may.
+    /// Two frames, and an entry that names the first. A reader takes a guard and reads the page that the entry names,
+    /// twice; a writer points the entry at the second frame and refills the first as soon as it may.
     #[expect(unsafe_code, reason = "loom's cells are what finds a race")]
     fn read_beside_reuse(guards: Guards) {
         struct Frames {
@@ -189,7 +188,7 @@ mod models {
             frames.entry.store(1, Ordering::Release);
             let tag = frames.reclaimer.retire();
             if tag < frames.reclaimer.oldest() {
-                // SAFETY: nobody who could have seen the entry's old value still has its reclaim guard.
+                // SAFETY: no thread that could have seen the entry's old value still has its reclaim guard.
                 frames.pages[0].with_mut(|page| unsafe { *page = 8 });
             }
             reader.join().unwrap();

@@ -70,7 +70,7 @@ impl Pool {
         self.space.wait_for_room(|frames| self.written(frames))
     }
 
-    /// What a checkpoint passes on to have frames released as their images arrive.
+    /// The callback that releases frames as a checkpoint's images arrive.
     pub(crate) fn on_written(&self) -> impl Fn(&[FrameIndex]) + '_ {
         |frames| self.written(frames)
     }
@@ -93,8 +93,8 @@ impl Pool {
         if only.is_some_and(|only| only != epoch) {
             return Ok(None);
         }
-        // Somebody else may be capturing the same page under the same shared latch; the appender's order decides
-        // nothing, so only one may: `write_back` and checkpoints exclude each other here.
+        // Another thread may be capturing the same page under the same shared latch. The order in the appender decides
+        // nothing, so only one may: this lock excludes `write_back` and checkpoints from each other.
         let _one = self.arrival(&pages, page_key.page).0.lock();
         if header.dirty() != Some(epoch) {
             crate::coverage::mark!("a page was copied by another while it was about to be");
@@ -171,7 +171,7 @@ impl Pool {
         self.frames.set_dirty(write.frame(), Some(current));
     }
 
-    /// Where a page belongs among those written together: neighbours by key lie side by side, for scans.
+    /// The order in which pages are written together: neighbours by key lie side by side, for scans.
     fn write_order(&self, frame: FrameIndex, page_key: PageKey) -> Option<WriteOrder> {
         let page = self.frames.read(frame, page_key)?;
         let kind = page[KIND_OFFSET];

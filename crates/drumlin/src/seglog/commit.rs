@@ -1,11 +1,11 @@
-//! The life of a record: space for it, its way to the medium, and those who wait for it.
+//! The life of a record: its space, its way to the medium, and the waits for it.
 //!
-//! Space that can't be had at once is given out in the order of asking, to threads and tasks alike. The first in a
-//! stream's queue has done what it lacks: a thread does it, for a task the background threads do.
+//! Space that is not available at once is granted in the order of asking, to threads and tasks alike. The head of a
+//! stream's queue makes progress for itself: a thread does the work, a task asks a background thread to.
 //!
-//! Group commit needs no timer, and no thread of its own where somebody waits. Whoever waits for a record that is
-//! pending, and finds no write in flight, writes everything that is pending. When that write ends, those whose records
-//! it held are woken, and one of those who came meanwhile, who writes next. Nobody else is woken.
+//! Group commit needs no timer, and no thread of its own for callers that wait. A committer that finds its record
+//! pending and no write in flight writes everything that is pending. When that write ends, it wakes those whose records
+//! it held, and one of the others, who writes next.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ struct ReservationTicket<'a> {
     stream: usize,
     bytes: usize,
     ticket: u64,
-    /// How often preparing a window had failed by then.
+    /// The stream's count of failed preparations when this one began to wait.
     prepare_failures: u64,
 }
 
@@ -47,11 +47,11 @@ enum Answer<'a> {
     Queued(ReservationTicket<'a>),
 }
 
-/// What one in the queue can do.
+/// The next step of a ticket in the queue.
 enum QueueTicket {
     /// Its space is reserved.
     Admitted,
-    /// Somebody else is first, or what it needs is on its way.
+    /// Another ticket is first, or the missing resource is on its way.
     Wait,
     /// Have what is pending written.
     Write,
@@ -131,7 +131,7 @@ impl Shared {
         Ok(Answer::Queued(ReservationTicket { log: self, stream: index, bytes, ticket, prepare_failures }))
     }
 
-    /// What one in the queue can do next. Who is admitted or refused leaves the queue.
+    /// The next step of a ticket in the queue. An admitted or refused ticket leaves the queue.
     fn take_turn(&self, asked: &ReservationTicket<'_>, tail: &mut Tail) -> Result<QueueTicket> {
         self.check_open(tail)?;
         if !tail.is_first(asked.ticket) {
@@ -261,7 +261,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Waits until no record of the stream at or below `timestamp` is pending, writing them where nobody does.
+    /// Waits until no record of the stream at or below `timestamp` is pending, and writes them if no other thread does.
     pub(super) fn wait_stream(&self, index: usize, timestamp: Timestamp) -> Result<()> {
         let stream = &self.streams[index];
         let mut registered = None;
@@ -287,7 +287,7 @@ impl Shared {
             registered = Some(id);
             wait::park();
             if self.horizon.durable() >= timestamp {
-                // Whoever moved the horizon took this thread off the list, or will.
+                // The thread that moved the horizon took this one off the list, or will.
                 return Ok(());
             }
         }
@@ -344,7 +344,7 @@ impl Shared {
     pub(super) fn flush_nudged(&self) {
         for (index, stream) in self.streams.iter().enumerate() {
             if stream.nudged.swap(0, Ordering::SeqCst) > 0 {
-                // A failure is sticky; whoever needs to know finds it there.
+                // A failure is sticky; later calls report it.
                 let _ = self.flush(index);
             }
         }

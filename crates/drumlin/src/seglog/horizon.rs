@@ -1,12 +1,12 @@
-//! The durable horizon: up to which timestamp all records are on the medium, whatever stream they are in.
+//! The durable horizon: the timestamp up to which all records are on the medium, in every stream.
 //!
 //! Streams write without asking each other, so a record may be on the medium while an older one of another stream is
 //! not. Each stream shows a *floor*, and the horizon is below all of them.
 //!
 //! # Invariants
-//! 1. A stream's floor is at or below its first record that is not on the medium; `None` where all are.
-//! 2. A floor comes down before the timestamp is taken that it is for: whoever sees the timestamp in `last` sees a
-//!    floor that covers it, or finds the record on the medium.
+//! 1. A stream's floor is at or below its first record that is not on the medium; `None` if all are.
+//! 2. A floor comes down before the timestamp is taken that it is for: a thread that sees the timestamp in `last` sees
+//!    a floor that covers it, or finds the record on the medium.
 //! 3. Everything at or below the horizon is on the medium. It never goes back.
 
 use crossbeam_utils::CachePadded;
@@ -58,8 +58,8 @@ impl Horizon {
         (Timestamp(timestamp), horizon)
     }
 
-    /// The stream's first record that is not on the medium is another by now: a newer one, or none. The caller holds
-    /// the lock of the stream's tail.
+    /// Sets the floor after the stream's first record that is not on the medium has changed to a newer one, or to none.
+    /// The caller holds the lock of the stream's tail.
     pub(super) fn raise_floor(&self, stream: usize, floor: Option<Timestamp>) {
         assert!(floor.is_none_or(|floor| self.durable() < floor), "the horizon has passed a record that is pending");
         self.floors[stream].store(floor.map_or(NO_FLOOR, |floor| floor.0), Ordering::SeqCst);
@@ -90,7 +90,7 @@ mod models {
 
     use super::*;
 
-    /// What a log is to its horizon: tails, and a medium with a cell for each record.
+    /// A model of a log for its horizon: tails, and a medium with a cell for each record.
     struct Rig {
         horizon: Horizon,
         tails: [Mutex<()>; 2],
@@ -111,7 +111,7 @@ mod models {
             let tail = self.tails[stream].lock().unwrap();
             let timestamp = take(&self.horizon, stream);
             drop(tail);
-            // SAFETY: the record's own cell; nobody looks before the horizon covers it.
+            // SAFETY: the record's own cell; no thread reads it before the horizon covers it.
             self.medium[timestamp.0 as usize - 1].with_mut(|record| unsafe { *record = true });
             let tail = self.tails[stream].lock().unwrap();
             self.horizon.raise_floor(stream, None);
@@ -147,7 +147,7 @@ mod models {
                 committer.join().unwrap();
             }
             assert!(seen <= rig.look());
-            // Whoever was last to raise a floor saw the other's.
+            // The last thread to raise a floor saw the other's.
             assert_eq!(rig.look(), Timestamp(2));
         });
     }

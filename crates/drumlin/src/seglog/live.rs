@@ -1,4 +1,4 @@
-//! What the log still holds while it is open: reading it, checking it, giving it up.
+//! The live log: reading, verifying and truncating it while it is open.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,7 +24,7 @@ impl Shared {
         for stream in &self.streams {
             let mut tail = stream.tail.lock();
             let (mut segments, mut newest) = tail.take_covered_windows(covered);
-            // Without space for another window, the only one begins anew.
+            // Without space for another window, the only one is reused.
             if tail.full
                 && let Some(window) = tail.take_last_window(covered)
             {
@@ -32,7 +32,7 @@ impl Shared {
                 segments.push(window.segment);
             }
             self.give_up(newest);
-            // What one interval between checkpoints used, the next is likely to; the need decays by a quarter.
+            // The need of one interval between checkpoints predicts that of the next; it decays by a quarter.
             tail.spares_wanted = tail.begun_windows.max(tail.spares_wanted * 3 / 4).max(1);
             tail.begun_windows = 0;
             tail.full = false;
@@ -61,7 +61,7 @@ impl Shared {
         // Taken first: every record up to it lies before the durable positions that are read below.
         let durable = self.horizon.durable();
         let sources = self.sources();
-        // As much again for the bodies.
+        // The other half is for the bodies.
         let chunk_bytes = reader::chunk_bytes(self.options.reader_bytes / 2, sources.len());
         let truncated = self.truncated.load(Ordering::SeqCst);
         if after.0 < truncated {
@@ -77,7 +77,7 @@ impl Shared {
         Ok(Records::new(merge, durable, self.folder.path().to_path_buf()))
     }
 
-    /// What can be read of each stream, current or old. The segments are held, so they are not reused meanwhile.
+    /// The readable part of each stream, current or old. The segments are held, so they are not reused meanwhile.
     fn sources(&self) -> Vec<Source> {
         let mut sources: Vec<Source> = Vec::new();
         for window in self.old.lock().iter() {
@@ -162,7 +162,7 @@ impl Shared {
 /// A segment held for reading, and where some of its records are: timestamp and position.
 type Held = (Arc<Segment>, Vec<(Timestamp, StreamPosition)>);
 
-/// What can be read of one stream, up to a position.
+/// The readable part of one stream, up to a position.
 #[derive(Debug)]
 struct Source {
     stream: u16,

@@ -1,4 +1,4 @@
-//! How fast the log commits on real files. Not part of the public face.
+//! The commit rate of the log on real files. Not part of the public API.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use crate::error::{Error, Result};
 use crate::format::{BLOCK_BYTES, Incarnation, Timestamp};
 use crate::io::{self, AlignedBuffer, Backend, OpenOptions, Persist, SyncMethod};
 
-/// What to measure.
+/// The settings of a measurement.
 #[derive(Clone, Debug)]
 pub struct Course {
     /// An empty folder on the file system in question.
     pub dir: PathBuf,
-    /// How writes are made durable.
+    /// The sync method.
     pub sync: SyncMethod,
     /// Streams of the log.
     pub streams: u16,
@@ -23,11 +23,11 @@ pub struct Course {
     pub committers: usize,
     /// Bytes of a record's body.
     pub body_bytes: usize,
-    /// How long.
+    /// The duration of the measurement.
     pub duration: Duration,
 }
 
-/// What was measured.
+/// The results of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Rates {
     /// Commits, or plain writes, in a second.

@@ -9,8 +9,8 @@
 //! 1. A timestamp is given out and its record's bytes are placed in one step, under the stream's mutex, with space that
 //!    was reserved before. So nothing fails or waits once a timestamp exists, and there are no holes.
 //! 2. A stream has one write in flight. A buffer in flight never changes: records that come meanwhile go to the other
-//!    buffer, from the next block on, and what remains of the busy tail block is padding.
-//! 3. Bytes that are durable are rewritten only with the same bytes: a tail block is written again with the records
+//! 3. Durable bytes are rewritten only with the same bytes: a tail block is written again with the records that follow
+//!    in it, and recovery continues behind the last record that verifies. Void records alone may be erased (7).
 //!    that follow in it, and recovery goes on behind everything that verifies. Void records alone may be erased (7).
 //! 4. The horizon never passes a record that is not on the medium, in any stream, and never goes back. What is reported
 //!    durable is a contiguous prefix. A failed write or sync stays pending for ever, so the horizon can't pass it.
@@ -21,19 +21,19 @@
 //! 7. A record of an older incarnation at or above a later one's start is void: it is ignored, for ever. The superblock
 //!    lists the starts; when it has no room for another, an opening erases what they void ([`Scan::erase_void`]) and
 //!    lists its own alone.
-//! 8. Recovery applies the dense run of timestamps above what the checkpoint covers. A missing timestamp at or below
-//!    any horizon found in a header (of a record, of a segment, or implied by the start of an opening) is damage. Above
-//!    all of them it ends the replay, whatever follows.
+//! 8. Recovery applies the dense run of timestamps above the checkpoint's. A missing timestamp at or below any horizon
+//!    found in a header (of a record, of a segment, or implied by the start of an opening) is corruption. Above all of
+//!    them it ends the replay, whatever follows.
 //! 9. A segment that names a newer checkpoint than the newest superblock is damage: the superblock is lost.
 //! 10. A segment is reused only when all its records are covered and no reader holds it.
-//! 11. Whoever keeps the superblock is told, and has made it durable, which windows must be there ([`Hooks::list`]):
-//!     before records are put into a window, and before the file of one that is not needed any more is used again.
-//!     Windows of a stream abut. So a segment that is lost is noticed, whatever was in it.
+//! 11. The superblock lists durably which windows must exist ([`Hooks::list`]): it is updated before records are put
+//!     into a window, and before the file of an unneeded one is reused. Windows of a stream abut. So a lost segment is
+//!     noticed, whatever was in it.
 //! 12. No file is written to that was not seen to be this log's: new ones are made under names that were free, and a
-//!     file that is used again is looked at before.
+//!     file is inspected before it is reused.
 //! 13. No record is appended to a sealed stream: a flag under the stream's mutex, which [`Reservation::append`] checks
 //!     before it takes a timestamp. Once all streams are sealed, a flush or checkpoint leaves no record out.
-//! 14. A failed write or sync of the log is final. Where a segment can't be made and nothing of it was needed yet, for
+//! 14. A failed write or sync of the log is final. If a segment can't be made and nothing of it was needed yet, for
 //!     want of space, of file handles or of the folder, the commit that waits for it gets the error, and the next one
 //!     tries again.
 //!
@@ -44,11 +44,11 @@
 //! The log: open → sealed ([`Log::seal`]) → closed ([`Log::close`]); failed ([`Log::fail`]) from any of them.
 //!
 //! # Who writes
-//! Nobody who waits, waits for a timer. A committer that finds its record pending and no write in flight writes
-//! everything that is pending, on its own thread; those that come meanwhile wait and are written together by the next.
-//! A background thread writes for tasks ([`Log::request_flush`]), and after a moment what nobody waits for
-//! ([`Log::request_relaxed_flush`]); another prepares segments. Where the backend has no threads (`Unsupported`), both
-//! works are done by whoever asks for them.
+//! No committer waits for a timer. One that finds its record pending and no write in flight writes everything that is
+//! pending, on its own thread; later ones wait and are written together by the next. A background thread writes for
+//! tasks ([`Log::request_flush`]), and after a moment records that no committer waits for
+//! ([`Log::request_relaxed_flush`]); another prepares segments. If the backend has no threads (`Unsupported`), the
+//! callers do both jobs themselves.
 //!
 //! # Lock order
 //! `preparing` → `listed` → `old` → one stream's `tail` → `doomed`, `tasks` or the signal's mutex. Hooks and I/O run
@@ -94,7 +94,7 @@ use wait::Waiter;
 /// The smallest buffer of a stream; each has two.
 const BUFFER_BYTES_MIN: usize = 4 * BLOCK_BYTES;
 
-/// What a log is made of.
+/// The settings of a log.
 #[derive(Clone, Debug)]
 pub(crate) struct LogOptions {
     pub(crate) streams: u16,
@@ -134,7 +134,7 @@ impl LogOptions {
         Ok(())
     }
 
-    /// What the first stream's buffers must have for the longest record.
+    /// The least size of the first stream's buffers, for the longest record.
     fn first_buffer_bytes_min(&self) -> usize {
         Tail::buffer_bytes_for(record_bytes(self.body_bytes)).max(BUFFER_BYTES_MIN)
     }
@@ -162,7 +162,7 @@ impl LogOptions {
     }
 }
 
-/// What the superblock knows.
+/// The superblock's knowledge of the log.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known<'a> {
     /// The openings of the database, each with its first timestamp. Records of openings older than the first listed
@@ -172,7 +172,7 @@ pub(crate) struct Known<'a> {
     pub(crate) checkpoint: u64,
     /// Everything up to it is in the checkpoint.
     pub(crate) covered: Timestamp,
-    /// What must be there.
+    /// The log ranges that must exist.
     pub(crate) ranges: &'a [LogRange],
 }
 
@@ -184,7 +184,7 @@ pub(crate) type OnDurable = Box<dyn Fn(Timestamp) + Send + Sync>;
 /// Called when other windows must be there than before; see [`Hooks`].
 pub(crate) type List = Box<dyn Fn(&[LogRange]) -> io::Result<()> + Send + Sync>;
 
-/// What the log calls, with none of its locks held but those that its background work takes.
+/// Callbacks of the log. Called with none of its locks held, except those that its background work takes.
 pub(crate) struct Hooks {
     /// Before bytes are written that contain a record that names extents: brings those of large values to
     /// the medium. Its failure is the log's.
@@ -243,7 +243,7 @@ impl Body {
     }
 }
 
-/// Where an appended record is.
+/// The position of an appended record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Appended {
     pub(crate) timestamp: Timestamp,
@@ -271,7 +271,7 @@ struct Shared {
     hooks: Hooks,
     horizon: Horizon,
     streams: Box<[Stream]>,
-    /// What earlier openings left and no checkpoint covers yet; each stream's by use number.
+    /// Windows of earlier openings that no checkpoint covers yet; each stream's by use number.
     old: Mutex<Vec<Window>>,
     /// Records at or below may be gone.
     truncated: AtomicU64,
@@ -284,15 +284,15 @@ struct Shared {
     signal: Signal,
     /// Held while segments are prepared or removed.
     preparing: Mutex<()>,
-    /// What was listed last; see [`Hooks::list`].
+    /// The ranges listed last; see [`Hooks::list`].
     listed: Mutex<Vec<LogRange>>,
     doomed: Mutex<Vec<Spare>>,
-    /// `true` if the background threads run; otherwise their work is done by whoever asks for it.
+    /// `true` if the background threads run; otherwise callers do their work.
     has_threads: AtomicBool,
 }
 
-/// Space in a stream for one record. Who holds one must not ask the same stream for another, nor wait for somebody who
-/// might: what the second waits for may be the first.
+/// Space in a stream for one record. Its owner must not ask the same stream for another, nor wait for a thread that
+/// might: the second reservation may wait for the first.
 #[derive(Debug)]
 pub(crate) struct Reservation<'a> {
     log: &'a Shared,
@@ -373,7 +373,7 @@ struct LogParts {
     hooks: Hooks,
 }
 
-/// What [`Log::verify`] found.
+/// The result of [`Log::verify`].
 #[derive(Debug, Default)]
 pub(crate) struct Verified {
     pub(crate) segment_count: u64,
@@ -542,7 +542,7 @@ impl Log {
         self.shared.request_flush(appended.stream.into(), Urgency::Now);
     }
 
-    /// Nobody waits for the record: it is written within about a millisecond, with others.
+    /// Requests a write of a record that no thread waits for: within about a millisecond, with others.
     pub(crate) fn request_relaxed_flush(&self, appended: &Appended) {
         let urgency = if appended.is_near_full { Urgency::Now } else { Urgency::Soon };
         self.shared.request_flush(appended.stream.into(), urgency);
@@ -612,8 +612,8 @@ impl Log {
         }
     }
 
-    /// Seals the log, writes everything that is pending and ends the threads. Where a checkpoint covers all, up to
-    /// `covered`, nothing of the log is needed any more.
+    /// Seals the log, writes everything that is pending and ends the threads. If a checkpoint covers all records, up to
+    /// `covered`, nothing of the log is needed any longer.
     pub(crate) fn close(&self, covered: Timestamp) -> Result<()> {
         self.seal();
         let mut flushed = Ok(());
@@ -664,7 +664,7 @@ impl Shared {
         Error::DiskFull { path: self.folder.path().to_path_buf(), needed_bytes: self.options.segment_bytes }
     }
 
-    /// What must be there when the log is opened again.
+    /// The log ranges that must exist when the log is reopened.
     fn ranges(&self) -> Vec<LogRange> {
         let old = self.old.lock();
         let mut ranges: BTreeMap<u16, LogRange> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Preparing segments ahead of need, and removing those that nobody needs.
+//! Prepares segments ahead of need, and removes surplus ones.
 
 use std::io;
 use std::path::Path;
@@ -33,18 +33,18 @@ struct Wanted {
     stop: bool,
 }
 
-/// How soon records are written that no thread waits for.
+/// The urgency of writing records that no thread waits for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
 pub(super) enum Urgency {
-    /// Within [`GATHERING`]: nobody waits at all.
+    /// Within [`GATHERING`]: no task waits either.
     Soon = 1,
     /// A task waits, or the buffer fills.
     Now = 2,
 }
 
-/// How long records that nobody waits for are gathered before they are written together. At 300,000 of them a second a
-/// write for each moment at which none was in flight took a quarter of a processor.
+/// The time for which records are gathered that no caller waits for. At 300,000 of them a second, a write at each
+/// moment without one in flight took a quarter of a processor.
 const GATHERING: Duration = Duration::from_millis(1);
 
 impl Signal {
@@ -100,7 +100,7 @@ pub(super) enum Refusal {
     Full(io::Error),
     /// A file could not be opened or made. Nothing was written, and the next attempt may succeed.
     Passing(io::Error),
-    /// Nothing may be written any more.
+    /// The log has failed: nothing may be written.
     Final(io::Error),
 }
 
@@ -134,7 +134,7 @@ impl Shared {
                             continue;
                         }
                         drop(tail);
-                        // What is of no use even now makes some space.
+                        // Removing surplus segments makes some space.
                         if self.remove_surplus() {
                             continue;
                         }

@@ -25,7 +25,7 @@ pub(super) fn chunk_bytes(memory_bytes: usize, streams: usize) -> usize {
     (memory_bytes / streams.max(1) / block * block).clamp(block, CHUNK_BYTES_MAX)
 }
 
-/// How a merge treats the bodies of records.
+/// The treatment of record bodies in a merge.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Bodies {
     /// They are verified.
@@ -34,7 +34,7 @@ pub(super) enum Bodies {
     Kept,
 }
 
-/// Which records count, by incarnation.
+/// The records that count, by incarnation.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
     /// Ascending; with the first timestamp of each.
@@ -77,7 +77,7 @@ pub(super) struct Found {
     pub(super) end: StreamPosition,
     pub(super) body_bytes: u32,
     body_checksum: u64,
-    /// Which of the reader's segments it starts in.
+    /// The index of the reader's segment that it starts in.
     pub(super) segment: usize,
 }
 
@@ -433,7 +433,7 @@ impl Merge {
         Ok(self.heads.iter().map(|head| head.reader.horizon).max().unwrap_or_default())
     }
 
-    /// Where the timestamp that is due and missing must have been: best known where later records follow in its stream.
+    /// The place where the missing timestamp must have been: best known if later records follow in its stream.
     pub(super) fn suspect(&self) -> Option<Skipped> {
         let between = self.heads.iter().filter(|head| head.found.is_some()).find_map(|head| head.skipped.clone());
         between.or_else(|| self.heads.iter().find_map(|head| head.skipped.clone()))

@@ -13,13 +13,13 @@ use crate::format::superblock::LogRange;
 use crate::format::{Incarnation, LOG_STREAM_COUNT_MAX, StreamPosition, Timestamp, UseNumber};
 use crate::io::{AlignedBuffer, Backend, FolderRef, OpenOptions, Persist};
 
-/// How far into a window its first record is looked for when deciding whether the window before is still needed.
+/// The part of a window that is searched for its first record, to decide if the window before is still needed.
 const PROBE_BYTES: u64 = 64 << 10;
 
 /// Bytes written again at a time.
 const REWRITE_BYTES: u64 = 1 << 20;
 
-/// What the segments of a log hold, verified.
+/// The verified contents of the segments of a log.
 #[derive(Debug)]
 pub(crate) struct Scan {
     backend: Arc<dyn Backend>,
@@ -98,10 +98,10 @@ impl Scan {
         Ok(scan)
     }
 
-    /// Brings to the medium what an ended process left in caches, so that nothing found can be lost any more; it
-    /// changes no byte. A sync alone would not do: if one failed before, the system may have dropped what it was to
-    /// write, and still show it to readers. So the records that nothing knows to be durable, at most what was in flight
-    /// at the end, are written again.
+    /// Brings to the medium what an ended process left in caches, so that nothing found can be lost; it changes no
+    /// byte. A sync alone would not do: if one failed before, the system may have dropped the writes that it covered,
+    /// and still show them to readers. So the records that nothing proves durable, at most those in flight at the end,
+    /// are written again.
     fn harden(&self) -> Result<()> {
         // A segment may have been made by a process that was killed before its name was durable.
         self.folder.sync().map_err(|error| Error::io("syncing", self.folder.path(), error))?;
@@ -162,12 +162,12 @@ impl Scan {
         Ok(())
     }
 
-    /// Whether every window is there that the superblock lists.
+    /// Verifies that every window exists that the superblock lists.
     fn check_stretch(&self, range: &LogRange, on_corruption: OnCorruption<'_>) -> Result<()> {
         let mut position = range.from;
         while position < range.to {
             let mut windows = self.streams.get(&range.stream).into_iter().flat_map(|stream| &stream.windows);
-            // Where a window was begun twice, the later use counts: they are in the order of their use numbers.
+            // If a window was begun twice, the later use counts: they are in the order of their use numbers.
             let Some(window) = windows.rfind(|window| window.segment.start() == position) else {
                 let what = format!("the log, stream {} from position {position}", range.stream);
                 let reason = format!(
@@ -228,12 +228,12 @@ impl Scan {
         Ok(())
     }
 
-    /// Erases the records that the starts of openings void, durably, so that these starts need not be known any more.
-    /// It takes no space, and changes nothing of what the log holds: repeated after a power cut amid it, it does the
-    /// rest.
+    /// Erases the records that the starts of openings void, durably, so that these starts need not be known any longer.
+    /// It takes no space and changes nothing of the log's contents. After a power cut amid it, repeating it finishes
+    /// the work.
     ///
-    /// Of each, the header is overwritten with zeros. Spares are looked through too: a later opening may take one for a
-    /// window that holds something. What is at or above the start of the opening that follows may stay.
+    /// The header of each is overwritten with zeros. Spares are searched too: a later opening may take one for a window
+    /// with records. Records at or above the start of the opening that follows may stay.
     pub(crate) fn erase_void(&self) -> Result<()> {
         for stream in self.streams.values() {
             let spares = stream.spares.iter().filter_map(|spare| spare.last_use.clone());
@@ -264,14 +264,14 @@ impl Scan {
         self.record_bytes
     }
 
-    /// How many records recovery must apply.
+    /// The number of records that recovery must apply.
     pub(crate) fn record_count(&self) -> u64 {
         self.record_count
     }
 
     /// The records above what the checkpoint covers. May be called any number of times.
     pub(crate) fn records(&self) -> Result<Records> {
-        // As much again for the bodies.
+        // The other half is for the bodies.
         let chunk_bytes = chunk_bytes(self.options.buffer_bytes / 2, self.streams.len());
         let mut readers = Vec::new();
         for stream in self.streams.values() {
@@ -321,13 +321,13 @@ impl Scan {
 }
 
 /// Writes zeros over the header of a record that starts in the first of these segments, and may run on into another.
-/// What else lies in its blocks is written with the same bytes.
+/// The rest of its blocks is written with the same bytes.
 fn erase_header(segments: &[Arc<Segment>], position: StreamPosition, options: &LogOptions) -> Result<()> {
     let mut segment = &segments[0];
     let mut rest = position..position + RECORD_HEADER_BYTES as u64;
     while !rest.is_empty() {
         if rest.start == segment.end() {
-            // As the reader goes on: where a window was begun twice, the later use counts.
+            // As in the reader: if a window was begun twice, the later use counts.
             let follows = |next: &&Arc<Segment>| next.start() == rest.start;
             segment = segments.iter().rfind(follows).expect("the header was read to its end");
         }
@@ -377,7 +377,7 @@ impl StreamScan {
         let mut reached = segment;
         while self.windows[reached].end() < end {
             let window_end = self.windows[reached].end();
-            // As the reader goes on: where a window was begun twice, the later use counts.
+            // As in the reader: if a window was begun twice, the later use counts.
             let follows = |window: &Window| window.segment.start() == window_end;
             reached = self.windows.iter().rposition(follows).expect("the record was read to its end");
             self.windows[reached].last = Some(timestamp);
@@ -398,7 +398,7 @@ impl StreamScan {
         let mut position = first.block_start();
         let end = self.applied_end.expect("a record that is uncertain is applied").block_end();
         while position < end {
-            // Where a window was begun twice, the later use counts.
+            // If a window was begun twice, the later use counts.
             let holds = |window: &&Window| window.segment.start() <= position && position < window.end();
             let window = self.windows.iter().rfind(holds).expect("the records were read from it");
             let path = window.segment.path();

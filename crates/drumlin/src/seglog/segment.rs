@@ -13,7 +13,7 @@ use crate::io::{AlignedBuffer, FileRef, Folder, OpenOptions, Persist};
 
 pub(super) const BLOCK: u64 = BLOCK_BYTES as u64;
 
-/// Zeros written before a new segment is put to use: little, for somebody may be waiting.
+/// Zeros written before a new segment is put to use: few, since a commit may be waiting.
 pub(super) const FIRST_FILL_BYTES: u64 = 1 << 20;
 
 /// Zeros are written in transfers of this size: large enough for a device's bandwidth, small enough to stay out of the
@@ -65,7 +65,7 @@ impl Segment {
         Ok(())
     }
 
-    /// Where in the file a position of the window lies.
+    /// The offset in the file of a position of the window.
     pub(super) fn offset(&self, position: StreamPosition) -> u64 {
         assert!(self.start() <= position && position <= self.end(), "position {position} outside of {self:?}");
         BLOCK + (position - self.start())
@@ -155,7 +155,7 @@ pub(super) fn write_zeros(file: &FileRef, start: u64, end: u64) -> io::Result<()
     Ok(())
 }
 
-/// What a file of the log folder turned out to be.
+/// The kind of a file in the log folder.
 #[derive(Debug)]
 pub(super) enum Found {
     Segment(Arc<Segment>),
@@ -203,7 +203,7 @@ pub(super) fn inspect(
     }
 }
 
-/// How much of its window a segment with this header has: that was durable before the header was written.
+/// The bytes of its window that a segment with this header has: they were durable before the header was written.
 fn written_bytes_min(header: &SegmentHeader) -> u64 {
     if header.filled { header.window_bytes } else { header.window_bytes.min(FIRST_FILL_BYTES) }
 }

@@ -83,10 +83,10 @@ impl Batch {
     }
 }
 
-/// What the stream's mutex protects.
+/// The state that the stream's mutex protects.
 #[derive(Debug)]
 pub(super) struct Tail {
-    /// Where records are copied to.
+    /// The buffer that records are copied to.
     pub(super) active: Batch,
     /// The other buffer, unless it is being written.
     idle: Option<AlignedBuffer>,
@@ -105,11 +105,11 @@ pub(super) struct Tail {
     pub(super) spares: Vec<Spare>,
     pub(super) next_use: UseNumber,
     pub(super) next_slot: u32,
-    /// Where the first window begins when there is none.
+    /// The start of the first window while there is none.
     pub(super) origin: StreamPosition,
     /// A reservation waits for windows up to this position.
     pub(super) wanted: StreamPosition,
-    /// How often preparing a window was refused; and why the last time, `None` for want of space.
+    /// The number of refused preparations; and the last reason, `None` for want of space.
     pub(super) prepare_failures: u64,
     pub(super) prepare_error: Option<Arc<io::Error>>,
     /// The last attempt found no space.
@@ -209,7 +209,7 @@ impl Stream {
     }
 }
 
-/// What preparing has to do next for a stream.
+/// The next step of preparing a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Preparation {
     Fill,
@@ -293,7 +293,8 @@ impl Tail {
         self.active.used > self.active.buffer.capacity() / 2
     }
 
-    /// Where the windows must reach for a record of `bytes`, counting the padding before each reserved record.
+    /// The position that the windows must reach for a record of `bytes`, counting the padding before each reserved
+    /// record.
     pub(super) fn span_end(&self, bytes: usize) -> StreamPosition {
         self.position() + self.reserved_span + bytes as u64 + BLOCK
     }
@@ -314,7 +315,7 @@ impl Tail {
         self.reserved_span -= bytes as u64 + BLOCK;
     }
 
-    /// What must be prepared so that no append ever waits for it.
+    /// The next step of preparing, so that no append ever waits for it.
     pub(super) fn preparation(&self) -> Option<Preparation> {
         if self.is_sealed {
             return None;
@@ -331,7 +332,7 @@ impl Tail {
         }
     }
 
-    /// Another window can't be had now: whoever waits for it is told.
+    /// Refuses another window: its waiters get the error.
     pub(super) fn refuse(&mut self, error: Option<Arc<io::Error>>) {
         self.wanted = StreamPosition::START;
         self.prepare_failures += 1;
