@@ -3,6 +3,7 @@
 mod asynchronous;
 mod config;
 mod keyspace;
+mod leaf_copy;
 mod range;
 mod snapshot;
 mod transaction;

@@ -3,14 +3,15 @@
 //! A scan copies rows out of one leaf at a time and latches nothing in between, so it never blocks a writer, and splits
 //! and merges do not disturb it. It finds the next leaf by the fence of the last one.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::future::Future;
-use std::ops::{Bound, Range as Span, RangeBounds};
+use std::ops::Bound;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use super::Handle;
+use super::leaf_copy::{Copier, Fetched, Row};
 use super::value::Value;
 use crate::error::{Error, Result};
 use crate::format::node::LargeRef;
@@ -19,14 +20,13 @@ use crate::pool::Stop;
 use crate::store::Store;
 use crate::store::read_ahead::ReadAhead;
 use crate::task::{WaitMode, ready};
-use crate::tree::node::{Leaf, RowValue};
+use crate::tree::node::Leaf;
 use crate::tree::{Direction, Target, Tree};
 use crate::txn::engine::Engine;
 use crate::txn::read_set::SharedReads;
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::values::{self, LargeValue, Part};
-use crate::txn::versions::OldVersion;
-use crate::txn::write_set::{Change, SharedWrites};
+use crate::txn::write_set::SharedWrites;
 
 /// The rows of a range in key order, as of one snapshot: an iterator from both ends.
 ///
@@ -67,31 +67,6 @@ struct Scan {
     back_bytes: u64,
 }
 
-/// Memory of a row besides its bytes: as it is collected and as it is kept.
-const ROW_BYTES: usize = size_of::<Row>() + size_of::<(Span<u32>, Fetched)>();
-/// The least that a scan copies at once, unless a single row is larger.
-const BATCH_BYTES_MIN: u64 = 1 << 10;
-/// The most that a new scan copies at once while no others have memory; each leaf raises it by as much again. Pages of
-/// up to 8 KiB are copied whole.
-const BATCH_BYTES_FIRST: u64 = 16 << 10;
-/// The most that it copies at once of its transaction's own changes, and of old versions.
-const CHANGES_BYTES_MAX: usize = 64 << 10;
-
-#[derive(Clone)]
-struct Row {
-    rows: Arc<Vec<u8>>,
-    key: Span<u32>,
-    value: Fetched,
-}
-
-#[derive(Clone)]
-enum Fetched {
-    Inline(Span<u32>),
-    Large(LargeRef),
-    /// Put by the scanning transaction: written to extents, but in no page table before the commit.
-    Own(Arc<LargeValue>),
-}
-
 impl std::fmt::Debug for Range {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.0 {
@@ -103,80 +78,8 @@ impl std::fmt::Debug for Range {
     }
 }
 
-/// Rows copied out of a leaf.
-struct Batch {
-    rows: Vec<u8>,
-    spans: Vec<(Span<u32>, Fetched)>,
-}
-
-impl Batch {
-    fn keep(&mut self, bytes: &[u8]) -> Span<u32> {
-        let start = self.rows.len() as u32;
-        self.rows.extend_from_slice(bytes);
-        start..self.rows.len() as u32
-    }
-
-    fn push(&mut self, prefix: &[u8], suffix: &[u8], value: RowValue<'_>) {
-        let start = self.rows.len() as u32;
-        self.rows.extend_from_slice(prefix);
-        self.rows.extend_from_slice(suffix);
-        let key = start..self.rows.len() as u32;
-        let value = match value {
-            RowValue::Inline(value) => Fetched::Inline(self.keep(value)),
-            RowValue::Large(reference) => Fetched::Large(reference),
-        };
-        self.spans.push((key, value));
-    }
-
-    fn push_old(&mut self, key: &[u8], was: &OldVersion) {
-        match was {
-            OldVersion::Absent => {}
-            OldVersion::Inline(value) => self.push(key, &[], RowValue::Inline(value)),
-            OldVersion::Large(reference) => self.push(key, &[], RowValue::Large(*reference)),
-        }
-    }
-
-    /// The heap memory of the batch.
-    fn memory_bytes(&self) -> u64 {
-        (self.rows.capacity() + self.spans.capacity() * ROW_BYTES) as u64
-    }
-
-    fn finish(self) -> VecDeque<Row> {
-        let rows = Arc::new(self.rows);
-        self.spans.into_iter().map(|(key, value)| Row { rows: Arc::clone(&rows), key, value }).collect()
-    }
-}
-
-/// The rows copied from a leaf.
-struct Copied {
-    rows: VecDeque<Row>,
-    bytes: u64,
-    /// The last copied key, if the leaf has more rows.
-    stop: Option<Vec<u8>>,
-}
-
 fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
     bound.as_ref().map(|key| &key[..])
-}
-
-/// Returns `true` if a range that ends at `fence` ends before one that ends at `upper`.
-fn is_below(fence: &[u8], upper: Bound<&[u8]>) -> bool {
-    match upper {
-        Bound::Unbounded => true,
-        Bound::Included(upper) | Bound::Excluded(upper) => fence <= upper,
-    }
-}
-
-/// Returns `true` if a range that begins at `fence` begins after one that begins at `lower`.
-fn is_above(fence: &[u8], lower: Bound<&[u8]>) -> bool {
-    match lower {
-        Bound::Unbounded => true,
-        Bound::Included(lower) | Bound::Excluded(lower) => fence > lower,
-    }
-}
-
-fn inline_bytes(value: &RowValue<'_>) -> usize {
-    if let RowValue::Inline(value) = value { value.len() } else { 0 }
 }
 
 /// The position of the next leaf.
@@ -277,169 +180,15 @@ impl Scan {
         reads.lock().add_interval(&self.tree, &first, end.as_deref())
     }
 
-    /// The rows of the leaf that lie within what is left to fetch, as the scan's moment saw them: those next to its
-    /// end, as many as there is `memory` for beside `kept_bytes`.
-    fn copy_rows(
-        &self,
-        leaf: &Leaf<'_>,
-        page: crate::format::PageId,
-        direction: Direction,
-        memory: &mut Grant,
-        kept_bytes: u64,
-    ) -> Result<Copied> {
-        let forward = direction == Direction::Forward;
-        let at = |bound: Bound<&[u8]>, start: bool| match bound {
-            Bound::Unbounded if start => 0,
-            Bound::Unbounded => leaf.len(),
-            Bound::Included(key) if start => leaf.lower_bound(key),
-            Bound::Excluded(key) if !start => leaf.lower_bound(key),
-            Bound::Included(key) | Bound::Excluded(key) => match leaf.search(key) {
-                Ok(index) => index + 1,
-                Err(index) => index,
-            },
-        };
-        let (mut lower, mut upper) = (as_slice(&self.lower), as_slice(&self.upper));
-        let (mut start, mut end) = (at(lower, true), at(upper, false));
-        end = end.max(start);
-        let bytes_of_all = leaf.live_bytes() + (end - start) * (leaf.prefix().len() + ROW_BYTES);
-        let own_bytes = if self.own.is_some() { CHANGES_BYTES_MAX } else { 0 };
-        let is_newer = leaf.newest() > self.snapshot.timestamp;
-        let old_bytes = if is_newer { CHANGES_BYTES_MAX } else { 0 };
-        let mut room = Self::secure(memory, kept_bytes, bytes_of_all + own_bytes + old_bytes)?;
-
-        // What does not fit is left for later. `nearest` keeps the nearer of two ends.
-        let mut stop: Option<Vec<u8>> = None;
-        let nearest = |stop: &mut Option<Vec<u8>>, last: Vec<u8>| {
-            if stop.as_ref().is_none_or(|stop| if forward { last < *stop } else { last > *stop }) {
-                *stop = Some(last);
-            }
-        };
-        let mut key = Vec::new();
-        let mut old = BTreeMap::new();
-        if is_newer {
-            // What rows were is there beside the copies of them.
-            room /= 2;
-            // Bounds of what is left to fetch: the leaf's rows are within its own.
-            let versions = &self.handle.store_here().engine.versions;
-            let (of, at) = ((self.tree.pages.id, page), self.snapshot.timestamp);
-            let found = versions.rows_at(of, at, (lower, upper), direction, room.min(CHANGES_BYTES_MAX));
-            found.last.into_iter().for_each(|last| nearest(&mut stop, last));
-            old = found.rows;
-        }
-        if bytes_of_all > room {
-            let mut bytes = 0;
-            let order: &mut dyn Iterator<Item = usize> =
-                if forward { &mut (start..end) } else { &mut (start..end).rev() };
-            for index in order {
-                leaf.key_into(index, &mut key);
-                bytes += key.len() + ROW_BYTES + inline_bytes(&leaf.value(index));
-                let is_last = if forward { index + 1 == end } else { index == start };
-                if bytes >= room && !is_last {
-                    nearest(&mut stop, std::mem::take(&mut key));
-                    break;
-                }
-            }
-        }
-        let mut own: BTreeMap<&[u8], Change<'_>> = BTreeMap::new();
-        if let Some(writes) = &self.own {
-            // Bounds of what is left to fetch and of the leaf.
-            let within = match (forward, leaf.upper_fence(), leaf.lower_fence()) {
-                (true, Some(fence), _) if is_below(fence, upper) => (lower, Bound::Excluded(fence)),
-                (false, _, Some(fence)) if is_above(fence, lower) => (Bound::Included(fence), upper),
-                _ => (lower, upper),
-            };
-            let mut changes = writes.set.range(self.tree.pages.id, within);
-            let mut bytes = 0;
-            while let Some((key, change)) = if forward { changes.next() } else { changes.next_back() } {
-                if bytes >= room.min(CHANGES_BYTES_MAX) {
-                    let last = if forward { own.keys().next_back() } else { own.keys().next() };
-                    nearest(&mut stop, last.expect("of some bytes").to_vec());
-                    break;
-                }
-                bytes += key.len() + ROW_BYTES + if let Change::Put(value) = change { value.len() } else { 0 };
-                own.insert(key, change);
-            }
-        }
-        if let Some(stop) = &stop {
-            if forward {
-                upper = Bound::Included(stop);
-            } else {
-                lower = Bound::Included(stop);
-            }
-            (start, end) = (at(lower, true), at(upper, false));
-            end = end.max(start);
-            own.retain(|key, _| (lower, upper).contains(*key));
-        }
-
-        let mut batch = Batch { rows: Vec::new(), spans: Vec::new() };
-        let is_plain = old.is_empty() && own.is_empty();
-        if is_plain {
-            if stop.is_none() {
-                batch.rows.reserve_exact(leaf.live_bytes() + (end - start) * leaf.prefix().len());
-            }
-            batch.spans.reserve_exact(end - start);
-            for index in start..end {
-                let (suffix, value) = leaf.row(index);
-                batch.push(leaf.prefix(), suffix, value);
-            }
-        } else {
-            // The slow way: rows, what they were, and what the transaction made of them, merged by key.
-            let mut old = old.into_iter().filter(|(key, _)| (lower, upper).contains(&key[..])).peekable();
-            let mut own = own.into_iter().peekable();
-            let mut index = start;
-            loop {
-                let in_leaf = (index < end).then(|| {
-                    leaf.key_into(index, &mut key);
-                    &key[..]
-                });
-                let in_old = old.peek().map(|(key, _)| &key[..]);
-                let in_own = own.peek().map(|(key, _)| *key);
-                let Some(next) = [in_leaf, in_old, in_own].into_iter().flatten().min() else { break };
-                let [is_in_leaf, is_in_old, is_in_own] = [in_leaf, in_old, in_own].map(|key| key == Some(next));
-                let next = next.to_vec();
-                let was = if is_in_old { old.next() } else { None };
-                match (if is_in_own { own.next() } else { None }, was) {
-                    (Some((_, Change::Remove)), _) => {}
-                    (Some((_, Change::Put(value))), _) => batch.push(&next, &[], RowValue::Inline(value)),
-                    (Some((_, Change::PutLarge(value))), _) => {
-                        let span = batch.keep(&next);
-                        batch.spans.push((span, Fetched::Own(Arc::clone(value))));
-                    }
-                    (None, Some((_, was))) => batch.push_old(&next, &was),
-                    (None, None) => batch.push(&next, &[], leaf.value(index)),
-                }
-                index += usize::from(is_in_leaf);
-            }
-        }
-        if bytes_of_all > room || !is_plain {
-            batch.rows.shrink_to_fit();
-            batch.spans.shrink_to_fit();
-        }
-        let bytes = batch.memory_bytes();
-        let needed = kept_bytes + bytes;
-        // Not for every leaf: the part is shared by all scans.
-        let is_much = memory.bytes() > needed + needed / 2;
-        if !(if is_much { memory.resize(needed) } else { memory.cover(needed) }) {
-            return Err(Error::copies_in_memory(memory.limit_bytes()));
-        }
-        Ok(Copied { rows: batch.finish(), bytes, stop })
-    }
-
-    /// Reserves up to `wanted` bytes beside `kept_bytes`; returns how many there are.
-    fn secure(memory: &mut Grant, kept_bytes: u64, wanted: usize) -> Result<usize> {
-        // A call that was dropped half-way has released the memory of its rows.
-        if !memory.cover(kept_bytes) {
-            return Err(Error::copies_in_memory(memory.limit_bytes()));
-        }
-        let room = memory.bytes() - kept_bytes;
-        if room >= wanted as u64 {
-            return Ok(room as usize);
-        }
-        let alone = BATCH_BYTES_FIRST.min(memory.limit_bytes() / 8);
-        let more = memory.cover_share(BATCH_BYTES_MIN, wanted as u64 - room, alone);
-        match room + more.unwrap_or(0) {
-            0 => Err(Error::copies_in_memory(memory.limit_bytes())),
-            room => Ok(room as usize),
+    /// Copies rows of the keys that are left to fetch.
+    fn copier(&self, direction: Direction) -> Copier<'_> {
+        Copier {
+            versions: &self.handle.store_here().engine.versions,
+            keyspace: self.tree.pages.id,
+            snapshot: self.snapshot.timestamp,
+            bounds: (as_slice(&self.lower), as_slice(&self.upper)),
+            own: self.own.as_ref().map(|own| &own.set),
+            direction,
         }
     }
 
@@ -455,7 +204,7 @@ impl Scan {
             let read = self.tree.read_leaf(Target::At(&key))?;
             let leaf = Leaf::new(&read);
             let fence = leaf.upper_fence().map(<[u8]>::to_vec);
-            let copied = self.copy_rows(&leaf, read.page(), Direction::Forward, &mut memory, self.back_bytes)?;
+            let copied = self.copier(Direction::Forward).copy(&leaf, read.page(), &mut memory, self.back_bytes)?;
             Ok((copied, fence.map_or(Next::Nowhere, Next::From)))
         });
         let (copied, next) = fetched.await?;
@@ -505,7 +254,7 @@ impl Scan {
             let read = self.tree.read_leaf(target)?;
             let leaf = Leaf::new(&read);
             let fence = leaf.lower_fence().map(<[u8]>::to_vec);
-            let copied = self.copy_rows(&leaf, read.page(), Direction::Backward, &mut memory, self.front_bytes)?;
+            let copied = self.copier(Direction::Backward).copy(&leaf, read.page(), &mut memory, self.front_bytes)?;
             Ok((copied, fence.map_or(Next::Nowhere, Next::From)))
         });
         let (copied, next) = fetched.await?;

@@ -1,0 +1,379 @@
+//! Copies of a leaf's rows, as a scan's snapshot sees them.
+//!
+//! A copy takes as many rows as there is memory for, those next to the end that the scan is at. It merges three sources
+//! by key, each of which may end early for want of memory: the leaf, old versions of its rows, and the changes of the
+//! scan's own transaction. The first of them to end decides where the copy stops.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::{Bound, Range as Span, RangeBounds};
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::format::node::LargeRef;
+use crate::format::{KeyspaceId, PageId, Timestamp};
+use crate::memory::Grant;
+use crate::tree::Direction;
+use crate::tree::node::{Leaf, RowValue};
+use crate::txn::values::LargeValue;
+use crate::txn::versions::{OldVersion, Versions};
+use crate::txn::write_set::{Change, WriteSet};
+
+/// Memory of a row besides its bytes: as it is collected and as it is kept.
+const ROW_BYTES: usize = size_of::<Row>() + size_of::<(Span<u32>, Fetched)>();
+/// The least that a scan copies at once, unless a single row is larger.
+const BATCH_BYTES_MIN: u64 = 1 << 10;
+/// The most that a new scan copies at once while no others have memory; each leaf raises it by as much again. Pages of
+/// up to 8 KiB are copied whole.
+const BATCH_BYTES_FIRST: u64 = 16 << 10;
+/// The most that it copies at once of its transaction's own changes, and of old versions.
+const CHANGES_BYTES_MAX: usize = 64 << 10;
+
+#[derive(Clone)]
+pub(super) struct Row {
+    pub(super) rows: Arc<Vec<u8>>,
+    pub(super) key: Span<u32>,
+    pub(super) value: Fetched,
+}
+
+#[derive(Clone)]
+pub(super) enum Fetched {
+    Inline(Span<u32>),
+    Large(LargeRef),
+    /// Put by the scanning transaction: written to extents, but in no page table before the commit.
+    Own(Arc<LargeValue>),
+}
+
+/// The rows copied from a leaf.
+pub(super) struct Copied {
+    pub(super) rows: VecDeque<Row>,
+    pub(super) bytes: u64,
+    /// The last copied key, if the leaf has more rows.
+    pub(super) stop: Option<Vec<u8>>,
+}
+
+type Bounds<'a> = (Bound<&'a [u8]>, Bound<&'a [u8]>);
+
+/// The settings of a copy.
+pub(super) struct Copier<'s> {
+    pub(super) versions: &'s Versions,
+    pub(super) keyspace: KeyspaceId,
+    pub(super) snapshot: Timestamp,
+    /// The bounds of the keys to copy.
+    pub(super) bounds: Bounds<'s>,
+    /// The changes of the scanning transaction.
+    pub(super) own: Option<&'s WriteSet>,
+    /// The end of the bounds whose rows are copied: the first for `Forward`.
+    pub(super) direction: Direction,
+}
+
+impl Copier<'_> {
+    /// Copies rows of a leaf that is latched, as many as there is `memory` for beside `kept_bytes`.
+    pub(super) fn copy(&self, leaf: &Leaf<'_>, page: PageId, memory: &mut Grant, kept_bytes: u64) -> Result<Copied> {
+        let mut part = LeafPart::new(leaf, self.bounds, self.direction);
+        let bytes_of_all = part.memory_bytes();
+        let is_newer = leaf.newest() > self.snapshot;
+        let changes_bytes =
+            [is_newer, self.own.is_some()].map(|are_there| if are_there { CHANGES_BYTES_MAX } else { 0 });
+        let mut room = reserve(memory, kept_bytes, bytes_of_all + changes_bytes[0] + changes_bytes[1])?;
+
+        let mut old = BTreeMap::new();
+        if is_newer {
+            // Old versions are in memory together with the copies of them.
+            room /= 2;
+            old = self.old_versions(page, room.min(CHANGES_BYTES_MAX), &mut part);
+        }
+        if bytes_of_all > room {
+            part.stop_within(room);
+        }
+        let mut own = BTreeMap::new();
+        if let Some(writes) = self.own {
+            own = self.own_changes(writes, room.min(CHANGES_BYTES_MAX), &mut part);
+        }
+        if part.stop.is_some() {
+            part.drop_rows_behind_stop();
+            own.retain(|key, _| part.bounds().contains(*key));
+        }
+
+        let is_plain = old.is_empty() && own.is_empty();
+        let mut batch = if is_plain { Batch::of(&part) } else { Batch::merged(&part, old, own) };
+        if bytes_of_all > room || !is_plain {
+            batch.shrink();
+        }
+        let bytes = batch.memory_bytes();
+        fit(memory, kept_bytes + bytes)?;
+        Ok(Copied { rows: batch.finish(), bytes, stop: part.stop })
+    }
+
+    /// Old versions of the leaf's rows, up to so many bytes of them.
+    fn old_versions(&self, page: PageId, bytes_max: usize, part: &mut LeafPart<'_>) -> BTreeMap<Vec<u8>, OldVersion> {
+        // The leaf's rows lie within its fences, so the scan's bounds are enough.
+        let leaf = (self.keyspace, page);
+        let found = self.versions.rows_at(leaf, self.snapshot, self.bounds, self.direction, bytes_max);
+        found.last.into_iter().for_each(|last| part.stop_at(last));
+        found.rows
+    }
+
+    /// The transaction's own changes between the leaf's fences, up to so many bytes of them.
+    fn own_changes<'w>(
+        &self,
+        writes: &'w WriteSet,
+        bytes_max: usize,
+        part: &mut LeafPart<'_>,
+    ) -> BTreeMap<&'w [u8], Change<'w>> {
+        let (lower, upper) = self.bounds;
+        let within = match (self.direction, part.leaf.upper_fence(), part.leaf.lower_fence()) {
+            (Direction::Forward, Some(fence), _) if is_below(fence, upper) => (lower, Bound::Excluded(fence)),
+            (Direction::Backward, _, Some(fence)) if is_above(fence, lower) => (Bound::Included(fence), upper),
+            _ => (lower, upper),
+        };
+        let mut changes = writes.range(self.keyspace, within);
+        let mut next = || match self.direction {
+            Direction::Forward => changes.next(),
+            Direction::Backward => changes.next_back(),
+        };
+        let mut own = BTreeMap::new();
+        let mut last: &[u8] = &[];
+        let mut bytes = 0;
+        while let Some((key, change)) = next() {
+            if bytes >= bytes_max {
+                part.stop_at(last.to_vec());
+                break;
+            }
+            last = key;
+            bytes += key.len() + ROW_BYTES + if let Change::Put(value) = change { value.len() } else { 0 };
+            own.insert(key, change);
+        }
+        own
+    }
+}
+
+/// The rows of a leaf that a copy takes: those within the scan's bounds, up to a key that it stops at.
+struct LeafPart<'a> {
+    leaf: &'a Leaf<'a>,
+    lower: Bound<&'a [u8]>,
+    upper: Bound<&'a [u8]>,
+    direction: Direction,
+    /// The last key of the part, if memory ends it before the leaf does.
+    stop: Option<Vec<u8>>,
+    /// The indexes of its rows in the leaf.
+    rows: Span<usize>,
+}
+
+impl<'a> LeafPart<'a> {
+    fn new(leaf: &'a Leaf<'a>, (lower, upper): Bounds<'a>, direction: Direction) -> LeafPart<'a> {
+        let rows = rows_within(leaf, (lower, upper));
+        LeafPart { leaf, lower, upper, direction, stop: None, rows }
+    }
+
+    /// The scan's bounds, as far as the part reaches.
+    fn bounds(&self) -> Bounds<'_> {
+        match (&self.stop, self.direction) {
+            (None, _) => (self.lower, self.upper),
+            (Some(stop), Direction::Forward) => (self.lower, Bound::Included(stop)),
+            (Some(stop), Direction::Backward) => (Bound::Included(stop), self.upper),
+        }
+    }
+
+    /// Memory of a copy of its rows, at the most.
+    fn memory_bytes(&self) -> usize {
+        self.leaf.live_bytes() + self.rows.len() * (self.leaf.prefix().len() + ROW_BYTES)
+    }
+
+    /// Ends the part at a key, unless it ends before.
+    fn stop_at(&mut self, last: Vec<u8>) {
+        let is_nearer = |stop: &Vec<u8>| match self.direction {
+            Direction::Forward => last < *stop,
+            Direction::Backward => last > *stop,
+        };
+        if self.stop.as_ref().is_none_or(is_nearer) {
+            self.stop = Some(last);
+        }
+    }
+
+    /// Ends the part at the first row whose copy, with those before it, takes so many bytes.
+    fn stop_within(&mut self, bytes_max: usize) {
+        let mut bytes = 0;
+        let mut key = Vec::new();
+        let Span { start, end } = self.rows;
+        let order: &mut dyn Iterator<Item = usize> = match self.direction {
+            Direction::Forward => &mut (start..end),
+            Direction::Backward => &mut (start..end).rev(),
+        };
+        let last_index = match self.direction {
+            Direction::Forward => end.saturating_sub(1),
+            Direction::Backward => start,
+        };
+        for index in order {
+            self.leaf.key_into(index, &mut key);
+            bytes += key.len() + ROW_BYTES + inline_bytes(&self.leaf.value(index));
+            if bytes >= bytes_max && index != last_index {
+                self.stop_at(key);
+                return;
+            }
+        }
+    }
+
+    fn drop_rows_behind_stop(&mut self) {
+        self.rows = rows_within(self.leaf, self.bounds());
+    }
+}
+
+/// The indexes of a leaf's rows within bounds.
+fn rows_within(leaf: &Leaf<'_>, (lower, upper): Bounds<'_>) -> Span<usize> {
+    let behind = |key| match leaf.search(key) {
+        Ok(index) => index + 1,
+        Err(index) => index,
+    };
+    let start = match lower {
+        Bound::Unbounded => 0,
+        Bound::Included(key) => leaf.lower_bound(key),
+        Bound::Excluded(key) => behind(key),
+    };
+    let end = match upper {
+        Bound::Unbounded => leaf.len(),
+        Bound::Included(key) => behind(key),
+        Bound::Excluded(key) => leaf.lower_bound(key),
+    };
+    start..end.max(start)
+}
+
+/// Returns `true` if a range that ends at `fence` ends before one that ends at `upper`.
+fn is_below(fence: &[u8], upper: Bound<&[u8]>) -> bool {
+    match upper {
+        Bound::Unbounded => true,
+        Bound::Included(upper) | Bound::Excluded(upper) => fence <= upper,
+    }
+}
+
+/// Returns `true` if a range that begins at `fence` begins after one that begins at `lower`.
+fn is_above(fence: &[u8], lower: Bound<&[u8]>) -> bool {
+    match lower {
+        Bound::Unbounded => true,
+        Bound::Included(lower) | Bound::Excluded(lower) => fence > lower,
+    }
+}
+
+fn inline_bytes(value: &RowValue<'_>) -> usize {
+    if let RowValue::Inline(value) = value { value.len() } else { 0 }
+}
+
+/// Reserves memory for a copy of up to `wanted` bytes beside `kept_bytes`; returns how many bytes it may have.
+fn reserve(memory: &mut Grant, kept_bytes: u64, wanted: usize) -> Result<usize> {
+    // A call that was dropped half-way has released the memory of its rows.
+    if !memory.cover(kept_bytes) {
+        return Err(Error::copies_in_memory(memory.limit_bytes()));
+    }
+    let room = memory.bytes() - kept_bytes;
+    if room >= wanted as u64 {
+        return Ok(room as usize);
+    }
+    let alone = BATCH_BYTES_FIRST.min(memory.limit_bytes() / 8);
+    let more = memory.cover_share(BATCH_BYTES_MIN, wanted as u64 - room, alone);
+    match room + more.unwrap_or(0) {
+        0 => Err(Error::copies_in_memory(memory.limit_bytes())),
+        room => Ok(room as usize),
+    }
+}
+
+/// Releases memory beyond `needed` bytes if it is much: not for every leaf, since all scans share the account.
+fn fit(memory: &mut Grant, needed: u64) -> Result<()> {
+    let is_much = memory.bytes() > needed + needed / 2;
+    let fits = if is_much { memory.resize(needed) } else { memory.cover(needed) };
+    if fits { Ok(()) } else { Err(Error::copies_in_memory(memory.limit_bytes())) }
+}
+
+/// Rows copied out of a leaf.
+struct Batch {
+    rows: Vec<u8>,
+    spans: Vec<(Span<u32>, Fetched)>,
+}
+
+impl Batch {
+    /// The rows of a part of a leaf, as they are.
+    fn of(part: &LeafPart<'_>) -> Batch {
+        let leaf = part.leaf;
+        let mut batch = Batch { rows: Vec::new(), spans: Vec::with_capacity(part.rows.len()) };
+        if part.stop.is_none() {
+            batch.rows.reserve_exact(leaf.live_bytes() + part.rows.len() * leaf.prefix().len());
+        }
+        for index in part.rows.clone() {
+            let (suffix, value) = leaf.row(index);
+            batch.push(leaf.prefix(), suffix, value);
+        }
+        batch
+    }
+
+    /// The rows of a part of a leaf, their old versions, and what the transaction made of them, merged by key.
+    fn merged(part: &LeafPart<'_>, old: BTreeMap<Vec<u8>, OldVersion>, own: BTreeMap<&[u8], Change<'_>>) -> Batch {
+        let mut batch = Batch { rows: Vec::new(), spans: Vec::new() };
+        let bounds = part.bounds();
+        let mut old = old.into_iter().filter(|(key, _)| bounds.contains(&key[..])).peekable();
+        let mut own = own.into_iter().peekable();
+        let Span { start: mut index, end } = part.rows;
+        let mut key = Vec::new();
+        loop {
+            let in_leaf = (index < end).then(|| {
+                part.leaf.key_into(index, &mut key);
+                &key[..]
+            });
+            let in_old = old.peek().map(|(key, _)| &key[..]);
+            let in_own = own.peek().map(|(key, _)| *key);
+            let Some(next) = [in_leaf, in_old, in_own].into_iter().flatten().min() else { return batch };
+            let [is_in_leaf, is_in_old, is_in_own] = [in_leaf, in_old, in_own].map(|key| key == Some(next));
+            let next = next.to_vec();
+            let was = if is_in_old { old.next() } else { None };
+            match (if is_in_own { own.next() } else { None }, was) {
+                (Some((_, Change::Remove)), _) => {}
+                (Some((_, Change::Put(value))), _) => batch.push(&next, &[], RowValue::Inline(value)),
+                (Some((_, Change::PutLarge(value))), _) => {
+                    let span = batch.keep(&next);
+                    batch.spans.push((span, Fetched::Own(Arc::clone(value))));
+                }
+                (None, Some((_, was))) => batch.push_old(&next, &was),
+                (None, None) => batch.push(&next, &[], part.leaf.value(index)),
+            }
+            index += usize::from(is_in_leaf);
+        }
+    }
+
+    fn keep(&mut self, bytes: &[u8]) -> Span<u32> {
+        let start = self.rows.len() as u32;
+        self.rows.extend_from_slice(bytes);
+        start..self.rows.len() as u32
+    }
+
+    fn push(&mut self, prefix: &[u8], suffix: &[u8], value: RowValue<'_>) {
+        let start = self.rows.len() as u32;
+        self.rows.extend_from_slice(prefix);
+        self.rows.extend_from_slice(suffix);
+        let key = start..self.rows.len() as u32;
+        let value = match value {
+            RowValue::Inline(value) => Fetched::Inline(self.keep(value)),
+            RowValue::Large(reference) => Fetched::Large(reference),
+        };
+        self.spans.push((key, value));
+    }
+
+    fn push_old(&mut self, key: &[u8], was: &OldVersion) {
+        match was {
+            OldVersion::Absent => {}
+            OldVersion::Inline(value) => self.push(key, &[], RowValue::Inline(value)),
+            OldVersion::Large(reference) => self.push(key, &[], RowValue::Large(*reference)),
+        }
+    }
+
+    fn shrink(&mut self) {
+        self.rows.shrink_to_fit();
+        self.spans.shrink_to_fit();
+    }
+
+    /// The heap memory of the batch.
+    fn memory_bytes(&self) -> u64 {
+        (self.rows.capacity() + self.spans.capacity() * ROW_BYTES) as u64
+    }
+
+    fn finish(self) -> VecDeque<Row> {
+        let rows = Arc::new(self.rows);
+        self.spans.into_iter().map(|(key, value)| Row { rows: Arc::clone(&rows), key, value }).collect()
+    }
+}
