@@ -17,6 +17,7 @@ mod buffers;
 mod bulk;
 mod fetch;
 mod frames;
+mod groups;
 mod pins;
 pub(crate) mod reclaim;
 mod write_back;
@@ -110,7 +111,7 @@ enum Wanted {
     Value(u64),
 }
 
-/// What a thread does that is to begin a read and lacks a frame or a buffer for it.
+/// The choice of a thread that lacks a frame or a buffer for its next read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum OnShortage {
     Wait,
@@ -168,13 +169,6 @@ struct Background {
     stop: AtomicBool,
 }
 
-/// Extents read together, and the pages they are for.
-struct Group<'p> {
-    span: Span,
-    buffer_bytes: usize,
-    pages: Vec<(PageId, ExtentAddress, NewFrame<'p>)>,
-}
-
 /// The part of the file that one request reads.
 #[derive(Clone, Copy, Debug)]
 struct Span {
@@ -211,9 +205,6 @@ const SCRATCH_BYTES: usize = PAGE_BYTES_MAX + 2 * 4096;
 const GROUP_BYTES_MAX: usize = 256 << 10;
 /// A chunk of a large value, wherever it begins in its block, and what is in it before compression or after.
 const PAIR_BYTES: usize = 2 * GROUP_BYTES_MAX + (32 << 10);
-/// Requests handed to the kernel at once, which takes some 5 µs for each: the device begins with the first meanwhile,
-/// and pages are decoded while it works.
-const SUBMITTED_AT_ONCE: usize = 8;
 /// Extents this far from each other are read together: a request more costs as much as 16 KiB more.
 const GROUP_GAP_BYTES: u64 = 16 << 10;
 
@@ -422,141 +413,6 @@ impl Pool {
         while matches!(pages.table.load(page), PageEntry::Reading(_)) {
             arrived.wait(&mut epoch_guard);
         }
-    }
-
-    /// Brings several nodes into memory with many reads in flight. Pages that can't be read are left where they are:
-    /// who needs one finds the error when it faults the page itself. Returns the number of pages read.
-    pub(crate) fn fault_many(&self, pages: &PageSpace, wanted: &[PageId]) -> Result<usize> {
-        if wanted.len() < 2 {
-            return Ok(wanted.iter().filter(|page| self.fault(pages, **page, pages.page_bytes).is_ok()).count());
-        }
-        // In the order of the disk, so that neighbours come in with one read.
-        let mut extents: Vec<(ExtentAddress, PageId)> = (wanted.iter())
-            .filter_map(|&page| match pages.table.load(page) {
-                PageEntry::OnDisk(address) if address.length() <= pages.page_bytes as u64 => Some((address, page)),
-                _ => None,
-            })
-            .collect();
-        extents.sort_unstable();
-        let mut rest = &extents[..];
-        let mut queue = self.take_queue()?;
-        let mut in_flight: Vec<Option<Group<'_>>> = (0..queue.depth()).map(|_| None).collect();
-        let mut idle: Vec<usize> = (0..queue.depth()).collect();
-        let mut finished = Vec::new();
-        let mut count = 0;
-        loop {
-            let mut pushed = 0;
-            while pushed < SUBMITTED_AT_ONCE
-                && !rest.is_empty()
-                && let Some(&slot) = idle.last()
-            {
-                let is_first = queue.in_flight() == 0;
-                let (near, length_max) = self.near(rest);
-                let buffer =
-                    if is_first { Some(self.buffers.take(length_max)) } else { self.buffers.try_take(length_max) };
-                let Some(mut buffer) = buffer else { break };
-                let mut unclaimed = near;
-                let claimed = self.claim_group(pages, &mut unclaimed, OnShortage::of(queue.as_ref()));
-                rest = &rest[near.len() - unclaimed.len()..];
-                let Ok(Some(mut group)) = claimed else {
-                    self.buffers.give(buffer);
-                    claimed?;
-                    // Others have claimed all of these, or there is no frame.
-                    if unclaimed.is_empty() {
-                        continue;
-                    }
-                    break;
-                };
-                idle.pop();
-                pushed += 1;
-                let length = group.span.length();
-                buffer.set_len(length);
-                group.buffer_bytes = buffer.capacity();
-                self.space.count_read(length);
-                queue.push_read(self.space.file(), group.span.start, buffer, slot as u64);
-                in_flight[slot] = Some(group);
-            }
-            if queue.in_flight() == 0 {
-                break;
-            }
-            // While more can be requested, takes only what has arrived; then waits for several at a time: a wake-up
-            // costs more than decoding a page.
-            let go_on = pushed == SUBMITTED_AT_ONCE && !rest.is_empty() && !idle.is_empty();
-            let enough = if go_on { 0 } else { queue.in_flight().div_ceil(8) };
-            if let Err(error) = queue.wait(enough, &mut finished) {
-                // Ends once nothing is in flight.
-                drop(queue);
-                let kind = error.kind();
-                self.buffers.lose(in_flight.iter().flatten().map(|group| group.buffer_bytes).sum());
-                for (page, address, frame) in in_flight.into_iter().flatten().flat_map(|group| group.pages) {
-                    let _ = self.arrive(pages, page, Wanted::Node, address, frame, Err(kind.into()), &[]);
-                }
-                return Err(Error::io("reading", self.space.path(), error));
-            }
-            for completion in finished.drain(..) {
-                let slot = completion.token as usize;
-                let group = in_flight[slot].take().expect("the slot was in flight");
-                for (page, address, frame) in group.pages {
-                    assert!(
-                        group.span.start <= address.start() && address.start() + address.length() <= group.span.end
-                    );
-                    let offset = (address.start() - group.span.start) as usize;
-                    let result = match &completion.result {
-                        Ok(()) => Ok(()),
-                        Err(error) => Err(error.kind().into()),
-                    };
-                    // The next reader of the page gets the error again.
-                    let bytes = &completion.buffer[offset..];
-                    let arrived = self.arrive(pages, page, Wanted::Node, address, frame, result, bytes);
-                    count += usize::from(arrived.is_ok());
-                }
-                self.buffers.give(completion.buffer);
-                idle.push(slot);
-            }
-        }
-        assert_eq!(idle.len(), in_flight.len(), "a slot is neither idle nor in flight");
-        self.cache.misses.fetch_add(count as u64, Ordering::Relaxed);
-        self.give_queue(queue);
-        Ok(count)
-    }
-
-    /// Claims the next extents that lie close together, with frames for their pages. `None` where nothing is left or
-    /// there is no frame; where the caller may wait for one, it does.
-    fn claim_group<'p>(
-        &'p self,
-        pages: &PageSpace,
-        rest: &mut &[(ExtentAddress, PageId)],
-        on_shortage: OnShortage,
-    ) -> Result<Option<Group<'p>>> {
-        let mut span = None;
-        let mut claimed = Vec::new();
-        while let [(address, page), later @ ..] = *rest {
-            let mut wider = span;
-            if !Span::join(&mut wider, self.space.cover(*address), self.buffers.group_bytes_max()) {
-                break;
-            }
-            let frame = match self.frames.try_take(pages.page_bytes) {
-                Some(frame) => frame,
-                None if on_shortage == OnShortage::Wait && claimed.is_empty() => self.take_frame(pages.page_bytes)?,
-                None => break,
-            };
-            *rest = later;
-            if pages.table.exchange(*page, PageEntry::OnDisk(*address), PageEntry::Reading(*address)) {
-                span = wider;
-                claimed.push((*page, *address, frame));
-            }
-        }
-        Ok(span.map(|span| Group { span, buffer_bytes: 0, pages: claimed }))
-    }
-
-    /// Those of the extents, from the first on, that may be read together, and the bytes that this takes at the most.
-    fn near<'e>(&self, extents: &'e [(ExtentAddress, PageId)]) -> (&'e [(ExtentAddress, PageId)], usize) {
-        let mut span = None;
-        let bytes_max = self.buffers.group_bytes_max();
-        let is_near =
-            |(address, _): &&(ExtentAddress, PageId)| Span::join(&mut span, self.space.cover(*address), bytes_max);
-        let count = extents.iter().take_while(is_near).count();
-        (&extents[..count], span.map_or(0, Span::length))
     }
 
     pub(crate) fn take_queue(&self) -> Result<Box<dyn Queue>> {

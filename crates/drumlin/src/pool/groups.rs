@@ -1,0 +1,206 @@
+//! Faults of many pages at once: extents that lie close together are read by one request, with many in flight.
+
+use std::io;
+use std::sync::atomic::Ordering;
+
+use super::{NewFrame, OnShortage, Pool, Span, Wanted};
+use crate::error::{Error, Result};
+use crate::format::{ExtentAddress, PageId};
+use crate::io::{AlignedBuffer, Completion, Queue};
+use crate::space::{PageEntry, PageSpace};
+
+/// Requests handed to the kernel at once, which takes some 5 µs for each: the device begins with the first meanwhile,
+/// and pages are decoded while it works.
+const SUBMITTED_AT_ONCE: usize = 8;
+
+/// Extents read together, and the pages they are for.
+struct Group<'p> {
+    span: Span,
+    buffer_bytes: usize,
+    pages: Vec<(PageId, ExtentAddress, NewFrame<'p>)>,
+}
+
+/// The reads of one call of [`Pool::fault_many`].
+struct GroupReads<'p, 'e> {
+    pool: &'p Pool,
+    pages: &'e PageSpace,
+    /// The extents that are not requested yet, in the order of the disk.
+    rest: &'e [(ExtentAddress, PageId)],
+    queue: Box<dyn Queue>,
+    in_flight: Vec<Option<Group<'p>>>,
+    /// Free places in `in_flight`.
+    idle: Vec<usize>,
+    /// Pages brought into memory.
+    count: usize,
+}
+
+impl<'p> GroupReads<'p, '_> {
+    /// Reads all groups. Returns the number of pages brought into memory.
+    fn run(mut self) -> Result<usize> {
+        let mut finished = Vec::new();
+        loop {
+            let pushed = self.submit()?;
+            if self.queue.in_flight() == 0 {
+                break;
+            }
+            // While more can be requested, takes only what has arrived; then waits for several at a time: a wake-up
+            // costs more than decoding a page.
+            let go_on = pushed == SUBMITTED_AT_ONCE && !self.rest.is_empty() && !self.idle.is_empty();
+            let enough = if go_on { 0 } else { self.queue.in_flight().div_ceil(8) };
+            if let Err(error) = self.queue.wait(enough, &mut finished) {
+                return Err(self.abandon(error));
+            }
+            finished.drain(..).for_each(|completion| self.complete(completion));
+        }
+        assert_eq!(self.idle.len(), self.in_flight.len(), "a slot is neither idle nor in flight");
+        self.pool.give_queue(self.queue);
+        Ok(self.count)
+    }
+
+    /// Requests further groups while there are buffers and frames for them. Returns the number of requests.
+    fn submit(&mut self) -> Result<usize> {
+        let mut pushed = 0;
+        while pushed < SUBMITTED_AT_ONCE
+            && !self.rest.is_empty()
+            && let Some(&slot) = self.idle.last()
+        {
+            let on_shortage = OnShortage::of(self.queue.as_ref());
+            let (near, length_max) = self.pool.near(self.rest);
+            let buffers = &self.pool.buffers;
+            let buffer = match on_shortage {
+                OnShortage::Wait => Some(buffers.take(length_max)),
+                OnShortage::ReadLater => buffers.try_take(length_max),
+            };
+            let Some(buffer) = buffer else { break };
+            let mut unclaimed = near;
+            let claimed = self.pool.claim_group(self.pages, &mut unclaimed, on_shortage);
+            self.rest = &self.rest[near.len() - unclaimed.len()..];
+            let Ok(Some(group)) = claimed else {
+                buffers.give(buffer);
+                claimed?;
+                // Others have claimed all of these, or there is no frame.
+                if unclaimed.is_empty() {
+                    continue;
+                }
+                break;
+            };
+            self.idle.pop();
+            self.push(slot, group, buffer);
+            pushed += 1;
+        }
+        Ok(pushed)
+    }
+
+    fn push(&mut self, slot: usize, mut group: Group<'p>, mut buffer: AlignedBuffer) {
+        let length = group.span.length();
+        buffer.set_len(length);
+        group.buffer_bytes = buffer.capacity();
+        self.pool.space.count_read(length);
+        self.queue.push_read(self.pool.space.file(), group.span.start, buffer, slot as u64);
+        self.in_flight[slot] = Some(group);
+    }
+
+    /// Publishes the pages of a group that has been read.
+    fn complete(&mut self, completion: Completion) {
+        let slot = completion.token as usize;
+        let group = self.in_flight[slot].take().expect("the slot was in flight");
+        for (page, address, frame) in group.pages {
+            assert!(group.span.start <= address.start() && address.start() + address.length() <= group.span.end);
+            let offset = (address.start() - group.span.start) as usize;
+            let result = match &completion.result {
+                Ok(()) => Ok(()),
+                Err(error) => Err(error.kind().into()),
+            };
+            // The next reader of the page gets the error again.
+            let bytes = &completion.buffer[offset..];
+            let arrived = self.pool.arrive(self.pages, page, Wanted::Node, address, frame, result, bytes);
+            self.count += usize::from(arrived.is_ok());
+        }
+        self.pool.buffers.give(completion.buffer);
+        self.idle.push(slot);
+    }
+
+    /// Gives up all reads in flight after the queue has failed.
+    fn abandon(self, error: io::Error) -> Error {
+        let GroupReads { pool, pages, queue, in_flight, .. } = self;
+        // Ends once nothing is in flight.
+        drop(queue);
+        let kind = error.kind();
+        pool.buffers.lose(in_flight.iter().flatten().map(|group| group.buffer_bytes).sum());
+        for (page, address, frame) in in_flight.into_iter().flatten().flat_map(|group| group.pages) {
+            let _ = pool.arrive(pages, page, Wanted::Node, address, frame, Err(kind.into()), &[]);
+        }
+        Error::io("reading", pool.space.path(), error)
+    }
+}
+
+impl Pool {
+    /// Brings several nodes into memory with many reads in flight. Pages that can't be read are left where they are:
+    /// a caller that needs one gets the error when it faults the page itself. Returns the number of pages read.
+    pub(crate) fn fault_many(&self, pages: &PageSpace, wanted: &[PageId]) -> Result<usize> {
+        if wanted.len() < 2 {
+            return Ok(wanted.iter().filter(|page| self.fault(pages, **page, pages.page_bytes).is_ok()).count());
+        }
+        // In the order of the disk, so that neighbours come in with one read.
+        let mut extents: Vec<(ExtentAddress, PageId)> = (wanted.iter())
+            .filter_map(|&page| match pages.table.load(page) {
+                PageEntry::OnDisk(address) if address.length() <= pages.page_bytes as u64 => Some((address, page)),
+                _ => None,
+            })
+            .collect();
+        extents.sort_unstable();
+        let queue = self.take_queue()?;
+        let depth = queue.depth();
+        let reads = GroupReads {
+            pool: self,
+            pages,
+            rest: &extents,
+            queue,
+            in_flight: (0..depth).map(|_| None).collect(),
+            idle: (0..depth).collect(),
+            count: 0,
+        };
+        let count = reads.run()?;
+        self.cache.misses.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
+
+    /// Claims the next extents that lie close together, with frames for their pages. Returns `None` if nothing is left
+    /// or there is no frame; a caller that may wait for one does.
+    fn claim_group<'p>(
+        &'p self,
+        pages: &PageSpace,
+        rest: &mut &[(ExtentAddress, PageId)],
+        on_shortage: OnShortage,
+    ) -> Result<Option<Group<'p>>> {
+        let mut span = None;
+        let mut claimed = Vec::new();
+        while let [(address, page), later @ ..] = *rest {
+            let mut wider = span;
+            if !Span::join(&mut wider, self.space.cover(*address), self.buffers.group_bytes_max()) {
+                break;
+            }
+            let frame = match self.frames.try_take(pages.page_bytes) {
+                Some(frame) => frame,
+                None if on_shortage == OnShortage::Wait && claimed.is_empty() => self.take_frame(pages.page_bytes)?,
+                None => break,
+            };
+            *rest = later;
+            if pages.table.exchange(*page, PageEntry::OnDisk(*address), PageEntry::Reading(*address)) {
+                span = wider;
+                claimed.push((*page, *address, frame));
+            }
+        }
+        Ok(span.map(|span| Group { span, buffer_bytes: 0, pages: claimed }))
+    }
+
+    /// The first extents that may be read together, and the most bytes that this takes.
+    fn near<'e>(&self, extents: &'e [(ExtentAddress, PageId)]) -> (&'e [(ExtentAddress, PageId)], usize) {
+        let mut span = None;
+        let bytes_max = self.buffers.group_bytes_max();
+        let is_near =
+            |(address, _): &&(ExtentAddress, PageId)| Span::join(&mut span, self.space.cover(*address), bytes_max);
+        let count = extents.iter().take_while(is_near).count();
+        (&extents[..count], span.map_or(0, Span::length))
+    }
+}
