@@ -27,7 +27,7 @@ Exit codes:
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum Exit {
-    /// Whoever read our output went away: nothing is wrong, nothing is said.
+    /// The reader of our output went away: nothing is wrong, nothing is said.
     ReaderGone = 0,
     Other = 1,
     Usage = 2,
@@ -44,7 +44,7 @@ pub(crate) enum Exit {
 /// The exit code of a bug, as Rust has it.
 const PANICKED: i32 = 101;
 
-/// Why a command stops.
+/// The reason why a command stops.
 #[derive(Debug)]
 pub(crate) struct Failure {
     exit: Exit,
@@ -169,7 +169,7 @@ impl From<Error> for Failure {
             }
             Error::Corrupted { path, what, reason } => {
                 Failure::new(Exit::Corrupted, format!("damaged: {what} in {}: {reason}", path.display()))
-                    .hint("`drumlin check` lists all damage and what it costs")
+                    .hint("run `drumlin check` to list all damage and what is lost")
             }
             Error::DiskFull { path, needed_bytes } => Failure::new(
                 Exit::DiskFull,
@@ -177,21 +177,23 @@ impl From<Error> for Failure {
             )
             .hint("free space there, or `drumlin rm` rows and `drumlin compact`; what was acknowledged is safe"),
             Error::TransactionTooLarge { limit_bytes, what, .. } => {
-                Failure::other(format!("transaction too large: {what} exceeds {limit_bytes} bytes"))
+                Failure::other(format!("transaction too large: {what} exceed {limit_bytes} bytes"))
                     .hint("use a smaller --batch, or a larger --memory")
             }
             Error::MemoryInUse { what, limit_bytes } => {
-                Failure::other(format!("{what} have come to the {limit_bytes} bytes that are for them"))
+                Failure::other(format!("{what} take all {limit_bytes} bytes of their part of the memory"))
                     .hint("run the command again, or with a larger --memory")
             }
             Error::OutcomeUnknown { reason } => Failure::new(
                 Exit::NoCommits,
-                format!("the log failed while a commit was being written ({reason}); whether it is there is unknown"),
+                format!(
+                    "the log failed while a commit was being written ({reason}); whether it was committed is unknown"
+                ),
             )
-            .hint("mend the cause; reading the rows again tells what is there"),
+            .hint("fix the cause, then read the rows again to see whether it was"),
             Error::Failed { reason } => {
                 Failure::new(Exit::NoCommits, format!("the database accepts no commits: {reason}"))
-                    .hint("mend the cause and run the command again; nothing acknowledged is lost")
+                    .hint("fix the cause and run the command again; nothing acknowledged is lost")
             }
             Error::ReadOnly { path } => Failure::new(Exit::NoCommits, format!("{} can only be read", path.display())),
             Error::BudgetTooSmall { given_bytes, minimum_bytes } => Failure::usage(format!(
@@ -202,7 +204,7 @@ impl From<Error> for Failure {
                 Failure::not_found(format!("there is no keyspace {name:?}")).hint("`drumlin keyspaces` lists them")
             }
             Error::KeyTooLong { key_bytes, limit_bytes, keyspace } => Failure::bad_input(format!(
-                "key of {key_bytes} bytes: keys in keyspace {keyspace:?} may have up to {limit_bytes}"
+                "a key of {key_bytes} bytes is too long: keyspace {keyspace:?} allows up to {limit_bytes}"
             )),
             Error::Conflict { reason } => Failure::other(format!("conflict: {reason}")).hint("run the command again"),
             _ => Failure::other(error.to_string()),

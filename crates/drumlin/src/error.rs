@@ -22,7 +22,7 @@ pub enum Error {
         /// The operating system's answer.
         source: Arc<std::io::Error>,
     },
-    /// The path holds something else.
+    /// The path holds no Drumlin database.
     #[error("{} is not a Drumlin database: {why}", .path.display())]
     NotADatabase {
         /// The path given.
@@ -30,7 +30,7 @@ pub enum Error {
         /// The reason.
         why: String,
     },
-    /// Written by a newer Drumlin.
+    /// The database was written by a newer Drumlin.
     #[error("{} has format {found}; this version reads formats up to {supported}. Open it with a newer Drumlin", .path.display())]
     NewerFormat {
         /// The database.
@@ -40,50 +40,50 @@ pub enum Error {
         /// The newest format that this version reads.
         supported: u32,
     },
-    /// Another process, or another handle in this one, has it open.
-    #[error("{} is in use by process {pid}. Close it there, or end that process", .path.display())]
+    /// Another process, or another handle in this one, has the database open.
+    #[error("{} is in use by {}. Close it there, or end that process", .path.display(), owner(*.pid))]
     Locked {
         /// The database.
         path: PathBuf,
-        /// The process that holds it, 0 where it is not known.
+        /// The process that has it open; 0 if unknown.
         pid: u32,
     },
-    /// This process is a fork of the one that opened the database, which alone may use it. A fork that is to open
-    /// databases of its own has to be made before the first was opened, or to execute a program: threads that a fork
-    /// does not have may hold locks that it needs.
-    #[error("{} was opened by the process that this one is a fork of. Open it in the process that uses it", .path.display())]
+    /// This process was forked from the one that opened the database, and only that one may use it. To open databases
+    /// of its own, a process has to be forked before the first database is opened, or execute a program: threads that
+    /// a fork does not have may hold locks that it needs.
+    #[error("{} was opened before this process was forked, and can't be used in it. Fork before opening a database, or execute a new program", .path.display())]
     Forked {
         /// The database.
         path: PathBuf,
     },
-    /// Bytes on the medium are not what was written. What does not need them stays readable.
-    #[error("damaged: {what} in {}: {reason}. `drumlin check` lists all damage and what it costs", .path.display())]
+    /// Bytes on the medium are not those that were written. Data that does not depend on them stays readable.
+    #[error("damaged: {what} in {}: {reason}. Run `drumlin check` to list all damage and what is lost", .path.display())]
     Corrupted {
         /// The file.
         path: PathBuf,
-        /// The page, record or structure, with its place.
+        /// The page, record or structure, with its position.
         what: String,
         /// The check that failed.
         reason: String,
     },
-    /// No space is left that a commit may use. Nothing of the failed commit remains; removing, compacting and
+    /// The disk has no more space for commits. Nothing of the failed commit remains; removing rows, compacting and
     /// checkpoints still work.
     #[error("the disk is full: {needed_bytes} more bytes are needed in {}. Free space there, or remove rows and call compact", .path.display())]
     DiskFull {
         /// The database.
         path: PathBuf,
-        /// The request to the file system.
+        /// The bytes requested from the file system.
         needed_bytes: u64,
     },
     /// Another transaction changed or holds the same row; run the transaction again
     /// ([`Database::transact`](crate::Database::transact) does).
     #[error("conflict: {reason}. Run the transaction again")]
     Conflict {
-        /// Which of the possible conflicts it was.
+        /// The kind of conflict.
         reason: &'static str,
     },
-    /// The transaction's writes, or what a serializable one read, exceed their share of memory.
-    #[error("transaction too large: {what} exceeds {limit_bytes} bytes. {remedy}")]
+    /// The transaction's writes, or the reads of a serializable one, exceed their share of memory.
+    #[error("transaction too large: {what} exceed {limit_bytes} bytes. {remedy}")]
     TransactionTooLarge {
         /// Its share.
         limit_bytes: u64,
@@ -92,18 +92,18 @@ pub enum Error {
         /// The remedy.
         remedy: &'static str,
     },
-    /// A part of the memory budget is in use by others. Nothing of the call remains; the transaction can go on, or be
-    /// run again when others have ended ([`Database::transact`](crate::Database::transact) does). The parts are:
+    /// Other calls use all of a part of the memory budget. Nothing of this call remains; the transaction can go on, or
+    /// be run again once others have ended ([`Database::transact`](crate::Database::transact) does). The parts are:
     ///
-    /// - an eighth of the budget, for what open transactions write, lock and read. A transaction's call gets this at
-    ///   once; a plain write only where it had to wait for its row or for memory, and after 10 seconds more;
-    /// - a sixteenth, for what scans and readers of values have copied: a step of a scan, a count, a read of a value as
+    /// - an eighth of the budget, for the writes, locks and reads of open transactions. A transaction's call fails at
+    ///   once; a plain write only if it had to wait for its row or for memory, and after 10 more seconds;
+    /// - a sixteenth, for rows and values copied by scans and readers: a step of a scan, a count, a read of a value as
     ///   a stream;
-    /// - a thirty-second, for the sources of values over 64 KiB, after 10 seconds;
-    /// - pages, in any call that needs one in memory: only where running operations have held every page that could
-    ///   make room for 10 seconds, as futures can that are neither polled nor dropped.
+    /// - a thirty-second, for values over 64 KiB that are being written, after 10 seconds;
+    /// - pages, in any call that needs one in memory: only after running operations have held every evictable page for
+    ///   10 seconds, like futures that are neither polled nor dropped.
     #[error(
-        "memory in use: {what} have come to the {limit_bytes} bytes of the budget that are for them. Run the transaction again when others have ended, or raise Config::memory"
+        "memory in use: {what} take all {limit_bytes} bytes of their part of the memory budget. Run the transaction again once others have ended, or raise Config::memory"
     )]
     MemoryInUse {
         /// The part of the budget that is in use.
@@ -111,29 +111,29 @@ pub enum Error {
         /// The size of that part in bytes.
         limit_bytes: u64,
     },
-    /// The versions a snapshot needs exceeded their share of memory. Take a new one.
+    /// The versions that the snapshot needs exceeded their share of memory. Take a new snapshot.
     #[error("snapshot of timestamp {} is too old: the versions it needs exceeded their share of memory. Take a new snapshot", .timestamp)]
     SnapshotTooOld {
         /// The timestamp that the snapshot reads at.
         timestamp: Timestamp,
     },
-    /// The log failed while this commit was in flight: whether it is durable is known after reopening.
+    /// The log failed while this commit was being written: only reopening shows whether it is durable.
     #[error(
-        "outcome unknown: the log failed while this commit was being written ({reason}). Reopen the database to learn whether it is there"
+        "outcome unknown: the log failed while this commit was being written ({reason}). Reopen the database to see whether it was committed"
     )]
     OutcomeUnknown {
-        /// Why the log failed.
+        /// The failure of the log.
         reason: Arc<str>,
     },
-    /// An earlier write or sync failed. Reads go on; commits are refused until the database is reopened.
-    #[error("the database accepts no commits since {reason}. Reads still work; mend the cause and reopen")]
+    /// An earlier write or sync failed. Reads still work; commits are refused until the database is reopened.
+    #[error("the database accepts no commits since {reason}. Reads still work. Fix the cause and reopen it")]
     Failed {
         /// The first failure.
         reason: Arc<str>,
     },
-    /// A key over the limit.
+    /// The key is too long for its keyspace.
     #[error(
-        "key of {key_bytes} bytes: keys in keyspace {keyspace:?} may have up to {limit_bytes} bytes (a quarter of its page)"
+        "a key of {key_bytes} bytes is too long: keyspace {keyspace:?} allows up to {limit_bytes} bytes (a quarter of its page). Use a shorter key, or a keyspace of larger pages"
     )]
     KeyTooLong {
         /// The key's length.
@@ -143,37 +143,39 @@ pub enum Error {
         /// The keyspace.
         keyspace: String,
     },
-    /// A budget too small to work in.
-    #[error("a memory budget of {given_bytes} bytes is too small: this database needs at least {minimum_bytes}")]
+    /// The memory budget is too small for the database.
+    #[error(
+        "a memory budget of {given_bytes} bytes is too small: this database needs at least {minimum_bytes}. Raise Config::memory"
+    )]
     BudgetTooSmall {
-        /// The argument, and what is allowed.
+        /// The budget given.
         given_bytes: u64,
-        /// The least that works.
+        /// The smallest budget that works.
         minimum_bytes: u64,
     },
-    /// No keyspace has that name.
+    /// There is no keyspace with this name.
     #[error("there is no keyspace {name:?}. `drumlin keyspaces` lists them")]
     NoSuchKeyspace {
         /// The name asked for.
         name: String,
     },
-    /// The keyspace was dropped while a handle of it was in use.
-    #[error("keyspace {name:?} was dropped")]
+    /// The keyspace of this handle was dropped.
+    #[error("keyspace {name:?} was dropped. Get a new handle from the database")]
     KeyspaceDropped {
         /// Its name.
         name: String,
     },
-    /// An argument that can't work.
+    /// An argument that is not allowed.
     #[error("{0}")]
     Invalid(String),
-    /// Opened for reading only.
+    /// The database is open for reading only.
     #[error("{} is open for reading only", .path.display())]
     ReadOnly {
         /// The database.
         path: PathBuf,
     },
     /// A value's reader failed while it was being stored. Nothing of the value remains.
-    #[error("reading the value to store: {source}")]
+    #[error("reading the value to store: {source}. Nothing of it was stored")]
     Source {
         /// The reader's error.
         source: Arc<std::io::Error>,
@@ -187,22 +189,27 @@ pub enum Recourse {
     Retry,
     /// The call can't succeed as it was made; the database is as usable as before.
     Change,
-    /// Commits are refused; reads go on. Mend the cause and reopen.
+    /// Commits are refused; reads still work. Fix the cause and reopen.
     Reopen,
     /// The data named in the error is lost; the rest is readable.
     Restore,
 }
 
-/// Told of each damage that reading comes upon: an opening stops at the first (`Err`), an examination notes it and has
-/// the reading go on (`Ok`).
+/// Called for each corruption that a read finds: an opening stops at the first (`Err`), an examination records it and
+/// continues (`Ok`).
 pub(crate) type OnCorruption<'d> = &'d mut dyn FnMut(Error) -> Result<()>;
 
-/// The result of a read; `None` where it is corrupted and reading goes on without it.
+/// The result of a read; `None` if it is corrupted and reading continues without it.
 pub(crate) fn sound<T>(read: Result<T>, on_corruption: OnCorruption<'_>) -> Result<Option<T>> {
     match read {
         Ok(value) => Ok(Some(value)),
         Err(error) => on_corruption(error).map(|()| None),
     }
+}
+
+/// The owner of a lock, by its process id; 0 if unknown.
+fn owner(pid: u32) -> String {
+    if pid == 0 { "another process".to_owned() } else { format!("process {pid}") }
 }
 
 impl Error {
@@ -230,18 +237,18 @@ impl Error {
 
     /// The open scans and readers together have used up their part of the budget.
     pub(crate) fn copies_in_memory(limit_bytes: u64) -> Error {
-        Error::MemoryInUse { what: "copies that open scans and readers of values keep", limit_bytes }
+        Error::MemoryInUse { what: "rows and values copied by open scans and readers", limit_bytes }
     }
 
     /// The writers of large values together have used up their part of the budget.
     pub(crate) fn sources_in_memory(limit_bytes: u64) -> Error {
-        Error::MemoryInUse { what: "values that are being written from their sources", limit_bytes }
+        Error::MemoryInUse { what: "values being written from readers", limit_bytes }
     }
 
     pub(crate) fn writes_too_large(limit_bytes: u64) -> Error {
         Error::TransactionTooLarge {
             limit_bytes,
-            what: "what it writes",
+            what: "its writes",
             remedy: "Commit in smaller parts, or raise Config::memory",
         }
     }
@@ -249,20 +256,20 @@ impl Error {
     pub(crate) fn versions_too_large(limit_bytes: u64) -> Error {
         Error::TransactionTooLarge {
             limit_bytes,
-            what: "what it replaces and removes",
+            what: "the rows that it replaces and removes",
             remedy: "Commit in smaller parts, or raise Config::memory",
         }
     }
 
     /// Running operations keep all pages in memory.
     pub(crate) fn pages_in_memory(limit_bytes: u64) -> Error {
-        Error::MemoryInUse { what: "pages that running operations hold", limit_bytes }
+        Error::MemoryInUse { what: "pages held by running operations", limit_bytes }
     }
 
     pub(crate) fn reads_too_large(limit_bytes: u64) -> Error {
         Error::TransactionTooLarge {
             limit_bytes,
-            what: "what it has read and must validate",
+            what: "its reads, to be validated,",
             remedy: "Read less in a serializable transaction that writes, use Isolation::Snapshot, or raise Config::memory",
         }
     }

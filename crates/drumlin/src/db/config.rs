@@ -145,7 +145,7 @@ impl Config {
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Database> {
         self.check()?;
         if !self.settings.in_memory && path.as_ref().as_os_str().is_empty() {
-            let hint = "an empty path names no folder: give that of the database, `.` for the current one";
+            let hint = "the path is empty: give the folder of the database, or `.` for the current one";
             return Err(Error::Invalid(hint.into()));
         }
         Database::open_with(&self.settings, path.as_ref())
@@ -179,7 +179,7 @@ impl Config {
         if settings.memory_bytes > MEMORY_BYTES_MAX {
             let given = settings.memory_bytes;
             return Err(Error::Invalid(format!(
-                "a memory budget of {given} bytes: up to {MEMORY_BYTES_MAX} (1 TiB) works"
+                "a memory budget of {given} bytes is too large: use up to {MEMORY_BYTES_MAX} (1 TiB)"
             )));
         }
         let minimum_bytes = Budget::bytes_min(settings.log_stream_count);
@@ -189,7 +189,7 @@ impl Config {
         check_page_bytes(settings.page_bytes)?;
         if !settings.segment_bytes.is_power_of_two() || !((256 << 10)..=(64 << 20)).contains(&settings.segment_bytes) {
             return Err(Error::Invalid(format!(
-                "segments of {} bytes: a power of two from 256 KiB to 64 MiB works",
+                "segments of {} bytes are not allowed: use a power of two from 256 KiB to 64 MiB",
                 settings.segment_bytes
             )));
         }
@@ -197,13 +197,13 @@ impl Config {
         if !settings.log_segment_bytes.is_multiple_of(4096) || !log_segment_bytes.contains(&settings.log_segment_bytes)
         {
             return Err(Error::Invalid(format!(
-                "log segments of {} bytes: a multiple of 4096 from 1 MiB to 1 GiB works",
+                "log segments of {} bytes are not allowed: use a multiple of 4096 from 1 MiB to 1 GiB",
                 settings.log_segment_bytes
             )));
         }
         if !(1..=LOG_STREAM_COUNT_MAX).contains(&settings.log_stream_count) {
             return Err(Error::Invalid(format!(
-                "{} log streams: 1 to {LOG_STREAM_COUNT_MAX} work",
+                "{} log streams are not allowed: use 1 to {LOG_STREAM_COUNT_MAX}",
                 settings.log_stream_count
             )));
         }
@@ -213,7 +213,9 @@ impl Config {
 
 pub(crate) fn check_page_bytes(page_bytes: usize) -> Result<()> {
     if !is_page_bytes(page_bytes) {
-        return Err(Error::Invalid(format!("pages of {page_bytes} bytes: a power of two from 4 KiB to 64 KiB works")));
+        return Err(Error::Invalid(format!(
+            "pages of {page_bytes} bytes are not allowed: use a power of two from 4 KiB to 64 KiB"
+        )));
     }
     Ok(())
 }

@@ -77,7 +77,9 @@ impl Keyspace {
             return Ok(&self.open);
         }
         let name = &self.open.name;
-        Err(Error::Invalid(format!("keyspace {name:?} belongs to another database, or opening of it, than the {user}")))
+        Err(Error::Invalid(format!(
+            "keyspace {name:?} belongs to another database than the {user}, or to another opening of it"
+        )))
     }
 
     /// The tree, for tests that look inside.

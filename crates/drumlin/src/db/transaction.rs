@@ -589,7 +589,9 @@ impl Transaction {
     pub fn rollback_to(&mut self, savepoint: Savepoint) -> Result<()> {
         let is_mine = savepoint.opening == self.handle.number && savepoint.transaction == self.id;
         if !is_mine || self.roll_backs.have_passed(&savepoint) {
-            return Err(Error::Invalid("the savepoint is not one of this transaction's any more".into()));
+            return Err(Error::Invalid(
+                "the savepoint belongs to another transaction, or an earlier roll-back has passed it".into(),
+            ));
         }
         let bytes = self.writes.set.memory_bytes_with(&[], 0);
         if !SharedWrites::secure(&mut self.writes, bytes) {

@@ -240,8 +240,8 @@ impl Pool {
     /// Makes sure that there can be frames of a size: address space for the whole budget, and a header for each.
     pub(crate) fn reserve_frames(&self, page_bytes: usize) -> Result<()> {
         self.frames.reserve(page_bytes).map_err(|error| {
-            let what = format!("no memory for the frames that the budget allows ({page_bytes} bytes each): {error}");
-            Error::Invalid(format!("{what}. Choose a smaller Config::memory"))
+            let what = format!("reserving memory for frames of {page_bytes} bytes: {error}");
+            Error::Invalid(format!("{what}. Lower Config::memory"))
         })
     }
 

@@ -66,7 +66,7 @@ impl Shared {
         let truncated = self.truncated.load(Ordering::SeqCst);
         if after.0 < truncated {
             return Err(Error::Invalid(format!(
-                "the log no longer holds the records after timestamp {after}: those up to {truncated} were given up"
+                "the log no longer holds the records after timestamp {after}: those up to {truncated} were truncated"
             )));
         }
         let mut readers = Vec::new();

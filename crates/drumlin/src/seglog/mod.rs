@@ -120,7 +120,7 @@ impl LogOptions {
         if !self.segment_bytes.is_multiple_of(BLOCK) || self.segment_bytes < 2 * BLOCK {
             let given = self.segment_bytes;
             return Err(Error::Invalid(format!(
-                "log segments of {given} bytes: a multiple of 4096, at least 8192, works"
+                "log segments of {given} bytes are not allowed: use a multiple of 4096, at least 8192"
             )));
         }
         let others = usize::from(self.streams) - 1;

@@ -197,7 +197,7 @@ impl Store {
         self.engine.space.measure_tables();
         self.engine.space.check_tables()?;
         let Some(id) = self.keyspaces.next() else {
-            return Err(Error::Invalid("there is no number left for another keyspace".into()));
+            return Err(Error::Invalid("no more keyspaces can be created: their numbers are used up".into()));
         };
         let mut body = Vec::new();
         record::encode(id, &Operation::Create { page_bytes: page_bytes as u32, name }, &mut body);

@@ -201,7 +201,8 @@ impl ReadSet {
     fn check_running(&self) -> Result<()> {
         if self.ended {
             return Err(Error::Invalid(
-                "the scan belongs to a serializable transaction that was committed before it came to its end".into(),
+                "the scan belongs to a serializable transaction that was committed: finish scans before the commit"
+                    .into(),
             ));
         }
         Ok(())

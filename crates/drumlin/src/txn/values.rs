@@ -384,8 +384,9 @@ pub(crate) async fn read_whole(mode: WaitMode<'_>, tree: &Tree, reference: &Larg
         }
         let left = reference.length.saturating_sub(value.len() as u64);
         if value.try_reserve_exact(left as usize).is_err() {
-            let hint = "a value does not fit into memory; read it as a stream";
-            return Err(Error::Invalid(format!("{hint}: {} bytes", reference.length)));
+            let length = reference.length;
+            let hint = "does not fit into memory: read it as a stream";
+            return Err(Error::Invalid(format!("a value of {length} bytes {hint}")));
         }
     }
     if value.len() as u64 != reference.length {

@@ -244,7 +244,7 @@ impl Engine {
             let page_count: u64 = own.iter().map(row_pages).sum();
             if page_count > 0 && !pages.table.has_numbers(page_count) {
                 return Err(Error::Invalid(format!(
-                    "keyspace {} has as many pages as there are numbers for: put new rows into another",
+                    "keyspace {} has used up its page numbers: put new rows into another keyspace",
                     pages.id
                 )));
             }
