@@ -883,6 +883,24 @@ fn while_a_record_is_held<T>(before: impl Fn(&Database) -> T, meanwhile: impl Fn
     });
 }
 
+/// While a commit waits for the medium, the version that it left counts as much as that of a commit that has ended.
+#[test]
+fn a_commit_on_its_way_counts_its_versions_once() {
+    let before = |db: &Database| {
+        // Keeps all versions. The leaf has one already, so that those which follow differ in nothing.
+        let snapshot = db.snapshot();
+        db.keyspace("k").unwrap().insert("a", "old").unwrap();
+        let bytes = db.stats().version_bytes;
+        (db.clone(), snapshot, bytes)
+    };
+    while_a_record_is_held(before, |_, k, (db, _snapshot, bytes)| {
+        let on_its_way = db.stats().version_bytes - bytes;
+        k.insert_with("a", "new", Durability::Relaxed).unwrap();
+        let ended = db.stats().version_bytes - bytes - on_its_way;
+        assert_eq!(on_its_way, ended);
+    });
+}
+
 /// Reads a row that is published while its record is on the way to the medium, and polls the reader's commit: it must
 /// not end before the medium has the record. `read` is the reader's way of reading.
 fn commit_what_is_on_its_way(level: Isolation, read: impl Fn(&Transaction, &Keyspace) -> Option<Value>) {

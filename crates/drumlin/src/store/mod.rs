@@ -340,7 +340,7 @@ impl Store {
             Some(begun) => begun,
             None => self.begin_waiting(mode, owner, &rows).await?,
         };
-        self.apply(mode, &rows, None, admitted, durability, lock).await.map(drop)
+        self.commit_admitted(mode, &rows, None, admitted, durability, lock).await.map(drop)
     }
 
     /// Takes the row's lock, and the memory that the commit needs with it, where neither has to be waited for.
@@ -387,11 +387,11 @@ impl Store {
         locks: L,
     ) -> Result<Timestamp> {
         let admitted = self.engine.admit(mode, rows, reads, 0).await;
-        self.apply(mode, rows, reads, admitted, durability, locks).await
+        self.commit_admitted(mode, rows, reads, admitted, durability, locks).await
     }
 
     /// Commits rows that are admitted, and asks for a checkpoint where one is due.
-    async fn apply<L>(
+    async fn commit_admitted<L>(
         &self,
         mode: WaitMode<'_>,
         rows: &[engine::Row<'_>],

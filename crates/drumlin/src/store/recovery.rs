@@ -313,7 +313,7 @@ impl<'o> IncarnationRaised<'o> {
         let IncarnationRaised(recovering) = self;
         if let Some(scan) = &recovering.scan {
             recovering.free_orphans()?;
-            recovering.replay_of(scan).apply()?;
+            recovering.replay_of(scan).apply_records()?;
         }
         Ok(Replayed(recovering))
     }

@@ -76,7 +76,7 @@ impl Replay<'_> {
         Error::corrupted(&self.log_path, what, "it verifies but makes no sense")
     }
 
-    pub(super) fn apply(&self) -> Result<()> {
+    pub(super) fn apply_records(&self) -> Result<()> {
         let mut batch = Batch::default();
         let mut newest = Timestamp(0);
         for record in self.scan.records()? {

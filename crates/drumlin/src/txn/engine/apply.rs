@@ -1,38 +1,25 @@
 //! Applying a commit: latching its leaves, taking its timestamp, changing its rows.
 //!
 //! Every leaf is latched first, and what the transaction has read is validated on the way: [`Latched`]. A leaf that is
-//! not as prepared ends the attempt, with nothing changed. Then the [`CommitSink`] gives the timestamp, and
-//! [`Latched::apply`] changes the rows: it returns nothing, because from the timestamp on nothing waits, fails or can
-//! be cancelled.
+//! not as prepared ends the attempt, with nothing changed: [`Engine::apply_when_ready`] mends that and tries again.
+//! Then the [`CommitSink`] gives the timestamp, and [`Latched::apply`] changes the rows: it returns nothing, because
+//! from the timestamp on nothing waits, fails or can be cancelled.
 
 use std::ops::Range;
 
 use super::Engine;
+use super::prepare::{LEAVES_AT_ONCE, MediumValue, MediumValues, PinnedLeaf, Prepared, Row, rows_end};
 use crate::error::{Error, Result};
 use crate::format::node::LargeRef;
-use crate::format::{ExtentAddress, KeyspaceId, PageId, Timestamp};
+use crate::format::{ExtentAddress, PageId, Timestamp};
 use crate::pool::{FrameRead, FrameWrite, Needs, ReclaimGuard, Stop};
 use crate::space::{EpochGuard, FrameIndex, PageEntry, PageSpace};
+use crate::task::WaitMode;
 use crate::tree::node::{Leaf, LeafMut, RowValue};
-use crate::tree::{Incoming, Tree};
+use crate::tree::{Incoming, Provider, Tree};
 use crate::txn::read_set::{Reads, Walk};
 use crate::txn::versions::{UndoRecord, Versions};
 use crate::txn::write_set::Change;
-
-/// A row that a commit changes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Row<'a> {
-    pub(crate) tree: &'a Tree,
-    pub(crate) key: &'a [u8],
-    pub(crate) change: Change<'a>,
-}
-
-impl<'a> Row<'a> {
-    /// Its place among the rows of a commit.
-    pub(super) fn order(&self) -> (KeyspaceId, &'a [u8]) {
-        (self.tree.pages.id, self.key)
-    }
-}
 
 /// The side of a commit that is not leaves: the log and the clock of an open database, or of recovery, which writes to
 /// neither.
@@ -59,25 +46,6 @@ pub(super) struct Work<'a> {
     pub(super) reads: Option<Reads<'a>>,
 }
 
-/// Leaves that a commit brings in at once.
-pub(super) const LEAVES_AT_ONCE: usize = 64;
-
-/// A leaf that a commit pins.
-#[derive(Clone, Copy)]
-pub(super) struct PinnedLeaf {
-    /// The first of the commit's rows that the leaf covered.
-    pub(super) row: usize,
-    pub(super) page: PageId,
-    pub(super) frame: FrameIndex,
-}
-
-/// A value that has an extent of its own, before its row is committed.
-#[derive(Clone, Copy)]
-pub(super) struct MediumValue {
-    pub(super) value_id: u64,
-    pub(super) address: ExtentAddress,
-}
-
 /// Why an attempt to apply ended.
 pub(super) enum Unready {
     Needs(Needs),
@@ -93,16 +61,6 @@ impl From<Stop> for Unready {
             Stop::Error(error) => Unready::Error(error),
         }
     }
-}
-
-/// The index behind the rows, from `start` on, that the leaf covers. The row at `start` is not below the leaf.
-pub(super) fn rows_end(rows: &[Row<'_>], start: usize, tree: &Tree, leaf: &Leaf<'_>) -> usize {
-    let upper = leaf.upper_fence();
-    debug_assert!(rows.get(start).is_none_or(|row| {
-        row.tree.pages.id != tree.pages.id || leaf.lower_fence().is_none_or(|lower| lower <= row.key)
-    }));
-    let is_covered = |row: &&Row<'_>| row.tree.pages.id == tree.pages.id && upper.is_none_or(|upper| row.key < upper);
-    start + rows[start..].iter().take_while(is_covered).count()
 }
 
 /// The next leaf of a commit.
@@ -214,6 +172,41 @@ impl Latched<'_> {
 }
 
 impl<L> Engine<L> {
+    /// Applies a commit as soon as every leaf is in memory with room: brings in or splits those that are not so, one
+    /// after the other. This is how the leaf of a single row, which nothing pins, comes in and is split.
+    pub(super) async fn apply_when_ready<S: CommitSink>(
+        &self,
+        mode: WaitMode<'_>,
+        prepared: Prepared<'_, '_>,
+        mut medium: MediumValues<'_>,
+        mut sink: S,
+    ) -> Result<S::Committed> {
+        let Prepared { rows, reads, incoming, pinned, .. } = prepared;
+        assert!(medium.values.len() <= rows.len(), "a medium value has no row");
+        assert_eq!(incoming.len(), rows.len());
+        let work = Work { rows, incoming: &incoming, reads };
+        let mut pinned_reads = self.pin_reads(mode, reads, &pinned).await?;
+        let mut provider = Provider::new(mode, &self.pool);
+        loop {
+            match self.try_apply(&work, &pinned.leaves, &medium.values, &mut sink) {
+                Ok(committed) => {
+                    medium.is_committed = true;
+                    return Ok(committed);
+                }
+                Err(Unready::Error(error)) => return Err(error),
+                Err(Unready::Needs(needs)) => {
+                    // Ordinary for a single row. Of several, whose leaves are pinned, one was split since.
+                    crate::coverage::mark!("a commit lacked a page when it was to be applied");
+                    provider.provide(&needs).await?;
+                    // A leaf that was read has been split, perhaps: all of them have to be there at once.
+                    drop(pinned_reads);
+                    pinned_reads = self.pin_reads(mode, reads, &pinned).await?;
+                }
+                Err(Unready::Room(range)) => rows[range.start].tree.make_room(mode, &incoming[range]).await?,
+            }
+        }
+    }
+
     /// Latches all leaves, takes the timestamp, and changes the rows; or ends with what is lacking, nothing changed.
     pub(super) fn try_apply<S: CommitSink>(
         &self,

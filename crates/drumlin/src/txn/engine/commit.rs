@@ -1,22 +1,25 @@
 //! Commits.
 //!
 //! # The life of a commit
-//! 1. *Admit*: memory for the record and for the pages that will be held is reserved together, in the order of asking,
-//!    before anything is held but row locks (`room.rs`).
-//! 2. *Prepare*, as often as needed, waiting for what is lacking: the record is encoded, log space and disk space
-//!    for the pages that will become dirty are reserved, leaves brought in and held, room made in them and for their
-//!    versions (`prepare.rs`).
+//! 1. *Admit*, by the caller: memory for the record and for the pages that will be pinned is reserved together, in the
+//!    order of asking, before anything is held but row locks (`room.rs`).
+//! 2. *Prepare*, waiting for what is lacking: the record is encoded; disk space for the pages that will become dirty is
+//!    reserved, medium values are appended, log space is reserved; of several rows the leaves are brought in, pinned
+//!    and split where the rows do not fit (`prepare.rs`); memory for the versions is reserved last. `room.rs` has the
+//!    reason for this order.
 //! 3. *Apply*, under the epoch latch, in one go (`apply.rs`): the leaves are latched in the order of their keys, those
-//!    that a serializable transaction has read being validated on the way; if one is not as prepared, everything is
-//!    unlatched and prepared again. Then the timestamp is taken with the record's place in the log, which a sealed or
-//!    failed log refuses. From here on nothing waits, fails or can be cancelled: rows are changed, what they were goes
-//!    to the versions, the commit is marked applied.
+//!    that a serializable transaction has read being validated on the way. If one is missing or too full, which is how
+//!    the leaf of a single row is brought in and split, everything is unlatched, the leaf made ready, and all latched
+//!    again. Then the timestamp is taken with the record's place in the log, which a sealed or failed log refuses. From
+//!    here on nothing waits, fails or can be cancelled: rows are changed, what they were goes to the versions, the
+//!    commit is marked applied.
 //! 4. *Settle*: wait until the record is durable (not if Relaxed), and until readers see the commit.
 
 use std::future::poll_fn;
 use std::sync::atomic::Ordering;
 
-use super::apply::{CommitSink, Row};
+use super::apply::CommitSink;
+use super::prepare::Row;
 use super::{Admitted, Durability, Engine};
 use crate::error::{Error, Result};
 use crate::format::Timestamp;
@@ -63,6 +66,14 @@ impl Engine {
     /// released. Dropping the future before that leaves nothing of the commit; dropping it later leaves the whole
     /// commit, since only the caller's wait remains: nothing that must follow a commit depends on its future being
     /// polled.
+    ///
+    /// A commit that succeeds gives up what it holds in this order:
+    /// - in `Latched::apply`: latches of leaves that were read, of changed leaves, then epoch latch and reclaim guard;
+    /// - at the end of `apply_when_ready`: pins, of reads and of rows; medium values belong to their rows by then;
+    /// - after it, here: the record's bytes, the memory for versions;
+    /// - in `applied`, once the commit is published: the row locks;
+    /// - after it, here: the memory of *Admit*;
+    /// - in `settle`, before the wait for the medium: the reservation of disk space.
     pub(crate) async fn commit(
         &self,
         mode: WaitMode<'_>,
@@ -83,10 +94,12 @@ impl Engine {
         let stream = crate::sync::thread_index() % log.stream_count();
         let reservation = Some(self.reserve_log(mode, stream, body_bytes).await?);
         let prepared = self.prepare(mode, rows, reads).await?;
-        let _versions = self.secure_versions(mode, prepared.version_bytes).await?;
+        let version_memory = self.secure_versions(mode, prepared.version_bytes).await?;
         let sink = LiveLog { clock: &self.clock, body: &body, reservation };
-        let logged = self.apply(mode, prepared, medium, sink).await?;
+        let logged = self.apply_when_ready(mode, prepared, medium, sink).await?;
         drop(body);
+        // The versions count what they have taken themselves.
+        drop(version_memory);
         // The next owner of a row's lock that finds nothing published since its snapshot relies on the row being
         // unchanged.
         self.clock.wait_published(logged.timestamp);
@@ -123,7 +136,8 @@ impl Engine {
     }
 
     /// Waits, after a commit was applied, until it is as durable as asked for, and shows it to readers. Merges of the
-    /// leaves that it emptied are the last to use its disk space.
+    /// leaves that it emptied are the last to use its disk space. Versions that no snapshot needs are dropped on the
+    /// way; its own are needed until it is durable, and left to the commits that follow.
     async fn settle(
         &self,
         mode: WaitMode<'_>,
@@ -143,6 +157,9 @@ impl Engine {
             }
         }
         self.merge_after_removals(rows);
+        if self.versions.wants_collection() {
+            self.collect_garbage();
+        }
         drop(reserved_pages);
         if durability == Durability::Full {
             match mode {
@@ -155,26 +172,23 @@ impl Engine {
         Ok(())
     }
 
-    /// Runs after a commit was applied: merges leaves that it emptied and drops versions that no snapshot needs. The
-    /// commit's own undo records are needed until it is durable, and left to later commits.
+    /// Merges the leaves that an applied commit emptied.
     fn merge_after_removals(&self, rows: &[Row<'_>]) {
-        if rows.iter().any(|row| matches!(row.change, Change::Remove)) {
-            let reclaim_guard = self.pool.reclaim_guard();
-            let mut sparse = Vec::new();
-            for row in rows.iter().filter(|row| matches!(row.change, Change::Remove)) {
-                if let Ok(page) = row.tree.read_leaf(Target::At(row.key))
-                    && Tree::is_underfull(&page)
-                {
-                    sparse.push(row);
-                }
-            }
-            drop(reclaim_guard);
-            for row in sparse {
-                row.tree.try_merge(row.key);
+        if !rows.iter().any(|row| matches!(row.change, Change::Remove)) {
+            return;
+        }
+        let reclaim_guard = self.pool.reclaim_guard();
+        let mut sparse = Vec::new();
+        for row in rows.iter().filter(|row| matches!(row.change, Change::Remove)) {
+            if let Ok(page) = row.tree.read_leaf(Target::At(row.key))
+                && Tree::is_underfull(&page)
+            {
+                sparse.push(row);
             }
         }
-        if self.versions.wants_collection() {
-            self.collect_garbage();
+        drop(reclaim_guard);
+        for row in sparse {
+            row.tree.try_merge(row.key);
         }
     }
 }

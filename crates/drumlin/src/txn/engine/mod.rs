@@ -11,7 +11,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-pub(crate) use self::apply::Row;
+pub(crate) use self::prepare::Row;
 pub(crate) use self::read::{Found, ReadAt};
 pub(crate) use self::replay::Replaying;
 use super::MakeSpace;

@@ -1,15 +1,18 @@
-//! Preparing a commit, as often as needed, with all waiting that it takes: medium values are appended, leaves brought
-//! in and pinned, room made in them.
+//! Preparing a commit, with all waiting that it takes: medium values are appended; of several rows the leaves are
+//! brought in and pinned, and room is made in them.
+//!
+//! The leaf of a single row is neither brought in nor pinned here: it is in memory and has room, mostly, and
+//! [`apply_when_ready`](Engine::apply_when_ready) finds out under the latch that it takes anyway. Pinning pays where
+//! one leaf of many could be evicted while another is brought in.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Engine;
-use super::apply::{CommitSink, LEAVES_AT_ONCE, MediumValue, PinnedLeaf, Row, Unready, Work, rows_end};
 use crate::error::{Error, Result};
-use crate::format::PageId;
 use crate::format::node::LARGE_REF_BYTES;
+use crate::format::{ExtentAddress, KeyspaceId, PageId};
 use crate::pool::{FrameRead, Needs, Pool, Stop};
 use crate::space::{FrameIndex, Space};
 use crate::task::WaitMode;
@@ -20,10 +23,44 @@ use crate::txn::values;
 use crate::txn::versions::{undo_bytes_max, version_bytes_max};
 use crate::txn::write_set::Change;
 
+/// A row that a commit changes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Row<'a> {
+    pub(crate) tree: &'a Tree,
+    pub(crate) key: &'a [u8],
+    pub(crate) change: Change<'a>,
+}
+
+impl<'a> Row<'a> {
+    /// Its place among the rows of a commit.
+    pub(super) fn order(&self) -> (KeyspaceId, &'a [u8]) {
+        (self.tree.pages.id, self.key)
+    }
+}
+
+/// Leaves that a commit brings in at once.
+pub(super) const LEAVES_AT_ONCE: usize = 64;
+
+/// A leaf that a commit pins.
+#[derive(Clone, Copy)]
+pub(super) struct PinnedLeaf {
+    /// The first of the commit's rows that the leaf covered.
+    pub(super) row: usize,
+    pub(super) page: PageId,
+    pub(super) frame: FrameIndex,
+}
+
+/// A value that has an extent of its own, before its row is committed.
+#[derive(Clone, Copy)]
+pub(super) struct MediumValue {
+    pub(super) value_id: u64,
+    pub(super) address: ExtentAddress,
+}
+
 /// Leaves that are kept from eviction while a commit is prepared, in the order of rows.
 pub(super) struct PinnedLeaves<'p> {
     pool: &'p Pool,
-    leaves: Vec<PinnedLeaf>,
+    pub(super) leaves: Vec<PinnedLeaf>,
 }
 
 impl<'p> PinnedLeaves<'p> {
@@ -48,8 +85,8 @@ impl Drop for PinnedLeaves<'_> {
 /// The medium values of a commit, by row. Their extents are released if it fails.
 pub(super) struct MediumValues<'e> {
     space: &'e Space,
-    values: Vec<Option<MediumValue>>,
-    is_committed: bool,
+    pub(super) values: Vec<Option<MediumValue>>,
+    pub(super) is_committed: bool,
 }
 
 impl Drop for MediumValues<'_> {
@@ -65,12 +102,22 @@ impl Drop for MediumValues<'_> {
     }
 }
 
+/// The index behind the rows, from `start` on, that the leaf covers. The row at `start` is not below the leaf.
+pub(super) fn rows_end(rows: &[Row<'_>], start: usize, tree: &Tree, leaf: &Leaf<'_>) -> usize {
+    let upper = leaf.upper_fence();
+    debug_assert!(rows.get(start).is_none_or(|row| {
+        row.tree.pages.id != tree.pages.id || leaf.lower_fence().is_none_or(|lower| lower <= row.key)
+    }));
+    let is_covered = |row: &&Row<'_>| row.tree.pages.id == tree.pages.id && upper.is_none_or(|upper| row.key < upper);
+    start + rows[start..].iter().take_while(is_covered).count()
+}
+
 /// The rows of a commit, ready to be applied.
 pub(super) struct Prepared<'w, 'p> {
-    rows: &'w [Row<'w>],
-    reads: Option<Reads<'w>>,
-    incoming: Vec<Incoming<'w>>,
-    pinned: PinnedLeaves<'p>,
+    pub(super) rows: &'w [Row<'w>],
+    pub(super) reads: Option<Reads<'w>>,
+    pub(super) incoming: Vec<Incoming<'w>>,
+    pub(super) pinned: PinnedLeaves<'p>,
     /// The most bytes of versions that the rows will leave: they are locked, so no other commit changes them.
     pub(super) version_bytes: usize,
 }
@@ -187,7 +234,7 @@ impl<L> Engine<L> {
         Ok(medium)
     }
 
-    /// Brings the leaves of all rows in and pins them, where there are several rows, and makes room in them.
+    /// Brings in and pins the leaves of several rows, and makes room in them. For a single row nothing is done.
     pub(super) async fn prepare<'w>(
         &self,
         mode: WaitMode<'_>,
@@ -200,39 +247,6 @@ impl<L> Engine<L> {
             _ => self.pin_leaves(mode, rows, &incoming, reads).await?,
         };
         Ok(Prepared { rows, reads, incoming, pinned, version_bytes })
-    }
-
-    /// Applies a commit, and prepares it again wherever it is not ready.
-    pub(super) async fn apply<S: CommitSink>(
-        &self,
-        mode: WaitMode<'_>,
-        prepared: Prepared<'_, '_>,
-        mut medium: MediumValues<'_>,
-        mut sink: S,
-    ) -> Result<S::Committed> {
-        let Prepared { rows, reads, incoming, pinned, .. } = prepared;
-        assert!(medium.values.len() <= rows.len(), "a medium value has no row");
-        assert_eq!(incoming.len(), rows.len());
-        let work = Work { rows, incoming: &incoming, reads };
-        let mut pinned_reads = self.pin_reads(mode, reads, &pinned).await?;
-        let mut provider = Provider::new(mode, &self.pool);
-        loop {
-            match self.try_apply(&work, &pinned.leaves, &medium.values, &mut sink) {
-                Ok(committed) => {
-                    medium.is_committed = true;
-                    return Ok(committed);
-                }
-                Err(Unready::Error(error)) => return Err(error),
-                Err(Unready::Needs(needs)) => {
-                    crate::coverage::mark!("a commit lacked a page when it was to be applied");
-                    provider.provide(&needs).await?;
-                    // A leaf that was read has been split, perhaps: all of them have to be there at once.
-                    drop(pinned_reads);
-                    pinned_reads = self.pin_reads(mode, reads, &pinned).await?;
-                }
-                Err(Unready::Room(range)) => rows[range.start].tree.make_room(mode, &incoming[range]).await?,
-            }
-        }
     }
 
     /// Brings the leaves of all rows in, many at a time, pins them, and makes room in them. Also returns the bytes of
@@ -292,7 +306,7 @@ impl<L> Engine<L> {
 
     /// Brings the leaves of all that was read in and pins them, but for those that are pinned `beside`. A conflict that
     /// shows already ends the commit.
-    async fn pin_reads(
+    pub(super) async fn pin_reads(
         &self,
         mode: WaitMode<'_>,
         reads: Option<Reads<'_>>,

@@ -1,7 +1,8 @@
 //! An engine while its database recovers: commits that are in the log already are applied, by one thread.
 
 use super::Engine;
-use super::apply::{CommitSink, Row};
+use super::apply::CommitSink;
+use super::prepare::Row;
 use crate::error::Result;
 use crate::format::Timestamp;
 use crate::space::EpochGuard;
@@ -37,7 +38,7 @@ impl Engine<Replaying> {
             let _reserved_pages = self.reserve_replayed_pages(rows)?;
             let medium = self.append_medium_values(WaitMode::Blocking, rows).await?;
             let prepared = self.prepare(WaitMode::Blocking, rows, None).await?;
-            self.apply(WaitMode::Blocking, prepared, medium, ReplayedCommit(timestamp)).await
+            self.apply_when_ready(WaitMode::Blocking, prepared, medium, ReplayedCommit(timestamp)).await
         })?;
         for row in rows.iter().filter(|row| matches!(row.change, Change::Remove)) {
             row.tree.try_merge(row.key);

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::apply::Row;
+use super::prepare::Row;
 use super::replay::Replaying;
 use super::{Admitted, Engine};
 use crate::error::{Error, Result};
