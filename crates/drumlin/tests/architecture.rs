@@ -431,7 +431,7 @@ fn the_steps_of_recovery_are_told_in_order() {
     assert_eq!(steps(&section("## Recovery")), told);
     let body = body(&source, "recover");
     let places = told.iter().map(|name| body.find(&format!(".{name}(")).unwrap_or_else(|| panic!("{name}?")));
-    assert!(told.len() == 7 && places.is_sorted(), "{told:?}");
+    assert!(told.len() == 8 && places.is_sorted(), "{told:?}");
 }
 
 /// The tests that let time pass: where, how often, and why no condition could be waited for instead.

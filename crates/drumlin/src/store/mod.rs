@@ -13,7 +13,7 @@ mod replay;
 mod stats;
 
 use std::future::{Future, poll_fn};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +28,7 @@ pub use stats::{MemoryPart, Stats};
 
 pub(crate) use keyspaces::OpenKeyspace;
 
-use files::Locks;
+use files::{Locks, Opener};
 use keyspaces::Keyspaces;
 use maintenance::Maintenance;
 
@@ -37,7 +37,7 @@ use crate::format::catalogue::Catalogue;
 use crate::format::node::LargeRef;
 use crate::format::record::{self, Operation};
 use crate::format::{KeyspaceId, Timestamp};
-use crate::io::{Backend, IoBackend, SyncMethod};
+use crate::io::{Backend, IoBackend, Process, SyncMethod};
 use crate::memory::{Account, Grant, SOURCE_BYTES_MAX};
 use crate::seglog::Body;
 use crate::space::Purpose;
@@ -115,6 +115,28 @@ pub(crate) struct Store {
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Store {
+    /// Opens the database at `path`, creating or recovering it, and starts its threads.
+    pub(crate) fn open(settings: &Settings, path: &Path) -> Result<Arc<Store>> {
+        let backend = settings.choose_backend(path)?;
+        let path = if settings.in_memory { PathBuf::from("/memory") } else { path.to_path_buf() };
+        let path = backend.absolute(&path).map_err(|error| Error::io("finding", &path, error))?;
+        Process::watch().map_err(|error| Error::io("watching for forks of", &path, error))?;
+        let began = backend.now();
+        let (opener, data) = Opener::open(settings, &backend, &path)?;
+        let store = Arc::new(opener.recover(data, began)?);
+        match store.start_threads() {
+            Ok(()) => Ok(store),
+            Err(error) => {
+                store.stop();
+                Err(error)
+            }
+        }
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        self.engine.backend.now()
+    }
+
     /// The wait mode of operations that are tasks.
     pub(crate) fn as_task(&self) -> WaitMode<'_> {
         WaitMode::Tasks(&self.engine.tasks)
@@ -272,6 +294,9 @@ impl Store {
 
     // ── rows ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    /// The reads outside of transactions and snapshots.
+    pub(crate) const PLAIN: ReadAt = ReadAt::Visible;
+
     pub(crate) fn check_key(&self, open: &OpenKeyspace, key: &[u8]) -> Result<()> {
         let limit_bytes = open.tree.key_bytes_max();
         if key.len() > limit_bytes {
@@ -280,8 +305,8 @@ impl Store {
         Ok(())
     }
 
-    pub(crate) fn now(&self) -> Duration {
-        self.engine.backend.now()
+    pub(crate) fn open_snapshot(&self, choose: impl FnOnce() -> Timestamp) -> Arc<SnapshotHandle> {
+        Arc::new(self.engine.snapshots.open_snapshot(self.now(), choose))
     }
 
     pub(crate) fn next_transaction(&self) -> TransactionId {
@@ -427,8 +452,9 @@ impl Store {
 
     // ── large values ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    pub(crate) fn open_snapshot(&self, choose: impl FnOnce() -> Timestamp) -> Arc<SnapshotHandle> {
-        Arc::new(self.engine.snapshots.open_snapshot(self.now(), choose))
+    /// The value id of a new value.
+    pub(crate) fn new_value(&self) -> u64 {
+        self.engine.next_value.fetch_add(1, Ordering::Relaxed)
     }
 
     fn gone(&self, tree: &Tree, snapshot: &SnapshotHandle) -> Error {
@@ -514,16 +540,6 @@ impl Store {
             bytes = self.read_own_chunk(mode, tree, value, index, snapshot, Part::ALL, bytes).await?;
         }
         Ok(bytes)
-    }
-
-    /// The view that a row is read with outside of transactions and snapshots.
-    pub(crate) const PLAIN: ReadAt = ReadAt::Visible;
-}
-
-impl Store {
-    /// The identity of a new value.
-    pub(crate) fn new_value(&self) -> u64 {
-        self.engine.next_value.fetch_add(1, Ordering::Relaxed)
     }
 }
 

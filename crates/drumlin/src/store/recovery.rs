@@ -4,17 +4,18 @@
 //! 1. `read_checkpoint` reads the newer valid superblock, and the catalogue and page tables that it names.
 //! 2. `scan_log` reads and verifies the log: each segment that the superblock lists must be there. Records that no
 //!    horizon covers may be in caches only: it writes them again, with the same bytes.
-//! 3. `mark_log_extents` takes the extents that the records name (large values) out of the free ones. Damage found up
+//! 3. `build_engine` makes the pool, the versions, the engine and the keyspaces, as of the checkpoint. The timestamp
+//!    behind the log's last is the first that the engine will give out.
+//! 4. `mark_log_extents` takes the extents that the records name (large values) out of the free ones. Damage found up
 //!    to here leaves every byte as it was.
-//! 4. `harden_superblock` syncs the data file and writes the superblock again, with the same bytes, for the same
+//! 5. `harden_superblock` syncs the data file and writes the superblock again, with the same bytes, for the same
 //!    reason.
-//! 5. `raise_incarnation` writes the superblock with the next incarnation and the timestamp that it begins at,
+//! 6. `raise_incarnation` writes the superblock with the next incarnation and the timestamp that it begins at,
 //!    durably. If the superblock has no room for another, it first erases the void records of the log.
-//! 6. `replay` frees the values that only snapshots still saw, and applies the records above the checkpoint: sorted by
+//! 7. `replay` frees the values that only snapshots still saw, and applies the records above the checkpoint: sorted by
 //!    key between barriers (create, drop), the newest of each key.
-//! 7. `start_log` begins to append. The background threads start after it.
+//! 8. `start_log` begins to append. The background threads start after it.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -23,12 +24,12 @@ use super::files::{DATA_NAME, DataFile, LOG_NAME, Locks, Opener};
 use super::keyspaces::Keyspaces;
 use super::maintenance::Maintenance;
 use super::replay::Replay;
-use super::{Opening, Settings, Store};
+use super::{Opening, Store};
 use crate::error::{Error, Result};
-use crate::format::catalogue::{Catalogue, Orphan};
+use crate::format::catalogue::Orphan;
 use crate::format::superblock::Superblock;
 use crate::format::{Epoch, Incarnation, PageId, Timestamp};
-use crate::io::{FileRef, FolderRef, OpenOptions, Process, SyncMethod};
+use crate::io::{FileRef, FolderRef, OpenOptions, SyncMethod};
 use crate::memory::{Account, Budget};
 use crate::pool::{Nodes, Pool};
 use crate::seglog::{Hooks, Known, Log, LogOptions, Scan};
@@ -40,26 +41,6 @@ use crate::sync::Mutex;
 use crate::txn::engine::{Engine, Replaying};
 use crate::txn::values;
 use crate::txn::versions::Versions;
-
-impl Store {
-    /// Opens the database at `path`, creating or recovering it, and starts its threads.
-    pub(crate) fn open(settings: &Settings, path: &Path) -> Result<Arc<Store>> {
-        let backend = settings.choose_backend(path)?;
-        let path = if settings.in_memory { PathBuf::from("/memory") } else { path.to_path_buf() };
-        let path = backend.absolute(&path).map_err(|error| Error::io("finding", &path, error))?;
-        Process::watch().map_err(|error| Error::io("watching for forks of", &path, error))?;
-        let began = backend.now();
-        let (opener, data) = Opener::open(settings, &backend, &path)?;
-        let store = Arc::new(opener.recover(data, began)?);
-        match store.start_threads() {
-            Ok(()) => Ok(store),
-            Err(error) => {
-                store.stop();
-                Err(error)
-            }
-        }
-    }
-}
 
 impl Opener<'_> {
     /// The data file as the superblock describes it, before anything of it is known to be in use.
@@ -102,42 +83,14 @@ impl Opener<'_> {
         }
     }
 
-    /// The engine and the keyspaces at the checkpoint. The timestamp after `last` is the first that is given out.
-    fn engine(
-        &self,
-        space: Arc<Space>,
-        budget: Arc<Budget>,
-        catalogue: &Catalogue,
-        incarnation: Incarnation,
-        last: Timestamp,
-        maintenance: &Arc<Maintenance>,
-    ) -> Result<(Engine<Replaying>, Keyspaces)> {
-        let pool = self.pool(&space, &budget);
-        pool.reserve_frames(self.settings.page_bytes)?;
-        let versions = Arc::new(Versions::new(&budget, space.debt()));
-        // Value ids of earlier openings are below: their extents may still lie about.
-        let next_value = (u64::from(incarnation.0) << 40).max(catalogue.next_value);
-        let make_space = Arc::clone(maintenance);
-        let make_space = Arc::new(move || make_space.make_space());
-        let backend = Arc::clone(&self.backend);
-        let engine = Engine::new(backend, space, pool, versions, last, next_value, budget, make_space);
-        let keyspaces = Keyspaces::new(catalogue.next_keyspace);
-        for entry in &catalogue.keyspaces {
-            let pages = engine.space.page_space(entry.id).expect("made while loading");
-            keyspaces.add(&engine, pages, &entry.name, Timestamp(0));
-        }
-        engine.fit_frames();
-        Ok((engine, keyspaces))
-    }
-
     /// Recovers the database in its steps, which the head of this file lists; each takes the state before it.
-    fn recover(&self, data: DataFile, began: Duration) -> Result<Store> {
+    pub(super) fn recover(&self, data: DataFile, began: Duration) -> Result<Store> {
         let checkpoint = self.read_checkpoint(data)?;
-        let recovering = checkpoint.scan_log()?;
+        let recovering = checkpoint.scan_log()?.build_engine()?;
         recovering.mark_log_extents()?.harden_superblock()?.raise_incarnation()?.replay()?.start_log(began)
     }
 
-    fn read_checkpoint(&self, data: DataFile) -> Result<Checkpoint<'_>> {
+    fn read_checkpoint(&self, data: DataFile) -> Result<CheckpointRead<'_>> {
         let options = OpenOptions { write: true, direct: true, ..OpenOptions::default() };
         let file = self.folder.open(DATA_NAME, options).map_err(|error| self.io("opening", DATA_NAME, error))?;
         let superblocks::Found { newest: superblock, reason } = self.read_superblocks(&file)?;
@@ -150,7 +103,7 @@ impl Opener<'_> {
         let superblocks = Arc::new(Superblocks::new(Arc::clone(&file), data.sync, superblock.clone()));
         let base = PageTableStore::new(superblock, Arc::clone(&superblocks), entry_count_max(&budget));
         let loaded = base.load(&space, self.settings.memory_bytes, &mut Err)?;
-        Ok(Checkpoint {
+        Ok(CheckpointRead {
             opener: self,
             data,
             file,
@@ -165,7 +118,7 @@ impl Opener<'_> {
 }
 
 /// The state at the checkpoint, read from the data file.
-struct Checkpoint<'o> {
+struct CheckpointRead<'o> {
     opener: &'o Opener<'o>,
     data: DataFile,
     file: FileRef,
@@ -177,29 +130,61 @@ struct Checkpoint<'o> {
     loaded: Loaded,
 }
 
-impl<'o> Checkpoint<'o> {
+impl<'o> CheckpointRead<'o> {
     fn scan_log(self) -> Result<LogScanned<'o>> {
         let opener = self.opener;
         let superblock = &self.loaded.base.superblock;
-        let log_folder = opener.log_folder(superblock)?;
-        let log_options = opener.log_options(superblock, &self.budget, self.data.sync);
+        let folder = opener.log_folder(superblock)?;
+        let options = opener.log_options(superblock, &self.budget, self.data.sync);
         let scan = match self.data.created {
             true => None,
-            false => Some(Scan::open(&opener.backend, &log_folder, &log_options, &known(superblock))?),
+            false => Some(Scan::open(&opener.backend, &folder, &options, &known(superblock))?),
         };
+        Ok(LogScanned { checkpoint: self, folder, options, scan })
+    }
+}
+
+/// The log is verified and durable.
+struct LogScanned<'o> {
+    checkpoint: CheckpointRead<'o>,
+    folder: FolderRef,
+    options: LogOptions,
+    /// `None`: the database has just been created.
+    scan: Option<Scan>,
+}
+
+impl<'o> LogScanned<'o> {
+    fn build_engine(self) -> Result<EngineBuilt<'o>> {
+        let LogScanned { checkpoint, folder: log_folder, options: log_options, scan } = self;
+        let CheckpointRead { opener, data, file, passed_over, incarnation, budget, space, superblocks, loaded } =
+            checkpoint;
+        let Loaded { base, catalogue } = loaded;
         let last = scan.as_ref().map_or(Timestamp(0), Scan::last);
-        let Checkpoint { data, file, passed_over, incarnation, budget, space, superblocks, loaded, .. } = self;
+        let pool = opener.pool(&space, &budget);
+        pool.reserve_frames(opener.settings.page_bytes)?;
+        let versions = Arc::new(Versions::new(&budget, space.debt()));
+        // Value ids of earlier openings are lower: their extents may still be in the file.
+        let next_value = (u64::from(incarnation.0) << 40).max(catalogue.next_value);
         let maintenance = Arc::new(Maintenance::default());
-        let (engine, keyspaces) = opener.engine(space, budget, &loaded.catalogue, incarnation, last, &maintenance)?;
-        Ok(LogScanned(Recovering {
+        let make_space = Arc::clone(&maintenance);
+        let make_space = Arc::new(move || make_space.make_space());
+        let backend = Arc::clone(&opener.backend);
+        let engine = Engine::new(backend, space, pool, versions, last, next_value, budget, make_space);
+        let keyspaces = Keyspaces::new(catalogue.next_keyspace);
+        for entry in &catalogue.keyspaces {
+            let pages = engine.space.page_space(entry.id).expect("made while loading");
+            keyspaces.add(&engine, pages, &entry.name, Timestamp(0));
+        }
+        engine.fit_frames();
+        Ok(EngineBuilt(Recovering {
             opener,
             data,
             file,
             passed_over,
             incarnation,
             superblocks,
-            base: loaded.base,
-            orphans: loaded.catalogue.orphans,
+            base,
+            orphans: catalogue.orphans,
             engine,
             keyspaces,
             maintenance,
@@ -231,8 +216,8 @@ struct Recovering<'o> {
     last: Timestamp,
 }
 
-/// The log is verified and durable.
-struct LogScanned<'o>(Recovering<'o>);
+/// The engine is there, at the checkpoint.
+struct EngineBuilt<'o>(Recovering<'o>);
 /// No extent that the log names is free.
 struct ExtentsMarked<'o>(Recovering<'o>);
 /// The superblock that was read is durable.
@@ -269,9 +254,9 @@ impl Recovering<'_> {
     }
 }
 
-impl<'o> LogScanned<'o> {
+impl<'o> EngineBuilt<'o> {
     fn mark_log_extents(self) -> Result<ExtentsMarked<'o>> {
-        let LogScanned(recovering) = self;
+        let EngineBuilt(recovering) = self;
         if let Some(scan) = &recovering.scan {
             recovering.replay_of(scan).mark_values()?;
         }
