@@ -5,7 +5,7 @@
 //!    (owned by a [`NewFrame`]), *published* (some page's entry names it), *retired* (unlinked, readers may still look
 //!    at it).
 //! 2. A published leaf's page is read under the frame's latch, shared, and changed under it, exclusive. The owner of
-//!    the latch compares [`FrameHeader::identity`] with the page wanted: the frame may have been evicted meanwhile.
+//!    the latch compares [`FrameHeader::page_key`] with the page wanted: the frame may have been evicted meanwhile.
 //! 3. The page of a published *immutable* frame (inner node, value) does not change. Its frame is retired before it is
 //!    free.
 //! 4. `dirty` is the epoch of the newest change that is in no extent, 0 if there is none. It changes under the latch.
@@ -100,7 +100,7 @@ impl FrameHeader {
         self.address.store(address.to_bits(), Ordering::Release);
     }
 
-    /// Keeps the frame from being evicted until [`Frames::let_go`]. The caller has latched it.
+    /// Keeps the frame from being evicted until [`Frames::unpin`]. The caller has latched it.
     pub(crate) fn pin(&self) {
         self.pins.pin();
     }
@@ -458,7 +458,7 @@ impl Frames {
         }
     }
 
-    /// Undoes one [`FrameHeader::hold`].
+    /// Undoes one [`FrameHeader::pin`].
     pub(crate) fn unpin(&self, frame: FrameIndex) {
         if self.header(frame).pins.unpin() {
             self.retire(frame);
@@ -646,7 +646,7 @@ impl<'p> NewFrame<'p> {
         self.frames.header(self.frame)
     }
 
-    /// Gives the frame its identity and hands it over: the caller publishes the entry.
+    /// Gives the frame its page key and hands it over: the caller publishes the entry.
     pub(crate) fn into_published(self, page_key: PageKey) -> FrameIndex {
         let frame = self.frame;
         let header = self.frames.header(frame);
@@ -672,7 +672,7 @@ impl Deref for NewFrame<'_> {
     fn deref(&self) -> &[u8] {
         let (start, bytes) = self.frames.page_pointer(self.frame);
         // SAFETY: a new frame is reachable through its owner alone (module, 1): those who latch it with an outdated
-        // index find its identity empty and do not look at the page. Test: `memory_given_back_was_free`.
+        // index find its page key empty and do not look at the page. Test: `memory_given_back_was_free`.
         unsafe { std::slice::from_raw_parts(start, bytes) }
     }
 }

@@ -10,8 +10,8 @@
 //! 5. A value in memory is a medium one that was asked for by its value id: no chunk of a large one is ever in a frame.
 //!    It is never dirty: a move of its extent sets the frame's address.
 //!
-//! Lock order: guard, latch, then those of `space`. Latches of several frames are taken parents first, then in key
-//! order.
+//! Lock order: epoch latch, frame latch, then those of `space`. Latches of several frames are taken parents first, then
+//! in key order.
 
 mod buffers;
 mod bulk;
@@ -107,7 +107,7 @@ pub(crate) struct Nodes {
 enum Wanted {
     /// A leaf or an inner node.
     Node,
-    /// The medium value of this identity. A large value's chunks are never in memory.
+    /// The medium value with this value id. A large value's chunks are never in memory.
     Value(u64),
 }
 
@@ -135,8 +135,7 @@ pub(crate) struct Pool {
     pub(crate) process: Process,
     nodes: Nodes,
     backend: Arc<dyn Backend>,
-    /// The tasks and threads that wait for a page that another is reading, by page.
-    arrivals: Box<[Arrival]>,
+    page_locks: Box<[PageLocks]>,
     fetcher: fetch::ReadService,
     buffers: Buffers,
     queues: Mutex<Vec<Queues>>,
@@ -146,8 +145,15 @@ pub(crate) struct Pool {
     background: Background,
 }
 
-/// Tasks, by what they wait for, and threads.
-type Arrival = (Mutex<Vec<(KeyspaceId, PageId, Waker)>>, Condvar);
+/// The locks of a share of all pages.
+#[derive(Debug, Default)]
+struct PageLocks {
+    /// Tasks that wait for a page which another thread or task is reading. Threads wait for `arrived` with this lock.
+    waiting: Mutex<Vec<(KeyspaceId, PageId, Waker)>>,
+    arrived: Condvar,
+    /// Held while the image of a dirty page is appended: the epoch latch is shared, and so is the frame's.
+    capturing: Mutex<()>,
+}
 
 struct Queues(Box<dyn Queue>);
 
@@ -221,7 +227,7 @@ impl Pool {
             process: Process::here(),
             nodes,
             backend,
-            arrivals: (0..64).map(|_| (Mutex::default(), Condvar::new())).collect(),
+            page_locks: (0..64).map(|_| PageLocks::default()).collect(),
             fetcher: fetch::ReadService::default(),
             buffers: Buffers::new(budget.limit_bytes(Account::Reads) as usize),
             queues: Mutex::default(),
@@ -252,7 +258,7 @@ impl Pool {
         self.fault_wanted(pages, page, frame_bytes, Wanted::Node)
     }
 
-    /// Like [`fault`](Pool::fault), for the medium value of this identity.
+    /// Like [`fault`](Pool::fault), for the medium value with this value id.
     pub(crate) fn fault_value(&self, pages: &PageSpace, page: PageId, frame_bytes: usize, value_id: u64) -> Result<()> {
         self.fault_wanted(pages, page, frame_bytes, Wanted::Value(value_id))
     }
@@ -312,7 +318,7 @@ impl Pool {
         let page_key = PageKey { keyspace: pages.id, page };
         let reading = PageEntry::Reading(address);
         let outcome = match result {
-            Ok(()) => self.admit(page_key, wanted, address, frame, bytes),
+            Ok(()) => self.decode_into_frame(page_key, wanted, address, frame, bytes),
             Err(error) => Err(Error::io("reading", self.space.path(), error)),
         };
         let result = match outcome {
@@ -338,19 +344,19 @@ impl Pool {
 
     /// Wakes those who wait for the end of a read of the page, whose entry says that it has ended.
     fn announce_arrival(&self, pages: &PageSpace, page: PageId) {
-        let (waiting, arrived) = self.arrival(pages, page);
+        let locks = self.page_locks(pages, page);
         let tasks: Vec<Waker> = {
-            let mut waiting = waiting.lock();
+            let mut waiting = locks.waiting.lock();
             let of_page =
                 |(keyspace, other, _): &mut (KeyspaceId, PageId, Waker)| *keyspace == pages.id && *other == page;
             waiting.extract_if(.., of_page).map(|(_, _, waker)| waker).collect()
         };
-        arrived.notify_all();
+        locks.arrived.notify_all();
         tasks.into_iter().for_each(Waker::wake);
     }
 
     /// Puts an extent's page into the frame, if it is what is wanted; returns the entry that publishes it.
-    fn admit(
+    fn decode_into_frame(
         &self,
         page_key: PageKey,
         wanted: Wanted,
@@ -362,7 +368,7 @@ impl Pool {
         let flawed = |reason: ExtentError| self.space.corrupted(&what(), address, reason);
         let bytes = &bytes[..address.length() as usize];
         let header = self.space.verify(address, bytes).map_err(flawed)?;
-        // A value's extents are numbered within the value: what tells it apart is its own identity.
+        // A value's extents are numbered within the value: what tells it apart is its value id.
         let numbered = match wanted {
             Wanted::Node => page_key,
             Wanted::Value(_) => PageKey { page: header.page_key.page, ..page_key },
@@ -396,22 +402,22 @@ impl Pool {
 
     fn withdraw(&self, entry: PageEntry, page_key: PageKey) {
         let (PageEntry::Leaf(frame) | PageEntry::Immutable(frame)) = entry else {
-            unreachable!("admit publishes frames")
+            unreachable!("an extent is decoded into a frame")
         };
         if let Some(write) = self.frames.write(frame, page_key) {
             write.unlink(Residency::of(entry, frame));
         }
     }
 
-    fn arrival(&self, pages: &PageSpace, page: PageId) -> &Arrival {
-        &self.arrivals[(page.0 ^ pages.id.0.rotate_left(16)) as usize % self.arrivals.len()]
+    fn page_locks(&self, pages: &PageSpace, page: PageId) -> &PageLocks {
+        &self.page_locks[(page.0 ^ pages.id.0.rotate_left(16)) as usize % self.page_locks.len()]
     }
 
     fn wait_for_arrival(&self, pages: &PageSpace, page: PageId) {
-        let (lock, arrived) = self.arrival(pages, page);
-        let mut epoch_guard = lock.lock();
+        let locks = self.page_locks(pages, page);
+        let mut waiting = locks.waiting.lock();
         while matches!(pages.table.load(page), PageEntry::Reading(_)) {
-            arrived.wait(&mut epoch_guard);
+            locks.arrived.wait(&mut waiting);
         }
     }
 
@@ -607,8 +613,8 @@ impl Pool {
 
     // ── removing pages ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Takes a latched page out of its keyspace. [`prepare_change`](Self::prepare_change) came before, in the same
-    /// guard.
+    /// Takes a latched page out of its keyspace. [`prepare_change`](Self::prepare_change) came before, under the
+    /// same hold of the epoch latch.
     pub(crate) fn free_page(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace, write: FrameWrite<'_>) {
         let (page, frame) = (write.page(), write.frame());
         assert!(write.page_key().keyspace == pages.id, "a page is freed in another keyspace");

@@ -57,7 +57,7 @@ impl Reclaimer {
         Reclaimer { era: CachePadded::new(AtomicU64::new(1)), blocks: [const { OnceLock::new() }; BLOCKS] }
     }
 
-    /// Pins the calling thread.
+    /// Keeps the calling thread in the current era until the guard is dropped.
     #[inline]
     pub(crate) fn enter(&self) -> EraGuard<'_> {
         self.enter_as(thread_index())

@@ -93,9 +93,9 @@ impl Pool {
         if only.is_some_and(|only| only != epoch) {
             return Ok(None);
         }
-        // Another thread may be capturing the same page under the same shared latch. The order in the appender decides
-        // nothing, so only one may: this lock excludes `write_back` and checkpoints from each other.
-        let _one = self.arrival(&pages, page_key.page).0.lock();
+        // Another thread may be capturing the same page under the same shared latches. One does; the other finds it
+        // clean.
+        let _capturing = self.page_locks(&pages, page_key.page).capturing.lock();
         if header.dirty() != Some(epoch) {
             crate::coverage::mark!("a page was copied by another while it was about to be");
             return Ok(None);
@@ -116,7 +116,7 @@ impl Pool {
 
     fn append_image(
         &self,
-        _guard: &EpochGuard<'_>,
+        _epoch_guard: &EpochGuard<'_>,
         epoch: Epoch,
         page_key: PageKey,
         page: &[u8],
@@ -162,7 +162,8 @@ impl Pool {
         }
     }
 
-    /// Notes a change of a latched page. [`prepare_change`](Self::prepare_change) came before, in the same guard.
+    /// Notes a change of a latched page. [`prepare_change`](Self::prepare_change) came before, under the
+    /// same hold of the epoch latch.
     #[inline]
     pub(crate) fn mark_dirty(&self, epoch_guard: &EpochGuard<'_>, write: &FrameWrite<'_>) {
         let header = write.header();

@@ -48,7 +48,7 @@ enum Answer<'a> {
 }
 
 /// The next step of a ticket in the queue.
-enum QueueTicket {
+enum Turn {
     /// Its space is reserved.
     Admitted,
     /// Another ticket is first, or the missing resource is on its way.
@@ -70,17 +70,17 @@ impl Shared {
         let mut tail = stream.tail.lock();
         loop {
             match self.take_turn(&asked, &mut tail)? {
-                QueueTicket::Admitted => return Ok(self.admitted(index, asked.bytes, tail)),
-                QueueTicket::Wait => stream.space.wait(&mut tail),
-                QueueTicket::Write => {
+                Turn::Admitted => return Ok(self.admitted(index, asked.bytes, tail)),
+                Turn::Wait => stream.space.wait(&mut tail),
+                Turn::Write => {
                     self.flush_as_leader(index, tail);
                     tail = stream.tail.lock();
                 }
-                QueueTicket::Prepare if self.has_threads() => {
+                Turn::Prepare if self.has_threads() => {
                     self.signal.prepare();
                     stream.space.wait(&mut tail);
                 }
-                QueueTicket::Prepare => {
+                Turn::Prepare => {
                     drop(tail);
                     self.prepare_all();
                     tail = stream.tail.lock();
@@ -100,15 +100,15 @@ impl Shared {
     fn poll_turn<'a>(&'a self, asked: &ReservationTicket<'a>, waker: &Waker) -> Poll<Result<Reservation<'a>>> {
         let mut tail = self.streams[asked.stream].tail.lock();
         let turn = self.take_turn(asked, &mut tail)?;
-        if matches!(turn, QueueTicket::Admitted) {
+        if matches!(turn, Turn::Admitted) {
             return Poll::Ready(Ok(self.admitted(asked.stream, asked.bytes, tail)));
         }
         tail.wake_later(asked.ticket, waker);
         drop(tail);
         match turn {
-            QueueTicket::Admitted | QueueTicket::Wait => {}
-            QueueTicket::Write => self.request_flush(asked.stream, Urgency::Now),
-            QueueTicket::Prepare => self.request_preparation(),
+            Turn::Admitted | Turn::Wait => {}
+            Turn::Write => self.request_flush(asked.stream, Urgency::Now),
+            Turn::Prepare => self.request_preparation(),
         }
         Poll::Pending
     }
@@ -132,15 +132,15 @@ impl Shared {
     }
 
     /// The next step of a ticket in the queue. An admitted or refused ticket leaves the queue.
-    fn take_turn(&self, asked: &ReservationTicket<'_>, tail: &mut Tail) -> Result<QueueTicket> {
+    fn take_turn(&self, asked: &ReservationTicket<'_>, tail: &mut Tail) -> Result<Turn> {
         self.check_open(tail)?;
         if !tail.is_first(asked.ticket) {
-            Ok(QueueTicket::Wait)
+            Ok(Turn::Wait)
         } else if !tail.buffer_admits(asked.bytes) {
-            Ok(if tail.may_lead() { QueueTicket::Write } else { QueueTicket::Wait })
+            Ok(if tail.may_lead() { Turn::Write } else { Turn::Wait })
         } else if tail.windows_admit(asked.bytes) {
             tail.admit(asked.bytes);
-            Ok(QueueTicket::Admitted)
+            Ok(Turn::Admitted)
         } else if tail.prepare_failures != asked.prepare_failures {
             Err(match &tail.prepare_error {
                 None => self.disk_full(),
@@ -152,7 +152,7 @@ impl Shared {
             })
         } else {
             tail.wanted = tail.wanted.max(tail.span_end(asked.bytes));
-            Ok(QueueTicket::Prepare)
+            Ok(Turn::Prepare)
         }
     }
 

@@ -94,7 +94,7 @@ impl Scan {
         }
         // Everything below the start of an opening was on the medium when that opening began.
         let openings_horizon = known.incarnations.iter().map(|&(_, first)| Timestamp(first.0.saturating_sub(1))).max();
-        sound(scan.replay(openings_horizon.unwrap_or_default(), on_corruption), on_corruption)?;
+        sound(scan.find_end(openings_horizon.unwrap_or_default(), on_corruption), on_corruption)?;
         Ok(scan)
     }
 
@@ -193,7 +193,8 @@ impl Scan {
         chunk_bytes(self.options.buffer_bytes, self.streams.len())
     }
 
-    fn replay(&mut self, openings_horizon: Timestamp, on_corruption: OnCorruption<'_>) -> Result<()> {
+    /// Verifies all streams together, in the order of timestamps, up to the first that is missing: the end of the log.
+    fn find_end(&mut self, openings_horizon: Timestamp, on_corruption: OnCorruption<'_>) -> Result<()> {
         let chunk_bytes = self.chunk_bytes();
         let readers = self.streams.values().map(|stream| Reader::whole(stream.segments(), chunk_bytes));
         let readers = readers.collect::<Result<_>>()?;

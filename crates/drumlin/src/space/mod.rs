@@ -262,7 +262,7 @@ impl Space {
     // ── the epoch
     // ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Latches the epoch exclusively, runs `at_cut` with the epoch that ends, and begins the next.
+    /// Latches the epoch exclusively, runs `at_start` with the epoch that ends, and begins the next.
     pub(crate) fn begin_checkpoint<T>(&self, at_start: impl FnOnce(Epoch) -> T) -> (Epoch, T) {
         let mut epoch = self.epoch_latch.latch.write();
         let ended = *epoch;

@@ -47,8 +47,6 @@ impl Store {
         if let Err(error) = &result {
             // A checkpoint that has begun can't be resumed: pages are clean whose images no table names.
             self.engine.space.fail_quietly(&format!("a checkpoint failed: {error}"));
-        }
-        if result.is_err() {
             self.maintenance.state.lock().failed = true;
             self.maintenance.changed.notify_all();
         }

@@ -17,7 +17,7 @@ pub(crate) struct Maintenance {
 #[derive(Debug, Default)]
 pub(crate) struct MaintenanceState {
     /// A checkpoint is requested.
-    pub(crate) wanted: bool,
+    pub(crate) checkpoint_wanted: bool,
     /// A cleanup is requested.
     pub(crate) space_wanted: bool,
     /// Cleanups begun and ended.
@@ -30,7 +30,7 @@ pub(crate) struct MaintenanceState {
 impl Maintenance {
     /// Asks for a checkpoint.
     pub(crate) fn ask(&self) {
-        self.state.lock().wanted = true;
+        self.state.lock().checkpoint_wanted = true;
         self.changed.notify_all();
     }
 
@@ -92,13 +92,13 @@ fn run_maintenance(store: &Weak<Store>, maintenance: &Arc<Maintenance>) {
     loop {
         let space_wanted = {
             let mut state = maintenance.state.lock();
-            while !state.wanted && !state.space_wanted && !state.stop {
+            while !state.checkpoint_wanted && !state.space_wanted && !state.stop {
                 maintenance.changed.wait(&mut state);
             }
             if state.stop {
                 return;
             }
-            state.wanted = false;
+            state.checkpoint_wanted = false;
             state.space_begun += u64::from(state.space_wanted);
             std::mem::take(&mut state.space_wanted)
         };

@@ -30,12 +30,12 @@ pub(super) struct Replay<'r> {
 struct Batch {
     /// Bodies of records, one after the other.
     bytes: Vec<u8>,
-    operations: Vec<Replayed>,
+    operations: Vec<ReplayedOperation>,
     large: Vec<Arc<LargeValue>>,
 }
 
 /// One operation on a row; keys and values lie in the batch.
-struct Replayed {
+struct ReplayedOperation {
     keyspace: KeyspaceId,
     key: Range<usize>,
     change: ReplayedChange,
@@ -115,10 +115,10 @@ impl Replay<'_> {
                     }
                     Operation::Remove { key } => (key, ReplayedChange::Remove),
                 };
-                batch.operations.push(Replayed { keyspace, key: offsets_of(key), change });
+                batch.operations.push(ReplayedOperation { keyspace, key: offsets_of(key), change });
             }
             newest = record.timestamp;
-            if batch.bytes.len() + batch.operations.len() * size_of::<Replayed>() >= batch_bytes(self.engine) {
+            if batch.bytes.len() + batch.operations.len() * size_of::<ReplayedOperation>() >= batch_bytes(self.engine) {
                 self.apply_batch(&mut batch, newest)?;
             }
         }
@@ -147,7 +147,7 @@ impl Replay<'_> {
         const ROWS_MAX: usize = 512;
         let engine = self.engine;
         let Batch { bytes, mut operations, large } = std::mem::take(batch);
-        let key = |operation: &Replayed| (operation.keyspace, &bytes[operation.key.clone()]);
+        let key = |operation: &ReplayedOperation| (operation.keyspace, &bytes[operation.key.clone()]);
         // Stable: of operations on one row the last stays last.
         operations.sort_by(|a, b| key(a).cmp(&key(b)));
         let mut rest = &operations[..];

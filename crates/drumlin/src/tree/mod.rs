@@ -28,7 +28,7 @@ use node::{Inner, LeafMut, Node};
 
 /// Told of changes of structure, while the latches are held.
 pub(crate) trait Observer: Send + Sync {
-    /// Rows from `separator` on have moved from one leaf to another. `from` is `to` nowhere.
+    /// Rows from `separator` on have moved from one leaf to another. They always differ.
     fn rows_moved(&self, pages: &PageSpace, from: PageId, to: PageId, separator: Option<&[u8]>);
 }
 

@@ -138,8 +138,8 @@ impl UndoRecord {
         }
     }
 
-    fn iter(&self) -> DeltaRows<'_> {
-        DeltaRows { rest: &self.rows }
+    fn iter(&self) -> UndoRows<'_> {
+        UndoRows { rest: &self.rows }
     }
 
     fn find(&self, key: &[u8]) -> Option<OldVersion> {
@@ -179,11 +179,11 @@ impl OldVersion {
     }
 }
 
-struct DeltaRows<'d> {
+struct UndoRows<'d> {
     rest: &'d [u8],
 }
 
-impl<'d> Iterator for DeltaRows<'d> {
+impl<'d> Iterator for UndoRows<'d> {
     type Item = (&'d [u8], Option<RowValue<'d>>);
 
     fn next(&mut self) -> Option<Self::Item> {

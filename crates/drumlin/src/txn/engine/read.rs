@@ -36,16 +36,16 @@ pub(crate) enum Found {
 const GET_MANY_PART: usize = 256;
 
 impl Engine {
-    /// The row as the view sees it. O(log n).
-    pub(crate) fn find(&self, tree: &Tree, key: &[u8], view: ReadAt) -> Result<Option<Found>> {
-        tree.waiting(|| self.try_find(tree, key, view))
+    /// The row that a read at this timestamp or horizon sees. O(log n).
+    pub(crate) fn find(&self, tree: &Tree, key: &[u8], read_at: ReadAt) -> Result<Option<Found>> {
+        tree.waiting(|| self.try_find(tree, key, read_at))
     }
 
     /// The core of [`find`](Self::find).
-    pub(crate) fn try_find(&self, tree: &Tree, key: &[u8], view: ReadAt) -> Result<Option<Found>, Stop> {
+    pub(crate) fn try_find(&self, tree: &Tree, key: &[u8], read_at: ReadAt) -> Result<Option<Found>, Stop> {
         let page = tree.read_leaf(Target::At(key))?;
         let leaf = Leaf::new(&page);
-        let at = match view {
+        let at = match read_at {
             ReadAt::Visible => self.clock.visible(),
             ReadAt::Published => self.clock.published(),
             ReadAt::Timestamp(at) => at,
@@ -67,11 +67,11 @@ impl Engine {
 
     /// The value of the row. A value that is replaced while it is read is looked up again.
     #[inline]
-    pub(crate) fn get(&self, tree: &Tree, key: &[u8], view: ReadAt) -> Result<Option<Arc<[u8]>>> {
-        match self.find(tree, key, view)? {
+    pub(crate) fn get(&self, tree: &Tree, key: &[u8], read_at: ReadAt) -> Result<Option<Arc<[u8]>>> {
+        match self.find(tree, key, read_at)? {
             None => Ok(None),
             Some(Found::Inline(value)) => Ok(Some(value)),
-            Some(Found::Large(_)) => ready(self.get_in(WaitMode::Blocking, tree, key, view)),
+            Some(Found::Large(_)) => ready(self.get_in(WaitMode::Blocking, tree, key, read_at)),
         }
     }
 
@@ -81,9 +81,9 @@ impl Engine {
         mode: WaitMode<'_>,
         tree: &Tree,
         key: &[u8],
-        view: ReadAt,
+        read_at: ReadAt,
     ) -> Result<Option<Found>> {
-        tree.awaiting(mode, || self.try_find(tree, key, view)).await
+        tree.awaiting(mode, || self.try_find(tree, key, read_at)).await
     }
 
     /// Like [`get`](Self::get), waiting as `mode` says.
@@ -92,11 +92,11 @@ impl Engine {
         mode: WaitMode<'_>,
         tree: &Tree,
         key: &[u8],
-        view: ReadAt,
+        read_at: ReadAt,
     ) -> Result<Option<Arc<[u8]>>> {
         let mut failed = None;
         loop {
-            let found = self.find_in(mode, tree, key, view).await?;
+            let found = self.find_in(mode, tree, key, read_at).await?;
             if failed.is_some() && !matches!(&found, Some(Found::Large(reference)) if failed == Some(*reference)) {
                 crate::coverage::mark!("a value was replaced while it was read");
             }
@@ -126,7 +126,7 @@ impl Engine {
         mode: WaitMode<'_>,
         tree: &Tree,
         keys: &[K],
-        view: ReadAt,
+        read_at: ReadAt,
     ) -> Result<Vec<Option<Arc<[u8]>>>> {
         let mut values = vec![None; keys.len()];
         for (keys, values) in keys.chunks(GET_MANY_PART).zip(values.chunks_mut(GET_MANY_PART)) {
@@ -136,7 +136,7 @@ impl Engine {
             while !open.is_empty() {
                 let mut missing = Vec::with_capacity(open.len());
                 let mut is_missing = |&index: &usize| {
-                    match self.try_find(tree, keys[index].as_ref(), view) {
+                    match self.try_find(tree, keys[index].as_ref(), read_at) {
                         Ok(Some(Found::Inline(value))) => values[index] = Some(value),
                         Ok(None) => {}
                         Err(Stop::Needs(Needs::Page(_, page))) => {
@@ -148,7 +148,7 @@ impl Engine {
                     false
                 };
                 {
-                    // One pin for all: those within cost nothing.
+                    // One reclaim guard for all: those within cost nothing.
                     let _reclaim_guard = self.pool.reclaim_guard();
                     open.retain(&mut is_missing);
                 }
@@ -160,7 +160,7 @@ impl Engine {
                 }
             }
             for index in alone {
-                values[index] = self.get_in(mode, tree, keys[index].as_ref(), view).await?;
+                values[index] = self.get_in(mode, tree, keys[index].as_ref(), read_at).await?;
             }
         }
         Ok(values)
