@@ -8,7 +8,7 @@ use crate::format::extent::{self, Header, Origin};
 use crate::format::log::{self, RecordHeader, SegmentHeader};
 use crate::format::superblock::{self, SLOT_OFFSETS, Superblock};
 use crate::format::{
-    BLOCK_BYTES, ExtentAddress, ExtentRef, KeyspaceId, PageId, SegmentUse, checksum, put_u32, put_u64,
+    BLOCK_BYTES, DatabaseId, ExtentAddress, ExtentRef, KeyspaceId, PageId, SegmentUse, checksum, put_u32, put_u64,
 };
 use crate::format::{catalogue::Catalogue, node, record, summary};
 use crate::tree::node::{Change, Inner, InnerMut, Leaf, LeafMut, Node, RowValue, check};
@@ -59,7 +59,7 @@ pub fn extent(bytes: &[u8]) {
     seal_extent(&mut sealed);
     if let Ok(header) = extent::verify(&sealed) {
         decode(&sealed, &header);
-        let origin = Origin { database: 9, segment_use: SegmentUse(7) };
+        let origin = Origin { database: DatabaseId(9), segment_use: SegmentUse(7) };
         extent::seal(&mut sealed, origin);
         assert_eq!(extent::verify(&sealed).and_then(|header| header.check(origin)), Ok(()));
     }
@@ -402,12 +402,12 @@ impl Sealed {
 
 /// Bytes that each decoder takes for well-formed: what fuzzing begins with.
 pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
-    use crate::format::{Epoch, Incarnation, StreamPosition, Timestamp, catalogue, record::Operation};
+    use crate::format::{Epoch, Incarnation, StreamPosition, Timestamp, ValueId, catalogue, record::Operation};
     let address = ExtentAddress::new(1 << 20, 640, SegmentUse(5));
     let extent = ExtentRef { address, segment_use: SegmentUse(5) };
     let superblock = Superblock {
         sequence: 9,
-        database: 77,
+        database: DatabaseId(77),
         segment_bytes: 1 << 20,
         checkpoint: 4,
         timestamp: Timestamp(1234),
@@ -419,7 +419,7 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
     };
     let catalogue = Catalogue {
         next_keyspace: 3,
-        next_value: 99,
+        next_value: ValueId(99),
         keyspaces: vec![catalogue::KeyspaceEntry {
             id: KeyspaceId(2),
             page_bytes: 4096,
@@ -440,7 +440,7 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
     let mut record = Vec::new();
     for operation in [
         Operation::Put { key: b"key", value: b"value" },
-        Operation::PutLarge { key: b"large", length: 5000, value_id: 9, extents: vec![extent] },
+        Operation::PutLarge { key: b"large", length: 5000, value_id: ValueId(9), extents: vec![extent] },
         Operation::Remove { key: b"gone" },
         Operation::Create { page_bytes: 4096, name: "rows" },
         Operation::Drop,
@@ -454,7 +454,7 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
     let mut extent = Vec::new();
     let page_key = extent::PageKey { keyspace: KeyspaceId(2), page: PageId(5) };
     extent::encode(&page, page_key, extent::Kind::Leaf, &mut extent);
-    extent::seal(&mut extent, Origin { database: 77, segment_use: SegmentUse(5) });
+    extent::seal(&mut extent, Origin { database: DatabaseId(77), segment_use: SegmentUse(5) });
     let raw_node = [&[0, 0], &page[extent::HEADER_BYTES..]].concat();
     let built = b"\x00\x01\x01a\x01c\x08\x05\x02ab\x03xyz\x06\x02ac\x02uv\x07\x02ab\x01z\x09\x03abc\x00".to_vec();
     vec![

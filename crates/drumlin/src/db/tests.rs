@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::db::{Database, Keyspace, Savepoint, Transaction};
 use crate::format::node::LargeRef;
-use crate::format::{ExtentAddress, PageId, SegmentUse, extent};
+use crate::format::{DatabaseId, ExtentAddress, PageId, SegmentUse, ValueId, extent};
 use crate::io::Backend;
 use crate::io::fault::{FaultyBackend, Operation};
 use crate::memory::WRITE_BUFFER_COUNT;
@@ -146,7 +146,7 @@ fn an_outdated_number_brings_no_chunk_into_memory() {
     // Who is led astray gets an error or nothing; whichever, the value is where it was.
     let _ = pool.fault(pages, last, pages.page_bytes);
     let _ = pool.fault_many(pages, &[last, last]);
-    let other = LargeRef { length: 900, id: film.id + 1, first_page: last, chunk_count: 1 };
+    let other = LargeRef { length: 900, id: ValueId(film.id.0 + 1), first_page: last, chunk_count: 1 };
     let _ = ready(values::read_chunk(WaitMode::Blocking, keyspace.tree(), &other, 0, values::Part::ALL, Vec::new()));
     assert!(matches!(pages.table.load(last), PageEntry::OnDisk(_)), "{:?}", pages.table.load(last));
     assert!(keyspace.get(b"film").unwrap().unwrap() == value);
@@ -322,7 +322,7 @@ fn an_extent_of_another_origin_is_damage() {
         let found = read(&old, extent::Origin { segment_use: older, ..origin });
         assert!(matches!(found, Err(crate::Error::Corrupted { .. })), "{back} uses older: {found:?}");
     }
-    let found = read(&new, extent::Origin { database: origin.database ^ 1, ..origin });
+    let found = read(&new, extent::Origin { database: DatabaseId(origin.database.0 ^ 1), ..origin });
     assert!(
         matches!(&found, Err(crate::Error::Corrupted { reason, .. }) if reason.contains("another database")),
         "{found:?}"

@@ -12,7 +12,7 @@
 //! list of orphans:    keyspace (4)   first page (4)   number of pages (4): values that only snapshots still saw; freed at the next opening
 //! ```
 
-use super::{ExtentAddress, ExtentRef, KeyspaceId, PageId};
+use super::{ExtentAddress, ExtentRef, KeyspaceId, PageId, ValueId};
 
 /// Bytes of the catalogue in each part but the last.
 pub(crate) const PART_BYTES: usize = 48 << 10;
@@ -30,7 +30,7 @@ pub(crate) fn keyspace_bytes(name_bytes: usize) -> u64 {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Catalogue {
     pub(crate) next_keyspace: u32,
-    pub(crate) next_value: u64,
+    pub(crate) next_value: ValueId,
     pub(crate) keyspaces: Vec<KeyspaceEntry>,
     pub(crate) summaries: Vec<ExtentAddress>,
     /// One a chunk.
@@ -60,7 +60,7 @@ impl Catalogue {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         out.extend(self.next_keyspace.to_le_bytes());
-        out.extend(self.next_value.to_le_bytes());
+        out.extend(self.next_value.0.to_le_bytes());
         out.extend((self.keyspaces.len() as u32).to_le_bytes());
         for keyspace in &self.keyspaces {
             out.extend(keyspace.id.0.to_le_bytes());
@@ -94,7 +94,7 @@ impl Catalogue {
     pub(crate) fn decode(bytes: &[u8]) -> Option<Catalogue> {
         let mut reader = Reader { bytes };
         let next_keyspace = reader.u32()?;
-        let next_value = reader.u64()?;
+        let next_value = ValueId(reader.u64()?);
         let keyspaces = reader.list(|reader| {
             let id = KeyspaceId(reader.u32()?);
             let page_bytes = reader.u32()?;
@@ -161,7 +161,7 @@ mod tests {
         let address = ExtentAddress::new(4096, 64, SegmentUse(1));
         let catalogue = Catalogue {
             next_keyspace: 3,
-            next_value: 99,
+            next_value: ValueId(99),
             keyspaces: vec![KeyspaceEntry {
                 id: KeyspaceId(2),
                 page_bytes: 4096,

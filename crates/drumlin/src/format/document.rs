@@ -6,8 +6,8 @@ use super::catalogue::{Catalogue, KeyspaceEntry, Orphan};
 use super::extent::Kind;
 use super::record::Operation;
 use super::{
-    BLOCK_BYTES, ExtentAddress, ExtentRef, FORMAT_VERSION, KeyspaceId, PageId, SegmentUse, extent, log, node, record,
-    summary,
+    BLOCK_BYTES, ExtentAddress, ExtentRef, FORMAT_VERSION, KeyspaceId, PageId, SegmentUse, ValueId, extent, log, node,
+    record, summary,
 };
 use super::{LOG_STREAM_COUNT_MAX, superblock, superblock::INCARNATION_COUNT_MAX};
 
@@ -194,7 +194,7 @@ fn operations_are_as_documented() {
         ("1 put", Operation::Put { key: b"abc", value: b"value" }, vec![1, 9, 3, 5]),
         (
             "2 put large",
-            Operation::PutLarge { key: b"abc", length: 77, value_id: 88, extents: vec![extent] },
+            Operation::PutLarge { key: b"abc", length: 77, value_id: ValueId(88), extents: vec![extent] },
             vec![2, 9, 3, 77, 88, 1],
         ),
         ("3 remove", Operation::Remove { key: b"abc" }, vec![3, 9, 3]),
@@ -217,7 +217,7 @@ fn the_catalogue_is_as_documented() {
     let orphan = Orphan { keyspace: KeyspaceId(7), first_page: PageId(5), page_count: 6 };
     let catalogue = Catalogue {
         next_keyspace: 8,
-        next_value: 99,
+        next_value: ValueId(99),
         keyspaces: vec![entry],
         summaries: vec![other],
         segments: vec![chunk],

@@ -18,7 +18,7 @@
 //! Use and database are its *origin*: a write that was lost leaves an older extent in its place, which may be whole and
 //! of the same page, and one that went astray leaves another database's.
 
-use super::{KeyspaceId, PageId, SegmentUse, checksum, get_u32, get_u64, put_u32, put_u64};
+use super::{DatabaseId, KeyspaceId, PageId, SegmentUse, checksum, get_u32, get_u64, put_u32, put_u64};
 
 pub(crate) const CHECKSUM_OFFSET: usize = 0;
 pub(crate) const USE_OFFSET: usize = 8;
@@ -94,7 +94,7 @@ pub(crate) struct PageKey {
 /// The database and segment use that an extent was written in, which a reader compares with the expected ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Origin {
-    pub(crate) database: u64,
+    pub(crate) database: DatabaseId,
     pub(crate) segment_use: SegmentUse,
 }
 
@@ -207,7 +207,7 @@ pub(crate) fn verify(bytes: &[u8]) -> Result<Header, ExtentError> {
 impl Header {
     /// Fails if the extent was written in another database or segment use.
     pub(crate) fn check(&self, expected: Origin) -> Result<(), ExtentError> {
-        if self.origin.database != expected.database & DATABASE_MASK {
+        if self.origin.database.0 != expected.database.0 & DATABASE_MASK {
             return Err(ExtentError::Database);
         }
         if self.origin.segment_use != expected.segment_use {
@@ -217,10 +217,10 @@ impl Header {
     }
 }
 
-fn database_of(bytes: &[u8]) -> u64 {
+fn database_of(bytes: &[u8]) -> DatabaseId {
     let mut database = [0; 8];
     database[..HEADER_BYTES - DATABASE_OFFSET].copy_from_slice(&bytes[DATABASE_OFFSET..HEADER_BYTES]);
-    u64::from_le_bytes(database)
+    DatabaseId(u64::from_le_bytes(database))
 }
 
 /// Gives an extent its origin, and its checksum. `extent` is as long as it is stored.
@@ -228,7 +228,7 @@ pub(crate) fn seal(extent: &mut [u8], origin: Origin) {
     assert!(extent.len() >= HEADER_BYTES && get_u32(extent, STORED_BYTES_OFFSET) as usize == extent.len());
     put_u64(extent, USE_OFFSET, origin.segment_use.0);
     extent[DATABASE_OFFSET..HEADER_BYTES]
-        .copy_from_slice(&origin.database.to_le_bytes()[..HEADER_BYTES - DATABASE_OFFSET]);
+        .copy_from_slice(&origin.database.0.to_le_bytes()[..HEADER_BYTES - DATABASE_OFFSET]);
     let sum = checksum(&extent[USE_OFFSET..], 0);
     put_u64(extent, CHECKSUM_OFFSET, sum);
 }
@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     const WHO: PageKey = PageKey { keyspace: KeyspaceId(7), page: PageId(9) };
-    const ORIGIN: Origin = Origin { database: 0xFEDC_BA98_7654_3210, segment_use: SegmentUse(3) };
+    const ORIGIN: Origin = Origin { database: DatabaseId(0xFEDC_BA98_7654_3210), segment_use: SegmentUse(3) };
 
     /// An encoded extent decodes to the same page, compressed or not, also behind other bytes.
     #[test]
@@ -307,7 +307,7 @@ mod tests {
             assert_eq!(verify(&out).unwrap().check(ORIGIN), Err(ExtentError::Use(segment_use)));
         }
         for bit in 0..48 {
-            seal(&mut out, Origin { database: ORIGIN.database ^ 1 << bit, ..ORIGIN });
+            seal(&mut out, Origin { database: DatabaseId(ORIGIN.database.0 ^ 1 << bit), ..ORIGIN });
             assert_eq!(verify(&out).unwrap().check(ORIGIN), Err(ExtentError::Database));
         }
     }

@@ -66,6 +66,14 @@ impl SegmentUse {
     }
 }
 
+/// The number of a value that has extents of its own; never used twice in one database.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub(crate) struct ValueId(pub(crate) u64);
+
+/// A database's own random number, by which its files and extents are told from those of others.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
+pub(crate) struct DatabaseId(pub(crate) u64);
+
 /// A byte position in a stream of the log, which is one space of bytes over all its segments. It never turns back:
 /// 64 bits are 16 EiB of records.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]

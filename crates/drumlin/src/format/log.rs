@@ -39,8 +39,8 @@
 //! ```
 
 use super::{
-    FORMAT_VERSION, Incarnation, StreamPosition, Timestamp, UseNumber, checksum, get_u16, get_u32, get_u64, put_u16,
-    put_u32, put_u64,
+    DatabaseId, FORMAT_VERSION, Incarnation, StreamPosition, Timestamp, UseNumber, checksum, get_u16, get_u32, get_u64,
+    put_u16, put_u32, put_u64,
 };
 
 pub(super) const MAGIC_OFFSET: usize = 0;
@@ -87,7 +87,7 @@ const SEGMENT_MAGIC: [u8; 8] = *b"DRUMLOG\0";
 pub(crate) struct SegmentHeader {
     pub(crate) stream: u16,
     pub(crate) slot: u32,
-    pub(crate) database: u64,
+    pub(crate) database: DatabaseId,
     pub(crate) incarnation: Incarnation,
     pub(crate) use_number: UseNumber,
     pub(crate) start: StreamPosition,
@@ -121,7 +121,7 @@ impl SegmentHeader {
         block[FILLED_OFFSET] = u8::from(self.filled);
         put_u32(block, SLOT_OFFSET, self.slot);
         put_u32(block, INCARNATION_OFFSET, self.incarnation.0);
-        put_u64(block, DATABASE_OFFSET, self.database);
+        put_u64(block, DATABASE_OFFSET, self.database.0);
         put_u64(block, USE_OFFSET, self.use_number.0);
         put_u64(block, START_OFFSET, self.start.0);
         put_u64(block, WINDOW_BYTES_OFFSET, self.window_bytes);
@@ -150,7 +150,7 @@ impl SegmentHeader {
         let header = SegmentHeader {
             stream: get_u16(block, STREAM_OFFSET),
             slot: get_u32(block, SLOT_OFFSET),
-            database: get_u64(block, DATABASE_OFFSET),
+            database: DatabaseId(get_u64(block, DATABASE_OFFSET)),
             incarnation: Incarnation(get_u32(block, INCARNATION_OFFSET)),
             use_number: UseNumber(get_u64(block, USE_OFFSET)),
             start: StreamPosition(get_u64(block, START_OFFSET)),
@@ -171,7 +171,7 @@ impl SegmentHeader {
     /// The seed of the checksums of all records that start in this window; their position is added to it.
     pub(crate) fn seed(&self) -> u64 {
         let mut identity = [0; 24];
-        put_u64(&mut identity, 0, self.database);
+        put_u64(&mut identity, 0, self.database.0);
         put_u64(&mut identity, 8, u64::from(self.stream));
         put_u64(&mut identity, 16, self.use_number.0);
         checksum(&identity, 0)
@@ -269,7 +269,7 @@ mod tests {
         SegmentHeader {
             stream: 3,
             slot: 9,
-            database: 0x1122_3344_5566_7788,
+            database: DatabaseId(0x1122_3344_5566_7788),
             incarnation: Incarnation(4),
             use_number: UseNumber(17),
             start: StreamPosition(12 * 4096),

@@ -16,8 +16,8 @@ pub(crate) mod summary;
 pub(crate) mod superblock;
 
 pub(crate) use address::{ExtentAddress, ExtentRef};
+pub(crate) use ids::{DatabaseId, SegmentUse, StreamPosition, UseNumber, ValueId};
 pub use ids::{Epoch, Incarnation, KeyspaceId, PageId, SegmentId, Timestamp};
-pub(crate) use ids::{SegmentUse, StreamPosition, UseNumber};
 
 /// The format version that this code writes, and the newest that it reads.
 pub(crate) const FORMAT_VERSION: u32 = 1;

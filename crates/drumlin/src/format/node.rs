@@ -42,7 +42,7 @@
 //!     20     4  chunks
 //! ```
 
-use super::{ExtentAddress, PageId, extent, get_u32, get_u64, put_u32, put_u64};
+use super::{ExtentAddress, PageId, ValueId, extent, get_u32, get_u64, put_u32, put_u64};
 
 pub(crate) const NEWEST_OFFSET: usize = extent::HEADER_BYTES;
 pub(crate) const SLOT_COUNT_OFFSET: usize = 48;
@@ -149,7 +149,7 @@ const _: () = {
 pub(crate) struct LargeRef {
     pub(crate) length: u64,
     /// Told apart by this, whatever extents it has moved through.
-    pub(crate) id: u64,
+    pub(crate) id: ValueId,
     pub(crate) first_page: PageId,
     pub(crate) chunk_count: u32,
 }
@@ -158,7 +158,7 @@ impl LargeRef {
     pub(crate) fn to_bytes(self) -> [u8; LARGE_REF_BYTES] {
         let mut bytes = [0; LARGE_REF_BYTES];
         put_u64(&mut bytes, LARGE_LENGTH_OFFSET, self.length);
-        put_u64(&mut bytes, LARGE_ID_OFFSET, self.id);
+        put_u64(&mut bytes, LARGE_ID_OFFSET, self.id.0);
         put_u32(&mut bytes, LARGE_PAGE_OFFSET, self.first_page.0);
         put_u32(&mut bytes, LARGE_CHUNKS_OFFSET, self.chunk_count);
         bytes
@@ -167,7 +167,7 @@ impl LargeRef {
     pub(crate) fn from_bytes(bytes: &[u8; LARGE_REF_BYTES]) -> LargeRef {
         LargeRef {
             length: get_u64(bytes, LARGE_LENGTH_OFFSET),
-            id: get_u64(bytes, LARGE_ID_OFFSET),
+            id: ValueId(get_u64(bytes, LARGE_ID_OFFSET)),
             first_page: PageId(get_u32(bytes, LARGE_PAGE_OFFSET)),
             chunk_count: get_u32(bytes, LARGE_CHUNKS_OFFSET),
         }

@@ -13,7 +13,7 @@
 //! Keys of one record ascend within a keyspace, and none occurs twice.
 
 use super::node::is_value_length;
-use super::{ExtentRef, KeyspaceId};
+use super::{ExtentRef, KeyspaceId, ValueId};
 
 const PUT: u8 = 1;
 const PUT_LARGE: u8 = 2;
@@ -25,7 +25,7 @@ const DROP: u8 = 5;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Operation<'a> {
     Put { key: &'a [u8], value: &'a [u8] },
-    PutLarge { key: &'a [u8], length: u64, value_id: u64, extents: Vec<ExtentRef> },
+    PutLarge { key: &'a [u8], length: u64, value_id: ValueId, extents: Vec<ExtentRef> },
     Remove { key: &'a [u8] },
     Create { page_bytes: u32, name: &'a str },
     Drop,
@@ -49,7 +49,7 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
             begin(PUT_LARGE);
             out.extend((key.len() as u16).to_le_bytes());
             out.extend(length.to_le_bytes());
-            out.extend(value_id.to_le_bytes());
+            out.extend(value_id.0.to_le_bytes());
             out.extend((extents.len() as u32).to_le_bytes());
             out.extend_from_slice(key);
             for extent in extents {
@@ -116,7 +116,7 @@ fn take_operation<'a>(rest: &mut &'a [u8]) -> Option<(KeyspaceId, Operation<'a>)
         PUT_LARGE => {
             let key_bytes = take_u16(rest)?;
             let length = take_u64(rest)?;
-            let value_id = take_u64(rest)?;
+            let value_id = ValueId(take_u64(rest)?);
             let chunk_count = take_u32(rest)? as usize;
             let key = take(rest, key_bytes)?;
             let extents = take(rest, chunk_count.checked_mul(ExtentRef::BYTES)?)?;
@@ -164,7 +164,7 @@ mod tests {
         let operations = [
             Operation::Put { key: b"", value: b"" },
             Operation::Put { key: b"k", value: b"value" },
-            Operation::PutLarge { key: b"l", length: 5000, value_id: 9, extents: extents() },
+            Operation::PutLarge { key: b"l", length: 5000, value_id: ValueId(9), extents: extents() },
             Operation::Remove { key: b"gone" },
             Operation::Create { page_bytes: 4096, name: "käse" },
             Operation::Drop,
@@ -180,7 +180,7 @@ mod tests {
             let mut body = Vec::new();
             encode(
                 KeyspaceId(3),
-                &Operation::PutLarge { key: b"l", length, value_id: 9, extents: extents() },
+                &Operation::PutLarge { key: b"l", length, value_id: ValueId(9), extents: extents() },
                 &mut body,
             );
             assert!(decode(&body).eq([None]), "{length} bytes in two extents");

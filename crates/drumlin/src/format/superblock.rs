@@ -25,8 +25,8 @@
 //! ```
 
 use super::{
-    BLOCK_BYTES, Epoch, ExtentRef, FORMAT_VERSION, Incarnation, LOG_STREAM_COUNT_MAX, StreamPosition, Timestamp,
-    checksum, get_u32, get_u64, put_u32, put_u64,
+    BLOCK_BYTES, DatabaseId, Epoch, ExtentRef, FORMAT_VERSION, Incarnation, LOG_STREAM_COUNT_MAX, StreamPosition,
+    Timestamp, checksum, get_u32, get_u64, put_u32, put_u64,
 };
 
 /// The offsets of the two superblocks in the data file: blocks apart, so that no write can damage both.
@@ -81,7 +81,7 @@ const _: () = {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Superblock {
     pub(crate) sequence: u64,
-    pub(crate) database: u64,
+    pub(crate) database: DatabaseId,
     pub(crate) segment_bytes: u64,
     pub(crate) checkpoint: u64,
     pub(crate) timestamp: Timestamp,
@@ -130,7 +130,7 @@ impl Superblock {
         bytes[MAGIC_OFFSET..MAGIC_OFFSET + 8].copy_from_slice(&MAGIC);
         put_u32(bytes, VERSION_OFFSET, FORMAT_VERSION);
         put_u64(bytes, SEQUENCE_OFFSET, self.sequence);
-        put_u64(bytes, DATABASE_OFFSET, self.database);
+        put_u64(bytes, DATABASE_OFFSET, self.database.0);
         put_u64(bytes, SEGMENT_BYTES_OFFSET, self.segment_bytes);
         put_u64(bytes, CHECKPOINT_OFFSET, self.checkpoint);
         put_u64(bytes, TIMESTAMP_OFFSET, self.timestamp.0);
@@ -200,7 +200,7 @@ impl Superblock {
             .collect::<Result<Vec<_>, _>>()?;
         Ok(Superblock {
             sequence: get_u64(bytes, SEQUENCE_OFFSET),
-            database: get_u64(bytes, DATABASE_OFFSET),
+            database: DatabaseId(get_u64(bytes, DATABASE_OFFSET)),
             segment_bytes,
             checkpoint: get_u64(bytes, CHECKPOINT_OFFSET),
             timestamp: Timestamp(get_u64(bytes, TIMESTAMP_OFFSET)),
@@ -221,7 +221,7 @@ mod tests {
     fn sample() -> Superblock {
         Superblock {
             sequence: 9,
-            database: 77,
+            database: DatabaseId(77),
             segment_bytes: 1 << 20,
             checkpoint: 4,
             timestamp: Timestamp(1234),

@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 use super::{NewFrame, OnShortage, Pool, QUEUE_DEPTH, Wanted};
 use crate::error::{Error, Result};
 use crate::format::extent::ExtentError;
-use crate::format::{ExtentAddress, PageId};
+use crate::format::{ExtentAddress, PageId, ValueId};
 use crate::io::{AlignedBuffer, Completion, Queue};
 use crate::space::{PageEntry, PageSpace};
 use crate::sync::{Condvar, Mutex};
@@ -128,7 +128,7 @@ impl Pool {
         pages: &Arc<PageSpace>,
         page: PageId,
         frame_bytes: usize,
-        value_id: u64,
+        value_id: ValueId,
     ) -> Result<()> {
         self.fault_wanted_as_task(pages, page, frame_bytes, Wanted::Value(value_id)).await
     }

@@ -33,7 +33,7 @@ use crate::sync::{Condvar, Mutex};
 
 use crate::error::{Error, Result};
 use crate::format::extent::{ExtentError, HEADER_BYTES, Kind, PageKey, TABLE_PAGES, VALUE_BYTES_OFFSET};
-use crate::format::{ExtentAddress, KeyspaceId, PageId, extent, get_u64};
+use crate::format::{ExtentAddress, KeyspaceId, PageId, ValueId, extent, get_u64};
 use crate::io::{AlignedBuffer, Backend, Process, Queue};
 use crate::memory::{Account, Budget};
 use crate::space::{EpochGuard, FrameIndex, PageEntry, PageSpace, Space};
@@ -108,7 +108,7 @@ enum Wanted {
     /// A leaf or an inner node.
     Node,
     /// The medium value with this value id. A large value's chunks are never in memory.
-    Value(u64),
+    Value(ValueId),
 }
 
 /// The choice of a thread that lacks a frame or a buffer for its next read.
@@ -259,7 +259,13 @@ impl Pool {
     }
 
     /// Like [`fault`](Pool::fault), for the medium value with this value id.
-    pub(crate) fn fault_value(&self, pages: &PageSpace, page: PageId, frame_bytes: usize, value_id: u64) -> Result<()> {
+    pub(crate) fn fault_value(
+        &self,
+        pages: &PageSpace,
+        page: PageId,
+        frame_bytes: usize,
+        value_id: ValueId,
+    ) -> Result<()> {
         self.fault_wanted(pages, page, frame_bytes, Wanted::Value(value_id))
     }
 
@@ -388,7 +394,7 @@ impl Pool {
                 header.kind == Kind::Leaf
             }
             (Wanted::Value(id), Kind::Value) => {
-                if raw_bytes < VALUE_BYTES_OFFSET || get_u64(&frame, HEADER_BYTES) != id {
+                if raw_bytes < VALUE_BYTES_OFFSET || ValueId(get_u64(&frame, HEADER_BYTES)) != id {
                     return Err(flawed(ExtentError::PageKey(header.page_key)));
                 }
                 false

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::{Body, Hooks, Log, LogOptions, segment};
 use crate::error::{Error, Result};
-use crate::format::{BLOCK_BYTES, Incarnation, Timestamp};
+use crate::format::{BLOCK_BYTES, DatabaseId, Incarnation, Timestamp};
 use crate::io::{self, AlignedBuffer, Backend, OpenOptions, Persist, SyncMethod};
 
 /// The settings of a measurement.
@@ -74,7 +74,7 @@ pub fn commit_rate(backend: &Arc<dyn Backend>, course: &Course) -> Result<Rates>
         reader_bytes: 1 << 20,
         body_bytes: 0,
         sync: course.sync,
-        database: 1,
+        database: DatabaseId(1),
     };
     let log = Log::create(backend, &folder, &options, Incarnation(1), Hooks::none())?;
     // Segments are made ahead of need and used again after a while: measure that state.

@@ -82,7 +82,7 @@ pub(crate) use scan::Scan;
 use crate::error::{Error, Result};
 use crate::format::log::record_bytes;
 use crate::format::superblock::LogRange;
-use crate::format::{BLOCK_BYTES, Incarnation, StreamPosition, Timestamp, UseNumber, checksum};
+use crate::format::{BLOCK_BYTES, DatabaseId, Incarnation, StreamPosition, Timestamp, UseNumber, checksum};
 use crate::io::{Backend, FolderRef, Persist, SyncMethod};
 use horizon::Horizon;
 use prepare::{Refusal, Signal, Urgency};
@@ -109,7 +109,7 @@ pub(crate) struct LogOptions {
     pub(crate) body_bytes: usize,
     pub(crate) sync: SyncMethod,
     /// The database's identity, in every header.
-    pub(crate) database: u64,
+    pub(crate) database: DatabaseId,
 }
 
 impl LogOptions {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{Error, Result};
 use crate::format::log::{SegmentHeader, SegmentHeaderError};
-use crate::format::{BLOCK_BYTES, FORMAT_VERSION, StreamPosition};
+use crate::format::{BLOCK_BYTES, DatabaseId, FORMAT_VERSION, StreamPosition};
 use crate::io::{AlignedBuffer, FileRef, Folder, OpenOptions, Persist};
 
 pub(super) const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -168,7 +168,7 @@ pub(super) fn inspect(
     folder: &dyn Folder,
     name: &str,
     options: OpenOptions,
-    database: u64,
+    database: DatabaseId,
     number: (u16, u32),
 ) -> Result<Found> {
     let path = &folder.path().join(name);

@@ -18,7 +18,8 @@ use crate::format::extent::{HEADER_BYTES, Header, Kind, PageKey, SEGMENT_TABLE_E
 use crate::format::summary::{self, TableChange};
 use crate::format::superblock::{INCARNATION_COUNT_MAX, Superblock};
 use crate::format::{
-    BLOCK_BYTES, Epoch, ExtentAddress, ExtentRef, Incarnation, KeyspaceId, PageId, SegmentId, Timestamp, extent,
+    BLOCK_BYTES, Epoch, ExtentAddress, ExtentRef, Incarnation, KeyspaceId, PageId, SegmentId, SegmentUse, Timestamp,
+    extent,
 };
 use crate::io::AlignedBuffer;
 
@@ -373,7 +374,7 @@ impl PageTableStore {
             Epoch(0) => None,
             _ => sound(self.read_catalogue(space, memory_bytes), on_corruption)?,
         };
-        let none = || Catalogue { next_keyspace: 1, next_value: 1, ..Catalogue::default() };
+        let none = || Catalogue { next_keyspace: 1, next_value: ValueId(1), ..Catalogue::default() };
         let catalogue = catalogue.unwrap_or_else(none);
         self.read_segment_table(space, &catalogue.segments, on_corruption)?;
         self.summaries = catalogue.summaries.clone();
@@ -510,7 +511,7 @@ impl PageTableStore {
             }
             let read = read_payload(space, Kind::Segments, KeyspaceId(0), chunk as usize, address);
             let read = read.and_then(|payload| match payload.len() == SEGMENT_TABLE_ENTRIES * 8 {
-                true => Ok(words(&payload)),
+                true => Ok(words(&payload).into_iter().map(SegmentUse).collect::<Vec<_>>()),
                 false => Err(space.corrupted("the table of segments", address, extent::ExtentError::Length)),
             });
             match sound(read, on_corruption)? {
@@ -749,6 +750,7 @@ impl PageTableStore {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::DatabaseId;
     use crate::format::catalogue::Orphan;
     use crate::io::{OpenOptions, SyncMethod};
 
@@ -760,7 +762,7 @@ mod tests {
         file.set_len(64 << 10).unwrap();
         let superblock = Superblock {
             sequence: 1,
-            database: 77,
+            database: DatabaseId(77),
             segment_bytes: 64 << 10,
             checkpoint: 0,
             timestamp: Timestamp(0),
@@ -778,7 +780,7 @@ mod tests {
         let count = (file.len().unwrap() >> 16) as u32;
         let epoch = Epoch::first_of(Incarnation(incarnation));
         let budget = Arc::new(crate::memory::Budget::new(MEMORY_BYTES, 1));
-        Space::new(std::path::Path::new("data"), Arc::clone(file), 77, 64 << 10, count, epoch, budget)
+        Space::new(std::path::Path::new("data"), Arc::clone(file), DatabaseId(77), 64 << 10, count, epoch, budget)
     }
 
     fn base(file: &crate::io::FileRef, superblock: Superblock) -> PageTableStore {
@@ -803,7 +805,7 @@ mod tests {
             |id| KeyspaceEntry { id: KeyspaceId(id), page_bytes: 4096, name: format!("{id:0255}"), chunks: Vec::new() };
         Catalogue {
             next_keyspace: 1 + keyspace_count,
-            next_value: 1,
+            next_value: ValueId(1),
             keyspaces: (1..=keyspace_count).map(keyspace).collect(),
             summaries: Vec::new(),
             segments: Vec::new(),

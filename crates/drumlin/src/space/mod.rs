@@ -34,7 +34,7 @@ use crate::format::catalogue;
 use crate::format::extent::{ExtentError, Header, Kind, PageKey};
 use crate::format::node::is_page_bytes;
 use crate::format::summary::TableChange;
-use crate::format::{Epoch, ExtentAddress, KeyspaceId, PageId, SegmentUse, extent};
+use crate::format::{DatabaseId, Epoch, ExtentAddress, KeyspaceId, PageId, SegmentUse, extent};
 use crate::io::{FileRef, Persist};
 use crate::memory::{Budget, WRITE_BUFFER_COUNT};
 use appender::{Appender, WriteJob};
@@ -209,7 +209,7 @@ impl Space {
     pub(crate) fn new(
         path: &Path,
         file: FileRef,
-        database: u64,
+        database: DatabaseId,
         segment_bytes: u64,
         segment_count: u32,
         epoch: Epoch,
@@ -787,7 +787,7 @@ mod tests {
         let path = Path::new("data");
         let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
         let file = backend.open(path, options).unwrap();
-        let space = Space::new(path, file, 77, 64 << 10, 1, Epoch(1), Arc::new(Budget::new(8 << 20, 1)));
+        let space = Space::new(path, file, DatabaseId(77), 64 << 10, 1, Epoch(1), Arc::new(Budget::new(8 << 20, 1)));
         let mut extent = Vec::new();
         let page_key = PageKey { keyspace: KeyspaceId(1), page: PageId(1) };
         extent::encode(&[1; 100], page_key, Kind::Leaf, &mut extent);

@@ -18,7 +18,7 @@ use crate::collections::HashMap;
 use crate::sync::Mutex;
 
 use crate::format::extent::{Origin, SEGMENT_TABLE_ENTRIES};
-use crate::format::{Epoch, ExtentAddress, ExtentRef, SegmentId, SegmentUse};
+use crate::format::{DatabaseId, Epoch, ExtentAddress, ExtentRef, SegmentId, SegmentUse};
 use crate::io::FileRef;
 
 /// Segments by which the file grows where the disk allows.
@@ -29,7 +29,7 @@ const GROWTH_SEGMENTS: u32 = 8;
 pub(crate) struct Segments {
     file: FileRef,
     /// The identity of the database.
-    database: u64,
+    database: DatabaseId,
     segment_bytes: u64,
     /// The most segments that an address can name.
     segment_count_max: u32,
@@ -106,7 +106,13 @@ pub(crate) struct Usage {
 impl Segments {
     /// The segments of a database's file that reaches over `count` of them, all free but the first. `first_use` is
     /// above all that were ever given out.
-    pub(crate) fn new(file: FileRef, database: u64, segment_bytes: u64, count: u32, first_use: SegmentUse) -> Segments {
+    pub(crate) fn new(
+        file: FileRef,
+        database: DatabaseId,
+        segment_bytes: u64,
+        count: u32,
+        first_use: SegmentUse,
+    ) -> Segments {
         let count = count.max(1);
         let mut segments = vec![Segment::default(); count as usize];
         segments[0] = Segment { live_bytes: segment_bytes, open: true };
@@ -293,11 +299,11 @@ impl Segments {
 
     /// Takes over a chunk of the table of segments. Segments in which something lives already are of the use that it
     /// was named with; the table may be older.
-    pub(crate) fn restore_uses(&self, chunk: u32, uses: &[u64]) {
+    pub(crate) fn restore_uses(&self, chunk: u32, uses: &[SegmentUse]) {
         let state = self.state.lock();
         for (segment, &segment_use) in (chunk * SEGMENT_TABLE_ENTRIES as u32..).zip(uses) {
             if state.segments.get(segment as usize).is_some_and(|segment| segment.live_bytes == 0) {
-                self.uses.set(SegmentId(segment), SegmentUse(segment_use));
+                self.uses.set(SegmentId(segment), segment_use);
             }
         }
     }
@@ -305,7 +311,7 @@ impl Segments {
     /// The uses that a damaged chunk of the table of segments names are unknown, but for those that are known by an
     /// extent's name.
     pub(crate) fn forget_uses(&self, chunk: u32) {
-        self.restore_uses(chunk, &[SegmentUse::UNKNOWN.0; SEGMENT_TABLE_ENTRIES]);
+        self.restore_uses(chunk, &[SegmentUse::UNKNOWN; SEGMENT_TABLE_ENTRIES]);
     }
 
     // ── the table of segments ──────────────────────────────────────────────────────────────────────────────────────
@@ -472,7 +478,7 @@ mod tests {
     fn segments(count: u32) -> Segments {
         let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
         let file = crate::io::in_memory().open(std::path::Path::new("data"), options).unwrap();
-        Segments::new(file, 77, 64 << 10, count, SegmentUse::first_of(Incarnation(3)))
+        Segments::new(file, DatabaseId(77), 64 << 10, count, SegmentUse::first_of(Incarnation(3)))
     }
 
     /// A segment that becomes free and is taken again within an epoch is in another use.
@@ -522,7 +528,7 @@ mod tests {
     #[test]
     fn an_extent_named_with_another_use_is_not_restored() {
         let segments = segments(1100);
-        let uses: Vec<u64> = (0..512).map(|segment| 1000 + segment).collect();
+        let uses: Vec<SegmentUse> = (0..512).map(|segment| SegmentUse(1000 + segment)).collect();
         segments.restore_uses(1, &uses);
         let address = |number| ExtentAddress::new(600 * (64 << 10), 64, SegmentUse(number));
         assert!(segments.restore(address(1000 + 88)));

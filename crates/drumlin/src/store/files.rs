@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::Settings;
 use crate::error::{Error, Result};
 use crate::format::superblock::Superblock;
-use crate::format::{Epoch, ExtentRef, Timestamp};
+use crate::format::{DatabaseId, Epoch, ExtentRef, Timestamp};
 use crate::io::{self, Backend, FileRef, FolderRef, OpenOptions, Persist, Probe, SyncMethod};
 use crate::space::superblocks;
 
@@ -323,7 +323,7 @@ impl Opener<'_> {
         })?;
         let superblock = Superblock {
             sequence: 1,
-            database: self.backend.random(),
+            database: DatabaseId(self.backend.random()),
             segment_bytes,
             checkpoint: 0,
             timestamp: Timestamp(0),

@@ -36,7 +36,7 @@ use crate::error::{Error, Result};
 use crate::format::catalogue::Catalogue;
 use crate::format::node::LargeRef;
 use crate::format::record::{self, Operation};
-use crate::format::{KeyspaceId, Timestamp};
+use crate::format::{KeyspaceId, Timestamp, ValueId};
 use crate::io::{Backend, IoBackend, Process, SyncMethod};
 use crate::memory::{Account, Grant, SOURCE_BYTES_MAX};
 use crate::seglog::Body;
@@ -284,7 +284,7 @@ impl Store {
         let (keyspaces, next_keyspace) = self.keyspaces.entries();
         Catalogue {
             next_keyspace,
-            next_value: self.engine.next_value.load(Ordering::Relaxed),
+            next_value: ValueId(self.engine.next_value.load(Ordering::Relaxed)),
             keyspaces,
             summaries: Vec::new(),
             segments: Vec::new(),
@@ -453,8 +453,8 @@ impl Store {
     // ── large values ───────────────────────────────────────────────────────────────────────────────────────────────
 
     /// The value id of a new value.
-    pub(crate) fn new_value(&self) -> u64 {
-        self.engine.next_value.fetch_add(1, Ordering::Relaxed)
+    pub(crate) fn new_value(&self) -> ValueId {
+        ValueId(self.engine.next_value.fetch_add(1, Ordering::Relaxed))
     }
 
     fn gone(&self, tree: &Tree, snapshot: &SnapshotHandle) -> Error {

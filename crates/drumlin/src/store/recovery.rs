@@ -28,7 +28,7 @@ use super::{Opening, Store};
 use crate::error::{Error, Result};
 use crate::format::catalogue::Orphan;
 use crate::format::superblock::Superblock;
-use crate::format::{Epoch, Incarnation, PageId, Timestamp};
+use crate::format::{Epoch, Incarnation, PageId, Timestamp, ValueId};
 use crate::io::{FileRef, FolderRef, OpenOptions, SyncMethod};
 use crate::memory::{Account, Budget};
 use crate::pool::{Nodes, Pool};
@@ -164,7 +164,7 @@ impl<'o> LogScanned<'o> {
         pool.reserve_frames(opener.settings.page_bytes)?;
         let versions = Arc::new(Versions::new(&budget, space.debt()));
         // Value ids of earlier openings are lower: their extents may still be in the file.
-        let next_value = (u64::from(incarnation.0) << 40).max(catalogue.next_value);
+        let next_value = ValueId(u64::from(incarnation.0) << 40).max(catalogue.next_value);
         let maintenance = Arc::new(Maintenance::default());
         let make_space = Arc::clone(&maintenance);
         let make_space = Arc::new(move || make_space.make_space());

@@ -109,7 +109,7 @@ impl Replay<'_> {
                     Operation::Put { key, value } => (key, ReplayedChange::Put(offsets_of(value))),
                     Operation::PutLarge { key, length, value_id, extents } => {
                         let addresses = extents.into_iter().map(|extent| extent.address).collect();
-                        self.engine.next_value.fetch_max(value_id.saturating_add(1), Ordering::Relaxed);
+                        self.engine.next_value.fetch_max(value_id.0.saturating_add(1), Ordering::Relaxed);
                         batch.large.push(Arc::new(LargeValue::of_record(length, value_id, addresses)));
                         (key, ReplayedChange::PutLarge(batch.large.len() - 1))
                     }

@@ -22,7 +22,7 @@ use futures_io::AsyncRead;
 use crate::error::{Error, Result};
 use crate::format::extent::{self, HEADER_BYTES, Header, Kind, PageKey};
 use crate::format::node::LargeRef;
-use crate::format::{BLOCK_BYTES, ExtentAddress, PageId, get_u64, put_u64};
+use crate::format::{BLOCK_BYTES, ExtentAddress, PageId, ValueId, get_u64, put_u64};
 use crate::memory::Grant;
 use crate::pool::{PAGE_BYTES_MAX, PAGE_BYTES_MIN, Pool};
 use crate::space::checkpoint::open_extent_into;
@@ -39,11 +39,11 @@ const CHUNK_OVERHEAD_BYTES: usize = extent::VALUE_BYTES_OFFSET;
 pub(crate) const MEDIUM_BYTES_MAX: usize = PAGE_BYTES_MAX - CHUNK_OVERHEAD_BYTES;
 
 /// Appends a medium value to the current epoch's segment. It is in no table yet.
-pub(crate) fn append_medium(tree: &Tree, value_id: u64, value: &[u8]) -> Result<ExtentAddress> {
+pub(crate) fn append_medium(tree: &Tree, value_id: ValueId, value: &[u8]) -> Result<ExtentAddress> {
     let (pool, pages) = (&tree.pool, &tree.pages);
     assert!(value.len() <= MEDIUM_BYTES_MAX);
     let mut page = vec![0; CHUNK_OVERHEAD_BYTES];
-    put_u64(&mut page, HEADER_BYTES, value_id);
+    put_u64(&mut page, HEADER_BYTES, value_id.0);
     page.extend_from_slice(value);
     let epoch_guard = pool.space.epoch_latch.shared();
     let name = PageKey { keyspace: pages.id, page: PageId(0) };
@@ -88,7 +88,7 @@ impl<R: AsyncRead + Unpin> Source for ForTasks<R> {
 #[derive(Debug)]
 pub(crate) struct LargeValue {
     pub(crate) length: u64,
-    pub(crate) value_id: u64,
+    pub(crate) value_id: ValueId,
     pub(crate) addresses: Vec<ExtentAddress>,
     /// Set once the page table has them.
     reference: OnceLock<LargeRef>,
@@ -97,12 +97,12 @@ pub(crate) struct LargeValue {
 }
 
 impl LargeValue {
-    fn new(pool: &Arc<Pool>, value_id: u64, addresses: Vec<ExtentAddress>) -> LargeValue {
+    fn new(pool: &Arc<Pool>, value_id: ValueId, addresses: Vec<ExtentAddress>) -> LargeValue {
         LargeValue { length: 0, value_id, addresses, reference: OnceLock::new(), pool: Some(Arc::clone(pool)) }
     }
 
     /// A value that a record of the log names.
-    pub(crate) fn of_record(length: u64, value_id: u64, addresses: Vec<ExtentAddress>) -> LargeValue {
+    pub(crate) fn of_record(length: u64, value_id: ValueId, addresses: Vec<ExtentAddress>) -> LargeValue {
         LargeValue { length, value_id, addresses, reference: OnceLock::new(), pool: None }
     }
 
@@ -134,7 +134,7 @@ impl Drop for LargeValue {
 pub(crate) async fn write_large(
     mode: WaitMode<'_>,
     tree: &Tree,
-    value_id: u64,
+    value_id: ValueId,
     mut source: impl Source,
     _memory: Grant,
     make_space: &MakeSpace,
@@ -148,7 +148,7 @@ pub(crate) async fn write_large(
         if filled == 0 {
             return Ok(Arc::new(written));
         }
-        put_u64(&mut page, HEADER_BYTES, value_id);
+        put_u64(&mut page, HEADER_BYTES, value_id.0);
         let name = PageKey { keyspace: pages.id, page: PageId(written.addresses.len() as u32) };
         let mut chunk = loop {
             let chunk_pool = Arc::clone(pool);
@@ -224,7 +224,7 @@ async fn read_chunk_at(
     address: ExtentAddress,
     part: Part,
     mut into: Vec<u8>,
-) -> (Vec<u8>, Result<(Header, u64)>) {
+) -> (Vec<u8>, Result<(Header, ValueId)>) {
     let pool = Arc::clone(pool);
     mode.run(move || {
         let result = append_part(&pool, address, part, &mut into);
@@ -233,7 +233,7 @@ async fn read_chunk_at(
     .await
 }
 
-fn append_part(pool: &Pool, address: ExtentAddress, part: Part, into: &mut Vec<u8>) -> Result<(Header, u64)> {
+fn append_part(pool: &Pool, address: ExtentAddress, part: Part, into: &mut Vec<u8>) -> Result<(Header, ValueId)> {
     let space = &pool.space;
     let (start, length, offset) = space.cover(address);
     pool.with_buffer(length + space.value_chunk_bytes(), |buffer| {
@@ -247,7 +247,7 @@ fn append_part(pool: &Pool, address: ExtentAddress, part: Part, into: &mut Vec<u
         let bytes = part.of(bytes);
         into.reserve_exact(bytes.len());
         into.extend_from_slice(bytes);
-        Ok((header, get_u64(page, HEADER_BYTES)))
+        Ok((header, ValueId(get_u64(page, HEADER_BYTES))))
     })
 }
 
@@ -326,7 +326,7 @@ async fn read_medium(
                 let end = CHUNK_OVERHEAD_BYTES + reference.length as usize;
                 if bytes.len() < end
                     || bytes[extent::KIND_OFFSET] != Kind::Value as u8
-                    || get_u64(bytes, HEADER_BYTES) != reference.id
+                    || ValueId(get_u64(bytes, HEADER_BYTES)) != reference.id
                 {
                     return Ok(Chunk::Gone);
                 }

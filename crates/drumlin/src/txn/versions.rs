@@ -479,6 +479,7 @@ impl Observer for Versions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::ValueId;
 
     fn undo(rows: &[(&[u8], Option<&[u8]>)]) -> UndoRecord {
         let mut undo = UndoRecord::new();
@@ -554,7 +555,7 @@ mod tests {
     fn a_value_is_released_alone() {
         let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)), Arc::default());
         let replaced = |id| {
-            let reference = LargeRef { length: 100_000, id, first_page: PageId(9), chunk_count: 2 };
+            let reference = LargeRef { length: 100_000, id: ValueId(id), first_page: PageId(9), chunk_count: 2 };
             let mut undo = UndoRecord::new();
             undo.push(b"a", Some(RowValue::Large(reference)));
             versions.add(KEYSPACE, PageId(1), Timestamp(id), undo);

@@ -13,7 +13,7 @@ use super::*;
 use crate::io::fault::{EIO, FaultyBackend, Operation};
 use crate::io::sim::{self, Faults, Loss, Medium};
 
-const DATABASE: u64 = 0xd0_d0;
+const DATABASE: DatabaseId = DatabaseId(0xd0_d0);
 const DIR: &str = "/log";
 
 /// Small segments and buffers, so that every boundary is met within a few records.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::*;
-use crate::format::Epoch;
+use crate::format::{DatabaseId, Epoch};
 use crate::io::fault::FaultyBackend;
 use crate::io::{Backend, OpenOptions};
 use crate::memory::Budget;
@@ -15,7 +15,7 @@ fn space(backend: &FaultyBackend) -> Space {
     let path = Path::new("data");
     let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
     let file = backend.open(path, options).unwrap();
-    Space::new(path, file, 77, SEGMENT_BYTES, 1, Epoch(1), Arc::new(Budget::new(64 << 20, 1)))
+    Space::new(path, file, DatabaseId(77), SEGMENT_BYTES, 1, Epoch(1), Arc::new(Budget::new(64 << 20, 1)))
 }
 
 fn disk() -> FaultyBackend {

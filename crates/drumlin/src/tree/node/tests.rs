@@ -6,9 +6,9 @@ use std::ops::Bound;
 use drumlin_testing::Random;
 
 use super::*;
-use crate::format::PageId;
 use crate::format::extent::HEADER_BYTES;
 use crate::format::node::{LARGE_REF_BYTES, LargeRef, inline_bytes_max};
+use crate::format::{PageId, ValueId};
 
 /// The first bytes of every page in these tests, to show that nodes leave them alone.
 const EXTENT_HEADER: [u8; HEADER_BYTES] = [0xA5; HEADER_BYTES];
@@ -78,7 +78,7 @@ enum Value {
 impl Value {
     fn random(random: &mut Random, length_max: usize) -> Value {
         if random.one_in(8) {
-            let (length, id) = (7 + random.index(1 << 20) as u64, random.next());
+            let (length, id) = (7 + random.index(1 << 20) as u64, ValueId(random.next()));
             let first_page = PageId(1 + random.index(1 << 30) as u32);
             return Value::Large(LargeRef { length, id, first_page, chunk_count: 7 });
         }
@@ -903,7 +903,7 @@ fn flaws_are_named() {
     assert_eq!(check(&childless), Err(NodeError::RowChild(0)));
     let names = |length: u64, first_page: u32, chunk_count: u32| {
         let mut leaf = new_leaf(512, None, None);
-        let reference = LargeRef { length, id: 9, first_page: PageId(first_page), chunk_count };
+        let reference = LargeRef { length, id: ValueId(9), first_page: PageId(first_page), chunk_count };
         LeafMut::new(&mut leaf).append(b"k", RowValue::Large(reference)).unwrap();
         check(&leaf)
     };
@@ -926,5 +926,8 @@ fn flaws_are_named() {
             "{length} {first_page} {chunk_count}"
         );
     }
-    assert_eq!(LARGE_REF_BYTES, LargeRef { length: 1, id: 2, first_page: PageId(3), chunk_count: 4 }.to_bytes().len());
+    assert_eq!(
+        LARGE_REF_BYTES,
+        LargeRef { length: 1, id: ValueId(2), first_page: PageId(3), chunk_count: 4 }.to_bytes().len()
+    );
 }

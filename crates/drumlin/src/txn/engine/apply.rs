@@ -11,7 +11,7 @@ use super::Engine;
 use super::prepare::{LEAVES_AT_ONCE, MediumValue, MediumValues, PinnedLeaf, Prepared, Row, rows_end};
 use crate::error::{Error, Result};
 use crate::format::node::LargeRef;
-use crate::format::{ExtentAddress, PageId, Timestamp};
+use crate::format::{ExtentAddress, PageId, Timestamp, ValueId};
 use crate::pool::{FrameRead, FrameWrite, Needs, ReclaimGuard, Stop};
 use crate::space::{EpochGuard, FrameIndex, PageEntry, PageSpace};
 use crate::task::WaitMode;
@@ -323,7 +323,7 @@ impl<L> Engine<L> {
         epoch_guard: &EpochGuard<'_>,
         pages: &PageSpace,
         length: u64,
-        value_id: u64,
+        value_id: ValueId,
         addresses: &[ExtentAddress],
     ) -> LargeRef {
         let chunk_count = u32::try_from(addresses.len()).expect("fewer than 2^32 chunks");

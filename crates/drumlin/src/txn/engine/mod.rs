@@ -22,7 +22,7 @@ use super::values;
 use super::versions::Versions;
 use crate::error::{Error, Result};
 use crate::format::node::LargeRef;
-use crate::format::{KeyspaceId, Timestamp};
+use crate::format::{KeyspaceId, Timestamp, ValueId};
 use crate::io::Backend;
 use crate::memory::{Account, Budget, Grant};
 use crate::pool::Pool;
@@ -88,7 +88,7 @@ impl Engine<Replaying> {
         pool: Arc<Pool>,
         versions: Arc<Versions>,
         last: Timestamp,
-        next_value: u64,
+        next_value: ValueId,
         budget: Arc<Budget>,
         make_space: MakeSpace,
     ) -> Engine<Replaying> {
@@ -103,7 +103,7 @@ impl Engine<Replaying> {
             versions,
             locks: LockTable::new(64, lock_seed),
             log: Replaying,
-            next_value: AtomicU64::new(next_value),
+            next_value: AtomicU64::new(next_value.0),
             next_transaction: AtomicU64::new(1),
             commits: AtomicU64::new(0),
             log_bytes_written: AtomicU64::new(0),

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use super::Engine;
 use crate::error::{Error, Result};
 use crate::format::node::LARGE_REF_BYTES;
-use crate::format::{ExtentAddress, KeyspaceId, PageId};
+use crate::format::{ExtentAddress, KeyspaceId, PageId, ValueId};
 use crate::pool::{FrameRead, Needs, Pool, Stop};
 use crate::space::{FrameIndex, Space};
 use crate::task::WaitMode;
@@ -53,7 +53,7 @@ pub(super) struct PinnedLeaf {
 /// A value that has an extent of its own, before its row is committed.
 #[derive(Clone, Copy)]
 pub(super) struct MediumValue {
-    pub(super) value_id: u64,
+    pub(super) value_id: ValueId,
     pub(super) address: ExtentAddress,
 }
 
@@ -222,7 +222,7 @@ impl<L> Engine<L> {
                 && value.len() > row.tree.inline_bytes_max()
             {
                 medium.values.resize(index, None);
-                let value_id = self.next_value.fetch_add(1, Ordering::Relaxed);
+                let value_id = ValueId(self.next_value.fetch_add(1, Ordering::Relaxed));
                 let address = values::append_medium(row.tree, value_id, value)?;
                 medium.values.push(Some(MediumValue { value_id, address }));
                 if self.space.is_near_full() {
