@@ -60,6 +60,10 @@ fn arrows_of(part: &str) -> Option<Vec<&'static str>> {
 /// The files that may contain `unsafe`.
 const UNSAFE_FILES: [&str; 4] = ["io/buffer.rs", "io/process.rs", "io/uring.rs", "pool/frames.rs"];
 
+/// The parts whose invariants are asserted, with the assertions that there are for a thousand functions. One that is true
+/// and not obvious raises the number; a filler is worse than none.
+const ASSERTIONS: [(&str, usize); 5] = [("pool", 250), ("space", 380), ("txn", 220), ("seglog", 220), ("tree", 250)];
+
 /// What reaches around `io` to the outside world.
 const AMBIENT: [&str; 8] = [
     "std::fs",
@@ -466,4 +470,24 @@ fn tests_wait_for_conditions() {
     }
     let listed: Vec<(String, usize)> = SLEEPS.iter().map(|(file, count, _)| ((*file).to_owned(), *count)).collect();
     assert_eq!(found, listed, "wait for a condition, or shorten the list");
+}
+
+/// The parts that hold the data assert as much of what they rely on as they did.
+#[test]
+fn invariants_are_asserted() {
+    const MACROS: [&str; 6] =
+        ["assert!(", "assert_eq!(", "assert_ne!(", "debug_assert!(", "debug_assert_eq!(", "debug_assert_ne!("];
+    let begins_word = |code: &str, at: usize| !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
+    let count = |code: &str, word: &str| code.match_indices(word).filter(|(at, _)| begins_word(code, *at)).count();
+    for (part, floor) in ASSERTIONS {
+        let (mut functions, mut assertions) = (0, 0);
+        for (_, code) in sources().iter().filter(|(file, _)| part_of(file) == part && !is_test(file)) {
+            let code = without_tests(code);
+            functions += count(code, "fn ");
+            assertions += MACROS.iter().map(|name| count(code, name)).sum::<usize>();
+        }
+        assert!(functions > 100, "the sources of {part} are somewhere else");
+        let found = assertions * 1000 / functions;
+        assert!(found >= floor, "{part} has {found} assertions in 1,000 functions; {floor} were there");
+    }
 }

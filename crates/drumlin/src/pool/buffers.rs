@@ -61,6 +61,7 @@ impl Buffers {
         let mut state = self.state.lock();
         assert!(buffer.capacity() <= state.bytes, "a buffer comes back that is not counted");
         state.idle[class].push(buffer);
+        debug_assert!(state.idle_bytes() <= state.bytes, "more buffers are idle than there are");
         drop(state);
         self.freed.notify_all();
     }
@@ -70,6 +71,7 @@ impl Buffers {
         let mut state = self.state.lock();
         assert!(bytes <= state.bytes, "more buffers are lost than there are");
         state.bytes -= bytes;
+        debug_assert!(state.idle_bytes() <= state.bytes, "idle buffers are lost");
         drop(state);
         self.freed.notify_all();
     }
@@ -81,6 +83,10 @@ impl Buffers {
 }
 
 impl State {
+    fn idle_bytes(&self) -> usize {
+        self.idle.iter().flatten().map(AlignedBuffer::capacity).sum()
+    }
+
     fn try_take(&mut self, length: usize, limit_bytes: usize) -> Option<AlignedBuffer> {
         let class = SIZES.iter().position(|size| length <= *size).expect("reads are shorter");
         let mut found = self.idle[class].pop();

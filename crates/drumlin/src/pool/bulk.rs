@@ -74,6 +74,8 @@ impl Pool {
                 self.buffers.give(completion.buffer);
             }
         }
+        assert_eq!(next, addresses.len(), "extents are left unread");
+        assert!(slots.iter().all(Option::is_none), "a read that has ended was not handed on");
         self.give_queue(queue);
         Ok(())
     }

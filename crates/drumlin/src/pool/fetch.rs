@@ -324,6 +324,7 @@ impl Pool {
             self.buffers.lose(fetch.buffer_bytes);
             desk.woken.extend(self.end_fetch(fetch, Err(error.kind().into()), &[]));
         }
+        assert_eq!(desk.slots_free.len(), desk.slots.len(), "a slot is neither free nor in use");
     }
 
     /// Invariant 1. The queue is gone, and with it what was in flight.
@@ -351,6 +352,7 @@ impl Pool {
             self.fetcher.arrived.wait(&mut inbox);
         }
         waiting.append(&mut inbox.requests);
+        debug_assert!(in_flight > 0 || !waiting.is_empty(), "an idle thread goes on with nothing to do");
         true
     }
 

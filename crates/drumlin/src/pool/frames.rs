@@ -327,6 +327,7 @@ impl Frames {
     /// Notes the newest change of the page in the frame, or that none is owed to the disk.
     #[inline]
     pub(crate) fn set_dirty(&self, frame: FrameIndex, epoch: Option<Epoch>) {
+        debug_assert!(epoch != Some(Epoch(0)), "epoch 0 marks a page that is clean");
         let before = self.header(frame).dirty.swap(epoch.map_or(0, |epoch| epoch.0), Ordering::AcqRel);
         let page_bytes = self.page_bytes(frame) as u64;
         match (before != 0, epoch.is_some()) {
@@ -395,6 +396,7 @@ impl Frames {
                     return None;
                 }
                 lists.decommitted.pop().unwrap_or_else(|| {
+                    assert!(unused < arena.frame_count, "a frame lies behind the arena's end");
                     if makes_headers {
                         let headers = (0..HEADER_COUNT).map(|_| FrameHeader::new()).collect();
                         arena.headers[unused / HEADER_COUNT].set(headers).expect("made once");
@@ -446,6 +448,7 @@ impl Frames {
             for unit in
                 free.chunk_by(|left, right| *left as usize / frames_per_unit == *right as usize / frames_per_unit)
             {
+                assert!(unit.len() <= frames_per_unit, "a frame is free twice");
                 if unit.len() < frames_per_unit {
                     lists.free.extend(unit);
                     continue;
@@ -570,6 +573,7 @@ impl Frames {
             None if is_mine(frame) || !header.is(page_key) => return None,
             None => header.latch.try_write_for(LATCH_WAIT)?,
         };
+        debug_assert!(!is_mine(frame), "an exclusive latch was had of a frame that the caller has latched");
         let write = FrameWrite { frames: self, frame, page_key, _latch: latch };
         header.touch();
         header.is(page_key).then_some(write)

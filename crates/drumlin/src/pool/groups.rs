@@ -191,6 +191,7 @@ impl Pool {
                 claimed.push((*page, *address, frame));
             }
         }
+        debug_assert_eq!(span.is_none(), claimed.is_empty(), "pages are claimed that nobody reads");
         Ok(span.map(|span| Group { span, buffer_bytes: 0, pages: claimed }))
     }
 

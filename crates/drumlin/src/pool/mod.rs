@@ -184,6 +184,7 @@ struct Span {
 
 impl Span {
     fn length(self) -> usize {
+        debug_assert!(self.start < self.end, "nothing is read from {} to {}", self.start, self.end);
         (self.end - self.start) as usize
     }
 
@@ -321,6 +322,7 @@ impl Pool {
         result: std::io::Result<()>,
         bytes: &[u8],
     ) -> Result<()> {
+        debug_assert!(address.length() <= frame.len() as u64, "an extent is read that is longer than its frame");
         let page_key = PageKey { keyspace: pages.id, page };
         let reading = PageEntry::Reading(address);
         let outcome = match result {
@@ -650,7 +652,8 @@ impl Pool {
         }
         self.space.record_free(epoch_guard, pages, page);
         self.space.segments.release(address, epoch_guard.epoch());
-        pages.table.free(page);
+        let claimed = pages.table.free(page);
+        assert!(claimed == PageEntry::Reserved, "page {page} became {claimed:?} while it was claimed to be freed");
         self.announce_arrival(pages, page);
         true
     }

@@ -44,6 +44,7 @@ impl PinCount {
     }
 
     fn end(&self) -> bool {
+        debug_assert_eq!(self.0.load(Ordering::Relaxed), ABANDONED, "a frame is pinned while it is freed");
         self.0.store(0, Ordering::Release);
         true
     }

@@ -125,6 +125,7 @@ impl Pool {
     ) -> Result<()> {
         let kind = Kind::from_byte(page[KIND_OFFSET]).expect("pages in memory carry their kind");
         assert!(kind != Kind::Value, "a value in memory is never dirty");
+        debug_assert!(header.dirty() == Some(epoch), "an image of {epoch} is appended of {header:?}");
         let address = self.space.append(epoch, page_key, kind, page, frame)?;
         let old = header.address();
         header.set_address(address);
@@ -198,6 +199,10 @@ impl Pool {
             count += u64::from(self.capture(frame, Some(epoch))?.is_some());
             self.relieve()?;
         }
+        debug_assert!(
+            self.frames.all().all(|frame| self.frames.header(frame).dirty() != Some(epoch)),
+            "a page of {epoch} was left out of its checkpoint"
+        );
         Ok(count)
     }
 }

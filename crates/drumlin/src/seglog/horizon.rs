@@ -54,6 +54,7 @@ impl Horizon {
         if is_first {
             self.floors[stream].store(timestamp, Ordering::SeqCst);
         }
+        debug_assert!(floor.is_none_or(|floor| floor.0 < timestamp), "a floor is above the record that is appended");
         assert!(horizon.0 < timestamp, "the horizon covers a timestamp that is only being taken");
         (Timestamp(timestamp), horizon)
     }
@@ -61,6 +62,7 @@ impl Horizon {
     /// Sets the floor after the stream's first record that is not on the medium has changed to a newer one, or to none.
     /// The caller holds the lock of the stream's tail.
     pub(super) fn raise_floor(&self, stream: usize, floor: Option<Timestamp>) {
+        debug_assert!(floor.is_none_or(|floor| floor <= self.last()), "a record is pending that has no timestamp yet");
         assert!(floor.is_none_or(|floor| self.durable() < floor), "the horizon has passed a record that is pending");
         self.floors[stream].store(floor.map_or(NO_FLOOR, |floor| floor.0), Ordering::SeqCst);
     }

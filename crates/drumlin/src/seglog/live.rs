@@ -31,6 +31,7 @@ impl Shared {
                 newest = newest.max(window.last);
                 segments.push(window.segment);
             }
+            assert!(newest <= Some(covered), "records above {covered} are given up: {newest:?}");
             self.give_up(newest);
             // The need of one interval between checkpoints predicts that of the next; it decays by a quarter.
             tail.spares_wanted = tail.begun_windows.max(tail.spares_wanted * 3 / 4).max(1);

@@ -425,6 +425,8 @@ impl Log {
     }
 
     fn assemble(parts: LogParts) -> Log {
+        assert!(!parts.streams.is_empty(), "a log without a stream");
+        assert!(parts.covered <= parts.last, "a checkpoint covers {}, the log ends at {}", parts.covered, parts.last);
         let LogParts { backend, folder, options, incarnation, history, checkpoint, streams, hooks, .. } = parts;
         let shared = Shared {
             backend,
@@ -622,6 +624,8 @@ impl Log {
         }
         self.stop();
         flushed?;
+        let is_pending = |stream: &Stream| stream.tail.lock().floor().is_some();
+        assert!(!self.shared.streams.iter().any(is_pending), "a record is pending in a log that is closed");
         if self.failure().is_none() && self.last() <= covered {
             let listed = self.shared.list_stretches(Vec::new);
             listed.map_err(|error| Error::io("listing the segments of", self.shared.folder.path(), error))?;

@@ -184,7 +184,7 @@ impl Shared {
         }
         let mut tail = stream.tail.lock();
         let window = tail.windows.back_mut().expect("a window is being filled");
-        assert_eq!(window.ready, start);
+        assert_eq!(window.ready, start, "a window was filled by two threads at once");
         window.ready = end;
         Ok(())
     }
@@ -256,6 +256,8 @@ impl Shared {
     ) -> Result<(Arc<Segment>, StreamPosition), Refusal> {
         crate::coverage::mark!("a log segment was used again");
         assert!(last_use.header.use_number < header.use_number, "a use number is given twice");
+        assert!(spare.is_free(), "{last_use:?} is used again while somebody reads it");
+        assert!(header.filled, "{last_use:?} is used again and was never filled");
         let file = Arc::clone(&last_use.file);
         if !self.folder.exists(&spare.name).map_err(Refusal::Passing)? {
             let gone = format!("{} was removed", file.path().display());

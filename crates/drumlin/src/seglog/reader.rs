@@ -119,6 +119,10 @@ impl Reader {
         limit: StreamPosition,
         chunk_bytes: usize,
     ) -> Result<Reader> {
+        debug_assert!(
+            segments.first().is_none_or(|first| position <= first.end()),
+            "{position} is behind {segments:?}"
+        );
         let mut readable_ends = Vec::with_capacity(segments.len());
         for segment in &segments {
             let length = segment.file.len().map_err(|error| Error::io("measuring", segment.path(), error))?;
@@ -321,6 +325,7 @@ impl Reader {
         // Not far beyond what is asked for: a record may reach over the limit, but seldom by much.
         let wanted_end = self.limit.max(position + 1).block_end();
         let bytes = (readable_end.min(wanted_end) - start).min(self.chunk_bytes as u64);
+        debug_assert!(position < start + bytes, "{bytes} bytes from {start} do not reach {position}");
         self.chunk.set_len(bytes as usize);
         self.chunk_segment = segment;
         self.chunk_start = start;
@@ -409,6 +414,8 @@ impl Merge {
     /// Goes past the record that is due.
     pub(super) fn step(&mut self, head: usize) -> Result<()> {
         let taken = self.next;
+        let is_due = self.heads[head].found.is_some_and(|found| found.timestamp == taken);
+        assert!(is_due, "another record is passed than that of timestamp {taken}");
         self.next = taken.next();
         self.advance(head)?;
         match self.due_again(taken) {
@@ -447,6 +454,7 @@ pub(super) fn missing(
     suspect: Option<&Skipped>,
     dir: &std::path::Path,
 ) -> Error {
+    debug_assert!(missing <= horizon, "a record above the horizon is no loss");
     let (path, place) = match suspect {
         Some(skipped) => (skipped.path.as_path(), format!(" (at or after offset {})", skipped.offset)),
         None => (dir, String::new()),

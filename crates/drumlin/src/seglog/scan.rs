@@ -205,6 +205,10 @@ impl Scan {
             let found = head.found.expect("the head that is due stands at a record");
             let stream = self.streams.get_mut(&streams[due]).expect("each head has its stream");
             stream.note(found.segment, found.timestamp, found.position, found.end);
+            assert!(
+                stream.uncertain.back().is_none_or(|&(last, _)| last < found.timestamp),
+                "records are out of order"
+            );
             stream.uncertain.push_back((found.timestamp, found.position));
             stream.forget_certain(head.reader.horizon);
             self.last = found.timestamp;

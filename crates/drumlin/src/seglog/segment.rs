@@ -60,6 +60,7 @@ impl Segment {
 
     /// Records durably that the whole window has been written once.
     pub(super) fn set_filled(&self, persist: Persist) -> io::Result<()> {
+        assert!(!self.is_filled(), "{self:?} is filled twice");
         write_header(&self.file, &SegmentHeader { filled: true, ..self.header }, persist)?;
         self.filled.store(true, Ordering::Release);
         Ok(())
@@ -138,6 +139,7 @@ pub(super) fn create(folder: &dyn Folder, name: &str) -> io::Result<FileRef> {
 pub(super) fn write_header(file: &FileRef, header: &SegmentHeader, persist: Persist) -> io::Result<()> {
     let mut block = AlignedBuffer::zeroed(BLOCK_BYTES);
     header.encode(&mut block);
+    debug_assert_eq!(SegmentHeader::decode(&block), Ok(Some(*header)), "a header can't be read as it was written");
     file.write_at(&block, 0, persist)
 }
 

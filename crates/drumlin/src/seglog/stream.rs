@@ -385,6 +385,11 @@ impl Tail {
         let record = &mut self.active.buffer[self.active.used..self.active.used + bytes];
         let (head, rest) = record.split_at_mut(RECORD_HEADER_BYTES);
         header.encode(record_seed(window.segment.seed, position), head);
+        debug_assert_eq!(
+            RecordHeader::decode(head, record_seed(window.segment.seed, position)),
+            Some(header),
+            "a record can't be read as it was written"
+        );
         let (content, padding) = rest.split_at_mut(body.bytes().len());
         content.copy_from_slice(body.bytes());
         padding.fill(0);

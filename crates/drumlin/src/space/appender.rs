@@ -84,6 +84,12 @@ impl Appender {
         let offset = (open.position - open.buffer_start) as usize;
         open.buffer[offset..offset + extent.len()].copy_from_slice(extent);
         extent::seal(&mut open.buffer[offset..offset + extent.len()], segments.origin(segment_use));
+        debug_assert_eq!(
+            extent::verify(&open.buffer[offset..offset + extent.len()])
+                .and_then(|header| header.check(segments.origin(segment_use))),
+            Ok(()),
+            "an extent can't be read as it was written"
+        );
         open.buffer[offset + extent.len()..offset + bytes as usize].fill(0);
         open.position += bytes;
         assert!(open.position <= open.end, "an extent reaches beyond {}", open.id);

@@ -19,7 +19,7 @@ use crate::format::summary::{self, TableChange};
 use crate::format::superblock::{INCARNATION_COUNT_MAX, Superblock};
 use crate::format::{
     BLOCK_BYTES, Epoch, ExtentAddress, ExtentRef, Incarnation, KeyspaceId, PageId, SegmentId, SegmentUse, Timestamp,
-    extent,
+    ValueId, extent,
 };
 use crate::io::AlignedBuffer;
 
@@ -183,6 +183,8 @@ impl PageTableStore {
         log_durable: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let (epoch, timestamp) = (start.epoch, start.timestamp);
+        let current = space.epoch_latch.newest();
+        assert!(epoch.next() == current, "a checkpoint of {epoch} is completed in {current}");
         let mut catalogue = start.catalogue;
         let (fresh, summarised, summaries) = {
             let mut entries = space.entries(epoch).lock();
@@ -268,6 +270,10 @@ impl PageTableStore {
     /// Writes the catalogue, each part with the name of the one before it; returns its length.
     fn write_catalogue(&mut self, space: &Space, epoch: Epoch, catalogue: &Catalogue) -> Result<u64> {
         let bytes = catalogue.encode();
+        debug_assert!(
+            Catalogue::decode(&bytes).as_ref() == Some(catalogue),
+            "a catalogue can't be read as it was written"
+        );
         self.catalogue.drain(..).for_each(|address| release(space, address, epoch));
         let mut last = ExtentRef::NONE;
         for (index, part) in bytes.chunks(catalogue::PART_BYTES).enumerate() {
@@ -350,6 +356,7 @@ impl PageTableStore {
                 None if old.is_none() => vec![0; CHUNK_PAGES],
                 None => read_chunk(space, keyspace, chunk, old)?,
             };
+            assert!(words.len() == CHUNK_PAGES, "a chunk of {} entries", words.len());
             for entry in entries {
                 words[entry.page.0 as usize % CHUNK_PAGES] = entry.address.to_bits();
             }
@@ -638,6 +645,7 @@ fn append_summary(space: &Space, epoch: Epoch, entries: &[TableChange]) -> Resul
     for entry in entries {
         summary::encode(entry, &mut payload);
     }
+    debug_assert!(summary::decode(&payload).as_deref() == Some(entries), "a summary can't be read as it was written");
     append_payload(space, epoch, Kind::Summary, KeyspaceId(0), 0, &payload)
 }
 

@@ -128,6 +128,7 @@ impl Entries {
     fn push(&mut self, keyspace: KeyspaceId, page: PageId, address: ExtentAddress) {
         let sequence = self.next_sequence;
         assert!(self.fresh.last().is_none_or(|last| last.sequence < sequence), "changes are out of order");
+        assert!(page != PageId::NONE || address.is_none(), "page 0 is logged at {address:?}");
         self.next_sequence += 1;
         self.fresh.push(TableChange { keyspace, page, address, sequence });
     }
@@ -289,7 +290,8 @@ impl Space {
 
     pub(crate) fn add_page_space(&self, pages: Arc<PageSpace>) {
         self.keyspace_bytes.fetch_add(catalogue::keyspace_bytes(pages.name_bytes), Ordering::Relaxed);
-        self.page_spaces.write().insert(pages.id, pages);
+        let replaced = self.page_spaces.write().insert(pages.id, pages);
+        assert!(replaced.is_none(), "a keyspace is added twice: {replaced:?}");
     }
 
     /// Forgets a dropped keyspace and releases the addresses of all its pages, under the exclusive epoch latch; its
@@ -301,8 +303,14 @@ impl Space {
         self.keyspace_bytes.fetch_sub(catalogue::keyspace_bytes(pages.name_bytes), Ordering::Relaxed);
         let numbers: Vec<PageId> = pages.table.iter().map(|(page, _)| page).collect();
         for page in numbers {
-            if let PageEntry::OnDisk(address) | PageEntry::Reading(address) = pages.table.free(page) {
-                self.segments.release(address, epoch_guard.epoch());
+            match pages.table.free(page) {
+                PageEntry::OnDisk(address) | PageEntry::Reading(address) => {
+                    self.segments.release(address, epoch_guard.epoch());
+                }
+                entry => assert!(
+                    !matches!(entry, PageEntry::Leaf(_) | PageEntry::Immutable(_)),
+                    "page {page} of a keyspace that is dropped is in a frame: {entry:?}"
+                ),
             }
         }
     }
@@ -628,6 +636,7 @@ impl Space {
     /// one. Of a dropped keyspace one entry says it of all pages: on a full disk there might be no space to tell of
     /// each.
     pub(crate) fn record_free(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace, page: PageId) {
+        assert!(page != PageId::NONE, "a free page 0 would drop the keyspace");
         if !pages.dropped.load(Ordering::Acquire) {
             self.record(epoch_guard.epoch(), pages.id, page, ExtentAddress::NONE);
         }
@@ -731,6 +740,7 @@ impl Space {
             (address, segment_use)
         };
         extent::seal(&mut extent[..bytes], self.segments.origin(segment_use));
+        debug_assert!(self.verify(address, extent).is_ok(), "a chunk of a value can't be read as it was written");
         self.write(extent, address.start())?;
         Ok(address)
     }

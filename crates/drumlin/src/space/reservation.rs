@@ -357,6 +357,7 @@ impl Credit {
 
     /// Gives back the bytes of reservations that have ended; returns how many.
     fn settle(&mut self) -> u64 {
+        self.assert_sums();
         let ended_bytes = self.granted_bytes - self.available_bytes - self.in_use_bytes;
         self.granted_bytes -= ended_bytes;
         ended_bytes
@@ -405,6 +406,7 @@ impl SpaceBudget {
                 }
             }
         }
+        assert!(admissions.credited_bytes >= collected_bytes, "{collected_bytes} bytes collected of {admissions:?}");
         admissions.credited_bytes -= collected_bytes;
         assert!(admissions.credited_bytes == in_use_bytes, "the slots hold {in_use_bytes} bytes of {admissions:?}");
         collected_bytes
@@ -448,6 +450,7 @@ impl Drop for SpaceReservation<'_> {
                 let mut admissions = budget.admissions.lock();
                 assert!(admissions.direct_bytes >= self.bytes, "{self:?} is released of {:?}", *admissions);
                 admissions.direct_bytes -= self.bytes;
+                assert!(admissions.packing_count > 0 || self.purpose != Purpose::Pack, "{self:?} was not counted");
                 admissions.packing_count -= u32::from(self.purpose == Purpose::Pack);
             }
         }
@@ -464,6 +467,7 @@ impl SpaceReservation<'_> {
         assert!(self.slot.is_none(), "credit is not resized");
         let space = self.space;
         let mut admissions = space.budget.admissions.lock();
+        assert!(admissions.direct_bytes >= self.bytes, "{self:?} is resized of {:?}", *admissions);
         admissions.direct_bytes -= std::mem::take(&mut self.bytes);
         let admission = admit(&space.state_of(&admissions), self.purpose, bytes);
         if admission == Admission::Granted {

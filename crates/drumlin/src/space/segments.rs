@@ -195,10 +195,12 @@ impl Segments {
             other => other?,
         };
         let mut state = self.state.lock();
+        assert!(state.segments.len() as u32 == segment_count, "the file was resized by two threads at once");
         for segment in segment_count..segment_count + added {
             state.segments.push(Segment::default());
             state.free.insert(SegmentId(segment));
         }
+        state.assert_sums();
         Ok(())
     }
 

@@ -46,7 +46,10 @@ impl Superblocks {
             return Err(io::Error::other("writing a superblock has failed before"));
         };
         let sequence = next.sequence + 1;
+        let (of, reached) = ((next.database, next.segment_bytes), (next.checkpoint, next.timestamp, next.epoch));
         change(&mut next);
+        assert!((next.database, next.segment_bytes) == of, "a superblock becomes another database's");
+        assert!((next.checkpoint, next.timestamp, next.epoch) >= reached, "a superblock goes back behind {reached:?}");
         next.sequence = sequence;
         assert!(slot(sequence) != slot(sequence - 1), "the newest superblock is written over");
         write_block(&self.file, &next, slot(sequence), self.sync)?;
@@ -121,6 +124,7 @@ pub(crate) fn read(file: &FileRef) -> Result<Found> {
 
 /// Writes the first superblock of a new database, into both slots.
 pub(crate) fn write_first(file: &FileRef, superblock: &Superblock, sync: SyncMethod) -> Result<()> {
+    assert!(superblock.checkpoint == 0, "the first superblock names checkpoint {}", superblock.checkpoint);
     for offset in SLOT_OFFSETS {
         write_block(file, superblock, offset, sync).map_err(|error| Error::io("writing", file.path(), error))?;
     }
@@ -134,5 +138,10 @@ fn slot(sequence: u64) -> u64 {
 fn write_block(file: &FileRef, superblock: &Superblock, offset: u64, sync: SyncMethod) -> io::Result<()> {
     let mut block = AlignedBuffer::zeroed(BLOCK_BYTES);
     block.copy_from_slice(&superblock.encode());
+    debug_assert_eq!(
+        Superblock::decode(&block).as_ref(),
+        Ok(superblock),
+        "a superblock can't be read as it was written"
+    );
     file.write_at(&block, offset, Persist::Now(sync))
 }

@@ -245,6 +245,11 @@ impl PageTable {
     /// Pages in use.
     pub(crate) fn page_count(&self) -> u64 {
         let allocation = self.allocation.lock();
+        debug_assert_eq!(
+            allocation.free_counts.iter().map(|&count| u64::from(count)).sum::<u64>(),
+            allocation.free_count,
+            "the chunks have other free pages than are counted"
+        );
         // Page 0, which does not exist, is not among the free ones either.
         ((allocation.free_counts.len() * CHUNK_PAGES) as u64).saturating_sub(1 + allocation.free_count)
     }
@@ -335,6 +340,7 @@ impl PageTable {
     /// Fills the table with what a checkpoint recorded: `words` are those of the pages from `chunk` on. Only while the
     /// database is being opened.
     pub(crate) fn restore_chunk(&self, chunk: usize, words: &[u64]) {
+        assert!(words.len() == CHUNK_PAGES, "a chunk of {} entries", words.len());
         let mut allocation = self.allocation.lock();
         while allocation.free_counts.len() <= chunk {
             let next = allocation.free_counts.len();
@@ -349,6 +355,7 @@ impl PageTable {
             assert!(cell.swap(*entry, Ordering::Release) == 0, "a chunk is restored once");
             used += u64::from(*entry != 0);
         }
+        assert!(used <= u64::from(allocation.free_counts[chunk]), "page 0 is in use");
         allocation.free_counts[chunk] -= used as u16;
         allocation.free_count -= used;
     }

@@ -132,6 +132,7 @@ impl Tree {
         assert!(root == PageId::ROOT, "a tree is planted in an empty keyspace");
         LeafMut::init(&mut frame, None, None);
         frame[KIND_OFFSET] = Kind::Leaf as u8;
+        debug_assert_eq!(check_node(&frame, Kind::Leaf), Ok(()), "an empty root is not sound");
         frame.set_dirty(epoch_guard.epoch());
         let frame = frame.into_published(self.page_key(root));
         self.pages.table.store(root, PageEntry::Leaf(frame));
@@ -184,6 +185,7 @@ impl Tree {
                     }
                     level = inner.level();
                     let child = target.child(&inner);
+                    debug_assert!(child < inner.len(), "a node of {} children is asked for child {child}", inner.len());
                     visit(page, frame, &inner, child);
                     page = inner.child(child);
                 }

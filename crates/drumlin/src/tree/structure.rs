@@ -1,7 +1,7 @@
 //! Splits and merges: changes of structure, each complete in itself.
 
 use super::node::{Change, Inner, InnerMut, Leaf, LeafMut, Node, separator_between};
-use super::{Provider, Target, Tree};
+use super::{Provider, Target, Tree, check_node};
 use crate::error::Result;
 use crate::format::PageId;
 use crate::format::extent::{KIND_OFFSET, Kind};
@@ -39,12 +39,14 @@ impl Tree {
     /// Splits leaves until all rows that fall into one leaf fit there together. The rows ascend. Waits for pages and
     /// frames.
     pub(crate) async fn make_room(&self, mode: WaitMode<'_>, mut rows: &[Incoming<'_>]) -> Result<()> {
+        debug_assert!(rows.is_sorted_by(|left, right| left.key < right.key), "rows out of order");
         let mut frames = Vec::with_capacity(FRAMES_NEEDED);
         let mut provider = Provider::new(mode, &self.pool);
         loop {
             match self.try_split(rows, &mut frames) {
                 Ok(Progress::Done(None)) => return Ok(()),
                 Ok(Progress::Done(Some(upper))) => {
+                    assert!(rows[0].key < &upper[..], "a leaf has room that does not cover the row");
                     rows = &rows[rows.partition_point(|row| row.key < &upper[..])..];
                     if rows.is_empty() {
                         return Ok(());
@@ -101,6 +103,7 @@ impl Tree {
     /// Publishes a changed copy of an inner node in its place.
     fn replace(&self, epoch_guard: &EpochGuard<'_>, page: PageId, old: FrameWrite<'_>, new: NewFrame<'_>) {
         assert!(old.page() == page, "a node is replaced at another's number");
+        debug_assert_eq!(check_node(&new, Kind::Inner), Ok(()), "the copy of a node is not sound");
         new.header().set_address(old.header().address());
         new.set_dirty(epoch_guard.epoch());
         let frame = new.into_published(self.page_key(page));
@@ -111,6 +114,7 @@ impl Tree {
     /// Publishes a page that no node refers to yet.
     fn publish(&self, epoch_guard: &EpochGuard<'_>, mut new: NewFrame<'_>, kind: Kind) -> PageId {
         new[KIND_OFFSET] = kind as u8;
+        debug_assert_eq!(check_node(&new, kind), Ok(()), "a new node is not sound");
         let page = self.pages.table.allocate(1);
         new.set_dirty(epoch_guard.epoch());
         let frame = new.into_published(self.page_key(page));
@@ -154,6 +158,7 @@ impl Tree {
         let at = Leaf::new(&leaf).lower_bound(&separator);
         self.pool.mark_dirty(epoch_guard, &leaf);
         LeafMut::new(leaf.leaf_mut(&self.pages.table)).split_to(at, &separator, &mut right);
+        debug_assert_eq!(check_node(&leaf, Kind::Leaf), Ok(()), "the left half of a leaf is not sound");
         let right_page = self.publish(epoch_guard, right, Kind::Leaf);
         self.observer.rows_moved(&self.pages, leaf_page, right_page, Some(&separator));
 
@@ -186,6 +191,7 @@ impl Tree {
         top[KIND_OFFSET] = Kind::Inner as u8;
         let mut inner = InnerMut::init(&mut top, 1, None, None, left);
         inner.insert_child(1, &separator, right).expect("a new root has room");
+        debug_assert_eq!(check_node(&top, Kind::Inner), Ok(()), "a new root is not sound");
         top.header().set_address(root.header().address());
         top.set_dirty(epoch_guard.epoch());
         let frame = top.into_published(self.page_key(PageId::ROOT));
@@ -317,6 +323,7 @@ impl Tree {
             self.pool.mark_dirty(&epoch_guard, &left);
             let merged = LeafMut::new(left.leaf_mut(&self.pages.table)).merge_from(&Leaf::new(&right));
             merged.expect("the sum was checked");
+            debug_assert_eq!(check_node(&left, Kind::Leaf), Ok(()), "a merged leaf is not sound");
             crate::coverage::mark!("two leaves merged");
             self.observer.rows_moved(&self.pages, right_page, left_page, None);
             self.replace(&epoch_guard, parent_page, parent, copy);
@@ -358,6 +365,7 @@ impl Tree {
         };
         self.pool.prepare_change(epoch_guard, &root)?;
         self.pool.prepare_change(epoch_guard, &child)?;
+        assert!(Node::new(&child).level() + 1 == Node::new(&root).level(), "a child is not of the level below");
         copy.copy_from_slice(&child);
         copy.header().set_address(root.header().address());
         copy.set_dirty(epoch_guard.epoch());

@@ -53,7 +53,9 @@ impl Clock {
         if timestamp.0 >= published + IN_FLIGHT_MAX as u64 {
             self.wait_published(Timestamp(timestamp.0 - IN_FLIGHT_MAX as u64 + 1));
         }
-        self.applied[timestamp.0 as usize % IN_FLIGHT_MAX].store(timestamp.0, Ordering::Release);
+        let slot = &self.applied[timestamp.0 as usize % IN_FLIGHT_MAX];
+        debug_assert!(slot.load(Ordering::Relaxed) < timestamp.0, "commit {timestamp} is applied twice");
+        slot.store(timestamp.0, Ordering::Release);
         // Of all that are applied, the one whose fence comes last in the order of fences sees the others' slots: so
         // there is always one who advances to the end.
         fence(Ordering::SeqCst);
@@ -74,12 +76,20 @@ impl Clock {
     pub(crate) fn show_durable(&self, durable: Timestamp) {
         let both = durable.0.min(self.published.load(Ordering::SeqCst));
         self.visible.fetch_max(both, Ordering::SeqCst);
+        debug_assert!(self.is_in_order(), "a commit is visible before it is published");
     }
 
     /// Raises visible to a commit that returns before it is durable.
     pub(crate) fn show_relaxed(&self, timestamp: Timestamp) {
         self.wait_published(timestamp);
         self.visible.fetch_max(timestamp.0, Ordering::SeqCst);
+        debug_assert!(self.is_in_order(), "a commit is visible before it is published");
+    }
+
+    /// Visible is read first: what is published only rises.
+    fn is_in_order(&self) -> bool {
+        let visible = self.visible();
+        visible <= self.published()
     }
 
     /// Waits until every commit up to this one is applied: an instant, since none of them waits for anything.

@@ -160,8 +160,11 @@ struct Graph {
 impl Graph {
     /// Returns `true` if `owner` waits, over however many others, for `requester`.
     fn leads(&self, mut owner: TransactionId, requester: TransactionId) -> bool {
+        let mut step_count = 0;
         while owner != requester {
             let Some(lock) = self.awaited.get(&owner) else { return false };
+            step_count += 1;
+            assert!(step_count <= self.awaited.len(), "the graph of waits has a cycle");
             owner = self.owners[lock];
         }
         true
@@ -226,6 +229,7 @@ impl LockTable {
             Ok(granted) => return Poll::Ready(Ok(granted)),
             Err(lock) => lock,
         };
+        assert!(lock.owner != owner, "a transaction waits for itself");
         if let Some(waiter) = lock.queue.iter_mut().flat_map(|queue| &mut queue.waiters).find(|w| w.owner == owner) {
             let before = mem::replace(&mut waiter.waker, waker.clone());
             drop(shard);
@@ -265,7 +269,8 @@ impl LockTable {
         let Some(position) = queue.waiters.iter().position(|waiter| waiter.owner == owner) else { return false };
         let waiter = queue.waiters.remove(position);
         let mut graph = self.graph.lock();
-        graph.awaited.remove(&owner);
+        let awaited = graph.awaited.remove(&owner);
+        assert_eq!(awaited, Some(queue.number), "a transaction is in the queue of another lock than it waits for");
         let emptied = lock.close_empty_queue(&mut graph);
         drop(graph);
         shard.heap_bytes -= WAITER_BYTES + if emptied { mem::size_of::<Queue>() } else { 0 };
@@ -361,7 +366,8 @@ impl LockTable {
         let queue = lock.queue.as_mut().expect("has a queue");
         let Waiter { owner, waker } = queue.waiters.pop_front().expect("a queue has somebody in it");
         let mut graph = self.graph.lock();
-        graph.awaited.remove(&owner);
+        let awaited = graph.awaited.remove(&owner);
+        assert_eq!(awaited, Some(queue.number), "a lock is handed to a transaction that waits for another");
         graph.owners.insert(queue.number, owner);
         lock.owner = owner;
         lock.handed_over = true;
@@ -458,7 +464,8 @@ impl Lock {
     /// Drops the queue if it has no more waiters.
     fn close_empty_queue(&mut self, graph: &mut Graph) -> bool {
         let Some(queue) = self.queue.take_if(|queue| queue.waiters.is_empty()) else { return false };
-        graph.owners.remove(&queue.number);
+        let owner = graph.owners.remove(&queue.number);
+        assert_eq!(owner, Some(self.owner), "the graph of waits knows another owner of a lock");
         true
     }
 }

@@ -95,6 +95,11 @@ impl Spans {
         (end, bytes)
     }
 
+    /// Returns `true` if no span reaches over the beginning of the next (invariant 2).
+    fn are_disjoint(&self) -> bool {
+        self.0.iter().zip(self.0.keys().skip(1)).all(|((first, end), next)| !end.is_behind(first, next))
+    }
+
     /// Adds one key. Returns the bytes that this takes.
     fn add_key(&mut self, key: &[u8]) -> usize {
         if self.covers(key) { 0 } else { self.insert(key.into(), End::Alone) }
@@ -103,6 +108,7 @@ impl Spans {
     /// Adds the keys from `first` to `end`, merging spans that meet. Returns the bytes that this takes, and those it
     /// frees.
     fn add_interval(&mut self, first: &[u8], end: Option<&[u8]>) -> (usize, usize) {
+        assert!(end.is_none_or(|end| first < end), "an interval of no key");
         let mut first: Box<[u8]> = first.into();
         let mut end: Option<Box<[u8]>> = end.map(Into::into);
         if let Some((before, End::Below(meets))) = self.last_at(&first)
@@ -133,6 +139,7 @@ impl Spans {
             }
         }
         let taken_bytes = self.insert(first, end.map_or(End::Open, End::Below));
+        debug_assert!(self.are_disjoint(), "spans overlap: {self:?}");
         (taken_bytes, freed_bytes)
     }
 }
@@ -172,6 +179,7 @@ impl ReadSet {
         let at = match self.trees.binary_search_by_key(&tree.pages.id, |(tree, _)| tree.pages.id) {
             Ok(at) => at,
             Err(at) => {
+                assert!(!self.ended, "something is recorded in a read set that is validated");
                 self.trees.insert(at, (tree.clone(), Spans::default()));
                 at
             }
@@ -221,6 +229,7 @@ impl ReadSet {
     /// Ends recording and returns the read set for validation.
     pub(crate) fn end(shared: &Mutex<ReadSet>) -> ReadSet {
         let mut set = shared.lock();
+        assert!(!set.ended, "what a transaction has read is taken twice");
         let ended = ReadSet {
             trees: Vec::new(),
             memory: set.memory.another(),

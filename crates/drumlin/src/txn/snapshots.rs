@@ -68,6 +68,10 @@ impl Snapshots {
         }
         let mut registered = self.registered.lock();
         let timestamp = choose();
+        debug_assert!(
+            timestamp.0 >= self.ended_below.load(Ordering::Acquire),
+            "a snapshot at {timestamp} is opened that has been ended"
+        );
         registered.entry(timestamp.0).or_insert(Registered { count: 0, since: now }).count += 1;
         SnapshotHandle { snapshots: Arc::clone(self), timestamp }
     }

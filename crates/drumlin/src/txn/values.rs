@@ -109,6 +109,8 @@ impl LargeValue {
     /// A commit gave its extents these pages, under the epoch latch that is still held: no checkpoint has let them be
     /// moved yet.
     pub(crate) fn set_reference(&self, _guard: &EpochGuard<'_>, reference: LargeRef) {
+        assert!((reference.length, reference.id) == (self.length, self.value_id), "{reference:?} is another value's");
+        assert!(reference.chunk_count as usize == self.addresses.len(), "{reference:?} has other chunks");
         self.reference.set(reference).expect("a value is put by one commit");
     }
 
@@ -173,6 +175,7 @@ pub(crate) async fn write_large(
 }
 
 fn write_chunk(pool: &Pool, name: PageKey, page: &[u8]) -> Result<ExtentAddress> {
+    assert!(page.len() > CHUNK_OVERHEAD_BYTES, "a chunk of nothing");
     let bytes_max = extent::encoded_bytes_max(page.len()).next_multiple_of(BLOCK_BYTES);
     pool.with_buffer(bytes_max, |buffer| {
         let stored = extent::encode_into(page, name, Kind::Value, buffer);

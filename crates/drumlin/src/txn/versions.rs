@@ -116,6 +116,7 @@ impl UndoRecord {
 
     /// Adds a row; keys ascend.
     pub(crate) fn push(&mut self, key: &[u8], was: Option<RowValue<'_>>) {
+        debug_assert!(self.iter().last().is_none_or(|(last, _)| last < key), "rows of an undo record are out of order");
         reserve(&mut self.rows, row_bytes(key, was));
         self.rows.extend((key.len() as u32).to_le_bytes());
         match was {
@@ -328,6 +329,10 @@ impl Versions {
                 }
             }
         }
+        debug_assert!(
+            old.last.is_none() || old.last.as_ref() == old.farthest(direction),
+            "a row is returned that lies behind the last"
+        );
         old
     }
 
@@ -429,6 +434,7 @@ impl Versions {
 
 impl Observer for Versions {
     fn rows_moved(&self, pages: &PageSpace, from: PageId, to: PageId, separator: Option<&[u8]>) {
+        assert!(from != to, "rows move from page {from} to itself");
         let (moved, kept) = {
             let mut shard = self.shard(pages.id, from).lock();
             let Some(undo_records) = shard.remove(&(pages.id, from)) else { return };

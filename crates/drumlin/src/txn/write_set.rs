@@ -250,6 +250,7 @@ impl WriteSet {
 
     /// Undoes all entries from `position` on.
     pub(crate) fn roll_back(&mut self, position: usize) {
+        assert!(position <= self.entries.len(), "entry {position} of {} is rolled back to", self.entries.len());
         while self.entries.len() > position {
             let entry = self.entries.pop().expect("counted");
             let key = &self.arena[entry.key.clone()];

@@ -313,6 +313,7 @@ impl<'a> InnerMut<'a> {
             left.push_row(&[], &[], old.entry(0), 0);
             left.push_rows(&old, 1..at);
             left.seal();
+            debug_assert_eq!(left.view().len() + right.view().len(), old.len(), "a split loses children");
         });
     }
 
@@ -332,6 +333,7 @@ impl<'a> InnerMut<'a> {
             left.push_row(&[], &separator[prefix_bytes..], right.entry(0), 0);
             left.push_rows(right, 1..right.len());
             left.seal();
+            debug_assert_eq!(left.view().len(), old.len() + right.len(), "a merge loses children");
         });
         Ok(())
     }

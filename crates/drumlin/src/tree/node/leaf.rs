@@ -438,6 +438,7 @@ impl<'a> LeafMut<'a> {
             left.set_newest(old.newest());
             right.seal();
             right.set_newest(old.newest());
+            debug_assert_eq!(left.view().len() + right.view().len(), old.len(), "a split loses rows");
         });
     }
 
@@ -454,6 +455,7 @@ impl<'a> LeafMut<'a> {
             left.push_rows(right, 0..right.len());
             left.seal();
             left.set_newest(old.newest().max(right.newest()));
+            debug_assert_eq!(left.view().len(), old.len() + right.len(), "a merge loses rows");
         });
         Ok(())
     }

@@ -585,6 +585,7 @@ impl NodeMut<'_> {
     /// Sets how many bytes all suffixes share, and every head with it.
     #[cold]
     fn set_shared(&mut self, shared: usize) {
+        debug_assert!(shared == 0 || self.view().is_edge(), "only a node without a prefix shares bytes besides");
         self.set(SHARED_BYTES_OFFSET, shared);
         for index in self.view().first_key()..self.view().len() {
             let node = self.view();
@@ -634,6 +635,7 @@ impl NodeMut<'_> {
             }
             node.set(HEAP_BYTES_OFFSET, old.heap_end() - row);
             node.set(GARBAGE_BYTES_OFFSET, 0);
+            debug_assert!(row >= node.view().slots_end(), "rows and slots overlap");
         });
     }
 
@@ -647,6 +649,7 @@ impl NodeMut<'_> {
             self.set(HEAP_BYTES_OFFSET, heap_bytes);
         } else {
             let garbage_bytes = node.garbage_bytes() + bytes;
+            debug_assert!(garbage_bytes <= node.heap_bytes(), "more of a heap is unused than there is");
             self.set(GARBAGE_BYTES_OFFSET, garbage_bytes);
         }
     }
@@ -656,6 +659,7 @@ impl NodeMut<'_> {
     fn remove_row(&mut self, index: usize) {
         let node = self.view();
         let rows = node.len();
+        debug_assert!(index < rows, "row {index} of {rows} is removed");
         let slot = node.slot(index);
         let row_bytes = node.cost_of(slot) - SLOT_BYTES;
         self.discard(slot.row(), row_bytes);

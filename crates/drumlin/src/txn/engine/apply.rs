@@ -243,6 +243,7 @@ impl<L> Engine<L> {
                 }
             }
             let write = leaves.latch(tree, key, &is_mine)?;
+            debug_assert!(!latched.has(write.frame()), "a leaf is latched twice");
             let leaf = Leaf::new(&write);
             let rows = leaves.pass(&self.versions, tree, write.page(), &leaf).map_err(Unready::Error)?;
             if !rows.is_empty() {
@@ -253,6 +254,11 @@ impl<L> Engine<L> {
             }
             latched.writes.push((write, rows));
         }
+        debug_assert_eq!(
+            latched.writes.iter().map(|(_, rows)| rows.len()).sum::<usize>(),
+            work.rows.len(),
+            "rows are left whose leaves are not latched"
+        );
         Ok(latched)
     }
 
@@ -270,6 +276,7 @@ impl<L> Engine<L> {
         let page = write.page();
         self.pool.mark_dirty(epoch_guard, write);
         let mut leaf = LeafMut::new(write.leaf_mut(&pages.table));
+        debug_assert!(rows.iter().all(|row| leaf.as_leaf().covers(row.key)), "a row is changed in another's leaf");
         let mut undo = UndoRecord::new();
         for (index, row) in rows.iter().enumerate() {
             let found = leaf.as_leaf().search(row.key);

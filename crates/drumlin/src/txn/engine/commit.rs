@@ -127,6 +127,12 @@ impl Engine {
             };
             record::encode(row.tree.pages.id, &operation, &mut body);
         }
+        debug_assert!(body.len() <= body_capacity, "a record has {} bytes, {body_capacity} were reserved", body.len());
+        debug_assert_eq!(
+            record::decode(&body).flatten().count(),
+            rows.len(),
+            "a record can't be read as it was written"
+        );
         let body = if names_extents { Body::naming_extents(body) } else { Body::new(body) };
         let body_bytes_max = self.log().body_bytes_max();
         if body.bytes().len() > body_bytes_max {

@@ -145,6 +145,7 @@ impl Pinning<'_, '_> {
         self.pinned.push(row, page);
         let leaf = Leaf::new(page);
         let end = rows_end(self.rows, row, self.rows[row].tree, &leaf);
+        debug_assert!(end > row, "a leaf is pinned for a row that it does not cover");
         let version_bytes_of = |row: &Row<'_>| {
             let was = leaf.search(row.key).ok().map(|index| leaf.value(index).stored_bytes());
             version_bytes_max(row.key, was.unwrap_or(0))
@@ -162,6 +163,7 @@ impl Pinning<'_, '_> {
     fn pin_present(&mut self, rows: &[usize]) -> Result<Outstanding> {
         // One guard for all descents: those within cost next to nothing.
         let _reclaim_guard = self.pinned.pool.reclaim_guard();
+        debug_assert!(rows.is_sorted(), "rows are pinned out of order");
         let mut outstanding = Outstanding::default();
         let mut covered = 0;
         for &row in rows {
@@ -278,6 +280,7 @@ impl<L> Engine<L> {
         assert_eq!(start, rows.len(), "rows are left whose leaves are not pinned");
         let Pinning { mut pinned, version_bytes, full, .. } = pinning;
         pinned.leaves.sort_unstable_by_key(|leaf| leaf.row);
+        debug_assert!(pinned.leaves.is_sorted_by(|left, right| left.row < right.row), "a row has two leaves");
         for range in full {
             rows[range.start].tree.make_room(mode, &incoming[range]).await?;
         }

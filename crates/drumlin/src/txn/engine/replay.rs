@@ -34,6 +34,7 @@ impl CommitSink for ReplayedCommit {
 impl Engine<Replaying> {
     /// Applies the rows of a commit that is in the log already.
     pub(crate) fn replay(&self, rows: &[Row<'_>], timestamp: Timestamp) -> Result<()> {
+        debug_assert!(rows.is_sorted_by(|left, right| left.order() < right.order()), "rows out of order");
         ready(async {
             let _reserved_pages = self.reserve_replayed_pages(rows)?;
             let medium = self.append_medium_values(WaitMode::Blocking, rows).await?;

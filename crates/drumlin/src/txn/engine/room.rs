@@ -13,6 +13,7 @@ use super::prepare::Row;
 use super::replay::Replaying;
 use super::{Admitted, Engine};
 use crate::error::{Error, Result};
+use crate::format::ExtentRef;
 use crate::memory::{Account, Grant};
 use crate::seglog::Reservation;
 use crate::space::{Margin, Purpose, SpaceReservation};
@@ -75,7 +76,7 @@ impl Engine {
                         image_bytes = image_bytes.max(2 * value.len() + (4 << 10));
                     }
                 }
-                Change::PutLarge(value) => body_bytes += 32 + 8 * value.addresses.len(),
+                Change::PutLarge(value) => body_bytes += 32 + ExtentRef::BYTES * value.addresses.len(),
                 Change::Remove => {}
             }
         }
@@ -314,6 +315,7 @@ impl Engine {
         body_bytes: usize,
     ) -> Result<Reservation<'_>> {
         let count = self.log().stream_count();
+        assert!(home < count, "the log has no stream {home}");
         let mut made_space = false;
         loop {
             let mut refusal = None;
