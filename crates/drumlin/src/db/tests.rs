@@ -114,6 +114,29 @@ fn a_transactions_own_value_is_there_while_it_is_read() {
     }
 }
 
+/// A source's end is where it first says so, even if it would go on: bytes behind it would not be found in the value.
+#[test]
+fn a_source_ends_once() {
+    struct Halting(Vec<Vec<u8>>);
+    impl std::io::Read for Halting {
+        fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+            let Some(part) = self.0.first_mut() else { return Ok(0) };
+            let count = part.len().min(buffer.len());
+            buffer[..count].copy_from_slice(&part[..count]);
+            part.drain(..count);
+            if count == 0 {
+                self.0.remove(0);
+            }
+            Ok(count)
+        }
+    }
+    let (_db, keyspace) = stage();
+    let first = noise(1, 700_000);
+    let length = keyspace.insert_from(b"film", Halting(vec![first.clone(), noise(2, 700_000)])).unwrap();
+    assert_eq!(length, first.len() as u64);
+    assert!(keyspace.get(b"film").unwrap().unwrap() == first);
+}
+
 /// The space of a value that no commit names is free when its last reader has gone, and not before.
 #[test]
 fn a_value_without_a_commit_leaves_with_its_last_reader() {

@@ -171,6 +171,10 @@ pub(crate) async fn write_large(
         };
         written.addresses.append(&mut chunk.addresses);
         written.length += filled as u64;
+        // A source that has ended is not asked again: it might go on, and only the last chunk may be short.
+        if filled < page.len() - CHUNK_OVERHEAD_BYTES {
+            return Ok(Arc::new(written));
+        }
     }
 }
 
