@@ -9,14 +9,15 @@ use drumlin::{Database, Durability, Error, Keyspace, KeyspaceOptions, TxOptions}
 
 use crate::client::{DURABLE, numbered, recorded};
 use crate::model::{Content, Model, Operation, SpaceNumber};
+use crate::plan::Plan;
 
 /// A database of many pages: rows in the first keyspaces that all worlds have, and keyspaces beside them.
 ///
 /// # Errors
 /// Those of the disk.
-pub fn fill(db: &Database, model: &Model, row_count: u64, value_bytes: u64, random: &mut Random) -> Result<(), Error> {
+pub fn fill(db: &Database, model: &Model, plan: &Plan, random: &mut Random) -> Result<(), Error> {
     let relaxed = TxOptions { durability: Durability::Relaxed, ..TxOptions::default() };
-    let beside = [2, 20, 100][random.below(3) as usize];
+    let (beside, row_count, value_bytes) = (plan.keyspaces_beside, plan.key_count, plan.value_bytes);
     for number in 0..beside {
         let name = beside_name(number);
         let options = KeyspaceOptions::new().page_bytes(512 << random.below(4));

@@ -77,6 +77,8 @@ pub struct Plan {
     pub checkpoint_log_bytes: u64,
     /// Clients read in every way there is, and let closures be made again.
     pub reads_all: bool,
+    /// Keyspaces on a crowded disk beside those that all worlds have.
+    pub keyspaces_beside: u64,
 }
 
 impl Plan {
@@ -133,6 +135,7 @@ impl Plan {
             log_varies: one_of(&[0, 1]) == 1,
             troubles_openings: one_of(&[0, 1]) == 1,
             reads_all: one_of(&[1, 0, 0]) == 1,
+            keyspaces_beside: 0,
         }
     }
 
@@ -163,12 +166,17 @@ impl Plan {
         }
     }
 
-    /// The same world with many rows, and memory for their pages to be dirty in.
+    /// The same world with many rows, and memory for their pages to be dirty in; with many keyspaces, and memory for
+    /// their page tables.
     fn crowded(self) -> Plan {
+        // Half of the budget is pages, of which page tables may take three quarters: 12 KiB of these.
+        const KEYSPACE_BYTES: u64 = 32 << 10;
+        let keyspaces_beside = [2, 20, 100][(self.seed / 3 % 3) as usize];
         let (key_count, more_bytes) = [(2000, 0), (6000, 8 << 20), (15_000, 32 << 20)][(self.seed % 3) as usize];
         // Each scan is a long one.
         let (lives, steps) = (self.lives.max(3), self.steps.min(60));
-        Plan { key_count, memory_bytes: self.memory_bytes + more_bytes, lives, steps, ..self }
+        let memory_bytes = self.memory_bytes + more_bytes + keyspaces_beside * KEYSPACE_BYTES;
+        Plan { key_count, memory_bytes, lives, steps, keyspaces_beside, ..self }
     }
 
     /// The plan of one life.

@@ -117,8 +117,7 @@ impl World {
         let disk = Disk::new(Medium::default(), self.random.next());
         let db = self.plan.config(&disk).open("/db").expect("a new database");
         self.prepare(&db, &disk).expect("new keyspaces");
-        crowd::fill(&db, &self.model, self.plan.key_count, self.plan.value_bytes, &mut self.random)
-            .expect("a disk in order with space on it");
+        crowd::fill(&db, &self.model, &self.plan, &mut self.random).expect("a disk in order with space on it");
         db.close().expect("a disk in order");
         disk.medium()
     }

@@ -41,6 +41,7 @@ pub(crate) const MARKS: &[&str] = &[
     "an opening forgot those before it",
     "an inner node split",
     "an inner root split",
+    "frames gave up memory for page tables",
     "recovery left out records behind a gap between streams",
     "the end of the data file was given back",
     "the log failed",

@@ -190,9 +190,9 @@ fn a_database_made_meanwhile_is_no_folder_of_other_things() {
 }
 
 /// What is made within a budget can be opened in it again: a new keyspace for whose page table there is no memory is
-/// refused, and so are rows, but not removals, once page tables have come to half of the budget.
+/// refused, and so are rows, but not removals, once page tables have come to three quarters of the pages' part.
 #[test]
-fn page_tables_leave_half_of_the_budget() {
+fn page_tables_leave_memory_for_frames() {
     let (_, config) = faulty();
     let db = config.open("/db").unwrap();
     let refused = (0..1100).find_map(|number| db.keyspace(&format!("keyspace {number}")).err()).unwrap();
@@ -211,6 +211,33 @@ fn page_tables_leave_half_of_the_budget() {
     drop((rows, db));
     let db = config.open("/db").unwrap();
     assert_eq!(db.existing_keyspace("keyspace 7").unwrap().get(b"k").unwrap().as_deref(), Some(&b"v"[..]));
+}
+
+/// A budget that page tables leave nothing of is refused at the next opening, with one that works; the one in which
+/// they were made works too.
+#[test]
+fn a_budget_too_small_for_page_tables_says_which_works() {
+    let (_, config) = faulty();
+    let config = |memory_bytes| config.clone().memory(memory_bytes);
+    let db = config(24 << 20).open("/db").unwrap();
+    let refused = (0..2000).find_map(|number| db.keyspace(&format!("keyspace {number}")).err()).unwrap();
+    assert!(matches!(refused, Error::BudgetTooSmall { given_bytes: 0x180_0000, .. }), "{refused:?}");
+    drop(db);
+    let Error::BudgetTooSmall { minimum_bytes, .. } = config(10 << 20).open("/db").unwrap_err() else {
+        panic!("another error")
+    };
+    assert!((12 << 20..=25 << 20).contains(&minimum_bytes), "{minimum_bytes}");
+    let examined = config(10 << 20).examine("/db");
+    assert!(matches!(examined, Err(Error::BudgetTooSmall { .. })), "{examined:?}");
+    for memory_bytes in [minimum_bytes, 24 << 20] {
+        let db = config(memory_bytes).open("/db").unwrap();
+        // Room for the growth that a put may bring.
+        db.drop_keyspace(&db.keyspaces()[0].name).unwrap();
+        db.drop_keyspace(&db.keyspaces()[0].name).unwrap();
+        db.existing_keyspace("keyspace 7").unwrap().insert(b"k", b"v").unwrap();
+        let stats = db.stats();
+        assert!(stats.memory_used_bytes <= stats.memory_budget_bytes, "{stats:?}");
+    }
 }
 
 /// How to sync is measured again where the file system is not the one that was measured, and not otherwise.

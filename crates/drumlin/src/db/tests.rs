@@ -10,7 +10,7 @@ use crate::format::node::LargeRef;
 use crate::format::{DatabaseId, ExtentAddress, PageId, SegmentUse, ValueId, extent};
 use crate::io::Backend;
 use crate::io::fault::{FaultyBackend, Operation};
-use crate::memory::WRITE_BUFFER_COUNT;
+use crate::memory::{Account, Budget, WRITE_BUFFER_COUNT};
 use crate::space::{PageEntry, PageSpace};
 use crate::task::{WaitMode, ready};
 use crate::tree::Tree;
@@ -428,6 +428,49 @@ fn numbers_run_out_before_a_commit() {
     assert_eq!(keyspace.count(..).unwrap(), u64::from(count) - 1);
 }
 
+/// Page tables that grow between two checkpoints do so at the expense of frames, by rows and by new keyspaces: the next
+/// commit makes up for it.
+#[test]
+fn frames_give_up_what_page_tables_take() {
+    const ROWS: u64 = 40_000;
+    let backend: Arc<dyn Backend> = Arc::new(FaultyBackend::new(crate::io::in_memory()));
+    let config = Config::new().backend(backend).memory(8 << 20).checkpoint_log_bytes(u64::MAX);
+    let config = config.log_segment_bytes(64 << 20);
+    let pages = |db: &Database| {
+        let parts = db.stats().memory;
+        let part = parts.iter().find(|part| part.name == Account::Pages.name()).unwrap();
+        (part.used_bytes, part.limit_bytes)
+    };
+    let check = |db: &Database, when: &str| {
+        db.existing_keyspace("rows").unwrap().remove(b"none").unwrap();
+        let (used, limit) = pages(db);
+        assert!(used <= limit, "{when}: {used} bytes of {limit} are in use, {} by page tables", db.stats().table_bytes);
+    };
+    let db = config.open("/db").unwrap();
+    let keyspace = db.keyspace_with("rows", crate::KeyspaceOptions::new().page_bytes(512)).unwrap();
+    // No checkpoint is made meanwhile.
+    let base = db.store().unwrap().base.lock();
+    for first in (0..ROWS).step_by(100) {
+        let mut tx = db.begin().unwrap();
+        for row in first..first + 100 {
+            tx.insert(&keyspace, row.to_be_bytes(), [7; 100]).unwrap();
+        }
+        tx.commit().unwrap();
+        check(&db, &format!("after {first} rows"));
+    }
+    let (used, limit) = pages(&db);
+    let table_bytes = db.stats().table_bytes;
+    assert!(table_bytes > limit / 40 && used > limit / 10 * 9, "{table_bytes} and {used} of {limit} show nothing");
+    for number in 0..100 {
+        db.keyspace(&format!("keyspace {number}")).unwrap();
+        check(&db, &format!("with {number} keyspaces more"));
+    }
+    drop(base);
+    drop((keyspace, db));
+    let db = config.open("/db").unwrap();
+    check(&db, "opened again");
+}
+
 /// More keyspaces in one transaction than sixteen bits count: each row is its own keyspace's, also when it is undone.
 #[test]
 fn any_number_of_keyspaces() {
@@ -439,7 +482,7 @@ fn any_number_of_keyspaces() {
         fn rows_moved(&self, _: &PageSpace, _: PageId, _: PageId, _: Option<&[u8]>) {}
     }
     let tree = |number: u32| {
-        let pages = Arc::new(PageSpace::new(KeyspaceId(number), 512, 1));
+        let pages = Arc::new(PageSpace::new(KeyspaceId(number), 512, 1, &Budget::of_pages(1 << 30)));
         Tree::new(pages, Arc::clone(&pool), Arc::new(Nobody))
     };
     let mut writes = WriteSet::default();

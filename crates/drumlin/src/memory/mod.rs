@@ -1,7 +1,9 @@
 //! The memory budget: how it is divided, and how much of each part is taken.
 //!
 //! # Invariants
-//! 1. The parts add up to the budget at most ([`Budget::new`]). They are fixed when the database is opened.
+//! 1. The parts add up to the budget at most ([`Budget::new`]). They are fixed when the database is opened. Of the
+//!    account of pages, page tables take their memory and frames have the rest: the next commit has frames beyond it
+//!    given up.
 //! 2. Memory is taken from its account before it is allocated. Amounts that vary with the use of the database are held
 //!    by a [`Grant`], which returns them on drop; buffers and frames are counted by the lists that own them.
 //! 3. An account bounds the sum over the whole database, not the share of one transaction. A request that does not fit
@@ -45,9 +47,11 @@ pub(crate) enum Account {
     Fixed,
     /// Of the pages: those that commits under way keep from being evicted. No part of its own.
     Pinned,
+    /// Of the pages: page tables. No part of its own.
+    Tables,
 }
 
-const USE_COUNT: usize = Account::ALL.len() + 1;
+const USE_COUNT: usize = Account::ALL.len() + 2;
 
 impl Account {
     pub(crate) const ALL: [Account; 11] = [
@@ -79,6 +83,7 @@ impl Account {
             Account::Writes => "write buffers",
             Account::Fixed => "fixed",
             Account::Pinned => "pinned pages",
+            Account::Tables => "page tables",
         }
     }
 }
@@ -96,7 +101,9 @@ const FIXED_BYTES: u64 = 384 << 10;
 #[derive(Debug)]
 pub(crate) struct Budget {
     total_bytes: u64,
-    limits: [AtomicU64; USE_COUNT],
+    log_streams: u16,
+    /// Of the parts in [`Account::ALL`].
+    limits: [u64; Account::ALL.len()],
     taken: [CachePadded<AtomicU64>; USE_COUNT],
     /// Commits that wait to begin, and for room for versions.
     pub(crate) commits: WaitQueue,
@@ -117,8 +124,9 @@ impl Budget {
     /// Divides `total_bytes`, for a log of so many streams.
     pub(crate) fn new(total_bytes: u64, log_streams: u16) -> Budget {
         let total = total_bytes;
-        let budget = Budget {
+        let mut budget = Budget {
             total_bytes,
+            log_streams,
             limits: Default::default(),
             taken: Default::default(),
             commits: WaitQueue::default(),
@@ -150,10 +158,17 @@ impl Budget {
         ];
         let sum: u64 = taken.iter().map(|(_, bytes)| bytes).sum();
         for (of, bytes) in taken.into_iter().chain([(Account::Pages, total.saturating_sub(sum))]) {
-            budget.set_limit_bytes(of, bytes);
+            budget.limits[of as usize] = bytes;
         }
-        budget.set_pinned_of(budget.limit_bytes(Account::Pages));
         budget
+    }
+
+    /// A budget whose pages have so many bytes.
+    #[cfg(test)]
+    pub(crate) fn of_pages(bytes: u64) -> Arc<Budget> {
+        let mut budget = Budget::new(8 << 20, 1);
+        budget.limits[Account::Pages as usize] = bytes;
+        Arc::new(budget)
     }
 
     /// The whole of it.
@@ -163,16 +178,53 @@ impl Budget {
 
     /// What a part may take at the most.
     pub(crate) fn limit_bytes(&self, of: Account) -> u64 {
-        self.limits[of as usize].load(Ordering::Relaxed)
+        match of {
+            // The other half of the frames serves everybody else.
+            Account::Pinned => self.frame_bytes_max() / 2,
+            // A quarter is left to frames and their headers, which stay when frames go: a ninth of the memory where
+            // pages have 512 bytes. And to what commits add that were let pass before others had grown their tables.
+            Account::Tables => self.limits[Account::Pages as usize] / 4 * 3,
+            _ => self.limits[of as usize],
+        }
     }
 
-    fn set_limit_bytes(&self, of: Account, bytes: u64) {
-        self.limits[of as usize].store(bytes, Ordering::Relaxed);
+    /// The limit of frames with their headers: the account of pages without page tables. An eighth of it at least, so
+    /// that a database whose log has more pages than a commit may add can still be opened, and rows removed.
+    pub(crate) fn frame_bytes_max(&self) -> u64 {
+        let bytes = self.limits[Account::Pages as usize];
+        bytes.saturating_sub(self.taken_bytes(Account::Tables)).max(bytes / 8)
     }
 
-    /// Commits may hold half of the frames, which are so many bytes: the rest serves everybody else.
-    pub(crate) fn set_pinned_of(&self, frame_bytes: u64) {
-        self.set_limit_bytes(Account::Pinned, frame_bytes / 2);
+    /// A budget that is needed for page tables to grow by so many bytes more; `None` where they may in this one. Asked
+    /// before a commit adds pages or a keyspace: page tables are never evicted.
+    pub(crate) fn needed_for_growth(&self, more_bytes: u64) -> Option<u64> {
+        let bytes = self.taken_bytes(Account::Tables) + more_bytes;
+        (bytes > self.limit_bytes(Account::Tables)).then(|| self.total_for_tables(bytes))
+    }
+
+    /// A budget that is needed for a database to be opened whose page tables take so many bytes; `None` where this one
+    /// will do. They may take more than by commits, all but the least that frames have: a database that was made in a
+    /// budget can be opened in it.
+    pub(crate) fn needed_for_opening(&self, bytes: u64) -> Option<u64> {
+        (bytes > self.limits[Account::Pages as usize] / 8 * 7).then(|| self.total_for_tables(bytes))
+    }
+
+    /// A budget in which page tables may come to so many bytes by commits; to 64 KiB the least.
+    fn total_for_tables(&self, bytes: u64) -> u64 {
+        const STEP_BYTES: u64 = 64 << 10;
+        const TOTAL_MAX: u64 = 1 << 62;
+        let carries = |total| Budget::new(total, self.log_streams).limit_bytes(Account::Tables) >= bytes;
+        let mut low = self.total_bytes;
+        let mut high = low;
+        while !carries(high) && high < TOTAL_MAX {
+            low = high;
+            high *= 2;
+        }
+        while high - low > STEP_BYTES {
+            let middle = low + (high - low) / 2;
+            if carries(middle) { high = middle } else { low = middle }
+        }
+        high
     }
 
     /// What is granted of a part.
@@ -210,23 +262,29 @@ impl Budget {
         Grant { budget: Arc::clone(self), of, bytes: 0 }
     }
 
-    /// Grants of two parts, or of neither. The undoing of a half announces nothing: who asks may be the first in the
-    /// queue, and would wake himself for ever.
-    pub(crate) fn try_grant_both(self: &Arc<Self>, [first, second]: [(Account, u64); 2]) -> Option<[Grant; 2]> {
-        if !self.try_take(first.0, first.1) {
+    /// Grants of two accounts, or of neither. A request above the limit takes all of it. The limit is read once: one
+    /// that sinks in between would refuse for ever a request beside which nothing is taken. The undoing of a half
+    /// announces nothing: its commit may be the first in the queue, and would wake itself for ever.
+    pub(crate) fn try_grant_both(self: &Arc<Self>, parts: [(Account, u64); 2]) -> Option<[Grant; 2]> {
+        let [first, second] = parts.map(|(of, bytes)| (of, bytes, self.limit_bytes(of)));
+        let [first, second] = [first, second].map(|(of, bytes, limit)| (of, bytes.min(limit), limit));
+        if !self.try_take_within(first) {
             return None;
         }
-        if !self.try_take(second.0, second.1) {
+        if !self.try_take_within(second) {
             self.taken[first.0 as usize].fetch_sub(first.1, Ordering::SeqCst);
             return None;
         }
-        Some([first, second].map(|(of, bytes)| Grant { budget: Arc::clone(self), of, bytes }))
+        Some([first, second].map(|(of, bytes, _)| Grant { budget: Arc::clone(self), of, bytes }))
+    }
+
+    fn try_take(&self, of: Account, bytes: u64) -> bool {
+        self.try_take_within((of, bytes, self.limit_bytes(of)))
     }
 
     /// A refused attempt changes nothing, not even for a moment: the first in a queue, who looks meanwhile, would not
     /// be woken again.
-    fn try_take(&self, of: Account, bytes: u64) -> bool {
-        let limit = self.limit_bytes(of);
+    fn try_take_within(&self, (of, bytes, limit): (Account, u64, u64)) -> bool {
         let enlarged = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= limit);
         self.taken[of as usize].fetch_update(Ordering::SeqCst, Ordering::SeqCst, enlarged).is_ok()
     }
@@ -402,12 +460,39 @@ mod tests {
         let budget = Arc::new(Budget::new(8 << 20, 1));
         let limit = budget.limit_bytes(Account::Pinned);
         let both = |pinned| budget.try_grant_both([(Account::Commits, 100), (Account::Pinned, pinned)]);
-        assert!(both(limit + 1).is_none());
-        assert_eq!(budget.taken_bytes(Account::Commits), 0);
-        let grants = both(limit);
+        let grants = both(limit + 1);
         assert_eq!((budget.taken_bytes(Account::Commits), budget.taken_bytes(Account::Pinned)), (100, limit));
+        assert!(both(1).is_none());
+        assert_eq!(budget.taken_bytes(Account::Commits), 100);
         drop(grants);
         assert_eq!(budget.taken_bytes(Account::Commits) + budget.taken_bytes(Account::Pinned), 0);
+    }
+
+    /// Page tables take memory from frames, of which commits may hold half; an eighth stays.
+    #[test]
+    fn page_tables_take_from_frames() {
+        let budget = Budget::of_pages(8000);
+        budget.take(Account::Tables, 3000);
+        assert_eq!((budget.frame_bytes_max(), budget.limit_bytes(Account::Pinned)), (5000, 2500));
+        assert!(budget.needed_for_growth(3000).is_none() && budget.needed_for_growth(3001).is_some());
+        budget.take(Account::Tables, 5000);
+        assert_eq!((budget.frame_bytes_max(), budget.limit_bytes(Account::Pinned)), (1000, 500));
+        budget.give(Account::Tables, 8000);
+        assert_eq!(budget.frame_bytes_max(), 8000);
+        assert!(budget.needed_for_opening(7000).is_none() && budget.needed_for_opening(7001).is_some());
+    }
+
+    /// The budget that is named where page tables do not fit carries them, and one a little smaller does not.
+    #[test]
+    fn a_budget_for_page_tables_is_told() {
+        for (total, streams) in [(8 << 20, 1), (8 << 20, 64), (64 << 20, 4)] {
+            let budget = Budget::new(total, streams);
+            for bytes in [budget.limits[Account::Pages as usize], 100 << 20, 3 << 30] {
+                let needed = budget.needed_for_opening(bytes).expect("more than the part");
+                assert_eq!(Budget::new(needed, streams).needed_for_growth(bytes), None);
+                assert!(Budget::new(needed - (64 << 10), streams).needed_for_growth(bytes).is_some());
+            }
+        }
     }
 
     /// The part of transactions has room for the largest and a copy of it, however their grants have grown.

@@ -26,6 +26,7 @@ use crate::format::extent::PageKey;
 use crate::format::node::is_page_bytes;
 pub(crate) use crate::format::node::{PAGE_BYTES_MAX, PAGE_BYTES_MIN};
 use crate::format::{Epoch, ExtentAddress, KeyspaceId, PageId};
+use crate::memory::{Account, Budget};
 use crate::space::{CheckpointDebt, FrameIndex, PageEntry, PageTable};
 
 /// Turns of the clock that an inner node survives without a use. It has as many rows beneath it as a hundred leaves:
@@ -219,9 +220,9 @@ impl Drop for Mapping {
 /// All frames of all page sizes, within one limit of bytes.
 pub(crate) struct Frames {
     arenas: [OnceLock<Arena>; CLASS_COUNT],
-    /// Bytes that the frames may use with their headers at the most, ever; the limit below moves under it.
+    /// Bytes that the frames may use with their headers at the most, ever: where page tables take nothing.
     capacity_bytes: usize,
-    limit_bytes: AtomicUsize,
+    budget: Arc<Budget>,
     used_bytes: AtomicUsize,
     debt: Arc<CheckpointDebt>,
     reclaimer: Reclaimer,
@@ -244,12 +245,12 @@ fn split(frame: FrameIndex) -> (usize, usize) {
 }
 
 impl Frames {
-    /// Frames that tell `debt` of their dirty pages.
-    pub(crate) fn new(capacity_bytes: usize, debt: Arc<CheckpointDebt>) -> Frames {
+    /// Frames of the part of the budget that page tables leave, which tell `debt` of their dirty pages.
+    pub(crate) fn new(budget: Arc<Budget>, debt: Arc<CheckpointDebt>) -> Frames {
         Frames {
             arenas: [const { OnceLock::new() }; CLASS_COUNT],
-            capacity_bytes,
-            limit_bytes: AtomicUsize::new(capacity_bytes),
+            capacity_bytes: budget.limit_bytes(Account::Pages) as usize,
+            budget,
             used_bytes: AtomicUsize::new(0),
             debt,
             reclaimer: Reclaimer::new(),
@@ -260,13 +261,14 @@ impl Frames {
         self.used_bytes.load(Ordering::Relaxed)
     }
 
+    /// The limit of used bytes, which falls as page tables grow; frames beyond it are given back as they become free.
     pub(crate) fn limit_bytes(&self) -> usize {
-        self.limit_bytes.load(Ordering::Relaxed)
+        self.budget.frame_bytes_max() as usize
     }
 
-    /// Moves the limit; frames beyond it are given back as they become free.
-    pub(crate) fn set_limit_bytes(&self, bytes: usize) {
-        self.limit_bytes.store(bytes.min(self.capacity_bytes), Ordering::Relaxed);
+    /// Returns `true` if they use more than is left once page tables have taken so many bytes more.
+    pub(crate) fn is_over_limit(&self, more_table_bytes: u64) -> bool {
+        self.used_bytes() as u64 + more_table_bytes > self.budget.frame_bytes_max()
     }
 
     fn arena(&self, class: usize) -> &Arena {
@@ -431,8 +433,18 @@ impl Frames {
 
     /// Gives free frames of every size but `keep`'s back to the system, so that the limit has room for that size.
     pub(crate) fn give_back_free(&self, keep_page_bytes: usize) {
+        self.give_back(Some(class_of(keep_page_bytes)), || true);
+    }
+
+    /// Gives free frames back to the system as long as the frames are [over their limit](Self::is_over_limit).
+    pub(crate) fn give_back_excess(&self, more_table_bytes: u64) {
+        self.give_back(None, || self.is_over_limit(more_table_bytes));
+    }
+
+    /// Gives free frames of every class but `keep` back to the system as long as that is wanted.
+    fn give_back(&self, keep: Option<usize>, is_wanted: impl Fn() -> bool) {
         for (class, arena) in self.arenas.iter().enumerate().filter_map(|(class, arena)| Some((class, arena.get()?))) {
-            if class == class_of(keep_page_bytes) {
+            if Some(class) == keep {
                 continue;
             }
             let mut lists = arena.lists.lock();
@@ -449,7 +461,7 @@ impl Frames {
                 free.chunk_by(|left, right| *left as usize / frames_per_unit == *right as usize / frames_per_unit)
             {
                 assert!(unit.len() <= frames_per_unit, "a frame is free twice");
-                if unit.len() < frames_per_unit {
+                if unit.len() < frames_per_unit || !is_wanted() {
                     lists.free.extend(unit);
                     continue;
                 }
@@ -807,8 +819,8 @@ mod tests {
     #[test]
     #[should_panic(expected = "only leaves change in place")]
     fn only_leaves_change_in_place() {
-        let frames = Frames::new(64 << 10, Arc::default());
-        let table = PageTable::new();
+        let frames = Frames::new(Budget::of_pages(64 << 10), Arc::default());
+        let table = PageTable::new(&frames.budget);
         let page_key = PageKey { keyspace: KeyspaceId(1), page: table.allocate(1) };
         let frame = frames.try_take(PAGE_BYTES_MIN).expect("within the limit").into_published(page_key);
         table.store(page_key.page, PageEntry::Immutable(frame));
@@ -819,8 +831,8 @@ mod tests {
     /// The least that many page tables leave of 8 MiB has room for headers of every size, and a page of any.
     #[test]
     fn frames_of_every_size_fit_in_little_memory() {
-        let frames = Frames::new(1 << 20, Arc::default());
-        frames.set_limit_bytes(160 << 10);
+        let frames = Frames::new(Budget::of_pages(1 << 20), Arc::default());
+        frames.budget.take(Account::Tables, (1 << 20) - (160 << 10));
         for page_bytes in (PAGE_BYTES_MIN.ilog2()..=PAGE_BYTES_MAX.ilog2()).map(|shift| 1 << shift) {
             frames.give_back_free(page_bytes);
             assert!(frames.try_take(page_bytes).is_some(), "{page_bytes}: {} bytes in use", frames.used_bytes());
@@ -833,14 +845,15 @@ mod tests {
         const FRAME_COUNT: usize = 64;
         let header_bytes = FRAME_COUNT.div_ceil(HEADER_COUNT) * HEADERS_BYTES;
         for page_bytes in [PAGE_BYTES_MIN, 1024, 2048, 4096, 8192] {
-            let frames = Frames::new(FRAME_COUNT * page_bytes + header_bytes, Arc::default());
+            let capacity_bytes = FRAME_COUNT * page_bytes + header_bytes;
+            let frames = Frames::new(Budget::of_pages(capacity_bytes as u64), Arc::default());
             let take = |_| frames.try_take(page_bytes).expect("within the limit");
             let mut taken: Vec<_> = (0..FRAME_COUNT).map(take).collect();
             for (number, frame) in taken.iter_mut().enumerate() {
                 frame.fill(number as u8 + 1);
             }
             // Beyond the limit a frame is given back as it is dropped, otherwise when another size needs the room.
-            frames.set_limit_bytes(FRAME_COUNT / 2 * page_bytes + header_bytes);
+            frames.budget.take(Account::Tables, (FRAME_COUNT / 2 * page_bytes) as u64);
             let mut number = 0;
             taken.retain(|_| {
                 number += 1;

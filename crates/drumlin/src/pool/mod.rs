@@ -142,6 +142,8 @@ pub(crate) struct Pool {
     pub(crate) cache: CacheStats,
     /// One thread at a time chooses what to write back.
     writing_back: Mutex<()>,
+    /// One thread at a time gives frames up for page tables; others wait until it is done.
+    fitting: Mutex<()>,
     background: Background,
 }
 
@@ -221,9 +223,9 @@ const QUEUE_DEPTH: usize = 64;
 const QUEUE_COUNT_MAX: usize = 16;
 
 impl Pool {
-    pub(crate) fn new(space: Arc<Space>, backend: Arc<dyn Backend>, budget: &Budget, nodes: Nodes) -> Pool {
+    pub(crate) fn new(space: Arc<Space>, backend: Arc<dyn Backend>, budget: &Arc<Budget>, nodes: Nodes) -> Pool {
         Pool {
-            frames: Frames::new(budget.limit_bytes(Account::Pages) as usize, space.debt()),
+            frames: Frames::new(Arc::clone(budget), space.debt()),
             space,
             process: Process::here(),
             nodes,
@@ -234,6 +236,7 @@ impl Pool {
             queues: Mutex::default(),
             cache: CacheStats::default(),
             writing_back: Mutex::default(),
+            fitting: Mutex::default(),
             background: Background::default(),
         }
     }
@@ -516,6 +519,33 @@ impl Pool {
             }
         }
         Ok(0)
+    }
+
+    /// Gives frames up until page tables have their memory, and `more_table_bytes` beside it: free ones first, then
+    /// pages are evicted, in batches. Where no more can be evicted, the rest is left to the next caller. Waits; not for
+    /// use under the epoch latch.
+    pub(crate) fn fit_frames(&self, more_table_bytes: u64) -> Result<()> {
+        if !self.frames.is_over_limit(more_table_bytes) {
+            return Ok(());
+        }
+        let _alone = self.fitting.lock();
+        let mut turns_in_vain = 0;
+        loop {
+            self.frames.give_back_excess(more_table_bytes);
+            if !self.frames.is_over_limit(more_table_bytes) {
+                crate::coverage::mark!("frames gave up memory for page tables");
+                return Ok(());
+            }
+            // Each turn takes a chance from every page.
+            let largest = self.frames.sizes().into_iter().max_by_key(|(page_bytes, count)| page_bytes * count);
+            let Some((page_bytes, _)) = largest.filter(|_| turns_in_vain <= INNER_CHANCES) else { return Ok(()) };
+            if self.make_room(page_bytes)? > 0 {
+                turns_in_vain = 0;
+            } else {
+                turns_in_vain += 1;
+                let _ = self.space.wait_for_jobs(self.on_written());
+            }
+        }
     }
 
     /// Evicts a batch of pages of `victim_bytes` for pages of `page_bytes`.

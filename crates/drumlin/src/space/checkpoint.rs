@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use super::superblocks::Superblocks;
 use super::table::{CHUNK_BYTES, CHUNK_PAGES};
-use super::{PageSpace, Space};
+use super::{PageSpace, PageTable, Space};
 use crate::collections::{HashMap, HashSet};
 use crate::error::{Error, OnCorruption, Result, sound};
 use crate::format::catalogue::{self, Catalogue, KeyspaceEntry};
@@ -373,9 +373,9 @@ impl PageTableStore {
         Ok(())
     }
 
-    /// Reads what the superblock refers to and fills page tables and segment states. Page tables larger than the whole
-    /// budget of `memory_bytes` are refused before they are made. Where `on_corruption` has it go on, what is damaged
-    /// is as if it were empty.
+    /// Reads what the superblock refers to and fills page tables and segment states. A catalogue or page tables for
+    /// which the budget, of `memory_bytes`, has no room are refused before they are made. Where `on_corruption` has it
+    /// go on, what is damaged is as if it were empty.
     pub(crate) fn load(mut self, space: &Space, memory_bytes: u64, on_corruption: OnCorruption<'_>) -> Result<Loaded> {
         let catalogue = match self.superblock.epoch {
             Epoch(0) => None,
@@ -406,10 +406,8 @@ impl PageTableStore {
             let changed = changes.get(&keyspace.id).and_then(BTreeMap::last_key_value);
             keyspace.chunks.len().max(changed.map_or(0, |(chunk, _)| chunk + 1))
         };
-        let table_bytes = catalogue.keyspaces.iter().map(chunk_count).sum::<usize>() as u64 * CHUNK_BYTES;
-        if table_bytes > memory_bytes {
-            return Err(Error::BudgetTooSmall { given_bytes: memory_bytes, minimum_bytes: 2 * table_bytes });
-        }
+        let table_bytes = |keyspace| PageTable::memory_bytes_of(chunk_count(keyspace) as u64);
+        space.check_opened_tables(catalogue.keyspaces.iter().map(table_bytes).sum())?;
         for keyspace in &catalogue.keyspaces {
             let chunk_count = chunk_count(keyspace);
             let KeyspaceEntry { id, page_bytes, chunks, name } = keyspace;
@@ -418,7 +416,7 @@ impl PageTableStore {
                 on_corruption(Error::corrupted(space.path(), "the catalogue", reason))?;
                 continue;
             }
-            let pages = Arc::new(PageSpace::new(*id, *page_bytes as usize, name.len()));
+            let pages = Arc::new(PageSpace::new(*id, *page_bytes as usize, name.len(), &space.memory));
             let changed = changes.get(id);
             for chunk in 0..chunk_count {
                 let address = chunks.get(chunk).copied().unwrap_or(ExtentAddress::NONE);

@@ -56,9 +56,9 @@ pub(crate) struct PageSpace {
 }
 
 impl PageSpace {
-    pub(crate) fn new(id: KeyspaceId, page_bytes: usize, name_bytes: usize) -> PageSpace {
+    pub(crate) fn new(id: KeyspaceId, page_bytes: usize, name_bytes: usize, budget: &Arc<Budget>) -> PageSpace {
         assert!(is_page_bytes(page_bytes), "keyspace {id} has pages of {page_bytes} bytes");
-        PageSpace { id, page_bytes, name_bytes, table: PageTable::new(), dropped: AtomicBool::new(false) }
+        PageSpace { id, page_bytes, name_bytes, table: PageTable::new(budget), dropped: AtomicBool::new(false) }
     }
 }
 
@@ -168,9 +168,8 @@ pub(crate) struct Space {
     failure: OnceLock<Arc<str>>,
     pub(crate) traffic: Traffic,
     budget: SpaceBudget,
-    /// The memory that the database may use, and what of it the page tables took when they were last measured.
+    /// The memory that the database may use.
     memory: Arc<Budget>,
-    measured_table_bytes: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -243,7 +242,6 @@ impl Space {
             traffic: Traffic::default(),
             budget: SpaceBudget::new(),
             memory,
-            measured_table_bytes: AtomicU64::new(0),
         }
     }
 
@@ -315,30 +313,24 @@ impl Space {
         }
     }
 
-    /// Bytes of all page tables.
+    /// Bytes of the page tables of all keyspaces that there are.
     pub(crate) fn table_bytes(&self) -> u64 {
         self.page_spaces.read().values().map(|pages| pages.table.memory_bytes()).sum()
     }
 
-    /// Measures the page tables, for [`check_tables`](Self::check_tables): bytes.
-    pub(crate) fn measure_tables(&self) -> u64 {
-        let bytes = self.table_bytes();
-        self.measured_table_bytes.store(bytes, Ordering::Relaxed);
-        bytes
+    /// Refuses what may have page tables grow by so many bytes more where there is no memory for them.
+    pub(crate) fn check_table_growth(&self, more_bytes: u64) -> Result<()> {
+        self.check_budget(self.memory.needed_for_growth(more_bytes))
     }
 
-    /// Page tables are never evicted. Once they have come to half of the budget, no page is added: the rest of the
-    /// engine can work, and the database can be reopened with the same budget.
-    ///
-    /// # Errors
-    /// [`Error::BudgetTooSmall`].
-    pub(crate) fn check_tables(&self) -> Result<()> {
-        let needed_bytes = 2 * self.measured_table_bytes.load(Ordering::Relaxed);
+    /// Refuses page tables of so many bytes, before they are read, where there is no memory for them.
+    fn check_opened_tables(&self, bytes: u64) -> Result<()> {
+        self.check_budget(self.memory.needed_for_opening(bytes))
+    }
+
+    fn check_budget(&self, needed: Option<u64>) -> Result<()> {
         let given_bytes = self.memory.total_bytes();
-        if needed_bytes > given_bytes {
-            return Err(Error::BudgetTooSmall { given_bytes, minimum_bytes: needed_bytes });
-        }
-        Ok(())
+        needed.map_or(Ok(()), |minimum_bytes| Err(Error::BudgetTooSmall { given_bytes, minimum_bytes }))
     }
 
     // ── extents ────────────────────────────────────────────────────────────────────────────────────────────────────

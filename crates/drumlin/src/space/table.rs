@@ -24,12 +24,13 @@
 //!    reused.
 //! 3. A table only grows; a chunk, once there, stays where it is. So an entry can be read without a lock.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use crate::sync::Mutex;
 
 use crate::format::{ExtentAddress, PageId};
+use crate::memory::{Account, Budget};
 
 /// The number of a frame of the buffer pool: the size class in the top three bits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
@@ -115,6 +116,10 @@ pub(crate) const CHUNK_BYTES: u64 = (CHUNK_PAGES * size_of::<AtomicU64>()) as u6
 
 /// Chunks in the first level of the directory; each level has twice those of the one before.
 const FIRST_LEVEL_CHUNKS: usize = 64;
+
+/// Memory that a chunk's place in the directory takes.
+const SLOT_BYTES: u64 = size_of::<OnceLock<Chunk>>() as u64;
+
 /// Levels that reach all 2³² pages: 64 · (2¹⁷ − 1) chunks of 2¹⁰ pages.
 const LEVELS: usize = 17;
 
@@ -125,7 +130,9 @@ type Level = Box<[OnceLock<Chunk>]>;
 pub(crate) struct PageTable {
     levels: [OnceLock<Level>; LEVELS],
     allocation: Mutex<Allocation>,
+    /// Taken of the budget.
     bytes: AtomicU64,
+    budget: Arc<Budget>,
     /// The number of page ids.
     page_count_max: AtomicU64,
 }
@@ -148,12 +155,13 @@ impl std::fmt::Debug for PageTable {
 }
 
 impl PageTable {
-    /// An empty table.
-    pub(crate) fn new() -> PageTable {
+    /// An empty table, which takes its memory of the budget as it grows.
+    pub(crate) fn new(budget: &Arc<Budget>) -> PageTable {
         PageTable {
             levels: [const { OnceLock::new() }; LEVELS],
             allocation: Mutex::default(),
             bytes: AtomicU64::new(0),
+            budget: Arc::clone(budget),
             page_count_max: AtomicU64::new(1 << 32),
         }
     }
@@ -192,13 +200,18 @@ impl PageTable {
         let (level, offset) = Self::locate(chunk);
         let slots = self.levels[level].get_or_init(|| {
             let count = FIRST_LEVEL_CHUNKS << level;
-            self.bytes.fetch_add((count * size_of::<OnceLock<Chunk>>()) as u64, Ordering::Relaxed);
+            self.take(count as u64 * SLOT_BYTES);
             (0..count).map(|_| OnceLock::new()).collect()
         });
         slots[offset].get_or_init(|| {
-            self.bytes.fetch_add(CHUNK_BYTES, Ordering::Relaxed);
+            self.take(CHUNK_BYTES);
             (0..CHUNK_PAGES).map(|_| AtomicU64::new(0)).collect()
         })
+    }
+
+    fn take(&self, bytes: u64) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.budget.take(Account::Tables, bytes);
     }
 
     /// The page's entry; `None` where the table does not reach.
@@ -235,6 +248,29 @@ impl PageTable {
     /// Bytes of memory.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of memory of a table with so many chunks.
+    pub(crate) fn memory_bytes_of(chunk_count: u64) -> u64 {
+        let levels = (0..LEVELS).map(|level| (FIRST_LEVEL_CHUNKS as u64) << level);
+        let mut reached = 0;
+        let slot_count: u64 = levels
+            .take_while(|slots| {
+                let is_needed = reached < chunk_count;
+                reached += slots;
+                is_needed
+            })
+            .sum();
+        chunk_count * CHUNK_BYTES + slot_count * SLOT_BYTES
+    }
+
+    /// The most bytes that the table takes for so many pages more. O(1), without a lock.
+    pub(crate) fn growth_bytes_max(&self, page_count: u64) -> u64 {
+        // Growth is contiguous: it begins a chunk for every so many pages. A level of the directory that is begun has
+        // as many slots as those before it, and 64 more; each that is passed by, fewer than there are chunks by then.
+        let chunk_count = page_count.div_ceil(CHUNK_PAGES as u64);
+        let slots = self.memory_bytes() / CHUNK_BYTES + FIRST_LEVEL_CHUNKS as u64 + 2 * chunk_count;
+        chunk_count * CHUNK_BYTES + slots * SLOT_BYTES
     }
 
     /// Chunks that exist; they are those from 0.
@@ -372,9 +408,19 @@ impl PageTable {
     }
 }
 
+impl Drop for PageTable {
+    fn drop(&mut self) {
+        self.budget.give(Account::Tables, self.memory_bytes());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn table() -> PageTable {
+        PageTable::new(&Budget::of_pages(1 << 30))
+    }
 
     /// Every entry survives its bits.
     #[test]
@@ -413,7 +459,7 @@ mod tests {
     /// Pages are given out once, runs are consecutive, freed pages are given out again.
     #[test]
     fn pages_are_given_out_once() {
-        let table = PageTable::new();
+        let table = table();
         assert_eq!(table.allocate(1), PageId::ROOT);
         let run = table.allocate(3000);
         assert_eq!(run, PageId(2));
@@ -434,7 +480,7 @@ mod tests {
     /// Endless allocation and freeing of runs does not make the table grow.
     #[test]
     fn freed_runs_serve_again() {
-        let table = PageTable::new();
+        let table = table();
         for _ in 0..1000 {
             let first = table.allocate(700);
             for page in first.0..first.0 + 700 {
@@ -442,6 +488,23 @@ mod tests {
             }
         }
         assert!(table.chunk_count() <= 3, "{} chunks", table.chunk_count());
+    }
+
+    /// A table takes its memory of the budget, as much as is told beforehand, and gives it back when it is dropped.
+    #[test]
+    fn a_table_takes_its_memory_of_the_budget() {
+        let table = table();
+        let budget = Arc::clone(&table.budget);
+        for count in [1, 1000, 1, 70_000, 100_000, 3, 700_000] {
+            let before = budget.taken_bytes(Account::Tables);
+            let most = table.growth_bytes_max(u64::from(count));
+            table.allocate(count);
+            let taken = budget.taken_bytes(Account::Tables);
+            assert!(taken - before <= most, "{count} pages took {} bytes, {most} were told", taken - before);
+            assert_eq!(taken, PageTable::memory_bytes_of(table.chunk_count() as u64));
+        }
+        drop(table);
+        assert_eq!(budget.taken_bytes(Account::Tables), 0);
     }
 
     /// The directory's levels abut.

@@ -87,7 +87,6 @@ impl Store {
         base.complete(space, start, engine.pool.on_written(), || engine.wait_durable(timestamp))?;
         engine.log().truncate(timestamp, base.superblock.checkpoint);
         self.checkpoints.fetch_add(1, Ordering::Relaxed);
-        engine.fit_frames();
         let duration = self.now() - began;
         let bytes_written = space.traffic.write_bytes.load(Ordering::Relaxed) - written_before;
         log::debug!("checkpoint at {timestamp}: {pages_written} pages, {bytes_written} bytes, {duration:?}");

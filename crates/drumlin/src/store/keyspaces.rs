@@ -113,7 +113,7 @@ impl Keyspaces {
         frame: NewFrame<'_>,
         epoch_guard: &EpochGuard<'_>,
     ) -> Arc<OpenKeyspace> {
-        let pages = Arc::new(PageSpace::new(id, frame.len(), name.len()));
+        let pages = Arc::new(PageSpace::new(id, frame.len(), name.len(), &engine.budget));
         let open = Arc::new(open_keyspace(engine, Arc::clone(&pages), name, created));
         open.tree.create_root(epoch_guard, frame);
         engine.space.add_page_space(pages);

@@ -40,8 +40,8 @@ use crate::format::{KeyspaceId, Timestamp, ValueId};
 use crate::io::{Backend, IoBackend, Process, SyncMethod};
 use crate::memory::{Account, Grant, SOURCE_BYTES_MAX};
 use crate::seglog::Body;
-use crate::space::Purpose;
 use crate::space::checkpoint::PageTableStore;
+use crate::space::{PageTable, Purpose};
 use crate::sync::Mutex;
 use crate::task::{WaitMode, ready};
 use crate::tree::Tree;
@@ -216,8 +216,9 @@ impl Store {
         if name.is_empty() || name.len() > 255 {
             return Err(Error::Invalid(format!("{name:?} can't name a keyspace: names have 1 to 255 bytes")));
         }
-        self.engine.space.measure_tables();
-        self.engine.space.check_tables()?;
+        let table_bytes = PageTable::memory_bytes_of(1);
+        self.engine.space.check_table_growth(table_bytes)?;
+        self.engine.pool.fit_frames(table_bytes)?;
         let Some(id) = self.keyspaces.next() else {
             return Err(Error::Invalid("no more keyspaces can be created: their numbers are used up".into()));
         };

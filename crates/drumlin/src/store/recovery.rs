@@ -61,7 +61,7 @@ impl Opener<'_> {
         )))
     }
 
-    pub(super) fn pool(&self, space: &Arc<Space>, budget: &Budget) -> Arc<Pool> {
+    pub(super) fn pool(&self, space: &Arc<Space>, budget: &Arc<Budget>) -> Arc<Pool> {
         let nodes = Nodes {
             verify: |page, kind| crate::tree::check_node(page, kind).map_err(|reason| reason.to_string()),
             key_order: crate::tree::key_order,
@@ -175,7 +175,6 @@ impl<'o> LogScanned<'o> {
             let pages = engine.space.page_space(entry.id).expect("made while loading");
             keyspaces.add(&engine, pages, &entry.name, Timestamp(0));
         }
-        engine.fit_frames();
         Ok(EngineBuilt(Recovering {
             opener,
             data,

@@ -189,7 +189,6 @@ impl Replay<'_> {
         for (keyspace, reference) in engine.versions.collect_garbage(Timestamp(u64::MAX)) {
             engine.free_value(keyspace, &reference);
         }
-        engine.fit_frames();
         Ok(())
     }
 

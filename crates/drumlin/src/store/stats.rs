@@ -89,9 +89,9 @@ impl Store {
         };
         let page_bytes = engine.pool.frames.used_bytes() as u64;
         let frame_bytes = page_bytes - engine.pool.frames.header_bytes() as u64;
-        let table_bytes = space.table_bytes();
         let version_bytes = engine.versions.memory_bytes();
         let budget = &engine.budget;
+        let table_bytes = budget.taken_bytes(Account::Tables);
         let part_of = |of: Account| {
             let used_bytes = match of {
                 Account::Pages => page_bytes + table_bytes,
@@ -101,7 +101,7 @@ impl Store {
                 Account::Reads => engine.pool.read_buffer_bytes(),
                 // Theirs from the start.
                 Account::Log | Account::Writes | Account::Fixed => budget.limit_bytes(of),
-                Account::Pinned => 0,
+                Account::Pinned | Account::Tables => 0,
             };
             MemoryPart { name: of.name(), used_bytes, limit_bytes: budget.limit_bytes(of) }
         };

@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::format::node::LargeRef;
 use crate::format::{KeyspaceId, Timestamp, ValueId};
 use crate::io::Backend;
-use crate::memory::{Account, Budget, Grant};
+use crate::memory::{Budget, Grant};
 use crate::pool::Pool;
 use crate::seglog::Log;
 use crate::space::Space;
@@ -176,14 +176,6 @@ impl Engine {
 }
 
 impl<L> Engine<L> {
-    /// Gives frames the memory that page tables leave.
-    pub(crate) fn fit_frames(&self) {
-        let bytes_max = self.budget.limit_bytes(Account::Pages);
-        let frame_bytes = bytes_max.saturating_sub(self.space.measure_tables()).max(bytes_max / 8);
-        self.pool.frames.set_limit_bytes(frame_bytes as usize);
-        self.budget.set_pinned_of(frame_bytes);
-    }
-
     pub(crate) fn free_value(&self, keyspace: KeyspaceId, reference: &LargeRef) {
         let epoch_guard = self.space.epoch_latch.shared();
         let Some(pages) = self.space.page_space(keyspace) else { return };

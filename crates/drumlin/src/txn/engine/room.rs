@@ -16,7 +16,8 @@ use crate::error::{Error, Result};
 use crate::format::ExtentRef;
 use crate::memory::{Account, Grant};
 use crate::seglog::Reservation;
-use crate::space::{Margin, Purpose, SpaceReservation};
+use crate::space::table::{CHUNK_BYTES, CHUNK_PAGES};
+use crate::space::{Margin, PageSpace, Purpose, SpaceReservation};
 use crate::task::WaitMode;
 use crate::tree::Incoming;
 use crate::txn::read_set::Reads;
@@ -37,6 +38,24 @@ const SPLIT_FRAMES: u64 = 3;
 
 /// Memory of a commit per row, besides the record.
 const ROW_WORK_BYTES: usize = 2 * size_of::<Row<'_>>() + size_of::<Incoming<'_>>() + 16;
+
+/// The keyspaces of the rows, each with the most pages that its rows may add: a leaf for each row that is put, what
+/// splits add above it, and a value's extents.
+fn pages_per_keyspace<'r>(rows: &'r [Row<'r>]) -> impl Iterator<Item = (&'r PageSpace, u64)> {
+    let row_pages = |row: &Row<'_>| match row.change {
+        Change::Remove => 0,
+        Change::Put(_) => 4,
+        Change::PutLarge(value) => 4 + value.addresses.len() as u64,
+    };
+    rows.chunk_by(|left, right| left.tree.pages.id == right.tree.pages.id)
+        .map(move |own| (&*own[0].tree.pages, own.iter().map(row_pages).sum()))
+}
+
+/// Bytes of a page table that so many pages take wherever it ends. Of few pages it is nothing: were they rounded up,
+/// each commit would have frames given up that the next read takes again.
+fn certain_growth_bytes(page_count: u64) -> u64 {
+    page_count / CHUNK_PAGES as u64 * CHUNK_BYTES
+}
 
 impl Engine {
     /// Reserves the memory that a commit will need until it is applied, all of it before it holds anything but its row
@@ -111,8 +130,6 @@ impl Engine {
 
     fn try_reserve(&self, needed: &Needed) -> Option<Admitted> {
         let parts = [(Account::Commits, needed.work_bytes), (Account::Pinned, needed.pinned_bytes)];
-        // A request above the limit of the account takes all of it.
-        let parts = parts.map(|(of, bytes)| (of, bytes.min(self.budget.limit_bytes(of))));
         let [work, pinned] = self.budget.try_grant_both(parts)?;
         Some(Admitted { _work: work, _pinned: pinned, body_bytes_max: needed.body_bytes_max })
     }
@@ -213,6 +230,8 @@ impl Engine<Replaying> {
     /// tables are what they were when it was made, so that a full disk is no reason to refuse it.
     pub(super) fn reserve_replayed_pages(&self, rows: &[Row<'_>]) -> Result<SpaceReservation<'_>> {
         self.space.check_failure()?;
+        let growth = pages_per_keyspace(rows).map(|(_, page_count)| certain_growth_bytes(page_count)).sum();
+        self.pool.fit_frames(growth)?;
         self.space.reserve(Purpose::Replay, self.dirtied_bytes_max(rows))
     }
 }
@@ -224,33 +243,37 @@ impl Engine {
     pub(super) async fn reserve_pages(&self, mode: WaitMode<'_>, rows: &[Row<'_>]) -> Result<SpaceReservation<'_>> {
         let only_removes = rows.iter().all(|row| matches!(row.change, Change::Remove));
         let purpose = if only_removes { Purpose::Remove } else { Purpose::Put };
-        self.check_page_numbers(rows)?;
+        self.secure_tables(mode, rows).await?;
         self.reserve_space(mode, purpose, self.dirtied_bytes_max(rows)).await
     }
 
-    /// Refuses what might find no number for a page.
-    fn check_page_numbers(&self, rows: &[Row<'_>]) -> Result<()> {
-        let mut rest = rows;
-        while let [first, ..] = rest {
-            let pages = &first.tree.pages;
-            let own = rest.iter().take_while(|row| row.tree.pages.id == pages.id).count();
-            let (own, later) = rest.split_at(own);
-            rest = later;
-            // A leaf for each row, what splits add above it, and a value's extents.
-            let row_pages = |row: &Row<'_>| match row.change {
-                Change::Remove => 0,
-                Change::Put(_) => 4,
-                Change::PutLarge(value) => 4 + value.addresses.len() as u64,
-            };
-            let page_count: u64 = own.iter().map(row_pages).sum();
-            if page_count > 0 && !pages.table.has_numbers(page_count) {
+    /// Refuses what might find no number for a page, or no memory for its entry, and has frames give up what page
+    /// tables take: what they have taken since the last commit, and what this one will take for certain. Below that it
+    /// is a chunk of 8 KiB now and then, which the next commit makes up for.
+    async fn secure_tables(&self, mode: WaitMode<'_>, rows: &[Row<'_>]) -> Result<()> {
+        let (mut growth_max, mut growth) = (0, 0);
+        for (pages, page_count) in pages_per_keyspace(rows).filter(|(_, page_count)| *page_count > 0) {
+            if !pages.table.has_numbers(page_count) {
                 return Err(Error::Invalid(format!(
                     "keyspace {} has used up its page numbers: put new rows into another keyspace",
                     pages.id
                 )));
             }
+            growth_max += pages.table.growth_bytes_max(page_count);
+            growth += certain_growth_bytes(page_count);
         }
-        Ok(())
+        if growth_max > 0 {
+            self.space.check_table_growth(growth_max)?;
+        }
+        if !self.pool.frames.is_over_limit(growth) {
+            return Ok(());
+        }
+        let pool = Arc::clone(&self.pool);
+        match mode {
+            WaitMode::Blocking => pool.fit_frames(growth),
+            // Like any other frames that a task waits for: workers may wait for commits.
+            WaitMode::Tasks(tasks) => tasks.evictors.run(move || pool.fit_frames(growth)).await,
+        }
     }
 
     /// Reserves space: out of the thread's credit, of what is free, by growing the file, and on a full disk by having
@@ -261,9 +284,6 @@ impl Engine {
         purpose: Purpose,
         bytes: u64,
     ) -> Result<SpaceReservation<'_>> {
-        if purpose == Purpose::Put {
-            self.space.check_tables()?;
-        }
         if let Some(reservation) = self.space.spend_credit(purpose, bytes) {
             return Ok(reservation);
         }
