@@ -5,7 +5,7 @@ use std::io::{BufReader, BufWriter};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use drumlin_testing::Random;
 
 use crate::bench::{About, Bench, Cut, Outcome, Replayed, moments};
@@ -72,7 +72,7 @@ pub fn replay(path: &Path, one: Option<Cut>, states: usize, seed: u64) -> Result
 
 /// The fate of the drive's cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Model {
+pub(crate) enum Model {
     Kept,
     Lost,
     /// Kept in every fifth state.
@@ -237,7 +237,7 @@ fn cut_log(bench: &Bench, system: FileSystem, writer: Writer, seed: u64, states:
     cut_trace(bench, &about, &history, states, model)
 }
 
-fn cut_trace(bench: &Bench, about: &About, history: &History, states: usize, model: Model) -> Result<Count> {
+pub(crate) fn cut_trace(bench: &Bench, about: &About, history: &History, states: usize, model: Model) -> Result<Count> {
     let mut cutter = Cutter::new(history);
     let mut count = Count::default();
     for cut in choose(about, history, states, model, &mut Random(about.seed))? {
@@ -258,49 +258,6 @@ fn control(bench: &Bench, system: FileSystem) -> Result<()> {
         let count = cut_log(bench, system, writer, 1, 8, Model::Lost)?;
         println!("{system:5} control {name}: {} of {} states lost acknowledged records", count.lost, count.states);
         ensure!(count.lost > 0, "the rig does not catch {name} on {system}: what it says is worth nothing");
-    }
-    Ok(())
-}
-
-/// Which method survives on which file system, under both models of the drive. Fails if a sound method lost something,
-/// or a broken one was not caught where it must be.
-pub fn table(systems: &[FileSystem], states: usize, rounds: u64) -> Result<()> {
-    host::require(systems)?;
-    let bench = Bench::new()?;
-    let mut failures = Vec::new();
-    println!("States in which acknowledged records were lost, of {} each.", states as u64 * rounds);
-    println!("kept: the host's page cache is lost, the drive's cache is not. lost: the drive's cache is lost too.\n");
-    let head: Vec<String> = systems.iter().map(|system| format!("{system} kept | {system} lost")).collect();
-    println!("| method | {} |", head.join(" | "));
-    println!("| --- |{}", " --- | --- |".repeat(systems.len()));
-    for writer in Writer::all() {
-        let mut cells = Vec::new();
-        for &system in systems {
-            let (mut kept, mut lost) = (Count::default(), Count::default());
-            for round in 1..=rounds {
-                let about = About { system, writer: writer.to_string(), seed: round, from: Vec::new() };
-                let start = bench.make(system)?;
-                let history = bench.trace(&about, start, Duration::from_secs(2))?;
-                kept.add(&cut_trace(&bench, &about, &history, states, Model::Kept)?);
-                lost.add(&cut_trace(&bench, &about, &history, states, Model::Lost)?);
-            }
-            for (model, count, must_be_caught) in [("kept", kept, writer.is_lazy()), ("lost", lost, !writer.is_sound())]
-            {
-                let flawed = count.lost + count.wrong + count.not_mounted;
-                if writer.is_sound() && flawed > 0 {
-                    failures.push(format!("{writer} lost something on {system} ({model}): {count:?}"));
-                }
-                if must_be_caught && count.lost == 0 {
-                    failures.push(format!("{writer} was not caught on {system} ({model})"));
-                }
-                cells.push(format!("{flawed}"));
-            }
-        }
-        println!("| {writer} | {} |", cells.join(" | "));
-    }
-    println!("\nzfs is not in this kernel and was not measured.");
-    if !failures.is_empty() {
-        bail!("{}", failures.join("\n"));
     }
     Ok(())
 }

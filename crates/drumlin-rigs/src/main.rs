@@ -4,7 +4,8 @@
 //! - `fuse` serves it to this host's kernel, `host` attaches and detaches;
 //! - `writers` are what runs on it: Drumlin, sound logs and broken ones;
 //! - `nbd` serves it to a virtual machine, `qemu` runs and kills that, `guest` is what runs in it;
-//! - `bench` traces a writer, makes states and verifies them; `cuts` has the commands; `counters` what they reached.
+//! - `bench` traces a writer, makes states and verifies them; `cuts` has the commands, `methods` that of the table;
+//!   `counters` keeps what they reached.
 #![allow(unreachable_pub, reason = "a program has no public face")]
 
 mod bench;
@@ -14,6 +15,7 @@ mod drive;
 mod fuse;
 mod guest;
 mod host;
+mod methods;
 mod nbd;
 mod qemu;
 mod writers;
@@ -89,6 +91,9 @@ enum Task {
         /// Traces of each method: one trace has one order of writes
         #[arg(long, default_value_t = 2)]
         rounds: u64,
+        /// Writes the table into docs/durability.md
+        #[arg(long)]
+        update_docs: bool,
     },
     /// Let a writer live on a file system and keep what reached the drive
     Trace {
@@ -121,7 +126,7 @@ enum Task {
     /// The first process of the virtual machine
     #[command(hide = true)]
     Guest,
-    /// What the rigs start: writes until it is killed
+    /// Writes until it is killed; started by the rigs
     #[command(hide = true)]
     Write {
         #[arg(long)]
@@ -163,7 +168,9 @@ fn run(task: Task) -> Result<()> {
             cuts::LongRun { systems, writer, goal, states_per_trace, seconds_per_trace, minutes, updates_docs }.run()
         }
         Task::Qemu { systems, cuts, minutes, update_docs } => qemu::cut(&systems, cuts, minutes, update_docs),
-        Task::Table { systems, states, rounds } => cuts::table(&systems, states, rounds),
+        Task::Table { systems, states, rounds, update_docs: updates_docs } => {
+            methods::Methods { systems, states, rounds, updates_docs }.run()
+        }
         Task::Trace { system, writer, seed, seconds, out } => cuts::trace(system, writer, seed, seconds, &out),
         Task::Replay { trace, states, moment, loss, seed } => {
             let one = moment.zip(loss).map(|(moment, loss)| Cut { moment, loss, seed });

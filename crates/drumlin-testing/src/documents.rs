@@ -69,6 +69,12 @@ pub fn testing_page() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/testing.md")
 }
 
+/// The page that says what a commit promises, with the figures of what real file systems keep.
+#[must_use]
+pub fn durability_page() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/durability.md")
+}
+
 /// Changes one table of a document.
 ///
 /// # Errors
@@ -92,6 +98,18 @@ fn change(document: &Path, name: &str, change: impl FnOnce(&mut Table)) -> Resul
 /// If there is no such table, or the document can't be read or written.
 pub fn write_rows(document: &Path, name: &str, rows: Vec<Vec<String>>) -> Result<()> {
     change(document, name, |table| table.rows = rows)
+}
+
+/// Replaces the titles and all rows of a table.
+///
+/// # Errors
+/// If there is no such table, a row has more or fewer cells than there are titles, or the document can't be read or
+/// written.
+pub fn write_table(document: &Path, name: &str, titles: Vec<String>, rows: Vec<Vec<String>>) -> Result<()> {
+    if rows.iter().any(|row| row.len() != titles.len()) {
+        return Err(Error::other(format!("table {name}: a row is not as long as the titles")));
+    }
+    change(document, name, |table| (table.titles, table.rows) = (titles, rows))
 }
 
 /// Replaces the row that begins with the same cell, or adds it.
@@ -133,6 +151,20 @@ mod tests {
         let expected = TEXT.replace("| x | 1 | 2 |", "| x | 3 | 4 |\n| y | 5 | 6 |");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
         assert!(write_row(&path, "none", ["x", "1", "2"]).is_err());
+        std::fs::remove_file(path).unwrap();
+    }
+
+    /// A table is replaced whole, all else stays as it was; rows that do not fit the titles are refused.
+    #[test]
+    fn a_table_is_replaced_whole() {
+        let path = std::env::temp_dir().join(format!("drumlin-documents-whole-{}", std::process::id()));
+        std::fs::write(&path, TEXT).unwrap();
+        let texts = |cells: &[&str]| cells.iter().map(|cell| (*cell).to_owned()).collect::<Vec<_>>();
+        write_table(&path, "t", texts(&["d", "e"]), vec![texts(&["y", "3"]), texts(&["z", "4"])]).unwrap();
+        let expected = "a\n\n<!-- table t -->\n| d | e |\n| --- | --- |\n| y | 3 |\n| z | 4 |\n<!-- end -->\n\nz\n";
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
+        assert!(write_table(&path, "t", texts(&["d", "e"]), vec![texts(&["y"])]).is_err());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
         std::fs::remove_file(path).unwrap();
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use drumlin_testing::documents::{tables, testing_page};
+use drumlin_testing::documents::{durability_page, tables, testing_page};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -96,6 +96,18 @@ fn tables_of_figures_are_whole() {
     let words =
         tables[1].rows.iter().flat_map(|row| row[1].split(' ')).map(|word| word.trim_end_matches([',', ';', ':']));
     assert!(words.filter(|word| word.starts_with(|c: char| c.is_ascii_digit())).all(is_count));
+}
+
+/// The table of what real file systems keep has its marks: Drumlin lost nothing in it, a log without a sync did.
+#[test]
+fn the_table_of_file_systems_is_whole() {
+    let text = fs::read_to_string(durability_page()).unwrap();
+    let tables = tables(&text).unwrap();
+    let [table] = &tables[..] else { panic!("{} tables with marks", tables.len()) };
+    assert_eq!(table.name, "methods");
+    let row = |name: &str| table.rows.iter().find(|row| row[0] == name).unwrap()[1..].to_vec();
+    assert!(row("Drumlin").iter().all(|lost| lost == "0"));
+    assert!(row("append, no sync").iter().all(|lost| lost != "0"));
 }
 
 /// The comment in a line of source, without what introduces it.

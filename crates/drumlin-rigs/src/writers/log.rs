@@ -80,6 +80,29 @@ impl Method {
         self.name
     }
 
+    /// The name of the method in documents.
+    pub fn title(self) -> String {
+        let growth = match self.growth {
+            Growth::Append => "append",
+            Growth::Fallocate => "`fallocate`",
+            Growth::Ftruncate => "`ftruncate`",
+            Growth::Zeros => "zeros written",
+        };
+        let sync = match self.sync {
+            Sync::Fdatasync => "`fdatasync`",
+            Sync::Fsync => "`fsync`",
+            Sync::OpenedDsync => "`O_DSYNC`",
+            Sync::WrittenDsync => "`RWF_DSYNC`",
+            Sync::FileRange => "`sync_file_range`",
+            Sync::Nothing => "no sync",
+        };
+        match (self.direct, self.sync) {
+            (false, _) => format!("{growth}, {sync}"),
+            (true, Sync::Nothing) => format!("{growth}, `O_DIRECT`, {sync}"),
+            (true, _) => format!("{growth}, `O_DIRECT` and {sync}"),
+        }
+    }
+
     pub fn is_sound(self) -> bool {
         !matches!(self.sync, Sync::FileRange | Sync::Nothing)
     }

@@ -82,6 +82,14 @@ impl Writer {
         Method::ALL.into_iter().map(Writer::Log).chain([Writer::Drumlin]).collect()
     }
 
+    /// The name of the writer in documents.
+    pub fn title(self) -> String {
+        match self {
+            Writer::Drumlin => "Drumlin".to_owned(),
+            Writer::Log(method) => method.title(),
+        }
+    }
+
     /// Returns `true` if what it acknowledged is on the medium by the contracts of the calls it makes.
     pub fn is_sound(self) -> bool {
         match self {
