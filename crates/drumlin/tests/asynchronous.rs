@@ -13,7 +13,7 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use drumlin::io::fault::{FaultyBackend, Operation};
-use drumlin::{Config, Database, Durability, Error, IoBackend, Isolation, Keyspace, Stats, TxOptions};
+use drumlin::{Config, Database, Durability, Error, IoBackend, Isolation, Keyspace, Snapshot, Stats, TxOptions};
 use futures_util::future::{join, join_all};
 use smol::io::{AsyncReadExt, AsyncSeekExt};
 use support::{BACKENDS, Folder, Random, small};
@@ -71,11 +71,31 @@ fn filled(config: &Config, folder: &Folder, rows: u64) -> (Database, Keyspace) {
     (db, keyspace)
 }
 
+type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+
 /// Every call once, and what it must answer.
 async fn everything(config: Config, folder: &Folder) {
     let db = config.open_async(folder.path()).await.unwrap();
     let keyspace = db.keyspace_async("rows").await.unwrap();
-    let mut model = BTreeMap::new();
+    let model = rows_are_written(&db, &keyspace).await;
+    rows_are_read(&keyspace, &model).await;
+    a_scan_reads_from_both_ends(&keyspace, &model).await;
+    let film = a_value_is_a_stream(&keyspace).await;
+    let before = a_transaction_sees_its_own_writes_alone(&db, &keyspace, &model, &film).await;
+    a_changed_row_is_a_conflict(&db, &keyspace).await;
+    a_conflict_runs_the_body_again(&db, &keyspace).await;
+
+    db.drop_keyspace_async("rows").await.unwrap();
+    assert!(matches!(keyspace.get_async(b"row").await, Err(Error::KeyspaceDropped { .. })));
+    db.compact_async().await.unwrap();
+    assert!(db.check_async().await.unwrap().corruption.is_empty());
+    drop((before, keyspace));
+    db.close_async().await.unwrap();
+}
+
+/// Inserts, removals and a checkpoint; returns the rows that are there then.
+async fn rows_are_written(db: &Database, keyspace: &Keyspace) -> Model {
+    let mut model = Model::new();
     for number in 0..300u64 {
         let value = Random(number).bytes(match number % 50 {
             0 => 300_000,
@@ -90,7 +110,10 @@ async fn everything(config: Config, folder: &Folder) {
     keyspace.remove_async(key(7)).await.unwrap();
     model.remove(&key(7)[..]);
     db.checkpoint_async().await.unwrap();
+    model
+}
 
+async fn rows_are_read(keyspace: &Keyspace, model: &Model) {
     for number in 0..300u64 {
         let found = keyspace.get_async(key(number)).await.unwrap();
         assert_eq!(found.as_deref(), model.get(&key(number)[..]).map(|value| &value[..]));
@@ -102,8 +125,9 @@ async fn everything(config: Config, folder: &Folder) {
         keys.iter().zip(&found).all(|(key, value)| value.as_deref() == model.get(&key[..]).map(|value| &value[..]))
     );
     assert_eq!(keyspace.count_async(..).await.unwrap(), model.len() as u64);
+}
 
-    // Scans from both ends at once.
+async fn a_scan_reads_from_both_ends(keyspace: &Keyspace, model: &Model) {
     let mut range = keyspace.iter();
     let (mut front, mut back) = (Vec::new(), Vec::new());
     loop {
@@ -118,8 +142,10 @@ async fn everything(config: Config, folder: &Folder) {
     }
     front.extend(back.into_iter().rev());
     assert!(front.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).eq(model.clone()));
+}
 
-    // Values as streams.
+/// Values are written from readers, and read in order and from a position. Returns the larger one, of row `film`.
+async fn a_value_is_a_stream(keyspace: &Keyspace) -> Vec<u8> {
     let film = Random(9).bytes(1_000_000);
     assert_eq!(keyspace.insert_from_async(b"film", &film[..]).await.unwrap(), 1_000_000);
     assert_eq!(keyspace.insert_from_async(b"short", &b"ness"[..]).await.unwrap(), 4);
@@ -132,40 +158,55 @@ async fn everything(config: Config, folder: &Folder) {
     let mut part = [0; 1000];
     reader.read_exact(&mut part).await.unwrap();
     assert_eq!(part, film[700_000..701_000]);
+    film
+}
 
-    // Transactions: own writes, savepoints, snapshots, conflicts.
+/// A transaction sees its own writes, others see them once it has committed, and an older snapshot never; a savepoint
+/// undoes those after it. Returns the snapshot. The keyspace has the rows of `model`, `film` and `short`.
+async fn a_transaction_sees_its_own_writes_alone(
+    db: &Database,
+    keyspace: &Keyspace,
+    model: &Model,
+    film: &[u8],
+) -> Snapshot {
     let before = db.snapshot();
     let mut tx = db.begin().unwrap();
-    assert_eq!(tx.get_for_update_async(&keyspace, key(1)).await.unwrap().unwrap(), model[&key(1)[..]][..]);
-    tx.insert_async(&keyspace, key(1), b"one").await.unwrap();
+    assert_eq!(tx.get_for_update_async(keyspace, key(1)).await.unwrap().unwrap(), model[&key(1)[..]][..]);
+    tx.insert_async(keyspace, key(1), b"one").await.unwrap();
     let mark = tx.savepoint();
-    tx.remove_async(&keyspace, key(2)).await.unwrap();
-    tx.insert_from_async(&keyspace, b"film", &film[..500_000]).await.unwrap();
-    assert_eq!(tx.read_async(&keyspace, b"film").await.unwrap().unwrap().len(), 500_000);
-    assert_eq!(tx.count_async(&keyspace, ..).await.unwrap(), model.len() as u64 + 1);
+    tx.remove_async(keyspace, key(2)).await.unwrap();
+    tx.insert_from_async(keyspace, b"film", &film[..500_000]).await.unwrap();
+    assert_eq!(tx.read_async(keyspace, b"film").await.unwrap().unwrap().len(), 500_000);
+    assert_eq!(tx.count_async(keyspace, ..).await.unwrap(), model.len() as u64 + 1);
     tx.rollback_to(mark).unwrap();
-    assert_eq!(tx.get_async(&keyspace, key(1)).await.unwrap().unwrap(), b"one");
+    assert_eq!(tx.get_async(keyspace, key(1)).await.unwrap().unwrap(), b"one");
     assert_eq!(keyspace.get_async(key(1)).await.unwrap().unwrap(), model[&key(1)[..]][..]);
     tx.commit_async().await.unwrap();
     assert_eq!(keyspace.get_async(key(1)).await.unwrap().unwrap(), b"one");
-    assert_eq!(before.get_async(&keyspace, key(1)).await.unwrap().unwrap(), model[&key(1)[..]][..]);
-    assert_eq!(before.count_async(&keyspace, ..).await.unwrap(), model.len() as u64 + 2);
-    assert!(before.contains_key_async(&keyspace, b"film").await.unwrap());
-    assert_eq!(before.read_async(&keyspace, b"film").await.unwrap().unwrap().len(), 1_000_000);
+    assert_eq!(before.get_async(keyspace, key(1)).await.unwrap().unwrap(), model[&key(1)[..]][..]);
+    assert_eq!(before.count_async(keyspace, ..).await.unwrap(), model.len() as u64 + 2);
+    assert!(before.contains_key_async(keyspace, b"film").await.unwrap());
+    assert_eq!(before.read_async(keyspace, b"film").await.unwrap().unwrap().len(), 1_000_000);
+    before
+}
 
+/// A row that another transaction holds is a conflict after the time limit, and one that it has changed after the wait.
+async fn a_changed_row_is_a_conflict(db: &Database, keyspace: &Keyspace) {
     let mut first = db.begin().unwrap();
-    first.insert_async(&keyspace, b"row", b"first").await.unwrap();
+    first.insert_async(keyspace, b"row", b"first").await.unwrap();
     let options = TxOptions { lock_timeout: Duration::from_millis(30), ..TxOptions::default() };
     let mut second = db.begin_with(options).unwrap();
-    let error = second.insert_async(&keyspace, b"row", b"second").await.unwrap_err();
+    let error = second.insert_async(keyspace, b"row", b"second").await.unwrap_err();
     assert!(error.is_conflict(), "{error:?}");
     drop(second);
-    // Who waits gets the row when the other has committed, and a conflict, as the row has changed since.
     let mut second = db.begin().unwrap();
-    let (waited, committed) = join(second.insert_async(&keyspace, b"row", b"second"), first.commit_async()).await;
+    let (waited, committed) = join(second.insert_async(keyspace, b"row", b"second"), first.commit_async()).await;
     committed.unwrap();
     assert!(waited.unwrap_err().is_conflict());
-    drop(second);
+}
+
+/// `transact_async` runs its body again, on the row as it has become.
+async fn a_conflict_runs_the_body_again(db: &Database, keyspace: &Keyspace) {
     let mut attempts = 0;
     let answer = db.transact_async(|tx| {
         attempts += 1;
@@ -181,13 +222,6 @@ async fn everything(config: Config, folder: &Folder) {
     });
     let answer = answer.await.unwrap();
     assert_eq!((&answer[..], attempts), (&b"third"[..], 2));
-
-    db.drop_keyspace_async("rows").await.unwrap();
-    assert!(matches!(keyspace.get_async(b"row").await, Err(Error::KeyspaceDropped { .. })));
-    db.compact_async().await.unwrap();
-    assert!(db.check_async().await.unwrap().corruption.is_empty());
-    drop((before, keyspace));
-    db.close_async().await.unwrap();
 }
 
 /// The whole face on a hand-made executor, tokio with one and with many threads, and smol; on both I/O backends.

@@ -63,97 +63,126 @@ fn compare_range(keyspace: &Keyspace, model: &Model, random: &mut Random) {
     assert!(scan.next().is_none() && scan.next_back().is_none());
 }
 
-fn run(seed: u64, steps: u64) {
-    let mut random = Random(seed);
-    let folder = Folder::new();
-    let mut db = small().open(folder.path()).unwrap();
-    let mut keyspaces: Vec<Keyspace> = ["a", "b"].map(|name| db.keyspace(name).unwrap()).into();
-    let mut models = [Model::new(), Model::new()];
-    for step in 0..steps {
-        let which = random.below(2) as usize;
-        let keyspace = &keyspaces[which];
-        match random.below(100) {
-            0 => {
-                drop(keyspaces);
-                if random.chance(50) {
-                    db.close().unwrap();
-                } else {
-                    drop(db);
+/// A database of two keyspaces and the maps that it should equal.
+struct World {
+    db: Database,
+    keyspaces: Vec<Keyspace>,
+    models: [Model; 2],
+    random: Random,
+    /// Removed last, after the database has been closed.
+    folder: Folder,
+}
+
+impl World {
+    fn new(seed: u64) -> World {
+        let folder = Folder::new();
+        let db = small().open(folder.path()).unwrap();
+        let keyspaces = ["a", "b"].map(|name| db.keyspace(name).unwrap()).into();
+        World { folder, db, keyspaces, models: Default::default(), random: Random(seed) }
+    }
+
+    /// Closes the database, or drops it, and finds all rows again.
+    fn reopened(self) -> World {
+        let World { folder, db, keyspaces, models, mut random } = self;
+        drop(keyspaces);
+        if random.chance(50) {
+            db.close().unwrap();
+        } else {
+            drop(db);
+        }
+        let db = small().open(folder.path()).unwrap();
+        let keyspaces = ["a", "b"].map(|name| db.existing_keyspace(name).unwrap()).into();
+        let world = World { folder, db, keyspaces, models, random };
+        world.compare();
+        world
+    }
+
+    fn compare(&self) {
+        for (keyspace, model) in self.keyspaces.iter().zip(&self.models) {
+            compare(keyspace, model);
+        }
+    }
+
+    /// Removes neighbouring rows, so that leaves merge.
+    fn remove_part(&mut self, which: usize) {
+        let from = self.random.below(3000).to_be_bytes().to_vec();
+        let doomed: Vec<_> = self.models[which].range(from..).take(100).map(|(key, _)| key.clone()).collect();
+        for key in doomed {
+            self.keyspaces[which].remove(&key).unwrap();
+            self.models[which].remove(&key);
+        }
+    }
+
+    fn get(&mut self, which: usize) {
+        let key = key(&mut self.random);
+        let found = self.keyspaces[which].get(&key).unwrap().map(|value| value.to_vec());
+        assert_eq!(found, self.models[which].get(&key).cloned());
+    }
+
+    /// A transaction sees its own writes in both keyspaces; it is committed, or leaves nothing.
+    fn transaction(&mut self) {
+        let options = TxOptions { durability: Durability::Relaxed, ..TxOptions::default() };
+        let mut tx = self.db.begin_with(options).unwrap();
+        let mut after = self.models.clone();
+        for _ in 0..self.random.below(60) {
+            let which = self.random.below(2) as usize;
+            let key = key(&mut self.random);
+            if self.random.chance(70) {
+                // The smallest budget limits a transaction to a quarter of a megabyte; large values don't count.
+                let mut value = value(&mut self.random);
+                if (3000..100_000).contains(&value.len()) {
+                    value.truncate(3000);
                 }
-                db = small().open(folder.path()).unwrap();
-                keyspaces = ["a", "b"].map(|name| db.existing_keyspace(name).unwrap()).into();
-                for (keyspace, model) in keyspaces.iter().zip(&models) {
-                    compare(keyspace, model);
-                }
-            }
-            1 => {
-                db.checkpoint().unwrap();
-            }
-            2 if random.chance(10) => {
-                db.compact().unwrap();
-            }
-            2 => {
-                // Empty a part, so that leaves merge.
-                let from = random.below(3000).to_be_bytes().to_vec();
-                let doomed: Vec<_> = models[which].range(from..).take(100).map(|(key, _)| key.clone()).collect();
-                for key in doomed {
-                    keyspace.remove(&key).unwrap();
-                    models[which].remove(&key);
-                }
-            }
-            3..10 => compare_range(keyspace, &models[which], &mut random),
-            10..20 => {
-                let key = key(&mut random);
-                assert_eq!(keyspace.get(&key).unwrap().map(|value| value.to_vec()), models[which].get(&key).cloned());
-            }
-            20..35 => {
-                let options = TxOptions { durability: Durability::Relaxed, ..TxOptions::default() };
-                let mut tx = db.begin_with(options).unwrap();
-                let mut after = models.clone();
-                for _ in 0..random.below(60) {
-                    let which = random.below(2) as usize;
-                    let key = key(&mut random);
-                    if random.chance(70) {
-                        // The smallest budget limits a transaction to a quarter of a megabyte; large values don't
-                        // count.
-                        let mut value = value(&mut random);
-                        if (3000..100_000).contains(&value.len()) {
-                            value.truncate(3000);
-                        }
-                        tx.insert(&keyspaces[which], &key, &value).unwrap();
-                        after[which].insert(key, value);
-                    } else {
-                        tx.remove(&keyspaces[which], &key).unwrap();
-                        after[which].remove(&key);
-                    }
-                }
-                for (keyspace, model) in keyspaces.iter().zip(&after) {
-                    assert!(
-                        tx.iter(keyspace).map(|row| row.unwrap().0).eq(model.keys().cloned().map(drumlin::Value::from))
-                    );
-                }
-                if random.chance(80) {
-                    tx.commit().unwrap();
-                    models = after;
-                }
-            }
-            _ => {
-                let key = key(&mut random);
-                if random.chance(75) {
-                    let value = value(&mut random);
-                    keyspace.insert_with(&key, &value, Durability::Relaxed).unwrap();
-                    models[which].insert(key, value);
-                } else {
-                    keyspace.remove(&key).unwrap();
-                    models[which].remove(&key);
-                }
+                tx.insert(&self.keyspaces[which], &key, &value).unwrap();
+                after[which].insert(key, value);
+            } else {
+                tx.remove(&self.keyspaces[which], &key).unwrap();
+                after[which].remove(&key);
             }
         }
-        if step % 500 == 499 {
-            for (keyspace, model) in keyspaces.iter().zip(&models) {
-                compare(keyspace, model);
+        for (keyspace, model) in self.keyspaces.iter().zip(&after) {
+            assert!(tx.iter(keyspace).map(|row| row.unwrap().0).eq(model.keys().cloned().map(drumlin::Value::from)));
+        }
+        if self.random.chance(80) {
+            tx.commit().unwrap();
+            self.models = after;
+        }
+    }
+
+    fn write(&mut self, which: usize) {
+        let key = key(&mut self.random);
+        if self.random.chance(75) {
+            let value = value(&mut self.random);
+            self.keyspaces[which].insert_with(&key, &value, Durability::Relaxed).unwrap();
+            self.models[which].insert(key, value);
+        } else {
+            self.keyspaces[which].remove(&key).unwrap();
+            self.models[which].remove(&key);
+        }
+    }
+}
+
+fn run(seed: u64, steps: u64) {
+    let mut world = World::new(seed);
+    for step in 0..steps {
+        let which = world.random.below(2) as usize;
+        match world.random.below(100) {
+            0 => world = world.reopened(),
+            1 => {
+                world.db.checkpoint().unwrap();
             }
-            let report = db.check().unwrap();
+            2 if world.random.chance(10) => {
+                world.db.compact().unwrap();
+            }
+            2 => world.remove_part(which),
+            3..10 => compare_range(&world.keyspaces[which], &world.models[which], &mut world.random),
+            10..20 => world.get(which),
+            20..35 => world.transaction(),
+            _ => world.write(which),
+        }
+        if step % 500 == 499 {
+            world.compare();
+            let report = world.db.check().unwrap();
             assert!(report.corruption.is_empty(), "{:?}", report.corruption);
         }
     }
