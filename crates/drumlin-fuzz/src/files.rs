@@ -34,7 +34,7 @@ fn config(backend: &Arc<dyn Backend>, life: Life) -> Config {
         .backend(Arc::clone(backend))
 }
 
-/// What became of a database before it is damaged.
+/// The fate of a database before it is damaged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Life {
     Closed,
@@ -191,7 +191,7 @@ fn disk_of(files: &Files) -> Arc<dyn Backend> {
     backend
 }
 
-/// What a script did.
+/// The effects of a script.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 struct Damage {
     /// A checksum was made right again.

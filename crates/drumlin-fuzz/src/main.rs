@@ -109,7 +109,7 @@ fn face_worker(from: u64, count: u64) {
     }
 }
 
-/// What the processes that go through seeds have in common.
+/// The state that the processes which go through seeds share.
 struct Lanes {
     begun: Instant,
     duration: Duration,

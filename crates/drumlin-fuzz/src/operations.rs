@@ -23,7 +23,7 @@ struct World {
     db: Option<Database>,
     keyspaces: Vec<Keyspace>,
     models: [Model; 2],
-    /// What a snapshot saw.
+    /// A snapshot, and the rows that it saw.
     kept: Option<(Snapshot, [Model; 2])>,
 }
 

@@ -29,7 +29,7 @@ pub struct Settings {
     pub command: String,
 }
 
-/// Who watches a run.
+/// Watches a run.
 pub trait Observer {
     /// The approximate time that everything will take.
     fn total(&self, seconds: f64);

@@ -116,7 +116,7 @@ impl LoopDevice {
         &self.path
     }
 
-    /// Whether the device is still on our file: once it is detached, somebody else may get its number.
+    /// Returns `true` if the device is still on our file: once it is detached, another may get its number.
     fn is_attached(&self) -> Result<bool> {
         let list = output(Command::new("losetup").args(["--list", "--noheadings", "--output", "NAME,BACK-FILE"]))?;
         let is_ours = |line: &str| {

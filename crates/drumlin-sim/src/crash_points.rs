@@ -38,7 +38,7 @@ pub struct Bounds {
     pub stride: usize,
 }
 
-/// What a round is to do, and how far it came.
+/// The task of a round, and its progress.
 #[derive(Clone, Copy, Debug)]
 pub struct Round {
     pub bounds: Bounds,
@@ -51,7 +51,7 @@ pub struct Round {
 }
 
 impl Round {
-    /// What goes into a point again in the same way.
+    /// The command that repeats a point in the same way.
     fn command(&self, point: usize) -> String {
         let Bounds { subsets_of, alone_max, random, of_recovery, stride: _ } = self.bounds;
         format!(
@@ -62,7 +62,7 @@ impl Round {
     }
 }
 
-/// What was gone through.
+/// The states that were gone through.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// Points of the script.
@@ -545,7 +545,7 @@ fn go_into(round: &Round, point: usize, medium: &Medium, model: &Model, report: 
 /// A recovery that is to be cut.
 struct Recovery<'a> {
     place: &'a str,
-    /// What it began with.
+    /// The state that it began with.
     state: Medium,
     changes: Vec<Change>,
     /// Where it stood.

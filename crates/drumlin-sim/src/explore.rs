@@ -23,7 +23,7 @@ pub struct Limits {
     pub simulated_max: Duration,
 }
 
-/// What all runs went through together.
+/// The sums over all runs.
 #[derive(Debug, Default)]
 pub struct Summary {
     pub seeds: u64,

@@ -66,7 +66,7 @@ struct Space {
     rows: BTreeMap<Vec<u8>, Vec<Version>>,
 }
 
-/// What a commit does.
+/// The changes of a commit.
 #[derive(Clone, Debug)]
 pub enum Operation {
     Rows(Vec<(SpaceNumber, Vec<u8>, Option<Content>)>),
@@ -97,7 +97,7 @@ struct State {
     checked: u64,
 }
 
-/// What was done to the disk behind the database's back.
+/// The damage done to the disk behind the database's back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tampering {
     None,
@@ -248,7 +248,7 @@ impl Model {
 
     // ── reads ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// What a row was at a timestamp.
+    /// The version of a row at a timestamp.
     #[must_use]
     pub fn at(&self, space: SpaceNumber, key: &[u8], timestamp: u64) -> Option<Content> {
         let mut state = self.lock();
@@ -269,7 +269,7 @@ impl Model {
         state.spaces[space].rows.get(key).and_then(|versions| versions.last()).map_or(0, |version| version.timestamp)
     }
 
-    /// Whether a row was changed by a commit between these, both excluded.
+    /// Returns `true` if a commit between these, both excluded, changed the row.
     #[must_use]
     pub fn change_between(&self, space: SpaceNumber, key: &[u8], after: u64, before: u64) -> Option<u64> {
         let state = self.lock();

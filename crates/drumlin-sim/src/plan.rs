@@ -3,7 +3,7 @@
 use drumlin::Config;
 use drumlin::io::sim::{Disk, Random, Schedule};
 
-/// What goes wrong in a world besides power cuts.
+/// The faults of a world besides power cuts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Fault {
     None,
@@ -23,7 +23,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// What the command line calls it.
+    /// The name on the command line.
     #[must_use]
     pub fn name(self) -> String {
         use clap::ValueEnum as _;
@@ -37,7 +37,7 @@ impl Fault {
     }
 }
 
-/// What follows from a seed before anything happens.
+/// The choices that follow from a seed before anything happens.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub seed: u64,

@@ -63,7 +63,7 @@ impl Finder {
 /// A bug has to be found in so many seconds of a processor.
 const SECONDS_MAX: f64 = 60.0;
 
-/// What drumlin-sim is built from, below the root of the workspace.
+/// The sources of drumlin-sim, below the root of the workspace.
 const SOURCES: [&str; 6] = [
     "Cargo.lock",
     "crates/drumlin/Cargo.toml",
@@ -79,7 +79,7 @@ const SOURCES: [&str; 6] = [
 pub struct Plant {
     /// The name of its file, without the extension.
     pub name: String,
-    /// What is wrong, in a sentence.
+    /// A sentence that says what is wrong.
     pub bug: String,
     pub finder: Finder,
     diff: String,

@@ -1,4 +1,4 @@
-//! What long runs have reached, in files: a run that was stopped goes on where it was.
+//! The progress of long runs, in files: a run that was stopped goes on where it was.
 //!
 //! A file is replaced by a whole one, every few seconds: a run that is killed loses those.
 
@@ -31,7 +31,7 @@ pub struct Worlds {
     pub kills: u64,
     /// By mark.
     pub hits: BTreeMap<String, u64>,
-    /// What each seed found.
+    /// The finding of each seed.
     pub finds: BTreeMap<u64, String>,
 }
 

@@ -1,4 +1,4 @@
-//! What runs went through, in words.
+//! Reports of runs, in words.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::explore::Summary;
 use crate::progress::{CrashPoints, Worlds};
 use crate::world::RunReport;
 
-/// What worlds went through that ran for so long.
+/// The report of worlds that ran for so long.
 #[must_use]
 pub fn of_worlds(summary: &Summary, took: Duration) -> String {
     let seconds = took.as_secs_f64().max(0.001);
@@ -31,7 +31,7 @@ pub fn of_worlds(summary: &Summary, took: Duration) -> String {
     text
 }
 
-/// What was done and done to, in one world or many.
+/// The report of operations and faults, in one world or many.
 #[must_use]
 pub fn of_story(report: &RunReport) -> String {
     let mut text = String::new();
@@ -70,7 +70,7 @@ fn of_harm(harm: &FaultCounts) -> [(u64, &'static str); 10] {
     ]
 }
 
-/// What all sittings went through.
+/// The report of all sittings.
 #[must_use]
 pub fn of_all_worlds(worlds: &Worlds) -> String {
     let mut text = format!("in all {:.1} simulated hours, {}\n", worlds.hours(), counted(worlds.seeds, "world"));
@@ -154,7 +154,7 @@ fn marks(is_hit: impl Fn(&str) -> bool) -> String {
 }
 
 fn row(text: &mut String, name: &str, what: &str) {
-    /// Where a line ends at the latest, but for a single part that is longer.
+    /// The longest line, unless a single part is longer.
     const COLUMNS_MAX: usize = 110;
     let mut line = format!("  {name:<10}");
     let mut is_empty = true;

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use drumlin::io::sim::{self, Random, Sleeper};
 
-/// What runs on an executor.
+/// A task of the executor.
 pub type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Says that a future is to be polled.

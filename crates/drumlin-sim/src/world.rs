@@ -13,7 +13,7 @@ use crate::crowd;
 use crate::model::{Model, Operation, Tampering};
 use crate::plan::{Fault, Plan};
 
-/// What a world went through.
+/// The history of a world, in counts.
 #[derive(Clone, Debug, Default)]
 pub struct RunReport {
     pub openings: u64,

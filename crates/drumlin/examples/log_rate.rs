@@ -8,7 +8,7 @@ use std::time::Duration;
 use drumlin::io::{IoBackend, SyncMethod};
 use drumlin::log_measure::{Course, commit_rate, raw_rate};
 
-/// How often each rate is measured.
+/// The number of measurements of each rate.
 const ROUNDS: usize = 11;
 
 fn numbers(argument: Option<String>, default: &str) -> Vec<usize> {

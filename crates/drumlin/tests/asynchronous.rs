@@ -428,7 +428,7 @@ fn any_call_dropped_at_any_await_does_no_harm() {
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
-/// What a future answers, if it does within a time that is more than enough.
+/// The answer of a future, if it comes within a time that is more than enough.
 fn within_reason<T>(future: impl Future<Output = T>) -> Option<T> {
     let limit = async {
         smol::Timer::after(Duration::from_secs(20)).await;

@@ -139,10 +139,10 @@ fn comments_keep_to_their_columns() {
 }
 
 /// Beginnings of documentation that describe a thing by a clause in place of naming it, and how many are left.
-const BEGINNINGS: [(&str, usize); 5] = [("What ", 153), ("How ", 15), ("Where ", 24), ("Whether ", 12), ("As [", 0)];
+const BEGINNINGS: [(&str, usize); 5] = [("What ", 70), ("How ", 8), ("Where ", 17), ("Whether ", 6), ("As [", 0)];
 
 /// Words that leave the actor unnamed or read as translated, and how many are left in comments.
-const WORDS: [(&str, usize); 5] = [("whoever", 12), ("somebody", 9), ("nobody", 31), ("any more", 16), ("anew", 11)];
+const WORDS: [(&str, usize); 5] = [("whoever", 12), ("somebody", 8), ("nobody", 31), ("any more", 16), ("anew", 10)];
 
 /// The sentences that CONTRIBUTING.md advises against become fewer, never more: where one has gone, its number here
 /// goes down with it.

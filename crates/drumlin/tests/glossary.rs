@@ -9,7 +9,7 @@ fn glossary() -> String {
     fs::read_to_string(path).unwrap().replace("\r\n", "\n")
 }
 
-/// What stands in backticks in a column of a table's rows.
+/// The words in backticks in a column of a table's rows.
 fn quoted(rows: &str, column: usize) -> BTreeSet<String> {
     let cells = rows.lines().filter(|line| line.starts_with('|')).filter_map(|line| line.split('|').nth(column));
     cells.flat_map(|cell| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>()).collect()

@@ -53,7 +53,7 @@ fn version(value: &[u8]) -> Version {
     Version { writer: number(0), number: number(8) }
 }
 
-/// How a transaction is called.
+/// The calls by which a transaction is run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Face {
     Blocking,

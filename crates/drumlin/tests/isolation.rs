@@ -372,7 +372,7 @@ fn bounds_are_exact() {
     }
 }
 
-/// What a scan has not come to was not read, from whichever end it comes.
+/// Rows that a scan has not come to were not read, from whichever end it comes.
 #[test]
 fn scans_read_as_far_as_they_come() {
     let names: Vec<String> = (0..400).map(|number| format!("row/{number:04}/with a key of some length")).collect();
@@ -424,7 +424,7 @@ fn own_writes_are_no_conflict() {
     assert_conflict(tx.commit());
 }
 
-/// What was read stays validated wherever splits and merges have taken it since.
+/// Rows that were read stay validated wherever splits and merges have moved them since.
 #[test]
 fn reads_are_found_after_splits_and_merges() {
     let names: Vec<String> = (0..300).map(|number| format!("row/{:04}/{}", number * 2, "x".repeat(40))).collect();

@@ -1,4 +1,4 @@
-//! What keeps a database open, and how it ends.
+//! The lifetime of an open database: what keeps it open, and how it ends.
 
 mod support;
 

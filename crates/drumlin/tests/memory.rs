@@ -52,7 +52,7 @@ fn resident_bytes() -> u64 {
     line.split_ascii_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// What lies where, for who has to find out: the largest mappings of anonymous memory.
+/// The largest mappings of anonymous memory, to find a culprit.
 fn largest_mappings() -> String {
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let mut found: Vec<(u64, String)> = Vec::new();

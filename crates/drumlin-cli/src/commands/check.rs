@@ -142,7 +142,7 @@ impl Report {
         text
     }
 
-    /// What there is of a database that does not open, and what can be done.
+    /// The remains of a database that does not open, and what can be done.
     fn remains(&self) -> String {
         let mut text = format!(
             "\nreadable: {} in sound leaves of {}",

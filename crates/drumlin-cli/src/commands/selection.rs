@@ -1,4 +1,4 @@
-//! Which rows `scan`, `dump` and `rm` mean: all, a prefix, or a range.
+//! The rows that `scan`, `dump` and `rm` select: all, a prefix, or a range.
 
 use std::ffi::OsString;
 use std::ops::Bound;

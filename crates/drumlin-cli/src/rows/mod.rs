@@ -69,7 +69,7 @@ pub(crate) struct Row {
     pub(crate) value: Vec<u8>,
 }
 
-/// What a source had to give.
+/// The contents of a source, in counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Next {
     /// The row is complete.

@@ -1,5 +1,5 @@
-//! What a person sees. Figures go to stdout, progress to stderr; colours only reach a terminal, and none where
-//! `NO_COLOR` is set.
+//! Output for people. Figures go to stdout, progress to stderr; colours only reach a terminal, and none if `NO_COLOR`
+//! is set.
 
 pub(crate) mod figures;
 pub(crate) mod log;

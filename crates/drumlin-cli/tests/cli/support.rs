@@ -10,7 +10,7 @@ pub(crate) struct Bench {
     folder: tempfile::TempDir,
 }
 
-/// What a process answered.
+/// The answer of a process.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) code: Option<i32>,

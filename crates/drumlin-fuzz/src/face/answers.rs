@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use drumlin::{Error, Recourse, Result};
 
-/// What the documentation of each error says can be done.
+/// The recourse that the documentation of each error promises.
 pub(super) fn documented(error: &Error) -> Recourse {
     match error {
         Error::Conflict { .. } | Error::SnapshotTooOld { .. } | Error::MemoryInUse { .. } => Recourse::Retry,
@@ -51,7 +51,7 @@ pub(super) fn panics(body: impl FnOnce()) {
     assert!(catch_unwind(AssertUnwindSafe(body)).is_err(), "the panic was swallowed");
 }
 
-/// What panics that are part of a sequence say.
+/// The message of panics that are part of a sequence.
 pub const ON_PURPOSE: &str = "a panic on purpose";
 
 /// The error of a read through `std::io` tells that the value's moment is gone.

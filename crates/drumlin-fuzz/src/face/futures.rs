@@ -25,7 +25,7 @@ pub(super) fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// What becomes of a future.
+/// The fate of a future.
 #[derive(Clone, Copy)]
 pub(super) struct Fate {
     pub(super) polls: usize,

@@ -1,4 +1,4 @@
-//! Where databases lie, and their settings, up to the limits of each.
+//! The places of databases, and their settings, up to the limits of each.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub fn folder_of(process: u32) -> PathBuf {
     std::env::temp_dir().join(format!("drumlin-face-{process}"))
 }
 
-/// Where a database lies.
+/// The place of a database.
 pub(super) enum Place {
     Memory(Arc<dyn Backend>),
     Disk(Folder),

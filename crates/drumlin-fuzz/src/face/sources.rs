@@ -8,7 +8,7 @@ use futures_io::AsyncRead;
 
 use super::answers::ON_PURPOSE;
 
-/// How a reader ends.
+/// The end of a reader.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum End {
     Whole,

@@ -16,7 +16,7 @@ const COUNTER_COUNT_MAX: usize = 5;
 const SUM: usize = COUNTER_COUNT_MAX;
 const ROUNDS: usize = 6;
 
-/// What becomes of the database while threads are at work.
+/// The fate of the database while threads are at work.
 #[derive(Clone, Copy, PartialEq)]
 enum Meanwhile {
     Stays,
@@ -33,7 +33,7 @@ struct Added {
     maybe: AtomicU64,
 }
 
-/// What threads share.
+/// The state that threads share.
 struct Crowd {
     counter_count: usize,
     meanwhile: Meanwhile,

@@ -63,7 +63,7 @@ pub struct Finding {
 pub struct Setting {
     /// As it is written in a program.
     pub setting: String,
-    /// Which figures say so.
+    /// The figures behind the finding.
     pub why: String,
 }
 
@@ -529,7 +529,7 @@ fn check(diagnosis: &mut Diagnosis, database: &Database, stats: &Stats) {
     }
 }
 
-/// How full it is, what it costs beyond its data, and what holds space.
+/// The fill of the database: its size, its overhead, and what holds space.
 fn fill(diagnosis: &mut Diagnosis, path: &Path, stats: &Stats) {
     let bytes = |number: u64| figures::bytes(number as f64);
     let mut table = Table::new("The database", &[("", Form::Text), ("", Form::Text)]);

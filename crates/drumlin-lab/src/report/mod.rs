@@ -263,7 +263,7 @@ impl Plot {
     }
 }
 
-/// Whether a source's finding was seen here.
+/// The verdict on a source's finding here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Holds {
@@ -295,11 +295,11 @@ impl Holds {
 /// A source's finding against what was seen here.
 #[derive(Clone, Debug, Serialize)]
 pub struct Verdict {
-    /// Which source.
+    /// The source of the claim.
     pub source: &'static str,
-    /// What it says.
+    /// The claim.
     pub claim: String,
-    /// Whether it was seen.
+    /// The verdict.
     pub holds: Holds,
     /// By which figures.
     pub why: String,

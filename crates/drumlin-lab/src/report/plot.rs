@@ -20,7 +20,7 @@ const RIGHT: f64 = 12.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 40.0;
 
-/// How many colours the page has for lines; more lines begin anew with dashes.
+/// The number of colours for lines; further lines are dashed.
 const COLOURS: usize = 6;
 
 /// An axis over a range of values.
@@ -54,7 +54,7 @@ impl Ruler {
         Ruler { scale, low, high }
     }
 
-    /// Where a value lies, from 0 to 1.
+    /// The position of a value, from 0 to 1.
     fn at(&self, value: f64) -> f64 {
         let share = match self.scale {
             Scale::Linear => (value - self.low) / (self.high - self.low),

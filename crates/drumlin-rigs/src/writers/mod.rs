@@ -70,7 +70,7 @@ impl Teller {
     }
 }
 
-/// Who writes.
+/// A program that writes until it is killed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Writer {
     Drumlin,

@@ -1,4 +1,4 @@
-//! What a client makes of the answers: which error may be, and whether a row is what it should be.
+//! The judgement of answers: errors that are possible, and rows that are right.
 
 use std::sync::atomic::Ordering;
 
@@ -7,10 +7,10 @@ use drumlin::Error;
 use super::{Client, Count, Stop};
 use crate::model::{Content, SpaceNumber, Window, tell};
 
-/// What a client has called: some errors come of some calls only.
+/// The call of a client: some errors come from some calls only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Call {
-    /// What looks at no moment of the past and waits for no row.
+    /// Reads of no earlier state, which wait for no row.
     Plain,
     /// A change that is a transaction of its own.
     Change,
@@ -18,9 +18,9 @@ pub(super) enum Call {
     Removal,
     /// The same, of a value whose reader fails.
     FailingSource,
-    /// What reads rows one by one at one moment.
+    /// Reads of single rows at one snapshot.
     Snapshot,
-    /// What copies what it reads at one moment: scans, counts, values as streams.
+    /// Copies of rows at one snapshot: scans, counts, values as streams.
     Copy,
     Transaction,
 }
@@ -137,7 +137,7 @@ impl Client {
         );
     }
 
-    /// What is newest of a row is what a plain read found.
+    /// The newest state of a row is what a plain read found.
     pub(super) fn check_plain(&self, window: Window, space: SpaceNumber, key: &[u8], found: Option<&[u8]>) {
         match self.life.model.check_plain(window, space, key, found) {
             Ok(timestamp) => self.saw(timestamp),

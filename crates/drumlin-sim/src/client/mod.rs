@@ -38,7 +38,7 @@ pub const PASSING: [&str; 3] = ["passing a", "passing b", "passing c"];
 const HOT: &str = "hot";
 const HOT_ROWS: u64 = 12;
 
-/// What all clients of a life share.
+/// The state that all clients of a run share.
 #[derive(Debug)]
 pub struct Lifetime {
     pub db: Database,
@@ -52,13 +52,13 @@ pub struct Lifetime {
     pub has_put: AtomicBool,
 }
 
-/// What was done, over all lives.
+/// The operations done, over all runs.
 #[derive(Clone, Debug, Default)]
 pub struct Counts(Arc<[AtomicU64; COUNTS]>);
 
 const COUNTS: usize = Count::DroppedLate as usize + 1;
 
-/// What is counted.
+/// A kind of operation that is counted.
 #[derive(Clone, Copy, Debug)]
 pub enum Count {
     Reads,

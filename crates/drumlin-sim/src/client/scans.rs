@@ -45,7 +45,7 @@ impl Sight<'_> {
     }
 }
 
-/// What a scan read, from the front and from the back.
+/// The rows that a scan read, from the front and from the back.
 #[derive(Default)]
 struct Seen {
     front: Vec<(Value, Value)>,
@@ -71,7 +71,7 @@ impl Seen {
         }
     }
 
-    /// What of the bounds was read.
+    /// The parts of the bounds that were read.
     fn covered(&self, bounds: &Bounds) -> Vec<Bounds> {
         if self.is_whole {
             return vec![bounds.clone()];

@@ -20,7 +20,7 @@ struct Spot {
 }
 
 impl Spot {
-    /// What reading it reads of the keyspace.
+    /// The keys that this read covers.
     fn bounds(&self) -> Bounds {
         (Bound::Included(self.key.clone()), Bound::Included(self.key.clone()))
     }
@@ -44,7 +44,7 @@ impl Running {
         self.isolation != Isolation::ReadCommitted
     }
 
-    /// What it has made of a row, if anything.
+    /// The transaction's own version of a row, if any.
     fn own(&self, spot: &Spot) -> Option<Option<Content>> {
         self.own.get(&(spot.space, spot.key.clone())).copied()
     }
@@ -216,7 +216,7 @@ impl Client {
         Ok(())
     }
 
-    /// What a statement found in a row is what it may.
+    /// Checks the row that a statement found.
     fn check_own_read(&self, running: &Running, window: Window, spot: &Spot, found: Option<&[u8]>) {
         let &Spot { space, ref key, .. } = spot;
         self.life.counts.add(Count::Reads);
@@ -274,7 +274,7 @@ impl Client {
         Ok(())
     }
 
-    /// What a statement shows that began after commit `from` and has now looked.
+    /// The state that a statement shows which began after commit `from` and has now looked.
     fn sight<'a>(&self, running: &'a Running, from: u64) -> Sight<'a> {
         let (from, to) =
             if running.is_exact() { (running.snapshot, running.snapshot) } else { (from, self.life.model.last()) };

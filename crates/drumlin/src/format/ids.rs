@@ -80,7 +80,7 @@ pub(crate) struct DatabaseId(pub(crate) u64);
 pub(crate) struct StreamPosition(pub(crate) u64);
 
 impl StreamPosition {
-    /// Where a stream begins.
+    /// The beginning of a stream.
     pub(crate) const START: StreamPosition = StreamPosition(0);
     /// Behind every record that a stream can have.
     pub(crate) const MAX: StreamPosition = StreamPosition(u64::MAX);

@@ -20,30 +20,30 @@ use crossbeam_utils::CachePadded;
 
 pub(crate) use turns::WaitQueue;
 
-/// What a part of the budget is for.
+/// The purpose of a part of the budget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Account {
     /// Frames with their headers, and page tables, which grow at the expense of frames.
     Pages,
     /// Append buffers of the log, and what it is read through.
     Log,
-    /// What rows were before their newest commits.
+    /// Old versions of rows.
     Versions,
     /// Write sets, row locks and read sets of open transactions, and row locks of plain writes that wait.
     Transactions,
-    /// What a commit needs until it is applied: its record, images of its values, and the row lock of a plain write.
+    /// The memory of a commit until it is applied: its record, images of its values, and the row lock of a plain write.
     Commits,
     /// Changes of page tables that no base image has yet.
     Entries,
     /// Buffers that extents are read into, and chunks of large values are packed and unpacked in.
     Reads,
-    /// What scans, and readers of values, keep of what they have read.
+    /// Rows and values copied by scans and readers.
     Copies,
     /// Chunks of large values that sources are about to fill.
     Sources,
     /// Buffers that extents are written from.
     Writes,
-    /// What every open database has: slots of commits in flight, empty lock tables, queues.
+    /// The fixed memory of an open database: slots of commits in flight, empty lock tables, queues.
     Fixed,
     /// Of the pages: those that commits under way keep from being evicted. No part of its own.
     Pinned,
@@ -91,7 +91,7 @@ impl Account {
 /// Write buffers: of each epoch's appender and of the mover, and as many more on their way to the disk.
 pub(crate) const WRITE_BUFFER_COUNT: usize = 6;
 
-/// What a writer of a large value keeps: a chunk, and the bytes that told that it is large.
+/// The memory of a writer of a large value: a chunk, and the bytes read to tell that it is large.
 pub(crate) const SOURCE_BYTES_MAX: u64 = (256 << 10) + (64 << 10);
 
 /// Slots of commits in flight, 64 shards of row locks with tables that are kept, and what is small.
@@ -176,7 +176,7 @@ impl Budget {
         self.total_bytes
     }
 
-    /// What a part may take at the most.
+    /// The most that an account may grant.
     pub(crate) fn limit_bytes(&self, of: Account) -> u64 {
         match of {
             // The other half of the frames serves everybody else.
@@ -227,12 +227,13 @@ impl Budget {
         high
     }
 
-    /// What is granted of a part.
+    /// The bytes granted from an account.
     pub(crate) fn taken_bytes(&self, of: Account) -> u64 {
         self.taken[of as usize].load(Ordering::Relaxed)
     }
 
-    /// What a log of so many streams is read through while it is open, to examine it: a block of each at least.
+    /// The buffers through which a log of so many streams is read while it is open, to examine it: at least a block
+    /// each.
     pub(crate) fn log_reader_bytes(&self, log_streams: u16) -> u64 {
         (self.total_bytes / 128).clamp(64 << 10, 2 << 20).max(u64::from(log_streams) * (4 << 10))
     }
@@ -242,7 +243,7 @@ impl Budget {
         (self.total_bytes / 32).min(8 << 20)
     }
 
-    /// What one transaction may keep in memory: its rows, their index, its locks, what it has read.
+    /// The most that one transaction may keep in memory: its rows, their index, its locks, its read set.
     pub(crate) fn transaction_memory_max(&self) -> u64 {
         self.total_bytes / 16
     }
@@ -326,19 +327,19 @@ pub(crate) struct Grant {
     bytes: u64,
 }
 
-/// What a grant that is enlarged step by step begins with: a few rows.
+/// The first step of a grant that is enlarged step by step: a few rows.
 const GRANT_BYTES_MIN: u64 = 1 << 10;
 
 /// The most that it covers in advance.
 const GRANT_STEP_BYTES_MAX: u64 = 16 << 10;
 
 impl Grant {
-    /// What its part may take at the most.
+    /// The most that its account may grant.
     pub(crate) fn limit_bytes(&self) -> u64 {
         self.budget.limit_bytes(self.of)
     }
 
-    /// What it covers.
+    /// The bytes that it covers.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -392,7 +393,7 @@ impl Drop for Grant {
     }
 }
 
-/// What an allocation takes of the heap: units of 16 bytes, a word of them the allocator's.
+/// The bytes of the heap that an allocation takes: units of 16 bytes, a word of them the allocator's.
 pub(crate) fn heap_bytes(bytes: usize) -> usize {
     if bytes == 0 { 0 } else { (bytes + 8).next_multiple_of(16).max(32) }
 }

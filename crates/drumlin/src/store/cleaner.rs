@@ -37,7 +37,7 @@ const COMPACT_ROUNDS_MAX: usize = 16;
 /// Segments emptied in one go: one pass over the page tables finds what lives in all of them.
 const VICTIM_COUNT_MAX: usize = 256;
 
-/// How far pages were moved out of segments.
+/// The progress of moving pages out of segments.
 #[derive(Clone, Copy, Default)]
 struct Emptied {
     page_count: u64,

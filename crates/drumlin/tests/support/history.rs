@@ -32,7 +32,7 @@ pub type Key = u32;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Version {
     pub writer: u64,
-    /// Which of its writes.
+    /// The number of the write among those of its transaction.
     pub number: u64,
 }
 
@@ -72,7 +72,7 @@ pub struct History {
     pub orders: BTreeMap<Key, Vec<Version>>,
 }
 
-/// What was checked.
+/// The extent of a check.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Summary {
     pub committed: u64,
@@ -93,7 +93,7 @@ impl std::ops::AddAssign for Summary {
     }
 }
 
-/// What a history does that it must not.
+/// A violation of a history's isolation levels.
 #[derive(Debug)]
 pub struct Violation {
     pub name: &'static str,
@@ -221,7 +221,7 @@ impl<'h> Versions<'h> {
         version == ABSENT_AT_START || self.written[&version].removes
     }
 
-    /// Whether the version at this place was replaced before the transaction began.
+    /// Returns `true` if the version at this place was replaced before the transaction began.
     fn is_stale(&self, order: &[Version], place: usize, reader: &Transaction) -> bool {
         order.get(place + 1).and_then(|&next| self.writer(next)).is_some_and(|writer| {
             let writer = &self.history.transactions[writer];

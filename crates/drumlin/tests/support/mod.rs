@@ -1,4 +1,4 @@
-//! What the integration tests share: folders that remove themselves, small databases, models.
+//! Shared parts of the integration tests: folders that remove themselves, small databases, models.
 #![allow(dead_code, unreachable_pub, reason = "each test uses some of it, and none is a library")]
 
 pub mod history;
@@ -27,7 +27,7 @@ impl Folder {
     }
 }
 
-/// How long the segments of a [`small`] database's data file are.
+/// The length of a segment in the data file of a [`small`] database.
 pub const SEGMENT_BYTES: u64 = 256 << 10;
 
 /// Small everything, so that splits, evictions, segment switches and checkpoints happen in tests.
@@ -53,7 +53,7 @@ pub fn hold_records(disk: &FaultyBackend) {
     disk.hold_nth_at(Operation::Sync, 1, is_records);
 }
 
-/// What a keyspace should hold.
+/// The rows that a keyspace should hold.
 pub type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// Copies a database's folder: what a kill at this moment leaves, if nothing writes meanwhile.

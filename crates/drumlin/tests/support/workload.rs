@@ -62,7 +62,7 @@ pub struct Workload {
 /// The rows of one thread: keyspace and key.
 type Rows = BTreeMap<(usize, Vec<u8>), Content>;
 
-/// What the world was told: a thread, the number of its step, and whether it was promised to last.
+/// An acknowledgement: a thread, the number of its step, and `true` if it was promised to last.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ack {
     pub thread: u64,
@@ -220,7 +220,7 @@ impl Workload {
     /// Returns the step that each thread goes on with.
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// Compares the database with the acknowledgements; returns the first difference in words.
     pub fn verify(&self, db: &Database, prepared: bool, acked: &[Ack]) -> Result<Vec<u64>, String> {
         let text = |error: drumlin::Error| error.to_string();
         let names: Vec<String> = db.keyspaces().into_iter().map(|info| info.name).collect();

@@ -38,7 +38,7 @@ pub(super) struct Target<'a> {
     pub(super) path: PathBuf,
     /// What is measured: the rows asked for, of which the database may hold more.
     pub(super) about: Dataset,
-    /// Whether the rows are all there.
+    /// The rows that have been loaded completely.
     loaded: Option<Dataset>,
     database: Option<Database>,
     /// Removed in the end, where nobody asked for a path.

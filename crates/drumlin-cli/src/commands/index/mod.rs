@@ -58,14 +58,14 @@ pub(crate) struct Index {
     acknowledge: Option<PathBuf>,
 }
 
-/// What `index` prints; the tour reads it from its child.
+/// The output of `index`; the tour reads it from its child.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Summary {
     pub(crate) files_stored: u64,
     pub(crate) files_unchanged: u64,
     pub(crate) files_removed: u64,
     pub(crate) files_unreadable: u64,
-    /// Where the database itself lies in the directory.
+    /// The paths where the database itself lies in the directory.
     pub(crate) left_out: Vec<String>,
     pub(crate) bytes_stored: u64,
     pub(crate) seconds: f64,

@@ -14,7 +14,7 @@ pub(super) struct Report {
     /// Of all processes of the tour.
     pub(super) resident_bytes_max: Option<u64>,
     pub(super) data_file_bytes: u64,
-    /// Where the tour's own database lies in the tree.
+    /// The paths where the tour's own database lies in the tree.
     pub(super) left_out: Vec<String>,
     pub(super) seconds: f64,
     pub(super) device: Device,
@@ -42,7 +42,7 @@ pub(super) struct Killed {
     pub(super) resident_bytes_max: Option<u64>,
 }
 
-/// What opening the database took, and what was found in it.
+/// The time of opening the database, and its findings.
 #[derive(Debug, Serialize)]
 pub(super) struct Recovery {
     pub(super) seconds: f64,

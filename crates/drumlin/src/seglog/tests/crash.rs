@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What was appended, by timestamp, in the history that counts.
+/// The records appended, by timestamp, in the history that counts.
 #[derive(Default)]
 struct Oracle {
     bodies: Vec<Vec<u8>>,

@@ -148,7 +148,7 @@ struct Rig {
     openings: Vec<(Incarnation, Timestamp)>,
     covered: Timestamp,
     checkpoint: u64,
-    /// What must be there, as the log listed it last.
+    /// The ranges that must exist, as the log listed them last.
     listed: Arc<Mutex<Vec<LogRange>>>,
 }
 

@@ -10,7 +10,7 @@ use crate::format::log::{RECORD_HEADER_BYTES, SegmentHeader};
 use crate::io::{IoBackend, OpenOptions, Persist};
 use crate::seglog::segment::BLOCK;
 
-/// What is committed comes back, in order, from any number of streams, after a clean end and after a power cut.
+/// Committed records come back, in order, from any number of streams, after a clean end and after a power cut.
 #[test]
 fn what_is_committed_comes_back() {
     for streams in 1..=3 {
