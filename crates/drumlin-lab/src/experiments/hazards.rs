@@ -173,55 +173,73 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
 }
 
 fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table) -> io::Result<()> {
-    let file = |name: &str, bytes: u64| -> io::Result<PathBuf> {
-        let (path, file) = session.room.file(name, bytes)?;
-        let block = vec![BEFORE; 1 << 20];
-        let mut offset = 0;
-        while offset < bytes {
-            let part = (bytes - offset).min(block.len() as u64);
-            file.write_all_at(&block[..part as usize], offset)?;
-            offset += part;
-        }
-        file.sync_all()?;
-        // What the lab has cached would not count against a worker's limit.
-        temp_folder::forget_cached(&file)?;
-        Ok(path)
-    };
-
     for by_itself in [false, true] {
-        if by_itself && session.settings.quick {
-            chapter.note("Without --quick the lab also waits until the kernel writes the page without anybody's sync.");
-            continue;
-        }
-        let cause = if by_itself { "the kernel by itself" } else { "another program's sync" };
-        session.step(&format!("hazards: a page written by {cause}"), if by_itself { FLUSHER_SECONDS } else { 1.0 });
-        let path = file(&format!("early-{by_itself}"), DIRTY_BYTES as u64)?;
-        let (outcome, _) = session.job(Task::EarlyWrite { path, by_itself }, None)?;
-        let Ending::Done(seen) = &outcome.ending else {
-            table.row(vec![format!("Dirty pages, written by {cause}").into(), told(&outcome).into()]);
-            continue;
-        };
-        let locked = if seen.is_locked { "locked in memory (mlock)" } else { "not locked (mlock was refused)" };
-        let end = if seen.is_written {
-            format!("on the device {} later, uncommitted", figures::micros(seen.seconds * 1e6))
-        } else {
-            format!("not on the device within {}", figures::micros(seen.seconds * 1e6))
-        };
-        table.row(vec![
-            format!("A transaction's dirty pages, written by {cause}").into(),
-            format!("{} changed, {locked}, never synced: {end}", figures::size(seen.dirty_bytes_before)).into(),
-        ]);
-        chapter.verdict(
-            "S1",
-            "The kernel may write a dirty mapped page before its transaction commits; mlock does not prevent it.",
-            if seen.dirty_bytes_before == 0 { Holds::Unknown } else { Holds::of(seen.is_written) },
-            format!("By {cause}: {end}."),
-        );
+        show_early_write(session, chapter, table, by_itself)?;
     }
+    show_cut_file(session, chapter, table)?;
+    show_dirt(session, chapter, table)
+}
 
+/// A file of the laboratory, filled and synced.
+fn filled_file(session: &Session<'_>, name: &str, bytes: u64) -> io::Result<PathBuf> {
+    let (path, file) = session.room.file(name, bytes)?;
+    let block = vec![BEFORE; 1 << 20];
+    let mut offset = 0;
+    while offset < bytes {
+        let part = (bytes - offset).min(block.len() as u64);
+        file.write_all_at(&block[..part as usize], offset)?;
+        offset += part;
+    }
+    file.sync_all()?;
+    // Pages that the lab has cached would not count against a worker's limit.
+    temp_folder::forget_cached(&file)?;
+    Ok(path)
+}
+
+/// Dirty mapped pages reach the device before their transaction commits.
+fn show_early_write(
+    session: &Session<'_>,
+    chapter: &mut Chapter,
+    table: &mut Table,
+    by_itself: bool,
+) -> io::Result<()> {
+    if by_itself && session.settings.quick {
+        chapter.note("Without --quick the lab also waits until the kernel writes the page without anybody's sync.");
+        return Ok(());
+    }
+    let cause = if by_itself { "the kernel by itself" } else { "another program's sync" };
+    session.step(&format!("hazards: a page written by {cause}"), if by_itself { FLUSHER_SECONDS } else { 1.0 });
+    let path = filled_file(session, &format!("early-{by_itself}"), DIRTY_BYTES as u64)?;
+    let (outcome, _) = session.job(Task::EarlyWrite { path, by_itself }, None)?;
+    let Ending::Done(seen) = &outcome.ending else {
+        table.row(vec![format!("Dirty pages, written by {cause}").into(), told(&outcome).into()]);
+        return Ok(());
+    };
+    let locked = if seen.is_locked { "locked in memory (mlock)" } else { "not locked (mlock was refused)" };
+    let end = if seen.is_written {
+        format!("on the device {} later, uncommitted", figures::micros(seen.seconds * 1e6))
+    } else {
+        format!("not on the device within {}", figures::micros(seen.seconds * 1e6))
+    };
+    table.row(vec![
+        format!("A transaction's dirty pages, written by {cause}").into(),
+        format!("{} changed, {locked}, never synced: {end}", figures::size(seen.dirty_bytes_before)).into(),
+    ]);
+    chapter.verdict(
+        "S1",
+        "The kernel may write a dirty mapped page before its transaction commits; mlock does not prevent it.",
+        if seen.dirty_bytes_before == 0 { Holds::Unknown } else { Holds::of(seen.is_written) },
+        format!("By {cause}: {end}."),
+    );
+    Ok(())
+}
+
+/// A file that is cut short kills a program that has mapped it, and is an error for one that reads it.
+fn show_cut_file(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table) -> io::Result<()> {
     session.step("hazards: a file cut short", 1.0);
-    let mapped = session.job(Task::CutMapped { path: file("cut-mapped", DIRTY_BYTES as u64)? }, None)?.0;
-    let read = session.job(Task::CutRead { path: file("cut-read", DIRTY_BYTES as u64)? }, None)?.0;
+    let mapped =
+        session.job(Task::CutMapped { path: filled_file(session, "cut-mapped", DIRTY_BYTES as u64)? }, None)?.0;
+    let read = session.job(Task::CutRead { path: filled_file(session, "cut-read", DIRTY_BYTES as u64)? }, None)?.0;
     table.row(vec!["A file cut short, touched through a mapping".into(), told(&mapped).into()]);
     table.row(vec!["The same, read by a call".into(), told(&read).into()]);
     chapter.verdict(
@@ -230,7 +248,11 @@ fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table) -> io::
         Holds::of(matches!(mapped.ending, Ending::Killed(libc::SIGBUS))),
         format!("Mapped: {}. By a call: {}.", told(&mapped), told(&read)),
     );
+    Ok(())
+}
 
+/// Dirty pages against a memory limit: private ones have nowhere to go.
+fn show_dirt(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table) -> io::Result<()> {
     if !session.is_caged() {
         table.row(vec![
             "MAP_PRIVATE dirt against a memory limit".into(),
@@ -240,7 +262,7 @@ fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table) -> io::
     }
     session.step("hazards: dirt against the memory limit", 4.0);
     let limit = Some(DIRT_LIMIT_BYTES);
-    let path = file("dirt", DIRT_BYTES as u64)?;
+    let path = filled_file(session, "dirt", DIRT_BYTES as u64)?;
     let mut endings = Vec::new();
     for (name, task) in [
         ("MAP_PRIVATE", Task::Dirt { path: path.clone(), private: true }),
