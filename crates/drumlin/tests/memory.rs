@@ -648,3 +648,83 @@ fn a_scan_of_removed_rows_sees_them_all() {
     let now: Vec<_> = keyspace.iter().map(|row| row.unwrap().0[..].to_vec()).collect();
     assert_eq!(now, (0..ROWS).step_by(100).map(|number| key(number).to_vec()).collect::<Vec<_>>());
 }
+
+type Workload = fn(&Database);
+
+/// Work whose memory [`allocators`] looks at.
+const WORKLOADS: [(&str, Workload); 4] = [
+    ("rows of 100 bytes", |db| fill_and_read(db, 600_000, 100)),
+    ("rows of 1 KiB", |db| fill_and_read(db, 120_000, 1 << 10)),
+    ("values of 300 KiB from 4 threads", |db| {
+        let keyspace = &db.keyspace("k").unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                scope.spawn(move || {
+                    for number in 0..300 {
+                        let row = key((thread << 32) | (number % 100));
+                        keyspace.insert(row, Random(number).bytes(300 << 10)).unwrap();
+                        assert_eq!(keyspace.get(row).unwrap().unwrap().len(), 300 << 10);
+                    }
+                });
+            }
+        });
+    }),
+    ("all kinds from 64 threads", |db| {
+        let keyspaces: Vec<Keyspace> = (0..3).map(|number| db.keyspace(&number.to_string()).unwrap()).collect();
+        let ends = Instant::now() + Duration::from_secs(20);
+        std::thread::scope(|scope| {
+            for thread in 0..64 {
+                let keyspaces = &keyspaces[..];
+                scope.spawn(move || work(db, keyspaces, thread, ends));
+            }
+        });
+    }),
+];
+
+fn fill_and_read(db: &Database, rows: u64, value_bytes: usize) {
+    let keyspace = db.keyspace("k").unwrap();
+    fill(db, &keyspace, rows, value_bytes);
+    let mut random = Random(1);
+    for _ in 0..rows / 4 {
+        assert!(keyspace.get(key(random.below(rows))).unwrap().is_some());
+    }
+}
+
+/// Prints the resident memory beside the figure of `stats`, with the allocator as it is and with two heaps. It shows
+/// the memory that the allocator keeps, and fails only where a workload does.
+#[test]
+#[ignore = "a measurement"]
+fn allocators() {
+    const VARIABLE: &str = "DRUMLIN_TEST_WORKLOAD";
+    const BUDGET: u64 = 64 * MIB;
+    if let Ok(number) = std::env::var(VARIABLE) {
+        let (name, body) = WORKLOADS[number.parse::<usize>().unwrap()];
+        let folder = Folder::new();
+        let mut meter = Meter::new(BUDGET);
+        let db = Config::new().memory(BUDGET).open(folder.path()).unwrap();
+        body(&db);
+        meter.stop.store(true, Ordering::Relaxed);
+        meter.thread.take().unwrap().join().unwrap();
+        let mib = |bytes: u64| bytes as f64 / MIB as f64;
+        println!(
+            "{name}: {:.1} MiB resident at most, {:.1} MiB at the end, {:.1} MiB told",
+            mib(meter.worst.load(Ordering::Relaxed).saturating_sub(meter.before)),
+            mib(resident_bytes().saturating_sub(meter.before)),
+            mib(db.stats().memory_used_bytes)
+        );
+        return;
+    }
+    for arenas in [None, Some("2")] {
+        println!("{}", arenas.map_or("the allocator as it is".to_owned(), |count| format!("MALLOC_ARENA_MAX={count}")));
+        for number in 0..WORKLOADS.len() {
+            let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+            command.args(["allocators", "--exact", "--nocapture", "--ignored"]).env(VARIABLE, number.to_string());
+            command.env_remove("MALLOC_ARENA_MAX");
+            command.envs(arenas.map(|count| ("MALLOC_ARENA_MAX", count)));
+            let output = command.output().unwrap();
+            let (told, failed) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+            assert!(output.status.success(), "{failed}");
+            told.lines().filter(|line| line.contains("MiB")).for_each(|line| println!("  {line}"));
+        }
+    }
+}
