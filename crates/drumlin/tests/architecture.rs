@@ -410,11 +410,9 @@ fn body(source: &str, name: &str) -> String {
 fn the_steps_of_a_checkpoint_are_told_in_order() {
     let told = steps(&section("## The life of a checkpoint"));
     let read = |file: &str| fs::read_to_string(source_dir().join(file)).unwrap();
-    let (store, space) = (read("store/checkpoint.rs"), read("space/checkpoint.rs"));
-    // What is called, in the place of the call.
-    let called = body(&store, "checkpoint_of")
-        .replace("self.make_checkpoint(", &body(&store, "make_checkpoint"))
-        .replace("base.complete(", &body(&space, "complete"));
+    let store = read("store/checkpoint.rs");
+    // The call of the one in the other's place.
+    let called = body(&store, "checkpoint_of").replace("self.make_checkpoint(", &body(&store, "make_checkpoint"));
     let places: Vec<usize> = told
         .iter()
         .map(|name| {

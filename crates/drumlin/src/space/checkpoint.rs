@@ -1,7 +1,8 @@
 //! The durable side of the page tables: base image, summaries, catalogue, superblock.
 //!
-//! [`PageTableStore::complete`] makes the part of a checkpoint from its summaries to its superblock. ARCHITECTURE.md
-//! ("The life of a checkpoint") lists all steps, with those before and after.
+//! The steps of a checkpoint from its summaries to its superblock are methods of [`PageTableStore`]. ARCHITECTURE.md
+//! ("The life of a checkpoint") lists all steps; `store/checkpoint.rs` calls them, in order. If one fails, the database
+//! accepts no more commits.
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -64,17 +65,6 @@ struct Corrupted {
     chunks: HashSet<(KeyspaceId, usize)>,
     segment_chunks: BTreeSet<u32>,
     summary: bool,
-}
-
-/// The start of a checkpoint, as it records it besides pages.
-#[derive(Debug)]
-pub(crate) struct CheckpointStart {
-    pub(crate) epoch: Epoch,
-    pub(crate) timestamp: Timestamp,
-    /// Keyspaces when the checkpoint begins; their `chunks` are filled in here.
-    pub(crate) catalogue: Catalogue,
-    /// The places of all pages when the checkpoint begins, of the [damaged chunks](PageTableStore::damaged_chunks).
-    pub(crate) damaged_chunks: HashMap<(KeyspaceId, usize), Vec<u64>>,
 }
 
 /// A database's state as its newest superblock tells it.
@@ -165,7 +155,8 @@ impl PageTableStore {
         !self.damaged.summary
     }
 
-    fn write_superblock(&mut self, space: &Space) -> Result<()> {
+    /// Writes the superblock durably, into the slot that does not hold the newest.
+    pub(crate) fn write_superblock(&mut self, space: &Space) -> Result<()> {
         space.traffic.writes.fetch_add(1, Ordering::Relaxed);
         space.traffic.write_bytes.fetch_add(BLOCK_BYTES as u64, Ordering::Relaxed);
         let checkpoint = self.superblock.clone();
@@ -174,18 +165,16 @@ impl PageTableStore {
             .map_err(|error| space.fail(&format!("writing the superblock failed: {error}")))
     }
 
-    /// Steps 3 to 7 of the module's order. On an error the database accepts no more commits.
-    pub(crate) fn complete(
+    /// Appends the epoch's changes of page tables: as summaries, or as a new base image. Of chunks that were
+    /// [damaged](Self::damaged_chunks) it gets the places of all pages when the checkpoint began.
+    pub(crate) fn append_summaries(
         &mut self,
         space: &Space,
-        start: CheckpointStart,
-        written: impl Fn(&[super::FrameIndex]),
-        log_durable: impl FnOnce() -> Result<()>,
+        epoch: Epoch,
+        damaged_chunks: HashMap<(KeyspaceId, usize), Vec<u64>>,
     ) -> Result<()> {
-        let (epoch, timestamp) = (start.epoch, start.timestamp);
         let current = space.epoch_latch.newest();
         assert!(epoch.next() == current, "a checkpoint of {epoch} is completed in {current}");
-        let mut catalogue = start.catalogue;
         let (fresh, summarised, summaries) = {
             let mut entries = space.entries(epoch).lock();
             let taken = std::mem::take(&mut *entries);
@@ -205,44 +194,35 @@ impl PageTableStore {
         }
 
         let page_count = space.page_count();
-        let is_damaged = self.damaged.summary || !start.damaged_chunks.is_empty();
+        let is_damaged = self.damaged.summary || !damaged_chunks.is_empty();
         if self.table_changes.len() as u64 >= unfolded_entries_max(page_count)
             || is_damaged
             || self.table_changes.len() >= self.change_count_max
             || self.must_evacuate(space)
         {
             crate::coverage::mark!("a checkpoint wrote a new base image");
-            self.compact(space, epoch, start.damaged_chunks)?;
+            self.compact(space, epoch, damaged_chunks)?;
         } else {
             let fresh = self.table_changes[fresh_start..].to_vec();
             for part in fresh.chunks(SUMMARY_BYTES / summary::ENTRY_BYTES) {
                 self.summaries.push(append_summary(space, epoch, part)?);
             }
         }
-
-        for entry in &mut catalogue.keyspaces {
-            entry.chunks = self.chunks.get(&entry.id).cloned().unwrap_or_default();
-        }
-        catalogue.summaries = self.summaries.clone();
-        self.write_segment_table(space, epoch)?;
-        catalogue.segments = self.segment_table.iter().map(|address| space.segments.name(*address)).collect();
-        let catalogue_bytes = self.write_catalogue(space, epoch, &catalogue)?;
-        space.seal(epoch);
-        space.wait_for_jobs(written)?;
-        space.sync()?;
-        log_durable()?;
         assert!(self.summaries.is_empty() || !self.table_changes.is_empty(), "summaries of no changes");
-        self.cover(epoch, timestamp, catalogue_bytes);
-        self.write_superblock(space)?;
+        Ok(())
+    }
+
+    /// Frees the space that was released in the epoch: its checkpoint is durable.
+    pub(crate) fn settle(&mut self, space: &Space, epoch: Epoch) {
+        assert!(epoch == self.superblock.epoch, "the superblock does not cover {epoch}");
         self.evacuate.clear();
         self.damaged = Corrupted::default();
         self.note_summaries(space);
         space.segments.settle(epoch);
-        Ok(())
     }
 
     /// Writes the chunks of the table of segments that have changed, are damaged, or lie where all is moved.
-    fn write_segment_table(&mut self, space: &Space, epoch: Epoch) -> Result<()> {
+    pub(crate) fn write_segment_table(&mut self, space: &Space, epoch: Epoch) -> Result<()> {
         let segments = &space.segments;
         let mut changed = segments.take_changed_chunks();
         changed.append(&mut self.damaged.segment_chunks);
@@ -267,11 +247,17 @@ impl PageTableStore {
         Ok(())
     }
 
-    /// Writes the catalogue, each part with the name of the one before it; returns its length.
-    fn write_catalogue(&mut self, space: &Space, epoch: Epoch, catalogue: &Catalogue) -> Result<u64> {
+    /// Writes the catalogue of the checkpoint's beginning with the places of all tables, each part with the name of the
+    /// one before it; returns its length.
+    pub(crate) fn write_catalogue(&mut self, space: &Space, epoch: Epoch, mut catalogue: Catalogue) -> Result<u64> {
+        for entry in &mut catalogue.keyspaces {
+            entry.chunks = self.chunks.get(&entry.id).cloned().unwrap_or_default();
+        }
+        catalogue.summaries = self.summaries.clone();
+        catalogue.segments = self.segment_table.iter().map(|address| space.segments.name(*address)).collect();
         let bytes = catalogue.encode();
         debug_assert!(
-            Catalogue::decode(&bytes).as_ref() == Some(catalogue),
+            Catalogue::decode(&bytes).as_ref() == Some(&catalogue),
             "a catalogue can't be read as it was written"
         );
         self.catalogue.drain(..).for_each(|address| release(space, address, epoch));
@@ -288,7 +274,7 @@ impl PageTableStore {
     }
 
     /// Makes the superblock that of the checkpoint.
-    fn cover(&mut self, epoch: Epoch, timestamp: Timestamp, catalogue_bytes: u64) {
+    pub(crate) fn cover(&mut self, epoch: Epoch, timestamp: Timestamp, catalogue_bytes: u64) {
         assert!(epoch >= self.superblock.epoch, "the checkpoint of {epoch} follows that of {}", self.superblock.epoch);
         assert!(timestamp >= self.superblock.timestamp, "a checkpoint at {timestamp} follows a later one");
         assert!(catalogue_bytes > 0, "a catalogue is never empty");
@@ -570,7 +556,7 @@ impl Space {
     }
 
     /// Ends the epoch's segment.
-    fn seal(&self, epoch: Epoch) {
+    pub(crate) fn seal(&self, epoch: Epoch) {
         let mut jobs = Vec::new();
         let mut appender = self.appender(epoch).lock();
         appender.seal(&self.segments, &mut jobs);
@@ -796,13 +782,15 @@ mod tests {
 
     fn checkpoint(space: &Space, base: &mut PageTableStore, catalogue: &Catalogue) {
         let (epoch, ()) = space.begin_checkpoint(|_| ());
-        let start = CheckpointStart {
-            epoch,
-            timestamp: Timestamp(1),
-            catalogue: catalogue.clone(),
-            damaged_chunks: HashMap::default(),
-        };
-        base.complete(space, start, |_| (), || Ok(())).unwrap();
+        base.append_summaries(space, epoch, HashMap::default()).unwrap();
+        base.write_segment_table(space, epoch).unwrap();
+        let catalogue_bytes = base.write_catalogue(space, epoch, catalogue.clone()).unwrap();
+        space.seal(epoch);
+        space.wait_for_jobs(|_| ()).unwrap();
+        space.sync().unwrap();
+        base.cover(epoch, Timestamp(1), catalogue_bytes);
+        base.write_superblock(space).unwrap();
+        base.settle(space, epoch);
     }
 
     fn catalogue(orphan_count: u32, keyspace_count: u32) -> Catalogue {

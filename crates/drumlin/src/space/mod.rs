@@ -4,7 +4,9 @@
 //! 1. *No overwriting.* A page goes to a new place each time it is written; its old place is released in the epoch of
 //!    the new image and serves again only after the checkpoint that ends that epoch is durable.
 //! 2. *The epoch latch.* Every change of a page or of a page table happens under the shared epoch latch; a checkpoint
-//!    takes it exclusively to begin. No thread waits for I/O under it.
+//!    takes it exclusively to begin. No thread waits for I/O under it, with one exception: a thread that appends and
+//!    finds no free segment grows the file ([`take_segment`](Space::take_segment)). Commits reserve space before they
+//!    take the latch, so that this is rare.
 //! 3. *Images belong to the epoch of their change.* A page last changed in epoch e is appended to e's appender,
 //!    whenever that happens. Two epochs exist at most: the current one, and the one whose checkpoint is being made.
 //! 4. *Every change of an entry is logged.* The table as of a checkpoint is the base image plus all changes up to its

@@ -1,5 +1,5 @@
 //! Making checkpoints: the order of their steps. ARCHITECTURE.md ("The life of a checkpoint") lists them, and a test
-//! compares the list with the calls here and in [`PageTableStore::complete`].
+//! compares the list with the calls here.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::Store;
 use crate::error::{Error, Result};
 use crate::format::Timestamp;
-use crate::space::checkpoint::{CheckpointStart, PageTableStore};
+use crate::space::checkpoint::PageTableStore;
 use crate::space::{Frees, Purpose};
 
 /// The result of a checkpoint.
@@ -83,8 +83,16 @@ impl Store {
         let (epoch, (timestamp, catalogue, damaged_chunks)) = space
             .begin_checkpoint(|_| (engine.log().last(), self.catalogue(), engine.pool.addresses_in(&damaged_chunks)));
         let pages_written = engine.pool.write_epoch(epoch)?;
-        let start = CheckpointStart { epoch, timestamp, catalogue, damaged_chunks };
-        base.complete(space, start, engine.pool.on_written(), || engine.wait_durable(timestamp))?;
+        base.append_summaries(space, epoch, damaged_chunks)?;
+        base.write_segment_table(space, epoch)?;
+        let catalogue_bytes = base.write_catalogue(space, epoch, catalogue)?;
+        space.seal(epoch);
+        space.wait_for_jobs(engine.pool.on_written())?;
+        space.sync()?;
+        engine.wait_durable(timestamp)?;
+        base.cover(epoch, timestamp, catalogue_bytes);
+        base.write_superblock(space)?;
+        base.settle(space, epoch);
         engine.log().truncate(timestamp, base.superblock.checkpoint);
         self.checkpoints.fetch_add(1, Ordering::Relaxed);
         let duration = self.now() - began;
