@@ -2,7 +2,7 @@
 
 use super::{SegmentUse, get_u64, put_u64};
 
-/// A byte range of the data file: the start in units of [`Place::UNIT_BYTES`] and the length in the same units.
+/// A byte range of the data file: the start in units of [`ExtentAddress::UNIT_BYTES`] and the length in the same units.
 ///
 /// | bits | meaning |
 /// | --- | --- |
@@ -87,7 +87,7 @@ impl ExtentAddress {
         (self.0 & ((1 << ExtentAddress::START_BITS) - 1)) * ExtentAddress::UNIT_BYTES
     }
 
-    /// Bytes, a multiple of [`Place::UNIT_BYTES`].
+    /// Bytes, a multiple of [`ExtentAddress::UNIT_BYTES`].
     pub(crate) fn length(self) -> u64 {
         ((self.0 >> ExtentAddress::START_BITS) & ((1 << ExtentAddress::LENGTH_BITS) - 1)) * ExtentAddress::UNIT_BYTES
     }

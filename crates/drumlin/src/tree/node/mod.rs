@@ -23,7 +23,7 @@
 //! 7. Unused bytes are zero: they compress to nothing, and no removed row can be read from the disk.
 //! 8. The first 40 bytes of a page are never touched here.
 //!
-//! [`check`] verifies all of them on untrusted bytes. On a page that passes, no function of this module panics for
+//! [`check()`] verifies all of them on untrusted bytes. On a page that passes, no function of this module panics for
 //! arguments within the node's bounds; on other pages functions may panic, and do nothing worse.
 
 mod check;
