@@ -613,15 +613,34 @@ pub(crate) struct ReclaimGuard<'p> {
 }
 
 impl ReclaimGuard<'_> {
-    /// The frame and the page, if its entry shows it in an immutable frame. The use is for the caller to note.
+    /// The immutable pages of a table.
+    ///
+    /// # Panics
+    /// If it is a table of another database, whose entries name frames of another pool.
     #[inline]
-    pub(crate) fn immutable(&self, table: &PageTable, page: PageId) -> Option<(FrameIndex, &[u8])> {
-        let PageEntry::Immutable(frame) = table.load(page) else { return None };
+    pub(crate) fn pages<'g>(&'g self, table: &'g PageTable) -> ImmutablePages<'g> {
+        assert!(table.is_within(&self.frames.budget), "a page table is read with the guard of another database");
+        ImmutablePages { frames: self.frames, table }
+    }
+}
+
+/// The immutable pages of a table, under a [`ReclaimGuard`] of the pool whose frames its entries name.
+pub(crate) struct ImmutablePages<'g> {
+    frames: &'g Frames,
+    table: &'g PageTable,
+}
+
+impl<'g> ImmutablePages<'g> {
+    /// The frame and the page, if its entry shows it in an immutable frame. The use is for the caller to note.
+    #[inline(always)]
+    pub(crate) fn get(&self, page: PageId) -> Option<(FrameIndex, &'g [u8])> {
+        let PageEntry::Immutable(frame) = self.table.load(page) else { return None };
         let (start, bytes) = self.frames.page_pointer(frame);
         // SAFETY: the entry, read under the reclaim guard, names the frame as immutable: its page was complete before
-        // the entry was published (Release/Acquire), is not changed while it is published, and the frame is not reused
-        // while the guard lives, which is one of these very frames (module, 3; `reclaim`, 1). Tests:
-        // `loom_frames_are_reused_when_readers_have_left`, `loom_a_nested_guard_outlives_the_outer`.
+        // the entry was published (Release/Acquire), is not changed while it is published, and the frame is not used
+        // anew while the guard lives (module, 3; `reclaim`, 1). The table is one of these very frames: asserted where
+        // this was made, which borrows the guard. Tests: `loom_frames_are_reused_when_readers_have_left`,
+        // `loom_a_nested_guard_outlives_the_outer`, `a_guard_reads_no_other_database`.
         Some((frame, unsafe { std::slice::from_raw_parts(start, bytes) }))
     }
 }
@@ -769,13 +788,15 @@ impl FrameWrite<'_> {
     /// The page of a leaf, to be changed.
     ///
     /// # Panics
-    /// If `table` does not show the page as a leaf in this frame.
+    /// If `table` does not show the page as a leaf in this frame, or is a table of another database.
     #[inline]
     pub(crate) fn leaf_mut(&mut self, table: &PageTable) -> &mut [u8] {
+        assert!(table.is_within(&self.frames.budget), "a leaf is changed by the page table of another database");
         assert!(table.load(self.page()) == PageEntry::Leaf(self.frame), "only leaves change in place");
         let (start, bytes) = self.frames.page_pointer(self.frame);
-        // SAFETY: the latch is held, exclusively, and the entry shows a leaf, which is never read without the latch.
-        // Tests: `only_leaves_change_in_place`; tests/concurrency.rs.
+        // SAFETY: the latch is held, exclusively, and the entry shows a leaf, which is never read without the latch. The
+        // entry is of a table whose frames these are: asserted above. Tests: `only_leaves_change_in_place`,
+        // `no_other_database_changes_a_leaf`; tests/concurrency.rs.
         unsafe { std::slice::from_raw_parts_mut(start, bytes) }
     }
 
@@ -826,6 +847,34 @@ mod tests {
         table.store(page_key.page, PageEntry::Immutable(frame));
         let mut write = frames.write(frame, page_key).expect("published");
         write.leaf_mut(&table)[0] = 1;
+    }
+
+    /// A frame of one database with a page that a table of another shows, in a frame of the same number.
+    fn foreign(entry: fn(FrameIndex) -> PageEntry) -> (Frames, FrameIndex, PageKey, PageTable) {
+        let frames = Frames::new(Budget::of_pages(64 << 10), Arc::default());
+        let other = PageTable::new(&Budget::of_pages(64 << 10));
+        let page_key = PageKey { keyspace: KeyspaceId(1), page: other.allocate(1) };
+        let frame = frames.try_take(PAGE_BYTES_MIN).expect("within the limit").into_published(page_key);
+        other.store(page_key.page, entry(frame));
+        (frames, frame, page_key, other)
+    }
+
+    /// A reclaim guard protects the frames of its own pool, and leads to no others.
+    #[test]
+    #[should_panic(expected = "the guard of another database")]
+    fn a_guard_reads_no_other_database() {
+        let (frames, _, page_key, other) = foreign(PageEntry::Immutable);
+        let reclaim_guard = frames.reclaim_guard();
+        let _ = reclaim_guard.pages(&other).get(page_key.page);
+    }
+
+    /// A latched page is a leaf by the word of its own database alone.
+    #[test]
+    #[should_panic(expected = "the page table of another database")]
+    fn no_other_database_changes_a_leaf() {
+        let (frames, frame, page_key, other) = foreign(PageEntry::Leaf);
+        let mut write = frames.write(frame, page_key).expect("published");
+        write.leaf_mut(&other)[0] = 1;
     }
 
     /// The least that many page tables leave of 8 MiB has room for headers of every size, and a page of any.

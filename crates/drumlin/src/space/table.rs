@@ -166,6 +166,13 @@ impl PageTable {
         }
     }
 
+    /// Returns `true` if the table takes its memory of this budget. Every open database has one of its own: by it the
+    /// frames that the entries name are told from those of another database's pool.
+    #[inline]
+    pub(crate) fn is_within(&self, budget: &Arc<Budget>) -> bool {
+        Arc::ptr_eq(&self.budget, budget)
+    }
+
     /// Returns `true` if so many more page ids are left, whatever is allocated meanwhile by commits in progress, each
     /// of which has asked too. Once a commit has its timestamp it is too late to run out. O(1), without a lock.
     pub(crate) fn has_numbers(&self, page_count: u64) -> bool {

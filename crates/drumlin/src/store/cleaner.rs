@@ -239,7 +239,8 @@ impl Store {
     fn is_value_in_memory(&self, pages: &PageSpace, page: PageId) -> bool {
         let pool = &self.engine.pool;
         let reclaim_guard = pool.reclaim_guard();
-        reclaim_guard.immutable(&pages.table, page).is_some_and(|(_, bytes)| bytes[KIND_OFFSET] == Kind::Value as u8)
+        let found = reclaim_guard.pages(&pages.table).get(page);
+        found.is_some_and(|(_, bytes)| bytes[KIND_OFFSET] == Kind::Value as u8)
     }
 
     /// Makes a node in memory dirty, so that it is written elsewhere. Returns `false` if the page no longer holds a

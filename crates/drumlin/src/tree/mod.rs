@@ -163,6 +163,7 @@ impl Tree {
         mut visit: impl FnMut(PageId, FrameIndex, &Inner<'_>, usize),
     ) -> Result<Option<(PageId, FrameIndex)>, Stop> {
         let reclaim_guard = self.pool.reclaim_guard();
+        let immutable_pages = reclaim_guard.pages(&self.pages.table);
         let mut page = PageId::ROOT;
         let mut level = u8::MAX;
         loop {
@@ -172,7 +173,7 @@ impl Tree {
                     return Ok(Some((page, frame)));
                 }
                 PageEntry::Immutable(_) => {
-                    let Some((frame, bytes)) = reclaim_guard.immutable(&self.pages.table, page) else { continue };
+                    let Some((frame, bytes)) = immutable_pages.get(page) else { continue };
                     if bytes[KIND_OFFSET] != Kind::Inner as u8 {
                         return Ok(None);
                     }

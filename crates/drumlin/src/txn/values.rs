@@ -328,7 +328,7 @@ async fn read_medium(
     loop {
         {
             let reclaim_guard = pool.reclaim_guard();
-            if let Some((frame, bytes)) = reclaim_guard.immutable(&pages.table, page) {
+            if let Some((frame, bytes)) = reclaim_guard.pages(&pages.table).get(page) {
                 pool.frames.header(frame).touch();
                 let end = CHUNK_OVERHEAD_BYTES + reference.length as usize;
                 if bytes.len() < end
