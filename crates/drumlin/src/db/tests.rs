@@ -449,7 +449,7 @@ fn frames_give_up_what_page_tables_take() {
     let db = config.open("/db").unwrap();
     let keyspace = db.keyspace_with("rows", crate::KeyspaceOptions::new().page_bytes(512)).unwrap();
     // No checkpoint is made meanwhile.
-    let base = db.store().unwrap().base.lock();
+    let page_tables = db.store().unwrap().page_tables.lock();
     for first in (0..ROWS).step_by(100) {
         let mut tx = db.begin().unwrap();
         for row in first..first + 100 {
@@ -465,7 +465,7 @@ fn frames_give_up_what_page_tables_take() {
         db.keyspace(&format!("keyspace {number}")).unwrap();
         check(&db, &format!("with {number} keyspaces more"));
     }
-    drop(base);
+    drop(page_tables);
     drop((keyspace, db));
     let db = config.open("/db").unwrap();
     check(&db, "opened again");
@@ -516,11 +516,11 @@ fn a_second_close_waits_for_the_first() {
     let store = Arc::clone(db.store().unwrap());
     std::thread::scope(|scope| {
         // Nobody makes a checkpoint meanwhile.
-        let base = store.base.lock();
+        let page_tables = store.page_tables.lock();
         let closes = [(); 2].map(|()| scope.spawn(|| db.clone().close()));
         std::thread::sleep(std::time::Duration::from_millis(50));
         let ended_count = closes.iter().filter(|close| close.is_finished()).count();
-        drop(base);
+        drop(page_tables);
         assert_eq!(ended_count, 0, "closes that have not waited");
         closes.into_iter().for_each(|close| close.join().unwrap().unwrap());
     });

@@ -36,7 +36,7 @@ const BUDGET_TO_CATALOGUE: u64 = 4;
 
 /// Entries since the base image at which the next checkpoint folds them in, if they are also an eighth of the pages:
 /// reading that many at recovery takes milliseconds.
-const COMPACT_CHANGE_COUNT_MIN: u64 = 4096;
+const FOLD_CHANGE_COUNT_MIN: u64 = 4096;
 
 /// The newest durable checkpoint; owned by the thread that makes the next one.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ pub(crate) struct PageTableStore {
     /// Chunks and summaries in these segments are to move with the next checkpoint.
     evacuate: HashSet<SegmentId>,
     /// Structures that are damaged on disk: the next checkpoint rewrites them.
-    damaged: Corrupted,
+    corrupted: Corrupted,
     /// Entries since the base image at which it is folded whatever the number of pages: bounds memory.
     change_count_max: usize,
 }
@@ -70,7 +70,7 @@ struct Corrupted {
 /// A database's state as its newest superblock tells it.
 #[derive(Debug)]
 pub(crate) struct Loaded {
-    pub(crate) base: PageTableStore,
+    pub(crate) page_tables: PageTableStore,
     pub(crate) catalogue: Catalogue,
 }
 
@@ -89,7 +89,7 @@ impl PageTableStore {
             segment_table: Vec::new(),
             catalogue: Vec::new(),
             evacuate: HashSet::default(),
-            damaged: Corrupted::default(),
+            corrupted: Corrupted::default(),
             change_count_max,
         }
     }
@@ -101,14 +101,14 @@ impl PageTableStore {
         (self.table_changes.capacity() * size_of::<TableChange>() + others * size_of::<ExtentAddress>() + chunks) as u64
     }
 
-    /// Everything of the base that lies in these segments moves with the next checkpoint.
+    /// All of the page tables that lies in these segments moves with the next checkpoint.
     pub(crate) fn evacuate(&mut self, segments: impl IntoIterator<Item = SegmentId>) {
         self.evacuate.extend(segments);
     }
 
     /// Chunks that can't be read: what they said has to be taken from memory.
-    pub(crate) fn damaged_chunks(&self) -> Vec<(KeyspaceId, usize)> {
-        self.damaged.chunks.iter().copied().collect()
+    pub(crate) fn corrupted_chunks(&self) -> Vec<(KeyspaceId, usize)> {
+        self.corrupted.chunks.iter().copied().collect()
     }
 
     /// Returns `true` if the list of incarnations has no room for another.
@@ -149,10 +149,10 @@ impl PageTableStore {
         self.write_superblock(space)
     }
 
-    /// Returns `true` if the page tables are known, but for [damaged chunks](Self::damaged_chunks): a damaged summary
+    /// Returns `true` if the page tables are known, but for [damaged chunks](Self::corrupted_chunks): a damaged summary
     /// leaves words of an earlier time anywhere.
     pub(crate) fn is_table_known(&self) -> bool {
-        !self.damaged.summary
+        !self.corrupted.summary
     }
 
     /// Writes the superblock durably, into the slot that does not hold the newest.
@@ -166,12 +166,12 @@ impl PageTableStore {
     }
 
     /// Appends the epoch's changes of page tables: as summaries, or as a new base image. Of chunks that were
-    /// [damaged](Self::damaged_chunks) it gets the places of all pages when the checkpoint began.
+    /// [damaged](Self::corrupted_chunks) it gets the places of all pages when the checkpoint began.
     pub(crate) fn append_summaries(
         &mut self,
         space: &Space,
         epoch: Epoch,
-        damaged_chunks: HashMap<(KeyspaceId, usize), Vec<u64>>,
+        corrupted_chunks: HashMap<(KeyspaceId, usize), Vec<u64>>,
     ) -> Result<()> {
         let current = space.epoch_latch.newest();
         assert!(epoch.next() == current, "a checkpoint of {epoch} is completed in {current}");
@@ -194,14 +194,14 @@ impl PageTableStore {
         }
 
         let page_count = space.page_count();
-        let is_damaged = self.damaged.summary || !damaged_chunks.is_empty();
+        let is_corrupted = self.corrupted.summary || !corrupted_chunks.is_empty();
         if self.table_changes.len() as u64 >= unfolded_entries_max(page_count)
-            || is_damaged
+            || is_corrupted
             || self.table_changes.len() >= self.change_count_max
             || self.must_evacuate(space)
         {
             crate::coverage::mark!("a checkpoint wrote a new base image");
-            self.compact(space, epoch, damaged_chunks)?;
+            self.fold(space, epoch, corrupted_chunks)?;
         } else {
             let fresh = self.table_changes[fresh_start..].to_vec();
             for part in fresh.chunks(SUMMARY_BYTES / summary::ENTRY_BYTES) {
@@ -216,7 +216,7 @@ impl PageTableStore {
     pub(crate) fn settle(&mut self, space: &Space, epoch: Epoch) {
         assert!(epoch == self.superblock.epoch, "the superblock does not cover {epoch}");
         self.evacuate.clear();
-        self.damaged = Corrupted::default();
+        self.corrupted = Corrupted::default();
         self.note_summaries(space);
         space.segments.settle(epoch);
     }
@@ -225,7 +225,7 @@ impl PageTableStore {
     pub(crate) fn write_segment_table(&mut self, space: &Space, epoch: Epoch) -> Result<()> {
         let segments = &space.segments;
         let mut changed = segments.take_changed_chunks();
-        changed.append(&mut self.damaged.segment_chunks);
+        changed.append(&mut self.corrupted.segment_chunks);
         let chunk_count = segments.chunk_count() as usize;
         // The file may have become shorter.
         for address in self.segment_table.drain(chunk_count.min(self.segment_table.len())..) {
@@ -298,7 +298,7 @@ impl PageTableStore {
         }
     }
 
-    /// Returns `true` if something of the base lies in segments that are being emptied.
+    /// Returns `true` if something of the page tables lies in segments that are being emptied.
     pub(crate) fn must_evacuate(&self, space: &Space) -> bool {
         let inside = |address: &ExtentAddress| {
             !address.is_none() && self.evacuate.contains(&space.segments.segment_of(*address))
@@ -307,12 +307,7 @@ impl PageTableStore {
     }
 
     /// Makes a new base image of the old one and the changes since, and releases what it replaces.
-    fn compact(
-        &mut self,
-        space: &Space,
-        epoch: Epoch,
-        mut damaged: HashMap<(KeyspaceId, usize), Vec<u64>>,
-    ) -> Result<()> {
+    fn fold(&mut self, space: &Space, epoch: Epoch, mut damaged: HashMap<(KeyspaceId, usize), Vec<u64>>) -> Result<()> {
         let table_changes = std::mem::take(&mut self.table_changes);
         let dropped: HashSet<KeyspaceId> = dropped(&table_changes).collect();
         let mut changes: BTreeMap<(KeyspaceId, usize), Vec<TableChange>> = BTreeMap::new();
@@ -376,7 +371,7 @@ impl PageTableStore {
             let entries = restore(space, "a summary", address).and_then(|()| read_summary(space, address));
             match sound(entries, on_corruption)? {
                 Some(entries) => self.table_changes.extend(entries),
-                None => self.damaged.summary = true,
+                None => self.corrupted.summary = true,
             }
         }
         let mut changes: HashMap<KeyspaceId, BTreeMap<usize, Vec<TableChange>>> = HashMap::default();
@@ -402,7 +397,7 @@ impl PageTableStore {
                 on_corruption(Error::corrupted(space.path(), "the catalogue", reason))?;
                 continue;
             }
-            let pages = Arc::new(PageSpace::new(*id, *page_bytes as usize, name.len(), &space.memory));
+            let pages = Arc::new(PageSpace::new(*id, *page_bytes as usize, name.len(), &space.budget));
             let changed = changes.get(id);
             for chunk in 0..chunk_count {
                 let address = chunks.get(chunk).copied().unwrap_or(ExtentAddress::NONE);
@@ -412,7 +407,7 @@ impl PageTableStore {
                     let read = restore(space, &what, address).and_then(|()| read_chunk(space, *id, chunk, address));
                     match sound(read, on_corruption)? {
                         Some(read) => words = read,
-                        None => drop(self.damaged.chunks.insert((*id, chunk))),
+                        None => drop(self.corrupted.chunks.insert((*id, chunk))),
                     }
                 }
                 for entry in changed.and_then(|changed| changed.get(&chunk)).into_iter().flatten() {
@@ -432,7 +427,7 @@ impl PageTableStore {
                         .and_then(|address| restore(space, &format!("page {page} of keyspace {name:?}"), address));
                     if let Err(error) = restored {
                         // A damaged summary says nothing about outdated entries.
-                        if !self.damaged.summary {
+                        if !self.corrupted.summary {
                             on_corruption(error)?;
                         }
                         *entry = 0;
@@ -443,7 +438,7 @@ impl PageTableStore {
             self.chunks.insert(*id, chunks.clone());
             space.add_page_space(pages);
         }
-        Ok(Loaded { base: self, catalogue })
+        Ok(Loaded { page_tables: self, catalogue })
     }
 }
 
@@ -491,13 +486,13 @@ impl PageTableStore {
         let chunk_count = space.segments.chunk_count();
         for (chunk, &extent) in (0..).zip(named).filter(|(_, extent)| **extent != ExtentRef::NONE) {
             if sound(restore_named(space, "the table of segments", extent), on_corruption)?.is_none() {
-                self.damaged.segment_chunks.insert(chunk);
+                self.corrupted.segment_chunks.insert(chunk);
             }
         }
         self.segment_table = named.iter().map(|extent| extent.address).collect();
         // The file may have become shorter since the checkpoint.
         for (chunk, &address) in (0..chunk_count).zip(&self.segment_table) {
-            if address.is_none() || self.damaged.segment_chunks.contains(&chunk) {
+            if address.is_none() || self.corrupted.segment_chunks.contains(&chunk) {
                 continue;
             }
             let read = read_payload(space, Kind::Segments, KeyspaceId(0), chunk as usize, address);
@@ -507,10 +502,10 @@ impl PageTableStore {
             });
             match sound(read, on_corruption)? {
                 Some(uses) => space.segments.restore_uses(chunk, &uses),
-                None => drop(self.damaged.segment_chunks.insert(chunk)),
+                None => drop(self.corrupted.segment_chunks.insert(chunk)),
             }
         }
-        self.damaged.segment_chunks.iter().for_each(|chunk| space.segments.forget_uses(*chunk));
+        self.corrupted.segment_chunks.iter().for_each(|chunk| space.segments.forget_uses(*chunk));
         Ok(())
     }
 }
@@ -522,14 +517,14 @@ fn dropped(entries: &[TableChange]) -> impl Iterator<Item = KeyspaceId> + '_ {
 
 /// So many entries, where there are so many pages, are folded into the base image.
 fn unfolded_entries_max(page_count: u64) -> u64 {
-    (page_count / 8).max(COMPACT_CHANGE_COUNT_MIN)
+    (page_count / 8).max(FOLD_CHANGE_COUNT_MIN)
 }
 
 impl Space {
     /// Bytes that the entries may take in summaries at the next checkpoint: where they are more, it folds them.
     pub(crate) fn summary_bytes(&self) -> u64 {
         let mut entry_count = self.entry_count() as u64;
-        if entry_count > COMPACT_CHANGE_COUNT_MIN {
+        if entry_count > FOLD_CHANGE_COUNT_MIN {
             entry_count = entry_count.min(unfolded_entries_max(self.page_count()));
         }
         entry_count * summary::ENTRY_BYTES as u64
@@ -721,17 +716,17 @@ impl PageTableStore {
         }
         for (chunk, &address) in (0..).zip(&self.segment_table) {
             if !address.is_none() && is_damaged(address, &format!("the table of segments, chunk {chunk},")) {
-                self.damaged.segment_chunks.insert(chunk);
+                self.corrupted.segment_chunks.insert(chunk);
             }
         }
         for &address in &self.summaries {
-            self.damaged.summary |= is_damaged(address, "a summary");
+            self.corrupted.summary |= is_damaged(address, "a summary");
         }
         for (&keyspace, addresses) in &self.chunks {
             for (chunk, &address) in addresses.iter().enumerate() {
                 if !address.is_none() && is_damaged(address, &format!("chunk {chunk} of the page table of {keyspace}"))
                 {
-                    self.damaged.chunks.insert((keyspace, chunk));
+                    self.corrupted.chunks.insert((keyspace, chunk));
                 }
             }
         }
@@ -764,8 +759,8 @@ mod tests {
             incarnations: vec![(Incarnation(1), Timestamp(1))],
             log: Vec::new(),
         };
-        let base = base(&file, superblock);
-        (space(&file, 1), base)
+        let page_tables = page_tables(&file, superblock);
+        (space(&file, 1), page_tables)
     }
 
     fn space(file: &crate::io::FileRef, incarnation: u32) -> Space {
@@ -775,22 +770,22 @@ mod tests {
         Space::new(std::path::Path::new("data"), Arc::clone(file), DatabaseId(77), 64 << 10, count, epoch, budget)
     }
 
-    fn base(file: &crate::io::FileRef, superblock: Superblock) -> PageTableStore {
+    fn page_tables(file: &crate::io::FileRef, superblock: Superblock) -> PageTableStore {
         let superblocks = Superblocks::new(Arc::clone(file), SyncMethod::FullSync, superblock.clone());
         PageTableStore::new(superblock, Arc::new(superblocks), 1 << 20)
     }
 
-    fn checkpoint(space: &Space, base: &mut PageTableStore, catalogue: &Catalogue) {
+    fn checkpoint(space: &Space, page_tables: &mut PageTableStore, catalogue: &Catalogue) {
         let (epoch, ()) = space.begin_checkpoint(|_| ());
-        base.append_summaries(space, epoch, HashMap::default()).unwrap();
-        base.write_segment_table(space, epoch).unwrap();
-        let catalogue_bytes = base.write_catalogue(space, epoch, catalogue.clone()).unwrap();
+        page_tables.append_summaries(space, epoch, HashMap::default()).unwrap();
+        page_tables.write_segment_table(space, epoch).unwrap();
+        let catalogue_bytes = page_tables.write_catalogue(space, epoch, catalogue.clone()).unwrap();
         space.seal(epoch);
         space.wait_for_jobs(|_| ()).unwrap();
         space.sync().unwrap();
-        base.cover(epoch, Timestamp(1), catalogue_bytes);
-        base.write_superblock(space).unwrap();
-        base.settle(space, epoch);
+        page_tables.cover(epoch, Timestamp(1), catalogue_bytes);
+        page_tables.write_superblock(space).unwrap();
+        page_tables.settle(space, epoch);
     }
 
     fn catalogue(orphan_count: u32, keyspace_count: u32) -> Catalogue {
@@ -812,25 +807,26 @@ mod tests {
     #[test]
     fn a_catalogue_has_no_limit() {
         for (orphan_count, keyspace_count) in [(0, 0), (900_000, 0), (3, 36_500), (1_000_000, 100)] {
-            let (space, mut base) = stage();
+            let (space, mut page_tables) = stage();
             let written = catalogue(orphan_count, keyspace_count);
             for _ in 0..2 {
-                checkpoint(&space, &mut base, &written);
+                checkpoint(&space, &mut page_tables, &written);
             }
-            let superblock = base.superblock.clone();
+            let superblock = page_tables.superblock.clone();
             assert_eq!(
                 superblock.catalogue_bytes,
-                written.encode().len() as u64 + 16 * base.segment_table.len() as u64
+                written.encode().len() as u64 + 16 * page_tables.segment_table.len() as u64
             );
             let live_bytes = space.segments.usage().live_bytes;
             let again = self::space(space.file(), 2);
-            let loaded = self::base(space.file(), superblock.clone()).load(&again, MEMORY_BYTES, &mut Err).unwrap();
+            let loaded =
+                self::page_tables(space.file(), superblock.clone()).load(&again, MEMORY_BYTES, &mut Err).unwrap();
             assert_eq!(loaded.catalogue.orphans, written.orphans);
             assert_eq!(loaded.catalogue.keyspaces, written.keyspaces);
             assert_eq!(again.segments.usage().live_bytes, live_bytes, "what lives is what was written");
             if superblock.catalogue_bytes > 1 << 20 {
                 let again = self::space(space.file(), 2);
-                let refused = self::base(space.file(), superblock).load(&again, 2 << 20, &mut Err);
+                let refused = self::page_tables(space.file(), superblock).load(&again, 2 << 20, &mut Err);
                 assert!(matches!(refused, Err(Error::BudgetTooSmall { .. })), "{refused:?}");
             }
         }
@@ -839,11 +835,11 @@ mod tests {
     /// A superblock that verifies and names a catalogue of senseless length, or another part than the last, is damage.
     #[test]
     fn a_misnamed_catalogue_is_damage() {
-        let (space, mut base) = stage();
-        checkpoint(&space, &mut base, &catalogue(20_000, 0));
-        let sound = base.superblock.clone();
+        let (space, mut page_tables) = stage();
+        checkpoint(&space, &mut page_tables, &catalogue(20_000, 0));
+        let sound = page_tables.superblock.clone();
         let named = |address: ExtentAddress| space.segments.name(address);
-        let parts: Vec<ExtentAddress> = base.catalogue.clone();
+        let parts: Vec<ExtentAddress> = page_tables.catalogue.clone();
         assert!(parts.len() > 3);
         let wrong = [
             Superblock { catalogue_bytes: sound.catalogue_bytes - 1, ..sound.clone() },
@@ -858,7 +854,7 @@ mod tests {
         ];
         for superblock in wrong {
             let again = self::space(space.file(), 2);
-            let loaded = self::base(space.file(), superblock.clone()).load(&again, MEMORY_BYTES, &mut Err);
+            let loaded = self::page_tables(space.file(), superblock.clone()).load(&again, MEMORY_BYTES, &mut Err);
             assert!(matches!(loaded, Err(Error::Corrupted { .. })), "{superblock:?}: {loaded:?}");
         }
     }

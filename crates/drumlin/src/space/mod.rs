@@ -40,7 +40,7 @@ use crate::format::{DatabaseId, Epoch, ExtentAddress, KeyspaceId, PageId, Segmen
 use crate::io::{FileRef, Persist};
 use crate::memory::{Budget, WRITE_BUFFER_COUNT};
 use appender::{Appender, WriteJob};
-use reservation::SpaceBudget;
+use reservation::Reservations;
 pub(crate) use reservation::{CheckpointDebt, Frees, Margin, Purpose, SpaceReservation};
 use segments::Segments;
 pub(crate) use table::{FrameIndex, PageEntry, PageTable};
@@ -169,9 +169,9 @@ pub(crate) struct Space {
     summary_list_bytes: AtomicU64,
     failure: OnceLock<Arc<str>>,
     pub(crate) traffic: Traffic,
-    budget: SpaceBudget,
+    reservations: Reservations,
     /// The memory that the database may use.
-    memory: Arc<Budget>,
+    budget: Arc<Budget>,
 }
 
 #[derive(Debug, Default)]
@@ -215,9 +215,9 @@ impl Space {
         segment_bytes: u64,
         segment_count: u32,
         epoch: Epoch,
-        memory: Arc<Budget>,
+        budget: Arc<Budget>,
     ) -> Space {
-        let appender = || Appender::new(memory.write_buffer_bytes());
+        let appender = || Appender::new(budget.write_buffer_bytes());
         Space {
             path: path.to_path_buf(),
             segments: Segments::new(
@@ -242,14 +242,14 @@ impl Space {
             summary_list_bytes: AtomicU64::new(0),
             failure: OnceLock::new(),
             traffic: Traffic::default(),
-            budget: SpaceBudget::new(),
-            memory,
+            reservations: Reservations::new(),
+            budget,
         }
     }
 
     /// Bytes in memory that the next checkpoint writes.
     pub(crate) fn debt(&self) -> Arc<CheckpointDebt> {
-        Arc::clone(&self.budget.debt)
+        Arc::clone(&self.reservations.debt)
     }
 
     pub(crate) fn file(&self) -> &FileRef {
@@ -322,16 +322,16 @@ impl Space {
 
     /// Refuses what may have page tables grow by so many bytes more where there is no memory for them.
     pub(crate) fn check_table_growth(&self, more_bytes: u64) -> Result<()> {
-        self.check_budget(self.memory.needed_for_growth(more_bytes))
+        self.check_budget(self.budget.needed_for_growth(more_bytes))
     }
 
     /// Refuses page tables of so many bytes, before they are read, where there is no memory for them.
     fn check_opened_tables(&self, bytes: u64) -> Result<()> {
-        self.check_budget(self.memory.needed_for_opening(bytes))
+        self.check_budget(self.budget.needed_for_opening(bytes))
     }
 
     fn check_budget(&self, needed: Option<u64>) -> Result<()> {
-        let given_bytes = self.memory.total_bytes();
+        let given_bytes = self.budget.total_bytes();
         needed.map_or(Ok(()), |minimum_bytes| Err(Error::BudgetTooSmall { given_bytes, minimum_bytes }))
     }
 

@@ -15,7 +15,7 @@
 //!    what takes space does not.
 //! 4. *Sums.* `reserved = direct + Σ granted`, and in each slot of credit `granted ≥ available + in use`. Asserted at
 //!    each change; in the release build too, as the numbers are in the processor's registers by then.
-//! 5. *Exactness.* While the budget is exact no thread has credit available, and reserved is the sum of the
+//! 5. *Exactness.* While the sums are exact no thread has credit available, and reserved is the sum of the
 //!    reservations alive.
 //! 6. *Segments are taken here.* [`Space::take_segment`] is the one caller of `Segments::take`; an appender is handed
 //!    it with the purpose that it serves. Appenders of an epoch take segments for what has been reserved already:
@@ -27,7 +27,7 @@
 //! A commit on the hot path does not compute the admission. A thread is granted [`CREDIT_BYTES`] with the space of a
 //! commit, as if more rows were put, and spends them in its own slot, on its own cache line. What commits that have
 //! ended had spent is given back when the thread comes for more. Near a full disk the credit of idle threads must not
-//! be what a commit is refused for: when the file can't grow, the budget becomes *exact*, all slots are emptied under
+//! be what a commit is refused for: when the file can't grow, the sums become *exact*, all slots are emptied under
 //! their locks, and each reservation is computed, until [plenty](SpaceState::has_plenty) is free again.
 //!
 //! Lock order: the admissions, a slot of credit; both before the entries, the appender and the segments. Spending
@@ -202,7 +202,7 @@ impl SpaceState {
         assert!(covers, "{bytes} bytes for {purpose:?} are not covered by {self:?}");
     }
 
-    /// Returns `true` if the budget need not be exact: there is credit for all who come next.
+    /// Returns `true` if the sums need not be exact: there is credit for all who come next.
     fn has_plenty(&self) -> bool {
         self.free_segments >= 2 * self.needed_segments(CREDIT_BYTES) + self.spare_segments()
     }
@@ -295,7 +295,7 @@ impl CheckpointDebt {
 
 /// The sums of what is reserved.
 #[derive(Debug)]
-pub(super) struct SpaceBudget {
+pub(super) struct Reservations {
     pub(super) debt: Arc<CheckpointDebt>,
     admissions: Mutex<Admissions>,
     slots: Box<[CachePadded<Mutex<Credit>>]>,
@@ -383,9 +383,9 @@ impl Credit {
     }
 }
 
-impl SpaceBudget {
-    pub(super) fn new() -> SpaceBudget {
-        SpaceBudget {
+impl Reservations {
+    pub(super) fn new() -> Reservations {
+        Reservations {
             debt: Arc::default(),
             admissions: Mutex::default(),
             slots: (0..SLOT_COUNT).map(|_| CachePadded::default()).collect(),
@@ -443,11 +443,11 @@ impl std::fmt::Debug for SpaceReservation<'_> {
 impl Drop for SpaceReservation<'_> {
     #[inline]
     fn drop(&mut self) {
-        let budget = &self.space.budget;
+        let reservations = &self.space.reservations;
         match self.slot {
-            Some(slot) => budget.slots[slot].lock().end(self.bytes),
+            Some(slot) => reservations.slots[slot].lock().end(self.bytes),
             None => {
-                let mut admissions = budget.admissions.lock();
+                let mut admissions = reservations.admissions.lock();
                 assert!(admissions.direct_bytes >= self.bytes, "{self:?} is released of {:?}", *admissions);
                 admissions.direct_bytes -= self.bytes;
                 assert!(admissions.packing_count > 0 || self.purpose != Purpose::Pack, "{self:?} was not counted");
@@ -466,7 +466,7 @@ impl SpaceReservation<'_> {
     pub(crate) fn resize(&mut self, bytes: u64) -> bool {
         assert!(self.slot.is_none(), "credit is not resized");
         let space = self.space;
-        let mut admissions = space.budget.admissions.lock();
+        let mut admissions = space.reservations.admissions.lock();
         assert!(admissions.direct_bytes >= self.bytes, "{self:?} is resized of {:?}", *admissions);
         admissions.direct_bytes -= std::mem::take(&mut self.bytes);
         let admission = admit(&space.state_of(&admissions), self.purpose, bytes);
@@ -487,7 +487,7 @@ impl Space {
             return None;
         }
         let slot = thread_index() % SLOT_COUNT;
-        let is_spent = self.budget.slots[slot].lock().spend(bytes);
+        let is_spent = self.reservations.slots[slot].lock().spend(bytes);
         is_spent.then(|| SpaceReservation { space: self, purpose, bytes, slot: Some(slot) })
     }
 
@@ -512,21 +512,21 @@ impl Space {
         }
     }
 
-    /// Reserves space of what is free. Grants credit with it, as long as the budget is not exact.
+    /// Reserves space of what is free. Grants credit with it, as long as the sums are not exact.
     pub(crate) fn try_reserve(
         &self,
         purpose: Purpose,
         bytes: u64,
         margin: Margin,
     ) -> Result<SpaceReservation<'_>, Shortage> {
-        let mut admissions = self.budget.admissions.lock();
+        let mut admissions = self.reservations.admissions.lock();
         if !admissions.is_exact && purpose.takes_credit() && bytes <= CREDIT_BYTES {
             let slot = thread_index() % SLOT_COUNT;
-            let mut credit = self.budget.slots[slot].lock();
+            let mut credit = self.reservations.slots[slot].lock();
             admissions.credited_bytes -= credit.settle();
             let state = self.state_of(&admissions);
             let wanted_bytes = credit.wants(bytes);
-            if admissions.credited_bytes + wanted_bytes <= self.memory.total_bytes() / CREDIT_SHARE {
+            if admissions.credited_bytes + wanted_bytes <= self.budget.total_bytes() / CREDIT_SHARE {
                 // Credit pays for rows that are put.
                 return match admit(&state, Purpose::Put, wanted_bytes) {
                     Admission::Granted => {
@@ -557,7 +557,7 @@ impl Space {
         margin: Margin,
     ) -> Result<(), Shortage> {
         if admissions.is_exact {
-            self.budget.collect(admissions);
+            self.reservations.collect(admissions);
         }
         let state = self.state_of(admissions);
         admissions.is_exact &= !state.has_plenty();
@@ -579,9 +579,9 @@ impl Space {
         let segments = u32::try_from(shortage.segments).unwrap_or(u32::MAX);
         self.segments.ensure_free(segments).or_else(|error| match self.growth_error(error) {
             error @ Error::DiskFull { .. } => {
-                let mut admissions = self.budget.admissions.lock();
+                let mut admissions = self.reservations.admissions.lock();
                 admissions.is_exact = true;
-                let collected_bytes = self.budget.collect(&mut admissions);
+                let collected_bytes = self.reservations.collect(&mut admissions);
                 if collected_bytes > 0 || shortage.is_for_credit { Ok(()) } else { Err(error) }
             }
             error => Err(error),
@@ -590,7 +590,7 @@ impl Space {
 
     /// Collects the credit that no reservation uses, of all threads.
     pub(crate) fn collect_credit(&self) {
-        self.budget.collect(&mut self.budget.admissions.lock());
+        self.reservations.collect(&mut self.reservations.admissions.lock());
     }
 
     /// Takes a segment for a purpose, growing the file where too few are free.
@@ -599,7 +599,7 @@ impl Space {
             return self.segments.take().map_err(|error| self.growth_error(error));
         }
         loop {
-            let mut admissions = self.budget.admissions.lock();
+            let mut admissions = self.reservations.admissions.lock();
             match self.check_admission(&mut admissions, purpose, 0, Margin::Full) {
                 // An appender of an epoch, which does not ask, may have taken the last.
                 Ok(()) => match self.segments.try_take() {
@@ -618,8 +618,8 @@ impl Space {
     /// [kept](SpaceState::kept_segments) in any case.
     pub(crate) fn shrink(&self, keep: u64) -> Result<()> {
         // The file does not become shorter than what is admitted meanwhile counts on.
-        let mut admissions = self.budget.admissions.lock();
-        self.budget.collect(&mut admissions);
+        let mut admissions = self.reservations.admissions.lock();
+        self.reservations.collect(&mut admissions);
         let keep = keep.max(self.state_of(&admissions).kept_segments());
         let keep = u32::try_from(keep).unwrap_or(u32::MAX);
         self.segments.shrink(keep).map_err(|error| Error::io("shrinking", self.path(), error))
@@ -632,18 +632,18 @@ impl Space {
 
     /// Free space and claims to it at this moment.
     pub(crate) fn state(&self) -> SpaceState {
-        self.state_of(&self.budget.admissions.lock())
+        self.state_of(&self.reservations.admissions.lock())
     }
 
     fn state_of(&self, admissions: &Admissions) -> SpaceState {
         // Parts of the catalogue have headers, and lie in units of 64 bytes.
-        let catalogue_bytes = self.catalogue_bytes() + self.budget.debt.orphan_bytes();
+        let catalogue_bytes = self.catalogue_bytes() + self.reservations.debt.orphan_bytes();
         let catalogue_bytes = catalogue_bytes + catalogue_bytes / 256 + 128;
         SpaceState {
             segment_bytes: self.segments.segment_bytes(),
             free_segments: self.segments.free_count(),
             room_bytes: self.room_bytes(),
-            dirty_bytes: self.budget.debt.dirty_bytes(),
+            dirty_bytes: self.reservations.debt.dirty_bytes(),
             reserved_bytes: admissions.reserved_bytes(),
             // The base image may be rewritten, with the table of segments; the catalogue always is.
             table_bytes: self.summary_bytes() + self.table_bytes() + self.segments.table_bytes() + catalogue_bytes,
@@ -652,12 +652,12 @@ impl Space {
 
     /// Bytes that are reserved, credit included.
     pub(crate) fn reserved_bytes(&self) -> u64 {
-        self.budget.admissions.lock().reserved_bytes()
+        self.reservations.admissions.lock().reserved_bytes()
     }
 
     /// Returns `true` while extents are being packed: what is being moved counts twice.
     pub(crate) fn is_packing(&self) -> bool {
-        self.budget.admissions.lock().packing_count > 0
+        self.reservations.admissions.lock().packing_count > 0
     }
 }
 

@@ -99,10 +99,10 @@ impl Store {
         let space = &self.engine.space;
         {
             // No checkpoint moves what is being looked at.
-            let mut base = self.base.lock();
-            let bytes = base.check(space, |error, cost| report.note(error, cost));
+            let mut page_tables = self.page_tables.lock();
+            let bytes = page_tables.check(space, |error, cost| report.note(error, cost));
             report.extent_bytes += bytes;
-            report.checkpoint = base.superblock.timestamp;
+            report.checkpoint = page_tables.superblock.timestamp;
             report.last = self.engine.log().durable();
         }
         match self.engine.log().verify() {

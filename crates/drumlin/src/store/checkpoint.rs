@@ -36,14 +36,14 @@ impl Store {
     /// Makes a checkpoint if there is space for it; else `DiskFull`. One that frees no segment must not take the last
     /// that are free, or there would be none for any other: `frees` tells if segments were emptied for it.
     pub(crate) fn checkpoint_after(&self, frees: Frees) -> Result<CheckpointReport> {
-        self.checkpoint_of(&mut self.base.lock(), frees)
+        self.checkpoint_of(&mut self.page_tables.lock(), frees)
     }
 
-    /// Like [`checkpoint_after`](Self::checkpoint_after), for a caller that has locked `base`.
-    pub(crate) fn checkpoint_of(&self, base: &mut PageTableStore, frees: Frees) -> Result<CheckpointReport> {
+    /// Like [`checkpoint_after`](Self::checkpoint_after), for a caller that has locked `page_tables`.
+    pub(crate) fn checkpoint_of(&self, page_tables: &mut PageTableStore, frees: Frees) -> Result<CheckpointReport> {
         self.prepare_checkpoint(frees)?;
         let began = self.now();
-        let result = self.make_checkpoint(base, began);
+        let result = self.make_checkpoint(page_tables, began);
         if let Err(error) = &result {
             // A checkpoint that has begun can't be resumed: pages are clean whose images no table names.
             self.engine.space.fail_quietly(&format!("a checkpoint failed: {error}"));
@@ -71,7 +71,7 @@ impl Store {
         engine.space.begin_segment()
     }
 
-    fn make_checkpoint(&self, base: &mut PageTableStore, began: Duration) -> Result<CheckpointReport> {
+    fn make_checkpoint(&self, page_tables: &mut PageTableStore, began: Duration) -> Result<CheckpointReport> {
         let engine = &self.engine;
         let space = &engine.space;
         let written_before = space.traffic.write_bytes.load(Ordering::Relaxed);
@@ -79,21 +79,21 @@ impl Store {
         engine.log_bytes_checkpointed.store(engine.log_bytes_written.load(Ordering::Relaxed), Ordering::Relaxed);
         // The segment that large values are put into ends with the epoch, so that it can be emptied one day.
         space.seal_values();
-        let damaged_chunks = base.damaged_chunks();
-        let (epoch, (timestamp, catalogue, damaged_chunks)) = space
-            .begin_checkpoint(|_| (engine.log().last(), self.catalogue(), engine.pool.addresses_in(&damaged_chunks)));
+        let corrupted_chunks = page_tables.corrupted_chunks();
+        let (epoch, (timestamp, catalogue, corrupted_chunks)) = space
+            .begin_checkpoint(|_| (engine.log().last(), self.catalogue(), engine.pool.addresses_in(&corrupted_chunks)));
         let pages_written = engine.pool.write_epoch(epoch)?;
-        base.append_summaries(space, epoch, damaged_chunks)?;
-        base.write_segment_table(space, epoch)?;
-        let catalogue_bytes = base.write_catalogue(space, epoch, catalogue)?;
+        page_tables.append_summaries(space, epoch, corrupted_chunks)?;
+        page_tables.write_segment_table(space, epoch)?;
+        let catalogue_bytes = page_tables.write_catalogue(space, epoch, catalogue)?;
         space.seal(epoch);
         space.wait_for_jobs(engine.pool.on_written())?;
         space.sync()?;
         engine.wait_durable(timestamp)?;
-        base.cover(epoch, timestamp, catalogue_bytes);
-        base.write_superblock(space)?;
-        base.settle(space, epoch);
-        engine.log().truncate(timestamp, base.superblock.checkpoint);
+        page_tables.cover(epoch, timestamp, catalogue_bytes);
+        page_tables.write_superblock(space)?;
+        page_tables.settle(space, epoch);
+        engine.log().truncate(timestamp, page_tables.superblock.checkpoint);
         self.checkpoints.fetch_add(1, Ordering::Relaxed);
         let duration = self.now() - began;
         let bytes_written = space.traffic.write_bytes.load(Ordering::Relaxed) - written_before;

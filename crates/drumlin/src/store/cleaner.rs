@@ -104,22 +104,23 @@ impl Store {
         let mut packing = space.reserve(Purpose::Pack, 0)?;
         // No other checkpoint begins meanwhile: what is moved would go to its epoch, and take the segments that it
         // counts on.
-        let base = &mut self.base.lock();
+        let page_tables = &mut self.page_tables.lock();
         loop {
             let free_count = segments.free_count();
             let nearly_empty = segments.sparse(NEARLY_EMPTY_SHARE, VICTIM_COUNT_MAX);
-            base.evacuate(nearly_empty.iter().map(|(segment, _)| *segment));
+            page_tables.evacuate(nearly_empty.iter().map(|(segment, _)| *segment));
             let victims = self.take_movable(&mut packing);
             if victims.is_empty()
                 && let Some(report) = made
             {
                 return Ok(report);
             }
-            base.evacuate(victims.iter().copied());
-            let has_emptied = self.empty(&victims, &packing)? || !victims.is_empty() && base.must_evacuate(space);
+            page_tables.evacuate(victims.iter().copied());
+            let has_emptied =
+                self.empty(&victims, &packing)? || !victims.is_empty() && page_tables.must_evacuate(space);
             assert!(packing.resize(0), "nothing is admitted always");
             let frees = if has_emptied { Frees::Segments } else { Frees::Nothing };
-            let report = self.checkpoint_of(base, frees)?;
+            let report = self.checkpoint_of(page_tables, frees)?;
             let state = space.state();
             // Enough was done for now; the first round may only free what the second needs.
             let is_enough = state.is_relieved() || (made.is_some() && state.free_segments <= free_count);
@@ -168,7 +169,7 @@ impl Store {
     /// Moves everything that lives in the victims elsewhere, tables with the next checkpoint, after which they are
     /// free.
     fn evacuate(&self, victims: &[SegmentId]) -> Result<()> {
-        self.base.lock().evacuate(victims.iter().copied());
+        self.page_tables.lock().evacuate(victims.iter().copied());
         match self.engine.space.reserve(Purpose::Move, 0) {
             Ok(moves) => self.empty(victims, &moves).map(drop),
             // The checkpoint that follows frees what was released.

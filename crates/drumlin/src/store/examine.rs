@@ -77,20 +77,20 @@ impl Opener<'_> {
         let space = self.space(&file, &superblock, &budget)?;
         // They are not written: no method is needed.
         let superblocks = Superblocks::new(Arc::clone(&file), SyncMethod::DataSync, superblock.clone());
-        let base = PageTableStore::new(superblock, Arc::new(superblocks), entry_count_max(&budget));
+        let page_tables = PageTableStore::new(superblock, Arc::new(superblocks), entry_count_max(&budget));
         let cost = "the way to the pages that it names; the database does not open";
-        let Loaded { base, catalogue } =
-            base.load(&space, memory_bytes, &mut |error| note(&mut report, error, cost))?;
+        let Loaded { page_tables, catalogue } =
+            page_tables.load(&space, memory_bytes, &mut |error| note(&mut report, error, cost))?;
 
         let pool = self.pool(&space, &budget);
         let pages_total = space.page_spaces().iter().map(|pages| pages.table.page_count()).sum();
         let mut examination = Examination { opener: self, pool, pages_total, progress, report };
         for entry in &catalogue.keyspaces {
             if let Some(pages) = space.page_space(entry.id) {
-                examination.read_pages(&space, &base, &pages, &entry.name)?;
+                examination.read_pages(&space, &page_tables, &pages, &entry.name)?;
             }
         }
-        examination.read_log(&space, &base.superblock, &budget)?;
+        examination.read_log(&space, &page_tables.superblock, &budget)?;
         Ok(examination.report)
     }
 }
@@ -108,9 +108,9 @@ fn note(report: &mut CheckReport, error: Error, cost: &str) -> Result<()> {
 
 impl<P: FnMut(CheckProgress)> Examination<'_, P> {
     /// Reads every extent that the keyspace's table names.
-    fn read_pages(&mut self, space: &Space, base: &PageTableStore, pages: &PageSpace, name: &str) -> Result<()> {
+    fn read_pages(&mut self, space: &Space, page_tables: &PageTableStore, pages: &PageSpace, name: &str) -> Result<()> {
         let Examination { pool, pages_total, progress, report, .. } = self;
-        let is_table_known = base.is_table_known();
+        let is_table_known = page_tables.is_table_known();
         let mut extents: Vec<(ExtentAddress, PageId)> = pages
             .table
             .iter()
@@ -318,8 +318,9 @@ mod tests {
         let budget = Arc::new(Budget::new(config.settings.memory_bytes, 1));
         let space = opener.space(&file, &superblock, &budget).unwrap();
         let superblocks = Superblocks::new(Arc::clone(&file), SyncMethod::DataSync, superblock.clone());
-        let base = PageTableStore::new(superblock.clone(), Arc::new(superblocks), 1 << 20);
-        let Loaded { base, catalogue } = base.load(&space, config.settings.memory_bytes, &mut Err).unwrap();
+        let page_tables = PageTableStore::new(superblock.clone(), Arc::new(superblocks), 1 << 20);
+        let Loaded { page_tables, catalogue } =
+            page_tables.load(&space, config.settings.memory_bytes, &mut Err).unwrap();
         let entry = &catalogue.keyspaces[0];
         let mut addresses = vec![
             ("an extent", superblock.catalogue.address),
@@ -338,7 +339,8 @@ mod tests {
         }
         let folder = opener.folder.folder(LOG_NAME).unwrap();
         let options = opener.log_options(&superblock, &budget, SyncMethod::DataSync);
-        let scan = Scan::read(&backend, &folder, &options, READ_ONLY, &known(&base.superblock), &mut Err).unwrap();
+        let scan =
+            Scan::read(&backend, &folder, &options, READ_ONLY, &known(&page_tables.superblock), &mut Err).unwrap();
         for record in scan.records().unwrap() {
             for (_, operation) in record::decode(&record.unwrap().body).flatten() {
                 if let Operation::PutLarge { extents, .. } = operation {

@@ -91,10 +91,10 @@ pub(crate) struct Store {
     pub(crate) keyspaces: Keyspaces,
     /// Held while keyspaces are created and dropped.
     defining: Mutex<()>,
-    /// Held while segments are emptied; taken before `base`.
+    /// Held while segments are emptied; taken before `page_tables`.
     cleaning: Mutex<()>,
     /// The durable state. Its lock is held to make a checkpoint.
-    pub(crate) base: Mutex<PageTableStore>,
+    pub(crate) page_tables: Mutex<PageTableStore>,
     maintenance: Arc<Maintenance>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     pub(crate) opening: Opening,
@@ -166,7 +166,7 @@ impl Store {
         let log = self.engine.log();
         log.seal();
         let result = self.engine.check_failure().and_then(|()| {
-            if log.last() > self.base.lock().superblock.timestamp {
+            if log.last() > self.page_tables.lock().superblock.timestamp {
                 self.checkpoint()?;
             }
             Ok(())
@@ -174,9 +174,9 @@ impl Store {
         self.stop();
         let covered = {
             // Of a database that has failed no checkpoint covers what the log has, and the log has to be kept. Asked
-            // with the base held: a checkpoint that fails says so before it lets go of it.
-            let base = self.base.lock();
-            if self.engine.check_failure().is_ok() { base.superblock.timestamp } else { Timestamp(0) }
+            // with the page tables locked: a checkpoint that fails says so before it lets go of it.
+            let page_tables = self.page_tables.lock();
+            if self.engine.check_failure().is_ok() { page_tables.superblock.timestamp } else { Timestamp(0) }
         };
         let closed = log.close(covered);
         self.engine.space.fail_quietly("it was closed");
@@ -245,7 +245,7 @@ impl Store {
         self.log_ddl(body, |take_timestamp| {
             // No checkpoint is being made meanwhile, and none has failed: then no page's image is owed to one, and
             // nothing can fail once there is a record of the drop.
-            let _base = self.base.lock();
+            let _page_tables = self.page_tables.lock();
             self.engine.check_failure()?;
             let epoch_guard = self.engine.space.epoch_latch.exclusive();
             let timestamp = take_timestamp()?;

@@ -101,8 +101,8 @@ impl Opener<'_> {
         let budget = Arc::new(Budget::new(self.settings.memory_bytes, self.settings.log_stream_count));
         let space = self.space(&file, &superblock, &budget)?;
         let superblocks = Arc::new(Superblocks::new(Arc::clone(&file), data.sync, superblock.clone()));
-        let base = PageTableStore::new(superblock, Arc::clone(&superblocks), entry_count_max(&budget));
-        let loaded = base.load(&space, self.settings.memory_bytes, &mut Err)?;
+        let page_tables = PageTableStore::new(superblock, Arc::clone(&superblocks), entry_count_max(&budget));
+        let loaded = page_tables.load(&space, self.settings.memory_bytes, &mut Err)?;
         Ok(CheckpointRead {
             opener: self,
             data,
@@ -133,7 +133,7 @@ struct CheckpointRead<'o> {
 impl<'o> CheckpointRead<'o> {
     fn scan_log(self) -> Result<LogScanned<'o>> {
         let opener = self.opener;
-        let superblock = &self.loaded.base.superblock;
+        let superblock = &self.loaded.page_tables.superblock;
         let folder = opener.log_folder(superblock)?;
         let options = opener.log_options(superblock, &self.budget, self.data.sync);
         let scan = match self.data.created {
@@ -158,7 +158,7 @@ impl<'o> LogScanned<'o> {
         let LogScanned { checkpoint, folder: log_folder, options: log_options, scan } = self;
         let CheckpointRead { opener, data, file, passed_over, incarnation, budget, space, superblocks, loaded } =
             checkpoint;
-        let Loaded { base, catalogue } = loaded;
+        let Loaded { page_tables, catalogue } = loaded;
         let last = scan.as_ref().map_or(Timestamp(0), Scan::last);
         let pool = opener.pool(&space, &budget);
         pool.reserve_frames(opener.settings.page_bytes)?;
@@ -182,7 +182,7 @@ impl<'o> LogScanned<'o> {
             passed_over,
             incarnation,
             superblocks,
-            base,
+            page_tables,
             orphans: catalogue.orphans,
             engine,
             keyspaces,
@@ -203,7 +203,7 @@ struct Recovering<'o> {
     passed_over: Option<Error>,
     incarnation: Incarnation,
     superblocks: Arc<Superblocks>,
-    base: PageTableStore,
+    page_tables: PageTableStore,
     orphans: Vec<Orphan>,
     engine: Engine<Replaying>,
     keyspaces: Keyspaces,
@@ -280,14 +280,14 @@ impl<'o> ExtentsMarked<'o> {
 impl<'o> Hardened<'o> {
     fn raise_incarnation(self) -> Result<IncarnationRaised<'o>> {
         let Hardened(mut recovering) = self;
-        let base = &mut recovering.base;
+        let page_tables = &mut recovering.page_tables;
         if let Some(scan) = &recovering.scan
-            && base.is_incarnation_list_full()
+            && page_tables.is_incarnation_list_full()
         {
             scan.erase_void()?;
-            base.forget_incarnations();
+            page_tables.forget_incarnations();
         }
-        base.raise_incarnation(&recovering.engine.space, recovering.incarnation, recovering.last.next())?;
+        page_tables.raise_incarnation(&recovering.engine.space, recovering.incarnation, recovering.last.next())?;
         Ok(IncarnationRaised(recovering))
     }
 }
@@ -306,12 +306,12 @@ impl<'o> IncarnationRaised<'o> {
 impl Replayed<'_> {
     fn start_log(self, began: Duration) -> Result<Store> {
         let Replayed(recovering) = self;
-        let Recovering { opener, data, base, engine, scan, last, .. } = recovering;
+        let Recovering { opener, data, page_tables, engine, scan, last, .. } = recovering;
         let hooks = hooks(&engine, recovering.superblocks);
         let (recovered_records, recovered_bytes) =
             scan.as_ref().map_or((0, 0), |scan| (scan.record_count(), scan.record_bytes()));
         let log = match scan {
-            Some(scan) => scan.start(recovering.incarnation, base.superblock.checkpoint, hooks)?,
+            Some(scan) => scan.start(recovering.incarnation, page_tables.superblock.checkpoint, hooks)?,
             None => {
                 let (folder, options) = (&recovering.log_folder, &recovering.log_options);
                 Log::create(&opener.backend, folder, options, recovering.incarnation, hooks)?
@@ -325,7 +325,7 @@ impl Replayed<'_> {
             keyspaces: recovering.keyspaces,
             defining: Mutex::default(),
             cleaning: Mutex::default(),
-            base: Mutex::new(base),
+            page_tables: Mutex::new(page_tables),
             maintenance: recovering.maintenance,
             threads: Mutex::default(),
             opening: Opening { created: data.created, recovered_records, recovered_bytes, duration, last },

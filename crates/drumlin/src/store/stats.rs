@@ -83,8 +83,8 @@ impl Store {
         let oldest = engine.snapshots.oldest();
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         // Not while a checkpoint is being made: its figures are not settled.
-        let (last_checkpoint, base_bytes) = match self.base.try_lock() {
-            Some(base) => (base.superblock.timestamp, base.memory_bytes()),
+        let (last_checkpoint, base_bytes) = match self.page_tables.try_lock() {
+            Some(page_tables) => (page_tables.superblock.timestamp, page_tables.memory_bytes()),
             None => (Timestamp(0), 0),
         };
         let page_bytes = engine.pool.frames.used_bytes() as u64;
