@@ -34,7 +34,7 @@ const SUMMARY_BYTES: usize = 48 << 10;
 /// The catalogue may take this share of the budget while it is read: it is there as bytes and as what they say.
 const BUDGET_TO_CATALOGUE: u64 = 4;
 
-/// Entries since the base image at which the next checkpoint folds them in, if they are also an eighth of the pages:
+/// Changes since the base image at which the next checkpoint folds them in, if they are also an eighth of the pages:
 /// reading that many at recovery takes milliseconds.
 const FOLD_CHANGE_COUNT_MIN: u64 = 4096;
 
@@ -56,7 +56,7 @@ pub(crate) struct PageTableStore {
     evacuate: HashSet<SegmentId>,
     /// Structures that are damaged on disk: the next checkpoint rewrites them.
     corrupted: Corrupted,
-    /// Entries since the base image at which it is folded whatever the number of pages: bounds memory.
+    /// Changes since the base image at which it is folded whatever the number of pages: bounds memory.
     change_count_max: usize,
 }
 
@@ -176,8 +176,8 @@ impl PageTableStore {
         let current = space.epoch_latch.newest();
         assert!(epoch.next() == current, "a checkpoint of {epoch} is completed in {current}");
         let (fresh, summarised, summaries) = {
-            let mut entries = space.entries(epoch).lock();
-            let taken = std::mem::take(&mut *entries);
+            let mut changes = space.changes(epoch).lock();
+            let taken = std::mem::take(&mut *changes);
             (taken.fresh, taken.summarised, taken.summaries)
         };
         self.summaries.extend(summaries);
@@ -195,7 +195,7 @@ impl PageTableStore {
 
         let page_count = space.page_count();
         let is_corrupted = self.corrupted.summary || !corrupted_chunks.is_empty();
-        if self.table_changes.len() as u64 >= unfolded_entries_max(page_count)
+        if self.table_changes.len() as u64 >= unfolded_changes_max(page_count)
             || is_corrupted
             || self.table_changes.len() >= self.change_count_max
             || self.must_evacuate(space)
@@ -516,18 +516,18 @@ fn dropped(entries: &[TableChange]) -> impl Iterator<Item = KeyspaceId> + '_ {
 }
 
 /// So many entries, where there are so many pages, are folded into the base image.
-fn unfolded_entries_max(page_count: u64) -> u64 {
+fn unfolded_changes_max(page_count: u64) -> u64 {
     (page_count / 8).max(FOLD_CHANGE_COUNT_MIN)
 }
 
 impl Space {
     /// Bytes that the entries may take in summaries at the next checkpoint: where they are more, it folds them.
     pub(crate) fn summary_bytes(&self) -> u64 {
-        let mut entry_count = self.entry_count() as u64;
-        if entry_count > FOLD_CHANGE_COUNT_MIN {
-            entry_count = entry_count.min(unfolded_entries_max(self.page_count()));
+        let mut change_count = self.change_count() as u64;
+        if change_count > FOLD_CHANGE_COUNT_MIN {
+            change_count = change_count.min(unfolded_changes_max(self.page_count()));
         }
-        entry_count * summary::ENTRY_BYTES as u64
+        change_count * summary::ENTRY_BYTES as u64
     }
 
     /// Bytes that the next catalogue may take, but for orphans.
@@ -537,7 +537,7 @@ impl Space {
         let chunk_list_bytes = self.table_bytes() / CHUNK_BYTES * size_of::<ExtentAddress>() as u64;
         let segment_list_bytes = u64::from(self.segments.chunk_count()) * ExtentRef::BYTES as u64;
         let fresh_list_bytes =
-            (self.entry_count() / (SUMMARY_BYTES / summary::ENTRY_BYTES) + 2) * size_of::<ExtentAddress>();
+            (self.change_count() / (SUMMARY_BYTES / summary::ENTRY_BYTES) + 2) * size_of::<ExtentAddress>();
         catalogue::HEAD_BYTES
             + self.keyspace_bytes.load(Ordering::Relaxed)
             + self.summary_list_bytes.load(Ordering::Relaxed)
@@ -563,24 +563,24 @@ impl Space {
     pub(crate) fn summarise(&self, epoch_guard: &super::EpochGuard<'_>) -> Result<()> {
         let epoch = epoch_guard.epoch();
         let part = SUMMARY_BYTES / summary::ENTRY_BYTES;
-        let unfolded_max = unfolded_entries_max(self.page_count());
+        let unfolded_max = unfolded_changes_max(self.page_count());
         loop {
-            let mut entries = self.entries(epoch).lock();
+            let mut changes = self.changes(epoch).lock();
             // Entries about to be folded need no summary, and no space was counted for one.
-            let will_fold = (entries.fresh.len() + entries.summarised.len()) as u64 >= unfolded_max;
-            if entries.fresh.len() < part || will_fold {
+            let will_fold = (changes.fresh.len() + changes.summarised.len()) as u64 >= unfolded_max;
+            if changes.fresh.len() < part || will_fold {
                 return Ok(());
             }
-            let rest = entries.fresh.split_off(part);
-            let taken = std::mem::replace(&mut entries.fresh, rest);
+            let rest = changes.fresh.split_off(part);
+            let taken = std::mem::replace(&mut changes.fresh, rest);
             assert!(taken.is_sorted_by_key(|change| change.sequence), "changes of {epoch} are out of order");
             match append_summary(self, epoch, &taken) {
                 Ok(address) => {
-                    entries.summaries.push(address);
-                    entries.summarised.extend(taken);
+                    changes.summaries.push(address);
+                    changes.summarised.extend(taken);
                 }
                 Err(error) => {
-                    entries.fresh.splice(0..0, taken);
+                    changes.fresh.splice(0..0, taken);
                     return Err(error);
                 }
             }

@@ -13,7 +13,7 @@
 //!    epoch, in the order of (epoch, sequence); the entries themselves, which run ahead, are never written.
 //!
 //! Lock order: epoch latch, frame latch, mover and values, admissions, appender, segments; the job queue and the
-//! entries are leaves.
+//! logged changes are leaves.
 
 pub(crate) mod appender;
 pub(crate) mod checkpoint;
@@ -114,9 +114,9 @@ impl EpochGuard<'_> {
     }
 }
 
-/// The entries of one epoch.
+/// The logged changes of page tables of one epoch.
 #[derive(Debug, Default)]
-struct Entries {
+struct EpochChanges {
     /// In no summary yet.
     fresh: Vec<TableChange>,
     /// In a summary already; kept for folding.
@@ -126,7 +126,7 @@ struct Entries {
     next_sequence: u32,
 }
 
-impl Entries {
+impl EpochChanges {
     fn push(&mut self, keyspace: KeyspaceId, page: PageId, address: ExtentAddress) {
         let sequence = self.next_sequence;
         assert!(self.fresh.last().is_none_or(|last| last.sequence < sequence), "changes are out of order");
@@ -154,7 +154,7 @@ pub(crate) struct Space {
     pub(crate) epoch_latch: EpochLatch,
     /// By the parity of the epoch.
     appenders: [Mutex<Appender>; 2],
-    entries: [Mutex<Entries>; 2],
+    changes: [Mutex<EpochChanges>; 2],
     jobs: Mutex<Jobs>,
     job_done: Condvar,
     values: Mutex<ValueSegment>,
@@ -230,7 +230,7 @@ impl Space {
             file,
             epoch_latch: EpochLatch { latch: RwLock::new(epoch), newest: AtomicU64::new(epoch.0) },
             appenders: [Mutex::new(appender()), Mutex::new(appender())],
-            entries: Default::default(),
+            changes: Default::default(),
             jobs: Mutex::default(),
             job_done: Condvar::new(),
             values: Mutex::default(),
@@ -271,10 +271,10 @@ impl Space {
         let value = at_start(ended);
         *epoch = ended.next();
         self.epoch_latch.newest.store(epoch.0, Ordering::Relaxed);
-        let mut entries = self.entries(ended.next()).lock();
-        assert!(entries.fresh.is_empty(), "the epoch before last has changes in no summary");
-        assert!(entries.summaries.is_empty(), "the epoch before last has summaries in no checkpoint");
-        entries.next_sequence = 0;
+        let mut changes = self.changes(ended.next()).lock();
+        assert!(changes.fresh.is_empty(), "the epoch before last has changes in no summary");
+        assert!(changes.summaries.is_empty(), "the epoch before last has summaries in no checkpoint");
+        changes.next_sequence = 0;
         (ended, value)
     }
 
@@ -461,8 +461,8 @@ impl Space {
         &self.appenders[(epoch.0 & 1) as usize]
     }
 
-    fn entries(&self, epoch: Epoch) -> &Mutex<Entries> {
-        &self.entries[(epoch.0 & 1) as usize]
+    fn changes(&self, epoch: Epoch) -> &Mutex<EpochChanges> {
+        &self.changes[(epoch.0 & 1) as usize]
     }
 
     fn enqueue(&self, jobs: Vec<WriteJob>) {
@@ -599,13 +599,13 @@ impl Space {
         (start, (end - start) as usize, (address.start() - start) as usize)
     }
 
-    // ── entries ────────────────────────────────────────────────────────────────────────────────────────────────────
+    // ── logged changes ─────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Logs that a page's entry changed in `epoch`. The caller holds the epoch latch and what orders the changes
     /// of this page (its latch, or its being unpublished).
     pub(crate) fn record(&self, epoch: Epoch, keyspace: KeyspaceId, page: PageId, address: ExtentAddress) {
         self.assert_open(epoch);
-        self.entries(epoch).lock().push(keyspace, page, address);
+        self.changes(epoch).lock().push(keyspace, page, address);
     }
 
     /// Like [`record`](Self::record), if `change` changes the entry: no record of a later change comes before this
@@ -618,10 +618,10 @@ impl Space {
         address: ExtentAddress,
         change: impl FnOnce() -> bool,
     ) -> bool {
-        let mut entries = self.entries(epoch_guard.epoch()).lock();
+        let mut changes = self.changes(epoch_guard.epoch()).lock();
         let changed = change();
         if changed {
-            entries.push(keyspace, page, address);
+            changes.push(keyspace, page, address);
         }
         changed
     }
@@ -636,22 +636,22 @@ impl Space {
         }
     }
 
-    /// Entries of both epochs, in memory.
-    pub(crate) fn entry_count(&self) -> usize {
-        self.entries
+    /// Logged changes of both epochs, in memory.
+    pub(crate) fn change_count(&self) -> usize {
+        self.changes
             .iter()
-            .map(|entries| entries.lock())
-            .map(|entries| entries.fresh.len() + entries.summarised.len())
+            .map(|changes| changes.lock())
+            .map(|changes| changes.fresh.len() + changes.summarised.len())
             .sum()
     }
 
     /// Bytes of memory that they take.
-    pub(crate) fn entry_bytes(&self) -> u64 {
-        let capacity = |entries: &Mutex<Entries>| {
-            let entries = entries.lock();
-            entries.fresh.capacity() + entries.summarised.capacity()
+    pub(crate) fn change_bytes(&self) -> u64 {
+        let capacity = |changes: &Mutex<EpochChanges>| {
+            let changes = changes.lock();
+            changes.fresh.capacity() + changes.summarised.capacity()
         };
-        (self.entries.iter().map(capacity).sum::<usize>() * size_of::<TableChange>()) as u64
+        (self.changes.iter().map(capacity).sum::<usize>() * size_of::<TableChange>()) as u64
     }
 
     /// Returns `true` if an extent that was appended can be read back. What is in a buffer is handed on.

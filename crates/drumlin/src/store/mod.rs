@@ -103,7 +103,7 @@ pub(crate) struct Store {
     sync: SyncMethod,
     pub(crate) page_bytes: usize,
     checkpoint_log_bytes: u64,
-    entry_count_max: usize,
+    change_count_max: usize,
     /// Corruption that opening found and could do without.
     passed_over: Option<Error>,
     checkpoints: AtomicU64,
@@ -441,7 +441,7 @@ impl Store {
         let written = self.engine.log_bytes_written.load(Ordering::Relaxed);
         let begun = self.engine.log_bytes_checkpointed.load(Ordering::Relaxed);
         written - begun.min(written) > self.checkpoint_log_bytes
-            || (commits.is_multiple_of(64) && self.engine.space.entry_count() > self.entry_count_max)
+            || (commits.is_multiple_of(64) && self.engine.space.change_count() > self.change_count_max)
     }
 
     /// Memory for a chunk that a source fills. Waits, since others' sources may take their time.

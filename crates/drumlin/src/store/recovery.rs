@@ -101,7 +101,7 @@ impl Opener<'_> {
         let budget = Arc::new(Budget::new(self.settings.memory_bytes, self.settings.log_stream_count));
         let space = self.space(&file, &superblock, &budget)?;
         let superblocks = Arc::new(Superblocks::new(Arc::clone(&file), data.sync, superblock.clone()));
-        let page_tables = PageTableStore::new(superblock, Arc::clone(&superblocks), entry_count_max(&budget));
+        let page_tables = PageTableStore::new(superblock, Arc::clone(&superblocks), change_count_max(&budget));
         let loaded = page_tables.load(&space, self.settings.memory_bytes, &mut Err)?;
         Ok(CheckpointRead {
             opener: self,
@@ -320,7 +320,7 @@ impl Replayed<'_> {
         let duration = opener.backend.now() - began;
         Ok(Store {
             path: opener.path().to_path_buf(),
-            entry_count_max: entry_count_max(&engine.budget),
+            change_count_max: change_count_max(&engine.budget),
             engine: Arc::new(engine.into_live(log, recovered_bytes)),
             keyspaces: recovering.keyspaces,
             defining: Mutex::default(),
@@ -365,7 +365,7 @@ pub(super) fn known(superblock: &Superblock) -> Known<'_> {
     }
 }
 
-/// Entries of both epochs and those since the base image, each of 24 bytes in vectors that double.
-pub(super) fn entry_count_max(budget: &Budget) -> usize {
+/// Changes of both epochs and those since the base image, each of 24 bytes in vectors that double.
+pub(super) fn change_count_max(budget: &Budget) -> usize {
     budget.limit_bytes(Account::Entries) as usize / 24 / 4
 }
