@@ -24,7 +24,7 @@ pub(crate) fn resident_bytes_max_of(process: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// Starts the measurement of [`resident_bytes_max`] anew. Where that is not permitted, the maximum since the start of
+/// Resets the measurement of [`resident_bytes_max`]. Where that is not permitted, the maximum since the start of
 /// the process stays, which is never too small.
 pub(crate) fn reset_resident_bytes_max() {
     let _ = fs::write("/proc/self/clear_refs", "5");

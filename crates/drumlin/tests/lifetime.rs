@@ -156,7 +156,7 @@ fn a_leaked_step_of_a_range_is_a_leaked_handle() {
 fn an_empty_path_is_refused() {
     let before = std::fs::read_dir(".").unwrap().count();
     for error in [Database::open("").err(), block_on(Database::open_async("")).err(), support::small().open("").err()] {
-        assert!(matches!(&error, Some(Error::Invalid(why)) if why.contains("empty path")), "{error:?}");
+        assert!(matches!(&error, Some(Error::Invalid(why)) if why.contains("path is empty")), "{error:?}");
     }
     assert_eq!(std::fs::read_dir(".").unwrap().count(), before);
     Config::in_memory().open("").unwrap();

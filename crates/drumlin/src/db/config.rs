@@ -66,10 +66,10 @@ impl Config {
     /// The memory budget in bytes, for everything that the database keeps: pages and their headers, page tables, log
     /// and I/O buffers, versions, locks, read and write sets. Default 256 MiB, at least 8 MiB, at most 1 TiB.
     ///
-    /// The memory that the allocator keeps free comes on top, and grows with the number of threads. With glibc's, on two
-    /// processors and at 64 MiB, resident memory came to 38 MiB at most with rows of 100 bytes, 44 with rows of 1 KiB, 47
-    /// with values of 300 KiB from 4 threads, and 111 with all kinds of work from 64 threads, whose stacks and values it
-    /// includes. With `MALLOC_ARENA_MAX=2` it was 38, 44, 58 and 88.
+    /// The memory that the allocator keeps free comes on top, and grows with the number of threads. With glibc's
+    /// allocator, two processors and a budget of 64 MiB, resident memory reached 38 MiB with rows of 100 bytes, 44 with
+    /// rows of 1 KiB, 47 with values of 300 KiB from 4 threads, and 111 with mixed work from 64 threads, their stacks
+    /// and values included. With `MALLOC_ARENA_MAX=2` it reached 38, 44, 58 and 88.
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Config {
         self.settings.memory_bytes = bytes;

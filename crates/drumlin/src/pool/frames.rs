@@ -794,8 +794,8 @@ impl FrameWrite<'_> {
         assert!(table.is_within(&self.frames.budget), "a leaf is changed by the page table of another database");
         assert!(table.load(self.page()) == PageEntry::Leaf(self.frame), "only leaves change in place");
         let (start, bytes) = self.frames.page_pointer(self.frame);
-        // SAFETY: the latch is held, exclusively, and the entry shows a leaf, which is never read without the latch. The
-        // entry is of a table whose frames these are: asserted above. Tests: `only_leaves_change_in_place`,
+        // SAFETY: the latch is held, exclusively, and the entry shows a leaf, which is never read without the latch.
+        // The entry is of a table whose frames these are: asserted above. Tests: `only_leaves_change_in_place`,
         // `no_other_database_changes_a_leaf`; tests/concurrency.rs.
         unsafe { std::slice::from_raw_parts_mut(start, bytes) }
     }
