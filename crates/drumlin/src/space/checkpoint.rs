@@ -4,8 +4,7 @@
 //! ("The life of a checkpoint") lists all steps; `store/checkpoint.rs` calls them, in order. If one fails, the database
 //! accepts no more commits.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -23,6 +22,7 @@ use crate::format::{
     ValueId, extent,
 };
 use crate::io::AlignedBuffer;
+use crate::memory::reserve;
 
 /// Openings that the superblock lists before they are [forgotten](PageTableStore::forget_incarnations): as many as it
 /// has room for. Simulations forget sooner, to see it done.
@@ -46,7 +46,7 @@ pub(crate) struct PageTableStore {
     superblocks: Arc<Superblocks>,
     /// Place of each chunk of each table's base image.
     chunks: HashMap<KeyspaceId, Vec<ExtentAddress>>,
-    /// Changes since the base image, in order.
+    /// Changes since the base image, in order; their sequence numbers are their places here.
     table_changes: Vec<TableChange>,
     summaries: Vec<ExtentAddress>,
     /// The chunks of the table of segments, and the parts of the catalogue.
@@ -181,12 +181,12 @@ impl PageTableStore {
             (taken.fresh, taken.summarised, taken.summaries)
         };
         self.summaries.extend(summaries);
+        let sequences = summarised.iter().chain(&fresh).map(|change| change.sequence);
+        assert!(sequences.is_sorted_by(|older, newer| older < newer), "changes of {epoch} are out of order");
         let entries_start = self.table_changes.len();
-        self.table_changes.extend(&summarised);
-        let fresh_start = self.table_changes.len();
-        self.table_changes.extend(&fresh);
-        let is_in_order = |older: &TableChange, newer: &TableChange| older.sequence < newer.sequence;
-        assert!(self.table_changes[entries_start..].is_sorted_by(is_in_order), "changes of {epoch} are out of order");
+        append_changes(&mut self.table_changes, &summarised);
+        drop(summarised);
+        append_changes(&mut self.table_changes, &fresh);
         // The catalogue names their tables no more.
         let dropped: Vec<KeyspaceId> = dropped(&self.table_changes[entries_start..]).collect();
         for address in dropped.into_iter().filter_map(|keyspace| self.chunks.remove(&keyspace)).flatten() {
@@ -201,9 +201,9 @@ impl PageTableStore {
             || self.must_evacuate(space)
         {
             crate::coverage::mark!("a checkpoint wrote a new base image");
+            drop(fresh);
             self.fold(space, epoch, corrupted_chunks)?;
         } else {
-            let fresh = self.table_changes[fresh_start..].to_vec();
             for part in fresh.chunks(SUMMARY_BYTES / summary::ENTRY_BYTES) {
                 self.summaries.push(append_summary(space, epoch, part)?);
             }
@@ -308,49 +308,67 @@ impl PageTableStore {
 
     /// Makes a new base image of the old one and the changes since, and releases what it replaces.
     fn fold(&mut self, space: &Space, epoch: Epoch, mut damaged: HashMap<(KeyspaceId, usize), Vec<u64>>) -> Result<()> {
-        let table_changes = std::mem::take(&mut self.table_changes);
+        let mut table_changes = std::mem::take(&mut self.table_changes);
         let dropped: HashSet<KeyspaceId> = dropped(&table_changes).collect();
-        let mut changes: BTreeMap<(KeyspaceId, usize), Vec<TableChange>> = BTreeMap::new();
-        for entry in table_changes {
-            if !dropped.contains(&entry.keyspace) {
-                let chunk = entry.page.0 as usize / CHUNK_PAGES;
-                changes.entry((entry.keyspace, chunk)).or_default().push(entry);
-            }
-        }
+        table_changes.retain(|change| !dropped.contains(&change.keyspace));
+        // In place: these are as many as their part of the memory holds.
+        table_changes.sort_unstable_by_key(|change| (change.keyspace, change.page.0, change.sequence));
+        let chunk_of = |change: &TableChange| (change.keyspace, change.page.0 as usize / CHUNK_PAGES);
+        let mut unchanged = BTreeSet::new();
         for (&keyspace, addresses) in &self.chunks {
-            for (chunk, address) in addresses.iter().enumerate() {
-                let must_move = || self.evacuate.contains(&space.segments.segment_of(*address));
-                if !address.is_none() && (must_move() || damaged.contains_key(&(keyspace, chunk))) {
-                    changes.entry((keyspace, chunk)).or_default();
+            for (chunk, address) in addresses.iter().enumerate().filter(|(_, address)| !address.is_none()) {
+                if self.evacuate.contains(&space.segments.segment_of(*address))
+                    || damaged.contains_key(&(keyspace, chunk))
+                {
+                    unchanged.insert((keyspace, chunk));
                 }
             }
         }
-        for ((keyspace, chunk), entries) in changes {
-            let addresses = self.chunks.entry(keyspace).or_default();
-            if addresses.len() <= chunk {
-                addresses.resize(chunk + 1, ExtentAddress::NONE);
-            }
-            let old = addresses[chunk];
-            assert!(old.is_none() || space.segments.is_plausible(old), "chunk {chunk} of {keyspace} lies at {old:?}");
-            let mut words = match damaged.remove(&(keyspace, chunk)) {
-                Some(words) => words,
-                None if old.is_none() => vec![0; CHUNK_PAGES],
-                None => read_chunk(space, keyspace, chunk, old)?,
-            };
-            assert!(words.len() == CHUNK_PAGES, "a chunk of {} entries", words.len());
-            for entry in entries {
-                words[entry.page.0 as usize % CHUNK_PAGES] = entry.address.to_bits();
-            }
-            let new = if words.iter().all(|entry| *entry == 0) {
-                ExtentAddress::NONE
-            } else {
-                let payload: Vec<u8> = words.iter().flat_map(|entry| entry.to_le_bytes()).collect();
-                append_payload(space, epoch, Kind::Table, keyspace, chunk, &payload)?
-            };
-            self.chunks.get_mut(&keyspace).expect("entered above")[chunk] = new;
-            release(space, old, epoch);
+        for changes in table_changes.chunk_by(|left, right| chunk_of(left) == chunk_of(right)) {
+            let place = chunk_of(&changes[0]);
+            unchanged.remove(&place);
+            self.write_chunk(space, epoch, place, changes, damaged.remove(&place))?;
+        }
+        for place in unchanged {
+            self.write_chunk(space, epoch, place, &[], damaged.remove(&place))?;
         }
         self.summaries.drain(..).for_each(|address| release(space, address, epoch));
+        Ok(())
+    }
+
+    /// Writes a new image of a chunk of a table: the old one, or the `known` words where that is damaged, with these
+    /// changes applied in their order.
+    fn write_chunk(
+        &mut self,
+        space: &Space,
+        epoch: Epoch,
+        (keyspace, chunk): (KeyspaceId, usize),
+        changes: &[TableChange],
+        known: Option<Vec<u64>>,
+    ) -> Result<()> {
+        let addresses = self.chunks.entry(keyspace).or_default();
+        if addresses.len() <= chunk {
+            addresses.resize(chunk + 1, ExtentAddress::NONE);
+        }
+        let old = addresses[chunk];
+        assert!(old.is_none() || space.segments.is_plausible(old), "chunk {chunk} of {keyspace} lies at {old:?}");
+        let mut words = match known {
+            Some(words) => words,
+            None if old.is_none() => vec![0; CHUNK_PAGES],
+            None => read_chunk(space, keyspace, chunk, old)?,
+        };
+        assert!(words.len() == CHUNK_PAGES, "a chunk of {} entries", words.len());
+        for change in changes {
+            words[change.page.0 as usize % CHUNK_PAGES] = change.address.to_bits();
+        }
+        let new = if words.iter().all(|entry| *entry == 0) {
+            ExtentAddress::NONE
+        } else {
+            let payload: Vec<u8> = words.iter().flat_map(|entry| entry.to_le_bytes()).collect();
+            append_payload(space, epoch, Kind::Table, keyspace, chunk, &payload)?
+        };
+        self.chunks.get_mut(&keyspace).expect("entered above")[chunk] = new;
+        release(space, old, epoch);
         Ok(())
     }
 
@@ -370,7 +388,7 @@ impl PageTableStore {
         for &address in &self.summaries {
             let entries = restore(space, "a summary", address).and_then(|()| read_summary(space, address));
             match sound(entries, on_corruption)? {
-                Some(entries) => self.table_changes.extend(entries),
+                Some(entries) => append_changes(&mut self.table_changes, &entries),
                 None => self.corrupted.summary = true,
             }
         }
@@ -510,6 +528,15 @@ impl PageTableStore {
     }
 }
 
+/// Appends changes to those since the base image, numbered on.
+fn append_changes(since_base: &mut Vec<TableChange>, changes: &[TableChange]) {
+    reserve(since_base, changes.len());
+    for change in changes {
+        let sequence = u32::try_from(since_base.len()).expect("memory bounds them");
+        since_base.push(TableChange { sequence, ..*change });
+    }
+}
+
 /// Keyspaces that these entries drop.
 fn dropped(entries: &[TableChange]) -> impl Iterator<Item = KeyspaceId> + '_ {
     entries.iter().filter(|entry| entry.page == PageId::NONE).map(|entry| entry.keyspace)
@@ -577,6 +604,7 @@ impl Space {
             match append_summary(self, epoch, &taken) {
                 Ok(address) => {
                     changes.summaries.push(address);
+                    reserve(&mut changes.summarised, taken.len());
                     changes.summarised.extend(taken);
                 }
                 Err(error) => {
@@ -777,6 +805,10 @@ mod tests {
 
     fn checkpoint(space: &Space, page_tables: &mut PageTableStore, catalogue: &Catalogue) {
         let (epoch, ()) = space.begin_checkpoint(|_| ());
+        complete(space, page_tables, epoch, catalogue);
+    }
+
+    fn complete(space: &Space, page_tables: &mut PageTableStore, epoch: Epoch, catalogue: &Catalogue) {
         page_tables.append_summaries(space, epoch, HashMap::default()).unwrap();
         page_tables.write_segment_table(space, epoch).unwrap();
         let catalogue_bytes = page_tables.write_catalogue(space, epoch, catalogue.clone()).unwrap();
@@ -828,6 +860,44 @@ mod tests {
                 let again = self::space(space.file(), 2);
                 let refused = self::page_tables(space.file(), superblock).load(&again, 2 << 20, &mut Err);
                 assert!(matches!(refused, Err(Error::BudgetTooSmall { .. })), "{refused:?}");
+            }
+        }
+    }
+
+    /// Changes of page tables take little more memory than they are, until they are in a base image: vectors grow by
+    /// quarters, and folding needs none beside them. The newest change of each page holds, whichever epoch it is of.
+    #[test]
+    fn changes_are_folded_in_their_memory() {
+        const PAGES: u32 = 1300;
+        const KEYSPACE: KeyspaceId = KeyspaceId(1);
+        let (space, mut page_tables) = stage();
+        page_tables.change_count_max = 3 * PAGES as usize;
+        let address_of = |round: u32, page: u32| {
+            let start = (64 << 10) + u64::from((round * 7 + page) % 100) * 64;
+            ExtentAddress::new(start, 64, SegmentUse(7))
+        };
+        for round in 1..=3 {
+            let (epoch, ()) = space.begin_checkpoint(|_| ());
+            for page in (1..=PAGES).rev() {
+                space.record(epoch.next(), KEYSPACE, PageId(page), address_of(round, page));
+            }
+            // Of the epoch that ends, and of the one that has begun.
+            let bytes = u64::from(PAGES * round.min(2)) * size_of::<TableChange>() as u64;
+            assert!(space.change_bytes() <= bytes + bytes / 4 + 192, "{} for {bytes}", space.change_bytes());
+            complete(&space, &mut page_tables, epoch, &catalogue(0, 0));
+            let bytes = u64::from((round - 1) * PAGES) * size_of::<TableChange>() as u64;
+            let taken = (page_tables.table_changes.capacity() * size_of::<TableChange>()) as u64;
+            assert!(taken <= bytes + bytes / 4 + 96, "{taken} for {bytes}");
+        }
+        assert!(page_tables.chunks.is_empty(), "nothing was folded yet");
+        checkpoint(&space, &mut page_tables, &catalogue(0, 0));
+        assert!(page_tables.table_changes.is_empty());
+        for (chunk, address) in page_tables.chunks[&KEYSPACE].iter().enumerate() {
+            let words = read_chunk(&space, KEYSPACE, chunk, *address).unwrap();
+            for (page, word) in
+                (chunk * CHUNK_PAGES..).zip(words).filter(|(page, _)| (1..=PAGES as usize).contains(page))
+            {
+                assert_eq!(word, address_of(3, page as u32).to_bits(), "page {page}");
             }
         }
     }

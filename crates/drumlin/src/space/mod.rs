@@ -38,7 +38,7 @@ use crate::format::node::is_page_bytes;
 use crate::format::summary::TableChange;
 use crate::format::{DatabaseId, Epoch, ExtentAddress, KeyspaceId, PageId, SegmentUse, extent};
 use crate::io::{FileRef, Persist};
-use crate::memory::{Budget, WRITE_BUFFER_COUNT};
+use crate::memory::{self, Budget, WRITE_BUFFER_COUNT};
 use appender::{Appender, WriteJob};
 use reservation::Reservations;
 pub(crate) use reservation::{CheckpointDebt, Frees, Margin, Purpose, SpaceReservation};
@@ -132,6 +132,7 @@ impl EpochChanges {
         assert!(self.fresh.last().is_none_or(|last| last.sequence < sequence), "changes are out of order");
         assert!(page != PageId::NONE || address.is_none(), "page 0 is logged at {address:?}");
         self.next_sequence += 1;
+        memory::reserve(&mut self.fresh, 1);
         self.fresh.push(TableChange { keyspace, page, address, sequence });
     }
 }

@@ -365,7 +365,9 @@ pub(super) fn known(superblock: &Superblock) -> Known<'_> {
     }
 }
 
-/// Changes of both epochs and those since the base image, each of 24 bytes in vectors that double.
+/// The number of logged changes at which a checkpoint is requested, and at which it folds them. Each takes 24 bytes.
+/// Memory holds so many since the base image, so many of the epoch that has begun, and twice so many of the epoch that
+/// ends, while they are copied. Vectors grow by quarters: five fourths of these four are the part.
 pub(super) fn change_count_max(budget: &Budget) -> usize {
-    budget.limit_bytes(Account::Entries) as usize / 24 / 4
+    budget.limit_bytes(Account::Entries) as usize / 24 / 5
 }
