@@ -312,7 +312,7 @@ fn mutate(killed: bool, seed: u64, chosen: impl Fn(&Path) -> bool) -> Figures {
     sample.verify(&sample.files, false, &mut figures).unwrap();
     assert!(config(&disk_of(&sample.files)).examine(FOLDER).unwrap().corruption.is_empty());
     let paths: Vec<&PathBuf> = sample.files.keys().filter(|path| chosen(path)).collect();
-    for mutation in 0..number("DRUMLIN_TEST_MUTATIONS", 500) {
+    for mutation in 0..number("DRUMLIN_TEST_MUTATIONS", 300) {
         let mut random = Random(seed << 32 ^ mutation);
         let path = paths[random.below(paths.len() as u64) as usize];
         let mut files = sample.files.clone();

@@ -192,9 +192,12 @@ fn run(seed: u64, steps: u64) {
 #[test]
 fn a_database_behaves_like_a_map() {
     let seeds: u64 = std::env::var("DRUMLIN_TEST_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(3);
-    for seed in 0..seeds {
-        run(seed, 1500);
-    }
+    const THREADS: usize = 2;
+    std::thread::scope(|scope| {
+        for first in 0..THREADS as u64 {
+            scope.spawn(move || (first..seeds).step_by(THREADS).for_each(|seed| run(seed, 1500)));
+        }
+    });
 }
 
 /// A database in memory works alike.
