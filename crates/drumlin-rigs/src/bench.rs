@@ -14,7 +14,7 @@ use drumlin_testing::Random;
 use serde::{Deserialize, Serialize};
 
 use crate::counters::Count;
-use crate::drive::{Cutter, Drive, History, Image, Loss};
+use crate::drive::{Cutter, Drive, History, Image, Loss, Sector};
 use crate::fuse::{self, Mounted, SharedDrive};
 use crate::host::{self, FileSystem, LoopDevice};
 use crate::writers::{PREPARED, Verdict, Writer};
@@ -209,25 +209,44 @@ impl Bench {
         Ok((outcome, history))
     }
 
+    /// Makes the state of a cut and verifies it; what the drive saw meanwhile. A torn state that the file system does
+    /// not survive is made again with sectors of 4 KiB.
+    fn verify_cut(
+        &self,
+        about: &About,
+        cutter: &mut Cutter<'_>,
+        cut: Cut,
+        random: &mut Random,
+        told: &[u64],
+    ) -> Result<(Replayed, History)> {
+        let mut image = cutter.cut(cut.moment, cut.loss, Sector::Small, random);
+        let (mut outcome, mut seen) = self.verify(about, image.clone(), told)?;
+        let is_made_again = matches!(outcome, Outcome::NotMounted(_)) && cut.loss.tears();
+        if is_made_again {
+            image = cutter.cut(cut.moment, cut.loss, Sector::Large, &mut Random(cut.seed));
+            (outcome, seen) = self.verify(about, image.clone(), told)?;
+        }
+        let count = Count { large_sectors: u64::from(is_made_again), ..outcome.count() };
+        Ok((Replayed { count, outcome, image, within: None }, seen))
+    }
+
     /// Makes the state of a cut and verifies it. Sometimes recovery is cut, too.
     pub fn replay(&self, about: &About, cutter: &mut Cutter<'_>, history: &History, cut: Cut) -> Result<Replayed> {
         let mut random = Random(cut.seed);
-        let image = cutter.cut(cut.moment, cut.loss, &mut random);
         let told = history.told(cut.moment);
-        let (outcome, recovery) = self.verify(about, image.clone(), &told)?;
-        let mut replayed = Replayed { count: outcome.count(), outcome, image, within: None };
+        let (mut replayed, recovery) = self.verify_cut(about, cutter, cut, &mut random, &told)?;
         let is_whole = matches!(replayed.outcome, Outcome::Whole(_));
         if !is_whole || about.writer()? != Writer::Drumlin || !random.chance(20) {
             return Ok(replayed);
         }
         let moment = told.len() + random.below((recovery.events.len() - told.len()) as u64 + 1) as usize;
         let again = Cut { moment, loss: cut.loss, seed: random.next() };
-        let image = Cutter::new(&recovery).cut(moment, cut.loss, &mut Random(again.seed));
-        let (outcome, _) = self.verify(about, image, &recovery.told(moment))?;
-        replayed.count.add(&outcome.count());
+        let told = recovery.told(moment);
+        let (second, _) = self.verify_cut(about, &mut Cutter::new(&recovery), again, &mut Random(again.seed), &told)?;
+        replayed.count.add(&second.count);
         replayed.count.cut_again += 1;
-        if !matches!(outcome, Outcome::Whole(_)) {
-            replayed.outcome = outcome;
+        if !matches!(second.outcome, Outcome::Whole(_)) {
+            replayed.outcome = second.outcome;
             replayed.within = Some((recovery, again));
         }
         Ok(replayed)

@@ -20,6 +20,9 @@ pub struct Count {
     pub lost: u64,
     /// States with a wrong value, damage, or a database that did not open.
     pub wrong: u64,
+    /// States that the file system survived with sectors of 4 KiB only.
+    #[serde(default)]
+    pub large_sectors: u64,
     /// States that the file system itself did not survive.
     pub not_mounted: u64,
 }
@@ -34,6 +37,7 @@ impl Count {
         self.cut_again += other.cut_again;
         self.lost += other.lost;
         self.wrong += other.wrong;
+        self.large_sectors += other.large_sectors;
         self.not_mounted += other.not_mounted;
     }
 }

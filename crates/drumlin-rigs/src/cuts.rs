@@ -146,8 +146,15 @@ impl LongRun {
         for &system in &self.systems {
             let count = total(&counters, system);
             println!(
-                "{system:5} {}: {} states in all runs ({} of them with recovery cut), {} lost, {} wrong, {} not mounted",
-                self.writer, count.states, count.cut_again, count.lost, count.wrong, count.not_mounted
+                "{system:5} {}: {} states in all runs ({} with recovery cut, {} with sectors of 4 KiB), {} lost, {} wrong, \
+                 {} not mounted",
+                self.writer,
+                count.states,
+                count.cut_again,
+                count.large_sectors,
+                count.lost,
+                count.wrong,
+                count.not_mounted
             );
         }
         if self.updates_docs && self.writer == Writer::Drumlin {
