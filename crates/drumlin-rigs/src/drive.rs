@@ -9,9 +9,9 @@
 //! drive is gone in every case).
 //!
 //! One thing is not torn: the block that holds a file system's own superblock. Ext4 and btrfs take it as whole; drives
-//! whose sectors have 4 KiB make it so. Xfs takes more as whole: a block of its metadata that arrived in part can fail its
-//! checksum in recovery, and the file system is not mounted. A state that a file system does not survive is therefore made
-//! again with [sectors](Sector) of 4 KiB for all blocks.
+//! whose sectors have 4 KiB make it so. Xfs takes more as whole: a block of its metadata that arrived in part can fail
+//! its checksum in recovery, and the file system is not mounted. A state that a file system does not survive is
+//! therefore made again with [sectors](Sector) of 4 KiB for all blocks.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};

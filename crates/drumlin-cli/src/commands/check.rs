@@ -13,9 +13,8 @@ use crate::terminal::{Output, Progress, figures, style};
 
 /// Read and verify every page, table and log record
 ///
-/// Damage is listed with its place and what it costs, and makes the exit code 4. What opening could do without and has
-/// written anew is listed too. A database that is too damaged to be opened is examined as it is: nothing is written to
-/// it.
+/// Lists damage with its place and what it costs, and exits with code 4. Lists the repairs that opening made, too. A
+/// database that is too damaged to be opened is examined as it is, and nothing is written to it.
 #[derive(Debug, Args)]
 pub(crate) struct Check {
     #[command(flatten)]
