@@ -69,6 +69,8 @@ struct Stage {
     churn: Keyspace,
     stop: AtomicBool,
     done: AtomicU64,
+    /// Scans of churned rows that came to their end.
+    whole_scans: AtomicU64,
 }
 
 impl Stage {
@@ -172,9 +174,11 @@ impl Stage {
                     let from = random.below(CHURNED);
                     let mut expected = from.next_multiple_of(2);
                     let mut previous = Vec::new();
+                    let mut is_whole = true;
                     for row in self.churn.range(churned(from)..).take(300) {
-                        // The writers filled the versions' part, 512 KiB, while it read pages from the disk.
+                        // The writers left more than 512 KiB of versions while it read pages from the disk.
                         if matches!(row, Err(Error::SnapshotTooOld { .. })) {
+                            is_whole = false;
                             break;
                         }
                         let (key, value) = row.unwrap();
@@ -187,6 +191,7 @@ impl Stage {
                         }
                         previous = key.to_vec();
                     }
+                    self.whole_scans.fetch_add(u64::from(is_whole), Ordering::Relaxed);
                 }
                 1 => {
                     let keys: Vec<Vec<u8>> = (0..50).map(|_| churned(random.below(CHURNED))).collect();
@@ -244,7 +249,14 @@ fn stress(config: &drumlin::Config, path: &std::path::Path, seed: u64) -> u64 {
         let key = churned(number);
         churn.insert_with(&key, stamped(&key, &mut random), Durability::Relaxed).unwrap();
     }
-    let stage = Stage { db, accounts, churn, stop: AtomicBool::new(false), done: AtomicU64::new(0) };
+    let stage = Stage {
+        db,
+        accounts,
+        churn,
+        stop: AtomicBool::new(false),
+        done: AtomicU64::new(0),
+        whole_scans: AtomicU64::new(0),
+    };
     let ends = Instant::now() + Duration::from_secs(number("DRUMLIN_TEST_SECONDS", 5)) / 2;
     std::thread::scope(|scope| {
         let stage = &stage;
@@ -268,7 +280,8 @@ fn stress(config: &drumlin::Config, path: &std::path::Path, seed: u64) -> u64 {
         }
         stage.stop.store(true, Ordering::Release);
     });
-    let Stage { db, accounts, churn, done, .. } = stage;
+    let Stage { db, accounts, churn, done, whole_scans, .. } = stage;
+    assert!(whole_scans.into_inner() > 0, "no scan among writers came to its end");
     let before: Vec<_> = churn.iter().map(Result::unwrap).collect();
     assert_eq!(sum(accounts.iter()).unwrap(), Some(ACCOUNTS * START));
     let report = db.check().unwrap();
