@@ -8,8 +8,8 @@ use crate::sync::{Condvar, Mutex};
 
 use super::{GROUP_BYTES_MAX, PAIR_BYTES, SCRATCH_BYTES};
 
-/// For an extent of a small page, for one of any page, for several that are read together, for a chunk of a large value
-/// twice.
+/// For an extent of a small page, for an extent of any page, for several extents read together, for a chunk of a large
+/// value twice.
 const SIZES: [usize; 4] = [16 << 10, SCRATCH_BYTES, GROUP_BYTES_MAX + SCRATCH_BYTES, PAIR_BYTES];
 
 /// See the module.
@@ -24,7 +24,7 @@ pub(super) struct Buffers {
 struct State {
     /// By size.
     idle: [Vec<AlignedBuffer>; SIZES.len()],
-    /// Of all that there are.
+    /// Of all buffers, idle or taken.
     bytes: usize,
 }
 
@@ -33,19 +33,19 @@ impl Buffers {
         Buffers { limit_bytes, state: Mutex::default(), freed: Condvar::new() }
     }
 
-    /// The most that is read at once. If memory is for few buffers only, extents are read one by one: a group would
-    /// wait until no other read is in progress.
+    /// The largest single read. With memory for few buffers only, extents are read one by one: a group would wait until
+    /// no other read is in progress.
     pub(super) fn group_bytes_max(&self) -> usize {
         let [_, one, several, _] = SIZES;
         if self.limit_bytes >= 4 * several { GROUP_BYTES_MAX } else { one }
     }
 
-    /// A buffer of so many bytes; `None` where all the memory is taken. One is always to be had.
+    /// Takes a buffer of this many bytes. Returns `None` if the memory is used up; one buffer is always granted.
     pub(super) fn try_take(&self, length: usize) -> Option<AlignedBuffer> {
         self.state.lock().try_take(length, self.limit_bytes)
     }
 
-    /// Like [`try_take`](Self::try_take), waiting for one: for who has no reads in flight.
+    /// Like [`try_take`](Self::try_take), but waits. The caller must have no reads in flight.
     pub(super) fn take(&self, length: usize) -> AlignedBuffer {
         let mut state = self.state.lock();
         loop {
@@ -66,7 +66,7 @@ impl Buffers {
         self.freed.notify_all();
     }
 
-    /// A queue that failed has dropped buffers of so many bytes.
+    /// Subtracts buffers of this many bytes, which a failed queue has dropped.
     pub(super) fn lose(&self, bytes: usize) {
         let mut state = self.state.lock();
         assert!(bytes <= state.bytes, "more buffers are lost than there are");
@@ -76,7 +76,7 @@ impl Buffers {
         self.freed.notify_all();
     }
 
-    /// Bytes of memory.
+    /// Bytes of all buffers.
     pub(super) fn bytes(&self) -> u64 {
         self.state.lock().bytes as u64
     }
@@ -95,7 +95,7 @@ impl State {
                 self.bytes += SIZES[class];
                 found = Some(AlignedBuffer::zeroed(SIZES[class]));
             } else {
-                // Others give way, the largest first.
+                // Idle buffers of other sizes are freed, the largest first.
                 let other = self.idle.iter_mut().rev().find_map(Vec::pop)?;
                 self.bytes -= other.capacity();
             }
@@ -112,7 +112,7 @@ impl State {
 mod tests {
     use super::*;
 
-    /// There are no more than the memory allows, whatever their sizes, and one at least.
+    /// Buffers of all sizes together stay within the memory, but one is always granted.
     #[test]
     fn buffers_stay_within_their_memory() {
         let buffers = Buffers::new(200 << 10);

@@ -1,4 +1,4 @@
-//! Reading many extents past the pool, for those who see each once: checks, and moves.
+//! Reading many extents past the pool, for callers that need each only once: checks and moves.
 
 use std::io;
 
@@ -6,10 +6,10 @@ use super::{Pool, Span};
 use crate::error::{Error, Result};
 use crate::format::ExtentAddress;
 
-/// Requests in flight at once: enough that a device reads at its bandwidth, and a megabyte of memory.
+/// Requests in flight: enough to read at a device's bandwidth, with a megabyte of memory.
 const REQUESTS_MAX: usize = 4;
 
-/// Places read by one request, as a range of the caller's.
+/// One read, and the range of the caller's addresses that it covers.
 struct Request {
     span: Span,
     buffer_bytes: usize,
@@ -18,7 +18,7 @@ struct Request {
 
 impl Pool {
     /// Reads the extents at `addresses`, neighbours together; O(bytes) if they are in the order of the disk. Calls
-    /// `each`, in no order, with the index of every address and its bytes or the reason why there are none.
+    /// `each`, in no particular order, with the index of each address and its bytes or the error.
     ///
     /// Extents of a failed request are read again one by one, so that a bad block costs no neighbours.
     pub(crate) fn read_past(
@@ -49,7 +49,7 @@ impl Pool {
             if queue.in_flight() == 0 {
                 break;
             }
-            // A queue that fails is dropped, which waits for what is in flight.
+            // A queue that fails is dropped, which waits for its reads in flight.
             if let Err(error) = queue.wait(1, &mut finished) {
                 let lost = slots.iter().flatten().map(|request| request.buffer_bytes).sum();
                 self.buffers.lose(lost);
@@ -80,7 +80,7 @@ impl Pool {
         Ok(())
     }
 
-    /// The places from `first` on that one request reads.
+    /// The addresses from `first` on that one request reads.
     fn gather(&self, addresses: &[ExtentAddress], first: usize) -> Result<Request> {
         let mut end = first;
         let mut span = None;

@@ -1,12 +1,13 @@
 //! Page faults of tasks: one thread keeps the reads of all of them in flight.
 //!
-//! A task that lacks a page posts a request and is woken when it has been answered. The thread claims the page as any
-//! fault does; if another is reading it already, the task is told to look again, and waits for that read's end instead.
+//! A task that lacks a page posts a request and is woken when it has been answered. The thread claims the page like any
+//! fault. If the page is being read already, the task looks again, and waits for that read to end.
 //!
 //! # Invariants
 //! 1. Every request is answered once, also when the queue fails, the thread panics or the pool is stopped: no task
 //!    waits for ever.
-//! 2. A task has one request posted at a time: as many wait here as there are tasks, and the rest is backpressure.
+//! 2. A task posts requests for the pages that it lacks, and no more until all are answered: the number of tasks bounds
+//!    the queue.
 //! 3. Wakers are called with no lock held.
 
 use std::collections::VecDeque;
@@ -53,7 +54,7 @@ struct Request {
 pub(super) struct ReadTicket(Mutex<(Option<Result<()>>, Option<Waker>)>);
 
 impl ReadTicket {
-    /// Leaves the answer; returns who is to be woken.
+    /// Stores the answer. Returns the waker to wake, if the task has polled.
     fn answer(&self, result: Result<()>) -> Option<Waker> {
         let mut state = self.0.lock();
         assert!(state.0.is_none(), "a request is answered twice");
@@ -89,12 +90,12 @@ struct ReadState<'p> {
     /// Reads in flight, by their token.
     slots: Vec<Option<Fetch<'p>>>,
     slots_free: Vec<usize>,
-    /// Whose requests have been answered.
+    /// Wakers of tasks whose requests have been answered.
     woken: Vec<Waker>,
 }
 
 impl ReadState<'_> {
-    /// One by one: after a waker that panics, the rest is still there.
+    /// Wakes them one by one: if a waker panics, the rest is still there.
     fn wake(&mut self) {
         while let Some(waker) = self.woken.pop() {
             waker.wake();
@@ -102,12 +103,12 @@ impl ReadState<'_> {
     }
 }
 
-/// The outcome of beginning a request.
+/// The outcome of starting a request.
 enum StartedRead<'p> {
     Reading(Fetch<'p>, u64, AlignedBuffer),
-    /// Answered: there is nothing to read, or another request reads it.
+    /// Answered without a read: another thread is reading the page, or there is nothing to read.
     Answered(Option<Waker>),
-    /// There is no frame.
+    /// No frame or buffer is free.
     Later(Request),
 }
 
@@ -218,7 +219,7 @@ impl Pool {
         Ok(ticket)
     }
 
-    /// Ends the thread; requests that are posted are answered.
+    /// Stops the thread after it has answered the posted requests.
     pub(super) fn stop_fetching(&self) {
         let thread = {
             let mut inbox = self.fetcher.inbox.lock();
@@ -233,7 +234,7 @@ impl Pool {
         }
     }
 
-    /// The thread's life.
+    /// The body of the reading thread.
     fn run_fetch(&self) {
         let mut desk = ReadState {
             waiting: VecDeque::new(),
@@ -300,7 +301,7 @@ impl Pool {
             let taken = desk.slots.len() - desk.slots_free.len();
             assert_eq!(queue.in_flight(), taken, "the queue has other reads in flight than the slots");
             let waited = queue.wait(1, &mut finished);
-            // A queue that fails may have found some that have finished before.
+            // A queue that fails may have completed some reads before.
             for completion in finished.drain(..) {
                 let slot = completion.token as usize;
                 let fetch = desk.slots[slot].take().expect("a completion for each request");
@@ -309,7 +310,7 @@ impl Pool {
                 self.buffers.give(completion.buffer);
             }
             if let Err(error) = waited {
-                // A queue that is dropped waits for what is in flight. The next read has another made.
+                // Dropping a queue waits for its reads in flight. The next read makes a new queue.
                 kept = None;
                 self.end_fetches(desk, &error);
             }
@@ -317,7 +318,7 @@ impl Pool {
         }
     }
 
-    /// Ends the reads in flight, which no queue will complete.
+    /// Ends the reads in flight after their queue has failed.
     fn end_fetches(&self, desk: &mut ReadState<'_>, error: &io::Error) {
         for (slot, fetch) in desk.slots.iter_mut().enumerate().filter_map(|(slot, fetch)| Some((slot, fetch.take()?))) {
             desk.slots_free.push(slot);
@@ -327,7 +328,7 @@ impl Pool {
         assert_eq!(desk.slots_free.len(), desk.slots.len(), "a slot is neither free nor in use");
     }
 
-    /// Invariant 1. The queue is gone, and with it what was in flight.
+    /// Answers every request with the error (invariant 1). The queue is gone, and its reads with it.
     fn give_up(&self, desk: &mut ReadState<'_>, error: &io::Error) {
         let posted = {
             let mut inbox = self.fetcher.inbox.lock();
@@ -341,8 +342,9 @@ impl Pool {
         }
     }
 
-    /// Takes over what was posted; `false` when there is nothing left to do, for ever. While reads are in flight new
-    /// requests wait for the next of them to end, which is never long.
+    /// Takes over the posted requests; waits for one if there is nothing else to do. Returns `false` once the pool is
+    /// stopped and nothing is left. While reads are in flight, new requests wait until the next of them ends, which is
+    /// never long.
     fn collect_requests(&self, waiting: &mut VecDeque<Request>, in_flight: usize) -> bool {
         let mut inbox = self.fetcher.inbox.lock();
         while in_flight == 0 && waiting.is_empty() && inbox.requests.is_empty() {
@@ -361,7 +363,7 @@ impl Pool {
             return StartedRead::Answered(request.ticket.answer(Ok(())));
         };
         if address.length() > request.frame_bytes as u64 {
-            // The task looks again and says so.
+            // The task looks again and reports the error.
             return StartedRead::Answered(request.ticket.answer(Ok(())));
         }
         let frame = match self.frames.try_take(request.frame_bytes) {

@@ -4,11 +4,11 @@
 //! 1. A frame is in exactly one of these states: *unused* (never touched, or given back to the system), *free*, *new*
 //!    (owned by a [`NewFrame`]), *published* (some page's entry names it), *retired* (unlinked, readers may still look
 //!    at it).
-//! 2. A published leaf's page is read under the frame's latch, shared, and changed under it, exclusive. The owner of
-//!    the latch compares [`FrameHeader::page_key`] with the page wanted: the frame may have been evicted meanwhile.
+//! 2. A published leaf is read under the frame's shared latch and changed under the exclusive one. The owner of the
+//!    latch compares [`FrameHeader::page_key`] with the page wanted: the frame may have been evicted meanwhile.
 //! 3. The page of a published *immutable* frame (inner node, value) does not change. Its frame is retired before it is
 //!    free.
-//! 4. `dirty` is the epoch of the newest change that is in no extent, 0 if there is none. It changes under the latch.
+//! 4. `dirty` is the epoch of the newest change not yet in an extent, 0 if there is none. It changes under the latch.
 //! 5. A frame that is pinned (by a commit that will change it, by an image on its way to the disk) or dirty is not
 //!    evicted. It can be unlinked: then its last unpin frees it.
 #![allow(unsafe_code)]
@@ -29,22 +29,22 @@ use crate::format::{Epoch, ExtentAddress, KeyspaceId, PageId};
 use crate::memory::{Account, Budget};
 use crate::space::{CheckpointDebt, FrameIndex, PageEntry, PageTable};
 
-/// Turns of the clock that an inner node survives without a use. It has as many rows beneath it as a hundred leaves:
-/// where rows are read at random, one chance lost a tenth of the nodes in each turn, and a tenth of the reads had a
-/// node to read before the leaf.
+/// Turns of the clock that an inner node survives without a use. It leads to the rows of a hundred leaves: with one
+/// chance, random reads evicted a tenth of the inner nodes in each turn, and a tenth of the reads had to read a node
+/// before the leaf.
 pub(super) const INNER_CHANCES: u32 = 4;
 
 const CLASS_COUNT: usize = 8;
 const CLASS_SHIFT: u32 = 29;
 
-/// The longest wait for another latch by a thread that holds latches, before it looks again where the page is.
+/// The longest wait for another latch by a thread that holds latches, before it looks the page up again.
 ///
-/// Latches are taken in key order, so that waits form no cycle. But an outdated view may lead to a frame whose page
-/// lies elsewhere in the order, or that the thread has latched itself. Such a wait has to end; a millisecond is longer
-/// than a latch is held without waiting for the disk.
+/// Latches are taken in key order, so waits form no cycle. But an outdated view may lead to a frame whose page lies
+/// elsewhere in the order, or that the thread has latched itself. Such a wait has to end; a millisecond is longer than
+/// a latch is held without waiting for the disk.
 const LATCH_WAIT: std::time::Duration = std::time::Duration::from_millis(1);
 
-/// The header of a frame, about the page in it; in a cache line of its own.
+/// Describes the page in a frame; in a cache line of its own.
 #[repr(align(64))]
 pub(crate) struct FrameHeader {
     latch: RwLock<()>,
@@ -72,7 +72,7 @@ impl FrameHeader {
         (u64::from(page_key.keyspace.0) << 32) | u64::from(page_key.page.0)
     }
 
-    /// The page in the frame; `None` where it holds none.
+    /// The page in the frame; `None` if it holds none.
     #[inline]
     pub(crate) fn page_key(&self) -> Option<PageKey> {
         let bits = self.page_key.load(Ordering::Acquire);
@@ -85,7 +85,7 @@ impl FrameHeader {
         self.page_key.load(Ordering::Acquire) == Self::page_key_bits(page_key)
     }
 
-    /// The epoch of the newest change that is in no extent.
+    /// The epoch of the newest change not yet in an extent.
     #[inline]
     pub(crate) fn dirty(&self) -> Option<Epoch> {
         let epoch = self.dirty.load(Ordering::Acquire);
@@ -119,7 +119,8 @@ impl FrameHeader {
         }
     }
 
-    /// Notes a use of an inner node, which every row beneath it needs: the hand passes it [`INNER_CHANCES`] times.
+    /// Notes a use of an inner node, which every row beneath it needs: it survives [`INNER_CHANCES`] passes of the
+    /// hand.
     #[inline]
     pub(crate) fn touch_inner(&self) {
         if self.references.load(Ordering::Relaxed) != INNER_CHANCES {
@@ -127,11 +128,11 @@ impl FrameHeader {
         }
     }
 
-    /// The clock's hand passes: `false` if the page has no chance left.
+    /// Takes one chance as the clock's hand passes. Returns `false` if none was left.
     pub(crate) fn take_reference(&self) -> bool {
         let references = self.references.load(Ordering::Relaxed);
         if references > 0 {
-            // Fails where a use is noted meanwhile, which counts for more than this turn.
+            // Fails if a use is noted meanwhile, which counts for more than this turn.
             let _ = self.references.compare_exchange(references, references - 1, Ordering::Relaxed, Ordering::Relaxed);
         }
         references > 0
@@ -144,20 +145,20 @@ impl std::fmt::Debug for FrameHeader {
     }
 }
 
-/// Headers that are made together, 2 KiB. They stay, so that many at once would take what little memory many page
-/// tables leave, once for each size of pages.
+/// Headers allocated together, 2 KiB. They are never freed: a larger block, one for each page size, would take too much
+/// of the little memory that many page tables leave.
 const HEADER_COUNT: usize = 32;
-/// Memory that they take.
+/// Memory of one such block.
 const HEADERS_BYTES: usize = HEADER_COUNT * size_of::<FrameHeader>();
 
 /// All frames of one page size.
 struct Arena {
     page_bytes: usize,
     memory: Mapping,
-    /// By [`HEADER_COUNT`], made as frames are used for the first time.
+    /// Blocks of [`HEADER_COUNT`], allocated when their frames are first used.
     headers: Box<[OnceLock<Box<[FrameHeader]>>]>,
     frame_count: usize,
-    /// Frames in each unit of memory that the system takes back: more than one where frames are smaller than its pages.
+    /// Frames in the smallest range that the system takes back: more than one if frames are smaller than its pages.
     frames_per_unit: usize,
     lists: Mutex<Lists>,
     pub(crate) hand: AtomicUsize,
@@ -173,7 +174,7 @@ struct Lists {
     unused: u32,
 }
 
-/// Anonymous memory, reserved and given by the system page by page as it is touched.
+/// Reserved anonymous memory; the system provides each page as it is touched.
 struct Mapping {
     start: *mut u8,
     bytes: usize,
@@ -191,7 +192,7 @@ impl Mapping {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a fresh anonymous mapping aliases nothing. Test: `memory_given_back_was_free`, here and below.
         let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags)? };
-        // Fewer misses of the translation cache where the system offers huge pages; without them all works the same.
+        // Huge pages, where the system offers them, save TLB misses; nothing depends on them.
         // SAFETY: the range is the mapping just made. No test can fail: the system may ignore the advice.
         let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
         Ok(Mapping { start: start.cast(), bytes })
@@ -220,7 +221,7 @@ impl Drop for Mapping {
 /// All frames of all page sizes, within one limit of bytes.
 pub(crate) struct Frames {
     arenas: [OnceLock<Arena>; CLASS_COUNT],
-    /// Bytes that the frames may use with their headers at the most, ever: where page tables take nothing.
+    /// The most bytes that frames and headers may ever use: the limit while page tables take nothing.
     capacity_bytes: usize,
     budget: Arc<Budget>,
     used_bytes: AtomicUsize,
@@ -245,7 +246,7 @@ fn split(frame: FrameIndex) -> (usize, usize) {
 }
 
 impl Frames {
-    /// Frames of the part of the budget that page tables leave, which tell `debt` of their dirty pages.
+    /// Creates frames within the part of the budget that page tables leave; `debt` counts their dirty pages.
     pub(crate) fn new(budget: Arc<Budget>, debt: Arc<CheckpointDebt>) -> Frames {
         Frames {
             arenas: [const { OnceLock::new() }; CLASS_COUNT],
@@ -266,7 +267,7 @@ impl Frames {
         self.budget.frame_bytes_max() as usize
     }
 
-    /// Returns `true` if they use more than is left once page tables have taken so many bytes more.
+    /// Returns `true` if the frames exceed their limit once page tables have taken this many bytes more.
     pub(crate) fn is_over_limit(&self, more_table_bytes: u64) -> bool {
         self.used_bytes() as u64 + more_table_bytes > self.budget.frame_bytes_max()
     }
@@ -275,7 +276,7 @@ impl Frames {
         self.arenas[class].get().expect("the frame exists")
     }
 
-    /// Reserves address space for frames of a size, if that was not done yet.
+    /// Reserves address space for frames of a size, once.
     pub(crate) fn reserve(&self, page_bytes: usize) -> std::io::Result<()> {
         self.arena_or_new(class_of(page_bytes)).map(drop)
     }
@@ -299,7 +300,7 @@ impl Frames {
             lists: Mutex::default(),
             hand: AtomicUsize::new(0),
         };
-        // If two threads make it at once, the first one is kept.
+        // If two threads race here, the first arena is kept.
         Ok(self.arenas[class].get_or_init(|| arena))
     }
 
@@ -326,7 +327,7 @@ impl Frames {
         (unsafe { arena.memory.start.add(index * arena.page_bytes) }, arena.page_bytes)
     }
 
-    /// Notes the newest change of the page in the frame, or that none is owed to the disk.
+    /// Records the epoch of the page's newest change, or that the page is clean.
     #[inline]
     pub(crate) fn set_dirty(&self, frame: FrameIndex, epoch: Option<Epoch>) {
         debug_assert!(epoch != Some(Epoch(0)), "epoch 0 marks a page that is clean");
@@ -339,13 +340,13 @@ impl Frames {
         }
     }
 
-    /// Bytes of pages that are dirty.
+    /// Bytes of dirty pages.
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.debt.dirty_bytes()
     }
 
-    /// Begins to bring what a look at the page needs first into the processor's cache: the page's header, the beginning
-    /// of its slots, and its end, where the fences are. They arrive while the latch, in another line, is being taken.
+    /// Prefetches the frame's header, the first lines of the page (header and slots) and its last (fences). They arrive
+    /// while the latch is being taken.
     #[inline]
     pub(crate) fn prefetch(&self, frame: FrameIndex) {
         #[cfg(target_arch = "x86_64")]
@@ -370,7 +371,7 @@ impl Frames {
 
     // ── taking and giving back ─────────────────────────────────────────────────────────────────────────────────────
 
-    /// A frame for a page of this size; `None` where the limit is reached and nothing is free.
+    /// Takes a free frame for a page of this size. Returns `None` if none is free and the limit is reached.
     pub(crate) fn try_take(&self, page_bytes: usize) -> Option<NewFrame<'_>> {
         let class = class_of(page_bytes);
         let arena = self.arena_or_new(class).ok()?;
@@ -389,7 +390,7 @@ impl Frames {
                 if lists.decommitted.is_empty() && unused == arena.frame_count {
                     return None;
                 }
-                // They stay, whatever becomes of the frames.
+                // Headers stay when frames are given back.
                 let makes_headers = lists.decommitted.is_empty() && unused.is_multiple_of(HEADER_COUNT);
                 let bytes = page_bytes + if makes_headers { HEADERS_BYTES } else { 0 };
                 let used = self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -453,7 +454,7 @@ impl Frames {
                 let (_, index) = lists.retired.pop_front().expect("looked at");
                 lists.free.push(index);
             }
-            // By units of the system: one is given back when all frames in it are free.
+            // The system takes back whole units: one is given back when all frames in it are free.
             let mut free = std::mem::take(&mut lists.free);
             free.sort_unstable();
             let frames_per_unit = arena.frames_per_unit;
@@ -487,7 +488,7 @@ impl Frames {
         self.arena(class).lists.lock().retired.push_back((tag, index as u32));
     }
 
-    /// Free frames of a size, and as many more as the limit allows.
+    /// Frames of a size that are free or retired, and as many more as the limit allows.
     pub(crate) fn available(&self, page_bytes: usize) -> usize {
         let class = class_of(page_bytes);
         let room = self.limit_bytes().saturating_sub(self.used_bytes()) / page_bytes;
@@ -506,7 +507,7 @@ impl Frames {
             .collect()
     }
 
-    /// The frames of a size, as the clock's hand passes over them from where it stood: one turn.
+    /// Yields the frames of a size as the clock's hand passes over them, from where it stands: one turn.
     pub(crate) fn turn(&self, page_bytes: usize) -> impl Iterator<Item = FrameIndex> + '_ {
         let class = class_of(page_bytes);
         let arena = self.arenas[class].get();
@@ -529,7 +530,7 @@ impl Frames {
 
     // ── access ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// The page, which its entry must show as a leaf in `frame`, latched for reading. `None`: it is there no more.
+    /// Latches the page in `frame` for reading. Returns `None` if the frame no longer holds it.
     #[inline]
     pub(crate) fn read(&self, frame: FrameIndex, page_key: PageKey) -> Option<FrameRead<'_>> {
         let header = self.header(frame);
@@ -541,7 +542,7 @@ impl Frames {
         None
     }
 
-    /// The page latched for change. `None`: it is there no more.
+    /// Latches the page for change. Returns `None` if the frame no longer holds it.
     #[inline]
     pub(crate) fn write(&self, frame: FrameIndex, page_key: PageKey) -> Option<FrameWrite<'_>> {
         let header = self.header(frame);
@@ -553,8 +554,8 @@ impl Frames {
         None
     }
 
-    /// Like [`read`](Self::read), for a caller that holds other latches: `None` also where the latch is among them, or
-    /// was not to be had in time. See [`LATCH_WAIT`].
+    /// Like [`read`](Self::read), for a caller that holds other latches: also returns `None` if the latch is one of
+    /// them, or could not be taken in time. See [`LATCH_WAIT`].
     pub(crate) fn read_beside(
         &self,
         frame: FrameIndex,
@@ -572,7 +573,7 @@ impl Frames {
         header.is(page_key).then_some(read)
     }
 
-    /// Like [`write`](Self::write), for a caller that holds other latches: as [`read_beside`](Self::read_beside).
+    /// Like [`write`](Self::write), for a caller that holds other latches; see [`read_beside`](Self::read_beside).
     pub(crate) fn write_beside(
         &self,
         frame: FrameIndex,
@@ -606,7 +607,7 @@ impl Frames {
 }
 
 /// Access to the immutable pages of one pool: while it lives, no frame that was reachable when it was made is reused.
-/// It carries the frames that it protects, so that it reaches no others. Not sent to other threads.
+/// It borrows the frames that it protects, and leads to no others. Not sent to other threads.
 pub(crate) struct ReclaimGuard<'p> {
     frames: &'p Frames,
     _era: EraGuard<'p>,
@@ -631,26 +632,26 @@ pub(crate) struct ImmutablePages<'g> {
 }
 
 impl<'g> ImmutablePages<'g> {
-    /// The frame and the page, if its entry shows it in an immutable frame. The use is for the caller to note.
+    /// The frame and the page, if the entry shows it in an immutable frame. The caller notes the use.
     #[inline(always)]
     pub(crate) fn get(&self, page: PageId) -> Option<(FrameIndex, &'g [u8])> {
         let PageEntry::Immutable(frame) = self.table.load(page) else { return None };
         let (start, bytes) = self.frames.page_pointer(frame);
         // SAFETY: the entry, read under the reclaim guard, names the frame as immutable: its page was complete before
-        // the entry was published (Release/Acquire), is not changed while it is published, and the frame is not used
-        // anew while the guard lives (module, 3; `reclaim`, 1). The table is one of these very frames: asserted where
-        // this was made, which borrows the guard. Tests: `loom_frames_are_reused_when_readers_have_left`,
+        // the entry was published (Release/Acquire), is not changed while it is published, and the frame is not reused
+        // while the guard lives (module, 3; `reclaim`, 1). The table's entries name these very frames: asserted where
+        // this value was made, which borrows the guard. Tests: `loom_frames_are_reused_when_readers_have_left`,
         // `loom_a_nested_guard_outlives_the_outer`, `a_guard_reads_no_other_database`.
         Some((frame, unsafe { std::slice::from_raw_parts(start, bytes) }))
     }
 }
 
-/// The access of readers to a page in memory, which decides when its frame is free after the page has left it.
+/// Readers' access to a page in memory. Decides when the frame comes free after the page is unlinked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Residency {
-    /// Under the latch: none is left when the page is unlinked, which takes the exclusive latch.
+    /// Under the latch: unlinking takes it exclusively, so no reader is left.
     Leaf,
-    /// Under a reclaim guard: they may see the page until their guards are dropped.
+    /// Under a reclaim guard: readers may see the page until they drop it.
     Immutable,
 }
 
@@ -672,7 +673,7 @@ pub(crate) struct NewFrame<'p> {
 }
 
 impl<'p> NewFrame<'p> {
-    /// Notes that the page is in no extent, or only an older image of it.
+    /// Marks the page dirty: no extent holds it, or only an older image of it.
     pub(crate) fn set_dirty(&self, epoch: Epoch) {
         self.frames.set_dirty(self.frame, Some(epoch));
     }
@@ -681,11 +682,11 @@ impl<'p> NewFrame<'p> {
         self.frames.header(self.frame)
     }
 
-    /// Gives the frame its page key and hands it over: the caller publishes the entry.
+    /// Gives the frame its page key and returns it: the caller publishes the entry.
     pub(crate) fn into_published(self, page_key: PageKey) -> FrameIndex {
         let frame = self.frame;
         let header = self.frames.header(frame);
-        // Not those of the page that was here before.
+        // The page that was here before may have left some.
         header.references.store(1, Ordering::Relaxed);
         assert!(header.page_key().is_none(), "a new frame holds a page");
         assert!(FrameHeader::page_key_bits(page_key) != 0, "a frame for no page");
@@ -706,8 +707,8 @@ impl Deref for NewFrame<'_> {
 
     fn deref(&self) -> &[u8] {
         let (start, bytes) = self.frames.page_pointer(self.frame);
-        // SAFETY: a new frame is reachable through its owner alone (module, 1): those who latch it with an outdated
-        // index find its page key empty and do not look at the page. Test: `memory_given_back_was_free`.
+        // SAFETY: only its owner can reach a new frame (module, 1): a thread that latches it through an outdated index
+        // finds its page key empty and does not look at the page. Test: `memory_given_back_was_free`.
         unsafe { std::slice::from_raw_parts(start, bytes) }
     }
 }
@@ -800,7 +801,7 @@ impl FrameWrite<'_> {
         unsafe { std::slice::from_raw_parts_mut(start, bytes) }
     }
 
-    /// Takes the page, which its entry no longer names, out of the frame. The frame is free when the page's readers
+    /// Removes the page, which its entry no longer names, from the frame. The frame comes free when the page's readers
     /// have left.
     pub(crate) fn unlink(self, residency: Residency) {
         let frames = self.frames;
@@ -849,7 +850,8 @@ mod tests {
         write.leaf_mut(&table)[0] = 1;
     }
 
-    /// A frame of one database with a page that a table of another shows, in a frame of the same number.
+    /// A frame that holds a page, and a page table of another database that shows the page in a frame of the same
+    /// number.
     fn foreign(entry: fn(FrameIndex) -> PageEntry) -> (Frames, FrameIndex, PageKey, PageTable) {
         let frames = Frames::new(Budget::of_pages(64 << 10), Arc::default());
         let other = PageTable::new(&Budget::of_pages(64 << 10));
@@ -868,7 +870,7 @@ mod tests {
         let _ = reclaim_guard.pages(&other).get(page_key.page);
     }
 
-    /// A latched page is a leaf by the word of its own database alone.
+    /// Only the page table of its own database makes a latched page a leaf.
     #[test]
     #[should_panic(expected = "the page table of another database")]
     fn no_other_database_changes_a_leaf() {
@@ -877,7 +879,7 @@ mod tests {
         write.leaf_mut(&other)[0] = 1;
     }
 
-    /// The least that many page tables leave of 8 MiB has room for headers of every size, and a page of any.
+    /// The least memory that page tables leave of 8 MiB has room for headers of every size, and for a page of any size.
     #[test]
     fn frames_of_every_size_fit_in_little_memory() {
         let frames = Frames::new(Budget::of_pages(1 << 20), Arc::default());

@@ -9,8 +9,8 @@ use crate::format::{ExtentAddress, PageId};
 use crate::io::{AlignedBuffer, Completion, Queue};
 use crate::space::{PageEntry, PageSpace};
 
-/// Requests handed to the kernel at once, which takes some 5 µs for each: the device begins with the first meanwhile,
-/// and pages are decoded while it works.
+/// Requests handed to the kernel at once. Each takes it some 5 µs: in small batches the device starts early, and pages
+/// are decoded while it works.
 const SUBMITTED_AT_ONCE: usize = 8;
 
 /// Extents read together, and the pages they are for.
@@ -43,7 +43,7 @@ impl<'p> GroupReads<'p, '_> {
             if self.queue.in_flight() == 0 {
                 break;
             }
-            // While more can be requested, takes only what has arrived; then waits for several at a time: a wake-up
+            // While more can be requested, takes only completed reads. Then waits for several at a time: a wake-up
             // costs more than decoding a page.
             let go_on = pushed == SUBMITTED_AT_ONCE && !self.rest.is_empty() && !self.idle.is_empty();
             let enough = if go_on { 0 } else { self.queue.in_flight().div_ceil(8) };
@@ -78,7 +78,7 @@ impl<'p> GroupReads<'p, '_> {
             let Ok(Some(group)) = claimed else {
                 buffers.give(buffer);
                 claimed?;
-                // Others have claimed all of these, or there is no frame.
+                // Other threads have claimed all of these, or no frame is free.
                 if unclaimed.is_empty() {
                     continue;
                 }
@@ -123,7 +123,7 @@ impl<'p> GroupReads<'p, '_> {
     /// Gives up all reads in flight after the queue has failed.
     fn abandon(self, error: io::Error) -> Error {
         let GroupReads { pool, pages, queue, in_flight, .. } = self;
-        // Ends once nothing is in flight.
+        // Waits for the reads in flight.
         drop(queue);
         let kind = error.kind();
         pool.buffers.lose(in_flight.iter().flatten().map(|group| group.buffer_bytes).sum());
@@ -135,8 +135,8 @@ impl<'p> GroupReads<'p, '_> {
 }
 
 impl Pool {
-    /// Brings several nodes into memory with many reads in flight. Pages that can't be read are left where they are:
-    /// a caller that needs one gets the error when it faults the page itself. Returns the number of pages read.
+    /// Brings several nodes into memory with many reads in flight. Skips pages that can't be read: a caller that needs
+    /// one gets the error when it faults the page itself. Returns the number of pages read.
     pub(crate) fn fault_many(&self, pages: &PageSpace, wanted: &[PageId]) -> Result<usize> {
         if wanted.len() < 2 {
             return Ok(wanted.iter().filter(|page| self.fault(pages, **page, pages.page_bytes).is_ok()).count());
@@ -165,8 +165,8 @@ impl Pool {
         Ok(count)
     }
 
-    /// Claims the next extents that lie close together, with frames for their pages. Returns `None` if nothing is left
-    /// or there is no frame; a caller that may wait for one does.
+    /// Claims the next extents that lie close together, with frames for their pages. Returns `None` if all are claimed
+    /// already or no frame is free; with `OnShortage::Wait` it waits for the first frame.
     fn claim_group<'p>(
         &'p self,
         pages: &PageSpace,

@@ -48,7 +48,7 @@ const BATCH_PAGES: usize = 128;
 
 /// Attempts to evict a page before a thread waits for others to let go of one.
 const ROUNDS_MAX: u32 = 10_000;
-/// The longest wait then, and the pause between two attempts: nothing tells of a frame that has come free.
+/// The longest such wait, and the pause between two attempts: no wake-up announces a free frame.
 const FRAME_TIMEOUT: Duration = Duration::from_secs(10);
 const FRAME_PAUSE: Duration = Duration::from_micros(100);
 
@@ -88,11 +88,12 @@ pub(crate) struct CacheStats {
     pub(crate) misses: AtomicU64,
 }
 
-/// Verifies the bytes of a node read from disk, whose extent says that it is of this kind. Handed in by the store,
-/// since the tree alone knows nodes.
+/// Verifies the bytes of a node read from disk, of the kind that its extent states. Passed in by the store, since only
+/// the tree knows nodes.
 pub(crate) type VerifyNode = fn(&[u8], Kind) -> Result<(), String>;
 
-/// The beginning of the lowest key that a node may hold, as a number that sorts alike; known to the tree alone.
+/// Returns the first bytes of the lowest key that a node may hold, as a number that sorts like the key. Passed in for
+/// the same reason.
 pub(crate) type KeyOrder = fn(&[u8]) -> u128;
 
 /// Functions on nodes that the pool needs.
@@ -111,16 +112,16 @@ enum Wanted {
     Value(ValueId),
 }
 
-/// The choice of a thread that lacks a frame or a buffer for its next read.
+/// The behaviour of a thread that finds no frame or buffer for its next read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum OnShortage {
     Wait,
-    /// With reads of its own in flight it holds what others wait for: it must not wait itself.
+    /// The thread has reads in flight, for which others wait: it must not wait itself.
     ReadLater,
 }
 
 impl OnShortage {
-    /// Of the thread whose queue this is.
+    /// Decides for the thread that owns this queue.
     fn of(queue: &dyn Queue) -> OnShortage {
         if queue.in_flight() == 0 { OnShortage::Wait } else { OnShortage::ReadLater }
     }
@@ -131,7 +132,7 @@ impl OnShortage {
 pub(crate) struct Pool {
     pub(crate) space: Arc<Space>,
     pub(crate) frames: Frames,
-    /// Whose it is: what a fork of it drops stays as it is.
+    /// The process that opened the pool. In a fork of it, drops free nothing.
     pub(crate) process: Process,
     nodes: Nodes,
     backend: Arc<dyn Backend>,
@@ -147,13 +148,13 @@ pub(crate) struct Pool {
     background: Background,
 }
 
-/// The locks of a share of all pages.
+/// The locks of one shard of the pages.
 #[derive(Debug, Default)]
 struct PageLocks {
-    /// Tasks that wait for a page which another thread or task is reading. Threads wait for `arrived` with this lock.
+    /// Tasks that wait for a page which another thread or task is reading. Threads wait on `arrived` with this lock.
     waiting: Mutex<Vec<(KeyspaceId, PageId, Waker)>>,
     arrived: Condvar,
-    /// Held while the image of a dirty page is appended: the epoch latch is shared, and so is the frame's.
+    /// Held while the image of a dirty page is appended, because the epoch latch and the frame's are only shared then.
     capturing: Mutex<()>,
 }
 
@@ -190,8 +191,8 @@ impl Span {
         (self.end - self.start) as usize
     }
 
-    /// Reaches over the extent with this cover too, or begins with it; `false` where two requests are better, or it
-    /// would be longer than `bytes_max`.
+    /// Extends the span over one more extent, given by what it [covers](Space::cover), or starts the span with it.
+    /// Returns `false` if two requests are better, or the span would exceed `bytes_max`.
     fn join(span: &mut Option<Span>, (start, length, _): (u64, usize, usize), bytes_max: usize) -> bool {
         let end = start + length as u64;
         match span {
@@ -208,18 +209,18 @@ impl Span {
     }
 }
 
-/// A buffer for one extent of any page size, wherever it begins in its block.
+/// A buffer for one extent of any page size, at any offset in its block.
 const SCRATCH_BYTES: usize = PAGE_BYTES_MAX + 2 * 4096;
-/// The most that is read at once: from here on a larger read is not faster.
+/// The largest single read: a larger one is not faster.
 const GROUP_BYTES_MAX: usize = 256 << 10;
-/// A chunk of a large value, wherever it begins in its block, and what is in it before compression or after.
+/// A chunk of a large value at any offset in its block, as stored and decompressed.
 const PAIR_BYTES: usize = 2 * GROUP_BYTES_MAX + (32 << 10);
-/// Extents this far from each other are read together: a request more costs as much as 16 KiB more.
+/// Extents no further apart than this are read together: one more request costs as much as reading 16 KiB more.
 const GROUP_GAP_BYTES: u64 = 16 << 10;
 
 /// Reads that one thread keeps in flight.
 const QUEUE_DEPTH: usize = 64;
-/// Queues that are kept for the next who reads many pages: each is a ring with its memory, and a descriptor.
+/// Idle queues kept for reuse: each is a ring with its memory, and a descriptor.
 const QUEUE_COUNT_MAX: usize = 16;
 
 impl Pool {
@@ -247,7 +248,7 @@ impl Pool {
         self.frames.reclaim_guard()
     }
 
-    /// Makes sure that there can be frames of a size: address space for the whole budget, and a header for each.
+    /// Reserves address space for frames of this size, enough for the whole budget.
     pub(crate) fn reserve_frames(&self, page_bytes: usize) -> Result<()> {
         self.frames.reserve(page_bytes).map_err(|error| {
             let what = format!("reserving memory for frames of {page_bytes} bytes: {error}");
@@ -257,7 +258,7 @@ impl Pool {
 
     // ── faults ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Brings a node of `frame_bytes` into memory, or finds that it is there, or that the page is none.
+    /// Brings a node of `frame_bytes` into memory, unless it is there already or the page is free.
     pub(crate) fn fault(&self, pages: &PageSpace, page: PageId, frame_bytes: usize) -> Result<()> {
         self.fault_wanted(pages, page, frame_bytes, Wanted::Node)
     }
@@ -313,7 +314,7 @@ impl Pool {
         self.arrive(pages, page, wanted, address, frame, result, &buffer[offset..])
     }
 
-    /// Ends a read: verifies the extent and publishes the page, or puts the entry back and says why not.
+    /// Ends a read: verifies the extent and publishes the page, or restores the entry and returns the error.
     #[expect(clippy::too_many_arguments, reason = "what was read, and for whom")]
     fn arrive(
         &self,
@@ -353,7 +354,7 @@ impl Pool {
         result
     }
 
-    /// Wakes those who wait for the end of a read of the page, whose entry says that it has ended.
+    /// Wakes the threads and tasks that wait for a read of this page. Its entry already shows that the read has ended.
     fn announce_arrival(&self, pages: &PageSpace, page: PageId) {
         let locks = self.page_locks(pages, page);
         let tasks: Vec<Waker> = {
@@ -366,7 +367,7 @@ impl Pool {
         tasks.into_iter().for_each(Waker::wake);
     }
 
-    /// Puts an extent's page into the frame, if it is what is wanted; returns the entry that publishes it.
+    /// Decodes an extent into the frame if it holds the wanted page. Returns the entry that publishes it.
     fn decode_into_frame(
         &self,
         page_key: PageKey,
@@ -379,7 +380,7 @@ impl Pool {
         let flawed = |reason: ExtentError| self.space.corrupted(&what(), address, reason);
         let bytes = &bytes[..address.length() as usize];
         let header = self.space.verify(address, bytes).map_err(flawed)?;
-        // A value's extents are numbered within the value: what tells it apart is its value id.
+        // A value's extents are numbered within the value: its value id identifies it.
         let numbered = match wanted {
             Wanted::Node => page_key,
             Wanted::Value(_) => PageKey { page: header.page_key.page, ..page_key },
@@ -452,7 +453,7 @@ impl Pool {
 
     // ── frames ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// A frame for a page, making room where there is none. Waits; not for use under the epoch latch.
+    /// Takes a frame for a page, evicting others if none is free. Waits; not for use under the epoch latch.
     pub(crate) fn take_frame(&self, page_bytes: usize) -> Result<NewFrame<'_>> {
         self.reserve_frames(page_bytes)?;
         let (mut rounds, mut deadline) = (0, None);
@@ -464,12 +465,13 @@ impl Pool {
                 return Ok(frame);
             }
             rounds += 1;
-            // A few turns of the clock take every page's chances; what is left after many is held or can't be written.
+            // A few turns of the clock use up every page's chances. Pages left after many turns are pinned or can't be
+            // written.
             if rounds > ROUNDS_MAX {
                 if let Some(reason) = self.space.failure() {
                     return Err(Error::Failed { reason });
                 }
-                // Commits hold half of the frames at the most; others are being read into, which ends by itself.
+                // Commits pin at most half of the frames. The others are being read into, which ends by itself.
                 let now = self.backend.now();
                 let deadline = *deadline.get_or_insert(now.saturating_add(FRAME_TIMEOUT));
                 if now >= deadline {
@@ -479,7 +481,7 @@ impl Pool {
             }
             if self.make_room(page_bytes)? == 0 {
                 crate::coverage::mark!("a frame was wanted and no page could be evicted");
-                // Frames on their way to the disk are free when they have arrived, however slow the disk.
+                // Frames on their way to the disk come free when they have arrived, however slow the disk.
                 let _ = self.space.wait_for_jobs(self.on_written());
                 crate::sync::yield_now();
             }
@@ -488,7 +490,7 @@ impl Pool {
 
     fn low_water(&self, page_bytes: usize) -> usize {
         let count = self.frames.limit_bytes() / page_bytes;
-        // Of a pool of a few frames only one, or nothing would stay in it.
+        // At most an eighth: a pool of a few frames would otherwise keep no pages.
         (count / 32).clamp(4, 4096).min(count.div_ceil(8))
     }
 
@@ -496,10 +498,10 @@ impl Pool {
         (self.low_water(page_bytes) * 2).min(BATCH_PAGES)
     }
 
-    /// Evicts a batch of pages, writing dirty ones back first where clean ones do not suffice. Returns the pages
-    /// evicted.
+    /// Evicts a batch of clean pages. If there are too few, writes dirty ones back, so that the next call can evict
+    /// them. Returns the number of pages evicted.
     pub(crate) fn make_room(&self, page_bytes: usize) -> Result<usize> {
-        // Frames of the size wanted, unless another size has most of the memory.
+        // Victims have the wanted size, unless another size takes more than twice as much memory.
         let sizes = self.frames.sizes();
         let own = sizes.iter().find(|(size, _)| *size == page_bytes).map_or(0, |&(size, count)| size * count);
         let largest = sizes.iter().copied().max_by_key(|&(size, count)| size * count);
@@ -511,7 +513,7 @@ impl Pool {
         if evicted > 0 {
             return Ok(evicted);
         }
-        // All frames of that size may be held.
+        // All frames of that size may be pinned.
         for (size, _) in sizes.into_iter().filter(|(size, count)| *size != victim_bytes && *count > 0) {
             let evicted = self.make_room_of(page_bytes, size)?;
             if evicted > 0 {
@@ -521,9 +523,9 @@ impl Pool {
         Ok(0)
     }
 
-    /// Gives frames up until page tables have their memory, and `more_table_bytes` beside it: free ones first, then
-    /// pages are evicted, in batches. Where no more can be evicted, the rest is left to the next caller. Waits; not for
-    /// use under the epoch latch.
+    /// Shrinks the pool until page tables, with `more_table_bytes`, have their memory: gives back free frames first,
+    /// then evicts pages in batches. If no more can be evicted, leaves the rest to the next caller. Waits; not for use
+    /// under the epoch latch.
     pub(crate) fn fit_frames(&self, more_table_bytes: u64) -> Result<()> {
         if !self.frames.is_over_limit(more_table_bytes) {
             return Ok(());
@@ -536,7 +538,7 @@ impl Pool {
                 crate::coverage::mark!("frames gave up memory for page tables");
                 return Ok(());
             }
-            // Each turn takes a chance from every page.
+            // Each turn of the clock takes one chance from every page.
             let largest = self.frames.sizes().into_iter().max_by_key(|(page_bytes, count)| page_bytes * count);
             let Some((page_bytes, _)) = largest.filter(|_| turns_in_vain <= INNER_CHANCES) else { return Ok(()) };
             if self.make_room(page_bytes)? > 0 {
@@ -552,13 +554,13 @@ impl Pool {
     fn make_room_of(&self, page_bytes: usize, victim_bytes: usize) -> Result<usize> {
         let wanted = (self.frames_wanted(page_bytes) * page_bytes).div_ceil(victim_bytes).max(1);
         let failure = self.space.failure();
-        // Once nothing can be written, readers make do with the clean pages, wherever they are.
+        // After a failure nothing can be written: pass all dirty pages in search of clean ones.
         let dirty_max = if failure.is_some() { usize::MAX } else { BATCH_PAGES };
         let (mut evicted, dirty) = self.evict(victim_bytes, wanted, dirty_max);
         match failure {
             None if evicted < wanted && !dirty.is_empty() => self.write_back(dirty)?,
             Some(reason) if evicted == 0 => {
-                // The turns before took the chances.
+                // Each turn takes one chance from every page: these turns use up the rest.
                 for _ in 0..INNER_CHANCES {
                     evicted = self.evict(victim_bytes, wanted, dirty_max).0;
                     if evicted > 0 {
@@ -639,7 +641,7 @@ impl Pool {
                 PageEntry::Leaf(frame) | PageEntry::Immutable(frame) => {
                     let header = self.frames.header(frame);
                     let address = header.address();
-                    // Otherwise it was evicted, and the frame may be another's.
+                    // Otherwise the page was evicted, and the frame may hold another.
                     let is_its_own = header.page_key() == Some(PageKey { keyspace: pages.id, page });
                     if is_its_own && pages.table.load(page) == entry {
                         return address;
@@ -651,8 +653,8 @@ impl Pool {
 
     // ── removing pages ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Takes a latched page out of its keyspace. [`prepare_change`](Self::prepare_change) came before, under the
-    /// same hold of the epoch latch.
+    /// Removes a latched page from its keyspace. The caller has called [`prepare_change`](Self::prepare_change) under
+    /// the same epoch guard.
     pub(crate) fn free_page(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace, write: FrameWrite<'_>) {
         let (page, frame) = (write.page(), write.frame());
         assert!(write.page_key().keyspace == pages.id, "a page is freed in another keyspace");
@@ -665,7 +667,7 @@ impl Pool {
         write.unlink(Residency::of(entry, frame));
     }
 
-    /// Takes a page that is on disk, being read or not, out of its keyspace; `false` if its entry has changed.
+    /// Removes a page that is on disk, being read or not, from its keyspace. Returns `false` if its entry has changed.
     pub(crate) fn free_on_disk(
         &self,
         epoch_guard: &EpochGuard<'_>,
@@ -695,7 +697,7 @@ impl Pool {
             loop {
                 let entry = pages.table.load(page);
                 if matches!(entry, PageEntry::OnDisk(_) | PageEntry::Reading(_)) {
-                    // A read may begin or end at any moment: it must not bring a page into a keyspace that is no more.
+                    // A read may begin or end at any moment. It must not bring a page into a dropped keyspace.
                     if self.free_on_disk(epoch_guard, pages, page, entry) {
                         break;
                     }
@@ -727,7 +729,7 @@ impl Pool {
         }
     }
 
-    /// Keeps frames free ahead of need; the body of a thread.
+    /// The body of the background writer: keeps frames free ahead of need.
     pub(crate) fn run_background(&self) {
         loop {
             {
@@ -746,9 +748,9 @@ impl Pool {
         }
     }
 
-    /// Evicts pages until frames of a size are free ahead of need, or it is in vain: as many turns in a row as an inner
-    /// node survives, and one more, have evicted nothing. What is left then is in use, or too little to keep any free.
-    /// Returns the number of turns.
+    /// Evicts pages until frames of a size are free ahead of need. Gives up after `INNER_CHANCES + 1` turns in a row
+    /// that evict nothing: the remaining pages are in use, or too few to keep any frame free. Returns the number of
+    /// turns.
     pub(crate) fn keep_free(&self, page_bytes: usize) -> u32 {
         let mut turns = 0;
         let mut turns_in_vain = 0;
@@ -764,7 +766,7 @@ impl Pool {
         turns
     }
 
-    /// Hands pages to the read-ahead thread. If it is behind, they are forgotten: the scan reads them when it needs
+    /// Hands pages to the read-ahead thread. If it is behind, drops the request: the scan reads the pages when it needs
     /// them.
     pub(crate) fn read_ahead(&self, pages: &Arc<PageSpace>, wanted: Vec<PageId>) {
         let mut requests = self.background.ahead.lock();
@@ -774,7 +776,7 @@ impl Pool {
         }
     }
 
-    /// Reads what was asked for ahead; the body of a thread.
+    /// The body of the read-ahead thread.
     pub(crate) fn run_read_ahead(&self) {
         loop {
             let (pages, wanted) = {
@@ -805,8 +807,7 @@ impl Pool {
         self.background.wake.notify_all();
     }
 
-    /// Lends `body` a buffer of the part of the budget that is for reads. Waits for the disk alone, and `body` must
-    /// too.
+    /// Lends `body` a buffer from the budget for reads. Waits only for the disk, and so must `body`.
     pub(crate) fn with_buffer<T>(&self, length: usize, body: impl FnOnce(&mut AlignedBuffer) -> T) -> T {
         let mut buffer = self.buffers.take(length);
         let value = body(&mut buffer);

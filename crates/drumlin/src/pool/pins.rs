@@ -15,7 +15,7 @@ impl PinCount {
         PinCount(AtomicU32::new(0))
     }
 
-    /// One more holds it. The caller has latched the frame, which is not abandoned.
+    /// Adds a pin. The caller has latched the frame, which is not abandoned.
     pub(super) fn pin(&self) {
         let before = self.0.fetch_add(1, Ordering::AcqRel);
         assert!(before < ABANDONED - 1, "a frame is pinned that is abandoned");
@@ -26,7 +26,7 @@ impl PinCount {
         self.0.load(Ordering::Acquire) & !ABANDONED == 0
     }
 
-    /// One holds it no more; `true` if the caller is to free the frame.
+    /// Removes a pin. Returns `true` if the caller has to free the frame.
     #[must_use]
     pub(super) fn unpin(&self) -> bool {
         let before = self.0.fetch_sub(1, Ordering::AcqRel);
@@ -57,8 +57,7 @@ mod models {
 
     use super::*;
 
-    /// However two holders and the one who abandons the frame meet, exactly one frees it, and none before all have let
-    /// go.
+    /// However two unpins and an abandon interleave, exactly one of them frees the frame, after the last unpin.
     #[test]
     fn loom_an_abandoned_frame_is_freed_once() {
         loom::model(|| {

@@ -1,12 +1,11 @@
 //! Epoch-based reclamation: a frame that readers may still be looking at is used again only when they have left.
 //!
-//! After K. Fraser, "Practical lock-freedom" (2004). A reader enters by writing the current era into its thread's
-//! slot; a frame that has been unlinked is tagged with the era and serves again once every thread with a guard entered
-//! later.
+//! After K. Fraser, "Practical lock-freedom" (2004). A reader enters by writing the current era into its thread's slot.
+//! An unlinked frame is tagged with the era, and reused once every thread that holds a guard entered later.
 //!
 //! # Invariants
 //! 1. A thread that can reach a frame through a page table read under the reclaim guard has, in its slot, an era at or
-//!    below the tag the frame gets when it is retired.
+//!    below the tag that the frame gets when it is retired.
 //! 2. A slot belongs to one thread at a time, and counts its guards: they nest, and may be dropped in any order.
 
 use std::sync::OnceLock;
@@ -22,7 +21,7 @@ const BLOCKS: usize = 16;
 /// By thread: the era of its outermost guard, and in the low bits the number of its guards; 0 for none.
 type Block = Box<[CachePadded<AtomicU64>]>;
 
-/// Bits of a slot for the number of guards. Those for the era last for 2^48 frames retired.
+/// Bits of a slot for the number of guards. The other 48 count eras, one for each frame retired.
 const DEPTH_BITS: u32 = 16;
 const DEPTH_MAX: u64 = (1 << DEPTH_BITS) - 1;
 
@@ -34,7 +33,8 @@ pub(crate) struct Reclaimer {
 }
 
 /// A guard of this reclaimer: while it lives, nothing that was reachable when it was made is reused. Not sent to other
-/// threads. Pages are reached only through [`ReclaimGuard`](super::ReclaimGuard), which knows whose frames it protects.
+/// threads. Pages are reached only through [`ReclaimGuard`](super::ReclaimGuard), which knows the frames that it
+/// protects.
 #[derive(Debug)]
 pub(crate) struct EraGuard<'a> {
     slot: &'a AtomicU64,
@@ -44,7 +44,7 @@ pub(crate) struct EraGuard<'a> {
 impl Drop for EraGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        // The slot is this thread's alone.
+        // Only this thread writes the slot.
         let held = self.slot.load(Ordering::Relaxed);
         debug_assert!(held & DEPTH_MAX > 0, "a guard is dropped in a slot that has none");
         let rest = held - 1;
@@ -88,14 +88,14 @@ impl Reclaimer {
         &slots[shifted - (FIRST_BLOCK_SLOTS << block)]
     }
 
-    /// The tag for what has just been unlinked.
+    /// Returns the tag for a frame that has just been unlinked.
     pub(crate) fn retire(&self) -> u64 {
         let tag = self.era.fetch_add(1, Ordering::SeqCst);
         assert!(tag < u64::MAX >> DEPTH_BITS, "eras are used up");
         tag
     }
 
-    /// Everything with a tag below this may be used again.
+    /// Returns an era: frames with a lower tag may be reused.
     pub(crate) fn oldest(&self) -> u64 {
         fence(Ordering::SeqCst);
         let mut oldest = self.era.load(Ordering::SeqCst);
@@ -115,7 +115,7 @@ impl Reclaimer {
 mod tests {
     use super::*;
 
-    /// Memory retired while a thread has a guard waits for that thread, and for no later one.
+    /// A frame retired while a thread has a guard waits for that thread, and for no later one.
     #[test]
     fn retired_frames_wait_for_pinned_threads() {
         let reclaimer = Reclaimer::new();
@@ -201,7 +201,7 @@ mod models {
         read_beside_reuse(Guards::One);
     }
 
-    /// The same of a guard that outlives the one that it was nested in.
+    /// The same for a guard that outlives the one it was nested in.
     #[test]
     fn loom_a_nested_guard_outlives_the_outer() {
         read_beside_reuse(Guards::OuterFirst);

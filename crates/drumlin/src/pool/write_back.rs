@@ -13,7 +13,7 @@ impl Pool {
     /// Writes these frames' pages and waits until they can be evicted.
     pub(super) fn write_back(&self, frames: Vec<FrameIndex>) -> Result<()> {
         let Some(_alone) = self.writing_back.try_lock() else {
-            // Another thread is at it: its pages will do.
+            // Another thread is writing back: its pages will do.
             crate::coverage::mark!("two threads wanted to write back at once");
             drop(self.writing_back.lock());
             return Ok(());
@@ -21,8 +21,8 @@ impl Pool {
         self.write_back_alone(frames, None)
     }
 
-    /// Writes all dirty pages ahead of a checkpoint, as far as there is space beside what it leaves. No checkpoint is
-    /// being made meanwhile.
+    /// Writes dirty pages ahead of a checkpoint, as long as that leaves the space that the checkpoint needs. No
+    /// checkpoint runs meanwhile.
     pub(crate) fn write_back_all(&self, frees: Frees) -> Result<()> {
         let _alone = self.writing_back.lock();
         let dirty = self.frames.all().filter(|&frame| self.frames.header(frame).dirty().is_some()).collect();
@@ -65,18 +65,18 @@ impl Pool {
         }
     }
 
-    /// Makes room among the images on their way to the disk, where there is none: writes those that wait.
+    /// Writes waiting images if there is no room for another on its way to the disk.
     pub(crate) fn relieve(&self) -> Result<()> {
         self.space.wait_for_room(|frames| self.written(frames))
     }
 
-    /// The callback that releases frames as a checkpoint's images arrive.
+    /// The callback that unpins frames whose images have been written.
     pub(crate) fn on_written(&self) -> impl Fn(&[FrameIndex]) + '_ {
         |frames| self.written(frames)
     }
 
-    /// Appends the image of a dirty page to its epoch's segment and marks it clean; with `only`, pages of that epoch
-    /// alone. Returns the epoch.
+    /// Appends the image of a dirty page to its epoch's segment and marks it clean. With `only`, skips pages of another
+    /// epoch. Returns the epoch.
     pub(crate) fn capture(&self, frame: FrameIndex, only: Option<Epoch>) -> Result<Option<Epoch>> {
         let epoch_guard = self.space.epoch_latch.shared();
         let header = self.frames.header(frame);
@@ -93,8 +93,7 @@ impl Pool {
         if only.is_some_and(|only| only != epoch) {
             return Ok(None);
         }
-        // Another thread may be capturing the same page under the same shared latches. One does; the other finds it
-        // clean.
+        // Another thread may be capturing the same page under the same shared latches. The second finds it clean.
         let _capturing = self.page_locks(&pages, page_key.page).capturing.lock();
         if header.dirty() != Some(epoch) {
             crate::coverage::mark!("a page was copied by another while it was about to be");
@@ -136,8 +135,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Makes a latched page ready to be changed in the current epoch: where an image of the epoch before is still owed
-    /// to the checkpoint being made, it is appended now, if there is room among those on their way to the disk.
+    /// Prepares a latched page for a change in the current epoch. If the running checkpoint still needs its image of
+    /// the epoch before, appends that first, if there is room among the images on their way to the disk.
     pub(crate) fn prepare_change(&self, epoch_guard: &EpochGuard<'_>, write: &FrameWrite<'_>) -> Result<(), Stop> {
         if write.header().dirty().is_some_and(|epoch| epoch != epoch_guard.epoch()) && self.space.is_near_full() {
             crate::coverage::mark!("an image owed to a checkpoint waited for room");
@@ -146,7 +145,7 @@ impl Pool {
         Ok(self.append_owed(epoch_guard, write)?)
     }
 
-    /// The same, whether or not there is room.
+    /// Like [`prepare_change`](Self::prepare_change), whether or not there is room.
     pub(crate) fn append_owed(&self, epoch_guard: &EpochGuard<'_>, write: &FrameWrite<'_>) -> Result<()> {
         let header = write.header();
         let current = epoch_guard.epoch();
@@ -154,7 +153,8 @@ impl Pool {
             Some(epoch) if epoch != current => {
                 assert_eq!(epoch.next(), current, "a page is owed to a checkpoint that has ended");
                 crate::coverage::mark!("a page changed that a checkpoint had not copied yet");
-                // No write is named for the frame: it is dirty again at once and so not evicted before another image.
+                // The frame is not pinned for this write: it is dirty again at once, and so not evicted before its next
+                // image.
                 self.append_image(epoch_guard, epoch, write.page_key(), write, header, None)?;
                 self.frames.set_dirty(write.frame(), Some(current));
                 Ok(())
@@ -163,8 +163,8 @@ impl Pool {
         }
     }
 
-    /// Notes a change of a latched page. [`prepare_change`](Self::prepare_change) came before, under the
-    /// same hold of the epoch latch.
+    /// Records a change of a latched page. The caller has called [`prepare_change`](Self::prepare_change) under the
+    /// same epoch guard.
     #[inline]
     pub(crate) fn mark_dirty(&self, epoch_guard: &EpochGuard<'_>, write: &FrameWrite<'_>) {
         let header = write.header();
@@ -173,11 +173,11 @@ impl Pool {
         self.frames.set_dirty(write.frame(), Some(current));
     }
 
-    /// The order in which pages are written together: neighbours by key lie side by side, for scans.
+    /// The order in which pages are written together: neighbours by key end up side by side, for scans.
     fn write_order(&self, frame: FrameIndex, page_key: PageKey) -> Option<WriteOrder> {
         let page = self.frames.read(frame, page_key)?;
         let kind = page[KIND_OFFSET];
-        // The frame may have become a value's since it was chosen.
+        // The frame may hold a value since it was chosen.
         let is_node = kind == Kind::Leaf as u8 || kind == Kind::Inner as u8;
         Some((page_key.keyspace, kind, if is_node { (self.nodes.key_order)(&page) } else { 0 }))
     }
