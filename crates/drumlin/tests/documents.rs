@@ -142,7 +142,7 @@ fn comments_keep_to_their_columns() {
 const BEGINNINGS: [(&str, usize); 5] = [("What ", 70), ("How ", 8), ("Where ", 17), ("Whether ", 6), ("As [", 0)];
 
 /// Words that leave the actor unnamed or read as translated, and how many are left in comments.
-const WORDS: [(&str, usize); 5] = [("whoever", 12), ("somebody", 8), ("nobody", 31), ("any more", 16), ("anew", 10)];
+const WORDS: [(&str, usize); 5] = [("whoever", 10), ("somebody", 8), ("nobody", 31), ("any more", 14), ("anew", 8)];
 
 /// The sentences that CONTRIBUTING.md advises against become fewer, never more: where one has gone, its number here
 /// goes down with it.

@@ -10,8 +10,8 @@ use crossbeam_utils::CachePadded;
 use crate::format::Timestamp;
 use crate::sync::Backoff;
 
-/// Timestamps from the oldest that is not applied to the newest that may be noted as applied. No program has so many
-/// threads inside commits; one that had would see commits wait in [`Clock::mark_applied`].
+/// The most timestamps from the oldest commit that is not applied to the newest that may be marked as applied. No
+/// program has so many threads inside commits; with more, commits would wait in [`Clock::mark_applied`].
 const IN_FLIGHT_MAX: usize = if cfg!(drumlin_loom) { 4 } else { 1 << 14 };
 
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// A clock that stands at the last commit recovered.
+    /// A clock at the last commit recovered.
     pub(crate) fn new(last: Timestamp) -> Clock {
         Clock {
             published: CachePadded::new(AtomicU64::new(last.0)),
@@ -42,11 +42,11 @@ impl Clock {
         Timestamp(self.visible.load(Ordering::Acquire))
     }
 
-    /// The commit's changes are in the pages.
+    /// Records that the commit's changes are in the pages.
     ///
-    /// Waits where the slot is still needed for the commit [`IN_FLIGHT_MAX`] timestamps before: until all up to that
-    /// one are published. That ends, whatever the caller holds: the oldest commit that is not applied never waits here,
-    /// and nothing else between its timestamp and this call waits for another commit.
+    /// Waits if the commit [`IN_FLIGHT_MAX`] timestamps before still needs the slot, until all commits up to that one
+    /// are published. This ends, whatever the caller holds: the oldest commit that is not applied never waits here, and
+    /// nothing else between its timestamp and this call waits for another commit.
     pub(crate) fn mark_applied(&self, timestamp: Timestamp) {
         let published = self.published.load(Ordering::Relaxed);
         assert!(published < timestamp.0, "a commit is published before it is applied");
@@ -56,8 +56,8 @@ impl Clock {
         let slot = &self.applied[timestamp.0 as usize % IN_FLIGHT_MAX];
         debug_assert!(slot.load(Ordering::Relaxed) < timestamp.0, "commit {timestamp} is applied twice");
         slot.store(timestamp.0, Ordering::Release);
-        // Of all that are applied, the one whose fence comes last in the order of fences sees the others' slots: so
-        // there is always one who advances to the end.
+        // Of all threads that mark commits applied, the one whose fence comes last in the order of fences sees the
+        // others' slots: so one of them always advances to the end.
         fence(Ordering::SeqCst);
         loop {
             let published = self.published.load(Ordering::Acquire);
@@ -86,7 +86,7 @@ impl Clock {
         debug_assert!(self.is_in_order(), "a commit is visible before it is published");
     }
 
-    /// Visible is read first: what is published only rises.
+    /// Reads visible first, because published only rises.
     fn is_in_order(&self) -> bool {
         let visible = self.visible();
         visible <= self.published()
@@ -116,14 +116,14 @@ mod tests {
         assert_eq!(clock.published(), Timestamp(10));
     }
 
-    /// More commits at once than there are slots end all the same: the newest wait until the oldest is applied.
+    /// More concurrent commits than slots all complete: the newest wait until the oldest is applied.
     #[test]
     fn more_commits_than_slots_wait_for_the_oldest() {
         let clock = Clock::new(Timestamp(0));
         let newest = IN_FLIGHT_MAX as u64 + 5;
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // The others have come to the last slot.
+                // The other commits have filled the last slot.
                 while clock.applied[IN_FLIGHT_MAX - 1].load(Ordering::Acquire) == 0 {
                     std::thread::yield_now();
                 }

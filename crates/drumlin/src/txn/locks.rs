@@ -14,15 +14,15 @@
 //!
 //! # Invariants
 //! 1. An entry has one owner, and a queue only while it has waiters.
-//! 2. A released lock belongs to the first in its queue at once. So nobody overtakes, exactly one waiter is woken, and
-//!    a waiter that gives up at that moment finds that it owns the lock.
-//! 3. A transaction waits for one lock at a time. One whose future was leaked has its place ended by
-//!    [`LockTable::abandon`] before it waits again.
+//! 2. A released lock belongs to the first waiter in its queue at once. So nobody overtakes, exactly one waiter is
+//!    woken, and a waiter that gives up at that moment finds that it owns the lock.
+//! 3. A transaction waits for one lock at a time. If a future was leaked, [`LockTable::abandon`] gives up its place
+//!    before the transaction waits again.
 //! 4. The graph of waits, from a transaction to the owner of the lock that it waits for, has no cycle: a transaction
 //!    that would close one gets [`LockError::Deadlock`] instead of a place in the queue. Only a transaction that begins
 //!    to wait can close a cycle. When a lock is handed over, the remaining waiters wait for an owner that waits for
 //!    nothing.
-//! 5. No waker is called or dropped under a mutex: the task behind it may be one that waits here.
+//! 5. No waker is called or dropped under a mutex: its task may itself be waiting here.
 //!
 //! Lock order: a shard, then the graph. The graph is touched only while there are waiters.
 
@@ -49,7 +49,7 @@ use crate::memory::heap_bytes;
 /// The way in which a lock was acquired.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Granted {
-    /// By this call: the caller has to release it one day.
+    /// By this call: the caller has to release it.
     Acquired,
     /// The caller had it before.
     AlreadyMine,
@@ -59,7 +59,7 @@ pub(crate) enum Granted {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct HeldBy(pub(crate) TransactionId);
 
-/// Why a lock was not got by waiting.
+/// The reason why waiting ended without the lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum LockError {
     #[error("another transaction kept a row locked for too long")]
@@ -68,14 +68,14 @@ pub(crate) enum LockError {
     Deadlock,
 }
 
-/// A row's key. Short ones, which most are, lie within the entry.
+/// A row's key. Short keys, which are the usual ones, are stored in the entry.
 enum LockKey {
     Short { bytes: [u8; LockKey::SHORT_BYTES_MAX], length: u8 },
     Long(Box<[u8]>),
 }
 
 impl LockKey {
-    /// The longest short key, so that it takes no more than a boxed one with its tag: 24 bytes, less tag and length.
+    /// The longest short key: with tag and length it takes the 24 bytes of a boxed key with its tag.
     const SHORT_BYTES_MAX: usize = 22;
 
     fn new(key: &[u8]) -> LockKey {
@@ -96,7 +96,7 @@ impl LockKey {
         }
     }
 
-    /// Bytes beside the entry.
+    /// Bytes allocated outside the entry.
     fn heap_bytes(&self) -> usize {
         LockKey::heap_bytes_of(self.as_bytes())
     }
@@ -112,13 +112,13 @@ struct Lock {
     queue: Option<Box<Queue>>,
     key: LockKey,
     keyspace: KeyspaceId,
-    /// The owner got it from the one before and has not noticed yet.
+    /// The previous owner handed the lock over, and the new one has not noticed yet.
     handed_over: bool,
 }
 
 const _: () = assert!(mem::size_of::<Lock>() <= 48);
 
-/// Those who wait for a lock, the first to come first.
+/// The waiters for a lock, in the order of arrival.
 struct Queue {
     /// The lock's number in the graph.
     number: u64,
@@ -130,11 +130,11 @@ struct Waiter {
     waker: Waker,
 }
 
-/// Memory of a waiter: its place in the queue and in the graph's two maps, each half full at worst. The waker belongs
-/// to the executor.
+/// Memory of a waiter: its place in the queue and in the graph's two maps, each half full at worst. The executor owns
+/// the waker.
 const WAITER_BYTES: usize = 2 * (mem::size_of::<Waiter>() + 2 * mem::size_of::<(u64, u64)>());
 
-/// Memory for waiting: a transaction waits for one lock at a time.
+/// Memory that a transaction needs for waiting: it waits for one lock at a time.
 pub(crate) const WAITING_BYTES: usize = WAITER_BYTES + mem::size_of::<Queue>();
 
 #[derive(Default)]
@@ -144,21 +144,21 @@ struct Shard {
     heap_bytes: usize,
 }
 
-/// A shard's table shrinks once fewer than an eighth of its buckets are in use, unless it is as small as this: 3 KiB.
+/// A shard's table shrinks once fewer than an eighth of its buckets are in use, down to this size: 3 KiB.
 const SHARD_BUCKETS_KEPT: usize = 64;
 
 /// The graph of waits.
 #[derive(Default)]
 struct Graph {
     locks_count: u64,
-    /// The lock that a transaction waits for.
+    /// The number of the lock that a transaction waits for.
     awaited: HashMap<TransactionId, u64>,
-    /// The owner of a lock with a queue.
+    /// The owner of a lock with a queue, by the lock's number.
     owners: HashMap<u64, TransactionId>,
 }
 
 impl Graph {
-    /// Returns `true` if `owner` waits, over however many others, for `requester`.
+    /// Returns `true` if `owner` waits for `requester`, directly or through others.
     fn leads(&self, mut owner: TransactionId, requester: TransactionId) -> bool {
         let mut step_count = 0;
         while owner != requester {
@@ -182,12 +182,13 @@ pub(crate) struct LockTable {
     graph: Mutex<Graph>,
     /// Random, so that keys can't be chosen to collide.
     seed: u64,
-    /// In a fork of it no lock is given back: a shard may be held by a thread that is not there.
+    /// The process that made the table. A fork of it releases no lock: a thread that does not exist there may hold a
+    /// shard.
     process: Process,
 }
 
 impl LockTable {
-    /// A table of `shards_count` parts, a power of two; several times the number of threads keeps them apart.
+    /// A table of `shards_count` parts, a power of two. With several times the number of threads they rarely meet.
     pub(crate) fn new(shards_count: usize, seed: u64) -> LockTable {
         assert!(shards_count.is_power_of_two());
         let shards = (0..shards_count).map(|_| CachePadded::default()).collect();
@@ -199,7 +200,7 @@ impl LockTable {
         hash(self.seed, keyspace, key)
     }
 
-    /// The table itself uses the low bits of a hash for the place and the highest seven as tags.
+    /// The table itself uses the low bits of a hash as the position and the highest seven as tags.
     #[inline]
     fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
         self.shards[(hash >> 40) as usize & (self.shards.len() - 1)].lock()
@@ -214,8 +215,8 @@ impl LockTable {
 
     /// Takes the lock of a row, or a place in its queue.
     ///
-    /// The waker is called when the lock has become the caller's, who then polls again to learn it. A caller that no
-    /// longer wants it says so with [`cancel`](Self::cancel). [`acquire`](Self::acquire) does both.
+    /// Calls the waker when the lock has become the caller's; the caller learns this by polling again. A caller that no
+    /// longer wants the lock calls [`cancel`](Self::cancel). [`acquire`](Self::acquire) does both.
     pub(crate) fn poll_lock(
         &self,
         owner: TransactionId,
@@ -257,7 +258,8 @@ impl LockTable {
         Poll::Pending
     }
 
-    /// Gives up waiting. `true` if the lock has become the caller's meanwhile, who then has to release it.
+    /// Gives up waiting. Returns `true` if the lock has become the caller's meanwhile: the caller then has to release
+    /// it.
     pub(crate) fn cancel(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) -> bool {
         let hash = self.hash(keyspace, key);
         let mut shard = self.shard(hash);
@@ -279,8 +281,8 @@ impl LockTable {
         false
     }
 
-    /// Ends what a call of `owner` has left that was neither told of the lock nor dropped: its place in the queue, or
-    /// the lock.
+    /// Cleans up after a call of `owner` that was neither told of the lock nor dropped: gives up its place in the
+    /// queue, or releases the lock.
     pub(crate) fn abandon(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) {
         if self.cancel(owner, keyspace, key) || self.is_held_by(owner, keyspace, key) {
             self.unlock(owner, keyspace, key);
@@ -293,7 +295,7 @@ impl LockTable {
     }
 
     /// Takes the lock of a row, blocking the thread until `clock` shows `deadline`. The thread sleeps in real time;
-    /// where the clock is simulated, take [`acquire`](Self::acquire).
+    /// with a simulated clock, use [`acquire`](Self::acquire).
     #[inline]
     pub(crate) fn lock(
         &self,
@@ -341,7 +343,7 @@ impl LockTable {
         Acquire { table: self, owner, keyspace, key, waiting: false }
     }
 
-    /// Releases a lock that `owner` has: to the first who waits for it, or altogether.
+    /// Releases a lock of `owner`: hands it to the first waiter, or removes it.
     #[inline]
     pub(crate) fn unlock(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) {
         let hash = self.hash(keyspace, key);
@@ -410,7 +412,7 @@ impl Shard {
         self.locks.find_mut(hash, |lock| lock.is_of(keyspace, key))
     }
 
-    /// Gives the lock to `owner` unless another has it: then that one is returned.
+    /// Gives the lock to `owner`. Returns the lock if another transaction has it.
     #[inline]
     fn claim(
         &mut self,
@@ -470,7 +472,7 @@ impl Lock {
     }
 }
 
-/// Wakes a thread that is parked until a lock is its.
+/// Wakes the parked thread that a lock has been handed to.
 struct Unpark(Thread);
 
 impl Wake for Unpark {
@@ -479,7 +481,7 @@ impl Wake for Unpark {
     }
 }
 
-/// The future of a lock; see [`LockTable::acquire`].
+/// Future of a lock; see [`LockTable::acquire`].
 #[must_use = "futures do nothing unless polled"]
 pub(crate) struct Acquire<'a> {
     table: &'a LockTable,

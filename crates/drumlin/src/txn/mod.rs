@@ -15,11 +15,11 @@ pub(crate) mod values;
 pub(crate) mod versions;
 pub(crate) mod write_set;
 
-/// The number of a running transaction, an autocommit write being one too. Never used twice while the database is open,
-/// and never kept.
+/// The number of a running transaction; an autocommit write is one too. Never used twice while the database is open,
+/// and never stored.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct TransactionId(pub(crate) u64);
 
-/// Frees space in the data file, by a checkpoint and the cleaner, and waits until that has ended. The engine is
-/// handed it.
+/// Frees space in the data file by running the cleaner and a checkpoint; blocks until they finish. Passed to the engine
+/// when the database is opened.
 pub(crate) type MakeSpace = Arc<dyn Fn() -> Result<()> + Send + Sync>;

@@ -1,12 +1,12 @@
 //! The read set of a serializable transaction, and its validation.
 //!
 //! # Invariants
-//! 1. Every row that the transaction has read as others left it, and every key that it found absent, lies in a span. A
+//! 1. Every row that the transaction has read from the database, and every key that it found absent, lies in a span. A
 //!    span is recorded before its rows are returned.
 //! 2. The spans of a keyspace are disjoint.
-//! 3. Once the transaction commits, nothing more is recorded: a scan that goes on fails.
+//! 3. Once the transaction commits, nothing more is recorded: a scan that continues fails.
 //!
-//! Rows that the transaction has locked need no record: no other transaction changes them before it ends.
+//! Rows that the transaction has locked need no record: no other transaction can change them before it ends.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -25,16 +25,16 @@ use super::versions::Versions;
 /// The end of a span.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum End {
-    /// It is one key.
+    /// The span is one key.
     Alone,
-    /// Below this key.
+    /// Ends before this key.
     Below(Box<[u8]>),
-    /// Behind the last key.
+    /// Ends after the last key.
     Open,
 }
 
 impl End {
-    /// Returns `true` if a span from `first` to here has the key, which is not before `first`.
+    /// Returns `true` if a span from `first` to this end contains the key, which is not below `first`.
     fn is_behind(&self, first: &[u8], key: &[u8]) -> bool {
         match self {
             End::Alone => first == key,
@@ -55,7 +55,7 @@ impl End {
 #[derive(Debug, Default)]
 struct Spans(BTreeMap<Box<[u8]>, End>);
 
-/// Bytes that a span takes besides its keys: its entry, in a map that is half full, and what that has above its leaves.
+/// Bytes that a span takes besides its keys: its entry, in a map that is half full, and the map's inner nodes.
 const SPAN_BYTES: usize = 2 * size_of::<(Box<[u8]>, End)>() + 16;
 
 fn span_bytes(first: &[u8], end: &End) -> usize {
@@ -73,7 +73,7 @@ impl Spans {
         self.last_at(key).is_some_and(|(first, end)| end.is_behind(first, key))
     }
 
-    /// The smallest key, from `key` on, that is in a span.
+    /// The smallest key in a span, from `key` on.
     fn next_from(&self, key: &[u8]) -> Option<Vec<u8>> {
         if self.covers(key) {
             return Some(key.to_vec());
@@ -95,18 +95,17 @@ impl Spans {
         (end, bytes)
     }
 
-    /// Returns `true` if no span reaches over the beginning of the next (invariant 2).
+    /// Returns `true` if no span contains the first key of the next (invariant 2).
     fn are_disjoint(&self) -> bool {
         self.0.iter().zip(self.0.keys().skip(1)).all(|((first, end), next)| !end.is_behind(first, next))
     }
 
-    /// Adds one key. Returns the bytes that this takes.
+    /// Adds one key. Returns the bytes taken for it.
     fn add_key(&mut self, key: &[u8]) -> usize {
         if self.covers(key) { 0 } else { self.insert(key.into(), End::Alone) }
     }
 
-    /// Adds the keys from `first` to `end`, merging spans that meet. Returns the bytes that this takes, and those it
-    /// frees.
+    /// Adds the keys from `first` to `end`, merging spans that meet. Returns the bytes taken and the bytes freed.
     fn add_interval(&mut self, first: &[u8], end: Option<&[u8]>) -> (usize, usize) {
         assert!(end.is_none_or(|end| first < end), "an interval of no key");
         let mut first: Box<[u8]> = first.into();
@@ -147,10 +146,10 @@ impl Spans {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct ReadSet {
-    /// In the order of their numbers.
+    /// In ascending order of keyspace id.
     trees: Vec<(Tree, Spans)>,
     bytes: usize,
-    /// Bytes of the same transaction's writes and locks.
+    /// Bytes that the writes and locks of the same transaction take.
     pub(crate) beside_bytes: usize,
     limit_bytes: u64,
     memory: Grant,
@@ -158,7 +157,7 @@ pub(crate) struct ReadSet {
 }
 
 impl ReadSet {
-    /// The set of a transaction that has neither read nor written anything.
+    /// The read set of a transaction that has neither read nor written anything.
     pub(crate) fn new(budget: &Arc<Budget>) -> ReadSet {
         ReadSet {
             trees: Vec::new(),
@@ -187,14 +186,14 @@ impl ReadSet {
         &mut self.trees[at].1
     }
 
-    /// Records that the row was read, or found to be absent.
+    /// Records that the row was read or found absent.
     pub(crate) fn add_key(&mut self, tree: &Tree, key: &[u8]) -> Result<()> {
         self.check_running()?;
         self.bytes += self.spans(tree).add_key(key);
         self.check_size()
     }
 
-    /// Records that the keys from `first` up to, not including, `end` were read, and which of them are absent.
+    /// Records that the keys from `first` up to, not including, `end` were read, present or absent.
     pub(crate) fn add_interval(&mut self, tree: &Tree, first: &[u8], end: Option<&[u8]>) -> Result<()> {
         self.check_running()?;
         if end.is_some_and(|end| end <= first) {
@@ -245,7 +244,7 @@ impl ReadSet {
         self.trees.is_empty()
     }
 
-    /// Bytes of the leaves that it lies in, at the most, where that is known: single keys.
+    /// Upper bound of the bytes of the leaves that it lies in; `None` if it has intervals, which have no known bound.
     pub(crate) fn leaf_bytes_max(&self) -> Option<u64> {
         (self.trees.iter().map(|(tree, spans)| {
             let are_keys = spans.0.values().all(|end| *end == End::Alone);
@@ -268,7 +267,7 @@ pub(crate) struct Reads<'a> {
 }
 
 impl Reads<'_> {
-    /// Looks whether a row of the leaf that was read has changed. The leaf is latched, and remains so until the commit
+    /// Fails if a row of the leaf that was read has changed. The leaf is latched, and stays latched until the commit
     /// has its timestamp.
     pub(crate) fn validate(
         &self,
@@ -284,16 +283,16 @@ impl Reads<'_> {
         if versions.any_changed(keyspace, page, snapshot, |key| self.set.covers(keyspace, key)) {
             return Err(Error::Conflict { reason: "another transaction has changed rows that this one read" });
         }
-        // Asked afterwards: where the versions were still there, they were there when they were looked at.
+        // Checked afterwards: versions that are still kept now were there when they were looked up.
         self.snapshot.check()
     }
 }
 
-/// A way along what was read, leaf by leaf, in the order of (keyspace, key).
+/// An iteration over the read set, leaf by leaf, in the order of (keyspace, key).
 #[derive(Debug)]
 pub(crate) struct Walk<'a> {
     trees: &'a [(Tree, Spans)],
-    /// The next key that was read in the first of the trees.
+    /// The next key in the read set, in the first of the trees.
     key: Vec<u8>,
 }
 
@@ -316,12 +315,12 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The next key that was read and whose leaf was not passed.
+    /// The next key in the read set whose leaf was not passed.
     pub(crate) fn next(&self) -> Option<(&'a Tree, &[u8])> {
         self.trees.first().map(|(tree, _)| (tree, &self.key[..]))
     }
 
-    /// Passes the leaf that ends at this fence. Whether something in it was read.
+    /// Passes the leaf that ends at this fence. Returns `true` if something in it was read.
     pub(crate) fn pass(&mut self, keyspace: KeyspaceId, upper_fence: Option<&[u8]>) -> bool {
         let is_here = self.trees.first().is_some_and(|(tree, _)| tree.pages.id == keyspace)
             && upper_fence.is_none_or(|fence| self.key[..] < *fence);
@@ -341,8 +340,8 @@ mod tests {
 
     use super::*;
 
-    /// Spans cover what was added and nothing else, stay disjoint, and their bytes are what was counted: against a set
-    /// of keys.
+    /// Spans cover what was added and nothing else, stay disjoint, and their counted bytes are right: compared with a
+    /// set of keys.
     #[test]
     fn spans_cover_what_was_added() {
         let mut state = 1u64;
@@ -387,7 +386,7 @@ mod tests {
         }
     }
 
-    /// Between two keys lie others: an interval has them, single keys do not.
+    /// Intervals contain the keys between two keys; single keys do not.
     #[test]
     fn keys_between_are_in_intervals_alone() {
         let mut spans = Spans::default();

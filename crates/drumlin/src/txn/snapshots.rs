@@ -17,7 +17,8 @@ pub(crate) struct Snapshots {
     registered: Mutex<BTreeMap<u64, Registered>>,
     /// Snapshots below this have been ended.
     ended_below: AtomicU64,
-    /// In a fork of it nothing is registered: the lock may be held by a thread that is not there.
+    /// The process that opened the database. A fork of it registers nothing: a thread that does not exist there may
+    /// hold the lock.
     process: Process,
 }
 
@@ -50,7 +51,7 @@ impl Drop for SnapshotHandle {
 }
 
 impl SnapshotHandle {
-    /// Fails once the snapshot has been ended for the memory its versions took.
+    /// Fails if the snapshot was ended for the memory that its versions took.
     pub(crate) fn check(&self) -> Result<()> {
         if self.timestamp.0 < self.snapshots.ended_below.load(Ordering::Acquire) {
             return Err(Error::SnapshotTooOld { timestamp: self.timestamp });
@@ -60,8 +61,8 @@ impl SnapshotHandle {
 }
 
 impl Snapshots {
-    /// Registers the moment that `choose` returns. Chosen under the lock, so that no version it needs is dropped
-    /// between.
+    /// Registers a snapshot at the timestamp that `choose` returns. It is chosen under the lock, so that no version it
+    /// needs is dropped in between.
     pub(crate) fn open_snapshot(self: &Arc<Self>, now: Duration, choose: impl FnOnce() -> Timestamp) -> SnapshotHandle {
         if !self.process.is_here() {
             return SnapshotHandle { snapshots: Arc::clone(self), timestamp: Timestamp(0) };
@@ -85,14 +86,14 @@ impl Snapshots {
         visible.min(oldest)
     }
 
-    /// The oldest snapshot that lives, and when it was registered.
+    /// The oldest snapshot that has not been ended, and when it was registered.
     pub(crate) fn oldest(&self) -> Option<(Timestamp, Duration)> {
         let registered = self.registered.lock();
         let ended = self.ended_below.load(Ordering::Acquire);
         registered.range(ended..).next().map(|(&oldest, entry)| (Timestamp(oldest), entry.since))
     }
 
-    /// Snapshots that live.
+    /// The number of snapshots that have not been ended.
     pub(crate) fn count(&self) -> u64 {
         let ended = self.ended_below.load(Ordering::Acquire);
         self.registered.lock().range(ended..).map(|(_, entry)| entry.count).sum()

@@ -2,15 +2,16 @@
 //!
 //! - A *medium* value fits one extent of at most a page of 64 KiB. Its bytes are in the log record; its extent is
 //!   packed with pages, and read through the pool.
-//! - A *large* value is cut into chunks that are written, and synced, before the record that names them. They are read
-//!   past the pool, so that one film does not push out everything else.
+//! - A *large* value is split into chunks that are written, and synced, before the record that names them. They are
+//!   read past the pool, so that one film does not evict everything else.
 //!
-//! An extent's payload is the value's identity (8 bytes) and its bytes.
+//! An extent's payload is the value's id (8 bytes) and its bytes.
 //!
 //! # Invariant
-//! The extents of a large value that no commit refers to are in use while its [`LargeValue`] lives: it is shared by the
-//! transaction that put the value and by readers of the transaction's writes. From the commit on a page table owns the
-//! extents; a reader then reads the value like any other row's, and its snapshot, which is older, keeps the extents.
+//! The extents of a large value that no commit refers to are in use while its [`LargeValue`] lives: the transaction
+//! that put the value shares it with readers of the transaction's writes. From the commit on a page table owns the
+//! extents. A reader then reads the value like that of any other row, and its snapshot, which is older, keeps the
+//! extents.
 
 use std::future::poll_fn;
 use std::io::Read;
@@ -32,13 +33,13 @@ use crate::tree::Tree;
 
 use super::MakeSpace;
 
-/// Header and identity, in front of a chunk's bytes.
+/// Header and value id, in front of a chunk's bytes.
 const CHUNK_OVERHEAD_BYTES: usize = extent::VALUE_BYTES_OFFSET;
 
-/// The longest value that goes into one extent, and with its bytes into the log.
+/// The longest value that goes into one extent and, with its bytes, into the log.
 pub(crate) const MEDIUM_BYTES_MAX: usize = PAGE_BYTES_MAX - CHUNK_OVERHEAD_BYTES;
 
-/// Appends a medium value to the current epoch's segment. It is in no table yet.
+/// Appends a medium value to the current epoch's segment. No page table names it yet.
 pub(crate) fn append_medium(tree: &Tree, value_id: ValueId, value: &[u8]) -> Result<ExtentAddress> {
     let (pool, pages) = (&tree.pool, &tree.pages);
     assert!(value.len() <= MEDIUM_BYTES_MAX);
@@ -52,7 +53,7 @@ pub(crate) fn append_medium(tree: &Tree, value_id: ValueId, value: &[u8]) -> Res
 
 /// The source of a large value's bytes.
 pub(crate) trait Source {
-    /// Fills as much of `buffer` as there is.
+    /// Fills `buffer` as far as there are bytes.
     async fn fill(&mut self, buffer: &mut [u8]) -> Result<usize>;
 }
 
@@ -84,15 +85,15 @@ impl<R: AsyncRead + Unpin> Source for ForTasks<R> {
     }
 }
 
-/// A value whose bytes are in extents already. Dropped before a commit has named them, they are given back.
+/// A value whose bytes are in extents already. If it is dropped before a commit has named them, they are freed.
 #[derive(Debug)]
 pub(crate) struct LargeValue {
     pub(crate) length: u64,
     pub(crate) value_id: ValueId,
     pub(crate) addresses: Vec<ExtentAddress>,
-    /// Set once the page table has them.
+    /// Set once the page table names the extents.
     reference: OnceLock<LargeRef>,
-    /// `None`: they are in the log already.
+    /// `None` for a value of a log record.
     pool: Option<Arc<Pool>>,
 }
 
@@ -106,15 +107,15 @@ impl LargeValue {
         LargeValue { length, value_id, addresses, reference: OnceLock::new(), pool: None }
     }
 
-    /// A commit gave its extents these pages, under the epoch latch that is still held: no checkpoint has let them be
-    /// moved yet.
+    /// Records the pages that a commit gave the extents, under the epoch latch that it still holds: no checkpoint can
+    /// have moved the extents since.
     pub(crate) fn set_reference(&self, _guard: &EpochGuard<'_>, reference: LargeRef) {
         assert!((reference.length, reference.id) == (self.length, self.value_id), "{reference:?} is another value's");
         assert!(reference.chunk_count as usize == self.addresses.len(), "{reference:?} has other chunks");
         self.reference.set(reference).expect("a value is put by one commit");
     }
 
-    /// The reference that rows store, once the value has been put.
+    /// The reference that rows store, once a commit has put the value.
     pub(crate) fn reference(&self) -> Option<&LargeRef> {
         self.reference.get()
     }
@@ -130,9 +131,10 @@ impl Drop for LargeValue {
     }
 }
 
-/// Writes a large value, in the memory of one chunk. If it fails, or its future is dropped, nothing of it remains.
+/// Writes a large value with the memory of one chunk. If writing fails or its future is dropped, nothing of the value
+/// remains.
 ///
-/// On a full disk `make_space` is called once.
+/// Calls `make_space` once if the disk is full.
 pub(crate) async fn write_large(
     mode: WaitMode<'_>,
     tree: &Tree,
@@ -171,7 +173,7 @@ pub(crate) async fn write_large(
         };
         written.addresses.append(&mut chunk.addresses);
         written.length += filled as u64;
-        // A source that has ended is not asked again: it might go on, and only the last chunk may be short.
+        // A source that has ended is not read again: it might return more, and only the last chunk may be short.
         if filled < page.len() - CHUNK_OVERHEAD_BYTES {
             return Ok(Arc::new(written));
         }
@@ -187,7 +189,7 @@ fn write_chunk(pool: &Pool, name: PageKey, page: &[u8]) -> Result<ExtentAddress>
     })
 }
 
-/// Fills as much of `buffer` as the reader has.
+/// Fills `buffer` as far as the reader has bytes.
 pub(crate) fn read_up_to(reader: &mut impl Read, buffer: &mut [u8]) -> Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {
@@ -207,7 +209,7 @@ pub(crate) enum Chunk {
     Gone,
 }
 
-/// The wanted part of a chunk: `length` bytes from `start` on, or as many as there are.
+/// The wanted part of a chunk: `length` bytes from `start` on, or fewer if there are fewer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
     pub(crate) start: usize,
@@ -223,8 +225,8 @@ impl Part {
     }
 }
 
-/// Reads a chunk past the pool and appends `part` of it to `into`, which is returned either way, with the chunk's
-/// header and the identity of its value. Takes memory of the reads' part beside that.
+/// Reads a chunk past the pool and appends `part` of it to `into`, which is returned in any case, with the chunk's
+/// header and the id of its value. Also takes a read buffer.
 async fn read_chunk_at(
     mode: WaitMode<'_>,
     pool: &Arc<Pool>,
@@ -263,12 +265,12 @@ pub(crate) fn chunk_payload_bytes(pool: &Pool) -> u64 {
     (pool.space.value_chunk_bytes() - CHUNK_OVERHEAD_BYTES) as u64
 }
 
-/// A value that is not what its row says.
+/// The error of a value that does not match its row.
 fn misnamed(pool: &Pool, pages: &PageSpace, reason: &str) -> Error {
     Error::corrupted(pool.space.path(), format!("a value of keyspace {}", pages.id), reason)
 }
 
-/// Reads one chunk of a value, checks that it is this value's, and appends `part` of it to `into`.
+/// Reads one chunk of a value, checks that it belongs to the value, and appends `part` of it to `into`.
 pub(crate) async fn read_chunk(
     mode: WaitMode<'_>,
     tree: &Tree,
@@ -297,7 +299,7 @@ pub(crate) async fn read_chunk(
         let length_before = into.len();
         let result;
         (into, result) = read_chunk_at(mode, pool, address, part, into).await;
-        // The bytes count only if the page was there all the while.
+        // The bytes count only if the page was there throughout.
         if pages.table.load(page) != PageEntry::OnDisk(address) {
             into.truncate(length_before);
             continue;
@@ -348,7 +350,7 @@ async fn read_medium(
                     mode.run(move || writing.space.ensure_written(address, writing.on_written())).await?;
                 }
                 match fault().await {
-                    // The page may have become another's, of another size.
+                    // The page may now belong to another value, of another size.
                     Err(_) if pages.table.load(page) != PageEntry::OnDisk(address) => {}
                     other => other?,
                 }
@@ -360,7 +362,8 @@ async fn read_medium(
     }
 }
 
-/// Like [`read_chunk`], of a value that was written. What is read counts only if no commit has named the value by then.
+/// Like [`read_chunk`], of a value that was written but not committed. The caller discards the bytes if a commit has
+/// named the value by then.
 pub(crate) async fn read_unplaced(
     mode: WaitMode<'_>,
     tree: &Tree,
@@ -402,8 +405,8 @@ pub(crate) async fn read_whole(mode: WaitMode<'_>, tree: &Tree, reference: &Larg
     Ok(Some(value))
 }
 
-/// Frees the pages of a value that nothing refers to any more, all under one guard: a checkpoint lists the whole value
-/// as an orphan or none of it. Fails, and frees nothing, if they are not a value's pages.
+/// Frees the pages of a value that nothing refers to, all under one guard: a checkpoint lists the whole value as an
+/// orphan or none of it. Fails and frees nothing if the pages are not a value's.
 pub(crate) fn free(
     pool: &Pool,
     epoch_guard: &EpochGuard<'_>,
@@ -432,8 +435,8 @@ pub(crate) fn free(
                         break;
                     }
                 }
-                // A read may be in flight: of one who saw the row before it changed, or who was led here by a node or a
-                // row that had the number earlier.
+                // A read may be in flight: by a reader that saw the row before it changed, or that an outdated node or
+                // row led to a reused page number.
                 entry @ (PageEntry::OnDisk(_) | PageEntry::Reading(_)) => {
                     if pool.free_on_disk(epoch_guard, pages, page, entry) {
                         break;

@@ -1,6 +1,6 @@
 //! Old versions of rows: kept in memory, by leaf, as long as a snapshot may need them.
 //!
-//! A page holds the newest version of each row. A commit that changes rows of a leaf leaves an *undo record*: the old
+//! A page holds the newest version of each row. A commit that changes rows of a leaf adds an *undo record*: the old
 //! version of each of these rows, or its absence. A reader at snapshot s whose leaf is newer than s searches the undo
 //! records of commits after s, oldest first: the first that has the key holds the row's version at s; if none has it,
 //! the page does.
@@ -37,7 +37,7 @@ pub(crate) enum OldVersion {
     Large(LargeRef),
 }
 
-/// Old versions of rows of a leaf, and the last key among them if those behind it were left out.
+/// Old versions of rows of a leaf, and the last key among them if rows beyond it were left out.
 #[derive(Debug, Default)]
 pub(crate) struct OldRows {
     pub(crate) rows: BTreeMap<Vec<u8>, OldVersion>,
@@ -45,7 +45,7 @@ pub(crate) struct OldRows {
 }
 
 impl OldRows {
-    /// The key that a scan comes to last.
+    /// The key that a scan reaches last.
     fn farthest(&self, direction: Direction) -> Option<&Vec<u8>> {
         match direction {
             Direction::Forward => self.rows.last_key_value().map(|(key, _)| key),
@@ -53,7 +53,7 @@ impl OldRows {
         }
     }
 
-    /// Takes the row that a scan comes to last.
+    /// Removes the row that a scan reaches last.
     fn pop_farthest(&mut self, direction: Direction) -> Option<(Vec<u8>, OldVersion)> {
         match direction {
             Direction::Forward => self.rows.pop_last(),
@@ -91,12 +91,12 @@ fn row_bytes(key: &[u8], was: Option<RowValue<'_>>) -> usize {
     8 + key.len() + was.map_or(0, |was| was.stored_bytes())
 }
 
-/// An upper bound of the memory that a commit takes for one leaf.
+/// An upper bound of the memory that a commit takes for the versions of one leaf.
 pub(crate) fn undo_bytes_max(rows_bytes: usize) -> usize {
     heap_bytes(rows_bytes + rows_bytes / 4) + UNDO_RECORD_BYTES + LEAF_BYTES
 }
 
-/// The part of it for a row, an upper bound too.
+/// The part of that bound for one row.
 pub(crate) fn version_bytes_max(key: &[u8], was_bytes: usize) -> usize {
     8 + key.len() + was_bytes + HELD_BYTES
 }
@@ -109,7 +109,7 @@ impl UndoRecord {
         UndoRecord { timestamp: Timestamp(0), rows: Vec::new(), large_count: 0 }
     }
 
-    /// Returns `true` if no row is in it.
+    /// Returns `true` if it has no rows.
     pub(crate) fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
@@ -217,19 +217,19 @@ type Shard = HashMap<(KeyspaceId, PageId), VecDeque<UndoRecord>>;
 #[derive(Debug)]
 pub(crate) struct Versions {
     shards: Box<[Mutex<Shard>]>,
-    /// Large values that no row refers to any more, by keyspace and first page.
+    /// Large values that no row refers to, by keyspace and first page.
     held: Mutex<HashMap<(KeyspaceId, PageId), LargeRef>>,
     debt: Arc<CheckpointDebt>,
     budget: Arc<Budget>,
-    /// Bytes that the last sweep left.
+    /// Bytes that the last garbage collection left.
     swept_bytes: AtomicU64,
 }
 
-/// Bytes that are kept without looking whether they are still needed: a few thousand small rows.
+/// Memory below which no garbage is collected: a few thousand small rows.
 const UNSWEPT_BYTES_MAX: u64 = 512 << 10;
 
 impl Versions {
-    /// Versions that tell `debt` of the values that only they name.
+    /// Creates empty versions; `debt` counts the large values that only they name.
     pub(crate) fn new(budget: &Arc<Budget>, debt: Arc<CheckpointDebt>) -> Versions {
         Versions {
             shards: (0..64).map(|_| Mutex::default()).collect(),
@@ -245,7 +245,7 @@ impl Versions {
         &self.shards[(mixed >> 58) as usize]
     }
 
-    /// Adds what a commit replaced in a leaf that the caller has latched for change.
+    /// Adds the rows that a commit replaced in a leaf, which the caller has latched for change.
     pub(crate) fn add(&self, keyspace: KeyspaceId, page: PageId, timestamp: Timestamp, mut undo: UndoRecord) {
         assert!(!undo.is_empty(), "an undo record has no rows");
         undo.timestamp = timestamp;
@@ -258,12 +258,12 @@ impl Versions {
         let mut shard = self.shard(keyspace, page).lock();
         let undo_records = shard.entry((keyspace, page)).or_default();
         self.take(bytes + if undo_records.is_empty() { LEAF_BYTES } else { 0 });
-        // Equal at recovery, where rows of many commits are applied together, in several goes.
+        // Equal during recovery, which applies rows of many commits together, in several steps.
         assert!(undo_records.back().is_none_or(|last| last.timestamp <= timestamp), "undo records of a leaf ascend");
         undo_records.push_back(undo);
     }
 
-    /// The row's version at the snapshot, if it has changed since. The leaf is latched.
+    /// The row's version at the snapshot if the row has changed since. The leaf is latched.
     pub(crate) fn find(
         &self,
         keyspace: KeyspaceId,
@@ -276,7 +276,7 @@ impl Versions {
         undo_records.iter().filter(|undo| undo.timestamp > snapshot).find_map(|undo| undo.find(key))
     }
 
-    /// The newest commit that changed the row and is still remembered. The leaf is latched.
+    /// The newest commit that changed the row and has an undo record. The leaf is latched.
     pub(crate) fn newest_change(&self, keyspace: KeyspaceId, page: PageId, key: &[u8]) -> Option<Timestamp> {
         let shard = self.shard(keyspace, page).lock();
         let undo_records = shard.get(&(keyspace, page))?;
@@ -296,9 +296,9 @@ impl Versions {
         undo_records.take_while(|undo| undo.timestamp > snapshot).any(|undo| undo.iter().any(|(key, _)| matters(key)))
     }
 
-    /// Rows of a leaf within bounds that have changed since the snapshot, with what they were: those nearest to the
-    /// beginning of the range, or to its end, and as many as `bytes_max` has room for. Others are behind the last. The
-    /// leaf is latched.
+    /// Old versions of the rows of a leaf that lie within the bounds and have changed since the snapshot: the first of
+    /// them in the scan's direction, as many as `bytes_max` has room for. If rows are left out, they lie beyond `last`.
+    /// The leaf is latched.
     pub(crate) fn rows_at(
         &self,
         (keyspace, page): (KeyspaceId, PageId),
@@ -321,7 +321,7 @@ impl Versions {
                 }
                 bytes += old_row_bytes(key, was.map_or(0, |was| was.stored_bytes()));
                 old.rows.insert(key.to_vec(), OldVersion::of(was));
-                // One is kept, however large it is.
+                // One row is kept, however large it is.
                 while bytes > bytes_max && old.rows.len() > 1 {
                     let (key, was) = old.pop_farthest(direction).expect("there are two");
                     bytes -= old_row_bytes(&key, was.stored_bytes());
@@ -336,7 +336,7 @@ impl Versions {
         old
     }
 
-    /// Bytes of memory, and what commits under way may add.
+    /// Bytes of the versions, and those reserved for commits under way.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.budget.taken_bytes(Account::Versions)
     }
@@ -390,8 +390,8 @@ impl Versions {
         freed.extend(undo.large().map(|reference| (keyspace, reference)));
     }
 
-    /// The pages of a large value were freed, and checkpoints need not list them. Its first page id may have been
-    /// reused, and be held for another value.
+    /// Forgets a large value whose pages were freed: checkpoints need not list it. Its first page id may already be
+    /// reused, and belong to another value here.
     pub(crate) fn release_value(&self, keyspace: KeyspaceId, reference: &LargeRef) {
         let mut held = self.held.lock();
         let key = (keyspace, reference.first_page);
@@ -401,7 +401,7 @@ impl Versions {
         }
     }
 
-    /// Values that only versions name: what a checkpoint lists.
+    /// The large values that only versions name, for a checkpoint to list.
     pub(crate) fn orphans(&self) -> Vec<Orphan> {
         (self.held.lock().iter())
             .map(|(&(keyspace, first_page), reference)| Orphan {
@@ -513,8 +513,8 @@ mod tests {
         assert_eq!(versions.newest_change(KEYSPACE, page, b"a"), Some(Timestamp(9)));
     }
 
-    /// Old versions of a leaf are returned in part if the memory is limited: those nearest to the start, whatever the
-    /// order of their commits, with the last key among them.
+    /// With limited memory, old versions of a leaf are returned in part: the first in the scan's direction, whatever
+    /// the order of their commits, with the last key among them.
     #[test]
     fn what_rows_were_is_returned_in_parts() {
         let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)), Arc::default());
@@ -556,7 +556,7 @@ mod tests {
         assert!(!changed(b"c", 0));
     }
 
-    /// A value that is free is let go by its identity: by then its number may be another's that was replaced too.
+    /// A freed value is released by its value id: its page number may belong to another replaced value by then.
     #[test]
     fn a_value_is_released_alone() {
         let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)), Arc::default());

@@ -1,10 +1,9 @@
 //! A transaction's private changes.
 //!
 //! # Invariants
-//! 1. Nothing of it is in any page before the commit: an abort drops it. Large values are shared with those who read
-//!    them.
-//! 2. Entries are only appended; each knows the entry before it for the same key. So a savepoint is a number of
-//!    entries, and going back to it restores the older entries.
+//! 1. Nothing in it is in any page before the commit: an abort drops it. Large values are shared with their readers.
+//! 2. Entries are only appended; each knows the previous entry of the same key. So a savepoint is a number of entries,
+//!    and rolling back to it restores the older entries.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, Range};
@@ -35,14 +34,14 @@ struct Entry {
     keyspace: KeyspaceId,
     key: Range<usize>,
     kept: Kept,
-    /// The entry before for the same key.
+    /// The previous entry of the same key.
     previous: Option<u32>,
 }
 
 /// The newest entry of each key of one keyspace.
 #[derive(Clone, Debug)]
 enum Index {
-    /// While keys come in ascending order: the entries, in this order. A sorted load stays here.
+    /// While keys come in ascending order: the entries in that order. A sorted load stays here.
     Ascending(Vec<u32>),
     Sorted(BTreeMap<Box<[u8]>, u32>),
 }
@@ -57,8 +56,8 @@ pub(crate) struct WriteSet {
     large_bytes: usize,
 }
 
-/// A write set with its memory: a transaction's, and that of its scans, which see it as it was when they began. Who
-/// changes one that others look at changes a copy.
+/// A write set with its memory, shared by a transaction and its scans, which see it as it was when they began. Changing
+/// a set that a scan shares copies it first.
 #[derive(Debug)]
 pub(crate) struct SharedWrites {
     pub(crate) set: WriteSet,
@@ -70,7 +69,8 @@ impl SharedWrites {
         Arc::new(SharedWrites { set: WriteSet::default(), memory })
     }
 
-    /// Makes `writes` the caller's alone, with memory for so many bytes; `false` where there is none.
+    /// Makes the caller the only owner of `writes`, with this many bytes of memory. Returns `false` if there is no
+    /// memory.
     pub(crate) fn secure(writes: &mut Arc<SharedWrites>, bytes: usize) -> bool {
         if let Some(alone) = Arc::get_mut(writes) {
             return alone.memory.cover(bytes as u64);
@@ -83,16 +83,16 @@ impl SharedWrites {
         true
     }
 
-    /// The set, for changes by the caller that has [secured](Self::secure) it.
+    /// The set, for changes by a caller that has [secured](Self::secure) it.
     pub(crate) fn alone(writes: &mut Arc<SharedWrites>) -> &mut WriteSet {
         &mut Arc::get_mut(writes).expect("secured a moment ago").set
     }
 }
 
-/// An entry of a sorted index, but its key: in a tree that is half full.
+/// An entry of a sorted index without its key, in a tree that is half full.
 const INDEX_ENTRY_BYTES: usize = 56;
 
-/// A keyspace, with an index of one entry, in a tree that is half full.
+/// A keyspace with an index of one entry, in a tree that is half full.
 const TREE_BYTES: usize = 2 * size_of::<(KeyspaceId, (Tree, Index))>() + 32;
 
 impl WriteSet {
@@ -100,7 +100,7 @@ impl WriteSet {
         self.entries.is_empty()
     }
 
-    /// Bytes of memory with another entry of a key and a value of so many bytes.
+    /// Bytes of memory after adding an entry with this key and a value of this many bytes.
     pub(crate) fn memory_bytes_with(&self, key: &[u8], value_bytes: usize) -> usize {
         let arena_bytes = grown_capacity(self.arena.len(), self.arena.capacity(), key.len() + value_bytes);
         let entry_count = grown_capacity(self.entries.len(), self.entries.capacity(), 1);
@@ -113,7 +113,7 @@ impl WriteSet {
             + tree_bytes
     }
 
-    /// The number of entries: where a savepoint is.
+    /// The number of entries, which is what a savepoint stores.
     pub(crate) fn position(&self) -> usize {
         self.entries.len()
     }

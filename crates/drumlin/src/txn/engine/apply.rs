@@ -1,9 +1,9 @@
 //! Applying a commit: latching its leaves, taking its timestamp, changing its rows.
 //!
-//! Every leaf is latched first, and what the transaction has read is validated on the way: [`Latched`]. A leaf that is
-//! not as prepared ends the attempt, with nothing changed: [`Engine::apply_when_ready`] mends that and tries again.
-//! Then the [`CommitSink`] gives the timestamp, and [`Latched::apply`] changes the rows: it returns nothing, because
-//! from the timestamp on nothing waits, fails or can be cancelled.
+//! First latches every leaf and validates the transaction's reads on the way: [`Latched`]. A leaf that is not as
+//! prepared ends the attempt with nothing changed: [`Engine::apply_when_ready`] makes it ready and tries again. Then
+//! the [`CommitSink`] gives the timestamp, and [`Latched::apply`] changes the rows: it returns nothing, because from
+//! the timestamp on nothing waits, fails or can be cancelled.
 
 use std::ops::Range;
 
@@ -21,19 +21,18 @@ use crate::txn::read_set::{Reads, Walk};
 use crate::txn::versions::{UndoRecord, Versions};
 use crate::txn::write_set::Change;
 
-/// The side of a commit that is not leaves: the log and the clock of an open database, or of recovery, which writes to
-/// neither.
+/// The part of a commit besides its leaves: the log and the clock of an open database, or, during recovery, neither.
 pub(super) trait CommitSink {
     /// The record of the commit, for the caller.
     type Committed;
 
-    /// The commit's timestamp. All its leaves are latched, and the epoch. It may fail: nothing is changed yet.
+    /// Takes the commit's timestamp, with all its leaves and the epoch latched. May fail: nothing is changed yet.
     fn take_timestamp(&mut self, epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, Self::Committed)>;
 
-    /// Returns `true` if the version that a change replaces, `None` for an absent row, is to be kept.
+    /// Returns `true` if the version that a change replaces has to be kept; `None` is an absent row.
     fn keeps(&self, replaced: Option<&RowValue<'_>>) -> bool;
 
-    /// Every row is changed; the leaves are still latched.
+    /// Called when every row is changed and the leaves are still latched.
     fn mark_applied(&self, timestamp: Timestamp);
 }
 
@@ -41,7 +40,7 @@ pub(super) trait CommitSink {
 #[derive(Clone, Copy)]
 pub(super) struct Work<'a> {
     pub(super) rows: &'a [Row<'a>],
-    /// The rows as the tree sees them.
+    /// The rows in the form that the tree takes.
     pub(super) incoming: &'a [Incoming<'a>],
     pub(super) reads: Option<Reads<'a>>,
 }
@@ -68,12 +67,12 @@ struct NextLeaf<'a, 'k> {
     tree: &'a Tree,
     /// A key that the leaf covers.
     key: &'k [u8],
-    /// The key is one that was read; otherwise a row's.
+    /// `true` for a key of the read set, `false` for that of a row.
     is_read: bool,
 }
 
-/// The leaves of a commit in the order of (keyspace, key), which is the order of their latches: those of its rows, and
-/// those that its transaction has read.
+/// The leaves of a commit in the order of (keyspace, key), the order in which they are latched: those of its rows and
+/// those of its transaction's read set.
 struct LeavesInOrder<'a> {
     work: &'a Work<'a>,
     /// The first row whose leaf was not passed.
@@ -105,7 +104,7 @@ impl<'a> LeavesInOrder<'a> {
         row.is_some_and(|row| row.tree.pages.id == tree.pages.id && leaf.covers(row.key))
     }
 
-    /// The next leaf, latched for change. It is mostly where it was when it was pinned.
+    /// Latches the next leaf for change. It is mostly where it was when it was pinned.
     fn latch<'t>(
         &self,
         tree: &'t Tree,
@@ -119,7 +118,7 @@ impl<'a> LeavesInOrder<'a> {
         }
     }
 
-    /// Passes the next leaf, which is latched: validates what was read in it, and returns the rows that it covers.
+    /// Passes the next leaf, which is latched: validates the reads in it, and returns the rows that it covers.
     fn pass(&mut self, versions: &Versions, tree: &Tree, page: PageId, leaf: &Leaf<'_>) -> Result<Range<usize>> {
         let keyspace = tree.pages.id;
         if self.walk.pass(keyspace, leaf.upper_fence()) {
@@ -138,7 +137,7 @@ impl<'a> LeavesInOrder<'a> {
 /// Until the commit has its timestamp, no other commit changes rows that its transaction has read.
 pub(super) struct Latched<'e> {
     writes: Vec<(FrameWrite<'e>, Range<usize>)>,
-    /// Leaves that were read and will not change.
+    /// Leaves that were read and do not change.
     reads: Vec<FrameRead<'e>>,
     _reclaim_guard: ReclaimGuard<'e>,
     epoch_guard: EpochGuard<'e>,
@@ -150,7 +149,7 @@ impl Latched<'_> {
             || self.writes.iter().any(|(write, _)| write.frame() == frame)
     }
 
-    /// Changes the rows, leaves what they were to the versions, and marks the commit applied.
+    /// Changes the rows, keeps their old versions, and marks the commit applied.
     fn apply<L>(
         self,
         engine: &Engine<L>,
@@ -161,7 +160,7 @@ impl Latched<'_> {
     ) {
         let Latched { mut writes, reads, _reclaim_guard, epoch_guard } = self;
         drop(reads);
-        // Without a row is a leaf that was split just before it was latched.
+        // A leaf that split just before it was latched may hold none of our rows.
         for (write, range) in writes.iter_mut().filter(|(_, range)| !range.is_empty()) {
             let medium = medium.get(range.start..).unwrap_or_default();
             engine.change_leaf(&epoch_guard, write, &rows[range.clone()], medium, timestamp, sink);
@@ -172,8 +171,8 @@ impl Latched<'_> {
 }
 
 impl<L> Engine<L> {
-    /// Applies a commit as soon as every leaf is in memory with room: brings in or splits those that are not so, one
-    /// after the other. This is how the leaf of a single row, which nothing pins, comes in and is split.
+    /// Applies a commit once every leaf is in memory and has room; brings in or splits the others, one at a time. The
+    /// leaf of a single row, which is never pinned, is brought in and split this way.
     pub(super) async fn apply_when_ready<S: CommitSink>(
         &self,
         mode: WaitMode<'_>,
@@ -195,10 +194,10 @@ impl<L> Engine<L> {
                 }
                 Err(Unready::Error(error)) => return Err(error),
                 Err(Unready::Needs(needs)) => {
-                    // Ordinary for a single row. Of several, whose leaves are pinned, one was split since.
+                    // Usual for a single row. Of several rows, whose leaves are pinned, a leaf was split since.
                     crate::coverage::mark!("a commit lacked a page when it was to be applied");
                     provider.provide(&needs).await?;
-                    // A leaf that was read has been split, perhaps: all of them have to be there at once.
+                    // A leaf of the read set may have been split: all of them have to be in memory at once.
                     drop(pinned_reads);
                     pinned_reads = self.pin_reads(mode, reads, &pinned).await?;
                 }
@@ -207,7 +206,8 @@ impl<L> Engine<L> {
         }
     }
 
-    /// Latches all leaves, takes the timestamp, and changes the rows; or ends with what is lacking, nothing changed.
+    /// Latches all leaves, takes the timestamp and changes the rows; or returns the missing resource, with nothing
+    /// changed.
     pub(super) fn try_apply<S: CommitSink>(
         &self,
         work: &Work<'_>,
@@ -216,7 +216,7 @@ impl<L> Engine<L> {
         sink: &mut S,
     ) -> Result<S::Committed, Unready> {
         let latched = self.latch_all(work, pinned)?;
-        // A log that was sealed or failed meanwhile gives no timestamp.
+        // A log that was sealed or has failed meanwhile gives no timestamp.
         let (timestamp, committed) = sink.take_timestamp(&latched.epoch_guard).map_err(Unready::Error)?;
         latched.apply(self, work.rows, medium, timestamp, sink);
         Ok(committed)
@@ -299,8 +299,8 @@ impl<L> Engine<L> {
         }
     }
 
-    /// The row's new value as its leaf stores it; the extents of a large one get page numbers. `None` if the row is
-    /// removed.
+    /// Returns the row's new value as its leaf stores it, and gives the extents of a large one page numbers. `None` if
+    /// the row is removed.
     fn place_value<'r>(
         &self,
         epoch_guard: &EpochGuard<'_>,

@@ -2,18 +2,18 @@
 //!
 //! # The life of a commit
 //! 1. *Admit*, by the caller: memory for the record and for the pages that will be pinned is reserved together, in the
-//!    order of asking, before anything is held but row locks (`room.rs`).
-//! 2. *Prepare*, waiting for what is lacking: the record is encoded; disk space for the pages that will become dirty is
-//!    reserved, medium values are appended, log space is reserved; of several rows the leaves are brought in, pinned
-//!    and split where the rows do not fit (`prepare.rs`); memory for the versions is reserved last. `room.rs` has the
-//!    reason for this order.
-//! 3. *Apply*, under the epoch latch, in one go (`apply.rs`): the leaves are latched in the order of their keys, those
-//!    that a serializable transaction has read being validated on the way. If one is missing or too full, which is how
-//!    the leaf of a single row is brought in and split, everything is unlatched, the leaf made ready, and all latched
-//!    again. Then the timestamp is taken with the record's place in the log, which a sealed or failed log refuses. From
-//!    here on nothing waits, fails or can be cancelled: rows are changed, what they were goes to the versions, the
+//!    order of asking, before the commit holds anything but row locks (`room.rs`).
+//! 2. *Prepare*, waiting for what is lacking. The record is encoded; disk space for the pages that will become dirty is
+//!    reserved, medium values are appended, log space is reserved. If there are several rows, their leaves are brought
+//!    in, pinned, and split where the rows do not fit (`prepare.rs`). Memory for the versions is reserved last.
+//!    `room.rs` has the reason for this order.
+//! 3. *Apply*, under the epoch latch, in one go (`apply.rs`). The leaves are latched in key order, and those that a
+//!    serializable transaction has read are validated on the way. If one is missing or too full, everything is
+//!    unlatched, the leaf is made ready, and all are latched again; the leaf of a single row is brought in and split in
+//!    this way. Then the timestamp is taken with the record's place in the log, which a sealed or failed log refuses.
+//!    From here on nothing waits, fails or can be cancelled: the rows are changed, their old versions are kept, the
 //!    commit is marked applied.
-//! 4. *Settle*: wait until the record is durable (not if Relaxed), and until readers see the commit.
+//! 4. *Settle*: wait until the record is durable (unless `Relaxed`), and until readers see the commit.
 
 use std::future::poll_fn;
 use std::sync::atomic::Ordering;
@@ -33,7 +33,7 @@ use crate::txn::clock::Clock;
 use crate::txn::read_set::Reads;
 use crate::txn::write_set::Change;
 
-/// The log of an open database, for one commit: the place for its record is reserved.
+/// The log of an open database, for one commit whose record has its space reserved.
 struct LiveLog<'e> {
     clock: &'e Clock,
     body: &'e Body,
@@ -63,11 +63,11 @@ impl CommitSink for LiveLog<'_> {
 impl Engine {
     /// Commits rows in ascending order of (keyspace, key), each key once, if nothing in the read set has changed. The
     /// caller holds the row locks and has [admitted](Self::admit) the rows. Calls `applied` once the row locks may be
-    /// released. Dropping the future before that leaves nothing of the commit; dropping it later leaves the whole
+    /// released. Dropping the future before that leaves nothing of the commit. Dropping it later leaves the whole
     /// commit, since only the caller's wait remains: nothing that must follow a commit depends on its future being
     /// polled.
     ///
-    /// A commit that succeeds gives up what it holds in this order:
+    /// A commit that succeeds releases what it holds in this order:
     /// - in `Latched::apply`: latches of leaves that were read, of changed leaves, then epoch latch and reclaim guard;
     /// - at the end of `apply_when_ready`: pins, of reads and of rows; medium values belong to their rows by then;
     /// - after it, here: the record's bytes, the memory for versions;
@@ -98,7 +98,7 @@ impl Engine {
         let sink = LiveLog { clock: &self.clock, body: &body, reservation };
         let logged = self.apply_when_ready(mode, prepared, medium, sink).await?;
         drop(body);
-        // The versions count what they have taken themselves.
+        // The versions account for the memory that they took.
         drop(version_memory);
         // The next owner of a row's lock that finds nothing published since its snapshot relies on the row being
         // unchanged.
@@ -141,9 +141,9 @@ impl Engine {
         Ok(body)
     }
 
-    /// Waits, after a commit was applied, until it is as durable as asked for, and shows it to readers. Merges of the
-    /// leaves that it emptied are the last to use its disk space. Versions that no snapshot needs are dropped on the
-    /// way; its own are needed until it is durable, and left to the commits that follow.
+    /// Waits until an applied commit is as durable as requested, and shows it to readers. Merges of the leaves that it
+    /// emptied are the last to use its disk space. Also drops versions that no snapshot needs; the commit's own are
+    /// needed until it is durable, and left to later commits.
     async fn settle(
         &self,
         mode: WaitMode<'_>,
@@ -154,7 +154,7 @@ impl Engine {
     ) -> Result<()> {
         let log = self.log();
         match durability {
-            // Written even if its task stops waiting. A waiting thread writes it itself.
+            // Written even if its task stops waiting. A thread that waits writes it itself.
             Durability::Full if matches!(mode, WaitMode::Tasks(_)) => log.request_flush(logged),
             Durability::Full => {}
             Durability::Relaxed => {

@@ -42,11 +42,11 @@ pub enum Durability {
     Relaxed,
 }
 
-/// Memory that a commit has reserved until it is applied: for its record, and of the pages.
+/// Memory that a commit has reserved until it is applied: for its record, and for pages that it pins.
 pub(crate) struct Admitted {
     _work: Grant,
     _pinned: Grant,
-    /// The most bytes that its record has.
+    /// The longest body that its record may have.
     body_bytes_max: usize,
 }
 
@@ -80,7 +80,7 @@ impl<L> std::fmt::Debug for Engine<L> {
 }
 
 impl Engine<Replaying> {
-    /// An engine that recovers; the timestamp after `last` is the first that it gives out once it has a log.
+    /// An engine that recovers. Once it has a log, the timestamp after `last` is the first that it gives out.
     #[allow(clippy::too_many_arguments, reason = "made in one place, where each part is named")]
     pub(crate) fn new(
         backend: Arc<dyn Backend>,
@@ -115,8 +115,8 @@ impl Engine<Replaying> {
         }
     }
 
-    /// The engine of an open database: every record of the log is applied, and `log` takes those that follow. It has
-    /// `logged_bytes` of them since the checkpoint.
+    /// The engine of an open database: every record of the log is applied, and `log` takes those that follow. Those
+    /// since the checkpoint take `logged_bytes`.
     pub(crate) fn into_live(self, log: Log, logged_bytes: u64) -> Engine {
         assert!(log.last() == self.clock.published(), "the log goes on elsewhere than the clock");
         Engine {
@@ -161,7 +161,7 @@ impl Engine {
         }
     }
 
-    /// The same, to so many bytes.
+    /// Like [`collect_garbage`](Self::collect_garbage), down to `bytes_max`.
     fn sweep_to(&self, _alone: &MutexGuard<'_, ()>, bytes_max: u64) {
         loop {
             let freed = self.versions.collect_garbage(self.snapshots.horizon(&self.clock));
@@ -188,7 +188,7 @@ impl<L> Engine<L> {
 }
 
 impl Engine {
-    /// Waits until every commit up to this one is durable: what was seen of them can't be taken back then.
+    /// Waits until every commit up to this one is durable: from then on, nothing that readers saw of them can be lost.
     pub(crate) fn wait_durable(&self, timestamp: Timestamp) -> Result<()> {
         ready(self.await_durable(WaitMode::Blocking, timestamp))
     }
@@ -208,7 +208,7 @@ impl Engine {
     /// Waits until every commit up to this one, which is published, is durable and visible to all readers.
     pub(crate) async fn show_durable(&self, mode: WaitMode<'_>, timestamp: Timestamp) -> Result<()> {
         self.await_durable(mode, timestamp).await?;
-        // The log told the clock when it was durable, which may have been before it was published.
+        // The log may have reported the record durable before it was published.
         self.clock.show_durable(self.log().durable());
         Ok(())
     }

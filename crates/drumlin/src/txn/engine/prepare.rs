@@ -1,9 +1,9 @@
-//! Preparing a commit, with all waiting that it takes: medium values are appended; of several rows the leaves are
-//! brought in and pinned, and room is made in them.
+//! Preparing a commit, with all the waiting that it takes: appends medium values, and, if there are several rows,
+//! brings in and pins their leaves and makes room in them.
 //!
-//! The leaf of a single row is neither brought in nor pinned here: it is in memory and has room, mostly, and
-//! [`apply_when_ready`](Engine::apply_when_ready) finds out under the latch that it takes anyway. Pinning pays where
-//! one leaf of many could be evicted while another is brought in.
+//! The leaf of a single row is neither brought in nor pinned here: mostly it is in memory and has room, and
+//! [`apply_when_ready`](Engine::apply_when_ready) finds out under the latch that it takes anyway. Pinning pays off
+//! where one leaf of many could be evicted while another is brought in.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub(crate) struct Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    /// Its place among the rows of a commit.
+    /// The row's position in the order of a commit.
     pub(super) fn order(&self) -> (KeyspaceId, &'a [u8]) {
         (self.tree.pages.id, self.key)
     }
@@ -50,7 +50,7 @@ pub(super) struct PinnedLeaf {
     pub(super) frame: FrameIndex,
 }
 
-/// A value that has an extent of its own, before its row is committed.
+/// A value with an extent of its own whose row is not committed yet.
 #[derive(Clone, Copy)]
 pub(super) struct MediumValue {
     pub(super) value_id: ValueId,
@@ -92,7 +92,7 @@ pub(super) struct MediumValues<'e> {
 impl Drop for MediumValues<'_> {
     fn drop(&mut self) {
         if !self.is_committed {
-            // Not free at once: their images may still be on the way to the disk, and must not arrive over what is put
+            // Not freed at once: their images may still be on the way to the disk, and must not overwrite what is put
             // there next. The checkpoint that ends the epoch has waited for them.
             let epoch_guard = self.space.epoch_latch.shared();
             for value in self.values.iter().flatten() {
@@ -102,7 +102,7 @@ impl Drop for MediumValues<'_> {
     }
 }
 
-/// The index behind the rows, from `start` on, that the leaf covers. The row at `start` is not below the leaf.
+/// The index after the last row that the leaf covers, counting from `start`. The row at `start` is not below the leaf.
 pub(super) fn rows_end(rows: &[Row<'_>], start: usize, tree: &Tree, leaf: &Leaf<'_>) -> usize {
     let upper = leaf.upper_fence();
     debug_assert!(rows.get(start).is_none_or(|row| {
@@ -118,11 +118,12 @@ pub(super) struct Prepared<'w, 'p> {
     pub(super) reads: Option<Reads<'w>>,
     pub(super) incoming: Vec<Incoming<'w>>,
     pub(super) pinned: PinnedLeaves<'p>,
-    /// The most bytes of versions that the rows will leave: they are locked, so no other commit changes them.
+    /// Upper bound of the bytes of versions that the rows will leave: the rows are locked, so no other commit changes
+    /// them.
     pub(super) version_bytes: usize,
 }
 
-/// The pinning of leaves under way.
+/// The state while leaves are being pinned.
 struct Pinning<'w, 'p> {
     rows: &'w [Row<'w>],
     incoming: &'w [Incoming<'w>],
@@ -132,7 +133,7 @@ struct Pinning<'w, 'p> {
     full: Vec<Range<usize>>,
 }
 
-/// Rows whose leaves are still to be pinned, and pages that are missing for that.
+/// Rows whose leaves are still to be pinned, and the pages that are missing for that.
 #[derive(Default)]
 struct Outstanding {
     rows: Vec<usize>,
@@ -140,7 +141,7 @@ struct Outstanding {
 }
 
 impl Pinning<'_, '_> {
-    /// Pins the leaf and counts what its rows, from `row` on, will leave. Returns the index behind them.
+    /// Pins the leaf and counts the versions that its rows, from `row` on, will leave. Returns the index after them.
     fn pin(&mut self, row: usize, page: &FrameRead<'_>) -> usize {
         self.pinned.push(row, page);
         let leaf = Leaf::new(page);
@@ -159,9 +160,9 @@ impl Pinning<'_, '_> {
         end
     }
 
-    /// Pins the leaves of these rows of one tree, as far as they are in memory.
+    /// Pins the leaves of these rows of one tree that are in memory.
     fn pin_present(&mut self, rows: &[usize]) -> Result<Outstanding> {
-        // One guard for all descents: those within cost next to nothing.
+        // One guard for all descents: nested guards cost next to nothing.
         let _reclaim_guard = self.pinned.pool.reclaim_guard();
         debug_assert!(rows.is_sorted(), "rows are pinned out of order");
         let mut outstanding = Outstanding::default();
@@ -190,7 +191,7 @@ impl Pinning<'_, '_> {
         Ok(outstanding)
     }
 
-    /// Refuses a commit that pins more leaves than there is memory for.
+    /// Refuses a commit that pins more leaves than fit in its memory.
     fn check_count(&self, leaf_count_max: usize) -> Result<()> {
         let count = self.pinned.leaves.len();
         if count <= leaf_count_max {
@@ -201,12 +202,12 @@ impl Pinning<'_, '_> {
     }
 }
 
-/// Versions that a row leaves, at the most.
+/// Upper bound of the bytes of versions that a row leaves.
 fn row_version_bytes_max(row: &Row<'_>) -> usize {
     undo_bytes_max(version_bytes_max(row.key, row.tree.inline_bytes_max().max(LARGE_REF_BYTES)))
 }
 
-/// The row as the tree sees it.
+/// The row in the form that the tree takes.
 fn incoming_of<'r>(row: &Row<'r>) -> Incoming<'r> {
     let value_bytes = match row.change {
         Change::Put(value) if value.len() <= row.tree.inline_bytes_max() => Some(value.len()),
@@ -236,7 +237,7 @@ impl<L> Engine<L> {
         Ok(medium)
     }
 
-    /// Brings in and pins the leaves of several rows, and makes room in them. For a single row nothing is done.
+    /// Brings in and pins the leaves of several rows, and makes room in them. Does nothing for a single row.
     pub(super) async fn prepare<'w>(
         &self,
         mode: WaitMode<'_>,
@@ -251,8 +252,8 @@ impl<L> Engine<L> {
         Ok(Prepared { rows, reads, incoming, pinned, version_bytes })
     }
 
-    /// Brings the leaves of all rows in, many at a time, pins them, and makes room in them. Also returns the bytes of
-    /// versions that the rows will leave, at the most.
+    /// Brings in the leaves of all rows, many at a time, pins them, and makes room in them. Also returns an upper bound
+    /// of the bytes of versions that the rows will leave.
     async fn pin_leaves(
         &self,
         mode: WaitMode<'_>,
@@ -287,8 +288,8 @@ impl<L> Engine<L> {
         Ok((pinned, version_bytes))
     }
 
-    /// Reads pages of a tree, many at once. One alone is provided, so that its error, if it has one and is needed
-    /// still, is met.
+    /// Reads pages of a tree, many at once. A single missing page is loaded through the provider, which reports its
+    /// error if the page is still needed.
     async fn bring_in(
         &self,
         mode: WaitMode<'_>,
@@ -307,8 +308,8 @@ impl<L> Engine<L> {
         provider.provide(&Needs::Page(Arc::clone(&tree.pages), alone)).await
     }
 
-    /// Brings the leaves of all that was read in and pins them, but for those that are pinned `beside`. A conflict that
-    /// shows already ends the commit.
+    /// Brings in and pins the leaves of the read set, except those that are pinned `beside`. A conflict that already
+    /// shows ends the commit.
     pub(super) async fn pin_reads(
         &self,
         mode: WaitMode<'_>,

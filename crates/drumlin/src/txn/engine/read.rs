@@ -1,4 +1,4 @@
-//! Reads: a leaf's row, or what the versions hold of it.
+//! Reads: a row from its leaf, or its old version.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::tree::{Target, Tree};
 use crate::txn::values;
 use crate::txn::versions::OldVersion;
 
-/// At which moment a read looks.
+/// The state of the database that a read sees.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ReadAt {
     /// The newest visible commit when the leaf is read.
@@ -32,7 +32,7 @@ pub(crate) enum Found {
     Large(LargeRef),
 }
 
-/// Keys whose leaves are brought in together: few enough that the first is still there when the last arrives.
+/// Keys whose leaves are brought in together: few enough that the first is still in memory when the last arrives.
 const GET_MANY_PART: usize = 256;
 
 impl Engine {
@@ -107,8 +107,8 @@ impl Engine {
             };
             match values::read_whole(mode, tree, &reference).await {
                 Ok(Some(value)) => return Ok(Some(value.into())),
-                // It was replaced and freed while it was being read, and its pages may be another's: what was found
-                // there counts only if the row still names it.
+                // The value was replaced and freed while it was being read, and its pages may hold another: the result
+                // counts only if the row still names the value.
                 _ if failed != Some(reference) => failed = Some(reference),
                 Ok(None) => {
                     tree.check_dropped()?;
@@ -148,14 +148,14 @@ impl Engine {
                     false
                 };
                 {
-                    // One reclaim guard for all: those within cost nothing.
+                    // One reclaim guard for all: nested guards cost nothing.
                     let _reclaim_guard = self.pool.reclaim_guard();
                     open.retain(&mut is_missing);
                 }
                 missing.sort_unstable();
                 missing.dedup();
                 if !missing.is_empty() && self.fault_many(mode, &tree.pages, &missing).await? == 0 {
-                    // Others read them, or they can't be read.
+                    // Other threads are reading them, or they can't be read.
                     alone.append(&mut open);
                 }
             }
@@ -166,7 +166,7 @@ impl Engine {
         Ok(values)
     }
 
-    /// Returns `true` if the row has changed since the snapshot: the rule that the first updater wins.
+    /// Returns `true` if the row has changed since the snapshot, for the rule that the first updater wins.
     pub(crate) async fn changed_since(
         &self,
         mode: WaitMode<'_>,
@@ -186,7 +186,7 @@ impl Engine {
 }
 
 impl<L> Engine<L> {
-    /// Reads pages that are missing, many at once; returns how many.
+    /// Reads missing pages, many at once. Returns the number read.
     pub(super) async fn fault_many(
         &self,
         mode: WaitMode<'_>,

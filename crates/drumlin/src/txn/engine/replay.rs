@@ -1,4 +1,4 @@
-//! An engine while its database recovers: commits that are in the log already are applied, by one thread.
+//! An engine during recovery: applies commits that are in the log already, on one thread.
 
 use super::Engine;
 use super::apply::CommitSink;
@@ -10,10 +10,10 @@ use crate::task::{WaitMode, ready};
 use crate::tree::node::RowValue;
 use crate::txn::write_set::Change;
 
-/// The place of the log in an engine that recovers: nothing is appended to it yet.
+/// Stands in for the log of an engine that recovers: nothing is appended yet.
 pub(crate) struct Replaying;
 
-/// The sink of a commit that has its timestamp. There are no readers yet, so nothing is published.
+/// The sink of a commit that already has its timestamp. There are no readers yet, so nothing is published.
 struct ReplayedCommit(Timestamp);
 
 impl CommitSink for ReplayedCommit {

@@ -1,9 +1,9 @@
 //! Room for a commit before it begins: memory, disk space for the pages that it makes dirty, and log space.
-//! `space/reservation.rs` decides on disk space; here a commit waits for it.
+//! `space/reservation.rs` decides on disk space; a commit waits for it here.
 //!
 //! # The order in which a commit waits for room
 //! Row locks, memory for its rows ([`Engine::admit`]), disk space for pages, log space, memory for versions. A commit
-//! that has one of them waits only for those that follow. So a commit that has them all waits for the disk alone, while
+//! that has one of them waits only for those that follow. So a commit that has them all waits only for the disk, while
 //! others may wait for it.
 
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::tree::Incoming;
 use crate::txn::read_set::Reads;
 use crate::txn::write_set::Change;
 
-/// The most times that a commit asks for space to be made while others use it up.
+/// The most times that a commit asks for space to be made while other commits use it up.
 const MAKE_SPACE_MAX: u32 = 4;
 
 /// Memory that a commit needs to be [`Admitted`].
@@ -33,14 +33,14 @@ struct Needed {
     body_bytes_max: usize,
 }
 
-/// Frames that a commit may need for a split, beside the leaves that it holds.
+/// Frames that a commit may need for a split, beside its pinned leaves.
 const SPLIT_FRAMES: u64 = 3;
 
 /// Memory of a commit per row, besides the record.
 const ROW_WORK_BYTES: usize = 2 * size_of::<Row<'_>>() + size_of::<Incoming<'_>>() + 16;
 
-/// The keyspaces of the rows, each with the most pages that its rows may add: a leaf for each row that is put, what
-/// splits add above it, and a value's extents.
+/// The keyspaces of the rows, each with the most pages that its rows may add: a leaf for each row that is put, the
+/// nodes that splits add above it, and a value's extents.
 fn pages_per_keyspace<'r>(rows: &'r [Row<'r>]) -> impl Iterator<Item = (&'r PageSpace, u64)> {
     let row_pages = |row: &Row<'_>| match row.change {
         Change::Remove => 0,
@@ -51,15 +51,15 @@ fn pages_per_keyspace<'r>(rows: &'r [Row<'r>]) -> impl Iterator<Item = (&'r Page
         .map(move |own| (&*own[0].tree.pages, own.iter().map(row_pages).sum()))
 }
 
-/// Bytes of a page table that so many pages take wherever it ends. Of few pages it is nothing: were they rounded up,
-/// each commit would have frames given up that the next read takes again.
+/// Bytes by which a page table grows for so many pages, wherever it ends now. For a few pages this is 0: if it were
+/// rounded up, each commit would evict frames that the next read takes again.
 fn certain_growth_bytes(page_count: u64) -> u64 {
     page_count / CHUNK_PAGES as u64 * CHUNK_BYTES
 }
 
 impl Engine {
-    /// Reserves the memory that a commit will need until it is applied, all of it before it holds anything but its row
-    /// locks, in the order of asking. `beside_bytes` are what the caller keeps until then.
+    /// Reserves the memory that a commit will need until it is applied, all at once, in the order of asking, before the
+    /// commit holds anything but its row locks. `beside_bytes` is memory that the caller keeps until then.
     pub(crate) async fn admit(
         &self,
         mode: WaitMode<'_>,
@@ -76,7 +76,7 @@ impl Engine {
         mode.until(|waker| turn.poll(waker, || self.try_reserve(&needed))).await
     }
 
-    /// Like [`admit`](Self::admit), where nothing has to be waited for.
+    /// Like [`admit`](Self::admit), but returns `None` instead of waiting.
     pub(crate) fn try_admit(&self, rows: &[Row<'_>], beside_bytes: usize) -> Option<Admitted> {
         self.try_reserve_unqueued(&self.needed(rows, None, beside_bytes))
     }
@@ -107,7 +107,7 @@ impl Engine {
                 .map_or(self.pinned_reads_bytes_max(), |bytes| bytes.min(self.pinned_reads_bytes_max()))
         });
         let leaf_count = match rows.len() as u64 {
-            // Its leaf is not held, but latched.
+            // Its leaf is latched, but not pinned.
             1 => 0,
             count => count.min(self.pinned_leaves_max(page_bytes, reads)),
         };
@@ -122,7 +122,7 @@ impl Engine {
         }
         let admitted = self.try_reserve(needed);
         if admitted.is_none() {
-            // The first in the queue may have looked while a part of it was taken.
+            // The head of the queue may have looked while part of the memory was taken.
             waiting.announce();
         }
         admitted
@@ -134,8 +134,7 @@ impl Engine {
         Some(Admitted { _work: work, _pinned: pinned, body_bytes_max: needed.body_bytes_max })
     }
 
-    /// Reserves memory of a part whose takers wait in the order of asking; `None` where that took longer than
-    /// `timeout`.
+    /// Reserves memory of an account whose takers wait in the order of asking. Returns `None` after `timeout`.
     pub(crate) async fn reserve_in_turn(
         &self,
         mode: WaitMode<'_>,
@@ -159,7 +158,7 @@ impl Engine {
 }
 
 impl<L> Engine<L> {
-    /// Leaves that a commit may hold to change them, beside those that it has to validate.
+    /// The most leaves that a commit may pin to change them, beside those that it has to validate.
     pub(super) fn pinned_leaves_max(&self, page_bytes: u64, reads: Option<Reads<'_>>) -> u64 {
         let read_bytes = reads.map_or(0, |_| self.pinned_reads_bytes_max());
         (self.budget.limit_bytes(Account::Pinned).saturating_sub(read_bytes) / page_bytes)
@@ -167,15 +166,15 @@ impl<L> Engine<L> {
             .max(1)
     }
 
-    /// Bytes of leaves that a serializable commit may hold to validate them.
+    /// The most bytes of leaves that a serializable commit may pin to validate them.
     pub(super) fn pinned_reads_bytes_max(&self) -> u64 {
         self.budget.limit_bytes(Account::Pinned) / 2
     }
 }
 
 impl Engine {
-    /// Reserves memory for the versions that a commit will leave. If there is too little, versions that no snapshot
-    /// needs are dropped, then the oldest snapshots ended; commits that are not durable yet are waited for.
+    /// Reserves memory for the versions that a commit will leave. If there is too little, drops versions that no
+    /// snapshot needs, then ends the oldest snapshots, and waits for commits that are not durable yet.
     pub(super) async fn secure_versions(&self, mode: WaitMode<'_>, bytes: usize) -> Result<Grant> {
         let budget = &self.budget;
         let (bytes, limit_bytes) = (bytes as u64, budget.limit_bytes(Account::Versions));
@@ -202,7 +201,7 @@ impl Engine {
                 self.clock.show_durable(self.log().durable());
                 continue;
             }
-            // Commits under way have the rest: what they do not leave they give back.
+            // The rest belongs to commits under way, which give back what they do not use.
             let mut is_fit = || grant.resize(bytes) || self.clock.visible() < self.clock.published();
             mode.until(|waker| turn.poll(waker, || is_fit().then_some(()))).await;
         }
@@ -210,24 +209,24 @@ impl Engine {
 }
 
 impl<L> Engine<L> {
-    /// Bytes of pages that a commit of these rows may make dirty.
+    /// Upper bound of the bytes of pages that a commit of these rows makes dirty.
     fn dirtied_bytes_max(&self, rows: &[Row<'_>]) -> u64 {
         let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes as u64).max().expect("rows");
         let row_bytes = |row: &Row<'_>| match row.change {
             Change::Put(value) => (row.key.len() + value.len()) as u64 + 128,
-            // Each extent of a large value gets an entry, and a word in its table.
+            // Each extent of a large value takes a page number and an entry in the page table.
             Change::PutLarge(value) => row.key.len() as u64 + 128 + 32 * value.addresses.len() as u64,
             Change::Remove => row.key.len() as u64 + 128,
         };
-        // A leaf for each row, as many as a commit can hold, and what splits and merges add.
+        // A leaf for each row, or as many as a commit can pin, and what splits and merges add.
         let leaves = (rows.len() as u64 * page_bytes).min(self.pool.frames.limit_bytes() as u64 / 4);
         leaves + 2 * rows.iter().map(row_bytes).sum::<u64>() + 6 * page_bytes
     }
 }
 
 impl Engine<Replaying> {
-    /// Like [`reserve_pages`](Engine::reserve_pages), for rows whose commit is in the log: space, page numbers and
-    /// tables are what they were when it was made, so that a full disk is no reason to refuse it.
+    /// Like [`reserve_pages`](Engine::reserve_pages), for rows whose commit is in the log: the commit already had its
+    /// space, page numbers and tables, so a full disk is no reason to refuse it.
     pub(super) fn reserve_replayed_pages(&self, rows: &[Row<'_>]) -> Result<SpaceReservation<'_>> {
         self.space.check_failure()?;
         let growth = pages_per_keyspace(rows).map(|(_, page_count)| certain_growth_bytes(page_count)).sum();
@@ -237,9 +236,9 @@ impl Engine<Replaying> {
 }
 
 impl Engine {
-    /// Reserves space for the pages that the commit will change, all that they may come to; else `DiskFull`. Commits
-    /// that only remove rows may use what others leave free. When the reservation is dropped, the pages are dirty, or
-    /// never will be.
+    /// Reserves space for all pages that the commit may change, or fails with `DiskFull`. Commits that only remove rows
+    /// may use the space that others must leave free. When the reservation is dropped, the pages are dirty or never
+    /// will be.
     pub(super) async fn reserve_pages(&self, mode: WaitMode<'_>, rows: &[Row<'_>]) -> Result<SpaceReservation<'_>> {
         let only_removes = rows.iter().all(|row| matches!(row.change, Change::Remove));
         let purpose = if only_removes { Purpose::Remove } else { Purpose::Put };
@@ -247,9 +246,9 @@ impl Engine {
         self.reserve_space(mode, purpose, self.dirtied_bytes_max(rows)).await
     }
 
-    /// Refuses what might find no number for a page, or no memory for its entry, and has frames give up what page
-    /// tables take: what they have taken since the last commit, and what this one will take for certain. Below that it
-    /// is a chunk of 8 KiB now and then, which the next commit makes up for.
+    /// Refuses a commit that might find no page number or no memory for a page's entry. Shrinks the pool by the memory
+    /// that page tables have taken since the last commit, and that this one will take for certain. Beyond that it may
+    /// take a chunk of 8 KiB now and then, which the next commit makes up for.
     async fn secure_tables(&self, mode: WaitMode<'_>, rows: &[Row<'_>]) -> Result<()> {
         let (mut growth_max, mut growth) = (0, 0);
         for (pages, page_count) in pages_per_keyspace(rows).filter(|(_, page_count)| *page_count > 0) {
@@ -271,12 +270,12 @@ impl Engine {
         let pool = Arc::clone(&self.pool);
         match mode {
             WaitMode::Blocking => pool.fit_frames(growth),
-            // Like any other frames that a task waits for: workers may wait for commits.
+            // On the threads for evictions: workers may wait for commits.
             WaitMode::Tasks(tasks) => tasks.evictors.run(move || pool.fit_frames(growth)).await,
         }
     }
 
-    /// Reserves space: out of the thread's credit, of what is free, by growing the file, and on a full disk by having
+    /// Reserves space: from the thread's credit, from free space, by growing the file, and on a full disk by having
     /// space made.
     pub(crate) async fn reserve_space(
         &self,
@@ -298,11 +297,11 @@ impl Engine {
             let space = Arc::clone(&self.space);
             match mode.run(move || space.grow(shortage)).await {
                 Ok(()) => {}
-                // Another's share has come free, or was given.
+                // The share of another commit was released or granted meanwhile.
                 Err(Error::DiskFull { .. }) if self.space.reserved_bytes() != shortage.reserved_bytes => {}
                 // Segments freed since the last checkpoint, and sparse ones, may suffice. An extent that is being moved
-                // counts twice until it has arrived. The shares of other commits are released as these end, so a
-                // removal is not refused for them.
+                // counts twice until it has arrived. Other commits release their shares as they end, so a removal is
+                // not refused for them.
                 Err(Error::DiskFull { .. })
                     if made_space == 0
                         || made_space < MAKE_SPACE_MAX && self.space.is_packing()
@@ -326,8 +325,8 @@ impl Engine {
         mode.run(move || make_space()).await
     }
 
-    /// Space in the log: in the stream `home`, or in another, the first before all, where that one is too small for the
-    /// record or the disk has no space left for it, or what a checkpoint gives back.
+    /// Reserves space in the log: in the stream `home`, or in another if `home` is too small for the record or the disk
+    /// has no space for it. The first stream takes every record. If none has space, frees space by a checkpoint, once.
     pub(crate) async fn reserve_log(
         &self,
         mode: WaitMode<'_>,

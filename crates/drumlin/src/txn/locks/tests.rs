@@ -60,7 +60,7 @@ fn a_lock_is_exclusive() {
     }
 }
 
-/// Releasing what one does not have is a bug of the caller that does not pass unnoticed.
+/// Releasing another's lock is a bug of the caller, and panics.
 #[test]
 #[should_panic(expected = "a lock is released by its owner")]
 fn releasing_the_lock_of_another_panics() {
@@ -93,8 +93,8 @@ fn waiters_are_served_in_order() {
     assert_eq!(poll(&table, A, b"key"), ACQUIRED);
 }
 
-/// Of two that wait for each other the later one is told so, keeps what it has, and finds the way free once the other
-/// has ended.
+/// Of two transactions that wait for each other the later one gets the error, keeps its locks, and can lock the row
+/// once the other has ended.
 #[test]
 fn a_deadlock_of_two_is_found() {
     let table = table();
@@ -109,7 +109,7 @@ fn a_deadlock_of_two_is_found() {
     assert_eq!(poll(&table, B, b"x"), Pending);
 }
 
-/// A ring of three is found, whoever closes it; a chain of as many is not taken for one.
+/// A ring of three is found, whichever transaction closes it; a chain of three is not taken for one.
 #[test]
 fn a_deadlock_of_three_is_found() {
     for closing in 0..3 {
@@ -130,7 +130,7 @@ fn a_deadlock_of_three_is_found() {
     }
 }
 
-/// Those behind in a queue wait for whoever has the lock now, also after it went from hand to hand.
+/// Waiters further back in a queue wait for the current owner, also after hand-overs.
 #[test]
 fn a_deadlock_through_a_handed_over_lock_is_found() {
     let table = table();
@@ -165,7 +165,7 @@ fn waiting_ends_at_the_deadline() {
     assert_eq!(poll(&table, C, b"key"), ACQUIRED);
 }
 
-/// A lock that is handed over in the moment of giving up is not lost: who gave up has it.
+/// A lock that is handed over at the moment of giving up is not lost: the waiter that gave up owns it.
 #[test]
 fn a_lock_got_at_the_deadline_counts() {
     let table = table();
@@ -180,7 +180,7 @@ fn a_lock_got_at_the_deadline_counts() {
     assert!(!table.cancel(B, ROWS, b"key"));
 }
 
-/// A future that is dropped leaves the queue; one that was handed the lock before passes it on.
+/// A dropped future leaves the queue; one that was handed the lock before passes it on.
 #[test]
 fn a_dropped_future_leaves_nothing_behind() {
     let table = table();
@@ -231,7 +231,7 @@ fn memory_is_counted_and_given_back() {
     assert!(table.shards.iter().all(|shard| shard.lock().heap_bytes == 0));
 }
 
-/// The graph of waits as the model knows it: whether waiting for `key` would lead `owner` back to itself.
+/// The graph of waits of the model: returns `true` if waiting for `key` would lead `owner` back to itself.
 fn closes_cycle(model: &BTreeMap<usize, Vec<TransactionId>>, owner: TransactionId, key: usize) -> bool {
     let mut holder = model[&key][0];
     loop {
@@ -365,7 +365,7 @@ fn threads_exclude_each_other() {
     assert!(table.shards.iter().all(|shard| shard.lock().locks.is_empty() && shard.lock().heap_bytes == 0));
 }
 
-/// Runs a future on this thread; panics where it is not woken for a minute.
+/// Runs a future on this thread; panics if it is not woken for a minute.
 fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = std::pin::pin!(future);
     let waker = Waker::from(Arc::new(Unpark(crate::sync::current())));
