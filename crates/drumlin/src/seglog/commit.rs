@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::format::Timestamp;
 use crate::format::log::record_bytes;
 
-/// A reservation that could not be had at once: a place in the stream's queue until it is dropped.
+/// A reservation that was not available at once: a place in the stream's queue until it is dropped.
 struct ReservationTicket<'a> {
     log: &'a Shared,
     stream: usize,
@@ -53,9 +53,9 @@ enum Turn {
     Admitted,
     /// Another ticket is first, or the missing resource is on its way.
     Wait,
-    /// Have what is pending written.
+    /// Pending records have to be written first.
     Write,
-    /// Have another window prepared.
+    /// Another window has to be prepared first.
     Prepare,
 }
 
@@ -89,7 +89,8 @@ impl Shared {
         }
     }
 
-    /// The same for a task, in the same queue. The background threads do for it what a thread would do itself.
+    /// Like [`reserve`](Self::reserve), for a task, in the same queue. Background threads do the work that a thread
+    /// would do itself.
     pub(super) async fn reserve_as_task(&self, index: usize, body_bytes: usize) -> Result<Reservation<'_>> {
         match self.ask(index, body_bytes)? {
             Answer::Had(reservation) => Ok(reservation),
@@ -113,7 +114,7 @@ impl Shared {
         Poll::Pending
     }
 
-    /// Reserves what can be had at once; otherwise takes a place in the stream's queue.
+    /// Reserves space if it is available at once; otherwise takes a place in the stream's queue.
     fn ask(&self, index: usize, body_bytes: usize) -> Result<Answer<'_>> {
         let body_bytes_max = self.options.body_bytes_max(index);
         if body_bytes > body_bytes_max {
@@ -156,7 +157,7 @@ impl Shared {
         }
     }
 
-    /// The reservation for what the tail has admitted.
+    /// Returns the reservation of bytes that the tail has admitted. Requests a preparation if one is due.
     fn admitted<'a>(&'a self, index: usize, bytes: usize, tail: MutexGuard<'a, Tail>) -> Reservation<'a> {
         let prepares = tail.preparation().is_some();
         drop(tail);
@@ -174,7 +175,7 @@ impl Shared {
         }
     }
 
-    /// Writes what is pending in a stream, and wakes those who waited for it and one who goes on.
+    /// Writes the pending records of a stream. Wakes the threads that waited for them, and one that writes next.
     fn flush_as_leader<'a>(&'a self, index: usize, mut tail: MutexGuard<'a, Tail>) {
         let stream = &self.streams[index];
         let batch = tail.begin_write();
@@ -228,7 +229,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Moves the horizon to where the streams allow, and tells those who wait for it.
+    /// Advances the horizon as far as the streams allow. Reports it, and wakes the tasks that it reaches.
     fn publish(&self) {
         if let Some(horizon) = self.horizon.advance() {
             (self.hooks.on_durable)(horizon);
@@ -287,7 +288,7 @@ impl Shared {
             registered = Some(id);
             wait::park();
             if self.horizon.durable() >= timestamp {
-                // The thread that moved the horizon took this one off the list, or will.
+                // The thread that moved the horizon removed this one from the list, or will.
                 return Ok(());
             }
         }

@@ -5,8 +5,8 @@
 //!
 //! # Invariants
 //! 1. A stream's floor is at or below its first record that is not on the medium; `None` if all are.
-//! 2. A floor comes down before the timestamp is taken that it is for: a thread that sees the timestamp in `last` sees
-//!    a floor that covers it, or finds the record on the medium.
+//! 2. A floor is lowered before its timestamp is taken: a thread that sees the timestamp in `last` sees a floor that
+//!    covers it, or finds the record on the medium.
 //! 3. Everything at or below the horizon is on the medium. It never goes back.
 
 use crossbeam_utils::CachePadded;
@@ -26,7 +26,7 @@ pub(super) struct Horizon {
 }
 
 impl Horizon {
-    /// Of a log whose records up to `last` are all on the medium.
+    /// The horizon of a log with all records up to `last` on the medium.
     pub(super) fn new(stream_count: usize, last: Timestamp) -> Horizon {
         let at = |value| CachePadded::new(AtomicU64::new(value));
         Horizon { last: at(last.0), durable: at(last.0), floors: (0..stream_count).map(|_| at(NO_FLOOR)).collect() }
@@ -42,7 +42,7 @@ impl Horizon {
         Timestamp(self.durable.load(Ordering::SeqCst))
     }
 
-    /// Takes a record's timestamp; returns the horizon of that moment too. `floor` is the stream's first record that is
+    /// Takes a record's timestamp. Returns it with the current horizon. `floor` is the stream's first record that is
     /// not on the medium. The caller holds the lock of the stream's tail.
     pub(super) fn take(&self, stream: usize, floor: Option<Timestamp>) -> (Timestamp, Timestamp) {
         let is_first = floor.is_none();
@@ -59,8 +59,8 @@ impl Horizon {
         (Timestamp(timestamp), horizon)
     }
 
-    /// Sets the floor after the stream's first record that is not on the medium has changed to a newer one, or to none.
-    /// The caller holds the lock of the stream's tail.
+    /// Raises the stream's floor to its first record that is not on the medium, or to none. The caller holds the lock
+    /// of the stream's tail.
     pub(super) fn raise_floor(&self, stream: usize, floor: Option<Timestamp>) {
         debug_assert!(floor.is_none_or(|floor| floor <= self.last()), "a record is pending that has no timestamp yet");
         assert!(floor.is_none_or(|floor| self.durable() < floor), "the horizon has passed a record that is pending");
@@ -72,7 +72,7 @@ impl Horizon {
         self.floors[stream].load(Ordering::SeqCst) <= timestamp.0
     }
 
-    /// Moves the horizon to where the floors allow; returns it if it rose.
+    /// Advances the horizon as far as the floors allow. Returns it if it rose.
     pub(super) fn advance(&self) -> Option<Timestamp> {
         // `last` before the floors (invariant 2).
         let mut horizon = self.last.load(Ordering::SeqCst);
@@ -121,7 +121,7 @@ mod models {
             self.horizon.advance();
         }
 
-        /// All that the horizon covers is on the medium.
+        /// Checks that every record that the horizon covers is on the medium.
         #[expect(unsafe_code, reason = "loom's cells are what finds a race")]
         fn look(&self) -> Timestamp {
             let durable = self.horizon.durable();
@@ -160,7 +160,7 @@ mod models {
         explore(|horizon, stream| horizon.take(stream, None).0);
     }
 
-    /// Without the first of the two stores the model fails: it can.
+    /// Without the first of the two stores the model fails, so it can find the bug.
     #[test]
     #[should_panic(expected = "Causality violation")]
     fn loom_a_floor_that_comes_down_late_is_found() {

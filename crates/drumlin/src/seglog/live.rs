@@ -53,7 +53,7 @@ impl Shared {
         self.request_preparation();
     }
 
-    /// Notes that the records up to this one may be gone.
+    /// Notes that records up to this one may be gone.
     fn give_up(&self, newest: Option<Timestamp>) {
         self.truncated.fetch_max(newest.unwrap_or_default().0, Ordering::SeqCst);
     }
@@ -150,7 +150,7 @@ impl Shared {
             }
             let lost = merge.next;
             verified.corruption.push(reader::missing(lost, durable, merge.suspect().as_ref(), self.folder.path()));
-            // One range of missing timestamps is one damage.
+            // Each range of missing timestamps counts as one corruption.
             match merge.heads.iter().filter_map(|head| head.found).map(|found| found.timestamp).min() {
                 Some(next) => merge.next = next,
                 None => break,
@@ -160,7 +160,7 @@ impl Shared {
     }
 }
 
-/// A segment held for reading, and where some of its records are: timestamp and position.
+/// A segment held for reading, with the timestamps and positions of some of its records.
 type Held = (Arc<Segment>, Vec<(Timestamp, StreamPosition)>);
 
 /// The readable part of one stream, up to a position.
@@ -176,7 +176,7 @@ impl Source {
         self.windows.push((Arc::clone(&window.segment), window.index.clone()));
     }
 
-    /// A reader that begins as near before the first record above `after` as the indexes tell.
+    /// A reader that begins at the last indexed record before the first record above `after`.
     fn reader_from(&self, after: Timestamp, chunk_bytes: usize) -> Result<Option<Reader>> {
         let mut first = 0;
         let mut position = StreamPosition::START;

@@ -8,10 +8,9 @@
 //! # Invariants
 //! 1. A timestamp is given out and its record's bytes are placed in one step, under the stream's mutex, with space that
 //!    was reserved before. So nothing fails or waits once a timestamp exists, and there are no holes.
-//! 2. A stream has one write in flight. A buffer in flight never changes: records that come meanwhile go to the other
+//! 2. A stream has one write in flight. A buffer in flight never changes: records that come meanwhile go to the other.
 //! 3. Durable bytes are rewritten only with the same bytes: a tail block is written again with the records that follow
 //!    in it, and recovery continues behind the last record that verifies. Void records alone may be erased (7).
-//!    that follow in it, and recovery goes on behind everything that verifies. Void records alone may be erased (7).
 //! 4. The horizon never passes a record that is not on the medium, in any stream, and never goes back. What is reported
 //!    durable is a contiguous prefix. A failed write or sync stays pending for ever, so the horizon can't pass it.
 //! 5. A segment's header is durable before a record is written in its window, and its use number is in the seed of
@@ -20,7 +19,7 @@
 //!    commit's durable write changes no metadata. (A new file is filled in steps; records stay below what is filled.)
 //! 7. A record of an older incarnation at or above a later one's start is void: it is ignored, for ever. The superblock
 //!    lists the starts; when it has no room for another, an opening erases what they void ([`Scan::erase_void`]) and
-//!    lists its own alone.
+//!    lists only its own.
 //! 8. Recovery applies the dense run of timestamps above the checkpoint's. A missing timestamp at or below any horizon
 //!    found in a header (of a record, of a segment, or implied by the start of an opening) is corruption. Above all of
 //!    them it ends the replay, whatever follows.
@@ -28,13 +27,13 @@
 //! 10. A segment is reused only when all its records are covered and no reader holds it.
 //! 11. The superblock lists durably which windows must exist ([`Hooks::list`]): it is updated before records are put
 //!     into a window, and before the file of an unneeded one is reused. Windows of a stream abut. So a lost segment is
-//!     noticed, whatever was in it.
-//! 12. No file is written to that was not seen to be this log's: new ones are made under names that were free, and a
-//!     file is inspected before it is reused.
+//!     noticed, whatever it held.
+//! 12. The log writes only to files that it knows to be its own: new files get unused names, and a file is inspected
+//!     before it is reused.
 //! 13. No record is appended to a sealed stream: a flag under the stream's mutex, which [`Reservation::append`] checks
 //!     before it takes a timestamp. Once all streams are sealed, a flush or checkpoint leaves no record out.
-//! 14. A failed write or sync of the log is final. If a segment can't be made and nothing of it was needed yet, for
-//!     want of space, of file handles or of the folder, the commit that waits for it gets the error, and the next one
+//! 14. A failed write or sync of the log is final. If a segment can't be made before anything in it is needed, for lack
+//!     of space, of file handles or of the folder, the commit that waits for it gets the error, and the next commit
 //!     tries again.
 //!
 //! # States
@@ -104,11 +103,10 @@ pub(crate) struct LogOptions {
     pub(crate) buffer_bytes: usize,
     /// Memory for reading it while it is open.
     pub(crate) reader_bytes: usize,
-    /// The longest body that must find room: in the first stream, whose buffers have as much more of the memory as it
-    /// takes.
+    /// The longest body that must fit. The first stream gets larger buffers if it needs them for this.
     pub(crate) body_bytes: usize,
     pub(crate) sync: SyncMethod,
-    /// The database's identity, in every header.
+    /// The database's id, in every header.
     pub(crate) database: DatabaseId,
 }
 
@@ -170,7 +168,7 @@ pub(crate) struct Known<'a> {
     pub(crate) incarnations: &'a [(Incarnation, Timestamp)],
     /// Sequence number of the newest valid superblock.
     pub(crate) checkpoint: u64,
-    /// Everything up to it is in the checkpoint.
+    /// Everything up to this timestamp is in the checkpoint.
     pub(crate) covered: Timestamp,
     /// The log ranges that must exist.
     pub(crate) ranges: &'a [LogRange],
@@ -181,19 +179,19 @@ pub(crate) type BeforeWrite = Box<dyn Fn() -> io::Result<()> + Send + Sync>;
 /// Called when the horizon has moved; see [`Hooks`].
 pub(crate) type OnDurable = Box<dyn Fn(Timestamp) + Send + Sync>;
 
-/// Called when other windows must be there than before; see [`Hooks`].
+/// Called when the ranges that must exist change; see [`Hooks`].
 pub(crate) type List = Box<dyn Fn(&[LogRange]) -> io::Result<()> + Send + Sync>;
 
 /// Callbacks of the log. Called with none of its locks held, except those that its background work takes.
 pub(crate) struct Hooks {
-    /// Before bytes are written that contain a record that names extents: brings those of large values to
-    /// the medium. Its failure is the log's.
+    /// Called before the log writes a record that names extents: brings the extents of large values to the medium. If
+    /// it fails, the log fails.
     pub(crate) before_write: BeforeWrite,
-    /// The durable horizon has moved to this timestamp. Several threads may call at once, so that calls may arrive out
-    /// of order: the receiver keeps the maximum.
+    /// Called when the durable horizon has moved to this timestamp. Several threads may call it at once, and so out of
+    /// order: the receiver keeps the maximum.
     pub(crate) on_durable: OnDurable,
-    /// Makes it durable that these ranges must be there when the log is opened again: before records are put into a new
-    /// window, and before the file of one that is not needed is used for anything else. Its failure is the log's.
+    /// Records durably which ranges must exist when the log is opened again. Called before records are put into a new
+    /// window, and before the file of an unneeded one is reused. If it fails, the log fails.
     pub(crate) list: List,
 }
 
@@ -210,7 +208,7 @@ impl std::fmt::Debug for Hooks {
     }
 }
 
-/// The body of a record and its checksum, which is computed here so that it is not computed under a lock.
+/// The body of a record with its checksum, computed here so that it is not computed under a lock.
 #[derive(Clone, Debug)]
 pub(crate) struct Body {
     bytes: Vec<u8>,
@@ -224,7 +222,7 @@ impl Body {
         Body { bytes, checksum, names_extents: false }
     }
 
-    /// The body of a record that names values in extents: they must be on the medium before it is. See
+    /// The body of a record that names values in extents, which must be on the medium before it. See
     /// [`Hooks::before_write`].
     pub(crate) fn naming_extents(bytes: Vec<u8>) -> Body {
         Body { names_extents: true, ..Body::new(bytes) }
@@ -271,14 +269,14 @@ struct Shared {
     hooks: Hooks,
     horizon: Horizon,
     streams: Box<[Stream]>,
-    /// Windows of earlier openings that no checkpoint covers yet; each stream's by use number.
+    /// Windows of earlier openings that no checkpoint covers yet; those of a stream by use number.
     old: Mutex<Vec<Window>>,
-    /// Records at or below may be gone.
+    /// Records at or below this timestamp may be gone.
     truncated: AtomicU64,
     checkpoint: AtomicU64,
     failure: OnceLock<Arc<str>>,
     sync_count: AtomicU64,
-    /// Tasks that wait for a timestamp, and how many: looked at whenever the horizon moves.
+    /// Tasks that wait for a timestamp. Their count is checked whenever the horizon moves.
     tasks: Mutex<Vec<(Timestamp, Waker)>>,
     tasks_count: AtomicUsize,
     signal: Signal,
@@ -301,10 +299,10 @@ pub(crate) struct Reservation<'a> {
 }
 
 impl Reservation<'_> {
-    /// Gives the record its timestamp and its place.
+    /// Appends the record and gives it its timestamp.
     ///
     /// # Errors
-    /// [`Error::Failed`] where the log was sealed or has failed since the reservation: there is no timestamp and no
+    /// [`Error::Failed`] if the log was sealed or has failed since the reservation: there is no timestamp and no
     /// record.
     ///
     /// # Panics
@@ -345,23 +343,23 @@ impl Drop for Reservation<'_> {
     }
 }
 
-/// The way a log came about.
+/// The origin of a log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Origin {
-    /// With its database. A full disk is an error.
+    /// Created with its database. A full disk is an error.
     New,
-    /// From an existing database, which opens on a full disk too.
+    /// Recovered from an existing database, which also opens on a full disk.
     Recovered,
 }
 
-/// The parts of a log that begins.
+/// The parts that a log is assembled from.
 struct LogParts {
     backend: Arc<dyn Backend>,
     folder: FolderRef,
     options: LogOptions,
     incarnation: Incarnation,
     history: History,
-    /// All up to it is in the checkpoint with this sequence number.
+    /// Everything up to this timestamp is in the checkpoint with the sequence number below.
     covered: Timestamp,
     checkpoint: u64,
     /// The newest record.
@@ -453,7 +451,7 @@ impl Log {
         Log { shared: Arc::new(shared), threads: Mutex::new(Vec::new()) }
     }
 
-    /// Makes each stream ready for its first records, and starts the threads.
+    /// Prepares each stream for its first records, and starts the threads.
     fn begin(&self, origin: Origin) -> Result<()> {
         let shared = &self.shared;
         for index in 0..shared.streams.len() {
@@ -499,13 +497,13 @@ impl Log {
         }
     }
 
-    /// Reserves space for a record with a body of up to `body_bytes`, waiting for it where necessary: for other
-    /// records to be written, or for the next segment. Fails with [`Error::DiskFull`] where there is no space for that.
+    /// Reserves space for a record with a body of up to `body_bytes`. If necessary, waits for other records to be
+    /// written, or for the next segment. Fails with [`Error::DiskFull`] if there is no space for a segment.
     pub(crate) fn reserve(&self, stream: usize, body_bytes: usize) -> Result<Reservation<'_>> {
         self.shared.reserve(stream, body_bytes)
     }
 
-    /// The same for a task, which waits in the same queue.
+    /// Like [`reserve`](Self::reserve), for a task, which waits in the same queue.
     pub(crate) async fn reserve_as_task(&self, stream: usize, body_bytes: usize) -> Result<Reservation<'_>> {
         self.shared.reserve_as_task(stream, body_bytes).await
     }
@@ -515,7 +513,8 @@ impl Log {
         self.shared.options.body_bytes_max(0)
     }
 
-    /// Returns `true` if the stream takes a body of this length. The first takes all that any takes.
+    /// Returns `true` if the stream takes a body of this length. The first stream takes every body that any stream
+    /// takes.
     pub(crate) fn takes(&self, stream: usize, body_bytes: usize) -> bool {
         body_bytes <= self.shared.options.body_bytes_max(stream)
     }
@@ -524,22 +523,23 @@ impl Log {
         self.shared.streams.len()
     }
 
-    /// Waits until the durable horizon covers the record. [`Error::OutcomeUnknown`] if the log fails before.
+    /// Waits until the durable horizon covers the record. Fails with [`Error::OutcomeUnknown`] if the log fails first.
     pub(crate) fn wait_durable(&self, appended: &Appended) -> Result<()> {
         self.shared.wait_durable(usize::from(appended.stream), appended.timestamp)
     }
 
-    /// The same for all records up to this one, in whatever streams they are.
+    /// Waits until the durable horizon covers all records up to this timestamp, in every stream.
     pub(crate) fn wait_durable_up_to(&self, timestamp: Timestamp) -> Result<()> {
         self.shared.wait_durable_up_to(timestamp)
     }
 
-    /// The same for a task, which is woken when it is worth asking again. A background thread writes for it.
+    /// Like [`wait_durable_up_to`](Self::wait_durable_up_to), for a task: it is woken to poll again. A background
+    /// thread writes for it.
     pub(crate) fn poll_durable(&self, timestamp: Timestamp, waker: &Waker) -> Poll<Result<()>> {
         self.shared.poll_durable(timestamp, waker)
     }
 
-    /// A task waits for the record: a background thread writes it.
+    /// Requests a write of a record that a task waits for, by a background thread.
     pub(crate) fn request_flush(&self, appended: &Appended) {
         self.shared.request_flush(appended.stream.into(), Urgency::Now);
     }
@@ -560,8 +560,8 @@ impl Log {
         self.shared.horizon.last()
     }
 
-    /// Everything up to `covered` is in the checkpoint with this sequence number, which is durable: what holds nothing
-    /// newer may be reused. Later segments name the checkpoint.
+    /// Lets segments with nothing above `covered` be reused: everything up to there is in the durable checkpoint with
+    /// this sequence number. Later segments name the checkpoint.
     pub(crate) fn truncate(&self, covered: Timestamp, checkpoint: u64) {
         assert!(covered <= self.durable(), "a checkpoint covers what is not durable");
         self.shared.truncate(covered, checkpoint);
@@ -579,7 +579,7 @@ impl Log {
         Timestamp(self.shared.truncated.load(Ordering::SeqCst))
     }
 
-    /// Bytes of the segments that hold what no truncation has covered.
+    /// Bytes of the segments with records that no truncation has covered.
     pub(crate) fn live_bytes(&self) -> u64 {
         let old: u64 = self.shared.old.lock().iter().map(|window| window.segment.header.window_bytes).sum();
         let streams = self.shared.streams.iter().map(|stream| {
@@ -605,8 +605,8 @@ impl Log {
         self.shared.fail(reason);
     }
 
-    /// Ends appending: when this returns, [`last`](Self::last) is final. Reservations are refused, and so are records
-    /// for which space was reserved before. It waits for none of them.
+    /// Ends appending: when this returns, [`last`](Self::last) is final. Refuses reservations, and records whose space
+    /// was reserved before; waits for neither.
     pub(crate) fn seal(&self) {
         for stream in &self.shared.streams {
             stream.tail.lock().is_sealed = true;
@@ -643,7 +643,7 @@ impl Log {
         }
     }
 
-    /// Reads every live segment and checks headers and records, going on after damage.
+    /// Reads every live segment and checks headers and records, continuing after damage.
     pub(crate) fn verify(&self) -> Result<Verified> {
         self.shared.verify()
     }
@@ -689,13 +689,13 @@ impl Shared {
         ranges.into_values().filter(|range| range.from < range.to).collect()
     }
 
-    /// Makes it durable which windows are needed, if they are others than before.
+    /// Lists the ranges that must exist, durably, if they have changed.
     fn list(&self) -> io::Result<()> {
         self.list_stretches(|| self.ranges())
     }
 
     fn list_stretches(&self, ranges: impl FnOnce() -> Vec<LogRange>) -> io::Result<()> {
-        // Held over the call: what is listed later is newer.
+        // Held during the call, so that a later list is a newer one.
         let mut listed = self.listed.lock();
         let ranges = ranges();
         if *listed != ranges {
@@ -709,7 +709,7 @@ impl Shared {
         self.failure.get().cloned()
     }
 
-    /// Fails unless records may be appended to the stream whose tail this is.
+    /// Fails unless records may be appended to the stream with this tail.
     fn check_open(&self, tail: &Tail) -> Result<()> {
         match self.failure.get() {
             Some(reason) => Err(Error::Failed { reason: Arc::clone(reason) }),

@@ -43,8 +43,8 @@ pub(super) enum Urgency {
     Now = 2,
 }
 
-/// The time for which records are gathered that no caller waits for. At 300,000 of them a second, a write at each
-/// moment without one in flight took a quarter of a processor.
+/// The delay before records are written that no caller waits for. At 300,000 of them a second, writing whenever no
+/// write was in flight took a quarter of a processor.
 const GATHERING: Duration = Duration::from_millis(1);
 
 impl Signal {
@@ -66,7 +66,7 @@ impl Signal {
         self.flush.notify_one();
     }
 
-    /// Sleeps until there is something to prepare; `false` when it is time to stop.
+    /// Sleeps until there is something to prepare. Returns `false` once the log stops.
     pub(super) fn wait_prepare(&self) -> bool {
         let mut state = self.state.lock();
         self.prepare.wait_while(&mut state, |wanted| !wanted.prepare && !wanted.stop);
@@ -74,7 +74,7 @@ impl Signal {
         !state.stop
     }
 
-    /// Sleeps until something is to be flushed; `false` when it is time to stop.
+    /// Sleeps until there is something to flush. Returns `false` once the log stops.
     pub(super) fn wait_flush(&self) -> bool {
         let mut state = self.state.lock();
         self.flush.wait_while(&mut state, |wanted| wanted.flush.is_none() && !wanted.stop);
@@ -88,12 +88,12 @@ impl Signal {
     }
 }
 
-/// Returns `true` if an error means that there is no space, which may pass.
+/// Returns `true` if the error is a lack of space, which may pass.
 pub(super) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// Why a step was not made.
+/// The reason why a preparation failed.
 #[derive(Debug)]
 pub(super) enum Refusal {
     /// There is no space for another segment.
@@ -111,14 +111,14 @@ impl From<io::Error> for Refusal {
 }
 
 impl Refusal {
-    /// Of opening or making a file.
+    /// Classifies an error of opening or making a file.
     fn of_opening(error: io::Error) -> Refusal {
         if is_full(&error) { Refusal::Full(error) } else { Refusal::Passing(error) }
     }
 }
 
 impl Shared {
-    /// Prepares what the streams need, and removes what they don't.
+    /// Prepares the windows that streams need, and removes surplus segments.
     pub(super) fn prepare_all(&self) {
         let _alone = self.preparing.lock();
         for index in 0..self.streams.len() {
@@ -233,7 +233,7 @@ impl Shared {
                 return Err(refusal);
             }
         };
-        // Nothing is put into it before it is listed.
+        // No record is put into the window before it is listed.
         let window = Window::new(segment, header.start, header.window_bytes);
         {
             let mut tail = stream.tail.lock();
@@ -272,11 +272,11 @@ impl Shared {
         Ok((segment, ready))
     }
 
-    /// Makes a new file, of which the beginning is filled.
+    /// Makes a new file and fills its beginning.
     fn make(&self, spare: &Spare, header: SegmentHeader) -> Result<(Arc<Segment>, StreamPosition), Refusal> {
         let file = match segment::create(self.folder.as_ref(), &spare.name) {
             Ok(file) => file,
-            // The names of all files that were there when the log was opened are below.
+            // Slots are numbered above those of all files that existed when the log was opened.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 return Err(Refusal::Final(not_ours(&self.folder.path().join(&spare.name))));
             }
@@ -284,7 +284,7 @@ impl Shared {
         };
         let filled = self.fill_new(&file, spare, header);
         if filled.is_err() {
-            // A file left half made would hold space that others need now; scanning would ignore it.
+            // An incomplete file would hold space that others need now; a scan would ignore it.
             let _ = self.folder.remove(&spare.name);
         }
         Ok(filled?)
@@ -299,21 +299,21 @@ impl Shared {
         match file.allocate(0, BLOCK + header.window_bytes) {
             Ok(()) => {}
             Err(error) if is_full(&error) => return Err(error),
-            // Some file systems can't; writing zeros secures the space as well, if more slowly.
+            // Some file systems can't; writing zeros allocates the space as well, if more slowly.
             Err(error) => log::debug!("allocating {}: {error}", spare.name),
         }
         let ready = header.start + header.window_bytes.min(FIRST_FILL_BYTES);
         let header = SegmentHeader { filled: ready == header.start + header.window_bytes, ..header };
         segment::write_zeros(file, BLOCK, BLOCK + (ready - header.start))?;
-        // The length first: a header that calls the file whole is believed.
+        // The length first: a scan believes a header that calls the file filled.
         file.sync_all()?;
         segment::write_header(file, &header, self.persist())?;
         self.folder.sync()?;
         Ok((Segment::new(Arc::clone(file), header), ready))
     }
 
-    /// Removes spares beyond what the time between two truncations has needed lately, and files of no use. Whether any
-    /// was.
+    /// Removes spares beyond those that recent intervals between truncations needed, and doomed files. Returns `true`
+    /// if it removed any.
     fn remove_surplus(&self) -> bool {
         for stream in &self.streams {
             let mut tail = stream.tail.lock();

@@ -1,7 +1,7 @@
 //! Reading a log: records of one stream in order of position, and of all streams in order of timestamp.
 //!
-//! A stream's reader never takes a record that does not verify for the end: it goes on, 8 bytes at a time, to the end
-//! of what it was given. What a gap means is decided by who compares timestamps with horizons.
+//! A record that does not verify is not the end of a stream: its reader continues, 8 bytes at a time, to the end of its
+//! range. The caller compares timestamps with horizons and decides what a gap means.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const STEP: u64 = RECORD_ALIGNMENT_BYTES as u64;
 /// The longest read from the medium: at 1 MiB a drive delivers its bandwidth.
 const CHUNK_BYTES_MAX: usize = 1 << 20;
 
-/// Bytes of one read, where so many streams are read at once in so much memory.
+/// Bytes of one read, if this many streams share this much memory.
 pub(super) fn chunk_bytes(memory_bytes: usize, streams: usize) -> usize {
     let block = BLOCK as usize;
     (memory_bytes / streams.max(1) / block * block).clamp(block, CHUNK_BYTES_MAX)
@@ -28,16 +28,16 @@ pub(super) fn chunk_bytes(memory_bytes: usize, streams: usize) -> usize {
 /// The treatment of record bodies in a merge.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Bodies {
-    /// They are verified.
+    /// Bodies are verified.
     Verified,
-    /// They are verified, and kept until their record is taken: up to a chunk of each stream.
+    /// Bodies are verified, and kept until their record is taken: up to a chunk of each stream.
     Kept,
 }
 
-/// The records that count, by incarnation.
+/// Decides which records count, by incarnation.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
-    /// Ascending; with the first timestamp of each.
+    /// Ascending, each with its first timestamp.
     openings: Vec<(Incarnation, Timestamp)>,
 }
 
@@ -58,8 +58,8 @@ impl History {
         self.openings.last().map(|&(incarnation, _)| incarnation)
     }
 
-    /// Returns `true` if a record counts: it is not at or above the start of a later incarnation, nor below that of its
-    /// own.
+    /// Returns `true` if a record counts: it is neither at or above the start of a later incarnation, nor below the
+    /// start of its own.
     pub(super) fn admits(&self, incarnation: Incarnation, timestamp: Timestamp) -> bool {
         let later = self.openings.partition_point(|&(other, _)| other <= incarnation);
         let own = self.openings[..later].last().filter(|&&(other, _)| other == incarnation);
@@ -68,7 +68,7 @@ impl History {
     }
 }
 
-/// A verified record, but for its body.
+/// A verified record without its body.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found {
     pub(super) timestamp: Timestamp,
@@ -81,7 +81,7 @@ pub(super) struct Found {
     pub(super) segment: usize,
 }
 
-/// Bytes between two records that are neither.
+/// The start of bytes that are neither a record nor padding.
 #[derive(Clone, Debug)]
 pub(super) struct Skipped {
     pub(super) path: PathBuf,
@@ -93,7 +93,7 @@ pub(super) struct Skipped {
 pub(super) struct Reader {
     /// Ascending in use number.
     segments: Vec<Arc<Segment>>,
-    /// Bytes of each window that the file holds: less than the window where its making was cut short.
+    /// The end of the readable bytes of each window: before the window's end if the file is incomplete.
     readable_ends: Vec<StreamPosition>,
     segment: usize,
     position: StreamPosition,
@@ -102,7 +102,7 @@ pub(super) struct Reader {
     chunk: AlignedBuffer,
     chunk_segment: usize,
     chunk_start: StreamPosition,
-    /// The newest horizon in any header that verified, whatever became of its body.
+    /// The newest horizon in any verified header, whether or not its body verified.
     pub(super) horizon: Timestamp,
     pub(super) newest_incarnation: Incarnation,
     /// For each segment the end of the last verified record, or header without body, that starts in it.
@@ -156,7 +156,8 @@ impl Reader {
         Reader::new(segments, StreamPosition::START, StreamPosition::MAX, chunk_bytes)
     }
 
-    /// The next record. Its body replaces what is in `kept`, unless it is longer than a chunk: `kept` is empty then.
+    /// Returns the next record. Its body replaces the contents of `kept`, which is left empty if the body is longer
+    /// than a chunk.
     pub(super) fn next(&mut self, mut kept: Option<&mut Vec<u8>>) -> Result<Option<Found>> {
         self.skipped = None;
         while let Some(position) = self.candidate()? {
@@ -207,14 +208,14 @@ impl Reader {
         Ok(None)
     }
 
-    /// The checksum of so many bytes from `position`; `None` where they end before.
+    /// The checksum of this many bytes from `position`; `None` if the segments end before.
     fn checksum(&mut self, position: StreamPosition, bytes: usize) -> Result<Option<u64>> {
         let mut checksum = Checksum::default();
         let is_whole = self.visit(position, bytes, |part| checksum.update(part))?;
         Ok(is_whole.then(|| checksum.digest()))
     }
 
-    /// Reads the body of the record that was found last, which is longer than a chunk.
+    /// Reads the body of the last record found, which is longer than a chunk.
     fn read_long(&mut self, found: &Found) -> Result<Vec<u8>> {
         let mut body = Vec::with_capacity(found.body_bytes as usize);
         let body_start = found.position + RECORD_HEADER_BYTES as u64;
@@ -223,7 +224,7 @@ impl Reader {
             return Ok(body);
         }
         let what = format!("log record of timestamp {}", found.timestamp);
-        Err(Error::corrupted(self.segments[found.segment].path(), what, "it verified before, and does not any more"))
+        Err(Error::corrupted(self.segments[found.segment].path(), what, "it verified before and no longer does"))
     }
 
     /// Moves on to the next position that may hold a record.
@@ -233,7 +234,7 @@ impl Reader {
                 let window_end = self.segments[self.segment].end();
                 self.segment += 1;
                 if let Some(segment) = self.segments.get(self.segment) {
-                    // The last record may have run on into this window.
+                    // The last record may extend into this window.
                     let follows = segment.start() == window_end;
                     self.position = if follows { self.position.max(window_end) } else { segment.start() };
                 }
@@ -257,7 +258,7 @@ impl Reader {
         }
     }
 
-    /// Returns `true` if these bytes of the chunk are what a busy tail block was padded with.
+    /// Returns `true` if these bytes of the chunk are the padding of a busy tail block.
     fn is_padding(&self, from: usize, until: usize) -> bool {
         until.is_multiple_of(BLOCK as usize)
             && until - from < BLOCK as usize
@@ -284,14 +285,14 @@ impl Reader {
         true
     }
 
-    /// The segment whose window follows without a gap. Where a window was begun twice, the later use counts.
+    /// The segment whose window follows without a gap. If a window was begun twice, the later use counts.
     fn successor(&self, segment: usize) -> Option<usize> {
         let end = self.readable_ends[segment];
         (segment + 1..self.segments.len()).rev().find(|&next| self.segments[next].start() == end)
     }
 
-    /// Shows `take` so many bytes from `position`, which lies in or behind the current segment, in parts; `false` where
-    /// they end before.
+    /// Passes this many bytes from `position`, which lies in or behind the current segment, to `take` in parts. Returns
+    /// `false` if the segments end before.
     fn visit(&mut self, position: StreamPosition, bytes: usize, mut take: impl FnMut(&[u8])) -> Result<bool> {
         let mut segment = self.segment;
         let mut position = position;
@@ -322,7 +323,7 @@ impl Reader {
         let start = position.block_start();
         let readable_end = self.readable_ends[segment];
         assert!(start < readable_end, "reading {position} of {source:?}");
-        // Not far beyond what is asked for: a record may reach over the limit, but seldom by much.
+        // Not far beyond the limit: a record may extend over it, but seldom by much.
         let wanted_end = self.limit.max(position + 1).block_end();
         let bytes = (readable_end.min(wanted_end) - start).min(self.chunk_bytes as u64);
         debug_assert!(position < start + bytes, "{bytes} bytes from {start} do not reach {position}");
@@ -337,13 +338,13 @@ impl Reader {
     }
 }
 
-/// One stream of a merge, and the record it stands at.
+/// One stream of a merge, and its current record.
 #[derive(Debug)]
 pub(super) struct Head {
     pub(super) reader: Reader,
     pub(super) found: Option<Found>,
-    /// The record's body, if it is kept and no longer than a chunk: dozens of streams may each stand at one of the
-    /// longest.
+    /// The record's body, if bodies are kept and it is no longer than a chunk: dozens of streams may each be at one of
+    /// the longest.
     body: Vec<u8>,
     /// Bytes skipped on the way to `found`.
     skipped: Option<Skipped>,
@@ -392,12 +393,12 @@ impl Merge {
         }
     }
 
-    /// The stream that stands at the next timestamp, unless that is missing.
+    /// The stream whose current record has the next timestamp; `None` if that is missing.
     pub(super) fn due(&self) -> Option<usize> {
         self.heads.iter().position(|head| head.found.is_some_and(|found| found.timestamp == self.next))
     }
 
-    /// Takes the record that is due, of a merge that keeps bodies.
+    /// Takes the record that is due, in a merge that keeps bodies.
     pub(super) fn take(&mut self, head: usize) -> Result<Vec<u8>> {
         assert!(self.bodies == Bodies::Kept, "the bodies were not kept");
         let Head { reader, found, body, .. } = &mut self.heads[head];
@@ -411,7 +412,7 @@ impl Merge {
         Ok(body)
     }
 
-    /// Goes past the record that is due.
+    /// Passes the record that is due.
     pub(super) fn step(&mut self, head: usize) -> Result<()> {
         let taken = self.next;
         let is_due = self.heads[head].found.is_some_and(|found| found.timestamp == taken);
@@ -430,7 +431,7 @@ impl Merge {
         again.next().map(|(head, found)| head.reader.segments[found.segment].path().to_path_buf())
     }
 
-    /// Reads all streams to their ends, for the horizons in them, and returns the newest.
+    /// Reads all streams to their ends and returns the newest horizon in them.
     pub(super) fn drain(&mut self) -> Result<Timestamp> {
         for head in 0..self.heads.len() {
             while self.heads[head].found.is_some() {
@@ -440,14 +441,14 @@ impl Merge {
         Ok(self.heads.iter().map(|head| head.reader.horizon).max().unwrap_or_default())
     }
 
-    /// The place where the missing timestamp must have been: best known if later records follow in its stream.
+    /// The likely place of the missing record: best known if later records follow in its stream.
     pub(super) fn suspect(&self) -> Option<Skipped> {
         let between = self.heads.iter().filter(|head| head.found.is_some()).find_map(|head| head.skipped.clone());
         between.or_else(|| self.heads.iter().find_map(|head| head.skipped.clone()))
     }
 }
 
-/// The error for a timestamp that was durable and is not there.
+/// The error for a record that was durable and is missing.
 pub(super) fn missing(
     missing: Timestamp,
     horizon: Timestamp,

@@ -36,22 +36,22 @@ pub(crate) struct Scan {
 
 #[derive(Debug, Default)]
 struct StreamScan {
-    /// Ascending in use number. Those whose records are all in the checkpoint are spares already.
+    /// In ascending order of use number. Windows whose records are all in the checkpoint are spares already.
     windows: Vec<Window>,
     spares: Vec<Spare>,
     use_number_max: UseNumber,
     slot_max: u32,
-    /// Behind the last record, or header of one, that verified: whatever its timestamp.
+    /// The end of the last record, or record header, that verified, whatever its timestamp.
     verified_end: Option<StreamPosition>,
-    /// Behind the last record that recovery applies.
+    /// The end of the last record that recovery applies.
     applied_end: Option<StreamPosition>,
     /// Timestamps and positions of the records to be applied that are not known to be durable.
     uncertain: VecDeque<(Timestamp, StreamPosition)>,
 }
 
 impl Scan {
-    /// Reads and checks the whole log, and brings it to the medium. Fails where it can't hold everything that was
-    /// durable once.
+    /// Reads and checks the whole log, and brings it to the medium. Fails if a record is missing that was once durable
+    /// and is not in the checkpoint.
     pub(crate) fn open(
         backend: &Arc<dyn Backend>,
         folder: &FolderRef,
@@ -64,8 +64,8 @@ impl Scan {
         Ok(scan)
     }
 
-    /// Reads and checks the whole log, and writes nothing. Where `on_corruption` has it go on, there are the records up
-    /// to the first that is missing.
+    /// Reads and checks the whole log, and writes nothing. If `on_corruption` lets it continue, the scan has the
+    /// records up to the first that is missing.
     pub(crate) fn read(
         backend: &Arc<dyn Backend>,
         folder: &FolderRef,
@@ -98,10 +98,10 @@ impl Scan {
         Ok(scan)
     }
 
-    /// Brings to the medium what an ended process left in caches, so that nothing found can be lost; it changes no
-    /// byte. A sync alone would not do: if one failed before, the system may have dropped the writes that it covered,
-    /// and still show them to readers. So the records that nothing proves durable, at most those in flight at the end,
-    /// are written again.
+    /// Brings to the medium the writes that an ended process left in caches, so that nothing found can be lost; changes
+    /// no byte. A sync alone is not enough: if one failed before, the system may have dropped the writes that it
+    /// covered, and still show them to readers. So the records that nothing proves durable, at most those in flight at
+    /// the end, are written again.
     fn harden(&self) -> Result<()> {
         // A segment may have been made by a process that was killed before its name was durable.
         self.folder.sync().map_err(|error| Error::io("syncing", self.folder.path(), error))?;
@@ -176,7 +176,7 @@ impl Scan {
                     range.to
                 );
                 on_corruption(Error::corrupted(self.folder.path(), what, reason))?;
-                // On with what is there behind it.
+                // Continue with the next window behind it.
                 let windows = self.streams.get(&range.stream).into_iter().flat_map(|stream| &stream.windows);
                 let starts = windows.map(|window| window.segment.start()).filter(|start| *start > position);
                 position = starts.min().unwrap_or(range.to);
@@ -187,8 +187,7 @@ impl Scan {
         Ok(())
     }
 
-    /// Bytes that a stream is read in at a time. All streams are read at once; the memory is that of the append
-    /// buffers, of which there are none yet.
+    /// Bytes of one read. All streams are read at once, with the memory of the append buffers, which do not exist yet.
     fn chunk_bytes(&self) -> usize {
         chunk_bytes(self.options.buffer_bytes, self.streams.len())
     }
@@ -233,12 +232,11 @@ impl Scan {
         Ok(())
     }
 
-    /// Erases the records that the starts of openings void, durably, so that these starts need not be known any longer.
-    /// It takes no space and changes nothing of the log's contents. After a power cut amid it, repeating it finishes
-    /// the work.
+    /// Durably erases the records that the starts of openings void, so that the starts can be forgotten. It takes no
+    /// space and does not change the log's contents. After a power cut during it, repeating it finishes the work.
     ///
-    /// The header of each is overwritten with zeros. Spares are searched too: a later opening may take one for a window
-    /// with records. Records at or above the start of the opening that follows may stay.
+    /// The header of each is overwritten with zeros. Spares are searched too: a later opening may mistake one for a
+    /// window with records. Records at or above the start of the opening that follows may stay.
     pub(crate) fn erase_void(&self) -> Result<()> {
         for stream in self.streams.values() {
             let spares = stream.spares.iter().filter_map(|spare| spare.last_use.clone());
@@ -259,7 +257,7 @@ impl Scan {
         Ok(())
     }
 
-    /// The newest timestamp that recovery must apply. All above what the checkpoint covers up to it are there.
+    /// The newest timestamp that recovery must apply. All records from the checkpoint up to it are present.
     pub(crate) fn last(&self) -> Timestamp {
         self.last
     }
@@ -290,8 +288,8 @@ impl Scan {
         Ok(Records::new(merge, self.last, self.folder.path().to_path_buf()))
     }
 
-    /// Begins appending, at the timestamp after [`last`](Scan::last). The superblock lists `incarnation` durably, with
-    /// that timestamp, before this is called.
+    /// Begins appending, at the timestamp after [`last`](Scan::last). The superblock must list `incarnation` durably,
+    /// with that timestamp, before this is called.
     pub(crate) fn start(mut self, incarnation: Incarnation, checkpoint: u64, hooks: Hooks) -> Result<Log> {
         self.history.add(incarnation, self.last.next());
         assert_eq!(self.history.newest(), Some(incarnation), "an opening must be newer than those before it");
@@ -325,7 +323,7 @@ impl Scan {
     }
 }
 
-/// Writes zeros over the header of a record that starts in the first of these segments, and may run on into another.
+/// Writes zeros over the header of a record that starts in the first of these segments, and may extend into another.
 /// The rest of its blocks is written with the same bytes.
 fn erase_header(segments: &[Arc<Segment>], position: StreamPosition, options: &LogOptions) -> Result<()> {
     let mut segment = &segments[0];
@@ -354,8 +352,8 @@ impl StreamScan {
         self.windows.iter().map(|window| Arc::clone(&window.segment)).collect()
     }
 
-    /// Makes spares of the windows that hold nothing above `covered`: those before one whose first record is the first
-    /// above it, or below.
+    /// Makes spares of the windows with nothing above `covered`: those before a window whose first record is at or
+    /// below the first timestamp above it.
     fn set_aside_covered(&mut self, history: &History, covered: Timestamp) -> Result<()> {
         for later in (1..self.windows.len()).rev() {
             let segment = &self.windows[later].segment;
@@ -390,14 +388,14 @@ impl StreamScan {
         self.applied_end = self.applied_end.max(Some(end));
     }
 
-    /// All up to the horizon is on the medium.
+    /// Removes the records up to the horizon, which are on the medium.
     fn forget_certain(&mut self, horizon: Timestamp) {
         while self.uncertain.front().is_some_and(|(timestamp, _)| *timestamp <= horizon) {
             self.uncertain.pop_front();
         }
     }
 
-    /// Writes the records that may be in caches only once more, durably.
+    /// Writes the records that may be in caches only again, durably.
     fn harden(&self, options: &LogOptions) -> Result<()> {
         let Some(&(_, first)) = self.uncertain.front() else { return Ok(()) };
         let mut position = first.block_start();
@@ -419,8 +417,8 @@ impl StreamScan {
         Ok(())
     }
 
-    /// The stream as it goes on: behind every byte that verifies, from the next block, in the same window where there
-    /// is room, and then in those that were prepared behind it and never used.
+    /// The stream, ready to continue behind every byte that verifies, at the next block: in the same window if there is
+    /// room, then in unused windows that were prepared behind it.
     fn resume(mut self, number: u16, options: &LogOptions, old: &mut Vec<Window>) -> Stream {
         let begins = self.windows.first().map_or(StreamPosition::START, |window| window.segment.start());
         let position = self.verified_end.map_or(begins, StreamPosition::block_end);
@@ -432,7 +430,7 @@ impl StreamScan {
             let (start, end) = (window.segment.start(), window.end());
             let ready = if window.segment.is_filled() { end } else { position.max(start) };
             kept.push(Window { ready, ..window });
-            // Only the last may be filled while it is in use.
+            // Only the last window may still be filled while it is in use.
             let follows = |window: &Window| window.segment.start() == end;
             next = if ready == end { self.windows.iter().rposition(follows) } else { None };
         }
@@ -446,14 +444,14 @@ impl StreamScan {
         stream
     }
 
-    /// Returns `true` if a later use of the same range of the stream is there: then that one counts.
+    /// Returns `true` if a later use of the same range of the stream exists: then that one counts.
     fn is_begun_again(&self, index: usize) -> bool {
         let start = self.windows[index].segment.start();
         self.windows[index + 1..].iter().any(|window| window.segment.start() == start)
     }
 
-    /// Checks that from the first window with something to apply to the last with any record none is missing.
-    /// `verified_ends`: behind the last record of each window.
+    /// Checks that no window is missing from the first with a record to apply to the last with any record.
+    /// `verified_ends` holds the end of the last record of each window.
     fn check_abutting(&self, verified_ends: &[Option<StreamPosition>]) -> Result<()> {
         let mut end = None;
         for (index, window) in self.windows.iter().enumerate() {
@@ -472,8 +470,8 @@ impl StreamScan {
         Ok(())
     }
 
-    /// Has windows between two that recovery needs, or behind the last and before `position`, kept as long as the one
-    /// before: they hold records that were left out. What must be there of a stream has no gaps.
+    /// Keeps windows between two that recovery needs, or between the last and `position`, as long as the window before:
+    /// they hold records that were left out, and the range listed for a stream has no gaps.
     fn keep_between(&mut self, position: StreamPosition) {
         let mut newest = None;
         let mut end = None;
@@ -489,7 +487,7 @@ impl StreamScan {
         }
     }
 
-    /// Parts the windows that still hold something from the spares.
+    /// Separates the windows that still hold something from the spares.
     fn retire(self, old: &mut Vec<Window>, spares: &mut Vec<Spare>) {
         for window in self.windows {
             if window.last.is_some() {

@@ -73,12 +73,12 @@ impl Segment {
     }
 }
 
-/// The spares that serve for a window.
+/// The spares that fit a window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SpareSize {
-    /// Those that held a window of so many bytes.
+    /// Spares that held a window of this many bytes.
     Window(u64),
-    /// All, as the disk is full.
+    /// All spares, since the disk is full.
     Any,
 }
 
@@ -91,7 +91,8 @@ pub(super) struct Spare {
     pub(super) window_bytes: u64,
     /// All of it has been written once, so that a durable write in it changes no metadata.
     pub(super) filled: bool,
-    /// Its last use, which readers may still hold: it is not rewritten before they let go. `None` if it never had one.
+    /// Its last use, which readers may still hold: the file is not rewritten before they drop it. `None` if it never
+    /// had one.
     pub(super) last_use: Option<Arc<Segment>>,
 }
 
@@ -165,7 +166,7 @@ pub(super) enum Found {
     Unused,
 }
 
-/// Opens a segment file, by the options given, and checks its header against its name and its database.
+/// Opens a segment file with these options, and checks its header against its name and its database.
 pub(super) fn inspect(
     folder: &dyn Folder,
     name: &str,
@@ -176,7 +177,7 @@ pub(super) fn inspect(
     let path = &folder.path().join(name);
     let file = folder.open(name, options).map_err(|error| Error::io("opening", path, error))?;
     let length = file.len().map_err(|error| Error::io("measuring", path, error))?;
-    // Whatever is cut off reads as zeros here.
+    // Bytes cut off the file read as zeros here.
     let mut blocks = AlignedBuffer::zeroed(2 * BLOCK_BYTES);
     file.read_up_to(&mut blocks, 0).map_err(|error| Error::io("reading", path, error))?;
     let (header, window) = blocks.split_at(BLOCK_BYTES);
@@ -205,7 +206,8 @@ pub(super) fn inspect(
     }
 }
 
-/// The bytes of its window that a segment with this header has: they were durable before the header was written.
+/// The fewest bytes that the window of a segment with this header holds: they were durable before the header was
+/// written.
 fn written_bytes_min(header: &SegmentHeader) -> u64 {
     if header.filled { header.window_bytes } else { header.window_bytes.min(FIRST_FILL_BYTES) }
 }

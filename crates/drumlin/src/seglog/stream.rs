@@ -1,4 +1,4 @@
-//! One stream: where the next record goes, what is not yet on the medium, and who waits for it.
+//! One stream: the position of the next record, the records that are not yet on the medium, and their waiters.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,11 +18,11 @@ use crate::io::AlignedBuffer;
 /// Distance between entries of a window's index: a reader that starts between two reads at most this much in vain.
 const INDEX_STRIDE_BYTES: u64 = 64 << 10;
 
-/// A window of the stream and what is known of the records in it.
+/// A window of the stream and the index of its records.
 #[derive(Debug)]
 pub(super) struct Window {
     pub(super) segment: Arc<Segment>,
-    /// Records may lie below this position: up to it the file is filled.
+    /// The file is filled up to this position: records may lie below it.
     pub(super) ready: StreamPosition,
     /// The newest record with bytes in the window.
     pub(super) last: Option<Timestamp>,
@@ -31,7 +31,7 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// `held_bytes` is how much of the window the file holds: a header alone is not worth allocating for.
+    /// `held_bytes` are the bytes of the window that the file holds: a header alone is not worth allocating for.
     pub(super) fn new(segment: Arc<Segment>, ready: StreamPosition, held_bytes: u64) -> Window {
         let entries = segment.header.window_bytes.min(held_bytes) / INDEX_STRIDE_BYTES + 1;
         // Appending must not allocate.
@@ -90,17 +90,17 @@ pub(super) struct Tail {
     pub(super) active: Batch,
     /// The other buffer, unless it is being written.
     idle: Option<AlignedBuffer>,
-    /// The records that are being written. Stays for ever where that failed.
+    /// The records that are being written. Never cleared if the write fails.
     pub(super) writing: Option<Pending>,
     /// Everything below is on the medium.
     pub(super) durable_position: StreamPosition,
     /// Bytes of records that are reserved and not yet appended.
     reserved_bytes: usize,
-    /// The same with the padding that each may cause.
+    /// `reserved_bytes` with the padding that each record may cause.
     reserved_span: u64,
     /// Without gaps, from the oldest kept to the newest prepared.
     pub(super) windows: VecDeque<Window>,
-    /// The one in which the last record started.
+    /// The index of the window in which the last record started.
     current: usize,
     pub(super) spares: Vec<Spare>,
     pub(super) next_use: UseNumber,
@@ -121,32 +121,31 @@ pub(super) struct Tail {
     pub(super) is_sealed: bool,
     pub(super) waiters: Vec<Waiter>,
     pub(super) waiter_next: u64,
-    /// Those whose reservations could not be had at once; the first is served first.
+    /// Reservations that were not available at once; first come, first served.
     pub(super) queue: VecDeque<Queued>,
     pub(super) ticket_next: u64,
 }
 
-/// One who waits for space in a stream.
+/// A thread or task that waits for space in a stream.
 #[derive(Debug)]
 pub(super) struct Queued {
     pub(super) ticket: u64,
-    /// A task's; a thread waits on [`Stream::space`].
+    /// The waker of a task; a thread waits on [`Stream::space`].
     pub(super) waker: Option<Waker>,
 }
 
 /// A stream of the log.
 #[derive(Debug)]
 pub(super) struct Stream {
-    /// The [`Urgency`](super::prepare::Urgency) with which the background thread was asked to write; 0 where it was
-    /// not.
+    /// The [`Urgency`](super::prepare::Urgency) with which the background thread was asked to write; 0 if it was not.
     pub(super) nudged: AtomicU8,
     pub(super) tail: Mutex<Tail>,
-    /// Space in the buffer or a window has come free, or will not.
+    /// Signalled when space in the buffer or a window has come free, or never will.
     pub(super) space: Condvar,
 }
 
 impl Stream {
-    /// An idle stream that goes on at `position`, which begins a block.
+    /// An idle stream that continues at `position`, which begins a block.
     pub(super) fn new(
         buffer_bytes: usize,
         position: StreamPosition,
@@ -192,7 +191,7 @@ impl Stream {
         Stream { nudged: AtomicU8::new(0), tail: Mutex::new(tail), space: Condvar::new() }
     }
 
-    /// Space may have come free: the first in the queue looks again.
+    /// Announces that space may have come free: the head of the queue looks again.
     pub(super) fn announce_space(&self) {
         let waker = self.tail.lock().queue.front_mut().and_then(|queued| queued.waker.take());
         self.space.notify_all();
@@ -201,7 +200,7 @@ impl Stream {
         }
     }
 
-    /// There will be no more space: all in the queue look again.
+    /// Announces that there will be no more space: the whole queue looks again.
     pub(super) fn announce_end(&self) {
         let wakers: Vec<Waker> = self.tail.lock().queue.iter_mut().filter_map(|queued| queued.waker.take()).collect();
         self.space.notify_all();
@@ -254,7 +253,7 @@ impl Tail {
         !self.queue.is_empty()
     }
 
-    /// Returns `true` if it is this one's turn in the queue.
+    /// Returns `true` if the ticket is the head of the queue.
     pub(super) fn is_first(&self, ticket: u64) -> bool {
         self.queue.front().is_some_and(|first| first.ticket == ticket)
     }
@@ -267,13 +266,13 @@ impl Tail {
         ticket
     }
 
-    /// Gives the place up; returns what was to wake its task.
+    /// Gives up the place in the queue. Returns the waker of its task.
     pub(super) fn leave_queue(&mut self, ticket: u64) -> Option<Waker> {
         let index = self.queue.iter().position(|queued| queued.ticket == ticket);
         self.queue.remove(index.expect("who leaves the queue is in it")).and_then(|queued| queued.waker)
     }
 
-    /// Has the task woken when it is worth looking again.
+    /// Stores the waker of a task, which is woken when it is worth looking again.
     pub(super) fn wake_later(&mut self, ticket: u64, waker: &Waker) {
         if let Some(queued) = self.queue.iter_mut().find(|queued| queued.ticket == ticket) {
             queued.waker = Some(waker.clone());
@@ -288,7 +287,7 @@ impl Tail {
         self.active.used + self.reserved_bytes + bytes <= self.active.buffer.capacity() - BLOCK_BYTES
     }
 
-    /// Half of the buffer is taken: what is pending should not wait any longer.
+    /// Returns `true` if half of the buffer is taken: pending records should not wait any longer.
     pub(super) fn is_near_full(&self) -> bool {
         self.active.used > self.active.buffer.capacity() / 2
     }
@@ -308,14 +307,14 @@ impl Tail {
         self.reserved_span += bytes as u64 + BLOCK;
     }
 
-    /// Takes back what a reservation of `bytes` was admitted with.
+    /// Releases the space of a reservation of `bytes`.
     pub(super) fn release(&mut self, bytes: usize) {
         assert!(bytes <= self.reserved_bytes, "more of a stream is released than is reserved");
         self.reserved_bytes -= bytes;
         self.reserved_span -= bytes as u64 + BLOCK;
     }
 
-    /// The next step of preparing, so that no append ever waits for it.
+    /// The next step of preparing, chosen so that no append ever waits for it.
     pub(super) fn preparation(&self) -> Option<Preparation> {
         if self.is_sealed {
             return None;
@@ -339,20 +338,20 @@ impl Tail {
         self.prepare_error = error;
     }
 
-    /// The place of a spare that can be used at once.
+    /// The index of a spare that can be used at once.
     pub(super) fn free_spare(&self, window_bytes: u64) -> Option<usize> {
         let size = self.spare_size(window_bytes);
         self.spares.iter().position(|spare| spare.is_free() && spare.serves(size))
     }
 
-    /// The spares that serve for windows of so many bytes.
+    /// The spares that fit windows of this many bytes.
     pub(super) fn spare_size(&self, window_bytes: u64) -> SpareSize {
         if self.full { SpareSize::Any } else { SpareSize::Window(window_bytes) }
     }
 
     /// Copies a record into the buffer and returns the position behind it.
     ///
-    /// `assign` gives it its timestamp, and the horizon to record.
+    /// `assign` returns its timestamp, and the horizon to store in it.
     pub(super) fn append(
         &mut self,
         body: &Body,
@@ -421,7 +420,7 @@ impl Tail {
         self.writing.is_none() && self.active.pending.is_some()
     }
 
-    /// Takes what is pending, padded to whole blocks. Until [`complete`](Tail::complete), records go to the other
+    /// Takes the pending records, padded to whole blocks. Until [`complete`](Tail::complete), records go to the other
     /// buffer, from the next block on: what is in flight never changes.
     pub(super) fn begin_write(&mut self) -> Batch {
         assert!(self.may_lead());
@@ -435,8 +434,8 @@ impl Tail {
         batch
     }
 
-    /// Gives back what [`begin_write`](Tail::begin_write) took, once it is on the medium. Where nothing was appended
-    /// meanwhile, the next record goes on in the last block.
+    /// Gives back what [`begin_write`](Tail::begin_write) took, once it is on the medium. If nothing was appended
+    /// meanwhile, the next record follows in the last block.
     pub(super) fn complete(&mut self, batch: Batch) {
         assert_eq!(self.writing, batch.pending, "another batch than was begun is completed");
         assert!(self.durable_position <= batch.end(), "a stream's durable position goes back");
@@ -487,7 +486,7 @@ impl Tail {
 
 impl Tail {
     /// Takes the only window, if all its records are at or below `covered` and nothing is on its way into it. The
-    /// stream goes on behind it: what was left of it stays empty.
+    /// stream continues behind it: the rest of the window stays empty.
     pub(super) fn take_last_window(&mut self, covered: Timestamp) -> Option<Window> {
         let quiet = self.floor().is_none() && self.reserved_bytes == 0;
         let window = self.windows.front()?;

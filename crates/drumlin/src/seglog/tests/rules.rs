@@ -69,8 +69,8 @@ fn a_gap_between_streams_ends_the_replay_for_ever() {
     assert_eq!(contents(log.read_from(Timestamp(0)).unwrap()), expected);
 }
 
-/// D3, incarnations: what the starts of openings void can be erased, and then the starts forgotten: the records that
-/// count are the same, then and after later openings, also where a header of a void record lies across two windows.
+/// D3, incarnations: records that the starts of openings void can be erased, and the starts forgotten. The records that
+/// count stay the same, then and after later openings, even if the header of a void record lies across two windows.
 #[test]
 fn erased_records_need_no_starts() {
     let mut random = Random(11);
@@ -157,8 +157,8 @@ fn a_record_from_before_an_opening_must_be_there() {
     assert!(damage(rig.scan()).1.contains("timestamp 3 "));
 }
 
-/// What recovery found in a cache, after the process ended and before its write was durable, it brings to the medium:
-/// readers may see it, so a power cut must not take it back.
+/// Recovery makes the records durable that an ended process left in caches: readers may see them, so a power cut must
+/// not take them back.
 #[test]
 fn what_was_recovered_from_a_cache_stays() {
     for seed in 0..20 {
@@ -416,8 +416,8 @@ fn a_segment_that_was_cut_short_is_damage() {
     }
 }
 
-/// A window that was begun twice, as an opening does that finds one prepared and takes another file: a record that runs
-/// on into it is read from the later use, by both passes of recovery, though nothing else lies there.
+/// If a window was begun twice (an opening found one prepared and took another file), both passes of recovery read a
+/// record that extends into it from the later use, even if nothing else is there.
 #[test]
 fn a_record_runs_on_into_a_window_that_was_begun_twice() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -821,7 +821,7 @@ fn a_reader_keeps_its_segments() {
     assert!(rig.disk.used_bytes() <= before, "they are reused afterwards");
 }
 
-/// Reopening with more or fewer streams loses nothing; files of streams that are gone go when they are covered.
+/// Reopening with more or fewer streams loses nothing; files of removed streams are deleted once they are covered.
 #[test]
 fn the_number_of_streams_can_change() {
     let mut rig = Rig::new(Disk::new(false), options(3));
@@ -867,7 +867,7 @@ fn the_size_of_segments_can_change() {
     assert_eq!(rig.recovered(), expect(151, 250, 900));
 }
 
-/// A segment larger than what is filled at once is filled behind the writers' backs, also after a reopening.
+/// A segment larger than the first fill is filled in the background, also after a reopening.
 #[test]
 fn a_large_segment_is_filled_in_steps() {
     for threads in [false, true] {
@@ -936,7 +936,7 @@ fn closing_writes_everything() {
     assert_eq!(rig.recovered(), expect(1, 50, 100));
 }
 
-/// A lone committer's records cost one durable write each; those who meet share one.
+/// A lone committer's records cost one durable write each; concurrent committers share one.
 #[test]
 fn committers_that_meet_share_a_write() {
     let mut rig = Rig::new(Disk::new(true), options(1));
@@ -961,7 +961,7 @@ fn committers_that_meet_share_a_write() {
     assert_eq!(log.sync_count(), 12);
 }
 
-/// On a disk without space for a second segment, the first serves again and again once a checkpoint covers it.
+/// On a disk without space for a second segment, the first is reused again and again once a checkpoint covers it.
 #[test]
 fn a_full_disk_needs_one_segment() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -987,7 +987,7 @@ fn a_full_disk_needs_one_segment() {
     assert_eq!(rig.recovered(), expect(number + 1, number + 1, 1000));
 }
 
-/// Segments of an earlier size serve on where the disk has no space for one of the size now asked for, and go once it
+/// Segments of an earlier size are reused while the disk has no space for one of the current size, and removed once it
 /// has.
 #[test]
 fn a_full_disk_keeps_segments_of_another_size() {
