@@ -1,8 +1,8 @@
 //! A limit on memory that counts the page cache too: a control group for the workers.
 //!
-//! With one, "larger than memory" needs a file of four times a small limit instead of one larger than the machine's
-//! memory. A cgroup of version 1 lies below the process's own group; one of version 2 beside it, since there a group
-//! that holds processes may have no controllers for its children.
+//! With one, a file larger than memory has to be larger than a small limit, not than the machine's memory. A group of
+//! version 1 is created below the process's own. One of version 2 is created beside it, because there a group that
+//! holds processes may have no controllers for its children.
 
 use std::fs;
 use std::io;
@@ -11,10 +11,10 @@ use std::sync::OnceLock;
 
 use crate::temp_folder;
 
-/// The file of a group that lists its members, and takes new ones.
+/// The file of a group that lists its members; writing a process to it adds a member.
 const MEMBERS: &str = "cgroup.procs";
 
-/// The way in which files come to be larger than memory.
+/// The version of a control group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Way {
     CgroupV1,
@@ -39,7 +39,7 @@ pub(crate) struct Cgroup {
 }
 
 impl Cgroup {
-    /// A new group that holds its members to `limit_bytes`, or why there is none.
+    /// Creates a group that holds its members to `limit_bytes`. The error says why none could be made.
     pub(crate) fn create(limit_bytes: u64) -> io::Result<Cgroup> {
         let membership = fs::read_to_string("/proc/self/cgroup")?;
         let mounts = fs::read_to_string("/proc/self/mounts")?;
@@ -69,7 +69,7 @@ impl Cgroup {
                 Way::CgroupV1 => cgroup.set("memory.limit_in_bytes", &limit_bytes.to_string())?,
                 Way::CgroupV2 => {
                     cgroup.set("memory.max", &limit_bytes.to_string())?;
-                    // Without swap the limit is what it says. Some kernels have no such file.
+                    // With swap, members could exceed the limit. Some kernels have no such file.
                     let _ = cgroup.set("memory.swap.max", "0");
                 }
             }
@@ -88,17 +88,17 @@ impl Cgroup {
         self.way
     }
 
-    /// The file to which a process writes its number in order to enter.
+    /// The file to which a process writes its id to enter the group.
     pub(crate) fn procs_file(&self) -> PathBuf {
         self.path.join(MEMBERS)
     }
 
-    /// The same of the group that this process is in: the way out.
+    /// The members file of the group that this process is in, for leaving the new one.
     pub(crate) fn outside(&self) -> PathBuf {
         self.outside.clone()
     }
 
-    /// The most that the group held at once, page cache included; `None` where the kernel doesn't tell.
+    /// The most memory that the group held at once, page cache included; `None` if the kernel doesn't report it.
     pub(crate) fn used_bytes_max(&self) -> Option<u64> {
         let name = match self.way {
             Way::CgroupV1 => "memory.max_usage_in_bytes",
@@ -110,7 +110,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // The last member may not be gone yet, although its end was seen: a moment is all it takes.
+        // The last member may still be listed for a moment after its end was seen.
         for _ in 0..100 {
             if fs::read_to_string(self.procs_file()).is_ok_and(|members| members.is_empty()) {
                 break;
@@ -121,24 +121,24 @@ impl Drop for Cgroup {
     }
 }
 
-/// The file by which a worker leaves its group.
+/// The members file of the group that a worker returns to.
 static WAY_OUT: OnceLock<PathBuf> = OnceLock::new();
 
-/// Sets the file by which this process, a worker, leaves its group.
+/// Sets the members file of the group that this process, a worker, returns to.
 pub(crate) fn set_way_out(path: PathBuf) {
     WAY_OUT.get_or_init(|| path);
 }
 
-/// Leaves the control group, if this process is a worker in one: threads that wait for memory, which under a tight
-/// limit can take a minute, come to an end.
+/// Leaves the control group, if this process is a worker in one, so that threads that wait for memory come to an end.
+/// Under a tight limit they could wait for a minute.
 pub(crate) fn leave() {
     if let Some(way_out) = WAY_OUT.get() {
-        // Staying inside only takes longer.
+        // If this fails, ending takes longer.
         let _ = fs::write(way_out, std::process::id().to_string());
     }
 }
 
-/// The memory limit of the group that this process is in, where there is one.
+/// The memory limit of the group that this process is in, if it has one.
 pub(crate) fn own_limit_bytes() -> Option<u64> {
     let membership = fs::read_to_string("/proc/self/cgroup").ok()?;
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
@@ -152,7 +152,7 @@ pub(crate) fn own_limit_bytes() -> Option<u64> {
     limits.min()
 }
 
-/// The place in which a group may be made.
+/// A place where a group may be made.
 #[derive(Debug, PartialEq, Eq)]
 struct Place {
     way: Way,
@@ -198,7 +198,7 @@ fn places(membership: &str, mounts: &str) -> Vec<Place> {
 mod tests {
     use super::*;
 
-    /// Version 1 goes below the own group, version 2 beside it, and where nothing is mounted there is nothing.
+    /// Version 1 goes below the process's own group, version 2 beside it, and without mounts there is no place.
     #[test]
     fn the_place_for_a_group_is_found() {
         let mounts =
@@ -212,7 +212,7 @@ mod tests {
         assert!(places(membership, "").is_empty());
     }
 
-    /// Where a group is permitted it holds what it is told, and goes away.
+    /// If groups are permitted, one is made and removed again.
     #[test]
     fn a_group_is_made_and_removed() {
         let Ok(cgroup) = Cgroup::create(64 << 20) else { return };

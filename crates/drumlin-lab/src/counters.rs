@@ -1,4 +1,4 @@
-//! The counters of the kernel: faults, processor time, interrupts, memory, bytes from the device.
+//! Counters of the kernel: faults, processor time, interrupts, memory, bytes from the device.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,19 +7,19 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-/// Counters of this process and, where it says so, of the machine, at one moment or between two.
+/// Counters of this process or, where noted, of the machine: at one moment, or the difference between two.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Counters {
     pub(crate) faults_minor: u64,
     pub(crate) faults_major: u64,
     pub(crate) cpu_seconds: f64,
-    /// Of the processor time, what the kernel took. Counted in ticks, so it says little of short runs.
+    /// The kernel's part of the processor time. Counted in ticks, so it says little of short runs.
     pub(crate) system_seconds: f64,
     /// Bytes that this process made devices read, faults included.
     pub(crate) device_read_bytes: u64,
     pub(crate) device_write_bytes: u64,
-    /// Of the whole machine, by name: `TLB` (shootdowns), `RES` (rescheduling), `CAL` (function calls), `LOC` (timer),
-    /// `device` (all numbered ones).
+    /// Interrupts of the whole machine, by name: `TLB` (shootdowns), `RES` (rescheduling), `CAL` (function calls),
+    /// `LOC` (timer), `device` (all numbered ones).
     pub(crate) interrupts: BTreeMap<String, u64>,
 }
 
@@ -39,7 +39,7 @@ impl Counters {
         }
     }
 
-    /// The difference to earlier counters.
+    /// The difference from earlier counters.
     pub(crate) fn since(&self, before: &Counters) -> Counters {
         let interrupts = self.interrupts.iter().map(|(name, count)| {
             (name.clone(), count.saturating_sub(before.interrupts.get(name).copied().unwrap_or(0)))
@@ -71,7 +71,7 @@ pub(crate) fn resident_bytes() -> u64 {
     status("VmRSS:")
 }
 
-/// The most that was resident.
+/// Peak resident memory.
 pub(crate) fn resident_bytes_max() -> u64 {
     status("VmHWM:")
 }
@@ -80,7 +80,7 @@ fn status(name: &str) -> u64 {
     field(&fs::read_to_string("/proc/self/status").unwrap_or_default(), name) * 1024
 }
 
-/// The number behind a name at a line's start.
+/// The number after a name at the start of a line.
 pub(crate) fn field(text: &str, name: &str) -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix(name));
     line.and_then(|rest| rest.split_ascii_whitespace().next()).and_then(|word| word.parse().ok()).unwrap_or(0)
@@ -95,7 +95,7 @@ fn parse_stat(text: &str) -> (u64, u64, u64) {
     (number(7), number(9), number(12))
 }
 
-/// Interrupts by name, over all processors; the numbered ones, which are devices', together.
+/// Interrupts by name, summed over all processors. Numbered ones belong to devices and are counted together.
 fn parse_interrupts(text: &str) -> BTreeMap<String, u64> {
     let mut found = BTreeMap::new();
     for line in text.lines().skip(1) {

@@ -7,11 +7,11 @@ pub(crate) enum Form {
     Text,
     /// A whole number.
     Count,
-    /// So many a second.
+    /// A number per second.
     Rate,
     /// Bytes, in decimal units.
     Bytes,
-    /// Bytes a second.
+    /// Bytes per second.
     Bandwidth,
     /// Microseconds.
     Micros,
@@ -19,7 +19,7 @@ pub(crate) enum Form {
     Nanos,
     /// Seconds.
     Seconds,
-    /// A share of one, shown in percent.
+    /// A fraction, shown in percent.
     Share,
     /// One number divided by another.
     Ratio,
@@ -42,7 +42,7 @@ impl Form {
         }
     }
 
-    /// The number with its unit, as short as it stays clear.
+    /// The number with its unit, as short as is clear.
     pub(crate) fn show(self, number: f64) -> String {
         match self {
             Form::Text | Form::Count => count(number),
@@ -108,7 +108,7 @@ pub(crate) fn bytes(number: f64) -> String {
     }
 }
 
-/// A size that was chosen: in binary units where it is whole in them.
+/// A configured size: in binary units if it is a whole number of them.
 pub(crate) fn size(number: u64) -> String {
     for (shift, unit) in [(30, "GiB"), (20, "MiB"), (10, "KiB")] {
         if number > 0 && number.trailing_zeros() >= shift {
@@ -149,7 +149,7 @@ pub(crate) fn plural(number: u64, noun: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Every form keeps its width small and its unit at hand.
+    /// Every form is short and shows its unit.
     #[test]
     fn numbers_are_short() {
         for (form, number, text) in [

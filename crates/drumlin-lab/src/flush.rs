@@ -1,4 +1,4 @@
-//! Writing the processor's cache lines back to memory: what makes a store to persistent memory durable.
+//! Writes the processor's cache lines back to memory, which makes stores to persistent memory durable.
 #![allow(unsafe_code)]
 
 /// The instruction that writes a line back.
@@ -7,7 +7,7 @@ pub(crate) enum LineFlush {
     /// Keeps the line in the cache.
     #[cfg(target_arch = "x86_64")]
     Clwb,
-    /// Throws it out; several at once.
+    /// Evicts it; several evictions may be in progress.
     #[cfg(target_arch = "x86_64")]
     Clflushopt,
     /// Cleans to the point of coherency.
@@ -18,7 +18,7 @@ pub(crate) enum LineFlush {
 const LINE_BYTES: usize = 64;
 
 impl LineFlush {
-    /// The best that this processor has.
+    /// The best instruction that this processor has.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn find() -> Option<LineFlush> {
         let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").ok()?;
@@ -30,13 +30,13 @@ impl LineFlush {
         has("clflushopt").then_some(LineFlush::Clflushopt)
     }
 
-    /// The best that this processor has.
+    /// The best instruction that this processor has.
     #[cfg(target_arch = "aarch64")]
     pub(crate) fn find() -> Option<LineFlush> {
         Some(LineFlush::Cvac)
     }
 
-    /// The best that this processor has.
+    /// The best instruction that this processor has.
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     pub(crate) fn find() -> Option<LineFlush> {
         None
@@ -80,7 +80,7 @@ impl LineFlush {
                 },
             }
         }
-        // SAFETY: a fence orders and changes nothing.
+        // SAFETY: a fence only orders accesses.
         #[cfg(target_arch = "x86_64")]
         unsafe {
             std::arch::asm!("sfence", options(nostack, preserves_flags));
@@ -97,7 +97,7 @@ impl LineFlush {
 mod tests {
     use super::*;
 
-    /// What was written back is what was stored, from any start and of any length.
+    /// Writing lines back changes no byte, from any start and of any length.
     #[test]
     fn persisting_changes_nothing() {
         let Some(flush) = LineFlush::find() else { return };

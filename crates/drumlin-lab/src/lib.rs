@@ -1,16 +1,17 @@
 //! Measurements of what this machine's storage really does.
 //!
-//! Drumlin rests on claims that others measured on their machines: that mapping a file collapses once memory is full,
-//! that direct reads with many requests in flight do not, that a fast sync is often none. [`run`] measures each claim
-//! on the machine at hand, with the source's figures beside it; [`doctor`] turns measurements into advice and settings.
+//! Drumlin rests on claims that others measured on their machines: that reads of mapped files collapse once memory is
+//! full, that direct reads with many requests in flight do not, that a fast sync is often none. [`run`] measures each
+//! claim on this machine and shows the source's figures beside it; [`doctor`] turns measurements into advice and
+//! settings.
 //!
-//! - `experiments/` holds one file an experiment: what is measured, how it is shown, what it says of the claims;
-//! - `worker` runs each measurement in a process of its own, `cage` puts it under a memory limit, `room` owns the
-//!   files;
-//! - `measure` and `counters` time and count; `map` and `ring` reach what `drumlin::io` does not offer;
-//! - `report` shows all of it as a table, as JSON and as one HTML page.
+//! - `experiments/` has one file per experiment: the measurement, its tables and plots, the verdicts on the claims;
+//! - `worker` runs each measurement in a process of its own, `cgroup` holds it to a memory limit, `temp_folder` owns
+//!   the files;
+//! - `measure` and `counters` time and count; `map` and `ring` do what `drumlin::io` does not offer;
+//! - `report` shows the results as tables, as JSON and as one HTML page.
 //!
-//! Linux only: what is measured is Linux's.
+//! Linux only: it measures Linux.
 #![deny(missing_docs)]
 #![cfg(target_os = "linux")]
 

@@ -20,15 +20,15 @@ pub struct Machine {
     pub swap_bytes: u64,
     /// The kernel's version.
     pub kernel: String,
-    /// Whether a hypervisor lies below; its name where it tells.
+    /// The hypervisor's name, or `a hypervisor`, if the machine is virtual.
     pub virtualised: Option<String>,
     /// The folder that was measured.
     pub folder: String,
     /// The kind of its file system.
     pub file_system: String,
-    /// Nothing written there is ever durable: it lives in memory.
+    /// `true` if the file system is in memory: nothing written there is ever durable.
     pub in_memory: bool,
-    /// The options that it is mounted with.
+    /// Its mount options.
     pub mount_options: String,
     /// The drive below it.
     pub drive: Drive,
@@ -41,31 +41,31 @@ pub struct Drive {
     pub source: String,
     /// The kernel's name of the disk: `nvme0n1`, `vda`, `loop0`.
     pub name: Option<String>,
-    /// The name that the drive gives itself.
+    /// The model that the drive reports.
     pub model: Option<String>,
-    /// The drive's own word on its write cache, where it is asked: `write back` is volatile.
+    /// The drive's write cache as the drive reports it, if it does: `write back` is volatile.
     pub cache_claimed: Option<String>,
-    /// The setting that the kernel acts upon: with `write through` it never flushes.
+    /// The drive's write cache as the kernel assumes it: with `write through` it never flushes.
     pub cache_believed: Option<String>,
-    /// `true` if a single write can be asked to pass the cache.
+    /// `true` if a single write can bypass the cache.
     pub forced_unit_access: Option<bool>,
-    /// `true` if completions can be polled for.
+    /// `true` if completions can be polled.
     pub polled: bool,
-    /// `true` if it turns.
+    /// `true` for a spinning disk.
     pub rotational: Option<bool>,
     /// Bytes of the smallest write.
     pub logical_block_bytes: Option<u64>,
-    /// The kernel's scheduler of its requests.
+    /// The kernel's I/O scheduler.
     pub scheduler: Option<String>,
     /// Bytes that the kernel reads ahead.
     pub read_ahead_bytes: Option<u64>,
 }
 
 impl Machine {
-    /// Of this machine, and of the drive under `folder`.
+    /// Describes this machine and the drive under `folder`.
     ///
     /// # Errors
-    /// Whatever the system reports of the folder.
+    /// Any error that the system reports for the folder.
     pub fn of(folder: &Path) -> io::Result<Machine> {
         let folder = folder.canonicalize()?;
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
@@ -105,7 +105,7 @@ impl Drive {
         let mut drive = Drive { source: mount.source.clone(), ..Drive::default() };
         let number = fs::metadata(folder).map_or(0, |metadata| metadata.dev());
         let numbered = format!("/sys/dev/block/{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
-        // Files of btrfs have numbers of their own; what is mounted has a name.
+        // On btrfs, files have device numbers of their own; the mounted device has a name.
         let by_name = Path::new(&mount.source).canonicalize().ok().and_then(|path| {
             let name = path.file_name()?.to_owned();
             Some(Path::new("/sys/class/block").join(name))
@@ -113,7 +113,7 @@ impl Drive {
         let found =
             [Some(PathBuf::from(numbered)), by_name].into_iter().flatten().find_map(|path| path.canonicalize().ok());
         let Some(mut path) = found else { return drive };
-        // A partition's queue is its disk's.
+        // The queue belongs to the disk, not to its partition.
         if !path.join("queue").is_dir() {
             path.pop();
         }
@@ -141,7 +141,7 @@ impl Drive {
         drive
     }
 
-    /// Whether the kernel flushes: it believes the drive's cache to be volatile.
+    /// Returns `true` if the kernel flushes, because it takes the drive's cache to be volatile.
     pub(crate) fn is_flushed(&self) -> Option<bool> {
         self.cache_believed.as_deref().map(|text| text == "write back")
     }
@@ -154,7 +154,7 @@ struct Mount {
     options: String,
 }
 
-/// The mount that `folder` is in, of the text of /proc/self/mountinfo.
+/// The mount that holds `folder`, from the text of /proc/self/mountinfo.
 fn mount_of(mountinfo: &str, folder: &Path) -> Option<Mount> {
     let mut best: Option<(usize, Mount)> = None;
     for line in mountinfo.lines() {
@@ -166,7 +166,7 @@ fn mount_of(mountinfo: &str, folder: &Path) -> Option<Mount> {
             continue;
         };
         let point = point.replace("\\040", " ");
-        // Of mounts on one place, the last hides the others.
+        // The last mount on a directory hides the others.
         if folder.starts_with(&point) && best.as_ref().is_none_or(|(length, _)| point.len() >= *length) {
             let mut all: Vec<&str> = options.split(',').collect();
             all.extend(super_options.split(',').filter(|option| !options.split(',').any(|known| known == *option)));
@@ -181,7 +181,7 @@ fn mount_of(mountinfo: &str, folder: &Path) -> Option<Mount> {
     best.map(|(_, mount)| mount)
 }
 
-/// A folder on persistent memory that files may be mapped from without a page cache, if one is mounted.
+/// A folder on persistent memory from which files can be mapped without a page cache, if one is mounted.
 pub(crate) fn dax_folder() -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
     mounts.lines().find_map(|line| {
@@ -196,7 +196,7 @@ pub(crate) fn dax_folder() -> Option<PathBuf> {
 mod tests {
     use super::*;
 
-    /// The innermost mount counts, and an option that stands twice is told once.
+    /// The innermost mount counts, and a repeated option is listed once.
     #[test]
     fn the_mount_of_a_folder_is_found() {
         let table = "22 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard\nnonsense\n\
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(mount_of("", Path::new("/")), None);
     }
 
-    /// This machine can be described, and a folder that is not there cannot.
+    /// This machine is described; a missing folder is an error.
     #[test]
     fn this_machine_is_described() {
         let machine = Machine::of(&std::env::temp_dir()).unwrap();

@@ -1,9 +1,8 @@
-//! Mapped files: what the sources' claims are about, and the reason why this crate has a module that may map.
+//! Mapped files, the subject of the sources' claims. No other module of this crate maps.
 //!
-//! Every file that is mapped here was created by the lab in a folder of its own (see `room`), and within a process it
-//! is either mapped for reading or by one owner for writing. That is what makes slices of it sound. What cannot be
-//! ruled out by types is the very thing that the lab shows: a file cut short under a mapping ends the process with
-//! SIGBUS.
+//! Every mapped file was created by the lab in a folder of its own (see `temp_folder`). Within a process it is either
+//! mapped for reading, or by one owner for writing: this makes slices of it sound. One danger that types cannot rule
+//! out is what the lab shows: a file cut short under a mapping ends the process with SIGBUS.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -37,7 +36,7 @@ impl Advice {
 /// A way of mapping a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Mode {
-    /// Shared; changes reach the file whenever the kernel likes.
+    /// Shared; changes reach the file at any time that the kernel chooses.
     Shared,
     /// Shared, all pages brought in by the call.
     SharedPopulated,
@@ -60,7 +59,7 @@ unsafe impl Send for Map {}
 unsafe impl Sync for Map {}
 
 impl Map {
-    /// Maps the first `bytes` of `file`, which must have that many and must have been opened for writing.
+    /// Maps the first `bytes` of `file`, which must be at least that long and opened for writing.
     pub(crate) fn new(file: &File, bytes: usize, mode: Mode) -> io::Result<Map> {
         if bytes == 0 || file.metadata()?.len() < bytes as u64 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the file is shorter than the mapping asked for"));
@@ -100,7 +99,7 @@ impl Map {
         Ok(())
     }
 
-    /// Its address, to find it among the process's mappings.
+    /// The mapping's address, to find it among those of the process.
     pub(crate) fn address(&self) -> usize {
         self.start.as_ptr().addr()
     }
@@ -111,8 +110,8 @@ impl Deref for Map {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the range is mapped until `drop`. The file is the lab's own, and nobody writes to it while it is
-        // looked at through this reference; cut short, the access ends the process instead of returning.
+        // SAFETY: the range is mapped until `drop`. The file is the lab's own, and no thread writes to it while this
+        // reference lives; if it is cut short, the access ends the process instead of returning.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
     }
 }
@@ -127,7 +126,7 @@ impl DerefMut for Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and nothing borrows from it any more.
+        // SAFETY: mapped by `new`, and no borrow of it is left.
         let result = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
         debug_assert!(result.is_ok(), "{result:?}");
     }
@@ -172,7 +171,7 @@ mod tests {
         assert!(Map::new(&file(0), 0, Mode::Shared).is_err());
     }
 
-    /// Populating changes nothing but where the pages are.
+    /// Populating does not change the content.
     #[test]
     fn populating_keeps_the_content() {
         let file = file(16_384);

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::cgroup;
 use crate::counters::{self, Counters};
 
-/// The longest latency told apart: a minute.
+/// The longest latency that is resolved: a minute.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
 /// Latencies of single operations.
@@ -40,9 +40,9 @@ impl Latencies {
         let at = |quantile: f64| histogram.value_at_quantile(quantile);
         let (quarter, three_quarters) = (at(0.25), at(0.75));
         let fence = three_quarters + 3 * (three_quarters - quarter);
-        // What shares a bucket with the fence is inside.
+        // Values in the fence's own bucket are inside.
         let inside = histogram.count_between(0, histogram.highest_equivalent(fence));
-        // What fewer than one operation lies beyond is not known; the slowest one stands at the end.
+        // A quantile beyond which less than one operation lies is unknown; the slowest operation ends the list.
         let count = histogram.len();
         let known = QUANTILES.into_iter().filter(|quantile| (1.0 - quantile) * count as f64 >= 1.0);
         let mut quantiles: Vec<(f64, f64)> = known.map(|quantile| (quantile, us(at(quantile)))).collect();
@@ -82,7 +82,7 @@ pub(crate) struct Summary {
     pub(crate) quantiles: Vec<(f64, f64)>,
 }
 
-/// The middle one of some numbers; the mean of the two in the middle. Zero of none.
+/// The median: the mean of the two middle numbers if their count is even, 0 if there are none.
 pub(crate) fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_by(f64::total_cmp);
     let middle = numbers.len() / 2;
@@ -93,7 +93,7 @@ pub(crate) fn median(mut numbers: Vec<f64>) -> f64 {
     }
 }
 
-/// A sample of a load at one moment, since the sample before.
+/// The rates of a load since the sample before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sample {
     /// Seconds since the load began.
@@ -102,7 +102,7 @@ pub(crate) struct Sample {
     pub(crate) bytes_per_second: f64,
     pub(crate) faults_major_per_second: f64,
     pub(crate) faults_minor_per_second: f64,
-    /// Of the whole machine.
+    /// Those of the whole machine.
     pub(crate) tlb_shootdowns_per_second: f64,
     pub(crate) resident_bytes: u64,
 }
@@ -116,7 +116,7 @@ pub(crate) struct Load {
     pub(crate) latency: Summary,
     pub(crate) counters: Counters,
     pub(crate) resident_bytes_max: u64,
-    /// Takes all results in, so that no compiler can leave a read out.
+    /// Combines all results, so that no compiler can leave a read out.
     pub(crate) check: u64,
 }
 
@@ -133,7 +133,7 @@ impl Load {
         self.counters.cpu_seconds * 1e6 / self.operations.max(1) as f64
     }
 
-    /// Bytes read from the device for each byte asked for.
+    /// Bytes read from the device for each byte requested.
     pub(crate) fn read_amplification(&self) -> f64 {
         self.counters.device_read_bytes as f64 / self.bytes.max(1) as f64
     }
@@ -150,13 +150,13 @@ pub(crate) struct Pace<'a> {
 }
 
 impl Pace<'_> {
-    /// Returns `true` if to go on: until the time is over, and at least until one operation was done.
+    /// Returns `true` until the time is over and at least one operation was done.
     #[inline]
     pub(crate) fn go_on(&self) -> bool {
         !self.stop.load(Ordering::Relaxed) || self.latencies.0.is_empty()
     }
 
-    /// Notes one operation of so many bytes, begun at `started`.
+    /// Records one operation of this many bytes, begun at `started`.
     #[inline]
     pub(crate) fn done(&mut self, started: Instant, bytes: u64) {
         self.latencies.record(started.elapsed());
@@ -169,11 +169,11 @@ impl Pace<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Timing {
     pub(crate) seconds: f64,
-    /// Zero: no samples.
+    /// 0 takes no samples.
     pub(crate) sample_seconds: f64,
 }
 
-/// Counters of one thread, apart from those of others, so that counting does not disturb what is counted.
+/// Counters of one thread, in cache lines of their own, so that counting does not disturb the measurement.
 #[repr(align(128))]
 #[derive(Default)]
 struct Lane {
@@ -182,8 +182,8 @@ struct Lane {
     finished: AtomicBool,
 }
 
-/// Runs `work` on so many threads until the time is over or all have nothing left to do, and hands a sample to
-/// `observe` at each interval. The work asks [`Pace::go_on`] after every operation.
+/// Runs `work` on this many threads until the time is over or all have finished, and passes a sample to `observe` at
+/// each interval. The work calls [`Pace::go_on`] after every operation.
 pub(crate) fn load(
     threads: usize,
     timing: Timing,
@@ -211,7 +211,7 @@ pub(crate) fn load(
                 lane.finished.store(true, Ordering::Relaxed);
                 result.map(|()| (pace.latencies, pace.check))
             };
-            // Many threads of small stacks: their memory counts against the limit under which they run.
+            // Small stacks: the memory of many threads counts against the limit under which they run.
             handles.push(std::thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, body)?);
         }
         let before = Counters::now();
@@ -246,14 +246,14 @@ pub(crate) fn load(
                 continue;
             }
             let wake = if is_sampled { end.min(next_sample) } else { end };
-            // Short, since work that ends by itself has to be noticed.
+            // Short, so that work that ends by itself is noticed.
             std::thread::sleep(wake.saturating_duration_since(now).min(Duration::from_millis(5)));
         }
         // Taken before the threads are told to stop: what they finish afterwards is not counted.
         let stopped = Instant::now();
         let seconds = (stopped - start).as_secs_f64();
         let (operations, bytes) = (total(|lane| &lane.operations), total(|lane| &lane.bytes));
-        // Where memory was so short that this thread stood still too, the time since the last sample is long.
+        // If memory was so short that this thread stalled too, the last sample is long ago.
         if is_sampled && (stopped - last.0).as_secs_f64() > timing.sample_seconds / 2.0 {
             sample(stopped, operations, bytes, &mut last);
         }
@@ -300,7 +300,7 @@ mod tests {
         assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
     }
 
-    /// Work that ends by itself ends the load, all of it is counted, and an error comes out.
+    /// Work that ends by itself ends the load, all of it is counted, and an error is returned.
     #[test]
     fn a_load_counts_all_work() {
         let timing = Timing { seconds: 60.0, sample_seconds: 0.0 };

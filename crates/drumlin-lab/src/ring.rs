@@ -1,4 +1,4 @@
-//! io_uring with what `drumlin::io` leaves out: registered buffers and files, polled completions, linked requests.
+//! io_uring features that `drumlin::io` lacks: registered buffers and files, polled completions, linked requests.
 //!
 //! # Invariants
 //! 1. The kernel writes to a buffer only between `push` and the reaping of its completion, and the ring owns the
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct RingOptions {
     /// The kernel pins buffers and file once instead of at each request.
     pub(crate) registered: bool,
-    /// Completions are polled for instead of interrupting. The device needs queues made for it.
+    /// Completions are polled instead of signalled by interrupts. The device needs queues made for it.
     pub(crate) polled: bool,
 }
 
@@ -100,7 +100,8 @@ impl ReadRing {
         unsafe { self.ring.submission().push(&entry.user_data(u64::from(slot))) }.expect("an entry for each slot");
     }
 
-    /// Submits, waits for at least one completion and hands each to `each`: when it was pushed, and what it read.
+    /// Submits, waits for at least one completion, and calls `each` with the time at which it was pushed and the bytes
+    /// read.
     pub(crate) fn wait(&mut self, mut each: impl FnMut(Instant, &[u8])) -> io::Result<usize> {
         loop {
             match self.ring.submit_and_wait(1) {
@@ -139,7 +140,7 @@ impl Drop for ReadRing {
     }
 }
 
-/// A write and the sync that follows it, handed to the kernel as one chain.
+/// A write and the sync that follows it, submitted to the kernel as one chain.
 pub(crate) struct SyncRing {
     ring: IoUring,
 }
@@ -155,7 +156,7 @@ impl SyncRing {
         Ok(SyncRing { ring: IoUring::new(4)? })
     }
 
-    /// Writes `buffer` at `offset` and has the kernel bring it to the device (`fdatasync`) before it returns.
+    /// Writes `buffer` at `offset` and waits until the kernel has brought it to the device (`fdatasync`).
     pub(crate) fn write(&mut self, file: &File, buffer: &AlignedBuffer, offset: u64) -> io::Result<()> {
         let descriptor = types::Fd(file.as_raw_fd());
         let write = opcode::Write::new(descriptor, buffer.as_ptr(), buffer.len() as u32)
@@ -201,7 +202,7 @@ mod tests {
 
     use super::*;
 
-    /// Every block that is asked for comes back, registered or not.
+    /// Every requested block is read, registered or not.
     #[test]
     fn reads_bring_what_is_there() {
         let file = tempfile::tempfile().unwrap();
@@ -229,7 +230,7 @@ mod tests {
         }
     }
 
-    /// A read behind the end is an error, and the ring can be dropped with requests in flight.
+    /// A read beyond the end is an error, and the ring can be dropped with requests in flight.
     #[test]
     fn a_short_read_is_an_error() {
         let file = tempfile::tempfile().unwrap();
@@ -239,7 +240,7 @@ mod tests {
         ring.push(0);
     }
 
-    /// The linked pair writes what it is given.
+    /// The linked write reaches the file.
     #[test]
     fn a_linked_write_is_there() {
         let file = tempfile::tempfile().unwrap();

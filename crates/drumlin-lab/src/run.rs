@@ -1,4 +1,4 @@
-//! A run of the lab: experiment after experiment, each in its chapter of the report.
+//! A run of the lab: one experiment after another, each with a chapter of the report.
 
 use std::io;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -9,10 +9,10 @@ use crate::report::Report;
 use crate::session::{Observer, Session, Settings, plain};
 use crate::worker;
 
-/// Runs experiments and tells what they found. An experiment that fails says so in its chapter; the others go on.
+/// Runs experiments and reports their findings. If one fails, its chapter says so, and the others still run.
 ///
 /// # Errors
-/// Where the folder cannot be used at all: it is missing, not to be written to, or its disk is too full.
+/// If the folder cannot be used: it is missing or not writable, or its disk is too full.
 pub fn run(experiments: &[Experiment], settings: &Settings, observer: &dyn Observer) -> io::Result<Report> {
     let start = Instant::now();
     let machine = Machine::of(&settings.folder)?;
@@ -56,7 +56,7 @@ pub fn run(experiments: &[Experiment], settings: &Settings, observer: &dyn Obser
 /// The body of a worker, for the program's hidden command.
 ///
 /// # Errors
-/// Only where stdin or stdout fail; what the measurement itself meets goes to the process that started the worker.
+/// Only if stdin or stdout fails. Errors of the measurement go to the process that started the worker.
 pub fn worker_main() -> io::Result<()> {
     worker::serve(&experiments::MEASUREMENTS)
 }

@@ -14,16 +14,15 @@ use crate::worker::{self, Ending, Measurement, Outcome};
 /// The options of a run.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where files are made: in a folder of the lab's own below this one.
+    /// The folder in which the lab makes a folder of its own for its files.
     pub folder: PathBuf,
-    /// Short runs on small files: four minutes for everything.
+    /// Short runs on small files: all experiments take four minutes.
     pub quick: bool,
-    /// How long a case runs whose course over time is shown. Default 20 seconds, 4 with `quick`; other cases take a
-    /// fraction of it.
+    /// The seconds of a case that is shown over time. Default 20, 4 with `quick`; other cases take a fraction of it.
     pub seconds: Option<f64>,
-    /// What "larger than memory" is larger than. Default 512 MiB, 128 MiB with `quick`.
+    /// The memory limit, which the file exceeds. Default 512 MiB, 128 MiB with `quick`.
     pub memory_bytes: Option<u64>,
-    /// The file that is read. Default 4 GiB, 1 GiB with `quick`, less where the disk is short of space.
+    /// The size of the file that is read. Default 4 GiB, 1 GiB with `quick`, less if the disk is short of space.
     pub file_bytes: Option<u64>,
     /// The command as it was typed, for the report.
     pub command: String,
@@ -31,20 +30,20 @@ pub struct Settings {
 
 /// Watches a run.
 pub trait Observer {
-    /// The approximate time that everything will take.
+    /// Reports the approximate time of the whole run.
     fn total(&self, seconds: f64);
-    /// The progress, and the work under way.
+    /// Reports the progress, and the work under way.
     fn progress(&self, seconds: f64, what: &str);
-    /// Returns `true` if the user wants it to end. Asked often.
+    /// Returns `true` once the user wants to stop. Called often.
     fn interrupted(&self) -> bool;
 }
 
 /// The number of turns and their duration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pacing {
-    /// Cases whose course over time is shown.
+    /// Cases that are shown over time.
     pub(crate) series: Timing,
-    /// One turn of a case that is measured in turns with others.
+    /// One turn of a case that takes turns with others.
     pub(crate) slice: Timing,
     /// The number of turns of each case.
     pub(crate) rounds: usize,
@@ -73,7 +72,7 @@ pub(crate) struct Session<'a> {
     done_seconds: Cell<f64>,
 }
 
-/// The way in which the file comes to be larger than memory.
+/// The memory limit, the file that exceeds it, and a text about both.
 #[derive(Debug)]
 struct Memory {
     limit_bytes: u64,
@@ -87,7 +86,7 @@ struct Memory {
 pub(crate) struct Turns<T> {
     pub(crate) results: Vec<T>,
     pub(crate) samples: Vec<Sample>,
-    /// Why a turn had no result.
+    /// The reason why a turn had no result.
     pub(crate) failure: Option<String>,
 }
 
@@ -100,7 +99,7 @@ impl<T> Turns<T> {
         Some(crate::measure::median(self.results.iter().map(figure).collect()))
     }
 
-    /// The turn whose rate is the median: its whole set of figures belongs together.
+    /// The turn with the median rate, for figures that belong together.
     pub(crate) fn middle(&self, rate: impl Fn(&T) -> f64) -> Option<&T> {
         let mut sorted: Vec<&T> = self.results.iter().collect();
         sorted.sort_by(|left, right| rate(left).total_cmp(&rate(right)));
@@ -124,17 +123,17 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Says how long everything will take, about.
+    /// Reports the approximate time of the whole run.
     pub(crate) fn expect(&self, seconds: f64) {
         self.observer.total(seconds);
     }
 
-    /// Sets how many of the expected seconds have passed.
+    /// Sets the number of the expected seconds that have passed.
     pub(crate) fn reached(&self, seconds: f64) {
         self.done_seconds.set(seconds);
     }
 
-    /// The memory limit, and how it is held, in words.
+    /// The memory limit and the way in which it is enforced, in words.
     pub(crate) fn memory_text(&self) -> &str {
         &self.memory.text
     }
@@ -143,13 +142,13 @@ impl<'a> Session<'a> {
         self.observer.interrupted()
     }
 
-    /// Says what is being done, which will take so many seconds from here on.
+    /// Reports the next step, which takes about this many seconds.
     pub(crate) fn step(&self, what: &str, seconds: f64) {
         self.observer.progress(self.done_seconds.get(), what);
         self.done_seconds.set(self.done_seconds.get() + seconds);
     }
 
-    /// The memory that "larger than memory" is larger than.
+    /// The memory that the file is to exceed.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.memory.limit_bytes
     }
@@ -158,18 +157,18 @@ impl<'a> Session<'a> {
         self.memory.file_bytes
     }
 
-    /// Returns `true` if workers are held to a limit by the kernel.
+    /// Returns `true` if the kernel holds workers to the limit.
     pub(crate) fn is_caged(&self) -> bool {
         self.memory.caged
     }
 
-    /// Returns `true` if the file really is larger than what it may be cached in.
+    /// Returns `true` if the file is larger than the memory that can cache it.
     pub(crate) fn is_larger_than_memory(&self) -> bool {
         self.memory.file_bytes > self.memory.limit_bytes
     }
 
-    /// The file that reads are measured on, made when it is first asked for, and read through once: drives with a
-    /// cache behind them would else answer the first experiment slower than the second.
+    /// The file that reads are measured on. It is made on first use, and read through once: otherwise drives with a
+    /// cache behind them would answer the first experiment more slowly than the second.
     pub(crate) fn file(&self) -> io::Result<&Path> {
         if let Some(path) = self.file.get() {
             return Ok(path);
@@ -202,7 +201,7 @@ impl<'a> Session<'a> {
         self.file_bytes() as f64 / 5e8
     }
 
-    /// Runs a job, held to a memory limit where one is given and permitted, and tells the most that was used.
+    /// Runs a job, under a memory limit if one is given and permitted. Also returns the most memory that it used.
     pub(crate) fn job<M: Measurement>(
         &self,
         task: M,
@@ -214,8 +213,8 @@ impl<'a> Session<'a> {
         Ok((outcome, used))
     }
 
-    /// Runs each case `rounds` times, in turns. What was done when the user ended the run is there; cases that fail say
-    /// why.
+    /// Runs each case `rounds` times, in turns. If the user stops the run, the results so far are returned; for a case
+    /// that fails, the reason.
     pub(crate) fn turns<C, M: Measurement>(
         &self,
         cases: &[C],
@@ -228,7 +227,7 @@ impl<'a> Session<'a> {
             cases.iter().map(|_| Turns { results: Vec::new(), samples: Vec::new(), failure: None }).collect();
         for round in 0..rounds {
             for (case, turns) in cases.iter().zip(&mut all) {
-                // What failed once is not tried again.
+                // A case that has failed is not tried again.
                 if turns.failure.is_some() || self.interrupted() {
                     continue;
                 }
@@ -251,15 +250,15 @@ impl<'a> Session<'a> {
     }
 }
 
-/// The operating system's words without Rust's "(os error 2)".
+/// The operating system's message without Rust's "(os error 2)".
 pub(crate) fn plain(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or_default().to_owned()
 }
 
-/// Chooses limit and file: by a control group where one is permitted, else by a file larger than all memory.
+/// Chooses limit and file: with a control group if one is permitted, otherwise a file larger than all memory.
 fn memory(settings: &Settings, machine: &Machine) -> io::Result<Memory> {
-    // Half of what may be taken: other files come beside it.
+    // Half of the space that may be used: other files are made beside it.
     let space_bytes = temp_folder::space_bytes(&settings.folder)? / 2;
     let round = |bytes: u64| (bytes >> 20 << 20).max(64 << 20);
     let wanted = settings.memory_bytes.unwrap_or(if settings.quick { 128 << 20 } else { 512 << 20 });

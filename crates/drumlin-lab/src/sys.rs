@@ -1,4 +1,4 @@
-//! System calls that no safe wrapper has.
+//! System calls without a safe wrapper.
 #![allow(unsafe_code)]
 
 use std::fs::File;

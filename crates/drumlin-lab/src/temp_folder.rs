@@ -1,11 +1,11 @@
-//! The folder that the lab works in, which it removes again, and how much of the disk it may take.
+//! The lab's temporary folder, and the limit on the disk space that it takes.
 //!
 //! # Invariants
 //! 1. The folder is created by the lab under a name that did not exist, and only names that were registered here are
 //!    ever removed.
-//! 2. What is registered is removed when its owner is dropped, and by [`remove_everything`], which is for the moment
-//!    before the process ends at once.
-//! 3. No file is begun that would leave less than a tenth of the file system, or less than 1 GiB, free.
+//! 2. A registered folder is removed when its owner is dropped, or by [`remove_everything`], just before the process
+//!    ends.
+//! 3. No file is created that would leave less than a tenth of the file system, or less than 1 GiB, free.
 
 use std::fs::{self, File};
 use std::io;
@@ -17,18 +17,18 @@ use drumlin::io::AlignedBuffer;
 
 use crate::figures;
 
-/// The space that is never touched.
+/// Space that is always left free.
 const RESERVE_BYTES: u64 = 1 << 30;
 
 /// Folders to be removed: files and control groups.
 static REMOVALS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Notes a folder for removal.
+/// Registers a folder for removal.
 pub(crate) fn register(path: &Path) {
     REMOVALS.lock().expect("nothing panics here").push(path.to_owned());
 }
 
-/// Removes a registered folder: with its files, or empty where it is a control group.
+/// Removes a registered folder with its files; a control group has none.
 pub(crate) fn remove(path: &Path) {
     let mut removals = REMOVALS.lock().expect("nothing panics here");
     let Some(at) = removals.iter().position(|known| known == path) else { return };
@@ -45,24 +45,24 @@ fn remove_now(path: &Path) {
     }
 }
 
-/// Removes all files and control groups that the lab made. For the moment before a process that was interrupted twice
-/// ends; otherwise they go by themselves.
+/// Removes all files and control groups that the lab made, just before a process that was interrupted twice ends.
+/// Otherwise their owners remove them.
 pub fn remove_everything() {
-    // A thread that holds the lock is removing something already; waiting for it is right.
+    // A thread that holds the lock is removing something: wait for it.
     let removals = std::mem::take(&mut *REMOVALS.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
     for path in removals.iter().rev() {
         remove_now(path);
     }
 }
 
-/// A folder of the lab's own.
+/// A folder that the lab made for itself.
 #[derive(Debug)]
 pub(crate) struct TempFolder {
     path: PathBuf,
 }
 
 impl TempFolder {
-    /// A new folder in `parent`.
+    /// Creates a folder in `parent`.
     pub(crate) fn create(parent: &Path) -> io::Result<TempFolder> {
         for attempt in 0..1000 {
             let path = parent.join(format!("drumlin-lab-{}-{attempt}", std::process::id()));
@@ -82,7 +82,7 @@ impl TempFolder {
         &self.path
     }
 
-    /// Creates a file that must not be there, if the disk has room for so many bytes.
+    /// Creates a new file, if the disk has room for this many bytes.
     pub(crate) fn file(&self, name: &str, bytes: u64) -> io::Result<(PathBuf, File)> {
         check_space(&self.path, bytes)?;
         let path = self.path.join(name);
@@ -90,9 +90,9 @@ impl TempFolder {
         Ok((path, file))
     }
 
-    /// A file of `bytes` (a multiple of 1 MiB) in which every block was written, of bytes that do not compress, by
-    /// direct writes where the file system has them; nothing of it is in the page cache. `go_on` is asked after each
-    /// MiB, with how many bytes there are.
+    /// Creates a file of `bytes` (a multiple of 1 MiB), filled with bytes that do not compress, by direct writes if the
+    /// file system supports them; nothing of it is in the page cache. Calls `go_on` after each MiB with the number of
+    /// bytes written.
     pub(crate) fn filled(&self, name: &str, bytes: u64, mut go_on: impl FnMut(u64) -> bool) -> io::Result<PathBuf> {
         let (path, file) = self.file(name, bytes)?;
         let direct = open_direct(&path, true);
@@ -101,7 +101,7 @@ impl TempFolder {
         let mut state = 0x9E37_79B9_7F4A_7C15u64;
         for offset in (0..bytes).step_by(block.len()) {
             for word in block.chunks_exact_mut(8) {
-                // Marsaglia's xorshift: fast, and no drive or file system finds anything to compress in it.
+                // Marsaglia's xorshift: fast, and no drive or file system can compress it.
                 state ^= state << 13;
                 state ^= state >> 7;
                 state ^= state << 17;
@@ -124,18 +124,18 @@ impl Drop for TempFolder {
     }
 }
 
-/// A file opened past the page cache, or why not.
+/// Opens a file for direct I/O.
 pub(crate) fn open_direct(path: &Path, write: bool) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
     File::options().read(true).write(write).custom_flags(libc::O_DIRECT).open(path)
 }
 
-/// Takes a file's clean pages out of the page cache.
+/// Drops a file's clean pages from the page cache.
 pub(crate) fn forget_cached(file: &File) -> io::Result<()> {
     Ok(rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)?)
 }
 
-/// Bytes that may be taken in a folder's file system without coming near to filling it.
+/// Bytes that may be used in a folder's file system without nearly filling it.
 pub(crate) fn space_bytes(folder: &Path) -> io::Result<u64> {
     let space = rustix::fs::statvfs(folder)?;
     let available = space.f_bavail.saturating_mul(space.f_frsize);
@@ -161,7 +161,7 @@ fn check_space(folder: &Path, bytes: u64) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// A room removes what it made and leaves what it found.
+    /// A temporary folder removes its own files and no others.
     #[test]
     fn a_room_leaves_nothing_and_touches_nothing() {
         let folder = tempfile::tempdir().unwrap();
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(left, ["mine"]);
     }
 
-    /// A file that would fill the disk is not begun.
+    /// A file that would fill the disk is not created.
     #[test]
     fn the_disk_is_not_filled() {
         let folder = tempfile::tempdir().unwrap();

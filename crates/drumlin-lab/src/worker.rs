@@ -1,9 +1,9 @@
-//! Measurements run in processes of their own: each begins with nothing in memory, can be put under a memory limit, has
-//! its own counters, and may die of what it shows without taking the lab along.
+//! Runs each measurement in a process of its own: it begins with nothing in memory, can be held to a memory limit, has
+//! its own counters, and may be killed by what it shows without ending the lab.
 //!
 //! The lab starts its own program again with `lab worker`, writes a `Job` to its stdin as JSON and reads [`Line`]s from
-//! its stdout. A worker finds the job's [`Measurement`] by its name, in a list that it is given. Files and control
-//! groups belong to the lab; a worker that is killed leaves nothing behind.
+//! its stdout. A worker finds the job's [`Measurement`] by name in a list. Files and control groups belong to the lab;
+//! a worker that is killed leaves nothing behind.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -19,24 +19,24 @@ use serde_json::Value;
 use crate::cgroup::{self, Cgroup};
 use crate::measure::Sample;
 
-/// A measurement: the settings that the lab sends to a worker as JSON, and the work that the worker does by them.
+/// A measurement: the settings that the lab sends to a worker as JSON, and the work that the worker does with them.
 pub(crate) trait Measurement: Serialize + DeserializeOwned {
     /// The name by which a worker finds it.
     const NAME: &'static str;
     type Result: Serialize + DeserializeOwned;
 
-    /// Measures; `observe` takes samples meanwhile.
+    /// Runs the measurement; `observe` gets samples meanwhile.
     fn perform(self, observe: impl FnMut(&Sample)) -> io::Result<Self::Result>;
 }
 
 /// A measurement's name, and its function from JSON to JSON.
 pub(crate) type Registered = (&'static str, fn(Value) -> io::Result<Value>);
 
-/// The entry of a measurement in the list that workers choose from.
+/// The entry of a measurement in the workers' list.
 pub(crate) const fn registered<M: Measurement>() -> Registered {
     (M::NAME, |settings| {
         let observe = |sample: &Sample| {
-            // A lab that is gone takes the worker with it.
+            // If the lab is gone, this worker is killed too.
             let _ = say(&Line::Sample(*sample));
         };
         let measurement: M = serde_json::from_value(settings)?;
@@ -44,18 +44,18 @@ pub(crate) const fn registered<M: Measurement>() -> Registered {
     })
 }
 
-/// The work of one worker. Inside a worker, where the kind of measurement is not known, `M` is JSON.
+/// The work of one worker. Inside a worker, which does not know the kind of measurement, `M` is JSON.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Job<M> {
     /// The control group to enter first.
     procs_file: Option<PathBuf>,
-    /// The file that leads out again, once everything is measured.
+    /// The members file of the group to return to, once everything is measured.
     way_out: Option<PathBuf>,
     name: String,
     measurement: M,
 }
 
-/// A message of a worker, one line each.
+/// A message from a worker, on one line.
 #[derive(Debug, Serialize, Deserialize)]
 enum Line {
     Sample(Sample),
@@ -66,11 +66,11 @@ enum Line {
 /// The end of a worker.
 #[derive(Debug)]
 pub(crate) enum Ending<T> {
-    /// With its result.
+    /// It returned its result.
     Done(T),
-    /// With an error of the operating system, which may be an answer.
+    /// It failed with an error of the operating system, which may be an answer.
     Failed(io::Error),
-    /// By a signal: its number.
+    /// A signal with this number killed it.
     Killed(i32),
 }
 
@@ -82,7 +82,7 @@ pub(crate) struct Outcome<T> {
 }
 
 impl<T> Outcome<T> {
-    /// The result, or an error that says how it ended otherwise.
+    /// The result, or an error that says how the worker ended.
     pub(crate) fn result(self) -> io::Result<T> {
         match self.ending {
             Ending::Done(result) => Ok(result),
@@ -95,7 +95,7 @@ impl<T> Outcome<T> {
     }
 }
 
-/// The words that make this program a worker.
+/// The arguments that make this program a worker.
 const WORKER_ARGS: [&str; 2] = ["lab", "worker"];
 
 /// A worker that runs; killed when dropped.
@@ -104,14 +104,14 @@ struct Worker(Child);
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // Fails where it has ended already, which is what is wanted.
+        // Fails if it has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Makes a measurement in a process of its own, inside the control group if one is given. `interrupted` is asked all
-/// the time; once it says so the worker is killed and the error is `Interrupted`.
+/// Runs a measurement in a process of its own, inside the control group if one is given. Polls `interrupted`; once it
+/// returns `true`, kills the worker and fails with `Interrupted`.
 pub(crate) fn run<M: Measurement>(
     measurement: M,
     cgroup: Option<&Cgroup>,
@@ -129,7 +129,7 @@ pub(crate) fn run<M: Measurement>(
     );
     let mut stdin = worker.0.stdin.take().expect("piped");
     let text = serde_json::to_vec(&job)?;
-    // A worker that ended before it read its job shows in how it ended.
+    // If the worker ended before it read its job, its status tells why.
     let _ = stdin.write_all(&text);
     drop(stdin);
     let stdout = BufReader::new(worker.0.stdout.take().expect("piped"));
@@ -180,10 +180,9 @@ fn ended_without_result(status: ExitStatus) -> io::Error {
     io::Error::other(format!("the worker ended without a result ({status})"))
 }
 
-/// The body of a worker: reads a job from stdin, makes its measurement, which is one of those listed, and prints the
-/// result.
+/// The body of a worker: reads a job from stdin, runs its measurement from the list, and prints the result.
 pub(crate) fn serve(measurements: &[Registered]) -> io::Result<()> {
-    // Whoever started this worker removes what it used, and must not find it still at work.
+    // The process that started this worker removes its files, and this worker must have ended by then.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let mut text = String::new();
     io::stdin().read_to_string(&mut text)?;
@@ -214,7 +213,7 @@ fn say(line: &Line) -> io::Result<()> {
     stdout.flush()
 }
 
-/// Waits until `is_done`, for at most `limit`; whether it came.
+/// Waits until `is_done`, for at most `limit`. Returns `true` if that came in time.
 pub(crate) fn wait_until(limit: Duration, mut is_done: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + limit;
     while !is_done() {

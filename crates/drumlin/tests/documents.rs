@@ -139,10 +139,10 @@ fn comments_keep_to_their_columns() {
 }
 
 /// Beginnings of documentation that describe a thing by a clause in place of naming it, and how many are left.
-const BEGINNINGS: [(&str, usize); 5] = [("What ", 69), ("How ", 8), ("Where ", 17), ("Whether ", 6), ("As [", 0)];
+const BEGINNINGS: [(&str, usize); 5] = [("What ", 58), ("How ", 6), ("Where ", 13), ("Whether ", 1), ("As [", 0)];
 
 /// Words that leave the actor unnamed or read as translated, and how many are left in comments.
-const WORDS: [(&str, usize); 5] = [("whoever", 10), ("somebody", 8), ("nobody", 31), ("any more", 14), ("anew", 8)];
+const WORDS: [(&str, usize); 5] = [("whoever", 9), ("somebody", 8), ("nobody", 27), ("any more", 11), ("anew", 7)];
 
 /// The sentences that CONTRIBUTING.md advises against become fewer, never more: where one has gone, its number here
 /// goes down with it.

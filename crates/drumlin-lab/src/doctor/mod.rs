@@ -1,7 +1,7 @@
-//! The doctor: what a folder's drive can do, whether what it claims is plausible, whether the system is in order, which
-//! settings follow; and of a database, its health.
+//! The doctor: examines a folder's drive, the drive's claims and the system, and derives settings; of a database it
+//! also examines the health.
 //!
-//! What it finds of sync methods comes from [`drumlin::io::Probe`], which is what a database asks when it is created.
+//! Sync methods are measured by [`drumlin::io::Probe`], which a new database runs too.
 
 mod text;
 
@@ -25,10 +25,10 @@ use crate::session::{Observer, plain};
 use crate::temp_folder::{self, TempFolder};
 use crate::worker::{self, Measurement, Outcome};
 
-/// Large enough that a drive's own cache does not answer all of it, small enough to write in a second or two.
+/// Large enough that a drive's own cache does not answer all reads, small enough to write in a second or two.
 const FILE_BYTES: u64 = 512 << 20;
 
-/// A database up to this size is read and verified as well; a larger one takes longer than a visit to the doctor.
+/// Databases up to this size are also read and verified; for larger ones it would take too long.
 const CHECKED_BYTES_MAX: u64 = 2 << 30;
 
 const DEPTHS: [usize; 5] = [1, 4, 16, 64, 256];
@@ -39,13 +39,13 @@ const DEPTHS: [usize; 5] = [1, 4, 16, 64, 256];
 pub enum Severity {
     /// As it should be.
     Fine,
-    /// It works; it could be better, or it cannot be known.
+    /// It works but could be better, or cannot be known.
     Advice,
     /// Data may be lost, or something does not work.
     Wrong,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, Serialize)]
 pub struct Finding {
     /// Its severity.
@@ -58,27 +58,27 @@ pub struct Finding {
     pub mend: Option<String>,
 }
 
-/// A setting of Drumlin that follows from what was measured.
+/// A setting of Drumlin, derived from the measurements.
 #[derive(Clone, Debug, Serialize)]
 pub struct Setting {
-    /// As it is written in a program.
+    /// The setting, as written in a program.
     pub setting: String,
-    /// The figures behind the finding.
+    /// The figures behind it.
     pub why: String,
 }
 
 /// The findings of the doctor.
 #[derive(Clone, Debug, Serialize)]
 pub struct Diagnosis {
-    /// Where.
+    /// The machine examined.
     pub machine: Machine,
-    /// The thing examined.
+    /// The findings, the most severe first.
     pub findings: Vec<Finding>,
-    /// Figures: of the drive, and of the database where there is one.
+    /// Figures of the drive, and of the database if there is one.
     pub tables: Vec<Table>,
-    /// The conclusions.
+    /// The settings derived from the findings.
     pub settings: Vec<Setting>,
-    /// Ended by the user before it was done.
+    /// `true` if the user ended it early.
     pub interrupted: bool,
 }
 
@@ -89,7 +89,7 @@ impl Diagnosis {
         self.findings.iter().any(|finding| finding.severity == Severity::Wrong)
     }
 
-    /// For a terminal of so many columns, with ANSI styles.
+    /// The diagnosis for a terminal of this many columns, with ANSI styles.
     #[must_use]
     pub fn text(&self, columns: usize) -> String {
         text::render(self, columns)
@@ -108,10 +108,10 @@ impl Diagnosis {
     }
 }
 
-/// Examines a folder, or a database and the drive that it lies on, in about half a minute.
+/// Examines a folder, or a database and its drive, in about half a minute.
 ///
 /// # Errors
-/// Where the folder is missing or cannot be written to.
+/// If the folder is missing or not writable.
 pub fn examine(path: &Path, observer: &dyn Observer) -> io::Result<Diagnosis> {
     let is_database = path.join("data").is_file();
     // A database's folder holds nothing but the database: the drive is measured beside it.
@@ -139,7 +139,7 @@ pub fn examine(path: &Path, observer: &dyn Observer) -> io::Result<Diagnosis> {
     Ok(diagnosis)
 }
 
-/// A measurement of a load, made by a worker each time it is called, unless the user ends it.
+/// A measurement of a load that a worker makes at each call, unless the user ends it.
 type Task = Box<dyn Fn(&dyn Fn() -> bool) -> io::Result<Outcome<Load>>>;
 
 fn task(measurement: impl Measurement<Result = Load> + Clone + 'static) -> Task {
@@ -169,12 +169,12 @@ impl Steps<'_> {
     }
 }
 
-/// What cannot be measured shows as a gap in its table; why is said on stderr.
+/// Logs to stderr why a measurement failed, which leaves a gap in its table.
 fn log_refusal(name: &str, error: &io::Error) {
     eprintln!("doctor: {name}: {}", plain(error));
 }
 
-/// The limits and settings of the system.
+/// Checks the limits and settings of the system.
 fn system(diagnosis: &mut Diagnosis) {
     match drumlin::io::backend(IoBackend::Uring) {
         Ok(_) => {
@@ -231,7 +231,7 @@ fn system(diagnosis: &mut Diagnosis) {
     );
 }
 
-/// The behaviour of the drive.
+/// Measures the drive.
 fn drive(diagnosis: &mut Diagnosis, folder: &Path, steps: &Steps<'_>) -> io::Result<()> {
     if diagnosis.machine.in_memory {
         diagnosis.mend(
@@ -287,7 +287,7 @@ fn drive(diagnosis: &mut Diagnosis, folder: &Path, steps: &Steps<'_>) -> io::Res
     let scanned = Timing { seconds: 1.0, sample_seconds: 0.0 };
     tasks.push(("sequential, 8 x 512 KiB".to_owned(), task(scan::Task::in_flight(&path, 512 << 10, 8, scanned))));
     tasks.push(("mapped, for comparison".to_owned(), read(random::Method::Mapped(Advice::Random), 4096)));
-    // The first pass brings what lies behind the drive into one state for all.
+    // The first turn brings caches behind the drive into the same state for all.
     let loads = steps.run(&tasks, 3, 0.35)?;
     let mut table = Table::new(
         "Reading",
@@ -316,7 +316,8 @@ fn drive(diagnosis: &mut Diagnosis, folder: &Path, steps: &Steps<'_>) -> io::Res
     durability(diagnosis, &room, &probe, steps)
 }
 
-/// 4 KiB pages read the least; 8 KiB pages halve the tables. Which one depends on what a larger read costs.
+/// Pages of 4 KiB read the fewest bytes, pages of 8 KiB halve the page tables. The choice depends on the cost of a
+/// larger read.
 fn page_setting(diagnosis: &mut Diagnosis, small: f64, large: f64) {
     if small <= 0.0 || large <= 0.0 {
         return;
@@ -337,7 +338,7 @@ fn page_setting(diagnosis: &mut Diagnosis, small: f64, large: f64) {
     );
 }
 
-/// Sync methods, and whether what the drive says of its cache is plausible.
+/// Measures sync methods, and judges what the drive says of its cache.
 fn durability(diagnosis: &mut Diagnosis, room: &TempFolder, probe: &Probe, steps: &Steps<'_>) -> io::Result<()> {
     let timing = Timing { seconds: 0.4, sample_seconds: 0.0 };
     let mut table = Table::new(
@@ -384,9 +385,9 @@ fn durability(diagnosis: &mut Diagnosis, room: &TempFolder, probe: &Probe, steps
     Ok(())
 }
 
-/// Whether a drive can be what it says it is: flash without a capacitor needs longer than this to keep a page.
+/// The shortest plausible flush of a flash drive: without a capacitor it needs longer to store a page.
 const FLASH_FLUSH_US_MIN: f64 = 60.0;
-/// A turning disk waits for half a turn on average: at 15,000 a minute, 2 ms.
+/// The shortest plausible flush of a spinning disk: it waits for half a turn on average, 2 ms at 15,000 turns a minute.
 const TURN_US_MIN: f64 = 1500.0;
 
 fn plausible(machine: &Machine, durable_us: f64, plain_us: Option<f64>) -> (Severity, String, Option<String>) {
@@ -442,9 +443,9 @@ fn plausible(machine: &Machine, durable_us: f64, plain_us: Option<f64>) -> (Seve
     }
 }
 
-/// A database's health.
+/// Examines a database's health.
 fn database(diagnosis: &mut Diagnosis, path: &Path) {
-    // Before it is opened: opening probes anew where the drive has changed.
+    // Read before the database is opened, which probes again if the drive has changed.
     let stored = std::fs::read_to_string(path.join("probe")).ok().and_then(|text| Probe::decode(&text).ok());
     let database = match Config::new().create(false).open(path) {
         Ok(database) => database,
@@ -529,7 +530,7 @@ fn check(diagnosis: &mut Diagnosis, database: &Database, stats: &Stats) {
     }
 }
 
-/// The fill of the database: its size, its overhead, and what holds space.
+/// Reports the database's size, its overhead, and what holds its space.
 fn fill(diagnosis: &mut Diagnosis, path: &Path, stats: &Stats) {
     let bytes = |number: u64| figures::bytes(number as f64);
     let mut table = Table::new("The database", &[("", Form::Text), ("", Form::Text)]);
@@ -576,7 +577,7 @@ fn fill(diagnosis: &mut Diagnosis, path: &Path, stats: &Stats) {
     line("pinned by", if pins.is_empty() { "nothing".to_owned() } else { pins.join("; ") });
     diagnosis.tables.push(table);
 
-    // Small databases are mostly reserve: nothing is gained there.
+    // Small databases are mostly reserve: compacting gains nothing.
     let is_large = stats.data_file_bytes > 64 << 20;
     if is_large && amplification > 2.0 {
         diagnosis.mend(
@@ -633,7 +634,8 @@ mod tests {
         machine
     }
 
-    /// A cache that is not flushed is wrong, a disk faster than it turns too; a fast flush is asked about.
+    /// A volatile cache that is not flushed is wrong, and so is a disk that flushes faster than it spins; a fast flush
+    /// is questioned.
     #[test]
     fn claims_are_weighed() {
         let severity = |machine: &Machine, us| plausible(machine, us, Some(20.0)).0;
@@ -648,7 +650,7 @@ mod tests {
         assert_eq!(severity(&unknown, 100.0), Severity::Advice);
     }
 
-    /// A sound database is fine, a damaged one is wrong, and one in use is said to be.
+    /// A sound database is fine, a damaged one is wrong, and one in use is reported as such.
     #[test]
     fn a_database_is_examined() {
         let folder = tempfile::tempdir().unwrap();

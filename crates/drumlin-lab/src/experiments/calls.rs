@@ -1,9 +1,9 @@
 //! `calls`: mapped memory against read(2) and write(2), everything in the page cache (S3's table).
 //!
-//! S3's read column cannot be what it seems: 2 GB in 0.87 ms would be 2,300 GB/s. It falls with the bytes a call in
-//! exact proportion, as if each call cost the same whatever its size. That is what happens when a call only takes a
-//! slice of the mapping, or touches one byte of it, instead of the bytes. So three readings of a mapping are measured
-//! here: slices, one byte of each piece, and every byte copied out, which is what read(2) does.
+//! S3's read column cannot be right: 2 GB in 0.87 ms would be 2,300 GB/s. The time falls in exact proportion to the
+//! bytes per call, as if each call cost the same whatever its size. That happens if a call only takes a slice of the
+//! mapping, or touches one byte of it. So a mapping is read in three ways here: by taking slices, by touching one byte
+//! of each piece, and by copying every byte, as read(2) does.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -22,10 +22,10 @@ use crate::report::{Cell, Chapter, Holds, Plot, Scale, Table};
 use crate::session::Session;
 use crate::worker::Measurement;
 
-/// S3 read and wrote this much; what is shown is for so many bytes.
+/// Bytes that S3 read and wrote; times are shown for this amount.
 const SOURCE_BYTES: f64 = 2e9;
 
-/// Small enough to stay in any cache of pages, large enough to leave the processor's.
+/// Small enough to stay in the page cache, large enough to exceed the processor's.
 const FILE_BYTES: usize = 256 << 20;
 
 const SIZES: [usize; 8] = [1, 100, 512, 1024, 2048, 4096, 8192, 10_240];
@@ -42,16 +42,16 @@ const SOURCE: [[&str; 4]; 8] = [
     ["2.49 s", "1.65 s", "0.87 ms", "475 ms"],
 ];
 
-/// The use that is made of each piece.
+/// The operation on each piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Way {
     WriteMapped,
     WriteCall,
-    /// The piece is named, nothing of it is read.
+    /// Takes a slice and reads nothing of it.
     SliceMapped,
-    /// One byte of it is read.
+    /// Reads one byte of it.
     TouchMapped,
-    /// All of it is copied, as read(2) does.
+    /// Copies all of it, as read(2) does.
     CopyMapped,
     ReadCall,
     /// S3's advice: written by a call, read through the mapping.
@@ -75,7 +75,7 @@ impl Way {
 pub(crate) struct Task {
     path: PathBuf,
     bytes: usize,
-    /// For each way.
+    /// Duration of each way.
     seconds: f64,
 }
 
@@ -87,7 +87,7 @@ impl Measurement for Task {
     fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Vec<f64>> {
         let file = File::options().read(true).write(true).open(&self.path)?;
         let mut map = Map::new(&file, FILE_BYTES, Mode::Shared)?;
-        // Faults are what `prefault` is about: here each page has been touched, for writing, before anything is timed.
+        // `prefault` measures faults: here each page is touched, for writing, before anything is timed.
         for page in map.chunks_mut(4096) {
             page[0] = page[0].wrapping_add(1);
         }
@@ -102,7 +102,7 @@ impl Task {
         let limit = Duration::from_secs_f64(self.seconds);
         let mut bytes = 0u64;
         let mut sum = 0u64;
-        // The clock is looked at once for each so many calls: it costs more than touching a byte.
+        // The clock is read once per batch of calls: reading it costs more than touching a byte.
         let batch = ((256 << 10) / self.bytes).max(1);
         let mut offset = 0;
         loop {

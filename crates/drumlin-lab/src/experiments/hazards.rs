@@ -1,4 +1,4 @@
-//! `hazards`: what a mapping does that a database cannot want, shown in processes that may die of it (S1, S3).
+//! `hazards`: effects of a mapping that a database cannot accept, shown in processes that may die of them (S1, S3).
 
 use std::fs::{self, File};
 use std::io;
@@ -18,13 +18,13 @@ use crate::session::Session;
 use crate::temp_folder;
 use crate::worker::{self, Ending, Measurement, Outcome};
 
-/// The pages that are changed and locked in memory: within every limit of locked memory.
+/// Bytes that are changed and locked in memory: within every limit of locked memory.
 const DIRTY_BYTES: usize = 64 << 10;
-/// What stands in the file before the change, and what the change writes.
+/// The file's bytes before the change, and after it.
 const BEFORE: u8 = 0x11;
 const CHANGED: u8 = 0xEE;
 
-/// The kernel writes what has been dirty for 30 seconds, and looks every 5.
+/// The kernel writes pages that have been dirty for 30 seconds, and looks for them every 5.
 const FLUSHER_SECONDS: f64 = 45.0;
 
 /// The bytes that are dirtied against the memory limit.
@@ -34,19 +34,19 @@ const DIRT_BYTES: usize = 256 << 20;
 /// One hazard.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Task {
-    /// Change locked pages of a mapping and see whether they reach the device before anybody asked for it.
+    /// Changes locked pages of a mapping and checks if they reach the device before the process asks for it.
     EarlyWrite { path: PathBuf, by_itself: bool },
-    /// Touch a mapping of a file that was cut short.
+    /// Touches a mapping of a file that was cut short.
     CutMapped { path: PathBuf },
-    /// Read a file that was cut short.
+    /// Reads a file that was cut short.
     CutRead { path: PathBuf },
-    /// Change more pages than memory may hold.
+    /// Changes more pages than the memory limit allows.
     Dirt { path: PathBuf, private: bool },
-    /// The same through buffers of one's own.
+    /// The same by direct writes from a small buffer.
     DirtByWrites { path: PathBuf },
 }
 
-/// The observations, where the process lived to report them.
+/// The observations, if the process lived to report them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Seen {
     text: String,
@@ -112,7 +112,7 @@ fn early_write(path: &Path, by_itself: bool) -> io::Result<Seen> {
     let dirty_bytes_before = dirty_bytes(address)?;
     let start = Instant::now();
     if !by_itself {
-        // What any program does that syncs a file system: this process has not asked for its pages to be written.
+        // Any program may sync a file system: this process has not asked for its pages to be written.
         rustix::fs::syncfs(File::open(path.parent().unwrap_or(Path::new("/")))?)?;
     }
     let limit = if by_itself { FLUSHER_SECONDS } else { 5.0 };
@@ -120,7 +120,7 @@ fn early_write(path: &Path, by_itself: bool) -> io::Result<Seen> {
     let seconds = start.elapsed().as_secs_f64();
     let left = dirty_bytes(address)?;
     let mut is_written = false;
-    // A direct read of dirty pages would write them first: only once they are clean does it tell what was there.
+    // A direct read would first write dirty pages: only once they are clean does it show what the device held.
     if left == 0 {
         let direct = temp_folder::open_direct(path, false)?;
         let mut block = AlignedBuffer::zeroed(DIRTY_BYTES);
@@ -130,7 +130,7 @@ fn early_write(path: &Path, by_itself: bool) -> io::Result<Seen> {
     Ok(Seen { text: String::new(), dirty_bytes_before, is_locked, is_written, seconds })
 }
 
-/// Bytes of the mapping at this address that wait to be written.
+/// Bytes of the mapping at this address that are waiting to be written.
 fn dirty_bytes(address: usize) -> io::Result<u64> {
     let smaps = fs::read_to_string("/proc/self/smaps")?;
     let start = format!("{address:x}-");
@@ -180,7 +180,7 @@ fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table) -> io::
     show_dirt(session, chapter, table)
 }
 
-/// A file of the laboratory, filled and synced.
+/// Creates a file for the lab, filled and synced.
 fn filled_file(session: &Session<'_>, name: &str, bytes: u64) -> io::Result<PathBuf> {
     let (path, file) = session.room.file(name, bytes)?;
     let block = vec![BEFORE; 1 << 20];
@@ -234,7 +234,7 @@ fn show_early_write(
     Ok(())
 }
 
-/// A file that is cut short kills a program that has mapped it, and is an error for one that reads it.
+/// A file that is cut short kills a program that has mapped it, and is an error for one that reads it by calls.
 fn show_cut_file(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table) -> io::Result<()> {
     session.step("hazards: a file cut short", 1.0);
     let mapped =
@@ -251,7 +251,7 @@ fn show_cut_file(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table
     Ok(())
 }
 
-/// Dirty pages against a memory limit: private ones have nowhere to go.
+/// Dirty pages against a memory limit: private ones cannot be written back.
 fn show_dirt(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table) -> io::Result<()> {
     if !session.is_caged() {
         table.row(vec![
@@ -305,8 +305,7 @@ fn show_dirt(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table) ->
 mod tests {
     use super::*;
 
-    /// A page that was changed and not synced is dirty; once the file system was synced it is not, and is on the
-    /// device.
+    /// A page that was changed and not synced is dirty. Once the file system is synced it is clean, and on the device.
     #[test]
     fn dirty_pages_are_seen_and_written() {
         let folder = tempfile::tempdir().unwrap();
@@ -320,7 +319,7 @@ mod tests {
         assert!(seen.is_written, "{seen:?}");
     }
 
-    /// A read of a file that was cut short says so and ends nothing.
+    /// Reading a file that was cut short is an error, and ends nothing.
     #[test]
     fn a_read_reports_the_cut() {
         let folder = tempfile::tempdir().unwrap();

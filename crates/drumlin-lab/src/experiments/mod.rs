@@ -1,4 +1,4 @@
-//! The experiments: one file each, with what is measured, how it is shown and what it says of the sources' claims.
+//! The experiments, one file each: the measurement, its tables and plots, the verdicts on the sources' claims.
 //!
 //! Each has a `Task`, a measurement that a worker makes, and a `run`, which chooses tasks, runs them in turns and fills
 //! a chapter.
@@ -35,7 +35,7 @@ pub(crate) const MEASUREMENTS: [Registered; 8] = [
 /// One of the lab's experiments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Experiment {
-    /// 4 KiB reads at random places of a file larger than memory.
+    /// 4 KiB reads at random offsets of a file larger than memory.
     Random,
     /// Reading such a file from start to end.
     Scan,
@@ -43,9 +43,9 @@ pub enum Experiment {
     Sync,
     /// Mapped memory against system calls, cached.
     Calls,
-    /// How long a task scheduler stands still for page faults.
+    /// Stalls of a task scheduler by page faults.
     Stall,
-    /// What a mapping does that a database cannot want.
+    /// Effects of a mapping that a database cannot accept.
     Hazards,
     /// The first touch of mapped pages.
     Prefault,
@@ -54,7 +54,7 @@ pub enum Experiment {
 }
 
 impl Experiment {
-    /// All, in the order in which `all` runs them.
+    /// All experiments, in the order in which `all` runs them.
     pub const ALL: [Experiment; 8] = [
         Experiment::Random,
         Experiment::Scan,
@@ -66,7 +66,7 @@ impl Experiment {
         Experiment::Persist,
     ];
 
-    /// As it is typed.
+    /// The name, as it is typed.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -86,7 +86,7 @@ impl Experiment {
         matches!(self, Experiment::Random | Experiment::Scan | Experiment::Stall)
     }
 
-    /// About how long it takes.
+    /// The approximate time that it takes.
     pub(crate) fn seconds(self, session: &Session<'_>) -> f64 {
         match self {
             Experiment::Random => random::seconds(session),

@@ -30,7 +30,7 @@ enum Way {
     CallSynced,
     /// Copied into the mapping; nothing makes it durable.
     Mapped,
-    /// Copied, lines written back, fenced: durable where the mapping is of persistent memory.
+    /// Copied, lines written back, fenced: durable if the mapping is of persistent memory.
     MappedPersisted,
 }
 
@@ -84,7 +84,7 @@ impl Measurement for Task {
             self.timing,
             |_| {},
             |thread, pace| {
-                // Held for the whole run: it hands the part to its one thread.
+                // Held for the whole run, to give the one thread its part.
                 let mut part = parts[thread].lock().expect("one thread a part");
                 let record = vec![thread as u8; self.bytes];
                 let base = (thread * PART_BYTES) as u64;
@@ -243,7 +243,7 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
 mod tests {
     use super::*;
 
-    /// Every way stores what it is given, in its thread's own part.
+    /// Every way stores its bytes, in its thread's own part.
     #[test]
     fn every_way_stores() {
         let file = tempfile::NamedTempFile::new().unwrap();

@@ -1,4 +1,4 @@
-//! `prefault`: what the first touch of a mapped page costs, and what it saves to have it done before (S5).
+//! `prefault`: the cost of the first touch of a mapped page, and the gain of doing it in advance (S5).
 
 use std::fs::File;
 use std::io;
@@ -28,7 +28,7 @@ enum Way {
     Nothing,
     /// `MAP_POPULATE`: by the call that maps.
     Populated,
-    /// `MADV_POPULATE_WRITE` by so many threads, each a part of its own.
+    /// `MADV_POPULATE_WRITE` by this many threads, each for a part of its own.
     Threads(usize),
 }
 
@@ -51,15 +51,15 @@ pub(crate) struct Task {
     loaders: usize,
 }
 
-/// Its cost.
+/// The cost of a load.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Seen {
     prefault_seconds: f64,
     load_seconds: f64,
     second_load_seconds: f64,
-    /// While loading.
+    /// Page faults while loading.
     faults: u64,
-    /// While loading: the kernel's share of the processor time.
+    /// The kernel's share of the processor time while loading.
     system_share: f64,
 }
 
@@ -96,7 +96,7 @@ impl Measurement for Task {
 }
 
 impl Task {
-    /// Stores rows into all of it, each loader into a part of its own.
+    /// Fills the mapping with rows, each loader a part of its own. Returns the seconds.
     fn load(&self, map: &mut Map, byte: u8) -> f64 {
         let start = Instant::now();
         let part_bytes = (self.bytes / self.loaders).next_multiple_of(PAGE_BYTES);
@@ -138,7 +138,7 @@ fn cases(session: &Session<'_>, rooms: &[(&'static str, TempFolder)]) -> Vec<Cas
     places.iter().flat_map(of_place).collect()
 }
 
-/// Folders on tmpfs and on persistent memory, where there are any to be written to.
+/// Folders on tmpfs and on persistent memory, as far as there are any and they are writable.
 pub(super) fn memory_rooms(bytes: u64) -> Vec<(&'static str, TempFolder)> {
     let mut found = Vec::new();
     let tmpfs = Path::new("/dev/shm");

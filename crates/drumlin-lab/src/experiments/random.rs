@@ -1,4 +1,4 @@
-//! `random`: 4 KiB reads at random places of a file larger than memory (S1 figures 2a and 2b, S4's second table).
+//! `random`: 4 KiB reads at random offsets of a file larger than memory (S1 figures 2a and 2b, S4's second table).
 
 use std::fs::File;
 use std::io;
@@ -28,7 +28,7 @@ const THREADS: usize = 100;
 /// S4's number of buffers.
 const S4_DEPTH: usize = 20;
 
-/// The bytes asked for where it is measured how many more a device has to read: a small row.
+/// Bytes requested where read amplification is measured: a small row.
 const ROW_BYTES: usize = 1024;
 const SMALL_FILES: u64 = 2048;
 
@@ -65,24 +65,24 @@ impl Method {
     }
 }
 
-/// Reads at random places.
+/// Reads at random offsets.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
-    /// The file; of small files, their folder.
+    /// The file, or the folder of the small files.
     pub(crate) path: PathBuf,
-    /// Reads go to the first so many bytes.
+    /// Reads stay within this many bytes from the file's start.
     pub(crate) range_bytes: u64,
-    /// What is asked for at a time; direct reads bring the blocks around it.
+    /// Bytes requested at a time; direct reads fetch the blocks around them.
     pub(crate) ask_bytes: usize,
     pub(crate) method: Method,
     pub(crate) threads: usize,
-    /// Read the range once before, from start to end, so that it is in memory where it fits.
+    /// Read the range once in advance, from start to end, so that it is in memory if it fits.
     pub(crate) warm: bool,
     pub(crate) timing: Timing,
     pub(crate) seed: u64,
 }
 
-/// Marsaglia's xorshift with a multiplication: random enough for places, and nothing beside a read.
+/// Random offsets by Marsaglia's xorshift with a multiplication: random enough for this, and cheap beside a read.
 struct Places {
     state: u64,
     count: u64,
@@ -105,7 +105,7 @@ impl Places {
     }
 }
 
-/// Looks at what was read, so that it has to be there.
+/// Uses the bytes read, so that the read cannot be left out.
 fn look(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"))
 }
@@ -139,7 +139,7 @@ impl Measurement for Task {
             _ => None,
         };
         let ask = self.ask_bytes;
-        // What the check brings together depends on no order, and the reads cannot be left out.
+        // The check does not depend on the order of the reads.
         load(self.threads, self.timing, observe, |thread, pace| {
             let unit = (ask as u64).min(BLOCK_BYTES as u64);
             let mut places = Places::new(self.seed * 1000 + thread as u64, self.range_bytes - ask as u64 + unit, unit);
@@ -167,7 +167,7 @@ impl Measurement for Task {
 }
 
 impl Task {
-    /// Reads each small file once, in no order of their names.
+    /// Reads each small file once, not in the order of the names.
     fn read_files(self, observe: impl FnMut(&Sample)) -> io::Result<Load> {
         for index in 0..SMALL_FILES {
             temp_folder::forget_cached(&File::open(self.path.join(index.to_string()))?)?;
@@ -404,7 +404,7 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
     Ok(())
 }
 
-/// The mean rate of the samples in a part of a run, given as shares of it.
+/// The mean rate of the samples between two points of a run, given as shares of its time.
 fn rate_between(samples: &[Sample], from: f64, to: f64) -> f64 {
     let end = samples.last().map_or(0.0, |sample| sample.at_seconds);
     let inside = samples.iter().filter(|sample| (from * end..=to * end).contains(&sample.at_seconds));
@@ -441,7 +441,7 @@ impl Series<'_> {
     }
 }
 
-/// A column of a table: its title, its form, and its cell of a run.
+/// A column of a table: its title, its form, and the function that makes its cell for a run.
 type Column = (&'static str, Form, fn(&Series) -> Cell);
 
 const RATE_COLUMNS: [Column; 5] = [
@@ -463,7 +463,7 @@ const COST_COLUMNS: [Column; 6] = [
     ("device bytes a byte", Form::Ratio, |run| run.load.read_amplification().into()),
 ];
 
-/// A table of these columns, behind one with the names.
+/// A table with the names in its first column, then these columns.
 fn table_of(title: &str, columns: &[Column]) -> Table {
     let columns = columns.iter().map(|&(title, form, _)| (title, form));
     Table::new(title, &[("", Form::Text)].into_iter().chain(columns).collect::<Vec<_>>())
@@ -474,7 +474,7 @@ fn cells_of(case: &Case, columns: &[Column], run: &Series) -> Vec<Cell> {
     [Cell::from(case.name.clone())].into_iter().chain(cells).collect()
 }
 
-/// A claim, and how it is judged by the runs: with the figures that say why.
+/// A claim, and the function that judges it by the runs and gives the figures.
 type Claim = (&'static str, fn(&[Series]) -> (Holds, String));
 
 /// Claims of S1; the runs are those of direct, mapped random, normal and sequential reads.
@@ -732,13 +732,12 @@ mod tests {
         assert!(seen.iter().all(|seen| *seen));
     }
 
-    /// Operations and bytes are taken while threads are at work: each may have noted one of them, and not yet the
-    /// other.
+    /// Operations and bytes are added up while threads work: each may have counted an operation, and not yet its bytes.
     fn is_consistent(load: &Load, operation_bytes: u64) -> bool {
         load.bytes.abs_diff(load.operations * operation_bytes) <= THREADS as u64 * operation_bytes
     }
 
-    /// Every method reads; those that the folder's file system has not say so.
+    /// Every method reads, or says that the folder's file system does not support it.
     #[test]
     fn every_method_reads() {
         let folder = tempfile::tempdir().unwrap();
@@ -756,7 +755,7 @@ mod tests {
         }
     }
 
-    /// Rows smaller than a block are read where they are, by direct reads too.
+    /// Rows smaller than a block are read at their offsets, by direct reads too.
     #[test]
     fn small_rows_are_read() {
         let folder = tempfile::tempdir().unwrap();
@@ -776,7 +775,7 @@ mod tests {
     #[test]
     #[ignore = "times a drive for two minutes, beside fio"]
     fn agrees_with_fio() {
-        /// Drives that others use as well change their rate within seconds: many short turns meet the same of it.
+        /// The rate of a shared drive changes within seconds: many short turns give both the same share of that.
         const TURNS: u64 = 20;
         const SECONDS: f64 = 1.0;
         if std::process::Command::new("fio").arg("--version").output().is_err() {
@@ -803,8 +802,8 @@ mod tests {
                 let output = std::process::Command::new("fio")
                     .args(["--name=check", "--rw=randread", "--bs=4k", "--direct=1", "--thread", "--readonly"])
                     .args(["--time_based", "--norandommap", "--randrepeat=0", "--output-format=json"])
-                    // As the lab does: all that have come are taken, and as many submitted by one call. One call for
-                    // each is up to a fifth faster on some virtual drives.
+                    // Like the lab: takes all completions, and submits as many requests by one call. One call for each
+                    // request is up to a fifth faster on some virtual drives.
                     .args(["--iodepth_batch_complete_min=1", "--iodepth_batch_complete_max=32"])
                     .arg("--iodepth_batch_submit=32")
                     .args([format!("--runtime={SECONDS}"), format!("--size={bytes}"), format!("--iodepth={depth}")])
@@ -817,7 +816,7 @@ mod tests {
             };
             let mut rates: [Vec<f64>; 2] = Default::default();
             for turn in 0..TURNS {
-                // Either begins as often.
+                // Each goes first in half of the turns.
                 let before = turn.is_multiple_of(2).then(|| by_lab(turn));
                 rates[1].push(by_fio());
                 rates[0].push(before.unwrap_or_else(|| by_lab(turn)));

@@ -22,10 +22,10 @@ use crate::session::{Session, Turns};
 use crate::temp_folder;
 use crate::worker::Measurement;
 
-/// What a processor looks at of what was read: a word a page, which is what a mapping has to bring in.
+/// The stride of the words that are looked at: one in each page, so that a mapping has to bring every page in.
 const PAGE_BYTES: usize = 4096;
 
-/// One step through a mapping: an operation of its own, so that the course over time can be seen.
+/// One step through a mapping: counted as an operation, so that the rate over time can be shown.
 const STEP_BYTES: usize = 128 << 10;
 
 /// A way of reading a file from start to end.
@@ -39,7 +39,7 @@ pub(crate) enum Method {
         depth: usize,
         options: RingOptions,
     },
-    /// Drumlin's stream, copied out of by `Read`, or handed out as it is.
+    /// Drumlin's stream: copied by `Read`, or used in its own buffers.
     Stream {
         requests: usize,
         copied: bool,
@@ -112,7 +112,7 @@ impl Measurement for Task {
 }
 
 impl Task {
-    /// A scan by one thread with so many requests in flight.
+    /// A scan by one thread with this many requests in flight.
     pub(crate) fn in_flight(path: &Path, request_bytes: usize, depth: usize, timing: Timing) -> Task {
         let method = Method::Ring { depth, options: RingOptions::default() };
         Task { path: path.to_owned(), method, request_bytes, threads: 1, timing }
@@ -187,7 +187,7 @@ struct Case {
     method: Method,
     request_bytes: usize,
     threads: usize,
-    /// Its course is drawn.
+    /// Its rate over time is plotted.
     drawn: bool,
     source: Option<&'static str>,
 }
@@ -254,7 +254,7 @@ fn rounds(session: &Session<'_>) -> usize {
 }
 
 pub(super) fn seconds(session: &Session<'_>) -> f64 {
-    // A file that is done before the time is over ends its case: at a GB/s.
+    // A case ends early once the file is read: at 1 GB/s.
     let each = timing(session).seconds.min(session.file_bytes() as f64 / 1e9);
     (cases().len() * rounds(session)) as f64 * each
 }
@@ -392,7 +392,7 @@ fn verdicts(chapter: &mut Chapter, machine: &Machine, turns: &[Turns<Load>]) {
 mod tests {
     use super::*;
 
-    /// Every way reads all of the file and sees the same in it.
+    /// Every method reads the whole file and sees the same bytes.
     #[test]
     fn every_method_reads_all() {
         let folder = tempfile::tempdir().unwrap();

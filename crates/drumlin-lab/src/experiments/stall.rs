@@ -1,9 +1,9 @@
-//! `stall`: how long a task scheduler stands still when its tasks touch cold mapped pages (S3).
+//! `stall`: stalls of a task scheduler whose tasks touch cold mapped pages (S3).
 //!
-//! A scheduler with a thread for each processor, as asynchronous runtimes have, runs reader tasks and one heartbeat
-//! that does nothing but come again. A reader that touches a cold page takes its thread into the kernel, where the
-//! scheduler sees nothing of it; a reader that reads asynchronously leaves the thread to others until its bytes are
-//! there. The time between two beats is how long any other task of the program would have waited.
+//! A scheduler with one thread per processor, like those of asynchronous runtimes, runs reader tasks and one heartbeat
+//! task, which only schedules itself again. A reader that touches a cold page blocks its thread in the kernel, unseen
+//! by the scheduler. A reader that reads asynchronously leaves the thread to other tasks until its bytes arrive. Any
+//! other task of the program would have waited for as long as the time between two beats.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -42,20 +42,20 @@ pub(crate) struct Task {
 pub(crate) struct Seen {
     reads_per_second: f64,
     beats_per_second: f64,
-    /// Between two beats.
+    /// Times between two beats.
     gaps: Summary,
-    /// The share of the time in which all threads stood in a page fault.
+    /// The share of the time in which all threads were blocked in a page fault.
     all_blocked: f64,
 }
 
-/// The work that waits for a thread.
+/// A task that is ready to run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ready {
     Heartbeat,
     Reader,
 }
 
-/// The scheduler: who is ready, and what the threads are doing.
+/// The tasks that are ready, and the state of the threads.
 struct Scheduler {
     ready: Mutex<VecDeque<Ready>>,
     stop: AtomicBool,
@@ -86,7 +86,7 @@ impl Scheduler {
     }
 }
 
-/// A place in the file; each call another.
+/// A random block of the file; another at each call.
 fn place(state: &mut u64, blocks: u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;

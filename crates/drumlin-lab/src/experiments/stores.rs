@@ -1,4 +1,4 @@
-//! Commits of 1 KiB by store (S2's first table): Drumlin, and others where they are built in.
+//! Commits of 1 KiB by store (S2's first table): Drumlin, and others if they are built in.
 
 use std::io;
 use std::path::Path;
@@ -202,7 +202,7 @@ mod peers {
     impl Lmdb {
         pub(super) fn open(folder: &Path) -> Opened {
             let open = || {
-                // SAFETY: the folder was made for this measurement; nobody else opens or changes its files.
+                // SAFETY: the folder was made for this measurement; no other program opens or changes its files.
                 let environment = unsafe { heed::EnvOpenOptions::new().map_size(4 << 30).open(folder)? };
                 let mut transaction = environment.write_txn()?;
                 let rows = environment.create_database(&mut transaction, None)?;

@@ -1,4 +1,4 @@
-//! `sync`: what makes a write durable, what it costs, and whether it is durable here (S2).
+//! `sync`: methods of making a write durable, their cost, and whether they do so here (S2).
 
 use std::fs::File;
 use std::io;
@@ -26,7 +26,7 @@ use crate::worker::Measurement;
 /// The number of bytes by which a file grows ahead of need.
 const GROWTH_BYTES: u64 = 16 << 20;
 
-/// Files that are filled with zeros first are written again and again within this.
+/// The size of zero-filled files, which are overwritten again and again.
 const FILLED_BYTES: u64 = 16 << 20;
 
 /// No case writes more than this.
@@ -35,7 +35,7 @@ const WRITTEN_BYTES_MAX: u64 = 256 << 20;
 const SIZES: [usize; 2] = [1024, 4096];
 const WRITERS: [usize; 3] = [1, 8, 32];
 
-/// A way by which a write is made durable, or is believed to be.
+/// A method by which a write is made durable, or is believed to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Method {
     Append,
@@ -51,12 +51,12 @@ pub(crate) enum Method {
     NoSync,
 }
 
-/// Whether a write survives a power cut.
+/// The fate of a write in a power cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Durable {
     Yes,
     No,
-    /// It rests on what can't be known from here.
+    /// Survives only under conditions that can't be checked from here.
     Perhaps,
 }
 
@@ -70,12 +70,12 @@ impl Durable {
     }
 }
 
-/// The part of its cache that a drive keeps when the power goes.
+/// The kernel's view of the drive's write cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Cache {
     /// The kernel flushes: it takes the cache to be volatile.
     Volatile,
-    /// The kernel does not flush: it takes what was written to be kept.
+    /// The kernel does not flush: it takes writes to be kept.
     None,
     Unknown,
 }
@@ -130,7 +130,7 @@ impl Method {
         self.is_direct() || matches!(self, Method::Filled | Method::FilledRange | Method::FilledDurable)
     }
 
-    /// The figures of S2's first machine, where it has the method: of the write cache on and off.
+    /// S2's figures on its first machine, if it has the method: with the write cache on, and off.
     fn source(self) -> Option<&'static str> {
         match self {
             Method::Append => Some("S2: 2.63 ms ± 0.15, cache off 5.49 ms"),
@@ -140,7 +140,7 @@ impl Method {
         }
     }
 
-    /// Whether a write by this method survives a power cut on such a file system and cache, and why.
+    /// Decides if a write by this method survives a power cut on this file system and cache, and says why.
     pub(crate) fn durable(self, file_system: &str, cache: Cache) -> (Durable, &'static str) {
         let writes_elsewhere = matches!(file_system, "btrfs" | "zfs" | "bcachefs" | "f2fs" | "overlay");
         if matches!(file_system, "tmpfs" | "ramfs") {
@@ -175,11 +175,11 @@ pub(crate) struct Task {
     timing: Timing,
 }
 
-/// The file of a case, which its writers share: each takes the next place.
+/// The file of a case, which its writers share: each write takes the next offset.
 struct Target {
     file: File,
     next: AtomicU64,
-    /// Up to where the file was extended. Held while it grows: others wait for the space they need.
+    /// The end of the extended part. Held while it grows: others wait for the space that they need.
     extended: Mutex<u64>,
 }
 
@@ -273,7 +273,7 @@ impl Task {
         Ok(())
     }
 
-    /// Has space for a write at `offset`; whether the file had to grow for it.
+    /// Extends the file for a write at `offset` if necessary. Returns `true` if it grew.
     fn extend(&self, target: &Target, offset: u64) -> io::Result<bool> {
         let mut extended = target.extended.lock().expect("nothing panics while it is held");
         if offset + self.bytes as u64 <= *extended {
@@ -348,7 +348,7 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
         timing.seconds + FILE_SECONDS,
         |case| format!("sync: {}, {} B, {} writers", case.method.name(), case.bytes, case.writers),
         |case, _| {
-            // The file of the case before is in nobody's use any more.
+            // No process uses the file of the case before.
             let number = number.fetch_add(1, Ordering::Relaxed);
             let before = session.room.path().join(format!("sync-{}", number.wrapping_sub(1)));
             let _ = std::fs::remove_file(before);
@@ -534,7 +534,7 @@ fn verdicts(chapter: &mut Chapter, machine: &Machine, turns: &[Turns<Load>]) {
 mod tests {
     use super::*;
 
-    /// Every method writes, in a file that it makes and nobody else's.
+    /// Every method writes, in a file that it creates itself.
     #[test]
     fn every_method_writes() {
         let folder = tempfile::tempdir().unwrap();
@@ -550,7 +550,7 @@ mod tests {
         }
     }
 
-    /// What leaves the flush out is never called durable on a volatile cache, and nothing is in memory.
+    /// No method without a flush is called durable on a volatile cache, and none is in memory.
     #[test]
     fn hope_is_not_called_durable() {
         for method in Method::ALL {

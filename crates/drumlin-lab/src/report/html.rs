@@ -1,7 +1,7 @@
 //! The report as one HTML page that needs nothing else: no script, no font, no file.
 //!
 //! One column on a phone, two plots side by side on a desk; colours for light and dark. Wide tables scroll in their own
-//! frame, so that the page itself never does sideways.
+//! frame, so that the page itself never scrolls sideways.
 
 use std::fmt::Write;
 
@@ -40,7 +40,7 @@ pub(super) fn render(report: &Report) -> String {
     page
 }
 
-/// Every finding on one screen, with a way to its chapter.
+/// Every finding on one screen, with a link to its chapter.
 fn summary(report: &Report) -> String {
     let mut html = String::from("<section><h2>Which findings hold here</h2><ul class=\"verdicts\">");
     for chapter in &report.chapters {
@@ -136,7 +136,7 @@ fn table(table: &Table) -> String {
     let mut html = format!("<h3>{}</h3><div class=\"frame\" tabindex=\"0\"><table><thead><tr>", escape(&table.title));
     for column in &table.columns {
         let class = if column.form == Form::Text { " class=\"words\"" } else { "" };
-        // In the terminal a label may be divided; here it need not.
+        // The terminal may break a label at its hyphen; a page need not.
         html += &format!("<th scope=\"col\"{class}>{}</th>", escape(&column.label.replace("- ", "")));
     }
     if has_source {
@@ -168,7 +168,7 @@ mod tests {
     use crate::machine::Machine;
     use crate::report::{Plot, Scale};
 
-    /// The page needs nothing from anywhere, holds every figure, and text cannot become markup.
+    /// The page is self-contained, holds every figure, and no text can become markup.
     #[test]
     fn the_page_stands_alone() {
         let mut chapter = Chapter::new("random", "Reads <b>", "About & more");

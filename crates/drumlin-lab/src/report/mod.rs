@@ -1,4 +1,4 @@
-//! The results of a run, in a form that a terminal, a program and a browser can all be given.
+//! The results of a run, in a form for a terminal, a program and a browser.
 
 mod html;
 mod plot;
@@ -12,21 +12,21 @@ use crate::machine::Machine;
 /// The report of a run of the lab.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Of the form of this report as JSON: 1.
+    /// The version of this report's JSON: 1.
     pub version: u32,
     /// The command as it was typed.
     pub command: String,
-    /// When it began, in UTC.
+    /// The start of the run, in UTC.
     pub started: String,
     /// The time that it took.
     pub seconds: f64,
-    /// Ended by the user before it was done: what had been measured is there.
+    /// `true` if the user ended it early: it holds the results up to then.
     pub interrupted: bool,
-    /// Short runs were asked for.
+    /// `true` for short runs on small files.
     pub quick: bool,
     /// The machine that it ran on.
     pub machine: Machine,
-    /// The way in which files came to be larger than memory.
+    /// The memory limit and the way in which it was enforced, in words.
     pub memory_limit: String,
     /// One for each experiment, in the order in which they ran.
     pub chapters: Vec<Chapter>,
@@ -43,13 +43,13 @@ pub struct Chapter {
     pub about: String,
     /// Figures.
     pub tables: Vec<Table>,
-    /// Pictures of them.
+    /// Plots of the figures.
     pub plots: Vec<Plot>,
-    /// The sources' findings against what was seen here.
+    /// The sources' findings compared with what was seen here.
     pub verdicts: Vec<Verdict>,
-    /// Notes without which the figures can be misread.
+    /// Notes without which the figures could be misread.
     pub notes: Vec<String>,
-    /// Why it ended early, if it did.
+    /// The reason why it ended early, if it did.
     pub failure: Option<String>,
 }
 
@@ -71,7 +71,7 @@ impl Chapter {
         self.notes.push(text.into());
     }
 
-    /// Sets a source's claim against what was seen.
+    /// Compares a source's claim with what was seen.
     pub(crate) fn verdict(
         &mut self,
         source: &'static str,
@@ -117,7 +117,7 @@ impl Serialize for Column {
 pub struct Row {
     /// One for each column.
     pub cells: Vec<Cell>,
-    /// The figure of the source, where it has one.
+    /// The source's figure, if it has one.
     pub source: Option<String>,
 }
 
@@ -199,7 +199,7 @@ pub enum Scale {
     Linear,
     /// Equal distances for equal ratios.
     Logarithmic,
-    /// Of quantiles: equal distances for equal ratios of what is left (90 %, 99 %, 99.9 %).
+    /// For quantiles: equal distances for equal ratios of the remainder (90 %, 99 %, 99.9 %).
     Tail,
 }
 
@@ -228,9 +228,9 @@ impl Serialize for Axis {
 pub struct Plot {
     /// Its title.
     pub title: String,
-    /// To the right.
+    /// The horizontal axis.
     pub x: Axis,
-    /// Upwards.
+    /// The vertical axis.
     pub y: Axis,
     /// The lines.
     pub lines: Vec<Line>,
@@ -239,7 +239,7 @@ pub struct Plot {
 /// One line of a plot.
 #[derive(Clone, Debug, Serialize)]
 pub struct Line {
-    /// What it stands for.
+    /// Its label.
     pub name: String,
     /// From left to right.
     pub points: Vec<(f64, f64)>,
@@ -267,11 +267,11 @@ impl Plot {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Holds {
-    /// Seen.
+    /// It was seen.
     Yes,
     /// The opposite, or nothing of it, was seen.
     No,
-    /// Seen in direction, not in size.
+    /// It was seen in direction, not in size.
     Partly,
     /// This machine or this run could not tell.
     Unknown,
@@ -292,7 +292,7 @@ impl Holds {
     }
 }
 
-/// A source's finding against what was seen here.
+/// A source's finding compared with what was seen here.
 #[derive(Clone, Debug, Serialize)]
 pub struct Verdict {
     /// The source of the claim.
@@ -301,18 +301,18 @@ pub struct Verdict {
     pub claim: String,
     /// The verdict.
     pub holds: Holds,
-    /// By which figures.
+    /// The figures behind it.
     pub why: String,
 }
 
 impl Report {
-    /// As tables for a terminal of so many columns, with ANSI styles.
+    /// The report as tables for a terminal of this many columns, with ANSI styles.
     #[must_use]
     pub fn text(&self, columns: usize) -> String {
         text::report(self, columns)
     }
 
-    /// As one HTML page that needs nothing else.
+    /// The report as one self-contained HTML page.
     #[must_use]
     pub fn html(&self) -> String {
         html::render(self)

@@ -1,7 +1,7 @@
 //! Plots as SVG, drawn by hand: a few lines over two axes, in the page's own colours.
 //!
-//! A plot is 420 units wide, which is about the width of a phone: shown there or beside another on a desk, its letters
-//! stay as large as the page's.
+//! A plot is 420 units wide, about the width of a phone: its letters stay as large as the page's on a phone, and beside
+//! another plot on a desk.
 
 use std::fmt::Write;
 
@@ -92,14 +92,14 @@ impl Ruler {
         match self.scale {
             Scale::Tail => format!("{}%", ((tick * 1e6).round() / 1e4)),
             _ if tick == 0.0 => "0".to_owned(),
-            // Two units would not find room beside the axis.
+            // Two units would not fit beside the axis.
             _ if axis.form == Form::Seconds && tick >= 100.0 => format!("{:.0} min", tick / 60.0),
             _ => axis.form.show(tick).replace(".00 ", " ").replace(".0 ", " "),
         }
     }
 }
 
-/// The next of 1, 2, 4, 5, 8, 10 times a power of ten.
+/// The next of the steps below times a power of ten.
 fn nice_above(value: f64) -> f64 {
     let power = 10f64.powf(value.log10().floor());
     let steps = [1.0, 1.2, 1.6, 2.0, 2.4, 3.2, 4.0, 5.0, 6.0, 8.0, 10.0];
@@ -134,7 +134,7 @@ pub(super) fn render(plot: &Plot) -> String {
         let at = across(tick);
         draw(format_args!("<path class=\"grid\" d=\"M{at:.1} {TOP}V{}\"/>", HEIGHT - BOTTOM));
         let label = x.label(&plot.x, tick);
-        // Labels that would touch the one before are left out.
+        // Labels that would touch the previous one are left out.
         let half = label.chars().count() as f64 * 3.2;
         if at - half >= free {
             let inside = at.min(WIDTH - half - 1.0);
@@ -157,7 +157,7 @@ pub(super) fn render(plot: &Plot) -> String {
         let mut dots = String::new();
         let mut is_first = true;
         for &(right, height) in &line.points {
-            // What lies left of the axis, as the quick half of a distribution, is not drawn.
+            // Points left of the axis, like the fast half of a distribution, are not drawn.
             if right < x.low * 0.999 || !height.is_finite() {
                 continue;
             }

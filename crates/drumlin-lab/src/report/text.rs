@@ -13,11 +13,11 @@ pub(crate) const GOOD: Style = Style::new().bold().fg_color(Some(Color::Ansi(Ans
 pub(crate) const BAD: Style = Style::new().bold().fg_color(Some(Color::Ansi(AnsiColor::Red)));
 pub(crate) const MIXED: Style = Style::new().bold().fg_color(Some(Color::Ansi(AnsiColor::Yellow)));
 
-/// Between two columns.
+/// Columns between two columns of a table.
 const GAP: usize = 2;
 /// Narrower than this, a source's figures go below their row instead of beside it.
 const SOURCE_COLUMNS_MIN: usize = 22;
-/// Words are not broken to fit less than this.
+/// Columns of words are not made narrower than this.
 const TEXT_COLUMNS_MIN: usize = 12;
 
 pub(super) fn report(report: &Report, columns: usize) -> String {
@@ -143,7 +143,7 @@ pub(crate) fn table(table: &Table, columns: usize, lines: &mut Vec<String>) {
     }
 }
 
-/// Columns and gaps.
+/// The width of these columns and the gaps between them.
 fn width(widths: &[usize]) -> usize {
     widths.iter().sum::<usize>() + GAP * (widths.len() - 1)
 }
@@ -196,7 +196,7 @@ fn part(
     }
 }
 
-/// What each column gets: its longest entry, and of what is too much the words give way.
+/// The width of each column: that of its longest entry, or less for columns of words if the table is too wide.
 fn widths(table: &Table, shown: &[Vec<String>], part: &[usize], columns: usize) -> Vec<usize> {
     let length = |text: &str| text.chars().count();
     let longest_word = |text: &str| text.split(' ').map(length).max().unwrap_or(0);
@@ -219,7 +219,7 @@ fn widths(table: &Table, shown: &[Vec<String>], part: &[usize], columns: usize) 
     }
 }
 
-/// Cells of several lines side by side; words to the left, numbers to the right.
+/// Cells of several lines side by side; words are aligned left, numbers right.
 fn block(cells: &[Vec<String>], widths: &[usize], is_text: &[bool], from_below: bool) -> Vec<String> {
     let height = cells.iter().map(Vec::len).max().unwrap_or(0);
     (0..height)
