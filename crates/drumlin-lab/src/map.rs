@@ -62,7 +62,7 @@ impl Map {
     /// Maps the first `bytes` of `file`, which must be at least that long and opened for writing.
     pub(crate) fn new(file: &File, bytes: usize, mode: Mode) -> io::Result<Map> {
         if bytes == 0 || file.metadata()?.len() < bytes as u64 {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the file is shorter than the mapping asked for"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the file is shorter than the requested mapping"));
         }
         let flags = match mode {
             Mode::Shared => MapFlags::SHARED,

@@ -175,7 +175,7 @@ impl SyncRing {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    eprintln!("io_uring refuses to be waited for: {error}");
+                    eprintln!("waiting for io_uring failed: {error}");
                     std::process::abort();
                 }
             }

@@ -34,7 +34,7 @@ pub fn run(experiments: &[Experiment], settings: &Settings, observer: &dyn Obser
             chapter.failure = Some(plain(&error));
         }
         if session.interrupted() {
-            chapter.failure = Some("interrupted; what had been measured is shown".to_owned());
+            chapter.failure = Some("interrupted; these are the results so far".to_owned());
         }
         chapters.push(chapter);
         planned += seconds;

@@ -267,7 +267,7 @@ fn memory(settings: &Settings, machine: &Machine) -> io::Result<Memory> {
             let usual = if settings.quick { 1 << 30 } else { 4 << 30 };
             let file_bytes = round(settings.file_bytes.unwrap_or(usual.max(wanted * 4)).min(space_bytes));
             let text = format!(
-                "{}: the workers, page cache included, are held to {}; the file has {}",
+                "{}: workers are limited to {}, page cache included; the file has {}",
                 cgroup.way().name(),
                 figures::size(wanted),
                 figures::size(file_bytes)
@@ -286,8 +286,8 @@ fn memory(settings: &Settings, machine: &Machine) -> io::Result<Memory> {
                 )
             } else {
                 format!(
-                    "not made true: no control group ({}), and the disk has room for {} only, less than the memory of {}; \
-                     buffered and mapped reads come from the page cache",
+                    "not enforced: no control group ({}), and the disk has room for only {}, less than the memory of \
+                     {}; buffered and mapped reads come from the page cache",
                     plain(&refusal),
                     figures::size(file_bytes),
                     figures::bytes(memory as f64)

@@ -41,7 +41,7 @@ fn remove_now(path: &Path) {
     if let Err(error) = result
         && error.kind() != io::ErrorKind::NotFound
     {
-        eprintln!("{} is left behind: {error}", path.display());
+        eprintln!("removing {} failed: {error}", path.display());
     }
 }
 
@@ -147,7 +147,7 @@ fn check_space(folder: &Path, bytes: u64) -> io::Result<()> {
     let space = space_bytes(folder)?;
     if bytes > space {
         let text = format!(
-            "a file of {} would bring the file system of {} close to full: {} may be used",
+            "a file of {} would nearly fill the file system of {}: only {} may be used",
             figures::bytes(bytes as f64),
             folder.display(),
             figures::bytes(space as f64)

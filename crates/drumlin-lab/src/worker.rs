@@ -88,7 +88,7 @@ impl<T> Outcome<T> {
             Ending::Done(result) => Ok(result),
             Ending::Failed(error) => Err(error),
             Ending::Killed(signal) => {
-                let why = if signal == libc::SIGKILL { ", probably for want of memory" } else { "" };
+                let why = if signal == libc::SIGKILL { ", probably for lack of memory" } else { "" };
                 Err(io::Error::other(format!("the worker was killed by signal {signal}{why}")))
             }
         }

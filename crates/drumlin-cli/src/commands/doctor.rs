@@ -1,4 +1,4 @@
-//! `drumlin doctor`: what the drive and the system can do, and what follows.
+//! `drumlin doctor`: examines a drive and the system, and recommends settings.
 
 use std::path::PathBuf;
 
@@ -9,13 +9,13 @@ use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
 use crate::terminal::Output;
 
-/// Examine a folder's drive and the system, or a database and what it lies on
+/// Examine a folder's drive and the system, or a database and its drive
 ///
-/// Takes half a minute. What a drive claims is compared with what it does; a database's health, fill and what holds its
-/// space are told, and which settings follow. The exit code is 1 if something is wrong.
+/// Takes half a minute. Compares the drive's claims with its behaviour, reports a database's health and the use of its
+/// space, and recommends settings. The exit code is 1 if something is wrong.
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
-    /// A folder or a database [default: the system's temporary folder, or this one where that is in memory]
+    /// A folder or a database [default: the system's temporary folder, or the current one if that is in memory]
     path: Option<PathBuf>,
 }
 
@@ -29,7 +29,7 @@ impl Doctor {
         let diagnosis = diagnosis.map_err(|error| Failure::file("examining", &path, &error))?;
         output.print(&diagnosis, || diagnosis.text(columns()))?;
         if diagnosis.interrupted {
-            return Err(Failure::new(Exit::Interrupted, "interrupted; what had been found is above"));
+            return Err(Failure::new(Exit::Interrupted, "interrupted; the findings so far are above"));
         }
         if diagnosis.is_wrong() { Err(Failure::silent(Exit::Other)) } else { Ok(()) }
     }

@@ -1,4 +1,4 @@
-//! `drumlin lab`: what this machine's storage really does.
+//! `drumlin lab`: measures this machine's storage beside published figures.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -13,10 +13,10 @@ use crate::interrupt;
 use crate::terminal::figures::parse_size;
 use crate::terminal::{Output, Progress};
 
-/// Measure what this machine's storage really does, beside what others published
+/// Measure this machine's storage, beside published figures
 ///
-/// Each experiment repeats a published measurement and prints its figures beside yours. Files are made in a folder of
-/// its own and removed again, also after Ctrl-C; what had been measured by then is shown.
+/// Each experiment repeats a published measurement and prints the source's figures beside yours. Files are made in a
+/// folder of its own and removed again, also after Ctrl-C, which shows the results so far.
 #[derive(Debug, Args)]
 pub(crate) struct Lab {
     #[command(subcommand)]
@@ -27,7 +27,7 @@ pub(crate) struct Lab {
 enum What {
     /// All experiments, in turn
     All(Options),
-    /// 4 KiB reads at random places of a file larger than memory
+    /// 4 KiB reads at random offsets of a file larger than memory
     Random(Options),
     /// Reading such a file from start to end
     Scan(Options),
@@ -35,9 +35,9 @@ enum What {
     Sync(Options),
     /// Mapped memory against system calls, cached
     Calls(Options),
-    /// How long a task scheduler stands still for page faults
+    /// Stalls of a task scheduler by page faults
     Stall(Options),
-    /// What a mapping does that a database cannot want
+    /// Effects of a mapping that a database cannot accept
     Hazards(Options),
     /// The first touch of mapped pages
     Prefault(Options),
@@ -49,22 +49,22 @@ enum What {
 
 #[derive(Clone, Debug, Args)]
 struct Options {
-    /// Where files are made [default: the system's temporary folder, or this one where that is in memory]
+    /// The folder for files [default: the system's temporary folder, or the current one if that is in memory]
     #[arg(long, value_name = "DIR")]
     path: Option<PathBuf>,
     /// Short runs on small files
     #[arg(long)]
     quick: bool,
-    /// How long a case runs whose course is shown [default: 20, quick 4]; others take a fraction
+    /// Seconds of a case that is shown over time [default: 20, quick 4]; others take a fraction
     #[arg(long, value_name = "S", value_parser = parse_seconds)]
     seconds: Option<f64>,
-    /// What "larger than memory" is larger than [default: 512MiB, quick 128MiB]
+    /// The memory limit, which the file exceeds [default: 512MiB, quick 128MiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,
-    /// The file that is read [default: 4GiB, quick 1GiB, less where space is short]
+    /// The size of the file that is read [default: 4GiB, quick 1GiB, less if space is short]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     file: Option<u64>,
-    /// Write the report as one HTML page as well
+    /// Also write the report as one HTML page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }
@@ -113,7 +113,7 @@ impl Lab {
             output.remark(&format!("the report is in {}", path.display()));
         }
         if report.interrupted {
-            return Err(Failure::new(Exit::Interrupted, "interrupted; what had been measured is above"));
+            return Err(Failure::new(Exit::Interrupted, "interrupted; the results so far are above"));
         }
         let refused = report.chapters.iter().find_map(|chapter| Some((chapter.name, chapter.failure.as_ref()?)));
         match refused {
@@ -123,7 +123,7 @@ impl Lab {
     }
 }
 
-/// The terminal's columns; into a file or pipe, those of a page.
+/// The terminal's columns, or those of a page for a file or pipe.
 pub(super) fn columns() -> usize {
     Output::columns().unwrap_or(100)
 }
@@ -148,7 +148,7 @@ fn typed() -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// Shows how far the lab is, and passes Ctrl-C on.
+/// Shows the lab's progress, and passes Ctrl-C on.
 pub(super) struct Watcher {
     output: Output,
     bar: RefCell<Option<Progress>>,

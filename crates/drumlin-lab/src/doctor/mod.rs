@@ -131,7 +131,7 @@ pub fn examine(path: &Path, observer: &dyn Observer) -> io::Result<Diagnosis> {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::Interrupted => diagnosis.interrupted = true,
         Err(error) if error.kind() == io::ErrorKind::StorageFull => {
-            diagnosis.mend(Severity::Wrong, "space", plain(&error), "free space, or give another folder");
+            diagnosis.mend(Severity::Wrong, "space", plain(&error), "free some space, or choose another folder");
         }
         Err(error) => return Err(error),
     }
@@ -194,11 +194,11 @@ fn system(diagnosis: &mut Diagnosis) {
         diagnosis.mend(
             Severity::Advice,
             "huge pages",
-            "switched off: large budgets cost more misses of the TLB",
+            "disabled: large memory budgets cause more TLB misses",
             "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         );
     } else {
-        let mode = if pages.contains("[always]") { "always" } else { "for programs that ask (madvise)" };
+        let mode = if pages.contains("[always]") { "always" } else { "for programs that request them (madvise)" };
         diagnosis.tell(Severity::Fine, "huge pages", mode);
     }
     let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
@@ -221,11 +221,11 @@ fn system(diagnosis: &mut Diagnosis) {
     }
     let memory = cgroup::own_limit_bytes().unwrap_or(u64::MAX).min(diagnosis.machine.memory_bytes);
     let quarter = (memory / 4) >> 20;
-    let whose = if memory < diagnosis.machine.memory_bytes { "that this container may use" } else { "of this machine" };
+    let whose = if memory < diagnosis.machine.memory_bytes { "available to this container" } else { "of this machine" };
     diagnosis.setting(
         format!("Config::new().memory({} << 20)", quarter.max(8)),
         format!(
-            "a quarter of the {} {whose}; more where nothing else needs it, since the budget is all that Drumlin takes",
+            "a quarter of the {} {whose}; use more if nothing else needs it: Drumlin takes no more than its budget",
             figures::bytes(memory as f64)
         ),
     );
@@ -237,7 +237,7 @@ fn drive(diagnosis: &mut Diagnosis, folder: &Path, steps: &Steps<'_>) -> io::Res
         diagnosis.mend(
             Severity::Wrong,
             "file system",
-            format!("{} lives in memory: nothing written there survives", diagnosis.machine.file_system),
+            format!("{} is in memory: nothing written there survives a restart", diagnosis.machine.file_system),
             "put the database on a drive's file system",
         );
     }
@@ -262,7 +262,7 @@ fn drive(diagnosis: &mut Diagnosis, folder: &Path, steps: &Steps<'_>) -> io::Res
         diagnosis.mend(
             Severity::Wrong,
             "space",
-            format!("the file system has {} to spare, less than a tenth of it", figures::bytes(space as f64)),
+            format!("the file system has only {} to spare; a tenth of it is kept free", figures::bytes(space as f64)),
             "free space: on a full disk commits fail",
         );
         return Ok(());
@@ -327,7 +327,7 @@ fn page_setting(diagnosis: &mut Diagnosis, small: f64, large: f64) {
     diagnosis.setting(
         format!("Config::new().page_bytes({bytes})"),
         format!(
-            "8 KiB reads come at {} of the rate of 4 KiB reads{}",
+            "8 KiB reads reach {} of the rate of 4 KiB reads{}",
             Form::Share.show(share),
             if bytes == 8192 {
                 ": larger pages cost nothing here and compress better"
@@ -346,7 +346,7 @@ fn durability(diagnosis: &mut Diagnosis, room: &TempFolder, probe: &Probe, steps
         &[("", Form::Text), ("p50", Form::Micros), ("p99", Form::Micros), ("", Form::Text)],
     );
     for figures in probe.methods.iter().filter(|figures| figures.supported) {
-        let chosen = if figures.method == probe.chosen { "a new database takes this" } else { "" };
+        let chosen = if figures.method == probe.chosen { "chosen for a new database" } else { "" };
         let name = match figures.method {
             SyncMethod::DurableWrite => "durable write (RWF_DSYNC)",
             SyncMethod::DataSync => "write + fdatasync",
@@ -369,11 +369,11 @@ fn durability(diagnosis: &mut Diagnosis, room: &TempFolder, probe: &Probe, steps
     diagnosis.tables.push(table);
     diagnosis.setting(
         format!("sync method {}", probe.chosen),
-        format!("the fastest durable one on {}; a new database finds it by the same probe", probe.file_system),
+        format!("the fastest durable method on {}; a new database chooses it by the same probe", probe.file_system),
     );
     diagnosis.setting(
         "Config::new().log_streams(1)",
-        "the default: committers that meet share a write; more streams help only where one queue cannot take the rate",
+        "the default: concurrent committers share a write; more streams help only if one queue cannot sustain the rate",
     );
     let durable_us =
         probe.methods.iter().find(|figures| figures.method == probe.chosen).map_or(0.0, |figures| figures.median_us);
@@ -411,34 +411,33 @@ fn plausible(machine: &Machine, durable_us: f64, plain_us: Option<f64>) -> (Seve
         Some(plain_us) => format!("a durable write takes {}, a write without a sync {}", us(durable_us), us(plain_us)),
         None => format!("a durable write takes {}", us(durable_us)),
     };
-    let text = format!("the kernel takes it for {kernel}; {measured}");
+    let text = format!("the kernel treats it as {kernel}; {measured}");
     if drive.rotational == Some(true) && durable_us < TURN_US_MIN && machine.virtualised.is_none() {
         return (
             Severity::Wrong,
-            format!("{text}: faster than a disk turns, so it is not on the disk"),
-            Some("switch the drive's own cache off (hdparm -W 0), or use one with a battery behind it".to_owned()),
+            format!("{text}: faster than a disk spins, so the data is not on the disk"),
+            Some("disable the drive's cache (hdparm -W 0), or use one with a battery".to_owned()),
         );
     }
     match drive.is_flushed() {
         Some(true) if durable_us < FLASH_FLUSH_US_MIN => {
-            let who =
-                if machine.virtualised.is_some() { "the host's answer" } else { "a drive with a protected cache" };
+            let who = if machine.virtualised.is_some() { "the host's cache" } else { "a protected cache in the drive" };
             (
                 Severity::Advice,
-                format!("{text}: too fast for flash alone, so it is {who} that it rests on"),
+                format!("{text}: too fast for flash alone, so durability depends on {who}"),
                 Some(if machine.virtualised.is_some() {
-                    "ask who runs the host whether its cache survives a loss of power".to_owned()
+                    "ask the operator of the host whether its cache survives a power cut".to_owned()
                 } else {
                     "make sure that the drive has power-loss protection".to_owned()
                 }),
             )
         }
         Some(true) => (Severity::Fine, format!("{text}: plausible"), None),
-        Some(false) => (Severity::Fine, format!("{text}: durable as far as the drive says the truth"), None),
+        Some(false) => (Severity::Fine, format!("{text}: durable if the drive tells the truth"), None),
         None => (
             Severity::Advice,
-            format!("{text}: what lies below the file system is not known"),
-            Some("find out what the storage below promises about flushes".to_owned()),
+            format!("{text}: the storage below the file system is unknown"),
+            Some("find out what that storage promises about flushes".to_owned()),
         ),
     }
 }
@@ -454,7 +453,7 @@ fn database(diagnosis: &mut Diagnosis, path: &Path) {
                 Severity::Advice,
                 "database",
                 format!("in use by process {pid}: only its drive is examined"),
-                "close it there and ask again",
+                "close it there and run the doctor again",
             );
             return;
         }
@@ -463,7 +462,7 @@ fn database(diagnosis: &mut Diagnosis, path: &Path) {
                 Severity::Wrong,
                 "database",
                 format!("does not open: {error}"),
-                "`drumlin check` tells more; restore a backup if it is damaged",
+                "`drumlin check` says more; restore a backup if it is damaged",
             );
             return;
         }
@@ -486,7 +485,7 @@ fn database(diagnosis: &mut Diagnosis, path: &Path) {
             Severity::Advice,
             "probe",
             format!(
-                "drive or file system have changed since it was probed; it was probed again now: {}",
+                "the drive or file system has changed since it was probed; a new probe chose: {}",
                 stats.sync_method
             ),
         );
@@ -494,19 +493,19 @@ fn database(diagnosis: &mut Diagnosis, path: &Path) {
     check(diagnosis, &database, &stats);
     fill(diagnosis, path, &stats);
     if let Err(error) = database.close() {
-        diagnosis.tell(Severity::Wrong, "database", format!("does not close: {error}"));
+        diagnosis.tell(Severity::Wrong, "database", format!("closing it failed: {error}"));
     }
 }
 
 fn check(diagnosis: &mut Diagnosis, database: &Database, stats: &Stats) {
     if let Some(reason) = &stats.failed {
-        diagnosis.mend(Severity::Wrong, "commits", format!("refused: {reason}"), "mend the cause and open it again");
+        diagnosis.mend(Severity::Wrong, "commits", format!("refused: {reason}"), "fix the cause and reopen it");
     }
     if stats.data_file_bytes > CHECKED_BYTES_MAX {
         diagnosis.tell(
             Severity::Fine,
             "pages",
-            format!("{} were not read; `drumlin check` verifies them", figures::bytes(stats.data_file_bytes as f64)),
+            format!("{} not read; `drumlin check` verifies them", figures::bytes(stats.data_file_bytes as f64)),
         );
         return;
     }
@@ -524,7 +523,7 @@ fn check(diagnosis: &mut Diagnosis, database: &Database, stats: &Stats) {
                 figures::plural(report.corruption.len() as u64, "place"),
                 report.corruption[0].reason
             ),
-            "`drumlin check` lists what is lost; restore it from a backup",
+            "`drumlin check` lists the losses; restore them from a backup",
         ),
         Err(error) => diagnosis.tell(Severity::Wrong, "pages", format!("could not be verified: {error}")),
     }
@@ -555,7 +554,7 @@ fn fill(diagnosis: &mut Diagnosis, path: &Path, stats: &Stats) {
         let ratio = stats.device_write_bytes as f64 / stats.log_bytes_written as f64;
         format!("{} bytes of pages for each byte of log since it was opened", figures::digits(ratio))
     } else {
-        "nothing was committed since it was opened".to_owned()
+        "nothing has been committed since it was opened".to_owned()
     };
     line("writes", written);
     line("log", format!("{} would be replayed, from commit {}", bytes(stats.log_bytes), stats.last_checkpoint.0));
@@ -572,7 +571,7 @@ fn fill(diagnosis: &mut Diagnosis, path: &Path, stats: &Stats) {
     }
     let free = stats.free_segments * stats.segment_bytes;
     if free > stats.segment_bytes * 16 {
-        pins.push(format!("free segments kept for what comes next ({})", bytes(free)));
+        pins.push(format!("free segments kept for reuse ({})", bytes(free)));
     }
     line("pinned by", if pins.is_empty() { "nothing".to_owned() } else { pins.join("; ") });
     diagnosis.tables.push(table);

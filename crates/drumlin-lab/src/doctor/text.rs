@@ -39,14 +39,14 @@ pub(super) fn render(diagnosis: &Diagnosis, columns: usize) -> String {
     }
     if !diagnosis.settings.is_empty() {
         lines.push(String::new());
-        lines.push(format!("{BOLD}Settings that follow{BOLD:#}"));
+        lines.push(format!("{BOLD}Recommended settings{BOLD:#}"));
     }
     for setting in &diagnosis.settings {
         lines.push(setting.setting.clone());
         lines.extend(wrap(&setting.why, columns - 4).into_iter().map(|line| format!("    {DIM}{line}{DIM:#}")));
     }
     if diagnosis.interrupted {
-        lines.push(format!("{BAD}interrupted{BAD:#}: this is what had been found"));
+        lines.push(format!("{BAD}interrupted{BAD:#}: these are the findings so far"));
     }
     lines.join("\n")
 }

@@ -160,8 +160,8 @@ pub(super) fn chapter() -> Chapter {
     Chapter::new(
         Experiment::Calls.name(),
         "Mapped memory against system calls, all of it cached",
-        "2 GB, piece by piece; the times are extrapolated from shorter runs. S3's read column is too fast to be true: what \
-         it measures is told apart here from reading.",
+        "2 GB, piece by piece; the times are extrapolated from shorter runs. S3's read column is too fast to be true, \
+         so slicing, touching and copying are measured apart here.",
     )
 }
 
@@ -180,7 +180,7 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
     let mut writes = Table::new(
         "Writing 2 GB",
         &[
-            ("bytes a call", Form::Count),
+            ("bytes per call", Form::Count),
             ("mapped", Form::Seconds),
             ("write(2)", Form::Seconds),
             ("S3: mapped", Form::Text),
@@ -190,7 +190,7 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
     let mut reads = Table::new(
         "Reading 2 GB",
         &[
-            ("bytes a call", Form::Count),
+            ("bytes per call", Form::Count),
             ("mapped, only sliced", Form::Seconds),
             ("mapped, 1 byte touched", Form::Seconds),
             ("mapped, copied", Form::Seconds),
@@ -202,7 +202,7 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
     let mut both = Table::new(
         "S3's advice: write by calls, read by mapping; 2 GB written and read back",
         &[
-            ("bytes a call", Form::Count),
+            ("bytes per call", Form::Count),
             ("write(2), read mapped", Form::Seconds),
             ("both mapped", Form::Seconds),
             ("both by calls", Form::Seconds),
@@ -210,7 +210,7 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
     );
     let mut plot = Plot::new(
         "Time for 2 GB, cached",
-        ("bytes a call", Form::Count, Scale::Logarithmic),
+        ("bytes per call", Form::Count, Scale::Logarithmic),
         ("time", Form::Seconds, Scale::Logarithmic),
     );
     let mut lines: Vec<Vec<(f64, f64)>> = vec![Vec::new(); Way::ALL.len()];
@@ -271,8 +271,8 @@ fn verdicts(chapter: &mut Chapter, lines: &[Vec<(f64, f64)>]) {
             "Reading 2 GB in pieces of 4 KiB through a mapping takes 2.1 ms.",
             Holds::No,
             format!(
-                "That is 950 GB/s, more than memory has: nothing was read but where each piece is. Naming the pieces takes \
-                 {} here, touching one byte of each {}, copying them {}.",
+                "That is 950 GB/s, more than the bandwidth of memory: only the position of each piece was computed. \
+                 Slicing takes {} here, touching one byte of each piece {}, copying {}.",
                 show(sliced),
                 show(touched),
                 show(copied)
@@ -284,33 +284,33 @@ fn verdicts(chapter: &mut Chapter, lines: &[Vec<(f64, f64)>]) {
     {
         chapter.verdict(
             "S3",
-            "Cached and byte by byte, a mapping is far faster than calls: each call costs as much as hundreds of bytes.",
+            "Cached and byte by byte, a mapping is far faster than calls: each call costs as much as copying hundreds of bytes.",
             Holds::of(small_mapped * 5.0 < small_call),
-            format!("1 byte a call: {} mapped, {} by read(2).", show(small_mapped), show(small_call)),
+            format!("1 byte per call: {} mapped, {} by read(2).", show(small_mapped), show(small_call)),
         );
         chapter.verdict(
             "S3",
             "In pieces of 8 KiB a mapping reads 400 times as fast.",
             if mapped * 20.0 < call { Holds::Yes } else { Holds::No },
-            format!("Copied {}, read(2) {}: the same copy, plus the call.", show(mapped), show(call)),
+            format!("Copying takes {}, read(2) {}: the same copy, plus the call.", show(mapped), show(call)),
         );
     }
     if let (Some(mapped), Some(call)) = (time(Way::WriteMapped, 4096), time(Way::WriteCall, 4096)) {
         chapter.verdict(
             "S3",
-            "From 2 to 4 KiB on write(2) is faster than a mapping.",
+            "From 2 to 4 KiB on, write(2) is faster than a mapping.",
             Holds::of(call < mapped),
             format!(
-                "4 KiB: mapped {}, write(2) {}. S3's mapping faulted in every page of a new file; here each was touched before.",
+                "4 KiB: mapped {}, write(2) {}. S3's mapping faulted in every page of a new file; here each page had been touched.",
                 show(mapped),
                 show(call)
             ),
         );
     }
     chapter.note(
-        "Why Drumlin reads by calls all the same: this is the cached case. Beyond memory a mapping faults (random, scan), \
-         stands still (stall) and cannot report an error (hazards); within memory Drumlin's own frames are read without \
-         either call or fault.",
+        "Drumlin reads by calls all the same, because this is the cached case. Beyond memory a mapping faults (random, \
+         scan), stalls (stall) and cannot report errors (hazards). Within memory Drumlin's own frames are read with \
+         neither calls nor faults.",
     );
 }
 

@@ -76,7 +76,7 @@ impl Measurement for Task {
                 let file = File::options().read(true).write(true).open(path)?;
                 file.set_len(0)?;
                 let text = match file.read_exact_at(&mut [0; 4096], 0) {
-                    Ok(()) => "read what is not there".to_owned(),
+                    Ok(()) => "read bytes that are not there".to_owned(),
                     Err(error) => format!("an error: {error}"),
                 };
                 Ok(Seen { text, ..Seen::default() })
@@ -88,7 +88,7 @@ impl Measurement for Task {
                 for page in map.chunks_mut(4096) {
                     page[0] = CHANGED;
                 }
-                Ok(Seen { text: "lived".to_owned(), ..Seen::default() })
+                Ok(Seen { text: "survived".to_owned(), ..Seen::default() })
             }
             Task::DirtByWrites { path } => {
                 let file = temp_folder::open_direct(&path, true)?;
@@ -97,7 +97,7 @@ impl Measurement for Task {
                 for offset in (0..DIRT_BYTES as u64).step_by(buffer.len()) {
                     file.write_all_at(&buffer, offset)?;
                 }
-                Ok(Seen { text: "lived".to_owned(), ..Seen::default() })
+                Ok(Seen { text: "survived".to_owned(), ..Seen::default() })
             }
         }
     }
@@ -148,9 +148,9 @@ pub(super) fn seconds(session: &Session<'_>) -> f64 {
 pub(super) fn chapter() -> Chapter {
     Chapter::new(
         Experiment::Hazards.name(),
-        "What a mapping does behind one's back",
-        "Each in a process of its own, which may die of it: pages that the kernel writes before their transaction commits, \
-         errors that arrive as signals, memory that cannot be given back.",
+        "What a mapping does behind your back",
+        "Each hazard is shown in a process of its own, which may die of it: pages that the kernel writes before their \
+         transaction commits, errors that arrive as signals, memory that cannot be given back.",
     )
 }
 
@@ -160,7 +160,7 @@ fn told(outcome: &Outcome<Seen>) -> String {
         Ending::Done(seen) => seen.text.clone(),
         Ending::Failed(error) => format!("failed: {error}"),
         Ending::Killed(libc::SIGBUS) => "killed by SIGBUS".to_owned(),
-        Ending::Killed(libc::SIGKILL) => "killed by the kernel for want of memory".to_owned(),
+        Ending::Killed(libc::SIGKILL) => "killed by the kernel for lack of memory".to_owned(),
         Ending::Killed(signal) => format!("killed by signal {signal}"),
     }
 }
@@ -204,7 +204,7 @@ fn show_early_write(
     by_itself: bool,
 ) -> io::Result<()> {
     if by_itself && session.settings.quick {
-        chapter.note("Without --quick the lab also waits until the kernel writes the page without anybody's sync.");
+        chapter.note("Without --quick the lab also waits until the kernel writes the page without any sync.");
         return Ok(());
     }
     let cause = if by_itself { "the kernel by itself" } else { "another program's sync" };
@@ -240,7 +240,7 @@ fn show_cut_file(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table
     let mapped =
         session.job(Task::CutMapped { path: filled_file(session, "cut-mapped", DIRTY_BYTES as u64)? }, None)?.0;
     let read = session.job(Task::CutRead { path: filled_file(session, "cut-read", DIRTY_BYTES as u64)? }, None)?.0;
-    table.row(vec!["A file cut short, touched through a mapping".into(), told(&mapped).into()]);
+    table.row(vec!["A file that was cut short, touched through a mapping".into(), told(&mapped).into()]);
     table.row(vec!["The same, read by a call".into(), told(&read).into()]);
     chapter.verdict(
         "S1",
@@ -255,12 +255,12 @@ fn show_cut_file(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table
 fn show_dirt(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table) -> io::Result<()> {
     if !session.is_caged() {
         table.row(vec![
-            "MAP_PRIVATE dirt against a memory limit".into(),
+            "Dirty MAP_PRIVATE pages against a memory limit".into(),
             Cell::from("not shown: no control group is permitted"),
         ]);
         return Ok(());
     }
-    session.step("hazards: dirt against the memory limit", 4.0);
+    session.step("hazards: dirty pages against the memory limit", 4.0);
     let limit = Some(DIRT_LIMIT_BYTES);
     let path = filled_file(session, "dirt", DIRT_BYTES as u64)?;
     let mut endings = Vec::new();
@@ -286,7 +286,7 @@ fn show_dirt(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table) ->
     let shared_lives = matches!(endings[1], Ending::Done(_));
     chapter.verdict(
         "S3",
-        "More shared mapped dirt than memory is fine, private dirt is deadly: it has nowhere to go.",
+        "More dirty shared pages than memory holds are fine; dirty private pages are deadly, since they have nowhere to go.",
         match (private_dies, shared_lives) {
             (true, true) => Holds::Yes,
             (false, _) => Holds::No,
@@ -294,8 +294,8 @@ fn show_dirt(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table) ->
         },
         format!(
             "Private {}, shared {}.",
-            if private_dies { "was killed" } else { "lived" },
-            if shared_lives { "lived" } else { "did not live" }
+            if private_dies { "was killed" } else { "survived" },
+            if shared_lives { "survived" } else { "did not survive" }
         ),
     );
     Ok(())

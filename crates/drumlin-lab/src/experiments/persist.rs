@@ -67,9 +67,10 @@ impl Measurement for Task {
     fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Load> {
         let file = File::options().read(true).write(true).open(&self.path)?;
         let flush = match self.way {
-            Way::MappedPersisted => Some(LineFlush::find().ok_or_else(|| {
-                io::Error::other("this processor has no instruction to write a cache line back and keep it")
-            })?),
+            Way::MappedPersisted => Some(
+                LineFlush::find()
+                    .ok_or_else(|| io::Error::other("this processor has no instruction to write a cache line back"))?,
+            ),
             _ => None,
         };
         let mode = if self.dax { Mode::Persistent } else { Mode::Shared };
@@ -140,8 +141,8 @@ pub(super) fn chapter() -> Chapter {
     Chapter::new(
         Experiment::Persist.name(),
         "Storing through calls and through a mapping",
-        "On persistent memory a store is durable once its cache lines were written back: no call, no copy, no sync. Where \
-         there is none, tmpfs shows what the processor's part of it costs.",
+        "On persistent memory a store is durable once its cache lines are written back: no call, no copy, no sync. \
+         Without such memory, tmpfs shows the processor's part of the cost.",
     )
 }
 
@@ -149,7 +150,7 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
     let bytes = (THREADS * PART_BYTES) as u64;
     let rooms = prefault::memory_rooms(bytes);
     if rooms.is_empty() {
-        chapter.note("There is neither tmpfs nor persistent memory to be written to.");
+        chapter.note("Neither tmpfs nor persistent memory is writable here.");
         return Ok(());
     }
     let mut cases = Vec::new();
@@ -231,9 +232,9 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
     }
     if rooms.iter().all(|(name, _)| *name != "DAX") {
         chapter.note(
-            "No file system on persistent memory (dax) is mounted here. On tmpfs the medium is DRAM, and much of what is stored \
-             through a mapping without write-back never leaves the processor's cache: what shows is what calls cost, not what \
-             a medium takes.",
+            "No file system on persistent memory (dax) is mounted here. On tmpfs the medium is DRAM, and much of what \
+             is stored through a mapping without write-back never leaves the processor's cache: the figures show the \
+             cost of calls, not of a medium.",
         );
     }
     Ok(())

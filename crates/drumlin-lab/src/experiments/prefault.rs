@@ -167,8 +167,8 @@ pub(super) fn chapter() -> Chapter {
     Chapter::new(
         Experiment::Prefault.name(),
         "The first touch of mapped pages",
-        "Rows are stored into a new mapped file by four threads, as a bulk load does on persistent memory; with and without \
-         the pages brought in before.",
+        "Four threads store rows into a new mapped file, like a bulk load on persistent memory, with and without \
+         bringing the pages in first.",
     )
 }
 

@@ -333,9 +333,10 @@ pub(super) fn seconds(session: &Session<'_>) -> f64 {
 pub(super) fn chapter() -> Chapter {
     Chapter::new(
         Experiment::Random.name(),
-        "4 KiB reads at random places",
-        "Of a file larger than the memory allowed, so that most reads miss. S1 says that mapped files collapse once memory \
-         is full while direct reads do not; S4 that direct reads from one thread are as fast beyond memory as within.",
+        "4 KiB reads at random offsets",
+        "From a file larger than the memory limit, so that most reads miss. S1 says that mapped files collapse once \
+         memory is full and direct reads do not; S4 that direct reads from one thread are as fast beyond memory as \
+         within it.",
     )
 }
 
@@ -383,19 +384,20 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
     std::fs::remove_dir_all(&files)?;
     show_amplification(chapter, &amplified, &rows);
 
-    chapter.note("Interrupts and TLB shootdowns are the whole machine's.");
+    chapter.note("Interrupts and TLB shootdowns are those of the whole machine.");
     if let Some(bytes) = machine.drive.read_ahead_bytes {
         chapter.note(format!(
-            "The kernel reads {} around a fault where nothing is advised (S1: 128 KiB). With 100 threads at once that is {}; \
-             where memory has less, pages are evicted before they are used, and are read again.",
+            "Without advice the kernel reads {} around a fault (S1: 128 KiB). With 100 threads at once that is {}; if \
+             memory has less, pages are evicted before they are used, and read again.",
             figures::size(bytes),
             figures::size(bytes * THREADS as u64)
         ));
     }
     if machine.virtualised.is_some() {
         chapter.note(
-            "A virtual machine: TLB shootdowns may be done by the hypervisor and then are not counted, and the drive may \
-             answer from the host's cache. The file was read through once before, so that all cases find it alike.",
+            "This is a virtual machine: TLB shootdowns done by the hypervisor are not counted, and the drive may \
+             answer from the host's cache. The file was read through once in advance, so that all cases find the same \
+             state.",
         );
     }
     if !session.is_larger_than_memory() {
@@ -460,7 +462,7 @@ const COST_COLUMNS: [Column; 6] = [
         run.each(run.load.counters.interrupt("RES") + run.load.counters.interrupt("CAL")).into()
     }),
     ("resident", Form::Bytes, |run| run.load.resident_bytes_max.into()),
-    ("device bytes a byte", Form::Ratio, |run| run.load.read_amplification().into()),
+    ("device bytes per byte", Form::Ratio, |run| run.load.read_amplification().into()),
 ];
 
 /// A table with the names in its first column, then these columns.
@@ -488,8 +490,8 @@ const SERIES_CLAIMS: [Claim; 4] = [
     ("Once memory is full, mmap with MADV_RANDOM falls to about half of direct.", |runs| {
         let share = runs[1].late_rate() / runs[0].late_rate().max(1.0);
         let figures = format!(
-            "In the second half it had {} of the direct rate, at {} of CPU a read against {}. S1's drives brought 900 k/s: \
-             the slower the drive, the less eviction holds it back.",
+            "In the second half it reached {} of the direct rate, at {} of CPU per read against {}. S1's drives \
+             delivered 900 k/s: the slower the drive, the less eviction holds it back.",
             Form::Share.show(share),
             figures::micros(runs[1].load.cpu_us_per_operation()),
             figures::micros(runs[0].load.cpu_us_per_operation())
@@ -505,7 +507,7 @@ const SERIES_CLAIMS: [Claim; 4] = [
             figures,
         )
     }),
-    ("NORMAL and SEQUENTIAL are worse than RANDOM: they read what lies around each fault too.", |runs| {
+    ("NORMAL and SEQUENTIAL are worse than RANDOM: they also read the pages around each fault.", |runs| {
         let [random, normal, sequential] = [1, 2, 3].map(|index: usize| runs[index].late_rate());
         let figures = format!(
             "NORMAL {}/s, SEQUENTIAL {}/s, RANDOM {}/s in the second half.",
@@ -517,14 +519,14 @@ const SERIES_CLAIMS: [Claim; 4] = [
     }),
     ("Evicting mapped pages costs TLB shootdowns; direct reads cost none.", |runs| {
         let [direct, mapped] = [0, 1].map(|index: usize| runs[index].shootdowns());
-        let figures = format!("{} a read mapped, {} direct.", figures::digits(mapped), figures::digits(direct));
+        let figures = format!("{} per read mapped, {} direct.", figures::digits(mapped), figures::digits(direct));
         (if mapped > 10.0 * direct.max(0.001) { Holds::Yes } else { Holds::Partly }, figures)
     }),
 ];
 
 fn show_series(chapter: &mut Chapter, cases: &[Case], courses: &[Turns<Load>]) {
     let mut rates = table_of("Over time, many threads", &RATE_COLUMNS);
-    let mut costs = table_of("What each read costs", &COST_COLUMNS);
+    let mut costs = table_of("Cost per read", &COST_COLUMNS);
     let plot = |title: &str, figure: &'static str| {
         Plot::new(title, ("time", Form::Seconds, Scale::Linear), (figure, Form::Rate, Scale::Linear))
     };
@@ -627,8 +629,8 @@ fn show_ladder(chapter: &mut Chapter, cases: &[Case], steps: &[Turns<Load>]) {
     let [rates, medians, tails] = lines;
     let [direct, mapped] = threads;
     rate_by_depth.line("io_uring, one thread", rates);
-    rate_by_depth.line("direct pread, so many threads", direct);
-    rate_by_depth.line("mmap, RANDOM, so many threads", mapped);
+    rate_by_depth.line("direct pread, as many threads", direct);
+    rate_by_depth.line("mmap, RANDOM, as many threads", mapped);
     latency_by_depth.line("p50", medians);
     latency_by_depth.line("p99", tails);
     chapter.tables.push(table);
@@ -664,7 +666,7 @@ fn show_ranges(chapter: &mut Chapter, cases: &[Case], parts: &[Turns<Load>], is_
         );
         chapter.verdict(
             "S4",
-            "Beyond memory direct reads keep their rate and pass buffered ones (2.3 times).",
+            "Beyond memory direct reads keep their rate and beat buffered ones (2.3 times).",
             if direct > buffered && direct > 0.7 * small { Holds::Yes } else { Holds::of(direct > buffered) },
             format!(
                 "Direct {}/s, {} of its rate within memory; buffered, one request at a time, {}/s.",
@@ -674,15 +676,15 @@ fn show_ranges(chapter: &mut Chapter, cases: &[Case], parts: &[Turns<Load>], is_
             ),
         );
         if is_caged {
-            chapter.note("Resident memory leaves out the page cache, which buffered reads fill up to the limit.");
+            chapter.note("Resident memory excludes the page cache, which buffered reads fill up to the limit.");
         }
     }
 }
 
 fn show_amplification(chapter: &mut Chapter, cases: &[Case], rows: &[Turns<Load>]) {
     let mut table = Table::new(
-        format!("Bytes the device reads for each byte asked for, rows of {}", figures::size(ROW_BYTES as u64)),
-        &[("", Form::Text), ("device bytes a byte", Form::Ratio), ("rows/s", Form::Rate), ("p99", Form::Micros)],
+        format!("Bytes read from the device per byte requested, rows of {}", figures::size(ROW_BYTES as u64)),
+        &[("", Form::Text), ("device bytes per byte", Form::Ratio), ("rows/s", Form::Rate), ("p99", Form::Micros)],
     );
     for (case, turns) in cases.iter().zip(rows) {
         match turns.results.first() {

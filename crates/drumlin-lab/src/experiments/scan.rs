@@ -263,7 +263,7 @@ pub(super) fn chapter() -> Chapter {
     Chapter::new(
         Experiment::Scan.name(),
         "Reading from start to end",
-        "Of a file larger than the memory allowed. S4 says that a few large direct requests in flight are several times as \
+        "From a file larger than the memory limit. S4 says that a few large direct requests in flight are several times as \
          fast as the kernel's read-ahead, S1 that a mapping loses the drive's rate once memory is full.",
     )
 }
@@ -289,10 +289,10 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
         &[
             ("", Form::Text),
             ("rate", Form::Bandwidth),
-            ("CPU a GB", Form::Seconds),
-            ("major faults a MB", Form::Ratio),
+            ("CPU per GB", Form::Seconds),
+            ("major faults per MB", Form::Ratio),
             ("resident", Form::Bytes),
-            ("device bytes a byte", Form::Ratio),
+            ("device bytes per byte", Form::Ratio),
         ],
     );
     let mut plot = Plot::new(
@@ -329,7 +329,9 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
     chapter.plots.push(plot);
     verdicts(chapter, machine, &turns);
     if machine.virtualised.is_some() {
-        chapter.note("A virtual drive: what the host has cached comes faster than a drive could bring it.");
+        chapter.note(
+            "This is a virtual drive: data that the host has cached arrives faster than a drive could deliver it.",
+        );
     }
     Ok(())
 }
@@ -348,7 +350,7 @@ fn verdicts(chapter: &mut Chapter, machine: &Machine, turns: &[Turns<Load>]) {
         );
         chapter.verdict(
             "S4",
-            "Direct reads with parallel read-ahead pass the kernel's (2.5 times), large requests more so (7.7 times).",
+            "Direct reads with parallel read-ahead beat the kernel's (2.5 times), large requests more so (7.7 times).",
             match stream.max(large) / buffered {
                 factor if factor > 2.0 => Holds::Yes,
                 factor if factor > 1.1 => Holds::Partly,
@@ -369,7 +371,7 @@ fn verdicts(chapter: &mut Chapter, machine: &Machine, turns: &[Turns<Load>]) {
     if let (Some(copied), Some(stream)) = (rate(STREAM_COPIED), rate(STREAM)) {
         chapter.verdict(
             "S4",
-            "Leaving the copy out helps a little (4 %).",
+            "Avoiding the copy helps a little (4 %).",
             if stream > 1.01 * copied { Holds::Yes } else { Holds::Partly },
             format!("{} without, {} with a copy.", show(stream), show(copied)),
         );

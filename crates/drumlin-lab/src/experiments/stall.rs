@@ -243,8 +243,8 @@ pub(super) fn chapter() -> Chapter {
         Experiment::Stall.name(),
         "A task scheduler and page faults",
         format!(
-            "A scheduler of {} runs readers of cold pages and one heartbeat. The time between two beats is how long every \
-             other task waits.",
+            "A scheduler of {} runs readers of cold pages and one heartbeat. Every other task waits for as long as the \
+             time between two beats.",
             figures::plural(threads() as u64, "thread")
         ),
     )
@@ -279,7 +279,7 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
         ],
     );
     let mut plot = Plot::new(
-        "How long everybody else waits",
+        "Waits of all other tasks",
         ("share of waits that took at most", Form::Share, Scale::Tail),
         ("between two beats", Form::Micros, Scale::Logarithmic),
     );
@@ -313,8 +313,8 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
             "A runtime with N threads stops altogether once N tasks touch cold mapped pages.",
             if mapped.all_blocked > 0.2 { Holds::Yes } else { Holds::Partly },
             format!(
-                "With as many readers as threads, all threads stood in a fault for {} of the time; the heartbeat came {} times a \
-                 second, with asynchronous reads {} times.",
+                "With as many readers as threads, all threads were blocked in a fault for {} of the time; the heart \
+                 beat {} times per second, with asynchronous reads {} times.",
                 Form::Share.show(mapped.all_blocked),
                 Form::Rate.show(mapped.beats_per_second),
                 Form::Rate.show(asynchronous.beats_per_second)

@@ -127,11 +127,10 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
         }
     }
     let table_notes =
-        "S2: Nebari 2.67 ms, SQLite 4.12 ms, Sled 38.9 us by sync_file_range, which is no durable commit.";
+        "S2: Nebari 2.67 ms, SQLite 4.12 ms, Sled 38.9 us by sync_file_range, which makes no commit durable.";
     chapter.note(table_notes);
     if cfg!(not(feature = "peers")) {
-        chapter
-            .note("Built with `--features peers`, the lab measures commits of redb, SQLite and LMDB beside Drumlin's.");
+        chapter.note("If built with `--features peers`, the lab also measures commits of redb, SQLite and LMDB.");
     }
     chapter.tables.push(table);
     std::fs::remove_dir_all(&folder)

@@ -144,22 +144,22 @@ impl Method {
     pub(crate) fn durable(self, file_system: &str, cache: Cache) -> (Durable, &'static str) {
         let writes_elsewhere = matches!(file_system, "btrfs" | "zfs" | "bcachefs" | "f2fs" | "overlay");
         if matches!(file_system, "tmpfs" | "ramfs") {
-            return (Durable::No, "the file system lives in memory");
+            return (Durable::No, "the file system is in memory");
         }
         match self {
-            Method::TruncatedRange => (Durable::No, "new blocks: their place in the file is not written"),
+            Method::TruncatedRange => (Durable::No, "new blocks: their mapping to the file is not written"),
             Method::FilledRange | Method::NoSync if writes_elsewhere => {
-                (Durable::No, "the file system writes elsewhere, and does not write where")
+                (Durable::No, "the file system writes to a new place, and does not record it")
             }
             Method::FilledRange | Method::NoSync => match cache {
                 Cache::Volatile => (Durable::No, "the drive's cache is volatile and is not flushed"),
                 Cache::None => (Durable::Perhaps, "only if the drive really has no volatile cache"),
-                Cache::Unknown => (Durable::No, "nothing is known of the drive's cache"),
+                Cache::Unknown => (Durable::No, "the drive's cache is unknown"),
             },
             _ => match cache {
-                Cache::Volatile => (Durable::Yes, "the drive's cache is passed or flushed"),
+                Cache::Volatile => (Durable::Yes, "the drive's cache is bypassed or flushed"),
                 Cache::None => (Durable::Yes, "the drive says it has no volatile cache"),
-                Cache::Unknown => (Durable::Perhaps, "the file system asks for it; the drive is not known"),
+                Cache::Unknown => (Durable::Perhaps, "the file system requests it; the drive is unknown"),
             },
         }
     }
@@ -327,15 +327,15 @@ pub(super) fn chapter() -> Chapter {
     Chapter::new(
         Experiment::Sync.name(),
         "Durable writes",
-        "Every way of making a write durable, one operation at a time, each timed on its own. S2 found its own database \
-         fast because it never synced; a mean over batches would have hidden that.",
+        "Every method of making a write durable, one operation at a time, each timed on its own. S2 found its own \
+         database fast because it never synced; a mean over batches would have hidden that.",
     )
 }
 
 pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapter) -> io::Result<()> {
     if machine.in_memory {
         return Err(io::Error::other(format!(
-            "refused: {} is {}, where a sync does nothing and nothing can be measured; give a folder on a drive (--path)",
+            "refused: {} is {}, where a sync does nothing and nothing can be measured; choose a folder on a drive (--path)",
             machine.folder, machine.file_system
         )));
     }
@@ -447,12 +447,12 @@ fn show_durability(chapter: &mut Chapter, machine: &Machine) {
     }
     chapter.tables.extend([here, everywhere]);
     chapter.note(
-        "Durable is what holds by contract. Whether a drive, or a hypervisor that plays one, keeps what it says it has \
-         flushed can only be told by cutting the power.",
+        "Durable means guaranteed by contract. Only cutting the power can show whether a drive, or a hypervisor that \
+         emulates one, keeps the writes that it reports as flushed.",
     );
     chapter.note(
-        "All writers share one file and take the next place in it. Outliers lie above the third quartile by more than three \
-         interquartile ranges.",
+        "All writers share one file, and each write takes the next offset. Outliers lie above the third quartile by \
+         more than three interquartile ranges.",
     );
 }
 
@@ -474,7 +474,7 @@ fn verdicts(chapter: &mut Chapter, machine: &Machine, turns: &[Turns<Load>]) {
         );
         chapter.verdict(
             "S2",
-            "Blocks that hold real zeros already are the cheapest to sync: nothing but data is written.",
+            "Blocks already filled with zeros are the cheapest to sync: only data is written.",
             Holds::of(filled < append && filled < 1.05 * ahead),
             format!("Zero-filled {}, append {}.", us(filled), us(append)),
         );
@@ -483,7 +483,7 @@ fn verdicts(chapter: &mut Chapter, machine: &Machine, turns: &[Turns<Load>]) {
         let volatile = Cache::of(machine) == Cache::Volatile;
         chapter.verdict(
             "S2",
-            "sync_file_range is faster because it leaves the flush out, and so guarantees nothing on a volatile cache.",
+            "sync_file_range is faster because it skips the flush, and so guarantees nothing on a volatile cache.",
             match (range < 0.9 * sync, volatile) {
                 (true, _) => Holds::Yes,
                 (false, true) => Holds::No,
@@ -510,7 +510,7 @@ fn verdicts(chapter: &mut Chapter, machine: &Machine, turns: &[Turns<Load>]) {
         let queue = many < 4.0 * one;
         chapter.verdict(
             "S2",
-            "Commits that each sync queue behind one another; one sync for many would not.",
+            "Commits that each sync queue behind one another; one sync for many avoids this.",
             if queue { Holds::Yes } else { Holds::No },
             format!(
                 "32 writers of one file reach {} times the rate of one ({} against {} writes/s){}.",
@@ -523,7 +523,7 @@ fn verdicts(chapter: &mut Chapter, machine: &Machine, turns: &[Turns<Load>]) {
     }
     if let (Some(none), Some(durable)) = (p50(Method::NoSync), p50(Method::DirectDurable)) {
         chapter.note(format!(
-            "A direct write without a sync takes {}, a durable one {}: the difference is what the flush costs here.",
+            "A direct write without a sync takes {}, a durable one {}: the difference is the cost of a flush here.",
             us(none),
             us(durable)
         ));

@@ -24,7 +24,7 @@ pub(super) fn render(report: &Report) -> String {
         escape(&report.started)
     ));
     if report.interrupted {
-        put("<p class=\"failure\">Interrupted: this is what had been measured by then.</p>");
+        put("<p class=\"failure\">Interrupted: these are the results up to then.</p>");
     }
     put("</header><main>");
     put(&summary(report));

@@ -287,7 +287,7 @@ impl Holds {
             Holds::Yes => "holds here",
             Holds::No => "not here",
             Holds::Partly => "partly",
-            Holds::Unknown => "not told",
+            Holds::Unknown => "unclear",
         }
     }
 }

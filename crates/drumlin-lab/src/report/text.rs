@@ -42,7 +42,7 @@ pub(super) fn report(report: &Report, columns: usize) -> String {
         ("run", format!("{}, {}, {}", report.started, figures::micros(report.seconds * 1e6), report.command)),
     ];
     if report.interrupted {
-        about.push(("", "interrupted: this is what had been measured".to_owned()));
+        about.push(("", "interrupted: these are the results so far".to_owned()));
     }
     for (label, text) in about {
         for (index, line) in wrap(&text, columns - 10).into_iter().enumerate() {
@@ -65,9 +65,9 @@ pub(crate) fn drive_line(drive: &Drive) -> String {
     }];
     match (&drive.cache_claimed, &drive.cache_believed) {
         (Some(claimed), Some(believed)) => {
-            parts.push(format!("cache: it says {claimed}, the kernel acts on {believed}"));
+            parts.push(format!("cache: the drive says {claimed}, the kernel assumes {believed}"));
         }
-        (None, Some(believed)) => parts.push(format!("cache: the kernel acts on {believed}")),
+        (None, Some(believed)) => parts.push(format!("cache: the kernel assumes {believed}")),
         _ => {}
     }
     if let Some(fua) = drive.forced_unit_access {
