@@ -182,18 +182,76 @@ struct Lane {
     finished: AtomicBool,
 }
 
+/// The operations and bytes of all threads.
+fn totals(lanes: &[Lane]) -> (u64, u64) {
+    let total = |of: fn(&Lane) -> &AtomicU64| lanes.iter().map(|lane| of(lane).load(Ordering::Relaxed)).sum();
+    (total(|lane| &lane.operations), total(|lane| &lane.bytes))
+}
+
+/// The sample before, against which the next is taken.
+struct Sampler<F> {
+    observe: F,
+    start: Instant,
+    last: Instant,
+    operations: u64,
+    bytes: u64,
+    counters: Counters,
+}
+
+impl<F: FnMut(&Sample)> Sampler<F> {
+    fn new(observe: F, start: Instant, counters: Counters) -> Sampler<F> {
+        Sampler { observe, start, last: start, operations: 0, bytes: 0, counters }
+    }
+
+    /// Passes on what has happened since the sample before.
+    fn take(&mut self, now: Instant, (operations, bytes): (u64, u64)) {
+        let counters = Counters::now();
+        let passed = (now - self.last).as_secs_f64();
+        let since = counters.since(&self.counters);
+        (self.observe)(&Sample {
+            at_seconds: (now - self.start).as_secs_f64(),
+            operations_per_second: (operations - self.operations) as f64 / passed,
+            bytes_per_second: (bytes - self.bytes) as f64 / passed,
+            faults_major_per_second: since.faults_major as f64 / passed,
+            faults_minor_per_second: since.faults_minor as f64 / passed,
+            tlb_shootdowns_per_second: since.interrupt("TLB") as f64 / passed,
+            resident_bytes: counters::resident_bytes(),
+        });
+        (self.last, self.operations, self.bytes, self.counters) = (now, operations, bytes, counters);
+    }
+
+    /// Samples until the time is over or all threads have finished.
+    fn watch(&mut self, timing: Timing, lanes: &[Lane]) {
+        let end = self.start + Duration::from_secs_f64(timing.seconds);
+        let is_sampled = timing.sample_seconds > 0.0;
+        loop {
+            let now = Instant::now();
+            if now >= end || lanes.iter().all(|lane| lane.finished.load(Ordering::Relaxed)) {
+                return;
+            }
+            let next_sample = self.last + Duration::from_secs_f64(timing.sample_seconds);
+            if is_sampled && now >= next_sample {
+                self.take(now, totals(lanes));
+                continue;
+            }
+            let wake = if is_sampled { end.min(next_sample) } else { end };
+            // Short, so that work that ends by itself is noticed.
+            std::thread::sleep(wake.saturating_duration_since(now).min(Duration::from_millis(5)));
+        }
+    }
+}
+
 /// Runs `work` on this many threads until the time is over or all have finished, and passes a sample to `observe` at
 /// each interval. The work calls [`Pace::go_on`] after every operation.
 pub(crate) fn load(
     threads: usize,
     timing: Timing,
-    mut observe: impl FnMut(&Sample),
+    observe: impl FnMut(&Sample),
     work: impl Fn(usize, &mut Pace<'_>) -> io::Result<()> + Sync,
 ) -> io::Result<Load> {
     let stop = AtomicBool::new(false);
     let lanes: Vec<Lane> = (0..threads).map(|_| Lane::default()).collect();
     let barrier = std::sync::Barrier::new(threads + 1);
-    let total = |of: fn(&Lane) -> &AtomicU64| lanes.iter().map(|lane| of(lane).load(Ordering::Relaxed)).sum::<u64>();
     std::thread::scope(|scope| {
         let (stop, barrier, work) = (&stop, &barrier, &work);
         let mut handles = Vec::with_capacity(threads);
@@ -217,45 +275,16 @@ pub(crate) fn load(
         let before = Counters::now();
         barrier.wait();
         let start = Instant::now();
-        let end = start + Duration::from_secs_f64(timing.seconds);
-        let is_sampled = timing.sample_seconds > 0.0;
-        let mut last = (start, 0, 0, before.clone());
-        let mut sample = |now: Instant, operations: u64, bytes: u64, last: &mut (Instant, u64, u64, Counters)| {
-            let counters = Counters::now();
-            let passed = (now - last.0).as_secs_f64();
-            let since = counters.since(&last.3);
-            observe(&Sample {
-                at_seconds: (now - start).as_secs_f64(),
-                operations_per_second: (operations - last.1) as f64 / passed,
-                bytes_per_second: (bytes - last.2) as f64 / passed,
-                faults_major_per_second: since.faults_major as f64 / passed,
-                faults_minor_per_second: since.faults_minor as f64 / passed,
-                tlb_shootdowns_per_second: since.interrupt("TLB") as f64 / passed,
-                resident_bytes: counters::resident_bytes(),
-            });
-            *last = (now, operations, bytes, counters);
-        };
-        loop {
-            let now = Instant::now();
-            if now >= end || lanes.iter().all(|lane| lane.finished.load(Ordering::Relaxed)) {
-                break;
-            }
-            let next_sample = last.0 + Duration::from_secs_f64(timing.sample_seconds);
-            if is_sampled && now >= next_sample {
-                sample(now, total(|lane| &lane.operations), total(|lane| &lane.bytes), &mut last);
-                continue;
-            }
-            let wake = if is_sampled { end.min(next_sample) } else { end };
-            // Short, so that work that ends by itself is noticed.
-            std::thread::sleep(wake.saturating_duration_since(now).min(Duration::from_millis(5)));
-        }
+        let mut sampler = Sampler::new(observe, start, before.clone());
+        sampler.watch(timing, &lanes);
         // Taken before the threads are told to stop: what they finish afterwards is not counted.
         let stopped = Instant::now();
         let seconds = (stopped - start).as_secs_f64();
-        let (operations, bytes) = (total(|lane| &lane.operations), total(|lane| &lane.bytes));
+        let (operations, bytes) = totals(&lanes);
         // If memory was so short that this thread stalled too, the last sample is long ago.
-        if is_sampled && (stopped - last.0).as_secs_f64() > timing.sample_seconds / 2.0 {
-            sample(stopped, operations, bytes, &mut last);
+        let since_sample = (stopped - sampler.last).as_secs_f64();
+        if timing.sample_seconds > 0.0 && since_sample > timing.sample_seconds / 2.0 {
+            sampler.take(stopped, (operations, bytes));
         }
         let counters = Counters::now().since(&before);
         let resident_bytes_max = counters::resident_bytes_max();

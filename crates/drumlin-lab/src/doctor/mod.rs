@@ -6,7 +6,7 @@
 mod text;
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use drumlin::io::{IoBackend, Probe, SyncMethod};
@@ -273,20 +273,13 @@ fn drive(diagnosis: &mut Diagnosis, folder: &Path, steps: &Steps<'_>) -> io::Res
         return Err(io::ErrorKind::Interrupted.into());
     }
     steps.done.set(7.0);
+    reads(diagnosis, &path, bytes, steps)?;
+    durability(diagnosis, &room, &probe, steps)
+}
 
-    let timing = Timing { seconds: 0.3, sample_seconds: 0.0 };
-    let ring = |depth| random::Method::Ring { depth, options: RingOptions::default() };
-    let read = |method, ask_bytes| {
-        let path = path.clone();
-        task(random::Task { path, range_bytes: bytes, ask_bytes, method, threads: 1, warm: false, timing, seed: 1 })
-    };
-    let mut tasks: Vec<(String, Task)> =
-        DEPTHS.into_iter().map(|depth| (format!("4 KiB, {depth} in flight"), read(ring(depth), 4096))).collect();
-    tasks.push(("8 KiB, 64 in flight".to_owned(), read(ring(64), 8192)));
-    tasks.push(("16 KiB, 64 in flight".to_owned(), read(ring(64), 16_384)));
-    let scanned = Timing { seconds: 1.0, sample_seconds: 0.0 };
-    tasks.push(("sequential, 8 x 512 KiB".to_owned(), task(scan::Task::in_flight(&path, 512 << 10, 8, scanned))));
-    tasks.push(("mapped, for comparison".to_owned(), read(random::Method::Mapped(Advice::Random), 4096)));
+/// Measures reads of a file.
+fn reads(diagnosis: &mut Diagnosis, path: &Path, bytes: u64, steps: &Steps<'_>) -> io::Result<()> {
+    let tasks = read_tasks(path, bytes);
     // The first turn brings caches behind the drive into the same state for all.
     let loads = steps.run(&tasks, 3, 0.35)?;
     let mut table = Table::new(
@@ -312,8 +305,25 @@ fn drive(diagnosis: &mut Diagnosis, folder: &Path, steps: &Steps<'_>) -> io::Res
     diagnosis.tables.push(table);
     let rate = |index: usize| median(loads[index].iter().map(Load::operations_per_second).collect());
     page_setting(diagnosis, rate(3), rate(DEPTHS.len()));
+    Ok(())
+}
 
-    durability(diagnosis, &room, &probe, steps)
+/// Random reads of 4 KiB at each depth, then of 8 KiB, and others.
+fn read_tasks(path: &Path, bytes: u64) -> Vec<(String, Task)> {
+    let timing = Timing { seconds: 0.3, sample_seconds: 0.0 };
+    let ring = |depth| random::Method::Ring { depth, options: RingOptions::default() };
+    let read = |method, ask_bytes| {
+        let path = path.to_owned();
+        task(random::Task { path, range_bytes: bytes, ask_bytes, method, threads: 1, warm: false, timing, seed: 1 })
+    };
+    let mut tasks: Vec<(String, Task)> =
+        DEPTHS.into_iter().map(|depth| (format!("4 KiB, {depth} in flight"), read(ring(depth), 4096))).collect();
+    tasks.push(("8 KiB, 64 in flight".to_owned(), read(ring(64), 8192)));
+    tasks.push(("16 KiB, 64 in flight".to_owned(), read(ring(64), 16_384)));
+    let scanned = Timing { seconds: 1.0, sample_seconds: 0.0 };
+    tasks.push(("sequential, 8 x 512 KiB".to_owned(), task(scan::Task::in_flight(path, 512 << 10, 8, scanned))));
+    tasks.push(("mapped, for comparison".to_owned(), read(random::Method::Mapped(Advice::Random), 4096)));
+    tasks
 }
 
 /// Pages of 4 KiB read the fewest bytes, pages of 8 KiB halve the page tables. The choice depends on the cost of a
@@ -531,53 +541,10 @@ fn check(diagnosis: &mut Diagnosis, database: &Database, stats: &Stats) {
 
 /// Reports the database's size, its overhead, and what holds its space.
 fn fill(diagnosis: &mut Diagnosis, path: &Path, stats: &Stats) {
-    let bytes = |number: u64| figures::bytes(number as f64);
-    let mut table = Table::new("The database", &[("", Form::Text), ("", Form::Text)]);
-    let mut line = |name: &str, text: String| {
-        table.row(vec![name.into(), text.into()]);
-    };
-    let used = stats.segments.saturating_sub(stats.free_segments) * stats.segment_bytes;
-    let live_share = stats.live_bytes as f64 / used.max(1) as f64;
-    line("data", format!("{} live in a file of {}", bytes(stats.live_bytes), bytes(stats.data_file_bytes)));
-    line(
-        "fill",
-        format!(
-            "{} of the segments in use is live; {} of {} segments are free",
-            Form::Share.show(live_share),
-            stats.free_segments,
-            stats.segments
-        ),
-    );
-    let amplification = stats.data_file_bytes as f64 / stats.live_bytes.max(1) as f64;
-    line("space", format!("{} bytes of file for each live byte", figures::digits(amplification)));
-    let written = if stats.log_bytes_written > 0 {
-        let ratio = stats.device_write_bytes as f64 / stats.log_bytes_written as f64;
-        format!("{} bytes of pages for each byte of log since it was opened", figures::digits(ratio))
-    } else {
-        "nothing has been committed since it was opened".to_owned()
-    };
-    line("writes", written);
-    line("log", format!("{} would be replayed, from commit {}", bytes(stats.log_bytes), stats.last_checkpoint.0));
-    let mut pins = Vec::new();
-    if let Some(snapshot) = stats.oldest_snapshot {
-        pins.push(format!("a snapshot of commit {}", snapshot.0));
-    }
-    if stats.log_bytes > 64 << 20 {
-        pins.push(format!("the log since the last checkpoint ({})", bytes(stats.log_bytes)));
-    }
-    let sparse = used.saturating_sub(stats.live_bytes);
-    if sparse > stats.segment_bytes * 4 {
-        pins.push(format!("dead pages in segments that still hold live ones ({})", bytes(sparse)));
-    }
-    let free = stats.free_segments * stats.segment_bytes;
-    if free > stats.segment_bytes * 16 {
-        pins.push(format!("free segments kept for reuse ({})", bytes(free)));
-    }
-    line("pinned by", if pins.is_empty() { "nothing".to_owned() } else { pins.join("; ") });
-    diagnosis.tables.push(table);
-
+    diagnosis.tables.push(fill_table(stats));
     // Small databases are mostly reserve: compacting gains nothing.
     let is_large = stats.data_file_bytes > 64 << 20;
+    let amplification = amplification(stats);
     if is_large && amplification > 2.0 {
         diagnosis.mend(
             Severity::Advice,
@@ -589,19 +556,18 @@ fn fill(diagnosis: &mut Diagnosis, path: &Path, stats: &Stats) {
         diagnosis.tell(
             Severity::Fine,
             "fill",
-            format!("{} live in {}", bytes(stats.live_bytes), bytes(stats.data_file_bytes)),
+            format!("{} live in {}", show_bytes(stats.live_bytes), show_bytes(stats.data_file_bytes)),
         );
     }
     if stats.log_bytes > 512 << 20 {
         diagnosis.mend(
             Severity::Advice,
             "log",
-            format!("{} would be replayed at the next opening", bytes(stats.log_bytes)),
+            format!("{} would be replayed at the next opening", show_bytes(stats.log_bytes)),
             format!("drumlin checkpoint {}, or a smaller checkpoint_log_bytes", path.display()),
         );
     }
-    let files: PathBuf = path.to_path_buf();
-    if let Ok(space) = rustix::fs::statvfs(&files) {
+    if let Ok(space) = rustix::fs::statvfs(path) {
         let free = space.f_bavail as f64 / space.f_blocks.max(1) as f64;
         if free < 0.05 {
             diagnosis.mend(
@@ -614,6 +580,70 @@ fn fill(diagnosis: &mut Diagnosis, path: &Path, stats: &Stats) {
             diagnosis.tell(Severity::Fine, "disk", format!("{} free", Form::Share.show(free)));
         }
     }
+}
+
+fn show_bytes(number: u64) -> String {
+    figures::bytes(number as f64)
+}
+
+/// Bytes of the data file for each live byte.
+fn amplification(stats: &Stats) -> f64 {
+    stats.data_file_bytes as f64 / stats.live_bytes.max(1) as f64
+}
+
+/// Bytes of the segments that are not free.
+fn used_bytes(stats: &Stats) -> u64 {
+    stats.segments.saturating_sub(stats.free_segments) * stats.segment_bytes
+}
+
+fn fill_table(stats: &Stats) -> Table {
+    let mut table = Table::new("The database", &[("", Form::Text), ("", Form::Text)]);
+    let mut line = |name: &str, text: String| {
+        table.row(vec![name.into(), text.into()]);
+    };
+    let live_share = stats.live_bytes as f64 / used_bytes(stats).max(1) as f64;
+    line("data", format!("{} live in a file of {}", show_bytes(stats.live_bytes), show_bytes(stats.data_file_bytes)));
+    line(
+        "fill",
+        format!(
+            "{} of the segments in use is live; {} of {} segments are free",
+            Form::Share.show(live_share),
+            stats.free_segments,
+            stats.segments
+        ),
+    );
+    line("space", format!("{} bytes of file for each live byte", figures::digits(amplification(stats))));
+    let written = if stats.log_bytes_written > 0 {
+        let ratio = stats.device_write_bytes as f64 / stats.log_bytes_written as f64;
+        format!("{} bytes of pages for each byte of log since it was opened", figures::digits(ratio))
+    } else {
+        "nothing has been committed since it was opened".to_owned()
+    };
+    line("writes", written);
+    line("log", format!("{} would be replayed, from commit {}", show_bytes(stats.log_bytes), stats.last_checkpoint.0));
+    let pins = pins(stats);
+    line("pinned by", if pins.is_empty() { "nothing".to_owned() } else { pins.join("; ") });
+    table
+}
+
+/// Describes what holds much space that is not live data.
+fn pins(stats: &Stats) -> Vec<String> {
+    let mut pins = Vec::new();
+    if let Some(snapshot) = stats.oldest_snapshot {
+        pins.push(format!("a snapshot of commit {}", snapshot.0));
+    }
+    if stats.log_bytes > 64 << 20 {
+        pins.push(format!("the log since the last checkpoint ({})", show_bytes(stats.log_bytes)));
+    }
+    let sparse = used_bytes(stats).saturating_sub(stats.live_bytes);
+    if sparse > stats.segment_bytes * 4 {
+        pins.push(format!("dead pages in segments that still hold live ones ({})", show_bytes(sparse)));
+    }
+    let free = stats.free_segments * stats.segment_bytes;
+    if free > stats.segment_bytes * 16 {
+        pins.push(format!("free segments kept for reuse ({})", show_bytes(free)));
+    }
+    pins
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use crate::figures::{self, Form};
 use crate::map::{Map, Mode};
 use crate::measure::Sample;
 use crate::report::{Cell, Chapter, Holds, Plot, Scale, Table};
-use crate::session::Session;
+use crate::session::{Session, Turns};
 use crate::worker::Measurement;
 
 /// Bytes that S3 read and wrote; times are shown for this amount.
@@ -177,7 +177,22 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
         |&bytes, _| (Task { path: path.clone(), bytes, seconds }, None),
     );
     std::fs::remove_file(&path)?;
-    let mut writes = Table::new(
+    let tables = [writes(&turns), reads(&turns), both(&turns)];
+    chapter.tables.extend(tables);
+    let lines = lines(&turns);
+    chapter.plots.push(plot(&lines));
+    verdicts(chapter, &lines);
+    Ok(())
+}
+
+/// The median time of a way, of the turns at one size.
+fn time(turns: &Turns<Vec<f64>>, way: Way) -> Option<f64> {
+    let index = Way::ALL.iter().position(|each| *each == way).expect("listed");
+    turns.median(|times| times[index])
+}
+
+fn writes(turns: &[Turns<Vec<f64>>]) -> Table {
+    let mut table = Table::new(
         "Writing 2 GB",
         &[
             ("bytes per call", Form::Count),
@@ -187,7 +202,20 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
             ("S3: write(2)", Form::Text),
         ],
     );
-    let mut reads = Table::new(
+    for ((bytes, turns), source) in SIZES.into_iter().zip(turns).zip(SOURCE) {
+        table.row(vec![
+            Cell::from(bytes as u64),
+            time(turns, Way::WriteMapped).into(),
+            time(turns, Way::WriteCall).into(),
+            source[0].into(),
+            source[1].into(),
+        ]);
+    }
+    table
+}
+
+fn reads(turns: &[Turns<Vec<f64>>]) -> Table {
+    let mut table = Table::new(
         "Reading 2 GB",
         &[
             ("bytes per call", Form::Count),
@@ -199,7 +227,22 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
             ("S3: read(2)", Form::Text),
         ],
     );
-    let mut both = Table::new(
+    for ((bytes, turns), source) in SIZES.into_iter().zip(turns).zip(SOURCE) {
+        table.row(vec![
+            Cell::from(bytes as u64),
+            time(turns, Way::SliceMapped).into(),
+            time(turns, Way::TouchMapped).into(),
+            time(turns, Way::CopyMapped).into(),
+            time(turns, Way::ReadCall).into(),
+            source[2].into(),
+            source[3].into(),
+        ]);
+    }
+    table
+}
+
+fn both(turns: &[Turns<Vec<f64>>]) -> Table {
+    let mut table = Table::new(
         "S3's advice: write by calls, read by mapping; 2 GB written and read back",
         &[
             ("bytes per call", Form::Count),
@@ -208,53 +251,36 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
             ("both by calls", Form::Seconds),
         ],
     );
+    for (bytes, turns) in SIZES.into_iter().zip(turns) {
+        let sum = |left, right| time(turns, left).zip(time(turns, right)).map(|(left, right)| left + right);
+        table.row(vec![
+            Cell::from(bytes as u64),
+            time(turns, Way::WriteCallReadMapped).into(),
+            sum(Way::WriteMapped, Way::CopyMapped).into(),
+            sum(Way::WriteCall, Way::ReadCall).into(),
+        ]);
+    }
+    table
+}
+
+/// The times of each way, in the order of `Way::ALL`, by size.
+fn lines(turns: &[Turns<Vec<f64>>]) -> Vec<Vec<(f64, f64)>> {
+    let point = |way, bytes: usize, turns| Some((bytes as f64, time(turns, way)?));
+    let line = |way| SIZES.into_iter().zip(turns).filter_map(|(bytes, turns)| point(way, bytes, turns)).collect();
+    Way::ALL.into_iter().map(line).collect()
+}
+
+fn plot(lines: &[Vec<(f64, f64)>]) -> Plot {
     let mut plot = Plot::new(
         "Time for 2 GB, cached",
         ("bytes per call", Form::Count, Scale::Logarithmic),
         ("time", Form::Seconds, Scale::Logarithmic),
     );
-    let mut lines: Vec<Vec<(f64, f64)>> = vec![Vec::new(); Way::ALL.len()];
-    for ((bytes, turns), source) in SIZES.into_iter().zip(&turns).zip(SOURCE) {
-        let time = |way: Way| {
-            let index = Way::ALL.iter().position(|each| *each == way).expect("listed");
-            turns.median(|times| times[index])
-        };
-        for (way, line) in Way::ALL.into_iter().zip(&mut lines) {
-            line.extend(time(way).map(|time| (bytes as f64, time)));
-        }
-        let sum = |left, right| time(left).zip(time(right)).map(|(left, right)| left + right);
-        let size = Cell::from(bytes as u64);
-        writes.row(vec![
-            size.clone(),
-            time(Way::WriteMapped).into(),
-            time(Way::WriteCall).into(),
-            source[0].into(),
-            source[1].into(),
-        ]);
-        reads.row(vec![
-            size.clone(),
-            time(Way::SliceMapped).into(),
-            time(Way::TouchMapped).into(),
-            time(Way::CopyMapped).into(),
-            time(Way::ReadCall).into(),
-            source[2].into(),
-            source[3].into(),
-        ]);
-        both.row(vec![
-            size,
-            time(Way::WriteCallReadMapped).into(),
-            sum(Way::WriteMapped, Way::CopyMapped).into(),
-            sum(Way::WriteCall, Way::ReadCall).into(),
-        ]);
-    }
-    chapter.tables.extend([writes, reads, both]);
     let names = ["write, mapped", "write(2)", "", "read: 1 byte touched", "read: mapped, copied", "read(2)", ""];
-    for (name, line) in names.into_iter().zip(&lines).filter(|(name, _)| !name.is_empty()) {
+    for (name, line) in names.into_iter().zip(lines).filter(|(name, _)| !name.is_empty()) {
         plot.line(name, line.clone());
     }
-    chapter.plots.push(plot);
-    verdicts(chapter, &lines);
-    Ok(())
+    plot
 }
 
 fn verdicts(chapter: &mut Chapter, lines: &[Vec<(f64, f64)>]) {

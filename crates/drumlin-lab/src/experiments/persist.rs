@@ -13,7 +13,7 @@ use crate::flush::LineFlush;
 use crate::map::{Map, Mode};
 use crate::measure::{Load, Sample, Timing, load};
 use crate::report::{Cell, Chapter, Holds, Table};
-use crate::session::Session;
+use crate::session::{Session, Turns};
 use crate::worker::Measurement;
 
 /// S5 wrote with ten threads.
@@ -173,45 +173,63 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
         },
     );
     for (bytes, threads) in SIZES {
-        let mut table = Table::new(
-            format!("Records of {} by {}", figures::size(bytes as u64), figures::plural(threads as u64, "thread")),
-            &[
-                ("", Form::Text),
-                ("rate", Form::Bandwidth),
-                ("p50", Form::Micros),
-                ("p99", Form::Micros),
-                ("durable", Form::Text),
-            ],
-        );
-        for (case, turns) in cases.iter().zip(&turns).filter(|(case, _)| case.bytes == bytes) {
-            let name = format!("{}: {}", case.place, case.way.name());
-            let Some(load) = turns.middle(Load::bytes_per_second) else {
-                if let Some(failure) = &turns.failure {
-                    let cells = vec![name.into(), Cell::Missing, Cell::Missing, Cell::Missing, Cell::Missing];
-                    table.row(cells).source(format!("not possible here: {failure}"));
-                }
-                continue;
-            };
-            let durable = match (case.place, case.way) {
-                ("DAX", Way::CallSynced | Way::MappedPersisted) => "yes",
-                ("DAX", _) => "no",
-                _ => "no: memory",
-            };
-            let row = table.row(vec![
-                name.into(),
-                turns.median(Load::bytes_per_second).into(),
-                load.latency.p50_us.into(),
-                load.latency.p99_us.into(),
-                durable.into(),
-            ]);
-            match case.way {
-                Way::Call if bytes > 4096 => row.source("S5: 5 GB/s (12 DIMMs)"),
-                Way::MappedPersisted if bytes > 4096 => row.source("S5: 15 GB/s (12 DIMMs)"),
-                _ => {}
-            }
-        }
-        chapter.tables.push(table);
+        show(chapter, bytes, threads, &cases, &turns);
     }
+    verdict(chapter, cases[0].place, &turns);
+    if rooms.iter().all(|(name, _)| *name != "DAX") {
+        chapter.note(
+            "No file system on persistent memory (dax) is mounted here. On tmpfs the medium is DRAM, and much of what \
+             is stored through a mapping without write-back never leaves the processor's cache: the figures show the \
+             cost of calls, not of a medium.",
+        );
+    }
+    Ok(())
+}
+
+/// The table of records of one size.
+fn show(chapter: &mut Chapter, bytes: usize, threads: usize, cases: &[Case], turns: &[Turns<Load>]) {
+    let mut table = Table::new(
+        format!("Records of {} by {}", figures::size(bytes as u64), figures::plural(threads as u64, "thread")),
+        &[
+            ("", Form::Text),
+            ("rate", Form::Bandwidth),
+            ("p50", Form::Micros),
+            ("p99", Form::Micros),
+            ("durable", Form::Text),
+        ],
+    );
+    for (case, turns) in cases.iter().zip(turns).filter(|(case, _)| case.bytes == bytes) {
+        let name = format!("{}: {}", case.place, case.way.name());
+        let Some(load) = turns.middle(Load::bytes_per_second) else {
+            if let Some(failure) = &turns.failure {
+                let cells = vec![name.into(), Cell::Missing, Cell::Missing, Cell::Missing, Cell::Missing];
+                table.row(cells).source(format!("not possible here: {failure}"));
+            }
+            continue;
+        };
+        let durable = match (case.place, case.way) {
+            ("DAX", Way::CallSynced | Way::MappedPersisted) => "yes",
+            ("DAX", _) => "no",
+            _ => "no: memory",
+        };
+        let row = table.row(vec![
+            name.into(),
+            turns.median(Load::bytes_per_second).into(),
+            load.latency.p50_us.into(),
+            load.latency.p99_us.into(),
+            durable.into(),
+        ]);
+        match case.way {
+            Way::Call if bytes > 4096 => row.source("S5: 5 GB/s (12 DIMMs)"),
+            Way::MappedPersisted if bytes > 4096 => row.source("S5: 15 GB/s (12 DIMMs)"),
+            _ => {}
+        }
+    }
+    chapter.tables.push(table);
+}
+
+/// Compares the ways at the larger size in the first place, where the first cases are.
+fn verdict(chapter: &mut Chapter, place: &str, turns: &[Turns<Load>]) {
     let rate = |way: Way| turns[Way::ALL.iter().position(|each| *each == way)?].median(Load::bytes_per_second);
     if let (Some(call), Some(mapped)) = (rate(Way::Call), rate(Way::MappedPersisted)) {
         chapter.verdict(
@@ -224,20 +242,12 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
             },
             format!(
                 "On {}, records of 64 KiB: mapped and written back {}, write(2) {}.",
-                cases[0].place,
+                place,
                 Form::Bandwidth.show(mapped),
                 Form::Bandwidth.show(call)
             ),
         );
     }
-    if rooms.iter().all(|(name, _)| *name != "DAX") {
-        chapter.note(
-            "No file system on persistent memory (dax) is mounted here. On tmpfs the medium is DRAM, and much of what \
-             is stored through a mapping without write-back never leaves the processor's cache: the figures show the \
-             cost of calls, not of a medium.",
-        );
-    }
-    Ok(())
 }
 
 #[cfg(test)]

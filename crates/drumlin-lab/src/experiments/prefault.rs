@@ -1,5 +1,6 @@
 //! `prefault`: the cost of the first touch of a mapped page, and the gain of doing it in advance (S5).
 
+use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use crate::machine;
 use crate::map::{self, Map, Mode};
 use crate::measure::Sample;
 use crate::report::{Chapter, Holds, Table};
-use crate::session::Session;
+use crate::session::{Session, Turns};
 use crate::temp_folder::{self, TempFolder};
 use crate::worker::Measurement;
 
@@ -127,8 +128,10 @@ fn bytes(session: &Session<'_>) -> usize {
 
 const LOADERS: usize = 4;
 
+const DRIVE: &str = "the drive's file system";
+
 fn cases(session: &Session<'_>, rooms: &[(&'static str, TempFolder)]) -> Vec<Case> {
-    let mut places = vec![("the drive's file system", session.room.path().to_owned())];
+    let mut places = vec![(DRIVE, session.room.path().to_owned())];
     places.extend(rooms.iter().map(|(name, room)| (*name, room.path().to_owned())));
     let ways = [Way::Nothing, Way::Populated, Way::Threads(1), Way::Threads(4)];
     let of_place = |(place, folder): &(&'static str, PathBuf)| {
@@ -172,39 +175,63 @@ pub(super) fn chapter() -> Chapter {
     )
 }
 
-pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()> {
-    let bytes = bytes(session);
-    let rooms = memory_rooms(bytes as u64);
-    let cases = cases(session, &rooms);
-    let number = std::cell::Cell::new(0u64);
-    // One file at a time: made before its turn, removed before the next.
-    let last = std::cell::RefCell::new(None::<PathBuf>);
-    let make = |case: &Case| -> PathBuf {
-        if let Some(path) = last.borrow_mut().take() {
-            let _ = std::fs::remove_file(path);
-        }
-        number.set(number.get() + 1);
-        let path = case.folder.join(format!("prefault-{}", number.get()));
+/// The file of the case under measurement: one at a time, made before its turn and removed before the next.
+#[derive(Default)]
+struct CaseFile {
+    count: Cell<u64>,
+    path: RefCell<Option<PathBuf>>,
+}
+
+impl CaseFile {
+    /// Removes the file of the case before and makes another in `folder`.
+    fn make(&self, folder: &Path, bytes: usize) -> PathBuf {
+        self.remove();
+        self.count.set(self.count.get() + 1);
+        let path = folder.join(format!("prefault-{}", self.count.get()));
         // A file that cannot be made shows as the worker's failure.
         if let Ok(file) = File::options().write(true).create_new(true).open(&path) {
             let _ = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes as u64);
         }
-        *last.borrow_mut() = Some(path.clone());
+        self.path.replace(Some(path.clone()));
         path
-    };
+    }
+
+    fn remove(&self) {
+        if let Some(path) = self.path.take() {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()> {
+    let bytes = bytes(session);
+    let rooms = memory_rooms(bytes as u64);
+    let cases = cases(session, &rooms);
+    let file = CaseFile::default();
     let turns = session.turns(
         &cases,
         rounds(session),
         bytes as f64 * 2.0 / 5e8,
         |case| format!("prefault: {}, {}", case.place, case.way.name()),
         |case, _| {
-            let task = Task { path: make(case), bytes, way: case.way, loaders: LOADERS };
+            let task = Task { path: file.make(&case.folder, bytes), bytes, way: case.way, loaders: LOADERS };
             (task, None)
         },
     );
-    if let Some(path) = last.into_inner() {
-        let _ = std::fs::remove_file(path);
+    file.remove();
+    show(chapter, bytes, &cases, &turns);
+    for place in rooms.iter().map(|(name, _)| *name).chain([DRIVE]) {
+        verdict(chapter, place, &cases, &turns);
     }
+    if rooms.iter().all(|(name, _)| *name != "DAX") {
+        chapter.note(
+            "No file system on persistent memory (dax) is mounted here; tmpfs stands in for it, without the medium.",
+        );
+    }
+    Ok(())
+}
+
+fn show(chapter: &mut Chapter, bytes: usize, cases: &[Case], turns: &[Turns<Seen>]) {
     let pages = bytes as f64 / PAGE_BYTES as f64;
     let mut table = Table::new(
         format!("Storing {} of rows by {LOADERS} threads", figures::size(bytes as u64)),
@@ -218,7 +245,7 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
             ("kernel's share", Form::Share),
         ],
     );
-    for (case, turns) in cases.iter().zip(&turns) {
+    for (case, turns) in cases.iter().zip(turns) {
         let Some(load) = turns.median(|seen| seen.load_seconds) else {
             if let Some(failure) = &turns.failure {
                 chapter.note(format!("{}, {}: {failure}", case.place, case.way.name()));
@@ -240,37 +267,31 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
         }
     }
     chapter.tables.push(table);
-    let first_of = |place: &str, way: Way| {
+}
+
+/// Compares the loads of one place with and without prefaulting.
+fn verdict(chapter: &mut Chapter, place: &str, cases: &[Case], turns: &[Turns<Seen>]) {
+    let load_seconds = |way: Way| {
         let index = cases.iter().position(|case| case.place == place && case.way == way)?;
         turns[index].median(|seen| seen.load_seconds)
     };
-    for place in rooms.iter().map(|(name, _)| *name).chain(["the drive's file system"]) {
-        let (Some(without), Some(with)) = (first_of(place, Way::Nothing), first_of(place, Way::Threads(4))) else {
-            continue;
-        };
-        let factor = without / with.max(1e-9);
-        chapter.verdict(
-            "S5",
-            format!("On {place}, a load into prefaulted pages takes a fraction of the time (1/7)."),
-            match factor {
-                factor if factor >= 4.0 => Holds::Yes,
-                factor if factor >= 1.3 => Holds::Partly,
-                _ => Holds::No,
-            },
-            format!(
-                "{} without, {} with: 1/{}.",
-                figures::micros(without * 1e6),
-                figures::micros(with * 1e6),
-                figures::digits(factor)
-            ),
-        );
-    }
-    if rooms.iter().all(|(name, _)| *name != "DAX") {
-        chapter.note(
-            "No file system on persistent memory (dax) is mounted here; tmpfs stands in for it, without the medium.",
-        );
-    }
-    Ok(())
+    let (Some(without), Some(with)) = (load_seconds(Way::Nothing), load_seconds(Way::Threads(4))) else { return };
+    let factor = without / with.max(1e-9);
+    chapter.verdict(
+        "S5",
+        format!("On {place}, a load into prefaulted pages takes a fraction of the time (1/7)."),
+        match factor {
+            factor if factor >= 4.0 => Holds::Yes,
+            factor if factor >= 1.3 => Holds::Partly,
+            _ => Holds::No,
+        },
+        format!(
+            "{} without, {} with: 1/{}.",
+            figures::micros(without * 1e6),
+            figures::micros(with * 1e6),
+            figures::digits(factor)
+        ),
+    );
 }
 
 #[cfg(test)]

@@ -576,28 +576,11 @@ fn show_ladder(chapter: &mut Chapter, cases: &[Case], steps: &[Turns<Load>]) {
             ("CPU", Form::Micros),
         ],
     );
-    let mut rate_by_depth = Plot::new(
-        "Depth against rate",
-        ("in flight", Form::Count, Scale::Logarithmic),
-        ("reads/s", Form::Rate, Scale::Linear),
-    );
-    let mut latency_by_depth = Plot::new(
-        "Depth against latency",
-        ("in flight", Form::Count, Scale::Logarithmic),
-        ("latency", Form::Micros, Scale::Logarithmic),
-    );
-    let mut distribution = Plot::new(
-        "Latencies of single reads",
-        ("share of reads that took at most", Form::Share, Scale::Tail),
-        ("latency", Form::Micros, Scale::Logarithmic),
-    );
-    let mut lines: [Vec<(f64, f64)>; 3] = Default::default();
-    let mut threads: [Vec<(f64, f64)>; 2] = Default::default();
     for (case, turns) in cases.iter().zip(steps) {
-        let Some(load) = turns.middle(Load::operations_per_second) else {
+        if turns.results.is_empty() {
             no_result(&mut table, case, turns);
             continue;
-        };
+        }
         table.row(vec![
             case.name.clone().into(),
             turns.median(Load::operations_per_second).into(),
@@ -606,19 +589,35 @@ fn show_ladder(chapter: &mut Chapter, cases: &[Case], steps: &[Turns<Load>]) {
             turns.median(|load| load.latency.p999_us).into(),
             turns.median(Load::cpu_us_per_operation).into(),
         ]);
+    }
+    chapter.tables.push(table);
+    plot_ladder(chapter, cases, steps);
+}
+
+/// Plots rate and latency by depth, and the distribution of some cases.
+fn plot_ladder(chapter: &mut Chapter, cases: &[Case], steps: &[Turns<Load>]) {
+    let depth = ("in flight", Form::Count, Scale::Logarithmic);
+    let latency = ("latency", Form::Micros, Scale::Logarithmic);
+    let share = ("share of reads that took at most", Form::Share, Scale::Tail);
+    let mut rate_by_depth = Plot::new("Depth against rate", depth, ("reads/s", Form::Rate, Scale::Linear));
+    let mut latency_by_depth = Plot::new("Depth against latency", depth, latency);
+    let mut distribution = Plot::new("Latencies of single reads", share, latency);
+    let [mut rates, mut medians, mut tails, mut direct, mut mapped] = [const { Vec::new() }; 5];
+    for (case, turns) in cases.iter().zip(steps) {
+        let Some(load) = turns.middle(Load::operations_per_second) else { continue };
         let rate = turns.median(Load::operations_per_second).unwrap_or(0.0);
         match case.method {
             Method::Ring { depth, options } if options == RingOptions::default() => {
-                lines[0].push((depth as f64, rate));
-                lines[1].push((depth as f64, load.latency.p50_us));
-                lines[2].push((depth as f64, load.latency.p99_us));
+                rates.push((depth as f64, rate));
+                medians.push((depth as f64, load.latency.p50_us));
+                tails.push((depth as f64, load.latency.p99_us));
                 if [1, 32, 256].contains(&depth) {
                     distribution.line(format!("io_uring, {depth} in flight"), load.latency.quantiles.clone());
                 }
             }
-            Method::Direct => threads[0].push((case.threads as f64, rate)),
+            Method::Direct => direct.push((case.threads as f64, rate)),
             Method::Mapped(_) => {
-                threads[1].push((case.threads as f64, rate));
+                mapped.push((case.threads as f64, rate));
                 if case.threads == 32 {
                     distribution.line("mmap, MADV_RANDOM, 32 threads", load.latency.quantiles.clone());
                 }
@@ -626,14 +625,11 @@ fn show_ladder(chapter: &mut Chapter, cases: &[Case], steps: &[Turns<Load>]) {
             _ => {}
         }
     }
-    let [rates, medians, tails] = lines;
-    let [direct, mapped] = threads;
     rate_by_depth.line("io_uring, one thread", rates);
     rate_by_depth.line("direct pread, as many threads", direct);
     rate_by_depth.line("mmap, RANDOM, as many threads", mapped);
     latency_by_depth.line("p50", medians);
     latency_by_depth.line("p99", tails);
-    chapter.tables.push(table);
     chapter.plots.extend([rate_by_depth, latency_by_depth, distribution]);
 }
 

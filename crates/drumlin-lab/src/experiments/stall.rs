@@ -23,7 +23,7 @@ use crate::figures::{self, Form};
 use crate::map::{Advice, Map, Mode};
 use crate::measure::{Latencies, Sample, Summary};
 use crate::report::{Chapter, Holds, Plot, Scale, Table};
-use crate::session::Session;
+use crate::session::{Session, Turns};
 use crate::temp_folder;
 use crate::worker::Measurement;
 
@@ -265,6 +265,12 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
             (task, Some(session.memory_bytes()))
         },
     );
+    show(chapter, &cases, &turns);
+    verdict(chapter, &turns);
+    Ok(())
+}
+
+fn show(chapter: &mut Chapter, cases: &[Case], turns: &[Turns<Seen>]) {
     let mut table = Table::new(
         "Between two beats",
         &[
@@ -283,7 +289,7 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
         ("share of waits that took at most", Form::Share, Scale::Tail),
         ("between two beats", Form::Micros, Scale::Logarithmic),
     );
-    for (case, turns) in cases.iter().zip(&turns) {
+    for (case, turns) in cases.iter().zip(turns) {
         let Some(seen) = turns.results.first() else {
             if let Some(failure) = &turns.failure {
                 chapter.note(format!("{}: {failure}", case.name));
@@ -306,6 +312,10 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
     }
     chapter.tables.push(table);
     chapter.plots.push(plot);
+}
+
+/// Compares mapped and asynchronous readers, as many as there are threads.
+fn verdict(chapter: &mut Chapter, turns: &[Turns<Seen>]) {
     let seen = |index: usize| turns[index].results.first();
     if let (Some(mapped), Some(asynchronous)) = (seen(2), seen(5)) {
         chapter.verdict(
@@ -321,7 +331,6 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
             ),
         );
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use crate::measure::{Latencies, median};
 use crate::report::{Chapter, Table};
 use crate::session::Session;
 
-const VALUE_BYTES: usize = 1024;
+const VALUE: [u8; 1024] = [0xA5; 1024];
 
 /// A store under measurement. Each commit writes one new row and is durable when it returns.
 trait Store {
@@ -62,9 +62,61 @@ pub(super) fn seconds(session: &Session<'_>) -> f64 {
     (STORES.len() * ROUNDS) as f64 * turn_seconds(session)
 }
 
+/// A store with its results.
+struct Candidate {
+    name: &'static str,
+    source: Option<&'static str>,
+    /// The open store, or the reason why it cannot be measured.
+    store: Opened,
+    latencies: Latencies,
+    /// Commits per second, by turn.
+    rates: Vec<f64>,
+}
+
+impl Candidate {
+    fn open(folder: &Path, &(name, open, source): &(&'static str, Open, Option<&'static str>)) -> Candidate {
+        let store = std::fs::create_dir(folder).map_err(|error| error.to_string()).and_then(|()| open(folder));
+        Candidate { name, source, store, latencies: Latencies::new(), rates: Vec::new() }
+    }
+
+    /// Commits one row after another, with keys above `key`, until the turn is over.
+    fn take_turn(&mut self, session: &Session<'_>, key: &mut u64) {
+        let start = Instant::now();
+        let mut commits = 0u64;
+        while start.elapsed() < Duration::from_secs_f64(turn_seconds(session)) && !session.interrupted() {
+            let Ok(store) = &mut self.store else { break };
+            *key += 1;
+            let begun = Instant::now();
+            if let Err(error) = store.commit(key.to_be_bytes(), &VALUE) {
+                self.store = Err(error);
+                break;
+            }
+            self.latencies.record(begun.elapsed());
+            commits += 1;
+        }
+        if commits > 0 {
+            self.rates.push(commits as f64 / start.elapsed().as_secs_f64());
+        }
+    }
+}
+
 pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()> {
     let folder = session.room.path().join("stores");
     std::fs::create_dir(&folder)?;
+    let open = |(index, store): (usize, _)| Candidate::open(&folder.join(index.to_string()), store);
+    let mut candidates: Vec<Candidate> = STORES.iter().enumerate().map(open).collect();
+    let mut key = 0u64;
+    for _ in 0..ROUNDS {
+        for candidate in &mut candidates {
+            session.step(&format!("sync: commits by {}", candidate.name), turn_seconds(session));
+            candidate.take_turn(session, &mut key);
+        }
+    }
+    show(chapter, candidates);
+    std::fs::remove_dir_all(&folder)
+}
+
+fn show(chapter: &mut Chapter, candidates: Vec<Candidate>) {
     let mut table = Table::new(
         "A commit of one row of 1 KiB, by store, one writer",
         &[
@@ -76,39 +128,7 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
             ("max", Form::Micros),
         ],
     );
-    let mut stores: Vec<_> = STORES
-        .iter()
-        .enumerate()
-        .map(|(index, (name, open, source))| {
-            let place = folder.join(index.to_string());
-            let store = std::fs::create_dir(&place).map_err(|error| error.to_string()).and_then(|()| open(&place));
-            (*name, store, *source, Latencies::new(), Vec::new())
-        })
-        .collect();
-    let value = [0xA5; VALUE_BYTES];
-    let mut key = 0u64;
-    for _ in 0..ROUNDS {
-        for (name, store, _, latencies, rates) in &mut stores {
-            session.step(&format!("sync: commits by {name}"), turn_seconds(session));
-            let start = Instant::now();
-            let mut commits = 0u64;
-            while start.elapsed() < Duration::from_secs_f64(turn_seconds(session)) && !session.interrupted() {
-                let Ok(open) = store else { break };
-                key += 1;
-                let begun = Instant::now();
-                if let Err(error) = open.commit(key.to_be_bytes(), &value) {
-                    *store = Err(error);
-                    break;
-                }
-                latencies.record(begun.elapsed());
-                commits += 1;
-            }
-            if commits > 0 {
-                rates.push(commits as f64 / start.elapsed().as_secs_f64());
-            }
-        }
-    }
-    for (name, store, source, latencies, rates) in stores {
+    for Candidate { name, source, store, latencies, rates } in candidates {
         match store {
             Ok(_) if !rates.is_empty() => {
                 let latency = latencies.summary();
@@ -126,14 +146,11 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
             Err(error) => chapter.note(format!("{name} could not be measured: {error}")),
         }
     }
-    let table_notes =
-        "S2: Nebari 2.67 ms, SQLite 4.12 ms, Sled 38.9 us by sync_file_range, which makes no commit durable.";
-    chapter.note(table_notes);
+    chapter.note("S2: Nebari 2.67 ms, SQLite 4.12 ms, Sled 38.9 us by sync_file_range, which makes no commit durable.");
     if cfg!(not(feature = "peers")) {
         chapter.note("If built with `--features peers`, the lab also measures commits of redb, SQLite and LMDB.");
     }
     chapter.tables.push(table);
-    std::fs::remove_dir_all(&folder)
 }
 
 #[cfg(feature = "peers")]

@@ -369,6 +369,7 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
         stores::run(session, chapter)?;
     }
     verdicts(chapter, machine, &turns);
+    verdict_on_queueing(chapter, &turns);
     Ok(())
 }
 
@@ -456,6 +457,7 @@ fn show_durability(chapter: &mut Chapter, machine: &Machine) {
     );
 }
 
+/// Compares the methods, for one writer at the smallest size.
 fn verdicts(chapter: &mut Chapter, machine: &Machine, turns: &[Turns<Load>]) {
     let figure = |method: Method, of: fn(&Load) -> f64| {
         let index = Method::ALL.iter().position(|each| *each == method).expect("listed");
@@ -502,6 +504,17 @@ fn verdicts(chapter: &mut Chapter, machine: &Machine, turns: &[Turns<Load>]) {
             format!("append + fdatasync: mean {}, slowest {}.", us(mean), us(worst)),
         );
     }
+    if let (Some(none), Some(durable)) = (p50(Method::NoSync), p50(Method::DirectDurable)) {
+        chapter.note(format!(
+            "A direct write without a sync takes {}, a durable one {}: the difference is the cost of a flush here.",
+            us(none),
+            us(durable)
+        ));
+    }
+}
+
+/// Compares one writer with many, at the smallest size.
+fn verdict_on_queueing(chapter: &mut Chapter, turns: &[Turns<Load>]) {
     let rate = |writers_index: usize, method: Method| {
         let index = Method::ALL.iter().position(|each| *each == method).expect("listed");
         turns[writers_index * SIZES.len() * Method::ALL.len() + index].median(Load::operations_per_second)
@@ -520,13 +533,6 @@ fn verdicts(chapter: &mut Chapter, machine: &Machine, turns: &[Turns<Load>]) {
                 if queue { "" } else { ": the kernel merges flushes that wait for the drive" }
             ),
         );
-    }
-    if let (Some(none), Some(durable)) = (p50(Method::NoSync), p50(Method::DirectDurable)) {
-        chapter.note(format!(
-            "A direct write without a sync takes {}, a durable one {}: the difference is the cost of a flush here.",
-            us(none),
-            us(durable)
-        ));
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use super::{Axis, Plot, Scale};
+use super::{Axis, Line, Plot, Scale};
 use crate::figures::Form;
 
 /// Text within HTML or SVG.
@@ -106,97 +106,126 @@ fn nice_above(value: f64) -> f64 {
     steps.into_iter().map(|step| step * power).find(|step| *step >= value * 0.999).unwrap_or(value)
 }
 
-/// The plot with its title and the names of its lines.
-pub(super) fn render(plot: &Plot) -> String {
-    let all = || plot.lines.iter().flat_map(|line| line.points.iter());
-    let x = Ruler::over(&plot.x, all().map(|point| point.0));
-    let y = Ruler::over(&plot.y, all().map(|point| point.1));
-    let across = |value: f64| LEFT + x.at(value) * (WIDTH - LEFT - RIGHT);
-    let up = |value: f64| HEIGHT - BOTTOM - y.at(value) * (HEIGHT - TOP - BOTTOM);
-    let mut svg = String::new();
-    let mut draw = |text: std::fmt::Arguments<'_>| svg.write_fmt(text).expect("a string takes any text");
-    draw(format_args!(
-        "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">",
-        escape(&format!("{}: {} by {}", plot.title, plot.y.label, plot.x.label))
-    ));
-    for tick in y.ticks() {
-        let at = up(tick);
-        draw(format_args!("<path class=\"grid\" d=\"M{LEFT} {at:.1}H{}\"/>", WIDTH - RIGHT));
+/// The area of a plot: its two axes, and the way from values to positions.
+struct Area<'p> {
+    plot: &'p Plot,
+    x: Ruler,
+    y: Ruler,
+}
+
+impl Area<'_> {
+    fn of(plot: &Plot) -> Area<'_> {
+        let all = || plot.lines.iter().flat_map(|line| line.points.iter());
+        let x = Ruler::over(&plot.x, all().map(|point| point.0));
+        let y = Ruler::over(&plot.y, all().map(|point| point.1));
+        Area { plot, x, y }
+    }
+
+    fn across(&self, value: f64) -> f64 {
+        LEFT + self.x.at(value) * (WIDTH - LEFT - RIGHT)
+    }
+
+    fn up(&self, value: f64) -> f64 {
+        HEIGHT - BOTTOM - self.y.at(value) * (HEIGHT - TOP - BOTTOM)
+    }
+
+    /// The grid with its labels.
+    fn draw_grid(&self, svg: &mut String) {
+        let Area { plot, x, y } = self;
+        let mut draw = |text: std::fmt::Arguments<'_>| svg.write_fmt(text).expect("a string takes any text");
+        for tick in y.ticks() {
+            let at = self.up(tick);
+            draw(format_args!("<path class=\"grid\" d=\"M{LEFT} {at:.1}H{}\"/>", WIDTH - RIGHT));
+            draw(format_args!(
+                "<text x=\"{}\" y=\"{:.1}\" class=\"end\">{}</text>",
+                LEFT - 6.0,
+                at + 3.5,
+                escape(&y.label(&plot.y, tick))
+            ));
+        }
+        let mut free = 0.0;
+        for tick in x.ticks() {
+            let at = self.across(tick);
+            draw(format_args!("<path class=\"grid\" d=\"M{at:.1} {TOP}V{}\"/>", HEIGHT - BOTTOM));
+            let label = x.label(&plot.x, tick);
+            // Labels that would touch the previous one are left out.
+            let half = label.chars().count() as f64 * 3.2;
+            if at - half >= free {
+                let inside = at.min(WIDTH - half - 1.0);
+                draw(format_args!(
+                    "<text x=\"{inside:.1}\" y=\"{}\" class=\"mid\">{}</text>",
+                    HEIGHT - 24.0,
+                    escape(&label)
+                ));
+                free = at + half + 6.0;
+            }
+        }
         draw(format_args!(
-            "<text x=\"{}\" y=\"{:.1}\" class=\"end\">{}</text>",
-            LEFT - 6.0,
-            at + 3.5,
-            escape(&y.label(&plot.y, tick))
+            "<text x=\"{:.1}\" y=\"{}\" class=\"mid axis\">{}</text>",
+            f64::midpoint(LEFT, WIDTH - RIGHT),
+            HEIGHT - 6.0,
+            escape(plot.x.label)
         ));
     }
-    let mut free = 0.0;
-    for tick in x.ticks() {
-        let at = across(tick);
-        draw(format_args!("<path class=\"grid\" d=\"M{at:.1} {TOP}V{}\"/>", HEIGHT - BOTTOM));
-        let label = x.label(&plot.x, tick);
-        // Labels that would touch the previous one are left out.
-        let half = label.chars().count() as f64 * 3.2;
-        if at - half >= free {
-            let inside = at.min(WIDTH - half - 1.0);
-            draw(format_args!(
-                "<text x=\"{inside:.1}\" y=\"{}\" class=\"mid\">{}</text>",
-                HEIGHT - 24.0,
-                escape(&label)
-            ));
-            free = at + half + 6.0;
-        }
-    }
-    draw(format_args!(
-        "<text x=\"{:.1}\" y=\"{}\" class=\"mid axis\">{}</text>",
-        f64::midpoint(LEFT, WIDTH - RIGHT),
-        HEIGHT - 6.0,
-        escape(plot.x.label)
-    ));
-    for (index, line) in plot.lines.iter().enumerate() {
+
+    /// A line, with a dot at each point if there are few.
+    fn draw_line(&self, svg: &mut String, line: &Line, style: &str) {
         let mut path = String::new();
         let mut dots = String::new();
-        let mut is_first = true;
         for &(right, height) in &line.points {
             // Points left of the axis, like the fast half of a distribution, are not drawn.
-            if right < x.low * 0.999 || !height.is_finite() {
+            if right < self.x.low * 0.999 || !height.is_finite() {
                 continue;
             }
-            let (px, py) = (across(right), up(height));
-            let step = if is_first { 'M' } else { 'L' };
-            is_first = false;
+            let (px, py) = (self.across(right), self.up(height));
+            let step = if path.is_empty() { 'M' } else { 'L' };
             write!(path, "{step}{px:.1} {py:.1}").expect("a string takes any text");
             if line.points.len() <= 16 {
                 write!(
                     dots,
                     "<circle cx=\"{px:.1}\" cy=\"{py:.1}\" r=\"2.4\"><title>{}: {} at {}</title></circle>",
                     escape(&line.name),
-                    escape(&plot.y.form.show(height)),
-                    escape(&x.label(&plot.x, right))
+                    escape(&self.plot.y.form.show(height)),
+                    escape(&self.x.label(&self.plot.x, right))
                 )
                 .expect("a string takes any text");
             }
         }
-        let style = style(index);
-        draw(format_args!("<g class=\"{style}\"><path class=\"line\" d=\"{path}\"/>{dots}</g>"));
+        write!(svg, "<g class=\"{style}\"><path class=\"line\" d=\"{path}\"/>{dots}</g>")
+            .expect("a string takes any text");
+    }
+}
+
+/// The plot with its title and the names of its lines.
+pub(super) fn render(plot: &Plot) -> String {
+    let area = Area::of(plot);
+    let mut svg = format!(
+        "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">",
+        escape(&format!("{}: {} by {}", plot.title, plot.y.label, plot.x.label))
+    );
+    area.draw_grid(&mut svg);
+    for (index, line) in plot.lines.iter().enumerate() {
+        area.draw_line(&mut svg, line, &style(index));
     }
     svg.push_str("</svg>");
-    let names: String = plot
-        .lines
-        .iter()
-        .enumerate()
-        .map(|(index, line)| {
-            let style = style(index);
-            format!(
-                "<li><svg class=\"key {style}\" viewBox=\"0 0 22 8\"><path class=\"line\" d=\"M1 4H21\"/></svg>{}</li>",
-                escape(&line.name)
-            )
-        })
-        .collect();
     format!(
-        "<figure><figcaption>{}<small>{}</small></figcaption>{svg}<ul>{names}</ul></figure>",
+        "<figure><figcaption>{}<small>{}</small></figcaption>{svg}<ul>{}</ul></figure>",
         escape(&plot.title),
-        escape(plot.y.label)
+        escape(plot.y.label),
+        legend(plot)
     )
+}
+
+/// The names of the lines, each with a piece of its line.
+fn legend(plot: &Plot) -> String {
+    let name = |(index, line): (usize, &Line)| {
+        let style = style(index);
+        format!(
+            "<li><svg class=\"key {style}\" viewBox=\"0 0 22 8\"><path class=\"line\" d=\"M1 4H21\"/></svg>{}</li>",
+            escape(&line.name)
+        )
+    };
+    plot.lines.iter().enumerate().map(name).collect()
 }
 
 fn style(index: usize) -> String {
