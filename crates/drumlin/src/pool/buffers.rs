@@ -12,6 +12,11 @@ use super::{GROUP_BYTES_MAX, PAIR_BYTES, SCRATCH_BYTES};
 /// value twice.
 const SIZES: [usize; 4] = [16 << 10, SCRATCH_BYTES, GROUP_BYTES_MAX + SCRATCH_BYTES, PAIR_BYTES];
 
+const _: () = {
+    let [page, any, several, pair] = SIZES;
+    assert!(page < any && any < several && several < pair, "the first size that is long enough is the shortest such");
+};
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Buffers {
@@ -97,10 +102,12 @@ impl State {
             } else {
                 // Idle buffers of other sizes are freed, the largest first.
                 let other = self.idle.iter_mut().rev().find_map(Vec::pop)?;
+                assert!(other.capacity() <= self.bytes, "an idle buffer is not counted");
                 self.bytes -= other.capacity();
             }
         }
         let mut buffer = found?;
+        debug_assert_eq!(buffer.capacity(), SIZES[class], "a buffer lies among those of another size");
         let is_alone = self.bytes == SIZES[class];
         assert!(self.bytes <= limit_bytes || is_alone, "buffers for reads take more than their part of the budget");
         buffer.set_len(length);

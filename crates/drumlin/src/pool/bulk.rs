@@ -56,11 +56,13 @@ impl Pool {
                 return Err(Error::io("reading", space.path(), error));
             }
             for mut completion in finished.drain(..) {
-                let Request { span, addresses: indexes, .. } =
+                let Request { span, buffer_bytes, addresses: indexes } =
                     slots[completion.token as usize].take().expect("the slot was in flight");
+                assert_eq!(completion.buffer.capacity(), buffer_bytes, "a read ends with another's buffer");
                 for index in indexes {
                     let address = addresses[index];
                     if completion.result.is_ok() {
+                        assert!(span.start <= address.start(), "{address:?} lies before the bytes that were read");
                         let offset = (address.start() - span.start) as usize;
                         each(index, Ok(&mut completion.buffer[offset..][..address.length() as usize]));
                     } else {

@@ -21,6 +21,7 @@ use std::thread::JoinHandle;
 use super::{NewFrame, OnShortage, Pool, QUEUE_DEPTH, Wanted};
 use crate::error::{Error, Result};
 use crate::format::extent::ExtentError;
+use crate::format::node::is_page_bytes;
 use crate::format::{ExtentAddress, PageId, ValueId};
 use crate::io::{AlignedBuffer, Completion, Queue};
 use crate::space::{PageEntry, PageSpace};
@@ -200,6 +201,8 @@ impl Pool {
         frame_bytes: usize,
         wanted: Wanted,
     ) -> Result<Arc<ReadTicket>> {
+        // Here, where the task would be told: the reading thread must not end for it.
+        assert!(is_page_bytes(frame_bytes), "no frame has {frame_bytes} bytes");
         let ticket = Arc::new(ReadTicket::default());
         let request = Request { pages: Arc::clone(pages), page, frame_bytes, wanted, ticket: Arc::clone(&ticket) };
         let mut inbox = self.fetcher.inbox.lock();
@@ -243,7 +246,10 @@ impl Pool {
             woken: Vec::new(),
         };
         let error = match catch_unwind(AssertUnwindSafe(|| self.serve_tasks(&mut desk))) {
-            Ok(Ok(())) => return,
+            Ok(Ok(())) => {
+                assert!(desk.waiting.is_empty() && desk.woken.is_empty(), "the thread ends and tasks wait for it");
+                return;
+            }
             Ok(Err(error)) => error,
             Err(_) => io::Error::other("the thread that reads for tasks panicked"),
         };
@@ -305,6 +311,8 @@ impl Pool {
             for completion in finished.drain(..) {
                 let slot = completion.token as usize;
                 let fetch = desk.slots[slot].take().expect("a completion for each request");
+                assert_eq!(completion.buffer.capacity(), fetch.buffer_bytes, "a read ends with another's buffer");
+                debug_assert!(!desk.slots_free.contains(&slot), "a slot in use is free");
                 desk.slots_free.push(slot);
                 desk.woken.extend(self.end_fetch(fetch, completion.result, &completion.buffer));
                 self.buffers.give(completion.buffer);

@@ -37,6 +37,9 @@ pub(super) const INNER_CHANCES: u32 = 4;
 const CLASS_COUNT: usize = 8;
 const CLASS_SHIFT: u32 = 29;
 
+const _: () = assert!(PAGE_BYTES_MIN << (CLASS_COUNT - 1) == PAGE_BYTES_MAX, "a page size has no class");
+const _: () = assert!(CLASS_COUNT <= 1 << (u32::BITS - CLASS_SHIFT), "a class has no room in a frame's index");
+
 /// The longest wait for another latch by a thread that holds latches, before it looks the page up again.
 ///
 /// Latches are taken in key order, so waits form no cycle. But an outdated view may lead to a frame whose page lies
@@ -103,6 +106,7 @@ impl FrameHeader {
 
     /// Keeps the frame from being evicted until [`Frames::unpin`]. The caller has latched it.
     pub(crate) fn pin(&self) {
+        debug_assert!(self.page_key().is_some(), "a frame without a page is pinned");
         self.pins.pin();
     }
 
@@ -131,6 +135,7 @@ impl FrameHeader {
     /// Takes one chance as the clock's hand passes. Returns `false` if none was left.
     pub(crate) fn take_reference(&self) -> bool {
         let references = self.references.load(Ordering::Relaxed);
+        debug_assert!(references <= INNER_CHANCES, "a page has {references} chances");
         if references > 0 {
             // Fails if a use is noted meanwhile, which counts for more than this turn.
             let _ = self.references.compare_exchange(references, references - 1, Ordering::Relaxed, Ordering::Relaxed);
@@ -189,6 +194,7 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     fn new(bytes: usize) -> std::io::Result<Mapping> {
         use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+        assert!(bytes.is_multiple_of(rustix::param::page_size()), "a mapping of {bytes} bytes ends within a page");
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a fresh anonymous mapping aliases nothing. Test: `memory_given_back_was_free`, here and below.
         let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags)? };
@@ -204,6 +210,7 @@ impl Mapping {
         use rustix::mm::{Advice, madvise};
         assert!(offset + bytes <= self.bytes);
         assert!(bytes.is_multiple_of(rustix::param::page_size()), "what else is in the page would be lost");
+        assert!(offset.is_multiple_of(rustix::param::page_size()), "the system refuses a range from within a page");
         // SAFETY: the range lies in the mapping, and the caller owns it: no frame in it is in use. Test:
         // `memory_given_back_was_free`.
         let _ = unsafe { madvise(self.start.add(offset).cast(), bytes, Advice::LinuxDontNeed) };
@@ -291,10 +298,12 @@ impl Frames {
         let mut headers = Vec::new();
         headers.try_reserve_exact(count.div_ceil(HEADER_COUNT)).map_err(|_| std::io::ErrorKind::OutOfMemory)?;
         headers.extend((0..count.div_ceil(HEADER_COUNT)).map(|_| OnceLock::new()));
+        let frames_per_unit = (rustix::param::page_size() / page_bytes).max(1);
+        assert!((frames_per_unit * page_bytes).is_multiple_of(rustix::param::page_size()), "frames straddle units");
         let arena = Arena {
             page_bytes,
             memory,
-            frames_per_unit: (rustix::param::page_size() / page_bytes).max(1),
+            frames_per_unit,
             headers: headers.into(),
             frame_count: count,
             lists: Mutex::default(),
@@ -322,6 +331,7 @@ impl Frames {
         let (class, index) = split(frame);
         let arena = self.arenas[class].get().expect("the frame exists");
         assert!(index < arena.frame_count);
+        debug_assert!((index + 1) * arena.page_bytes <= arena.memory.bytes, "a frame reaches beyond its arena");
         // SAFETY: the index is within the arena, whose mapping has room for that many pages. Test:
         // `memory_given_back_was_free`, where frames would overlap.
         (unsafe { arena.memory.start.add(index * arena.page_bytes) }, arena.page_bytes)
@@ -332,6 +342,7 @@ impl Frames {
     pub(crate) fn set_dirty(&self, frame: FrameIndex, epoch: Option<Epoch>) {
         debug_assert!(epoch != Some(Epoch(0)), "epoch 0 marks a page that is clean");
         let before = self.header(frame).dirty.swap(epoch.map_or(0, |epoch| epoch.0), Ordering::AcqRel);
+        debug_assert!(epoch.is_none_or(|epoch| before <= epoch.0), "a page is dirty of an epoch after {epoch:?}");
         let page_bytes = self.page_bytes(frame) as u64;
         match (before != 0, epoch.is_some()) {
             (false, true) => self.debt.add_dirty(page_bytes),
@@ -384,7 +395,10 @@ impl Frames {
             }
         }
         let index = match lists.free.pop() {
-            Some(index) => index,
+            Some(index) => {
+                debug_assert!(index < lists.unused, "a frame is free that was never used");
+                index
+            }
             None => {
                 let unused = lists.unused as usize;
                 if lists.decommitted.is_empty() && unused == arena.frame_count {
@@ -419,13 +433,17 @@ impl Frames {
     }
 
     fn give(&self, frame: FrameIndex) {
-        assert!(self.header(frame).page_key().is_none(), "a frame with a page is free");
+        let header = self.header(frame);
+        assert!(header.page_key().is_none(), "a frame with a page is free");
+        assert!(header.is_idle(), "a pinned frame is free");
+        assert!(header.dirty().is_none(), "a dirty frame is free: {header:?}");
         let (class, index) = split(frame);
         let arena = self.arena(class);
         let mut lists = arena.lists.lock();
         if self.used_bytes() > self.limit_bytes() && arena.frames_per_unit == 1 {
             arena.memory.give_back(index * arena.page_bytes, arena.page_bytes);
-            self.used_bytes.fetch_sub(arena.page_bytes, Ordering::Relaxed);
+            let used_bytes = self.used_bytes.fetch_sub(arena.page_bytes, Ordering::Relaxed);
+            assert!(used_bytes >= arena.page_bytes, "a frame is given back that is not counted");
             lists.decommitted.push(index as u32);
         } else {
             lists.free.push(index as u32);
@@ -468,9 +486,12 @@ impl Frames {
                 }
                 let bytes = frames_per_unit * arena.page_bytes;
                 arena.memory.give_back(unit[0] as usize * arena.page_bytes, bytes);
-                self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
+                let used_bytes = self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
+                assert!(used_bytes >= bytes, "frames are given back that are not counted");
                 lists.decommitted.extend(unit);
             }
+            let out_of_use = lists.free.len() + lists.retired.len() + lists.decommitted.len();
+            debug_assert!(out_of_use <= lists.unused as usize, "a frame is in two lists");
         }
     }
 
@@ -482,7 +503,9 @@ impl Frames {
     }
 
     fn retire(&self, frame: FrameIndex) {
-        assert!(self.header(frame).page_key().is_none(), "a frame with a page is retired");
+        let header = self.header(frame);
+        assert!(header.page_key().is_none(), "a frame with a page is retired");
+        assert!(header.dirty().is_none() && header.is_idle(), "a frame in use is retired: {header:?}");
         let tag = self.reclaimer.retire();
         let (class, index) = split(frame);
         self.arena(class).lists.lock().retired.push_back((tag, index as u32));
@@ -690,6 +713,7 @@ impl<'p> NewFrame<'p> {
         header.references.store(1, Ordering::Relaxed);
         assert!(header.page_key().is_none(), "a new frame holds a page");
         assert!(FrameHeader::page_key_bits(page_key) != 0, "a frame for no page");
+        assert!(header.is_idle(), "a new frame is pinned");
         header.page_key.store(FrameHeader::page_key_bits(page_key), Ordering::Release);
         std::mem::forget(self);
         frame

@@ -43,6 +43,8 @@ impl<'p> GroupReads<'p, '_> {
             if self.queue.in_flight() == 0 {
                 break;
             }
+            let busy_count = self.in_flight.len() - self.idle.len();
+            assert_eq!(self.queue.in_flight(), busy_count, "the queue has other reads in flight than the slots");
             // While more can be requested, takes only completed reads. Then waits for several at a time: a wake-up
             // costs more than decoding a page.
             let go_on = pushed == SUBMITTED_AT_ONCE && !self.rest.is_empty() && !self.idle.is_empty();
@@ -97,13 +99,15 @@ impl<'p> GroupReads<'p, '_> {
         group.buffer_bytes = buffer.capacity();
         self.pool.space.count_read(length);
         self.queue.push_read(self.pool.space.file(), group.span.start, buffer, slot as u64);
-        self.in_flight[slot] = Some(group);
+        let replaced = self.in_flight[slot].replace(group);
+        assert!(replaced.is_none(), "an idle slot has a read in flight");
     }
 
     /// Publishes the pages of a group that has been read.
     fn complete(&mut self, completion: Completion) {
         let slot = completion.token as usize;
         let group = self.in_flight[slot].take().expect("the slot was in flight");
+        assert_eq!(completion.buffer.capacity(), group.buffer_bytes, "a read ends with another's buffer");
         for (page, address, frame) in group.pages {
             assert!(group.span.start <= address.start() && address.start() + address.length() <= group.span.end);
             let offset = (address.start() - group.span.start) as usize;
@@ -161,6 +165,7 @@ impl Pool {
             count: 0,
         };
         let count = reads.run()?;
+        assert!(count <= extents.len(), "{count} pages were read, {} were wanted", extents.len());
         self.cache.misses.fetch_add(count as u64, Ordering::Relaxed);
         Ok(count)
     }

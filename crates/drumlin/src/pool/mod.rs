@@ -194,6 +194,7 @@ impl Span {
     /// Extends the span over one more extent, given by what it [covers](Space::cover), or starts the span with it.
     /// Returns `false` if two requests are better, or the span would exceed `bytes_max`.
     fn join(span: &mut Option<Span>, (start, length, _): (u64, usize, usize), bytes_max: usize) -> bool {
+        debug_assert!(length > 0, "an extent of no bytes at {start}");
         let end = start + length as u64;
         match span {
             None => *span = Some(Span { start, end }),
@@ -416,7 +417,9 @@ impl Pool {
         let (PageEntry::Leaf(frame) | PageEntry::Immutable(frame)) = entry else {
             unreachable!("an extent is decoded into a frame")
         };
-        if let Some(write) = self.frames.write(frame, page_key) {
+        let write = self.frames.write(frame, page_key);
+        debug_assert!(write.is_some(), "a page that no entry shows was taken out of its frame");
+        if let Some(write) = write {
             write.unlink(Residency::of(entry, frame));
         }
     }
@@ -435,7 +438,10 @@ impl Pool {
 
     pub(crate) fn take_queue(&self) -> Result<Box<dyn Queue>> {
         match self.queues.lock().pop() {
-            Some(queue) => Ok(queue.0),
+            Some(queue) => {
+                assert_eq!(queue.0.in_flight(), 0, "a queue that was kept has reads in flight");
+                Ok(queue.0)
+            }
             None => self
                 .backend
                 .queue(QUEUE_DEPTH)
@@ -613,6 +619,8 @@ impl Pool {
         }
         for entry in [PageEntry::Leaf(frame), PageEntry::Immutable(frame)] {
             if pages.table.exchange(page_key.page, entry, PageEntry::OnDisk(address)) {
+                // Pins and dirt come with the latch alone, which is held.
+                assert!(write.header().is_idle() && write.header().dirty().is_none(), "a page in use is evicted");
                 write.unlink(Residency::of(entry, frame));
                 return true;
             }
@@ -658,6 +666,8 @@ impl Pool {
     pub(crate) fn free_page(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace, write: FrameWrite<'_>) {
         let (page, frame) = (write.page(), write.frame());
         assert!(write.page_key().keyspace == pages.id, "a page is freed in another keyspace");
+        let dirty = write.header().dirty();
+        assert!(dirty.is_none_or(|epoch| epoch == epoch_guard.epoch()), "a page is freed of which an image is owed");
         let address = write.header().address();
         self.space.record_free(epoch_guard, pages, page);
         let entry = pages.table.free(page);
@@ -693,6 +703,7 @@ impl Pool {
     /// Empties the frames of a keyspace that is being dropped, and releases their extents. Only write-back and eviction
     /// still work on it.
     pub(crate) fn discard(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace) -> Result<()> {
+        assert!(pages.dropped.load(Ordering::Acquire), "the pages of a keyspace in use are discarded");
         for (page, _) in pages.table.iter() {
             loop {
                 let entry = pages.table.load(page);

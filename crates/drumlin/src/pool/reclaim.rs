@@ -102,6 +102,7 @@ impl Reclaimer {
         for slot in self.blocks.iter().filter_map(OnceLock::get).flat_map(|block| block.iter()) {
             let held = slot.load(Ordering::SeqCst);
             if held != 0 {
+                debug_assert!(held & DEPTH_MAX > 0, "a slot keeps an era for no guard");
                 oldest = oldest.min(held >> DEPTH_BITS);
             }
         }

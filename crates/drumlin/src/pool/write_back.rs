@@ -127,6 +127,7 @@ impl Pool {
         debug_assert!(header.dirty() == Some(epoch), "an image of {epoch} is appended of {header:?}");
         let address = self.space.append(epoch, page_key, kind, page, frame)?;
         let old = header.address();
+        assert!(old.is_none() || old.start() != address.start(), "an image is written over the one before it: {old:?}");
         header.set_address(address);
         if !old.is_none() {
             self.space.segments.release(old, epoch);
