@@ -146,6 +146,7 @@ impl PageTableStore {
                 index += 1;
             }
         }
+        assert!(incarnations.last() == Some(&(incarnation, first)), "an opening is left out of the superblock");
         self.write_superblock(space)
     }
 
@@ -332,6 +333,8 @@ impl PageTableStore {
         for place in unchanged {
             self.write_chunk(space, epoch, place, &[], damaged.remove(&place))?;
         }
+        let is_dropped = |keyspace: &KeyspaceId| !self.chunks.contains_key(keyspace);
+        assert!(damaged.keys().all(|(keyspace, _)| is_dropped(keyspace)), "a damaged chunk is not written anew");
         self.summaries.drain(..).for_each(|address| release(space, address, epoch));
         Ok(())
     }
@@ -346,6 +349,10 @@ impl PageTableStore {
         changes: &[TableChange],
         known: Option<Vec<u64>>,
     ) -> Result<()> {
+        debug_assert!(
+            changes.is_sorted_by_key(|change| (change.page.0, change.sequence)),
+            "changes of chunk {chunk} of {keyspace} are applied out of order"
+        );
         let addresses = self.chunks.entry(keyspace).or_default();
         if addresses.len() <= chunk {
             addresses.resize(chunk + 1, ExtentAddress::NONE);
@@ -530,6 +537,8 @@ impl PageTableStore {
 
 /// Appends changes to those since the base image, numbered on.
 fn append_changes(since_base: &mut Vec<TableChange>, changes: &[TableChange]) {
+    let last = since_base.last().map(|change| change.sequence as usize + 1);
+    debug_assert!(last.is_none_or(|count| count == since_base.len()), "changes are not numbered by their places");
     reserve(since_base, changes.len());
     for change in changes {
         let sequence = u32::try_from(since_base.len()).expect("memory bounds them");

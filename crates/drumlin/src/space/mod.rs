@@ -91,6 +91,7 @@ impl EpochLatch {
     #[inline]
     pub(crate) fn shared(&self) -> EpochGuard<'_> {
         let hold = self.latch.read();
+        debug_assert!(*hold == self.newest(), "an epoch began beside its latch");
         EpochGuard { epoch: *hold, _hold: Hold::Shared(hold) }
     }
 
@@ -269,6 +270,7 @@ impl Space {
         let mut epoch = self.epoch_latch.latch.write();
         let ended = *epoch;
         assert!(ended == self.epoch_latch.newest(), "two epochs are current");
+        assert!(ended.next().incarnation() == ended.incarnation(), "an opening has used up its epochs: {ended}");
         let value = at_start(ended);
         *epoch = ended.next();
         self.epoch_latch.newest.store(epoch.0, Ordering::Relaxed);
@@ -300,8 +302,11 @@ impl Space {
     pub(crate) fn drop_page_space(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace) {
         assert!(pages.dropped.load(Ordering::Acquire), "a keyspace in use is dropped");
         self.record(epoch_guard.epoch(), pages.id, PageId::NONE, ExtentAddress::NONE);
-        self.page_spaces.write().remove(&pages.id);
-        self.keyspace_bytes.fetch_sub(catalogue::keyspace_bytes(pages.name_bytes), Ordering::Relaxed);
+        let removed = self.page_spaces.write().remove(&pages.id);
+        assert!(removed.is_some(), "keyspace {} is dropped twice", pages.id);
+        let keyspace_bytes = catalogue::keyspace_bytes(pages.name_bytes);
+        let counted_bytes = self.keyspace_bytes.fetch_sub(keyspace_bytes, Ordering::Relaxed);
+        assert!(counted_bytes >= keyspace_bytes, "the catalogue's bytes do not count keyspace {}", pages.id);
         let numbers: Vec<PageId> = pages.table.iter().map(|(page, _)| page).collect();
         for page in numbers {
             match pages.table.free(page) {
@@ -393,6 +398,7 @@ impl Space {
         if moves.purpose() == Purpose::Pack {
             return self.append_encoded(epoch, extent, None);
         }
+        assert!(moves.purpose() == Purpose::Move, "an extent is moved into space for {:?}", moves.purpose());
         let mut jobs = Vec::new();
         let (mover, mover_epoch) = &mut *self.mover.lock();
         if *mover_epoch != epoch {
@@ -505,7 +511,10 @@ impl Space {
             let job = {
                 let mut jobs = self.jobs.lock();
                 let Some(job) = jobs.waiting.pop_front() else { return self.check_failure() };
-                jobs.running.push(job.range());
+                let range = job.range();
+                let overlaps = |other: &std::ops::Range<u64>| other.start < range.end && range.start < other.end;
+                debug_assert!(!jobs.running.iter().any(overlaps), "two jobs write over each other at {range:?}");
+                jobs.running.push(range);
                 job
             };
             let result = self.write(&job.buffer, job.offset);
@@ -545,6 +554,7 @@ impl Space {
         let segment_bytes = self.segments.segment_bytes();
         let last = offset + bytes.len() as u64 - 1;
         assert!(offset >= segment_bytes, "a write at {offset} hits the superblocks");
+        assert!(offset.is_multiple_of(crate::format::BLOCK_BYTES as u64), "a write begins within a block: {offset}");
         assert!(offset / segment_bytes == last / segment_bytes, "a write from {offset} to {last} hits two segments");
         self.traffic.writes.fetch_add(1, Ordering::Relaxed);
         self.traffic.write_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
@@ -729,6 +739,7 @@ impl Space {
             };
             values.open = Some((segment, position + padded as u64));
             let segment_use = self.segments.segment_use(segment);
+            assert!(segment_use != SegmentUse::UNKNOWN, "{segment} is written to in no use of it");
             let address = ExtentAddress::new(position, padded as u64, segment_use);
             assert!(self.segments.segment_of(address) == segment, "a chunk lies outside of its segment");
             self.segments.retain(address);

@@ -54,6 +54,8 @@ const CREDIT_SHARE: u64 = 4;
 /// Slots of credit, one for each bit of a word. Threads beyond that many share them.
 const SLOT_COUNT: usize = 64;
 
+const _: () = assert!(SLOT_COUNT == u64::BITS as usize, "a slot has no bit in the word of those that have credit");
+
 /// Segments kept free besides what dirty pages and the next checkpoint need, so that rows can be removed, and segments
 /// emptied, on a full disk: two for the cleaner and the checkpoint behind it, which frees its victims, two for what
 /// commits at once add up to, and two for the catalogue and the table of segments, which every checkpoint writes.
@@ -523,7 +525,9 @@ impl Space {
         if !admissions.is_exact && purpose.takes_credit() && bytes <= CREDIT_BYTES {
             let slot = thread_index() % SLOT_COUNT;
             let mut credit = self.reservations.slots[slot].lock();
-            admissions.credited_bytes -= credit.settle();
+            let settled_bytes = credit.settle();
+            assert!(admissions.credited_bytes >= settled_bytes, "{settled_bytes} bytes settled of {:?}", *admissions);
+            admissions.credited_bytes -= settled_bytes;
             let state = self.state_of(&admissions);
             let wanted_bytes = credit.wants(bytes);
             if admissions.credited_bytes + wanted_bytes <= self.budget.total_bytes() / CREDIT_SHARE {
@@ -595,6 +599,8 @@ impl Space {
 
     /// Takes a segment for a purpose, growing the file where too few are free.
     pub(super) fn take_segment(&self, purpose: Purpose) -> Result<SegmentId> {
+        let takes = matches!(purpose, Purpose::Pages | Purpose::Value | Purpose::Move);
+        assert!(takes, "{purpose:?} has its segments taken by others");
         if purpose == Purpose::Pages {
             return self.segments.take().map_err(|error| self.growth_error(error));
         }

@@ -50,6 +50,8 @@ struct State {
     changed_chunks: BTreeSet<u32>,
     /// Bytes released within each epoch whose checkpoint is not durable yet.
     released: BTreeMap<Epoch, HashMap<SegmentId, u64>>,
+    /// The last epoch whose checkpoint is durable, of this opening's.
+    settled: Epoch,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -247,7 +249,8 @@ impl Segments {
         assert!(closed.open, "{segment} is closed twice");
         closed.open = false;
         if closed.live_bytes == 0 {
-            state.free.insert(segment);
+            let is_new = state.free.insert(segment);
+            assert!(is_new, "{segment} was free while it was written to");
         }
     }
 
@@ -344,6 +347,7 @@ impl Segments {
     pub(crate) fn release(&self, address: ExtentAddress, epoch: Epoch) {
         let segment = self.segment_of(address);
         let mut state = self.state.lock();
+        assert!(epoch > state.settled, "{address:?} is released in {epoch}, which is settled");
         *state.released.entry(epoch).or_default().entry(segment).or_default() += address.length();
         let (live_bytes, released_bytes) = (state.segment(segment).live_bytes, state.released_in(segment));
         assert!(released_bytes <= live_bytes, "{segment}: {released_bytes} bytes released of {live_bytes}");
@@ -360,6 +364,8 @@ impl Segments {
     /// became so.
     pub(crate) fn settle(&self, epoch: Epoch) -> u64 {
         let mut state = self.state.lock();
+        assert!(epoch > state.settled, "{epoch} is settled after {}", state.settled);
+        state.settled = epoch;
         let free_before = state.free.len();
         let later = state.released.split_off(&epoch.next());
         let settled = std::mem::replace(&mut state.released, later);
@@ -378,6 +384,8 @@ impl Segments {
             let mut count = state.segments.len() as u32;
             while state.free.len() as u32 > keep && count > 1 && state.free.contains(&SegmentId(count - 1)) {
                 count -= 1;
+                let last = state.segments[count as usize];
+                assert!(!last.open && last.live_bytes == 0, "the file's end is given back with something in it");
                 state.free.remove(&SegmentId(count));
             }
             if count as usize == state.segments.len() {
@@ -461,7 +469,9 @@ impl State {
         let state = self.segment(segment);
         assert!(state.live_bytes >= bytes, "segment {segment}: {bytes} bytes released of {}", state.live_bytes);
         state.live_bytes -= bytes;
-        if state.live_bytes == 0 && !state.open {
+        let (live_bytes, is_free) = (state.live_bytes, state.live_bytes == 0 && !state.open);
+        debug_assert!(self.released_in(segment) <= live_bytes, "{segment}: more is released than lives");
+        if is_free {
             self.free.insert(segment);
         }
     }

@@ -83,7 +83,10 @@ impl PageEntry {
         match self {
             PageEntry::Free => 0,
             PageEntry::Reserved => TAG_RESERVED << TAG_SHIFT,
-            PageEntry::OnDisk(address) => address.to_bits(),
+            PageEntry::OnDisk(address) => {
+                debug_assert!(!address.is_none(), "a page on disk that is nowhere would be a free one");
+                address.to_bits()
+            }
             PageEntry::Reading(address) => (TAG_READING << TAG_SHIFT) | address.to_bits(),
             PageEntry::Leaf(frame) => (TAG_LEAF << TAG_SHIFT) | u64::from(frame.0),
             PageEntry::Immutable(frame) => (TAG_IMMUTABLE << TAG_SHIFT) | u64::from(frame.0),
@@ -318,7 +321,9 @@ impl PageTable {
                 allocation.free_counts.push(free as u16);
                 allocation.free_count += free as u64;
             }
-            allocation.free_counts[index / CHUNK_PAGES] -= 1;
+            let chunk_free_count = &mut allocation.free_counts[index / CHUNK_PAGES];
+            assert!(*chunk_free_count > 0, "page {index} is taken of a chunk that has none free");
+            *chunk_free_count -= 1;
             allocation.free_count -= 1;
             let cell = &self.chunk(index / CHUNK_PAGES).expect("just made")[index % CHUNK_PAGES];
             let before = cell.swap(PageEntry::Reserved.to_bits(), Ordering::AcqRel);
@@ -417,6 +422,12 @@ impl PageTable {
 
 impl Drop for PageTable {
     fn drop(&mut self) {
+        let slots = || self.levels.iter().filter_map(OnceLock::get).flat_map(|level| level.iter());
+        debug_assert_eq!(
+            self.memory_bytes(),
+            PageTable::memory_bytes_of(slots().filter(|slot| slot.get().is_some()).count() as u64),
+            "a table has taken other memory than its chunks need"
+        );
         self.budget.give(Account::Tables, self.memory_bytes());
     }
 }
