@@ -313,6 +313,8 @@ impl Tree {
         {
             upcoming.pages.push(inner);
         }
+        debug_assert!(upcoming.leaf_count <= count, "{} leaves of {count} are upcoming", upcoming.leaf_count);
+        debug_assert!(upcoming.pages.len() <= upcoming.leaf_count.max(1), "more pages than leaves are upcoming");
         upcoming
     }
 

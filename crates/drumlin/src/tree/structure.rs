@@ -90,20 +90,32 @@ impl Tree {
     fn latch_inner(&self, page: PageId) -> Option<FrameWrite<'_>> {
         let PageEntry::Immutable(frame) = self.pages.table.load(page) else { return None };
         let write = self.pool.frames.write(frame, self.page_key(page))?;
-        (self.pages.table.load(page) == PageEntry::Immutable(frame) && write[KIND_OFFSET] == Kind::Inner as u8)
-            .then_some(write)
+        let is_there = self.pages.table.load(page) == PageEntry::Immutable(frame);
+        // The number may be a value's by now.
+        let is_inner = is_there && write[KIND_OFFSET] == Kind::Inner as u8;
+        debug_assert!(
+            !is_inner || Node::new(&write).level() > 0,
+            "page {page} is a leaf, and its entry says otherwise"
+        );
+        is_inner.then_some(write)
     }
 
     fn latch_leaf(&self, page: PageId) -> Option<FrameWrite<'_>> {
         let PageEntry::Leaf(frame) = self.pages.table.load(page) else { return None };
         let write = self.pool.frames.write(frame, self.page_key(page))?;
-        (self.pages.table.load(page) == PageEntry::Leaf(frame)).then_some(write)
+        let is_there = self.pages.table.load(page) == PageEntry::Leaf(frame);
+        debug_assert!(!is_there || Node::new(&write).level() == 0, "page {page} is no leaf, as its entry says");
+        is_there.then_some(write)
     }
 
     /// Publishes a changed copy of an inner node in its place.
     fn replace(&self, epoch_guard: &EpochGuard<'_>, page: PageId, old: FrameWrite<'_>, new: NewFrame<'_>) {
         assert!(old.page() == page, "a node is replaced at another's number");
         debug_assert_eq!(check_node(&new, Kind::Inner), Ok(()), "the copy of a node is not sound");
+        let lower_fences = (Node::new(&old).lower_fence(), Node::new(&new).lower_fence());
+        assert!(lower_fences.0 == lower_fences.1, "a node is replaced by one that begins elsewhere");
+        let is_level_kept = Node::new(&new).level() == Node::new(&old).level();
+        assert!(is_level_kept || page == PageId::ROOT, "page {page} is replaced by a node of another level");
         new.header().set_address(old.header().address());
         new.set_dirty(epoch_guard.epoch());
         let frame = new.into_published(self.page_key(page));
@@ -116,6 +128,7 @@ impl Tree {
         new[KIND_OFFSET] = kind as u8;
         debug_assert_eq!(check_node(&new, kind), Ok(()), "a new node is not sound");
         let page = self.pages.table.allocate(1);
+        assert!(page != PageId::ROOT, "the root's number is given out again");
         new.set_dirty(epoch_guard.epoch());
         let frame = new.into_published(self.page_key(page));
         self.pages
@@ -139,6 +152,7 @@ impl Tree {
             return Ok(Progress::Again);
         }
         let Some(mut leaf) = self.latch_leaf(leaf_page) else { return Ok(Progress::Again) };
+        debug_assert_eq!(inner.level(), 1, "a leaf is a child of a node above the lowest");
         if !Node::new(&leaf).covers(key) {
             return Ok(Progress::Again);
         }
@@ -178,6 +192,8 @@ impl Tree {
     ) -> Result<Progress, Stop> {
         let Some(root) = self.latch_leaf(PageId::ROOT) else { return Ok(Progress::Again) };
         let Some(separator) = plan_split(&Leaf::new(&root), rows) else { return Ok(Progress::Done(None)) };
+        let fences = (Node::new(&root).lower_fence(), Node::new(&root).upper_fence());
+        assert!(fences == (None, None), "a root bounds the keys: {fences:?}");
         self.pool.prepare_change(epoch_guard, &root)?;
 
         let [mut left, mut right, mut top] = std::array::from_fn(|_| frames.pop().expect("counted"));
@@ -210,6 +226,7 @@ impl Tree {
 
         crate::coverage::mark!("an inner root split");
         let level = inner.level();
+        assert!(inner.lower_fence().is_none() && inner.upper_fence().is_none(), "a root bounds the keys");
         let at = inner.split_index();
         let [mut left, mut right, mut top] = std::array::from_fn(|_| frames.pop().expect("counted"));
         left.copy_from_slice(&root);
@@ -242,6 +259,7 @@ impl Tree {
         if !node.covers(key) || node.room_for_separator(self.key_bytes_max()) {
             return Ok(Progress::Again);
         }
+        assert!(node.level() + 1 == inner.level(), "a child is not of the level below");
         let at = node.split_index();
         let [mut left, mut right, mut copy] = std::array::from_fn(|_| frames.pop().expect("counted"));
         left.copy_from_slice(&full);
@@ -366,6 +384,8 @@ impl Tree {
         self.pool.prepare_change(epoch_guard, &root)?;
         self.pool.prepare_change(epoch_guard, &child)?;
         assert!(Node::new(&child).level() + 1 == Node::new(&root).level(), "a child is not of the level below");
+        let fences = (Node::new(&child).lower_fence(), Node::new(&child).upper_fence());
+        assert!(fences == (None, None), "the only child of the root bounds the keys: {fences:?}");
         copy.copy_from_slice(&child);
         copy.header().set_address(root.header().address());
         copy.set_dirty(epoch_guard.epoch());
@@ -472,6 +492,7 @@ fn plan_split(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> Option<Vec<u8>> {
         at += 1;
     }
     let separator = separator_between(&merged[at - 1].0, &merged[at].0).to_vec();
+    debug_assert!(leaf.covers(&separator), "a leaf is split outside of its fences");
     if sides_fit(leaf, &separator) {
         return Some(separator);
     }

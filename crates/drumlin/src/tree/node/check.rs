@@ -171,6 +171,7 @@ fn check_rows(node: &Node<'_>) -> Result<(), NodeError> {
 
 /// Marks the bytes from `start` to `end`; `false` where one of them is marked already.
 fn claim(used: &mut [u64; MAP_WORDS], start: usize, end: usize) -> bool {
+    assert!(start < end && end <= PAGE_BYTES_MAX, "bytes {start} to {end} are claimed");
     let (first, last) = (start / 64, (end - 1) / 64);
     let mut taken = 0;
     for (word, bits) in used[first..=last].iter_mut().zip(first..) {

@@ -47,6 +47,7 @@ fn put_u48(bytes: &mut [u8], offset: usize, value: u64) {
 
 /// A child's entry, its aggregate not yet known.
 fn entry_of(child: PageId) -> [u8; CHILD_BYTES] {
+    assert!(child != PageId::NONE, "page 0 is nobody's child");
     let mut entry = [0; CHILD_BYTES];
     put_u32(&mut entry, CHILD_PAGE_OFFSET, child.0);
     entry
@@ -77,7 +78,13 @@ impl<'a> Inner<'a> {
     /// The child that covers `key`, if the node does. For keys outside, the first or the last child.
     #[inline]
     pub(crate) fn child_for(&self, key: &[u8]) -> usize {
-        self.find(1, key).unwrap_or_else(|behind| behind - 1)
+        let child = self.find(1, key).unwrap_or_else(|behind| behind - 1);
+        debug_assert!(child == 0 || self.compare_key(child, key).is_le(), "a key lies before its child");
+        debug_assert!(
+            child + 1 >= self.len() || self.compare_key(child + 1, key).is_gt(),
+            "a key lies behind its child"
+        );
+        child
     }
 
     /// The child that holds the greatest keys strictly below `key`; the first where the node has none.
@@ -96,7 +103,9 @@ impl<'a> Inner<'a> {
     /// The page of a child.
     #[inline]
     pub(crate) fn child(&self, index: usize) -> PageId {
-        PageId(get_u32(self.entry(index), CHILD_PAGE_OFFSET))
+        let child = PageId(get_u32(self.entry(index), CHILD_PAGE_OFFSET));
+        debug_assert!(child != PageId::NONE, "child {index} is page 0");
+        child
     }
 
     /// The child in a page, if it is one of this node's. Looks at all of them.
@@ -253,6 +262,7 @@ impl<'a> InnerMut<'a> {
         self.0.page[entry..entry + CHILD_BYTES].copy_from_slice(&entry_of(child));
         self.0.note_run(index - 1, keys);
         self.invalidate(index - 1);
+        debug_assert!(self.as_inner().child(index) == child, "a child can't be read as it was put");
         Ok(())
     }
 
@@ -334,6 +344,11 @@ impl<'a> InnerMut<'a> {
             left.push_rows(right, 1..right.len());
             left.seal();
             debug_assert_eq!(left.view().len(), old.len() + right.len(), "a merge loses children");
+            debug_assert_eq!(
+                left.view().live_bytes(),
+                old.merged_bytes(right),
+                "a merge takes other bytes than planned"
+            );
         });
         Ok(())
     }

@@ -84,7 +84,14 @@ impl<'a> Leaf<'a> {
     /// The row with this key, or else the one it would become. Right for any key.
     #[inline]
     pub(crate) fn search(&self, key: &[u8]) -> Result<usize, usize> {
-        self.find(0, key)
+        let found = self.find(0, key);
+        let is_behind = |index: usize| index == 0 || self.compare_key(index - 1, key).is_lt();
+        let is_before = |index: usize| index == self.len() || self.compare_key(index, key).is_gt();
+        debug_assert!(
+            found.is_ok() || found.is_err_and(|index| is_behind(index) && is_before(index)),
+            "a key is missed"
+        );
+        found
     }
 
     /// The first row whose key is not below `key`. Right for any key.
@@ -160,6 +167,8 @@ impl<'a> Leaf<'a> {
         let boundary = plan.choose();
         let (at, goes_right) = plan.outcome(boundary);
         let separator = [self.prefix(), plan.separator_suffix(boundary)].concat();
+        debug_assert!(self.covers(&separator), "a leaf is split outside of its fences");
+        debug_assert!(self.lower_fence() != Some(&separator[..]), "a leaf is split into itself and nothing");
         Split { at, separator, goes_right }
     }
 }
@@ -182,6 +191,7 @@ impl<'l> SplitPlan<'l> {
     fn new(leaf: &Leaf<'l>, change: &Change<'l>) -> SplitPlan<'l> {
         let (index, inserted, old_cost, new_cost) = match *change {
             Change::Insert { index, key, value_bytes } => {
+                debug_assert_eq!(leaf.search(key), Err(index), "a split is planned for a row out of order");
                 (index, Some(&key[leaf.prefix_bytes()..]), 0, leaf.row_cost(key.len(), value_bytes))
             }
             Change::Replace { index, value_bytes } => {
@@ -286,6 +296,7 @@ impl<'l> SplitPlan<'l> {
                 best = best.min(Some(rank)).or(Some(rank));
             }
         }
+        debug_assert_eq!(left_cost + self.cost(self.rows - 1), self.rows_cost, "rows cost something else one by one");
         best.map_or_else(|| self.choose_among_long_rows(), |(_, _, boundary)| boundary)
     }
 
@@ -355,7 +366,9 @@ impl<'a> LeafMut<'a> {
             self.write_value(rest, bytes);
             self.0.note_run(index, rows);
             Ok(())
-        })
+        })?;
+        debug_assert_eq!(self.as_leaf().row(index), (suffix, value), "a row can't be read as it was put");
+        Ok(())
     }
 
     /// Inserts a row behind all others.
@@ -381,7 +394,9 @@ impl<'a> LeafMut<'a> {
             let suffix_bytes = self.as_leaf().slot(index).suffix_bytes() as u16;
             put_u16(self.0.page, slot_offset(index) + SLOT_SUFFIX_BYTES_OFFSET, suffix_bytes | flag);
             Ok(())
-        })
+        })?;
+        debug_assert_eq!(self.as_leaf().value(index), value, "a value can't be read as it was put");
+        Ok(())
     }
 
     /// Makes what follows the suffix of a row `rest_bytes` long and returns where it starts; its content is lost.
@@ -456,6 +471,11 @@ impl<'a> LeafMut<'a> {
             left.seal();
             left.set_newest(old.newest().max(right.newest()));
             debug_assert_eq!(left.view().len(), old.len() + right.len(), "a merge loses rows");
+            debug_assert_eq!(
+                left.view().live_bytes(),
+                old.merged_bytes(right),
+                "a merge takes other bytes than planned"
+            );
         });
         Ok(())
     }

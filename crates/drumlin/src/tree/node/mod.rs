@@ -41,7 +41,7 @@ use crate::format::node::{
     CHILD_BYTES, FENCE_ABSENT, GARBAGE_BYTES_OFFSET, HEAP_BYTES_OFFSET, LEVEL_OFFSET, LOWER_BYTES_OFFSET,
     NEWEST_OFFSET, PAGE_BYTES_MAX, PAGE_BYTES_MIN, PREFIX_BYTES_OFFSET, RUN_OFFSET, SHARED_BYTES_OFFSET, SLOT_BYTES,
     SLOT_COUNT_OFFSET, SLOT_HEAD_OFFSET, SLOT_LARGE_FLAG, SLOT_ROW_OFFSET, SLOT_SUFFIX_BYTES_OFFSET, SLOTS_OFFSET,
-    UPPER_BYTES_OFFSET, VALUE_LENGTH_BYTES, key_bytes_max,
+    UPPER_BYTES_OFFSET, VALUE_LENGTH_BYTES, is_page_bytes, key_bytes_max,
 };
 use crate::format::{get_u16, get_u64, put_u16, put_u32, put_u64};
 
@@ -69,6 +69,9 @@ const SPLIT_WINDOW_SHARE: usize = 8;
 /// A slot: head, offset of the row, length of its suffix, and whether its value is a large one's reference.
 #[derive(Clone, Copy)]
 struct Slot(u64);
+
+const _: () = assert!(size_of::<Slot>() == SLOT_BYTES, "a slot is one word of the page");
+const _: () = assert!(PAGE_BYTES_MAX - 1 <= u16::MAX as usize, "an offset in a page takes more than its two bytes");
 
 impl Slot {
     #[inline]
@@ -135,7 +138,9 @@ pub(crate) fn common_bytes(a: &[u8], b: &[u8]) -> usize {
 /// The shortest string above `left` and not above `right`: the beginning of `right` up to where they part.
 pub(crate) fn separator_between<'k>(left: &[u8], right: &'k [u8]) -> &'k [u8] {
     debug_assert!(left < right);
-    &right[..common_bytes(left, right) + 1]
+    let separator = &right[..common_bytes(left, right) + 1];
+    debug_assert!(left < separator, "a separator does not separate");
+    separator
 }
 
 /// The rest of `key` behind `common`, or, for a key that does not begin with it, its order relative to all keys that
@@ -159,6 +164,7 @@ impl<'a> Node<'a> {
     /// The node in a page.
     #[inline]
     pub(crate) fn new(page: &'a [u8]) -> Node<'a> {
+        debug_assert!(is_page_bytes(page.len()), "a node of {} bytes", page.len());
         let header = page.first_chunk().expect("a page is longer than its header");
         Node { header, page }
     }
@@ -448,12 +454,15 @@ impl<'a> Node<'a> {
     /// The bytes that the rows of `self` would take in a node with a prefix of `prefix_bytes`, which is not longer than
     /// its own.
     fn rows_cost_under(&self, prefix_bytes: usize) -> usize {
+        assert!(prefix_bytes <= self.prefix_bytes(), "rows of a node are put under a longer prefix");
         let keys = self.len() - self.first_key();
         self.rows_cost() + keys * (self.prefix_bytes() - prefix_bytes)
     }
 
     /// The prefix of the node that `self` and its right neighbour would make together.
     fn merged_prefix_bytes(&self, right: &Node<'_>) -> usize {
+        debug_assert!(self.upper_fence().is_some(), "the last node of its level has no right neighbour");
+        debug_assert!(self.upper_fence() == right.lower_fence(), "not neighbours");
         match (self.lower_fence(), right.upper_fence()) {
             (Some(lower), Some(upper)) => common_bytes(lower, upper),
             _ => 0,
@@ -519,6 +528,7 @@ impl NodeMut<'_> {
 
     #[inline]
     fn set_newest(&mut self, newest: Timestamp) {
+        debug_assert!(newest >= self.view().newest(), "a leaf forgets its newest commit");
         put_u64(self.page, NEWEST_OFFSET, newest.0);
     }
 
@@ -547,12 +557,14 @@ impl NodeMut<'_> {
         self.page[row..row + suffix.len()].copy_from_slice(suffix);
         self.set(SLOT_COUNT_OFFSET, rows + 1);
         self.set(HEAP_BYTES_OFFSET, heap_bytes);
+        debug_assert!(self.view().slots_end() <= row, "slots and heap meet");
         Ok(row + suffix.len())
     }
 
     /// Counts an insertion among `keys` keys, as the one that becomes key `index`, towards a run at either end.
     #[inline]
     fn note_run(&mut self, index: usize, keys: usize) {
+        debug_assert!(index <= keys, "key {index} of {keys} was inserted");
         let run = self.view().run();
         let run = if index == keys {
             run.max(0).saturating_add(1)
@@ -636,6 +648,8 @@ impl NodeMut<'_> {
             node.set(HEAP_BYTES_OFFSET, old.heap_end() - row);
             node.set(GARBAGE_BYTES_OFFSET, 0);
             debug_assert!(row >= node.view().slots_end(), "rows and slots overlap");
+            let is_kept = resized.is_some() || node.view().live_bytes() == old.live_bytes();
+            debug_assert!(is_kept, "a compacted node has lost {} bytes", old.live_bytes());
         });
     }
 
@@ -644,6 +658,7 @@ impl NodeMut<'_> {
     fn discard(&mut self, start: usize, bytes: usize) {
         self.page[start..start + bytes].fill(0);
         let node = self.view();
+        debug_assert!(node.heap_start() <= start && start + bytes <= node.heap_end(), "free space outside of the heap");
         if start == node.heap_start() {
             let heap_bytes = node.heap_bytes() - bytes;
             self.set(HEAP_BYTES_OFFSET, heap_bytes);
@@ -662,6 +677,7 @@ impl NodeMut<'_> {
         debug_assert!(index < rows, "row {index} of {rows} is removed");
         let slot = node.slot(index);
         let row_bytes = node.cost_of(slot) - SLOT_BYTES;
+        let free_bytes = node.free_bytes() + SLOT_BYTES + row_bytes;
         self.discard(slot.row(), row_bytes);
         self.page.copy_within(slot_offset(index + 1)..slot_offset(rows), slot_offset(index));
         self.page[slot_offset(rows - 1)..slot_offset(rows)].fill(0);
@@ -670,6 +686,7 @@ impl NodeMut<'_> {
             self.set(HEAP_BYTES_OFFSET, 0);
             self.set(GARBAGE_BYTES_OFFSET, 0);
         }
+        debug_assert_eq!(self.view().free_bytes(), free_bytes, "a removed row leaves other space than it took");
     }
 
     /// Adds a row behind all others, without its head; its suffix is given in two parts.
@@ -694,10 +711,15 @@ impl NodeMut<'_> {
     fn push_rows(&mut self, source: &Node<'_>, rows: std::ops::Range<usize>) {
         let prefix_bytes = self.view().prefix_bytes();
         let source_prefix = source.prefix();
+        assert!(source_prefix.starts_with(self.view().prefix()) || self.view().prefix().starts_with(source_prefix));
         let lead = &source_prefix[prefix_bytes.min(source_prefix.len())..];
         let cut = prefix_bytes.saturating_sub(source_prefix.len());
         for index in rows {
             let slot = source.slot(index);
+            debug_assert!(
+                self.view().prefix()[prefix_bytes - cut..] == source.suffix_of(slot)[..cut],
+                "a key loses bytes that its new prefix does not have"
+            );
             let flag = if slot.is_large() { SLOT_LARGE_FLAG } else { 0 };
             self.push_row(lead, &source.suffix_of(slot)[cut..], source.rest_of(slot), flag);
         }

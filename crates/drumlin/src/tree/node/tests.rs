@@ -899,7 +899,9 @@ fn flaws_are_named() {
     childless[LEVEL_OFFSET] = 1;
     put_u16(&mut childless, SLOT_COUNT_OFFSET, 0);
     assert_eq!(check(&childless), Err(NodeError::Childless));
-    InnerMut::init(&mut childless, 1, None, None, PageId(0));
+    InnerMut::init(&mut childless, 1, None, None, PageId(7));
+    let child = Node::new(&childless).slot(0).row();
+    childless[child..child + CHILD_BYTES].fill(0);
     assert_eq!(check(&childless), Err(NodeError::RowChild(0)));
     let names = |length: u64, first_page: u32, chunk_count: u32| {
         let mut leaf = new_leaf(512, None, None);
