@@ -121,6 +121,8 @@ impl Shared {
             return Err(Error::writes_too_large(body_bytes_max as u64));
         }
         let bytes = record_bytes(body_bytes);
+        let bytes_max = Tail::record_bytes_max(self.options.stream_buffer_bytes(index));
+        debug_assert!(bytes <= bytes_max, "a record of {bytes} bytes waits for a buffer of {bytes_max}");
         let mut tail = self.streams[index].tail.lock();
         self.check_open(&tail)?;
         if !tail.is_contended() && tail.buffer_admits(bytes) && tail.windows_admit(bytes) {
@@ -159,6 +161,7 @@ impl Shared {
 
     /// Returns the reservation of bytes that the tail has admitted. Requests a preparation if one is due.
     fn admitted<'a>(&'a self, index: usize, bytes: usize, tail: MutexGuard<'a, Tail>) -> Reservation<'a> {
+        debug_assert!(bytes <= tail.reserved_bytes, "a reservation of {bytes} bytes was not admitted");
         let prepares = tail.preparation().is_some();
         drop(tail);
         if prepares {
@@ -184,7 +187,9 @@ impl Shared {
         match self.write(index, &batch, segment) {
             Ok(()) => {
                 let mut tail = stream.tail.lock();
+                let written = batch.pending.map(|pending| pending.last);
                 tail.complete(batch);
+                assert!(tail.floor().is_none_or(|floor| Some(floor) > written), "a record is pending that was written");
                 self.horizon.raise_floor(index, tail.floor());
                 let covered = tail.take_covered();
                 let successor = if tail.may_lead() { tail.waiters.pop() } else { None };
@@ -212,6 +217,8 @@ impl Shared {
         assert!(batch.base.is_block_start(), "a batch begins within a block: {}", batch.base);
         assert!(batch.pending.is_some(), "a batch of no records is written");
         let end = batch.end().block_end();
+        let padding = &batch.buffer[batch.used..(end - batch.base) as usize];
+        debug_assert!(padding.iter().all(|byte| *byte == 0), "a batch ends in bytes of earlier records");
         let mut position = batch.base;
         let mut segment = first;
         while position < end {
@@ -245,6 +252,7 @@ impl Shared {
         if self.horizon.durable() >= timestamp {
             return Ok(());
         }
+        assert!(timestamp <= self.horizon.last(), "a thread waits for {timestamp}, which was not given out");
         // Older records are pending in other streams.
         crate::coverage::mark!("a commit waited for another stream");
         self.wait_durable_up_to(timestamp)
@@ -298,6 +306,7 @@ impl Shared {
         if self.horizon.durable() >= timestamp {
             return Poll::Ready(Ok(()));
         }
+        assert!(timestamp <= self.horizon.last(), "a task waits for {timestamp}, which was not given out");
         {
             let mut tasks = self.tasks.lock();
             if !tasks.iter().any(|(other, task)| *other == timestamp && task.will_wake(waker)) {

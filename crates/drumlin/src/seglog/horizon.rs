@@ -64,6 +64,8 @@ impl Horizon {
     pub(super) fn raise_floor(&self, stream: usize, floor: Option<Timestamp>) {
         debug_assert!(floor.is_none_or(|floor| floor <= self.last()), "a record is pending that has no timestamp yet");
         assert!(floor.is_none_or(|floor| self.durable() < floor), "the horizon has passed a record that is pending");
+        let before = || self.floors[stream].load(Ordering::SeqCst);
+        debug_assert!(floor.is_none_or(|floor| before() <= floor.0), "the floor of stream {stream} comes down");
         self.floors[stream].store(floor.map_or(NO_FLOOR, |floor| floor.0), Ordering::SeqCst);
     }
 

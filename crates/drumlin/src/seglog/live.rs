@@ -14,7 +14,10 @@ use crate::io::AlignedBuffer;
 
 impl Shared {
     pub(super) fn truncate(&self, covered: Timestamp, checkpoint: u64) {
-        self.checkpoint.fetch_max(checkpoint, Ordering::SeqCst);
+        let before = self.checkpoint.fetch_max(checkpoint, Ordering::SeqCst);
+        assert!(before <= checkpoint, "checkpoint {checkpoint} follows {before}");
+        let truncated = self.truncated.load(Ordering::SeqCst);
+        assert!(truncated <= covered.0, "a checkpoint of {covered} follows a truncation up to {truncated}");
         let mut free: Vec<Arc<Segment>> = Vec::new();
         let old: Vec<Window> = self.old.lock().extract_if(.., |window| window.last <= Some(covered)).collect();
         for window in old {
@@ -65,6 +68,10 @@ impl Shared {
         // The other half is for the bodies.
         let chunk_bytes = reader::chunk_bytes(self.options.reader_bytes / 2, sources.len());
         let truncated = self.truncated.load(Ordering::SeqCst);
+        assert!(
+            truncated <= self.horizon.durable().0,
+            "records up to {truncated} were given up before they were durable"
+        );
         if after.0 < truncated {
             return Err(Error::Invalid(format!(
                 "the log no longer holds the records after timestamp {after}: those up to {truncated} were truncated"
@@ -156,6 +163,8 @@ impl Shared {
                 None => break,
             }
         }
+        let record_count_max = durable.0.saturating_sub(truncated.0);
+        assert!(verified.record_count <= record_count_max, "{verified:?} has more than {record_count_max} records");
         Ok(verified)
     }
 }

@@ -93,6 +93,8 @@ use wait::Waiter;
 /// The smallest buffer of a stream; each has two.
 const BUFFER_BYTES_MIN: usize = 4 * BLOCK_BYTES;
 
+const _: () = assert!(BUFFER_BYTES_MIN >= 2 * BLOCK_BYTES + record_bytes(0), "the least buffer has room for no record");
+
 /// The settings of a log.
 #[derive(Clone, Debug)]
 pub(crate) struct LogOptions {
@@ -146,7 +148,9 @@ impl LogOptions {
             0 => first,
             _ => (self.buffer_bytes / 2 - first) / (streams - 1),
         };
-        bytes / BLOCK_BYTES * BLOCK_BYTES
+        let bytes = bytes / BLOCK_BYTES * BLOCK_BYTES;
+        debug_assert!(bytes >= BUFFER_BYTES_MIN, "stream {stream} has buffers of {bytes} bytes");
+        bytes
     }
 
     /// The longest body that a stream takes.
@@ -426,6 +430,7 @@ impl Log {
         assert!(!parts.streams.is_empty(), "a log without a stream");
         assert!(parts.covered <= parts.last, "a checkpoint covers {}, the log ends at {}", parts.covered, parts.last);
         let LogParts { backend, folder, options, incarnation, history, checkpoint, streams, hooks, .. } = parts;
+        assert!(streams.len() == usize::from(options.streams), "a log of other streams than it is to have");
         let shared = Shared {
             backend,
             folder,
@@ -516,7 +521,9 @@ impl Log {
     /// Returns `true` if the stream takes a body of this length. The first stream takes every body that any stream
     /// takes.
     pub(crate) fn takes(&self, stream: usize, body_bytes: usize) -> bool {
-        body_bytes <= self.shared.options.body_bytes_max(stream)
+        let body_bytes_max = self.shared.options.body_bytes_max(stream);
+        debug_assert!(body_bytes_max <= self.body_bytes_max(), "stream {stream} takes what the first does not");
+        body_bytes <= body_bytes_max
     }
 
     pub(crate) fn stream_count(&self) -> usize {
@@ -618,6 +625,7 @@ impl Log {
     /// `covered`, nothing of the log is needed any longer.
     pub(crate) fn close(&self, covered: Timestamp) -> Result<()> {
         self.seal();
+        assert!(covered <= self.last(), "a checkpoint of {covered} covers more than the log has");
         let mut flushed = Ok(());
         for index in 0..self.shared.streams.len() {
             flushed = flushed.and(self.shared.flush(index));
@@ -682,6 +690,7 @@ impl Shared {
             let (from, to) =
                 (tail.windows.front().map_or(tail.origin, |window| window.segment.start()), tail.prepared_end());
             assert!(from <= to, "a stream ends before it begins");
+            assert!((from..=to).contains(&tail.durable_position), "stream {index} has records outside of its windows");
             let range = ranges.entry(index as u16).or_insert(LogRange { stream: index as u16, from, to });
             assert!(range.from == from || range.to == from, "windows of a stream abut");
             range.to = to;

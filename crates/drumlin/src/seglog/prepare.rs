@@ -18,6 +18,8 @@ use crate::io::FileRef;
 /// Zeros written between two syncs while a segment in use is filled further.
 const FILL_BYTES: u64 = 8 << 20;
 
+const _: () = assert!(FILL_BYTES.is_multiple_of(BLOCK) && FILL_BYTES > 0, "a segment is filled to within a block");
+
 /// Wakes the background threads.
 #[derive(Debug, Default)]
 pub(super) struct Signal {
@@ -176,6 +178,7 @@ impl Shared {
             let window = tail.windows.back().expect("a window is to be filled");
             (Arc::clone(&window.segment), window.ready)
         };
+        assert!(start < segment.end(), "{segment:?} is filled, and filled again");
         let end = segment.end().min(start + FILL_BYTES);
         segment::write_zeros(&segment.file, segment.offset(start), segment.offset(end))?;
         segment.file.sync_data()?;
@@ -204,8 +207,10 @@ impl Shared {
                     Spare { window_bytes, ..Spare::unused(segment::name(index as u16, slot), slot) }
                 }
             };
+            assert!(spare.slot < tail.next_slot, "{} is used, whose number was not given out", spare.name);
             (tail.prepared_end(), use_number, spare)
         };
+        assert!(start.is_block_start(), "a window begins within a block: {start}");
         let header = SegmentHeader {
             stream: index as u16,
             slot: spare.slot,
@@ -233,6 +238,7 @@ impl Shared {
                 return Err(refusal);
             }
         };
+        assert!(segment.start() < ready && ready <= segment.end(), "{segment:?} is made ready up to {ready}");
         // No record is put into the window before it is listed.
         let window = Window::new(segment, header.start, header.window_bytes);
         {
@@ -242,7 +248,9 @@ impl Shared {
         }
         self.list().map_err(Refusal::Final)?;
         let mut tail = stream.tail.lock();
-        tail.windows.back_mut().expect("just pushed").ready = ready;
+        let window = tail.windows.back_mut().expect("just pushed");
+        assert!(window.start() == header.start && window.ready == header.start, "a window was made ready by another");
+        window.ready = ready;
         tail.full = false;
         Ok(())
     }
@@ -258,6 +266,7 @@ impl Shared {
         assert!(last_use.header.use_number < header.use_number, "a use number is given twice");
         assert!(spare.is_free(), "{last_use:?} is used again while somebody reads it");
         assert!(header.filled, "{last_use:?} is used again and was never filled");
+        assert!(last_use.header.stream == header.stream, "{last_use:?} is used again by stream {}", header.stream);
         let file = Arc::clone(&last_use.file);
         if !self.folder.exists(&spare.name).map_err(Refusal::Passing)? {
             let gone = format!("{} was removed", file.path().display());
@@ -274,6 +283,7 @@ impl Shared {
 
     /// Makes a new file and fills its beginning.
     fn make(&self, spare: &Spare, header: SegmentHeader) -> Result<(Arc<Segment>, StreamPosition), Refusal> {
+        assert!(!header.filled, "{} is called filled before it is made", spare.name);
         let file = match segment::create(self.folder.as_ref(), &spare.name) {
             Ok(file) => file,
             // Slots are numbered above those of all files that existed when the log was opened.

@@ -19,6 +19,9 @@ const STEP: u64 = RECORD_ALIGNMENT_BYTES as u64;
 /// The longest read from the medium: at 1 MiB a drive delivers its bandwidth.
 const CHUNK_BYTES_MAX: usize = 1 << 20;
 
+const _: () = assert!(CHUNK_BYTES_MAX.is_multiple_of(BLOCK as usize), "a read ends within a block");
+const _: () = assert!(RECORD_HEADER_BYTES.is_multiple_of(RECORD_ALIGNMENT_BYTES), "a body begins between two steps");
+
 /// Bytes of one read, if this many streams share this much memory.
 pub(super) fn chunk_bytes(memory_bytes: usize, streams: usize) -> usize {
     let block = BLOCK as usize;
@@ -119,6 +122,8 @@ impl Reader {
         limit: StreamPosition,
         chunk_bytes: usize,
     ) -> Result<Reader> {
+        let is_whole = chunk_bytes > 0 && chunk_bytes.is_multiple_of(BLOCK as usize);
+        assert!(is_whole, "a stream is read in parts of {chunk_bytes} bytes");
         debug_assert!(
             segments.first().is_none_or(|first| position <= first.end()),
             "{position} is behind {segments:?}"
@@ -161,6 +166,10 @@ impl Reader {
     pub(super) fn next(&mut self, mut kept: Option<&mut Vec<u8>>) -> Result<Option<Found>> {
         self.skipped = None;
         while let Some(position) = self.candidate()? {
+            assert!(
+                (position - StreamPosition::START).is_multiple_of(STEP),
+                "a record begins between steps: {position}"
+            );
             let mut bytes = [0; RECORD_HEADER_BYTES];
             let seed = record_seed(self.segments[self.segment].seed, position);
             let mut rest = &mut bytes[..];
@@ -217,6 +226,7 @@ impl Reader {
 
     /// Reads the body of the last record found, which is longer than a chunk.
     fn read_long(&mut self, found: &Found) -> Result<Vec<u8>> {
+        assert!(self.position == found.end && self.segment == found.segment, "the reader has gone on from {found:?}");
         let mut body = Vec::with_capacity(found.body_bytes as usize);
         let body_start = found.position + RECORD_HEADER_BYTES as u64;
         let is_whole = self.visit(body_start, found.body_bytes as usize, |part| body.extend_from_slice(part))?;
@@ -499,6 +509,7 @@ impl Iterator for Records {
             None => Err(missing(timestamp, self.last, self.merge.suspect().as_ref(), &self.dir)),
         };
         self.over = taken.is_err();
+        assert!(self.over || self.merge.next == timestamp.next(), "the records that are read are not dense");
         Some(taken.map(|body| Record { timestamp, body }))
     }
 }

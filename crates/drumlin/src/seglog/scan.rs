@@ -19,6 +19,9 @@ const PROBE_BYTES: u64 = 64 << 10;
 /// Bytes written again at a time.
 const REWRITE_BYTES: u64 = 1 << 20;
 
+const _: () = assert!(PROBE_BYTES.is_multiple_of(BLOCK) && PROBE_BYTES > 0, "a window is searched to within a block");
+const _: () = assert!(REWRITE_BYTES.is_multiple_of(BLOCK) && REWRITE_BYTES > 0, "a part of a block is written again");
+
 /// The verified contents of the segments of a log.
 #[derive(Debug)]
 pub(crate) struct Scan {
@@ -216,6 +219,7 @@ impl Scan {
             merge.step(due)?;
         }
         let lost = merge.next;
+        assert_eq!(self.covered.0 + self.record_count, self.last.0, "the records to be applied are not dense");
         let suspect = merge.suspect();
         if streams.len() > 1 && merge.heads.iter().any(|head| head.found.is_some()) {
             crate::coverage::mark!("recovery left out records behind a gap between streams");
@@ -400,6 +404,7 @@ impl StreamScan {
         let Some(&(_, first)) = self.uncertain.front() else { return Ok(()) };
         let mut position = first.block_start();
         let end = self.applied_end.expect("a record that is uncertain is applied").block_end();
+        assert!(first < end, "a record at {first} is uncertain, the stream is applied up to {end}");
         while position < end {
             // If a window was begun twice, the later use counts.
             let holds = |window: &&Window| window.segment.start() <= position && position < window.end();
@@ -422,6 +427,7 @@ impl StreamScan {
     fn resume(mut self, number: u16, options: &LogOptions, old: &mut Vec<Window>) -> Stream {
         let begins = self.windows.first().map_or(StreamPosition::START, |window| window.segment.start());
         let position = self.verified_end.map_or(begins, StreamPosition::block_end);
+        assert!(self.applied_end <= Some(position), "a stream goes on at {position} over {:?}", self.applied_end);
         let mut kept: Vec<Window> = Vec::new();
         let holds = |window: &Window| window.segment.start() <= position && position < window.end();
         let mut next = self.windows.iter().rposition(holds);
@@ -436,6 +442,8 @@ impl StreamScan {
         }
         self.keep_between(position);
         let (use_number_next, slot_next) = (self.use_number_max.next(), self.slot_max + 1);
+        let is_used = |window: &Window| window.segment.header.use_number < use_number_next;
+        assert!(kept.iter().chain(&self.windows).all(is_used), "use {use_number_next} is given out twice");
         let mut spares = Vec::new();
         self.retire(old, &mut spares);
         let buffer_bytes = options.stream_buffer_bytes(number.into());

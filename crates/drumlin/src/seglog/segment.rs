@@ -20,6 +20,9 @@ pub(super) const FIRST_FILL_BYTES: u64 = 1 << 20;
 /// way of commits.
 const ZEROS_BYTES: usize = 256 << 10;
 
+const _: () = assert!(ZEROS_BYTES.is_multiple_of(BLOCK_BYTES), "a transfer of zeros ends within a block");
+const _: () = assert!(FIRST_FILL_BYTES.is_multiple_of(BLOCK), "a segment is filled to within a block");
+
 /// One use of a segment file: its window of the stream.
 pub(super) struct Segment {
     pub(super) file: FileRef,
@@ -37,6 +40,8 @@ impl fmt::Debug for Segment {
 
 impl Segment {
     pub(super) fn new(file: FileRef, header: SegmentHeader) -> Arc<Segment> {
+        let is_whole = header.start.is_block_start() && header.window_bytes.is_multiple_of(BLOCK);
+        assert!(is_whole && header.window_bytes > 0, "a window of {} bytes from {}", header.window_bytes, header.start);
         Arc::new(Segment { file, seed: header.seed(), filled: AtomicBool::new(header.filled), header })
     }
 
@@ -98,8 +103,10 @@ pub(super) struct Spare {
 
 impl Spare {
     pub(super) fn of(segment: Arc<Segment>) -> Spare {
+        let name = name(segment.header.stream, segment.header.slot);
+        assert!(segment.path().ends_with(&name), "{segment:?} is to be used again as {name}");
         Spare {
-            name: name(segment.header.stream, segment.header.slot),
+            name,
             slot: segment.header.slot,
             window_bytes: segment.header.window_bytes,
             filled: segment.is_filled(),
@@ -123,7 +130,9 @@ impl Spare {
 }
 
 pub(super) fn name(stream: u16, slot: u32) -> String {
-    format!("{stream}-{slot}.seg")
+    let name = format!("{stream}-{slot}.seg");
+    debug_assert_eq!(parse_name(&name), Some((stream, slot)), "a name can't be read as it was written");
+    name
 }
 
 /// Stream and slot of a segment file, from its name.
@@ -134,6 +143,7 @@ pub(super) fn parse_name(name: &str) -> Option<(u16, u32)> {
 
 /// Makes a file under a name that is free.
 pub(super) fn create(folder: &dyn Folder, name: &str) -> io::Result<FileRef> {
+    assert!(parse_name(name).is_some(), "no scan would find a segment of the name {name}");
     folder.open(name, OpenOptions { write: true, create_new: true, direct: true, ..OpenOptions::default() })
 }
 

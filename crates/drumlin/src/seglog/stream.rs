@@ -11,12 +11,16 @@ use crate::sync::{Condvar, Mutex};
 use super::Body;
 use super::segment::{BLOCK, Segment, Spare, SpareSize};
 use super::wait::Waiter;
-use crate::format::log::{FLAG_AFTER_DATA, RECORD_HEADER_BYTES, RecordHeader, record_bytes, record_seed};
+use crate::format::log::{
+    FLAG_AFTER_DATA, RECORD_ALIGNMENT_BYTES, RECORD_HEADER_BYTES, RecordHeader, record_bytes, record_seed,
+};
 use crate::format::{BLOCK_BYTES, Incarnation, StreamPosition, Timestamp, UseNumber};
 use crate::io::AlignedBuffer;
 
 /// Distance between entries of a window's index: a reader that starts between two reads at most this much in vain.
 const INDEX_STRIDE_BYTES: u64 = 64 << 10;
+
+const _: () = assert!(BLOCK_BYTES.is_multiple_of(RECORD_ALIGNMENT_BYTES), "a record can't begin with a block");
 
 /// A window of the stream and the index of its records.
 #[derive(Debug)]
@@ -33,6 +37,7 @@ pub(super) struct Window {
 impl Window {
     /// `held_bytes` are the bytes of the window that the file holds: a header alone is not worth allocating for.
     pub(super) fn new(segment: Arc<Segment>, ready: StreamPosition, held_bytes: u64) -> Window {
+        assert!((segment.start()..=segment.end()).contains(&ready), "{segment:?} is ready up to {ready}");
         let entries = segment.header.window_bytes.min(held_bytes) / INDEX_STRIDE_BYTES + 1;
         // Appending must not allocate.
         Window { segment, ready, last: None, index: Vec::with_capacity(entries as usize) }
@@ -42,6 +47,8 @@ impl Window {
     pub(super) fn note(&mut self, timestamp: Timestamp, position: StreamPosition) {
         assert!(self.last < Some(timestamp), "records of a window ascend");
         assert!((self.start()..self.end()).contains(&position), "a record begins in another window");
+        let is_behind = |&(_, indexed): &(Timestamp, StreamPosition)| indexed < position;
+        debug_assert!(self.index.last().is_none_or(is_behind), "records of a window ascend in position");
         self.last = Some(timestamp);
         let due = self.index.last().is_none_or(|&(_, indexed)| position - indexed >= INDEX_STRIDE_BYTES);
         if due && self.index.len() < self.index.capacity() {
@@ -49,7 +56,7 @@ impl Window {
         }
     }
 
-    fn start(&self) -> StreamPosition {
+    pub(super) fn start(&self) -> StreamPosition {
         self.segment.start()
     }
 
@@ -95,7 +102,7 @@ pub(super) struct Tail {
     /// Everything below is on the medium.
     pub(super) durable_position: StreamPosition,
     /// Bytes of records that are reserved and not yet appended.
-    reserved_bytes: usize,
+    pub(super) reserved_bytes: usize,
     /// `reserved_bytes` with the padding that each record may cause.
     reserved_span: u64,
     /// Without gaps, from the oldest kept to the newest prepared.
@@ -156,6 +163,8 @@ impl Stream {
         assert!(position.is_block_start(), "a stream goes on within a block: {position}");
         assert!(buffer_bytes.is_multiple_of(BLOCK_BYTES), "a buffer ends within a block");
         assert!(windows.is_sorted_by(|left, right| left.end() == right.start()), "windows of a stream abut");
+        let is_within = |first: &Window| (first.start()..first.end()).contains(&position);
+        assert!(windows.first().is_none_or(is_within), "a stream goes on at {position}, outside of its window");
         let active = Batch {
             buffer: AlignedBuffer::zeroed(buffer_bytes),
             base: position,
@@ -274,7 +283,9 @@ impl Tail {
 
     /// Stores the waker of a task, which is woken when it is worth looking again.
     pub(super) fn wake_later(&mut self, ticket: u64, waker: &Waker) {
-        if let Some(queued) = self.queue.iter_mut().find(|queued| queued.ticket == ticket) {
+        let queued = self.queue.iter_mut().find(|queued| queued.ticket == ticket);
+        assert!(queued.is_some(), "a task waits that has no place in the queue");
+        if let Some(queued) = queued {
             queued.waker = Some(waker.clone());
         }
     }
@@ -303,6 +314,10 @@ impl Tail {
     }
 
     pub(super) fn admit(&mut self, bytes: usize) {
+        debug_assert!(
+            self.buffer_admits(bytes) && self.windows_admit(bytes),
+            "more is admitted than there is room for"
+        );
         self.reserved_bytes += bytes;
         self.reserved_span += bytes as u64 + BLOCK;
     }
@@ -312,6 +327,7 @@ impl Tail {
         assert!(bytes <= self.reserved_bytes, "more of a stream is released than is reserved");
         self.reserved_bytes -= bytes;
         self.reserved_span -= bytes as u64 + BLOCK;
+        debug_assert_eq!(self.reserved_bytes == 0, self.reserved_span == 0, "one of two sums was not released");
     }
 
     /// The next step of preparing, chosen so that no append ever waits for it.
@@ -319,6 +335,11 @@ impl Tail {
         if self.is_sealed {
             return None;
         }
+        let is_filled = |window: &Window| window.ready == window.end();
+        debug_assert!(
+            self.windows.iter().rev().skip(1).all(is_filled),
+            "a window was begun before the last was filled"
+        );
         let unfilled = self.windows.back().is_some_and(|window| window.ready < window.end());
         let position = self.position();
         let ahead = self.windows.iter().rev().take_while(|window| window.start() > position).count();
@@ -430,6 +451,7 @@ impl Tail {
         let base = self.active.base + padded as u64;
         let next = Batch { buffer, base, used: 0, pending: None, names_extents: false };
         let batch = std::mem::replace(&mut self.active, next);
+        assert!(base <= self.ready(), "the padding of a batch reaches beyond the prepared windows");
         self.writing = batch.pending;
         batch
     }
@@ -448,6 +470,10 @@ impl Tail {
             self.active.used = shared_bytes;
             self.active.buffer[..shared_bytes].copy_from_slice(&batch.buffer[block_start..batch.used]);
         }
+        // The block that was kept back.
+        let promised = self.active.used + self.reserved_bytes;
+        assert!(promised <= self.active.buffer.capacity(), "{promised} bytes are reserved in a buffer");
+        assert!(self.idle.is_none(), "a stream has three buffers");
         self.idle = Some(batch.buffer);
         self.writing = None;
     }
@@ -480,6 +506,7 @@ impl Tail {
             self.current -= 1;
             taken.push(window.segment);
         }
+        assert!(self.current == 0 || self.current < self.windows.len(), "the window in use is given up");
         (taken, newest)
     }
 }
@@ -494,6 +521,7 @@ impl Tail {
             return None;
         }
         let end = window.end();
+        assert!(self.position() <= end, "a stream that ends at {} goes on at {end}", self.position());
         let window = self.windows.pop_front();
         self.current = 0;
         self.origin = end;

@@ -32,6 +32,7 @@ impl Waiter {
 /// Sleeps until some waiter of this thread is woken; may return early.
 pub(super) fn park() {
     PARKER.with_borrow(|parker| {
+        debug_assert!(parker.is_some(), "a thread sleeps that nobody can wake");
         if let Some(parker) = parker {
             parker.park();
         }
