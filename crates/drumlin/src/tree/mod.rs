@@ -14,7 +14,7 @@
 pub(crate) mod node;
 mod structure;
 
-pub(crate) use structure::{Incoming, has_room};
+pub(crate) use structure::{FRAMES_NEEDED, Incoming, has_room};
 
 use std::sync::Arc;
 

@@ -17,7 +17,7 @@ pub(crate) struct Incoming<'k> {
 }
 
 /// Frames that any one change of structure needs at the most.
-const FRAMES_NEEDED: usize = 3;
+pub(crate) const FRAMES_NEEDED: usize = 3;
 
 /// Bytes of a slot and of the length of a value: what a row costs besides its key and value.
 const ROW_OVERHEAD_BYTES: usize = crate::format::node::SLOT_BYTES + crate::format::node::VALUE_LENGTH_BYTES;

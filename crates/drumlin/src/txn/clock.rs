@@ -54,7 +54,9 @@ impl Clock {
             self.wait_published(Timestamp(timestamp.0 - IN_FLIGHT_MAX as u64 + 1));
         }
         let slot = &self.applied[timestamp.0 as usize % IN_FLIGHT_MAX];
-        debug_assert!(slot.load(Ordering::Relaxed) < timestamp.0, "commit {timestamp} is applied twice");
+        let earlier = slot.load(Ordering::Relaxed);
+        debug_assert!(earlier < timestamp.0, "commit {timestamp} is applied twice");
+        debug_assert!(earlier <= self.published().0, "commit {timestamp} takes the slot of one that waits");
         slot.store(timestamp.0, Ordering::Release);
         // Of all threads that mark commits applied, the one whose fence comes last in the order of fences sees the
         // others' slots: so one of them always advances to the end.

@@ -251,7 +251,8 @@ impl LockTable {
             Box::new(Queue { number: graph.locks_count, waiters: VecDeque::new() })
         });
         queue.waiters.push_back(Waiter { owner, waker: waker.clone() });
-        graph.owners.insert(queue.number, lock.owner);
+        let known = graph.owners.insert(queue.number, lock.owner);
+        assert!(known.is_none_or(|known| known == lock.owner), "the graph of waits knows another owner of a lock");
         graph.awaited.insert(owner, queue.number);
         drop(graph);
         shard.heap_bytes += heap_bytes;
@@ -265,6 +266,8 @@ impl LockTable {
         let mut shard = self.shard(hash);
         let Some(lock) = shard.find(hash, keyspace, key) else { return false };
         if lock.owner == owner {
+            let waits = |waiter: &Waiter| waiter.owner == owner;
+            debug_assert!(!lock.queue.iter().flat_map(|queue| &queue.waiters).any(waits), "an owner waits for itself");
             return mem::take(&mut lock.handed_over);
         }
         let Some(queue) = &mut lock.queue else { return false };
@@ -357,6 +360,7 @@ impl LockTable {
         }
         let (lock, _) = place.remove();
         shard.heap_bytes -= lock.key.heap_bytes();
+        debug_assert!(!shard.locks.is_empty() || shard.heap_bytes == 0, "{} bytes of no locks", shard.heap_bytes);
         shard.shrink(self.seed);
         drop(shard);
         drop(lock);
@@ -370,7 +374,9 @@ impl LockTable {
         let mut graph = self.graph.lock();
         let awaited = graph.awaited.remove(&owner);
         assert_eq!(awaited, Some(queue.number), "a lock is handed to a transaction that waits for another");
-        graph.owners.insert(queue.number, owner);
+        let before = graph.owners.insert(queue.number, owner);
+        assert_eq!(before, Some(lock.owner), "the graph of waits knows another owner of a lock");
+        assert!(lock.owner != owner, "a lock is handed to its owner");
         lock.owner = owner;
         lock.handed_over = true;
         let emptied = lock.close_empty_queue(&mut graph);
@@ -426,12 +432,15 @@ impl Shard {
         match self.locks.entry(hash, is_it, |lock| lock.hash(seed)) {
             Entry::Vacant(place) => {
                 let lock = Lock { owner, queue: None, key: LockKey::new(key), keyspace, handed_over: false };
+                debug_assert_eq!(lock.key.as_bytes(), key, "a key can't be read as it was put");
                 self.heap_bytes += lock.key.heap_bytes();
                 place.insert(lock);
                 Ok(Granted::Acquired)
             }
             Entry::Occupied(place) => {
                 let lock = place.into_mut();
+                let has_waiters = |queue: &Queue| !queue.waiters.is_empty();
+                debug_assert!(lock.queue.as_deref().is_none_or(has_waiters), "a lock has a queue of nobody");
                 if lock.owner != owner {
                     Err(lock)
                 } else if mem::take(&mut lock.handed_over) {
@@ -468,6 +477,10 @@ impl Lock {
         let Some(queue) = self.queue.take_if(|queue| queue.waiters.is_empty()) else { return false };
         let owner = graph.owners.remove(&queue.number);
         assert_eq!(owner, Some(self.owner), "the graph of waits knows another owner of a lock");
+        debug_assert!(
+            !graph.awaited.values().any(|lock| *lock == queue.number),
+            "a transaction waits for a lock that has no queue"
+        );
         true
     }
 }

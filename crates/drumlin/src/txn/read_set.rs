@@ -79,7 +79,9 @@ impl Spans {
             return Some(key.to_vec());
         }
         let range = (Bound::Excluded(key), Bound::Unbounded);
-        self.0.range::<[u8], _>(range).next().map(|(first, _)| first.to_vec())
+        let next = self.0.range::<[u8], _>(range).next().map(|(first, _)| first.to_vec());
+        debug_assert!(next.as_ref().is_none_or(|next| self.covers(next)), "the next key that was read is in no span");
+        next
     }
 
     fn insert(&mut self, first: Box<[u8]>, end: End) -> usize {
@@ -137,6 +139,7 @@ impl Spans {
                 _ => {}
             }
         }
+        debug_assert!(end.as_ref().is_none_or(|end| first < *end), "spans are merged into one of no key");
         let taken_bytes = self.insert(first, end.map_or(End::Open, End::Below));
         debug_assert!(self.are_disjoint(), "spans overlap: {self:?}");
         (taken_bytes, freed_bytes)
@@ -180,6 +183,10 @@ impl ReadSet {
             Err(at) => {
                 assert!(!self.ended, "something is recorded in a read set that is validated");
                 self.trees.insert(at, (tree.clone(), Spans::default()));
+                debug_assert!(
+                    self.trees.is_sorted_by(|(left, _), (right, _)| left.pages.id < right.pages.id),
+                    "keyspaces of a read set are out of order"
+                );
                 at
             }
         };
@@ -229,6 +236,12 @@ impl ReadSet {
     pub(crate) fn end(shared: &Mutex<ReadSet>) -> ReadSet {
         let mut set = shared.lock();
         assert!(!set.ended, "what a transaction has read is taken twice");
+        let spans = || set.trees.iter().flat_map(|(_, spans)| &spans.0);
+        debug_assert_eq!(
+            spans().map(|(first, end)| span_bytes(first, end)).sum::<usize>(),
+            set.bytes,
+            "a read set has other bytes than are counted"
+        );
         let ended = ReadSet {
             trees: Vec::new(),
             memory: set.memory.another(),
@@ -326,6 +339,10 @@ impl<'a> Walk<'a> {
             && upper_fence.is_none_or(|fence| self.key[..] < *fence);
         if is_here {
             self.seek(upper_fence.map(<[u8]>::to_vec));
+            let is_passed = |(tree, key): (&Tree, &[u8])| {
+                tree.pages.id > keyspace || upper_fence.is_some_and(|fence| tree.pages.id == keyspace && fence <= key)
+            };
+            debug_assert!(self.next().is_none_or(is_passed), "a walk stays in a leaf that it passed");
         }
         is_here
     }

@@ -82,6 +82,7 @@ impl Snapshots {
         let registered = self.registered.lock();
         let visible = clock.visible();
         let ended = self.ended_below.load(Ordering::Acquire);
+        assert!(ended <= visible.0, "snapshots below {ended} were ended, {visible} is visible");
         let oldest = registered.range(ended..).next().map_or(visible, |(&oldest, _)| Timestamp(oldest));
         visible.min(oldest)
     }

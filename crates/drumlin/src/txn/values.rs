@@ -43,6 +43,7 @@ pub(crate) const MEDIUM_BYTES_MAX: usize = PAGE_BYTES_MAX - CHUNK_OVERHEAD_BYTES
 pub(crate) fn append_medium(tree: &Tree, value_id: ValueId, value: &[u8]) -> Result<ExtentAddress> {
     let (pool, pages) = (&tree.pool, &tree.pages);
     assert!(value.len() <= MEDIUM_BYTES_MAX);
+    assert!(value.len() > tree.inline_bytes_max(), "a value of {} bytes belongs into its leaf", value.len());
     let mut page = vec![0; CHUNK_OVERHEAD_BYTES];
     put_u64(&mut page, HEADER_BYTES, value_id.0);
     page.extend_from_slice(value);
@@ -148,6 +149,8 @@ pub(crate) async fn write_large(
     let mut page = vec![0; pool.space.value_chunk_bytes()];
     let mut made_space = false;
     loop {
+        let whole_bytes = written.addresses.len() as u64 * chunk_payload_bytes(pool);
+        assert!(written.length == whole_bytes, "a chunk before the last is short: {written:?}");
         let filled = source.fill(&mut page[CHUNK_OVERHEAD_BYTES..]).await?;
         if filled == 0 {
             return Ok(Arc::new(written));
@@ -185,6 +188,7 @@ fn write_chunk(pool: &Pool, name: PageKey, page: &[u8]) -> Result<ExtentAddress>
     let bytes_max = extent::encoded_bytes_max(page.len()).next_multiple_of(BLOCK_BYTES);
     pool.with_buffer(bytes_max, |buffer| {
         let stored = extent::encode_into(page, name, Kind::Value, buffer);
+        assert!(stored <= bytes_max, "a chunk takes {stored} bytes, {bytes_max} at the most");
         pool.space.write_value_chunk(buffer, stored)
     })
 }
@@ -373,6 +377,7 @@ pub(crate) async fn read_unplaced(
     into: Vec<u8>,
 ) -> (Vec<u8>, Result<()>) {
     let (pool, pages) = (&tree.pool, &tree.pages);
+    assert!(value.pool.is_some(), "a value of a record is read like one that is being written");
     let address = value.addresses[index];
     let (into, result) = read_chunk_at(mode, pool, address, part, into).await;
     let name = PageKey { keyspace: pages.id, page: PageId(index as u32) };

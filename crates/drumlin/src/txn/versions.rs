@@ -117,6 +117,7 @@ impl UndoRecord {
     /// Adds a row; keys ascend.
     pub(crate) fn push(&mut self, key: &[u8], was: Option<RowValue<'_>>) {
         debug_assert!(self.iter().last().is_none_or(|(last, _)| last < key), "rows of an undo record are out of order");
+        let bytes_after = self.rows.len() + row_bytes(key, was);
         reserve(&mut self.rows, row_bytes(key, was));
         self.rows.extend((key.len() as u32).to_le_bytes());
         match was {
@@ -137,6 +138,8 @@ impl UndoRecord {
                 self.large_count += 1;
             }
         }
+        debug_assert_eq!(self.rows.len(), bytes_after, "a row of an undo record has other bytes than are counted");
+        debug_assert_eq!(self.iter().last(), Some((key, was)), "an old version can't be read as it was left");
     }
 
     fn iter(&self) -> UndoRows<'_> {
@@ -158,6 +161,7 @@ impl UndoRecord {
     }
 
     fn bytes(&self) -> usize {
+        debug_assert_eq!(self.large().count(), self.large_count as usize, "an undo record names other large values");
         heap_bytes(self.rows.capacity()) + UNDO_RECORD_BYTES + self.large_count as usize * HELD_BYTES
     }
 }
@@ -248,6 +252,7 @@ impl Versions {
     /// Adds the rows that a commit replaced in a leaf, which the caller has latched for change.
     pub(crate) fn add(&self, keyspace: KeyspaceId, page: PageId, timestamp: Timestamp, mut undo: UndoRecord) {
         assert!(!undo.is_empty(), "an undo record has no rows");
+        assert!(undo.timestamp == Timestamp(0), "an undo record of {} is added again", undo.timestamp);
         undo.timestamp = timestamp;
         for reference in undo.large() {
             let mut held = self.held.lock();
@@ -293,6 +298,10 @@ impl Versions {
     ) -> bool {
         let shard = self.shard(keyspace, page).lock();
         let undo_records = shard.get(&(keyspace, page)).into_iter().flatten().rev();
+        debug_assert!(
+            undo_records.clone().is_sorted_by(|newer, older| newer.timestamp >= older.timestamp),
+            "undo records of page {page} are out of order"
+        );
         undo_records.take_while(|undo| undo.timestamp > snapshot).any(|undo| undo.iter().any(|(key, _)| matters(key)))
     }
 
@@ -333,6 +342,7 @@ impl Versions {
             old.last.is_none() || old.last.as_ref() == old.farthest(direction),
             "a row is returned that lies behind the last"
         );
+        debug_assert!(bytes <= bytes_max || old.rows.len() == 1, "old versions of {bytes} bytes, of {bytes_max}");
         old
     }
 
@@ -369,6 +379,8 @@ impl Versions {
                     let undo = undo_records.pop_front().expect("looked at");
                     self.forget(keyspace, &undo, &mut freed);
                 }
+                let is_needed = |undo: &UndoRecord| undo.timestamp > horizon;
+                debug_assert!(undo_records.iter().all(is_needed), "undo records of a leaf are out of order");
                 if undo_records.is_empty() {
                     self.give(LEAF_BYTES);
                 } else if undo_records.len() < undo_records.capacity() / 4 {
@@ -452,6 +464,8 @@ impl Observer for Versions {
                         for (key, was) in undo.iter() {
                             sides[usize::from(key >= separator)].push(key, was);
                         }
+                        let (lower, upper) = (sides[0].rows.len(), sides[1].rows.len());
+                        assert!(lower + upper == undo.rows.len(), "old versions are lost where a leaf is split");
                         self.give(undo.bytes());
                         for (side, list) in sides.into_iter().zip([&mut kept, &mut moved]) {
                             if !side.rows.is_empty() {
@@ -466,11 +480,13 @@ impl Observer for Versions {
         };
         if !kept.is_empty() {
             self.take(LEAF_BYTES);
-            self.shard(pages.id, from).lock().insert((pages.id, from), kept);
+            let replaced = self.shard(pages.id, from).lock().insert((pages.id, from), kept);
+            assert!(replaced.is_none(), "old versions were left to page {from} while its rows moved");
         }
         if !moved.is_empty() {
             let mut shard = self.shard(pages.id, to).lock();
             let there = shard.entry((pages.id, to)).or_default();
+            assert!(there.is_empty() || separator.is_none(), "page {to} is new and has old versions");
             if there.is_empty() {
                 self.take(LEAF_BYTES);
             } else {

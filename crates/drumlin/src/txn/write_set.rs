@@ -129,6 +129,7 @@ impl WriteSet {
     }
 
     pub(crate) fn put_large(&mut self, tree: &Tree, key: &[u8], value: Arc<LargeValue>) {
+        debug_assert!(value.reference().is_none(), "a value is put again that a commit has named");
         self.large_bytes += size_of::<LargeValue>() + value.addresses.capacity() * size_of::<ExtentAddress>();
         let key = self.keep(key);
         self.push(tree, key, Kept::PutLarge(value));
@@ -166,6 +167,7 @@ impl WriteSet {
                     .iter()
                     .map(|&entry| (Box::from(&self.arena[self.entries[entry as usize].key.clone()]), entry));
                 let mut map: BTreeMap<Box<[u8]>, u32> = sorted.collect();
+                assert_eq!(map.len(), order.len(), "two changes of one row are newest");
                 self.index_bytes += map.keys().map(|key| heap_bytes(key.len())).sum::<usize>();
                 let previous = map.insert(key.into(), number);
                 self.index_bytes += if previous.is_none() { heap_bytes(key.len()) } else { 0 };
@@ -179,6 +181,10 @@ impl WriteSet {
             }
         };
         assert!(previous.is_none_or(|previous| previous < number), "an entry replaces a later one");
+        let is_its_own = |previous: u32| {
+            self.entries[previous as usize].keyspace == keyspace && *self.key(previous) == self.arena[key_range.clone()]
+        };
+        debug_assert!(previous.is_none_or(is_its_own), "an entry replaces another row's");
         reserve(&mut self.entries, 1);
         self.entries.push(Entry { keyspace, key: key_range, kept, previous });
     }
@@ -204,6 +210,7 @@ impl WriteSet {
             }
             Index::Sorted(map) => *map.get(key)?,
         };
+        debug_assert!(self.key(entry) == key, "the index leads to another row's change");
         Some(self.change(entry))
     }
 
@@ -253,6 +260,8 @@ impl WriteSet {
         assert!(position <= self.entries.len(), "entry {position} of {} is rolled back to", self.entries.len());
         while self.entries.len() > position {
             let entry = self.entries.pop().expect("counted");
+            let goes_back = |previous: u32| (previous as usize) < self.entries.len();
+            assert!(entry.previous.is_none_or(goes_back), "an entry is undone and a later one restored");
             let key = &self.arena[entry.key.clone()];
             match &mut self.trees.get_mut(&entry.keyspace).expect("entered").1 {
                 Index::Ascending(order) => {
@@ -273,6 +282,8 @@ impl WriteSet {
                 self.large_bytes -= size_of::<LargeValue>() + value.addresses.capacity() * size_of::<ExtentAddress>();
             }
         }
+        let counted_bytes = self.arena.len() + self.index_bytes + self.large_bytes;
+        debug_assert!(position > 0 || counted_bytes == 0, "a write set of no entries counts {counted_bytes} bytes");
     }
 }
 

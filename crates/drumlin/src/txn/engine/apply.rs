@@ -23,6 +23,9 @@ use crate::txn::write_set::Change;
 
 /// The part of a commit besides its leaves: the log and the clock of an open database, or, during recovery, neither.
 pub(super) trait CommitSink {
+    /// Commits are applied to a leaf in the order of their timestamps.
+    const IN_ORDER: bool;
+
     /// The record of the commit, for the caller.
     type Committed;
 
@@ -121,12 +124,14 @@ impl<'a> LeavesInOrder<'a> {
     /// Passes the next leaf, which is latched: validates the reads in it, and returns the rows that it covers.
     fn pass(&mut self, versions: &Versions, tree: &Tree, page: PageId, leaf: &Leaf<'_>) -> Result<Range<usize>> {
         let keyspace = tree.pages.id;
-        if self.walk.pass(keyspace, leaf.upper_fence()) {
+        let is_read = self.walk.pass(keyspace, leaf.upper_fence());
+        if is_read {
             let reads = self.work.reads.expect("nothing is walked along but what was read");
             reads.validate(versions, keyspace, page, leaf)?;
         }
         let start = self.row;
         self.row = rows_end(self.work.rows, start, tree, leaf);
+        debug_assert!(is_read || start < self.row, "a leaf is passed in which nothing was read and nothing changes");
         let passed = self.pinned.iter().take_while(|leaf| leaf.row < self.row).count();
         self.pinned = &self.pinned[passed..];
         Ok(start..self.row)
@@ -238,6 +243,11 @@ impl<L> Engine<L> {
                 if !leaves.has_row_in(tree, &leaf) {
                     let rows = leaves.pass(&self.versions, tree, read.page(), &leaf).map_err(Unready::Error)?;
                     assert!(rows.is_empty(), "a leaf with rows to change is latched for reading");
+                    let is_behind = |last: &FrameRead<'_>| {
+                        let keyspace = last.header().page_key().map(|last| last.keyspace);
+                        (keyspace, Leaf::new(last).lower_fence()) < (Some(tree.pages.id), leaf.lower_fence())
+                    };
+                    debug_assert!(latched.reads.last().is_none_or(is_behind), "leaves are latched out of order");
                     latched.reads.push(read);
                     continue;
                 }
@@ -252,6 +262,11 @@ impl<L> Engine<L> {
                 }
                 self.pool.prepare_change(&latched.epoch_guard, &write)?;
             }
+            let is_behind = |(last, _): &(FrameWrite<'_>, _)| {
+                let keyspace = last.page_key().keyspace;
+                (keyspace, Leaf::new(last).lower_fence()) < (tree.pages.id, leaf.lower_fence())
+            };
+            debug_assert!(latched.writes.last().is_none_or(is_behind), "leaves are latched out of order");
             latched.writes.push((write, rows));
         }
         debug_assert_eq!(
@@ -263,14 +278,14 @@ impl<L> Engine<L> {
     }
 
     /// Changes rows of one leaf; `medium` begins with the value of the first.
-    fn change_leaf(
+    fn change_leaf<S: CommitSink>(
         &self,
         epoch_guard: &EpochGuard<'_>,
         write: &mut FrameWrite<'_>,
         rows: &[Row<'_>],
         medium: &[Option<MediumValue>],
         timestamp: Timestamp,
-        sink: &impl CommitSink,
+        sink: &S,
     ) {
         let pages = &rows[0].tree.pages;
         let page = write.page();
@@ -292,6 +307,7 @@ impl<L> Engine<L> {
                 (Err(_), None) => {}
             }
         }
+        debug_assert!(!S::IN_ORDER || leaf.as_leaf().newest() < timestamp, "commit {timestamp} comes late to its leaf");
         let newest = leaf.as_leaf().newest().max(timestamp);
         leaf.set_newest(newest);
         if !undo.is_empty() {
@@ -339,6 +355,8 @@ impl<L> Engine<L> {
             pages.table.store(PageId(page), PageEntry::OnDisk(address));
             self.space.record(epoch_guard.epoch(), pages.id, PageId(page), address);
         }
-        LargeRef { length, id: value_id, first_page, chunk_count }
+        let reference = LargeRef { length, id: value_id, first_page, chunk_count };
+        assert!(reference.is_plausible(), "{reference:?} could not be read again");
+        reference
     }
 }

@@ -43,6 +43,8 @@ struct LiveLog<'e> {
 impl CommitSink for LiveLog<'_> {
     type Committed = Appended;
 
+    const IN_ORDER: bool = true;
+
     fn take_timestamp(&mut self, _epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, Appended)> {
         let reservation = self.reservation.take().expect("a commit takes its timestamp once");
         let appended = reservation.append(self.body)?;
@@ -97,6 +99,8 @@ impl Engine {
         let version_memory = self.secure_versions(mode, prepared.version_bytes).await?;
         let sink = LiveLog { clock: &self.clock, body: &body, reservation };
         let logged = self.apply_when_ready(mode, prepared, medium, sink).await?;
+        let is_later = |reads: Reads<'_>| reads.snapshot.timestamp < logged.timestamp;
+        assert!(reads.is_none_or(is_later), "a transaction commits before its snapshot, at {}", logged.timestamp);
         drop(body);
         // The versions account for the memory that they took.
         drop(version_memory);
@@ -175,6 +179,7 @@ impl Engine {
             assert!(logged.timestamp <= log.durable(), "a commit returns before it is durable");
         }
         self.clock.show_durable(log.durable());
+        debug_assert!(logged.timestamp <= self.clock.visible(), "a commit returns that its author can't see");
         Ok(())
     }
 

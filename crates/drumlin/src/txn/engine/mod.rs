@@ -119,6 +119,9 @@ impl Engine<Replaying> {
     /// since the checkpoint take `logged_bytes`.
     pub(crate) fn into_live(self, log: Log, logged_bytes: u64) -> Engine {
         assert!(log.last() == self.clock.published(), "the log goes on elsewhere than the clock");
+        assert!(self.clock.visible() == self.clock.published(), "a commit was recovered that nobody sees");
+        assert!(self.commits.load(std::sync::atomic::Ordering::Relaxed) == 0, "a commit was made without a log");
+        assert!(Arc::strong_count(&self.snapshots) == 1, "a database that recovers has a reader");
         Engine {
             log,
             log_bytes_written: AtomicU64::new(logged_bytes),
@@ -200,16 +203,20 @@ impl Engine {
             return Ok(());
         }
         match mode {
-            WaitMode::Blocking => log.wait_durable_up_to(timestamp),
-            WaitMode::Tasks(_) => poll_fn(|context| log.poll_durable(timestamp, context.waker())).await,
+            WaitMode::Blocking => log.wait_durable_up_to(timestamp)?,
+            WaitMode::Tasks(_) => poll_fn(|context| log.poll_durable(timestamp, context.waker())).await?,
         }
+        assert!(log.durable() >= timestamp, "the wait for {timestamp} ended before it was durable");
+        Ok(())
     }
 
     /// Waits until every commit up to this one, which is published, is durable and visible to all readers.
     pub(crate) async fn show_durable(&self, mode: WaitMode<'_>, timestamp: Timestamp) -> Result<()> {
+        assert!(timestamp <= self.clock.published(), "commit {timestamp} is shown before it is published");
         self.await_durable(mode, timestamp).await?;
         // The log may have reported the record durable before it was published.
         self.clock.show_durable(self.log().durable());
+        assert!(timestamp <= self.clock.visible(), "commit {timestamp} is durable and not visible");
         Ok(())
     }
 }

@@ -188,6 +188,7 @@ impl Pinning<'_, '_> {
         }
         outstanding.missing.sort_unstable();
         outstanding.missing.dedup();
+        assert!(outstanding.missing.is_empty() == outstanding.rows.is_empty(), "rows wait and no page is missing");
         Ok(outstanding)
     }
 
@@ -234,6 +235,10 @@ impl<L> Engine<L> {
                 }
             }
         }
+        debug_assert!(
+            medium.values.iter().zip(rows).all(|(value, row)| value.is_none() || matches!(row.change, Change::Put(_))),
+            "a medium value is another row's"
+        );
         Ok(medium)
     }
 
@@ -282,6 +287,7 @@ impl<L> Engine<L> {
         let Pinning { mut pinned, version_bytes, full, .. } = pinning;
         pinned.leaves.sort_unstable_by_key(|leaf| leaf.row);
         debug_assert!(pinned.leaves.is_sorted_by(|left, right| left.row < right.row), "a row has two leaves");
+        debug_assert!(pinned.leaves.first().is_some_and(|first| first.row == 0), "the first row has no leaf");
         for range in full {
             rows[range.start].tree.make_room(mode, &incoming[range]).await?;
         }

@@ -50,6 +50,7 @@ impl Engine {
             ReadAt::Published => self.clock.published(),
             ReadAt::Timestamp(at) => at,
         };
+        debug_assert!(at <= self.clock.published(), "a read at {at}, which is not published");
         if leaf.newest() > at
             && let Some(was) = self.versions.find(tree.pages.id, page.page(), key, at)
         {
@@ -134,6 +135,7 @@ impl Engine {
             let mut alone = Vec::new();
             // Each round goes one level deeper for the keys whose page was missing.
             while !open.is_empty() {
+                debug_assert!(open.iter().all(|&index| values[index].is_none()), "a row is looked up that was found");
                 let mut missing = Vec::with_capacity(open.len());
                 let mut is_missing = |&index: &usize| {
                     match self.try_find(tree, keys[index].as_ref(), read_at) {
@@ -154,6 +156,7 @@ impl Engine {
                 }
                 missing.sort_unstable();
                 missing.dedup();
+                assert!(missing.is_empty() == open.is_empty(), "keys wait and no page is missing");
                 if !missing.is_empty() && self.fault_many(mode, &tree.pages, &missing).await? == 0 {
                     // Other threads are reading them, or they can't be read.
                     alone.append(&mut open);
@@ -179,7 +182,9 @@ impl Engine {
             if Leaf::new(&page).newest() <= snapshot {
                 return Ok(false);
             }
-            Ok(self.versions.newest_change(tree.pages.id, page.page(), key).is_some_and(|newest| newest > snapshot))
+            let newest = self.versions.newest_change(tree.pages.id, page.page(), key);
+            assert!(newest <= Some(Leaf::new(&page).newest()), "a leaf forgets its newest commit, {newest:?}");
+            Ok(newest.is_some_and(|newest| newest > snapshot))
         })
         .await
     }

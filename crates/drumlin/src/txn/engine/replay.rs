@@ -19,6 +19,8 @@ struct ReplayedCommit(Timestamp);
 impl CommitSink for ReplayedCommit {
     type Committed = ();
 
+    const IN_ORDER: bool = false;
+
     fn take_timestamp(&mut self, _epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, ())> {
         Ok((self.0, ()))
     }
@@ -35,6 +37,7 @@ impl Engine<Replaying> {
     /// Applies the rows of a commit that is in the log already.
     pub(crate) fn replay(&self, rows: &[Row<'_>], timestamp: Timestamp) -> Result<()> {
         debug_assert!(rows.is_sorted_by(|left, right| left.order() < right.order()), "rows out of order");
+        assert!(timestamp <= self.clock.published(), "commit {timestamp} is replayed, which the log does not have");
         ready(async {
             let _reserved_pages = self.reserve_replayed_pages(rows)?;
             let medium = self.append_medium_values(WaitMode::Blocking, rows).await?;

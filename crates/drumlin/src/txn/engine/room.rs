@@ -19,7 +19,7 @@ use crate::seglog::Reservation;
 use crate::space::table::{CHUNK_BYTES, CHUNK_PAGES};
 use crate::space::{Margin, PageSpace, Purpose, SpaceReservation};
 use crate::task::WaitMode;
-use crate::tree::Incoming;
+use crate::tree::{FRAMES_NEEDED, Incoming};
 use crate::txn::read_set::Reads;
 use crate::txn::write_set::Change;
 
@@ -36,12 +36,15 @@ struct Needed {
 /// Frames that a commit may need for a split, beside its pinned leaves.
 const SPLIT_FRAMES: u64 = 3;
 
+const _: () = assert!(SPLIT_FRAMES >= FRAMES_NEEDED as u64, "a split needs more frames than a commit has room for");
+
 /// Memory of a commit per row, besides the record.
 const ROW_WORK_BYTES: usize = 2 * size_of::<Row<'_>>() + size_of::<Incoming<'_>>() + 16;
 
 /// The keyspaces of the rows, each with the most pages that its rows may add: a leaf for each row that is put, the
 /// nodes that splits add above it, and a value's extents.
 fn pages_per_keyspace<'r>(rows: &'r [Row<'r>]) -> impl Iterator<Item = (&'r PageSpace, u64)> {
+    debug_assert!(rows.is_sorted_by_key(|row| row.tree.pages.id), "keyspaces of a commit are out of order");
     let row_pages = |row: &Row<'_>| match row.change {
         Change::Remove => 0,
         Change::Put(_) => 4,
@@ -261,6 +264,7 @@ impl Engine {
             growth_max += pages.table.growth_bytes_max(page_count);
             growth += certain_growth_bytes(page_count);
         }
+        assert!(growth <= growth_max, "tables grow by {growth} bytes for certain, by {growth_max} at the most");
         if growth_max > 0 {
             self.space.check_table_growth(growth_max)?;
         }
