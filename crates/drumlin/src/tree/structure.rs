@@ -436,28 +436,60 @@ fn plan_split(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> Option<Vec<u8>> {
     if has_room(leaf, rows) {
         return None;
     }
-    // Two pages full of rows are enough to see where the first cut is. Removals need no room and hide none.
+    let puts = puts_ahead(leaf, rows);
+    if let [(key, value_bytes)] = puts[..] {
+        return Some(split_around(leaf, key, value_bytes));
+    }
+    let (merged, only_appends) = merge_rows(leaf, &puts);
+    let total: usize = merged.iter().map(|(_, bytes)| bytes).sum();
+    let capacity = leaf.free_bytes() + leaf.live_bytes() - leaf_overhead_bytes(leaf);
+    // Rows that all follow the last are a sorted load: the left leaf is filled. Otherwise split in the middle.
+    let goal = if only_appends { capacity.saturating_sub(leaf_reserve_bytes(leaf)) } else { total / 2 };
+    let mut left_bytes = 0;
+    let mut at = 0;
+    while at + 1 < merged.len() && (at == 0 || left_bytes + merged[at].1 <= goal) {
+        left_bytes += merged[at].1;
+        at += 1;
+    }
+    let separator = separator_between(&merged[at - 1].0, &merged[at].0).to_vec();
+    debug_assert!(leaf.covers(&separator), "a leaf is split outside of its fences");
+    if sides_fit(leaf, &separator) {
+        return Some(separator);
+    }
+    // The rows in the leaf leave no room for so long a fence: a split among them does.
+    let &(key, value_bytes) = puts.first()?;
+    Some(split_around(leaf, key, value_bytes))
+}
+
+/// The separator of a split that makes room for one row.
+fn split_around(leaf: &Leaf<'_>, key: &[u8], value_bytes: usize) -> Vec<u8> {
+    let change = match leaf.search(key) {
+        Ok(index) => Change::Replace { index, value_bytes },
+        Err(index) => Change::Insert { index, key, value_bytes },
+    };
+    leaf.split_for(&change).separator
+}
+
+/// The rows to be put into the leaf, each with the bytes of its value: at most two pages full, which are enough to see
+/// the first cut. Removals need no room.
+fn puts_ahead<'k>(leaf: &Leaf<'_>, rows: &[Incoming<'k>]) -> Vec<(&'k [u8], usize)> {
     let mut ahead_bytes = 2 * leaf.page_bytes();
     let covered = rows.iter().take_while(|row| leaf.upper_fence().is_none_or(|upper| row.key < upper));
-    let puts: Vec<(&[u8], usize)> = covered
+    covered
         .filter_map(|row| Some((row.key, row.value_bytes?)))
         .take_while(|(key, value_bytes)| {
             let is_seen = ahead_bytes > 0;
             ahead_bytes = ahead_bytes.saturating_sub(ROW_OVERHEAD_BYTES + key.len() + value_bytes);
             is_seen
         })
-        .collect();
-    if let [(key, value_bytes)] = puts[..] {
-        let change = match leaf.search(key) {
-            Ok(index) => Change::Replace { index, value_bytes },
-            Err(index) => Change::Insert { index, key, value_bytes },
-        };
-        return Some(leaf.split_for(&change).separator);
-    }
-    let first = puts.first().copied();
-    // The rows as they will be: those there and those to come, by key.
+        .collect()
+}
+
+/// The rows of the leaf and those to be put, by key, each with the bytes that it needs. Also returns `true` if all that
+/// are put follow the leaf's last.
+fn merge_rows(leaf: &Leaf<'_>, puts: &[(&[u8], usize)]) -> (Vec<(Vec<u8>, usize)>, bool) {
     let mut merged: Vec<(Vec<u8>, usize)> = Vec::with_capacity(leaf.len() + puts.len());
-    let mut puts = puts.into_iter().peekable();
+    let mut puts = puts.iter().copied().peekable();
     let mut key = Vec::new();
     let cost = |key: &[u8], value_bytes: usize| ROW_OVERHEAD_BYTES + key.len() - leaf.prefix().len() + value_bytes;
     for index in 0..leaf.len() {
@@ -478,31 +510,9 @@ fn plan_split(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> Option<Vec<u8>> {
         }
         merged.push((key.clone(), bytes));
     }
-    let appended_from = merged.len();
+    let only_appends = merged.len() == leaf.len();
     merged.extend(puts.map(|(put, value_bytes)| (put.to_vec(), cost(put, value_bytes))));
-    let total: usize = merged.iter().map(|(_, bytes)| bytes).sum();
-    let capacity = leaf.free_bytes() + leaf.live_bytes() - leaf_overhead_bytes(leaf);
-    // Rows that all follow the last are a sorted load: the left leaf is filled. Otherwise split in the middle.
-    let only_appends = appended_from == leaf.len();
-    let goal = if only_appends { capacity.saturating_sub(leaf_reserve_bytes(leaf)) } else { total / 2 };
-    let mut left_bytes = 0;
-    let mut at = 0;
-    while at + 1 < merged.len() && (at == 0 || left_bytes + merged[at].1 <= goal) {
-        left_bytes += merged[at].1;
-        at += 1;
-    }
-    let separator = separator_between(&merged[at - 1].0, &merged[at].0).to_vec();
-    debug_assert!(leaf.covers(&separator), "a leaf is split outside of its fences");
-    if sides_fit(leaf, &separator) {
-        return Some(separator);
-    }
-    // The rows that are there leave no room for so long a fence: a split in their midst does.
-    let (key, value_bytes) = first?;
-    let change = match leaf.search(key) {
-        Ok(index) => Change::Replace { index, value_bytes },
-        Err(index) => Change::Insert { index, key, value_bytes },
-    };
-    Some(leaf.split_for(&change).separator)
+    (merged, only_appends)
 }
 
 /// Returns `true` if both sides of a split have room for the rows that are there and the new fence. As if the prefix
