@@ -379,9 +379,9 @@ impl PageTableStore {
         Ok(())
     }
 
-    /// Reads what the superblock refers to and fills page tables and segment states. A catalogue or page tables for
-    /// which the budget, of `memory_bytes`, has no room are refused before they are made. Where `on_corruption` has it
-    /// go on, what is damaged is as if it were empty.
+    /// Reads everything that the superblock refers to, and fills page tables and segment states. Refuses a catalogue or
+    /// page tables that do not fit in the budget, of `memory_bytes`, before they are made. If `on_corruption` lets it
+    /// continue, corrupted structures count as empty.
     pub(crate) fn load(mut self, space: &Space, memory_bytes: u64, on_corruption: OnCorruption<'_>) -> Result<Loaded> {
         let catalogue = match self.superblock.epoch {
             Epoch(0) => None,
@@ -399,6 +399,35 @@ impl PageTableStore {
                 None => self.corrupted.summary = true,
             }
         }
+        let changes = self.changes_by_chunk();
+        let chunk_count = |keyspace: &KeyspaceEntry| {
+            let changed = changes.get(&keyspace.id).and_then(BTreeMap::last_key_value);
+            keyspace.chunks.len().max(changed.map_or(0, |(chunk, _)| chunk + 1))
+        };
+        let table_bytes = |keyspace| PageTable::memory_bytes_of(chunk_count(keyspace) as u64);
+        space.check_opened_tables(catalogue.keyspaces.iter().map(table_bytes).sum())?;
+        for keyspace in &catalogue.keyspaces {
+            let KeyspaceEntry { id, page_bytes, chunks, name } = keyspace;
+            if !crate::format::node::is_page_bytes(*page_bytes as usize) {
+                let reason = format!("keyspace {name:?} has pages of {page_bytes} bytes");
+                on_corruption(Error::corrupted(space.path(), "the catalogue", reason))?;
+                continue;
+            }
+            let pages = Arc::new(PageSpace::new(*id, *page_bytes as usize, name.len(), &space.budget));
+            for chunk in 0..chunk_count(keyspace) {
+                let changed = changes.get(id).and_then(|changed| changed.get(&chunk));
+                let words = self.load_chunk(space, keyspace, chunk, changed, on_corruption)?;
+                pages.table.restore_chunk(chunk, &words);
+            }
+            self.chunks.insert(*id, chunks.clone());
+            space.add_page_space(pages);
+        }
+        Ok(Loaded { page_tables: self, catalogue })
+    }
+
+    /// The changes of the page tables since the base image, by keyspace and chunk. Those before a keyspace was dropped
+    /// are left out.
+    fn changes_by_chunk(&self) -> HashMap<KeyspaceId, BTreeMap<usize, Vec<TableChange>>> {
         let mut changes: HashMap<KeyspaceId, BTreeMap<usize, Vec<TableChange>>> = HashMap::default();
         for entry in &self.table_changes {
             if entry.page == PageId::NONE {
@@ -408,62 +437,51 @@ impl PageTableStore {
                 changes.entry(entry.keyspace).or_default().entry(chunk).or_default().push(*entry);
             }
         }
-        let chunk_count = |keyspace: &KeyspaceEntry| {
-            let changed = changes.get(&keyspace.id).and_then(BTreeMap::last_key_value);
-            keyspace.chunks.len().max(changed.map_or(0, |(chunk, _)| chunk + 1))
-        };
-        let table_bytes = |keyspace| PageTable::memory_bytes_of(chunk_count(keyspace) as u64);
-        space.check_opened_tables(catalogue.keyspaces.iter().map(table_bytes).sum())?;
-        for keyspace in &catalogue.keyspaces {
-            let chunk_count = chunk_count(keyspace);
-            let KeyspaceEntry { id, page_bytes, chunks, name } = keyspace;
-            if !crate::format::node::is_page_bytes(*page_bytes as usize) {
-                let reason = format!("keyspace {name:?} has pages of {page_bytes} bytes");
-                on_corruption(Error::corrupted(space.path(), "the catalogue", reason))?;
-                continue;
+        changes
+    }
+
+    /// The entries of a chunk of a page table, from its base image and the changes since. Marks the extents that they
+    /// name as in use.
+    fn load_chunk(
+        &mut self,
+        space: &Space,
+        keyspace: &KeyspaceEntry,
+        chunk: usize,
+        changed: Option<&Vec<TableChange>>,
+        on_corruption: OnCorruption<'_>,
+    ) -> Result<Vec<u64>> {
+        let KeyspaceEntry { id, chunks, name, .. } = keyspace;
+        let address = chunks.get(chunk).copied().unwrap_or(ExtentAddress::NONE);
+        let mut words = vec![0; CHUNK_PAGES];
+        if !address.is_none() {
+            let what = format!("chunk {chunk} of the page table of keyspace {name:?}");
+            let read = restore(space, &what, address).and_then(|()| read_chunk(space, *id, chunk, address));
+            match sound(read, on_corruption)? {
+                Some(read) => words = read,
+                None => drop(self.corrupted.chunks.insert((*id, chunk))),
             }
-            let pages = Arc::new(PageSpace::new(*id, *page_bytes as usize, name.len(), &space.budget));
-            let changed = changes.get(id);
-            for chunk in 0..chunk_count {
-                let address = chunks.get(chunk).copied().unwrap_or(ExtentAddress::NONE);
-                let mut words = vec![0; CHUNK_PAGES];
-                if !address.is_none() {
-                    let what = format!("chunk {chunk} of the page table of keyspace {name:?}");
-                    let read = restore(space, &what, address).and_then(|()| read_chunk(space, *id, chunk, address));
-                    match sound(read, on_corruption)? {
-                        Some(read) => words = read,
-                        None => drop(self.corrupted.chunks.insert((*id, chunk))),
-                    }
-                }
-                for entry in changed.and_then(|changed| changed.get(&chunk)).into_iter().flatten() {
-                    words[entry.page.0 as usize % CHUNK_PAGES] = entry.address.to_bits();
-                }
-                for (offset, entry) in words.iter_mut().enumerate().filter(|(_, entry)| **entry != 0) {
-                    let page = chunk * CHUNK_PAGES + offset;
-                    let address = ExtentAddress::from_bits(*entry).filter(|_| page != 0);
-                    let address = address.ok_or_else(|| {
-                        Error::corrupted(
-                            space.path(),
-                            format!("the page table of keyspace {name:?}"),
-                            "a word in it is malformed",
-                        )
-                    });
-                    let restored = address
-                        .and_then(|address| restore(space, &format!("page {page} of keyspace {name:?}"), address));
-                    if let Err(error) = restored {
-                        // A damaged summary says nothing about outdated entries.
-                        if !self.corrupted.summary {
-                            on_corruption(error)?;
-                        }
-                        *entry = 0;
-                    }
-                }
-                pages.table.restore_chunk(chunk, &words);
-            }
-            self.chunks.insert(*id, chunks.clone());
-            space.add_page_space(pages);
         }
-        Ok(Loaded { page_tables: self, catalogue })
+        for entry in changed.into_iter().flatten() {
+            words[entry.page.0 as usize % CHUNK_PAGES] = entry.address.to_bits();
+        }
+        for (offset, entry) in words.iter_mut().enumerate().filter(|(_, entry)| **entry != 0) {
+            let page = chunk * CHUNK_PAGES + offset;
+            let address = ExtentAddress::from_bits(*entry).filter(|_| page != 0);
+            let address = address.ok_or_else(|| {
+                let what = format!("the page table of keyspace {name:?}");
+                Error::corrupted(space.path(), what, "a word in it is malformed")
+            });
+            let restored =
+                address.and_then(|address| restore(space, &format!("page {page} of keyspace {name:?}"), address));
+            if let Err(error) = restored {
+                // A damaged summary says nothing about outdated entries.
+                if !self.corrupted.summary {
+                    on_corruption(error)?;
+                }
+                *entry = 0;
+            }
+        }
+        Ok(words)
     }
 }
 
