@@ -77,7 +77,7 @@ pub(crate) struct Session<'a> {
 struct Memory {
     limit_bytes: u64,
     file_bytes: u64,
-    caged: bool,
+    is_limited: bool,
     text: String,
 }
 
@@ -158,8 +158,8 @@ impl<'a> Session<'a> {
     }
 
     /// Returns `true` if the kernel holds workers to the limit.
-    pub(crate) fn is_caged(&self) -> bool {
-        self.memory.caged
+    pub(crate) fn is_limited(&self) -> bool {
+        self.memory.is_limited
     }
 
     /// Returns `true` if the file is larger than the memory that can cache it.
@@ -207,7 +207,7 @@ impl<'a> Session<'a> {
         task: M,
         limit_bytes: Option<u64>,
     ) -> io::Result<(Outcome<M::Result>, Option<u64>)> {
-        let cgroup = limit_bytes.filter(|_| self.is_caged()).map(Cgroup::create).transpose()?;
+        let cgroup = limit_bytes.filter(|_| self.is_limited()).map(Cgroup::create).transpose()?;
         let outcome = worker::run(task, cgroup.as_ref(), &|| self.interrupted())?;
         let used = cgroup.as_ref().and_then(Cgroup::used_bytes_max);
         Ok((outcome, used))
@@ -272,7 +272,7 @@ fn memory(settings: &Settings, machine: &Machine) -> io::Result<Memory> {
                 figures::size(wanted),
                 figures::size(file_bytes)
             );
-            Ok(Memory { limit_bytes: wanted, file_bytes, caged: true, text })
+            Ok(Memory { limit_bytes: wanted, file_bytes, is_limited: true, text })
         }
         Err(refusal) => {
             let memory = machine.memory_bytes;
@@ -293,7 +293,7 @@ fn memory(settings: &Settings, machine: &Machine) -> io::Result<Memory> {
                     figures::bytes(memory as f64)
                 )
             };
-            Ok(Memory { limit_bytes: memory, file_bytes, caged: false, text })
+            Ok(Memory { limit_bytes: memory, file_bytes, is_limited: false, text })
         }
     }
 }

@@ -253,7 +253,7 @@ fn show_cut_file(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table
 
 /// Dirty pages against a memory limit: private ones cannot be written back.
 fn show_dirt(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table) -> io::Result<()> {
-    if !session.is_caged() {
+    if !session.is_limited() {
         table.row(vec![
             "Dirty MAP_PRIVATE pages against a memory limit".into(),
             Cell::from("not shown: no control group is permitted"),

@@ -359,7 +359,7 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
 
     let ranges = range_cases(session);
     let parts = measure(&ranges, pacing.rounds, pacing.slice);
-    show_ranges(chapter, &ranges, &parts, session.is_caged());
+    show_ranges(chapter, &ranges, &parts, session.is_limited());
 
     if session.interrupted() {
         return Ok(());
@@ -633,7 +633,7 @@ fn plot_ladder(chapter: &mut Chapter, cases: &[Case], steps: &[Turns<Load>]) {
     chapter.plots.extend([rate_by_depth, latency_by_depth, distribution]);
 }
 
-fn show_ranges(chapter: &mut Chapter, cases: &[Case], parts: &[Turns<Load>], is_caged: bool) {
+fn show_ranges(chapter: &mut Chapter, cases: &[Case], parts: &[Turns<Load>], is_limited: bool) {
     let mut table = Table::new(
         "Within memory and beyond it, one thread",
         &[("", Form::Text), ("reads/s", Form::Rate), ("p99", Form::Micros), ("resident", Form::Bytes)],
@@ -671,7 +671,7 @@ fn show_ranges(chapter: &mut Chapter, cases: &[Case], parts: &[Turns<Load>], is_
                 Form::Rate.show(buffered)
             ),
         );
-        if is_caged {
+        if is_limited {
             chapter.note("Resident memory excludes the page cache, which buffered reads fill up to the limit.");
         }
     }

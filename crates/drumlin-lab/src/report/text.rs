@@ -203,8 +203,11 @@ fn widths(table: &Table, shown: &[Vec<String>], part: &[usize], columns: usize) 
     let mut widths: Vec<usize> = part
         .iter()
         .map(|&index| {
+            let label = table.columns[index].label;
             let cells = shown.iter().map(|row| length(&row[index])).max().unwrap_or(0);
-            cells.max(longest_word(table.columns[index].label))
+            let width = cells.max(longest_word(label));
+            // Short words of a label share a line even if the column is narrower.
+            wrap(label, width).iter().map(|line| length(line)).max().unwrap_or(0).max(width)
         })
         .collect();
     loop {
