@@ -461,7 +461,12 @@ impl PageTableStore {
                 None => drop(self.corrupted.chunks.insert((*id, chunk))),
             }
         }
+        assert_eq!(words.len(), CHUNK_PAGES, "chunk {chunk} of {id} has other entries than its pages");
         for entry in changed.into_iter().flatten() {
+            assert!(
+                entry.keyspace == *id && entry.page.0 as usize / CHUNK_PAGES == chunk,
+                "{entry:?} is of another chunk"
+            );
             words[entry.page.0 as usize % CHUNK_PAGES] = entry.address.to_bits();
         }
         for (offset, entry) in words.iter_mut().enumerate().filter(|(_, entry)| **entry != 0) {
