@@ -402,7 +402,7 @@ fn verify(db: &Database, sample: &Sample, ends_from: usize) {
         }
     }
     let mut scanned = 0;
-    for row in keyspace.iter() {
+    for row in &keyspace {
         match row {
             Ok((key, value)) => {
                 scanned += 1;

@@ -396,7 +396,7 @@ fn verify(db: &Database, model: &Model) -> Result<u64, String> {
         let keyspace = db.existing_keyspace(&name).map_err(text)?;
         let rows = model.rows_at(space, last);
         let mut wanted = rows.iter();
-        for row in keyspace.iter() {
+        for row in &keyspace {
             let (key, value) = row.map_err(text)?;
             let is_it = wanted.next().is_some_and(|(other, content)| other[..] == key[..] && content.is(&value));
             if !is_it {

@@ -195,7 +195,7 @@ impl Sample {
         }
         // A scan yields the same rows up to where it fails.
         let mut scanned = 0;
-        for row in keyspace.iter() {
+        for row in &keyspace {
             match row {
                 Ok((key, value)) => {
                     scanned += 1;

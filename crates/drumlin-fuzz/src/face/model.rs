@@ -6,13 +6,14 @@ use std::io::{Read, Seek, SeekFrom};
 use std::ops::Bound;
 use std::pin::Pin;
 
-use drumlin::{AsyncValueReader, Error, Keyspace, Range, ValueReader};
+use drumlin::{AsyncValueReader, Error, Keys, Keyspace, Range, Reader, Result, RowStream, Value, ValueReader, Values};
+use futures_core::Stream;
 use futures_io::{AsyncRead, AsyncSeek};
 
 use super::answers::{checked, is_gone, must};
 use super::calls::call;
 use super::futures::{Fate, block_on, poll_some};
-use super::generator::fate;
+use super::generator::{bounds, fate};
 use crate::Script;
 
 pub(super) type Model = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -34,6 +35,23 @@ pub(super) fn walk(
     script: &mut Script<'_>,
 ) {
     let _ = format!("{range:?}");
+    if script.byte().is_multiple_of(8) {
+        let mut expected = expected.iter();
+        for row in follow(&mut call!("Range::into_stream", range.into_stream())) {
+            let Some((key, value)) = checked(row, &may) else { return };
+            assert!(expected.next().is_some_and(|row| key == *row.0 && value == *row.1), "a wrong row");
+        }
+        assert!(expected.next().is_none(), "a row too few");
+        return;
+    }
+    if script.byte().is_multiple_of(16) {
+        walk_keys(call!("Range::keys", range.keys()), expected, may, script);
+        return;
+    }
+    if script.byte().is_multiple_of(16) {
+        walk_values(call!("Range::values", range.values()), expected, may, script);
+        return;
+    }
     let (mut front, mut back) = (0, expected.len());
     loop {
         let choice = script.byte();
@@ -61,6 +79,171 @@ pub(super) fn walk(
         if backward { back -= 1 } else { front += 1 }
     }
     assert_eq!(front, back, "a row too few");
+}
+
+/// A stream, polled to its end.
+fn follow<T>(stream: &mut RowStream<T>) -> Vec<Result<T>> {
+    let _ = format!("{stream:?}");
+    let mut rows = Vec::new();
+    while let Some(row) = block_on(poll_fn(|context| Pin::new(&mut *stream).poll_next(context))) {
+        rows.push(row);
+    }
+    assert!(block_on(poll_fn(|context| Pin::new(&mut *stream).poll_next(context))).is_none());
+    rows
+}
+
+/// The same of keys, also as a stream.
+pub(super) fn walk_keys(
+    mut keys: Keys,
+    expected: &[(&Vec<u8>, &Vec<u8>)],
+    may: impl Fn(&Error) -> bool,
+    script: &mut Script<'_>,
+) {
+    let expected: Vec<&Vec<u8>> = expected.iter().map(|(key, _)| *key).collect();
+    let _ = format!("{keys:?}");
+    match script.byte() % 4 {
+        0 => same(keys.collect(), &expected, may),
+        1 => same(keys.rev().collect(), &expected.into_iter().rev().collect::<Vec<_>>(), may),
+        2 => same(follow(&mut call!("Keys::into_stream", keys.into_stream())), &expected, may),
+        _ => {
+            let mut found: Vec<_> = block_on(call!("Keys::next_async", keys.next_async())).into_iter().collect();
+            let last = block_on(call!("Keys::next_back_async", keys.next_back_async()));
+            found.extend(keys);
+            found.extend(last);
+            same(found, &expected, may);
+        }
+    }
+}
+
+/// The same of values.
+pub(super) fn walk_values(
+    mut values: Values,
+    expected: &[(&Vec<u8>, &Vec<u8>)],
+    may: impl Fn(&Error) -> bool,
+    script: &mut Script<'_>,
+) {
+    let expected: Vec<&Vec<u8>> = expected.iter().map(|(_, value)| *value).collect();
+    let _ = format!("{values:?}");
+    match script.byte() % 4 {
+        0 => same(values.collect(), &expected, may),
+        1 => same(values.rev().collect(), &expected.into_iter().rev().collect::<Vec<_>>(), may),
+        2 => same(follow(&mut call!("Values::into_stream", values.into_stream())), &expected, may),
+        _ => {
+            let mut found: Vec<_> = block_on(call!("Values::next_async", values.next_async())).into_iter().collect();
+            let last = block_on(call!("Values::next_back_async", values.next_back_async()));
+            found.extend(values);
+            found.extend(last);
+            same(found, &expected, may);
+        }
+    }
+}
+
+/// The values are as expected, up to an error that may be.
+fn same(found: Vec<Result<Value>>, expected: &[&Vec<u8>], may: impl Fn(&Error) -> bool) {
+    let mut expected = expected.iter();
+    for found in found {
+        let Some(found) = checked(found, &may) else { return };
+        assert_eq!(&found, *expected.next().expect("a row too many"));
+    }
+    assert!(expected.next().is_none(), "a row too few");
+}
+
+/// The first or last row is that of the model.
+pub(super) fn is_end(found: Option<&(Value, Value)>, expected: Option<(&Vec<u8>, &Vec<u8>)>) {
+    let found = found.map(|(key, value)| (&key[..], &value[..]));
+    assert_eq!(found, expected.map(|(key, value)| (&key[..], &value[..])));
+}
+
+/// A read by a snapshot or a transaction, which sees the rows of `model`.
+pub(super) fn read_by(
+    reader: &Reader,
+    k: &Keyspace,
+    model: &Model,
+    key: &Vec<u8>,
+    may: impl Fn(&Error) -> bool,
+    script: &mut Script<'_>,
+) {
+    let expected = model.get(key);
+    let is_it = |found: Option<Value>| assert_eq!(found.as_deref(), expected.map(Vec::as_slice));
+    let all: Vec<_> = model.iter().collect();
+    match script.byte() % 14 {
+        0 => checked(call!("Reader::get", reader.get(k, key)), may).into_iter().for_each(is_it),
+        1 => {
+            let found = block_on(call!("Reader::get_async", reader.get_async(k, key)));
+            checked(found, may).into_iter().for_each(is_it);
+        }
+        2 => {
+            let found = [
+                call!("Reader::contains_key", reader.contains_key(k, key)),
+                block_on(call!("Reader::contains_key_async", reader.contains_key_async(k, key))),
+            ];
+            let found = found.into_iter().filter_map(|found| checked(found, &may));
+            found.for_each(|found| assert_eq!(found, expected.is_some()));
+        }
+        3 => {
+            let bounds = bounds(script);
+            let expected = within(model, &bounds);
+            walk(call!("Reader::range", reader.range(k, bounds.clone())), &expected, &may, script);
+            let counts = [
+                call!("Reader::count", reader.count(k, bounds.clone())),
+                block_on(call!("Reader::count_async", reader.count_async(k, bounds.clone()))),
+            ];
+            let counts = counts.into_iter().filter_map(|count| checked(count, &may));
+            counts.for_each(|count| assert_eq!(count, expected.len() as u64));
+        }
+        4 => walk(call!("Reader::iter", reader.iter(k)), &all, may, script),
+        5 => {
+            if let Some(reader) = checked(call!("Reader::read", reader.read(k, key)), may) {
+                read_value(reader, expected, script);
+            }
+        }
+        6 => {
+            let reader = block_on(call!("Reader::read_async", reader.read_async(k, key)));
+            if let Some(reader) = checked(reader, may) {
+                read_value_async(reader, expected, script);
+            }
+        }
+        7 => {
+            let rows: Vec<_> = model.iter().filter(|(key, _)| key.starts_with(b"p")).collect();
+            walk(call!("Reader::prefix", reader.prefix(k, "p")), &rows, may, script);
+        }
+        8 => {
+            let keys = [key.clone(), vec![b'k', 3], vec![9; 4000], key.clone()];
+            let found = [
+                call!("Reader::get_many", reader.get_many(k, &keys)),
+                block_on(call!("Reader::get_many_async", reader.get_many_async(k, &keys))),
+            ];
+            for found in found.into_iter().filter_map(|found| checked(found, &may)) {
+                assert!(found.len() == 4 && found[2].is_none());
+                assert_eq!(found[1].as_deref(), model.get(&keys[1]).map(Vec::as_slice));
+                [0, 3].into_iter().for_each(|at| is_it(found[at].clone()));
+            }
+        }
+        9 => {
+            let found = [
+                call!("Reader::first", reader.first(k)),
+                block_on(call!("Reader::first_async", reader.first_async(k))),
+            ];
+            let found = found.into_iter().filter_map(|found| checked(found, &may));
+            found.for_each(|found| is_end(found.as_ref(), model.first_key_value()));
+        }
+        10 => {
+            let found =
+                [call!("Reader::last", reader.last(k)), block_on(call!("Reader::last_async", reader.last_async(k)))];
+            let found = found.into_iter().filter_map(|found| checked(found, &may));
+            found.for_each(|found| is_end(found.as_ref(), model.last_key_value()));
+        }
+        11 => {
+            let found = [
+                call!("Reader::is_empty", reader.is_empty(k)),
+                block_on(call!("Reader::is_empty_async", reader.is_empty_async(k))),
+            ];
+            let found = found.into_iter().filter_map(|found| checked(found, &may));
+            found.for_each(|found| assert_eq!(found, model.is_empty()));
+        }
+        12 => walk_keys(call!("Reader::keys", reader.keys(k)), &all, may, script),
+        _ => walk_values(call!("Reader::values", reader.values(k)), &all, may, script),
+    }
 }
 
 /// Returns `true` if the value from a place on was read to its end as it is; one whose moment is gone may break off.

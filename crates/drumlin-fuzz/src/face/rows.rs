@@ -6,7 +6,7 @@ use super::answers::{checked, is_too_old, must, panics, refused};
 use super::calls::call;
 use super::futures::{Fate, block_on, poll_some};
 use super::generator::{bounds, fate, key, value};
-use super::model::{read_value, read_value_async, walk, within};
+use super::model::{is_end, read_by, read_value, read_value_async, walk, walk_keys, walk_values, within};
 use super::side::Side;
 use super::sources::{End, Source};
 use crate::Script;
@@ -78,7 +78,7 @@ impl Side {
         let (k, model, key) = (&self.keyspaces[which], &self.models[which], key(script));
         let expected = model.get(&key);
         let is_it = |found: Option<drumlin::Value>| assert_eq!(found.as_deref(), expected.map(Vec::as_slice));
-        match script.byte() % 12 {
+        match script.byte() % 16 {
             0 => is_it(must(call!("Keyspace::get", k.get(&key)))),
             1 => is_it(must(block_on(call!("Keyspace::get_async", k.get_async(&key))))),
             2 => poll_some(k.get_async(&key), fate(script)).into_iter().map(must).for_each(is_it),
@@ -114,6 +114,26 @@ impl Side {
                 walk(call!("Keyspace::iter", k.iter()), &model.iter().collect::<Vec<_>>(), is_too_old, script);
             }
             10 => read_value(must(call!("Keyspace::read", k.read(&key))), expected, script),
+            11 => {
+                is_end(must(call!("Keyspace::first", k.first())).as_ref(), model.first_key_value());
+                is_end(
+                    must(block_on(call!("Keyspace::first_async", k.first_async()))).as_ref(),
+                    model.first_key_value(),
+                );
+            }
+            12 => {
+                is_end(must(call!("Keyspace::last", k.last())).as_ref(), model.last_key_value());
+                is_end(must(block_on(call!("Keyspace::last_async", k.last_async()))).as_ref(), model.last_key_value());
+            }
+            13 => {
+                assert_eq!(must(call!("Keyspace::is_empty", k.is_empty())), model.is_empty());
+                assert_eq!(must(block_on(call!("Keyspace::is_empty_async", k.is_empty_async()))), model.is_empty());
+            }
+            14 => {
+                let rows: Vec<_> = model.iter().collect();
+                walk_keys(call!("Keyspace::keys", k.keys()), &rows, is_too_old, script);
+                walk_values(call!("Keyspace::values", k.values()), &rows, is_too_old, script);
+            }
             _ => {
                 let reader = must(block_on(call!("Keyspace::read_async", k.read_async(&key))));
                 read_value_async(reader, expected, script);
@@ -133,50 +153,17 @@ impl Side {
         let which = usize::from(script.byte() % 2);
         let (k, model, key) = (&keyspaces[which], &models[which], key(script));
         let may = |error: &Error| matches!(error, Error::SnapshotTooOld { .. } | Error::KeyspaceDropped { .. });
-        let expected = model.get(&key);
-        let is_it = |found: Option<drumlin::Value>| assert_eq!(found.as_deref(), expected.map(Vec::as_slice));
         let _ = (call!("Snapshot::timestamp", snapshot.timestamp()), format!("{snapshot:?}"));
         match script.byte() % 8 {
-            0 => checked(call!("Snapshot::get", snapshot.get(k, &key)), may).into_iter().for_each(is_it),
-            1 => checked(block_on(call!("Snapshot::get_async", snapshot.get_async(k, &key))), may)
-                .into_iter()
-                .for_each(is_it),
-            2 => {
-                let found = [
-                    call!("Snapshot::contains_key", snapshot.contains_key(k, &key)),
-                    block_on(call!("Snapshot::contains_key_async", snapshot.contains_key_async(k, &key))),
-                ];
-                let found = found.into_iter().filter_map(|found| checked(found, may));
-                found.for_each(|found| assert_eq!(found, expected.is_some()));
-            }
-            3 => {
-                let bounds = bounds(script);
-                walk(call!("Snapshot::range", snapshot.range(k, bounds.clone())), &within(model, &bounds), may, script);
-                let counts = [
-                    call!("Snapshot::count", snapshot.count(k, bounds.clone())),
-                    block_on(call!("Snapshot::count_async", snapshot.count_async(k, bounds.clone()))),
-                ];
-                let counts = counts.into_iter().filter_map(|count| checked(count, may));
-                counts.for_each(|count| assert_eq!(count, within(model, &bounds).len() as u64));
-            }
-            4 => walk(call!("Snapshot::iter", snapshot.iter(k)), &model.iter().collect::<Vec<_>>(), may, script),
-            5 => {
-                if let Some(reader) = checked(call!("Snapshot::read", snapshot.read(k, &key)), may) {
-                    read_value(reader, expected, script);
-                }
-            }
-            6 => {
-                let reader = block_on(call!("Snapshot::read_async", snapshot.read_async(k, &key)));
-                if let Some(reader) = checked(reader, may) {
-                    read_value_async(reader, expected, script);
-                }
-            }
+            0..7 => read_by(snapshot, k, model, &key, may, script),
             _ => {
                 refused(snapshot.get(other, &key));
                 refused(block_on(snapshot.read_async(other, &key)).map(drop));
                 refused(snapshot.count(other, ..));
                 refused(block_on(snapshot.count_async(other, ..)));
-                let mut range = call!("Snapshot::prefix", snapshot.prefix(other, &key));
+                refused(snapshot.get_many(other, &[&key]).map(drop));
+                refused(block_on(snapshot.last_async(other)).map(drop));
+                let mut range = snapshot.prefix(other, &key);
                 refused(range.next().expect("an error comes first").map(drop));
                 assert!(range.next().is_none());
             }

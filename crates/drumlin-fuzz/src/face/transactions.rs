@@ -7,8 +7,8 @@ use drumlin::{Error, Isolation, Keyspace, Result, Savepoint, Transaction, TxOpti
 use super::answers::{ON_PURPOSE, checked, is_crowded, must, panics, refused};
 use super::calls::call;
 use super::futures::{Fate, block_on, poll_some};
-use super::generator::{bounds, fate, key, options, value};
-use super::model::{Models, read_value, read_value_async, walk, within};
+use super::generator::{fate, key, options, value};
+use super::model::{Models, read_by};
 use super::side::Side;
 use super::sources::{End, Source};
 use crate::Script;
@@ -34,13 +34,7 @@ fn statement(
         done.is_some()
     };
     match script.byte() % 20 {
-        0 => {
-            checked(call!("Transaction::get", tx.get(k, &key)), may).into_iter().for_each(|found| is_it(models, found));
-        }
-        1 => {
-            let found = checked(block_on(call!("Transaction::get_async", tx.get_async(k, &key))), may);
-            found.into_iter().for_each(|found| is_it(models, found));
-        }
+        0 | 1 | 13..17 => read_by(tx, k, &models[which], &key, may, script),
         2 => drop(poll_some(tx.get_async(k, &key), fate(script))),
         3 => {
             let found = checked(call!("Transaction::get_for_update", tx.get_for_update(k, &key)), may);
@@ -99,33 +93,6 @@ fn statement(
         12 => {
             if checked(block_on(call!("Transaction::remove_async", tx.remove_async(k, &key))), may).is_some() {
                 models[which].remove(&key);
-            }
-        }
-        13 => {
-            let bounds = bounds(script);
-            let expected = within(&models[which], &bounds);
-            walk(call!("Transaction::range", tx.range(k, bounds.clone())), &expected, may, script);
-            let counts = [
-                call!("Transaction::count", tx.count(k, bounds.clone())),
-                block_on(call!("Transaction::count_async", tx.count_async(k, bounds.clone()))),
-            ];
-            let counts = counts.into_iter().filter_map(|count| checked(count, may));
-            counts.for_each(|count| assert_eq!(count, expected.len() as u64));
-        }
-        14 => {
-            let rows: Vec<_> = models[which].iter().filter(|(key, _)| key.starts_with(b"p")).collect();
-            walk(call!("Transaction::prefix", tx.prefix(k, "p")), &rows, may, script);
-            walk(call!("Transaction::iter", tx.iter(k)), &models[which].iter().collect::<Vec<_>>(), may, script);
-        }
-        15 => {
-            if let Some(reader) = checked(call!("Transaction::read", tx.read(k, &key)), may) {
-                read_value(reader, models[which].get(&key), script);
-            }
-        }
-        16 => {
-            let reader = block_on(call!("Transaction::read_async", tx.read_async(k, &key)));
-            if let Some(reader) = checked(reader, may) {
-                read_value_async(reader, models[which].get(&key), script);
             }
         }
         17 | 18 => savepoints.push((call!("Transaction::savepoint", tx.savepoint()), models.clone())),

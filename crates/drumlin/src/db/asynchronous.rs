@@ -12,15 +12,17 @@
 //! memory budget stays taken until the database is closed.
 
 use std::future::Future;
-use std::ops::RangeBounds;
 use std::pin::Pin;
 use std::sync::Arc;
 
 use futures_io::AsyncRead;
 
+use super::bounds::{self, KeyRange};
+use super::range::{Keys, Values, step};
+use super::reader::Reader;
 use super::{
     AsyncValueReader, CheckReport, CheckpointReport, CompactReport, Config, Database, Keyspace, KeyspaceOptions, Range,
-    Snapshot, Transaction, Value,
+    Transaction, Value,
 };
 use crate::error::{Recourse, Result};
 use crate::format::Timestamp;
@@ -171,13 +173,14 @@ impl Database {
     }
 }
 
+/// Reading.
 impl Keyspace {
     /// Like [`get`](Keyspace::get).
     ///
     /// # Errors
     /// Those of [`get`](Keyspace::get).
     pub async fn get_async(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.get_in(self.store()?.as_task(), key.as_ref()).await
+        self.rows().get(self.store()?.as_task(), key.as_ref()).await
     }
 
     /// Like [`contains_key`](Keyspace::contains_key).
@@ -185,7 +188,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`get`](Keyspace::get).
     pub async fn contains_key_async(&self, key: impl AsRef<[u8]>) -> Result<bool> {
-        self.contains_key_in(self.store()?.as_task(), key.as_ref()).await
+        self.rows().contains_key(self.store()?.as_task(), key.as_ref()).await
     }
 
     /// Like [`get_many`](Keyspace::get_many).
@@ -193,9 +196,53 @@ impl Keyspace {
     /// # Errors
     /// Those of [`get`](Keyspace::get).
     pub async fn get_many_async<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<Value>>> {
-        self.get_many_in(self.store()?.as_task(), keys).await
+        self.rows().get_many(self.store()?.as_task(), keys).await
     }
 
+    /// Like [`first`](Keyspace::first).
+    ///
+    /// # Errors
+    /// Those of [`first`](Keyspace::first).
+    pub async fn first_async(&self) -> Result<Option<(Value, Value)>> {
+        self.rows().end(self.store()?.as_task(), bounds::ALL, Direction::Forward).await
+    }
+
+    /// Like [`last`](Keyspace::last).
+    ///
+    /// # Errors
+    /// Those of [`first`](Keyspace::first).
+    pub async fn last_async(&self) -> Result<Option<(Value, Value)>> {
+        self.rows().end(self.store()?.as_task(), bounds::ALL, Direction::Backward).await
+    }
+
+    /// Like [`is_empty`](Keyspace::is_empty).
+    ///
+    /// # Errors
+    /// Those of [`first`](Keyspace::first).
+    pub async fn is_empty_async(&self) -> Result<bool> {
+        self.rows().is_empty(self.store()?.as_task()).await
+    }
+
+    /// Like [`count`](Keyspace::count).
+    ///
+    /// # Errors
+    /// Those of [`first`](Keyspace::first).
+    pub async fn count_async(&self, range: impl KeyRange) -> Result<u64> {
+        self.rows().count(self.store()?.as_task(), bounds::owned(&range)).await
+    }
+
+    /// Like [`read`](Keyspace::read).
+    ///
+    /// # Errors
+    /// Those of [`get`](Keyspace::get).
+    pub async fn read_async(&self, key: impl AsRef<[u8]>) -> Result<Option<AsyncValueReader>> {
+        let reader = self.rows().read(self.store()?.as_task(), key.as_ref()).await?;
+        Ok(reader.map(AsyncValueReader::new))
+    }
+}
+
+/// Writing.
+impl Keyspace {
     /// Like [`insert`](Keyspace::insert).
     ///
     /// # Errors
@@ -234,56 +281,114 @@ impl Keyspace {
     pub async fn remove_async(&self, key: impl AsRef<[u8]>) -> Result<()> {
         self.remove_in(self.store()?.as_task(), key.as_ref()).await
     }
-
-    /// Like [`count`](Keyspace::count).
-    ///
-    /// # Errors
-    /// Those of [`get`](Keyspace::get).
-    pub async fn count_async<R: RangeBounds<Vec<u8>>>(&self, range: R) -> Result<u64> {
-        self.range(range).count_rows(self.store()?.as_task()).await
-    }
-
-    /// Like [`read`](Keyspace::read).
-    ///
-    /// # Errors
-    /// Those of [`get`](Keyspace::get).
-    pub async fn read_async(&self, key: impl AsRef<[u8]>) -> Result<Option<AsyncValueReader>> {
-        let reader = self.read_in(self.store()?.as_task(), key.as_ref()).await?;
-        Ok(reader.map(AsyncValueReader::new))
-    }
 }
 
 impl Range {
     /// Like `next` of the iterator. Dropping the future loses no row; leaking it keeps the database open, like a leaked
     /// range.
     pub async fn next_async(&mut self) -> Option<Result<(Value, Value)>> {
-        let Some(handle) = self.handle() else { return self.next() };
-        match handle.store() {
-            Ok(store) => self.next_in(store.as_task(), Direction::Forward).await,
-            Err(_) => self.next(),
-        }
+        step(self, Direction::Forward).await
     }
 
     /// Like `next_back` of the iterator; otherwise like [`next_async`](Range::next_async).
     pub async fn next_back_async(&mut self) -> Option<Result<(Value, Value)>> {
-        let Some(handle) = self.handle() else { return self.next_back() };
-        match handle.store() {
-            Ok(store) => self.next_in(store.as_task(), Direction::Backward).await,
-            Err(_) => self.next_back(),
-        }
+        step(self, Direction::Backward).await
+    }
+}
+
+impl Keys {
+    /// Like [`Range::next_async`].
+    pub async fn next_async(&mut self) -> Option<Result<Value>> {
+        step(self, Direction::Forward).await
+    }
+
+    /// Like [`Range::next_back_async`].
+    pub async fn next_back_async(&mut self) -> Option<Result<Value>> {
+        step(self, Direction::Backward).await
+    }
+}
+
+impl Values {
+    /// Like [`Range::next_async`].
+    pub async fn next_async(&mut self) -> Option<Result<Value>> {
+        step(self, Direction::Forward).await
+    }
+
+    /// Like [`Range::next_back_async`].
+    pub async fn next_back_async(&mut self) -> Option<Result<Value>> {
+        step(self, Direction::Backward).await
+    }
+}
+
+impl Reader {
+    /// Like [`get`](Reader::get).
+    ///
+    /// # Errors
+    /// Those of [`get`](Reader::get).
+    pub async fn get_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
+        self.rows(keyspace)?.get(self.store()?.as_task(), key.as_ref()).await
+    }
+
+    /// Like [`contains_key`](Reader::contains_key).
+    ///
+    /// # Errors
+    /// Those of [`get`](Reader::get).
+    pub async fn contains_key_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<bool> {
+        self.rows(keyspace)?.contains_key(self.store()?.as_task(), key.as_ref()).await
+    }
+
+    /// Like [`get_many`](Reader::get_many).
+    ///
+    /// # Errors
+    /// Those of [`get`](Reader::get).
+    pub async fn get_many_async<K: AsRef<[u8]>>(&self, keyspace: &Keyspace, keys: &[K]) -> Result<Vec<Option<Value>>> {
+        self.rows(keyspace)?.get_many(self.store()?.as_task(), keys).await
+    }
+
+    /// Like [`first`](Reader::first).
+    ///
+    /// # Errors
+    /// Those of [`first`](Reader::first).
+    pub async fn first_async(&self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
+        self.rows(keyspace)?.end(self.store()?.as_task(), bounds::ALL, Direction::Forward).await
+    }
+
+    /// Like [`last`](Reader::last).
+    ///
+    /// # Errors
+    /// Those of [`first`](Reader::first).
+    pub async fn last_async(&self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
+        self.rows(keyspace)?.end(self.store()?.as_task(), bounds::ALL, Direction::Backward).await
+    }
+
+    /// Like [`is_empty`](Reader::is_empty).
+    ///
+    /// # Errors
+    /// Those of [`first`](Reader::first).
+    pub async fn is_empty_async(&self, keyspace: &Keyspace) -> Result<bool> {
+        self.rows(keyspace)?.is_empty(self.store()?.as_task()).await
+    }
+
+    /// Like [`count`](Reader::count).
+    ///
+    /// # Errors
+    /// Those of [`first`](Reader::first).
+    pub async fn count_async(&self, keyspace: &Keyspace, range: impl KeyRange) -> Result<u64> {
+        self.rows(keyspace)?.count(self.store()?.as_task(), bounds::owned(&range)).await
+    }
+
+    /// Like [`read`](Reader::read).
+    ///
+    /// # Errors
+    /// Those of [`get`](Reader::get).
+    pub async fn read_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<AsyncValueReader>> {
+        let reader = self.rows(keyspace)?.read(self.store()?.as_task(), key.as_ref()).await?;
+        Ok(reader.map(AsyncValueReader::new))
     }
 }
 
 // A keyspace that is not refused is one of the transaction's own database.
 impl Transaction {
-    /// Like [`get`](Transaction::get).
-    ///
-    /// # Errors
-    /// Those of [`get`](Transaction::get).
-    pub async fn get_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.get_in(self.store()?.as_task(), keyspace, key.as_ref()).await
-    }
-
     /// Like [`get_for_update`](Transaction::get_for_update).
     ///
     /// # Errors
@@ -328,23 +433,6 @@ impl Transaction {
         self.remove_in(keyspace.store()?.as_task(), keyspace, key.as_ref()).await
     }
 
-    /// Like [`count`](Transaction::count).
-    ///
-    /// # Errors
-    /// Those of [`get`](Transaction::get).
-    pub async fn count_async<R: RangeBounds<Vec<u8>>>(&self, keyspace: &Keyspace, range: R) -> Result<u64> {
-        self.range(keyspace, range).count_rows(self.store()?.as_task()).await
-    }
-
-    /// Like [`read`](Transaction::read).
-    ///
-    /// # Errors
-    /// Those of [`read`](Transaction::read).
-    pub async fn read_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<AsyncValueReader>> {
-        let reader = self.read_in(self.store()?.as_task(), keyspace, key.as_ref()).await?;
-        Ok(reader.map(AsyncValueReader::new))
-    }
-
     /// Like [`commit`](Transaction::commit). A future dropped before the transaction has its timestamp aborts it;
     /// afterwards the transaction completes.
     ///
@@ -353,40 +441,5 @@ impl Transaction {
     pub async fn commit_async(self) -> Result<Timestamp> {
         let store = Arc::clone(self.store()?);
         self.commit_in(store.as_task()).await
-    }
-}
-
-impl Snapshot {
-    /// Like [`get`](Snapshot::get).
-    ///
-    /// # Errors
-    /// Those of [`get`](Snapshot::get).
-    pub async fn get_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.get_in(self.handle.store()?.as_task(), keyspace, key.as_ref()).await
-    }
-
-    /// Like [`contains_key`](Snapshot::contains_key).
-    ///
-    /// # Errors
-    /// Those of [`get`](Snapshot::get).
-    pub async fn contains_key_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<bool> {
-        self.contains_key_in(self.handle.store()?.as_task(), keyspace, key.as_ref()).await
-    }
-
-    /// Like [`count`](Snapshot::count).
-    ///
-    /// # Errors
-    /// Those of [`get`](Snapshot::get).
-    pub async fn count_async<R: RangeBounds<Vec<u8>>>(&self, keyspace: &Keyspace, range: R) -> Result<u64> {
-        self.range(keyspace, range).count_rows(self.handle.store()?.as_task()).await
-    }
-
-    /// Like [`read`](Snapshot::read).
-    ///
-    /// # Errors
-    /// Those of [`get`](Snapshot::get).
-    pub async fn read_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<AsyncValueReader>> {
-        let reader = self.read_in(self.handle.store()?.as_task(), keyspace, key.as_ref()).await?;
-        Ok(reader.map(AsyncValueReader::new))
     }
 }

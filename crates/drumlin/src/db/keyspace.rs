@@ -1,19 +1,19 @@
 //! A named tree of rows.
 
 use std::io::Read;
-use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
-use super::range::{self, Content, Range, ValueReader};
+use super::bounds::{self, KeyRange};
+use super::range::{Keys, Range, ValueReader, Values};
+use super::rows::Rows;
 use super::{Handle, Value};
 use crate::error::{Error, Result};
 use crate::format::KeyspaceId;
 use crate::memory::Grant;
 use crate::store::{OpenKeyspace, Store};
 use crate::task::{WaitMode, ready};
-use crate::tree::Tree;
-use crate::txn::engine::{Durability, Found, ReadAt, Row};
-use crate::txn::snapshots::SnapshotHandle;
+use crate::tree::Direction;
+use crate::txn::engine::{Durability, Row};
 use crate::txn::values::{self, Blocking, MEDIUM_BYTES_MAX, Source};
 use crate::txn::write_set::Change;
 
@@ -92,6 +92,11 @@ impl Keyspace {
         self.handle.store()
     }
 
+    /// Its rows as plain calls see them.
+    pub(super) fn rows(&self) -> Rows<'_> {
+        Rows { handle: &self.handle, tree: &self.open.tree, view: None }
+    }
+
     /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -103,7 +108,171 @@ impl Keyspace {
     pub fn key_bytes_max(&self) -> usize {
         self.open.tree.key_bytes_max()
     }
+}
 
+/// Reading. Each call sees the newest commit that no power cut can take back; calls that read several rows see all of
+/// them as of one commit, but for [`get_many`](Keyspace::get_many).
+impl Keyspace {
+    /// Returns the row's value. O(log n); at most one read of the device while inner nodes are in memory.
+    ///
+    /// # Errors
+    /// [`Corrupted`](crate::Error::Corrupted), [`Io`](crate::Error::Io).
+    pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
+        let value = self.store()?.engine.get(&self.open.tree, key.as_ref(), Store::PLAIN)?;
+        Ok(value.map(Value::from))
+    }
+
+    /// Returns `true` if the row exists. O(log n). Reads no large value.
+    ///
+    /// # Errors
+    /// Those of [`get`](Keyspace::get).
+    pub fn contains_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
+        Ok(self.store()?.engine.find(&self.open.tree, key.as_ref(), Store::PLAIN)?.is_some())
+    }
+
+    /// Returns the values of many rows, with many reads of the device in flight at once. Each value is as of its own
+    /// moment during the call; [`Reader::get_many`](crate::Reader::get_many) of a snapshot reads all as of one.
+    ///
+    /// # Errors
+    /// Those of [`get`](Keyspace::get).
+    pub fn get_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<Value>>> {
+        ready(self.rows().get_many(WaitMode::Blocking, keys))
+    }
+
+    /// Returns the first row in the order of keys. O(log n).
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// let k = db.keyspace("k")?;
+    /// assert!(k.first()?.is_none());
+    /// k.insert("b", "2")?;
+    /// k.insert("a", "1")?;
+    /// let (key, value) = k.first()?.expect("there are two");
+    /// assert!(key == "a" && value == "1");
+    /// assert_eq!(k.last()?.expect("there are two").0, "b");
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`get`](Keyspace::get); [`MemoryInUse`](crate::Error::MemoryInUse) if open scans take all the memory
+    /// that is for them, [`SnapshotTooOld`](crate::Error::SnapshotTooOld).
+    pub fn first(&self) -> Result<Option<(Value, Value)>> {
+        ready(self.rows().end(WaitMode::Blocking, bounds::ALL, Direction::Forward))
+    }
+
+    /// Returns the last row in the order of keys. O(log n).
+    ///
+    /// # Errors
+    /// Those of [`first`](Keyspace::first).
+    pub fn last(&self) -> Result<Option<(Value, Value)>> {
+        ready(self.rows().end(WaitMode::Blocking, bounds::ALL, Direction::Backward))
+    }
+
+    /// Returns `true` if there are no rows. O(log n).
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// assert!(db.keyspace("k")?.is_empty()?);
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`first`](Keyspace::first).
+    pub fn is_empty(&self) -> Result<bool> {
+        ready(self.rows().is_empty(WaitMode::Blocking))
+    }
+
+    /// Counts the rows of a range. O(rows): it visits every leaf of the range.
+    ///
+    /// # Errors
+    /// Those of [`first`](Keyspace::first).
+    pub fn count(&self, range: impl KeyRange) -> Result<u64> {
+        ready(self.rows().count(WaitMode::Blocking, bounds::owned(&range)))
+    }
+
+    /// The rows of a range of keys as of this call; later changes are not seen. See [`Range`] and [`KeyRange`].
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// let orders = db.keyspace("orders")?;
+    /// orders.insert("2026-11-21/0001", "three apples")?;
+    /// orders.insert("2026-11-22/0001", "a pear")?;
+    /// for row in orders.range("2026-11-21".."2026-11-22").rev() {
+    ///     let (key, value) = row?;
+    ///     println!("{key:?}: {value:?}");
+    /// }
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    pub fn range(&self, range: impl KeyRange) -> Range {
+        self.rows().scan(bounds::owned(&range))
+    }
+
+    /// All rows whose key begins with `prefix`.
+    pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Range {
+        self.rows().scan(bounds::of_prefix(prefix.as_ref()))
+    }
+
+    /// All rows. A `for` loop over `&keyspace` does the same.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// let k = db.keyspace("k")?;
+    /// for row in &k {
+    ///     let (key, value) = row?;
+    /// }
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    #[must_use]
+    pub fn iter(&self) -> Range {
+        self.rows().scan(bounds::ALL)
+    }
+
+    /// All keys, without reading values. Of a range: [`Range::keys`].
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// let k = db.keyspace("k")?;
+    /// let keys: Vec<drumlin::Value> = k.keys().collect::<Result<_, _>>()?;
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    #[must_use]
+    pub fn keys(&self) -> Keys {
+        self.iter().keys()
+    }
+
+    /// All values, in the order of their keys. Of a range: [`Range::values`].
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// let k = db.keyspace("k")?;
+    /// let values: Vec<drumlin::Value> = k.values().collect::<Result<_, _>>()?;
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    #[must_use]
+    pub fn values(&self) -> Values {
+        self.iter().values()
+    }
+
+    /// Opens a value as a stream, as of this call: `Read` and `Seek`, for values too large to keep in memory.
+    ///
+    /// # Errors
+    /// Those of [`get`](Keyspace::get).
+    pub fn read(&self, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
+        ready(self.rows().read(WaitMode::Blocking, key.as_ref()))
+    }
+}
+
+impl IntoIterator for &Keyspace {
+    type Item = Result<(Value, Value)>;
+    type IntoIter = Range;
+
+    fn into_iter(self) -> Range {
+        self.iter()
+    }
+}
+
+/// Writing. Each call is a transaction of its own.
+impl Keyspace {
     /// Puts a row and replaces the one with the same key, if there is one. Durable when it returns. O(log n).
     ///
     /// # Errors
@@ -185,49 +354,6 @@ impl Keyspace {
         self.insert_large(mode, key, WithHead { head: &head, source }, memory, Durability::Full).await
     }
 
-    /// Returns the row's value. O(log n); at most one read of the device while inner nodes are in memory.
-    ///
-    /// # Errors
-    /// [`Corrupted`](crate::Error::Corrupted), [`Io`](crate::Error::Io).
-    pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        let value = self.store()?.engine.get(&self.open.tree, key.as_ref(), Store::PLAIN)?;
-        Ok(value.map(Value::from))
-    }
-
-    pub(crate) async fn get_in(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<Value>> {
-        let value = self.store()?.engine.get_in(mode, &self.open.tree, key, Store::PLAIN).await?;
-        Ok(value.map(Value::from))
-    }
-
-    /// Returns `true` if the row exists. O(log n).
-    ///
-    /// # Errors
-    /// Those of [`get`](Keyspace::get).
-    pub fn contains_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
-        Ok(self.store()?.engine.find(&self.open.tree, key.as_ref(), Store::PLAIN)?.is_some())
-    }
-
-    pub(crate) async fn contains_key_in(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<bool> {
-        Ok(self.store()?.engine.find_in(mode, &self.open.tree, key, Store::PLAIN).await?.is_some())
-    }
-
-    /// Returns the values of many rows, with many reads of the device in flight at once.
-    ///
-    /// # Errors
-    /// Those of [`get`](Keyspace::get).
-    pub fn get_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<Value>>> {
-        ready(self.get_many_in(WaitMode::Blocking, keys))
-    }
-
-    pub(crate) async fn get_many_in<K: AsRef<[u8]>>(
-        &self,
-        mode: WaitMode<'_>,
-        keys: &[K],
-    ) -> Result<Vec<Option<Value>>> {
-        let values = self.store()?.engine.get_many(mode, &self.open.tree, keys, Store::PLAIN).await?;
-        Ok(values.into_iter().map(|value| value.map(Value::from)).collect())
-    }
-
     /// Removes the row, if there is one. Durable when it returns. O(log n).
     ///
     /// # Errors
@@ -240,52 +366,6 @@ impl Keyspace {
         self.store()?.check_key(&self.open, key)?;
         let row = Row { tree: &self.open.tree, key, change: Change::Remove };
         self.store()?.autocommit(mode, row, Durability::Full).await
-    }
-
-    /// The rows of a range as of this call; later changes are not seen. See [`Range`].
-    pub fn range<R: RangeBounds<Vec<u8>>>(&self, range: R) -> Range {
-        self.scan((range.start_bound().cloned(), range.end_bound().cloned()))
-    }
-
-    fn scan(&self, bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>)) -> Range {
-        let snapshot = self.now();
-        Range::new(Arc::clone(&self.handle), self.open.tree.clone(), snapshot, bounds, None, None)
-    }
-
-    /// All rows.
-    #[must_use]
-    pub fn iter(&self) -> Range {
-        self.range(..)
-    }
-
-    /// All rows whose key begins with `prefix`.
-    pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Range {
-        self.scan(range::prefix_bounds(prefix.as_ref()))
-    }
-
-    /// Counts the rows of a range. O(rows): it visits every leaf of the range.
-    ///
-    /// # Errors
-    /// Those of [`get`](Keyspace::get).
-    pub fn count<R: RangeBounds<Vec<u8>>>(&self, range: R) -> Result<u64> {
-        ready(self.range(range).count_rows(WaitMode::Blocking))
-    }
-
-    /// Opens a value as a stream, as of this call: `Read` and `Seek`, for values too large to keep in memory.
-    ///
-    /// # Errors
-    /// Those of [`get`](Keyspace::get).
-    pub fn read(&self, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
-        ready(self.read_in(WaitMode::Blocking, key.as_ref()))
-    }
-
-    pub(crate) async fn read_in(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<ValueReader>> {
-        self.handle.value_reader(mode, &self.open.tree, key, self.now()).await
-    }
-
-    /// A snapshot at the timestamp that plain reads see.
-    fn now(&self) -> Arc<SnapshotHandle> {
-        self.handle.open_visible_snapshot()
     }
 }
 
@@ -310,25 +390,5 @@ impl<S: Source> Source for WithHead<'_, S> {
         buffer[..count].copy_from_slice(&self.head[..count]);
         self.head = &self.head[count..];
         Ok(count + self.source.fill(&mut buffer[count..]).await?)
-    }
-}
-
-impl Handle {
-    pub(crate) async fn value_reader(
-        self: &Arc<Self>,
-        mode: WaitMode<'_>,
-        tree: &Tree,
-        key: &[u8],
-        snapshot: Arc<SnapshotHandle>,
-    ) -> Result<Option<ValueReader>> {
-        snapshot.check()?;
-        let content = match self.store()?.engine.find_in(mode, tree, key, ReadAt::Timestamp(snapshot.timestamp)).await?
-        {
-            None => return Ok(None),
-            Some(Found::Inline(value)) => Content::bytes(&value, &self.store()?.engine)?,
-            Some(Found::Large(reference)) => Content::Placed(reference),
-        };
-        snapshot.check()?;
-        Ok(Some(ValueReader::new(self, tree, snapshot, content)))
     }
 }

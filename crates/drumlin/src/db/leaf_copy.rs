@@ -64,6 +64,8 @@ pub(super) struct Copier<'s> {
     pub(super) own: Option<&'s WriteSet>,
     /// The end of the bounds whose rows are copied: the first for `Forward`.
     pub(super) direction: Direction,
+    /// No more than one row is wanted.
+    pub(super) takes_one: bool,
 }
 
 impl Copier<'_> {
@@ -75,6 +77,10 @@ impl Copier<'_> {
         let changes_bytes =
             [is_newer, self.own.is_some()].map(|are_there| if are_there { CHANGES_BYTES_MAX } else { 0 });
         let mut room = reserve(memory, kept_bytes, bytes_of_all + changes_bytes[0] + changes_bytes[1])?;
+        if self.takes_one {
+            // The first row is copied whatever its size. Halved below, and then still more than nothing.
+            room = 2;
+        }
 
         let mut old = BTreeMap::new();
         if is_newer {

@@ -1,11 +1,15 @@
 //! The public face: databases, keyspaces, transactions, snapshots.
 
 mod asynchronous;
+mod bounds;
 mod config;
 mod keyspace;
 mod leaf_copy;
 mod range;
+mod reader;
+mod rows;
 mod snapshot;
+mod stream;
 mod transaction;
 mod value;
 
@@ -19,10 +23,13 @@ use std::time::Duration;
 
 pub use crate::store::{MemoryPart, Stats};
 pub use asynchronous::Attempt;
+pub use bounds::KeyRange;
 pub use config::Config;
 pub use keyspace::{Keyspace, KeyspaceInfo, KeyspaceOptions};
-pub use range::{AsyncValueReader, Range, ValueReader};
+pub use range::{AsyncValueReader, Keys, Range, ValueReader, Values};
+pub use reader::Reader;
 pub use snapshot::Snapshot;
+pub use stream::RowStream;
 pub use transaction::{Isolation, Savepoint, Transaction, TxOptions};
 pub use value::Value;
 
@@ -255,9 +262,7 @@ impl Database {
     /// it is open are kept in memory, so drop it when done.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        let engine = &self.handle.store.engine;
-        let snapshot = self.handle.store.open_snapshot(|| engine.clock.visible());
-        Snapshot { handle: Arc::clone(&self.handle), snapshot }
+        Snapshot::new(&self.handle, self.handle.open_visible_snapshot())
     }
 
     /// Makes a checkpoint: writes all changed pages to the data file, so that reopening has nothing to recover.

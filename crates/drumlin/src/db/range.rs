@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use super::Handle;
+use super::bounds::OwnedBounds;
 use super::leaf_copy::{Copier, Fetched, Row};
 use super::value::Value;
 use crate::error::{Error, Result};
@@ -61,6 +62,8 @@ struct Scan {
     ahead_backward: ReadAhead,
     /// The row being handed out, and the end that it is from.
     taken: Option<(Direction, Row)>,
+    /// The next copy takes one row, not a leaf's.
+    takes_one: bool,
     /// Memory of `front` and `back`, which take `front_bytes` and `back_bytes`.
     memory: Grant,
     front_bytes: u64,
@@ -93,7 +96,7 @@ impl Range {
         handle: Arc<Handle>,
         tree: Tree,
         snapshot: Arc<SnapshotHandle>,
-        bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>),
+        bounds: OwnedBounds,
         own: Option<Arc<SharedWrites>>,
         reads: Option<SharedReads>,
     ) -> Range {
@@ -113,6 +116,7 @@ impl Range {
             ahead_forward: ReadAhead::new(Direction::Forward),
             ahead_backward: ReadAhead::new(Direction::Backward),
             taken: None,
+            takes_one: false,
             memory,
             front_bytes: 0,
             back_bytes: 0,
@@ -126,19 +130,46 @@ impl Range {
         Range(State::Refused(Some(error)))
     }
 
-    /// Returns `None` for a refused range, which waits for nothing.
-    pub(crate) fn handle(&self) -> Option<Arc<Handle>> {
-        match &self.0 {
-            State::Scanning(scan) => Some(Arc::clone(&scan.handle)),
-            State::Refused(_) => None,
+    /// Has the first copy take one row: for callers that want no more.
+    pub(super) fn one_at_first(mut self) -> Range {
+        if let State::Scanning(scan) = &mut self.0 {
+            scan.takes_one = true;
         }
+        self
     }
 
-    /// The body of [`next`](Iterator::next) and [`next_back`](DoubleEndedIterator::next_back), waiting as `mode` says.
-    /// Dropping the future loses no row.
-    pub(crate) async fn next_in(&mut self, mode: WaitMode<'_>, direction: Direction) -> Option<Result<(Value, Value)>> {
+    /// The keys of the range, without reading values. Like the range otherwise.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// let k = db.keyspace("k")?;
+    /// k.insert("film", vec![7; 300_000])?;
+    /// for key in k.prefix("f").keys() {
+    ///     assert_eq!(key?, "film");
+    /// }
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    pub fn keys(self) -> Keys {
+        Keys(self)
+    }
+
+    /// The values of the range. Like the range otherwise.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// let k = db.keyspace("k")?;
+    /// k.insert("a", "1")?;
+    /// assert_eq!(k.range("a"..).values().next().unwrap()?, "1");
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    pub fn values(self) -> Values {
+        Values(self)
+    }
+
+    /// The next row's key; the value is not read.
+    pub(super) async fn next_key_in(&mut self, mode: WaitMode<'_>, direction: Direction) -> Option<Result<Value>> {
         match &mut self.0 {
-            State::Scanning(scan) => scan.next_in(mode, direction).await,
+            State::Scanning(scan) => scan.next_key_in(mode, direction).await,
             State::Refused(error) => error.take().map(Err),
         }
     }
@@ -149,6 +180,34 @@ impl Range {
             State::Scanning(mut scan) => scan.count_rows(mode).await,
             State::Refused(error) => error.map_or(Ok(0), Err),
         }
+    }
+}
+
+/// A scan of rows, or of their keys or values: what its blocking and asynchronous steps and its stream are made of.
+pub(super) trait Steps {
+    /// The part of a row that it yields.
+    type Item;
+
+    /// `None` for a refused range, which waits for nothing.
+    fn handle(&self) -> Option<Arc<Handle>>;
+
+    /// The next row, if it is copied already and needs no waiting.
+    fn at_hand(&mut self) -> Option<Self::Item>;
+
+    /// The next row, waiting as `mode` says. Dropping the future loses no row.
+    fn next_in(
+        &mut self,
+        mode: WaitMode<'_>,
+        direction: Direction,
+    ) -> impl Future<Output = Option<Result<Self::Item>>> + Send;
+}
+
+/// The next step of a scan, as a task.
+pub(super) async fn step<S: Steps>(scan: &mut S, direction: Direction) -> Option<Result<S::Item>> {
+    match scan.handle().as_ref().map(|handle| handle.store()) {
+        Some(Ok(store)) => scan.next_in(store.as_task(), direction).await,
+        // It waits for nothing.
+        None | Some(Err(_)) => ready(scan.next_in(WaitMode::Blocking, direction)),
     }
 }
 
@@ -181,8 +240,9 @@ impl Scan {
     }
 
     /// Copies rows of the keys that are left to fetch.
-    fn copier(&self, direction: Direction) -> Copier<'_> {
+    fn copier(&self, direction: Direction, takes_one: bool) -> Copier<'_> {
         Copier {
+            takes_one,
             versions: &self.handle.store_here().engine.versions,
             keyspace: self.tree.pages.id,
             snapshot: self.snapshot.timestamp,
@@ -199,12 +259,14 @@ impl Scan {
             Bound::Included(key) | Bound::Excluded(key) => key.clone(),
         };
         self.ahead_forward.step(&engine, &self.tree, Target::At(&key), (&self.lower, &self.upper));
+        let takes_one = std::mem::take(&mut self.takes_one);
         let mut memory = self.take_memory();
         let fetched = self.tree.awaiting(mode, || -> Result<_, Stop> {
             let read = self.tree.read_leaf(Target::At(&key))?;
             let leaf = Leaf::new(&read);
             let fence = leaf.upper_fence().map(<[u8]>::to_vec);
-            let copied = self.copier(Direction::Forward).copy(&leaf, read.page(), &mut memory, self.back_bytes)?;
+            let copied =
+                self.copier(Direction::Forward, takes_one).copy(&leaf, read.page(), &mut memory, self.back_bytes)?;
             Ok((copied, fence.map_or(Next::Nowhere, Next::From)))
         });
         let (copied, next) = fetched.await?;
@@ -249,12 +311,14 @@ impl Scan {
             Bound::Excluded(key) => Target::Below(key),
         };
         self.ahead_backward.step(&engine, &self.tree, target, (&self.lower, &self.upper));
+        let takes_one = std::mem::take(&mut self.takes_one);
         let mut memory = self.take_memory();
         let fetched = self.tree.awaiting(mode, || -> Result<_, Stop> {
             let read = self.tree.read_leaf(target)?;
             let leaf = Leaf::new(&read);
             let fence = leaf.lower_fence().map(<[u8]>::to_vec);
-            let copied = self.copier(Direction::Backward).copy(&leaf, read.page(), &mut memory, self.front_bytes)?;
+            let copied =
+                self.copier(Direction::Backward, takes_one).copy(&leaf, read.page(), &mut memory, self.front_bytes)?;
             Ok((copied, fence.map_or(Next::Nowhere, Next::From)))
         });
         let (copied, next) = fetched.await?;
@@ -316,11 +380,7 @@ impl Scan {
     }
 
     async fn next_in(&mut self, mode: WaitMode<'_>, direction: Direction) -> Option<Result<(Value, Value)>> {
-        match self.taken.take() {
-            Some((Direction::Forward, row)) => self.front.push_front(row),
-            Some((Direction::Backward, row)) => self.back.push_back(row),
-            None => {}
-        }
+        self.put_back();
         let result = match self.step(mode, direction).await {
             Ok(None) => return None,
             Ok(Some(row)) => {
@@ -331,6 +391,27 @@ impl Scan {
             Err(error) => Err(error),
         };
         self.taken = None;
+        self.ended_by(result)
+    }
+
+    async fn next_key_in(&mut self, mode: WaitMode<'_>, direction: Direction) -> Option<Result<Value>> {
+        self.put_back();
+        let row = self.step(mode, direction).await;
+        let key = row.map(|row| row.map(|row| Value::part(&row.rows, row.key))).transpose()?;
+        self.ended_by(key)
+    }
+
+    /// Puts back the row of a call that was dropped on its way.
+    fn put_back(&mut self) {
+        match self.taken.take() {
+            Some((Direction::Forward, row)) => self.front.push_front(row),
+            Some((Direction::Backward, row)) => self.back.push_back(row),
+            None => {}
+        }
+    }
+
+    /// The result of a step; an error ends the scan.
+    fn ended_by<T>(&mut self, result: Result<T>) -> Option<Result<T>> {
         if result.is_err() {
             self.end();
         }
@@ -354,20 +435,45 @@ impl Scan {
     }
 }
 
-impl Iterator for Range {
-    type Item = Result<(Value, Value)>;
+impl Steps for Range {
+    type Item = (Value, Value);
+
+    fn handle(&self) -> Option<Arc<Handle>> {
+        match &self.0 {
+            State::Scanning(scan) => Some(Arc::clone(&scan.handle)),
+            State::Refused(_) => None,
+        }
+    }
 
     #[inline]
-    fn next(&mut self) -> Option<Self::Item> {
-        // The usual case: a row that is copied already.
+    fn at_hand(&mut self) -> Option<(Value, Value)> {
         if let State::Scanning(scan) = &mut self.0
             && scan.taken.is_none()
             && let Some(Row { value: Fetched::Inline(_), .. }) = scan.front.front()
             && let Some(Row { rows, key, value: Fetched::Inline(span) }) = scan.front.pop_front()
         {
-            return Some(Ok((Value::part(&rows, key), Value::part(&rows, span))));
+            return Some((Value::part(&rows, key), Value::part(&rows, span)));
         }
-        ready(self.next_in(WaitMode::Blocking, Direction::Forward))
+        None
+    }
+
+    async fn next_in(&mut self, mode: WaitMode<'_>, direction: Direction) -> Option<Result<(Value, Value)>> {
+        match &mut self.0 {
+            State::Scanning(scan) => scan.next_in(mode, direction).await,
+            State::Refused(error) => error.take().map(Err),
+        }
+    }
+}
+
+impl Iterator for Range {
+    type Item = Result<(Value, Value)>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        match self.at_hand() {
+            Some(row) => Some(Ok(row)),
+            None => ready(self.next_in(WaitMode::Blocking, Direction::Forward)),
+        }
     }
 }
 
@@ -377,16 +483,86 @@ impl DoubleEndedIterator for Range {
     }
 }
 
-/// The bounds of all keys with a prefix.
-pub(crate) fn prefix_bounds(prefix: &[u8]) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
-    let mut end = prefix.to_vec();
-    while let Some(last) = end.pop() {
-        if last < u8::MAX {
-            end.push(last + 1);
-            return (Bound::Included(prefix.to_vec()), Bound::Excluded(end));
-        }
+/// The keys of a range: an iterator from both ends. Values are not read. Made by [`Range::keys`]; otherwise like
+/// [`Range`].
+pub struct Keys(pub(super) Range);
+
+impl Steps for Keys {
+    type Item = Value;
+
+    fn handle(&self) -> Option<Arc<Handle>> {
+        self.0.handle()
     }
-    (Bound::Included(prefix.to_vec()), Bound::Unbounded)
+
+    #[inline]
+    fn at_hand(&mut self) -> Option<Value> {
+        self.0.at_hand().map(|(key, _)| key)
+    }
+
+    async fn next_in(&mut self, mode: WaitMode<'_>, direction: Direction) -> Option<Result<Value>> {
+        self.0.next_key_in(mode, direction).await
+    }
+}
+
+impl Iterator for Keys {
+    type Item = Result<Value>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        ready(self.next_in(WaitMode::Blocking, Direction::Forward))
+    }
+}
+
+impl DoubleEndedIterator for Keys {
+    fn next_back(&mut self) -> Option<Self::Item> {
+        ready(self.next_in(WaitMode::Blocking, Direction::Backward))
+    }
+}
+
+impl std::fmt::Debug for Keys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Keys of {:?}", self.0)
+    }
+}
+
+/// The values of a range, in the order of their keys: an iterator from both ends. Made by [`Range::values`]; otherwise
+/// like [`Range`].
+pub struct Values(pub(super) Range);
+
+impl Steps for Values {
+    type Item = Value;
+
+    fn handle(&self) -> Option<Arc<Handle>> {
+        self.0.handle()
+    }
+
+    #[inline]
+    fn at_hand(&mut self) -> Option<Value> {
+        self.0.at_hand().map(|(_, value)| value)
+    }
+
+    async fn next_in(&mut self, mode: WaitMode<'_>, direction: Direction) -> Option<Result<Value>> {
+        self.0.next_in(mode, direction).await.map(|row| row.map(|(_, value)| value))
+    }
+}
+
+impl Iterator for Values {
+    type Item = Result<Value>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.0.next().map(|row| row.map(|(_, value)| value))
+    }
+}
+
+impl DoubleEndedIterator for Values {
+    fn next_back(&mut self) -> Option<Self::Item> {
+        ready(self.next_in(WaitMode::Blocking, Direction::Backward))
+    }
+}
+
+impl std::fmt::Debug for Values {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Values of {:?}", self.0)
+    }
 }
 
 /// The bytes of a large value as a stream: `Read` and `Seek`. Keeps the database open, like any handle.

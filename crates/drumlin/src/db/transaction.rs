@@ -1,13 +1,14 @@
 //! Transactions: reads at a snapshot, and writes that are committed together or not at all.
 
 use std::io::Read;
-use std::ops::{Bound, RangeBounds};
+use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use super::keyspace::WithHead;
-use super::range::{self, Content, Range, ValueReader};
+use super::reader::Reader;
+use super::rows::{Horizon, ReadView};
 use super::{Handle, Keyspace, Value};
 use crate::error::{Error, Result};
 use crate::format::{KeyspaceId, Timestamp};
@@ -15,14 +16,12 @@ use crate::memory::{Account, Grant, grown_capacity, heap_bytes, reserve};
 use crate::store::{LOCK_TIMEOUT, OpenKeyspace, RowLock, Store};
 use crate::sync::Mutex;
 use crate::task::{WaitMode, ready};
-use crate::tree::Tree;
 use crate::txn::TransactionId;
-use crate::txn::engine::{Durability, Engine, ReadAt, Row};
+use crate::txn::engine::{Durability, Engine, Row};
 use crate::txn::locks::{Granted, WAITING_BYTES, lock_bytes};
-use crate::txn::read_set::{ReadSet, Reads, SharedReads};
-use crate::txn::snapshots::SnapshotHandle;
+use crate::txn::read_set::{ReadSet, Reads};
 use crate::txn::values::{self, Blocking, LargeValue, MEDIUM_BYTES_MAX, Source};
-use crate::txn::write_set::{Change, SharedWrites};
+use crate::txn::write_set::SharedWrites;
 
 /// The isolation of a transaction from others that run at the same time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -49,59 +48,6 @@ pub enum Isolation {
     ReadCommitted,
 }
 
-/// The snapshot or snapshots that a transaction reads at.
-#[derive(Debug)]
-enum ReadView {
-    /// One snapshot, taken at its beginning.
-    Fixed(Arc<SnapshotHandle>),
-    /// The newest state at each read. No read has seen commits above this timestamp.
-    Latest(AtomicU64),
-}
-
-impl ReadView {
-    fn new(store: &Store, isolation: Isolation) -> ReadView {
-        match isolation {
-            Isolation::Snapshot | Isolation::Serializable => {
-                ReadView::Fixed(store.open_snapshot(|| store.engine.clock.published()))
-            }
-            Isolation::ReadCommitted => ReadView::Latest(AtomicU64::new(store.engine.clock.visible().0)),
-        }
-    }
-
-    /// A snapshot for a read that takes several steps.
-    fn open_snapshot(&self, store: &Store) -> Arc<SnapshotHandle> {
-        match self {
-            ReadView::Fixed(snapshot) => Arc::clone(snapshot),
-            ReadView::Latest(seen) => {
-                let now = store.open_snapshot(|| store.engine.clock.published());
-                seen.fetch_max(now.timestamp.0, Ordering::Relaxed);
-                now
-            }
-        }
-    }
-
-    /// The newest commit that the transaction may have seen.
-    fn seen(&self) -> Timestamp {
-        match self {
-            ReadView::Fixed(snapshot) => snapshot.timestamp,
-            ReadView::Latest(seen) => Timestamp(seen.load(Ordering::Relaxed)),
-        }
-    }
-
-    /// The snapshot of all reads, if there is one.
-    fn snapshot(&self) -> Option<&Arc<SnapshotHandle>> {
-        match self {
-            ReadView::Fixed(snapshot) => Some(snapshot),
-            ReadView::Latest(_) => None,
-        }
-    }
-
-    /// Fails once the snapshot of all reads has been ended.
-    fn check(&self) -> Result<()> {
-        self.snapshot().map_or(Ok(()), |snapshot| snapshot.check())
-    }
-}
-
 /// Settings of one transaction.
 #[derive(Clone, Copy, Debug)]
 pub struct TxOptions {
@@ -122,15 +68,13 @@ impl Default for TxOptions {
 
 /// A transaction over any number of keyspaces. Its changes are private until [`commit`](Transaction::commit), and
 /// discarded if it is dropped.
+///
+/// Its reading methods are those of [`Reader`].
 #[derive(Debug)]
 pub struct Transaction {
-    handle: Arc<Handle>,
+    reader: Reader,
     id: TransactionId,
     options: TxOptions,
-    view: ReadView,
-    writes: Arc<SharedWrites>,
-    /// The read set of a serializable transaction.
-    reads: Option<SharedReads>,
     locks: Locks,
     /// Memory of the row locks; the write set and the read set have grants of their own.
     memory: Grant,
@@ -219,89 +163,44 @@ impl Transaction {
     pub(crate) fn begin(handle: &Arc<Handle>, options: TxOptions) -> Result<Transaction> {
         let store = handle.store()?;
         store.engine.check_failure()?;
-        let view = ReadView::new(store, options.isolation);
         let id = store.next_transaction();
         let locks = Locks::new(&store.engine, id);
-        let reads = (options.isolation == Isolation::Serializable)
-            .then(|| Arc::new(Mutex::new(ReadSet::new(&store.engine.budget))));
-        Ok(Transaction {
-            handle: Arc::clone(handle),
-            id,
-            options,
-            view,
-            writes: SharedWrites::new(store.engine.budget.grant(Account::Transactions)),
-            reads,
-            locks,
-            memory: store.engine.budget.grant(Account::Transactions),
-            roll_backs: RollBacks::default(),
-            conflict: None,
-        })
+        let budget = &store.engine.budget;
+        let horizon = match options.isolation {
+            Isolation::Snapshot | Isolation::Serializable => {
+                Horizon::Fixed(store.open_snapshot(|| store.engine.clock.published()))
+            }
+            Isolation::ReadCommitted => Horizon::Latest(AtomicU64::new(store.engine.clock.visible().0)),
+        };
+        let reads = (options.isolation == Isolation::Serializable).then(|| Arc::new(Mutex::new(ReadSet::new(budget))));
+        let own = Some(SharedWrites::new(budget.grant(Account::Transactions)));
+        let memory = budget.grant(Account::Transactions);
+        let view = ReadView { horizon, own, reads };
+        let reader = Reader { handle: Arc::clone(handle), view, kind: "transaction" };
+        Ok(Transaction { reader, id, options, locks, memory, roll_backs: RollBacks::default(), conflict: None })
     }
 
     pub(crate) fn store(&self) -> Result<&Arc<Store>> {
-        self.handle.store()
+        self.reader.store()
     }
 
     /// The open keyspace, if it belongs to the same database.
     fn open<'k>(&self, keyspace: &'k Keyspace) -> Result<&'k OpenKeyspace> {
-        keyspace.named_in(&self.handle, "transaction")
+        keyspace.named_in(&self.reader.handle, self.reader.kind)
     }
 
-    /// Returns the row's value as the transaction sees it. O(log n).
+    fn writes(&self) -> &SharedWrites {
+        self.reader.view.own.as_ref().expect("a transaction has writes")
+    }
+
+    fn writes_mut(&mut self) -> &mut Arc<SharedWrites> {
+        self.reader.view.own.as_mut().expect("a transaction has writes")
+    }
+
+    /// Like [`get`](Reader::get), and locks the row: no other transaction changes it until this one ends.
     ///
     /// # Errors
-    /// [`Error::SnapshotTooOld`], [`Error::Corrupted`], [`Error::Io`]. For a serializable transaction,
-    /// [`Error::TransactionTooLarge`] if its reads take too much memory, or [`Error::MemoryInUse`] if those of all
-    /// transactions do. [`Error::Invalid`] for a keyspace of another database.
-    pub fn get(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        ready(self.get_in(WaitMode::Blocking, keyspace, key.as_ref()))
-    }
-
-    pub(crate) async fn get_in(&self, mode: WaitMode<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<Option<Value>> {
-        let open = self.open(keyspace)?;
-        self.get_row(mode, &open.tree, key, self.reads.as_ref()).await
-    }
-
-    /// Returns the row's value, and records the read in `reads` unless it is the transaction's own write.
-    async fn get_row(
-        &self,
-        mode: WaitMode<'_>,
-        tree: &Tree,
-        key: &[u8],
-        reads: Option<&SharedReads>,
-    ) -> Result<Option<Value>> {
-        match self.writes.set.get(tree.pages.id, key) {
-            Some(Change::Put(value)) => return Ok(Some(value.to_vec().into())),
-            Some(Change::PutLarge(value)) => {
-                let snapshot = self.view.open_snapshot(self.store()?);
-                return Ok(Some(self.store()?.read_own(mode, tree, value, &snapshot).await?.into()));
-            }
-            Some(Change::Remove) => return Ok(None),
-            None => {}
-        }
-        if let Some(reads) = reads {
-            reads.lock().add_key(tree, key)?;
-        }
-        let engine = &self.store()?.engine;
-        let value = match &self.view {
-            ReadView::Fixed(snapshot) => {
-                let value = engine.get_in(mode, tree, key, ReadAt::Timestamp(snapshot.timestamp)).await?;
-                snapshot.check()?;
-                value
-            }
-            ReadView::Latest(seen) => {
-                let value = engine.get_in(mode, tree, key, ReadAt::Published).await?;
-                seen.fetch_max(engine.clock.published().0, Ordering::Relaxed);
-                value
-            }
-        };
-        Ok(value.map(Value::from))
-    }
-
-    /// Like [`get`](Transaction::get), and locks the row: no other transaction changes it until this one ends.
-    ///
-    /// # Errors
-    /// Those of [`get`](Transaction::get) and of [`insert`](Transaction::insert).
+    /// Those of [`get`](Reader::get) and of [`insert`](Transaction::insert).
     pub fn get_for_update(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         ready(self.get_for_update_in(WaitMode::Blocking, keyspace, key.as_ref()))
     }
@@ -316,7 +215,7 @@ impl Transaction {
         self.secure_memory(key, None)?;
         self.lock(mode, open, key).await?;
         // The lock keeps the row unchanged, so there is nothing to validate.
-        self.get_row(mode, &open.tree, key, None).await
+        self.reader.rows(keyspace)?.get_unrecorded(mode, key).await
     }
 
     /// Locks a row, and fails if another transaction has changed it since this one's snapshot. The conflict is
@@ -336,8 +235,8 @@ impl Transaction {
 
     async fn try_lock(&mut self, mode: WaitMode<'_>, open: &OpenKeyspace, key: &[u8]) -> Result<()> {
         // Nothing here may clone a handle of the database: a leaked future would keep it for ever.
-        let Transaction { handle, id, options, view, locks, .. } = self;
-        let store = handle.store()?;
+        let Transaction { reader, id, options, locks, .. } = self;
+        let store = reader.store()?;
         store.check_key(open, key)?;
         let tree = &open.tree;
         locks.end_pending();
@@ -354,7 +253,7 @@ impl Transaction {
         let lock = RowLock { engine: &store.engine, owner: *id, keyspace: tree.pages.id, key };
         // A transaction that changed the row held its lock until the change was published: if nothing was published
         // since the snapshot, the row can't have changed.
-        if let Some(snapshot) = view.snapshot()
+        if let Some(snapshot) = reader.view.horizon.snapshot()
             && store.engine.clock.published() > snapshot.timestamp
         {
             let changed = store.engine.changed_since(mode, tree, key, snapshot.timestamp).await?;
@@ -374,13 +273,13 @@ impl Transaction {
     /// written too.
     fn secure_memory(&mut self, key: &[u8], value_bytes: Option<usize>) -> Result<()> {
         let limit_bytes = self.store()?.engine.budget.transaction_memory_max();
-        let write_bytes = self.writes.set.memory_bytes_with(key, value_bytes.unwrap_or(0));
+        let write_bytes = self.writes().set.memory_bytes_with(key, value_bytes.unwrap_or(0));
         let lock_bytes = self.locks.memory_bytes_with(key);
         let bytes = write_bytes + lock_bytes;
         if bytes as u64 > limit_bytes {
             return Err(Error::writes_too_large(limit_bytes));
         }
-        if let Some(reads) = &self.reads {
+        if let Some(reads) = &self.reader.view.reads {
             let mut reads = reads.lock();
             if (bytes + reads.memory_bytes()) as u64 > limit_bytes {
                 return Err(Error::reads_too_large(limit_bytes));
@@ -388,7 +287,7 @@ impl Transaction {
             reads.beside_bytes = bytes;
         }
         let has_memory = self.memory.cover(lock_bytes as u64)
-            && (value_bytes.is_none() || SharedWrites::secure(&mut self.writes, write_bytes));
+            && (value_bytes.is_none() || SharedWrites::secure(self.writes_mut(), write_bytes));
         if !has_memory {
             return Err(Error::transactions_in_memory(self.memory.limit_bytes()));
         }
@@ -421,7 +320,7 @@ impl Transaction {
         }
         self.secure_memory(key, Some(value.len()))?;
         self.lock(mode, open, key).await?;
-        SharedWrites::alone(&mut self.writes).put(&open.tree, key, value);
+        SharedWrites::alone(self.writes_mut()).put(&open.tree, key, value);
         Ok(())
     }
 
@@ -464,12 +363,12 @@ impl Transaction {
         source: impl Source,
         memory: Grant,
     ) -> Result<u64> {
-        let store = self.handle.store()?;
+        let store = self.store()?;
         store.engine.check_failure()?;
         let (tree, make_space) = (&open.tree, &store.engine.make_space);
         let value = values::write_large(mode, tree, store.new_value(), source, memory, make_space).await?;
         let length = value.length;
-        SharedWrites::alone(&mut self.writes).put_large(&open.tree, key, value);
+        SharedWrites::alone(self.writes_mut()).put_large(&open.tree, key, value);
         Ok(length)
     }
 
@@ -490,94 +389,20 @@ impl Transaction {
         let open = self.open(keyspace)?;
         self.secure_memory(key, Some(0))?;
         self.lock(mode, open, key).await?;
-        SharedWrites::alone(&mut self.writes).remove(&open.tree, key);
+        SharedWrites::alone(self.writes_mut()).remove(&open.tree, key);
         Ok(())
-    }
-
-    /// Opens a value as a stream, as the transaction sees it now. The stream stays readable after the transaction has
-    /// ended, however it ended.
-    ///
-    /// # Errors
-    /// Those of [`get`](Transaction::get).
-    pub fn read(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
-        ready(self.read_in(WaitMode::Blocking, keyspace, key.as_ref()))
-    }
-
-    pub(crate) async fn read_in(
-        &self,
-        mode: WaitMode<'_>,
-        keyspace: &Keyspace,
-        key: &[u8],
-    ) -> Result<Option<ValueReader>> {
-        let tree = &self.open(keyspace)?.tree;
-        let content = match self.writes.set.get(tree.pages.id, key) {
-            Some(Change::Put(value)) => Content::bytes(value, &self.store()?.engine)?,
-            Some(Change::PutLarge(value)) => Content::Own(Arc::clone(value)),
-            Some(Change::Remove) => return Ok(None),
-            None => {
-                if let Some(reads) = &self.reads {
-                    reads.lock().add_key(tree, key)?;
-                }
-                return self.handle.value_reader(mode, tree, key, self.view.open_snapshot(self.store()?)).await;
-            }
-        };
-        Ok(Some(ValueReader::new(&self.handle, tree, self.view.open_snapshot(self.store()?), content)))
-    }
-
-    /// The rows of a range as the transaction sees them now, its own changes included.
-    ///
-    /// The first change while a range is open copies the transaction's changes so far. The copy counts towards the
-    /// memory of open transactions, an eighth of the budget, which has room for the largest transaction and one copy.
-    /// So a change fails with [`Error::MemoryInUse`] if ranges of two earlier states of the largest transaction are
-    /// open, or of one while other transactions have the rest; the ranges themselves go on. A range stays usable after
-    /// the transaction has ended, except after the commit of a serializable one: then it fails with [`Error::Invalid`].
-    /// A range of another database's keyspace yields only [`Error::Invalid`].
-    pub fn range<R: RangeBounds<Vec<u8>>>(&self, keyspace: &Keyspace, range: R) -> Range {
-        self.scan(keyspace, (range.start_bound().cloned(), range.end_bound().cloned()))
-    }
-
-    fn scan(&self, keyspace: &Keyspace, bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>)) -> Range {
-        let tree = match self.open(keyspace) {
-            Ok(open) => open.tree.clone(),
-            Err(error) => return Range::refused(error),
-        };
-        let within = (bounds.0.as_ref().map(|key| &key[..]), bounds.1.as_ref().map(|key| &key[..]));
-        let has_own = self.writes.set.range(tree.pages.id, within).next().is_some();
-        let own = has_own.then(|| Arc::clone(&self.writes));
-        Range::new(
-            Arc::clone(&self.handle),
-            tree,
-            self.view.open_snapshot(self.handle.store_here()),
-            bounds,
-            own,
-            self.reads.clone(),
-        )
-    }
-
-    /// All rows.
-    #[must_use]
-    pub fn iter(&self, keyspace: &Keyspace) -> Range {
-        self.range(keyspace, ..)
-    }
-
-    /// All rows whose key begins with `prefix`.
-    pub fn prefix(&self, keyspace: &Keyspace, prefix: impl AsRef<[u8]>) -> Range {
-        self.scan(keyspace, range::prefix_bounds(prefix.as_ref()))
-    }
-
-    /// Counts the rows of a range. O(rows).
-    ///
-    /// # Errors
-    /// Those of [`get`](Transaction::get).
-    pub fn count<R: RangeBounds<Vec<u8>>>(&self, keyspace: &Keyspace, range: R) -> Result<u64> {
-        ready(self.range(keyspace, range).count_rows(WaitMode::Blocking))
     }
 
     /// Marks a point to roll back to.
     #[must_use]
     pub fn savepoint(&mut self) -> Savepoint {
-        let position = self.writes.set.position();
-        Savepoint { opening: self.handle.number, transaction: self.id, position, roll_backs: self.roll_backs.count }
+        let position = self.writes().set.position();
+        Savepoint {
+            opening: self.reader.handle.number,
+            transaction: self.id,
+            position,
+            roll_backs: self.roll_backs.count,
+        }
     }
 
     /// Undoes all changes since the savepoint. Locks taken since then stay.
@@ -587,18 +412,18 @@ impl Transaction {
     /// [`Error::MemoryInUse`] if ranges of the transaction are still open and there is no memory to copy its changes
     /// for them.
     pub fn rollback_to(&mut self, savepoint: Savepoint) -> Result<()> {
-        let is_mine = savepoint.opening == self.handle.number && savepoint.transaction == self.id;
+        let is_mine = savepoint.opening == self.reader.handle.number && savepoint.transaction == self.id;
         if !is_mine || self.roll_backs.have_passed(&savepoint) {
             return Err(Error::Invalid(
                 "the savepoint belongs to another transaction, or an earlier roll-back has passed it".into(),
             ));
         }
-        let bytes = self.writes.set.memory_bytes_with(&[], 0);
-        if !SharedWrites::secure(&mut self.writes, bytes) {
+        let bytes = self.writes().set.memory_bytes_with(&[], 0);
+        if !SharedWrites::secure(self.writes_mut(), bytes) {
             return Err(Error::transactions_in_memory(self.memory.limit_bytes()));
         }
         self.roll_backs.note(savepoint.position);
-        SharedWrites::alone(&mut self.writes).roll_back(savepoint.position);
+        SharedWrites::alone(self.writes_mut()).roll_back(savepoint.position);
         Ok(())
     }
 
@@ -617,18 +442,19 @@ impl Transaction {
 
     pub(crate) async fn commit_in(self, mode: WaitMode<'_>) -> Result<Timestamp> {
         self.check_conflict()?;
-        let Transaction { handle, options, view, writes, reads, locks, memory: _memory, .. } = self;
+        let Transaction { reader, options, locks, memory: _memory, .. } = self;
+        let Reader { handle, view: ReadView { horizon, own, reads }, .. } = reader;
         let store = handle.store()?;
-        let writes = &writes.set;
+        let writes = &own.as_ref().expect("a transaction has writes").set;
         if writes.is_empty() {
             drop(locks);
-            store.engine.show_durable(mode, view.seen()).await?;
-            return Ok(view.seen());
+            store.engine.show_durable(mode, horizon.seen()).await?;
+            return Ok(horizon.seen());
         }
-        view.check()?;
+        horizon.check()?;
         let rows: Vec<Row<'_>> = writes.rows().map(|(tree, key, change)| Row { tree, key, change }).collect();
         let read_set = reads.as_deref().map(ReadSet::end).filter(|set| !set.is_empty());
-        let reads = read_set.as_ref().zip(view.snapshot()).map(|(set, snapshot)| Reads { set, snapshot });
+        let reads = read_set.as_ref().zip(horizon.snapshot()).map(|(set, snapshot)| Reads { set, snapshot });
         store.commit(mode, &rows, reads, options.durability, locks).await
     }
 
@@ -637,9 +463,17 @@ impl Transaction {
     #[doc(hidden)]
     #[must_use]
     pub fn snapshot_timestamp(&self) -> Timestamp {
-        self.view.seen()
+        self.reader.view.horizon.seen()
     }
 
     /// Discards the transaction; dropping it does the same.
     pub fn abort(self) {}
+}
+
+impl Deref for Transaction {
+    type Target = Reader;
+
+    fn deref(&self) -> &Reader {
+        &self.reader
+    }
 }

@@ -1,5 +1,6 @@
 //! Keys and values, as calls return them.
 
+use std::cmp::Ordering;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -8,6 +9,17 @@ use std::sync::Arc;
 /// A value from a scan shares one allocation with the rows copied at the same time, up to 64 KiB or one row, and keeps
 /// all of it in memory, outside of the memory budget. To keep few of many rows, keep copies
 /// ([`into_vec`](Value::into_vec)).
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// # let k = db.keyspace("k")?;
+/// k.insert("a", "one")?;
+/// let value = k.get("a")?.unwrap();
+/// assert!(value == "one" && value == *b"one" && value < "two" && "one" == value);
+/// assert_eq!(std::str::from_utf8(&value)?, "one");
+/// let bytes: Vec<u8> = value.into();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct Value(Repr);
 
@@ -27,7 +39,7 @@ impl Value {
         Value(Repr::Part { rows: Arc::clone(rows), start: range.start, end: range.end })
     }
 
-    /// Returns the bytes as a vector.
+    /// Returns a copy of the bytes.
     #[must_use]
     pub fn into_vec(self) -> Vec<u8> {
         self.to_vec()
@@ -43,6 +55,39 @@ impl From<Arc<[u8]>> for Value {
 impl From<Vec<u8>> for Value {
     fn from(bytes: Vec<u8>) -> Value {
         Value(Repr::Whole(bytes.into()))
+    }
+}
+
+impl From<Value> for Vec<u8> {
+    fn from(value: Value) -> Vec<u8> {
+        value.to_vec()
+    }
+}
+
+impl From<Value> for Box<[u8]> {
+    fn from(value: Value) -> Box<[u8]> {
+        Box::from(&*value)
+    }
+}
+
+impl From<Value> for Arc<[u8]> {
+    fn from(value: Value) -> Arc<[u8]> {
+        match value.0 {
+            Repr::Whole(bytes) => bytes,
+            Repr::Part { .. } => Arc::from(&*value),
+        }
+    }
+}
+
+impl From<&[u8]> for Value {
+    fn from(bytes: &[u8]) -> Value {
+        Value(Repr::Whole(bytes.into()))
+    }
+}
+
+impl From<&str> for Value {
+    fn from(text: &str) -> Value {
+        text.as_bytes().into()
     }
 }
 
@@ -76,22 +121,23 @@ impl std::fmt::Debug for Value {
     }
 }
 
-impl PartialEq for Value {
-    fn eq(&self, other: &Value) -> bool {
-        **self == **other
+/// Compares bytes, with anything that has some: other values, slices, arrays, vectors and strings.
+impl<B: AsRef<[u8]> + ?Sized> PartialEq<B> for Value {
+    fn eq(&self, other: &B) -> bool {
+        **self == *other.as_ref()
     }
 }
 
 impl Eq for Value {}
 
-impl PartialOrd for Value {
-    fn partial_cmp(&self, other: &Value) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
+impl<B: AsRef<[u8]> + ?Sized> PartialOrd<B> for Value {
+    fn partial_cmp(&self, other: &B) -> Option<Ordering> {
+        Some((**self).cmp(other.as_ref()))
     }
 }
 
 impl Ord for Value {
-    fn cmp(&self, other: &Value) -> std::cmp::Ordering {
+    fn cmp(&self, other: &Value) -> Ordering {
         (**self).cmp(&**other)
     }
 }
@@ -102,32 +148,17 @@ impl std::hash::Hash for Value {
     }
 }
 
-impl PartialEq<[u8]> for Value {
-    fn eq(&self, other: &[u8]) -> bool {
-        **self == *other
-    }
+/// The comparisons above with the value on the right.
+macro_rules! compare_with_values {
+    ($([$($parameters:tt)*] $bytes:ty),*) => {$(
+        impl<$($parameters)*> PartialEq<Value> for $bytes {
+            fn eq(&self, other: &Value) -> bool {
+                *other == *self
+            }
+        }
+    )*};
 }
 
-impl PartialEq<&[u8]> for Value {
-    fn eq(&self, other: &&[u8]) -> bool {
-        **self == **other
-    }
-}
-
-impl<const N: usize> PartialEq<[u8; N]> for Value {
-    fn eq(&self, other: &[u8; N]) -> bool {
-        **self == *other
-    }
-}
-
-impl<const N: usize> PartialEq<&[u8; N]> for Value {
-    fn eq(&self, other: &&[u8; N]) -> bool {
-        **self == **other
-    }
-}
-
-impl PartialEq<Vec<u8>> for Value {
-    fn eq(&self, other: &Vec<u8>) -> bool {
-        **self == **other
-    }
-}
+compare_with_values!(
+    [] [u8], [] &[u8], [const N: usize] [u8; N], [const N: usize] &[u8; N], [] Vec<u8>, [] str, [] &str, [] String
+);

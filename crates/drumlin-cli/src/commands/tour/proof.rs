@@ -33,7 +33,7 @@ enum Verdict {
 pub(super) fn compare(store: &Store, root: &Path, acknowledged: &Acknowledged, output: Output) -> Result<Proof> {
     let start = Instant::now();
     let mut rows = Vec::new();
-    for row in store.files.iter() {
+    for row in &store.files {
         let (key, entry) = row?;
         rows.push((key.into_vec(), entry.into_vec()));
     }

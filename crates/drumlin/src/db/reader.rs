@@ -1,0 +1,226 @@
+//! Reading all keyspaces as of one view: the methods that snapshots and transactions share.
+
+use std::sync::Arc;
+
+use super::bounds::{self, KeyRange};
+use super::range::{Keys, Range, ValueReader, Values};
+use super::rows::{ReadView, Rows};
+use super::{Handle, Keyspace, Value};
+use crate::error::Result;
+use crate::store::Store;
+use crate::task::{WaitMode, ready};
+use crate::tree::Direction;
+
+/// A view of all keyspaces: the reading methods of [`Snapshot`](crate::Snapshot) and
+/// [`Transaction`](crate::Transaction), which deref to it. They are those of [`Keyspace`], and take the keyspace first.
+///
+/// A snapshot shows the state as of its commit. A transaction shows what its [`Isolation`](crate::Isolation) lets it
+/// see, and its own changes.
+///
+/// All methods fail with [`Invalid`](crate::Error::Invalid) for a keyspace of another database; ranges then yield this
+/// error only. In a serializable transaction they record what they read, and fail with
+/// [`TransactionTooLarge`](crate::Error::TransactionTooLarge) if that takes too much memory, or with
+/// [`MemoryInUse`](crate::Error::MemoryInUse) if the reads of all transactions do.
+///
+/// ```
+/// use drumlin::{Keyspace, Reader, Result};
+///
+/// /// Works in a transaction and of a snapshot.
+/// fn total(reader: &Reader, accounts: &Keyspace) -> Result<u64> {
+///     let number = |value: drumlin::Value| u64::from_be_bytes(value[..].try_into().expect("eight bytes"));
+///     reader.values(accounts).map(|value| value.map(number)).sum()
+/// }
+///
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// let accounts = db.keyspace("accounts")?;
+/// accounts.insert("ann", 5u64.to_be_bytes())?;
+/// db.transact(|tx| {
+///     tx.insert(&accounts, "bob", 7u64.to_be_bytes())?;
+///     assert_eq!(total(tx, &accounts)?, 12);
+///     Ok(())
+/// })?;
+/// assert_eq!(total(&db.snapshot(), &accounts)?, 12);
+/// # Ok::<(), drumlin::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Reader {
+    pub(super) handle: Arc<Handle>,
+    pub(super) view: ReadView,
+    /// Its kind, for errors.
+    pub(super) kind: &'static str,
+}
+
+impl Reader {
+    pub(super) fn store(&self) -> Result<&Arc<Store>> {
+        self.handle.store()
+    }
+
+    /// The rows of a keyspace of the same database.
+    pub(super) fn rows<'r>(&'r self, keyspace: &'r Keyspace) -> Result<Rows<'r>> {
+        let tree = &keyspace.named_in(&self.handle, self.kind)?.tree;
+        Ok(Rows { handle: &self.handle, tree, view: Some(&self.view) })
+    }
+
+    /// Returns the row's value. O(log n).
+    ///
+    /// # Errors
+    /// [`SnapshotTooOld`](crate::Error::SnapshotTooOld), [`Corrupted`](crate::Error::Corrupted),
+    /// [`Io`](crate::Error::Io), and those of all methods (see [`Reader`]).
+    pub fn get(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
+        ready(self.rows(keyspace)?.get(WaitMode::Blocking, key.as_ref()))
+    }
+
+    /// Returns `true` if the row exists. O(log n). Reads no large value.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// let mut tx = db.begin()?;
+    /// tx.insert(&k, "a", "1")?;
+    /// assert!(tx.contains_key(&k, "a")?);
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`get`](Reader::get).
+    pub fn contains_key(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<bool> {
+        ready(self.rows(keyspace)?.contains_key(WaitMode::Blocking, key.as_ref()))
+    }
+
+    /// Returns the values of many rows, with many reads of the device in flight at once.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// k.insert("a", "1")?;
+    /// let values = db.snapshot().get_many(&k, &["a", "b"])?;
+    /// assert!(values[0].as_ref().unwrap() == "1" && values[1].is_none());
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`get`](Reader::get).
+    pub fn get_many<K: AsRef<[u8]>>(&self, keyspace: &Keyspace, keys: &[K]) -> Result<Vec<Option<Value>>> {
+        ready(self.rows(keyspace)?.get_many(WaitMode::Blocking, keys))
+    }
+
+    /// Returns the first row in the order of keys. O(log n), and as much again for each leaf whose rows the transaction
+    /// has removed.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let jobs = db.keyspace("jobs")?;
+    /// jobs.insert("1", "wash")?;
+    /// db.transact(|tx| {
+    ///     let Some((key, job)) = tx.first(&jobs)? else { return Ok(()) };
+    ///     tx.remove(&jobs, key)
+    /// })?;
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`get`](Reader::get); [`MemoryInUse`](crate::Error::MemoryInUse) if open scans take all the memory that
+    /// is for them.
+    pub fn first(&self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
+        ready(self.rows(keyspace)?.end(WaitMode::Blocking, bounds::ALL, Direction::Forward))
+    }
+
+    /// Returns the last row in the order of keys. Otherwise like [`first`](Reader::first).
+    ///
+    /// # Errors
+    /// Those of [`first`](Reader::first).
+    pub fn last(&self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
+        ready(self.rows(keyspace)?.end(WaitMode::Blocking, bounds::ALL, Direction::Backward))
+    }
+
+    /// Returns `true` if the keyspace has no rows. O(log n), like [`first`](Reader::first).
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// assert!(db.snapshot().is_empty(&k)?);
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`first`](Reader::first).
+    pub fn is_empty(&self, keyspace: &Keyspace) -> Result<bool> {
+        ready(self.rows(keyspace)?.is_empty(WaitMode::Blocking))
+    }
+
+    /// Counts the rows of a range. O(rows).
+    ///
+    /// # Errors
+    /// Those of [`first`](Reader::first).
+    pub fn count(&self, keyspace: &Keyspace, range: impl KeyRange) -> Result<u64> {
+        ready(self.rows(keyspace)?.count(WaitMode::Blocking, bounds::owned(&range)))
+    }
+
+    /// The rows of a range as the reader sees them now, a transaction's own changes included. See [`Range`] and
+    /// [`KeyRange`].
+    ///
+    /// The first change while a range of a transaction is open copies the transaction's changes so far. The copy counts
+    /// towards the memory of open transactions, an eighth of the budget, which has room for the largest transaction and
+    /// one copy. So a change fails with [`MemoryInUse`](crate::Error::MemoryInUse) if ranges of two earlier states of
+    /// the largest transaction are open, or of one while other transactions have the rest; the ranges themselves go on.
+    /// A range stays usable after the transaction has ended, except after the commit of a serializable one: then it
+    /// fails with [`Invalid`](crate::Error::Invalid).
+    pub fn range(&self, keyspace: &Keyspace, range: impl KeyRange) -> Range {
+        self.scan(keyspace, bounds::owned(&range))
+    }
+
+    fn scan(&self, keyspace: &Keyspace, bounds: bounds::OwnedBounds) -> Range {
+        match self.rows(keyspace) {
+            Ok(rows) => rows.scan(bounds),
+            Err(error) => Range::refused(error),
+        }
+    }
+
+    /// All rows whose key begins with `prefix`.
+    pub fn prefix(&self, keyspace: &Keyspace, prefix: impl AsRef<[u8]>) -> Range {
+        self.scan(keyspace, bounds::of_prefix(prefix.as_ref()))
+    }
+
+    /// All rows.
+    #[must_use]
+    pub fn iter(&self, keyspace: &Keyspace) -> Range {
+        self.scan(keyspace, bounds::ALL)
+    }
+
+    /// All keys, without reading values. Of a range: [`Range::keys`].
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// k.insert("a", "1")?;
+    /// assert_eq!(db.snapshot().keys(&k).next().unwrap()?, "a");
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    #[must_use]
+    pub fn keys(&self, keyspace: &Keyspace) -> Keys {
+        self.iter(keyspace).keys()
+    }
+
+    /// All values, in the order of their keys. Of a range: [`Range::values`].
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// k.insert("a", "1")?;
+    /// assert_eq!(db.snapshot().values(&k).next().unwrap()?, "1");
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    #[must_use]
+    pub fn values(&self, keyspace: &Keyspace) -> Values {
+        self.iter(keyspace).values()
+    }
+
+    /// Opens a value as a stream, as the reader sees it now. The stream stays readable after the transaction has ended,
+    /// however it ended.
+    ///
+    /// # Errors
+    /// Those of [`get`](Reader::get).
+    pub fn read(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
+        ready(self.rows(keyspace)?.read(WaitMode::Blocking, key.as_ref()))
+    }
+}

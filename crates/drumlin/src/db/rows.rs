@@ -1,0 +1,262 @@
+//! Reading: each operation once, for plain calls, snapshots and transactions, and for both ways of waiting.
+//!
+//! [`Rows`] are the rows of one keyspace as one reader sees them. The methods of the public handles check whose
+//! keyspace they are given, say how to wait, and call the operation of the same name here.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::bounds::{self, OwnedBounds};
+use super::range::{Content, Range, Steps, ValueReader};
+use super::{Handle, Value};
+use crate::error::Result;
+use crate::format::Timestamp;
+use crate::store::Store;
+use crate::task::WaitMode;
+use crate::tree::{Direction, Tree};
+use crate::txn::engine::{Found, ReadAt};
+use crate::txn::read_set::SharedReads;
+use crate::txn::snapshots::SnapshotHandle;
+use crate::txn::write_set::{Change, SharedWrites};
+
+/// The commits that a reader sees.
+#[derive(Debug)]
+pub(super) enum Horizon {
+    /// Those up to one snapshot.
+    Fixed(Arc<SnapshotHandle>),
+    /// All, at each read. No read has seen commits above this timestamp.
+    Latest(AtomicU64),
+}
+
+/// The state that a snapshot or transaction reads.
+#[derive(Debug)]
+pub(super) struct ReadView {
+    pub(super) horizon: Horizon,
+    /// The transaction's own changes; `None` for a snapshot.
+    pub(super) own: Option<Arc<SharedWrites>>,
+    /// The read set of a serializable transaction.
+    pub(super) reads: Option<SharedReads>,
+}
+
+impl Horizon {
+    /// A snapshot for a read that takes several steps.
+    pub(super) fn open_snapshot(&self, store: &Store) -> Arc<SnapshotHandle> {
+        match self {
+            Horizon::Fixed(snapshot) => Arc::clone(snapshot),
+            Horizon::Latest(seen) => {
+                let now = store.open_snapshot(|| store.engine.clock.published());
+                seen.fetch_max(now.timestamp.0, Ordering::Relaxed);
+                now
+            }
+        }
+    }
+
+    /// The newest commit that the reader may have seen.
+    pub(super) fn seen(&self) -> Timestamp {
+        match self {
+            Horizon::Fixed(snapshot) => snapshot.timestamp,
+            Horizon::Latest(seen) => Timestamp(seen.load(Ordering::Relaxed)),
+        }
+    }
+
+    /// The snapshot of all reads, if there is one.
+    pub(super) fn snapshot(&self) -> Option<&Arc<SnapshotHandle>> {
+        match self {
+            Horizon::Fixed(snapshot) => Some(snapshot),
+            Horizon::Latest(_) => None,
+        }
+    }
+
+    /// Fails once the snapshot of all reads has been ended.
+    pub(super) fn check(&self) -> Result<()> {
+        self.snapshot().map_or(Ok(()), |snapshot| snapshot.check())
+    }
+
+    /// Notes that a read has seen the newest commits.
+    fn note_latest(&self, store: &Store) {
+        if let Horizon::Latest(seen) = self {
+            seen.fetch_max(store.engine.clock.published().0, Ordering::Relaxed);
+        }
+    }
+
+    fn read_at(&self) -> ReadAt {
+        match self {
+            Horizon::Fixed(snapshot) => ReadAt::Timestamp(snapshot.timestamp),
+            Horizon::Latest(_) => ReadAt::Published,
+        }
+    }
+}
+
+/// See the module.
+pub(super) struct Rows<'r> {
+    pub(super) handle: &'r Arc<Handle>,
+    pub(super) tree: &'r Tree,
+    /// `None`: the newest visible commit, at each call.
+    pub(super) view: Option<&'r ReadView>,
+}
+
+impl Rows<'_> {
+    fn store(&self) -> Result<&Arc<Store>> {
+        self.handle.store()
+    }
+
+    /// The reading transaction's own change of the row.
+    fn own_change(&self, key: &[u8]) -> Option<Change<'_>> {
+        self.view?.own.as_ref()?.set.get(self.tree.pages.id, key)
+    }
+
+    /// Records the read of a row for a serializable transaction.
+    fn record(&self, key: &[u8]) -> Result<()> {
+        match self.view.and_then(|view| view.reads.as_ref()) {
+            Some(reads) => reads.lock().add_key(self.tree, key),
+            None => Ok(()),
+        }
+    }
+
+    fn open_snapshot(&self) -> Result<Arc<SnapshotHandle>> {
+        let store = self.store()?;
+        Ok(match self.view {
+            Some(view) => view.horizon.open_snapshot(store),
+            None => self.handle.open_visible_snapshot(),
+        })
+    }
+
+    pub(super) async fn get(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<Value>> {
+        if self.own_change(key).is_none() {
+            self.record(key)?;
+        }
+        self.get_unrecorded(mode, key).await
+    }
+
+    /// Like [`get`](Self::get), for a transaction that has locked the row: nothing changes it before the commit.
+    pub(super) async fn get_unrecorded(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<Value>> {
+        match self.own_change(key) {
+            None => {}
+            Some(Change::Put(value)) => return Ok(Some(value.to_vec().into())),
+            Some(Change::PutLarge(value)) => {
+                let snapshot = self.open_snapshot()?;
+                return Ok(Some(self.store()?.read_own(mode, self.tree, value, &snapshot).await?.into()));
+            }
+            Some(Change::Remove) => return Ok(None),
+        }
+        let (store, tree) = (self.store()?, self.tree);
+        let Some(ReadView { horizon, .. }) = self.view else {
+            return Ok(store.engine.get_in(mode, tree, key, Store::PLAIN).await?.map(Value::from));
+        };
+        let Horizon::Fixed(snapshot) = horizon else {
+            let value = store.engine.get_in(mode, tree, key, ReadAt::Published).await?;
+            horizon.note_latest(store);
+            return Ok(value.map(Value::from));
+        };
+        Ok(match self.find_committed(mode, key).await? {
+            None => None,
+            Some(Found::Inline(value)) => Some(value.into()),
+            Some(Found::Large(reference)) => Some(store.read_large(mode, tree, &reference, snapshot).await?.into()),
+        })
+    }
+
+    /// The committed row, for all but its large value.
+    async fn find_committed(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<Found>> {
+        let store = self.store()?;
+        let Some(ReadView { horizon, .. }) = self.view else {
+            return store.engine.find_in(mode, self.tree, key, Store::PLAIN).await;
+        };
+        let found = store.engine.find_in(mode, self.tree, key, horizon.read_at()).await?;
+        horizon.check()?;
+        horizon.note_latest(store);
+        Ok(found)
+    }
+
+    pub(super) async fn contains_key(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<bool> {
+        if let Some(change) = self.own_change(key) {
+            return Ok(!matches!(change, Change::Remove));
+        }
+        self.record(key)?;
+        Ok(self.find_committed(mode, key).await?.is_some())
+    }
+
+    pub(super) async fn get_many<K: AsRef<[u8]>>(&self, mode: WaitMode<'_>, keys: &[K]) -> Result<Vec<Option<Value>>> {
+        let engine = &self.store()?.engine;
+        let Some(ReadView { horizon, .. }) = self.view else {
+            let values = engine.get_many(mode, self.tree, keys, Store::PLAIN).await?;
+            return Ok(values.into_iter().map(|value| value.map(Value::from)).collect());
+        };
+        let mut values = vec![None; keys.len()];
+        let (mut others, mut other_keys) = (Vec::new(), Vec::new());
+        for (key, value) in keys.iter().map(AsRef::as_ref).zip(&mut values) {
+            if self.own_change(key).is_some() {
+                *value = self.get(mode, key).await?;
+            } else {
+                self.record(key)?;
+                others.push(value);
+                other_keys.push(key);
+            }
+        }
+        let found = engine.get_many(mode, self.tree, &other_keys, horizon.read_at()).await;
+        // A value that a snapshot which was ended needed may be gone, and its pages another's.
+        horizon.check()?;
+        for (value, found) in others.into_iter().zip(found?) {
+            *value = found.map(Value::from);
+        }
+        horizon.note_latest(self.store()?);
+        Ok(values)
+    }
+
+    /// The first row of a range, or the last.
+    pub(super) async fn end(
+        &self,
+        mode: WaitMode<'_>,
+        bounds: OwnedBounds,
+        direction: Direction,
+    ) -> Result<Option<(Value, Value)>> {
+        self.scan(bounds).one_at_first().next_in(mode, direction).await.transpose()
+    }
+
+    pub(super) async fn is_empty(&self, mode: WaitMode<'_>) -> Result<bool> {
+        let first = self.scan(bounds::ALL).one_at_first().next_key_in(mode, Direction::Forward).await.transpose()?;
+        Ok(first.is_none())
+    }
+
+    pub(super) async fn count(&self, mode: WaitMode<'_>, bounds: OwnedBounds) -> Result<u64> {
+        self.scan(bounds).count_rows(mode).await
+    }
+
+    pub(super) fn scan(&self, bounds: OwnedBounds) -> Range {
+        let snapshot = match self.open_snapshot() {
+            Ok(snapshot) => snapshot,
+            Err(error) => return Range::refused(error),
+        };
+        let within = (bounds.0.as_ref().map(|key| &key[..]), bounds.1.as_ref().map(|key| &key[..]));
+        let own = self.view.and_then(|view| view.own.as_ref());
+        let own = own.filter(|own| own.set.range(self.tree.pages.id, within).next().is_some()).cloned();
+        let reads = self.view.and_then(|view| view.reads.clone());
+        Range::new(Arc::clone(self.handle), self.tree.clone(), snapshot, bounds, own, reads)
+    }
+
+    pub(super) async fn read(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<ValueReader>> {
+        let (store, tree) = (self.store()?, self.tree);
+        let content = match self.own_change(key) {
+            Some(Change::Put(value)) => Some(Content::bytes(value, &store.engine)?),
+            Some(Change::PutLarge(value)) => Some(Content::Own(Arc::clone(value))),
+            Some(Change::Remove) => return Ok(None),
+            None => None,
+        };
+        let snapshot = self.open_snapshot()?;
+        let content = match content {
+            Some(content) => content,
+            None => {
+                self.record(key)?;
+                snapshot.check()?;
+                let read_at = ReadAt::Timestamp(snapshot.timestamp);
+                let content = match store.engine.find_in(mode, tree, key, read_at).await? {
+                    None => return Ok(None),
+                    Some(Found::Inline(value)) => Content::bytes(&value, &store.engine)?,
+                    Some(Found::Large(reference)) => Content::Placed(reference),
+                };
+                snapshot.check()?;
+                content
+            }
+        };
+        Ok(Some(ValueReader::new(self.handle, tree, snapshot, content)))
+    }
+}

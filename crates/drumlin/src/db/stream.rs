@@ -1,0 +1,140 @@
+//! Ranges as streams: [`futures_core::Stream`].
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use futures_core::Stream;
+use futures_core::stream::FusedStream;
+
+use super::Value;
+use super::range::{Keys, Range, Steps, Values};
+use crate::error::Result;
+
+/// A range, or its keys or values, as a [`Stream`] for any executor. Made by [`Range::into_stream`].
+///
+/// A row of the leaf that was copied last costs no more than with the iterator; a leaf costs an allocation. The stream
+/// ends after its first error. Dropping it ends the scan, wherever that waits.
+pub struct RowStream<T = (Value, Value)> {
+    state: State<T>,
+    /// The part of a row that it yields.
+    part: fn((Value, Value)) -> T,
+    /// Begins a step that may wait.
+    begin: fn(Range) -> Step<T>,
+}
+
+type Step<T> = Pin<Box<dyn Future<Output = (Range, Option<Result<T>>)> + Send>>;
+
+enum State<T> {
+    Idle(Range),
+    /// The next leaf or large value is being read.
+    Waiting(Step<T>),
+    Ended,
+}
+
+impl<T> Stream for RowStream<T> {
+    type Item = Result<T>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<T>>> {
+        let this = self.get_mut();
+        loop {
+            match std::mem::replace(&mut this.state, State::Ended) {
+                State::Idle(mut range) => match range.at_hand() {
+                    Some(row) => {
+                        this.state = State::Idle(range);
+                        return Poll::Ready(Some(Ok((this.part)(row))));
+                    }
+                    None => this.state = State::Waiting((this.begin)(range)),
+                },
+                State::Waiting(mut step) => {
+                    let Poll::Ready((range, row)) = step.as_mut().poll(context) else {
+                        this.state = State::Waiting(step);
+                        return Poll::Pending;
+                    };
+                    if row.is_some() {
+                        this.state = State::Idle(range);
+                    }
+                    return Poll::Ready(row);
+                }
+                State::Ended => return Poll::Ready(None),
+            }
+        }
+    }
+}
+
+impl<T> FusedStream for RowStream<T> {
+    fn is_terminated(&self) -> bool {
+        matches!(self.state, State::Ended)
+    }
+}
+
+impl<T> std::fmt::Debug for RowStream<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.state {
+            State::Idle(range) => write!(f, "RowStream({range:?})"),
+            State::Waiting(_) => write!(f, "RowStream(waiting)"),
+            State::Ended => write!(f, "RowStream(ended)"),
+        }
+    }
+}
+
+impl Range {
+    /// The rest of the range as a [`Stream`], from its front. [`next_async`](Range::next_async) needs no stream, and
+    /// goes from both ends.
+    ///
+    /// ```
+    /// use futures_util::TryStreamExt;
+    ///
+    /// # smol::block_on(async {
+    /// # let db = drumlin::Config::in_memory().open_async("").await?;
+    /// let k = db.keyspace_async("k").await?;
+    /// k.insert_async("a", "1").await?;
+    /// k.insert_async("b", "2").await?;
+    /// let mut rows = k.range("a"..).into_stream();
+    /// while let Some((key, value)) = rows.try_next().await? {
+    ///     println!("{key:?}: {value:?}");
+    /// }
+    /// let keys: Vec<_> = k.keys().into_stream().try_collect().await?;
+    /// assert_eq!(keys, ["a", "b"]);
+    /// # Ok::<(), drumlin::Error>(())
+    /// # })?;
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    pub fn into_stream(self) -> RowStream {
+        let begin = |mut range: Range| -> Step<_> {
+            Box::pin(async move {
+                let row = range.next_async().await;
+                (range, row)
+            })
+        };
+        RowStream { state: State::Idle(self), part: |row| row, begin }
+    }
+}
+
+impl Keys {
+    /// Like [`Range::into_stream`].
+    pub fn into_stream(self) -> RowStream<Value> {
+        let begin = |range| -> Step<_> {
+            Box::pin(async move {
+                let mut keys = Keys(range);
+                let key = keys.next_async().await;
+                (keys.0, key)
+            })
+        };
+        RowStream { state: State::Idle(self.0), part: |(key, _)| key, begin }
+    }
+}
+
+impl Values {
+    /// Like [`Range::into_stream`].
+    pub fn into_stream(self) -> RowStream<Value> {
+        let begin = |range| -> Step<_> {
+            Box::pin(async move {
+                let mut values = Values(range);
+                let value = values.next_async().await;
+                (values.0, value)
+            })
+        };
+        RowStream { state: State::Idle(self.0), part: |(_, value)| value, begin }
+    }
+}

@@ -1,0 +1,293 @@
+//! The public face as its users expect it: ranges of anything that has bytes, the same methods on every reader, and
+//! their answers.
+
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::ops::Bound;
+use std::path::Path;
+
+use drumlin::{Config, Database, Durability, Error, Isolation, Keyspace, Reader, Result, TxOptions, Value};
+use futures_util::{StreamExt, TryStreamExt};
+use smol::block_on;
+
+fn opened() -> (Database, Keyspace) {
+    let db = Config::in_memory().memory(8 << 20).open("").unwrap();
+    let k = db.keyspace("k").unwrap();
+    (db, k)
+}
+
+/// The public methods of a type in the sources.
+fn methods(of: &str) -> BTreeSet<String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/db");
+    let mut methods = BTreeSet::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let text = fs::read_to_string(entry.unwrap().path()).unwrap();
+        // Those of the simulation are none.
+        let text = text.replace("pub fn snapshot_timestamp", "fn snapshot_timestamp");
+        for block in text.split(&format!("\nimpl {of} {{\n")).skip(1) {
+            let block = block.split("\n}").next().unwrap();
+            let lines = block.lines().map(str::trim_start);
+            let names = lines.filter_map(|line| line.strip_prefix("pub fn ").or(line.strip_prefix("pub async fn ")));
+            methods.extend(names.map(|rest| rest.split(['(', '<']).next().unwrap().to_owned()));
+        }
+    }
+    assert!(!methods.is_empty(), "{of} is somewhere else");
+    methods
+}
+
+/// A keyspace reads by the methods by which snapshots and transactions do.
+#[test]
+fn all_readers_have_the_same_methods() {
+    let of_readers = methods("Reader");
+    let of_keyspaces = methods("Keyspace");
+    let missing: Vec<_> = of_readers.difference(&of_keyspaces).collect();
+    assert!(missing.is_empty(), "Reader has, and Keyspace has not: {missing:?}");
+    let others: Vec<_> = of_keyspaces.difference(&of_readers).map(String::as_str).collect();
+    assert_eq!(others, KEYSPACE_ALONE, "methods of Keyspace that Reader has not: add them, or list those that write");
+}
+
+/// The methods of a keyspace that do not read, or not only.
+const KEYSPACE_ALONE: &[&str] = &[
+    "insert",
+    "insert_async",
+    "insert_from",
+    "insert_from_async",
+    "insert_with",
+    "insert_with_async",
+    "key_bytes_max",
+    "name",
+    "remove",
+    "remove_async",
+];
+
+/// Every method that may wait is there for threads and for tasks.
+#[test]
+fn every_call_that_waits_has_both_forms() {
+    const NEVER_WAIT: &[&str] = &[
+        "Database::begin",
+        "Database::begin_with",
+        "Database::keyspaces",
+        "Database::opening",
+        "Database::snapshot",
+        "Database::stats",
+        "Keyspace::iter",
+        "Keyspace::key_bytes_max",
+        "Keyspace::keys",
+        "Keyspace::name",
+        "Keyspace::prefix",
+        "Keyspace::range",
+        "Keyspace::values",
+        "Reader::iter",
+        "Reader::keys",
+        "Reader::prefix",
+        "Reader::range",
+        "Reader::values",
+        "Transaction::abort",
+        "Transaction::rollback_to",
+        "Transaction::savepoint",
+    ];
+    // Of these the other form differs in more than its waiting.
+    const ALONE: &[&str] = &["Database::check_with", "Database::existing_keyspace", "Database::transact_with"];
+    let mut wrong = Vec::new();
+    for of in ["Database", "Keyspace", "Reader", "Transaction"] {
+        let methods = methods(of);
+        for name in &methods {
+            let full = format!("{of}::{name}");
+            let waits = !NEVER_WAIT.contains(&&full[..]) && !ALONE.contains(&&full[..]);
+            let other = match name.strip_suffix("_async") {
+                Some(blocking) => blocking.to_owned(),
+                None => format!("{name}_async"),
+            };
+            if waits != methods.contains(&other) {
+                wrong.push(full);
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "with one form alone: {wrong:?}");
+}
+
+/// Ranges take keys of any kind, and `..`.
+#[test]
+fn ranges_take_anything_that_has_bytes() {
+    let (db, k) = opened();
+    for key in ["a", "ab", "b", "c"] {
+        k.insert(key, "").unwrap();
+    }
+    let keys = |range: drumlin::Range| -> Vec<String> {
+        range.keys().map(|key| String::from_utf8(key.unwrap().into_vec()).unwrap()).collect()
+    };
+    assert_eq!(keys(k.range(..)), ["a", "ab", "b", "c"]);
+    assert_eq!(keys(k.range("a".."b")), ["a", "ab"]);
+    assert_eq!(keys(k.range("ab".to_owned()..="b".to_owned())), ["ab", "b"]);
+    assert_eq!(keys(k.range(b"b"..)), ["b", "c"]);
+    assert_eq!(keys(k.range([b'b']..)), ["b", "c"]);
+    assert_eq!(keys(k.range(..&b"b"[..])), ["a", "ab"]);
+    assert_eq!(keys(k.range(..=vec![b'b'])), ["a", "ab", "b"]);
+    assert_eq!(keys(k.range((Bound::Excluded("a"), Bound::Included("b")))), ["ab", "b"]);
+    assert_eq!(keys(k.range(k.first().unwrap().unwrap().0..k.last().unwrap().unwrap().0)), ["a", "ab", "b"]);
+    let bounds: std::ops::Range<Vec<u8>> = b"a".to_vec()..b"c".to_vec();
+    assert_eq!(keys(k.range(&bounds)), ["a", "ab", "b"]);
+    // A range that ends before it starts is empty; `BTreeMap` panics.
+    let (start, end) = ("c", "a");
+    assert_eq!(k.count(start..end).unwrap(), 0);
+    assert_eq!(k.count((Bound::Excluded("a"), Bound::Excluded("a"))).unwrap(), 0);
+
+    assert_eq!(k.count(7u64.to_be_bytes()..).unwrap(), 4);
+    let snapshot = db.snapshot();
+    assert_eq!(snapshot.count(&k, "a"..="b").unwrap(), 3);
+    assert_eq!(block_on(snapshot.count_async(&k, "b"..)).unwrap(), 2);
+    db.transact(|tx| {
+        tx.insert(&k, "aa", "")?;
+        assert_eq!(tx.count(&k, .."b")?, 3);
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// The answers of a reader, by every method and in both forms, are those of the model.
+fn read_everything(reader: &Reader, k: &Keyspace, model: &BTreeMap<Vec<u8>, Vec<u8>>) {
+    let row = |row: Option<(Value, Value)>| row.map(|(key, value)| (key.into_vec(), value.into_vec()));
+    let of_model = |row: Option<(&Vec<u8>, &Vec<u8>)>| row.map(|(key, value)| (key.clone(), value.clone()));
+    assert_eq!(row(reader.first(k).unwrap()), of_model(model.first_key_value()));
+    assert_eq!(row(reader.last(k).unwrap()), of_model(model.last_key_value()));
+    assert_eq!(row(block_on(reader.first_async(k)).unwrap()), of_model(model.first_key_value()));
+    assert_eq!(row(block_on(reader.last_async(k)).unwrap()), of_model(model.last_key_value()));
+    assert_eq!(reader.is_empty(k).unwrap(), model.is_empty());
+    assert_eq!(block_on(reader.is_empty_async(k)).unwrap(), model.is_empty());
+    assert_eq!(reader.count(k, ..).unwrap(), model.len() as u64);
+    let keys: Vec<Vec<u8>> = reader.keys(k).map(|key| key.unwrap().into_vec()).collect();
+    assert!(keys.iter().eq(model.keys()));
+    assert!(reader.keys(k).rev().map(|key| key.unwrap().into_vec()).eq(model.keys().rev().cloned()));
+    assert!(reader.values(k).map(|value| value.unwrap().into_vec()).eq(model.values().cloned()));
+    let rows: Vec<(Value, Value)> = block_on(reader.iter(k).into_stream().try_collect()).unwrap();
+    assert!(
+        rows.iter()
+            .map(|(key, value)| (&key[..], &value[..]))
+            .eq(model.iter().map(|(key, value)| (&key[..], &value[..])))
+    );
+    let values: Vec<Value> = block_on(reader.values(k).into_stream().try_collect()).unwrap();
+    assert!(values.iter().map(|value| &value[..]).eq(model.values().map(|value| &value[..])));
+    let wanted: Vec<&[u8]> = keys.iter().map(|key| &key[..]).chain([&b"missing"[..], b"0"]).collect();
+    for found in [reader.get_many(k, &wanted).unwrap(), block_on(reader.get_many_async(k, &wanted)).unwrap()] {
+        for (key, found) in wanted.iter().zip(found) {
+            assert_eq!(found.as_deref(), model.get(*key).map(|value| &value[..]));
+            assert_eq!(reader.contains_key(k, key).unwrap(), model.contains_key(*key));
+            assert_eq!(block_on(reader.contains_key_async(k, key)).unwrap(), model.contains_key(*key));
+        }
+    }
+}
+
+/// A transaction reads its own changes by every method: rows put and removed, many of them at the front, large values.
+#[test]
+fn a_transaction_reads_its_changes_by_every_method() {
+    let (db, k) = opened();
+    let mut model = BTreeMap::new();
+    for row in 0..300u32 {
+        let value = vec![row as u8; if row % 100 == 50 { 100_000 } else { 30 }];
+        k.insert_with(row.to_be_bytes(), &value, Durability::Relaxed).unwrap();
+        model.insert(row.to_be_bytes().to_vec(), value);
+    }
+    read_everything(&db.snapshot(), &k, &model);
+    for isolation in [Isolation::Snapshot, Isolation::Serializable, Isolation::ReadCommitted] {
+        let mut model = model.clone();
+        let mut tx = db.begin_with(TxOptions { isolation, ..TxOptions::default() }).unwrap();
+        for row in 0..200u32 {
+            tx.remove(&k, row.to_be_bytes()).unwrap();
+            model.remove(&row.to_be_bytes()[..]);
+        }
+        for (key, value) in [("zz", vec![1; 90_000]), ("z", vec![2])] {
+            tx.insert(&k, key, &value).unwrap();
+            model.insert(key.into(), value);
+        }
+        read_everything(&tx, &k, &model);
+        for row in 200..300u32 {
+            tx.remove(&k, row.to_be_bytes()).unwrap();
+            model.remove(&row.to_be_bytes()[..]);
+        }
+        read_everything(&tx, &k, &model);
+        tx.remove(&k, "z").unwrap();
+        tx.remove(&k, "zz").unwrap();
+        read_everything(&tx, &k, &BTreeMap::new());
+    }
+    read_everything(&db.snapshot(), &k, &model);
+}
+
+/// The first and last rows are found past rows that are removed while an older snapshot still sees them.
+#[test]
+fn the_ends_are_found_past_what_was_removed() {
+    let (db, k) = opened();
+    let key = |row: u32| row.to_be_bytes();
+    for row in 0..2000u32 {
+        k.insert_with(key(row), [7; 50], Durability::Relaxed).unwrap();
+    }
+    let before = db.snapshot();
+    for row in (0..900).chain(1100..2000) {
+        db.transact_with(TxOptions { durability: Durability::Relaxed, ..TxOptions::default() }, |tx| {
+            tx.remove(&k, key(row))
+        })
+        .unwrap();
+    }
+    assert_eq!(k.first().unwrap().unwrap().0, key(900));
+    assert_eq!(k.last().unwrap().unwrap().0, key(1099));
+    assert_eq!(before.first(&k).unwrap().unwrap().0, key(0));
+    assert_eq!(before.last(&k).unwrap().unwrap().0, key(1999));
+}
+
+/// A serializable transaction's reads are validated, whichever method they are by.
+#[test]
+fn serializable_reads_are_recorded_by_every_method() {
+    type Read = fn(&Reader, &Keyspace) -> Result<()>;
+    let reads: [Read; 6] = [
+        |reader, k| reader.first(k).map(drop),
+        |reader, k| reader.last(k).map(drop),
+        |reader, k| reader.is_empty(k).map(drop),
+        |reader, k| reader.contains_key(k, "a").map(drop),
+        |reader, k| reader.get_many(k, &["x", "a"]).map(drop),
+        |reader, k| reader.keys(k).try_for_each(|key| key.map(drop)),
+    ];
+    for read in reads {
+        let (db, k) = opened();
+        let other = db.keyspace("other").unwrap();
+        let mut tx = db.begin_with(TxOptions { isolation: Isolation::Serializable, ..TxOptions::default() }).unwrap();
+        read(&tx, &k).unwrap();
+        tx.insert(&other, "written", "").unwrap();
+        k.insert("a", "").unwrap();
+        assert!(tx.commit().is_err_and(|error| error.is_conflict()));
+    }
+}
+
+/// A stream yields what the iterator does, waits without a thread, ends with its first error, and can be dropped.
+#[test]
+fn ranges_are_streams() {
+    let config = support::small().backend(drumlin::io::in_memory());
+    let db = config.open("/db").unwrap();
+    let k = db.keyspace("k").unwrap();
+    for row in 0..3000u32 {
+        k.insert_with(row.to_be_bytes(), [7; 60], Durability::Relaxed).unwrap();
+    }
+    k.insert("large", vec![7; 300_000]).unwrap();
+    drop((db, k));
+    // Nothing is in memory.
+    let db = config.open("/db").unwrap();
+    let k = db.existing_keyspace("k").unwrap();
+    block_on(async {
+        let rows = k.iter().into_stream();
+        let count = rows.map(|row| assert_eq!(row.unwrap().1[0], 7)).count().await;
+        assert_eq!(count, 3001);
+        // One that is polled once and dropped while it waits for a leaf.
+        let mut dropped = k.range(1500u32.to_be_bytes()..).into_stream();
+        let _ = futures_util::future::poll_immediate(dropped.next()).await;
+        drop(dropped);
+        // The first part of a range by the iterator, the rest as a stream.
+        let mut range = k.iter();
+        assert_eq!(range.next().unwrap().unwrap().0, 0u32.to_be_bytes());
+        assert_eq!(range.next_back_async().await.unwrap().unwrap().0, "large");
+        assert_eq!(range.into_stream().count().await, 2999);
+    });
+    let other = Config::in_memory().open("").unwrap().keyspace("k").unwrap();
+    let mut refused = db.snapshot().iter(&other).into_stream();
+    assert!(matches!(block_on(refused.next()), Some(Err(Error::Invalid(_)))));
+    assert!(block_on(refused.next()).is_none());
+}
