@@ -402,20 +402,25 @@ impl Sealed {
 
 /// Bytes that each decoder takes for well-formed: what fuzzing begins with.
 pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
-    use crate::format::{Epoch, Incarnation, StreamPosition, Timestamp, ValueId, catalogue, record::Operation};
+    use crate::format::{CheckpointNumber, StreamId, SuperblockNumber, catalogue, record::Operation};
+    use crate::format::{Epoch, Incarnation, StreamPosition, Timestamp, ValueId};
     let address = ExtentAddress::new(1 << 20, 640, SegmentUse(5));
     let extent = ExtentRef { address, segment_use: SegmentUse(5) };
     let superblock = Superblock {
-        sequence: 9,
+        sequence: SuperblockNumber(9),
         database: DatabaseId(77),
         segment_bytes: 1 << 20,
-        checkpoint: 4,
+        checkpoint: CheckpointNumber(4),
         timestamp: Timestamp(1234),
         epoch: Epoch(5),
         catalogue_bytes: 100,
         catalogue: extent,
         incarnations: vec![(Incarnation(1), Timestamp(1)), (Incarnation(2), Timestamp(1235))],
-        log: vec![superblock::LogRange { stream: 0, from: StreamPosition::START, to: StreamPosition(1 << 20) }],
+        log: vec![superblock::LogRange {
+            stream: StreamId(0),
+            from: StreamPosition::START,
+            to: StreamPosition(1 << 20),
+        }],
     };
     let catalogue = Catalogue {
         next_keyspace: 3,

@@ -15,6 +15,7 @@ use super::bounds::OwnedBounds;
 use super::leaf_copy::{Copier, Fetched, Row};
 use super::value::Value;
 use crate::error::{Error, Result};
+use crate::format::ChunkNumber;
 use crate::format::node::LargeRef;
 use crate::memory::{Account, Grant, heap_bytes};
 use crate::pool::Stop;
@@ -672,7 +673,7 @@ impl ValueReader {
             Content::Own(value) => (payload, value.length),
             Content::Bytes(_) => unreachable!("they are there already"),
         };
-        let (index, skipped) = (start / chunk_bytes, start % chunk_bytes);
+        let (number, skipped) = (ChunkNumber((start / chunk_bytes) as u32), start % chunk_bytes);
         let rest = (chunk_bytes - skipped).min(length - start);
         let mut memory = store.engine.budget.grant(Account::Copies);
         let alone = memory.limit_bytes() / 8;
@@ -682,11 +683,9 @@ impl ValueReader {
         let part = Part { start: skipped as usize, length: piece_bytes as usize };
         let bytes = match content {
             Content::Placed(reference) => {
-                store.read_chunk(mode, tree, reference, index as u32, snapshot, part, Vec::new()).await?
+                store.read_chunk(mode, tree, reference, number, snapshot, part, Vec::new()).await?
             }
-            Content::Own(value) => {
-                store.read_own_chunk(mode, tree, value, index as usize, snapshot, part, Vec::new()).await?
-            }
+            Content::Own(value) => store.read_own_chunk(mode, tree, value, number, snapshot, part, Vec::new()).await?,
             Content::Bytes(_) => unreachable!("looked at above"),
         };
         Ok(Piece { start, bytes, _memory: memory })

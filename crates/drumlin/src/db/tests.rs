@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::db::{Database, Keyspace, Savepoint, Transaction};
 use crate::format::node::LargeRef;
-use crate::format::{DatabaseId, ExtentAddress, PageId, SegmentUse, ValueId, extent};
+use crate::format::{ChunkNumber, DatabaseId, ExtentAddress, PageId, SegmentUse, ValueId, extent};
 use crate::io::Backend;
 use crate::io::fault::{FaultyBackend, Operation};
 use crate::memory::{Account, Budget, WRITE_BUFFER_COUNT};
@@ -170,7 +170,14 @@ fn an_outdated_number_brings_no_chunk_into_memory() {
     let _ = pool.fault(pages, last, pages.page_bytes);
     let _ = pool.fault_many(pages, &[last, last]);
     let other = LargeRef { length: 900, id: ValueId(film.id.0 + 1), first_page: last, chunk_count: 1 };
-    let _ = ready(values::read_chunk(WaitMode::Blocking, keyspace.tree(), &other, 0, values::Part::ALL, Vec::new()));
+    let _ = ready(values::read_chunk(
+        WaitMode::Blocking,
+        keyspace.tree(),
+        &other,
+        ChunkNumber(0),
+        values::Part::ALL,
+        Vec::new(),
+    ));
     assert!(matches!(pages.table.load(last), PageEntry::OnDisk(_)), "{:?}", pages.table.load(last));
     assert!(keyspace.get(b"film").unwrap().unwrap() == value);
     move_everything(&db, &keyspace);
@@ -255,7 +262,14 @@ fn a_reference_that_misleads_is_an_error() {
         let read = ready(values::read_whole(WaitMode::Blocking, keyspace.tree(), &wrong));
         assert!(!matches!(read, Ok(Some(_))), "{wrong:?}");
         let (count, part) = (wrong.chunk_count, values::Part::ALL);
-        let read = ready(values::read_chunk(WaitMode::Blocking, keyspace.tree(), &wrong, count, part, Vec::new()));
+        let read = ready(values::read_chunk(
+            WaitMode::Blocking,
+            keyspace.tree(),
+            &wrong,
+            ChunkNumber(count),
+            part,
+            Vec::new(),
+        ));
         assert!(read.is_err(), "{wrong:?}");
     }
     for first_page in [far, PageId::ROOT] {

@@ -18,6 +18,18 @@ macro_rules! number {
             }
         }
     };
+    ($(#[$doc:meta])* crate $name:ident($inner:ty)) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+        #[repr(transparent)]
+        pub(crate) struct $name(pub(crate) $inner);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
 }
 
 number! {
@@ -47,6 +59,26 @@ number! {
     /// The number of a segment: its byte offset in the data file divided by the segment size. Segment 0 holds the
     /// superblocks.
     SegmentId(u32)
+}
+number! {
+    /// The number of a stream of the log.
+    crate StreamId(u16)
+}
+number! {
+    /// The number of a segment file within its stream. A file keeps it through all its uses.
+    crate SlotNumber(u32)
+}
+number! {
+    /// The number of a checkpoint: that of the first is 1.
+    crate CheckpointNumber(u64)
+}
+number! {
+    /// The number of a superblock, by which the newer of the two is told. It is also raised between checkpoints.
+    crate SuperblockNumber(u64)
+}
+number! {
+    /// The number of a chunk within a large value, from 0.
+    crate ChunkNumber(u32)
 }
 
 /// One use of a segment of the data file, from its being taken to its being free again. No two uses in a database have
@@ -147,6 +179,58 @@ impl UseNumber {
 impl fmt::Display for UseNumber {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+impl StreamId {
+    /// The stream at this place among a log's.
+    pub(crate) fn of_index(index: usize) -> StreamId {
+        StreamId(u16::try_from(index).expect("there are fewer streams"))
+    }
+
+    /// Its place among the streams of a log.
+    pub(crate) fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+impl SlotNumber {
+    /// The slot of a stream's first file.
+    pub(crate) const FIRST: SlotNumber = SlotNumber(1);
+
+    /// The slot that follows.
+    #[must_use]
+    pub(crate) fn next(self) -> SlotNumber {
+        SlotNumber(self.0 + 1)
+    }
+}
+
+impl CheckpointNumber {
+    /// The state before the first checkpoint.
+    pub(crate) const NONE: CheckpointNumber = CheckpointNumber(0);
+
+    /// The checkpoint that follows.
+    #[must_use]
+    pub(crate) fn next(self) -> CheckpointNumber {
+        CheckpointNumber(self.0 + 1)
+    }
+}
+
+impl SuperblockNumber {
+    /// The number of a new database's first superblock.
+    pub(crate) const FIRST: SuperblockNumber = SuperblockNumber(1);
+
+    /// The superblock that follows.
+    #[must_use]
+    pub(crate) fn next(self) -> SuperblockNumber {
+        SuperblockNumber(self.0 + 1)
+    }
+}
+
+impl ChunkNumber {
+    /// The number of the extent in its header, where pages have theirs.
+    pub(crate) fn as_page(self) -> PageId {
+        PageId(self.0)
     }
 }
 

@@ -39,8 +39,8 @@
 //! ```
 
 use super::{
-    DatabaseId, FORMAT_VERSION, Incarnation, StreamPosition, Timestamp, UseNumber, checksum, get_u16, get_u32, get_u64,
-    put_u16, put_u32, put_u64,
+    CheckpointNumber, DatabaseId, FORMAT_VERSION, Incarnation, SlotNumber, StreamId, StreamPosition, Timestamp,
+    UseNumber, checksum, get_u16, get_u32, get_u64, put_u16, put_u32, put_u64,
 };
 
 pub(super) const MAGIC_OFFSET: usize = 0;
@@ -85,8 +85,8 @@ const SEGMENT_MAGIC: [u8; 8] = *b"DRUMLOG\0";
 /// The first block of a segment file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SegmentHeader {
-    pub(crate) stream: u16,
-    pub(crate) slot: u32,
+    pub(crate) stream: StreamId,
+    pub(crate) slot: SlotNumber,
     pub(crate) database: DatabaseId,
     pub(crate) incarnation: Incarnation,
     pub(crate) use_number: UseNumber,
@@ -94,7 +94,7 @@ pub(crate) struct SegmentHeader {
     pub(crate) window_bytes: u64,
     pub(crate) first: Timestamp,
     pub(crate) horizon: Timestamp,
-    pub(crate) checkpoint: u64,
+    pub(crate) checkpoint: CheckpointNumber,
     pub(crate) filled: bool,
 }
 
@@ -117,9 +117,9 @@ impl SegmentHeader {
         block.fill(0);
         block[MAGIC_OFFSET..MAGIC_OFFSET + 8].copy_from_slice(&SEGMENT_MAGIC);
         put_u32(block, VERSION_OFFSET, FORMAT_VERSION);
-        put_u16(block, STREAM_OFFSET, self.stream);
+        put_u16(block, STREAM_OFFSET, self.stream.0);
         block[FILLED_OFFSET] = u8::from(self.filled);
-        put_u32(block, SLOT_OFFSET, self.slot);
+        put_u32(block, SLOT_OFFSET, self.slot.0);
         put_u32(block, INCARNATION_OFFSET, self.incarnation.0);
         put_u64(block, DATABASE_OFFSET, self.database.0);
         put_u64(block, USE_OFFSET, self.use_number.0);
@@ -127,7 +127,7 @@ impl SegmentHeader {
         put_u64(block, WINDOW_BYTES_OFFSET, self.window_bytes);
         put_u64(block, FIRST_OFFSET, self.first.0);
         put_u64(block, HORIZON_OFFSET, self.horizon.0);
-        put_u64(block, CHECKPOINT_OFFSET, self.checkpoint);
+        put_u64(block, CHECKPOINT_OFFSET, self.checkpoint.0);
         let sum = checksum(&block[..CHECKSUM_OFFSET], 0);
         put_u64(block, CHECKSUM_OFFSET, sum);
     }
@@ -148,8 +148,8 @@ impl SegmentHeader {
             return Err(SegmentHeaderError::Newer(version));
         }
         let header = SegmentHeader {
-            stream: get_u16(block, STREAM_OFFSET),
-            slot: get_u32(block, SLOT_OFFSET),
+            stream: StreamId(get_u16(block, STREAM_OFFSET)),
+            slot: SlotNumber(get_u32(block, SLOT_OFFSET)),
             database: DatabaseId(get_u64(block, DATABASE_OFFSET)),
             incarnation: Incarnation(get_u32(block, INCARNATION_OFFSET)),
             use_number: UseNumber(get_u64(block, USE_OFFSET)),
@@ -157,7 +157,7 @@ impl SegmentHeader {
             window_bytes: get_u64(block, WINDOW_BYTES_OFFSET),
             first: Timestamp(get_u64(block, FIRST_OFFSET)),
             horizon: Timestamp(get_u64(block, HORIZON_OFFSET)),
-            checkpoint: get_u64(block, CHECKPOINT_OFFSET),
+            checkpoint: CheckpointNumber(get_u64(block, CHECKPOINT_OFFSET)),
             filled: block[FILLED_OFFSET] == 1,
         };
         let block_bytes = super::BLOCK_BYTES as u64;
@@ -172,7 +172,7 @@ impl SegmentHeader {
     pub(crate) fn seed(&self) -> u64 {
         let mut identity = [0; 24];
         put_u64(&mut identity, 0, self.database.0);
-        put_u64(&mut identity, 8, u64::from(self.stream));
+        put_u64(&mut identity, 8, u64::from(self.stream.0));
         put_u64(&mut identity, 16, self.use_number.0);
         checksum(&identity, 0)
     }
@@ -267,8 +267,8 @@ mod tests {
 
     fn segment_header() -> SegmentHeader {
         SegmentHeader {
-            stream: 3,
-            slot: 9,
+            stream: StreamId(3),
+            slot: SlotNumber(9),
             database: DatabaseId(0x1122_3344_5566_7788),
             incarnation: Incarnation(4),
             use_number: UseNumber(17),
@@ -276,7 +276,7 @@ mod tests {
             window_bytes: 3 * 4096,
             first: Timestamp(100),
             horizon: Timestamp(98),
-            checkpoint: 6,
+            checkpoint: CheckpointNumber(6),
             filled: true,
         }
     }

@@ -16,7 +16,10 @@ pub(crate) mod summary;
 pub(crate) mod superblock;
 
 pub(crate) use address::{ExtentAddress, ExtentRef};
-pub(crate) use ids::{DatabaseId, SegmentUse, StreamPosition, UseNumber, ValueId};
+pub(crate) use ids::{
+    CheckpointNumber, ChunkNumber, DatabaseId, SegmentUse, SlotNumber, StreamId, StreamPosition, SuperblockNumber,
+    UseNumber, ValueId,
+};
 pub use ids::{Epoch, Incarnation, KeyspaceId, PageId, SegmentId, Timestamp};
 
 /// The format version that this code writes, and the newest that it reads.

@@ -25,8 +25,8 @@
 //! ```
 
 use super::{
-    BLOCK_BYTES, DatabaseId, Epoch, ExtentRef, FORMAT_VERSION, Incarnation, LOG_STREAM_COUNT_MAX, StreamPosition,
-    Timestamp, checksum, get_u32, get_u64, put_u32, put_u64,
+    BLOCK_BYTES, CheckpointNumber, DatabaseId, Epoch, ExtentRef, FORMAT_VERSION, Incarnation, LOG_STREAM_COUNT_MAX,
+    StreamId, StreamPosition, SuperblockNumber, Timestamp, checksum, get_u32, get_u64, put_u32, put_u64,
 };
 
 /// The offsets of the two superblocks in the data file: blocks apart, so that no write can damage both.
@@ -80,10 +80,10 @@ const _: () = {
 /// See the module.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Superblock {
-    pub(crate) sequence: u64,
+    pub(crate) sequence: SuperblockNumber,
     pub(crate) database: DatabaseId,
     pub(crate) segment_bytes: u64,
-    pub(crate) checkpoint: u64,
+    pub(crate) checkpoint: CheckpointNumber,
     pub(crate) timestamp: Timestamp,
     pub(crate) epoch: Epoch,
     pub(crate) catalogue_bytes: u64,
@@ -98,7 +98,7 @@ pub(crate) struct Superblock {
 /// A range of a stream of the log, covered by windows of segments without a gap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LogRange {
-    pub(crate) stream: u16,
+    pub(crate) stream: StreamId,
     /// The start of the oldest window that is needed.
     pub(crate) from: StreamPosition,
     /// The end of the newest.
@@ -129,10 +129,10 @@ impl Superblock {
         let bytes = &mut block[..];
         bytes[MAGIC_OFFSET..MAGIC_OFFSET + 8].copy_from_slice(&MAGIC);
         put_u32(bytes, VERSION_OFFSET, FORMAT_VERSION);
-        put_u64(bytes, SEQUENCE_OFFSET, self.sequence);
+        put_u64(bytes, SEQUENCE_OFFSET, self.sequence.0);
         put_u64(bytes, DATABASE_OFFSET, self.database.0);
         put_u64(bytes, SEGMENT_BYTES_OFFSET, self.segment_bytes);
-        put_u64(bytes, CHECKPOINT_OFFSET, self.checkpoint);
+        put_u64(bytes, CHECKPOINT_OFFSET, self.checkpoint.0);
         put_u64(bytes, TIMESTAMP_OFFSET, self.timestamp.0);
         put_u64(bytes, EPOCH_OFFSET, self.epoch.0);
         put_u64(bytes, CATALOGUE_BYTES_OFFSET, self.catalogue_bytes);
@@ -146,7 +146,7 @@ impl Superblock {
         put_u32(bytes, LOG_RANGE_COUNT_OFFSET, self.log.len() as u32);
         for (index, range) in self.log.iter().enumerate() {
             let offset = LOG_RANGES_OFFSET + index * LOG_RANGE_BYTES;
-            put_u64(bytes, offset, u64::from(range.stream));
+            put_u64(bytes, offset, u64::from(range.stream.0));
             put_u64(bytes, offset + 8, range.from.0);
             put_u64(bytes, offset + 16, range.to.0);
         }
@@ -195,14 +195,18 @@ impl Superblock {
                 let stream = u16::try_from(get_u64(bytes, offset)).ok().filter(|stream| *stream < LOG_STREAM_COUNT_MAX);
                 let position = |offset| StreamPosition(get_u64(bytes, offset));
                 let (from, to) = (position(offset + 8), position(offset + 16));
-                stream.filter(|_| from <= to).map(|stream| LogRange { stream, from, to }).ok_or(SuperblockError::Fields)
+                stream
+                    .filter(|_| from <= to)
+                    .map(StreamId)
+                    .map(|stream| LogRange { stream, from, to })
+                    .ok_or(SuperblockError::Fields)
             })
             .collect::<Result<Vec<_>, _>>()?;
         Ok(Superblock {
-            sequence: get_u64(bytes, SEQUENCE_OFFSET),
+            sequence: SuperblockNumber(get_u64(bytes, SEQUENCE_OFFSET)),
             database: DatabaseId(get_u64(bytes, DATABASE_OFFSET)),
             segment_bytes,
-            checkpoint: get_u64(bytes, CHECKPOINT_OFFSET),
+            checkpoint: CheckpointNumber(get_u64(bytes, CHECKPOINT_OFFSET)),
             timestamp: Timestamp(get_u64(bytes, TIMESTAMP_OFFSET)),
             epoch: Epoch(get_u64(bytes, EPOCH_OFFSET)),
             catalogue_bytes: get_u64(bytes, CATALOGUE_BYTES_OFFSET),
@@ -220,10 +224,10 @@ mod tests {
 
     fn sample() -> Superblock {
         Superblock {
-            sequence: 9,
+            sequence: SuperblockNumber(9),
             database: DatabaseId(77),
             segment_bytes: 1 << 20,
-            checkpoint: 4,
+            checkpoint: CheckpointNumber(4),
             timestamp: Timestamp(1234),
             epoch: Epoch(5),
             catalogue_bytes: 100,
@@ -233,8 +237,8 @@ mod tests {
             },
             incarnations: vec![(Incarnation(1), Timestamp(1)), (Incarnation(2), Timestamp(1235))],
             log: vec![
-                LogRange { stream: 0, from: StreamPosition(4096), to: StreamPosition(12288) },
-                LogRange { stream: 63, from: StreamPosition::START, to: StreamPosition::START },
+                LogRange { stream: StreamId(0), from: StreamPosition(4096), to: StreamPosition(12288) },
+                LogRange { stream: StreamId(63), from: StreamPosition::START, to: StreamPosition::START },
             ],
         }
     }

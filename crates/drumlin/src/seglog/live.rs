@@ -9,13 +9,13 @@ use super::stream::Window;
 use super::{Shared, Verified};
 use crate::error::{Error, Result};
 use crate::format::log::SegmentHeader;
-use crate::format::{BLOCK_BYTES, StreamPosition, Timestamp};
+use crate::format::{BLOCK_BYTES, CheckpointNumber, StreamId, StreamPosition, Timestamp};
 use crate::io::AlignedBuffer;
 
 impl Shared {
-    pub(super) fn truncate(&self, covered: Timestamp, checkpoint: u64) {
-        let before = self.checkpoint.fetch_max(checkpoint, Ordering::SeqCst);
-        assert!(before <= checkpoint, "checkpoint {checkpoint} follows {before}");
+    pub(super) fn truncate(&self, covered: Timestamp, checkpoint: CheckpointNumber) {
+        let before = self.checkpoint.fetch_max(checkpoint.0, Ordering::SeqCst);
+        assert!(before <= checkpoint.0, "checkpoint {checkpoint} follows {before}");
         let truncated = self.truncated.load(Ordering::SeqCst);
         assert!(truncated <= covered.0, "a checkpoint of {covered} follows a truncation up to {truncated}");
         let mut free: Vec<Arc<Segment>> = Vec::new();
@@ -48,7 +48,7 @@ impl Shared {
             return;
         }
         for segment in free {
-            match self.streams.get(usize::from(segment.header.stream)) {
+            match self.streams.get(segment.header.stream.index()) {
                 Some(stream) => stream.tail.lock().spares.push(Spare::of(segment)),
                 None => self.doomed.lock().push(Spare::of(segment)),
             }
@@ -102,10 +102,14 @@ impl Shared {
         }
         for (number, stream) in self.streams.iter().enumerate() {
             let tail = stream.tail.lock();
-            let source = match sources.iter_mut().find(|source| usize::from(source.stream) == number) {
+            let source = match sources.iter_mut().find(|source| source.stream.index() == number) {
                 Some(source) => source,
                 None => {
-                    sources.push(Source { stream: number as u16, windows: Vec::new(), limit: StreamPosition::START });
+                    sources.push(Source {
+                        stream: StreamId::of_index(number),
+                        windows: Vec::new(),
+                        limit: StreamPosition::START,
+                    });
                     sources.last_mut().expect("just pushed")
                 }
             };
@@ -175,7 +179,7 @@ type Held = (Arc<Segment>, Vec<(Timestamp, StreamPosition)>);
 /// The readable part of one stream, up to a position.
 #[derive(Debug)]
 struct Source {
-    stream: u16,
+    stream: StreamId,
     windows: Vec<Held>,
     limit: StreamPosition,
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::{Body, Hooks, Log, LogOptions, segment};
 use crate::error::{Error, Result};
-use crate::format::{BLOCK_BYTES, DatabaseId, Incarnation, Timestamp};
+use crate::format::{BLOCK_BYTES, CheckpointNumber, DatabaseId, Incarnation, Timestamp};
 use crate::io::{self, AlignedBuffer, Backend, OpenOptions, Persist, SyncMethod};
 
 /// The settings of a measurement.
@@ -103,10 +103,10 @@ pub fn commit_rate(backend: &Arc<dyn Backend>, course: &Course) -> Result<Rates>
                 })
             })
             .collect();
-        let mut checkpoint = 0;
+        let mut checkpoint = CheckpointNumber::NONE;
         while backend.now() - start < course.duration {
             crate::sync::sleep(Duration::from_millis(50));
-            checkpoint += 1;
+            checkpoint = checkpoint.next();
             log.truncate(log.durable(), checkpoint);
         }
         stop.store(true, Ordering::Relaxed);

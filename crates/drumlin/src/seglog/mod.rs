@@ -81,7 +81,10 @@ pub(crate) use scan::Scan;
 use crate::error::{Error, Result};
 use crate::format::log::record_bytes;
 use crate::format::superblock::LogRange;
-use crate::format::{BLOCK_BYTES, DatabaseId, Incarnation, StreamPosition, Timestamp, UseNumber, checksum};
+use crate::format::{
+    BLOCK_BYTES, CheckpointNumber, DatabaseId, Incarnation, SlotNumber, StreamId, StreamPosition, Timestamp, UseNumber,
+    checksum,
+};
 use crate::io::{Backend, FolderRef, Persist, SyncMethod};
 use horizon::Horizon;
 use prepare::{Refusal, Signal, Urgency};
@@ -171,7 +174,7 @@ pub(crate) struct Known<'a> {
     /// count up to its start.
     pub(crate) incarnations: &'a [(Incarnation, Timestamp)],
     /// Sequence number of the newest valid superblock.
-    pub(crate) checkpoint: u64,
+    pub(crate) checkpoint: CheckpointNumber,
     /// Everything up to this timestamp is in the checkpoint.
     pub(crate) covered: Timestamp,
     /// The log ranges that must exist.
@@ -249,7 +252,7 @@ impl Body {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Appended {
     pub(crate) timestamp: Timestamp,
-    pub(crate) stream: u16,
+    pub(crate) stream: StreamId,
     /// Position behind the record in its stream.
     pub(crate) end: StreamPosition,
     /// The stream's buffer is filling up.
@@ -321,7 +324,7 @@ impl Reservation<'_> {
             let floor = tail.floor();
             let assign = || shared.horizon.take(self.stream, floor);
             let (timestamp, end) = tail.append(body, shared.incarnation, assign);
-            Appended { timestamp, stream: self.stream as u16, end, is_near_full: tail.is_near_full() }
+            Appended { timestamp, stream: StreamId::of_index(self.stream), end, is_near_full: tail.is_near_full() }
         });
         let has_waiters = tail.is_contended();
         drop(tail);
@@ -365,7 +368,7 @@ struct LogParts {
     history: History,
     /// Everything up to this timestamp is in the checkpoint with the sequence number below.
     covered: Timestamp,
-    checkpoint: u64,
+    checkpoint: CheckpointNumber,
     /// The newest record.
     last: Timestamp,
     streams: Vec<Stream>,
@@ -404,7 +407,7 @@ impl Log {
         history.add(incarnation, Timestamp(1));
         let new_stream = |index| {
             let buffer_bytes = options.stream_buffer_bytes(index);
-            Stream::new(buffer_bytes, StreamPosition::START, Vec::new(), UseNumber::FIRST, 1)
+            Stream::new(buffer_bytes, StreamPosition::START, Vec::new(), UseNumber::FIRST, SlotNumber::FIRST)
         };
         let streams = (0..usize::from(options.streams)).map(new_stream).collect();
         let log = Log::assemble(LogParts {
@@ -415,7 +418,7 @@ impl Log {
             history,
             covered: Timestamp(0),
             last: Timestamp(0),
-            checkpoint: 0,
+            checkpoint: CheckpointNumber::NONE,
             streams,
             old: Vec::new(),
             doomed: Vec::new(),
@@ -442,7 +445,7 @@ impl Log {
             streams: streams.into_boxed_slice(),
             old: Mutex::new(parts.old),
             truncated: AtomicU64::new(parts.covered.0),
-            checkpoint: AtomicU64::new(checkpoint),
+            checkpoint: AtomicU64::new(checkpoint.0),
             failure: OnceLock::new(),
             sync_count: AtomicU64::new(0),
             tasks: Mutex::new(Vec::new()),
@@ -532,7 +535,7 @@ impl Log {
 
     /// Waits until the durable horizon covers the record. Fails with [`Error::OutcomeUnknown`] if the log fails first.
     pub(crate) fn wait_durable(&self, appended: &Appended) -> Result<()> {
-        self.shared.wait_durable(usize::from(appended.stream), appended.timestamp)
+        self.shared.wait_durable(appended.stream.index(), appended.timestamp)
     }
 
     /// Waits until the durable horizon covers all records up to this timestamp, in every stream.
@@ -548,13 +551,13 @@ impl Log {
 
     /// Requests a write of a record that a task waits for, by a background thread.
     pub(crate) fn request_flush(&self, appended: &Appended) {
-        self.shared.request_flush(appended.stream.into(), Urgency::Now);
+        self.shared.request_flush(appended.stream.index(), Urgency::Now);
     }
 
     /// Requests a write of a record that no thread waits for: within about a millisecond, with others.
     pub(crate) fn request_relaxed_flush(&self, appended: &Appended) {
         let urgency = if appended.is_near_full { Urgency::Now } else { Urgency::Soon };
-        self.shared.request_flush(appended.stream.into(), urgency);
+        self.shared.request_flush(appended.stream.index(), urgency);
     }
 
     /// The durable horizon.
@@ -569,7 +572,7 @@ impl Log {
 
     /// Lets segments with nothing above `covered` be reused: everything up to there is in the durable checkpoint with
     /// this sequence number. Later segments name the checkpoint.
-    pub(crate) fn truncate(&self, covered: Timestamp, checkpoint: u64) {
+    pub(crate) fn truncate(&self, covered: Timestamp, checkpoint: CheckpointNumber) {
         assert!(covered <= self.durable(), "a checkpoint covers what is not durable");
         self.shared.truncate(covered, checkpoint);
     }
@@ -679,7 +682,7 @@ impl Shared {
     /// The log ranges that must exist when the log is reopened.
     fn ranges(&self) -> Vec<LogRange> {
         let old = self.old.lock();
-        let mut ranges: BTreeMap<u16, LogRange> = BTreeMap::new();
+        let mut ranges: BTreeMap<StreamId, LogRange> = BTreeMap::new();
         for window in old.iter() {
             let (stream, from, to) = (window.segment.header.stream, window.segment.start(), window.end());
             let range = ranges.entry(stream).or_insert(LogRange { stream, from, to });
@@ -691,7 +694,8 @@ impl Shared {
                 (tail.windows.front().map_or(tail.origin, |window| window.segment.start()), tail.prepared_end());
             assert!(from <= to, "a stream ends before it begins");
             assert!((from..=to).contains(&tail.durable_position), "stream {index} has records outside of its windows");
-            let range = ranges.entry(index as u16).or_insert(LogRange { stream: index as u16, from, to });
+            let number = StreamId::of_index(index);
+            let range = ranges.entry(number).or_insert(LogRange { stream: number, from, to });
             assert!(range.from == from || range.to == from, "windows of a stream abut");
             range.to = to;
         }

@@ -11,8 +11,8 @@ use crate::sync::{Condvar, Mutex};
 use super::Shared;
 use super::segment::{self, BLOCK, FIRST_FILL_BYTES, Segment, Spare};
 use super::stream::{Preparation, Window};
-use crate::format::StreamPosition;
 use crate::format::log::SegmentHeader;
+use crate::format::{CheckpointNumber, StreamId, StreamPosition};
 use crate::io::FileRef;
 
 /// Zeros written between two syncs while a segment in use is filled further.
@@ -203,8 +203,8 @@ impl Shared {
                 Some(free) => tail.spares.swap_remove(free),
                 None => {
                     let slot = tail.next_slot;
-                    tail.next_slot += 1;
-                    Spare { window_bytes, ..Spare::unused(segment::name(index as u16, slot), slot) }
+                    tail.next_slot = slot.next();
+                    Spare { window_bytes, ..Spare::unused(segment::name(StreamId::of_index(index), slot), slot) }
                 }
             };
             assert!(spare.slot < tail.next_slot, "{} is used, whose number was not given out", spare.name);
@@ -212,7 +212,7 @@ impl Shared {
         };
         assert!(start.is_block_start(), "a window begins within a block: {start}");
         let header = SegmentHeader {
-            stream: index as u16,
+            stream: StreamId::of_index(index),
             slot: spare.slot,
             database: self.options.database,
             incarnation: self.incarnation,
@@ -221,7 +221,7 @@ impl Shared {
             window_bytes: spare.window_bytes,
             first: self.horizon.last().next(),
             horizon: self.horizon.durable(),
-            checkpoint: self.checkpoint.load(Ordering::SeqCst),
+            checkpoint: CheckpointNumber(self.checkpoint.load(Ordering::SeqCst)),
             filled: spare.filled,
         };
         let made = match &spare.last_use {

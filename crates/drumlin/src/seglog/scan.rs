@@ -10,7 +10,9 @@ use super::{Hooks, Known, Log, LogOptions, LogParts, Origin};
 use crate::error::{Error, OnCorruption, Result, sound};
 use crate::format::log::RECORD_HEADER_BYTES;
 use crate::format::superblock::LogRange;
-use crate::format::{Incarnation, LOG_STREAM_COUNT_MAX, StreamPosition, Timestamp, UseNumber};
+use crate::format::{
+    CheckpointNumber, Incarnation, LOG_STREAM_COUNT_MAX, SlotNumber, StreamId, StreamPosition, Timestamp, UseNumber,
+};
 use crate::io::{AlignedBuffer, Backend, FolderRef, OpenOptions, Persist};
 
 /// The part of a window that is searched for its first record, to decide if the window before is still needed.
@@ -34,7 +36,7 @@ pub(crate) struct Scan {
     last: Timestamp,
     record_bytes: u64,
     record_count: u64,
-    streams: BTreeMap<u16, StreamScan>,
+    streams: BTreeMap<StreamId, StreamScan>,
 }
 
 #[derive(Debug, Default)]
@@ -43,7 +45,7 @@ struct StreamScan {
     windows: Vec<Window>,
     spares: Vec<Spare>,
     use_number_max: UseNumber,
-    slot_max: u32,
+    slot_max: SlotNumber,
     /// The end of the last record, or record header, that verified, whatever its timestamp.
     verified_end: Option<StreamPosition>,
     /// The end of the last record that recovery applies.
@@ -118,13 +120,18 @@ impl Scan {
         Ok(())
     }
 
-    fn find_segments(&mut self, access: OpenOptions, checkpoint: u64, on_corruption: OnCorruption<'_>) -> Result<()> {
+    fn find_segments(
+        &mut self,
+        access: OpenOptions,
+        checkpoint: CheckpointNumber,
+        on_corruption: OnCorruption<'_>,
+    ) -> Result<()> {
         let dir = self.folder.path();
         let names = self.folder.list().map_err(|error| Error::io("listing", dir, error));
         for name in sound(names, on_corruption)?.unwrap_or_default() {
             let Some(number) = segment::parse_name(&name) else { continue };
             let path = dir.join(&name);
-            if number.0 >= LOG_STREAM_COUNT_MAX {
+            if number.0.0 >= LOG_STREAM_COUNT_MAX {
                 let reason = format!("it is of stream {}; there are {LOG_STREAM_COUNT_MAX} at the most", number.0);
                 on_corruption(Error::corrupted(&path, "log segment", reason))?;
                 continue;
@@ -201,7 +208,7 @@ impl Scan {
         let readers = self.streams.values().map(|stream| Reader::whole(stream.segments(), chunk_bytes));
         let readers = readers.collect::<Result<_>>()?;
         let mut merge = Merge::new(readers, Bodies::Verified, self.history.clone(), self.covered)?;
-        let streams: Vec<u16> = self.streams.keys().copied().collect();
+        let streams: Vec<StreamId> = self.streams.keys().copied().collect();
         while let Some(due) = merge.due() {
             let head = &merge.heads[due];
             let found = head.found.expect("the head that is due stands at a record");
@@ -294,13 +301,13 @@ impl Scan {
 
     /// Begins appending, at the timestamp after [`last`](Scan::last). The superblock must list `incarnation` durably,
     /// with that timestamp, before this is called.
-    pub(crate) fn start(mut self, incarnation: Incarnation, checkpoint: u64, hooks: Hooks) -> Result<Log> {
+    pub(crate) fn start(mut self, incarnation: Incarnation, checkpoint: CheckpointNumber, hooks: Hooks) -> Result<Log> {
         self.history.add(incarnation, self.last.next());
         assert_eq!(self.history.newest(), Some(incarnation), "an opening must be newer than those before it");
         let mut old = Vec::new();
         let mut doomed = Vec::new();
         let mut streams = Vec::new();
-        for number in 0..self.options.streams {
+        for number in (0..self.options.streams).map(StreamId) {
             let scan = self.streams.remove(&number).unwrap_or_default();
             streams.push(scan.resume(number, &self.options, &mut old));
         }
@@ -424,7 +431,7 @@ impl StreamScan {
 
     /// The stream, ready to continue behind every byte that verifies, at the next block: in the same window if there is
     /// room, then in unused windows that were prepared behind it.
-    fn resume(mut self, number: u16, options: &LogOptions, old: &mut Vec<Window>) -> Stream {
+    fn resume(mut self, number: StreamId, options: &LogOptions, old: &mut Vec<Window>) -> Stream {
         let begins = self.windows.first().map_or(StreamPosition::START, |window| window.segment.start());
         let position = self.verified_end.map_or(begins, StreamPosition::block_end);
         assert!(self.applied_end <= Some(position), "a stream goes on at {position} over {:?}", self.applied_end);
@@ -441,12 +448,12 @@ impl StreamScan {
             next = if ready == end { self.windows.iter().rposition(follows) } else { None };
         }
         self.keep_between(position);
-        let (use_number_next, slot_next) = (self.use_number_max.next(), self.slot_max + 1);
+        let (use_number_next, slot_next) = (self.use_number_max.next(), self.slot_max.next());
         let is_used = |window: &Window| window.segment.header.use_number < use_number_next;
         assert!(kept.iter().chain(&self.windows).all(is_used), "use {use_number_next} is given out twice");
         let mut spares = Vec::new();
         self.retire(old, &mut spares);
-        let buffer_bytes = options.stream_buffer_bytes(number.into());
+        let buffer_bytes = options.stream_buffer_bytes(number.index());
         let stream = Stream::new(buffer_bytes, position, kept, use_number_next, slot_next);
         stream.tail.lock().spares = spares;
         stream

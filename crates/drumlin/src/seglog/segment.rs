@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{Error, Result};
 use crate::format::log::{SegmentHeader, SegmentHeaderError};
-use crate::format::{BLOCK_BYTES, DatabaseId, FORMAT_VERSION, StreamPosition};
+use crate::format::{BLOCK_BYTES, DatabaseId, FORMAT_VERSION, SlotNumber, StreamId, StreamPosition};
 use crate::io::{AlignedBuffer, FileRef, Folder, OpenOptions, Persist};
 
 pub(super) const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -91,7 +91,7 @@ pub(super) enum SpareSize {
 #[derive(Debug)]
 pub(super) struct Spare {
     pub(super) name: String,
-    pub(super) slot: u32,
+    pub(super) slot: SlotNumber,
     /// The window that it held.
     pub(super) window_bytes: u64,
     /// All of it has been written once, so that a durable write in it changes no metadata.
@@ -115,7 +115,7 @@ impl Spare {
     }
 
     /// A file that was never used.
-    pub(super) fn unused(name: String, slot: u32) -> Spare {
+    pub(super) fn unused(name: String, slot: SlotNumber) -> Spare {
         Spare { name, slot, window_bytes: 0, filled: false, last_use: None }
     }
 
@@ -129,16 +129,16 @@ impl Spare {
     }
 }
 
-pub(super) fn name(stream: u16, slot: u32) -> String {
+pub(super) fn name(stream: StreamId, slot: SlotNumber) -> String {
     let name = format!("{stream}-{slot}.seg");
     debug_assert_eq!(parse_name(&name), Some((stream, slot)), "a name can't be read as it was written");
     name
 }
 
 /// Stream and slot of a segment file, from its name.
-pub(super) fn parse_name(name: &str) -> Option<(u16, u32)> {
+pub(super) fn parse_name(name: &str) -> Option<(StreamId, SlotNumber)> {
     let (stream, slot) = name.strip_suffix(".seg")?.split_once('-')?;
-    Some((stream.parse().ok()?, slot.parse().ok()?))
+    Some((StreamId(stream.parse().ok()?), SlotNumber(slot.parse().ok()?)))
 }
 
 /// Makes a file under a name that is free.
@@ -182,7 +182,7 @@ pub(super) fn inspect(
     name: &str,
     options: OpenOptions,
     database: DatabaseId,
-    number: (u16, u32),
+    number: (StreamId, SlotNumber),
 ) -> Result<Found> {
     let path = &folder.path().join(name);
     let file = folder.open(name, options).map_err(|error| Error::io("opening", path, error))?;

@@ -14,7 +14,7 @@ use super::wait::Waiter;
 use crate::format::log::{
     FLAG_AFTER_DATA, RECORD_ALIGNMENT_BYTES, RECORD_HEADER_BYTES, RecordHeader, record_bytes, record_seed,
 };
-use crate::format::{BLOCK_BYTES, Incarnation, StreamPosition, Timestamp, UseNumber};
+use crate::format::{BLOCK_BYTES, Incarnation, SlotNumber, StreamPosition, Timestamp, UseNumber};
 use crate::io::AlignedBuffer;
 
 /// Distance between entries of a window's index: a reader that starts between two reads at most this much in vain.
@@ -111,7 +111,7 @@ pub(super) struct Tail {
     current: usize,
     pub(super) spares: Vec<Spare>,
     pub(super) next_use: UseNumber,
-    pub(super) next_slot: u32,
+    pub(super) next_slot: SlotNumber,
     /// The start of the first window while there is none.
     pub(super) origin: StreamPosition,
     /// A reservation waits for windows up to this position.
@@ -158,7 +158,7 @@ impl Stream {
         position: StreamPosition,
         windows: Vec<Window>,
         next_use: UseNumber,
-        next_slot: u32,
+        next_slot: SlotNumber,
     ) -> Stream {
         assert!(position.is_block_start(), "a stream goes on within a block: {position}");
         assert!(buffer_bytes.is_multiple_of(BLOCK_BYTES), "a buffer ends within a block");

@@ -279,7 +279,7 @@ impl PageTableStore {
         assert!(epoch >= self.superblock.epoch, "the checkpoint of {epoch} follows that of {}", self.superblock.epoch);
         assert!(timestamp >= self.superblock.timestamp, "a checkpoint at {timestamp} follows a later one");
         assert!(catalogue_bytes > 0, "a catalogue is never empty");
-        self.superblock.checkpoint += 1;
+        self.superblock.checkpoint = self.superblock.checkpoint.next();
         self.superblock.timestamp = timestamp;
         self.superblock.epoch = epoch;
         self.superblock.catalogue_bytes = catalogue_bytes;
@@ -797,8 +797,8 @@ impl PageTableStore {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::DatabaseId;
     use crate::format::catalogue::Orphan;
+    use crate::format::{CheckpointNumber, DatabaseId, SuperblockNumber};
     use crate::io::{OpenOptions, SyncMethod};
 
     const MEMORY_BYTES: u64 = 1 << 30;
@@ -808,10 +808,10 @@ mod tests {
         let file = crate::io::in_memory().open(std::path::Path::new("data"), options).unwrap();
         file.set_len(64 << 10).unwrap();
         let superblock = Superblock {
-            sequence: 1,
+            sequence: SuperblockNumber::FIRST,
             database: DatabaseId(77),
             segment_bytes: 64 << 10,
-            checkpoint: 0,
+            checkpoint: CheckpointNumber::NONE,
             timestamp: Timestamp(0),
             epoch: Epoch(0),
             catalogue_bytes: 0,

@@ -12,8 +12,8 @@
 use std::io;
 
 use crate::error::{Error, Result};
-use crate::format::BLOCK_BYTES;
 use crate::format::superblock::{SLOT_OFFSETS, Superblock, SuperblockError};
+use crate::format::{BLOCK_BYTES, CheckpointNumber, SuperblockNumber};
 use crate::io::{AlignedBuffer, FileRef, Persist, SyncMethod};
 use crate::sync::Mutex;
 
@@ -45,14 +45,14 @@ impl Superblocks {
         let Some(mut next) = newest.take() else {
             return Err(io::Error::other("writing a superblock has failed before"));
         };
-        let sequence = next.sequence + 1;
+        let before = next.sequence;
         let (of, reached) = ((next.database, next.segment_bytes), (next.checkpoint, next.timestamp, next.epoch));
         change(&mut next);
         assert!((next.database, next.segment_bytes) == of, "a superblock becomes another database's");
         assert!((next.checkpoint, next.timestamp, next.epoch) >= reached, "a superblock goes back behind {reached:?}");
-        next.sequence = sequence;
-        assert!(slot(sequence) != slot(sequence - 1), "the newest superblock is written over");
-        write_block(&self.file, &next, slot(sequence), self.sync)?;
+        next.sequence = before.next();
+        assert!(slot(next.sequence) != slot(before), "the newest superblock is written over");
+        write_block(&self.file, &next, slot(next.sequence), self.sync)?;
         *newest = Some(next);
         Ok(())
     }
@@ -124,15 +124,19 @@ pub(crate) fn read(file: &FileRef) -> Result<Found> {
 
 /// Writes the first superblock of a new database, into both slots.
 pub(crate) fn write_first(file: &FileRef, superblock: &Superblock, sync: SyncMethod) -> Result<()> {
-    assert!(superblock.checkpoint == 0, "the first superblock names checkpoint {}", superblock.checkpoint);
+    assert!(
+        superblock.checkpoint == CheckpointNumber::NONE,
+        "the first superblock names checkpoint {}",
+        superblock.checkpoint
+    );
     for offset in SLOT_OFFSETS {
         write_block(file, superblock, offset, sync).map_err(|error| Error::io("writing", file.path(), error))?;
     }
     file.sync_all().map_err(|error| Error::io("syncing", file.path(), error))
 }
 
-fn slot(sequence: u64) -> u64 {
-    SLOT_OFFSETS[(sequence % 2) as usize]
+fn slot(number: SuperblockNumber) -> u64 {
+    SLOT_OFFSETS[(number.0 % 2) as usize]
 }
 
 fn write_block(file: &FileRef, superblock: &Superblock, offset: u64, sync: SyncMethod) -> io::Result<()> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::Settings;
 use crate::error::{Error, Result};
 use crate::format::superblock::Superblock;
-use crate::format::{DatabaseId, Epoch, ExtentRef, Timestamp};
+use crate::format::{CheckpointNumber, DatabaseId, Epoch, ExtentRef, SuperblockNumber, Timestamp};
 use crate::io::{self, Backend, FileRef, FolderRef, OpenOptions, Persist, Probe, SyncMethod};
 use crate::space::superblocks;
 
@@ -322,10 +322,10 @@ impl Opener<'_> {
             }
         })?;
         let superblock = Superblock {
-            sequence: 1,
+            sequence: SuperblockNumber::FIRST,
             database: DatabaseId(self.backend.random()),
             segment_bytes,
-            checkpoint: 0,
+            checkpoint: CheckpointNumber::NONE,
             timestamp: Timestamp(0),
             epoch: Epoch(0),
             catalogue_bytes: 0,

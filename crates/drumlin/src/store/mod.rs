@@ -36,7 +36,7 @@ use crate::error::{Error, Result};
 use crate::format::catalogue::Catalogue;
 use crate::format::node::LargeRef;
 use crate::format::record::{self, Operation};
-use crate::format::{KeyspaceId, Timestamp, ValueId};
+use crate::format::{ChunkNumber, KeyspaceId, Timestamp, ValueId};
 use crate::io::{Backend, IoBackend, Process, SyncMethod};
 use crate::memory::{Account, Grant, SOURCE_BYTES_MAX};
 use crate::seglog::Body;
@@ -490,12 +490,12 @@ impl Store {
         mode: WaitMode<'_>,
         tree: &Tree,
         reference: &LargeRef,
-        index: u32,
+        number: ChunkNumber,
         snapshot: &SnapshotHandle,
         part: Part,
         into: Vec<u8>,
     ) -> Result<Vec<u8>> {
-        match values::read_chunk(mode, tree, reference, index, part, into).await {
+        match values::read_chunk(mode, tree, reference, number, part, into).await {
             Ok(Chunk::Bytes(bytes)) => Ok(bytes),
             Ok(Chunk::Gone) => Err(self.gone(tree, snapshot)),
             Err(error) => snapshot.check().and(Err(error)),
@@ -511,7 +511,7 @@ impl Store {
         mode: WaitMode<'_>,
         tree: &Tree,
         value: &LargeValue,
-        index: usize,
+        number: ChunkNumber,
         snapshot: &SnapshotHandle,
         part: Part,
         mut into: Vec<u8>,
@@ -519,14 +519,14 @@ impl Store {
         if value.reference().is_none() {
             let length_before = into.len();
             let result;
-            (into, result) = values::read_unplaced(mode, tree, value, index, part, into).await;
+            (into, result) = values::read_unplaced(mode, tree, value, number, part, into).await;
             if value.reference().is_none() {
                 return result.map(|()| into);
             }
             into.truncate(length_before);
         }
         let reference = value.reference().expect("looked at");
-        self.read_chunk(mode, tree, reference, index as u32, snapshot, part, into).await
+        self.read_chunk(mode, tree, reference, number, snapshot, part, into).await
     }
 
     pub(crate) async fn read_own(
@@ -537,8 +537,8 @@ impl Store {
         snapshot: &SnapshotHandle,
     ) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        for index in 0..value.addresses.len() {
-            bytes = self.read_own_chunk(mode, tree, value, index, snapshot, Part::ALL, bytes).await?;
+        for number in (0..value.addresses.len() as u32).map(ChunkNumber) {
+            bytes = self.read_own_chunk(mode, tree, value, number, snapshot, Part::ALL, bytes).await?;
         }
         Ok(bytes)
     }

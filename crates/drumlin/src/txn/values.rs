@@ -23,7 +23,7 @@ use futures_io::AsyncRead;
 use crate::error::{Error, Result};
 use crate::format::extent::{self, HEADER_BYTES, Header, Kind, PageKey};
 use crate::format::node::LargeRef;
-use crate::format::{BLOCK_BYTES, ExtentAddress, PageId, ValueId, get_u64, put_u64};
+use crate::format::{BLOCK_BYTES, ChunkNumber, ExtentAddress, PageId, ValueId, get_u64, put_u64};
 use crate::memory::Grant;
 use crate::pool::{PAGE_BYTES_MAX, PAGE_BYTES_MIN, Pool};
 use crate::space::checkpoint::open_extent_into;
@@ -156,7 +156,7 @@ pub(crate) async fn write_large(
             return Ok(Arc::new(written));
         }
         put_u64(&mut page, HEADER_BYTES, value_id.0);
-        let name = PageKey { keyspace: pages.id, page: PageId(written.addresses.len() as u32) };
+        let name = PageKey { keyspace: pages.id, page: ChunkNumber(written.addresses.len() as u32).as_page() };
         let mut chunk = loop {
             let chunk_pool = Arc::clone(pool);
             let result;
@@ -279,15 +279,15 @@ pub(crate) async fn read_chunk(
     mode: WaitMode<'_>,
     tree: &Tree,
     reference: &LargeRef,
-    index: u32,
+    number: ChunkNumber,
     part: Part,
     mut into: Vec<u8>,
 ) -> Result<Chunk> {
     let (pool, pages) = (&tree.pool, &tree.pages);
-    if index >= reference.chunk_count {
+    if number.0 >= reference.chunk_count {
         return Err(misnamed(pool, pages, "its chunks do not add up to its length"));
     }
-    let page = PageId(reference.first_page.0 + index);
+    let page = PageId(reference.first_page.0 + number.0);
     if reference.length <= MEDIUM_BYTES_MAX as u64 && reference.chunk_count == 1 {
         return read_medium(mode, tree, reference, page, part, into).await;
     }
@@ -309,7 +309,7 @@ pub(crate) async fn read_chunk(
             continue;
         }
         let (header, value_id) = result?;
-        let name = PageKey { keyspace: pages.id, page: PageId(index) };
+        let name = PageKey { keyspace: pages.id, page: number.as_page() };
         if header.kind != Kind::Value || header.page_key != name {
             return Err(pool.space.corrupted("a value", address, extent::ExtentError::PageKey(header.page_key)));
         }
@@ -372,15 +372,15 @@ pub(crate) async fn read_unplaced(
     mode: WaitMode<'_>,
     tree: &Tree,
     value: &LargeValue,
-    index: usize,
+    number: ChunkNumber,
     part: Part,
     into: Vec<u8>,
 ) -> (Vec<u8>, Result<()>) {
     let (pool, pages) = (&tree.pool, &tree.pages);
     assert!(value.pool.is_some(), "a value of a record is read like one that is being written");
-    let address = value.addresses[index];
+    let address = value.addresses[number.0 as usize];
     let (into, result) = read_chunk_at(mode, pool, address, part, into).await;
-    let name = PageKey { keyspace: pages.id, page: PageId(index as u32) };
+    let name = PageKey { keyspace: pages.id, page: number.as_page() };
     let checked = result.and_then(|(header, value_id)| {
         let is_it = header.kind == Kind::Value && header.page_key == name && value_id == value.value_id;
         let reason = || pool.space.corrupted("a value", address, extent::ExtentError::PageKey(header.page_key));
@@ -392,8 +392,8 @@ pub(crate) async fn read_unplaced(
 /// The whole value; `None` if it was freed meanwhile.
 pub(crate) async fn read_whole(mode: WaitMode<'_>, tree: &Tree, reference: &LargeRef) -> Result<Option<Vec<u8>>> {
     let mut value = Vec::new();
-    for index in 0..reference.chunk_count {
-        match read_chunk(mode, tree, reference, index, Part::ALL, value).await? {
+    for number in (0..reference.chunk_count).map(ChunkNumber) {
+        match read_chunk(mode, tree, reference, number, Part::ALL, value).await? {
             Chunk::Gone => return Ok(None),
             Chunk::Bytes(bytes) => value = bytes,
         }

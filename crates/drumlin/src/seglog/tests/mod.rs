@@ -147,7 +147,7 @@ struct Rig {
     options: LogOptions,
     openings: Vec<(Incarnation, Timestamp)>,
     covered: Timestamp,
-    checkpoint: u64,
+    checkpoint: CheckpointNumber,
     /// The ranges that must exist, as the log listed them last.
     listed: Arc<Mutex<Vec<LogRange>>>,
 }
@@ -160,7 +160,7 @@ impl Rig {
             options,
             openings: Vec::new(),
             covered: Timestamp(0),
-            checkpoint: 0,
+            checkpoint: CheckpointNumber::NONE,
             listed: Arc::default(),
         }
     }
@@ -176,7 +176,7 @@ impl Rig {
 
     /// The file of a segment.
     fn path(&self, stream: u16, slot: u32) -> PathBuf {
-        Path::new(DIR).join(segment::name(stream, slot))
+        Path::new(DIR).join(segment::name(StreamId(stream), SlotNumber(slot)))
     }
 
     /// Hooks that keep what is listed.
@@ -224,7 +224,7 @@ impl Rig {
 
     fn truncate(&mut self, log: &Log, covered: Timestamp) {
         self.covered = covered;
-        self.checkpoint += 1;
+        self.checkpoint = self.checkpoint.next();
         log.truncate(covered, self.checkpoint);
     }
 

@@ -86,7 +86,7 @@ fn erased_records_need_no_starts() {
             }
             // The last one's stream alone is written: what the other lacks is a gap.
             if let Some(last) = last {
-                log.shared.wait_stream(last.stream.into(), last.timestamp).unwrap();
+                log.shared.wait_stream(last.stream.index(), last.timestamp).unwrap();
             }
             rig.move_to(rig.disk.copy());
             let scan = rig.scan().unwrap();
@@ -366,7 +366,7 @@ fn a_superblock_older_than_a_segment_says_is_damage() {
     commit_to(&log, 80, 900);
     drop(log);
     assert_eq!(rig.recovered(), expect(21, 80, 900));
-    rig.checkpoint -= 1;
+    rig.checkpoint.0 -= 1;
     assert!(damage(rig.scan()).1.contains("names checkpoint 1"));
 }
 
@@ -434,7 +434,7 @@ fn a_record_runs_on_into_a_window_that_was_begun_twice() {
     let unused =
         rig.backend.open(&paths[1], OpenOptions { write: true, create: true, ..OpenOptions::default() }).unwrap();
     unused.allocate(0, BLOCK + window_bytes).unwrap();
-    segment::write_header(&unused, &SegmentHeader { slot: 3, ..second }, Persist::Later).unwrap();
+    segment::write_header(&unused, &SegmentHeader { slot: SlotNumber(3), ..second }, Persist::Later).unwrap();
     let scan = rig.scan().unwrap();
     let records: Vec<_> = scan.records().unwrap().map(|record| record.unwrap().timestamp.0).collect();
     assert_eq!(records, [1, 2]);
@@ -844,7 +844,7 @@ fn the_number_of_streams_can_change() {
         rig.disk
             .files()
             .iter()
-            .all(|path| segment::parse_name(path.file_name().unwrap().to_str().unwrap()).unwrap().0 == 0)
+            .all(|path| segment::parse_name(path.file_name().unwrap().to_str().unwrap()).unwrap().0 == StreamId(0))
     );
     commit_to(&log, 200, 900);
     assert_eq!(rig.recovered(), expect(181, 200, 900));
@@ -1071,7 +1071,12 @@ fn every_backend_will_do() {
             log.close(Timestamp(0)).unwrap();
             drop(log);
             let openings = [(Incarnation(1), Timestamp(1))];
-            let known = Known { incarnations: &openings, checkpoint: 0, covered: Timestamp(0), ranges: &[] };
+            let known = Known {
+                incarnations: &openings,
+                checkpoint: CheckpointNumber::NONE,
+                covered: Timestamp(0),
+                ranges: &[],
+            };
             let scan = Scan::open(&backend, &log_folder, &options, &known).unwrap();
             assert_eq!(timestamps(scan.records().unwrap()), (1..=200).collect::<Vec<u64>>(), "{}", backend.name());
         }
