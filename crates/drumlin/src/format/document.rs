@@ -114,7 +114,7 @@ fn fixed_structures_are_as_documented() {
         (y::SEQUENCE_OFFSET, "sequence"),
         (y::ZERO_OFFSET, "zero"),
     ];
-    compare("Entry of a summary", &fields, y::ENTRY_BYTES);
+    compare("Entry of a summary", &fields, y::TABLE_CHANGE_BYTES);
 }
 
 /// The parts of a node are where the document says.

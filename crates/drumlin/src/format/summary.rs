@@ -18,17 +18,17 @@ pub(crate) const PAGE_OFFSET: usize = 4;
 pub(crate) const ADDRESS_OFFSET: usize = 8;
 pub(crate) const SEQUENCE_OFFSET: usize = 16;
 pub(crate) const ZERO_OFFSET: usize = 20;
-pub(crate) const ENTRY_BYTES: usize = 24;
+pub(crate) const TABLE_CHANGE_BYTES: usize = 24;
 
 const _: () = {
     assert!(PAGE_OFFSET == KEYSPACE_OFFSET + 4);
     assert!(ADDRESS_OFFSET == PAGE_OFFSET + 4);
     assert!(SEQUENCE_OFFSET == ADDRESS_OFFSET + 8);
     assert!(ZERO_OFFSET == SEQUENCE_OFFSET + 4);
-    assert!(ENTRY_BYTES == ZERO_OFFSET + 4);
+    assert!(TABLE_CHANGE_BYTES == ZERO_OFFSET + 4);
 };
 
-/// One change of one page's word.
+/// One change of one page's entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TableChange {
     pub(crate) keyspace: KeyspaceId,
@@ -38,24 +38,24 @@ pub(crate) struct TableChange {
     pub(crate) sequence: u32,
 }
 
-/// Appends the entry to `out`.
-pub(crate) fn encode(entry: &TableChange, out: &mut Vec<u8>) {
+/// Appends the change to `out`.
+pub(crate) fn encode(change: &TableChange, out: &mut Vec<u8>) {
     let start = out.len();
-    out.resize(start + ENTRY_BYTES, 0);
+    out.resize(start + TABLE_CHANGE_BYTES, 0);
     let bytes = &mut out[start..];
-    put_u32(bytes, KEYSPACE_OFFSET, entry.keyspace.0);
-    put_u32(bytes, PAGE_OFFSET, entry.page.0);
-    put_u64(bytes, ADDRESS_OFFSET, entry.address.to_bits());
-    put_u32(bytes, SEQUENCE_OFFSET, entry.sequence);
+    put_u32(bytes, KEYSPACE_OFFSET, change.keyspace.0);
+    put_u32(bytes, PAGE_OFFSET, change.page.0);
+    put_u64(bytes, ADDRESS_OFFSET, change.address.to_bits());
+    put_u32(bytes, SEQUENCE_OFFSET, change.sequence);
 }
 
-/// Reads all entries of a payload; `None` where it is malformed.
+/// Reads all changes of a payload; `None` where it is malformed.
 pub(crate) fn decode(payload: &[u8]) -> Option<Vec<TableChange>> {
-    if !payload.len().is_multiple_of(ENTRY_BYTES) {
+    if !payload.len().is_multiple_of(TABLE_CHANGE_BYTES) {
         return None;
     }
     payload
-        .chunks_exact(ENTRY_BYTES)
+        .chunks_exact(TABLE_CHANGE_BYTES)
         .map(|bytes| {
             let address = get_u64(bytes, ADDRESS_OFFSET);
             Some(TableChange {

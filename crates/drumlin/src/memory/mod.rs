@@ -34,7 +34,7 @@ pub(crate) enum Account {
     /// The memory of a commit until it is applied: its record, images of its values, and the row lock of a plain write.
     Commits,
     /// Changes of page tables that no base image has yet.
-    Entries,
+    TableChanges,
     /// Buffers that extents are read into, and chunks of large values are packed and unpacked in.
     Reads,
     /// Rows and values copied by scans and readers.
@@ -60,7 +60,7 @@ impl Account {
         Account::Versions,
         Account::Transactions,
         Account::Commits,
-        Account::Entries,
+        Account::TableChanges,
         Account::Reads,
         Account::Copies,
         Account::Sources,
@@ -76,7 +76,7 @@ impl Account {
             Account::Versions => "versions",
             Account::Transactions => "transactions",
             Account::Commits => "commits",
-            Account::Entries => "table changes",
+            Account::TableChanges => "table changes",
             Account::Reads => "read buffers",
             Account::Copies => "copies for readers",
             Account::Sources => "sources of values",
@@ -147,7 +147,7 @@ impl Budget {
             (Account::Transactions, 2 * budget.transaction_memory_max() + 3 * GRANT_STEP_BYTES_MAX),
             // The largest record, and what comes with it.
             (Account::Commits, budget.transaction_bytes_max() + (total / 64).min(4 << 20)),
-            (Account::Entries, total / 32),
+            (Account::TableChanges, total / 32),
             // A chunk of a large value, twice, at least.
             (Account::Reads, (total / 32).clamp(544 << 10, 8 << 20)),
             (Account::Copies, (total / 16).saturating_sub(256 << 10).max(total / 32)),

@@ -151,7 +151,7 @@ impl PageTableStore {
     }
 
     /// Returns `true` if the page tables are known, but for [damaged chunks](Self::corrupted_chunks): a damaged summary
-    /// leaves words of an earlier time anywhere.
+    /// leaves entries of an earlier time anywhere.
     pub(crate) fn is_table_known(&self) -> bool {
         !self.corrupted.summary
     }
@@ -184,12 +184,12 @@ impl PageTableStore {
         self.summaries.extend(summaries);
         let sequences = summarised.iter().chain(&fresh).map(|change| change.sequence);
         assert!(sequences.is_sorted_by(|older, newer| older < newer), "changes of {epoch} are out of order");
-        let entries_start = self.table_changes.len();
+        let changes_start = self.table_changes.len();
         append_changes(&mut self.table_changes, &summarised);
         drop(summarised);
         append_changes(&mut self.table_changes, &fresh);
         // The catalogue names their tables no more.
-        let dropped: Vec<KeyspaceId> = dropped(&self.table_changes[entries_start..]).collect();
+        let dropped: Vec<KeyspaceId> = dropped(&self.table_changes[changes_start..]).collect();
         for address in dropped.into_iter().filter_map(|keyspace| self.chunks.remove(&keyspace)).flatten() {
             release(space, address, epoch);
         }
@@ -205,7 +205,7 @@ impl PageTableStore {
             drop(fresh);
             self.fold(space, epoch, corrupted_chunks)?;
         } else {
-            for part in fresh.chunks(SUMMARY_BYTES / summary::ENTRY_BYTES) {
+            for part in fresh.chunks(SUMMARY_BYTES / summary::TABLE_CHANGE_BYTES) {
                 self.summaries.push(append_summary(space, epoch, part)?);
             }
         }
@@ -308,7 +308,12 @@ impl PageTableStore {
     }
 
     /// Makes a new base image of the old one and the changes since, and releases what it replaces.
-    fn fold(&mut self, space: &Space, epoch: Epoch, mut damaged: HashMap<(KeyspaceId, usize), Vec<u64>>) -> Result<()> {
+    fn fold(
+        &mut self,
+        space: &Space,
+        epoch: Epoch,
+        mut corrupted_chunks: HashMap<(KeyspaceId, usize), Vec<u64>>,
+    ) -> Result<()> {
         let mut table_changes = std::mem::take(&mut self.table_changes);
         let dropped: HashSet<KeyspaceId> = dropped(&table_changes).collect();
         table_changes.retain(|change| !dropped.contains(&change.keyspace));
@@ -319,7 +324,7 @@ impl PageTableStore {
         for (&keyspace, addresses) in &self.chunks {
             for (chunk, address) in addresses.iter().enumerate().filter(|(_, address)| !address.is_none()) {
                 if self.evacuate.contains(&space.segments.segment_of(*address))
-                    || damaged.contains_key(&(keyspace, chunk))
+                    || corrupted_chunks.contains_key(&(keyspace, chunk))
                 {
                     unchanged.insert((keyspace, chunk));
                 }
@@ -328,18 +333,21 @@ impl PageTableStore {
         for changes in table_changes.chunk_by(|left, right| chunk_of(left) == chunk_of(right)) {
             let place = chunk_of(&changes[0]);
             unchanged.remove(&place);
-            self.write_chunk(space, epoch, place, changes, damaged.remove(&place))?;
+            self.write_chunk(space, epoch, place, changes, corrupted_chunks.remove(&place))?;
         }
         for place in unchanged {
-            self.write_chunk(space, epoch, place, &[], damaged.remove(&place))?;
+            self.write_chunk(space, epoch, place, &[], corrupted_chunks.remove(&place))?;
         }
         let is_dropped = |keyspace: &KeyspaceId| !self.chunks.contains_key(keyspace);
-        assert!(damaged.keys().all(|(keyspace, _)| is_dropped(keyspace)), "a damaged chunk is not written anew");
+        assert!(
+            corrupted_chunks.keys().all(|(keyspace, _)| is_dropped(keyspace)),
+            "a damaged chunk is not written anew"
+        );
         self.summaries.drain(..).for_each(|address| release(space, address, epoch));
         Ok(())
     }
 
-    /// Writes a new image of a chunk of a table: the old one, or the `known` words where that is damaged, with these
+    /// Writes a new image of a chunk of a table: the old one, or the `known` entries where that is damaged, with these
     /// changes applied in their order.
     fn write_chunk(
         &mut self,
@@ -359,19 +367,19 @@ impl PageTableStore {
         }
         let old = addresses[chunk];
         assert!(old.is_none() || space.segments.is_plausible(old), "chunk {chunk} of {keyspace} lies at {old:?}");
-        let mut words = match known {
-            Some(words) => words,
+        let mut entries = match known {
+            Some(entries) => entries,
             None if old.is_none() => vec![0; CHUNK_PAGES],
             None => read_chunk(space, keyspace, chunk, old)?,
         };
-        assert!(words.len() == CHUNK_PAGES, "a chunk of {} entries", words.len());
+        assert!(entries.len() == CHUNK_PAGES, "a chunk of {} entries", entries.len());
         for change in changes {
-            words[change.page.0 as usize % CHUNK_PAGES] = change.address.to_bits();
+            entries[change.page.0 as usize % CHUNK_PAGES] = change.address.to_bits();
         }
-        let new = if words.iter().all(|entry| *entry == 0) {
+        let new = if entries.iter().all(|entry| *entry == 0) {
             ExtentAddress::NONE
         } else {
-            let payload: Vec<u8> = words.iter().flat_map(|entry| entry.to_le_bytes()).collect();
+            let payload: Vec<u8> = entries.iter().flat_map(|entry| entry.to_le_bytes()).collect();
             append_payload(space, epoch, Kind::Table, keyspace, chunk, &payload)?
         };
         self.chunks.get_mut(&keyspace).expect("entered above")[chunk] = new;
@@ -393,9 +401,9 @@ impl PageTableStore {
         self.summaries = catalogue.summaries.clone();
         self.note_summaries(space);
         for &address in &self.summaries {
-            let entries = restore(space, "a summary", address).and_then(|()| read_summary(space, address));
-            match sound(entries, on_corruption)? {
-                Some(entries) => append_changes(&mut self.table_changes, &entries),
+            let read = restore(space, "a summary", address).and_then(|()| read_summary(space, address));
+            match sound(read, on_corruption)? {
+                Some(read) => append_changes(&mut self.table_changes, &read),
                 None => self.corrupted.summary = true,
             }
         }
@@ -416,8 +424,8 @@ impl PageTableStore {
             let pages = Arc::new(PageSpace::new(*id, *page_bytes as usize, name.len(), &space.budget));
             for chunk in 0..chunk_count(keyspace) {
                 let changed = changes.get(id).and_then(|changed| changed.get(&chunk));
-                let words = self.load_chunk(space, keyspace, chunk, changed, on_corruption)?;
-                pages.table.restore_chunk(chunk, &words);
+                let entries = self.load_chunk(space, keyspace, chunk, changed, on_corruption)?;
+                pages.table.restore_chunk(chunk, &entries);
             }
             self.chunks.insert(*id, chunks.clone());
             space.add_page_space(pages);
@@ -429,12 +437,12 @@ impl PageTableStore {
     /// are left out.
     fn changes_by_chunk(&self) -> HashMap<KeyspaceId, BTreeMap<usize, Vec<TableChange>>> {
         let mut changes: HashMap<KeyspaceId, BTreeMap<usize, Vec<TableChange>>> = HashMap::default();
-        for entry in &self.table_changes {
-            if entry.page == PageId::NONE {
-                changes.remove(&entry.keyspace);
+        for change in &self.table_changes {
+            if change.page == PageId::NONE {
+                changes.remove(&change.keyspace);
             } else {
-                let chunk = entry.page.0 as usize / CHUNK_PAGES;
-                changes.entry(entry.keyspace).or_default().entry(chunk).or_default().push(*entry);
+                let chunk = change.page.0 as usize / CHUNK_PAGES;
+                changes.entry(change.keyspace).or_default().entry(chunk).or_default().push(*change);
             }
         }
         changes
@@ -452,29 +460,29 @@ impl PageTableStore {
     ) -> Result<Vec<u64>> {
         let KeyspaceEntry { id, chunks, name, .. } = keyspace;
         let address = chunks.get(chunk).copied().unwrap_or(ExtentAddress::NONE);
-        let mut words = vec![0; CHUNK_PAGES];
+        let mut entries = vec![0; CHUNK_PAGES];
         if !address.is_none() {
             let what = format!("chunk {chunk} of the page table of keyspace {name:?}");
             let read = restore(space, &what, address).and_then(|()| read_chunk(space, *id, chunk, address));
             match sound(read, on_corruption)? {
-                Some(read) => words = read,
+                Some(read) => entries = read,
                 None => drop(self.corrupted.chunks.insert((*id, chunk))),
             }
         }
-        assert_eq!(words.len(), CHUNK_PAGES, "chunk {chunk} of {id} has other entries than its pages");
-        for entry in changed.into_iter().flatten() {
+        assert_eq!(entries.len(), CHUNK_PAGES, "chunk {chunk} of {id} has other entries than its pages");
+        for change in changed.into_iter().flatten() {
             assert!(
-                entry.keyspace == *id && entry.page.0 as usize / CHUNK_PAGES == chunk,
-                "{entry:?} is of another chunk"
+                change.keyspace == *id && change.page.0 as usize / CHUNK_PAGES == chunk,
+                "{change:?} is of another chunk"
             );
-            words[entry.page.0 as usize % CHUNK_PAGES] = entry.address.to_bits();
+            entries[change.page.0 as usize % CHUNK_PAGES] = change.address.to_bits();
         }
-        for (offset, entry) in words.iter_mut().enumerate().filter(|(_, entry)| **entry != 0) {
+        for (offset, entry) in entries.iter_mut().enumerate().filter(|(_, entry)| **entry != 0) {
             let page = chunk * CHUNK_PAGES + offset;
             let address = ExtentAddress::from_bits(*entry).filter(|_| page != 0);
             let address = address.ok_or_else(|| {
                 let what = format!("the page table of keyspace {name:?}");
-                Error::corrupted(space.path(), what, "a word in it is malformed")
+                Error::corrupted(space.path(), what, "an entry in it is malformed")
             });
             let restored =
                 address.and_then(|address| restore(space, &format!("page {page} of keyspace {name:?}"), address));
@@ -486,7 +494,7 @@ impl PageTableStore {
                 *entry = 0;
             }
         }
-        Ok(words)
+        Ok(entries)
     }
 }
 
@@ -545,7 +553,7 @@ impl PageTableStore {
             }
             let read = read_payload(space, Kind::Segments, KeyspaceId(0), chunk as usize, address);
             let read = read.and_then(|payload| match payload.len() == SEGMENT_TABLE_ENTRIES * 8 {
-                true => Ok(words(&payload).into_iter().map(SegmentUse).collect::<Vec<_>>()),
+                true => Ok(numbers(&payload).into_iter().map(SegmentUse).collect::<Vec<_>>()),
                 false => Err(space.corrupted("the table of segments", address, extent::ExtentError::Length)),
             });
             match sound(read, on_corruption)? {
@@ -569,24 +577,24 @@ fn append_changes(since_base: &mut Vec<TableChange>, changes: &[TableChange]) {
     }
 }
 
-/// Keyspaces that these entries drop.
-fn dropped(entries: &[TableChange]) -> impl Iterator<Item = KeyspaceId> + '_ {
-    entries.iter().filter(|entry| entry.page == PageId::NONE).map(|entry| entry.keyspace)
+/// Keyspaces that these changes drop.
+fn dropped(changes: &[TableChange]) -> impl Iterator<Item = KeyspaceId> + '_ {
+    changes.iter().filter(|change| change.page == PageId::NONE).map(|change| change.keyspace)
 }
 
-/// So many entries, where there are so many pages, are folded into the base image.
+/// So many changes, where there are so many pages, are folded into the base image.
 fn unfolded_changes_max(page_count: u64) -> u64 {
     (page_count / 8).max(FOLD_CHANGE_COUNT_MIN)
 }
 
 impl Space {
-    /// Bytes that the entries may take in summaries at the next checkpoint: where they are more, it folds them.
+    /// Bytes that the changes may take in summaries at the next checkpoint: where they are more, it folds them.
     pub(crate) fn summary_bytes(&self) -> u64 {
         let mut change_count = self.change_count() as u64;
         if change_count > FOLD_CHANGE_COUNT_MIN {
             change_count = change_count.min(unfolded_changes_max(self.page_count()));
         }
-        change_count * summary::ENTRY_BYTES as u64
+        change_count * summary::TABLE_CHANGE_BYTES as u64
     }
 
     /// Bytes that the next catalogue may take, but for orphans.
@@ -596,7 +604,7 @@ impl Space {
         let chunk_list_bytes = self.table_bytes() / CHUNK_BYTES * size_of::<ExtentAddress>() as u64;
         let segment_list_bytes = u64::from(self.segments.chunk_count()) * ExtentRef::BYTES as u64;
         let fresh_list_bytes =
-            (self.change_count() / (SUMMARY_BYTES / summary::ENTRY_BYTES) + 2) * size_of::<ExtentAddress>();
+            (self.change_count() / (SUMMARY_BYTES / summary::TABLE_CHANGE_BYTES) + 2) * size_of::<ExtentAddress>();
         catalogue::HEAD_BYTES
             + self.keyspace_bytes.load(Ordering::Relaxed)
             + self.summary_list_bytes.load(Ordering::Relaxed)
@@ -617,15 +625,15 @@ impl Space {
         self.enqueue(jobs);
     }
 
-    /// Puts the entries that are in no summary yet into summaries, once they fill one: keeps what a checkpoint has to
+    /// Puts the changes that are in no summary yet into summaries, once they fill one: keeps what a checkpoint has to
     /// write at its end small.
     pub(crate) fn summarise(&self, epoch_guard: &super::EpochGuard<'_>) -> Result<()> {
         let epoch = epoch_guard.epoch();
-        let part = SUMMARY_BYTES / summary::ENTRY_BYTES;
+        let part = SUMMARY_BYTES / summary::TABLE_CHANGE_BYTES;
         let unfolded_max = unfolded_changes_max(self.page_count());
         loop {
             let mut changes = self.changes(epoch).lock();
-            // Entries about to be folded need no summary, and no space was counted for one.
+            // Changes about to be folded need no summary, and no space was counted for one.
             let will_fold = (changes.fresh.len() + changes.summarised.len()) as u64 >= unfolded_max;
             if changes.fresh.len() < part || will_fold {
                 return Ok(());
@@ -678,13 +686,13 @@ fn append_payload(
     space.append(epoch, PageKey { keyspace, page: PageId(index as u32) }, kind, &page, None)
 }
 
-fn append_summary(space: &Space, epoch: Epoch, entries: &[TableChange]) -> Result<ExtentAddress> {
-    assert!(!entries.is_empty(), "a summary of nothing");
-    let mut payload = Vec::with_capacity(entries.len() * summary::ENTRY_BYTES);
-    for entry in entries {
-        summary::encode(entry, &mut payload);
+fn append_summary(space: &Space, epoch: Epoch, changes: &[TableChange]) -> Result<ExtentAddress> {
+    assert!(!changes.is_empty(), "a summary of nothing");
+    let mut payload = Vec::with_capacity(changes.len() * summary::TABLE_CHANGE_BYTES);
+    for change in changes {
+        summary::encode(change, &mut payload);
     }
-    debug_assert!(summary::decode(&payload).as_deref() == Some(entries), "a summary can't be read as it was written");
+    debug_assert!(summary::decode(&payload).as_deref() == Some(changes), "a summary can't be read as it was written");
     append_payload(space, epoch, Kind::Summary, KeyspaceId(0), 0, &payload)
 }
 
@@ -737,12 +745,12 @@ fn read_chunk(space: &Space, keyspace: KeyspaceId, chunk: usize, address: Extent
     if payload.len() != CHUNK_PAGES * 8 {
         return Err(space.corrupted("a page table", address, extent::ExtentError::Length));
     }
-    Ok(words(&payload))
+    Ok(numbers(&payload))
 }
 
-fn words(payload: &[u8]) -> Vec<u64> {
-    assert!(payload.len().is_multiple_of(8), "a table of {} bytes has a broken entry", payload.len());
-    payload.chunks_exact(8).map(|entry| u64::from_le_bytes(entry.try_into().expect("eight bytes"))).collect()
+fn numbers(payload: &[u8]) -> Vec<u64> {
+    assert!(payload.len().is_multiple_of(8), "a table of {} bytes ends within a number", payload.len());
+    payload.chunks_exact(8).map(|bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes"))).collect()
 }
 
 fn read_summary(space: &Space, address: ExtentAddress) -> Result<Vec<TableChange>> {
@@ -925,11 +933,11 @@ mod tests {
         checkpoint(&space, &mut page_tables, &catalogue(0, 0));
         assert!(page_tables.table_changes.is_empty());
         for (chunk, address) in page_tables.chunks[&KEYSPACE].iter().enumerate() {
-            let words = read_chunk(&space, KEYSPACE, chunk, *address).unwrap();
-            for (page, word) in
-                (chunk * CHUNK_PAGES..).zip(words).filter(|(page, _)| (1..=PAGES as usize).contains(page))
+            let entries = read_chunk(&space, KEYSPACE, chunk, *address).unwrap();
+            for (page, entry) in
+                (chunk * CHUNK_PAGES..).zip(entries).filter(|(page, _)| (1..=PAGES as usize).contains(page))
             {
-                assert_eq!(word, address_of(3, page as u32).to_bits(), "page {page}");
+                assert_eq!(entry, address_of(3, page as u32).to_bits(), "page {page}");
             }
         }
     }

@@ -100,13 +100,13 @@ impl PageEntry {
             TAG_IMMUTABLE => PageEntry::Immutable(FrameIndex(bits as u32)),
             TAG_ON_DISK if bits == 0 => PageEntry::Free,
             TAG_ON_DISK => PageEntry::OnDisk(
-                ExtentAddress::from_bits(bits).unwrap_or_else(|| panic!("page word {bits:#x} is malformed")),
+                ExtentAddress::from_bits(bits).unwrap_or_else(|| panic!("page entry {bits:#x} is malformed")),
             ),
             TAG_READING => PageEntry::Reading(
-                ExtentAddress::from_bits(bits & ADDRESS_MASK).expect("a word in memory is well formed"),
+                ExtentAddress::from_bits(bits & ADDRESS_MASK).expect("an entry in memory is well formed"),
             ),
             TAG_RESERVED => PageEntry::Reserved,
-            tag => unreachable!("page word with tag {tag}"),
+            tag => unreachable!("page entry with tag {tag}"),
         }
     }
 }
@@ -385,10 +385,10 @@ impl PageTable {
         before
     }
 
-    /// Fills the table with what a checkpoint recorded: `words` are those of the pages from `chunk` on. Only while the
-    /// database is being opened.
-    pub(crate) fn restore_chunk(&self, chunk: usize, words: &[u64]) {
-        assert!(words.len() == CHUNK_PAGES, "a chunk of {} entries", words.len());
+    /// Fills the table with what a checkpoint recorded: `entries` are those of the pages from `chunk` on. Only while
+    /// the database is being opened.
+    pub(crate) fn restore_chunk(&self, chunk: usize, entries: &[u64]) {
+        assert!(entries.len() == CHUNK_PAGES, "a chunk of {} entries", entries.len());
         let mut allocation = self.allocation.lock();
         while allocation.free_counts.len() <= chunk {
             let next = allocation.free_counts.len();
@@ -399,7 +399,7 @@ impl PageTable {
         }
         let cells = self.chunk(chunk).expect("just made");
         let mut used = 0;
-        for (cell, entry) in cells.iter().zip(words) {
+        for (cell, entry) in cells.iter().zip(entries) {
             assert!(cell.swap(*entry, Ordering::Release) == 0, "a chunk is restored once");
             used += u64::from(*entry != 0);
         }

@@ -369,5 +369,5 @@ pub(super) fn known(superblock: &Superblock) -> Known<'_> {
 /// Memory holds so many since the base image, so many of the epoch that has begun, and twice so many of the epoch that
 /// ends, while they are copied. Vectors grow by quarters: five fourths of these four are the part.
 pub(super) fn change_count_max(budget: &Budget) -> usize {
-    budget.limit_bytes(Account::Entries) as usize / 24 / 5
+    budget.limit_bytes(Account::TableChanges) as usize / 24 / 5
 }

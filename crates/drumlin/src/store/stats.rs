@@ -97,7 +97,7 @@ impl Store {
                 Account::Pages => page_bytes + table_bytes,
                 Account::Versions => version_bytes,
                 Account::Transactions | Account::Commits | Account::Copies | Account::Sources => budget.taken_bytes(of),
-                Account::Entries => space.change_bytes() + base_bytes,
+                Account::TableChanges => space.change_bytes() + base_bytes,
                 Account::Reads => engine.pool.read_buffer_bytes(),
                 // Theirs from the start.
                 Account::Log | Account::Writes | Account::Fixed => budget.limit_bytes(of),
