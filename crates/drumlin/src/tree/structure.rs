@@ -441,6 +441,7 @@ fn plan_split(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> Option<Vec<u8>> {
         return Some(split_around(leaf, key, value_bytes));
     }
     let (merged, only_appends) = merge_rows(leaf, &puts);
+    assert!(merged.len() > 1, "a row does not fit into a leaf of its own");
     let total: usize = merged.iter().map(|(_, bytes)| bytes).sum();
     let capacity = leaf.free_bytes() + leaf.live_bytes() - leaf_overhead_bytes(leaf);
     // Rows that all follow the last are a sorted load: the left leaf is filled. Otherwise split in the middle.
@@ -512,6 +513,7 @@ fn merge_rows(leaf: &Leaf<'_>, puts: &[(&[u8], usize)]) -> (Vec<(Vec<u8>, usize)
     }
     let only_appends = merged.len() == leaf.len();
     merged.extend(puts.map(|(put, value_bytes)| (put.to_vec(), cost(put, value_bytes))));
+    debug_assert!(merged.is_sorted_by(|left, right| left.0 < right.0), "rows to be split are out of order");
     (merged, only_appends)
 }
 
