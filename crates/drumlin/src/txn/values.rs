@@ -150,7 +150,7 @@ pub(crate) async fn write_large(
     let mut made_space = false;
     loop {
         let whole_bytes = written.addresses.len() as u64 * chunk_payload_bytes(pool);
-        assert!(written.length == whole_bytes, "a chunk before the last is short: {written:?}");
+        assert!(written.length == whole_bytes, "a chunk before the last is short: {} bytes so far", written.length);
         let filled = source.fill(&mut page[CHUNK_OVERHEAD_BYTES..]).await?;
         if filled == 0 {
             return Ok(Arc::new(written));
