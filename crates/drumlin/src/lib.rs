@@ -21,9 +21,9 @@ mod tree;
 mod txn;
 
 pub use db::{
-    AsyncValueReader, Attempt, Config, Database, Isolation, KeyRange, Keys, Keyspace, KeyspaceInfo, KeyspaceOptions,
-    MemoryPart, Range, Reader, RowStream, Savepoint, Snapshot, Stats, Transaction, TxOptions, Value, ValueReader,
-    Values,
+    AsyncValueReader, Attempt, Batch, Config, Database, Isolation, KeyRange, Keys, Keyspace, KeyspaceInfo,
+    KeyspaceOptions, MemoryPart, Range, Reader, RowStream, Savepoint, Snapshot, Stats, Transaction, TxOptions, Value,
+    ValueReader, Values,
 };
 pub use error::{Error, Recourse, Result};
 pub use format::{Epoch, Incarnation, KeyspaceId, PageId, SegmentId, Timestamp};

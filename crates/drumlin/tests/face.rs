@@ -50,28 +50,56 @@ fn all_readers_have_the_same_methods() {
 
 /// The methods of a keyspace that do not read, or not only.
 const KEYSPACE_ALONE: &[&str] = &[
+    "clear",
+    "clear_async",
+    "compare_and_swap",
+    "compare_and_swap_async",
     "insert",
     "insert_async",
     "insert_from",
     "insert_from_async",
+    "insert_if_absent",
+    "insert_if_absent_async",
     "insert_with",
     "insert_with_async",
     "key_bytes_max",
     "name",
+    "pop_first",
+    "pop_first_async",
+    "pop_last",
+    "pop_last_async",
     "remove",
     "remove_async",
+    "remove_prefix",
+    "remove_prefix_async",
+    "remove_range",
+    "remove_range_async",
+    "replace",
+    "replace_async",
+    "take",
+    "take_async",
+    "update",
+    "update_async",
+    "with_durability",
 ];
 
 /// Every method that may wait is there for threads and for tasks.
 #[test]
 fn every_call_that_waits_has_both_forms() {
     const NEVER_WAIT: &[&str] = &[
+        "Batch::is_empty",
+        "Batch::len",
+        // Writes to memory, but for what `insert` waits for.
+        "Batch::remove",
+        "Database::batch",
         "Database::begin",
         "Database::begin_with",
         "Database::keyspaces",
         "Database::opening",
+        "Database::path",
         "Database::snapshot",
         "Database::stats",
+        "Database::tx_options",
         "Keyspace::iter",
         "Keyspace::key_bytes_max",
         "Keyspace::keys",
@@ -79,6 +107,7 @@ fn every_call_that_waits_has_both_forms() {
         "Keyspace::prefix",
         "Keyspace::range",
         "Keyspace::values",
+        "Keyspace::with_durability",
         "Reader::iter",
         "Reader::keys",
         "Reader::prefix",
@@ -89,9 +118,9 @@ fn every_call_that_waits_has_both_forms() {
         "Transaction::savepoint",
     ];
     // Of these the other form differs in more than its waiting.
-    const ALONE: &[&str] = &["Database::check_with", "Database::existing_keyspace", "Database::transact_with"];
+    const ALONE: &[&str] = &["Database::check_with", "Database::transact_local", "Database::transact_with_local"];
     let mut wrong = Vec::new();
-    for of in ["Database", "Keyspace", "Reader", "Transaction"] {
+    for of in ["Batch", "Database", "Keyspace", "Reader", "Transaction"] {
         let methods = methods(of);
         for name in &methods {
             let full = format!("{of}::{name}");

@@ -57,6 +57,10 @@ fn ask_snapshot(snapshot: &Snapshot, k: &Keyspace) {
         refused(block_on(snapshot.contains_key_async(k, key)));
         refused(block_on(snapshot.read_async(k, key)));
     }
+    refused(snapshot.first(k));
+    refused(snapshot.is_empty(k));
+    refused(snapshot.get_many(k, &["missing"]));
+    refused(block_on(snapshot.last_async(k)));
     refused(snapshot.count(k, ..));
     refused(block_on(snapshot.count_async(k, ..)));
     refused_rows(snapshot.range(k, ..));
@@ -101,6 +105,10 @@ fn ask_transaction(tx: &mut Transaction, k: &Keyspace) {
             refused(block_on(tx.insert_async(k, key, &value)));
         }
     }
+    refused(tx.first(k));
+    refused(tx.contains_key(k, "missing"));
+    refused(tx.get_many(k, &["missing"]));
+    refused(block_on(tx.last_async(k)));
     refused(tx.count(k, ..));
     refused(block_on(tx.count_async(k, ..)));
     refused_rows(tx.range(k, ..));

@@ -77,12 +77,21 @@ fn a_fork_touches_nothing() {
             assert!(range.next().unwrap().is_ok());
             let mut reader = keyspace.read(b"film").unwrap().unwrap();
             let handles = (db.clone(), keyspace.clone());
+            let mut batch = db.batch().unwrap();
             assert!(in_a_fork(move || {
                 let (db, keyspace): (_, Keyspace) = handles;
                 let is_right = is_forked(keyspace.get(b"k"))
                     && is_forked(keyspace.insert(b"k", b"v"))
                     && is_forked(keyspace.remove(b"k"))
                     && is_forked(keyspace.get_many(&[b"k"]))
+                    && is_forked(keyspace.first())
+                    && is_forked(keyspace.take(b"k"))
+                    && is_forked(keyspace.update(b"k", |_| Some(b"v")))
+                    && is_forked(keyspace.pop_first())
+                    && is_forked(keyspace.clear())
+                    && is_forked(db.batch().map(drop))
+                    && is_forked(batch.insert(&keyspace, b"k", b"v"))
+                    && is_forked(db.sync())
                     && is_forked(keyspace.count(..))
                     && is_forked(keyspace.read(b"film"))
                     && keyspace.iter().next().is_some_and(is_forked)

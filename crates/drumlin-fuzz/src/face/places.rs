@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use drumlin::io::Backend;
-use drumlin::{Config, Database, Error, IoBackend};
+use drumlin::{Config, Database, Durability, Error, IoBackend};
 
 use super::answers::{checked, must};
 use super::calls::call;
@@ -67,6 +67,7 @@ pub(super) struct Settings {
     log_streams: u16,
     checkpoint_log_bytes: u64,
     io_backend: IoBackend,
+    durability: Durability,
 }
 
 impl Settings {
@@ -89,6 +90,7 @@ impl Settings {
             segment_bytes: one(&[256 << 10, 256 << 10, 1 << 20, 64 << 20]),
             checkpoint_log_bytes: one(&[256 << 20, 0, 1, 64 << 10, u64::MAX]),
             io_backend: [IoBackend::Auto, IoBackend::Portable][one(&[0, 1]) as usize],
+            durability: [Durability::Full, Durability::Relaxed][one(&[0, 1]) as usize],
         }
     }
 
@@ -108,6 +110,7 @@ impl Settings {
         let config = call!("Config::log_segment_bytes", config.log_segment_bytes(self.log_segment_bytes));
         let config = call!("Config::log_streams", config.log_streams(self.log_streams));
         let config = call!("Config::checkpoint_log_bytes", config.checkpoint_log_bytes(self.checkpoint_log_bytes));
+        let config = call!("Config::durability", config.durability(self.durability));
         match place {
             Place::Memory(backend) => config.backend(Arc::clone(backend)),
             Place::Disk(_) => call!("Config::io_backend", config.io_backend(self.io_backend)),

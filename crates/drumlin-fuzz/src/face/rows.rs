@@ -1,8 +1,10 @@
 //! Reads and writes outside of transactions, and by snapshots.
 
+use std::ops::Bound;
+
 use drumlin::{Durability, Error, Keyspace, Result};
 
-use super::answers::{checked, is_too_old, must, panics, refused};
+use super::answers::{ON_PURPOSE, checked, is_crowded, is_too_old, must, panics, refused};
 use super::calls::call;
 use super::futures::{Fate, block_on, poll_some};
 use super::generator::{bounds, fate, key, value};
@@ -15,7 +17,7 @@ impl Side {
     /// A write outside of a transaction, by any call; `None`: it was dropped on the way.
     pub(super) fn write(&mut self, which: usize, script: &mut Script<'_>) {
         let (key, value) = (key(script), value(script));
-        let k = &self.keyspaces[which];
+        let k = self.keyspaces[which].clone();
         let durability = if script.byte().is_multiple_of(3) { Durability::Full } else { Durability::Relaxed };
         let fate = Fate { leaks: false, ..fate(script) };
         let end = match script.byte() % 8 {
@@ -25,7 +27,90 @@ impl Side {
         };
         let mut after = Some(value.clone());
         let source = || Source::new(&value, end);
-        let done: Option<Result<()>> = match script.byte() % 10 {
+        let before = self.models[which].get(&key).cloned();
+        // The answers of calls that tell of the row before, which is not there where they were dropped.
+        let was = |found: Option<drumlin::Value>| assert_eq!(found.as_deref(), before.as_deref(), "the row before");
+        let done: Option<Result<()>> = match script.byte() % 20 {
+            10 => {
+                after = None;
+                Some(call!("Keyspace::take", k.take(&key)).map(was))
+            }
+            11 => {
+                after = None;
+                poll_some(call!("Keyspace::take_async", k.take_async(&key)), fate).map(|taken| taken.map(was))
+            }
+            12 => Some(call!("Keyspace::replace", k.replace(&key, &value)).map(was)),
+            13 => {
+                let replaced = poll_some(call!("Keyspace::replace_async", k.replace_async(&key, &value)), fate);
+                replaced.map(|replaced| replaced.map(was))
+            }
+            14 => {
+                after = Some(before.clone().unwrap_or(value.clone()));
+                let is_new = |inserted| assert_eq!(inserted, before.is_none());
+                match script.byte() % 2 {
+                    0 => {
+                        let inserted = call!("Keyspace::insert_if_absent", k.insert_if_absent(&key, &value));
+                        Some(inserted.map(is_new))
+                    }
+                    _ => {
+                        let inserted =
+                            call!("Keyspace::insert_if_absent_async", k.insert_if_absent_async(&key, &value));
+                        poll_some(inserted, fate).map(|inserted| inserted.map(is_new))
+                    }
+                }
+            }
+            15 => {
+                after = (!fate.polls.is_multiple_of(3)).then(|| value.clone());
+                let change = |old: Option<&[u8]>| {
+                    assert_eq!(old, before.as_deref(), "the row before");
+                    after.clone()
+                };
+                match script.byte() % 3 {
+                    0 => Some(call!("Keyspace::update", k.update(&key, change)).map(drop)),
+                    1 => {
+                        let updated = call!("Keyspace::update_async", k.update_async(&key, change));
+                        poll_some(updated, fate).map(|updated| updated.map(drop))
+                    }
+                    _ => {
+                        panics(|| drop(k.update(&key, |_| -> Option<&[u8]> { panic!("{ON_PURPOSE}") })));
+                        after = before.clone();
+                        Some(Ok(()))
+                    }
+                }
+            }
+            16 => {
+                let expected = [None, Some(&b"another"[..]), before.as_deref()][usize::from(script.byte() % 3)];
+                let new = script.byte().is_multiple_of(2).then_some(&value[..]);
+                let is_same = expected == before.as_deref();
+                after = if is_same { new.map(<[u8]>::to_vec) } else { before.clone() };
+                let is_right = |swapped: std::result::Result<(), Option<drumlin::Value>>| match swapped {
+                    Ok(()) => assert!(is_same),
+                    Err(found) => was(found),
+                };
+                match script.byte() % 2 {
+                    0 => {
+                        let swapped = call!("Keyspace::compare_and_swap", k.compare_and_swap(&key, expected, new));
+                        Some(swapped.map(is_right))
+                    }
+                    _ => {
+                        let swapped = k.compare_and_swap_async(&key, expected, new);
+                        let swapped = poll_some(call!("Keyspace::compare_and_swap_async", swapped), fate);
+                        swapped.map(|swapped| swapped.map(is_right))
+                    }
+                }
+            }
+            17 => {
+                self.pop(which, script);
+                return;
+            }
+            18 => {
+                self.remove_many(which, script);
+                return;
+            }
+            19 => {
+                self.batch(which, script);
+                return;
+            }
             0 => Some(call!("Keyspace::insert", k.insert(&key, &value))),
             1 | 2 => Some(call!("Keyspace::insert_with", k.insert_with(&key, &value, durability))),
             3 => Some(block_on(call!("Keyspace::insert_async", k.insert_async(&key, &value)))),
@@ -71,6 +156,136 @@ impl Side {
         match after {
             Some(value) => drop(self.models[which].insert(key, value)),
             None => drop(self.models[which].remove(&key)),
+        }
+    }
+
+    /// Pops a row from either end.
+    fn pop(&mut self, which: usize, script: &mut Script<'_>) {
+        let k = &self.keyspaces[which];
+        let model = &mut self.models[which];
+        let (is_first, fate) = (script.byte().is_multiple_of(2), Fate { leaks: false, ..fate(script) });
+        // A plain scan sees what is durable; a call that pops sees more.
+        let popped = match (is_first, script.byte() % 2) {
+            (true, 0) => Some(call!("Keyspace::pop_first", k.pop_first())),
+            (false, 0) => Some(call!("Keyspace::pop_last", k.pop_last())),
+            (true, _) => poll_some(call!("Keyspace::pop_first_async", k.pop_first_async()), fate),
+            (false, _) => poll_some(call!("Keyspace::pop_last_async", k.pop_last_async()), fate),
+        };
+        let end = if is_first { model.first_key_value() } else { model.last_key_value() };
+        let end = end.map(|(key, value)| (key.clone(), value.clone()));
+        match popped {
+            Some(popped) => {
+                let Some(popped) = checked(popped, is_too_old) else { return };
+                let popped = popped.map(|(key, value)| (key.to_vec(), value.to_vec()));
+                assert_eq!(popped, end, "another row than the one at the end");
+                end.map(|(key, _)| model.remove(&key));
+            }
+            None => {
+                self.settle();
+                if let Some((key, _)) = end
+                    && !must(self.keyspaces[which].contains_key(&key))
+                {
+                    self.models[which].remove(&key);
+                }
+            }
+        }
+    }
+
+    /// Removes the rows of a range, by any call.
+    fn remove_many(&mut self, which: usize, script: &mut Script<'_>) {
+        self.settle();
+        let k = &self.keyspaces[which];
+        let model = &mut self.models[which];
+        let fate = Fate { leaks: false, ..fate(script) };
+        let bounds = match script.byte() % 8 {
+            0 => (Bound::Unbounded, Bound::Unbounded),
+            1 | 2 => (Bound::Included(b"k".to_vec()), Bound::Excluded(b"l".to_vec())),
+            _ => bounds(script),
+        };
+        let (is_all, is_prefix) =
+            (bounds.0 == Bound::Unbounded && bounds.1 == Bound::Unbounded, bounds.0 == Bound::Included(b"k".to_vec()));
+        let removed = match (script.byte() % 2, is_all, is_prefix && bounds.1 == Bound::Excluded(b"l".to_vec())) {
+            (0, true, _) => Some(call!("Keyspace::clear", k.clear())),
+            (0, _, true) => Some(call!("Keyspace::remove_prefix", k.remove_prefix("k"))),
+            (0, ..) => Some(call!("Keyspace::remove_range", k.remove_range(bounds.clone()))),
+            (_, true, _) => poll_some(call!("Keyspace::clear_async", k.clear_async()), fate),
+            (_, _, true) => poll_some(call!("Keyspace::remove_prefix_async", k.remove_prefix_async("k")), fate),
+            _ => poll_some(call!("Keyspace::remove_range_async", k.remove_range_async(bounds.clone())), fate),
+        };
+        let rows: Vec<Vec<u8>> = within(model, &bounds).into_iter().map(|(key, _)| key.clone()).collect();
+        match removed {
+            Some(removed) => {
+                let Some(removed) = checked(removed, is_too_old) else { return };
+                assert_eq!(removed, rows.len() as u64);
+                rows.iter().for_each(|key| drop(model.remove(key)));
+            }
+            None => {
+                self.settle();
+                // Those that it has come to.
+                for key in rows {
+                    if !must(self.keyspaces[which].contains_key(&key)) {
+                        self.models[which].remove(&key);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A batch over both keyspaces.
+    fn batch(&mut self, which: usize, script: &mut Script<'_>) {
+        self.settle();
+        let mut models = self.models.clone();
+        let mut batch = must(call!("Database::batch", self.db().batch()));
+        let _ = format!("{batch:?}");
+        let mut count = 0;
+        for _ in 0..script.byte() % 12 {
+            let (key, value, of) = (key(script), value(script), usize::from(script.byte() % 2) ^ which);
+            let k = &self.keyspaces[of];
+            let (mut after, source) = (Some(value.clone()), Source::new(&value, End::Whole));
+            let done = match script.byte() % 8 {
+                0 => block_on(call!("Batch::insert_async", batch.insert_async(k, &key, &value))),
+                1 => call!("Batch::insert_from", batch.insert_from(k, &key, source)).map(drop),
+                2 => block_on(call!("Batch::insert_from_async", batch.insert_from_async(k, &key, source))).map(drop),
+                3 | 4 => {
+                    after = None;
+                    call!("Batch::remove", batch.remove(k, &key))
+                }
+                _ => call!("Batch::insert", batch.insert(k, &key, &value)),
+            };
+            if checked(done, is_crowded).is_none() {
+                continue;
+            }
+            count += 1;
+            match after {
+                Some(value) => drop(models[of].insert(key, value)),
+                None => drop(models[of].remove(&key)),
+            }
+        }
+        assert_eq!(call!("Batch::len", batch.len()), count);
+        assert_eq!(call!("Batch::is_empty", batch.is_empty()), count == 0);
+        let durability = if script.byte().is_multiple_of(3) { Durability::Full } else { Durability::Relaxed };
+        let fate = Fate { leaks: false, ..fate(script) };
+        let done = match script.byte() % 5 {
+            0 => Some(call!("Batch::commit", batch.commit())),
+            1 => Some(call!("Batch::commit_with", batch.commit_with(durability))),
+            2 => poll_some(call!("Batch::commit_async", batch.commit_async()), fate),
+            3 => poll_some(call!("Batch::commit_with_async", batch.commit_with_async(durability)), fate),
+            _ => {
+                drop(batch);
+                return;
+            }
+        };
+        match done.map(|done| checked(done, is_crowded)) {
+            Some(Some(_)) => self.models = models,
+            Some(None) => {}
+            None => {
+                self.settle();
+                let is_there = self.is_as(&models);
+                assert!(is_there || self.is_as(&self.models), "half of a batch");
+                if is_there {
+                    self.models = models;
+                }
+            }
         }
     }
 

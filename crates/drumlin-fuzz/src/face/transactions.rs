@@ -196,7 +196,7 @@ impl Side {
         let (again, value) = (usize::from(script.byte() % 4), value(script));
         let conflict = || Error::Conflict { reason: "made up" };
         let mut runs = 0;
-        let done = match script.byte() % 4 {
+        let done = match script.byte() % 5 {
             0 => call!(
                 "Database::transact",
                 db.transact(|tx| {
@@ -213,7 +213,37 @@ impl Side {
                     if runs <= again { Err(conflict()) } else { Ok(()) }
                 })
             ),
-            2 => block_on(call!(
+            2 => match script.byte() % 3 {
+                0 => block_on(call!(
+                    "Database::transact_local",
+                    db.transact_local(async |tx| {
+                        runs += 1;
+                        tx.insert_async(k, "run", &value).await?;
+                        if runs <= again { Err(conflict()) } else { Ok(()) }
+                    })
+                )),
+                1 => block_on(call!(
+                    "Database::transact_with_local",
+                    db.transact_with_local(options(script), async |tx| {
+                        runs += 1;
+                        tx.insert_async(k, "run", &value).await?;
+                        if runs <= again { Err(conflict()) } else { Ok(()) }
+                    })
+                )),
+                _ => block_on(call!(
+                    "Database::transact_with_async",
+                    db.transact_with_async(options(script), |tx| {
+                        runs += 1;
+                        let fails = runs <= again;
+                        let (k, value) = (k.clone(), value.clone());
+                        Box::pin(async move {
+                            tx.insert_async(&k, "run", &value).await?;
+                            if fails { Err(Error::Conflict { reason: "made up" }) } else { Ok(()) }
+                        })
+                    })
+                )),
+            },
+            3 => block_on(call!(
                 "Database::transact_async",
                 db.transact_async(|tx| {
                     runs += 1;

@@ -1,6 +1,6 @@
 //! What keeps a database in order, and drops and refuses keyspaces.
 
-use drumlin::{Error, KeyspaceOptions};
+use drumlin::{Durability, Error, KeyspaceOptions};
 
 use super::answers::{checked, must};
 use super::calls::call;
@@ -26,6 +26,14 @@ impl Side {
                 assert!(stats.memory_used_bytes <= stats.memory_budget_bytes, "{stats:?}");
                 assert!(stats.failed.is_none(), "{stats:?}");
                 let _ = format!("{:?} {db:?}", call!("Database::opening", db.opening()));
+                assert!(call!("Database::path", db.path()).is_absolute());
+                let _ = call!("Database::tx_options", db.tx_options());
+                let relaxed =
+                    call!("Keyspace::with_durability", self.keyspaces[0].with_durability(Durability::Relaxed));
+                must(relaxed.remove("settled"));
+                must(call!("Database::sync", db.sync()));
+                must(relaxed.remove("settled"));
+                must(block_on(call!("Database::sync_async", db.sync_async())));
                 assert_eq!(call!("Database::keyspaces", db.keyspaces()).len(), 2);
                 assert_eq!(call!("Keyspace::name", self.keyspaces[0].name()), NAMES[0]);
                 let key_bytes_max = call!("Keyspace::key_bytes_max", self.keyspaces[0].key_bytes_max());
@@ -45,6 +53,9 @@ impl Side {
                 );
                 let is_missing = |error: &Error| matches!(error, Error::NoSuchKeyspace { .. });
                 let missing = call!("Database::existing_keyspace", db.existing_keyspace(NAMES[which]));
+                assert!(checked(missing, is_missing).is_none());
+                let missing =
+                    block_on(call!("Database::existing_keyspace_async", db.existing_keyspace_async(NAMES[which])));
                 assert!(checked(missing, is_missing).is_none());
                 self.keyspaces[which] =
                     must(block_on(call!("Database::keyspace_async", db.keyspace_async(NAMES[which]))));

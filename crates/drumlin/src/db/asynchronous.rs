@@ -21,8 +21,8 @@ use super::bounds::{self, KeyRange};
 use super::range::{Keys, Values, step};
 use super::reader::Reader;
 use super::{
-    AsyncValueReader, CheckReport, CheckpointReport, CompactReport, Config, Database, Keyspace, KeyspaceOptions, Range,
-    Transaction, Value,
+    AsyncValueReader, Batch, CheckReport, CheckpointReport, CompactReport, Config, Database, Keyspace, KeyspaceOptions,
+    Range, Transaction, TxOptions, Value,
 };
 use crate::error::{Recourse, Result};
 use crate::format::Timestamp;
@@ -30,7 +30,8 @@ use crate::tree::Direction;
 use crate::txn::engine::Durability;
 use crate::txn::values::ForTasks;
 
-/// A run of the body of [`Database::transact_async`].
+/// A run of the body of [`Database::transact_async`]: `Box::pin(async move { … })`. The box is what lets the compiler
+/// know that the future is `Send`, which it can't of the futures of an async closure.
 pub type Attempt<'t, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 't>>;
 
 impl Config {
@@ -93,8 +94,9 @@ impl Database {
         self.on_worker(move |database| database.drop_keyspace(&name)).await
     }
 
-    /// Like [`transact`](Database::transact); `body` runs again after a conflict. The future is boxed, so that it can
-    /// be spawned on multi-threaded executors, and owns what it uses: handles are cheap to clone.
+    /// Like [`transact`](Database::transact); `body` runs again after a conflict. Its future is boxed, so that it can
+    /// be spawned on multi-threaded executors, and owns what it uses: each run clones handles, which is cheap, and
+    /// moves them in. An `async |tx| …` closure does not fit: see [`transact_local`](Database::transact_local).
     ///
     /// ```
     /// # let block_on = smol::block_on;
@@ -118,11 +120,23 @@ impl Database {
     /// Those of [`transact`](Database::transact).
     pub async fn transact_async<T>(
         &self,
+        body: impl for<'t> FnMut(&'t mut Transaction) -> Attempt<'t, T>,
+    ) -> Result<T> {
+        self.transact_with_async(self.tx_options(), body).await
+    }
+
+    /// Like [`transact_async`](Database::transact_async), with the given options.
+    ///
+    /// # Errors
+    /// Those of [`transact`](Database::transact).
+    pub async fn transact_with_async<T>(
+        &self,
+        options: TxOptions,
         mut body: impl for<'t> FnMut(&'t mut Transaction) -> Attempt<'t, T>,
     ) -> Result<T> {
         let mut attempt = 0;
         loop {
-            let mut transaction = self.begin()?;
+            let mut transaction = self.begin_with(options)?;
             let result = match body(&mut transaction).await {
                 Ok(value) => transaction.commit_async().await.map(|_| value),
                 Err(error) => Err(error),
@@ -130,11 +144,85 @@ impl Database {
             attempt += 1;
             match result {
                 Err(error) if error.recourse() == Recourse::Retry && attempt < super::ATTEMPTS_MAX => {
-                    self.store()?.engine.tasks.timer.sleep(self.pause_before(attempt)).await;
+                    self.handle.pause(self.store()?.as_task(), attempt).await;
                 }
                 other => return other,
             }
         }
+    }
+
+    /// Like [`transact_async`](Database::transact_async), with an async closure, which may borrow what it uses. Its
+    /// future stays on its thread: it can be awaited in `main`, by `block_on` and by tasks of one thread, but not be
+    /// spawned where futures have to be `Send`. The compiler then says that an *implementation of `Send` is not general
+    /// enough*; take `transact_async`.
+    ///
+    /// ```
+    /// # smol::block_on(async {
+    /// # let db = drumlin::Config::in_memory().open_async("").await?;
+    /// let counters = db.keyspace_async("counters").await?;
+    /// let visits = db
+    ///     .transact_local(async |tx| {
+    ///         let visits = tx.get_async(&counters, "visits").await?.map_or(0, |bytes| bytes[0]) + 1;
+    ///         tx.insert_async(&counters, "visits", [visits]).await?;
+    ///         Ok(visits)
+    ///     })
+    ///     .await?;
+    /// assert_eq!(visits, 1);
+    /// # Ok::<(), drumlin::Error>(())
+    /// # })?;
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`transact`](Database::transact).
+    pub async fn transact_local<T>(&self, body: impl AsyncFnMut(&mut Transaction) -> Result<T>) -> Result<T> {
+        self.transact_with_local(self.tx_options(), body).await
+    }
+
+    /// Like [`transact_local`](Database::transact_local), with the given options.
+    ///
+    /// # Errors
+    /// Those of [`transact`](Database::transact).
+    pub async fn transact_with_local<T>(
+        &self,
+        options: TxOptions,
+        mut body: impl AsyncFnMut(&mut Transaction) -> Result<T>,
+    ) -> Result<T> {
+        let mut attempt = 0;
+        loop {
+            let mut transaction = self.begin_with(options)?;
+            let result = match body(&mut transaction).await {
+                Ok(value) => transaction.commit_async().await.map(|_| value),
+                Err(error) => Err(error),
+            };
+            attempt += 1;
+            match result {
+                Err(error) if error.recourse() == Recourse::Retry && attempt < super::ATTEMPTS_MAX => {
+                    self.handle.pause(self.store()?.as_task(), attempt).await;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// Like [`sync`](Database::sync).
+    ///
+    /// # Errors
+    /// Those of [`sync`](Database::sync).
+    pub async fn sync_async(&self) -> Result<()> {
+        self.sync_in(self.store()?.as_task()).await
+    }
+
+    /// Like [`existing_keyspace`](Database::existing_keyspace).
+    ///
+    /// # Errors
+    /// Those of [`existing_keyspace`](Database::existing_keyspace).
+    pub async fn existing_keyspace_async(&self, name: &str) -> Result<Keyspace> {
+        if let Some(open) = self.store()?.keyspace_at_hand(name) {
+            return Ok(Keyspace::new(&self.handle, open));
+        }
+        let name = name.to_owned();
+        self.on_worker(move |database| database.existing_keyspace(&name)).await
     }
 
     /// Like [`checkpoint`](Database::checkpoint).
@@ -248,7 +336,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`insert`](Keyspace::insert).
     pub async fn insert_async(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
-        self.insert_with_async(key, value, Durability::Full).await
+        self.insert_with_async(key, value, self.durability).await
     }
 
     /// Like [`insert_with`](Keyspace::insert_with).
@@ -280,6 +368,95 @@ impl Keyspace {
     /// Those of [`remove`](Keyspace::remove).
     pub async fn remove_async(&self, key: impl AsRef<[u8]>) -> Result<()> {
         self.remove_in(self.store()?.as_task(), key.as_ref()).await
+    }
+
+    /// Like [`take`](Keyspace::take).
+    ///
+    /// # Errors
+    /// Those of [`take`](Keyspace::take).
+    pub async fn take_async(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
+        self.take_in(self.store()?.as_task(), key.as_ref()).await
+    }
+
+    /// Like [`replace`](Keyspace::replace).
+    ///
+    /// # Errors
+    /// Those of [`replace`](Keyspace::replace).
+    pub async fn replace_async(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<Option<Value>> {
+        self.replace_in(self.store()?.as_task(), key.as_ref(), value.as_ref()).await
+    }
+
+    /// Like [`insert_if_absent`](Keyspace::insert_if_absent).
+    ///
+    /// # Errors
+    /// Those of [`insert_if_absent`](Keyspace::insert_if_absent).
+    pub async fn insert_if_absent_async(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
+        self.insert_if_absent_in(self.store()?.as_task(), key.as_ref(), value.as_ref()).await
+    }
+
+    /// Like [`update`](Keyspace::update). `change` itself does not wait.
+    ///
+    /// # Errors
+    /// Those of [`update`](Keyspace::update).
+    pub async fn update_async<V: AsRef<[u8]>>(
+        &self,
+        key: impl AsRef<[u8]>,
+        change: impl FnOnce(Option<&[u8]>) -> Option<V>,
+    ) -> Result<Option<V>> {
+        self.update_in(self.store()?.as_task(), key.as_ref(), change).await
+    }
+
+    /// Like [`compare_and_swap`](Keyspace::compare_and_swap).
+    ///
+    /// # Errors
+    /// Those of [`compare_and_swap`](Keyspace::compare_and_swap).
+    pub async fn compare_and_swap_async(
+        &self,
+        key: impl AsRef<[u8]>,
+        expected: Option<&[u8]>,
+        new: Option<&[u8]>,
+    ) -> Result<Result<(), Option<Value>>> {
+        self.compare_and_swap_in(self.store()?.as_task(), key.as_ref(), expected, new).await
+    }
+
+    /// Like [`pop_first`](Keyspace::pop_first). A future that is dropped has removed its row, or has not.
+    ///
+    /// # Errors
+    /// Those of [`pop_first`](Keyspace::pop_first).
+    pub async fn pop_first_async(&self) -> Result<Option<(Value, Value)>> {
+        self.pop_in(self.store()?.as_task(), Direction::Forward).await
+    }
+
+    /// Like [`pop_last`](Keyspace::pop_last); see [`pop_first_async`](Keyspace::pop_first_async).
+    ///
+    /// # Errors
+    /// Those of [`pop_first`](Keyspace::pop_first).
+    pub async fn pop_last_async(&self) -> Result<Option<(Value, Value)>> {
+        self.pop_in(self.store()?.as_task(), Direction::Backward).await
+    }
+
+    /// Like [`clear`](Keyspace::clear). A future that is dropped leaves the rows that it has not come to.
+    ///
+    /// # Errors
+    /// Those of [`clear`](Keyspace::clear).
+    pub async fn clear_async(&self) -> Result<u64> {
+        self.remove_rows(self.store()?.as_task(), bounds::ALL).await
+    }
+
+    /// Like [`remove_prefix`](Keyspace::remove_prefix); see [`clear_async`](Keyspace::clear_async).
+    ///
+    /// # Errors
+    /// Those of [`clear`](Keyspace::clear).
+    pub async fn remove_prefix_async(&self, prefix: impl AsRef<[u8]>) -> Result<u64> {
+        self.remove_rows(self.store()?.as_task(), bounds::of_prefix(prefix.as_ref())).await
+    }
+
+    /// Like [`remove_range`](Keyspace::remove_range); see [`clear_async`](Keyspace::clear_async).
+    ///
+    /// # Errors
+    /// Those of [`clear`](Keyspace::clear).
+    pub async fn remove_range_async(&self, range: impl KeyRange) -> Result<u64> {
+        self.remove_rows(self.store()?.as_task(), bounds::owned(&range)).await
     }
 }
 
@@ -441,5 +618,51 @@ impl Transaction {
     pub async fn commit_async(self) -> Result<Timestamp> {
         let store = Arc::clone(self.store()?);
         self.commit_in(store.as_task()).await
+    }
+}
+
+impl Batch {
+    /// Like [`insert`](Batch::insert), which waits only where the value is over 64 KiB.
+    ///
+    /// # Errors
+    /// Those of [`insert`](Batch::insert).
+    pub async fn insert_async(
+        &mut self,
+        keyspace: &Keyspace,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+    ) -> Result<()> {
+        self.insert_in(keyspace.store()?.as_task(), keyspace, key.as_ref(), value.as_ref()).await
+    }
+
+    /// Like [`insert_from`](Batch::insert_from), from an asynchronous reader. See [`Keyspace::insert_from_async`].
+    ///
+    /// # Errors
+    /// Those of [`insert_from`](Batch::insert_from).
+    pub async fn insert_from_async(
+        &mut self,
+        keyspace: &Keyspace,
+        key: impl AsRef<[u8]>,
+        reader: impl AsyncRead + Unpin,
+    ) -> Result<u64> {
+        self.insert_from_in(keyspace.store()?.as_task(), keyspace, key.as_ref(), ForTasks(reader)).await
+    }
+
+    /// Like [`commit`](Batch::commit). A future dropped before the batch has its timestamp aborts it; afterwards the
+    /// commit completes.
+    ///
+    /// # Errors
+    /// Those of [`commit`](Batch::commit).
+    pub async fn commit_async(self) -> Result<Timestamp> {
+        self.transaction.commit_async().await
+    }
+
+    /// Like [`commit_with`](Batch::commit_with); see [`commit_async`](Batch::commit_async).
+    ///
+    /// # Errors
+    /// Those of [`commit`](Batch::commit).
+    pub async fn commit_with_async(mut self, durability: Durability) -> Result<Timestamp> {
+        self.transaction.set_durability(durability);
+        self.commit_async().await
     }
 }

@@ -9,6 +9,7 @@ use crate::format::node::is_page_bytes;
 use crate::io::IoBackend;
 use crate::memory::Budget;
 use crate::store::{Settings, examine};
+use crate::txn::engine::Durability;
 
 /// The least size of a log segment: 1 MiB. Simulations use smaller ones.
 const LOG_SEGMENT_BYTES_MIN: u64 = if cfg!(feature = "sim") { 256 << 10 } else { 1 << 20 };
@@ -40,6 +41,7 @@ impl Default for Config {
             segment_bytes: 1 << 20,
             log_segment_bytes: 16 << 20,
             checkpoint_log_bytes: 256 << 20,
+            durability: Durability::Full,
             io_backend: IoBackend::Auto,
             in_memory: false,
             create: true,
@@ -113,6 +115,28 @@ impl Config {
     #[must_use]
     pub fn checkpoint_log_bytes(mut self, bytes: u64) -> Config {
         self.settings.checkpoint_log_bytes = bytes;
+        self
+    }
+
+    /// The durability of commits that name none: of the calls of a keyspace's handle
+    /// ([`Keyspace::with_durability`](crate::Keyspace::with_durability) makes another), of
+    /// [`Database::begin`](crate::Database::begin), `transact` and `batch`. Default [`Durability::Full`]. With
+    /// [`Durability::Relaxed`], [`Database::sync`](crate::Database::sync) makes durable what has been committed.
+    ///
+    /// ```
+    /// use drumlin::{Config, Durability};
+    ///
+    /// let db = Config::in_memory().durability(Durability::Relaxed).open("")?;
+    /// let k = db.keyspace("k")?;
+    /// for row in 0..1000u32 {
+    ///     k.insert(row.to_be_bytes(), "returns before it is on the medium")?;
+    /// }
+    /// db.sync()?;
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    #[must_use]
+    pub fn durability(mut self, durability: Durability) -> Config {
+        self.settings.durability = durability;
         self
     }
 

@@ -19,12 +19,17 @@ use crate::txn::write_set::Change;
 
 /// A keyspace: rows ordered by the bytes of their keys. A cheap handle.
 ///
-/// Each call outside of a transaction is a transaction of its own.
+/// Each call outside of a transaction is a transaction of its own. Its durability is the handle's: that of
+/// [`Config::durability`](crate::Config::durability), `Full` by default, or of
+/// [`with_durability`](Keyspace::with_durability). Where the documentation of a call says *durable when it returns*, it
+/// is so for a handle of durability `Full`.
 #[derive(Clone, Debug)]
 pub struct Keyspace {
-    handle: Arc<Handle>,
-    /// Other modules get it from [`named_in`](Keyspace::named_in).
-    open: Arc<OpenKeyspace>,
+    pub(super) handle: Arc<Handle>,
+    /// Modules that get handles from outside get it from [`named_in`](Keyspace::named_in).
+    pub(super) open: Arc<OpenKeyspace>,
+    /// Of its own commits.
+    pub(super) durability: Durability,
 }
 
 /// Settings of a new keyspace.
@@ -66,7 +71,7 @@ pub struct KeyspaceInfo {
 
 impl Keyspace {
     pub(crate) fn new(handle: &Arc<Handle>, open: Arc<OpenKeyspace>) -> Keyspace {
-        Keyspace { handle: Arc::clone(handle), open }
+        Keyspace { handle: Arc::clone(handle), open, durability: handle.store_here().durability }
     }
 
     /// The open keyspace, for callers that work on the database of `handle`; `Invalid` if it belongs to another. `user`
@@ -101,6 +106,22 @@ impl Keyspace {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.open.name
+    }
+
+    /// Another handle of the keyspace, whose calls commit with this durability.
+    ///
+    /// ```
+    /// use drumlin::Durability;
+    ///
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// let log = db.keyspace("log")?.with_durability(Durability::Relaxed);
+    /// log.insert("1", "returns before it is on the medium")?;
+    /// log.remove("1")?;
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_durability(&self, durability: Durability) -> Keyspace {
+        Keyspace { durability, ..self.clone() }
     }
 
     /// The length of the longest key: a quarter of the page.
@@ -273,7 +294,8 @@ impl IntoIterator for &Keyspace {
 
 /// Writing. Each call is a transaction of its own.
 impl Keyspace {
-    /// Puts a row and replaces the one with the same key, if there is one. Durable when it returns. O(log n).
+    /// Puts a row and replaces the one with the same key, if there is one. Durable when it returns. O(log n). Does not
+    /// read the row: [`replace`](Keyspace::replace) returns the old value.
     ///
     /// # Errors
     /// [`KeyTooLong`](crate::Error::KeyTooLong), [`DiskFull`](crate::Error::DiskFull),
@@ -283,10 +305,11 @@ impl Keyspace {
     /// open transactions and waiting writes share has no room for its lock for 10 seconds; for a value over 64 KiB also
     /// like [`insert_from`](Keyspace::insert_from).
     pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
-        self.insert_with(key, value, Durability::Full)
+        self.insert_with(key, value, self.durability)
     }
 
-    /// Like [`insert`](Keyspace::insert), with the given durability.
+    /// Like [`insert`](Keyspace::insert), with the given durability instead of the handle's. For other calls, and for
+    /// more than one, see [`with_durability`](Keyspace::with_durability).
     ///
     /// # Errors
     /// Those of [`insert`](Keyspace::insert).
@@ -348,13 +371,14 @@ impl Keyspace {
         if head.len() <= MEDIUM_BYTES_MAX {
             // Another transaction may hold the row for long.
             drop(memory);
-            self.insert_in(mode, key, &head, Durability::Full).await?;
+            self.insert_in(mode, key, &head, self.durability).await?;
             return Ok(head.len() as u64);
         }
-        self.insert_large(mode, key, WithHead { head: &head, source }, memory, Durability::Full).await
+        self.insert_large(mode, key, WithHead { head: &head, source }, memory, self.durability).await
     }
 
-    /// Removes the row, if there is one. Durable when it returns. O(log n).
+    /// Removes the row, if there is one. Durable when it returns. O(log n). Does not read the row:
+    /// [`take`](Keyspace::take) returns its value.
     ///
     /// # Errors
     /// Those of [`insert`](Keyspace::insert). Works on a full disk too.
@@ -365,7 +389,7 @@ impl Keyspace {
     pub(crate) async fn remove_in(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<()> {
         self.store()?.check_key(&self.open, key)?;
         let row = Row { tree: &self.open.tree, key, change: Change::Remove };
-        self.store()?.autocommit(mode, row, Durability::Full).await
+        self.store()?.autocommit(mode, row, self.durability).await
     }
 }
 

@@ -1,12 +1,15 @@
 //! The public face: databases, keyspaces, transactions, snapshots.
 
 mod asynchronous;
+mod atomic;
+mod batch;
 mod bounds;
 mod config;
 mod keyspace;
 mod leaf_copy;
 mod range;
 mod reader;
+mod removal;
 mod rows;
 mod snapshot;
 mod stream;
@@ -23,6 +26,7 @@ use std::time::Duration;
 
 pub use crate::store::{MemoryPart, Stats};
 pub use asynchronous::Attempt;
+pub use batch::Batch;
 pub use bounds::KeyRange;
 pub use config::Config;
 pub use keyspace::{Keyspace, KeyspaceInfo, KeyspaceOptions};
@@ -36,6 +40,7 @@ pub use value::Value;
 use crate::error::{Error, Recourse, Result};
 use crate::io::Process;
 use crate::store::{CheckProgress, CheckReport, CheckpointReport, CompactReport, Opening, Settings, Store};
+use crate::task::{WaitMode, ready};
 use crate::txn::snapshots::SnapshotHandle;
 
 /// An open database: a cheap handle, usable from any thread. Its clones, keyspaces, snapshots, transactions, ranges and
@@ -91,6 +96,18 @@ impl Handle {
     #[inline]
     fn store_here(&self) -> &Store {
         &self.store
+    }
+
+    /// Pauses before another attempt: for a random time, up to twice as long as before the last, so that two
+    /// transactions that collided do not collide again.
+    async fn pause(&self, mode: WaitMode<'_>, attempt: u32) {
+        let pause_us = 50u64 << attempt.min(10);
+        let random = self.store.engine.backend.random() % pause_us;
+        let pause = Duration::from_micros((pause_us / 2 + random).min(50_000));
+        match mode {
+            WaitMode::Blocking => crate::sync::sleep(pause),
+            WaitMode::Tasks(tasks) => tasks.timer.sleep(pause).await,
+        }
     }
 
     /// A snapshot at the timestamp that plain reads see.
@@ -202,12 +219,69 @@ impl Database {
         self.store()?.drop_keyspace(name)
     }
 
-    /// Begins a transaction with the defaults: snapshot isolation, full durability.
+    /// Waits until all commits that have returned are durable: those made with
+    /// [`Relaxed`](crate::Durability::Relaxed), since the others are. One sync at the most; returns at once if nothing
+    /// is pending.
+    ///
+    /// ```
+    /// use drumlin::Durability;
+    ///
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// k.insert_with("a", "1", Durability::Relaxed)?;
+    /// k.insert_with("b", "2", Durability::Relaxed)?;
+    /// db.sync()?; // neither is lost from here on
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::OutcomeUnknown`] if the log fails, or has failed before they were durable.
+    pub fn sync(&self) -> Result<()> {
+        ready(self.sync_in(WaitMode::Blocking))
+    }
+
+    pub(crate) async fn sync_in(&self, mode: WaitMode<'_>) -> Result<()> {
+        let engine = &self.store()?.engine;
+        engine.show_durable(mode, engine.clock.published()).await
+    }
+
+    /// The absolute path of its folder. For a database in memory a name that no folder has.
+    ///
+    /// ```
+    /// # let folder = std::env::temp_dir().join(format!("drumlin-doc-path-{}", std::process::id()));
+    /// let db = drumlin::Database::open(folder.join("shop.drumlin"))?;
+    /// assert!(db.path().ends_with("shop.drumlin"));
+    /// # db.close()?;
+    /// # std::fs::remove_dir_all(folder).unwrap();
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.handle.store_here().path
+    }
+
+    /// The options of [`begin`](Database::begin): the defaults, with the durability of
+    /// [`Config::durability`](crate::Config::durability). [`TxOptions::default`] knows no database and says `Full`.
+    ///
+    /// ```
+    /// use drumlin::{Isolation, TxOptions};
+    ///
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// let tx = db.begin_with(TxOptions { isolation: Isolation::Serializable, ..db.tx_options() })?;
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    #[must_use]
+    pub fn tx_options(&self) -> TxOptions {
+        TxOptions { durability: self.handle.store_here().durability, ..TxOptions::default() }
+    }
+
+    /// Begins a transaction with the database's options: snapshot isolation, and full durability unless
+    /// [`Config::durability`](crate::Config::durability) says otherwise.
     ///
     /// # Errors
     /// [`Error::Failed`] once the database accepts no more commits.
     pub fn begin(&self) -> Result<Transaction> {
-        self.begin_with(TxOptions::default())
+        self.begin_with(self.tx_options())
     }
 
     /// Begins a transaction.
@@ -224,7 +298,7 @@ impl Database {
     /// # Errors
     /// Any error of `body` or of the commit, except those that were retried.
     pub fn transact<T>(&self, body: impl FnMut(&mut Transaction) -> Result<T>) -> Result<T> {
-        self.transact_with(TxOptions::default(), body)
+        self.transact_with(self.tx_options(), body)
     }
 
     /// Like [`transact`](Database::transact), with the given options.
@@ -243,19 +317,11 @@ impl Database {
             attempt += 1;
             match result {
                 Err(error) if error.recourse() == Recourse::Retry && attempt < ATTEMPTS_MAX => {
-                    crate::sync::sleep(self.pause_before(attempt));
+                    ready(self.handle.pause(WaitMode::Blocking, attempt));
                 }
                 other => return other,
             }
         }
-    }
-
-    /// The pause before the next attempt: random, up to twice `pause`, so that two transactions that collided do not
-    /// collide again.
-    fn pause_before(&self, attempt: u32) -> Duration {
-        let pause_us = 50u64 << attempt.min(10);
-        let random = self.handle.store.engine.backend.random() % pause_us;
-        Duration::from_micros((pause_us / 2 + random).min(50_000))
     }
 
     /// Takes a snapshot of all keyspaces, for reading. Taking one is free. The old versions of rows that change while

@@ -168,10 +168,17 @@ impl Rows<'_> {
     }
 
     pub(super) async fn contains_key(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<bool> {
+        if self.own_change(key).is_none() {
+            self.record(key)?;
+        }
+        self.contains_unrecorded(mode, key).await
+    }
+
+    /// Like [`contains_key`](Self::contains_key), for a transaction that has locked the row.
+    pub(super) async fn contains_unrecorded(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<bool> {
         if let Some(change) = self.own_change(key) {
             return Ok(!matches!(change, Change::Remove));
         }
-        self.record(key)?;
         Ok(self.find_committed(mode, key).await?.is_some())
     }
 

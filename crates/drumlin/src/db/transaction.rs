@@ -53,7 +53,8 @@ pub enum Isolation {
 pub struct TxOptions {
     /// Default: [`Isolation::Snapshot`].
     pub isolation: Isolation,
-    /// When its commit returns. Default: [`Durability::Full`].
+    /// When its commit returns. Default: [`Durability::Full`];
+    /// [`Database::tx_options`](crate::Database::tx_options) has the database's own.
     pub durability: Durability,
     /// The longest time that a write waits for a row that another transaction holds before it ends in
     /// [`Error::Conflict`]. Default 10 seconds.
@@ -93,18 +94,33 @@ struct Locks {
     pending: Option<(KeyspaceId, Box<[u8]>)>,
     /// Heap memory of the keys, and of the locks in the lock table.
     heap_bytes: usize,
+    /// The locks that a batch takes when it is committed; `None` in a transaction, which takes them at each write.
+    planned: Option<Planned>,
+}
+
+/// Locks that are to be taken later.
+#[derive(Clone, Copy, Debug, Default)]
+struct Planned {
+    key_count: usize,
+    heap_bytes: usize,
 }
 
 impl Locks {
     fn new(engine: &Arc<Engine>, owner: TransactionId) -> Locks {
-        Locks { engine: Arc::clone(engine), owner, keys: Vec::new(), pending: None, heap_bytes: 0 }
+        Locks { engine: Arc::clone(engine), owner, keys: Vec::new(), pending: None, heap_bytes: 0, planned: None }
     }
 
     /// The memory with one more lock, which may have to be waited for.
     fn memory_bytes_with(&self, key: &[u8]) -> usize {
-        let key_count = grown_capacity(self.keys.len(), self.keys.capacity(), 1);
+        let planned = self.planned.unwrap_or_default();
+        let key_count = planned.key_count + grown_capacity(self.keys.len(), self.keys.capacity(), 1);
         let own_bytes = heap_bytes(key.len()) + lock_bytes(key) + WAITING_BYTES;
-        key_count * size_of::<(KeyspaceId, Box<[u8]>)>() + self.heap_bytes + own_bytes
+        key_count * size_of::<(KeyspaceId, Box<[u8]>)>() + self.heap_bytes + planned.heap_bytes + own_bytes
+    }
+
+    /// Heap memory of a key, and of its lock in the lock table.
+    fn heap_bytes_of(key: &[u8]) -> usize {
+        heap_bytes(key.len()) + lock_bytes(key)
     }
 }
 
@@ -160,6 +176,17 @@ impl RollBacks {
 }
 
 impl Transaction {
+    /// Begins a transaction that locks its rows when it is committed. It must not read.
+    pub(super) fn begin_batch(handle: &Arc<Handle>, options: TxOptions) -> Result<Transaction> {
+        let mut transaction = Transaction::begin(handle, options)?;
+        transaction.locks.planned = Some(Planned::default());
+        Ok(transaction)
+    }
+
+    pub(super) fn set_durability(&mut self, durability: Durability) {
+        self.options.durability = durability;
+    }
+
     pub(crate) fn begin(handle: &Arc<Handle>, options: TxOptions) -> Result<Transaction> {
         let store = handle.store()?;
         store.engine.check_failure()?;
@@ -222,6 +249,11 @@ impl Transaction {
     /// remembered, since it ends the transaction.
     async fn lock(&mut self, mode: WaitMode<'_>, open: &OpenKeyspace, key: &[u8]) -> Result<()> {
         self.check_conflict()?;
+        if let Some(planned) = &mut self.locks.planned {
+            planned.key_count += 1;
+            planned.heap_bytes += Locks::heap_bytes_of(key);
+            return self.reader.store()?.check_key(open, key);
+        }
         let result = self.try_lock(mode, open, key).await;
         if let Err(Error::Conflict { reason }) = result {
             self.conflict = Some(reason);
@@ -265,7 +297,44 @@ impl Transaction {
         std::mem::forget(lock);
         reserve(&mut locks.keys, 1);
         locks.keys.extend(locks.pending.take());
-        locks.heap_bytes += heap_bytes(key.len()) + lock_bytes(key);
+        locks.heap_bytes += Locks::heap_bytes_of(key);
+        Ok(())
+    }
+
+    /// Takes the locks of a batch, in the order of its rows. As it has read nothing, one that would wait for another
+    /// that waits for it gives up what it has and begins again.
+    async fn lock_planned(&mut self, mode: WaitMode<'_>) -> Result<()> {
+        let Some(planned) = self.locks.planned.take() else { return Ok(()) };
+        let store = Arc::clone(self.store()?);
+        let deadline = store.now().saturating_add(self.options.lock_timeout);
+        let mut attempt = 0;
+        loop {
+            self.locks.keys.reserve_exact(planned.key_count);
+            match self.lock_rows(mode, &store, deadline).await {
+                Err(Error::Conflict { .. }) if store.now() < deadline => {
+                    self.locks = Locks::new(&store.engine, self.id);
+                    attempt += 1;
+                    self.reader.handle.pause(mode, attempt).await;
+                }
+                locked => return locked,
+            }
+        }
+    }
+
+    async fn lock_rows(&mut self, mode: WaitMode<'_>, store: &Store, deadline: Duration) -> Result<()> {
+        let Transaction { reader, id, locks, .. } = self;
+        let writes = reader.view.own.as_ref().expect("a transaction has writes");
+        for (tree, key, _) in writes.set.rows() {
+            let keyspace = tree.pages.id;
+            if store.engine.locks.try_lock(*id, keyspace, key).is_err() {
+                locks.pending = Some((keyspace, key.into()));
+                let timeout = deadline.saturating_sub(store.now());
+                store.lock_row(mode, *id, keyspace, key, timeout).await?;
+                locks.pending = None;
+            }
+            locks.keys.push((keyspace, key.into()));
+            locks.heap_bytes += Locks::heap_bytes_of(key);
+        }
         Ok(())
     }
 
@@ -393,6 +462,23 @@ impl Transaction {
         Ok(())
     }
 
+    /// Removes the row and returns `true`, if there is one. Reads no value.
+    pub(super) async fn remove_if_there(
+        &mut self,
+        mode: WaitMode<'_>,
+        keyspace: &Keyspace,
+        key: &[u8],
+    ) -> Result<bool> {
+        let open = self.open(keyspace)?;
+        self.secure_memory(key, Some(0))?;
+        self.lock(mode, open, key).await?;
+        let is_there = self.reader.rows(keyspace)?.contains_unrecorded(mode, key).await?;
+        if is_there {
+            SharedWrites::alone(self.writes_mut()).remove(&open.tree, key);
+        }
+        Ok(is_there)
+    }
+
     /// Marks a point to roll back to.
     #[must_use]
     pub fn savepoint(&mut self) -> Savepoint {
@@ -440,8 +526,9 @@ impl Transaction {
         ready(self.commit_in(WaitMode::Blocking))
     }
 
-    pub(crate) async fn commit_in(self, mode: WaitMode<'_>) -> Result<Timestamp> {
+    pub(crate) async fn commit_in(mut self, mode: WaitMode<'_>) -> Result<Timestamp> {
         self.check_conflict()?;
+        self.lock_planned(mode).await?;
         let Transaction { reader, options, locks, memory: _memory, .. } = self;
         let Reader { handle, view: ReadView { horizon, own, reads }, .. } = reader;
         let store = handle.store()?;

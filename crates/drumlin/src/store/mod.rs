@@ -50,6 +50,7 @@ use crate::txn::locks::{Granted, LockError, WAITING_BYTES, lock_bytes};
 use crate::txn::read_set::Reads;
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::values::{self, Chunk, LargeValue, Part};
+use crate::txn::write_set::Change;
 use crate::txn::{TransactionId, engine};
 
 /// The result of opening a database.
@@ -77,6 +78,8 @@ pub(crate) struct Settings {
     pub(crate) segment_bytes: u64,
     pub(crate) log_segment_bytes: u64,
     pub(crate) checkpoint_log_bytes: u64,
+    /// Of commits that name none.
+    pub(crate) durability: engine::Durability,
     pub(crate) io_backend: IoBackend,
     pub(crate) in_memory: bool,
     pub(crate) create: bool,
@@ -102,6 +105,8 @@ pub(crate) struct Store {
     locks: Locks,
     sync: SyncMethod,
     pub(crate) page_bytes: usize,
+    /// Of commits that name none.
+    pub(crate) durability: engine::Durability,
     checkpoint_log_bytes: u64,
     change_count_max: usize,
     /// Corruption that opening found and could do without.
@@ -383,8 +388,7 @@ impl Store {
         Some((lock, admitted))
     }
 
-    /// The same, waiting. The lock's memory comes first, and is waited for while nothing is held: there is no bound of
-    /// the writers that wait.
+    /// The same, waiting.
     async fn begin_waiting<'a>(
         &'a self,
         mode: WaitMode<'_>,
@@ -392,15 +396,52 @@ impl Store {
         rows: &[engine::Row<'a>; 1],
     ) -> Result<(RowLock<'a>, engine::Admitted)> {
         let [engine::Row { tree, key, .. }] = rows;
+        let (lock, _memory) = self.lock_waiting(mode, owner, tree, key).await?;
+        let admitted = self.engine.admit(mode, rows, None, lock_bytes(key)).await;
+        Ok((lock, admitted))
+    }
+
+    /// Takes a row's lock and memory for it. The memory comes first, and is waited for while nothing is held: there is
+    /// no bound of the writers that wait.
+    async fn lock_waiting<'a>(
+        &'a self,
+        mode: WaitMode<'_>,
+        owner: TransactionId,
+        tree: &Tree,
+        key: &'a [u8],
+    ) -> Result<(RowLock<'a>, Grant)> {
         let engine = &self.engine;
         let bytes = (lock_bytes(key) + WAITING_BYTES) as u64;
         let memory = engine.reserve_in_turn(mode, Account::Transactions, bytes, LOCK_TIMEOUT).await;
         let in_use = || Error::transactions_in_memory(engine.budget.limit_bytes(Account::Transactions));
-        let _memory = memory.ok_or_else(in_use)?;
+        let memory = memory.ok_or_else(in_use)?;
         self.lock_row(mode, owner, tree.pages.id, key, LOCK_TIMEOUT).await?;
-        let lock = RowLock { engine, owner, keyspace: tree.pages.id, key };
-        let admitted = engine.admit(mode, rows, None, lock_bytes(key)).await;
-        Ok((lock, admitted))
+        Ok((RowLock { engine, owner, keyspace: tree.pages.id, key }, memory))
+    }
+
+    /// Locks a row outside of transactions, for a change that depends on its newest value.
+    pub(crate) async fn lock_newest<'a>(
+        &'a self,
+        mode: WaitMode<'_>,
+        tree: &'a Tree,
+        key: &'a [u8],
+    ) -> Result<LockedRow<'a>> {
+        let (lock, memory) = self.lock_waiting(mode, self.next_transaction(), tree, key).await?;
+        Ok(LockedRow { store: self, tree, lock, _memory: memory })
+    }
+
+    /// Waits, for a call that has seen commits up to `seen` and made none, until no power cut can take back what it
+    /// saw, and readers see it. With [`Relaxed`](engine::Durability::Relaxed), to see what readers see is enough.
+    pub(crate) async fn confirm(
+        &self,
+        mode: WaitMode<'_>,
+        seen: Timestamp,
+        durability: engine::Durability,
+    ) -> Result<()> {
+        if durability == engine::Durability::Relaxed && seen <= self.engine.clock.visible() {
+            return Ok(());
+        }
+        self.engine.show_durable(mode, seen).await
     }
 
     /// Commits rows whose `locks` the caller has. See [`Engine::commit`].
@@ -541,6 +582,52 @@ impl Store {
             bytes = self.read_own_chunk(mode, tree, value, number, snapshot, Part::ALL, bytes).await?;
         }
         Ok(bytes)
+    }
+}
+
+/// A row that a call outside of transactions has locked. No other writer changes it until this is dropped.
+pub(crate) struct LockedRow<'a> {
+    store: &'a Store,
+    tree: &'a Tree,
+    lock: RowLock<'a>,
+    /// Of the lock.
+    _memory: Grant,
+}
+
+impl LockedRow<'_> {
+    /// The newest committed value. Its writer had the row's lock until the change was published.
+    pub(crate) async fn get(&self, mode: WaitMode<'_>) -> Result<Option<Arc<[u8]>>> {
+        self.store.engine.get_in(mode, self.tree, self.lock.key, ReadAt::Published).await
+    }
+
+    /// Returns `true` if there is a row.
+    pub(crate) async fn exists(&self, mode: WaitMode<'_>) -> Result<bool> {
+        Ok(self.store.engine.find_in(mode, self.tree, self.lock.key, ReadAt::Published).await?.is_some())
+    }
+
+    /// Commits a change of the row.
+    pub(crate) async fn commit(
+        self,
+        mode: WaitMode<'_>,
+        change: Change<'_>,
+        durability: engine::Durability,
+    ) -> Result<()> {
+        let LockedRow { store, tree, lock, _memory } = self;
+        let rows = [engine::Row { tree, key: lock.key, change }];
+        store.commit(mode, &rows, None, durability, lock).await.map(drop)
+    }
+
+    /// Leaves the row as it is, and waits until what was seen of it is as durable as a change would be.
+    pub(crate) async fn leave(self, mode: WaitMode<'_>, durability: engine::Durability) -> Result<()> {
+        let LockedRow { store, tree, lock, _memory } = self;
+        let engine = &store.engine;
+        let visible = engine.clock.visible();
+        // Relaxed commits are visible before they are durable, and may be the row's.
+        let may_be_lost = durability == engine::Durability::Full && visible > engine.log().durable();
+        let is_unsafe = may_be_lost || engine.changed_since(mode, tree, lock.key, visible).await?;
+        let seen = engine.clock.published();
+        drop(lock);
+        if is_unsafe { store.confirm(mode, seen, durability).await } else { Ok(()) }
     }
 }
 

@@ -332,6 +332,7 @@ impl Replayed<'_> {
             locks: Locks { folder: Arc::clone(&opener.folder), data: data.lock },
             sync: data.sync,
             page_bytes: opener.settings.page_bytes,
+            durability: opener.settings.durability,
             checkpoint_log_bytes: opener.settings.checkpoint_log_bytes,
             passed_over: recovering.passed_over,
             checkpoints: AtomicU64::new(0),

@@ -1,0 +1,264 @@
+//! Changes of one row that depend on its newest value: atomic, and committed by themselves.
+//!
+//! Each of these calls locks the row, reads its newest committed value and commits the change before it releases the
+//! lock. So calls for one row take effect one after the other, and none has to be run again.
+
+use super::range::Steps;
+use super::rows::{Horizon, ReadView, Rows};
+use super::{Keyspace, Value, bounds};
+use crate::error::Result;
+use crate::store::LockedRow;
+use crate::task::{WaitMode, ready};
+use crate::tree::Direction;
+use crate::txn::values::{self, Blocking, MEDIUM_BYTES_MAX};
+use crate::txn::write_set::Change;
+
+/// Changes of rows that depend on their newest value. Each call locks its row, so that no other writer changes it
+/// between the read and the commit: calls from many threads take effect one after the other, and never need to be run
+/// again. They see commits that are not durable yet; what a call returns is as durable as its own change.
+impl Keyspace {
+    /// Removes the row and returns its value. `None` if there was no row; then nothing is committed. Durable when it
+    /// returns, unless the handle's durability is relaxed. O(log n).
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// k.insert("a", "1")?;
+    /// assert_eq!(k.take("a")?.unwrap(), "1");
+    /// assert!(k.take("a")?.is_none());
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`get`](Keyspace::get) and [`insert`](Keyspace::insert). Works on a full disk too.
+    pub fn take(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
+        ready(self.take_in(WaitMode::Blocking, key.as_ref()))
+    }
+
+    pub(super) async fn take_in(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<Value>> {
+        let row = self.lock_newest(mode, key).await?;
+        let Some(value) = row.get(mode).await? else {
+            row.leave(mode, self.durability).await?;
+            return Ok(None);
+        };
+        row.commit(mode, Change::Remove, self.durability).await?;
+        Ok(Some(value.into()))
+    }
+
+    /// Puts the row and returns the value that it had. `None` if there was no row. O(log n).
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// assert!(k.replace("a", "1")?.is_none());
+    /// assert_eq!(k.replace("a", "2")?.unwrap(), "1");
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`get`](Keyspace::get) and [`insert`](Keyspace::insert).
+    pub fn replace(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<Option<Value>> {
+        ready(self.replace_in(WaitMode::Blocking, key.as_ref(), value.as_ref()))
+    }
+
+    pub(super) async fn replace_in(&self, mode: WaitMode<'_>, key: &[u8], value: &[u8]) -> Result<Option<Value>> {
+        let row = self.lock_newest(mode, key).await?;
+        let before = row.get(mode).await?;
+        self.put_locked(mode, row, value).await?;
+        Ok(before.map(Value::from))
+    }
+
+    /// Puts the row if there is none with this key; returns `true` if it did. O(log n). Reads no large value.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// assert!(k.insert_if_absent("a", "1")?);
+    /// assert!(!k.insert_if_absent("a", "2")?);
+    /// assert_eq!(k.get("a")?.unwrap(), "1");
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`get`](Keyspace::get) and [`insert`](Keyspace::insert).
+    pub fn insert_if_absent(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
+        ready(self.insert_if_absent_in(WaitMode::Blocking, key.as_ref(), value.as_ref()))
+    }
+
+    pub(super) async fn insert_if_absent_in(&self, mode: WaitMode<'_>, key: &[u8], value: &[u8]) -> Result<bool> {
+        let row = self.lock_newest(mode, key).await?;
+        if row.exists(mode).await? {
+            row.leave(mode, self.durability).await?;
+            return Ok(false);
+        }
+        self.put_locked(mode, row, value).await?;
+        Ok(true)
+    }
+
+    /// Changes the row to what `change` makes of its value: `None` stands for no row, before and after. Returns what
+    /// `change` returned. O(log n).
+    ///
+    /// `change` runs once, while the row is locked: writers of the row wait for it, so it should be short, and it must
+    /// not write the row itself, which would wait for this call until it fails. If it panics, nothing has changed. If
+    /// it answers `None` where there is no row, nothing is committed.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// let count = |old: Option<&[u8]>| {
+    ///     let before = old.map_or(0, |bytes| u64::from_be_bytes(bytes.try_into().expect("eight bytes")));
+    ///     Some((before + 1).to_be_bytes())
+    /// };
+    /// k.update("visits", count)?;
+    /// assert_eq!(k.update("visits", count)?, Some(2u64.to_be_bytes()));
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`get`](Keyspace::get) and [`insert`](Keyspace::insert).
+    pub fn update<V: AsRef<[u8]>>(
+        &self,
+        key: impl AsRef<[u8]>,
+        change: impl FnOnce(Option<&[u8]>) -> Option<V>,
+    ) -> Result<Option<V>> {
+        ready(self.update_in(WaitMode::Blocking, key.as_ref(), change))
+    }
+
+    pub(super) async fn update_in<V: AsRef<[u8]>>(
+        &self,
+        mode: WaitMode<'_>,
+        key: &[u8],
+        change: impl FnOnce(Option<&[u8]>) -> Option<V>,
+    ) -> Result<Option<V>> {
+        let row = self.lock_newest(mode, key).await?;
+        let before = row.get(mode).await?;
+        let after = change(before.as_deref());
+        match &after {
+            Some(value) => self.put_locked(mode, row, value.as_ref()).await?,
+            None if before.is_some() => row.commit(mode, Change::Remove, self.durability).await?,
+            None => row.leave(mode, self.durability).await?,
+        }
+        Ok(after)
+    }
+
+    /// Changes the row to `new` if its value is `expected`: `None` stands for no row. The inner result is
+    /// `Err(found)` with the value that it has if that is another; then nothing is committed. O(log n).
+    ///
+    /// With `None` on both sides it asks whether the row is missing. [`update`](Keyspace::update) spares the loop
+    /// that usually surrounds this call.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// assert_eq!(k.compare_and_swap("a", None, Some(b"1"))?, Ok(()));
+    /// assert_eq!(k.compare_and_swap("a", None, Some(b"2"))?, Err(Some("1".into())));
+    /// assert_eq!(k.compare_and_swap("a", Some(b"1"), None)?, Ok(()));
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`get`](Keyspace::get) and [`insert`](Keyspace::insert).
+    pub fn compare_and_swap(
+        &self,
+        key: impl AsRef<[u8]>,
+        expected: Option<&[u8]>,
+        new: Option<&[u8]>,
+    ) -> Result<Result<(), Option<Value>>> {
+        ready(self.compare_and_swap_in(WaitMode::Blocking, key.as_ref(), expected, new))
+    }
+
+    pub(super) async fn compare_and_swap_in(
+        &self,
+        mode: WaitMode<'_>,
+        key: &[u8],
+        expected: Option<&[u8]>,
+        new: Option<&[u8]>,
+    ) -> Result<Result<(), Option<Value>>> {
+        let row = self.lock_newest(mode, key).await?;
+        let found = row.get(mode).await?;
+        if found.as_deref() != expected {
+            row.leave(mode, self.durability).await?;
+            return Ok(Err(found.map(Value::from)));
+        }
+        match new {
+            Some(value) => self.put_locked(mode, row, value).await?,
+            None if found.is_some() => row.commit(mode, Change::Remove, self.durability).await?,
+            None => row.leave(mode, self.durability).await?,
+        }
+        Ok(Ok(()))
+    }
+
+    /// Removes the first row in the order of keys and returns it. `None` if there are no rows. O(log n).
+    ///
+    /// Of callers at the same time each gets another row, and none is lost. The row is the first at some moment during
+    /// the call: one that is inserted in front of it meanwhile may stay. If a transaction holds the first row, the call
+    /// waits for it rather than take the second.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// let jobs = db.keyspace("jobs")?;
+    /// jobs.insert("1", "wash")?;
+    /// jobs.insert("2", "dry")?;
+    /// while let Some((key, job)) = jobs.pop_first()? {
+    ///     println!("{key:?}: {job:?}");
+    /// }
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`first`](Keyspace::first) and [`insert`](Keyspace::insert). Works on a full disk too.
+    pub fn pop_first(&self) -> Result<Option<(Value, Value)>> {
+        ready(self.pop_in(WaitMode::Blocking, Direction::Forward))
+    }
+
+    /// Removes the last row in the order of keys and returns it. Otherwise like [`pop_first`](Keyspace::pop_first).
+    ///
+    /// # Errors
+    /// Those of [`pop_first`](Keyspace::pop_first).
+    pub fn pop_last(&self) -> Result<Option<(Value, Value)>> {
+        ready(self.pop_in(WaitMode::Blocking, Direction::Backward))
+    }
+
+    pub(super) async fn pop_in(&self, mode: WaitMode<'_>, direction: Direction) -> Result<Option<(Value, Value)>> {
+        let store = self.store()?;
+        store.engine.check_failure()?;
+        loop {
+            let snapshot = store.open_snapshot(|| store.engine.clock.published());
+            let seen = snapshot.timestamp;
+            let view = ReadView { horizon: Horizon::Fixed(snapshot), own: None, reads: None };
+            let rows = Rows { view: Some(&view), ..self.rows() };
+            let mut keys = rows.scan(bounds::ALL).one_at_first().keys();
+            let Some(key) = keys.next_in(mode, direction).await.transpose()? else {
+                store.confirm(mode, seen, self.durability).await?;
+                return Ok(None);
+            };
+            // The scan and its snapshot end before the wait for the row.
+            drop((keys, view));
+            let row = self.lock_newest(mode, &key).await?;
+            if let Some(value) = row.get(mode).await? {
+                row.commit(mode, Change::Remove, self.durability).await?;
+                return Ok(Some((key, value.into())));
+            }
+        }
+    }
+
+    async fn lock_newest<'k>(&'k self, mode: WaitMode<'_>, key: &'k [u8]) -> Result<LockedRow<'k>> {
+        let store = self.store()?;
+        store.check_key(&self.open, key)?;
+        store.engine.check_failure()?;
+        store.lock_newest(mode, &self.open.tree, key).await
+    }
+
+    async fn put_locked(&self, mode: WaitMode<'_>, row: LockedRow<'_>, value: &[u8]) -> Result<()> {
+        if value.len() <= MEDIUM_BYTES_MAX {
+            return row.commit(mode, Change::Put(value), self.durability).await;
+        }
+        let store = self.store()?;
+        let memory = store.source_memory(mode).await?;
+        let tree = &self.open.tree;
+        let (value_id, make_space) = (store.new_value(), &store.engine.make_space);
+        let value = values::write_large(mode, tree, value_id, Blocking(value), memory, make_space).await?;
+        // Until the value is applied, its space is released however this ends.
+        row.commit(mode, Change::PutLarge(&value), self.durability).await
+    }
+}

@@ -1,0 +1,159 @@
+//! Write batches: many writes in one commit, without reading.
+
+use std::io::Read;
+
+use super::transaction::Transaction;
+use super::{Database, Isolation, Keyspace, TxOptions};
+use crate::error::Result;
+use crate::format::Timestamp;
+use crate::task::{WaitMode, ready};
+use crate::txn::engine::Durability;
+use crate::txn::values::{Blocking, Source};
+
+/// Writes over any number of keyspaces that are committed together or not at all. Made by
+/// [`Database::batch`](crate::Database::batch); discarded if it is dropped.
+///
+/// A batch reads nothing: it has no snapshot, keeps no versions in memory, and what others commit meanwhile is no
+/// conflict. It locks its rows when it is committed, in one order, and no earlier. So an open batch blocks no writer,
+/// and two batches wait for each other but never deadlock. Of two writes of one row the later counts.
+///
+/// It takes as much memory as a transaction with these writes, and has the same limit: a write that exceeds it fails
+/// with [`TransactionTooLarge`](crate::Error::TransactionTooLarge) and is not part of the batch, which can be committed
+/// without it.
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// let (orders, stock) = (db.keyspace("orders")?, db.keyspace("stock")?);
+/// let mut batch = db.batch()?;
+/// batch.insert(&orders, "2026-11-21/0001", "three apples")?;
+/// batch.remove(&stock, "apples")?;
+/// batch.commit()?;
+/// assert_eq!(orders.count(..)?, 1);
+/// # Ok::<(), drumlin::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Batch {
+    pub(super) transaction: Transaction,
+    pub(super) len: usize,
+}
+
+impl Batch {
+    /// Puts a row and replaces the one with the same key, if there is one. O(log n) in the batch's rows. A value over
+    /// 64 KiB is written to disk at once.
+    ///
+    /// # Errors
+    /// [`KeyTooLong`](crate::Error::KeyTooLong), [`TransactionTooLarge`](crate::Error::TransactionTooLarge),
+    /// [`MemoryInUse`](crate::Error::MemoryInUse), [`Invalid`](crate::Error::Invalid) for a keyspace of another
+    /// database; [`DiskFull`](crate::Error::DiskFull) for a value over 64 KiB. The batch can go on after any of these.
+    pub fn insert(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
+        ready(self.insert_in(WaitMode::Blocking, keyspace, key.as_ref(), value.as_ref()))
+    }
+
+    pub(super) async fn insert_in(
+        &mut self,
+        mode: WaitMode<'_>,
+        keyspace: &Keyspace,
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<()> {
+        self.transaction.insert_in(mode, keyspace, key, value).await?;
+        self.len += 1;
+        Ok(())
+    }
+
+    /// Stores all that `reader` yields as the row's value, of any length. The bytes go to disk at once. Returns their
+    /// number.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// let mut batch = db.batch()?;
+    /// batch.insert_from(&k, "film", &[7; 300_000][..])?;
+    /// batch.commit()?;
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Transaction::insert_from`](crate::Transaction::insert_from) but for a conflict.
+    pub fn insert_from(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, reader: impl Read) -> Result<u64> {
+        ready(self.insert_from_in(WaitMode::Blocking, keyspace, key.as_ref(), Blocking(reader)))
+    }
+
+    pub(super) async fn insert_from_in(
+        &mut self,
+        mode: WaitMode<'_>,
+        keyspace: &Keyspace,
+        key: &[u8],
+        source: impl Source,
+    ) -> Result<u64> {
+        let bytes = self.transaction.insert_from_in(mode, keyspace, key, source).await?;
+        self.len += 1;
+        Ok(bytes)
+    }
+
+    /// Removes the row, if there is one.
+    ///
+    /// # Errors
+    /// Those of [`insert`](Batch::insert).
+    pub fn remove(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<()> {
+        ready(self.transaction.remove_in(WaitMode::Blocking, keyspace, key.as_ref()))?;
+        self.len += 1;
+        Ok(())
+    }
+
+    /// The number of writes so far. Several of one row count each.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns `true` if there are no writes yet.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Commits the writes with the durability that is the database's default
+    /// ([`Config::durability`](crate::Config::durability)). Returns the commit's timestamp. A batch without writes
+    /// commits nothing.
+    ///
+    /// # Errors
+    /// [`Conflict`](crate::Error::Conflict) if a transaction holds one of the rows for 10 seconds;
+    /// [`DiskFull`](crate::Error::DiskFull), [`TransactionTooLarge`](crate::Error::TransactionTooLarge),
+    /// [`Failed`](crate::Error::Failed): nothing of it remains. [`OutcomeUnknown`](crate::Error::OutcomeUnknown) if
+    /// only reopening can tell.
+    pub fn commit(self) -> Result<Timestamp> {
+        ready(self.transaction.commit_in(WaitMode::Blocking))
+    }
+
+    /// Like [`commit`](Batch::commit), with the given durability.
+    ///
+    /// ```
+    /// use drumlin::Durability;
+    ///
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// let mut batch = db.batch()?;
+    /// batch.insert(&k, "a", "1")?;
+    /// batch.commit_with(Durability::Relaxed)?;
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`commit`](Batch::commit).
+    pub fn commit_with(mut self, durability: Durability) -> Result<Timestamp> {
+        self.transaction.set_durability(durability);
+        self.commit()
+    }
+}
+
+impl Database {
+    /// Begins a batch of writes.
+    ///
+    /// # Errors
+    /// [`Failed`](crate::Error::Failed) once the database accepts no more commits.
+    pub fn batch(&self) -> Result<Batch> {
+        let options = TxOptions { isolation: Isolation::ReadCommitted, ..self.tx_options() };
+        Ok(Batch { transaction: Transaction::begin_batch(&self.handle, options)?, len: 0 })
+    }
+}

@@ -1,0 +1,508 @@
+//! Calls that change a row according to its newest value, remove many rows, or commit a batch: alone, among other
+//! writers, and where they end early.
+
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use drumlin::{Config, Database, Durability, Error, Isolation, Keyspace, TxOptions, Value};
+use smol::block_on;
+use support::Random;
+
+fn opened() -> (Database, Keyspace) {
+    let db = Config::in_memory().memory(8 << 20).durability(Durability::Relaxed).open("").unwrap();
+    let k = db.keyspace("k").unwrap();
+    (db, k)
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    u64::from_be_bytes(bytes.try_into().unwrap())
+}
+
+fn add_one(old: Option<&[u8]>) -> Option<[u8; 8]> {
+    Some((old.map_or(0, number) + 1).to_be_bytes())
+}
+
+fn vec(value: Option<Value>) -> Option<Vec<u8>> {
+    value.map(Value::into_vec)
+}
+
+/// Each call, in both forms and with values of all sizes, answers as a map does.
+#[test]
+fn every_call_answers_as_a_map_does() {
+    let (_db, k) = opened();
+    let mut model: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
+    let mut random = Random(3);
+    for round in 0..3000u32 {
+        let key = vec![b'a' + random.below(6) as u8];
+        let length = [3, 3, 40, 2000, 100_000][random.index(5)];
+        let value = random.bytes(length);
+        let before = model.get(&key).cloned();
+        let is_task = round % 2 == 0;
+        match random.below(7) {
+            0 => {
+                let taken = if is_task { block_on(k.take_async(&key)) } else { k.take(&key) };
+                assert_eq!(vec(taken.unwrap()), before);
+                model.remove(&key);
+            }
+            1 => {
+                let replaced = if is_task { block_on(k.replace_async(&key, &value)) } else { k.replace(&key, &value) };
+                assert_eq!(vec(replaced.unwrap()), before);
+                model.insert(key, value);
+            }
+            2 => {
+                let inserted = match is_task {
+                    true => block_on(k.insert_if_absent_async(&key, &value)),
+                    false => k.insert_if_absent(&key, &value),
+                };
+                assert_eq!(inserted.unwrap(), before.is_none());
+                model.entry(key).or_insert(value);
+            }
+            3 => {
+                let change = |old: Option<&[u8]>| {
+                    assert_eq!(old, before.as_deref());
+                    (!value.len().is_multiple_of(3)).then(|| value.clone())
+                };
+                let updated = if is_task { block_on(k.update_async(&key, change)) } else { k.update(&key, change) };
+                match updated.unwrap() {
+                    Some(value) => drop(model.insert(key, value)),
+                    None => drop(model.remove(&key)),
+                }
+            }
+            4 => {
+                let expected = [None, Some(&b"another"[..]), before.as_deref()][random.index(3)];
+                let new = [None, Some(&value[..])][random.index(2)];
+                let swapped = match is_task {
+                    true => block_on(k.compare_and_swap_async(&key, expected, new)),
+                    false => k.compare_and_swap(&key, expected, new),
+                };
+                if expected == before.as_deref() {
+                    assert_eq!(swapped.unwrap(), Ok(()));
+                    match new {
+                        Some(value) => drop(model.insert(key, value.to_vec())),
+                        None => drop(model.remove(&key)),
+                    }
+                } else {
+                    assert_eq!(swapped.unwrap().map_err(vec), Err(before));
+                }
+            }
+            5 => {
+                let popped = if is_task { block_on(k.pop_first_async()) } else { k.pop_first() };
+                assert_eq!(popped.unwrap().map(|(key, value)| (key.into_vec(), value.into_vec())), model.pop_first());
+            }
+            _ => {
+                let popped = if is_task { block_on(k.pop_last_async()) } else { k.pop_last() };
+                assert_eq!(popped.unwrap().map(|(key, value)| (key.into_vec(), value.into_vec())), model.pop_last());
+            }
+        }
+    }
+    assert!(k.iter().map(Result::unwrap).map(|(key, value)| (key.into_vec(), value.into_vec())).eq(model));
+}
+
+/// Of calls from several threads for the same rows none is lost and none counts twice, and no thread is told to try
+/// again.
+#[test]
+fn calls_for_one_row_take_effect_one_after_the_other() {
+    let (db, k) = opened();
+    k.insert("by cas", 0u64.to_be_bytes()).unwrap();
+    let won = AtomicU64::new(0);
+    let (threads, rounds) = (4, 150);
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let (db, k, won) = (&db, &k, &won);
+            scope.spawn(move || {
+                for round in 0..rounds {
+                    k.update("updates", add_one).unwrap();
+                    block_on(k.update_async("updates by tasks", add_one)).unwrap();
+                    let mut found = k.get("by cas").unwrap().unwrap();
+                    loop {
+                        let next = (number(&found) + 1).to_be_bytes();
+                        match k.compare_and_swap("by cas", Some(&found), Some(&next)).unwrap() {
+                            Ok(()) => break,
+                            Err(other) => found = other.unwrap(),
+                        }
+                    }
+                    let is_mine = k.insert_if_absent(format!("first {round}"), format!("{thread}")).unwrap();
+                    won.fetch_add(u64::from(is_mine), Ordering::Relaxed);
+                    // A transaction in the midst of them.
+                    db.transact(|tx| {
+                        let old = tx.get_for_update(k, "updates")?;
+                        tx.insert(k, "updates", add_one(old.as_deref()).unwrap())
+                    })
+                    .unwrap();
+                }
+            });
+        }
+    });
+    let all = threads * rounds;
+    assert_eq!(number(&k.get("updates").unwrap().unwrap()), 2 * all);
+    assert_eq!(number(&k.get("updates by tasks").unwrap().unwrap()), all);
+    assert_eq!(number(&k.get("by cas").unwrap().unwrap()), all);
+    assert_eq!(won.load(Ordering::Relaxed), rounds);
+}
+
+/// Rows that are popped from both ends and taken by several threads while others insert: each row goes to one of them,
+/// and none is lost.
+#[test]
+fn every_row_is_popped_once() {
+    let (_db, k) = opened();
+    let (writers, rows) = (2u32, 400u32);
+    let (done, is_full) = (AtomicU64::new(0), AtomicBool::new(false));
+    let popped: Vec<Vec<Vec<u8>>> = std::thread::scope(|scope| {
+        for writer in 0..writers {
+            let (k, done) = (&k, &done);
+            scope.spawn(move || {
+                let mut random = Random(u64::from(writer));
+                for row in 0..rows {
+                    let key = [&random.bytes(1)[..], &(row * writers + writer).to_be_bytes()].concat();
+                    k.insert(&key, &key).unwrap();
+                }
+                done.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+        let poppers: Vec<_> = (0..3)
+            .map(|popper| {
+                let (k, done, is_full) = (&k, &done, &is_full);
+                scope.spawn(move || {
+                    let mut mine = Vec::new();
+                    loop {
+                        let ends = done.load(Ordering::SeqCst) == u64::from(writers);
+                        let row = match popper {
+                            0 => k.pop_first().unwrap(),
+                            1 => block_on(k.pop_first_async()).unwrap(),
+                            _ => k.pop_last().unwrap(),
+                        };
+                        match row {
+                            Some((key, value)) => {
+                                assert_eq!(key, value);
+                                mine.push(key.into_vec());
+                            }
+                            None if ends => break mine,
+                            None => is_full.store(true, Ordering::Relaxed),
+                        }
+                    }
+                })
+            })
+            .collect();
+        poppers.into_iter().map(|popper| popper.join().unwrap()).collect()
+    });
+    let all: Vec<Vec<u8>> = popped.into_iter().flatten().map(|key| key[1..].to_vec()).collect();
+    let distinct: BTreeSet<&Vec<u8>> = all.iter().collect();
+    assert_eq!((all.len(), distinct.len()), ((writers * rows) as usize, (writers * rows) as usize));
+    assert!(k.is_empty().unwrap());
+}
+
+/// A closure that panics leaves the row as it was and free, in both forms.
+#[test]
+fn an_update_that_panics_releases_its_row() {
+    let (_db, k) = opened();
+    k.insert("a", "1").unwrap();
+    let began = Instant::now();
+    for is_task in [false, true] {
+        let panics = |_: Option<&[u8]>| -> Option<[u8; 1]> { panic!("on purpose") };
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            drop(if is_task { block_on(k.update_async("a", panics)) } else { k.update("a", panics) });
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(k.replace("a", "1").unwrap().unwrap(), "1");
+    }
+    assert!(began.elapsed() < Duration::from_secs(5), "it waited for the row");
+}
+
+/// Polls a future some times and drops it.
+fn poll_some<T>(future: impl Future<Output = T>, polls: usize) -> Option<T> {
+    let mut future = pin!(future);
+    for _ in 0..polls {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            return Some(value);
+        }
+        std::thread::park_timeout(Duration::from_micros(100));
+    }
+    None
+}
+
+/// Futures that are dropped at any point leave a row as it was or as it should become, and unlocked.
+#[test]
+fn dropped_futures_do_all_or_nothing() {
+    let config = support::small().backend(drumlin::io::in_memory());
+    let db = config.open("/db").unwrap();
+    let k = db.keyspace("k").unwrap();
+    let began = Instant::now();
+    for polls in 0..6 {
+        for call in 0..8 {
+            for is_held in [false, true] {
+                k.clear().unwrap();
+                k.insert("a", "1").unwrap();
+                k.insert("b", "2").unwrap();
+                let mut holder = db.begin().unwrap();
+                if is_held {
+                    holder.get_for_update(&k, "a").unwrap();
+                }
+                match call {
+                    0 => drop(poll_some(k.take_async("a"), polls)),
+                    1 => drop(poll_some(k.replace_async("a", "x"), polls)),
+                    2 => drop(poll_some(k.insert_if_absent_async("c", vec![7; 100_000]), polls)),
+                    3 => drop(poll_some(k.update_async("a", |_| Some("x")), polls)),
+                    4 => drop(poll_some(k.compare_and_swap_async("a", Some(b"1"), None), polls)),
+                    5 => drop(poll_some(k.pop_first_async(), polls)),
+                    6 => drop(poll_some(k.clear_async(), polls)),
+                    _ => {
+                        let mut batch = db.batch().unwrap();
+                        batch.insert(&k, "a", "x").unwrap();
+                        batch.remove(&k, "b").unwrap();
+                        drop(poll_some(batch.commit_async(), polls));
+                    }
+                }
+                drop(holder);
+                // Free, and settled.
+                k.insert("settled", "").unwrap();
+                k.remove("settled").unwrap();
+                let rows: Vec<(Value, Value)> = k.iter().map(Result::unwrap).collect();
+                let rows: Vec<(&[u8], &[u8])> = rows.iter().map(|(key, value)| (&key[..], &value[..])).collect();
+                let large = vec![7; 100_000];
+                let both: [(&[u8], &[u8]); 2] = [(b"a", b"1"), (b"b", b"2")];
+                let after: Vec<(&[u8], &[u8])> = match call {
+                    0 | 4 | 5 => vec![both[1]],
+                    1 | 3 => vec![(b"a", b"x"), both[1]],
+                    2 => vec![both[0], both[1], (b"c", &large)],
+                    6 => vec![],
+                    _ => vec![(b"a", b"x")],
+                };
+                assert!(rows == both || rows == after, "call {call}, {polls} polls: {rows:?}");
+            }
+        }
+    }
+    assert!(began.elapsed() < Duration::from_secs(60), "a row stayed locked");
+}
+
+/// Removing more rows than a transaction could, of all sizes, leaves none, and others' rows are untouched.
+#[test]
+fn any_number_of_rows_is_removed() {
+    let (db, k) = opened();
+    let fill = |k: &Keyspace, rows: u32, bytes: usize| {
+        for first in (0..rows).step_by(100) {
+            let mut batch = db.batch().unwrap();
+            for row in first..(first + 100).min(rows) {
+                batch.insert(k, row.to_be_bytes(), vec![7; bytes]).unwrap();
+            }
+            batch.commit().unwrap();
+        }
+    };
+    fill(&k, 30_000, 20);
+    let before = db.snapshot();
+    assert_eq!(k.remove_range(100u32.to_be_bytes()..200u32.to_be_bytes()).unwrap(), 100);
+    assert_eq!(block_on(k.remove_prefix_async([0, 0, 1])).unwrap(), 256);
+    assert_eq!(k.count(..).unwrap(), 30_000 - 356);
+    assert_eq!(before.count(&k, ..).unwrap(), 30_000);
+    drop(before);
+    assert_eq!(k.clear().unwrap(), 30_000 - 356);
+    assert_eq!(block_on(k.clear_async()).unwrap(), 0);
+    assert!(k.is_empty().unwrap());
+    // Rows of a page each: the old values of a part are more than one transaction may replace.
+    let large = db.keyspace_with("large", drumlin::KeyspaceOptions::new().page_bytes(64 << 10)).unwrap();
+    for row in 0..200u32 {
+        large.insert(row.to_be_bytes(), vec![7; 15_000]).unwrap();
+    }
+    large.insert("film", vec![7; 500_000]).unwrap();
+    assert_eq!(large.clear().unwrap(), 201);
+    assert!(large.is_empty().unwrap());
+    assert!(db.check().unwrap().corruption.is_empty());
+}
+
+/// Writers that insert while a keyspace is cleared lose no row that comes after, and two that clear it count each row
+/// once.
+#[test]
+fn clearing_beside_others_counts_each_row_once() {
+    let (_db, k) = opened();
+    for row in 0..3000u32 {
+        k.insert(row.to_be_bytes(), "").unwrap();
+    }
+    let removed: u64 = std::thread::scope(|scope| {
+        let all: Vec<_> = (0..3).map(|_| scope.spawn(|| k.clear().unwrap())).collect();
+        all.into_iter().map(|one| one.join().unwrap()).sum()
+    });
+    assert_eq!(removed, 3000);
+    assert!(k.is_empty().unwrap());
+}
+
+/// A batch is committed whole or not at all, sees no conflict in what others have committed since it began, and holds
+/// nothing before its commit.
+#[test]
+fn a_batch_reads_nothing() {
+    let (db, k) = opened();
+    let other = db.keyspace("other").unwrap();
+    k.insert("a", "1").unwrap();
+    let mut batch = db.batch().unwrap();
+    assert!(batch.is_empty());
+    batch.insert(&k, "a", "batch").unwrap();
+    batch.insert(&other, "b", vec![7; 200_000]).unwrap();
+    block_on(batch.insert_from_async(&other, "c", &[7; 300_000][..])).unwrap();
+    batch.remove(&k, "missing").unwrap();
+    assert_eq!(batch.len(), 4);
+    // An open batch locks nothing, and a change of its row is no conflict.
+    let options = TxOptions { lock_timeout: Duration::ZERO, ..TxOptions::default() };
+    let mut tx = db.begin_with(options).unwrap();
+    tx.insert(&k, "a", "transaction").unwrap();
+    tx.commit().unwrap();
+    assert_eq!(db.stats().snapshots, 0);
+    assert!(other.is_empty().unwrap());
+    batch.commit_with(Durability::Full).unwrap();
+    assert_eq!(k.get("a").unwrap().unwrap(), "batch");
+    assert_eq!(other.count(..).unwrap(), 2);
+    // Dropped: nothing.
+    let mut batch = db.batch().unwrap();
+    batch.insert(&k, "a", "dropped").unwrap();
+    drop(batch);
+    assert_eq!(k.get("a").unwrap().unwrap(), "batch");
+    db.batch().unwrap().commit().unwrap();
+    // A keyspace of another database is refused, and the batch goes on.
+    let (_foreign_db, foreign) = opened();
+    let mut batch = db.batch().unwrap();
+    batch.insert(&k, "a", "1").unwrap();
+    assert!(matches!(batch.insert(&foreign, "a", "1"), Err(Error::Invalid(_))));
+    assert!(matches!(batch.remove(&foreign, "a"), Err(Error::Invalid(_))));
+    assert!(matches!(batch.insert(&k, [7; 2000], "1"), Err(Error::KeyTooLong { .. })));
+    batch.commit().unwrap();
+    assert_eq!(k.get("a").unwrap().unwrap(), "1");
+}
+
+/// A write that a batch has no room for is an error that says so; what was there before is committed.
+#[test]
+fn a_full_batch_can_be_committed() {
+    let (db, k) = opened();
+    let mut batch = db.batch().unwrap();
+    let (full, error) =
+        (0u32..).find_map(|row| Some((row, batch.insert(&k, row.to_be_bytes(), [7; 100]).err()?))).unwrap();
+    assert!(matches!(error, Error::TransactionTooLarge { .. }), "{error:?}");
+    assert_eq!(batch.len(), full as usize);
+    batch.commit().unwrap();
+    assert_eq!(k.count(..).unwrap(), u64::from(full));
+}
+
+/// Batches and transactions that lock the same rows in all orders: each batch is committed, whole, and none hangs.
+#[test]
+fn batches_never_fail_for_a_deadlock() {
+    let (db, k) = opened();
+    let start = Barrier::new(4);
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let (db, k, start) = (&db, &k, &start);
+            scope.spawn(move || {
+                let mut random = Random(thread);
+                start.wait();
+                for round in 0..100u64 {
+                    let value = (thread << 32 | round).to_be_bytes();
+                    let mut keys = ["a", "b", "c", "d"];
+                    keys.rotate_left(random.index(4));
+                    if thread < 2 {
+                        let mut batch = db.batch().unwrap();
+                        keys.iter().for_each(|key| batch.insert(k, key, value).unwrap());
+                        if thread == 0 {
+                            batch.commit().unwrap()
+                        } else {
+                            block_on(batch.commit_async()).unwrap()
+                        };
+                    } else {
+                        let isolation = Isolation::ReadCommitted;
+                        let options = TxOptions { isolation, ..db.tx_options() };
+                        db.transact_with(options, |tx| keys.iter().try_for_each(|key| tx.insert(k, key, value)))
+                            .unwrap();
+                    }
+                    let snapshot = db.snapshot();
+                    let seen: BTreeSet<Vec<u8>> =
+                        ["a", "b", "c", "d"].iter().filter_map(|key| vec(snapshot.get(k, key).unwrap())).collect();
+                    assert_eq!(seen.len(), 1, "a part of a commit is seen");
+                }
+            });
+        }
+    });
+}
+
+/// The durability of a handle, of the database and of one call: after `sync` all is durable, and `Full` needs none.
+#[test]
+fn relaxed_commits_are_durable_after_a_sync() {
+    let config = support::small().backend(drumlin::io::in_memory());
+    let db = config.open("/db").unwrap();
+    let k = db.keyspace("k").unwrap();
+    assert_eq!(db.tx_options().durability, Durability::Full);
+    k.update("a", add_one).unwrap();
+    assert!(db.stats().durable >= db.stats().visible);
+    let relaxed = k.with_durability(Durability::Relaxed);
+    for _ in 0..50 {
+        relaxed.update("a", add_one).unwrap();
+        relaxed.insert("b", "").unwrap();
+        relaxed.remove("b").unwrap();
+        let last = db.stats().visible;
+        if number(&k.get("a").unwrap().unwrap()).is_multiple_of(2) {
+            db.sync().unwrap();
+        } else {
+            block_on(db.sync_async()).unwrap();
+        }
+        assert!(db.stats().durable >= last);
+    }
+    db.sync().unwrap();
+    drop((k, relaxed, db));
+    let db = config.clone().durability(Durability::Relaxed).open("/db").unwrap();
+    assert_eq!(db.tx_options().durability, Durability::Relaxed);
+    assert_eq!(number(&db.existing_keyspace("k").unwrap().get("a").unwrap().unwrap()), 51);
+    assert_eq!(db.path(), std::path::Path::new("/db"));
+}
+
+/// A database that was closed refuses these calls, and is none the worse for it.
+#[test]
+fn a_closed_database_refuses_changes() {
+    let config = support::small().backend(drumlin::io::in_memory());
+    let db = config.open("/db").unwrap();
+    let k = db.keyspace("k").unwrap();
+    k.insert("a", "1").unwrap();
+    let mut batch = db.batch().unwrap();
+    batch.insert(&k, "b", "2").unwrap();
+    db.clone().close().unwrap();
+    let is_refused = |refused: bool| assert!(refused, "it was not refused");
+    is_refused(matches!(k.take("a"), Err(Error::Failed { .. })));
+    is_refused(matches!(k.replace("a", "2"), Err(Error::Failed { .. })));
+    is_refused(matches!(k.insert_if_absent("b", "2"), Err(Error::Failed { .. })));
+    is_refused(matches!(k.update("a", add_one), Err(Error::Failed { .. })));
+    is_refused(matches!(k.compare_and_swap("a", None, None), Err(Error::Failed { .. })));
+    is_refused(matches!(k.pop_first(), Err(Error::Failed { .. })));
+    is_refused(matches!(k.clear(), Err(Error::Failed { .. })));
+    is_refused(matches!(block_on(k.pop_last_async()), Err(Error::Failed { .. })));
+    is_refused(matches!(batch.commit(), Err(Error::Failed { .. })));
+    is_refused(matches!(db.batch(), Err(Error::Failed { .. })));
+    db.sync().unwrap();
+    drop((k, db));
+    assert_eq!(config.open("/db").unwrap().existing_keyspace("k").unwrap().count(..).unwrap(), 1);
+}
+
+/// An async closure borrows what it uses and is run again after a conflict.
+#[test]
+fn a_transaction_takes_an_async_closure() {
+    let (db, k) = opened();
+    block_on(async {
+        let mut runs = 0;
+        let key = "counter".to_owned();
+        let sum = db
+            .transact_local(async |tx| {
+                runs += 1;
+                let before = tx.get_async(&k, &key).await?.map_or(0, |bytes| number(&bytes));
+                if runs < 3 {
+                    k.update_async(&key, add_one).await?;
+                }
+                tx.insert_async(&k, &key, (before + 10).to_be_bytes()).await?;
+                Ok(before + 10)
+            })
+            .await
+            .unwrap();
+        assert_eq!((runs, sum), (3, 12));
+        let options = TxOptions { isolation: Isolation::Serializable, ..db.tx_options() };
+        let first = db.transact_with_local(options, async |tx| tx.first_async(&k).await).await.unwrap();
+        assert_eq!(number(&first.unwrap().1), 12);
+    });
+}
