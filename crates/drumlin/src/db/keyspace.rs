@@ -57,6 +57,7 @@ impl KeyspaceOptions {
 
 /// Facts about a keyspace that are known without reading it.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct KeyspaceInfo {
     /// Its name.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 ///
 /// A value from a scan shares one allocation with the rows copied at the same time, up to 64 KiB or one row, and keeps
 /// all of it in memory, outside of the memory budget. To keep few of many rows, keep copies
-/// ([`into_vec`](Value::into_vec)).
+/// ([`into_vec`](Value::into_vec)). `bytes::Bytes::from_owner(value)` makes it a `Bytes` without a copy.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -162,3 +162,62 @@ macro_rules! compare_with_values {
 compare_with_values!(
     [] [u8], [] &[u8], [const N: usize] [u8; N], [const N: usize] &[u8; N], [] Vec<u8>, [] str, [] &str, [] String
 );
+
+/// As bytes, in formats that know them.
+#[cfg(feature = "serde")]
+impl serde::Serialize for Value {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(self)
+    }
+}
+
+/// From bytes, from a sequence of numbers, and from text.
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for Value {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Value, D::Error> {
+        struct Bytes;
+
+        impl<'de> serde::de::Visitor<'de> for Bytes {
+            type Value = Value;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, "bytes")
+            }
+
+            fn visit_bytes<E: serde::de::Error>(self, bytes: &[u8]) -> Result<Value, E> {
+                Ok(bytes.into())
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Value, E> {
+                Ok(text.into())
+            }
+
+            fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut sequence: A) -> Result<Value, A::Error> {
+                let mut bytes = Vec::new();
+                while let Some(byte) = sequence.next_element::<u8>()? {
+                    bytes.push(byte);
+                }
+                Ok(bytes.into())
+            }
+        }
+
+        deserializer.deserialize_byte_buf(Bytes)
+    }
+}
+
+#[cfg(all(test, feature = "serde"))]
+mod tests {
+    use serde::Deserialize;
+    use serde::de::value::{BytesDeserializer, Error, SeqDeserializer, StrDeserializer};
+
+    use super::*;
+
+    /// A value comes back from each form that a format may give it.
+    #[test]
+    fn values_are_deserialized() {
+        let value = Value::from("ab");
+        assert_eq!(Value::deserialize(BytesDeserializer::<Error>::new(b"ab")), Ok(value.clone()));
+        assert_eq!(Value::deserialize(StrDeserializer::<Error>::new("ab")), Ok(value.clone()));
+        assert_eq!(Value::deserialize(SeqDeserializer::<_, Error>::new(b"ab".iter().copied())), Ok(value));
+    }
+}

@@ -9,6 +9,7 @@ macro_rules! number {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize))]
         #[repr(transparent)]
         pub struct $name(pub $inner);
 

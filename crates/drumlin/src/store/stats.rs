@@ -10,6 +10,7 @@ use crate::store::Store;
 
 /// Figures of this opening of the database. Sizes are in bytes; counts begin at the opening.
 #[derive(Clone, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the names say it, with their units")]
 pub struct Stats {
@@ -65,6 +66,7 @@ pub struct Stats {
 
 /// A part of the memory budget.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct MemoryPart {
     /// The purpose of this part.
