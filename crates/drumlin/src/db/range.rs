@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::future::Future;
-use std::ops::Bound;
+use std::ops::{Bound, Range as Span};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -183,6 +183,9 @@ impl Range {
         }
     }
 }
+
+/// The rows that were copied together, and where in them one row's key and value are.
+type CopiedRow = (Arc<Vec<u8>>, Span<u32>, Span<u32>);
 
 /// A scan of rows, or of their keys or values: what its blocking and asynchronous steps and its stream are made of.
 pub(super) trait Steps {
@@ -402,6 +405,18 @@ impl Scan {
         self.ended_by(key)
     }
 
+    /// The next row, key and value, if it is copied already with its value.
+    #[inline]
+    fn at_hand(&mut self) -> Option<CopiedRow> {
+        if self.taken.is_none()
+            && let Some(Row { value: Fetched::Inline(_), .. }) = self.front.front()
+            && let Some(Row { rows, key, value: Fetched::Inline(span) }) = self.front.pop_front()
+        {
+            return Some((rows, key, span));
+        }
+        None
+    }
+
     /// Puts back the row of a call that was dropped on its way.
     fn put_back(&mut self) {
         match self.taken.take() {
@@ -448,14 +463,9 @@ impl Steps for Range {
 
     #[inline]
     fn at_hand(&mut self) -> Option<(Value, Value)> {
-        if let State::Scanning(scan) = &mut self.0
-            && scan.taken.is_none()
-            && let Some(Row { value: Fetched::Inline(_), .. }) = scan.front.front()
-            && let Some(Row { rows, key, value: Fetched::Inline(span) }) = scan.front.pop_front()
-        {
-            return Some((Value::part(&rows, key), Value::part(&rows, span)));
-        }
-        None
+        let State::Scanning(scan) = &mut self.0 else { return None };
+        let (rows, key, value) = scan.at_hand()?;
+        Some((Value::part(&rows, key), Value::part(&rows, value)))
     }
 
     async fn next_in(&mut self, mode: WaitMode<'_>, direction: Direction) -> Option<Result<(Value, Value)>> {
@@ -471,10 +481,13 @@ impl Iterator for Range {
 
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
-        match self.at_hand() {
-            Some(row) => Some(Ok(row)),
-            None => ready(self.next_in(WaitMode::Blocking, Direction::Forward)),
+        // The usual case: a row that is copied already.
+        if let State::Scanning(scan) = &mut self.0
+            && let Some((rows, key, value)) = scan.at_hand()
+        {
+            return Some(Ok((Value::part(&rows, key), Value::part(&rows, value))));
         }
+        ready(self.next_in(WaitMode::Blocking, Direction::Forward))
     }
 }
 
