@@ -14,6 +14,8 @@ pub(crate) const MARKS: &[&str] = &[
     "a commit on a full disk went to another stream of the log",
     "a commit published others that were applied before it",
     "a commit waited for another stream",
+    "a commit waited for a checkpoint that takes earlier changes",
+    "moving pages went on behind a checkpoint",
     "a commit waited for memory",
     "a writer waited for memory",
     "a commit waited for memory for versions",

@@ -132,7 +132,7 @@ impl Machine {
     fn config(&self, streams: u16) -> Config {
         let backend: Arc<dyn Backend> = Arc::new(self.faulty.clone());
         // No checkpoints but the script's, and no page is evicted to make room.
-        small().memory(32 << 20).log_streams(streams).checkpoint_log_bytes(1 << 30).backend(backend)
+        small().memory(64 << 20).log_streams(streams).checkpoint_log_bytes(1 << 30).backend(backend)
     }
 
     fn db(&self) -> &Database {

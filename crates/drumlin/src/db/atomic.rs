@@ -256,8 +256,8 @@ impl Keyspace {
         let store = self.store()?;
         let memory = store.source_memory(mode).await?;
         let tree = &self.open.tree;
-        let (value_id, make_space) = (store.new_value(), &store.engine.make_space);
-        let value = values::write_large(mode, tree, value_id, Blocking(value), memory, make_space).await?;
+        let (value_id, make_room) = (store.new_value(), &store.engine.make_room);
+        let value = values::write_large(mode, tree, value_id, Blocking(value), memory, make_room).await?;
         // Until the value is applied, its space is released however this ends.
         row.commit(mode, Change::PutLarge(&value), self.durability).await
     }

@@ -346,8 +346,7 @@ impl Keyspace {
         store.check_key(&self.open, key)?;
         store.engine.check_failure()?;
         let tree = &self.open.tree;
-        let value =
-            values::write_large(mode, tree, store.new_value(), source, memory, &store.engine.make_space).await?;
+        let value = values::write_large(mode, tree, store.new_value(), source, memory, &store.engine.make_room).await?;
         let row = Row { tree: &self.open.tree, key, change: Change::PutLarge(&value) };
         // Until the value is applied, its space is released however this ends.
         store.autocommit(mode, row, durability).await?;

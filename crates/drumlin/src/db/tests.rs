@@ -4,6 +4,7 @@
 use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::db::{Database, Keyspace, Savepoint, Transaction};
 use crate::format::node::LargeRef;
@@ -462,8 +463,6 @@ fn frames_give_up_what_page_tables_take() {
     };
     let db = config.open("/db").unwrap();
     let keyspace = db.keyspace_with("rows", crate::KeyspaceOptions::new().page_bytes(512)).unwrap();
-    // No checkpoint is made meanwhile.
-    let page_tables = db.store().unwrap().page_tables.lock();
     for first in (0..ROWS).step_by(100) {
         let mut tx = db.begin().unwrap();
         for row in first..first + 100 {
@@ -479,10 +478,95 @@ fn frames_give_up_what_page_tables_take() {
         db.keyspace(&format!("keyspace {number}")).unwrap();
         check(&db, &format!("with {number} keyspaces more"));
     }
-    drop(page_tables);
     drop((keyspace, db));
     let db = config.open("/db").unwrap();
     check(&db, "opened again");
+}
+
+fn relaxed() -> crate::TxOptions {
+    crate::TxOptions { durability: crate::Durability::Relaxed, ..Default::default() }
+}
+
+fn epoch_change_count(db: &Database) -> u64 {
+    db.store().unwrap().engine.space.epoch_change_count()
+}
+
+/// Commits wait for a checkpoint where the changes of page tables fill their memory, blocking ones and tasks, and go on
+/// with it. Meanwhile nothing that checkpoints take is held by those who wait.
+#[test]
+fn commits_wait_where_changes_fill_their_memory() {
+    const COMMITS: u64 = 600;
+    let db = Config::in_memory().memory(8 << 20).checkpoint_log_bytes(u64::MAX).open("").unwrap();
+    let keyspace = db.keyspace_with("rows", crate::KeyspaceOptions::new().page_bytes(512)).unwrap();
+    let store = db.store().unwrap();
+    let changes_max = store.engine.budget.epoch_changes_max();
+    let commit = |number: u64| -> u64 {
+        // Far apart, so that each is in a leaf of its own.
+        let rows = (0..20u64).map(|row| (row * 1_000_003 + number * 7919).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let mut tx = db.begin_with(relaxed()).unwrap();
+        rows.for_each(|row| tx.insert(&keyspace, row.to_be_bytes(), [7; 60]).unwrap());
+        match number % 2 {
+            0 => tx.commit().unwrap(),
+            _ => smol::block_on(tx.commit_async()).unwrap(),
+        };
+        let part = db.stats().memory.into_iter().find(|part| part.name == Account::TableChanges.name()).unwrap();
+        assert!(part.used_bytes <= part.limit_bytes, "{} of {} bytes", part.used_bytes, part.limit_bytes);
+        epoch_change_count(&db)
+    };
+    let (sender, ended) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        // No checkpoint begins meanwhile.
+        let page_tables = store.page_tables.lock();
+        scope.spawn(move || {
+            let most = (0..COMMITS).map(commit).max().unwrap();
+            sender.send(most).unwrap();
+        });
+        while epoch_change_count(&db) <= changes_max / 8 * 7 {
+            std::thread::yield_now();
+        }
+        assert!(ended.recv_timeout(Duration::from_millis(200)).is_err(), "no commit waited");
+        let count = epoch_change_count(&db);
+        assert!(count <= changes_max, "{count} changes, there is memory for {changes_max}");
+        drop(page_tables);
+        let most = ended.recv().unwrap();
+        assert!(most <= changes_max, "{most} changes, there is memory for {changes_max}");
+    });
+    assert!(db.stats().checkpoints > 2);
+}
+
+/// Cleaning moves as many pages between two checkpoints as there is memory for their changes, and all in the end.
+#[test]
+fn cleaning_stays_within_the_memory_for_changes() {
+    const ROWS: u64 = 60_000;
+    let db = Config::in_memory().memory(8 << 20).open("").unwrap();
+    let keyspace = db.keyspace_with("rows", crate::KeyspaceOptions::new().page_bytes(512)).unwrap();
+    let changes_max = db.store().unwrap().engine.budget.epoch_changes_max();
+    for first in (0..ROWS).step_by(100) {
+        let mut tx = db.begin_with(relaxed()).unwrap();
+        (first..first + 100).for_each(|row| tx.insert(&keyspace, row.to_be_bytes(), noise(row, 150)).unwrap());
+        tx.commit().unwrap();
+    }
+    let segments = &db.store().unwrap().engine.space.segments;
+    let filled_bytes = segments.usage().segment_count * segments.segment_bytes();
+    let most = std::thread::scope(|scope| {
+        let emptying = scope.spawn(|| {
+            for row in (0..ROWS).filter(|row| row / 16 % 3 != 0) {
+                keyspace.remove(row.to_be_bytes()).unwrap();
+            }
+            db.compact().unwrap()
+        });
+        let mut most = 0;
+        while !emptying.is_finished() {
+            most = most.max(epoch_change_count(&db));
+            std::thread::yield_now();
+        }
+        let report = emptying.join().unwrap();
+        assert!(report.bytes_after < filled_bytes / 4 * 3, "of {filled_bytes} bytes a third is left: {report:?}");
+        most
+    });
+    // Pages count twice while they are written.
+    assert!(most > changes_max / 2 && most <= changes_max / 4 * 5, "{most} changes, memory for {changes_max}");
+    assert!(db.check().unwrap().corruption.is_empty());
 }
 
 /// More keyspaces in one transaction than sixteen bits count: each row is its own keyspace's, also when it is undone.

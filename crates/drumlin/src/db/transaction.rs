@@ -434,8 +434,8 @@ impl Transaction {
     ) -> Result<u64> {
         let store = self.store()?;
         store.engine.check_failure()?;
-        let (tree, make_space) = (&open.tree, &store.engine.make_space);
-        let value = values::write_large(mode, tree, store.new_value(), source, memory, make_space).await?;
+        let (tree, make_room) = (&open.tree, &store.engine.make_room);
+        let value = values::write_large(mode, tree, store.new_value(), source, memory, make_room).await?;
         let length = value.length;
         SharedWrites::alone(self.writes_mut()).put_large(&open.tree, key, value);
         Ok(length)

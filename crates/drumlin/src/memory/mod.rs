@@ -97,6 +97,9 @@ pub(crate) const SOURCE_BYTES_MAX: u64 = (256 << 10) + (64 << 10);
 /// Slots of commits in flight, 64 shards of row locks with tables that are kept, and what is small.
 const FIXED_BYTES: u64 = 384 << 10;
 
+/// Bytes of a logged change of a page table.
+pub(crate) const CHANGE_BYTES: u64 = 24;
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Budget {
@@ -251,6 +254,14 @@ impl Budget {
     /// Bytes of versions past which the oldest snapshot is ended; what is left of their part is for commits under way.
     pub(crate) fn version_bytes_max(&self) -> u64 {
         self.total_bytes / 16
+    }
+
+    /// The most changes of page tables in one epoch before its checkpoint must begin, and the number since the base
+    /// image at which a checkpoint folds them. Memory holds this many since the base image, this many of the newest
+    /// epoch, and twice this many of the epoch that ends, while they are copied. Vectors grow by quarters, so the part
+    /// has five fourths of these four.
+    pub(crate) fn epoch_changes_max(&self) -> u64 {
+        self.limit_bytes(Account::TableChanges) / CHANGE_BYTES / 5
     }
 
     /// A buffer that extents are written from: as large as the device works at its bandwidth, less in little memory.

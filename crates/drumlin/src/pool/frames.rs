@@ -343,12 +343,8 @@ impl Frames {
         debug_assert!(epoch != Some(Epoch(0)), "epoch 0 marks a page that is clean");
         let before = self.header(frame).dirty.swap(epoch.map_or(0, |epoch| epoch.0), Ordering::AcqRel);
         debug_assert!(epoch.is_none_or(|epoch| before <= epoch.0), "a page is dirty of an epoch after {epoch:?}");
-        let page_bytes = self.page_bytes(frame) as u64;
-        match (before != 0, epoch.is_some()) {
-            (false, true) => self.debt.add_dirty(page_bytes),
-            (true, false) => self.debt.subtract_dirty(page_bytes),
-            _ => {}
-        }
+        let before = (before != 0).then_some(Epoch(before));
+        self.debt.count_dirty(self.page_bytes(frame) as u64, before, epoch);
     }
 
     /// Bytes of dirty pages.

@@ -179,6 +179,7 @@ impl PageTableStore {
         let (fresh, summarised, summaries) = {
             let mut changes = space.changes(epoch).lock();
             let taken = std::mem::take(&mut *changes);
+            space.change_count_of(epoch).store(0, Ordering::Relaxed);
             (taken.fresh, taken.summarised, taken.summaries)
         };
         self.summaries.extend(summaries);
@@ -613,7 +614,8 @@ impl Space {
             + fresh_list_bytes as u64
     }
 
-    fn page_count(&self) -> u64 {
+    /// The pages of all keyspaces.
+    pub(crate) fn page_count(&self) -> u64 {
         self.page_spaces.read().values().map(|pages| pages.table.page_count()).sum()
     }
 

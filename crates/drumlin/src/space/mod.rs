@@ -28,6 +28,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use crossbeam_utils::CachePadded;
+
 use crate::sync::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::collections::HashMap;
@@ -115,6 +117,8 @@ impl EpochGuard<'_> {
     }
 }
 
+const _: () = assert!(size_of::<TableChange>() as u64 == memory::CHANGE_BYTES);
+
 /// The logged changes of page tables of one epoch.
 #[derive(Debug, Default)]
 struct EpochChanges {
@@ -157,6 +161,8 @@ pub(crate) struct Space {
     /// By the parity of the epoch.
     appenders: [Mutex<Appender>; 2],
     changes: [Mutex<EpochChanges>; 2],
+    /// The lengths of `changes`, readable without the locks.
+    change_counts: [CachePadded<AtomicU64>; 2],
     jobs: Mutex<Jobs>,
     job_done: Condvar,
     values: Mutex<ValueSegment>,
@@ -233,6 +239,7 @@ impl Space {
             epoch_latch: EpochLatch { latch: RwLock::new(epoch), newest: AtomicU64::new(epoch.0) },
             appenders: [Mutex::new(appender()), Mutex::new(appender())],
             changes: Default::default(),
+            change_counts: Default::default(),
             jobs: Mutex::default(),
             job_done: Condvar::new(),
             values: Mutex::default(),
@@ -278,6 +285,8 @@ impl Space {
         assert!(changes.fresh.is_empty(), "the epoch before last has changes in no summary");
         assert!(changes.summaries.is_empty(), "the epoch before last has summaries in no checkpoint");
         changes.next_sequence = 0;
+        drop(changes);
+        assert!(self.epoch_change_count() == 0, "the epoch before last has changes that no checkpoint took");
         (ended, value)
     }
 
@@ -472,6 +481,10 @@ impl Space {
         &self.changes[(epoch.0 & 1) as usize]
     }
 
+    fn change_count_of(&self, epoch: Epoch) -> &AtomicU64 {
+        &self.change_counts[(epoch.0 & 1) as usize]
+    }
+
     fn enqueue(&self, jobs: Vec<WriteJob>) {
         if !jobs.is_empty() {
             let is_whole = |job: &WriteJob| job.buffer.len().is_multiple_of(crate::format::BLOCK_BYTES);
@@ -617,6 +630,7 @@ impl Space {
     pub(crate) fn record(&self, epoch: Epoch, keyspace: KeyspaceId, page: PageId, address: ExtentAddress) {
         self.assert_open(epoch);
         self.changes(epoch).lock().push(keyspace, page, address);
+        self.change_count_of(epoch).fetch_add(1, Ordering::Relaxed);
     }
 
     /// Like [`record`](Self::record), if `change` changes the entry: no record of a later change comes before this
@@ -633,6 +647,7 @@ impl Space {
         let changed = change();
         if changed {
             changes.push(keyspace, page, address);
+            self.change_count_of(epoch_guard.epoch()).fetch_add(1, Ordering::Relaxed);
         }
         changed
     }
@@ -649,11 +664,15 @@ impl Space {
 
     /// Logged changes of both epochs, in memory.
     pub(crate) fn change_count(&self) -> usize {
-        self.changes
-            .iter()
-            .map(|changes| changes.lock())
-            .map(|changes| changes.fresh.len() + changes.summarised.len())
-            .sum()
+        self.change_counts.iter().map(|count| count.load(Ordering::Relaxed) as usize).sum()
+    }
+
+    /// Changes of page tables that belong to the newest epoch: those logged, and one for each dirty page, logged when
+    /// the page is written. Zero when a checkpoint has begun. Approximate while a page is being written, which may
+    /// count twice or not at all.
+    pub(crate) fn epoch_change_count(&self) -> u64 {
+        let newest = self.epoch_latch.newest();
+        self.change_count_of(newest).load(Ordering::Relaxed) + self.reservations.debt.dirty_pages(newest)
     }
 
     /// Bytes of memory that they take.

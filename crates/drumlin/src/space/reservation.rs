@@ -40,8 +40,8 @@ use crossbeam_utils::CachePadded;
 
 use super::Space;
 use crate::error::{Error, Result};
-use crate::format::SegmentId;
 use crate::format::catalogue;
+use crate::format::{Epoch, SegmentId};
 use crate::sync::{Mutex, thread_index};
 
 /// Credit that a thread takes at once: some 18 commits of a row into pages of 4 KiB. More would have small files grow
@@ -261,27 +261,55 @@ impl Purpose {
 /// Bytes in memory that the next checkpoint writes: raised and lowered by the pool and the versions, which know.
 #[derive(Debug, Default)]
 pub(crate) struct CheckpointDebt {
-    dirty_bytes: CachePadded<AtomicU64>,
+    dirty: CachePadded<DirtyPages>,
     orphan_count: AtomicU64,
 }
 
+/// The bytes of dirty pages, and their number by the parity of the epoch that last changed them.
+#[derive(Debug, Default)]
+struct DirtyPages {
+    bytes: AtomicU64,
+    counts: [AtomicU64; 2],
+}
+
 impl CheckpointDebt {
-    /// Counts a page that has become dirty.
+    /// Counts a page whose newest change moves from one epoch to another; `None` is a clean page.
     #[inline]
-    pub(crate) fn add_dirty(&self, bytes: u64) {
-        self.dirty_bytes.fetch_add(bytes, Ordering::Relaxed);
+    pub(crate) fn count_dirty(&self, page_bytes: u64, before: Option<Epoch>, after: Option<Epoch>) {
+        if before == after {
+            return;
+        }
+        if let Some(epoch) = after {
+            self.dirty_count(epoch).fetch_add(1, Ordering::Relaxed);
+        }
+        if let Some(epoch) = before {
+            let count = self.dirty_count(epoch).fetch_sub(1, Ordering::Relaxed);
+            assert!(count > 0, "a page became clean of {epoch}, which had no dirty one");
+        }
+        match (before, after) {
+            (None, Some(_)) => {
+                self.dirty.bytes.fetch_add(page_bytes, Ordering::Relaxed);
+            }
+            (Some(_), None) => {
+                let bytes = self.dirty.bytes.fetch_sub(page_bytes, Ordering::Relaxed);
+                assert!(bytes >= page_bytes, "{page_bytes} bytes of pages became clean of {bytes} dirty ones");
+            }
+            _ => {}
+        }
     }
 
-    /// Counts a page that is dirty no more.
-    #[inline]
-    pub(crate) fn subtract_dirty(&self, bytes: u64) {
-        let before = self.dirty_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        assert!(before >= bytes, "{bytes} bytes of pages became clean of {before} dirty ones");
+    fn dirty_count(&self, epoch: Epoch) -> &AtomicU64 {
+        &self.dirty.counts[(epoch.0 & 1) as usize]
+    }
+
+    /// The number of dirty pages last changed in an epoch.
+    pub(super) fn dirty_pages(&self, epoch: Epoch) -> u64 {
+        self.dirty_count(epoch).load(Ordering::Relaxed)
     }
 
     /// Bytes of dirty pages.
     pub(crate) fn dirty_bytes(&self) -> u64 {
-        self.dirty_bytes.load(Ordering::Relaxed)
+        self.dirty.bytes.load(Ordering::Relaxed)
     }
 
     /// Sets the number of values that only versions name.

@@ -82,6 +82,7 @@ impl Store {
         let corrupted_chunks = page_tables.corrupted_chunks();
         let (epoch, (timestamp, catalogue, corrupted_chunks)) = space
             .begin_checkpoint(|_| (engine.log().last(), self.catalogue(), engine.pool.addresses_in(&corrupted_chunks)));
+        self.maintenance.announce_checkpoint();
         let pages_written = engine.pool.write_epoch(epoch)?;
         page_tables.append_summaries(space, epoch, corrupted_chunks)?;
         page_tables.write_segment_table(space, epoch)?;

@@ -41,19 +41,28 @@ const VICTIM_COUNT_MAX: usize = 256;
 #[derive(Clone, Copy, Default)]
 struct Emptied {
     page_count: u64,
-    /// There was no space for the rest.
-    is_disk_full: bool,
+    /// Set where pages are left.
+    left: Option<Left>,
+}
+
+/// Why the rest of the pages must wait for the next checkpoint.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Left {
+    /// There was no disk space for them.
+    NoSpace,
+    /// The changes of page tables filled their memory.
+    ManyChanges,
 }
 
 impl Emptied {
     fn and(self, more: Emptied) -> Emptied {
-        Emptied { page_count: self.page_count + more.page_count, is_disk_full: self.is_disk_full || more.is_disk_full }
+        Emptied { page_count: self.page_count + more.page_count, left: self.left.or(more.left) }
     }
 
     /// A full disk ends moving and is no failure.
     fn ended_by(self, error: Error) -> Result<Emptied> {
         match error {
-            Error::DiskFull { .. } => Ok(Emptied { is_disk_full: true, ..self }),
+            Error::DiskFull { .. } => Ok(Emptied { left: Some(Left::NoSpace), ..self }),
             error => Err(error),
         }
     }
@@ -77,7 +86,6 @@ impl Store {
                 break;
             }
             self.evacuate(&victims)?;
-            self.checkpoint_after(Frees::Nothing)?;
         }
         // More than a quarter free: the rest goes back to the file system.
         let usage = segments.usage();
@@ -116,8 +124,8 @@ impl Store {
                 return Ok(report);
             }
             page_tables.evacuate(victims.iter().copied());
-            let has_emptied =
-                self.empty(&victims, &packing)? || !victims.is_empty() && page_tables.must_evacuate(space);
+            let emptied = self.empty(&victims, &packing)?;
+            let has_emptied = emptied.page_count > 0 || !victims.is_empty() && page_tables.must_evacuate(space);
             assert!(packing.resize(0), "nothing is admitted always");
             let frees = if has_emptied { Frees::Segments } else { Frees::Nothing };
             let report = self.checkpoint_of(page_tables, frees)?;
@@ -131,19 +139,23 @@ impl Store {
         }
     }
 
-    /// The sparsest segments, as many as can be moved into the space that there is, which is reserved.
-    fn take_movable(&self, packing: &mut SpaceReservation<'_>) -> Vec<SegmentId> {
+    /// The sparsest segments, as many as can be moved into the space that there is, which is reserved. At least one,
+    /// and no more than the memory for changes allows if all pages are of average size.
+    fn take_movable(&self, packing: &mut SpaceReservation<'_>) -> HashSet<SegmentId> {
         let space = &self.engine.space;
+        let extent_bytes = space.segments.usage().live_bytes / space.page_count().max(1);
+        let changed_bytes = self.changes_left() * extent_bytes;
         loop {
             let movable_bytes = space.state().movable_bytes();
             let mut moved_bytes = 0;
-            let mut victims = Vec::new();
+            let mut victims = HashSet::default();
             for (segment, live_bytes) in space.segments.sparse(LIVE_SHARE_MAX, VICTIM_COUNT_MAX) {
-                if moved_bytes + live_bytes > movable_bytes {
+                let fits = moved_bytes + live_bytes <= changed_bytes || victims.is_empty();
+                if !fits || moved_bytes + live_bytes > movable_bytes {
                     break;
                 }
                 moved_bytes += live_bytes;
-                victims.push(segment);
+                victims.insert(segment);
             }
             // A commit may have reserved space meanwhile.
             if packing.resize(moved_bytes) {
@@ -166,32 +178,60 @@ impl Store {
             .collect()
     }
 
-    /// Moves everything that lives in the victims elsewhere, tables with the next checkpoint, after which they are
-    /// free.
+    /// Moves everything live out of the victims and ends with a checkpoint, which moves the tables and frees the
+    /// segments. Makes further checkpoints whenever the changes fill their memory.
     fn evacuate(&self, victims: &[SegmentId]) -> Result<()> {
-        self.page_tables.lock().evacuate(victims.iter().copied());
-        match self.engine.space.reserve(Purpose::Move, 0) {
-            Ok(moves) => self.empty(victims, &moves).map(drop),
-            // The checkpoint that follows frees what was released.
-            Err(Error::DiskFull { .. }) => Ok(()),
-            Err(error) => Err(error),
+        let segments = &self.engine.space.segments;
+        let uses: Vec<_> = victims.iter().map(|victim| (*victim, segments.segment_use(*victim))).collect();
+        // In the first round commits may have used up the changes; after a checkpoint they leave an eighth.
+        let mut is_first = true;
+        loop {
+            // A victim that was freed and is in use again holds only new extents.
+            let is_left = |(victim, segment_use): &&(SegmentId, _)| segments.segment_use(*victim) == *segment_use;
+            let victims: HashSet<SegmentId> = uses.iter().filter(is_left).map(|(victim, _)| *victim).collect();
+            self.page_tables.lock().evacuate(victims.iter().copied());
+            let emptied = match self.engine.space.reserve(Purpose::Move, 0) {
+                Ok(moves) => self.empty(&victims, &moves)?,
+                // The checkpoint that follows frees what was released.
+                Err(Error::DiskFull { .. }) => Emptied::default(),
+                Err(error) => return Err(error),
+            };
+            self.checkpoint_after(Frees::Nothing)?;
+            let is_moving = emptied.page_count > 0 || std::mem::take(&mut is_first);
+            if emptied.left != Some(Left::ManyChanges) || !is_moving || self.maintenance.state.lock().stop {
+                return Ok(());
+            }
         }
     }
 
-    /// Moves the pages in the victims elsewhere, as far as there is space. Returns whether there were any to be moved.
-    fn empty(&self, victims: &[SegmentId], moves: &SpaceReservation<'_>) -> Result<bool> {
-        let victims: HashSet<SegmentId> = victims.iter().copied().collect();
-        let emptied = self.empty_keyspaces(&victims, moves);
+    /// Moves the pages in the victims elsewhere, as far as disk space and the memory for changes allow.
+    fn empty(&self, victims: &HashSet<SegmentId>, moves: &SpaceReservation<'_>) -> Result<Emptied> {
+        let emptied = self.empty_keyspaces(victims, moves);
         self.engine.space.seal_moved();
         // On a full disk the checkpoint that follows frees what the moved extents left.
-        Ok(emptied?.page_count > 0)
+        emptied
+    }
+
+    /// The pages that can be moved before changes of the newest epoch fill their memory.
+    fn changes_left(&self) -> u64 {
+        self.engine.budget.epoch_changes_max().saturating_sub(self.engine.space.epoch_change_count())
+    }
+
+    /// The pages to be moved in the next step; zero when moving must continue in the next epoch. At most the eighth
+    /// that commits leave, since they go on meanwhile. Packing has chosen its segments by it and must empty them:
+    /// without that there may be no space for a checkpoint.
+    fn step_pages(&self, moves: &SpaceReservation<'_>) -> usize {
+        if moves.purpose() == Purpose::Pack {
+            return usize::MAX;
+        }
+        self.changes_left().min(self.engine.budget.epoch_changes_max() / 8) as usize
     }
 
     fn empty_keyspaces(&self, victims: &HashSet<SegmentId>, moves: &SpaceReservation<'_>) -> Result<Emptied> {
         let mut emptied = Emptied::default();
         for pages in self.engine.space.page_spaces() {
             emptied = emptied.and(self.empty_keyspace(&pages, victims, moves)?);
-            if emptied.is_disk_full {
+            if emptied.left.is_some() {
                 break;
             }
         }
@@ -223,6 +263,11 @@ impl Store {
                     if inside(address) && self.is_value_in_memory(pages, page) {
                         as_they_lie.push((address, page));
                     } else if inside(address) {
+                        if self.step_pages(moves) == 0 {
+                            crate::coverage::mark!("moving pages went on behind a checkpoint");
+                            emptied.left = Some(Left::ManyChanges);
+                            break;
+                        }
                         match self.touch(pages, page, moves) {
                             Ok(is_touched) => emptied.page_count += u64::from(is_touched),
                             Err(error) => return emptied.ended_by(error),
@@ -284,8 +329,13 @@ impl Store {
         let mut rest = found;
         let mut emptied = Emptied::default();
         while !rest.is_empty() && !self.maintenance.state.lock().stop {
+            let page_count = self.step_pages(moves);
+            if page_count == 0 {
+                emptied.left = Some(Left::ManyChanges);
+                break;
+            }
             let mut bytes = 0;
-            let count = rest.iter().take_while(|(address, _)| {
+            let count = rest.iter().take(page_count).take_while(|(address, _)| {
                 bytes += address.length();
                 bytes <= STEP_BYTES || bytes == address.length()
             });
@@ -403,7 +453,6 @@ impl Store {
         let sparse: Vec<SegmentId> = sparse.into_iter().map(|(segment, _)| segment).collect();
         for victims in sparse.chunks(VICTIM_COUNT_MAX) {
             self.evacuate(victims)?;
-            self.checkpoint_after(Frees::Nothing)?;
         }
         // Then what lies at the end goes to the front, as long as that makes the file shorter. The front has as many
         // segments as are in use, and what is left free.
@@ -422,7 +471,6 @@ impl Store {
                 break;
             }
             self.evacuate(&victims)?;
-            self.checkpoint_after(Frees::Nothing)?;
             self.checkpoint_after(Frees::Nothing)?;
             space.shrink(0)?;
             if segments.usage().segment_count >= usage.segment_count {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::Settings;
 use super::check::{CheckProgress, CheckReport, check_page, cost_of};
 use super::files::{DATA_NAME, LOG_NAME, Locks, Opener};
-use super::recovery::{change_count_max, known};
+use super::recovery::known;
 use crate::error::{Error, Result};
 use crate::format::extent::{Kind, PageKey};
 use crate::format::record::{self, Operation};
@@ -77,7 +77,7 @@ impl Opener<'_> {
         let space = self.space(&file, &superblock, &budget)?;
         // They are not written: no method is needed.
         let superblocks = Superblocks::new(Arc::clone(&file), SyncMethod::DataSync, superblock.clone());
-        let page_tables = PageTableStore::new(superblock, Arc::new(superblocks), change_count_max(&budget));
+        let page_tables = PageTableStore::new(superblock, Arc::new(superblocks), budget.epoch_changes_max() as usize);
         let cost = "the way to the pages that it names; the database does not open";
         let Loaded { page_tables, catalogue } =
             page_tables.load(&space, memory_bytes, &mut |error| note(&mut report, error, cost))?;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use super::Store;
 use crate::error::{Error, Result};
 use crate::sync::{Condvar, Mutex};
+use crate::txn::MakeRoom;
 
 /// The requests to the maintenance thread, and their ends.
 #[derive(Debug, Default)]
@@ -18,6 +19,10 @@ pub(crate) struct Maintenance {
 pub(crate) struct MaintenanceState {
     /// A checkpoint is requested.
     pub(crate) checkpoint_wanted: bool,
+    /// Requested checkpoints begun and ended, and whether the newest could not be made.
+    pub(crate) checkpoints_begun: u64,
+    pub(crate) checkpoints_ended: u64,
+    pub(crate) is_checkpoint_refused: bool,
     /// A cleanup is requested.
     pub(crate) space_wanted: bool,
     /// Cleanups begun and ended.
@@ -34,8 +39,17 @@ impl Maintenance {
         self.changed.notify_all();
     }
 
+    /// Wakes the commits that wait for a checkpoint to begin.
+    pub(super) fn announce_checkpoint(&self) {
+        // Taking the lock keeps a waiter from missing the notification between its check and its wait.
+        drop(self.state.lock());
+        self.changed.notify_all();
+    }
+}
+
+impl MakeRoom for Maintenance {
     /// Requests a cleanup that starts after this call, and waits for it to end.
-    pub(crate) fn make_space(&self) -> Result<()> {
+    fn make_space(&self) -> Result<()> {
         let mut state = self.state.lock();
         state.space_wanted = true;
         self.changed.notify_all();
@@ -44,6 +58,24 @@ impl Maintenance {
             self.changed.wait(&mut state);
         }
         Ok(())
+    }
+
+    fn wait_for_checkpoint(&self, is_enough: &dyn Fn() -> bool) {
+        let mut state = self.state.lock();
+        loop {
+            state.checkpoint_wanted = true;
+            self.changed.notify_all();
+            let target = state.checkpoints_begun + 1;
+            while state.checkpoints_ended < target {
+                if is_enough() || state.stop || state.failed {
+                    return;
+                }
+                self.changed.wait(&mut state);
+            }
+            if is_enough() || state.is_checkpoint_refused {
+                return;
+            }
+        }
     }
 }
 
@@ -90,7 +122,7 @@ impl Store {
 /// The body of the maintenance thread: makes checkpoints and space on request, and empties sparse segments afterwards.
 fn run_maintenance(store: &Weak<Store>, maintenance: &Arc<Maintenance>) {
     loop {
-        let space_wanted = {
+        let (checkpoint_wanted, space_wanted) = {
             let mut state = maintenance.state.lock();
             while !state.checkpoint_wanted && !state.space_wanted && !state.stop {
                 maintenance.changed.wait(&mut state);
@@ -98,16 +130,20 @@ fn run_maintenance(store: &Weak<Store>, maintenance: &Arc<Maintenance>) {
             if state.stop {
                 return;
             }
-            state.checkpoint_wanted = false;
+            state.checkpoints_begun += u64::from(state.checkpoint_wanted);
             state.space_begun += u64::from(state.space_wanted);
-            std::mem::take(&mut state.space_wanted)
+            (std::mem::take(&mut state.checkpoint_wanted), std::mem::take(&mut state.space_wanted))
         };
         let Some(store) = store.upgrade() else { return };
-        let done = if space_wanted {
-            store.make_space().map(drop)
-        } else {
-            store.checkpoint().and_then(|_| store.clean_segments())
-        };
+        let made = if space_wanted { store.make_space() } else { store.checkpoint() };
+        if checkpoint_wanted {
+            let mut state = maintenance.state.lock();
+            state.checkpoints_ended += 1;
+            state.is_checkpoint_refused = made.is_err();
+            drop(state);
+            maintenance.changed.notify_all();
+        }
+        let done = made.and_then(|_| if space_wanted { Ok(()) } else { store.clean_segments() });
         match &done {
             // Commits that need the space report the full disk themselves.
             Err(error @ Error::DiskFull { .. }) => log::debug!("maintenance of {}: {error}", store.path.display()),

@@ -108,7 +108,6 @@ pub(crate) struct Store {
     /// Of commits that name none.
     pub(crate) durability: engine::Durability,
     checkpoint_log_bytes: u64,
-    change_count_max: usize,
     /// Corruption that opening found and could do without.
     passed_over: Option<Error>,
     checkpoints: AtomicU64,
@@ -224,6 +223,7 @@ impl Store {
         let table_bytes = PageTable::memory_bytes_of(1);
         self.engine.space.check_table_growth(table_bytes)?;
         self.engine.pool.fit_frames(table_bytes)?;
+        ready(self.engine.secure_changes(WaitMode::Blocking, 1));
         let Some(id) = self.keyspaces.next() else {
             return Err(Error::Invalid("no more keyspaces can be created: their numbers are used up".into()));
         };
@@ -477,12 +477,10 @@ impl Store {
     }
 
     fn is_checkpoint_due(&self) -> bool {
-        // Once in a while is often enough: the limits are megabytes away from each other.
-        let commits = self.engine.commits.load(Ordering::Relaxed);
         let written = self.engine.log_bytes_written.load(Ordering::Relaxed);
         let begun = self.engine.log_bytes_checkpointed.load(Ordering::Relaxed);
         written - begun.min(written) > self.checkpoint_log_bytes
-            || (commits.is_multiple_of(64) && self.engine.space.change_count() > self.change_count_max)
+            || self.engine.space.epoch_change_count() > self.engine.budget.epoch_changes_max() / 8 * 5
     }
 
     /// Memory for a chunk that a source fills. Waits, since others' sources may take their time.

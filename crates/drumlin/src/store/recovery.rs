@@ -38,6 +38,7 @@ use crate::space::segments::Segments;
 use crate::space::superblocks::{self, Superblocks};
 use crate::space::{PageEntry, Space};
 use crate::sync::Mutex;
+use crate::txn::MakeRoom;
 use crate::txn::engine::{Engine, Replaying};
 use crate::txn::values;
 use crate::txn::versions::Versions;
@@ -101,7 +102,8 @@ impl Opener<'_> {
         let budget = Arc::new(Budget::new(self.settings.memory_bytes, self.settings.log_stream_count));
         let space = self.space(&file, &superblock, &budget)?;
         let superblocks = Arc::new(Superblocks::new(Arc::clone(&file), data.sync, superblock.clone()));
-        let page_tables = PageTableStore::new(superblock, Arc::clone(&superblocks), change_count_max(&budget));
+        let page_tables =
+            PageTableStore::new(superblock, Arc::clone(&superblocks), budget.epoch_changes_max() as usize);
         let loaded = page_tables.load(&space, self.settings.memory_bytes, &mut Err)?;
         Ok(CheckpointRead {
             opener: self,
@@ -166,10 +168,9 @@ impl<'o> LogScanned<'o> {
         // Value ids of earlier openings are lower: their extents may still be in the file.
         let next_value = ValueId(u64::from(incarnation.0) << 40).max(catalogue.next_value);
         let maintenance = Arc::new(Maintenance::default());
-        let make_space = Arc::clone(&maintenance);
-        let make_space = Arc::new(move || make_space.make_space());
+        let make_room = Arc::clone(&maintenance) as Arc<dyn MakeRoom>;
         let backend = Arc::clone(&opener.backend);
-        let engine = Engine::new(backend, space, pool, versions, last, next_value, budget, make_space);
+        let engine = Engine::new(backend, space, pool, versions, last, next_value, budget, make_room);
         let keyspaces = Keyspaces::new(catalogue.next_keyspace);
         for entry in &catalogue.keyspaces {
             let pages = engine.space.page_space(entry.id).expect("made while loading");
@@ -320,7 +321,6 @@ impl Replayed<'_> {
         let duration = opener.backend.now() - began;
         Ok(Store {
             path: opener.path().to_path_buf(),
-            change_count_max: change_count_max(&engine.budget),
             engine: Arc::new(engine.into_live(log, recovered_bytes)),
             keyspaces: recovering.keyspaces,
             defining: Mutex::default(),
@@ -364,11 +364,4 @@ pub(super) fn known(superblock: &Superblock) -> Known<'_> {
         covered: superblock.timestamp,
         ranges: &superblock.log,
     }
-}
-
-/// The number of logged changes at which a checkpoint is requested, and at which it folds them. Each takes 24 bytes.
-/// Memory holds so many since the base image, so many of the epoch that has begun, and twice so many of the epoch that
-/// ends, while they are copied. Vectors grow by quarters: five fourths of these four are the part.
-pub(super) fn change_count_max(budget: &Budget) -> usize {
-    budget.limit_bytes(Account::TableChanges) as usize / 24 / 5
 }

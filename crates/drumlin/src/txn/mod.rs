@@ -2,8 +2,6 @@
 //!
 //! Lock order: row locks, then the epoch latch, leaf latches in the order of (keyspace, key), the log's own, the clock.
 
-use std::sync::Arc;
-
 use crate::error::Result;
 
 pub(crate) mod clock;
@@ -20,6 +18,13 @@ pub(crate) mod write_set;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct TransactionId(pub(crate) u64);
 
-/// Frees space in the data file by running the cleaner and a checkpoint; blocks until they finish. Passed to the engine
-/// when the database is opened.
-pub(crate) type MakeSpace = Arc<dyn Fn() -> Result<()> + Send + Sync>;
+/// Work of the maintenance thread that commits wait for. Passed to the engine when the database is opened; every call
+/// blocks.
+pub(crate) trait MakeRoom: std::fmt::Debug + Send + Sync {
+    /// Frees space in the data file by running the cleaner and a checkpoint; returns when they have finished.
+    fn make_space(&self) -> Result<()>;
+
+    /// Requests checkpoints until `is_enough` holds, which is asked again whenever one begins. Gives up if there is no
+    /// disk space for a checkpoint, or if the database closes or fails.
+    fn wait_for_checkpoint(&self, is_enough: &dyn Fn() -> bool);
+}

@@ -31,7 +31,7 @@ use crate::space::{EpochGuard, PageEntry, PageSpace};
 use crate::task::WaitMode;
 use crate::tree::Tree;
 
-use super::MakeSpace;
+use super::MakeRoom;
 
 /// Header and value id, in front of a chunk's bytes.
 const CHUNK_OVERHEAD_BYTES: usize = extent::VALUE_BYTES_OFFSET;
@@ -135,14 +135,14 @@ impl Drop for LargeValue {
 /// Writes a large value with the memory of one chunk. If writing fails or its future is dropped, nothing of the value
 /// remains.
 ///
-/// Calls `make_space` once if the disk is full.
+/// Frees space once if the disk is full.
 pub(crate) async fn write_large(
     mode: WaitMode<'_>,
     tree: &Tree,
     value_id: ValueId,
     mut source: impl Source,
     _memory: Grant,
-    make_space: &MakeSpace,
+    make_room: &Arc<dyn MakeRoom>,
 ) -> Result<Arc<LargeValue>> {
     let (pool, pages) = (&tree.pool, &tree.pages);
     let mut written = LargeValue::new(pool, value_id, Vec::new());
@@ -168,8 +168,8 @@ pub(crate) async fn write_large(
             match result {
                 Ok(chunk) => break chunk,
                 Err(Error::DiskFull { .. }) if !std::mem::replace(&mut made_space, true) => {
-                    let make_space = Arc::clone(make_space);
-                    mode.run(move || make_space()).await?;
+                    let make_room = Arc::clone(make_room);
+                    mode.run(move || make_room.make_space()).await?;
                 }
                 Err(error) => return Err(error),
             }

@@ -156,6 +156,10 @@ impl Engine {
         durability: Durability,
         logged: &Appended,
     ) -> Result<()> {
+        assert!(
+            logged.timestamp <= self.clock.published(),
+            "a commit is shown before those in front of it are applied"
+        );
         let log = self.log();
         match durability {
             // Written even if its task stops waiting. A thread that waits writes it itself.

@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicU64;
 pub(crate) use self::prepare::Row;
 pub(crate) use self::read::{Found, ReadAt};
 pub(crate) use self::replay::Replaying;
-use super::MakeSpace;
+use super::MakeRoom;
 use super::clock::Clock;
 use super::locks::LockTable;
 use super::snapshots::Snapshots;
@@ -68,7 +68,7 @@ pub(crate) struct Engine<L = Log> {
     pub(crate) log_bytes_checkpointed: AtomicU64,
     sweeping: Mutex<()>,
     pub(crate) budget: Arc<Budget>,
-    pub(crate) make_space: MakeSpace,
+    pub(crate) make_room: Arc<dyn MakeRoom>,
     /// The services for operations that wait as tasks.
     pub(crate) tasks: Tasks,
 }
@@ -90,7 +90,7 @@ impl Engine<Replaying> {
         last: Timestamp,
         next_value: ValueId,
         budget: Arc<Budget>,
-        make_space: MakeSpace,
+        make_room: Arc<dyn MakeRoom>,
     ) -> Engine<Replaying> {
         let lock_seed = backend.random();
         let tasks = Tasks::new(&backend);
@@ -110,7 +110,7 @@ impl Engine<Replaying> {
             log_bytes_checkpointed: AtomicU64::new(0),
             sweeping: Mutex::default(),
             budget,
-            make_space,
+            make_room,
             tasks,
         }
     }
@@ -138,7 +138,7 @@ impl Engine<Replaying> {
             log_bytes_checkpointed: self.log_bytes_checkpointed,
             sweeping: self.sweeping,
             budget: self.budget,
-            make_space: self.make_space,
+            make_room: self.make_room,
             tasks: self.tasks,
         }
     }

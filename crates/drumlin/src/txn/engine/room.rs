@@ -246,6 +246,11 @@ impl Engine {
         let only_removes = rows.iter().all(|row| matches!(row.change, Change::Remove));
         let purpose = if only_removes { Purpose::Remove } else { Purpose::Put };
         self.secure_tables(mode, rows).await?;
+        let chunk_count = rows.iter().map(|row| match row.change {
+            Change::PutLarge(value) => value.addresses.len() as u64,
+            Change::Put(_) | Change::Remove => 0,
+        });
+        self.secure_changes(mode, chunk_count.sum()).await;
         self.reserve_space(mode, purpose, self.dirtied_bytes_max(rows)).await
     }
 
@@ -277,6 +282,22 @@ impl Engine {
             // On the threads for evictions: workers may wait for commits.
             WaitMode::Tasks(tasks) => tasks.evictors.run(move || pool.fit_frames(growth)).await,
         }
+    }
+
+    /// Waits for a checkpoint to begin if the newest epoch has as many changes of page tables as fit into their memory.
+    /// An eighth is left to the cleaner and to commits under way, which have passed this point. `more` is the number of
+    /// changes that this commit is certain to add: the chunks of its large values.
+    pub(crate) async fn secure_changes(&self, mode: WaitMode<'_>, more: u64) {
+        let count_max = self.budget.epoch_changes_max() / 8 * 7;
+        // A commit with more changes than fit into an epoch must not wait forever.
+        let limit = count_max - more.min(count_max / 2);
+        assert!(0 < limit && limit < self.budget.epoch_changes_max(), "commits would wait at {limit} changes");
+        if self.space.epoch_change_count() <= limit {
+            return;
+        }
+        crate::coverage::mark!("a commit waited for a checkpoint that takes earlier changes");
+        let (make_room, space) = (Arc::clone(&self.make_room), Arc::clone(&self.space));
+        mode.run(move || make_room.wait_for_checkpoint(&|| space.epoch_change_count() <= limit)).await;
     }
 
     /// Reserves space: from the thread's credit, from free space, by growing the file, and on a full disk by having
@@ -323,10 +344,10 @@ impl Engine {
         }
     }
 
-    /// See [`MakeSpace`](crate::txn::MakeSpace).
+    /// See [`MakeRoom`](crate::txn::MakeRoom).
     pub(crate) async fn have_space_made(&self, mode: WaitMode<'_>) -> Result<()> {
-        let make_space = Arc::clone(&self.make_space);
-        mode.run(move || make_space()).await
+        let make_room = Arc::clone(&self.make_room);
+        mode.run(move || make_room.make_space()).await
     }
 
     /// Reserves space in the log: in the stream `home`, or in another if `home` is too small for the record or the disk
