@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use drumlin_lab::doctor::Length;
 
 use super::lab::{Watcher, columns, default_folder};
 use crate::failure::{Exit, Failure, Result};
@@ -17,6 +18,9 @@ use crate::terminal::Output;
 pub(crate) struct Doctor {
     /// A folder or a database [default: the system's temporary folder, or the current one if that is in memory]
     path: Option<PathBuf>,
+    /// Measure for a few seconds only, with less certain figures
+    #[arg(long)]
+    quick: bool,
 }
 
 impl Doctor {
@@ -24,7 +28,8 @@ impl Doctor {
         interrupt::watch_with(drumlin_lab::remove_everything);
         let path = self.path.clone().unwrap_or_else(default_folder);
         let watcher = Watcher::new(output);
-        let diagnosis = drumlin_lab::doctor::examine(&path, &watcher);
+        let length = if self.quick { Length::Quick } else { Length::Full };
+        let diagnosis = drumlin_lab::doctor::examine(&path, length, &watcher);
         watcher.finish();
         let diagnosis = diagnosis.map_err(|error| Failure::file("examining", &path, &error))?;
         output.print(&diagnosis, || diagnosis.text(columns()))?;

@@ -91,7 +91,7 @@ fn a_file_system_in_memory_is_refused() {
 fn the_doctor_says_what_is_wrong() {
     let bench = Bench::new();
     bench.ok(&["put", "db", "k", "v"]);
-    let answer = bench.run(&["doctor", "db", "--json"]);
+    let answer = bench.run(&["doctor", "db", "--quick", "--json"]);
     let found: Value = serde_json::from_slice(&answer.stdout).unwrap();
     let is_wrong =
         |found: &Value| found["findings"].as_array().unwrap().iter().any(|finding| finding["severity"] == "wrong");
@@ -101,7 +101,7 @@ fn the_doctor_says_what_is_wrong() {
         found["settings"].as_array().unwrap().iter().map(|setting| setting["setting"].as_str().unwrap()).collect();
     assert!(settings.iter().any(|setting| setting.starts_with("sync method")), "{settings:?}");
     fs::write(bench.path().join("db/data"), [0xFF; 8192]).unwrap();
-    let damaged = bench.run(&["doctor", "db", "--json"]);
+    let damaged = bench.run(&["doctor", "db", "--quick", "--json"]);
     assert_eq!(damaged.code, Some(1), "{}", damaged.stderr);
     assert!(is_wrong(&serde_json::from_slice(&damaged.stdout).unwrap()));
     assert!(left_behind(&bench).is_empty());

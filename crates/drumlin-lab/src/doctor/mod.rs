@@ -108,11 +108,31 @@ impl Diagnosis {
     }
 }
 
-/// Examines a folder, or a database and its drive, in about half a minute.
+/// The time that an examination takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Length {
+    /// About half a minute.
+    #[default]
+    Full,
+    /// A few seconds. Figures of drives with a cache of their own are less certain.
+    Quick,
+}
+
+impl Length {
+    /// The share of the full times and sizes.
+    fn share(self) -> f64 {
+        match self {
+            Length::Full => 1.0,
+            Length::Quick => 0.15,
+        }
+    }
+}
+
+/// Examines a folder, or a database and its drive.
 ///
 /// # Errors
 /// If the folder is missing or not writable.
-pub fn examine(path: &Path, observer: &dyn Observer) -> io::Result<Diagnosis> {
+pub fn examine(path: &Path, length: Length, observer: &dyn Observer) -> io::Result<Diagnosis> {
     let is_database = path.join("data").is_file();
     // A database's folder holds nothing but the database: the drive is measured beside it.
     let beside = path.canonicalize()?.parent().map(Path::to_path_buf);
@@ -120,13 +140,13 @@ pub fn examine(path: &Path, observer: &dyn Observer) -> io::Result<Diagnosis> {
     let machine = Machine::of(&folder)?;
     let mut diagnosis =
         Diagnosis { machine, findings: Vec::new(), tables: Vec::new(), settings: Vec::new(), interrupted: false };
-    observer.total(20.0);
+    observer.total(20.0 * length.share());
     if is_database {
         observer.progress(0.0, "doctor: the database");
         database(&mut diagnosis, path);
     }
     system(&mut diagnosis);
-    let steps = Steps { observer, done: std::cell::Cell::new(2.0) };
+    let steps = Steps { observer, length, done: std::cell::Cell::new(2.0 * length.share()) };
     match drive(&mut diagnosis, &folder, &steps) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::Interrupted => diagnosis.interrupted = true,
@@ -148,17 +168,28 @@ fn task(measurement: impl Measurement<Result = Load> + Clone + 'static) -> Task 
 
 struct Steps<'a> {
     observer: &'a dyn Observer,
+    length: Length,
     done: std::cell::Cell<f64>,
 }
 
 impl Steps<'_> {
+    /// The duration of a measurement that takes so many seconds in full.
+    fn timing(&self, seconds: f64) -> Timing {
+        Timing { seconds: seconds * self.length.share(), sample_seconds: 0.0 }
+    }
+
+    /// Notes that the next measurement begins so many seconds after the start of a full examination.
+    fn reach(&self, seconds: f64) {
+        self.done.set(seconds * self.length.share());
+    }
+
     /// Runs each task in turns, `rounds` times.
     fn run(&self, tasks: &[(String, Task)], rounds: usize, seconds: f64) -> io::Result<Vec<Vec<Load>>> {
         let mut all: Vec<Vec<Load>> = tasks.iter().map(|_| Vec::new()).collect();
         for _ in 0..rounds {
             for ((name, task), loads) in tasks.iter().zip(&mut all) {
                 self.observer.progress(self.done.get(), &format!("doctor: {name}"));
-                self.done.set(self.done.get() + seconds);
+                self.done.set(self.done.get() + seconds * self.length.share());
                 match task(&|| self.observer.interrupted())?.result() {
                     Ok(load) => loads.push(load),
                     Err(error) => log_refusal(name, &error),
@@ -243,8 +274,8 @@ fn drive(diagnosis: &mut Diagnosis, folder: &Path, steps: &Steps<'_>) -> io::Res
     }
     steps.observer.progress(steps.done.get(), "doctor: the probe of a new database");
     let backend = drumlin::io::backend(IoBackend::Auto)?;
-    let probe = Probe::run(backend.as_ref(), folder, Duration::from_secs(2))?;
-    steps.done.set(4.0);
+    let probe = Probe::run(backend.as_ref(), folder, Duration::from_secs_f64(steps.timing(2.0).seconds))?;
+    steps.reach(4.0);
     if probe.direct {
         diagnosis.tell(Severity::Fine, "direct I/O", "works");
     } else {
@@ -257,7 +288,7 @@ fn drive(diagnosis: &mut Diagnosis, folder: &Path, steps: &Steps<'_>) -> io::Res
     }
     let room = TempFolder::create(folder)?;
     let space = temp_folder::space_bytes(folder)?;
-    let bytes = FILE_BYTES.min(space / 2) >> 20 << 20;
+    let bytes = ((FILE_BYTES as f64 * steps.length.share()) as u64).min(space / 2) >> 20 << 20;
     if bytes < 64 << 20 {
         diagnosis.mend(
             Severity::Wrong,
@@ -272,14 +303,14 @@ fn drive(diagnosis: &mut Diagnosis, folder: &Path, steps: &Steps<'_>) -> io::Res
     if steps.observer.interrupted() {
         return Err(io::ErrorKind::Interrupted.into());
     }
-    steps.done.set(7.0);
+    steps.reach(7.0);
     reads(diagnosis, &path, bytes, steps)?;
     durability(diagnosis, &room, &probe, steps)
 }
 
 /// Measures reads of a file.
 fn reads(diagnosis: &mut Diagnosis, path: &Path, bytes: u64, steps: &Steps<'_>) -> io::Result<()> {
-    let tasks = read_tasks(path, bytes);
+    let tasks = read_tasks(path, bytes, steps);
     // The first turn brings caches behind the drive into the same state for all.
     let loads = steps.run(&tasks, 3, 0.35)?;
     let mut table = Table::new(
@@ -309,8 +340,8 @@ fn reads(diagnosis: &mut Diagnosis, path: &Path, bytes: u64, steps: &Steps<'_>) 
 }
 
 /// Random reads of 4 KiB at each depth, then of 8 KiB, and others.
-fn read_tasks(path: &Path, bytes: u64) -> Vec<(String, Task)> {
-    let timing = Timing { seconds: 0.3, sample_seconds: 0.0 };
+fn read_tasks(path: &Path, bytes: u64, steps: &Steps<'_>) -> Vec<(String, Task)> {
+    let timing = steps.timing(0.3);
     let ring = |depth| random::Method::Ring { depth, options: RingOptions::default() };
     let read = |method, ask_bytes| {
         let path = path.to_owned();
@@ -320,7 +351,7 @@ fn read_tasks(path: &Path, bytes: u64) -> Vec<(String, Task)> {
         DEPTHS.into_iter().map(|depth| (format!("4 KiB, {depth} in flight"), read(ring(depth), 4096))).collect();
     tasks.push(("8 KiB, 64 in flight".to_owned(), read(ring(64), 8192)));
     tasks.push(("16 KiB, 64 in flight".to_owned(), read(ring(64), 16_384)));
-    let scanned = Timing { seconds: 1.0, sample_seconds: 0.0 };
+    let scanned = steps.timing(1.0);
     tasks.push(("sequential, 8 x 512 KiB".to_owned(), task(scan::Task::in_flight(path, 512 << 10, 8, scanned))));
     tasks.push(("mapped, for comparison".to_owned(), read(random::Method::Mapped(Advice::Random), 4096)));
     tasks
@@ -350,7 +381,7 @@ fn page_setting(diagnosis: &mut Diagnosis, small: f64, large: f64) {
 
 /// Measures sync methods, and judges what the drive says of its cache.
 fn durability(diagnosis: &mut Diagnosis, room: &TempFolder, probe: &Probe, steps: &Steps<'_>) -> io::Result<()> {
-    let timing = Timing { seconds: 0.4, sample_seconds: 0.0 };
+    let timing = steps.timing(0.4);
     let mut table = Table::new(
         "Durable writes of 4 KiB",
         &[("", Form::Text), ("p50", Form::Micros), ("p99", Form::Micros), ("", Form::Text)],
