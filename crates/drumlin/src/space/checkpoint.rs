@@ -614,8 +614,7 @@ impl Space {
             + fresh_list_bytes as u64
     }
 
-    /// The pages of all keyspaces.
-    pub(crate) fn page_count(&self) -> u64 {
+    fn page_count(&self) -> u64 {
         self.page_spaces.read().values().map(|pages| pages.table.page_count()).sum()
     }
 

@@ -629,7 +629,9 @@ impl Space {
     /// of this page (its latch, or its being unpublished).
     pub(crate) fn record(&self, epoch: Epoch, keyspace: KeyspaceId, page: PageId, address: ExtentAddress) {
         self.assert_open(epoch);
-        self.changes(epoch).lock().push(keyspace, page, address);
+        let mut changes = self.changes(epoch).lock();
+        changes.push(keyspace, page, address);
+        // Under the lock: who counts what a checkpoint will write must not miss it.
         self.change_count_of(epoch).fetch_add(1, Ordering::Relaxed);
     }
 

@@ -139,19 +139,15 @@ impl Store {
         }
     }
 
-    /// The sparsest segments, as many as can be moved into the space that there is, which is reserved. At least one,
-    /// and no more than the memory for changes allows if all pages are of average size.
+    /// The sparsest segments, as many as can be moved into the space that there is, which is reserved.
     fn take_movable(&self, packing: &mut SpaceReservation<'_>) -> HashSet<SegmentId> {
         let space = &self.engine.space;
-        let extent_bytes = space.segments.usage().live_bytes / space.page_count().max(1);
-        let changed_bytes = self.changes_left() * extent_bytes;
         loop {
             let movable_bytes = space.state().movable_bytes();
             let mut moved_bytes = 0;
             let mut victims = HashSet::default();
             for (segment, live_bytes) in space.segments.sparse(LIVE_SHARE_MAX, VICTIM_COUNT_MAX) {
-                let fits = moved_bytes + live_bytes <= changed_bytes || victims.is_empty();
-                if !fits || moved_bytes + live_bytes > movable_bytes {
+                if moved_bytes + live_bytes > movable_bytes {
                     break;
                 }
                 moved_bytes += live_bytes;
@@ -212,19 +208,15 @@ impl Store {
         emptied
     }
 
-    /// The pages that can be moved before changes of the newest epoch fill their memory.
-    fn changes_left(&self) -> u64 {
-        self.engine.budget.epoch_changes_max().saturating_sub(self.engine.space.epoch_change_count())
-    }
-
-    /// The pages to be moved in the next step; zero when moving must continue in the next epoch. At most the eighth
-    /// that commits leave, since they go on meanwhile. Packing has chosen its segments by it and must empty them:
-    /// without that there may be no space for a checkpoint.
+    /// The pages to be moved in the next step, before changes of the newest epoch fill their memory; zero when moving
+    /// must continue in the next epoch. At most the eighth that commits leave, since they go on meanwhile. Packing is
+    /// exempt: it must empty its segments, or there may be no space for a checkpoint.
     fn step_pages(&self, moves: &SpaceReservation<'_>) -> usize {
         if moves.purpose() == Purpose::Pack {
             return usize::MAX;
         }
-        self.changes_left().min(self.engine.budget.epoch_changes_max() / 8) as usize
+        let count_max = self.engine.budget.epoch_changes_max();
+        count_max.saturating_sub(self.engine.space.epoch_change_count()).min(count_max / 8) as usize
     }
 
     fn empty_keyspaces(&self, victims: &HashSet<SegmentId>, moves: &SpaceReservation<'_>) -> Result<Emptied> {
@@ -434,7 +426,7 @@ impl Store {
         let space = &self.engine.space;
         let file_bytes = || space.file().len().map_err(|error| Error::io("measuring", space.path(), error));
         let bytes_before = file_bytes()?;
-        self.make_space()?;
+        self.checkpoint()?;
         let _alone = self.cleaning.lock();
         match self.pack() {
             // It is packed as tightly as the space allows.
