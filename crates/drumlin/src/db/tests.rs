@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::db::{Database, Keyspace, Savepoint, Transaction};
+use crate::format::extent::PageKey;
 use crate::format::node::LargeRef;
 use crate::format::{ChunkNumber, DatabaseId, ExtentAddress, PageId, SegmentUse, ValueId, extent};
 use crate::io::Backend;
@@ -697,6 +698,30 @@ fn images_for_a_checkpoint_stay_within_their_buffers() {
         space.fail_quietly("its checkpoint has no end");
         assert!(most > 0 && most < WRITE_BUFFER_COUNT, "{most} buffers on their way to the disk");
     }
+}
+
+/// Reads that end because a later extent could not be written leave no buffer behind: it would count for ever, and the
+/// next reader would wait for it.
+#[test]
+fn reads_in_front_of_a_failed_write_lose_no_buffer() {
+    let disk = FaultyBackend::new(crate::io::in_memory());
+    let backend: Arc<dyn Backend> = Arc::new(disk.clone());
+    let (db, keyspace) = open(&backend);
+    let engine = &db.store().unwrap().engine;
+    let append = |seed: u64| {
+        let epoch_guard = engine.space.epoch_latch.shared();
+        let page_key = PageKey { keyspace: keyspace.tree().pages.id, page: PageId(1 << 20) };
+        engine.space.append(epoch_guard.epoch(), page_key, extent::Kind::Value, &noise(seed, 3000), None).unwrap()
+    };
+    let there = append(1);
+    engine.space.ensure_written(there, |_| ()).unwrap();
+    db.checkpoint().unwrap();
+    // In the segment of another epoch, so that one read does not take both.
+    let missing = append(2);
+    assert_eq!(engine.pool.read_buffer_bytes(), 0, "no page was read yet");
+    disk.fail_from(Operation::Write, 1, 5);
+    engine.pool.read_past(&[there, missing], |_, _| ()).unwrap_err();
+    assert_eq!(engine.pool.read_buffer_bytes(), 0, "a buffer is counted that nobody has");
 }
 
 /// A thread that finds all frames held waits for one, however long the holders take: here those who read pages.

@@ -5,6 +5,7 @@ use std::io;
 use super::{Pool, Span};
 use crate::error::{Error, Result};
 use crate::format::ExtentAddress;
+use crate::io::Queue;
 
 /// Requests in flight: enough to read at a device's bandwidth, with a megabyte of memory.
 const REQUESTS_MAX: usize = 4;
@@ -24,11 +25,36 @@ impl Pool {
     pub(crate) fn read_past(
         &self,
         addresses: &[ExtentAddress],
+        each: impl FnMut(usize, Result<&mut [u8]>),
+    ) -> Result<()> {
+        let mut queue = self.take_queue()?;
+        let mut slots: [Option<Request>; REQUESTS_MAX] = [const { None }; REQUESTS_MAX];
+        let result = self.read_requests(addresses, queue.as_mut(), &mut slots, each);
+        let in_flight = slots.iter().flatten();
+        match result {
+            Ok(()) => {
+                assert_eq!(in_flight.count(), 0, "a read that has ended was not handed on");
+                self.give_queue(queue);
+            }
+            Err(_) => {
+                let lost_bytes = in_flight.map(|request| request.buffer_bytes).sum();
+                // Waits for the reads in flight, whose buffers go with it.
+                drop(queue);
+                self.buffers.lose(lost_bytes);
+            }
+        }
+        result
+    }
+
+    /// Reads all of `addresses`. After an error, `slots` has the requests whose buffers were not given back.
+    fn read_requests(
+        &self,
+        addresses: &[ExtentAddress],
+        queue: &mut dyn Queue,
+        slots: &mut [Option<Request>; REQUESTS_MAX],
         mut each: impl FnMut(usize, Result<&mut [u8]>),
     ) -> Result<()> {
         let space = &self.space;
-        let mut queue = self.take_queue()?;
-        let mut slots: [Option<Request>; REQUESTS_MAX] = [const { None }; REQUESTS_MAX];
         let mut finished = Vec::new();
         let mut next = 0;
         loop {
@@ -47,14 +73,10 @@ impl Pool {
                 slots[slot] = Some(request);
             }
             if queue.in_flight() == 0 {
-                break;
+                assert_eq!(next, addresses.len(), "extents are left unread");
+                return Ok(());
             }
-            // A queue that fails is dropped, which waits for its reads in flight.
-            if let Err(error) = queue.wait(1, &mut finished) {
-                let lost = slots.iter().flatten().map(|request| request.buffer_bytes).sum();
-                self.buffers.lose(lost);
-                return Err(Error::io("reading", space.path(), error));
-            }
+            queue.wait(1, &mut finished).map_err(|error| Error::io("reading", space.path(), error))?;
             for mut completion in finished.drain(..) {
                 let Request { span, buffer_bytes, addresses: indexes } =
                     slots[completion.token as usize].take().expect("the slot was in flight");
@@ -76,10 +98,6 @@ impl Pool {
                 self.buffers.give(completion.buffer);
             }
         }
-        assert_eq!(next, addresses.len(), "extents are left unread");
-        assert!(slots.iter().all(Option::is_none), "a read that has ended was not handed on");
-        self.give_queue(queue);
-        Ok(())
     }
 
     /// The addresses from `first` on that one request reads.
