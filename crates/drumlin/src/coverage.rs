@@ -38,6 +38,7 @@ pub(crate) const MARKS: &[&str] = &[
     "a snapshot was ended for the memory of its versions",
     "a superblock did not verify",
     "a value was replaced while it was read",
+    "compacting made space on a full disk",
     "dirty pages were written for a checkpoint to find space",
     "a void record was erased",
     "an opening forgot those before it",

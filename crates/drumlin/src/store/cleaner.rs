@@ -46,7 +46,7 @@ struct Emptied {
 }
 
 /// Why the rest of the pages must wait for the next checkpoint.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Left {
     /// There was no disk space for them.
     NoSpace,
@@ -175,8 +175,9 @@ impl Store {
     }
 
     /// Moves everything live out of the victims and ends with a checkpoint, which moves the tables and frees the
-    /// segments. Makes further checkpoints whenever the changes fill their memory.
-    fn evacuate(&self, victims: &[SegmentId]) -> Result<()> {
+    /// segments. Makes further checkpoints whenever the changes fill their memory. Returns the reason if pages are
+    /// left.
+    fn evacuate(&self, victims: &[SegmentId]) -> Result<Option<Left>> {
         let segments = &self.engine.space.segments;
         let uses: Vec<_> = victims.iter().map(|victim| (*victim, segments.segment_use(*victim))).collect();
         // In the first round commits may have used up the changes; after a checkpoint they leave an eighth.
@@ -189,13 +190,13 @@ impl Store {
             let emptied = match self.engine.space.reserve(Purpose::Move, 0) {
                 Ok(moves) => self.empty(&victims, &moves)?,
                 // The checkpoint that follows frees what was released.
-                Err(Error::DiskFull { .. }) => Emptied::default(),
+                Err(Error::DiskFull { .. }) => Emptied { left: Some(Left::NoSpace), ..Emptied::default() },
                 Err(error) => return Err(error),
             };
             self.checkpoint_after(Frees::Nothing)?;
             let is_moving = emptied.page_count > 0 || std::mem::take(&mut is_first);
             if emptied.left != Some(Left::ManyChanges) || !is_moving || self.maintenance.state.lock().stop {
-                return Ok(());
+                return Ok(emptied.left);
             }
         }
     }
@@ -427,24 +428,34 @@ impl Store {
         let file_bytes = || space.file().len().map_err(|error| Error::io("measuring", space.path(), error));
         let bytes_before = file_bytes()?;
         self.checkpoint()?;
-        let _alone = self.cleaning.lock();
-        match self.pack() {
-            // It is packed as tightly as the space allows.
-            Ok(()) | Err(Error::DiskFull { .. }) => {}
-            Err(error) => return Err(error),
+        if self.pack()? == Some(Left::NoSpace) {
+            // Packing within the checkpoint's own segments makes room to move the rest, as far as there is any.
+            crate::coverage::mark!("compacting made space on a full disk");
+            self.make_space()?;
+            self.pack()?;
         }
         space.shrink(0)?;
         Ok(CompactReport { bytes_before, bytes_after: file_bytes()?, duration: self.now() - began })
     }
 
-    fn pack(&self) -> Result<()> {
+    /// Packs what is sparse and shortens the file; returns the reason if something was left where it was.
+    fn pack(&self) -> Result<Option<Left>> {
+        let _alone = self.cleaning.lock();
+        match self.pack_alone() {
+            Err(Error::DiskFull { .. }) => Ok(Some(Left::NoSpace)),
+            packed => packed,
+        }
+    }
+
+    fn pack_alone(&self) -> Result<Option<Left>> {
         let space = &self.engine.space;
         let segments = &space.segments;
+        let mut left = None;
         // First what is sparse is packed, behind the end where no segment is free: the file may grow meanwhile.
         let sparse = segments.sparse(PACKED_SHARE_MIN, usize::MAX);
         let sparse: Vec<SegmentId> = sparse.into_iter().map(|(segment, _)| segment).collect();
         for victims in sparse.chunks(VICTIM_COUNT_MAX) {
-            self.evacuate(victims)?;
+            left = left.or(self.evacuate(victims)?);
         }
         // Then what lies at the end goes to the front, as long as that makes the file shorter. The front has as many
         // segments as are in use, and what is left free.
@@ -462,13 +473,13 @@ impl Store {
             if victims.is_empty() {
                 break;
             }
-            self.evacuate(&victims)?;
+            left = left.or(self.evacuate(&victims)?);
             self.checkpoint_after(Frees::Nothing)?;
             space.shrink(0)?;
             if segments.usage().segment_count >= usage.segment_count {
                 break;
             }
         }
-        Ok(())
+        Ok(left)
     }
 }
