@@ -431,8 +431,12 @@ impl Store {
         if self.pack()? == Some(Left::NoSpace) {
             // Packing within the checkpoint's own segments makes room to move the rest, as far as there is any.
             crate::coverage::mark!("compacting made space on a full disk");
-            self.make_space()?;
-            self.pack()?;
+            match self.make_space() {
+                Ok(_) => drop(self.pack()?),
+                // It is packed as tightly as the space allows.
+                Err(Error::DiskFull { .. }) => {}
+                Err(error) => return Err(error),
+            }
         }
         space.shrink(0)?;
         Ok(CompactReport { bytes_before, bytes_after: file_bytes()?, duration: self.now() - began })
