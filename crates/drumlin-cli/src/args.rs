@@ -3,8 +3,8 @@
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    bench, check, checkpoint, compact, completions, doctor, dump, get, index, keyspaces, lab, load, put, rm, scan,
-    stats, tour,
+    bench, check, checkpoint, compact, completions, doctor, dump, extract, get, index, keyspaces, lab, load, put, rm,
+    scan, stats, tour,
 };
 use crate::terminal::Common;
 
@@ -27,6 +27,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     Tour(tour::Tour),
     Index(index::Index),
+    Extract(extract::Extract),
     Load(load::Load),
     Dump(dump::Dump),
     Get(get::Get),

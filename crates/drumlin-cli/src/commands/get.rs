@@ -47,7 +47,7 @@ impl Get {
         };
         if output.json() {
             let mut bytes = Vec::new();
-            value.read_to_end(&mut bytes).map_err(|error| reading(&error))?;
+            value.read_to_end(&mut bytes).map_err(|error| failed(&error))?;
             let value_bytes = bytes.len() as u64;
             return output.print_json(&Found { key: JsonBytes(&key), value: JsonBytes(&bytes), value_bytes });
         }
@@ -56,7 +56,7 @@ impl Get {
         let mut buffer = vec![0; 256 << 10];
         let mut kept = 0;
         loop {
-            let bytes = value.read(&mut buffer[kept..]).map_err(|error| reading(&error))?;
+            let bytes = value.read(&mut buffer[kept..]).map_err(|error| failed(&error))?;
             let filled = kept + bytes;
             // A character that is cut by the end of the buffer waits for its rest.
             let whole = if terminal && bytes > 0 { whole_characters(&buffer[..filled]) } else { filled };
@@ -82,12 +82,14 @@ fn whole_characters(text: &[u8]) -> usize {
     if is_cut { text.len() - cut } else { text.len() }
 }
 
-/// A value's reader speaks `io::Error`; the engine's own error is inside.
-fn reading(error: &io::Error) -> Failure {
-    match error.get_ref().and_then(|inner| inner.downcast_ref::<drumlin::Error>()) {
-        Some(error) => error.clone().into(),
-        None => Failure::other(format!("reading the value: {error}")),
-    }
+/// The engine's own error inside of a value reader's, which speaks `io::Error`.
+pub(super) fn reading(error: &io::Error) -> Option<Failure> {
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<drumlin::Error>());
+    inner.map(|error| error.clone().into())
+}
+
+fn failed(error: &io::Error) -> Failure {
+    reading(error).unwrap_or_else(|| Failure::other(format!("reading the value: {error}")))
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ pub(crate) mod compact;
 pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod dump;
+pub(crate) mod extract;
 pub(crate) mod get;
 pub(crate) mod index;
 pub(crate) mod keyspaces;
@@ -32,6 +33,7 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
     match cli.command.unwrap_or_else(|| Command::Tour(tour::Tour::default())) {
         Command::Tour(command) => command.run(output),
         Command::Index(command) => command.run(output),
+        Command::Extract(command) => command.run(output),
         Command::Load(command) => command.run(output),
         Command::Dump(command) => command.run(output),
         Command::Get(command) => command.run(output),

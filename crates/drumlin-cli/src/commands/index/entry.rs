@@ -13,9 +13,11 @@ pub(crate) enum Kind {
     File,
     /// Its content is the path it points to.
     Symlink,
+    /// It has no content.
+    Directory,
 }
 
-/// The value in the keyspace `files`, as JSON, so that any tool can read it.
+/// The value in the keyspaces `files` and `directories`, as JSON, so that any tool can read it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Entry {
     pub(crate) kind: Kind,
@@ -31,18 +33,15 @@ pub(crate) struct Entry {
 
 impl Entry {
     pub(super) fn new(kind: Kind, metadata: &Metadata, size: u64, xxh3: u128) -> Entry {
-        Entry {
-            kind,
-            size,
-            mtime_ns: mtime_ns(metadata),
-            mode: format!("{:04o}", metadata.mode() & 0o7777),
-            xxh3: format!("{xxh3:032x}"),
-        }
+        Entry { kind, size, mtime_ns: mtime_ns(metadata), mode: mode(metadata), xxh3: format!("{xxh3:032x}") }
     }
 
     /// Returns `true` if the file on disk is, to all appearances, still the one recorded.
     pub(crate) fn is_unchanged(&self, kind: Kind, metadata: &Metadata) -> bool {
-        self.kind == kind && self.size == metadata.len() && self.mtime_ns == mtime_ns(metadata)
+        self.kind == kind
+            && (kind == Kind::Directory || self.size == metadata.len())
+            && self.mtime_ns == mtime_ns(metadata)
+            && self.mode == mode(metadata)
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
@@ -52,6 +51,10 @@ impl Entry {
     pub(crate) fn decode(bytes: &[u8]) -> Option<Entry> {
         serde_json::from_slice(bytes).ok()
     }
+}
+
+fn mode(metadata: &Metadata) -> String {
+    format!("{:04o}", metadata.mode() & 0o7777)
 }
 
 fn mtime_ns(metadata: &Metadata) -> i128 {

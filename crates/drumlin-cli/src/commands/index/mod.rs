@@ -13,14 +13,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::entry::{Entry, Kind, size_key, split_size_key};
 pub(crate) use self::store::{Outcome, Store};
-pub(crate) use self::tree::{Found, Met, absolute, walk};
+pub(crate) use self::tree::{Found, Met, Special, absolute, walk};
 use crate::database::DatabaseArgs;
 use crate::failure::{Exit, Failure, Result, plain};
 use crate::own_files::OwnFiles;
@@ -31,15 +31,16 @@ use crate::{interrupt, process};
 /// Files found and not yet taken by a storing thread.
 const FILES_QUEUED: usize = 256;
 
-/// Unreadable files that are named one by one; the rest are only counted.
-const UNREADABLE_NAMED: u64 = 10;
+/// Unreadable and skipped entries that are named one by one, of each; the rest are only counted.
+const NAMED_MAX: u64 = 10;
 
 /// Store a directory tree, one transaction a file
 ///
-/// Three keyspaces: files (path: size, time, mode, kind and hash as JSON), contents (path: bytes) and by_size (size as
-/// 8 big-endian bytes, then the path). Run again, it stores what is new or changed. Symbolic links are recorded, not
-/// followed. A database that lies in the directory is not stored in itself. Files that can't be read are named and make
-/// the exit code 7.
+/// Four keyspaces: files (path: size, time, mode, kind and hash as JSON), contents (path: bytes), by_size (size as 8
+/// big-endian bytes, then the path) and directories (path: time and mode). `drumlin extract` gives the tree back. Run
+/// again, it stores what is new or changed. Symbolic links are recorded, not followed. Sockets, fifos and devices are
+/// skipped and named. A database that lies in the directory is not stored in itself. Files that can't be read are
+/// named and make the exit code 7.
 #[derive(Debug, Args)]
 pub(crate) struct Index {
     #[command(flatten)]
@@ -65,6 +66,8 @@ pub(crate) struct Summary {
     pub(crate) files_unchanged: u64,
     pub(crate) files_removed: u64,
     pub(crate) files_unreadable: u64,
+    pub(crate) directories_stored: u64,
+    pub(crate) skipped: Skipped,
     /// The paths where the database itself lies in the directory.
     pub(crate) left_out: Vec<String>,
     pub(crate) bytes_stored: u64,
@@ -73,6 +76,14 @@ pub(crate) struct Summary {
     pub(crate) bytes_per_second: f64,
     pub(crate) resident_bytes_max: Option<u64>,
     pub(crate) budget_bytes: u64,
+}
+
+/// Entries that have no content to store.
+#[derive(Clone, Copy, Default, Debug, Serialize, Deserialize)]
+pub(crate) struct Skipped {
+    pub(crate) sockets: u64,
+    pub(crate) fifos: u64,
+    pub(crate) devices: u64,
 }
 
 /// The state that the storing threads share.
@@ -85,7 +96,9 @@ struct Job<'a> {
     stored: AtomicU64,
     unchanged: AtomicU64,
     unreadable: AtomicU64,
+    directories: AtomicU64,
     bytes: AtomicU64,
+    skipped: Mutex<Skipped>,
     /// Paths of the database itself, relative to the root.
     left_out: Mutex<Vec<Vec<u8>>>,
     /// A thread has met an error: no more files are begun.
@@ -113,40 +126,26 @@ impl Index {
             stored: AtomicU64::new(0),
             unchanged: AtomicU64::new(0),
             unreadable: AtomicU64::new(0),
+            directories: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            skipped: Mutex::default(),
             left_out: Mutex::default(),
             failed: AtomicBool::new(false),
         };
         let start = Instant::now();
         let threads = self.threads.map_or_else(|| 4 * process::processors(), |threads| threads as usize);
         let indexed = job.run(threads).and_then(|()| interrupt::check());
-        let left_out = std::mem::take(&mut *job.left_out.lock().expect("no thread panics while it holds this"));
         let removed = match (&indexed, self.delete) {
-            (Ok(()), true) => store.remove_missing(&root, &left_out),
+            (Ok(()), true) => store.remove_missing(&root, &job.left_out.lock().expect("all threads have ended")),
             _ => Ok(0),
         };
         let elapsed = start.elapsed();
         progress.finish();
         database.close()?;
         indexed?;
-        let seconds = elapsed.as_secs_f64().max(1e-9);
-        let [stored, unchanged, unreadable, bytes] =
-            [&job.stored, &job.unchanged, &job.unreadable, &job.bytes].map(|number| number.load(Ordering::Relaxed));
-        let summary = Summary {
-            files_stored: stored,
-            files_unchanged: unchanged,
-            files_removed: removed?,
-            files_unreadable: unreadable,
-            left_out: left_out.iter().map(|path| Escaped::new(path).to_string()).collect(),
-            bytes_stored: bytes,
-            seconds,
-            files_per_second: stored as f64 / seconds,
-            bytes_per_second: bytes as f64 / seconds,
-            resident_bytes_max: process::resident_bytes_max(),
-            budget_bytes: self.database.memory,
-        };
+        let summary = job.summary(removed?, elapsed, self.database.memory);
         output.print(&summary, || summary.text())?;
-        if unreadable > 0 { Err(Failure::silent(Exit::BadInput)) } else { Ok(()) }
+        if summary.files_unreadable > 0 { Err(Failure::silent(Exit::BadInput)) } else { Ok(()) }
     }
 
     fn open_acknowledgements(&self, own: &OwnFiles) -> Result<Option<Box<dyn Write + Send>>> {
@@ -177,7 +176,8 @@ impl Job<'_> {
             for met in walk(self.root, self.own) {
                 match met {
                     // Refused only once every thread has stopped over an error.
-                    Met::File(found) => drop(sender.send(*found)),
+                    Met::File(found) | Met::Directory(found) => drop(sender.send(*found)),
+                    Met::Special(kind, path) => self.skip(kind, &path),
                     Met::Own(path) => {
                         self.left_out.lock().expect("no thread panics while it holds this").push(path);
                     }
@@ -207,6 +207,11 @@ impl Job<'_> {
                 return Ok(());
             }
             match self.store.put(&found)? {
+                Outcome::Stored { .. } if found.kind == Kind::Directory => {
+                    self.directories.fetch_add(1, Ordering::Relaxed);
+                    continue;
+                }
+                Outcome::Unchanged if found.kind == Kind::Directory => continue,
                 Outcome::Stored { bytes } => {
                     self.stored.fetch_add(1, Ordering::Relaxed);
                     self.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -235,10 +240,60 @@ impl Job<'_> {
 
     fn unreadable(&self, what: &str) {
         let named = self.unreadable.fetch_add(1, Ordering::Relaxed);
-        if named < UNREADABLE_NAMED {
+        if named < NAMED_MAX {
             let bad = style::BAD;
             self.progress.remark(&format!("{bad}unreadable{bad:#} {what}"));
         }
+    }
+
+    fn skip(&self, kind: Special, path: &[u8]) {
+        let mut skipped = self.skipped.lock().expect("no thread panics while it holds this");
+        let (count, name) = match kind {
+            Special::Socket => (&mut skipped.sockets, "socket"),
+            Special::Fifo => (&mut skipped.fifos, "fifo"),
+            Special::Device => (&mut skipped.devices, "device"),
+        };
+        *count += 1;
+        if skipped.count() <= NAMED_MAX {
+            self.progress.remark(&format!("skipped {name} {}", Escaped::new(path)));
+        }
+    }
+
+    fn summary(&self, files_removed: u64, elapsed: Duration, budget_bytes: u64) -> Summary {
+        let seconds = elapsed.as_secs_f64().max(1e-9);
+        let load = |number: &AtomicU64| number.load(Ordering::Relaxed);
+        let left_out = self.left_out.lock().expect("all threads have ended");
+        let (files_stored, bytes_stored) = (load(&self.stored), load(&self.bytes));
+        Summary {
+            files_stored,
+            files_unchanged: load(&self.unchanged),
+            files_removed,
+            files_unreadable: load(&self.unreadable),
+            directories_stored: load(&self.directories),
+            skipped: *self.skipped.lock().expect("all threads have ended"),
+            left_out: left_out.iter().map(|path| Escaped::new(path).to_string()).collect(),
+            bytes_stored,
+            seconds,
+            files_per_second: files_stored as f64 / seconds,
+            bytes_per_second: bytes_stored as f64 / seconds,
+            resident_bytes_max: process::resident_bytes_max(),
+            budget_bytes,
+        }
+    }
+}
+
+impl Skipped {
+    pub(crate) fn count(&self) -> u64 {
+        self.sockets + self.fifos + self.devices
+    }
+
+    /// "3 skipped: 1 socket, 2 fifos"; `None` where nothing was.
+    pub(crate) fn text(&self) -> Option<String> {
+        let kinds = [(self.sockets, "socket"), (self.fifos, "fifo"), (self.devices, "device")];
+        let kinds: Vec<String> =
+            kinds.iter().filter(|kind| kind.0 > 0).map(|&(count, name)| figures::plural(count, name)).collect();
+        let count = figures::count(self.count());
+        (!kinds.is_empty()).then(|| format!("{count} skipped: {}", kinds.join(", ")))
     }
 }
 
@@ -249,7 +304,7 @@ impl Summary {
             "{good}indexed{good:#} {}, {}, in {}: {} files/s, {}/s",
             figures::plural(self.files_stored, "file"),
             figures::bytes(self.bytes_stored),
-            figures::duration(std::time::Duration::from_secs_f64(self.seconds)),
+            figures::duration(Duration::from_secs_f64(self.seconds)),
             figures::rate(self.files_per_second),
             figures::bytes(self.bytes_per_second as u64)
         );
@@ -261,6 +316,9 @@ impl Summary {
             if number > 0 {
                 text += &format!("\n{} {what}", figures::count(number));
             }
+        }
+        if let Some(skipped) = self.skipped.text() {
+            text += &format!("\n{skipped}");
         }
         for path in &self.left_out {
             text += &format!("\nleft out, as it is the database itself: {path}");

@@ -1,12 +1,13 @@
-//! The three keyspaces of an index, and the one transaction in which a file enters all of them.
+//! The keyspaces of an index, and the one transaction in which a file enters three of them.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::ops::Bound;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-use drumlin::{Database, Error, Keyspace};
+use drumlin::{Database, Error, Keyspace, Transaction};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::{Entry, Found, Kind, size_key};
@@ -15,8 +16,8 @@ use crate::failure::Result;
 /// Files up to this size are read at once; larger ones stream through the engine.
 const CONTENT_BYTES_READ_AT_ONCE: u64 = 256 << 10;
 
-/// Rows of `files` looked at by one scan.
-const FILES_LOOKED_AT_ONCE: usize = 1000;
+/// Rows looked at by one scan.
+const ROWS_LOOKED_AT_ONCE: usize = 1000;
 
 /// The keyspaces of an index.
 #[derive(Clone)]
@@ -28,6 +29,8 @@ pub(crate) struct Store {
     pub(crate) contents: Keyspace,
     /// Size and path: nothing.
     pub(crate) by_size: Keyspace,
+    /// Path of a directory: [`Entry`].
+    pub(crate) directories: Keyspace,
 }
 
 /// The outcome for a file.
@@ -42,23 +45,35 @@ pub(crate) enum Outcome {
 }
 
 impl Store {
-    pub(crate) fn open_or_create(database: &Database) -> Result<Store> {
+    /// The keyspaces of an index that is there; one made before directories were stored gets none of them.
+    pub(crate) fn existing(database: &Database) -> drumlin::Result<Store> {
+        database.existing_keyspace("files")?;
+        Store::open_or_create(database)
+    }
+
+    pub(crate) fn open_or_create(database: &Database) -> drumlin::Result<Store> {
         Ok(Store {
             database: database.clone(),
             files: database.keyspace("files")?,
             contents: database.keyspace("contents")?,
             by_size: database.keyspace("by_size")?,
+            directories: database.keyspace("directories")?,
         })
     }
 
-    /// Stores a file, unless it is there as it is.
+    /// Stores a file or directory, unless it is there as it is.
     pub(crate) fn put(&self, found: &Found) -> drumlin::Result<Outcome> {
-        let before = self.files.get(&found.key)?.and_then(|bytes| Entry::decode(&bytes));
+        let keyspace = if found.kind == Kind::Directory { &self.directories } else { &self.files };
+        let before = keyspace.get(&found.key)?.and_then(|bytes| Entry::decode(&bytes));
         if before.as_ref().is_some_and(|entry| entry.is_unchanged(found.kind, &found.metadata)) {
             return Ok(Outcome::Unchanged);
         }
         loop {
-            match self.try_put(found, before.as_ref()) {
+            let outcome = match found.kind {
+                Kind::Directory => self.try_put_directory(found),
+                Kind::File | Kind::Symlink => self.try_put(found, before.as_ref()),
+            };
+            match outcome {
                 Err(error) if error.is_conflict() => {}
                 // The file's own trouble, not the database's.
                 Err(Error::Source { source }) => {
@@ -89,43 +104,74 @@ impl Store {
             transaction.remove(&self.by_size, size_key(before.size, &found.key))?;
         }
         transaction.insert(&self.by_size, size_key(bytes, &found.key), b"")?;
+        // A directory may have been in the file's place.
+        if transaction.contains_key(&self.directories, &found.key)? {
+            transaction.remove(&self.directories, &found.key)?;
+        }
         transaction.commit()?;
         Ok(Outcome::Stored { bytes })
     }
 
-    /// Removes the files that are no longer below the root, or lie at or below what is left out, each in one
-    /// transaction; how many.
+    fn try_put_directory(&self, found: &Found) -> drumlin::Result<Outcome> {
+        let entry = Entry::new(Kind::Directory, &found.metadata, 0, Xxh3Default::new().digest128());
+        let mut transaction = self.database.begin()?;
+        transaction.insert(&self.directories, &found.key, entry.encode())?;
+        if let Some(file) = transaction.get(&self.files, &found.key)? {
+            self.remove_file(&mut transaction, &found.key, &file)?;
+        }
+        transaction.commit()?;
+        Ok(Outcome::Stored { bytes: 0 })
+    }
+
+    /// Removes the files and directories that are no longer below the root, or lie at or below what is left out, each
+    /// in one transaction; the number of files.
     pub(super) fn remove_missing(&self, root: &Path, left_out: &[Vec<u8>]) -> Result<u64> {
+        let files = self.each_missing(&self.files, root, left_out, |key, entry| {
+            self.database.transact(|transaction| self.remove_file(transaction, key, entry))
+        })?;
+        self.each_missing(&self.directories, root, left_out, |key, _| self.directories.remove(key))?;
+        Ok(files)
+    }
+
+    /// Removes the rows of one of the two keyspaces whose paths are no longer below the root; how many.
+    fn each_missing(
+        &self,
+        keyspace: &Keyspace,
+        root: &Path,
+        left_out: &[Vec<u8>],
+        remove: impl Fn(&[u8], &[u8]) -> drumlin::Result<()>,
+    ) -> Result<u64> {
+        let of_directories = keyspace.name() == self.directories.name();
         let mut removed = 0;
         let mut from = Bound::Unbounded;
         loop {
             // A scan of its own for each part: one over all would keep every removed row for its snapshot.
-            let part = self.files.range((from, Bound::Unbounded)).take(FILES_LOOKED_AT_ONCE);
+            let part = keyspace.range((from, Bound::Unbounded)).take(ROWS_LOOKED_AT_ONCE);
             let part = part.collect::<Result<Vec<_>, _>>()?;
             let Some((last, _)) = part.last() else { return Ok(removed) };
             from = Bound::Excluded(last.to_vec());
             for (key, entry) in &part {
-                let below = Path::new(std::ffi::OsStr::from_bytes(key));
-                let is_left_out = left_out.iter().any(|path| below.starts_with(std::ffi::OsStr::from_bytes(path)));
-                let path = root.join(below);
-                let is_missing = fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+                let below = Path::new(OsStr::from_bytes(key));
+                let is_left_out = left_out.iter().any(|path| below.starts_with(OsStr::from_bytes(path)));
+                let is_missing = match fs::symlink_metadata(root.join(below)) {
+                    Ok(metadata) => metadata.is_dir() != of_directories,
+                    Err(error) => matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory),
+                };
                 if is_missing || is_left_out {
-                    self.remove(key, entry)?;
+                    remove(key, entry)?;
                     removed += 1;
                 }
             }
         }
     }
 
-    fn remove(&self, key: &[u8], entry: &[u8]) -> drumlin::Result<()> {
-        self.database.transact(|transaction| {
-            transaction.remove(&self.files, key)?;
-            transaction.remove(&self.contents, key)?;
-            match Entry::decode(entry) {
-                Some(entry) => transaction.remove(&self.by_size, size_key(entry.size, key)),
-                None => Ok(()),
-            }
-        })
+    fn remove_file(&self, transaction: &mut Transaction, key: &[u8], entry: &[u8]) -> drumlin::Result<()> {
+        transaction.remove(&self.files, key)?;
+        transaction.remove(&self.contents, key)?;
+        match Entry::decode(entry) {
+            Some(entry) => transaction.remove(&self.by_size, size_key(entry.size, key)),
+            None => Ok(()),
+        }
     }
 }
 
@@ -144,6 +190,7 @@ impl Content {
     fn open(found: &Found) -> io::Result<Content> {
         let source = match found.kind {
             Kind::File => Source::File { file: File::open(&found.path)?, expected_bytes: found.metadata.len() },
+            Kind::Directory => unreachable!("a directory has no content"),
             Kind::Symlink => Source::Target(io::Cursor::new(fs::read_link(&found.path)?.into_os_string().into_vec())),
         };
         Ok(Content { source, hash: Xxh3Default::new() })

@@ -2,6 +2,7 @@
 
 use std::fs::{self, Metadata};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use walkdir::WalkDir;
@@ -10,7 +11,7 @@ use super::Kind;
 use crate::failure::{Failure, Result, plain};
 use crate::own_files::OwnFiles;
 
-/// A file or symbolic link of the tree.
+/// A file, symbolic link or directory of the tree.
 #[derive(Debug)]
 pub(crate) struct Found {
     /// Relative to the root, with `/`: the key in the database.
@@ -23,11 +24,24 @@ pub(crate) struct Found {
 /// An entry that a walk meets.
 #[derive(Debug)]
 pub(crate) enum Met {
+    /// A file or symbolic link.
     File(Box<Found>),
+    /// A directory below the root; the entries in it follow.
+    Directory(Box<Found>),
+    /// An entry that has no content to store, by its path relative to the root.
+    Special(Special, Vec<u8>),
     /// The database's own folder or one of its files, by its path relative to the root; nothing below it is met.
     Own(Vec<u8>),
     /// Why something can't be read.
     Unreadable(String),
+}
+
+/// The kinds of entries that have no content.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Special {
+    Socket,
+    Fifo,
+    Device,
 }
 
 /// The directory's path without links and dots.
@@ -39,8 +53,7 @@ pub(crate) fn absolute(path: &Path) -> Result<PathBuf> {
     Ok(root)
 }
 
-/// All files and symbolic links below the root, in the order of their names. Sockets, pipes and devices have no content
-/// and are passed over.
+/// All that lies below the root, in the order of the names.
 pub(crate) fn walk<'a>(root: &'a Path, own: &'a OwnFiles) -> impl Iterator<Item = Met> + 'a {
     let mut items = WalkDir::new(root).sort_by_file_name().into_iter();
     std::iter::from_fn(move || {
@@ -50,10 +63,12 @@ pub(crate) fn walk<'a>(root: &'a Path, own: &'a OwnFiles) -> impl Iterator<Item 
                 Err(error) => return Some(Met::Unreadable(unreadable(&error))),
             };
             let kind = match item.file_type() {
-                kind if kind.is_dir() => None,
-                kind if kind.is_file() => Some(Kind::File),
-                kind if kind.is_symlink() => Some(Kind::Symlink),
-                _ => continue,
+                kind if kind.is_dir() => Ok(Kind::Directory),
+                kind if kind.is_file() => Ok(Kind::File),
+                kind if kind.is_symlink() => Ok(Kind::Symlink),
+                kind if kind.is_socket() => Err(Special::Socket),
+                kind if kind.is_fifo() => Err(Special::Fifo),
+                _ => Err(Special::Device),
             };
             // Of a directory too: the inode that is listed for a mounted one is that of what it hides.
             let metadata = match item.metadata() {
@@ -64,13 +79,19 @@ pub(crate) fn walk<'a>(root: &'a Path, own: &'a OwnFiles) -> impl Iterator<Item 
             let below = path.strip_prefix(root).expect("what is found lies below the root");
             let key = below.as_os_str().as_bytes().to_vec();
             if own.contain(&metadata) {
-                if kind.is_none() {
+                if kind == Ok(Kind::Directory) {
                     items.skip_current_dir();
                 }
                 return Some(Met::Own(key));
             }
-            if let Some(kind) = kind {
-                return Some(Met::File(Box::new(Found { key, path, kind, metadata })));
+            match kind {
+                // The root itself has no path in the tree.
+                Ok(Kind::Directory) if key.is_empty() => {}
+                Ok(kind @ Kind::Directory) => {
+                    return Some(Met::Directory(Box::new(Found { key, path, kind, metadata })));
+                }
+                Ok(kind) => return Some(Met::File(Box::new(Found { key, path, kind, metadata }))),
+                Err(special) => return Some(Met::Special(special, key)),
             }
         }
     })

@@ -113,6 +113,7 @@ fn compare_file(
                 let target = fs::read_link(&path).map_err(failed)?.into_os_string().into_vec();
                 is_same(&mut &target[..], &mut stored, buffers).map_err(failed)?
             }
+            Kind::Directory => false,
         };
     Ok(if is_same { Verdict::Same { bytes: entry.size } } else { Verdict::Different })
 }

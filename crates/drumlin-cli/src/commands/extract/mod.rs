@@ -1,0 +1,293 @@
+//! `drumlin extract`: the tree that `drumlin index` stored, back as files.
+//!
+//! Directories are made first, files and links next, and modes and times of directories last, from the deepest up:
+//! a directory changes with every entry made in it, and may forbid making any.
+
+mod target;
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Read};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use drumlin::Keyspace;
+use serde::Serialize;
+use xxhash_rust::xxh3::Xxh3Default;
+
+use self::target::{Attributes, Target};
+use super::index::{Entry, Kind, Store};
+use super::selection::{KeyRange, prefix_range};
+use crate::database::DatabaseArgs;
+use crate::failure::{Exit, Failure, Result, plain};
+use crate::interrupt;
+use crate::own_files::OwnFiles;
+use crate::terminal::{Output, Progress, figures, style};
+use crate::text::{Escaped, parse_key};
+
+/// Entries that were not extracted and are named one by one; the rest are only counted.
+const NAMED_MAX: u64 = 10;
+
+/// Write a tree that `index` stored back to a directory
+///
+/// Files, symbolic links and directories come back with their contents, permissions and times; setuid and setgid bits
+/// do not, since owners are not stored. A file or link that is in the directory already stays as it is, is named and
+/// makes the exit code 1, unless --force is given. Nothing is written outside of the directory, and no symbolic link
+/// in it is followed.
+#[derive(Debug, Args)]
+pub(crate) struct Extract {
+    #[command(flatten)]
+    database: DatabaseArgs,
+    /// The directory to write to; made if it is missing
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+    /// Only this file, link or directory with all below it, as stored: a path, with \xNN for other bytes
+    #[arg(value_name = "PATH")]
+    path: Option<OsString>,
+    /// Replace files and links that are in the directory already
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Default, Serialize)]
+struct Summary {
+    files: u64,
+    symlinks: u64,
+    directories: u64,
+    bytes: u64,
+    /// Left as they were: they were there already.
+    existing: u64,
+    /// Not written, for another reason.
+    failed: u64,
+    seconds: f64,
+}
+
+/// The state of one run.
+struct Job<'a> {
+    store: &'a Store,
+    target: Target,
+    force: bool,
+    progress: &'a Progress,
+    /// Directories that were there before.
+    existing: HashSet<Vec<u8>>,
+    named: u64,
+    summary: Summary,
+}
+
+impl Extract {
+    pub(crate) fn run(&self, output: Output) -> Result<()> {
+        interrupt::watch();
+        let ranges = self.ranges()?;
+        let database = self.database.open()?;
+        let store = Store::existing(&database).map_err(|error| match error {
+            drumlin::Error::NoSuchKeyspace { .. } => {
+                Failure::not_found("there is no tree in the database").hint("`drumlin index` stores one")
+            }
+            error => error.into(),
+        })?;
+        let has_rows = |keyspace: &Keyspace| -> Result<bool> {
+            let first = ranges.iter().map(|range| keyspace.range(range.clone()).next().transpose());
+            Ok(first.collect::<Result<Vec<_>, _>>()?.iter().any(Option::is_some))
+        };
+        if self.path.is_some() && !has_rows(&store.files)? && !has_rows(&store.directories)? {
+            let path = self.path.as_ref().expect("just looked at").to_string_lossy();
+            return Err(Failure::not_found(format!("there is no file or directory '{path}' in the tree"))
+                .hint("`drumlin scan DATABASE -k files --keys-only` lists its files"));
+        }
+        fs::create_dir_all(&self.directory).map_err(|error| Failure::file("creating", &self.directory, &error))?;
+        OwnFiles::of([&self.database.path]).check_outside(&self.directory)?;
+        let target = Target::open(&self.directory).map_err(|error| self.failed(&error))?;
+        let progress = Progress::counter(output, "files written:");
+        let start = Instant::now();
+        let mut job = Job {
+            store: &store,
+            target,
+            force: self.force,
+            progress: &progress,
+            existing: HashSet::new(),
+            named: 0,
+            summary: Summary::default(),
+        };
+        let extracted = job.run(&ranges, |error| self.failed(error));
+        progress.finish();
+        let mut summary = job.summary;
+        summary.seconds = start.elapsed().as_secs_f64();
+        drop(store);
+        database.close()?;
+        extracted?;
+        output.print(&summary, || summary.text())?;
+        if summary.existing + summary.failed > 0 { Err(Failure::silent(Exit::Other)) } else { Ok(()) }
+    }
+
+    /// The keys that are meant: all, or those at and below the path.
+    fn ranges(&self) -> Result<Vec<KeyRange>> {
+        use std::ops::Bound::{Included, Unbounded};
+        let Some(path) = &self.path else { return Ok(vec![(Unbounded, Unbounded)]) };
+        let mut path = parse_key(path, false)?;
+        while path.last() == Some(&b'/') {
+            path.pop();
+        }
+        if path.is_empty() || path == b"." {
+            return Ok(vec![(Unbounded, Unbounded)]);
+        }
+        let below = prefix_range([&path[..], b"/"].concat());
+        Ok(vec![(Included(path.clone()), Included(path)), below])
+    }
+
+    fn failed(&self, error: &io::Error) -> Failure {
+        Failure::file("writing to", &self.directory, error)
+    }
+}
+
+impl Job<'_> {
+    fn run(&mut self, ranges: &[KeyRange], failed: impl Fn(&io::Error) -> Failure) -> Result<()> {
+        for range in ranges {
+            for row in self.store.directories.range(range.clone()) {
+                let (key, _) = row?;
+                interrupt::check()?;
+                let made = self.target.make_directory(&key);
+                match made {
+                    Ok(true) => self.summary.directories += 1,
+                    Ok(false) => {
+                        self.existing.insert(key.to_vec());
+                    }
+                    Err(error) => self.not_written(&key, &error, &failed)?,
+                }
+            }
+        }
+        for range in ranges {
+            for row in self.store.files.range(range.clone()) {
+                let (key, entry) = row?;
+                interrupt::check()?;
+                match self.write(&key, &entry) {
+                    Ok(()) => self.progress.add(1),
+                    Err(Stopped::Database(failure)) => return Err(failure),
+                    Err(Stopped::File(error)) => self.not_written(&key, &error, &failed)?,
+                }
+            }
+        }
+        for range in ranges.iter().rev() {
+            for row in self.store.directories.range(range.clone()).rev() {
+                let (key, entry) = row?;
+                if self.existing.contains(&key[..]) && !self.force {
+                    continue;
+                }
+                let attributes = attributes(&entry);
+                let set = attributes.and_then(|(_, attributes)| self.target.set_directory(&key, &attributes));
+                if let Err(error) = set {
+                    self.not_written(&key, &error, &failed)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a file or symbolic link.
+    fn write(&mut self, key: &[u8], entry: &[u8]) -> Result<(), Stopped> {
+        let (entry, attributes) = attributes(entry)?;
+        let content = self.store.contents.read(key).map_err(|error| Stopped::Database(error.into()))?;
+        let mut content = content.ok_or_else(|| invalid("its content is missing"))?;
+        if entry.kind == Kind::Symlink {
+            let mut path = Vec::new();
+            content.read_to_end(&mut path).map_err(from_database)?;
+            self.target.make_link(key, &path, &attributes, self.force)?;
+            self.summary.symlinks += 1;
+            return Ok(());
+        }
+        let mut hash = Xxh3Default::new();
+        let mut bytes = 0;
+        let mut file = self.target.begin_file(key)?;
+        let mut buffer = [0; 64 << 10];
+        loop {
+            let length = content.read(&mut buffer).map_err(from_database)?;
+            if length == 0 {
+                break;
+            }
+            hash.update(&buffer[..length]);
+            bytes += length as u64;
+            file.write_all(&buffer[..length])?;
+        }
+        if entry.xxh3 != format!("{:032x}", hash.digest128()) {
+            return Err(invalid("its content is another than when it was indexed").into());
+        }
+        file.finish(&attributes, self.force)?;
+        self.summary.files += 1;
+        self.summary.bytes += bytes;
+        Ok(())
+    }
+
+    /// Counts and names an entry that was not written; a full disk ends the run.
+    fn not_written(&mut self, key: &[u8], error: &io::Error, failed: impl Fn(&io::Error) -> Failure) -> Result<()> {
+        if error.kind() == io::ErrorKind::StorageFull {
+            return Err(failed(error).hint("what was extracted stays"));
+        }
+        let exists = error.kind() == io::ErrorKind::AlreadyExists;
+        *(if exists { &mut self.summary.existing } else { &mut self.summary.failed }) += 1;
+        self.named += 1;
+        if self.named <= NAMED_MAX {
+            let (bad, path) = (style::BAD, Escaped::new(key));
+            self.progress.remark(&match exists {
+                true => format!("{bad}kept{bad:#} {path}: it is there already (--force replaces it)"),
+                false => format!("{bad}not written{bad:#} {path}: {}", plain(error)),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Either the database failed, which ends the run, or this entry.
+enum Stopped {
+    Database(Failure),
+    File(io::Error),
+}
+
+impl From<io::Error> for Stopped {
+    fn from(error: io::Error) -> Stopped {
+        Stopped::File(error)
+    }
+}
+
+/// A value's reader speaks `io::Error`.
+fn from_database(error: io::Error) -> Stopped {
+    match super::get::reading(&error) {
+        Some(failure) => Stopped::Database(failure),
+        None => Stopped::File(error),
+    }
+}
+
+fn invalid(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why.to_owned())
+}
+
+fn attributes(entry: &[u8]) -> io::Result<(Entry, Attributes)> {
+    let unknown = || invalid("its row is not what index writes");
+    let entry = Entry::decode(entry).ok_or_else(unknown)?;
+    let mode = u32::from_str_radix(&entry.mode, 8).map_err(|_| unknown())?;
+    let attributes = Attributes::new(mode, entry.mtime_ns).ok_or_else(unknown)?;
+    Ok((entry, attributes))
+}
+
+impl Summary {
+    fn text(&self) -> String {
+        let good = style::GOOD;
+        let mut text = format!(
+            "{good}extracted{good:#} {}, {}, {}, {} in {}",
+            figures::plural(self.files, "file"),
+            figures::bytes(self.bytes),
+            figures::plural(self.symlinks, "symbolic link"),
+            match self.directories {
+                1 => "1 directory".to_owned(),
+                count => format!("{} directories", figures::count(count)),
+            },
+            figures::duration(Duration::from_secs_f64(self.seconds))
+        );
+        for (number, what) in [(self.existing, "kept as they were there already"), (self.failed, "not written")] {
+            if number > 0 {
+                text += &format!("\n{} {what}", figures::count(number));
+            }
+        }
+        text
+    }
+}

@@ -1,0 +1,255 @@
+//! The directory that a tree is written to, reached by descriptors alone.
+//!
+//! A path is entered one name at a time from the directory's own descriptor, and never through a symbolic link: neither
+//! a path with `..` in the database nor a link that lies in the directory, or is put there meanwhile, leads out of it.
+//! Files and links are made under a name of their own and renamed once they are whole.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::UNIX_EPOCH;
+
+use rustix::fs::{
+    AtFlags, CWD, Mode, OFlags, RenameFlags, Timespec, Timestamps, UTIME_OMIT, fchmod, futimens, mkdirat, openat,
+    renameat, renameat_with, statat, symlinkat, unlinkat, utimensat,
+};
+use rustix::io::Errno;
+
+/// The bits of a mode that are given back: setuid and setgid speak of owners, which are not stored.
+const MODE_BITS: u32 = 0o1777;
+
+/// Permissions and the time of the last modification.
+#[derive(Clone, Debug)]
+pub(super) struct Attributes {
+    mode: Mode,
+    times: Timestamps,
+}
+
+impl Attributes {
+    /// `None` where the time is beyond what a file system can tell.
+    pub(super) fn new(mode: u32, mtime_ns: i128) -> Option<Attributes> {
+        let seconds = i64::try_from(mtime_ns.div_euclid(1_000_000_000)).ok()?;
+        let last_modification = Timespec { tv_sec: seconds, tv_nsec: mtime_ns.rem_euclid(1_000_000_000) as _ };
+        let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+        let mode = Mode::from_raw_mode(mode & MODE_BITS);
+        Some(Attributes { mode, times: Timestamps { last_access, last_modification } })
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Target {
+    root: OwnedFd,
+    /// The directories entered last, from the root down.
+    entered: Vec<(Vec<u8>, OwnedFd)>,
+    /// The number in the next first name; begins with the time, so that what a killed run left is in nobody's way.
+    next_name: u128,
+}
+
+/// A file that is being written. Removed when it is dropped unfinished.
+#[derive(Debug)]
+pub(super) struct NewFile<'t> {
+    file: File,
+    entry: Unfinished<'t>,
+}
+
+/// An entry under its first name.
+#[derive(Debug)]
+struct Unfinished<'t> {
+    directory: BorrowedFd<'t>,
+    first_name: String,
+    name: Vec<u8>,
+    is_finished: bool,
+}
+
+fn open_directory(at: impl AsFd, name: &[u8]) -> rustix::io::Result<OwnedFd> {
+    openat(at, name, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+}
+
+impl Target {
+    pub(super) fn open(directory: &Path) -> io::Result<Target> {
+        let root = openat(CWD, directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let next_name = UNIX_EPOCH.elapsed().map_or(0, |now| now.as_nanos());
+        Ok(Target { root, entered: Vec::new(), next_name })
+    }
+
+    /// Makes a directory, to be set to its attributes in the end; `false` if it was there.
+    pub(super) fn make_directory(&mut self, path: &[u8]) -> io::Result<bool> {
+        let (directory, name) = self.enter_parent(path)?;
+        match mkdirat(directory, name, Mode::RWXU) {
+            Ok(()) => Ok(true),
+            Err(Errno::EXIST) => {
+                open_directory(directory, name).map_err(|_| not_a_directory())?;
+                Ok(false)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    pub(super) fn set_directory(&mut self, path: &[u8], attributes: &Attributes) -> io::Result<()> {
+        // Each is entered here for the last time: those within come before it.
+        let (directory, name) = self.enter_parent(path)?;
+        let directory = open_directory(directory, name)?;
+        fchmod(&directory, attributes.mode)?;
+        Ok(futimens(&directory, &attributes.times)?)
+    }
+
+    pub(super) fn begin_file(&mut self, path: &[u8]) -> io::Result<NewFile<'_>> {
+        let entry = self.begin(path)?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(entry.directory, &entry.first_name, flags, Mode::RUSR | Mode::WUSR)?;
+        Ok(NewFile { file: File::from(file), entry })
+    }
+
+    /// Makes a symbolic link that leads to `destination`, wherever that is.
+    pub(super) fn make_link(
+        &mut self,
+        path: &[u8],
+        destination: &[u8],
+        attributes: &Attributes,
+        replace: bool,
+    ) -> io::Result<()> {
+        let entry = self.begin(path)?;
+        symlinkat(destination, entry.directory, &entry.first_name)?;
+        utimensat(entry.directory, &entry.first_name, &attributes.times, AtFlags::SYMLINK_NOFOLLOW)?;
+        entry.finish(replace)
+    }
+
+    fn begin(&mut self, path: &[u8]) -> io::Result<Unfinished<'_>> {
+        self.next_name += 1;
+        let first_name = format!(".drumlin-{}-{:x}", std::process::id(), self.next_name);
+        let (directory, name) = self.enter_parent(path)?;
+        Ok(Unfinished { directory, first_name, name: name.to_vec(), is_finished: false })
+    }
+
+    /// The directory in which a path's last name is, made with those above it where they are missing; and the name.
+    fn enter_parent<'p>(&mut self, path: &'p [u8]) -> io::Result<(BorrowedFd<'_>, &'p [u8])> {
+        let mut names: Vec<&[u8]> = path.split(|&byte| byte == b'/').collect();
+        if names.iter().any(|name| name.is_empty() || *name == b"." || *name == b"..") {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "its path would lead out of the directory"));
+        }
+        let name = names.pop().expect("a path has a name at least");
+        let known = self.entered.iter().zip(&names).take_while(|(entered, name)| entered.0 == **name).count();
+        self.entered.truncate(known);
+        for name in &names[known..] {
+            let parent = self.entered.last().map_or(self.root.as_fd(), |(_, directory)| directory.as_fd());
+            match mkdirat(parent, *name, Mode::from_raw_mode(0o777)) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let directory = open_directory(parent, name).map_err(|error| match error {
+                Errno::LOOP | Errno::NOTDIR => not_a_directory(),
+                error => error.into(),
+            })?;
+            self.entered.push((name.to_vec(), directory));
+        }
+        Ok((self.entered.last().map_or(self.root.as_fd(), |(_, directory)| directory.as_fd()), name))
+    }
+}
+
+fn not_a_directory() -> io::Error {
+    io::Error::new(io::ErrorKind::NotADirectory, "a file or symbolic link is where a directory should be")
+}
+
+impl NewFile<'_> {
+    pub(super) fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes)
+    }
+
+    /// Gives the file its attributes and its name; `AlreadyExists` where the name is taken and is not to be replaced.
+    pub(super) fn finish(self, attributes: &Attributes, replace: bool) -> io::Result<()> {
+        fchmod(&self.file, attributes.mode)?;
+        futimens(&self.file, &attributes.times)?;
+        self.entry.finish(replace)
+    }
+}
+
+impl Unfinished<'_> {
+    fn finish(mut self, replace: bool) -> io::Result<()> {
+        let (at, from, to) = (self.directory, self.first_name.as_bytes(), &self.name[..]);
+        let renamed = match replace {
+            true => renameat(at, from, at, to),
+            false => match renameat_with(at, from, at, to, RenameFlags::NOREPLACE) {
+                // A file system that can't: a look first, which another process could run ahead of.
+                Err(Errno::INVAL | Errno::NOSYS) => match statat(at, to, AtFlags::SYMLINK_NOFOLLOW) {
+                    Err(Errno::NOENT) => renameat(at, from, at, to),
+                    Ok(_) => Err(Errno::EXIST),
+                    Err(error) => Err(error),
+                },
+                renamed => renamed,
+            },
+        };
+        self.is_finished = renamed.is_ok();
+        Ok(renamed?)
+    }
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            // Fails where it was not made.
+            let _ = unlinkat(self.directory, &self.first_name, AtFlags::empty());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, symlink};
+
+    use super::*;
+
+    fn attributes() -> Attributes {
+        Attributes::new(0o6640, -1_500_000_000).unwrap()
+    }
+
+    fn write(target: &mut Target, path: &[u8], content: &[u8], replace: bool) -> io::Result<()> {
+        let mut file = target.begin_file(path)?;
+        file.write_all(content)?;
+        file.finish(&attributes(), replace)
+    }
+
+    /// No path and no link leads out of the directory, and what fails leaves nothing behind.
+    #[test]
+    fn nothing_is_written_outside() {
+        let folder = tempfile::tempdir().unwrap();
+        let (inside, outside) = (folder.path().join("in"), folder.path().join("out"));
+        fs::create_dir(&inside).unwrap();
+        fs::create_dir(&outside).unwrap();
+        symlink(&outside, inside.join("link")).unwrap();
+        symlink(outside.join("new"), inside.join("dangling")).unwrap();
+        let mut target = Target::open(&inside).unwrap();
+        for path in [&b"../x"[..], b"/x", b"a/../../x", b"..", b"", b"a//x", b"./x", b"link/x", b"nul\0"] {
+            assert!(write(&mut target, path, b"x", true).is_err(), "{}", path.escape_ascii());
+            assert!(target.make_link(path, b"x", &attributes(), true).is_err(), "{}", path.escape_ascii());
+            assert!(target.make_directory(path).is_err(), "{}", path.escape_ascii());
+        }
+        assert!(target.make_directory(b"link").is_err());
+        assert!(target.set_directory(b"link", &attributes()).is_err());
+        assert_eq!(write(&mut target, b"dangling", b"x", false).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        write(&mut target, b"dangling", b"x", true).unwrap();
+        assert!(fs::symlink_metadata(inside.join("dangling")).unwrap().is_file());
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+        let mut names: Vec<_> = fs::read_dir(&inside).unwrap().map(|item| item.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["dangling", "link"]);
+    }
+
+    /// Files keep their time to the nanosecond and their permissions, but no setuid bit; a taken name is kept.
+    #[test]
+    fn attributes_come_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut target = Target::open(folder.path()).unwrap();
+        write(&mut target, b"a/b/c", b"1", false).unwrap();
+        assert_eq!(write(&mut target, b"a/b/c", b"2", false).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        let path = folder.path().join("a/b/c");
+        assert_eq!(fs::read(&path).unwrap(), b"1");
+        let metadata = fs::metadata(&path).unwrap();
+        assert_eq!((metadata.mode() & 0o7777, metadata.mtime(), metadata.mtime_nsec()), (0o640, -2, 500_000_000));
+        write(&mut target, b"a/b/c", b"2", true).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"2");
+    }
+}

@@ -1,0 +1,173 @@
+//! Trees that come back.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::{self, File, FileTimes};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
+
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+use crate::support::Bench;
+
+/// Each path of a tree with its kind and mode, its time where it has one of its own, and its content.
+type Tree = BTreeMap<PathBuf, (u32, i64, i64, Vec<u8>)>;
+
+fn tree(root: &Path) -> Tree {
+    let mut found = Tree::new();
+    let mut folders = vec![root.to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        for item in fs::read_dir(&folder).unwrap().map(Result::unwrap) {
+            let (path, metadata) = (item.path(), item.metadata().unwrap());
+            let content = if metadata.is_dir() {
+                folders.push(path.clone());
+                Vec::new()
+            } else if metadata.is_symlink() {
+                fs::read_link(&path).unwrap().as_os_str().as_bytes().to_vec()
+            } else {
+                fs::read(&path).unwrap()
+            };
+            let below = path.strip_prefix(root).unwrap().to_path_buf();
+            found.insert(below, (metadata.mode(), metadata.mtime(), metadata.mtime_nsec(), content));
+        }
+    }
+    found
+}
+
+/// A tree with all that is easily lost.
+fn awkward(bench: &Bench) -> PathBuf {
+    let root = bench.path().join("tree");
+    let old = UNIX_EPOCH + Duration::new(1_000_000_000, 123_456_789);
+    bench.write("tree/a.txt", "hello");
+    bench.write("tree/sub/large", vec![7u8; 3_000_000]);
+    bench.write("tree/sub/none", "");
+    bench.write("tree/sub!", "sorts between the folder and what it holds");
+    bench.write("tree/dark/secret", "0400");
+    let strange = root.join(OsStr::from_bytes(b"line\nand \xff"));
+    fs::write(&strange, "strange").unwrap();
+    for path in [root.join("a.txt"), strange] {
+        File::options().append(true).open(path).unwrap().set_times(FileTimes::new().set_modified(old)).unwrap();
+    }
+    symlink("a.txt", root.join("link")).unwrap();
+    symlink("/nowhere/../at all", root.join("sub/broken")).unwrap();
+    fs::create_dir_all(root.join("deep/empty/empty")).unwrap();
+    let set_mode = |path: &str, mode| fs::set_permissions(root.join(path), fs::Permissions::from_mode(mode)).unwrap();
+    set_mode("dark/secret", 0o400);
+    set_mode("sub/none", 0o755);
+    set_mode("deep", 0o1777);
+    set_mode("dark", 0o500);
+    for folder in ["deep", "sub", "dark", "deep/empty"] {
+        File::open(root.join(folder)).unwrap().set_times(FileTimes::new().set_modified(old)).unwrap();
+    }
+    root
+}
+
+/// Contents, kinds, modes, times to the nanosecond and empty directories all come back as they were.
+#[test]
+fn a_tree_comes_back_whole() {
+    let bench = Bench::new();
+    let root = awkward(&bench);
+    let summary: serde_json::Value = serde_json::from_str(&bench.ok(&["index", "db", "tree", "--json"])).unwrap();
+    assert_eq!((&summary["files_stored"], &summary["directories_stored"]), (&8.into(), &5.into()), "{summary}");
+    let summary: serde_json::Value = serde_json::from_str(&bench.ok(&["extract", "db", "new/out", "--json"])).unwrap();
+    let (before, after) = (tree(&root), tree(&bench.path().join("new/out")));
+    assert!(
+        before == after,
+        "{:?}",
+        before.iter().filter(|item| after.get(item.0) != Some(item.1)).collect::<Vec<_>>()
+    );
+    assert_eq!((&summary["files"], &summary["symlinks"]), (&6.into(), &2.into()));
+    assert_eq!((&summary["directories"], &summary["bytes"]), (&5.into(), &3_000_058.into()));
+    let again = bench.ok(&["index", "db", "new/out"]);
+    assert!(again.contains("indexed 0 files") && again.contains("8 unchanged"), "{again}");
+}
+
+/// What is in the directory already stays, and is named, unless it is to be replaced.
+#[test]
+fn files_that_are_there_are_kept() {
+    let bench = Bench::new();
+    awkward(&bench);
+    bench.ok(&["index", "db", "tree"]);
+    bench.write("out/a.txt", "mine");
+    bench.write("out/other", "mine too");
+    let answer = bench.run(&["extract", "db", "out"]);
+    assert_eq!(answer.code, Some(1), "{}", answer.stderr);
+    assert!(answer.stderr.contains("kept a.txt: it is there already"), "{}", answer.stderr);
+    assert!(String::from_utf8_lossy(&answer.stdout).contains("1 kept as they were there already"));
+    assert_eq!(fs::read(bench.path().join("out/a.txt")).unwrap(), b"mine");
+    bench.ok(&["extract", "db", "out", "--force"]);
+    fs::remove_file(bench.path().join("out/other")).unwrap();
+    assert!(tree(&bench.path().join("out")) == tree(&bench.path().join("tree")));
+}
+
+/// A path selects one file, or a directory with all below it, and not what merely begins with its name.
+#[test]
+fn a_part_of_a_tree() {
+    let bench = Bench::new();
+    awkward(&bench);
+    bench.ok(&["index", "db", "tree"]);
+    bench.ok(&["extract", "db", "sub", "sub/"]);
+    let names: Vec<_> = tree(&bench.path().join("sub")).into_keys().collect();
+    assert_eq!(names, ["sub", "sub/broken", "sub/large", "sub/none"].map(PathBuf::from));
+    bench.ok(&["extract", "db", "one", "line\\nand \\xff"]);
+    assert_eq!(tree(&bench.path().join("one")).len(), 1);
+    assert!(bench.fails(3, &["extract", "db", "none", "su"]).contains("no file or directory 'su'"));
+    bench.ok(&["put", "rows", "a", "1"]);
+    assert!(bench.fails(3, &["extract", "rows", "none"]).contains("`drumlin index` stores one"));
+    assert!(!bench.path().join("none").exists());
+}
+
+/// Rows that no index wrote lead nowhere: not above the directory, not through a link in it, not to content that is
+/// not the one recorded.
+#[test]
+fn rows_that_no_index_wrote() {
+    let bench = Bench::new();
+    bench.write("tree/a.txt", "hello");
+    symlink("..", bench.path().join("tree/up")).unwrap();
+    bench.ok(&["index", "db", "tree"]);
+    let entry = bench.ok(&["get", "db", "-k", "files", "a.txt"]);
+    for key in ["../escaped", "/tmp/drumlin-escaped", "up/escaped", "a/../../escaped"] {
+        bench.ok(&["put", "db", "-k", "files", key, &entry]);
+        bench.ok(&["put", "db", "-k", "contents", key, "hello"]);
+    }
+    bench.ok(&["put", "db", "-k", "contents", "a.txt", "other"]);
+    let answer = bench.run(&["extract", "db", "out"]);
+    assert_eq!(answer.code, Some(1), "{}", answer.stderr);
+    assert!(answer.stderr.contains("another than when it was indexed"), "{}", answer.stderr);
+    assert!(String::from_utf8_lossy(&answer.stdout).contains("\n5 not written"), "{answer:?}");
+    assert_eq!(tree(&bench.path().join("out")).into_keys().collect::<Vec<_>>(), [Path::new("up")]);
+    assert!(!bench.path().join("escaped").exists() && !Path::new("/tmp/drumlin-escaped").exists());
+    assert!(bench.fails(2, &["extract", "db", "db/out"]).contains("within the database itself"));
+}
+
+/// Entries without content are counted by their kind and named; one that takes another's place does so in the database.
+#[test]
+fn special_entries_and_changed_kinds() {
+    let bench = Bench::new();
+    bench.write("tree/a", "file");
+    bench.write("tree/b/c", "in a folder");
+    let _socket = UnixListener::bind(bench.path().join("tree/socket")).unwrap();
+    for name in ["tree/fifo", "tree/fifo 2"] {
+        mknodat(CWD, bench.path().join(name), FileType::Fifo, Mode::RWXU, 0).unwrap();
+    }
+    let answer = bench.run(&["index", "db", "tree"]);
+    assert!(String::from_utf8_lossy(&answer.stdout).contains("\n3 skipped: 1 socket, 2 fifos\n"), "{answer:?}");
+    assert!(answer.stderr.contains("skipped fifo fifo 2"), "{}", answer.stderr);
+    let summary: serde_json::Value = serde_json::from_str(&bench.ok(&["index", "db", "tree", "--json"])).unwrap();
+    assert_eq!(summary["skipped"], serde_json::json!({"sockets": 1, "fifos": 2, "devices": 0}));
+    let root = bench.path().join("tree");
+    fs::remove_file(root.join("a")).unwrap();
+    fs::remove_dir_all(root.join("b")).unwrap();
+    bench.write("tree/a/d", "now in a folder");
+    bench.write("tree/b", "now a file");
+    bench.ok(&["index", "db", "tree", "--delete"]);
+    for name in ["fifo", "fifo 2", "socket"] {
+        fs::remove_file(root.join(name)).unwrap();
+    }
+    bench.ok(&["extract", "db", "out"]);
+    let times_aside = |tree: Tree| tree.into_iter().map(|(path, entry)| (path, entry.3)).collect::<Vec<_>>();
+    assert_eq!(times_aside(tree(&bench.path().join("out"))), times_aside(tree(&root)));
+}
