@@ -7,6 +7,8 @@ use std::process::ExitCode;
 use anstyle::{AnsiColor, Style};
 use drumlin::Error;
 
+use crate::text::harmless;
+
 /// The end of `drumlin --help`. `docs/cli.md` repeats it.
 pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
@@ -19,7 +21,7 @@ Exit codes:
     6  the disk is full
     7  bad input data: malformed rows, files that can't be read
     8  not a database, or one of a newer format
-    9  commits are refused: the log failed, or it can only be read
+    9  nothing can be written: the log failed, or files can only be read
   101  a bug in drumlin itself
   130  interrupted";
 
@@ -89,11 +91,17 @@ impl Failure {
     pub(crate) fn file(action: &str, path: &Path, source: &io::Error) -> Failure {
         let message = format!("{action} {}: {}", path.display(), plain(source));
         let exit = match source.kind() {
-            io::ErrorKind::NotFound => Exit::NotFound,
             io::ErrorKind::StorageFull => Exit::DiskFull,
+            io::ErrorKind::ReadOnlyFilesystem => Exit::NoCommits,
             _ => Exit::Other,
         };
         Failure::new(exit, message)
+    }
+
+    /// An input file that can't be read.
+    pub(crate) fn input(path: &Path, source: &io::Error) -> Failure {
+        let name = if path.as_os_str() == "-" { "stdin".to_owned() } else { path.display().to_string() };
+        Failure::bad_input(format!("reading {name}: {}", plain(source)))
     }
 
     /// Writing to stdout failed. A reader that has seen enough (`drumlin scan … | head`) is no error.
@@ -115,9 +123,9 @@ impl Failure {
         if !self.message.is_empty() {
             let error = Style::new().bold().fg_color(Some(AnsiColor::Red.into()));
             let dim = Style::new().dimmed();
-            anstream::eprintln!("{error}error:{error:#} {}", self.message);
+            anstream::eprintln!("{error}error:{error:#} {}", harmless(&self.message));
             for hint in &self.hints {
-                anstream::eprintln!("{dim} hint:{dim:#} {hint}");
+                anstream::eprintln!("{dim} hint:{dim:#} {}", harmless(hint));
             }
         }
         ExitCode::from(self.exit as u8)

@@ -1,12 +1,12 @@
 //! A way into the readers of rows for fuzzing: any bytes as a file of any format.
 
-use crate::rows::{self, Choice, Flaw, Format, Next, Row};
+use crate::rows::{self, Choice, Flaw, Format, Layout, Next, Row};
 
 const FORMATS: [Format; 4] = [Format::Csv, Format::Tsv, Format::Jsonl, Format::Binary];
 
 fn choice(key: &[&str], value: Option<&str>, header: bool) -> Choice {
     let key = key.iter().map(|&name| name.to_owned()).collect();
-    Choice { key, value: value.map(str::to_owned), header, name: "fuzz".to_owned() }
+    Choice { key, value: value.map(str::to_owned), header, delimiter: None, name: "fuzz".to_owned() }
 }
 
 /// Keys and values.
@@ -32,7 +32,7 @@ fn read(format: Format, file: &[u8], choice: Choice) -> (Rows, bool) {
                 is_clean = false;
                 continue;
             }
-            Err(Flaw::Rest { .. } | Flaw::Io(_)) => return (found, false),
+            Err(Flaw::Rest { .. } | Flaw::Header { .. } | Flaw::Io(_)) => return (found, false),
         }
         found.push((row.key, row.value));
     }
@@ -52,7 +52,7 @@ pub fn rows(bytes: &[u8]) {
     let (found, _) = read(format, file, choice_of);
     for format in FORMATS {
         let mut written = Vec::new();
-        let mut sink = rows::sink(format, &mut written).expect("memory takes everything");
+        let mut sink = rows::sink(format, None, Layout::Rows, &mut written).expect("memory takes everything");
         found.iter().for_each(|(key, value)| sink.write(key, value).expect("memory takes everything"));
         sink.finish().expect("memory takes everything");
         drop(sink);

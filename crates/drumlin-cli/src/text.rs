@@ -3,6 +3,7 @@
 //! UTF-8 stands as it is. A backslash is `\\`; newline, return and tab are `\n`, `\r`, `\t`; every other control
 //! character and every byte that is not UTF-8 is `\xNN`. With `--hex`, keys are hexadecimal digits instead.
 
+use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -56,6 +57,18 @@ impl fmt::Display for Escaped<'_> {
         }
         Ok(())
     }
+}
+
+/// Text for a terminal that came from elsewhere, a file's name or a field: control characters are escaped.
+pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
+    if !text.chars().any(char::is_control) {
+        return Cow::Borrowed(text);
+    }
+    let escaped = |char: char| match char.is_control() {
+        true => Escaped::new(char.encode_utf8(&mut [0; 4]).as_bytes()).to_string(),
+        false => char.to_string(),
+    };
+    Cow::Owned(text.chars().map(escaped).collect())
 }
 
 /// Bytes as hexadecimal digits.

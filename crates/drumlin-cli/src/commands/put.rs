@@ -48,7 +48,7 @@ impl Put {
     pub(crate) fn run(&self, output: Output) -> Result<()> {
         let key = parse_key(&self.key, self.hex)?;
         let file = match &self.file {
-            Some(path) => Some(File::open(path).map_err(|error| Failure::file("reading", path, &error))?),
+            Some(path) => Some(File::open(path).map_err(|error| Failure::input(path, &error))?),
             None => None,
         };
         let database = self.database.open_or_create()?;

@@ -136,6 +136,7 @@ impl<R: BufRead> Source for BinarySource<R> {
         }
         self.row_offset = self.offset;
         self.checksum = new_hasher();
+        row.place = Place::Byte(self.offset);
         let key_bytes = self.u32()?;
         if key_bytes == END {
             self.read_end()?;
@@ -189,6 +190,7 @@ impl<R: BufRead> Read for BinarySource<R> {
 fn into_io(reason: Flaw) -> io::Error {
     match reason {
         Flaw::Io(error) => error,
+        Flaw::Header { what, .. } => io::Error::new(ErrorKind::InvalidData, what),
         Flaw::Row { place, what } | Flaw::Rest { place, what } => {
             io::Error::new(ErrorKind::InvalidData, format!("{what} ({})", place.to_string().trim_start_matches(": ")))
         }

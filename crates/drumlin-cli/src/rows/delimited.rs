@@ -8,8 +8,10 @@ use std::io::{self, BufRead, Write};
 
 use memchr::{memchr, memchr3};
 
-use super::lines::{Lines, content};
+use super::lines::{LINE_BYTES_LIMIT, Lines, content};
 use super::{Choice, Flaw, Next, Place, Row, Sink, Source, line_key};
+use crate::terminal::figures;
+use crate::text::Escaped;
 
 /// The fields of one record, and where each began.
 #[derive(Default, Debug)]
@@ -48,7 +50,11 @@ pub(super) struct Delimited<R> {
     choice: Choice,
     columns: Option<Columns>,
     record: Record,
+    remark: Option<String>,
 }
+
+/// The most bytes of the column names in a message.
+const HEADER_CHARS_SHOWN: usize = 200;
 
 /// The columns that the first line settles.
 #[derive(Debug)]
@@ -62,7 +68,8 @@ struct Columns {
 
 impl<R: BufRead> Delimited<R> {
     pub(super) fn new(delimiter: u8, input: R, choice: Choice) -> Delimited<R> {
-        Delimited { delimiter, lines: Lines::new(input), choice, columns: None, record: Record::default() }
+        let record = Record::default();
+        Delimited { delimiter, lines: Lines::new(input), choice, columns: None, record, remark: None }
     }
 
     /// Reads the next record; false at the end. Blank lines are passed over.
@@ -76,6 +83,11 @@ impl<R: BufRead> Delimited<R> {
             }
             match split(line, self.delimiter, number, record, &mut open_quote) {
                 Ok(true) => return Ok(true),
+                Ok(false) if record.bytes.len() as u64 > LINE_BYTES_LIMIT => {
+                    let place = open_quote.expect("the record goes on within a quote");
+                    let what = format!("the quote that opens here is not closed within {LINE_BYTES_LIMIT} bytes");
+                    return Err(Flaw::Row { place, what });
+                }
                 Ok(false) => {}
                 Err((column, what)) => {
                     let place = Place::Line { line: number, column };
@@ -101,18 +113,36 @@ impl<R: BufRead> Delimited<R> {
             (1..=record.len()).map(|number| number.to_string()).collect()
         };
         let find = |name: &String| {
-            header.iter().position(|column| column == name).ok_or_else(|| Flaw::Rest {
-                place: Place::Line { line: 1, column: 1 },
-                what: format!("there is no column {name:?}; there are: {}", header.join(", ")),
+            header.iter().position(|column| column == name).ok_or_else(|| {
+                let header = Escaped::new(header.join(", ").as_bytes()).to_string();
+                let shown = figures::clip(&header, HEADER_CHARS_SHOWN);
+                let hint = self.other_delimiter().map(|other| format!("the fields seem to be divided by {other}"));
+                Flaw::Header { what: format!("there is no column {name:?}; there are: {shown}"), hint }
             })
         };
         let labels = header.iter().map(|name| format!("{}:", serde_json::Value::from(name.as_str()))).collect();
-        Ok(Some(Columns {
+        let columns = Columns {
             count: header.len(),
             key: self.choice.key.iter().map(find).collect::<Result<_, _>>()?,
             value: self.choice.value.as_ref().map(find).transpose()?,
             labels: if self.choice.header { labels } else { Vec::new() },
-        }))
+        };
+        self.remark = self.other_delimiter().map(|other| {
+            let only = Escaped::new(self.record.field(0)).to_string();
+            let only = figures::clip(&only, HEADER_CHARS_SHOWN);
+            format!("the first line is one field, {only}; it seems to be divided by {other}")
+        });
+        Ok(Some(columns))
+    }
+
+    /// The option that divides a first line which is a single field, and looks like several.
+    fn other_delimiter(&self) -> Option<&'static str> {
+        let others =
+            [(b';', "--delimiter ';'"), (b'\t', "--delimiter tab"), (b'|', "--delimiter '|'"), (b',', "--delimiter ,")];
+        let is_within =
+            |delimiter: u8| delimiter != self.delimiter && memchr(delimiter, self.record.field(0)).is_some();
+        let found = others.iter().find(|other| self.record.len() == 1 && is_within(other.0));
+        found.map(|other| other.1)
     }
 }
 
@@ -130,8 +160,9 @@ impl<R: BufRead> Source for Delimited<R> {
         let record = &self.record;
         check_field_count(record, columns.count, self.lines.number())?;
         row.key.clear();
+        row.place = record.places[columns.key.first().copied().unwrap_or(0)];
         if columns.key.is_empty() {
-            let Place::Line { line, .. } = record.places[0] else { unreachable!("text has lines") };
+            let Place::Line { line, .. } = row.place else { unreachable!("text has lines") };
             row.key = line_key(&self.choice.name, line);
         }
         for (index, &column) in columns.key.iter().enumerate() {
@@ -146,6 +177,10 @@ impl<R: BufRead> Source for Delimited<R> {
             None => write_json(record, &columns.labels, &mut row.value)?,
         }
         Ok(Next::Row)
+    }
+
+    fn remark(&mut self) -> Option<String> {
+        self.remark.take()
     }
 }
 
@@ -239,7 +274,7 @@ fn split(
     }
 }
 
-/// Writes CSV or TSV with the columns `key` and `value`.
+/// Writes CSV or TSV, key and value a row.
 #[derive(Debug)]
 pub(super) struct DelimitedSink<W> {
     delimiter: u8,
@@ -247,37 +282,47 @@ pub(super) struct DelimitedSink<W> {
 }
 
 impl<W: Write> DelimitedSink<W> {
-    pub(super) fn new(delimiter: u8, output: W) -> io::Result<DelimitedSink<W>> {
-        let mut sink = DelimitedSink { delimiter, output };
-        sink.write(b"key", b"value")?;
-        Ok(sink)
+    pub(super) fn new(delimiter: u8, output: W) -> DelimitedSink<W> {
+        DelimitedSink { delimiter, output }
     }
+}
 
-    fn write_field(&mut self, field: &[u8]) -> io::Result<()> {
-        let needs_quotes = memchr3(b'"', b'\n', b'\r', field).is_some()
-            || memchr(self.delimiter, field).is_some()
-            || field.starts_with(b"\xef\xbb\xbf");
-        if !needs_quotes {
-            return self.output.write_all(field);
+/// Writes one line of fields.
+pub(super) fn write_record<F: AsRef<[u8]>>(
+    output: &mut impl Write,
+    delimiter: u8,
+    fields: impl IntoIterator<Item = F>,
+) -> io::Result<()> {
+    for (index, field) in fields.into_iter().enumerate() {
+        if index > 0 {
+            output.write_all(&[delimiter])?;
         }
-        self.output.write_all(b"\"")?;
-        let mut rest = field;
-        while let Some(at) = memchr(b'"', rest) {
-            self.output.write_all(&rest[..=at])?;
-            self.output.write_all(b"\"")?;
-            rest = &rest[at + 1..];
-        }
-        self.output.write_all(rest)?;
-        self.output.write_all(b"\"")
+        write_field(output, delimiter, field.as_ref())?;
     }
+    output.write_all(b"\n")
+}
+
+fn write_field(output: &mut impl Write, delimiter: u8, field: &[u8]) -> io::Result<()> {
+    let needs_quotes = memchr3(b'"', b'\n', b'\r', field).is_some()
+        || memchr(delimiter, field).is_some()
+        || field.starts_with(b"\xef\xbb\xbf");
+    if !needs_quotes {
+        return output.write_all(field);
+    }
+    output.write_all(b"\"")?;
+    let mut rest = field;
+    while let Some(at) = memchr(b'"', rest) {
+        output.write_all(&rest[..=at])?;
+        output.write_all(b"\"")?;
+        rest = &rest[at + 1..];
+    }
+    output.write_all(rest)?;
+    output.write_all(b"\"")
 }
 
 impl<W: Write> Sink for DelimitedSink<W> {
     fn write(&mut self, key: &[u8], value: &[u8]) -> io::Result<()> {
-        self.write_field(key)?;
-        self.output.write_all(&[self.delimiter])?;
-        self.write_field(value)?;
-        self.output.write_all(b"\n")
+        write_record(&mut self.output, self.delimiter, [key, value])
     }
 
     fn finish(&mut self) -> io::Result<()> {
@@ -292,7 +337,7 @@ mod tests {
     use super::*;
 
     fn choice() -> Choice {
-        Choice { key: vec!["id".to_owned()], value: None, header: true, name: "t.csv".to_owned() }
+        Choice { key: vec!["id".to_owned()], value: None, header: true, delimiter: None, name: "t.csv".to_owned() }
     }
 
     type Read = Result<(Vec<u8>, Vec<u8>), (Place, String)>;
@@ -329,7 +374,7 @@ mod tests {
     /// Without a key column, the key is file and line; without a header, columns are numbers and the row is an array.
     #[test]
     fn rows_without_names() {
-        let choice = Choice { key: vec![], value: None, header: false, name: "t.csv".to_owned() };
+        let choice = Choice { key: vec![], value: None, header: false, delimiter: None, name: "t.csv".to_owned() };
         let rows = rows(b"a,b\r\nc,d", choice);
         assert_eq!(rows[0], Ok((b"t.csv:000000000001".to_vec(), b"[\"a\",\"b\"]".to_vec())));
         assert_eq!(rows[1], Ok((b"t.csv:000000000002".to_vec(), b"[\"c\",\"d\"]".to_vec())));

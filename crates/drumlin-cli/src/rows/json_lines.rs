@@ -12,8 +12,9 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use super::fields::Fields;
 use super::lines::{Lines, content};
-use super::{Choice, Flaw, Next, Place, Row, Sink, Source, line_key};
+use super::{Choice, Flaw, Layout, Next, Place, Row, Sink, Source, line_key};
 use crate::text::{JsonBytes, JsonRow};
 
 /// Rows of JSON Lines.
@@ -45,6 +46,7 @@ impl<R: BufRead> Source for JsonLines<R> {
             }
             let parsed = parse(text, &self.choice, row);
             parsed.map_err(|(column, what)| Flaw::Row { place: Place::Line { line: number, column }, what })?;
+            row.place = Place::Line { line: number, column: 1 };
             if self.choice.key.is_empty() {
                 row.key = line_key(&self.choice.name, number);
             }
@@ -76,7 +78,8 @@ fn parse(text: &[u8], choice: &Choice, row: &mut Row) -> Result<(), (u64, String
     Ok(())
 }
 
-fn field_bytes(field: &RawValue) -> Vec<u8> {
+/// The bytes that a field stands for.
+pub(super) fn field_bytes(field: &RawValue) -> Vec<u8> {
     let text = field.get();
     match text.as_bytes()[0] {
         b'"' => serde_json::from_str::<String>(text).map(String::into_bytes),
@@ -95,21 +98,61 @@ fn reason(error: &serde_json::Error) -> (u64, String) {
     ((error.column() as u64).max(1), what.to_owned())
 }
 
-/// Writes `{"key": …, "value": …}` lines.
+/// Writes `{"key": …, "value": …}` lines, values as they are, or some fields of theirs.
 #[derive(Debug)]
 pub(super) struct JsonLinesSink<W> {
+    layout: Layout,
     output: W,
 }
 
 impl<W: Write> JsonLinesSink<W> {
-    pub(super) fn new(output: W) -> JsonLinesSink<W> {
-        JsonLinesSink { output }
+    pub(super) fn new(layout: Layout, output: W) -> JsonLinesSink<W> {
+        JsonLinesSink { layout, output }
+    }
+
+    /// A value that is JSON goes out as it is, without line breaks: between its parts they are but white space.
+    fn write_value(&mut self, value: &[u8]) -> io::Result<()> {
+        let Ok(json) = serde_json::from_slice::<&RawValue>(value) else {
+            return Ok(serde_json::to_writer(&mut self.output, &JsonBytes(value))?);
+        };
+        json.get().split(['\n', '\r']).try_for_each(|part| self.output.write_all(part.as_bytes()))
+    }
+
+    fn write_fields(&mut self, value: &[u8], names: &[String]) -> io::Result<()> {
+        let fields = Fields::of_object(value)?;
+        self.output.write_all(b"{")?;
+        let mut is_first = true;
+        for name in names {
+            let Some(field) = fields.get(name) else { continue };
+            if !std::mem::take(&mut is_first) {
+                self.output.write_all(b",")?;
+            }
+            serde_json::to_writer(&mut self.output, name)?;
+            self.output.write_all(b":")?;
+            field.get().split(['\n', '\r']).try_for_each(|part| self.output.write_all(part.as_bytes()))?;
+        }
+        self.output.write_all(b"}")
     }
 }
 
 impl<W: Write> Sink for JsonLinesSink<W> {
     fn write(&mut self, key: &[u8], value: &[u8]) -> io::Result<()> {
-        serde_json::to_writer(&mut self.output, &JsonRow { key: JsonBytes(key), value: Some(JsonBytes(value)) })?;
+        match std::mem::replace(&mut self.layout, Layout::Rows) {
+            Layout::Rows => {
+                serde_json::to_writer(
+                    &mut self.output,
+                    &JsonRow { key: JsonBytes(key), value: Some(JsonBytes(value)) },
+                )?;
+            }
+            Layout::Values => {
+                self.write_value(value)?;
+                self.layout = Layout::Values;
+            }
+            Layout::Fields(names) => {
+                self.write_fields(value, &names)?;
+                self.layout = Layout::Fields(names);
+            }
+        }
         self.output.write_all(b"\n")
     }
 
@@ -124,7 +167,7 @@ mod tests {
 
     fn choice(key: &[&str], value: Option<&str>) -> Choice {
         let key = key.iter().map(|&name| name.to_owned()).collect();
-        Choice { key, value: value.map(str::to_owned), header: true, name: "t.jsonl".to_owned() }
+        Choice { key, value: value.map(str::to_owned), header: true, delimiter: None, name: "t.jsonl".to_owned() }
     }
 
     fn row(text: &str, choice: &Choice) -> Result<(Vec<u8>, Vec<u8>), (u64, String)> {

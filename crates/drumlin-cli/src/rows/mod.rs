@@ -5,6 +5,7 @@
 
 mod binary;
 mod delimited;
+mod fields;
 mod json_lines;
 mod lines;
 
@@ -41,6 +42,14 @@ impl Format {
             _ => None,
         }
     }
+
+    /// Like [`of_path`](Self::of_path), of a file that may be compressed: `rows.csv.gz`.
+    pub(crate) fn of_input(path: &Path) -> Option<Format> {
+        match path.extension().and_then(OsStr::to_str)?.to_ascii_lowercase().as_str() {
+            "gz" | "gzip" | "zst" | "zstd" => Format::of_path(Path::new(path.file_stem()?)),
+            _ => Format::of_path(path),
+        }
+    }
 }
 
 /// The fields that become key and value where the rows are text.
@@ -52,6 +61,8 @@ pub(crate) struct Choice {
     pub(crate) value: Option<String>,
     /// The first line of CSV and TSV names the columns.
     pub(crate) header: bool,
+    /// The byte between the fields of CSV and TSV, if it is not the usual one.
+    pub(crate) delimiter: Option<u8>,
     /// The name of the source, for keys made of line numbers.
     pub(crate) name: String,
 }
@@ -67,6 +78,8 @@ fn line_key(name: &str, line: u64) -> Vec<u8> {
 pub(crate) struct Row {
     pub(crate) key: Vec<u8>,
     pub(crate) value: Vec<u8>,
+    /// The position of its key in the file, or of the row where the key is made of the line's number.
+    pub(crate) place: Place,
 }
 
 /// The contents of a source, in counts.
@@ -89,6 +102,12 @@ pub(crate) enum Place {
     Byte(u64),
 }
 
+impl Default for Place {
+    fn default() -> Place {
+        Place::Byte(0)
+    }
+}
+
 impl fmt::Display for Place {
     /// Begins with the colon that sets it off from the file's name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -106,6 +125,8 @@ pub(crate) enum Flaw {
     Row { place: Place, what: String },
     /// Nothing behind this place can be trusted.
     Rest { place: Place, what: String },
+    /// The first line has no column of a name that was asked for.
+    Header { what: String, hint: Option<String> },
     /// The operating system failed.
     Io(io::Error),
 }
@@ -125,13 +146,18 @@ pub(crate) trait Source {
     fn value(&mut self) -> &mut dyn Read {
         unreachable!("only a source that answers `Streamed` has a value to stream")
     }
+
+    /// A remark on what was read so far, for a person; each is told once.
+    fn remark(&mut self) -> Option<String> {
+        None
+    }
 }
 
 /// Opens rows of a format.
 pub(crate) fn source<'a>(format: Format, input: impl BufRead + 'a, choice: Choice) -> Box<dyn Source + 'a> {
     match format {
-        Format::Csv => Box::new(delimited::Delimited::new(b',', input, choice)),
-        Format::Tsv => Box::new(delimited::Delimited::new(b'\t', input, choice)),
+        Format::Csv => Box::new(delimited::Delimited::new(choice.delimiter.unwrap_or(b','), input, choice)),
+        Format::Tsv => Box::new(delimited::Delimited::new(choice.delimiter.unwrap_or(b'\t'), input, choice)),
         Format::Jsonl => Box::new(json_lines::JsonLines::new(input, choice)),
         Format::Binary => Box::new(binary::BinarySource::new(input)),
     }
@@ -139,19 +165,44 @@ pub(crate) fn source<'a>(format: Format, input: impl BufRead + 'a, choice: Choic
 
 /// Rows to a file.
 pub(crate) trait Sink {
-    /// Writes one row; the value is read to its end.
+    /// Writes one row. `InvalidData` if the value is not one that the layout can show.
     fn write(&mut self, key: &[u8], value: &[u8]) -> io::Result<()>;
     /// Writes what follows the last row.
     fn finish(&mut self) -> io::Result<()>;
 }
 
-/// Begins rows of a format.
-pub(crate) fn sink<'a>(format: Format, output: impl Write + 'a) -> io::Result<Box<dyn Sink + 'a>> {
-    Ok(match format {
-        Format::Csv => Box::new(delimited::DelimitedSink::new(b',', output)?),
-        Format::Tsv => Box::new(delimited::DelimitedSink::new(b'\t', output)?),
-        Format::Jsonl => Box::new(json_lines::JsonLinesSink::new(output)),
-        Format::Binary => Box::new(binary::BinarySink::new(output)?),
+/// The parts of rows that are written.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Layout {
+    /// The key and the value.
+    Rows,
+    /// The values alone, as they were loaded: in CSV and TSV their fields, which those of the first value name.
+    Values,
+    /// These fields of the values.
+    Fields(Vec<String>),
+}
+
+/// Begins rows of a format. CSV and TSV have another byte than the usual one between fields if `delimiter` is given;
+/// the binary form has keys and values always.
+pub(crate) fn sink<'a>(
+    format: Format,
+    delimiter: Option<u8>,
+    layout: Layout,
+    mut output: impl Write + 'a,
+) -> io::Result<Box<dyn Sink + 'a>> {
+    let usual = if format == Format::Tsv { b'\t' } else { b',' };
+    let delimiter = delimiter.unwrap_or(usual);
+    Ok(match (format, layout) {
+        (Format::Csv | Format::Tsv, Layout::Rows) => {
+            delimited::write_record(&mut output, delimiter, [&b"key"[..], b"value"])?;
+            Box::new(delimited::DelimitedSink::new(delimiter, output))
+        }
+        (Format::Csv | Format::Tsv, Layout::Values) => Box::new(fields::FieldsSink::new(delimiter, None, output)?),
+        (Format::Csv | Format::Tsv, Layout::Fields(names)) => {
+            Box::new(fields::FieldsSink::new(delimiter, Some(names), output)?)
+        }
+        (Format::Jsonl, layout) => Box::new(json_lines::JsonLinesSink::new(layout, output)),
+        (Format::Binary, _) => Box::new(binary::BinarySink::new(output)?),
     })
 }
 
@@ -162,7 +213,13 @@ mod tests {
     use super::*;
 
     fn choice(key: &str, value: &str) -> Choice {
-        Choice { key: vec![key.to_owned()], value: Some(value.to_owned()), header: true, name: "test".to_owned() }
+        Choice {
+            key: vec![key.to_owned()],
+            value: Some(value.to_owned()),
+            header: true,
+            delimiter: None,
+            name: "test".to_owned(),
+        }
     }
 
     fn read_all(source: &mut dyn Source) -> Vec<(Vec<u8>, Vec<u8>)> {
@@ -193,7 +250,7 @@ mod tests {
                 };
                 let rows: Vec<(Vec<u8>, Vec<u8>)> = (0..round % 9).map(|_| (bytes(), bytes())).collect();
                 let mut file = Vec::new();
-                let mut sink = sink(format, &mut file).unwrap();
+                let mut sink = sink(format, None, Layout::Rows, &mut file).unwrap();
                 rows.iter().for_each(|(key, value)| sink.write(key, value).unwrap());
                 sink.finish().unwrap();
                 drop(sink);

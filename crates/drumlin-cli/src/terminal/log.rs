@@ -4,6 +4,7 @@ use anstyle::{AnsiColor, Style};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
 use super::Output;
+use crate::text::harmless;
 
 struct Stderr;
 
@@ -24,7 +25,7 @@ impl Log for Stderr {
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
             let style = Style::new().bold().fg_color(Some(AnsiColor::Yellow.into()));
-            anstream::eprintln!("{style}warning:{style:#} {}", record.args());
+            anstream::eprintln!("{style}warning:{style:#} {}", harmless(&record.args().to_string()));
         }
     }
 

@@ -14,7 +14,12 @@ fn codes_tell_what_happened() {
     assert!(bench.fails(3, &["get", "db", "missing"]).contains("no key 'missing'"));
     assert!(bench.fails(3, &["get", "nowhere", "a"]).contains("no database at nowhere"));
     assert!(bench.fails(3, &["get", "db", "a", "-k", "other"]).contains("no keyspace \"other\""));
-    assert!(bench.fails(3, &["load", "db", "missing.csv"]).contains("missing.csv"));
+    for missing in
+        [&["load", "db", "missing.csv"][..], &["index", "db", "missing"], &["put", "db", "k", "--file", "missing"]]
+    {
+        assert!(bench.fails(7, missing).contains("reading missing"));
+    }
+    assert!(bench.fails(1, &["dump", "db", "missing/rows.csv"]).contains("creating missing/rows.csv"));
     assert!(bench.fails(2, &["load", "db", "."]).contains("is a folder"));
     assert!(bench.fails(3, &["rm", "db", "missing"]).contains("nothing was removed"));
 }

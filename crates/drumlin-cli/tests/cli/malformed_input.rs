@@ -58,6 +58,28 @@ fn bad_rows_are_counted() {
     assert_eq!(bench.ok(&["scan", "db", "--keys-only"]), "a\nc\ne\n");
 }
 
+/// Keys that are too long are bad rows as others are: named by their place, and with `--skip-bad` passed over, also in
+/// the binary form and where their values are streamed.
+#[test]
+fn long_keys_are_bad_rows() {
+    let bench = Bench::new();
+    let long = "k".repeat(2000);
+    let rows = format!("n,k,v\n1,a,1\n2,{long},2\n3,c,3\n");
+    bench.write("rows.csv", &rows);
+    let message = bench.fails(7, &["load", "db", "rows.csv", "--key", "k"]);
+    assert!(message.contains("rows.csv:3:3: a key of 2000 bytes is too long"), "{message}");
+    assert!(message.contains("--skip-bad") && message.contains("1 row committed before"), "{message}");
+    let answer = bench.run(&["load", "db", "rows.csv", "--key", "k", "--skip-bad"]);
+    assert_eq!(answer.code, Some(0), "{}", answer.stderr);
+    assert!(answer.stderr.contains("skipped: rows.csv:3:3: a key of 2000 bytes"), "{}", answer.stderr);
+    assert!(String::from_utf8_lossy(&answer.stdout).contains("skipped 1 bad row"));
+    assert_eq!(bench.ok(&["scan", "db", "--keys-only"]), "a\nc\n");
+    let lines: String = (0..12).map(|row| format!("{{\"k\":\"{}{row}\"}}\n", "k".repeat(1024))).collect();
+    let answer =
+        bench.run_with(&["load", "db", "-", "--format", "jsonl", "--key", "k", "--skip-bad"], lines.as_bytes());
+    assert_eq!(answer.stderr.matches("skipped: stdin:").count(), 12, "each is named: {}", answer.stderr);
+}
+
 /// A binary file that is cut off or changed is refused, and the damaged row is not stored.
 #[test]
 fn damaged_binary_files() {

@@ -21,8 +21,8 @@ fn awkward() -> Bench {
 }
 
 fn assert_same(bench: &Bench, left: &str, right: &str) {
-    bench.ok(&["dump", left, "left.rows"]);
-    bench.ok(&["dump", right, "right.rows"]);
+    bench.ok(&["dump", left, "left.rows", "--force"]);
+    bench.ok(&["dump", right, "right.rows", "--force"]);
     let read = |name: &str| std::fs::read(bench.path().join(name)).unwrap();
     assert!(read("left.rows") == read("right.rows"), "{left} and {right} differ");
 }
@@ -58,4 +58,55 @@ fn through_a_pipe() {
     let dumped = bench.run(&["dump", "db", "--format", "binary", "--prefix", "a/"]);
     bench.ok_with(&["load", "db", "-", "--format", "binary", "-k", "copy"], &dumped.stdout);
     assert_eq!(bench.ok(&["scan", "db", "-k", "copy"]), "a/1\ta/1\na/2\ta/2\n");
+}
+
+/// CSV that was loaded comes back as CSV, byte for byte: with its columns in their order, or with those that are named.
+#[test]
+fn columns_come_back() {
+    let bench = Bench::new();
+    let text = "id,name,note\n1,Ada,\"a \"\"quote\"\", a comma\"\n2,\"two\nlines\",\n3,\u{e9},\n";
+    bench.write("in.csv", text);
+    bench.ok(&["load", "db", "in.csv", "--key", "id"]);
+    bench.ok(&["dump", "db", "out.csv", "--values"]);
+    assert_eq!(std::fs::read_to_string(bench.path().join("out.csv")).unwrap(), text);
+    assert_eq!(
+        bench.ok(&["dump", "db", "--format", "tsv", "--columns", "note,id", "--limit", "1"]),
+        "note\tid\n\"a \"\"quote\"\", a comma\"\t1\n"
+    );
+    assert_eq!(bench.ok(&["dump", "db", "--columns", "id,none", "--limit", "2"]), "{\"id\":\"1\"}\n{\"id\":\"2\"}\n");
+    bench.write("bare.csv", "1,a\n2,b\n");
+    bench.ok(&["load", "bare", "bare.csv", "--key", "1", "--no-header"]);
+    assert_eq!(bench.ok(&["dump", "bare", "--values", "--format", "csv"]), "1,a\n2,b\n");
+    let lines = "{\"k\": 1, \"v\": [1,2]}\n{\"k\": 2, \"w\": null}\n";
+    bench.ok_with(&["load", "json", "-", "--format", "jsonl", "--key", "k"], lines.as_bytes());
+    assert_eq!(bench.ok(&["dump", "json", "--values"]), lines);
+    assert_eq!(bench.ok(&["dump", "json", "--columns", "v,w", "--format", "csv"]), "v,w\n\"[1,2]\",\n,\n");
+    bench.ok(&["put", "json", "k", "{\n \"a\": 1 }"]);
+    bench.ok(&["put", "json", "l", "no json"]);
+    assert_eq!(bench.ok(&["dump", "json", "--values", "--from", "k"]), "{ \"a\": 1 }\n\"no json\"\n");
+}
+
+/// A value that has not the columns ends a dump and is named; nothing of it is lost in silence.
+#[test]
+fn values_without_the_columns() {
+    let bench = Bench::new();
+    bench.ok_with(&["load", "db", "-", "--format", "jsonl", "--key", "k"], b"{\"k\":1}\n{\"k\":2,\"w\":5}\n");
+    let message = bench.fails(7, &["dump", "db", "--values", "--format", "csv"]);
+    assert!(message.contains("key '2'") && message.contains("a field \"w\""), "{message}");
+    bench.ok(&["put", "db", "0", "text"]);
+    assert!(bench.fails(7, &["dump", "db", "--columns", "k"]).contains("key '0'"));
+    bench.fails(2, &["dump", "db", "rows", "--format", "binary", "--values"]);
+}
+
+/// A file that is there is replaced only if that is asked for.
+#[test]
+fn a_dump_keeps_what_is_there() {
+    let bench = Bench::new();
+    bench.ok(&["put", "db", "a", "1"]);
+    bench.write("out.csv", "mine");
+    assert!(bench.fails(1, &["dump", "db", "out.csv"]).contains("--force"));
+    assert_eq!(std::fs::read(bench.path().join("out.csv")).unwrap(), b"mine");
+    bench.ok(&["dump", "db", "out.csv", "--force"]);
+    assert_eq!(std::fs::read(bench.path().join("out.csv")).unwrap(), b"key,value\na,1\n");
+    bench.ok(&["dump", "db", "/dev/null"]);
 }

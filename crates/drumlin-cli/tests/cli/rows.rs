@@ -66,7 +66,7 @@ fn values() {
     bench.ok(&["put", "db", "b", "--file", "value"]);
     bench.ok_with(&["put", "db", "c"], b"from stdin");
     assert_eq!(bench.ok(&["scan", "db"]), "a\ttyped \\\\n\nb\tfrom a file\nc\tfrom stdin\n");
-    bench.fails(3, &["put", "db", "d", "--file", "missing"]);
+    bench.fails(7, &["put", "db", "d", "--file", "missing"]);
 }
 
 /// Several columns make one key; without a key column, file and line do.
@@ -99,4 +99,87 @@ fn many_files() {
     assert_eq!(summary["rows"], 16_000);
     assert_eq!(bench.ok(&["scan", "db", "--count"]), "4000\n");
     assert_eq!(bench.ok(&["get", "db", "7-499"]), "1999");
+}
+
+/// Rows whose keys are there already are counted and replaced, kept as they were, or refused by their place.
+#[test]
+fn duplicates() {
+    let bench = Bench::new();
+    bench.write("rows.csv", "id,v\na,1\nb,2\na,3\nc,4\n");
+    let load = |database: &str, how: &[&str]| {
+        bench.run(&[&["load", database, "rows.csv", "--key", "id", "--value", "v", "--json"][..], how].concat())
+    };
+    let summary = |answer: &crate::support::Answer| -> serde_json::Value {
+        assert_eq!(answer.code, Some(0), "{}", answer.stderr);
+        serde_json::from_slice(&answer.stdout).unwrap()
+    };
+    let found = summary(&load("replace", &[]));
+    assert_eq!((&found["rows"], &found["replaced_rows"]), (&4.into(), &1.into()));
+    assert_eq!(bench.ok(&["scan", "replace"]), "a\t3\nb\t2\nc\t4\n");
+    let found = summary(&load("keep", &["--on-duplicate", "keep", "--batch", "2"]));
+    assert_eq!((&found["rows"], &found["kept_rows"]), (&3.into(), &1.into()));
+    assert_eq!(bench.ok(&["scan", "keep"]), "a\t1\nb\t2\nc\t4\n");
+    let answer = load("fail", &["--on-duplicate", "fail"]);
+    assert_eq!(answer.code, Some(7));
+    assert!(answer.stderr.contains("rows.csv:4:1: a row with its key is there already"), "{}", answer.stderr);
+    assert_eq!(bench.ok(&["scan", "fail"]), "a\t1\nb\t2\n");
+    let found = summary(&load("skip", &["--on-duplicate", "fail", "--skip-bad"]));
+    assert_eq!((&found["rows"], &found["bad_rows"]), (&3.into(), &1.into()));
+    assert_eq!(bench.ok(&["scan", "skip"]), "a\t1\nb\t2\nc\t4\n");
+    let text = bench.ok(&["load", "replace", "rows.csv", "--key", "id"]);
+    assert!(text.starts_with("loaded 4 rows, 4 replaced, from 1 file in "), "{text}");
+    bench.write("none.csv", "id,v\n");
+    assert_eq!(bench.ok(&["load", "none", "none.csv", "--key", "id"]), "loaded no rows from 1 file\n");
+}
+
+/// Compressed files and pipes are read, told by their content; those that are damaged, or of another form, are named.
+#[test]
+fn compressed_input() {
+    let bench = Bench::new();
+    let rows: String = (0..20_000).map(|row| format!("{row},{}\n", row * 7919)).collect();
+    let text = format!("id,v\n{rows}");
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    std::io::Write::write_all(&mut gzip, text.as_bytes()).unwrap();
+    let gzip = gzip.finish().unwrap();
+    let zstd = ruzstd::encoding::compress_to_vec(text.as_bytes(), ruzstd::encoding::CompressionLevel::Fastest);
+    bench.write("plain.csv", &text);
+    bench.write("rows.csv.gz", &gzip);
+    bench.write("rows.csv.zst", &zstd);
+    bench.write("misnamed.csv", &zstd);
+    bench.ok(&["load", "plain", "plain.csv", "--key", "id"]);
+    let expected = bench.ok(&["dump", "plain"]);
+    for (database, file) in [("gz", "rows.csv.gz"), ("zst", "rows.csv.zst"), ("told by content", "misnamed.csv")] {
+        bench.ok(&["load", database, file, "--key", "id"]);
+        assert!(bench.ok(&["dump", database]) == expected, "{file}");
+    }
+    bench.ok_with(&["load", "pipe", "-", "--format", "csv", "--key", "id"], b"");
+    let answer = bench.run_with(&["load", "pipe", "-", "--format", "csv", "--key", "id"], &gzip);
+    assert_eq!(answer.code, Some(0), "{}", answer.stderr);
+    assert!(bench.ok(&["dump", "pipe"]) == expected);
+    bench.write("cut.csv.gz", &gzip[..gzip.len() / 2]);
+    let message = bench.fails(7, &["load", "cut", "cut.csv.gz", "--key", "id"]);
+    assert!(message.contains("cut.csv.gz") && message.contains("gzip data is damaged or cut off"), "{message}");
+    bench.write("rows.csv.xz", b"\xfd7zXZ\0...");
+    let message = bench.fails(7, &["load", "xz", "rows.csv.xz", "--format", "csv"]);
+    assert!(message.contains("compressed with xz") && message.contains("xz -dc 'rows.csv.xz' |"), "{message}");
+}
+
+/// Other separators are read and written, and hinted at where the first line has one.
+#[test]
+fn delimiters() {
+    let bench = Bench::new();
+    bench.write("rows.csv", "id;name\n1;a,b\n2;\"c;d\"\n");
+    let message = bench.fails(7, &["load", "db", "rows.csv", "--key", "id"]);
+    assert!(
+        message.contains("no column \"id\"; there are: id;name") && message.contains("--delimiter ';'"),
+        "{message}"
+    );
+    let answer = bench.run(&["load", "lines", "rows.csv", "--value", "id;name", "--skip-bad"]);
+    assert!(answer.stderr.contains("one field, id;name; it seems to be divided by --delimiter ';'"), "{answer:?}");
+    bench.ok(&["load", "db", "rows.csv", "--key", "id", "--delimiter", ";"]);
+    assert_eq!(bench.ok(&["get", "db", "2"]), r#"{"id":"2","name":"c;d"}"#);
+    assert_eq!(bench.ok(&["dump", "db", "--values", "--delimiter", ";"]), "id;name\n1;a,b\n2;\"c;d\"\n");
+    bench.write("rows.jsonl", "{}\n");
+    assert!(bench.fails(2, &["load", "db", "rows.jsonl", "--delimiter", ";"]).contains("rows.jsonl"));
+    assert!(bench.fails(2, &["load", "db", "rows.csv", "--delimiter", "ab"]).contains("one ASCII character"));
 }

@@ -91,8 +91,11 @@ impl Extract {
             let first = ranges.iter().map(|range| keyspace.range(range.clone()).next().transpose());
             Ok(first.collect::<Result<Vec<_>, _>>()?.iter().any(Option::is_some))
         };
-        if self.path.is_some() && !has_rows(&store.files)? && !has_rows(&store.directories)? {
-            let path = self.path.as_ref().expect("just looked at").to_string_lossy();
+        if let Some(path) = &self.path
+            && !has_rows(&store.files)?
+            && !has_rows(&store.directories)?
+        {
+            let path = path.to_string_lossy();
             return Err(Failure::not_found(format!("there is no file or directory '{path}' in the tree"))
                 .hint("`drumlin scan DATABASE -k files --keys-only` lists its files"));
         }

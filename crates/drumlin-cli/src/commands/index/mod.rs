@@ -25,7 +25,7 @@ use crate::database::DatabaseArgs;
 use crate::failure::{Exit, Failure, Result, plain};
 use crate::own_files::OwnFiles;
 use crate::terminal::{Output, Progress, figures, style};
-use crate::text::Escaped;
+use crate::text::{Escaped, harmless};
 use crate::{interrupt, process};
 
 /// Files found and not yet taken by a storing thread.
@@ -181,7 +181,7 @@ impl Job<'_> {
                     Met::Own(path) => {
                         self.left_out.lock().expect("no thread panics while it holds this").push(path);
                     }
-                    Met::Unreadable(why) => self.unreadable(&why),
+                    Met::Unreadable(why) => self.unreadable(&harmless(&why)),
                 }
                 if self.is_over() {
                     break;

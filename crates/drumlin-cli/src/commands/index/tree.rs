@@ -46,7 +46,7 @@ pub(crate) enum Special {
 
 /// The directory's path without links and dots.
 pub(crate) fn absolute(path: &Path) -> Result<PathBuf> {
-    let root = fs::canonicalize(path).map_err(|error| Failure::file("reading", path, &error))?;
+    let root = fs::canonicalize(path).map_err(|error| Failure::input(path, &error))?;
     if !root.is_dir() {
         return Err(Failure::usage(format!("{} is not a directory", path.display())));
     }

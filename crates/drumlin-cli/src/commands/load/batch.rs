@@ -1,11 +1,13 @@
 //! The rows of one transaction.
 
-use std::io::Read;
+use std::io::{self, Read};
 use std::ops::Range;
+use std::sync::Arc;
 
 use drumlin::{Database, Durability, Error, Keyspace, TxOptions};
 
-use crate::rows::{Row, VALUE_BYTES_STREAMED};
+use super::{Load, OnDuplicate};
+use crate::rows::{Place, Row, VALUE_BYTES_STREAMED};
 
 /// A transaction is committed before it grows beyond this, however many rows it was to have: a share of the smallest
 /// budgets, and far more than one write to the log needs to be efficient.
@@ -17,88 +19,177 @@ const DATA_BYTES_LIMIT: usize = 2 * VALUE_BYTES_STREAMED as usize;
 pub(super) struct Batch {
     rows_limit: usize,
     durability: Durability,
+    on_duplicate: OnDuplicate,
+    /// No row behind a bad one is stored.
+    ends_at_bad: bool,
     bytes: Vec<u8>,
-    /// The end of each key and of each value.
-    ends: Vec<(usize, usize)>,
+    rows: Vec<Span>,
+}
+
+/// The end of a row's key and of its value, and its position in the file.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    key_end: usize,
+    end: usize,
+    place: Place,
+}
+
+/// The rows of a batch, by what became of them.
+#[derive(Default, Debug)]
+pub(super) struct Committed {
+    pub(super) stored: u64,
+    /// Those of the stored ones whose key was there.
+    pub(super) replaced: u64,
+    /// Not stored: their key was there.
+    pub(super) kept: u64,
+    pub(super) data_bytes: u64,
+    /// Not stored, and why.
+    pub(super) bad: Vec<(Place, String)>,
+}
+
+impl Committed {
+    fn add(&mut self, other: Committed) {
+        self.stored += other.stored;
+        self.replaced += other.replaced;
+        self.kept += other.kept;
+        self.data_bytes += other.data_bytes;
+        self.bad.extend(other.bad);
+    }
+
+    /// Counts a row whose key was there or not; `true` if it is to be stored.
+    fn admit(&mut self, exists: bool, on_duplicate: OnDuplicate, place: Place) -> bool {
+        match on_duplicate {
+            OnDuplicate::Replace => self.replaced += u64::from(exists),
+            OnDuplicate::Keep if exists => self.kept += 1,
+            OnDuplicate::Fail if exists => self.bad.push((place, "a row with its key is there already".to_owned())),
+            OnDuplicate::Keep | OnDuplicate::Fail => {}
+        }
+        let is_stored = !exists || on_duplicate == OnDuplicate::Replace;
+        self.stored += u64::from(is_stored);
+        is_stored
+    }
 }
 
 impl Batch {
-    pub(super) fn new(rows_limit: usize, durability: Durability) -> Batch {
-        Batch { rows_limit, durability, bytes: Vec::new(), ends: Vec::new() }
+    pub(super) fn new(load: &Load) -> Batch {
+        Batch {
+            rows_limit: load.batch as usize,
+            durability: load.durability.into(),
+            on_duplicate: load.on_duplicate,
+            ends_at_bad: !load.skip_bad,
+            bytes: Vec::new(),
+            rows: Vec::new(),
+        }
     }
 
     pub(super) fn push(&mut self, row: &Row) {
         self.bytes.extend_from_slice(&row.key);
         let key_end = self.bytes.len();
         self.bytes.extend_from_slice(&row.value);
-        self.ends.push((key_end, self.bytes.len()));
+        self.rows.push(Span { key_end, end: self.bytes.len(), place: row.place });
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.ends.len() >= self.rows_limit || self.bytes.len() >= DATA_BYTES_LIMIT
-    }
-
-    pub(super) fn rows_count(&self) -> usize {
-        self.ends.len()
-    }
-
-    pub(super) fn data_bytes(&self) -> usize {
-        self.bytes.len()
+        self.rows.len() >= self.rows_limit || self.bytes.len() >= DATA_BYTES_LIMIT
     }
 
     pub(super) fn clear(&mut self) {
         self.bytes.clear();
-        self.ends.clear();
+        self.rows.clear();
     }
 
-    /// Commits the rows in one transaction, or in several where one may not be so large.
-    pub(super) fn commit(&self, database: &Database, keyspace: &Keyspace) -> drumlin::Result<()> {
-        self.commit_rows(database, keyspace, 0..self.ends.len())
+    /// Commits the rows in one transaction, or in several where one may not be so large. After an error, `committed`
+    /// has those of the transactions before it.
+    pub(super) fn commit(
+        &self,
+        database: &Database,
+        keyspace: &Keyspace,
+        committed: &mut Committed,
+    ) -> drumlin::Result<()> {
+        self.commit_rows(database, keyspace, 0..self.rows.len(), committed)
     }
 
-    fn commit_rows(&self, database: &Database, keyspace: &Keyspace, rows: Range<usize>) -> drumlin::Result<()> {
-        if rows.is_empty() {
+    fn commit_rows(
+        &self,
+        database: &Database,
+        keyspace: &Keyspace,
+        rows: Range<usize>,
+        committed: &mut Committed,
+    ) -> drumlin::Result<()> {
+        if rows.is_empty() || self.ends_at_bad && !committed.bad.is_empty() {
             return Ok(());
         }
         loop {
             match self.try_commit(database, keyspace, rows.clone()) {
-                Ok(()) => return Ok(()),
+                Ok(more) => {
+                    committed.add(more);
+                    return Ok(());
+                }
                 // Another file's rows with the same keys.
                 Err(error) if error.is_conflict() => {}
-                Err(Error::TransactionTooLarge { .. } | Error::MemoryInUse { .. }) if rows.len() > 1 => {
+                Err(Error::TransactionTooLarge { .. } | Error::MemoryInUse { .. } | Error::KeyTooLong { .. })
+                    if rows.len() > 1 =>
+                {
                     let middle = rows.start + rows.len() / 2;
-                    self.commit_rows(database, keyspace, rows.start..middle)?;
-                    return self.commit_rows(database, keyspace, middle..rows.end);
+                    self.commit_rows(database, keyspace, rows.start..middle, committed)?;
+                    return self.commit_rows(database, keyspace, middle..rows.end, committed);
+                }
+                // It is one row: the memory of the others is not what it lacks.
+                Err(error @ (Error::TransactionTooLarge { .. } | Error::KeyTooLong { .. })) => {
+                    committed.bad.push((self.rows[rows.start].place, error.to_string()));
+                    return Ok(());
                 }
                 Err(error) => return Err(error),
             }
         }
     }
 
-    fn try_commit(&self, database: &Database, keyspace: &Keyspace, rows: Range<usize>) -> drumlin::Result<()> {
+    fn try_commit(&self, database: &Database, keyspace: &Keyspace, rows: Range<usize>) -> drumlin::Result<Committed> {
         let mut transaction = database.begin_with(options(self.durability))?;
+        let mut committed = Committed::default();
         for row in rows {
-            let start = if row == 0 { 0 } else { self.ends[row - 1].1 };
-            let (key_end, end) = self.ends[row];
-            transaction.insert(keyspace, &self.bytes[start..key_end], &self.bytes[key_end..end])?;
+            let start = if row == 0 { 0 } else { self.rows[row - 1].end };
+            let Span { key_end, end, place } = self.rows[row];
+            let (key, value) = (&self.bytes[start..key_end], &self.bytes[key_end..end]);
+            if committed.admit(transaction.contains_key(keyspace, key)?, self.on_duplicate, place) {
+                transaction.insert(keyspace, key, value)?;
+                committed.data_bytes += (end - start) as u64;
+            }
+            if self.ends_at_bad && !committed.bad.is_empty() {
+                break;
+            }
         }
         transaction.commit()?;
-        Ok(())
+        Ok(committed)
+    }
+
+    /// Stores one row whose value is too large to hold.
+    pub(super) fn insert_streamed(
+        &self,
+        database: &Database,
+        keyspace: &Keyspace,
+        row: &Row,
+        value: &mut dyn Read,
+    ) -> drumlin::Result<Committed> {
+        let mut transaction = database.begin_with(options(self.durability))?;
+        let mut committed = Committed::default();
+        if committed.admit(transaction.contains_key(keyspace, &row.key)?, self.on_duplicate, row.place) {
+            let value_bytes = transaction.insert_from(keyspace, &row.key, value)?;
+            committed.data_bytes = row.key.len() as u64 + value_bytes;
+            transaction.commit()?;
+        } else {
+            pass_over(value)?;
+        }
+        Ok(committed)
     }
 }
 
-/// Stores one row whose value is too large to hold; the bytes of the value.
-pub(super) fn insert_streamed(
-    database: &Database,
-    keyspace: &Keyspace,
-    durability: Durability,
-    key: &[u8],
-    value: &mut dyn Read,
-) -> drumlin::Result<u64> {
-    let mut transaction = database.begin_with(options(durability))?;
-    let value_bytes = transaction.insert_from(keyspace, key, value)?;
-    transaction.commit()?;
-    Ok(value_bytes)
+/// Reads a streamed value that is not stored.
+pub(super) fn pass_over(value: &mut dyn Read) -> drumlin::Result<()> {
+    match io::copy(value, &mut io::sink()) {
+        Ok(_) => Ok(()),
+        Err(source) => Err(Error::Source { source: Arc::new(source) }),
+    }
 }
 
 fn options(durability: Durability) -> TxOptions {

@@ -1,11 +1,13 @@
 //! Files and stdin as sources of bytes that are counted.
 
 use std::fs::{self, File};
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::compressed::{self, Other};
 use crate::failure::{Failure, Result};
+use crate::own_files::OwnFiles;
 use crate::terminal::Progress;
 
 /// One system call brings this much.
@@ -32,7 +34,7 @@ pub(super) fn bytes_total(paths: &[PathBuf]) -> Result<Option<u64>> {
             total = None;
             continue;
         }
-        let metadata = fs::metadata(path).map_err(|error| Failure::file("reading", path, &error))?;
+        let metadata = fs::metadata(path).map_err(|error| Failure::input(path, &error))?;
         if metadata.is_dir() {
             return Err(Failure::usage(format!("{} is a folder", path.display()))
                 .hint("`drumlin index` stores a folder's files; load takes files of rows"));
@@ -42,25 +44,36 @@ pub(super) fn bytes_total(paths: &[PathBuf]) -> Result<Option<u64>> {
     Ok(total)
 }
 
-/// A buffered input that reports what is read of it.
-pub(super) type Input<'a> = BufReader<Counted<'a>>;
-
 /// Counts what passes.
-pub(super) struct Counted<'a> {
+struct Counted<'a> {
     inner: Box<dyn Read>,
     progress: &'a Progress,
     bytes: &'a AtomicU64,
 }
 
-impl Counted<'_> {
-    pub(super) fn open<'a>(path: &Path, progress: &'a Progress, bytes: &'a AtomicU64) -> Result<Input<'a>> {
-        let inner: Box<dyn Read> = if is_stdin(path) {
-            Box::new(io::stdin())
-        } else {
-            Box::new(File::open(path).map_err(|error| Failure::file("reading", path, &error))?)
-        };
-        Ok(BufReader::with_capacity(READ_BYTES, Counted { inner, progress, bytes }))
-    }
+/// Opens a file or stdin, decompressed where it is compressed; what is read of it is reported as it is in the file.
+pub(super) fn open<'a>(
+    path: &Path,
+    own: &OwnFiles,
+    progress: &'a Progress,
+    bytes: &'a AtomicU64,
+) -> Result<Box<dyn BufRead + 'a>> {
+    let failed = |error: io::Error| Failure::input(path, &error);
+    let inner: Box<dyn Read> = if is_stdin(path) {
+        own.check_input(io::stdin())?;
+        Box::new(io::stdin())
+    } else {
+        let file = File::open(path).map_err(failed)?;
+        own.check_input(&file)?;
+        Box::new(file)
+    };
+    let input = BufReader::with_capacity(READ_BYTES, Counted { inner, progress, bytes });
+    compressed::decompressed(input).map_err(failed)?.map_err(|other| {
+        let name = name(path);
+        let Other { what, program } = other;
+        Failure::bad_input(format!("{name} is compressed with {what}"))
+            .hint(format!("{program} '{name}' | drumlin load DATABASE - --format csv"))
+    })
 }
 
 impl Read for Counted<'_> {

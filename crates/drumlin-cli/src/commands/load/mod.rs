@@ -4,9 +4,10 @@
 //! last of several with one key stays), and commits of different files share their syncs.
 
 mod batch;
+mod compressed;
 mod input;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -15,23 +16,23 @@ use clap::{Args, ValueEnum};
 use drumlin::{Database, Keyspace};
 use serde::Serialize;
 
-use self::batch::Batch;
-use self::input::Counted;
+use self::batch::{Batch, Committed};
 use crate::database::{DatabaseArgs, KeyspaceArgs};
-use crate::failure::{Exit, Failure, Result};
+use crate::failure::{Failure, Result};
+use crate::own_files::OwnFiles;
 use crate::rows::{Choice, Flaw, Format, Next, Place, Row};
 use crate::terminal::{Output, Progress, figures, style};
-use crate::{interrupt, process};
+use crate::{interrupt, process, text};
 
-/// Malformed rows that `--skip-bad` names one by one; the rest it only counts.
-const BAD_ROWS_NAMED: u64 = 5;
+/// Space that a load leaves unused is told of if it is more than this, and more than a third of the file.
+const UNUSED_BYTES_TOLD: u64 = 64 << 20;
 
 /// Store rows from CSV, TSV, JSON Lines or binary files
 ///
-/// Several files are read at once. The key is what --key names, else the file's name and the line's number; the value
-/// is what --value names, else the whole row (as a JSON object, where CSV or TSV has a header). The rows of a file are
-/// stored in its order. A malformed row ends the load with its file, line and column; what was committed before it
-/// stays.
+/// Several files are read at once, compressed ones (gzip, zstd) too. The key is what --key names, else the file's name
+/// and the line's number; the value is what --value names, else the whole row (as a JSON object, where CSV or TSV has a
+/// header). The rows of a file are stored in its order. A row that is malformed or can't be stored ends the load with
+/// its file, line and column; what was committed before it stays.
 #[derive(Debug, Args)]
 pub(crate) struct Load {
     #[command(flatten)]
@@ -51,9 +52,15 @@ pub(crate) struct Load {
     /// CSV and TSV begin with data; columns are called 1, 2, 3, …
     #[arg(long)]
     no_header: bool,
-    /// Count malformed rows instead of ending
+    /// The character between fields [default: a comma; a tab for TSV]
+    #[arg(long, value_name = "CHAR", value_parser = parse_delimiter)]
+    delimiter: Option<u8>,
+    /// Name and count rows that are malformed or can't be stored, instead of ending
     #[arg(long)]
     skip_bad: bool,
+    /// What to do with a row whose key is there already
+    #[arg(long, value_enum, default_value_t = OnDuplicate::Replace)]
+    on_duplicate: OnDuplicate,
     /// Rows in one transaction
     #[arg(long, value_name = "ROWS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     batch: u32,
@@ -65,6 +72,17 @@ pub(crate) struct Load {
     durability: Durability,
     #[command(flatten)]
     keyspace: KeyspaceArgs,
+}
+
+/// The fate of a row whose key is there already, from before or from an earlier row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum OnDuplicate {
+    /// It takes the other one's place
+    Replace,
+    /// The other one stays
+    Keep,
+    /// It is a bad row
+    Fail,
 }
 
 /// What a commit waits for.
@@ -89,14 +107,22 @@ impl From<Durability> for drumlin::Durability {
 struct Summary {
     files: usize,
     rows: u64,
+    /// Those of the rows whose keys were there already.
+    replaced_rows: u64,
+    /// Rows not stored, as their keys were there already.
+    kept_rows: u64,
     bad_rows: u64,
     /// Keys and values stored.
     data_bytes: u64,
     /// Read from the files.
     input_bytes: u64,
+    /// Of the data file; `drumlin compact` gives them back.
+    unused_bytes: u64,
     seconds: f64,
     rows_per_second: f64,
     input_bytes_per_second: f64,
+    #[serde(skip)]
+    path: PathBuf,
 }
 
 /// The state that the threads share.
@@ -104,13 +130,33 @@ struct Job<'a> {
     load: &'a Load,
     database: &'a Database,
     keyspace: &'a Keyspace,
+    own: OwnFiles,
     progress: &'a Progress,
     files: Mutex<std::slice::Iter<'a, PathBuf>>,
     rows: AtomicU64,
+    replaced_rows: AtomicU64,
+    kept_rows: AtomicU64,
     bad_rows: AtomicU64,
     data_bytes: AtomicU64,
     input_bytes: AtomicU64,
     failed: AtomicBool,
+}
+
+/// A file that is being loaded.
+struct Loading<'j, 'a> {
+    job: &'j Job<'a>,
+    path: &'j Path,
+    name: String,
+    batch: Batch,
+}
+
+/// A field separator as typed: one ASCII character, or `tab`.
+pub(crate) fn parse_delimiter(text: &str) -> Result<u8, String> {
+    match text.as_bytes() {
+        b"tab" | b"\\t" => Ok(b'\t'),
+        &[byte] if byte.is_ascii() && !b"\"\n\r".contains(&byte) => Ok(byte),
+        _ => Err("a delimiter is one ASCII character other than a quote, or tab".to_owned()),
+    }
 }
 
 impl Load {
@@ -126,18 +172,7 @@ impl Load {
             Some(total) => Progress::bytes(output, "loading", total),
             None => Progress::counter(output, "bytes read:"),
         };
-        let job = Job {
-            load: self,
-            database: &database,
-            keyspace: &keyspace,
-            progress: &progress,
-            files: Mutex::new(self.files.iter()),
-            rows: AtomicU64::new(0),
-            bad_rows: AtomicU64::new(0),
-            data_bytes: AtomicU64::new(0),
-            input_bytes: AtomicU64::new(0),
-            failed: AtomicBool::new(false),
-        };
+        let job = Job::new(self, &database, &keyspace, &progress);
         let threads = self.threads.map_or_else(process::processors, |threads| threads as usize).min(self.files.len());
         let start = Instant::now();
         let loaded = std::thread::scope(|scope| {
@@ -149,38 +184,73 @@ impl Load {
         });
         let elapsed = start.elapsed();
         progress.finish();
-        let rows = job.rows.load(Ordering::Relaxed);
-        let summary = job.summary(elapsed);
-        let loaded = loaded.and_then(|()| interrupt::check()).map_err(|failure| {
-            if rows == 0 {
-                return failure;
-            }
-            let stay =
-                format!("{} committed before it stay; loading again replaces them", figures::plural(rows, "row"));
-            failure.hint(stay)
+        let mut summary = job.summary(elapsed);
+        let loaded = loaded.and_then(|()| interrupt::check()).map_err(|failure| match summary.rows {
+            0 => failure,
+            rows => failure.hint(format!(
+                "{} committed before it stay; loading again {}",
+                figures::plural(rows, "row"),
+                if self.on_duplicate == OnDuplicate::Replace { "replaces them" } else { "finds them there" }
+            )),
         });
+        if loaded.is_ok() {
+            summary.unused_bytes = unused_bytes(&database)?;
+        }
         let closed = database.close();
         loaded?;
         closed?;
         output.print(&summary, || summary.text())
     }
 
-    fn format_of(&self, path: &std::path::Path) -> Result<Format> {
-        self.format.or_else(|| Format::of_path(path)).ok_or_else(|| {
+    fn format_of(&self, path: &Path) -> Result<Format> {
+        let by_delimiter = self.delimiter.map(|_| Format::Csv);
+        let format = self.format.or_else(|| Format::of_input(path)).or(by_delimiter).ok_or_else(|| {
             let name = input::name(path);
             Failure::usage(format!("{name}: its name doesn't tell its form"))
                 .hint("give --format csv, tsv, jsonl or binary")
-        })
+        })?;
+        match (self.delimiter, format) {
+            (Some(_), Format::Jsonl | Format::Binary) => {
+                Err(Failure::usage(format!("--delimiter is for CSV and TSV; {} is neither", input::name(path))))
+            }
+            _ => Ok(format),
+        }
     }
 }
 
+/// The bytes of the data file that hold nothing, after a checkpoint, which closing would make anyway.
+fn unused_bytes(database: &Database) -> Result<u64> {
+    database.checkpoint()?;
+    let stats = database.stats();
+    Ok(stats.data_file_bytes.saturating_sub(stats.live_bytes))
+}
+
 impl Job<'_> {
+    fn new<'a>(load: &'a Load, database: &'a Database, keyspace: &'a Keyspace, progress: &'a Progress) -> Job<'a> {
+        Job {
+            load,
+            database,
+            keyspace,
+            own: OwnFiles::of([&load.database.path]),
+            progress,
+            files: Mutex::new(load.files.iter()),
+            rows: AtomicU64::new(0),
+            replaced_rows: AtomicU64::new(0),
+            kept_rows: AtomicU64::new(0),
+            bad_rows: AtomicU64::new(0),
+            data_bytes: AtomicU64::new(0),
+            input_bytes: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
+        }
+    }
+
     fn run(&self) -> Result<()> {
         loop {
             let Some(path) = self.files.lock().expect("no thread panics while it holds this").next() else {
                 return Ok(());
             };
-            if let Err(failure) = self.load_file(path) {
+            let loading = Loading { job: self, path, name: input::name(path), batch: Batch::new(self.load) };
+            if let Err(failure) = loading.run() {
                 self.failed.store(true, Ordering::Relaxed);
                 return Err(failure);
             }
@@ -194,120 +264,186 @@ impl Job<'_> {
         self.failed.load(Ordering::Relaxed) || interrupt::requested()
     }
 
-    fn load_file(&self, path: &std::path::Path) -> Result<()> {
-        let name = input::name(path);
-        let format = self.load.format_of(path)?;
+    fn summary(&self, elapsed: Duration) -> Summary {
+        let seconds = elapsed.as_secs_f64().max(1e-9);
+        let load = |number: &AtomicU64| number.load(Ordering::Relaxed);
+        let (rows, input_bytes) = (load(&self.rows), load(&self.input_bytes));
+        Summary {
+            files: self.load.files.len(),
+            rows,
+            replaced_rows: load(&self.replaced_rows),
+            kept_rows: load(&self.kept_rows),
+            bad_rows: load(&self.bad_rows),
+            data_bytes: load(&self.data_bytes),
+            input_bytes,
+            unused_bytes: 0,
+            seconds,
+            rows_per_second: rows as f64 / seconds,
+            input_bytes_per_second: input_bytes as f64 / seconds,
+            path: self.load.database.path.clone(),
+        }
+    }
+}
+
+impl Loading<'_, '_> {
+    fn run(mut self) -> Result<()> {
+        let job = self.job;
         let choice = Choice {
-            key: self.load.key.clone(),
-            value: self.load.value.clone(),
-            header: !self.load.no_header,
-            name: name.clone(),
+            key: job.load.key.clone(),
+            value: job.load.value.clone(),
+            header: !job.load.no_header,
+            delimiter: job.load.delimiter,
+            name: self.name.clone(),
         };
-        let input = Counted::open(path, self.progress, &self.input_bytes)?;
-        let mut source = crate::rows::source(format, input, choice);
-        let mut batch = Batch::new(self.load.batch as usize, self.load.durability.into());
+        let input = input::open(self.path, &job.own, job.progress, &job.input_bytes)?;
+        let mut source = crate::rows::source(job.load.format_of(self.path)?, input, choice);
         let mut row = Row::default();
-        let mut bad_rows_named = 0;
-        while !self.is_over() {
-            match source.next(&mut row) {
+        while !job.is_over() {
+            let next = source.next(&mut row);
+            if let Some(remark) = source.remark() {
+                job.progress.remark(&format!("{}: {remark}", text::harmless(&self.name)));
+            }
+            match next {
+                Ok(next @ (Next::Row | Next::Streamed)) if row.key.len() > job.keyspace.key_bytes_max() => {
+                    self.bad_row(row.place, &long_key(&row.key, job.keyspace))?;
+                    if next == Next::Streamed {
+                        batch::pass_over(source.value()).map_err(|error| self.streaming_failure(error))?;
+                    }
+                }
                 Ok(Next::Row) => {
-                    batch.push(&row);
-                    if batch.is_full() {
-                        self.commit(&mut batch)?;
+                    self.batch.push(&row);
+                    if self.batch.is_full() {
+                        self.commit()?;
                     }
                 }
                 Ok(Next::Streamed) => {
                     // Order matters: what came before this row must not end up on top of it.
-                    self.commit(&mut batch)?;
-                    let value_bytes = batch::insert_streamed(
-                        self.database,
-                        self.keyspace,
-                        self.load.durability.into(),
-                        &row.key,
-                        source.value(),
-                    )
-                    .map_err(|error| streaming_failure(&name, error))?;
-                    self.count(1, row.key.len() as u64 + value_bytes);
+                    self.commit()?;
+                    let stored = self.batch.insert_streamed(job.database, job.keyspace, &row, source.value());
+                    let committed = stored.map_err(|error| self.streaming_failure(error))?;
+                    self.count(committed)?;
                 }
                 Ok(Next::End) => break,
-                Err(Flaw::Row { place, what }) if self.load.skip_bad => {
-                    self.bad_rows.fetch_add(1, Ordering::Relaxed);
-                    bad_rows_named += 1;
-                    if bad_rows_named <= BAD_ROWS_NAMED {
-                        self.progress.remark(&format!("skipped: {name}{place}: {what}"));
-                    }
-                }
-                Err(reason) => {
-                    self.commit(&mut batch)?;
-                    return Err(failure(&name, path, reason));
+                Err(Flaw::Row { place, what }) => self.bad_row(place, &what)?,
+                Err(flaw) => {
+                    self.commit()?;
+                    return Err(self.failure(flaw));
                 }
             }
         }
-        self.commit(&mut batch)
+        self.commit()
     }
 
-    fn commit(&self, batch: &mut Batch) -> Result<()> {
-        batch.commit(self.database, self.keyspace)?;
-        self.count(batch.rows_count() as u64, batch.data_bytes() as u64);
-        batch.clear();
+    /// Counts and names a row that is not stored, or ends the load with it.
+    fn bad_row(&mut self, place: Place, what: &str) -> Result<()> {
+        let name = &self.name;
+        if !self.job.load.skip_bad {
+            let failure = Failure::bad_input(format!("{name}{place}: {what}"))
+                .hint("--skip-bad passes over rows that are malformed or can't be stored, and names them");
+            self.commit()?;
+            return Err(failure);
+        }
+        self.job.bad_rows.fetch_add(1, Ordering::Relaxed);
+        self.job.progress.remark(&format!("skipped: {}{place}: {what}", text::harmless(name)));
         Ok(())
     }
 
-    fn count(&self, rows: u64, data_bytes: u64) {
-        self.rows.fetch_add(rows, Ordering::Relaxed);
-        self.data_bytes.fetch_add(data_bytes, Ordering::Relaxed);
+    fn commit(&mut self) -> Result<()> {
+        let mut committed = Committed::default();
+        let result = self.batch.commit(self.job.database, self.job.keyspace, &mut committed);
+        self.batch.clear();
+        self.count(committed)?;
+        Ok(result?)
     }
 
-    fn summary(&self, elapsed: Duration) -> Summary {
-        let seconds = elapsed.as_secs_f64().max(1e-9);
-        let rows = self.rows.load(Ordering::Relaxed);
-        let input_bytes = self.input_bytes.load(Ordering::Relaxed);
-        Summary {
-            files: self.load.files.len(),
-            rows,
-            bad_rows: self.bad_rows.load(Ordering::Relaxed),
-            data_bytes: self.data_bytes.load(Ordering::Relaxed),
-            input_bytes,
-            seconds,
-            rows_per_second: rows as f64 / seconds,
-            input_bytes_per_second: input_bytes as f64 / seconds,
+    fn count(&mut self, committed: Committed) -> Result<()> {
+        let job = self.job;
+        job.rows.fetch_add(committed.stored, Ordering::Relaxed);
+        job.replaced_rows.fetch_add(committed.replaced, Ordering::Relaxed);
+        job.kept_rows.fetch_add(committed.kept, Ordering::Relaxed);
+        job.data_bytes.fetch_add(committed.data_bytes, Ordering::Relaxed);
+        committed.bad.into_iter().try_for_each(|(place, what)| self.bad_row(place, &what))
+    }
+
+    fn failure(&self, flaw: Flaw) -> Failure {
+        let name = &self.name;
+        match flaw {
+            Flaw::Row { place, what } | Flaw::Rest { place, what } => {
+                Failure::bad_input(format!("{name}{place}: {what}"))
+            }
+            Flaw::Header { what, hint } => {
+                let failure = Failure::bad_input(format!("{name}:1:1: {what}"));
+                hint.into_iter().fold(failure, Failure::hint)
+            }
+            Flaw::Io(error) => Failure::input(self.path, &error),
         }
     }
+
+    /// A streamed value fails either at its source, which is bad input, or in the database.
+    fn streaming_failure(&self, error: drumlin::Error) -> Failure {
+        match error {
+            drumlin::Error::Source { source } => Failure::bad_input(format!("{}: {source}", self.name)),
+            error => error.into(),
+        }
+    }
+}
+
+fn long_key(key: &[u8], keyspace: &Keyspace) -> String {
+    format!(
+        "a key of {} bytes is too long: keyspace {:?} allows up to {}",
+        key.len(),
+        keyspace.name(),
+        keyspace.key_bytes_max()
+    )
 }
 
 impl Summary {
     fn text(&self) -> String {
         let good = style::GOOD;
-        let mut text = format!(
-            "{good}loaded{good:#} {} from {} in {}: {} rows/s, {}/s",
-            figures::plural(self.rows, "row"),
-            figures::plural(self.files as u64, "file"),
-            figures::duration(Duration::from_secs_f64(self.seconds)),
-            figures::rate(self.rows_per_second),
-            figures::bytes(self.input_bytes_per_second as u64)
-        );
+        let files = figures::plural(self.files as u64, "file");
+        let mut text = match self.rows {
+            0 => format!("{good}loaded{good:#} no rows from {files}"),
+            rows => format!("{good}loaded{good:#} {}", figures::plural(rows, "row")),
+        };
+        if self.replaced_rows > 0 {
+            text += &format!(", {} replaced,", figures::count(self.replaced_rows));
+        }
+        if self.rows > 0 {
+            text += &format!(
+                " from {files} in {}: {} rows/s, {}/s",
+                figures::duration(Duration::from_secs_f64(self.seconds)),
+                figures::rate(self.rows_per_second),
+                figures::bytes(self.input_bytes_per_second as u64)
+            );
+        }
+        if self.kept_rows > 0 {
+            text += &format!("\nkept {} that had the same key", figures::plural(self.kept_rows, "row"));
+        }
         if self.bad_rows > 0 {
             let bad = style::BAD;
-            text += &format!("\n{bad}skipped{bad:#} {}", figures::plural(self.bad_rows, "malformed row"));
+            text += &format!("\n{bad}skipped{bad:#} {}", figures::plural(self.bad_rows, "bad row"));
+        }
+        if self.unused_bytes > UNUSED_BYTES_TOLD.max((self.unused_bytes + self.data_bytes) / 3) {
+            let (unused, path) =
+                (figures::bytes(self.unused_bytes), text::harmless(&self.path.display().to_string()).into_owned());
+            text += &format!("\n{unused} of the data file unused; to give them back: drumlin compact {path}");
         }
         text
     }
 }
 
-fn failure(name: &str, path: &std::path::Path, reason: Flaw) -> Failure {
-    match reason {
-        Flaw::Row { place: place @ Place::Line { .. }, what } => {
-            Failure::bad_input(format!("{name}{place}: {what}")).hint("--skip-bad passes over malformed rows")
-        }
-        Flaw::Row { place, what } | Flaw::Rest { place, what } => Failure::bad_input(format!("{name}{place}: {what}")),
-        Flaw::Io(error) => Failure::file("reading", path, &error),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// A streamed value fails either at its source, which is bad input, or in the database.
-fn streaming_failure(name: &str, error: drumlin::Error) -> Failure {
-    match error {
-        drumlin::Error::Source { source } => Failure::new(Exit::BadInput, format!("{name}: {source}")),
-        error => error.into(),
+    /// A delimiter is one character; tabs can be typed.
+    #[test]
+    fn delimiters_parse() {
+        assert_eq!(parse_delimiter(";"), Ok(b';'));
+        assert_eq!(parse_delimiter("tab"), Ok(b'\t'));
+        assert_eq!(parse_delimiter("\\t"), Ok(b'\t'));
+        for text in ["", "ab", "\"", "\n", "\u{e9}"] {
+            assert!(parse_delimiter(text).is_err(), "{text}");
+        }
     }
 }

@@ -1,0 +1,168 @@
+//! Values that are rows of several fields, as `load` stores them: JSON objects, and arrays where there was no header.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::io::{self, ErrorKind, Write};
+
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+
+use super::Sink;
+use super::delimited::write_record;
+use super::json_lines::field_bytes;
+
+/// The fields of a JSON object in their order, or the elements of an array, which have no names.
+#[derive(Debug, Default)]
+pub(super) struct Fields<'v> {
+    names: Vec<Cow<'v, str>>,
+    values: Vec<&'v RawValue>,
+}
+
+/// A name of a field: borrowed from the JSON where it has no escapes.
+#[derive(Deserialize)]
+struct Name<'v>(#[serde(borrow)] Cow<'v, str>);
+
+impl<'de> Deserialize<'de> for Fields<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Fields<'de>, D::Error> {
+        struct AnyFields;
+        impl<'de> Visitor<'de> for AnyFields {
+            type Value = Fields<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a JSON object or array")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
+                let mut fields = Fields::default();
+                while let Some((Name(name), value)) = map.next_entry()? {
+                    fields.names.push(name);
+                    fields.values.push(value);
+                }
+                Ok(fields)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Fields<'de>, A::Error> {
+                let mut fields = Fields::default();
+                while let Some(value) = elements.next_element()? {
+                    fields.values.push(value);
+                }
+                Ok(fields)
+            }
+        }
+        deserializer.deserialize_any(AnyFields)
+    }
+}
+
+fn invalid(what: String) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, what)
+}
+
+impl<'v> Fields<'v> {
+    fn of(value: &'v [u8]) -> io::Result<Fields<'v>> {
+        serde_json::from_slice(value).map_err(|_| invalid("its value is no JSON object".to_owned()))
+    }
+
+    /// The fields of a value that must be an object.
+    pub(super) fn of_object(value: &'v [u8]) -> io::Result<Fields<'v>> {
+        let fields = Fields::of(value)?;
+        match fields.is_array() && !fields.values.is_empty() {
+            true => Err(invalid("its value is a JSON array, whose fields have no names".to_owned())),
+            false => Ok(fields),
+        }
+    }
+
+    fn is_array(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    pub(super) fn get(&self, name: &str) -> Option<&'v RawValue> {
+        self.names.iter().position(|known| known == name).map(|index| self.values[index])
+    }
+}
+
+/// A field as a cell of CSV; `null` is empty.
+fn cell(field: &RawValue) -> Vec<u8> {
+    if field.get() == "null" { Vec::new() } else { field_bytes(field) }
+}
+
+/// Writes the fields of values as CSV or TSV.
+#[derive(Debug)]
+pub(super) struct FieldsSink<W> {
+    delimiter: u8,
+    output: W,
+    columns: Option<Columns>,
+}
+
+#[derive(Debug)]
+enum Columns {
+    /// The fields that were asked for; others are left out.
+    Chosen(Vec<String>),
+    /// The fields of the first value: no other may have one beside them.
+    OfFirst(Vec<String>),
+    /// The elements of arrays, so many a row.
+    Unnamed(usize),
+}
+
+impl<W: Write> FieldsSink<W> {
+    pub(super) fn new(delimiter: u8, chosen: Option<Vec<String>>, mut output: W) -> io::Result<FieldsSink<W>> {
+        if let Some(names) = &chosen {
+            write_record(&mut output, delimiter, names)?;
+        }
+        Ok(FieldsSink { delimiter, output, columns: chosen.map(Columns::Chosen) })
+    }
+
+    /// The columns that the first value has; its names are the first line.
+    fn settle(&mut self, first: &Fields<'_>) -> io::Result<Columns> {
+        if first.is_array() {
+            return Ok(Columns::Unnamed(first.values.len()));
+        }
+        write_record(&mut self.output, self.delimiter, first.names.iter().map(|name| name.as_bytes()))?;
+        Ok(Columns::OfFirst(first.names.iter().map(|name| name.clone().into_owned()).collect()))
+    }
+}
+
+impl<W: Write> Sink for FieldsSink<W> {
+    fn write(&mut self, _: &[u8], value: &[u8]) -> io::Result<()> {
+        let fields = Fields::of(value)?;
+        let columns = match self.columns.take() {
+            Some(columns) => columns,
+            None => self.settle(&fields)?,
+        };
+        let cells: Vec<Vec<u8>> = match &columns {
+            Columns::Unnamed(count) if fields.is_array() && fields.values.len() == *count => {
+                fields.values.iter().map(|field| cell(field)).collect()
+            }
+            Columns::Unnamed(count) => {
+                return Err(invalid(format!("its value is not an array of {count} elements, as the first one is")));
+            }
+            // The commonest case, and the only one with two columns of one name.
+            Columns::OfFirst(names) if *names == fields.names => {
+                fields.values.iter().map(|field| cell(field)).collect()
+            }
+            Columns::OfFirst(names) | Columns::Chosen(names) => {
+                if let Columns::OfFirst(_) = columns
+                    && let Some(other) = fields.names.iter().find(|name| !names.iter().any(|known| known == *name))
+                {
+                    let what = format!("its value has a field {other:?}, which the first one has not");
+                    return Err(invalid(what));
+                }
+                if fields.is_array() && !fields.values.is_empty() {
+                    return Err(invalid("its value is a JSON array, whose fields have no names".to_owned()));
+                }
+                names.iter().map(|name| fields.get(name).map(cell).unwrap_or_default()).collect()
+            }
+        };
+        match &cells[..] {
+            // A blank line is no row.
+            [only] if only.is_empty() => self.output.write_all(b"\"\"\n")?,
+            cells => write_record(&mut self.output, self.delimiter, cells)?,
+        }
+        self.columns = Some(columns);
+        Ok(())
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.output.flush()
+    }
+}
