@@ -21,14 +21,14 @@ mod tree;
 mod txn;
 
 pub use db::{
-    AsyncValueReader, Attempt, Batch, Config, Database, Isolation, KeyRange, Keys, Keyspace, KeyspaceInfo,
-    KeyspaceOptions, MemoryPart, Range, Reader, RowStream, Savepoint, Snapshot, Stats, Transaction, TxOptions, Value,
-    ValueReader, Values,
+    AsyncValueReader, Attempt, Batch, Config, Database, Gap, Isolation, KeyRange, Keys, Keyspace, KeyspaceInfo,
+    KeyspaceOptions, MemoryPart, Range, Reader, RowStream, Salvage, Salvaged, Savepoint, Snapshot, Stats, Transaction,
+    TxOptions, Value, ValueReader, Values,
 };
 pub use error::{Error, Recourse, Result};
 pub use format::{Epoch, Incarnation, KeyspaceId, PageId, SegmentId, Timestamp};
 pub use io::IoBackend;
-pub use store::{CheckProgress, CheckReport, CheckpointReport, CompactReport, Corruption, Opening};
+pub use store::{CheckProgress, CheckReport, CheckpointReport, CompactReport, Corruption, LostKeys, Opening};
 pub use txn::engine::Durability;
 
 #[doc(hidden)]

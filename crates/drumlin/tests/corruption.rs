@@ -430,3 +430,53 @@ fn a_checkpoint_mends_what_a_check_found() {
     let report = db.check().unwrap();
     assert!(report.corruption.is_empty(), "{report:?}");
 }
+
+/// A salvage yields each row as it was stored or tells a gap around its key, whatever page is corrupted; a check, and
+/// an examination, tell the same keys.
+#[test]
+fn a_salvage_loses_no_more_than_the_gaps() {
+    let sample = Sample::new(false);
+    let rows = sample.states.last().unwrap();
+    let data = Path::new(FOLDER).join("data");
+    let used = sample.files[&data].iter().rposition(|&byte| byte != 0).unwrap() as u64;
+    let mut random = Random(77);
+    let (mut gap_count, mut lost_count) = (0, 0);
+    for _ in 0..number("DRUMLIN_TEST_MUTATIONS", 60) {
+        let mut files = sample.files.clone();
+        for _ in 0..=random.below(3) {
+            let at = 8192 + random.below(used - 8192) as usize;
+            files.get_mut(&data).unwrap()[at] ^= 0x40;
+        }
+        let backend = disk_of(&files);
+        let Ok(db) = config(&backend).create(false).open(FOLDER) else { continue };
+        let Ok(keyspace) = db.existing_keyspace("rows") else { continue };
+        let mut left = rows.clone();
+        let mut gaps = Vec::new();
+        for step in keyspace.iter().salvage() {
+            match step.unwrap() {
+                drumlin::Salvaged::Row(key, value) => assert!(left.remove(&key[..]).is_some_and(|was| value == was)),
+                drumlin::Salvaged::Gap(gap) => gaps.push((gap.start, gap.end)),
+                _ => unreachable!("there are rows and gaps"),
+            }
+        }
+        let report = db.check().unwrap();
+        let examined = {
+            drop(keyspace);
+            db.close().ok();
+            config(&backend).examine(FOLDER).unwrap()
+        };
+        for key in left.keys() {
+            assert!(gaps.iter().any(|gap| std::ops::RangeBounds::contains(gap, key)), "{}", key.escape_ascii());
+            for report in [&report, &examined] {
+                let is_told = report.corruption.iter().filter_map(|corruption| corruption.keys.as_ref()).any(|keys| {
+                    keys.lower.as_ref().is_none_or(|lower| lower <= key)
+                        && keys.upper.as_ref().is_none_or(|upper| key < upper)
+                });
+                assert!(is_told, "{} is lost, and not in {report:#?}", key.escape_ascii());
+            }
+        }
+        gap_count += gaps.len();
+        lost_count += left.len();
+    }
+    assert!(gap_count > 10 && lost_count > 10, "{gap_count} gaps, {lost_count} rows");
+}

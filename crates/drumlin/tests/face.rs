@@ -54,6 +54,7 @@ const KEYSPACE_ALONE: &[&str] = &[
     "clear_async",
     "compare_and_swap",
     "compare_and_swap_async",
+    "disk_bytes",
     "insert",
     "insert_async",
     "insert_from",

@@ -130,6 +130,24 @@ impl Keyspace {
     pub fn key_bytes_max(&self) -> usize {
         self.open.tree.key_bytes_max()
     }
+
+    /// The bytes that the keyspace's pages take in the data file, those of large values included: compressed, and as
+    /// they were last written; changes that are only in memory and in the log yet are not counted. O(pages).
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// let texts = db.keyspace("texts")?;
+    /// (0..1000u32).try_for_each(|n| texts.insert(n.to_be_bytes(), "all the same"))?;
+    /// db.checkpoint()?;
+    /// assert!((1..12_000).contains(&texts.disk_bytes()?));
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Closed`](crate::Error), if the database is.
+    pub fn disk_bytes(&self) -> Result<u64> {
+        Ok(self.store()?.disk_bytes(&self.open))
+    }
 }
 
 /// Reading. Each call sees the newest commit that no power cut can take back; calls that read several rows see all of

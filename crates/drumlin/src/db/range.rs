@@ -13,6 +13,7 @@ use std::task::{Context, Poll};
 use super::Handle;
 use super::bounds::OwnedBounds;
 use super::leaf_copy::{Copier, Fetched, Row};
+use super::salvage::{Gap, Salvaged};
 use super::value::Value;
 use crate::error::{Error, Result};
 use crate::format::ChunkNumber;
@@ -23,7 +24,7 @@ use crate::store::Store;
 use crate::store::read_ahead::ReadAhead;
 use crate::task::{WaitMode, ready};
 use crate::tree::node::Leaf;
-use crate::tree::{Direction, Target, Tree};
+use crate::tree::{Direction, Target, Tree, Unreadable};
 use crate::txn::engine::Engine;
 use crate::txn::read_set::SharedReads;
 use crate::txn::snapshots::SnapshotHandle;
@@ -167,10 +168,39 @@ impl Range {
         Values(self)
     }
 
+    /// The rows of the range that can be read, and the gaps between them. Like the range otherwise, but forwards only.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// use drumlin::Salvaged;
+    ///
+    /// let k = db.keyspace("k")?;
+    /// k.insert("a", "1")?;
+    /// for step in k.iter().salvage() {
+    ///     match step? {
+    ///         Salvaged::Row(key, value) => println!("{key:?}: {value:?}"),
+    ///         Salvaged::Gap(gap) => eprintln!("lost, {:?} to {:?}: {}", gap.start, gap.end, gap.error),
+    ///         _ => unreachable!("there are rows and gaps"),
+    ///     }
+    /// }
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    pub fn salvage(self) -> Salvage {
+        Salvage(self)
+    }
+
     /// The next row's key; the value is not read.
     pub(super) async fn next_key_in(&mut self, mode: WaitMode<'_>, direction: Direction) -> Option<Result<Value>> {
         match &mut self.0 {
             State::Scanning(scan) => scan.next_key_in(mode, direction).await,
+            State::Refused(error) => error.take().map(Err),
+        }
+    }
+
+    /// The next row or gap.
+    async fn salvage_in(&mut self, mode: WaitMode<'_>) -> Option<Result<Salvaged>> {
+        match &mut self.0 {
+            State::Scanning(scan) => scan.salvage_in(mode).await,
             State::Refused(error) => error.take().map(Err),
         }
     }
@@ -182,6 +212,11 @@ impl Range {
             State::Refused(error) => error.map_or(Ok(0), Err),
         }
     }
+}
+
+/// Returns `true` if other rows may be readable.
+fn is_of_medium(error: &Error) -> bool {
+    matches!(error, Error::Corrupted { .. } | Error::Io { .. })
 }
 
 /// The rows that were copied together, and where in them one row's key and value are.
@@ -398,6 +433,55 @@ impl Scan {
         self.ended_by(result)
     }
 
+    /// Like `next_in` forwards, but passes over what can't be read.
+    async fn salvage_in(&mut self, mode: WaitMode<'_>) -> Option<Result<Salvaged>> {
+        self.put_back();
+        let result = match self.step(mode, Direction::Forward).await {
+            Ok(None) => return None,
+            Ok(Some(row)) => {
+                let (_, row) = self.taken.insert((Direction::Forward, row));
+                let row = row.clone();
+                match self.hand_out(mode, &row).await {
+                    Ok((key, value)) => Ok(Salvaged::Row(key, value)),
+                    Err(error) if is_of_medium(&error) => {
+                        let key = Bound::Included(Value::part(&row.rows, row.key.clone()).to_vec());
+                        Ok(Salvaged::Gap(Gap { start: key.clone(), end: key, error }))
+                    }
+                    Err(error) => Err(error),
+                }
+            }
+            Err(error) if is_of_medium(&error) => self.pass_over_unreadable(mode, error).await,
+            Err(error) => Err(error),
+        };
+        self.taken = None;
+        self.ended_by(result)
+    }
+
+    /// Goes on behind the node that the next leaf can't be read without; `error` if there is none.
+    async fn pass_over_unreadable(&mut self, mode: WaitMode<'_>, error: Error) -> Result<Salvaged> {
+        let key = match &self.lower {
+            Bound::Unbounded => Vec::new(),
+            Bound::Included(key) | Bound::Excluded(key) => key.clone(),
+        };
+        let Some(Unreadable { upper, error, .. }) = self.tree.unreadable(mode, Target::At(&key)).await? else {
+            return Err(error);
+        };
+        let start = self.lower.clone();
+        match upper {
+            Some(upper) => {
+                assert!(upper > key, "a scan goes on before where it was");
+                self.lower = Bound::Included(upper);
+                self.fetched_all = self.is_exhausted();
+            }
+            None => self.fetched_all = true,
+        }
+        let end = match &self.lower {
+            Bound::Included(next) if !self.fetched_all => Bound::Excluded(next.clone()),
+            _ => self.upper.clone(),
+        };
+        Ok(Salvaged::Gap(Gap { start, end, error }))
+    }
+
     async fn next_key_in(&mut self, mode: WaitMode<'_>, direction: Direction) -> Option<Result<Value>> {
         self.put_back();
         let row = self.step(mode, direction).await;
@@ -576,6 +660,39 @@ impl DoubleEndedIterator for Values {
 impl std::fmt::Debug for Values {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Values of {:?}", self.0)
+    }
+}
+
+/// The rows of a range that can be read, in key order, and the gaps between them: for saving what is left of a
+/// corrupted database. Made by [`Range::salvage`].
+///
+/// A corrupted leaf is one gap, a corrupted inner node one for all leaves beneath it, and a corrupted large value one
+/// for its row. Costs what the range costs, and O(log n) a gap. The iterator ends after its first error; pages that
+/// can't be read are none.
+pub struct Salvage(Range);
+
+impl Salvage {
+    /// Like `next` of the iterator; otherwise like [`Range::next_async`].
+    pub async fn next_async(&mut self) -> Option<Result<Salvaged>> {
+        match self.0.handle().as_ref().map(|handle| handle.store()) {
+            Some(Ok(store)) => self.0.salvage_in(store.as_task()).await,
+            // It waits for nothing.
+            None | Some(Err(_)) => ready(self.0.salvage_in(WaitMode::Blocking)),
+        }
+    }
+}
+
+impl Iterator for Salvage {
+    type Item = Result<Salvaged>;
+
+    fn next(&mut self) -> Option<Result<Salvaged>> {
+        ready(self.0.salvage_in(WaitMode::Blocking))
+    }
+}
+
+impl std::fmt::Debug for Salvage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Salvage of {:?}", self.0)
     }
 }
 

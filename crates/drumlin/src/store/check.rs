@@ -1,5 +1,6 @@
 //! Verifying everything that is on disk, of an open database. For one that is not opened see `store/examine.rs`.
 
+use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,7 +11,9 @@ use crate::error::{Error, Result};
 use crate::format::extent::{self, Kind, PageKey};
 use crate::format::{ExtentAddress, KeyspaceId, PageId, Timestamp};
 use crate::space::{PageEntry, PageSpace, Space};
-use crate::tree::{Direction, Target};
+use crate::task::{WaitMode, ready};
+use crate::tree::node::{Inner, Leaf, Node, RowValue};
+use crate::tree::{Direction, Target, child_fences};
 
 /// The findings of a check.
 #[derive(Clone, Debug, Default)]
@@ -51,6 +54,21 @@ pub struct Corruption {
     pub reason: String,
     /// The rows that are lost by it.
     pub cost: String,
+    /// Their keys, if it is one page that is corrupted and the nodes above it tell which keys it has.
+    pub keys: Option<LostKeys>,
+    page: Option<PageKey>,
+}
+
+/// The keys of lost rows.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct LostKeys {
+    /// The name of their keyspace.
+    pub keyspace: String,
+    /// The first key; `None` if there is none before those that are lost.
+    pub lower: Option<Vec<u8>>,
+    /// The first key behind them; `None` if there is none.
+    pub upper: Option<Vec<u8>>,
 }
 
 /// The progress of a check.
@@ -70,7 +88,79 @@ impl Corruption {
             Error::Io { action, path, source } => (path, format!("{action} it"), source.to_string()),
             other => (PathBuf::new(), "it".to_owned(), other.to_string()),
         };
-        Corruption { file, what, reason, cost: cost.into() }
+        Corruption { file, what, reason, cost: cost.into(), keys: None, page: None }
+    }
+}
+
+impl std::fmt::Display for LostKeys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the rows of keyspace {:?}", self.keyspace)?;
+        match (&self.lower, &self.upper) {
+            (None, None) => f.write_str(", all of them"),
+            (Some(lower), None) => write!(f, " from key b\"{}\" on", lower.escape_ascii()),
+            (None, Some(upper)) => write!(f, " below key b\"{}\"", upper.escape_ascii()),
+            (Some(lower), Some(upper)) if upper.strip_suffix(&[0]) == Some(lower) => {
+                write!(f, " of key b\"{}\"", lower.escape_ascii())
+            }
+            (Some(lower), Some(upper)) => {
+                write!(f, " from key b\"{}\" on, below b\"{}\"", lower.escape_ascii(), upper.escape_ascii())
+            }
+        }
+    }
+}
+
+/// Tells which keys corrupted pages had, from nodes that are sound.
+pub(super) struct KeysOfPages {
+    keyspace: KeyspaceId,
+    name: String,
+    pages: BTreeSet<PageId>,
+}
+
+impl KeysOfPages {
+    /// Of the pages of a keyspace that are listed in a report.
+    pub(super) fn of(report: &CheckReport, keyspace: KeyspaceId, name: &str) -> KeysOfPages {
+        let pages = report.corruption.iter().filter_map(|corruption| corruption.page);
+        let pages = pages.filter(|page_key| page_key.keyspace == keyspace).map(|page_key| page_key.page).collect();
+        KeysOfPages { keyspace, name: name.to_owned(), pages }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.pages.is_empty()
+    }
+
+    /// Notes the keys of those pages that this node refers to: children, and chunks of large values.
+    pub(super) fn look_at(&self, report: &mut CheckReport, page: &[u8]) {
+        if self.is_empty() {
+            return;
+        }
+        if Node::new(page).level() > 0 {
+            let inner = Inner::new(page);
+            for index in (0..inner.len()).filter(|&index| self.pages.contains(&inner.child(index))) {
+                let (lower, upper) = child_fences(&inner, index);
+                self.note(report, inner.child(index), lower, upper);
+            }
+            return;
+        }
+        let leaf = Leaf::new(page);
+        for index in 0..leaf.len() {
+            let RowValue::Large(reference) = leaf.value(index) else { continue };
+            let behind = PageId(reference.first_page.0.saturating_add(reference.chunk_count));
+            for &chunk in self.pages.range(reference.first_page..behind) {
+                let mut key = Vec::new();
+                leaf.key_into(index, &mut key);
+                let behind = [&key[..], &[0]].concat();
+                self.note(report, chunk, Some(key), Some(behind));
+            }
+        }
+    }
+
+    pub(super) fn note(&self, report: &mut CheckReport, page: PageId, lower: Option<Vec<u8>>, upper: Option<Vec<u8>>) {
+        let page_key = PageKey { keyspace: self.keyspace, page };
+        let keys = LostKeys { keyspace: self.name.clone(), lower, upper };
+        for corruption in report.corruption.iter_mut().filter(|corruption| corruption.page == Some(page_key)) {
+            corruption.cost = format!("{keys}; the rest stays readable");
+            corruption.keys = Some(keys.clone());
+        }
     }
 }
 
@@ -79,12 +169,22 @@ impl CheckReport {
     pub const DAMAGE_COUNT_MAX: usize = 1000;
 
     pub(super) fn note(&mut self, error: Error, cost: impl Into<String>) {
-        if self.corruption.len() == CheckReport::DAMAGE_COUNT_MAX {
-            self.unlisted += 1;
+        self.push(Corruption::of(error, cost));
+    }
+
+    /// Notes a corrupted page, once.
+    pub(super) fn note_page(&mut self, error: Error, keyspace: &str, page_key: PageKey) {
+        if self.corruption.iter().any(|known| known.page == Some(page_key)) {
             return;
         }
-        let damage = Corruption::of(error, cost);
-        if !self.corruption.iter().any(|known| known.what == damage.what && known.file == damage.file) {
+        let cost = cost_of(keyspace, page_key.page);
+        self.push(Corruption { page: Some(page_key), ..Corruption::of(error, cost) });
+    }
+
+    fn push(&mut self, damage: Corruption) {
+        if self.corruption.len() == CheckReport::DAMAGE_COUNT_MAX {
+            self.unlisted += 1;
+        } else if !self.corruption.iter().any(|known| known.what == damage.what && known.file == damage.file) {
             self.corruption.push(damage);
         }
     }
@@ -162,8 +262,7 @@ impl Store {
             if let Err(error) = checked {
                 // A page that was moved or changed meanwhile is not damaged.
                 if self.is_still_at(pages, page, address) {
-                    let cost = cost_of(&open.name, page);
-                    report.note(error, cost);
+                    report.note_page(error, &open.name, open.tree.page_key(page));
                 }
             }
         });
@@ -187,11 +286,13 @@ impl Store {
     fn check_tree(&self, open: &Arc<OpenKeyspace>, report: &mut CheckReport) {
         let mut lower: Vec<u8> = Vec::new();
         let mut ahead = ReadAhead::new(Direction::Forward);
+        let mut keys_of_pages = KeysOfPages::of(report, open.tree.pages.id, &open.name);
         loop {
             ahead.step(&self.engine, &open.tree, Target::At(&lower), (&Bound::Unbounded, &Bound::Unbounded));
             let found = open.tree.waiting(|| {
                 let page = open.tree.read_leaf(Target::At(&lower))?;
-                let leaf = crate::tree::node::Leaf::new(&page);
+                let leaf = Leaf::new(&page);
+                keys_of_pages.look_at(report, &page);
                 Ok((leaf.len() as u64, leaf.upper_fence().map(<[u8]>::to_vec)))
             });
             match found {
@@ -205,6 +306,17 @@ impl Store {
                 // It was dropped meanwhile.
                 Err(Error::KeyspaceDropped { .. }) => return,
                 Err(error) => {
+                    // Its parent tells where the keys end that it is the way to.
+                    if let Ok(Some(found)) = ready(open.tree.unreadable(WaitMode::Blocking, Target::At(&lower))) {
+                        report.note_page(found.error, &open.name, open.tree.page_key(found.page));
+                        keys_of_pages = KeysOfPages::of(report, open.tree.pages.id, &open.name);
+                        keys_of_pages.note(report, found.page, found.lower, found.upper.clone());
+                        match found.upper {
+                            Some(upper) => lower = upper,
+                            None => return,
+                        }
+                        continue;
+                    }
                     let cost = format!(
                         "rows of keyspace {:?} around key b\"{}\" can't be read",
                         open.name,
@@ -264,7 +376,7 @@ fn name_page(error: Error, keyspace: KeyspaceId, page: PageId, address: ExtentAd
     }
 }
 
-pub(super) fn cost_of(keyspace: &str, page: PageId) -> String {
+fn cost_of(keyspace: &str, page: PageId) -> String {
     format!(
         "the rows of page {page} of keyspace {keyspace:?}; if it is an inner node, those beneath it; the rest stays readable"
     )

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::Settings;
-use super::check::{CheckProgress, CheckReport, check_page, cost_of};
+use super::check::{CheckProgress, CheckReport, KeysOfPages, check_page};
 use super::files::{DATA_NAME, LOG_NAME, Locks, Opener};
 use super::recovery::known;
 use crate::error::{Error, Result};
@@ -134,7 +134,9 @@ impl<P: FnMut(CheckProgress)> Examination<'_, P> {
             match bytes.and_then(|bytes| check_page(space, pages.id, page, address, bytes)) {
                 Ok((Kind::Leaf, node)) => report.rows += Leaf::new(&node).len() as u64,
                 Ok(_) => {}
-                Err(error) if is_table_known => report.note(error, cost_of(name, page)),
+                Err(error) if is_table_known => {
+                    report.note_page(error, name, PageKey { keyspace: pages.id, page });
+                }
                 Err(_) => missed_count += 1,
             }
         });
@@ -148,6 +150,20 @@ impl<P: FnMut(CheckProgress)> Examination<'_, P> {
             report.note(error, "the way to these pages");
         }
         let cost = format!("the rest of the pages of keyspace {name:?} were not looked at");
+        read.or_else(|error| note(report, error, &cost))?;
+        let keys_of_pages = KeysOfPages::of(report, pages.id, name);
+        if keys_of_pages.is_empty() {
+            return Ok(());
+        }
+        // A second time, for the nodes that lead to what is corrupted: to keep all takes memory for each page.
+        let read = pool.read_past(&addresses, |index, bytes| {
+            let (address, page) = extents[index];
+            if let Ok((Kind::Leaf | Kind::Inner, node)) =
+                bytes.and_then(|bytes| check_page(space, pages.id, page, address, bytes))
+            {
+                keys_of_pages.look_at(report, &node);
+            }
+        });
         read.or_else(|error| note(report, error, &cost))
     }
 

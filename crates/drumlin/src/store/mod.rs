@@ -21,7 +21,7 @@ use std::task::Poll;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-pub use check::{CheckProgress, CheckReport, Corruption};
+pub use check::{CheckProgress, CheckReport, Corruption, LostKeys};
 pub use checkpoint::CheckpointReport;
 pub use cleaner::CompactReport;
 pub use stats::{MemoryPart, Stats};

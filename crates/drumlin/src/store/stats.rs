@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::format::Timestamp;
+use crate::format::{ExtentAddress, Timestamp};
 use crate::memory::Account;
-use crate::store::Store;
+use crate::space::PageEntry;
+use crate::store::{OpenKeyspace, Store};
 
 /// Figures of this opening of the database. Sizes are in bytes; counts begin at the opening.
 #[derive(Clone, Debug, Default)]
@@ -78,6 +79,22 @@ pub struct MemoryPart {
 }
 
 impl Store {
+    /// The bytes of the extents that a keyspace's page table names.
+    pub(crate) fn disk_bytes(&self, open: &OpenKeyspace) -> u64 {
+        let entries = open.tree.pages.table.iter();
+        entries.filter_map(|(_, entry)| self.written_at(entry)).map(ExtentAddress::length).sum()
+    }
+
+    /// The place where a page was last written, if it is not newer in memory alone.
+    fn written_at(&self, entry: PageEntry) -> Option<ExtentAddress> {
+        let address = match entry {
+            PageEntry::OnDisk(address) | PageEntry::Reading(address) => address,
+            PageEntry::Leaf(frame) | PageEntry::Immutable(frame) => self.engine.pool.frames.header(frame).address(),
+            PageEntry::Free | PageEntry::Reserved => return None,
+        };
+        (!address.is_none()).then_some(address)
+    }
+
     pub(crate) fn stats(&self) -> Stats {
         let engine = &self.engine;
         let space = &engine.space;

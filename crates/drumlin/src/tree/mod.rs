@@ -111,6 +111,16 @@ impl Target<'_> {
     }
 }
 
+/// A node that can't be read. See [`Tree::unreadable`].
+#[derive(Debug)]
+pub(crate) struct Unreadable {
+    pub(crate) page: PageId,
+    /// The fences of the node, as its parent has them: the keys that can't be reached without it.
+    pub(crate) lower: Option<Vec<u8>>,
+    pub(crate) upper: Option<Vec<u8>>,
+    pub(crate) error: Error,
+}
+
 /// See [`Tree::upcoming`].
 #[derive(Debug, Default)]
 pub(crate) struct Upcoming {
@@ -198,9 +208,9 @@ impl Tree {
         }
     }
 
-    fn lost(&self) -> Stop {
+    fn lost(&self) -> Error {
         let what = format!("the tree of keyspace {}", self.pages.id);
-        Stop::Error(Error::corrupted(self.pool.space.path(), what, "its nodes do not lead to every key"))
+        Error::corrupted(self.pool.space.path(), what, "its nodes do not lead to every key")
     }
 
     /// The target's leaf, latched for reading. Expected O(log n).
@@ -216,7 +226,7 @@ impl Tree {
             }
             self.pause(restart)?;
         }
-        Err(self.lost())
+        Err(Stop::Error(self.lost()))
     }
 
     /// Like [`read_leaf`](Self::read_leaf), for a caller that holds the latches of leaves before this one: those of the
@@ -236,7 +246,7 @@ impl Tree {
             }
             self.pause(restart)?;
         }
-        Err(self.lost())
+        Err(Stop::Error(self.lost()))
     }
 
     /// The leaf in a frame where it was found before, latched for change, if it is still there and covers the key.
@@ -266,7 +276,7 @@ impl Tree {
             }
             self.pause(restart)?;
         }
-        Err(self.lost())
+        Err(Stop::Error(self.lost()))
     }
 
     /// Fails once the keyspace is being dropped: its pages are gone then.
@@ -278,7 +288,7 @@ impl Tree {
     }
 
     #[cold]
-    fn pause(&self, restart: usize) -> Result<(), Stop> {
+    fn pause(&self, restart: usize) -> Result<()> {
         self.check_dropped()?;
         if restart > 16 {
             crate::sync::yield_now();
@@ -316,6 +326,30 @@ impl Tree {
         debug_assert!(upcoming.leaf_count <= count, "{} leaves of {count} are upcoming", upcoming.leaf_count);
         debug_assert!(upcoming.pages.len() <= upcoming.leaf_count.max(1), "more pages than leaves are upcoming");
         upcoming
+    }
+
+    /// The first node on the way to the target that can't be read, if there is one. Expected O(log n).
+    pub(crate) async fn unreadable(&self, mode: WaitMode<'_>, target: Target<'_>) -> Result<Option<Unreadable>> {
+        let mut provider = Provider::new(mode, &self.pool);
+        for restart in 0..RESTARTS_MAX {
+            let (mut lower, mut upper) = (None, None);
+            let way = self.descend(target, |_, _, inner, child| (lower, upper) = child_fences(inner, child));
+            let needs = match way {
+                Ok(Some(_)) => return Ok(None),
+                Ok(None) => {
+                    self.pause(restart)?;
+                    continue;
+                }
+                Err(Stop::Error(error)) => return Err(error),
+                Err(Stop::Needs(needs)) => needs,
+            };
+            if let Err(error) = provider.provide(&needs).await {
+                let Needs::Page(_, page) = needs else { return Err(error) };
+                assert!(upper.is_none() || lower < upper, "the fences of page {page} are not in order");
+                return Ok(Some(Unreadable { page, lower, upper, error }));
+            }
+        }
+        Err(self.lost())
     }
 
     /// Calls a core operation until it lacks nothing, providing what it needs in between.
@@ -412,6 +446,14 @@ impl<'p> Provider<'p> {
             }
         }
     }
+}
+
+/// The fences of a child: the first key that it may hold, and the first behind those.
+pub(crate) fn child_fences(inner: &Inner<'_>, child: usize) -> (Option<Vec<u8>>, Option<Vec<u8>>) {
+    let (mut lower, mut upper) = (Vec::new(), Vec::new());
+    let has_lower = inner.child_lower_into(child, &mut lower);
+    let has_upper = inner.child_upper_into(child, &mut upper);
+    (has_lower.then_some(lower), has_upper.then_some(upper))
 }
 
 fn separator(inner: &Inner<'_>, index: usize) -> Vec<u8> {

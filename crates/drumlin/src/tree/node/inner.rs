@@ -121,7 +121,6 @@ impl<'a> Inner<'a> {
     }
 
     /// The lower fence of child `index`, into `fence`; `false` where it has none.
-    #[cfg_attr(not(test), expect(dead_code, reason = "counting in O(log n) will use it"))]
     pub(crate) fn child_lower_into(&self, index: usize, fence: &mut Vec<u8>) -> bool {
         if index > 0 {
             self.key_into(index, fence);
@@ -132,7 +131,6 @@ impl<'a> Inner<'a> {
     }
 
     /// The upper fence of child `index`, into `fence`; `false` where it has none.
-    #[cfg_attr(not(test), expect(dead_code, reason = "counting in O(log n) will use it"))]
     pub(crate) fn child_upper_into(&self, index: usize, fence: &mut Vec<u8>) -> bool {
         if index + 1 < self.len() {
             self.key_into(index + 1, fence);
