@@ -18,7 +18,7 @@ use drumlin::io::AlignedBuffer;
 use crate::figures;
 
 /// Space that is always left free.
-const RESERVE_BYTES: u64 = 1 << 30;
+pub(crate) const RESERVE_BYTES: u64 = 1 << 30;
 
 /// Folders to be removed: files and control groups.
 static REMOVALS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());

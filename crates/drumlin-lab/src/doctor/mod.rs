@@ -28,6 +28,9 @@ use crate::worker::{self, Measurement, Outcome};
 /// Large enough that a drive's own cache does not answer all reads, small enough to write in a second or two.
 const FILE_BYTES: u64 = 512 << 20;
 
+/// Below this, its figures say nothing: the drive is not measured.
+const FILE_BYTES_MIN: u64 = 64 << 20;
+
 /// Databases up to this size are also read and verified; for larger ones it would take too long.
 const CHECKED_BYTES_MAX: u64 = 2 << 30;
 
@@ -289,14 +292,8 @@ fn drive(diagnosis: &mut Diagnosis, folder: &Path, steps: &Steps<'_>) -> io::Res
     let room = TempFolder::create(folder)?;
     let space = temp_folder::space_bytes(folder)?;
     let bytes = ((FILE_BYTES as f64 * steps.length.share()) as u64).min(space / 2) >> 20 << 20;
-    if bytes < 64 << 20 {
-        diagnosis.mend(
-            Severity::Wrong,
-            "space",
-            format!("the file system has only {} to spare; a tenth of it is kept free", figures::bytes(space as f64)),
-            "free space: on a full disk commits fail",
-        );
-        return Ok(());
+    if bytes < FILE_BYTES_MIN {
+        return without_a_file(diagnosis, folder);
     }
     steps.observer.progress(steps.done.get(), "doctor: writing a file");
     let path = room.filled("data", bytes, |_| !steps.observer.interrupted())?;
@@ -306,6 +303,24 @@ fn drive(diagnosis: &mut Diagnosis, folder: &Path, steps: &Steps<'_>) -> io::Res
     steps.reach(7.0);
     reads(diagnosis, &path, bytes, steps)?;
     durability(diagnosis, &room, &probe, steps)
+}
+
+/// Looks at the space of a file system that has none for a file to be measured.
+fn without_a_file(diagnosis: &mut Diagnosis, folder: &Path) -> io::Result<()> {
+    let space = rustix::fs::statvfs(folder)?;
+    let [free_bytes, total_bytes] =
+        [space.f_bavail, space.f_blocks].map(|blocks| blocks.saturating_mul(space.f_frsize));
+    let found = format!("{} of {} are free", figures::bytes(free_bytes as f64), figures::bytes(total_bytes as f64));
+    if free_bytes < total_bytes / 10 {
+        diagnosis.mend(Severity::Wrong, "space", found, "free space: on a full disk commits fail");
+    }
+    let needed = temp_folder::RESERVE_BYTES + 2 * FILE_BYTES_MIN;
+    diagnosis.tell(
+        Severity::Advice,
+        "drive",
+        format!("not measured: that needs {} of free space in {}", figures::bytes(needed as f64), folder.display()),
+    );
+    Ok(())
 }
 
 /// Measures reads of a file.
