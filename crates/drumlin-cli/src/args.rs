@@ -1,12 +1,19 @@
 //! The arguments of the command line.
 
+use std::borrow::Cow;
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    bench, check, checkpoint, compact, completions, doctor, dump, extract, get, index, keyspaces, lab, load, put, rm,
-    scan, stats, tour,
+    bench, check, checkpoint, compact, completions, doctor, dump, extract, get, index, keyspaces, lab, load, man, put,
+    rm, scan, stats, tour,
 };
+use crate::failure::{Exit, Failure};
 use crate::terminal::Common;
+use crate::text::harmless;
 
 /// An embedded, transactional storage engine for data larger than memory.
 ///
@@ -14,7 +21,7 @@ use crate::terminal::Common;
 /// and proves that nothing was lost.
 #[derive(Debug, Parser)]
 #[command(name = "drumlin", version, max_term_width = 100, after_long_help = crate::failure::EXIT_CODES)]
-#[command(disable_help_subcommand = true, subcommand_value_name = "COMMAND")]
+#[command(subcommand_value_name = "COMMAND")]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
@@ -43,6 +50,62 @@ pub(crate) enum Command {
     Lab(lab::Lab),
     Doctor(doctor::Doctor),
     Completions(completions::Completions),
+    Man(man::Man),
+}
+
+impl Command {
+    /// Returns `true` if stdout has the answer, or a part of it.
+    pub(crate) fn prints(&self, common: &Common) -> bool {
+        common.json() || !matches!(self, Command::Put(_))
+    }
+}
+
+/// Commands of other programs, and what does the same here.
+const OTHER_NAMES: [(&[&str], &[&str]); 13] = [
+    (&["ls", "list"], &["`drumlin scan DATABASE` lists rows", "`drumlin keyspaces DATABASE` lists keyspaces"]),
+    (&["delete", "del", "remove", "erase", "drop", "unset"], &["`drumlin rm` removes rows, and with --all a keyspace"]),
+    (&["count", "len", "size"], &["`drumlin scan DATABASE --count` counts rows", "`drumlin stats` has sizes"]),
+    (&["import", "ingest"], &["`drumlin load` stores rows from files"]),
+    (&["insert", "set", "add", "write", "store"], &["`drumlin put` stores one value, `load` many, `index` a folder"]),
+    (&["export", "backup", "save"], &["`drumlin dump` writes rows to a file"]),
+    (&["restore", "unpack"], &["`drumlin extract` gives back what `index` stored, `load` what `dump` wrote"]),
+    (&["cat", "read", "fetch", "show"], &["`drumlin get` prints values by their keys"]),
+    (&["find", "search", "grep", "query", "select", "range"], &["`drumlin scan` lists rows: --prefix, --from, --to"]),
+    (
+        &["verify", "fsck", "repair", "recover", "validate"],
+        &["`drumlin check` verifies everything", "`drumlin dump --skip-damage` writes all rows that can be read"],
+    ),
+    (&["vacuum", "gc", "shrink"], &["`drumlin compact` gives unused space back"]),
+    (&["info", "status", "tables"], &["`drumlin stats` has figures", "`drumlin keyspaces` lists keyspaces"]),
+    (&["create", "init", "new", "open"], &["`drumlin put`, `load` and `index` create a database that is not there"]),
+];
+
+/// Ends a run whose command line asks for help, or makes no sense.
+pub(crate) fn end(error: &clap::Error, stdout_is_open: bool) -> ExitCode {
+    if !error.use_stderr() {
+        let printed =
+            if stdout_is_open { error.print().map_err(|error| Failure::stdout(&error)) } else { Err(closed()) };
+        return printed.map_or_else(|failure| failure.report(), |()| ExitCode::SUCCESS);
+    }
+    if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand)
+        && let Some((_, hints)) = OTHER_NAMES.iter().find(|(names, _)| names.contains(&word.as_str()))
+    {
+        let failure = Failure::usage(format!("there is no command '{word}'"));
+        return hints.iter().fold(failure, |failure, hint| failure.hint(*hint)).report();
+    }
+    let is_harmless = |arg: OsString| matches!(harmless(&arg.to_string_lossy()), Cow::Borrowed(_));
+    if std::env::args_os().all(is_harmless) {
+        // Nothing is left to do where stderr can't be written either.
+        let _ = error.print();
+    } else {
+        error.render().to_string().lines().for_each(|line| anstream::eprintln!("{}", harmless(line)));
+    }
+    ExitCode::from(Exit::Usage as u8)
+}
+
+/// The failure of a command that prints where stdout was closed.
+pub(crate) fn closed() -> Failure {
+    Failure::other("stdout is closed: there is nowhere to print to").hint("redirect it to a file, or to /dev/null")
 }
 
 #[cfg(test)]
@@ -53,5 +116,19 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         super::Cli::command().debug_assert();
+    }
+
+    /// No command here has one of the other programs' names, and each hint names commands that are there.
+    #[test]
+    fn other_names_lead_to_commands() {
+        let command = super::Cli::command();
+        for (names, hints) in super::OTHER_NAMES {
+            assert!(names.iter().all(|name| command.find_subcommand(name).is_none()), "{names:?}");
+            for hint in hints {
+                let named = hint.split('`').skip(1).step_by(2).map(|code| code.trim_start_matches("drumlin "));
+                let is_there = |code: &str| command.find_subcommand(code.split(' ').next().unwrap()).is_some();
+                assert!(named.clone().count() > 0 && named.clone().all(is_there), "{hint}");
+            }
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anstyle::{AnsiColor, Style};
 use drumlin::Error;
 
-use crate::text::harmless;
+use crate::escape::harmless;
 
 /// The end of `drumlin --help`. `docs/cli.md` repeats it.
 pub(crate) const EXIT_CODES: &str = "\

@@ -8,6 +8,7 @@
 mod args;
 mod commands;
 mod database;
+mod escape;
 mod failure;
 mod filesystem;
 #[cfg(feature = "fuzzing")]
@@ -26,11 +27,14 @@ use clap::Parser;
 
 use crate::args::Cli;
 
-/// The program.
-pub fn main() -> ExitCode {
+/// The program; `stdout_is_open` as it was when the process began.
+pub fn main(stdout_is_open: bool) -> ExitCode {
     failure::end_on_panic();
-    let cli = Cli::parse();
-    match commands::run(cli) {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return args::end(&error, stdout_is_open),
+    };
+    match commands::run(cli, stdout_is_open) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }

@@ -4,12 +4,13 @@ use std::cell::OnceCell;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use drumlin::{CheckProgress, Error};
-use serde::Serialize;
+use drumlin::{CheckProgress, CheckReport, Error};
+use serde::{Serialize, Serializer};
 
 use crate::database::DatabaseArgs;
 use crate::failure::{Exit, Failure, Result};
 use crate::terminal::{Output, Progress, figures, style};
+use crate::text::JsonBytes;
 
 /// Read and verify every page, table and log record
 ///
@@ -47,12 +48,37 @@ struct Corruption {
     what: String,
     reason: String,
     cost: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    keys: Option<LostKeys>,
+}
+
+/// The keys of lost rows: from the first, and below the second.
+#[derive(Serialize)]
+struct LostKeys {
+    keyspace: String,
+    from: Option<Bytes>,
+    below: Option<Bytes>,
+}
+
+/// A key that is kept.
+struct Bytes(Vec<u8>);
+
+impl Serialize for Bytes {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        JsonBytes(&self.0).serialize(serializer)
+    }
+}
+
+impl From<drumlin::LostKeys> for LostKeys {
+    fn from(keys: drumlin::LostKeys) -> LostKeys {
+        LostKeys { keyspace: keys.keyspace, from: keys.lower.map(Bytes), below: keys.upper.map(Bytes) }
+    }
 }
 
 impl From<drumlin::Corruption> for Corruption {
     fn from(corruption: drumlin::Corruption) -> Corruption {
-        let drumlin::Corruption { file, what, reason, cost, .. } = corruption;
-        Corruption { file: file.display().to_string(), what, reason, cost }
+        let drumlin::Corruption { file, what, reason, cost, keys, .. } = corruption;
+        Corruption { file: file.display().to_string(), what, reason, cost, keys: keys.map(LostKeys::from) }
     }
 }
 
@@ -76,14 +102,18 @@ impl Check {
         if let Some(bar) = bar.get() {
             bar.finish();
         }
-        let found = found?;
         let opens = refused.is_none();
+        let (found, refused) = match found {
+            // There is nothing that tells more than this command.
+            Err(error @ Error::Corrupted { .. }) => (CheckReport::default(), Some(error)),
+            found => (found?, refused),
+        };
         let mut corruption: Vec<Corruption> = found.corruption.into_iter().map(Corruption::from).collect();
         if let Some(Error::Corrupted { path, what, reason }) = refused
             && corruption.is_empty()
         {
             let cost = "the database does not open".to_owned();
-            corruption.push(Corruption { file: path.display().to_string(), what, reason, cost });
+            corruption.push(Corruption { file: path.display().to_string(), what, reason, cost, keys: None });
         }
         let elapsed = start.elapsed();
         let report = Report {
@@ -127,6 +157,9 @@ impl Report {
                 "\n  {} in {}: {}\n    lost: {}",
                 corruption.what, corruption.file, corruption.reason, corruption.cost
             );
+        }
+        if self.opens && self.corruption.iter().any(|corruption| corruption.keys.is_some()) {
+            text += "\nAll rows that can be read: drumlin dump DATABASE FILE -k KEYSPACE --skip-damage";
         }
         let hidden_count = self.corruption.len().saturating_sub(DAMAGE_SHOWN_MAX) as u64 + self.unlisted;
         if hidden_count > 0 {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
+use drumlin::{Gap, Salvaged, Value};
 use serde::Serialize;
 
 use super::load::parse_delimiter;
@@ -15,8 +16,8 @@ use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
 use crate::own_files::OwnFiles;
 use crate::rows::{self, Format, Layout};
-use crate::terminal::{Output, Progress, figures};
-use crate::text::{Escaped, Hex};
+use crate::terminal::{Output, Progress, figures, style};
+use crate::text::{Escaped, Hex, harmless};
 
 /// Write rows as CSV, TSV, JSON Lines or binary
 ///
@@ -42,6 +43,9 @@ pub(crate) struct Dump {
     /// These fields of the values, which must be JSON objects
     #[arg(long, value_name = "FIELD", value_delimiter = ',', conflicts_with = "values")]
     columns: Vec<String>,
+    /// Go on behind what can't be read; each gap is named by its neighbouring keys, and makes the exit code 4
+    #[arg(long)]
+    skip_damage: bool,
     /// Replace the file if it is there
     #[arg(long, requires = "file")]
     force: bool,
@@ -49,7 +53,7 @@ pub(crate) struct Dump {
     selection: Selection,
     /// At most this many rows
     #[arg(long, value_name = "ROWS")]
-    limit: Option<usize>,
+    limit: Option<u64>,
     #[command(flatten)]
     keyspace: KeyspaceArgs,
     /// Keys given here are hexadecimal digits
@@ -61,6 +65,8 @@ pub(crate) struct Dump {
 struct Summary {
     rows: u64,
     bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gaps: Option<u64>,
     seconds: f64,
 }
 
@@ -73,13 +79,16 @@ impl Dump {
         let range = self.selection.range(self.hex)?;
         let database = self.database.open()?;
         let keyspace = self.keyspace.existing(&database)?;
-        let rows = keyspace.range(range).take(self.limit.unwrap_or(usize::MAX));
+        let range = keyspace.range(range);
+        let rows: Box<dyn Iterator<Item = drumlin::Result<Salvaged>>> = match self.skip_damage {
+            true => Box::new(range.salvage()),
+            false => Box::new(range.map(|row| row.map(|(key, value)| Salvaged::Row(key, value)))),
+        };
         let Some(path) = &self.file else {
             let stdout = BufWriter::with_capacity(256 << 10, io::stdout().lock());
-            return self
-                .write_rows(format, stdout, rows, |_| ())
-                .map(|_| ())
-                .map_err(|stopped| stopped.or_else(|error| Failure::stdout(&error)));
+            let written = self.write_rows(format, stdout, rows, &Progress::none());
+            let written = written.map_err(|stopped| stopped.or_else(|error| Failure::stdout(&error)))?;
+            return written.outcome();
         };
         interrupt::watch();
         let start = Instant::now();
@@ -88,22 +97,25 @@ impl Dump {
         let file = self.create(path)?;
         let progress = Progress::counter(output, "rows written:");
         let buffered = BufWriter::with_capacity(256 << 10, &file);
-        let written = self.write_rows(format, buffered, rows, |rows| progress.add(rows));
+        let written = self.write_rows(format, buffered, rows, &progress);
         progress.finish();
-        let (rows, bytes) = written.map_err(|stopped| stopped.or_else(failed))?;
+        let written = written.map_err(|stopped| stopped.or_else(failed))?;
         // Pipes and devices have nothing to sync.
         if file.metadata().is_ok_and(|metadata| metadata.is_file()) {
             file.sync_all().map_err(failed)?;
         }
         let elapsed = start.elapsed();
-        output.print(&Summary { rows, bytes, seconds: elapsed.as_secs_f64() }, || {
+        let Written { rows, bytes, gaps } = written;
+        let gaps = self.skip_damage.then_some(gaps);
+        output.print(&Summary { rows, bytes, gaps, seconds: elapsed.as_secs_f64() }, || {
             format!(
                 "wrote {}, {}, in {}",
                 figures::plural(rows, "row"),
                 figures::bytes(bytes),
                 figures::duration(elapsed)
             )
-        })
+        })?;
+        written.outcome()
     }
 
     fn check_format(&self, format: Format) -> Result<()> {
@@ -141,32 +153,46 @@ impl Dump {
         })
     }
 
-    fn write_rows<V: AsRef<[u8]>>(
+    fn write_rows(
         &self,
         format: Format,
         output: impl Write,
-        found: impl Iterator<Item = drumlin::Result<(V, V)>>,
-        progress: impl Fn(u64),
-    ) -> Result<(u64, u64), Stopped> {
+        found: impl Iterator<Item = drumlin::Result<Salvaged>>,
+        progress: &Progress,
+    ) -> Result<Written, Stopped> {
         const ROWS_BETWEEN_REPORTS: u64 = 1024;
         let mut sink = rows::sink(format, self.delimiter, self.layout(), output)?;
-        let (mut rows, mut bytes) = (0, 0);
-        for row in found {
-            let (key, value) = row.map_err(|error| Stopped::Database(error.into()))?;
-            sink.write(key.as_ref(), value.as_ref()).map_err(|error| self.not_written(key.as_ref(), error))?;
-            rows += 1;
-            bytes += (key.as_ref().len() + value.as_ref().len()) as u64;
-            if rows % ROWS_BETWEEN_REPORTS == 0 {
-                progress(ROWS_BETWEEN_REPORTS);
+        let mut written = Written { rows: 0, bytes: 0, gaps: 0 };
+        let mut gaps = Gaps { hex: self.hex, last: None, open: None };
+        let limit = self.limit.unwrap_or(u64::MAX);
+        for step in found {
+            if written.rows >= limit {
+                break;
+            }
+            let (key, value) = match step.map_err(|error| Stopped::Database(error.into()))? {
+                Salvaged::Row(key, value) => (key, value),
+                Salvaged::Gap(gap) => {
+                    written.gaps += u64::from(gaps.open(gap));
+                    continue;
+                }
+                _ => unreachable!("there are rows and gaps"),
+            };
+            gaps.row(&key, progress);
+            sink.write(&key, &value).map_err(|error| self.not_written(&key, error))?;
+            written.rows += 1;
+            written.bytes += (key.len() + value.len()) as u64;
+            if written.rows.is_multiple_of(ROWS_BETWEEN_REPORTS) {
+                progress.add(ROWS_BETWEEN_REPORTS);
                 if interrupt::requested() {
-                    let message =
-                        format!("interrupted after {}: the file is not complete", figures::plural(rows, "row"));
+                    let rows = figures::plural(written.rows, "row");
+                    let message = format!("interrupted after {rows}: the file is not complete");
                     return Err(Stopped::Database(Failure::new(Exit::Interrupted, message)));
                 }
             }
         }
+        gaps.end(progress);
         sink.finish()?;
-        Ok((rows, bytes))
+        Ok(written)
     }
 
     /// A value that has not the fields of a line, or a file that can't be written.
@@ -179,6 +205,73 @@ impl Dump {
             Failure::bad_input(format!("the row of key '{key}' can't be written: {error}"))
                 .hint("--columns names the fields to write; without --values and --columns, any value can be written"),
         )
+    }
+}
+
+/// The rows that were written, their bytes, and the gaps between them.
+struct Written {
+    rows: u64,
+    bytes: u64,
+    gaps: u64,
+}
+
+impl Written {
+    fn outcome(&self) -> Result<()> {
+        match self.gaps {
+            0 => Ok(()),
+            gaps => Err(Failure::new(
+                Exit::Corrupted,
+                format!("{} in the rows, where they can't be read", figures::plural(gaps, "gap")),
+            )
+            .hint("all other rows were written; `drumlin check` tells more")),
+        }
+    }
+}
+
+/// Gaps on their way to be named, when the row behind them is known.
+struct Gaps {
+    hex: bool,
+    last: Option<Value>,
+    open: Option<Gap>,
+}
+
+impl Gaps {
+    /// Begins a gap; `false` if it goes on from the one before.
+    fn open(&mut self, gap: Gap) -> bool {
+        let is_first = self.open.is_none();
+        self.open.get_or_insert(gap);
+        is_first
+    }
+
+    /// Names the gap in front of a row.
+    fn row(&mut self, key: &Value, progress: &Progress) {
+        if let Some(gap) = self.open.take() {
+            self.name(&gap, Some(key), progress);
+        }
+        self.last = Some(key.clone());
+    }
+
+    /// Names the gap behind the last row.
+    fn end(&mut self, progress: &Progress) {
+        if let Some(gap) = self.open.take() {
+            self.name(&gap, None, progress);
+        }
+    }
+
+    fn name(&self, gap: &Gap, next: Option<&Value>, progress: &Progress) {
+        let shown = |key: &Value| if self.hex { Hex(key).to_string() } else { Escaped::new(key).to_string() };
+        let between = match (self.last.as_ref().map(shown), next.map(shown)) {
+            (Some(last), Some(next)) => format!("between '{last}' and '{next}'"),
+            (Some(last), None) => format!("behind '{last}'"),
+            (None, Some(next)) => format!("before '{next}'"),
+            (None, None) => "of all keys".to_owned(),
+        };
+        let reason = match &gap.error {
+            drumlin::Error::Corrupted { what, reason, .. } => format!("{what}: {reason}"),
+            error => error.to_string(),
+        };
+        let bad = style::BAD;
+        progress.remark(&format!("{bad}gap{bad:#} {between}: {}", harmless(&reason)));
     }
 }
 

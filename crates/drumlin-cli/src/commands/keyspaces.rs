@@ -6,8 +6,11 @@ use serde::Serialize;
 use crate::database::DatabaseArgs;
 use crate::failure::Result;
 use crate::terminal::{Output, figures, style};
+use crate::text::harmless;
 
 /// List the keyspaces
+///
+/// Their pages, those of large values included, and the bytes that these take in the data file, compressed.
 #[derive(Debug, Args)]
 pub(crate) struct Keyspaces {
     #[command(flatten)]
@@ -22,6 +25,8 @@ struct Line {
     name: String,
     id: u32,
     page_bytes: usize,
+    pages: u64,
+    disk_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     rows: Option<u64>,
 }
@@ -31,8 +36,16 @@ impl Keyspaces {
         let database = self.database.open()?;
         let mut lines = Vec::new();
         for info in database.keyspaces() {
-            let rows = self.count.then(|| database.existing_keyspace(&info.name)?.count(..)).transpose()?;
-            lines.push(Line { name: info.name, id: info.id.0, page_bytes: info.page_bytes, rows });
+            let keyspace = database.existing_keyspace(&info.name)?;
+            let rows = self.count.then(|| keyspace.count(..)).transpose()?;
+            lines.push(Line {
+                disk_bytes: keyspace.disk_bytes()?,
+                name: info.name,
+                id: info.id.0,
+                page_bytes: info.page_bytes,
+                pages: info.page_count,
+                rows,
+            });
         }
         if output.json() {
             return lines.iter().try_for_each(|line| output.print_json(line));
@@ -40,13 +53,15 @@ impl Keyspaces {
         let width = lines.iter().map(|line| line.name.chars().count()).max().unwrap_or(0).max("keyspace".len());
         let dim = style::DIM;
         let rows = if self.count { "        rows" } else { "" };
-        output.print_text(&format!("{dim}{:width$}  page bytes{rows}{dim:#}", "keyspace"))?;
+        output.print_text(&format!("{dim}{:width$}  page bytes       pages      on disk{rows}{dim:#}", "keyspace"))?;
         for line in &lines {
             let rows = line.rows.map(|rows| format!("{:>12}", figures::count(rows))).unwrap_or_default();
             output.print_text(&format!(
-                "{:width$}  {:>10}{rows}",
-                line.name,
-                figures::count(line.page_bytes as u64)
+                "{:width$}  {:>10}  {:>10}  {:>11}{rows}",
+                harmless(&line.name),
+                figures::count(line.page_bytes as u64),
+                figures::count(line.pages),
+                figures::bytes(line.disk_bytes)
             ))?;
         }
         Ok(())

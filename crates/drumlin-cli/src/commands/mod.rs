@@ -13,6 +13,7 @@ pub(crate) mod index;
 pub(crate) mod keyspaces;
 pub(crate) mod lab;
 pub(crate) mod load;
+pub(crate) mod man;
 pub(crate) mod put;
 pub(crate) mod rm;
 pub(crate) mod scan;
@@ -22,15 +23,19 @@ pub(crate) mod tour;
 
 use clap::CommandFactory;
 
-use crate::args::{Cli, Command};
+use crate::args::{self, Cli, Command};
 use crate::failure::Result;
 use crate::terminal::{Output, log};
 
 /// Runs what was typed; the tour where nothing was.
-pub(crate) fn run(cli: Cli) -> Result<()> {
+pub(crate) fn run(cli: Cli, stdout_is_open: bool) -> Result<()> {
     let output = Output::new(cli.common);
     log::show(output);
-    match cli.command.unwrap_or_else(|| Command::Tour(tour::Tour::default())) {
+    let command = cli.command.unwrap_or_else(|| Command::Tour(tour::Tour::default()));
+    if command.prints(&cli.common) && !stdout_is_open {
+        return Err(args::closed());
+    }
+    match command {
         Command::Tour(command) => command.run(output),
         Command::Index(command) => command.run(output),
         Command::Extract(command) => command.run(output),
@@ -49,5 +54,6 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
         Command::Lab(command) => command.run(output),
         Command::Doctor(command) => command.run(output),
         Command::Completions(command) => command.run(Cli::command()),
+        Command::Man(command) => command.run(Cli::command()),
     }
 }

@@ -30,8 +30,8 @@ pub(crate) struct Scan {
     /// Keys without values
     #[arg(long)]
     keys_only: bool,
-    /// Only how many rows there are
-    #[arg(long, conflicts_with_all = ["reverse", "limit", "keys_only"])]
+    /// Only how many rows there are, at most --limit
+    #[arg(long)]
     count: bool,
     #[command(flatten)]
     keyspace: KeyspaceArgs,
@@ -51,7 +51,7 @@ impl Scan {
         let database = self.database.open()?;
         let keyspace = self.keyspace.existing(&database)?;
         if self.count {
-            let rows = keyspace.count(range)?;
+            let rows = keyspace.count(range)?.min(self.limit.map_or(u64::MAX, |limit| limit as u64));
             return output.print(&Count { rows }, || rows.to_string());
         }
         let rows = keyspace.range(range);

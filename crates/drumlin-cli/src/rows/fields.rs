@@ -4,13 +4,14 @@ use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::Sink;
 use super::delimited::write_record;
-use super::json_lines::field_bytes;
 
 /// The fields of a JSON object in their order, or the elements of an array, which have no names.
 #[derive(Debug, Default)]
@@ -79,6 +80,25 @@ impl<'v> Fields<'v> {
     pub(super) fn get(&self, name: &str) -> Option<&'v RawValue> {
         self.names.iter().position(|known| known == name).map(|index| self.values[index])
     }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Base64 {
+    base64: String,
+}
+
+/// The bytes that a field stands for.
+pub(super) fn field_bytes(field: &RawValue) -> Vec<u8> {
+    let text = field.get();
+    match text.as_bytes()[0] {
+        b'"' => serde_json::from_str::<String>(text).map(String::into_bytes),
+        b'{' => serde_json::from_str::<Base64>(text)
+            .and_then(|base64| STANDARD.decode(base64.base64).map_err(serde::de::Error::custom)),
+        _ => Ok(text.as_bytes().to_vec()),
+    }
+    // An object that is not base64 is itself; a string always parses, unless it names half a surrogate pair.
+    .unwrap_or_else(|_| text.as_bytes().to_vec())
 }
 
 /// A field as a cell of CSV; `null` is empty.

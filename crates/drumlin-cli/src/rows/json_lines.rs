@@ -7,12 +7,9 @@
 use std::collections::HashMap;
 use std::io::{self, BufRead, Write};
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
-use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::fields::Fields;
+use super::fields::{Fields, field_bytes};
 use super::lines::{Lines, content};
 use super::{Choice, Flaw, Layout, Next, Place, Row, Sink, Source, line_key};
 use crate::text::{JsonBytes, JsonRow};
@@ -28,12 +25,6 @@ impl<R: BufRead> JsonLines<R> {
     pub(super) fn new(input: R, choice: Choice) -> JsonLines<R> {
         JsonLines { lines: Lines::new(input), choice }
     }
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Base64 {
-    base64: String,
 }
 
 impl<R: BufRead> Source for JsonLines<R> {
@@ -76,19 +67,6 @@ fn parse(text: &[u8], choice: &Choice, row: &mut Row) -> Result<(), (u64, String
         None => row.value.extend_from_slice(text.trim_ascii()),
     }
     Ok(())
-}
-
-/// The bytes that a field stands for.
-pub(super) fn field_bytes(field: &RawValue) -> Vec<u8> {
-    let text = field.get();
-    match text.as_bytes()[0] {
-        b'"' => serde_json::from_str::<String>(text).map(String::into_bytes),
-        b'{' => serde_json::from_str::<Base64>(text)
-            .and_then(|base64| STANDARD.decode(base64.base64).map_err(serde::de::Error::custom)),
-        _ => Ok(text.as_bytes().to_vec()),
-    }
-    // An object that is not base64 is itself; a string always parses, unless it names half a surrogate pair.
-    .unwrap_or_else(|_| text.as_bytes().to_vec())
 }
 
 /// What serde_json found, without the position that it appends: ours has the file's line.

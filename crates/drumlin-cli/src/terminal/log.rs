@@ -4,7 +4,7 @@ use anstyle::{AnsiColor, Style};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
 use super::Output;
-use crate::text::harmless;
+use crate::escape::harmless;
 
 struct Stderr;
 

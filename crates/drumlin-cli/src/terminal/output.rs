@@ -29,6 +29,13 @@ pub(crate) struct Common {
     quiet: bool,
 }
 
+impl Common {
+    /// Returns `true` if figures are wanted as JSON.
+    pub(crate) fn json(&self) -> bool {
+        self.json
+    }
+}
+
 /// The stream to which a command prints its answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Output {

@@ -37,6 +37,11 @@ impl Progress {
         Progress::new(output, what, None, "{spinner:.cyan} {msg}")
     }
 
+    /// Shows nothing but remarks.
+    pub(crate) fn none() -> Progress {
+        Progress(ProgressBar::hidden())
+    }
+
     fn new(output: Output, what: &'static str, total: Option<u64>, template: &str) -> Progress {
         let target = if output.quiet() { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr_with_hz(10) };
         // A command that fails takes its progress away too, before its error is printed.

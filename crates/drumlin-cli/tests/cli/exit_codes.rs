@@ -74,6 +74,54 @@ fn damage_has_a_code() {
     assert!(text.lines().count() < 50, "{text}");
 }
 
+/// A dump that passes over damage writes all rows that can be read, names each gap by the keys beside it, and says so
+/// with its code; `check` tells the keys, as text and as JSON.
+#[test]
+fn rows_around_damage_are_saved() {
+    let bench = Bench::new();
+    bench.ok_with(&["load", "db", "-", "--format", "tsv", "--key", "k", "--value", "v"], rows(40_000).as_bytes());
+    let large: String =
+        (0..120_000u32).map(|number| number.wrapping_mul(number).wrapping_mul(7919).to_string()).collect();
+    bench.ok_with(&["put", "db", "00020000x"], large.as_bytes());
+    bench.ok(&["compact", "db"]);
+    bench.ok(&["dump", "db", "all.csv"]);
+    let all = std::fs::read_to_string(bench.path().join("all.csv")).unwrap();
+    let data = bench.path().join("db/data");
+    let mut bytes = std::fs::read(&data).unwrap();
+    let used = bytes.iter().rposition(|&byte| byte != 0).unwrap();
+    // Leaves and chunks of the large value: what opening needs lies behind them.
+    let starts = [used / 8, used / 4, used / 2];
+    starts.iter().for_each(|&at| bytes[at..at + 64].iter_mut().for_each(|byte| *byte ^= 0x55));
+    std::fs::write(&data, bytes).unwrap();
+    let answer = bench.run(&["dump", "db", "left.csv"]);
+    assert_eq!(answer.code, Some(4), "{}", answer.stderr);
+    let answer = bench.run(&["dump", "db", "left.csv", "--force", "--skip-damage", "--json"]);
+    assert_eq!(answer.code, Some(4), "{}", answer.stderr);
+    let summary: serde_json::Value = serde_json::from_slice(&answer.stdout).unwrap();
+    let left = std::fs::read_to_string(bench.path().join("left.csv")).unwrap();
+    let left: std::collections::HashSet<&str> = left.lines().collect();
+    let lost: Vec<&str> = all.lines().filter(|line| !left.contains(line)).collect();
+    assert_eq!(left.len() + lost.len(), all.lines().count(), "rows were made up");
+    assert!(!lost.is_empty() && lost.len() < 5000, "{} rows lost", lost.len());
+    let gaps = answer.stderr.lines().filter(|line| line.starts_with("gap between '")).count();
+    assert_eq!(summary["gaps"], gaps, "{}", answer.stderr);
+
+    let answer = bench.run(&["check", "db", "--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&answer.stdout).unwrap();
+    let found: Vec<&serde_json::Value> =
+        report["corruption"].as_array().unwrap().iter().map(|one| &one["keys"]).collect();
+    for line in &lost {
+        let key = line.split(',').next().unwrap();
+        let covers = |keys: &&serde_json::Value| {
+            keys["from"].as_str().is_none_or(|from| from <= key)
+                && keys["below"].as_str().is_none_or(|below| key < below)
+        };
+        assert!(found.iter().any(covers), "{key} is in none of {report}");
+    }
+    let text = String::from_utf8(bench.run(&["check", "db"]).stdout).unwrap();
+    assert!(text.contains("the rows of keyspace \"default\" from key b\"") && text.contains("--skip-damage"), "{text}");
+}
+
 /// A database too damaged to be opened is examined by `check`: what is found, what is left, and the same code; no file
 /// changes.
 #[test]

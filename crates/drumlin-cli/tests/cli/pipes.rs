@@ -41,3 +41,34 @@ fn no_escape_codes() {
         assert!(!answer.stdout.contains(&0x1b) && !answer.stderr.contains('\x1b'), "{args:?}");
     }
 }
+
+/// An answer that has nowhere to go is an error, and is noticed before anything is done; /dev/null is a place.
+#[test]
+fn a_closed_stdout() {
+    let bench = Bench::new();
+    bench.ok(&["put", "db", "a", "1"]);
+    let program = env!("CARGO_BIN_EXE_drumlin");
+    let run = |command: &str, to: &str| {
+        let mut shell = std::process::Command::new("sh");
+        let script = format!("'{program}' {command} {to}");
+        shell.args(["-c", &script]).current_dir(bench.path()).stdin(Stdio::null()).output().unwrap()
+    };
+    for command in ["get db a", "scan db", "rm db a", "--help", "help", "--version", "dump db", "completions bash"] {
+        let output = run(command, ">&-");
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{command}: {message}");
+        assert!(message.contains("stdout is closed"), "{command}: {message}");
+        assert_eq!(
+            run(command.replace("rm db a", "scan db").as_str(), ">/dev/null").status.code(),
+            Some(0),
+            "{command}"
+        );
+        assert_eq!(
+            run(command.replace("rm db a", "scan db").as_str(), "1<>/dev/null").status.code(),
+            Some(0),
+            "{command}"
+        );
+    }
+    assert_eq!(run("put db b 2", ">&-").status.code(), Some(0), "it prints nothing");
+    assert_eq!(bench.ok(&["scan", "db"]), "a\t1\nb\t2\n");
+}

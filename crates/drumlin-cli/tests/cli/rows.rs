@@ -27,7 +27,47 @@ fn scans() {
     assert_eq!(keys(&["--from", "z"]), "");
     assert_eq!(keys(&["--from", "f", "--to", "c"]), "");
     assert_eq!(bench.ok(&["scan", "db", "--count", "--from", "c"]), "8\n");
+    assert_eq!(bench.ok(&["scan", "db", "--count", "--reverse"]), "10\n");
+    assert_eq!(bench.ok(&["scan", "db", "--count", "--limit", "4", "--keys-only"]), "4\n");
     assert_eq!(bench.ok(&["scan", "db", "--from", "j"]), "j\tjj\n");
+}
+
+/// Several keys are a line each, from the command line, a file and stdin; those that are missing are named.
+#[test]
+fn values_of_many_keys() {
+    let bench = letters();
+    assert_eq!(bench.ok(&["get", "db", "c", "a"]), "c\tcc\na\taa\n");
+    bench.write("keys", "b\n\\x64\n");
+    assert_eq!(bench.ok(&["get", "db", "a", "--keys", "keys"]), "a\taa\nb\tbb\nd\tdd\n");
+    assert_eq!(bench.ok_with(&["get", "db", "--keys", "-"], b"e\nf"), "e\tee\nf\tff\n");
+    let lines = bench.ok(&["get", "db", "--json", "--hex", "61", "62"]);
+    assert_eq!(lines.lines().next(), Some(r#"{"key":"a","value":"aa","value_bytes":2}"#));
+    let answer = bench.run(&["get", "db", "a", "missing", "b", "also"]);
+    assert_eq!((answer.code, &answer.stdout[..]), (Some(3), &b"a\taa\nb\tbb\n"[..]));
+    assert!(
+        answer.stderr.contains("no key 'missing'") && answer.stderr.contains("2 keys missing"),
+        "{}",
+        answer.stderr
+    );
+    bench.fails(7, &["get", "db", "--keys", "missing"]);
+    bench.fails(2, &["get", "db"]);
+}
+
+/// Keyspaces are listed with what they take.
+#[test]
+fn keyspaces_have_sizes() {
+    let bench = letters();
+    bench.ok_with(
+        &["put", "db", "large", "-k", "other"],
+        &(0..300_000u32).flat_map(u32::to_le_bytes).collect::<Vec<_>>(),
+    );
+    bench.ok(&["checkpoint", "db"]);
+    let lines = bench.ok(&["keyspaces", "db", "--json", "--count"]);
+    let sizes: Vec<serde_json::Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let bytes = |line: &serde_json::Value| line["disk_bytes"].as_u64().unwrap();
+    assert!(bytes(&sizes[0]) > 0 && bytes(&sizes[0]) < 10_000, "{lines}");
+    assert!(bytes(&sizes[1]) > 100_000 && bytes(&sizes[1]) < 1_300_000, "{lines}");
+    assert!(bench.ok(&["keyspaces", "db"]).contains("on disk"));
 }
 
 /// Keys, prefixes, ranges and keyspaces are removed, and only they.

@@ -12,6 +12,34 @@ fn completions() {
     }
 }
 
+/// The manual has a page for every command, and prints the first.
+#[test]
+fn manual_pages() {
+    let bench = Bench::new();
+    assert!(bench.ok(&["man"]).contains(".TH drumlin 1"));
+    bench.ok(&["man", "share/man1"]);
+    for page in ["drumlin.1", "drumlin-load.1", "drumlin-extract.1"] {
+        let text = std::fs::read_to_string(bench.path().join("share/man1").join(page)).unwrap();
+        assert!(text.contains(".SH SYNOPSIS"), "{page}");
+    }
+}
+
+/// Names that other programs use lead to the command that does the same; control characters are shown, not sent.
+#[test]
+fn other_names() {
+    let bench = Bench::new();
+    for (typed, command) in
+        [("ls", "scan"), ("delete", "rm"), ("count", "--count"), ("import", "load"), ("gett", "get")]
+    {
+        let message = bench.fails(2, &[typed, "db"]);
+        assert!(message.contains(typed) && message.contains(command), "{message}");
+    }
+    for args in [&["a\x1b[31m"][..], &["get", "\x1b[31m", "k"], &["load", "db", "\x07.csv"]] {
+        let answer = bench.run(args);
+        assert!(answer.code != Some(0) && !answer.stderr.contains(['\x1b', '\x07']), "{}", answer.stderr);
+    }
+}
+
 /// Help tells the exit codes; each command has help of its own.
 #[test]
 fn help() {
@@ -20,6 +48,8 @@ fn help() {
     assert!(help.contains("Exit codes:") && help.contains("in use by another process"), "{help}");
     for command in ["tour", "index", "load", "dump", "get", "put", "rm", "scan", "keyspaces", "stats", "check"] {
         assert!(bench.ok(&[command, "--help"]).contains("Usage"), "{command}");
+        assert_eq!(bench.ok(&["help", command]), bench.ok(&[command, "--help"]));
     }
+    assert_eq!(bench.ok(&["help"]), help);
     assert!(bench.ok(&["--version"]).starts_with("drumlin "));
 }

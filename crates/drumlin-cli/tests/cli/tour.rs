@@ -75,11 +75,22 @@ fn a_tour_within_its_tree() {
     assert!(story.contains("the database itself: drumlin-tour/db"), "{story}");
 }
 
+/// A tree that is stored before it can be killed midway is said to be too small.
+#[test]
+fn a_small_tree() {
+    let bench = Bench::new();
+    bench.write("tree/only", "one file");
+    let story = bench.ok(&["tour", "tree", "--into", "."]);
+    assert!(story.contains("too small to be killed in the middle"), "{story}");
+    let report: Value = serde_json::from_str(&bench.ok(&["tour", "tree", "--into", ".", "--json"])).unwrap();
+    assert_eq!(report["killed"]["was_midway"], false);
+}
+
 /// Nothing to store is said as such.
 #[test]
 fn an_empty_tree() {
     let bench = Bench::new();
     std::fs::create_dir(bench.path().join("tree")).unwrap();
     assert!(bench.fails(3, &["tour", "tree", "--into", "."]).contains("no files"));
-    bench.fails(3, &["tour", "nowhere"]);
+    bench.fails(7, &["tour", "nowhere"]);
 }

@@ -43,7 +43,7 @@ pub(super) struct Target {
     root: OwnedFd,
     /// The directories entered last, from the root down.
     entered: Vec<(Vec<u8>, OwnedFd)>,
-    /// The number in the next first name; begins with the time, so that what a killed run left is in nobody's way.
+    /// The number in the next first name; begins with the time, so that it differs from those that a killed run left.
     next_name: u128,
 }
 

@@ -58,7 +58,7 @@ pub(crate) struct Load {
     /// Name and count rows that are malformed or can't be stored, instead of ending
     #[arg(long)]
     skip_bad: bool,
-    /// What to do with a row whose key is there already
+    /// The fate of a row whose key is there already
     #[arg(long, value_enum, default_value_t = OnDuplicate::Replace)]
     on_duplicate: OnDuplicate,
     /// Rows in one transaction

@@ -78,6 +78,7 @@ impl Loading {
             acknowledged_bytes,
             seconds: elapsed.as_secs_f64(),
             was_killed: status.code().is_none(),
+            was_midway: status.code().is_none() && (acknowledged.len() as u64) < survey.files,
             resident_bytes_max,
         };
         Ok((killed, acknowledged))

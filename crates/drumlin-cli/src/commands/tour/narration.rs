@@ -98,10 +98,13 @@ impl Narration {
         ))?;
         let bad = style::BAD;
         if killed.was_killed {
-            self.tell(&format!("   {bad}SIGKILL.{bad:#}"))
-        } else {
-            self.tell("   The tree is so small that it was done before SIGKILL came.")
+            self.tell(&format!("   {bad}SIGKILL.{bad:#}"))?;
         }
+        if killed.was_midway {
+            return Ok(());
+        }
+        self.tell("   The tree is too small to be killed in the middle: all of it was stored by then.")?;
+        self.tell("   A bigger one shows more; a gigabyte is about right: drumlin tour PATH")
     }
 
     pub(super) fn begin_recovery(&self) -> Result<()> {

@@ -6,11 +6,11 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::failure::{Exit, Failure, Result};
+use crate::failure::{Exit, Failure, Result, plain};
 use crate::filesystem::FileSystem;
 use crate::terminal::figures;
 
-/// The folder of a tour.
+/// The folder of a tour; in the temporary directory, which users share, with the user's number behind it.
 const FOLDER: &str = "drumlin-tour";
 /// Its database.
 const DATABASE: &str = "db";
@@ -45,7 +45,8 @@ impl Place {
             fs::create_dir_all(folder).map_err(|error| Failure::file("creating", folder, &error))?;
         }
         let mut most_free_bytes = 0;
-        for parent in &candidates(given) {
+        for folder in candidates(given) {
+            let parent = folder.parent().expect("a folder of a parent");
             let Ok(file_system) = FileSystem::of(parent) else { continue };
             if file_system.is_memory {
                 remarks.push(format!(
@@ -55,7 +56,6 @@ impl Place {
                 ));
                 continue;
             }
-            let folder = parent.join(FOLDER);
             let Some(remark) = clear(&folder)? else {
                 remarks.push(format!("{} was not made by a tour, and stays as it is", folder.display()));
                 continue;
@@ -67,8 +67,11 @@ impl Place {
                 remarks.push(format!("{} has only {} free", parent.display(), figures::bytes(file_system.free_bytes)));
                 continue;
             }
+            if let Err(error) = make(&folder) {
+                remarks.push(format!("creating {}: {}", folder.display(), plain(&error)));
+                continue;
+            }
             remarks.extend(remark);
-            make(&folder).map_err(|error| Failure::file("creating", &folder, &error))?;
             return Ok(Place {
                 database: folder.join(DATABASE),
                 file_system: file_system.name,
@@ -85,14 +88,21 @@ impl Place {
 
 /// Databases of previous tours, any of which [`Place::choose`] may remove.
 pub(super) fn previous(given: Option<&Path>) -> Vec<PathBuf> {
-    let folders = candidates(given).into_iter().map(|parent| parent.join(FOLDER));
-    folders.filter(|folder| folder.join(MARKER).is_file()).map(|folder| folder.join(DATABASE)).collect()
+    candidates(given)
+        .into_iter()
+        .filter(|folder| folder.join(MARKER).is_file())
+        .map(|folder| folder.join(DATABASE))
+        .collect()
 }
 
+/// The folders that a tour may make, the best first.
 fn candidates(given: Option<&Path>) -> Vec<PathBuf> {
     match given {
-        Some(folder) => vec![folder.to_path_buf()],
-        None => vec![env::temp_dir(), beside_the_build()],
+        Some(parent) => vec![parent.join(FOLDER)],
+        None => {
+            let user = rustix::process::getuid();
+            vec![env::temp_dir().join(format!("{FOLDER}-{user}")), beside_the_build().join(FOLDER)]
+        }
     }
 }
 
@@ -142,6 +152,18 @@ mod tests {
         assert!(clear(&folder).unwrap().flatten().is_some());
         assert!(!folder.join(DATABASE).exists());
         assert!(folder.join("notes").exists());
+    }
+
+    /// In the temporary directory every user has a folder of their own; one that can't be made is a reason to look
+    /// further, and said.
+    #[test]
+    fn every_user_has_a_folder() {
+        let user = rustix::process::getuid().to_string();
+        assert!(candidates(None)[0].ends_with(format!("drumlin-tour-{user}")));
+        let parent = tempfile::tempdir().unwrap();
+        fs::write(parent.path().join("file"), "").unwrap();
+        let failure = Place::choose(Some(&parent.path().join("file/below")), 1).unwrap_err();
+        assert_ne!(failure.exit(), Exit::NotFound);
     }
 
     /// A file system in memory is never chosen.

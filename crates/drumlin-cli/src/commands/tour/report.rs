@@ -39,6 +39,8 @@ pub(super) struct Killed {
     pub(super) seconds: f64,
     /// False where the tree is so small that the child was done before the signal came.
     pub(super) was_killed: bool,
+    /// False where every file had been acknowledged by then.
+    pub(super) was_midway: bool,
     pub(super) resident_bytes_max: Option<u64>,
 }
 
