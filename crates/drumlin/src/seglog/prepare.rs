@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::sync::{Condvar, Mutex};
 
 use super::Shared;
-use super::segment::{self, BLOCK, FIRST_FILL_BYTES, Segment, Spare};
+use super::segment::{self, BLOCK, FIRST_FILL_BYTES, Segment, Spare, SpareSize};
 use super::stream::{Preparation, Window};
 use crate::format::log::SegmentHeader;
 use crate::format::{CheckpointNumber, StreamId, StreamPosition};
@@ -325,11 +325,14 @@ impl Shared {
     /// Removes spares beyond those that recent intervals between truncations needed, and doomed files. Returns `true`
     /// if it removed any.
     fn remove_surplus(&self) -> bool {
+        let window_bytes = self.options.window_bytes();
         for stream in &self.streams {
             let mut tail = stream.tail.lock();
-            let size = tail.spare_size(self.options.window_bytes());
+            let size = tail.kept_spare_size(window_bytes);
             let (mut spares, mut surplus): (Vec<_>, Vec<_>) =
                 tail.spares.drain(..).partition(|spare| spare.serves(size));
+            spares.sort_by_key(|spare| !spare.serves(SpareSize::Window(window_bytes)));
+            assert!(tail.spares_wanted > 0, "a stream on a full disk may need its only spare");
             surplus.extend(spares.drain(tail.spares_wanted.min(spares.len())..));
             tail.spares = spares;
             drop(tail);

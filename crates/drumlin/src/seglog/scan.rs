@@ -290,7 +290,7 @@ impl Scan {
         let mut readers = Vec::new();
         for stream in self.streams.values() {
             let Some(applied_end) = stream.applied_end else { continue };
-            // A window that was prepared and never used may lie behind the end, and have the lowest use number.
+            // Windows that were prepared and never used hold nothing, an earlier use of the same range among them.
             let used = stream.windows.iter().filter(|window| window.last.is_some());
             let segments = used.map(|window| Arc::clone(&window.segment)).collect();
             readers.push(Reader::new(segments, StreamPosition::START, applied_end, chunk_bytes)?);

@@ -341,15 +341,18 @@ impl Tail {
             "a window was begun before the last was filled"
         );
         let unfilled = self.windows.back().is_some_and(|window| window.ready < window.end());
-        let position = self.position();
-        let ahead = self.windows.iter().rev().take_while(|window| window.start() > position).count();
         if unfilled {
             Some(Preparation::Fill)
-        } else if self.prepared_end() < self.wanted || (ahead == 0 && !self.full) {
+        } else if self.prepared_end() < self.wanted || !self.has_window_ahead() && !self.full {
             Some(Preparation::Window)
         } else {
             None
         }
+    }
+
+    /// Returns `true` if there is a window that no record has been put into.
+    fn has_window_ahead(&self) -> bool {
+        self.windows.back().is_some_and(|window| window.start() > self.position())
     }
 
     /// Refuses another window: its waiters get the error.
@@ -368,6 +371,12 @@ impl Tail {
     /// The spares that fit windows of this many bytes.
     pub(super) fn spare_size(&self, window_bytes: u64) -> SpareSize {
         if self.full { SpareSize::Any } else { SpareSize::Window(window_bytes) }
+    }
+
+    /// The spares worth keeping: of any size as long as the stream lacks its next window, for which the disk may have
+    /// no space.
+    pub(super) fn kept_spare_size(&self, window_bytes: u64) -> SpareSize {
+        if self.has_window_ahead() { self.spare_size(window_bytes) } else { SpareSize::Any }
     }
 
     /// Copies a record into the buffer and returns the position behind it.

@@ -56,13 +56,13 @@ const SLOT_COUNT: usize = 64;
 
 const _: () = assert!(SLOT_COUNT == u64::BITS as usize, "a slot has no bit in the word of those that have credit");
 
-/// Segments kept free besides what dirty pages and the next checkpoint need, so that rows can be removed, and segments
-/// emptied, on a full disk: two for the cleaner and the checkpoint behind it, which frees its victims, two for what
-/// commits at once add up to, and two for the catalogue and the table of segments, which every checkpoint writes.
-const SPARE_SEGMENTS_MIN: u64 = 6;
-/// Plus this multiple of the page-table size. A checkpoint that frees nothing may rewrite every table, and so may the
-/// one after cleaning, so cleaning must free more than that.
-const SPARE_TABLES: u64 = 4;
+/// Segments that removals leave free besides what dirty pages and the next checkpoint need, until sparse segments were
+/// packed: with tables of up to a segment, a quarter of each left for waste, the checkpoint that frees nothing and the
+/// one behind packing leave room for a segment's worth of extents. Commits with new rows leave twice that many.
+const PACKING_SEGMENTS_MIN: u64 = 3;
+/// Plus this multiple of the tables beyond their first segment. A checkpoint that frees nothing may rewrite every
+/// table, and so may the one after packing, so packing must free more than that.
+const PACKING_TABLES: u64 = 2;
 
 /// The use that space is reserved for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -157,9 +157,16 @@ impl SpaceState {
         self.table_bytes / self.segment_bytes
     }
 
+    /// Segments that removals leave free as long as packing may gain some.
+    fn packing_segments(&self) -> u64 {
+        assert!(self.segment_bytes > 0, "a space has no segments: {self:?}");
+        let beyond_bytes = self.table_bytes.saturating_sub(self.segment_bytes);
+        PACKING_SEGMENTS_MIN + (PACKING_TABLES * beyond_bytes).div_ceil(self.segment_bytes)
+    }
+
     /// Segments that commits with new rows leave free.
     pub(crate) fn spare_segments(&self) -> u64 {
-        SPARE_SEGMENTS_MIN + SPARE_TABLES * self.table_segments()
+        2 * self.packing_segments()
     }
 
     /// Free segments that are not given back to the file system: on a disk that others fill they might not be had
@@ -221,7 +228,7 @@ pub(crate) fn admit(state: &SpaceState, purpose: Purpose, bytes: u64) -> Admissi
         Purpose::Put => alike(needed + spare),
         Purpose::Value => alike(needed + spare + 1),
         Purpose::Move => alike(needed + 1),
-        Purpose::Remove => (needed, state.least_segments(bytes)),
+        Purpose::Remove => (needed + state.packing_segments(), state.least_segments(bytes)),
         Purpose::Replay => (needed + spare, 0),
         Purpose::Pages => alike(0),
         Purpose::Pack if bytes <= state.movable_bytes() => alike(0),
@@ -342,11 +349,20 @@ struct Admissions {
     is_exact: bool,
     /// Reservations for [`Purpose::Pack`].
     packing_count: u32,
+    /// The [idle segments](SpaceState::idle_segments) left when the sparse ones had been packed last, on a disk that is
+    /// still full.
+    packed_idle_segments: Option<u64>,
 }
 
 impl Admissions {
     fn reserved_bytes(&self) -> u64 {
         self.direct_bytes + self.credited_bytes
+    }
+
+    /// Returns `true` if packing was of no more use when it was tried last, and is of none now: no segment has been
+    /// taken since.
+    fn is_packed(&self, state: &SpaceState) -> bool {
+        self.packed_idle_segments.is_some_and(|idle_segments| idle_segments <= state.idle_segments())
     }
 }
 
@@ -592,7 +608,13 @@ impl Space {
             self.reservations.collect(admissions);
         }
         let state = self.state_of(admissions);
-        admissions.is_exact &= !state.has_plenty();
+        if state.has_plenty() {
+            admissions.is_exact = false;
+            admissions.packed_idle_segments = None;
+        }
+        // Not for each row that is removed: packing makes a checkpoint at least.
+        let is_packed = purpose == Purpose::Remove && admissions.is_packed(&state);
+        let margin = if is_packed { Margin::Least } else { margin };
         let segments = match (admit(&state, purpose, bytes), margin) {
             (Admission::Granted, _) | (Admission::Scarce { .. }, Margin::Least) => {
                 state.assert_covered(purpose, bytes);
@@ -618,6 +640,14 @@ impl Space {
             }
             error => Err(error),
         })
+    }
+
+    /// Notes that sparse segments have been packed on a full disk, as far as that gains space.
+    pub(crate) fn note_packed(&self) {
+        let mut admissions = self.reservations.admissions.lock();
+        let state = self.state_of(&admissions);
+        assert!(state.idle_segments() <= state.free_segments, "more is idle than free: {state:?}");
+        admissions.packed_idle_segments = admissions.is_exact.then(|| state.idle_segments());
     }
 
     /// Collects the credit that no reservation uses, of all threads.

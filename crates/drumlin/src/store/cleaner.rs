@@ -101,6 +101,12 @@ impl Store {
     /// each segment begun counts here.
     pub(crate) fn make_space(&self) -> Result<CheckpointReport> {
         let _alone = self.cleaning.lock();
+        let made = self.make_space_alone();
+        self.engine.space.note_packed();
+        made
+    }
+
+    fn make_space_alone(&self) -> Result<CheckpointReport> {
         self.engine.collect_garbage();
         self.engine.space.collect_credit();
         /// Below this share, tables and summaries are moved out of a segment whatever else is in it.

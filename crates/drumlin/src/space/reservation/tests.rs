@@ -41,8 +41,8 @@ fn the_policy_admits_by_a_table() {
         // An empty file: a segment for the checkpoint, six to spare.
         ((7, 0, 0, 0, 0), Purpose::Put, NONE, granted),
         ((6, 0, 0, 0, 0), Purpose::Put, NONE, alike(7)),
-        ((1, 0, 0, 0, 0), Purpose::Remove, NONE, granted),
-        ((0, 0, 0, 0, 0), Purpose::Remove, NONE, scarce(1)),
+        ((4, 0, 0, 0, 0), Purpose::Remove, NONE, granted),
+        ((0, 0, 0, 0, 0), Purpose::Remove, NONE, scarce(4)),
         // A segment holds three quarters of itself, and a twentieth of pages is entries.
         ((8, 0, 0, 0, 0), Purpose::Put, 700 << 10, granted),
         ((7, 0, 0, 0, 0), Purpose::Put, 700 << 10, granted),
@@ -53,14 +53,19 @@ fn the_policy_admits_by_a_table() {
         ((10, 0, MB, 0, 0), Purpose::Put, MB, granted),
         ((8, 0, 2 * MB, 0, 0), Purpose::Put, NONE, alike(9)),
         ((8, 0, MB, MB, 0), Purpose::Put, NONE, alike(9)),
-        // Tables cost themselves, and four times their segments to spare.
-        ((17, 0, 0, 0, 2 * MB), Purpose::Put, NONE, granted),
-        ((16, 0, 0, 0, 2 * MB), Purpose::Put, NONE, alike(17)),
-        // A removal leaves nothing to spare, and at the least margin fills the open segment.
-        ((3, 0, 2 * MB, 0, 0), Purpose::Remove, NONE, granted),
-        ((2, MB, 2 * MB, 0, 0), Purpose::Remove, NONE, scarce(3)),
-        ((1, MB, 2 * MB, 0, 0), Purpose::Remove, NONE, short(3, 2)),
-        ((0, MB, 0, 0, MB / 2), Purpose::Remove, NONE, scarce(1)),
+        // Tables cost themselves, and beyond a segment four times their bytes to spare.
+        ((8, 0, 0, 0, MB), Purpose::Put, NONE, granted),
+        ((10, 0, 0, 0, MB + 1), Purpose::Put, NONE, granted),
+        ((9, 0, 0, 0, MB + 1), Purpose::Put, NONE, alike(10)),
+        ((13, 0, 0, 0, 2 * MB), Purpose::Put, NONE, granted),
+        ((12, 0, 0, 0, 2 * MB), Purpose::Put, NONE, alike(13)),
+        // A removal leaves half as much, and at the least margin nothing: it fills the open segment.
+        ((6, 0, 2 * MB, 0, 0), Purpose::Remove, NONE, granted),
+        ((5, MB, 2 * MB, 0, 0), Purpose::Remove, NONE, scarce(6)),
+        ((1, MB, 2 * MB, 0, 0), Purpose::Remove, NONE, short(6, 2)),
+        ((8, 0, 0, 0, 2 * MB), Purpose::Remove, NONE, granted),
+        ((7, 0, 0, 0, 2 * MB), Purpose::Remove, NONE, scarce(8)),
+        ((0, MB, 0, 0, MB / 2), Purpose::Remove, NONE, scarce(4)),
         // Recovery takes what there is.
         ((0, 0, 9 * MB, 0, 0), Purpose::Replay, MB, scarce(21)),
         // An epoch's appender takes what others have reserved.
@@ -259,4 +264,45 @@ fn segments_are_taken_for_a_purpose() {
     drop(reserved);
     let refused = space.take_segment(Purpose::Pages);
     assert!(matches!(refused, Err(Error::DiskFull { .. })), "{refused:?}");
+}
+
+/// On a full disk a removal that would leave too little for packing is refused, so that packing is tried first; what
+/// packing could not gain it may use, until another segment has been taken.
+#[test]
+fn packing_is_tried_once_for_each_segment() {
+    let backend = disk();
+    let space = space(&backend);
+    space.segments.ensure_free(9).unwrap();
+    limit(&backend, 0);
+    let remove = || space.try_reserve(Purpose::Remove, 1000, Margin::Full).map(drop);
+    // Fewer than are plenty, with which no sum is exact.
+    while space.state().free_segments > 7 {
+        space.take_segment(Purpose::Pages).unwrap();
+    }
+    let refused = space.reserve(Purpose::Put, 9 * SEGMENT_BYTES);
+    assert!(matches!(refused, Err(Error::DiskFull { .. })), "{refused:?}");
+    while space.state().free_segments > 4 {
+        remove().expect("there is space to pack");
+        space.take_segment(Purpose::Pages).unwrap();
+    }
+    remove().expect("there is just enough space to pack");
+    space.take_segment(Purpose::Pages).unwrap();
+    for _ in 0..2 {
+        remove().expect_err("packing may gain space");
+        space.note_packed();
+        remove().expect("packing gains no more");
+        remove().expect("packing gains no more");
+        space.take_segment(Purpose::Pages).unwrap();
+    }
+    // Where the disk has space again the file grows.
+    remove().expect_err("a segment was taken");
+    space.note_packed();
+    backend.set_space_limit(None);
+    space.segments.ensure_free(64).unwrap();
+    remove().unwrap();
+    space.collect_credit();
+    while space.state().free_segments > 1 {
+        space.take_segment(Purpose::Pages).unwrap();
+    }
+    remove().expect_err("what was noted on the full disk is forgotten");
 }
