@@ -19,7 +19,7 @@ Exit codes:
     4  damage found
     5  in use by another process
     6  the disk is full
-    7  bad input data: malformed rows, files that can't be read
+    7  bad input data: malformed rows, input files that can't be read
     8  not a database, or one of a newer format
     9  nothing can be written: the log failed, or files can only be read
   101  a bug in drumlin itself

@@ -101,6 +101,7 @@ fn every_call_that_waits_has_both_forms() {
         "Database::snapshot",
         "Database::stats",
         "Database::tx_options",
+        "Keyspace::disk_bytes",
         "Keyspace::iter",
         "Keyspace::key_bytes_max",
         "Keyspace::keys",

@@ -169,7 +169,7 @@ impl Dump {
             if written.rows >= limit {
                 break;
             }
-            let (key, value) = match step.map_err(|error| Stopped::Database(error.into()))? {
+            let (key, value) = match step.map_err(|error| self.not_read(error))? {
                 Salvaged::Row(key, value) => (key, value),
                 Salvaged::Gap(gap) => {
                     written.gaps += u64::from(gaps.open(gap));
@@ -193,6 +193,15 @@ impl Dump {
         gaps.end(progress);
         sink.finish()?;
         Ok(written)
+    }
+
+    fn not_read(&self, error: drumlin::Error) -> Stopped {
+        let is_damage = matches!(error, drumlin::Error::Corrupted { .. });
+        let failure = Failure::from(error);
+        Stopped::Database(match is_damage {
+            true => failure.hint("--skip-damage goes on behind it, and writes all rows that can be read"),
+            false => failure,
+        })
     }
 
     /// A value that has not the fields of a line, or a file that can't be written.

@@ -21,6 +21,7 @@ use crate::text::{Escaped, Hex, JsonBytes, parse_key};
 /// escaped and a newline ends the output. Of several keys, each row is a line as `drumlin scan` prints it: key, tab,
 /// value, both escaped. Missing keys are named, and make the exit code 3.
 #[derive(Debug, Args)]
+#[command(override_usage = "drumlin get [OPTIONS] <DATABASE> [KEY]...")]
 #[command(group = ArgGroup::new("which").required(true).multiple(true).args(["wanted", "keys"]))]
 pub(crate) struct Get {
     #[command(flatten)]
@@ -168,13 +169,12 @@ fn whole_characters(text: &[u8]) -> usize {
 }
 
 /// The engine's own error inside of a value reader's, which speaks `io::Error`.
-pub(super) fn reading(error: &io::Error) -> Option<Failure> {
-    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<drumlin::Error>());
-    inner.map(|error| error.clone().into())
+pub(super) fn reading(error: &io::Error) -> Option<drumlin::Error> {
+    error.get_ref().and_then(|inner| inner.downcast_ref::<drumlin::Error>()).cloned()
 }
 
 fn failed(error: &io::Error) -> Failure {
-    reading(error).unwrap_or_else(|| Failure::other(format!("reading the value: {error}")))
+    reading(error).map_or_else(|| Failure::other(format!("reading the value: {error}")), Failure::from)
 }
 
 #[cfg(test)]

@@ -116,7 +116,7 @@ impl<R: BufRead> Delimited<R> {
             header.iter().position(|column| column == name).ok_or_else(|| {
                 let header = Escaped::new(header.join(", ").as_bytes()).to_string();
                 let shown = figures::clip(&header, HEADER_CHARS_SHOWN);
-                let hint = self.other_delimiter().map(|other| format!("the fields seem to be divided by {other}"));
+                let hint = self.other_delimiter().map(|other| format!("{other} divides it into more fields"));
                 Flaw::Header { what: format!("there is no column {name:?}; there are: {shown}"), hint }
             })
         };
@@ -130,7 +130,7 @@ impl<R: BufRead> Delimited<R> {
         self.remark = self.other_delimiter().map(|other| {
             let only = Escaped::new(self.record.field(0)).to_string();
             let only = figures::clip(&only, HEADER_CHARS_SHOWN);
-            format!("the first line is one field, {only}; it seems to be divided by {other}")
+            format!("the first line is one field, {only}; {other} divides it into more")
         });
         Ok(Some(columns))
     }

@@ -171,3 +171,37 @@ fn special_entries_and_changed_kinds() {
     let times_aside = |tree: Tree| tree.into_iter().map(|(path, entry)| (path, entry.3)).collect::<Vec<_>>();
     assert_eq!(times_aside(tree(&bench.path().join("out"))), times_aside(tree(&root)));
 }
+
+/// Of a damaged database all comes back that can be read; the rest is named, and the code says so.
+#[test]
+fn a_damaged_tree() {
+    let bench = Bench::new();
+    // Bytes that no compression changes, so that they are found in the data file.
+    let content = |number: u64| -> Vec<u8> {
+        let mut state = number + 1;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        };
+        (0..5000).map(|_| next()).collect()
+    };
+    (0..300).for_each(|number| drop(bench.write(&format!("tree/{number:03}"), content(number))));
+    bench.ok(&["index", "db", "tree"]);
+    bench.ok(&["checkpoint", "db"]);
+    let data = bench.path().join("db/data");
+    let mut bytes = fs::read(&data).unwrap();
+    let wanted = &content(77)[2000..2016];
+    let found: Vec<usize> = (0..bytes.len() - 16).filter(|&at| bytes[at..at + 16] == *wanted).collect();
+    assert!(!found.is_empty(), "the content is in the data file as it is");
+    found.into_iter().for_each(|at| bytes[at] ^= 0x55);
+    fs::write(&data, bytes).unwrap();
+    let answer = bench.run(&["extract", "db", "out", "--json"]);
+    assert_eq!(answer.code, Some(4), "{}", answer.stderr);
+    let summary: serde_json::Value = serde_json::from_slice(&answer.stdout).unwrap();
+    let (before, after) = (tree(&bench.path().join("tree")), tree(&bench.path().join("out")));
+    assert!(after.iter().all(|(path, entry)| before[path] == *entry));
+    assert_eq!((after.len(), after.contains_key(Path::new("077"))), (299, false));
+    assert_eq!(summary["files"], after.len());
+    assert_eq!(summary["damaged"], 1);
+    assert!(answer.stderr.contains("damaged 077: "), "{}", answer.stderr);
+}

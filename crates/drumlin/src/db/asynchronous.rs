@@ -279,6 +279,14 @@ impl Keyspace {
         self.rows().contains_key(self.store()?.as_task(), key.as_ref()).await
     }
 
+    /// Like [`contains_many`](Keyspace::contains_many).
+    ///
+    /// # Errors
+    /// Those of [`get`](Keyspace::get).
+    pub async fn contains_many_async<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<bool>> {
+        self.rows().contains_many(self.store()?.as_task(), keys).await
+    }
+
     /// Like [`get_many`](Keyspace::get_many).
     ///
     /// # Errors
@@ -512,6 +520,14 @@ impl Reader {
     /// Those of [`get`](Reader::get).
     pub async fn contains_key_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<bool> {
         self.rows(keyspace)?.contains_key(self.store()?.as_task(), key.as_ref()).await
+    }
+
+    /// Like [`contains_many`](Reader::contains_many).
+    ///
+    /// # Errors
+    /// Those of [`get`](Reader::get).
+    pub async fn contains_many_async<K: AsRef<[u8]>>(&self, keyspace: &Keyspace, keys: &[K]) -> Result<Vec<bool>> {
+        self.rows(keyspace)?.contains_many(self.store()?.as_task(), keys).await
     }
 
     /// Like [`get_many`](Reader::get_many).

@@ -170,6 +170,23 @@ impl Keyspace {
         Ok(self.store()?.engine.find(&self.open.tree, key.as_ref(), Store::PLAIN)?.is_some())
     }
 
+    /// Tells which of many rows exist, with many reads of the device in flight at once, as
+    /// [`get_many`](Keyspace::get_many) does. Reads no large value.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// let k = db.keyspace("k")?;
+    /// k.insert("a", "1")?;
+    /// assert_eq!(k.contains_many(&["a", "b"])?, [true, false]);
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`get`](Keyspace::get).
+    pub fn contains_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<bool>> {
+        ready(self.rows().contains_many(WaitMode::Blocking, keys))
+    }
+
     /// Returns the values of many rows, with many reads of the device in flight at once. Each value is as of its own
     /// moment during the call; [`Reader::get_many`](crate::Reader::get_many) of a snapshot reads all as of one.
     ///

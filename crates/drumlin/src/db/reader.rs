@@ -87,6 +87,24 @@ impl Reader {
         ready(self.rows(keyspace)?.contains_key(WaitMode::Blocking, key.as_ref()))
     }
 
+    /// Tells which of many rows exist, with many reads of the device in flight at once. Reads no large value.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// k.insert("a", "1")?;
+    /// let mut tx = db.begin()?;
+    /// tx.insert(&k, "b", "2")?;
+    /// assert_eq!(tx.contains_many(&k, &["a", "b", "c"])?, [true, true, false]);
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`get`](Reader::get).
+    pub fn contains_many<K: AsRef<[u8]>>(&self, keyspace: &Keyspace, keys: &[K]) -> Result<Vec<bool>> {
+        ready(self.rows(keyspace)?.contains_many(WaitMode::Blocking, keys))
+    }
+
     /// Returns the values of many rows, with many reads of the device in flight at once.
     ///
     /// ```

@@ -209,6 +209,24 @@ impl Rows<'_> {
         Ok(values)
     }
 
+    pub(super) async fn contains_many<K: AsRef<[u8]>>(&self, mode: WaitMode<'_>, keys: &[K]) -> Result<Vec<bool>> {
+        let store = self.store()?;
+        for key in keys.iter().map(AsRef::as_ref).filter(|key| self.own_change(key).is_none()) {
+            self.record(key)?;
+        }
+        let read_at = self.view.as_ref().map_or(Store::PLAIN, |view| view.horizon.read_at());
+        let found = store.engine.find_many(mode, self.tree, keys, read_at).await?;
+        if let Some(ReadView { horizon, .. }) = self.view {
+            horizon.check()?;
+            horizon.note_latest(store);
+        }
+        let is_there = |(key, found): (&K, Option<Found>)| match self.own_change(key.as_ref()) {
+            Some(change) => !matches!(change, Change::Remove),
+            None => found.is_some(),
+        };
+        Ok(keys.iter().zip(found).map(is_there).collect())
+    }
+
     /// The first row of a range, or the last.
     pub(super) async fn end(
         &self,

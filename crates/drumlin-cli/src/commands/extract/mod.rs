@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use drumlin::Keyspace;
+use drumlin::{Keyspace, Salvaged, Value};
 use serde::Serialize;
 use xxhash_rust::xxh3::Xxh3Default;
 
@@ -25,7 +25,7 @@ use crate::failure::{Exit, Failure, Result, plain};
 use crate::interrupt;
 use crate::own_files::OwnFiles;
 use crate::terminal::{Output, Progress, figures, style};
-use crate::text::{Escaped, parse_key};
+use crate::text::{Escaped, harmless, parse_key};
 
 /// Entries that were not extracted and are named one by one; the rest are only counted.
 const NAMED_MAX: u64 = 10;
@@ -35,7 +35,7 @@ const NAMED_MAX: u64 = 10;
 /// Files, symbolic links and directories come back with their contents, permissions and times; setuid and setgid bits
 /// do not, since owners are not stored. A file or link that is in the directory already stays as it is, is named and
 /// makes the exit code 1, unless --force is given. Nothing is written outside of the directory, and no symbolic link
-/// in it is followed.
+/// in it is followed. Of a damaged database all is written that can be read, and the exit code is 4.
 #[derive(Debug, Args)]
 pub(crate) struct Extract {
     #[command(flatten)]
@@ -61,6 +61,8 @@ struct Summary {
     existing: u64,
     /// Not written, for another reason.
     failed: u64,
+    /// Gaps in the rows, and contents that are corrupted.
+    damaged: u64,
     seconds: f64,
 }
 
@@ -121,7 +123,11 @@ impl Extract {
         database.close()?;
         extracted?;
         output.print(&summary, || summary.text())?;
-        if summary.existing + summary.failed > 0 { Err(Failure::silent(Exit::Other)) } else { Ok(()) }
+        match (summary.damaged, summary.existing + summary.failed) {
+            (0, 0) => Ok(()),
+            (0, _) => Err(Failure::silent(Exit::Other)),
+            _ => Err(Failure::silent(Exit::Corrupted)),
+        }
     }
 
     /// The keys that are meant: all, or those at and below the path.
@@ -147,9 +153,9 @@ impl Extract {
 impl Job<'_> {
     fn run(&mut self, ranges: &[KeyRange], failed: impl Fn(&io::Error) -> Failure) -> Result<()> {
         for range in ranges {
-            for row in self.store.directories.range(range.clone()) {
-                let (key, _) = row?;
+            for step in self.store.directories.range(range.clone()).salvage() {
                 interrupt::check()?;
+                let Some((key, _)) = self.row(step?) else { continue };
                 let made = self.target.make_directory(&key);
                 match made {
                     Ok(true) => self.summary.directories += 1,
@@ -161,19 +167,27 @@ impl Job<'_> {
             }
         }
         for range in ranges {
-            for row in self.store.files.range(range.clone()) {
-                let (key, entry) = row?;
+            for step in self.store.files.range(range.clone()).salvage() {
                 interrupt::check()?;
+                let Some((key, entry)) = self.row(step?) else { continue };
                 match self.write(&key, &entry) {
                     Ok(()) => self.progress.add(1),
-                    Err(Stopped::Database(failure)) => return Err(failure),
+                    Err(Stopped::Database(drumlin::Error::Corrupted { what, reason, .. })) => {
+                        self.damaged(&format!("{}: {what}: {reason}", Escaped::new(&key)));
+                    }
+                    Err(Stopped::Database(error)) => return Err(error.into()),
                     Err(Stopped::File(error)) => self.not_written(&key, &error, &failed)?,
                 }
             }
         }
         for range in ranges.iter().rev() {
             for row in self.store.directories.range(range.clone()).rev() {
-                let (key, entry) = row?;
+                let (key, entry) = match row {
+                    Ok(row) => row,
+                    // Told of above.
+                    Err(drumlin::Error::Corrupted { .. }) => break,
+                    Err(error) => return Err(error.into()),
+                };
                 if self.existing.contains(&key[..]) && !self.force {
                     continue;
                 }
@@ -187,10 +201,30 @@ impl Job<'_> {
         Ok(())
     }
 
+    /// The row of a step; `None` for a gap, which is told of.
+    fn row(&mut self, step: Salvaged) -> Option<(Value, Value)> {
+        match step {
+            Salvaged::Row(key, value) => Some((key, value)),
+            Salvaged::Gap(gap) => {
+                self.damaged(&format!("rows of files or directories: {}", gap.error));
+                None
+            }
+            _ => unreachable!("there are rows and gaps"),
+        }
+    }
+
+    fn damaged(&mut self, what: &str) {
+        self.summary.damaged += 1;
+        if self.summary.damaged <= NAMED_MAX {
+            let bad = style::BAD;
+            self.progress.remark(&format!("{bad}damaged{bad:#} {}", harmless(what)));
+        }
+    }
+
     /// Writes a file or symbolic link.
     fn write(&mut self, key: &[u8], entry: &[u8]) -> Result<(), Stopped> {
         let (entry, attributes) = attributes(entry)?;
-        let content = self.store.contents.read(key).map_err(|error| Stopped::Database(error.into()))?;
+        let content = self.store.contents.read(key).map_err(Stopped::Database)?;
         let mut content = content.ok_or_else(|| invalid("its content is missing"))?;
         if entry.kind == Kind::Symlink {
             let mut path = Vec::new();
@@ -242,7 +276,7 @@ impl Job<'_> {
 
 /// Either the database failed, which ends the run, or this entry.
 enum Stopped {
-    Database(Failure),
+    Database(drumlin::Error),
     File(io::Error),
 }
 
@@ -255,7 +289,7 @@ impl From<io::Error> for Stopped {
 /// A value's reader speaks `io::Error`.
 fn from_database(error: io::Error) -> Stopped {
     match super::get::reading(&error) {
-        Some(failure) => Stopped::Database(failure),
+        Some(error) => Stopped::Database(error),
         None => Stopped::File(error),
     }
 }
@@ -286,7 +320,11 @@ impl Summary {
             },
             figures::duration(Duration::from_secs_f64(self.seconds))
         );
-        for (number, what) in [(self.existing, "kept as they were there already"), (self.failed, "not written")] {
+        for (number, what) in [
+            (self.existing, "kept as they were there already"),
+            (self.failed, "not written"),
+            (self.damaged, "damaged in the database; all that can be read was written"),
+        ] {
             if number > 0 {
                 text += &format!("\n{} {what}", figures::count(number));
             }

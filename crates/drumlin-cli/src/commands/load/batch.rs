@@ -1,5 +1,6 @@
 //! The rows of one transaction.
 
+use std::collections::HashSet;
 use std::io::{self, Read};
 use std::ops::Range;
 use std::sync::Arc;
@@ -144,16 +145,26 @@ impl Batch {
         }
     }
 
+    /// The key and the value of a row.
+    fn row(&self, row: usize) -> (&[u8], &[u8]) {
+        let start = if row == 0 { 0 } else { self.rows[row - 1].end };
+        let Span { key_end, end, .. } = self.rows[row];
+        (&self.bytes[start..key_end], &self.bytes[key_end..end])
+    }
+
     fn try_commit(&self, database: &Database, keyspace: &Keyspace, rows: Range<usize>) -> drumlin::Result<Committed> {
         let mut transaction = database.begin_with(options(self.durability))?;
         let mut committed = Committed::default();
-        for row in rows {
-            let start = if row == 0 { 0 } else { self.rows[row - 1].end };
-            let Span { key_end, end, place } = self.rows[row];
-            let (key, value) = (&self.bytes[start..key_end], &self.bytes[key_end..end]);
-            if committed.admit(transaction.contains_key(keyspace, key)?, self.on_duplicate, place) {
+        let keys: Vec<&[u8]> = rows.clone().map(|row| self.row(row).0).collect();
+        // Many reads at a time: where the data is larger than memory, each is one of the device.
+        let exist = transaction.contains_many(keyspace, &keys)?;
+        let mut earlier = HashSet::with_capacity(keys.len());
+        for (row, exists) in rows.zip(exist) {
+            let (key, value) = self.row(row);
+            if committed.admit(exists || earlier.contains(key), self.on_duplicate, self.rows[row].place) {
                 transaction.insert(keyspace, key, value)?;
-                committed.data_bytes += (end - start) as u64;
+                earlier.insert(key);
+                committed.data_bytes += (key.len() + value.len()) as u64;
             }
             if self.ends_at_bad && !committed.bad.is_empty() {
                 break;

@@ -59,7 +59,7 @@ pub(crate) struct Load {
     #[arg(long)]
     skip_bad: bool,
     /// The fate of a row whose key is there already
-    #[arg(long, value_enum, default_value_t = OnDuplicate::Replace)]
+    #[arg(long, value_name = "HOW", value_enum, default_value_t = OnDuplicate::Replace)]
     on_duplicate: OnDuplicate,
     /// Rows in one transaction
     #[arg(long, value_name = "ROWS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]

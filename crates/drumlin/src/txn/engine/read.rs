@@ -33,7 +33,7 @@ pub(crate) enum Found {
 }
 
 /// Keys whose leaves are brought in together: few enough that the first is still in memory when the last arrives.
-const GET_MANY_PART: usize = 256;
+const FIND_MANY_PART: usize = 256;
 
 impl Engine {
     /// The row that a read at this timestamp or horizon sees. O(log n).
@@ -121,31 +121,30 @@ impl Engine {
         }
     }
 
-    /// The values of the rows, many reads at a time.
-    pub(crate) async fn get_many<K: AsRef<[u8]>>(
+    /// The rows, many reads at a time.
+    pub(crate) async fn find_many<K: AsRef<[u8]>>(
         &self,
         mode: WaitMode<'_>,
         tree: &Tree,
         keys: &[K],
         read_at: ReadAt,
-    ) -> Result<Vec<Option<Arc<[u8]>>>> {
-        let mut values = vec![None; keys.len()];
-        for (keys, values) in keys.chunks(GET_MANY_PART).zip(values.chunks_mut(GET_MANY_PART)) {
+    ) -> Result<Vec<Option<Found>>> {
+        let mut rows = vec![None; keys.len()];
+        for (keys, rows) in keys.chunks(FIND_MANY_PART).zip(rows.chunks_mut(FIND_MANY_PART)) {
             let mut open: Vec<usize> = (0..keys.len()).collect();
             let mut alone = Vec::new();
             // Each round goes one level deeper for the keys whose page was missing.
             while !open.is_empty() {
-                debug_assert!(open.iter().all(|&index| values[index].is_none()), "a row is looked up that was found");
+                debug_assert!(open.iter().all(|&index| rows[index].is_none()), "a row is looked up that was found");
                 let mut missing = Vec::with_capacity(open.len());
                 let mut is_missing = |&index: &usize| {
                     match self.try_find(tree, keys[index].as_ref(), read_at) {
-                        Ok(Some(Found::Inline(value))) => values[index] = Some(value),
-                        Ok(None) => {}
+                        Ok(found) => rows[index] = found,
                         Err(Stop::Needs(Needs::Page(_, page))) => {
                             missing.push(page);
                             return true;
                         }
-                        Ok(Some(Found::Large(_))) | Err(_) => alone.push(index),
+                        Err(_) => alone.push(index),
                     }
                     false
                 };
@@ -163,8 +162,28 @@ impl Engine {
                 }
             }
             for index in alone {
-                values[index] = self.get_in(mode, tree, keys[index].as_ref(), read_at).await?;
+                rows[index] = self.find_in(mode, tree, keys[index].as_ref(), read_at).await?;
             }
+        }
+        Ok(rows)
+    }
+
+    /// The values of the rows, many reads at a time for all but large ones.
+    pub(crate) async fn get_many<K: AsRef<[u8]>>(
+        &self,
+        mode: WaitMode<'_>,
+        tree: &Tree,
+        keys: &[K],
+        read_at: ReadAt,
+    ) -> Result<Vec<Option<Arc<[u8]>>>> {
+        let found = self.find_many(mode, tree, keys, read_at).await?;
+        let mut values = Vec::with_capacity(found.len());
+        for (key, found) in keys.iter().zip(found) {
+            values.push(match found {
+                None => None,
+                Some(Found::Inline(value)) => Some(value),
+                Some(Found::Large(_)) => self.get_in(mode, tree, key.as_ref(), read_at).await?,
+            });
         }
         Ok(values)
     }
