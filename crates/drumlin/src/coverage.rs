@@ -42,6 +42,7 @@ pub(crate) const MARKS: &[&str] = &[
     "dirty pages were written for a checkpoint to find space",
     "a void record was erased",
     "an opening forgot those before it",
+    "an opening was recorded at its first write",
     "an inner node split",
     "an inner root split",
     "frames gave up memory for page tables",

@@ -421,6 +421,7 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
             from: StreamPosition::START,
             to: StreamPosition(1 << 20),
         }],
+        is_closed: false,
     };
     let catalogue = Catalogue {
         next_keyspace: 3,

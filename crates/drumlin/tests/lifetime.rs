@@ -29,6 +29,31 @@ fn opened() -> (Config, Database, Keyspace) {
     (config, db, k)
 }
 
+/// Opening a closed database, reading it and closing it writes nothing but the number of the process, whose file people
+/// look at.
+#[test]
+fn reading_a_closed_database_writes_nothing() {
+    let faulty = FaultyBackend::new(drumlin::io::in_memory());
+    let config = support::small().backend(Arc::new(faulty.clone()));
+    let db = config.open("/db").unwrap();
+    let k = db.keyspace("k").unwrap();
+    (0..1000u32).for_each(|row| k.insert_with(row.to_be_bytes(), [7; 60], Durability::Relaxed).unwrap());
+    drop((db, k));
+    for _ in 0..2 {
+        faulty.start_trace();
+        let db = config.open("/db").unwrap();
+        let k = db.keyspace("k").unwrap();
+        assert_eq!(k.get(7u32.to_be_bytes()).unwrap().unwrap(), [7; 60]);
+        assert_eq!(k.iter().count(), 1000);
+        assert!(db.begin().unwrap().commit().is_ok());
+        db.sync().unwrap();
+        drop(k);
+        db.close().unwrap();
+        let events = faulty.take_events();
+        assert!(events.iter().all(|event| event.to_string().contains("lock")), "{events:?}");
+    }
+}
+
 /// A range and a reader of a value are handles like others: they go on when all others have gone, also as tasks, and
 /// when they have gone too, the folder is free.
 #[test]

@@ -77,6 +77,7 @@ fn fixed_structures_are_as_documented() {
         (s::INCARNATIONS_OFFSET, "incarnations"),
         (s::CATALOGUE_OFFSET, "last part"),
         (s::LOG_RANGES_OFFSET, "ranges"),
+        (s::CLOSED_OFFSET, "1"),
         (s::ZERO_2_OFFSET, "zero"),
     ];
     compare("Superblock", &fields, BLOCK_BYTES);

@@ -21,7 +21,8 @@
 //!     88   768  incarnations, 12 bytes each: number (4), the first timestamp of its commits (8)
 //!    856    16  the catalogue's last part: place (8), use of its segment (8)
 //!    872  1536  ranges of the log that must be there, 24 bytes each: stream (8), its position from (8) and to (8)
-//!   2408  1688  zero
+//!   2408     8  1: the database was closed, and the log holds nothing above the checkpoint; 0: it may
+//!   2416  1680  zero
 //! ```
 
 use super::{
@@ -53,7 +54,8 @@ pub(crate) const LOG_RANGE_COUNT_OFFSET: usize = 84;
 pub(crate) const INCARNATIONS_OFFSET: usize = 88;
 pub(crate) const CATALOGUE_OFFSET: usize = 856;
 pub(crate) const LOG_RANGES_OFFSET: usize = 872;
-pub(crate) const ZERO_2_OFFSET: usize = 2408;
+pub(crate) const CLOSED_OFFSET: usize = 2408;
+pub(crate) const ZERO_2_OFFSET: usize = 2416;
 pub(super) const INCARNATION_BYTES: usize = 12;
 pub(super) const LOG_RANGE_BYTES: usize = 24;
 
@@ -73,8 +75,9 @@ const _: () = {
     assert!(INCARNATIONS_OFFSET == LOG_RANGE_COUNT_OFFSET + 4);
     assert!(CATALOGUE_OFFSET == INCARNATIONS_OFFSET + INCARNATION_COUNT_MAX * INCARNATION_BYTES);
     assert!(LOG_RANGES_OFFSET == CATALOGUE_OFFSET + ExtentRef::BYTES);
-    assert!(ZERO_2_OFFSET == LOG_RANGES_OFFSET + LOG_RANGE_COUNT_MAX * LOG_RANGE_BYTES);
-    assert!(ZERO_2_OFFSET + 1688 == BLOCK_BYTES);
+    assert!(CLOSED_OFFSET == LOG_RANGES_OFFSET + LOG_RANGE_COUNT_MAX * LOG_RANGE_BYTES);
+    assert!(ZERO_2_OFFSET == CLOSED_OFFSET + 8);
+    assert!(ZERO_2_OFFSET + 1680 == BLOCK_BYTES);
 };
 
 /// See the module.
@@ -93,6 +96,8 @@ pub(crate) struct Superblock {
     pub(crate) incarnations: Vec<(Incarnation, Timestamp)>,
     /// The log ranges that must exist. Empty once the database was closed: then nothing of the log is needed.
     pub(crate) log: Vec<LogRange>,
+    /// The database was closed, and no opening has written since: the log holds nothing above the checkpoint.
+    pub(crate) is_closed: bool,
 }
 
 /// A range of a stream of the log, covered by windows of segments without a gap.
@@ -125,6 +130,7 @@ impl Superblock {
     pub(crate) fn encode(&self) -> [u8; BLOCK_BYTES] {
         assert!(self.incarnations.len() <= INCARNATION_COUNT_MAX);
         assert!(self.log.len() <= LOG_RANGE_COUNT_MAX);
+        assert!(self.log.is_empty() || !self.is_closed, "a database is closed that needs its log");
         let mut block = [0u8; BLOCK_BYTES];
         let bytes = &mut block[..];
         bytes[MAGIC_OFFSET..MAGIC_OFFSET + 8].copy_from_slice(&MAGIC);
@@ -150,6 +156,7 @@ impl Superblock {
             put_u64(bytes, offset + 8, range.from.0);
             put_u64(bytes, offset + 16, range.to.0);
         }
+        put_u64(bytes, CLOSED_OFFSET, u64::from(self.is_closed));
         let sum = checksum(&bytes[SEQUENCE_OFFSET..], 0);
         put_u64(bytes, CHECKSUM_OFFSET, sum);
         block
@@ -178,6 +185,7 @@ impl Superblock {
             || stretch_count > LOG_RANGE_COUNT_MAX
             || !segment_bytes.is_power_of_two()
             || segment_bytes < 16 * BLOCK_BYTES as u64
+            || get_u64(bytes, CLOSED_OFFSET) > u64::from(stretch_count == 0)
         {
             return Err(SuperblockError::Fields);
         }
@@ -213,6 +221,7 @@ impl Superblock {
             catalogue,
             incarnations,
             log,
+            is_closed: get_u64(bytes, CLOSED_OFFSET) == 1,
         })
     }
 }
@@ -240,6 +249,7 @@ mod tests {
                 LogRange { stream: StreamId(0), from: StreamPosition(4096), to: StreamPosition(12288) },
                 LogRange { stream: StreamId(63), from: StreamPosition::START, to: StreamPosition::START },
             ],
+            is_closed: false,
         }
     }
 
@@ -254,5 +264,7 @@ mod tests {
             assert!(decoded.is_err(), "bit {bit}");
             block[bit / 8] ^= 1 << (bit % 8);
         }
+        let closed = Superblock { log: Vec::new(), is_closed: true, ..sample() };
+        assert_eq!(Superblock::decode(&closed.encode()), Ok(closed));
     }
 }

@@ -24,7 +24,7 @@ use rustix::io::{Errno, retry_on_intr};
 
 #[cfg(target_os = "linux")]
 use super::AlignedBuffer;
-use super::{Backend, File, FileRef, Folder, FolderRef, OpenOptions, Persist, Queue, SyncMethod};
+use super::{Backend, File, FileRef, Folder, FolderRef, Lock, OpenOptions, Persist, Queue, SyncMethod};
 #[cfg(target_os = "linux")]
 use crate::format::BLOCK_BYTES;
 
@@ -259,8 +259,8 @@ impl File for DiskFile {
         self.direct
     }
 
-    fn try_lock(&self) -> io::Result<bool> {
-        lock_handle(&self.handle)
+    fn try_lock(&self, lock: Lock) -> io::Result<bool> {
+        lock_handle(&self.handle, lock)
     }
 
     fn unlock(&self) -> io::Result<()> {
@@ -516,8 +516,8 @@ impl Folder for DiskFolder {
         sync_folder(&self.handle)
     }
 
-    fn try_lock(&self) -> io::Result<bool> {
-        lock_handle(&self.handle)
+    fn try_lock(&self, lock: Lock) -> io::Result<bool> {
+        lock_handle(&self.handle, lock)
     }
 
     fn unlock(&self) -> io::Result<()> {
@@ -545,8 +545,12 @@ fn sync_folder(handle: &fs::File) -> io::Result<()> {
 
 /// `flock`: the lock is the open file description's. fcntl's record locks are the process's, so that two handles in one
 /// process would both get one, and closing any handle of the file would give it up.
-fn lock_handle(handle: &fs::File) -> io::Result<bool> {
-    match handle.try_lock() {
+fn lock_handle(handle: &fs::File, lock: Lock) -> io::Result<bool> {
+    let locked = match lock {
+        Lock::Exclusive => handle.try_lock(),
+        Lock::Shared => handle.try_lock_shared(),
+    };
+    match locked {
         Ok(()) => Ok(true),
         Err(fs::TryLockError::WouldBlock) => Ok(false),
         Err(fs::TryLockError::Error(error)) => Err(error),

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use crate::sync::{Condvar, Mutex};
 
-use super::{AlignedBuffer, Backend, Completion, File, FileRef, OpenOptions, Persist, Queue, SyncMethod};
+use super::{AlignedBuffer, Backend, Completion, File, FileRef, Lock, OpenOptions, Persist, Queue, SyncMethod};
 
 /// The system's number for a failed transfer.
 pub const EIO: i32 = 5;
@@ -604,8 +604,8 @@ impl File for FaultyFile {
         self.inner.is_direct()
     }
 
-    fn try_lock(&self) -> io::Result<bool> {
-        self.inner.try_lock()
+    fn try_lock(&self, lock: Lock) -> io::Result<bool> {
+        self.inner.try_lock(lock)
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{Backend, FileRef, OpenOptions};
+use super::{Backend, FileRef, Lock, OpenOptions};
 
 /// A shared handle of an open folder.
 pub type FolderRef = Arc<dyn Folder>;
@@ -31,9 +31,10 @@ pub trait Folder: Send + Sync + fmt::Debug {
     fn remove(&self, name: &str) -> io::Result<()>;
     /// Makes names created, renamed or removed in it durable.
     fn sync(&self) -> io::Result<()>;
-    /// Takes the folder's exclusive lock, held until this handle is dropped; `false` where another handle, in this
-    /// process or another, has it. A backend whose folders have no lock says `true`: files have one.
-    fn try_lock(&self) -> io::Result<bool> {
+    /// Like [`File::try_lock`](super::File::try_lock). A backend whose folders have no lock says `true`: files have
+    /// one.
+    fn try_lock(&self, lock: Lock) -> io::Result<bool> {
+        let _ = lock;
         Ok(true)
     }
     /// Like [`File::unlock`](super::File::unlock).

@@ -8,14 +8,14 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::sync::{Mutex, RwLock};
 
 use super::disk::{end_of_file, random};
-use super::{AlignedBuffer, Backend, Completion, File, FileRef, OpenOptions, Persist, Queue};
+use super::lock::Locks;
+use super::{AlignedBuffer, Backend, Completion, File, FileRef, Lock, OpenOptions, Persist, Queue};
 
 /// Large enough that finding a chunk is nothing beside copying it, small enough that a short file stays small.
 const CHUNK_BYTES: usize = 64 << 10;
@@ -59,7 +59,7 @@ impl Names {
 #[derive(Default)]
 struct Contents {
     bytes: RwLock<Bytes>,
-    locked: AtomicBool,
+    locks: Mutex<Locks>,
 }
 
 #[derive(Default)]
@@ -130,7 +130,7 @@ struct MemoryFile {
     path: PathBuf,
     contents: Arc<Contents>,
     writable: bool,
-    lock_held: AtomicBool,
+    lock: Mutex<Option<Lock>>,
 }
 
 impl MemoryFile {
@@ -197,15 +197,8 @@ impl File for MemoryFile {
         false
     }
 
-    fn try_lock(&self) -> io::Result<bool> {
-        if self.lock_held.load(Ordering::Acquire) {
-            return Ok(true);
-        }
-        let taken = !self.contents.locked.swap(true, Ordering::AcqRel);
-        if taken {
-            self.lock_held.store(true, Ordering::Release);
-        }
-        Ok(taken)
+    fn try_lock(&self, lock: Lock) -> io::Result<bool> {
+        Ok(self.contents.locks.lock().try_take(&mut self.lock.lock(), lock))
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -215,9 +208,7 @@ impl File for MemoryFile {
 
 impl Drop for MemoryFile {
     fn drop(&mut self) {
-        if *self.lock_held.get_mut() {
-            self.contents.locked.store(false, Ordering::Release);
-        }
+        self.contents.locks.lock().release(&mut self.lock.lock());
     }
 }
 
@@ -296,8 +287,8 @@ impl Backend for MemoryBackend {
                 contents
             }
         };
-        let lock_held = AtomicBool::new(false);
-        Ok(Arc::new(MemoryFile { path: path.to_owned(), contents, writable: options.write, lock_held }))
+        let (path, writable) = (path.to_owned(), options.write);
+        Ok(Arc::new(MemoryFile { path, contents, writable, lock: Mutex::default() }))
     }
 
     fn queue(&self, depth: usize) -> io::Result<Box<dyn Queue>> {

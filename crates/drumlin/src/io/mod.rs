@@ -19,6 +19,7 @@ mod disk;
 #[doc(hidden)]
 pub mod fault;
 mod folder;
+mod lock;
 mod medium;
 mod memory;
 mod portable;
@@ -44,6 +45,7 @@ use std::time::Duration;
 pub use async_stream::AsyncReadStream;
 pub use buffer::AlignedBuffer;
 pub use folder::{Folder, FolderRef, open_folder};
+pub use lock::Lock;
 pub use memory::in_memory;
 pub use probe::{MethodFigures, Probe};
 pub(crate) use process::Process;
@@ -140,9 +142,9 @@ pub trait File: Send + Sync + fmt::Debug {
     fn alignment(&self) -> usize;
     /// Returns `true` if it bypasses the page cache.
     fn is_direct(&self) -> bool;
-    /// Takes the file's exclusive lock, held until this handle is dropped; `false` where another handle, in this
-    /// process or another, has it.
-    fn try_lock(&self) -> io::Result<bool>;
+    /// Takes the file's lock, held until this handle is dropped, in place of one that the handle has; `false` where
+    /// another handle, in this process or another, is in the way. A shared lock needs no right to write.
+    fn try_lock(&self, lock: Lock) -> io::Result<bool>;
     /// Gives the lock up, also where a fork of the process has a copy of the handle. Dropping the handle alone does not
     /// then.
     fn unlock(&self) -> io::Result<()> {

@@ -237,14 +237,23 @@ fn lengths(place: &TestFolder) {
 fn locks(place: &TestFolder) {
     let first = place.open("lock", CREATE);
     let second = place.open("lock", CREATE);
-    assert!(first.try_lock().unwrap());
-    assert!(first.try_lock().unwrap(), "whoever has it, has it");
-    assert!(!second.try_lock().unwrap(), "handles of one process conflict too");
+    assert!(first.try_lock(Lock::Exclusive).unwrap());
+    assert!(first.try_lock(Lock::Exclusive).unwrap(), "whoever has it, has it");
+    assert!(!second.try_lock(Lock::Exclusive).unwrap(), "handles of one process conflict too");
     drop(second);
     let third = place.open("lock", CREATE);
-    assert!(!third.try_lock().unwrap(), "dropping a handle without the lock frees nothing");
+    assert!(!third.try_lock(Lock::Exclusive).unwrap(), "dropping a handle without the lock frees nothing");
     drop(first);
-    assert!(third.try_lock().unwrap());
+    assert!(third.try_lock(Lock::Exclusive).unwrap());
+    assert!(third.try_lock(Lock::Shared).unwrap(), "the one that has it may share it");
+    let reader = place.open("lock", OpenOptions::default());
+    assert!(reader.try_lock(Lock::Shared).unwrap());
+    assert!(!third.try_lock(Lock::Exclusive).unwrap(), "a reader is in the way");
+    assert!(!place.open("lock", CREATE).try_lock(Lock::Exclusive).unwrap());
+    drop(third);
+    assert!(!place.open("lock", CREATE).try_lock(Lock::Exclusive).unwrap(), "the other reader still has it");
+    drop(reader);
+    assert!(place.open("lock", CREATE).try_lock(Lock::Exclusive).unwrap());
 }
 
 fn misaligned_requests(place: &TestFolder) {

@@ -33,6 +33,7 @@ impl Shared {
             {
                 newest = newest.max(window.last);
                 segments.push(window.segment);
+                tail.want_window();
             }
             assert!(newest <= Some(covered), "records above {covered} are given up: {newest:?}");
             self.give_up(newest);

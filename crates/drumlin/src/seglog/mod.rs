@@ -179,9 +179,11 @@ pub(crate) struct Known<'a> {
     pub(crate) covered: Timestamp,
     /// The log ranges that must exist.
     pub(crate) ranges: &'a [LogRange],
+    /// The database was closed: no record is above `covered`, unless a superblock is lost.
+    pub(crate) is_closed: bool,
 }
 
-/// Called before a write; see [`Hooks`].
+/// Called at a step of writing; see [`Hooks`].
 pub(crate) type BeforeWrite = Box<dyn Fn() -> io::Result<()> + Send + Sync>;
 /// Called when the horizon has moved; see [`Hooks`].
 pub(crate) type OnDurable = Box<dyn Fn(Timestamp) + Send + Sync>;
@@ -191,6 +193,9 @@ pub(crate) type List = Box<dyn Fn(&[LogRange]) -> io::Result<()> + Send + Sync>;
 
 /// Callbacks of the log. Called with none of its locks held, except those that its background work takes.
 pub(crate) struct Hooks {
+    /// Called before the log prepares a window: records the opening durably, if that was put off. If it fails, the log
+    /// fails.
+    pub(crate) before_window: BeforeWrite,
     /// Called before the log writes a record that names extents: brings the extents of large values to the medium. If
     /// it fails, the log fails.
     pub(crate) before_write: BeforeWrite,
@@ -200,12 +205,20 @@ pub(crate) struct Hooks {
     /// Records durably which ranges must exist when the log is opened again. Called before records are put into a new
     /// window, and before the file of an unneeded one is reused. If it fails, the log fails.
     pub(crate) list: List,
+    /// Records durably that the log is closed: nothing of it is needed, and nothing more is written to it.
+    pub(crate) on_closed: BeforeWrite,
 }
 
 impl Hooks {
     /// Hooks that do nothing.
     pub(crate) fn none() -> Hooks {
-        Hooks { before_write: Box::new(|| Ok(())), on_durable: Box::new(|_| {}), list: Box::new(|_| Ok(())) }
+        Hooks {
+            before_window: Box::new(|| Ok(())),
+            before_write: Box::new(|| Ok(())),
+            on_durable: Box::new(|_| {}),
+            list: Box::new(|_| Ok(())),
+            on_closed: Box::new(|| Ok(())),
+        }
     }
 }
 
@@ -353,10 +366,13 @@ impl Drop for Reservation<'_> {
 /// The origin of a log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Origin {
-    /// Created with its database. A full disk is an error.
+    /// Created with its database, with its first windows: a full disk is an error.
     New,
-    /// Recovered from an existing database, which also opens on a full disk.
+    /// Recovered from a database that was not closed. Windows are prepared when records come: it also opens on a full
+    /// disk.
     Recovered,
+    /// That of a database that was closed: nothing is written before a record comes.
+    Closed,
 }
 
 /// The parts that a log is assembled from.
@@ -459,15 +475,16 @@ impl Log {
         Log { shared: Arc::new(shared), threads: Mutex::new(Vec::new()) }
     }
 
-    /// Prepares each stream for its first records, and starts the threads.
+    /// Prepares each stream of a new log for its first records, and starts the threads.
     fn begin(&self, origin: Origin) -> Result<()> {
         let shared = &self.shared;
-        for index in 0..shared.streams.len() {
+        let prepared = if origin == Origin::New { shared.streams.len() } else { 0 };
+        for index in 0..prepared {
+            shared.streams[index].tail.lock().want_window();
             while !shared.streams[index].tail.lock().windows_admit(BLOCK_BYTES) {
                 let Some(preparation) = shared.streams[index].tail.lock().preparation() else { break };
                 match shared.prepare(index, preparation) {
                     Ok(()) => {}
-                    Err(Refusal::Full(_)) if origin == Origin::Recovered => break,
                     Err(Refusal::Full(_)) => return Err(shared.disk_full()),
                     Err(Refusal::Passing(error) | Refusal::Final(error)) => {
                         return Err(Error::io("preparing a log segment in", shared.folder.path(), error));
@@ -475,7 +492,9 @@ impl Log {
                 }
             }
         }
-        shared.list().map_err(|error| Error::io("listing the segments of", shared.folder.path(), error))?;
+        if origin != Origin::Closed {
+            shared.list().map_err(|error| Error::io("listing the segments of", shared.folder.path(), error))?;
+        }
         self.spawn("drumlin-log-prepare", |shared| {
             while shared.signal.wait_prepare() {
                 shared.prepare_all();
@@ -486,7 +505,7 @@ impl Log {
                 shared.flush_nudged();
             }
         })?;
-        if shared.has_threads() {
+        if origin != Origin::Closed && shared.has_threads() {
             shared.signal.prepare();
         }
         Ok(())
@@ -638,8 +657,8 @@ impl Log {
         let is_pending = |stream: &Stream| stream.tail.lock().floor().is_some();
         assert!(!self.shared.streams.iter().any(is_pending), "a record is pending in a log that is closed");
         if self.failure().is_none() && self.last() <= covered {
-            let listed = self.shared.list_stretches(Vec::new);
-            listed.map_err(|error| Error::io("listing the segments of", self.shared.folder.path(), error))?;
+            let closed = (self.shared.hooks.on_closed)();
+            closed.map_err(|error| Error::io("recording the end of", self.shared.folder.path(), error))?;
         }
         Ok(())
     }
@@ -704,13 +723,9 @@ impl Shared {
 
     /// Lists the ranges that must exist, durably, if they have changed.
     fn list(&self) -> io::Result<()> {
-        self.list_stretches(|| self.ranges())
-    }
-
-    fn list_stretches(&self, ranges: impl FnOnce() -> Vec<LogRange>) -> io::Result<()> {
         // Held during the call, so that a later list is a newer one.
         let mut listed = self.listed.lock();
-        let ranges = ranges();
+        let ranges = self.ranges();
         if *listed != ranges {
             (self.hooks.list)(&ranges)?;
             *listed = ranges;

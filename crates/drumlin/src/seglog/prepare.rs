@@ -193,6 +193,7 @@ impl Shared {
     }
 
     fn prepare_window(&self, index: usize) -> Result<(), Refusal> {
+        (self.hooks.before_window)().map_err(Refusal::Final)?;
         let stream = &self.streams[index];
         let (start, use_number, spare) = {
             let mut tail = stream.tail.lock();
@@ -255,7 +256,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Begins another use of a file that was filled before: one durable write.
+    /// Begins another use of a file: one durable write.
     fn recycle(
         &self,
         spare: &Spare,
@@ -265,7 +266,6 @@ impl Shared {
         crate::coverage::mark!("a log segment was used again");
         assert!(last_use.header.use_number < header.use_number, "a use number is given twice");
         assert!(spare.is_free(), "{last_use:?} is used again while somebody reads it");
-        assert!(header.filled, "{last_use:?} is used again and was never filled");
         assert!(last_use.header.stream == header.stream, "{last_use:?} is used again by stream {}", header.stream);
         let file = Arc::clone(&last_use.file);
         if !self.folder.exists(&spare.name).map_err(Refusal::Passing)? {
@@ -275,9 +275,14 @@ impl Shared {
         if !self.folder.is_same(&spare.name, &file).map_err(Refusal::Passing)? {
             return Err(Refusal::Final(not_ours(file.path())));
         }
+        if last_use.header.incarnation != self.incarnation {
+            // An ended process may have left its length in caches only.
+            file.sync_data()?;
+        }
         segment::write_header(&file, &header, self.persist())?;
         let segment = Segment::new(file, header);
-        let ready = segment.end();
+        let ready = segment.start() + segment::written_bytes_min(&header);
+        assert!(ready == segment.end() || !header.filled, "{segment:?} is filled, and ready up to {ready}");
         Ok((segment, ready))
     }
 

@@ -36,6 +36,7 @@ pub(crate) struct Scan {
     last: Timestamp,
     record_bytes: u64,
     record_count: u64,
+    is_closed: bool,
     streams: BTreeMap<StreamId, StreamScan>,
 }
 
@@ -48,6 +49,8 @@ struct StreamScan {
     slot_max: SlotNumber,
     /// The end of the last record, or record header, that verified, whatever its timestamp.
     verified_end: Option<StreamPosition>,
+    /// The position at which a stream without windows goes on.
+    origin: StreamPosition,
     /// The end of the last record that recovery applies.
     applied_end: Option<StreamPosition>,
     /// Timestamps and positions of the records to be applied that are not known to be durable.
@@ -55,7 +58,8 @@ struct StreamScan {
 }
 
 impl Scan {
-    /// Reads and checks the whole log, and brings it to the medium. Fails if a record is missing that was once durable
+    /// Reads and checks the whole log, and brings it to the medium. Of a log that was closed it reads the headers, and
+    /// writes nothing. Fails if a record is missing that was once durable
     /// and is not in the checkpoint.
     pub(crate) fn open(
         backend: &Arc<dyn Backend>,
@@ -65,7 +69,9 @@ impl Scan {
     ) -> Result<Scan> {
         let access = OpenOptions { write: true, direct: true, ..OpenOptions::default() };
         let scan = Scan::read(backend, folder, options, access, known, &mut Err)?;
-        scan.harden()?;
+        if !scan.is_closed {
+            scan.harden()?;
+        }
         Ok(scan)
     }
 
@@ -90,9 +96,15 @@ impl Scan {
             last: known.covered,
             record_bytes: 0,
             record_count: 0,
+            is_closed: false,
             streams: BTreeMap::new(),
         };
         scan.find_segments(access, known.checkpoint, on_corruption)?;
+        if known.is_closed && scan.is_as_closed(known.incarnations) {
+            scan.is_closed = true;
+            scan.streams.values_mut().for_each(StreamScan::set_aside_all);
+            return Ok(scan);
+        }
         known.ranges.iter().try_for_each(|range| scan.check_stretch(range, on_corruption))?;
         for stream in scan.streams.values_mut() {
             sound(stream.set_aside_covered(&scan.history, known.covered), on_corruption)?;
@@ -170,6 +182,14 @@ impl Scan {
             stream.windows.dedup_by_key(|window| window.segment.header.use_number);
         }
         Ok(())
+    }
+
+    /// Returns `true` if no segment was begun by an opening that the superblock does not know. One that was has been
+    /// recorded in a superblock that is lost, and may have records.
+    fn is_as_closed(&self, incarnations: &[(Incarnation, Timestamp)]) -> bool {
+        let newest = incarnations.iter().map(|&(incarnation, _)| incarnation).max();
+        let mut windows = self.streams.values().flat_map(|stream| &stream.windows);
+        windows.all(|window| Some(window.segment.header.incarnation) <= newest)
     }
 
     /// Verifies that every window exists that the superblock lists.
@@ -278,6 +298,11 @@ impl Scan {
         self.record_bytes
     }
 
+    /// Returns `true` if the log is as closing it has left it: nothing has to be recovered or brought to the medium.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed
+    }
+
     /// The number of records that recovery must apply.
     pub(crate) fn record_count(&self) -> u64 {
         self.record_count
@@ -302,6 +327,13 @@ impl Scan {
     /// Begins appending, at the timestamp after [`last`](Scan::last). The superblock must list `incarnation` durably,
     /// with that timestamp, before this is called.
     pub(crate) fn start(mut self, incarnation: Incarnation, checkpoint: CheckpointNumber, hooks: Hooks) -> Result<Log> {
+        assert!(
+            !self.is_closed || self.last == self.covered,
+            "a closed log ends at {}, not {}",
+            self.last,
+            self.covered
+        );
+        assert!(!self.is_closed || self.ranges.is_empty(), "a closed log is needed: {:?}", self.ranges);
         self.history.add(incarnation, self.last.next());
         assert_eq!(self.history.newest(), Some(incarnation), "an opening must be newer than those before it");
         let mut old = Vec::new();
@@ -329,7 +361,7 @@ impl Scan {
             listed: self.ranges,
             hooks,
         });
-        log.begin(Origin::Recovered)?;
+        log.begin(if self.is_closed { Origin::Closed } else { Origin::Recovered })?;
         Ok(log)
     }
 }
@@ -385,6 +417,14 @@ impl StreamScan {
         Ok(())
     }
 
+    /// Makes spares of all windows. The stream goes on behind them.
+    fn set_aside_all(&mut self) {
+        self.origin = self.windows.iter().map(Window::end).max().unwrap_or_default();
+        assert!(self.origin.is_block_start(), "a stream goes on within a block: {}", self.origin);
+        self.spares.extend(self.windows.drain(..).map(|window| Spare::of(window.segment)));
+        assert!(self.applied_end.is_none() && self.uncertain.is_empty(), "a stream is set aside that has records");
+    }
+
     /// Notes a record that recovery applies.
     fn note(&mut self, segment: usize, timestamp: Timestamp, position: StreamPosition, end: StreamPosition) {
         self.windows[segment].note(timestamp, position);
@@ -432,7 +472,7 @@ impl StreamScan {
     /// The stream, ready to continue behind every byte that verifies, at the next block: in the same window if there is
     /// room, then in unused windows that were prepared behind it.
     fn resume(mut self, number: StreamId, options: &LogOptions, old: &mut Vec<Window>) -> Stream {
-        let begins = self.windows.first().map_or(StreamPosition::START, |window| window.segment.start());
+        let begins = self.windows.first().map_or(self.origin, |window| window.segment.start());
         let position = self.verified_end.map_or(begins, StreamPosition::block_end);
         assert!(self.applied_end <= Some(position), "a stream goes on at {position} over {:?}", self.applied_end);
         let mut kept: Vec<Window> = Vec::new();

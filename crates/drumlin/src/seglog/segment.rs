@@ -125,7 +125,7 @@ impl Spare {
 
     /// Returns `true` if it may be used again for a window of this size.
     pub(super) fn serves(&self, size: SpareSize) -> bool {
-        self.filled && (size == SpareSize::Any || size == SpareSize::Window(self.window_bytes))
+        self.last_use.is_some() && (size == SpareSize::Any || size == SpareSize::Window(self.window_bytes))
     }
 }
 
@@ -218,6 +218,6 @@ pub(super) fn inspect(
 
 /// The fewest bytes that the window of a segment with this header holds: they were durable before the header was
 /// written.
-fn written_bytes_min(header: &SegmentHeader) -> u64 {
+pub(super) fn written_bytes_min(header: &SegmentHeader) -> u64 {
     if header.filled { header.window_bytes } else { header.window_bytes.min(FIRST_FILL_BYTES) }
 }

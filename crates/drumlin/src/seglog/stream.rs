@@ -114,6 +114,8 @@ pub(super) struct Tail {
     pub(super) next_slot: SlotNumber,
     /// The start of the first window while there is none.
     pub(super) origin: StreamPosition,
+    /// The position of this opening's first record.
+    began: StreamPosition,
     /// A reservation waits for windows up to this position.
     pub(super) wanted: StreamPosition,
     /// The number of refused preparations; and the last reason, `None` for want of space.
@@ -185,6 +187,7 @@ impl Stream {
             next_use,
             next_slot,
             origin: position,
+            began: position,
             wanted: StreamPosition::START,
             prepare_failures: 0,
             prepare_error: None,
@@ -330,7 +333,22 @@ impl Tail {
         debug_assert_eq!(self.reserved_bytes == 0, self.reserved_span == 0, "one of two sums was not released");
     }
 
-    /// The next step of preparing, chosen so that no append ever waits for it.
+    /// Asks for a window, where there is none, before a record needs it.
+    pub(super) fn want_window(&mut self) {
+        self.wanted = self.wanted.max(self.span_end(BLOCK_BYTES));
+        assert!(self.wanted > self.position(), "a window is wanted that nothing needs");
+    }
+
+    /// The bytes that are kept ready behind the last record: as many as were appended since the opening, up to a
+    /// window. So a short opening prepares little that it does not use, and a busy one has a window ahead, for which no
+    /// append waits.
+    fn lead_bytes(&self) -> u64 {
+        let window_bytes = self.windows.back().map_or(0, |window| window.segment.header.window_bytes);
+        assert!(self.began <= self.position(), "a stream that began at {} is at {}", self.began, self.position());
+        (self.position() - self.began).min(window_bytes)
+    }
+
+    /// The next step of preparing.
     pub(super) fn preparation(&self) -> Option<Preparation> {
         if self.is_sealed {
             return None;
@@ -340,13 +358,12 @@ impl Tail {
             self.windows.iter().rev().skip(1).all(is_filled),
             "a window was begun before the last was filled"
         );
-        let unfilled = self.windows.back().is_some_and(|window| window.ready < window.end());
-        if unfilled {
-            Some(Preparation::Fill)
-        } else if self.prepared_end() < self.wanted || !self.has_window_ahead() && !self.full {
-            Some(Preparation::Window)
-        } else {
-            None
+        let ahead = self.position() + self.lead_bytes();
+        let last = self.windows.back().map_or((self.origin, self.origin), |window| (window.ready, window.end()));
+        match last {
+            (ready, end) if ready < end => (ready < self.wanted.max(ahead)).then_some(Preparation::Fill),
+            (_, end) if end < self.wanted || (end < ahead && !self.full) => Some(Preparation::Window),
+            _ => None,
         }
     }
 

@@ -21,7 +21,7 @@ use crate::format::{
     BLOCK_BYTES, Epoch, ExtentAddress, ExtentRef, Incarnation, KeyspaceId, PageId, SegmentId, SegmentUse, Timestamp,
     ValueId, extent,
 };
-use crate::io::AlignedBuffer;
+use crate::io::{AlignedBuffer, FolderRef};
 use crate::memory::reserve;
 
 /// Openings that the superblock lists before they are [forgotten](PageTableStore::forget_incarnations): as many as it
@@ -122,14 +122,25 @@ impl PageTableStore {
         self.superblock.incarnations.clear();
     }
 
-    /// Writes the superblock with another list of incarnations, which is not
-    /// [full](Self::is_incarnation_list_full): the newest checkpoint stays what it is.
+    /// Writes the superblock with this opening in its list of incarnations: the newest checkpoint stays what it is.
     pub(crate) fn raise_incarnation(
         &mut self,
         space: &Space,
         incarnation: Incarnation,
         first: Timestamp,
     ) -> Result<()> {
+        self.add_incarnation(incarnation, first);
+        self.write_superblock(space)
+    }
+
+    /// Has the opening's first write do this, which syncs these folders too: the database was closed.
+    pub(crate) fn defer_incarnation(&mut self, incarnation: Incarnation, first: Timestamp, folders: Vec<FolderRef>) {
+        self.add_incarnation(incarnation, first);
+        self.superblocks.defer(self.superblock.incarnations.clone(), folders);
+    }
+
+    /// Adds to the list, which is not [full](Self::is_incarnation_list_full).
+    fn add_incarnation(&mut self, incarnation: Incarnation, first: Timestamp) {
         assert!(!self.is_incarnation_list_full());
         let covered = self.superblock.timestamp;
         let incarnations = &mut self.superblock.incarnations;
@@ -147,7 +158,6 @@ impl PageTableStore {
             }
         }
         assert!(incarnations.last() == Some(&(incarnation, first)), "an opening is left out of the superblock");
-        self.write_superblock(space)
     }
 
     /// Returns `true` if the page tables are known, but for [damaged chunks](Self::corrupted_chunks): a damaged summary
@@ -486,7 +496,7 @@ impl PageTableStore {
                 Error::corrupted(space.path(), what, "an entry in it is malformed")
             });
             let restored =
-                address.and_then(|address| restore(space, &format!("page {page} of keyspace {name:?}"), address));
+                address.and_then(|address| restore(space, format_args!("page {page} of keyspace {name:?}"), address));
             if let Err(error) = restored {
                 // A damaged summary says nothing about outdated entries.
                 if !self.corrupted.summary {
@@ -659,8 +669,8 @@ impl Space {
 
 const MISPLACED: &str = "its place is outside the file, taken twice, or named with another use of its segment; the file may have been cut short";
 
-fn restore(space: &Space, what: &str, address: ExtentAddress) -> Result<()> {
-    if space.segments.restore(address) { Ok(()) } else { Err(space.corrupted(what, address, MISPLACED)) }
+fn restore(space: &Space, what: impl std::fmt::Display, address: ExtentAddress) -> Result<()> {
+    if space.segments.restore(address) { Ok(()) } else { Err(space.corrupted(&what.to_string(), address, MISPLACED)) }
 }
 
 fn restore_named(space: &Space, what: &str, extent: ExtentRef) -> Result<()> {
@@ -827,6 +837,7 @@ mod tests {
             catalogue: ExtentRef::NONE,
             incarnations: vec![(Incarnation(1), Timestamp(1))],
             log: Vec::new(),
+            is_closed: false,
         };
         let page_tables = page_tables(&file, superblock);
         (space(&file, 1), page_tables)

@@ -45,6 +45,7 @@ use appender::{Appender, WriteJob};
 use reservation::Reservations;
 pub(crate) use reservation::{CheckpointDebt, Frees, Margin, Purpose, SpaceReservation};
 use segments::Segments;
+use superblocks::Superblocks;
 pub(crate) use table::{FrameIndex, PageEntry, PageTable};
 
 /// The pages of one keyspace.
@@ -180,6 +181,8 @@ pub(crate) struct Space {
     reservations: Reservations,
     /// The memory that the database may use.
     budget: Arc<Budget>,
+    /// Records this opening before the first write. `None` where there is nothing to record.
+    superblocks: Option<Arc<Superblocks>>,
 }
 
 #[derive(Debug, Default)]
@@ -253,7 +256,13 @@ impl Space {
             traffic: Traffic::default(),
             reservations: Reservations::new(),
             budget,
+            superblocks: None,
         }
+    }
+
+    /// The data file of these superblocks: the first segment that is taken has them record the opening.
+    pub(crate) fn with_superblocks(self, superblocks: Arc<Superblocks>) -> Space {
+        Space { superblocks: Some(superblocks), ..self }
     }
 
     /// Bytes in memory that the next checkpoint writes.
@@ -575,6 +584,12 @@ impl Space {
         // After the write: a sync that began before it ended may not have taken it.
         self.unsynced.store(true, Ordering::Release);
         written.map_err(|error| self.fail(&format!("writing {} failed: {error}", self.path.display())))
+    }
+
+    /// Has this opening recorded, before the first write to the file.
+    fn begin_writing(&self) -> Result<()> {
+        let Some(superblocks) = &self.superblocks else { return Ok(()) };
+        superblocks.begin_writing().map_err(|error| self.fail(&format!("recording this opening failed: {error}")))
     }
 
     /// Brings everything written so far to the medium. A failure is final.

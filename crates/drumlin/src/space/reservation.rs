@@ -630,6 +630,7 @@ impl Space {
     /// changes nothing, the error is [`Error::DiskFull`].
     pub(crate) fn grow(&self, shortage: Shortage) -> Result<()> {
         assert!(shortage.segments > 0, "nothing was short: {shortage:?}");
+        self.begin_writing()?;
         let segments = u32::try_from(shortage.segments).unwrap_or(u32::MAX);
         self.segments.ensure_free(segments).or_else(|error| match self.growth_error(error) {
             error @ Error::DiskFull { .. } => {
@@ -659,6 +660,7 @@ impl Space {
     pub(super) fn take_segment(&self, purpose: Purpose) -> Result<SegmentId> {
         let takes = matches!(purpose, Purpose::Pages | Purpose::Value | Purpose::Move);
         assert!(takes, "{purpose:?} has its segments taken by others");
+        self.begin_writing()?;
         if purpose == Purpose::Pages {
             return self.segments.take().map_err(|error| self.growth_error(error));
         }

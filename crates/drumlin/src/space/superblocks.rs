@@ -8,13 +8,22 @@
 //! 1. Writes are one at a time, and each goes on from the one before: nothing that one of them listed is lost by
 //!    another.
 //! 2. After a failed write there are no more: the contents of its slot are unknown, and the other slot is needed.
+//! 3. A superblock that says *closed* is followed by another before anything else is written: data, log or name. So
+//!    as long as it is the newest, the log holds nothing above its checkpoint, and no number of the next opening is in
+//!    use.
+//!
+//! # States
+//! Deferred ([`Superblocks::defer`]: a closed database was opened, and nothing is written) → open
+//! ([`Superblocks::begin_writing`], before the first write) → closed ([`Superblocks::close`]). A database that was not
+//! closed is open from the start.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{Error, Result};
 use crate::format::superblock::{SLOT_OFFSETS, Superblock, SuperblockError};
-use crate::format::{BLOCK_BYTES, CheckpointNumber, SuperblockNumber};
-use crate::io::{AlignedBuffer, FileRef, Persist, SyncMethod};
+use crate::format::{BLOCK_BYTES, CheckpointNumber, Incarnation, SuperblockNumber, Timestamp};
+use crate::io::{AlignedBuffer, FileRef, FolderRef, Persist, SyncMethod};
 use crate::sync::Mutex;
 
 /// See the module.
@@ -24,6 +33,18 @@ pub(crate) struct Superblocks {
     sync: SyncMethod,
     /// The newest superblock on the medium; `None` once a write has failed.
     newest: Mutex<Option<Superblock>>,
+    /// While this opening has written nothing.
+    deferred: Mutex<Option<Deferred>>,
+    is_deferred: AtomicBool,
+}
+
+/// The steps of recording an opening that were put off.
+#[derive(Debug)]
+struct Deferred {
+    /// The openings that the next superblock lists.
+    incarnations: Vec<(Incarnation, Timestamp)>,
+    /// Folders with names that an ended process may have left in caches only.
+    folders: Vec<FolderRef>,
 }
 
 /// The result of reading the superblocks.
@@ -36,11 +57,68 @@ pub(crate) struct Found {
 
 impl Superblocks {
     pub(crate) fn new(file: FileRef, sync: SyncMethod, newest: Superblock) -> Superblocks {
-        Superblocks { file, sync, newest: Mutex::new(Some(newest)) }
+        let (newest, deferred) = (Mutex::new(Some(newest)), Mutex::default());
+        Superblocks { file, sync, newest, deferred, is_deferred: AtomicBool::new(false) }
+    }
+
+    /// Puts off recording this opening of a closed database until its first write, which syncs these folders too.
+    pub(crate) fn defer(&self, incarnations: Vec<(Incarnation, Timestamp)>, folders: Vec<FolderRef>) {
+        assert!(self.is_closed(), "an opening is put off of a database that was not closed");
+        *self.deferred.lock() = Some(Deferred { incarnations, folders });
+        self.is_deferred.store(true, Ordering::Release);
+    }
+
+    /// Records this opening durably, if that was put off: a superblock follows the closed one. Called before the first
+    /// write to any other place; afterwards one atomic load.
+    pub(crate) fn begin_writing(&self) -> io::Result<()> {
+        if !self.is_deferred.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut deferred = self.deferred.lock();
+        if let Some(Deferred { incarnations, folders }) = &*deferred {
+            crate::coverage::mark!("an opening was recorded at its first write");
+            // The closed superblock may be in caches only, and the older slot is the next to be written over.
+            let synced = folders.iter().try_for_each(|folder| folder.sync()).and_then(|()| self.file.sync_data());
+            synced.and_then(|()| self.write_again()).inspect_err(|_| *self.newest.lock() = None)?;
+            self.write_open(|next| next.incarnations.clone_from(incarnations))?;
+            *deferred = None;
+            self.is_deferred.store(false, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Returns `true` if the newest superblock says that the database was closed.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.newest.lock().as_ref().is_some_and(|newest| newest.is_closed)
+    }
+
+    /// Writes that the database is closed: nothing of the log is needed, and nothing is written after this. Does
+    /// nothing where nothing was written since it was closed last.
+    pub(crate) fn close(&self) -> io::Result<()> {
+        if self.is_closed() {
+            assert!(self.is_deferred.load(Ordering::Acquire), "a database was written to that is closed");
+            return Ok(());
+        }
+        self.write_next(|next| {
+            next.log.clear();
+            next.is_closed = true;
+        })
     }
 
     /// Writes the next superblock, which is the newest as `change` leaves it.
     pub(crate) fn write(&self, change: impl FnOnce(&mut Superblock)) -> io::Result<()> {
+        self.begin_writing()?;
+        self.write_open(change)
+    }
+
+    fn write_open(&self, change: impl FnOnce(&mut Superblock)) -> io::Result<()> {
+        self.write_next(|next| {
+            change(next);
+            next.is_closed = false;
+        })
+    }
+
+    fn write_next(&self, change: impl FnOnce(&mut Superblock)) -> io::Result<()> {
         let mut newest = self.newest.lock();
         let Some(mut next) = newest.take() else {
             return Err(io::Error::other("writing a superblock has failed before"));
@@ -61,7 +139,9 @@ impl Superblocks {
     /// next one takes the place of the one before it.
     pub(crate) fn write_again(&self) -> io::Result<()> {
         let newest = self.newest.lock();
-        let newest = newest.as_ref().expect("nothing was written yet");
+        let Some(newest) = newest.as_ref() else {
+            return Err(io::Error::other("writing a superblock has failed before"));
+        };
         write_block(&self.file, newest, slot(newest.sequence), self.sync)
     }
 }

@@ -15,7 +15,7 @@ use crate::format::extent::{Kind, PageKey};
 use crate::format::record::{self, Operation};
 use crate::format::superblock::Superblock;
 use crate::format::{ExtentAddress, PageId, Timestamp};
-use crate::io::{FolderRef, OpenOptions, Process, SyncMethod};
+use crate::io::{FolderRef, Lock, OpenOptions, Process, SyncMethod};
 use crate::memory::Budget;
 use crate::pool::Pool;
 use crate::seglog::Scan;
@@ -32,7 +32,7 @@ pub(crate) fn examine(settings: &Settings, path: &Path, progress: impl FnMut(Che
     let backend = settings.choose_backend(path)?;
     let path = backend.absolute(path).map_err(|error| Error::io("finding", path, error))?;
     Process::watch().map_err(|error| Error::io("watching for forks of", &path, error))?;
-    Opener::enter(settings, backend, &path)?.examine(progress)
+    Opener::enter(settings, backend, &path, Lock::Shared)?.examine(progress)
 }
 
 /// The state of an examination, and its findings so far.
@@ -56,7 +56,7 @@ impl Opener<'_> {
                 }
             };
         }
-        let file = self.lock_data(DATA_NAME, READ_ONLY)?;
+        let file = self.lock_data(DATA_NAME, READ_ONLY, Lock::Shared)?;
         let _locks = Locks { folder: Arc::clone(&self.folder), data: Arc::clone(&file) };
         let superblock = match self.read_superblocks(&file) {
             Ok(Found { newest, reason }) => {
@@ -74,7 +74,7 @@ impl Opener<'_> {
         (report.checkpoint, report.last) = (superblock.timestamp, superblock.timestamp);
         let memory_bytes = self.settings.memory_bytes;
         let budget = Arc::new(Budget::new(memory_bytes, self.settings.log_stream_count));
-        let space = self.space(&file, &superblock, &budget)?;
+        let space = Arc::new(self.space(&file, &superblock, &budget)?);
         // They are not written: no method is needed.
         let superblocks = Superblocks::new(Arc::clone(&file), SyncMethod::DataSync, superblock.clone());
         let page_tables = PageTableStore::new(superblock, Arc::new(superblocks), budget.epoch_changes_max() as usize);
@@ -328,8 +328,8 @@ mod tests {
     fn addresses(files: &Files) -> Vec<(&'static str, ExtentAddress)> {
         let backend = disk_of(files);
         let config = config(&backend);
-        let opener = Opener::enter(&config.settings, Arc::clone(&backend), Path::new(FOLDER)).unwrap();
-        let file = opener.lock_data(DATA_NAME, READ_ONLY).unwrap();
+        let opener = Opener::enter(&config.settings, Arc::clone(&backend), Path::new(FOLDER), Lock::Shared).unwrap();
+        let file = opener.lock_data(DATA_NAME, READ_ONLY, Lock::Shared).unwrap();
         let superblock = opener.read_superblocks(&file).unwrap().newest;
         let budget = Arc::new(Budget::new(config.settings.memory_bytes, 1));
         let space = opener.space(&file, &superblock, &budget).unwrap();

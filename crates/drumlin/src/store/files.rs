@@ -7,7 +7,7 @@ use super::Settings;
 use crate::error::{Error, Result};
 use crate::format::superblock::Superblock;
 use crate::format::{CheckpointNumber, DatabaseId, Epoch, ExtentRef, SuperblockNumber, Timestamp};
-use crate::io::{self, Backend, FileRef, FolderRef, OpenOptions, Persist, Probe, SyncMethod};
+use crate::io::{self, Backend, FileRef, FolderRef, Lock, OpenOptions, Persist, Probe, SyncMethod};
 use crate::space::superblocks;
 
 pub(super) const DATA_NAME: &str = "data";
@@ -58,7 +58,7 @@ impl<'s> Opener<'s> {
         if !folder_is_there && settings.create {
             location.make_folder()?;
         }
-        let opener = Opener::enter(settings, Arc::clone(backend), path)?;
+        let opener = Opener::enter(settings, Arc::clone(backend), path, Lock::Exclusive)?;
         // Before anything is put into a folder of other things.
         if folder_is_there && !opener.exists(DATA_NAME)? {
             match opener.check_creatable() {
@@ -77,7 +77,8 @@ impl<'s> Opener<'s> {
             opener.finish_data(&data, sync)?;
             return Ok((opener, DataFile { lock: data, sync, created: true }));
         }
-        let data = opener.lock_data(DATA_NAME, OpenOptions { write: true, ..OpenOptions::default() })?;
+        let writing = OpenOptions { write: true, ..OpenOptions::default() };
+        let data = opener.lock_data(DATA_NAME, writing, Lock::Exclusive)?;
         opener.write_process_id();
         let sync = opener.sync_method();
         if !opener.exists(LOG_NAME)? {
@@ -88,16 +89,19 @@ impl<'s> Opener<'s> {
     }
 
     /// Opens the folder, which must be there, and takes its lock.
-    pub(super) fn enter(settings: &'s Settings, backend: Arc<dyn Backend>, path: &Path) -> Result<Opener<'s>> {
+    pub(super) fn enter(
+        settings: &'s Settings,
+        backend: Arc<dyn Backend>,
+        path: &Path,
+        lock: Lock,
+    ) -> Result<Opener<'s>> {
         let location = Location { backend: &backend, path };
         if !location.exists(path)? {
             return Err(Error::NotADatabase { path: path.to_path_buf(), why: "there is nothing at this path".into() });
         }
         let folder = io::open_folder(&backend, path).map_err(|error| location.not_entered("opening", error))?;
         let opener = Opener { settings, backend, folder };
-        if !opener.lock_folder() {
-            return Err(opener.locked());
-        }
+        opener.lock_folder(lock)?;
         Ok(opener)
     }
 
@@ -118,14 +122,18 @@ impl<'s> Opener<'s> {
     }
 
     /// Locks the folder. If the file system has no locks of folders, the data file's lock must do.
-    fn lock_folder(&self) -> bool {
-        self.folder.try_lock().unwrap_or_else(|error| {
-            log::debug!("locking {}: {error}", self.path().display());
-            true
-        })
+    fn lock_folder(&self, lock: Lock) -> Result<()> {
+        match self.folder.try_lock(lock) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(self.locked(self.folder.try_lock(Lock::Shared).unwrap_or(false))),
+            Err(error) => {
+                log::debug!("locking {}: {error}", self.path().display());
+                Ok(())
+            }
+        }
     }
 
-    fn sync_folder(&self) -> Result<()> {
+    pub(super) fn sync_folder(&self) -> Result<()> {
         self.folder.sync().map_err(|error| self.io("syncing", "", error))
     }
 }
@@ -196,14 +204,16 @@ impl Opener<'_> {
         Ok(())
     }
 
-    fn locked(&self) -> Error {
+    /// The error of a lock that another handle is in the way of. The process that wrote its number last is that
+    /// handle's only if it can write: readers leave no number.
+    fn locked(&self, by_readers: bool) -> Error {
         let text = || {
             let file = self.folder.open(LOCK_NAME, OpenOptions::default()).ok()?;
             let mut text = vec![0; file.len().ok()?.min(20) as usize];
             file.read_at(&mut text, 0).ok()?;
             String::from_utf8(text).ok()
         };
-        let pid = text().and_then(|text| text.trim().parse().ok());
+        let pid = if by_readers { None } else { text().and_then(|text| text.trim().parse().ok()) };
         Error::Locked { path: self.path().to_path_buf(), pid: pid.unwrap_or(0) }
     }
 
@@ -221,15 +231,19 @@ impl Opener<'_> {
     }
 
     /// Opens the data file and takes its lock, which nothing that happens to names takes away.
-    pub(super) fn lock_data(&self, name: &str, options: OpenOptions) -> Result<FileRef> {
+    pub(super) fn lock_data(&self, name: &str, options: OpenOptions, lock: Lock) -> Result<FileRef> {
         let options = OpenOptions { direct: true, ..options };
         let file = self.folder.open(name, options).map_err(|error| self.io("opening", name, error))?;
-        if !file.try_lock().map_err(|error| self.io("locking", name, error))? {
-            return Err(self.locked());
+        match file.try_lock(lock) {
+            Ok(true) => {}
+            Ok(false) => return Err(self.locked(file.try_lock(Lock::Shared).unwrap_or(false))),
+            // A medium for reading only may have no locks, and needs none.
+            Err(error) if lock == Lock::Shared => log::debug!("locking {}: {error}", file.path().display()),
+            Err(error) => return Err(self.io("locking", name, error)),
         }
         // Another file may have been given the name meanwhile.
         if !self.folder.is_same(name, &file).map_err(|error| self.io("looking at", name, error))? {
-            return Err(self.locked());
+            return Err(self.locked(false));
         }
         Ok(file)
     }
@@ -302,8 +316,8 @@ impl Opener<'_> {
     /// made the database meanwhile.
     fn begin_data(&self) -> Result<Option<FileRef>> {
         self.check_creatable()?;
-        let file =
-            self.lock_data(NEW_DATA_NAME, OpenOptions { write: true, create: true, ..OpenOptions::default() })?;
+        let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
+        let file = self.lock_data(NEW_DATA_NAME, options, Lock::Exclusive)?;
         if self.exists(DATA_NAME)? {
             // The locked file is the other process's data file, or one begun here in vain.
             let _ = self.folder.remove(NEW_DATA_NAME);
@@ -332,18 +346,19 @@ impl Opener<'_> {
             catalogue: ExtentRef::NONE,
             incarnations: Vec::new(),
             log: Vec::new(),
+            is_closed: false,
         };
         superblocks::write_first(file, &superblock, sync)?;
         self.folder.rename(NEW_DATA_NAME, DATA_NAME).map_err(|error| self.io("renaming", NEW_DATA_NAME, error))?;
         self.sync_folder()
     }
 
-    /// The log's folder, made where the log is not needed and there is none: durably, since what is synced in it is
-    /// lost if its own name is. A folder that is there may have been made by a process that ended before the sync.
+    /// The log's folder, made where the log is not needed and there is none. Its name may be in caches only, also where
+    /// it was made by a process that has ended: what is synced in it is lost if its own name is.
     pub(super) fn log_folder(&self, superblock: &Superblock) -> Result<FolderRef> {
-        self.has_log(superblock)?;
-        self.folder.create_folder(LOG_NAME).map_err(|error| self.io("creating", LOG_NAME, error))?;
-        self.sync_folder()?;
+        if !self.has_log(superblock)? {
+            self.folder.create_folder(LOG_NAME).map_err(|error| self.io("creating", LOG_NAME, error))?;
+        }
         self.folder.folder(LOG_NAME).map_err(|error| self.io("opening", LOG_NAME, error))
     }
 

@@ -8,13 +8,19 @@
 //!    behind the log's last is the first that the engine will give out.
 //! 4. `mark_log_extents` takes the extents that the records name (large values) out of the free ones. Damage found up
 //!    to here leaves every byte as it was.
-//! 5. `harden_superblock` syncs the data file and writes the superblock again, with the same bytes, for the same
-//!    reason.
+//! 5. `harden_superblock` syncs the folder and the data file, and writes the superblock again, with the same bytes, for
+//!    the same reason.
 //! 6. `raise_incarnation` writes the superblock with the next incarnation and the timestamp that it begins at,
 //!    durably. If the superblock has no room for another, it first erases the void records of the log.
 //! 7. `replay` frees the values that only snapshots still saw, and applies the records above the checkpoint: sorted by
 //!    key between barriers (create, drop), the newest of each key.
 //! 8. `start_log` begins to append. The background threads start after it.
+//!
+//! # A closed database
+//! If the superblock says that the database was closed, step 2 reads the headers of the log's segments alone, and steps
+//! 5 and 6 wait for the first write ([`Superblocks::begin_writing`]): opening, reading and closing write nothing.
+//! A segment of an opening that the superblock does not know, or a damaged superblock beside it, tells that a
+//! superblock may be lost, and the steps are those of any other database.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -45,13 +51,13 @@ use crate::txn::versions::Versions;
 
 impl Opener<'_> {
     /// The data file as the superblock describes it, before anything of it is known to be in use.
-    pub(super) fn space(&self, file: &FileRef, superblock: &Superblock, budget: &Arc<Budget>) -> Result<Arc<Space>> {
+    pub(super) fn space(&self, file: &FileRef, superblock: &Superblock, budget: &Arc<Budget>) -> Result<Space> {
         let data_path = &self.path().join(DATA_NAME);
         let length = file.len().map_err(|error| Error::io("measuring", data_path, error))?;
         let segment_count = u32::try_from(length / superblock.segment_bytes)
             .unwrap_or(u32::MAX)
             .min(Segments::count_max(superblock.segment_bytes));
-        Ok(Arc::new(Space::new(
+        Ok(Space::new(
             data_path,
             Arc::clone(file),
             superblock.database,
@@ -59,7 +65,7 @@ impl Opener<'_> {
             segment_count,
             Epoch::first_of(next_incarnation(superblock)),
             Arc::clone(budget),
-        )))
+        ))
     }
 
     pub(super) fn pool(&self, space: &Arc<Space>, budget: &Arc<Budget>) -> Arc<Pool> {
@@ -102,6 +108,7 @@ impl Opener<'_> {
         let budget = Arc::new(Budget::new(self.settings.memory_bytes, self.settings.log_stream_count));
         let space = self.space(&file, &superblock, &budget)?;
         let superblocks = Arc::new(Superblocks::new(Arc::clone(&file), data.sync, superblock.clone()));
+        let space = Arc::new(space.with_superblocks(Arc::clone(&superblocks)));
         let page_tables =
             PageTableStore::new(superblock, Arc::clone(&superblocks), budget.epoch_changes_max() as usize);
         let loaded = page_tables.load(&space, self.settings.memory_bytes, &mut Err)?;
@@ -140,7 +147,12 @@ impl<'o> CheckpointRead<'o> {
         let options = opener.log_options(superblock, &self.budget, self.data.sync);
         let scan = match self.data.created {
             true => None,
-            false => Some(Scan::open(&opener.backend, &folder, &options, &known(superblock))?),
+            false => {
+                let is_full = self.loaded.page_tables.is_incarnation_list_full();
+                let is_closed = superblock.is_closed && self.passed_over.is_none() && !is_full;
+                let known = Known { is_closed, ..known(superblock) };
+                Some(Scan::open(&opener.backend, &folder, &options, &known)?)
+            }
         };
         Ok(LogScanned { checkpoint: self, folder, options, scan })
     }
@@ -220,14 +232,19 @@ struct Recovering<'o> {
 struct EngineBuilt<'o>(Recovering<'o>);
 /// No extent that the log names is free.
 struct ExtentsMarked<'o>(Recovering<'o>);
-/// The superblock that was read is durable.
+/// The superblock that was read is durable; or the first write of the opening makes it so.
 struct Hardened<'o>(Recovering<'o>);
-/// This opening has its incarnation in the superblock.
+/// This opening has its incarnation in the superblock, or will have before its first write.
 struct IncarnationRaised<'o>(Recovering<'o>);
 /// Every record of the log is applied.
 struct Replayed<'o>(Recovering<'o>);
 
 impl Recovering<'_> {
+    /// Returns `true` if recording the opening waits for its first write.
+    fn is_deferred(&self) -> bool {
+        self.scan.as_ref().is_some_and(Scan::is_closed)
+    }
+
     fn replay_of<'r>(&'r self, scan: &'r Scan) -> Replay<'r> {
         let log_path = self.opener.path().join(LOG_NAME);
         Replay { engine: &self.engine, keyspaces: &self.keyspaces, log_path, scan }
@@ -267,7 +284,12 @@ impl<'o> EngineBuilt<'o> {
 impl<'o> ExtentsMarked<'o> {
     fn harden_superblock(self) -> Result<Hardened<'o>> {
         let ExtentsMarked(recovering) = self;
+        if recovering.is_deferred() {
+            return Ok(Hardened(recovering));
+        }
         let data_path = &recovering.opener.path().join(DATA_NAME);
+        // What is synced in the log's folder from here on is lost if the folder's name is.
+        recovering.opener.sync_folder()?;
         // A killed process may have left writes, even its last superblock, in the page cache. Sync before the next
         // superblock overwrites the older slot.
         recovering.file.sync_data().map_err(|error| Error::io("syncing", data_path, error))?;
@@ -281,6 +303,12 @@ impl<'o> ExtentsMarked<'o> {
 impl<'o> Hardened<'o> {
     fn raise_incarnation(self) -> Result<IncarnationRaised<'o>> {
         let Hardened(mut recovering) = self;
+        let first = recovering.last.next();
+        if recovering.is_deferred() {
+            let folders = vec![Arc::clone(&recovering.opener.folder), Arc::clone(&recovering.log_folder)];
+            recovering.page_tables.defer_incarnation(recovering.incarnation, first, folders);
+            return Ok(IncarnationRaised(recovering));
+        }
         let page_tables = &mut recovering.page_tables;
         if let Some(scan) = &recovering.scan
             && page_tables.is_incarnation_list_full()
@@ -288,7 +316,7 @@ impl<'o> Hardened<'o> {
             scan.erase_void()?;
             page_tables.forget_incarnations();
         }
-        page_tables.raise_incarnation(&recovering.engine.space, recovering.incarnation, recovering.last.next())?;
+        page_tables.raise_incarnation(&recovering.engine.space, recovering.incarnation, first)?;
         Ok(IncarnationRaised(recovering))
     }
 }
@@ -344,10 +372,13 @@ impl Replayed<'_> {
 /// The calls of the log to the parts above it.
 fn hooks(engine: &Engine<Replaying>, superblocks: Arc<Superblocks>) -> Hooks {
     let (space, clock) = (Arc::clone(&engine.space), Arc::clone(&engine.clock));
+    let (recorded, closed) = (Arc::clone(&superblocks), Arc::clone(&superblocks));
     Hooks {
+        before_window: Box::new(move || recorded.begin_writing()),
         before_write: Box::new(move || space.sync().map_err(|error| std::io::Error::other(error.to_string()))),
         on_durable: Box::new(move |durable| clock.show_durable(durable)),
         list: Box::new(move |ranges| superblocks.write(|next| next.log = ranges.to_vec())),
+        on_closed: Box::new(move || closed.close()),
     }
 }
 
@@ -356,12 +387,13 @@ fn next_incarnation(superblock: &Superblock) -> Incarnation {
     Incarnation(superblock.incarnations.last().map_or(1, |(incarnation, _)| incarnation.0 + 1))
 }
 
-/// The part of the superblock that concerns the log.
+/// The part of the superblock that concerns the log, of which everything is read.
 pub(super) fn known(superblock: &Superblock) -> Known<'_> {
     Known {
         incarnations: &superblock.incarnations,
         checkpoint: superblock.checkpoint,
         covered: superblock.timestamp,
         ranges: &superblock.log,
+        is_closed: false,
     }
 }

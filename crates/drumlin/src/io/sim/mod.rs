@@ -27,17 +27,17 @@ mod medium;
 mod tasks;
 
 use std::any::Any;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::disk::end_of_file;
-use super::{AlignedBuffer, Backend, Completion, File, FileRef, OpenOptions, Persist, Queue, SyncMethod};
+use super::lock::Locks;
+use super::{AlignedBuffer, Backend, Completion, File, FileRef, Lock, OpenOptions, Persist, Queue, SyncMethod};
 pub use crate::sync::Random;
 use crate::sync::scheduler::{Task, current};
 use medium::{BLOCK_BYTES, ChangeKind, Entry};
@@ -139,7 +139,7 @@ struct State {
     /// The power goes in the write with this number.
     off_in_write: Option<u64>,
     off: bool,
-    locked: BTreeSet<usize>,
+    locks: BTreeMap<usize, Locks>,
     random: Random,
     faults: Faults,
     harm: FaultCounts,
@@ -172,7 +172,7 @@ impl Disk {
             off_at: None,
             off_in_write: None,
             off: false,
-            locked: BTreeSet::new(),
+            locks: BTreeMap::new(),
             random: Random(seed),
             faults: Faults::default(),
             harm: FaultCounts::default(),
@@ -460,7 +460,7 @@ struct DiskFile {
     file: usize,
     direct: bool,
     write: bool,
-    holds_lock: AtomicBool,
+    lock: Mutex<Option<Lock>>,
 }
 
 impl fmt::Debug for DiskFile {
@@ -471,8 +471,9 @@ impl fmt::Debug for DiskFile {
 
 impl Drop for DiskFile {
     fn drop(&mut self) {
-        if self.holds_lock.load(Ordering::Acquire) {
-            self.disk.lock().locked.remove(&self.file);
+        let lock = self.lock.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if lock.is_some() {
+            self.disk.lock().locks.entry(self.file).or_default().release(lock);
         }
     }
 }
@@ -580,12 +581,10 @@ impl File for DiskFile {
         self.direct
     }
 
-    fn try_lock(&self) -> io::Result<bool> {
-        let taken = self.disk.working()?.locked.insert(self.file);
-        if taken {
-            self.holds_lock.store(true, Ordering::Release);
-        }
-        Ok(taken || self.holds_lock.load(Ordering::Acquire))
+    fn try_lock(&self, lock: Lock) -> io::Result<bool> {
+        let mut disk = self.disk.working()?;
+        let mut held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(disk.locks.entry(self.file).or_default().try_take(&mut held, lock))
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -626,7 +625,7 @@ impl Backend for Disk {
             file,
             direct: options.direct,
             write: options.write,
-            holds_lock: AtomicBool::new(false),
+            lock: Mutex::default(),
         }))
     }
 

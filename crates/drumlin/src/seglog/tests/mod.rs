@@ -150,6 +150,8 @@ struct Rig {
     checkpoint: CheckpointNumber,
     /// The ranges that must exist, as the log listed them last.
     listed: Arc<Mutex<Vec<LogRange>>>,
+    /// The log was closed, and no window was prepared since.
+    closed: Arc<AtomicBool>,
 }
 
 impl Rig {
@@ -162,6 +164,7 @@ impl Rig {
             covered: Timestamp(0),
             checkpoint: CheckpointNumber::NONE,
             listed: Arc::default(),
+            closed: Arc::default(),
         }
     }
 
@@ -181,15 +184,25 @@ impl Rig {
 
     /// Hooks that keep what is listed.
     fn hooks(&self) -> Hooks {
-        let (listed, disk) = (Arc::clone(&self.listed), Arc::clone(&self.disk));
-        let list = move |ranges: &[LogRange]| {
-            if disk.is_off() {
-                return Err(io::Error::other("the power is off"));
-            }
-            *listed.lock() = ranges.to_vec();
-            Ok(())
+        let write = || {
+            let disk = Arc::clone(&self.disk);
+            move || if disk.is_off() { Err(io::Error::other("the power is off")) } else { Ok(()) }
         };
-        Hooks { list: Box::new(list), ..Hooks::none() }
+        let write_ranges = || {
+            let (write, listed) = (write(), Arc::clone(&self.listed));
+            move |ranges: &[LogRange]| write().map(|()| *listed.lock() = ranges.to_vec())
+        };
+        let write_closed = || {
+            let (write, closed) = (write(), Arc::clone(&self.closed));
+            move |is_closed| write().map(|()| closed.store(is_closed, Ordering::SeqCst))
+        };
+        let (list, open, no_ranges, close) = (write_ranges(), write_closed(), write_ranges(), write_closed());
+        Hooks {
+            before_window: Box::new(move || open(false)),
+            list: Box::new(list),
+            on_closed: Box::new(move || no_ranges(&[]).and_then(|()| close(true))),
+            ..Hooks::none()
+        }
     }
 
     fn create(&mut self) -> Log {
@@ -201,7 +214,13 @@ impl Rig {
 
     fn scan(&self) -> Result<Scan> {
         let ranges = &self.listed.lock().clone();
-        let known = Known { incarnations: &self.openings, checkpoint: self.checkpoint, covered: self.covered, ranges };
+        let known = Known {
+            incarnations: &self.openings,
+            checkpoint: self.checkpoint,
+            covered: self.covered,
+            ranges,
+            is_closed: self.closed.load(Ordering::SeqCst),
+        };
         Scan::open(&self.backend, &self.folder(), &self.options, &known)
     }
 

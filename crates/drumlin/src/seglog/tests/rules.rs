@@ -179,7 +179,9 @@ fn what_was_recovered_from_a_cache_stays() {
 #[test]
 fn what_a_failed_write_left_in_a_cache_stays() {
     for (seed, bytes) in [(0, 300), (1, 9000), (2, 20_000)] {
-        let mut rig = Rig::new(Disk::new(false), options(2));
+        // The first window of each stream has room for all.
+        let options = LogOptions { segment_bytes: 33 * 4096, ..options(2) };
+        let mut rig = Rig::new(Disk::new(false), options);
         let log = rig.create();
         commit_to(&log, 3, 300);
         rig.disk.cut_after(2);
@@ -202,14 +204,15 @@ fn what_a_failed_write_left_in_a_cache_stays() {
 fn what_was_recovered_keeps_its_name() {
     let mut rig = Rig::new(Disk::new(false), options(1));
     let log = rig.create();
+    commit_to(&log, 1, 9000);
     // Killed between the second segment's header and the sync of its name.
     rig.disk.cut_after(2);
-    drop(log.reserve(0, 100));
+    assert!(log.reserve(0, 20_000).is_err());
     drop(log);
     rig.move_to(rig.disk.copy());
     assert_eq!(rig.disk.files().len(), 2);
     let log = rig.reopen();
-    while log.last() == Timestamp(0) || log.shared.streams[0].tail.lock().position() <= StreamPosition(8 * BLOCK) {
+    while log.shared.streams[0].tail.lock().position() <= StreamPosition(8 * BLOCK) {
         commit_to(&log, log.last().0 + 1, 3000);
     }
     let acknowledged = log.last();
@@ -883,6 +886,68 @@ fn a_large_segment_is_filled_in_steps() {
     }
 }
 
+/// A log that was closed is started without a write, and its next record goes to a file that is there, also where that
+/// was not filled to its end.
+#[test]
+fn a_closed_log_is_started_without_a_write() {
+    for segment_bytes in [9 * 4096, 12 << 20] {
+        let mut rig = Rig::new(Disk::new(false), LogOptions { segment_bytes, ..options(1) });
+        let log = rig.create();
+        commit_to(&log, 5, 100);
+        rig.covered = log.last();
+        log.close(rig.covered).unwrap();
+        let (writes, files) = (rig.disk.write_count(), rig.disk.files());
+        let log = rig.reopen();
+        assert_eq!((log.last(), log.durable()), (Timestamp(5), Timestamp(5)));
+        log.close(rig.covered).unwrap();
+        assert_eq!(rig.disk.write_count(), writes, "opened and closed");
+        let log = rig.reopen();
+        commit_to(&log, 7, 100);
+        drop(log);
+        assert_eq!(rig.disk.files(), files);
+        assert_eq!(rig.recovered(), expect(6, 7, 100));
+    }
+}
+
+/// The superblock that lists an opening's first window is lost: its records are found by the one before it. If that
+/// is lost too, the newest says that the log was closed, and the header of the segment tells of an opening that it
+/// does not know.
+#[test]
+fn superblocks_lost_after_closing_are_noticed() {
+    let mut rig = Rig::new(Disk::new(false), options(2));
+    let log = rig.create();
+    commit_to(&log, 5, 100);
+    rig.covered = log.last();
+    log.close(rig.covered).unwrap();
+    let (openings, listed) = (rig.openings.clone(), rig.listed.lock().clone());
+    assert!(rig.scan().unwrap().is_closed() && listed.is_empty());
+    let log = rig.reopen();
+    commit_to(&log, 9, 100);
+    drop(log);
+    *rig.listed.lock() = listed;
+    assert_eq!(rig.recovered(), expect(6, 9, 100));
+    rig.openings = openings;
+    rig.closed.store(true, Ordering::SeqCst);
+    let (_, message) = damage(rig.scan());
+    assert!(message.contains("opening 2, which the superblock does not know"), "{message}");
+}
+
+/// A short opening prepares one segment for each stream that it uses, and a long one has the next ready before it is
+/// needed.
+#[test]
+fn segments_are_prepared_as_the_log_grows() {
+    let mut rig = Rig::new(Disk::new(false), options(2));
+    let log = rig.create();
+    commit(&log, 0, body_of(1, 100));
+    assert_eq!(rig.disk.files().len(), 2);
+    let is_half_full = || log.shared.streams[0].tail.lock().position() > StreamPosition(4 * BLOCK);
+    while !is_half_full() {
+        commit(&log, 0, body_of(1, 3000));
+    }
+    commit(&log, 0, body_of(1, 100));
+    assert_eq!(rig.disk.files().len(), 3);
+}
+
 /// Opening again and again without a commit takes no space.
 #[test]
 fn opening_again_takes_no_space() {
@@ -1099,6 +1164,7 @@ fn every_backend_will_do() {
                 checkpoint: CheckpointNumber::NONE,
                 covered: Timestamp(0),
                 ranges: &[],
+                is_closed: false,
             };
             let scan = Scan::open(&backend, &log_folder, &options, &known).unwrap();
             assert_eq!(timestamps(scan.records().unwrap()), (1..=200).collect::<Vec<u64>>(), "{}", backend.name());
