@@ -46,8 +46,7 @@ impl DatabaseArgs {
     /// There is a folder.
     pub(crate) fn check_there(&self) -> Result<()> {
         if !self.path.exists() {
-            return Err(Failure::not_found(format!("there is no database at {}", self.path.display()))
-                .hint("`drumlin put`, `load` and `index` create one"));
+            return Err(Failure::no_database(&self.path));
         }
         self.check_folder()
     }

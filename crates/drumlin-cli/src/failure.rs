@@ -73,6 +73,11 @@ impl Failure {
         Failure::new(Exit::NotFound, message)
     }
 
+    pub(crate) fn no_database(path: &Path) -> Failure {
+        Failure::not_found(format!("there is no database at {}", path.display()))
+            .hint("`drumlin put`, `load` and `index` create one")
+    }
+
     pub(crate) fn bad_input(message: impl Into<String>) -> Failure {
         Failure::new(Exit::BadInput, message)
     }
@@ -154,10 +159,17 @@ pub(crate) fn plain(source: &io::Error) -> String {
     }
 }
 
+/// The library's text without its last sentence, a remedy for programs.
+fn without_remedy(error: &Error) -> String {
+    let text = error.to_string();
+    text.rsplit_once(". ").map_or(&*text, |(failure, _)| failure).to_owned()
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         match &error {
             Error::Io { action, path, source } => Failure::file(action, path, source),
+            Error::NotFound { path } => Failure::no_database(path),
             Error::NotADatabase { path, why } => {
                 Failure::new(Exit::NotOpened, format!("{} is not a Drumlin database: {why}", path.display()))
                     .hint("give the folder that `drumlin load`, `put` or `index` created")
@@ -167,11 +179,11 @@ impl From<Error> for Failure {
                 format!("{} has format {found}; this version reads formats up to {supported}", path.display()),
             )
             .hint("open it with a newer drumlin"),
-            Error::Locked { path, pid: 0 } => {
+            Error::Locked { path, pid: 0, .. } => {
                 Failure::new(Exit::InUse, format!("{} is in use by another process", path.display()))
                     .hint("close it there, or end that process")
             }
-            Error::Locked { path, pid } => {
+            Error::Locked { path, pid, .. } => {
                 Failure::new(Exit::InUse, format!("{} is in use by process {pid}", path.display()))
                     .hint(format!("close it there, or end it: kill {pid}"))
             }
@@ -184,10 +196,10 @@ impl From<Error> for Failure {
                 format!("the disk is full: {needed_bytes} more bytes are needed in {}", path.display()),
             )
             .hint("free space there, or `drumlin rm` rows and `drumlin compact`; what was acknowledged is safe"),
-            Error::TransactionTooLarge { limit_bytes, what, .. } => {
-                Failure::other(format!("transaction too large: {what} exceed {limit_bytes} bytes"))
-                    .hint("use a smaller --batch, or a larger --memory")
-            }
+            Error::TransactionTooLarge { what, row_count, bytes, limit_bytes, .. } => Failure::other(format!(
+                "transaction too large: {what} take {bytes} bytes for {row_count} rows, and may take {limit_bytes}"
+            ))
+            .hint("use a smaller --batch, or a larger --memory"),
             Error::MemoryInUse { what, limit_bytes } => {
                 Failure::other(format!("{what} take all {limit_bytes} bytes of their part of the memory"))
                     .hint("run the command again, or with a larger --memory")
@@ -208,13 +220,12 @@ impl From<Error> for Failure {
                 "--memory {given_bytes} is too small: at least {minimum_bytes} bytes are needed"
             ))
             .hint(format!("--memory {}MiB", minimum_bytes.div_ceil(1 << 20))),
-            Error::NoSuchKeyspace { name } => {
-                Failure::not_found(format!("there is no keyspace {name:?}")).hint("`drumlin keyspaces` lists them")
+            Error::NoSuchKeyspace { .. } => {
+                Failure::not_found(without_remedy(&error)).hint("`drumlin keyspaces` lists them")
             }
-            Error::KeyTooLong { key_bytes, limit_bytes, keyspace } => Failure::bad_input(format!(
-                "a key of {key_bytes} bytes is too long: keyspace {keyspace:?} allows up to {limit_bytes}"
-            )),
+            Error::KeyTooLong { .. } => Failure::bad_input(without_remedy(&error)),
             Error::Conflict { reason } => Failure::other(format!("conflict: {reason}")).hint("run the command again"),
+            Error::LockTimeout { .. } => Failure::other(without_remedy(&error)).hint("run the command again"),
             _ => Failure::other(error.to_string()),
         }
     }

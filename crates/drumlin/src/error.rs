@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::format::Timestamp;
 
@@ -22,7 +23,13 @@ pub enum Error {
         /// The operating system's answer.
         source: Arc<std::io::Error>,
     },
-    /// The path holds no Drumlin database.
+    /// There is nothing at the path, and [`Config::create`](crate::Config::create) is off.
+    #[error("there is no database at {}: nothing is at this path", .path.display())]
+    NotFound {
+        /// The path given.
+        path: PathBuf,
+    },
+    /// The path holds something else than a Drumlin database.
     #[error("{} is not a Drumlin database: {why}", .path.display())]
     NotADatabase {
         /// The path given.
@@ -40,13 +47,15 @@ pub enum Error {
         /// The newest format that this version reads.
         supported: u32,
     },
-    /// Another process, or another handle in this one, has the database open.
-    #[error("{} is in use by {}. Close it there, or end that process", .path.display(), owner(*.pid))]
+    /// Another process has the database open, or this one has: it is closed once the last of its handles is dropped.
+    #[error("{} is in use by {}", .path.display(), owner(*.pid, *.by_this_process))]
     Locked {
         /// The database.
         path: PathBuf,
         /// The process that has it open; 0 if unknown.
         pid: u32,
+        /// It is this very process: a handle of an earlier opening is still alive.
+        by_this_process: bool,
     },
     /// This process was forked from the one that opened the database, and only that one may use it. To open databases
     /// of its own, a process has to be forked before the first database is opened, or execute a program: threads that
@@ -57,7 +66,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// Bytes on the medium are not those that were written. Data that does not depend on them stays readable.
-    #[error("damaged: {what} in {}: {reason}. Run `drumlin check` to list all damage and what is lost", .path.display())]
+    #[error("damaged: {what} in {}: {reason}. Everything else stays readable; restore what is lost from a backup", .path.display())]
     Corrupted {
         /// The file.
         path: PathBuf,
@@ -75,20 +84,55 @@ pub enum Error {
         /// The bytes requested from the file system.
         needed_bytes: u64,
     },
-    /// Another transaction changed or holds the same row; run the transaction again
-    /// ([`Database::transact`](crate::Database::transact) does).
+    /// Another transaction changed the same row first, or each of two waited for a row of the other. Run the
+    /// transaction again ([`Database::transact`](crate::Database::transact) does).
     #[error("conflict: {reason}. Run the transaction again")]
     Conflict {
         /// The kind of conflict.
         reason: &'static str,
     },
-    /// The transaction's writes, or the reads of a serializable one, exceed their share of memory.
-    #[error("transaction too large: {what} exceed {limit_bytes} bytes. {remedy}")]
+    /// A row was locked by another transaction for longer than the call waits: [`TxOptions::lock_timeout`], or 10
+    /// seconds outside of transactions. Nothing of the call remains, and the transaction that made it can go on.
+    /// [`Database::transact`](crate::Database::transact) does not run it again.
+    ///
+    /// If the transaction that has the row is the caller's own, waiting is in vain. The usual slip is `keyspace.insert`
+    /// instead of `tx.insert` in the body of [`Database::transact`](crate::Database::transact), and there it fails at
+    /// once.
+    ///
+    /// [`TxOptions::lock_timeout`]: crate::TxOptions::lock_timeout
+    #[error("{}", lock_timeout(keyspace, key, *waited, *is_own))]
+    LockTimeout {
+        /// The name of the row's keyspace.
+        keyspace: String,
+        /// The row's key.
+        key: Vec<u8>,
+        /// How long the call waited; zero if it was bound to be in vain.
+        waited: Duration,
+        /// The row was locked by the thread that waited for it, in a transaction that has not ended.
+        is_own: bool,
+    },
+    /// A transaction's writes or reads are more than one transaction may have. What there is of it can still be
+    /// committed, unless it is the commit that fails. The limits are:
+    ///
+    /// - a thirty-second of the memory budget, and at most 8 MiB, for its record in the log: the keys and values of the
+    ///   rows that it changes, and 11 bytes more for each. The write that exceeds it fails;
+    /// - a sixteenth of the budget for its writes in memory: keys and values of all its writes, and about 256 bytes or
+    ///   more for each, in buffers that double as they grow. The write that exceeds it fails. The reads of a
+    ///   serializable transaction count with them;
+    /// - nearly half of the pages that fit into the budget for the leaves that hold its rows. The commit fails;
+    /// - three thirty-seconds of the budget for the rows that it replaces or removes, as they were. The commit fails.
+    ///
+    /// Of a value over 64 KiB, only its key counts.
+    #[error("transaction too large: {what} take {bytes} bytes{}, and may take {limit_bytes}. {remedy}", rows(*.row_count))]
     TransactionTooLarge {
-        /// Its share.
-        limit_bytes: u64,
-        /// The part that exceeds it.
+        /// The part of it that is too large, and what of it is counted.
         what: &'static str,
+        /// The rows in this part, with the one that was refused; 0 if it was not counted in rows.
+        row_count: u64,
+        /// The bytes that this part takes, as they are counted.
+        bytes: u64,
+        /// The bytes that it may take.
+        limit_bytes: u64,
         /// The remedy.
         remedy: &'static str,
     },
@@ -125,6 +169,10 @@ pub enum Error {
         /// The failure of the log.
         reason: Arc<str>,
     },
+    /// The database was closed, by [`Database::close`](crate::Database::close). Handles that are left may read what is
+    /// in memory.
+    #[error("the database was closed. Open it again to use it")]
+    Closed,
     /// An earlier write or sync failed. Reads still work; commits are refused until the database is reopened.
     #[error("the database accepts no commits since {reason}. Reads still work. Fix the cause and reopen it")]
     Failed {
@@ -133,7 +181,7 @@ pub enum Error {
     },
     /// The key is too long for its keyspace.
     #[error(
-        "a key of {key_bytes} bytes is too long: keyspace {keyspace:?} allows up to {limit_bytes} bytes (a quarter of its page). Use a shorter key, or a keyspace of larger pages"
+        "a key of {key_bytes} bytes is too long: keyspace {} allows up to {limit_bytes} bytes (a quarter of its page). Use a shorter key, or a keyspace of larger pages", quoted(.keyspace)
     )]
     KeyTooLong {
         /// The key's length.
@@ -154,13 +202,13 @@ pub enum Error {
         minimum_bytes: u64,
     },
     /// There is no keyspace with this name.
-    #[error("there is no keyspace {name:?}. `drumlin keyspaces` lists them")]
+    #[error("there is no keyspace {}. Database::keyspaces lists them", quoted(.name))]
     NoSuchKeyspace {
         /// The name asked for.
         name: String,
     },
     /// The keyspace of this handle was dropped.
-    #[error("keyspace {name:?} was dropped. Get a new handle from the database")]
+    #[error("keyspace {} was dropped. Get a new handle from the database", quoted(.name))]
     KeyspaceDropped {
         /// Its name.
         name: String,
@@ -189,7 +237,7 @@ pub enum Recourse {
     Retry,
     /// The call can't succeed as it was made; the database is as usable as before.
     Change,
-    /// Commits are refused; reads still work. Fix the cause and reopen.
+    /// Commits are refused; reads still work. Open the database again, once the cause of a failure is fixed.
     Reopen,
     /// The data named in the error is lost; the rest is readable.
     Restore,
@@ -207,9 +255,80 @@ pub(crate) fn sound<T>(read: Result<T>, on_corruption: OnCorruption<'_>) -> Resu
     }
 }
 
-/// The owner of a lock, by its process id; 0 if unknown.
-fn owner(pid: u32) -> String {
-    if pid == 0 { "another process".to_owned() } else { format!("process {pid}") }
+/// The owner of a database, and the remedy.
+fn owner(pid: u32, by_this_process: bool) -> String {
+    if by_this_process {
+        return "this very process: a Database, Keyspace, Snapshot, Transaction or another handle of it is still alive. \
+                Drop them all before opening it again, or use a clone of one"
+            .to_owned();
+    }
+    let process = if pid == 0 { "another process".to_owned() } else { format!("process {pid}") };
+    format!("{process}. Close it there, or end that process")
+}
+
+/// The remedy for a transaction that writes too much.
+const WRITE_LESS: &str = "Commit in smaller parts, or raise Config::memory";
+
+/// The letters of a name, and bytes of a key, that an error quotes.
+const QUOTED_MAX: usize = 60;
+
+/// A name in quotes, escaped; a very long one shortened.
+pub(crate) fn quoted(name: &str) -> String {
+    let end = name.char_indices().nth(QUOTED_MAX).map_or(name.len(), |(end, _)| end);
+    if end == name.len() { format!("{name:?}") } else { format!("{:?}… ({} bytes)", &name[..end], name.len()) }
+}
+
+/// A key as Rust writes bytes; a very long one shortened.
+fn quoted_key(key: &[u8]) -> String {
+    let shown = key[..key.len().min(QUOTED_MAX)].escape_ascii();
+    if key.len() <= QUOTED_MAX { format!("b\"{shown}\"") } else { format!("b\"{shown}\"… ({} bytes)", key.len()) }
+}
+
+fn lock_timeout(keyspace: &str, key: &[u8], waited: Duration, is_own: bool) -> String {
+    let row = format!("row {} of keyspace {}", quoted_key(key), quoted(keyspace));
+    if is_own && waited.is_zero() {
+        return format!(
+            "{row} is locked by the transaction from whose body this call comes, and stays locked until the body \
+             returns. Write it through the transaction (tx.insert), or after it"
+        );
+    }
+    let cause = if is_own {
+        "this very thread locked it, in a transaction that has not ended. Write it through that transaction \
+         (tx.insert), or end that one first"
+    } else {
+        "another transaction has it locked. End that one sooner, or wait longer (TxOptions::lock_timeout)"
+    };
+    format!("{row} was not free within {waited:?}: {cause}")
+}
+
+/// The rows that a limit was exceeded by, if they were counted.
+fn rows(row_count: u64) -> String {
+    if row_count == 0 { String::new() } else { format!(" for {row_count} rows") }
+}
+
+/// The reason for which a database takes no more commits.
+#[derive(Clone, Debug)]
+pub(crate) enum Stopped {
+    Closed,
+    Failed(Arc<str>),
+}
+
+impl Stopped {
+    pub(crate) fn reason(&self) -> &str {
+        match self {
+            Stopped::Closed => "it was closed",
+            Stopped::Failed(reason) => reason,
+        }
+    }
+
+    /// The error of a call that comes too late. No `From`: as long as nothing but itself converts into an [`Error`],
+    /// the compiler finds the type of a body that `?` follows.
+    pub(crate) fn into_error(self) -> Error {
+        match self {
+            Stopped::Closed => Error::Closed,
+            Stopped::Failed(reason) => Error::Failed { reason },
+        }
+    }
 }
 
 impl Error {
@@ -218,7 +337,7 @@ impl Error {
     pub fn recourse(&self) -> Recourse {
         match self {
             Error::Conflict { .. } | Error::SnapshotTooOld { .. } | Error::MemoryInUse { .. } => Recourse::Retry,
-            Error::OutcomeUnknown { .. } | Error::Failed { .. } => Recourse::Reopen,
+            Error::OutcomeUnknown { .. } | Error::Failed { .. } | Error::Closed => Recourse::Reopen,
             Error::Corrupted { .. } => Recourse::Restore,
             _ => Recourse::Change,
         }
@@ -245,20 +364,27 @@ impl Error {
         Error::MemoryInUse { what: "values being written from readers", limit_bytes }
     }
 
-    pub(crate) fn writes_too_large(limit_bytes: u64) -> Error {
-        Error::TransactionTooLarge {
-            limit_bytes,
-            what: "its writes",
-            remedy: "Commit in smaller parts, or raise Config::memory",
-        }
+    /// The write set of a transaction, its locks included.
+    pub(crate) fn writes_too_large(row_count: usize, bytes: u64, limit_bytes: u64) -> Error {
+        let what = "its writes (keys, values, and about 256 bytes or more of memory for each row)";
+        Error::TransactionTooLarge { what, row_count: row_count as u64, bytes, limit_bytes, remedy: WRITE_LESS }
     }
 
-    pub(crate) fn versions_too_large(limit_bytes: u64) -> Error {
-        Error::TransactionTooLarge {
-            limit_bytes,
-            what: "the rows that it replaces and removes",
-            remedy: "Commit in smaller parts, or raise Config::memory",
-        }
+    /// The record of a commit in the log.
+    pub(crate) fn record_too_large(row_count: usize, bytes: u64, limit_bytes: u64) -> Error {
+        let what = "its keys and values in the log";
+        Error::TransactionTooLarge { what, row_count: row_count as u64, bytes, limit_bytes, remedy: WRITE_LESS }
+    }
+
+    /// The leaves that hold a commit's rows.
+    pub(crate) fn leaves_too_large(row_count: usize, bytes: u64, limit_bytes: u64) -> Error {
+        let what = "the pages that hold its rows";
+        Error::TransactionTooLarge { what, row_count: row_count as u64, bytes, limit_bytes, remedy: WRITE_LESS }
+    }
+
+    pub(crate) fn versions_too_large(row_count: usize, bytes: u64, limit_bytes: u64) -> Error {
+        let what = "the rows that it replaces and removes, as they were,";
+        Error::TransactionTooLarge { what, row_count: row_count as u64, bytes, limit_bytes, remedy: WRITE_LESS }
     }
 
     /// Running operations keep all pages in memory.
@@ -266,10 +392,13 @@ impl Error {
         Error::MemoryInUse { what: "pages held by running operations", limit_bytes }
     }
 
-    pub(crate) fn reads_too_large(limit_bytes: u64) -> Error {
+    /// The reads of a serializable transaction, with its writes.
+    pub(crate) fn reads_too_large(bytes: u64, limit_bytes: u64) -> Error {
         Error::TransactionTooLarge {
+            what: "its reads, which its commit validates, and its writes",
+            row_count: 0,
+            bytes,
             limit_bytes,
-            what: "its reads, to be validated,",
             remedy: "Read less in a serializable transaction that writes, use Isolation::Snapshot, or raise Config::memory",
         }
     }

@@ -190,14 +190,14 @@ async fn a_transaction_sees_its_own_writes_alone(
     before
 }
 
-/// A row that another transaction holds is a conflict after the time limit, and one that it has changed after the wait.
+/// A row that another transaction has locked is waited for up to the time limit; one that it has changed is a conflict.
 async fn a_changed_row_is_a_conflict(db: &Database, keyspace: &Keyspace) {
     let mut first = db.begin().unwrap();
     first.insert_async(keyspace, b"row", b"first").await.unwrap();
     let options = TxOptions { lock_timeout: Duration::from_millis(30), ..TxOptions::default() };
     let mut second = db.begin_with(options).unwrap();
     let error = second.insert_async(keyspace, b"row", b"second").await.unwrap_err();
-    assert!(error.is_conflict(), "{error:?}");
+    assert!(matches!(error, Error::LockTimeout { is_own: false, .. }), "{error:?}");
     drop(second);
     let mut second = db.begin().unwrap();
     let (waited, committed) = join(second.insert_async(keyspace, b"row", b"second"), first.commit_async()).await;
@@ -220,7 +220,8 @@ async fn a_conflict_runs_the_body_again(db: &Database, keyspace: &Keyspace) {
             Ok(old)
         })
     });
-    let answer = answer.await.unwrap();
+    let answer: drumlin::Result<_> = answer.await;
+    let answer = answer.unwrap();
     assert_eq!((&answer[..], attempts), (&b"third"[..], 2));
 }
 
@@ -504,7 +505,7 @@ fn large_commits_of_tasks_in_little_memory_all_end() {
                                     for (key, value) in new.iter() {
                                         tx.insert_async(&rows, key, value).await?;
                                     }
-                                    Ok(())
+                                    Ok::<_, Error>(())
                                 })
                             })
                             .await

@@ -466,16 +466,16 @@ fn a_closed_database_refuses_changes() {
     batch.insert(&k, "b", "2").unwrap();
     db.clone().close().unwrap();
     let is_refused = |refused: bool| assert!(refused, "it was not refused");
-    is_refused(matches!(k.take("a"), Err(Error::Failed { .. })));
-    is_refused(matches!(k.replace("a", "2"), Err(Error::Failed { .. })));
-    is_refused(matches!(k.insert_if_absent("b", "2"), Err(Error::Failed { .. })));
-    is_refused(matches!(k.update("a", add_one), Err(Error::Failed { .. })));
-    is_refused(matches!(k.compare_and_swap("a", None, None), Err(Error::Failed { .. })));
-    is_refused(matches!(k.pop_first(), Err(Error::Failed { .. })));
-    is_refused(matches!(k.clear(), Err(Error::Failed { .. })));
-    is_refused(matches!(block_on(k.pop_last_async()), Err(Error::Failed { .. })));
-    is_refused(matches!(batch.commit(), Err(Error::Failed { .. })));
-    is_refused(matches!(db.batch(), Err(Error::Failed { .. })));
+    is_refused(matches!(k.take("a"), Err(Error::Closed)));
+    is_refused(matches!(k.replace("a", "2"), Err(Error::Closed)));
+    is_refused(matches!(k.insert_if_absent("b", "2"), Err(Error::Closed)));
+    is_refused(matches!(k.update("a", add_one), Err(Error::Closed)));
+    is_refused(matches!(k.compare_and_swap("a", None, None), Err(Error::Closed)));
+    is_refused(matches!(k.pop_first(), Err(Error::Closed)));
+    is_refused(matches!(k.clear(), Err(Error::Closed)));
+    is_refused(matches!(block_on(k.pop_last_async()), Err(Error::Closed)));
+    is_refused(matches!(batch.commit(), Err(Error::Closed)));
+    is_refused(matches!(db.batch(), Err(Error::Closed)));
     db.sync().unwrap();
     drop((k, db));
     assert_eq!(config.open("/db").unwrap().existing_keyspace("k").unwrap().count(..).unwrap(), 1);
@@ -489,7 +489,7 @@ fn a_transaction_takes_an_async_closure() {
         let mut runs = 0;
         let key = "counter".to_owned();
         let sum = db
-            .transact_local(async |tx| {
+            .transact_local(async |tx| -> drumlin::Result<_> {
                 runs += 1;
                 let before = tx.get_async(&k, &key).await?.map_or(0, |bytes| number(&bytes));
                 if runs < 3 {

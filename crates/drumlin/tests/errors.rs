@@ -48,8 +48,11 @@ fn other_things_are_not_databases() {
 fn nothing_is_made_without_leave() {
     let folder = Folder::new();
     let error = small().create(false).open(folder.path()).unwrap_err();
-    assert!(matches!(error, Error::NotADatabase { .. }), "{error:?}");
+    assert!(matches!(&error, Error::NotFound { path } if *path == folder.path()), "{error:?}");
     assert!(!folder.path().exists());
+    std::fs::create_dir(folder.path()).unwrap();
+    let error = small().create(false).open(folder.path()).unwrap_err();
+    assert!(matches!(error, Error::NotADatabase { .. }), "{error:?}");
 }
 
 /// A newer format is refused, by its number.
@@ -276,7 +279,7 @@ const CHILD_VARIABLE: &str = "DRUMLIN_TEST_LOCK_CHILD";
 fn child() {
     let Ok(path) = std::env::var(CHILD_VARIABLE) else { return };
     match small().open(path).unwrap_err() {
-        Error::Locked { pid, .. } => println!("locked by {pid}"),
+        Error::Locked { pid, by_this_process: false, .. } => println!("locked by {pid}"),
         other => panic!("{other:?}"),
     }
 }
@@ -287,7 +290,20 @@ fn the_second_to_open_is_told_who_was_first() {
     let folder = Folder::new();
     let db = small().open(folder.path()).unwrap();
     let error = small().open(folder.path()).unwrap_err();
-    assert!(matches!(error, Error::Locked { pid, .. } if pid == std::process::id()), "{error:?}");
+    assert!(
+        matches!(error, Error::Locked { pid, by_this_process: true, .. } if pid == std::process::id()),
+        "{error:?}"
+    );
+    // One that was closed is in use as long as it has handles.
+    let keyspace = db.keyspace("k").unwrap();
+    db.close().unwrap();
+    let error = small().open(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("this very process") && error.contains("Keyspace"), "{error}");
+    assert!(!error.contains("end that process"), "{error}");
+    let refused = keyspace.insert("a", "1").unwrap_err();
+    assert!(matches!(refused, Error::Closed) && refused.recourse() == Recourse::Reopen, "{refused:?}");
+    drop(keyspace);
+    let db = small().open(folder.path()).unwrap();
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "child", "--nocapture"])
         .env(CHILD_VARIABLE, folder.path())
@@ -488,7 +504,8 @@ fn a_transaction_has_a_limit() {
     keyspace.insert(b"k", b"v").unwrap();
 }
 
-/// Whoever waits too long for a row gets a conflict, in time; so does one of two who wait for each other, at once.
+/// A write that waits too long for a row fails in time, and its transaction goes on; of two that wait for each other
+/// one gets a conflict, at once.
 #[test]
 fn waiting_for_rows_ends() {
     let db = Config::in_memory().open("").unwrap();
@@ -499,9 +516,10 @@ fn waiting_for_rows_ends() {
     let mut second = db.begin_with(options).unwrap();
     let began = Instant::now();
     let error = second.insert(&keyspace, b"a", b"2").unwrap_err();
-    assert!(error.is_conflict() && error.recourse() == Recourse::Retry, "{error:?}");
+    assert!(matches!(error, Error::LockTimeout { .. }) && error.recourse() == Recourse::Change, "{error:?}");
     assert!(began.elapsed() < Duration::from_secs(5));
-    drop(second);
+    second.insert(&keyspace, b"b", b"2").unwrap();
+    second.commit().unwrap();
 
     let mut second = db.begin().unwrap();
     second.insert(&keyspace, b"b", b"2").unwrap();

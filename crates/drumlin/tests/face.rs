@@ -169,7 +169,7 @@ fn ranges_take_anything_that_has_bytes() {
     let snapshot = db.snapshot();
     assert_eq!(snapshot.count(&k, "a"..="b").unwrap(), 3);
     assert_eq!(block_on(snapshot.count_async(&k, "b"..)).unwrap(), 2);
-    db.transact(|tx| {
+    db.transact(|tx| -> Result<()> {
         tx.insert(&k, "aa", "")?;
         assert_eq!(tx.count(&k, .."b")?, 3);
         Ok(())

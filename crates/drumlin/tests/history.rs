@@ -152,7 +152,7 @@ impl Stage {
         let result = self.steps(face, level, number, &mut steps, random).await;
         let committed = match result {
             Ok(committed) => committed,
-            Err(Error::Conflict { .. } | Error::SnapshotTooOld { .. }) => None,
+            Err(Error::Conflict { .. } | Error::LockTimeout { .. } | Error::SnapshotTooOld { .. }) => None,
             Err(error) => panic!("{error}"),
         };
         Transaction { number, level, began, ended: self.moment(), committed, steps }

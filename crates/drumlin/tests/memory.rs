@@ -352,7 +352,8 @@ fn work(db: &Database, keyspaces: &[Keyspace], seed: u64, ends: Instant) {
                 Error::MemoryInUse { .. }
                 | Error::TransactionTooLarge { .. }
                 | Error::SnapshotTooOld { .. }
-                | Error::Conflict { .. },
+                | Error::Conflict { .. }
+                | Error::LockTimeout { .. },
             ) => {}
             Err(error) => panic!("seed {seed}: {error}"),
         }

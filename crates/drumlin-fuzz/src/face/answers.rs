@@ -8,7 +8,7 @@ use drumlin::{Error, Recourse, Result};
 pub(super) fn documented(error: &Error) -> Recourse {
     match error {
         Error::Conflict { .. } | Error::SnapshotTooOld { .. } | Error::MemoryInUse { .. } => Recourse::Retry,
-        Error::Failed { .. } | Error::OutcomeUnknown { .. } => Recourse::Reopen,
+        Error::Closed | Error::Failed { .. } | Error::OutcomeUnknown { .. } => Recourse::Reopen,
         Error::Corrupted { .. } => Recourse::Restore,
         _ => Recourse::Change,
     }

@@ -143,7 +143,7 @@ pub(super) fn limits(is_on_disk: bool, script: &mut Script<'_>) {
         _ => {
             let config = Config::new().io_backend(IoBackend::Portable);
             let config = call!("Config::create", config.create(false));
-            let missing = |error: &Error| matches!(error, Error::NotADatabase { .. } | Error::Invalid(_));
+            let missing = |error: &Error| matches!(error, Error::NotFound { .. } | Error::Invalid(_));
             assert!(checked(config.open("/nowhere/at/all"), missing).is_none());
             assert!(checked(call!("Database::open", Database::open("")), missing).is_none());
             assert!(checked(block_on(call!("Database::open_async", Database::open_async(""))), missing).is_none());

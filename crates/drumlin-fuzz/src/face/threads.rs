@@ -45,8 +45,8 @@ struct Crowd {
 impl Crowd {
     /// Errors that those who meet others get.
     fn may(&self, error: &Error) -> bool {
-        let is_closed = matches!(error, Error::Failed { .. } | Error::OutcomeUnknown { .. });
-        error.is_conflict()
+        let is_closed = matches!(error, Error::Closed | Error::Failed { .. } | Error::OutcomeUnknown { .. });
+        matches!(error, Error::Conflict { .. } | Error::LockTimeout { .. })
             || is_crowded(error)
             || is_too_old(error)
             || self.meanwhile == Meanwhile::Closes && self.ends.load(Ordering::SeqCst) && is_closed
@@ -136,7 +136,7 @@ impl Crowd {
     fn work(&self, db: &Database, keyspaces: &[Keyspace], bytes: &[u8], thread: u8) {
         let mut script = Script(bytes);
         for round in 0..ROUNDS as u8 {
-            let is_closed = |error: &Error| matches!(error, Error::Failed { .. });
+            let is_closed = |error: &Error| matches!(error, Error::Closed | Error::Failed { .. });
             let done = match thread {
                 0 => self.audit(db, keyspaces, round.is_multiple_of(2)),
                 _ => self.round(db, keyspaces, &mut script),

@@ -31,8 +31,8 @@ fn may_be_in_use(what: &str, call: Call) -> bool {
         "writes, locks and reads of open transactions" => {
             matches!(call, Call::Change | Call::Removal | Call::FailingSource | Call::Transaction)
         }
-        "copies that open scans and readers of values keep" => matches!(call, Call::Copy | Call::Transaction),
-        "values that are being written from their sources" => {
+        "rows and values copied by open scans and readers" => matches!(call, Call::Copy | Call::Transaction),
+        "values being written from readers" => {
             matches!(call, Call::Change | Call::FailingSource | Call::Transaction)
         }
         _ => false,
@@ -46,7 +46,9 @@ impl Client {
         let harm = self.life.disk.fault_counts();
         let is_damaged = self.life.was_damaged || harm.has_damaged();
         match error {
-            Error::Conflict { .. } if !matches!(call, Call::Plain | Call::Snapshot | Call::Copy) => {
+            Error::Conflict { .. } | Error::LockTimeout { .. }
+                if !matches!(call, Call::Plain | Call::Snapshot | Call::Copy) =>
+            {
                 self.life.counts.add(Count::Conflicts);
             }
             Error::SnapshotTooOld { .. } if matches!(call, Call::Snapshot | Call::Copy | Call::Transaction) => {

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use drumlin::io::sim::Medium;
 
 use super::*;
@@ -72,17 +74,20 @@ fn an_error_that_can_not_be_is_noticed() {
     };
     assert!(accepts(conflict, Call::Change) && accepts(conflict, Call::Transaction));
     assert!(!accepts(conflict, Call::Plain) && !accepts(conflict, Call::Snapshot));
+    let timeout: Make =
+        || Error::LockTimeout { keyspace: String::new(), key: Vec::new(), waited: Duration::ZERO, is_own: false };
+    assert!(accepts(timeout, Call::Change) && accepts(timeout, Call::Transaction) && !accepts(timeout, Call::Plain));
     assert!(accepts(too_old, Call::Snapshot) && accepts(too_old, Call::Transaction));
     assert!(!accepts(too_old, Call::Change) && !accepts(too_old, Call::Plain));
-    let copies: Make = || in_use("copies that open scans and readers of values keep");
+    let copies: Make = || in_use("rows and values copied by open scans and readers");
     assert!(accepts(copies, Call::Copy) && accepts(copies, Call::Transaction));
     assert!(!accepts(copies, Call::Snapshot) && !accepts(copies, Call::Plain) && !accepts(copies, Call::Change));
     let transactions: Make = || in_use("writes, locks and reads of open transactions");
     assert!(accepts(transactions, Call::Transaction) && accepts(transactions, Call::Change));
     assert!(!accepts(transactions, Call::Plain) && !accepts(transactions, Call::Copy));
-    let sources: Make = || in_use("values that are being written from their sources");
+    let sources: Make = || in_use("values being written from readers");
     assert!(accepts(sources, Call::Change) && !accepts(sources, Call::Removal) && !accepts(sources, Call::Plain));
-    assert!(!accepts(|| in_use("pages that running operations hold"), Call::Plain));
+    assert!(!accepts(|| in_use("pages held by running operations"), Call::Plain));
     assert!(!accepts(failed, Call::Change) && !accepts(failed, Call::Transaction));
 }
 
@@ -94,7 +99,7 @@ fn a_row_that_stays_locked_is_noticed() {
         lock_hot_rows(&db).expect("nobody has them");
         let mut tx = db.begin().expect("a transaction");
         tx.get_for_update(&keyspace, hot(7)).expect("a lock");
-        assert!(matches!(lock_hot_rows(&db), Err(Error::Conflict { .. })));
+        assert!(matches!(lock_hot_rows(&db), Err(Error::LockTimeout { .. })));
         drop(tx);
         lock_hot_rows(&db).expect("nobody has them any more");
         assert!(client.open(HOT).is_some());

@@ -11,8 +11,6 @@
 //! the folder stays locked until the process ends, even after `close`, which does not wait for it. Its part of the
 //! memory budget stays taken until the database is closed.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 
 use futures_io::AsyncRead;
@@ -22,17 +20,13 @@ use super::range::{Keys, Values, step};
 use super::reader::Reader;
 use super::{
     AsyncValueReader, Batch, CheckReport, CheckpointReport, CompactReport, Config, Database, Keyspace, KeyspaceOptions,
-    Range, Transaction, TxOptions, Value,
+    Range, Transaction, Value,
 };
-use crate::error::{Recourse, Result};
+use crate::error::Result;
 use crate::format::Timestamp;
 use crate::tree::Direction;
 use crate::txn::engine::Durability;
 use crate::txn::values::ForTasks;
-
-/// A run of the body of [`Database::transact_async`]: `Box::pin(async move { … })`. The box is what lets the compiler
-/// know that the future is `Send`, which it can't of the futures of an async closure.
-pub type Attempt<'t, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 't>>;
 
 impl Config {
     /// Like [`open`](Config::open). Recovery, which may take seconds, runs on a thread of its own.
@@ -92,117 +86,6 @@ impl Database {
     pub async fn drop_keyspace_async(&self, name: &str) -> Result<()> {
         let name = name.to_owned();
         self.on_worker(move |database| database.drop_keyspace(&name)).await
-    }
-
-    /// Like [`transact`](Database::transact); `body` runs again after a conflict. Its future is boxed, so that it can
-    /// be spawned on multi-threaded executors, and owns what it uses: each run clones handles, which is cheap, and
-    /// moves them in. An `async |tx| …` closure does not fit: see [`transact_local`](Database::transact_local).
-    ///
-    /// ```
-    /// # let block_on = smol::block_on;
-    /// # block_on(async {
-    /// # let db = drumlin::Config::in_memory().open_async("").await?;
-    /// let counters = db.keyspace_async("counters").await?;
-    /// db.transact_async(|tx| {
-    ///     let counters = counters.clone();
-    ///     Box::pin(async move {
-    ///         let visits = tx.get_async(&counters, b"visits").await?.map_or(0, |bytes| bytes[0]);
-    ///         tx.insert_async(&counters, b"visits", [visits + 1]).await
-    ///     })
-    /// })
-    /// .await?;
-    /// # Ok::<(), drumlin::Error>(())
-    /// # })?;
-    /// # Ok::<(), drumlin::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Those of [`transact`](Database::transact).
-    pub async fn transact_async<T>(
-        &self,
-        body: impl for<'t> FnMut(&'t mut Transaction) -> Attempt<'t, T>,
-    ) -> Result<T> {
-        self.transact_with_async(self.tx_options(), body).await
-    }
-
-    /// Like [`transact_async`](Database::transact_async), with the given options.
-    ///
-    /// # Errors
-    /// Those of [`transact`](Database::transact).
-    pub async fn transact_with_async<T>(
-        &self,
-        options: TxOptions,
-        mut body: impl for<'t> FnMut(&'t mut Transaction) -> Attempt<'t, T>,
-    ) -> Result<T> {
-        let mut attempt = 0;
-        loop {
-            let mut transaction = self.begin_with(options)?;
-            let result = match body(&mut transaction).await {
-                Ok(value) => transaction.commit_async().await.map(|_| value),
-                Err(error) => Err(error),
-            };
-            attempt += 1;
-            match result {
-                Err(error) if error.recourse() == Recourse::Retry && attempt < super::ATTEMPTS_MAX => {
-                    self.handle.pause(self.store()?.as_task(), attempt).await;
-                }
-                other => return other,
-            }
-        }
-    }
-
-    /// Like [`transact_async`](Database::transact_async), with an async closure, which may borrow what it uses. Its
-    /// future stays on its thread: it can be awaited in `main`, by `block_on` and by tasks of one thread, but not be
-    /// spawned where futures have to be `Send`. The compiler then says that an *implementation of `Send` is not general
-    /// enough*; take `transact_async`.
-    ///
-    /// ```
-    /// # smol::block_on(async {
-    /// # let db = drumlin::Config::in_memory().open_async("").await?;
-    /// let counters = db.keyspace_async("counters").await?;
-    /// let visits = db
-    ///     .transact_local(async |tx| {
-    ///         let visits = tx.get_async(&counters, "visits").await?.map_or(0, |bytes| bytes[0]) + 1;
-    ///         tx.insert_async(&counters, "visits", [visits]).await?;
-    ///         Ok(visits)
-    ///     })
-    ///     .await?;
-    /// assert_eq!(visits, 1);
-    /// # Ok::<(), drumlin::Error>(())
-    /// # })?;
-    /// # Ok::<(), drumlin::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Those of [`transact`](Database::transact).
-    pub async fn transact_local<T>(&self, body: impl AsyncFnMut(&mut Transaction) -> Result<T>) -> Result<T> {
-        self.transact_with_local(self.tx_options(), body).await
-    }
-
-    /// Like [`transact_local`](Database::transact_local), with the given options.
-    ///
-    /// # Errors
-    /// Those of [`transact`](Database::transact).
-    pub async fn transact_with_local<T>(
-        &self,
-        options: TxOptions,
-        mut body: impl AsyncFnMut(&mut Transaction) -> Result<T>,
-    ) -> Result<T> {
-        let mut attempt = 0;
-        loop {
-            let mut transaction = self.begin_with(options)?;
-            let result = match body(&mut transaction).await {
-                Ok(value) => transaction.commit_async().await.map(|_| value),
-                Err(error) => Err(error),
-            };
-            attempt += 1;
-            match result {
-                Err(error) if error.recourse() == Recourse::Retry && attempt < super::ATTEMPTS_MAX => {
-                    self.handle.pause(self.store()?.as_task(), attempt).await;
-                }
-                other => return other,
-            }
-        }
     }
 
     /// Like [`sync`](Database::sync).

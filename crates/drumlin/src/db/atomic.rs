@@ -5,6 +5,7 @@
 
 use super::range::Steps;
 use super::rows::{Horizon, ReadView, Rows};
+use super::shortage::Shortage;
 use super::{Keyspace, Value, bounds};
 use crate::error::Result;
 use crate::store::LockedRow;
@@ -99,8 +100,8 @@ impl Keyspace {
     /// `change` returned. O(log n).
     ///
     /// `change` runs once, while the row is locked: writers of the row wait for it, so it should be short, and it must
-    /// not write the row itself, which would wait for this call until it fails. If it panics, nothing has changed. If
-    /// it answers `None` where there is no row, nothing is committed.
+    /// not write the row itself, which fails with [`LockTimeout`](crate::Error::LockTimeout). If it panics, nothing has
+    /// changed. If it answers `None` where there is no row, nothing is committed.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -132,7 +133,10 @@ impl Keyspace {
     ) -> Result<Option<V>> {
         let row = self.lock_newest(mode, key).await?;
         let before = row.get(mode).await?;
-        let after = change(before.as_deref());
+        let after = {
+            let _running = row.enter_body();
+            change(before.as_deref())
+        };
         match &after {
             Some(value) => self.put_locked(mode, row, value.as_ref()).await?,
             None if before.is_some() => row.commit(mode, Change::Remove, self.durability).await?,
@@ -225,7 +229,8 @@ impl Keyspace {
         loop {
             let snapshot = store.open_snapshot(|| store.engine.clock.published());
             let seen = snapshot.timestamp;
-            let view = ReadView { horizon: Horizon::Fixed(snapshot), own: None, reads: None };
+            let view =
+                ReadView { horizon: Horizon::Fixed(snapshot), own: None, reads: None, shortage: Shortage::default() };
             let rows = Rows { view: Some(&view), ..self.rows() };
             let mut keys = rows.scan(bounds::ALL).one_at_first().keys();
             let Some(key) = keys.next_in(mode, direction).await.transpose()? else {

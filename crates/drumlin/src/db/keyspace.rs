@@ -82,7 +82,7 @@ impl Keyspace {
         if Arc::ptr_eq(&self.handle, handle) {
             return Ok(&self.open);
         }
-        let name = &self.open.name;
+        let name = self.open.name();
         Err(Error::Invalid(format!(
             "keyspace {name:?} belongs to another database than the {user}, or to another opening of it"
         )))
@@ -106,7 +106,7 @@ impl Keyspace {
     /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.open.name
+        self.open.name()
     }
 
     /// Another handle of the keyspace, whose calls commit with this durability.

@@ -12,8 +12,10 @@ mod reader;
 mod removal;
 mod rows;
 mod salvage;
+mod shortage;
 mod snapshot;
 mod stream;
+mod transact;
 mod transaction;
 mod value;
 
@@ -26,7 +28,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 pub use crate::store::{MemoryPart, Stats};
-pub use asynchronous::Attempt;
 pub use batch::Batch;
 pub use bounds::KeyRange;
 pub use config::Config;
@@ -36,10 +37,11 @@ pub use reader::Reader;
 pub use salvage::{Gap, Salvaged};
 pub use snapshot::Snapshot;
 pub use stream::RowStream;
+pub use transact::Attempt;
 pub use transaction::{Isolation, Savepoint, Transaction, TxOptions};
 pub use value::Value;
 
-use crate::error::{Error, Recourse, Result};
+use crate::error::{Error, Result};
 use crate::io::Process;
 use crate::store::{CheckProgress, CheckReport, CheckpointReport, CompactReport, Opening, Settings, Store};
 use crate::task::{WaitMode, ready};
@@ -74,9 +76,6 @@ use crate::txn::snapshots::SnapshotHandle;
 pub struct Database {
     handle: Arc<Handle>,
 }
-
-/// The most attempts of [`Database::transact`] at a transaction that fails with a conflict, or for want of memory.
-const ATTEMPTS_MAX: u32 = 100;
 
 /// Keeps a database open: every public handle shares one. Dropping the last one closes the database.
 #[derive(Debug)]
@@ -204,7 +203,7 @@ impl Database {
         (store.keyspaces.all().iter())
             .filter(|open| store.has_created(open))
             .map(|open| KeyspaceInfo {
-                name: open.name.clone(),
+                name: open.name().to_owned(),
                 id: open.tree.pages.id,
                 page_bytes: open.tree.pages.page_bytes,
                 page_count: open.tree.pages.table.page_count(),
@@ -292,38 +291,6 @@ impl Database {
     /// [`Error::Failed`] once the database accepts no more commits.
     pub fn begin_with(&self, options: TxOptions) -> Result<Transaction> {
         Transaction::begin(&self.handle, options)
-    }
-
-    /// Runs `body` in a transaction and commits it; runs it again while it ends in an error whose recourse is
-    /// [`Recourse::Retry`], after pauses that double from 50 µs to 50 ms, up to 100 times.
-    ///
-    /// # Errors
-    /// Any error of `body` or of the commit, except those that were retried.
-    pub fn transact<T>(&self, body: impl FnMut(&mut Transaction) -> Result<T>) -> Result<T> {
-        self.transact_with(self.tx_options(), body)
-    }
-
-    /// Like [`transact`](Database::transact), with the given options.
-    ///
-    /// # Errors
-    /// Those of [`transact`](Database::transact).
-    pub fn transact_with<T>(
-        &self,
-        options: TxOptions,
-        mut body: impl FnMut(&mut Transaction) -> Result<T>,
-    ) -> Result<T> {
-        let mut attempt = 0;
-        loop {
-            let mut transaction = self.begin_with(options)?;
-            let result = body(&mut transaction).and_then(|value| transaction.commit().map(|_| value));
-            attempt += 1;
-            match result {
-                Err(error) if error.recourse() == Recourse::Retry && attempt < ATTEMPTS_MAX => {
-                    ready(self.handle.pause(WaitMode::Blocking, attempt));
-                }
-                other => return other,
-            }
-        }
     }
 
     /// Takes a snapshot of all keyspaces, for reading. Taking one is free. The old versions of rows that change while

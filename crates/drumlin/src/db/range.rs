@@ -14,6 +14,7 @@ use super::Handle;
 use super::bounds::OwnedBounds;
 use super::leaf_copy::{Copier, Fetched, Row};
 use super::salvage::{Gap, Salvaged};
+use super::shortage::Shortage;
 use super::value::Value;
 use crate::error::{Error, Result};
 use crate::format::ChunkNumber;
@@ -60,6 +61,8 @@ struct Scan {
     own: Option<Arc<SharedWrites>>,
     /// The read set of the scanning transaction, if it is serializable.
     reads: Option<SharedReads>,
+    /// The scanning transaction's.
+    shortage: Shortage,
     ahead_forward: ReadAhead,
     ahead_backward: ReadAhead,
     /// The row being handed out, and the end that it is from.
@@ -94,13 +97,14 @@ enum Next {
 }
 
 impl Range {
-    pub(crate) fn new(
+    pub(super) fn new(
         handle: Arc<Handle>,
         tree: Tree,
         snapshot: Arc<SnapshotHandle>,
         bounds: OwnedBounds,
         own: Option<Arc<SharedWrites>>,
         reads: Option<SharedReads>,
+        shortage: Shortage,
     ) -> Range {
         let (lower, upper) = bounds;
         let memory = handle.store_here().engine.budget.grant(Account::Copies);
@@ -115,6 +119,7 @@ impl Range {
             back: VecDeque::new(),
             own,
             reads,
+            shortage,
             ahead_forward: ReadAhead::new(Direction::Forward),
             ahead_backward: ReadAhead::new(Direction::Backward),
             taken: None,
@@ -208,7 +213,10 @@ impl Range {
     /// Counts the remaining rows. O(rows): visits every leaf.
     pub(crate) async fn count_rows(self, mode: WaitMode<'_>) -> Result<u64> {
         match self.0 {
-            State::Scanning(mut scan) => scan.count_rows(mode).await,
+            State::Scanning(mut scan) => {
+                let count = scan.count_rows(mode).await;
+                scan.shortage.noting(count)
+            }
             State::Refused(error) => error.map_or(Ok(0), Err),
         }
     }
@@ -515,7 +523,7 @@ impl Scan {
         if result.is_err() {
             self.end();
         }
-        Some(result)
+        Some(self.shortage.noting(result))
     }
 
     /// Ends the scan from both ends.

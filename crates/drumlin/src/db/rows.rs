@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::bounds::{self, OwnedBounds};
 use super::range::{Content, Range, Steps, ValueReader};
+use super::shortage::Shortage;
 use super::{Handle, Value};
 use crate::error::Result;
 use crate::format::Timestamp;
@@ -36,6 +37,7 @@ pub(super) struct ReadView {
     pub(super) own: Option<Arc<SharedWrites>>,
     /// The read set of a serializable transaction.
     pub(super) reads: Option<SharedReads>,
+    pub(super) shortage: Shortage,
 }
 
 impl Horizon {
@@ -100,6 +102,13 @@ impl Rows<'_> {
         self.handle.store()
     }
 
+    fn noting<T>(&self, result: Result<T>) -> Result<T> {
+        match self.view {
+            Some(view) => view.shortage.noting(result),
+            None => result,
+        }
+    }
+
     /// The reading transaction's own change of the row.
     fn own_change(&self, key: &[u8]) -> Option<Change<'_>> {
         self.view?.own.as_ref()?.set.get(self.tree.pages.id, key)
@@ -108,7 +117,7 @@ impl Rows<'_> {
     /// Records the read of a row for a serializable transaction.
     fn record(&self, key: &[u8]) -> Result<()> {
         match self.view.and_then(|view| view.reads.as_ref()) {
-            Some(reads) => reads.lock().add_key(self.tree, key),
+            Some(reads) => self.noting(reads.lock().add_key(self.tree, key)),
             None => Ok(()),
         }
     }
@@ -130,6 +139,10 @@ impl Rows<'_> {
 
     /// Like [`get`](Self::get), for a transaction that has locked the row: nothing changes it before the commit.
     pub(super) async fn get_unrecorded(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<Value>> {
+        self.noting(self.value(mode, key).await)
+    }
+
+    async fn value(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<Value>> {
         match self.own_change(key) {
             None => {}
             Some(Change::Put(value)) => return Ok(Some(value.to_vec().into())),
@@ -161,7 +174,7 @@ impl Rows<'_> {
         let Some(ReadView { horizon, .. }) = self.view else {
             return store.engine.find_in(mode, self.tree, key, Store::PLAIN).await;
         };
-        let found = store.engine.find_in(mode, self.tree, key, horizon.read_at()).await?;
+        let found = self.noting(store.engine.find_in(mode, self.tree, key, horizon.read_at()).await)?;
         horizon.check()?;
         horizon.note_latest(store);
         Ok(found)
@@ -199,7 +212,7 @@ impl Rows<'_> {
                 other_keys.push(key);
             }
         }
-        let found = engine.get_many(mode, self.tree, &other_keys, horizon.read_at()).await;
+        let found = self.noting(engine.get_many(mode, self.tree, &other_keys, horizon.read_at()).await);
         // A value that a snapshot which was ended needed may be gone, and its pages another's.
         horizon.check()?;
         for (value, found) in others.into_iter().zip(found?) {
@@ -255,10 +268,15 @@ impl Rows<'_> {
         let own = self.view.and_then(|view| view.own.as_ref());
         let own = own.filter(|own| own.set.range(self.tree.pages.id, within).next().is_some()).cloned();
         let reads = self.view.and_then(|view| view.reads.clone());
-        Range::new(Arc::clone(self.handle), self.tree.clone(), snapshot, bounds, own, reads)
+        let shortage = self.view.map(|view| view.shortage.clone()).unwrap_or_default();
+        Range::new(Arc::clone(self.handle), self.tree.clone(), snapshot, bounds, own, reads, shortage)
     }
 
     pub(super) async fn read(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<ValueReader>> {
+        self.noting(self.open_value(mode, key).await)
+    }
+
+    async fn open_value(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<ValueReader>> {
         let (store, tree) = (self.store()?, self.tree);
         let content = match self.own_change(key) {
             Some(Change::Put(value)) => Some(Content::bytes(value, &store.engine)?),

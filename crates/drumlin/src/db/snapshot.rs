@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::Handle;
 use super::reader::Reader;
 use super::rows::{Horizon, ReadView};
+use super::shortage::Shortage;
 use crate::format::Timestamp;
 use crate::txn::snapshots::SnapshotHandle;
 
@@ -18,7 +19,8 @@ pub struct Snapshot {
 
 impl Snapshot {
     pub(super) fn new(handle: &Arc<Handle>, snapshot: Arc<SnapshotHandle>) -> Snapshot {
-        let view = ReadView { horizon: Horizon::Fixed(snapshot), own: None, reads: None };
+        let view =
+            ReadView { horizon: Horizon::Fixed(snapshot), own: None, reads: None, shortage: Shortage::default() };
         Snapshot { reader: Reader { handle: Arc::clone(handle), view, kind: "snapshot" } }
     }
 

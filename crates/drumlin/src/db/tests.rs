@@ -581,7 +581,7 @@ fn any_number_of_keyspaces() {
         fn rows_moved(&self, _: &PageSpace, _: PageId, _: PageId, _: Option<&[u8]>) {}
     }
     let tree = |number: u32| {
-        let pages = Arc::new(PageSpace::new(KeyspaceId(number), 512, 1, &Budget::of_pages(1 << 30)));
+        let pages = Arc::new(PageSpace::new(KeyspaceId(number), 512, "k", &Budget::of_pages(1 << 30)));
         Tree::new(pages, Arc::clone(&pool), Arc::new(Nobody))
     };
     let mut writes = WriteSet::default();

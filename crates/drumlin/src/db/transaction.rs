@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::keyspace::WithHead;
 use super::reader::Reader;
 use super::rows::{Horizon, ReadView};
+use super::shortage::Shortage;
 use super::{Handle, Keyspace, Value};
 use crate::error::{Error, Result};
 use crate::format::{KeyspaceId, Timestamp};
@@ -20,8 +21,9 @@ use crate::txn::TransactionId;
 use crate::txn::engine::{Durability, Engine, Row};
 use crate::txn::locks::{Granted, WAITING_BYTES, lock_bytes};
 use crate::txn::read_set::{ReadSet, Reads};
+use crate::txn::running::BodyOf;
 use crate::txn::values::{self, Blocking, LargeValue, MEDIUM_BYTES_MAX, Source};
-use crate::txn::write_set::SharedWrites;
+use crate::txn::write_set::{Change, SharedWrites};
 
 /// The isolation of a transaction from others that run at the same time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -56,8 +58,8 @@ pub struct TxOptions {
     /// When its commit returns. Default: [`Durability::Full`];
     /// [`Database::tx_options`](crate::Database::tx_options) has the database's own.
     pub durability: Durability,
-    /// The longest time that a write waits for a row that another transaction holds before it ends in
-    /// [`Error::Conflict`]. Default 10 seconds.
+    /// The longest time that a write waits for a row that another transaction has locked before it fails with
+    /// [`Error::LockTimeout`]. Default 10 seconds.
     pub lock_timeout: Duration,
 }
 
@@ -202,7 +204,7 @@ impl Transaction {
         let reads = (options.isolation == Isolation::Serializable).then(|| Arc::new(Mutex::new(ReadSet::new(budget))));
         let own = Some(SharedWrites::new(budget.grant(Account::Transactions)));
         let memory = budget.grant(Account::Transactions);
-        let view = ReadView { horizon, own, reads };
+        let view = ReadView { horizon, own, reads, shortage: Shortage::watched() };
         let reader = Reader { handle: Arc::clone(handle), view, kind: "transaction" };
         Ok(Transaction { reader, id, options, locks, memory, roll_backs: RollBacks::default(), conflict: None })
     }
@@ -258,7 +260,40 @@ impl Transaction {
         if let Err(Error::Conflict { reason }) = result {
             self.conflict = Some(reason);
         }
-        result
+        self.reader.view.shortage.noting(result)
+    }
+
+    /// Ends the transaction with a conflict of the caller's own: like after one with another transaction, its writes
+    /// and its commit fail with the returned [`Error::Conflict`], and [`Database::transact`](crate::Database::transact)
+    /// runs the transaction again.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let seats = db.keyspace("seats")?;
+    /// let mut seats_tried = 0..;
+    /// db.transact(|tx| {
+    ///     let seat = format!("seat {:?}", seats_tried.next());
+    ///     if tx.contains_key(&seats, &seat)? {
+    ///         return Err(tx.conflict("the seat is taken"));
+    ///     }
+    ///     tx.insert(&seats, &seat, "ann")
+    /// })?;
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    pub fn conflict(&mut self, reason: &'static str) -> Error {
+        let reason = *self.conflict.get_or_insert(reason);
+        Error::Conflict { reason }
+    }
+
+    /// Its body, where [`transact`](crate::Database::transact) runs one.
+    pub(super) fn body(&self) -> BodyOf {
+        BodyOf::new(&self.locks.engine.locks, self.id)
+    }
+
+    /// Returns `true` if others were in its way: another run may succeed at once.
+    pub(super) fn was_hindered(&self) -> bool {
+        let view = &self.reader.view;
+        self.conflict.is_some() || view.horizon.check().is_err() || view.shortage.was_met()
     }
 
     fn check_conflict(&self) -> Result<()> {
@@ -342,23 +377,36 @@ impl Transaction {
     /// written too.
     fn secure_memory(&mut self, key: &[u8], value_bytes: Option<usize>) -> Result<()> {
         let limit_bytes = self.store()?.engine.budget.transaction_memory_max();
-        let write_bytes = self.writes().set.memory_bytes_with(key, value_bytes.unwrap_or(0));
+        let writes = &self.writes().set;
+        let write_bytes = writes.memory_bytes_with(key, value_bytes.unwrap_or(0));
         let lock_bytes = self.locks.memory_bytes_with(key);
         let bytes = write_bytes + lock_bytes;
         if bytes as u64 > limit_bytes {
-            return Err(Error::writes_too_large(limit_bytes));
+            return Err(Error::writes_too_large(writes.position() + 1, bytes as u64, limit_bytes));
         }
         if let Some(reads) = &self.reader.view.reads {
             let mut reads = reads.lock();
-            if (bytes + reads.memory_bytes()) as u64 > limit_bytes {
-                return Err(Error::reads_too_large(limit_bytes));
+            let bytes_with_reads = (bytes + reads.memory_bytes()) as u64;
+            if bytes_with_reads > limit_bytes {
+                return Err(Error::reads_too_large(bytes_with_reads, limit_bytes));
             }
             reads.beside_bytes = bytes;
         }
         let has_memory = self.memory.cover(lock_bytes as u64)
             && (value_bytes.is_none() || SharedWrites::secure(self.writes_mut(), write_bytes));
         if !has_memory {
-            return Err(Error::transactions_in_memory(self.memory.limit_bytes()));
+            return self.reader.view.shortage.noting(Err(Error::transactions_in_memory(self.memory.limit_bytes())));
+        }
+        Ok(())
+    }
+
+    /// Refuses a write by which the transaction's record would no longer fit into the log.
+    fn check_record(&self, open: &OpenKeyspace, key: &[u8], change: &Change<'_>) -> Result<()> {
+        let writes = &self.writes().set;
+        let limit_bytes = self.store()?.engine.log().body_bytes_max();
+        let bytes = writes.record_bytes_with(open.tree.pages.id, key, change);
+        if bytes > limit_bytes {
+            return Err(Error::record_too_large(writes.row_count() + 1, bytes as u64, limit_bytes as u64));
         }
         Ok(())
     }
@@ -366,10 +414,11 @@ impl Transaction {
     /// Puts a row and replaces the one with the same key, if there is one.
     ///
     /// # Errors
-    /// [`Error::Conflict`] if another transaction has changed the row since this one began, or holds it for too long;
-    /// [`Error::KeyTooLong`], [`Error::TransactionTooLarge`], [`Error::MemoryInUse`], [`Error::Invalid`] for a keyspace
-    /// of another database. The transaction can go on after any of these but a conflict; after that its writes and its
-    /// commit fail with the same conflict.
+    /// [`Error::Conflict`] if another transaction has changed the row since this one began, or each waits for a row of
+    /// the other; [`Error::LockTimeout`] if another has it locked for too long; [`Error::KeyTooLong`],
+    /// [`Error::TransactionTooLarge`], [`Error::MemoryInUse`], [`Error::Invalid`] for a keyspace of another database.
+    /// The transaction can go on after any of these but a conflict; after that its writes and its commit fail with the
+    /// same conflict.
     pub fn insert(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         ready(self.insert_in(WaitMode::Blocking, keyspace, key.as_ref(), value.as_ref()))
     }
@@ -384,9 +433,10 @@ impl Transaction {
         let open = self.open(keyspace)?;
         if value.len() > MEDIUM_BYTES_MAX {
             self.lock_large(mode, open, key).await?;
-            let memory = self.store()?.source_memory(mode).await?;
+            let memory = self.source_memory(mode).await?;
             return self.insert_large(mode, open, key, Blocking(value), memory).await.map(drop);
         }
+        self.check_record(open, key, &Change::Put(value))?;
         self.secure_memory(key, Some(value.len()))?;
         self.lock(mode, open, key).await?;
         SharedWrites::alone(self.writes_mut()).put(&open.tree, key, value);
@@ -414,7 +464,7 @@ impl Transaction {
         let open = self.open(keyspace)?;
         // A call that waits for a row must not hold memory that the row's owner may be waiting for.
         self.lock_large(mode, open, key).await?;
-        let memory = self.store()?.source_memory(mode).await?;
+        let memory = self.source_memory(mode).await?;
         let head = super::keyspace::read_head(&mut source).await?;
         if head.len() <= MEDIUM_BYTES_MAX {
             drop(memory);
@@ -441,6 +491,10 @@ impl Transaction {
         Ok(length)
     }
 
+    async fn source_memory(&self, mode: WaitMode<'_>) -> Result<Grant> {
+        self.reader.view.shortage.noting(self.store()?.source_memory(mode).await)
+    }
+
     async fn lock_large(&mut self, mode: WaitMode<'_>, open: &OpenKeyspace, key: &[u8]) -> Result<()> {
         self.secure_memory(key, Some(size_of::<LargeValue>()))?;
         self.lock(mode, open, key).await
@@ -456,6 +510,7 @@ impl Transaction {
 
     pub(crate) async fn remove_in(&mut self, mode: WaitMode<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<()> {
         let open = self.open(keyspace)?;
+        self.check_record(open, key, &Change::Remove)?;
         self.secure_memory(key, Some(0))?;
         self.lock(mode, open, key).await?;
         SharedWrites::alone(self.writes_mut()).remove(&open.tree, key);
@@ -470,6 +525,7 @@ impl Transaction {
         key: &[u8],
     ) -> Result<bool> {
         let open = self.open(keyspace)?;
+        self.check_record(open, key, &Change::Remove)?;
         self.secure_memory(key, Some(0))?;
         self.lock(mode, open, key).await?;
         let is_there = self.reader.rows(keyspace)?.contains_unrecorded(mode, key).await?;
@@ -506,7 +562,7 @@ impl Transaction {
         }
         let bytes = self.writes().set.memory_bytes_with(&[], 0);
         if !SharedWrites::secure(self.writes_mut(), bytes) {
-            return Err(Error::transactions_in_memory(self.memory.limit_bytes()));
+            return self.reader.view.shortage.noting(Err(Error::transactions_in_memory(self.memory.limit_bytes())));
         }
         self.roll_backs.note(savepoint.position);
         SharedWrites::alone(self.writes_mut()).roll_back(savepoint.position);
@@ -519,7 +575,8 @@ impl Transaction {
     /// all other readers. It returns the timestamp it has read up to: that of its snapshot, or of its last read.
     ///
     /// # Errors
-    /// [`Error::DiskFull`], [`Error::TransactionTooLarge`], [`Error::Failed`], [`Error::SnapshotTooOld`];
+    /// [`Error::DiskFull`], [`Error::TransactionTooLarge`], [`Error::Closed`], [`Error::Failed`],
+    /// [`Error::SnapshotTooOld`];
     /// [`Error::Conflict`] if it is serializable and rows that it read have changed, or if one of its writes had a
     /// conflict: nothing of it remains. [`Error::OutcomeUnknown`] if only reopening can tell.
     pub fn commit(self) -> Result<Timestamp> {
@@ -530,7 +587,7 @@ impl Transaction {
         self.check_conflict()?;
         self.lock_planned(mode).await?;
         let Transaction { reader, options, locks, memory: _memory, .. } = self;
-        let Reader { handle, view: ReadView { horizon, own, reads }, .. } = reader;
+        let Reader { handle, view: ReadView { horizon, own, reads, .. }, .. } = reader;
         let store = handle.store()?;
         let writes = &own.as_ref().expect("a transaction has writes").set;
         if writes.is_empty() {

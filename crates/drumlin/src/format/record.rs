@@ -31,8 +31,14 @@ pub(crate) enum Operation<'a> {
     Drop,
 }
 
+/// Bytes of an operation without its key, value and addresses.
+pub(crate) const PUT_BYTES: usize = 5 + 2 + 4;
+pub(crate) const PUT_LARGE_BYTES: usize = 5 + 2 + 8 + 8 + 4;
+pub(crate) const REMOVE_BYTES: usize = 5 + 2;
+
 /// Appends an operation to the body of a record.
 pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut Vec<u8>) {
+    let start = out.len();
     let mut begin = |kind: u8| {
         out.push(kind);
         out.extend(keyspace.0.to_le_bytes());
@@ -69,6 +75,13 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
         }
         Operation::Drop => begin(DROP),
     }
+    let expected = match operation {
+        Operation::Put { key, value } => PUT_BYTES + key.len() + value.len(),
+        Operation::PutLarge { key, extents, .. } => PUT_LARGE_BYTES + key.len() + extents.len() * ExtentRef::BYTES,
+        Operation::Remove { key } => REMOVE_BYTES + key.len(),
+        Operation::Create { .. } | Operation::Drop => out.len() - start,
+    };
+    debug_assert_eq!(out.len() - start, expected, "{operation:?} has another length than is counted for it");
 }
 
 /// The operations of a body. Ends with `None` in place of an operation where the body is malformed.

@@ -145,8 +145,7 @@ impl Pool {
         loop {
             match pages.table.load(page) {
                 PageEntry::OnDisk(address) if address.length() > frame_bytes as u64 => {
-                    let what = format!("page {page} of keyspace {}", pages.id);
-                    return Err(self.space.corrupted(&what, address, ExtentError::Length));
+                    return Err(self.space.corrupted(&pages.quoted_page(page), address, ExtentError::Length));
                 }
                 PageEntry::OnDisk(_) => {
                     let ticket = self.post(pages, page, frame_bytes, wanted)?;
@@ -209,7 +208,7 @@ impl Pool {
         if inbox.stop {
             drop(inbox);
             self.space.check_failure()?;
-            return Err(Error::Failed { reason: "it was closed".into() });
+            return Err(Error::Closed);
         }
         if inbox.thread.is_none() {
             let pool = Arc::clone(self);

@@ -279,8 +279,7 @@ impl Pool {
         loop {
             match pages.table.load(page) {
                 PageEntry::OnDisk(address) if address.length() > frame_bytes as u64 => {
-                    let what = format!("page {page} of keyspace {}", pages.id);
-                    return Err(self.space.corrupted(&what, address, ExtentError::Length));
+                    return Err(self.space.corrupted(&pages.quoted_page(page), address, ExtentError::Length));
                 }
                 PageEntry::OnDisk(address) => {
                     let frame = self.take_frame(frame_bytes)?;
@@ -377,7 +376,7 @@ impl Pool {
         mut frame: NewFrame<'_>,
         bytes: &[u8],
     ) -> Result<PageEntry> {
-        let what = || format!("page {} of keyspace {}", page_key.page, page_key.keyspace);
+        let what = || self.space.quoted_page(page_key);
         let flawed = |reason: ExtentError| self.space.corrupted(&what(), address, reason);
         let bytes = &bytes[..address.length() as usize];
         let header = self.space.verify(address, bytes).map_err(flawed)?;
@@ -474,8 +473,8 @@ impl Pool {
             // A few turns of the clock use up every page's chances. Pages left after many turns are pinned or can't be
             // written.
             if rounds > ROUNDS_MAX {
-                if let Some(reason) = self.space.failure() {
-                    return Err(Error::Failed { reason });
+                if let Some(stopped) = self.space.failure() {
+                    return Err(stopped.into_error());
                 }
                 // Commits pin at most half of the frames. The others are being read into, which ends by itself.
                 let now = self.backend.now();
@@ -565,7 +564,7 @@ impl Pool {
         let (mut evicted, dirty) = self.evict(victim_bytes, wanted, dirty_max);
         match failure {
             None if evicted < wanted && !dirty.is_empty() => self.write_back(dirty)?,
-            Some(reason) if evicted == 0 => {
+            Some(stopped) if evicted == 0 => {
                 // Each turn takes one chance from every page: these turns use up the rest.
                 for _ in 0..INNER_CHANCES {
                     evicted = self.evict(victim_bytes, wanted, dirty_max).0;
@@ -574,7 +573,7 @@ impl Pool {
                     }
                 }
                 if evicted == 0 && !dirty.is_empty() {
-                    return Err(Error::Failed { reason });
+                    return Err(stopped.into_error());
                 }
             }
             _ => {}

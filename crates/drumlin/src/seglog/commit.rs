@@ -118,7 +118,7 @@ impl Shared {
     fn ask(&self, index: usize, body_bytes: usize) -> Result<Answer<'_>> {
         let body_bytes_max = self.options.body_bytes_max(index);
         if body_bytes > body_bytes_max {
-            return Err(Error::writes_too_large(body_bytes_max as u64));
+            return Err(Error::record_too_large(0, body_bytes as u64, body_bytes_max as u64));
         }
         let bytes = record_bytes(body_bytes);
         let bytes_max = Tail::record_bytes_max(self.options.stream_buffer_bytes(index));

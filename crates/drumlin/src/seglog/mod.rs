@@ -741,7 +741,7 @@ impl Shared {
     fn check_open(&self, tail: &Tail) -> Result<()> {
         match self.failure.get() {
             Some(reason) => Err(Error::Failed { reason: Arc::clone(reason) }),
-            None if tail.is_sealed => Err(Error::Failed { reason: "it was closed".into() }),
+            None if tail.is_sealed => Err(Error::Closed),
             None => Ok(()),
         }
     }

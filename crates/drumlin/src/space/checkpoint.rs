@@ -432,7 +432,7 @@ impl PageTableStore {
                 on_corruption(Error::corrupted(space.path(), "the catalogue", reason))?;
                 continue;
             }
-            let pages = Arc::new(PageSpace::new(*id, *page_bytes as usize, name.len(), &space.budget));
+            let pages = Arc::new(PageSpace::new(*id, *page_bytes as usize, name, &space.budget));
             for chunk in 0..chunk_count(keyspace) {
                 let changed = changes.get(id).and_then(|changed| changed.get(&chunk));
                 let entries = self.load_chunk(space, keyspace, chunk, changed, on_corruption)?;

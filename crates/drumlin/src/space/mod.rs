@@ -33,7 +33,7 @@ use crossbeam_utils::CachePadded;
 use crate::sync::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::collections::HashMap;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Stopped, quoted};
 use crate::format::catalogue;
 use crate::format::extent::{ExtentError, Header, Kind, PageKey};
 use crate::format::node::is_page_bytes;
@@ -53,17 +53,28 @@ pub(crate) use table::{FrameIndex, PageEntry, PageTable};
 pub(crate) struct PageSpace {
     pub(crate) id: KeyspaceId,
     pub(crate) page_bytes: usize,
-    /// Bytes of the keyspace's name, which the catalogue repeats.
-    name_bytes: usize,
+    /// The keyspace's name, which the catalogue repeats and errors tell.
+    pub(crate) name: Box<str>,
     pub(crate) table: PageTable,
     /// Set when the keyspace is dropped: its pages are being given back.
     pub(crate) dropped: AtomicBool,
 }
 
 impl PageSpace {
-    pub(crate) fn new(id: KeyspaceId, page_bytes: usize, name_bytes: usize, budget: &Arc<Budget>) -> PageSpace {
+    pub(crate) fn new(id: KeyspaceId, page_bytes: usize, name: &str, budget: &Arc<Budget>) -> PageSpace {
         assert!(is_page_bytes(page_bytes), "keyspace {id} has pages of {page_bytes} bytes");
-        PageSpace { id, page_bytes, name_bytes, table: PageTable::new(budget), dropped: AtomicBool::new(false) }
+        let (table, dropped) = (PageTable::new(budget), AtomicBool::new(false));
+        PageSpace { id, page_bytes, name: name.into(), table, dropped }
+    }
+
+    /// The keyspace, for an error.
+    pub(crate) fn quoted_name(&self) -> String {
+        quoted(&self.name)
+    }
+
+    /// One of its pages, for an error.
+    pub(crate) fn quoted_page(&self, page: PageId) -> String {
+        format!("page {page} of keyspace {}", self.quoted_name())
     }
 }
 
@@ -176,7 +187,7 @@ pub(crate) struct Space {
     /// Bytes of the catalogue's entries for keyspaces, without the chunks of their tables, and for summaries.
     keyspace_bytes: AtomicU64,
     summary_list_bytes: AtomicU64,
-    failure: OnceLock<Arc<str>>,
+    failure: OnceLock<Stopped>,
     pub(crate) traffic: Traffic,
     reservations: Reservations,
     /// The memory that the database may use.
@@ -305,12 +316,20 @@ impl Space {
         self.page_spaces.read().get(&id).cloned()
     }
 
+    /// A page, for an error. A keyspace that was dropped has its number left.
+    pub(crate) fn quoted_page(&self, page_key: PageKey) -> String {
+        match self.page_space(page_key.keyspace) {
+            Some(pages) => pages.quoted_page(page_key.page),
+            None => format!("page {} of keyspace {}, which was dropped", page_key.page, page_key.keyspace),
+        }
+    }
+
     pub(crate) fn page_spaces(&self) -> Vec<Arc<PageSpace>> {
         self.page_spaces.read().values().cloned().collect()
     }
 
     pub(crate) fn add_page_space(&self, pages: Arc<PageSpace>) {
-        self.keyspace_bytes.fetch_add(catalogue::keyspace_bytes(pages.name_bytes), Ordering::Relaxed);
+        self.keyspace_bytes.fetch_add(catalogue::keyspace_bytes(pages.name.len()), Ordering::Relaxed);
         let replaced = self.page_spaces.write().insert(pages.id, pages);
         assert!(replaced.is_none(), "a keyspace is added twice: {replaced:?}");
     }
@@ -322,7 +341,7 @@ impl Space {
         self.record(epoch_guard.epoch(), pages.id, PageId::NONE, ExtentAddress::NONE);
         let removed = self.page_spaces.write().remove(&pages.id);
         assert!(removed.is_some(), "keyspace {} is dropped twice", pages.id);
-        let keyspace_bytes = catalogue::keyspace_bytes(pages.name_bytes);
+        let keyspace_bytes = catalogue::keyspace_bytes(pages.name.len());
         let counted_bytes = self.keyspace_bytes.fetch_sub(keyspace_bytes, Ordering::Relaxed);
         assert!(counted_bytes >= keyspace_bytes, "the catalogue's bytes do not count keyspace {}", pages.id);
         let numbers: Vec<PageId> = pages.table.iter().map(|(page, _)| page).collect();
@@ -798,24 +817,29 @@ impl Space {
 
     /// Records that a write or sync failed: nothing more is written. Returns the error for the caller.
     pub(crate) fn fail(&self, reason: &str) -> Error {
-        if self.failure.set(reason.into()).is_ok() {
+        if self.failure.set(Stopped::Failed(reason.into())).is_ok() {
             log::error!("{reason}; the database accepts no more commits until it is reopened");
         }
-        Error::Failed { reason: Arc::clone(self.failure.get().expect("set above")) }
+        self.failure.get().expect("set above").clone().into_error()
     }
 
     /// Like [`fail`](Self::fail), for callers that report no error.
     pub(crate) fn fail_quietly(&self, reason: &str) {
-        let _ = self.failure.set(reason.into());
+        let _ = self.failure.set(Stopped::Failed(reason.into()));
     }
 
-    pub(crate) fn failure(&self) -> Option<Arc<str>> {
+    /// Nothing more is written, since the database was closed. One that has failed before stays so.
+    pub(crate) fn close(&self) {
+        let _ = self.failure.set(Stopped::Closed);
+    }
+
+    pub(crate) fn failure(&self) -> Option<Stopped> {
         self.failure.get().cloned()
     }
 
     pub(crate) fn check_failure(&self) -> Result<()> {
         match self.failure.get() {
-            Some(reason) => Err(Error::Failed { reason: Arc::clone(reason) }),
+            Some(stopped) => Err(stopped.clone().into_error()),
             None => Ok(()),
         }
     }

@@ -262,12 +262,12 @@ impl Store {
             if let Err(error) = checked {
                 // A page that was moved or changed meanwhile is not damaged.
                 if self.is_still_at(pages, page, address) {
-                    report.note_page(error, &open.name, open.tree.page_key(page));
+                    report.note_page(error, open.name(), open.tree.page_key(page));
                 }
             }
         });
         if let Err(error) = read {
-            report.note(error, format!("the rest of the pages of keyspace {:?} were not looked at", open.name));
+            report.note(error, format!("the rest of the pages of keyspace {:?} were not looked at", open.name()));
         }
     }
 
@@ -286,7 +286,7 @@ impl Store {
     fn check_tree(&self, open: &Arc<OpenKeyspace>, report: &mut CheckReport) {
         let mut lower: Vec<u8> = Vec::new();
         let mut ahead = ReadAhead::new(Direction::Forward);
-        let mut keys_of_pages = KeysOfPages::of(report, open.tree.pages.id, &open.name);
+        let mut keys_of_pages = KeysOfPages::of(report, open.tree.pages.id, open.name());
         loop {
             ahead.step(&self.engine, &open.tree, Target::At(&lower), (&Bound::Unbounded, &Bound::Unbounded));
             let found = open.tree.waiting(|| {
@@ -308,8 +308,8 @@ impl Store {
                 Err(error) => {
                     // Its parent tells where the keys end that it is the way to.
                     if let Ok(Some(found)) = ready(open.tree.unreadable(WaitMode::Blocking, Target::At(&lower))) {
-                        report.note_page(found.error, &open.name, open.tree.page_key(found.page));
-                        keys_of_pages = KeysOfPages::of(report, open.tree.pages.id, &open.name);
+                        report.note_page(found.error, open.name(), open.tree.page_key(found.page));
+                        keys_of_pages = KeysOfPages::of(report, open.tree.pages.id, open.name());
                         keys_of_pages.note(report, found.page, found.lower, found.upper.clone());
                         match found.upper {
                             Some(upper) => lower = upper,
@@ -319,7 +319,7 @@ impl Store {
                     }
                     let cost = format!(
                         "rows of keyspace {:?} around key b\"{}\" can't be read",
-                        open.name,
+                        open.name(),
                         lower.escape_ascii()
                     );
                     report.note(error, cost);
@@ -348,12 +348,10 @@ pub(super) fn check_page(
     address: ExtentAddress,
     bytes: &[u8],
 ) -> Result<(Kind, Vec<u8>)> {
-    let (header, bytes) = crate::space::checkpoint::open_extent(space, address, bytes)
-        .map_err(|error| name_page(error, keyspace, page, address))?;
-    let damaged = |reason: &dyn std::fmt::Display| {
-        space.corrupted(&format!("page {page} of keyspace {keyspace}"), address, reason)
-    };
     let expected = PageKey { keyspace, page };
+    let (header, bytes) = crate::space::checkpoint::open_extent(space, address, bytes)
+        .map_err(|error| name_page(space, error, expected, address))?;
+    let damaged = |reason: &dyn std::fmt::Display| space.corrupted(&space.quoted_page(expected), address, reason);
     match header.kind {
         Kind::Leaf | Kind::Inner if header.page_key != expected => {
             Err(damaged(&extent::ExtentError::PageKey(header.page_key)))
@@ -367,10 +365,10 @@ pub(super) fn check_page(
     }
 }
 
-fn name_page(error: Error, keyspace: KeyspaceId, page: PageId, address: ExtentAddress) -> Error {
+fn name_page(space: &Space, error: Error, page_key: PageKey, address: ExtentAddress) -> Error {
     match error {
         Error::Corrupted { path, reason, .. } => {
-            Error::Corrupted { path, what: format!("page {page} of keyspace {keyspace} at {address:?}"), reason }
+            Error::Corrupted { path, what: format!("{} at {address:?}", space.quoted_page(page_key)), reason }
         }
         other => other,
     }

@@ -349,7 +349,7 @@ impl Store {
                     _ if ended.is_err() => return,
                     Ok(bytes) => bytes,
                     Err(error) => {
-                        log::warn!("page {page} of keyspace {} stays where it is: {error}", pages.id);
+                        log::warn!("{} stays where it is: {error}", pages.quoted_page(page));
                         return;
                     }
                 };
@@ -362,7 +362,7 @@ impl Store {
                         }
                     }
                     // A damaged extent stays where it is; its next reader reports it.
-                    Err(_) => log::warn!("page {page} of keyspace {} is damaged and stays where it is", pages.id),
+                    Err(_) => log::warn!("{} is damaged and stays where it is", pages.quoted_page(page)),
                 }
             });
             // What was appended is in use, even if a later step failed.

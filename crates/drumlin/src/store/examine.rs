@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::Settings;
 use super::check::{CheckProgress, CheckReport, KeysOfPages, check_page};
-use super::files::{DATA_NAME, LOG_NAME, Locks, Opener};
+use super::files::{DATA_NAME, LOG_NAME, Opener};
 use super::recovery::known;
 use crate::error::{Error, Result};
 use crate::format::extent::{Kind, PageKey};
@@ -57,7 +57,7 @@ impl Opener<'_> {
             };
         }
         let file = self.lock_data(DATA_NAME, READ_ONLY, Lock::Shared)?;
-        let _locks = Locks { folder: Arc::clone(&self.folder), data: Arc::clone(&file) };
+        let _locks = self.locks(Arc::clone(&file));
         let superblock = match self.read_superblocks(&file) {
             Ok(Found { newest, reason }) => {
                 if let Some(reason) = reason {

@@ -1,7 +1,7 @@
 //! The folder of a database and the files in it: creating them durably, their locks, how they are synced.
 
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Settings;
 use crate::error::{Error, Result};
@@ -35,6 +35,35 @@ pub(super) struct Opener<'s> {
     pub(super) settings: &'s Settings,
     pub(super) backend: Arc<dyn Backend>,
     pub(super) folder: FolderRef,
+    /// `None` until the folder is locked.
+    open_here: Option<Arc<OpenHere>>,
+}
+
+/// The paths of the folders that this process has locked. A process id in a lock file can't tell this process from
+/// another with the same number in another container.
+static OPEN_HERE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// The entry of a folder among those that this process has locked, until it is dropped.
+#[derive(Debug)]
+struct OpenHere(PathBuf);
+
+impl OpenHere {
+    fn new(path: &Path) -> Arc<OpenHere> {
+        OPEN_HERE.lock().unwrap_or_else(PoisonError::into_inner).push(path.to_path_buf());
+        Arc::new(OpenHere(path.to_path_buf()))
+    }
+
+    fn has(path: &Path) -> bool {
+        OPEN_HERE.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|open| open == path)
+    }
+}
+
+impl Drop for OpenHere {
+    fn drop(&mut self) {
+        let mut open = OPEN_HERE.lock().unwrap_or_else(PoisonError::into_inner);
+        let position = open.iter().position(|path| *path == self.0).expect("entered when it was locked");
+        open.swap_remove(position);
+    }
 }
 
 /// The data file of an opening: whole, and locked.
@@ -97,11 +126,12 @@ impl<'s> Opener<'s> {
     ) -> Result<Opener<'s>> {
         let location = Location { backend: &backend, path };
         if !location.exists(path)? {
-            return Err(Error::NotADatabase { path: path.to_path_buf(), why: "there is nothing at this path".into() });
+            return Err(Error::NotFound { path: path.to_path_buf() });
         }
         let folder = io::open_folder(&backend, path).map_err(|error| location.not_entered("opening", error))?;
-        let opener = Opener { settings, backend, folder };
+        let mut opener = Opener { settings, backend, folder, open_here: None };
         opener.lock_folder(lock)?;
+        opener.open_here = Some(OpenHere::new(path));
         Ok(opener)
     }
 
@@ -213,8 +243,10 @@ impl Opener<'_> {
             file.read_at(&mut text, 0).ok()?;
             String::from_utf8(text).ok()
         };
-        let pid = if by_readers { None } else { text().and_then(|text| text.trim().parse().ok()) };
-        Error::Locked { path: self.path().to_path_buf(), pid: pid.unwrap_or(0) }
+        let path = self.path().to_path_buf();
+        let pid = if by_readers { None } else { text().and_then(|text| text.trim().parse().ok()) }.unwrap_or(0);
+        let by_this_process = (pid == 0 || pid == self.backend.process_id()) && OpenHere::has(&path);
+        Error::Locked { path, pid, by_this_process }
     }
 
     /// For people only: a full disk does not keep the database from opening.
@@ -228,6 +260,11 @@ impl Opener<'_> {
         if let Err(error) = written {
             log::warn!("writing {} in {}: {error}", LOCK_NAME, self.path().display());
         }
+    }
+
+    /// The locks, for as long as the database is open.
+    pub(super) fn locks(&self, data: FileRef) -> Locks {
+        Locks { folder: Arc::clone(&self.folder), data, _open_here: self.open_here.clone() }
     }
 
     /// Opens the data file and takes its lock, which nothing that happens to names takes away.
@@ -390,6 +427,7 @@ impl Opener<'_> {
 pub(crate) struct Locks {
     pub(super) folder: FolderRef,
     pub(super) data: FileRef,
+    _open_here: Option<Arc<OpenHere>>,
 }
 
 impl Drop for Locks {

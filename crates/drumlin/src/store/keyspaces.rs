@@ -16,10 +16,15 @@ use crate::txn::engine::Engine;
 /// A keyspace by name.
 #[derive(Debug)]
 pub(crate) struct OpenKeyspace {
-    pub(crate) name: String,
     pub(crate) tree: Tree,
     /// The timestamp of its creation; 0 where the checkpoint that was opened has it.
     pub(crate) created: Timestamp,
+}
+
+impl OpenKeyspace {
+    pub(crate) fn name(&self) -> &str {
+        &self.tree.pages.name
+    }
 }
 
 /// See the module.
@@ -84,23 +89,17 @@ impl Keyspaces {
         let entry = |open: &Arc<OpenKeyspace>| KeyspaceEntry {
             id: open.tree.pages.id,
             page_bytes: open.tree.pages.page_bytes as u32,
-            name: open.name.clone(),
+            name: open.name().to_owned(),
             chunks: Vec::new(),
         };
         let entries = self.by_name.read().keyspaces.values().map(entry).collect();
         (entries, self.next.load(Ordering::Relaxed))
     }
 
-    /// Names a keyspace whose pages there are; `created` as of [`OpenKeyspace`].
-    pub(super) fn add<L>(
-        &self,
-        engine: &Engine<L>,
-        pages: Arc<PageSpace>,
-        name: &str,
-        created: Timestamp,
-    ) -> Arc<OpenKeyspace> {
-        let open = Arc::new(open_keyspace(engine, pages, name, created));
-        self.by_name.write().keyspaces.insert(name.to_owned(), Arc::clone(&open));
+    /// Enters a keyspace whose pages there are; `created` as of [`OpenKeyspace`].
+    pub(super) fn add<L>(&self, engine: &Engine<L>, pages: Arc<PageSpace>, created: Timestamp) -> Arc<OpenKeyspace> {
+        let open = Arc::new(open_keyspace(engine, pages, created));
+        self.by_name.write().keyspaces.insert(open.name().to_owned(), Arc::clone(&open));
         open
     }
 
@@ -113,8 +112,8 @@ impl Keyspaces {
         frame: NewFrame<'_>,
         epoch_guard: &EpochGuard<'_>,
     ) -> Arc<OpenKeyspace> {
-        let pages = Arc::new(PageSpace::new(id, frame.len(), name.len(), &engine.budget));
-        let open = Arc::new(open_keyspace(engine, Arc::clone(&pages), name, created));
+        let pages = Arc::new(PageSpace::new(id, frame.len(), name, &engine.budget));
+        let open = Arc::new(open_keyspace(engine, Arc::clone(&pages), created));
         open.tree.create_root(epoch_guard, frame);
         engine.space.add_page_space(pages);
         self.by_name.write().keyspaces.insert(name.to_owned(), Arc::clone(&open));
@@ -133,7 +132,7 @@ impl Keyspaces {
         let pages = &open.tree.pages;
         pages.dropped.store(true, Ordering::Release);
         let mut by_name = self.by_name.write();
-        by_name.keyspaces.remove(&open.name);
+        by_name.keyspaces.remove(open.name());
         by_name.last_drop = timestamp;
         drop(by_name);
         engine.pool.discard(epoch_guard, pages)?;
@@ -143,7 +142,7 @@ impl Keyspaces {
     }
 }
 
-fn open_keyspace<L>(engine: &Engine<L>, pages: Arc<PageSpace>, name: &str, created: Timestamp) -> OpenKeyspace {
+fn open_keyspace<L>(engine: &Engine<L>, pages: Arc<PageSpace>, created: Timestamp) -> OpenKeyspace {
     let observer: Arc<dyn Observer> = Arc::clone(&engine.versions) as _;
-    OpenKeyspace { name: name.to_owned(), tree: Tree::new(pages, Arc::clone(&engine.pool), observer), created }
+    OpenKeyspace { tree: Tree::new(pages, Arc::clone(&engine.pool), observer), created }
 }

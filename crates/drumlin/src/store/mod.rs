@@ -32,7 +32,7 @@ use files::{Locks, Opener};
 use keyspaces::Keyspaces;
 use maintenance::Maintenance;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, quoted};
 use crate::format::catalogue::Catalogue;
 use crate::format::node::LargeRef;
 use crate::format::record::{self, Operation};
@@ -46,8 +46,9 @@ use crate::sync::Mutex;
 use crate::task::{WaitMode, ready};
 use crate::tree::Tree;
 use crate::txn::engine::{Engine, ReadAt};
-use crate::txn::locks::{Granted, LockError, WAITING_BYTES, lock_bytes};
+use crate::txn::locks::{Granted, HeldBy, LockError, WAITING_BYTES, lock_bytes};
 use crate::txn::read_set::Reads;
+use crate::txn::running::{BodyOf, RunningBody};
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::values::{self, Chunk, LargeValue, Part};
 use crate::txn::write_set::Change;
@@ -183,7 +184,7 @@ impl Store {
             if self.engine.check_failure().is_ok() { page_tables.superblock.timestamp } else { Timestamp(0) }
         };
         let closed = log.close(covered);
-        self.engine.space.fail_quietly("it was closed");
+        self.engine.space.close();
         result.and(closed)
     }
 
@@ -218,7 +219,8 @@ impl Store {
             return Ok(open);
         }
         if name.is_empty() || name.len() > 255 {
-            return Err(Error::Invalid(format!("{name:?} can't name a keyspace: names have 1 to 255 bytes")));
+            let name = quoted(name);
+            return Err(Error::Invalid(format!("{name} can't name a keyspace: names have 1 to 255 bytes")));
         }
         let table_bytes = PageTable::memory_bytes_of(1);
         self.engine.space.check_table_growth(table_bytes)?;
@@ -306,7 +308,7 @@ impl Store {
     pub(crate) fn check_key(&self, open: &OpenKeyspace, key: &[u8]) -> Result<()> {
         let limit_bytes = open.tree.key_bytes_max();
         if key.len() > limit_bytes {
-            return Err(Error::KeyTooLong { key_bytes: key.len(), limit_bytes, keyspace: open.name.clone() });
+            return Err(Error::KeyTooLong { key_bytes: key.len(), limit_bytes, keyspace: open.name().to_owned() });
         }
         Ok(())
     }
@@ -319,7 +321,7 @@ impl Store {
         TransactionId(self.engine.next_transaction.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Takes a row's lock, waiting up to `timeout`.
+    /// Takes a row's lock, waiting up to `timeout`; not at all for a transaction from whose body the call comes.
     pub(crate) async fn lock_row(
         &self,
         mode: WaitMode<'_>,
@@ -329,8 +331,12 @@ impl Store {
         timeout: Duration,
     ) -> Result<Granted> {
         let locks = &self.engine.locks;
-        if let Ok(granted) = locks.try_lock(owner, keyspace, key) {
-            return Ok(granted);
+        let HeldBy(holder) = match locks.try_lock(owner, keyspace, key) {
+            Ok(granted) => return Ok(granted),
+            Err(held) => held,
+        };
+        if BodyOf::new(locks, holder).is_running() {
+            return Err(self.lock_timeout(keyspace, key, Duration::ZERO, true));
         }
         let deadline = self.now().saturating_add(timeout);
         let locked = match mode {
@@ -350,12 +356,22 @@ impl Store {
                 acquired.await
             }
         };
-        locked.map_err(|error| Error::Conflict {
-            reason: match error {
-                LockError::Timeout => "another transaction kept a row locked for too long",
-                LockError::Deadlock => "two transactions wait for rows that the other has locked",
-            },
+        locked.map_err(|error| match error {
+            LockError::Timeout => {
+                // Tasks of one thread lock rows by turns.
+                let is_own = matches!(mode, WaitMode::Blocking) && locks.is_of_this_thread(keyspace, key);
+                self.lock_timeout(keyspace, key, timeout, is_own)
+            }
+            LockError::Deadlock => {
+                Error::Conflict { reason: "two transactions wait for rows that the other has locked" }
+            }
         })
+    }
+
+    fn lock_timeout(&self, keyspace: KeyspaceId, key: &[u8], waited: Duration, is_own: bool) -> Error {
+        let pages = self.engine.space.page_space(keyspace);
+        let keyspace = pages.map_or_else(|| format!("number {keyspace}"), |pages| pages.name.to_string());
+        Error::LockTimeout { keyspace, key: key.to_vec(), waited, is_own }
     }
 
     /// One write outside of a transaction: locks its row and works on the newest.
@@ -502,7 +518,7 @@ impl Store {
             Err(error) => error,
             Ok(()) => Error::corrupted(
                 self.engine.space.path(),
-                format!("a value of keyspace {}", tree.pages.id),
+                format!("a value of keyspace {}", tree.pages.quoted_name()),
                 "its extents are another value's",
             ),
         }
@@ -601,6 +617,11 @@ impl LockedRow<'_> {
     /// Returns `true` if there is a row.
     pub(crate) async fn exists(&self, mode: WaitMode<'_>) -> Result<bool> {
         Ok(self.store.engine.find_in(mode, self.tree, self.lock.key, ReadAt::Published).await?.is_some())
+    }
+
+    /// Notes that the caller's code runs, for which the row stays locked.
+    pub(crate) fn enter_body(&self) -> RunningBody {
+        BodyOf::new(&self.store.engine.locks, self.lock.owner).enter()
     }
 
     /// Commits a change of the row.

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use super::files::{DATA_NAME, DataFile, LOG_NAME, Locks, Opener};
+use super::files::{DATA_NAME, DataFile, LOG_NAME, Opener};
 use super::keyspaces::Keyspaces;
 use super::maintenance::Maintenance;
 use super::replay::Replay;
@@ -186,7 +186,7 @@ impl<'o> LogScanned<'o> {
         let keyspaces = Keyspaces::new(catalogue.next_keyspace);
         for entry in &catalogue.keyspaces {
             let pages = engine.space.page_space(entry.id).expect("made while loading");
-            keyspaces.add(&engine, pages, &entry.name, Timestamp(0));
+            keyspaces.add(&engine, pages, Timestamp(0));
         }
         Ok(EngineBuilt(Recovering {
             opener,
@@ -357,7 +357,7 @@ impl Replayed<'_> {
             maintenance: recovering.maintenance,
             threads: Mutex::default(),
             opening: Opening { created: data.created, recovered_records, recovered_bytes, duration, last },
-            locks: Locks { folder: Arc::clone(&opener.folder), data: data.lock },
+            locks: opener.locks(data.lock),
             sync: data.sync,
             page_bytes: opener.settings.page_bytes,
             durability: opener.settings.durability,

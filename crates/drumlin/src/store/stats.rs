@@ -159,7 +159,10 @@ impl Store {
             snapshots: engine.snapshots.count(),
             oldest_snapshot: oldest.map(|(timestamp, _)| timestamp),
             oldest_snapshot_age: oldest.map(|(_, since)| self.now().saturating_sub(since)),
-            failed: space.failure().or_else(|| engine.log().failure()).map(|reason| reason.to_string()),
+            failed: match space.failure() {
+                Some(stopped) => Some(stopped.reason().to_owned()),
+                None => engine.log().failure().map(|reason| reason.to_string()),
+            },
         }
     }
 }

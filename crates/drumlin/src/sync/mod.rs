@@ -19,7 +19,7 @@ pub(crate) use simulated::{
 
 #[cfg(not(feature = "sim"))]
 pub(crate) use self::system::*;
-pub(crate) use self::thread_index::thread_index;
+pub(crate) use self::thread_index::{ThreadTag, thread_index, thread_tag};
 
 pub use random::Random;
 

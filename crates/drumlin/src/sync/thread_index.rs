@@ -1,6 +1,7 @@
-//! Small numbers for threads, by which they find slots of their own in tables.
+//! Small numbers for threads: by which they find slots of their own in tables, and by which they know what is theirs.
 
 use std::cell::Cell;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use super::{Mutex, thread_number};
 
@@ -37,5 +38,29 @@ pub(crate) fn thread_index() -> usize {
             index.0.set(next);
         }
         index.0.get()
+    })
+}
+
+/// A number of a thread. When the thread has ended, 65,535 others get theirs before one gets the same.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ThreadTag(u16);
+
+/// The tag of the calling thread.
+#[inline]
+pub(crate) fn thread_tag() -> ThreadTag {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    thread_local! {
+        static TAG: Cell<Option<ThreadTag>> = const { Cell::new(None) };
+    }
+    if let Some(number) = thread_number() {
+        return ThreadTag(number as u16);
+    }
+    TAG.with(|tag| match tag.get() {
+        Some(tag) => tag,
+        None => {
+            let new = ThreadTag(NEXT.fetch_add(1, Ordering::Relaxed));
+            tag.set(Some(new));
+            new
+        }
     })
 }

@@ -209,7 +209,7 @@ impl Tree {
     }
 
     fn lost(&self) -> Error {
-        let what = format!("the tree of keyspace {}", self.pages.id);
+        let what = format!("the tree of keyspace {}", self.pages.quoted_name());
         Error::corrupted(self.pool.space.path(), what, "its nodes do not lead to every key")
     }
 
@@ -282,7 +282,7 @@ impl Tree {
     /// Fails once the keyspace is being dropped: its pages are gone then.
     pub(crate) fn check_dropped(&self) -> Result<(), Error> {
         if self.pages.dropped.load(std::sync::atomic::Ordering::Acquire) {
-            return Err(Error::KeyspaceDropped { name: format!("number {}", self.pages.id) });
+            return Err(Error::KeyspaceDropped { name: self.pages.name.to_string() });
         }
         Ok(())
     }

@@ -35,7 +35,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, ThreadTag, thread_tag};
 use crossbeam_utils::CachePadded;
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
@@ -112,6 +112,8 @@ struct Lock {
     queue: Option<Box<Queue>>,
     key: LockKey,
     keyspace: KeyspaceId,
+    /// The thread that took it.
+    thread: ThreadTag,
     /// The previous owner handed the lock over, and the new one has not noticed yet.
     handed_over: bool,
 }
@@ -292,6 +294,13 @@ impl LockTable {
         }
     }
 
+    /// Returns `true` if this very thread has locked the row, for whatever transaction.
+    pub(crate) fn is_of_this_thread(&self, keyspace: KeyspaceId, key: &[u8]) -> bool {
+        let hash = self.hash(keyspace, key);
+        let is_of = |lock: &mut Lock| lock.thread == thread_tag() && !lock.handed_over;
+        self.shard(hash).find(hash, keyspace, key).is_some_and(is_of)
+    }
+
     fn is_held_by(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) -> bool {
         let hash = self.hash(keyspace, key);
         self.shard(hash).find(hash, keyspace, key).is_some_and(|lock| lock.owner == owner)
@@ -431,8 +440,10 @@ impl Shard {
         let is_it = |lock: &Lock| lock.is_of(keyspace, key);
         match self.locks.entry(hash, is_it, |lock| lock.hash(seed)) {
             Entry::Vacant(place) => {
-                let lock = Lock { owner, queue: None, key: LockKey::new(key), keyspace, handed_over: false };
-                debug_assert_eq!(lock.key.as_bytes(), key, "a key can't be read as it was put");
+                let (key_bytes, thread) = (key, thread_tag());
+                let key = LockKey::new(key_bytes);
+                let lock = Lock { owner, queue: None, key, keyspace, thread, handed_over: false };
+                debug_assert_eq!(lock.key.as_bytes(), key_bytes, "a key can't be read as it was put");
                 self.heap_bytes += lock.key.heap_bytes();
                 place.insert(lock);
                 Ok(Granted::Acquired)
@@ -444,6 +455,7 @@ impl Shard {
                 if lock.owner != owner {
                     Err(lock)
                 } else if mem::take(&mut lock.handed_over) {
+                    lock.thread = thread_tag();
                     Ok(Granted::Acquired)
                 } else {
                     Ok(Granted::AlreadyMine)

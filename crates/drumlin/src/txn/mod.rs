@@ -8,6 +8,7 @@ pub(crate) mod clock;
 pub(crate) mod engine;
 pub(crate) mod locks;
 pub(crate) mod read_set;
+pub(crate) mod running;
 pub(crate) mod snapshots;
 pub(crate) mod values;
 pub(crate) mod versions;

@@ -223,8 +223,9 @@ impl ReadSet {
     }
 
     fn check_size(&mut self) -> Result<()> {
-        if (self.bytes + self.beside_bytes) as u64 > self.limit_bytes {
-            return Err(Error::reads_too_large(self.limit_bytes));
+        let bytes = (self.bytes + self.beside_bytes) as u64;
+        if bytes > self.limit_bytes {
+            return Err(Error::reads_too_large(bytes, self.limit_bytes));
         }
         if !self.memory.cover(self.bytes as u64) {
             return Err(Error::transactions_in_memory(self.memory.limit_bytes()));

@@ -271,7 +271,7 @@ pub(crate) fn chunk_payload_bytes(pool: &Pool) -> u64 {
 
 /// The error of a value that does not match its row.
 fn misnamed(pool: &Pool, pages: &PageSpace, reason: &str) -> Error {
-    Error::corrupted(pool.space.path(), format!("a value of keyspace {}", pages.id), reason)
+    Error::corrupted(pool.space.path(), format!("a value of keyspace {}", pages.quoted_name()), reason)
 }
 
 /// Reads one chunk of a value, checks that it belongs to the value, and appends `part` of it to `into`.

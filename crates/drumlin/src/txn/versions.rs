@@ -594,7 +594,7 @@ mod tests {
     #[test]
     fn versions_follow_their_rows() {
         let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)), Arc::default());
-        let pages = PageSpace::new(KEYSPACE, 4096, 0, &Budget::of_pages(1 << 20));
+        let pages = PageSpace::new(KEYSPACE, 4096, "k", &Budget::of_pages(1 << 20));
         let (left, right) = (PageId(1), PageId(2));
         versions.add(KEYSPACE, left, Timestamp(5), undo(&[(b"a", None), (b"x", Some(b"1"))]));
         versions.rows_moved(&pages, left, right, Some(b"m"));

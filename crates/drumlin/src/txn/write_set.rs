@@ -10,7 +10,7 @@ use std::ops::{Bound, Range};
 use std::sync::Arc;
 
 use super::values::LargeValue;
-use crate::format::{ExtentAddress, KeyspaceId};
+use crate::format::{ExtentAddress, ExtentRef, KeyspaceId, record};
 use crate::memory::{Grant, grown_capacity, heap_bytes, reserve};
 use crate::tree::Tree;
 
@@ -54,6 +54,9 @@ pub(crate) struct WriteSet {
     /// Keys in sorted indexes.
     index_bytes: usize,
     large_bytes: usize,
+    /// Of the newest changes of all rows in the commit's record, and their number.
+    record_bytes: usize,
+    row_count: usize,
 }
 
 /// A write set with its memory, shared by a transaction and its scans, which see it as it was when they began. Changing
@@ -111,6 +114,18 @@ impl WriteSet {
             + index_bytes
             + self.large_bytes
             + tree_bytes
+    }
+
+    /// The number of rows with a change.
+    pub(crate) fn row_count(&self) -> usize {
+        self.row_count
+    }
+
+    /// Bytes of the commit's record with one more change.
+    pub(crate) fn record_bytes_with(&self, keyspace: KeyspaceId, key: &[u8], change: &Change<'_>) -> usize {
+        let replaced = self.get(keyspace, key);
+        debug_assert!(replaced.is_none() || self.row_count > 0, "a row has a change and is not counted");
+        self.record_bytes - replaced.map_or(0, |replaced| record_bytes(key, &replaced)) + record_bytes(key, change)
     }
 
     /// The number of entries, which is what a savepoint stores.
@@ -187,6 +202,21 @@ impl WriteSet {
         debug_assert!(previous.is_none_or(is_its_own), "an entry replaces another row's");
         reserve(&mut self.entries, 1);
         self.entries.push(Entry { keyspace, key: key_range, kept, previous });
+        self.record_bytes += self.record_bytes_of(number);
+        match previous {
+            Some(previous) => self.record_bytes -= self.record_bytes_of(previous),
+            None => self.row_count += 1,
+        }
+        assert!(self.row_count <= self.entries.len(), "{} rows of {} entries", self.row_count, self.entries.len());
+        debug_assert!(
+            self.record_bytes >= self.row_count * record::REMOVE_BYTES,
+            "rows that a record takes no bytes for"
+        );
+    }
+
+    /// Bytes of an entry in the commit's record.
+    fn record_bytes_of(&self, entry: u32) -> usize {
+        record_bytes(self.key(entry), &self.change(entry))
     }
 
     fn change(&self, entry: u32) -> Change<'_> {
@@ -259,7 +289,13 @@ impl WriteSet {
     pub(crate) fn roll_back(&mut self, position: usize) {
         assert!(position <= self.entries.len(), "entry {position} of {} is rolled back to", self.entries.len());
         while self.entries.len() > position {
+            self.record_bytes -= self.record_bytes_of(self.entries.len() as u32 - 1);
             let entry = self.entries.pop().expect("counted");
+            match entry.previous {
+                Some(previous) => self.record_bytes += self.record_bytes_of(previous),
+                None => self.row_count -= 1,
+            }
+            debug_assert!(self.row_count > 0 || self.record_bytes == 0, "{} bytes of no rows", self.record_bytes);
             let goes_back = |previous: u32| (previous as usize) < self.entries.len();
             assert!(entry.previous.is_none_or(goes_back), "an entry is undone and a later one restored");
             let key = &self.arena[entry.key.clone()];
@@ -282,9 +318,19 @@ impl WriteSet {
                 self.large_bytes -= size_of::<LargeValue>() + value.addresses.capacity() * size_of::<ExtentAddress>();
             }
         }
-        let counted_bytes = self.arena.len() + self.index_bytes + self.large_bytes;
+        let counted_bytes = self.arena.len() + self.index_bytes + self.large_bytes + self.record_bytes;
         debug_assert!(position > 0 || counted_bytes == 0, "a write set of no entries counts {counted_bytes} bytes");
     }
+}
+
+/// Bytes of a change in the commit's record.
+fn record_bytes(key: &[u8], change: &Change<'_>) -> usize {
+    key.len()
+        + match change {
+            Change::Put(value) => record::PUT_BYTES + value.len(),
+            Change::PutLarge(value) => record::PUT_LARGE_BYTES + value.addresses.len() * ExtentRef::BYTES,
+            Change::Remove => record::REMOVE_BYTES,
+        }
 }
 
 /// `BTreeMap::range` panics on these.

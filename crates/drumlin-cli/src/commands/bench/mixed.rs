@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use drumlin::Keyspace;
+use drumlin::{Error, Keyspace};
 
 use super::data::{Random, key};
 use super::get::Getter;
@@ -34,7 +34,7 @@ impl Worker for Mixer {
         // Two threads may want one row: the later one runs again, as any caller would.
         loop {
             match self.keyspace.insert_with(key, &self.value, self.durability) {
-                Err(error) if error.is_conflict() => {}
+                Err(Error::Conflict { .. } | Error::LockTimeout { .. }) => {}
                 done => return done.map(|()| 1),
             }
         }
@@ -50,7 +50,7 @@ impl Task for Mixer {
         let key = key(self.random.row());
         loop {
             match self.keyspace.insert_with_async(key, &self.value, self.durability).await {
-                Err(error) if error.is_conflict() => {}
+                Err(Error::Conflict { .. } | Error::LockTimeout { .. }) => {}
                 done => return done.map(|()| 1),
             }
         }

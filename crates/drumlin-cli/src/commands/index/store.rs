@@ -74,7 +74,7 @@ impl Store {
                 Kind::File | Kind::Symlink => self.try_put(found, before.as_ref()),
             };
             match outcome {
-                Err(error) if error.is_conflict() => {}
+                Err(Error::Conflict { .. } | Error::LockTimeout { .. }) => {}
                 // The file's own trouble, not the database's.
                 Err(Error::Source { source }) => {
                     return Ok(Outcome::Unreadable(io::Error::new(source.kind(), source.to_string())));

@@ -127,7 +127,7 @@ impl Batch {
                     return Ok(());
                 }
                 // Another file's rows with the same keys.
-                Err(error) if error.is_conflict() => {}
+                Err(Error::Conflict { .. } | Error::LockTimeout { .. }) => {}
                 Err(Error::TransactionTooLarge { .. } | Error::MemoryInUse { .. } | Error::KeyTooLong { .. })
                     if rows.len() > 1 =>
                 {

@@ -96,7 +96,7 @@ impl Engine {
         let stream = crate::sync::thread_index() % log.stream_count();
         let reservation = Some(self.reserve_log(mode, stream, body_bytes).await?);
         let prepared = self.prepare(mode, rows, reads).await?;
-        let version_memory = self.secure_versions(mode, prepared.version_bytes).await?;
+        let version_memory = self.secure_versions(mode, rows.len(), prepared.version_bytes).await?;
         let sink = LiveLog { clock: &self.clock, body: &body, reservation };
         let logged = self.apply_when_ready(mode, prepared, medium, sink).await?;
         let is_later = |reads: Reads<'_>| reads.snapshot.timestamp < logged.timestamp;
@@ -131,6 +131,7 @@ impl Engine {
             };
             record::encode(row.tree.pages.id, &operation, &mut body);
         }
+        assert!(!rows.is_empty(), "a commit of no rows is recorded");
         debug_assert!(body.len() <= body_capacity, "a record has {} bytes, {body_capacity} were reserved", body.len());
         debug_assert_eq!(
             record::decode(&body).flatten().count(),
@@ -140,7 +141,7 @@ impl Engine {
         let body = if names_extents { Body::naming_extents(body) } else { Body::new(body) };
         let body_bytes_max = self.log().body_bytes_max();
         if body.bytes().len() > body_bytes_max {
-            return Err(Error::writes_too_large(body_bytes_max as u64));
+            return Err(Error::record_too_large(rows.len(), body.bytes().len() as u64, body_bytes_max as u64));
         }
         Ok(body)
     }

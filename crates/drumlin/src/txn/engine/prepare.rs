@@ -192,14 +192,14 @@ impl Pinning<'_, '_> {
         Ok(outstanding)
     }
 
-    /// Refuses a commit that pins more leaves than fit in its memory.
-    fn check_count(&self, leaf_count_max: usize) -> Result<()> {
+    /// Refuses a commit that pins more leaves than fit in its memory, told in bytes of the largest of its pages.
+    fn check_count(&self, leaf_count_max: usize, page_bytes: usize) -> Result<()> {
         let count = self.pinned.leaves.len();
         if count <= leaf_count_max {
             return Ok(());
         }
-        let leaf_bytes = self.rows.len() as u64 * 128 / count as u64;
-        Err(Error::writes_too_large(leaf_count_max as u64 * leaf_bytes.max(128)))
+        let [bytes, limit_bytes] = [count, leaf_count_max].map(|count| (count * page_bytes) as u64);
+        Err(Error::leaves_too_large(self.rows.len(), bytes, limit_bytes))
     }
 }
 
@@ -277,7 +277,7 @@ impl<L> Engine<L> {
             let mut waiting: Vec<usize> = (start..end).collect();
             while !waiting.is_empty() {
                 let Outstanding { rows, missing } = pinning.pin_present(&waiting)?;
-                pinning.check_count(leaf_count_max)?;
+                pinning.check_count(leaf_count_max, page_bytes)?;
                 self.bring_in(mode, rows_of_tree[0].tree, &missing, &mut provider).await?;
                 waiting = rows;
             }
@@ -344,7 +344,7 @@ impl<L> Engine<L> {
             });
             let upper_fence = upper_fence.await?;
             if bytes > limit_bytes {
-                return Err(Error::reads_too_large(limit_bytes as u64));
+                return Err(Error::reads_too_large(bytes as u64, limit_bytes as u64));
             }
             walk.pass(keyspace, upper_fence.as_deref());
         }

@@ -113,7 +113,7 @@ impl Engine {
                 _ if failed != Some(reference) => failed = Some(reference),
                 Ok(None) => {
                     tree.check_dropped()?;
-                    let what = format!("a value of keyspace {}", tree.pages.id);
+                    let what = format!("a value of keyspace {}", tree.pages.quoted_name());
                     return Err(Error::corrupted(self.space.path(), what, "its extents are another value's"));
                 }
                 Err(error) => return Err(error),

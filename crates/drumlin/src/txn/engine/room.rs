@@ -176,13 +176,13 @@ impl<L> Engine<L> {
 }
 
 impl Engine {
-    /// Reserves memory for the versions that a commit will leave. If there is too little, drops versions that no
-    /// snapshot needs, then ends the oldest snapshots, and waits for commits that are not durable yet.
-    pub(super) async fn secure_versions(&self, mode: WaitMode<'_>, bytes: usize) -> Result<Grant> {
+    /// Reserves memory for the versions that a commit of so many rows will leave. If there is too little, drops
+    /// versions that no snapshot needs, then ends the oldest snapshots, and waits for commits that are not durable yet.
+    pub(super) async fn secure_versions(&self, mode: WaitMode<'_>, row_count: usize, bytes: usize) -> Result<Grant> {
         let budget = &self.budget;
         let (bytes, limit_bytes) = (bytes as u64, budget.limit_bytes(Account::Versions));
         if bytes > limit_bytes {
-            return Err(Error::versions_too_large(limit_bytes));
+            return Err(Error::versions_too_large(row_count, bytes, limit_bytes));
         }
         let mut grant = budget.grant(Account::Versions);
         if !budget.versions.are_awaited() && grant.resize(bytes) {
@@ -263,7 +263,7 @@ impl Engine {
             if !pages.table.has_numbers(page_count) {
                 return Err(Error::Invalid(format!(
                     "keyspace {} has used up its page numbers: put new rows into another keyspace",
-                    pages.id
+                    pages.quoted_name()
                 )));
             }
             growth_max += pages.table.growth_bytes_max(page_count);

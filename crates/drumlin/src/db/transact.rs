@@ -1,0 +1,277 @@
+//! Running a transaction, again where another was in its way.
+
+use std::any::Any;
+use std::future::{Future, poll_fn};
+use std::ops::ControlFlow;
+use std::pin::{Pin, pin};
+
+use super::{Database, Handle, Transaction, TxOptions};
+use crate::error::{Error, Recourse, Result};
+use crate::task::{WaitMode, ready};
+use crate::txn::running::BodyOf;
+
+/// The most attempts of [`Database::transact`] at a transaction that another is in the way of, or that memory is short
+/// for.
+const ATTEMPTS_MAX: u32 = 100;
+
+/// A run of the body of [`Database::transact_async`]: `Box::pin(async move { … })`. The box is what lets the compiler
+/// know that the future is `Send`, which it can't of the futures of an async closure.
+pub type Attempt<'t, T, E = Error> = Pin<Box<dyn Future<Output = Result<T, E>> + Send + 't>>;
+
+impl Database {
+    /// Runs `body` in a transaction and commits it. Runs it again while others are in its way, after pauses that double
+    /// from 50 µs to 50 ms, up to 100 times: after a conflict, where the snapshot has grown too old, and where memory
+    /// that it needs is in use.
+    ///
+    /// The error may be of any type that a Drumlin [`Error`] converts into, and what `body` makes of an error does not
+    /// matter: the transaction knows that it had a conflict. An error of any other cause ends it, and nothing of it
+    /// remains. [`Transaction::conflict`] asks for another run.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let accounts = db.keyspace("accounts")?;
+    /// #[derive(Debug)]
+    /// enum Refused {
+    ///     NoMoney,
+    ///     Store(drumlin::Error),
+    /// }
+    ///
+    /// impl From<drumlin::Error> for Refused {
+    ///     fn from(error: drumlin::Error) -> Refused {
+    ///         Refused::Store(error)
+    ///     }
+    /// }
+    ///
+    /// let paid = db.transact(|tx| {
+    ///     let Some(money) = tx.get_for_update(&accounts, "ann")? else { return Err(Refused::NoMoney) };
+    ///     tx.insert(&accounts, "bob", money)?;
+    ///     tx.remove(&accounts, "ann")?;
+    ///     Ok(())
+    /// });
+    /// assert!(matches!(paid, Err(Refused::NoMoney)));
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// A body that ends with `Ok` may have to name its error, where nothing else does: `?` names it in a function that
+    /// returns [`drumlin::Result`](crate::Result), but not in one that returns a `Box<dyn Error>`.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// let visits = db.transact(|tx| -> drumlin::Result<_> {
+    ///     let visits = tx.get_for_update(&k, "visits")?.map_or(0, |bytes| bytes[0]) + 1;
+    ///     tx.insert(&k, "visits", [visits])?;
+    ///     Ok(visits)
+    /// })?;
+    /// assert_eq!(visits, 1);
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// The rows that the body has written stay locked until it returns. So it must write them through `tx`:
+    /// `keyspace.insert` of such a row fails with [`Error::LockTimeout`].
+    ///
+    /// # Errors
+    /// The error of `body`, or that of the commit, converted; those of the last run, if there were several.
+    pub fn transact<T, E>(&self, body: impl FnMut(&mut Transaction) -> Result<T, E>) -> Result<T, E>
+    where
+        E: From<Error> + 'static,
+    {
+        self.transact_with(self.tx_options(), body)
+    }
+
+    /// Like [`transact`](Database::transact), with the given options.
+    ///
+    /// # Errors
+    /// Those of [`transact`](Database::transact).
+    pub fn transact_with<T, E>(
+        &self,
+        options: TxOptions,
+        mut body: impl FnMut(&mut Transaction) -> Result<T, E>,
+    ) -> Result<T, E>
+    where
+        E: From<Error> + 'static,
+    {
+        let mut attempts = Attempts { handle: &self.handle, count: 0 };
+        loop {
+            let mut transaction = self.begin_with(options)?;
+            let returned = {
+                let _running = transaction.body().enter();
+                body(&mut transaction)
+            };
+            if let ControlFlow::Break(result) = ready(attempts.end(WaitMode::Blocking, transaction, returned)) {
+                return result;
+            }
+        }
+    }
+
+    /// Like [`transact`](Database::transact), as a future that can be spawned on multi-threaded executors. `body`
+    /// returns a boxed future that owns what it uses: each run clones handles, which is cheap, and moves them in. An
+    /// `async |tx| …` closure does not fit: see [`transact_local`](Database::transact_local).
+    ///
+    /// ```
+    /// # let block_on = smol::block_on;
+    /// # block_on(async {
+    /// # let db = drumlin::Config::in_memory().open_async("").await?;
+    /// let counters = db.keyspace_async("counters").await?;
+    /// db.transact_async(|tx| {
+    ///     let counters = counters.clone();
+    ///     Box::pin(async move {
+    ///         let visits = tx.get_async(&counters, b"visits").await?.map_or(0, |bytes| bytes[0]);
+    ///         tx.insert_async(&counters, b"visits", [visits + 1]).await
+    ///     })
+    /// })
+    /// .await?;
+    /// # Ok::<(), drumlin::Error>(())
+    /// # })?;
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// A body that ends with `Ok` may have to name its error: `Ok::<_, drumlin::Error>(visits)`.
+    ///
+    /// # Errors
+    /// Those of [`transact`](Database::transact).
+    pub async fn transact_async<T, E>(
+        &self,
+        body: impl for<'t> FnMut(&'t mut Transaction) -> Attempt<'t, T, E>,
+    ) -> Result<T, E>
+    where
+        E: From<Error> + 'static,
+    {
+        self.transact_with_async(self.tx_options(), body).await
+    }
+
+    /// Like [`transact_async`](Database::transact_async), with the given options.
+    ///
+    /// # Errors
+    /// Those of [`transact`](Database::transact).
+    pub async fn transact_with_async<T, E>(
+        &self,
+        options: TxOptions,
+        mut body: impl for<'t> FnMut(&'t mut Transaction) -> Attempt<'t, T, E>,
+    ) -> Result<T, E>
+    where
+        E: From<Error> + 'static,
+    {
+        let mut attempts = Attempts { handle: &self.handle, count: 0 };
+        loop {
+            let mut transaction = self.begin_with(options)?;
+            let body_of = transaction.body();
+            let returned = run(body_of, || body(&mut transaction)).await;
+            let mode = self.store()?.as_task();
+            if let ControlFlow::Break(result) = attempts.end(mode, transaction, returned).await {
+                return result;
+            }
+        }
+    }
+
+    /// Like [`transact_async`](Database::transact_async), with an async closure, which may borrow what it uses. Its
+    /// future stays on its thread: it can be awaited in `main`, by `block_on` and by tasks of one thread, but not be
+    /// spawned where futures have to be `Send`. The compiler then says that an *implementation of `Send` is not general
+    /// enough*; take `transact_async`.
+    ///
+    /// ```
+    /// # smol::block_on(async {
+    /// # let db = drumlin::Config::in_memory().open_async("").await?;
+    /// let counters = db.keyspace_async("counters").await?;
+    /// let visits = db
+    ///     .transact_local(async |tx| -> drumlin::Result<_> {
+    ///         let visits = tx.get_async(&counters, "visits").await?.map_or(0, |bytes| bytes[0]) + 1;
+    ///         tx.insert_async(&counters, "visits", [visits]).await?;
+    ///         Ok(visits)
+    ///     })
+    ///     .await?;
+    /// assert_eq!(visits, 1);
+    /// # Ok::<(), drumlin::Error>(())
+    /// # })?;
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`transact`](Database::transact).
+    pub async fn transact_local<T, E>(&self, body: impl AsyncFnMut(&mut Transaction) -> Result<T, E>) -> Result<T, E>
+    where
+        E: From<Error> + 'static,
+    {
+        self.transact_with_local(self.tx_options(), body).await
+    }
+
+    /// Like [`transact_local`](Database::transact_local), with the given options.
+    ///
+    /// # Errors
+    /// Those of [`transact`](Database::transact).
+    pub async fn transact_with_local<T, E>(
+        &self,
+        options: TxOptions,
+        mut body: impl AsyncFnMut(&mut Transaction) -> Result<T, E>,
+    ) -> Result<T, E>
+    where
+        E: From<Error> + 'static,
+    {
+        let mut attempts = Attempts { handle: &self.handle, count: 0 };
+        loop {
+            let mut transaction = self.begin_with(options)?;
+            let body_of = transaction.body();
+            let returned = run(body_of, || body(&mut transaction)).await;
+            let mode = self.store()?.as_task();
+            if let ControlFlow::Break(result) = attempts.end(mode, transaction, returned).await {
+                return result;
+            }
+        }
+    }
+}
+
+/// Runs a body that is a future. The thread is in the body while it makes the future, and while it polls it.
+async fn run<F: Future>(body_of: BodyOf, body: impl FnOnce() -> F) -> F::Output {
+    let future = {
+        let _running = body_of.enter();
+        body()
+    };
+    let mut future = pin!(future);
+    poll_fn(|context| {
+        let _running = body_of.enter();
+        future.as_mut().poll(context)
+    })
+    .await
+}
+
+/// The runs of one transaction's body.
+struct Attempts<'h> {
+    handle: &'h Handle,
+    count: u32,
+}
+
+impl Attempts<'_> {
+    /// Commits a transaction whose body has returned, or drops it. Breaks with the answer, or pauses before another
+    /// run.
+    async fn end<T, E: From<Error> + 'static>(
+        &mut self,
+        mode: WaitMode<'_>,
+        transaction: Transaction,
+        returned: Result<T, E>,
+    ) -> ControlFlow<Result<T, E>> {
+        self.count += 1;
+        let (error, can_run_again) = match returned {
+            Ok(value) => match transaction.commit_in(mode).await {
+                Ok(_) => return ControlFlow::Break(Ok(value)),
+                Err(error) => {
+                    let can_run_again = error.recourse() == Recourse::Retry;
+                    (E::from(error), can_run_again)
+                }
+            },
+            Err(error) => {
+                let own = (&error as &dyn Any).downcast_ref::<Error>();
+                let can_run_again =
+                    transaction.was_hindered() || own.is_some_and(|own| own.recourse() == Recourse::Retry);
+                // Others may be waiting for its rows.
+                drop(transaction);
+                (error, can_run_again)
+            }
+        };
+        if !can_run_again || self.count >= ATTEMPTS_MAX {
+            return ControlFlow::Break(Err(error));
+        }
+        drop(error);
+        self.handle.pause(mode, self.count).await;
+        ControlFlow::Continue(())
+    }
+}

@@ -1,0 +1,48 @@
+//! The transactions whose bodies a thread is running. Such a transaction keeps its rows locked until its body returns,
+//! so a call from the body that needs one of these rows would wait in vain.
+
+use std::cell::RefCell;
+
+use super::TransactionId;
+use super::locks::LockTable;
+
+thread_local! {
+    static RUNNING: RefCell<Vec<BodyOf>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The body of a transaction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct BodyOf {
+    /// The address of the lock table in which the transaction's number is unique. It outlives the body.
+    locks: usize,
+    transaction: TransactionId,
+}
+
+impl BodyOf {
+    pub(crate) fn new(locks: &LockTable, transaction: TransactionId) -> BodyOf {
+        BodyOf { locks: std::ptr::from_ref(locks).addr(), transaction }
+    }
+
+    /// Notes that the thread runs the body, until the answer is dropped. A body that is a future is entered at each
+    /// poll.
+    pub(crate) fn enter(self) -> RunningBody {
+        RUNNING.with_borrow_mut(|running| running.push(self));
+        debug_assert!(self.is_running(), "a body that is entered is not found");
+        RunningBody(self)
+    }
+
+    /// Returns `true` if the caller is in the body.
+    pub(crate) fn is_running(self) -> bool {
+        RUNNING.with_borrow(|running| running.contains(&self))
+    }
+}
+
+/// See [`BodyOf::enter`].
+pub(crate) struct RunningBody(BodyOf);
+
+impl Drop for RunningBody {
+    fn drop(&mut self) {
+        let left = RUNNING.with_borrow_mut(Vec::pop);
+        assert_eq!(left, Some(self.0), "a body is left before one that it runs");
+    }
+}

@@ -1,0 +1,294 @@
+//! `transact`: bodies with errors of their own, which of them are run again, and calls that would wait for themselves.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use drumlin::{Config, Database, Error, Isolation, Keyspace, Recourse, Transaction, TxOptions};
+use smol::block_on;
+
+/// An application's error, of which Drumlin knows nothing.
+#[derive(Debug)]
+enum AppError {
+    NoMoney,
+    Store { cause: Error },
+}
+
+impl From<Error> for AppError {
+    fn from(cause: Error) -> AppError {
+        AppError::Store { cause }
+    }
+}
+
+fn opened() -> (Database, Keyspace) {
+    let db = Config::in_memory().memory(8 << 20).open("").unwrap();
+    let k = db.keyspace("k").unwrap();
+    (db, k)
+}
+
+/// The number of runs of a body by each form of `transact`: it is told its run, and what it answers.
+fn runs_of<E: From<Error> + Send + std::fmt::Debug + 'static>(
+    db: &Database,
+    mut body: impl FnMut(&mut Transaction, u32) -> Result<(), E>,
+) -> [(u32, Result<(), E>); 3] {
+    let mut runs = [0; 3];
+    let options = TxOptions { isolation: Isolation::Serializable, ..db.tx_options() };
+    let blocking = db.transact_with(options, |tx| {
+        runs[0] += 1;
+        body(tx, runs[0])
+    });
+    let local = block_on(db.transact_local(async |tx| {
+        runs[1] += 1;
+        body(tx, runs[1])
+    }));
+    let boxed = block_on(db.transact_async(|tx| {
+        runs[2] += 1;
+        let result = body(tx, runs[2]);
+        Box::pin(async move { result })
+    }));
+    let mut answers = [blocking, local, boxed].into_iter();
+    runs.map(|runs| (runs, answers.next().unwrap()))
+}
+
+/// An error of the application's own ends the transaction at once, and nothing of it remains.
+#[test]
+fn an_error_of_ones_own_ends_the_transaction() {
+    let (db, k) = opened();
+    let answers = runs_of(&db, |tx, _| {
+        tx.insert(&k, "a", "1")?;
+        Err(AppError::NoMoney)
+    });
+    for (runs, answer) in answers {
+        assert!(runs == 1 && matches!(answer, Err(AppError::NoMoney)), "{runs} runs: {answer:?}");
+    }
+    assert!(k.is_empty().unwrap());
+    // Any type will do that an error converts into.
+    let boxed: Result<(), Box<dyn std::error::Error + Send + Sync>> = db.transact(|tx| {
+        tx.insert(&k, "a", "1")?;
+        "seven".parse::<u32>()?;
+        Ok(())
+    });
+    assert!(boxed.unwrap_err().to_string().contains("digit"));
+    assert!(k.is_empty().unwrap());
+}
+
+/// After a conflict the body runs again, whatever it has made of the error: its own type, or a text.
+#[test]
+fn a_wrapped_conflict_is_run_again() {
+    let (db, k) = opened();
+    let answers = runs_of(&db, |tx, run| {
+        if run < 4 {
+            k.insert("a", [run as u8])?;
+        }
+        tx.insert(&k, "a", "mine").map_err(|cause| AppError::Store { cause })
+    });
+    for (runs, answer) in answers {
+        assert!(runs == 4 && answer.is_ok(), "{runs} runs: {answer:?}");
+    }
+    let answers = runs_of(&db, |tx, run| {
+        if run < 3 {
+            k.insert("a", [run as u8])?;
+        }
+        tx.insert(&k, "a", "mine").map_err(|error| Box::<dyn std::error::Error + Send + Sync>::from(error.to_string()))
+    });
+    for (runs, answer) in answers {
+        assert!(runs == 3 && answer.is_ok(), "{runs} runs: {answer:?}");
+    }
+}
+
+/// An error of the commit is converted; a conflict of it, which a serializable body does not see, is run again before.
+#[test]
+fn the_error_of_a_commit_is_converted() {
+    let (db, k) = opened();
+    let answers = runs_of(&db, |tx, run| {
+        tx.get(&k, "read")?;
+        tx.insert(&k, "written", "")?;
+        if run < 3 {
+            k.insert("read", [run as u8])?;
+        }
+        Ok::<_, AppError>(())
+    });
+    // The other two are not serializable.
+    let runs = answers.map(|(runs, answer)| (runs, answer.unwrap()).0);
+    assert_eq!(runs, [3, 1, 1]);
+    let answer: Result<(), AppError> = db.transact(|tx| {
+        tx.insert(&k, "written", "")?;
+        db.drop_keyspace("k")?;
+        Ok(())
+    });
+    assert!(matches!(answer, Err(AppError::Store { cause: Error::KeyspaceDropped { .. } })), "{answer:?}");
+}
+
+/// A snapshot that grew too old, and memory that was in use, are reasons to run again too, in the application's type.
+#[test]
+fn what_passes_is_run_again() {
+    let (_, config) = support::faulty();
+    let db = config.open("/db").unwrap();
+    let k = db.keyspace("k").unwrap();
+    let mut runs = 0;
+    let answer: Result<(), AppError> = db.transact(|tx| {
+        runs += 1;
+        if runs == 1 {
+            for _ in 0..20_000u32 {
+                k.insert_with("a", [0; 400], drumlin::Durability::Relaxed)?;
+            }
+        }
+        tx.get(&k, "a").map_err(|_| AppError::NoMoney)?;
+        Ok(())
+    });
+    assert!(runs == 2 && answer.is_ok(), "{runs} runs: {answer:?}");
+
+    // Others have all the memory that open transactions share, until the third run.
+    let mut others = Vec::new();
+    let mut number = 0u64;
+    'full: loop {
+        let mut other = db.begin().unwrap();
+        for _ in 0..1000 {
+            number += 1;
+            if other.insert(&k, number.to_be_bytes(), [7; 100]).is_err() {
+                others.push(other);
+                break 'full;
+            }
+        }
+        others.push(other);
+    }
+    let mut runs = 0;
+    let answer = db.transact(|tx| {
+        runs += 1;
+        if runs == 3 {
+            others.clear();
+        }
+        (0..500u64).try_for_each(|row| tx.insert(&k, format!("row {row}"), [7; 50])).map_err(|_| AppError::NoMoney)
+    });
+    assert!(runs == 3 && answer.is_ok(), "{runs} runs: {answer:?}");
+}
+
+/// A body may ask for another run, in its own type too.
+#[test]
+fn a_body_asks_for_another_run() {
+    let (db, k) = opened();
+    let answers = runs_of(&db, |tx, run| {
+        tx.insert(&k, "a", [run as u8])?;
+        if run < 3 {
+            let conflict = tx.conflict("not yet");
+            assert!(tx.insert(&k, "b", "").is_err_and(|error| error.is_conflict()), "it has ended");
+            return Err(AppError::from(conflict));
+        }
+        Ok(())
+    });
+    for (runs, answer) in answers {
+        assert!(runs == 3 && answer.is_ok(), "{runs} runs: {answer:?}");
+    }
+    assert_eq!(k.get("a").unwrap().unwrap(), [3]);
+    assert!(k.get("b").unwrap().is_none());
+}
+
+/// `k.insert` instead of `tx.insert` in a body would wait for the body itself: it fails at once, tells so, and is not
+/// run again.
+#[test]
+fn a_body_that_waits_for_itself_is_told_at_once() {
+    let (db, k) = opened();
+    type Slip = fn(&Database, &Keyspace) -> Result<(), Error>;
+    let slips: [Slip; 6] = [
+        |_, k| k.insert("a", "2"),
+        |_, k| k.remove("a"),
+        |_, k| k.update("a", |_| Some("2")).map(drop),
+        |_, k| block_on(k.insert_async("a", "2")),
+        |db, k| {
+            let mut batch = db.batch()?;
+            batch.insert(k, "a", "2")?;
+            batch.commit().map(drop)
+        },
+        |db, k| db.transact(|inner| inner.insert(k, "a", "2")),
+    ];
+    let began = Instant::now();
+    for slip in slips {
+        let answers = runs_of(&db, |tx, _| {
+            tx.insert(&k, "a", "1")?;
+            slip(&db, &k)
+        });
+        for (runs, answer) in answers {
+            let error = answer.unwrap_err();
+            let Error::LockTimeout { keyspace, key, waited, is_own: true } = &error else { panic!("{error:?}") };
+            assert_eq!((&keyspace[..], &key[..], *waited, runs), ("k", &b"a"[..], Duration::ZERO, 1));
+            assert_eq!(error.recourse(), Recourse::Change);
+            let text = error.to_string();
+            assert!(text.contains(r#"b"a" of keyspace "k""#) && text.contains("tx.insert"), "{text}");
+        }
+    }
+    let inner = k.update("a", |_| {
+        assert!(matches!(k.insert("a", "2"), Err(Error::LockTimeout { is_own: true, .. })));
+        Some("1")
+    });
+    assert!(inner.unwrap().is_some());
+    assert!(began.elapsed() < Duration::from_secs(5), "it waited");
+    // Other rows, rows of another database with the same transaction numbers, and rows after the body are no matter.
+    let (_other_db, other) = opened();
+    db.transact(|tx| {
+        tx.insert(&k, "a", "1")?;
+        k.insert("b", "2")?;
+        other.insert("a", "2")
+    })
+    .unwrap();
+    k.insert("a", "3").unwrap();
+}
+
+/// A call of a task that shares its thread with a body is none of the body's: it waits for the row, and gets it.
+#[test]
+fn a_neighbour_of_the_thread_waits() {
+    let (db, k) = opened();
+    block_on(async {
+        let body = db.transact_local(async |tx| {
+            tx.insert_async(&k, "a", "1").await?;
+            smol::future::yield_now().await;
+            tx.insert_async(&k, "b", "1").await
+        });
+        let (body, neighbour) = futures_util::future::join(body, async {
+            smol::future::yield_now().await;
+            k.insert_async("a", "2").await
+        })
+        .await;
+        body.unwrap();
+        neighbour.unwrap();
+    });
+    assert_eq!(k.get("a").unwrap().unwrap(), "2");
+}
+
+/// A row that a transaction of the same thread has locked is given up after one timeout, and the error tells whose it
+/// is; it tells of another thread's too. The transaction goes on after it.
+#[test]
+fn a_lock_that_is_not_given_back_is_named() {
+    let (db, k) = opened();
+    let long_key = [7; 300];
+    let mut first = db.begin().unwrap();
+    first.insert(&k, long_key, "1").unwrap();
+    let options = TxOptions { lock_timeout: Duration::from_millis(20), ..db.tx_options() };
+    let mut second = db.begin_with(options).unwrap();
+    let own = second.insert(&k, long_key, "2").unwrap_err();
+    assert!(
+        matches!(&own, Error::LockTimeout { is_own: true, waited, .. } if *waited == options.lock_timeout),
+        "{own:?}"
+    );
+    let text = own.to_string();
+    assert!(text.contains("this very thread") && text.contains("300 bytes") && text.len() < 600, "{text}");
+    let other = std::thread::scope(|scope| scope.spawn(|| second.remove(&k, long_key)).join().unwrap().unwrap_err());
+    assert!(matches!(other, Error::LockTimeout { is_own: false, .. }), "{other:?}");
+    // A row that was handed over is the one's who got it, from then on.
+    let options = TxOptions { isolation: Isolation::ReadCommitted, ..db.tx_options() };
+    let mut third = db.begin_with(options).unwrap();
+    let mut waiting = Box::pin(third.insert_async(&k, long_key, "3"));
+    assert!(block_on(futures_util::future::poll_immediate(&mut waiting)).is_none(), "the row is locked");
+    drop(first);
+    for is_noticed in [false, true] {
+        if is_noticed {
+            std::thread::scope(|scope| scope.spawn(|| block_on(&mut waiting)).join().unwrap().unwrap());
+        }
+        let other = second.insert(&k, long_key, "2").unwrap_err();
+        assert!(matches!(other, Error::LockTimeout { is_own: false, .. }), "{is_noticed}: {other:?}");
+    }
+    drop(waiting);
+    drop(third);
+    second.insert(&k, long_key, "2").unwrap();
+    second.commit().unwrap();
+    assert_eq!(k.get(long_key).unwrap().unwrap(), "2");
+}
