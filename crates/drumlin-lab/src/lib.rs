@@ -8,7 +8,7 @@
 //! - `experiments/` has one file per experiment: the measurement, its tables and plots, the verdicts on the claims;
 //! - `worker` runs each measurement in a process of its own, `cgroup` holds it to a memory limit, `temp_folder` owns
 //!   the files;
-//! - `measure` and `counters` time and count; `map` and `ring` do what `drumlin::io` does not offer;
+//! - `measure` and `counters` time and count; `map` and `ring` do what `drumlin::internals::io` does not offer;
 //! - `report` shows the results as tables, as JSON and as one HTML page.
 //!
 //! Linux only: it measures Linux.

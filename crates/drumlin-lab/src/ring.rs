@@ -1,4 +1,5 @@
-//! io_uring features that `drumlin::io` lacks: registered buffers and files, polled completions, linked requests.
+//! io_uring features that `drumlin::internals::io` lacks: registered buffers and files, polled completions, linked
+//! requests.
 //!
 //! # Invariants
 //! 1. The kernel writes to a buffer only between `push` and the reaping of its completion, and the ring owns the
@@ -12,7 +13,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::time::Instant;
 
-use drumlin::io::AlignedBuffer;
+use drumlin::internals::io::AlignedBuffer;
 use io_uring::{IoUring, opcode, squeue, types};
 use serde::{Deserialize, Serialize};
 

@@ -184,7 +184,7 @@ impl<'a> Session<'a> {
         self.done_seconds.set(begun + self.file_seconds());
         if !self.interrupted() {
             let file = temp_folder::open_direct(&path, false).or_else(|_| std::fs::File::open(&path))?;
-            let mut buffer = drumlin::io::AlignedBuffer::zeroed(1 << 20);
+            let mut buffer = drumlin::internals::io::AlignedBuffer::zeroed(1 << 20);
             for offset in (0..bytes).step_by(buffer.len()) {
                 std::os::unix::fs::FileExt::read_exact_at(&file, &mut buffer, offset)?;
                 if self.interrupted() {

@@ -13,7 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use drumlin::io::AlignedBuffer;
+use drumlin::internals::io::AlignedBuffer;
 
 use crate::figures;
 

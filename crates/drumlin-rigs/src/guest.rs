@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use drumlin::io::AlignedBuffer;
+use drumlin::internals::io::AlignedBuffer;
 use rustix::fs::OFlags;
 use rustix::mount::{MountFlags, mount};
 

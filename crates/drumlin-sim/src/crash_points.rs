@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use drumlin::io::sim::{self, Change, Disk, Loss, Medium, Random, Schedule};
+use drumlin::internals::io::sim::{self, Change, Disk, Loss, Medium, Random, Schedule};
 use drumlin::{Config, Database, Durability, Error, KeyspaceOptions, TxOptions};
 
 use crate::model::{Content, Model, Operation, Tampering};

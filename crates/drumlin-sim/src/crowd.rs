@@ -4,7 +4,7 @@
 //! What a checkpoint needs is counted beforehand, from the number of dirty pages, of changed tables, of keyspaces.
 //! Small databases hardly reach where such a count may be wrong.
 
-use drumlin::io::sim::Random;
+use drumlin::internals::io::sim::Random;
 use drumlin::{Database, Durability, Error, Keyspace, KeyspaceOptions, TxOptions};
 
 use crate::client::{DURABLE, numbered, recorded};

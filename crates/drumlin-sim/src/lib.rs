@@ -1,7 +1,7 @@
 //! Drumlin in a simulated world: the whole engine, many clients, the scheduler, time and the disk under one seed.
 //!
 //! [`world::run`] runs a seed, [`explore::explore`] many. What is checked is said in [`model`], what goes wrong on
-//! disks in `drumlin::io::sim`.
+//! disks in `drumlin::internals::io::sim`.
 
 pub mod client;
 pub mod crash_points;

@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use drumlin::io::sim::Random;
+use drumlin::internals::io::sim::Random;
 
 /// A value by what it is made of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,6 +41,12 @@ impl Content {
         }
         bytes.truncate(self.length);
         bytes
+    }
+
+    /// Returns `true` if two values have the same bytes, or there is neither.
+    #[must_use]
+    pub fn are_same(left: Option<Content>, right: Option<Content>) -> bool {
+        left == right || left.zip(right).is_some_and(|(left, right)| left.is(&right.bytes()))
     }
 
     #[must_use]
@@ -260,6 +266,14 @@ impl Model {
     #[must_use]
     pub fn newest(&self, space: SpaceNumber, key: &[u8]) -> Option<Content> {
         self.at(space, key, u64::MAX)
+    }
+
+    /// The newest versions of all rows of a keyspace that are there.
+    #[must_use]
+    pub fn newest_rows(&self, space: SpaceNumber) -> Vec<(Vec<u8>, Content)> {
+        let state = self.lock();
+        let rows = state.spaces[space].rows.iter();
+        rows.filter_map(|(key, versions)| Some((key.clone(), versions.last()?.content?))).collect()
     }
 
     /// The newest commit that changed a row.

@@ -1,7 +1,7 @@
 //! The plan of a world: all that follows from its seed before anything happens.
 
 use drumlin::Config;
-use drumlin::io::sim::{Disk, Random, Schedule};
+use drumlin::internals::io::sim::{Disk, Random, Schedule};
 
 /// The faults of a world besides power cuts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord, clap::ValueEnum)]

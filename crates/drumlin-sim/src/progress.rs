@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use drumlin::io::sim;
+use drumlin::internals::io::sim;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use drumlin::io::sim::{self, FaultCounts};
+use drumlin::internals::io::sim::{self, FaultCounts};
 use drumlin_testing::documents::{self, figure};
 
 use crate::explore::Summary;

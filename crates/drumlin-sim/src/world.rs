@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use drumlin::io::sim::{self, Disk, FaultCounts, Faults, Loss, Medium, Random};
+use drumlin::internals::io::sim::{self, Disk, FaultCounts, Faults, Loss, Medium, Random};
 use drumlin::{Database, Error, KeyspaceOptions};
 
 use crate::client::{self, Count, Counts, DURABLE, Lifetime, recorded};
@@ -339,6 +339,7 @@ impl World {
             counts: self.counts.clone(),
             was_damaged: self.is_damaged,
             has_put: AtomicBool::default(),
+            queue_is_busy: AtomicBool::default(),
         });
         let mut threads: Vec<_> = (0..self.plan.clients)
             .map(|number| {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use drumlin::io::sim;
+use drumlin::internals::io::sim;
 use drumlin_sim::crash_points::{Bounds, Round, run};
 
 /// A cut after any write or sync of the script, and of a recovery, takes nothing acknowledged and leaves nothing half

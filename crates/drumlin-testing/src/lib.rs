@@ -1,7 +1,7 @@
 //! The random generator of the tests, the fuzzers and the rigs, and the tables of documents that they write.
 //!
-//! The simulation has the same algorithm within the library, `drumlin::io::sim::Random`: a published crate needs
-//! nothing of this one but in its tests.
+//! The simulation has the same algorithm within the library, `drumlin::internals::io::sim::Random`: a published crate
+//! needs nothing of this one but in its tests.
 
 pub mod documents;
 

@@ -5,8 +5,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use drumlin::io::{IoBackend, SyncMethod};
-use drumlin::log_measure::{Course, commit_rate, raw_rate};
+use drumlin::internals::io::{IoBackend, SyncMethod};
+use drumlin::internals::log_measure::{Course, commit_rate, raw_rate};
 
 /// The number of measurements of each rate.
 const ROUNDS: usize = 11;
@@ -21,7 +21,7 @@ fn main() {
     let seconds: f64 = arguments.next().map_or(0.3, |word| word.parse().expect("seconds"));
     let committers = numbers(arguments.next(), "1,2,8,32");
     let streams = numbers(arguments.next(), "1,2");
-    let backend = drumlin::io::backend(IoBackend::Auto).expect("a backend");
+    let backend = drumlin::internals::io::backend(IoBackend::Auto).expect("a backend");
     println!("backend {}", backend.name());
     let mut course = Course {
         dir,

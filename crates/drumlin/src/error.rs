@@ -7,9 +7,27 @@ use std::time::Duration;
 use crate::format::Timestamp;
 
 /// The result of most calls.
+///
+/// ```
+/// fn visits(db: &drumlin::Database) -> drumlin::Result<u64> {
+///     db.keyspace("visits")?.count(..)
+/// }
+/// ```
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error: what failed, where, and whether the database is still usable ([`Error::recourse`] says it in one word).
+///
+/// ```
+/// use drumlin::{Config, Database, Error, Recourse};
+///
+/// # let path = std::env::temp_dir().join(format!("drumlin-doc-missing-{}", std::process::id()));
+/// match Config::new().create(false).open(&path) {
+///     Err(Error::NotFound { path }) => println!("nothing at {}", path.display()),
+///     Err(error) if error.recourse() == Recourse::Restore => println!("a backup is needed: {error}"),
+///     other => drop(other?),
+/// }
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -231,6 +249,19 @@ pub enum Error {
 }
 
 /// The remedy for an [`Error`], by kind.
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// use drumlin::Recourse;
+///
+/// # let k = db.keyspace("k")?;
+/// match k.insert("a", "1") {
+///     Ok(()) => {}
+///     Err(error) if error.recourse() == Recourse::Reopen => return Err(error),
+///     Err(error) => println!("not inserted: {error}"),
+/// }
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Recourse {
     /// Run the transaction again; it may succeed at once.
@@ -279,13 +310,18 @@ pub(crate) fn quoted(name: &str) -> String {
 }
 
 /// A key as Rust writes bytes; a very long one shortened.
-fn quoted_key(key: &[u8]) -> String {
-    let shown = key[..key.len().min(QUOTED_MAX)].escape_ascii();
-    if key.len() <= QUOTED_MAX { format!("b\"{shown}\"") } else { format!("b\"{shown}\"… ({} bytes)", key.len()) }
+pub(crate) struct QuotedKey<'k>(pub(crate) &'k [u8]);
+
+impl std::fmt::Debug for QuotedKey<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let QuotedKey(key) = self;
+        write!(f, "b\"{}\"", key[..key.len().min(QUOTED_MAX)].escape_ascii())?;
+        if key.len() > QUOTED_MAX { write!(f, "… ({} bytes)", key.len()) } else { Ok(()) }
+    }
 }
 
 fn lock_timeout(keyspace: &str, key: &[u8], waited: Duration, is_own: bool) -> String {
-    let row = format!("row {} of keyspace {}", quoted_key(key), quoted(keyspace));
+    let row = format!("row {:?} of keyspace {}", QuotedKey(key), quoted(keyspace));
     if is_own && waited.is_zero() {
         return format!(
             "{row} is locked by the transaction from whose body this call comes, and stays locked until the body \

@@ -1,4 +1,163 @@
-//! Drumlin: an embedded, transactional storage engine for data larger than memory.
+//! An embedded, transactional storage engine for data larger than memory.
+//!
+//! Drumlin keeps ordered rows, keys and values of any bytes, in a folder that your process opens. It bypasses the page
+//! cache and does all its I/O itself, within one memory budget that you set. A commit that has returned is on the
+//! medium, and every byte read back is verified.
+//!
+//! - [`Database`]: an open folder. [`Config`] has its settings.
+//! - [`Keyspace`]: a named, ordered map in it. Each call is a transaction of its own.
+//! - [`Transaction`]: reads and writes in several keyspaces, committed together or not at all.
+//! - [`Snapshot`]: all keyspaces as of one commit, for reading.
+//!
+//! These are handles: cheap to clone where they are [`Clone`], usable from any thread. The database is closed when the
+//! last of them is dropped.
+//!
+//! # Open, insert, get
+//!
+//! ```
+//! # let folder = std::env::temp_dir().join(format!("drumlin-doc-guide-{}", std::process::id()));
+//! # let path = folder.join("shop.drumlin");
+//! let db = drumlin::Database::open(&path)?; // created if it is missing, recovered if it was not closed
+//! let orders = db.keyspace("orders")?; // created if it is missing
+//! orders.insert("2026-11-21/0001", "three apples")?; // durable when it returns
+//! assert_eq!(orders.get("2026-11-21/0001")?.unwrap(), "three apples");
+//! orders.remove("2026-11-21/0001")?;
+//! # db.close()?;
+//! # drop(orders);
+//! # std::fs::remove_dir_all(folder).unwrap();
+//! # Ok::<(), drumlin::Error>(())
+//! ```
+//!
+//! Keys and values are anything that has bytes: `&str`, `Vec<u8>`, `[u8; 8]`. Rows are in the order of their keys'
+//! bytes, so numbers belong into keys by [`to_be_bytes`](u64::to_be_bytes). What is read is a [`Value`], which derefs
+//! to `[u8]`. The other examples use a database in memory, [`Config::in_memory`], which is good for tests too.
+//!
+//! # Change rows atomically
+//!
+//! One row: [`update`](Keyspace::update), [`compare_and_swap`](Keyspace::compare_and_swap), [`take`](Keyspace::take),
+//! [`insert_if_absent`](Keyspace::insert_if_absent), [`pop_first`](Keyspace::pop_first) and others work on its newest
+//! value, and need no transaction. Several rows: [`Database::transact`] runs a closure in a transaction, and again if
+//! another transaction was first.
+//!
+//! ```
+//! # let db = drumlin::Config::in_memory().open("")?;
+//! let (orders, stock) = (db.keyspace("orders")?, db.keyspace("stock")?);
+//! stock.insert("apples", 10u64.to_be_bytes())?;
+//! db.transact(|tx| {
+//!     let apples = tx.get_for_update(&stock, "apples")?.expect("there is a row");
+//!     let left = u64::from_be_bytes(apples[..].try_into().expect("eight bytes")) - 3;
+//!     tx.insert(&stock, "apples", left.to_be_bytes())?;
+//!     tx.insert(&orders, "2026-11-21/0001", "three apples")
+//! })?;
+//! # Ok::<(), drumlin::Error>(())
+//! ```
+//!
+//! Write through `tx` within the closure: `stock.insert` there would wait for the closure's own row, and fails with
+//! [`Error::LockTimeout`]. The closure may return an error type of your own. [`Database::batch`] commits many writes
+//! that depend on nothing that was read.
+//!
+//! # Ranges
+//!
+//! ```
+//! # let db = drumlin::Config::in_memory().open("")?;
+//! # let orders = db.keyspace("orders")?;
+//! # orders.insert("2026-11-21/0001", "three apples")?;
+//! for row in orders.range("2026-11-21".."2026-11-22").rev() {
+//!     let (key, value) = row?;
+//!     println!("{key:?}: {value:?}");
+//! }
+//! let days: Vec<drumlin::Value> = orders.prefix("2026-11-").keys().collect::<Result<_, _>>()?;
+//! # Ok::<(), drumlin::Error>(())
+//! ```
+//!
+//! A [`Range`] is an iterator from both ends, and shows the state as of its beginning. [`Range::keys`] reads no values.
+//! [`Keyspace::count`] walks the rows; counting without that is planned.
+//!
+//! # Snapshots
+//!
+//! ```
+//! # let db = drumlin::Config::in_memory().open("")?;
+//! # let orders = db.keyspace("orders")?;
+//! let before = db.snapshot();
+//! orders.insert("2026-11-21/0002", "a pear")?;
+//! assert!(before.is_empty(&orders)?); // later writes do not change it
+//! # Ok::<(), drumlin::Error>(())
+//! ```
+//!
+//! Readers block no writer, and no writer blocks them. Snapshots and transactions have the same reading methods: those
+//! of [`Reader`], which take the keyspace first. Old versions of rows are kept in memory for open snapshots, so drop
+//! one that is no longer needed.
+//!
+//! # Async
+//!
+//! Every call that may wait has an `_async` form, which runs on any executor and needs no runtime. A task that waits
+//! for a page, a row or a sync occupies no thread, and a future may be dropped at any time.
+//!
+//! ```
+//! # smol::block_on(async {
+//! # let db = drumlin::Config::in_memory().open_async("").await?;
+//! let orders = db.keyspace_async("orders").await?;
+//! orders.insert_async("2026-11-21/0001", "three apples").await?;
+//! let mut rows = orders.iter(); // into_stream makes it a futures Stream
+//! while let Some(row) = rows.next_async().await {
+//!     let (key, value) = row?;
+//! }
+//! # Ok::<(), drumlin::Error>(())
+//! # })?;
+//! # Ok::<(), drumlin::Error>(())
+//! ```
+//!
+//! Transactions: [`Database::transact_async`] for futures that are spawned, [`Database::transact_local`] for an async
+//! closure that may borrow. A thread that polls futures must not make blocking calls.
+//!
+//! # Large values
+//!
+//! Values may have any size. [`Keyspace::insert_from`] stores all that a reader yields, [`Keyspace::read`] opens a
+//! value as `Read` and `Seek`; both take little memory.
+//!
+//! # Errors
+//!
+//! An [`Error`] says what failed, where, and what to do. [`Error::recourse`] tells in one word what the caller can do:
+//! run the transaction again, change the call, reopen the database, or restore data from a backup. A commit that fails
+//! leaves nothing behind, except [`Error::OutcomeUnknown`], which only reopening settles. After a failed write or sync,
+//! reads go on, and commits fail until the database is reopened.
+//!
+//! # Durability
+//!
+//! [`Durability::Full`], the default: a commit returns once it is on the medium, at the cost of a sync, which threads
+//! that commit at the same time share. [`Durability::Relaxed`]: it returns at once, and a power cut may take the newest
+//! commits; what remains is whole and without gaps. Choose `Relaxed` where the last second of work can be done again,
+//! such as a bulk load or a cache, and call [`Database::sync`] when it must be safe. It is set for a database
+//! ([`Config::durability`]), a handle ([`Keyspace::with_durability`]), a transaction ([`TxOptions`]) or a call.
+//!
+//! # Memory
+//!
+//! [`Config::memory`] is the budget for everything: pages, tables, logs, versions, locks, open transactions. The
+//! default is 256 MiB, the least 8 MiB. What is beyond it is read from the disk again, so give what the machine can
+//! spare; [`Database::stats`] tells page misses and each part's use. What the program holds of what it has read is its
+//! own.
+//!
+//! # Limits
+//!
+//! | limit | |
+//! | --- | --- |
+//! | a key | a quarter of its keyspace's page: 1,024 bytes, unless [`KeyspaceOptions::page_bytes`] says otherwise |
+//! | a value | none; those over 64 KiB are streamed to the disk |
+//! | the writes of a transaction | keys and values: a thirty-second of the budget, and at most 8 MiB; with about 256
+//! bytes or more of memory for each row: a sixteenth. See [`Error::TransactionTooLarge`] |
+//! | all open transactions | an eighth of the budget, then [`Error::MemoryInUse`] |
+//! | an old snapshot | ends with [`Error::SnapshotTooOld`] when versions take more than a sixteenth of the budget |
+//! | a wait for a row | 10 seconds, then [`Error::LockTimeout`] |
+//! | a folder | one process at a time |
+//!
+//! # Features
+//!
+//! | feature | |
+//! | --- | --- |
+//! | `serde` | [`Value`], [`Stats`] and what they hold serialize |
+//! | `bytes` | a [`Value`] becomes a `bytes::Bytes` without a copy |
+//!
+//! `sim` and `fuzzing` are for the project's own tests.
 #![deny(missing_docs)]
 
 mod collections;
@@ -9,7 +168,7 @@ mod format;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-pub mod io;
+mod io;
 mod memory;
 mod pool;
 mod seglog;
@@ -26,13 +185,24 @@ pub use db::{
     TxOptions, Value, ValueReader, Values,
 };
 pub use error::{Error, Recourse, Result};
-pub use format::{Epoch, Incarnation, KeyspaceId, PageId, SegmentId, Timestamp};
+pub use format::Timestamp;
 pub use io::IoBackend;
 pub use store::{CheckProgress, CheckReport, CheckpointReport, CompactReport, Corruption, LostKeys, Opening};
 pub use txn::engine::Durability;
 
-#[doc(hidden)]
-pub use seglog::measure as log_measure;
+/// Parts of the engine that its tools and tests use: files, buffers and the clock, simulated disks, numbers in files.
+///
+/// **They may change in any release**: semantic versioning does not cover this module. Programs need nothing of it.
+pub mod internals {
+    pub use crate::format::{Epoch, Incarnation, KeyspaceId, PageId, SegmentId};
+    #[doc(hidden)]
+    pub use crate::seglog::measure as log_measure;
+
+    /// Files, buffers, the clock, threads: everything that is not computation.
+    pub mod io {
+        pub use crate::io::*;
+    }
+}
 
 /// The README's program, so that it goes on compiling.
 #[cfg(doctest)]

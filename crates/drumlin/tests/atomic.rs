@@ -231,7 +231,7 @@ fn poll_some<T>(future: impl Future<Output = T>, polls: usize) -> Option<T> {
 /// Futures that are dropped at any point leave a row as it was or as it should become, and unlocked.
 #[test]
 fn dropped_futures_do_all_or_nothing() {
-    let config = support::small().backend(drumlin::io::in_memory());
+    let config = support::small().backend(drumlin::internals::io::in_memory());
     let db = config.open("/db").unwrap();
     let k = db.keyspace("k").unwrap();
     let began = Instant::now();
@@ -428,7 +428,7 @@ fn batches_never_fail_for_a_deadlock() {
 /// The durability of a handle, of the database and of one call: after `sync` all is durable, and `Full` needs none.
 #[test]
 fn relaxed_commits_are_durable_after_a_sync() {
-    let config = support::small().backend(drumlin::io::in_memory());
+    let config = support::small().backend(drumlin::internals::io::in_memory());
     let db = config.open("/db").unwrap();
     let k = db.keyspace("k").unwrap();
     assert_eq!(db.tx_options().durability, Durability::Full);
@@ -458,7 +458,7 @@ fn relaxed_commits_are_durable_after_a_sync() {
 /// A database that was closed refuses these calls, and is none the worse for it.
 #[test]
 fn a_closed_database_refuses_changes() {
-    let config = support::small().backend(drumlin::io::in_memory());
+    let config = support::small().backend(drumlin::internals::io::in_memory());
     let db = config.open("/db").unwrap();
     let k = db.keyspace("k").unwrap();
     k.insert("a", "1").unwrap();
@@ -505,4 +505,61 @@ fn a_transaction_takes_an_async_closure() {
         let first = db.transact_with_local(options, async |tx| tx.first_async(&k).await).await.unwrap();
         assert_eq!(number(&first.unwrap().1), 12);
     });
+}
+
+/// The calls that depend on a row's value work in a transaction on what it sees, and lock the row for it.
+#[test]
+fn a_transaction_changes_rows_by_their_values() {
+    let (db, k) = opened();
+    for key in ["a", "b", "c", "d"] {
+        k.insert(key, key).unwrap();
+    }
+    for isolation in [Isolation::Snapshot, Isolation::Serializable, Isolation::ReadCommitted] {
+        let mut tx = db.begin_with(TxOptions { isolation, ..db.tx_options() }).unwrap();
+        assert_eq!(tx.take(&k, "a").unwrap().unwrap(), "a");
+        assert!(tx.take(&k, "a").unwrap().is_none());
+        assert!(tx.insert_if_absent(&k, "a", "new").unwrap() && !tx.insert_if_absent(&k, "b", "new").unwrap());
+        assert_eq!(tx.replace(&k, "a", vec![1; 100_000]).unwrap().unwrap(), "new");
+        assert_eq!(tx.update(&k, "a", |old| old.map(|old| old.len().to_string())).unwrap().unwrap(), "100000");
+        assert_eq!(tx.compare_and_swap(&k, "a", Some(b"100000"), None).unwrap(), Ok(()));
+        assert_eq!(tx.compare_and_swap(&k, "b", None, Some(b"x")).unwrap(), Err(Some("b".into())));
+        assert_eq!(tx.pop_first(&k).unwrap().unwrap().0, "b");
+        assert_eq!(block_on(tx.pop_last_async(&k)).unwrap().unwrap(), ("d".into(), "d".into()));
+        // What is popped, or found to be there, stays so until the end.
+        let outside = std::thread::scope(|scope| {
+            let write = || {
+                let options = TxOptions { lock_timeout: Duration::ZERO, ..db.tx_options() };
+                db.begin_with(options)?.insert(&k, "b", "another")
+            };
+            scope.spawn(write).join().unwrap()
+        });
+        assert!(matches!(outside, Err(Error::LockTimeout { .. })), "{outside:?}");
+        assert_eq!(tx.pop_first(&k).unwrap().unwrap().0, "c");
+        assert!(tx.pop_first(&k).unwrap().is_none() && tx.pop_last(&k).unwrap().is_none());
+        assert_eq!(k.count(..).unwrap(), 4);
+        tx.abort();
+    }
+}
+
+/// Of two transactions that pop, the second waits; it has a conflict, or read committed gets the next row.
+#[test]
+fn transactions_pop_different_rows() {
+    let (db, k) = opened();
+    for isolation in [Isolation::Snapshot, Isolation::ReadCommitted] {
+        k.insert("a", "").unwrap();
+        k.insert("b", "").unwrap();
+        let options = TxOptions { isolation, ..db.tx_options() };
+        let (mut first, mut second) = (db.begin_with(options).unwrap(), db.begin_with(options).unwrap());
+        assert_eq!(first.pop_first(&k).unwrap().unwrap().0, "a");
+        let popped = block_on(async {
+            let committed = async { first.commit_async().await };
+            futures_util::future::join(second.pop_first_async(&k), committed).await.0
+        });
+        match isolation {
+            Isolation::ReadCommitted => assert_eq!(popped.unwrap().unwrap().0, "b"),
+            _ => assert!(popped.unwrap_err().is_conflict()),
+        }
+        drop(second);
+        k.clear().unwrap();
+    }
 }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use drumlin::io::{Backend, OpenOptions, Persist};
+use drumlin::internals::io::{Backend, OpenOptions, Persist};
 use drumlin::{Config, Database, Error};
 use support::{Random, number, small};
 
@@ -42,7 +42,7 @@ fn read_files(backend: &dyn Backend) -> Files {
 }
 
 fn disk_of(files: &Files) -> Arc<dyn Backend> {
-    let backend = drumlin::io::in_memory();
+    let backend = drumlin::internals::io::in_memory();
     backend.create_dir_all(&Path::new(FOLDER).join("log")).unwrap();
     for (path, bytes) in files {
         let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
@@ -61,7 +61,7 @@ struct Sample {
 
 impl Sample {
     fn new(killed: bool) -> Sample {
-        let backend = drumlin::io::in_memory();
+        let backend = drumlin::internals::io::in_memory();
         let db = config(&backend).open(FOLDER).unwrap();
         let keyspace = db.keyspace("rows").unwrap();
         let mut random = Random(5);
@@ -372,7 +372,7 @@ fn a_closed_database_is_whole_without_its_log() {
 /// checkpoint: catalogue, summary, and a chunk of a page table.
 #[test]
 fn a_checkpoint_mends_what_a_check_found() {
-    let backend = drumlin::io::in_memory();
+    let backend = drumlin::internals::io::in_memory();
     // Memory enough that no checkpoint is made meanwhile: which structures there are depends on how many there were.
     let db = config(&backend).memory(64 << 20).page_bytes(512).open(FOLDER).unwrap();
     let keyspace = db.keyspace("rows").unwrap();

@@ -84,6 +84,30 @@ const KEYSPACE_ALONE: &[&str] = &[
     "with_durability",
 ];
 
+/// A transaction changes rows by the methods by which a keyspace does, where one commit can hold what they change.
+#[test]
+fn transactions_write_by_the_methods_of_keyspaces() {
+    let of_transactions = methods("Transaction");
+    let others: Vec<_> = (KEYSPACE_ALONE.iter()).filter(|name| !of_transactions.contains(**name)).collect();
+    let expected = [
+        // Any number of rows, in parts.
+        "clear",
+        "clear_async",
+        "disk_bytes",
+        // A transaction's durability is one of its options.
+        "insert_with",
+        "insert_with_async",
+        "key_bytes_max",
+        "name",
+        "remove_prefix",
+        "remove_prefix_async",
+        "remove_range",
+        "remove_range_async",
+        "with_durability",
+    ];
+    assert!(others.into_iter().eq(&expected), "methods that Transaction has not: add them, or list them");
+}
+
 /// Every method that may wait is there for threads and for tasks.
 #[test]
 fn every_call_that_waits_has_both_forms() {
@@ -116,6 +140,7 @@ fn every_call_that_waits_has_both_forms() {
         "Reader::range",
         "Reader::values",
         "Transaction::abort",
+        "Transaction::conflict",
         "Transaction::rollback_to",
         "Transaction::savepoint",
     ];
@@ -292,7 +317,7 @@ fn serializable_reads_are_recorded_by_every_method() {
 /// A stream yields what the iterator does, waits without a thread, ends with its first error, and can be dropped.
 #[test]
 fn ranges_are_streams() {
-    let config = support::small().backend(drumlin::io::in_memory());
+    let config = support::small().backend(drumlin::internals::io::in_memory());
     let db = config.open("/db").unwrap();
     let k = db.keyspace("k").unwrap();
     for row in 0..3000u32 {

@@ -3,7 +3,7 @@
 
 mod support;
 
-use drumlin::io::fault::FaultyBackend;
+use drumlin::internals::io::fault::FaultyBackend;
 use drumlin::{Config, Database, Durability, Error, Keyspace, TxOptions};
 use support::{Model, Random, compare, faulty, number, some_value};
 

@@ -5,9 +5,9 @@
 //! `DRUMLIN_TEST_BLESS=1` writes what was seen into the scripts.
 //!
 //! A script is a list of steps with empty lines between them: comments, the operation, `----`, what came of it. Events
-//! are [`drumlin::io::fault::Event`]s in the order in which they were asked for, `superblock 0` and `superblock 1` are
-//! the slots in `data`, `=` is an answer and `!` an error. `tally` before an operation counts events of a kind on one
-//! file; `quiet` leaves events out.
+//! are [`drumlin::internals::io::fault::Event`]s in the order in which they were asked for, `superblock 0` and
+//! `superblock 1` are the slots in `data`, `=` is an answer and `!` an error. `tally` before an operation counts events
+//! of a kind on one file; `quiet` leaves events out.
 //!
 //! The database is small, its disk is a simulated one, and the log has no threads: what it prepares ahead of need is
 //! prepared by the operation that asks for it.
@@ -35,9 +35,9 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use drumlin::io::Backend;
-use drumlin::io::fault::{EIO, Event, FaultyBackend, Operation};
-use drumlin::io::sim::{self, Disk, Loss, Medium};
+use drumlin::internals::io::Backend;
+use drumlin::internals::io::fault::{EIO, Event, FaultyBackend, Operation};
+use drumlin::internals::io::sim::{self, Disk, Loss, Medium};
 use drumlin::{Config, Database, Keyspace};
 use support::{Random, small};
 

@@ -14,7 +14,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use drumlin::Isolation::{ReadCommitted, Serializable, Snapshot};
-use drumlin::io::fault::FaultyBackend;
+use drumlin::internals::io::fault::FaultyBackend;
 use drumlin::{
     Config, Database, Durability, Error, Isolation, Keyspace, KeyspaceOptions, Result, Transaction, TxOptions, Value,
 };

@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use drumlin::io::Backend;
-use drumlin::io::fault::{EIO, FaultyBackend, Operation};
+use drumlin::internals::io::Backend;
+use drumlin::internals::io::fault::{EIO, FaultyBackend, Operation};
 use drumlin::{Config, Database, Durability, Error, Isolation, Keyspace, Transaction, TxOptions};
 use smol::block_on;
 
 /// Rows and a large value on a disk of its own, of which nothing is in memory.
 fn opened() -> (Config, Database, Keyspace) {
-    let config = support::small().backend(drumlin::io::in_memory());
+    let config = support::small().backend(drumlin::internals::io::in_memory());
     let db = config.open("/db").unwrap();
     let k = db.keyspace("k").unwrap();
     for row in 0..4000u32 {
@@ -33,7 +33,7 @@ fn opened() -> (Config, Database, Keyspace) {
 /// look at.
 #[test]
 fn reading_a_closed_database_writes_nothing() {
-    let faulty = FaultyBackend::new(drumlin::io::in_memory());
+    let faulty = FaultyBackend::new(drumlin::internals::io::in_memory());
     let config = support::small().backend(Arc::new(faulty.clone()));
     let db = config.open("/db").unwrap();
     let k = db.keyspace("k").unwrap();
@@ -272,7 +272,7 @@ fn a_leaked_wait_ends_with_its_transaction() {
 /// gone.
 #[test]
 fn a_leaked_write_keeps_no_database_open() {
-    let config = support::small().backend(drumlin::io::in_memory());
+    let config = support::small().backend(drumlin::internals::io::in_memory());
     let db = config.open("/db").unwrap();
     let k = db.keyspace("k").unwrap();
     let mut holder = db.begin().unwrap();

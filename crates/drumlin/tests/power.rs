@@ -12,7 +12,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use drumlin::io::sim::{self, Change, Disk, Loss, Medium};
+use drumlin::internals::io::sim::{self, Change, Disk, Loss, Medium};
 use drumlin::{Config, Database};
 use support::workload::{Ack, Workload, disturb};
 use support::{Random, number, small};

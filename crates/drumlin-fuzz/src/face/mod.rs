@@ -14,6 +14,7 @@ pub mod memory;
 mod model;
 mod opening;
 mod places;
+mod row_changes;
 mod rows;
 mod side;
 mod sources;

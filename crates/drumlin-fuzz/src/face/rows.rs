@@ -1,8 +1,9 @@
 //! Reads and writes outside of transactions, and by snapshots.
 
+use std::collections::BTreeMap;
 use std::ops::Bound;
 
-use drumlin::{Durability, Error, Keyspace, Result};
+use drumlin::{Durability, Error, Keyspace, Result, Salvaged};
 
 use super::answers::{ON_PURPOSE, checked, is_crowded, is_too_old, must, panics, refused};
 use super::calls::call;
@@ -327,6 +328,7 @@ impl Side {
                 let rows: Vec<_> = model.iter().filter(|(key, _)| key.starts_with(b"k")).collect();
                 walk(call!("Keyspace::prefix", k.prefix("k")), &rows, is_too_old, script);
                 walk(call!("Keyspace::iter", k.iter()), &model.iter().collect::<Vec<_>>(), is_too_old, script);
+                salvage_all(k, model);
             }
             10 => read_value(must(call!("Keyspace::read", k.read(&key))), expected, script),
             11 => {
@@ -342,6 +344,7 @@ impl Side {
             }
             13 => {
                 assert_eq!(must(call!("Keyspace::is_empty", k.is_empty())), model.is_empty());
+                let _ = must(call!("Keyspace::disk_bytes", k.disk_bytes()));
                 assert_eq!(must(block_on(call!("Keyspace::is_empty_async", k.is_empty_async()))), model.is_empty());
             }
             14 => {
@@ -384,4 +387,18 @@ impl Side {
             }
         }
     }
+}
+
+/// Of what is sound, all rows are salvaged, by steps of both forms.
+fn salvage_all(k: &Keyspace, model: &BTreeMap<Vec<u8>, Vec<u8>>) {
+    let mut salvage = call!("Range::salvage", k.iter().salvage());
+    for (number, (key, value)) in model.iter().enumerate() {
+        let step = match number % 2 {
+            0 => salvage.next(),
+            _ => block_on(call!("Salvage::next_async", salvage.next_async())),
+        };
+        let Some(step) = checked(step.expect("a row is left"), is_too_old) else { return };
+        assert!(matches!(&step, Salvaged::Row(found, of) if **found == **key && **of == **value), "{step:?}");
+    }
+    assert!(salvage.next().is_none(), "more rows than there are");
 }

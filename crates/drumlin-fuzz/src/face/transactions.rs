@@ -9,6 +9,7 @@ use super::calls::call;
 use super::futures::{Fate, block_on, poll_some};
 use super::generator::{fate, key, options, value};
 use super::model::{Models, read_by};
+use super::row_changes::change_row;
 use super::side::Side;
 use super::sources::{End, Source};
 use crate::Script;
@@ -34,7 +35,8 @@ fn statement(
         done.is_some()
     };
     match script.byte() % 20 {
-        0 | 1 | 13..17 => read_by(tx, k, &models[which], &key, may, script),
+        0 | 1 | 13 | 14 => read_by(tx, k, &models[which], &key, may, script),
+        15 | 16 => change_row(tx, k, &mut models[which], &key, script),
         2 => drop(poll_some(tx.get_async(k, &key), fate(script))),
         3 => {
             let found = checked(call!("Transaction::get_for_update", tx.get_for_update(k, &key)), may);
@@ -202,7 +204,10 @@ impl Side {
                 db.transact(|tx| {
                     runs += 1;
                     tx.insert(k, "run", &value)?;
-                    if runs <= again { Err(conflict()) } else { Ok(()) }
+                    if runs > again {
+                        return Ok(());
+                    }
+                    Err(call!("Transaction::conflict", tx.conflict("made up")))
                 })
             ),
             1 => call!(

@@ -1,7 +1,7 @@
 //! The doctor: examines a folder's drive, the drive's claims and the system, and derives settings; of a database it
 //! also examines the health.
 //!
-//! Sync methods are measured by [`drumlin::io::Probe`], which a new database runs too.
+//! Sync methods are measured by [`drumlin::internals::io::Probe`], which a new database runs too.
 
 mod text;
 
@@ -9,7 +9,7 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use drumlin::io::{IoBackend, Probe, SyncMethod};
+use drumlin::internals::io::{IoBackend, Probe, SyncMethod};
 use drumlin::{Config, Database, Error, Stats};
 use serde::Serialize;
 
@@ -210,7 +210,7 @@ fn log_refusal(name: &str, error: &io::Error) {
 
 /// Checks the limits and settings of the system.
 fn system(diagnosis: &mut Diagnosis) {
-    match drumlin::io::backend(IoBackend::Uring) {
+    match drumlin::internals::io::backend(IoBackend::Uring) {
         Ok(_) => {
             diagnosis.tell(Severity::Fine, "io_uring", "works");
             diagnosis.setting("Config::new().io_backend(IoBackend::Auto)", "io_uring works; this is the default");
@@ -276,7 +276,7 @@ fn drive(diagnosis: &mut Diagnosis, folder: &Path, steps: &Steps<'_>) -> io::Res
         );
     }
     steps.observer.progress(steps.done.get(), "doctor: the probe of a new database");
-    let backend = drumlin::io::backend(IoBackend::Auto)?;
+    let backend = drumlin::internals::io::backend(IoBackend::Auto)?;
     let probe = Probe::run(backend.as_ref(), folder, Duration::from_secs_f64(steps.timing(2.0).seconds))?;
     steps.reach(4.0);
     if probe.direct {
@@ -534,7 +534,7 @@ fn database(diagnosis: &mut Diagnosis, path: &Path) {
             figures::plural(opening.recovered_records, "log record")
         ),
     );
-    if let (Some(stored), Ok(backend)) = (stored, drumlin::io::backend(IoBackend::Auto))
+    if let (Some(stored), Ok(backend)) = (stored, drumlin::internals::io::backend(IoBackend::Auto))
         && !stored.is_current(backend.as_ref(), path).unwrap_or(true)
     {
         diagnosis.tell(

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use drumlin::io::AlignedBuffer;
+use drumlin::internals::io::AlignedBuffer;
 use serde::{Deserialize, Serialize};
 
 use crate::experiments::Experiment;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use drumlin::IoBackend;
-use drumlin::io::{AlignedBuffer, OpenOptions, ReadStream, StreamOptions};
+use drumlin::internals::io::{AlignedBuffer, OpenOptions, ReadStream, StreamOptions};
 use serde::{Deserialize, Serialize};
 
 use crate::experiments::Experiment;
@@ -150,7 +150,7 @@ impl Task {
     }
 
     fn read_stream(&self, requests: usize, copied: bool, range: Range<u64>, pace: &mut Pace<'_>) -> io::Result<()> {
-        let backend = drumlin::io::backend(IoBackend::Auto)?;
+        let backend = drumlin::internals::io::backend(IoBackend::Auto)?;
         let file = backend.open(&self.path, OpenOptions { direct: true, ..OpenOptions::default() })?;
         let options = StreamOptions { request_bytes: self.request_bytes, requests };
         let bytes = range.end - range.start;

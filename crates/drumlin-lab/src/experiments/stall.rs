@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use drumlin::IoBackend;
-use drumlin::io::{AlignedBuffer, OpenOptions};
+use drumlin::internals::io::{AlignedBuffer, OpenOptions};
 use serde::{Deserialize, Serialize};
 
 use crate::experiments::Experiment;
@@ -174,7 +174,7 @@ fn run_mapped(scheduler: &Scheduler, thread: usize, map: &Map, blocks: u64) {
 }
 
 fn run_async(scheduler: &Scheduler, thread: usize, task: &Task, blocks: u64) -> io::Result<()> {
-    let backend = drumlin::io::backend(IoBackend::Auto)?;
+    let backend = drumlin::internals::io::backend(IoBackend::Auto)?;
     let file = backend.open(&task.path, OpenOptions { direct: true, ..OpenOptions::default() })?;
     let mut queue = backend.queue(task.readers.max(1))?;
     let mut buffers: Vec<AlignedBuffer> = (0..task.readers).map(|_| AlignedBuffer::zeroed(BLOCK_BYTES)).collect();

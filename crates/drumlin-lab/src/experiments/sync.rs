@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use drumlin::io::AlignedBuffer;
+use drumlin::internals::io::AlignedBuffer;
 use rustix::io::ReadWriteFlags;
 use serde::{Deserialize, Serialize};
 

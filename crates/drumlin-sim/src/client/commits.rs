@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use drumlin::io::sim;
+use drumlin::internals::io::sim;
 use drumlin::{Durability, Error, KeyspaceOptions, TxOptions, Value};
 
 use super::answers::Call;
@@ -44,6 +44,22 @@ impl Client {
         commit: impl Future<Output = Result<T, Error>>,
     ) -> Result<Option<(u64, T)>, Stop> {
         let puts = operation.puts();
+        let done = self.commit_if(operation, is_full, call, space, commit).await?;
+        // Removing what is not there may be nothing to commit.
+        let is_made = done.as_ref().is_none_or(|(taken, _)| *taken > 0);
+        assert!(is_made || !puts, "a commit that puts rows was acknowledged and never made");
+        Ok(done)
+    }
+
+    /// Like [`commit`](Self::commit), where there may be nothing to commit.
+    pub(super) async fn commit_if<T>(
+        &mut self,
+        operation: Operation,
+        is_full: bool,
+        call: Call,
+        space: Option<SpaceNumber>,
+        commit: impl Future<Output = Result<T, Error>>,
+    ) -> Result<Option<(u64, T)>, Stop> {
         let taken = Rc::new(RefCell::new((0, Some(operation))));
         let model = self.life.model.clone();
         let told = Rc::clone(&taken);
@@ -67,14 +83,7 @@ impl Client {
             .await;
         let taken = taken.borrow().0;
         match result {
-            Some(result) => {
-                // Removing what is not there may be nothing to commit.
-                assert!(
-                    taken > 0 || !puts || result.is_err(),
-                    "a commit that puts rows was acknowledged and never made"
-                );
-                self.settle(taken, result, is_full, call, space)
-            }
+            Some(result) => self.settle(taken, result, is_full, call, space),
             None => {
                 // With a timestamp it stands, though nobody is told: the model has it.
                 if taken > 0 {

@@ -6,6 +6,7 @@
 //! A wrong answer is a panic, which ends the simulation and is its report.
 
 mod answers;
+mod changes;
 mod commits;
 mod reads;
 mod scans;
@@ -21,7 +22,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use drumlin::io::sim::{self, Disk, Random};
+use drumlin::internals::io::sim::{self, Disk, Random};
 use drumlin::{Database, Durability, Error, Isolation, Keyspace, Snapshot, TxOptions};
 
 use self::answers::Call;
@@ -31,12 +32,15 @@ use crate::plan::Plan;
 use crate::tasks::{self, Timer, or_drop};
 
 /// Keyspaces that are always there, and those that come and go.
-pub const DURABLE: [(&str, usize); 3] = [("rows", 512), ("more", 2048), (HOT, 1024)];
+pub const DURABLE: [(&str, usize); 4] = [("rows", 512), ("more", 2048), (HOT, 1024), (QUEUE, 512)];
 pub const PASSING: [&str; 3] = ["passing a", "passing b", "passing c"];
 
 /// Few rows, so that clients meet.
 const HOT: &str = "hot";
 const HOT_ROWS: u64 = 12;
+
+/// Changed by one client at a time.
+const QUEUE: &str = "queue";
 
 /// The state that all clients of a run share.
 #[derive(Debug)]
@@ -50,6 +54,8 @@ pub struct Lifetime {
     pub was_damaged: bool,
     /// A row was put in this life: space was set aside for removing.
     pub has_put: AtomicBool,
+    /// A client changes the queue.
+    pub queue_is_busy: AtomicBool,
 }
 
 /// The operations done, over all runs.
@@ -217,7 +223,10 @@ impl Client {
 
     async fn step(&mut self) -> Result<(), Stop> {
         match self.random.below(1000) {
-            0..350 => self.autocommit().await,
+            0..220 => self.autocommit().await,
+            220..310 => self.conditional().await,
+            310..330 => self.batch().await,
+            330..350 => self.queue().await,
             350..600 => self.transaction().await,
             600..680 => self.plain_reads().await,
             680..760 => self.plain_scan().await,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use drumlin::Value;
-use drumlin::io::sim::Random;
+use drumlin::internals::io::sim::Random;
 
 use super::answers::Call;
 use super::{Client, Count, Stop, by_face};

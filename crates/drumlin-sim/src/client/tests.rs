@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use drumlin::io::sim::Medium;
+use drumlin::internals::io::sim::Medium;
 
 use super::*;
 use crate::model::Operation;
@@ -25,6 +25,7 @@ fn with_client(body: impl FnOnce(&mut Client, Keyspace, SpaceNumber) + Send + 's
             counts: Counts::default(),
             was_damaged: false,
             has_put: AtomicBool::default(),
+            queue_is_busy: AtomicBool::default(),
         });
         let mut client =
             Client { life, random: Random(1), face: Face::Blocking, timer: Timer::default(), snapshot: None };

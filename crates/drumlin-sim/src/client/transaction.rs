@@ -117,7 +117,8 @@ impl Client {
 
     async fn statement(&mut self, running: &mut Running, spot: &Spot) -> Result<(), Error> {
         match self.random.below(100) {
-            0..55 => self.tx_change(running, spot).await,
+            0..40 => self.tx_change(running, spot).await,
+            40..55 => self.tx_conditional(running, spot).await,
             55..70 if self.life.plan.reads_all && self.random.chance(40) => {
                 if self.random.chance(50) {
                     self.tx_count(running, spot).await
@@ -172,6 +173,52 @@ impl Client {
         done?;
         running.own.insert((space, key.clone()), content);
         Ok(())
+    }
+
+    /// A change that depends on the row's value.
+    async fn tx_conditional(&mut self, running: &mut Running, spot: &Spot) -> Result<(), Error> {
+        let &Spot { ref keyspace, space, ref key } = spot;
+        let (content, is_swap) = (self.some_content(), self.random.chance(50));
+        let guess = if self.random.chance(50) { self.newest(running, spot) } else { self.some_content() };
+        let (expected, new) = (guess.map(Content::bytes), content.map(Content::bytes));
+        let (expected, value) = (expected.as_deref(), new.as_deref());
+        let (face, tx) = (self.face, &mut running.tx);
+        // The value that was found, or that the row had the one that was guessed.
+        let change = async {
+            match value {
+                _ if is_swap => by_face!(
+                    face,
+                    tx.compare_and_swap(keyspace, key, expected, value),
+                    tx.compare_and_swap_async(keyspace, key, expected, value)
+                ),
+                Some(value) => {
+                    by_face!(face, tx.replace(keyspace, key, value), tx.replace_async(keyspace, key, value)).map(Err)
+                }
+                None => by_face!(face, tx.take(keyspace, key), tx.take_async(keyspace, key)).map(Err),
+            }
+        };
+        let Some(done) = self.or_drop(change).await else { return Ok(()) };
+        let told = done?;
+        let wanted = self.newest(running, spot);
+        let is_changed = match told {
+            Ok(()) => {
+                assert!(Content::are_same(guess, wanted), "a transaction swapped {wanted:?}, not {guess:?}");
+                true
+            }
+            Err(found) => {
+                self.check_value(space, key, running.snapshot, wanted, found.as_deref(), "before a change");
+                !is_swap
+            }
+        };
+        if is_changed && (content.is_some() || wanted.is_some()) {
+            running.own.insert((space, key.clone()), content);
+        }
+        Ok(())
+    }
+
+    /// A row as the transaction has left it, or the newest, which it is as long as the transaction has it locked.
+    fn newest(&self, running: &Running, spot: &Spot) -> Option<Content> {
+        running.own(spot).unwrap_or_else(|| self.life.model.newest(spot.space, &spot.key))
     }
 
     async fn tx_get(&mut self, running: &mut Running, spot: &Spot) -> Result<(), Error> {

@@ -509,6 +509,83 @@ impl Transaction {
         self.remove_in(keyspace.store()?.as_task(), keyspace, key.as_ref()).await
     }
 
+    /// Like [`take`](Transaction::take).
+    ///
+    /// # Errors
+    /// Those of [`take`](Transaction::take).
+    pub async fn take_async(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
+        self.take_in(keyspace.store()?.as_task(), keyspace, key.as_ref()).await
+    }
+
+    /// Like [`replace`](Transaction::replace).
+    ///
+    /// # Errors
+    /// Those of [`take`](Transaction::take).
+    pub async fn replace_async(
+        &mut self,
+        keyspace: &Keyspace,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+    ) -> Result<Option<Value>> {
+        self.replace_in(keyspace.store()?.as_task(), keyspace, key.as_ref(), value.as_ref()).await
+    }
+
+    /// Like [`insert_if_absent`](Transaction::insert_if_absent).
+    ///
+    /// # Errors
+    /// Those of [`take`](Transaction::take).
+    pub async fn insert_if_absent_async(
+        &mut self,
+        keyspace: &Keyspace,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+    ) -> Result<bool> {
+        self.insert_if_absent_in(keyspace.store()?.as_task(), keyspace, key.as_ref(), value.as_ref()).await
+    }
+
+    /// Like [`update`](Transaction::update). `change` itself does not wait.
+    ///
+    /// # Errors
+    /// Those of [`take`](Transaction::take).
+    pub async fn update_async<V: AsRef<[u8]>>(
+        &mut self,
+        keyspace: &Keyspace,
+        key: impl AsRef<[u8]>,
+        change: impl FnOnce(Option<&[u8]>) -> Option<V>,
+    ) -> Result<Option<V>> {
+        self.update_in(keyspace.store()?.as_task(), keyspace, key.as_ref(), change).await
+    }
+
+    /// Like [`compare_and_swap`](Transaction::compare_and_swap).
+    ///
+    /// # Errors
+    /// Those of [`take`](Transaction::take).
+    pub async fn compare_and_swap_async(
+        &mut self,
+        keyspace: &Keyspace,
+        key: impl AsRef<[u8]>,
+        expected: Option<&[u8]>,
+        new: Option<&[u8]>,
+    ) -> Result<Result<(), Option<Value>>> {
+        self.compare_and_swap_in(keyspace.store()?.as_task(), keyspace, key.as_ref(), expected, new).await
+    }
+
+    /// Like [`pop_first`](Transaction::pop_first).
+    ///
+    /// # Errors
+    /// Those of [`pop_first`](Transaction::pop_first).
+    pub async fn pop_first_async(&mut self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
+        self.pop_in(keyspace.store()?.as_task(), keyspace, Direction::Forward).await
+    }
+
+    /// Like [`pop_last`](Transaction::pop_last).
+    ///
+    /// # Errors
+    /// Those of [`pop_first`](Transaction::pop_first).
+    pub async fn pop_last_async(&mut self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
+        self.pop_in(keyspace.store()?.as_task(), keyspace, Direction::Backward).await
+    }
+
     /// Like [`commit`](Transaction::commit). A future dropped before the transaction has its timestamp aborts it;
     /// afterwards the transaction completes.
     ///

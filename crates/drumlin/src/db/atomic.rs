@@ -16,7 +16,8 @@ use crate::txn::write_set::Change;
 
 /// Changes of rows that depend on their newest value. Each call locks its row, so that no other writer changes it
 /// between the read and the commit: calls from many threads take effect one after the other, and never need to be run
-/// again. They see commits that are not durable yet; what a call returns is as durable as its own change.
+/// again. They see commits that are not durable yet; what a call returns is as durable as its own change. A
+/// [`Transaction`](crate::Transaction) has the same calls, for changes that are to be committed together.
 impl Keyspace {
     /// Removes the row and returns its value. `None` if there was no row; then nothing is committed. Durable when it
     /// returns, unless the handle's durability is relaxed. O(log n).

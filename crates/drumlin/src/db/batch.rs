@@ -31,10 +31,15 @@ use crate::txn::values::{Blocking, Source};
 /// assert_eq!(orders.count(..)?, 1);
 /// # Ok::<(), drumlin::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct Batch {
     pub(super) transaction: Transaction,
     pub(super) len: usize,
+}
+
+impl std::fmt::Debug for Batch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Batch({} writes)", self.len)
+    }
 }
 
 impl Batch {
@@ -118,10 +123,10 @@ impl Batch {
     /// commits nothing.
     ///
     /// # Errors
-    /// [`Conflict`](crate::Error::Conflict) if a transaction holds one of the rows for 10 seconds;
+    /// [`LockTimeout`](crate::Error::LockTimeout) if a transaction has one of the rows locked for 10 seconds;
     /// [`DiskFull`](crate::Error::DiskFull), [`TransactionTooLarge`](crate::Error::TransactionTooLarge),
-    /// [`Failed`](crate::Error::Failed): nothing of it remains. [`OutcomeUnknown`](crate::Error::OutcomeUnknown) if
-    /// only reopening can tell.
+    /// [`Closed`](crate::Error::Closed), [`Failed`](crate::Error::Failed): nothing of it remains.
+    /// [`OutcomeUnknown`](crate::Error::OutcomeUnknown) if only reopening can tell.
     pub fn commit(self) -> Result<Timestamp> {
         ready(self.transaction.commit_in(WaitMode::Blocking))
     }
@@ -151,7 +156,7 @@ impl Database {
     /// Begins a batch of writes.
     ///
     /// # Errors
-    /// [`Failed`](crate::Error::Failed) once the database accepts no more commits.
+    /// [`Closed`](crate::Error::Closed), or [`Failed`](crate::Error::Failed) once the database accepts no more commits.
     pub fn batch(&self) -> Result<Batch> {
         let options = TxOptions { isolation: Isolation::ReadCommitted, ..self.tx_options() };
         Ok(Batch { transaction: Transaction::begin_batch(&self.handle, options)?, len: 0 })

@@ -23,7 +23,22 @@ use crate::txn::write_set::Change;
 /// [`Config::durability`](crate::Config::durability), `Full` by default, or of
 /// [`with_durability`](Keyspace::with_durability). Where the documentation of a call says *durable when it returns*, it
 /// is so for a handle of durability `Full`.
-#[derive(Clone, Debug)]
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// let orders = db.keyspace("orders")?;
+/// orders.insert("2026-11-21/0001", "three apples")?;
+/// orders.insert("2026-11-21/0002", "a pear")?;
+/// assert_eq!(orders.get("2026-11-21/0002")?.unwrap(), "a pear");
+/// assert_eq!(orders.count("2026-11-21".."2026-11-22")?, 2);
+/// assert_eq!(orders.take("2026-11-21/0001")?.unwrap(), "three apples");
+/// for row in &orders {
+///     let (key, value) = row?;
+///     println!("{key:?}: {value:?}");
+/// }
+/// # Ok::<(), drumlin::Error>(())
+/// ```
+#[derive(Clone)]
 pub struct Keyspace {
     pub(super) handle: Arc<Handle>,
     /// Modules that get handles from outside get it from [`named_in`](Keyspace::named_in).
@@ -32,7 +47,22 @@ pub struct Keyspace {
     pub(super) durability: Durability,
 }
 
+impl std::fmt::Debug for Keyspace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Keyspace({} of {:?})", self.open.tree.pages.quoted_name(), self.handle.store_here().path)
+    }
+}
+
 /// Settings of a new keyspace.
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// use drumlin::KeyspaceOptions;
+///
+/// let films = db.keyspace_with("films", KeyspaceOptions::new().page_bytes(16 << 10))?;
+/// assert_eq!(films.key_bytes_max(), 4 << 10);
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KeyspaceOptions {
     pub(crate) page_bytes: Option<usize>,
@@ -56,6 +86,15 @@ impl KeyspaceOptions {
 }
 
 /// Facts about a keyspace that are known without reading it.
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// db.keyspace("orders")?;
+/// for info in db.keyspaces() {
+///     println!("{}: {} pages of {} bytes", info.name, info.page_count, info.page_bytes);
+/// }
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -82,9 +121,9 @@ impl Keyspace {
         if Arc::ptr_eq(&self.handle, handle) {
             return Ok(&self.open);
         }
-        let name = self.open.name();
+        let name = self.open.tree.pages.quoted_name();
         Err(Error::Invalid(format!(
-            "keyspace {name:?} belongs to another database than the {user}, or to another opening of it"
+            "keyspace {name} belongs to another database than the {user}, or to another opening of it"
         )))
     }
 
@@ -335,11 +374,11 @@ impl Keyspace {
     ///
     /// # Errors
     /// [`KeyTooLong`](crate::Error::KeyTooLong), [`DiskFull`](crate::Error::DiskFull),
-    /// [`Conflict`](crate::Error::Conflict) if a transaction holds the row for 10 seconds,
-    /// [`Failed`](crate::Error::Failed), [`OutcomeUnknown`](crate::Error::OutcomeUnknown).
-    /// [`MemoryInUse`](crate::Error::MemoryInUse) if the write must wait for its row or for memory, and the memory that
-    /// open transactions and waiting writes share has no room for its lock for 10 seconds; for a value over 64 KiB also
-    /// like [`insert_from`](Keyspace::insert_from).
+    /// [`LockTimeout`](crate::Error::LockTimeout) if a transaction has the row locked for 10 seconds,
+    /// [`Closed`](crate::Error::Closed), [`Failed`](crate::Error::Failed),
+    /// [`OutcomeUnknown`](crate::Error::OutcomeUnknown). [`MemoryInUse`](crate::Error::MemoryInUse) if the write must
+    /// wait for its row or for memory, and the memory that open transactions and waiting writes share has no room for
+    /// its lock for 10 seconds; for a value over 64 KiB also like [`insert_from`](Keyspace::insert_from).
     pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         self.insert_with(key, value, self.durability)
     }

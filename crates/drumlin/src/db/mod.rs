@@ -5,6 +5,7 @@ mod atomic;
 mod batch;
 mod bounds;
 mod config;
+mod in_transaction;
 mod keyspace;
 mod leaf_copy;
 mod range;
@@ -72,13 +73,19 @@ use crate::txn::snapshots::SnapshotHandle;
 /// # std::fs::remove_dir_all(folder).unwrap();
 /// # Ok::<(), drumlin::Error>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Database {
     handle: Arc<Handle>,
 }
 
+impl std::fmt::Debug for Database {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let store = self.handle.store_here();
+        write!(f, "Database({:?} at {})", store.path, store.engine.clock.visible())
+    }
+}
+
 /// Keeps a database open: every public handle shares one. Dropping the last one closes the database.
-#[derive(Debug)]
 pub(crate) struct Handle {
     store: Arc<Store>,
     /// The process that opened the database.
@@ -280,7 +287,7 @@ impl Database {
     /// [`Config::durability`](crate::Config::durability) says otherwise.
     ///
     /// # Errors
-    /// [`Error::Failed`] once the database accepts no more commits.
+    /// [`Error::Closed`], or [`Error::Failed`] once the database accepts no more commits.
     pub fn begin(&self) -> Result<Transaction> {
         self.begin_with(self.tx_options())
     }
@@ -288,7 +295,7 @@ impl Database {
     /// Begins a transaction.
     ///
     /// # Errors
-    /// [`Error::Failed`] once the database accepts no more commits.
+    /// [`Error::Closed`], or [`Error::Failed`] once the database accepts no more commits.
     pub fn begin_with(&self, options: TxOptions) -> Result<Transaction> {
         Transaction::begin(&self.handle, options)
     }
@@ -303,7 +310,7 @@ impl Database {
     /// Makes a checkpoint: writes all changed pages to the data file, so that reopening has nothing to recover.
     ///
     /// # Errors
-    /// [`Error::DiskFull`], [`Error::Failed`].
+    /// [`Error::DiskFull`], [`Error::Closed`], [`Error::Failed`].
     pub fn checkpoint(&self) -> Result<CheckpointReport> {
         self.store()?.checkpoint()
     }
@@ -313,7 +320,7 @@ impl Database {
     /// there. O(data).
     ///
     /// # Errors
-    /// [`Error::DiskFull`], [`Error::Failed`].
+    /// [`Error::DiskFull`], [`Error::Closed`], [`Error::Failed`].
     pub fn compact(&self) -> Result<CompactReport> {
         self.store()?.compact()
     }
@@ -348,7 +355,7 @@ impl Database {
 
     /// Makes a checkpoint and closes the database. Dropping the last handle does the same, but can only log errors.
     /// Closing waits for no commit. A commit that another handle makes meanwhile either returns `Ok` and is in the
-    /// closed database, or returns [`Error::Failed`] and is not. Afterwards other handles return `Failed` for commits,
+    /// closed database, or returns [`Error::Closed`] and is not. Afterwards other handles return `Closed` for commits,
     /// and for asynchronous calls that need the disk; the folder can be opened again once the last handle is dropped.
     /// Closing twice waits for the first close and returns its result.
     ///

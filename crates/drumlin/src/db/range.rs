@@ -16,7 +16,7 @@ use super::leaf_copy::{Copier, Fetched, Row};
 use super::salvage::{Gap, Salvaged};
 use super::shortage::Shortage;
 use super::value::Value;
-use crate::error::{Error, Result};
+use crate::error::{Error, QuotedKey, Result};
 use crate::format::ChunkNumber;
 use crate::format::node::LargeRef;
 use crate::memory::{Account, Grant, heap_bytes};
@@ -39,6 +39,20 @@ use crate::txn::write_set::SharedWrites;
 /// of it is left, a step fails with [`MemoryInUse`](Error::MemoryInUse). The [`Value`]s that it yields are not in the
 /// budget, and each keeps all rows in memory that were copied with it. The iterator ends after its first error. Until
 /// it is dropped, it keeps the database open, like any handle, and the versions that its snapshot needs.
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// # let orders = db.keyspace("orders")?;
+/// for day in ["2026-11-20", "2026-11-21", "2026-11-22"] {
+///     orders.insert(day, "an order")?;
+/// }
+/// let mut rows = orders.range("2026-11-21"..);
+/// let (last, _) = rows.next_back().expect("there are two")?;
+/// assert_eq!(last, "2026-11-22");
+/// let rest: Vec<_> = rows.collect::<drumlin::Result<_>>()?;
+/// assert_eq!(rest.len(), 1);
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 pub struct Range(State);
 
 enum State {
@@ -79,9 +93,11 @@ impl std::fmt::Debug for Range {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.0 {
             State::Scanning(scan) => {
-                write!(f, "Range({:?} to {:?} at {})", scan.lower, scan.upper, scan.snapshot.timestamp)
+                let [lower, upper] = [&scan.lower, &scan.upper].map(|bound| bound.as_ref().map(|key| QuotedKey(key)));
+                write!(f, "Range({lower:?} to {upper:?} at {})", scan.snapshot.timestamp)
             }
-            State::Refused(error) => write!(f, "Range({error:?})"),
+            State::Refused(Some(error)) => write!(f, "Range(refused: {error})"),
+            State::Refused(None) => write!(f, "Range(refused)"),
         }
     }
 }
@@ -591,6 +607,16 @@ impl DoubleEndedIterator for Range {
 
 /// The keys of a range: an iterator from both ends. Values are not read. Made by [`Range::keys`]; otherwise like
 /// [`Range`].
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// # let k = db.keyspace("k")?;
+/// k.insert("a", "1")?;
+/// k.insert("b", "2")?;
+/// let keys: drumlin::Keys = k.keys();
+/// assert_eq!(keys.rev().next().unwrap()?, "b");
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 pub struct Keys(pub(super) Range);
 
 impl Steps for Keys {
@@ -632,6 +658,17 @@ impl std::fmt::Debug for Keys {
 
 /// The values of a range, in the order of their keys: an iterator from both ends. Made by [`Range::values`]; otherwise
 /// like [`Range`].
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// # let k = db.keyspace("k")?;
+/// k.insert("a", "1")?;
+/// let values: drumlin::Values = k.values();
+/// for value in values {
+///     assert_eq!(value?, "1");
+/// }
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 pub struct Values(pub(super) Range);
 
 impl Steps for Values {
@@ -677,6 +714,24 @@ impl std::fmt::Debug for Values {
 /// A corrupted leaf is one gap, a corrupted inner node one for all leaves beneath it, and a corrupted large value one
 /// for its row. Costs what the range costs, and O(log n) a gap. The iterator ends after its first error; pages that
 /// can't be read are none.
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// use drumlin::Salvaged;
+///
+/// # let k = db.keyspace("k")?;
+/// # k.insert("a", "1")?;
+/// let mut lost_count = 0;
+/// for step in k.iter().salvage() {
+///     match step? {
+///         Salvaged::Row(key, value) => println!("{key:?}: {value:?}"),
+///         Salvaged::Gap(_) => lost_count += 1,
+///         _ => {}
+///     }
+/// }
+/// assert_eq!(lost_count, 0);
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 pub struct Salvage(Range);
 
 impl Salvage {
@@ -710,6 +765,21 @@ impl std::fmt::Debug for Salvage {
 /// reads the same 256 KiB chunks again, for smaller parts of them. If no memory is left for a reader, reading fails
 /// with [`MemoryInUse`](Error::MemoryInUse) in the [`std::io::Error`], and can be tried again once others have been
 /// dropped.
+///
+/// ```
+/// use std::io::{Read, Seek, SeekFrom};
+///
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// # let films = db.keyspace("films")?;
+/// films.insert_from("film", std::io::repeat(7).take(1_000_000))?;
+/// let mut reader = films.read("film")?.expect("it was stored");
+/// assert_eq!(reader.len(), 1_000_000);
+/// let mut end = Vec::new();
+/// reader.seek(SeekFrom::End(-10))?;
+/// reader.read_to_end(&mut end)?;
+/// assert_eq!(end, [7; 10]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct ValueReader {
     handle: Arc<Handle>,
     tree: Tree,
@@ -878,6 +948,22 @@ impl std::io::Seek for ValueReader {
 
 /// The bytes of a large value as a stream for tasks: [`futures_io::AsyncRead`] and [`futures_io::AsyncSeek`]. Keeps the
 /// database open, like any handle.
+///
+/// ```
+/// use smol::io::AsyncReadExt; // or that of the crate futures
+///
+/// # smol::block_on(async {
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// # let films = db.keyspace("films")?;
+/// films.insert_async("film", vec![7; 300_000]).await?;
+/// let mut reader = films.read_async("film").await?.expect("it was stored");
+/// let mut first = [0; 10];
+/// reader.read_exact(&mut first).await?;
+/// assert_eq!(first, [7; 10]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct AsyncValueReader {
     reader: ValueReader,
     /// The piece that is being read, and where it begins.

@@ -42,12 +42,17 @@ use crate::tree::Direction;
 /// assert_eq!(total(&db.snapshot(), &accounts)?, 12);
 /// # Ok::<(), drumlin::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct Reader {
     pub(super) handle: Arc<Handle>,
     pub(super) view: ReadView,
     /// Its kind, for errors.
     pub(super) kind: &'static str,
+}
+
+impl std::fmt::Debug for Reader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Reader({} at {})", self.kind, self.view.horizon.seen())
+    }
 }
 
 impl Reader {

@@ -21,7 +21,6 @@ use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::write_set::{Change, SharedWrites};
 
 /// The commits that a reader sees.
-#[derive(Debug)]
 pub(super) enum Horizon {
     /// Those up to one snapshot.
     Fixed(Arc<SnapshotHandle>),
@@ -30,7 +29,6 @@ pub(super) enum Horizon {
 }
 
 /// The state that a snapshot or transaction reads.
-#[derive(Debug)]
 pub(super) struct ReadView {
     pub(super) horizon: Horizon,
     /// The transaction's own changes; `None` for a snapshot.

@@ -6,6 +6,17 @@ use super::value::Value;
 use crate::error::Error;
 
 /// A step of a [`Salvage`](crate::Salvage).
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// use drumlin::Salvaged;
+///
+/// # let k = db.keyspace("k")?;
+/// k.insert("a", "1")?;
+/// let first = k.iter().salvage().next().expect("there is a row")?;
+/// assert!(matches!(first, Salvaged::Row(key, _) if key == "a"));
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Salvaged {
@@ -16,6 +27,18 @@ pub enum Salvaged {
 }
 
 /// Keys whose rows can't be read. How many rows there were is not known.
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// use drumlin::{Gap, Salvaged};
+///
+/// # let k = db.keyspace("k")?;
+/// let steps: Vec<Salvaged> = k.iter().salvage().collect::<drumlin::Result<_>>()?;
+/// let is_gap = |step: Salvaged| if let Salvaged::Gap(gap) = step { Some(gap) } else { None };
+/// let gaps: Vec<Gap> = steps.into_iter().filter_map(is_gap).collect();
+/// assert!(gaps.is_empty());
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Gap {

@@ -12,9 +12,25 @@ use crate::txn::snapshots::SnapshotHandle;
 
 /// A read-only view of all keyspaces as of one commit. All that it shows is durable, as long as every commit is
 /// [`Full`](crate::Durability::Full). Its reading methods are those of [`Reader`].
-#[derive(Debug)]
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// let accounts = db.keyspace("accounts")?;
+/// accounts.insert("ann", "5")?;
+/// let snapshot = db.snapshot();
+/// accounts.insert("ann", "7")?;
+/// assert_eq!(snapshot.get(&accounts, "ann")?.unwrap(), "5");
+/// assert_eq!(snapshot.count(&accounts, ..)?, 1);
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 pub struct Snapshot {
     reader: Reader,
+}
+
+impl std::fmt::Debug for Snapshot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Snapshot(at {})", self.timestamp())
+    }
 }
 
 impl Snapshot {

@@ -15,6 +15,20 @@ use crate::error::Result;
 ///
 /// A row of the leaf that was copied last costs no more than with the iterator; a leaf costs an allocation. The stream
 /// ends after its first error. Dropping it ends the scan, wherever that waits.
+///
+/// ```
+/// use futures_util::TryStreamExt;
+///
+/// # smol::block_on(async {
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// # let k = db.keyspace("k")?;
+/// k.insert_async("a", "1").await?;
+/// let rows: Vec<_> = k.iter().into_stream().try_collect().await?;
+/// assert_eq!(rows.len(), 1);
+/// # Ok::<(), drumlin::Error>(())
+/// # })?;
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 pub struct RowStream<T = (Value, Value)> {
     state: State<T>,
     /// The part of a row that it yields.

@@ -6,7 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::Config;
 use crate::db::{Database, Keyspace, Savepoint, Transaction};
+use crate::format::KeyspaceId;
 use crate::format::extent::PageKey;
 use crate::format::node::LargeRef;
 use crate::format::{ChunkNumber, DatabaseId, ExtentAddress, PageId, SegmentUse, ValueId, extent};
@@ -19,7 +21,6 @@ use crate::tree::Tree;
 use crate::txn::engine::{Found, ReadAt};
 use crate::txn::values;
 use crate::txn::write_set::{Change, WriteSet};
-use crate::{Config, KeyspaceId};
 
 /// Bytes of a value in each chunk but the last, where segments are as long as here.
 const CHUNK_BYTES: usize = (64 << 10) - 48;

@@ -16,6 +16,19 @@ const ATTEMPTS_MAX: u32 = 100;
 
 /// A run of the body of [`Database::transact_async`]: `Box::pin(async move { … })`. The box is what lets the compiler
 /// know that the future is `Send`, which it can't of the futures of an async closure.
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// use drumlin::{Attempt, Keyspace, Transaction};
+///
+/// # let k = db.keyspace("k")?;
+/// fn put(tx: &mut Transaction, k: Keyspace) -> Attempt<'_, ()> {
+///     Box::pin(async move { tx.insert_async(&k, "a", "1").await })
+/// }
+///
+/// smol::block_on(db.transact_async(|tx| put(tx, k.clone())))?;
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 pub type Attempt<'t, T, E = Error> = Pin<Box<dyn Future<Output = Result<T, E>> + Send + 't>>;
 
 impl Database {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::keyspace::WithHead;
 use super::reader::Reader;
-use super::rows::{Horizon, ReadView};
+use super::rows::{Horizon, ReadView, Rows};
 use super::shortage::Shortage;
 use super::{Handle, Keyspace, Value};
 use crate::error::{Error, Result};
@@ -26,6 +26,21 @@ use crate::txn::values::{self, Blocking, LargeValue, MEDIUM_BYTES_MAX, Source};
 use crate::txn::write_set::{Change, SharedWrites};
 
 /// The isolation of a transaction from others that run at the same time.
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// use drumlin::{Isolation, TxOptions};
+///
+/// # let doctors = db.keyspace("doctors on call")?;
+/// doctors.insert("ann", "")?;
+/// doctors.insert("bob", "")?;
+/// // Two doctors who leave at the same time see each other; one of the two commits has a conflict and runs again.
+/// let options = TxOptions { isolation: Isolation::Serializable, ..db.tx_options() };
+/// db.transact_with(options, |tx| {
+///     if tx.count(&doctors, ..)? > 1 { tx.remove(&doctors, "ann") } else { Ok(()) }
+/// })?;
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Isolation {
@@ -51,6 +66,22 @@ pub enum Isolation {
 }
 
 /// Settings of one transaction.
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// use std::time::Duration;
+///
+/// use drumlin::{Durability, TxOptions};
+///
+/// # let k = db.keyspace("k")?;
+/// let options = TxOptions {
+///     durability: Durability::Relaxed,
+///     lock_timeout: Duration::from_millis(100),
+///     ..TxOptions::default()
+/// };
+/// db.transact_with(options, |tx| tx.insert(&k, "a", "1"))?;
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct TxOptions {
     /// Default: [`Isolation::Snapshot`].
@@ -73,7 +104,19 @@ impl Default for TxOptions {
 /// discarded if it is dropped.
 ///
 /// Its reading methods are those of [`Reader`].
-#[derive(Debug)]
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// let (accounts, log) = (db.keyspace("accounts")?, db.keyspace("log")?);
+/// let mut tx = db.begin()?;
+/// tx.insert(&accounts, "ann", "5")?;
+/// tx.insert(&log, "1", "ann was given 5")?;
+/// assert_eq!(tx.get(&accounts, "ann")?.unwrap(), "5"); // its own changes
+/// assert!(accounts.get("ann")?.is_none()); // no other caller sees them yet
+/// tx.commit()?; // Error::Conflict if another was first; Database::transact runs it again then
+/// assert_eq!(accounts.get("ann")?.unwrap(), "5");
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 pub struct Transaction {
     reader: Reader,
     id: TransactionId,
@@ -86,8 +129,14 @@ pub struct Transaction {
     conflict: Option<&'static str>,
 }
 
+impl std::fmt::Debug for Transaction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (isolation, seen) = (self.options.isolation, self.reader.view.horizon.seen());
+        write!(f, "Transaction({isolation:?} at {seen}, {} rows changed)", self.writes().set.row_count())
+    }
+}
+
 /// The row locks of a transaction, released on drop.
-#[derive(Debug)]
 struct Locks {
     engine: Arc<Engine>,
     owner: TransactionId,
@@ -144,6 +193,18 @@ impl Drop for Locks {
 }
 
 /// A point of a transaction to roll back to.
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// # let k = db.keyspace("k")?;
+/// let mut tx = db.begin()?;
+/// tx.insert(&k, "a", "1")?;
+/// let savepoint = tx.savepoint();
+/// tx.insert(&k, "a", "2")?;
+/// tx.rollback_to(savepoint)?;
+/// assert_eq!(tx.get(&k, "a")?.unwrap(), "1");
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Savepoint {
     /// The number of the transaction's opening: transactions are numbered within one.
@@ -155,7 +216,7 @@ pub struct Savepoint {
 }
 
 /// The roll-backs of a transaction, as far as they matter to savepoints: number and position of each, both ascending.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct RollBacks {
     count: u64,
     lowest: Vec<(u64, usize)>,
@@ -216,6 +277,11 @@ impl Transaction {
     /// The open keyspace, if it belongs to the same database.
     fn open<'k>(&self, keyspace: &'k Keyspace) -> Result<&'k OpenKeyspace> {
         keyspace.named_in(&self.reader.handle, self.reader.kind)
+    }
+
+    /// The rows of a keyspace of the same database.
+    pub(super) fn rows<'r>(&'r self, keyspace: &'r Keyspace) -> Result<Rows<'r>> {
+        self.reader.rows(keyspace)
     }
 
     fn writes(&self) -> &SharedWrites {
@@ -524,15 +590,24 @@ impl Transaction {
         keyspace: &Keyspace,
         key: &[u8],
     ) -> Result<bool> {
-        let open = self.open(keyspace)?;
-        self.check_record(open, key, &Change::Remove)?;
-        self.secure_memory(key, Some(0))?;
-        self.lock(mode, open, key).await?;
-        let is_there = self.reader.rows(keyspace)?.contains_unrecorded(mode, key).await?;
+        let is_there = self.contains_for_update_in(mode, keyspace, key).await?;
         if is_there {
-            SharedWrites::alone(self.writes_mut()).remove(&open.tree, key);
+            self.remove_in(mode, keyspace, key).await?;
         }
         Ok(is_there)
+    }
+
+    /// Locks the row, and returns `true` if it exists. Reads no value.
+    pub(super) async fn contains_for_update_in(
+        &mut self,
+        mode: WaitMode<'_>,
+        keyspace: &Keyspace,
+        key: &[u8],
+    ) -> Result<bool> {
+        let open = self.open(keyspace)?;
+        self.secure_memory(key, None)?;
+        self.lock(mode, open, key).await?;
+        self.reader.rows(keyspace)?.contains_unrecorded(mode, key).await
     }
 
     /// Marks a point to roll back to.

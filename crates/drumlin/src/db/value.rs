@@ -8,7 +8,7 @@ use std::sync::Arc;
 ///
 /// A value from a scan shares one allocation with the rows copied at the same time, up to 64 KiB or one row, and keeps
 /// all of it in memory, outside of the memory budget. To keep few of many rows, keep copies
-/// ([`into_vec`](Value::into_vec)). `bytes::Bytes::from_owner(value)` makes it a `Bytes` without a copy.
+/// ([`into_vec`](Value::into_vec)). With the feature `bytes`, a value becomes a `bytes::Bytes` without a copy.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -67,6 +67,14 @@ impl From<Value> for Vec<u8> {
 impl From<Value> for Box<[u8]> {
     fn from(value: Value) -> Box<[u8]> {
         Box::from(&*value)
+    }
+}
+
+#[cfg(feature = "bytes")]
+impl From<Value> for bytes::Bytes {
+    /// Copies nothing.
+    fn from(value: Value) -> bytes::Bytes {
+        bytes::Bytes::from_owner(value)
     }
 }
 

@@ -45,6 +45,16 @@ number! {
 }
 number! {
     /// The dense number of a commit: 1, 2, 3, … Timestamp 0 is the empty database.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// let mut tx = db.begin()?;
+    /// tx.insert(&k, "a", "1")?;
+    /// let timestamp = tx.commit()?;
+    /// assert_eq!(db.snapshot().timestamp(), timestamp);
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
     Timestamp(u64)
 }
 number! {

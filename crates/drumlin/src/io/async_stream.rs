@@ -37,7 +37,7 @@ const DRIVER_DEPTH: usize = 64;
 /// # Examples
 /// ```
 /// use std::sync::Arc;
-/// use drumlin::io::{AsyncReadStream, OpenOptions, Persist, StreamOptions};
+/// use drumlin::internals::io::{AsyncReadStream, OpenOptions, Persist, StreamOptions};
 /// # struct Unpark(std::thread::Thread);
 /// # impl std::task::Wake for Unpark { fn wake(self: Arc<Self>) { self.0.unpark() } }
 /// # fn block_on<T>(future: impl Future<Output = T>) -> T {
@@ -51,7 +51,7 @@ const DRIVER_DEPTH: usize = 64;
 /// #     }
 /// # }
 ///
-/// let backend = drumlin::io::in_memory();
+/// let backend = drumlin::internals::io::in_memory();
 /// let file = backend.open("kame".as_ref(), OpenOptions { write: true, create: true, ..Default::default() })?;
 /// file.write_at(b"sand and gravel", 0, Persist::Later)?;
 /// let mut stream = AsyncReadStream::open(&backend, &file, 9..15, StreamOptions::default())?;

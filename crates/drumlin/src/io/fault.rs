@@ -264,10 +264,10 @@ impl Space {
 /// ```
 /// use std::io::ErrorKind;
 /// use std::sync::Arc;
-/// use drumlin::io::fault::{ENOSPC, FaultyBackend, Operation};
-/// use drumlin::io::{Backend, OpenOptions, Persist};
+/// use drumlin::internals::io::fault::{ENOSPC, FaultyBackend, Operation};
+/// use drumlin::internals::io::{Backend, OpenOptions, Persist};
 ///
-/// let faulty = FaultyBackend::new(drumlin::io::in_memory());
+/// let faulty = FaultyBackend::new(drumlin::internals::io::in_memory());
 /// let backend: Arc<dyn Backend> = Arc::new(faulty.clone());
 /// faulty.start_trace();
 /// let file = backend.open("log".as_ref(), OpenOptions { write: true, create: true, ..Default::default() })?;

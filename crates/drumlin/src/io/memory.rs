@@ -24,10 +24,10 @@ const CHUNK_BYTES: usize = 64 << 10;
 ///
 /// # Examples
 /// ```
-/// use drumlin::io::{OpenOptions, Persist};
+/// use drumlin::internals::io::{OpenOptions, Persist};
 /// use std::path::Path;
 ///
-/// let backend = drumlin::io::in_memory();
+/// let backend = drumlin::internals::io::in_memory();
 /// let file = backend.open(Path::new("log"), OpenOptions { write: true, create: true, ..Default::default() })?;
 /// file.write_at(b"esker", 1 << 40, Persist::Later)?;
 /// assert_eq!(file.len()?, (1 << 40) + 5);

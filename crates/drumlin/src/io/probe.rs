@@ -50,9 +50,9 @@ pub struct MethodFigures {
 ///
 /// # Examples
 /// ```no_run
-/// use drumlin::io::{IoBackend, Probe};
+/// use drumlin::internals::io::{IoBackend, Probe};
 ///
-/// let backend = drumlin::io::backend(IoBackend::Auto)?;
+/// let backend = drumlin::internals::io::backend(IoBackend::Auto)?;
 /// let probe = Probe::run(backend.as_ref(), "/var/lib/shop".as_ref(), Probe::DURATION)?;
 /// println!("{} on {}: {}", probe.file_system, probe.device, probe.chosen);
 /// for figures in &probe.methods {

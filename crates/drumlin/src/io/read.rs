@@ -17,7 +17,7 @@ use crate::format::BLOCK_BYTES;
 ///
 /// # Examples
 /// ```
-/// use drumlin::io::{AlignedBuffer, ReadBuffer};
+/// use drumlin::internals::io::{AlignedBuffer, ReadBuffer};
 ///
 /// let mut bytes = AlignedBuffer::zeroed(11);
 /// bytes.copy_from_slice(b"drift field");
@@ -164,9 +164,9 @@ impl dyn File {
     ///
     /// # Examples
     /// ```
-    /// use drumlin::io::{OpenOptions, Persist};
+    /// use drumlin::internals::io::{OpenOptions, Persist};
     ///
-    /// let backend = drumlin::io::in_memory();
+    /// let backend = drumlin::internals::io::in_memory();
     /// let options = OpenOptions { write: true, create: true, direct: true, ..Default::default() };
     /// let file = backend.open("till".as_ref(), options)?;
     /// file.write_at(b"boulder clay", 0, Persist::Later)?;

@@ -13,6 +13,12 @@ use super::{Backend, portable};
 pub const BACKEND_VARIABLE: &str = "DRUMLIN_IO_BACKEND";
 
 /// The way of doing I/O.
+///
+/// ```
+/// use drumlin::{Config, IoBackend};
+///
+/// let config = Config::new().io_backend(IoBackend::Portable); // where io_uring is not to be used
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub enum IoBackend {
     /// `Uring` where the system allows it, else `Portable` and a warning in the log that tells why.
@@ -32,9 +38,9 @@ pub enum IoBackend {
 ///
 /// # Examples
 /// ```
-/// use drumlin::io::{IoBackend, OpenOptions, Persist};
+/// use drumlin::internals::io::{IoBackend, OpenOptions, Persist};
 ///
-/// let backend = drumlin::io::backend(IoBackend::Portable)?;
+/// let backend = drumlin::internals::io::backend(IoBackend::Portable)?;
 /// let path = std::env::temp_dir().join(format!("drumlin-{:016x}", backend.random()));
 /// let file = backend.open(&path, OpenOptions { write: true, create_new: true, ..Default::default() })?;
 /// file.write_at(b"a longish hill", 0, Persist::Later)?;

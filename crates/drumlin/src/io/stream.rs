@@ -134,9 +134,9 @@ enum Progress {
 /// # Examples
 /// ```
 /// use std::io::Read;
-/// use drumlin::io::{IoBackend, OpenOptions, Persist, ReadStream, StreamOptions};
+/// use drumlin::internals::io::{IoBackend, OpenOptions, Persist, ReadStream, StreamOptions};
 ///
-/// let backend = drumlin::io::backend(IoBackend::Auto)?;
+/// let backend = drumlin::internals::io::backend(IoBackend::Auto)?;
 /// let path = std::env::temp_dir().join(format!("drumlin-{:016x}", backend.random()));
 /// let file = backend.open(&path, OpenOptions { write: true, create_new: true, ..Default::default() })?;
 /// file.write_at(b"rolling hills left by the ice", 0, Persist::Later)?;

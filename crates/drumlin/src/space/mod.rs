@@ -319,7 +319,10 @@ impl Space {
     /// A page, for an error. A keyspace that was dropped has its number left.
     pub(crate) fn quoted_page(&self, page_key: PageKey) -> String {
         match self.page_space(page_key.keyspace) {
-            Some(pages) => pages.quoted_page(page_key.page),
+            Some(pages) => {
+                debug_assert!(pages.id == page_key.keyspace, "a page is told to be another keyspace's");
+                pages.quoted_page(page_key.page)
+            }
             None => format!("page {} of keyspace {}, which was dropped", page_key.page, page_key.keyspace),
         }
     }
@@ -329,6 +332,7 @@ impl Space {
     }
 
     pub(crate) fn add_page_space(&self, pages: Arc<PageSpace>) {
+        assert!(pages.name.len() <= usize::from(u16::MAX), "the catalogue has no room for a name");
         self.keyspace_bytes.fetch_add(catalogue::keyspace_bytes(pages.name.len()), Ordering::Relaxed);
         let replaced = self.page_spaces.write().insert(pages.id, pages);
         assert!(replaced.is_none(), "a keyspace is added twice: {replaced:?}");
@@ -817,6 +821,7 @@ impl Space {
 
     /// Records that a write or sync failed: nothing more is written. Returns the error for the caller.
     pub(crate) fn fail(&self, reason: &str) -> Error {
+        debug_assert!(!reason.is_empty(), "a failure has no reason");
         if self.failure.set(Stopped::Failed(reason.into())).is_ok() {
             log::error!("{reason}; the database accepts no more commits until it is reopened");
         }
@@ -831,6 +836,7 @@ impl Space {
     /// Nothing more is written, since the database was closed. One that has failed before stays so.
     pub(crate) fn close(&self) {
         let _ = self.failure.set(Stopped::Closed);
+        assert!(self.failure.get().is_some(), "a closed database goes on writing");
     }
 
     pub(crate) fn failure(&self) -> Option<Stopped> {

@@ -16,6 +16,14 @@ use crate::tree::node::{Inner, Leaf, Node, RowValue};
 use crate::tree::{Direction, Target, child_fences};
 
 /// The findings of a check.
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// let report = db.check()?;
+/// assert!(report.corruption.is_empty());
+/// println!("{} pages and {} log records are sound", report.pages, report.log_records);
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct CheckReport {
@@ -43,6 +51,13 @@ pub struct CheckReport {
 }
 
 /// One thing that is not as it was written.
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// for corruption in db.check()?.corruption { println!("{} of {}: {}. Lost: {}", corruption.what,
+/// corruption.file.display(), corruption.reason, corruption.cost); }
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Corruption {
@@ -60,6 +75,14 @@ pub struct Corruption {
 }
 
 /// The keys of lost rows.
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// for keys in db.check()?.corruption.into_iter().filter_map(|corruption| corruption.keys) {
+///     println!("keyspace {:?} has lost keys from {:?} to {:?}", keys.keyspace, keys.lower, keys.upper);
+/// }
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct LostKeys {
@@ -72,6 +95,12 @@ pub struct LostKeys {
 }
 
 /// The progress of a check.
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// db.check_with(|progress| println!("{} of {} pages", progress.pages_done, progress.pages_total))?;
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct CheckProgress {

@@ -11,6 +11,13 @@ use crate::space::checkpoint::PageTableStore;
 use crate::space::{Frees, Purpose};
 
 /// The result of a checkpoint.
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// let report = db.checkpoint()?;
+/// println!("{} pages written in {:?}", report.pages_written, report.duration);
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CheckpointReport {

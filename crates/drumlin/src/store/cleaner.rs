@@ -15,6 +15,13 @@ use crate::format::{ExtentAddress, PageId, SegmentId};
 use crate::space::{EpochGuard, Frees, PageEntry, PageSpace, Purpose, SpaceReservation};
 
 /// The result of compacting.
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// let report = db.compact()?;
+/// println!("{} bytes shorter", report.bytes_before.saturating_sub(report.bytes_after));
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CompactReport {

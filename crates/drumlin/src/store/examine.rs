@@ -488,7 +488,7 @@ mod tests {
     #[test]
     fn nobody_else_has_it_open() {
         let backend = crate::io::in_memory();
-        assert!(matches!(config(&backend).examine(FOLDER), Err(Error::NotADatabase { .. })));
+        assert!(matches!(config(&backend).examine(FOLDER), Err(Error::NotFound { .. })));
         let db = config(&backend).open(FOLDER).unwrap();
         assert!(matches!(config(&backend).examine(FOLDER), Err(Error::Locked { .. })));
         db.close().unwrap();

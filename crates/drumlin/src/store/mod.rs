@@ -55,6 +55,13 @@ use crate::txn::write_set::Change;
 use crate::txn::{TransactionId, engine};
 
 /// The result of opening a database.
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// let opening = db.opening();
+/// println!("opened in {:?}, {} commits recovered", opening.duration, opening.recovered_records);
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Opening {

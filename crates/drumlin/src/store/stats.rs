@@ -10,6 +10,14 @@ use crate::space::PageEntry;
 use crate::store::{OpenKeyspace, Store};
 
 /// Figures of this opening of the database. Sizes are in bytes; counts begin at the opening.
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// let stats = db.stats();
+/// assert!(stats.memory_used_bytes <= stats.memory_budget_bytes);
+/// println!("{} commits, {} pages read from the disk", stats.commits, stats.page_misses);
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -66,6 +74,14 @@ pub struct Stats {
 }
 
 /// A part of the memory budget.
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// for part in db.stats().memory {
+///     println!("{}: {} of {} bytes", part.name, part.used_bytes, part.limit_bytes);
+/// }
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use drumlin::io::Backend;
-use drumlin::io::fault::{FaultyBackend, Operation};
+use drumlin::internals::io::Backend;
+use drumlin::internals::io::fault::{FaultyBackend, Operation};
 use drumlin::{Config, IoBackend, Keyspace};
 
 pub use drumlin_testing::Random;
@@ -42,7 +42,7 @@ pub fn small() -> Config {
 
 /// A [`small`] database in memory, on a disk that fails when it is told to.
 pub fn faulty() -> (FaultyBackend, Config) {
-    let faulty = FaultyBackend::new(drumlin::io::in_memory());
+    let faulty = FaultyBackend::new(drumlin::internals::io::in_memory());
     let backend: Arc<dyn Backend> = Arc::new(faulty.clone());
     (faulty, small().backend(backend))
 }

@@ -1,4 +1,4 @@
-//! The raw device, through `drumlin::io` and nothing else: what the store could reach if it cost nothing.
+//! The raw device, through `drumlin::internals::io` and nothing else: what the store could reach if it cost nothing.
 
 use std::fs::File;
 use std::io;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use drumlin::IoBackend;
-use drumlin::io::{AlignedBuffer, Backend, FileRef, OpenOptions, Persist, SyncMethod};
+use drumlin::internals::io::{AlignedBuffer, Backend, FileRef, OpenOptions, Persist, SyncMethod};
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};
 use rustix::fs::SeekFrom;
@@ -26,7 +26,8 @@ const WRITE_BYTES: usize = 4096;
 const WRITE_FILE_BYTES: u64 = 64 << 20;
 
 fn backend() -> Result<Arc<dyn Backend>> {
-    drumlin::io::backend(IoBackend::Auto).map_err(|error| Failure::other(format!("starting the I/O backend: {error}")))
+    drumlin::internals::io::backend(IoBackend::Auto)
+        .map_err(|error| Failure::other(format!("starting the I/O backend: {error}")))
 }
 
 /// Direct reads over a file of the database.

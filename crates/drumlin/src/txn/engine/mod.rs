@@ -32,6 +32,16 @@ use crate::sync::{Mutex, MutexGuard};
 use crate::task::{Tasks, WaitMode, ready};
 
 /// The point at which a commit returns.
+///
+/// ```
+/// use drumlin::{Config, Durability};
+///
+/// let db = Config::in_memory().durability(Durability::Relaxed).open("")?;
+/// let cache = db.keyspace("cache")?; // its commits return before they are on the medium
+/// let accounts = cache.with_durability(Durability::Full); // those of this handle do not
+/// db.sync()?; // all commits so far are on the medium
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Durability {
     /// Returns once the commit is on the medium.

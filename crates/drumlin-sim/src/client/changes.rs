@@ -1,0 +1,257 @@
+//! Changes that depend on a row's newest value, batches, and a queue that rows are popped from.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+
+use drumlin::{Durability, Error, Keyspace, Value};
+
+use super::answers::Call;
+use super::{Client, Face, QUEUE, Stop, by_face, numbered};
+use crate::model::{Content, Operation, SpaceNumber};
+
+/// The rows that the queue has at the most: few enough to be removed in one part.
+const QUEUE_ROWS_MAX: usize = 60;
+
+/// The change that a call asks for, by its kind.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Take,
+    Replace,
+    InsertIfAbsent,
+    Update,
+    CompareAndSwap,
+}
+
+/// What a call told of the row as it was.
+enum Told {
+    Value(Option<Value>),
+    IsThere(bool),
+    /// A comparison that it passed.
+    Is(Option<Content>),
+}
+
+impl Client {
+    fn kind(&mut self) -> (Kind, Option<Content>) {
+        let content = self.content();
+        match self.random.below(5) {
+            0 => (Kind::Take, None),
+            1 => (Kind::Replace, Some(content)),
+            2 => (Kind::InsertIfAbsent, Some(content)),
+            3 => (Kind::Update, self.random.chance(60).then_some(content)),
+            _ => (Kind::CompareAndSwap, self.random.chance(60).then_some(content)),
+        }
+    }
+
+    /// A change of one row that depends on its newest value, committed by itself.
+    pub(super) async fn conditional(&mut self) -> Result<(), Stop> {
+        let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
+        let key = self.key(space);
+        let (kind, after) = self.kind();
+        // Of those that compare, half guess right, unless another changes the row meanwhile.
+        let guess = if self.random.chance(50) { self.life.model.newest(space, &key) } else { self.some_content() };
+        let durability = self.durability();
+        let window = self.life.model.window();
+        let operation = Operation::Rows(vec![(space, key.clone(), after)]);
+        let call = if after.is_none() { Call::Removal } else { Call::Change };
+        let change = change(self.face, keyspace.with_durability(durability), key.clone(), kind, after, guess);
+        let done = self.commit_if(operation, durability == Durability::Full, call, Some(space), change).await?;
+        let Some((taken, told)) = done else { return Ok(()) };
+        if taken == 0 {
+            match told {
+                Told::Value(found) if durability == Durability::Full => {
+                    self.check_plain(window, space, &key, found.as_deref());
+                }
+                _ => {}
+            }
+            assert!(!matches!(kind, Kind::Replace), "a value was replaced without a commit");
+            return Ok(());
+        }
+        let wanted = self.life.model.at(space, &key, taken - 1);
+        match told {
+            Told::Value(found) => self.check_value(space, &key, taken, wanted, found.as_deref(), "before a change"),
+            Told::IsThere(is_there) => {
+                assert!(!is_there && wanted.is_none(), "commit {taken} put a row that was there: {wanted:?}");
+            }
+            Told::Is(guess) => {
+                assert!(Content::are_same(guess, wanted), "commit {taken} replaced {wanted:?}, not {guess:?}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Rows of several keyspaces in one commit that reads nothing.
+    pub(super) async fn batch(&mut self) -> Result<(), Stop> {
+        let mut batch = match self.life.db.batch() {
+            Ok(batch) => batch,
+            Err(error) => return self.accept(&error, Call::Plain, None),
+        };
+        let mut rows: Vec<(SpaceNumber, Vec<u8>, Option<Content>)> = Vec::new();
+        for _ in 0..1 + self.random.below(20) {
+            let Some((keyspace, space)) = self.any_keyspace() else { continue };
+            let (key, content) = (self.key(space), self.some_content());
+            let face = self.face;
+            let written = match content {
+                None => batch.remove(&keyspace, &key),
+                Some(content) => {
+                    let value = content.bytes();
+                    by_face!(face, batch.insert(&keyspace, &key, &value), batch.insert_async(&keyspace, &key, &value))
+                }
+            };
+            if let Err(error) = written {
+                self.accept(&error, Call::Transaction, Some(space))?;
+                continue;
+            }
+            // The later of two writes counts.
+            rows.retain(|row| (row.0, &row.1) != (space, &key));
+            rows.push((space, key, content));
+        }
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let durability = self.durability();
+        let face = self.face;
+        let dropped = rows.iter().map(|row| row.0).find(|space| self.life.model.is_dropped(*space));
+        let any = dropped.or(rows.first().map(|row| row.0));
+        let (spaces, model) = (rows.iter().map(|row| row.0).collect::<Vec<_>>(), self.life.model.clone());
+        let commit = async move {
+            match by_face!(face, batch.commit_with(durability), batch.commit_with_async(durability)) {
+                // Which of them it was is known by now.
+                Err(Error::KeyspaceDropped { name }) => {
+                    assert!(spaces.iter().any(|space| model.is_dropped(*space)), "keyspace {name:?} was not dropped");
+                    Err(Error::Conflict { reason: "a keyspace was dropped" })
+                }
+                other => other,
+            }
+        };
+        let is_full = durability == Durability::Full;
+        let done = self.commit(Operation::Rows(rows), is_full, Call::Transaction, any, commit).await?;
+        if let Some((taken, answered)) = done {
+            assert!(taken == 0 || taken == answered.0, "a batch returned another timestamp than it was given");
+        }
+        Ok(())
+    }
+
+    /// Rows are put into the queue, popped from its ends, and removed from it. One client at a time, so that it is
+    /// known which row a pop takes at its timestamp.
+    pub(super) async fn queue(&mut self) -> Result<(), Stop> {
+        let life = std::sync::Arc::clone(&self.life);
+        if life.queue_is_busy.swap(true, Ordering::SeqCst) {
+            return Ok(());
+        }
+        let done = self.queue_alone().await;
+        life.queue_is_busy.store(false, Ordering::SeqCst);
+        done
+    }
+
+    async fn queue_alone(&mut self) -> Result<(), Stop> {
+        let Some((keyspace, space)) = self.open(QUEUE) else { return Ok(()) };
+        let rows = self.life.model.newest_rows(space);
+        match self.random.below(10) {
+            0..5 if rows.len() < QUEUE_ROWS_MAX => {
+                let content = Content { length: self.random.below(500) as usize, seed: self.random.next() };
+                let key = numbered(self.random.below(self.life.plan.key_count));
+                let operation = Operation::Rows(vec![(space, key.clone(), Some(content))]);
+                let face = self.face;
+                let insert = async move {
+                    by_face!(face, keyspace.insert(&key, content.bytes()), keyspace.insert_async(&key, content.bytes()))
+                };
+                self.commit(operation, true, Call::Change, Some(space), insert).await?;
+                Ok(())
+            }
+            0..9 => self.pop(&keyspace, space, &rows).await,
+            _ => self.remove_many(&keyspace, space, &rows).await,
+        }
+    }
+
+    async fn pop(&mut self, keyspace: &Keyspace, space: SpaceNumber, rows: &[(Vec<u8>, Content)]) -> Result<(), Stop> {
+        let is_first = self.random.chance(50);
+        let end = if is_first { rows.first() } else { rows.last() };
+        let operation = Operation::Rows(end.iter().map(|(key, _)| (space, key.clone(), None)).collect());
+        let face = self.face;
+        let pop = async {
+            match is_first {
+                true => by_face!(face, keyspace.pop_first(), keyspace.pop_first_async()),
+                false => by_face!(face, keyspace.pop_last(), keyspace.pop_last_async()),
+            }
+        };
+        let Some((taken, popped)) = self.commit(operation, true, Call::Transaction, Some(space), pop).await? else {
+            return Ok(());
+        };
+        assert_eq!(taken > 0, end.is_some(), "a row was popped without a commit, or the other way round");
+        match (end, popped) {
+            (None, None) => {}
+            (Some((key, content)), Some((found, value))) if found == *key && content.is(&value) => {}
+            (end, popped) => panic!("popped {popped:?}, should be {end:?}"),
+        }
+        Ok(())
+    }
+
+    /// Removes many rows by one call, in one part.
+    async fn remove_many(
+        &mut self,
+        keyspace: &Keyspace,
+        space: SpaceNumber,
+        rows: &[(Vec<u8>, Content)],
+    ) -> Result<(), Stop> {
+        let prefix = if self.random.chance(50) { Vec::new() } else { vec![b'0', b'0' + self.random.below(3) as u8] };
+        let removed = rows.iter().filter(|(key, _)| key.starts_with(&prefix));
+        let removed: Vec<_> = removed.map(|(key, _)| (space, key.clone(), None)).collect();
+        let count = removed.len() as u64;
+        let face = self.face;
+        let remove = async {
+            match prefix.is_empty() {
+                true => by_face!(face, keyspace.clear(), keyspace.clear_async()),
+                false => by_face!(face, keyspace.remove_prefix(&prefix), keyspace.remove_prefix_async(&prefix)),
+            }
+        };
+        let done = self.commit(Operation::Rows(removed), true, Call::Transaction, Some(space), remove).await?;
+        let Some((taken, answered)) = done else { return Ok(()) };
+        assert!(
+            answered == count && (taken > 0) == (count > 0),
+            "removed {answered} of {count} rows by commit {taken}"
+        );
+        Ok(())
+    }
+}
+
+/// Makes a conditional change, and tells what it told.
+async fn change(
+    face: Face,
+    k: Keyspace,
+    key: Vec<u8>,
+    kind: Kind,
+    after: Option<Content>,
+    guess: Option<Content>,
+) -> Result<Told, Error> {
+    let bytes = after.map(Content::bytes);
+    let value = bytes.as_deref().unwrap_or_default();
+    Ok(match kind {
+        Kind::Take => Told::Value(by_face!(face, k.take(&key), k.take_async(&key))?),
+        Kind::Replace => Told::Value(by_face!(face, k.replace(&key, value), k.replace_async(&key, value))?),
+        Kind::InsertIfAbsent => {
+            Told::IsThere(!by_face!(face, k.insert_if_absent(&key, value), k.insert_if_absent_async(&key, value))?)
+        }
+        Kind::Update => {
+            let seen = Rc::new(RefCell::new(None));
+            let tell = Rc::clone(&seen);
+            let change = move |old: Option<&[u8]>| {
+                *tell.borrow_mut() = old.map(|old| Value::from(old.to_vec()));
+                bytes
+            };
+            by_face!(face, k.update(&key, change), k.update_async(&key, change))?;
+            let seen = seen.borrow_mut().take();
+            Told::Value(seen)
+        }
+        Kind::CompareAndSwap => {
+            let expected = guess.map(Content::bytes);
+            let (expected, new) = (expected.as_deref(), bytes.as_deref());
+            let swapped =
+                by_face!(face, k.compare_and_swap(&key, expected, new), k.compare_and_swap_async(&key, expected, new))?;
+            match swapped {
+                Ok(()) => Told::Is(guess),
+                Err(found) => Told::Value(found),
+            }
+        }
+    })
+}

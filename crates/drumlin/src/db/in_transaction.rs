@@ -1,0 +1,255 @@
+//! Changes of one row that depend on its value, in a transaction. The calls of a keyspace are transactions of their
+//! own: see `atomic.rs`.
+
+use super::range::Steps;
+use super::transaction::Transaction;
+use super::{Keyspace, Value, bounds};
+use crate::error::Result;
+use crate::task::{WaitMode, ready};
+use crate::tree::Direction;
+
+/// Changes of rows that depend on their value. Each call locks its row, like
+/// [`get_for_update`](Transaction::get_for_update), and works on the value that the transaction sees. So the row is
+/// still so when the transaction commits. They are the calls of [`Keyspace`], which are transactions of their own.
+impl Transaction {
+    /// Removes the row and returns its value. `None` if there was no row.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let (jobs, running) = (db.keyspace("jobs")?, db.keyspace("running")?);
+    /// jobs.insert("1", "wash")?;
+    /// db.transact(|tx| match tx.take(&jobs, "1")? {
+    ///     Some(job) => tx.insert(&running, "1", job),
+    ///     None => Ok(()),
+    /// })?;
+    /// assert_eq!(running.get("1")?.unwrap(), "wash");
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`get_for_update`](Transaction::get_for_update) and [`insert`](Transaction::insert).
+    pub fn take(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
+        ready(self.take_in(WaitMode::Blocking, keyspace, key.as_ref()))
+    }
+
+    pub(super) async fn take_in(
+        &mut self,
+        mode: WaitMode<'_>,
+        keyspace: &Keyspace,
+        key: &[u8],
+    ) -> Result<Option<Value>> {
+        let found = self.get_for_update_in(mode, keyspace, key).await?;
+        if found.is_some() {
+            self.remove_in(mode, keyspace, key).await?;
+        }
+        Ok(found)
+    }
+
+    /// Puts the row and returns the value that it had. `None` if there was no row.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// let mut tx = db.begin()?;
+    /// assert!(tx.replace(&k, "a", "1")?.is_none());
+    /// assert_eq!(tx.replace(&k, "a", "2")?.unwrap(), "1");
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`take`](Transaction::take).
+    pub fn replace(
+        &mut self,
+        keyspace: &Keyspace,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+    ) -> Result<Option<Value>> {
+        ready(self.replace_in(WaitMode::Blocking, keyspace, key.as_ref(), value.as_ref()))
+    }
+
+    pub(super) async fn replace_in(
+        &mut self,
+        mode: WaitMode<'_>,
+        keyspace: &Keyspace,
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<Option<Value>> {
+        let before = self.get_for_update_in(mode, keyspace, key).await?;
+        self.insert_in(mode, keyspace, key, value).await?;
+        Ok(before)
+    }
+
+    /// Puts the row if there is none with this key; returns `true` if it did. Reads no large value.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// let mut tx = db.begin()?;
+    /// assert!(tx.insert_if_absent(&k, "a", "1")?);
+    /// assert!(!tx.insert_if_absent(&k, "a", "2")?);
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`take`](Transaction::take).
+    pub fn insert_if_absent(
+        &mut self,
+        keyspace: &Keyspace,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+    ) -> Result<bool> {
+        ready(self.insert_if_absent_in(WaitMode::Blocking, keyspace, key.as_ref(), value.as_ref()))
+    }
+
+    pub(super) async fn insert_if_absent_in(
+        &mut self,
+        mode: WaitMode<'_>,
+        keyspace: &Keyspace,
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<bool> {
+        let is_absent = !self.contains_for_update_in(mode, keyspace, key).await?;
+        if is_absent {
+            self.insert_in(mode, keyspace, key, value).await?;
+        }
+        Ok(is_absent)
+    }
+
+    /// Changes the row to what `change` makes of its value: `None` stands for no row, before and after. Returns what
+    /// `change` returned.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// let mut tx = db.begin()?;
+    /// let longer = tx.update(&k, "a", |old| Some([old.unwrap_or_default(), b"x"].concat()))?;
+    /// assert_eq!(longer.unwrap(), b"x");
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`take`](Transaction::take).
+    pub fn update<V: AsRef<[u8]>>(
+        &mut self,
+        keyspace: &Keyspace,
+        key: impl AsRef<[u8]>,
+        change: impl FnOnce(Option<&[u8]>) -> Option<V>,
+    ) -> Result<Option<V>> {
+        ready(self.update_in(WaitMode::Blocking, keyspace, key.as_ref(), change))
+    }
+
+    pub(super) async fn update_in<V: AsRef<[u8]>>(
+        &mut self,
+        mode: WaitMode<'_>,
+        keyspace: &Keyspace,
+        key: &[u8],
+        change: impl FnOnce(Option<&[u8]>) -> Option<V>,
+    ) -> Result<Option<V>> {
+        let before = self.get_for_update_in(mode, keyspace, key).await?;
+        let after = {
+            let _running = self.body().enter();
+            change(before.as_deref())
+        };
+        match &after {
+            Some(value) => self.insert_in(mode, keyspace, key, value.as_ref()).await?,
+            None if before.is_some() => self.remove_in(mode, keyspace, key).await?,
+            None => {}
+        }
+        Ok(after)
+    }
+
+    /// Changes the row to `new` if its value is `expected`: `None` stands for no row. The inner result is `Err(found)`
+    /// with the value that it has if that is another; then it stays.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// let mut tx = db.begin()?;
+    /// assert_eq!(tx.compare_and_swap(&k, "a", None, Some(b"1"))?, Ok(()));
+    /// assert_eq!(tx.compare_and_swap(&k, "a", None, Some(b"2"))?, Err(Some("1".into())));
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`take`](Transaction::take).
+    pub fn compare_and_swap(
+        &mut self,
+        keyspace: &Keyspace,
+        key: impl AsRef<[u8]>,
+        expected: Option<&[u8]>,
+        new: Option<&[u8]>,
+    ) -> Result<Result<(), Option<Value>>> {
+        ready(self.compare_and_swap_in(WaitMode::Blocking, keyspace, key.as_ref(), expected, new))
+    }
+
+    pub(super) async fn compare_and_swap_in(
+        &mut self,
+        mode: WaitMode<'_>,
+        keyspace: &Keyspace,
+        key: &[u8],
+        expected: Option<&[u8]>,
+        new: Option<&[u8]>,
+    ) -> Result<Result<(), Option<Value>>> {
+        let found = self.get_for_update_in(mode, keyspace, key).await?;
+        if found.as_deref() != expected {
+            return Ok(Err(found));
+        }
+        match new {
+            Some(value) => self.insert_in(mode, keyspace, key, value).await?,
+            None if found.is_some() => self.remove_in(mode, keyspace, key).await?,
+            None => {}
+        }
+        Ok(Ok(()))
+    }
+
+    /// Removes the first row in the order of keys and returns it. `None` if there are no rows. O(log n), and as much
+    /// again for each leaf whose rows the transaction has removed.
+    ///
+    /// Of two transactions that want the same row, the second waits for the first to end. If that has removed the row,
+    /// the second has a conflict, except with [`Isolation::ReadCommitted`](crate::Isolation::ReadCommitted): then it
+    /// gets the next row.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let (jobs, running) = (db.keyspace("jobs")?, db.keyspace("running")?);
+    /// jobs.insert("1", "wash")?;
+    /// db.transact(|tx| match tx.pop_first(&jobs)? {
+    ///     Some((key, job)) => tx.insert(&running, key, job),
+    ///     None => Ok(()),
+    /// })?;
+    /// assert!(jobs.is_empty()? && !running.is_empty()?);
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`first`](crate::Reader::first) and [`take`](Transaction::take).
+    pub fn pop_first(&mut self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
+        ready(self.pop_in(WaitMode::Blocking, keyspace, Direction::Forward))
+    }
+
+    /// Removes the last row in the order of keys and returns it. Otherwise like [`pop_first`](Transaction::pop_first).
+    ///
+    /// # Errors
+    /// Those of [`pop_first`](Transaction::pop_first).
+    pub fn pop_last(&mut self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
+        ready(self.pop_in(WaitMode::Blocking, keyspace, Direction::Backward))
+    }
+
+    pub(super) async fn pop_in(
+        &mut self,
+        mode: WaitMode<'_>,
+        keyspace: &Keyspace,
+        direction: Direction,
+    ) -> Result<Option<(Value, Value)>> {
+        loop {
+            let mut keys = self.rows(keyspace)?.scan(bounds::ALL).one_at_first().keys();
+            let Some(key) = keys.next_in(mode, direction).await.transpose()? else { return Ok(None) };
+            // An open scan would have the removal copy the write set.
+            drop(keys);
+            if let Some(value) = self.take_in(mode, keyspace, &key).await? {
+                return Ok(Some((key, value)));
+            }
+            // Read committed: another transaction has removed it since.
+        }
+    }
+}
