@@ -1,6 +1,7 @@
 //! `drumlin check`: reads and verifies everything.
 
 use std::cell::OnceCell;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -10,7 +11,7 @@ use serde::{Serialize, Serializer};
 use crate::database::DatabaseArgs;
 use crate::failure::{Exit, Failure, Result};
 use crate::terminal::{Output, Progress, figures, style};
-use crate::text::JsonBytes;
+use crate::text::{Escaped, JsonBytes, harmless};
 
 /// Read and verify every page, table and log record
 ///
@@ -37,6 +38,8 @@ struct Report {
     corruption: Vec<Corruption>,
     unlisted: u64,
     mended: Vec<Corruption>,
+    #[serde(skip)]
+    path: PathBuf,
 }
 
 /// Damage that is told to people: what they need is the kinds of it and the number; JSON has more.
@@ -130,6 +133,7 @@ impl Check {
             corruption,
             unlisted: found.unlisted,
             mended: found.mended.into_iter().map(Corruption::from).collect(),
+            path: self.database.path.clone(),
         };
         output.print(&report, || report.text(elapsed))?;
         if report.sound { Ok(()) } else { Err(Failure::silent(Exit::Corrupted)) }
@@ -158,8 +162,12 @@ impl Report {
                 corruption.what, corruption.file, corruption.reason, corruption.cost
             );
         }
-        if self.opens && self.corruption.iter().any(|corruption| corruption.keys.is_some()) {
-            text += "\nAll rows that can be read: drumlin dump DATABASE FILE -k KEYSPACE --skip-damage";
+        if let Some(keys) = self.corruption.iter().find_map(|corruption| corruption.keys.as_ref())
+            && self.opens
+        {
+            let (path, keyspace) = (self.path.display().to_string(), Escaped::new(keys.keyspace.as_bytes()));
+            text += "\nto write all rows that can be read:";
+            text += &format!(" drumlin dump {} FILE -k {keyspace} --skip-damage", harmless(&path));
         }
         let hidden_count = self.corruption.len().saturating_sub(DAMAGE_SHOWN_MAX) as u64 + self.unlisted;
         if hidden_count > 0 {

@@ -1,17 +1,30 @@
 //! `drumlin compact`: gives unused space back to the file system.
 
+use std::path::Path;
+
 use clap::Args;
 use serde::Serialize;
 
 use crate::database::DatabaseArgs;
 use crate::failure::Result;
 use crate::terminal::{Output, Progress, figures};
+use crate::text::harmless;
 
 /// Give unused space back to the file system
 #[derive(Debug, Args)]
 pub(crate) struct Compact {
     #[command(flatten)]
     database: DatabaseArgs,
+}
+
+/// Unused space is told of if it is more than this, and more than a third of the data file.
+const UNUSED_BYTES_TOLD: u64 = 64 << 20;
+
+/// The advice to compact a database, if much of its data file is unused.
+pub(crate) fn advice(file_bytes: u64, unused_bytes: u64, path: &Path) -> Option<String> {
+    let is_much = unused_bytes > UNUSED_BYTES_TOLD && unused_bytes > file_bytes / 3;
+    let path = path.display().to_string();
+    is_much.then(|| format!("{} unused: drumlin compact {}", figures::bytes(unused_bytes), harmless(&path)))
 }
 
 #[derive(Serialize)]
@@ -42,5 +55,19 @@ impl Compact {
                 figures::duration(done.duration)
             )
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Much is a third of the file, and not a small number.
+    #[test]
+    fn only_much_unused_space_is_told_of() {
+        let path = Path::new("db");
+        assert_eq!(advice(300 << 20, 187_000_000, path).unwrap(), "187 MB unused: drumlin compact db");
+        assert_eq!(advice(1 << 30, 187_000_000, path), None);
+        assert_eq!(advice(60 << 20, 59 << 20, path), None);
     }
 }

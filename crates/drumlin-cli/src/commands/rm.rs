@@ -22,6 +22,7 @@ const ROWS_PER_TRANSACTION: usize = 1000;
 /// Named keys go in one transaction: all or none; if one of them is missing, nothing is removed and the exit code is 3.
 /// Prefixes and ranges go in transactions of 1,000 rows.
 #[derive(Debug, Args)]
+#[command(override_usage = "drumlin rm [OPTIONS] <DATABASE> [KEY]...")]
 #[command(group = ArgGroup::new("what").required(true).multiple(true).args(["keys", "prefix", "from", "to", "all"]))]
 pub(crate) struct Rm {
     #[command(flatten)]

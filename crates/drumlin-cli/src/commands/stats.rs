@@ -4,6 +4,7 @@ use clap::Args;
 use drumlin::Stats as Figures;
 use serde_json::json;
 
+use super::compact;
 use crate::database::DatabaseArgs;
 use crate::failure::Result;
 use crate::terminal::{Output, figures, style};
@@ -115,6 +116,10 @@ fn table(stats: &Figures, opened: &str) -> String {
             count(stats.segments)
         ),
     );
+    let unused_bytes = stats.data_file_bytes.saturating_sub(stats.live_bytes);
+    if let Some(advice) = compact::advice(stats.data_file_bytes, unused_bytes, &stats.path) {
+        line("", advice);
+    }
     line("log", format!("{}, {} syncs", bytes(stats.log_bytes), count(stats.log_syncs)));
     line(
         "commits",

@@ -118,7 +118,11 @@ fn rows_around_damage_are_saved() {
         assert!(found.iter().any(covers), "{key} is in none of {report}");
     }
     let text = String::from_utf8(bench.run(&["check", "db"]).stdout).unwrap();
-    assert!(text.contains("the rows of keyspace \"default\" from key b\"") && text.contains("--skip-damage"), "{text}");
+    assert!(
+        text.contains("the rows of keyspace \"default\" from key b\"")
+            && text.contains("drumlin dump db FILE -k default --skip-damage"),
+        "{text}"
+    );
 }
 
 /// A database too damaged to be opened is examined by `check`: what is found, what is left, and the same code; no file

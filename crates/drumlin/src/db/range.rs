@@ -487,7 +487,7 @@ impl Scan {
             Bound::Unbounded => Vec::new(),
             Bound::Included(key) | Bound::Excluded(key) => key.clone(),
         };
-        let Some(Unreadable { upper, error, .. }) = self.tree.unreadable(mode, Target::At(&key)).await? else {
+        let Some(Unreadable { upper, error, .. }) = self.tree.unreadable(mode, &key).await? else {
             return Err(error);
         };
         let start = self.lower.clone();

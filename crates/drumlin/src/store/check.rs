@@ -336,7 +336,7 @@ impl Store {
                 Err(Error::KeyspaceDropped { .. }) => return,
                 Err(error) => {
                     // Its parent tells where the keys end that it is the way to.
-                    if let Ok(Some(found)) = ready(open.tree.unreadable(WaitMode::Blocking, Target::At(&lower))) {
+                    if let Ok(Some(found)) = ready(open.tree.unreadable(WaitMode::Blocking, &lower)) {
                         report.note_page(found.error, open.name(), open.tree.page_key(found.page));
                         keys_of_pages = KeysOfPages::of(report, open.tree.pages.id, open.name());
                         keys_of_pages.note(report, found.page, found.lower, found.upper.clone());

@@ -49,6 +49,9 @@ impl std::fmt::Debug for Tree {
 /// Descents that may start again before the tree is taken for damaged: an outdated view lasts microseconds.
 const RESTARTS_MAX: usize = 1_000_000;
 
+/// The same where each restart may read the device.
+const UNREADABLE_RESTARTS_MAX: usize = 1000;
+
 /// Verifies a page that was read from disk, from an extent of this kind, before anything relies on it.
 pub(crate) fn check_node(page: &[u8], kind: Kind) -> Result<(), node::NodeError> {
     node::check(page)?;
@@ -328,12 +331,12 @@ impl Tree {
         upcoming
     }
 
-    /// The first node on the way to the target that can't be read, if there is one. Expected O(log n).
-    pub(crate) async fn unreadable(&self, mode: WaitMode<'_>, target: Target<'_>) -> Result<Option<Unreadable>> {
+    /// The first node on the way to the key's leaf that can't be read, if there is one. Expected O(log n).
+    pub(crate) async fn unreadable(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<Unreadable>> {
         let mut provider = Provider::new(mode, &self.pool);
-        for restart in 0..RESTARTS_MAX {
+        for restart in 0..UNREADABLE_RESTARTS_MAX {
             let (mut lower, mut upper) = (None, None);
-            let way = self.descend(target, |_, _, inner, child| (lower, upper) = child_fences(inner, child));
+            let way = self.descend(Target::At(key), |_, _, inner, child| (lower, upper) = child_fences(inner, child));
             let needs = match way {
                 Ok(Some(_)) => return Ok(None),
                 Ok(None) => {
@@ -345,8 +348,12 @@ impl Tree {
             };
             if let Err(error) = provider.provide(&needs).await {
                 let Needs::Page(_, page) = needs else { return Err(error) };
-                assert!(upper.is_none() || lower < upper, "the fences of page {page} are not in order");
-                return Ok(Some(Unreadable { page, lower, upper, error }));
+                // An outdated view may end at a node that never covered the key.
+                let covers = lower.as_deref().is_none_or(|lower: &[u8]| lower <= key)
+                    && upper.as_deref().is_none_or(|upper: &[u8]| key < upper);
+                if covers {
+                    return Ok(Some(Unreadable { page, lower, upper, error }));
+                }
             }
         }
         Err(self.lost())
@@ -450,6 +457,7 @@ impl<'p> Provider<'p> {
 
 /// The fences of a child: the first key that it may hold, and the first behind those.
 pub(crate) fn child_fences(inner: &Inner<'_>, child: usize) -> (Option<Vec<u8>>, Option<Vec<u8>>) {
+    debug_assert!(child < inner.len(), "a node of {} children is asked for child {child}", inner.len());
     let (mut lower, mut upper) = (Vec::new(), Vec::new());
     let has_lower = inner.child_lower_into(child, &mut lower);
     let has_upper = inner.child_upper_into(child, &mut upper);

@@ -17,15 +17,13 @@ use drumlin::{Database, Keyspace};
 use serde::Serialize;
 
 use self::batch::{Batch, Committed};
+use super::compact;
 use crate::database::{DatabaseArgs, KeyspaceArgs};
 use crate::failure::{Failure, Result};
 use crate::own_files::OwnFiles;
 use crate::rows::{Choice, Flaw, Format, Next, Place, Row};
 use crate::terminal::{Output, Progress, figures, style};
 use crate::{interrupt, process, text};
-
-/// Space that a load leaves unused is told of if it is more than this, and more than a third of the file.
-const UNUSED_BYTES_TOLD: u64 = 64 << 20;
 
 /// Store rows from CSV, TSV, JSON Lines or binary files
 ///
@@ -122,7 +120,7 @@ struct Summary {
     rows_per_second: f64,
     input_bytes_per_second: f64,
     #[serde(skip)]
-    path: PathBuf,
+    advice: Option<String>,
 }
 
 /// The state that the threads share.
@@ -194,7 +192,11 @@ impl Load {
             )),
         });
         if loaded.is_ok() {
-            summary.unused_bytes = unused_bytes(&database)?;
+            // Closing makes one anyway.
+            database.checkpoint()?;
+            let stats = database.stats();
+            summary.unused_bytes = stats.data_file_bytes.saturating_sub(stats.live_bytes);
+            summary.advice = compact::advice(stats.data_file_bytes, summary.unused_bytes, &self.database.path);
         }
         let closed = database.close();
         loaded?;
@@ -216,13 +218,6 @@ impl Load {
             _ => Ok(format),
         }
     }
-}
-
-/// The bytes of the data file that hold nothing, after a checkpoint, which closing would make anyway.
-fn unused_bytes(database: &Database) -> Result<u64> {
-    database.checkpoint()?;
-    let stats = database.stats();
-    Ok(stats.data_file_bytes.saturating_sub(stats.live_bytes))
 }
 
 impl Job<'_> {
@@ -280,7 +275,7 @@ impl Job<'_> {
             seconds,
             rows_per_second: rows as f64 / seconds,
             input_bytes_per_second: input_bytes as f64 / seconds,
-            path: self.load.database.path.clone(),
+            advice: None,
         }
     }
 }
@@ -423,10 +418,8 @@ impl Summary {
             let bad = style::BAD;
             text += &format!("\n{bad}skipped{bad:#} {}", figures::plural(self.bad_rows, "bad row"));
         }
-        if self.unused_bytes > UNUSED_BYTES_TOLD.max((self.unused_bytes + self.data_bytes) / 3) {
-            let (unused, path) =
-                (figures::bytes(self.unused_bytes), text::harmless(&self.path.display().to_string()).into_owned());
-            text += &format!("\n{unused} of the data file unused; to give them back: drumlin compact {path}");
+        if let Some(advice) = &self.advice {
+            text += &format!("\n{advice}");
         }
         text
     }
