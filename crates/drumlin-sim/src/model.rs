@@ -11,6 +11,8 @@
 //! - *Snapshots and scans* show exactly the state at their timestamp, plain reads that at some moment of the call.
 //! - *Isolation.* Of a transaction under snapshot isolation no row that it wrote was changed between its snapshot and
 //!   it; of a serializable one also no row that it read, and none in the ranges that it scanned.
+//! - *Conditional changes* tell the row as the commit before theirs left it; one that compares passes for that value
+//!   alone. A pop takes the row at the end, and removing many rows all that there are.
 //! - *Dropped futures.* A commit that had its timestamp stands, and of one that had none there is nothing.
 //! - *Wholeness.* A commit that failed has no timestamp, or its outcome is unknown. One that put rows and was
 //!   acknowledged has one.

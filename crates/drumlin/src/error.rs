@@ -367,6 +367,25 @@ impl Stopped {
     }
 }
 
+impl From<Error> for std::io::Error {
+    /// For callers that speak of `std::io`. The kind is the nearest one; the error is within.
+    fn from(error: Error) -> std::io::Error {
+        use std::io::ErrorKind;
+        let kind = match &error {
+            Error::Io { source, .. } | Error::Source { source } => source.kind(),
+            Error::NotFound { .. } | Error::NoSuchKeyspace { .. } => ErrorKind::NotFound,
+            Error::DiskFull { .. } => ErrorKind::StorageFull,
+            Error::Corrupted { .. } => ErrorKind::InvalidData,
+            Error::Locked { .. } => ErrorKind::ResourceBusy,
+            Error::ReadOnly { .. } => ErrorKind::ReadOnlyFilesystem,
+            Error::LockTimeout { .. } => ErrorKind::TimedOut,
+            Error::KeyTooLong { .. } | Error::Invalid(_) => ErrorKind::InvalidInput,
+            _ => ErrorKind::Other,
+        };
+        std::io::Error::new(kind, error)
+    }
+}
+
 impl Error {
     /// The remedy that the caller has.
     #[must_use]

@@ -29,8 +29,9 @@
 //! ```
 //!
 //! Keys and values are anything that has bytes: `&str`, `Vec<u8>`, `[u8; 8]`. Rows are in the order of their keys'
-//! bytes, so numbers belong into keys by [`to_be_bytes`](u64::to_be_bytes). What is read is a [`Value`], which derefs
-//! to `[u8]`. The other examples use a database in memory, [`Config::in_memory`], which is good for tests too.
+//! bytes, so numbers sort rightly in keys as big-endian bytes: [`to_be_bytes`](u64::to_be_bytes). Reads return a
+//! [`Value`], which derefs to `[u8]`. The other examples use a database in memory, [`Config::in_memory`], which is good
+//! for tests too.
 //!
 //! # Change rows atomically
 //!
@@ -71,7 +72,7 @@
 //! ```
 //!
 //! A [`Range`] is an iterator from both ends, and shows the state as of its beginning. [`Range::keys`] reads no values.
-//! [`Keyspace::count`] walks the rows; counting without that is planned.
+//! [`Keyspace::count`] walks the rows.
 //!
 //! # Snapshots
 //!
@@ -139,7 +140,7 @@
 //!
 //! # Limits
 //!
-//! | limit | |
+//! | of | limit |
 //! | --- | --- |
 //! | a key | a quarter of its keyspace's page: 1,024 bytes, unless [`KeyspaceOptions::page_bytes`] says otherwise |
 //! | a value | none; those over 64 KiB are streamed to the disk |
@@ -152,7 +153,7 @@
 //!
 //! # Features
 //!
-//! | feature | |
+//! | feature | effect |
 //! | --- | --- |
 //! | `serde` | [`Value`], [`Stats`] and what they hold serialize |
 //! | `bytes` | a [`Value`] becomes a `bytes::Bytes` without a copy |

@@ -658,3 +658,32 @@ fn a_failed_transfer_is_final_until_reopened() {
         fail(Operation::Sync, nth, true, false);
     }
 }
+
+/// An error passes `?` in functions that speak of `std::io`, and is found again within.
+#[test]
+fn an_error_becomes_one_of_io() {
+    fn get(db: &Database) -> std::io::Result<()> {
+        db.existing_keyspace("missing")?;
+        Ok(())
+    }
+    let db = Config::in_memory().open("").unwrap();
+    let error = get(&db).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
+    let within = error.get_ref().and_then(|within| within.downcast_ref::<Error>());
+    assert!(matches!(within, Some(Error::NoSuchKeyspace { name }) if name == "missing"), "{within:?}");
+}
+
+/// Long names and keys are shortened where errors quote them.
+#[test]
+fn errors_quote_no_more_than_a_line() {
+    let db = Config::in_memory().open("").unwrap();
+    let name = "very long ".repeat(500);
+    for error in [db.existing_keyspace(&name).unwrap_err(), db.keyspace(&name).unwrap_err()] {
+        let text = error.to_string();
+        assert!(text.contains("(5000 bytes)") && text.len() < 300, "{text}");
+    }
+    let k = db.keyspace("dropped").unwrap();
+    db.drop_keyspace("dropped").unwrap();
+    let text = k.insert("a", "1").unwrap_err().to_string();
+    assert!(text.contains("keyspace \"dropped\" was dropped"), "{text}");
+}

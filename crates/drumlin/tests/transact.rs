@@ -292,3 +292,18 @@ fn a_lock_that_is_not_given_back_is_named() {
     second.commit().unwrap();
     assert_eq!(k.get(long_key).unwrap().unwrap(), "2");
 }
+
+/// Where `?` follows in a function that returns `drumlin::Result`, a body that ends with `Ok` names no type.
+#[test]
+fn a_question_mark_names_the_error() {
+    fn count_up(db: &Database, k: &Keyspace) -> drumlin::Result<u8> {
+        let count = db.transact(|tx| {
+            let count = tx.get_for_update(k, "count")?.map_or(0, |bytes| bytes[0]) + 1;
+            tx.insert(k, "count", [count])?;
+            Ok(count)
+        })?;
+        Ok(count)
+    }
+    let (db, k) = opened();
+    assert_eq!((count_up(&db, &k).unwrap(), count_up(&db, &k).unwrap()), (1, 2));
+}
