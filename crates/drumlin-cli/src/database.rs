@@ -1,11 +1,13 @@
 //! Opening databases for the commands: the options they share, and what they do when there is none.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use clap::Args;
-use drumlin::{Config, Database, Keyspace};
+use drumlin::{Config, Database, Error, Keyspace};
 
-use crate::failure::{Exit, Failure, Result};
+use crate::failure::{Exit, Failure, Result, plain};
+use crate::terminal::Output;
 use crate::terminal::figures::parse_size;
 
 /// Which database.
@@ -32,15 +34,28 @@ impl DatabaseArgs {
         Config::new().memory(self.memory)
     }
 
-    /// Opens what is there.
+    /// Opens what is there, for a command that writes.
     pub(crate) fn open(&self) -> Result<Database> {
         self.check_there()?;
-        Ok(self.open_there()?)
+        self.config().create(false).open(&self.path).map_err(|error| self.not_opened(error))
     }
 
-    /// Like [`open`](Self::open), after [`check_there`](Self::check_there).
-    pub(crate) fn open_there(&self) -> drumlin::Result<Database> {
-        self.config().create(false).open(&self.path)
+    /// Opens what is there, for a command that reads.
+    pub(crate) fn open_to_read(&self, output: Output) -> Result<Database> {
+        self.check_there()?;
+        Ok(self.open_there(output)?)
+    }
+
+    /// Like [`open_to_read`](Self::open_to_read), after [`check_there`](Self::check_there). A database that can't be
+    /// written to is opened for reading only.
+    pub(crate) fn open_there(&self, output: Output) -> drumlin::Result<Database> {
+        let refused = match self.config().create(false).open(&self.path) {
+            Err(error) if may_not_write(&error) => error,
+            opened => return opened,
+        };
+        let database = self.config().read_only(true).open(&self.path)?;
+        output.remark(&format!("open for reading only: {}", reason_of(&refused)));
+        Ok(database)
     }
 
     /// There is a folder.
@@ -54,7 +69,16 @@ impl DatabaseArgs {
     /// Opens what is there, or creates it.
     pub(crate) fn open_or_create(&self) -> Result<Database> {
         self.check_folder()?;
-        Ok(self.config().open(&self.path)?)
+        self.config().open(&self.path).map_err(|error| self.not_opened(error))
+    }
+
+    /// The failure of a command that writes.
+    fn not_opened(&self, error: Error) -> Failure {
+        if !may_not_write(&error) || !self.path.exists() {
+            return error.into();
+        }
+        let message = format!("{} can't be written to: {}", self.path.display(), reason_of(&error));
+        Failure::new(Exit::NoCommits, message).hint("get, scan, dump, keyspaces, stats and check work all the same")
     }
 
     fn check_folder(&self) -> Result<()> {
@@ -63,6 +87,20 @@ impl DatabaseArgs {
         }
         let message = format!("{} is a file; a database is a folder", self.path.display());
         Err(Failure::new(Exit::NotOpened, message).hint("DATABASE comes first, then keys or files"))
+    }
+}
+
+/// The system does not let the process write to a file.
+fn may_not_write(error: &Error) -> bool {
+    let Error::Io { source, .. } = error else { return false };
+    matches!(source.kind(), ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied)
+}
+
+/// The operating system's reason.
+fn reason_of(error: &Error) -> String {
+    match error {
+        Error::Io { action, path, source } => format!("{action} {}: {}", path.display(), plain(source)),
+        other => other.to_string(),
     }
 }
 

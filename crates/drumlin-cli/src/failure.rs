@@ -215,6 +215,11 @@ impl From<Error> for Failure {
                 Failure::new(Exit::NoCommits, format!("the database accepts no commits: {reason}"))
                     .hint("fix the cause and run the command again; nothing acknowledged is lost")
             }
+            Error::NotClosed { path, commits } => Failure::new(
+                Exit::NoCommits,
+                format!("{} was not closed: {commits} commits in its log have to be recovered", path.display()),
+            )
+            .hint("run a command where it can be written to: any recovers it"),
             Error::ReadOnly { path } => Failure::new(Exit::NoCommits, format!("{} can only be read", path.display())),
             Error::BudgetTooSmall { given_bytes, minimum_bytes } => Failure::usage(format!(
                 "--memory {given_bytes} is too small: at least {minimum_bytes} bytes are needed"

@@ -234,11 +234,20 @@ pub enum Error {
     /// An argument that is not allowed.
     #[error("{0}")]
     Invalid(String),
-    /// The database is open for reading only.
-    #[error("{} is open for reading only", .path.display())]
+    /// The database is open for [reading only](crate::Config::read_only).
+    #[error("{} is open for reading only. Open it without Config::read_only to write", .path.display())]
     ReadOnly {
         /// The database.
         path: PathBuf,
+    },
+    /// The database was to be opened for reading only, and was not closed: the newest commits are in its log, and only
+    /// an opening that may write recovers them.
+    #[error("{} was not closed: {commits} commits in its log have to be recovered. Open it for writing once, and close it", .path.display())]
+    NotClosed {
+        /// The database.
+        path: PathBuf,
+        /// The commits that are in the log only.
+        commits: u64,
     },
     /// A value's reader failed while it was being stored. Nothing of the value remains.
     #[error("reading the value to store: {source}. Nothing of it was stored")]

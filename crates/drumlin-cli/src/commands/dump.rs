@@ -77,7 +77,7 @@ impl Dump {
         let format = self.format.or(by_name).or(by_delimiter).unwrap_or(Format::Jsonl);
         self.check_format(format)?;
         let range = self.selection.range(self.hex)?;
-        let database = self.database.open()?;
+        let database = self.database.open_to_read(output)?;
         let keyspace = self.keyspace.existing(&database)?;
         let range = keyspace.range(range);
         let rows: Box<dyn Iterator<Item = drumlin::Result<Salvaged>>> = match self.skip_damage {

@@ -9,6 +9,7 @@ mod json_output;
 mod lab;
 mod malformed_input;
 mod pipes;
+mod read_only;
 mod round_trips;
 mod rows;
 mod shell;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use drumlin::{Error, Result};
+use drumlin::{Config, Error, Result};
 
 use super::answers::{checked, must};
 use super::calls::call;
@@ -48,6 +48,21 @@ impl Side {
         self.check();
     }
 
+    /// Opens it for reading only, several times, and has it refuse what writes.
+    fn read_only(&self, config: &Config) {
+        let config = call!("Config::read_only", config.clone().read_only(true));
+        let Some(db) = checked(config.open(self.place.path()), is_locked) else { return };
+        let other = must(config.open(self.place.path()));
+        assert!(checked(self.config().open(self.place.path()), is_locked).is_none(), "it was opened beside readers");
+        let is_read_only = |error: &Error| matches!(error, Error::ReadOnly { .. });
+        for name in NAMES {
+            let (keyspace, same) = (must(db.existing_keyspace(name)), must(other.existing_keyspace(name)));
+            assert!(must(keyspace.count(..)) == must(same.count(..)), "two readers of one database differ");
+            assert!(checked(keyspace.insert("k", "v"), is_read_only).is_none(), "a row was put");
+        }
+        must(db.close());
+    }
+
     /// Opens it again, its handles having gone.
     pub(super) fn open(&mut self, script: &mut Script<'_>) {
         self.settings.redraw(script);
@@ -67,6 +82,7 @@ impl Side {
             // A dropped future's checkpoint still has it open.
             Err(error) => assert!(is_locked(&error), "{error}"),
         }
+        self.read_only(&config);
         // What a dropped future had begun, a checkpoint, ends before the last handle goes.
         let begun = Instant::now();
         let mut opened = open();

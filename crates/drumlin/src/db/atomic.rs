@@ -250,7 +250,7 @@ impl Keyspace {
 
     async fn lock_newest<'k>(&'k self, mode: WaitMode<'_>, key: &'k [u8]) -> Result<LockedRow<'k>> {
         let store = self.store()?;
-        store.check_key(&self.open, key)?;
+        store.check_write(&self.open, key)?;
         store.engine.check_failure()?;
         store.lock_newest(mode, &self.open.tree, key).await
     }

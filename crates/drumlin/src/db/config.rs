@@ -39,12 +39,13 @@ impl Default for Config {
             log_stream_count: 1,
             page_bytes: 4096,
             segment_bytes: 1 << 20,
-            log_segment_bytes: 16 << 20,
+            log_segment_bytes: None,
             checkpoint_log_bytes: 256 << 20,
             durability: Durability::Full,
             io_backend: IoBackend::Auto,
             in_memory: false,
             create: true,
+            read_only: false,
             backend: None,
         };
         Config { settings }
@@ -103,10 +104,11 @@ impl Config {
         self
     }
 
-    /// The size of a log segment file: a multiple of 4 KiB from 1 MiB to 1 GiB. Default 16 MiB.
+    /// The size of a log segment file: a multiple of 4 KiB from 1 MiB to 1 GiB. Default 16 MiB; on a file system of
+    /// less than 1 GiB a sixty-fourth of it, as a power of two of at least 1 MiB.
     #[must_use]
     pub fn log_segment_bytes(mut self, bytes: u64) -> Config {
-        self.settings.log_segment_bytes = bytes;
+        self.settings.log_segment_bytes = Some(bytes);
         self
     }
 
@@ -155,6 +157,37 @@ impl Config {
         self
     }
 
+    /// Opens the database for reading only: nothing is written, by any thread, to any file. So it works on media that
+    /// can't be written to, and for users who may not write. Any number of processes can have a database open like
+    /// this at once, and none beside them for writing. Calls that write return [`Error::ReadOnly`]; a database that
+    /// does not exist is not created. Default no.
+    ///
+    /// The database must have been closed, since reading it does not recover it: [`Error::NotClosed`].
+    ///
+    /// ```
+    /// use drumlin::{Config, Database, Error};
+    ///
+    /// # let folder = std::env::temp_dir().join(format!("drumlin-doc-read-only-{}", std::process::id()));
+    /// # let path = folder.join("shop.drumlin");
+    /// let db = Database::open(&path)?;
+    /// db.keyspace("orders")?.insert("k", "v")?;
+    /// db.close()?;
+    ///
+    /// let config = Config::new().read_only(true);
+    /// let (db, other) = (config.open(&path)?, config.open(&path)?);
+    /// let orders = db.existing_keyspace("orders")?;
+    /// assert_eq!(orders.get("k")?.unwrap(), b"v");
+    /// assert!(matches!(orders.remove("k"), Err(Error::ReadOnly { .. })));
+    /// # drop((db, orders, other));
+    /// # std::fs::remove_dir_all(folder).unwrap();
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    #[must_use]
+    pub fn read_only(mut self, read_only: bool) -> Config {
+        self.settings.read_only = read_only;
+        self
+    }
+
     /// Replaces the files, clock and threads of the operating system: tests use it to inject faults and count writes.
     #[must_use]
     #[doc(hidden)]
@@ -170,7 +203,8 @@ impl Config {
     ///
     /// # Errors
     /// [`Error::NotADatabase`], [`Error::NewerFormat`], [`Error::Locked`], [`Error::Corrupted`],
-    /// [`Error::BudgetTooSmall`], [`Error::Io`]; [`Error::Invalid`] for a setting or path that is not allowed.
+    /// [`Error::BudgetTooSmall`], [`Error::Io`]; [`Error::NotClosed`] for one that is opened for
+    /// [reading only](Config::read_only); [`Error::Invalid`] for a setting or path that is not allowed.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Database> {
         self.check()?;
         if !self.settings.in_memory && path.as_ref().as_os_str().is_empty() {
@@ -215,6 +249,11 @@ impl Config {
         if settings.memory_bytes < minimum_bytes {
             return Err(Error::BudgetTooSmall { given_bytes: settings.memory_bytes, minimum_bytes });
         }
+        if settings.read_only && settings.in_memory {
+            return Err(Error::Invalid(
+                "a database in memory begins empty: it can't be opened for reading only".into(),
+            ));
+        }
         check_page_bytes(settings.page_bytes)?;
         if !settings.segment_bytes.is_power_of_two() || !((256 << 10)..=(64 << 20)).contains(&settings.segment_bytes) {
             return Err(Error::Invalid(format!(
@@ -223,11 +262,11 @@ impl Config {
             )));
         }
         let log_segment_bytes = LOG_SEGMENT_BYTES_MIN..=LOG_SEGMENT_BYTES_MAX;
-        if !settings.log_segment_bytes.is_multiple_of(4096) || !log_segment_bytes.contains(&settings.log_segment_bytes)
+        if let Some(given) = settings.log_segment_bytes
+            && (!given.is_multiple_of(4096) || !log_segment_bytes.contains(&given))
         {
             return Err(Error::Invalid(format!(
-                "log segments of {} bytes are not allowed: use a multiple of 4096 from 1 MiB to 1 GiB",
-                settings.log_segment_bytes
+                "log segments of {given} bytes are not allowed: use a multiple of 4096 from 1 MiB to 1 GiB"
             )));
         }
         if !(1..=LOG_STREAM_COUNT_MAX).contains(&settings.log_stream_count) {

@@ -403,7 +403,7 @@ impl Keyspace {
             let memory = self.store()?.source_memory(mode).await?;
             return self.insert_large(mode, key, Blocking(value), memory, durability).await.map(drop);
         }
-        self.store()?.check_key(&self.open, key)?;
+        self.store()?.check_write(&self.open, key)?;
         let row = Row { tree: &self.open.tree, key, change: Change::Put(value) };
         self.store()?.autocommit(mode, row, durability).await
     }
@@ -417,7 +417,7 @@ impl Keyspace {
         durability: Durability,
     ) -> Result<u64> {
         let store = self.store()?;
-        store.check_key(&self.open, key)?;
+        store.check_write(&self.open, key)?;
         store.engine.check_failure()?;
         let tree = &self.open.tree;
         let value = values::write_large(mode, tree, store.new_value(), source, memory, &store.engine.make_room).await?;
@@ -461,7 +461,7 @@ impl Keyspace {
     }
 
     pub(crate) async fn remove_in(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<()> {
-        self.store()?.check_key(&self.open, key)?;
+        self.store()?.check_write(&self.open, key)?;
         let row = Row { tree: &self.open.tree, key, change: Change::Remove };
         self.store()?.autocommit(mode, row, self.durability).await
     }

@@ -312,17 +312,21 @@ impl Database {
     /// # Errors
     /// [`Error::DiskFull`], [`Error::Closed`], [`Error::Failed`].
     pub fn checkpoint(&self) -> Result<CheckpointReport> {
-        self.store()?.checkpoint()
+        let store = self.store()?;
+        store.check_writable()?;
+        store.checkpoint()
     }
 
-    /// Packs the data file as tightly as possible and returns the space at its end to the file system, while reads and
-    /// commits go on. Afterwards the file is no longer than before, except for one segment if the last checkpoint lies
-    /// there. O(data).
+    /// Packs the data file as tightly as possible and returns the space at its end to the file system, and that of
+    /// spare log segments, while reads and commits go on. Afterwards the file is no longer than before, except for one
+    /// segment if the last checkpoint lies there. O(data).
     ///
     /// # Errors
     /// [`Error::DiskFull`], [`Error::Closed`], [`Error::Failed`].
     pub fn compact(&self) -> Result<CompactReport> {
-        self.store()?.compact()
+        let store = self.store()?;
+        store.check_writable()?;
+        store.compact()
     }
 
     /// Reads and verifies every page, table and log record. O(data). The report lists all corruption found.

@@ -78,6 +78,7 @@ impl Keyspace {
 
     pub(super) async fn remove_rows(&self, mode: WaitMode<'_>, (mut lower, upper): OwnedBounds) -> Result<u64> {
         let store = self.store()?;
+        store.check_writable()?;
         store.engine.check_failure()?;
         let mut removed = 0;
         let mut part_rows_max = PART_ROWS_MAX;

@@ -320,7 +320,7 @@ impl Transaction {
         if let Some(planned) = &mut self.locks.planned {
             planned.key_count += 1;
             planned.heap_bytes += Locks::heap_bytes_of(key);
-            return self.reader.store()?.check_key(open, key);
+            return self.reader.store()?.check_write(open, key);
         }
         let result = self.try_lock(mode, open, key).await;
         if let Err(Error::Conflict { reason }) = result {
@@ -370,7 +370,7 @@ impl Transaction {
         // Nothing here may clone a handle of the database: a leaked future would keep it for ever.
         let Transaction { reader, id, options, locks, .. } = self;
         let store = reader.store()?;
-        store.check_key(open, key)?;
+        store.check_write(open, key)?;
         let tree = &open.tree;
         locks.end_pending();
         let tried = store.engine.locks.try_lock(*id, tree.pages.id, key);

@@ -524,6 +524,11 @@ impl Folder for DiskFolder {
         self.handle.unlock()
     }
 
+    fn capacity_bytes(&self) -> io::Result<u64> {
+        let space = rustix::fs::fstatvfs(&self.handle)?;
+        Ok(space.f_blocks.saturating_mul(space.f_frsize))
+    }
+
     fn is_same(&self, name: &str, file: &FileRef) -> io::Result<bool> {
         let Some(file) = file.as_any().downcast_ref::<DiskFile>() else { return Ok(true) };
         let held = rustix::fs::fstat(&file.handle)?;

@@ -41,6 +41,10 @@ pub trait Folder: Send + Sync + fmt::Debug {
     fn unlock(&self) -> io::Result<()> {
         Ok(())
     }
+    /// The size of the file system that it lies on, in bytes; the largest number where that has none.
+    fn capacity_bytes(&self) -> io::Result<u64> {
+        Ok(u64::MAX)
+    }
     /// Returns `true` if the name still refers to `file`. A backend that can't tell returns `true`.
     fn is_same(&self, name: &str, file: &FileRef) -> io::Result<bool> {
         let _ = (name, file);

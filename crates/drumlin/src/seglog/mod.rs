@@ -608,6 +608,11 @@ impl Log {
         Timestamp(self.shared.truncated.load(Ordering::SeqCst))
     }
 
+    /// Removes the files of segments that an idle log does not need.
+    pub(crate) fn remove_idle(&self) {
+        self.shared.remove_idle();
+    }
+
     /// Bytes of the segments with records that no truncation has covered.
     pub(crate) fn live_bytes(&self) -> u64 {
         let old: u64 = self.shared.old.lock().iter().map(|window| window.segment.header.window_bytes).sum();
@@ -644,7 +649,7 @@ impl Log {
     }
 
     /// Seals the log, writes everything that is pending and ends the threads. If a checkpoint covers all records, up to
-    /// `covered`, nothing of the log is needed any longer.
+    /// `covered`, nothing of the log is needed any longer: one segment of each stream is left.
     pub(crate) fn close(&self, covered: Timestamp) -> Result<()> {
         self.seal();
         assert!(covered <= self.last(), "a checkpoint of {covered} covers more than the log has");
@@ -659,6 +664,10 @@ impl Log {
         if self.failure().is_none() && self.last() <= covered {
             let closed = (self.shared.hooks.on_closed)();
             closed.map_err(|error| Error::io("recording the end of", self.shared.folder.path(), error))?;
+            let has_windows = |stream: &Stream| !stream.tail.lock().windows.is_empty();
+            if self.shared.streams.iter().any(has_windows) {
+                self.shared.remove_closed();
+            }
         }
         Ok(())
     }

@@ -327,6 +327,28 @@ impl Shared {
         Ok((Segment::new(Arc::clone(file), header), ready))
     }
 
+    /// Removes all spares but one of each stream: as many as the next opening, or a stream that has been idle, begins
+    /// with.
+    pub(super) fn remove_idle(&self) {
+        let _alone = self.preparing.lock();
+        for stream in &self.streams {
+            stream.tail.lock().spares_wanted = 1;
+        }
+        self.remove_surplus();
+    }
+
+    /// Makes spares of all windows of a log that is closed, and removes all but one of each stream.
+    pub(super) fn remove_closed(&self) {
+        let old = std::mem::take(&mut *self.old.lock());
+        self.doomed.lock().extend(old.into_iter().map(|window| Spare::of(window.segment)));
+        for stream in &self.streams {
+            let mut tail = stream.tail.lock();
+            let windows = tail.take_windows();
+            tail.spares.extend(windows.into_iter().map(Spare::of));
+        }
+        self.remove_idle();
+    }
+
     /// Removes spares beyond those that recent intervals between truncations needed, and doomed files. Returns `true`
     /// if it removed any.
     fn remove_surplus(&self) -> bool {

@@ -326,7 +326,22 @@ impl Scan {
 
     /// Begins appending, at the timestamp after [`last`](Scan::last). The superblock must list `incarnation` durably,
     /// with that timestamp, before this is called.
-    pub(crate) fn start(mut self, incarnation: Incarnation, checkpoint: CheckpointNumber, hooks: Hooks) -> Result<Log> {
+    pub(crate) fn start(self, incarnation: Incarnation, checkpoint: CheckpointNumber, hooks: Hooks) -> Result<Log> {
+        let origin = if self.is_closed { Origin::Closed } else { Origin::Recovered };
+        let log = self.assemble(incarnation, checkpoint, hooks);
+        log.begin(origin)?;
+        Ok(log)
+    }
+
+    /// A log that takes no record and writes nothing.
+    pub(crate) fn start_read_only(self, incarnation: Incarnation) -> Log {
+        assert!(self.record_count == 0, "a log with records to apply is only read");
+        let log = self.assemble(incarnation, CheckpointNumber::NONE, Hooks::none());
+        log.seal();
+        log
+    }
+
+    fn assemble(mut self, incarnation: Incarnation, checkpoint: CheckpointNumber, hooks: Hooks) -> Log {
         assert!(
             !self.is_closed || self.last == self.covered,
             "a closed log ends at {}, not {}",
@@ -346,7 +361,7 @@ impl Scan {
         for scan in self.streams.into_values() {
             scan.retire(&mut old, &mut doomed);
         }
-        let log = Log::assemble(LogParts {
+        Log::assemble(LogParts {
             backend: self.backend,
             folder: self.folder,
             options: self.options,
@@ -360,9 +375,7 @@ impl Scan {
             doomed,
             listed: self.ranges,
             hooks,
-        });
-        log.begin(if self.is_closed { Origin::Closed } else { Origin::Recovered })?;
-        Ok(log)
+        })
     }
 }
 

@@ -538,6 +538,14 @@ impl Tail {
 }
 
 impl Tail {
+    /// Takes all windows, of a log that is closed: nothing is needed of them.
+    pub(super) fn take_windows(&mut self) -> Vec<Arc<Segment>> {
+        assert!(self.is_sealed && self.floor().is_none(), "a stream that goes on gives up its windows");
+        self.current = 0;
+        self.origin = self.position();
+        self.windows.drain(..).map(|window| window.segment).collect()
+    }
+
     /// Takes the only window, if all its records are at or below `covered` and nothing is on its way into it. The
     /// stream continues behind it: the rest of the window stays empty.
     pub(super) fn take_last_window(&mut self, covered: Timestamp) -> Option<Window> {

@@ -452,6 +452,7 @@ impl Store {
             }
         }
         space.shrink(0)?;
+        self.engine.log().remove_idle();
         Ok(CompactReport { bytes_before, bytes_after: file_bytes()?, duration: self.now() - began })
     }
 

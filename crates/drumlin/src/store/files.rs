@@ -16,6 +16,10 @@ pub(super) const LOG_NAME: &str = "log";
 const LOCK_NAME: &str = "lock";
 const PROBE_NAME: &str = "probe";
 
+/// The size of log segments, unless set: on small file systems, and on others.
+const LOG_SEGMENT_BYTES_MIN: u64 = 1 << 20;
+const LOG_SEGMENT_BYTES_MAX: u64 = 16 << 20;
+
 /// Long enough for a hundred syncs of each method on a slow drive; who creates a database waits for it.
 const PROBE_DURATION: std::time::Duration = std::time::Duration::from_millis(300);
 
@@ -115,6 +119,22 @@ impl<'s> Opener<'s> {
             opener.sync_folder()?;
         }
         Ok((opener, DataFile { lock: data, sync, created: false }))
+    }
+
+    /// Opens the folder at `path` and the data file in it for reading only, and shares their locks.
+    pub(super) fn open_to_read(
+        settings: &'s Settings,
+        backend: &Arc<dyn Backend>,
+        path: &Path,
+    ) -> Result<(Opener<'s>, DataFile)> {
+        let opener = Opener::enter(settings, Arc::clone(backend), path, Lock::Shared)?;
+        if !opener.exists(DATA_NAME)? {
+            opener.check_creatable()?;
+            return Err(opener.empty());
+        }
+        let lock = opener.lock_data(DATA_NAME, OpenOptions::default(), Lock::Shared)?;
+        // Nothing is written: no method is needed.
+        Ok((opener, DataFile { lock, sync: SyncMethod::DataSync, created: false }))
     }
 
     /// Opens the folder, which must be there, and takes its lock.
@@ -229,9 +249,13 @@ impl Opener<'_> {
             return Err(not_a_database(format!("the folder holds other things ({other:?}) and no data file")));
         }
         if !self.settings.create {
-            return Err(not_a_database("the folder is empty".into()));
+            return Err(self.empty());
         }
         Ok(())
+    }
+
+    fn empty(&self) -> Error {
+        Error::NotADatabase { path: self.path().to_path_buf(), why: "the folder is empty".into() }
     }
 
     /// The error of a lock that another handle is in the way of. The process that wrote its number last is that
@@ -393,10 +417,26 @@ impl Opener<'_> {
     /// The log's folder, made where the log is not needed and there is none. Its name may be in caches only, also where
     /// it was made by a process that has ended: what is synced in it is lost if its own name is.
     pub(super) fn log_folder(&self, superblock: &Superblock) -> Result<FolderRef> {
-        if !self.has_log(superblock)? {
+        let exists = self.has_log(superblock)?;
+        if !exists && self.settings.read_only {
+            // It holds no segment of a log either.
+            return Ok(Arc::clone(&self.folder));
+        }
+        if !exists {
             self.folder.create_folder(LOG_NAME).map_err(|error| self.io("creating", LOG_NAME, error))?;
         }
         self.folder.folder(LOG_NAME).map_err(|error| self.io("opening", LOG_NAME, error))
+    }
+
+    /// The size of new log segments: as set, or fit for the file system.
+    pub(super) fn log_segment_bytes(&self) -> u64 {
+        self.settings.log_segment_bytes.unwrap_or_else(|| match self.folder.capacity_bytes() {
+            Ok(capacity_bytes) => log_segment_bytes_on(capacity_bytes),
+            Err(error) => {
+                log::debug!("measuring the file system of {}: {error}", self.path().display());
+                LOG_SEGMENT_BYTES_MAX
+            }
+        })
     }
 
     /// Returns `true` if there is a log; fails if there must be one and is not.
@@ -422,6 +462,13 @@ impl Opener<'_> {
     }
 }
 
+/// The size of log segments on a file system of so many bytes: its 64th part at the most, since two of a log are in use
+/// at once and recent ones are kept. Larger ones than 16 MiB gain nothing.
+fn log_segment_bytes_on(capacity_bytes: u64) -> u64 {
+    let share = (capacity_bytes / 64).max(LOG_SEGMENT_BYTES_MIN);
+    (1 << share.ilog2()).min(LOG_SEGMENT_BYTES_MAX)
+}
+
 /// The locks of the folder and of the data file: they keep other processes out until they are dropped.
 #[derive(Debug)]
 pub(crate) struct Locks {
@@ -436,5 +483,21 @@ impl Drop for Locks {
         if let Err(error) = self.data.unlock().and_then(|()| self.folder.unlock()) {
             log::debug!("unlocking {}: {error}", self.folder.path().display());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::log_segment_bytes_on;
+
+    /// Small file systems have small segments.
+    #[test]
+    fn log_segments_fit_the_file_system() {
+        const MB: u64 = 1 << 20;
+        let table = [(0, 1), (107, 1), (128, 2), (300, 4), (1023, 8), (1024, 16), (1 << 30, 16)];
+        for (capacity, expected) in table {
+            assert_eq!(log_segment_bytes_on(capacity * MB), expected * MB, "on {capacity} MiB");
+        }
+        assert_eq!(log_segment_bytes_on(u64::MAX), 16 * MB);
     }
 }

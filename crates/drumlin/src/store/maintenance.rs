@@ -96,7 +96,9 @@ impl Store {
             ("drumlin-evict", Box::new(move || pool.run_background())),
             ("drumlin-maintenance", Box::new(move || run_maintenance(&store, &maintenance))),
         ];
-        for (name, body) in bodies {
+        // Without the maintenance thread, the last, nothing is written.
+        let thread_count = bodies.len() - usize::from(self.is_read_only);
+        for (name, body) in bodies.into_iter().take(thread_count) {
             let thread =
                 backend.spawn(name, body).map_err(|error| Error::io("starting a thread for", &self.path, error))?;
             self.threads.lock().push(thread);

@@ -84,13 +84,15 @@ pub(crate) struct Settings {
     pub(crate) log_stream_count: u16,
     pub(crate) page_bytes: usize,
     pub(crate) segment_bytes: u64,
-    pub(crate) log_segment_bytes: u64,
+    /// `None`: by the size of the file system.
+    pub(crate) log_segment_bytes: Option<u64>,
     pub(crate) checkpoint_log_bytes: u64,
     /// Of commits that name none.
     pub(crate) durability: engine::Durability,
     pub(crate) io_backend: IoBackend,
     pub(crate) in_memory: bool,
     pub(crate) create: bool,
+    pub(crate) read_only: bool,
     pub(crate) backend: Option<Arc<dyn Backend>>,
 }
 
@@ -116,6 +118,8 @@ pub(crate) struct Store {
     /// Of commits that name none.
     pub(crate) durability: engine::Durability,
     checkpoint_log_bytes: u64,
+    /// Nothing is written: every call that would is refused.
+    is_read_only: bool,
     /// Corruption that opening found and could do without.
     passed_over: Option<Error>,
     checkpoints: AtomicU64,
@@ -134,7 +138,10 @@ impl Store {
         let path = backend.absolute(&path).map_err(|error| Error::io("finding", &path, error))?;
         Process::watch().map_err(|error| Error::io("watching for forks of", &path, error))?;
         let began = backend.now();
-        let (opener, data) = Opener::open(settings, &backend, &path)?;
+        let (opener, data) = match settings.read_only {
+            true => Opener::open_to_read(settings, &backend, &path)?,
+            false => Opener::open(settings, &backend, &path)?,
+        };
         let store = Arc::new(opener.recover(data, began)?);
         match store.start_threads() {
             Ok(()) => Ok(store),
@@ -225,6 +232,7 @@ impl Store {
             crate::coverage::mark!("two created the same keyspace at once");
             return Ok(open);
         }
+        self.check_writable()?;
         if name.is_empty() || name.len() > 255 {
             let name = quoted(name);
             return Err(Error::Invalid(format!("{name} can't name a keyspace: names have 1 to 255 bytes")));
@@ -252,6 +260,7 @@ impl Store {
     }
 
     pub(crate) fn drop_keyspace(&self, name: &str) -> Result<()> {
+        self.check_writable()?;
         let _defining = self.defining.lock();
         let open = self.keyspace(name).ok_or_else(|| Error::NoSuchKeyspace { name: name.to_owned() })?;
         let mut body = Vec::new();
@@ -312,7 +321,14 @@ impl Store {
     /// The reads outside of transactions and snapshots.
     pub(crate) const PLAIN: ReadAt = ReadAt::Visible;
 
-    pub(crate) fn check_key(&self, open: &OpenKeyspace, key: &[u8]) -> Result<()> {
+    /// Refuses a call that writes where the database is open for reading only.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        if self.is_read_only { Err(Error::ReadOnly { path: self.path.clone() }) } else { Ok(()) }
+    }
+
+    /// Refuses a write of a row, or of one with so long a key.
+    pub(crate) fn check_write(&self, open: &OpenKeyspace, key: &[u8]) -> Result<()> {
+        self.check_writable()?;
         let limit_bytes = open.tree.key_bytes_max();
         if key.len() > limit_bytes {
             return Err(Error::KeyTooLong { key_bytes: key.len(), limit_bytes, keyspace: open.name().to_owned() });
@@ -508,6 +524,7 @@ impl Store {
 
     /// Memory for a chunk that a source fills. Waits, since others' sources may take their time.
     pub(crate) async fn source_memory(&self, mode: WaitMode<'_>) -> Result<Grant> {
+        self.check_writable()?;
         let engine = &self.engine;
         let memory = engine.reserve_in_turn(mode, Account::Sources, SOURCE_BYTES_MAX, LOCK_TIMEOUT).await;
         memory.ok_or_else(|| Error::sources_in_memory(engine.budget.limit_bytes(Account::Sources)))

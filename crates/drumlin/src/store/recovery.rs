@@ -21,6 +21,8 @@
 //! 5 and 6 wait for the first write ([`Superblocks::begin_writing`]): opening, reading and closing write nothing.
 //! A segment of an opening that the superblock does not know, or a damaged superblock beside it, tells that a
 //! superblock may be lost, and the steps are those of any other database.
+//!
+//! An opening for reading only refuses a database with anything to recover, and ends with a log that takes no record.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -81,7 +83,7 @@ impl Opener<'_> {
         let reader_bytes = budget.log_reader_bytes(streams);
         LogOptions {
             streams,
-            segment_bytes: self.settings.log_segment_bytes,
+            segment_bytes: self.log_segment_bytes(),
             buffer_bytes: (budget.limit_bytes(Account::Log) - reader_bytes) as usize,
             reader_bytes: reader_bytes as usize,
             body_bytes: budget.transaction_bytes_max() as usize,
@@ -97,8 +99,21 @@ impl Opener<'_> {
         recovering.mark_log_extents()?.harden_superblock()?.raise_incarnation()?.replay()?.start_log(began)
     }
 
+    /// Reads the log, and has it on the medium. If nothing may be written, there must be nothing to recover.
+    fn scan(&self, folder: &FolderRef, options: &LogOptions, known: &Known<'_>) -> Result<Scan> {
+        if !self.settings.read_only {
+            return Scan::open(&self.backend, folder, options, known);
+        }
+        let access = OpenOptions { direct: true, ..OpenOptions::default() };
+        let scan = Scan::read(&self.backend, folder, options, access, known, &mut Err)?;
+        match scan.record_count() {
+            0 => Ok(scan),
+            commits => Err(Error::NotClosed { path: self.path().to_path_buf(), commits }),
+        }
+    }
+
     fn read_checkpoint(&self, data: DataFile) -> Result<CheckpointRead<'_>> {
-        let options = OpenOptions { write: true, direct: true, ..OpenOptions::default() };
+        let options = OpenOptions { write: !self.settings.read_only, direct: true, ..OpenOptions::default() };
         let file = self.folder.open(DATA_NAME, options).map_err(|error| self.io("opening", DATA_NAME, error))?;
         let superblocks::Found { newest: superblock, reason } = self.read_superblocks(&file)?;
         if let Some(reason) = &reason {
@@ -150,8 +165,7 @@ impl<'o> CheckpointRead<'o> {
             false => {
                 let is_full = self.loaded.page_tables.is_incarnation_list_full();
                 let is_closed = superblock.is_closed && self.passed_over.is_none() && !is_full;
-                let known = Known { is_closed, ..known(superblock) };
-                Some(Scan::open(&opener.backend, &folder, &options, &known)?)
+                Some(opener.scan(&folder, &options, &Known { is_closed, ..known(superblock) })?)
             }
         };
         Ok(LogScanned { checkpoint: self, folder, options, scan })
@@ -240,6 +254,10 @@ struct IncarnationRaised<'o>(Recovering<'o>);
 struct Replayed<'o>(Recovering<'o>);
 
 impl Recovering<'_> {
+    fn is_read_only(&self) -> bool {
+        self.opener.settings.read_only
+    }
+
     /// Returns `true` if recording the opening waits for its first write.
     fn is_deferred(&self) -> bool {
         self.scan.as_ref().is_some_and(Scan::is_closed)
@@ -284,7 +302,7 @@ impl<'o> EngineBuilt<'o> {
 impl<'o> ExtentsMarked<'o> {
     fn harden_superblock(self) -> Result<Hardened<'o>> {
         let ExtentsMarked(recovering) = self;
-        if recovering.is_deferred() {
+        if recovering.is_read_only() || recovering.is_deferred() {
             return Ok(Hardened(recovering));
         }
         let data_path = &recovering.opener.path().join(DATA_NAME);
@@ -304,6 +322,9 @@ impl<'o> Hardened<'o> {
     fn raise_incarnation(self) -> Result<IncarnationRaised<'o>> {
         let Hardened(mut recovering) = self;
         let first = recovering.last.next();
+        if recovering.is_read_only() {
+            return Ok(IncarnationRaised(recovering));
+        }
         if recovering.is_deferred() {
             let folders = vec![Arc::clone(&recovering.opener.folder), Arc::clone(&recovering.log_folder)];
             recovering.page_tables.defer_incarnation(recovering.incarnation, first, folders);
@@ -324,7 +345,9 @@ impl<'o> Hardened<'o> {
 impl<'o> IncarnationRaised<'o> {
     fn replay(self) -> Result<Replayed<'o>> {
         let IncarnationRaised(recovering) = self;
-        if let Some(scan) = &recovering.scan {
+        if let Some(scan) = &recovering.scan
+            && !recovering.is_read_only()
+        {
             recovering.free_orphans()?;
             recovering.replay_of(scan).apply_records()?;
         }
@@ -340,6 +363,7 @@ impl Replayed<'_> {
         let (recovered_records, recovered_bytes) =
             scan.as_ref().map_or((0, 0), |scan| (scan.record_count(), scan.record_bytes()));
         let log = match scan {
+            Some(scan) if opener.settings.read_only => scan.start_read_only(recovering.incarnation),
             Some(scan) => scan.start(recovering.incarnation, page_tables.superblock.checkpoint, hooks)?,
             None => {
                 let (folder, options) = (&recovering.log_folder, &recovering.log_options);
@@ -362,6 +386,7 @@ impl Replayed<'_> {
             page_bytes: opener.settings.page_bytes,
             durability: opener.settings.durability,
             checkpoint_log_bytes: opener.settings.checkpoint_log_bytes,
+            is_read_only: opener.settings.read_only,
             passed_over: recovering.passed_over,
             checkpoints: AtomicU64::new(0),
             closed: Mutex::default(),

@@ -932,6 +932,29 @@ fn superblocks_lost_after_closing_are_noticed() {
     assert!(message.contains("opening 2, which the superblock does not know"), "{message}");
 }
 
+/// Of a busy log's segments a truncation keeps as many as it expects to need again, an idle log one beside those in
+/// use, and a closed one a single file for each stream.
+#[test]
+fn idle_and_closed_logs_are_short() {
+    let mut rig = Rig::new(Disk::new(false), options(2));
+    let log = rig.create();
+    commit_to(&log, 400, 1000);
+    rig.truncate(&log, Timestamp(400));
+    assert!(rig.disk.files().len() > 6, "{:?}", rig.disk.files());
+    log.remove_idle();
+    let in_use: usize = log.shared.streams.iter().map(|stream| stream.tail.lock().windows.len()).sum();
+    assert_eq!(rig.disk.files().len(), in_use + 2);
+    commit_to(&log, 800, 1000);
+    rig.truncate(&log, Timestamp(800));
+    log.close(Timestamp(800)).unwrap();
+    drop(log);
+    assert_eq!(rig.disk.files().len(), 2);
+    let log = rig.reopen();
+    commit_to(&log, 810, 1000);
+    drop(log);
+    assert_eq!(rig.recovered(), expect(801, 810, 1000));
+}
+
 /// A short opening prepares one segment for each stream that it uses, and a long one has the next ready before it is
 /// needed.
 #[test]

@@ -1,0 +1,79 @@
+//! Databases that the process may read and not write.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Output;
+
+use crate::support::Bench;
+
+const NOBODY: u32 = 65_534;
+
+/// Takes the right to write from files and folders.
+fn protect(path: &Path) {
+    if path.is_dir() {
+        fs::read_dir(path).unwrap().for_each(|entry| protect(&entry.unwrap().path()));
+        fs::set_permissions(path, Permissions::from_mode(0o555)).unwrap();
+    } else {
+        fs::set_permissions(path, Permissions::from_mode(0o444)).unwrap();
+    }
+}
+
+/// Gives it back, so that the folder can be removed.
+fn release(path: &Path) {
+    fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+    for entry in fs::read_dir(path).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            release(&path);
+        }
+    }
+}
+
+/// Runs the command as a user whom the rights concern: root's processes have them all.
+fn run(bench: &Bench, args: &[&str]) -> Output {
+    let mut command = bench.command(args);
+    if fs::metadata("/proc/self").unwrap().uid() == 0 {
+        command.uid(NOBODY);
+    }
+    command.output().unwrap()
+}
+
+/// Commands that read say that they can't write, and answer; the others end with code 9.
+#[test]
+fn what_may_not_be_written_is_read() {
+    let bench = Bench::new();
+    fs::set_permissions(bench.path(), Permissions::from_mode(0o755)).unwrap();
+    bench.ok(&["put", "db", "a", "1"]);
+    let database = bench.path().join("db");
+    let lock = fs::read(database.join("lock")).unwrap();
+    protect(&database);
+    let reading: [&[&str]; 6] = [
+        &["get", "db", "a"],
+        &["scan", "db"],
+        &["dump", "db", "-"],
+        &["check", "db"],
+        &["stats", "db"],
+        &["keyspaces", "db"],
+    ];
+    for args in reading {
+        let answer = run(&bench, args);
+        let stderr = String::from_utf8(answer.stderr).unwrap();
+        assert_eq!(answer.status.code(), Some(0), "{args:?}: {stderr}");
+        assert!(!answer.stdout.is_empty(), "{args:?}");
+        assert!(stderr.starts_with("open for reading only: "), "{args:?}: {stderr}");
+        assert!(stderr.contains("db/data: Permission denied"), "{args:?}: {stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{args:?}: {stderr}");
+    }
+    let writing: [&[&str]; 4] =
+        [&["put", "db", "a", "2"], &["rm", "db", "a"], &["compact", "db"], &["checkpoint", "db"]];
+    for args in writing {
+        let answer = run(&bench, args);
+        let stderr = String::from_utf8(answer.stderr).unwrap();
+        assert_eq!(answer.status.code(), Some(9), "{args:?}: {stderr}");
+        assert!(stderr.contains("db can't be written to"), "{args:?}: {stderr}");
+    }
+    assert_eq!(fs::read(database.join("lock")).unwrap(), lock);
+    release(&database);
+}
