@@ -164,7 +164,7 @@ impl Locks {
     /// The memory with one more lock, which may have to be waited for.
     fn memory_bytes_with(&self, key: &[u8]) -> usize {
         let planned = self.planned.unwrap_or_default();
-        let key_count = planned.key_count + grown_capacity(self.keys.len(), self.keys.capacity(), 1);
+        let key_count = planned.key_count + grown_capacity(&self.keys, 1);
         let own_bytes = heap_bytes(key.len()) + lock_bytes(key) + WAITING_BYTES;
         key_count * size_of::<(KeyspaceId, Box<[u8]>)>() + self.heap_bytes + planned.heap_bytes + own_bytes
     }
@@ -470,8 +470,7 @@ impl Transaction {
     fn check_record(&self, open: &OpenKeyspace, key: &[u8], change: &Change<'_>) -> Result<()> {
         let writes = &self.writes().set;
         let limit_bytes = self.store()?.engine.log().body_bytes_max();
-        let bytes = writes.record_bytes_with(open.tree.pages.id, key, change);
-        if bytes > limit_bytes {
+        if let Some(bytes) = writes.record_bytes_above(limit_bytes, open.tree.pages.id, key, change) {
             return Err(Error::record_too_large(writes.row_count() + 1, bytes as u64, limit_bytes as u64));
         }
         Ok(())

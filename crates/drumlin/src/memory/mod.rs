@@ -409,14 +409,25 @@ pub(crate) fn heap_bytes(bytes: usize) -> usize {
     if bytes == 0 { 0 } else { (bytes + 8).next_multiple_of(16).max(32) }
 }
 
-/// The capacity of a vector that grows by [`reserve`].
-pub(crate) fn grown_capacity(length: usize, capacity: usize, more: usize) -> usize {
-    if length + more <= capacity { capacity } else { (length + more).max(capacity + capacity / 4 + 4) }
+/// Up to this many bytes a vector doubles.
+const DOUBLED_BYTES_MAX: usize = 4 << 10;
+
+/// The capacity of a vector after [`reserve`].
+#[inline]
+pub(crate) fn grown_capacity<T>(vector: &Vec<T>, more: usize) -> usize {
+    let (length, capacity) = (vector.len() + more, vector.capacity());
+    if length <= capacity {
+        return capacity;
+    }
+    let step = if capacity * size_of::<T>() < DOUBLED_BYTES_MAX { capacity } else { capacity / 4 };
+    length.max(capacity + step + 4)
 }
 
-/// Makes room in a vector by quarters of its length: a vector that doubles holds up to half of its memory in vain.
+/// Makes room in a vector, by quarters of its length unless it is small: a vector that doubles holds up to half of its
+/// memory in vain.
+#[inline]
 pub(crate) fn reserve<T>(vector: &mut Vec<T>, more: usize) {
-    let capacity = grown_capacity(vector.len(), vector.capacity(), more);
+    let capacity = grown_capacity(vector, more);
     vector.reserve_exact(capacity - vector.len());
 }
 

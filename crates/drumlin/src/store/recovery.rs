@@ -8,8 +8,8 @@
 //!    behind the log's last is the first that the engine will give out.
 //! 4. `mark_log_extents` takes the extents that the records name (large values) out of the free ones. Damage found up
 //!    to here leaves every byte as it was.
-//! 5. `harden_superblock` syncs the folder and the data file, and writes the superblock again, with the same bytes, for
-//!    the same reason.
+//! 5. `harden_superblock` syncs the folder and the data file, whose length it sets again, and writes the superblock
+//!    again, with the same bytes, for the same reason.
 //! 6. `raise_incarnation` writes the superblock with the next incarnation and the timestamp that it begins at,
 //!    durably. If the superblock has no room for another, it first erases the void records of the log.
 //! 7. `replay` frees the values that only snapshots still saw, and applies the records above the checkpoint: sorted by
@@ -309,7 +309,10 @@ impl<'o> ExtentsMarked<'o> {
         // What is synced in the log's folder from here on is lost if the folder's name is.
         recovering.opener.sync_folder()?;
         // A killed process may have left writes, even its last superblock, in the page cache. Sync before the next
-        // superblock overwrites the older slot.
+        // superblock overwrites the older slot. After a failed sync the cache may also know a length that nothing would
+        // write any longer: it is set again.
+        let length = recovering.file.len().map_err(|error| Error::io("measuring", data_path, error))?;
+        recovering.file.set_len(length).map_err(|error| Error::io("setting the length of", data_path, error))?;
         recovering.file.sync_data().map_err(|error| Error::io("syncing", data_path, error))?;
         if recovering.scan.is_some() {
             recovering.superblocks.write_again().map_err(|error| Error::io("writing", data_path, error))?;

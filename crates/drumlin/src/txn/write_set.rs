@@ -105,8 +105,8 @@ impl WriteSet {
 
     /// Bytes of memory after adding an entry with this key and a value of this many bytes.
     pub(crate) fn memory_bytes_with(&self, key: &[u8], value_bytes: usize) -> usize {
-        let arena_bytes = grown_capacity(self.arena.len(), self.arena.capacity(), key.len() + value_bytes);
-        let entry_count = grown_capacity(self.entries.len(), self.entries.capacity(), 1);
+        let arena_bytes = grown_capacity(&self.arena, key.len() + value_bytes);
+        let entry_count = grown_capacity(&self.entries, 1);
         let index_bytes = self.index_bytes + heap_bytes(key.len());
         let tree_bytes = (self.trees.len() + 1) * TREE_BYTES;
         arena_bytes
@@ -121,11 +121,23 @@ impl WriteSet {
         self.row_count
     }
 
-    /// Bytes of the commit's record with one more change.
-    pub(crate) fn record_bytes_with(&self, keyspace: KeyspaceId, key: &[u8], change: &Change<'_>) -> usize {
-        let replaced = self.get(keyspace, key);
-        debug_assert!(replaced.is_none() || self.row_count > 0, "a row has a change and is not counted");
-        self.record_bytes - replaced.map_or(0, |replaced| record_bytes(key, &replaced)) + record_bytes(key, change)
+    /// Bytes of the commit's record with one more change, if they are more than `limit_bytes`. Looks up the change that
+    /// it replaces near the limit only.
+    pub(crate) fn record_bytes_above(
+        &self,
+        limit_bytes: usize,
+        keyspace: KeyspaceId,
+        key: &[u8],
+        change: &Change<'_>,
+    ) -> Option<usize> {
+        let bytes_max = self.record_bytes + record_bytes(key, change);
+        if bytes_max <= limit_bytes {
+            return None;
+        }
+        let replaced_bytes = self.get(keyspace, key).map_or(0, |replaced| record_bytes(key, &replaced));
+        assert!(replaced_bytes <= self.record_bytes, "a row has a change that is not counted");
+        let bytes = bytes_max - replaced_bytes;
+        (bytes > limit_bytes).then_some(bytes)
     }
 
     /// The number of entries, which is what a savepoint stores.
