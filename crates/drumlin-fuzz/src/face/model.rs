@@ -179,6 +179,13 @@ pub(super) fn read_by(
             ];
             let found = found.into_iter().filter_map(|found| checked(found, &may));
             found.for_each(|found| assert_eq!(found, expected.is_some()));
+            let keys = [key];
+            let found = [
+                call!("Reader::contains_many", reader.contains_many(k, &keys)),
+                block_on(call!("Reader::contains_many_async", reader.contains_many_async(k, &keys))),
+            ];
+            let found = found.into_iter().filter_map(|found| checked(found, &may));
+            found.for_each(|found| assert_eq!(found, [expected.is_some()]));
         }
         3 => {
             let bounds = bounds(script);

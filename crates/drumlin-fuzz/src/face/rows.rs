@@ -308,6 +308,10 @@ impl Side {
                 let found = must(call!("Keyspace::get_many", k.get_many(&keys)));
                 is_it(found[0].clone());
                 assert!(found.len() == 3 && found[2].is_none());
+                let are_there = found.iter().map(Option::is_some).collect::<Vec<_>>();
+                assert_eq!(must(call!("Keyspace::contains_many", k.contains_many(&keys))), are_there);
+                let found = call!("Keyspace::contains_many_async", k.contains_many_async(&keys));
+                assert_eq!(must(block_on(found)), are_there);
             }
             6 => {
                 let keys = [&key];
