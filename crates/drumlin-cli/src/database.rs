@@ -40,15 +40,23 @@ impl DatabaseArgs {
         self.config().create(false).open(&self.path).map_err(|error| self.not_opened(error))
     }
 
-    /// Opens what is there, for a command that reads.
-    pub(crate) fn open_to_read(&self, output: Output) -> Result<Database> {
+    /// Opens what is there, for a command that reads: for reading only, so that nothing is written and any number of
+    /// commands may do so at once. If the database was not closed, its log has to be replayed, which is writing.
+    pub(crate) fn open_to_read(&self) -> Result<Database> {
         self.check_there()?;
-        Ok(self.open_there(output)?)
+        let not_closed = match self.config().read_only(true).open(&self.path) {
+            Err(error @ Error::NotClosed { .. }) => error,
+            opened => return Ok(opened?),
+        };
+        match self.config().create(false).open(&self.path) {
+            Err(error) if may_not_write(&error) => Err(not_closed.into()),
+            opened => Ok(opened?),
+        }
     }
 
-    /// Like [`open_to_read`](Self::open_to_read), after [`check_there`](Self::check_there). A database that can't be
+    /// Opens what is there, for an examination: opening mends what it can and tells of it. A database that can't be
     /// written to is opened for reading only.
-    pub(crate) fn open_there(&self, output: Output) -> drumlin::Result<Database> {
+    pub(crate) fn open_to_examine(&self, output: Output) -> drumlin::Result<Database> {
         let refused = match self.config().create(false).open(&self.path) {
             Err(error) if may_not_write(&error) => error,
             opened => return opened,

@@ -95,7 +95,7 @@ impl Check {
             bar.set_total(progress.pages_total);
             bar.set(progress.pages_done);
         };
-        let (found, refused) = match self.database.open_there(output) {
+        let (found, refused) = match self.database.open_to_examine(output) {
             Ok(database) => (database.check_with(progress), None),
             Err(refused @ Error::Corrupted { .. }) => {
                 (self.database.config().examine_with(&self.database.path, progress), Some(refused))

@@ -28,7 +28,7 @@ use crate::text::{Escaped, Hex, harmless};
 pub(crate) struct Dump {
     #[command(flatten)]
     database: DatabaseArgs,
-    /// The file to write; stdout without it
+    /// The file to write; stdout without it, or for -
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
     /// The form [default: by the file's name, else jsonl]
@@ -71,20 +71,25 @@ struct Summary {
 }
 
 impl Dump {
+    /// The file to write.
+    fn target(&self) -> Option<&Path> {
+        self.file.as_deref().filter(|path| *path != Path::new("-"))
+    }
+
     pub(crate) fn run(&self, output: Output) -> Result<()> {
-        let by_name = self.file.as_deref().and_then(Format::of_path);
+        let by_name = self.target().and_then(Format::of_path);
         let by_delimiter = self.delimiter.map(|_| Format::Csv);
         let format = self.format.or(by_name).or(by_delimiter).unwrap_or(Format::Jsonl);
         self.check_format(format)?;
         let range = self.selection.range(self.hex)?;
-        let database = self.database.open_to_read(output)?;
+        let database = self.database.open_to_read()?;
         let keyspace = self.keyspace.existing(&database)?;
         let range = keyspace.range(range);
         let rows: Box<dyn Iterator<Item = drumlin::Result<Salvaged>>> = match self.skip_damage {
             true => Box::new(range.salvage()),
             false => Box::new(range.map(|row| row.map(|(key, value)| Salvaged::Row(key, value)))),
         };
-        let Some(path) = &self.file else {
+        let Some(path) = self.target() else {
             let stdout = BufWriter::with_capacity(256 << 10, io::stdout().lock());
             let written = self.write_rows(format, stdout, rows, &Progress::none());
             let written = written.map_err(|stopped| stopped.or_else(|error| Failure::stdout(&error)))?;
@@ -119,7 +124,7 @@ impl Dump {
     }
 
     fn check_format(&self, format: Format) -> Result<()> {
-        if format == Format::Binary && self.file.is_none() && Output::is_terminal() {
+        if format == Format::Binary && self.target().is_none() && Output::is_terminal() {
             return Err(Failure::usage("the binary form is not for terminals").hint("give a file, or a pipe"));
         }
         if format == Format::Binary && self.layout() != Layout::Rows {

@@ -56,7 +56,7 @@ impl Get {
                 Some(Box::new(BufReader::new(File::open(path).map_err(|error| Failure::input(path, &error))?)))
             }
         };
-        let database = self.database.open_to_read(output)?;
+        let database = self.database.open_to_read()?;
         let keyspace = self.keyspace.existing(&database)?;
         match (&wanted[..], file) {
             ([key], None) => self.print_value(output, &keyspace, key),

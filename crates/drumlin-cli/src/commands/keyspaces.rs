@@ -33,7 +33,7 @@ struct Line {
 
 impl Keyspaces {
     pub(crate) fn run(&self, output: Output) -> Result<()> {
-        let database = self.database.open_to_read(output)?;
+        let database = self.database.open_to_read()?;
         let mut lines = Vec::new();
         for info in database.keyspaces() {
             let keyspace = database.existing_keyspace(&info.name)?;

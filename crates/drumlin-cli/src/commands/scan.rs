@@ -48,7 +48,7 @@ struct Count {
 impl Scan {
     pub(crate) fn run(&self, output: Output) -> Result<()> {
         let range = self.selection.range(self.hex)?;
-        let database = self.database.open_to_read(output)?;
+        let database = self.database.open_to_read()?;
         let keyspace = self.keyspace.existing(&database)?;
         if self.count {
             let rows = keyspace.count(range)?.min(self.limit.map_or(u64::MAX, |limit| limit as u64));

@@ -20,7 +20,7 @@ pub(crate) struct Stats {
 
 impl Stats {
     pub(crate) fn run(&self, output: Output) -> Result<()> {
-        let database = self.database.open_to_read(output)?;
+        let database = self.database.open_to_read()?;
         let stats = database.stats();
         let opening = database.opening();
         let figures = json!({

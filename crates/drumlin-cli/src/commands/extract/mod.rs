@@ -82,7 +82,7 @@ impl Extract {
     pub(crate) fn run(&self, output: Output) -> Result<()> {
         interrupt::watch();
         let ranges = self.ranges()?;
-        let database = self.database.open_to_read(output)?;
+        let database = self.database.open_to_read()?;
         let store = Store::existing(&database).map_err(|error| match error {
             drumlin::Error::NoSuchKeyspace { .. } => {
                 Failure::not_found("there is no tree in the database").hint("`drumlin index` stores one")
