@@ -144,12 +144,11 @@
 //! | --- | --- |
 //! | a key | a quarter of its keyspace's page: 1,024 bytes, unless [`KeyspaceOptions::page_bytes`] says otherwise |
 //! | a value | none; those over 64 KiB are streamed to the disk |
-//! | the writes of a transaction | keys and values: a thirty-second of the budget, and at most 8 MiB; with about 256
-//! bytes or more of memory for each row: a sixteenth. See [`Error::TransactionTooLarge`] |
+//! | the writes of a transaction | a thirty-second of the budget, and 8 MiB: see [`Error::TransactionTooLarge`] |
 //! | all open transactions | an eighth of the budget, then [`Error::MemoryInUse`] |
 //! | an old snapshot | ends with [`Error::SnapshotTooOld`] when versions take more than a sixteenth of the budget |
 //! | a wait for a row | 10 seconds, then [`Error::LockTimeout`] |
-//! | a folder | one process at a time |
+//! | a folder | one process at a time, or any number that [only read](Config::read_only) |
 //!
 //! # Features
 //!
