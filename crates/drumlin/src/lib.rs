@@ -17,7 +17,7 @@
 //! ```
 //! # let folder = std::env::temp_dir().join(format!("drumlin-doc-guide-{}", std::process::id()));
 //! # let path = folder.join("shop.drumlin");
-//! let db = drumlin::Database::open(&path)?; // created if it is missing, recovered if it was not closed
+//! let db = drumlin::Database::open(&path)?; // created if it is missing
 //! let orders = db.keyspace("orders")?; // created if it is missing
 //! orders.insert("2026-11-21/0001", "three apples")?; // durable when it returns
 //! assert_eq!(orders.get("2026-11-21/0001")?.unwrap(), "three apples");
