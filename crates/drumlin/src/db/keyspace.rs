@@ -4,8 +4,9 @@ use std::io::Read;
 use std::sync::Arc;
 
 use super::bounds::{self, KeyRange};
-use super::range::{Keys, Range, ValueReader, Values};
+use super::range::{Keys, Range, Values};
 use super::rows::Rows;
+use super::value_reader::ValueReader;
 use super::{Handle, Value};
 use crate::error::{Error, Result};
 use crate::format::KeyspaceId;

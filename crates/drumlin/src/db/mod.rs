@@ -19,6 +19,7 @@ mod stream;
 mod transact;
 mod transaction;
 mod value;
+mod value_reader;
 
 #[cfg(test)]
 mod tests;
@@ -33,7 +34,7 @@ pub use batch::Batch;
 pub use bounds::KeyRange;
 pub use config::Config;
 pub use keyspace::{Keyspace, KeyspaceInfo, KeyspaceOptions};
-pub use range::{AsyncValueReader, Keys, Range, Salvage, ValueReader, Values};
+pub use range::{Keys, Range, Salvage, Values};
 pub use reader::Reader;
 pub use salvage::{Gap, Salvaged};
 pub use snapshot::Snapshot;
@@ -41,6 +42,7 @@ pub use stream::RowStream;
 pub use transact::Attempt;
 pub use transaction::{Isolation, Savepoint, Transaction, TxOptions};
 pub use value::Value;
+pub use value_reader::{AsyncValueReader, ValueReader};
 
 use crate::error::{Error, Result};
 use crate::io::Process;

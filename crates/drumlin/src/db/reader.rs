@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::bounds::{self, KeyRange};
-use super::range::{Keys, Range, ValueReader, Values};
+use super::range::{Keys, Range, Values};
 use super::rows::{ReadView, Rows};
+use super::value_reader::ValueReader;
 use super::{Handle, Keyspace, Value};
 use crate::error::Result;
 use crate::store::Store;

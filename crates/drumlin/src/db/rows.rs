@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::bounds::{self, OwnedBounds};
-use super::range::{Content, Range, Steps, ValueReader};
+use super::range::{Range, Steps};
 use super::shortage::Shortage;
+use super::value_reader::{Content, ValueReader};
 use super::{Handle, Value};
 use crate::error::Result;
 use crate::format::Timestamp;

@@ -1,0 +1,293 @@
+//! Values as streams, blocking and asynchronous.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use super::Handle;
+use crate::error::{Error, Result};
+use crate::format::ChunkNumber;
+use crate::format::node::LargeRef;
+use crate::memory::{Account, Grant, heap_bytes};
+use crate::store::Store;
+use crate::task::{WaitMode, ready};
+use crate::tree::Tree;
+use crate::txn::engine::Engine;
+use crate::txn::snapshots::SnapshotHandle;
+use crate::txn::values::{self, LargeValue, Part};
+
+/// The bytes of a large value as a stream: `Read` and `Seek`. Keeps the database open, like any handle.
+///
+/// Keeps up to 256 KiB in memory, and less while many readers and scans share their sixteenth of the budget: then each
+/// reads the same 256 KiB chunks again, for smaller parts of them. If no memory is left for a reader, reading fails
+/// with [`MemoryInUse`](Error::MemoryInUse) in the [`std::io::Error`], and can be tried again once others have been
+/// dropped.
+///
+/// ```
+/// use std::io::{Read, Seek, SeekFrom};
+///
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// # let films = db.keyspace("films")?;
+/// films.insert_from("film", std::io::repeat(7).take(1_000_000))?;
+/// let mut reader = films.read("film")?.expect("it was stored");
+/// assert_eq!(reader.len(), 1_000_000);
+/// let mut end = Vec::new();
+/// reader.seek(SeekFrom::End(-10))?;
+/// reader.read_to_end(&mut end)?;
+/// assert_eq!(end, [7; 10]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct ValueReader {
+    handle: Arc<Handle>,
+    tree: Tree,
+    snapshot: Arc<SnapshotHandle>,
+    content: Content,
+    position: u64,
+    piece: Option<Piece>,
+}
+
+/// The part of a value that is in memory: less than a chunk while many readers share the budget.
+struct Piece {
+    start: u64,
+    bytes: Vec<u8>,
+    _memory: Grant,
+}
+
+impl Piece {
+    /// The bytes from `position` on, if the piece has any of them.
+    fn from(&self, position: u64) -> Option<&[u8]> {
+        let offset = usize::try_from(position.checked_sub(self.start)?).ok()?;
+        self.bytes.get(offset..).filter(|bytes| !bytes.is_empty())
+    }
+}
+
+/// The least that a reader keeps of a value in memory.
+const PIECE_BYTES_MIN: u64 = 1 << 10;
+
+#[derive(Clone)]
+pub(crate) enum Content {
+    Bytes(Arc<(Vec<u8>, Grant)>),
+    Placed(LargeRef),
+    /// Put by the reading transaction, and readable whatever became of it since.
+    Own(Arc<LargeValue>),
+}
+
+impl Content {
+    /// A copy of a value's bytes.
+    pub(crate) fn bytes(bytes: &[u8], engine: &Engine) -> Result<Content> {
+        let mut memory = engine.budget.grant(Account::Copies);
+        if !memory.resize(heap_bytes(bytes.len()) as u64) {
+            return Err(Error::copies_in_memory(memory.limit_bytes()));
+        }
+        Ok(Content::Bytes(Arc::new((bytes.to_vec(), memory))))
+    }
+}
+
+impl std::fmt::Debug for ValueReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ValueReader({} of {} bytes)", self.position, self.len())
+    }
+}
+
+impl ValueReader {
+    pub(crate) fn new(
+        handle: &Arc<Handle>,
+        tree: &Tree,
+        snapshot: Arc<SnapshotHandle>,
+        content: Content,
+    ) -> ValueReader {
+        ValueReader { handle: Arc::clone(handle), tree: tree.clone(), snapshot, content, position: 0, piece: None }
+    }
+
+    /// The value's length in bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        match &self.content {
+            Content::Bytes(bytes) => bytes.0.len() as u64,
+            Content::Placed(reference) => reference.length,
+            Content::Own(value) => value.length,
+        }
+    }
+
+    /// Returns `true` if it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The position from which bytes must be read; `None` if those at the position are in memory.
+    fn wanted(&self) -> Option<u64> {
+        let is_there = matches!(self.content, Content::Bytes(_))
+            || self.piece.as_ref().is_some_and(|piece| piece.from(self.position).is_some());
+        (self.position < self.len() && !is_there).then_some(self.position)
+    }
+
+    /// Reads a piece: the rest of a chunk from `start` on, or as much of it as memory allows.
+    async fn load(
+        store: &Store,
+        mode: WaitMode<'_>,
+        tree: &Tree,
+        content: &Content,
+        snapshot: &SnapshotHandle,
+        start: u64,
+    ) -> Result<Piece> {
+        let payload = values::chunk_payload_bytes(&store.engine.pool);
+        let (chunk_bytes, length) = match content {
+            Content::Placed(reference) if reference.chunk_count == 1 => (reference.length, reference.length),
+            Content::Placed(reference) => (payload, reference.length),
+            Content::Own(value) => (payload, value.length),
+            Content::Bytes(_) => unreachable!("they are there already"),
+        };
+        let (number, skipped) = (ChunkNumber((start / chunk_bytes) as u32), start % chunk_bytes);
+        let rest = (chunk_bytes - skipped).min(length - start);
+        let mut memory = store.engine.budget.grant(Account::Copies);
+        let alone = memory.limit_bytes() / 8;
+        let Some(piece_bytes) = memory.cover_share(PIECE_BYTES_MIN, rest, alone) else {
+            return Err(Error::copies_in_memory(memory.limit_bytes()));
+        };
+        let part = Part { start: skipped as usize, length: piece_bytes as usize };
+        let bytes = match content {
+            Content::Placed(reference) => {
+                store.read_chunk(mode, tree, reference, number, snapshot, part, Vec::new()).await?
+            }
+            Content::Own(value) => store.read_own_chunk(mode, tree, value, number, snapshot, part, Vec::new()).await?,
+            Content::Bytes(_) => unreachable!("looked at above"),
+        };
+        Ok(Piece { start, bytes, _memory: memory })
+    }
+
+    /// Copies the bytes in memory from the position on: at least one, unless the value has ended.
+    fn copy(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        if self.position >= self.len() || buffer.is_empty() {
+            return Ok(0);
+        }
+        let available = match &self.content {
+            Content::Bytes(bytes) => Some(&bytes.0[self.position as usize..]),
+            _ => self.piece.as_ref().and_then(|piece| piece.from(self.position)),
+        };
+        let Some(available) = available else {
+            let reason = "a chunk of the value is shorter than it should be";
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, reason));
+        };
+        let count = available.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&available[..count]);
+        self.position += count as u64;
+        Ok(count)
+    }
+}
+
+impl std::io::Read for ValueReader {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        if let Some(start) = self.wanted() {
+            // Its memory serves the next piece.
+            self.piece = None;
+            let (store, mode) = (self.handle.store().map_err(std::io::Error::other)?, WaitMode::Blocking);
+            let loading = ValueReader::load(store, mode, &self.tree, &self.content, &self.snapshot, start);
+            self.piece = Some(ready(loading).map_err(std::io::Error::other)?);
+        }
+        self.copy(buffer)
+    }
+}
+
+impl std::io::Seek for ValueReader {
+    fn seek(&mut self, to: std::io::SeekFrom) -> std::io::Result<u64> {
+        let position = match to {
+            std::io::SeekFrom::Start(position) => Some(position),
+            std::io::SeekFrom::End(offset) => self.len().checked_add_signed(offset),
+            std::io::SeekFrom::Current(offset) => self.position.checked_add_signed(offset),
+        };
+        self.position = position.ok_or_else(|| {
+            std::io::Error::new(std::io::ErrorKind::InvalidInput, "a position before the beginning of the value")
+        })?;
+        Ok(self.position)
+    }
+}
+
+/// The bytes of a large value as a stream for tasks: [`futures_io::AsyncRead`] and [`futures_io::AsyncSeek`]. Keeps the
+/// database open, like any handle.
+///
+/// ```
+/// use smol::io::AsyncReadExt; // or that of the crate futures
+///
+/// # smol::block_on(async {
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// # let films = db.keyspace("films")?;
+/// films.insert_async("film", vec![7; 300_000]).await?;
+/// let mut reader = films.read_async("film").await?.expect("it was stored");
+/// let mut first = [0; 10];
+/// reader.read_exact(&mut first).await?;
+/// assert_eq!(first, [7; 10]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct AsyncValueReader {
+    reader: ValueReader,
+    /// The piece that is being read, and where it begins.
+    loading: Option<(u64, Loading)>,
+}
+
+type Loading = Pin<Box<dyn Future<Output = Result<Piece>> + Send>>;
+
+impl std::fmt::Debug for AsyncValueReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Async{:?}", self.reader)
+    }
+}
+
+impl AsyncValueReader {
+    pub(crate) fn new(reader: ValueReader) -> AsyncValueReader {
+        AsyncValueReader { reader, loading: None }
+    }
+
+    /// The value's length in bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.reader.len()
+    }
+
+    /// Returns `true` if it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.reader.is_empty()
+    }
+}
+
+impl futures_io::AsyncRead for AsyncValueReader {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut [u8]) -> Poll<std::io::Result<usize>> {
+        let this = self.get_mut();
+        if let Some(start) = this.reader.wanted() {
+            this.reader.piece = None;
+            let loading = match &mut this.loading {
+                Some((of, loading)) if *of == start => loading,
+                other => {
+                    // A piece at another position releases its memory first.
+                    *other = None;
+                    let ValueReader { handle, tree, snapshot, content, .. } = &this.reader;
+                    let (handle, tree) = (Arc::clone(handle), tree.clone());
+                    let (snapshot, content) = (Arc::clone(snapshot), content.clone());
+                    let loading = async move {
+                        let store = handle.store()?;
+                        ValueReader::load(store, store.as_task(), &tree, &content, &snapshot, start).await
+                    };
+                    &mut other.insert((start, Box::pin(loading))).1
+                }
+            };
+            let Poll::Ready(loaded) = loading.as_mut().poll(context) else { return Poll::Pending };
+            this.loading = None;
+            this.reader.piece = Some(loaded.map_err(std::io::Error::other)?);
+        }
+        Poll::Ready(this.reader.copy(buffer))
+    }
+}
+
+impl futures_io::AsyncSeek for AsyncValueReader {
+    fn poll_seek(
+        self: Pin<&mut Self>,
+        _context: &mut Context<'_>,
+        to: std::io::SeekFrom,
+    ) -> Poll<std::io::Result<u64>> {
+        Poll::Ready(std::io::Seek::seek(&mut self.get_mut().reader, to))
+    }
+}
