@@ -8,7 +8,8 @@ use drumlin::{Config, Database, Error, Keyspace};
 
 use crate::failure::{Exit, Failure, Result, plain};
 use crate::terminal::Output;
-use crate::terminal::figures::parse_size;
+use crate::terminal::figures::{parse_size, plural};
+use crate::text::harmless;
 
 /// Which database.
 #[derive(Clone, Debug, Args)]
@@ -52,6 +53,41 @@ impl DatabaseArgs {
             Err(error) if may_not_write(&error) => Err(not_closed.into()),
             opened => Ok(opened?),
         }
+    }
+
+    /// Opens what is there, to save its rows; one that does not open because it is damaged, without what is damaged.
+    /// Returns the number of damages that were passed over, each of which is remarked on.
+    pub(crate) fn open_to_salvage(&self, output: Output) -> Result<(Database, usize)> {
+        const NAMED_MAX: usize = 10;
+        let refused = match self.open_to_read() {
+            Err(failure) if failure.exit() == Exit::Corrupted => failure,
+            opened => return opened.map(|database| (database, 0)),
+        };
+        let database = match self.config().salvage(true).open(&self.path) {
+            Err(Error::Corrupted { .. }) => {
+                let hint = "nothing can be read without it; `drumlin check` lists all damage. Restore a backup";
+                return Err(refused.with_hint(hint));
+            }
+            opened => opened?,
+        };
+        let passed_over = &database.opening().passed_over;
+        for error in passed_over.iter().take(NAMED_MAX) {
+            output.remark(&harmless(&reason_of(error)));
+        }
+        if let Some(others) = passed_over.len().checked_sub(NAMED_MAX).filter(|count| *count > 0) {
+            output.remark(&format!("… and {others} more; `drumlin check` lists them"));
+        }
+        let names: Vec<String> =
+            database.keyspaces().into_iter().map(|keyspace| harmless(&keyspace.name).into_owned()).collect();
+        output.remark(&format!(
+            "opened without what is damaged, as of its newest checkpoint. Keyspaces: {}",
+            names.join(", ")
+        ));
+        if passed_over.iter().any(is_summary) {
+            output.remark("Changes of page tables are lost: rows may be missing without a gap, or older");
+        }
+        let passed_over_count = passed_over.len();
+        Ok((database, passed_over_count))
     }
 
     /// Opens what is there, for an examination: opening mends what it can and tells of it. A database that can't be
@@ -98,6 +134,11 @@ impl DatabaseArgs {
     }
 }
 
+/// Tables are then those of an earlier time.
+fn is_summary(error: &Error) -> bool {
+    matches!(error, Error::Corrupted { what, .. } if what.starts_with("a summary"))
+}
+
 /// The system does not let the process write to a file.
 fn may_not_write(error: &Error) -> bool {
     let Error::Io { source, .. } = error else { return false };
@@ -108,6 +149,10 @@ fn may_not_write(error: &Error) -> bool {
 fn reason_of(error: &Error) -> String {
     match error {
         Error::Io { action, path, source } => format!("{action} {}: {}", path.display(), plain(source)),
+        Error::Corrupted { path, what, reason } => format!("damaged: {what} in {}: {reason}", path.display()),
+        Error::NotClosed { commits, .. } => {
+            format!("{} in the log that no checkpoint holds are left out", plural(*commits, "commit"))
+        }
         other => other.to_string(),
     }
 }

@@ -92,6 +92,12 @@ impl Failure {
         self
     }
 
+    /// The failure with this hint in place of those that it has.
+    pub(crate) fn with_hint(mut self, hint: &str) -> Failure {
+        self.hints.clear();
+        self.hint(hint)
+    }
+
     /// A file operation of the command itself: "reading", "creating".
     pub(crate) fn file(action: &str, path: &Path, source: &io::Error) -> Failure {
         let message = format!("{action} {}: {}", path.display(), plain(source));
@@ -118,7 +124,6 @@ impl Failure {
         }
     }
 
-    #[cfg(test)]
     pub(crate) fn exit(&self) -> Exit {
         self.exit
     }

@@ -9,6 +9,7 @@
 pub(crate) const MARKS: &[&str] = &[
     "a batch of the log crossed into the next segment",
     "a checkpoint wrote a new base image",
+    "a commit could not be made at once",
     "a commit lacked a page when it was to be applied",
     "a commit on a full disk had space made",
     "a commit on a full disk went to another stream of the log",

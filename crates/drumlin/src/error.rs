@@ -28,6 +28,18 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// }
 /// # Ok::<(), drumlin::Error>(())
 /// ```
+///
+/// Errors have no `==`: the operating system's ([`std::io::Error`]) have none, and texts are no promise. Tests ask for
+/// the variant, and for the fields that matter:
+///
+/// ```
+/// use drumlin::Error;
+///
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// let missing = db.existing_keyspace("orders");
+/// assert!(matches!(&missing, Err(Error::NoSuchKeyspace { name }) if name == "orders"), "{missing:?}");
+/// # Ok::<(), drumlin::Error>(())
+/// ```
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -480,3 +480,89 @@ fn a_salvage_loses_no_more_than_the_gaps() {
     }
     assert!(gap_count > 10 && lost_count > 10, "{gap_count} gaps, {lost_count} rows");
 }
+
+/// Of a database that does not open, a salvage reads the rows that are left: a keyspace whose page table is sound is
+/// whole, the rows of another are as they were or in gaps, and every corruption is listed. Nothing is written.
+#[test]
+fn what_does_not_open_is_salvaged() {
+    let backend = drumlin::internals::io::in_memory();
+    let db = config(&backend).open(FOLDER).unwrap();
+    let mut rows = Rows::new();
+    let value = |number: u32| (0..40).map(|index| (number.wrapping_mul(2_654_435_761) >> (index % 24)) as u8).collect();
+    rows.extend((0..20_000u32).map(|number| (number.to_be_bytes().to_vec(), value(number))));
+    for name in ["one", "other"] {
+        let keyspace = db.keyspace(name).unwrap();
+        for (key, value) in &rows {
+            keyspace.insert_with(key, value, drumlin::Durability::Relaxed).unwrap();
+        }
+    }
+    db.checkpoint().unwrap();
+    // In the log alone, and left out where the database is not closed.
+    db.keyspace("one").unwrap().insert("late", "late").unwrap();
+    let killed = read_files(&*backend);
+    db.close().unwrap();
+    rows.insert(b"late".to_vec(), b"late".to_vec());
+    let closed = read_files(&*backend);
+    let data = Path::new(FOLDER).join("data");
+    let (mut whole_count, mut gap_count, mut nothing_count) = (0, 0, 0);
+    for (files, is_closed) in [(&closed, true), (&killed, false)] {
+        let used = files[&data].iter().rposition(|&byte| byte != 0).unwrap();
+        // The tables were written last.
+        for at in (used - (120 << 10)..used).step_by(if is_closed { 709 } else { 2003 }) {
+            let mut files = files.clone();
+            files.get_mut(&data).unwrap()[at] ^= 0x40;
+            let backend = disk_of(&files);
+            let Err(error) = config(&backend).create(false).open(FOLDER) else { continue };
+            assert!(matches!(error, Error::Corrupted { .. }), "{error}");
+            let before = read_files(&*backend);
+            let db = match config(&backend).salvage(true).open(FOLDER) {
+                Err(Error::Corrupted { .. }) => {
+                    nothing_count += 1;
+                    continue;
+                }
+                opened => opened.unwrap(),
+            };
+            let passed_over = &db.opening().passed_over;
+            let is_log_left_out = passed_over.iter().any(|error| matches!(error, Error::NotClosed { commits: 1, .. }));
+            assert_eq!(is_log_left_out, !is_closed, "{passed_over:?}");
+            assert!(passed_over.iter().any(|error| matches!(error, Error::Corrupted { .. })), "{passed_over:?}");
+            // Then page tables are those of an earlier time.
+            let is_outdated = format!("{passed_over:?}").contains("a summary of changes");
+            let mut gaps_of = BTreeMap::new();
+            for name in ["one", "other"] {
+                let mut left = rows.clone();
+                if name == "other" || !is_closed {
+                    left.remove(&b"late"[..]);
+                }
+                let mut gaps = Vec::new();
+                for step in db.existing_keyspace(name).unwrap().iter().salvage() {
+                    match step.unwrap() {
+                        drumlin::Salvaged::Row(key, value) => {
+                            assert!(left.remove(&key[..]).is_some_and(|was| value == was), "{key:?}");
+                        }
+                        drumlin::Salvaged::Gap(gap) => gaps.push((gap.start, gap.end)),
+                        _ => unreachable!("there are rows and gaps"),
+                    }
+                }
+                for key in left.keys() {
+                    let is_told = is_outdated || gaps.iter().any(|gap| std::ops::RangeBounds::contains(gap, key));
+                    assert!(is_told, "{} of {name} at {at}: {passed_over:?}", key.escape_ascii());
+                }
+                gaps_of.insert(name, gaps.len());
+            }
+            let text = format!("{passed_over:?}");
+            for (name, gaps) in &gaps_of {
+                let is_named = text.contains(&format!("keyspace \\\"{name}\\\""));
+                assert!(is_named || is_outdated || *gaps == 0, "{gaps} gaps in {name}: {text}");
+            }
+            whole_count += usize::from(gaps_of.values().any(|gaps| *gaps == 0));
+            gap_count += usize::from(gaps_of.values().any(|gaps| *gaps > 0));
+            assert!(matches!(db.keyspace("new"), Err(Error::ReadOnly { .. })));
+            assert!(db.check().unwrap().corruption.len() >= passed_over.len() - usize::from(is_log_left_out));
+            drop(db);
+            assert!(read_files(&*backend) == before, "a salvage wrote");
+        }
+    }
+    println!("{whole_count} with a whole keyspace, {gap_count} with gaps, nothing left of {nothing_count}");
+    assert!(whole_count > 3 && gap_count > 3, "{whole_count} with a whole keyspace, {gap_count} with gaps");
+}

@@ -43,7 +43,8 @@ pub(crate) struct Dump {
     /// These fields of the values, which must be JSON objects
     #[arg(long, value_name = "FIELD", value_delimiter = ',', conflicts_with = "values")]
     columns: Vec<String>,
-    /// Go on behind what can't be read; each gap is named by its neighbouring keys, and makes the exit code 4
+    /// Go on behind what can't be read, also where the database does not open; each gap is named by its neighbouring
+    /// keys, and makes the exit code 4
     #[arg(long)]
     skip_damage: bool,
     /// Replace the file if it is there
@@ -82,7 +83,10 @@ impl Dump {
         let format = self.format.or(by_name).or(by_delimiter).unwrap_or(Format::Jsonl);
         self.check_format(format)?;
         let range = self.selection.range(self.hex)?;
-        let database = self.database.open_to_read()?;
+        let (database, passed_over) = match self.skip_damage {
+            true => self.database.open_to_salvage(output)?,
+            false => (self.database.open_to_read().map_err(skip_damage_helps)?, 0),
+        };
         let keyspace = self.keyspace.existing(&database)?;
         let range = keyspace.range(range);
         let rows: Box<dyn Iterator<Item = drumlin::Result<Salvaged>>> = match self.skip_damage {
@@ -93,7 +97,7 @@ impl Dump {
             let stdout = BufWriter::with_capacity(256 << 10, io::stdout().lock());
             let written = self.write_rows(format, stdout, rows, &Progress::none());
             let written = written.map_err(|stopped| stopped.or_else(|error| Failure::stdout(&error)))?;
-            return written.outcome();
+            return written.outcome(passed_over);
         };
         interrupt::watch();
         let start = Instant::now();
@@ -120,7 +124,7 @@ impl Dump {
                 figures::duration(elapsed)
             )
         })?;
-        written.outcome()
+        written.outcome(passed_over)
     }
 
     fn check_format(&self, format: Format) -> Result<()> {
@@ -230,15 +234,22 @@ struct Written {
 }
 
 impl Written {
-    fn outcome(&self) -> Result<()> {
-        match self.gaps {
-            0 => Ok(()),
-            gaps => Err(Failure::new(
-                Exit::Corrupted,
-                format!("{} in the rows, where they can't be read", figures::plural(gaps, "gap")),
-            )
-            .hint("all other rows were written; `drumlin check` tells more")),
-        }
+    /// The outcome where opening has passed over so many damages.
+    fn outcome(&self, passed_over: usize) -> Result<()> {
+        let message = match (self.gaps, passed_over) {
+            (0, 0) => return Ok(()),
+            (0, _) => "the database is damaged; no gap was found in these rows".to_owned(),
+            (gaps, _) => format!("{} in the rows, where they can't be read", figures::plural(gaps, "gap")),
+        };
+        Err(Failure::new(Exit::Corrupted, message).hint("all other rows were written; `drumlin check` tells more"))
+    }
+}
+
+/// Names the option that goes on, where the database does not open because it is damaged.
+fn skip_damage_helps(failure: Failure) -> Failure {
+    match failure.exit() {
+        Exit::Corrupted => failure.hint("--skip-damage writes what is left of a keyspace"),
+        _ => failure,
     }
 }
 

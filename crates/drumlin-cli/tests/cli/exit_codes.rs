@@ -155,6 +155,41 @@ fn a_database_that_does_not_open_is_examined() {
     assert!(contents() == before, "a check changed a file");
 }
 
+/// Of a database that does not open because a page table is damaged, `dump --skip-damage` writes the rows that are
+/// left: all of another keyspace. Without the option, the error names it.
+#[test]
+fn what_is_left_of_a_database_that_does_not_open_is_dumped() {
+    let bench = Bench::new();
+    let columns = ["--format", "tsv", "--key", "k", "--value", "v"];
+    let wide: String = (0..200_000).map(|row| format!("{row:08}\t{row:0>90}\n")).collect();
+    bench.ok_with(&[&["load", "db", "-"][..], &columns].concat(), format!("k\tv\n{wide}").as_bytes());
+    bench.ok_with(&[&["load", "db", "-", "-k", "other"][..], &columns].concat(), rows(50).as_bytes());
+    let data = bench.path().join("db/data");
+    let mut bytes = std::fs::read(&data).unwrap();
+    // The header of an extent has its keyspace, its number and two lengths; only a chunk of a page table has 8 KiB and
+    // a header of 40 bytes.
+    let is_chunk = |at: &usize| {
+        bytes[*at..].starts_with(&8232u32.to_le_bytes()) && bytes[at - 12..at - 4] == [1, 0, 0, 0, 2, 0, 0, 0]
+    };
+    let chunks: Vec<usize> = (16..bytes.len()).filter(is_chunk).collect();
+    assert!(!chunks.is_empty(), "the page table has no third chunk");
+    chunks.into_iter().for_each(|at| bytes[at + 60] ^= 0x55);
+    std::fs::write(&data, bytes).unwrap();
+    let error = bench.fails(4, &["dump", "db", "-", "-k", "other"]);
+    assert!(error.contains("chunk 2 of the page table of keyspace \"default\""), "{error}");
+    assert!(error.contains("--skip-damage"), "{error}");
+    let answer = bench.run(&["dump", "db", "-", "-k", "other", "--skip-damage", "--format", "csv"]);
+    assert_eq!(answer.code, Some(4), "{}", answer.stderr);
+    assert_eq!(String::from_utf8(answer.stdout).unwrap().lines().count(), 51);
+    assert!(answer.stderr.contains("Keyspaces: default, other"), "{}", answer.stderr);
+    assert!(answer.stderr.contains("no gap was found"), "{}", answer.stderr);
+    let answer = bench.run(&["dump", "db", "-", "--skip-damage", "--format", "csv"]);
+    assert_eq!(answer.code, Some(4), "{}", answer.stderr);
+    let left = String::from_utf8(answer.stdout).unwrap().lines().count();
+    assert!(left > 100_000 && left < 200_000, "{left} rows are left");
+    assert!(answer.stderr.contains("gap between '"), "{}", answer.stderr);
+}
+
 fn rows(count: usize) -> String {
     let mut text = String::from("k\tv\n");
     (0..count).for_each(|row| text += &format!("{row:08}\tvalue {row} {}\n", row * 7919));

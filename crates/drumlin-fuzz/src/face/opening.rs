@@ -61,6 +61,10 @@ impl Side {
             assert!(checked(keyspace.insert("k", "v"), is_read_only).is_none(), "a row was put");
         }
         must(db.close());
+        let salvaged = must(call!("Config::salvage", config.clone().salvage(true)).open(self.place.path()));
+        let passed_over = &salvaged.opening().passed_over;
+        assert!(passed_over.is_empty(), "a sound database was salvaged: {passed_over:?}");
+        must(salvaged.close());
     }
 
     /// Opens it again, its handles having gone.

@@ -46,6 +46,7 @@ impl Default for Config {
             in_memory: false,
             create: true,
             read_only: false,
+            salvage: false,
             backend: None,
         };
         Config { settings }
@@ -188,6 +189,47 @@ impl Config {
         self
     }
 
+    /// Opens what is left of a database that does not open because it is corrupted, for
+    /// [reading only](Self::read_only): without what is corrupted, and as of its newest checkpoint, whatever is in its
+    /// log.
+    /// [`Opening::passed_over`](crate::Opening::passed_over) lists what is missing. Default no.
+    ///
+    /// Read it by [`Range::salvage`](crate::Range::salvage). A keyspace whose page table is corrupted has gaps, or no
+    /// rows; other keyspaces are whole. If a summary of changes of the page tables is corrupted, rows may also be
+    /// missing from the result, or older than the checkpoint. If both superblocks or the catalogue are corrupted,
+    /// nothing is left: [`Error::Corrupted`].
+    ///
+    /// ```
+    /// use drumlin::{Config, Database, Salvaged};
+    ///
+    /// # let folder = std::env::temp_dir().join(format!("drumlin-doc-salvage-{}", std::process::id()));
+    /// # let path = folder.join("shop.drumlin");
+    /// # let db = Database::open(&path)?;
+    /// # db.keyspace("orders")?.insert("k", "v")?;
+    /// # db.close()?;
+    /// let db = Config::new().salvage(true).open(&path)?;
+    /// for damage in &db.opening().passed_over {
+    ///     eprintln!("{damage}");
+    /// }
+    /// for info in db.keyspaces() {
+    ///     for step in db.existing_keyspace(&info.name)?.iter().salvage() {
+    ///         match step? {
+    ///             Salvaged::Row(key, value) => println!("{}: {key:?}: {value:?}", info.name),
+    ///             gap => eprintln!("{}: {gap:?}", info.name),
+    ///         }
+    ///     }
+    /// }
+    /// # drop(db);
+    /// # std::fs::remove_dir_all(folder).unwrap();
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    #[must_use]
+    pub fn salvage(mut self, salvage: bool) -> Config {
+        self.settings.salvage = salvage;
+        self.settings.read_only |= salvage;
+        self
+    }
+
     /// Replaces the files, clock and threads of the operating system: tests use it to inject faults and count writes.
     #[must_use]
     #[doc(hidden)]
@@ -253,6 +295,9 @@ impl Config {
             return Err(Error::Invalid(
                 "a database in memory begins empty: it can't be opened for reading only".into(),
             ));
+        }
+        if settings.salvage && !settings.read_only {
+            return Err(Error::Invalid("what is left of a corrupted database can't be opened for writing".into()));
         }
         check_page_bytes(settings.page_bytes)?;
         if !settings.segment_bytes.is_power_of_two() || !((256 << 10)..=(64 << 20)).contains(&settings.segment_bytes) {

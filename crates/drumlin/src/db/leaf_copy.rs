@@ -97,7 +97,7 @@ impl Copier<'_> {
         }
         if part.stop.is_some() {
             part.drop_rows_behind_stop();
-            own.retain(|key, _| part.bounds().contains(*key));
+            own.retain(|key, _| RangeBounds::<[u8]>::contains(&part.bounds(), *key));
         }
 
         let is_plain = old.is_empty() && own.is_empty();
@@ -313,7 +313,7 @@ impl Batch {
     fn merged(part: &LeafPart<'_>, old: BTreeMap<Vec<u8>, OldVersion>, own: BTreeMap<&[u8], Change<'_>>) -> Batch {
         let mut batch = Batch { rows: Vec::new(), spans: Vec::new() };
         let bounds = part.bounds();
-        let mut old = old.into_iter().filter(|(key, _)| bounds.contains(&key[..])).peekable();
+        let mut old = old.into_iter().filter(|(key, _)| RangeBounds::<[u8]>::contains(&bounds, &key[..])).peekable();
         let mut own = own.into_iter().peekable();
         let Span { start: mut index, end } = part.rows;
         let mut key = Vec::new();

@@ -8,6 +8,7 @@ mod config;
 mod in_transaction;
 mod keyspace;
 mod leaf_copy;
+mod locks;
 mod range;
 mod reader;
 mod removal;

@@ -10,6 +10,7 @@ use futures_core::stream::FusedStream;
 use super::Value;
 use super::range::{Keys, Range, Steps, Values};
 use crate::error::Result;
+use crate::sync::Exclusive;
 
 /// A range, or its keys or values, as a [`Stream`] for any executor. Made by [`Range::into_stream`].
 ///
@@ -42,7 +43,7 @@ type Step<T> = Pin<Box<dyn Future<Output = (Range, Option<Result<T>>)> + Send>>;
 enum State<T> {
     Idle(Range),
     /// The next leaf or large value is being read.
-    Waiting(Step<T>),
+    Waiting(Exclusive<Step<T>>),
     Ended,
 }
 
@@ -58,10 +59,10 @@ impl<T> Stream for RowStream<T> {
                         this.state = State::Idle(range);
                         return Poll::Ready(Some(Ok((this.part)(row))));
                     }
-                    None => this.state = State::Waiting((this.begin)(range)),
+                    None => this.state = State::Waiting(Exclusive::new((this.begin)(range))),
                 },
                 State::Waiting(mut step) => {
-                    let Poll::Ready((range, row)) = step.as_mut().poll(context) else {
+                    let Poll::Ready((range, row)) = step.get_mut().as_mut().poll(context) else {
                         this.state = State::Waiting(step);
                         return Poll::Pending;
                     };

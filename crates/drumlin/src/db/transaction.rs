@@ -7,19 +7,20 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use super::keyspace::WithHead;
+use super::locks::{Locks, Planned};
 use super::reader::Reader;
 use super::rows::{Horizon, ReadView, Rows};
 use super::shortage::Shortage;
 use super::{Handle, Keyspace, Value};
 use crate::error::{Error, Result};
-use crate::format::{KeyspaceId, Timestamp};
-use crate::memory::{Account, Grant, grown_capacity, heap_bytes, reserve};
+use crate::format::Timestamp;
+use crate::memory::{Account, Grant};
 use crate::store::{LOCK_TIMEOUT, OpenKeyspace, RowLock, Store};
 use crate::sync::Mutex;
 use crate::task::{WaitMode, ready};
 use crate::txn::TransactionId;
-use crate::txn::engine::{Durability, Engine, Row};
-use crate::txn::locks::{Granted, WAITING_BYTES, lock_bytes};
+use crate::txn::engine::{Durability, Row};
+use crate::txn::locks::{Granted, HeldBy};
 use crate::txn::read_set::{ReadSet, Reads};
 use crate::txn::running::BodyOf;
 use crate::txn::values::{self, Blocking, LargeValue, MEDIUM_BYTES_MAX, Source};
@@ -133,62 +134,6 @@ impl std::fmt::Debug for Transaction {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (isolation, seen) = (self.options.isolation, self.reader.view.horizon.seen());
         write!(f, "Transaction({isolation:?} at {seen}, {} rows changed)", self.writes().set.row_count())
-    }
-}
-
-/// The row locks of a transaction, released on drop.
-struct Locks {
-    engine: Arc<Engine>,
-    owner: TransactionId,
-    keys: Vec<(KeyspaceId, Box<[u8]>)>,
-    /// The row of a call that waits for its lock, or has it and has yet to check for a conflict.
-    pending: Option<(KeyspaceId, Box<[u8]>)>,
-    /// Heap memory of the keys, and of the locks in the lock table.
-    heap_bytes: usize,
-    /// The locks that a batch takes when it is committed; `None` in a transaction, which takes them at each write.
-    planned: Option<Planned>,
-}
-
-/// Locks that are to be taken later.
-#[derive(Clone, Copy, Debug, Default)]
-struct Planned {
-    key_count: usize,
-    heap_bytes: usize,
-}
-
-impl Locks {
-    fn new(engine: &Arc<Engine>, owner: TransactionId) -> Locks {
-        Locks { engine: Arc::clone(engine), owner, keys: Vec::new(), pending: None, heap_bytes: 0, planned: None }
-    }
-
-    /// The memory with one more lock, which may have to be waited for.
-    fn memory_bytes_with(&self, key: &[u8]) -> usize {
-        let planned = self.planned.unwrap_or_default();
-        let key_count = planned.key_count + grown_capacity(&self.keys, 1);
-        let own_bytes = heap_bytes(key.len()) + lock_bytes(key) + WAITING_BYTES;
-        key_count * size_of::<(KeyspaceId, Box<[u8]>)>() + self.heap_bytes + planned.heap_bytes + own_bytes
-    }
-
-    /// Heap memory of a key, and of its lock in the lock table.
-    fn heap_bytes_of(key: &[u8]) -> usize {
-        heap_bytes(key.len()) + lock_bytes(key)
-    }
-}
-
-impl Locks {
-    /// Releases the lock of a call whose future was leaked.
-    fn end_pending(&mut self) {
-        if let Some((keyspace, key)) = self.pending.take() {
-            self.engine.locks.abandon(self.owner, keyspace, &key);
-        }
-    }
-}
-
-impl Drop for Locks {
-    fn drop(&mut self) {
-        self.end_pending();
-        let keys = self.keys.iter().map(|(keyspace, key)| (*keyspace, &key[..]));
-        self.engine.locks.unlock_all(self.owner, keys);
     }
 }
 
@@ -318,8 +263,7 @@ impl Transaction {
     async fn lock(&mut self, mode: WaitMode<'_>, open: &OpenKeyspace, key: &[u8]) -> Result<()> {
         self.check_conflict()?;
         if let Some(planned) = &mut self.locks.planned {
-            planned.key_count += 1;
-            planned.heap_bytes += Locks::heap_bytes_of(key);
+            planned.add(key);
             return self.reader.store()?.check_write(open, key);
         }
         let result = self.try_lock(mode, open, key).await;
@@ -374,8 +318,17 @@ impl Transaction {
         let tree = &open.tree;
         locks.end_pending();
         let tried = store.engine.locks.try_lock(*id, tree.pages.id, key);
-        if tried == Ok(Granted::AlreadyMine) {
-            return Ok(());
+        // A transaction that changed the row held its lock until the change was published: if nothing was published
+        // since the snapshot, the row can't have changed.
+        let snapshot = reader.view.horizon.snapshot();
+        let behind = snapshot.filter(|snapshot| store.engine.clock.published() > snapshot.timestamp);
+        match tried {
+            Ok(Granted::AlreadyMine) => return Ok(()),
+            Ok(Granted::Acquired) if behind.is_none() => {
+                locks.add(tree.pages.id, key);
+                return Ok(());
+            }
+            Ok(Granted::Acquired) | Err(HeldBy(_)) => {}
         }
         locks.pending = Some((tree.pages.id, key.into()));
         if tried.is_err() {
@@ -384,9 +337,7 @@ impl Transaction {
         // Until the check below has passed, the lock proves nothing: if it were kept, the next call would skip the
         // check.
         let lock = RowLock { engine: &store.engine, owner: *id, keyspace: tree.pages.id, key };
-        // A transaction that changed the row held its lock until the change was published: if nothing was published
-        // since the snapshot, the row can't have changed.
-        if let Some(snapshot) = reader.view.horizon.snapshot()
+        if let Some(snapshot) = snapshot
             && store.engine.clock.published() > snapshot.timestamp
         {
             let changed = store.engine.changed_since(mode, tree, key, snapshot.timestamp).await?;
@@ -396,9 +347,8 @@ impl Transaction {
             }
         }
         std::mem::forget(lock);
-        reserve(&mut locks.keys, 1);
-        locks.keys.extend(locks.pending.take());
-        locks.heap_bytes += Locks::heap_bytes_of(key);
+        locks.pending = None;
+        locks.add(tree.pages.id, key);
         Ok(())
     }
 
@@ -410,7 +360,7 @@ impl Transaction {
         let deadline = store.now().saturating_add(self.options.lock_timeout);
         let mut attempt = 0;
         loop {
-            self.locks.keys.reserve_exact(planned.key_count);
+            self.locks.reserve(&planned);
             match self.lock_rows(mode, &store, deadline).await {
                 Err(Error::Conflict { .. }) if store.now() < deadline => {
                     self.locks = Locks::new(&store.engine, self.id);
@@ -433,8 +383,7 @@ impl Transaction {
                 store.lock_row(mode, *id, keyspace, key, timeout).await?;
                 locks.pending = None;
             }
-            locks.keys.push((keyspace, key.into()));
-            locks.heap_bytes += Locks::heap_bytes_of(key);
+            locks.add(keyspace, key);
         }
         Ok(())
     }

@@ -213,16 +213,30 @@ impl<'de> serde::Deserialize<'de> for Value {
     }
 }
 
-#[cfg(all(test, feature = "serde"))]
+#[cfg(all(test, any(feature = "bytes", feature = "serde")))]
 mod tests {
-    use serde::Deserialize;
-    use serde::de::value::{BytesDeserializer, Error, SeqDeserializer, StrDeserializer};
-
     use super::*;
 
+    /// A value becomes `Bytes` where it is, of a leaf's copy as of its own.
+    #[cfg(feature = "bytes")]
+    #[test]
+    fn values_become_bytes_in_place() {
+        let rows = Arc::new(b"key value".to_vec());
+        for value in [Value::from("value"), Value::part(&rows, 4..9)] {
+            let place = value.as_ptr();
+            let bytes = bytes::Bytes::from(value);
+            assert_eq!(bytes, "value");
+            assert_eq!(bytes.as_ptr(), place, "it was copied");
+        }
+    }
+
     /// A value comes back from each form that a format may give it.
+    #[cfg(feature = "serde")]
     #[test]
     fn values_are_deserialized() {
+        use serde::Deserialize;
+        use serde::de::value::{BytesDeserializer, Error, SeqDeserializer, StrDeserializer};
+
         let value = Value::from("ab");
         assert_eq!(Value::deserialize(BytesDeserializer::<Error>::new(b"ab")), Ok(value.clone()));
         assert_eq!(Value::deserialize(StrDeserializer::<Error>::new("ab")), Ok(value.clone()));

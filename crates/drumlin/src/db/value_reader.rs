@@ -11,6 +11,7 @@ use crate::format::ChunkNumber;
 use crate::format::node::LargeRef;
 use crate::memory::{Account, Grant, heap_bytes};
 use crate::store::Store;
+use crate::sync::Exclusive;
 use crate::task::{WaitMode, ready};
 use crate::tree::Tree;
 use crate::txn::engine::Engine;
@@ -228,7 +229,7 @@ pub struct AsyncValueReader {
     loading: Option<(u64, Loading)>,
 }
 
-type Loading = Pin<Box<dyn Future<Output = Result<Piece>> + Send>>;
+type Loading = Exclusive<Pin<Box<dyn Future<Output = Result<Piece>> + Send>>>;
 
 impl std::fmt::Debug for AsyncValueReader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -271,10 +272,10 @@ impl futures_io::AsyncRead for AsyncValueReader {
                         let store = handle.store()?;
                         ValueReader::load(store, store.as_task(), &tree, &content, &snapshot, start).await
                     };
-                    &mut other.insert((start, Box::pin(loading))).1
+                    &mut other.insert((start, Exclusive::new(Box::pin(loading)))).1
                 }
             };
-            let Poll::Ready(loaded) = loading.as_mut().poll(context) else { return Poll::Pending };
+            let Poll::Ready(loaded) = loading.get_mut().as_mut().poll(context) else { return Poll::Pending };
             this.loading = None;
             this.reader.piece = Some(loaded.map_err(std::io::Error::other)?);
         }

@@ -119,13 +119,14 @@ impl AsyncReadStream {
         range: Range<u64>,
         mut options: StreamOptions,
     ) -> io::Result<AsyncReadStream> {
+        let range_bytes = range.end.saturating_sub(range.start);
         let plan = Plan::new(file.as_ref(), range, &mut options)?;
         let mut stream = AsyncReadStream {
             driver: driver_of(backend)?,
             file: FileRef::clone(file),
             plan,
             posted: 0,
-            shared: Arc::new(Shared { home: options.home(), state: Mutex::default() }),
+            shared: Arc::new(Shared { home: options.home(range_bytes), state: Mutex::default() }),
             current: ReadBuffer::empty(),
         };
         for _ in 0..options.requests {

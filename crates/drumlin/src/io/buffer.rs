@@ -5,6 +5,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use crate::format::BLOCK_BYTES;
 
@@ -15,7 +16,21 @@ pub struct AlignedBuffer {
     lead: usize,
     length: usize,
     capacity: usize,
+    /// The memory that the buffer is a part of, unless it is an allocation of its own.
+    area: Option<Arc<Area>>,
 }
+
+/// Memory of huge pages, as far as the system has them, for several buffers.
+struct Area {
+    mapped: NonNull<u8>,
+    mapped_bytes: usize,
+}
+
+/// The size of a huge page on all processors with pages of 4 KiB.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// Buffers of fewer bytes together would leave most of a huge page unused.
+const GROUP_BYTES_MIN: usize = HUGE_PAGE_BYTES / 2;
 
 /// The least capacity of a buffer that is allocated with less alignment than it has, and a block more: an allocator
 /// gives zeros of that size without touching them, but writes them where it has to align. The two buffers of a log, of
@@ -29,6 +44,12 @@ const ALLOCATION_ALIGNMENT: usize = 16;
 unsafe impl Send for AlignedBuffer {}
 // SAFETY: shared access only reads. Test: `streamed_buffers_are_stable` of `io::tests`.
 unsafe impl Sync for AlignedBuffer {}
+
+// SAFETY: an area only owns its memory; each byte is accessed through the one buffer that it was given to. Test:
+// `grouped_buffers_are_each_their_own`.
+unsafe impl Send for Area {}
+// SAFETY: as above.
+unsafe impl Sync for Area {}
 
 impl AlignedBuffer {
     /// Address and capacity are multiples of this many bytes.
@@ -46,7 +67,29 @@ impl AlignedBuffer {
         assert!(lead + capacity <= layout.size(), "a buffer of {capacity} bytes does not fit behind {lead}");
         // SAFETY: `lead` is within the allocation, as was just asserted. Test: as before.
         let start = unsafe { allocated.add(lead) };
-        AlignedBuffer { start, lead, length, capacity }
+        AlignedBuffer { start, lead, length, capacity, area: None }
+    }
+
+    /// `count` buffers of `length` zeros each, for requests that are in flight together. From 1 MiB in all, they lie
+    /// side by side in memory of whole huge pages (2 MiB) where the system has them; it is given back with the last.
+    ///
+    /// A drive takes a request as a list of contiguous pieces of memory. Of 4 KiB pages that is a piece per page, and
+    /// the list is full at about 1 MiB; of huge pages, one piece per request. On a virtual drive, streams of 512 KiB
+    /// requests into huge pages had twice the rate, at a fifth of the processor time (docs/lab).
+    #[must_use]
+    pub fn group(count: usize, length: usize) -> Vec<AlignedBuffer> {
+        let capacity = length.next_multiple_of(Self::ALIGNMENT).max(Self::ALIGNMENT);
+        let bytes = capacity.checked_mul(count).expect("buffer size overflows");
+        let area = if bytes < GROUP_BYTES_MIN { None } else { Area::new(bytes) };
+        let Some((area, first)) = area else { return (0..count).map(|_| AlignedBuffer::zeroed(length)).collect() };
+        let area = Arc::new(area);
+        let buffer = |index: usize| {
+            // SAFETY: the area has `bytes` behind `first`, a piece of `capacity` for each index. Test:
+            // `grouped_buffers_are_each_their_own`.
+            let start = unsafe { first.add(index * capacity) };
+            AlignedBuffer { start, lead: 0, length, capacity, area: Some(Arc::clone(&area)) }
+        };
+        (0..count).map(buffer).collect()
     }
 
     fn layout(capacity: usize) -> Layout {
@@ -73,8 +116,42 @@ impl AlignedBuffer {
     }
 }
 
+impl Area {
+    /// Memory for `bytes`, and its first byte; `None` if the system has none, or no such mappings.
+    fn new(bytes: usize) -> Option<(Area, NonNull<u8>)> {
+        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+        // Whole huge pages: the rest of a mapping would be of small ones.
+        let bytes = bytes.checked_next_multiple_of(HUGE_PAGE_BYTES)?;
+        // The part before the first huge page is never touched, and takes no memory.
+        let mapped_bytes = bytes.checked_add(HUGE_PAGE_BYTES)?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh anonymous mapping aliases nothing. Test: `grouped_buffers_are_each_their_own`.
+        let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), mapped_bytes, protection, MapFlags::PRIVATE) };
+        let mapped = NonNull::new(mapped.ok()?.cast::<u8>())?;
+        let area = Area { mapped, mapped_bytes };
+        let lead = mapped.addr().get().next_multiple_of(HUGE_PAGE_BYTES) - mapped.addr().get();
+        assert!(lead + bytes <= mapped_bytes, "{bytes} bytes do not fit behind {lead}");
+        // SAFETY: `lead` is within the mapping, as was just asserted. Test: as before.
+        let first = unsafe { mapped.add(lead) };
+        // SAFETY: the range lies within the mapping just made. No test can fail: the system may ignore the advice.
+        let _ = unsafe { madvise(first.as_ptr().cast(), bytes, Advice::LinuxHugepage) };
+        Some((area, first))
+    }
+}
+
+impl Drop for Area {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new`, and every buffer in it held a reference to this area. Test:
+        // `grouped_buffers_are_each_their_own`, which writes to a buffer whose neighbours are gone.
+        let _ = unsafe { rustix::mm::munmap(self.mapped.as_ptr().cast(), self.mapped_bytes) };
+    }
+}
+
 impl Drop for AlignedBuffer {
     fn drop(&mut self) {
+        if self.area.is_some() {
+            return;
+        }
         // SAFETY: allocated in `zeroed` with this very layout, `lead` bytes before the start. Test: as there, under a
         // checking allocator.
         unsafe { dealloc(self.start.as_ptr().sub(self.lead), Self::layout(self.capacity)) }
@@ -127,5 +204,29 @@ mod tests {
             buffer.set_len(capacity);
             assert!(buffer.iter().all(|&byte| byte == number as u8 + 1), "buffer {number}");
         }
+    }
+
+    /// Grouped buffers are aligned, zeroed and disjoint, side by side from 1 MiB in all, and outlive their neighbours.
+    #[test]
+    fn grouped_buffers_are_each_their_own() {
+        for (count, length) in [(3, 4096), (2, 512 << 10), (6, 512 << 10), (4, (512 << 10) + 1)] {
+            let mut buffers = AlignedBuffer::group(count, length);
+            assert_eq!(buffers.len(), count);
+            for (number, buffer) in buffers.iter_mut().enumerate() {
+                assert!(buffer.as_ptr().addr().is_multiple_of(AlignedBuffer::ALIGNMENT));
+                assert!(buffer.len() == length && buffer.iter().all(|&byte| byte == 0));
+                buffer.set_len(buffer.capacity());
+                buffer.fill(number as u8 + 1);
+            }
+            let is_grouped = count * length >= GROUP_BYTES_MIN;
+            assert!(buffers.iter().all(|buffer| buffer.area.is_some() == is_grouped));
+            let [first, second] = [0, 1].map(|index: usize| buffers[index].as_ptr().addr());
+            assert!(!is_grouped || (first.is_multiple_of(HUGE_PAGE_BYTES) && second == first + buffers[0].capacity()));
+            while let Some(mut last) = buffers.pop() {
+                assert!(last.iter().all(|&byte| byte == buffers.len() as u8 + 1));
+                last.fill(0);
+            }
+        }
+        assert!(AlignedBuffer::group(0, 4096).is_empty());
     }
 }

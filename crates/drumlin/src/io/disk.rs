@@ -11,7 +11,7 @@
 use std::fmt;
 use std::fs;
 use std::hash::{BuildHasher, Hasher};
-use std::io;
+use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -173,7 +173,9 @@ impl File for DiskFile {
     }
 
     fn len(&self) -> io::Result<u64> {
-        Ok(self.handle.metadata()?.len())
+        let metadata = self.handle.metadata()?;
+        // The metadata of a block device do not tell its length.
+        if metadata.is_file() { Ok(metadata.len()) } else { (&self.handle).seek(SeekFrom::End(0)) }
     }
 
     fn set_len(&self, bytes: u64) -> io::Result<()> {

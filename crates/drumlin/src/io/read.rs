@@ -50,28 +50,43 @@ impl Drop for Memory {
 
 /// Keeps the buffers of a stream between requests: allocating 512 KiB afresh costs as much as reading them.
 pub(crate) struct BufferHome {
-    buffers: Mutex<Vec<AlignedBuffer>>,
+    shelf: Mutex<Shelf>,
     buffer_bytes: usize,
     buffers_max: usize,
 }
 
+struct Shelf {
+    buffers: Vec<AlignedBuffer>,
+    /// Buffers that the first request takes together; 0 once it has.
+    group_count: usize,
+}
+
 impl BufferHome {
-    pub(crate) fn new(buffer_bytes: usize, buffers_max: usize) -> Arc<BufferHome> {
-        Arc::new(BufferHome { buffers: Mutex::default(), buffer_bytes, buffers_max })
+    /// A home that keeps up to `buffers_max` buffers. The first `group_count` are allocated together.
+    pub(crate) fn new(buffer_bytes: usize, buffers_max: usize, group_count: usize) -> Arc<BufferHome> {
+        let shelf = Mutex::new(Shelf { buffers: Vec::new(), group_count });
+        Arc::new(BufferHome { shelf, buffer_bytes, buffers_max })
     }
 
     /// A buffer that shows `length` bytes, of no particular content.
     pub(crate) fn take(&self, length: usize) -> AlignedBuffer {
-        let kept = self.buffers.lock().pop();
+        let kept = {
+            let mut shelf = self.shelf.lock();
+            let group_count = std::mem::take(&mut shelf.group_count);
+            if group_count > 0 {
+                shelf.buffers = AlignedBuffer::group(group_count, self.buffer_bytes);
+            }
+            shelf.buffers.pop()
+        };
         let mut buffer = kept.unwrap_or_else(|| AlignedBuffer::zeroed(self.buffer_bytes));
         buffer.set_len(length);
         buffer
     }
 
     pub(crate) fn put(&self, buffer: AlignedBuffer) {
-        let mut buffers = self.buffers.lock();
-        if buffers.len() < self.buffers_max {
-            buffers.push(buffer);
+        let mut shelf = self.shelf.lock();
+        if shelf.buffers.len() < self.buffers_max {
+            shelf.buffers.push(buffer);
         }
     }
 }

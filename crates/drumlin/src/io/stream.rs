@@ -18,7 +18,9 @@ use super::read::{BufferHome, read_unit_bytes};
 use super::{AlignedBuffer, Backend, Completion, File, FileRef, Queue, ReadBuffer};
 use crate::format::BLOCK_BYTES;
 
-/// The settings of a stream. Its memory is `request_bytes` × `requests`, plus the buffers that are still in use.
+/// The settings of a stream. Its memory is `request_bytes` × `requests`, plus the buffers that are still in use. A
+/// stream over a longer range allocates the first `requests` + 1 buffers together, in huge pages of 2 MiB where they
+/// take at least half of one: this memory is kept while any of its buffers is in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StreamOptions {
     /// Bytes of one request, rounded up to a multiple of 4,096. Default 512 KiB: from there on a drive's rate no
@@ -40,9 +42,12 @@ impl StreamOptions {
         StreamOptions { request_bytes, requests: self.requests.max(1) }
     }
 
-    /// The home of the stream's buffers between requests.
-    pub(super) fn home(self) -> Arc<BufferHome> {
-        BufferHome::new(self.request_bytes, self.requests)
+    /// The home of the buffers between requests, of a stream of `range_bytes`.
+    pub(super) fn home(self, range_bytes: u64) -> Arc<BufferHome> {
+        // Those in flight, and the one that the reader has. A short range never needs them all.
+        let count = self.requests.saturating_add(1);
+        let is_long = range_bytes >= (self.request_bytes as u64).saturating_mul(count as u64);
+        BufferHome::new(self.request_bytes, self.requests, if is_long { count } else { 0 })
     }
 }
 
@@ -177,12 +182,13 @@ impl ReadStream {
         range: Range<u64>,
         mut options: StreamOptions,
     ) -> io::Result<ReadStream> {
+        let range_bytes = range.end.saturating_sub(range.start);
         let plan = Plan::new(file.as_ref(), range, &mut options)?;
         let mut stream = ReadStream {
             file: FileRef::clone(file),
             queue: backend.queue(options.requests)?,
             plan,
-            home: options.home(),
+            home: options.home(range_bytes),
             requests: options.requests,
             parts: VecDeque::with_capacity(options.requests),
             first: 0,

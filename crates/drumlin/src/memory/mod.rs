@@ -274,6 +274,13 @@ impl Budget {
         Grant { budget: Arc::clone(self), of, bytes: 0 }
     }
 
+    /// Takes memory of an account for the time of a call, if the account's queue is empty. A refusal changes
+    /// nothing.
+    pub(crate) fn try_hold(&self, of: Account, bytes: u64) -> Option<Held<'_>> {
+        let is_awaited = self.queue(of).is_some_and(WaitQueue::are_awaited);
+        (!is_awaited && self.try_take(of, bytes)).then(|| Held { budget: self, of, bytes })
+    }
+
     /// Grants of two accounts, or of neither. A request above the limit takes all of it. The limit is read once: one
     /// that sinks in between would refuse for ever a request beside which nothing is taken. The undoing of a half
     /// announces nothing: its commit may be the first in the queue, and would wake itself for ever.
@@ -336,6 +343,20 @@ pub(crate) struct Grant {
     budget: Arc<Budget>,
     of: Account,
     bytes: u64,
+}
+
+/// Memory that a call has taken, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Held<'b> {
+    budget: &'b Budget,
+    of: Account,
+    bytes: u64,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.budget.give(self.of, self.bytes);
+    }
 }
 
 /// The first step of a grant that is enlarged step by step: a few rows.
@@ -475,6 +496,21 @@ mod tests {
             }
             assert!(refused.join().unwrap());
         });
+    }
+
+    /// A call gives back all that it holds at its end. It holds nothing where others wait, or the part has less.
+    #[test]
+    fn what_others_wait_for_is_not_held() {
+        let budget = Budget::new(8 << 20, 1);
+        let limit = budget.limit_bytes(Account::Commits);
+        let held = budget.try_hold(Account::Commits, limit).expect("nothing is taken");
+        assert!(budget.try_hold(Account::Commits, 1).is_none());
+        drop(held);
+        assert_eq!(budget.taken_bytes(Account::Commits), 0);
+        let ticket = budget.commits.join();
+        assert!(budget.try_hold(Account::Commits, 1).is_none() && budget.try_hold(Account::Versions, 1).is_some());
+        drop(ticket);
+        assert!(budget.try_hold(Account::Commits, 1).is_some());
     }
 
     /// Two parts are granted together or not at all.

@@ -186,7 +186,7 @@ struct Mapping {
 }
 
 // SAFETY: the mapping is plain memory; who may access which part of it is decided by the frames' states (module, 1 to
-// 3). Test: tests/concurrency.rs, whose threads share one pool.
+// 3). Test: tests/engine/concurrency.rs, whose threads share one pool.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -772,7 +772,7 @@ impl Deref for FrameRead<'_> {
     fn deref(&self) -> &[u8] {
         let (start, bytes) = self.frames.page_pointer(self.frame);
         // SAFETY: the latch is held, shared, so no thread changes the page; or the frame is immutable and none does
-        // anyway. Test: tests/concurrency.rs, whose readers check the stamp of every row beside its writers.
+        // anyway. Test: tests/engine/concurrency.rs, whose readers check the stamp of every row beside its writers.
         unsafe { std::slice::from_raw_parts(start, bytes) }
     }
 }
@@ -817,7 +817,7 @@ impl FrameWrite<'_> {
         let (start, bytes) = self.frames.page_pointer(self.frame);
         // SAFETY: the latch is held, exclusively, and the entry shows a leaf, which is never read without the latch.
         // The entry is of a table whose frames these are: asserted above. Tests: `only_leaves_change_in_place`,
-        // `no_other_database_changes_a_leaf`; tests/concurrency.rs.
+        // `no_other_database_changes_a_leaf`; tests/engine/concurrency.rs.
         unsafe { std::slice::from_raw_parts_mut(start, bytes) }
     }
 
@@ -848,7 +848,7 @@ impl Deref for FrameWrite<'_> {
     fn deref(&self) -> &[u8] {
         let (start, bytes) = self.frames.page_pointer(self.frame);
         // SAFETY: the latch is held, exclusively; changes go through `leaf_mut`, which borrows this guard mutably.
-        // Test: tests/concurrency.rs.
+        // Test: tests/engine/concurrency.rs.
         unsafe { std::slice::from_raw_parts(start, bytes) }
     }
 }

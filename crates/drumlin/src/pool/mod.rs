@@ -26,6 +26,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Waker;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::collections::HashMap;
@@ -176,6 +177,8 @@ struct Background {
     ahead: Mutex<VecDeque<(Arc<PageSpace>, Vec<PageId>)>>,
     wake_ahead: Condvar,
     stop: AtomicBool,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    has_threads: AtomicBool,
 }
 
 /// The part of the file that one request reads.
@@ -776,9 +779,41 @@ impl Pool {
         turns
     }
 
+    /// Starts the background threads, unless they run or were stopped.
+    pub(crate) fn start_background(self: &Arc<Self>) -> std::io::Result<()> {
+        let mut threads = self.background.threads.lock();
+        if self.background.stop.load(Ordering::Acquire) || self.background.has_threads.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        assert!(threads.is_empty(), "background threads are started twice");
+        // Two that read ahead, so that one waits for the device while the other decompresses.
+        type Body = fn(&Pool);
+        let bodies: [(&str, Body); 3] = [
+            ("drumlin-ahead", Pool::run_read_ahead),
+            ("drumlin-ahead", Pool::run_read_ahead),
+            ("drumlin-evict", Pool::run_background),
+        ];
+        for (name, body) in bodies {
+            let pool = Arc::clone(self);
+            threads.push(self.backend.spawn(name, Box::new(move || body(&pool)))?);
+        }
+        Ok(())
+    }
+
+    /// The background threads, for the caller to join once they were [stopped](Self::stop_background).
+    pub(crate) fn take_threads(&self) -> Vec<JoinHandle<()>> {
+        assert!(self.background.stop.load(Ordering::Acquire), "threads are waited for that go on");
+        std::mem::take(&mut *self.background.threads.lock())
+    }
+
     /// Hands pages to the read-ahead thread. If it is behind, drops the request: the scan reads the pages when it needs
-    /// them.
-    pub(crate) fn read_ahead(&self, pages: &Arc<PageSpace>, wanted: Vec<PageId>) {
+    /// them. So it does if no thread can be started.
+    pub(crate) fn read_ahead(self: &Arc<Self>, pages: &Arc<PageSpace>, wanted: Vec<PageId>) {
+        if !self.background.has_threads.load(Ordering::Acquire)
+            && let Err(error) = self.start_background()
+        {
+            log::debug!("starting a thread that reads {} ahead: {error}", self.space.path().display());
+        }
         let mut requests = self.background.ahead.lock();
         if requests.len() < AHEAD_REQUESTS_MAX {
             requests.push_back((Arc::clone(pages), wanted));

@@ -46,8 +46,8 @@
 //! No committer waits for a timer. One that finds its record pending and no write in flight writes everything that is
 //! pending, on its own thread; later ones wait and are written together by the next. A background thread writes for
 //! tasks ([`Log::request_flush`]), and after a moment records that no committer waits for
-//! ([`Log::request_relaxed_flush`]); another prepares segments. If the backend has no threads (`Unsupported`), the
-//! callers do both jobs themselves.
+//! ([`Log::request_relaxed_flush`]); another prepares segments, and removes spare ones once the log is idle. If the
+//! backend has no threads (`Unsupported`), the callers prepare and write themselves.
 //!
 //! # Lock order
 //! `preparing` → `listed` → `old` → one stream's `tail` → `doomed`, `tasks` or the signal's mutex. Hooks and I/O run
@@ -87,7 +87,7 @@ use crate::format::{
 };
 use crate::io::{Backend, FolderRef, Persist, SyncMethod};
 use horizon::Horizon;
-use prepare::{Refusal, Signal, Urgency};
+use prepare::{Call, Refusal, Signal, Urgency};
 use reader::History;
 use segment::{BLOCK, Spare};
 use stream::{Stream, Tail, Window};
@@ -270,6 +270,8 @@ pub(crate) struct Appended {
     pub(crate) end: StreamPosition,
     /// The stream's buffer is filling up.
     pub(crate) is_near_full: bool,
+    /// The stream has a window to be prepared, and its preparation is still to be requested.
+    pub(crate) wants_preparation: bool,
 }
 
 /// An open log.
@@ -333,12 +335,7 @@ impl Reservation<'_> {
         let stream = &shared.streams[self.stream];
         let mut tail = stream.tail.lock();
         tail.release(std::mem::take(&mut self.bytes));
-        let appended = shared.check_open(&tail).map(|()| {
-            let floor = tail.floor();
-            let assign = || shared.horizon.take(self.stream, floor);
-            let (timestamp, end) = tail.append(body, shared.incarnation, assign);
-            Appended { timestamp, stream: StreamId::of_index(self.stream), end, is_near_full: tail.is_near_full() }
-        });
+        let appended = shared.check_open(&tail).map(|()| shared.append(self.stream, &mut tail, body));
         let has_waiters = tail.is_contended();
         drop(tail);
         if has_waiters {
@@ -496,8 +493,12 @@ impl Log {
             shared.list().map_err(|error| Error::io("listing the segments of", shared.folder.path(), error))?;
         }
         self.spawn("drumlin-log-prepare", |shared| {
-            while shared.signal.wait_prepare() {
-                shared.prepare_all();
+            loop {
+                match shared.signal.wait_prepare(shared.has_surplus()) {
+                    Call::Prepare => shared.prepare_all(),
+                    Call::Idle => shared.remove_idle(),
+                    Call::Stop => break,
+                }
             }
         })?;
         self.spawn("drumlin-log-flush", |shared| {
@@ -522,6 +523,30 @@ impl Log {
             Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
             Err(error) => Err(Error::io("starting a thread for", self.shared.folder.path(), error)),
         }
+    }
+
+    /// Appends a record that no space is reserved for, and gives it its timestamp; `None` if there is no space at once,
+    /// or others wait for some.
+    ///
+    /// # Errors
+    /// Like [`Reservation::append`].
+    pub(crate) fn try_append(&self, stream: usize, body: &Body) -> Result<Option<Appended>> {
+        if !self.takes(stream, body.bytes().len()) {
+            return Ok(None);
+        }
+        let shared = &self.shared;
+        let mut tail = shared.streams[stream].tail.lock();
+        shared.check_open(&tail)?;
+        if !tail.has_room_at_once(record_bytes(body.bytes().len())) {
+            return Ok(None);
+        }
+        let appended = shared.append(stream, &mut tail, body);
+        Ok(Some(Appended { wants_preparation: tail.preparation().is_some(), ..appended }))
+    }
+
+    /// Requests the next window of each stream that wants one.
+    pub(crate) fn request_preparation(&self) {
+        self.shared.request_preparation();
     }
 
     /// Reserves space for a record with a body of up to `body_bytes`. If necessary, waits for other records to be
@@ -744,6 +769,19 @@ impl Shared {
 
     fn failure(&self) -> Option<Arc<str>> {
         self.failure.get().cloned()
+    }
+
+    /// Appends a record for which the stream has room.
+    fn append(&self, stream: usize, tail: &mut Tail, body: &Body) -> Appended {
+        let floor = tail.floor();
+        let (timestamp, end) = tail.append(body, self.incarnation, || self.horizon.take(stream, floor));
+        Appended {
+            timestamp,
+            stream: StreamId::of_index(stream),
+            end,
+            is_near_full: tail.is_near_full(),
+            wants_preparation: false,
+        }
     }
 
     /// Fails unless records may be appended to the stream with this tail.

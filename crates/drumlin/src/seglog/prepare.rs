@@ -10,7 +10,7 @@ use crate::sync::{Condvar, Mutex};
 
 use super::Shared;
 use super::segment::{self, BLOCK, FIRST_FILL_BYTES, Segment, Spare, SpareSize};
-use super::stream::{Preparation, Window};
+use super::stream::{Preparation, Stream, Window};
 use crate::format::log::SegmentHeader;
 use crate::format::{CheckpointNumber, StreamId, StreamPosition};
 use crate::io::FileRef;
@@ -49,6 +49,19 @@ pub(super) enum Urgency {
 /// write was in flight took a quarter of a processor.
 const GATHERING: Duration = Duration::from_millis(1);
 
+/// The time without anything to prepare after which a log counts as idle: spares are for the next burst of commits. One
+/// that comes later makes its segments anew, at a sync for each 8 MiB.
+pub(super) const IDLE: Duration = Duration::from_secs(5);
+
+/// The reason for which the thread that prepares wakes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Call {
+    Prepare,
+    /// Nothing was to be prepared for a while.
+    Idle,
+    Stop,
+}
+
 impl Signal {
     pub(super) fn prepare(&self) {
         self.state.lock().prepare = true;
@@ -68,12 +81,22 @@ impl Signal {
         self.flush.notify_one();
     }
 
-    /// Sleeps until there is something to prepare. Returns `false` once the log stops.
-    pub(super) fn wait_prepare(&self) -> bool {
+    /// Sleeps until there is something to prepare, or the log stops; or until [`IDLE`] has passed, if `has_surplus`.
+    pub(super) fn wait_prepare(&self, has_surplus: bool) -> Call {
         let mut state = self.state.lock();
-        self.prepare.wait_while(&mut state, |wanted| !wanted.prepare && !wanted.stop);
-        state.prepare = false;
-        !state.stop
+        while !state.prepare && !state.stop {
+            if !has_surplus {
+                self.prepare.wait(&mut state);
+            } else if self.prepare.wait_for(&mut state, IDLE).timed_out() {
+                break;
+            }
+        }
+        let prepare = std::mem::take(&mut state.prepare);
+        match (state.stop, prepare) {
+            (true, _) => Call::Stop,
+            (false, true) => Call::Prepare,
+            (false, false) => Call::Idle,
+        }
     }
 
     /// Sleeps until there is something to flush. Returns `false` once the log stops.
@@ -325,6 +348,12 @@ impl Shared {
         segment::write_header(file, &header, self.persist())?;
         self.folder.sync()?;
         Ok((Segment::new(Arc::clone(file), header), ready))
+    }
+
+    /// Returns `true` if an idle log has files that it does not need.
+    pub(super) fn has_surplus(&self) -> bool {
+        let has_spares = |stream: &Stream| stream.tail.lock().spares.len() > 1;
+        self.streams.iter().any(has_spares) || !self.doomed.lock().is_empty()
     }
 
     /// Removes all spares but one of each stream: as many as the next opening, or a stream that has been idle, begins

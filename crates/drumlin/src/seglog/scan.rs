@@ -115,6 +115,28 @@ impl Scan {
         Ok(scan)
     }
 
+    /// The log of a database of which the newest checkpoint alone is read: no segments.
+    pub(crate) fn nothing(
+        backend: &Arc<dyn Backend>,
+        folder: &FolderRef,
+        options: &LogOptions,
+        known: &Known<'_>,
+    ) -> Scan {
+        Scan {
+            backend: Arc::clone(backend),
+            folder: Arc::clone(folder),
+            options: options.clone(),
+            history: History::new(known.incarnations),
+            covered: known.covered,
+            ranges: Vec::new(),
+            last: known.covered,
+            record_bytes: 0,
+            record_count: 0,
+            is_closed: true,
+            streams: BTreeMap::new(),
+        }
+    }
+
     /// Brings to the medium the writes that an ended process left in caches, so that nothing found can be lost; changes
     /// no byte. A sync alone is not enough: if one failed before, the system may have dropped the writes that it
     /// covered, and still show them to readers. So the records that nothing proves durable, at most those in flight at

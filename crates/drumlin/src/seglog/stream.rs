@@ -316,6 +316,11 @@ impl Tail {
         self.span_end(bytes) <= self.ready()
     }
 
+    /// Returns `true` if a record of `bytes` fits, and none in the queue is overtaken by it.
+    pub(super) fn has_room_at_once(&self, bytes: usize) -> bool {
+        !self.is_contended() && self.buffer_admits(bytes) && self.windows_admit(bytes)
+    }
+
     pub(super) fn admit(&mut self, bytes: usize) {
         debug_assert!(
             self.buffer_admits(bytes) && self.windows_admit(bytes),

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::neighbours::NeighbourReader;
 use super::superblocks::Superblocks;
 use super::table::{CHUNK_BYTES, CHUNK_PAGES};
 use super::{PageSpace, PageTable, Space};
@@ -381,7 +382,7 @@ impl PageTableStore {
         let mut entries = match known {
             Some(entries) => entries,
             None if old.is_none() => vec![0; CHUNK_PAGES],
-            None => read_chunk(space, keyspace, chunk, old)?,
+            None => chunk_entries(space, keyspace, chunk, old, read_extent(space, old)?)?,
         };
         assert!(entries.len() == CHUNK_PAGES, "a chunk of {} entries", entries.len());
         for change in changes {
@@ -412,7 +413,9 @@ impl PageTableStore {
         self.summaries = catalogue.summaries.clone();
         self.note_summaries(space);
         for &address in &self.summaries {
-            let read = restore(space, "a summary", address).and_then(|()| read_summary(space, address));
+            let what = "a summary of changes of the page tables";
+            let read = restore(space, what, address).and_then(|()| read_summary(space, address));
+            let read = read.map_err(|error| named(error, space, what, address));
             match sound(read, on_corruption)? {
                 Some(read) => append_changes(&mut self.table_changes, &read),
                 None => self.corrupted.summary = true,
@@ -425,6 +428,7 @@ impl PageTableStore {
         };
         let table_bytes = |keyspace| PageTable::memory_bytes_of(chunk_count(keyspace) as u64);
         space.check_opened_tables(catalogue.keyspaces.iter().map(table_bytes).sum())?;
+        let mut reader = NeighbourReader::new(space);
         for keyspace in &catalogue.keyspaces {
             let KeyspaceEntry { id, page_bytes, chunks, name } = keyspace;
             if !crate::format::node::is_page_bytes(*page_bytes as usize) {
@@ -435,7 +439,7 @@ impl PageTableStore {
             let pages = Arc::new(PageSpace::new(*id, *page_bytes as usize, name, &space.budget));
             for chunk in 0..chunk_count(keyspace) {
                 let changed = changes.get(id).and_then(|changed| changed.get(&chunk));
-                let entries = self.load_chunk(space, keyspace, chunk, changed, on_corruption)?;
+                let entries = self.load_chunk(space, keyspace, chunk, changed, &mut reader, on_corruption)?;
                 pages.table.restore_chunk(chunk, &entries);
             }
             self.chunks.insert(*id, chunks.clone());
@@ -467,6 +471,7 @@ impl PageTableStore {
         keyspace: &KeyspaceEntry,
         chunk: usize,
         changed: Option<&Vec<TableChange>>,
+        reader: &mut NeighbourReader<'_>,
         on_corruption: OnCorruption<'_>,
     ) -> Result<Vec<u64>> {
         let KeyspaceEntry { id, chunks, name, .. } = keyspace;
@@ -474,7 +479,11 @@ impl PageTableStore {
         let mut entries = vec![0; CHUNK_PAGES];
         if !address.is_none() {
             let what = format!("chunk {chunk} of the page table of keyspace {name:?}");
-            let read = restore(space, &what, address).and_then(|()| read_chunk(space, *id, chunk, address));
+            let read = restore(space, &what, address)
+                .and_then(|()| reader.read(&chunks[chunk..]).map_err(|error| Error::io("reading", space.path(), error)))
+                .and_then(|bytes| open_extent(space, address, bytes))
+                .and_then(|extent| chunk_entries(space, *id, chunk, address, extent))
+                .map_err(|error| named(error, space, &what, address));
             match sound(read, on_corruption)? {
                 Some(read) => entries = read,
                 None => drop(self.corrupted.chunks.insert((*id, chunk))),
@@ -667,6 +676,14 @@ impl Space {
     }
 }
 
+/// The error of reading an extent, with a name for it where it is corrupted.
+fn named(error: Error, space: &Space, what: &str, address: ExtentAddress) -> Error {
+    match error {
+        Error::Corrupted { reason, .. } => space.corrupted(what, address, reason),
+        other => other,
+    }
+}
+
 const MISPLACED: &str = "its place is outside the file, taken twice, or named with another use of its segment; the file may have been cut short";
 
 fn restore(space: &Space, what: impl std::fmt::Display, address: ExtentAddress) -> Result<()> {
@@ -740,19 +757,39 @@ fn read_payload(
     index: usize,
     address: ExtentAddress,
 ) -> Result<Vec<u8>> {
-    let (header, mut page) = read_extent(space, address)?;
+    let extent = read_extent(space, address)?;
+    payload_of(space, kind, PageKey { keyspace, page: PageId(index as u32) }, address, extent)
+}
+
+/// The payload of an extent, which must be of this kind and page key.
+fn payload_of(
+    space: &Space,
+    kind: Kind,
+    page_key: PageKey,
+    address: ExtentAddress,
+    (header, mut page): (Header, Vec<u8>),
+) -> Result<Vec<u8>> {
     if header.kind != kind {
         return Err(space.corrupted("an extent", address, extent::ExtentError::Kind));
     }
-    if header.page_key != (PageKey { keyspace, page: PageId(index as u32) }) {
+    if header.page_key != page_key {
         return Err(space.corrupted("an extent", address, extent::ExtentError::PageKey(header.page_key)));
     }
     page.drain(..HEADER_BYTES);
     Ok(page)
 }
 
-fn read_chunk(space: &Space, keyspace: KeyspaceId, chunk: usize, address: ExtentAddress) -> Result<Vec<u64>> {
-    let payload = read_payload(space, Kind::Table, keyspace, chunk, address)?;
+/// The entries in the extent of a chunk.
+fn chunk_entries(
+    space: &Space,
+    keyspace: KeyspaceId,
+    chunk: usize,
+    address: ExtentAddress,
+    extent: (Header, Vec<u8>),
+) -> Result<Vec<u64>> {
+    assert!(chunk <= u32::MAX as usize / CHUNK_PAGES, "chunk {chunk} is of no pages");
+    let page_key = PageKey { keyspace, page: PageId(chunk as u32) };
+    let payload = payload_of(space, Kind::Table, page_key, address, extent)?;
     if payload.len() != CHUNK_PAGES * 8 {
         return Err(space.corrupted("a page table", address, extent::ExtentError::Length));
     }
@@ -945,7 +982,8 @@ mod tests {
         checkpoint(&space, &mut page_tables, &catalogue(0, 0));
         assert!(page_tables.table_changes.is_empty());
         for (chunk, address) in page_tables.chunks[&KEYSPACE].iter().enumerate() {
-            let entries = read_chunk(&space, KEYSPACE, chunk, *address).unwrap();
+            let extent = read_extent(&space, *address).unwrap();
+            let entries = chunk_entries(&space, KEYSPACE, chunk, *address, extent).unwrap();
             for (page, entry) in
                 (chunk * CHUNK_PAGES..).zip(entries).filter(|(page, _)| (1..=PAGES as usize).contains(page))
             {

@@ -17,6 +17,7 @@
 
 pub(crate) mod appender;
 pub(crate) mod checkpoint;
+mod neighbours;
 pub(crate) mod reservation;
 pub(crate) mod segments;
 pub(crate) mod superblocks;
@@ -58,13 +59,25 @@ pub(crate) struct PageSpace {
     pub(crate) table: PageTable,
     /// Set when the keyspace is dropped: its pages are being given back.
     pub(crate) dropped: AtomicBool,
+    /// Set when opening has lost entries of page tables and goes on: nodes may name pages that do not exist.
+    has_lost_pages: AtomicBool,
 }
 
 impl PageSpace {
     pub(crate) fn new(id: KeyspaceId, page_bytes: usize, name: &str, budget: &Arc<Budget>) -> PageSpace {
         assert!(is_page_bytes(page_bytes), "keyspace {id} has pages of {page_bytes} bytes");
         let (table, dropped) = (PageTable::new(budget), AtomicBool::new(false));
-        PageSpace { id, page_bytes, name: name.into(), table, dropped }
+        PageSpace { id, page_bytes, name: name.into(), table, dropped, has_lost_pages: AtomicBool::new(false) }
+    }
+
+    /// Notes that entries of its table may be lost.
+    pub(crate) fn expect_lost_pages(&self) {
+        self.has_lost_pages.store(true, Ordering::Release);
+    }
+
+    /// Returns `true` if a node may name a page that the table has lost.
+    pub(crate) fn has_lost_pages(&self) -> bool {
+        self.has_lost_pages.load(Ordering::Acquire)
     }
 
     /// The keyspace, for an error.

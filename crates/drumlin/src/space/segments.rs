@@ -167,9 +167,14 @@ impl Segments {
 
     /// Returns `true` if a place read from disk can exist: within one segment, and not among the superblocks.
     pub(crate) fn is_plausible(&self, address: ExtentAddress) -> bool {
+        self.is_within(&self.state.lock(), address)
+    }
+
+    fn is_within(&self, state: &State, address: ExtentAddress) -> bool {
+        debug_assert!(address.length() > 0, "an extent of no bytes");
         let first = address.start() / self.segment_bytes;
         let last = (address.start() + address.length() - 1) / self.segment_bytes;
-        first == last && first > 0 && first < self.state.lock().segments.len() as u64
+        first == last && first > 0 && first < state.segments.len() as u64
     }
 
     /// Segments that are free.
@@ -271,16 +276,20 @@ impl Segments {
     /// segment's use shows when it is read: a page that can't be read leaves the others readable.
     #[must_use]
     pub(crate) fn restore(&self, address: ExtentAddress) -> bool {
-        if !self.is_plausible(address) {
+        let mut state = self.state.lock();
+        if !self.is_within(&state, address) {
             return false;
         }
         let segment = self.segment_of(address);
-        let mut state = self.state.lock();
-        state.free.remove(&segment);
         let restored = state.segment(segment);
         assert!(!restored.open, "{segment} is written to while the database opens");
+        let is_first = restored.live_bytes == 0;
         restored.live_bytes += address.length();
-        restored.live_bytes <= self.segment_bytes
+        let has_room = restored.live_bytes <= self.segment_bytes;
+        if is_first {
+            state.free.remove(&segment);
+        }
+        has_room
     }
 
     /// Like [`restore`](Self::restore), for an extent that is named with its use. `false` also where something else in

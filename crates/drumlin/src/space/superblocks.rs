@@ -92,8 +92,9 @@ impl Superblocks {
         self.newest.lock().as_ref().is_some_and(|newest| newest.is_closed)
     }
 
-    /// Writes that the database is closed: nothing of the log is needed, and nothing is written after this. Does
-    /// nothing where nothing was written since it was closed last.
+    /// Writes that the database is closed: nothing of the log is needed, and nothing is written after this. Both
+    /// superblocks say so, since the log may be removed afterwards: one that is lost later leaves one that asks for no
+    /// log. Does nothing where nothing was written since it was closed last.
     pub(crate) fn close(&self) -> io::Result<()> {
         if self.is_closed() {
             assert!(self.is_deferred.load(Ordering::Acquire), "a database was written to that is closed");
@@ -102,7 +103,8 @@ impl Superblocks {
         self.write_next(|next| {
             next.log.clear();
             next.is_closed = true;
-        })
+        })?;
+        self.write_next(|_| {})
     }
 
     /// Writes the next superblock, which is the newest as `change` leaves it.

@@ -222,8 +222,11 @@ impl CheckReport {
 impl Store {
     pub(crate) fn check(&self, mut progress: impl FnMut(CheckProgress)) -> Result<CheckReport> {
         let mut report = CheckReport::default();
-        if let Some(error) = &self.passed_over {
-            report.mended.push(Corruption::of(error.clone(), "nothing"));
+        for error in &self.opening.passed_over {
+            match self.is_salvage {
+                true => report.note(error.clone(), "what it leads to; the database does not open"),
+                false => report.mended.push(Corruption::of(error.clone(), "nothing")),
+            }
         }
         let space = &self.engine.space;
         {

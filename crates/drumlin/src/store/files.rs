@@ -293,7 +293,6 @@ impl Opener<'_> {
 
     /// Opens the data file and takes its lock, which nothing that happens to names takes away.
     pub(super) fn lock_data(&self, name: &str, options: OpenOptions, lock: Lock) -> Result<FileRef> {
-        let options = OpenOptions { direct: true, ..options };
         let file = self.folder.open(name, options).map_err(|error| self.io("opening", name, error))?;
         match file.try_lock(lock) {
             Ok(true) => {}
@@ -377,7 +376,7 @@ impl Opener<'_> {
     /// made the database meanwhile.
     fn begin_data(&self) -> Result<Option<FileRef>> {
         self.check_creatable()?;
-        let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
+        let options = OpenOptions { write: true, create: true, direct: true, ..OpenOptions::default() };
         let file = self.lock_data(NEW_DATA_NAME, options, Lock::Exclusive)?;
         if self.exists(DATA_NAME)? {
             // The locked file is the other process's data file, or one begun here in vain.

@@ -82,27 +82,17 @@ impl MakeRoom for Maintenance {
 impl Store {
     /// Starts the background threads. Where one does not start, those before it run until [`stop`](Store::stop).
     pub(super) fn start_threads(self: &Arc<Self>) -> Result<()> {
-        let backend = &self.engine.backend;
-        let pool = Arc::clone(&self.engine.pool);
-        let store = Arc::downgrade(self);
-        let maintenance = Arc::clone(&self.maintenance);
-        type Body = Box<dyn FnOnce() + Send>;
-        // Two, so that one waits for the device while the other decompresses.
-        let readers = [(); 2].map(|()| Arc::clone(&self.engine.pool));
-        let [reader, other_reader] = readers;
-        let bodies: [(&str, Body); 4] = [
-            ("drumlin-ahead", Box::new(move || reader.run_read_ahead())),
-            ("drumlin-ahead", Box::new(move || other_reader.run_read_ahead())),
-            ("drumlin-evict", Box::new(move || pool.run_background())),
-            ("drumlin-maintenance", Box::new(move || run_maintenance(&store, &maintenance))),
-        ];
-        // Without the maintenance thread, the last, nothing is written.
-        let thread_count = bodies.len() - usize::from(self.is_read_only);
-        for (name, body) in bodies.into_iter().take(thread_count) {
-            let thread =
-                backend.spawn(name, body).map_err(|error| Error::io("starting a thread for", &self.path, error))?;
-            self.threads.lock().push(thread);
+        // A database that is only read starts those of the pool with the first scan that reads ahead, and needs no
+        // other: one short read waits for none to begin and end.
+        if self.is_read_only {
+            return Ok(());
         }
+        let starting = |error| Error::io("starting a thread for", &self.path, error);
+        self.engine.pool.start_background().map_err(starting)?;
+        let (store, maintenance) = (Arc::downgrade(self), Arc::clone(&self.maintenance));
+        let body = Box::new(move || run_maintenance(&store, &maintenance));
+        let thread = self.engine.backend.spawn("drumlin-maintenance", body).map_err(starting)?;
+        self.threads.lock().push(thread);
         Ok(())
     }
 
@@ -112,7 +102,9 @@ impl Store {
         self.maintenance.changed.notify_all();
         self.engine.tasks.stop();
         self.engine.pool.stop_background();
-        for thread in self.threads.lock().drain(..) {
+        let mut threads = self.engine.pool.take_threads();
+        threads.append(&mut self.threads.lock());
+        for thread in threads {
             // The last handle may go on one of these threads.
             if thread.thread().id() != crate::sync::current().id() && crate::sync::join(thread).is_err() {
                 log::error!("a background thread of {} panicked", self.path.display());

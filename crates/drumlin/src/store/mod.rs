@@ -75,6 +75,10 @@ pub struct Opening {
     pub duration: Duration,
     /// The newest commit.
     pub last: Timestamp,
+    /// Corruption that opening found and did without: a superblock beside a sound one, and with
+    /// [`Config::salvage`](crate::Config::salvage) anything else. Then also [`Error::NotClosed`], if the log has
+    /// commits that no checkpoint holds.
+    pub passed_over: Vec<Error>,
 }
 
 /// The settings of one opening, as [`Config`](crate::Config) describes and checks them.
@@ -93,6 +97,8 @@ pub(crate) struct Settings {
     pub(crate) in_memory: bool,
     pub(crate) create: bool,
     pub(crate) read_only: bool,
+    /// Without what is corrupted; for reading only.
+    pub(crate) salvage: bool,
     pub(crate) backend: Option<Arc<dyn Backend>>,
 }
 
@@ -120,8 +126,8 @@ pub(crate) struct Store {
     checkpoint_log_bytes: u64,
     /// Nothing is written: every call that would is refused.
     is_read_only: bool,
-    /// Corruption that opening found and could do without.
-    passed_over: Option<Error>,
+    /// It was opened without what is corrupted.
+    is_salvage: bool,
     checkpoints: AtomicU64,
     /// The result of closing. Locked while the database is being closed, so that a second close waits.
     closed: Mutex<Option<Result<()>>>,
@@ -406,28 +412,23 @@ impl Store {
     ) -> Result<()> {
         let owner = self.next_transaction();
         let rows = [row];
-        let (lock, admitted) = match self.try_begin(owner, &rows) {
+        let mut begun = None;
+        if self.engine.locks.try_lock(owner, row.tree.pages.id, row.key).is_ok() {
+            let lock = RowLock { engine: &self.engine, owner, keyspace: row.tree.pages.id, key: row.key };
+            if let Some(applied) = self.engine.commit_at_once(&rows, lock_bytes(row.key))? {
+                self.end_locks(lock);
+                return self.engine.settle(mode, &rows, applied, durability).await.map(drop);
+            }
+            begun = self.engine.try_admit(&rows, lock_bytes(row.key)).map(|admitted| (lock, admitted));
+        }
+        let (lock, admitted) = match begun {
             Some(begun) => begun,
             None => self.begin_waiting(mode, owner, &rows).await?,
         };
         self.commit_admitted(mode, &rows, None, admitted, durability, lock).await.map(drop)
     }
 
-    /// Takes the row's lock, and the memory that the commit needs with it, where neither has to be waited for.
-    #[inline]
-    fn try_begin<'a>(
-        &'a self,
-        owner: TransactionId,
-        rows: &[engine::Row<'a>; 1],
-    ) -> Option<(RowLock<'a>, engine::Admitted)> {
-        let [engine::Row { tree, key, .. }] = rows;
-        self.engine.locks.try_lock(owner, tree.pages.id, key).ok()?;
-        let lock = RowLock { engine: &self.engine, owner, keyspace: tree.pages.id, key };
-        let admitted = self.engine.try_admit(rows, lock_bytes(key))?;
-        Some((lock, admitted))
-    }
-
-    /// The same, waiting.
+    /// Takes the row's lock, and the memory that the commit needs with it.
     async fn begin_waiting<'a>(
         &'a self,
         mode: WaitMode<'_>,
@@ -492,6 +493,12 @@ impl Store {
         durability: engine::Durability,
         locks: L,
     ) -> Result<Timestamp> {
+        if reads.is_none()
+            && let Some(applied) = self.engine.commit_at_once(rows, 0)?
+        {
+            self.end_locks(locks);
+            return self.engine.settle(mode, rows, applied, durability).await;
+        }
         let admitted = self.engine.admit(mode, rows, reads, 0).await;
         self.commit_admitted(mode, rows, reads, admitted, durability, locks).await
     }
@@ -506,13 +513,15 @@ impl Store {
         durability: engine::Durability,
         locks: L,
     ) -> Result<Timestamp> {
-        let applied = || {
-            drop(locks);
-            if self.is_checkpoint_due() {
-                self.maintenance.ask();
-            }
-        };
-        self.engine.commit(mode, rows, reads, admitted, durability, applied).await
+        self.engine.commit(mode, rows, reads, admitted, durability, || self.end_locks(locks)).await
+    }
+
+    /// Releases the locks of a commit that is applied, and asks for a checkpoint where one is due.
+    fn end_locks<L>(&self, locks: L) {
+        drop(locks);
+        if self.is_checkpoint_due() {
+            self.maintenance.ask();
+        }
     }
 
     fn is_checkpoint_due(&self) -> bool {

@@ -22,6 +22,10 @@
 //! A segment of an opening that the superblock does not know, or a damaged superblock beside it, tells that a
 //! superblock may be lost, and the steps are those of any other database.
 //!
+//! # Salvage
+//! An opening that saves what is left of a corrupted database ([`Config::salvage`](crate::Config::salvage)) is one for
+//! reading only. Steps 1 and 2 note what is corrupted and go on without it; the state is that of the checkpoint.
+//!
 //! An opening for reading only refuses a database with anything to recover, and ends with a log that takes no record.
 
 use std::sync::Arc;
@@ -112,6 +116,38 @@ impl Opener<'_> {
         }
     }
 
+    /// Goes on without what is corrupted, if what is left is to be saved.
+    fn pass_over(&self, error: Error, passed_over: &mut Vec<Error>) -> Result<()> {
+        match error {
+            Error::Corrupted { .. } | Error::Io { .. } if self.settings.salvage => {
+                passed_over.push(error);
+                Ok(())
+            }
+            other => Err(other),
+        }
+    }
+
+    /// Reads the log for the commits in it, which are left out: applying them may need what is corrupted.
+    fn pass_over_log(
+        &self,
+        options: &LogOptions,
+        superblock: &Superblock,
+        passed_over: &mut Vec<Error>,
+    ) -> Result<Scan> {
+        let access = OpenOptions { direct: true, ..OpenOptions::default() };
+        let folder = self.log_folder(superblock);
+        let scan = folder.and_then(|folder| {
+            let mut on_corruption = |error| self.pass_over(error, passed_over);
+            Scan::read(&self.backend, &folder, options, access, &known(superblock), &mut on_corruption)
+        });
+        match scan.map(|scan| scan.record_count()) {
+            Ok(0) => {}
+            Ok(commits) => passed_over.push(Error::NotClosed { path: self.path().to_path_buf(), commits }),
+            Err(error) => self.pass_over(error, passed_over)?,
+        }
+        Ok(Scan::nothing(&self.backend, &self.folder, options, &known(superblock)))
+    }
+
     fn read_checkpoint(&self, data: DataFile) -> Result<CheckpointRead<'_>> {
         let options = OpenOptions { write: !self.settings.read_only, direct: true, ..OpenOptions::default() };
         let file = self.folder.open(DATA_NAME, options).map_err(|error| self.io("opening", DATA_NAME, error))?;
@@ -126,18 +162,18 @@ impl Opener<'_> {
         let space = Arc::new(space.with_superblocks(Arc::clone(&superblocks)));
         let page_tables =
             PageTableStore::new(superblock, Arc::clone(&superblocks), budget.epoch_changes_max() as usize);
-        let loaded = page_tables.load(&space, self.settings.memory_bytes, &mut Err)?;
-        Ok(CheckpointRead {
-            opener: self,
-            data,
-            file,
-            passed_over: reason,
-            incarnation,
-            budget,
-            space,
-            superblocks,
-            loaded,
-        })
+        let mut passed_over = Vec::from_iter(reason);
+        let loaded = page_tables
+            .load(&space, self.settings.memory_bytes, &mut |error| self.pass_over(error, &mut passed_over))?;
+        if self.settings.salvage {
+            match passed_over.first() {
+                // The catalogue is lost, and with it the names of all keyspaces.
+                Some(error) if loaded.catalogue.keyspaces.is_empty() => return Err(error.clone()),
+                Some(_) => space.page_spaces().iter().for_each(|pages| pages.expect_lost_pages()),
+                None => {}
+            }
+        }
+        Ok(CheckpointRead { opener: self, data, file, passed_over, incarnation, budget, space, superblocks, loaded })
     }
 }
 
@@ -146,7 +182,7 @@ struct CheckpointRead<'o> {
     opener: &'o Opener<'o>,
     data: DataFile,
     file: FileRef,
-    passed_over: Option<Error>,
+    passed_over: Vec<Error>,
     incarnation: Incarnation,
     budget: Arc<Budget>,
     space: Arc<Space>,
@@ -155,16 +191,20 @@ struct CheckpointRead<'o> {
 }
 
 impl<'o> CheckpointRead<'o> {
-    fn scan_log(self) -> Result<LogScanned<'o>> {
+    fn scan_log(mut self) -> Result<LogScanned<'o>> {
         let opener = self.opener;
         let superblock = &self.loaded.page_tables.superblock;
-        let folder = opener.log_folder(superblock)?;
         let options = opener.log_options(superblock, &self.budget, self.data.sync);
+        if opener.settings.salvage {
+            let scan = opener.pass_over_log(&options, superblock, &mut self.passed_over)?;
+            return Ok(LogScanned { folder: Arc::clone(&opener.folder), checkpoint: self, options, scan: Some(scan) });
+        }
+        let folder = opener.log_folder(superblock)?;
         let scan = match self.data.created {
             true => None,
             false => {
                 let is_full = self.loaded.page_tables.is_incarnation_list_full();
-                let is_closed = superblock.is_closed && self.passed_over.is_none() && !is_full;
+                let is_closed = superblock.is_closed && self.passed_over.is_empty() && !is_full;
                 Some(opener.scan(&folder, &options, &Known { is_closed, ..known(superblock) })?)
             }
         };
@@ -227,7 +267,7 @@ struct Recovering<'o> {
     opener: &'o Opener<'o>,
     data: DataFile,
     file: FileRef,
-    passed_over: Option<Error>,
+    passed_over: Vec<Error>,
     incarnation: Incarnation,
     superblocks: Arc<Superblocks>,
     page_tables: PageTableStore,
@@ -383,14 +423,21 @@ impl Replayed<'_> {
             page_tables: Mutex::new(page_tables),
             maintenance: recovering.maintenance,
             threads: Mutex::default(),
-            opening: Opening { created: data.created, recovered_records, recovered_bytes, duration, last },
+            opening: Opening {
+                created: data.created,
+                recovered_records,
+                recovered_bytes,
+                duration,
+                last,
+                passed_over: recovering.passed_over,
+            },
             locks: opener.locks(data.lock),
             sync: data.sync,
             page_bytes: opener.settings.page_bytes,
             durability: opener.settings.durability,
             checkpoint_log_bytes: opener.settings.checkpoint_log_bytes,
             is_read_only: opener.settings.read_only,
-            passed_over: recovering.passed_over,
+            is_salvage: opener.settings.salvage,
             checkpoints: AtomicU64::new(0),
             closed: Mutex::default(),
         })

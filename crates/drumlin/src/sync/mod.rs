@@ -4,6 +4,7 @@
 //! system's scheduler: with the feature `sim`, [`scheduler`] and `simulated` do. Threads outside of a simulation wait
 //! as usual.
 
+mod exclusive;
 mod random;
 #[cfg(feature = "sim")]
 pub(crate) mod scheduler;
@@ -17,6 +18,7 @@ pub(crate) use simulated::{
     join, park_timeout, sleep, thread_number, yield_now,
 };
 
+pub(crate) use self::exclusive::Exclusive;
 #[cfg(not(feature = "sim"))]
 pub(crate) use self::system::*;
 pub(crate) use self::thread_index::{ThreadTag, thread_index, thread_tag};

@@ -49,6 +49,9 @@ impl std::fmt::Debug for Tree {
 /// Descents that may start again before the tree is taken for damaged: an outdated view lasts microseconds.
 const RESTARTS_MAX: usize = 1_000_000;
 
+/// The same where entries of the page table are lost, and nothing but eviction makes a view outdated.
+const LOST_RESTARTS_MAX: usize = 100;
+
 /// The same where each restart may read the device.
 const UNREADABLE_RESTARTS_MAX: usize = 1000;
 
@@ -293,6 +296,9 @@ impl Tree {
     #[cold]
     fn pause(&self, restart: usize) -> Result<()> {
         self.check_dropped()?;
+        if restart >= LOST_RESTARTS_MAX && self.pages.has_lost_pages() {
+            return Err(self.lost());
+        }
         if restart > 16 {
             crate::sync::yield_now();
         }
@@ -335,10 +341,16 @@ impl Tree {
     pub(crate) async fn unreadable(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<Unreadable>> {
         let mut provider = Provider::new(mode, &self.pool);
         for restart in 0..UNREADABLE_RESTARTS_MAX {
-            let (mut lower, mut upper) = (None, None);
-            let way = self.descend(Target::At(key), |_, _, inner, child| (lower, upper) = child_fences(inner, child));
+            let (mut lower, mut upper, mut last) = (None, None, PageId::ROOT);
+            let way = self.descend(Target::At(key), |_, _, inner, child| {
+                (lower, upper) = child_fences(inner, child);
+                last = inner.child(child);
+            });
             let needs = match way {
                 Ok(Some(_)) => return Ok(None),
+                Ok(None) if restart >= LOST_RESTARTS_MAX && self.pages.has_lost_pages() => {
+                    return Ok(Some(Unreadable { page: last, lower, upper, error: self.lost() }));
+                }
                 Ok(None) => {
                     self.pause(restart)?;
                     continue;

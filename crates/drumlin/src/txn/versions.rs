@@ -320,7 +320,7 @@ impl Versions {
         let mut old = OldRows::default();
         let mut bytes = 0;
         for undo in shard.get(&(keyspace, page)).into_iter().flatten().filter(|undo| undo.timestamp > snapshot) {
-            for (key, was) in undo.iter().filter(|(key, _)| bounds.contains(*key)) {
+            for (key, was) in undo.iter().filter(|(key, _)| RangeBounds::<[u8]>::contains(&bounds, *key)) {
                 let is_behind = |last: &Vec<u8>| match direction {
                     Direction::Forward => key > &last[..],
                     Direction::Backward => key < &last[..],

@@ -176,37 +176,31 @@ impl WriteSet {
 
     fn push(&mut self, tree: &Tree, key_range: Range<usize>, kept: Kept) {
         let keyspace = tree.pages.id;
-        self.trees.entry(keyspace).or_insert_with(|| (tree.clone(), Index::Ascending(Vec::new())));
         let number = u32::try_from(self.entries.len()).expect("memory ends before entry numbers");
+        let key_of = |entry: u32| &self.arena[self.entries[entry as usize].key.clone()];
         let key = &self.arena[key_range.clone()];
-        let ascends = match &self.trees[&keyspace].1 {
-            Index::Ascending(order) => order.last().is_none_or(|&last| self.key(last) < key),
-            Index::Sorted(_) => false,
-        };
-        let index = &mut self.trees.get_mut(&keyspace).expect("entered").1;
+        let (_, index) = self.trees.entry(keyspace).or_insert_with(|| (tree.clone(), Index::Ascending(Vec::new())));
+        let mut added_bytes = 0;
+        if let Index::Ascending(order) = index
+            && order.last().is_some_and(|&last| key_of(last) >= key)
+        {
+            let map: BTreeMap<Box<[u8]>, u32> = order.iter().map(|&entry| (Box::from(key_of(entry)), entry)).collect();
+            assert_eq!(map.len(), order.len(), "two changes of one row are newest");
+            added_bytes = map.keys().map(|key| heap_bytes(key.len())).sum();
+            *index = Index::Sorted(map);
+        }
         let previous = match index {
-            Index::Ascending(order) if ascends => {
+            Index::Ascending(order) => {
                 order.push(number);
                 None
             }
-            Index::Ascending(order) => {
-                let sorted = order
-                    .iter()
-                    .map(|&entry| (Box::from(&self.arena[self.entries[entry as usize].key.clone()]), entry));
-                let mut map: BTreeMap<Box<[u8]>, u32> = sorted.collect();
-                assert_eq!(map.len(), order.len(), "two changes of one row are newest");
-                self.index_bytes += map.keys().map(|key| heap_bytes(key.len())).sum::<usize>();
-                let previous = map.insert(key.into(), number);
-                self.index_bytes += if previous.is_none() { heap_bytes(key.len()) } else { 0 };
-                *index = Index::Sorted(map);
-                previous
-            }
             Index::Sorted(map) => {
                 let previous = map.insert(key.into(), number);
-                self.index_bytes += if previous.is_none() { heap_bytes(key.len()) } else { 0 };
+                added_bytes += if previous.is_none() { heap_bytes(key.len()) } else { 0 };
                 previous
             }
         };
+        self.index_bytes += added_bytes;
         assert!(previous.is_none_or(|previous| previous < number), "an entry replaces a later one");
         let is_its_own = |previous: u32| {
             self.entries[previous as usize].keyspace == keyspace && *self.key(previous) == self.arena[key_range.clone()]

@@ -554,6 +554,37 @@ fn a_sealed_log_takes_no_record() {
     assert_eq!(rig.recovered(), expect(1, 5, 100));
 }
 
+/// A record that nothing is reserved for gets its place where there is room, and is recovered. It takes no room that is
+/// reserved, overtakes none that waits for room, and a sealed log refuses it.
+#[test]
+fn a_record_without_a_reservation_overtakes_none() {
+    let mut rig = Rig::new(Disk::new(false), options(2));
+    let log = rig.create();
+    commit_to(&log, 4, 100);
+    let appended = log.try_append(0, &Body::new(body_of(5, 100))).unwrap().expect("there is room");
+    assert_eq!(appended.timestamp, Timestamp(5));
+    log.wait_durable(&appended).unwrap();
+
+    let large = log.body_bytes_max();
+    let reserved = log.reserve(0, large).unwrap();
+    assert!(log.try_append(0, &Body::new(body_of(6, 20_000))).unwrap().is_none(), "the buffer is reserved");
+    let mut queued = Box::pin(log.reserve_as_task(0, large));
+    assert!(poll(&mut queued.as_mut(), Waker::noop()).is_pending());
+    drop(reserved);
+    assert!(log.try_append(0, &Body::new(body_of(6, 100))).unwrap().is_none(), "another is first");
+    assert_eq!(log.last(), Timestamp(5));
+    drop(queued);
+    assert!(log.try_append(0, &Body::new(body_of(6, 100))).unwrap().is_some());
+
+    log.seal();
+    assert!(matches!(log.try_append(0, &Body::new(body_of(7, 100))), Err(Error::Closed)));
+    assert_eq!(log.last(), Timestamp(6));
+    log.close(Timestamp(0)).unwrap();
+    drop(log);
+    rig.move_to(rig.disk.copy());
+    assert_eq!(rig.recovered(), expect(1, 6, 100));
+}
+
 /// The rest of the engine can fail the log, which wakes everybody; what is on its way still counts once it arrives.
 #[test]
 fn the_log_can_be_failed_from_outside() {

@@ -30,7 +30,7 @@ pub(super) trait CommitSink {
     type Committed;
 
     /// Takes the commit's timestamp, with all its leaves and the epoch latched. May fail: nothing is changed yet.
-    fn take_timestamp(&mut self, epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, Self::Committed)>;
+    fn take_timestamp(&mut self, epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, Self::Committed), Unready>;
 
     /// Returns `true` if the version that a change replaces has to be kept; `None` is an absent row.
     fn keeps(&self, replaced: Option<&RowValue<'_>>) -> bool;
@@ -53,6 +53,8 @@ pub(super) enum Unready {
     Needs(Needs),
     /// These rows do not fit into their leaves.
     Room(Range<usize>),
+    /// The log has no room for the record, of a commit that reserved none.
+    LogSpace,
     Error(Error),
 }
 
@@ -207,6 +209,7 @@ impl<L> Engine<L> {
                     pinned_reads = self.pin_reads(mode, reads, &pinned).await?;
                 }
                 Err(Unready::Room(range)) => rows[range.start].tree.make_room(mode, &incoming[range]).await?,
+                Err(Unready::LogSpace) => unreachable!("a record has no room that was reserved for it"),
             }
         }
     }
@@ -222,7 +225,7 @@ impl<L> Engine<L> {
     ) -> Result<S::Committed, Unready> {
         let latched = self.latch_all(work, pinned)?;
         // A log that was sealed or has failed meanwhile gives no timestamp.
-        let (timestamp, committed) = sink.take_timestamp(&latched.epoch_guard).map_err(Unready::Error)?;
+        let (timestamp, committed) = sink.take_timestamp(&latched.epoch_guard)?;
         latched.apply(self, work.rows, medium, timestamp, sink);
         Ok(committed)
     }

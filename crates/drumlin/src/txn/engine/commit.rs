@@ -18,14 +18,14 @@
 use std::future::poll_fn;
 use std::sync::atomic::Ordering;
 
-use super::apply::CommitSink;
+use super::apply::{CommitSink, Unready};
 use super::prepare::Row;
-use super::{Admitted, Durability, Engine};
+use super::{Admitted, Applied, Durability, Engine};
 use crate::error::{Error, Result};
 use crate::format::Timestamp;
 use crate::format::record::{self, Operation};
 use crate::seglog::{Appended, Body, Reservation};
-use crate::space::{EpochGuard, SpaceReservation};
+use crate::space::EpochGuard;
 use crate::task::WaitMode;
 use crate::tree::node::RowValue;
 use crate::tree::{Target, Tree};
@@ -45,9 +45,9 @@ impl CommitSink for LiveLog<'_> {
 
     const IN_ORDER: bool = true;
 
-    fn take_timestamp(&mut self, _epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, Appended)> {
+    fn take_timestamp(&mut self, _epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, Appended), Unready> {
         let reservation = self.reservation.take().expect("a commit takes its timestamp once");
-        let appended = reservation.append(self.body)?;
+        let appended = reservation.append(self.body).map_err(Unready::Error)?;
         assert!(self.clock.published() < appended.timestamp, "a timestamp is given out twice");
         crate::coverage::timestamp_taken(appended.timestamp);
         Ok((appended.timestamp, appended))
@@ -104,18 +104,22 @@ impl Engine {
         drop(body);
         // The versions account for the memory that they took.
         drop(version_memory);
+        self.publish(&logged, body_bytes);
+        applied();
+        drop(admitted);
+        self.settle(mode, rows, Applied { logged, reserved_pages }, durability).await
+    }
+
+    /// Waits until an applied commit is published, from where on its row locks may be released, and counts it.
+    pub(super) fn publish(&self, logged: &Appended, body_bytes: usize) {
         // The next owner of a row's lock that finds nothing published since its snapshot relies on the row being
         // unchanged.
         self.clock.wait_published(logged.timestamp);
         self.commits.fetch_add(1, Ordering::Relaxed);
         self.log_bytes_written.fetch_add(body_bytes as u64, Ordering::Relaxed);
-        applied();
-        drop(admitted);
-        self.settle(mode, rows, reserved_pages, durability, &logged).await?;
-        Ok(logged.timestamp)
     }
 
-    fn encode(&self, rows: &[Row<'_>], body_capacity: usize) -> Result<Body> {
+    pub(super) fn encode(&self, rows: &[Row<'_>], body_capacity: usize) -> Result<Body> {
         let mut body = Vec::with_capacity(body_capacity);
         let mut names_extents = false;
         for row in rows {
@@ -146,28 +150,54 @@ impl Engine {
         Ok(body)
     }
 
-    /// Waits until an applied commit is as durable as requested, and shows it to readers. Merges of the leaves that it
-    /// emptied are the last to use its disk space. Also drops versions that no snapshot needs; the commit's own are
-    /// needed until it is durable, and left to later commits.
-    async fn settle(
+    /// Waits until an applied commit is as durable as requested, and shows it to readers. Returns its timestamp. Also
+    /// drops versions that no snapshot needs; the commit's own are needed until it is durable, and left to later
+    /// commits.
+    pub(crate) async fn settle(
         &self,
         mode: WaitMode<'_>,
         rows: &[Row<'_>],
-        reserved_pages: SpaceReservation<'_>,
+        applied: Applied<'_>,
         durability: Durability,
-        logged: &Appended,
-    ) -> Result<()> {
+    ) -> Result<Timestamp> {
+        let logged = self.request_write(mode, rows, applied, durability);
+        match (durability, mode) {
+            (Durability::Relaxed, _) => {}
+            (Durability::Full, WaitMode::Blocking) => self.log().wait_durable(&logged)?,
+            (Durability::Full, WaitMode::Tasks(_)) => {
+                poll_fn(|context| self.log().poll_durable(logged.timestamp, context.waker())).await?;
+            }
+        }
+        let durable = self.log().durable();
+        assert!(
+            durability == Durability::Relaxed || logged.timestamp <= durable,
+            "a commit returns before it is durable"
+        );
+        self.clock.show_durable(durable);
+        debug_assert!(logged.timestamp <= self.clock.visible(), "a commit returns that its author can't see");
+        Ok(logged.timestamp)
+    }
+
+    /// Has an applied commit written, as soon as its durability asks for, and shows it if it need not be durable.
+    /// Merges of the leaves that it emptied are the last to use its disk space.
+    fn request_write(
+        &self,
+        mode: WaitMode<'_>,
+        rows: &[Row<'_>],
+        applied: Applied<'_>,
+        durability: Durability,
+    ) -> Appended {
+        let Applied { logged, reserved_pages } = applied;
         assert!(
             logged.timestamp <= self.clock.published(),
             "a commit is shown before those in front of it are applied"
         );
-        let log = self.log();
         match durability {
             // Written even if its task stops waiting. A thread that waits writes it itself.
-            Durability::Full if matches!(mode, WaitMode::Tasks(_)) => log.request_flush(logged),
+            Durability::Full if matches!(mode, WaitMode::Tasks(_)) => self.log().request_flush(&logged),
             Durability::Full => {}
             Durability::Relaxed => {
-                log.request_relaxed_flush(logged);
+                self.log().request_relaxed_flush(&logged);
                 self.clock.show_relaxed(logged.timestamp);
             }
         }
@@ -176,16 +206,7 @@ impl Engine {
             self.collect_garbage();
         }
         drop(reserved_pages);
-        if durability == Durability::Full {
-            match mode {
-                WaitMode::Blocking => log.wait_durable(logged)?,
-                WaitMode::Tasks(_) => poll_fn(|context| log.poll_durable(logged.timestamp, context.waker())).await?,
-            }
-            assert!(logged.timestamp <= log.durable(), "a commit returns before it is durable");
-        }
-        self.clock.show_durable(log.durable());
-        debug_assert!(logged.timestamp <= self.clock.visible(), "a commit returns that its author can't see");
-        Ok(())
+        logged
     }
 
     /// Merges the leaves that an applied commit emptied.

@@ -1,6 +1,7 @@
 //! Commits and reads: where write set, tree, versions and log meet.
 
 mod apply;
+mod at_once;
 mod commit;
 mod prepare;
 mod read;
@@ -26,8 +27,8 @@ use crate::format::{KeyspaceId, Timestamp, ValueId};
 use crate::io::Backend;
 use crate::memory::{Budget, Grant};
 use crate::pool::Pool;
-use crate::seglog::Log;
-use crate::space::Space;
+use crate::seglog::{Appended, Log};
+use crate::space::{Space, SpaceReservation};
 use crate::sync::{Mutex, MutexGuard};
 use crate::task::{Tasks, WaitMode, ready};
 
@@ -58,6 +59,12 @@ pub(crate) struct Admitted {
     _pinned: Grant,
     /// The longest body that its record may have.
     body_bytes_max: usize,
+}
+
+/// A commit whose rows are changed and whose record has its place in the log.
+pub(crate) struct Applied<'e> {
+    logged: Appended,
+    reserved_pages: SpaceReservation<'e>,
 }
 
 /// See the module. `L` is the log, or [`Replaying`] while the database recovers and has none to append to.

@@ -204,12 +204,12 @@ impl Pinning<'_, '_> {
 }
 
 /// Upper bound of the bytes of versions that a row leaves.
-fn row_version_bytes_max(row: &Row<'_>) -> usize {
+pub(super) fn row_version_bytes_max(row: &Row<'_>) -> usize {
     undo_bytes_max(version_bytes_max(row.key, row.tree.inline_bytes_max().max(LARGE_REF_BYTES)))
 }
 
 /// The row in the form that the tree takes.
-fn incoming_of<'r>(row: &Row<'r>) -> Incoming<'r> {
+pub(super) fn incoming_of<'r>(row: &Row<'r>) -> Incoming<'r> {
     let value_bytes = match row.change {
         Change::Put(value) if value.len() <= row.tree.inline_bytes_max() => Some(value.len()),
         Change::Put(_) | Change::PutLarge(_) => Some(LARGE_REF_BYTES),

@@ -1,7 +1,7 @@
 //! An engine during recovery: applies commits that are in the log already, on one thread.
 
 use super::Engine;
-use super::apply::CommitSink;
+use super::apply::{CommitSink, Unready};
 use super::prepare::Row;
 use crate::error::Result;
 use crate::format::Timestamp;
@@ -21,7 +21,7 @@ impl CommitSink for ReplayedCommit {
 
     const IN_ORDER: bool = false;
 
-    fn take_timestamp(&mut self, _epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, ())> {
+    fn take_timestamp(&mut self, _epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, ()), Unready> {
         Ok((self.0, ()))
     }
 

@@ -39,7 +39,7 @@ const SPLIT_FRAMES: u64 = 3;
 const _: () = assert!(SPLIT_FRAMES >= FRAMES_NEEDED as u64, "a split needs more frames than a commit has room for");
 
 /// Memory of a commit per row, besides the record.
-const ROW_WORK_BYTES: usize = 2 * size_of::<Row<'_>>() + size_of::<Incoming<'_>>() + 16;
+pub(super) const ROW_WORK_BYTES: usize = 2 * size_of::<Row<'_>>() + size_of::<Incoming<'_>>() + 16;
 
 /// The keyspaces of the rows, each with the most pages that its rows may add: a leaf for each row that is put, the
 /// nodes that splits add above it, and a value's extents.
@@ -58,6 +58,12 @@ fn pages_per_keyspace<'r>(rows: &'r [Row<'r>]) -> impl Iterator<Item = (&'r Page
 /// rounded up, each commit would evict frames that the next read takes again.
 fn certain_growth_bytes(page_count: u64) -> u64 {
     page_count / CHUNK_PAGES as u64 * CHUNK_BYTES
+}
+
+/// The purpose of the space that a commit reserves: one that only removes rows may use what others must leave free.
+fn purpose_of(rows: &[Row<'_>]) -> Purpose {
+    let only_removes = rows.iter().all(|row| matches!(row.change, Change::Remove));
+    if only_removes { Purpose::Remove } else { Purpose::Put }
 }
 
 impl Engine {
@@ -243,21 +249,29 @@ impl Engine {
     /// may use the space that others must leave free. When the reservation is dropped, the pages are dirty or never
     /// will be.
     pub(super) async fn reserve_pages(&self, mode: WaitMode<'_>, rows: &[Row<'_>]) -> Result<SpaceReservation<'_>> {
-        let only_removes = rows.iter().all(|row| matches!(row.change, Change::Remove));
-        let purpose = if only_removes { Purpose::Remove } else { Purpose::Put };
         self.secure_tables(mode, rows).await?;
         let chunk_count = rows.iter().map(|row| match row.change {
             Change::PutLarge(value) => value.addresses.len() as u64,
             Change::Put(_) | Change::Remove => 0,
         });
         self.secure_changes(mode, chunk_count.sum()).await;
-        self.reserve_space(mode, purpose, self.dirtied_bytes_max(rows)).await
+        self.reserve_space(mode, purpose_of(rows), self.dirtied_bytes_max(rows)).await
     }
 
-    /// Refuses a commit that might find no page number or no memory for a page's entry. Shrinks the pool by the memory
-    /// that page tables have taken since the last commit, and that this one will take for certain. Beyond that it may
-    /// take a chunk of 8 KiB now and then, which the next commit makes up for.
-    async fn secure_tables(&self, mode: WaitMode<'_>, rows: &[Row<'_>]) -> Result<()> {
+    /// Like [`reserve_pages`](Self::reserve_pages) for rows without large values, where that takes no waiting.
+    pub(super) fn try_reserve_pages(&self, rows: &[Row<'_>]) -> Result<Option<SpaceReservation<'_>>> {
+        let growth = self.check_tables(rows)?;
+        if self.pool.frames.is_over_limit(growth) || self.space.epoch_change_count() > self.changes_max(0) {
+            return Ok(None);
+        }
+        let (purpose, bytes) = (purpose_of(rows), self.dirtied_bytes_max(rows));
+        let spent = self.space.spend_credit(purpose, bytes);
+        Ok(spent.or_else(|| self.space.try_reserve(purpose, bytes, Margin::Full).ok()))
+    }
+
+    /// Refuses a commit that might find no page number or no memory for a page's entry. Returns the bytes by which its
+    /// rows make page tables grow for certain.
+    fn check_tables(&self, rows: &[Row<'_>]) -> Result<u64> {
         let (mut growth_max, mut growth) = (0, 0);
         for (pages, page_count) in pages_per_keyspace(rows).filter(|(_, page_count)| *page_count > 0) {
             if !pages.table.has_numbers(page_count) {
@@ -273,6 +287,14 @@ impl Engine {
         if growth_max > 0 {
             self.space.check_table_growth(growth_max)?;
         }
+        Ok(growth)
+    }
+
+    /// Makes sure that there is memory for the entries of the pages that a commit adds. Shrinks the pool by the memory
+    /// that page tables have taken since the last commit, and that this one will take for certain. Beyond that it may
+    /// take a chunk of 8 KiB now and then, which the next commit makes up for.
+    async fn secure_tables(&self, mode: WaitMode<'_>, rows: &[Row<'_>]) -> Result<()> {
+        let growth = self.check_tables(rows)?;
         if !self.pool.frames.is_over_limit(growth) {
             return Ok(());
         }
@@ -284,14 +306,20 @@ impl Engine {
         }
     }
 
-    /// Waits for a checkpoint to begin if the newest epoch has as many changes of page tables as fit into their memory.
-    /// An eighth is left to the cleaner and to commits under way, which have passed this point. `more` is the number of
-    /// changes that this commit is certain to add: the chunks of its large values.
-    pub(crate) async fn secure_changes(&self, mode: WaitMode<'_>, more: u64) {
+    /// The most changes of page tables in the newest epoch at which a commit with `more` of them is let pass.
+    fn changes_max(&self, more: u64) -> u64 {
         let count_max = self.budget.epoch_changes_max() / 8 * 7;
         // A commit with more changes than fit into an epoch must not wait forever.
         let limit = count_max - more.min(count_max / 2);
         assert!(0 < limit && limit < self.budget.epoch_changes_max(), "commits would wait at {limit} changes");
+        limit
+    }
+
+    /// Waits for a checkpoint to begin if the newest epoch has as many changes of page tables as fit into their memory.
+    /// An eighth is left to the cleaner and to commits under way, which have passed this point. `more` is the number of
+    /// changes that this commit is certain to add: the chunks of its large values.
+    pub(crate) async fn secure_changes(&self, mode: WaitMode<'_>, more: u64) {
+        let limit = self.changes_max(more);
         if self.space.epoch_change_count() <= limit {
             return;
         }

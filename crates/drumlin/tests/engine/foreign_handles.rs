@@ -1,7 +1,7 @@
 //! Handles of two databases, or of two openings of one, that are mixed: a call with a foreign one is refused with
 //! `Invalid`, before anything else, and both databases stay as they are.
 
-mod support;
+use crate::support;
 
 use std::io::Read;
 

@@ -6,7 +6,7 @@
 //! the random choices begin. A failure names the seed and the cut; with `DRUMLIN_TEST_TRACE` it prints what had been
 //! done.
 
-mod support;
+use crate::support;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};

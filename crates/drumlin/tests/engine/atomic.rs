@@ -1,7 +1,7 @@
 //! Calls that change a row according to its newest value, remove many rows, or commit a batch: alone, among other
 //! writers, and where they end early.
 
-mod support;
+use crate::support;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;

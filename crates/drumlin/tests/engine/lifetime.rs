@@ -1,6 +1,6 @@
 //! The lifetime of an open database: what keeps it open, and how it ends.
 
-mod support;
+use crate::support;
 
 use std::future::Future;
 use std::io::Read;

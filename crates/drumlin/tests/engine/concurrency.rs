@@ -4,7 +4,7 @@
 //! removes are found, and in their order; a value says whose it is. `DRUMLIN_TEST_SECONDS` is how long it runs (default
 //! 5). Meant to run under ThreadSanitizer and AddressSanitizer too.
 
-mod support;
+use crate::support;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

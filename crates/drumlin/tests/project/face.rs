@@ -1,7 +1,7 @@
 //! The public face as its users expect it: ranges of anything that has bytes, the same methods on every reader, and
 //! their answers.
 
-mod support;
+use crate::support;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -346,4 +346,25 @@ fn ranges_are_streams() {
     let mut refused = db.snapshot().iter(&other).into_stream();
     assert!(matches!(block_on(refused.next()), Some(Err(Error::Invalid(_)))));
     assert!(block_on(refused.next()).is_none());
+}
+
+/// Everything that a program may hold can be sent to another thread and shared by several.
+#[test]
+fn all_of_the_face_is_shared_between_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<drumlin::AsyncValueReader>();
+    shared::<drumlin::Batch>();
+    shared::<Config>();
+    shared::<Database>();
+    shared::<Error>();
+    shared::<Keyspace>();
+    shared::<drumlin::Keys>();
+    shared::<drumlin::Range>();
+    shared::<drumlin::RowStream>();
+    shared::<drumlin::Salvage>();
+    shared::<drumlin::Snapshot>();
+    shared::<drumlin::Transaction>();
+    shared::<Value>();
+    shared::<drumlin::ValueReader>();
+    shared::<drumlin::Values>();
 }

@@ -28,7 +28,7 @@
 //! | `space BYTES`, `space none` | sets how much more the files may take |
 //! | `fail write NTH`, `fail sync NTH` | fails this request of the operations that follow |
 
-mod support;
+use crate::support;
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,7 +1,7 @@
 //! A read that is under way while what it reads is moved, replaced, dropped, and its space used again: the reader gets
 //! what was there, or what is there now, and never an error for what somebody else wrote.
 
-mod support;
+use crate::support;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! `transact`: bodies with errors of their own, which of them are run again, and calls that would wait for themselves.
 
-mod support;
+use crate::support;
 
 use std::time::{Duration, Instant};
 

@@ -5,7 +5,7 @@
 //! flight, and lets the next child go on. Quick by default; `DRUMLIN_TEST_KILLS` is the number of kills per
 //! configuration (default 6).
 
-mod support;
+use crate::support;
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -62,7 +62,7 @@ fn run_child(path: &Path, backend: IoBackend, streams: u16, seed: u64, from: &[u
     let order = [u64::from(backend == IoBackend::Portable), u64::from(streams), seed];
     let order = order.iter().chain(from).fold(path.display().to_string(), |order, number| format!("{order}\n{number}"));
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child", "--nocapture", "--test-threads=1"])
+        .args(["--exact", "kill::child", "--nocapture", "--test-threads=1"])
         .env(CHILD_VARIABLE, order)
         .stdout(Stdio::null())
         .stderr(Stdio::piped())

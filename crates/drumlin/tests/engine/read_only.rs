@@ -1,6 +1,6 @@
 //! Databases that are opened for reading only: what they answer, who may have them, and that nothing is written.
 
-mod support;
+use crate::support;
 
 use std::future::Future;
 use std::sync::Arc;

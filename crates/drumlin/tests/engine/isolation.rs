@@ -2,7 +2,7 @@
 //!
 //! The names of the anomalies are those of Berenson et al. (1995) and Adya (1999).
 
-mod support;
+use crate::support;
 
 use std::collections::BTreeMap;
 use std::future::Future;

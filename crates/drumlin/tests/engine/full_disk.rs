@@ -1,7 +1,7 @@
 //! A disk that is full: nothing is lost, what removes is not refused, and what is removed makes room, without
 //! reopening.
 
-mod support;
+use crate::support;
 
 use drumlin::internals::io::fault::FaultyBackend;
 use drumlin::{Config, Database, Durability, Error, Keyspace, TxOptions};

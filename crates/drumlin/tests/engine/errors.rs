@@ -2,7 +2,7 @@
 //!
 //! `DRUMLIN_TEST_FULL_DISKS` is the number of disks that are filled (default 12).
 
-mod support;
+use crate::support;
 
 use std::path::Path;
 use std::process::Command;
@@ -109,6 +109,24 @@ fn one_superblock_is_enough() {
     faulty.fail_from(Operation::Read, 1, EIO);
     let error = config.open("/db").unwrap_err();
     assert!(matches!(error, Error::Io { .. }), "{error:?}");
+}
+
+/// A closed database whose log was removed opens without either of its superblocks.
+#[test]
+fn one_superblock_of_a_closed_database_is_enough() {
+    for slot in [0, 8 * 4096] {
+        let (faulty, config) = faulty();
+        let db = config.open("/db").unwrap();
+        let rows = db.keyspace("rows").unwrap();
+        for number in 0..200_u64 {
+            rows.insert(number.to_be_bytes(), vec![7; 30_000]).unwrap();
+        }
+        drop((rows, db));
+        let data = faulty.open(Path::new("/db/data"), OpenOptions { write: true, ..OpenOptions::default() }).unwrap();
+        data.write_at(&[0xaa; 4096], slot, Persist::Later).unwrap();
+        let db = config.open("/db").unwrap_or_else(|error| panic!("without the superblock at {slot}: {error}"));
+        assert_eq!(db.existing_keyspace("rows").unwrap().count(..).unwrap(), 200);
+    }
 }
 
 /// The first write of an opening is that of the superblock that it found, once more, before the other one is written
@@ -305,7 +323,7 @@ fn the_second_to_open_is_told_who_was_first() {
     drop(keyspace);
     let db = small().open(folder.path()).unwrap();
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child", "--nocapture"])
+        .args(["--exact", "errors::child", "--nocapture"])
         .env(CHILD_VARIABLE, folder.path())
         .output()
         .unwrap();

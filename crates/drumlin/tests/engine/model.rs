@@ -1,6 +1,6 @@
 //! The database against an ordered map: whatever one answers, the other must.
 
-mod support;
+use crate::support;
 
 use std::collections::BTreeMap;
 use std::ops::Bound;

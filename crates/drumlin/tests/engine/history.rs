@@ -4,7 +4,7 @@
 //! `support/history.rs` says what is checked. `DRUMLIN_TEST_HISTORY_TRANSACTIONS` is how many transactions are run
 //! (default 12,000), `DRUMLIN_TEST_SEED` where the random choices begin.
 
-mod support;
+use crate::support;
 
 use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

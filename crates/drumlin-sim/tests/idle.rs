@@ -1,0 +1,50 @@
+//! An idle database, in simulated time.
+
+use std::time::Duration;
+
+use drumlin::internals::io::sim::{self, Disk, Medium, Schedule};
+use drumlin::{Config, Durability, TxOptions};
+
+/// Seconds after a load, and not before, the log removes the files that it kept for more of the same: one spare is left
+/// beside the segments in use. The next load finds a log that takes it.
+#[test]
+fn the_log_of_an_idle_database_shrinks() {
+    let schedule = Schedule { seed: 7, switch_one_in: 30, step_nanos_max: 1000, points_max: 100_000_000 };
+    let outcome = sim::run(schedule, || {
+        let disk = Disk::new(Medium::default(), 7);
+        let log_file_count = || {
+            let is_of_log = |path: &std::path::PathBuf| path.extension().is_some_and(|extension| extension == "seg");
+            disk.with_medium(|medium| medium.files().iter().filter(|path| is_of_log(path)).count())
+        };
+        // Segments for 63 records each, and a checkpoint for each four of them.
+        let config = || {
+            let config = Config::new().backend(disk.backend()).memory(16 << 20).segment_bytes(256 << 10);
+            config.log_segment_bytes(256 << 10).checkpoint_log_bytes(1 << 20)
+        };
+        let db = config().open("/db").unwrap();
+        let rows = db.keyspace("rows").unwrap();
+        let load = |from: u32| {
+            for number in from..from + 1200 {
+                let mut tx =
+                    db.begin_with(TxOptions { durability: Durability::Relaxed, ..Default::default() }).unwrap();
+                tx.insert(&rows, number.to_be_bytes(), vec![number as u8; 4000]).unwrap();
+                tx.commit().unwrap();
+            }
+        };
+        for round in 0..2 {
+            load(round * 1200);
+            db.checkpoint().unwrap();
+            sim::sleep(Duration::from_secs(2));
+            let busy = log_file_count();
+            sim::sleep(Duration::from_secs(5));
+            let idle = log_file_count();
+            assert!(idle <= 3 && idle < busy, "{busy} files became {idle}");
+            sim::sleep(Duration::from_secs(60));
+            assert_eq!(log_file_count(), idle, "an idle log changes no more");
+        }
+        drop(rows);
+        disk.turn_off();
+        drop(db);
+    });
+    outcome.result.unwrap();
+}

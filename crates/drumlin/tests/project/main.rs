@@ -1,0 +1,9 @@
+//! Rules of the project that its sources and documents keep.
+
+mod architecture;
+mod documents;
+mod face;
+mod glossary;
+mod public_docs;
+#[path = "../support/mod.rs"]
+mod support;
