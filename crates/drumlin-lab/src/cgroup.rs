@@ -32,15 +32,18 @@ impl Way {
 
 /// A control group with a memory limit; removed when dropped.
 #[derive(Debug)]
-pub(crate) struct Cgroup {
+pub struct Cgroup {
     path: PathBuf,
     outside: PathBuf,
     way: Way,
 }
 
 impl Cgroup {
-    /// Creates a group that holds its members to `limit_bytes`. The error says why none could be made.
-    pub(crate) fn create(limit_bytes: u64) -> io::Result<Cgroup> {
+    /// Creates a group that holds its members to `limit_bytes`.
+    ///
+    /// # Errors
+    /// If none could be made: the reason.
+    pub fn create(limit_bytes: u64) -> io::Result<Cgroup> {
         let membership = fs::read_to_string("/proc/self/cgroup")?;
         let mounts = fs::read_to_string("/proc/self/mounts")?;
         let mut refusal = io::Error::new(io::ErrorKind::Unsupported, "no memory controller is mounted");
@@ -89,7 +92,8 @@ impl Cgroup {
     }
 
     /// The file to which a process writes its id to enter the group.
-    pub(crate) fn procs_file(&self) -> PathBuf {
+    #[must_use]
+    pub fn procs_file(&self) -> PathBuf {
         self.path.join(MEMBERS)
     }
 
@@ -99,7 +103,8 @@ impl Cgroup {
     }
 
     /// The most memory that the group held at once, page cache included; `None` if the kernel doesn't report it.
-    pub(crate) fn used_bytes_max(&self) -> Option<u64> {
+    #[must_use]
+    pub fn used_bytes_max(&self) -> Option<u64> {
         let name = match self.way {
             Way::CgroupV1 => "memory.max_usage_in_bytes",
             Way::CgroupV2 => "memory.peak",

@@ -9,26 +9,40 @@ use serde::{Deserialize, Serialize};
 
 /// Counters of this process or, where noted, of the machine: at one moment, or the difference between two.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Counters {
-    pub(crate) faults_minor: u64,
-    pub(crate) faults_major: u64,
-    pub(crate) cpu_seconds: f64,
+pub struct Counters {
+    /// Page faults that needed no I/O.
+    pub faults_minor: u64,
+    /// Page faults that did.
+    pub faults_major: u64,
+    /// Processor time of all threads.
+    pub cpu_seconds: f64,
     /// The kernel's part of the processor time. Counted in ticks, so it says little of short runs.
-    pub(crate) system_seconds: f64,
+    pub system_seconds: f64,
     /// Bytes that this process made devices read, faults included.
-    pub(crate) device_read_bytes: u64,
-    pub(crate) device_write_bytes: u64,
+    pub device_read_bytes: u64,
+    /// Bytes that this process wrote directly or made dirty in the page cache.
+    pub device_write_bytes: u64,
+    /// Pages that the kernel's own thread took back, on the whole machine.
+    pub kswapd_pages: u64,
+    /// Pages that processes had to take back themselves for want of free ones, on the whole machine, those of control
+    /// groups not included.
+    pub direct_reclaim_pages: u64,
     /// Interrupts of the whole machine, by name: `TLB` (shootdowns), `RES` (rescheduling), `CAL` (function calls),
     /// `LOC` (timer), `device` (all numbered ones).
-    pub(crate) interrupts: BTreeMap<String, u64>,
+    pub interrupts: BTreeMap<String, u64>,
 }
 
 impl Counters {
-    pub(crate) fn now() -> Counters {
+    /// The counters now.
+    #[must_use]
+    pub fn now() -> Counters {
         let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
         let (faults_minor, faults_major, system_ticks) = parse_stat(&stat);
         let io = fs::read_to_string("/proc/self/io").unwrap_or_default();
+        let machine = fs::read_to_string("/proc/vmstat").unwrap_or_default();
         Counters {
+            kswapd_pages: field(&machine, "pgsteal_kswapd "),
+            direct_reclaim_pages: field(&machine, "pgsteal_direct "),
             faults_minor,
             faults_major,
             cpu_seconds: cpu_time().as_secs_f64(),
@@ -40,7 +54,8 @@ impl Counters {
     }
 
     /// The difference from earlier counters.
-    pub(crate) fn since(&self, before: &Counters) -> Counters {
+    #[must_use]
+    pub fn since(&self, before: &Counters) -> Counters {
         let interrupts = self.interrupts.iter().map(|(name, count)| {
             (name.clone(), count.saturating_sub(before.interrupts.get(name).copied().unwrap_or(0)))
         });
@@ -49,6 +64,8 @@ impl Counters {
             faults_major: self.faults_major.saturating_sub(before.faults_major),
             cpu_seconds: self.cpu_seconds - before.cpu_seconds,
             system_seconds: self.system_seconds - before.system_seconds,
+            kswapd_pages: self.kswapd_pages.saturating_sub(before.kswapd_pages),
+            direct_reclaim_pages: self.direct_reclaim_pages.saturating_sub(before.direct_reclaim_pages),
             device_read_bytes: self.device_read_bytes.saturating_sub(before.device_read_bytes),
             device_write_bytes: self.device_write_bytes.saturating_sub(before.device_write_bytes),
             interrupts: interrupts.collect(),
@@ -60,10 +77,21 @@ impl Counters {
     }
 }
 
+/// Page faults of the calling thread since it began.
+pub(crate) fn thread_faults() -> u64 {
+    let (minor, major, _) = parse_stat(&fs::read_to_string("/proc/thread-self/stat").unwrap_or_default());
+    minor + major
+}
+
 /// Processor time of all threads of this process.
 pub(crate) fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Memory that the kernel could give to a process without swapping.
+pub(crate) fn memory_available_bytes() -> u64 {
+    field(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemAvailable:") * 1024
 }
 
 /// Resident memory now.
@@ -71,8 +99,9 @@ pub(crate) fn resident_bytes() -> u64 {
     status("VmRSS:")
 }
 
-/// Peak resident memory.
-pub(crate) fn resident_bytes_max() -> u64 {
+/// Peak resident memory of this process, in bytes.
+#[must_use]
+pub fn resident_bytes_max() -> u64 {
     status("VmHWM:")
 }
 
@@ -132,6 +161,8 @@ mod tests {
         let memory: Vec<u8> = (0..16u32 << 20).map(|index| index as u8).collect();
         let after = Counters::now().since(&before);
         assert!(after.cpu_seconds > 0.0 && after.faults_minor > 0, "{after:?}");
-        assert!(resident_bytes_max() >= resident_bytes() && resident_bytes() > memory.len() as u64 / 2);
+        // The order matters: other tests of this process take and give memory meanwhile.
+        let resident = resident_bytes();
+        assert!(resident > memory.len() as u64 / 2 && resident_bytes_max() >= resident);
     }
 }

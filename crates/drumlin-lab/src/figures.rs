@@ -2,7 +2,7 @@
 
 /// The form in which the numbers of a column are shown, and their unit in the JSON.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Form {
+pub enum Form {
     /// Text, no number.
     Text,
     /// A whole number.
@@ -43,7 +43,8 @@ impl Form {
     }
 
     /// The number with its unit, as short as is clear.
-    pub(crate) fn show(self, number: f64) -> String {
+    #[must_use]
+    pub fn show(self, number: f64) -> String {
         match self {
             Form::Text | Form::Count => count(number),
             Form::Rate => rate(number),

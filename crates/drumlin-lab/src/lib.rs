@@ -8,32 +8,48 @@
 //! - `experiments/` has one file per experiment: the measurement, its tables and plots, the verdicts on the claims;
 //! - `worker` runs each measurement in a process of its own, `cgroup` holds it to a memory limit, `temp_folder` owns
 //!   the files;
+//! - `regime` makes the conditions under which reads are measured, `loop_device` the devices for them;
+//! - `compare` says when two cases differ, and what a source's claim comes to;
 //! - `measure` and `counters` time and count; `map` and `ring` do what `drumlin::internals::io` does not offer;
+//! - `mount` makes file systems of the lab's own, `block_counts` and `sync_calls` count flushes and the calls that ask
+//!   for them;
 //! - `report` shows the results as tables, as JSON and as one HTML page.
 //!
 //! Linux only: it measures Linux.
 #![deny(missing_docs)]
 #![cfg(target_os = "linux")]
 
+mod block_counts;
 mod cgroup;
+mod compare;
 mod counters;
 pub mod doctor;
 mod experiments;
+mod failing_file;
 mod figures;
 mod flush;
+mod loop_device;
 mod machine;
 mod map;
 mod measure;
+mod mount;
+mod nvme;
+mod regime;
 mod report;
 mod ring;
 mod run;
 mod session;
+mod sync_calls;
 mod sys;
 mod temp_folder;
 mod worker;
 
+pub use cgroup::Cgroup;
+pub use counters::{Counters, resident_bytes_max};
 pub use experiments::Experiment;
+pub use figures::Form;
 pub use machine::{Drive, Machine};
+pub use mount::FileSystem;
 pub use report::{Axis, Cell, Chapter, Column, Holds, Line, Plot, Report, Row, Scale, Table, Verdict};
 pub use run::{run, worker_main};
 pub use session::{Observer, Settings};

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::nvme;
+
 /// The machine, as a report records it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
@@ -62,6 +64,11 @@ pub struct Drive {
 }
 
 impl Machine {
+    /// Returns `true` if the processor is a program (QEMU's): what something costs there tells nothing.
+    pub(crate) fn is_emulated(&self) -> bool {
+        self.processor.contains("TCG") || self.processor.contains("QEMU Virtual CPU")
+    }
+
     /// Describes this machine and the drive under `folder`.
     ///
     /// # Errors
@@ -128,6 +135,10 @@ impl Drive {
             let disk = fs::read_dir(path.join("device/scsi_disk")).ok()?.next()?.ok()?;
             Some(fs::read_to_string(disk.path().join("cache_type")).ok()?.trim().to_owned())
         });
+        if let Some(name) = drive.name.as_deref().filter(|name| name.starts_with("nvme")) {
+            let answer = nvme::write_cache(&Path::new("/dev").join(name));
+            drive.cache_claimed = drive.cache_claimed.or_else(|| Some(answer.ok()?.words().to_owned()));
+        }
         drive.forced_unit_access = read("queue/fua").map(|text| text == "1");
         drive.polled = read("queue/io_poll").is_some_and(|text| text == "1");
         drive.rotational = read("queue/rotational").map(|text| text == "1");
@@ -179,6 +190,15 @@ fn mount_of(mountinfo: &str, folder: &Path) -> Option<Mount> {
         }
     }
     best.map(|(_, mount)| mount)
+}
+
+/// Bytes of the processor's largest cache; 0 if the kernel does not tell.
+pub(crate) fn cache_bytes() -> u64 {
+    let size = |index: usize| -> Option<u64> {
+        let text = fs::read_to_string(format!("/sys/devices/system/cpu/cpu0/cache/index{index}/size")).ok()?;
+        Some(text.trim().strip_suffix('K')?.parse::<u64>().ok()? << 10)
+    };
+    (0..5).filter_map(size).max().unwrap_or(0)
 }
 
 /// A folder on persistent memory from which files can be mapped without a page cache, if one is mounted.

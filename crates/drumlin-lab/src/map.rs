@@ -6,9 +6,10 @@
 #![allow(unsafe_code)]
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Seek, SeekFrom};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
 
 use rustix::mm::{MapFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
@@ -22,8 +23,6 @@ pub(crate) enum Advice {
 }
 
 impl Advice {
-    pub(crate) const ALL: [Advice; 3] = [Advice::Normal, Advice::Random, Advice::Sequential];
-
     pub(crate) fn name(self) -> &'static str {
         match self {
             Advice::Normal => "NORMAL",
@@ -42,8 +41,16 @@ pub(crate) enum Mode {
     SharedPopulated,
     /// Changes stay in anonymous memory of this process.
     Private,
+    /// Shared, for reading only: a store ends the process with SIGSEGV.
+    ReadOnly,
     /// Shared, on persistent memory only: a store that left the processor's cache is durable (`MAP_SYNC`).
     Persistent,
+}
+
+/// The length of a file or of a block device, whose metadata do not tell it.
+pub(crate) fn length(mut file: &File) -> io::Result<u64> {
+    let metadata = file.metadata()?;
+    if metadata.is_file() { Ok(metadata.len()) } else { file.seek(SeekFrom::End(0)) }
 }
 
 /// A mapping of a file's first bytes, readable and writable.
@@ -61,19 +68,18 @@ unsafe impl Sync for Map {}
 impl Map {
     /// Maps the first `bytes` of `file`, which must be at least that long and opened for writing.
     pub(crate) fn new(file: &File, bytes: usize, mode: Mode) -> io::Result<Map> {
-        if bytes == 0 || file.metadata()?.len() < bytes as u64 {
+        if bytes == 0 || length(file)? < bytes as u64 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the file is shorter than the requested mapping"));
         }
         let flags = match mode {
-            Mode::Shared => MapFlags::SHARED,
+            Mode::Shared | Mode::ReadOnly => MapFlags::SHARED,
             Mode::SharedPopulated => MapFlags::SHARED | MapFlags::POPULATE,
             Mode::Private => MapFlags::PRIVATE,
             Mode::Persistent => MapFlags::SHARED_VALIDATE | MapFlags::SYNC,
         };
+        let access = if mode == Mode::ReadOnly { ProtFlags::READ } else { ProtFlags::READ | ProtFlags::WRITE };
         // SAFETY: the kernel chooses the address, so nothing that exists is replaced.
-        let start = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags, file, 0)?
-        };
+        let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, access, flags, file, 0)? };
         Ok(Map { start: NonNull::new(start.cast()).expect("no mapping begins at address zero"), bytes })
     }
 
@@ -97,6 +103,14 @@ impl Map {
         // SAFETY: the range is this mapping.
         unsafe { rustix::mm::mlock(self.start.as_ptr().cast(), self.bytes)? };
         Ok(())
+    }
+
+    /// A word of a shared mapping, for threads and processes that change it at once. No slice of its bytes may be used
+    /// while they do.
+    pub(crate) fn word(&self, place: usize) -> &AtomicU64 {
+        assert!(place.is_multiple_of(8) && place + 8 <= self.bytes, "no word at {place}");
+        // SAFETY: aligned and within the mapping, which lives as long as the reference.
+        unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(place).cast()) }
     }
 
     /// The mapping's address, to find it among those of the process.
@@ -132,10 +146,118 @@ impl Drop for Map {
     }
 }
 
+/// Anonymous memory, locked: a weight on the machine.
+#[derive(Debug)]
+pub(crate) struct Ballast {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+impl Ballast {
+    /// Takes this many bytes, touched and locked.
+    pub(crate) fn new(bytes: usize) -> io::Result<Ballast> {
+        // SAFETY: the kernel chooses the address, so nothing that exists is replaced.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )?
+        };
+        let ballast = Ballast { start: NonNull::new(start.cast()).expect("no mapping begins at address zero"), bytes };
+        // SAFETY: the range is the mapping just made. Huge pages are taken faster; nothing depends on them.
+        let _ = unsafe { rustix::mm::madvise(start, bytes, rustix::mm::Advice::LinuxHugepage) };
+        // SAFETY: the range is the mapping just made.
+        unsafe { rustix::mm::mlock(start, bytes)? };
+        Ok(ballast)
+    }
+}
+
+impl Drop for Ballast {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`, and nothing refers to it.
+        let result = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
+        debug_assert!(result.is_ok(), "{result:?}");
+    }
+}
+
+/// A kind of memory that a program asks the kernel for, writable, without touching it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Reserve {
+    SharedFile,
+    PrivateFile,
+    PrivateFileUnreserved,
+    Anonymous,
+    AnonymousUnreserved,
+}
+
+impl Reserve {
+    pub(crate) const ALL: [Reserve; 5] = [
+        Reserve::SharedFile,
+        Reserve::PrivateFile,
+        Reserve::PrivateFileUnreserved,
+        Reserve::Anonymous,
+        Reserve::AnonymousUnreserved,
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Reserve::SharedFile => "a file, MAP_SHARED",
+            Reserve::PrivateFile => "a file, MAP_PRIVATE",
+            Reserve::PrivateFileUnreserved => "a file, MAP_PRIVATE and MAP_NORESERVE",
+            Reserve::Anonymous => "anonymous memory",
+            Reserve::AnonymousUnreserved => "anonymous memory, MAP_NORESERVE",
+        }
+    }
+
+    pub(crate) fn is_of_file(self) -> bool {
+        !matches!(self, Reserve::Anonymous | Reserve::AnonymousUnreserved)
+    }
+}
+
+/// Maps `bytes` and unmaps them at once: the error is the kernel's refusal.
+pub(crate) fn attempt(file: &File, bytes: usize, kind: Reserve) -> io::Result<()> {
+    let flags = match kind {
+        Reserve::SharedFile => MapFlags::SHARED,
+        Reserve::PrivateFile | Reserve::Anonymous => MapFlags::PRIVATE,
+        Reserve::PrivateFileUnreserved | Reserve::AnonymousUnreserved => MapFlags::PRIVATE | MapFlags::NORESERVE,
+    };
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: the kernel chooses the addresses, nothing touches them, and they are unmapped before anything else is.
+    unsafe {
+        let start = if kind.is_of_file() {
+            rustix::mm::mmap(std::ptr::null_mut(), bytes, access, flags, file, 0)?
+        } else {
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, access, flags)?
+        };
+        rustix::mm::munmap(start, bytes)?;
+    }
+    Ok(())
+}
+
+/// Stores a byte at an address that a defect made up, as a program in a language without checks would. It has to be an
+/// address of `memory`, which is what the defect meets.
+pub(crate) fn stray_store(memory: &mut [u8], address: usize, byte: u8) {
+    let start = memory.as_mut_ptr();
+    let offset = address.wrapping_sub(start.addr());
+    assert!(offset < memory.len(), "a store that meets nothing");
+    // SAFETY: within the exclusive borrow. Memory that is mapped for reading only ends the process.
+    unsafe { start.add(offset).write_volatile(byte) };
+}
+
 /// Brings the pages of `bytes` in, writable, without changing them (`MADV_POPULATE_WRITE`, Linux 5.14).
 pub(crate) fn populate(bytes: &mut [u8]) -> io::Result<()> {
     // SAFETY: the range is borrowed exclusively; the advice changes no content.
     unsafe { rustix::mm::madvise(bytes.as_mut_ptr().cast(), bytes.len(), rustix::mm::Advice::LinuxPopulateWrite)? };
+    Ok(())
+}
+
+/// The same at an address of the mapping, for a thread that runs ahead of those that hold slices of it.
+pub(crate) fn populate_at(address: usize, bytes: usize) -> io::Result<()> {
+    let start = std::ptr::without_provenance_mut(address);
+    // SAFETY: the advice changes no content, wherever the range lies; the kernel refuses what is not mapped.
+    unsafe { rustix::mm::madvise(start, bytes, rustix::mm::Advice::LinuxPopulateWrite)? };
     Ok(())
 }
 

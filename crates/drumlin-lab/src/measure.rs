@@ -27,8 +27,27 @@ impl Latencies {
         self.0.saturating_record(latency.as_nanos() as u64);
     }
 
+    /// The number of operations recorded.
+    pub(crate) fn count(&self) -> u64 {
+        self.0.len()
+    }
+
     pub(crate) fn add(&mut self, other: &Latencies) {
         self.0.add(&other.0).expect("the same bounds");
+    }
+
+    /// The values with their counts, of which [`Latencies::of_buckets`] makes the same latencies in another process.
+    pub(crate) fn buckets(&self) -> Vec<(u64, u64)> {
+        self.0.iter_recorded().map(|value| (value.value_iterated_to(), value.count_at_value())).collect()
+    }
+
+    /// Adds up latencies that other processes recorded.
+    pub(crate) fn of_buckets<'b>(parts: impl IntoIterator<Item = &'b Vec<(u64, u64)>>) -> Latencies {
+        let mut latencies = Latencies::new();
+        for (value, count) in parts.into_iter().flatten() {
+            latencies.0.saturating_record_n(*value, *count);
+        }
+        latencies
     }
 
     pub(crate) fn summary(&self) -> Summary {
@@ -320,6 +339,18 @@ mod tests {
         assert!(summary.quantiles.iter().all(|(quantile, _)| *quantile < 0.9996), "{summary:?}");
         assert!(summary.stddev_us > 500.0 && summary.mean_us < 125.0);
         assert_eq!(Latencies::new().summary(), Summary::default());
+    }
+
+    /// Latencies that were told to another process are the same there, and those of several add up.
+    #[test]
+    fn latencies_travel() {
+        let mut latencies = Latencies::new();
+        for index in 0..500 {
+            latencies.record(Duration::from_nanos(1000 + index * 731));
+        }
+        let told = latencies.buckets();
+        assert_eq!(Latencies::of_buckets([&told]).summary().quantiles, latencies.summary().quantiles);
+        assert_eq!(Latencies::of_buckets([&told, &told]).summary().count, 1000);
     }
 
     #[test]

@@ -22,6 +22,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct RingOptions {
     /// The kernel pins buffers and file once instead of at each request.
     pub(crate) registered: bool,
+    /// The buffers lie in huge pages, as far as the system has them.
+    pub(crate) huge: bool,
     /// Completions are polled instead of signalled by interrupts. The device needs queues made for it.
     pub(crate) polled: bool,
 }
@@ -57,7 +59,10 @@ impl ReadRing {
             Err(error) if error.kind() == io::ErrorKind::InvalidInput && !options.polled => IoUring::new(depth as u32)?,
             other => other?,
         };
-        let mut buffers: Vec<AlignedBuffer> = (0..depth).map(|_| AlignedBuffer::zeroed(block_bytes)).collect();
+        let mut buffers: Vec<AlignedBuffer> = match options.huge {
+            true => AlignedBuffer::group(depth, block_bytes),
+            false => (0..depth).map(|_| AlignedBuffer::zeroed(block_bytes)).collect(),
+        };
         if options.registered {
             let vectors: Vec<libc::iovec> = buffers
                 .iter_mut()
@@ -211,7 +216,8 @@ mod tests {
             file.write_all_at(&[block; 4096], u64::from(block) * 4096).unwrap();
         }
         for registered in [false, true] {
-            let Ok(mut ring) = ReadRing::new(&file, 4, 4096, RingOptions { registered, polled: false }) else {
+            let Ok(mut ring) = ReadRing::new(&file, 4, 4096, RingOptions { registered, ..RingOptions::default() })
+            else {
                 return; // io_uring is forbidden here.
             };
             let mut sum = 0;

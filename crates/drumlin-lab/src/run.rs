@@ -41,7 +41,7 @@ pub fn run(experiments: &[Experiment], settings: &Settings, observer: &dyn Obser
         session.reached(planned);
     }
     Ok(Report {
-        version: 1,
+        version: 2,
         command: settings.command.clone(),
         started,
         seconds: start.elapsed().as_secs_f64(),
@@ -49,6 +49,7 @@ pub fn run(experiments: &[Experiment], settings: &Settings, observer: &dyn Obser
         quick: settings.quick,
         machine,
         memory_limit: session.memory_text().to_owned(),
+        drive_state: session.drive_text(),
         chapters,
     })
 }
@@ -58,7 +59,7 @@ pub fn run(experiments: &[Experiment], settings: &Settings, observer: &dyn Obser
 /// # Errors
 /// Only if stdin or stdout fails. Errors of the measurement go to the process that started the worker.
 pub fn worker_main() -> io::Result<()> {
-    worker::serve(&experiments::MEASUREMENTS)
+    worker::serve(experiments::MEASUREMENTS)
 }
 
 /// `2026-11-21 13:40:05 UTC`

@@ -2,12 +2,17 @@
 
 use std::cell::{Cell, OnceCell};
 use std::io;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::cgroup::Cgroup;
+use crate::compare::{self, Ratio, Spread};
 use crate::figures;
+use crate::loop_device::Devices;
 use crate::machine::Machine;
-use crate::measure::{Sample, Timing};
+use crate::measure::{Load, Sample, Timing};
+use crate::mount::FileSystem;
 use crate::temp_folder::{self, TempFolder};
 use crate::worker::{self, Ending, Measurement, Outcome};
 
@@ -16,7 +21,7 @@ use crate::worker::{self, Ending, Measurement, Outcome};
 pub struct Settings {
     /// The folder in which the lab makes a folder of its own for its files.
     pub folder: PathBuf,
-    /// Short runs on small files: all experiments take four minutes.
+    /// Short runs on small files: all experiments take less than six minutes.
     pub quick: bool,
     /// The seconds of a case that is shown over time. Default 20, 4 with `quick`; other cases take a fraction of it.
     pub seconds: Option<f64>,
@@ -24,6 +29,8 @@ pub struct Settings {
     pub memory_bytes: Option<u64>,
     /// The size of the file that is read. Default 4 GiB, 1 GiB with `quick`, less if the disk is short of space.
     pub file_bytes: Option<u64>,
+    /// The file systems that `sync` makes on loop devices, beside the folder's own.
+    pub file_systems: Vec<FileSystem>,
     /// The command as it was typed, for the report.
     pub command: String,
 }
@@ -45,7 +52,7 @@ pub(crate) struct Pacing {
     pub(crate) series: Timing,
     /// One turn of a case that takes turns with others.
     pub(crate) slice: Timing,
-    /// The number of turns of each case.
+    /// The number of turns of each case; at least [`ROUNDS_MIN`].
     pub(crate) rounds: usize,
 }
 
@@ -65,10 +72,14 @@ impl Pacing {
 pub(crate) struct Session<'a> {
     pub(crate) settings: &'a Settings,
     pub(crate) pacing: Pacing,
+    /// Dropped before the folder, in which their files are.
+    pub(crate) devices: Devices,
     pub(crate) room: TempFolder,
     observer: &'a dyn Observer,
     memory: Memory,
     file: OnceCell<PathBuf>,
+    /// Single random reads a second of the large file: before it was read through once, and after.
+    drive_rates: Cell<Option<(f64, f64)>>,
     done_seconds: Cell<f64>,
 }
 
@@ -81,22 +92,72 @@ struct Memory {
     text: String,
 }
 
-/// The results of one case over its turns.
+/// No verdict rests on fewer rounds.
+pub(crate) const ROUNDS_MIN: usize = 3;
+
+/// Cases with fewer operations than this, over all rounds, have reached no steady state.
+const STEADY_OPERATIONS: u64 = 1000;
+
+/// A result that counts operations.
+pub(crate) trait Counted {
+    fn operations(&self) -> u64;
+}
+
+impl Counted for Load {
+    fn operations(&self) -> u64 {
+        self.operations
+    }
+}
+
+/// The results of one case over its turns, one a round.
 #[derive(Debug)]
 pub(crate) struct Turns<T> {
     pub(crate) results: Vec<T>,
-    pub(crate) samples: Vec<Sample>,
+    /// The samples of each turn.
+    pub(crate) samples: Vec<Vec<Sample>>,
+    /// The most memory that the case's control group held in a turn, page cache included; empty without a group.
+    pub(crate) memory_bytes: Vec<u64>,
     /// The reason why a turn had no result.
     pub(crate) failure: Option<String>,
 }
 
 impl<T> Turns<T> {
+    fn new() -> Turns<T> {
+        Turns { results: Vec::new(), samples: Vec::new(), memory_bytes: Vec::new(), failure: None }
+    }
+
+    /// A figure of each turn.
+    pub(crate) fn each(&self, figure: impl Fn(&T) -> f64) -> Vec<f64> {
+        self.results.iter().map(figure).collect()
+    }
+
     /// The median of a figure over the turns; `None` without any.
     pub(crate) fn median(&self, figure: impl Fn(&T) -> f64) -> Option<f64> {
-        if self.results.is_empty() {
-            return None;
+        self.spread(figure).map(|spread| spread.median)
+    }
+
+    /// A figure's median with the range of the rounds; `None` without any.
+    pub(crate) fn spread(&self, figure: impl Fn(&T) -> f64) -> Option<Spread> {
+        Spread::of(&self.each(figure))
+    }
+
+    /// The median over the turns of the most memory that the case's group held.
+    pub(crate) fn memory_bytes_max(&self) -> Option<f64> {
+        Spread::of(&self.memory_bytes.iter().map(|bytes| *bytes as f64).collect::<Vec<_>>()).map(|spread| spread.median)
+    }
+
+    /// Adds the outcome of a turn.
+    fn add(&mut self, outcome: io::Result<(Outcome<T>, Option<u64>)>) {
+        match outcome {
+            Ok((Outcome { ending: Ending::Done(result), samples }, memory_bytes)) => {
+                self.results.push(result);
+                self.samples.push(samples);
+                self.memory_bytes.extend(memory_bytes);
+            }
+            Ok((outcome, _)) => self.failure = outcome.result().err().map(|error| plain(&error)),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => self.failure = Some(plain(&error)),
         }
-        Some(crate::measure::median(self.results.iter().map(figure).collect()))
     }
 
     /// The turn with the median rate, for figures that belong together.
@@ -107,6 +168,75 @@ impl<T> Turns<T> {
     }
 }
 
+impl<T: Counted> Turns<T> {
+    /// The operations of all turns.
+    pub(crate) fn operations(&self) -> u64 {
+        self.results.iter().map(Counted::operations).sum()
+    }
+
+    /// The case's name for a table, with a remark if it reached no steady state.
+    pub(crate) fn label(&self, name: &str) -> String {
+        match self.operations() {
+            0 => name.to_owned(),
+            count if count < STEADY_OPERATIONS => {
+                format!("{name} (no steady state: {})", figures::plural(count, "operation"))
+            }
+            _ => name.to_owned(),
+        }
+    }
+}
+
+/// The results of all cases over the rounds.
+#[derive(Debug)]
+pub(crate) struct Rounds<T> {
+    /// One for each case.
+    pub(crate) cases: Vec<Turns<T>>,
+    /// The first case, which began each round, again at the end of each: the same, measured twice.
+    pub(crate) again: Turns<T>,
+}
+
+impl<T> Rounds<T> {
+    /// The factor by which a figure of the same case differs between the beginning and the end of the rounds.
+    pub(crate) fn noise(&self, figure: impl Fn(&T) -> f64) -> f64 {
+        self.cases.first().map_or(1.0, |first| compare::noise(&first.each(&figure), &self.again.each(&figure)))
+    }
+
+    /// A figure of one case divided by that of another, given by their indexes.
+    pub(crate) fn ratio(&self, left: usize, right: usize, figure: impl Fn(&T) -> f64) -> Option<Ratio> {
+        Ratio::of(&self.cases[left].each(&figure), &self.cases[right].each(&figure), self.noise(&figure))
+    }
+}
+
+impl<T> Deref for Rounds<T> {
+    type Target = [Turns<T>];
+
+    fn deref(&self) -> &[Turns<T>] {
+        &self.cases
+    }
+}
+
+impl<'t, T> IntoIterator for &'t Rounds<T> {
+    type Item = &'t Turns<T>;
+    type IntoIter = std::slice::Iter<'t, Turns<T>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.cases.iter()
+    }
+}
+
+/// The indexes of the cases after the first in the order of a round: rotated, so that no case follows the same one or
+/// has the same place in every round.
+fn order(cases: usize, round: usize, rounds: usize) -> impl Iterator<Item = usize> {
+    let others = cases.saturating_sub(1);
+    let shift = round * others / rounds.max(1);
+    (0..others).map(move |place| 1 + (place + shift) % others)
+}
+
+/// A seed for each case and round.
+fn seed(case: usize, round: usize) -> u64 {
+    1 + case as u64 + 1000 * round as u64
+}
+
 impl<'a> Session<'a> {
     /// Makes the folder, and chooses the memory limit and the size of the large file.
     pub(crate) fn begin(settings: &'a Settings, machine: &Machine, observer: &'a dyn Observer) -> io::Result<Self> {
@@ -115,10 +245,12 @@ impl<'a> Session<'a> {
         Ok(Session {
             settings,
             pacing: Pacing::of(settings),
+            devices: Devices::default(),
             room,
             observer,
             memory,
             file: OnceCell::new(),
+            drive_rates: Cell::new(None),
             done_seconds: Cell::new(0.0),
         })
     }
@@ -136,6 +268,17 @@ impl<'a> Session<'a> {
     /// The memory limit and the way in which it is enforced, in words.
     pub(crate) fn memory_text(&self) -> &str {
         &self.memory.text
+    }
+
+    /// The drive's state, in words: a cache behind it shows in reads that are faster the second time. `None` if no
+    /// experiment read the large file.
+    pub(crate) fn drive_text(&self) -> Option<String> {
+        let (cold, warm) = self.drive_rates.get()?;
+        Some(format!(
+            "random 4 KiB reads, one at a time: {}/s before the file was read through once, {}/s after",
+            figures::Form::Rate.show(cold),
+            figures::Form::Rate.show(warm)
+        ))
     }
 
     pub(crate) fn interrupted(&self) -> bool {
@@ -184,6 +327,7 @@ impl<'a> Session<'a> {
         self.done_seconds.set(begun + self.file_seconds());
         if !self.interrupted() {
             let file = temp_folder::open_direct(&path, false).or_else(|_| std::fs::File::open(&path))?;
+            let cold = single_reads_per_second(&file, bytes)?;
             let mut buffer = drumlin::internals::io::AlignedBuffer::zeroed(1 << 20);
             for offset in (0..bytes).step_by(buffer.len()) {
                 std::os::unix::fs::FileExt::read_exact_at(&file, &mut buffer, offset)?;
@@ -191,6 +335,7 @@ impl<'a> Session<'a> {
                     break;
                 }
             }
+            self.drive_rates.set(Some((cold, single_reads_per_second(&file, bytes)?)));
             temp_folder::forget_cached(&file)?;
         }
         Ok(self.file.get_or_init(|| path))
@@ -213,8 +358,9 @@ impl<'a> Session<'a> {
         Ok((outcome, used))
     }
 
-    /// Runs each case `rounds` times, in turns. If the user stops the run, the results so far are returned; for a case
-    /// that fails, the reason.
+    /// Runs each case `rounds` times, at least [`ROUNDS_MIN`], in turns: in each round the first case, the others in an
+    /// order that is rotated from round to round, and the first case again. `task` gets the case and a seed of its own
+    /// for each turn. If the user stops the run, the results so far are returned; for a case that fails, the reason.
     pub(crate) fn turns<C, M: Measurement>(
         &self,
         cases: &[C],
@@ -222,32 +368,49 @@ impl<'a> Session<'a> {
         seconds: f64,
         name: impl Fn(&C) -> String,
         task: impl Fn(&C, u64) -> (M, Option<u64>),
-    ) -> Vec<Turns<M::Result>> {
-        let mut all: Vec<Turns<M::Result>> =
-            cases.iter().map(|_| Turns { results: Vec::new(), samples: Vec::new(), failure: None }).collect();
-        for round in 0..rounds {
-            for (case, turns) in cases.iter().zip(&mut all) {
-                // A case that has failed is not tried again.
-                if turns.failure.is_some() || self.interrupted() {
-                    continue;
-                }
+    ) -> Rounds<M::Result> {
+        let mut all = Rounds { cases: cases.iter().map(|_| Turns::new()).collect(), again: Turns::new() };
+        let rounds = rounds.max(ROUNDS_MIN);
+        let turn = |index: usize, round: usize, turns: &mut Turns<M::Result>| {
+            let case = &cases[index % cases.len()];
+            // A case that has failed is not tried again.
+            if turns.failure.is_none() && !self.interrupted() {
                 self.step(&name(case), seconds);
-                let (task, limit_bytes) = task(case, round as u64);
-                match self.job(task, limit_bytes) {
-                    Ok((outcome, _)) => {
-                        turns.samples.extend(&outcome.samples);
-                        match outcome.ending {
-                            Ending::Done(result) => turns.results.push(result),
-                            _ => turns.failure = outcome.result().err().map(|error| plain(&error)),
-                        }
-                    }
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) => turns.failure = Some(plain(&error)),
-                }
+                let (task, limit_bytes) = task(case, seed(index, round));
+                turns.add(self.job(task, limit_bytes));
             }
+        };
+        for round in 0..rounds {
+            if cases.is_empty() {
+                break;
+            }
+            turn(0, round, &mut all.cases[0]);
+            for index in order(cases.len(), round, rounds) {
+                turn(index, round, &mut all.cases[index]);
+            }
+            turn(cases.len(), round, &mut all.again);
         }
         all
     }
+
+    /// The approximate time of [`Session::turns`] with this many cases, rounds and seconds a turn.
+    pub(crate) fn turns_seconds(cases: usize, rounds: usize, seconds: f64) -> f64 {
+        ((cases + 1) * rounds.max(ROUNDS_MIN)) as f64 * seconds
+    }
+}
+
+/// Random reads of 4 KiB, one at a time, for a fifth of a second.
+fn single_reads_per_second(file: &std::fs::File, bytes: u64) -> io::Result<f64> {
+    let mut buffer = drumlin::internals::io::AlignedBuffer::zeroed(4096);
+    let (start, blocks) = (Instant::now(), bytes / 4096);
+    let (mut count, mut place) = (0u32, 0);
+    while start.elapsed() < Duration::from_millis(200) {
+        // The golden ratio of the range, by which no two places are near each other.
+        place = (place + (blocks as f64 * 0.618_034) as u64) % blocks;
+        std::os::unix::fs::FileExt::read_exact_at(file, &mut buffer, place * 4096)?;
+        count += 1;
+    }
+    Ok(f64::from(count) / start.elapsed().as_secs_f64())
 }
 
 /// The operating system's message without Rust's "(os error 2)".
@@ -295,5 +458,52 @@ fn memory(settings: &Settings, machine: &Machine) -> io::Result<Memory> {
             };
             Ok(Memory { limit_bytes: memory, file_bytes, is_limited: false, text })
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Holds;
+
+    /// Every case has a turn in each round, and no case after the first keeps its place.
+    #[test]
+    fn the_order_rotates() {
+        let orders: Vec<Vec<usize>> = (0..3).map(|round| order(7, round, 3).collect()).collect();
+        assert_eq!(orders, [[1, 2, 3, 4, 5, 6], [3, 4, 5, 6, 1, 2], [5, 6, 1, 2, 3, 4]]);
+        assert_eq!(order(1, 2, 3).count() + order(0, 0, 3).count(), 0);
+    }
+
+    /// No two turns draw the same places.
+    #[test]
+    fn each_turn_has_its_seed() {
+        let all: std::collections::BTreeSet<u64> =
+            (0..50).flat_map(|case| (0..5).map(move |round| seed(case, round))).collect();
+        assert_eq!(all.len(), 250);
+    }
+
+    fn turns(rates: &[f64]) -> Turns<Load> {
+        let mut turns = Turns::new();
+        turns.results =
+            rates.iter().map(|rate| Load { operations: *rate as u64, seconds: 1.0, ..Load::default() }).collect();
+        turns
+    }
+
+    /// The noise is that of the first case against itself, and a ratio carries it.
+    #[test]
+    fn a_ratio_knows_the_noise() {
+        let rounds =
+            Rounds { cases: vec![turns(&[100.0; 3]), turns(&[200.0, 220.0, 210.0])], again: turns(&[80.0; 3]) };
+        let ratio = rounds.ratio(1, 0, Load::operations_per_second).unwrap();
+        assert_eq!((ratio.median, ratio.least, ratio.most, ratio.noise), (2.1, 2.0, 2.2, 1.25));
+        assert_eq!(ratio.at_least(2.0), Holds::Partly);
+    }
+
+    /// A case with few operations says so.
+    #[test]
+    fn few_operations_are_no_steady_state() {
+        assert_eq!(turns(&[300.0, 300.0, 399.0]).label("mmap"), "mmap (no steady state: 999 operations)");
+        assert_eq!(turns(&[300.0, 300.0, 400.0]).label("mmap"), "mmap");
+        assert_eq!(turns(&[]).label("mmap"), "mmap");
     }
 }

@@ -4,7 +4,8 @@
 //! 1. The folder is created by the lab under a name that did not exist, and only names that were registered here are
 //!    ever removed.
 //! 2. A registered folder is removed when its owner is dropped, or by [`remove_everything`], just before the process
-//!    ends.
+//!    ends. What a process left that was killed, the next one in the same place removes: the lock on the folder's owner
+//!    file says that its process is gone.
 //! 3. No file is created that would leave less than a tenth of the file system, or less than 1 GiB, free.
 
 use std::fs::{self, File};
@@ -37,6 +38,7 @@ pub(crate) fn remove(path: &Path) {
 }
 
 fn remove_now(path: &Path) {
+    unmount_below(path);
     let result = if path.starts_with("/sys/fs/cgroup") { fs::remove_dir(path) } else { fs::remove_dir_all(path) };
     if let Err(error) = result
         && error.kind() != io::ErrorKind::NotFound
@@ -55,21 +57,68 @@ pub fn remove_everything() {
     }
 }
 
+/// Unmounts whatever is mounted in a folder of the lab's: removing it must not reach into another file system.
+fn unmount_below(path: &Path) {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let points = mounts.lines().filter_map(|line| line.split(' ').nth(1)).map(|point| point.replace("\\040", " "));
+    let mut below: Vec<String> = points.filter(|point| Path::new(point).starts_with(path)).collect();
+    // A mount is removed before the one that it stands on.
+    below.sort();
+    for point in below.iter().rev() {
+        if let Err(error) = rustix::mount::unmount(point.as_str(), rustix::mount::UnmountFlags::DETACH) {
+            eprintln!("unmounting {point} failed: {error}");
+        }
+    }
+}
+
+/// The file in a folder of the lab's that its process holds locked.
+const OWNER: &str = "owner";
+
+/// Removes the folders that processes of the lab left in `parent` when they were killed.
+fn remove_left(parent: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(parent)? {
+        let path = entry?.path();
+        let is_ours = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(FOLDER_PREFIX));
+        if !is_ours {
+            continue;
+        }
+        if let Ok(owner) = File::open(path.join(OWNER))
+            && rustix::fs::flock(&owner, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_ok()
+        {
+            remove_now(&path);
+        }
+    }
+    Ok(())
+}
+
+/// The beginning of the names of folders.
+const FOLDER_PREFIX: &str = "drumlin-lab-";
+
 /// A folder that the lab made for itself.
 #[derive(Debug)]
 pub(crate) struct TempFolder {
     path: PathBuf,
+    /// Locked until the process ends.
+    _owner: File,
 }
 
 impl TempFolder {
     /// Creates a folder in `parent`.
     pub(crate) fn create(parent: &Path) -> io::Result<TempFolder> {
+        remove_left(parent)?;
+        // Absolute, so that mounts in it are recognised.
+        let parent = parent.canonicalize()?;
         for attempt in 0..1000 {
-            let path = parent.join(format!("drumlin-lab-{}-{attempt}", std::process::id()));
+            let path = parent.join(format!("{FOLDER_PREFIX}{}-{attempt}", std::process::id()));
             match fs::create_dir(&path) {
                 Ok(()) => {
                     register(&path);
-                    return Ok(TempFolder { path });
+                    // Locked before it has the name by which another process looks for it.
+                    let unnamed = path.join("owner-to-be");
+                    let owner = File::create_new(&unnamed)?;
+                    rustix::fs::flock(&owner, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
+                    fs::rename(unnamed, path.join(OWNER))?;
+                    return Ok(TempFolder { path, _owner: owner });
                 }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
@@ -98,15 +147,9 @@ impl TempFolder {
         let direct = open_direct(&path, true);
         let writer = direct.as_ref().unwrap_or(&file);
         let mut block = AlignedBuffer::zeroed(1 << 20);
-        let mut state = 0x9E37_79B9_7F4A_7C15u64;
+        let mut noise = Noise::new();
         for offset in (0..bytes).step_by(block.len()) {
-            for word in block.chunks_exact_mut(8) {
-                // Marsaglia's xorshift: fast, and no drive or file system can compress it.
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                word.copy_from_slice(&state.to_le_bytes());
-            }
+            noise.fill(&mut block);
             writer.write_all_at(&block, offset)?;
             if !go_on(offset + block.len() as u64) {
                 break;
@@ -121,6 +164,26 @@ impl TempFolder {
 impl Drop for TempFolder {
     fn drop(&mut self) {
         remove(&self.path);
+    }
+}
+
+/// Bytes that no drive or file system can compress, by Marsaglia's xorshift.
+#[derive(Debug)]
+pub(crate) struct Noise(u64);
+
+impl Noise {
+    pub(crate) fn new() -> Noise {
+        Noise(0x9E37_79B9_7F4A_7C15)
+    }
+
+    /// Fills a block, whose length is a multiple of eight, with the next bytes.
+    pub(crate) fn fill(&mut self, block: &mut [u8]) {
+        for word in block.chunks_exact_mut(8) {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            word.copy_from_slice(&self.0.to_le_bytes());
+        }
     }
 }
 
@@ -182,6 +245,24 @@ mod tests {
         let room = TempFolder::create(folder.path()).unwrap();
         let error = room.file("file", u64::MAX / 2).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
-        assert!(fs::read_dir(room.path()).unwrap().next().is_none());
+        let left: Vec<_> = fs::read_dir(room.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, [OWNER]);
+    }
+
+    /// The folder of a process that was killed goes when the next one makes its own; the folder of one that lives, and
+    /// a folder of the same name that no lab made, stay.
+    #[test]
+    fn what_was_left_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let left = folder.path().join("drumlin-lab-1-0");
+        fs::create_dir(&left).unwrap();
+        fs::write(left.join(OWNER), "").unwrap();
+        fs::write(left.join("data"), "large").unwrap();
+        let foreign = folder.path().join("drumlin-lab-notes");
+        fs::create_dir(&foreign).unwrap();
+        let first = TempFolder::create(folder.path()).unwrap();
+        assert!(!left.exists() && foreign.exists());
+        let second = TempFolder::create(folder.path()).unwrap();
+        assert!(first.path().exists() && second.path().exists());
     }
 }

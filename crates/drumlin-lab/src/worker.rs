@@ -82,6 +82,16 @@ pub(crate) struct Outcome<T> {
 }
 
 impl<T> Outcome<T> {
+    /// The outcome with another form of its result.
+    pub(crate) fn map<U>(self, convert: impl FnOnce(T) -> U) -> Outcome<U> {
+        let ending = match self.ending {
+            Ending::Done(result) => Ending::Done(convert(result)),
+            Ending::Failed(error) => Ending::Failed(error),
+            Ending::Killed(signal) => Ending::Killed(signal),
+        };
+        Outcome { ending, samples: self.samples }
+    }
+
     /// The result, or an error that says how the worker ended.
     pub(crate) fn result(self) -> io::Result<T> {
         match self.ending {
@@ -110,13 +120,8 @@ impl Drop for Worker {
     }
 }
 
-/// Runs a measurement in a process of its own, inside the control group if one is given. Polls `interrupted`; once it
-/// returns `true`, kills the worker and fails with `Interrupted`.
-pub(crate) fn run<M: Measurement>(
-    measurement: M,
-    cgroup: Option<&Cgroup>,
-    interrupted: &dyn Fn() -> bool,
-) -> io::Result<Outcome<M::Result>> {
+/// Starts a worker and gives it its job.
+fn start<M: Measurement>(measurement: M, cgroup: Option<&Cgroup>) -> io::Result<Worker> {
     let (procs_file, way_out) = (cgroup.map(Cgroup::procs_file), cgroup.map(Cgroup::outside));
     let job = Job { procs_file, way_out, name: M::NAME.to_owned(), measurement };
     let mut worker = Worker(
@@ -131,7 +136,17 @@ pub(crate) fn run<M: Measurement>(
     let text = serde_json::to_vec(&job)?;
     // If the worker ended before it read its job, its status tells why.
     let _ = stdin.write_all(&text);
-    drop(stdin);
+    Ok(worker)
+}
+
+/// Runs a measurement in a process of its own, inside the control group if one is given. Polls `interrupted`; once it
+/// returns `true`, kills the worker and fails with `Interrupted`.
+pub(crate) fn run<M: Measurement>(
+    measurement: M,
+    cgroup: Option<&Cgroup>,
+    interrupted: &dyn Fn() -> bool,
+) -> io::Result<Outcome<M::Result>> {
+    let mut worker = start(measurement, cgroup)?;
     let stdout = BufReader::new(worker.0.stdout.take().expect("piped"));
     let (sender, lines) = channel();
     let reader = std::thread::spawn(move || {
@@ -174,6 +189,40 @@ pub(crate) fn run<M: Measurement>(
         },
     };
     Ok(Outcome { ending, samples })
+}
+
+/// A worker that goes on until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Held(Worker);
+
+impl Held {
+    /// Returns `true` while the worker lives.
+    pub(crate) fn lives(&mut self) -> bool {
+        matches!(self.0.0.try_wait(), Ok(None))
+    }
+}
+
+/// Starts a measurement that ends only by being killed, and waits until it has passed its first sample on.
+pub(crate) fn hold<M: Measurement>(measurement: M, interrupted: &dyn Fn() -> bool) -> io::Result<Held> {
+    let mut worker = start(measurement, None)?;
+    let stdout = BufReader::new(worker.0.stdout.take().expect("piped"));
+    let (sender, line) = channel();
+    // Ends with the first line, or with the worker, which is killed below.
+    std::thread::spawn(move || stdout.lines().next().map(|line| sender.send(line)));
+    loop {
+        if interrupted() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        match line.recv_timeout(Duration::from_millis(20)) {
+            Ok(line) => match serde_json::from_str(&line?)? {
+                Line::Sample(_) => return Ok(Held(worker)),
+                Line::Failed { text, .. } => return Err(io::Error::other(text)),
+                Line::Done(_) => return Err(io::Error::other("it ended by itself")),
+            },
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Err(ended_without_result(worker.0.wait()?)),
+        }
+    }
 }
 
 fn ended_without_result(status: ExitStatus) -> io::Error {

@@ -64,9 +64,28 @@ struct Options {
     /// The size of the file that is read [default: 4GiB, quick 1GiB, less if space is short]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     file: Option<u64>,
+    /// The file systems that `sync` makes on loop devices, as root, beside the folder's own; none for none
+    #[arg(long, value_name = "LIST", value_parser = parse_file_systems, default_value = "ext4,xfs,btrfs")]
+    file_systems: FileSystems,
     /// Also write the report as one HTML page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+}
+
+/// The file systems that `sync` makes.
+#[derive(Clone, Debug)]
+struct FileSystems(Vec<drumlin_lab::FileSystem>);
+
+fn parse_file_systems(text: &str) -> Result<FileSystems, String> {
+    if text == "none" {
+        return Ok(FileSystems(Vec::new()));
+    }
+    let known = drumlin_lab::FileSystem::ALL;
+    let find = |name: &str| known.into_iter().find(|each| each.name() == name);
+    let parse = |name: &str| find(name).ok_or_else(|| format!("{name}: not one of ext4, xfs, btrfs, none"));
+    let mut all = text.split(',').map(parse).collect::<Result<Vec<_>, String>>()?;
+    all.dedup();
+    Ok(FileSystems(all))
 }
 
 fn parse_seconds(text: &str) -> Result<f64, String> {
@@ -99,6 +118,7 @@ impl Lab {
             seconds: options.seconds,
             memory_bytes: options.memory,
             file_bytes: options.file,
+            file_systems: options.file_systems.0.clone(),
             command: typed(),
         };
         let watcher = Watcher::new(output);

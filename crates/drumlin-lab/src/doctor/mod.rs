@@ -3,6 +3,8 @@
 //!
 //! Sync methods are measured by [`drumlin::internals::io::Probe`], which a new database runs too.
 
+mod limits;
+mod queue;
 mod text;
 
 use std::io;
@@ -165,8 +167,11 @@ pub fn examine(path: &Path, length: Length, observer: &dyn Observer) -> io::Resu
 /// A measurement of a load that a worker makes at each call, unless the user ends it.
 type Task = Box<dyn Fn(&dyn Fn() -> bool) -> io::Result<Outcome<Load>>>;
 
-fn task(measurement: impl Measurement<Result = Load> + Clone + 'static) -> Task {
-    Box::new(move |interrupted| worker::run(measurement.clone(), None, interrupted))
+fn task<M: Measurement + Clone + 'static>(measurement: M) -> Task
+where
+    Load: From<M::Result>,
+{
+    Box::new(move |interrupted| Ok(worker::run(measurement.clone(), None, interrupted)?.map(Load::from)))
 }
 
 struct Steps<'a> {
@@ -289,6 +294,9 @@ fn drive(diagnosis: &mut Diagnosis, folder: &Path, steps: &Steps<'_>) -> io::Res
             "use ext4 or xfs for the database",
         );
     }
+    let Machine { drive, virtualised, .. } = &diagnosis.machine;
+    let found = queue::findings(drive, virtualised.is_some(), probe.direct);
+    diagnosis.findings.extend(queue::nvme_cache(drive).into_iter().chain(found));
     let room = TempFolder::create(folder)?;
     let space = temp_folder::space_bytes(folder)?;
     let bytes = ((FILE_BYTES as f64 * steps.length.share()) as u64).min(space / 2) >> 20 << 20;
@@ -547,6 +555,7 @@ fn database(diagnosis: &mut Diagnosis, path: &Path) {
         );
     }
     check(diagnosis, &database, &stats);
+    limits::check(diagnosis, &stats, &database.keyspaces());
     fill(diagnosis, path, &stats);
     if let Err(error) = database.close() {
         diagnosis.tell(Severity::Wrong, "database", format!("closing it failed: {error}"));

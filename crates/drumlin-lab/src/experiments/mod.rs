@@ -6,6 +6,7 @@
 pub(crate) mod calls;
 pub(crate) mod hazards;
 pub(crate) mod persist;
+mod places;
 pub(crate) mod prefault;
 pub(crate) mod random;
 pub(crate) mod scan;
@@ -16,20 +17,31 @@ pub(crate) mod sync;
 use std::io;
 
 use crate::machine::Machine;
+use crate::regime::Balloon;
 use crate::report::Chapter;
 use crate::session::Session;
 use crate::worker::{Registered, registered};
 
 /// The measurements that workers make.
-pub(crate) const MEASUREMENTS: [Registered; 8] = [
+pub(crate) const MEASUREMENTS: &[Registered] = &[
     registered::<random::Task>(),
     registered::<scan::Task>(),
     registered::<sync::Task>(),
-    registered::<calls::Task>(),
+    registered::<stores::Task>(),
+    registered::<calls::pieces::Task>(),
+    registered::<calls::cold::Task>(),
+    registered::<calls::sharing::Task>(),
+    registered::<calls::sharing::Echo>(),
     registered::<stall::Task>(),
-    registered::<hazards::Task>(),
+    registered::<hazards::early::Task>(),
+    registered::<hazards::early::Sync>(),
+    registered::<hazards::errors::Task>(),
+    registered::<hazards::memory::Task>(),
+    registered::<hazards::stray::Task>(),
+    registered::<hazards::updates::Task>(),
     registered::<prefault::Task>(),
     registered::<persist::Task>(),
+    registered::<Balloon>(),
 ];
 
 /// One of the lab's experiments.
@@ -118,11 +130,11 @@ impl Experiment {
             Experiment::Random => random::run(session, machine, chapter),
             Experiment::Scan => scan::run(session, machine, chapter),
             Experiment::Sync => sync::run(session, machine, chapter),
-            Experiment::Calls => calls::run(session, chapter),
+            Experiment::Calls => calls::run(session, machine, chapter),
             Experiment::Stall => stall::run(session, chapter),
             Experiment::Hazards => hazards::run(session, chapter),
-            Experiment::Prefault => prefault::run(session, chapter),
-            Experiment::Persist => persist::run(session, chapter),
+            Experiment::Prefault => prefault::run(session, machine, chapter),
+            Experiment::Persist => persist::run(session, machine, chapter),
         }
     }
 }

@@ -9,7 +9,7 @@ use super::plot::escape;
 use super::{Cell, Chapter, Holds, Report, Table, plot, text};
 use crate::figures::{self, Form};
 
-const STYLE: &str = include_str!("page.css");
+pub(super) const STYLE: &str = include_str!("page.css");
 
 pub(super) fn render(report: &Report) -> String {
     let mut page = String::new();
@@ -65,7 +65,7 @@ fn class(holds: Holds) -> &'static str {
         Holds::Yes => "yes",
         Holds::No => "no",
         Holds::Partly => "partly",
-        Holds::Unknown => "unknown",
+        Holds::CannotTell => "unknown",
     }
 }
 
@@ -85,6 +85,7 @@ fn machine(report: &Report) -> String {
         ("Kernel", machine.kernel.clone()),
         ("Files", format!("{}, mounted {}", machine.file_system, machine.mount_options)),
         ("Drive", text::drive_line(&machine.drive)),
+        ("Drive's state", report.drive_state.clone().unwrap_or_else(|| "not measured".to_owned())),
         ("Memory limit", report.memory_limit.clone()),
         ("Command", report.command.clone()),
         ("Took", figures::micros(report.seconds * 1e6)),
@@ -114,7 +115,7 @@ fn chapter(chapter: &Chapter) -> String {
             verdict.holds.words(),
             verdict.source,
             escape(&verdict.claim),
-            escape(&verdict.why)
+            escape(&verdict.explanation())
         )
         .expect("a string takes any text");
     }
@@ -166,6 +167,7 @@ fn table(table: &Table) -> String {
 mod tests {
     use super::*;
     use crate::machine::Machine;
+    use crate::report::Judgement;
     use crate::report::{Plot, Scale};
 
     /// The page is self-contained, holds every figure, and no text can become markup.
@@ -178,9 +180,9 @@ mod tests {
         let mut plot = Plot::new("Over time", ("s", Form::Seconds, Scale::Linear), ("r", Form::Rate, Scale::Linear));
         plot.line("direct", vec![(0.0, 1.0), (1.0, 2.0)]);
         chapter.plots.push(plot);
-        chapter.verdict("S1", "It holds.", Holds::Yes, "Seen.");
+        chapter.judged("S1", "It holds.", Judgement::new(Holds::Yes, "Seen."));
         let report = Report {
-            version: 1,
+            version: 2,
             command: "drumlin lab random".to_owned(),
             started: "2026-11-21 13:00:00 UTC".to_owned(),
             seconds: 1.0,
@@ -188,11 +190,11 @@ mod tests {
             quick: true,
             machine: Machine::of(&std::env::temp_dir()).unwrap(),
             memory_limit: "none".to_owned(),
+            drive_state: None,
             chapters: vec![chapter],
         };
         let page = report.html();
-        for part in ["547 k", "direct &lt;script&gt;", "Reads &lt;b&gt;", "holds here", "<svg", "prefers-color-scheme"]
-        {
+        for part in ["547 k", "direct &lt;script&gt;", "Reads &lt;b&gt;", ">holds<", "<svg", "prefers-color-scheme"] {
             assert!(page.contains(part), "{part} is missing");
         }
         for part in ["<script", "http://", "https://", "src=", "@import", "url("] {

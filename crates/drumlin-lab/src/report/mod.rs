@@ -12,7 +12,7 @@ use crate::machine::Machine;
 /// The report of a run of the lab.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// The version of this report's JSON: 1.
+    /// The version of this report's JSON: 2.
     pub version: u32,
     /// The command as it was typed.
     pub command: String,
@@ -28,6 +28,8 @@ pub struct Report {
     pub machine: Machine,
     /// The memory limit and the way in which it was enforced, in words.
     pub memory_limit: String,
+    /// Cold and warm reads of the drive, in words, if the large file was read.
+    pub drive_state: Option<String>,
     /// One for each experiment, in the order in which they ran.
     pub chapters: Vec<Chapter>,
 }
@@ -71,15 +73,10 @@ impl Chapter {
         self.notes.push(text.into());
     }
 
-    /// Compares a source's claim with what was seen.
-    pub(crate) fn verdict(
-        &mut self,
-        source: &'static str,
-        claim: impl Into<String>,
-        holds: Holds,
-        why: impl Into<String>,
-    ) {
-        self.verdicts.push(Verdict { source, claim: claim.into(), holds, why: why.into() });
+    /// Adds a claim with the judgement that it came to.
+    pub(crate) fn judged(&mut self, source: &'static str, claim: impl Into<String>, judgement: Judgement) {
+        let Judgement { holds, why, missing } = judgement;
+        self.verdicts.push(Verdict { source, claim: claim.into(), holds, why, missing });
     }
 }
 
@@ -246,17 +243,23 @@ pub struct Line {
 }
 
 impl Plot {
-    pub(crate) fn new(
-        title: impl Into<String>,
-        x: (&'static str, Form, Scale),
-        y: (&'static str, Form, Scale),
-    ) -> Plot {
+    /// A plot without lines: its title, and label, form and scale of each axis.
+    pub fn new(title: impl Into<String>, x: (&'static str, Form, Scale), y: (&'static str, Form, Scale)) -> Plot {
         let axis = |(label, form, scale)| Axis { label, form, scale };
         Plot { title: title.into(), x: axis(x), y: axis(y), lines: Vec::new() }
     }
 
+    /// The plot as SVG within HTML, for a page with [`Plot::STYLE`].
+    #[must_use]
+    pub fn html(&self) -> String {
+        plot::render(self)
+    }
+
+    /// The style sheet of pages with plots and tables.
+    pub const STYLE: &str = html::STYLE;
+
     /// Adds a line, unless there is nothing to draw.
-    pub(crate) fn line(&mut self, name: impl Into<String>, points: Vec<(f64, f64)>) {
+    pub fn line(&mut self, name: impl Into<String>, points: Vec<(f64, f64)>) {
         if !points.is_empty() {
             self.lines.push(Line { name: name.into(), points });
         }
@@ -265,7 +268,7 @@ impl Plot {
 
 /// The verdict on a source's finding here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum Holds {
     /// It was seen.
     Yes,
@@ -273,8 +276,8 @@ pub enum Holds {
     No,
     /// It was seen in direction, not in size.
     Partly,
-    /// This machine or this run could not tell.
-    Unknown,
+    /// This machine or this run cannot tell; [`Verdict::missing`] names the condition.
+    CannotTell,
 }
 
 impl Holds {
@@ -284,11 +287,33 @@ impl Holds {
 
     fn words(self) -> &'static str {
         match self {
-            Holds::Yes => "holds here",
-            Holds::No => "not here",
+            Holds::Yes => "holds",
+            Holds::No => "does not hold",
             Holds::Partly => "partly",
-            Holds::Unknown => "unclear",
+            Holds::CannotTell => "cannot be told here",
         }
+    }
+}
+
+/// A verdict with its figures.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Judgement {
+    pub(crate) holds: Holds,
+    pub(crate) why: String,
+    /// The condition without which nothing can be told.
+    pub(crate) missing: Option<String>,
+}
+
+impl Judgement {
+    /// A verdict that could be told.
+    pub(crate) fn new(holds: Holds, why: impl Into<String>) -> Judgement {
+        assert!(holds != Holds::CannotTell, "a verdict that cannot be told names the missing condition");
+        Judgement { holds, why: why.into(), missing: None }
+    }
+
+    /// A verdict that cannot be told here, for want of a condition: `a drive with a volatile cache`.
+    pub(crate) fn cannot_tell(missing: impl Into<String>, why: impl Into<String>) -> Judgement {
+        Judgement { holds: Holds::CannotTell, why: why.into(), missing: Some(missing.into()) }
     }
 }
 
@@ -303,6 +328,26 @@ pub struct Verdict {
     pub holds: Holds,
     /// The figures behind it.
     pub why: String,
+    /// The condition that is missing, if the verdict cannot be told.
+    pub missing: Option<String>,
+}
+
+impl Verdict {
+    /// The claim, the figures, and what is missing.
+    fn sentences(&self) -> String {
+        [self.claim.clone(), self.explanation()].join(" ").trim_end().to_owned()
+    }
+
+    /// The figures, and what is missing.
+    fn explanation(&self) -> String {
+        let missing = self.missing.as_ref().map(|missing| format!("Missing: {missing}."));
+        [Some(self.why.clone()), missing]
+            .into_iter()
+            .flatten()
+            .filter(|part| !part.is_empty())
+            .collect::<Vec<_>>()
+            .join(" ")
+    }
 }
 
 impl Report {

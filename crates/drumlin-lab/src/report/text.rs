@@ -19,6 +19,8 @@ const GAP: usize = 2;
 const SOURCE_COLUMNS_MIN: usize = 22;
 /// Columns of words are not made narrower than this.
 const TEXT_COLUMNS_MIN: usize = 12;
+/// Verdicts stand in a column of their own before their claims.
+const VERDICT_COLUMNS: usize = 13;
 
 pub(super) fn report(report: &Report, columns: usize) -> String {
     let columns = columns.max(40);
@@ -41,6 +43,9 @@ pub(super) fn report(report: &Report, columns: usize) -> String {
         ("memory", report.memory_limit.clone()),
         ("run", format!("{}, {}, {}", report.started, figures::micros(report.seconds * 1e6), report.command)),
     ];
+    if let Some(state) = &report.drive_state {
+        about.insert(4, ("reads", state.clone()));
+    }
     if report.interrupted {
         about.push(("", "interrupted: these are the results so far".to_owned()));
     }
@@ -99,13 +104,16 @@ fn chapter(chapter: &Chapter, columns: usize, lines: &mut Vec<String>) {
             Holds::Yes => GOOD,
             Holds::No => BAD,
             Holds::Partly => MIXED,
-            Holds::Unknown => DIM,
+            Holds::CannotTell => DIM,
         };
         let words = verdict.holds.words();
-        let text = format!("{}: {} {}", verdict.source, verdict.claim, verdict.why);
-        for (index, line) in wrap(&text, columns - 12).into_iter().enumerate() {
-            let words = if index == 0 { words } else { "" };
-            lines.push(format!("{style}{words:<10}{style:#}  {line}"));
+        let text = format!("{}: {}", verdict.source, verdict.sentences());
+        // The longest verdict takes two lines.
+        let words = wrap(words, VERDICT_COLUMNS);
+        let text = wrap(&text, columns - VERDICT_COLUMNS - GAP);
+        for index in 0..words.len().max(text.len()) {
+            let [words, line] = [&words, &text].map(|part| part.get(index).map_or("", String::as_str));
+            lines.push(format!("{style}{words:<VERDICT_COLUMNS$}{style:#}  {line}").trim_end().to_owned());
         }
     }
     for note in &chapter.notes {

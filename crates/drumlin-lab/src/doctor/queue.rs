@@ -1,0 +1,123 @@
+//! The settings of a drive's queue that hurt: read-ahead and scheduler; and the write cache of NVMe drives.
+
+use std::path::Path;
+
+use super::{Finding, Severity};
+use crate::figures;
+use crate::machine::Drive;
+use crate::nvme;
+
+/// The kernel's default is 128 KiB. From 1 MiB on, a random read through the page cache or a mapping brings 256 pages
+/// and more for one.
+const READ_AHEAD_BYTES_LARGE: u64 = 1 << 20;
+
+/// Below this, reading a file from start to end through the page cache takes a request for each few pages.
+const READ_AHEAD_BYTES_SMALL: u64 = 64 << 10;
+
+/// Examines the queue of a drive. Pure but for the drive's name, so that a test shows each finding.
+pub(super) fn findings(drive: &Drive, is_virtual: bool, is_direct: bool) -> Vec<Finding> {
+    let name = drive.name.as_deref().unwrap_or("DRIVE");
+    [read_ahead(drive, name, is_direct), scheduler(drive, name, is_virtual)].into_iter().flatten().collect()
+}
+
+fn read_ahead(drive: &Drive, name: &str, is_direct: bool) -> Option<Finding> {
+    let bytes = drive.read_ahead_bytes?;
+    let size = figures::size(bytes);
+    let mend = Some(format!("echo 128 > /sys/block/{name}/queue/read_ahead_kb"));
+    let whom = if is_direct {
+        "Drumlin reads directly and is spared; backups, mapped files and other programs are not"
+    } else {
+        "Drumlin reads through the page cache here, so its reads are among them"
+    };
+    Some(if bytes >= READ_AHEAD_BYTES_LARGE {
+        let found = format!("{size}: a random read through the page cache or a mapping may bring as much. {whom}");
+        Finding { severity: Severity::Advice, what: "read-ahead", found, mend }
+    } else if bytes < READ_AHEAD_BYTES_SMALL {
+        let found = format!("{size}: reading a file from start to end through the page cache is slow. {whom}");
+        Finding { severity: Severity::Advice, what: "read-ahead", found, mend }
+    } else {
+        Finding { severity: Severity::Fine, what: "read-ahead", found: size, mend: None }
+    })
+}
+
+fn scheduler(drive: &Drive, name: &str, is_virtual: bool) -> Option<Finding> {
+    let scheduler = drive.scheduler.as_deref()?;
+    // A virtual drive may call itself a spinning disk; its host has a scheduler.
+    let spins = drive.rotational == Some(true) && !is_virtual;
+    let set = |wanted: &str| Some(format!("echo {wanted} > /sys/block/{name}/queue/scheduler"));
+    let (found, mend) = match scheduler {
+        "none" if spins => ("none: a spinning disk is slow without one that sorts requests", set("mq-deadline")),
+        "bfq" if !spins => ("bfq: takes processor time for each request and delays reads, for fairness", set("none")),
+        "mq-deadline" | "kyber" if name.starts_with("nvme") => {
+            ("it holds many processors to one queue's lock, and the drive needs no sorting", set("none"))
+        }
+        other => (other, None),
+    };
+    let severity = if mend.is_some() { Severity::Advice } else { Severity::Fine };
+    let found = if found.starts_with(scheduler) { found.to_owned() } else { format!("{scheduler}: {found}") };
+    Some(Finding { severity, what: "scheduler", found, mend })
+}
+
+/// Asks an NVMe drive for its write cache, by the command get-features 6. `None` for other drives, and where the answer
+/// is among what the machine says of the drive already.
+pub(super) fn nvme_cache(drive: &Drive) -> Option<Finding> {
+    let name = drive.name.as_deref().filter(|name| name.starts_with("nvme"))?;
+    Some(match nvme::write_cache(&Path::new("/dev").join(name)) {
+        Ok(cache) => {
+            let found = match cache {
+                nvme::WriteCache::On => "get-features 6: the volatile write cache is on, so flushes matter",
+                nvme::WriteCache::Off => "get-features 6: the volatile write cache is off",
+                nvme::WriteCache::Absent => "the drive says that it has no volatile write cache",
+            };
+            Finding { severity: Severity::Fine, what: "NVMe cache", found: found.to_owned(), mend: None }
+        }
+        Err(error) => Finding {
+            severity: Severity::Advice,
+            what: "NVMe cache",
+            found: format!("the drive could not be asked for its write cache: {}", crate::session::plain(&error)),
+            mend: Some("run the doctor as root".to_owned()),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drive(name: &str, read_ahead_bytes: u64, scheduler: &str, rotational: bool) -> Drive {
+        Drive {
+            name: Some(name.to_owned()),
+            read_ahead_bytes: Some(read_ahead_bytes),
+            scheduler: Some(scheduler.to_owned()),
+            rotational: Some(rotational),
+            ..Drive::default()
+        }
+    }
+
+    /// Settings that hurt are named with their remedy, the kernel's defaults are fine.
+    #[test]
+    fn settings_that_hurt_are_named() {
+        let severities = |drive: &Drive, is_virtual| {
+            findings(drive, is_virtual, true).iter().map(|finding| finding.severity).collect::<Vec<_>>()
+        };
+        use Severity::{Advice, Fine};
+        assert_eq!(severities(&drive("nvme0n1", 128 << 10, "none", false), false), [Fine, Fine]);
+        assert_eq!(severities(&drive("nvme0n1", 8 << 20, "mq-deadline", false), false), [Advice, Advice]);
+        assert_eq!(severities(&drive("sda", 32 << 10, "none", true), false), [Advice, Advice]);
+        assert_eq!(severities(&drive("sda", 128 << 10, "mq-deadline", true), false), [Fine, Fine]);
+        assert_eq!(severities(&drive("vda", 128 << 10, "none", true), true), [Fine, Fine]);
+        assert_eq!(severities(&drive("sda", 128 << 10, "bfq", false), false), [Fine, Advice]);
+        let found = findings(&drive("vda", 8 << 20, "bfq", false), true, false);
+        assert_eq!(found[0].mend.as_deref(), Some("echo 128 > /sys/block/vda/queue/read_ahead_kb"));
+        assert!(found[0].found.contains("its reads are among them"), "{found:?}");
+        assert!(findings(&Drive::default(), false, true).is_empty());
+    }
+
+    /// Only NVMe drives are asked, and one that does not answer is told.
+    #[test]
+    fn only_nvme_drives_are_asked() {
+        assert!(nvme_cache(&drive("sda", 0, "none", false)).is_none());
+        let absent = nvme_cache(&drive("nvme99n1", 0, "none", false)).unwrap();
+        assert_eq!((absent.severity, absent.what), (Severity::Advice, "NVMe cache"));
+    }
+}

@@ -1,0 +1,160 @@
+//! `hazards`: effects of a mapping that a database cannot accept, shown in processes that may die of them (S1, S3).
+//!
+//! | claim | source | judged by |
+//! | --- | --- | --- |
+//! | dirty pages are written before their transaction commits (`early`) | S1 | the device, after another process's sync |
+//! | a drive's errors are signals, and those of writes come late (`errors`) | S1 | a FUSE file with bad blocks; a file cut short |
+//! | a stray pointer changes the file (`stray`) | S1 | the file, after a store at an address that was made up |
+//! | private dirt is deadly, shared dirt is not (`memory`) | S3 | processes against a memory limit |
+//! | one of three protocols is needed to update safely (`updates`) | S1 | the file, after a process died amid a transaction |
+//!
+//! Each is repeated; a claim that is seen in some rounds only holds partly.
+
+pub(crate) mod early;
+pub(crate) mod errors;
+pub(crate) mod memory;
+pub(crate) mod stray;
+pub(crate) mod updates;
+
+use std::fmt;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use crate::experiments::Experiment;
+use crate::figures::Form;
+use crate::report::{Chapter, Holds, Judgement, Table};
+use crate::session::Session;
+use crate::temp_folder;
+use crate::worker::{Ending, Outcome};
+
+/// A file's bytes before a change, and after it.
+const BEFORE: u8 = 0x11;
+const CHANGED: u8 = 0xEE;
+
+/// The endings of a case, one a round.
+#[derive(Debug)]
+struct Endings<T> {
+    endings: Vec<Ending<T>>,
+}
+
+impl<T> Default for Endings<T> {
+    fn default() -> Endings<T> {
+        Endings { endings: Vec::new() }
+    }
+}
+
+impl<T> Endings<T> {
+    fn push(&mut self, outcome: Outcome<T>) {
+        self.endings.push(outcome.ending);
+    }
+
+    fn count(&self, is_seen: impl Fn(&Ending<T>) -> bool) -> Count {
+        let seen = self.endings.iter().filter(|ending| is_seen(ending)).count();
+        Count { seen, of: self.endings.len() }
+    }
+}
+
+/// The number of rounds in which something was seen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Count {
+    seen: usize,
+    of: usize,
+}
+
+impl fmt::Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} times", self.seen, self.of)
+    }
+}
+
+/// Judges a claim by what was seen in all rounds, in none, or in some; if there were none, it cannot be told.
+fn of_counts(counts: &[Count], why: String) -> Judgement {
+    if counts.iter().any(|count| count.of == 0) {
+        Judgement::cannot_tell("rounds that ran", why)
+    } else if counts.iter().all(|count| count.seen == count.of) {
+        Judgement::new(Holds::Yes, why)
+    } else if counts.iter().all(|count| count.seen == 0) {
+        Judgement::new(Holds::No, why)
+    } else {
+        Judgement::new(Holds::Partly, why)
+    }
+}
+
+/// The end of a process that returned nothing, in words.
+fn told<T>(ending: &Ending<T>) -> String {
+    match ending {
+        Ending::Done(_) => "survived".to_owned(),
+        Ending::Failed(error) => format!("failed: {error}"),
+        Ending::Killed(libc::SIGBUS) => "killed by SIGBUS".to_owned(),
+        Ending::Killed(libc::SIGSEGV) => "killed by SIGSEGV".to_owned(),
+        Ending::Killed(libc::SIGKILL) => "killed by the kernel for lack of memory".to_owned(),
+        Ending::Killed(signal) => format!("killed by signal {signal}"),
+    }
+}
+
+fn rounds(session: &Session<'_>) -> u64 {
+    session.pacing.rounds as u64
+}
+
+pub(super) fn seconds(session: &Session<'_>) -> f64 {
+    let flusher = if session.settings.quick { 0.0 } else { early::FLUSHER_SECONDS };
+    12.0 + flusher
+}
+
+pub(super) fn chapter() -> Chapter {
+    Chapter::new(
+        Experiment::Hazards.name(),
+        "What a mapping does behind your back",
+        "Each hazard is shown in a process of its own, which may die of it: pages that the kernel writes before their \
+         transaction commits, errors that arrive as signals, memory that cannot be given back, and the protocols that \
+         make updates safe in spite of it.",
+    )
+}
+
+pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()> {
+    let mut table = Table::new("Shown", &[("", Form::Text), ("what happened", Form::Text)]);
+    let result = show(session, chapter, &mut table);
+    chapter.tables.insert(0, table);
+    result
+}
+
+fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table) -> io::Result<()> {
+    let rounds = rounds(session);
+    early::show(session, chapter, table, rounds)?;
+    errors::show(session, chapter, table, rounds)?;
+    stray::show(session, chapter, table, rounds)?;
+    memory::show(session, chapter, table, rounds)?;
+    updates::show(session, chapter, rounds)
+}
+
+/// Creates a file for the lab, filled and synced.
+fn filled_file(session: &Session<'_>, name: &str, bytes: u64) -> io::Result<PathBuf> {
+    let (path, file) = session.room.file(name, bytes)?;
+    let block = vec![BEFORE; 1 << 20];
+    let mut offset = 0;
+    while offset < bytes {
+        let part = (bytes - offset).min(block.len() as u64);
+        file.write_all_at(&block[..part as usize], offset)?;
+        offset += part;
+    }
+    file.sync_all()?;
+    // Pages that the lab has cached would not count against a worker's limit.
+    temp_folder::forget_cached(&file)?;
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Endings that differ make a claim hold in part; no rounds tell nothing.
+    #[test]
+    fn counts_are_judged() {
+        let count = |seen, of| Count { seen, of };
+        assert_eq!(of_counts(&[count(3, 3), count(3, 3)], String::new()).holds, Holds::Yes);
+        assert_eq!(of_counts(&[count(0, 3), count(0, 3)], String::new()).holds, Holds::No);
+        assert_eq!(of_counts(&[count(3, 3), count(2, 3)], String::new()).holds, Holds::Partly);
+        assert_eq!(of_counts(&[count(3, 3), count(0, 0)], String::new()).holds, Holds::CannotTell);
+    }
+}

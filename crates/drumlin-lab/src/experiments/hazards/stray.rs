@@ -1,0 +1,153 @@
+//! A store through a pointer that a defect made up, into a mapping and into a frame of a program's own.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use drumlin::internals::io::AlignedBuffer;
+use serde::{Deserialize, Serialize};
+
+use super::{BEFORE, CHANGED, Endings, of_counts, told};
+use crate::compare::Claim;
+use crate::map::{self, Map, Mode};
+use crate::measure::Sample;
+use crate::report::{Chapter, Judgement, Table};
+use crate::session::Session;
+use crate::worker::{Ending, Measurement};
+
+const FILE_BYTES: usize = 64 << 10;
+/// The byte that the defect meets.
+const STRAY: usize = 20_001;
+
+/// The memory that the store meets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+enum Place {
+    Mapping,
+    ReadOnlyMapping,
+    Frame,
+}
+
+impl Place {
+    const ALL: [Place; 3] = [Place::Mapping, Place::ReadOnlyMapping, Place::Frame];
+}
+
+/// One stray store.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Task {
+    path: PathBuf,
+    place: Place,
+}
+
+/// The observations, if the process lived to report them.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Seen {
+    /// The file, read by a call, holds the stray byte.
+    is_in_file: bool,
+}
+
+impl Measurement for Task {
+    const NAME: &'static str = "hazards: stray stores";
+    type Result = Seen;
+
+    fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<Seen> {
+        let file = File::options().read(true).write(true).open(&self.path)?;
+        match self.place {
+            Place::Frame => {
+                let mut frame = AlignedBuffer::zeroed(FILE_BYTES);
+                file.read_exact_at(&mut frame, 0)?;
+                let address = frame.as_ptr().addr() + STRAY;
+                map::stray_store(&mut frame, address, CHANGED);
+            }
+            Place::Mapping | Place::ReadOnlyMapping => {
+                let mode = if self.place == Place::Mapping { Mode::Shared } else { Mode::ReadOnly };
+                let mut map = Map::new(&file, FILE_BYTES, mode)?;
+                let address = map.address() + STRAY;
+                map::stray_store(&mut map, address, CHANGED);
+            }
+        }
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, STRAY as u64)?;
+        Ok(Seen { is_in_file: byte[0] != BEFORE })
+    }
+}
+
+pub(super) fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table, rounds: u64) -> io::Result<()> {
+    session.step("hazards: stray stores", 0.3);
+    let mut all = [Endings::default(), Endings::default(), Endings::default()];
+    for round in 0..rounds {
+        for (place, found) in Place::ALL.into_iter().zip(&mut all) {
+            let path = super::filled_file(session, &format!("stray-{place:?}-{round}"), FILE_BYTES as u64)?;
+            found.push(session.job(Task { path, place }, None)?.0);
+        }
+    }
+    for (place, found) in Place::ALL.into_iter().zip(&all) {
+        let name = match place {
+            Place::Mapping => "A stray store into a writable mapping",
+            Place::ReadOnlyMapping => "The same into a mapping for reading",
+            Place::Frame => "The same into a frame of the program's own",
+        };
+        let text = match found.endings.first() {
+            Some(Ending::Done(Seen { is_in_file: true })) => "no error; the byte is in the file".to_owned(),
+            Some(Ending::Done(Seen { is_in_file: false })) => {
+                "no error; the file is as it was: a clean frame is not written".to_owned()
+            }
+            Some(other) => told(other),
+            None => continue,
+        };
+        table.row(vec![name.into(), text.into()]);
+    }
+    CLAIM.put(chapter, &all);
+    Ok(())
+}
+
+const CLAIM: Claim<[Endings<Seen>; 3]> =
+    Claim { source: "S1", text: "A stray pointer into a writable mapping changes the file, and nothing tells.", judge };
+
+/// Judges the rounds of a writable mapping, of one for reading, and of a frame.
+fn judge(all: &[Endings<Seen>; 3]) -> Judgement {
+    let is_in_file = |ending: &Ending<Seen>| matches!(ending, Ending::Done(seen) if seen.is_in_file);
+    let is_killed = |ending: &Ending<Seen>| matches!(ending, Ending::Killed(_));
+    let [mapping, read_only, frame] = all;
+    let changed = mapping.count(is_in_file);
+    let why = format!(
+        "In the file, without an error, {changed}; a mapping for reading ended the process {}; from a clean frame it \
+         reached the file {}.",
+        read_only.count(is_killed),
+        frame.count(is_in_file)
+    );
+    of_counts(&[changed], why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Holds;
+
+    /// A stray byte is in the file after a store into a mapping, not after one into a frame.
+    #[test]
+    fn stray_bytes_reach_the_file_through_a_mapping_only() {
+        let folder = tempfile::tempdir().unwrap();
+        for (place, expected) in [(Place::Mapping, true), (Place::Frame, false)] {
+            let path = folder.path().join(format!("{place:?}"));
+            std::fs::write(&path, [BEFORE; FILE_BYTES]).unwrap();
+            assert_eq!(Task { path, place }.perform(|_| {}).unwrap().is_in_file, expected, "{place:?}");
+        }
+    }
+
+    /// The claim comes out each way.
+    #[test]
+    fn stray_stores_are_judged() {
+        let rounds = |endings| Endings { endings };
+        let seen = |is_in_file| Ending::Done(Seen { is_in_file });
+        let others = || (rounds(vec![Ending::Killed(libc::SIGSEGV)]), rounds(vec![seen(false)]));
+        let judged = |endings| {
+            let (read_only, frame) = others();
+            judge(&[rounds(endings), read_only, frame]).holds
+        };
+        assert_eq!(judged(vec![seen(true), seen(true)]), Holds::Yes);
+        assert_eq!(judged(vec![seen(false)]), Holds::No);
+        assert_eq!(judged(vec![seen(true), Ending::Killed(libc::SIGSEGV)]), Holds::Partly);
+        assert_eq!(judged(vec![]), Holds::CannotTell);
+    }
+}

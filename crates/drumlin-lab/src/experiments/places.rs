@@ -1,0 +1,151 @@
+//! The file systems on which writes are measured: the folder's own, and others that the lab makes.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::machine::Machine;
+use crate::mount::{DeviceCache, FileSystem, Mounted};
+use crate::session::{Session, plain};
+
+/// The size of a file system of the lab's own; xfs takes no less than 300 MB. Only blocks that are written take space.
+const IMAGE_BYTES: u64 = 1 << 30;
+
+/// The time that making and removing one takes.
+pub(super) const PLACE_SECONDS: f64 = 0.5;
+
+/// The kernel's view of the drive's write cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Cache {
+    /// The kernel flushes: it takes the cache to be volatile.
+    Volatile,
+    /// The kernel does not flush: it takes writes to be kept.
+    None,
+    Unknown,
+}
+
+impl Cache {
+    pub(crate) fn of(machine: &Machine) -> Cache {
+        match machine.drive.is_flushed() {
+            Some(true) => Cache::Volatile,
+            Some(false) => Cache::None,
+            None => Cache::Unknown,
+        }
+    }
+}
+
+/// A file system on which writes are measured.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// Its name in a table.
+    pub(crate) name: String,
+    /// Its kind: `ext4`.
+    pub(crate) file_system: String,
+    pub(crate) folder: PathBuf,
+    /// The kernel's name of the disk below it.
+    pub(crate) disk: Option<String>,
+    pub(crate) cache: Cache,
+    /// The kind that the lab made; `None` for the folder's own.
+    pub(crate) made: Option<FileSystem>,
+    mounted: Option<Mounted>,
+}
+
+impl Place {
+    fn own(session: &Session<'_>, machine: &Machine) -> Place {
+        Place {
+            name: format!("{}, the folder's own", machine.file_system),
+            file_system: machine.file_system.clone(),
+            folder: session.room.path().to_owned(),
+            disk: machine.drive.name.clone(),
+            cache: Cache::of(machine),
+            made: None,
+            mounted: None,
+        }
+    }
+
+    fn made(session: &Session<'_>, file_system: FileSystem, cache: DeviceCache) -> io::Result<Place> {
+        let mounted = Mounted::create(&session.room, file_system, IMAGE_BYTES, cache)?;
+        let kind = file_system.name();
+        Ok(Place {
+            name: match cache {
+                DeviceCache::Volatile => kind.to_owned(),
+                DeviceCache::None => format!("{kind}, cache off"),
+            },
+            file_system: kind.to_owned(),
+            folder: mounted.folder().to_owned(),
+            disk: Some(mounted.disk().to_owned()),
+            cache: match cache {
+                DeviceCache::Volatile => Cache::Volatile,
+                DeviceCache::None => Cache::None,
+            },
+            made: Some(file_system),
+            mounted: Some(mounted),
+        })
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// Returns `true` for a file system that keeps a journal or log of its metadata.
+    pub(crate) fn has_journal(&self) -> bool {
+        match self.file_system.as_str() {
+            "xfs" | "jfs" | "ext3" => true,
+            "ext4" => self.made.is_some() || is_journalled(self.disk.as_deref()),
+            _ => false,
+        }
+    }
+
+    /// The mounted file system, to be switched off; `None` for the folder's own.
+    pub(crate) fn into_mounted(self) -> Option<Mounted> {
+        self.mounted
+    }
+}
+
+/// Returns `true` if ext4 on this disk runs a journal: the kernel has a folder for each.
+fn is_journalled(disk: Option<&str>) -> bool {
+    let Some(disk) = disk else { return false };
+    let Ok(entries) = std::fs::read_dir("/proc/fs/jbd2") else { return false };
+    entries.filter_map(Result::ok).any(|entry| entry.file_name().to_string_lossy().starts_with(disk))
+}
+
+/// The places, and the reasons why others could not be made.
+#[derive(Debug)]
+pub(super) struct Places {
+    pub(super) all: Vec<Place>,
+    pub(super) absent: Vec<(String, String)>,
+}
+
+impl Places {
+    /// Makes the file systems that the settings ask for, and ext4 once more on a device without a volatile cache.
+    pub(super) fn open(session: &Session<'_>, machine: &Machine) -> Places {
+        let mut places = Places { all: vec![Place::own(session, machine)], absent: Vec::new() };
+        for (file_system, cache) in wanted(session) {
+            if session.interrupted() {
+                break;
+            }
+            session.step(&format!("sync: making {}", file_system.name()), PLACE_SECONDS);
+            match Place::made(session, file_system, cache) {
+                Ok(place) => places.all.push(place),
+                Err(error) => {
+                    let off = if cache == DeviceCache::None { " with the cache off" } else { "" };
+                    places.absent.push((format!("{}{off}", file_system.name()), plain(&error)));
+                }
+            }
+        }
+        places
+    }
+}
+
+fn wanted(session: &Session<'_>) -> Vec<(FileSystem, DeviceCache)> {
+    let asked = &session.settings.file_systems;
+    let mut wanted: Vec<_> = asked.iter().map(|each| (*each, DeviceCache::Volatile)).collect();
+    if asked.contains(&FileSystem::Ext4) {
+        wanted.push((FileSystem::Ext4, DeviceCache::None));
+    }
+    wanted
+}
+
+/// The number of file systems that will be made, if all can be.
+pub(super) fn count(session: &Session<'_>) -> usize {
+    wanted(session).len()
+}

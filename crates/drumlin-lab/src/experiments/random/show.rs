@@ -1,0 +1,178 @@
+//! The tables and plots of random reads.
+
+use super::claims::{device_reads_per_second, late_rate, shootdowns};
+use super::{Case, Method, ROW_BYTES};
+use crate::figures::{self, Form};
+use crate::measure::{Load, Sample};
+use crate::regime::Regime;
+use crate::report::{Cell, Chapter, Plot, Scale, Table};
+use crate::ring::RingOptions;
+use crate::session::{Rounds, Turns};
+
+/// A column of a table: its title, its form, and the function that makes its cell from a case's turns.
+type Column = (&'static str, Form, fn(&Turns<Load>) -> Cell);
+
+const RATE_COLUMNS: [Column; 7] = [
+    ("reads/s", Form::Rate, |turns| turns.median(Load::operations_per_second).into()),
+    ("least", Form::Rate, |turns| turns.spread(Load::operations_per_second).map(|spread| spread.least).into()),
+    ("most", Form::Rate, |turns| turns.spread(Load::operations_per_second).map(|spread| spread.most).into()),
+    ("device reads/s", Form::Rate, |turns| turns.median(device_reads_per_second).into()),
+    ("2nd half", Form::Rate, |turns| late(turns).into()),
+    ("p50", Form::Micros, |turns| turns.median(|load| load.latency.p50_us).into()),
+    ("p99", Form::Micros, |turns| turns.median(|load| load.latency.p99_us).into()),
+];
+
+const COST_COLUMNS: [Column; 7] = [
+    ("CPU", Form::Micros, |turns| turns.median(Load::cpu_us_per_operation).into()),
+    ("major faults", Form::Ratio, |turns| each(turns, |load| load.counters.faults_major)),
+    ("TLB shoot- downs", Form::Ratio, |turns| turns.median(shootdowns).into()),
+    ("other IPIs", Form::Ratio, |turns| {
+        each(turns, |load| load.counters.interrupt("RES") + load.counters.interrupt("CAL"))
+    }),
+    ("pages by kswapd", Form::Ratio, |turns| each(turns, |load| load.counters.kswapd_pages)),
+    ("memory", Form::Bytes, |turns| turns.memory_bytes_max().into()),
+    ("device bytes per byte", Form::Ratio, |turns| turns.median(Load::read_amplification).into()),
+];
+
+fn late(turns: &Turns<Load>) -> Option<f64> {
+    let rates: Vec<f64> = turns.samples.iter().map(|samples| late_rate(samples)).collect();
+    (!rates.is_empty()).then(|| crate::measure::median(rates))
+}
+
+/// A count for each read.
+fn each(turns: &Turns<Load>, count: fn(&Load) -> u64) -> Cell {
+    turns.median(|load| count(load) as f64 / load.operations.max(1) as f64).into()
+}
+
+/// A table with the names in its first column, then these columns.
+fn table_of(title: &str, columns: &[Column]) -> Table {
+    let columns = columns.iter().map(|&(title, form, _)| (title, form));
+    Table::new(title, &[("", Form::Text)].into_iter().chain(columns).collect::<Vec<_>>())
+}
+
+fn add_row(table: &mut Table, columns: &[Column], name: &str, source: Option<&str>, turns: &Turns<Load>) {
+    let cells = columns.iter().map(|(_, _, cell)| cell(turns));
+    let cells = [Cell::from(turns.label(name))].into_iter().chain(cells).collect();
+    let refused = turns.failure.as_ref().map(|failure| format!("not possible here: {failure}"));
+    table.row(cells).source = refused.or(source.map(str::to_owned));
+}
+
+fn over_time(samples: &[Sample], figure: fn(&Sample) -> f64) -> Vec<(f64, f64)> {
+    samples.iter().map(|sample| (sample.at_seconds, figure(sample))).collect()
+}
+
+/// A regime's cases over time.
+pub(super) fn courses(chapter: &mut Chapter, regime: Regime, cases: &[Case], rounds: &Rounds<Load>) {
+    let mut rates = table_of(&format!("Over time: {}", regime.name()), &RATE_COLUMNS);
+    let mut costs = table_of(&format!("Cost per read: {}", regime.name()), &COST_COLUMNS);
+    let plot = |title: String, figure: &'static str| {
+        Plot::new(title, ("time", Form::Seconds, Scale::Linear), (figure, Form::Rate, Scale::Linear))
+    };
+    let mut reads = plot(format!("Random 4 KiB reads, 100 threads: {}", regime.name()), "reads/s");
+    let mut shootdowns = plot(format!("TLB shootdowns: {}", regime.name()), "shootdowns/s");
+    for (case, turns) in cases.iter().zip(rounds) {
+        add_row(&mut rates, &RATE_COLUMNS, &case.name, case.source, turns);
+        add_row(&mut costs, &COST_COLUMNS, &case.name, None, turns);
+        if let Some(samples) = turns.samples.first() {
+            reads.line(case.method.name(), over_time(samples, |sample| sample.operations_per_second));
+            shootdowns.line(case.method.name(), over_time(samples, |sample| sample.tlb_shootdowns_per_second));
+        }
+    }
+    add_row(&mut rates, &RATE_COLUMNS, "the first again, at each round's end", None, &rounds.again);
+    chapter.tables.extend([rates, costs]);
+    chapter.plots.push(reads);
+    if regime == Regime::Device {
+        chapter.plots.push(shootdowns);
+    }
+}
+
+const LADDER_COLUMNS: [Column; 6] = [
+    ("reads/s", Form::Rate, |turns| turns.median(Load::operations_per_second).into()),
+    ("device reads/s", Form::Rate, |turns| turns.median(device_reads_per_second).into()),
+    ("p50", Form::Micros, |turns| turns.median(|load| load.latency.p50_us).into()),
+    ("p99", Form::Micros, |turns| turns.median(|load| load.latency.p99_us).into()),
+    ("p99.9", Form::Micros, |turns| turns.median(|load| load.latency.p999_us).into()),
+    ("CPU", Form::Micros, |turns| turns.median(Load::cpu_us_per_operation).into()),
+];
+
+pub(super) fn ladder(chapter: &mut Chapter, cases: &[Case], steps: &Rounds<Load>) {
+    let mut table = table_of("Depth and threads, medians of turns", &LADDER_COLUMNS);
+    for (case, turns) in cases.iter().zip(steps) {
+        add_row(&mut table, &LADDER_COLUMNS, &case.name, case.source, turns);
+    }
+    add_row(&mut table, &LADDER_COLUMNS, "the first again, at each round's end", None, &steps.again);
+    chapter.tables.push(table);
+    plot_ladder(chapter, cases, steps);
+}
+
+/// Plots rate and latency by depth, and the distribution of some cases.
+fn plot_ladder(chapter: &mut Chapter, cases: &[Case], steps: &[Turns<Load>]) {
+    let depth = ("in flight", Form::Count, Scale::Logarithmic);
+    let latency = ("latency", Form::Micros, Scale::Logarithmic);
+    let share = ("share of reads that took at most", Form::Share, Scale::Tail);
+    let mut rate_by_depth = Plot::new("Depth against rate", depth, ("reads/s", Form::Rate, Scale::Linear));
+    let mut latency_by_depth = Plot::new("Depth against latency", depth, latency);
+    let mut distribution = Plot::new("Latencies of single reads", share, latency);
+    let [mut rates, mut medians, mut tails, mut direct, mut mapped] = [const { Vec::new() }; 5];
+    for (case, turns) in cases.iter().zip(steps) {
+        let Some(load) = turns.middle(Load::operations_per_second) else { continue };
+        let rate = turns.median(Load::operations_per_second).unwrap_or(0.0);
+        match case.method {
+            Method::Ring { depth, options } if options == RingOptions::default() => {
+                rates.push((depth as f64, rate));
+                medians.push((depth as f64, load.latency.p50_us));
+                tails.push((depth as f64, load.latency.p99_us));
+                if [1, 32, 256].contains(&depth) {
+                    distribution.line(format!("io_uring, {depth} in flight"), load.latency.quantiles.clone());
+                }
+            }
+            Method::Direct => direct.push((case.threads as f64, rate)),
+            Method::Mapped(_) => {
+                mapped.push((case.threads as f64, rate));
+                if case.threads == 32 {
+                    distribution.line("mmap, MADV_RANDOM, 32 threads", load.latency.quantiles.clone());
+                }
+            }
+            _ => {}
+        }
+    }
+    rate_by_depth.line("io_uring, one thread", rates);
+    rate_by_depth.line("direct pread, as many threads", direct);
+    rate_by_depth.line("mmap, RANDOM, as many threads", mapped);
+    latency_by_depth.line("p50", medians);
+    latency_by_depth.line("p99", tails);
+    chapter.plots.extend([rate_by_depth, latency_by_depth, distribution]);
+}
+
+const RANGE_COLUMNS: [Column; 6] = [
+    ("reads/s", Form::Rate, |turns| turns.median(Load::operations_per_second).into()),
+    ("least", Form::Rate, |turns| turns.spread(Load::operations_per_second).map(|spread| spread.least).into()),
+    ("most", Form::Rate, |turns| turns.spread(Load::operations_per_second).map(|spread| spread.most).into()),
+    ("device reads/s", Form::Rate, |turns| turns.median(device_reads_per_second).into()),
+    ("CPU", Form::Micros, |turns| turns.median(Load::cpu_us_per_operation).into()),
+    ("memory", Form::Bytes, |turns| turns.memory_bytes_max().into()),
+];
+
+pub(super) fn ranges(chapter: &mut Chapter, cases: &[Case], parts: &Rounds<Load>) {
+    let mut table = table_of("Within memory and beyond it, 20 at once", &RANGE_COLUMNS);
+    for (case, turns) in cases.iter().zip(parts) {
+        add_row(&mut table, &RANGE_COLUMNS, &case.name, case.source, turns);
+    }
+    add_row(&mut table, &RANGE_COLUMNS, "the first again, at each round's end", None, &parts.again);
+    chapter.tables.push(table);
+}
+
+const ROW_COLUMNS: [Column; 3] = [
+    ("device bytes per byte", Form::Ratio, |turns| turns.median(Load::read_amplification).into()),
+    ("rows/s", Form::Rate, |turns| turns.median(Load::operations_per_second).into()),
+    ("p99", Form::Micros, |turns| turns.median(|load| load.latency.p99_us).into()),
+];
+
+pub(super) fn amplification(chapter: &mut Chapter, cases: &[Case], rows: &Rounds<Load>) {
+    let title = format!("Bytes read from the device per byte requested, rows of {}", figures::size(ROW_BYTES as u64));
+    let mut table = table_of(&title, &ROW_COLUMNS);
+    for (case, turns) in cases.iter().zip(rows) {
+        add_row(&mut table, &ROW_COLUMNS, &case.name, case.source, turns);
+    }
+    chapter.tables.push(table);
+}

@@ -1,0 +1,238 @@
+//! `scan`: reading a file larger than memory from start to end (S1 figures 3 and 4, S4's first table).
+//!
+//! | source | claim | judged by |
+//! | --- | --- | --- |
+//! | S4 | 4 KiB direct, one at a time: half of the kernel's rate | rates on the raw device, 128 KiB of read-ahead |
+//! | S4 | parallel read-ahead, 4 x 128 KiB: 2.5 times the kernel's rate | the same |
+//! | S4 | 5 x 512 KiB, registered: 7.7 times | the same; in huge pages, as Glommio's pool is |
+//! | S4 | leaving out the copy helps a little | processor time per byte |
+//! | S1 | a mapping by 20 threads falls once memory is full (figure 3) | its rate before and after, in each round |
+//! | S1 | 256 requests in flight hold the drive's rate, a mapping does not | rates of whole scans |
+//! | S1 | over ten drives the difference is twentyfold (figure 4) | only where direct reads bring what several drives do |
+
+mod claims;
+mod task;
+
+use std::io;
+
+use crate::experiments::Experiment;
+use crate::figures::Form;
+use crate::machine::Machine;
+use crate::map::Advice;
+use crate::measure::{Load, Timing};
+use crate::regime::{self, Place, Regime};
+use crate::report::{Cell, Chapter, Plot, Scale, Table};
+use crate::ring::RingOptions;
+use crate::session::{Rounds, Session, Turns};
+
+use task::STEP_BYTES;
+pub(crate) use task::{Method, Task};
+
+#[derive(Debug)]
+struct Case {
+    name: &'static str,
+    method: Method,
+    request_bytes: usize,
+    threads: usize,
+    /// Its rate over time is plotted.
+    drawn: bool,
+    source: Option<&'static str>,
+}
+
+impl Case {
+    fn new(name: &'static str, method: Method, request_bytes: usize) -> Case {
+        Case { name, method, request_bytes, threads: 1, drawn: false, source: None }
+    }
+
+    fn mapped(name: &'static str, advice: Advice, threads: usize) -> Case {
+        Case { threads, ..Case::new(name, Method::Mapped(advice), STEP_BYTES) }
+    }
+
+    fn source(mut self, source: &'static str) -> Case {
+        self.source = Some(source);
+        self
+    }
+
+    fn drawn(mut self) -> Case {
+        self.drawn = true;
+        self
+    }
+}
+
+/// The indexes of the cases that claims are about, in both lists.
+const BUFFERED: usize = 0;
+const SMALL: usize = 1;
+const COPIED: usize = 2;
+const STREAM: usize = 3;
+const LARGE: usize = 4;
+const FIO: usize = 5;
+const MAPPED: usize = 6;
+const MAPPED_ONE: usize = 7;
+
+/// Glommio's stream reads 128 KiB at a time, four ahead, unless it is told otherwise.
+const S4_REQUEST_BYTES: usize = 128 << 10;
+const S4_REQUESTS: usize = 4;
+
+/// The cases that both the raw device and the plain file have.
+fn file_cases() -> Vec<Case> {
+    let stream = |copied| Method::Stream { requests: S4_REQUESTS, copied };
+    let ring =
+        |depth, registered, huge| Method::Ring { depth, options: RingOptions { registered, huge, polled: false } };
+    vec![
+        Case::new("buffered, the kernel reads ahead", Method::Buffered, 128 << 10).source("S4: 945 MB/s").drawn(),
+        Case::new("direct, 4 KiB, one at a time", Method::Direct, 4096).source("S4: 463 MB/s"),
+        Case::new("stream, 4 x 128 KiB, copied", stream(true), S4_REQUEST_BYTES).source("S4: 2.35 GB/s"),
+        Case::new("stream, 4 x 128 KiB, no copy", stream(false), S4_REQUEST_BYTES).source("S4: 2.45 GB/s"),
+        Case::new("5 x 512 KiB, registered, huge pages", ring(5, true, true), 512 << 10)
+            .source("S4: 7.29 GB/s (polled)")
+            .drawn(),
+        Case::new("256 x 128 KiB", ring(256, false, false), 128 << 10)
+            .source("S1 (fio): the drive's full rate")
+            .drawn(),
+        Case::mapped("mmap, MADV_SEQUENTIAL, 20 threads", Advice::Sequential, 20)
+            .source("S1: falls after about 17 s")
+            .drawn(),
+        Case::mapped("mmap, MADV_SEQUENTIAL, 1 thread", Advice::Sequential, 1).drawn(),
+        Case::new("5 x 512 KiB, registered, small pages", ring(5, true, false), 512 << 10),
+    ]
+}
+
+/// The raw device has also what tells why a rate is what it is.
+fn device_cases() -> Vec<Case> {
+    let ring = |depth, huge| Method::Ring { depth, options: RingOptions { huge, ..RingOptions::default() } };
+    let polled = RingOptions { registered: true, huge: true, polled: true };
+    let mut cases = file_cases();
+    cases.extend([
+        Case::new("5 x 512 KiB, huge pages, polled", Method::Ring { depth: 5, options: polled }, 512 << 10)
+            .source("S4: 7.29 GB/s"),
+        Case::new("stream, 5 x 512 KiB, no copy", Method::Stream { requests: 5, copied: false }, 512 << 10),
+        Case::new("1 x 4 MiB, small pages", ring(1, false), 4 << 20),
+        Case::new("1 x 4 MiB, huge pages", ring(1, true), 4 << 20),
+        Case::mapped("mmap, MADV_NORMAL, 20 threads", Advice::Normal, 20),
+    ]);
+    cases
+}
+
+/// The index of the same requests as [`LARGE`] into small pages.
+const LARGE_SMALL_PAGES: usize = 8;
+
+fn timing(session: &Session<'_>) -> Timing {
+    let seconds = session.pacing.series.seconds * if session.settings.quick { 0.35 } else { 0.4 };
+    // Memory is full after a fraction of a second.
+    Timing { seconds, sample_seconds: (seconds / 60.0).clamp(0.02, 0.5) }
+}
+
+/// The expected time of a turn: a case ends early once all is read, at 1 GB/s.
+fn turn_seconds(session: &Session<'_>) -> f64 {
+    timing(session).seconds.min(session.file_bytes() as f64 / 1e9) + 0.1
+}
+
+pub(super) fn seconds(session: &Session<'_>) -> f64 {
+    let cases = [device_cases().len(), file_cases().len()];
+    cases.map(|count| Session::turns_seconds(count, session.pacing.rounds, turn_seconds(session))).iter().sum()
+}
+
+pub(super) fn chapter() -> Chapter {
+    Chapter::new(
+        Experiment::Scan.name(),
+        "Reading from start to end",
+        "From a file larger than the memory limit, on a raw block device with 128 KiB of read-ahead as the sources had, \
+         and as a plain file. S4 says that a few large direct requests in flight are several times as fast as the \
+         kernel's read-ahead, S1 that a mapping loses the drive's rate once memory is full.",
+    )
+}
+
+pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapter) -> io::Result<()> {
+    let mut found = Vec::new();
+    for (regime, cases) in [(Regime::Device, device_cases()), (Regime::File, file_cases())] {
+        match regime::place(session, regime)? {
+            Ok(place) => {
+                let rounds = measure(session, regime, &place, &cases);
+                show(chapter, regime, &cases, &rounds);
+                found.push(Ok(rounds));
+            }
+            Err(missing) => {
+                chapter.note(format!("Not measured: {}. Missing: {missing}.", regime.name()));
+                found.push(Err(missing));
+            }
+        }
+    }
+    let [device, file] = found.try_into().expect("two regimes");
+    let window = machine.drive.read_ahead_bytes;
+    claims::judge(chapter, &claims::Figures::of(&device, file.ok().as_ref(), session.memory_bytes(), window));
+    chapter.note(
+        "CPU per GB is the reading process's; the kernel's threads that serve a loop device come on top, the same for all \
+         its cases. Memory is the most that the case's control group held, page cache included.",
+    );
+    chapter.note(
+        "A drive takes a request as a list of contiguous pieces of memory: with buffers of 4 KiB pages a piece per page. \
+         Huge pages, or the large folios of the page cache, make it a few pieces.",
+    );
+    if machine.virtualised.is_some() {
+        chapter.note(
+            "This is a virtual drive: data that the host has cached arrives faster than a drive could deliver it.",
+        );
+    }
+    Ok(())
+}
+
+fn measure(session: &Session<'_>, regime: Regime, place: &Place, cases: &[Case]) -> Rounds<Load> {
+    let timing = timing(session);
+    session.turns(
+        cases,
+        session.pacing.rounds,
+        turn_seconds(session),
+        |case| format!("scan: {}: {}", regime.name(), case.name),
+        |case, _| {
+            let (method, request_bytes, threads) = (case.method, case.request_bytes, case.threads);
+            (Task { path: place.path.clone(), method, request_bytes, threads, timing }, place.limit_bytes)
+        },
+    )
+}
+
+pub(super) fn cpu_seconds_per_gb(load: &Load) -> f64 {
+    load.counters.cpu_seconds * 1e9 / load.bytes.max(1) as f64
+}
+
+fn show(chapter: &mut Chapter, regime: Regime, cases: &[Case], rounds: &Rounds<Load>) {
+    let mut table = Table::new(
+        format!("Whole scans: {}", regime.name()),
+        &[
+            ("", Form::Text),
+            ("rate", Form::Bandwidth),
+            ("least", Form::Bandwidth),
+            ("most", Form::Bandwidth),
+            ("CPU per GB", Form::Seconds),
+            ("memory", Form::Bytes),
+            ("device bytes per byte", Form::Ratio),
+        ],
+    );
+    let mut plot = Plot::new(
+        format!("Sequential reading over time: {}", regime.name()),
+        ("time", Form::Seconds, Scale::Linear),
+        ("rate", Form::Bandwidth, Scale::Linear),
+    );
+    let mut row = |name: String, turns: &Turns<Load>, source: Option<&str>| {
+        let rate = turns.spread(Load::bytes_per_second);
+        let cells: Vec<Cell> = vec![
+            name.into(),
+            rate.map(|rate| rate.median).into(),
+            rate.map(|rate| rate.least).into(),
+            rate.map(|rate| rate.most).into(),
+            turns.median(cpu_seconds_per_gb).into(),
+            turns.memory_bytes_max().into(),
+            turns.median(Load::read_amplification).into(),
+        ];
+        let refused = turns.failure.as_ref().map(|failure| format!("not possible here: {failure}"));
+        table.row(cells).source = refused.or(source.map(str::to_owned));
+    };
+    for (case, turns) in cases.iter().zip(rounds) {
+        row(turns.label(case.name), turns, case.source);
+        if let Some(samples) = turns.samples.first().filter(|_| case.drawn) {
+            plot.line(case.name, samples.iter().map(|each| (each.at_seconds, each.bytes_per_second)).collect());
+        }
+    }
+    row("the first again, at each round's end".to_owned(), &rounds.again, None);
+    chapter.tables.push(table);
+    chapter.plots.push(plot);
+}

@@ -1,0 +1,224 @@
+//! The claims of S2 about stores, each judged by a pure function of the figures.
+
+use super::{Calls, Committed, Measured, STORES, cases};
+use crate::compare::{Claim, Ratio};
+use crate::figures;
+use crate::report::{Chapter, Holds, Judgement};
+
+/// The figures on which the verdicts rest, of one file system. A store that is not built in has none.
+#[derive(Clone, Debug, Default)]
+struct Figures {
+    place: String,
+    /// The rate of eight writers divided by that of one.
+    nebari_gain: Option<Ratio>,
+    drumlin_gain: Option<Ratio>,
+    /// Calls a commit by one writer.
+    nebari_calls: Option<Calls>,
+    sled_calls: Option<Calls>,
+    /// Calls a commit by eight writers.
+    drumlin_calls: Option<Calls>,
+    /// The mean of SQLite's commit with a rollback journal divided by Nebari's.
+    sqlite_to_nebari: Option<Ratio>,
+}
+
+/// The names by which the figures are found.
+const NEBARI: &str = "Nebari";
+const SQLITE: &str = "SQLite, rollback journal";
+const SLED: &str = "sled, flush after each";
+
+const PEERS: &str = "the stores of the source (`--features peers` builds them in)";
+const COUNTS: &str = "a count of sync calls (the kernel permits no filter)";
+
+impl Figures {
+    fn of(measured: &Measured) -> Figures {
+        let case = |name: &str, many: bool| {
+            let is_it = |case: &super::Case| STORES[case.store].name == name && (case.writers > 1) == many;
+            cases().iter().position(is_it)
+        };
+        let gain = |name: &str| {
+            let rate = |result: &Committed| result.load.operations_per_second();
+            measured.rounds.ratio(case(name, true)?, case(name, false)?, rate)
+        };
+        let calls = |name: &str, many: bool| measured.calls[case(name, many)?];
+        let mean = |result: &Committed| result.load.latency.mean_us;
+        let pair = case(SQLITE, false).zip(case(NEBARI, false));
+        Figures {
+            place: measured.place.clone(),
+            nebari_gain: gain(NEBARI),
+            drumlin_gain: gain("Drumlin"),
+            nebari_calls: calls(NEBARI, false),
+            sled_calls: calls(SLED, false),
+            drumlin_calls: calls("Drumlin", true),
+            sqlite_to_nebari: pair.and_then(|(sqlite, nebari)| measured.rounds.ratio(sqlite, nebari, mean)),
+        }
+    }
+}
+
+const CLAIMS: [Claim<Figures>; 5] = [
+    Claim { source: "S2", text: "Commits to one tree of Nebari queue behind one another.", judge: queue },
+    Claim {
+        source: "S2",
+        text: "A transaction of Nebari costs two syncs: of the tree and of the log.",
+        judge: two_syncs,
+    },
+    Claim {
+        source: "S2",
+        text: "A commit of SQLite with a rollback journal takes 1.5 times as long as one of Nebari.",
+        judge: sqlite_is_slower,
+    },
+    Claim {
+        source: "S2",
+        text: "sled's commit in 38.9 us is not durable: it calls sync_file_range, which flushes nothing.",
+        judge: sled_flushes_nothing,
+    },
+    Claim {
+        source: "Drumlin",
+        text: "One sync for many transactions: writers that commit at once do not queue.",
+        judge: shared_syncs,
+    },
+];
+
+/// Puts the verdicts, of ext4 with a journal if it was measured: the source's stores ran on a file system with one.
+pub(super) fn put(chapter: &mut Chapter, measured: &[Measured]) {
+    let chosen = measured.iter().find(|each| each.place == "ext4").or(measured.first());
+    let Some(chosen) = chosen else { return };
+    let figures = Figures::of(chosen);
+    for claim in &CLAIMS {
+        claim.put(chapter, &figures);
+    }
+}
+
+/// Eight writers that reach no more than 1.5 times the rate of one queue; from 3 times on they don't.
+fn queue(figures: &Figures) -> Judgement {
+    let Some(gain) = figures.nebari_gain else { return Judgement::cannot_tell(PEERS, "") };
+    let (low, high) = gain.interval();
+    let holds = match () {
+        () if high < 1.5 => Holds::Yes,
+        () if low >= 3.0 => Holds::No,
+        () if low >= 1.5 && high < 3.0 => Holds::Partly,
+        () => Holds::CannotTell,
+    };
+    gain.judge(holds, format!("Eight writers reach {} the rate of one, on {}.", gain.show(), figures.place))
+}
+
+fn two_syncs(figures: &Figures) -> Judgement {
+    if figures.nebari_gain.is_none() {
+        return Judgement::cannot_tell(PEERS, "");
+    }
+    let Some(calls) = figures.nebari_calls else { return Judgement::cannot_tell(COUNTS, "") };
+    let count = calls.syncs + calls.durable_writes;
+    let holds = match () {
+        () if (1.9..2.5).contains(&count) => Holds::Yes,
+        () if (1.1..1.9).contains(&count) => Holds::Partly,
+        () => Holds::No,
+    };
+    Judgement::new(holds, format!("Counted for each commit: {}.", calls.show()))
+}
+
+fn sqlite_is_slower(figures: &Figures) -> Judgement {
+    let Some(ratio) = figures.sqlite_to_nebari else { return Judgement::cannot_tell(PEERS, "") };
+    let sentence = format!("SQLite's mean is {} Nebari's, on {}.", ratio.show(), figures.place);
+    ratio.judge(ratio.at_least(1.4), sentence)
+}
+
+fn sled_flushes_nothing(figures: &Figures) -> Judgement {
+    if figures.nebari_gain.is_none() {
+        return Judgement::cannot_tell(PEERS, "");
+    }
+    let Some(calls) = figures.sled_calls else { return Judgement::cannot_tell(COUNTS, "") };
+    let durable = calls.syncs + calls.durable_writes;
+    let holds = match () {
+        () if calls.ranges >= 0.9 && durable < 0.1 => Holds::Yes,
+        () if durable >= 0.9 => Holds::No,
+        () => Holds::Partly,
+    };
+    Judgement::new(holds, format!("Counted for each commit: {}.", calls.show()))
+}
+
+/// The rate has to grow, and the calls have to be fewer than the commits: otherwise something else has made it grow.
+fn shared_syncs(figures: &Figures) -> Judgement {
+    let Some(gain) = figures.drumlin_gain else {
+        return Judgement::cannot_tell("commits by eight writers", "");
+    };
+    let Some(calls) = figures.drumlin_calls else { return Judgement::cannot_tell(COUNTS, "") };
+    let each = calls.syncs + calls.durable_writes;
+    let shared = if each < 0.75 { Holds::Yes } else { Holds::No };
+    let holds = crate::compare::all([gain.at_least(1.5), shared]);
+    let sentence = format!(
+        "Eight writers of Drumlin reach {} the rate of one on {}, with {} sync calls a commit.",
+        gain.show(),
+        figures.place,
+        figures::digits(each)
+    );
+    gain.judge(holds, sentence)
+}
+
+#[cfg(test)]
+mod tests {
+    use Holds::{CannotTell, No, Partly, Yes};
+
+    use super::*;
+
+    fn ratio(least: f64, median: f64, most: f64) -> Option<Ratio> {
+        Some(Ratio { median, least, most, noise: 1.05 })
+    }
+
+    /// Writers queue, half queue, do not; and nothing is told without Nebari or with too much noise.
+    #[test]
+    fn queueing_comes_out_each_way() {
+        let judge = |nebari_gain| queue(&Figures { nebari_gain, ..Figures::default() }).holds;
+        assert_eq!(judge(ratio(0.9, 1.0, 1.1)), Yes);
+        assert_eq!(judge(ratio(1.7, 2.0, 2.2)), Partly);
+        assert_eq!(judge(ratio(3.5, 4.0, 4.2)), No);
+        assert_eq!(judge(ratio(1.0, 2.0, 4.2)), CannotTell);
+        assert_eq!(judge(None), CannotTell);
+    }
+
+    /// Two syncs, one and a half, one; none are told without a count.
+    #[test]
+    fn two_syncs_come_out_each_way() {
+        let calls = |syncs| Some(Calls { syncs, ..Calls::default() });
+        let judge = |nebari_calls| {
+            two_syncs(&Figures { nebari_gain: ratio(1.0, 1.0, 1.0), nebari_calls, ..Figures::default() }).holds
+        };
+        assert_eq!((judge(calls(2.0)), judge(calls(1.5))), (Yes, Partly));
+        assert_eq!((judge(calls(1.0)), judge(calls(3.0)), judge(None)), (No, No, CannotTell));
+    }
+
+    #[test]
+    fn sqlite_comes_out_each_way() {
+        let judge = |sqlite_to_nebari| sqlite_is_slower(&Figures { sqlite_to_nebari, ..Figures::default() }).holds;
+        assert_eq!((judge(ratio(1.5, 1.6, 1.7)), judge(ratio(1.2, 1.3, 1.35))), (Yes, Partly));
+        assert_eq!(
+            (judge(ratio(0.5, 0.6, 0.7)), judge(ratio(0.5, 1.3, 1.7)), judge(None)),
+            (No, CannotTell, CannotTell)
+        );
+    }
+
+    /// A range without a sync, a sync, and neither.
+    #[test]
+    fn sled_comes_out_each_way() {
+        let judge = |sled_calls| {
+            let nebari_gain = ratio(1.0, 1.0, 1.0);
+            sled_flushes_nothing(&Figures { nebari_gain, sled_calls, ..Figures::default() }).holds
+        };
+        assert_eq!(judge(Some(Calls { ranges: 1.0, ..Calls::default() })), Yes);
+        assert_eq!(judge(Some(Calls { ranges: 1.0, syncs: 1.0, ..Calls::default() })), No);
+        assert_eq!(judge(Some(Calls { ranges: 0.2, ..Calls::default() })), Partly);
+        assert_eq!(judge(None), CannotTell);
+    }
+
+    /// Shared syncs and a higher rate, one of both, neither.
+    #[test]
+    fn sharing_comes_out_each_way() {
+        let judge = |drumlin_gain, syncs| {
+            let drumlin_calls = Some(Calls { syncs, ..Calls::default() });
+            shared_syncs(&Figures { drumlin_gain, drumlin_calls, ..Figures::default() }).holds
+        };
+        assert_eq!(judge(ratio(2.0, 2.2, 2.4), 0.3), Yes);
+        assert_eq!(judge(ratio(2.0, 2.2, 2.4), 1.0), Partly);
+        assert_eq!(judge(ratio(0.9, 1.0, 1.1), 1.0), No);
+        assert_eq!(judge(ratio(0.9, 1.4, 2.4), 0.3), CannotTell);
+        assert_eq!(judge(None, 0.3), CannotTell);
+    }
+}

@@ -1,0 +1,371 @@
+//! The claims of S2 about durable writes, each judged by a pure function of the figures.
+
+use super::Measured;
+use super::method::Method;
+use super::power_off::Left;
+use crate::compare::{self, Claim, Ratio};
+use crate::experiments::places::{Cache, Place};
+use crate::figures;
+use crate::mount::FileSystem;
+use crate::report::{Chapter, Holds, Judgement};
+
+/// The figures of one place.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PlaceFigures {
+    name: String,
+    has_journal: bool,
+    /// The lab made it, on a device without a volatile cache.
+    is_cacheless: bool,
+    is_flushed: bool,
+    /// An append's mean divided by that of a write into a file that grew ahead: of 1 KiB and of 4 KiB.
+    append_to_truncated: Option<Ratio>,
+    append_to_truncated_blocks: Option<Ratio>,
+    /// fdatasync's mean divided by sync_file_range's, where the file grew ahead.
+    sync_to_range: Option<Ratio>,
+    /// Flushes a write by fdatasync and by sync_file_range, likewise.
+    sync_flushes: Option<f64>,
+    range_flushes: Option<f64>,
+    /// Of each round of sync_file_range where the file grew ahead.
+    rounds: Vec<Round>,
+    range_writes: u64,
+}
+
+/// Latencies of one round in microseconds.
+#[derive(Clone, Copy, Debug)]
+struct Round {
+    mean: f64,
+    slowest: f64,
+    slowest_batch: f64,
+}
+
+/// The figures on which the verdicts rest.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Figures {
+    places: Vec<PlaceFigures>,
+    left: Vec<Left>,
+}
+
+const CLAIMS: [Claim<Figures>; 6] = [
+    Claim {
+        source: "S2",
+        text: "Growing the file ahead of need halves the mean of a durable append of 1 KiB (2.63 ms to 1.24 ms).",
+        judge: growing_ahead,
+    },
+    Claim {
+        source: "S2",
+        text: "sync_file_range is several times as fast as fdatasync (6.6 times), because it flushes nothing.",
+        judge: range_is_fast,
+    },
+    Claim {
+        source: "S2",
+        text: "With the drive's cache off, the advantage of sync_file_range is gone (2.03 ms to 2.76 ms).",
+        judge: cache_off,
+    },
+    Claim {
+        source: "S2",
+        text: "When a virtual machine is switched off, sync_file_range keeps records on blocks of real zeros, and loses \
+               them on blocks that ftruncate made (ext4, xfs).",
+        judge: zeros,
+    },
+    Claim { source: "S2", text: "On btrfs sync_file_range loses records, zeros or not.", judge: btrfs_loses },
+    Claim {
+        source: "S2",
+        text: "A mean hides the slow sync, and so does a harness that times batches.",
+        judge: means_hide,
+    },
+];
+
+pub(super) fn put(chapter: &mut Chapter, figures: Figures, left: Vec<Left>) {
+    let figures = Figures { left, ..figures };
+    for claim in &CLAIMS {
+        claim.put(chapter, &figures);
+    }
+}
+
+impl Figures {
+    pub(super) fn of(places: &[Place], measured: &[Measured]) -> Figures {
+        let places = places.iter().zip(measured).map(|(place, measured)| PlaceFigures::of(place, measured)).collect();
+        Figures { places, left: Vec::new() }
+    }
+
+    /// The place that is most like the source's: ext4 of the lab's own, or else any with a journal.
+    fn journalled(&self) -> Option<&PlaceFigures> {
+        let mut usual = self.places.iter().filter(|place| place.has_journal && !place.is_cacheless);
+        usual.clone().find(|place| place.name == "ext4").or_else(|| usual.next())
+    }
+
+    fn left_on(&self, file_system: FileSystem) -> Option<&Left> {
+        self.left.iter().find(|left| left.file_system == file_system)
+    }
+}
+
+impl PlaceFigures {
+    fn of(place: &Place, measured: &Measured) -> PlaceFigures {
+        let range = measured.of(Method::TruncatedRange, 1024);
+        let round = |written: &super::Written| Round {
+            mean: written.load.latency.mean_us,
+            slowest: written.load.latency.max_us,
+            slowest_batch: written.batches_max_us(),
+        };
+        PlaceFigures {
+            name: place.name.clone(),
+            has_journal: place.has_journal(),
+            is_cacheless: place.made.is_some() && place.cache == Cache::None,
+            is_flushed: place.cache == Cache::Volatile,
+            append_to_truncated: measured.ratio(Method::Append, Method::Truncated, 1024),
+            append_to_truncated_blocks: measured.ratio(Method::Append, Method::Truncated, 4096),
+            sync_to_range: measured.ratio(Method::Truncated, Method::TruncatedRange, 1024),
+            sync_flushes: measured.flushes(Method::Truncated),
+            range_flushes: measured.flushes(Method::TruncatedRange),
+            rounds: range.map_or_else(Vec::new, |turns| turns.results.iter().map(round).collect()),
+            range_writes: range.map_or(0, crate::session::Turns::operations),
+        }
+    }
+}
+
+/// The condition that is missing without root.
+const JOURNAL: &str = "a file system with a journal (as root the lab makes ext4 and xfs on loop devices)";
+
+/// S2's factor was 2.1. Means, as S2's: the median of writes of 1 KiB is that of those that stay in their block.
+fn growing_ahead(figures: &Figures) -> Judgement {
+    let Some((place, ratio)) = figures.journalled().and_then(|place| Some((place, place.append_to_truncated?))) else {
+        return Judgement::cannot_tell(JOURNAL, "");
+    };
+    let mut sentence = format!("On {} an append takes {} as long", place.name, ratio.show());
+    if let Some(blocks) = place.append_to_truncated_blocks {
+        sentence += &format!("; by whole blocks of 4 KiB {}", blocks.show());
+    }
+    for other in figures.places.iter().filter(|other| other.name != place.name && !other.is_cacheless) {
+        if let Some(ratio) = other.append_to_truncated {
+            sentence += &format!("; on {} {}", other.name, ratio.show());
+        }
+    }
+    ratio.judge(ratio.at_least(1.8), sentence + ".")
+}
+
+/// Several times: at least twice. The cause is part of the claim, so the flushes have to be those.
+fn range_is_fast(figures: &Figures) -> Judgement {
+    let place = figures.journalled().or(figures.places.first());
+    let Some((place, ratio)) = place.and_then(|place| Some((place, place.sync_to_range?))) else {
+        return Judgement::cannot_tell("writes by both methods", "");
+    };
+    let mut sentence = format!("On {} fdatasync takes {} as long", place.name, ratio.show());
+    let (Some(sync), Some(range)) = (place.sync_flushes, place.range_flushes) else {
+        return Judgement::cannot_tell("a count of the device's flushes (Linux 5.5)", sentence + ".");
+    };
+    sentence += &format!(", with {} flushes a write against {}.", figures::digits(sync), figures::digits(range));
+    if !place.is_flushed || sync < 0.5 {
+        return Judgement::cannot_tell("a device whose cache the kernel flushes, and counts", sentence);
+    }
+    let cause = if range < 0.1 * sync { Holds::Yes } else { Holds::No };
+    ratio.judge(compare::all([ratio.at_least(2.0), cause]), sentence)
+}
+
+/// S2's factor fell from 6.6 to 1.4.
+fn cache_off(figures: &Figures) -> Judgement {
+    let off = figures.places.iter().find(|place| place.is_cacheless).and_then(|place| place.sync_to_range);
+    let Some(off) = off else {
+        return Judgement::cannot_tell("a device without a volatile cache (as root the lab makes one)", "");
+    };
+    let Some(on) = figures.journalled().and_then(|place| place.sync_to_range) else {
+        return Judgement::cannot_tell(JOURNAL, "");
+    };
+    let sentence = format!(
+        "fdatasync takes {} as long as sync_file_range on ext4 without a volatile cache, {} with one.",
+        off.show(),
+        on.show()
+    );
+    if on.at_least(1.5) != Holds::Yes {
+        return Judgement::cannot_tell("an advantage with the cache on", sentence);
+    }
+    // At the same factor as with the cache nothing of the advantage is gone.
+    let holds = match off.alike(1.5) {
+        Holds::No if off.median > 0.75 * on.median => Holds::No,
+        Holds::No => Holds::Partly,
+        holds => holds,
+    };
+    off.judge(holds, sentence)
+}
+
+const POWER_OFF: &str = "file systems that can be switched off (as root the lab makes them on loop devices)";
+const SOUND: &str = "a power-off that loses what was never synced and keeps what was";
+
+fn zeros(figures: &Figures) -> Judgement {
+    let on = [FileSystem::Ext4, FileSystem::Xfs].map(|file_system| figures.left_on(file_system));
+    let found: Vec<&Left> = on.into_iter().flatten().collect();
+    if found.is_empty() {
+        return Judgement::cannot_tell(POWER_OFF, "");
+    }
+    let percent = |share| figures::Form::Share.show(share);
+    let told = found.iter().map(|left| {
+        let [filled, new] = [Method::FilledRange, Method::TruncatedRange].map(|method| percent(left.share(method)));
+        format!("{}: {filled} left on zeros, {new} on new blocks", left.file_system.name())
+    });
+    let sentence = told.collect::<Vec<_>>().join("; ") + ".";
+    if !found.iter().all(|left| left.is_sound()) {
+        return Judgement::cannot_tell(SOUND, sentence);
+    }
+    let parts = found.iter().flat_map(|left| {
+        let kept = Holds::of(left.share(Method::FilledRange) == 1.0);
+        [kept, Holds::of(left.share(Method::TruncatedRange) < 1.0)]
+    });
+    Judgement::new(compare::all(parts), sentence)
+}
+
+fn btrfs_loses(figures: &Figures) -> Judgement {
+    let Some(left) = figures.left_on(FileSystem::Btrfs) else { return Judgement::cannot_tell(POWER_OFF, "") };
+    let [filled, new] = [Method::FilledRange, Method::TruncatedRange].map(|method| left.share(method));
+    let percent = |share| figures::Form::Share.show(share);
+    let sentence = format!("{} left on zeros, {} on new blocks.", percent(filled), percent(new));
+    if !left.is_sound() {
+        return Judgement::cannot_tell(SOUND, sentence);
+    }
+    Judgement::new(compare::all([Holds::of(filled < 1.0), Holds::of(new < 1.0)]), sentence)
+}
+
+/// A percentile of a thousandth, and so a slow sync among a thousand, needs that many.
+const WRITES_MIN: u64 = 5000;
+
+/// S2's slowest sync_file_range took 15 times its mean. Hidden means: the slowest write takes five times the mean, and
+/// the slowest batch shows less than half of it. Each round has to agree.
+fn means_hide(figures: &Figures) -> Judgement {
+    let place = figures.journalled().or(figures.places.first());
+    let Some(place) = place.filter(|place| !place.rounds.is_empty()) else {
+        return Judgement::cannot_tell("writes by sync_file_range", "");
+    };
+    let us = figures::micros;
+    let middle = |of: fn(&Round) -> f64| crate::measure::median(place.rounds.iter().map(of).collect());
+    let sentence = format!(
+        "sync_file_range on {}: mean {}, slowest batch {}, slowest write {} (medians of the rounds).",
+        place.name,
+        us(middle(|round| round.mean)),
+        us(middle(|round| round.slowest_batch)),
+        us(middle(|round| round.slowest))
+    );
+    if place.range_writes < WRITES_MIN || place.rounds.iter().any(|round| round.slowest_batch == 0.0) {
+        let missing = format!(
+            "{} writes; there were {}",
+            figures::count(WRITES_MIN as f64),
+            figures::count(place.range_writes as f64)
+        );
+        return Judgement::cannot_tell(missing, sentence);
+    }
+    let judge = |round: &Round| {
+        let by_mean = Holds::of(round.slowest >= 5.0 * round.mean);
+        compare::all([by_mean, Holds::of(round.slowest_batch < 0.5 * round.slowest)])
+    };
+    let rounds: Vec<Holds> = place.rounds.iter().map(judge).collect();
+    if rounds.iter().any(|holds| *holds != rounds[0]) {
+        return Judgement::cannot_tell("rounds that agree", sentence);
+    }
+    Judgement::new(rounds[0], sentence)
+}
+
+#[cfg(test)]
+mod tests {
+    use Holds::{CannotTell, No, Partly, Yes};
+
+    use super::super::power_off::METHODS;
+    use super::*;
+
+    fn ratio(median: f64) -> Option<Ratio> {
+        Some(Ratio { median, least: median * 0.97, most: median * 1.03, noise: 1.02 })
+    }
+
+    fn ext4() -> PlaceFigures {
+        PlaceFigures { name: "ext4".to_owned(), has_journal: true, is_flushed: true, ..PlaceFigures::default() }
+    }
+
+    fn with(places: Vec<PlaceFigures>) -> Figures {
+        Figures { places, left: Vec::new() }
+    }
+
+    /// Half, a little less, no less; nothing without a journal.
+    #[test]
+    fn growing_ahead_comes_out_each_way() {
+        let judge = |factor| growing_ahead(&with(vec![PlaceFigures { append_to_truncated: factor, ..ext4() }])).holds;
+        assert_eq!((judge(ratio(2.1)), judge(ratio(1.4)), judge(ratio(1.0))), (Yes, Partly, No));
+        assert_eq!(judge(Some(Ratio { median: 1.5, least: 0.9, most: 2.5, noise: 1.1 })), CannotTell);
+        let bare = PlaceFigures { append_to_truncated: ratio(2.1), has_journal: false, ..ext4() };
+        assert_eq!(growing_ahead(&with(vec![bare])).missing.as_deref(), Some(JOURNAL));
+    }
+
+    /// Faster without flushes; faster with them is half of the claim; a device that counts none tells nothing.
+    #[test]
+    fn a_range_comes_out_each_way() {
+        let judge = |factor, sync, range| {
+            let place =
+                PlaceFigures { sync_to_range: ratio(factor), sync_flushes: sync, range_flushes: range, ..ext4() };
+            range_is_fast(&with(vec![place])).holds
+        };
+        assert_eq!(judge(6.6, Some(1.2), Some(0.0)), Yes);
+        assert_eq!(judge(6.6, Some(1.2), Some(1.2)), Partly);
+        assert_eq!(judge(1.3, Some(1.2), Some(0.0)), Partly);
+        assert_eq!(judge(1.0, Some(1.2), Some(1.2)), No);
+        assert_eq!(judge(6.6, Some(0.0), Some(0.0)), CannotTell);
+        assert_eq!(judge(6.6, None, None), CannotTell);
+    }
+
+    /// The advantage goes, half goes, stays; without one there is nothing to go.
+    #[test]
+    fn the_cache_comes_out_each_way() {
+        let judge = |off, on| {
+            let on = PlaceFigures { sync_to_range: ratio(on), ..ext4() };
+            let off = PlaceFigures {
+                name: "ext4, cache off".to_owned(),
+                is_cacheless: true,
+                sync_to_range: ratio(off),
+                ..ext4()
+            };
+            cache_off(&with(vec![on, off])).holds
+        };
+        assert_eq!((judge(1.1, 6.6), judge(3.0, 6.6), judge(6.5, 6.6)), (Yes, Partly, No));
+        assert_eq!(judge(1.0, 1.1), CannotTell);
+        assert_eq!(cache_off(&with(vec![ext4()])).holds, CannotTell);
+    }
+
+    fn left(file_system: FileSystem, filled: f64, new: f64) -> Left {
+        let shares = METHODS.map(|method| match method {
+            Method::FilledRange => filled,
+            Method::TruncatedRange => new,
+            Method::Buffered => 0.0,
+            _ => 1.0,
+        });
+        Left { file_system, shares: shares.to_vec() }
+    }
+
+    /// Zeros keep and new blocks lose; one of both; the other way round. A power-off that loses synced records is none.
+    #[test]
+    fn zeros_come_out_each_way() {
+        let judge = |left| zeros(&Figures { places: Vec::new(), left }).holds;
+        let both = |filled, new| vec![left(FileSystem::Ext4, filled, new), left(FileSystem::Xfs, filled, new)];
+        assert_eq!((judge(both(1.0, 0.005)), judge(both(1.0, 1.0)), judge(both(0.5, 1.0))), (Yes, Partly, No));
+        assert_eq!(judge(Vec::new()), CannotTell);
+        let mut unsound = left(FileSystem::Ext4, 1.0, 0.0);
+        unsound.shares[0] = 0.9;
+        assert_eq!(judge(vec![unsound]), CannotTell);
+    }
+
+    #[test]
+    fn btrfs_comes_out_each_way() {
+        let judge = |filled, new| {
+            btrfs_loses(&Figures { places: Vec::new(), left: vec![left(FileSystem::Btrfs, filled, new)] }).holds
+        };
+        assert_eq!((judge(0.0, 0.0), judge(1.0, 0.0), judge(1.0, 1.0)), (Yes, Partly, No));
+        assert_eq!(btrfs_loses(&Figures::default()).holds, CannotTell);
+    }
+
+    /// Hidden by both, by the mean alone, by none; few writes, and rounds that differ, tell nothing.
+    #[test]
+    fn hiding_comes_out_each_way() {
+        let round = |slowest, slowest_batch| Round { mean: 100.0, slowest, slowest_batch };
+        let judge = |rounds: &[Round], range_writes| {
+            means_hide(&with(vec![PlaceFigures { rounds: rounds.to_vec(), range_writes, ..ext4() }])).holds
+        };
+        assert_eq!(judge(&[round(2000.0, 150.0); 3], 5000), Yes);
+        assert_eq!(judge(&[round(2000.0, 1900.0); 3], 5000), Partly);
+        assert_eq!(judge(&[round(120.0, 110.0); 3], 5000), No);
+        assert_eq!(judge(&[round(2000.0, 150.0); 3], 999), CannotTell);
+        assert_eq!(judge(&[round(2000.0, 150.0), round(120.0, 110.0)], 5000), CannotTell);
+    }
+}

@@ -1,0 +1,211 @@
+//! `sync`: methods of making a write durable, their cost, and whether they do so here (S2).
+//!
+//! | S2 says | judged by |
+//! | --- | --- |
+//! | growing the file ahead of need halves a durable append | the means of both on ext4 with a journal |
+//! | sync_file_range is many times faster, as it flushes nothing | the means, and the flushes counted at the device |
+//! | with the drive's cache off the advantage is gone | the same on a device that has no volatile cache |
+//! | it keeps records on real zeros and loses them on new blocks; on btrfs it loses both | a power-off |
+//! | a mean hides the slow sync, and so do batches | the slowest write beside the mean and the slowest batch |
+//!
+//! Its claims about stores are in `stores`, those about commits that queue among them.
+
+mod claims;
+mod method;
+mod power_off;
+mod tables;
+mod task;
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub(crate) use method::Method;
+pub(crate) use task::{Task, Written};
+
+use crate::compare::Ratio;
+use crate::experiments::places::{self, Cache, Place, Places};
+use crate::experiments::{Experiment, stores};
+use crate::machine::Machine;
+use crate::measure::Timing;
+use crate::report::Chapter;
+use crate::session::{Rounds, Session, Turns};
+
+/// One method at one size.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    method: Method,
+    bytes: usize,
+    writers: usize,
+}
+
+impl Case {
+    /// All methods at S2's size. Some are written by whole blocks too: an append of 1 KiB takes a new block only at
+    /// each fourth write.
+    fn singles(methods: &[Method]) -> Vec<Case> {
+        let case = |bytes| move |method: &Method| Case { method: *method, bytes, writers: 1 };
+        let whole = [Method::Append, Method::Truncated, Method::Filled];
+        methods.iter().map(case(1024)).chain(whole.iter().map(case(4096))).collect()
+    }
+}
+
+/// The writes on one place.
+#[derive(Debug)]
+struct Measured {
+    cases: Vec<Case>,
+    rounds: Rounds<Written>,
+}
+
+impl Measured {
+    fn index(&self, method: Method, bytes: usize) -> Option<usize> {
+        self.cases.iter().position(|case| case.method == method && case.bytes == bytes)
+    }
+
+    fn of(&self, method: Method, bytes: usize) -> Option<&Turns<Written>> {
+        Some(&self.rounds[self.index(method, bytes)?])
+    }
+
+    /// The mean of one method's writes divided by that of another's.
+    fn ratio(&self, left: Method, right: Method, bytes: usize) -> Option<Ratio> {
+        let mean = |written: &Written| written.load.latency.mean_us;
+        self.rounds.ratio(self.index(left, bytes)?, self.index(right, bytes)?, mean)
+    }
+
+    /// The flushes of the device for each write of 1 KiB.
+    fn flushes(&self, method: Method) -> Option<f64> {
+        let turns = self.of(method, 1024)?;
+        turns.median(|written| written.flushes_per_write().unwrap_or(f64::NAN)).filter(|flushes| flushes.is_finite())
+    }
+}
+
+/// Writers of one file, more and more of them.
+#[derive(Debug)]
+struct Writers(Rounds<Written>);
+
+impl Writers {
+    const METHODS: [Method; 4] = [Method::Append, Method::Filled, Method::DirectDurable, Method::NoSync];
+    const COUNTS: [usize; 3] = [1, 8, 32];
+
+    fn cases() -> Vec<Case> {
+        let of = |method| Self::COUNTS.map(|writers| Case { method, bytes: 4096, writers });
+        Self::METHODS.into_iter().flat_map(of).collect()
+    }
+
+    fn of(&self, method: Method, writers: usize) -> &Turns<Written> {
+        let is_it = |case: &Case| case.method == method && case.writers == writers;
+        &self.0[Self::cases().iter().position(is_it).expect("one of METHODS and COUNTS")]
+    }
+}
+
+/// The most time of a turn. It ends before, once there are enough writes: in all rounds five thousand and more.
+fn timing(session: &Session<'_>) -> Timing {
+    Timing { seconds: session.pacing.slice.seconds * 1.5, sample_seconds: 0.0 }
+}
+
+fn writes_max(session: &Session<'_>) -> u64 {
+    if session.settings.quick { 1700 } else { 10_000 }
+}
+
+/// The approximate time of a turn, its worker and file included.
+fn turn_seconds(session: &Session<'_>) -> f64 {
+    timing(session).seconds * 0.6 + 0.05
+}
+
+pub(super) fn seconds(session: &Session<'_>) -> f64 {
+    let each = |cases: usize| Session::turns_seconds(cases, session.pacing.rounds, turn_seconds(session));
+    let made = places::count(session);
+    let compared = Case::singles(&Method::COMPARED).len();
+    each(Case::singles(&Method::ALL).len())
+        + each(Writers::cases().len())
+        + made as f64 * (each(compared) + places::PLACE_SECONDS + power_off::SECONDS)
+        + stores::seconds(session) * if made > 0 { 2.0 } else { 1.0 }
+}
+
+pub(super) fn chapter() -> Chapter {
+    Chapter::new(
+        Experiment::Sync.name(),
+        "Durable writes",
+        "Every method of making a write durable, one operation at a time, each timed on its own, on the folder's file \
+         system and on others that the lab makes on loop devices. S2 found its own database fast because it never \
+         synced; a mean over batches would have hidden that.",
+    )
+}
+
+pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapter) -> io::Result<()> {
+    if machine.in_memory {
+        return Err(io::Error::other(format!(
+            "refused: {} is {}, where a sync does nothing and nothing can be measured; choose a folder on a drive (--path)",
+            machine.folder, machine.file_system
+        )));
+    }
+    let Places { all: places, absent } = Places::open(session, machine);
+    let measure_place = |place: &Place| {
+        let methods: &[Method] = if place.made.is_none() { &Method::ALL } else { &Method::COMPARED };
+        let cases = Case::singles(methods);
+        Measured { rounds: measure(session, place, &cases), cases }
+    };
+    let measured: Vec<Measured> = places.iter().map(measure_place).collect();
+    let writers = Writers(measure(session, &places[0], &Writers::cases()));
+    tables::compare(chapter, &places, &measured);
+    for (place, measured) in places.iter().zip(&measured) {
+        tables::show(chapter, place, measured);
+    }
+    tables::show_writers(chapter, &places[0], &writers);
+    tables::show_durability(chapter, &places[0]);
+    for (what, why) in &absent {
+        chapter.note(format!("{what} could not be made, and was not measured: {why}."));
+    }
+    let figures = claims::Figures::of(&places, &measured);
+    let committed = measure_stores(session, &places, chapter);
+    let left = power_offs(session, places, chapter)?;
+    tables::show_left(chapter, &left);
+    claims::put(chapter, figures, left);
+    stores::conclude(chapter, &committed);
+    Ok(())
+}
+
+/// Measures the cases on one place, each in files of its own.
+fn measure(session: &Session<'_>, place: &Place, cases: &[Case]) -> Rounds<Written> {
+    let timing = timing(session);
+    let number = AtomicU64::new(0);
+    let path = || {
+        let number = number.fetch_add(1, Ordering::Relaxed);
+        // No process uses the file of the case before.
+        let _ = std::fs::remove_file(place.path(&format!("sync-{}", number.wrapping_sub(1))));
+        place.path(&format!("sync-{number}"))
+    };
+    let rounds = session.turns(
+        cases,
+        session.pacing.rounds,
+        turn_seconds(session),
+        |case| format!("sync: {}, {} B, {} writers, {}", case.method.name(), case.bytes, case.writers, place.name),
+        |case, _| {
+            let task = Task::new(path(), case.method, case.bytes, case.writers, timing);
+            (task.up_to(writes_max(session)).counting(place.disk.clone()), None)
+        },
+    );
+    let _ = path();
+    rounds
+}
+
+/// Measures commits by store on the folder's file system, and on one with a journal if there is another.
+fn measure_stores(session: &Session<'_>, places: &[Place], chapter: &mut Chapter) -> Vec<stores::Measured> {
+    let other = places.iter().skip(1).find(|place| place.has_journal());
+    let chosen = places.iter().take(1).chain(other);
+    chosen.map_while(|place| (!session.interrupted()).then(|| stores::run(session, place, chapter))).collect()
+}
+
+/// Switches off the file systems that the lab made, those on a device with a volatile cache.
+fn power_offs(session: &Session<'_>, places: Vec<Place>, chapter: &mut Chapter) -> io::Result<Vec<power_off::Left>> {
+    let mut left = Vec::new();
+    for place in places {
+        let Some(file_system) = place.made.filter(|_| place.cache == Cache::Volatile) else { continue };
+        if session.interrupted() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        match power_off::run(session, place) {
+            Ok(found) => left.extend(found),
+            Err(error) => chapter.note(power_off::failure(file_system, &error)),
+        }
+    }
+    Ok(left)
+}

@@ -1,0 +1,286 @@
+//! File systems of the lab's own, each on a loop device over a file, so that ext4 with a journal, xfs and btrfs can be
+//! measured wherever the folder lies. Needs root.
+//!
+//! # Invariants
+//! 1. The mounts are visible to the lab and its workers only: they lie in a mount namespace of the lab's thread. When
+//!    its last process ends, by whatever death, the kernel unmounts them.
+//! 2. A loop device detaches itself once nothing uses it, and its file has lost its name: nothing is left behind.
+//! 3. Only devices and mounts made here are changed. Each loop device reads and writes its file directly, so that
+//!    nothing stays in the page cache that the file system believes to be on the device.
+#![allow(unsafe_code)]
+
+use std::cell::Cell;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{IFlags, SeekFrom};
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
+
+use crate::loop_device::LoopDevice;
+use crate::temp_folder::TempFolder;
+
+/// A file system that the lab makes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FileSystem {
+    /// With a journal of metadata, the default of `mkfs.ext4`.
+    Ext4,
+    /// With a log of metadata.
+    Xfs,
+    /// Writes each change to a new place.
+    Btrfs,
+}
+
+impl FileSystem {
+    /// All of them.
+    pub const ALL: [FileSystem; 3] = [FileSystem::Ext4, FileSystem::Xfs, FileSystem::Btrfs];
+
+    /// The name, as it is typed.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            FileSystem::Ext4 => "ext4",
+            FileSystem::Xfs => "xfs",
+            FileSystem::Btrfs => "btrfs",
+        }
+    }
+
+    /// Formats a device. The device was made by the lab, so whatever is on it may go.
+    fn format(self, device: &Path) -> io::Result<()> {
+        let program = format!("mkfs.{}", self.name());
+        let force = if self == FileSystem::Ext4 { "-F" } else { "-f" };
+        let output = Command::new(&program).args(["-q", force]).arg(device).stdin(Stdio::null()).output();
+        let output = output.map_err(|error| io::Error::new(error.kind(), format!("{program}: {error}")))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let text = String::from_utf8_lossy(&output.stderr);
+        Err(io::Error::other(format!("{program}: {}", text.lines().last().unwrap_or("failed"))))
+    }
+
+    /// Metadata are written back at a sync only, not every few seconds: a power-off is then exact.
+    fn options(self, cache: DeviceCache) -> Option<&'static std::ffi::CStr> {
+        match (self, cache) {
+            (FileSystem::Ext4, DeviceCache::None) => Some(c"commit=300,nobarrier"),
+            (FileSystem::Ext4 | FileSystem::Btrfs, _) => Some(c"commit=300"),
+            (FileSystem::Xfs, _) => None,
+        }
+    }
+}
+
+/// The cache of a loop device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum DeviceCache {
+    /// Writes may stay in the cache of the drive beneath until a flush, which the file system asks for.
+    Volatile,
+    /// Each write is durable on the drive beneath before it completes, and no flush is asked for: a drive with its
+    /// cache switched off.
+    None,
+}
+
+/// A mounted file system; unmounted and detached when dropped.
+#[derive(Debug)]
+pub(crate) struct Mounted {
+    file_system: FileSystem,
+    folder: PathBuf,
+    /// The loop device's file, which has no name.
+    image: File,
+    disk: String,
+    is_mounted: bool,
+}
+
+impl Mounted {
+    /// Makes a file system of `bytes` and mounts it in `room`, which keeps no file: the space is that of the blocks
+    /// written. Only ext4 can be told that its device has no volatile cache.
+    pub(crate) fn create(
+        room: &TempFolder,
+        file_system: FileSystem,
+        bytes: u64,
+        cache: DeviceCache,
+    ) -> io::Result<Mounted> {
+        let (image, device) = attach(room, bytes, |image| match cache {
+            DeviceCache::Volatile => Ok(()),
+            // Every write to the file is then synchronous, by whomever.
+            DeviceCache::None => {
+                Ok(rustix::fs::ioctl_setflags(image, rustix::fs::ioctl_getflags(image)? | IFlags::SYNC)?)
+            }
+        })?;
+        believe_volatile(&disk_of(&device))?;
+        file_system.format(device.path())?;
+        Mounted::mount(room, file_system, image, &device, cache)
+    }
+
+    /// The mount keeps the device attached once `device` is dropped.
+    fn mount(
+        room: &TempFolder,
+        file_system: FileSystem,
+        image: File,
+        device: &LoopDevice,
+        cache: DeviceCache,
+    ) -> io::Result<Mounted> {
+        own_namespace()?;
+        let disk = disk_of(device);
+        let folder = room.path().join(format!("on-{disk}"));
+        match fs::create_dir(&folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        rustix::mount::mount(
+            device.path(),
+            &folder,
+            file_system.name(),
+            MountFlags::empty(),
+            file_system.options(cache),
+        )?;
+        Ok(Mounted { file_system, folder, image, disk, is_mounted: true })
+    }
+
+    /// The folder on which it is mounted, for the lab and its workers alone.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The kernel's name of the loop device.
+    pub(crate) fn disk(&self) -> &str {
+        &self.disk
+    }
+
+    /// Cuts the power, so to speak: mounts the device's content as of now, without what is in the page cache only. The
+    /// drive's own cache is kept, like when a virtual machine is switched off.
+    ///
+    /// The copy is not taken in an instant, so nothing may be writing.
+    pub(crate) fn power_off(mut self, room: &TempFolder) -> io::Result<Mounted> {
+        let bytes = self.image.metadata()?.len();
+        let (copy, device) = attach(room, bytes, |copy| {
+            copy_data(&self.image, copy)?;
+            // Two mounted devices with one identity are refused.
+            self.unmount()
+        })?;
+        Mounted::mount(room, self.file_system, copy, &device, DeviceCache::Volatile)
+    }
+
+    fn unmount(&mut self) -> io::Result<()> {
+        if self.is_mounted {
+            rustix::mount::unmount(&self.folder, UnmountFlags::empty())?;
+            self.is_mounted = false;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let result = self.unmount().or_else(|_| rustix::mount::unmount(&self.folder, UnmountFlags::DETACH));
+        if let Err(error) = result {
+            eprintln!("unmounting {} failed: {error}", self.folder.display());
+        }
+        let _ = fs::remove_dir(&self.folder);
+    }
+}
+
+/// Attaches a loop device over a new file of holes, which `prepare` may fill. The file has no name afterwards: its
+/// space is free once the device has no user.
+fn attach(
+    room: &TempFolder,
+    bytes: u64,
+    prepare: impl FnOnce(&File) -> io::Result<()>,
+) -> io::Result<(File, LoopDevice)> {
+    // Without names of their own, mkfs.btrfs takes one image for another that is mounted.
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let (path, file) = room.file(&format!("image-{}", NUMBER.fetch_add(1, Ordering::Relaxed)), bytes)?;
+    let device = file.set_len(bytes).and_then(|()| prepare(&file)).and_then(|()| LoopDevice::over(&path));
+    fs::remove_file(path)?;
+    Ok((file, device?))
+}
+
+/// Gives a loop device the kernel's default, a cache that is flushed: an earlier user's setting stays with its number.
+fn believe_volatile(disk: &str) -> io::Result<()> {
+    let path = format!("/sys/block/{disk}/queue/write_cache");
+    if fs::read_to_string(&path)?.trim() == "write back" {
+        return Ok(());
+    }
+    File::options().write(true).open(path)?.write_all(b"write back")
+}
+
+/// The kernel's name of a loop device.
+fn disk_of(device: &LoopDevice) -> String {
+    device.path().file_name().expect("it has a name").to_string_lossy().into_owned()
+}
+
+/// Copies what is not a hole, past the page cache's pages of the loop device, of which there are none.
+fn copy_data(from: &File, to: &File) -> io::Result<()> {
+    let mut buffer = vec![0; 1 << 20];
+    let mut at = 0;
+    loop {
+        let start = match rustix::fs::seek(from, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            Err(rustix::io::Errno::NXIO) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        let end = rustix::fs::seek(from, SeekFrom::Hole(start))?;
+        at = start;
+        while at < end {
+            let length = buffer.len().min((end - at) as usize);
+            from.read_exact_at(&mut buffer[..length], at)?;
+            to.write_all_at(&buffer[..length], at)?;
+            at += length as u64;
+        }
+    }
+}
+
+/// Gives this thread, and the workers that it starts, a mount namespace of their own.
+fn own_namespace() -> io::Result<()> {
+    thread_local! {
+        static IS_OWN: Cell<bool> = const { Cell::new(false) };
+    }
+    if !IS_OWN.get() {
+        // SAFETY: no code here relies on this thread sharing its working directory or mounts with others.
+        unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }?;
+        // Otherwise mounts would show in the namespace that this one was copied from.
+        rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+        IS_OWN.set(true);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    /// A file system is there for the lab's thread alone, loses what was not synced when it is switched off, and is
+    /// gone with its device when dropped.
+    #[test]
+    fn a_file_system_is_made_and_switched_off() {
+        let folder = tempfile::tempdir().unwrap();
+        let room = TempFolder::create(folder.path()).unwrap();
+        for cache in [DeviceCache::Volatile, DeviceCache::None] {
+            // Not permitted here, or no mkfs.
+            let Ok(mounted) = Mounted::create(&room, FileSystem::Ext4, 64 << 20, cache) else { return };
+            let place = mounted.folder().to_owned();
+            let device = fs::metadata(&place).unwrap().dev();
+            let seen_elsewhere = std::thread::spawn(|| fs::read_to_string("/proc/1/mounts").unwrap_or_default());
+            assert!(!seen_elsewhere.join().unwrap().contains(&*place.to_string_lossy()));
+            assert_ne!(device, fs::metadata(room.path()).unwrap().dev());
+            fs::write(place.join("synced"), [7; 8192]).unwrap();
+            let flushes = || crate::block_counts::BlockCounts::of(mounted.disk()).map(|counts| counts.flushes);
+            let before = flushes();
+            File::open(place.join("synced")).unwrap().sync_all().unwrap();
+            assert_eq!(flushes() > before, cache == DeviceCache::Volatile && before.is_some());
+            rustix::fs::syncfs(File::open(&place).unwrap()).unwrap();
+            fs::write(place.join("unsynced"), [7; 8192]).unwrap();
+            let left = mounted.power_off(&room).unwrap();
+            assert_eq!(fs::read(left.folder().join("synced")).unwrap(), [7; 8192]);
+            assert!(!left.folder().join("unsynced").exists());
+            let (place, disk) = (left.folder().to_owned(), left.disk().to_owned());
+            drop(left);
+            assert!(!place.exists());
+            let backing = fs::read_to_string(format!("/sys/block/{disk}/loop/backing_file")).unwrap_or_default();
+            assert!(!backing.contains(&*room.path().to_string_lossy()), "{backing}");
+        }
+    }
+}
