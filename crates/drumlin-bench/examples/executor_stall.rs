@@ -155,25 +155,24 @@ fn mapped(folder: &Path) -> Result<Outcome> {
             println!("No memory cgroup ({error}): the map's pages were dropped once, and then stay in memory.");
         }
     }
-    let env = open_map(&options, &path)?;
-    let rows = table(&env)?;
-    measure(move |number| {
-        let env = env.clone();
-        async move {
-            let tx = env.read_txn()?;
-            assert!(rows.get(&tx, &key(number))? == Some(&value(number)[..]), "row {number}");
-            Ok(())
-        }
+    // The tasks share it until the process ends.
+    let env: &'static heed::Env = Box::leak(Box::new(open_map(&options, &path)?));
+    let rows = table(env)?;
+    measure(move |number| async move {
+        let tx = env.read_txn()?;
+        assert!(rows.get(&tx, &key(number))? == Some(&value(number)[..]), "row {number}");
+        Ok(())
     })
 }
 
-type Table = heed::Database<heed::types::Bytes, heed::types::Bytes>;
+type Table<'e> = heed::Database<'e, heed::types::Bytes, heed::types::Bytes>;
 
-fn table(env: &heed::Env) -> Result<Table> {
-    let mut tx = env.write_txn()?;
-    let table = env.create_database(&mut tx, None)?;
-    tx.commit()?;
-    Ok(table)
+fn table(env: &heed::Env) -> Result<Table<'_>> {
+    let tx = env.write_txn()?;
+    let opened = env.create_databases_and_commit(tx, |opener, tx| {
+        opener.create_database(tx, None).map(heed::CommitOrAbort::<_, ()>::Commit)
+    })?;
+    Ok(opened.unwrap_commit())
 }
 
 #[expect(unsafe_code, reason = "heed says so of every map: nobody else may change the file")]

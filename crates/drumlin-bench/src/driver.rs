@@ -1,0 +1,229 @@
+//! Running operations on threads: as fast as they go, or at a rate that is held.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+
+use crate::engine::{Engine, Result, Session};
+use crate::measure::{histogram, record};
+
+/// Buckets of a timeline.
+pub const BUCKET: Duration = Duration::from_millis(100);
+/// A wait longer than this is slept, except for its end; shorter ones are spun.
+const SLEEP_MIN: Duration = Duration::from_micros(150);
+/// Sleeps end late by less than this.
+const SLEEP_LATENESS: Duration = Duration::from_micros(60);
+
+/// A thread's operations.
+pub trait Actor: Send {
+    /// Does one operation. Returns the units that it came to: rows, commits, operations.
+    ///
+    /// # Errors
+    /// Those of the engine; or a value that was read is not that of its row.
+    fn step(&mut self, session: &mut dyn Session) -> Result<u64>;
+}
+
+/// Operations of all threads together.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Operations.
+    pub operations: u64,
+    /// Units of them.
+    pub units: u64,
+    /// From the first operation to the end of the last.
+    pub elapsed: Duration,
+    /// Of single operations, in nanoseconds; at a held rate from the moment at which they were due.
+    pub latencies: Histogram<u64>,
+    /// Units by bucket of time.
+    pub timeline: Vec<u64>,
+    /// The longest time in which no operation of any thread ended.
+    pub longest_gap: Duration,
+}
+
+/// The pace of operations.
+#[derive(Clone, Copy, Debug)]
+pub enum Pace {
+    /// Each thread begins an operation when its last one has ended.
+    Closed,
+    /// So many operations a second of all threads together, due at even distances whether or not earlier ones have
+    /// ended.
+    Open(f64),
+}
+
+struct Share {
+    operations: u64,
+    units: u64,
+    ended: Instant,
+    latencies: Histogram<u64>,
+    timeline: Vec<u64>,
+    ends: Vec<(Instant, Instant)>,
+}
+
+/// Gaps between the ends of a thread's operations that are kept, to find those of all threads.
+const GAP_MIN: Duration = Duration::from_millis(10);
+
+/// Runs an actor on each of `threads` threads for `duration`.
+///
+/// # Errors
+/// The first error of any actor.
+///
+/// # Panics
+/// If an actor panics.
+pub fn run<'a>(
+    engine: &dyn Engine,
+    threads: usize,
+    duration: Duration,
+    pace: Pace,
+    actor: &(dyn Fn(usize) -> Box<dyn Actor + 'a> + Sync),
+) -> Result<Outcome> {
+    let barrier = Barrier::new(threads + 1);
+    let stop = AtomicBool::new(false);
+    let (shares, begun) = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads)
+            .map(|index| {
+                let (barrier, stop) = (&barrier, &stop);
+                scope.spawn(move || -> Result<Share> {
+                    let session = engine.session();
+                    let mut actor = actor(index);
+                    barrier.wait();
+                    let due = Due::new(pace, index, threads);
+                    let share = work(&mut *session?, &mut *actor, duration, due, stop);
+                    if share.is_err() {
+                        stop.store(true, Ordering::Relaxed);
+                    }
+                    share
+                })
+            })
+            .collect();
+        barrier.wait();
+        let begun = Instant::now();
+        let shares: Result<Vec<Share>> =
+            workers.into_iter().map(|worker| worker.join().expect("no actor panics")).collect();
+        shares.map(|shares| (shares, begun))
+    })?;
+    Ok(merge(shares, begun))
+}
+
+/// The moments at which a thread's operations are due.
+struct Due {
+    interval: Option<Duration>,
+    next: Instant,
+}
+
+impl Due {
+    fn new(pace: Pace, index: usize, threads: usize) -> Due {
+        let interval = match pace {
+            Pace::Closed => None,
+            Pace::Open(rate) => Some(Duration::from_secs_f64(threads as f64 / rate.max(0.001))),
+        };
+        let phase = interval.map_or(Duration::ZERO, |interval| interval.mul_f64(index as f64 / threads as f64));
+        Due { interval, next: Instant::now() + phase }
+    }
+
+    /// Waits until the next operation is due and returns that moment.
+    fn wait(&mut self, now: Instant) -> Instant {
+        let Some(interval) = self.interval else { return now };
+        let due = self.next;
+        self.next += interval;
+        let left = due.saturating_duration_since(now);
+        if left > SLEEP_MIN {
+            std::thread::sleep(left - SLEEP_LATENESS);
+        }
+        while Instant::now() < due {
+            std::hint::spin_loop();
+        }
+        due
+    }
+}
+
+fn work(
+    session: &mut dyn Session,
+    actor: &mut dyn Actor,
+    duration: Duration,
+    mut due: Due,
+    stop: &AtomicBool,
+) -> Result<Share> {
+    let begun = Instant::now();
+    let mut share =
+        Share { operations: 0, units: 0, ended: begun, latencies: histogram(), timeline: Vec::new(), ends: Vec::new() };
+    let mut now = begun;
+    while now - begun < duration && !stop.load(Ordering::Relaxed) {
+        let start = due.wait(now);
+        let units = actor.step(session)?;
+        let end = Instant::now();
+        record(&mut share.latencies, end - start);
+        if end - now > GAP_MIN {
+            share.ends.push((now, end));
+        }
+        let bucket = ((end - begun).as_nanos() / BUCKET.as_nanos()) as usize;
+        if bucket >= share.timeline.len() {
+            share.timeline.resize(bucket + 1, 0);
+        }
+        share.timeline[bucket] += units;
+        share.operations += 1;
+        share.units += units;
+        now = end;
+    }
+    share.ended = now;
+    Ok(share)
+}
+
+fn merge(shares: Vec<Share>, begun: Instant) -> Outcome {
+    let longest_gap = longest_gap(shares.iter().map(|share| &share.ends[..]).collect());
+    let mut outcome = Outcome {
+        operations: 0,
+        units: 0,
+        elapsed: Duration::ZERO,
+        latencies: histogram(),
+        timeline: Vec::new(),
+        longest_gap,
+    };
+    for share in shares {
+        outcome.operations += share.operations;
+        outcome.units += share.units;
+        outcome.elapsed = outcome.elapsed.max(share.ended.saturating_duration_since(begun));
+        outcome.latencies.add(share.latencies).expect("the same bounds");
+        let length = outcome.timeline.len().max(share.timeline.len());
+        outcome.timeline.resize(length, 0);
+        outcome.timeline.iter_mut().zip(share.timeline).for_each(|(sum, part)| *sum += part);
+    }
+    outcome
+}
+
+/// The longest time that lies in a gap of each thread.
+fn longest_gap(threads: Vec<&[(Instant, Instant)]>) -> Duration {
+    let mut threads = threads.into_iter();
+    let mut common: Vec<(Instant, Instant)> = threads.next().unwrap_or_default().to_vec();
+    for gaps in threads {
+        let mut both = Vec::new();
+        let (mut left, mut right) = (0, 0);
+        while left < common.len() && right < gaps.len() {
+            let (start, end) = (common[left].0.max(gaps[right].0), common[left].1.min(gaps[right].1));
+            if start < end {
+                both.push((start, end));
+            }
+            if common[left].1 < gaps[right].1 { left += 1 } else { right += 1 }
+        }
+        common = both;
+    }
+    common.into_iter().map(|(start, end)| end - start).max().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A pause is one of the whole store only where all threads pause.
+    #[test]
+    fn a_gap_is_common_to_all_threads() {
+        let zero = Instant::now();
+        let at = |millis: u64| zero + Duration::from_millis(millis);
+        let first = [(at(0), at(10)), (at(20), at(50))];
+        let second = [(at(5), at(25)), (at(30), at(60))];
+        assert_eq!(longest_gap(vec![&first, &second]), Duration::from_millis(20));
+        assert_eq!(longest_gap(vec![&first]), Duration::from_millis(30));
+        assert_eq!(longest_gap(vec![&first, &[]]), Duration::ZERO);
+    }
+}

@@ -1,0 +1,110 @@
+//! Drumlin.
+
+use std::path::Path;
+
+use drumlin::{Config, Database, Keyspace};
+
+use crate::engine::{Capabilities, Durability, Engine, Key, Peer, Result, Row, Session, Settings, missing_row};
+
+pub(super) const PEER: Peer = Peer {
+    name: "drumlin",
+    version: env!("CARGO_PKG_VERSION"),
+    settings: "the defaults; memory: the budget",
+    capabilities: Capabilities {
+        one_writer: false,
+        multi_get: true,
+        transactions: true,
+        atomic_batches: true,
+        recovers: true,
+        inserts_only: false,
+    },
+    open,
+};
+
+struct Drumlin {
+    db: Database,
+    rows: Keyspace,
+}
+
+fn open(folder: &Path, settings: &Settings) -> Result<Box<dyn Engine>> {
+    let durability = match settings.durability {
+        Durability::Full => drumlin::Durability::Full,
+        Durability::Relaxed => drumlin::Durability::Relaxed,
+    };
+    let db = Config::new().memory(settings.memory_bytes).durability(durability).open(folder.join("drumlin"))?;
+    let rows = db.keyspace("rows")?;
+    Ok(Box::new(Drumlin { db, rows }))
+}
+
+impl Engine for Drumlin {
+    fn session(&self) -> Result<Box<dyn Session + '_>> {
+        Ok(Box::new(Access { db: &self.db, rows: self.rows.clone() }))
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(self.db.sync()?)
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        Ok(self.db.close()?)
+    }
+}
+
+struct Access<'e> {
+    db: &'e Database,
+    rows: Keyspace,
+}
+
+impl Session for Access<'_> {
+    fn get(&mut self, key: Key, see: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        let found = self.rows.get(key)?;
+        if let Some(value) = &found {
+            see(value);
+        }
+        Ok(found.is_some())
+    }
+
+    fn get_many(&mut self, keys: &[Key], see: &mut dyn FnMut(usize, &[u8])) -> Result<usize> {
+        let mut count = 0;
+        for (index, value) in self.rows.get_many(keys)?.into_iter().enumerate() {
+            if let Some(value) = value {
+                see(index, &value);
+                count += 1;
+            }
+        }
+        Ok(count)
+    }
+
+    fn scan(&mut self, first: Key, limit: u64, see: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
+        let mut count = 0;
+        for row in self.rows.range(&first[..]..).take(usize::try_from(limit).unwrap_or(usize::MAX)) {
+            let (key, value) = row?;
+            see(&key, &value);
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    fn count(&mut self, first: Key, end: Key) -> Result<u64> {
+        Ok(self.rows.count(&first[..]..&end[..])?)
+    }
+
+    fn write(&mut self, rows: &[Row]) -> Result<()> {
+        if let [(key, value)] = rows {
+            return Ok(self.rows.insert(key, value)?);
+        }
+        let mut batch = self.db.batch()?;
+        for (key, value) in rows {
+            batch.insert(&self.rows, key, value)?;
+        }
+        batch.commit()?;
+        Ok(())
+    }
+
+    fn update(&mut self, key: Key, change: &mut dyn FnMut(&[u8]) -> Vec<u8>) -> Result<()> {
+        self.db.transact(|tx| {
+            let value = tx.get_for_update(&self.rows, key)?.ok_or_else(|| missing_row(key))?;
+            Ok(tx.insert(&self.rows, key, change(&value))?)
+        })
+    }
+}

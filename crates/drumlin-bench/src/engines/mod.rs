@@ -1,0 +1,73 @@
+//! The engines that are built in, one file each.
+
+mod drumlin;
+
+#[cfg(feature = "bf-tree")]
+mod bf_tree;
+#[cfg(feature = "fjall")]
+mod fjall;
+#[cfg(feature = "lmdb")]
+mod lmdb;
+#[cfg(feature = "nebari")]
+mod nebari;
+#[cfg(feature = "redb")]
+mod redb;
+#[cfg(feature = "rocksdb")]
+mod rocksdb;
+#[cfg(feature = "sled")]
+mod sled;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+
+use crate::engine::Peer;
+
+/// All engines of this build, Drumlin first.
+#[must_use]
+pub fn all() -> Vec<Peer> {
+    vec![
+        drumlin::PEER,
+        #[cfg(feature = "lmdb")]
+        lmdb::PEER,
+        #[cfg(feature = "rocksdb")]
+        rocksdb::PEER,
+        #[cfg(feature = "sqlite")]
+        sqlite::PEER,
+        #[cfg(feature = "redb")]
+        redb::PEER,
+        #[cfg(feature = "fjall")]
+        fjall::PEER,
+        #[cfg(feature = "sled")]
+        sled::PEER,
+        #[cfg(feature = "bf-tree")]
+        bf_tree::PEER,
+        #[cfg(feature = "sqlite")]
+        sqlite::ROLLBACK_PEER,
+        #[cfg(feature = "nebari")]
+        nebari::PEER,
+    ]
+}
+
+/// The engine of this name.
+#[must_use]
+pub fn named(name: &str) -> Option<Peer> {
+    all().into_iter().find(|peer| peer.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::all;
+
+    /// The versions in the reports are those that the manifest pins, and the names differ.
+    #[test]
+    fn versions_are_those_of_the_manifest() {
+        let manifest = include_str!("../../Cargo.toml");
+        let mut names = Vec::new();
+        for peer in all() {
+            assert!(!names.contains(&peer.name), "{} twice", peer.name);
+            names.push(peer.name);
+            let pinned = manifest.contains(&format!("\"={}\"", peer.version));
+            assert!(peer.name == "drumlin" || pinned, "{} {}", peer.name, peer.version);
+        }
+        assert_eq!(names[0], "drumlin");
+    }
+}

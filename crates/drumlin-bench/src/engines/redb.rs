@@ -1,0 +1,144 @@
+//! redb.
+
+use std::path::Path;
+
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+
+use crate::engine::{Capabilities, Durability, Engine, Key, Order, Peer, Result, Row, Session, Settings, Source};
+use crate::engine::{load_in_batches, missing_row};
+
+pub(super) const PEER: Peer = Peer {
+    name: "redb",
+    version: "4.6.0",
+    settings: "cache: the budget; relaxed is Durability::None; bulk loads take 100,000 rows a transaction",
+    capabilities: Capabilities {
+        one_writer: true,
+        multi_get: false,
+        transactions: true,
+        atomic_batches: true,
+        recovers: true,
+        inserts_only: false,
+    },
+    open,
+};
+
+const ROWS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("rows");
+/// Rows in a transaction of a bulk load.
+const BULK_ROWS: usize = 100_000;
+
+struct Redb {
+    db: Database,
+    durability: redb::Durability,
+}
+
+fn open(folder: &Path, settings: &Settings) -> Result<Box<dyn Engine>> {
+    let cache_bytes = usize::try_from(settings.memory_bytes)?;
+    let db = Database::builder().set_cache_size(cache_bytes).create(folder.join("rows.redb"))?;
+    let durability = match settings.durability {
+        Durability::Full => redb::Durability::Immediate,
+        Durability::Relaxed => redb::Durability::None,
+    };
+    let engine = Redb { db, durability };
+    engine.write(redb::Durability::Immediate, |_| Ok(()))?;
+    Ok(Box::new(engine))
+}
+
+type Table<'t> = redb::Table<'t, &'static [u8], &'static [u8]>;
+
+impl Redb {
+    fn write<T>(&self, durability: redb::Durability, body: impl FnOnce(&mut Table<'_>) -> Result<T>) -> Result<T> {
+        let mut tx = self.db.begin_write()?;
+        tx.set_durability(durability)?;
+        let result = body(&mut tx.open_table(ROWS)?)?;
+        tx.commit()?;
+        Ok(result)
+    }
+}
+
+impl Engine for Redb {
+    fn session(&self) -> Result<Box<dyn Session + '_>> {
+        Ok(Box::new(Access(self)))
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.write(redb::Durability::Immediate, |_| Ok(()))
+    }
+
+    fn bulk_load(&self, rows: &mut dyn Source, _: Order) -> Result<()> {
+        load_in_batches(&mut *self.session()?, rows, BULK_ROWS)
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        self.sync()
+    }
+}
+
+struct Access<'e>(&'e Redb);
+
+impl Session for Access<'_> {
+    fn get(&mut self, key: Key, see: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        let table = self.0.db.begin_read()?.open_table(ROWS)?;
+        let found = table.get(&key[..])?;
+        if let Some(value) = &found {
+            see(value.value());
+        }
+        Ok(found.is_some())
+    }
+
+    fn get_many(&mut self, keys: &[Key], see: &mut dyn FnMut(usize, &[u8])) -> Result<usize> {
+        // One transaction for all, which is the most that redb offers.
+        let table = self.0.db.begin_read()?.open_table(ROWS)?;
+        let mut count = 0;
+        for (index, key) in keys.iter().enumerate() {
+            if let Some(value) = table.get(&key[..])? {
+                see(index, value.value());
+                count += 1;
+            }
+        }
+        Ok(count)
+    }
+
+    fn scan(&mut self, first: Key, limit: u64, see: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
+        let table = self.0.db.begin_read()?.open_table(ROWS)?;
+        let mut count = 0;
+        for row in table.range(&first[..]..)? {
+            if count == limit {
+                break;
+            }
+            let (key, value) = row?;
+            see(key.value(), value.value());
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    fn count(&mut self, first: Key, end: Key) -> Result<u64> {
+        let table = self.0.db.begin_read()?.open_table(ROWS)?;
+        let mut count = 0;
+        for row in table.range(&first[..]..&end[..])? {
+            row?;
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    fn write(&mut self, rows: &[Row]) -> Result<()> {
+        self.0.write(self.0.durability, |table| {
+            for (key, value) in rows {
+                table.insert(&key[..], &value[..])?;
+            }
+            Ok(())
+        })
+    }
+
+    fn update(&mut self, key: Key, change: &mut dyn FnMut(&[u8]) -> Vec<u8>) -> Result<()> {
+        self.0.write(self.0.durability, |table| {
+            let value = match table.get(&key[..])? {
+                Some(value) => change(value.value()),
+                None => return Err(missing_row(key)),
+            };
+            table.insert(&key[..], &value[..])?;
+            Ok(())
+        })
+    }
+}

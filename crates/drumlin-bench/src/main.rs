@@ -1,0 +1,199 @@
+//! The command `drumlin-bench`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+use drumlin_bench::engine::{Peer, Result};
+use drumlin_bench::results::{EngineFacts, Results};
+use drumlin_bench::run::{Plan, run};
+use drumlin_bench::{engines, machine, plan, report, worker};
+
+/// Drumlin beside its peers: the same work for each engine, measured in turns.
+#[derive(Parser)]
+#[command(version, disable_help_subcommand = true)]
+struct Program {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// List the workloads, and the engines of this build with their settings.
+    List,
+    /// Run workloads; all of them take hours.
+    Run(RunArgs),
+    /// Show the results of runs; where files have the same workload, the last one counts.
+    Show(ShowArgs),
+    #[command(name = worker::COMMAND, hide = true)]
+    Worker,
+}
+
+#[derive(Args)]
+struct RunArgs {
+    /// Names of workloads or their beginnings, or rows of the table; all by default.
+    workloads: Vec<String>,
+    /// Engines, separated by commas; all of this build by default.
+    #[arg(long, value_delimiter = ',')]
+    engines: Vec<String>,
+    /// The folder for the engines' files; not one in memory.
+    #[arg(long, default_value = ".")]
+    folder: PathBuf,
+    /// Turns of each engine.
+    #[arg(long, default_value_t = 3)]
+    turns: u64,
+    /// Seconds of each measurement.
+    #[arg(long, default_value_t = 10.0)]
+    seconds: f64,
+    /// The share of the rows and of the memory.
+    #[arg(long, default_value_t = 1.0)]
+    scale: f64,
+    /// One turn of a tenth of a second on small data: to see that it runs. Its figures compare nothing.
+    #[arg(long)]
+    quick: bool,
+    /// Count the flushes of durable commits first, on a loop device (as root).
+    #[arg(long)]
+    audit: bool,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Args)]
+struct ShowArgs {
+    /// JSON of earlier runs.
+    #[arg(required = true)]
+    results: Vec<PathBuf>,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Args)]
+struct Output {
+    /// Write the results as JSON; an earlier file's other workloads are kept.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Write the tables as Markdown.
+    #[arg(long)]
+    markdown: Option<PathBuf>,
+    /// Write tables and plots as one HTML page.
+    #[arg(long)]
+    html: Option<PathBuf>,
+    /// Write the tables of docs/benchmarks.md in the repository that this was built from.
+    #[arg(long)]
+    update_docs: bool,
+}
+
+fn main() -> ExitCode {
+    let program = Program::parse();
+    let result = match program.command {
+        Command::List => {
+            list();
+            Ok(())
+        }
+        Command::Run(args) => run_plan(&args),
+        Command::Show(args) => show(&args),
+        Command::Worker => worker::serve(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("drumlin-bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn list() {
+    println!("Workloads, with their rows in docs/benchmarks.md:");
+    for workload in plan::WORKLOADS {
+        println!("  {:>2}  {:<16}  {}", workload.row, workload.name, workload.title);
+    }
+    println!("\nEngines of this build ({}):", machine::allocator());
+    for peer in engines::all() {
+        let facts = EngineFacts::of(&peer);
+        println!("  {} {}: {}", facts.name, facts.version, facts.settings);
+        if !facts.lacks.is_empty() {
+            println!("      {}", facts.lacks.join("; "));
+        }
+    }
+}
+
+fn chosen_peers(names: &[String]) -> Result<Vec<Peer>> {
+    if names.is_empty() {
+        return Ok(engines::all());
+    }
+    let named = |name: &String| {
+        engines::named(name)
+            .ok_or_else(|| format!("engine {name:?} is not in this build; it has features for each").into())
+    };
+    names.iter().map(named).collect()
+}
+
+fn run_plan(args: &RunArgs) -> Result<()> {
+    let plan = Plan {
+        workloads: plan::select(&args.workloads)?,
+        peers: chosen_peers(&args.engines)?,
+        folder: args.folder.canonicalize()?,
+        turns: if args.quick { 1 } else { args.turns },
+        seconds: if args.quick { 0.1 } else { args.seconds },
+        scale: if args.quick { 0.004 } else { args.scale },
+        quick: args.quick,
+        audit: args.audit,
+    };
+    let json = args.output.json.clone();
+    // After each workload, so that a run that is interrupted leaves what it has.
+    let keep = |results: &Results| match &json {
+        Some(path) => merged(path, results.clone())?.write(path),
+        None => Ok(()),
+    };
+    let results = run(&plan, keep, |line| eprintln!("{line}"))?;
+    let results = match &args.output.json {
+        Some(path) => Results::read(path)?,
+        None => results,
+    };
+    write(&results, &args.output)
+}
+
+/// The results with those that a file has of other workloads.
+fn merged(path: &std::path::Path, newer: Results) -> std::io::Result<Results> {
+    if !path.exists() {
+        return Ok(newer);
+    }
+    let mut results = Results::read(path)?;
+    results.merge(newer);
+    Ok(results)
+}
+
+fn show(args: &ShowArgs) -> Result<()> {
+    let mut results: Option<Results> = None;
+    for path in &args.results {
+        let newer = Results::read(path)?;
+        match &mut results {
+            Some(results) => results.merge(newer),
+            None => results = Some(newer),
+        }
+    }
+    let results = results.expect("at least one file is required");
+    if let Some(path) = &args.output.json {
+        results.write(path)?;
+    }
+    write(&results, &args.output)
+}
+
+/// Writes the results in the forms that were asked for, and the tables to the terminal if none was.
+fn write(results: &Results, output: &Output) -> Result<()> {
+    let markdown = report::markdown(results);
+    if let Some(path) = &output.markdown {
+        std::fs::write(path, &markdown)?;
+    }
+    if let Some(path) = &output.html {
+        std::fs::write(path, report::html(results))?;
+    }
+    if output.update_docs {
+        report::update_docs(results)?;
+    }
+    if output.markdown.is_none() && output.html.is_none() && !output.update_docs {
+        print!("{markdown}");
+    }
+    Ok(())
+}

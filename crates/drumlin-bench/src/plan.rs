@@ -1,0 +1,364 @@
+//! The workloads: for each row of the table in docs/benchmarks.md, its data, limits and job.
+
+use serde::{Deserialize, Serialize};
+
+use crate::engine::{Capabilities, Durability, Order};
+use crate::rows::Choice;
+
+/// Memory that the group grants beyond the engines' budget: the program, stacks, and for engines that read through the
+/// page cache some of that.
+const GROUP_BEYOND_BUDGET_BYTES: u64 = 48 << 20;
+/// The least budget: a transaction of 1,000 rows of 1 KiB fits the thirty-second that Drumlin allows it.
+const BUDGET_BYTES_MIN: u64 = 48 << 20;
+
+/// The rows that a workload begins with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Data {
+    /// Rows, numbered from 0.
+    pub rows: u64,
+    /// Bytes of a value; keys have 8.
+    pub value_bytes: usize,
+    /// The order in which they were loaded.
+    pub order: Order,
+    /// Rows that are updated at random, one commit each, after the load.
+    pub updates: u64,
+    /// The engine's budget.
+    pub budget_bytes: u64,
+    /// The bytes that a get larger than memory has to reach, relative to the limit: `true` if data exceed memory.
+    pub exceeds_memory: bool,
+}
+
+impl Data {
+    /// The limit of the group.
+    #[must_use]
+    pub fn group_bytes(&self) -> u64 {
+        self.budget_bytes + GROUP_BEYOND_BUDGET_BYTES
+    }
+
+    /// Keys and values.
+    #[must_use]
+    pub fn user_bytes(&self) -> u64 {
+        self.rows * (8 + self.value_bytes as u64)
+    }
+
+    /// The same for a share of the rows and of the budget.
+    #[must_use]
+    fn scaled(self, scale: f64) -> Data {
+        let share = |number: u64| (number as f64 * scale) as u64;
+        let budget_bytes = share(self.budget_bytes).max(BUDGET_BYTES_MIN);
+        Data { rows: share(self.rows).max(1000), updates: share(self.updates), budget_bytes, ..self }
+    }
+
+    /// A name for its folder.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let order = if self.order == Order::Sorted { "sorted" } else { "random" };
+        format!("{}x{}-{order}-{}", self.rows, self.value_bytes, self.updates)
+    }
+}
+
+/// 54 MB that stay in memory.
+const SMALL: Data = Data {
+    rows: 500_000,
+    value_bytes: 100,
+    order: Order::Random,
+    updates: 0,
+    budget_bytes: 512 << 20,
+    exceeds_memory: false,
+};
+/// 528 MB in a group of 128 MiB.
+const LARGE_1K: Data = Data {
+    rows: 512_000,
+    value_bytes: 1024,
+    order: Order::Random,
+    updates: 0,
+    budget_bytes: 80 << 20,
+    exceeds_memory: true,
+};
+/// 454 MB in a group of 128 MiB.
+const LARGE_100: Data = Data { rows: 4_200_000, value_bytes: 100, ..LARGE_1K };
+/// 162 MB: 1.5 times the group's memory.
+const TIGHT: Data = Data { rows: 1_860_000, budget_bytes: 64 << 20, ..LARGE_100 };
+
+/// A mix of reads and writes of YCSB.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Mix {
+    /// Half reads, half writes of whole rows.
+    A,
+    /// 95 % reads.
+    B,
+    /// Reads only.
+    C,
+    /// 95 % reads of the newest rows, 5 % inserts.
+    D,
+    /// 95 % scans of up to 100 rows, 5 % inserts.
+    E,
+    /// Half reads, half changes of a row that was read in the same transaction.
+    F,
+}
+
+/// The work that is repeated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Job {
+    /// One get.
+    Get(Choice),
+    /// One `get_many` of this many rows, drawn uniformly.
+    GetMany(usize),
+    /// One commit of this many rows, drawn uniformly, that exist.
+    Commit(usize),
+    /// One commit of a new row.
+    Insert,
+    /// Loading all rows by transactions of 1,000.
+    Load,
+    /// Loading all rows in the engine's fastest way.
+    BulkLoad,
+    /// An operation of a mix.
+    Ycsb(Mix),
+    /// Half gets, half commits of one row, uniformly.
+    Half,
+    /// Reading this many rows in order.
+    Scan(u64),
+    /// Reading all rows in order.
+    FullScan,
+    /// Counting this many rows.
+    Count(u64),
+    /// Opening, and one get; after a kill or a close.
+    Open {
+        /// The process that wrote last was killed.
+        killed: bool,
+    },
+}
+
+/// Caches before the measurement.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Caches {
+    /// Dropped.
+    Cold,
+    /// Dropped, then all rows are read once.
+    Filled,
+    /// Dropped, then the same work goes on, unmeasured, as long as it is measured, at least for 3 seconds.
+    Warmed,
+}
+
+/// A workload.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Workload {
+    /// The name by which it is chosen.
+    pub name: &'static str,
+    /// Its row in the table of docs/benchmarks.md, or `S2`.
+    pub row: &'static str,
+    /// The work, in words.
+    pub title: &'static str,
+    /// The rows at the beginning.
+    pub data: Data,
+    /// The work.
+    pub job: Job,
+    /// Threads that do it at once.
+    pub threads: usize,
+    /// The promise of each commit.
+    pub durability: Durability,
+    /// Caches before it.
+    pub caches: Caches,
+    /// Seconds of measurement if they differ from those of the run.
+    pub seconds: Option<f64>,
+}
+
+impl Workload {
+    const fn new(row: &'static str, name: &'static str, title: &'static str, data: Data, job: Job) -> Workload {
+        let caches = if data.exceeds_memory { Caches::Warmed } else { Caches::Filled };
+        let durability = Durability::Relaxed;
+        Workload { name, row, title, data, job, threads: 1, durability, caches, seconds: None }
+    }
+
+    const fn threads(self, threads: usize) -> Workload {
+        Workload { threads, ..self }
+    }
+
+    const fn durable(self) -> Workload {
+        Workload { durability: Durability::Full, ..self }
+    }
+
+    const fn cold(self) -> Workload {
+        Workload { caches: Caches::Cold, ..self }
+    }
+
+    /// Returns `true` if it changes the rows.
+    #[must_use]
+    pub fn writes(&self) -> bool {
+        match self.job {
+            Job::Get(_) | Job::GetMany(_) | Job::Scan(_) | Job::FullScan | Job::Count(_) => false,
+            Job::Ycsb(mix) => mix != Mix::C,
+            Job::Open { killed } => killed,
+            Job::Commit(_) | Job::Insert | Job::Load | Job::BulkLoad | Job::Half => true,
+        }
+    }
+
+    /// Returns `true` if it makes its rows itself.
+    #[must_use]
+    pub fn begins_empty(&self) -> bool {
+        matches!(self.job, Job::Load | Job::BulkLoad | Job::Insert)
+    }
+
+    /// Returns `true` for work that is repeated until the time is over, so that its rate can be held.
+    #[must_use]
+    pub fn repeats(&self) -> bool {
+        !matches!(self.job, Job::Load | Job::BulkLoad | Job::FullScan | Job::Open { .. })
+    }
+
+    /// The reason why an engine can't take part, if there is one.
+    #[must_use]
+    pub fn refusal(&self, capabilities: &Capabilities) -> Option<&'static str> {
+        if capabilities.inserts_only && self.job != Job::Insert {
+            return Some("takes part in the durable insert only");
+        }
+        if !capabilities.recovers && self.job == (Job::Open { killed: true }) {
+            return Some("cannot open its files after a kill");
+        }
+        None
+    }
+
+    /// The unit of its rate.
+    #[must_use]
+    pub fn unit(&self) -> &'static str {
+        match self.job {
+            Job::Get(_) | Job::Ycsb(_) | Job::Half => "operations",
+            Job::GetMany(_) => "rows",
+            Job::Commit(1) | Job::Insert => "commits",
+            Job::Scan(_) => "scans",
+            Job::Count(_) => "counts",
+            Job::Open { .. } => "openings",
+            Job::Commit(_) | Job::Load | Job::BulkLoad | Job::FullScan => "rows",
+        }
+    }
+
+    /// The same for a share of the rows and of the memory.
+    #[must_use]
+    pub fn scaled(self, scale: f64) -> Workload {
+        let data = self.data.scaled(scale);
+        let job = match self.job {
+            Job::Count(rows) => Job::Count(rows.min(data.rows / 2)),
+            job => job,
+        };
+        Workload { data, job, seconds: self.seconds.map(|seconds| seconds * scale.min(1.0)), ..self }
+    }
+}
+
+const UNIFORM: Job = Job::Get(Choice::Uniform);
+const ZIPF: Job = Job::Get(Choice::Zipf);
+const SORTED_1K: Data = Data { order: Order::Sorted, ..LARGE_1K };
+const SORTED_100: Data = Data { order: Order::Sorted, ..LARGE_100 };
+const UPDATED_1K: Data = Data { updates: 512_000, ..LARGE_1K };
+const UPDATED_100: Data = Data { updates: 2_000_000, ..LARGE_100 };
+/// 500 k rows of 100 bytes, in the order of their keys.
+const SMALL_SORTED: Data = Data { order: Order::Sorted, ..SMALL };
+/// The rows of the load that is larger than 1 KiB, in memory for those who fill it.
+const LOAD_1K: Data = Data { rows: 500_000, value_bytes: 1024, ..SMALL };
+const LOAD_100: Data = Data { rows: 2_000_000, ..SMALL };
+const LOAD_100_SORTED: Data = Data { order: Order::Sorted, ..LOAD_100 };
+const S2: Data = Data { rows: 1000, value_bytes: 1024, budget_bytes: 64 << 20, ..SMALL };
+
+/// All workloads, in the order of the table.
+pub const WORKLOADS: &[Workload] = &{
+    let of = Workload::new;
+    [
+        of("1", "get-memory-1", "get, in memory, uniform, 1 thread", SMALL, UNIFORM),
+        of("1", "get-memory-2", "get, in memory, uniform, 2 threads", SMALL, UNIFORM).threads(2),
+        of("1", "get-zipf-1", "get, in memory, zipfian, 1 thread", SMALL, ZIPF),
+        of("1", "get-zipf-2", "get, in memory, zipfian, 2 threads", SMALL, ZIPF).threads(2),
+        of("2", "get-1k", "get, larger than memory, 1 KiB, 1 thread", LARGE_1K, UNIFORM),
+        of("2", "get-100", "get, larger than memory, 100 B, 1 thread", LARGE_100, UNIFORM),
+        of("3", "many-1k-32", "get_many of 32, larger than memory, 1 KiB", LARGE_1K, Job::GetMany(32)),
+        of("3", "many-100-32", "get_many of 32, larger than memory, 100 B", LARGE_100, Job::GetMany(32)),
+        of("3", "many-1k-256", "get_many of 256, larger than memory, 1 KiB", LARGE_1K, Job::GetMany(256)),
+        of("3", "many-100-256", "get_many of 256, larger than memory, 100 B", LARGE_100, Job::GetMany(256)),
+        of("4", "get-1k-32", "get, larger than memory, 1 KiB, 32 threads", LARGE_1K, UNIFORM).threads(32),
+        of("4", "get-100-32", "get, larger than memory, 100 B, 32 threads", LARGE_100, UNIFORM).threads(32),
+        of("5", "commit-1", "durable commit of a row, in memory, 1 thread", SMALL, Job::Commit(1)).durable(),
+        of("5", "commit-1-cold", "durable commit of a row, cold pages, 1 thread", LARGE_100, Job::Commit(1))
+            .durable()
+            .cold(),
+        of("6", "commit-8", "durable commit of a row, in memory, 8 threads", SMALL, Job::Commit(1))
+            .durable()
+            .threads(8),
+        of("6", "commit-32", "durable commit of a row, in memory, 32 threads", SMALL, Job::Commit(1))
+            .durable()
+            .threads(32),
+        of("7", "commit-rows", "durable transactions of 100 rows, in memory", SMALL, Job::Commit(100)).durable(),
+        of("8", "load-sorted-100", "load, sorted, 100 B, transactions of 1,000", LOAD_100_SORTED, Job::Load),
+        of("8", "load-random-100", "load, random, 100 B, transactions of 1,000", LOAD_100, Job::Load),
+        of("8", "load-random-1k", "load, random, 1 KiB, transactions of 1,000", LOAD_1K, Job::Load),
+        of("8", "load-tight-100", "load, random, 100 B, 1.5 times memory, transactions of 1,000", TIGHT, Job::Load),
+        of("8", "bulk-sorted-100", "load, sorted, 100 B, the fastest way", LOAD_100_SORTED, Job::BulkLoad),
+        of("8", "bulk-random-100", "load, random, 100 B, the fastest way", LOAD_100, Job::BulkLoad),
+        of("8", "bulk-random-1k", "load, random, 1 KiB, the fastest way", LOAD_1K, Job::BulkLoad),
+        of("8", "bulk-tight-100", "load, random, 100 B, 1.5 times memory, the fastest way", TIGHT, Job::BulkLoad),
+        of("9", "ycsb-a", "YCSB A, relaxed, 2 threads", SMALL, Job::Ycsb(Mix::A)).threads(2),
+        of("9", "ycsb-f", "YCSB F, relaxed, 2 threads", SMALL, Job::Ycsb(Mix::F)).threads(2),
+        of("9", "ycsb-a-1", "YCSB A, relaxed, 1 thread", SMALL, Job::Ycsb(Mix::A)),
+        of("10", "ycsb-b", "YCSB B, relaxed, 2 threads", SMALL, Job::Ycsb(Mix::B)).threads(2),
+        of("10", "ycsb-c", "YCSB C, 2 threads", SMALL, Job::Ycsb(Mix::C)).threads(2),
+        of("10", "ycsb-d", "YCSB D, relaxed, 2 threads", SMALL, Job::Ycsb(Mix::D)).threads(2),
+        of("10", "ycsb-e", "YCSB E, relaxed, 2 threads", SMALL, Job::Ycsb(Mix::E)).threads(2),
+        of("11", "ycsb-a-durable", "YCSB A, durable, 8 threads", SMALL, Job::Ycsb(Mix::A)).durable().threads(8),
+        of("11", "ycsb-f-durable", "YCSB F, durable, 8 threads", SMALL, Job::Ycsb(Mix::F)).durable().threads(8),
+        of("12", "scan-100-rows", "scan of 100 rows, in memory, 2 threads", SMALL, Job::Scan(100)).threads(2),
+        of("12", "scan-1k-sorted", "full scan, cold, 1 KiB, loaded in order", SORTED_1K, Job::FullScan).cold(),
+        of("12", "scan-1k-random", "full scan, cold, 1 KiB, loaded at random", LARGE_1K, Job::FullScan).cold(),
+        of("12", "scan-1k-updated", "full scan, cold, 1 KiB, each row updated", UPDATED_1K, Job::FullScan).cold(),
+        of("12", "scan-100-sorted", "full scan, cold, 100 B, loaded in order", SORTED_100, Job::FullScan).cold(),
+        of("12", "scan-100-random", "full scan, cold, 100 B, loaded at random", LARGE_100, Job::FullScan).cold(),
+        of("12", "scan-100-updated", "full scan, cold, 100 B, half updated", UPDATED_100, Job::FullScan).cold(),
+        of("13", "half-1k", "50/50 larger than memory, 1 KiB, 8 threads", LARGE_1K, Job::Half).threads(8),
+        of("13", "half-100", "50/50 larger than memory, 100 B, 8 threads", LARGE_100, Job::Half).threads(8),
+        Workload {
+            seconds: Some(60.0),
+            ..of(
+                "13",
+                "heavy-100",
+                "a minute of commits, relaxed, larger than memory, 2 threads",
+                LARGE_100,
+                Job::Commit(1),
+            )
+            .threads(2)
+        },
+        of("14", "count-50k", "count of 50,000 rows, in memory", SMALL_SORTED, Job::Count(50_000)),
+        of("15", "open-closed", "opening and a get, after a close", SMALL, Job::Open { killed: false }).cold(),
+        of("15", "open-killed", "opening and a get, after a kill", SMALL, Job::Open { killed: true }).cold(),
+        of("S2", "insert-1k", "durable insert of a row of 1 KiB, 1 thread", S2, Job::Insert).durable().cold(),
+    ]
+};
+
+/// The workloads whose name or row is among `chosen`, or begins with one of them; all if it is empty.
+///
+/// # Errors
+/// Names what fits none.
+pub fn select(chosen: &[String]) -> Result<Vec<Workload>, String> {
+    let fits = |workload: &Workload, word: &String| workload.row == word || workload.name.starts_with(word.as_str());
+    if let Some(word) = chosen.iter().find(|word| !WORKLOADS.iter().any(|workload| fits(workload, word))) {
+        return Err(format!("there is no workload {word:?}; `drumlin-bench list` names them"));
+    }
+    let all = WORKLOADS.iter().copied();
+    Ok(all.filter(|workload| chosen.is_empty() || chosen.iter().any(|word| fits(workload, word))).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Names differ, each row of the table that is a workload has one, and a name chooses by its beginning.
+    #[test]
+    fn the_rows_of_the_table_are_there() {
+        let mut names: Vec<&str> = WORKLOADS.iter().map(|workload| workload.name).collect();
+        names.sort_unstable();
+        assert!(names.windows(2).all(|pair| pair[0] != pair[1]));
+        // Rows 16 and 17, size and memory, are read off the others.
+        for row in (1..=15).map(|row| row.to_string()).chain(["S2".to_owned()]) {
+            assert!(WORKLOADS.iter().any(|workload| workload.row == row), "row {row}");
+        }
+        let chosen = |words: &[&str]| select(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
+        assert_eq!(chosen(&["ycsb"]).unwrap().len(), 9);
+        assert_eq!(chosen(&["15", "insert-1k"]).unwrap().len(), 3);
+        assert_eq!(chosen(&[]).unwrap().len(), WORKLOADS.len());
+        assert!(chosen(&["no-such"]).is_err());
+    }
+}

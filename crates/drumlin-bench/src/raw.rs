@@ -1,0 +1,109 @@
+//! The device's own limits, on the files of the engine that is measured: direct random reads of 4 KiB.
+//!
+//! The drive may sit behind a cache of the host, and neighbours share it, so a limit is worth something only on the
+//! same blocks at nearly the same time. [`heat`] reads them through once, so that they are in the same state for each
+//! engine.
+
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use drumlin::internals::io::{AlignedBuffer, FileRef, IoBackend, OpenOptions, backend};
+use drumlin_testing::Random;
+use serde::{Deserialize, Serialize};
+
+use crate::measure::files;
+
+const BLOCK_BYTES: usize = 4096;
+/// Bytes of a sequential read.
+const SEQUENTIAL_BYTES: usize = 1 << 20;
+/// Files smaller than this are left out.
+const FILE_BYTES_MIN: u64 = 1 << 20;
+
+/// Reads a second, by the number in flight.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct RawReads {
+    /// One at a time.
+    pub depth_1: f64,
+    /// 32 at once.
+    pub depth_32: f64,
+    /// 64 at once.
+    pub depth_64: f64,
+}
+
+/// The files of a folder that are large, with their lengths in whole blocks.
+fn open_files(folder: &Path) -> io::Result<Vec<(FileRef, u64)>> {
+    let io = backend(IoBackend::Auto)?;
+    let mut found = Vec::new();
+    for path in files(folder) {
+        let file = io.open(&path, OpenOptions { direct: true, ..OpenOptions::default() })?;
+        let bytes = file.len()?;
+        if bytes >= FILE_BYTES_MIN && file.is_direct() {
+            found.push((file, bytes / BLOCK_BYTES as u64));
+        }
+    }
+    Ok(found)
+}
+
+/// Measures random reads for `duration` at each depth. `None` if the files are small or direct reads impossible.
+///
+/// # Errors
+/// Those of the reads.
+pub fn reads(folder: &Path, duration: Duration) -> io::Result<Option<RawReads>> {
+    let files = open_files(folder)?;
+    if files.is_empty() {
+        return Ok(None);
+    }
+    let rate = |depth| reads_at(&files, depth, duration);
+    Ok(Some(RawReads { depth_1: rate(1)?, depth_32: rate(32)?, depth_64: rate(64)? }))
+}
+
+fn reads_at(files: &[(FileRef, u64)], depth: usize, duration: Duration) -> io::Result<f64> {
+    let mut queue = backend(IoBackend::Auto)?.queue(depth)?;
+    let total: u64 = files.iter().map(|(_, blocks)| blocks).sum();
+    let mut random = Random(depth as u64);
+    let mut place = move || {
+        let mut block = random.below(total);
+        for (file, blocks) in files {
+            if block < *blocks {
+                return (file, block * BLOCK_BYTES as u64);
+            }
+            block -= blocks;
+        }
+        unreachable!("the block is below the total")
+    };
+    let mut free: Vec<AlignedBuffer> = (0..depth).map(|_| AlignedBuffer::zeroed(BLOCK_BYTES)).collect();
+    let mut finished = Vec::new();
+    let mut count = 0u64;
+    let begun = Instant::now();
+    while begun.elapsed() < duration {
+        while let Some(buffer) = free.pop() {
+            let (file, offset) = place();
+            queue.push_read(file, offset, buffer, 0);
+        }
+        // A quarter at once: to reap one by one would measure the calls.
+        queue.wait((depth / 4).max(1), &mut finished)?;
+        for completion in finished.drain(..) {
+            completion.result?;
+            count += 1;
+            free.push(completion.buffer);
+        }
+    }
+    Ok(count as f64 / begun.elapsed().as_secs_f64())
+}
+
+/// Reads all files of a folder once, past the page cache.
+///
+/// # Errors
+/// Those of the reads.
+pub fn heat(folder: &Path) -> io::Result<()> {
+    let mut buffer = AlignedBuffer::zeroed(SEQUENTIAL_BYTES);
+    for (file, blocks) in open_files(folder)? {
+        let bytes = blocks * BLOCK_BYTES as u64;
+        for offset in (0..bytes).step_by(SEQUENTIAL_BYTES) {
+            let length = usize::try_from((bytes - offset).min(SEQUENTIAL_BYTES as u64)).expect("at most 1 MiB");
+            file.read_at(&mut buffer[..length], offset)?;
+        }
+    }
+    Ok(())
+}

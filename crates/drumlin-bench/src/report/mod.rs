@@ -1,0 +1,30 @@
+//! The figures for people: Markdown, one HTML page, the tables of docs/benchmarks.md.
+
+mod bars;
+mod docs;
+mod html;
+mod tables;
+
+use std::fmt::Write;
+
+use crate::results::Results;
+
+pub use docs::update_docs;
+pub use html::html;
+pub use tables::Table;
+
+/// All tables as Markdown.
+///
+/// # Panics
+/// Never: a string takes any text.
+#[must_use]
+pub fn markdown(results: &Results) -> String {
+    let mut text = String::from("# Drumlin beside its peers\n\n");
+    for (name, fact) in &results.machine {
+        writeln!(text, "- {name}: {fact}").expect("a string takes any text");
+    }
+    for table in tables::all(results) {
+        write!(text, "\n## {}\n\n{}\n{}", table.title, table.about, table.markdown()).expect("a string takes any text");
+    }
+    text
+}

@@ -1,0 +1,368 @@
+//! The tables.
+
+use drumlin_lab::Form;
+
+use crate::results::{Entry, Measured, Results};
+
+/// A table of texts.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Table {
+    /// Its title.
+    pub title: String,
+    /// The setting, in sentences; each line of it ends in a newline.
+    pub about: String,
+    /// Titles of the columns.
+    pub titles: Vec<String>,
+    /// Rows, of as many cells.
+    pub rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// The table in Markdown, with a mark where a cell's text would end it.
+    #[must_use]
+    pub fn markdown(&self) -> String {
+        let line = |cells: &[String]| {
+            let cells: Vec<String> = cells.iter().map(|cell| cell.replace('|', "/")).collect();
+            format!("| {} |\n", cells.join(" | "))
+        };
+        let rule = vec!["---".to_owned(); self.titles.len()];
+        let lines = [&self.titles[..], &rule].into_iter().chain(self.rows.iter().map(Vec::as_slice));
+        lines.map(line).collect()
+    }
+}
+
+pub(super) const NOTHING: &str = "–";
+/// The workload of the table of inserts.
+const INSERT: &str = "insert-1k";
+
+fn texts(words: &[&str]) -> Vec<String> {
+    words.iter().map(|word| (*word).to_owned()).collect()
+}
+
+fn show(form: Form, number: f64) -> String {
+    if number.is_finite() { form.show(number) } else { NOTHING.to_owned() }
+}
+
+/// All tables of the report.
+pub(super) fn all(results: &Results) -> Vec<Table> {
+    let mut tables = vec![rates(results), engines(results)];
+    if !results.audits.is_empty() {
+        tables.push(audits(results));
+    }
+    tables.extend([inserts(results), memory(results), sizes(results)]);
+    tables.retain(|table| !table.rows.is_empty());
+    tables.extend(results.workloads.iter().map(detail));
+    tables
+}
+
+/// The names of the engines that have figures of more than the insert of 1 KiB, which has a table of its own.
+fn columns(results: &Results) -> Vec<String> {
+    let others = || results.workloads.iter().filter(|workload| workload.name != INSERT);
+    let has_figures = |name: &str| others().any(|workload| workload.entry(name).is_some());
+    results.engines.iter().map(|engine| engine.name.clone()).filter(|name| has_figures(name)).collect()
+}
+
+/// The better of two rates: openings are told in time, all else in units a second.
+pub(super) fn is_opening(workload: &Measured) -> bool {
+    workload.unit == "openings"
+}
+
+/// Units a second, or the time of an opening.
+pub(super) fn rate(workload: &Measured, entry: &Entry) -> String {
+    if is_opening(workload) {
+        return show(Form::Micros, entry.median(|figures| figures.latencies.mean_us));
+    }
+    show(Form::Rate, entry.median(|figures| figures.rate))
+}
+
+/// Each workload's medians, one engine beside the other, and Drumlin's relative to the best of the others.
+pub(super) fn rates(results: &Results) -> Table {
+    let engines = columns(results);
+    let mut titles = texts(&["row", "workload"]);
+    titles.extend(engines.iter().cloned());
+    titles.push("Drumlin / best peer".to_owned());
+    let rows = results.workloads.iter().map(|workload| {
+        let mut row = vec![workload.row.clone(), workload.title.clone()];
+        row.extend(engines.iter().map(|name| cell(results, workload, name)));
+        row.push(relative(results, workload).map_or(NOTHING.to_owned(), |ratio| format!("{ratio:.2}")));
+        row
+    });
+    Table {
+        title: "Rates".to_owned(),
+        about:
+            "Medians of units a second by workload; openings in time, where less is better. A star marks commits that \
+                were acknowledged without a sync; they are no best peer.\n"
+                .to_owned(),
+        rows: rows.collect(),
+        titles,
+    }
+}
+
+fn cell(results: &Results, workload: &Measured, engine: &str) -> String {
+    if let Some(entry) = workload.entry(engine) {
+        // With fewer turns than asked for, the reason is in the workload's own table.
+        let fewer = if entry.failure.is_some() { " (!)" } else { "" };
+        let early = if results.breaks_promise(workload, engine) { " *" } else { "" };
+        return rate(workload, entry) + early + fewer;
+    }
+    let entry = workload.entries.iter().find(|entry| entry.engine == engine);
+    match entry.and_then(|entry| entry.failure.as_deref()) {
+        Some(why) if why.starts_with("killed") => "killed".to_owned(),
+        Some(why) if why.contains("cannot") => NOTHING.to_owned(),
+        Some(_) => "failed".to_owned(),
+        None => NOTHING.to_owned(),
+    }
+}
+
+/// Drumlin's rate divided by that of the best other engine that keeps the promise.
+fn relative(results: &Results, workload: &Measured) -> Option<f64> {
+    let ours = workload.entry("drumlin")?.median(|figures| figures.rate);
+    let others = workload.entries.iter().filter(|entry| {
+        entry.engine != "drumlin" && !entry.turns.is_empty() && !results.breaks_promise(workload, &entry.engine)
+    });
+    let best = others.map(|entry| entry.median(|figures| figures.rate)).max_by(f64::total_cmp)?;
+    Some(ours / best)
+}
+
+fn engines(results: &Results) -> Table {
+    let row = |engine: &crate::results::EngineFacts| {
+        let lacks = if engine.lacks.is_empty() { NOTHING.to_owned() } else { engine.lacks.join("; ") };
+        vec![engine.name.clone(), engine.version.clone(), engine.settings.clone(), lacks]
+    };
+    Table {
+        title: "Engines".to_owned(),
+        about: "Every engine has the same budget for caches and write buffers, in the same group.\n".to_owned(),
+        titles: texts(&["engine", "version", "settings", "lacks"]),
+        rows: results.engines.iter().map(row).collect(),
+    }
+}
+
+/// The flushes behind durable commits.
+pub(super) fn audits(results: &Results) -> Table {
+    let row = |audit: &crate::audit::Audit| {
+        let verdict = if audit.acknowledges_early() { "acknowledges **without a sync**" } else { "syncs each commit" };
+        vec![
+            audit.engine.clone(),
+            format!("{:.2}", audit.flushes_per_commit),
+            show(Form::Bytes, audit.bytes_per_commit),
+            if audit.alone { verdict.to_owned() } else { format!("{verdict} (others' flushes are counted too)") },
+        ]
+    };
+    Table {
+        title: "Syncs".to_owned(),
+        about: "Durable commits of 1 KiB by one thread, one after another, counted at a block device.\n".to_owned(),
+        titles: texts(&["engine", "flushes a commit", "written a commit", "so it"]),
+        rows: results.audits.iter().map(row).collect(),
+    }
+}
+
+/// The durable insert of 1 KiB by store, with all that a mean hides.
+pub(super) fn inserts(results: &Results) -> Table {
+    let measured = results.workloads.iter().filter(|workload| workload.name == INSERT);
+    let entries = measured.flat_map(|workload| &workload.entries).filter(|entry| !entry.turns.is_empty());
+    let rows = entries.map(|entry| {
+        let micros = |figure: fn(&crate::measure::Latencies) -> f64| {
+            show(Form::Micros, entry.median(|figures| figure(&figures.latencies)))
+        };
+        let audit = results.audits.iter().find(|audit| audit.engine == entry.engine);
+        let early = audit.is_some_and(crate::audit::Audit::acknowledges_early);
+        vec![
+            entry.engine.clone(),
+            show(Form::Rate, entry.median(|figures| figures.rate)),
+            micros(|latencies| latencies.mean_us),
+            micros(|latencies| latencies.min_us),
+            micros(|latencies| latencies.p50_us),
+            micros(|latencies| latencies.p99_us),
+            micros(|latencies| latencies.max_us),
+            micros(|latencies| latencies.deviation_us),
+            show(Form::Share, entry.median(|figures| figures.latencies.outliers)),
+            if early { "**not synced**" } else { "" }.to_owned(),
+        ]
+    });
+    Table {
+        title: "Durable insert of 1 KiB".to_owned(),
+        about: "Single inserts by one thread, medians of the turns; outliers took over 10 times the median.\n"
+            .to_owned(),
+        titles: texts(&[
+            "engine",
+            "inserts",
+            "mean",
+            "least",
+            "p50",
+            "p99",
+            "most",
+            "deviation",
+            "outliers",
+            "durable",
+        ]),
+        rows: rows.collect(),
+    }
+}
+
+/// The most memory of each engine.
+pub(super) fn memory(results: &Results) -> Table {
+    let most = |engine: &str, exceeds: bool, bytes: &dyn Fn(&crate::results::Turn) -> Option<u64>| {
+        let workloads =
+            results.workloads.iter().filter(|workload| (workload.user_bytes > workload.budget_bytes) == exceeds);
+        let turns = workloads.filter_map(|workload| workload.entry(engine)).flat_map(|entry| &entry.turns);
+        show(Form::Bytes, turns.filter_map(bytes).max().map_or(f64::NAN, |bytes| bytes as f64))
+    };
+    let rows = columns(results).into_iter().map(|engine| {
+        let resident = |turn: &crate::results::Turn| Some(turn.figures.resident_bytes_max);
+        let group = |turn: &crate::results::Turn| turn.group_bytes_max;
+        vec![
+            engine.clone(),
+            most(&engine, true, &resident),
+            most(&engine, true, &group),
+            most(&engine, false, &resident),
+            most(&engine, false, &group),
+        ]
+    });
+    Table {
+        title: "Memory".to_owned(),
+        about: "The most of all turns: resident memory of the process, and of its group, page cache included.\n"
+            .to_owned(),
+        titles: texts(&[
+            "engine",
+            "resident, larger than memory",
+            "group, larger than memory",
+            "resident, in memory",
+            "group, in memory",
+        ]),
+        rows: rows.collect(),
+    }
+}
+
+/// Sizes on disk after loads, relative to keys and values.
+pub(super) fn sizes(results: &Results) -> Table {
+    let engines = columns(results);
+    let mut titles = texts(&["after"]);
+    titles.extend(engines.iter().cloned());
+    let loads = results.workloads.iter().filter(|workload| workload.name.starts_with("load-"));
+    let rows = loads.map(|workload| {
+        let mut row = vec![workload.title.clone()];
+        row.extend(engines.iter().map(|engine| match workload.entry(engine) {
+            Some(entry) => {
+                format!("{:.2}", entry.median(|figures| figures.disk_bytes as f64) / workload.user_bytes as f64)
+            }
+            None => NOTHING.to_owned(),
+        }));
+        row
+    });
+    Table {
+        title: "Size on disk".to_owned(),
+        about: "Bytes of all files once closed, logs included, divided by those of keys and values.\n".to_owned(),
+        rows: rows.collect(),
+        titles,
+    }
+}
+
+/// One workload in detail.
+pub(super) fn detail(workload: &Measured) -> Table {
+    let titles = [
+        "engine",
+        "median",
+        "range",
+        "CPU",
+        "p50",
+        "p99",
+        "p99.9",
+        "max",
+        "p99 at 70 %",
+        "p99.9 at 70 %",
+        "read",
+        "written",
+        "write ampl.",
+        "pause",
+        "memory",
+        "disk",
+        "raw reads/s at 1, 32, 64",
+    ];
+    let rows: Vec<Vec<String>> = workload.entries.iter().map(|entry| detail_row(workload, entry)).collect();
+    let other_work = workload.other_work();
+    let beside = if other_work > 0.1 {
+        format!(" Beside other work, which took {} of the processors.", Form::Share.show(other_work))
+    } else {
+        String::new()
+    };
+    let quick = if workload.quick { " A quick run: these figures compare nothing." } else { "" };
+    let about = format!(
+        "{}. {}; CPU, bytes read and written are for each of the {}.{beside}{quick}\n",
+        workload.setting, workload.date, workload.unit
+    );
+    let mut table =
+        Table { title: format!("{}: {}", workload.name, workload.title), about, titles: texts(&titles), rows };
+    drop_empty_columns(&mut table);
+    table
+}
+
+/// Columns in which no row has a figure are left out.
+fn drop_empty_columns(table: &mut Table) {
+    for index in (1..table.titles.len()).rev() {
+        if table.rows.iter().all(|row| row[index] == NOTHING || row[index].is_empty()) {
+            table.titles.remove(index);
+            table.rows.iter_mut().for_each(|row| {
+                row.remove(index);
+            });
+        }
+    }
+}
+
+fn detail_row(workload: &Measured, entry: &Entry) -> Vec<String> {
+    let Some(turn) = entry.typical() else {
+        let why = entry.failure.clone().unwrap_or_else(|| NOTHING.to_owned());
+        let mut row = vec![entry.engine.clone(), why];
+        row.resize(17, NOTHING.to_owned());
+        return row;
+    };
+    let form = if is_opening(workload) { Form::Micros } else { Form::Rate };
+    let shown = |figures: &crate::workloads::Figures| {
+        if is_opening(workload) { figures.latencies.mean_us } else { figures.rate }
+    };
+    let (low, high) = entry.range(shown);
+    let figures = &turn.figures;
+    let per_unit = |amount: f64| amount / figures.units.max(1) as f64;
+    // Work that happens once has no distribution.
+    let is_timed = figures.latencies.count > 50;
+    let micros = |micros: f64| if is_timed { show(Form::Micros, micros) } else { NOTHING.to_owned() };
+    let bytes = |bytes: u64| match bytes {
+        0 => NOTHING.to_owned(),
+        _ => show(Form::Bytes, per_unit(bytes as f64)),
+    };
+    let steady = |quantile: fn(&crate::measure::Latencies) -> f64| {
+        figures.steady.as_ref().map_or(NOTHING.to_owned(), |steady| show(Form::Micros, quantile(steady)))
+    };
+    let written = figures.written_user_bytes;
+    let raw = figures.raw.as_ref().map_or(NOTHING.to_owned(), |(before, after)| {
+        let best = |depth: fn(&crate::raw::RawReads) -> f64| show(Form::Rate, depth(before).max(depth(after)));
+        [best(|raw| raw.depth_1), best(|raw| raw.depth_32), best(|raw| raw.depth_64)].join(", ")
+    });
+    let failure = entry.failure.as_ref().map_or(String::new(), |why| format!(" (then {why})"));
+    vec![
+        entry.engine.clone(),
+        rate(workload, entry) + &failure,
+        format!("{} to {}", show(form, low), show(form, high)),
+        show(Form::Micros, per_unit(figures.costs.cpu_seconds * 1e6)),
+        micros(figures.latencies.p50_us),
+        micros(figures.latencies.p99_us),
+        micros(figures.latencies.p999_us),
+        micros(figures.latencies.max_us),
+        steady(|steady| steady.p99_us),
+        steady(|steady| steady.p999_us),
+        bytes(figures.costs.read_bytes),
+        bytes(figures.costs.write_bytes),
+        if written == 0 {
+            NOTHING.to_owned()
+        } else {
+            show(Form::Ratio, figures.costs.write_bytes as f64 / written as f64)
+        },
+        if figures.longest_pause_seconds > 0.0 {
+            show(Form::Seconds, figures.longest_pause_seconds)
+        } else {
+            NOTHING.to_owned()
+        },
+        show(Form::Bytes, figures.resident_bytes_max as f64),
+        show(Form::Bytes, figures.disk_bytes as f64),
+        raw,
+    ]
+}

@@ -1,0 +1,256 @@
+//! The figures of a run, as they are kept in JSON and merged with those of earlier runs.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::audit::Audit;
+use crate::engine::{Capabilities, Peer};
+use crate::measure::median;
+use crate::plan::Workload;
+use crate::workloads::Figures;
+
+/// The version of the JSON.
+const VERSION: u32 = 1;
+
+/// All figures.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Results {
+    /// The version of this form.
+    pub version: u32,
+    /// Facts about the machine, by name.
+    pub machine: Vec<(String, String)>,
+    /// The engines.
+    pub engines: Vec<EngineFacts>,
+    /// The workloads that were run, in the order of the table.
+    pub workloads: Vec<Measured>,
+    /// Syncs that reached the device, by engine.
+    pub audits: Vec<Audit>,
+}
+
+/// An engine, as the report lists it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineFacts {
+    /// Its name.
+    pub name: String,
+    /// The version of its crate.
+    pub version: String,
+    /// Its settings.
+    pub settings: String,
+    /// Abilities that it lacks, in words.
+    pub lacks: Vec<String>,
+}
+
+impl EngineFacts {
+    /// The facts of an engine of this build.
+    #[must_use]
+    pub fn of(peer: &Peer) -> EngineFacts {
+        EngineFacts {
+            name: peer.name.to_owned(),
+            version: peer.version.to_owned(),
+            settings: peer.settings.to_owned(),
+            lacks: lacks(&peer.capabilities),
+        }
+    }
+}
+
+fn lacks(capabilities: &Capabilities) -> Vec<String> {
+    let all = [
+        (capabilities.one_writer, "one writer at a time"),
+        (!capabilities.multi_get, "no get of many rows: one get after another"),
+        (!capabilities.transactions, "no transactions that read and write"),
+        (!capabilities.atomic_batches, "batches are not atomic"),
+        (!capabilities.recovers, "no recovery after a kill"),
+    ];
+    all.into_iter().filter(|(lacks, _)| *lacks).map(|(_, text)| text.to_owned()).collect()
+}
+
+/// A workload with the figures of each engine.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Measured {
+    /// The workload's name.
+    pub name: String,
+    /// Its row in the table.
+    pub row: String,
+    /// The work, in words.
+    pub title: String,
+    /// The unit of the rates.
+    pub unit: String,
+    /// The rows at the beginning, and the limits, in words.
+    pub setting: String,
+    /// The date of the run, in UTC.
+    pub date: String,
+    /// `true` if data and times were made small: such figures compare nothing.
+    pub quick: bool,
+    /// Each commit had to be durable.
+    pub durable: bool,
+    /// Keys and values of all rows.
+    pub user_bytes: u64,
+    /// The engine's budget.
+    pub budget_bytes: u64,
+    /// Each engine, in the order of the turns.
+    pub entries: Vec<Entry>,
+}
+
+/// An engine's turns at a workload.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Entry {
+    /// The engine.
+    pub engine: String,
+    /// The turns that it finished.
+    pub turns: Vec<Turn>,
+    /// The reason why there are no more, if there is one.
+    pub failure: Option<String>,
+}
+
+/// One turn.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Turn {
+    /// The figures.
+    pub figures: Figures,
+    /// The most memory that the group held, page cache included.
+    pub group_bytes_max: Option<u64>,
+}
+
+impl Entry {
+    /// A figure's median over the turns.
+    pub fn median(&self, figure: impl Fn(&Figures) -> f64) -> f64 {
+        median(&self.turns.iter().map(|turn| figure(&turn.figures)).collect::<Vec<_>>())
+    }
+
+    /// A figure's least and greatest value.
+    pub fn range(&self, figure: impl Fn(&Figures) -> f64) -> (f64, f64) {
+        let values = self.turns.iter().map(|turn| figure(&turn.figures));
+        values.fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)))
+    }
+
+    /// The turn whose rate is the median.
+    #[must_use]
+    pub fn typical(&self) -> Option<&Turn> {
+        let rate = self.median(|figures| figures.rate);
+        self.turns.iter().find(|turn| turn.figures.rate.total_cmp(&rate).is_eq())
+    }
+}
+
+impl Measured {
+    /// The workload before any engine ran.
+    #[must_use]
+    pub fn new(workload: &Workload, date: String, quick: bool) -> Measured {
+        let data = workload.data;
+        let order = if data.order == crate::engine::Order::Sorted { "in order" } else { "at random" };
+        let updated = if data.updates > 0 { format!(", then {} random updates", data.updates) } else { String::new() };
+        let loaded = if workload.begins_empty() { "to be loaded" } else { "loaded" };
+        let setting = format!(
+            "{} rows of {} B {loaded} {order}{updated}; budget {} MiB in a group of {} MiB; caches {}",
+            data.rows,
+            data.value_bytes,
+            data.budget_bytes >> 20,
+            data.group_bytes() >> 20,
+            match workload.caches {
+                crate::plan::Caches::Cold => "cold",
+                crate::plan::Caches::Filled => "filled by a scan",
+                crate::plan::Caches::Warmed => "warmed by the same work",
+            }
+        );
+        Measured {
+            name: workload.name.to_owned(),
+            row: workload.row.to_owned(),
+            title: workload.title.to_owned(),
+            unit: workload.unit().to_owned(),
+            setting,
+            date,
+            quick,
+            durable: workload.durability == crate::engine::Durability::Full,
+            user_bytes: data.user_bytes(),
+            budget_bytes: data.budget_bytes,
+            entries: Vec::new(),
+        }
+    }
+
+    /// An engine's entry.
+    #[must_use]
+    pub fn entry(&self, engine: &str) -> Option<&Entry> {
+        self.entries.iter().find(|entry| entry.engine == engine && !entry.turns.is_empty())
+    }
+
+    /// The share of the processors' time that other work took while this was measured, the kernel's work on behalf of
+    /// it included: the median over all turns.
+    #[must_use]
+    pub fn other_work(&self) -> f64 {
+        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as f64;
+        let turns = self.entries.iter().flat_map(|entry| &entry.turns);
+        let shares = turns.map(|turn| {
+            let costs = &turn.figures.costs;
+            let others = (costs.machine_cpu_seconds - costs.cpu_seconds).max(0.0);
+            others / (turn.figures.seconds.max(1e-9) * processors)
+        });
+        median(&shares.collect::<Vec<_>>()).min(1.0)
+    }
+}
+
+impl Results {
+    /// No figures yet.
+    #[must_use]
+    pub fn new(machine: Vec<(String, String)>) -> Results {
+        Results { version: VERSION, machine, engines: Vec::new(), workloads: Vec::new(), audits: Vec::new() }
+    }
+
+    /// Returns `true` if this engine was seen to acknowledge durable commits without a sync, where this workload has
+    /// any: its rate is then that of another promise.
+    #[must_use]
+    pub fn breaks_promise(&self, workload: &Measured, engine: &str) -> bool {
+        workload.durable && self.audits.iter().any(|audit| audit.engine == engine && audit.acknowledges_early())
+    }
+
+    /// Reads the JSON of an earlier run.
+    ///
+    /// # Errors
+    /// If the file can't be read, or is of another form.
+    pub fn read(path: &Path) -> std::io::Result<Results> {
+        let results: Results = serde_json::from_slice(&std::fs::read(path)?)?;
+        if results.version != VERSION {
+            let text = format!("{} is of version {}, not {VERSION}", path.display(), results.version);
+            return Err(std::io::Error::other(text));
+        }
+        Ok(results)
+    }
+
+    /// Writes the JSON.
+    ///
+    /// # Errors
+    /// If the file can't be written.
+    pub fn write(&self, path: &Path) -> std::io::Result<()> {
+        std::fs::write(path, serde_json::to_vec_pretty(self)?)
+    }
+
+    /// Takes in the figures of another run: its workloads and audits replace those of the same name.
+    pub fn merge(&mut self, newer: Results) {
+        self.machine = newer.machine;
+        for engine in newer.engines {
+            put(&mut self.engines, engine, |engine| engine.name.clone());
+        }
+        for workload in newer.workloads {
+            put(&mut self.workloads, workload, |workload| workload.name.clone());
+        }
+        for audit in newer.audits {
+            put(&mut self.audits, audit, |audit| audit.engine.clone());
+        }
+        self.sort();
+    }
+
+    /// Brings engines and workloads into the order of the table.
+    fn sort(&mut self) {
+        let place = |name: &str| crate::plan::WORKLOADS.iter().position(|workload| workload.name == name);
+        self.workloads.sort_by_key(|workload| place(&workload.name));
+        let known = crate::engines::all();
+        let place = |name: &str| known.iter().position(|peer| peer.name == name).unwrap_or(usize::MAX);
+        self.engines.sort_by_key(|engine| place(&engine.name));
+    }
+}
+
+fn put<T>(all: &mut Vec<T>, item: T, name: impl Fn(&T) -> String) {
+    match all.iter_mut().find(|other| name(other) == name(&item)) {
+        Some(other) => *other = item,
+        None => all.push(item),
+    }
+}

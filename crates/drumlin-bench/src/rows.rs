@@ -1,0 +1,247 @@
+//! The rows: the same keys, values and choices for each engine, from a seed.
+//!
+//! A row has a number and a version. Its value can be computed from both, so every value that is read is verified. The
+//! first half of a value does not compress, the second half does: engines that compress store about half.
+
+use drumlin_testing::Random;
+use serde::{Deserialize, Serialize};
+
+use crate::engine::{Key, Order, Source};
+
+/// The seed from which all choices derive.
+pub const SEED: u64 = 0x5EED;
+/// The skew of a zipfian choice, that of YCSB.
+const SKEW: f64 = 0.99;
+/// Number and version at the start of a value.
+const HEADER_BYTES: usize = 16;
+
+/// The key of the row with this number.
+#[must_use]
+pub fn key(number: u64) -> Key {
+    number.to_be_bytes()
+}
+
+fn word(number: u64, version: u64, index: u64) -> u64 {
+    let mut z = number.rotate_left(32) ^ version.wrapping_mul(0xD6E8_FEB8_6659_FD93) ^ index;
+    z = (z ^ (z >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    z ^ (z >> 29)
+}
+
+/// The words of a value behind its header.
+fn words(number: u64, version: u64, bytes: usize) -> impl Iterator<Item = [u8; 8]> {
+    let random_words = (bytes / 2) as u64 / 8;
+    (0..)
+        .map(move |index| if index < random_words { word(number, version, index) } else { 0x0101 * (number & 0xFF) })
+        .map(u64::to_le_bytes)
+}
+
+/// Computes a row's value of `bytes`, at least 16.
+pub fn fill(value: &mut Vec<u8>, number: u64, version: u64, bytes: usize) {
+    value.clear();
+    value.extend_from_slice(&number.to_le_bytes());
+    value.extend_from_slice(&version.to_le_bytes());
+    for word in words(number, version, bytes) {
+        let left = bytes - value.len();
+        if left == 0 {
+            return;
+        }
+        value.extend_from_slice(&word[..left.min(8)]);
+    }
+}
+
+/// The version of a row's value, or `None` if the value is not one of this row.
+#[must_use]
+pub fn version(value: &[u8], number: u64, bytes: usize) -> Option<u64> {
+    if value.len() != bytes || value[..8] != number.to_le_bytes() {
+        return None;
+    }
+    let version = u64::from_le_bytes(value[8..HEADER_BYTES].try_into().expect("eight bytes"));
+    let parts = value[HEADER_BYTES..].chunks(8);
+    let matches = parts.zip(words(number, version, bytes)).all(|(part, word)| *part == word[..part.len()]);
+    matches.then_some(version)
+}
+
+/// A permutation of `0..count`: a Feistel network over the next power of four, walked until it is below `count`.
+#[derive(Clone, Copy, Debug)]
+pub struct Permutation {
+    count: u64,
+    half_bits: u32,
+    seed: u64,
+}
+
+impl Permutation {
+    /// The permutation of this seed.
+    #[must_use]
+    pub fn new(count: u64, seed: u64) -> Permutation {
+        let bits = 64 - count.saturating_sub(1).leading_zeros();
+        Permutation { count, half_bits: bits.div_ceil(2).max(1), seed }
+    }
+
+    /// The place of `index`, which is below `count`.
+    #[must_use]
+    pub fn at(&self, mut index: u64) -> u64 {
+        let mask = (1u64 << self.half_bits) - 1;
+        loop {
+            let (mut left, mut right) = (index >> self.half_bits, index & mask);
+            for round in 0..4 {
+                (left, right) = (right, left ^ (word(right, self.seed, round) & mask));
+            }
+            index = (left << self.half_bits) | right;
+            if index < self.count {
+                return index;
+            }
+        }
+    }
+}
+
+/// The distribution of the chosen rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Choice {
+    /// Each row is as likely as any other.
+    Uniform,
+    /// Few rows are chosen often, as in YCSB: the frequent ones lie scattered among the keys.
+    Zipf,
+}
+
+/// Numbers from 0 with zipfian frequencies (Gray et al. 1994): 0 is the most frequent.
+#[derive(Clone, Copy, Debug)]
+pub struct Zipf {
+    count: f64,
+    alpha: f64,
+    zeta: f64,
+    eta: f64,
+}
+
+impl Zipf {
+    /// Over `count` numbers. O(count).
+    #[must_use]
+    pub fn new(count: u64) -> Zipf {
+        let zeta: f64 = (1..=count).map(|rank| (rank as f64).powf(-SKEW)).sum();
+        let zeta_two = 1.0 + 0.5f64.powf(SKEW);
+        let eta = (1.0 - (2.0 / count as f64).powf(1.0 - SKEW)) / (1.0 - zeta_two / zeta);
+        Zipf { count: count as f64, alpha: 1.0 / (1.0 - SKEW), zeta, eta }
+    }
+
+    /// Draws a number.
+    pub fn draw(&self, random: &mut Random) -> u64 {
+        let unit = (random.next() >> 11) as f64 / (1u64 << 53) as f64;
+        let scaled = unit * self.zeta;
+        if scaled < 1.0 {
+            0
+        } else if scaled < 1.0 + 0.5f64.powf(SKEW) {
+            1
+        } else {
+            let drawn = (self.count * (self.eta * unit - self.eta + 1.0).powf(self.alpha)) as u64;
+            drawn.min(self.count as u64 - 1)
+        }
+    }
+}
+
+/// Draws rows of a table of `count`.
+#[derive(Clone, Debug)]
+pub struct Chooser {
+    random: Random,
+    count: u64,
+    zipf: Option<(Zipf, Permutation)>,
+}
+
+impl Chooser {
+    /// The chooser of a thread; `zipf` makes the choice zipfian.
+    #[must_use]
+    pub fn new(seed: u64, count: u64, zipf: Option<Zipf>) -> Chooser {
+        let zipf = zipf.map(|zipf| (zipf, Permutation::new(count, SEED)));
+        Chooser { random: Random(seed), count, zipf }
+    }
+
+    /// The number of a row.
+    pub fn draw(&mut self) -> u64 {
+        match &self.zipf {
+            Some((zipf, scattered)) => scattered.at(zipf.draw(&mut self.random)),
+            None => self.random.below(self.count),
+        }
+    }
+
+    /// Any other draw from the same seed.
+    pub fn random(&mut self) -> &mut Random {
+        &mut self.random
+    }
+}
+
+/// All rows of a table, for a load.
+#[derive(Debug)]
+pub struct AllRows {
+    next: u64,
+    count: u64,
+    value_bytes: usize,
+    order: Option<Permutation>,
+    value: Vec<u8>,
+}
+
+impl AllRows {
+    /// Rows `0..count` in an order.
+    #[must_use]
+    pub fn new(count: u64, value_bytes: usize, order: Order) -> AllRows {
+        let order = (order == Order::Random).then(|| Permutation::new(count, SEED));
+        AllRows { next: 0, count, value_bytes, order, value: Vec::new() }
+    }
+}
+
+impl Source for AllRows {
+    fn next(&mut self) -> Option<(Key, &[u8])> {
+        if self.next == self.count {
+            return None;
+        }
+        let number = self.order.map_or(self.next, |order| order.at(self.next));
+        self.next += 1;
+        fill(&mut self.value, number, 0, self.value_bytes);
+        Some((key(number), &self.value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A value is recognised as that of its row and version, and any changed byte is not.
+    #[test]
+    fn values_are_verified() {
+        let mut value = Vec::new();
+        for bytes in [16, 100, 1024] {
+            fill(&mut value, 77, 3, bytes);
+            assert_eq!(value.len(), bytes);
+            assert_eq!(version(&value, 77, bytes), Some(3));
+            assert_eq!(version(&value, 78, bytes), None);
+            for at in [8, 20, bytes / 2 - 1, bytes - 1] {
+                if at < bytes && bytes > 16 {
+                    value[at] ^= 1;
+                    assert_eq!(version(&value, 77, bytes), None, "byte {at} of {bytes}");
+                    value[at] ^= 1;
+                }
+            }
+        }
+    }
+
+    /// A random load brings each row once, and not in order.
+    #[test]
+    fn a_random_order_has_each_row_once() {
+        for count in [1, 2, 1000, 4097] {
+            let permutation = Permutation::new(count, SEED);
+            let mut found: Vec<u64> = (0..count).map(|index| permutation.at(index)).collect();
+            assert!(count < 10 || !found.is_sorted());
+            found.sort_unstable();
+            assert!(found.into_iter().eq(0..count));
+        }
+    }
+
+    /// The most frequent of 1000 rows takes about an eighth of all draws, and no draw is out of range.
+    #[test]
+    fn zipf_has_its_skew() {
+        let (zipf, mut random) = (Zipf::new(1000), Random(1));
+        let mut counts = vec![0u32; 1000];
+        for _ in 0..100_000 {
+            counts[usize::try_from(zipf.draw(&mut random)).unwrap()] += 1;
+        }
+        assert!((11_000..15_000).contains(&counts[0]), "{}", counts[0]);
+        assert!(counts[0] > counts[1] && counts[1] > counts[10] && counts[10] > counts[500]);
+    }
+}

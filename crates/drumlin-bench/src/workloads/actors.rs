@@ -1,0 +1,226 @@
+//! A thread's operations, by job.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use drumlin_testing::Random;
+
+use crate::driver::Actor;
+use crate::engine::{Key, Result, Row, Session};
+use crate::plan::{Job, Mix, Workload};
+use crate::rows::{Choice, Chooser, SEED, Zipf, fill, key, version};
+
+/// Rows that a scan of YCSB E reads at most.
+const YCSB_SCAN_ROWS: u64 = 100;
+
+/// State that the actors of all threads share.
+#[derive(Debug)]
+pub(crate) struct Shared<'w> {
+    workload: &'w Workload,
+    turn: u64,
+    zipf: Option<Zipf>,
+    /// Bytes of keys and values written.
+    written: AtomicU64,
+    /// Differs for each actor, so that the phases of a turn do not repeat their choices.
+    actors: AtomicU64,
+}
+
+impl<'w> Shared<'w> {
+    pub(crate) fn new(workload: &'w Workload, turn: u64) -> Shared<'w> {
+        let is_zipf = matches!(workload.job, Job::Get(Choice::Zipf) | Job::Ycsb(_));
+        let zipf = is_zipf.then(|| Zipf::new(workload.data.rows));
+        Shared { workload, turn, zipf, written: AtomicU64::new(0), actors: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn written_bytes(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
+    /// The actor of a thread.
+    pub(crate) fn actor(&self, thread: usize) -> Box<dyn Actor + '_> {
+        // Threads are started in order within a phase, but draw this number in any: what decides is the phase.
+        let threads = self.workload.threads as u64;
+        let phase = self.actors.fetch_add(1, Ordering::Relaxed) / threads;
+        let seed = Random(SEED ^ (self.turn << 32) ^ (phase << 16) ^ thread as u64).next();
+        let work = Work {
+            shared: self,
+            chooser: Chooser::new(seed, self.workload.data.rows, self.zipf),
+            value: Vec::new(),
+            keys: Vec::new(),
+            numbers: Vec::new(),
+            rows: Vec::new(),
+            // Numbers that no other turn, phase or thread inserts.
+            insert_next: self.workload.data.rows + (((self.turn << 8) + phase + 1) << 32) + ((thread as u64) << 24),
+            inserted: 0,
+            version: seed,
+        };
+        Box::new(work)
+    }
+}
+
+struct Work<'s> {
+    shared: &'s Shared<'s>,
+    chooser: Chooser,
+    value: Vec<u8>,
+    keys: Vec<Key>,
+    numbers: Vec<u64>,
+    rows: Vec<Row>,
+    insert_next: u64,
+    inserted: u64,
+    version: u64,
+}
+
+impl Actor for Work<'_> {
+    fn step(&mut self, session: &mut dyn Session) -> Result<u64> {
+        match self.shared.workload.job {
+            Job::Get(_) => self.get(session),
+            Job::GetMany(count) => self.get_many(session, count),
+            Job::Commit(count) => self.commit(session, count),
+            Job::Insert => self.insert(session),
+            Job::Ycsb(mix) => self.ycsb(session, mix),
+            Job::Half if self.chooser.random().chance(50) => self.get(session),
+            Job::Half => self.commit(session, 1),
+            Job::Scan(rows) => self.scan(session, rows),
+            Job::Count(rows) => self.count(session, rows),
+            Job::Load | Job::BulkLoad | Job::FullScan | Job::Open { .. } => {
+                unreachable!("these jobs are not repeated")
+            }
+        }
+    }
+}
+
+fn wrong(number: u64) -> crate::engine::Failure {
+    format!("the value of row {number} is not what was written").into()
+}
+
+impl Work<'_> {
+    fn value_bytes(&self) -> usize {
+        self.shared.workload.data.value_bytes
+    }
+
+    fn note_written(&self, rows: u64) {
+        self.shared.written.fetch_add(rows * (8 + self.value_bytes() as u64), Ordering::Relaxed);
+    }
+
+    fn get_row(&mut self, session: &mut dyn Session, number: u64) -> Result<u64> {
+        let bytes = self.value_bytes();
+        let mut is_right = false;
+        session.get(key(number), &mut |value| is_right = version(value, number, bytes).is_some())?;
+        if is_right { Ok(1) } else { Err(wrong(number)) }
+    }
+
+    fn get(&mut self, session: &mut dyn Session) -> Result<u64> {
+        let number = self.chooser.draw();
+        self.get_row(session, number)
+    }
+
+    fn get_many(&mut self, session: &mut dyn Session, count: usize) -> Result<u64> {
+        let bytes = self.value_bytes();
+        self.numbers.clear();
+        self.keys.clear();
+        for _ in 0..count {
+            let number = self.chooser.draw();
+            self.numbers.push(number);
+            self.keys.push(key(number));
+        }
+        let mut right = 0;
+        let numbers = &self.numbers;
+        session.get_many(&self.keys, &mut |index, value| {
+            right += usize::from(version(value, numbers[index], bytes).is_some());
+        })?;
+        if right == count { Ok(count as u64) } else { Err(wrong(numbers[0])) }
+    }
+
+    /// Puts a new version of rows that exist.
+    fn commit(&mut self, session: &mut dyn Session, count: usize) -> Result<u64> {
+        let bytes = self.value_bytes();
+        self.rows.resize_with(count, Default::default);
+        for row in &mut self.rows {
+            let number = self.chooser.draw();
+            self.version += 1;
+            row.0 = key(number);
+            fill(&mut row.1, number, self.version, bytes);
+        }
+        session.write(&self.rows)?;
+        self.note_written(count as u64);
+        Ok(count as u64)
+    }
+
+    fn insert(&mut self, session: &mut dyn Session) -> Result<u64> {
+        let bytes = self.value_bytes();
+        let number = self.insert_next + self.inserted;
+        self.rows.resize_with(1, Default::default);
+        self.rows[0].0 = key(number);
+        fill(&mut self.rows[0].1, number, 0, bytes);
+        session.write(&self.rows)?;
+        self.inserted += 1;
+        self.note_written(1);
+        Ok(1)
+    }
+
+    fn scan(&mut self, session: &mut dyn Session, rows: u64) -> Result<u64> {
+        let (bytes, count) = (self.value_bytes(), self.shared.workload.data.rows);
+        let mut next = self.chooser.draw().min(count.saturating_sub(rows));
+        let first = next;
+        let mut is_right = true;
+        session.scan(key(first), rows, &mut |key, value| {
+            // Behind the rows of the load are those that threads have inserted.
+            is_right &= next >= count || (*key == next.to_be_bytes() && version(value, next, bytes).is_some());
+            next += 1;
+        })?;
+        if is_right && next - first == rows.min(count) { Ok(1) } else { Err(wrong(first)) }
+    }
+
+    fn count(&mut self, session: &mut dyn Session, rows: u64) -> Result<u64> {
+        let first = self.chooser.random().below(self.shared.workload.data.rows - rows + 1);
+        let counted = session.count(key(first), key(first + rows))?;
+        if counted == rows { Ok(1) } else { Err(format!("{counted} rows were counted, not {rows}").into()) }
+    }
+
+    fn ycsb(&mut self, session: &mut dyn Session, mix: Mix) -> Result<u64> {
+        let reads = match mix {
+            Mix::A | Mix::F => 50,
+            Mix::B | Mix::D | Mix::E => 95,
+            Mix::C => 100,
+        };
+        let is_read = self.chooser.random().chance(reads);
+        match (mix, is_read) {
+            (Mix::A | Mix::B | Mix::C | Mix::F, true) => self.get(session),
+            (Mix::D, true) => {
+                let number = self.latest();
+                self.get_row(session, number)
+            }
+            (Mix::E, true) => {
+                let rows = 1 + self.chooser.random().below(YCSB_SCAN_ROWS);
+                self.scan(session, rows)
+            }
+            (Mix::D | Mix::E, false) => self.insert(session),
+            (Mix::F, false) => self.change(session),
+            (Mix::A | Mix::B | Mix::C, false) => self.commit(session, 1),
+        }
+    }
+
+    /// The number of a row of which the newest are the most frequent: those of this thread, then those of the load.
+    fn latest(&mut self) -> u64 {
+        let zipf = self.shared.zipf.expect("YCSB has one");
+        let rank = zipf.draw(self.chooser.random());
+        match self.inserted.checked_sub(rank + 1) {
+            Some(index) => self.insert_next + index,
+            None => self.shared.workload.data.rows - 1 - (rank - self.inserted),
+        }
+    }
+
+    /// Reads a row and puts its next version, in one transaction.
+    fn change(&mut self, session: &mut dyn Session) -> Result<u64> {
+        let (bytes, number) = (self.value_bytes(), self.chooser.draw());
+        let mut is_right = true;
+        let scratch = &mut self.value;
+        session.update(key(number), &mut |value| {
+            let found = version(value, number, bytes);
+            is_right = found.is_some();
+            fill(scratch, number, found.unwrap_or(0).wrapping_add(1), bytes);
+            scratch.clone()
+        })?;
+        self.note_written(1);
+        if is_right { Ok(1) } else { Err(wrong(number)) }
+    }
+}

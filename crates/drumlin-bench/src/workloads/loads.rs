@@ -1,0 +1,106 @@
+//! Loads: those that are measured, and those that other work begins with.
+
+use std::time::{Duration, Instant};
+
+use drumlin_testing::Random;
+
+use super::{Figures, Turn};
+use crate::driver::Outcome;
+use crate::engine::{Durability, Engine, LOAD_BATCH_ROWS, Peer, Result, Row, Settings, load_in_batches};
+use crate::measure::{Meter, disk_bytes, histogram, record};
+use crate::plan::{Data, Job};
+use crate::rows::{AllRows, SEED, fill, key};
+
+/// The budget of a load that is not measured.
+const PREPARE_BUDGET_BYTES: u64 = 256 << 20;
+/// Rows in a commit of the updates after it.
+const UPDATE_BATCH_ROWS: u64 = 100;
+
+/// Makes the rows that a workload begins with, and leaves the engine closed and idle.
+pub(crate) fn prepare(peer: &Peer, folder: &std::path::Path, data: &Data) -> Result<()> {
+    // Within a small budget a random load takes minutes; what is measured afterwards is the same.
+    // An engine that restores its cache from a snapshot can't begin with a smaller one.
+    let memory_bytes =
+        if peer.capabilities.recovers { PREPARE_BUDGET_BYTES.max(data.budget_bytes) } else { data.budget_bytes };
+    let settings = Settings { memory_bytes, durability: Durability::Relaxed, threads: 1 };
+    let engine = (peer.open)(folder, &settings)?;
+    let mut rows = AllRows::new(data.rows, data.value_bytes, data.order);
+    load_in_batches(&mut *engine.session()?, &mut rows, LOAD_BATCH_ROWS)?;
+    update(&*engine, data)?;
+    engine.sync()?;
+    engine.settle()?;
+    engine.close()
+}
+
+/// Puts new versions of rows that are drawn at random.
+fn update(engine: &dyn Engine, data: &Data) -> Result<()> {
+    let mut session = engine.session()?;
+    let mut random = Random(SEED);
+    let mut batch: Vec<Row> = Vec::new();
+    for first in (0..data.updates).step_by(UPDATE_BATCH_ROWS as usize) {
+        batch.clear();
+        for version in first..(first + UPDATE_BATCH_ROWS).min(data.updates) {
+            let number = random.below(data.rows);
+            let mut value = Vec::new();
+            fill(&mut value, number, version + 1, data.value_bytes);
+            batch.push((key(number), value));
+        }
+        session.write(&batch)?;
+    }
+    Ok(())
+}
+
+/// Loads all rows into an empty database: until they are durable is what is measured.
+pub(super) fn measure(turn: &Turn<'_>) -> Result<Figures> {
+    let data = turn.workload.data;
+    let engine = turn.open()?;
+    let mut rows = AllRows::new(data.rows, data.value_bytes, data.order);
+    let mut latencies = histogram();
+    let meter = Meter::start(turn.folder);
+    let begun = Instant::now();
+    if turn.workload.job == Job::BulkLoad {
+        engine.bulk_load(&mut rows, data.order)?;
+    } else {
+        load_in_batches(&mut *engine.session()?, &mut rows, LOAD_BATCH_ROWS)?;
+    }
+    engine.sync()?;
+    let elapsed = begun.elapsed();
+    record(&mut latencies, elapsed);
+    let at_once = disk_bytes(turn.folder);
+    // The background's writes belong to the load, in its costs but not in its time.
+    engine.settle()?;
+    let costs_settled = meter.costs();
+    let settled = begun.elapsed();
+    verify(&*engine, &data)?;
+    engine.close()?;
+    let outcome = Outcome {
+        operations: 1,
+        units: data.rows,
+        elapsed,
+        latencies,
+        timeline: Vec::new(),
+        longest_gap: Duration::ZERO,
+    };
+    let mut figures = Figures::measured(&outcome, costs_settled);
+    figures.written_user_bytes = data.user_bytes();
+    figures.more.insert("disk bytes at the end of the load".to_owned(), at_once as f64);
+    figures.more.insert("seconds until the background was idle".to_owned(), settled.as_secs_f64());
+    Ok(figures)
+}
+
+/// Reads some rows back, among them the first and the last.
+fn verify(engine: &dyn Engine, data: &Data) -> Result<()> {
+    let mut session = engine.session()?;
+    let mut random = Random(SEED);
+    let drawn = (0..1000).map(|_| random.below(data.rows));
+    for number in [0, data.rows - 1].into_iter().chain(drawn) {
+        let mut is_right = false;
+        session.get(key(number), &mut |value| {
+            is_right = crate::rows::version(value, number, data.value_bytes) == Some(0);
+        })?;
+        if !is_right {
+            return Err(format!("row {number} of a load is not what was written").into());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,222 @@
+//! The work of each job.
+
+mod actors;
+mod loads;
+mod open;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::driver::{self, Outcome, Pace};
+use crate::engine::{Engine, Peer, Result, Settings};
+use crate::measure::{Costs, Latencies, Meter, disk_bytes};
+use crate::plan::{Caches, Job, Workload};
+use crate::raw::{self, RawReads};
+
+pub(crate) use actors::Shared;
+pub(crate) use loads::prepare;
+pub(crate) use open::crash;
+
+/// The share of the highest rate that is held in the steady part.
+const STEADY_SHARE: f64 = 0.7;
+/// The least warm-up.
+const WARM_UP_MIN: Duration = Duration::from_secs(3);
+/// A full scan ends here if it has not come to its end.
+const SCAN_LIMIT: Duration = Duration::from_secs(30);
+
+/// The place and the settings of a turn.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Turn<'t> {
+    pub(crate) peer: &'t Peer,
+    pub(crate) workload: &'t Workload,
+    pub(crate) folder: &'t Path,
+    pub(crate) turn: u64,
+    /// Seconds of each measurement.
+    pub(crate) seconds: f64,
+    /// Short runs on small data.
+    pub(crate) quick: bool,
+}
+
+impl Turn<'_> {
+    fn settings(&self) -> Settings {
+        Settings {
+            memory_bytes: self.workload.data.budget_bytes,
+            durability: self.workload.durability,
+            threads: self.workload.threads,
+        }
+    }
+
+    fn open(&self) -> Result<Box<dyn Engine>> {
+        (self.peer.open)(self.folder, &self.settings())
+    }
+
+    fn duration(&self) -> Duration {
+        Duration::from_secs_f64(self.workload.seconds.unwrap_or(self.seconds))
+    }
+}
+
+/// Figures of one turn.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Figures {
+    /// Operations.
+    pub operations: u64,
+    /// Units of them: see [`Workload::unit`].
+    pub units: u64,
+    /// Seconds that they took.
+    pub seconds: f64,
+    /// Units a second.
+    pub rate: f64,
+    /// Of single operations.
+    pub latencies: Latencies,
+    /// Costs of all of them.
+    pub costs: Costs,
+    /// The latencies at 70 % of the rate, from the moment at which an operation was due.
+    pub steady: Option<Latencies>,
+    /// Operations a second that were asked for then.
+    pub steady_rate: f64,
+    /// Limits of the device on the same files, before and after.
+    pub raw: Option<(RawReads, RawReads)>,
+    /// Units in each tenth of a second.
+    pub timeline: Vec<u64>,
+    /// The longest time in which no operation ended.
+    pub longest_pause_seconds: f64,
+    /// Bytes of keys and values that the work wrote.
+    pub written_user_bytes: u64,
+    /// The files' size when it was closed.
+    pub disk_bytes: u64,
+    /// Peak resident memory of the process.
+    pub resident_bytes_max: u64,
+    /// Anything else, by name.
+    pub more: BTreeMap<String, f64>,
+}
+
+impl Figures {
+    fn measured(outcome: &Outcome, costs: Costs) -> Figures {
+        let seconds = outcome.elapsed.as_secs_f64();
+        Figures {
+            operations: outcome.operations,
+            units: outcome.units,
+            seconds,
+            rate: outcome.units as f64 / seconds,
+            latencies: Latencies::of(&outcome.latencies),
+            costs,
+            timeline: outcome.timeline.clone(),
+            longest_pause_seconds: outcome.longest_gap.as_secs_f64(),
+            ..Figures::default()
+        }
+    }
+}
+
+/// Runs one turn in this process.
+pub(crate) fn perform(turn: &Turn<'_>) -> Result<Figures> {
+    let mut figures = match turn.workload.job {
+        Job::Load | Job::BulkLoad => loads::measure(turn)?,
+        Job::Open { .. } => open::measure(turn)?,
+        Job::FullScan => full_scan(turn)?,
+        _ => repeated(turn)?,
+    };
+    figures.disk_bytes = disk_bytes(turn.folder);
+    figures.resident_bytes_max = drumlin_lab::resident_bytes_max();
+    Ok(figures)
+}
+
+/// The limits of the device, where they matter.
+fn raw_reads(turn: &Turn<'_>) -> Result<Option<RawReads>> {
+    let matters = turn.workload.data.exceeds_memory && matches!(turn.workload.job, Job::Get(_) | Job::GetMany(_));
+    if !matters {
+        return Ok(None);
+    }
+    let duration = if turn.quick { Duration::from_millis(50) } else { Duration::from_secs(1) };
+    Ok(raw::reads(turn.folder, duration)?)
+}
+
+/// Work that is repeated: as fast as it goes, then at a rate that is held.
+fn repeated(turn: &Turn<'_>) -> Result<Figures> {
+    let workload = turn.workload;
+    if workload.data.exceeds_memory {
+        raw::heat(turn.folder)?;
+    }
+    let raw_before = raw_reads(turn)?;
+    let engine = turn.open()?;
+    let shared = Shared::new(workload, turn.turn);
+    let actor = |thread: usize| shared.actor(thread);
+    let run = |duration, pace| driver::run(&*engine, workload.threads, duration, pace, &actor);
+    match workload.caches {
+        Caches::Cold => {}
+        Caches::Filled => fill_caches(&*engine, workload)?,
+        Caches::Warmed => {
+            let least = if turn.quick { Duration::from_millis(50) } else { WARM_UP_MIN };
+            run(Duration::from_secs_f64(turn.seconds).max(least), Pace::Closed)?;
+        }
+    }
+    let written_before = shared.written_bytes();
+    let meter = Meter::start(turn.folder);
+    let outcome = run(turn.duration(), Pace::Closed)?;
+    let mut figures = Figures::measured(&outcome, meter.costs());
+    figures.written_user_bytes = shared.written_bytes() - written_before;
+    if workload.repeats() && workload.seconds.is_none() {
+        figures.steady_rate = STEADY_SHARE * outcome.operations as f64 / outcome.elapsed.as_secs_f64();
+        let steady = run(turn.duration(), Pace::Open(figures.steady_rate))?;
+        figures.steady = Some(Latencies::of(&steady.latencies));
+    }
+    engine.close()?;
+    if let Some(before) = raw_before {
+        figures.raw = raw_reads(turn)?.map(|after| (before, after));
+    }
+    Ok(figures)
+}
+
+/// Reads all rows once.
+fn fill_caches(engine: &dyn Engine, workload: &Workload) -> Result<()> {
+    if workload.job != Job::Insert {
+        engine.session()?.scan([0; 8], u64::MAX, &mut |_, _| {})?;
+    }
+    Ok(())
+}
+
+/// One scan of everything, with its values verified.
+fn full_scan(turn: &Turn<'_>) -> Result<Figures> {
+    let data = turn.workload.data;
+    raw::heat(turn.folder)?;
+    let engine = turn.open()?;
+    let mut session = engine.session()?;
+    let mut latencies = crate::measure::histogram();
+    let meter = Meter::start(turn.folder);
+    let begun = std::time::Instant::now();
+    let mut rows = 0;
+    // Stretches, so that a scan that takes too long can be ended.
+    let stretch = (data.rows / 10).max(1);
+    while rows < data.rows && begun.elapsed() < SCAN_LIMIT {
+        let mut wrong = None;
+        let stretch_begun = std::time::Instant::now();
+        let mut next = rows;
+        session.scan(crate::rows::key(rows), stretch, &mut |key, value| {
+            let is_right =
+                *key == crate::rows::key(next) && crate::rows::version(value, next, data.value_bytes).is_some();
+            if !is_right {
+                wrong.get_or_insert(next);
+            }
+            next += 1;
+        })?;
+        crate::measure::record(&mut latencies, stretch_begun.elapsed());
+        if let Some(number) = wrong {
+            return Err(format!("row {number} of a scan is not what was written").into());
+        }
+        if next == rows {
+            return Err(format!("a scan ended after {rows} of {} rows", data.rows).into());
+        }
+        rows = next;
+    }
+    let elapsed = begun.elapsed();
+    let outcome =
+        Outcome { operations: 1, units: rows, elapsed, latencies, timeline: Vec::new(), longest_gap: Duration::ZERO };
+    let mut figures = Figures::measured(&outcome, meter.costs());
+    let user_bytes = rows * (8 + data.value_bytes as u64);
+    figures.more.insert("user bytes a second".to_owned(), user_bytes as f64 / figures.seconds);
+    drop(session);
+    engine.close()?;
+    Ok(figures)
+}
