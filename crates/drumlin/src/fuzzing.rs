@@ -220,7 +220,8 @@ fn change_leaf(leaf: &mut LeafMut<'_>, script: &mut Script<'_>) {
     let page_bytes = leaf.as_leaf().page_bytes();
     let choice = script.byte();
     let Some(key) = key_within(&leaf.as_leaf(), script) else { return };
-    let value = padded(script.string(64), usize::from(choice) * 4 % (node::inline_bytes_max(page_bytes) + 1));
+    let value =
+        padded(script.string(64), usize::from(choice) * 4 % (node::inline_bytes_max(page_bytes, key.len()) + 1));
     let value = RowValue::Inline(&value);
     match leaf.as_leaf().search(&key) {
         Ok(index) if choice.is_multiple_of(3) => leaf.remove(index),
@@ -304,7 +305,7 @@ fn split_leaf(mut page: Vec<u8>, script: &mut Script<'_>) {
     if rows == 0 {
         return;
     }
-    let value_bytes = script.number() % (node::inline_bytes_max(page.len()) + 1);
+    let value_bytes = script.number() % (node::inline_bytes_max(page.len(), key.len()) + 1);
     let split = leaf.split_for(&Change::Insert { index, key: &key, value_bytes });
     let mut right = vec![0; page.len()];
     let mut left = LeafMut::new(&mut page);

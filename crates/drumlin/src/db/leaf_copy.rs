@@ -35,6 +35,13 @@ pub(super) struct Row {
     pub(super) value: Fetched,
 }
 
+impl Row {
+    /// The place of its value, if that is not in the leaf.
+    pub(super) fn reference(&self) -> Option<LargeRef> {
+        if let Fetched::Large(reference) = self.value { Some(reference) } else { None }
+    }
+}
+
 #[derive(Clone)]
 pub(super) enum Fetched {
     Inline(Span<u32>),

@@ -23,6 +23,7 @@ use crate::tree::node::Leaf;
 use crate::tree::{Direction, Target, Tree, Unreadable};
 use crate::txn::read_set::SharedReads;
 use crate::txn::snapshots::SnapshotHandle;
+use crate::txn::values::UpcomingValues;
 use crate::txn::write_set::SharedWrites;
 
 /// The rows of a range in key order, as of one snapshot: an iterator from both ends.
@@ -72,6 +73,7 @@ struct Scan {
     shortage: Shortage,
     ahead_forward: ReadAhead,
     ahead_backward: ReadAhead,
+    upcoming: UpcomingValues,
     /// The row being handed out, and the end that it is from.
     taken: Option<(Direction, Row)>,
     /// The next copy takes one row, not a leaf's.
@@ -131,6 +133,7 @@ impl Range {
             shortage,
             ahead_forward: ReadAhead::new(Direction::Forward),
             ahead_backward: ReadAhead::new(Direction::Backward),
+            upcoming: UpcomingValues::default(),
             taken: None,
             takes_one: false,
             memory,
@@ -400,11 +403,21 @@ impl Scan {
         Ok(())
     }
 
-    async fn hand_out(&self, mode: WaitMode<'_>, row: &Row) -> Result<(Value, Value)> {
+    async fn hand_out(&mut self, mode: WaitMode<'_>, direction: Direction, row: &Row) -> Result<(Value, Value)> {
         let key = Value::part(&row.rows, row.key.clone());
         let value = match &row.value {
             Fetched::Inline(span) => Value::part(&row.rows, span.clone()),
             Fetched::Large(reference) => {
+                let first = std::iter::once(*reference);
+                let (front, back) = (self.front.iter(), self.back.iter().rev());
+                match direction {
+                    Direction::Forward => {
+                        self.upcoming.step(mode, &self.tree, first.chain(front.filter_map(Row::reference))).await;
+                    }
+                    Direction::Backward => {
+                        self.upcoming.step(mode, &self.tree, first.chain(back.filter_map(Row::reference))).await;
+                    }
+                }
                 self.handle.store()?.read_large(mode, &self.tree, reference, &self.snapshot).await?.into()
             }
             Fetched::Own(value) => self.handle.store()?.read_own(mode, &self.tree, value, &self.snapshot).await?.into(),
@@ -442,7 +455,7 @@ impl Scan {
             Ok(Some(row)) => {
                 let (_, row) = self.taken.insert((direction, row));
                 let row = row.clone();
-                self.hand_out(mode, &row).await
+                self.hand_out(mode, direction, &row).await
             }
             Err(error) => Err(error),
         };
@@ -458,7 +471,7 @@ impl Scan {
             Ok(Some(row)) => {
                 let (_, row) = self.taken.insert((Direction::Forward, row));
                 let row = row.clone();
-                match self.hand_out(mode, &row).await {
+                match self.hand_out(mode, Direction::Forward, &row).await {
                     Ok((key, value)) => Ok(Salvaged::Row(key, value)),
                     Err(error) if is_of_medium(&error) => {
                         let key = Bound::Included(Value::part(&row.rows, row.key.clone()).to_vec());

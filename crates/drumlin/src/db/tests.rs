@@ -170,8 +170,9 @@ fn an_outdated_number_brings_no_chunk_into_memory() {
     let last = PageId(film.first_page.0 + film.chunk_count - 1);
     let (pool, pages) = (&db.store().unwrap().engine.pool, &keyspace.tree().pages);
     // Who is led astray gets an error or nothing; whichever, the value is where it was.
-    let _ = pool.fault(pages, last, pages.page_bytes);
-    let _ = pool.fault_many(pages, &[last, last]);
+    let wanted = crate::pool::Wanted::node(pages, last);
+    let _ = pool.fault(pages, wanted);
+    let _ = pool.fault_many(pages, &[wanted, wanted]);
     let other = LargeRef { length: 900, id: ValueId(film.id.0 + 1), first_page: last, chunk_count: 1 };
     let _ = ready(values::read_chunk(
         WaitMode::Blocking,

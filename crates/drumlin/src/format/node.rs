@@ -126,17 +126,22 @@ pub(crate) const fn key_bytes_max(page_bytes: usize) -> usize {
     page_bytes / 4
 }
 
-/// The longest value that is kept in the page: a quarter of it, less what the page needs for itself.
+/// The longest value that is kept in the page beside a key: one whose row leaves the page room for another of its size,
+/// or a quarter of the page where the key is long.
 ///
-/// So a row with the longest key and value fits between two of the longest fences, and a split always finds a way:
-/// 64 + 2 K + 8 + K + 2 + V = page.
-pub(crate) const fn inline_bytes_max(page_bytes: usize) -> usize {
-    page_bytes / 4 - SLOTS_OFFSET - SLOT_BYTES - VALUE_LENGTH_BYTES
+/// No row takes more than half a page less its header, so it fits between two of the longest fences, a quarter of the
+/// page each, and a split always finds a way. Rows close to that bound would stand alone in pages that are half empty;
+/// so the bound is three eighths here.
+pub(crate) const fn inline_bytes_max(page_bytes: usize, key_bytes: usize) -> usize {
+    let own_bytes = SLOTS_OFFSET + SLOT_BYTES + VALUE_LENGTH_BYTES;
+    let beside_key = (page_bytes / 8 * 3).saturating_sub(own_bytes + key_bytes);
+    let beside_longest_key = page_bytes / 4 - own_bytes;
+    if beside_key > beside_longest_key { beside_key } else { beside_longest_key }
 }
 
 const _: () = {
     // A reference of a large value fits wherever an inline one does.
-    assert!(inline_bytes_max(PAGE_BYTES_MIN) >= LARGE_REF_BYTES);
+    assert!(inline_bytes_max(PAGE_BYTES_MIN, key_bytes_max(PAGE_BYTES_MIN)) >= LARGE_REF_BYTES);
     // An inner node between the longest fences has room for two children and the longest separator.
     assert!(PAGE_BYTES_MIN - 3 * key_bytes_max(PAGE_BYTES_MIN) >= SLOTS_OFFSET + 2 * (SLOT_BYTES + CHILD_BYTES));
     // Lengths and offsets fit their fields, and the flag beside the suffix is free.

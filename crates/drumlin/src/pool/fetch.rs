@@ -22,7 +22,7 @@ use super::{NewFrame, OnShortage, Pool, QUEUE_DEPTH, Wanted};
 use crate::error::{Error, Result};
 use crate::format::extent::ExtentError;
 use crate::format::node::is_page_bytes;
-use crate::format::{ExtentAddress, PageId, ValueId};
+use crate::format::{ExtentAddress, PageId};
 use crate::io::{AlignedBuffer, Completion, Queue};
 use crate::space::{PageEntry, PageSpace};
 use crate::sync::{Condvar, Mutex};
@@ -44,8 +44,6 @@ struct Inbox {
 #[derive(Debug)]
 struct Request {
     pages: Arc<PageSpace>,
-    page: PageId,
-    frame_bytes: usize,
     wanted: Wanted,
     ticket: Arc<ReadTicket>,
 }
@@ -115,40 +113,15 @@ enum StartedRead<'p> {
 
 impl Pool {
     /// Like [`fault`](Pool::fault), for a task.
-    pub(crate) async fn fault_as_task(
-        self: &Arc<Pool>,
-        pages: &Arc<PageSpace>,
-        page: PageId,
-        frame_bytes: usize,
-    ) -> Result<()> {
-        self.fault_wanted_as_task(pages, page, frame_bytes, Wanted::Node).await
-    }
-
-    /// Like [`fault_value`](Pool::fault_value), for a task.
-    pub(crate) async fn fault_value_as_task(
-        self: &Arc<Pool>,
-        pages: &Arc<PageSpace>,
-        page: PageId,
-        frame_bytes: usize,
-        value_id: ValueId,
-    ) -> Result<()> {
-        self.fault_wanted_as_task(pages, page, frame_bytes, Wanted::Value(value_id)).await
-    }
-
-    async fn fault_wanted_as_task(
-        self: &Arc<Pool>,
-        pages: &Arc<PageSpace>,
-        page: PageId,
-        frame_bytes: usize,
-        wanted: Wanted,
-    ) -> Result<()> {
+    pub(crate) async fn fault_as_task(self: &Arc<Pool>, pages: &Arc<PageSpace>, wanted: Wanted) -> Result<()> {
+        let Wanted { page, frame_bytes, .. } = wanted;
         loop {
             match pages.table.load(page) {
                 PageEntry::OnDisk(address) if address.length() > frame_bytes as u64 => {
                     return Err(self.space.corrupted(&pages.quoted_page(page), address, ExtentError::Length));
                 }
                 PageEntry::OnDisk(_) => {
-                    let ticket = self.post(pages, page, frame_bytes, wanted)?;
+                    let ticket = self.post(pages, wanted)?;
                     poll_fn(|context| ticket.poll(context.waker())).await?;
                 }
                 PageEntry::Reading(_) => poll_fn(|context| self.poll_arrival(pages, page, context.waker())).await,
@@ -161,13 +134,13 @@ impl Pool {
     pub(crate) async fn fault_many_as_task(
         self: &Arc<Pool>,
         pages: &Arc<PageSpace>,
-        wanted: &[PageId],
+        wanted: &[Wanted],
     ) -> Result<usize> {
         let mut tickets = Vec::with_capacity(wanted.len());
-        for &page in wanted {
-            if matches!(pages.table.load(page), PageEntry::OnDisk(address) if address.length() <= pages.page_bytes as u64)
+        for &wanted in wanted {
+            if matches!(pages.table.load(wanted.page), PageEntry::OnDisk(address) if address.length() <= wanted.frame_bytes as u64)
             {
-                tickets.push(self.post(pages, page, pages.page_bytes, Wanted::Node)?);
+                tickets.push(self.post(pages, wanted)?);
             }
         }
         let mut count = 0;
@@ -175,8 +148,8 @@ impl Pool {
             // The task that needs the page gets its error there.
             count += usize::from(poll_fn(|context| ticket.poll(context.waker())).await.is_ok());
         }
-        for &page in wanted {
-            poll_fn(|context| self.poll_arrival(pages, page, context.waker())).await;
+        for wanted in wanted {
+            poll_fn(|context| self.poll_arrival(pages, wanted.page, context.waker())).await;
         }
         Ok(count)
     }
@@ -193,17 +166,11 @@ impl Pool {
         Poll::Pending
     }
 
-    fn post(
-        self: &Arc<Pool>,
-        pages: &Arc<PageSpace>,
-        page: PageId,
-        frame_bytes: usize,
-        wanted: Wanted,
-    ) -> Result<Arc<ReadTicket>> {
+    fn post(self: &Arc<Pool>, pages: &Arc<PageSpace>, wanted: Wanted) -> Result<Arc<ReadTicket>> {
         // Here, where the task would be told: the reading thread must not end for it.
-        assert!(is_page_bytes(frame_bytes), "no frame has {frame_bytes} bytes");
+        assert!(is_page_bytes(wanted.frame_bytes), "no frame has {} bytes", wanted.frame_bytes);
         let ticket = Arc::new(ReadTicket::default());
-        let request = Request { pages: Arc::clone(pages), page, frame_bytes, wanted, ticket: Arc::clone(&ticket) };
+        let request = Request { pages: Arc::clone(pages), wanted, ticket: Arc::clone(&ticket) };
         let mut inbox = self.fetcher.inbox.lock();
         if inbox.stop {
             drop(inbox);
@@ -366,16 +333,17 @@ impl Pool {
     }
 
     fn begin_fetch(&self, request: Request, on_shortage: OnShortage) -> StartedRead<'_> {
-        let PageEntry::OnDisk(address) = request.pages.table.load(request.page) else {
+        let Wanted { page, frame_bytes, .. } = request.wanted;
+        let PageEntry::OnDisk(address) = request.pages.table.load(page) else {
             return StartedRead::Answered(request.ticket.answer(Ok(())));
         };
-        if address.length() > request.frame_bytes as u64 {
+        if address.length() > frame_bytes as u64 {
             // The task looks again and reports the error.
             return StartedRead::Answered(request.ticket.answer(Ok(())));
         }
-        let frame = match self.frames.try_take(request.frame_bytes) {
+        let frame = match self.frames.try_take(frame_bytes) {
             Some(frame) => frame,
-            None if on_shortage == OnShortage::Wait => match self.take_frame(request.frame_bytes) {
+            None if on_shortage == OnShortage::Wait => match self.take_frame(frame_bytes) {
                 Ok(frame) => frame,
                 Err(error) => return StartedRead::Answered(request.ticket.answer(Err(error))),
             },
@@ -387,10 +355,10 @@ impl Pool {
             None if on_shortage == OnShortage::Wait => self.buffers.take(length),
             None => return StartedRead::Later(request),
         };
-        if self.frames.available(request.frame_bytes) < self.low_water(request.frame_bytes) {
+        if self.frames.available(frame_bytes) < self.low_water(frame_bytes) {
             self.wake_background();
         }
-        if !request.pages.table.exchange(request.page, PageEntry::OnDisk(address), PageEntry::Reading(address)) {
+        if !request.pages.table.exchange(page, PageEntry::OnDisk(address), PageEntry::Reading(address)) {
             self.buffers.give(buffer);
             return StartedRead::Answered(request.ticket.answer(Ok(())));
         }
@@ -401,7 +369,7 @@ impl Pool {
         let Fetch { request, address, offset, frame, .. } = fetch;
         self.cache.misses.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let bytes = bytes.get(offset..).unwrap_or_default();
-        let arrived = self.arrive(&request.pages, request.page, request.wanted, address, frame, result, bytes);
+        let arrived = self.arrive(&request.pages, request.wanted, address, frame, result, bytes);
         request.ticket.answer(arrived)
     }
 }

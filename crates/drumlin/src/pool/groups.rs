@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::{NewFrame, OnShortage, Pool, Span, Wanted};
 use crate::error::{Error, Result};
-use crate::format::{ExtentAddress, PageId};
+use crate::format::ExtentAddress;
 use crate::io::{AlignedBuffer, Completion, Queue};
 use crate::space::{PageEntry, PageSpace};
 
@@ -17,7 +17,7 @@ const SUBMITTED_AT_ONCE: usize = 8;
 struct Group<'p> {
     span: Span,
     buffer_bytes: usize,
-    pages: Vec<(PageId, ExtentAddress, NewFrame<'p>)>,
+    pages: Vec<(Wanted, ExtentAddress, NewFrame<'p>)>,
 }
 
 /// The reads of one call of [`Pool::fault_many`].
@@ -25,7 +25,7 @@ struct GroupReads<'p, 'e> {
     pool: &'p Pool,
     pages: &'e PageSpace,
     /// The extents that are not requested yet, in the order of the disk.
-    rest: &'e [(ExtentAddress, PageId)],
+    rest: &'e [(ExtentAddress, Wanted)],
     queue: Box<dyn Queue>,
     in_flight: Vec<Option<Group<'p>>>,
     /// Free places in `in_flight`.
@@ -108,7 +108,7 @@ impl<'p> GroupReads<'p, '_> {
         let slot = completion.token as usize;
         let group = self.in_flight[slot].take().expect("the slot was in flight");
         assert_eq!(completion.buffer.capacity(), group.buffer_bytes, "a read ends with another's buffer");
-        for (page, address, frame) in group.pages {
+        for (wanted, address, frame) in group.pages {
             assert!(group.span.start <= address.start() && address.start() + address.length() <= group.span.end);
             let offset = (address.start() - group.span.start) as usize;
             let result = match &completion.result {
@@ -117,7 +117,7 @@ impl<'p> GroupReads<'p, '_> {
             };
             // The next reader of the page gets the error again.
             let bytes = &completion.buffer[offset..];
-            let arrived = self.pool.arrive(self.pages, page, Wanted::Node, address, frame, result, bytes);
+            let arrived = self.pool.arrive(self.pages, wanted, address, frame, result, bytes);
             self.count += usize::from(arrived.is_ok());
         }
         self.pool.buffers.give(completion.buffer);
@@ -131,28 +131,28 @@ impl<'p> GroupReads<'p, '_> {
         drop(queue);
         let kind = error.kind();
         pool.buffers.lose(in_flight.iter().flatten().map(|group| group.buffer_bytes).sum());
-        for (page, address, frame) in in_flight.into_iter().flatten().flat_map(|group| group.pages) {
-            let _ = pool.arrive(pages, page, Wanted::Node, address, frame, Err(kind.into()), &[]);
+        for (wanted, address, frame) in in_flight.into_iter().flatten().flat_map(|group| group.pages) {
+            let _ = pool.arrive(pages, wanted, address, frame, Err(kind.into()), &[]);
         }
         Error::io("reading", pool.space.path(), error)
     }
 }
 
 impl Pool {
-    /// Brings several nodes into memory with many reads in flight. Skips pages that can't be read: a caller that needs
+    /// Brings several pages into memory with many reads in flight. Skips those that can't be read: a caller that needs
     /// one gets the error when it faults the page itself. Returns the number of pages read.
-    pub(crate) fn fault_many(&self, pages: &PageSpace, wanted: &[PageId]) -> Result<usize> {
+    pub(crate) fn fault_many(&self, pages: &PageSpace, wanted: &[Wanted]) -> Result<usize> {
         if wanted.len() < 2 {
-            return Ok(wanted.iter().filter(|page| self.fault(pages, **page, pages.page_bytes).is_ok()).count());
+            return Ok(wanted.iter().filter(|wanted| self.fault(pages, **wanted).is_ok()).count());
         }
         // In the order of the disk, so that neighbours come in with one read.
-        let mut extents: Vec<(ExtentAddress, PageId)> = (wanted.iter())
-            .filter_map(|&page| match pages.table.load(page) {
-                PageEntry::OnDisk(address) if address.length() <= pages.page_bytes as u64 => Some((address, page)),
+        let mut extents: Vec<(ExtentAddress, Wanted)> = (wanted.iter())
+            .filter_map(|&wanted| match pages.table.load(wanted.page) {
+                PageEntry::OnDisk(address) if address.length() <= wanted.frame_bytes as u64 => Some((address, wanted)),
                 _ => None,
             })
             .collect();
-        extents.sort_unstable();
+        extents.sort_unstable_by_key(|(address, wanted)| (*address, wanted.page));
         let queue = self.take_queue()?;
         let depth = queue.depth();
         let reads = GroupReads {
@@ -175,37 +175,43 @@ impl Pool {
     fn claim_group<'p>(
         &'p self,
         pages: &PageSpace,
-        rest: &mut &[(ExtentAddress, PageId)],
+        rest: &mut &[(ExtentAddress, Wanted)],
         on_shortage: OnShortage,
     ) -> Result<Option<Group<'p>>> {
         let mut span = None;
         let mut claimed = Vec::new();
-        while let [(address, page), later @ ..] = *rest {
+        while let [(address, wanted), later @ ..] = *rest {
             let mut wider = span;
             if !Span::join(&mut wider, self.space.cover(*address), self.buffers.group_bytes_max()) {
                 break;
             }
-            let frame = match self.frames.try_take(pages.page_bytes) {
+            let frame = match self.frames.try_take(wanted.frame_bytes) {
                 Some(frame) => frame,
-                None if on_shortage == OnShortage::Wait && claimed.is_empty() => self.take_frame(pages.page_bytes)?,
+                None if on_shortage == OnShortage::Wait && claimed.is_empty() => self.take_frame(wanted.frame_bytes)?,
                 None => break,
             };
             *rest = later;
-            if pages.table.exchange(*page, PageEntry::OnDisk(*address), PageEntry::Reading(*address)) {
+            if pages.table.exchange(wanted.page, PageEntry::OnDisk(*address), PageEntry::Reading(*address)) {
                 span = wider;
-                claimed.push((*page, *address, frame));
+                claimed.push((*wanted, *address, frame));
             }
         }
         debug_assert_eq!(span.is_none(), claimed.is_empty(), "pages are claimed that nobody reads");
+        if let Some((wanted, ..)) = claimed.first()
+            && self.frames.available(wanted.frame_bytes) < self.low_water(wanted.frame_bytes)
+        {
+            // So that the next groups find frames, and need not wait for this thread to evict pages.
+            self.wake_background();
+        }
         Ok(span.map(|span| Group { span, buffer_bytes: 0, pages: claimed }))
     }
 
     /// The first extents that may be read together, and the most bytes that this takes.
-    fn near<'e>(&self, extents: &'e [(ExtentAddress, PageId)]) -> (&'e [(ExtentAddress, PageId)], usize) {
+    fn near<'e>(&self, extents: &'e [(ExtentAddress, Wanted)]) -> (&'e [(ExtentAddress, Wanted)], usize) {
         let mut span = None;
         let bytes_max = self.buffers.group_bytes_max();
         let is_near =
-            |(address, _): &&(ExtentAddress, PageId)| Span::join(&mut span, self.space.cover(*address), bytes_max);
+            |(address, _): &&(ExtentAddress, Wanted)| Span::join(&mut span, self.space.cover(*address), bytes_max);
         let count = extents.iter().take_while(is_near).count();
         (&extents[..count], span.map_or(0, Span::length))
     }

@@ -104,13 +104,33 @@ pub(crate) struct Nodes {
     pub(crate) key_order: KeyOrder,
 }
 
-/// The page that a fault brings in. A stale parent may name a page id that has been reused. Such a page is not loaded.
+/// A page that a fault brings in, and what its reader expects in it.
 #[derive(Clone, Copy, Debug)]
-enum Wanted {
+pub(crate) struct Wanted {
+    page: PageId,
+    frame_bytes: usize,
+    content: Content,
+}
+
+/// A stale parent may name a page id that has been reused. A page with other content is not loaded.
+#[derive(Clone, Copy, Debug)]
+enum Content {
     /// A leaf or an inner node.
     Node,
     /// The medium value with this value id. A large value's chunks are never in memory.
     Value(ValueId),
+}
+
+impl Wanted {
+    /// A leaf or an inner node.
+    pub(crate) fn node(pages: &PageSpace, page: PageId) -> Wanted {
+        Wanted { page, frame_bytes: pages.page_bytes, content: Content::Node }
+    }
+
+    /// A medium value, into a frame of this many bytes.
+    pub(crate) fn value(page: PageId, frame_bytes: usize, value_id: ValueId) -> Wanted {
+        Wanted { page, frame_bytes, content: Content::Value(value_id) }
+    }
 }
 
 /// The behaviour of a thread that finds no frame or buffer for its next read.
@@ -174,7 +194,7 @@ const AHEAD_REQUESTS_MAX: usize = 16;
 struct Background {
     wanted: Mutex<bool>,
     wake: Condvar,
-    ahead: Mutex<VecDeque<(Arc<PageSpace>, Vec<PageId>)>>,
+    ahead: Mutex<VecDeque<(Arc<PageSpace>, Vec<Wanted>)>>,
     wake_ahead: Condvar,
     stop: AtomicBool,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -262,23 +282,9 @@ impl Pool {
 
     // ── faults ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Brings a node of `frame_bytes` into memory, unless it is there already or the page is free.
-    pub(crate) fn fault(&self, pages: &PageSpace, page: PageId, frame_bytes: usize) -> Result<()> {
-        self.fault_wanted(pages, page, frame_bytes, Wanted::Node)
-    }
-
-    /// Like [`fault`](Pool::fault), for the medium value with this value id.
-    pub(crate) fn fault_value(
-        &self,
-        pages: &PageSpace,
-        page: PageId,
-        frame_bytes: usize,
-        value_id: ValueId,
-    ) -> Result<()> {
-        self.fault_wanted(pages, page, frame_bytes, Wanted::Value(value_id))
-    }
-
-    fn fault_wanted(&self, pages: &PageSpace, page: PageId, frame_bytes: usize, wanted: Wanted) -> Result<()> {
+    /// Brings a page into memory, unless it is there already or free.
+    pub(crate) fn fault(&self, pages: &PageSpace, wanted: Wanted) -> Result<()> {
+        let Wanted { page, frame_bytes, .. } = wanted;
         loop {
             match pages.table.load(page) {
                 PageEntry::OnDisk(address) if address.length() > frame_bytes as u64 => {
@@ -289,7 +295,7 @@ impl Pool {
                     if pages.table.exchange(page, PageEntry::OnDisk(address), PageEntry::Reading(address)) {
                         self.cache.misses.fetch_add(1, Ordering::Relaxed);
                         let mut buffer = self.buffers.take(self.space.cover(address).1);
-                        let result = self.read_into(pages, page, wanted, address, frame, &mut buffer);
+                        let result = self.read_into(pages, wanted, address, frame, &mut buffer);
                         self.buffers.give(buffer);
                         return result;
                     }
@@ -306,7 +312,6 @@ impl Pool {
     fn read_into(
         &self,
         pages: &PageSpace,
-        page: PageId,
         wanted: Wanted,
         address: ExtentAddress,
         frame: NewFrame<'_>,
@@ -314,15 +319,13 @@ impl Pool {
     ) -> Result<()> {
         let (start, _, offset) = self.space.cover(address);
         let result = self.space.read(buffer, start);
-        self.arrive(pages, page, wanted, address, frame, result, &buffer[offset..])
+        self.arrive(pages, wanted, address, frame, result, &buffer[offset..])
     }
 
     /// Ends a read: verifies the extent and publishes the page, or restores the entry and returns the error.
-    #[expect(clippy::too_many_arguments, reason = "what was read, and for whom")]
     fn arrive(
         &self,
         pages: &PageSpace,
-        page: PageId,
         wanted: Wanted,
         address: ExtentAddress,
         frame: NewFrame<'_>,
@@ -330,10 +333,11 @@ impl Pool {
         bytes: &[u8],
     ) -> Result<()> {
         debug_assert!(address.length() <= frame.len() as u64, "an extent is read that is longer than its frame");
+        let page = wanted.page;
         let page_key = PageKey { keyspace: pages.id, page };
         let reading = PageEntry::Reading(address);
         let outcome = match result {
-            Ok(()) => self.decode_into_frame(page_key, wanted, address, frame, bytes),
+            Ok(()) => self.decode_into_frame(page_key, wanted.content, address, frame, bytes),
             Err(error) => Err(Error::io("reading", self.space.path(), error)),
         };
         let result = match outcome {
@@ -374,7 +378,7 @@ impl Pool {
     fn decode_into_frame(
         &self,
         page_key: PageKey,
-        wanted: Wanted,
+        wanted: Content,
         address: ExtentAddress,
         mut frame: NewFrame<'_>,
         bytes: &[u8],
@@ -385,8 +389,8 @@ impl Pool {
         let header = self.space.verify(address, bytes).map_err(flawed)?;
         // A value's extents are numbered within the value: its value id identifies it.
         let numbered = match wanted {
-            Wanted::Node => page_key,
-            Wanted::Value(_) => PageKey { page: header.page_key.page, ..page_key },
+            Content::Node => page_key,
+            Content::Value(_) => PageKey { page: header.page_key.page, ..page_key },
         };
         if header.page_key != numbered {
             return Err(flawed(ExtentError::PageKey(header.page_key)));
@@ -397,12 +401,12 @@ impl Pool {
         let raw_bytes = header.raw_bytes;
         extent::decode(bytes, &header, &mut frame[..raw_bytes]).map_err(flawed)?;
         let leaf = match (wanted, header.kind) {
-            (Wanted::Node, Kind::Leaf | Kind::Inner) => {
+            (Content::Node, Kind::Leaf | Kind::Inner) => {
                 (self.nodes.verify)(&frame, header.kind)
                     .map_err(|reason| self.space.corrupted(&what(), address, reason))?;
                 header.kind == Kind::Leaf
             }
-            (Wanted::Value(id), Kind::Value) => {
+            (Content::Value(id), Kind::Value) => {
                 if raw_bytes < VALUE_BYTES_OFFSET || ValueId(get_u64(&frame, HEADER_BYTES)) != id {
                     return Err(flawed(ExtentError::PageKey(header.page_key)));
                 }
@@ -808,7 +812,7 @@ impl Pool {
 
     /// Hands pages to the read-ahead thread. If it is behind, drops the request: the scan reads the pages when it needs
     /// them. So it does if no thread can be started.
-    pub(crate) fn read_ahead(self: &Arc<Self>, pages: &Arc<PageSpace>, wanted: Vec<PageId>) {
+    pub(crate) fn read_ahead(self: &Arc<Self>, pages: &Arc<PageSpace>, wanted: Vec<Wanted>) {
         if !self.background.has_threads.load(Ordering::Acquire)
             && let Err(error) = self.start_background()
         {

@@ -2,6 +2,7 @@
 
 use std::ops::Bound;
 
+use crate::pool::Wanted;
 use crate::tree::{Direction, Target, Tree};
 use crate::txn::engine::Engine;
 
@@ -55,7 +56,8 @@ impl ReadAhead {
             };
             let upcoming = tree.upcoming(from, self.direction, goal);
             if !upcoming.pages.is_empty() {
-                engine.pool.read_ahead(&tree.pages, upcoming.pages);
+                let wanted = upcoming.pages.into_iter().map(|page| Wanted::node(&tree.pages, page)).collect();
+                engine.pool.read_ahead(&tree.pages, wanted);
             }
             if upcoming.leaf_count == 0 {
                 return;

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::format::PageId;
 use crate::format::extent::{KIND_OFFSET, Kind, PageKey};
-use crate::pool::{FrameRead, FrameWrite, Needs, NewFrame, Pool, Stop};
+use crate::pool::{FrameRead, FrameWrite, Needs, NewFrame, Pool, Stop, Wanted};
 use crate::space::{EpochGuard, FrameIndex, PageEntry, PageSpace};
 use crate::task::{WaitMode, ready};
 use node::{Inner, LeafMut, Node};
@@ -164,9 +164,35 @@ impl Tree {
         crate::format::node::key_bytes_max(self.pages.page_bytes)
     }
 
-    /// The largest value that stays in its leaf.
-    pub(crate) fn inline_bytes_max(&self) -> usize {
-        crate::format::node::inline_bytes_max(self.pages.page_bytes)
+    /// The longest value that stays in its leaf beside this key.
+    pub(crate) fn inline_bytes_max(&self, key: &[u8]) -> usize {
+        crate::format::node::inline_bytes_max(self.pages.page_bytes, key.len())
+    }
+
+    // ── faults ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Brings one of the tree's pages into memory, unless it is there already or free.
+    pub(crate) async fn fault(&self, mode: WaitMode<'_>, wanted: Wanted) -> Result<()> {
+        match mode {
+            WaitMode::Blocking => self.pool.fault(&self.pages, wanted),
+            WaitMode::Tasks(_) => self.pool.fault_as_task(&self.pages, wanted).await,
+        }
+    }
+
+    /// Brings several of the tree's pages into memory, many reads at a time. Skips those that can't be read. Returns
+    /// the number read.
+    pub(crate) async fn fault_many(&self, mode: WaitMode<'_>, wanted: &[Wanted]) -> Result<usize> {
+        match mode {
+            WaitMode::Blocking => self.pool.fault_many(&self.pages, wanted),
+            WaitMode::Tasks(_) => self.pool.fault_many_as_task(&self.pages, wanted).await,
+        }
+    }
+
+    /// Like [`fault_many`](Self::fault_many), for nodes.
+    pub(crate) async fn fault_nodes(&self, mode: WaitMode<'_>, pages: &[PageId]) -> Result<usize> {
+        debug_assert!(pages.is_sorted(), "pages are brought in out of order, and may be named twice");
+        let wanted: Vec<Wanted> = pages.iter().map(|&page| Wanted::node(&self.pages, page)).collect();
+        self.fault_many(mode, &wanted).await
     }
 
     // ── descents ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -429,9 +455,10 @@ impl<'p> Provider<'p> {
     pub(crate) async fn provide(&mut self, needs: &Needs) -> Result<()> {
         match needs {
             Needs::Page(pages, page) => {
+                let wanted = Wanted::node(pages, *page);
                 let result = match self.mode {
-                    WaitMode::Blocking => self.pool.fault(pages, *page, pages.page_bytes),
-                    WaitMode::Tasks(_) => self.pool.fault_as_task(pages, *page, pages.page_bytes).await,
+                    WaitMode::Blocking => self.pool.fault(pages, wanted),
+                    WaitMode::Tasks(_) => self.pool.fault_as_task(pages, wanted).await,
                 };
                 match result {
                     Err(_) if self.failed != Some(*page) => self.failed = Some(*page),

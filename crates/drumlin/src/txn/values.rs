@@ -25,7 +25,7 @@ use crate::format::extent::{self, HEADER_BYTES, Header, Kind, PageKey};
 use crate::format::node::LargeRef;
 use crate::format::{BLOCK_BYTES, ChunkNumber, ExtentAddress, PageId, ValueId, get_u64, put_u64};
 use crate::memory::Grant;
-use crate::pool::{PAGE_BYTES_MAX, PAGE_BYTES_MIN, Pool};
+use crate::pool::{PAGE_BYTES_MAX, PAGE_BYTES_MIN, Pool, Wanted};
 use crate::space::checkpoint::open_extent_into;
 use crate::space::{EpochGuard, PageEntry, PageSpace};
 use crate::task::WaitMode;
@@ -39,11 +39,16 @@ const CHUNK_OVERHEAD_BYTES: usize = extent::VALUE_BYTES_OFFSET;
 /// The longest value that goes into one extent and, with its bytes, into the log.
 pub(crate) const MEDIUM_BYTES_MAX: usize = PAGE_BYTES_MAX - CHUNK_OVERHEAD_BYTES;
 
-/// Appends a medium value to the current epoch's segment. No page table names it yet.
-pub(crate) fn append_medium(tree: &Tree, value_id: ValueId, value: &[u8]) -> Result<ExtentAddress> {
+/// Values brought in together at most, and their share of the frames: the first is still in memory when the last
+/// arrives.
+const UPCOMING_MAX: usize = 256;
+const UPCOMING_SHARE: usize = 8;
+
+/// Appends a key's medium value to the current epoch's segment. No page table names it yet.
+pub(crate) fn append_medium(tree: &Tree, key: &[u8], value_id: ValueId, value: &[u8]) -> Result<ExtentAddress> {
     let (pool, pages) = (&tree.pool, &tree.pages);
     assert!(value.len() <= MEDIUM_BYTES_MAX);
-    assert!(value.len() > tree.inline_bytes_max(), "a value of {} bytes belongs into its leaf", value.len());
+    assert!(value.len() > tree.inline_bytes_max(key), "a value of {} bytes belongs into its leaf", value.len());
     let mut page = vec![0; CHUNK_OVERHEAD_BYTES];
     put_u64(&mut page, HEADER_BYTES, value_id.0);
     page.extend_from_slice(value);
@@ -288,7 +293,7 @@ pub(crate) async fn read_chunk(
         return Err(misnamed(pool, pages, "its chunks do not add up to its length"));
     }
     let page = PageId(reference.first_page.0 + number.0);
-    if reference.length <= MEDIUM_BYTES_MAX as u64 && reference.chunk_count == 1 {
+    if is_medium(reference) {
         return read_medium(mode, tree, reference, page, part, into).await;
     }
     loop {
@@ -317,6 +322,67 @@ pub(crate) async fn read_chunk(
     }
 }
 
+fn is_medium(reference: &LargeRef) -> bool {
+    reference.length <= MEDIUM_BYTES_MAX as u64 && reference.chunk_count == 1
+}
+
+/// The page of a medium value.
+fn medium_wanted(reference: &LargeRef) -> Wanted {
+    debug_assert!(is_medium(reference), "{reference:?} is not in one page");
+    let frame_bytes = (reference.length as usize + CHUNK_OVERHEAD_BYTES).next_power_of_two().max(PAGE_BYTES_MIN);
+    Wanted::value(reference.first_page, frame_bytes, reference.id)
+}
+
+/// The values that a reader of many comes to next: their medium ones are brought into memory together.
+#[derive(Debug, Default)]
+pub(crate) struct UpcomingValues {
+    /// Values in front of the reader that were brought in.
+    count: usize,
+}
+
+impl UpcomingValues {
+    /// The reader comes to the first of these values, and will come to the others in their order.
+    pub(crate) async fn step(&mut self, mode: WaitMode<'_>, tree: &Tree, values: impl Iterator<Item = LargeRef>) {
+        if self.count == 0 {
+            self.count = bring_in(mode, tree, values).await;
+        }
+        self.count -= 1;
+    }
+}
+
+/// Brings in the first of these values, as many as share a part of the frames, many reads at a time. Passes over those
+/// that are not medium or can't be read. Returns how many it has come past, at least one.
+async fn bring_in(mode: WaitMode<'_>, tree: &Tree, values: impl Iterator<Item = LargeRef>) -> usize {
+    let space = &tree.pool.space;
+    let bytes_max = tree.pool.frames.limit_bytes() / UPCOMING_SHARE;
+    let (mut count, mut bytes) = (0, 0);
+    let mut wanted = Vec::new();
+    assert!(bytes_max > 0, "a pool without frames");
+    for reference in values.take(UPCOMING_MAX) {
+        let length = reference.length as usize;
+        if count > 0 && bytes + length > bytes_max {
+            break;
+        }
+        count += 1;
+        // What is in an appender's buffer is written by the read that needs it.
+        let is_on_disk = |reference: &LargeRef| match tree.pages.table.load(reference.first_page) {
+            PageEntry::OnDisk(address) => space.is_written(address),
+            _ => false,
+        };
+        if is_medium(&reference) && is_on_disk(&reference) {
+            bytes += length;
+            wanted.push(medium_wanted(&reference));
+        }
+    }
+    // One is read as quickly by the step that needs it.
+    if wanted.len() > 1 {
+        // Nor is an error told here: that step gets it.
+        let _ = tree.fault_many(mode, &wanted).await;
+    }
+    assert!(wanted.len() <= count, "{} values of {count} are brought in", wanted.len());
+    count.max(1)
+}
+
 async fn read_medium(
     mode: WaitMode<'_>,
     tree: &Tree,
@@ -326,11 +392,7 @@ async fn read_medium(
     mut into: Vec<u8>,
 ) -> Result<Chunk> {
     let (pool, pages) = (&tree.pool, &tree.pages);
-    let frame_bytes = (reference.length as usize + CHUNK_OVERHEAD_BYTES).next_power_of_two().max(PAGE_BYTES_MIN);
-    let fault = async || match mode {
-        WaitMode::Blocking => pool.fault_value(pages, page, frame_bytes, reference.id),
-        WaitMode::Tasks(_) => pool.fault_value_as_task(pages, page, frame_bytes, reference.id).await,
-    };
+    let wanted = medium_wanted(reference);
     loop {
         {
             let reclaim_guard = pool.reclaim_guard();
@@ -353,13 +415,13 @@ async fn read_medium(
                     let writing = Arc::clone(pool);
                     mode.run(move || writing.space.ensure_written(address, writing.on_written())).await?;
                 }
-                match fault().await {
+                match tree.fault(mode, wanted).await {
                     // The page may now belong to another value, of another size.
                     Err(_) if pages.table.load(page) != PageEntry::OnDisk(address) => {}
                     other => other?,
                 }
             }
-            PageEntry::Reading(_) => fault().await?,
+            PageEntry::Reading(_) => tree.fault(mode, wanted).await?,
             PageEntry::Immutable(_) => {}
             PageEntry::Leaf(_) | PageEntry::Free | PageEntry::Reserved => return Ok(Chunk::Gone),
         }

@@ -14,6 +14,7 @@ mod in_flight;
 mod isolation;
 mod kill;
 mod lifetime;
+mod many_reads;
 mod model;
 mod power;
 mod read_only;

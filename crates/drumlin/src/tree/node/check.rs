@@ -1,5 +1,7 @@
 //! The verification of an untrusted page.
 
+use std::ops::Range;
+
 use super::{Node, common_bytes, head_of};
 use crate::format::PageId;
 use crate::format::node::{
@@ -53,8 +55,8 @@ pub(crate) enum NodeError {
     Unclean,
 }
 
-/// Words of a map with a bit for each byte of the largest page.
-const MAP_WORDS: usize = PAGE_BYTES_MAX / 64;
+/// Pages of the default size and smaller ones need a small map of their bytes, which is quick to clear.
+const PAGE_BYTES_USUAL: usize = 4096;
 
 /// Verifies every invariant of a node, on any bytes, without allocating. Costs about as much as one pass over the page.
 pub(crate) fn check(page: &[u8]) -> Result<(), NodeError> {
@@ -72,12 +74,18 @@ pub(crate) fn check(page: &[u8]) -> Result<(), NodeError> {
     if node.level() > 0 && node.is_empty() {
         return Err(NodeError::Childless);
     }
-    check_rows(&node)?;
-    check_keys(&node)?;
-    if page[node.slots_end()..node.heap_start()].iter().any(|&byte| byte != 0) {
-        return Err(NodeError::Unclean);
+    if page.len() <= PAGE_BYTES_USUAL {
+        check_rows(&node, &mut [0; PAGE_BYTES_USUAL / 64])?;
+    } else {
+        check_rows(&node, &mut [0; PAGE_BYTES_MAX / 64])?;
     }
-    Ok(())
+    check_keys(&node)?;
+    if is_zero(&page[node.slots_end()..node.heap_start()]) { Ok(()) } else { Err(NodeError::Unclean) }
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    // Without an early exit, many bytes are compared at once.
+    bytes.iter().fold(0, |all, byte| all | byte) == 0
 }
 
 /// Verifies a node as [`check`] does, and that it is the one expected: its level and its fences.
@@ -112,10 +120,11 @@ fn check_fences(node: &Node<'_>) -> Result<(), NodeError> {
     Ok(())
 }
 
-/// Every row is within the heap, overlaps no other and holds what its kind of node asks for.
-fn check_rows(node: &Node<'_>) -> Result<(), NodeError> {
+/// Every row is within the heap, overlaps no other and holds what its kind of node asks for. `used` has a bit for each
+/// byte of the page, none of them set.
+fn check_rows(node: &Node<'_>, used: &mut [u64]) -> Result<(), NodeError> {
+    assert!(used.len() * 64 >= node.page.len(), "a map of {} words for {} bytes", used.len(), node.page.len());
     let (heap_start, heap_end) = (node.heap_start(), node.heap_end());
-    let mut used = [0u64; MAP_WORDS];
     let mut rows_bytes = 0;
     for index in 0..node.len() {
         let slot = node.slot(index);
@@ -132,7 +141,7 @@ fn check_rows(node: &Node<'_>) -> Result<(), NodeError> {
             let sound = if slot.is_large() {
                 value_bytes == LARGE_REF_BYTES
             } else {
-                value_bytes <= inline_bytes_max(node.page.len())
+                value_bytes <= inline_bytes_max(node.page.len(), node.prefix_bytes() + slot.suffix_bytes())
             };
             if !sound {
                 return Err(NodeError::RowValue(index));
@@ -154,7 +163,7 @@ fn check_rows(node: &Node<'_>) -> Result<(), NodeError> {
         if end > heap_end {
             return Err(NodeError::RowBounds(index));
         }
-        if !claim(&mut used, slot.row(), end) {
+        if !claim(used, slot.row(), end) {
             return Err(NodeError::RowOverlap(index));
         }
         rows_bytes += end - slot.row();
@@ -162,16 +171,26 @@ fn check_rows(node: &Node<'_>) -> Result<(), NodeError> {
     if rows_bytes + node.garbage_bytes() != node.heap_bytes() {
         return Err(NodeError::Garbage);
     }
-    let is_clean = |byte: usize| used[byte / 64] >> (byte % 64) & 1 != 0 || node.page[byte] == 0;
-    if node.garbage_bytes() > 0 && !(heap_start..heap_end).all(is_clean) {
+    if node.garbage_bytes() > 0 && !is_clean(node.page, used, heap_start..heap_end) {
         return Err(NodeError::Unclean);
     }
     Ok(())
 }
 
+/// Returns `true` if the bytes in `range` that are not in use are zero.
+fn is_clean(page: &[u8], used: &[u64], range: Range<usize>) -> bool {
+    assert!(range.end <= page.len());
+    let within = |word: usize| range.start.max(word * 64)..range.end.min((word + 1) * 64);
+    (range.start / 64..range.end.div_ceil(64)).all(|word| match used[word] {
+        u64::MAX => true,
+        0 => is_zero(&page[within(word)]),
+        bits => within(word).all(|byte| bits >> (byte % 64) & 1 != 0 || page[byte] == 0),
+    })
+}
+
 /// Marks the bytes from `start` to `end`; `false` where one of them is marked already.
-fn claim(used: &mut [u64; MAP_WORDS], start: usize, end: usize) -> bool {
-    assert!(start < end && end <= PAGE_BYTES_MAX, "bytes {start} to {end} are claimed");
+fn claim(used: &mut [u64], start: usize, end: usize) -> bool {
+    assert!(start < end && end <= used.len() * 64, "bytes {start} to {end} are claimed");
     let (first, last) = (start / 64, (end - 1) / 64);
     let mut taken = 0;
     for (word, bits) in used[first..=last].iter_mut().zip(first..) {

@@ -123,6 +123,12 @@ impl<'a> Leaf<'a> {
         (self.suffix_of(slot), self.value_of(slot))
     }
 
+    /// The longest value that a row may have in this page beside its key.
+    fn inline_bytes_max(&self, index: usize) -> usize {
+        debug_assert!(index < self.len(), "there is no row {index}");
+        inline_bytes_max(self.page_bytes(), self.prefix_bytes() + self.slot(index).suffix_bytes())
+    }
+
     /// The bytes that a row with such a key and value takes.
     #[inline]
     fn row_cost(&self, key_bytes: usize, value_bytes: usize) -> usize {
@@ -358,7 +364,7 @@ impl<'a> LeafMut<'a> {
         debug_assert!(leaf.covers(key), "a key that belongs elsewhere");
         debug_assert_eq!(leaf.search(key), Err(index), "a key out of order");
         debug_assert!(key.len() <= key_bytes_max(leaf.page_bytes()));
-        debug_assert!(value.stored_bytes() <= inline_bytes_max(leaf.page_bytes()));
+        debug_assert!(value.stored_bytes() <= inline_bytes_max(leaf.page_bytes(), key.len()));
         let rows = leaf.len();
         let suffix = &key[leaf.prefix_bytes()..];
         value.with_bytes(|bytes, flag| {
@@ -387,7 +393,7 @@ impl<'a> LeafMut<'a> {
 
     /// Gives row `index` another value: where the old one was if it is not longer, otherwise in new space.
     pub(crate) fn replace(&mut self, index: usize, value: RowValue<'_>) -> Result<(), NoRoom> {
-        debug_assert!(value.stored_bytes() <= inline_bytes_max(self.as_leaf().page_bytes()));
+        debug_assert!(value.stored_bytes() <= self.as_leaf().inline_bytes_max(index));
         value.with_bytes(|bytes, flag| {
             let rest = self.resize_rest(index, VALUE_LENGTH_BYTES + bytes.len())?;
             self.write_value(rest, bytes);

@@ -67,7 +67,7 @@ fn bytes_max(rows: &[Row<'_>]) -> Option<(usize, usize)> {
     for row in rows {
         body_bytes += row.key.len() + 24;
         match row.change {
-            Change::Put(value) if value.len() <= row.tree.inline_bytes_max() => body_bytes += value.len(),
+            Change::Put(value) if value.len() <= row.tree.inline_bytes_max(row.key) => body_bytes += value.len(),
             Change::Put(_) | Change::PutLarge(_) => return None,
             Change::Remove => {}
         }

@@ -205,13 +205,13 @@ impl Pinning<'_, '_> {
 
 /// Upper bound of the bytes of versions that a row leaves.
 pub(super) fn row_version_bytes_max(row: &Row<'_>) -> usize {
-    undo_bytes_max(version_bytes_max(row.key, row.tree.inline_bytes_max().max(LARGE_REF_BYTES)))
+    undo_bytes_max(version_bytes_max(row.key, row.tree.inline_bytes_max(row.key).max(LARGE_REF_BYTES)))
 }
 
 /// The row in the form that the tree takes.
 pub(super) fn incoming_of<'r>(row: &Row<'r>) -> Incoming<'r> {
     let value_bytes = match row.change {
-        Change::Put(value) if value.len() <= row.tree.inline_bytes_max() => Some(value.len()),
+        Change::Put(value) if value.len() <= row.tree.inline_bytes_max(row.key) => Some(value.len()),
         Change::Put(_) | Change::PutLarge(_) => Some(LARGE_REF_BYTES),
         Change::Remove => None,
     };
@@ -223,11 +223,11 @@ impl<L> Engine<L> {
         let mut medium = MediumValues { space: &self.space, values: Vec::new(), is_committed: false };
         for (index, row) in rows.iter().enumerate() {
             if let Change::Put(value) = row.change
-                && value.len() > row.tree.inline_bytes_max()
+                && value.len() > row.tree.inline_bytes_max(row.key)
             {
                 medium.values.resize(index, None);
                 let value_id = ValueId(self.next_value.fetch_add(1, Ordering::Relaxed));
-                let address = values::append_medium(row.tree, value_id, value)?;
+                let address = values::append_medium(row.tree, row.key, value_id, value)?;
                 medium.values.push(Some(MediumValue { value_id, address }));
                 if self.space.is_near_full() {
                     let pool = Arc::clone(&self.pool);
@@ -306,7 +306,7 @@ impl<L> Engine<L> {
         let alone = match *missing {
             [] => return Ok(()),
             [page] => page,
-            [first, ..] => match self.fault_many(mode, &tree.pages, missing).await? {
+            [first, ..] => match tree.fault_nodes(mode, missing).await? {
                 0 => first,
                 _ => return Ok(()),
             },

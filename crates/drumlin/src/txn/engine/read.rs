@@ -4,14 +4,13 @@ use std::sync::Arc;
 
 use super::Engine;
 use crate::error::{Error, Result};
+use crate::format::Timestamp;
 use crate::format::node::LargeRef;
-use crate::format::{PageId, Timestamp};
 use crate::pool::{Needs, Stop};
-use crate::space::PageSpace;
 use crate::task::{WaitMode, ready};
 use crate::tree::node::{Leaf, RowValue};
 use crate::tree::{Target, Tree};
-use crate::txn::values;
+use crate::txn::values::{self, UpcomingValues};
 use crate::txn::versions::OldVersion;
 
 /// The state of the database that a read sees.
@@ -30,6 +29,12 @@ pub(crate) enum ReadAt {
 pub(crate) enum Found {
     Inline(Arc<[u8]>),
     Large(LargeRef),
+}
+
+impl Found {
+    fn reference(&self) -> Option<LargeRef> {
+        if let Found::Large(reference) = self { Some(*reference) } else { None }
+    }
 }
 
 /// Keys whose leaves are brought in together: few enough that the first is still in memory when the last arrives.
@@ -95,10 +100,22 @@ impl Engine {
         key: &[u8],
         read_at: ReadAt,
     ) -> Result<Option<Arc<[u8]>>> {
+        let found = self.find_in(mode, tree, key, read_at).await?;
+        self.value_of(mode, tree, key, read_at, found).await
+    }
+
+    /// The value of a row that was [found](Self::find). A value that is replaced while it is read is looked up again.
+    async fn value_of(
+        &self,
+        mode: WaitMode<'_>,
+        tree: &Tree,
+        key: &[u8],
+        read_at: ReadAt,
+        mut found: Option<Found>,
+    ) -> Result<Option<Arc<[u8]>>> {
         let mut failed = None;
         loop {
-            let found = self.find_in(mode, tree, key, read_at).await?;
-            if failed.is_some() && !matches!(&found, Some(Found::Large(reference)) if failed == Some(*reference)) {
+            if failed.is_some() && found.as_ref().and_then(Found::reference) != failed {
                 crate::coverage::mark!("a value was replaced while it was read");
             }
             let reference = match found {
@@ -118,6 +135,7 @@ impl Engine {
                 }
                 Err(error) => return Err(error),
             }
+            found = self.find_in(mode, tree, key, read_at).await?;
         }
     }
 
@@ -156,7 +174,7 @@ impl Engine {
                 missing.sort_unstable();
                 missing.dedup();
                 assert!(missing.is_empty() == open.is_empty(), "keys wait and no page is missing");
-                if !missing.is_empty() && self.fault_many(mode, &tree.pages, &missing).await? == 0 {
+                if !missing.is_empty() && tree.fault_nodes(mode, &missing).await? == 0 {
                     // Other threads are reading them, or they can't be read.
                     alone.append(&mut open);
                 }
@@ -177,14 +195,19 @@ impl Engine {
         read_at: ReadAt,
     ) -> Result<Vec<Option<Arc<[u8]>>>> {
         let found = self.find_many(mode, tree, keys, read_at).await?;
+        let references: Vec<LargeRef> = found.iter().flatten().filter_map(Found::reference).collect();
+        let mut upcoming = UpcomingValues::default();
+        let mut references = &references[..];
         let mut values = Vec::with_capacity(found.len());
         for (key, found) in keys.iter().zip(found) {
-            values.push(match found {
-                None => None,
-                Some(Found::Inline(value)) => Some(value),
-                Some(Found::Large(_)) => self.get_in(mode, tree, key.as_ref(), read_at).await?,
-            });
+            if let Some(Found::Large(_)) = found {
+                upcoming.step(mode, tree, references.iter().copied()).await;
+                references = &references[1..];
+            }
+            values.push(self.value_of(mode, tree, key.as_ref(), read_at, found).await?);
         }
+        assert!(references.is_empty(), "{} values were brought in for no row", references.len());
+        assert_eq!(values.len(), keys.len());
         Ok(values)
     }
 
@@ -206,20 +229,5 @@ impl Engine {
             Ok(newest.is_some_and(|newest| newest > snapshot))
         })
         .await
-    }
-}
-
-impl<L> Engine<L> {
-    /// Reads missing pages, many at once. Returns the number read.
-    pub(super) async fn fault_many(
-        &self,
-        mode: WaitMode<'_>,
-        pages: &Arc<PageSpace>,
-        missing: &[PageId],
-    ) -> Result<usize> {
-        match mode {
-            WaitMode::Blocking => self.pool.fault_many(pages, missing),
-            WaitMode::Tasks(_) => self.pool.fault_many_as_task(pages, missing).await,
-        }
     }
 }

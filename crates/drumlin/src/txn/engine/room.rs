@@ -100,7 +100,7 @@ impl Engine {
             match row.change {
                 Change::Put(value) => {
                     body_bytes += value.len();
-                    if value.len() > row.tree.inline_bytes_max() {
+                    if value.len() > row.tree.inline_bytes_max(row.key) {
                         image_bytes = image_bytes.max(2 * value.len() + (4 << 10));
                     }
                 }

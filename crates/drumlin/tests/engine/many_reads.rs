@@ -1,0 +1,99 @@
+//! Many rows take few reads of the disk: rows of ordinary size one for each leaf, longer values one for many
+//! neighbours.
+
+use std::sync::Arc;
+
+use drumlin::internals::io::Backend;
+use drumlin::{Config, Database, Durability, Keyspace};
+
+use crate::support::Random;
+
+const ROWS: u32 = 2_000;
+
+fn value(number: u32, length: usize) -> Vec<u8> {
+    Random(u64::from(number) + 1).bytes(length)
+}
+
+/// A database with rows of this length, inserted in the order of their keys. It was closed since, so that none is in
+/// memory.
+fn stage(length: usize) -> (Database, Keyspace) {
+    let backend: Arc<dyn Backend> = drumlin::internals::io::in_memory();
+    let open = || {
+        let db = Config::new().memory(32 << 20).backend(Arc::clone(&backend)).open("/db").unwrap();
+        let keyspace = db.keyspace("rows").unwrap();
+        (db, keyspace)
+    };
+    let (db, keyspace) = open();
+    for number in 0..ROWS {
+        keyspace.insert_with(number.to_be_bytes(), value(number, length), Durability::Relaxed).unwrap();
+    }
+    drop(keyspace);
+    db.close().unwrap();
+    open()
+}
+
+/// The requests to the disk that `body` makes.
+fn reads_of(db: &Database, body: impl FnOnce()) -> u64 {
+    let before = db.stats().device_reads;
+    body();
+    db.stats().device_reads - before
+}
+
+/// Values outside of their leaves are read together where they are neighbours on disk: those of `get_many`, and those
+/// of a range from either end.
+#[test]
+fn values_outside_of_leaves_are_read_together() {
+    let numbers = 500..756u32;
+    let keys: Vec<_> = numbers.clone().map(u32::to_be_bytes).collect();
+    let range = keys[0]..=keys[keys.len() - 1];
+    let check = |number: u32, found: &[u8]| assert!(found == value(number, 3_000), "row {number}");
+
+    let (db, keyspace) = stage(3_000);
+    let reads = reads_of(&db, || {
+        let found = keyspace.get_many(&keys).unwrap();
+        numbers.clone().zip(found).for_each(|(number, found)| check(number, &found.unwrap()));
+    });
+    assert!(reads < 64, "{reads} reads of 256 values");
+
+    let (db, keyspace) = stage(3_000);
+    let reads = reads_of(&db, || {
+        let rows = keyspace.range(range.clone());
+        numbers.clone().zip(rows).for_each(|(number, row)| check(number, &row.unwrap().1));
+    });
+    assert!(reads < 64, "{reads} reads of 256 values");
+
+    let (db, keyspace) = stage(3_000);
+    let reads = reads_of(&db, || {
+        let rows = keyspace.range(range.clone()).rev();
+        numbers.clone().rev().zip(rows).for_each(|(number, row)| check(number, &row.unwrap().1));
+    });
+    assert!(reads < 64, "{reads} reads of 256 values");
+
+    let (db, keyspace) = stage(3_000);
+    let reads = reads_of(&db, || {
+        assert_eq!(keyspace.range(range.clone()).keys().count(), keys.len());
+    });
+    assert!(reads < 16, "{reads} reads for keys alone");
+
+    let (db, keyspace) = stage(3_000);
+    let reads = reads_of(&db, || {
+        let found = smol::block_on(keyspace.get_many_async(&keys)).unwrap();
+        numbers.clone().zip(found).for_each(|(number, found)| check(number, &found.unwrap()));
+    });
+    // Tasks' reads are not joined, but they are in flight together.
+    assert!(reads <= 300, "{reads} reads of 256 values");
+}
+
+/// A row of 1 KiB lies in its leaf: one read brings it, once the nodes above are in memory.
+#[test]
+fn a_row_of_one_kib_is_one_read() {
+    let (db, keyspace) = stage(1_024);
+    assert_eq!(keyspace.get(0u32.to_be_bytes()).unwrap().unwrap(), value(0, 1_024));
+    let reads = reads_of(&db, || {
+        for number in (100..ROWS).step_by(100) {
+            assert_eq!(keyspace.get(number.to_be_bytes()).unwrap().unwrap(), value(number, 1_024));
+        }
+    });
+    // Nodes of the lowest inner level have over a hundred leaves each.
+    assert!(reads <= 19 + 12, "{reads} reads of 19 rows");
+}
