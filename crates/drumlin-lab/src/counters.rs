@@ -161,8 +161,8 @@ mod tests {
         let memory: Vec<u8> = (0..16u32 << 20).map(|index| index as u8).collect();
         let after = Counters::now().since(&before);
         assert!(after.cpu_seconds > 0.0 && after.faults_minor > 0, "{after:?}");
-        // The order matters: other tests of this process take and give memory meanwhile.
-        let resident = resident_bytes();
-        assert!(resident > memory.len() as u64 / 2 && resident_bytes_max() >= resident);
+        // Other tests of this process take and give memory meanwhile, so both are compared with what is held here.
+        let held = memory.len() as u64 / 2;
+        assert!(resident_bytes() > held && resident_bytes_max() > held);
     }
 }

@@ -98,7 +98,7 @@ impl Machine {
             swap_bytes: crate::counters::field(&meminfo, "SwapTotal:") * 1024,
             kernel: format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy()),
             virtualised: hypervisor.then(|| if vendor.is_empty() { "a hypervisor".to_owned() } else { vendor }),
-            in_memory: matches!(magic, 0x0102_1994 | 0x8584_58F6),
+            in_memory: is_in_memory(magic),
             drive: Drive::of(&folder, &mount),
             file_system: mount.file_system,
             mount_options: mount.options,
@@ -199,6 +199,16 @@ pub(crate) fn cache_bytes() -> u64 {
         Some(text.trim().strip_suffix('K')?.parse::<u64>().ok()? << 10)
     };
     (0..5).filter_map(size).max().unwrap_or(0)
+}
+
+/// Returns `true` for tmpfs and ramfs.
+fn is_in_memory(magic: u32) -> bool {
+    matches!(magic, 0x0102_1994 | 0x8584_58F6)
+}
+
+/// Returns `true` if a folder's file system is in memory: nothing written there ever reaches a device.
+pub(crate) fn is_folder_in_memory(folder: &Path) -> io::Result<bool> {
+    Ok(is_in_memory(rustix::fs::statfs(folder)?.f_type as u32))
 }
 
 /// A folder on persistent memory from which files can be mapped without a page cache, if one is mounted.

@@ -180,7 +180,8 @@ impl Pace<'_> {
     pub(crate) fn done(&mut self, started: Instant, bytes: u64) {
         self.latencies.record(started.elapsed());
         self.operations.fetch_add(1, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        // Not before the operation is counted: see `Lane::totals`.
+        self.bytes.fetch_add(bytes, Ordering::Release);
     }
 }
 
@@ -201,10 +202,25 @@ struct Lane {
     finished: AtomicBool,
 }
 
+impl Lane {
+    /// The operations, and the bytes of all of them, or of all but the last one. Asks again if the thread went on
+    /// meanwhile: while this one is not running, the other may do a million operations.
+    fn totals(&self) -> (u64, u64) {
+        let mut operations = self.operations.load(Ordering::Acquire);
+        loop {
+            let bytes = self.bytes.load(Ordering::Acquire);
+            let again = self.operations.load(Ordering::Acquire);
+            if again == operations {
+                return (operations, bytes);
+            }
+            operations = again;
+        }
+    }
+}
+
 /// The operations and bytes of all threads.
 fn totals(lanes: &[Lane]) -> (u64, u64) {
-    let total = |of: fn(&Lane) -> &AtomicU64| lanes.iter().map(|lane| of(lane).load(Ordering::Relaxed)).sum();
-    (total(|lane| &lane.operations), total(|lane| &lane.bytes))
+    lanes.iter().map(Lane::totals).fold((0, 0), |(operations, bytes), lane| (operations + lane.0, bytes + lane.1))
 }
 
 /// The sample before, against which the next is taken.
@@ -239,13 +255,15 @@ impl<F: FnMut(&Sample)> Sampler<F> {
         (self.last, self.operations, self.bytes, self.counters) = (now, operations, bytes, counters);
     }
 
-    /// Samples until the time is over or all threads have finished.
+    /// Samples until the time is over and some operation done, or all threads have finished: on a busy machine a short
+    /// time could be over before any thread has run.
     fn watch(&mut self, timing: Timing, lanes: &[Lane]) {
         let end = self.start + Duration::from_secs_f64(timing.seconds);
         let is_sampled = timing.sample_seconds > 0.0;
         loop {
             let now = Instant::now();
-            if now >= end || lanes.iter().all(|lane| lane.finished.load(Ordering::Relaxed)) {
+            let is_over = now >= end && totals(lanes).0 > 0;
+            if is_over || lanes.iter().all(|lane| lane.finished.load(Ordering::Relaxed)) {
                 return;
             }
             let next_sample = self.last + Duration::from_secs_f64(timing.sample_seconds);
@@ -255,7 +273,8 @@ impl<F: FnMut(&Sample)> Sampler<F> {
             }
             let wake = if is_sampled { end.min(next_sample) } else { end };
             // Short, so that work that ends by itself is noticed.
-            std::thread::sleep(wake.saturating_duration_since(now).min(Duration::from_millis(5)));
+            let nap = wake.saturating_duration_since(now);
+            std::thread::sleep(nap.clamp(Duration::from_micros(50), Duration::from_millis(5)));
         }
     }
 }

@@ -249,6 +249,7 @@ fn own_namespace() -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::MetadataExt;
+    use std::time::Duration;
 
     use super::*;
 
@@ -279,8 +280,10 @@ mod tests {
             let (place, disk) = (left.folder().to_owned(), left.disk().to_owned());
             drop(left);
             assert!(!place.exists());
-            let backing = fs::read_to_string(format!("/sys/block/{disk}/loop/backing_file")).unwrap_or_default();
-            assert!(!backing.contains(&*room.path().to_string_lossy()), "{backing}");
+            let backing = || fs::read_to_string(format!("/sys/block/{disk}/loop/backing_file")).unwrap_or_default();
+            // A program that watches for new devices may have it open for a moment longer.
+            let is_gone = || !backing().contains(&*room.path().to_string_lossy());
+            assert!(crate::worker::wait_until(Duration::from_secs(20), is_gone), "{disk} stays attached");
         }
     }
 }

@@ -130,6 +130,12 @@ impl Scheduler {
         self.goes_on()
     }
 
+    /// Returns `true` once there was a beat, and a read where there are readers.
+    fn has_begun(&self, readers: usize) -> bool {
+        (readers == 0 || self.reads.load(Ordering::Relaxed) > 0)
+            && self.last_beat.lock().expect("nothing panics while it is held").1.count() > 0
+    }
+
     fn goes_on(&self) -> bool {
         !self.stop.load(Ordering::Relaxed)
     }
@@ -201,7 +207,11 @@ impl Task {
                 .collect();
             let (mut looks, mut blocked) = (0u64, 0u64);
             let start = Instant::now();
-            while start.elapsed() < Duration::from_secs_f64(self.seconds) {
+            // On a busy machine a short time could be over before any thread has run.
+            let failed = || threads.iter().chain(&helpers).any(std::thread::ScopedJoinHandle::is_finished);
+            while start.elapsed() < Duration::from_secs_f64(self.seconds)
+                || !(scheduler.has_begun(self.readers) || failed())
+            {
                 std::thread::sleep(Duration::from_micros(200));
                 looks += 1;
                 blocked += u64::from(scheduler.blocked.iter().all(|each| each.load(Ordering::Relaxed)));
@@ -532,6 +542,10 @@ mod tests {
             let seen = task.perform(|_| {}).unwrap();
             assert!(seen.reads_per_second > 0.0 && seen.beats_per_second > 0.0, "{way:?}: {seen:?}");
         }
+        // Without readers there is no read to wait for.
+        let alone = Task { path, way: Way::Mapped, seed: 1, threads: 2, readers: 0, seconds: 0.05 };
+        let seen = alone.perform(|_| {}).unwrap();
+        assert!(seen.reads_per_second == 0.0 && seen.beats_per_second > 0.0, "{seen:?}");
     }
 
     /// Each claim comes out each way.
