@@ -28,6 +28,7 @@ pub fn run(experiments: &[Experiment], settings: &Settings, observer: &dyn Obser
             break;
         }
         let mut chapter = experiment.chapter();
+        let begun = Instant::now();
         if let Err(error) = experiment.run(&session, &machine, &mut chapter)
             && error.kind() != io::ErrorKind::Interrupted
         {
@@ -36,6 +37,7 @@ pub fn run(experiments: &[Experiment], settings: &Settings, observer: &dyn Obser
         if session.interrupted() {
             chapter.failure = Some("interrupted; these are the results so far".to_owned());
         }
+        (chapter.seconds, chapter.planned_seconds) = (begun.elapsed().as_secs_f64(), seconds);
         chapters.push(chapter);
         planned += seconds;
         session.reached(planned);

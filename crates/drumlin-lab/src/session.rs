@@ -63,7 +63,8 @@ impl Pacing {
         Pacing {
             series: Timing { seconds, sample_seconds },
             slice: Timing { seconds: (seconds / 15.0).min(1.0), sample_seconds: 0.0 },
-            rounds: if settings.quick { 3 } else { 5 },
+            // More of them would widen the range of the rounds, on which verdicts rest; longer turns narrow it.
+            rounds: ROUNDS_MIN,
         }
     }
 }

@@ -145,7 +145,7 @@ impl Lab {
 
 /// The terminal's columns, or those of a page for a file or pipe.
 pub(super) fn columns() -> usize {
-    Output::columns().unwrap_or(100)
+    Output::columns().unwrap_or(80)
 }
 
 /// The system's temporary folder, unless it is in memory: nothing about a drive can be measured there.

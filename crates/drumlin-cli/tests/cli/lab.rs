@@ -1,7 +1,7 @@
 //! The lab and the doctor: what they answer, what they leave behind, what they refuse.
 
 use std::fs;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -60,16 +60,100 @@ fn an_interrupted_run_reports_and_cleans_up() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let end = Instant::now() + Duration::from_secs(60);
-    while left_behind(&bench).is_empty() {
-        assert!(Instant::now() < end, "the lab makes a folder");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    assert!(wait_until(|| !left_behind(&bench).is_empty()), "the lab makes a folder");
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["interrupted"], true);
+    assert!(left_behind(&bench).is_empty());
+}
+
+/// Files of a bench's folder, deleted ones included, over which loop devices are attached.
+fn loop_devices(bench: &Bench) -> Vec<String> {
+    let folder = bench.path().canonicalize().unwrap().to_string_lossy().into_owned();
+    let devices = fs::read_dir("/sys/block").into_iter().flatten().filter_map(Result::ok);
+    let backing = devices.filter_map(|device| fs::read_to_string(device.path().join("loop/backing_file")).ok());
+    backing.filter(|file| file.contains(&folder)).collect()
+}
+
+/// Mounts below a bench's folder that a process sees: `self`, or another's id.
+fn mounts(bench: &Bench, process: &str) -> usize {
+    let folder = bench.path().canonicalize().unwrap().to_string_lossy().into_owned();
+    let mounts = fs::read_to_string(format!("/proc/{process}/mountinfo")).unwrap_or_default();
+    mounts.lines().filter(|line| line.contains(&folder)).count()
+}
+
+fn wait_until(is_done: impl Fn() -> bool) -> bool {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !is_done() {
+        if Instant::now() >= end {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    true
+}
+
+/// Starts a run that makes a file system, and waits until it is mounted. `None` where that is not permitted.
+fn start_with_a_file_system(bench: &Bench) -> Option<Child> {
+    let mut child = bench
+        .command(&["lab", "sync", "--quick", "--file-systems", "ext4", "--json", "--path", "."])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let process = child.id().to_string();
+    let is_mounted = || !loop_devices(bench).is_empty() && mounts(bench, &process) > 0;
+    // Without root or mkfs the lab goes on to measure, in a file of the folder's own, without a device.
+    let is_measuring = || {
+        let rooms = left_behind(bench).into_iter();
+        rooms.map(|room| bench.path().join(room)).any(|room| room.join("sync-0").exists())
+    };
+    assert!(wait_until(|| is_mounted() || is_measuring()), "a file system is mounted, or the folder is measured");
+    if is_mounted() {
+        return Some(child);
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    None
+}
+
+/// Ctrl-C in the middle of `sync` leaves no mount, no loop device and no file.
+#[test]
+fn an_interrupted_run_leaves_no_file_system() {
+    let bench = Bench::new();
+    let Some(mut child) = start_with_a_file_system(&bench) else { return };
+    assert_eq!(mounts(&bench, "self"), 0, "the lab's mounts are its own");
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    // Another program may look into a new device for a moment.
+    assert!(wait_until(|| loop_devices(&bench).is_empty()), "{:?}", loop_devices(&bench));
+    assert_eq!(mounts(&bench, "self"), 0);
+    assert!(left_behind(&bench).is_empty());
+}
+
+/// Of a run that was killed in the middle of `sync` the kernel takes the mounts and loop devices back, and the next run
+/// the files.
+#[test]
+fn a_killed_run_leaves_no_file_system() {
+    let bench = Bench::new();
+    let Some(mut child) = start_with_a_file_system(&bench) else { return };
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(wait_until(|| loop_devices(&bench).is_empty()), "{:?}", loop_devices(&bench));
+    assert_eq!(mounts(&bench, "self"), 0);
+    let left = left_behind(&bench);
+    assert_eq!(left.len(), 1, "{left:?}");
+    let mut next = bench
+        .command(&["lab", "calls", "--seconds", "60", "--path", "."])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    assert!(wait_until(|| !left_behind(&bench).contains(&left[0])), "the next run removes {left:?}");
+    kill_process(Pid::from_child(&next), Signal::INT).unwrap();
+    assert_eq!(next.wait().unwrap().code(), Some(130));
     assert!(left_behind(&bench).is_empty());
 }
 

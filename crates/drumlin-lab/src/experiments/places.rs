@@ -136,16 +136,12 @@ impl Places {
     }
 }
 
-fn wanted(session: &Session<'_>) -> Vec<(FileSystem, DeviceCache)> {
+/// The file systems that will be made, if all can be.
+pub(super) fn wanted(session: &Session<'_>) -> Vec<(FileSystem, DeviceCache)> {
     let asked = &session.settings.file_systems;
     let mut wanted: Vec<_> = asked.iter().map(|each| (*each, DeviceCache::Volatile)).collect();
     if asked.contains(&FileSystem::Ext4) {
         wanted.push((FileSystem::Ext4, DeviceCache::None));
     }
     wanted
-}
-
-/// The number of file systems that will be made, if all can be.
-pub(super) fn count(session: &Session<'_>) -> usize {
-    wanted(session).len()
 }

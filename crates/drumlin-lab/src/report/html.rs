@@ -42,6 +42,9 @@ pub(super) fn render(report: &Report) -> String {
 
 /// Every finding on one screen, with a link to its chapter.
 fn summary(report: &Report) -> String {
+    if report.chapters.iter().all(|chapter| chapter.verdicts.is_empty()) {
+        return String::new();
+    }
     let mut html = String::from("<section><h2>Which findings hold here</h2><ul class=\"verdicts\">");
     for chapter in &report.chapters {
         for verdict in &chapter.verdicts {
@@ -99,9 +102,10 @@ fn machine(report: &Report) -> String {
 
 fn chapter(chapter: &Chapter) -> String {
     let mut html = format!(
-        "<section id=\"{0}\"><h2><code>{0}</code> {1}</h2><p>{2}</p>",
+        "<section id=\"{0}\"><h2><code>{0}</code> {1} <small>{2}</small></h2><p>{3}</p>",
         chapter.name,
         escape(&chapter.title),
+        figures::micros(chapter.seconds * 1e6),
         escape(&chapter.about)
     );
     if let Some(failure) = &chapter.failure {

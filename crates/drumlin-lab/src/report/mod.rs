@@ -43,6 +43,10 @@ pub struct Chapter {
     pub title: String,
     /// The method, in a few sentences.
     pub about: String,
+    /// The time that it took.
+    pub seconds: f64,
+    /// The time that it was expected to take, announced before the run.
+    pub planned_seconds: f64,
     /// Figures.
     pub tables: Vec<Table>,
     /// Plots of the figures.
@@ -61,6 +65,8 @@ impl Chapter {
             name,
             title: title.into(),
             about: about.into(),
+            seconds: 0.0,
+            planned_seconds: 0.0,
             tables: Vec::new(),
             plots: Vec::new(),
             verdicts: Vec::new(),

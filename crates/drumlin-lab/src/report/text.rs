@@ -89,7 +89,8 @@ pub(crate) fn drive_line(drive: &Drive) -> String {
 }
 
 fn chapter(chapter: &Chapter, columns: usize, lines: &mut Vec<String>) {
-    lines.push(format!("{ACCENT}{}{ACCENT:#} {BOLD}{}{BOLD:#}", chapter.name, chapter.title));
+    let time = figures::micros(chapter.seconds * 1e6);
+    lines.push(format!("{ACCENT}{}{ACCENT:#} {BOLD}{}{BOLD:#} {DIM}({time}){DIM:#}", chapter.name, chapter.title));
     lines.extend(wrap(&chapter.about, columns).into_iter().map(|line| format!("{DIM}{line}{DIM:#}")));
     for table in chapter.tables.iter().filter(|table| !table.rows.is_empty()) {
         lines.push(String::new());

@@ -1,7 +1,7 @@
 //! The tables and plots of random reads.
 
 use super::claims::{device_reads_per_second, late_rate, shootdowns};
-use super::{Case, Method, ROW_BYTES};
+use super::{Case, Method, ROW_BYTES, THREADS};
 use crate::figures::{self, Form};
 use crate::measure::{Load, Sample};
 use crate::regime::Regime;
@@ -63,22 +63,23 @@ fn over_time(samples: &[Sample], figure: fn(&Sample) -> f64) -> Vec<(f64, f64)> 
 
 /// A regime's cases over time.
 pub(super) fn courses(chapter: &mut Chapter, regime: Regime, cases: &[Case], rounds: &Rounds<Load>) {
-    let mut rates = table_of(&format!("Over time: {}", regime.name()), &RATE_COLUMNS);
-    let mut costs = table_of(&format!("Cost per read: {}", regime.name()), &COST_COLUMNS);
+    let mut rates = table_of(&format!("Over time, {THREADS} threads: {}", regime.name()), &RATE_COLUMNS);
+    let mut costs = table_of(&format!("Cost per read, {THREADS} threads: {}", regime.name()), &COST_COLUMNS);
     let plot = |title: String, figure: &'static str| {
         Plot::new(title, ("time", Form::Seconds, Scale::Linear), (figure, Form::Rate, Scale::Linear))
     };
-    let mut reads = plot(format!("Random 4 KiB reads, 100 threads: {}", regime.name()), "reads/s");
+    let mut reads = plot(format!("Random 4 KiB reads, {THREADS} threads: {}", regime.name()), "reads/s");
     let mut shootdowns = plot(format!("TLB shootdowns: {}", regime.name()), "shootdowns/s");
     for (case, turns) in cases.iter().zip(rounds) {
-        add_row(&mut rates, &RATE_COLUMNS, &case.name, case.source, turns);
-        add_row(&mut costs, &COST_COLUMNS, &case.name, None, turns);
+        let name = case.method.name();
+        add_row(&mut rates, &RATE_COLUMNS, &name, case.source, turns);
+        add_row(&mut costs, &COST_COLUMNS, &name, None, turns);
         if let Some(samples) = turns.samples.first() {
             reads.line(case.method.name(), over_time(samples, |sample| sample.operations_per_second));
             shootdowns.line(case.method.name(), over_time(samples, |sample| sample.tlb_shootdowns_per_second));
         }
     }
-    add_row(&mut rates, &RATE_COLUMNS, "the first again, at each round's end", None, &rounds.again);
+    add_row(&mut rates, &RATE_COLUMNS, "the first, again", None, &rounds.again);
     chapter.tables.extend([rates, costs]);
     chapter.plots.push(reads);
     if regime == Regime::Device {
@@ -100,7 +101,7 @@ pub(super) fn ladder(chapter: &mut Chapter, cases: &[Case], steps: &Rounds<Load>
     for (case, turns) in cases.iter().zip(steps) {
         add_row(&mut table, &LADDER_COLUMNS, &case.name, case.source, turns);
     }
-    add_row(&mut table, &LADDER_COLUMNS, "the first again, at each round's end", None, &steps.again);
+    add_row(&mut table, &LADDER_COLUMNS, "the first, again", None, &steps.again);
     chapter.tables.push(table);
     plot_ladder(chapter, cases, steps);
 }
@@ -158,7 +159,7 @@ pub(super) fn ranges(chapter: &mut Chapter, cases: &[Case], parts: &Rounds<Load>
     for (case, turns) in cases.iter().zip(parts) {
         add_row(&mut table, &RANGE_COLUMNS, &case.name, case.source, turns);
     }
-    add_row(&mut table, &RANGE_COLUMNS, "the first again, at each round's end", None, &parts.again);
+    add_row(&mut table, &RANGE_COLUMNS, "the first, again", None, &parts.again);
     chapter.tables.push(table);
 }
 

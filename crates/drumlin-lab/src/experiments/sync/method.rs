@@ -69,6 +69,16 @@ impl Method {
         Method::NoSync,
     ];
 
+    /// Those of them that are compared between file systems with `--quick`.
+    pub(super) const COMPARED_QUICK: [Method; 6] = [
+        Method::Append,
+        Method::Truncated,
+        Method::TruncatedRange,
+        Method::Filled,
+        Method::FilledRange,
+        Method::NoSync,
+    ];
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Method::Append => "append + fdatasync",

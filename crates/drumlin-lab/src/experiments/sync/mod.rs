@@ -27,6 +27,7 @@ use crate::experiments::places::{self, Cache, Place, Places};
 use crate::experiments::{Experiment, stores};
 use crate::machine::Machine;
 use crate::measure::Timing;
+use crate::mount::{DeviceCache, FileSystem};
 use crate::report::Chapter;
 use crate::session::{Rounds, Session, Turns};
 
@@ -39,12 +40,23 @@ struct Case {
 }
 
 impl Case {
-    /// All methods at S2's size. Some are written by whole blocks too: an append of 1 KiB takes a new block only at
-    /// each fourth write.
-    fn singles(methods: &[Method]) -> Vec<Case> {
+    /// These methods at S2's size, and with `whole` some of them by whole blocks too: an append of 1 KiB takes a new
+    /// block only at each fourth write.
+    fn singles(methods: &[Method], whole: bool) -> Vec<Case> {
         let case = |bytes| move |method: &Method| Case { method: *method, bytes, writers: 1 };
-        let whole = [Method::Append, Method::Truncated, Method::Filled];
-        methods.iter().map(case(1024)).chain(whole.iter().map(case(4096))).collect()
+        let blocks: &[Method] = if whole { &[Method::Append, Method::Truncated, Method::Filled] } else { &[] };
+        methods.iter().map(case(1024)).chain(blocks.iter().map(case(4096))).collect()
+    }
+
+    /// The cases on the folder's own file system (`None`), or on one that the lab makes, with a cache or without. The
+    /// verdicts about metadata rest on ext4: with `is_quick` the others have fewer cases.
+    fn of_place(made: Option<(FileSystem, bool)>, is_quick: bool) -> Vec<Case> {
+        match made {
+            None => Case::singles(&Method::ALL, true),
+            Some((FileSystem::Ext4, true)) => Case::singles(&Method::COMPARED, true),
+            Some(_) if is_quick => Case::singles(&Method::COMPARED_QUICK, false),
+            Some(_) => Case::singles(&Method::COMPARED, true),
+        }
     }
 }
 
@@ -112,12 +124,16 @@ fn turn_seconds(session: &Session<'_>) -> f64 {
 
 pub(super) fn seconds(session: &Session<'_>) -> f64 {
     let each = |cases: usize| Session::turns_seconds(cases, session.pacing.rounds, turn_seconds(session));
-    let made = places::count(session);
-    let compared = Case::singles(&Method::COMPARED).len();
-    each(Case::singles(&Method::ALL).len())
+    let is_quick = session.settings.quick;
+    let made = places::wanted(session);
+    let of_made = made.iter().map(|(file_system, cache)| {
+        let cases = Case::of_place(Some((*file_system, *cache == DeviceCache::Volatile)), is_quick);
+        each(cases.len()) + places::PLACE_SECONDS + power_off::SECONDS
+    });
+    each(Case::of_place(None, is_quick).len())
         + each(Writers::cases().len())
-        + made as f64 * (each(compared) + places::PLACE_SECONDS + power_off::SECONDS)
-        + stores::seconds(session) * if made > 0 { 2.0 } else { 1.0 }
+        + of_made.sum::<f64>()
+        + stores::seconds(session) * if made.is_empty() || is_quick { 1.0 } else { 2.0 }
 }
 
 pub(super) fn chapter() -> Chapter {
@@ -139,8 +155,8 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
     }
     let Places { all: places, absent } = Places::open(session, machine);
     let measure_place = |place: &Place| {
-        let methods: &[Method] = if place.made.is_none() { &Method::ALL } else { &Method::COMPARED };
-        let cases = Case::singles(methods);
+        let made = place.made.map(|file_system| (file_system, place.cache == Cache::Volatile));
+        let cases = Case::of_place(made, session.settings.quick);
         Measured { rounds: measure(session, place, &cases), cases }
     };
     let measured: Vec<Measured> = places.iter().map(measure_place).collect();
@@ -187,10 +203,12 @@ fn measure(session: &Session<'_>, place: &Place, cases: &[Case]) -> Rounds<Writt
     rounds
 }
 
-/// Measures commits by store on the folder's file system, and on one with a journal if there is another.
+/// Measures commits by store on the folder's file system, and on one with a journal if there is another, on which the
+/// verdicts rest: with `--quick` on that alone.
 fn measure_stores(session: &Session<'_>, places: &[Place], chapter: &mut Chapter) -> Vec<stores::Measured> {
-    let other = places.iter().skip(1).find(|place| place.has_journal());
-    let chosen = places.iter().take(1).chain(other);
+    let journalled = places.iter().skip(1).find(|place| place.has_journal());
+    let is_own_wanted = !session.settings.quick || journalled.is_none();
+    let chosen = places.iter().take(usize::from(is_own_wanted)).chain(journalled);
     chosen.map_while(|place| (!session.interrupted()).then(|| stores::run(session, place, chapter))).collect()
 }
 
