@@ -90,6 +90,41 @@ fn utc(unix_seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mount::FileSystem;
+
+    struct Unwatched;
+
+    impl Observer for Unwatched {
+        fn total(&self, _: f64) {}
+        fn progress(&self, _: f64, _: &str) {}
+        fn interrupted(&self) -> bool {
+            false
+        }
+    }
+
+    /// All experiments are planned to take less than six minutes with `--quick`, and less than half an hour without.
+    /// The plan depends on memory and on the stores that are built in: `--features peers` has all of them.
+    #[test]
+    fn plans_keep_within_their_limits() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::of(folder.path()).unwrap();
+        for (quick, file_bytes, limit) in [(true, 1 << 30, 360.0), (false, 4 << 30, 1800.0)] {
+            let settings = Settings {
+                folder: folder.path().to_owned(),
+                quick,
+                seconds: None,
+                memory_bytes: None,
+                file_bytes: Some(file_bytes),
+                file_systems: FileSystem::ALL.to_vec(),
+                command: String::new(),
+            };
+            let session = Session::begin(&settings, &machine, &Unwatched).unwrap();
+            let each = Experiment::ALL.map(|experiment| (experiment.name(), experiment.seconds(&session)));
+            let planned = session.file_seconds() + each.iter().map(|(_, seconds)| seconds).sum::<f64>();
+            println!("quick {quick}: {planned:.0} s, {each:.0?}");
+            assert!(planned < limit, "{planned} s: {each:?}");
+        }
+    }
 
     /// Dates come out right around leap days and ends of years.
     #[test]

@@ -222,16 +222,17 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
     }
     // The device if there is one, otherwise the file.
     let places = [regime::place(session, Regime::Device)?, regime::place(session, Regime::File)?];
-    let Some(place) = places.into_iter().find_map(Result::ok) else {
-        claims::judge(chapter, &found);
-        return Ok(());
-    };
+    let larger = places.into_iter().find_map(Result::ok);
     let ladder = ladder_cases(session);
-    show::ladder(chapter, &ladder, &slices(session, &ladder, &place));
-    let ranges = range_cases(session);
-    let parts = slices(session, &ranges, &place);
-    show::ranges(chapter, &ranges, &parts);
-    found.add_ranges(&parts);
+    // Direct reads tell of the drive whether the file fits in memory or not.
+    let any = larger.clone().unwrap_or(Place { path: session.file()?.to_owned(), limit_bytes: None });
+    show::ladder(chapter, &ladder, &slices(session, &ladder, &any));
+    if let Some(place) = larger {
+        let ranges = range_cases(session);
+        let parts = slices(session, &ranges, &place);
+        show::ranges(chapter, &ranges, &parts);
+        found.add_ranges(&parts);
+    }
     claims::judge(chapter, &found);
     if !session.interrupted() {
         let (cases, rows) = run_amplification(session)?;
