@@ -50,9 +50,22 @@ pub(super) enum Fetched {
     Own(Arc<LargeValue>),
 }
 
+/// The rows that a scan wants of a leaf.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) enum Want {
+    #[default]
+    All,
+    /// No more than one.
+    One,
+    /// Their count alone. They are copied only where old versions or own changes have to be merged.
+    Count,
+}
+
 /// The rows copied from a leaf.
 pub(super) struct Copied {
     pub(super) rows: VecDeque<Row>,
+    /// The number of rows, those that were counted and not copied included.
+    pub(super) count: usize,
     pub(super) bytes: u64,
     /// The last copied key, if the leaf has more rows.
     pub(super) stop: Option<Vec<u8>>,
@@ -71,8 +84,7 @@ pub(super) struct Copier<'s> {
     pub(super) own: Option<&'s WriteSet>,
     /// The end of the bounds whose rows are copied: the first for `Forward`.
     pub(super) direction: Direction,
-    /// No more than one row is wanted.
-    pub(super) takes_one: bool,
+    pub(super) want: Want,
 }
 
 impl Copier<'_> {
@@ -81,10 +93,14 @@ impl Copier<'_> {
         let mut part = LeafPart::new(leaf, self.bounds, self.direction);
         let bytes_of_all = part.memory_bytes();
         let is_newer = leaf.newest() > self.snapshot;
+        if self.want == Want::Count && !is_newer && self.own.is_none() {
+            let none = VecDeque::new();
+            return Ok(Copied { rows: none, count: part.rows.len(), bytes: 0, stop: None });
+        }
         let changes_bytes =
             [is_newer, self.own.is_some()].map(|are_there| if are_there { CHANGES_BYTES_MAX } else { 0 });
         let mut room = reserve(memory, kept_bytes, bytes_of_all + changes_bytes[0] + changes_bytes[1])?;
-        if self.takes_one {
+        if self.want == Want::One {
             // The first row is copied whatever its size. Halved below, and then still more than nothing.
             room = 2;
         }
@@ -114,7 +130,8 @@ impl Copier<'_> {
         }
         let bytes = batch.memory_bytes();
         fit(memory, kept_bytes + bytes)?;
-        Ok(Copied { rows: batch.finish(), bytes, stop: part.stop })
+        let rows = batch.finish();
+        Ok(Copied { count: rows.len(), rows, bytes, stop: part.stop })
     }
 
     /// Old versions of the leaf's rows, up to so many bytes of them.

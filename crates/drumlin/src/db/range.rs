@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::Handle;
 use super::bounds::OwnedBounds;
-use super::leaf_copy::{Copier, Fetched, Row};
+use super::leaf_copy::{Copier, Fetched, Row, Want};
 use super::salvage::{Gap, Salvaged};
 use super::shortage::Shortage;
 use super::value::Value;
@@ -76,8 +76,8 @@ struct Scan {
     upcoming: UpcomingValues,
     /// The row being handed out, and the end that it is from.
     taken: Option<(Direction, Row)>,
-    /// The next copy takes one row, not a leaf's.
-    takes_one: bool,
+    /// What the next copy takes of its leaf.
+    want: Want,
     /// Memory of `front` and `back`, which take `front_bytes` and `back_bytes`.
     memory: Grant,
     front_bytes: u64,
@@ -135,7 +135,7 @@ impl Range {
             ahead_backward: ReadAhead::new(Direction::Backward),
             upcoming: UpcomingValues::default(),
             taken: None,
-            takes_one: false,
+            want: Want::All,
             memory,
             front_bytes: 0,
             back_bytes: 0,
@@ -152,7 +152,7 @@ impl Range {
     /// Has the first copy take one row: for callers that want no more.
     pub(super) fn one_at_first(mut self) -> Range {
         if let State::Scanning(scan) = &mut self.0 {
-            scan.takes_one = true;
+            scan.want = Want::One;
         }
         self
     }
@@ -222,7 +222,7 @@ impl Range {
         }
     }
 
-    /// Counts the remaining rows. O(rows): visits every leaf.
+    /// Counts the remaining rows. O(leaves): visits each.
     pub(crate) async fn count_rows(self, mode: WaitMode<'_>) -> Result<u64> {
         match self.0 {
             State::Scanning(mut scan) => {
@@ -299,9 +299,9 @@ impl Scan {
     }
 
     /// Copies rows of the keys that are left to fetch.
-    fn copier(&self, direction: Direction, takes_one: bool) -> Copier<'_> {
+    fn copier(&self, direction: Direction, want: Want) -> Copier<'_> {
         Copier {
-            takes_one,
+            want,
             versions: &self.handle.store_here().engine.versions,
             keyspace: self.tree.pages.id,
             snapshot: self.snapshot.timestamp,
@@ -311,21 +311,22 @@ impl Scan {
         }
     }
 
-    async fn fetch_forward(&mut self, mode: WaitMode<'_>) -> Result<()> {
+    /// Copies the rows of the next leaf into `front`, as far as they are wanted. Returns their number.
+    async fn fetch_forward(&mut self, mode: WaitMode<'_>) -> Result<usize> {
         let engine = Arc::clone(&self.handle.store()?.engine);
         let key = match &self.lower {
             Bound::Unbounded => Vec::new(),
             Bound::Included(key) | Bound::Excluded(key) => key.clone(),
         };
         self.ahead_forward.step(&engine, &self.tree, Target::At(&key), (&self.lower, &self.upper));
-        let takes_one = std::mem::take(&mut self.takes_one);
+        let want = std::mem::take(&mut self.want);
         let mut memory = self.take_memory();
         let fetched = self.tree.awaiting(mode, || -> Result<_, Stop> {
             let read = self.tree.read_leaf(Target::At(&key))?;
             let leaf = Leaf::new(&read);
             let fence = leaf.upper_fence().map(<[u8]>::to_vec);
             let copied =
-                self.copier(Direction::Forward, takes_one).copy(&leaf, read.page(), &mut memory, self.back_bytes)?;
+                self.copier(Direction::Forward, want).copy(&leaf, read.page(), &mut memory, self.back_bytes)?;
             Ok((copied, fence.map_or(Next::Nowhere, Next::From)))
         });
         let (copied, next) = fetched.await?;
@@ -348,7 +349,7 @@ impl Scan {
             }
         }
         (self.front, self.front_bytes, self.memory) = (copied.rows, copied.bytes, memory);
-        Ok(())
+        Ok(copied.count)
     }
 
     /// Takes the grant, which returns together with the copied rows: a call that ends otherwise leaves an empty one.
@@ -370,14 +371,14 @@ impl Scan {
             Bound::Excluded(key) => Target::Below(key),
         };
         self.ahead_backward.step(&engine, &self.tree, target, (&self.lower, &self.upper));
-        let takes_one = std::mem::take(&mut self.takes_one);
+        let want = std::mem::take(&mut self.want);
         let mut memory = self.take_memory();
         let fetched = self.tree.awaiting(mode, || -> Result<_, Stop> {
             let read = self.tree.read_leaf(target)?;
             let leaf = Leaf::new(&read);
             let fence = leaf.lower_fence().map(<[u8]>::to_vec);
             let copied =
-                self.copier(Direction::Backward, takes_one).copy(&leaf, read.page(), &mut memory, self.front_bytes)?;
+                self.copier(Direction::Backward, want).copy(&leaf, read.page(), &mut memory, self.front_bytes)?;
             Ok((copied, fence.map_or(Next::Nowhere, Next::From)))
         });
         let (copied, next) = fetched.await?;
@@ -442,7 +443,7 @@ impl Scan {
                 });
             }
             match direction {
-                Direction::Forward => self.fetch_forward(mode).await?,
+                Direction::Forward => drop(self.fetch_forward(mode).await?),
                 Direction::Backward => self.fetch_backward(mode).await?,
             }
         }
@@ -558,8 +559,8 @@ impl Scan {
     async fn count_rows(&mut self, mode: WaitMode<'_>) -> Result<u64> {
         let mut count = (self.front.len() + self.back.len()) as u64;
         while !self.fetched_all {
-            self.fetch_forward(mode).await?;
-            count += self.front.len() as u64;
+            self.want = Want::Count;
+            count += self.fetch_forward(mode).await? as u64;
         }
         Ok(count)
     }
