@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::future::Future;
-use std::ops::{Bound, Range as Span};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use super::Handle;
@@ -238,9 +238,6 @@ impl Range {
 fn is_of_medium(error: &Error) -> bool {
     matches!(error, Error::Corrupted { .. } | Error::Io { .. })
 }
-
-/// The rows that were copied together, and where in them one row's key and value are.
-type CopiedRow = (Arc<Vec<u8>>, Span<u32>, Span<u32>);
 
 /// A scan of rows, or of their keys or values: what its blocking and asynchronous steps and its stream are made of.
 pub(super) trait Steps {
@@ -522,12 +519,12 @@ impl Scan {
 
     /// The next row, key and value, if it is copied already with its value.
     #[inline]
-    fn at_hand(&mut self) -> Option<CopiedRow> {
+    fn at_hand(&mut self) -> Option<(Value, Value)> {
         if self.taken.is_none()
             && let Some(Row { value: Fetched::Inline(_), .. }) = self.front.front()
             && let Some(Row { rows, key, value: Fetched::Inline(span) }) = self.front.pop_front()
         {
-            return Some((rows, key, span));
+            return Some((Value::part(&rows, key), Value::part_of(rows, span)));
         }
         None
     }
@@ -579,8 +576,7 @@ impl Steps for Range {
     #[inline]
     fn at_hand(&mut self) -> Option<(Value, Value)> {
         let State::Scanning(scan) = &mut self.0 else { return None };
-        let (rows, key, value) = scan.at_hand()?;
-        Some((Value::part(&rows, key), Value::part(&rows, value)))
+        scan.at_hand()
     }
 
     async fn next_in(&mut self, mode: WaitMode<'_>, direction: Direction) -> Option<Result<(Value, Value)>> {
@@ -598,9 +594,9 @@ impl Iterator for Range {
     fn next(&mut self) -> Option<Self::Item> {
         // The usual case: a row that is copied already.
         if let State::Scanning(scan) = &mut self.0
-            && let Some((rows, key, value)) = scan.at_hand()
+            && let Some(row) = scan.at_hand()
         {
-            return Some(Ok((Value::part(&rows, key), Value::part(&rows, value))));
+            return Some(Ok(row));
         }
         ready(self.next_in(WaitMode::Blocking, Direction::Forward))
     }

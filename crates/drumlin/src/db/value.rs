@@ -7,8 +7,9 @@ use std::sync::Arc;
 /// The bytes of a key or a value. Derefs to `[u8]`; cheap to clone.
 ///
 /// A value from a scan shares one allocation with the rows copied at the same time, up to 64 KiB or one row, and keeps
-/// all of it in memory, outside of the memory budget. To keep few of many rows, keep copies
-/// ([`into_vec`](Value::into_vec)). With the feature `bytes`, a value becomes a `bytes::Bytes` without a copy.
+/// all of it in memory, outside of the memory budget. A key of up to 22 bytes is in the `Value` itself. To keep few of
+/// many longer ones, keep copies ([`into_vec`](Value::into_vec)). With the feature `bytes`, they become a `bytes::Bytes`
+/// without a copy.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -32,11 +33,34 @@ enum Repr {
         start: u32,
         end: u32,
     },
+    /// A short part, copied again: cheaper than to share the rows, which a key would keep in memory.
+    Short {
+        length: u8,
+        bytes: [u8; SHORT_BYTES_MAX],
+    },
 }
 
+/// As many as fit beside the tag where the other forms have a pointer and a length.
+const SHORT_BYTES_MAX: usize = 22;
+const _: () = assert!(size_of::<Value>() == 24);
+
 impl Value {
+    /// A part of copied rows.
+    #[inline]
     pub(crate) fn part(rows: &Arc<Vec<u8>>, range: std::ops::Range<u32>) -> Value {
-        Value(Repr::Part { rows: Arc::clone(rows), start: range.start, end: range.end })
+        let part = &rows[range.start as usize..range.end as usize];
+        if part.len() > SHORT_BYTES_MAX {
+            return Value::part_of(Arc::clone(rows), range);
+        }
+        let mut bytes = [0; SHORT_BYTES_MAX];
+        bytes[..part.len()].copy_from_slice(part);
+        Value(Repr::Short { length: part.len() as u8, bytes })
+    }
+
+    /// Like [`part`](Self::part), for the last one that is needed of a row.
+    #[inline]
+    pub(crate) fn part_of(rows: Arc<Vec<u8>>, range: std::ops::Range<u32>) -> Value {
+        Value(Repr::Part { rows, start: range.start, end: range.end })
     }
 
     /// Returns a copy of the bytes.
@@ -72,7 +96,7 @@ impl From<Value> for Box<[u8]> {
 
 #[cfg(feature = "bytes")]
 impl From<Value> for bytes::Bytes {
-    /// Copies nothing.
+    /// Copies nothing but short parts of rows.
     fn from(value: Value) -> bytes::Bytes {
         bytes::Bytes::from_owner(value)
     }
@@ -82,7 +106,7 @@ impl From<Value> for Arc<[u8]> {
     fn from(value: Value) -> Arc<[u8]> {
         match value.0 {
             Repr::Whole(bytes) => bytes,
-            Repr::Part { .. } => Arc::from(&*value),
+            Repr::Part { .. } | Repr::Short { .. } => Arc::from(&*value),
         }
     }
 }
@@ -107,6 +131,7 @@ impl Deref for Value {
         match &self.0 {
             Repr::Whole(bytes) => bytes,
             Repr::Part { rows, start, end } => &rows[*start as usize..*end as usize],
+            Repr::Short { length, bytes } => &bytes[..usize::from(*length)],
         }
     }
 }
@@ -213,21 +238,35 @@ impl<'de> serde::Deserialize<'de> for Value {
     }
 }
 
-#[cfg(all(test, any(feature = "bytes", feature = "serde")))]
+#[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Parts of every length around the longest that is copied are those of the rows; a short one lets go of them.
+    #[test]
+    fn parts_are_those_of_the_rows() {
+        let rows = Arc::new((0..64).collect::<Vec<u8>>());
+        for length in 0..40 {
+            let part = Value::part(&rows, 5..5 + length);
+            assert_eq!(part, rows[5..5 + length as usize]);
+            assert_eq!(Arc::strong_count(&rows), if length as usize > SHORT_BYTES_MAX { 2 } else { 1 });
+            assert_eq!(Arc::<[u8]>::from(part.clone()), Arc::from(&*part));
+            assert_eq!(Value::part_of(Arc::clone(&rows), 5..5 + length), part);
+        }
+    }
 
     /// A value becomes `Bytes` where it is, of a leaf's copy as of its own.
     #[cfg(feature = "bytes")]
     #[test]
     fn values_become_bytes_in_place() {
-        let rows = Arc::new(b"key value".to_vec());
-        for value in [Value::from("value"), Value::part(&rows, 4..9)] {
+        let rows = Arc::new(b"key and a value longer than a pointer".to_vec());
+        for value in [Value::from("a value longer than a pointer"), Value::part(&rows, 8..37)] {
             let place = value.as_ptr();
             let bytes = bytes::Bytes::from(value);
-            assert_eq!(bytes, "value");
+            assert_eq!(bytes, "a value longer than a pointer");
             assert_eq!(bytes.as_ptr(), place, "it was copied");
         }
+        assert_eq!(bytes::Bytes::from(Value::part(&rows, 0..3)), "key");
     }
 
     /// A value comes back from each form that a format may give it.
