@@ -197,16 +197,32 @@ impl Tree {
 
     // ── descents ───────────────────────────────────────────────────────────────────────────────────────────────────
 
+    /// The frame that the target's leaf seems to be in, going down from a page on the way to it. The leaf is on its way
+    /// into the processor's cache then.
+    pub(crate) fn locate(&self, from: PageId, target: Target<'_>) -> Result<Option<(PageId, FrameIndex)>, Stop> {
+        self.descend_from(from, target, |_, _, _, _| ())
+    }
+
     /// Goes down to the frame that the target's leaf seems to be in. `visit` sees the inner nodes on the way.
     #[inline]
     fn descend(
         &self,
         target: Target<'_>,
+        visit: impl FnMut(PageId, FrameIndex, &Inner<'_>, usize),
+    ) -> Result<Option<(PageId, FrameIndex)>, Stop> {
+        self.descend_from(PageId::ROOT, target, visit)
+    }
+
+    #[inline]
+    fn descend_from(
+        &self,
+        from: PageId,
+        target: Target<'_>,
         mut visit: impl FnMut(PageId, FrameIndex, &Inner<'_>, usize),
     ) -> Result<Option<(PageId, FrameIndex)>, Stop> {
         let reclaim_guard = self.pool.reclaim_guard();
         let immutable_pages = reclaim_guard.pages(&self.pages.table);
-        let mut page = PageId::ROOT;
+        let mut page = from;
         let mut level = u8::MAX;
         loop {
             match self.pages.table.load(page) {
@@ -279,6 +295,15 @@ impl Tree {
             self.pause(restart)?;
         }
         Err(Stop::Error(self.lost()))
+    }
+
+    /// The leaf in a frame where it was [located](Self::locate), latched for reading, if it is still there and covers
+    /// the key.
+    #[inline]
+    pub(crate) fn read_leaf_at(&self, (page, frame): (PageId, FrameIndex), key: &[u8]) -> Option<FrameRead<'_>> {
+        let read = self.pool.frames.read(frame, self.page_key(page))?;
+        assert!(read.page() == page, "a frame is latched for another page than {page}");
+        (self.pages.table.load(page) == PageEntry::Leaf(frame) && Node::new(&read).covers(key)).then_some(read)
     }
 
     /// The leaf in a frame where it was found before, latched for change, if it is still there and covers the key.

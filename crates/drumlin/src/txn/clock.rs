@@ -77,15 +77,23 @@ impl Clock {
     /// Raises visible to what is durable and applied.
     pub(crate) fn show_durable(&self, durable: Timestamp) {
         let both = durable.0.min(self.published.load(Ordering::SeqCst));
-        self.visible.fetch_max(both, Ordering::SeqCst);
+        self.raise_visible(both);
         debug_assert!(self.is_in_order(), "a commit is visible before it is published");
     }
 
     /// Raises visible to a commit that returns before it is durable.
     pub(crate) fn show_relaxed(&self, timestamp: Timestamp) {
         self.wait_published(timestamp);
-        self.visible.fetch_max(timestamp.0, Ordering::SeqCst);
+        self.raise_visible(timestamp.0);
         debug_assert!(self.is_in_order(), "a commit is visible before it is published");
+    }
+
+    /// Looks first: another commit has often raised it further, and a line that is only read stays in every processor's
+    /// cache.
+    fn raise_visible(&self, timestamp: u64) {
+        if self.visible.load(Ordering::SeqCst) < timestamp {
+            self.visible.fetch_max(timestamp, Ordering::SeqCst);
+        }
     }
 
     /// Reads visible first, because published only rises.
