@@ -197,6 +197,8 @@ impl Store {
             Ok(())
         });
         self.stop();
+        // What the last checkpoints freed.
+        let result = result.and_then(|()| if self.is_read_only { Ok(()) } else { self.engine.space.shrink(0) });
         let covered = {
             // Of a database that has failed no checkpoint covers what the log has, and the log has to be kept. Asked
             // with the page tables locked: a checkpoint that fails says so before it lets go of it.
