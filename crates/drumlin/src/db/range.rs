@@ -76,7 +76,7 @@ struct Scan {
     upcoming: UpcomingValues,
     /// The row being handed out, and the end that it is from.
     taken: Option<(Direction, Row)>,
-    /// What the next copy takes of its leaf.
+    /// The rows that the next copy takes of its leaf.
     want: Want,
     /// Memory of `front` and `back`, which take `front_bytes` and `back_bytes`.
     memory: Grant,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 ///
 /// A value from a scan shares one allocation with the rows copied at the same time, up to 64 KiB or one row, and keeps
 /// all of it in memory, outside of the memory budget. A key of up to 22 bytes is in the `Value` itself. To keep few of
-/// many longer ones, keep copies ([`into_vec`](Value::into_vec)). With the feature `bytes`, they become a `bytes::Bytes`
+/// many longer ones, keep copies ([`into_vec`](Value::into_vec)). With the feature `bytes`, they become `bytes::Bytes`
 /// without a copy.
 ///
 /// ```

@@ -197,7 +197,7 @@ impl Store {
             Ok(())
         });
         self.stop();
-        // What the last checkpoints freed.
+        // Segments that the last checkpoints freed.
         let result = result.and_then(|()| if self.is_read_only { Ok(()) } else { self.engine.space.shrink(0) });
         let covered = {
             // Of a database that has failed no checkpoint covers what the log has, and the log has to be kept. Asked
