@@ -138,6 +138,39 @@ fn a_fork_touches_nothing() {
     assert!(left.check().unwrap().corruption.is_empty());
 }
 
+/// Bytes that this process has had the disk read.
+fn bytes_read() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/io").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("read_bytes: ")).unwrap();
+    line.parse().unwrap()
+}
+
+/// A range that its parent has begun reads nothing in a fork, nor the values that it would come to next.
+#[test]
+fn a_fork_reads_no_values_ahead() {
+    let folder = Folder::new();
+    let db = small().open(folder.path()).unwrap();
+    let keyspace = db.keyspace("rows").unwrap();
+    keyspace.insert([0], "in the leaf").unwrap();
+    for number in 1..40u8 {
+        keyspace.insert([number], support::Random(u64::from(number)).bytes(5_000)).unwrap();
+    }
+    drop(keyspace);
+    db.close().unwrap();
+    let db = small().open(folder.path()).unwrap();
+    let keyspace = db.keyspace("rows").unwrap();
+    for is_task in [false, true] {
+        let mut rows = keyspace.iter();
+        assert_eq!(rows.next().unwrap().unwrap().1, "in the leaf");
+        assert!(in_a_fork(|| {
+            let before = bytes_read();
+            let next = if is_task { smol::block_on(rows.next_async()) } else { rows.next() };
+            next.is_some_and(is_forked) && bytes_read() == before
+        }));
+    }
+    assert_eq!(keyspace.iter().filter(|row| row.as_ref().is_ok_and(|(_, value)| value.len() == 5_000)).count(), 39);
+}
+
 /// A database that its process closes can be opened again while a fork still lives, with copies of its handles.
 #[test]
 fn a_fork_keeps_no_lock() {

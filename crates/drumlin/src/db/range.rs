@@ -411,6 +411,9 @@ impl Scan {
         let value = match &row.value {
             Fetched::Inline(span) => Value::part(&row.rows, span.clone()),
             Fetched::Large(reference) => {
+                // Before anything is read: a fork must not.
+                let handle = Arc::clone(&self.handle);
+                let store = handle.store()?;
                 let first = std::iter::once(*reference);
                 let (front, back) = (self.front.iter(), self.back.iter().rev());
                 match direction {
@@ -421,7 +424,7 @@ impl Scan {
                         self.upcoming.step(mode, &self.tree, first.chain(back.filter_map(Row::reference))).await;
                     }
                 }
-                self.handle.store()?.read_large(mode, &self.tree, reference, &self.snapshot).await?.into()
+                store.read_large(mode, &self.tree, reference, &self.snapshot).await?.into()
             }
             Fetched::Own(value) => self.handle.store()?.read_own(mode, &self.tree, value, &self.snapshot).await?.into(),
         };

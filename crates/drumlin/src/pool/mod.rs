@@ -128,6 +128,10 @@ impl Wanted {
         Wanted { page, frame_bytes: pages.page_bytes, content: Content::Node }
     }
 
+    pub(crate) fn frame_bytes(&self) -> usize {
+        self.frame_bytes
+    }
+
     /// A medium value, into a frame of this many bytes.
     pub(crate) fn value(page: PageId, frame_bytes: usize, value_id: ValueId) -> Wanted {
         Wanted { page, frame_bytes, content: Content::Value(value_id) }

@@ -134,6 +134,11 @@ impl PageTableStore {
         self.write_superblock(space)
     }
 
+    /// Returns `true` if the newest superblock says that the database was closed.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.superblocks.is_closed()
+    }
+
     /// Has the opening's first write do this, which syncs these folders too: the database was closed.
     pub(crate) fn defer_incarnation(&mut self, incarnation: Incarnation, first: Timestamp, folders: Vec<FolderRef>) {
         self.add_incarnation(incarnation, first);

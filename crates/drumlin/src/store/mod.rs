@@ -198,8 +198,12 @@ impl Store {
             Ok(())
         });
         self.stop();
-        // Segments that the last checkpoints freed.
-        let result = result.and_then(|()| if self.is_read_only { Ok(()) } else { self.engine.space.shrink(0) });
+        if result.is_ok() && !self.is_read_only && !self.page_tables.lock().is_closed() {
+            // Segments that the last checkpoints freed. A longer file is no less closed.
+            if let Err(error) = self.engine.space.shrink(0) {
+                log::warn!("{} keeps the free end of its file: {error}", self.path.display());
+            }
+        }
         let covered = {
             // Of a database that has failed no checkpoint covers what the log has, and the log has to be kept. Asked
             // with the page tables locked: a checkpoint that fails says so before it lets go of it.

@@ -372,20 +372,20 @@ async fn bring_in(mode: WaitMode<'_>, tree: &Tree, values: impl Iterator<Item = 
     let mut wanted = Vec::new();
     assert!(bytes_max > 0, "a pool without frames");
     for reference in values.take(UPCOMING_MAX) {
-        let length = reference.length as usize;
-        if count > 0 && bytes + length > bytes_max {
-            break;
-        }
-        count += 1;
         // What is in an appender's buffer is written by the read that needs it.
-        let is_on_disk = |reference: &LargeRef| match tree.pages.table.load(reference.first_page) {
+        let is_on_disk = || match tree.pages.table.load(reference.first_page) {
             PageEntry::OnDisk(address) => space.is_written(address),
             _ => false,
         };
-        if is_medium(&reference) && is_on_disk(&reference) {
-            bytes += length;
-            wanted.push(medium_wanted(&reference));
+        if is_medium(&reference) && is_on_disk() {
+            let next = medium_wanted(&reference);
+            if bytes + next.frame_bytes() > bytes_max && count > 0 {
+                break;
+            }
+            bytes += next.frame_bytes();
+            wanted.push(next);
         }
+        count += 1;
     }
     // One is read as quickly by the step that needs it.
     if wanted.len() > 1 {
@@ -434,7 +434,8 @@ async fn read_medium(
                     other => other?,
                 }
             }
-            PageEntry::Reading(_) => tree.fault(mode, wanted).await?,
+            // An error may be that of a reader who expected another page: the next turn finds out.
+            PageEntry::Reading(_) => drop(tree.fault(mode, wanted).await),
             PageEntry::Immutable(_) => {}
             PageEntry::Leaf(_) | PageEntry::Free | PageEntry::Reserved | PageEntry::Unattached(_) => {
                 return Ok(Chunk::Gone);
