@@ -3,6 +3,8 @@
 //! Rows are packed into leaves as they come ([`Packer`]), which are written at once ([`LoadPages`]). When the last has
 //! come, the load is made durable and attached ([`Engine::try_attach`]). Where the keyspace has rows by then, or a
 //! reader or writer that is in the way, the load is handed back to the caller as rows in the order of their keys.
+//!
+//! [`Engine::try_attach`]: crate::txn::engine::Engine::try_attach
 
 mod rows;
 
