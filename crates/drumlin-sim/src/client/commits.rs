@@ -243,9 +243,22 @@ impl Client {
     pub(super) async fn bulk_load(&mut self) -> Result<(), Stop> {
         let name = PASSING[self.random.below(3) as usize];
         let (db, model) = (self.life.db.clone(), self.life.model.clone());
-        let begin = move || recorded(&model, |_| Operation::Create(name.to_owned()), || db.bulk_load(name));
-        let (taken, load) = self.elsewhere(begin).await;
-        let Some((_, mut load)) = self.settle(taken, load, true, Call::Transaction, None)? else { return Ok(()) };
+        // It may be there already, and may be gone again when the load begins, which then creates it.
+        let operation = move |_: &Model| Operation::Create(name.to_owned());
+        let begin = move || {
+            let (taken, created) = recorded(&model, operation, || db.keyspace(name));
+            let (taken_again, load) = recorded(&model, operation, || db.bulk_load(name));
+            (taken, created, taken_again, load)
+        };
+        let (taken, created, taken_again, load) = self.elsewhere(begin).await;
+        self.settle(taken, created, true, Call::Plain, None)?;
+        if let (1.., Err(Error::MemoryInUse { .. })) = (taken_again, &load) {
+            self.life.model.answer(taken_again, true);
+            return Ok(());
+        }
+        let Some((_, mut load)) = self.settle(taken_again, load, true, Call::Transaction, None)? else {
+            return Ok(());
+        };
         // Should it have been dropped since, the load fails, whichever this is.
         let Some(space) = self.life.model.space(name) else { return Ok(()) };
         let first = self.random.below(self.life.plan.key_count);

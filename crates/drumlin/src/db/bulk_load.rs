@@ -212,7 +212,7 @@ impl BulkLoad {
         let mut part = db.batch()?;
         while let Some(row) = rows.next_row()? {
             match row {
-                LoadedRow::Inline(key, value) => match part.insert(&self.keyspace, &key, &value) {
+                LoadedRow::Whole(key, value) => match part.insert(&self.keyspace, &key, &value) {
                     Err(Error::TransactionTooLarge { .. } | Error::MemoryInUse { .. }) if !part.is_empty() => {
                         std::mem::replace(&mut part, db.batch()?).commit_with(Durability::Relaxed)?;
                         part.insert(&self.keyspace, &key, &value)?;

@@ -302,8 +302,12 @@ fn readers_from_before_do_not_see_the_rows() {
     let begin = |isolation| db.begin_with(TxOptions { isolation, ..db.tx_options() }).unwrap();
     let mut writer = begin(Isolation::Snapshot);
     let mut reader = begin(Isolation::Serializable);
+    let mut scanner = begin(Isolation::Serializable);
     let mut bystander = begin(Isolation::Serializable);
-    assert_eq!(reader.get(&keyspace, first).unwrap(), None);
+    // A row that the load brings and no commit changes afterwards: the load alone is in conflict with these.
+    let untouched = rows.keys().nth(rows.len() / 2).unwrap();
+    assert_eq!(reader.get(&keyspace, untouched).unwrap(), None);
+    assert_eq!(scanner.count(&keyspace, ..).unwrap(), 0);
     assert!(load(&db, "k", &rows).unwrap());
     for _ in 0..2 {
         assert!(snapshot.is_empty(&keyspace).unwrap());
@@ -316,8 +320,10 @@ fn readers_from_before_do_not_see_the_rows() {
         keyspace.insert(first, "changed").unwrap();
         keyspace.remove(last).unwrap();
     }
-    assert_eq!(writer.get(&keyspace, last).unwrap(), None);
-    assert!(writer.insert(&keyspace, last, "lost").is_err_and(|error| error.is_conflict()));
+    assert_eq!(writer.get(&keyspace, untouched).unwrap(), None);
+    assert!(writer.insert(&keyspace, untouched, "lost").is_err_and(|error| error.is_conflict()));
+    scanner.insert(&other, "c", "").unwrap();
+    assert!(scanner.commit().is_err_and(|error| error.is_conflict()));
     reader.insert(&other, "a", "").unwrap();
     assert!(reader.commit().is_err_and(|error| error.is_conflict()));
     bystander.insert(&other, "b", "").unwrap();

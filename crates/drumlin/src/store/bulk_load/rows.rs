@@ -5,7 +5,7 @@ use std::io::Read;
 use std::sync::Arc;
 
 use super::OpenKeyspace;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::extent::{Kind, VALUE_BYTES_OFFSET};
 use crate::format::node::LargeRef;
 use crate::format::{ExtentAddress, PageId};
@@ -14,14 +14,15 @@ use crate::pool::load::LoadPages;
 use crate::space::PageEntry;
 use crate::space::checkpoint::{open_extent, read_extent};
 use crate::tree::node::{Leaf, RowValue};
+use crate::txn::values::MEDIUM_BYTES_MAX;
 
 /// Bytes of pages that are read together.
 const BATCH_BYTES: usize = 128 << 10;
 
 /// A row that was loaded.
 pub(crate) enum LoadedRow {
-    Inline(Vec<u8>, Vec<u8>),
-    /// A value in extents of its own.
+    Whole(Vec<u8>, Vec<u8>),
+    /// A value in several chunks.
     Large(Vec<u8>, LoadedValue),
 }
 
@@ -65,7 +66,10 @@ impl LoadedRows {
             let value = leaf.value(self.row);
             self.row += 1;
             return Ok(Some(match value {
-                RowValue::Inline(value) => LoadedRow::Inline(key, value.to_vec()),
+                RowValue::Inline(value) => LoadedRow::Whole(key, value.to_vec()),
+                RowValue::Large(reference) if reference.length <= MEDIUM_BYTES_MAX as u64 => {
+                    LoadedRow::Whole(key, self.value(reference).read_chunk()?.unwrap_or_default())
+                }
                 RowValue::Large(reference) => LoadedRow::Large(key, self.value(reference)),
             }));
         }
@@ -124,13 +128,22 @@ pub(crate) struct LoadedValue {
     position: usize,
 }
 
+impl LoadedValue {
+    /// The bytes of the next chunk.
+    fn read_chunk(&mut self) -> Result<Option<Vec<u8>>> {
+        let Some(address) = self.addresses.pop_front() else { return Ok(None) };
+        let (_, mut chunk) = read_extent(&self.pool.space, address)?;
+        chunk.drain(..VALUE_BYTES_OFFSET);
+        Ok(Some(chunk))
+    }
+}
+
 impl Read for LoadedValue {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         if self.position == self.chunk.len() {
-            let Some(address) = self.addresses.pop_front() else { return Ok(0) };
-            let read = read_extent(&self.pool.space, address);
-            let (_, chunk) = read.map_err(|error: Error| std::io::Error::other(error.to_string()))?;
-            (self.chunk, self.position) = (chunk, VALUE_BYTES_OFFSET);
+            let read = self.read_chunk().map_err(|error| std::io::Error::other(error.to_string()))?;
+            let Some(chunk) = read else { return Ok(0) };
+            (self.chunk, self.position) = (chunk, 0);
         }
         let rest = &self.chunk[self.position..];
         let count = rest.len().min(buffer.len());
