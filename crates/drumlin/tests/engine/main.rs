@@ -4,7 +4,6 @@
 //! measure it are programs of their own beside it.
 
 mod atomic;
-mod bulk_load;
 mod concurrency;
 mod errors;
 mod foreign_handles;

@@ -2,7 +2,6 @@
 
 mod apply;
 mod at_once;
-mod attach;
 mod commit;
 mod prepare;
 mod read;
