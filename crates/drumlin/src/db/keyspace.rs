@@ -279,7 +279,8 @@ impl Keyspace {
         ready(self.rows().is_empty(WaitMode::Blocking))
     }
 
-    /// Counts the rows of a range. O(rows): it visits every leaf of the range.
+    /// Counts the rows of a range. O(leaves of the range): it visits each, and copies its rows only
+    /// where versions have to be merged.
     ///
     /// # Errors
     /// Those of [`first`](Keyspace::first).

@@ -172,7 +172,7 @@ impl Reader {
         ready(self.rows(keyspace)?.is_empty(WaitMode::Blocking))
     }
 
-    /// Counts the rows of a range. O(rows).
+    /// Counts the rows of a range. O(leaves of the range); copies rows where it has to merge versions or own changes.
     ///
     /// # Errors
     /// Those of [`first`](Reader::first).
