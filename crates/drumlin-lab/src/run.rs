@@ -89,6 +89,8 @@ fn utc(unix_seconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::mount::FileSystem;
 
@@ -102,6 +104,46 @@ mod tests {
         }
     }
 
+    fn settings(folder: &Path, quick: bool, file_bytes: u64, file_systems: &[FileSystem]) -> Settings {
+        Settings {
+            folder: folder.to_owned(),
+            quick,
+            seconds: None,
+            memory_bytes: None,
+            file_bytes: Some(file_bytes),
+            file_systems: file_systems.to_vec(),
+            command: String::new(),
+        }
+    }
+
+    /// Each experiment is planned to take what it took in the example of docs/lab, up to a fifth. It had ext4 alone,
+    /// and the stores of `--features peers`, without which `sync` is shorter.
+    #[test]
+    fn plans_are_near_the_times_of_the_example() {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::of(folder.path()).unwrap();
+        let settings = settings(folder.path(), false, 4 << 30, &[FileSystem::Ext4]);
+        let session = Session::begin(&settings, &machine, &Unwatched).unwrap();
+        for (experiment, took) in [
+            (Experiment::Random, 346.0),
+            (Experiment::Scan, 246.0),
+            (Experiment::Sync, 319.0),
+            (Experiment::Calls, 78.4),
+            (Experiment::Stall, 83.7),
+            (Experiment::Hazards, 37.3),
+            (Experiment::Prefault, 84.0),
+            (Experiment::Persist, 30.0),
+        ] {
+            // The first experiment makes the file.
+            let file = if experiment == Experiment::Random { session.file_seconds() } else { 0.0 };
+            let planned = experiment.seconds(&session) + file;
+            println!("{}: {planned:.0} s planned, {took:.0} s taken", experiment.name());
+            if experiment != Experiment::Sync || cfg!(feature = "peers") {
+                assert!((took / 1.2..=took * 1.2).contains(&planned), "{}: {planned} s", experiment.name());
+            }
+        }
+    }
+
     /// All experiments are planned to take less than six minutes with `--quick`, and less than half an hour without.
     /// The plan depends on memory and on the stores that are built in: `--features peers` has all of them.
     #[test]
@@ -109,15 +151,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let machine = Machine::of(folder.path()).unwrap();
         for (quick, file_bytes, limit) in [(true, 1 << 30, 360.0), (false, 4 << 30, 1800.0)] {
-            let settings = Settings {
-                folder: folder.path().to_owned(),
-                quick,
-                seconds: None,
-                memory_bytes: None,
-                file_bytes: Some(file_bytes),
-                file_systems: FileSystem::ALL.to_vec(),
-                command: String::new(),
-            };
+            let settings = settings(folder.path(), quick, file_bytes, &FileSystem::ALL);
             let session = Session::begin(&settings, &machine, &Unwatched).unwrap();
             let each = Experiment::ALL.map(|experiment| (experiment.name(), experiment.seconds(&session)));
             let planned = session.file_seconds() + each.iter().map(|(_, seconds)| seconds).sum::<f64>();

@@ -256,7 +256,8 @@ pub(super) fn memory_rooms(bytes: u64) -> Vec<(&'static str, TempFolder)> {
     found
 }
 
-const TURN_SECONDS: f64 = 2.0;
+/// The approximate time of a turn: a load, and making and removing its file.
+const TURN_SECONDS: f64 = 3.0;
 
 pub(super) fn seconds(session: &Session<'_>) -> f64 {
     let places = if session.settings.quick { 1.0 } else { 2.0 };

@@ -209,8 +209,9 @@ fn way_seconds(session: &Session<'_>) -> f64 {
     (session.pacing.slice.seconds / 5.0).max(0.05)
 }
 
+/// The approximate time of a turn: the ways that touch each page once end before their time.
 fn turn_seconds(session: &Session<'_>) -> f64 {
-    way_seconds(session) * Way::ALL.len() as f64 + 0.3
+    way_seconds(session) * Way::ALL.len() as f64 * 0.6 + 0.3
 }
 
 pub(super) fn seconds(session: &Session<'_>) -> f64 {

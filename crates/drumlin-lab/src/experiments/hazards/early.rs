@@ -27,7 +27,10 @@ use crate::worker::{self, Ending, Measurement};
 const DIRTY_BYTES: usize = 64 << 10;
 
 /// The kernel writes pages that have been dirty for 30 seconds, and looks for them every 5.
-pub(super) const FLUSHER_SECONDS: f64 = 45.0;
+pub(super) const FLUSHER_SECONDS: f64 = 32.5;
+
+/// A kernel that has written nothing by then is taken not to write.
+const FLUSHER_SECONDS_MAX: f64 = 45.0;
 
 /// The memory that holds the change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -124,7 +127,7 @@ impl Task {
         if self.cause == Cause::OtherProcess {
             sync(folder)?;
         }
-        let limit = if self.cause == Cause::Kernel { FLUSHER_SECONDS } else { 5.0 };
+        let limit = if self.cause == Cause::Kernel { FLUSHER_SECONDS_MAX } else { 5.0 };
         worker::wait_until(Duration::from_secs_f64(limit), || dirty_bytes(address).is_ok_and(|bytes| bytes == 0));
         let seconds = start.elapsed().as_secs_f64();
         // A direct read would first write dirty pages: only once they are clean does it show what the device held.

@@ -99,7 +99,7 @@ fn rounds(session: &Session<'_>) -> u64 {
 
 pub(super) fn seconds(session: &Session<'_>) -> f64 {
     let flusher = if session.settings.quick { 0.0 } else { early::FLUSHER_SECONDS };
-    12.0 + flusher
+    4.0 + flusher
 }
 
 pub(super) fn chapter() -> Chapter {

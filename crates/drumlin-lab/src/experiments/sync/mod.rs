@@ -117,9 +117,10 @@ fn writes_max(session: &Session<'_>) -> u64 {
     if session.settings.quick { 1700 } else { 10_000 }
 }
 
-/// The approximate time of a turn, its worker and file included.
+/// The approximate time of a turn, its worker and file included. Most methods reach the end of their time before
+/// their writes.
 fn turn_seconds(session: &Session<'_>) -> f64 {
-    timing(session).seconds * 0.6 + 0.05
+    timing(session).seconds * 0.8 + 0.05
 }
 
 pub(super) fn seconds(session: &Session<'_>) -> f64 {
