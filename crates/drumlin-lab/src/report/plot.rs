@@ -54,6 +54,11 @@ impl Ruler {
         Ruler { scale, low, high }
     }
 
+    /// Returns `false` for values below the axis: of a distribution its fast half.
+    fn reaches(&self, value: f64) -> bool {
+        value >= self.low * 0.999
+    }
+
     /// The position of a value, from 0 to 1.
     fn at(&self, value: f64) -> f64 {
         let share = match self.scale {
@@ -93,17 +98,28 @@ impl Ruler {
             Scale::Tail => format!("{}%", ((tick * 1e6).round() / 1e4)),
             _ if tick == 0.0 => "0".to_owned(),
             // Two units would not fit beside the axis.
-            _ if axis.form == Form::Seconds && tick >= 100.0 => format!("{:.0} min", tick / 60.0),
-            _ => axis.form.show(tick).replace(".00 ", " ").replace(".0 ", " "),
+            _ if axis.form == Form::Seconds && tick >= 100.0 => format!("{} s", Form::Count.show(tick)),
+            _ => without_last_zeros(&axis.form.show(tick)),
         }
     }
 }
 
-/// The next of the steps below times a power of ten.
+/// The next of the steps below times a power of ten. A quarter of each has few digits. A value that exceeds a step by
+/// less than a hundredth, like the end of the last sample of four seconds, is drawn at the edge.
 fn nice_above(value: f64) -> f64 {
     let power = 10f64.powf(value.log10().floor());
-    let steps = [1.0, 1.2, 1.6, 2.0, 2.4, 3.2, 4.0, 5.0, 6.0, 8.0, 10.0];
-    steps.into_iter().map(|step| step * power).find(|step| *step >= value * 0.999).unwrap_or(value)
+    let steps = [1.0, 1.2, 1.6, 2.0, 2.4, 3.2, 4.0, 4.8, 6.0, 8.0, 10.0];
+    steps.into_iter().map(|step| step * power).find(|step| *step >= value * 0.99).unwrap_or(value)
+}
+
+/// `3.20 GB/s` as `3.2 GB/s`: three digits and a unit of four letters are too wide for the margin.
+fn without_last_zeros(shown: &str) -> String {
+    match shown.split_once(' ') {
+        Some((number, unit)) if number.contains('.') => {
+            format!("{} {unit}", number.trim_end_matches('0').trim_end_matches('.'))
+        }
+        _ => shown.to_owned(),
+    }
 }
 
 /// The area of a plot: its two axes, and the way from values to positions.
@@ -117,7 +133,9 @@ impl Area<'_> {
     fn of(plot: &Plot) -> Area<'_> {
         let all = || plot.lines.iter().flat_map(|line| line.points.iter());
         let x = Ruler::over(&plot.x, all().map(|point| point.0));
-        let y = Ruler::over(&plot.y, all().map(|point| point.1));
+        // The fast half of a distribution is not drawn, so the axis need not reach down to it.
+        let drawn = all().filter(|point| x.reaches(point.0));
+        let y = Ruler::over(&plot.y, drawn.map(|point| point.1));
         Area { plot, x, y }
     }
 
@@ -173,8 +191,7 @@ impl Area<'_> {
         let mut path = String::new();
         let mut dots = String::new();
         for &(right, height) in &line.points {
-            // Points left of the axis, like the fast half of a distribution, are not drawn.
-            if right < self.x.low * 0.999 || !height.is_finite() {
+            if !self.x.reaches(right) || !height.is_finite() {
                 continue;
             }
             let (px, py) = (self.across(right), self.up(height));
@@ -250,6 +267,23 @@ mod tests {
             assert!((3..=9).contains(&ticks.len()), "{scale:?}: {ticks:?}");
             assert!(ticks.iter().all(|tick| (0.0..=1.0).contains(&ruler.at(*tick))));
         }
+    }
+
+    /// Labels of axes have no more than eight characters, which is what fits beside them, whatever the highest value.
+    #[test]
+    fn labels_fit_beside_the_axis() {
+        let forms = [(Form::Rate, 5e6), (Form::Bandwidth, 5e9), (Form::Seconds, 5e3), (Form::Micros, 5e6)];
+        for (form, value_max) in forms {
+            let axis = Axis { label: "", form, scale: Scale::Linear };
+            for share in [1.0, 0.98, 0.9, 0.6, 0.05, 0.0026, 3e-5] {
+                let ruler = Ruler::over(&axis, [value_max * share].into_iter());
+                let labels: Vec<String> = ruler.ticks().iter().map(|tick| ruler.label(&axis, *tick)).collect();
+                assert!(labels.iter().all(|label| label.chars().count() <= 8), "{labels:?}");
+            }
+        }
+        let axis = Axis { label: "", form: Form::Seconds, scale: Scale::Logarithmic };
+        let ruler = Ruler::over(&axis, [0.01, 400.0].into_iter());
+        assert_eq!(ruler.label(&axis, 100.0), "100 s");
     }
 
     /// A plot without points, or with one, is still a plot.

@@ -188,6 +188,8 @@ fn cache_off(figures: &Figures) -> Judgement {
 }
 
 const POWER_OFF: &str = "file systems that can be switched off (as root the lab makes them on loop devices)";
+const BTRFS: &str =
+    "a btrfs that can be switched off (as root the lab makes one on a loop device, if mkfs.btrfs is installed)";
 const SOUND: &str = "a power-off that loses what was never synced and keeps what was";
 
 fn zeros(figures: &Figures) -> Judgement {
@@ -213,7 +215,7 @@ fn zeros(figures: &Figures) -> Judgement {
 }
 
 fn btrfs_loses(figures: &Figures) -> Judgement {
-    let Some(left) = figures.left_on(FileSystem::Btrfs) else { return Judgement::cannot_tell(POWER_OFF, "") };
+    let Some(left) = figures.left_on(FileSystem::Btrfs) else { return Judgement::cannot_tell(BTRFS, "") };
     let [filled, new] = [Method::FilledRange, Method::TruncatedRange].map(|method| left.share(method));
     let percent = |share| figures::Form::Share.show(share);
     let sentence = format!("{} left on zeros, {} on new blocks.", percent(filled), percent(new));
@@ -352,7 +354,7 @@ mod tests {
             btrfs_loses(&Figures { places: Vec::new(), left: vec![left(FileSystem::Btrfs, filled, new)] }).holds
         };
         assert_eq!((judge(0.0, 0.0), judge(1.0, 0.0), judge(1.0, 1.0)), (Yes, Partly, No));
-        assert_eq!(btrfs_loses(&Figures::default()).holds, CannotTell);
+        assert_eq!(btrfs_loses(&Figures::default()).missing.as_deref(), Some(BTRFS));
     }
 
     /// Hidden by both, by the mean alone, by none; few writes, and rounds that differ, tell nothing.
