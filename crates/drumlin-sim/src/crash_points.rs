@@ -193,6 +193,14 @@ impl Script {
         db.compact().expect("compacting");
         self.note();
         self.write_while_compacting(&db);
+        // Loads: one with values of all kinds, one amid which a checkpoint is made and another is given up.
+        self.create(&db, "loaded", 512);
+        self.load(&db, "loaded", 0..300, false);
+        for number in 0..5 {
+            self.put(&db, "loaded", 60 * number, 100, number % 2 == 0);
+        }
+        self.create(&db, "again", 1024);
+        self.load(&db, "again", 0..40, true);
         // Inner nodes split, then merge, until the root has one child again.
         self.create(&db, "deep", 512);
         self.deepen(&db, true);
@@ -336,6 +344,40 @@ impl Script {
             rows.push((space, key, content));
         }
         self.commit(Operation::Rows(rows), true, move || tx.commit());
+    }
+
+    /// Rows are loaded in bulk into an empty keyspace, and before that another load of it is dropped. With `amid`,
+    /// checkpoints are made and the file is compacted meanwhile.
+    fn load(&mut self, db: &Database, name: &str, numbers: Range<u64>, amid: bool) {
+        let space = self.model.space(name).expect("created");
+        for is_dropped in [true, false] {
+            let mut rows = Vec::new();
+            let mut load = db.bulk_load(name).expect("a load");
+            for number in numbers.clone() {
+                let content = self.content([20, 100, 60, 700, 40, 30, 5000, 10][number as usize % 8]);
+                load.insert(key(number), content.bytes()).expect("a row");
+                rows.push((space, key(number), Some(content)));
+                if amid && number % 16 == 7 {
+                    db.checkpoint().expect("a checkpoint");
+                    self.note();
+                }
+                if amid && number % 32 == 15 {
+                    db.compact().expect("compacting");
+                    self.note();
+                }
+            }
+            if is_dropped {
+                continue;
+            }
+            let content = self.content(150_000);
+            load.insert("the last", content.bytes()).expect("a row");
+            rows.push((space, b"the last".to_vec(), Some(content)));
+            self.commit(Operation::Rows(rows), true, move || {
+                let report = load.finish()?;
+                assert!(report.attached, "the rows of a load were put by transactions");
+                Ok(())
+            });
+        }
     }
 
     fn transaction(&mut self, db: &Database, round: u64, count: u64) {

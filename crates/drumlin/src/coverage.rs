@@ -8,6 +8,9 @@
 /// The texts of all marks.
 pub(crate) const MARKS: &[&str] = &[
     "a batch of the log crossed into the next segment",
+    "a bulk load was attached",
+    "a bulk load took page numbers that were in use before",
+    "a bulk load was given up",
     "a checkpoint wrote a new base image",
     "a commit could not be made at once",
     "a commit lacked a page when it was to be applied",

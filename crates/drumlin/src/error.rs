@@ -440,6 +440,11 @@ impl Error {
         Error::MemoryInUse { what: "values being written from readers", limit_bytes }
     }
 
+    /// Bulk loads together have used up their part of the budget.
+    pub(crate) fn loads_in_memory(limit_bytes: u64) -> Error {
+        Error::MemoryInUse { what: "the buffers of bulk loads", limit_bytes }
+    }
+
     /// The write set of a transaction, its locks included.
     pub(crate) fn writes_too_large(row_count: usize, bytes: u64, limit_bytes: u64) -> Error {
         let what = "its writes (keys, values, and about 256 bytes or more of memory for each row)";

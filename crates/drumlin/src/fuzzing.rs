@@ -6,9 +6,11 @@
 
 use crate::format::extent::{self, Header, Origin};
 use crate::format::log::{self, RecordHeader, SegmentHeader};
+use crate::format::record::{Attachment, SegmentRun};
 use crate::format::superblock::{self, SLOT_OFFSETS, Superblock};
 use crate::format::{
-    BLOCK_BYTES, DatabaseId, ExtentAddress, ExtentRef, KeyspaceId, PageId, SegmentUse, checksum, put_u32, put_u64,
+    BLOCK_BYTES, DatabaseId, ExtentAddress, ExtentRef, KeyspaceId, PageId, SegmentId, SegmentUse, checksum, put_u32,
+    put_u64,
 };
 use crate::format::{catalogue::Catalogue, node, record, summary};
 use crate::tree::node::{Change, Inner, InnerMut, Leaf, LeafMut, Node, RowValue, check};
@@ -451,6 +453,12 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
         Operation::Remove { key: b"gone" },
         Operation::Create { page_bytes: 4096, name: "rows" },
         Operation::Drop,
+        Operation::Attach(Attachment {
+            rows: 7,
+            root: extent,
+            images: vec![(1, extent)],
+            segments: vec![SegmentRun { first: SegmentId(1), count: 2, segment_use: extent.segment_use }],
+        }),
     ] {
         record::encode(KeyspaceId(3), &operation, &mut record);
     }

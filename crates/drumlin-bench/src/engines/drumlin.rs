@@ -4,12 +4,15 @@ use std::path::Path;
 
 use drumlin::{Config, Database, Keyspace};
 
-use crate::engine::{Capabilities, Durability, Engine, Key, Peer, Result, Row, Session, Settings, missing_row};
+use crate::engine::{
+    Capabilities, Durability, Engine, Key, LOAD_BATCH_ROWS, Order, Peer, Result, Row, Session, Settings, Source,
+    load_in_batches, missing_row,
+};
 
 pub(super) const PEER: Peer = Peer {
     name: "drumlin",
     version: env!("CARGO_PKG_VERSION"),
-    settings: "the defaults; memory: the budget",
+    settings: "the defaults; memory: the budget; sorted bulk loads are its own, others transactions of 1,000 rows",
     capabilities: Capabilities {
         one_writer: false,
         multi_get: true,
@@ -43,6 +46,18 @@ impl Engine for Drumlin {
 
     fn sync(&self) -> Result<()> {
         Ok(self.db.sync()?)
+    }
+
+    fn bulk_load(&self, rows: &mut dyn Source, order: Order) -> Result<()> {
+        if order == Order::Random {
+            return load_in_batches(&mut *self.session()?, rows, LOAD_BATCH_ROWS);
+        }
+        let mut load = self.db.bulk_load(self.rows.name())?;
+        while let Some((key, value)) = rows.next() {
+            load.insert(key, value)?;
+        }
+        load.finish()?;
+        Ok(())
     }
 
     fn close(self: Box<Self>) -> Result<()> {

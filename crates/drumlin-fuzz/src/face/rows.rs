@@ -109,7 +109,10 @@ impl Side {
                 return;
             }
             19 => {
-                self.batch(which, script);
+                match script.byte() % 3 {
+                    0 => self.load(which, script),
+                    _ => self.batch(which, script),
+                }
                 return;
             }
             0 => Some(call!("Keyspace::insert", k.insert(&key, &value))),
@@ -286,6 +289,44 @@ impl Side {
                 if is_there {
                     self.models = models;
                 }
+            }
+        }
+    }
+
+    /// A load in bulk: attached where the keyspace is empty, put by transactions where it is not, or dropped.
+    fn load(&mut self, which: usize, script: &mut Script<'_>) {
+        self.settle();
+        let name = self.keyspaces[which].name().to_owned();
+        let mut load = match script.byte() % 2 {
+            0 => must(call!("Database::bulk_load", self.db().bulk_load(&name))),
+            _ => must(block_on(call!("Database::bulk_load_async", self.db().bulk_load_async(&name)))),
+        };
+        let _ = format!("{load:?}");
+        let rows: BTreeMap<Vec<u8>, Vec<u8>> = (0..script.byte() % 16).map(|_| (key(script), value(script))).collect();
+        for (key, value) in &rows {
+            let done = match script.byte() % 2 {
+                0 => call!("BulkLoad::insert", load.insert(key, value)),
+                _ => block_on(call!("BulkLoad::insert_async", load.insert_async(key, value))),
+            };
+            if checked(done, is_crowded).is_none() {
+                return;
+            }
+        }
+        let done = match script.byte() % 5 {
+            0 | 1 => call!("BulkLoad::finish", load.finish()),
+            2 | 3 => block_on(call!("BulkLoad::finish_async", load.finish_async())),
+            _ => return,
+        };
+        if let Some(report) = checked(done, is_crowded) {
+            assert_eq!(report.rows, rows.len() as u64);
+            self.models[which].extend(rows);
+            return;
+        }
+        // Transactions may have put the first of them.
+        self.settle();
+        for (key, value) in rows {
+            if must(self.keyspaces[which].get(&key)).is_some_and(|found| found[..] == value[..]) {
+                self.models[which].insert(key, value);
             }
         }
     }

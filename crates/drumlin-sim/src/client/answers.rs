@@ -31,6 +31,7 @@ fn may_be_in_use(what: &str, call: Call) -> bool {
         "writes, locks and reads of open transactions" => {
             matches!(call, Call::Change | Call::Removal | Call::FailingSource | Call::Transaction)
         }
+        "the buffers of bulk loads" => call == Call::Transaction,
         "rows and values copied by open scans and readers" => matches!(call, Call::Copy | Call::Transaction),
         "values being written from readers" => {
             matches!(call, Call::Change | Call::FailingSource | Call::Transaction)

@@ -238,6 +238,57 @@ impl Client {
         Ok(())
     }
 
+    /// Rows are loaded in bulk into a keyspace that comes and goes: attached where it is empty, else put by a
+    /// transaction, which has room for all of them; one commit in either case.
+    pub(super) async fn bulk_load(&mut self) -> Result<(), Stop> {
+        let name = PASSING[self.random.below(3) as usize];
+        let (db, model) = (self.life.db.clone(), self.life.model.clone());
+        // It may be there already, and may be gone again when the load begins, which then creates it.
+        let operation = move |_: &Model| Operation::Create(name.to_owned());
+        let begin = move || {
+            let (taken, created) = recorded(&model, operation, || db.keyspace(name));
+            let (taken_again, load) = recorded(&model, operation, || db.bulk_load(name));
+            (taken, created, taken_again, load)
+        };
+        let (taken, created, taken_again, load) = self.elsewhere(begin).await;
+        self.settle(taken, created, true, Call::Plain, None)?;
+        if let (1.., Err(Error::MemoryInUse { .. })) = (taken_again, &load) {
+            self.life.model.answer(taken_again, true);
+            return Ok(());
+        }
+        let Some((_, mut load)) = self.settle(taken_again, load, true, Call::Transaction, None)? else {
+            return Ok(());
+        };
+        // Should it have been dropped since, the load fails, whichever this is.
+        let Some(space) = self.life.model.space(name) else { return Ok(()) };
+        let first = self.random.below(self.life.plan.key_count);
+        let count = 1 + self.random.below(120);
+        let numbers = first..(first + count).min(self.life.plan.key_count);
+        let rows: Vec<(Vec<u8>, Content)> = numbers
+            .map(|number| {
+                let length = self.random.below(self.life.plan.value_bytes.min(100)) as usize;
+                (numbered(number), Content { length, seed: self.random.next() })
+            })
+            .collect();
+        let is_dropped = rows.is_empty() || self.random.chance(20);
+        let operation =
+            Operation::Rows(rows.iter().map(|(key, content)| (space, key.clone(), Some(*content))).collect());
+        let model = self.life.model.clone();
+        let finish = move || {
+            let inserted = rows.iter().try_for_each(|(key, content)| load.insert(key, content.bytes()));
+            if is_dropped {
+                return (0, inserted);
+            }
+            recorded(&model, move |_| operation, || inserted.and_then(|()| load.finish().map(drop)))
+        };
+        let (taken, result) = self.elsewhere(finish).await;
+        if taken == 0 && matches!(result, Err(Error::KeyspaceDropped { .. })) {
+            return Ok(());
+        }
+        self.settle(taken, result, true, Call::Transaction, Some(space))?;
+        Ok(())
+    }
+
     pub(super) async fn drop_keyspace(&mut self) -> Result<(), Stop> {
         let name = PASSING[self.random.below(3) as usize];
         let Some(space) = self.life.model.space(name) else { return Ok(()) };

@@ -234,7 +234,8 @@ impl Client {
             860..880 => self.stream().await,
             880..900 => self.create().await,
             900..912 => self.drop_keyspace().await,
-            912..940 => self.large_transaction().await,
+            912..934 => self.large_transaction().await,
+            934..940 => self.bulk_load().await,
             940..1000 if self.life.plan.runs && self.random.chance(60) => self.run_of_rows().await,
             940..1000 if self.random.below(60) < self.life.plan.upkeep_weight => self.upkeep().await,
             _ => {

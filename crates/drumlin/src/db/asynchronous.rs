@@ -19,8 +19,8 @@ use super::bounds::{self, KeyRange};
 use super::range::{Keys, Values, step};
 use super::reader::Reader;
 use super::{
-    AsyncValueReader, Batch, CheckReport, CheckpointReport, CompactReport, Config, Database, Keyspace, KeyspaceOptions,
-    Range, Transaction, Value,
+    AsyncValueReader, Batch, BulkLoad, CheckReport, CheckpointReport, CompactReport, Config, Database, Keyspace,
+    KeyspaceOptions, Range, Transaction, Value,
 };
 use crate::error::Result;
 use crate::format::Timestamp;
@@ -86,6 +86,15 @@ impl Database {
     pub async fn drop_keyspace_async(&self, name: &str) -> Result<()> {
         let name = name.to_owned();
         self.on_worker(move |database| database.drop_keyspace(&name)).await
+    }
+
+    /// Like [`bulk_load`](Database::bulk_load).
+    ///
+    /// # Errors
+    /// Those of [`bulk_load`](Database::bulk_load).
+    pub async fn bulk_load_async(&self, name: &str) -> Result<BulkLoad> {
+        let name = name.to_owned();
+        self.on_worker(move |database| database.bulk_load(&name)).await
     }
 
     /// Like [`sync`](Database::sync).

@@ -19,7 +19,7 @@ use crate::memory::{Account, Grant};
 use crate::pool::Stop;
 use crate::store::read_ahead::ReadAhead;
 use crate::task::{WaitMode, ready};
-use crate::tree::node::Leaf;
+use crate::tree::node::{EMPTY_LEAF, Leaf};
 use crate::tree::{Direction, Target, Tree, Unreadable};
 use crate::txn::read_set::SharedReads;
 use crate::txn::snapshots::SnapshotHandle;
@@ -308,6 +308,11 @@ impl Scan {
         }
     }
 
+    /// The leaf as the scan's snapshot sees it: before the keyspace's rows were loaded, it was one empty leaf.
+    fn leaf_seen<'l>(&self, read: &'l [u8]) -> Leaf<'l> {
+        Leaf::new(if self.tree.pages.is_loaded_since(self.snapshot.timestamp) { &EMPTY_LEAF } else { read })
+    }
+
     /// Copies the rows of the next leaf into `front`, as far as they are wanted. Returns their number.
     async fn fetch_forward(&mut self, mode: WaitMode<'_>) -> Result<usize> {
         let engine = Arc::clone(&self.handle.store()?.engine);
@@ -320,7 +325,7 @@ impl Scan {
         let mut memory = self.take_memory();
         let fetched = self.tree.awaiting(mode, || -> Result<_, Stop> {
             let read = self.tree.read_leaf(Target::At(&key))?;
-            let leaf = Leaf::new(&read);
+            let leaf = self.leaf_seen(&read);
             let fence = leaf.upper_fence().map(<[u8]>::to_vec);
             let copied =
                 self.copier(Direction::Forward, want).copy(&leaf, read.page(), &mut memory, self.back_bytes)?;
@@ -372,7 +377,7 @@ impl Scan {
         let mut memory = self.take_memory();
         let fetched = self.tree.awaiting(mode, || -> Result<_, Stop> {
             let read = self.tree.read_leaf(target)?;
-            let leaf = Leaf::new(&read);
+            let leaf = self.leaf_seen(&read);
             let fence = leaf.lower_fence().map(<[u8]>::to_vec);
             let copied =
                 self.copier(Direction::Backward, want).copy(&leaf, read.page(), &mut memory, self.front_bytes)?;

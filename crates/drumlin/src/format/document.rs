@@ -4,10 +4,10 @@ use std::path::Path;
 
 use super::catalogue::{Catalogue, KeyspaceEntry, Orphan};
 use super::extent::Kind;
-use super::record::Operation;
+use super::record::{Attachment, Operation, SegmentRun};
 use super::{
-    BLOCK_BYTES, ExtentAddress, ExtentRef, FORMAT_VERSION, KeyspaceId, PageId, SegmentUse, ValueId, extent, log, node,
-    record, summary,
+    BLOCK_BYTES, ExtentAddress, ExtentRef, FORMAT_VERSION, KeyspaceId, PageId, SegmentId, SegmentUse, ValueId, extent,
+    log, node, record, summary,
 };
 use super::{LOG_STREAM_COUNT_MAX, superblock, superblock::INCARNATION_COUNT_MAX};
 
@@ -201,6 +201,16 @@ fn operations_are_as_documented() {
         ("3 remove", Operation::Remove { key: b"abc" }, vec![3, 9, 3]),
         ("4 create", Operation::Create { page_bytes: 4096, name: "name" }, vec![4, 9, 4096, 4]),
         ("5 drop", Operation::Drop, vec![5, 9]),
+        (
+            "6 attach",
+            Operation::Attach(Attachment {
+                rows: 1000,
+                root: extent,
+                images: vec![(7, extent)],
+                segments: vec![SegmentRun { first: SegmentId(1), count: 2, segment_use: SegmentUse(1) }; 3],
+            }),
+            vec![6, 9, 1000, extent.address.to_bits(), 1, 1, 3],
+        ),
     ];
     for (heading, operation, values) in samples {
         let mut body = Vec::new();

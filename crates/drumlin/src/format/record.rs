@@ -8,18 +8,22 @@
 //! 3 remove       key length (2)  key
 //! 4 create       page size (4)  name length (2)  name
 //! 5 drop
+//! 6 attach       rows (8)  root (16)  chunks (4)  runs (4)
+//!                of each chunk: number (4), place and use of its segment (16)
+//!                of each run of segments: first (4), how many (4), use of the first (8)
 //! ```
 //!
 //! Keys of one record ascend within a keyspace, and none occurs twice.
 
 use super::node::is_value_length;
-use super::{ExtentRef, KeyspaceId, ValueId};
+use super::{ExtentRef, KeyspaceId, SegmentId, SegmentUse, ValueId};
 
 const PUT: u8 = 1;
 const PUT_LARGE: u8 = 2;
 const REMOVE: u8 = 3;
 const CREATE: u8 = 4;
 const DROP: u8 = 5;
+const ATTACH: u8 = 6;
 
 /// One thing that a commit did.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -29,12 +33,63 @@ pub(crate) enum Operation<'a> {
     Remove { key: &'a [u8] },
     Create { page_bytes: u32, name: &'a str },
     Drop,
+    Attach(Attachment),
+}
+
+/// A bulk load's pages, which become those of a keyspace without rows.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Attachment {
+    pub(crate) rows: u64,
+    pub(crate) root: ExtentRef,
+    /// The chunks of the keyspace's page table that name the other pages, ascending: each its number and its image.
+    pub(crate) images: Vec<(u32, ExtentRef)>,
+    /// The segments that all of these lie in, ascending.
+    pub(crate) segments: Vec<SegmentRun>,
+}
+
+/// Segments that follow each other, in uses that do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SegmentRun {
+    pub(crate) first: SegmentId,
+    pub(crate) count: u32,
+    /// Of the first.
+    pub(crate) segment_use: SegmentUse,
+}
+
+impl Attachment {
+    /// The use of a segment, if it is one of them.
+    pub(crate) fn use_of(&self, segment: SegmentId) -> Option<SegmentUse> {
+        let after = self.segments.partition_point(|run| run.first <= segment);
+        let run = self.segments.get(after.checked_sub(1)?)?;
+        let offset = segment.0 - run.first.0;
+        (offset < run.count).then(|| SegmentUse(run.segment_use.0 + u64::from(offset)))
+    }
+
+    /// Makes runs of segments in ascending order.
+    pub(crate) fn runs(segments: impl IntoIterator<Item = (SegmentId, SegmentUse)>) -> Vec<SegmentRun> {
+        let mut runs: Vec<SegmentRun> = Vec::new();
+        for (segment, segment_use) in segments {
+            match runs.last_mut() {
+                Some(run)
+                    if run.first.0 + run.count == segment.0
+                        && run.segment_use.0 + u64::from(run.count) == segment_use.0 =>
+                {
+                    run.count += 1;
+                }
+                _ => runs.push(SegmentRun { first: segment, count: 1, segment_use }),
+            }
+        }
+        runs
+    }
 }
 
 /// Bytes of an operation without its key, value and addresses.
 pub(crate) const PUT_BYTES: usize = 5 + 2 + 4;
 pub(crate) const PUT_LARGE_BYTES: usize = 5 + 2 + 8 + 8 + 4;
 pub(crate) const REMOVE_BYTES: usize = 5 + 2;
+const ATTACH_BYTES: usize = 5 + 8 + ExtentRef::BYTES + 4 + 4;
+const IMAGE_BYTES: usize = 4 + ExtentRef::BYTES;
+const RUN_BYTES: usize = 4 + 4 + 8;
 
 /// Appends an operation to the body of a record.
 pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut Vec<u8>) {
@@ -74,11 +129,30 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
             out.extend_from_slice(name.as_bytes());
         }
         Operation::Drop => begin(DROP),
+        Operation::Attach(Attachment { rows, root, images, segments }) => {
+            begin(ATTACH);
+            out.extend(rows.to_le_bytes());
+            out.extend(root.to_bytes());
+            out.extend((images.len() as u32).to_le_bytes());
+            out.extend((segments.len() as u32).to_le_bytes());
+            for (chunk, image) in images {
+                out.extend(chunk.to_le_bytes());
+                out.extend(image.to_bytes());
+            }
+            for SegmentRun { first, count, segment_use } in segments {
+                out.extend(first.0.to_le_bytes());
+                out.extend(count.to_le_bytes());
+                out.extend(segment_use.0.to_le_bytes());
+            }
+        }
     }
     let expected = match operation {
         Operation::Put { key, value } => PUT_BYTES + key.len() + value.len(),
         Operation::PutLarge { key, extents, .. } => PUT_LARGE_BYTES + key.len() + extents.len() * ExtentRef::BYTES,
         Operation::Remove { key } => REMOVE_BYTES + key.len(),
+        Operation::Attach(attached) => {
+            ATTACH_BYTES + attached.images.len() * IMAGE_BYTES + attached.segments.len() * RUN_BYTES
+        }
         Operation::Create { .. } | Operation::Drop => out.len() - start,
     };
     debug_assert_eq!(out.len() - start, expected, "{operation:?} has another length than is counted for it");
@@ -117,6 +191,29 @@ fn take_u64(rest: &mut &[u8]) -> Option<u64> {
     Some(u64::from_le_bytes(take(rest, 8)?.try_into().ok()?))
 }
 
+/// An extent that is named; `None` where there is none.
+fn take_extent(rest: &mut &[u8]) -> Option<ExtentRef> {
+    ExtentRef::from_bytes(take(rest, ExtentRef::BYTES)?).filter(|extent| *extent != ExtentRef::NONE)
+}
+
+fn take_attachment(rest: &mut &[u8]) -> Option<Attachment> {
+    let rows = take_u64(rest)?;
+    let root = take_extent(rest)?;
+    let (image_count, run_count) = (take_u32(rest)? as usize, take_u32(rest)? as usize);
+    let mut images = take(rest, image_count.checked_mul(IMAGE_BYTES)?)?;
+    let mut runs = take(rest, run_count.checked_mul(RUN_BYTES)?)?;
+    let image = |_| Some((take_u32(&mut images)?, take_extent(&mut images)?));
+    let images = (0..image_count).map(image).collect::<Option<Vec<_>>>()?;
+    let run = |_| {
+        let (first, count) = (SegmentId(take_u32(&mut runs)?), take_u32(&mut runs)?);
+        let segment_use = SegmentUse(take_u64(&mut runs)?);
+        let end = first.0.checked_add(count).and(segment_use.0.checked_add(u64::from(count)));
+        end.map(|_| SegmentRun { first, count, segment_use })
+    };
+    let segments = (0..run_count).map(run).collect::<Option<Vec<_>>>()?;
+    Some(Attachment { rows, root, images, segments })
+}
+
 fn take_operation<'a>(rest: &mut &'a [u8]) -> Option<(KeyspaceId, Operation<'a>)> {
     let kind = take(rest, 1)?[0];
     let keyspace = KeyspaceId(take_u32(rest)?);
@@ -152,6 +249,7 @@ fn take_operation<'a>(rest: &mut &'a [u8]) -> Option<(KeyspaceId, Operation<'a>)
             Operation::Create { page_bytes, name: std::str::from_utf8(take(rest, name_bytes)?).ok()? }
         }
         DROP => Operation::Drop,
+        ATTACH => Operation::Attach(take_attachment(rest)?),
         _ => return None,
     };
     Some((keyspace, operation))
@@ -170,6 +268,25 @@ mod tests {
         vec![extent(4096, 1), extent(1 << 20, 2)]
     }
 
+    fn attachment() -> Attachment {
+        let segments = [(3, 7), (4, 8), (5, 9), (6, 11), (9, 12)];
+        Attachment {
+            rows: 1000,
+            root: extents()[0],
+            images: vec![(1, extents()[1]), (7, extents()[0])],
+            segments: Attachment::runs(segments.map(|(segment, number)| (SegmentId(segment), SegmentUse(number)))),
+        }
+    }
+
+    /// Runs tell of each segment what they were made of, and of no other.
+    #[test]
+    fn runs_of_segments_tell_their_uses() {
+        let attachment = attachment();
+        assert_eq!(attachment.segments.len(), 3);
+        let uses = (0..12).map(|segment| attachment.use_of(SegmentId(segment)).map_or(0, |number| number.0));
+        assert!(uses.eq([0, 0, 0, 7, 8, 9, 11, 0, 0, 12, 0, 0]));
+    }
+
     /// Every operation survives its bytes; a body cut short, or a value that its extents can't hold, is refused without
     /// a panic.
     #[test]
@@ -181,6 +298,7 @@ mod tests {
             Operation::Remove { key: b"gone" },
             Operation::Create { page_bytes: 4096, name: "käse" },
             Operation::Drop,
+            Operation::Attach(attachment()),
         ];
         let mut body = Vec::new();
         for operation in &operations {

@@ -49,9 +49,11 @@ pub(crate) enum Account {
     Pinned,
     /// Of the pages: page tables. No part of its own.
     Tables,
+    /// Of the pages: buffers of bulk loads, in which they write and sort. No part of its own.
+    Loads,
 }
 
-const USE_COUNT: usize = Account::ALL.len() + 2;
+const USE_COUNT: usize = Account::ALL.len() + 3;
 
 impl Account {
     pub(crate) const ALL: [Account; 11] = [
@@ -84,6 +86,7 @@ impl Account {
             Account::Fixed => "fixed",
             Account::Pinned => "pinned pages",
             Account::Tables => "page tables",
+            Account::Loads => "bulk loads",
         }
     }
 }
@@ -186,16 +189,26 @@ impl Budget {
             Account::Pinned => self.frame_bytes_max() / 2,
             // A quarter is left to frames and their headers, which stay when frames go: a ninth of the memory where
             // pages have 512 bytes. And to what commits add that were let pass before others had grown their tables.
-            Account::Tables => self.limits[Account::Pages as usize] / 4 * 3,
+            Account::Tables => {
+                let bytes = self.limits[Account::Pages as usize];
+                (bytes / 8 * 7).saturating_sub(self.taken_bytes(Account::Loads)).min(bytes / 4 * 3)
+            }
+            // Reads and writes beside the load need frames too, and so do tables that grow.
+            Account::Loads => {
+                let bytes = self.limits[Account::Pages as usize];
+                (bytes / 4 * 3).saturating_sub(self.taken_bytes(Account::Tables)).min(bytes / 2)
+            }
             _ => self.limits[of as usize],
         }
     }
 
-    /// The limit of frames with their headers: the account of pages without page tables. An eighth of it at least, so
-    /// that a database whose log has more pages than a commit may add can still be opened, and rows removed.
+    /// The limit of frames with their headers: the account of pages without page tables and the buffers of bulk loads.
+    /// An eighth of it at least, so that a database whose log has more pages than a commit may add can still be opened,
+    /// and rows removed.
     pub(crate) fn frame_bytes_max(&self) -> u64 {
         let bytes = self.limits[Account::Pages as usize];
-        bytes.saturating_sub(self.taken_bytes(Account::Tables)).max(bytes / 8)
+        let taken_bytes = self.taken_bytes(Account::Tables) + self.taken_bytes(Account::Loads);
+        bytes.saturating_sub(taken_bytes).max(bytes / 8)
     }
 
     /// A budget that is needed for page tables to grow by so many bytes more; `None` where they may in this one. Asked

@@ -18,6 +18,7 @@ mod bulk;
 mod fetch;
 mod frames;
 mod groups;
+pub(crate) mod load;
 mod pins;
 pub(crate) mod reclaim;
 mod write_back;
@@ -654,7 +655,7 @@ impl Pool {
         loop {
             let entry = pages.table.load(page);
             match entry {
-                PageEntry::Free | PageEntry::Reserved => return ExtentAddress::NONE,
+                PageEntry::Free | PageEntry::Reserved | PageEntry::Unattached(_) => return ExtentAddress::NONE,
                 PageEntry::OnDisk(address) | PageEntry::Reading(address) => return address,
                 PageEntry::Leaf(frame) | PageEntry::Immutable(frame) => {
                     let header = self.frames.header(frame);
@@ -714,6 +715,17 @@ impl Pool {
     /// still work on it.
     pub(crate) fn discard(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace) -> Result<()> {
         assert!(pages.dropped.load(Ordering::Acquire), "the pages of a keyspace in use are discarded");
+        self.free_pages(epoch_guard, pages)
+    }
+
+    /// Empties a keyspace, during recovery, under the exclusive epoch latch: all its pages are free, but for those of
+    /// bulk loads that are not attached.
+    pub(crate) fn clear(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace) -> Result<()> {
+        assert!(!pages.dropped.load(Ordering::Acquire), "a keyspace that is dropped is cleared");
+        self.free_pages(epoch_guard, pages)
+    }
+
+    fn free_pages(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace) -> Result<()> {
         for (page, _) in pages.table.iter() {
             loop {
                 let entry = pages.table.load(page);

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use super::neighbours::NeighbourReader;
 use super::superblocks::Superblocks;
 use super::table::{CHUNK_BYTES, CHUNK_PAGES};
-use super::{PageSpace, PageTable, Space};
+use super::{ChunkImage, PageSpace, PageTable, Space};
 use crate::collections::{HashMap, HashSet};
 use crate::error::{Error, OnCorruption, Result, sound};
 use crate::format::catalogue::{self, Catalogue, KeyspaceEntry};
@@ -192,12 +192,13 @@ impl PageTableStore {
     ) -> Result<()> {
         let current = space.epoch_latch.newest();
         assert!(epoch.next() == current, "a checkpoint of {epoch} is completed in {current}");
-        let (fresh, summarised, summaries) = {
+        let (mut fresh, mut summarised, summaries, images) = {
             let mut changes = space.changes(epoch).lock();
             let taken = std::mem::take(&mut *changes);
             space.change_count_of(epoch).store(0, Ordering::Relaxed);
-            (taken.fresh, taken.summarised, taken.summaries)
+            (taken.fresh, taken.summarised, taken.summaries, taken.images)
         };
+        let supersedes = self.take_images(space, epoch, &images, &mut fresh, &mut summarised);
         self.summaries.extend(summaries);
         let sequences = summarised.iter().chain(&fresh).map(|change| change.sequence);
         assert!(sequences.is_sorted_by(|older, newer| older < newer), "changes of {epoch} are out of order");
@@ -213,8 +214,10 @@ impl PageTableStore {
 
         let page_count = space.page_count();
         let is_corrupted = self.corrupted.summary || !corrupted_chunks.is_empty();
+        // Nothing else says that what the summaries have of these pages no longer holds.
         if self.table_changes.len() as u64 >= unfolded_changes_max(page_count)
             || is_corrupted
+            || supersedes
             || self.table_changes.len() >= self.change_count_max
             || self.must_evacuate(space)
         {
@@ -228,6 +231,40 @@ impl PageTableStore {
         }
         assert!(self.summaries.is_empty() || !self.table_changes.is_empty(), "summaries of no changes");
         Ok(())
+    }
+
+    /// Makes chunks that bulk loads have written part of the base image, in place of what it had of these pages, and of
+    /// the changes of them that were logged before. Returns `true` if summaries on disk have such changes: then only
+    /// another base image tells what holds.
+    fn take_images(
+        &mut self,
+        space: &Space,
+        epoch: Epoch,
+        images: &[(ChunkImage, u32)],
+        fresh: &mut Vec<TableChange>,
+        summarised: &mut Vec<TableChange>,
+    ) -> bool {
+        let mut supersedes = false;
+        for &(ChunkImage { keyspace, chunk, address }, sequence) in images {
+            let addresses = self.chunks.entry(keyspace).or_default();
+            if addresses.len() <= chunk {
+                addresses.resize(chunk + 1, ExtentAddress::NONE);
+            }
+            release(space, std::mem::replace(&mut addresses[chunk], address), epoch);
+            let is_of =
+                |change: &TableChange| change.keyspace == keyspace && change.page.0 as usize / CHUNK_PAGES == chunk;
+            let count = self.table_changes.len() + summarised.len();
+            // Page 0 is in no chunk of a load, so that a drop of the keyspace stays.
+            self.table_changes.retain(|change| !is_of(change));
+            summarised.retain(|change| !is_of(change) || change.sequence >= sequence);
+            fresh.retain(|change| !is_of(change) || change.sequence >= sequence);
+            supersedes |= self.table_changes.len() + summarised.len() < count;
+        }
+        if supersedes {
+            crate::coverage::mark!("a bulk load took page numbers that were in use before");
+            (0..).zip(&mut self.table_changes).for_each(|(place, change)| change.sequence = place);
+        }
+        supersedes
     }
 
     /// Frees the space that was released in the epoch: its checkpoint is durable.
@@ -782,6 +819,18 @@ fn payload_of(
     }
     page.drain(..HEADER_BYTES);
     Ok(page)
+}
+
+/// The page table's chunk that a bulk load has written at a place: the address of each page, or none.
+pub(crate) fn read_image(space: &Space, image: ChunkImage) -> Result<Vec<ExtentAddress>> {
+    let ChunkImage { keyspace, chunk, address } = image;
+    let entries = chunk_entries(space, keyspace, chunk, address, read_extent(space, address)?)?;
+    let malformed = || Error::corrupted(space.path(), "a page table that was loaded", "an entry in it is malformed");
+    let address_of = |bits: u64| match bits {
+        0 => Ok(ExtentAddress::NONE),
+        _ => ExtentAddress::from_bits(bits).ok_or_else(malformed),
+    };
+    entries.into_iter().map(address_of).collect()
 }
 
 /// The entries in the extent of a chunk.

@@ -39,7 +39,7 @@ use crate::format::catalogue;
 use crate::format::extent::{ExtentError, Header, Kind, PageKey};
 use crate::format::node::is_page_bytes;
 use crate::format::summary::TableChange;
-use crate::format::{DatabaseId, Epoch, ExtentAddress, KeyspaceId, PageId, SegmentUse, extent};
+use crate::format::{DatabaseId, Epoch, ExtentAddress, KeyspaceId, PageId, SegmentUse, Timestamp, extent};
 use crate::io::{FileRef, Persist};
 use crate::memory::{self, Budget, WRITE_BUFFER_COUNT};
 use appender::{Appender, WriteJob};
@@ -61,13 +61,29 @@ pub(crate) struct PageSpace {
     pub(crate) dropped: AtomicBool,
     /// Set when opening has lost entries of page tables and goes on: nodes may name pages that do not exist.
     has_lost_pages: AtomicBool,
+    /// The commit by which a bulk load was attached last, to a keyspace that had no row for any reader; 0: none was.
+    loaded_at: AtomicU64,
 }
 
 impl PageSpace {
     pub(crate) fn new(id: KeyspaceId, page_bytes: usize, name: &str, budget: &Arc<Budget>) -> PageSpace {
         assert!(is_page_bytes(page_bytes), "keyspace {id} has pages of {page_bytes} bytes");
         let (table, dropped) = (PageTable::new(budget), AtomicBool::new(false));
-        PageSpace { id, page_bytes, name: name.into(), table, dropped, has_lost_pages: AtomicBool::new(false) }
+        let (has_lost_pages, loaded_at) = (AtomicBool::new(false), AtomicU64::new(0));
+        PageSpace { id, page_bytes, name: name.into(), table, dropped, has_lost_pages, loaded_at }
+    }
+
+    /// Notes that a bulk load is being attached with this timestamp. The root's frame is latched for change.
+    pub(crate) fn note_load(&self, timestamp: Timestamp) {
+        let before = self.loaded_at.swap(timestamp.0, Ordering::AcqRel);
+        assert!(before < timestamp.0, "a load at {timestamp} follows one at {before}");
+    }
+
+    /// Returns `true` if a bulk load has been attached since this moment: the keyspace was empty then, and nothing in
+    /// its pages tells. Asked with a leaf latched.
+    #[inline]
+    pub(crate) fn is_loaded_since(&self, snapshot: Timestamp) -> bool {
+        self.loaded_at.load(Ordering::Acquire) > snapshot.0
     }
 
     /// Notes that entries of its table may be lost.
@@ -144,6 +160,14 @@ impl EpochGuard<'_> {
 
 const _: () = assert!(size_of::<TableChange>() as u64 == memory::CHANGE_BYTES);
 
+/// A chunk of a page table as a bulk load has written it: the whole of it, where no page was in use before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ChunkImage {
+    pub(crate) keyspace: KeyspaceId,
+    pub(crate) chunk: usize,
+    pub(crate) address: ExtentAddress,
+}
+
 /// The logged changes of page tables of one epoch.
 #[derive(Debug, Default)]
 struct EpochChanges {
@@ -153,6 +177,9 @@ struct EpochChanges {
     summarised: Vec<TableChange>,
     /// The addresses of the epoch's summaries.
     summaries: Vec<ExtentAddress>,
+    /// Chunks of base images that bulk loads have brought, each with the sequence number of the next change: those of
+    /// its pages before hold no longer.
+    images: Vec<(ChunkImage, u32)>,
     next_sequence: u32,
 }
 
@@ -317,6 +344,7 @@ impl Space {
         let mut changes = self.changes(ended.next()).lock();
         assert!(changes.fresh.is_empty(), "the epoch before last has changes in no summary");
         assert!(changes.summaries.is_empty(), "the epoch before last has summaries in no checkpoint");
+        assert!(changes.images.is_empty(), "the epoch before last has chunks in no checkpoint");
         changes.next_sequence = 0;
         drop(changes);
         assert!(self.epoch_change_count() == 0, "the epoch before last has changes that no checkpoint took");
@@ -361,7 +389,10 @@ impl Space {
         let keyspace_bytes = catalogue::keyspace_bytes(pages.name.len());
         let counted_bytes = self.keyspace_bytes.fetch_sub(keyspace_bytes, Ordering::Relaxed);
         assert!(counted_bytes >= keyspace_bytes, "the catalogue's bytes do not count keyspace {}", pages.id);
-        let numbers: Vec<PageId> = pages.table.iter().map(|(page, _)| page).collect();
+        // A bulk load gives its own pages back.
+        let is_owned = |entry: &PageEntry| !matches!(entry, PageEntry::Unattached(_) | PageEntry::Reserved);
+        let owned = pages.table.iter().filter(|(_, entry)| is_owned(entry));
+        let numbers: Vec<PageId> = owned.map(|(page, _)| page).collect();
         for page in numbers {
             match pages.table.free(page) {
                 PageEntry::OnDisk(address) | PageEntry::Reading(address) => {
@@ -607,7 +638,7 @@ impl Space {
         }
     }
 
-    fn write(&self, bytes: &[u8], offset: u64) -> Result<()> {
+    pub(crate) fn write(&self, bytes: &[u8], offset: u64) -> Result<()> {
         self.check_failure()?;
         let segment_bytes = self.segments.segment_bytes();
         let last = offset + bytes.len() as u64 - 1;
@@ -684,6 +715,15 @@ impl Space {
         changes.push(keyspace, page, address);
         // Under the lock: who counts what a checkpoint will write must not miss it.
         self.change_count_of(epoch).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Logs that pages of a bulk load were attached, all those of a chunk that had none in use before.
+    pub(crate) fn record_image(&self, epoch_guard: &EpochGuard<'_>, image: ChunkImage) {
+        assert!(!image.address.is_none(), "a chunk of pages is nowhere");
+        let mut changes = self.changes(epoch_guard.epoch()).lock();
+        let next_sequence = changes.next_sequence;
+        memory::reserve(&mut changes.images, 1);
+        changes.images.push((image, next_sequence));
     }
 
     /// Like [`record`](Self::record), if `change` changes the entry: no record of a later change comes before this

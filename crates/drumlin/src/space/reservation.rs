@@ -657,7 +657,7 @@ impl Space {
     }
 
     /// Takes a segment for a purpose, growing the file where too few are free.
-    pub(super) fn take_segment(&self, purpose: Purpose) -> Result<SegmentId> {
+    pub(crate) fn take_segment(&self, purpose: Purpose) -> Result<SegmentId> {
         let takes = matches!(purpose, Purpose::Pages | Purpose::Value | Purpose::Move);
         assert!(takes, "{purpose:?} has its segments taken by others");
         self.begin_writing()?;

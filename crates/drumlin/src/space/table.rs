@@ -6,13 +6,13 @@
 //! # States of an entry, and transitions
 //! ```text
 //! Free ── allocate ──▶ Reserved ── publish (the allocating commit or split) ──▶ Leaf / Immutable / OnDisk
-//! OnDisk ── a fault claims it ──▶ Reading ── the same fault ends ──▶ Leaf / Immutable   (or OnDisk again: the read failed)
-//! OnDisk ── the cleaner has copied the extent ──▶ OnDisk (elsewhere)
-//! Leaf, Immutable ── eviction of a clean frame ──▶ OnDisk
-//! Immutable ── a changed copy replaces it ──▶ Immutable (another frame)
-//! Leaf ── the root's rows go to two children ──▶ Immutable      Immutable ── the root's last child replaces it ──▶ Leaf
-//! OnDisk, Reading ── the page is claimed to be freed ──▶ Reserved
-//! Leaf, Immutable, Reserved ── free ──▶ Free                    (any, where the keyspace is dropped)
+//! OnDisk ── a fault claims it ──▶ Reading ── the same fault ends ──▶ Leaf / Immutable (or OnDisk again: the read
+//! failed) OnDisk ── the cleaner has copied the extent ──▶ OnDisk (elsewhere) Leaf, Immutable ── eviction of a clean
+//! frame ──▶ OnDisk Immutable ── a changed copy replaces it ──▶ Immutable (another frame) Leaf ── the root's rows go to
+//! two children ──▶ Immutable Immutable ── the root's last child replaces it ──▶ Leaf OnDisk, Reading ── the page is
+//! claimed to be freed ──▶ Reserved Reserved ── a bulk load has written the page ──▶ Unattached ── the load is attached
+//! ──▶ OnDisk Unattached ── the load wants the page no more ──▶ Reserved Leaf, Immutable, Reserved, Unattached ── free
+//! ──▶ Free (any, where the keyspace is dropped)
 //! ```
 //! [`PageEntry::may_become`] has them all; `store` and `exchange` assert it.
 //!
@@ -22,7 +22,9 @@
 //! 2. The page of a `Leaf` entry is read and written under its frame's latch. The page of an `Immutable` entry is never
 //!    changed while it is published: readers need no latch, only a reclaim guard that keeps the frame from being
 //!    reused.
-//! 3. A table only grows; a chunk, once there, stays where it is. So an entry can be read without a lock.
+//! 3. An `Unattached` page is a bulk load's alone: no node that a reader can reach names it, no checkpoint records it,
+//!    and no other thread changes its entry.
+//! 4. A table only grows; a chunk, once there, stays where it is. So an entry can be read without a lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -51,6 +53,8 @@ pub(crate) enum PageEntry {
     Leaf(FrameIndex),
     /// In a frame, and not changed there: an inner node or a value.
     Immutable(FrameIndex),
+    /// On disk, written by a bulk load that is not attached.
+    Unattached(ExtentAddress),
 }
 
 const TAG_SHIFT: u32 = ExtentAddress::BITS;
@@ -59,14 +63,17 @@ const TAG_LEAF: u64 = 1;
 const TAG_IMMUTABLE: u64 = 2;
 const TAG_READING: u64 = 3;
 const TAG_RESERVED: u64 = 4;
+const TAG_UNATTACHED: u64 = 5;
 const ADDRESS_MASK: u64 = (1 << TAG_SHIFT) - 1;
 
 impl PageEntry {
     /// Returns `true` if the state machine of the module leads from this entry to the next, but for `allocate` and
     /// `free`.
     fn may_become(self, next: PageEntry) -> bool {
-        use PageEntry::{Immutable, Leaf, OnDisk, Reading, Reserved};
+        use PageEntry::{Immutable, Leaf, OnDisk, Reading, Reserved, Unattached};
         match (self, next) {
+            (Reserved, Unattached(_)) | (Unattached(_), Reserved) => true,
+            (Unattached(written), OnDisk(address)) => written == address,
             (Reserved, Leaf(_) | Immutable(_) | OnDisk(_)) => true,
             (OnDisk(address), Reading(read)) | (Reading(read), OnDisk(address)) => address == read,
             (OnDisk(old), OnDisk(new)) => old != new,
@@ -88,6 +95,7 @@ impl PageEntry {
                 address.to_bits()
             }
             PageEntry::Reading(address) => (TAG_READING << TAG_SHIFT) | address.to_bits(),
+            PageEntry::Unattached(address) => (TAG_UNATTACHED << TAG_SHIFT) | address.to_bits(),
             PageEntry::Leaf(frame) => (TAG_LEAF << TAG_SHIFT) | u64::from(frame.0),
             PageEntry::Immutable(frame) => (TAG_IMMUTABLE << TAG_SHIFT) | u64::from(frame.0),
         }
@@ -106,6 +114,9 @@ impl PageEntry {
                 ExtentAddress::from_bits(bits & ADDRESS_MASK).expect("an entry in memory is well formed"),
             ),
             TAG_RESERVED => PageEntry::Reserved,
+            TAG_UNATTACHED => PageEntry::Unattached(
+                ExtentAddress::from_bits(bits & ADDRESS_MASK).expect("an entry in memory is well formed"),
+            ),
             tag => unreachable!("page entry with tag {tag}"),
         }
     }
@@ -333,6 +344,76 @@ impl PageTable {
         PageId(first as u32)
     }
 
+    /// Gives out all pages of `count` chunks in a row that have none in use, or are new, and marks them reserved.
+    /// Returns the first of these chunks. For bulk loads. O(chunks).
+    pub(crate) fn allocate_chunks(&self, count: usize) -> usize {
+        let mut allocation = self.allocation.lock();
+        let chunk_count = allocation.free_counts.len();
+        assert!(count > 0 && chunk_count > 0, "{count} chunks are added to a table of {chunk_count}");
+        let is_unused = |chunk: &usize| usize::from(allocation.free_counts[*chunk]) == CHUNK_PAGES;
+        let mut run = 0;
+        // The first chunk has the root.
+        let found = (1..chunk_count).find(|chunk| {
+            run = if is_unused(chunk) { run + 1 } else { 0 };
+            run == count
+        });
+        let first = found.map_or(chunk_count, |last| last + 1 - count);
+        let page_count_max = self.page_count_max.load(Ordering::Relaxed);
+        assert!(((first + count) * CHUNK_PAGES) as u64 <= page_count_max, "a keyspace has no more page numbers");
+        self.grow_to(&mut allocation, first + count - 1);
+        for chunk in first..first + count {
+            for cell in self.chunk(chunk).expect("just made") {
+                let before = cell.swap(PageEntry::Reserved.to_bits(), Ordering::AcqRel);
+                assert!(before == 0, "a page of chunk {chunk}, which has none, is in use");
+            }
+            allocation.free_counts[chunk] = 0;
+            allocation.free_count -= CHUNK_PAGES as u64;
+        }
+        first
+    }
+
+    /// Enters the pages of a chunk that a bulk load has written, which the log attaches to a keyspace without pages.
+    /// `false` if the chunk can't exist, or is entered twice. Only while the database is being opened.
+    #[must_use]
+    pub(crate) fn restore_unattached(&self, chunk: usize, addresses: &[ExtentAddress]) -> bool {
+        let mut allocation = self.allocation.lock();
+        if addresses.len() != CHUNK_PAGES || chunk > u32::MAX as usize / CHUNK_PAGES || chunk == 0 {
+            return false;
+        }
+        self.grow_to(&mut allocation, chunk);
+        let cells = self.chunk(chunk).expect("just made");
+        for (cell, address) in cells.iter().zip(addresses).filter(|(_, address)| !address.is_none()) {
+            if cell.swap(PageEntry::Unattached(*address).to_bits(), Ordering::AcqRel) != 0 {
+                return false;
+            }
+            allocation.free_counts[chunk] -= 1;
+            allocation.free_count -= 1;
+        }
+        true
+    }
+
+    /// Gives out the root's page, which has just been freed, under the exclusive epoch latch.
+    pub(crate) fn allocate_root(&self) {
+        let mut allocation = self.allocation.lock();
+        let cell = self.cell(PageId::ROOT).expect("a keyspace has a root");
+        let before = cell.swap(PageEntry::Reserved.to_bits(), Ordering::AcqRel);
+        assert!(before == 0, "the root is given out while it is in use");
+        allocation.free_counts[0] -= 1;
+        allocation.free_count -= 1;
+    }
+
+    /// Makes the chunks up to this one, their pages free.
+    fn grow_to(&self, allocation: &mut Allocation, chunk: usize) {
+        while allocation.free_counts.len() <= chunk {
+            let next = allocation.free_counts.len();
+            self.chunk_or_new(next);
+            // Page 0 does not exist.
+            let free = if next == 0 { CHUNK_PAGES - 1 } else { CHUNK_PAGES };
+            allocation.free_counts.push(free as u16);
+            allocation.free_count += free as u64;
+        }
+    }
+
     /// Free pages directly before `end`, at most `most`.
     fn free_tail(&self, end: usize, most: usize) -> usize {
         (1..=most.min(end.saturating_sub(1)))
@@ -390,13 +471,7 @@ impl PageTable {
     pub(crate) fn restore_chunk(&self, chunk: usize, entries: &[u64]) {
         assert!(entries.len() == CHUNK_PAGES, "a chunk of {} entries", entries.len());
         let mut allocation = self.allocation.lock();
-        while allocation.free_counts.len() <= chunk {
-            let next = allocation.free_counts.len();
-            self.chunk_or_new(next);
-            let free = if next == 0 { CHUNK_PAGES - 1 } else { CHUNK_PAGES };
-            allocation.free_counts.push(free as u16);
-            allocation.free_count += free as u64;
-        }
+        self.grow_to(&mut allocation, chunk);
         let cells = self.chunk(chunk).expect("just made");
         let mut used = 0;
         for (cell, entry) in cells.iter().zip(entries) {
@@ -451,6 +526,7 @@ mod tests {
             PageEntry::Reading(address),
             PageEntry::Leaf(FrameIndex(u32::MAX)),
             PageEntry::Immutable(FrameIndex(0)),
+            PageEntry::Unattached(address),
         ] {
             assert_eq!(PageEntry::from_bits(entry.to_bits()), entry);
         }
@@ -464,10 +540,13 @@ mod tests {
         let reading = PageEntry::Reading(address(4096));
         let [leaf, other_leaf] = [1, 2].map(|frame| PageEntry::Leaf(FrameIndex(frame)));
         let [inner, other_inner] = [3, 4].map(|frame| PageEntry::Immutable(FrameIndex(frame)));
-        let all = [PageEntry::Free, PageEntry::Reserved, here, there, reading, leaf, other_leaf, inner, other_inner];
-        let legal = |entry: PageEntry| all.into_iter().filter(|next| entry.may_become(*next)).collect::<Vec<_>>();
+        let unattached = PageEntry::Unattached(address(4096));
+        let nodes = [leaf, other_leaf, inner, other_inner];
+        let all = [&[PageEntry::Free, PageEntry::Reserved, here, there, reading][..], &nodes, &[unattached]].concat();
+        let legal = |entry: PageEntry| all.iter().copied().filter(|next| entry.may_become(*next)).collect::<Vec<_>>();
         assert_eq!(legal(PageEntry::Free), []);
-        assert_eq!(legal(PageEntry::Reserved), [here, there, leaf, other_leaf, inner, other_inner]);
+        assert_eq!(legal(PageEntry::Reserved), [here, there, leaf, other_leaf, inner, other_inner, unattached]);
+        assert_eq!(legal(unattached), [PageEntry::Reserved, here]);
         assert_eq!(legal(here), [PageEntry::Reserved, there, reading]);
         assert_eq!(legal(reading), [PageEntry::Reserved, here, leaf, other_leaf, inner, other_inner]);
         assert_eq!(legal(leaf), [here, there, inner, other_inner]);

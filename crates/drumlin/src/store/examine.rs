@@ -11,17 +11,17 @@ use super::check::{CheckProgress, CheckReport, KeysOfPages, check_page};
 use super::files::{DATA_NAME, LOG_NAME, Opener};
 use super::recovery::known;
 use crate::error::{Error, Result};
-use crate::format::extent::{Kind, PageKey};
-use crate::format::record::{self, Operation};
+use crate::format::extent::{Header, Kind, PageKey, TABLE_PAGES};
+use crate::format::record::{self, Attachment, Operation};
 use crate::format::superblock::Superblock;
-use crate::format::{ExtentAddress, PageId, Timestamp};
+use crate::format::{ExtentAddress, ExtentRef, KeyspaceId, PageId, SegmentUse, Timestamp};
 use crate::io::{FolderRef, Lock, OpenOptions, Process, SyncMethod};
 use crate::memory::Budget;
 use crate::pool::Pool;
 use crate::seglog::Scan;
-use crate::space::checkpoint::{Loaded, PageTableStore, open_extent};
+use crate::space::checkpoint::{Loaded, PageTableStore, open_extent, read_image};
 use crate::space::superblocks::{Found, Superblocks};
-use crate::space::{PageEntry, PageSpace, Space};
+use crate::space::{ChunkImage, PageEntry, PageSpace, Space};
 use crate::tree::node::Leaf;
 
 /// An examination writes nothing.
@@ -42,6 +42,57 @@ struct Examination<'o, P> {
     pages_total: u64,
     progress: P,
     report: CheckReport,
+}
+
+/// The purpose of an extent that the log names.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ExtentRole {
+    /// A chunk of a large value.
+    Value,
+    /// A page that was loaded: a node or a value.
+    Page,
+    /// A chunk of a page table that was loaded.
+    Table,
+}
+
+impl ExtentRole {
+    fn what(self, timestamp: Timestamp) -> String {
+        let what = match self {
+            ExtentRole::Value => "a value",
+            ExtentRole::Page => "a loaded page",
+            ExtentRole::Table => "a page table",
+        };
+        format!("{what} that the log names in timestamp {timestamp}")
+    }
+
+    fn cost(self) -> &'static str {
+        match self {
+            ExtentRole::Value => "this value",
+            ExtentRole::Page => "its rows",
+            ExtentRole::Table => "the rows of its pages, and the database does not open",
+        }
+    }
+
+    fn is_it(self, header: &Header, page_key: PageKey) -> bool {
+        match self {
+            ExtentRole::Value => header.kind == Kind::Value && header.page_key == page_key,
+            ExtentRole::Table => header.kind == Kind::Table && header.page_key == page_key,
+            ExtentRole::Page => {
+                let is_node = matches!(header.kind, Kind::Leaf | Kind::Inner) && header.page_key == page_key;
+                // Chunks of values say which chunk they are, not which page.
+                is_node || header.kind == Kind::Value && header.page_key.keyspace == page_key.keyspace
+            }
+        }
+    }
+}
+
+/// An extent that the log names.
+#[derive(Clone, Copy)]
+struct NamedExtent {
+    address: ExtentAddress,
+    page_key: PageKey,
+    role: ExtentRole,
+    timestamp: Timestamp,
 }
 
 impl Opener<'_> {
@@ -184,16 +235,16 @@ impl<P: FnMut(CheckProgress)> Examination<'_, P> {
         let scan = Scan::read(&opener.backend, &folder, &options, READ_ONLY, &known(superblock), &mut on_corruption)?;
         self.report.log_records = scan.record_count();
         self.report.last = scan.last();
-        let values = match self.read_records(&scan, &folder) {
-            Ok(values) => values,
+        let named = match self.read_records(&scan, &folder) {
+            Ok(named) => named,
             Err(error) => return note(&mut self.report, error, COST),
         };
-        self.read_values(space, values)
+        self.read_named(space, named)
     }
 
-    /// Reads the log's records; returns the extents of values that they name, each with the record's timestamp.
-    fn read_records(&mut self, scan: &Scan, folder: &FolderRef) -> Result<Vec<(ExtentAddress, PageKey, Timestamp)>> {
-        let mut values = Vec::new();
+    /// Reads the log's records; returns the extents that they name.
+    fn read_records(&mut self, scan: &Scan, folder: &FolderRef) -> Result<Vec<NamedExtent>> {
+        let mut named = Vec::new();
         for record in scan.records()? {
             let record = record?;
             for operation in record::decode(&record.body) {
@@ -203,40 +254,87 @@ impl<P: FnMut(CheckProgress)> Examination<'_, P> {
                     self.report.note(error, "this commit, and those after it; the database does not open");
                     break;
                 };
-                let Operation::PutLarge { extents, .. } = operation else { continue };
-                for (index, extent) in (0..).zip(extents) {
-                    let page_key = PageKey { keyspace, page: PageId(index) };
-                    if self.pool.space.segments.restore_named(extent) {
-                        values.push((extent.address, page_key, record.timestamp));
-                    } else {
-                        let what = format!("a value that the log names in timestamp {}", record.timestamp);
-                        let reason = "its place is outside the file, or in a segment that serves something else";
-                        let error = self.pool.space.corrupted(&what, extent.address, reason);
-                        self.report.note(error, "this value; the database does not open");
+                match operation {
+                    Operation::PutLarge { extents, .. } => {
+                        for (index, extent) in (0..).zip(extents) {
+                            let page_key = PageKey { keyspace, page: PageId(index) };
+                            self.enter(extent, page_key, ExtentRole::Value, record.timestamp, &mut named);
+                        }
                     }
+                    Operation::Attach(attachment) => {
+                        self.read_load(keyspace, &attachment, record.timestamp, &mut named);
+                    }
+                    _ => {}
                 }
             }
         }
-        Ok(values)
+        Ok(named)
     }
 
-    fn read_values(&mut self, space: &Space, mut values: Vec<(ExtentAddress, PageKey, Timestamp)>) -> Result<()> {
-        values.sort_unstable_by_key(|(address, ..)| *address);
-        let addresses: Vec<ExtentAddress> = values.iter().map(|(address, ..)| *address).collect();
+    /// Takes an extent that the log names out of the free ones. Returns `true` if it can be one.
+    fn enter(
+        &mut self,
+        extent: ExtentRef,
+        page_key: PageKey,
+        role: ExtentRole,
+        timestamp: Timestamp,
+        all: &mut Vec<NamedExtent>,
+    ) -> bool {
+        let is_restored = self.pool.space.segments.restore_named(extent);
+        if is_restored {
+            all.push(NamedExtent { address: extent.address, page_key, role, timestamp });
+        } else {
+            let reason = "its place is outside the file, or in a segment that serves something else";
+            let error = self.pool.space.corrupted(&role.what(timestamp), extent.address, reason);
+            self.report.note(error, format!("{}; the database does not open", role.cost()));
+        }
+        is_restored
+    }
+
+    /// Enters the pages of a bulk load.
+    fn read_load(
+        &mut self,
+        keyspace: KeyspaceId,
+        attachment: &Attachment,
+        timestamp: Timestamp,
+        all: &mut Vec<NamedExtent>,
+    ) {
+        let key = |page: u32| PageKey { keyspace, page: PageId(page) };
+        self.enter(attachment.root, key(PageId::ROOT.0), ExtentRole::Page, timestamp, all);
+        for &(chunk, extent) in &attachment.images {
+            if !self.enter(extent, key(chunk), ExtentRole::Table, timestamp, all) {
+                continue;
+            }
+            let image = ChunkImage { keyspace, chunk: chunk as usize, address: extent.address };
+            // Damage in it is found once more when all extents are read.
+            let addresses = read_image(&self.pool.space, image).unwrap_or_default();
+            for (page, address) in (chunk.saturating_mul(TABLE_PAGES as u32)..).zip(addresses) {
+                if address.is_none() {
+                    continue;
+                }
+                let segment = self.pool.space.segments.segment_of(address);
+                let segment_use = attachment.use_of(segment).unwrap_or(SegmentUse::UNKNOWN);
+                self.enter(ExtentRef { address, segment_use }, key(page), ExtentRole::Page, timestamp, all);
+            }
+        }
+    }
+
+    fn read_named(&mut self, space: &Space, mut all: Vec<NamedExtent>) -> Result<()> {
+        all.sort_unstable_by_key(|extent| extent.address);
+        let addresses: Vec<ExtentAddress> = all.iter().map(|extent| extent.address).collect();
         let report = &mut self.report;
         let read = self.pool.read_past(&addresses, |index, bytes| {
-            let (address, page_key, timestamp) = values[index];
+            let NamedExtent { address, page_key, role, timestamp } = all[index];
             report.extent_bytes += address.length();
-            let what = format!("a value that the log names in timestamp {timestamp}");
             let reason = match bytes.and_then(|bytes| open_extent(space, address, bytes)) {
-                Ok((header, _)) if header.kind == Kind::Value && header.page_key == page_key => return,
+                Ok((header, _)) if role.is_it(&header, page_key) => return,
                 Ok(_) => "it is another page's".to_owned(),
                 Err(Error::Corrupted { reason, .. }) => reason,
                 Err(error) => error.to_string(),
             };
-            report.note(space.corrupted(&what, address, reason), "this value");
+            report.note(space.corrupted(&role.what(timestamp), address, reason), role.cost());
         });
-        read.or_else(|error| note(report, error, "the rest of the values that the log names were not looked at"))
+        read.or_else(|error| note(report, error, "the rest of what the log names was not looked at"))
     }
 }
 

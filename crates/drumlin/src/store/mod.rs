@@ -1,5 +1,6 @@
 //! An open database below its public face: the parts that all handles share, recovery, checkpoints, cleaning, checks.
 
+pub(crate) mod bulk_load;
 mod check;
 mod checkpoint;
 mod cleaner;
@@ -261,14 +262,15 @@ impl Store {
         // Its first page, which is dirty, and what the catalogue says of it.
         let _reserved_pages =
             ready(self.engine.reserve_space(WaitMode::Blocking, Purpose::Put, 2 * page_bytes as u64))?;
-        self.log_ddl(body, |take_timestamp| {
+        let created = self.log_ddl(&Body::new(body), |take_timestamp| {
             let frame = self.engine.pool.take_frame(page_bytes)?;
             let epoch_guard = self.engine.space.epoch_latch.shared();
             let timestamp = take_timestamp()?;
             let open = self.keyspaces.create_root(&self.engine, id, (name, timestamp), frame, &epoch_guard);
             self.engine.clock.mark_applied(timestamp);
             Ok(open)
-        })
+        })?;
+        Ok(created.0)
     }
 
     pub(crate) fn drop_keyspace(&self, name: &str) -> Result<()> {
@@ -277,7 +279,7 @@ impl Store {
         let open = self.keyspace(name).ok_or_else(|| Error::NoSuchKeyspace { name: name.to_owned() })?;
         let mut body = Vec::new();
         record::encode(open.tree.pages.id, &Operation::Drop, &mut body);
-        self.log_ddl(body, |take_timestamp| {
+        let dropped = self.log_ddl(&Body::new(body), |take_timestamp| {
             // No checkpoint is being made meanwhile, and none has failed: then no page's image is owed to one, and
             // nothing can fail once there is a record of the drop.
             let _page_tables = self.page_tables.lock();
@@ -287,32 +289,32 @@ impl Store {
             let result = self.keyspaces.drop_tree(&self.engine, &open, &epoch_guard, timestamp);
             self.engine.clock.mark_applied(timestamp);
             result
-        })
+        });
+        dropped.map(drop)
     }
 
-    /// Commits a record that is not about rows.
+    /// Commits a record that is not about rows. If `apply` takes no timestamp, there is none, and nothing is committed.
     fn log_ddl<T>(
         &self,
-        body: Vec<u8>,
+        body: &Body,
         apply: impl FnOnce(&mut dyn FnMut() -> Result<Timestamp>) -> Result<T>,
-    ) -> Result<T> {
+    ) -> Result<(T, Option<Timestamp>)> {
         self.engine.check_failure()?;
         let log = self.engine.log();
-        let body = Body::new(body);
         let mut reservation = Some(ready(self.engine.reserve_log(WaitMode::Blocking, 0, body.bytes().len()))?);
         let mut appended = None;
         let value = apply(&mut || {
             let reservation = reservation.take().expect("a commit takes its timestamp once");
-            let logged = reservation.append(&body)?;
+            let logged = reservation.append(body)?;
             appended = Some(logged);
             crate::coverage::timestamp_taken(logged.timestamp);
             Ok(logged.timestamp)
         })?;
-        let appended = appended.expect("applied");
+        let Some(appended) = appended else { return Ok((value, None)) };
         log.wait_durable(&appended)?;
         self.engine.clock.wait_published(appended.timestamp);
         self.engine.clock.show_durable(log.durable());
-        Ok(value)
+        Ok((value, Some(appended.timestamp)))
     }
 
     /// The keyspaces and values that a checkpoint records, under the exclusive epoch latch.

@@ -6,14 +6,14 @@
 //!    horizon covers may be in caches only: it writes them again, with the same bytes.
 //! 3. `build_engine` makes the pool, the versions, the engine and the keyspaces, as of the checkpoint. The timestamp
 //!    behind the log's last is the first that the engine will give out.
-//! 4. `mark_log_extents` takes the extents that the records name (large values) out of the free ones. Damage found up
-//!    to here leaves every byte as it was.
+//! 4. `mark_log_extents` takes the extents that the records name (large values, bulk loads) out of the free ones.
+//!    Damage found up to here leaves every byte as it was.
 //! 5. `harden_superblock` syncs the folder and the data file, whose length it sets again, and writes the superblock
 //!    again, with the same bytes, for the same reason.
 //! 6. `raise_incarnation` writes the superblock with the next incarnation and the timestamp that it begins at,
 //!    durably. If the superblock has no room for another, it first erases the void records of the log.
 //! 7. `replay` frees the values that only snapshots still saw, and applies the records above the checkpoint: sorted by
-//!    key between barriers (create, drop), the newest of each key.
+//!    key between barriers (create, drop, attach), the newest of each key.
 //! 8. `start_log` begins to append. The background threads start after it.
 //!
 //! # A closed database
@@ -333,7 +333,7 @@ impl<'o> EngineBuilt<'o> {
     fn mark_log_extents(self) -> Result<ExtentsMarked<'o>> {
         let EngineBuilt(recovering) = self;
         if let Some(scan) = &recovering.scan {
-            recovering.replay_of(scan).mark_values()?;
+            recovering.replay_of(scan).mark_extents()?;
         }
         Ok(ExtentsMarked(recovering))
     }

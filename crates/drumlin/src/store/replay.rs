@@ -9,10 +9,13 @@ use super::OpenKeyspace;
 use super::keyspaces::Keyspaces;
 use crate::error::{Error, Result};
 use crate::format::node::is_page_bytes;
-use crate::format::record::{self, Operation};
-use crate::format::{KeyspaceId, Timestamp};
+use crate::format::record::{self, Attachment, Operation};
+use crate::format::{ExtentAddress, ExtentRef, KeyspaceId, Timestamp};
+use crate::pool::load::LoadTables;
 use crate::seglog::Scan;
-use crate::space::Purpose;
+use crate::space::checkpoint::read_image;
+use crate::space::table::CHUNK_BYTES;
+use crate::space::{ChunkImage, PageSpace, Purpose};
 use crate::txn::engine::{Engine, Replaying, Row};
 use crate::txn::values::LargeValue;
 use crate::txn::write_set::Change;
@@ -55,17 +58,46 @@ fn batch_bytes(engine: &Engine<Replaying>) -> usize {
 
 impl Replay<'_> {
     /// Takes the extents that records name out of the free ones, before anything is written.
-    pub(super) fn mark_values(&self) -> Result<()> {
+    pub(super) fn mark_extents(&self) -> Result<()> {
+        let segments = &self.engine.space.segments;
         for record in self.scan.records()? {
             let record = record?;
             for operation in record::decode(&record.body) {
-                if let Some((_, Operation::PutLarge { extents, .. })) = operation {
-                    for extent in extents {
-                        if !self.engine.space.segments.restore_named(extent) {
-                            return Err(self.malformed(record.timestamp));
-                        }
+                match operation {
+                    Some((_, Operation::PutLarge { extents, .. })) => {
+                        let are_marked = extents.into_iter().all(|extent| segments.restore_named(extent));
+                        are_marked.then_some(()).ok_or_else(|| self.malformed(record.timestamp))?;
                     }
+                    Some((keyspace, Operation::Attach(attachment))) => {
+                        self.mark_load(keyspace, &attachment, record.timestamp)?;
+                    }
+                    _ => {}
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// The same for the extents of a bulk load.
+    fn mark_load(&self, keyspace: KeyspaceId, attachment: &Attachment, timestamp: Timestamp) -> Result<()> {
+        let space = &self.engine.space;
+        if !space.segments.restore_named(attachment.root) {
+            return Err(self.malformed(timestamp));
+        }
+        for &(chunk, extent) in &attachment.images {
+            if !space.segments.restore_named(extent) {
+                return Err(self.malformed(timestamp));
+            }
+            let image = ChunkImage { keyspace, chunk: chunk as usize, address: extent.address };
+            let is_marked = |address: ExtentAddress| {
+                let segment_use = attachment.use_of(space.segments.segment_of(address));
+                segment_use.is_some_and(|segment_use| {
+                    address.is_of(segment_use) && space.segments.restore_named(ExtentRef { address, segment_use })
+                })
+            };
+            let addresses = read_image(space, image)?;
+            if !addresses.into_iter().filter(|address| !address.is_none()).all(is_marked) {
+                return Err(self.malformed(timestamp));
             }
         }
         Ok(())
@@ -91,8 +123,8 @@ impl Replay<'_> {
             for operation in record::decode(&record.body) {
                 let operation = operation.filter(|_| !defines);
                 let (keyspace, operation) = operation.ok_or_else(|| self.malformed(record.timestamp))?;
-                // An operation that defines or drops a keyspace is alone in its record.
-                defines = matches!(operation, Operation::Create { .. } | Operation::Drop);
+                // An operation that defines or drops a keyspace, or attaches a load, is alone in its record.
+                defines = matches!(operation, Operation::Create { .. } | Operation::Drop | Operation::Attach(_));
                 let (key, change) = match operation {
                     Operation::Create { page_bytes, name } => {
                         self.apply_batch(&mut batch, newest)?;
@@ -104,6 +136,12 @@ impl Replay<'_> {
                         let open = self.open(keyspace).ok_or_else(|| self.malformed(record.timestamp))?;
                         let epoch_guard = self.engine.space.epoch_latch.exclusive();
                         self.keyspaces.drop_tree(self.engine, &open, &epoch_guard, record.timestamp)?;
+                        continue;
+                    }
+                    Operation::Attach(attachment) => {
+                        self.apply_batch(&mut batch, newest)?;
+                        let open = self.open(keyspace).ok_or_else(|| self.malformed(record.timestamp))?;
+                        self.attach(&open.tree.pages, &attachment, record.timestamp)?;
                         continue;
                     }
                     Operation::Put { key, value } => (key, ReplayedChange::Put(offsets_of(value))),
@@ -123,6 +161,20 @@ impl Replay<'_> {
             }
         }
         self.apply_batch(&mut batch, newest)
+    }
+
+    /// Attaches a bulk load. Its pages have the numbers that they were written with; whatever replay has given these to
+    /// since the checkpoint is of no use, as the keyspace has no rows.
+    fn attach(&self, pages: &PageSpace, attachment: &Attachment, timestamp: Timestamp) -> Result<()> {
+        let engine = self.engine;
+        engine.pool.fit_frames(attachment.images.len() as u64 * CHUNK_BYTES)?;
+        let image = |&(chunk, extent): &(u32, ExtentRef)| (chunk as usize, extent.address);
+        let images: Vec<_> = attachment.images.iter().map(image).collect();
+        let tables = LoadTables { images, root: attachment.root.address };
+        let is_attached = engine.replay_attach(pages, &tables, |chunk, address| {
+            read_image(&engine.space, ChunkImage { keyspace: pages.id, chunk, address })
+        })?;
+        if is_attached { Ok(()) } else { Err(self.malformed(timestamp)) }
     }
 
     fn open(&self, keyspace: KeyspaceId) -> Option<Arc<OpenKeyspace>> {

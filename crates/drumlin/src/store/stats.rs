@@ -106,7 +106,7 @@ impl Store {
         let address = match entry {
             PageEntry::OnDisk(address) | PageEntry::Reading(address) => address,
             PageEntry::Leaf(frame) | PageEntry::Immutable(frame) => self.engine.pool.frames.header(frame).address(),
-            PageEntry::Free | PageEntry::Reserved => return None,
+            PageEntry::Free | PageEntry::Reserved | PageEntry::Unattached(_) => return None,
         };
         (!address.is_none()).then_some(address)
     }
@@ -129,14 +129,14 @@ impl Store {
         let table_bytes = budget.taken_bytes(Account::Tables);
         let part_of = |of: Account| {
             let used_bytes = match of {
-                Account::Pages => page_bytes + table_bytes,
+                Account::Pages => page_bytes + table_bytes + budget.taken_bytes(Account::Loads),
                 Account::Versions => version_bytes,
                 Account::Transactions | Account::Commits | Account::Copies | Account::Sources => budget.taken_bytes(of),
                 Account::TableChanges => space.change_bytes() + base_bytes,
                 Account::Reads => engine.pool.read_buffer_bytes(),
                 // Theirs from the start.
                 Account::Log | Account::Writes | Account::Fixed => budget.limit_bytes(of),
-                Account::Pinned | Account::Tables => 0,
+                Account::Pinned | Account::Tables | Account::Loads => 0,
             };
             MemoryPart { name: of.name(), used_bytes, limit_bytes: budget.limit_bytes(of) }
         };

@@ -12,6 +12,7 @@
 //! 4. A core operation never waits: it returns what it lacks ([`Needs`]) and has then changed nothing.
 
 pub(crate) mod node;
+pub(crate) mod packing;
 mod structure;
 
 pub(crate) use structure::{FRAMES_NEEDED, Incoming, has_room};
@@ -251,7 +252,7 @@ impl Tree {
                 PageEntry::OnDisk(_) | PageEntry::Reading(_) => {
                     return Err(Needs::Page(Arc::clone(&self.pages), page).into());
                 }
-                PageEntry::Free | PageEntry::Reserved => return Ok(None),
+                PageEntry::Free | PageEntry::Reserved | PageEntry::Unattached(_) => return Ok(None),
             }
         }
     }

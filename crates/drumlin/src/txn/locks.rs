@@ -355,6 +355,11 @@ impl LockTable {
         Acquire { table: self, owner, keyspace, key, waiting: false }
     }
 
+    /// Returns `true` if a row of the keyspace is locked. O(locks).
+    pub(crate) fn has_any(&self, keyspace: KeyspaceId) -> bool {
+        self.shards.iter().any(|shard| shard.lock().locks.iter().any(|lock| lock.keyspace == keyspace))
+    }
+
     /// Releases a lock of `owner`: hands it to the first waiter, or removes it.
     #[inline]
     pub(crate) fn unlock(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) {

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::format::{KeyspaceId, PageId};
 use crate::memory::{Account, Budget, Grant, heap_bytes};
+use crate::space::PageSpace;
 use crate::sync::Mutex;
 use crate::tree::Tree;
 use crate::tree::node::Leaf;
@@ -283,14 +284,11 @@ pub(crate) struct Reads<'a> {
 impl Reads<'_> {
     /// Fails if a row of the leaf that was read has changed. The leaf is latched, and stays latched until the commit
     /// has its timestamp.
-    pub(crate) fn validate(
-        &self,
-        versions: &Versions,
-        keyspace: KeyspaceId,
-        page: PageId,
-        leaf: &Leaf<'_>,
-    ) -> Result<()> {
-        let snapshot = self.snapshot.timestamp;
+    pub(crate) fn validate(&self, versions: &Versions, pages: &PageSpace, page: PageId, leaf: &Leaf<'_>) -> Result<()> {
+        let (snapshot, keyspace) = (self.snapshot.timestamp, pages.id);
+        if pages.is_loaded_since(snapshot) {
+            return Err(Error::Conflict { reason: "rows were loaded into a keyspace that this transaction read" });
+        }
         if leaf.newest() <= snapshot {
             return Ok(());
         }

@@ -44,14 +44,21 @@ pub(crate) const MEDIUM_BYTES_MAX: usize = PAGE_BYTES_MAX - CHUNK_OVERHEAD_BYTES
 const UPCOMING_MAX: usize = 256;
 const UPCOMING_SHARE: usize = 8;
 
+/// The page of a medium value, but for its header.
+pub(crate) fn medium_page(value_id: ValueId, value: &[u8]) -> Vec<u8> {
+    assert!(value.len() <= MEDIUM_BYTES_MAX, "a value of {} bytes is no medium one", value.len());
+    let mut page = Vec::with_capacity(CHUNK_OVERHEAD_BYTES + value.len());
+    page.resize(CHUNK_OVERHEAD_BYTES, 0);
+    put_u64(&mut page, HEADER_BYTES, value_id.0);
+    page.extend_from_slice(value);
+    page
+}
+
 /// Appends a key's medium value to the current epoch's segment. No page table names it yet.
 pub(crate) fn append_medium(tree: &Tree, key: &[u8], value_id: ValueId, value: &[u8]) -> Result<ExtentAddress> {
     let (pool, pages) = (&tree.pool, &tree.pages);
-    assert!(value.len() <= MEDIUM_BYTES_MAX);
     assert!(value.len() > tree.inline_bytes_max(key), "a value of {} bytes belongs into its leaf", value.len());
-    let mut page = vec![0; CHUNK_OVERHEAD_BYTES];
-    put_u64(&mut page, HEADER_BYTES, value_id.0);
-    page.extend_from_slice(value);
+    let page = medium_page(value_id, value);
     let epoch_guard = pool.space.epoch_latch.shared();
     let name = PageKey { keyspace: pages.id, page: PageId(0) };
     pool.space.append(epoch_guard.epoch(), name, Kind::Value, &page, None)
@@ -119,6 +126,12 @@ impl LargeValue {
         assert!((reference.length, reference.id) == (self.length, self.value_id), "{reference:?} is another value's");
         assert!(reference.chunk_count as usize == self.addresses.len(), "{reference:?} has other chunks");
         self.reference.set(reference).expect("a value is put by one commit");
+    }
+
+    /// Leaves the extents to a bulk load, which has given them these pages.
+    pub(crate) fn leave_to_load(&self, reference: LargeRef) {
+        assert!(reference.chunk_count as usize == self.addresses.len(), "{reference:?} has other chunks");
+        self.reference.set(reference).expect("a value is put once");
     }
 
     /// The reference that rows store, once a commit has put the value.
@@ -424,7 +437,9 @@ async fn read_medium(
             // An error may be that of a reader who expected another page: the next turn finds out.
             PageEntry::Reading(_) => drop(tree.fault(mode, wanted).await),
             PageEntry::Immutable(_) => {}
-            PageEntry::Leaf(_) | PageEntry::Free | PageEntry::Reserved => return Ok(Chunk::Gone),
+            PageEntry::Leaf(_) | PageEntry::Free | PageEntry::Reserved | PageEntry::Unattached(_) => {
+                return Ok(Chunk::Gone);
+            }
         }
     }
 }
@@ -510,7 +525,7 @@ pub(crate) fn free(
                         break;
                     }
                 }
-                PageEntry::Free | PageEntry::Reserved | PageEntry::Leaf(_) => {
+                PageEntry::Free | PageEntry::Reserved | PageEntry::Unattached(_) | PageEntry::Leaf(_) => {
                     return Err(misnamed(pool, pages, "it names pages that are no value's"));
                 }
             }

@@ -288,6 +288,12 @@ impl Versions {
         undo_records.iter().rev().find(|undo| undo.find(key).is_some()).map(|undo| undo.timestamp)
     }
 
+    /// Returns `true` if a snapshot may need a version of a row of the keyspace. O(leaves with versions).
+    pub(crate) fn has_any(&self, keyspace: KeyspaceId) -> bool {
+        let is_of = |&(of, _): &(KeyspaceId, PageId)| of == keyspace;
+        self.shards.iter().any(|shard| shard.lock().keys().any(is_of)) || self.held.lock().keys().any(is_of)
+    }
+
     /// Returns `true` if a row that `matters` has changed since the snapshot. The leaf is latched.
     pub(crate) fn any_changed(
         &self,

@@ -22,6 +22,7 @@
 //! | `insert NAME KEY BYTES`, `remove NAME KEY` | commits one row |
 //! | `fill NAME FROM..TO BYTES`, `empty NAME FROM..TO` | commits numbered rows one by one, to the first refusal |
 //! | `transaction NAME FROM..TO BYTES`, `removal NAME FROM..TO` | commits numbered rows together |
+//! | `load NAME FROM..TO BYTES` | loads numbered rows in bulk |
 //! | `stream NAME KEY BYTES` | commits a value that is read from a stream |
 //! | `count NAME` | counts rows |
 //! | `checkpoint`, `compact` | these |
@@ -211,6 +212,12 @@ impl Machine {
                 return each(range, |key| rows.insert(key, value_of(&key, bytes)));
             }
             ["empty", _, range] => return each(range, |key| rows.remove(key)),
+            ["load", name, range, _] => {
+                let mut load = self.db().bulk_load(name)?;
+                numbers(range).map(u64::to_be_bytes).try_for_each(|key| load.insert(key, value_of(&key, bytes)))?;
+                let report = load.finish()?;
+                return Ok(Some(format!("rows: {}, attached: {}", report.rows, report.attached)));
+            }
             ["transaction", _, range, _] => {
                 let mut tx = self.db().begin()?;
                 numbers(range)
@@ -286,6 +293,8 @@ scripts! {
     full_disk;
     /// Many rows at once, and large values: few writes, and none of the log before what it names.
     bulk;
+    /// A bulk load: its pages, one sync, and only then the record that attaches them.
+    bulk_load;
     /// A failed write or sync is final: nothing is tried again, and reopening settles it.
     failure;
 }

@@ -4,6 +4,7 @@
 //! measure it are programs of their own beside it.
 
 mod atomic;
+mod bulk_load;
 mod concurrency;
 mod errors;
 mod foreign_handles;

@@ -46,7 +46,7 @@ fn put_u48(bytes: &mut [u8], offset: usize, value: u64) {
 }
 
 /// A child's entry, its aggregate not yet known.
-fn entry_of(child: PageId) -> [u8; CHILD_BYTES] {
+pub(super) fn entry_of(child: PageId) -> [u8; CHILD_BYTES] {
     assert!(child != PageId::NONE, "page 0 is nobody's child");
     let mut entry = [0; CHILD_BYTES];
     put_u32(&mut entry, CHILD_PAGE_OFFSET, child.0);

@@ -29,6 +29,7 @@
 mod check;
 mod inner;
 mod leaf;
+mod packed;
 #[cfg(test)]
 mod tests;
 
@@ -54,6 +55,7 @@ pub(crate) use inner::{Inner, InnerMut};
 #[cfg(test)]
 use leaf::Split;
 pub(crate) use leaf::{Change, Leaf, LeafMut, RowValue};
+pub(crate) use packed::{EMPTY_LEAF, PackedRow, child_rest, large_rest, pack, push_value};
 
 /// The page has no room, not even once its heap is compacted. Nothing was changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

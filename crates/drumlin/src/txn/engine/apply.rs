@@ -129,7 +129,7 @@ impl<'a> LeavesInOrder<'a> {
         let is_read = self.walk.pass(keyspace, leaf.upper_fence());
         if is_read {
             let reads = self.work.reads.expect("nothing is walked along but what was read");
-            reads.validate(versions, keyspace, page, leaf)?;
+            reads.validate(versions, &tree.pages, page, leaf)?;
         }
         let start = self.row;
         self.row = rows_end(self.work.rows, start, tree, leaf);

@@ -2,6 +2,7 @@
 
 mod apply;
 mod at_once;
+mod attach;
 mod commit;
 mod prepare;
 mod read;

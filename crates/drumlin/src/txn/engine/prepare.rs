@@ -335,7 +335,7 @@ impl<L> Engine<L> {
             let upper_fence = tree.awaiting(mode, || {
                 let page = tree.read_leaf(Target::At(key))?;
                 let leaf = Leaf::new(&page);
-                reads.validate(&self.versions, keyspace, page.page(), &leaf)?;
+                reads.validate(&self.versions, &tree.pages, page.page(), &leaf)?;
                 if there.binary_search(&page.frame()).is_err() {
                     pinned.push(0, &page);
                     bytes += page.len();

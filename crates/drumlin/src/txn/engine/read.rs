@@ -74,6 +74,9 @@ impl Engine {
             ReadAt::Timestamp(at) => at,
         };
         debug_assert!(at <= self.clock.published(), "a read at {at}, which is not published");
+        if tree.pages.is_loaded_since(at) {
+            return None;
+        }
         if leaf.newest() > at
             && let Some(was) = self.versions.find(tree.pages.id, page.page(), key, at)
         {
@@ -264,6 +267,9 @@ impl Engine {
     ) -> Result<bool> {
         tree.awaiting(mode, || {
             let page = tree.read_leaf(Target::At(key))?;
+            if tree.pages.is_loaded_since(snapshot) {
+                return Ok(true);
+            }
             if Leaf::new(&page).newest() <= snapshot {
                 return Ok(false);
             }

@@ -1,0 +1,263 @@
+//! Bulk loads: filling an empty keyspace, all at once or not at all.
+
+use std::sync::Arc;
+
+use super::{Database, Keyspace};
+use crate::error::{Error, Result};
+use crate::store::bulk_load::{Finished, LoadedRow, LoadedRows, Loader};
+use crate::txn::engine::Durability;
+
+/// Rows of a transaction, where the rows of a load can't be attached.
+const PART_ROWS_MAX: usize = 1000;
+
+/// Bytes of keys and values that an asynchronous load gathers before it hands them to a thread that may wait.
+const PENDING_BYTES_MAX: usize = 64 << 10;
+
+/// A load of many rows into a keyspace, much faster than transactions. Made by
+/// [`Database::bulk_load`](crate::Database::bulk_load).
+///
+/// The rows are packed into a tree of their own, which is written as they come: every byte once, and none of it to the
+/// log. [`finish`](BulkLoad::finish) gives the tree to the keyspace by one commit. **All rows are there then, or
+/// none:** before that no reader sees any, and a load that is dropped, or whose process or machine dies, leaves
+/// nothing, nor takes space once the database is opened again. Readers and writers of the keyspace go on meanwhile;
+/// snapshots from before the commit do not see its rows.
+///
+/// For that the keyspace must be empty when the load is finished. Otherwise its rows are put by transactions of up to
+/// 1,000, as [`finish`](BulkLoad::finish) says.
+///
+/// A load takes memory of the pages' part of the budget: for two write buffers (256 KiB each, 128 KiB where the budget
+/// is below 16 MiB, and as little as 64 KiB beside other loads), six pages, and 8 bytes for each page that it writes,
+/// as each page takes that is in the database.
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// let mut load = db.bulk_load("squares")?;
+/// for number in 0..10_000u64 {
+///     load.insert(number.to_be_bytes(), (number * number).to_be_bytes())?;
+/// }
+/// let report = load.finish()?; // durable, and visible, from here on
+/// assert_eq!(report.rows, 10_000);
+/// assert!(report.attached);
+/// assert_eq!(db.keyspace("squares")?.count(..)?, 10_000);
+/// # Ok::<(), drumlin::Error>(())
+/// ```
+pub struct BulkLoad {
+    keyspace: Keyspace,
+    /// `None` once a call has failed, or its future was dropped.
+    loader: Option<Box<Loader>>,
+    /// Rows that were handed over by tasks.
+    pending: Pending,
+}
+
+/// Rows, one behind the other: the lengths of key and value, key, value.
+#[derive(Debug, Default)]
+struct Pending(Vec<u8>);
+
+/// The result of a [`BulkLoad`].
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// let report = db.bulk_load("events")?.finish()?;
+/// assert_eq!(report.rows, 0);
+/// # Ok::<(), drumlin::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct LoadReport {
+    /// Rows with different keys that were loaded.
+    pub rows: u64,
+    /// They were attached all at once. Otherwise they were put by transactions.
+    pub attached: bool,
+}
+
+impl std::fmt::Debug for BulkLoad {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let rows = self.loader.as_ref().map_or(0, |loader| loader.rows());
+        write!(f, "BulkLoad({:?}, {rows} rows)", self.keyspace.name())
+    }
+}
+
+impl Pending {
+    fn push(&mut self, key: &[u8], value: &[u8]) {
+        self.0.extend((key.len() as u64).to_le_bytes());
+        self.0.extend((value.len() as u64).to_le_bytes());
+        self.0.extend_from_slice(key);
+        self.0.extend_from_slice(value);
+    }
+
+    fn rows(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        let mut rest = &self.0[..];
+        std::iter::from_fn(move || {
+            let (lengths, behind) = rest.split_at_checked(16)?;
+            let length = |at: usize| u64::from_le_bytes(lengths[at..at + 8].try_into().expect("eight bytes")) as usize;
+            let (key, behind) = behind.split_at(length(0));
+            let (value, behind) = behind.split_at(length(8));
+            rest = behind;
+            Some((key, value))
+        })
+    }
+}
+
+impl BulkLoad {
+    fn loader(&mut self) -> Result<&mut Loader> {
+        self.loader.as_deref_mut().ok_or_else(ended)
+    }
+
+    /// Adds a row. Keys must ascend; of two rows with the same key, one directly after the other, the later counts.
+    /// Amortised O(bytes), without a search; a write of 256 KiB now and then. A value over 64 KiB is written at once.
+    ///
+    /// # Errors
+    /// [`KeyTooLong`](crate::Error::KeyTooLong), and [`Invalid`](crate::Error::Invalid) for a key below the one before
+    /// it: the load goes on without the row. Any other error ends the load, and nothing of it remains:
+    /// [`DiskFull`](crate::Error::DiskFull); [`BudgetTooSmall`](crate::Error::BudgetTooSmall) if the memory budget has
+    /// no room for the page table; [`KeyspaceDropped`](crate::Error::KeyspaceDropped);
+    /// [`Closed`](crate::Error::Closed); [`Failed`](crate::Error::Failed).
+    pub fn insert(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
+        self.add_pending()?;
+        self.add(key.as_ref(), value.as_ref())
+    }
+
+    fn add(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        let handle = Arc::clone(&self.keyspace.handle);
+        let store = handle.store()?;
+        let added = self.loader()?.insert(store, key, value);
+        self.end_by(added)
+    }
+
+    /// Ends the load by an error after which it can't go on.
+    fn end_by<T>(&mut self, result: Result<T>) -> Result<T> {
+        if !matches!(result, Ok(_) | Err(Error::KeyTooLong { .. } | Error::Invalid(_))) {
+            self.loader = None;
+        }
+        result
+    }
+
+    fn add_pending(&mut self) -> Result<()> {
+        let pending = std::mem::take(&mut self.pending);
+        for (key, value) in pending.rows() {
+            if let Err(error) = self.add(key, value) {
+                // The rows behind it are lost.
+                self.loader = None;
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Like [`insert`](BulkLoad::insert). Rows are gathered up to 64 KiB and then handed to a thread of the database,
+    /// so an error may be that of a row before, and always ends the load. So does dropping the future.
+    ///
+    /// # Errors
+    /// Those of [`insert`](BulkLoad::insert).
+    pub async fn insert_async(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
+        self.loader()?;
+        self.pending.push(key.as_ref(), value.as_ref());
+        if self.pending.0.len() < PENDING_BYTES_MAX {
+            return Ok(());
+        }
+        let mut taken = self.take()?;
+        let handle = Arc::clone(&self.keyspace.handle);
+        let added = handle.store()?.as_task().run(move || taken.add_pending().map(|()| taken)).await;
+        self.loader = added?.loader;
+        Ok(())
+    }
+
+    /// All that is left of the load; this handle can't go on.
+    fn take(&mut self) -> Result<BulkLoad> {
+        let loader = Some(self.loader.take().ok_or_else(ended)?);
+        Ok(BulkLoad { keyspace: self.keyspace.clone(), loader, pending: std::mem::take(&mut self.pending) })
+    }
+
+    /// Gives the rows to the keyspace. They are durable, and visible to all who look from then on, when it returns.
+    /// O(pages): commits wait about a millisecond for each gigabyte that was loaded.
+    ///
+    /// If the keyspace has rows, or had some that an open snapshot still sees, or a transaction has a row of it locked,
+    /// the rows are put by transactions of up to 1,000 rows each, and replace those with the same keys. **Each
+    /// transaction is atomic then, the whole is not**: after an error or a power cut, the first of them may be there;
+    /// loading again puts the rest. [`LoadReport::attached`] tells. A keyspace that was emptied row by row may count as
+    /// one with rows; one that was dropped and created again does not.
+    ///
+    /// # Errors
+    /// [`DiskFull`](crate::Error::DiskFull), [`KeyspaceDropped`](crate::Error::KeyspaceDropped),
+    /// [`Closed`](crate::Error::Closed), [`Failed`](crate::Error::Failed): nothing of the load remains.
+    /// [`TransactionTooLarge`](crate::Error::TransactionTooLarge) if the memory budget has no room for the record that
+    /// names its pages: 20 bytes for 1,024 of them; likewise nothing remains.
+    /// [`OutcomeUnknown`](crate::Error::OutcomeUnknown) if only reopening can tell.
+    pub fn finish(mut self) -> Result<LoadReport> {
+        self.add_pending()?;
+        let handle = Arc::clone(&self.keyspace.handle);
+        let loader = self.loader.take().ok_or_else(ended)?;
+        let rows = loader.rows();
+        match loader.finish(handle.store()?)? {
+            Finished::Attached => Ok(LoadReport { rows, attached: true }),
+            Finished::InTheWay(loaded) => {
+                self.put_rows(loaded)?;
+                Ok(LoadReport { rows, attached: false })
+            }
+        }
+    }
+
+    /// Like [`finish`](BulkLoad::finish). A call that has begun completes without its future.
+    ///
+    /// # Errors
+    /// Those of [`finish`](BulkLoad::finish).
+    pub async fn finish_async(self) -> Result<LoadReport> {
+        let handle = Arc::clone(&self.keyspace.handle);
+        handle.store()?.as_task().run(move || self.finish()).await
+    }
+
+    /// Puts the rows by transactions. The last sync makes all of them durable.
+    fn put_rows(&self, mut rows: Box<LoadedRows>) -> Result<()> {
+        let db = Database { handle: Arc::clone(&self.keyspace.handle) };
+        let mut part = db.batch()?;
+        while let Some(row) = rows.next_row()? {
+            match row {
+                LoadedRow::Whole(key, value) => match part.insert(&self.keyspace, &key, &value) {
+                    Err(Error::TransactionTooLarge { .. } | Error::MemoryInUse { .. }) if !part.is_empty() => {
+                        std::mem::replace(&mut part, db.batch()?).commit_with(Durability::Relaxed)?;
+                        part.insert(&self.keyspace, &key, &value)?;
+                    }
+                    other => other?,
+                },
+                LoadedRow::Large(key, value) => {
+                    std::mem::replace(&mut part, db.batch()?).commit_with(Durability::Relaxed)?;
+                    part.insert_from(&self.keyspace, &key, value)?;
+                }
+            }
+            if part.len() >= PART_ROWS_MAX {
+                std::mem::replace(&mut part, db.batch()?).commit_with(Durability::Relaxed)?;
+            }
+        }
+        part.commit_with(Durability::Relaxed)?;
+        db.sync()
+    }
+}
+
+/// The error of a load that can't go on.
+fn ended() -> Error {
+    Error::Invalid("the load has ended: a call of it failed, or its future was dropped".into())
+}
+
+impl Database {
+    /// Begins a load of many rows into a keyspace that is empty, and creates it, with the default page size, if there
+    /// is none. See [`BulkLoad`]. Any number of loads may go on at once; of two into the same keyspace, the one that is
+    /// finished first is attached, and the rows of the other are put by transactions.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// let mut load = db.bulk_load("events")?;
+    /// load.insert("2026-11-21T08:00", "opened")?;
+    /// load.insert("2026-11-21T18:00", "closed")?;
+    /// load.finish()?;
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`keyspace`](Database::keyspace); [`MemoryInUse`](crate::Error::MemoryInUse) if other loads have taken
+    /// half of the pages' part of the memory budget.
+    pub fn bulk_load(&self, name: &str) -> Result<BulkLoad> {
+        let keyspace = self.keyspace(name)?;
+        let loader = Loader::new(self.store()?, Arc::clone(&keyspace.open))?;
+        Ok(BulkLoad { keyspace, loader: Some(Box::new(loader)), pending: Pending::default() })
+    }
+}

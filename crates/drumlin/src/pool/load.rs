@@ -1,0 +1,271 @@
+//! The pages of a bulk load, written past the pool, which no reader can reach before they are attached.
+//!
+//! A load has page numbers of its own: whole chunks of its keyspace's page table, of which no page was in use before.
+//! Its pages are packed into segments of its own and written in whole buffers. Their entries are `Unattached`. Once all
+//! are there, each chunk of the table is written too, as the base image that the next checkpoint will name.
+//!
+//! # Invariants
+//! 1. Nothing durable names anything of a load before it is attached: a power cut leaves none of it, and its segments
+//!    are free when the database is opened again.
+//! 2. A load that is dropped before it is attached gives all back: page numbers, extents, the open segment.
+//! 3. All that the load has appended is written, though not synced, when [`finish`](LoadPages::finish) returns.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::Pool;
+use crate::error::{Error, Result};
+use crate::format::extent::{HEADER_BYTES, Kind, PageKey, TABLE_PAGES, encode};
+use crate::format::{Epoch, ExtentAddress, KeyspaceId, PageId, SegmentId, SegmentUse};
+use crate::space::appender::Appender;
+use crate::space::table::CHUNK_BYTES;
+use crate::space::{PageEntry, PageSpace, Purpose};
+
+/// Page numbers that a load takes at once, in chunks of the page table, at most: 128 MiB of pages of 4 KiB.
+const CHUNKS_AT_ONCE_MAX: usize = 32;
+
+/// Has space made on a full disk.
+pub(crate) type MakeSpace = Box<dyn Fn() -> Result<()> + Send + Sync>;
+
+/// A load that is complete and not attached: the tables of its pages, and its root.
+#[derive(Debug)]
+pub(crate) struct LoadTables {
+    /// The chunks of the keyspace's page table that are the load's, ascending, with the places of their images. A chunk
+    /// without pages has none.
+    pub(crate) images: Vec<(usize, ExtentAddress)>,
+    pub(crate) root: ExtentAddress,
+}
+
+/// See the module.
+pub(crate) struct LoadPages {
+    pool: Arc<Pool>,
+    pages: Arc<PageSpace>,
+    appender: Appender,
+    epoch: Epoch,
+    /// The load's chunks of the page table, in the order in which they were taken.
+    chunks: Vec<usize>,
+    /// Page numbers that were not given out, in the newest chunks.
+    numbers: Range<usize>,
+    /// Once they are written.
+    tables: Option<LoadTables>,
+    root: ExtentAddress,
+    encoded: Vec<u8>,
+    make_space: MakeSpace,
+    /// The pages belong to the keyspace now.
+    is_attached: bool,
+}
+
+impl std::fmt::Debug for LoadPages {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "LoadPages({} chunks of keyspace {})", self.chunks.len(), self.pages.id)
+    }
+}
+
+impl LoadPages {
+    /// Begins a load that writes so many bytes at once.
+    pub(crate) fn new(
+        pool: &Arc<Pool>,
+        pages: &Arc<PageSpace>,
+        buffer_bytes: usize,
+        make_space: MakeSpace,
+    ) -> LoadPages {
+        LoadPages {
+            pool: Arc::clone(pool),
+            pages: Arc::clone(pages),
+            appender: Appender::new(buffer_bytes),
+            epoch: pool.space.epoch_latch.shared().epoch(),
+            chunks: Vec::new(),
+            numbers: 0..0,
+            tables: None,
+            root: ExtentAddress::NONE,
+            encoded: Vec::new(),
+            make_space,
+            is_attached: false,
+        }
+    }
+
+    /// The load's keyspace.
+    pub(crate) fn keyspace(&self) -> KeyspaceId {
+        self.pages.id
+    }
+
+    /// Takes `count` page numbers in a row. Amortised O(count).
+    pub(crate) fn take_numbers(&mut self, count: usize) -> Result<PageId> {
+        assert!(count > 0 && self.tables.is_none(), "{count} pages are added to a load that is complete");
+        if self.numbers.len() < count {
+            // Small loads take little, large ones seldom.
+            let more = (count - self.numbers.len()).div_ceil(TABLE_PAGES);
+            let chunk_count = more.max(self.chunks.len().min(CHUNKS_AT_ONCE_MAX));
+            self.grow(count.div_ceil(TABLE_PAGES).max(chunk_count))?;
+        }
+        assert!(self.numbers.len() >= count, "{count} numbers are taken of {:?}", self.numbers);
+        let first = self.numbers.start;
+        self.numbers.start += count;
+        Ok(PageId(u32::try_from(first).expect("page numbers are checked when chunks are taken")))
+    }
+
+    fn grow(&mut self, chunk_count: usize) -> Result<()> {
+        let (space, table) = (&self.pool.space, &self.pages.table);
+        let page_count = (chunk_count * TABLE_PAGES) as u64;
+        if !table.has_numbers(page_count) {
+            let name = self.pages.quoted_name();
+            return Err(Error::Invalid(format!("keyspace {name} has used up its page numbers: load into another")));
+        }
+        space.check_table_growth(table.growth_bytes_max(page_count))?;
+        self.pool.fit_frames(chunk_count as u64 * CHUNK_BYTES)?;
+        let first = table.allocate_chunks(chunk_count);
+        assert!(!self.chunks.contains(&first), "chunk {first} is given out twice");
+        let start = first * TABLE_PAGES;
+        // The numbers that are left serve on where no other load has come in between.
+        self.numbers =
+            if self.numbers.end == start { self.numbers.start } else { start }..start + chunk_count * TABLE_PAGES;
+        self.chunks.extend(first..first + chunk_count);
+        Ok(())
+    }
+
+    /// Appends a page under a number that was taken, or as the root.
+    pub(crate) fn append(&mut self, number: PageId, name: PageKey, kind: Kind, page: &[u8]) -> Result<()> {
+        let address = self.append_extent(name, kind, page)?;
+        if number == PageId::ROOT {
+            assert!(self.root.is_none(), "a load has two roots");
+            self.root = address;
+        } else {
+            self.pages.table.store(number, PageEntry::Unattached(address));
+        }
+        Ok(())
+    }
+
+    /// Takes over extents that were written elsewhere, as pages from this number on, which were taken.
+    pub(crate) fn adopt(&mut self, first: PageId, addresses: &[ExtentAddress]) {
+        assert!(first != PageId::ROOT && !addresses.is_empty(), "a value of no extents is taken over");
+        for (number, &address) in (first.0..).zip(addresses) {
+            self.pages.table.store(PageId(number), PageEntry::Unattached(address));
+        }
+    }
+
+    /// Gives back what the load has written for these pages.
+    pub(crate) fn discard(&mut self, first: PageId, count: u32) {
+        assert!(self.tables.is_none(), "pages of a complete load are given back");
+        for number in (first.0..first.0 + count).map(PageId) {
+            let PageEntry::Unattached(address) = self.pages.table.load(number) else {
+                unreachable!("page {number} is not the load's")
+            };
+            self.pages.table.store(number, PageEntry::Reserved);
+            self.pool.space.segments.discard(address);
+        }
+    }
+
+    fn append_extent(&mut self, name: PageKey, kind: Kind, page: &[u8]) -> Result<ExtentAddress> {
+        let space = &self.pool.space;
+        space.check_failure()?;
+        assert!(!self.is_attached, "a load that is attached goes on");
+        self.encoded.clear();
+        encode(page, name, kind, &mut self.encoded);
+        let mut jobs = Vec::new();
+        let mut has_made_space = false;
+        let address = loop {
+            let take = || space.take_segment(Purpose::Value);
+            let appended = self.appender.append(&space.segments, self.epoch, &self.encoded, None, &mut jobs, take);
+            match appended {
+                Err(Error::DiskFull { .. }) if !std::mem::replace(&mut has_made_space, true) => (self.make_space)()?,
+                other => break other,
+            }
+        };
+        for job in jobs {
+            space.write(&job.buffer, job.offset)?;
+        }
+        address
+    }
+
+    /// Writes the chunks of the page table and all that is in the buffer; O(pages). Nothing is appended afterwards.
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        assert!(!self.root.is_none() && self.tables.is_none(), "a load is completed twice, or without a root");
+        let mut images = Vec::with_capacity(self.chunks.len());
+        for chunk in self.chunks.clone() {
+            let mut page = vec![0; HEADER_BYTES];
+            for number in chunk * TABLE_PAGES..(chunk + 1) * TABLE_PAGES {
+                let bits = match self.pages.table.load(PageId(number as u32)) {
+                    PageEntry::Unattached(address) => address.to_bits(),
+                    _ => 0,
+                };
+                page.extend(bits.to_le_bytes());
+            }
+            let name = PageKey { keyspace: self.pages.id, page: PageId(chunk as u32) };
+            let is_empty = page[HEADER_BYTES..].iter().all(|byte| *byte == 0);
+            let image = if is_empty { ExtentAddress::NONE } else { self.append_extent(name, Kind::Table, &page)? };
+            images.push((chunk, image));
+        }
+        self.seal(true)?;
+        images.sort_unstable_by_key(|(chunk, _)| *chunk);
+        self.tables = Some(LoadTables { images, root: self.root });
+        Ok(())
+    }
+
+    /// The tables of a load that is [complete](Self::finish).
+    pub(crate) fn tables(&self) -> &LoadTables {
+        self.tables.as_ref().expect("the load is complete")
+    }
+
+    /// Ends the open segment.
+    fn seal(&mut self, writes: bool) -> Result<()> {
+        let mut jobs = Vec::new();
+        self.appender.seal(&self.pool.space.segments, &mut jobs);
+        for job in jobs.iter().filter(|_| writes) {
+            self.pool.space.write(&job.buffer, job.offset)?;
+        }
+        Ok(())
+    }
+
+    /// The addresses of the load's pages but the root, in the order in which they got their numbers, from a place on;
+    /// each with the place behind it.
+    pub(crate) fn written_from(&self, place: usize) -> impl Iterator<Item = (usize, ExtentAddress)> + '_ {
+        (place..self.chunks.len() * TABLE_PAGES).filter_map(|place| {
+            let number = self.chunks[place / TABLE_PAGES] * TABLE_PAGES + place % TABLE_PAGES;
+            match self.pages.table.load(PageId(number as u32)) {
+                PageEntry::Unattached(address) => Some((place + 1, address)),
+                _ => None,
+            }
+        })
+    }
+
+    /// The segments that a complete load lies in, with their uses.
+    pub(crate) fn segments(&self) -> BTreeMap<SegmentId, SegmentUse> {
+        let segments = &self.pool.space.segments;
+        let tables = self.tables();
+        debug_assert!(tables.images.is_sorted_by(|left, right| left.0 < right.0), "two images of one chunk");
+        let others = tables.images.iter().map(|(_, address)| *address).chain([self.root]);
+        let addresses = self.written_from(0).map(|(_, address)| address).chain(others);
+        let of = |address| (segments.segment_of(address), segments.name(address).segment_use);
+        addresses.filter(|address| !address.is_none()).map(of).collect()
+    }
+
+    /// Leaves the pages to the keyspace: they are attached.
+    pub(crate) fn release(mut self) {
+        assert!(self.tables.is_some(), "a load is attached before it is complete");
+        self.is_attached = true;
+    }
+}
+
+impl Drop for LoadPages {
+    fn drop(&mut self) {
+        // In a fork everything belongs to the parent.
+        if self.is_attached || !self.pool.process.is_here() {
+            return;
+        }
+        // The buffer need not be written; the database may have failed or be closed.
+        let _ = self.seal(false);
+        let segments = &self.pool.space.segments;
+        for chunk in &self.chunks {
+            for number in chunk * TABLE_PAGES..(chunk + 1) * TABLE_PAGES {
+                match self.pages.table.free(PageId(number as u32)) {
+                    PageEntry::Unattached(address) => segments.discard(address),
+                    entry => assert!(entry == PageEntry::Reserved, "page {number} of a load became {entry:?}"),
+                }
+            }
+        }
+        let tables = self.tables.iter().flat_map(|tables| &tables.images).map(|(_, address)| *address);
+        tables.chain([self.root]).filter(|address| !address.is_none()).for_each(|address| segments.discard(address));
+        crate::coverage::mark!("a bulk load was given up");
+    }
+}

@@ -1,0 +1,361 @@
+//! Packing: a tree built bottom up from rows in the order of their keys.
+//!
+//! The leaves are filled from left to right, each as far as its rows fit, and so is each level above them. A node is
+//! complete when a row has come that does not fit: only then its upper fence is known, and with it the prefix that its
+//! rows are stored without. As keys ascend, the prefix becomes only shorter while rows are added, so the size of the
+//! node so far is known from sums, in constant time for each row.
+//!
+//! This is the textbook's bottom-up bulk loading of a B+tree (Ramakrishnan and Gehrke, *Database Management Systems*,
+//! chapter 10; Graefe, "Modern B-Tree Techniques", 2011, on index creation), with prefix truncation.
+//!
+//! # Invariants
+//! 1. Every row of a level lies between the lower fence of its node and the next row's separator, so ranges abut.
+//! 2. The rows that are pending at a level fit a node, up to the last place where it can be cut; the newest row is
+//!    always pending.
+//! 3. Memory: at each level the rows of one node and one row more.
+
+use crate::error::Result;
+use crate::format::PageId;
+use crate::format::extent::{Kind, PageKey};
+use crate::format::node::{SLOT_BYTES, SLOTS_OFFSET, is_page_bytes};
+use crate::pool::load::LoadPages;
+
+use super::node::{PackedRow, child_rest, common_bytes, pack, separator_between};
+
+/// The place where nodes are stored.
+pub(crate) trait NodeSink {
+    /// Stores a node of this level; returns its page, which is 1 for the root.
+    fn put_node(&mut self, level: u8, page: &[u8], is_root: bool) -> Result<PageId>;
+}
+
+impl NodeSink for LoadPages {
+    fn put_node(&mut self, level: u8, page: &[u8], is_root: bool) -> Result<PageId> {
+        let number = if is_root { PageId::ROOT } else { self.take_numbers(1)? };
+        assert!(is_root == (number == PageId::ROOT), "page {number} is taken for the root, or is not");
+        let name = PageKey { keyspace: self.keyspace(), page: number };
+        self.append(number, name, if level == 0 { Kind::Leaf } else { Kind::Inner }, page)?;
+        Ok(number)
+    }
+}
+
+/// A row that waits for its node to be complete: where its key and its rest end in the level's bytes.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    start: usize,
+    key_end: usize,
+    end: usize,
+    is_large: bool,
+}
+
+/// The last place where the pending rows can be cut: behind so many of them, with this upper fence.
+#[derive(Debug, Default)]
+struct Boundary {
+    rows: usize,
+    upper: Vec<u8>,
+}
+
+/// One level of the tree.
+#[derive(Debug, Default)]
+struct Level {
+    number: u8,
+    /// The lower fence of the node that is being filled.
+    lower: Option<Vec<u8>>,
+    bytes: Vec<u8>,
+    rows: Vec<Pending>,
+    boundary: Boundary,
+    /// Nodes were completed.
+    has_nodes: bool,
+}
+
+impl Level {
+    fn row(&self, index: usize) -> PackedRow<'_> {
+        let Pending { start, key_end, end, is_large } = self.rows[index];
+        PackedRow { key: &self.bytes[start..key_end], rest: &self.bytes[key_end..end], is_large }
+    }
+
+    /// Returns the key of the newest row.
+    fn last_key(&self) -> Option<&[u8]> {
+        self.rows.last().map(|row| &self.bytes[row.start..row.key_end])
+    }
+
+    fn add(&mut self, row: PackedRow<'_>) {
+        debug_assert!(self.last_key().is_none_or(|last| last < row.key), "rows are packed out of order");
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(row.key);
+        let key_end = self.bytes.len();
+        self.bytes.extend_from_slice(row.rest);
+        self.rows.push(Pending { start, key_end, end: self.bytes.len(), is_large: row.is_large });
+    }
+
+    /// The bytes of a node of all pending rows with this upper fence.
+    fn node_bytes(&self, upper: Option<&[u8]>) -> usize {
+        let prefix_bytes = match (&self.lower, upper) {
+            (Some(lower), Some(upper)) => common_bytes(lower, upper),
+            _ => 0,
+        };
+        let fence_bytes = self.lower.as_ref().map_or(0, Vec::len) + upper.map_or(0, <[u8]>::len);
+        assert!(!self.rows.is_empty(), "a node of no rows is measured");
+        let first = &self.rows[0];
+        // The first key of an inner node is its lower fence.
+        let (keys, left_out) = match self.number {
+            0 => (self.rows.len(), 0),
+            _ => (self.rows.len() - 1, first.key_end - first.start),
+        };
+        SLOTS_OFFSET + fence_bytes + self.bytes.len() - left_out + self.rows.len() * SLOT_BYTES - keys * prefix_bytes
+    }
+
+    /// The upper fence of a node whose rows end before the next key.
+    fn upper_before<'k>(&self, next: &'k [u8]) -> &'k [u8] {
+        debug_assert!(self.last_key().is_some_and(|last| last < next), "a node ends behind the next row");
+        match self.number {
+            0 => separator_between(self.last_key().expect("a row is pending"), next),
+            _ => next,
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Packer {
+    page_bytes: usize,
+    levels: Vec<Level>,
+    page: Vec<u8>,
+}
+
+impl Packer {
+    pub(crate) fn new(page_bytes: usize) -> Packer {
+        assert!(is_page_bytes(page_bytes), "nodes of {page_bytes} bytes are packed");
+        Packer { page_bytes, levels: vec![Level::default()], page: vec![0; page_bytes] }
+    }
+
+    /// The key of the newest row.
+    pub(crate) fn last_key(&self) -> Option<&[u8]> {
+        self.levels[0].last_key()
+    }
+
+    /// Takes the newest row back; returns its rest.
+    pub(crate) fn pop(&mut self) -> Option<(Vec<u8>, bool)> {
+        let level = &mut self.levels[0];
+        let row = level.rows.pop()?;
+        let rest = level.bytes[row.key_end..row.end].to_vec();
+        level.bytes.truncate(row.start);
+        // A cut is between two rows.
+        assert!(level.boundary.rows <= level.rows.len(), "a row is taken back that a cut counts");
+        Some((rest, row.is_large))
+    }
+
+    /// Adds a leaf's row, whose key is above all before it. Amortised O(bytes).
+    pub(crate) fn push(&mut self, row: PackedRow<'_>, sink: &mut impl NodeSink) -> Result<()> {
+        self.push_at(0, row, sink)
+    }
+
+    fn push_at(&mut self, level: usize, row: PackedRow<'_>, sink: &mut impl NodeSink) -> Result<()> {
+        while !self.levels[level].rows.is_empty() {
+            let here = &mut self.levels[level];
+            let upper = here.upper_before(row.key);
+            if here.node_bytes(Some(upper)) <= self.page_bytes {
+                here.boundary.rows = here.rows.len();
+                here.boundary.upper.clear();
+                here.boundary.upper.extend_from_slice(upper);
+                break;
+            }
+            self.complete(level, sink)?;
+        }
+        self.levels[level].add(row);
+        Ok(())
+    }
+
+    /// Completes a node up to the last cut, and begins the next with the rows behind it.
+    fn complete(&mut self, level: usize, sink: &mut impl NodeSink) -> Result<()> {
+        let here = &mut self.levels[level];
+        let Boundary { rows, upper } = std::mem::take(&mut here.boundary);
+        // A row fits between the longest fences.
+        assert!(rows > 0, "a row does not fit into a node of its own");
+        assert!(rows <= here.rows.len(), "{rows} rows are completed of {}", here.rows.len());
+        let lower = here.lower.replace(upper);
+        let upper = self.levels[level].lower.clone();
+        self.put(level, rows, (lower, upper), sink)?;
+        // Those behind the cut are looked at again: they have another lower fence.
+        let here = &mut self.levels[level];
+        let rest = here.rows.split_off(rows);
+        here.rows.clear();
+        let bytes = std::mem::take(&mut here.bytes);
+        for Pending { start, key_end, end, is_large } in rest {
+            let row = PackedRow { key: &bytes[start..key_end], rest: &bytes[key_end..end], is_large };
+            self.push_at(level, row, sink)?;
+        }
+        Ok(())
+    }
+
+    /// Stores a node of the first `rows` pending rows, and tells the level above of it.
+    fn put(
+        &mut self,
+        level: usize,
+        rows: usize,
+        (lower, upper): (Option<Vec<u8>>, Option<Vec<u8>>),
+        sink: &mut impl NodeSink,
+    ) -> Result<PageId> {
+        let here = &self.levels[level];
+        let is_root = !here.has_nodes && upper.is_none();
+        assert!(rows > 0 || is_root, "a node has no rows");
+        debug_assert!(here.boundary.rows <= here.rows.len(), "a boundary lies behind the last row");
+        pack(&mut self.page, here.number, (lower.as_deref(), upper.as_deref()), (0..rows).map(|index| here.row(index)));
+        let page = sink.put_node(here.number, &self.page, is_root)?;
+        assert!(is_root == (page == PageId::ROOT), "page {page} is taken for the root, or is not");
+        self.levels[level].has_nodes = true;
+        if !is_root {
+            if self.levels.len() == level + 1 {
+                let number = u8::try_from(level + 1).expect("a tree is not that high");
+                self.levels.push(Level { number, ..Level::default() });
+            }
+            let row = PackedRow { key: lower.as_deref().unwrap_or(&[]), rest: &child_rest(page), is_large: false };
+            self.push_at(level + 1, row, sink)?;
+        }
+        Ok(page)
+    }
+
+    /// Completes the tree, up to its root. Without any row the root is an empty leaf.
+    pub(crate) fn finish(&mut self, sink: &mut impl NodeSink) -> Result<()> {
+        let mut level = 0;
+        loop {
+            while !self.levels[level].rows.is_empty() && self.levels[level].node_bytes(None) > self.page_bytes {
+                self.complete(level, sink)?;
+            }
+            let here = &mut self.levels[level];
+            assert!(!here.rows.is_empty() || level == 0, "a level ends without a node");
+            let (rows, lower) = (here.rows.len(), here.lower.take());
+            if self.put(level, rows, (lower, None), sink)? == PageId::ROOT {
+                return Ok(());
+            }
+            level += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::node::{VALUE_LENGTH_BYTES, inline_bytes_max, key_bytes_max};
+    use crate::tree::node::{Inner, Leaf, Node, RowValue, check, push_value};
+
+    /// Nodes by their pages.
+    #[derive(Default)]
+    struct Nodes(Vec<Option<Vec<u8>>>);
+
+    impl NodeSink for Nodes {
+        fn put_node(&mut self, level: u8, page: &[u8], is_root: bool) -> Result<PageId> {
+            check(page).unwrap();
+            assert_eq!(Node::new(page).level(), level);
+            self.0.resize(self.0.len().max(2), None);
+            let number = if is_root { 1 } else { self.0.len() };
+            self.0.resize(self.0.len().max(number + 1), None);
+            assert!(self.0[number].replace(page.to_vec()).is_none(), "two roots");
+            Ok(PageId(number as u32))
+        }
+    }
+
+    impl Nodes {
+        /// Adds the rows beneath a page, whose fences are these.
+        fn rows(&self, page: PageId, fences: (Option<&[u8]>, Option<&[u8]>), rows: &mut Vec<(Vec<u8>, Vec<u8>)>) {
+            let page = self.0[page.0 as usize].as_ref().unwrap();
+            let node = Node::new(page);
+            assert_eq!((node.lower_fence(), node.upper_fence()), fences);
+            if node.level() == 0 {
+                let leaf = Leaf::new(page);
+                for index in 0..leaf.len() {
+                    let mut key = Vec::new();
+                    leaf.key_into(index, &mut key);
+                    let RowValue::Inline(value) = leaf.value(index) else { panic!("a large value") };
+                    rows.push((key, value.to_vec()));
+                }
+                return;
+            }
+            let inner = Inner::new(page);
+            let (mut lower, mut upper) = (Vec::new(), Vec::new());
+            for index in 0..inner.len() {
+                let lower = inner.child_lower_into(index, &mut lower).then_some(&lower[..]);
+                let upper = inner.child_upper_into(index, &mut upper).then_some(&upper[..]);
+                self.rows(inner.child(index), (lower, upper), rows);
+            }
+        }
+    }
+
+    fn packed(page_bytes: usize, rows: &[(Vec<u8>, Vec<u8>)]) -> Nodes {
+        let (mut packer, mut nodes) = (Packer::new(page_bytes), Nodes::default());
+        let mut rest = Vec::new();
+        for (key, value) in rows {
+            rest.clear();
+            push_value(value, &mut rest);
+            packer.push(PackedRow { key, rest: &rest, is_large: false }, &mut nodes).unwrap();
+        }
+        packer.finish(&mut nodes).unwrap();
+        nodes
+    }
+
+    /// Rows of any lengths, with prefixes that come and go, make a sound tree that has them all.
+    #[test]
+    fn a_packed_tree_has_its_rows() {
+        let mut state = 7u64;
+        let mut random = move |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % below
+        };
+        for round in 0..400 {
+            let page_bytes = 512 << (round % 4);
+            let count = [0, 1, 2, 7, 100, 1500][round % 6];
+            let key_max = [4, 20, key_bytes_max(page_bytes)][round % 3];
+            let value_max = [1, 40, usize::MAX][round / 3 % 3];
+            let alphabet = [2, 256][round / 9 % 2];
+            let mut rows: Vec<(Vec<u8>, Vec<u8>)> = (0..count)
+                .map(|_| {
+                    let common = random(key_max + 1);
+                    let mut key = vec![b'p'; common];
+                    key.extend((0..random(key_max + 1 - common)).map(|_| random(alphabet) as u8));
+                    let value_max = value_max.min(inline_bytes_max(page_bytes, key.len()));
+                    (key, vec![b'v'; random(value_max + 1)])
+                })
+                .collect();
+            rows.sort();
+            rows.dedup_by(|left, right| left.0 == right.0);
+            let nodes = packed(page_bytes, &rows);
+            let mut found = Vec::new();
+            nodes.rows(PageId::ROOT, (None, None), &mut found);
+            assert_eq!(found, rows, "round {round}");
+        }
+    }
+
+    /// Leaves are full, but for what a row takes: itself, and a byte of prefix of each of the others.
+    #[test]
+    fn packed_leaves_are_full() {
+        let rows: Vec<_> = (0..10_000u64).map(|row| (row.to_be_bytes().to_vec(), vec![7; 100])).collect();
+        let nodes = packed(4096, &rows);
+        let is_leaf = |page: &&Vec<u8>| Node::new(page).level() == 0;
+        let leaves: Vec<_> = nodes.0.iter().flatten().filter(is_leaf).collect();
+        let row_bytes = 8 + SLOT_BYTES + VALUE_LENGTH_BYTES + 100;
+        let has_room = |page: &&&Vec<u8>| Node::new(page).free_bytes() > row_bytes + Node::new(page).len();
+        let sparse = leaves.iter().filter(has_room).count();
+        assert!(sparse <= 1, "{sparse} of {} leaves have room for a row", leaves.len());
+    }
+
+    /// The newest row is taken back whatever came before it.
+    #[test]
+    fn the_newest_row_can_be_taken_back() {
+        let (mut packer, mut nodes) = (Packer::new(512), Nodes::default());
+        for row in 0..300u32 {
+            for value in [[1; 30], [2; 30]] {
+                if packer.last_key() == Some(&row.to_be_bytes()[..]) {
+                    assert_eq!(packer.pop().unwrap().0[VALUE_LENGTH_BYTES..], [1; 30]);
+                }
+                let mut rest = Vec::new();
+                push_value(&value, &mut rest);
+                let row = PackedRow { key: &row.to_be_bytes(), rest: &rest, is_large: false };
+                packer.push(row, &mut nodes).unwrap();
+            }
+        }
+        packer.finish(&mut nodes).unwrap();
+        let mut found = Vec::new();
+        nodes.rows(PageId::ROOT, (None, None), &mut found);
+        assert_eq!(found.len(), 300);
+        assert!(found.iter().all(|(_, value)| value[..] == [2; 30]));
+    }
+}

@@ -1,0 +1,141 @@
+//! Attaching a bulk load: its pages become those of a keyspace that has no rows.
+//!
+//! # Why that is right
+//! - *All or nothing.* One record of the log attaches the load. It is written when the load's extents are on the
+//!   medium, and replaying it does what is done here. Without it nothing names the extents.
+//! - *No row is hidden.* The keyspace must be empty for all readers: its root is a leaf without rows, and no snapshot
+//!   needs a version of a row that it had. Both are looked at with the epoch latch held exclusively, so that no commit
+//!   changes it.
+//! - *Older snapshots see none of its rows.* Its pages say nothing of when they came. The keyspace does
+//!   ([`PageSpace::is_loaded_since`]): a reader at an earlier timestamp takes it for what it was, empty; a transaction
+//!   that began earlier and writes a row of it, or has read any, ends in a conflict.
+//! - *No writer is overtaken.* A writer locks its row before it looks at it. It looks by way of the root, whose frame
+//!   is latched here before it is asked whether a row of the keyspace is locked. So one that looked before holds its
+//!   lock, and the load is not attached; one that looks later sees the load, which is published by then.
+
+use super::Engine;
+use super::replay::Replaying;
+use crate::error::Result;
+use crate::format::{ExtentAddress, PageId, Timestamp};
+use crate::pool::FrameWrite;
+use crate::pool::load::LoadTables;
+use crate::space::table::CHUNK_PAGES;
+use crate::space::{ChunkImage, EpochGuard, PageEntry, PageSpace};
+use crate::tree::node::Leaf;
+use crate::tree::{Target, Tree};
+
+/// Attempts to find the root in memory, which may be evicted again before it is latched.
+const ATTEMPTS_MAX: u32 = 100;
+
+impl Engine {
+    /// Drops the versions that no snapshot needs, waiting for the thread that does so.
+    pub(crate) fn collect_all_garbage(&self) {
+        let alone = self.sweeping.lock();
+        self.sweep_to(&alone, self.budget.version_bytes_max());
+    }
+
+    /// Attaches a load that is complete and on the medium to a keyspace that has no row for any reader, and of which no
+    /// transaction has a row locked. Returns `false` if that is not so; nothing has changed then. Commits wait
+    /// meanwhile: O(pages of the load).
+    pub(crate) fn try_attach(
+        &self,
+        tree: &Tree,
+        tables: &LoadTables,
+        mut take_timestamp: impl FnMut() -> Result<Timestamp>,
+    ) -> Result<bool> {
+        let (pages, id) = (&tree.pages, tree.pages.id);
+        assert!(!tables.root.is_none(), "a load without a root is attached");
+        for _ in 0..ATTEMPTS_MAX {
+            let is_empty_root = tree.waiting(|| {
+                let leaf = tree.read_leaf(Target::At(&[]))?;
+                Ok::<_, crate::pool::Stop>(leaf.page() == PageId::ROOT && Leaf::new(&leaf).is_empty())
+            })?;
+            if !is_empty_root {
+                return Ok(false);
+            }
+            let epoch_guard = self.space.epoch_latch.exclusive();
+            tree.check_dropped()?;
+            let PageEntry::Leaf(frame) = pages.table.load(PageId::ROOT) else { continue };
+            let Some(root) = self.pool.frames.write(frame, tree.page_key(PageId::ROOT)) else { continue };
+            if pages.table.load(PageId::ROOT) != PageEntry::Leaf(frame) {
+                continue;
+            }
+            if !Leaf::new(&root).is_empty() || self.versions.has_any(id) || self.locks.has_any(id) {
+                return Ok(false);
+            }
+            self.pool.append_owed(&epoch_guard, &root)?;
+            let timestamp = take_timestamp()?;
+            assert!(self.clock.published() < timestamp, "a load is attached by a timestamp that is given out");
+            // From here on nothing fails.
+            pages.note_load(timestamp);
+            self.show_pages(&epoch_guard, pages, tables);
+            // Before the root can be read: a thread that reads it and what is published sees the load.
+            self.clock.mark_applied(timestamp);
+            assert!(self.clock.published() >= timestamp, "the load at {timestamp} can be read before it is published");
+            self.replace_root(&epoch_guard, pages, Some(root), tables);
+            return Ok(true);
+        }
+        Ok(false)
+    }
+}
+
+impl Engine<Replaying> {
+    /// Attaches a load as the log says, reading its tables' chunks by `read`. What the keyspace had is gone: it had no
+    /// rows. Returns `false` if these are not the tables of a load.
+    pub(crate) fn replay_attach(
+        &self,
+        pages: &PageSpace,
+        tables: &LoadTables,
+        read: impl Fn(usize, ExtentAddress) -> Result<Vec<ExtentAddress>>,
+    ) -> Result<bool> {
+        let epoch_guard = self.space.epoch_latch.exclusive();
+        self.pool.clear(&epoch_guard, pages)?;
+        for &(chunk, address) in &tables.images {
+            if !pages.table.restore_unattached(chunk, &read(chunk, address)?) {
+                return Ok(false);
+            }
+        }
+        self.show_pages(&epoch_guard, pages, tables);
+        self.replace_root(&epoch_guard, pages, None, tables);
+        Ok(true)
+    }
+}
+
+impl<L> Engine<L> {
+    /// Makes the load's pages those of the keyspace; its root does not lead to them yet. Page numbers that it took and
+    /// did not use are free.
+    fn show_pages(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace, tables: &LoadTables) {
+        let is_ascending = |left: &(usize, ExtentAddress), right: &(usize, ExtentAddress)| left.0 < right.0;
+        debug_assert!(tables.images.is_sorted_by(is_ascending), "a chunk of a load is attached twice");
+        for &(chunk, address) in &tables.images {
+            for page in (chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES).map(|number| PageId(number as u32)) {
+                match pages.table.load(page) {
+                    PageEntry::Unattached(address) => pages.table.store(page, PageEntry::OnDisk(address)),
+                    PageEntry::Reserved => drop(pages.table.free(page)),
+                    // Of a load that is replayed.
+                    entry => assert!(entry == PageEntry::Free, "page {page} of a load became {entry:?}"),
+                }
+            }
+            if !address.is_none() {
+                self.space.record_image(epoch_guard, ChunkImage { keyspace: pages.id, chunk, address });
+            }
+        }
+    }
+
+    /// Puts the load's root in place of the keyspace's, which is empty, or gone already.
+    fn replace_root(
+        &self,
+        epoch_guard: &EpochGuard<'_>,
+        pages: &PageSpace,
+        root: Option<FrameWrite<'_>>,
+        tables: &LoadTables,
+    ) {
+        if let Some(root) = root {
+            self.pool.free_page(epoch_guard, pages, root);
+        }
+        pages.table.allocate_root();
+        self.space.record(epoch_guard.epoch(), pages.id, PageId::ROOT, tables.root);
+        pages.table.store(PageId::ROOT, PageEntry::OnDisk(tables.root));
+        crate::coverage::mark!("a bulk load was attached");
+    }
+}

@@ -1,0 +1,668 @@
+//! Bulk loads: all of their rows or none, for readers, writers, power cuts and full disks.
+
+use crate::support;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use drumlin::internals::io::sim::{self, Disk, Loss, Medium};
+use drumlin::{Config, Database, Durability, Error, Isolation, Keyspace, KeyspaceOptions, TxOptions};
+use smol::block_on;
+use support::{Model, Random, compare, faulty, number, small};
+
+/// Rows with keys of several lengths and prefixes, and values of every kind, the large ones rare.
+fn some_rows(seed: u64, count: u64) -> Model {
+    let mut random = Random(seed);
+    let mut rows = Model::new();
+    while (rows.len() as u64) < count {
+        let prefix = ["", "customer/", "customer/orders/2026/"][random.below(3) as usize];
+        let key = format!("{prefix}{:06}", random.below(1_000_000)).into_bytes();
+        let length = match random.below(200) {
+            0 => 66_000 + random.below(250_000),
+            1..6 => 300 + random.below(6000),
+            _ => random.below(120),
+        };
+        rows.insert(key, random.bytes(length as usize));
+    }
+    rows
+}
+
+/// Loads rows into a keyspace; `true` if they were attached.
+fn load(db: &Database, name: &str, rows: &Model) -> drumlin::Result<bool> {
+    let mut load = db.bulk_load(name)?;
+    rows.iter().try_for_each(|(key, value)| load.insert(key, value))?;
+    let report = load.finish()?;
+    assert_eq!(report.rows, rows.len() as u64);
+    Ok(report.attached)
+}
+
+/// The keyspace holds these rows and no others, by scans from both ends too, and the database is sound.
+fn assert_holds(db: &Database, keyspace: &Keyspace, rows: &Model) {
+    compare(keyspace, rows);
+    let unwrapped = |row: drumlin::Result<(drumlin::Value, drumlin::Value)>| {
+        row.map(|(key, value)| (key.into_vec(), value.into_vec())).unwrap()
+    };
+    let cloned = |(key, value): (&Vec<u8>, &Vec<u8>)| (key.clone(), value.clone());
+    assert!(keyspace.iter().map(unwrapped).eq(rows.iter().map(cloned)));
+    assert!(keyspace.iter().rev().map(unwrapped).eq(rows.iter().rev().map(cloned)));
+    let report = db.check().unwrap();
+    assert!(report.corruption.is_empty(), "{report:#?}");
+}
+
+/// Any number of sorted rows, of every kind and at every size of pages, are there at once, after reopening, after a
+/// checkpoint, and with changes on top.
+#[test]
+fn sorted_rows_are_loaded() {
+    for (seed, count) in (0..).zip([0, 1, 2, 40, 1000, 9000]) {
+        for page_bytes in [512, 4096, 65_536] {
+            let backend = drumlin::internals::io::in_memory();
+            let config = small().backend(backend);
+            let db = config.open("/db").unwrap();
+            db.keyspace_with("k", KeyspaceOptions::new().page_bytes(page_bytes)).unwrap();
+            let mut rows = some_rows(seed, count);
+            assert!(load(&db, "k", &rows).unwrap());
+            let keyspace = db.keyspace("k").unwrap();
+            assert_holds(&db, &keyspace, &rows);
+            let mut random = Random(seed);
+            for step in 0..300 {
+                let key = format!("customer/{:06}", random.below(1_000_000)).into_bytes();
+                let length = random.below(400) as usize;
+                let value = random.bytes(length);
+                keyspace.insert(&key, &value).unwrap();
+                rows.insert(key, value);
+                if step % 3 == 0 {
+                    let key = rows.keys().nth(random.below(rows.len() as u64) as usize).unwrap().clone();
+                    keyspace.remove(&key).unwrap();
+                    rows.remove(&key);
+                }
+            }
+            drop((db, keyspace));
+            let db = config.open("/db").unwrap();
+            assert_holds(&db, &db.keyspace("k").unwrap(), &rows);
+            db.compact().unwrap();
+            assert_holds(&db, &db.keyspace("k").unwrap(), &rows);
+        }
+    }
+}
+
+/// Of rows with the same key the last counts, also if its value is large and the one before was.
+#[test]
+fn the_last_of_equal_keys_counts() {
+    let (_, config) = faulty();
+    let db = config.open("/db").unwrap();
+    let live_bytes = {
+        let mut load = db.bulk_load("k").unwrap();
+        for length in [10, 200_000, 3000, 70_000, 5] {
+            load.insert("a", vec![length as u8; length]).unwrap();
+        }
+        load.insert("b", "").unwrap();
+        load.insert("b", [1; 90_000]).unwrap();
+        assert_eq!(load.finish().unwrap().rows, 2);
+        db.checkpoint().unwrap();
+        db.stats().live_bytes
+    };
+    let rows = Model::from([(b"a".to_vec(), vec![5; 5]), (b"b".to_vec(), vec![1; 90_000])]);
+    assert_holds(&db, &db.keyspace("k").unwrap(), &rows);
+    assert!(live_bytes < 60_000, "{live_bytes} bytes live: values that were replaced are not given back");
+}
+
+/// Far more rows than memory.
+#[test]
+fn a_load_is_larger_than_memory() {
+    let (_, config) = faulty();
+    let db = config.open("/db").unwrap();
+    let mut load = db.bulk_load("k").unwrap();
+    let value = |row: u64| Random(row).bytes(100);
+    for row in 0..400_000u64 {
+        load.insert(row.to_be_bytes(), value(row)).unwrap();
+    }
+    let report = load.finish().unwrap();
+    assert!(report.attached && report.rows == 400_000);
+    let keyspace = db.keyspace("k").unwrap();
+    for row in (0..400_000u64).step_by(997) {
+        assert_eq!(keyspace.get(row.to_be_bytes()).unwrap().unwrap(), value(row));
+    }
+    assert_eq!(keyspace.count(..).unwrap(), 400_000);
+    let stats = db.stats();
+    assert!(stats.memory_used_bytes <= stats.memory_budget_bytes, "{stats:?}");
+    drop((db, keyspace));
+    let db = config.open("/db").unwrap();
+    assert_eq!(db.keyspace("k").unwrap().count(..).unwrap(), 400_000);
+}
+
+/// Keys that descend, and keys that are too long, are refused, and the load goes on without them.
+#[test]
+fn what_is_refused_is_not_loaded() {
+    let (_, config) = faulty();
+    let db = config.open("/db").unwrap();
+    let mut load = db.bulk_load("k").unwrap();
+    load.insert("b", "1").unwrap();
+    assert!(matches!(load.insert(vec![b'x'; 257], "2"), Err(Error::KeyTooLong { .. })));
+    load.insert("c", "3").unwrap();
+    assert_eq!(load.finish().unwrap().rows, 2);
+    assert_eq!(db.keyspace("k").unwrap().count(..).unwrap(), 2);
+}
+
+/// A load that is dropped leaves no row, no page and no byte.
+#[test]
+fn a_load_that_is_dropped_leaves_nothing() {
+    let (_, config) = faulty();
+    let db = config.open("/db").unwrap();
+    let keyspace = db.keyspace("k").unwrap();
+    db.checkpoint().unwrap();
+    let (before, pages) = (db.stats(), db.keyspaces()[0].page_count);
+    for round in 0..6 {
+        let rows = some_rows(round, 3000);
+        let mut load = db.bulk_load("k").unwrap();
+        rows.iter().for_each(|(key, value)| load.insert(key, value).unwrap());
+        if round % 2 == 0 {
+            // A checkpoint amid it records nothing of it.
+            keyspace.insert("other", [round as u8; 10]).unwrap();
+            db.checkpoint().unwrap();
+            keyspace.remove("other").unwrap();
+        }
+        drop(load);
+    }
+    assert_eq!((keyspace.count(..).unwrap(), db.keyspaces()[0].page_count), (0, pages));
+    db.checkpoint().unwrap();
+    let after = db.stats();
+    assert!(after.live_bytes < before.live_bytes + (16 << 10), "{} bytes, {}", before.live_bytes, after.live_bytes);
+    assert!(load(&db, "k", &some_rows(7, 500)).unwrap());
+}
+
+/// Rows that are there, or that a snapshot still sees, or a row that is locked: the rows are put by transactions.
+#[test]
+fn a_keyspace_in_use_gets_the_rows_by_transactions() {
+    let rows = some_rows(5, 2500);
+    let old = Model::from([(b"customer/".to_vec(), vec![1]), (b"zebra".to_vec(), vec![2; 70_000])]);
+    type Prepare = fn(&Database, &Keyspace, &Model) -> Box<dyn std::any::Any>;
+    let prepare: [(Prepare, bool); 3] = [
+        (
+            |_, keyspace, old| {
+                old.iter().for_each(|(key, value)| keyspace.insert(key, value).unwrap());
+                Box::new(())
+            },
+            true,
+        ),
+        (
+            |db, keyspace, old| {
+                old.iter().for_each(|(key, value)| keyspace.insert(key, value).unwrap());
+                let snapshot = db.snapshot();
+                old.keys().for_each(|key| keyspace.remove(key).unwrap());
+                Box::new(snapshot)
+            },
+            false,
+        ),
+        (
+            |db, keyspace, _| {
+                let mut tx = db.begin().unwrap();
+                tx.insert(keyspace, "locked", "").unwrap();
+                Box::new(tx)
+            },
+            false,
+        ),
+    ];
+    for (prepare, stays) in prepare {
+        let (_, config) = faulty();
+        let db = config.open("/db").unwrap();
+        let keyspace = db.keyspace("k").unwrap();
+        let held = prepare(&db, &keyspace, &old);
+        assert!(!load(&db, "k", &rows).unwrap());
+        let mut expected = rows.clone();
+        if stays {
+            expected.extend(
+                old.iter().filter(|(key, _)| !rows.contains_key(*key)).map(|(key, row)| (key.clone(), row.clone())),
+            );
+        }
+        if let Some(snapshot) = held.downcast_ref::<drumlin::Snapshot>() {
+            assert_eq!(snapshot.count(&keyspace, ..).unwrap(), old.len() as u64);
+        }
+        drop(held);
+        assert_holds(&db, &keyspace, &expected);
+        drop((db, keyspace));
+        let db = config.open("/db").unwrap();
+        assert_holds(&db, &db.keyspace("k").unwrap(), &expected);
+    }
+}
+
+/// A keyspace that was emptied, and of whose rows no snapshot tells, takes a load like a new one.
+#[test]
+fn an_emptied_keyspace_takes_a_load() {
+    let (_, config) = faulty();
+    let db = config.open("/db").unwrap();
+    let keyspace = db.keyspace("k").unwrap();
+    for round in 0..5 {
+        let rows = some_rows(round, 30);
+        assert!(load(&db, "k", &rows).unwrap(), "round {round}");
+        assert_holds(&db, &keyspace, &rows);
+        keyspace.clear().unwrap();
+        assert_eq!(keyspace.count(..).unwrap(), 0);
+        keyspace.insert("x", vec![1; 50_000]).unwrap();
+        keyspace.remove("x").unwrap();
+    }
+}
+
+/// A keyspace that is filled, emptied and filled again, by loads and by transactions, uses its page numbers again. It
+/// is right after that, after reopening and after recovering, whatever of it checkpoints have seen.
+#[test]
+fn page_numbers_are_used_again() {
+    for ways in 0..16u32 {
+        let mut disk = Disk::new(Medium::default(), 3);
+        let mut db = cut_config(&disk).open("/db").unwrap();
+        db.keyspace("k").unwrap();
+        let mut page_counts = Vec::new();
+        for round in 0..6u64 {
+            let rows: Model = (0..3000 / (round % 3 + 1))
+                .map(|row| ((row * (round + 3)).to_be_bytes().to_vec(), Random(row ^ round).bytes(20)))
+                .collect();
+            if round % 3 == 1 {
+                let keyspace = db.keyspace("k").unwrap();
+                rows.iter().for_each(|(key, value)| keyspace.insert_with(key, value, Durability::Relaxed).unwrap());
+                db.sync().unwrap();
+            } else {
+                assert!(load(&db, "k", &rows).unwrap(), "ways {ways}, round {round}");
+            }
+            // After it was filled, and after it was emptied.
+            for is_filled in [true, false] {
+                if !is_filled {
+                    db.keyspace("k").unwrap().clear().unwrap();
+                }
+                if ways & if is_filled { 1 } else { 2 } != 0 {
+                    db.checkpoint().unwrap();
+                }
+                if ways & if is_filled { 4 } else { 8 } != 0 {
+                    disk.turn_off();
+                    drop(db);
+                    disk = Disk::new(disk.medium(), round);
+                    db = cut_config(&disk).open("/db").unwrap();
+                }
+                compare(&db.keyspace("k").unwrap(), if is_filled { &rows } else { const { &Model::new() } });
+            }
+            let report = db.check().unwrap();
+            page_counts.push(db.keyspaces()[0].page_count);
+            assert!(report.corruption.is_empty(), "ways {ways}, round {round}: {report:#?}");
+        }
+        db.close().unwrap();
+        let db = cut_config(&disk).open("/db").unwrap();
+        assert_eq!(db.keyspace("k").unwrap().count(..).unwrap(), 0);
+        assert!(db.stats().table_bytes < 64 << 10, "{} bytes of page tables: {page_counts:?}", db.stats().table_bytes);
+    }
+}
+
+/// Readers and transactions from before the load see an empty keyspace, by every way of reading it; what they write
+/// there, or have read there, is in conflict with it.
+#[test]
+fn readers_from_before_do_not_see_the_rows() {
+    let (_, config) = faulty();
+    let db = config.open("/db").unwrap();
+    let keyspace = db.keyspace("k").unwrap();
+    let other = db.keyspace("other").unwrap();
+    let rows = some_rows(3, 3000);
+    let (first, last) = (rows.keys().next().unwrap(), rows.keys().next_back().unwrap());
+    let snapshot = db.snapshot();
+    let begin = |isolation| db.begin_with(TxOptions { isolation, ..db.tx_options() }).unwrap();
+    let mut writer = begin(Isolation::Snapshot);
+    let mut reader = begin(Isolation::Serializable);
+    let mut scanner = begin(Isolation::Serializable);
+    let mut bystander = begin(Isolation::Serializable);
+    // A row that the load brings and no commit changes afterwards: the load alone is in conflict with these.
+    let untouched = rows.keys().nth(rows.len() / 2).unwrap();
+    assert_eq!(reader.get(&keyspace, untouched).unwrap(), None);
+    assert_eq!(scanner.count(&keyspace, ..).unwrap(), 0);
+    assert!(load(&db, "k", &rows).unwrap());
+    for _ in 0..2 {
+        assert!(snapshot.is_empty(&keyspace).unwrap());
+        assert_eq!(snapshot.get(&keyspace, first).unwrap(), None);
+        assert_eq!(snapshot.get_many(&keyspace, &[first, last]).unwrap(), [None, None]);
+        assert_eq!(snapshot.count(&keyspace, ..).unwrap(), 0);
+        assert_eq!(snapshot.iter(&keyspace).rev().count() + snapshot.prefix(&keyspace, "customer").count(), 0);
+        assert!(snapshot.first(&keyspace).unwrap().is_none() && snapshot.last(&keyspace).unwrap().is_none());
+        // Changes on top of the load change nothing of that.
+        keyspace.insert(first, "changed").unwrap();
+        keyspace.remove(last).unwrap();
+    }
+    assert_eq!(writer.get(&keyspace, untouched).unwrap(), None);
+    assert!(writer.insert(&keyspace, untouched, "lost").is_err_and(|error| error.is_conflict()));
+    scanner.insert(&other, "c", "").unwrap();
+    assert!(scanner.commit().is_err_and(|error| error.is_conflict()));
+    reader.insert(&other, "a", "").unwrap();
+    assert!(reader.commit().is_err_and(|error| error.is_conflict()));
+    bystander.insert(&other, "b", "").unwrap();
+    bystander.commit().unwrap();
+    assert_eq!(db.snapshot().count(&keyspace, ..).unwrap(), rows.len() as u64 - 1);
+}
+
+/// Of two loads into one keyspace at once, one is attached; the rows of the other are put over it. Loads into different
+/// keyspaces are attached both.
+#[test]
+fn loads_go_on_beside_each_other() {
+    let (_, config) = faulty();
+    let db = config.open("/db").unwrap();
+    let rows: Vec<Model> = (0..4).map(|seed| some_rows(seed, 2500)).collect();
+    let names = ["k", "k", "l", "m"];
+    let attached: Vec<bool> = std::thread::scope(|scope| {
+        let threads = rows.iter().zip(names).map(|(rows, name)| scope.spawn(|| load(&db, name, rows).unwrap()));
+        let threads: Vec<_> = threads.collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(attached[2] && attached[3] && (attached[0] != attached[1]), "{attached:?}");
+    let (under, over) = if attached[0] { (0, 1) } else { (1, 0) };
+    let both: Model = rows[under].clone().into_iter().chain(rows[over].clone()).collect();
+    assert_holds(&db, &db.keyspace("k").unwrap(), &both);
+    assert_holds(&db, &db.keyspace("l").unwrap(), &rows[2]);
+    assert_holds(&db, &db.keyspace("m").unwrap(), &rows[3]);
+}
+
+/// Others write to the keyspace while it is loaded: each of their writes and each row is there in the end, and no
+/// reader sees a part of an attached load.
+#[test]
+fn a_keyspace_is_loaded_beside_writers() {
+    for seed in 0..12 {
+        let (_, config) = faulty();
+        let db = config.open("/db").unwrap();
+        let keyspace = db.keyspace("k").unwrap();
+        let rows = some_rows(seed, 1500);
+        let stop = AtomicBool::new(false);
+        let (attached, written) = std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                let mut random = Random(seed);
+                let mut written = 0u64;
+                while !stop.load(Ordering::Relaxed) {
+                    let key = rows.keys().nth(random.below(rows.len() as u64) as usize).unwrap();
+                    let put = db.transact(|tx| {
+                        let was = tx.get(&keyspace, key)?.map(drumlin::Value::into_vec);
+                        assert!(was.is_none() || was.as_ref() == Some(&rows[key]), "a row has lost what was written");
+                        if was.is_none() && seed % 2 == 0 {
+                            tx.insert(&keyspace, key, &rows[key])?;
+                        }
+                        Ok::<_, Error>(())
+                    });
+                    put.unwrap();
+                    if seed % 3 == 0 {
+                        let new = keyspace.insert_if_absent(key, &rows[key]).unwrap();
+                        written += u64::from(new);
+                    }
+                }
+                written
+            });
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    db.checkpoint().unwrap();
+                }
+            });
+            let attached = load(&db, "k", &rows).unwrap();
+            stop.store(true, Ordering::Relaxed);
+            (attached, writer.join().unwrap())
+        });
+        assert_holds(&db, &keyspace, &rows);
+        assert!(seed % 2 == 0 || seed % 3 == 0 || attached, "seed {seed}: no writer wrote, and {written} rows were");
+    }
+}
+
+/// A keyspace that is dropped meanwhile ends the load with an error, whenever that is; nothing is lost for good.
+#[test]
+fn a_keyspace_that_is_dropped_ends_its_load() {
+    let rows = some_rows(1, 3000);
+    for moment in [0, 1500, 3000] {
+        let (_, config) = faulty();
+        let db = config.open("/db").unwrap();
+        let mut load = db.bulk_load("k").unwrap();
+        let mut result = Ok(());
+        for (row, (key, value)) in rows.iter().enumerate() {
+            if row == moment {
+                db.drop_keyspace("k").unwrap();
+                db.checkpoint().unwrap();
+            }
+            result = result.and_then(|()| load.insert(key, value));
+        }
+        if moment == 3000 {
+            db.drop_keyspace("k").unwrap();
+            result = load.finish().map(drop);
+        }
+        assert!(matches!(result, Err(Error::KeyspaceDropped { .. })), "{result:?}");
+        assert_eq!(db.keyspace("k").unwrap().count(..).unwrap(), 0);
+        db.checkpoint().unwrap();
+        assert!(db.stats().live_bytes < 64 << 10, "{} bytes live", db.stats().live_bytes);
+        assert!(db.check().unwrap().corruption.is_empty());
+    }
+}
+
+/// A disk that fills up, wherever the load is, is an error that leaves nothing; with more space it works.
+#[test]
+fn a_full_disk_leaves_nothing_of_a_load() {
+    let rows = some_rows(2, 4000);
+    let mut refused = 0;
+    for step in 0..24 {
+        let (faulty, config) = faulty();
+        let db = config.open("/db").unwrap();
+        let keyspace = db.keyspace("k").unwrap();
+        db.checkpoint().unwrap();
+        let before = db.stats().live_bytes;
+        faulty.set_space_limit(Some(faulty.space_used() + step * (256 << 10)));
+        match load(&db, "k", &rows) {
+            Ok(attached) => {
+                assert!(attached);
+                assert_holds(&db, &keyspace, &rows);
+            }
+            Err(Error::DiskFull { .. }) => {
+                refused += 1;
+                assert_eq!(keyspace.count(..).unwrap(), 0);
+                db.checkpoint().unwrap();
+                let after = db.stats().live_bytes;
+                assert!(after < before + (16 << 10), "{before} bytes before, {after} after");
+                faulty.set_space_limit(None);
+                assert!(load(&db, "k", &rows).unwrap());
+                assert_holds(&db, &keyspace, &rows);
+            }
+            Err(other) => panic!("step {step}: {other:?}"),
+        }
+    }
+    assert!((3..24).contains(&refused), "{refused} of 24 loads found the disk full");
+}
+
+/// A page table that the budget has no room for is an error that leaves nothing.
+#[test]
+fn full_memory_leaves_nothing_of_a_load() {
+    let (_, config) = faulty();
+    let db = config.open("/db").unwrap();
+    let name = "k";
+    db.keyspace_with(name, KeyspaceOptions::new().page_bytes(512)).unwrap();
+    let mut load = db.bulk_load(name).unwrap();
+    let refused = (0..2_000_000u64).try_for_each(|row| load.insert(row.to_be_bytes(), [7; 110]));
+    assert!(matches!(refused, Err(Error::BudgetTooSmall { .. })), "{refused:?}");
+    assert!(matches!(load.insert("a", ""), Err(Error::Invalid(_))), "the load goes on");
+    assert!(load.finish().is_err());
+    assert_eq!(db.keyspace(name).unwrap().count(..).unwrap(), 0);
+    db.checkpoint().unwrap();
+    assert!(db.stats().live_bytes < 64 << 10, "{} bytes live", db.stats().live_bytes);
+    db.keyspace("another").unwrap().insert("a", "b").unwrap();
+}
+
+/// The same by futures; one that is dropped ends the load.
+#[test]
+fn tasks_load_too() {
+    let (_, config) = faulty();
+    let db = config.open("/db").unwrap();
+    let rows = some_rows(4, 3000);
+    block_on(async {
+        let mut load = db.bulk_load_async("k").await.unwrap();
+        for (key, value) in &rows {
+            load.insert_async(key, value).await.unwrap();
+        }
+        let report = load.finish_async().await.unwrap();
+        assert!(report.attached && report.rows == rows.len() as u64);
+        let mut load = db.bulk_load_async("other").await.unwrap();
+        let dropped = futures_util::future::poll_immediate(load.insert_async("a", vec![1; 300_000])).await;
+        if dropped.is_none() {
+            assert!(matches!(load.insert("b", ""), Err(Error::Invalid(_))));
+        }
+    });
+    assert_holds(&db, &db.keyspace("k").unwrap(), &rows);
+}
+
+fn cut_config(disk: &Disk) -> Config {
+    small().page_bytes(512).checkpoint_log_bytes(1 << 30).backend(disk.backend())
+}
+
+/// The answers of a life of the database.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Told {
+    Created,
+    Loaded,
+    Changed,
+}
+
+/// One life: a load amid checkpoints, then a commit on top. Returns what was answered when.
+fn live(disk: &Disk, rows: &Model, moments: [bool; 3]) -> Vec<(u64, Told)> {
+    let mut told = Vec::new();
+    let db = cut_config(disk).open("/db").unwrap();
+    let keyspace = db.keyspace("k").unwrap();
+    told.push((disk.change_count(), Told::Created));
+    let other = db.keyspace("other").unwrap();
+    let mut load = db.bulk_load("k").unwrap();
+    for (number, (key, value)) in rows.iter().enumerate() {
+        load.insert(key, value).unwrap();
+        if moments[0] && number == rows.len() / 2 {
+            other.insert("amid", "a checkpoint").unwrap();
+            db.checkpoint().unwrap();
+        }
+    }
+    assert!(load.finish().unwrap().attached);
+    told.push((disk.change_count(), Told::Loaded));
+    if moments[1] {
+        db.checkpoint().unwrap();
+    }
+    let key = rows.keys().next().unwrap();
+    keyspace.insert(key, "changed").unwrap();
+    keyspace.insert("zz", "new").unwrap();
+    told.push((disk.change_count(), Told::Changed));
+    if moments[2] {
+        db.compact().unwrap();
+    }
+    disk.turn_off();
+    told
+}
+
+/// Opens what a cut has left: all of the load or nothing of it, what was answered is there, and no space is lost.
+fn assert_whole(medium: Medium, rows: &Model, told: Option<Told>, place: &str) -> Medium {
+    let disk = Disk::new(medium, 1);
+    disk.record();
+    let db = cut_config(&disk).open("/db").unwrap_or_else(|error| panic!("{place}: {error}"));
+    let keyspace = match db.existing_keyspace("k") {
+        Ok(keyspace) => keyspace,
+        Err(error) => {
+            assert!(told.is_none(), "{place}: the keyspace is gone: {error}");
+            return disk.medium();
+        }
+    };
+    let count = keyspace.count(..).unwrap();
+    let key = rows.keys().next().unwrap();
+    let is_changed = keyspace.get(key).unwrap().is_some_and(|value| value == "changed");
+    let is_new = keyspace.contains_key("zz").unwrap();
+    assert!(is_changed || !is_new, "{place}: a commit is there without the one before it");
+    assert!(told < Some(Told::Changed) || is_new, "{place}: an acknowledged commit is missing");
+    assert!(told < Some(Told::Loaded) || count > 0, "{place}: an acknowledged load is missing");
+    let mut expected = Model::new();
+    if count > 0 {
+        expected.extend(rows.clone());
+        if is_changed {
+            expected.insert(key.clone(), b"changed".to_vec());
+        }
+        if is_new {
+            expected.insert(b"zz".to_vec(), b"new".to_vec());
+        }
+    } else {
+        assert!(!is_changed && !is_new, "{place}: commits are there without the load before them");
+    }
+    compare(&keyspace, &expected);
+    let recovered = disk.medium();
+    db.checkpoint().unwrap();
+    let report = db.check().unwrap();
+    assert!(report.corruption.is_empty(), "{place}: {report:#?}");
+    let (live, most) = (db.stats().live_bytes, if count > 0 { 400 << 10 } else { 24 << 10 });
+    assert!(live < most, "{place}: {live} bytes live with {count} rows");
+    recovered
+}
+
+/// The power is cut after each write and sync of a load, with and without checkpoints before and after its commit; and
+/// again amid the recovery.
+#[test]
+fn a_power_cut_leaves_all_of_a_load_or_nothing() {
+    let mut rows: Model = (0..1500u32).map(|row| (row.to_be_bytes().to_vec(), vec![row as u8; 40])).collect();
+    rows.insert(b"medium".to_vec(), Random(1).bytes(5000));
+    rows.insert(b"large".to_vec(), Random(2).bytes(100_000));
+    let mut states = 0;
+    for moments in [[false, false, false], [true, false, false], [true, true, true], [false, false, true]] {
+        let disk = Disk::new(Medium::default(), 7);
+        disk.record();
+        let told = live(&disk, &rows, moments);
+        let changes = disk.recorded();
+        let mut medium = Medium::default();
+        let mut random = Random(number("DRUMLIN_TEST_SEED", 5));
+        for moment in 0..=changes.len() {
+            if moment > 0 {
+                medium.apply(&changes[moment - 1]);
+            }
+            let answered = told.iter().filter(|(at, _)| *at <= moment as u64).map(|(_, told)| *told).max();
+            for (way, loss) in Loss::ALL.into_iter().enumerate() {
+                let place = format!("{moments:?}, cut after {moment} of {} changes, way {way}", changes.len());
+                let cut = medium.cut(loss, &mut sim::Random(random.next()));
+                let recovered = assert_whole(cut, &rows, answered, &place);
+                states += 1;
+                if way == moment % 4 {
+                    let again = recovered.cut(loss, &mut sim::Random(random.next()));
+                    assert_whole(again, &rows, answered, &format!("{place}, and again amid recovery"));
+                    states += 1;
+                }
+            }
+        }
+    }
+    println!("{states} states verified");
+}
+
+/// A damaged page of a load that only the log names is found, and named; the database does not give wrong rows.
+#[test]
+fn a_damaged_load_is_noticed() {
+    let rows: Model = (0..3000u32).map(|row| (row.to_be_bytes().to_vec(), vec![row as u8; 40])).collect();
+    let disk = Disk::new(Medium::default(), 7);
+    live(&disk, &rows, [false, false, false]);
+    let sound = disk.medium();
+    assert!(cut_config(&Disk::new(sound.clone(), 1)).examine("/db").unwrap().corruption.is_empty());
+    let data = sound.files().into_iter().find(|path| path.ends_with("data")).unwrap();
+    let length = sound.file_bytes(&data).len();
+    let mut found = 0;
+    for place in (SEGMENT..length).step_by(1531) {
+        let mut medium = sound.clone();
+        medium.tamper(&data, |bytes| bytes[place] ^= 8);
+        let report = cut_config(&Disk::new(medium.clone(), 1)).examine("/db").unwrap();
+        found += usize::from(!report.corruption.is_empty());
+        let Ok(db) = cut_config(&Disk::new(medium, 1)).open("/db") else { continue };
+        for row in &db.existing_keyspace("k").unwrap() {
+            let Ok((key, value)) = row else { break };
+            assert!(key == "zz" || value == "changed" || rows[&key.into_vec()] == value.into_vec());
+        }
+    }
+    assert!(found > 20, "{found} findings");
+}
+
+const SEGMENT: usize = support::SEGMENT_BYTES as usize;
+
+/// A load writes each byte once, and no more log than the record.
+#[test]
+fn a_load_is_written_once() {
+    let (_, config) = faulty();
+    let db = config.open("/db").unwrap();
+    db.keyspace_with("k", KeyspaceOptions::new().page_bytes(4096)).unwrap();
+    let before = db.stats();
+    let mut load = db.bulk_load("k").unwrap();
+    let mut bytes = 0;
+    for row in 0..20_000u64 {
+        let value = Random(row).bytes(100);
+        bytes += 8 + value.len() as u64;
+        load.insert(row.to_be_bytes(), value).unwrap();
+    }
+    load.finish().unwrap();
+    let after = db.stats();
+    let written = after.device_write_bytes - before.device_write_bytes;
+    assert!((bytes..bytes + bytes / 5).contains(&written), "{written} bytes were written for {bytes}");
+    assert!(after.log_bytes_written - before.log_bytes_written < 4096);
+}
