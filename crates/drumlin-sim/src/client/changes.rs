@@ -187,13 +187,18 @@ impl Client {
         Ok(())
     }
 
-    /// Removes many rows by one call, in one part.
+    /// Removes many rows by one call, in one part. Not while the call that put one of them was dropped and its commit is
+    /// on its way: the row is removed or stays.
     async fn remove_many(
         &mut self,
         keyspace: &Keyspace,
         space: SpaceNumber,
         rows: &[(Vec<u8>, Content)],
     ) -> Result<(), Stop> {
+        let (model, answered) = (&self.life.model, self.life.model.answered());
+        if rows.iter().any(|(key, _)| model.newest_change(space, key) > answered) {
+            return Ok(());
+        }
         let prefix = if self.random.chance(50) { Vec::new() } else { vec![b'0', b'0' + self.random.below(3) as u8] };
         let removed = rows.iter().filter(|(key, _)| key.starts_with(&prefix));
         let removed: Vec<_> = removed.map(|(key, _)| (space, key.clone(), None)).collect();

@@ -23,6 +23,7 @@ use crate::txn::engine::{Durability, Row};
 use crate::txn::locks::{Granted, HeldBy};
 use crate::txn::read_set::{ReadSet, Reads};
 use crate::txn::running::BodyOf;
+use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::values::{self, Blocking, LargeValue, MEDIUM_BYTES_MAX, Source};
 use crate::txn::write_set::{Change, SharedWrites};
 
@@ -318,13 +319,11 @@ impl Transaction {
         let tree = &open.tree;
         locks.end_pending();
         let tried = store.engine.locks.try_lock(*id, tree.pages.id, key);
-        // A transaction that changed the row held its lock until the change was published: if nothing was published
-        // since the snapshot, the row can't have changed.
         let snapshot = reader.view.horizon.snapshot();
-        let behind = snapshot.filter(|snapshot| store.engine.clock.published() > snapshot.timestamp);
+        let may_have_changed = |snapshot: &Arc<SnapshotHandle>| store.engine.may_have_changed(tree, snapshot.timestamp);
         match tried {
             Ok(Granted::AlreadyMine) => return Ok(()),
-            Ok(Granted::Acquired) if behind.is_none() => {
+            Ok(Granted::Acquired) if !snapshot.is_some_and(may_have_changed) => {
                 locks.add(tree.pages.id, key);
                 return Ok(());
             }
@@ -337,9 +336,7 @@ impl Transaction {
         // Until the check below has passed, the lock proves nothing: if it were kept, the next call would skip the
         // check.
         let lock = RowLock { engine: &store.engine, owner: *id, keyspace: tree.pages.id, key };
-        if let Some(snapshot) = snapshot
-            && store.engine.clock.published() > snapshot.timestamp
-        {
+        if let Some(snapshot) = snapshot.filter(|snapshot| may_have_changed(snapshot)) {
             let changed = store.engine.changed_since(mode, tree, key, snapshot.timestamp).await?;
             snapshot.check()?;
             if changed {

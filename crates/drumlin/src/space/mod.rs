@@ -63,14 +63,43 @@ pub(crate) struct PageSpace {
     has_lost_pages: AtomicBool,
     /// The commit by which a bulk load was attached last, to a keyspace that had no row for any reader; 0: none was.
     loaded_at: AtomicU64,
+    /// A bulk load is being attached: row locks that were taken meanwhile did not keep it away.
+    is_attaching: AtomicBool,
+}
+
+/// The time in which a bulk load is being attached. Lasts until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Attaching<'p>(&'p PageSpace);
+
+impl Drop for Attaching<'_> {
+    fn drop(&mut self) {
+        let was_attaching = self.0.is_attaching.swap(false, Ordering::AcqRel);
+        assert!(was_attaching, "an attachment to keyspace {} ends twice", self.0.id);
+    }
 }
 
 impl PageSpace {
     pub(crate) fn new(id: KeyspaceId, page_bytes: usize, name: &str, budget: &Arc<Budget>) -> PageSpace {
         assert!(is_page_bytes(page_bytes), "keyspace {id} has pages of {page_bytes} bytes");
         let (table, dropped) = (PageTable::new(budget), AtomicBool::new(false));
-        let (has_lost_pages, loaded_at) = (AtomicBool::new(false), AtomicU64::new(0));
-        PageSpace { id, page_bytes, name: name.into(), table, dropped, has_lost_pages, loaded_at }
+        let (has_lost_pages, is_attaching) = (AtomicBool::new(false), AtomicBool::new(false));
+        let loaded_at = AtomicU64::new(0);
+        PageSpace { id, page_bytes, name: name.into(), table, dropped, has_lost_pages, loaded_at, is_attaching }
+    }
+
+    /// Notes that a bulk load is about to be attached, before it asks whether rows are locked. The root's frame is
+    /// latched for change until the load is attached, or given up.
+    pub(crate) fn begin_attaching(&self) -> Attaching<'_> {
+        let was_attaching = self.is_attaching.swap(true, Ordering::AcqRel);
+        assert!(!was_attaching, "two loads are attached to keyspace {} at a time", self.id);
+        Attaching(self)
+    }
+
+    /// Returns `true` if a bulk load may be published by a commit that does not wait for row locks that were taken
+    /// before this call. Asked before what is published.
+    #[inline]
+    pub(crate) fn is_attaching(&self) -> bool {
+        self.is_attaching.load(Ordering::Acquire)
     }
 
     /// Notes that a bulk load is being attached with this timestamp. The root's frame is latched for change.

@@ -12,6 +12,10 @@
 //! - *No writer is overtaken.* A writer locks its row before it looks at it. It looks by way of the root, whose frame
 //!   is latched here before it is asked whether a row of the keyspace is locked. So one that looked before holds its
 //!   lock, and the load is not attached; one that looks later sees the load, which is published by then.
+//! - *No writer is spared the look.* Where nothing was published since its snapshot, a writer takes its row for
+//!   unchanged without a look: who changes a row has it locked until the change is published. A load locks no rows, so
+//!   it says [before it asks for locks](PageSpace::begin_attaching) that it is being attached, and a writer that finds
+//!   it so looks.
 
 use super::Engine;
 use super::replay::Replaying;
@@ -60,6 +64,7 @@ impl Engine {
             if pages.table.load(PageId::ROOT) != PageEntry::Leaf(frame) {
                 continue;
             }
+            let _attaching = pages.begin_attaching();
             if !Leaf::new(&root).is_empty() || self.versions.has_any(id) || self.locks.has_any(id) {
                 return Ok(false);
             }

@@ -257,6 +257,15 @@ impl Engine {
         Ok(values)
     }
 
+    /// Returns `false` if no row of the keyspace that the caller has locked can have changed since the snapshot: a
+    /// transaction that changes a row has it locked until the change is published, and nothing was. A bulk load locks
+    /// no rows.
+    #[inline]
+    pub(crate) fn may_have_changed(&self, tree: &Tree, snapshot: Timestamp) -> bool {
+        // In this order: an attachment ends after it is published.
+        tree.pages.is_attaching() || self.clock.published() > snapshot
+    }
+
     /// Returns `true` if the row has changed since the snapshot, for the rule that the first updater wins.
     pub(crate) async fn changed_since(
         &self,
