@@ -57,6 +57,8 @@ pub(crate) const MARKS: &[&str] = &[
     "two created the same keyspace at once",
     "two inner nodes merged",
     "two leaves merged",
+    "rows of a bulk load were sorted",
+    "sorted runs were merged more than once",
     "two threads wanted to write back at once",
     "versions of two merged leaves were put together",
 ];

@@ -187,8 +187,8 @@ impl Client {
         Ok(())
     }
 
-    /// Removes many rows by one call, in one part. Not while the call that put one of them was dropped and its commit is
-    /// on its way: the row is removed or stays.
+    /// Removes many rows by one call, in one part. Not while the commit of one of them is on its way, whose call was
+    /// dropped: that row is removed or stays.
     async fn remove_many(
         &mut self,
         keyspace: &Keyspace,

@@ -264,13 +264,19 @@ impl Client {
         let first = self.random.below(self.life.plan.key_count);
         let count = 1 + self.random.below(120);
         let numbers = first..(first + count).min(self.life.plan.key_count);
-        let rows: Vec<(Vec<u8>, Content)> = numbers
+        let mut rows: Vec<(Vec<u8>, Content)> = numbers
             .map(|number| {
                 let length = self.random.below(self.life.plan.value_bytes.min(100)) as usize;
                 (numbered(number), Content { length, seed: self.random.next() })
             })
             .collect();
         let is_dropped = rows.is_empty() || self.random.chance(20);
+        // In order, or in any.
+        if self.random.chance(50) {
+            for place in (1..rows.len()).rev() {
+                rows.swap(place, self.random.below(place as u64 + 1) as usize);
+            }
+        }
         let operation =
             Operation::Rows(rows.iter().map(|(key, content)| (space, key.clone(), Some(*content))).collect());
         let model = self.life.model.clone();

@@ -1,11 +1,15 @@
 //! Bulk loads: filling an empty keyspace, all at once or not at all.
 
+use std::io::Read;
 use std::sync::Arc;
 
+use super::keyspace::read_head;
 use super::{Database, Keyspace};
 use crate::error::{Error, Result};
 use crate::store::bulk_load::{Finished, LoadedRow, LoadedRows, Loader};
+use crate::task::ready;
 use crate::txn::engine::Durability;
+use crate::txn::values::{Blocking, MEDIUM_BYTES_MAX};
 
 /// Rows of a transaction, where the rows of a load can't be attached.
 const PART_ROWS_MAX: usize = 1000;
@@ -16,8 +20,12 @@ const PENDING_BYTES_MAX: usize = 64 << 10;
 /// A load of many rows into a keyspace, much faster than transactions. Made by
 /// [`Database::bulk_load`](crate::Database::bulk_load).
 ///
-/// The rows are packed into a tree of their own, which is written as they come: every byte once, and none of it to the
-/// log. [`finish`](BulkLoad::finish) gives the tree to the keyspace by one commit. **All rows are there then, or
+/// Rows may come in any order, and are loaded fastest in that of their keys. They are packed into a tree of their own,
+/// which is written as they come: every byte once, and none of it to the log. From the first row on whose key is below
+/// the one before, rows are sorted: in memory, and if they are more, by runs that are written to the data file, and
+/// merged by [`finish`](BulkLoad::finish). Every byte is written twice then.
+///
+/// [`finish`](BulkLoad::finish) gives the tree to the keyspace by one commit. **All rows are there then, or
 /// none:** before that no reader sees any, and a load that is dropped, or whose process or machine dies, leaves
 /// nothing, nor takes space once the database is opened again. Readers and writers of the keyspace go on meanwhile;
 /// snapshots from before the commit do not see its rows.
@@ -27,7 +35,8 @@ const PENDING_BYTES_MAX: usize = 64 << 10;
 ///
 /// A load takes memory of the pages' part of the budget: for two write buffers (256 KiB each, 128 KiB where the budget
 /// is below 16 MiB, and as little as 64 KiB beside other loads), six pages, and 8 bytes for each page that it writes,
-/// as each page takes that is in the database.
+/// as each page takes that is in the database. Sorting takes up to a quarter of the pages' part more; the more it has,
+/// the longer are its runs.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -103,18 +112,50 @@ impl BulkLoad {
         self.loader.as_deref_mut().ok_or_else(ended)
     }
 
-    /// Adds a row. Keys must ascend; of two rows with the same key, one directly after the other, the later counts.
-    /// Amortised O(bytes), without a search; a write of 256 KiB now and then. A value over 64 KiB is written at once.
+    /// Adds a row. Of rows with the same key the latest counts. Amortised O(bytes) while keys ascend, without a search,
+    /// and O(bytes + log rows) otherwise; a write of 256 KiB now and then, and of the sorted rows where their memory is
+    /// full. A value over 64 KiB is written at once.
     ///
     /// # Errors
-    /// [`KeyTooLong`](crate::Error::KeyTooLong), and [`Invalid`](crate::Error::Invalid) for a key below the one before
-    /// it: the load goes on without the row. Any other error ends the load, and nothing of it remains:
-    /// [`DiskFull`](crate::Error::DiskFull); [`BudgetTooSmall`](crate::Error::BudgetTooSmall) if the memory budget has
-    /// no room for the page table; [`KeyspaceDropped`](crate::Error::KeyspaceDropped);
+    /// [`KeyTooLong`](crate::Error::KeyTooLong): the load goes on without the row. Any other error ends the load, and
+    /// nothing of it remains: [`MemoryInUse`](crate::Error::MemoryInUse) if other loads have taken the memory that
+    /// sorting needs; [`DiskFull`](crate::Error::DiskFull); [`BudgetTooSmall`](crate::Error::BudgetTooSmall) if the
+    /// memory budget has no room for the page table; [`KeyspaceDropped`](crate::Error::KeyspaceDropped);
     /// [`Closed`](crate::Error::Closed); [`Failed`](crate::Error::Failed).
     pub fn insert(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         self.add_pending()?;
         self.add(key.as_ref(), value.as_ref())
+    }
+
+    /// Like [`insert`](BulkLoad::insert), with the value read from `source`; returns its length in bytes. A value over
+    /// 64 KiB is written as it is read, in the memory of one chunk. The row is there once this returns: a source that
+    /// fails leaves none.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// let mut load = db.bulk_load("contents")?;
+    /// let length = load.insert_from("zeros", std::io::Read::take(std::io::repeat(0), 1 << 20))?;
+    /// assert_eq!(length, 1 << 20);
+    /// load.finish()?;
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`insert`](BulkLoad::insert), and [`Source`](crate::Error::Source) if the source fails: the load goes
+    /// on without the row.
+    pub fn insert_from(&mut self, key: impl AsRef<[u8]>, source: impl Read) -> Result<u64> {
+        self.add_pending()?;
+        let mut source = source;
+        let head = ready(read_head(&mut Blocking(&mut source)))?;
+        if head.len() <= MEDIUM_BYTES_MAX {
+            self.add(key.as_ref(), &head)?;
+            return Ok(head.len() as u64);
+        }
+        let mut counted = Counted { source: head.chain(source), bytes: 0 };
+        let handle = Arc::clone(&self.keyspace.handle);
+        let added = self.loader()?.insert_large(handle.store()?, key.as_ref(), &mut counted);
+        self.end_by(added)?;
+        Ok(counted.bytes)
     }
 
     fn add(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
@@ -126,7 +167,7 @@ impl BulkLoad {
 
     /// Ends the load by an error after which it can't go on.
     fn end_by<T>(&mut self, result: Result<T>) -> Result<T> {
-        if !matches!(result, Ok(_) | Err(Error::KeyTooLong { .. } | Error::Invalid(_))) {
+        if !matches!(result, Ok(_) | Err(Error::KeyTooLong { .. } | Error::Source { .. })) {
             self.loader = None;
         }
         result
@@ -187,10 +228,9 @@ impl BulkLoad {
         self.add_pending()?;
         let handle = Arc::clone(&self.keyspace.handle);
         let loader = self.loader.take().ok_or_else(ended)?;
-        let rows = loader.rows();
         match loader.finish(handle.store()?)? {
-            Finished::Attached => Ok(LoadReport { rows, attached: true }),
-            Finished::InTheWay(loaded) => {
+            Finished::Attached(rows) => Ok(LoadReport { rows, attached: true }),
+            Finished::InTheWay(rows, loaded) => {
                 self.put_rows(loaded)?;
                 Ok(LoadReport { rows, attached: false })
             }
@@ -230,6 +270,20 @@ impl BulkLoad {
         }
         part.commit_with(Durability::Relaxed)?;
         db.sync()
+    }
+}
+
+/// A source that counts its bytes.
+struct Counted<S> {
+    source: S,
+    bytes: u64,
+}
+
+impl<S: Read> Read for Counted<S> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.source.read(buffer)?;
+        self.bytes += count as u64;
+        Ok(count)
     }
 }
 

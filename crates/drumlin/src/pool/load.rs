@@ -8,7 +8,8 @@
 //! 1. Nothing durable names anything of a load before it is attached: a power cut leaves none of it, and its segments
 //!    are free when the database is opened again.
 //! 2. A load that is dropped before it is attached gives all back: page numbers, extents, the open segment.
-//! 3. All that the load has appended is written, though not synced, when [`finish`](LoadPages::finish) returns.
+//! 3. All that the load has appended is written, though not synced, when [`finish`](LoadPages::finish) or
+//!    [`finish_run`](LoadPages::finish_run) returns.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -144,13 +145,38 @@ impl LoadPages {
         }
     }
 
+    /// Takes over the pages of a value from another load of the keyspace, which keeps their numbers; returns the first
+    /// of its own.
+    pub(crate) fn take_over(&mut self, from: &LoadPages, first: PageId, count: u32) -> Result<PageId> {
+        assert!(from.keyspace() == self.keyspace() && !from.is_attached, "a value is taken from {from:?}");
+        let taken = self.take_numbers(count as usize)?;
+        for (old, new) in (first.0..first.0 + count).zip(taken.0..) {
+            let address = from.address(PageId(old));
+            self.pages.table.store(PageId(old), PageEntry::Reserved);
+            self.pages.table.store(PageId(new), PageEntry::Unattached(address));
+        }
+        Ok(taken)
+    }
+
+    /// The place of a page that was appended, other than the root.
+    pub(crate) fn address(&self, page: PageId) -> ExtentAddress {
+        match self.pages.table.load(page) {
+            PageEntry::Unattached(address) => address,
+            entry => unreachable!("page {page} of a load that is not attached is {entry:?}"),
+        }
+    }
+
+    /// The place of the root, which was appended.
+    pub(crate) fn root(&self) -> ExtentAddress {
+        assert!(!self.root.is_none(), "a load without a root is read");
+        self.root
+    }
+
     /// Gives back what the load has written for these pages.
     pub(crate) fn discard(&mut self, first: PageId, count: u32) {
         assert!(self.tables.is_none(), "pages of a complete load are given back");
         for number in (first.0..first.0 + count).map(PageId) {
-            let PageEntry::Unattached(address) = self.pages.table.load(number) else {
-                unreachable!("page {number} is not the load's")
-            };
+            let address = self.address(number);
             self.pages.table.store(number, PageEntry::Reserved);
             self.pool.space.segments.discard(address);
         }
@@ -176,6 +202,12 @@ impl LoadPages {
             space.write(&job.buffer, job.offset)?;
         }
         address
+    }
+
+    /// Writes all that is in the buffer. The pages can be read, and are never attached.
+    pub(crate) fn finish_run(&mut self) -> Result<()> {
+        assert!(!self.root.is_none() && self.tables.is_none(), "a sorted run is completed twice, or without a root");
+        self.seal(true)
     }
 
     /// Writes the chunks of the page table and all that is in the buffer; O(pages). Nothing is appended afterwards.

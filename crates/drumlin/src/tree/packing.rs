@@ -47,6 +47,14 @@ struct Pending {
     is_large: bool,
 }
 
+/// A row that was packed and taken back, as [`PackedRow`] has it.
+#[derive(Debug)]
+pub(crate) struct TakenRow {
+    pub(crate) key: Vec<u8>,
+    pub(crate) rest: Vec<u8>,
+    pub(crate) is_large: bool,
+}
+
 /// The last place where the pending rows can be cut: behind so many of them, with this upper fence.
 #[derive(Debug, Default)]
 struct Boundary {
@@ -142,6 +150,19 @@ impl Packer {
         // A cut is between two rows.
         assert!(level.boundary.rows <= level.rows.len(), "a row is taken back that a cut counts");
         Some((rest, row.is_large))
+    }
+
+    /// Takes all rows back and begins again. `None` if nodes of them were stored.
+    pub(crate) fn take_rows(&mut self) -> Option<Vec<TakenRow>> {
+        let level = &self.levels[0];
+        if level.has_nodes {
+            return None;
+        }
+        let row = |index| level.row(index);
+        let owned = |PackedRow { key, rest, is_large }| TakenRow { key: key.to_vec(), rest: rest.to_vec(), is_large };
+        let rows = (0..level.rows.len()).map(row).map(owned).collect();
+        *self = Packer::new(self.page_bytes);
+        Some(rows)
     }
 
     /// Adds a leaf's row, whose key is above all before it. Amortised O(bytes).

@@ -35,6 +35,40 @@ fn load(db: &Database, name: &str, rows: &Model) -> drumlin::Result<bool> {
     Ok(report.attached)
 }
 
+/// Loads rows in any order. Each tenth row comes twice, first with another value.
+fn load_in_any_order(db: &Database, name: &str, rows: &Model, seed: u64) -> drumlin::Result<bool> {
+    let mut load = db.bulk_load(name)?;
+    insert_in_any_order(rows, seed, |key, value| load.insert(key, value))?;
+    let report = load.finish()?;
+    assert_eq!(report.rows, rows.len() as u64);
+    Ok(report.attached)
+}
+
+fn insert_in_any_order(
+    rows: &Model,
+    seed: u64,
+    mut insert: impl FnMut(&[u8], &[u8]) -> drumlin::Result<()>,
+) -> drumlin::Result<()> {
+    let mut random = Random(seed);
+    let mut order: Vec<_> = rows.iter().collect();
+    for at in (1..order.len()).rev() {
+        order.swap(at, random.below(at as u64 + 1) as usize);
+    }
+    for (number, (key, value)) in order.iter().enumerate() {
+        if number % 10 == 0 {
+            insert(key, &random.bytes([3, 2000, 70_000][number / 10 % 3 * usize::from(number % 500 == 0)]))?;
+        }
+        if number > 0 && number % 10 == 1 {
+            let (key, value) = order[number - 1];
+            insert(key, value)?;
+        }
+        if number % 10 != 0 || number + 1 == order.len() {
+            insert(key, value)?;
+        }
+    }
+    Ok(())
+}
+
 /// The keyspace holds these rows and no others, by scans from both ends too, and the database is sound.
 fn assert_holds(db: &Database, keyspace: &Keyspace, rows: &Model) {
     compare(keyspace, rows);
@@ -84,6 +118,64 @@ fn sorted_rows_are_loaded() {
     }
 }
 
+/// Rows in any order, of every kind and at every size of pages: few that are sorted in memory, and many that are sorted
+/// by runs, which with large pages are merged more than once.
+#[test]
+fn rows_in_any_order_are_loaded() {
+    for (seed, count) in (0..).zip([1, 2, 40, 1000, 30_000]) {
+        for page_bytes in [512, 4096, 65_536] {
+            let (_, config) = faulty();
+            let db = config.open("/db").unwrap();
+            db.keyspace_with("k", KeyspaceOptions::new().page_bytes(page_bytes)).unwrap();
+            let mut rows = some_rows(seed, count.min(1000));
+            let mut random = Random(seed);
+            while (rows.len() as u64) < count {
+                let length = random.below(120) as usize;
+                rows.insert(format!("many/{:08}", random.below(100_000_000)).into_bytes(), random.bytes(length));
+            }
+            assert!(load_in_any_order(&db, "k", &rows, seed).unwrap(), "{count} rows");
+            assert_holds(&db, &db.keyspace("k").unwrap(), &rows);
+            db.checkpoint().unwrap();
+            let user_bytes: usize = rows.iter().map(|(key, value)| key.len() + value.len()).sum();
+            let live_bytes = db.stats().live_bytes as usize;
+            assert!(live_bytes < user_bytes * 2 + (64 << 10), "{live_bytes} bytes live of {user_bytes} loaded");
+            let stats = db.stats();
+            assert!(stats.memory_used_bytes <= stats.memory_budget_bytes, "{stats:?}");
+            drop(db);
+            let db = config.open("/db").unwrap();
+            assert_holds(&db, &db.keyspace("k").unwrap(), &rows);
+        }
+    }
+}
+
+/// Rows that ascend for long, and then do not: those that were packed already are the first run. They lose against
+/// later ones of the same key, in whatever run these are.
+#[test]
+fn the_latest_row_counts_among_runs() {
+    let (_, config) = faulty();
+    let db = config.open("/db").unwrap();
+    let mut load = db.bulk_load("k").unwrap();
+    let mut rows = Model::new();
+    let mut insert = |key: u32, value: Vec<u8>| {
+        load.insert(key.to_be_bytes(), &value).unwrap();
+        rows.insert(key.to_be_bytes().to_vec(), value);
+    };
+    for key in 0..20_000 {
+        insert(key, vec![0; if key % 1000 == 0 { 70_000 } else { 60 }]);
+    }
+    for round in 1..4u8 {
+        for key in (0..20_000).rev().filter(|key| key % (u32::from(round) + 1) == 0) {
+            insert(key, vec![round; if key % 3000 == 0 { 90_000 } else { 50 }]);
+        }
+    }
+    assert_eq!(load.finish().unwrap().rows, 20_000);
+    assert_holds(&db, &db.keyspace("k").unwrap(), &rows);
+    db.checkpoint().unwrap();
+    let large_bytes: usize = rows.values().map(Vec::len).filter(|length| *length > 60_000).sum();
+    let live_bytes = db.stats().live_bytes as usize;
+    assert!(live_bytes < large_bytes + (3 << 20), "{live_bytes} bytes live: values that were replaced are kept");
+}
+
 /// Of rows with the same key the last counts, also if its value is large and the one before was.
 #[test]
 fn the_last_of_equal_keys_counts() {
@@ -129,7 +221,7 @@ fn a_load_is_larger_than_memory() {
     assert_eq!(db.keyspace("k").unwrap().count(..).unwrap(), 400_000);
 }
 
-/// Keys that descend, and keys that are too long, are refused, and the load goes on without them.
+/// Keys that are too long are refused, and the load goes on without them.
 #[test]
 fn what_is_refused_is_not_loaded() {
     let (_, config) = faulty();
@@ -140,6 +232,49 @@ fn what_is_refused_is_not_loaded() {
     load.insert("c", "3").unwrap();
     assert_eq!(load.finish().unwrap().rows, 2);
     assert_eq!(db.keyspace("k").unwrap().count(..).unwrap(), 2);
+}
+
+/// Values are read from sources of any length; one that fails leaves no row, takes none back, and the load goes on.
+#[test]
+fn values_come_from_sources() {
+    for is_sorted in [true, false] {
+        let (_, config) = faulty();
+        let db = config.open("/db").unwrap();
+        let mut load = db.bulk_load("k").unwrap();
+        let mut rows = Model::new();
+        if !is_sorted {
+            load.insert("z", "1").unwrap();
+            rows.insert(b"z".to_vec(), b"1".to_vec());
+        }
+        for (key, length) in [("a", 0), ("b", 10), ("c", 65_536), ("d", 65_537), ("e", 400_000)] {
+            let value = Random(length as u64).bytes(length);
+            assert_eq!(load.insert_from(key, &value[..]).unwrap(), length as u64);
+            rows.insert(key.into(), value);
+            let failing = Failing { left: length + 70_000 };
+            assert!(matches!(load.insert_from(key, failing), Err(Error::Source { .. })));
+        }
+        assert_eq!(load.finish().unwrap().rows, rows.len() as u64);
+        assert_holds(&db, &db.keyspace("k").unwrap(), &rows);
+        db.checkpoint().unwrap();
+        assert!(db.stats().live_bytes < 600_000, "{} bytes live", db.stats().live_bytes);
+    }
+}
+
+/// A source that fails after so many bytes.
+struct Failing {
+    left: usize,
+}
+
+impl std::io::Read for Failing {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.left.min(buffer.len());
+        if count == 0 {
+            return Err(std::io::Error::other("the source failed"));
+        }
+        buffer[..count].fill(1);
+        self.left -= count;
+        Ok(count)
+    }
 }
 
 /// A load that is dropped leaves no row, no page and no byte.
@@ -153,7 +288,12 @@ fn a_load_that_is_dropped_leaves_nothing() {
     for round in 0..6 {
         let rows = some_rows(round, 3000);
         let mut load = db.bulk_load("k").unwrap();
-        rows.iter().for_each(|(key, value)| load.insert(key, value).unwrap());
+        if round < 3 {
+            rows.iter().for_each(|(key, value)| load.insert(key, value).unwrap());
+        } else {
+            (0..12_000u32).rev().for_each(|key| load.insert(key.to_be_bytes(), [7; 100]).unwrap());
+            insert_in_any_order(&rows, round, |key, value| load.insert(key, value)).unwrap();
+        }
         if round % 2 == 0 {
             // A checkpoint amid it records nothing of it.
             keyspace.insert("other", [round as u8; 10]).unwrap();
@@ -206,7 +346,7 @@ fn a_keyspace_in_use_gets_the_rows_by_transactions() {
         let db = config.open("/db").unwrap();
         let keyspace = db.keyspace("k").unwrap();
         let held = prepare(&db, &keyspace, &old);
-        assert!(!load(&db, "k", &rows).unwrap());
+        assert!(!load_in_any_order(&db, "k", &rows, 3).unwrap());
         let mut expected = rows.clone();
         if stays {
             expected.extend(
@@ -438,7 +578,9 @@ fn a_full_disk_leaves_nothing_of_a_load() {
         db.checkpoint().unwrap();
         let before = db.stats().live_bytes;
         faulty.set_space_limit(Some(faulty.space_used() + step * (256 << 10)));
-        match load(&db, "k", &rows) {
+        let any_order = |db: &Database| load_in_any_order(db, "k", &rows, step);
+        let done = if step % 2 == 0 { load(&db, "k", &rows) } else { any_order(&db) };
+        match done {
             Ok(attached) => {
                 assert!(attached);
                 assert_holds(&db, &keyspace, &rows);
@@ -450,7 +592,7 @@ fn a_full_disk_leaves_nothing_of_a_load() {
                 let after = db.stats().live_bytes;
                 assert!(after < before + (16 << 10), "{before} bytes before, {after} after");
                 faulty.set_space_limit(None);
-                assert!(load(&db, "k", &rows).unwrap());
+                assert!(any_order(&db).unwrap());
                 assert_holds(&db, &keyspace, &rows);
             }
             Err(other) => panic!("step {step}: {other:?}"),
@@ -512,19 +654,25 @@ enum Told {
 }
 
 /// One life: a load amid checkpoints, then a commit on top. Returns what was answered when.
-fn live(disk: &Disk, rows: &Model, moments: [bool; 3]) -> Vec<(u64, Told)> {
+fn live(disk: &Disk, rows: &Model, is_sorted: bool, moments: [bool; 3]) -> Vec<(u64, Told)> {
     let mut told = Vec::new();
     let db = cut_config(disk).open("/db").unwrap();
     let keyspace = db.keyspace("k").unwrap();
     told.push((disk.change_count(), Told::Created));
     let other = db.keyspace("other").unwrap();
     let mut load = db.bulk_load("k").unwrap();
-    for (number, (key, value)) in rows.iter().enumerate() {
-        load.insert(key, value).unwrap();
+    let mut number = 0;
+    let mut insert = |key: &[u8], value: &[u8]| {
         if moments[0] && number == rows.len() / 2 {
             other.insert("amid", "a checkpoint").unwrap();
             db.checkpoint().unwrap();
         }
+        number += 1;
+        load.insert(key, value)
+    };
+    match is_sorted {
+        true => rows.iter().try_for_each(|(key, value)| insert(key, value)).unwrap(),
+        false => insert_in_any_order(rows, 1, insert).unwrap(),
     }
     assert!(load.finish().unwrap().attached);
     told.push((disk.change_count(), Told::Loaded));
@@ -578,45 +726,60 @@ fn assert_whole(medium: Medium, rows: &Model, told: Option<Told>, place: &str) -
     db.checkpoint().unwrap();
     let report = db.check().unwrap();
     assert!(report.corruption.is_empty(), "{place}: {report:#?}");
-    let (live, most) = (db.stats().live_bytes, if count > 0 { 400 << 10 } else { 24 << 10 });
+    let (live, most) = (db.stats().live_bytes, if count > 0 { (400 << 10) + count * 20 } else { 24 << 10 });
     assert!(live < most, "{place}: {live} bytes live with {count} rows");
     recovered
+}
+
+/// Cuts the power after each write and sync of a life, by `step`, and again amid the recovery.
+fn cut_everywhere(rows: &Model, is_sorted: bool, moments: [bool; 3], step: usize) {
+    let disk = Disk::new(Medium::default(), 7);
+    disk.record();
+    let told = live(&disk, rows, is_sorted, moments);
+    let changes = disk.recorded();
+    let mut medium = Medium::default();
+    let mut random = Random(number("DRUMLIN_TEST_SEED", 5));
+    let mut states = 0;
+    for moment in 0..=changes.len() {
+        if moment > 0 {
+            medium.apply(&changes[moment - 1]);
+        }
+        let answered = told.iter().filter(|(at, _)| *at <= moment as u64).map(|(_, told)| *told).max();
+        for (way, loss) in Loss::ALL.into_iter().enumerate().filter(|(way, _)| (moment + way) % step == 0) {
+            let place = format!("{moments:?}, cut after {moment} of {} changes, way {way}", changes.len());
+            let cut = medium.cut(loss, &mut sim::Random(random.next()));
+            let recovered = assert_whole(cut, rows, answered, &place);
+            states += 1;
+            if way == moment % 4 {
+                let again = recovered.cut(loss, &mut sim::Random(random.next()));
+                assert_whole(again, rows, answered, &format!("{place}, and again amid recovery"));
+                states += 1;
+            }
+        }
+    }
+    println!("{states} states verified");
+}
+
+fn cut_rows(count: u32) -> Model {
+    let mut rows: Model = (0..count).map(|row| (row.to_be_bytes().to_vec(), vec![row as u8; 40])).collect();
+    rows.insert(b"medium".to_vec(), Random(1).bytes(5000));
+    rows.insert(b"large".to_vec(), Random(2).bytes(100_000));
+    rows
 }
 
 /// The power is cut after each write and sync of a load, with and without checkpoints before and after its commit; and
 /// again amid the recovery.
 #[test]
 fn a_power_cut_leaves_all_of_a_load_or_nothing() {
-    let mut rows: Model = (0..1500u32).map(|row| (row.to_be_bytes().to_vec(), vec![row as u8; 40])).collect();
-    rows.insert(b"medium".to_vec(), Random(1).bytes(5000));
-    rows.insert(b"large".to_vec(), Random(2).bytes(100_000));
-    let mut states = 0;
     for moments in [[false, false, false], [true, false, false], [true, true, true], [false, false, true]] {
-        let disk = Disk::new(Medium::default(), 7);
-        disk.record();
-        let told = live(&disk, &rows, moments);
-        let changes = disk.recorded();
-        let mut medium = Medium::default();
-        let mut random = Random(number("DRUMLIN_TEST_SEED", 5));
-        for moment in 0..=changes.len() {
-            if moment > 0 {
-                medium.apply(&changes[moment - 1]);
-            }
-            let answered = told.iter().filter(|(at, _)| *at <= moment as u64).map(|(_, told)| *told).max();
-            for (way, loss) in Loss::ALL.into_iter().enumerate() {
-                let place = format!("{moments:?}, cut after {moment} of {} changes, way {way}", changes.len());
-                let cut = medium.cut(loss, &mut sim::Random(random.next()));
-                let recovered = assert_whole(cut, &rows, answered, &place);
-                states += 1;
-                if way == moment % 4 {
-                    let again = recovered.cut(loss, &mut sim::Random(random.next()));
-                    assert_whole(again, &rows, answered, &format!("{place}, and again amid recovery"));
-                    states += 1;
-                }
-            }
-        }
+        cut_everywhere(&cut_rows(1500), true, moments, 1);
     }
-    println!("{states} states verified");
+}
+
+/// The same while rows are sorted by runs, and merged.
+#[test]
+fn a_power_cut_leaves_all_of_a_sorted_load_or_nothing() {
+    cut_everywhere(&cut_rows(20_000), false, [true, true, false], 5);
 }
 
 /// A damaged page of a load that only the log names is found, and named; the database does not give wrong rows.
@@ -624,7 +787,7 @@ fn a_power_cut_leaves_all_of_a_load_or_nothing() {
 fn a_damaged_load_is_noticed() {
     let rows: Model = (0..3000u32).map(|row| (row.to_be_bytes().to_vec(), vec![row as u8; 40])).collect();
     let disk = Disk::new(Medium::default(), 7);
-    live(&disk, &rows, [false, false, false]);
+    live(&disk, &rows, true, [false, false, false]);
     let sound = disk.medium();
     assert!(cut_config(&Disk::new(sound.clone(), 1)).examine("/db").unwrap().corruption.is_empty());
     let data = sound.files().into_iter().find(|path| path.ends_with("data")).unwrap();

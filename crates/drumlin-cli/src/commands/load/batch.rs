@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 use std::io::{self, Read};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use drumlin::{Database, Durability, Error, Keyspace, TxOptions};
+use drumlin::{BulkLoad, Database, Durability, Error, Keyspace, TxOptions};
 
 use super::{Load, OnDuplicate};
 use crate::rows::{Place, Row, VALUE_BYTES_STREAMED};
@@ -13,6 +13,9 @@ use crate::rows::{Place, Row, VALUE_BYTES_STREAMED};
 /// A transaction is committed before it grows beyond this, however many rows it was to have: a share of the smallest
 /// budgets, and far more than one write to the log needs to be efficient.
 const DATA_BYTES_LIMIT: usize = 2 * VALUE_BYTES_STREAMED as usize;
+
+/// Rows of a transaction, or that are added to a bulk load together, unless `--batch` says otherwise.
+const BATCH_ROWS: u32 = 1000;
 
 /// Rows one behind another in one buffer, kept until they are committed, so that a conflict only runs the transaction
 /// again.
@@ -74,7 +77,7 @@ impl Committed {
 impl Batch {
     pub(super) fn new(load: &Load) -> Batch {
         Batch {
-            rows_limit: load.batch as usize,
+            rows_limit: load.batch.unwrap_or(BATCH_ROWS) as usize,
             durability: load.durability.into(),
             on_duplicate: load.on_duplicate,
             ends_at_bad: !load.skip_bad,
@@ -145,6 +148,18 @@ impl Batch {
         }
     }
 
+    /// Adds the rows to a bulk load.
+    pub(super) fn load(&self, bulk: &Mutex<BulkLoad>, committed: &mut Committed) -> drumlin::Result<()> {
+        let mut bulk = bulk.lock().expect("no thread panics while it holds this");
+        for row in 0..self.rows.len() {
+            let (key, value) = self.row(row);
+            bulk.insert(key, value)?;
+            committed.stored += 1;
+            committed.data_bytes += (key.len() + value.len()) as u64;
+        }
+        Ok(())
+    }
+
     /// The key and the value of a row.
     fn row(&self, row: usize) -> (&[u8], &[u8]) {
         let start = if row == 0 { 0 } else { self.rows[row - 1].end };
@@ -193,6 +208,13 @@ impl Batch {
         }
         Ok(committed)
     }
+}
+
+/// Adds one row to a bulk load whose value is too large to hold.
+pub(super) fn load_streamed(bulk: &Mutex<BulkLoad>, row: &Row, value: &mut dyn Read) -> drumlin::Result<Committed> {
+    let mut bulk = bulk.lock().expect("no thread panics while it holds this");
+    let value_bytes = bulk.insert_from(&row.key, value)?;
+    Ok(Committed { stored: 1, data_bytes: row.key.len() as u64 + value_bytes, ..Committed::default() })
 }
 
 /// Reads a streamed value that is not stored.

@@ -1,7 +1,8 @@
 //! `drumlin load`: rows from files, several at once.
 //!
-//! Each file is read by one thread, which also commits what it reads: so the rows of a file arrive in their order (the
-//! last of several with one key stays), and commits of different files share their syncs.
+//! Each file is read by one thread, which also stores what it reads: so the rows of a file arrive in their order (the
+//! last of several with one key stays). An empty keyspace gets the rows of all files as one bulk load; into one with
+//! rows they are committed in batches, and commits of different files share their syncs.
 
 mod batch;
 mod compressed;
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use drumlin::{Database, Keyspace};
+use drumlin::{BulkLoad, Database, Keyspace};
 use serde::Serialize;
 
 use self::batch::{Batch, Committed};
@@ -30,7 +31,10 @@ use crate::{interrupt, process, text};
 /// Several files are read at once, compressed ones (gzip, zstd) too. The key is what --key names, else the file's name
 /// and the line's number; the value is what --value names, else the whole row (as a JSON object, where CSV or TSV has a
 /// header). The rows of a file are stored in its order. A row that is malformed or can't be stored ends the load with
-/// its file, line and column; what was committed before it stays.
+/// its file, line and column; rows before it stay.
+///
+/// An empty keyspace gets all rows at once, at the end: they are sorted, and none is there before. Into one with rows,
+/// or with --batch, they are committed as they come.
 #[derive(Debug, Args)]
 pub(crate) struct Load {
     #[command(flatten)]
@@ -59,9 +63,9 @@ pub(crate) struct Load {
     /// The fate of a row whose key is there already
     #[arg(long, value_name = "HOW", value_enum, default_value_t = OnDuplicate::Replace)]
     on_duplicate: OnDuplicate,
-    /// Rows in one transaction
-    #[arg(long, value_name = "ROWS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
-    batch: u32,
+    /// Rows in one transaction [default: 1000; all at once into an empty keyspace]
+    #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..))]
+    batch: Option<u32>,
     /// Files read at once [default: one a processor]
     #[arg(long, value_name = "THREADS", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
@@ -128,6 +132,8 @@ struct Job<'a> {
     load: &'a Load,
     database: &'a Database,
     keyspace: &'a Keyspace,
+    /// The load that stores all rows at once; `None` if they are committed in batches.
+    bulk: Option<Mutex<BulkLoad>>,
     own: OwnFiles,
     progress: &'a Progress,
     files: Mutex<std::slice::Iter<'a, PathBuf>>,
@@ -170,7 +176,10 @@ impl Load {
             Some(total) => Progress::bytes(output, "loading", total),
             None => Progress::counter(output, "bytes read:"),
         };
-        let job = Job::new(self, &database, &keyspace, &progress);
+        let mut job = Job::new(self, &database, &keyspace, &progress);
+        if self.batch.is_none() && self.on_duplicate == OnDuplicate::Replace && keyspace.is_empty()? {
+            job.bulk = Some(Mutex::new(database.bulk_load(keyspace.name())?));
+        }
         let threads = self.threads.map_or_else(process::processors, |threads| threads as usize).min(self.files.len());
         let start = Instant::now();
         let loaded = std::thread::scope(|scope| {
@@ -180,6 +189,7 @@ impl Load {
                 .map(|worker| worker.join().expect("a loading thread panicked"))
                 .fold(Ok(()), Result::and)
         });
+        let loaded = job.finish_bulk(loaded);
         let elapsed = start.elapsed();
         progress.finish();
         let mut summary = job.summary(elapsed);
@@ -226,6 +236,7 @@ impl Job<'_> {
             load,
             database,
             keyspace,
+            bulk: None,
             own: OwnFiles::of([&load.database.path]),
             progress,
             files: Mutex::new(load.files.iter()),
@@ -251,6 +262,29 @@ impl Job<'_> {
             }
             if self.is_over() {
                 return Ok(());
+            }
+        }
+    }
+
+    /// Ends a bulk load: with all rows that were read, even if a bad one ended that; with none after an interrupt, or
+    /// if the load itself has failed.
+    fn finish_bulk(&mut self, loaded: Result<()>) -> Result<()> {
+        let Some(bulk) = self.bulk.take() else { return loaded };
+        let finished = match interrupt::requested() {
+            true => Ok(0),
+            false => {
+                bulk.into_inner().expect("no thread panics while it holds this").finish().map(|report| report.rows)
+            }
+        };
+        match finished {
+            Ok(rows) if !interrupt::requested() => {
+                self.replaced_rows.store(*self.rows.get_mut() - rows, Ordering::Relaxed);
+                loaded
+            }
+            nothing => {
+                *self.rows.get_mut() = 0;
+                *self.data_bytes.get_mut() = 0;
+                loaded.and(nothing.map(drop).map_err(Failure::from))
             }
         }
     }
@@ -314,7 +348,10 @@ impl Loading<'_, '_> {
                 Ok(Next::Streamed) => {
                     // Order matters: what came before this row must not end up on top of it.
                     self.commit()?;
-                    let stored = self.batch.insert_streamed(job.database, job.keyspace, &row, source.value());
+                    let stored = match &job.bulk {
+                        None => self.batch.insert_streamed(job.database, job.keyspace, &row, source.value()),
+                        Some(bulk) => batch::load_streamed(bulk, &row, source.value()),
+                    };
                     let committed = stored.map_err(|error| self.streaming_failure(error))?;
                     self.count(committed)?;
                 }
@@ -345,7 +382,10 @@ impl Loading<'_, '_> {
 
     fn commit(&mut self) -> Result<()> {
         let mut committed = Committed::default();
-        let result = self.batch.commit(self.job.database, self.job.keyspace, &mut committed);
+        let result = match &self.job.bulk {
+            None => self.batch.commit(self.job.database, self.job.keyspace, &mut committed),
+            Some(bulk) => self.batch.load(bulk, &mut committed),
+        };
         self.batch.clear();
         self.count(committed)?;
         Ok(result?)

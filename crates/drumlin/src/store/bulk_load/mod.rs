@@ -1,32 +1,37 @@
 //! Bulk loads: trees that are built beside their keyspace and attached to it by one commit.
 //!
-//! Rows are packed into leaves as they come ([`Packer`]), which are written at once ([`LoadPages`]). When the last has
-//! come, the load is made durable and attached ([`Engine::try_attach`]). Where the keyspace has rows by then, or a
-//! reader or writer that is in the way, the load is handed back to the caller as rows in the order of their keys.
+//! While rows come in the order of their keys they are packed into leaves as they come ([`PackedTree`]), which are
+//! written at once ([`LoadPages`]). From the first row on that does not, they are sorted ([`Sorting`]): in memory, then
+//! by sorted runs on the disk, which are packed trees themselves, and merged at the end. When the last has come, the
+//! load is made durable and attached ([`Engine::try_attach`]). Where the keyspace has rows by then, or a reader or
+//! writer that is in the way, the load is handed back to the caller as rows in the order of their keys.
 //!
 //! [`Engine::try_attach`]: crate::txn::engine::Engine::try_attach
 
+mod merging;
+mod packed_tree;
 mod rows;
+mod sorting;
 
 use std::cell::Cell;
+use std::io::Read;
 use std::sync::Arc;
 
+use packed_tree::PackedTree;
 pub(crate) use rows::{LoadedRow, LoadedRows};
+use sorting::{SortBuffer, Waiting};
 
 use super::{OpenKeyspace, Store};
 use crate::error::{Error, Result};
-use crate::format::ChunkNumber;
-use crate::format::extent::{Kind, PageKey};
-use crate::format::node::{LargeRef, PAGE_BYTES_MAX};
+use crate::format::node::{LARGE_REF_BYTES, LargeRef, PAGE_BYTES_MAX, VALUE_LENGTH_BYTES};
 use crate::format::record::{self, Attachment, Operation};
 use crate::memory::{Account, Grant};
 use crate::pool::load::LoadPages;
 use crate::seglog::Body;
 use crate::space::Purpose;
 use crate::task::{WaitMode, ready};
-use crate::tree::node::{PackedRow, large_rest, push_value};
-use crate::tree::packing::Packer;
-use crate::txn::values::{self, Blocking, MEDIUM_BYTES_MAX};
+use crate::tree::packing::TakenRow;
+use crate::txn::values::MEDIUM_BYTES_MAX;
 
 /// Buffers that a load writes from: the one that is filled, and the one that is written.
 const WRITE_BUFFERS: u64 = 2;
@@ -37,25 +42,40 @@ const PAGES: u64 = 6;
 /// The smallest of them: the largest page fits.
 const BUFFER_BYTES_MIN: usize = PAGE_BYTES_MAX;
 
+/// Pages of memory for each run of a merge: more runs are merged by groups first, but two are always merged at once.
+const RUN_PAGES: usize = 12;
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Loader {
     open: Arc<OpenKeyspace>,
-    packer: Packer,
-    pages: LoadPages,
-    /// The bytes behind the key of the row that is being added.
-    rest: Vec<u8>,
+    /// The tree that is being packed: the result, or, while rows are sorted, the next run.
+    tree: PackedTree,
+    /// Once a key has come that is below the one before.
+    sorting: Option<Sorting>,
+    /// Bytes of a write buffer.
+    buffer_bytes: usize,
+    memory: Grant,
+}
+
+/// The rows of a load that come in any order.
+#[derive(Debug)]
+struct Sorting {
+    buffer: SortBuffer,
+    /// In the order of their arrival.
+    runs: Vec<LoadedRows>,
+    /// Rows that have come.
     rows: u64,
-    _memory: Grant,
 }
 
 /// The end of a load.
 #[derive(Debug)]
 pub(crate) enum Finished {
-    /// Its rows are the keyspace's.
-    Attached,
-    /// The keyspace is not empty, or a reader or writer is in the way: nothing has changed.
-    InTheWay(Box<LoadedRows>),
+    /// Its rows, so many, are the keyspace's.
+    Attached(u64),
+    /// The keyspace is not empty, or a reader or writer is in the way: nothing has changed. The number of rows, and
+    /// they.
+    InTheWay(u64, Box<LoadedRows>),
 }
 
 impl Loader {
@@ -63,90 +83,173 @@ impl Loader {
         store.check_writable()?;
         store.engine.check_failure()?;
         let (memory, buffer_bytes) = store.load_memory(open.tree.pages.page_bytes)?;
-        let make_room = Arc::clone(&store.engine.make_room);
-        let tree = &open.tree;
-        let pages = LoadPages::new(&tree.pool, &tree.pages, buffer_bytes, Box::new(move || make_room.make_space()));
-        let packer = Packer::new(tree.pages.page_bytes);
-        Ok(Loader { packer, pages, open, rest: Vec::new(), rows: 0, _memory: memory })
+        let tree = PackedTree::new(store, &open, buffer_bytes);
+        Ok(Loader { open, tree, sorting: None, buffer_bytes, memory })
     }
 
-    /// Rows with different keys so far.
+    /// Rows that have come so far. While their keys ascend, those with different keys.
     pub(crate) fn rows(&self) -> u64 {
-        self.rows
+        self.sorting.as_ref().map_or(self.tree.rows(), |sorting| sorting.rows)
     }
 
-    /// Adds a row, whose key is not below the newest. Of two with the same key the later counts.
+    /// Adds a row. Of those with the same key the latest counts.
     pub(crate) fn insert(&mut self, store: &Store, key: &[u8], value: &[u8]) -> Result<()> {
+        if value.len() > MEDIUM_BYTES_MAX {
+            return self.insert_large(store, key, value);
+        }
+        self.begin_row(store, key)?;
+        if self.sorting.is_some() {
+            return self.put_off(store, key, Waiting::Whole(value));
+        }
+        self.take_back_equal(key);
+        self.tree.push(store, key, value)
+    }
+
+    /// Adds a row whose value is large.
+    pub(crate) fn insert_large(&mut self, store: &Store, key: &[u8], value: impl Read) -> Result<()> {
+        self.begin_row(store, key)?;
+        if self.sorting.is_none() {
+            let reference = self.tree.write_large(store, value)?;
+            self.take_back_equal(key);
+            return self.tree.push_reference(key, reference);
+        }
+        // First, since the value is written to the run that its row will be in.
+        self.make_room(store, key, Waiting::Written(&[0; LARGE_REF_BYTES]))?;
+        let reference = self.tree.write_large(store, value)?;
+        self.put_off(store, key, Waiting::Written(&reference.to_bytes()))
+    }
+
+    /// Prepares for a row with this key, which may be the first that has to be sorted.
+    fn begin_row(&mut self, store: &Store, key: &[u8]) -> Result<()> {
         store.check_write(&self.open, key)?;
         self.open.tree.check_dropped()?;
-        match self.packer.last_key().map(|last| last.cmp(key)) {
-            Some(std::cmp::Ordering::Greater) => {
-                return Err(Error::Invalid("the keys of a bulk load must ascend".into()));
-            }
-            Some(std::cmp::Ordering::Equal) => self.take_back(),
-            Some(std::cmp::Ordering::Less) | None => {}
+        if self.sorting.is_none() && self.tree.last_key().is_some_and(|last| last > key) {
+            self.begin_sorting(store)?;
         }
-        let is_large = self.write_value(store, key, value)?;
-        self.packer.push(PackedRow { key, rest: &self.rest, is_large }, &mut self.pages)?;
-        self.rows += 1;
         Ok(())
     }
 
-    /// Takes back the newest row.
-    fn take_back(&mut self) {
-        let (rest, is_large) = self.packer.pop().expect("its key was compared");
-        self.rows -= 1;
-        if is_large {
-            let reference = LargeRef::from_bytes(rest.last_chunk().expect("the rest ends with a reference"));
-            self.pages.discard(reference.first_page, reference.chunk_count);
+    /// Takes the newest row back if it has this key.
+    fn take_back_equal(&mut self, key: &[u8]) {
+        if self.tree.last_key() == Some(key) {
+            self.tree.pop();
         }
     }
 
-    /// Makes `rest` that of a row with this value, writing the value where it has extents of its own. Returns `true` if
-    /// it has.
-    fn write_value(&mut self, store: &Store, key: &[u8], value: &[u8]) -> Result<bool> {
-        self.rest.clear();
-        let tree = &self.open.tree;
-        if value.len() <= tree.inline_bytes_max(key) {
-            push_value(value, &mut self.rest);
-            return Ok(false);
-        }
-        let value_id = store.new_value();
-        let length = value.len() as u64;
-        let reference = if value.len() <= MEDIUM_BYTES_MAX {
-            let first_page = self.pages.take_numbers(1)?;
-            let name = PageKey { keyspace: tree.pages.id, page: ChunkNumber(0).as_page() };
-            self.pages.append(first_page, name, Kind::Value, &values::medium_page(value_id, value))?;
-            LargeRef { length, id: value_id, first_page, chunk_count: 1 }
-        } else {
-            let memory = ready(store.source_memory(WaitMode::Blocking))?;
-            let make_room = &store.engine.make_room;
-            let source = Blocking(value);
-            let written = ready(values::write_large(WaitMode::Blocking, tree, value_id, source, memory, make_room))?;
-            let chunk_count = u32::try_from(written.addresses.len()).expect("fewer than 2^32 chunks");
-            let first_page = self.pages.take_numbers(written.addresses.len())?;
-            let reference = LargeRef { length, id: value_id, first_page, chunk_count };
-            written.leave_to_load(reference);
-            self.pages.adopt(first_page, &written.addresses);
-            reference
+    /// Goes on with rows in any order. Those that have come become the first run, or, if they are few, wait with the
+    /// others.
+    fn begin_sorting(&mut self, store: &Store) -> Result<()> {
+        crate::coverage::mark!("rows of a bulk load were sorted");
+        let (buffer, before) = (SortBuffer::new(&store.engine.budget), self.tree.rows());
+        let taken = self.tree.take_rows();
+        self.sorting = Some(Sorting { buffer, runs: Vec::new(), rows: 0 });
+        let Some(taken) = taken else {
+            self.sorting().rows = before;
+            return self.end_run(store);
         };
-        assert!(reference.is_plausible(), "{reference:?} could not be read again");
-        self.rest.extend_from_slice(&large_rest(reference));
-        Ok(true)
+        for TakenRow { key, rest, is_large } in taken {
+            let bytes = &rest[VALUE_LENGTH_BYTES..];
+            self.put_off(store, &key, if is_large { Waiting::Written(bytes) } else { Waiting::Whole(bytes) })?;
+        }
+        Ok(())
+    }
+
+    fn sorting(&mut self) -> &mut Sorting {
+        self.sorting.as_mut().expect("rows are sorted")
+    }
+
+    /// Has a row wait to be sorted.
+    fn put_off(&mut self, store: &Store, key: &[u8], value: Waiting<'_>) -> Result<()> {
+        self.make_room(store, key, value)?;
+        let Sorting { buffer, rows, .. } = self.sorting();
+        buffer.push(key, value);
+        *rows += 1;
+        Ok(())
+    }
+
+    /// Makes room for a row in the buffer; where it is full, its rows become a run.
+    fn make_room(&mut self, store: &Store, key: &[u8], value: Waiting<'_>) -> Result<()> {
+        let buffer = &mut self.sorting().buffer;
+        let before = buffer.memory_bytes();
+        if !buffer.make_room(key, value) {
+            if !buffer.is_empty() {
+                self.drain(store)?;
+                self.end_run(store)?;
+            }
+            let buffer = &mut self.sorting().buffer;
+            if !buffer.make_room(key, value) {
+                return Err(Error::loads_in_memory(buffer.limit_bytes()));
+            }
+        }
+        if self.sorting().buffer.memory_bytes() > before {
+            store.engine.pool.fit_frames(0)?;
+        }
+        Ok(())
+    }
+
+    /// Packs the rows of the buffer into the tree.
+    fn drain(&mut self, store: &Store) -> Result<()> {
+        let Loader { tree, sorting, .. } = self;
+        let buffer = &mut sorting.as_mut().expect("rows are sorted").buffer;
+        let reference_of = |bytes: &[u8]| LargeRef::from_bytes(bytes.try_into().expect("a reference"));
+        buffer.sort();
+        for (key, value, counts) in buffer.rows() {
+            match value {
+                Waiting::Whole(value) if counts => tree.push(store, key, value)?,
+                Waiting::Written(reference) if counts => tree.push_reference(key, reference_of(reference))?,
+                Waiting::Whole(_) => {}
+                Waiting::Written(reference) => tree.discard(reference_of(reference)),
+            }
+        }
+        buffer.clear();
+        Ok(())
+    }
+
+    /// Completes the tree as a run, and begins another.
+    fn end_run(&mut self, store: &Store) -> Result<()> {
+        assert!(self.tree.rows() > 0, "a run of no rows ends");
+        let next = PackedTree::new(store, &self.open, self.buffer_bytes);
+        let run = std::mem::replace(&mut self.tree, next).into_run()?;
+        self.sorting().runs.push(run);
+        Ok(())
+    }
+
+    /// Sorts the rows that wait, and merges the runs.
+    fn finish_sorting(&mut self, store: &Store) -> Result<()> {
+        self.drain(store)?;
+        if self.sorting().runs.is_empty() {
+            return Ok(());
+        }
+        if self.tree.rows() > 0 {
+            self.end_run(store)?;
+        }
+        let Sorting { buffer, runs, .. } = self.sorting.take().expect("rows are sorted");
+        let mut memory = buffer.into_memory();
+        let page_bytes = self.open.tree.pages.page_bytes;
+        let least = 2 * LoadedRows::bytes_min(page_bytes) as u64;
+        if memory.bytes() < least && !memory.resize(least) {
+            return Err(Error::loads_in_memory(memory.limit_bytes()));
+        }
+        let runs_max = (memory.bytes() as usize / (RUN_PAGES * page_bytes)).max(2);
+        let new_tree = || PackedTree::new(store, &self.open, self.buffer_bytes);
+        let runs = merging::merge_to(store, runs, runs_max, memory.bytes(), new_tree)?;
+        merging::merge(store, runs, memory.bytes(), &mut self.tree)
     }
 
     /// Completes the tree and attaches it.
     pub(crate) fn finish(mut self, store: &Store) -> Result<Finished> {
         self.open.tree.check_dropped()?;
-        if self.rows == 0 {
-            return Ok(Finished::Attached);
+        if self.sorting.is_some() {
+            self.finish_sorting(store)?;
         }
-        self.packer.finish(&mut self.pages)?;
-        self.pages.finish()?;
-        let (open, rows) = (Arc::clone(&self.open), self.rows);
-        match store.attach(&open, self.pages, rows)? {
-            None => Ok(Finished::Attached),
-            Some(pages) => Ok(Finished::InTheWay(Box::new(LoadedRows::new(open, pages)))),
+        let Loader { open, tree, memory: _memory, .. } = self;
+        let rows = tree.rows();
+        if rows == 0 {
+            return Ok(Finished::Attached(0));
+        }
+        match store.attach(&open, tree.into_load()?, rows)? {
+            None => Ok(Finished::Attached(rows)),
+            Some(pages) => Ok(Finished::InTheWay(rows, Box::new(LoadedRows::new(open, pages)))),
         }
     }
 }

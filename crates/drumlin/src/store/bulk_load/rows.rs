@@ -1,4 +1,4 @@
-//! The rows of a load that is not attached, read back in the order of their keys.
+//! The rows of a tree that is not attached, read back in the order of their keys.
 
 use std::collections::VecDeque;
 use std::io::Read;
@@ -6,17 +6,16 @@ use std::sync::Arc;
 
 use super::OpenKeyspace;
 use crate::error::Result;
-use crate::format::extent::{Kind, VALUE_BYTES_OFFSET};
+use crate::format::extent::VALUE_BYTES_OFFSET;
 use crate::format::node::LargeRef;
 use crate::format::{ExtentAddress, PageId};
 use crate::pool::Pool;
 use crate::pool::load::LoadPages;
-use crate::space::PageEntry;
 use crate::space::checkpoint::{open_extent, read_extent};
-use crate::tree::node::{Leaf, RowValue};
+use crate::tree::node::{Inner, Leaf, Node, RowValue};
 use crate::txn::values::MEDIUM_BYTES_MAX;
 
-/// Bytes of pages that are read together.
+/// Bytes of pages that are read together, unless memory is short.
 const BATCH_BYTES: usize = 128 << 10;
 
 /// A row that was loaded.
@@ -26,96 +25,151 @@ pub(crate) enum LoadedRow {
     Large(Vec<u8>, LoadedValue),
 }
 
-/// See the module. Leaves got their numbers in the order of their keys.
+/// See the module. Follows the inner nodes, so that values are read only when they are asked for.
 #[derive(Debug)]
 pub(crate) struct LoadedRows {
     open: Arc<OpenKeyspace>,
     pages: LoadPages,
-    /// The place of the first page that was not read.
-    next: usize,
+    /// Leaves that are read together, at the most.
+    batch_pages: usize,
+    has_read_root: bool,
+    /// The inner nodes above the next leaf, from the root on, each with its next child.
+    path: Vec<(Vec<u8>, usize)>,
     /// Leaves that were read, in order.
     leaves: VecDeque<Vec<u8>>,
-    /// The next row of the first of them.
-    row: usize,
-    /// The root was read, where it is the only leaf.
-    has_read_root: bool,
+    /// The number of rows of the first of them that were returned.
+    returned: usize,
 }
+
+/// Pages of a [`LoadedRows`] beside its leaves: inner nodes, and an extent that is opened.
+const PAGES_BESIDE: usize = 4;
 
 impl LoadedRows {
     pub(super) fn new(open: Arc<OpenKeyspace>, pages: LoadPages) -> LoadedRows {
-        LoadedRows { open, pages, next: 0, leaves: VecDeque::new(), row: 0, has_read_root: false }
+        let batch_pages = (BATCH_BYTES / open.tree.pages.page_bytes).max(1);
+        let (path, leaves) = (Vec::new(), VecDeque::new());
+        LoadedRows { open, pages, batch_pages, has_read_root: false, path, leaves, returned: 0 }
     }
 
-    /// The next row.
-    pub(crate) fn next_row(&mut self) -> Result<Option<LoadedRow>> {
+    /// The pages of the load.
+    pub(super) fn pages(&self) -> &LoadPages {
+        &self.pages
+    }
+
+    /// The least memory of one that reads.
+    pub(super) fn bytes_min(page_bytes: usize) -> usize {
+        (PAGES_BESIDE + 1) * page_bytes
+    }
+
+    /// Limits the memory of reading, to the least that it needs or more.
+    pub(super) fn limit_memory(&mut self, bytes: usize) {
+        let page_bytes = self.open.tree.pages.page_bytes;
+        assert!(bytes >= Self::bytes_min(page_bytes), "a load is read in {bytes} bytes");
+        self.batch_pages = self.batch_pages.min(bytes / page_bytes - PAGES_BESIDE);
+    }
+
+    /// Goes on to the next row, and puts its key in place of the one before. `false` if there are no more.
+    pub(super) fn step(&mut self, key: &mut Vec<u8>) -> Result<bool> {
         loop {
             let Some(page) = self.leaves.front() else {
-                if !self.read_batch()? {
-                    return Ok(None);
+                if !self.read_leaves()? {
+                    return Ok(false);
                 }
                 continue;
             };
             let leaf = Leaf::new(page);
-            if self.row == leaf.len() {
-                self.leaves.pop_front();
-                self.row = 0;
-                continue;
+            if self.returned < leaf.len() {
+                leaf.key_into(self.returned, key);
+                self.returned += 1;
+                return Ok(true);
             }
-            let mut key = Vec::new();
-            leaf.key_into(self.row, &mut key);
-            let value = leaf.value(self.row);
-            self.row += 1;
-            return Ok(Some(match value {
-                RowValue::Inline(value) => LoadedRow::Whole(key, value.to_vec()),
-                RowValue::Large(reference) if reference.length <= MEDIUM_BYTES_MAX as u64 => {
-                    LoadedRow::Whole(key, self.value(reference).read_chunk()?.unwrap_or_default())
-                }
-                RowValue::Large(reference) => LoadedRow::Large(key, self.value(reference)),
-            }));
+            self.leaves.pop_front();
+            self.returned = 0;
         }
     }
 
-    /// Reads pages until there is a leaf; `false` where there are no more.
-    fn read_batch(&mut self) -> Result<bool> {
-        let pool = &self.open.tree.pool;
-        let count = (BATCH_BYTES / self.open.tree.pages.page_bytes).max(1);
+    /// The value of the row that was stepped to.
+    pub(super) fn value(&self) -> RowValue<'_> {
+        assert!(self.returned > 0, "the value of no row is asked for");
+        Leaf::new(self.leaves.front().expect("the leaf of the newest row")).value(self.returned - 1)
+    }
+
+    /// The next row.
+    pub(crate) fn next_row(&mut self) -> Result<Option<LoadedRow>> {
+        let mut key = Vec::new();
+        if !self.step(&mut key)? {
+            return Ok(None);
+        }
+        Ok(Some(match self.value() {
+            RowValue::Inline(value) => LoadedRow::Whole(key, value.to_vec()),
+            RowValue::Large(reference) if reference.length <= MEDIUM_BYTES_MAX as u64 => {
+                LoadedRow::Whole(key, self.read_medium(reference)?)
+            }
+            RowValue::Large(reference) => LoadedRow::Large(key, self.open_value(reference)),
+        }))
+    }
+
+    /// Reads the next leaves; `false` if there are no more.
+    fn read_leaves(&mut self) -> Result<bool> {
+        assert!(self.leaves.is_empty(), "leaves are read before the others are done with");
+        if !std::mem::replace(&mut self.has_read_root, true) {
+            let root = self.read(&[self.pages.root()])?.pop().expect("it was read");
+            self.enter(root);
+        }
         while self.leaves.is_empty() {
-            let mut addresses: Vec<ExtentAddress> = Vec::with_capacity(count);
-            for (behind, address) in self.pages.written_from(self.next).take(count) {
-                self.next = behind;
-                addresses.push(address);
+            let Some((page, next)) = self.path.last_mut() else { return Ok(false) };
+            let inner = Inner::new(page);
+            if *next == inner.len() {
+                self.path.pop();
+                continue;
             }
-            if addresses.is_empty() {
-                // A load of one leaf has no other pages, or values alone.
-                if std::mem::replace(&mut self.has_read_root, true) {
-                    return Ok(false);
-                }
-                addresses.push(self.pages.tables().root);
+            let most = if Node::new(page).level() == 1 { self.batch_pages } else { 1 };
+            let children = *next..inner.len().min(*next + most);
+            let addresses: Vec<ExtentAddress> =
+                children.clone().map(|child| self.pages.address(inner.child(child))).collect();
+            *next = children.end;
+            for node in self.read(&addresses)? {
+                self.enter(node);
             }
-            let mut leaves = vec![None; addresses.len()];
-            let mut failed = None;
-            pool.read_past(&addresses, |index, bytes| {
-                match bytes.and_then(|bytes| open_extent(&pool.space, addresses[index], bytes)) {
-                    Ok((header, page)) => leaves[index] = (header.kind == Kind::Leaf).then_some(page),
-                    Err(error) => failed = Some(error),
-                }
-            })?;
-            if let Some(error) = failed {
-                return Err(error);
-            }
-            self.leaves.extend(leaves.into_iter().flatten());
         }
         Ok(true)
     }
 
-    fn value(&self, reference: LargeRef) -> LoadedValue {
-        let table = &self.open.tree.pages.table;
+    /// Goes down to a node that was read.
+    fn enter(&mut self, page: Vec<u8>) {
+        let above = self.path.last().map(|(page, _)| Node::new(page).level());
+        let level = Node::new(&page).level();
+        assert!(above.is_none_or(|above| above == level + 1), "a node of level {level} is a child of level {above:?}");
+        if level == 0 { self.leaves.push_back(page) } else { self.path.push((page, 0)) }
+    }
+
+    /// Reads nodes, many at a time.
+    fn read(&self, addresses: &[ExtentAddress]) -> Result<Vec<Vec<u8>>> {
+        let pool = &self.open.tree.pool;
+        let mut nodes = vec![Vec::new(); addresses.len()];
+        let mut failed = None;
+        pool.read_past(addresses, |index, bytes| {
+            match bytes.and_then(|bytes| open_extent(&pool.space, addresses[index], bytes)) {
+                Ok((_, page)) => nodes[index] = page,
+                Err(error) => failed = Some(error),
+            }
+        })?;
+        match failed {
+            Some(error) => Err(error),
+            None => Ok(nodes),
+        }
+    }
+
+    /// Reads a value of one chunk.
+    pub(super) fn read_medium(&self, reference: LargeRef) -> Result<Vec<u8>> {
+        let value = self.open_value(reference).read_chunk()?.unwrap_or_default();
+        assert_eq!(value.len() as u64, reference.length, "a value of a load has another length");
+        Ok(value)
+    }
+
+    fn open_value(&self, reference: LargeRef) -> LoadedValue {
         let pages = (reference.first_page.0..reference.first_page.0 + reference.chunk_count).map(PageId);
-        let address = |page| match table.load(page) {
-            PageEntry::Unattached(address) => address,
-            entry => unreachable!("page {page} of a load that is not attached is {entry:?}"),
-        };
-        let addresses = pages.map(address).collect();
+        let addresses = pages.map(|page| self.pages.address(page)).collect();
         LoadedValue { pool: Arc::clone(&self.open.tree.pool), addresses, chunk: Vec::new(), position: 0 }
     }
 }

@@ -1,0 +1,143 @@
+//! A tree of rows that come in the order of their keys: a bulk load's result, or one sorted run of it.
+
+use std::io::Read;
+use std::sync::Arc;
+
+use super::OpenKeyspace;
+use super::rows::LoadedRows;
+use crate::error::Result;
+use crate::format::ChunkNumber;
+use crate::format::extent::{Kind, PageKey};
+use crate::format::node::LargeRef;
+use crate::pool::load::LoadPages;
+use crate::store::Store;
+use crate::task::{WaitMode, ready};
+use crate::tree::node::{PackedRow, large_rest, push_value};
+use crate::tree::packing::{Packer, TakenRow};
+use crate::txn::values::{self, Blocking};
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct PackedTree {
+    open: Arc<OpenKeyspace>,
+    packer: Packer,
+    pages: LoadPages,
+    /// The bytes behind the key of the row that is being added.
+    rest: Vec<u8>,
+    rows: u64,
+}
+
+impl PackedTree {
+    /// An empty tree, whose pages are written in buffers of so many bytes.
+    pub(super) fn new(store: &Store, open: &Arc<OpenKeyspace>, buffer_bytes: usize) -> PackedTree {
+        let make_room = Arc::clone(&store.engine.make_room);
+        let tree = &open.tree;
+        let pages = LoadPages::new(&tree.pool, &tree.pages, buffer_bytes, Box::new(move || make_room.make_space()));
+        let packer = Packer::new(tree.pages.page_bytes);
+        PackedTree { open: Arc::clone(open), packer, pages, rest: Vec::new(), rows: 0 }
+    }
+
+    /// Its rows.
+    pub(super) fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// The key of the newest row.
+    pub(super) fn last_key(&self) -> Option<&[u8]> {
+        self.packer.last_key()
+    }
+
+    /// Adds a row behind all others, writing its value where that does not stay in the leaf. It is not large.
+    pub(super) fn push(&mut self, store: &Store, key: &[u8], value: &[u8]) -> Result<()> {
+        if value.len() <= self.open.tree.inline_bytes_max(key) {
+            self.rest.clear();
+            push_value(value, &mut self.rest);
+            return self.push_row(key, false);
+        }
+        let reference = self.write_medium(store, value)?;
+        self.push_reference(key, reference)
+    }
+
+    /// Adds a row behind all others whose value is one of this tree.
+    pub(super) fn push_reference(&mut self, key: &[u8], reference: LargeRef) -> Result<()> {
+        self.rest.clear();
+        self.rest.extend_from_slice(&large_rest(reference));
+        self.push_row(key, true)
+    }
+
+    fn push_row(&mut self, key: &[u8], is_large: bool) -> Result<()> {
+        assert!(self.last_key().is_none_or(|last| last < key), "rows of a load are packed out of order");
+        self.packer.push(PackedRow { key, rest: &self.rest, is_large }, &mut self.pages)?;
+        self.rows += 1;
+        Ok(())
+    }
+
+    /// Takes back the newest row, and the space of its value.
+    pub(super) fn pop(&mut self) {
+        let (rest, is_large) = self.packer.pop().expect("its key was compared");
+        self.rows -= 1;
+        if is_large {
+            self.discard(LargeRef::from_bytes(rest.last_chunk().expect("the rest ends with a reference")));
+        }
+    }
+
+    /// Takes all rows back; values that were written stay. `None` if nodes of them were written.
+    pub(super) fn take_rows(&mut self) -> Option<Vec<TakenRow>> {
+        let taken = self.packer.take_rows()?;
+        assert_eq!(taken.len() as u64, self.rows, "rows are neither pending nor in nodes");
+        self.rows = 0;
+        Some(taken)
+    }
+
+    /// Writes a value that does not stay in its leaf, and is not large.
+    fn write_medium(&mut self, store: &Store, value: &[u8]) -> Result<LargeRef> {
+        let id = store.new_value();
+        let first_page = self.pages.take_numbers(1)?;
+        let name = PageKey { keyspace: self.open.tree.pages.id, page: ChunkNumber(0).as_page() };
+        self.pages.append(first_page, name, Kind::Value, &values::medium_page(id, value))?;
+        let reference = LargeRef { length: value.len() as u64, id, first_page, chunk_count: 1 };
+        assert!(reference.is_plausible(), "{reference:?} could not be read again");
+        Ok(reference)
+    }
+
+    /// Writes a large value; a row names it later.
+    pub(super) fn write_large(&mut self, store: &Store, value: impl Read) -> Result<LargeRef> {
+        let (tree, id) = (&self.open.tree, store.new_value());
+        let memory = ready(store.source_memory(WaitMode::Blocking))?;
+        let (mode, make_room) = (WaitMode::Blocking, &store.engine.make_room);
+        let written = ready(values::write_large(mode, tree, id, Blocking(value), memory, make_room))?;
+        let chunk_count = u32::try_from(written.addresses.len()).expect("fewer than 2^32 chunks");
+        let first_page = self.pages.take_numbers(written.addresses.len())?;
+        let reference = LargeRef { length: written.length, id, first_page, chunk_count };
+        assert!(reference.is_plausible(), "{reference:?} could not be read again");
+        written.leave_to_load(reference);
+        self.pages.adopt(first_page, &written.addresses);
+        Ok(reference)
+    }
+
+    /// Gives back the space of a value that no row names.
+    pub(super) fn discard(&mut self, reference: LargeRef) {
+        self.pages.discard(reference.first_page, reference.chunk_count);
+    }
+
+    /// Takes a value over from another load of the keyspace; returns its new reference.
+    pub(super) fn take_over(&mut self, from: &LoadPages, reference: LargeRef) -> Result<LargeRef> {
+        let first_page = self.pages.take_over(from, reference.first_page, reference.chunk_count)?;
+        Ok(LargeRef { first_page, ..reference })
+    }
+
+    /// Completes the tree as a sorted run, which can be read and is never attached.
+    pub(super) fn into_run(mut self) -> Result<LoadedRows> {
+        self.packer.finish(&mut self.pages)?;
+        self.pages.finish_run()?;
+        Ok(LoadedRows::new(self.open, self.pages))
+    }
+
+    /// Completes the tree with the tables that attaching it needs.
+    pub(super) fn into_load(mut self) -> Result<LoadPages> {
+        assert!(self.rows > 0, "a load of no rows is attached");
+        self.packer.finish(&mut self.pages)?;
+        self.pages.finish()?;
+        Ok(self.pages)
+    }
+}

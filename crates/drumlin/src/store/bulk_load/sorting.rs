@@ -1,0 +1,241 @@
+//! Rows in the order of their arrival, sorted in memory.
+
+use crate::memory::{Account, Budget, Grant, grown_capacity};
+use crate::tree::node::common_bytes;
+
+/// Bytes of rows that are kept together: the longest row fits.
+const CHUNK_BYTES: usize = 128 << 10;
+/// The most of them that places can tell apart.
+const CHUNKS_MAX: usize = u32::MAX as usize / CHUNK_BYTES;
+/// In front of a row's key: the lengths of key and value, and the kind of the value.
+const HEAD_BYTES: usize = 9;
+
+/// The value of a row that waits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Waiting<'b> {
+    Whole(&'b [u8]),
+    /// The reference of one that is written already, as bytes.
+    Written(&'b [u8]),
+}
+
+impl<'b> Waiting<'b> {
+    fn bytes(&self) -> &'b [u8] {
+        match self {
+            Waiting::Whole(bytes) | Waiting::Written(bytes) => bytes,
+        }
+    }
+}
+
+/// A row in the buffer.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    /// The first bytes of its key behind those that all keys share. Rows are sorted by them first, without a look at
+    /// the key (Graefe, "Implementing Sorting in Database Systems", 2006: poor man's normalized keys).
+    key_head: u64,
+    place: u32,
+}
+
+/// Rows that wait to be sorted. Of rows with the same key the later counts.
+#[derive(Debug)]
+pub(super) struct SortBuffer {
+    chunks: Vec<Vec<u8>>,
+    /// The chunk that is being filled.
+    newest: usize,
+    entries: Vec<Entry>,
+    /// Bytes with which all keys begin.
+    shared_bytes: usize,
+    memory: Grant,
+}
+
+impl SortBuffer {
+    pub(super) fn new(budget: &std::sync::Arc<Budget>) -> SortBuffer {
+        let memory = budget.grant(Account::Loads);
+        SortBuffer { chunks: Vec::new(), newest: 0, entries: Vec::new(), shared_bytes: 0, memory }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The memory that it takes.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        self.memory.bytes()
+    }
+
+    /// Its memory, without the rows.
+    pub(super) fn into_memory(self) -> Grant {
+        self.memory
+    }
+
+    /// The most memory that loads may take.
+    pub(super) fn limit_bytes(&self) -> u64 {
+        self.memory.limit_bytes()
+    }
+
+    /// Makes room for a row; `false` where that takes more memory than there is, or, unless it is the first row, more
+    /// than half of what loads may have: another load could not begin. Amortised O(1).
+    pub(super) fn make_room(&mut self, key: &[u8], value: Waiting<'_>) -> bool {
+        let row_bytes = HEAD_BYTES + key.len() + value.bytes().len();
+        assert!(row_bytes <= CHUNK_BYTES, "a row of {row_bytes} bytes waits to be sorted");
+        let has_room = |chunk: &Vec<u8>| CHUNK_BYTES - chunk.len() >= row_bytes;
+        let is_full = self.chunks.get(self.newest).is_some_and(|chunk| !has_room(chunk));
+        let chunk_count = self.chunks.len().max(self.newest + usize::from(is_full) + 1);
+        let capacity = grown_capacity(&self.entries, 1);
+        if chunk_count > self.chunks.len() || capacity > self.entries.capacity() {
+            // While they grow, the entries are there twice.
+            let grown = if capacity > self.entries.capacity() { capacity } else { 0 };
+            let entry_bytes = (self.entries.capacity() + grown) * size_of::<Entry>();
+            let bytes = (chunk_count * CHUNK_BYTES + entry_bytes) as u64;
+            let is_too_much = !self.is_empty() && (bytes > self.limit_bytes() / 2 || chunk_count > CHUNKS_MAX);
+            if is_too_much || bytes > self.memory.bytes() && !self.memory.resize(bytes) {
+                return false;
+            }
+            self.entries.reserve_exact(capacity - self.entries.len());
+            self.chunks.resize_with(chunk_count, || Vec::with_capacity(CHUNK_BYTES));
+        }
+        self.newest += usize::from(is_full);
+        assert!(has_room(&self.chunks[self.newest]), "a chunk is full that was just made, or emptied");
+        true
+    }
+
+    /// Adds a row, for which [room was made](Self::make_room).
+    pub(super) fn push(&mut self, key: &[u8], value: Waiting<'_>) {
+        assert!(self.entries.len() < self.entries.capacity(), "a row is added without room");
+        self.shared_bytes = match self.entries.first() {
+            Some(first) => common_bytes(&self.key(*first)[..self.shared_bytes], key),
+            None => key.len(),
+        };
+        let chunk = &mut self.chunks[self.newest];
+        let place = u32::try_from(self.newest * CHUNK_BYTES + chunk.len()).expect("few enough chunks");
+        let bytes = value.bytes();
+        chunk.extend((key.len() as u32).to_le_bytes());
+        chunk.extend((bytes.len() as u32).to_le_bytes());
+        chunk.push(u8::from(matches!(value, Waiting::Written(_))));
+        chunk.extend_from_slice(key);
+        chunk.extend_from_slice(bytes);
+        assert!(chunk.len() <= CHUNK_BYTES, "a chunk grows beyond its memory");
+        self.entries.push(Entry { key_head: 0, place });
+    }
+
+    fn row(&self, entry: Entry) -> (&[u8], Waiting<'_>) {
+        let chunk = &self.chunks[entry.place as usize / CHUNK_BYTES];
+        let row = &chunk[entry.place as usize % CHUNK_BYTES..];
+        let length = |at: usize| u32::from_le_bytes(row[at..at + 4].try_into().expect("four bytes")) as usize;
+        let (key, behind) = row[HEAD_BYTES..].split_at(length(0));
+        let bytes = &behind[..length(4)];
+        (key, if row[8] == 0 { Waiting::Whole(bytes) } else { Waiting::Written(bytes) })
+    }
+
+    fn key(&self, entry: Entry) -> &[u8] {
+        self.row(entry).0
+    }
+
+    /// Sorts the rows by key, and those of the same key by their arrival. O(rows log rows).
+    pub(super) fn sort(&mut self) {
+        let mut entries = std::mem::take(&mut self.entries);
+        for entry in &mut entries {
+            let key = &self.key(*entry)[self.shared_bytes..];
+            let mut head = [0; 8];
+            let count = key.len().min(8);
+            head[..count].copy_from_slice(&key[..count]);
+            entry.key_head = u64::from_be_bytes(head);
+        }
+        entries.sort_unstable_by(|left, right| {
+            let by_key = || self.key(*left).cmp(self.key(*right));
+            left.key_head.cmp(&right.key_head).then_with(by_key).then(left.place.cmp(&right.place))
+        });
+        self.entries = entries;
+    }
+
+    /// The rows in their order, with `false` for those whose key has come again later. Once they are
+    /// [sorted](Self::sort).
+    pub(super) fn rows(&self) -> impl Iterator<Item = (&[u8], Waiting<'_>, bool)> {
+        let next = self.entries.iter().skip(1).map(|entry| Some(self.key(*entry))).chain([None]);
+        self.entries.iter().zip(next).map(|(entry, next)| {
+            let (key, value) = self.row(*entry);
+            debug_assert!(next.is_none_or(|next| key <= next), "rows are not sorted");
+            (key, value, next != Some(key))
+        })
+    }
+
+    /// Forgets all rows, and keeps the memory.
+    pub(super) fn clear(&mut self) {
+        self.entries.clear();
+        self.chunks.iter_mut().for_each(Vec::clear);
+        self.newest = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    fn buffer(total: u64) -> SortBuffer {
+        SortBuffer::new(&Arc::new(Budget::new(total, 1)))
+    }
+
+    /// Rows of all lengths come back in the order of their keys, the latest of each key marked as the one that counts.
+    #[test]
+    fn rows_are_sorted() {
+        let mut state = 11u64;
+        let mut random = move |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % below
+        };
+        for round in 0..60 {
+            let mut buffer = buffer(64 << 20);
+            let shared = [0, 3, 20][round % 3];
+            let mut expected = std::collections::BTreeMap::new();
+            for number in 0..[1, 50, 3000][round / 3 % 3] {
+                let mut key = vec![b'p'; shared];
+                key.extend((0..random(12)).map(|_| [0, 1, 255][random(3)]));
+                let value = vec![number as u8; random(300)];
+                let kept = if random(5) == 0 { Waiting::Written(&value) } else { Waiting::Whole(&value) };
+                assert!(buffer.make_room(&key, kept));
+                buffer.push(&key, kept);
+                expected.insert(key, (value.clone(), matches!(kept, Waiting::Written(_))));
+            }
+            buffer.sort();
+            let found = buffer
+                .rows()
+                .filter(|(_, _, counts)| *counts)
+                .map(|(key, value, _)| (key.to_vec(), (value.bytes().to_vec(), matches!(value, Waiting::Written(_)))));
+            assert_eq!(found.collect::<Vec<_>>(), expected.into_iter().collect::<Vec<_>>(), "round {round}");
+        }
+    }
+
+    /// A buffer takes up to half of what loads may have, keeps it when it is cleared, and then has room for as much.
+    #[test]
+    fn a_full_buffer_refuses_rows() {
+        let mut buffer = buffer(16 << 20);
+        let fill = |buffer: &mut SortBuffer| {
+            let mut count = 0u64;
+            while buffer.make_room(&count.to_be_bytes(), Waiting::Whole(&[7; 100])) {
+                buffer.push(&count.to_be_bytes(), Waiting::Whole(&[7; 100]));
+                count += 1;
+            }
+            count
+        };
+        let count = fill(&mut buffer);
+        let (taken, limit) = (buffer.memory_bytes(), buffer.limit_bytes());
+        assert!(taken <= limit / 2 && taken > limit / 2 - (CHUNK_BYTES as u64) - limit / 8, "{taken} of {limit}");
+        assert!(count * 117 > taken / 2, "{count} rows in {taken} bytes");
+        buffer.clear();
+        assert!(buffer.is_empty());
+        assert_eq!(fill(&mut buffer), count);
+        assert_eq!(buffer.memory_bytes(), taken);
+    }
+
+    /// The first row is taken where half of the memory is too little, and refused where there is none.
+    #[test]
+    fn the_first_row_needs_one_chunk() {
+        let budget = Arc::new(Budget::new(Budget::bytes_min(1), 1));
+        let mut other = budget.grant(Account::Loads);
+        let mut buffer = SortBuffer::new(&budget);
+        assert!(other.resize(other.limit_bytes()));
+        assert!(!buffer.make_room(b"key", Waiting::Whole(b"value")));
+        drop(other);
+        assert!(buffer.make_room(b"key", Waiting::Whole(b"value")));
+    }
+}
