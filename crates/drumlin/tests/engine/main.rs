@@ -1,21 +1,27 @@
-//! Tests of the engine through its public face, each file about what its head says.
+//! Tests of the library through its public face, each file about what its head says.
 //!
-//! One program, which is linked once. Tests that change their process (forks, limits, hooks, the working folder) or
-//! measure it are programs of their own beside it.
+//! One program, which is linked once. Tests that change their process (forks, limits, the working folder) or measure it
+//! run in a process of their own: [`support::alone`].
 
+mod asynchronous;
 mod atomic;
 mod bulk_load;
 mod concurrency;
+mod corruption;
 mod errors;
+mod files;
 mod foreign_handles;
+mod fork;
 mod full_disk;
 mod golden;
+mod handles;
 mod history;
 mod in_flight;
 mod isolation;
 mod kill;
 mod lifetime;
 mod many_reads;
+mod memory;
 mod model;
 mod power;
 mod read_only;

@@ -444,12 +444,12 @@ const SLEEPS: [(&str, usize, &str); 13] = [
     ("drumlin-fuzz/src/face/opening.rs", 1, "polls a lock that a dropped future's checkpoint still holds"),
     ("drumlin-fuzz/src/face/threads.rs", 1, "the script says when, amid the others' work, the database is closed"),
     ("drumlin/src/db/tests.rs", 2, "gives threads that have to wait the time to go on wrongly"),
-    ("drumlin/tests/asynchronous.rs", 1, "stalls the executor, so that what the threads finish heaps up"),
+    ("drumlin/tests/engine/asynchronous.rs", 1, "stalls the executor, so that what the threads finish heaps up"),
     ("drumlin/tests/engine/concurrency.rs", 3, "the pace of checkpoints and looks, and the end of the run"),
+    ("drumlin/tests/engine/fork.rs", 1, "polls a child process, which may hang"),
     ("drumlin/tests/engine/kill.rs", 1, "a child process is killed at a random moment"),
     ("drumlin/tests/engine/lifetime.rs", 4, "gives a thread the time to begin to wait; any order passes"),
-    ("drumlin/tests/fork.rs", 1, "polls a child process, which may hang"),
-    ("drumlin/tests/memory.rs", 1, "measures memory at intervals"),
+    ("drumlin/tests/engine/memory.rs", 1, "measures memory at intervals"),
     ("drumlin/tests/support/workload.rs", 1, "the pace of checkpoints, drawn"),
 ];
 

@@ -88,6 +88,22 @@ pub fn some_value(random: &mut Random) -> Vec<u8> {
     random.bytes(length as usize)
 }
 
+/// Runs a test, which is named with its module, in a process of its own with these variables: what it does to its
+/// process, or measures of it, is no other test's. Prints the figures of memory that it tells.
+pub fn alone(test: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
+    const VARIABLE: &str = "DRUMLIN_TEST_ALONE";
+    if std::env::var(VARIABLE).is_ok_and(|name| name == test) {
+        return body();
+    }
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args([test, "--exact", "--nocapture"]).env(VARIABLE, test).envs(variables.iter().copied());
+    let output = command.output().unwrap();
+    let [told, failed] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    told.lines().filter(|line| line.contains("MiB")).for_each(|line| println!("{line}"));
+    assert!(output.status.success(), "{test} failed:\n{failed}");
+    assert!(told.contains("\nrunning 1 test\n"), "there is no test {test}");
+}
+
 /// Both backends that work on real files.
 pub const BACKENDS: [IoBackend; 2] = [IoBackend::Uring, IoBackend::Portable];
 

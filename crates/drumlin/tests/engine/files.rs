@@ -1,13 +1,13 @@
 //! What else happens to the files of a database, on real folders: they are removed, emptied, put back, moved; the
 //! working directory changes, the lock's file goes, others put theirs in between.
 
-mod support;
+use crate::support;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use drumlin::{Config, Database, Error};
-use support::{Folder, copy_folder, small};
+use support::{Folder, alone, copy_folder, small};
 
 fn config() -> Config {
     small().checkpoint_log_bytes(64 << 20)
@@ -114,32 +114,36 @@ fn a_database_that_was_closed_needs_no_log() {
 /// another that has the same name there.
 #[test]
 fn the_working_directory_does_not_matter() {
-    let before = std::env::current_dir().unwrap();
-    let (here, there) = (Folder::new(), Folder::new());
-    for folder in [&here, &there] {
-        fs::create_dir_all(folder.path()).unwrap();
-    }
-    // The other's log has segments of the same names, with commits in them.
-    let other = config().open(there.path().join("shop.drumlin")).unwrap();
-    commit(&other, 0, 240);
-    let before_files: Vec<_> =
-        segments(&there.path().join("shop.drumlin")).into_iter().map(|path| (fs::read(&path).unwrap(), path)).collect();
+    alone("files::the_working_directory_does_not_matter", &[], || {
+        let before = std::env::current_dir().unwrap();
+        let (here, there) = (Folder::new(), Folder::new());
+        for folder in [&here, &there] {
+            fs::create_dir_all(folder.path()).unwrap();
+        }
+        // The other's log has segments of the same names, with commits in them.
+        let other = config().open(there.path().join("shop.drumlin")).unwrap();
+        commit(&other, 0, 240);
+        let before_files: Vec<_> = segments(&there.path().join("shop.drumlin"))
+            .into_iter()
+            .map(|path| (fs::read(&path).unwrap(), path))
+            .collect();
 
-    std::env::set_current_dir(here.path()).unwrap();
-    let db = config().open("shop.drumlin").unwrap();
-    std::env::set_current_dir(there.path()).unwrap();
-    commit(&db, 0, 240);
-    db.checkpoint().unwrap();
-    commit(&db, 240, 60);
-    std::env::set_current_dir(before).unwrap();
-    db.close().unwrap();
+        std::env::set_current_dir(here.path()).unwrap();
+        let db = config().open("shop.drumlin").unwrap();
+        std::env::set_current_dir(there.path()).unwrap();
+        commit(&db, 0, 240);
+        db.checkpoint().unwrap();
+        commit(&db, 240, 60);
+        std::env::set_current_dir(before).unwrap();
+        db.close().unwrap();
 
-    for (bytes, path) in before_files {
-        assert!(fs::read(&path).unwrap() == bytes, "{} was written to", path.display());
-    }
-    other.close().unwrap();
-    assert_rows(&config().open(here.path().join("shop.drumlin")).unwrap(), 300);
-    assert_rows(&config().open(there.path().join("shop.drumlin")).unwrap(), 240);
+        for (bytes, path) in before_files {
+            assert!(fs::read(&path).unwrap() == bytes, "{} was written to", path.display());
+        }
+        other.close().unwrap();
+        assert_rows(&config().open(here.path().join("shop.drumlin")).unwrap(), 300);
+        assert_rows(&config().open(there.path().join("shop.drumlin")).unwrap(), 240);
+    });
 }
 
 /// A folder that is moved while the database is open stays the database's; a new one can be made at the old path.

@@ -6,7 +6,7 @@
 //! be told from an ordinary end: the log's last records, with all that was written behind them, gone. So a damaged log
 //! may also end early, at a whole commit. `DRUMLIN_TEST_MUTATIONS` is the number of mutations per test (default 500).
 
-mod support;
+use crate::support;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -5,7 +5,7 @@
 //! ([`allowance_bytes`]).
 #![cfg(target_os = "linux")]
 
-mod support;
+use crate::support;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -30,20 +30,7 @@ fn allowance_bytes(budget: u64) -> u64 {
 /// otherwise moves its threshold for them up as they are freed, and what then lies free between them came to the budget
 /// again at 8 MiB. What the allocator keeps free is no matter here.
 fn alone(test: &str, body: impl FnOnce()) {
-    const VARIABLE: &str = "DRUMLIN_TEST_ALONE";
-    if std::env::var(VARIABLE).is_ok_and(|name| name == test) {
-        return body();
-    }
-    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-    command.args([test, "--exact", "--nocapture"]).env(VARIABLE, test).env("MALLOC_ARENA_MAX", "1");
-    command.env("MALLOC_MMAP_THRESHOLD_", "65536");
-    let output = command.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    let figures = String::from_utf8_lossy(&output.stdout);
-    for line in figures.lines().filter(|line| line.contains("MiB")) {
-        println!("{line}");
-    }
-    assert!(output.status.success(), "{test} failed:\n{text}");
+    support::alone(test, &[("MALLOC_ARENA_MAX", "1"), ("MALLOC_MMAP_THRESHOLD_", "65536")], body);
 }
 
 fn resident_bytes() -> u64 {
@@ -153,7 +140,7 @@ fn is_refused<T>(result: &Result<T, Error>) -> bool {
 /// What all open transactions write together has a bound, and the error says so.
 #[test]
 fn open_transactions_stay_within_the_budget() {
-    alone("open_transactions_stay_within_the_budget", || {
+    alone("memory::open_transactions_stay_within_the_budget", || {
         let folder = Folder::new();
         let meter = Meter::new(64 * MIB);
         let db = Config::new().memory(64 * MIB).open(folder.path()).unwrap();
@@ -185,7 +172,7 @@ fn open_transactions_stay_within_the_budget() {
 /// Likewise what serializable transactions have read.
 #[test]
 fn serializable_readers_stay_within_the_budget() {
-    alone("serializable_readers_stay_within_the_budget", || {
+    alone("memory::serializable_readers_stay_within_the_budget", || {
         let folder = Folder::new();
         let meter = Meter::new(32 * MIB);
         let db = Config::new().memory(32 * MIB).open(folder.path()).unwrap();
@@ -214,7 +201,7 @@ fn serializable_readers_stay_within_the_budget() {
 /// others.
 #[test]
 fn versions_stay_within_the_budget() {
-    alone("versions_stay_within_the_budget", || {
+    alone("memory::versions_stay_within_the_budget", || {
         for (budget, with_snapshot) in [(16 * MIB, false), (64 * MIB, true)] {
             let folder = Folder::new();
             let meter = Meter::new(budget);
@@ -239,7 +226,7 @@ fn versions_stay_within_the_budget() {
 /// Frames of every size have headers, which count.
 #[test]
 fn headers_of_all_page_sizes_stay_within_the_budget() {
-    alone("headers_of_all_page_sizes_stay_within_the_budget", || {
+    alone("memory::headers_of_all_page_sizes_stay_within_the_budget", || {
         let folder = Folder::new();
         let meter = Meter::new(256 * MIB);
         let db = Config::new().memory(256 * MIB).open(folder.path()).unwrap();
@@ -256,7 +243,7 @@ fn headers_of_all_page_sizes_stay_within_the_budget() {
 /// reserved before it holds anything.
 #[test]
 fn commits_of_many_leaves_do_not_starve_each_other() {
-    alone("commits_of_many_leaves_do_not_starve_each_other", || {
+    alone("memory::commits_of_many_leaves_do_not_starve_each_other", || {
         const THREADS: u64 = 8;
         let folder = Folder::new();
         let meter = Meter::new(8 * MIB);
@@ -369,7 +356,7 @@ fn work(db: &Database, keyspaces: &[Keyspace], seed: u64, ends: Instant) {
 /// Random work by several threads, from seeds, in budgets and page sizes that they choose.
 #[test]
 fn random_work_stays_within_the_budget() {
-    alone("random_work_stays_within_the_budget", || {
+    alone("memory::random_work_stays_within_the_budget", || {
         let first = number("DRUMLIN_TEST_SEED", 0);
         for seed in first..first + number("DRUMLIN_TEST_SEEDS", 2) {
             let mut random = Random(seed);
@@ -416,7 +403,7 @@ impl std::io::Read for Source {
 fn streams_of_values_stay_within_the_budget() {
     const STREAMS: u64 = 200;
     const VALUE_BYTES: usize = 700_000;
-    alone("streams_of_values_stay_within_the_budget", || {
+    alone("memory::streams_of_values_stay_within_the_budget", || {
         let folder = Folder::new();
         let threads = std::sync::Barrier::new(STREAMS as usize);
         let meter = Meter::new(32 * MIB);
@@ -450,7 +437,7 @@ fn streams_of_values_stay_within_the_budget() {
 /// it. Scans of rows on disk keep a leaf each, or less.
 #[test]
 fn open_scans_stay_within_the_budget() {
-    alone("open_scans_stay_within_the_budget", || {
+    alone("memory::open_scans_stay_within_the_budget", || {
         let folder = Folder::new();
         let meter = Meter::new(64 * MIB);
         let db = Config::new().memory(64 * MIB).page_bytes(64 << 10).open(folder.path()).unwrap();
@@ -499,7 +486,7 @@ fn recovery_stays_within_the_budget() {
     const ROWS: u64 = 12;
     // Up to 26,000 bytes, nearly all that such a stream takes, and more than is read at once.
     let value = |row: u64| Random(row).bytes(4_000 + 2_000 * (row as usize % ROWS as usize));
-    alone("recovery_stays_within_the_budget", || {
+    alone("memory::recovery_stays_within_the_budget", || {
         let (folder, killed) = (Folder::new(), Folder::new());
         let before = resident_bytes();
         let config = |streams| {
@@ -571,7 +558,7 @@ fn a_large_transaction_writes_while_its_scan_is_open() {
 fn plain_writes_that_wait_stay_within_the_budget() {
     const KEY_BYTES: usize = 16_000;
     const ROWS: usize = 4000;
-    alone("plain_writes_that_wait_stay_within_the_budget", || {
+    alone("memory::plain_writes_that_wait_stay_within_the_budget", || {
         let folder = Folder::new();
         // Keys overlap, so that the test does not keep them.
         let bytes = Random(1).bytes(KEY_BYTES + ROWS);
@@ -719,7 +706,9 @@ fn allocators() {
         println!("{}", arenas.map_or("the allocator as it is".to_owned(), |count| format!("MALLOC_ARENA_MAX={count}")));
         for number in 0..WORKLOADS.len() {
             let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-            command.args(["allocators", "--exact", "--nocapture", "--ignored"]).env(VARIABLE, number.to_string());
+            command
+                .args(["memory::allocators", "--exact", "--nocapture", "--ignored"])
+                .env(VARIABLE, number.to_string());
             command.env_remove("MALLOC_ARENA_MAX");
             command.envs(arenas.map(|count| ("MALLOC_ARENA_MAX", count)));
             let output = command.output().unwrap();

@@ -1,7 +1,7 @@
 //! The asynchronous face: the same answers on every executor, no thread for a waiting task, and no harm from a future
 //! that is dropped at any of its awaits.
 
-mod support;
+use crate::support;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -16,7 +16,7 @@ use drumlin::internals::io::fault::{FaultyBackend, Operation};
 use drumlin::{Config, Database, Durability, Error, IoBackend, Isolation, Keyspace, Snapshot, Stats, TxOptions};
 use futures_util::future::{join, join_all};
 use smol::io::{AsyncReadExt, AsyncSeekExt};
-use support::{BACKENDS, Folder, Random, small};
+use support::{BACKENDS, Folder, Random, alone, small};
 
 struct Unpark(Thread, AtomicUsize);
 
@@ -243,46 +243,48 @@ fn every_call_works_on_every_executor() {
 /// Hundreds of tasks that wait for pages, rows and the log need no thread each.
 #[test]
 fn waiting_tasks_cost_no_threads() {
-    const TASKS: u64 = 500;
-    let folder = Folder::new();
-    let (db, keyspace) = filled(&small().io_backend(IoBackend::Uring), &folder, 20_000);
-    let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
-    let mut holder = db.begin().unwrap();
-    holder.insert(&keyspace, b"held", b"").unwrap();
-    let before = threads();
-    let tasks = (0..TASKS).map(|task| {
-        let keyspace = &keyspace;
-        async move {
-            let mut random = Random(task);
-            for _ in 0..20 {
-                let number = random.below(20_000);
-                let found = keyspace.get_async(key(number)).await.unwrap().unwrap();
-                assert_eq!(found, Random(number).bytes(200));
+    alone("asynchronous::waiting_tasks_cost_no_threads", &[], || {
+        const TASKS: u64 = 500;
+        let folder = Folder::new();
+        let (db, keyspace) = filled(&small().io_backend(IoBackend::Uring), &folder, 20_000);
+        let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
+        let mut holder = db.begin().unwrap();
+        holder.insert(&keyspace, b"held", b"").unwrap();
+        let before = threads();
+        let tasks = (0..TASKS).map(|task| {
+            let keyspace = &keyspace;
+            async move {
+                let mut random = Random(task);
+                for _ in 0..20 {
+                    let number = random.below(20_000);
+                    let found = keyspace.get_async(key(number)).await.unwrap().unwrap();
+                    assert_eq!(found, Random(number).bytes(200));
+                }
+                keyspace.insert_async(key(1_000_000 + task), b"new").await.unwrap();
+                keyspace.insert_async(b"held", key(task)).await.unwrap();
             }
-            keyspace.insert_async(key(1_000_000 + task), b"new").await.unwrap();
-            keyspace.insert_async(b"held", key(task)).await.unwrap();
-        }
+        });
+        let mut most = 0;
+        let watch = async {
+            for round in 0..50 {
+                let mut yielded = false;
+                std::future::poll_fn(|context| {
+                    context.waker().wake_by_ref();
+                    if std::mem::replace(&mut yielded, true) { Poll::Ready(()) } else { Poll::Pending }
+                })
+                .await;
+                most = most.max(threads());
+                if round == 30 {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+            }
+            drop(holder);
+        };
+        block_on(join(join_all(tasks), watch));
+        // Pages, rare work, the timer.
+        assert!(most < before + 200, "{before} threads became {most}");
+        assert_eq!(keyspace.count(key(1_000_000).to_vec()..).unwrap(), TASKS + 1);
     });
-    let mut most = 0;
-    let watch = async {
-        for round in 0..50 {
-            let mut yielded = false;
-            std::future::poll_fn(|context| {
-                context.waker().wake_by_ref();
-                if std::mem::replace(&mut yielded, true) { Poll::Ready(()) } else { Poll::Pending }
-            })
-            .await;
-            most = most.max(threads());
-            if round == 30 {
-                std::thread::sleep(Duration::from_millis(50));
-            }
-        }
-        drop(holder);
-    };
-    block_on(join(join_all(tasks), watch));
-    // Pages, rare work, the timer: whatever else tests in this process run at the same time has threads too.
-    assert!(most < before + 200, "{before} threads became {most}");
-    assert_eq!(keyspace.count(key(1_000_000).to_vec()..).unwrap(), TASKS + 1);
 }
 
 /// Commits that nobody waits for are swept, and begin checkpoints, as those are that somebody does.

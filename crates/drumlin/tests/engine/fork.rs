@@ -1,0 +1,203 @@
+//! A process that forks while it has a database open, as Python's multiprocessing does.
+#![allow(unsafe_code, reason = "the standard library has no fork")]
+
+use crate::support;
+
+use std::io::Read;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use drumlin::{Durability, Error, Keyspace};
+use support::{Folder, alone, small};
+
+/// Runs `body` in a fork; whether it ended by itself, and well.
+fn in_a_fork(body: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child runs on one thread, calls the library and ends without going back into the test.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        let is_right = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(false);
+        // SAFETY: ends the child at once, with no destructor of the parent's run twice.
+        unsafe { libc::_exit(if is_right { 0 } else { 1 }) };
+    }
+    let began = Instant::now();
+    let mut status = 0;
+    loop {
+        // SAFETY: the child is this process's own, and the status is a local variable.
+        let waited = unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) };
+        if waited == child {
+            return libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0;
+        }
+        if began.elapsed() > Duration::from_secs(60) {
+            // SAFETY: the child is this process's own.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+            panic!("the fork hangs");
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "results are made where it is called")]
+fn is_forked<T>(result: Result<T, Error>) -> bool {
+    matches!(result, Err(Error::Forked { .. }))
+}
+
+/// In a fork every call is an error that says so, and dropping handles, the last ones too, does nothing and hangs
+/// nowhere, whatever the parent's threads were at. The parent goes on, and what it leaves when it is killed is whole.
+#[test]
+fn a_fork_touches_nothing() {
+    alone("fork::a_fork_touches_nothing", &[], || {
+        let folder = Folder::new();
+        let db = small().open(folder.path()).unwrap();
+        let keyspace = db.keyspace("rows").unwrap();
+        for number in 0..2000u64 {
+            keyspace.insert_with(number.to_be_bytes(), [7; 100], Durability::Relaxed).unwrap();
+        }
+        keyspace.insert(b"film", vec![1; 300_000]).unwrap();
+        let (stop, next) = (AtomicBool::new(false), AtomicU64::new(2000));
+        let committed = std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..3)
+                .map(|_| {
+                    scope.spawn(|| {
+                        let mut own = 0;
+                        while !stop.load(Ordering::Relaxed) {
+                            let number = next.fetch_add(1, Ordering::Relaxed);
+                            keyspace.insert(number.to_be_bytes(), [8; 100]).unwrap();
+                            own += 1;
+                        }
+                        own
+                    })
+                })
+                .collect();
+            for _ in 0..20 {
+                let mut tx = db.begin().unwrap();
+                tx.insert(&keyspace, b"own", b"value").unwrap();
+                tx.insert(&keyspace, b"large", vec![3; 200_000]).unwrap();
+                let snapshot = db.snapshot();
+                let mut range = keyspace.iter();
+                assert!(range.next().unwrap().is_ok());
+                let mut reader = keyspace.read(b"film").unwrap().unwrap();
+                let handles = (db.clone(), keyspace.clone());
+                let mut batch = db.batch().unwrap();
+                assert!(in_a_fork(move || {
+                    let (db, keyspace): (_, Keyspace) = handles;
+                    let is_right = is_forked(keyspace.get(b"k"))
+                        && is_forked(keyspace.insert(b"k", b"v"))
+                        && is_forked(keyspace.remove(b"k"))
+                        && is_forked(keyspace.get_many(&[b"k"]))
+                        && is_forked(keyspace.first())
+                        && is_forked(keyspace.take(b"k"))
+                        && is_forked(keyspace.update(b"k", |_| Some(b"v")))
+                        && is_forked(keyspace.pop_first())
+                        && is_forked(keyspace.clear())
+                        && is_forked(db.batch().map(drop))
+                        && is_forked(batch.insert(&keyspace, b"k", b"v"))
+                        && is_forked(db.sync())
+                        && is_forked(keyspace.count(..))
+                        && is_forked(keyspace.read(b"film"))
+                        && keyspace.iter().next().is_some_and(is_forked)
+                        && range.by_ref().any(is_forked)
+                        && reader.read(&mut [0; 10]).is_err()
+                        && is_forked(tx.get(&keyspace, b"own"))
+                        && is_forked(tx.insert(&keyspace, b"k", b"v"))
+                        && is_forked(snapshot.get(&keyspace, b"k"))
+                        && is_forked(db.snapshot().count(&keyspace, ..))
+                        && is_forked(db.begin().map(drop))
+                        && is_forked(db.keyspace("rows"))
+                        && is_forked(db.keyspace("new"))
+                        && is_forked(db.drop_keyspace("rows"))
+                        && is_forked(db.checkpoint())
+                        && is_forked(db.compact())
+                        && is_forked(db.check())
+                        && is_forked(db.transact(|tx| tx.insert(&keyspace, b"k", b"v")))
+                        && db.keyspaces().is_empty()
+                        && format!("{}", db.stats().path.display()).is_empty();
+                    let is_right = is_right && is_forked(tx.commit().map(drop));
+                    drop((snapshot, range, reader, keyspace));
+                    is_right && is_forked(db.close())
+                }));
+            }
+            // The very last handles.
+            let alone = small().open(folder.path().join("../other")).unwrap();
+            alone.keyspace("rows").unwrap().insert(b"k", b"v").unwrap();
+            let mut alone = Some(alone);
+            assert!(in_a_fork(|| {
+                drop(alone.take());
+                true
+            }));
+            let alone = alone.unwrap();
+            assert_eq!(&alone.existing_keyspace("rows").unwrap().get(b"k").unwrap().unwrap()[..], b"v");
+            alone.close().unwrap();
+            stop.store(true, Ordering::Relaxed);
+            writers.into_iter().map(|writer| writer.join().unwrap()).sum::<u64>()
+        });
+        // As a kill leaves it.
+        let killed = Folder::new();
+        support::copy_folder(&folder.path(), &killed.path());
+        let left = small().open(killed.path()).unwrap();
+        assert_eq!(left.existing_keyspace("rows").unwrap().count(..).unwrap(), 2000 + 1 + committed);
+        assert!(left.check().unwrap().corruption.is_empty());
+    });
+}
+
+/// Bytes that this process has had the disk read.
+fn bytes_read() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/io").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("read_bytes: ")).unwrap();
+    line.parse().unwrap()
+}
+
+/// A range that its parent has begun reads nothing in a fork, nor the values that it would come to next.
+#[test]
+fn a_fork_reads_no_values_ahead() {
+    alone("fork::a_fork_reads_no_values_ahead", &[], || {
+        let folder = Folder::new();
+        let db = small().open(folder.path()).unwrap();
+        let keyspace = db.keyspace("rows").unwrap();
+        keyspace.insert([0], "in the leaf").unwrap();
+        for number in 1..40u8 {
+            keyspace.insert([number], support::Random(u64::from(number)).bytes(5_000)).unwrap();
+        }
+        drop(keyspace);
+        db.close().unwrap();
+        let db = small().open(folder.path()).unwrap();
+        let keyspace = db.keyspace("rows").unwrap();
+        for is_task in [false, true] {
+            let mut rows = keyspace.iter();
+            assert_eq!(rows.next().unwrap().unwrap().1, "in the leaf");
+            assert!(in_a_fork(|| {
+                let before = bytes_read();
+                let next = if is_task { smol::block_on(rows.next_async()) } else { rows.next() };
+                next.is_some_and(is_forked) && bytes_read() == before
+            }));
+        }
+        assert_eq!(keyspace.iter().filter(|row| row.as_ref().is_ok_and(|(_, value)| value.len() == 5_000)).count(), 39);
+    });
+}
+
+/// A database that its process closes can be opened again while a fork still lives, with copies of its handles.
+#[test]
+fn a_fork_keeps_no_lock() {
+    alone("fork::a_fork_keeps_no_lock", &[], || {
+        let folder = Folder::new();
+        let mut db = Some(small().open(folder.path()).unwrap());
+        let (mut wait, tell) = std::io::pipe().unwrap();
+        // SAFETY: the child reads from a pipe and ends.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            let _ = wait.read(&mut [0]);
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(0) };
+        }
+        db.take().unwrap().close().unwrap();
+        let again = small().open(folder.path());
+        drop(tell);
+        // SAFETY: the child is this process's own; it ends by itself.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, &mut 0, 0);
+        }
+        again.unwrap().close().unwrap();
+    });
+}
