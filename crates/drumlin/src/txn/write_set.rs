@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::values::LargeValue;
 use crate::format::{ExtentAddress, ExtentRef, KeyspaceId, record};
-use crate::memory::{Grant, grown_capacity, heap_bytes, reserve};
+use crate::memory::{Grant, grown_capacity, reserve};
 use crate::tree::Tree;
 
 /// The transaction's last change of a row.
@@ -38,12 +38,134 @@ struct Entry {
     previous: Option<u32>,
 }
 
-/// The newest entry of each key of one keyspace.
-#[derive(Clone, Debug)]
-enum Index {
-    /// While keys come in ascending order: the entries in that order. A sorted load stays here.
-    Ascending(Vec<u32>),
-    Sorted(BTreeMap<Box<[u8]>, u32>),
+/// The newest entry of a key. The number is that of eight bytes of the key: behind those that all keys of the index
+/// begin with, or some of them. It sorts as the keys do where it differs.
+#[derive(Clone, Copy, Debug)]
+struct Newest {
+    head: u64,
+    entry: u32,
+}
+
+/// The newest entry of each key of one keyspace, in the order of keys.
+///
+/// In parts of up to [`PART_ENTRIES`]: a row's place is mostly found by comparing numbers that lie next to each other,
+/// a row that goes between others moves half a part at the most, and rows that come in order fill part after part.
+#[derive(Clone, Debug, Default)]
+struct Index {
+    parts: Vec<Vec<Newest>>,
+    /// Bytes that all keys begin with, perhaps not all of them.
+    shared_bytes: usize,
+}
+
+/// Entries of a part: 2 KiB.
+const PART_ENTRIES: usize = 128;
+
+/// A place in an index: a part, and an entry of it or the end of the part.
+type Position = (usize, usize);
+
+/// The first eight bytes of a key behind the shared ones, as a number.
+#[inline]
+fn head_of(rest: &[u8]) -> u64 {
+    let mut head = [0; 8];
+    let count = rest.len().min(head.len());
+    head[..count].copy_from_slice(&rest[..count]);
+    u64::from_be_bytes(head)
+}
+
+impl Index {
+    /// The place of a key's entry, or the one that it would get.
+    fn find<'k>(&self, key: &[u8], key_of: impl Fn(u32) -> &'k [u8]) -> Result<Position, Position> {
+        let Some(first) = self.parts.first().map(|part| part[0]) else { return Err((0, 0)) };
+        let shared = &key_of(first.entry)[..self.shared_bytes];
+        if !key.starts_with(shared) {
+            let last = self.parts.len() - 1;
+            return Err(if key < shared { (0, 0) } else { (last, self.parts[last].len()) });
+        }
+        let head = head_of(&key[self.shared_bytes..]);
+        let compare = |newest: &Newest| newest.head.cmp(&head).then_with(|| key_of(newest.entry).cmp(key));
+        debug_assert!(self.parts.last().is_none_or(|part| !part.is_empty()), "an index has an empty part");
+        let part = self.parts.partition_point(|part| compare(&part[0]).is_le()).saturating_sub(1);
+        let found = self.parts[part].binary_search_by(compare);
+        found.map(|at| (part, at)).map_err(|at| (part, at))
+    }
+
+    /// Sees to it that all keys, with one more, share the bytes that are taken for shared. Halves them at least where
+    /// they become fewer, so that this seldom happens.
+    fn share<'k>(&mut self, key: &[u8], key_of: impl Fn(u32) -> &'k [u8]) {
+        let Some(first) = self.parts.first().map(|part| part[0]) else {
+            self.shared_bytes = key.len();
+            return;
+        };
+        let shared = &key_of(first.entry)[..self.shared_bytes];
+        if key.starts_with(shared) {
+            return;
+        }
+        let common_bytes = key.iter().zip(shared).take_while(|(left, right)| left == right).count();
+        assert!(common_bytes < self.shared_bytes, "a key has the shared bytes and is taken for another");
+        self.shared_bytes = common_bytes.min(self.shared_bytes / 2);
+        for newest in self.parts.iter_mut().flatten() {
+            newest.head = head_of(&key_of(newest.entry)[self.shared_bytes..]);
+        }
+    }
+
+    /// Makes an entry the newest of its key. Returns the one that was.
+    fn insert<'k>(&mut self, entry: u32, key_of: impl Fn(u32) -> &'k [u8]) -> Option<u32> {
+        let key = key_of(entry);
+        self.share(key, &key_of);
+        let newest = Newest { head: head_of(&key[self.shared_bytes..]), entry };
+        let is_last = self.parts.last().and_then(|part| part.last()).is_none_or(|last| key_of(last.entry) < key);
+        let (part, at) = match self.parts.len() {
+            0 => (0, 0),
+            count if is_last => (count - 1, self.parts[count - 1].len()),
+            _ => match self.find(key, &key_of) {
+                Ok((part, at)) => return Some(std::mem::replace(&mut self.parts[part][at].entry, entry)),
+                Err(place) => place,
+            },
+        };
+        match self.parts.get_mut(part) {
+            Some(entries) if entries.len() < PART_ENTRIES => entries.insert(at, newest),
+            Some(entries) => {
+                // Behind all others it begins a part, so that rows in order fill theirs.
+                let half = if at == PART_ENTRIES { at } else { PART_ENTRIES / 2 };
+                let mut upper = entries.split_off(half);
+                let (to, at) = if at < half { (entries, at) } else { (&mut upper, at - half) };
+                to.insert(at, newest);
+                self.parts.insert(part + 1, upper);
+            }
+            None => self.parts.push(vec![newest]),
+        }
+        assert!(self.parts[part].len() <= PART_ENTRIES, "a part has {} entries", self.parts[part].len());
+        debug_assert!(self.find(key_of(entry), &key_of).is_ok(), "an entry can't be found where it was put");
+        None
+    }
+
+    /// Puts `previous` in the place of an entry, or removes the key where there is none.
+    fn undo<'k>(&mut self, entry: u32, previous: Option<u32>, key_of: impl Fn(u32) -> &'k [u8]) {
+        let (part, at) = self.find(key_of(entry), &key_of).expect("an entry is undone that is not there");
+        assert_eq!(self.parts[part][at].entry, entry, "another entry than the newest is undone");
+        match previous {
+            Some(previous) => self.parts[part][at].entry = previous,
+            None => {
+                self.parts[part].remove(at);
+                if self.parts[part].is_empty() {
+                    self.parts.remove(part);
+                }
+            }
+        }
+    }
+
+    /// The entries from one place to another, in the order of keys.
+    fn between(&self, start: Position, end: Position) -> impl DoubleEndedIterator<Item = u32> {
+        let count = self.parts.len();
+        assert!(start.0 <= count && end.0 <= count, "places {start:?} to {end:?} of an index of {count} parts");
+        let parts = if start < end { start.0.min(count)..(end.0 + 1).min(count) } else { 0..0 };
+        parts.flat_map(move |part| {
+            let entries = &self.parts[part];
+            let from = if part == start.0 { start.1 } else { 0 };
+            let to = if part == end.0 { end.1 } else { entries.len() };
+            entries[from..to].iter().map(|newest| newest.entry)
+        })
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -51,8 +173,6 @@ pub(crate) struct WriteSet {
     trees: BTreeMap<KeyspaceId, (Tree, Index)>,
     arena: Vec<u8>,
     entries: Vec<Entry>,
-    /// Keys in sorted indexes.
-    index_bytes: usize,
     large_bytes: usize,
     /// Of the newest changes of all rows in the commit's record, and their number.
     record_bytes: usize,
@@ -92,11 +212,12 @@ impl SharedWrites {
     }
 }
 
-/// An entry of a sorted index without its key, in a tree that is half full.
-const INDEX_ENTRY_BYTES: usize = 56;
+/// An entry of an index, in a part that is half full, with its share of the part.
+const INDEX_ENTRY_BYTES: usize = 2 * size_of::<Newest>() + 2;
 
-/// A keyspace with an index of one entry, in a tree that is half full.
-const TREE_BYTES: usize = 2 * size_of::<(KeyspaceId, (Tree, Index))>() + 32;
+/// A keyspace with an index of one entry, in a tree that is half full: the smallest list has room for four.
+const TREE_BYTES: usize =
+    2 * size_of::<(KeyspaceId, (Tree, Index))>() + 4 * (size_of::<Vec<Newest>>() + size_of::<Newest>());
 
 impl WriteSet {
     pub(crate) fn is_empty(&self) -> bool {
@@ -107,13 +228,8 @@ impl WriteSet {
     pub(crate) fn memory_bytes_with(&self, key: &[u8], value_bytes: usize) -> usize {
         let arena_bytes = grown_capacity(&self.arena, key.len() + value_bytes);
         let entry_count = grown_capacity(&self.entries, 1);
-        let index_bytes = self.index_bytes + heap_bytes(key.len());
         let tree_bytes = (self.trees.len() + 1) * TREE_BYTES;
-        arena_bytes
-            + entry_count * (size_of::<Entry>() + INDEX_ENTRY_BYTES)
-            + index_bytes
-            + self.large_bytes
-            + tree_bytes
+        arena_bytes + entry_count * (size_of::<Entry>() + INDEX_ENTRY_BYTES) + self.large_bytes + tree_bytes
     }
 
     /// The number of rows with a change.
@@ -177,37 +293,18 @@ impl WriteSet {
     fn push(&mut self, tree: &Tree, key_range: Range<usize>, kept: Kept) {
         let keyspace = tree.pages.id;
         let number = u32::try_from(self.entries.len()).expect("memory ends before entry numbers");
-        let key_of = |entry: u32| &self.arena[self.entries[entry as usize].key.clone()];
-        let key = &self.arena[key_range.clone()];
-        let (_, index) = self.trees.entry(keyspace).or_insert_with(|| (tree.clone(), Index::Ascending(Vec::new())));
-        let mut added_bytes = 0;
-        if let Index::Ascending(order) = index
-            && order.last().is_some_and(|&last| key_of(last) >= key)
-        {
-            let map: BTreeMap<Box<[u8]>, u32> = order.iter().map(|&entry| (Box::from(key_of(entry)), entry)).collect();
-            assert_eq!(map.len(), order.len(), "two changes of one row are newest");
-            added_bytes = map.keys().map(|key| heap_bytes(key.len())).sum();
-            *index = Index::Sorted(map);
-        }
-        let previous = match index {
-            Index::Ascending(order) => {
-                order.push(number);
-                None
-            }
-            Index::Sorted(map) => {
-                let previous = map.insert(key.into(), number);
-                added_bytes += if previous.is_none() { heap_bytes(key.len()) } else { 0 };
-                previous
-            }
-        };
-        self.index_bytes += added_bytes;
+        reserve(&mut self.entries, 1);
+        self.entries.push(Entry { keyspace, key: key_range, kept, previous: None });
+        let (arena, entries) = (&self.arena, &self.entries);
+        let key_of = |entry: u32| &arena[entries[entry as usize].key.clone()];
+        let (_, index) = self.trees.entry(keyspace).or_insert_with(|| (tree.clone(), Index::default()));
+        let previous = index.insert(number, key_of);
         assert!(previous.is_none_or(|previous| previous < number), "an entry replaces a later one");
         let is_its_own = |previous: u32| {
-            self.entries[previous as usize].keyspace == keyspace && *self.key(previous) == self.arena[key_range.clone()]
+            self.entries[previous as usize].keyspace == keyspace && self.key(previous) == self.key(number)
         };
         debug_assert!(previous.is_none_or(is_its_own), "an entry replaces another row's");
-        reserve(&mut self.entries, 1);
-        self.entries.push(Entry { keyspace, key: key_range, kept, previous });
+        self.entries[number as usize].previous = previous;
         self.record_bytes += self.record_bytes_of(number);
         match previous {
             Some(previous) => self.record_bytes -= self.record_bytes_of(previous),
@@ -239,13 +336,9 @@ impl WriteSet {
 
     /// The transaction's last change of a row, if any.
     pub(crate) fn get(&self, keyspace: KeyspaceId, key: &[u8]) -> Option<Change<'_>> {
-        let entry = match self.index(keyspace)? {
-            Index::Ascending(order) => {
-                let at = order.binary_search_by(|&entry| self.key(entry).cmp(key)).ok()?;
-                order[at]
-            }
-            Index::Sorted(map) => *map.get(key)?,
-        };
+        let index = self.index(keyspace)?;
+        let (part, at) = index.find(key, |entry| self.key(entry)).ok()?;
+        let entry = index.parts[part][at].entry;
         debug_assert!(self.key(entry) == key, "the index leads to another row's change");
         Some(self.change(entry))
     }
@@ -256,32 +349,25 @@ impl WriteSet {
         keyspace: KeyspaceId,
         bounds: (Bound<&[u8]>, Bound<&[u8]>),
     ) -> impl DoubleEndedIterator<Item = (&[u8], Change<'_>)> {
-        let (ascending, sorted) = match self.index(keyspace) {
-            Some(Index::Ascending(order)) => {
-                let below = |entry: &u32, bound: &[u8], or_at: bool| {
-                    let key = self.key(*entry);
-                    key < bound || or_at && key == bound
-                };
-                let start = match bounds.0 {
-                    Bound::Unbounded => 0,
-                    Bound::Included(key) => order.partition_point(|entry| below(entry, key, false)),
-                    Bound::Excluded(key) => order.partition_point(|entry| below(entry, key, true)),
-                };
-                let end = match bounds.1 {
-                    Bound::Unbounded => order.len(),
-                    Bound::Included(key) => order.partition_point(|entry| below(entry, key, true)),
-                    Bound::Excluded(key) => order.partition_point(|entry| below(entry, key, false)),
-                };
-                (Some(&order[start.min(end)..end]), None)
-            }
-            Some(Index::Sorted(map)) => (None, Some(map)),
-            None => (None, None),
+        let index = self.index(keyspace);
+        let place = |index: &Index, key: &[u8], or_behind: bool| match index.find(key, |entry| self.key(entry)) {
+            Ok((part, at)) => (part, at + usize::from(or_behind)),
+            Err(place) => place,
         };
-        let sorted = sorted.filter(|_| !is_empty_range(bounds)).map(|map| map.range::<[u8], _>(bounds));
-        let ascending = ascending.into_iter().flatten().copied();
-        ascending
-            .chain(sorted.into_iter().flatten().map(|(_, &entry)| entry))
-            .map(|entry| (self.key(entry), self.change(entry)))
+        let within = index.map(|index| {
+            let start = match bounds.0 {
+                Bound::Unbounded => (0, 0),
+                Bound::Included(key) => place(index, key, false),
+                Bound::Excluded(key) => place(index, key, true),
+            };
+            let end = match bounds.1 {
+                Bound::Unbounded => (index.parts.len(), 0),
+                Bound::Included(key) => place(index, key, true),
+                Bound::Excluded(key) => place(index, key, false),
+            };
+            index.between(start, end)
+        });
+        within.into_iter().flatten().map(|entry| (self.key(entry), self.change(entry)))
     }
 
     /// Keyspaces changed, and in each the newest change of every row, both in ascending order.
@@ -296,35 +382,24 @@ impl WriteSet {
         assert!(position <= self.entries.len(), "entry {position} of {} is rolled back to", self.entries.len());
         while self.entries.len() > position {
             self.record_bytes -= self.record_bytes_of(self.entries.len() as u32 - 1);
+            let undone = self.entries.len() as u32 - 1;
+            let (keyspace, previous) = (self.entries[undone as usize].keyspace, self.entries[undone as usize].previous);
+            assert!(previous.is_none_or(|previous| previous < undone), "an entry is undone and a later one restored");
+            let (arena, entries) = (&self.arena, &self.entries);
+            let key_of = |entry: u32| &arena[entries[entry as usize].key.clone()];
+            self.trees.get_mut(&keyspace).expect("entered").1.undo(undone, previous, key_of);
             let entry = self.entries.pop().expect("counted");
-            match entry.previous {
+            match previous {
                 Some(previous) => self.record_bytes += self.record_bytes_of(previous),
                 None => self.row_count -= 1,
             }
             debug_assert!(self.row_count > 0 || self.record_bytes == 0, "{} bytes of no rows", self.record_bytes);
-            let goes_back = |previous: u32| (previous as usize) < self.entries.len();
-            assert!(entry.previous.is_none_or(goes_back), "an entry is undone and a later one restored");
-            let key = &self.arena[entry.key.clone()];
-            match &mut self.trees.get_mut(&entry.keyspace).expect("entered").1 {
-                Index::Ascending(order) => {
-                    let undone = order.pop();
-                    assert_eq!(undone, Some(self.entries.len() as u32), "another entry than the newest is undone");
-                }
-                Index::Sorted(map) => match entry.previous {
-                    Some(previous) => *map.get_mut(key).expect("indexed") = previous,
-                    None => {
-                        let undone = map.remove(key);
-                        assert_eq!(undone, Some(self.entries.len() as u32), "another entry than the newest is undone");
-                        self.index_bytes -= heap_bytes(key.len());
-                    }
-                },
-            }
             self.arena.truncate(entry.key.start);
             if let Kept::PutLarge(value) = entry.kept {
                 self.large_bytes -= size_of::<LargeValue>() + value.addresses.capacity() * size_of::<ExtentAddress>();
             }
         }
-        let counted_bytes = self.arena.len() + self.index_bytes + self.large_bytes + self.record_bytes;
+        let counted_bytes = self.arena.len() + self.large_bytes + self.record_bytes;
         debug_assert!(position > 0 || counted_bytes == 0, "a write set of no entries counts {counted_bytes} bytes");
     }
 }
@@ -339,12 +414,50 @@ fn record_bytes(key: &[u8], change: &Change<'_>) -> usize {
         }
 }
 
-/// `BTreeMap::range` panics on these.
-fn is_empty_range(bounds: (Bound<&[u8]>, Bound<&[u8]>)) -> bool {
-    match bounds {
-        (Bound::Included(start), Bound::Included(end)) => start > end,
-        (Bound::Included(start) | Bound::Excluded(start), Bound::Excluded(end))
-        | (Bound::Excluded(start), Bound::Included(end)) => start >= end,
-        _ => false,
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    /// An index finds, replaces, undoes and lists entries as an ordered map does, whatever the order and the number of
+    /// keys, also of keys whose first eight bytes are the same.
+    #[test]
+    fn an_index_is_an_ordered_map() {
+        for (seed, count, step) in [(1u64, 3000u64, 1), (2, 3000, 7919), (3, 900, 4), (4, 5, 3)] {
+            let mut random = drumlin_testing::Random(seed);
+            let mut keys: Vec<Vec<u8>> = Vec::new();
+            let (mut index, mut map) = (Index::default(), BTreeMap::new());
+            let mut previous = Vec::new();
+            for number in 0..count {
+                // Sorted, scattered, and repeated; short keys, and long ones that begin alike.
+                let chosen = (number * step) % if seed == 3 { 300 } else { 3001 };
+                let begins = if chosen % 3 == 0 { &b"in common"[..] } else { &b""[..] };
+                keys.push([begins, &chosen.to_be_bytes()[chosen as usize % 4..]].concat());
+                let entry = number as u32;
+                previous.push(index.insert(entry, |entry| &keys[entry as usize]));
+                assert_eq!(previous[number as usize], map.insert(keys[number as usize].clone(), entry));
+            }
+            for _ in 0..300 {
+                let [low, high] = [(); 2].map(|()| &keys[random.below(count) as usize][..]);
+                let place = |key| index.find(key, |entry| &keys[entry as usize]).unwrap();
+                let expected: Vec<u32> = if low < high {
+                    map.range(low.to_vec()..high.to_vec()).map(|(_, entry)| *entry).collect()
+                } else {
+                    Vec::new()
+                };
+                assert!(index.between(place(low), place(high)).eq(expected.iter().copied()));
+                assert!(index.between(place(low), place(high)).rev().eq(expected.iter().rev().copied()));
+            }
+            for number in (count / 3..count).rev() {
+                let before = previous[number as usize];
+                index.undo(number as u32, before, |entry| &keys[entry as usize]);
+                match before {
+                    Some(before) => map.insert(keys[number as usize].clone(), before),
+                    None => map.remove(&keys[number as usize]),
+                };
+            }
+            assert!(index.between((0, 0), (index.parts.len(), 0)).eq(map.values().copied()));
+        }
     }
 }
