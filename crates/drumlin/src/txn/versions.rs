@@ -80,9 +80,8 @@ pub(crate) struct UndoRecord {
 
 /// Memory of an undo record besides its rows: its place in a queue that has just doubled.
 const UNDO_RECORD_BYTES: usize = 2 * size_of::<UndoRecord>();
-/// Memory of a leaf with undo records besides them: its entry in a table that has just doubled, and the smallest queue.
-const LEAF_BYTES: usize =
-    2 * (size_of::<((KeyspaceId, PageId), VecDeque<UndoRecord>)>() + 1) + 2 * size_of::<UndoRecord>();
+/// Memory of a leaf with undo records besides them: its entry in a table that has just doubled.
+const LEAF_BYTES: usize = 2 * (size_of::<((KeyspaceId, PageId), UndoRecords)>() + 1);
 /// Memory of a large value's entry, in a table that has just doubled.
 const HELD_BYTES: usize = 2 * (size_of::<((KeyspaceId, PageId), LargeRef)>() + 1);
 
@@ -215,7 +214,92 @@ impl<'d> Iterator for UndoRows<'d> {
     }
 }
 
-type Shard = HashMap<(KeyspaceId, PageId), VecDeque<UndoRecord>>;
+/// The undo records of a leaf, in the order of their commits. One alone, the usual number, takes no queue.
+#[derive(Debug)]
+enum UndoRecords {
+    One(UndoRecord),
+    Queue(VecDeque<UndoRecord>),
+}
+
+impl Default for UndoRecords {
+    fn default() -> UndoRecords {
+        UndoRecords::Queue(VecDeque::new())
+    }
+}
+
+impl UndoRecords {
+    fn as_slices(&self) -> (&[UndoRecord], &[UndoRecord]) {
+        match self {
+            UndoRecords::One(undo) => (std::slice::from_ref(undo), &[]),
+            UndoRecords::Queue(queue) => queue.as_slices(),
+        }
+    }
+
+    fn iter(&self) -> <&UndoRecords as IntoIterator>::IntoIter {
+        self.into_iter()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.as_slices().0.is_empty()
+    }
+
+    /// Adds an undo record behind the others.
+    fn push(&mut self, undo: UndoRecord) {
+        assert!(
+            self.iter().next_back().is_none_or(|last| last.timestamp <= undo.timestamp),
+            "undo records of a leaf ascend"
+        );
+        *self = match std::mem::take(self) {
+            UndoRecords::One(first) => UndoRecords::Queue(VecDeque::from([first, undo])),
+            UndoRecords::Queue(queue) if queue.is_empty() => UndoRecords::One(undo),
+            UndoRecords::Queue(mut queue) => {
+                queue.push_back(undo);
+                UndoRecords::Queue(queue)
+            }
+        };
+    }
+
+    /// Removes the first undo record if it is of a commit up to `horizon`.
+    fn pop_up_to(&mut self, horizon: Timestamp) -> Option<UndoRecord> {
+        match self {
+            UndoRecords::One(undo) if undo.timestamp <= horizon => match std::mem::take(self) {
+                UndoRecords::One(undo) => Some(undo),
+                UndoRecords::Queue(_) => unreachable!("it has one record"),
+            },
+            UndoRecords::One(_) => None,
+            UndoRecords::Queue(queue) => queue.pop_front_if(|undo| undo.timestamp <= horizon),
+        }
+    }
+
+    /// Gives back memory that most of a queue left.
+    fn shrink(&mut self) {
+        if let UndoRecords::Queue(queue) = self
+            && queue.len() < queue.capacity() / 4
+        {
+            queue.shrink_to(2 * queue.len());
+        }
+    }
+
+    fn into_queue(self) -> VecDeque<UndoRecord> {
+        debug_assert!(self.iter().is_sorted_by_key(|undo| undo.timestamp), "undo records of a leaf are out of order");
+        match self {
+            UndoRecords::One(undo) => VecDeque::from([undo]),
+            UndoRecords::Queue(queue) => queue,
+        }
+    }
+}
+
+impl<'u> IntoIterator for &'u UndoRecords {
+    type Item = &'u UndoRecord;
+    type IntoIter = std::iter::Chain<std::slice::Iter<'u, UndoRecord>, std::slice::Iter<'u, UndoRecord>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        let (first, last) = self.as_slices();
+        first.iter().chain(last)
+    }
+}
+
+type Shard = HashMap<(KeyspaceId, PageId), UndoRecords>;
 
 /// See the module.
 #[derive(Debug)]
@@ -263,9 +347,8 @@ impl Versions {
         let mut shard = self.shard(keyspace, page).lock();
         let undo_records = shard.entry((keyspace, page)).or_default();
         self.take(bytes + if undo_records.is_empty() { LEAF_BYTES } else { 0 });
-        // Equal during recovery, which applies rows of many commits together, in several steps.
-        assert!(undo_records.back().is_none_or(|last| last.timestamp <= timestamp), "undo records of a leaf ascend");
-        undo_records.push_back(undo);
+        // Timestamps are equal during recovery, which applies rows of many commits together, in several steps.
+        undo_records.push(undo);
     }
 
     /// The row's version at the snapshot if the row has changed since. The leaf is latched.
@@ -381,16 +464,15 @@ impl Versions {
         for shard in &self.shards {
             let mut shard = shard.lock();
             shard.retain(|&(keyspace, _), undo_records| {
-                while undo_records.front().is_some_and(|undo| undo.timestamp <= horizon) {
-                    let undo = undo_records.pop_front().expect("looked at");
+                while let Some(undo) = undo_records.pop_up_to(horizon) {
                     self.forget(keyspace, &undo, &mut freed);
                 }
                 let is_needed = |undo: &UndoRecord| undo.timestamp > horizon;
                 debug_assert!(undo_records.iter().all(is_needed), "undo records of a leaf are out of order");
                 if undo_records.is_empty() {
                     self.give(LEAF_BYTES);
-                } else if undo_records.len() < undo_records.capacity() / 4 {
-                    undo_records.shrink_to(2 * undo_records.len());
+                } else {
+                    undo_records.shrink();
                 }
                 !undo_records.is_empty()
             });
@@ -436,9 +518,7 @@ impl Versions {
         for shard in &self.shards {
             shard.lock().retain(|&(of, _), undo_records| {
                 if of == keyspace {
-                    for undo in undo_records.drain(..) {
-                        self.forget(keyspace, &undo, &mut freed);
-                    }
+                    undo_records.iter().for_each(|undo| self.forget(keyspace, undo, &mut freed));
                     self.give(LEAF_BYTES);
                 }
                 of != keyspace
@@ -455,7 +535,7 @@ impl Observer for Versions {
         assert!(from != to, "rows move from page {from} to itself");
         let (moved, kept) = {
             let mut shard = self.shard(pages.id, from).lock();
-            let Some(undo_records) = shard.remove(&(pages.id, from)) else { return };
+            let Some(undo_records) = shard.remove(&(pages.id, from)).map(UndoRecords::into_queue) else { return };
             match separator {
                 None => {
                     self.give(LEAF_BYTES);
@@ -486,7 +566,7 @@ impl Observer for Versions {
         };
         if !kept.is_empty() {
             self.take(LEAF_BYTES);
-            let replaced = self.shard(pages.id, from).lock().insert((pages.id, from), kept);
+            let replaced = self.shard(pages.id, from).lock().insert((pages.id, from), UndoRecords::Queue(kept));
             assert!(replaced.is_none(), "old versions were left to page {from} while its rows moved");
         }
         if !moved.is_empty() {
@@ -498,8 +578,11 @@ impl Observer for Versions {
             } else {
                 crate::coverage::mark!("versions of two merged leaves were put together");
             }
-            there.extend(moved);
-            there.make_contiguous().sort_by_key(|undo| undo.timestamp);
+            let mut queue = std::mem::take(there).into_queue();
+            queue.extend(moved);
+            queue.make_contiguous().sort_by_key(|undo| undo.timestamp);
+            assert!(!queue.is_empty(), "undo records are moved to page {to}, and lost");
+            *there = UndoRecords::Queue(queue);
         }
     }
 }
