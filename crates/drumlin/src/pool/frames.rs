@@ -14,7 +14,7 @@
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -39,6 +39,10 @@ const CLASS_SHIFT: u32 = 29;
 
 const _: () = assert!(PAGE_BYTES_MIN << (CLASS_COUNT - 1) == PAGE_BYTES_MAX, "a page size has no class");
 const _: () = assert!(CLASS_COUNT <= 1 << (u32::BITS - CLASS_SHIFT), "a class has no room in a frame's index");
+
+/// Retired frames that are looked through for some whose readers have left, while others are unused: it takes a look at
+/// the slots of all threads.
+const RETIRED_MIN: usize = 8;
 
 /// The longest wait for another latch by a thread that holds latches, before it looks the page up again.
 ///
@@ -383,42 +387,14 @@ impl Frames {
         let class = class_of(page_bytes);
         let arena = self.arena_or_new(class).ok()?;
         let mut lists = arena.lists.lock();
-        if lists.free.is_empty() && !lists.retired.is_empty() {
-            let oldest = self.reclaimer.oldest();
-            while lists.retired.front().is_some_and(|&(tag, _)| tag < oldest) {
-                let (_, index) = lists.retired.pop_front().expect("looked at");
-                lists.free.push(index);
-            }
+        if lists.free.is_empty() && lists.retired.len() >= RETIRED_MIN {
+            self.free_retired(&mut lists);
         }
-        let index = match lists.free.pop() {
-            Some(index) => {
-                debug_assert!(index < lists.unused, "a frame is free that was never used");
-                index
-            }
-            None => {
-                let unused = lists.unused as usize;
-                if lists.decommitted.is_empty() && unused == arena.frame_count {
-                    return None;
-                }
-                // Headers stay when frames are given back.
-                let makes_headers = lists.decommitted.is_empty() && unused.is_multiple_of(HEADER_COUNT);
-                let bytes = page_bytes + if makes_headers { HEADERS_BYTES } else { 0 };
-                let used = self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
-                if used + bytes > self.limit_bytes() {
-                    self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
-                    return None;
-                }
-                lists.decommitted.pop().unwrap_or_else(|| {
-                    assert!(unused < arena.frame_count, "a frame lies behind the arena's end");
-                    if makes_headers {
-                        let headers = (0..HEADER_COUNT).map(|_| FrameHeader::new()).collect();
-                        arena.headers[unused / HEADER_COUNT].set(headers).expect("made once");
-                    }
-                    lists.unused += 1;
-                    lists.unused - 1
-                })
-            }
-        };
+        let index = lists.free.pop().or_else(|| self.take_unused(arena, &mut lists)).or_else(|| {
+            self.free_retired(&mut lists);
+            lists.free.pop()
+        })?;
+        debug_assert!(index < lists.unused, "a frame is free that was never used");
         drop(lists);
         let frame = FrameIndex(((class as u32) << CLASS_SHIFT) | index);
         let header = self.header(frame);
@@ -426,6 +402,43 @@ impl Frames {
         self.set_dirty(frame, None);
         header.set_address(ExtentAddress::NONE);
         Some(NewFrame { frames: self, frame })
+    }
+
+    /// Frees the retired frames whose readers have left.
+    fn free_retired(&self, lists: &mut Lists) {
+        if lists.retired.is_empty() {
+            return;
+        }
+        let oldest = self.reclaimer.oldest();
+        while lists.retired.front().is_some_and(|&(tag, _)| tag < oldest) {
+            let (_, index) = lists.retired.pop_front().expect("looked at");
+            lists.free.push(index);
+        }
+    }
+
+    /// A frame that was never used, or given back to the system, if the limit allows one more.
+    fn take_unused(&self, arena: &Arena, lists: &mut Lists) -> Option<u32> {
+        let unused = lists.unused as usize;
+        if lists.decommitted.is_empty() && unused == arena.frame_count {
+            return None;
+        }
+        // Headers stay when frames are given back.
+        let makes_headers = lists.decommitted.is_empty() && unused.is_multiple_of(HEADER_COUNT);
+        let bytes = arena.page_bytes + if makes_headers { HEADERS_BYTES } else { 0 };
+        let used = self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if used + bytes > self.limit_bytes() {
+            self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            return None;
+        }
+        Some(lists.decommitted.pop().unwrap_or_else(|| {
+            assert!(unused < arena.frame_count, "a frame lies behind the arena's end");
+            if makes_headers {
+                let headers = (0..HEADER_COUNT).map(|_| FrameHeader::new()).collect();
+                arena.headers[unused / HEADER_COUNT].set(headers).expect("made once");
+            }
+            lists.unused += 1;
+            lists.unused - 1
+        }))
     }
 
     fn give(&self, frame: FrameIndex) {
@@ -463,11 +476,7 @@ impl Frames {
                 continue;
             }
             let mut lists = arena.lists.lock();
-            let oldest = self.reclaimer.oldest();
-            while lists.retired.front().is_some_and(|&(tag, _)| tag < oldest) {
-                let (_, index) = lists.retired.pop_front().expect("looked at");
-                lists.free.push(index);
-            }
+            self.free_retired(&mut lists);
             // The system takes back whole units: one is given back when all frames in it are free.
             let mut free = std::mem::take(&mut lists.free);
             free.sort_unstable();
@@ -750,6 +759,21 @@ pub(crate) struct FrameRead<'p> {
 }
 
 impl FrameRead<'_> {
+    /// Prefetches the lines of these bytes of the page.
+    #[inline]
+    pub(crate) fn prefetch(&self, bytes: Range<usize>) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            const LINE_BYTES: usize = 64;
+            for at in (bytes.start / LINE_BYTES * LINE_BYTES..bytes.end).step_by(LINE_BYTES) {
+                // SAFETY: prefetching reads nothing into the program; the address is borrowed. No test can fail: no
+                // program sees a prefetch.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(&self[at]).cast()) };
+            }
+        }
+    }
+
     /// The number of the page in the frame.
     #[inline]
     pub(crate) fn page(&self) -> PageId {

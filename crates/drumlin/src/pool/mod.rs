@@ -42,7 +42,8 @@ use crate::space::{EpochGuard, FrameIndex, PageEntry, PageSpace, Space};
 use buffers::Buffers;
 use frames::INNER_CHANCES;
 pub(crate) use frames::{
-    FrameHeader, FrameRead, FrameWrite, Frames, NewFrame, PAGE_BYTES_MAX, PAGE_BYTES_MIN, ReclaimGuard, Residency,
+    FrameHeader, FrameRead, FrameWrite, Frames, ImmutablePages, NewFrame, PAGE_BYTES_MAX, PAGE_BYTES_MIN, ReclaimGuard,
+    Residency,
 };
 
 /// Pages evicted, or written back, at once.

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::format::PageId;
 use crate::format::extent::{KIND_OFFSET, Kind, PageKey};
-use crate::pool::{FrameRead, FrameWrite, Needs, NewFrame, Pool, Stop, Wanted};
+use crate::pool::{FrameRead, FrameWrite, ImmutablePages, Needs, NewFrame, Pool, ReclaimGuard, Stop, Wanted};
 use crate::space::{EpochGuard, FrameIndex, PageEntry, PageSpace};
 use crate::task::{WaitMode, ready};
 use node::{Inner, LeafMut, Node};
@@ -460,6 +460,67 @@ impl Tree {
                 Err(again) => stop = again,
             }
         }
+    }
+}
+
+/// Descents for ascending keys: each begins at the lowest inner node that the one before went through, if that covers
+/// the key. The node may be outdated by then, like any other on a way down.
+pub(crate) struct Finger<'g> {
+    tree: &'g Tree,
+    immutable_pages: ImmutablePages<'g>,
+    lowest: Option<Inner<'g>>,
+    /// The child of the lowest node that covers the last key.
+    child: usize,
+}
+
+impl<'g> Finger<'g> {
+    pub(crate) fn new(tree: &'g Tree, reclaim_guard: &'g ReclaimGuard<'g>) -> Finger<'g> {
+        Finger { tree, immutable_pages: reclaim_guard.pages(&tree.pages.table), lowest: None, child: 0 }
+    }
+
+    /// Returns `true` if the key belongs to the leaf that was located last, as far as its parent tells. The key is not
+    /// below the last one.
+    #[inline]
+    pub(crate) fn is_at(&self, key: &[u8]) -> bool {
+        debug_assert!(self.lowest.is_none_or(|node| self.child < node.len()), "the finger points behind its node");
+        self.lowest.is_some_and(|node| match self.child + 1 {
+            behind if behind < node.len() => node.compare_key(behind, key).is_gt(),
+            _ => node.upper_fence().is_none_or(|upper| key < upper),
+        })
+    }
+
+    /// The frame that the key's leaf seems to be in, as [`Tree::locate`] finds it from the root.
+    #[inline]
+    pub(crate) fn locate(&mut self, key: &[u8]) -> Result<Option<(PageId, FrameIndex)>, Stop> {
+        if let Some(node) = self.lowest.filter(|node| node.covers(key)) {
+            assert!(node.level() == 1, "the finger points to a node of level {}", node.level());
+            self.child = node.child_for(key);
+            let page = node.child(self.child);
+            if let PageEntry::Leaf(frame) = self.tree.pages.table.load(page) {
+                self.tree.pool.frames.prefetch(frame);
+                return Ok(Some((page, frame)));
+            }
+        }
+        self.locate_from_root(key)
+    }
+
+    fn locate_from_root(&mut self, key: &[u8]) -> Result<Option<(PageId, FrameIndex)>, Stop> {
+        self.lowest = None;
+        let mut lowest_page = None;
+        let located = self.tree.descend(Target::At(key), |page, _, inner, _| {
+            if inner.level() == 1 {
+                lowest_page = Some(page);
+            }
+        })?;
+        let node = lowest_page.and_then(|page| self.immutable_pages.get(page));
+        let inner =
+            node.filter(|(_, bytes)| bytes[KIND_OFFSET] == Kind::Inner as u8).map(|(_, bytes)| Inner::new(bytes));
+        // Replaced since the descent, perhaps.
+        if let Some(node) = inner.filter(|node| node.level() == 1 && node.covers(key)) {
+            self.child = node.child_for(key);
+            self.lowest = Some(node);
+        }
+        Ok(located)
     }
 }
 

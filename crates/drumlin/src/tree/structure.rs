@@ -16,6 +16,14 @@ pub(crate) struct Incoming<'k> {
     pub(crate) value_bytes: Option<usize>,
 }
 
+impl Incoming<'_> {
+    /// The most bytes that the row takes in its leaf, besides its slot.
+    pub(crate) fn row_bytes(&self) -> usize {
+        let value_bytes = |value_bytes| crate::format::node::VALUE_LENGTH_BYTES + value_bytes;
+        self.value_bytes.map_or(0, |bytes| self.key.len() + value_bytes(bytes))
+    }
+}
+
 /// Frames that any one change of structure needs at the most.
 pub(crate) const FRAMES_NEEDED: usize = 3;
 
@@ -55,7 +63,11 @@ impl Tree {
                 // Of a keyspace that is gone there is nothing to find, however often it is looked for.
                 Ok(Progress::Again) => self.check_dropped()?,
                 Err(Stop::Error(error)) => return Err(error),
-                Err(Stop::Needs(Needs::Frame(page_bytes))) => frames.push(provider.frame(page_bytes).await?),
+                Err(Stop::Needs(Needs::Frame(page_bytes))) => {
+                    while frames.len() < FRAMES_NEEDED {
+                        frames.push(provider.frame(page_bytes).await?);
+                    }
+                }
                 Err(Stop::Needs(needs)) => provider.provide(&needs).await?,
             }
         }
@@ -173,6 +185,7 @@ impl Tree {
         self.pool.mark_dirty(epoch_guard, &leaf);
         LeafMut::new(leaf.leaf_mut(&self.pages.table)).split_to(at, &separator, &mut right);
         debug_assert_eq!(check_node(&leaf, Kind::Leaf), Ok(()), "the left half of a leaf is not sound");
+        let progress = progress_after_split(&Leaf::new(&leaf), &Leaf::new(&right), rows);
         let right_page = self.publish(epoch_guard, right, Kind::Leaf);
         self.observer.rows_moved(&self.pages, leaf_page, right_page, Some(&separator));
 
@@ -181,7 +194,7 @@ impl Tree {
         let index = Inner::new(&parent).child_for(&separator) + 1;
         InnerMut::new(&mut copy).insert_child(index, &separator, right_page).expect("room was checked");
         self.replace(epoch_guard, parent_page, parent, copy);
-        Ok(Progress::Again)
+        Ok(progress)
     }
 
     fn split_root_leaf<'p>(
@@ -428,6 +441,19 @@ pub(crate) fn has_room(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> bool {
             leaf.search(key).is_ok_and(|index| leaf.room_to_replace(index, value_bytes))
         }
         _ => true,
+    }
+}
+
+/// The progress of rows whose first was to go into a leaf that was split into these two.
+fn progress_after_split(left: &Leaf<'_>, right: &Leaf<'_>, rows: &[Incoming<'_>]) -> Progress {
+    let separator = left.upper_fence().expect("a leaf was split here");
+    debug_assert!(right.lower_fence() == Some(separator), "a split leaves a gap");
+    let is_left_done = has_room(left, rows);
+    let right_rows = &rows[rows.partition_point(|row| row.key < separator)..];
+    match has_room(right, right_rows) {
+        true if is_left_done => Progress::Done(right.upper_fence().map(<[u8]>::to_vec)),
+        false if is_left_done && rows[0].key < separator => Progress::Done(Some(separator.to_vec())),
+        _ => Progress::Again,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Leaves: rows of keys and values.
 
 use std::cmp::Ordering;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 
 use super::{NoRoom, Node, NodeMut, SPLIT_WINDOW_SHARE, Slot, separator_between, slot_offset};
 use crate::format::node::{
@@ -140,6 +140,13 @@ impl<'a> Leaf<'a> {
     #[cfg_attr(not(test), expect(dead_code, reason = "bulk loading will use it"))]
     pub(crate) fn room_for(&self, key_bytes: usize, value_bytes: usize) -> bool {
         self.row_cost(key_bytes, value_bytes) <= self.free_bytes()
+    }
+
+    /// The bytes of the page that rows of so many bytes will take, as long as they are not more than are free.
+    pub(crate) fn upcoming_bytes(&self, rows_bytes: usize) -> Range<usize> {
+        let end = self.heap_start();
+        debug_assert!(self.slots_end() <= end, "slots and heap overlap");
+        end - rows_bytes.min(self.gap_bytes())..end
     }
 
     /// Returns `true` if row `index` can get a value of so many bytes.

@@ -76,6 +76,9 @@ struct NextLeaf<'a, 'k> {
     is_read: bool,
 }
 
+/// Pinned leaves between the one that is latched and one that is brought into the processor's cache.
+const LEAVES_AHEAD: usize = 4;
+
 /// The leaves of a commit in the order of (keyspace, key), the order in which they are latched: those of its rows and
 /// those of its transaction's read set.
 struct LeavesInOrder<'a> {
@@ -116,6 +119,9 @@ impl<'a> LeavesInOrder<'a> {
         key: &[u8],
         is_mine: &impl Fn(FrameIndex) -> bool,
     ) -> Result<FrameWrite<'t>, Stop> {
+        if let Some(upcoming) = self.pinned.get(LEAVES_AHEAD) {
+            tree.pool.frames.prefetch(upcoming.frame);
+        }
         let pinned = self.pinned.first().filter(|leaf| leaf.row == self.row);
         match pinned.and_then(|leaf| tree.write_leaf_at(leaf.page, leaf.frame, key, is_mine)) {
             Some(write) => Ok(write),

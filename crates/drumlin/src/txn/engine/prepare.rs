@@ -17,7 +17,7 @@ use crate::pool::{FrameRead, Needs, Pool, Stop};
 use crate::space::{FrameIndex, Space};
 use crate::task::WaitMode;
 use crate::tree::node::Leaf;
-use crate::tree::{Incoming, Provider, Target, Tree};
+use crate::tree::{Finger, Incoming, Provider, Target, Tree};
 use crate::txn::read_set::{Reads, Walk};
 use crate::txn::values;
 use crate::txn::versions::{undo_bytes_max, version_bytes_max};
@@ -40,6 +40,16 @@ impl<'a> Row<'a> {
 
 /// Leaves that a commit brings in at once.
 pub(super) const LEAVES_AT_ONCE: usize = 64;
+
+/// Leaves that are on their way into the processor's cache while others are pinned.
+const LOCATED_AT_ONCE: usize = 16;
+
+/// The place of a leaf that a commit is about to pin.
+struct Located {
+    /// The first of the commit's rows that it seems to cover.
+    row: usize,
+    found: Result<Option<(PageId, FrameIndex)>, Stop>,
+}
 
 /// A leaf that a commit pins.
 #[derive(Clone, Copy)]
@@ -154,28 +164,50 @@ impl Pinning<'_, '_> {
         let rows_bytes = self.rows[row..end].iter().map(version_bytes_of).sum();
         // Twice, for leaves that are split.
         self.version_bytes += undo_bytes_max(rows_bytes) + undo_bytes_max(0);
-        if !crate::tree::has_room(&leaf, &self.incoming[row..end]) {
+        let incoming = &self.incoming[row..end];
+        if crate::tree::has_room(&leaf, incoming) {
+            // Those that the rows will be written to: a store to a line that is not there holds up what comes after it.
+            page.prefetch(leaf.upcoming_bytes(incoming.iter().map(Incoming::row_bytes).sum()));
+        } else {
             self.full.push(row..end);
         }
         end
     }
 
     /// Pins the leaves of these rows of one tree that are in memory.
-    fn pin_present(&mut self, rows: &[usize]) -> Result<Outstanding> {
+    fn pin_present(&mut self, tree: &Tree, rows: &[usize]) -> Result<Outstanding> {
         // One guard for all descents: nested guards cost next to nothing.
-        let _reclaim_guard = self.pinned.pool.reclaim_guard();
+        let reclaim_guard = self.pinned.pool.reclaim_guard();
         debug_assert!(rows.is_sorted(), "rows are pinned out of order");
+        let mut finger = Finger::new(tree, &reclaim_guard);
         let mut outstanding = Outstanding::default();
-        let mut covered = 0;
-        for &row in rows {
+        let mut located = Vec::with_capacity(LOCATED_AT_ONCE);
+        let (mut located_end, mut covered) = (0, 0);
+        for (at, &row) in rows.iter().enumerate() {
+            let is_enough = outstanding.missing.len() >= LEAVES_AT_ONCE;
+            if at == located_end && !is_enough {
+                located_end = self.locate(&mut finger, rows, at, &mut located);
+            }
+            debug_assert!(
+                located.last().is_none_or(|next| row <= next.row),
+                "a leaf is located for a row that was passed"
+            );
+            let place = located.pop_if(|place| place.row == row).map(|place| place.found);
             if row < covered {
                 continue;
             }
-            if outstanding.missing.len() >= LEAVES_AT_ONCE {
+            if is_enough {
                 outstanding.rows.push(row);
                 continue;
             }
-            match self.rows[row].tree.read_leaf(Target::At(self.rows[row].key)) {
+            let key = self.rows[row].key;
+            let page = match place {
+                Some(Ok(Some(place))) => tree.read_leaf_at(place, key).map(Ok),
+                Some(Err(stop)) => Some(Err(stop)),
+                Some(Ok(None)) | None => None,
+            };
+            // Where it is elsewhere by now, it was split, evicted or merged.
+            match page.unwrap_or_else(|| tree.read_leaf(Target::At(key))) {
                 Ok(page) => covered = self.pin(row, &page),
                 Err(Stop::Needs(needs)) => {
                     if let Needs::Page(_, page) = needs {
@@ -186,10 +218,32 @@ impl Pinning<'_, '_> {
                 Err(Stop::Error(error)) => return Err(error),
             }
         }
+        assert!(located.is_empty(), "{} leaves are located for no row", located.len());
         outstanding.missing.sort_unstable();
         outstanding.missing.dedup();
         assert!(outstanding.missing.is_empty() == outstanding.rows.is_empty(), "rows wait and no page is missing");
         Ok(outstanding)
+    }
+
+    /// Locates the next leaves of these rows, from the one at `start` on, so that they come into the processor's cache
+    /// together: the first row of each, the last of them first. Returns the position after the rows that they seem to
+    /// cover.
+    fn locate(&self, finger: &mut Finger<'_>, rows: &[usize], start: usize, located: &mut Vec<Located>) -> usize {
+        assert!(located.is_empty(), "leaves are located before the last ones are pinned");
+        let mut end = start;
+        while let Some(&row) = rows.get(end) {
+            let key = self.rows[row].key;
+            if located.is_empty() || !finger.is_at(key) {
+                if located.len() == LOCATED_AT_ONCE {
+                    break;
+                }
+                located.push(Located { row, found: finger.locate(key) });
+            }
+            end += 1;
+        }
+        located.reverse();
+        assert!(end > start && end <= rows.len(), "rows up to {end} of {} are located, from {start} on", rows.len());
+        end
     }
 
     /// Refuses a commit that pins more leaves than fit in its memory, told in bytes of the largest of its pages.
@@ -276,7 +330,7 @@ impl<L> Engine<L> {
             let end = start + rows_of_tree.len();
             let mut waiting: Vec<usize> = (start..end).collect();
             while !waiting.is_empty() {
-                let Outstanding { rows, missing } = pinning.pin_present(&waiting)?;
+                let Outstanding { rows, missing } = pinning.pin_present(rows_of_tree[0].tree, &waiting)?;
                 pinning.check_count(leaf_count_max, page_bytes)?;
                 self.bring_in(mode, rows_of_tree[0].tree, &missing, &mut provider).await?;
                 waiting = rows;
