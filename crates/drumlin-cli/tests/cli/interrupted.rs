@@ -11,9 +11,24 @@ use crate::support::Bench;
 /// An interrupted load ends with code 130 and leaves a database that opens, with whole transactions.
 #[test]
 fn a_load_ends_between_transactions() {
+    let (bench, rows) = interrupted_load(&["--batch", "10"]);
+    assert_eq!(rows % 10, 0);
+    let last = bench.ok(&["scan", "db", "--reverse", "--limit", "1"]);
+    assert!(rows == 0 || last.starts_with(&format!("{rows:08}\t")), "{rows} rows, the last is {last}");
+}
+
+/// One that stores all rows at once leaves none.
+#[test]
+fn a_load_at_once_leaves_nothing() {
+    let (_, rows) = interrupted_load(&[]);
+    assert_eq!(rows, 0);
+}
+
+/// Interrupts a load; returns the number of rows that it leaves.
+fn interrupted_load(options: &[&str]) -> (Bench, u64) {
     let bench = Bench::new();
     let mut load = bench
-        .command(&["load", "db", "-", "--format", "csv", "--key", "k", "--value", "v", "--batch", "10"])
+        .command(&[&["load", "db", "-", "--format", "csv", "--key", "k", "--value", "v"][..], options].concat())
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -36,8 +51,6 @@ fn a_load_ends_between_transactions() {
     kill_process(Pid::from_child(&load), Signal::INT).unwrap();
     assert_eq!(load.wait().unwrap().code(), Some(130));
     writer.join().unwrap();
-    let rows: u64 = bench.ok(&["scan", "db", "--count"]).trim().parse().unwrap();
-    assert_eq!(rows % 10, 0);
-    let last = bench.ok(&["scan", "db", "--reverse", "--limit", "1"]);
-    assert!(rows == 0 || last.starts_with(&format!("{rows:08}\t")), "{rows} rows, the last is {last}");
+    let rows = bench.ok(&["scan", "db", "--count"]).trim().parse().unwrap();
+    (bench, rows)
 }

@@ -127,18 +127,22 @@ fn keys_of_loaded_rows() {
 #[test]
 fn many_files() {
     let bench = Bench::new();
-    let mut args = vec!["load".to_owned(), "db".to_owned()];
+    let mut args = Vec::new();
     for file in 0..8 {
         let rows: String = (0..2000).map(|row| format!("{file}-{},{row}\n", row % 500)).collect();
         bench.write(&format!("{file}.csv"), format!("k,v\n{rows}"));
         args.push(format!("{file}.csv"));
     }
-    args.extend(["--key", "k", "--value", "v", "--threads", "4", "--batch", "64", "--json"].map(str::to_owned));
+    args.extend(["--key", "k", "--value", "v", "--threads", "4", "--json"].map(str::to_owned));
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let summary: serde_json::Value = serde_json::from_str(&bench.ok(&args)).unwrap();
-    assert_eq!(summary["rows"], 16_000);
-    assert_eq!(bench.ok(&["scan", "db", "--count"]), "4000\n");
-    assert_eq!(bench.ok(&["get", "db", "7-499"]), "1999");
+    // All at once, and in batches.
+    for (database, batch) in [("at-once", &[][..]), ("batches", &["--batch", "64"])] {
+        let loaded = bench.ok(&[&["load", database][..], &args[..], batch].concat());
+        let summary: serde_json::Value = serde_json::from_str(&loaded).unwrap();
+        assert_eq!((&summary["rows"], &summary["replaced_rows"]), (&16_000.into(), &12_000.into()));
+        assert_eq!(bench.ok(&["scan", database, "--count"]), "4000\n");
+        assert_eq!(bench.ok(&["get", database, "7-499"]), "1999");
+    }
 }
 
 /// Rows whose keys are there already are counted and replaced, kept as they were, or refused by their place.
