@@ -165,11 +165,16 @@ fn a_fork_reads_no_values_ahead() {
         for is_task in [false, true] {
             let mut rows = keyspace.iter();
             assert_eq!(rows.next().unwrap().unwrap().1, "in the leaf");
-            assert!(in_a_fork(|| {
-                let before = bytes_read();
-                let next = if is_task { smol::block_on(rows.next_async()) } else { rows.next() };
-                next.is_some_and(is_forked) && bytes_read() == before
-            }));
+            let mut reads_nothing = || {
+                in_a_fork(|| {
+                    let before = bytes_read();
+                    let next = if is_task { smol::block_on(rows.next_async()) } else { rows.next() };
+                    next.is_some_and(is_forked) && bytes_read() == before
+                })
+            };
+            // The system counts reads of the program itself, too: its pages are in memory the second or third time.
+            // Values that are read ahead are read each time.
+            assert!(reads_nothing() || reads_nothing() || reads_nothing());
         }
         assert_eq!(keyspace.iter().filter(|row| row.as_ref().is_ok_and(|(_, value)| value.len() == 5_000)).count(), 39);
     });
