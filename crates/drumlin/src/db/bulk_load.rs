@@ -8,7 +8,6 @@ use super::{Database, Keyspace};
 use crate::error::{Error, Result};
 use crate::store::bulk_load::{Finished, LoadedRow, LoadedRows, Loader};
 use crate::task::ready;
-use crate::txn::engine::Durability;
 use crate::txn::values::{Blocking, MEDIUM_BYTES_MAX};
 
 /// Rows of a transaction, where the rows of a load can't be attached.
@@ -246,29 +245,31 @@ impl BulkLoad {
         handle.store()?.as_task().run(move || self.finish()).await
     }
 
-    /// Puts the rows by transactions. The last sync makes all of them durable.
+    /// Puts the rows by transactions, with the durability of the database's other commits: no reader sees rows that a
+    /// power cut may take, unless it sees such commits anyway.
     fn put_rows(&self, mut rows: Box<LoadedRows>) -> Result<()> {
+        let durability = self.keyspace.durability;
         let db = Database { handle: Arc::clone(&self.keyspace.handle) };
         let mut part = db.batch()?;
         while let Some(row) = rows.next_row()? {
             match row {
                 LoadedRow::Whole(key, value) => match part.insert(&self.keyspace, &key, &value) {
                     Err(Error::TransactionTooLarge { .. } | Error::MemoryInUse { .. }) if !part.is_empty() => {
-                        std::mem::replace(&mut part, db.batch()?).commit_with(Durability::Relaxed)?;
+                        std::mem::replace(&mut part, db.batch()?).commit_with(durability)?;
                         part.insert(&self.keyspace, &key, &value)?;
                     }
                     other => other?,
                 },
                 LoadedRow::Large(key, value) => {
-                    std::mem::replace(&mut part, db.batch()?).commit_with(Durability::Relaxed)?;
+                    std::mem::replace(&mut part, db.batch()?).commit_with(durability)?;
                     part.insert_from(&self.keyspace, &key, value)?;
                 }
             }
             if part.len() >= PART_ROWS_MAX {
-                std::mem::replace(&mut part, db.batch()?).commit_with(Durability::Relaxed)?;
+                std::mem::replace(&mut part, db.batch()?).commit_with(durability)?;
             }
         }
-        part.commit_with(Durability::Relaxed)?;
+        part.commit_with(durability)?;
         db.sync()
     }
 }
