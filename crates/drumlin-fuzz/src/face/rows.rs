@@ -293,19 +293,28 @@ impl Side {
         }
     }
 
-    /// A load in bulk: attached where the keyspace is empty, put by transactions where it is not, or dropped.
+    /// A load in bulk, of rows in either order: attached where the keyspace is empty, put by transactions where it is
+    /// not, or dropped.
     fn load(&mut self, which: usize, script: &mut Script<'_>) {
         self.settle();
         let name = self.keyspaces[which].name().to_owned();
-        let mut load = match script.byte() % 2 {
-            0 => must(call!("Database::bulk_load", self.db().bulk_load(&name))),
-            _ => must(block_on(call!("Database::bulk_load_async", self.db().bulk_load_async(&name)))),
+        let begun = match script.byte() % 2 {
+            0 => call!("Database::bulk_load", self.db().bulk_load(&name)),
+            _ => block_on(call!("Database::bulk_load_async", self.db().bulk_load_async(&name))),
         };
+        let Some(mut load) = checked(begun, is_crowded) else { return };
         let _ = format!("{load:?}");
         let rows: BTreeMap<Vec<u8>, Vec<u8>> = (0..script.byte() % 16).map(|_| (key(script), value(script))).collect();
-        for (key, value) in &rows {
-            let done = match script.byte() % 2 {
+        let mut order: Vec<_> = rows.iter().collect();
+        if script.byte().is_multiple_of(2) {
+            order.reverse();
+        }
+        for (key, value) in order {
+            let done = match script.byte() % 3 {
                 0 => call!("BulkLoad::insert", load.insert(key, value)),
+                1 => call!("BulkLoad::insert_from", load.insert_from(key, &value[..])).map(|length| {
+                    assert_eq!(length, value.len() as u64);
+                }),
                 _ => block_on(call!("BulkLoad::insert_async", load.insert_async(key, value))),
             };
             if checked(done, is_crowded).is_none() {
