@@ -76,7 +76,7 @@ impl Image {
             let part = (BLOCK_BYTES - inside).min(bytes.len() - done);
             let source = &bytes[done..done + part];
             let place = &mut self.blocks[block];
-            if part == BLOCK_BYTES && source.iter().all(|byte| *byte == 0) {
+            if source == [0; BLOCK_BYTES] {
                 *place = None;
             } else if part == BLOCK_BYTES {
                 *place = Some(Bytes::new(source.try_into().expect("a whole block")));
