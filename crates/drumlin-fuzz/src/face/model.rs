@@ -154,6 +154,12 @@ pub(super) fn is_end(found: Option<&(Value, Value)>, expected: Option<(&Vec<u8>,
     assert_eq!(found, expected.map(|(key, value)| (&key[..], &value[..])));
 }
 
+/// A vector holds the value of a row, or nothing where there is none.
+pub(super) fn is_in(value: &[u8], found: bool, expected: Option<&Vec<u8>>) {
+    assert_eq!(found, expected.is_some(), "a row too many or too few");
+    assert_eq!(value, expected.map_or(&[][..], |expected| &expected[..]));
+}
+
 /// A read by a snapshot or a transaction, which sees the rows of `model`.
 pub(super) fn read_by(
     reader: &Reader,
@@ -167,10 +173,27 @@ pub(super) fn read_by(
     let is_it = |found: Option<Value>| assert_eq!(found.as_deref(), expected.map(Vec::as_slice));
     let all: Vec<_> = model.iter().collect();
     match script.byte() % 14 {
-        0 => checked(call!("Reader::get", reader.get(k, key)), may).into_iter().for_each(is_it),
+        0 => {
+            checked(call!("Reader::get", reader.get(k, key)), &may).into_iter().for_each(is_it);
+            let mut value = b"of another row".to_vec();
+            match checked(call!("Reader::get_into", reader.get_into(k, key, &mut value)), &may) {
+                Some(found) => is_in(&value, found, expected),
+                None => assert!(value.is_empty(), "an error leaves a value"),
+            }
+            let found = call!("Reader::get_with", reader.get_with(k, key, |value| Value::from(value)));
+            checked(found, &may).into_iter().for_each(is_it);
+        }
         1 => {
             let found = block_on(call!("Reader::get_async", reader.get_async(k, key)));
-            checked(found, may).into_iter().for_each(is_it);
+            checked(found, &may).into_iter().for_each(is_it);
+            let mut value = b"of another row".to_vec();
+            let found = block_on(call!("Reader::get_into_async", reader.get_into_async(k, key, &mut value)));
+            match checked(found, &may) {
+                Some(found) => is_in(&value, found, expected),
+                None => assert!(value.is_empty(), "an error leaves a value"),
+            }
+            let found = call!("Reader::get_with_async", reader.get_with_async(k, key, |value| Value::from(value)));
+            checked(block_on(found), &may).into_iter().for_each(is_it);
         }
         2 => {
             let found = [

@@ -9,7 +9,7 @@ use super::answers::{ON_PURPOSE, checked, is_crowded, is_too_old, must, panics, 
 use super::calls::call;
 use super::futures::{Fate, block_on, poll_some};
 use super::generator::{bounds, fate, key, value};
-use super::model::{is_end, read_by, read_value, read_value_async, walk, walk_keys, walk_values, within};
+use super::model::{is_end, is_in, read_by, read_value, read_value_async, walk, walk_keys, walk_values, within};
 use super::side::Side;
 use super::sources::{End, Source};
 use crate::Script;
@@ -345,9 +345,39 @@ impl Side {
         let expected = model.get(&key);
         let is_it = |found: Option<drumlin::Value>| assert_eq!(found.as_deref(), expected.map(Vec::as_slice));
         match script.byte() % 16 {
-            0 => is_it(must(call!("Keyspace::get", k.get(&key)))),
-            1 => is_it(must(block_on(call!("Keyspace::get_async", k.get_async(&key))))),
-            2 => poll_some(k.get_async(&key), fate(script)).into_iter().map(must).for_each(is_it),
+            0 => {
+                is_it(must(call!("Keyspace::get", k.get(&key))));
+                let mut value = b"of another row".to_vec();
+                let found = must(call!("Keyspace::get_into", k.get_into(&key, &mut value)));
+                is_in(&value, found, expected);
+                // Within it, another call takes another vector.
+                let look = |shown: &[u8]| {
+                    is_it(must(k.get_with(&key, |again| again.into())));
+                    shown.to_vec()
+                };
+                assert_eq!(must(call!("Keyspace::get_with", k.get_with(&key, look))).as_ref(), expected);
+                if expected.is_some() {
+                    panics(|| drop(k.get_with(&key, |_| panic!("{ON_PURPOSE}"))));
+                }
+            }
+            1 => {
+                is_it(must(block_on(call!("Keyspace::get_async", k.get_async(&key)))));
+                let mut value = b"of another row".to_vec();
+                let found = must(block_on(call!("Keyspace::get_into_async", k.get_into_async(&key, &mut value))));
+                is_in(&value, found, expected);
+                let found = block_on(call!("Keyspace::get_with_async", k.get_with_async(&key, <[u8]>::to_vec)));
+                assert_eq!(must(found).as_ref(), expected);
+            }
+            2 => {
+                poll_some(k.get_async(&key), fate(script)).into_iter().map(must).for_each(is_it);
+                let mut value = b"of another row".to_vec();
+                if let Some(found) = poll_some(k.get_into_async(&key, &mut value), fate(script)) {
+                    is_in(&value, must(found), expected);
+                }
+                if let Some(found) = poll_some(k.get_with_async(&key, <[u8]>::len), fate(script)) {
+                    assert_eq!(must(found), expected.map(Vec::len));
+                }
+            }
             3 => assert_eq!(must(call!("Keyspace::contains_key", k.contains_key(&key))), expected.is_some()),
             4 => {
                 let found = call!("Keyspace::contains_key_async", k.contains_key_async(&key));

@@ -163,6 +163,24 @@ impl Keyspace {
         self.rows().get(self.store()?.as_task(), key.as_ref()).await
     }
 
+    /// Like [`get_into`](Keyspace::get_into). A future that is dropped may leave the vector empty, without its
+    /// capacity.
+    ///
+    /// # Errors
+    /// Those of [`get`](Keyspace::get).
+    pub async fn get_into_async(&self, key: impl AsRef<[u8]>, value: &mut Vec<u8>) -> Result<bool> {
+        value.clear();
+        self.rows().get_into(self.store()?.as_task(), key.as_ref(), value).await
+    }
+
+    /// Like [`get_with`](Keyspace::get_with). `look` itself does not wait.
+    ///
+    /// # Errors
+    /// Those of [`get`](Keyspace::get).
+    pub async fn get_with_async<R>(&self, key: impl AsRef<[u8]>, look: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
+        self.rows().get_with(self.store()?.as_task(), key.as_ref(), look).await
+    }
+
     /// Like [`contains_key`](Keyspace::contains_key).
     ///
     /// # Errors
@@ -404,6 +422,33 @@ impl Reader {
     /// Those of [`get`](Reader::get).
     pub async fn get_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         self.rows(keyspace)?.get(self.store()?.as_task(), key.as_ref()).await
+    }
+
+    /// Like [`get_into`](Reader::get_into). A future that is dropped may leave the vector empty, without its capacity.
+    ///
+    /// # Errors
+    /// Those of [`get`](Reader::get).
+    pub async fn get_into_async(
+        &self,
+        keyspace: &Keyspace,
+        key: impl AsRef<[u8]>,
+        value: &mut Vec<u8>,
+    ) -> Result<bool> {
+        value.clear();
+        self.rows(keyspace)?.get_into(self.store()?.as_task(), key.as_ref(), value).await
+    }
+
+    /// Like [`get_with`](Reader::get_with). `look` itself does not wait.
+    ///
+    /// # Errors
+    /// Those of [`get`](Reader::get).
+    pub async fn get_with_async<R>(
+        &self,
+        keyspace: &Keyspace,
+        key: impl AsRef<[u8]>,
+        look: impl FnOnce(&[u8]) -> R,
+    ) -> Result<Option<R>> {
+        self.rows(keyspace)?.get_with(self.store()?.as_task(), key.as_ref(), look).await
     }
 
     /// Like [`contains_key`](Reader::contains_key).

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::bounds::{self, KeyRange};
 use super::range::{Keys, Range, Values};
 use super::rows::Rows;
+use super::value::ShownValue;
 use super::value_reader::ValueReader;
 use super::{Handle, Value};
 use crate::error::{Error, Result};
@@ -198,8 +199,60 @@ impl Keyspace {
     /// # Errors
     /// [`Corrupted`](crate::Error::Corrupted), [`Io`](crate::Error::Io).
     pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        let value = self.store()?.engine.get(&self.open.tree, key.as_ref(), Store::PLAIN)?;
-        Ok(value.map(Value::from))
+        self.get_owned(key.as_ref())
+    }
+
+    // Compiled once, here, whatever kinds of keys are used.
+    fn get_owned(&self, key: &[u8]) -> Result<Option<Value>> {
+        self.store()?.engine.get(&self.open.tree, key, Store::PLAIN)
+    }
+
+    /// Puts the row's value in `value`, in place of what that held, and returns `true`. Returns `false` if there is no
+    /// row: then `value` is empty, as it is after an error. O(log n).
+    ///
+    /// It allocates only where the vector's capacity does not do, so a loop that uses one vector allocates nothing.
+    /// Values over 64 KiB are read into it chunk by chunk.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// let k = db.keyspace("k")?;
+    /// k.insert("a", "one")?;
+    /// let mut value = Vec::new();
+    /// assert!(k.get_into("a", &mut value)? && value == b"one");
+    /// assert!(!k.get_into("b", &mut value)? && value.is_empty());
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`get`](Keyspace::get).
+    pub fn get_into(&self, key: impl AsRef<[u8]>, value: &mut Vec<u8>) -> Result<bool> {
+        value.clear();
+        self.copy_into(key.as_ref(), value)
+    }
+
+    fn copy_into(&self, key: &[u8], value: &mut Vec<u8>) -> Result<bool> {
+        self.store()?.engine.get_into(&self.open.tree, key, Store::PLAIN, value)
+    }
+
+    /// Calls `look` with the row's value and returns its result; `None` if there is no row. O(log n).
+    ///
+    /// `look` sees a copy in a vector that the thread keeps for the next call, of up to 64 KiB, and runs under no lock
+    /// or latch: it may take its time, panic, and call the database.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// let ages = db.keyspace("ages")?;
+    /// ages.insert("ann", 47u32.to_be_bytes())?;
+    /// let age = ages.get_with("ann", |value| u32::from_be_bytes(value.try_into().expect("four bytes")))?;
+    /// assert_eq!(age, Some(47));
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`get`](Keyspace::get).
+    pub fn get_with<R>(&self, key: impl AsRef<[u8]>, look: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
+        let mut shown = ShownValue::new();
+        Ok(self.get_into(key, &mut shown.0)?.then(|| look(&shown.0)))
     }
 
     /// Returns `true` if the row exists. O(log n). Reads no large value.
@@ -207,7 +260,7 @@ impl Keyspace {
     /// # Errors
     /// Those of [`get`](Keyspace::get).
     pub fn contains_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
-        Ok(self.store()?.engine.find(&self.open.tree, key.as_ref(), Store::PLAIN)?.is_some())
+        Ok(self.store()?.engine.find(&self.open.tree, key.as_ref(), Store::PLAIN, |_| ())?.is_some())
     }
 
     /// Tells which of many rows exist, with many reads of the device in flight at once, as

@@ -424,9 +424,12 @@ impl Scan {
                         self.upcoming.step(mode, &self.tree, first.chain(back.filter_map(Row::reference))).await;
                     }
                 }
-                store.read_large(mode, &self.tree, reference, &self.snapshot).await?.into()
+                store.read_large(mode, &self.tree, reference, &self.snapshot, Vec::new()).await?.into()
             }
-            Fetched::Own(value) => self.handle.store()?.read_own(mode, &self.tree, value, &self.snapshot).await?.into(),
+            Fetched::Own(value) => {
+                let store = self.handle.store()?;
+                store.read_own(mode, &self.tree, value, &self.snapshot, Vec::new()).await?.into()
+            }
         };
         Ok((key, value))
     }

@@ -76,6 +76,51 @@ impl Reader {
         ready(self.rows(keyspace)?.get(WaitMode::Blocking, key.as_ref()))
     }
 
+    /// Puts the row's value in `value`, in place of what that held, and returns `true`. Returns `false` if there is no
+    /// row: then `value` is empty, as it is after an error. O(log n). Allocates only where the vector's capacity does
+    /// not do.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// k.insert("a", "one")?;
+    /// let mut tx = db.begin()?;
+    /// tx.insert(&k, "b", "two")?;
+    /// let mut value = Vec::new();
+    /// assert!(tx.get_into(&k, "a", &mut value)? && value == b"one");
+    /// assert!(tx.get_into(&k, "b", &mut value)? && value == b"two");
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`get`](Reader::get).
+    pub fn get_into(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: &mut Vec<u8>) -> Result<bool> {
+        value.clear();
+        ready(self.rows(keyspace)?.get_into(WaitMode::Blocking, key.as_ref(), value))
+    }
+
+    /// Calls `look` with the row's value and returns its result; `None` if there is no row. O(log n). `look` sees a
+    /// copy, and may take its time, panic, and call the database; see [`Keyspace::get_with`].
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// k.insert("a", "one")?;
+    /// assert_eq!(db.snapshot().get_with(&k, "a", <[u8]>::len)?, Some(3));
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`get`](Reader::get).
+    pub fn get_with<R>(
+        &self,
+        keyspace: &Keyspace,
+        key: impl AsRef<[u8]>,
+        look: impl FnOnce(&[u8]) -> R,
+    ) -> Result<Option<R>> {
+        ready(self.rows(keyspace)?.get_with(WaitMode::Blocking, key.as_ref(), look))
+    }
+
     /// Returns `true` if the row exists. O(log n). Reads no large value.
     ///
     /// ```

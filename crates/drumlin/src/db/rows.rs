@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::bounds::{self, OwnedBounds};
 use super::range::{Range, Steps};
 use super::shortage::Shortage;
+use super::value::ShownValue;
 use super::value_reader::{Content, ValueReader};
 use super::{Handle, Value};
 use crate::error::Result;
@@ -16,7 +17,7 @@ use crate::format::Timestamp;
 use crate::store::Store;
 use crate::task::WaitMode;
 use crate::tree::{Direction, Tree};
-use crate::txn::engine::{Found, ReadAt};
+use crate::txn::engine::{Destination, Found, ReadAt};
 use crate::txn::read_set::SharedReads;
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::write_set::{Change, SharedWrites};
@@ -130,50 +131,95 @@ impl Rows<'_> {
     }
 
     pub(super) async fn get(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<Value>> {
-        if self.own_change(key).is_none() {
-            self.record(key)?;
-        }
-        self.get_unrecorded(mode, key).await
+        let mut value = None;
+        self.get_to(mode, key, &mut value).await?;
+        Ok(value)
     }
 
     /// Like [`get`](Self::get), for a transaction that has locked the row: nothing changes it before the commit.
     pub(super) async fn get_unrecorded(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<Value>> {
-        self.noting(self.value(mode, key).await)
+        let mut value = None;
+        self.noting(self.value(mode, key, &mut value).await)?;
+        Ok(value)
     }
 
-    async fn value(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<Value>> {
+    /// Puts the value in `value`, in place of what that held. Returns `false` if there is no row: then `value` is
+    /// empty, as it is after an error.
+    pub(super) async fn get_into(&self, mode: WaitMode<'_>, key: &[u8], value: &mut Vec<u8>) -> Result<bool> {
+        value.clear();
+        let found = self.get_to(mode, key, value).await;
+        if !matches!(found, Ok(true)) {
+            value.clear();
+        }
+        found
+    }
+
+    /// Shows the value to `look`, under no latch.
+    pub(super) async fn get_with<R>(
+        &self,
+        mode: WaitMode<'_>,
+        key: &[u8],
+        look: impl FnOnce(&[u8]) -> R,
+    ) -> Result<Option<R>> {
+        let mut shown = ShownValue::new();
+        Ok(self.get_into(mode, key, &mut shown.0).await?.then(|| look(&shown.0)))
+    }
+
+    /// Returns `false` if there is no row. After an error `to` may hold a value.
+    async fn get_to(&self, mode: WaitMode<'_>, key: &[u8], to: &mut impl Destination) -> Result<bool> {
+        if self.own_change(key).is_none() {
+            self.record(key)?;
+        }
+        self.noting(self.value(mode, key, to).await)
+    }
+
+    async fn value(&self, mode: WaitMode<'_>, key: &[u8], to: &mut impl Destination) -> Result<bool> {
         match self.own_change(key) {
             None => {}
-            Some(Change::Put(value)) => return Ok(Some(value.to_vec().into())),
+            Some(Change::Put(value)) => {
+                to.copy(value);
+                return Ok(true);
+            }
             Some(Change::PutLarge(value)) => {
                 let snapshot = self.open_snapshot()?;
-                return Ok(Some(self.store()?.read_own(mode, self.tree, value, &snapshot).await?.into()));
+                let read = self.store()?.read_own(mode, self.tree, value, &snapshot, to.take_room()).await?;
+                to.put(read);
+                return Ok(true);
             }
-            Some(Change::Remove) => return Ok(None),
+            Some(Change::Remove) => return Ok(false),
         }
         let (store, tree) = (self.store()?, self.tree);
         let Some(ReadView { horizon, .. }) = self.view else {
-            return Ok(store.engine.get_in(mode, tree, key, Store::PLAIN).await?.map(Value::from));
+            return store.engine.get_in(mode, tree, key, Store::PLAIN, to).await;
         };
         let Horizon::Fixed(snapshot) = horizon else {
-            let value = store.engine.get_in(mode, tree, key, ReadAt::Published).await?;
+            let found = store.engine.get_in(mode, tree, key, ReadAt::Published, to).await?;
             horizon.note_latest(store);
-            return Ok(value.map(Value::from));
+            return Ok(found);
         };
-        Ok(match self.find_committed(mode, key).await? {
-            None => None,
-            Some(Found::Inline(value)) => Some(value.into()),
-            Some(Found::Large(reference)) => Some(store.read_large(mode, tree, &reference, snapshot).await?.into()),
-        })
+        match self.find_committed(mode, key, |value| to.copy(value)).await? {
+            None => Ok(false),
+            Some(Found::Inline(())) => Ok(true),
+            Some(Found::Large(reference)) => {
+                let read = store.read_large(mode, tree, &reference, snapshot, to.take_room()).await?;
+                to.put(read);
+                Ok(true)
+            }
+        }
     }
 
-    /// The committed row, for all but its large value.
-    async fn find_committed(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<Found>> {
+    /// The committed row, for all but its large value. `take` is that of the engine's `find`.
+    async fn find_committed<T>(
+        &self,
+        mode: WaitMode<'_>,
+        key: &[u8],
+        take: impl FnMut(&[u8]) -> T,
+    ) -> Result<Option<Found<T>>> {
         let store = self.store()?;
         let Some(ReadView { horizon, .. }) = self.view else {
-            return store.engine.find_in(mode, self.tree, key, Store::PLAIN).await;
+            return store.engine.find_in(mode, self.tree, key, Store::PLAIN, take).await;
         };
-        let found = self.noting(store.engine.find_in(mode, self.tree, key, horizon.read_at()).await)?;
+        let found = self.noting(store.engine.find_in(mode, self.tree, key, horizon.read_at(), take).await)?;
         horizon.check()?;
         horizon.note_latest(store);
         Ok(found)
@@ -191,14 +237,13 @@ impl Rows<'_> {
         if let Some(change) = self.own_change(key) {
             return Ok(!matches!(change, Change::Remove));
         }
-        Ok(self.find_committed(mode, key).await?.is_some())
+        Ok(self.find_committed(mode, key, |_| ()).await?.is_some())
     }
 
     pub(super) async fn get_many<K: AsRef<[u8]>>(&self, mode: WaitMode<'_>, keys: &[K]) -> Result<Vec<Option<Value>>> {
         let engine = &self.store()?.engine;
         let Some(ReadView { horizon, .. }) = self.view else {
-            let values = engine.get_many(mode, self.tree, keys, Store::PLAIN).await?;
-            return Ok(values.into_iter().map(|value| value.map(Value::from)).collect());
+            return engine.get_many(mode, self.tree, keys, Store::PLAIN).await;
         };
         let mut values = vec![None; keys.len()];
         let (mut others, mut other_keys) = (Vec::new(), Vec::new());
@@ -215,7 +260,7 @@ impl Rows<'_> {
         // A value that a snapshot which was ended needed may be gone, and its pages another's.
         horizon.check()?;
         for (value, found) in others.into_iter().zip(found?) {
-            *value = found.map(Value::from);
+            *value = found;
         }
         horizon.note_latest(self.store()?);
         Ok(values)
@@ -227,12 +272,12 @@ impl Rows<'_> {
             self.record(key)?;
         }
         let read_at = self.view.as_ref().map_or(Store::PLAIN, |view| view.horizon.read_at());
-        let found = store.engine.find_many(mode, self.tree, keys, read_at).await?;
+        let found = store.engine.find_many(mode, self.tree, keys, read_at, |_| ()).await?;
         if let Some(ReadView { horizon, .. }) = self.view {
             horizon.check()?;
             horizon.note_latest(store);
         }
-        let is_there = |(key, found): (&K, Option<Found>)| match self.own_change(key.as_ref()) {
+        let is_there = |(key, found): (&K, Option<Found<()>>)| match self.own_change(key.as_ref()) {
             Some(change) => !matches!(change, Change::Remove),
             None => found.is_some(),
         };
@@ -290,7 +335,7 @@ impl Rows<'_> {
                 self.record(key)?;
                 snapshot.check()?;
                 let read_at = ReadAt::Timestamp(snapshot.timestamp);
-                let content = match store.engine.find_in(mode, tree, key, read_at).await? {
+                let content = match store.engine.find_in(mode, tree, key, read_at, <[u8]>::to_vec).await? {
                     None => return Ok(None),
                     Some(Found::Inline(value)) => Content::bytes(&value, &store.engine)?,
                     Some(Found::Large(reference)) => Content::Placed(reference),

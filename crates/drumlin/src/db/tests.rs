@@ -49,7 +49,7 @@ fn stage() -> (Database, Keyspace) {
 }
 
 fn reference(db: &Database, keyspace: &Keyspace, key: &[u8]) -> LargeRef {
-    match db.store().unwrap().engine.find(keyspace.tree(), key, ReadAt::Visible).unwrap() {
+    match db.store().unwrap().engine.find(keyspace.tree(), key, ReadAt::Visible, <[u8]>::len).unwrap() {
         Some(Found::Large(reference)) => reference,
         other => panic!("no reference but {other:?}"),
     }
@@ -263,7 +263,7 @@ fn a_reference_that_misleads_is_an_error() {
     ];
     for wrong in misleading {
         assert!(wrong.is_plausible(), "{wrong:?}");
-        let read = ready(values::read_whole(WaitMode::Blocking, keyspace.tree(), &wrong));
+        let read = ready(values::read_whole(WaitMode::Blocking, keyspace.tree(), &wrong, Vec::new()));
         assert!(!matches!(read, Ok(Some(_))), "{wrong:?}");
         let (count, part) = (wrong.chunk_count, values::Part::ALL);
         let read = ready(values::read_chunk(

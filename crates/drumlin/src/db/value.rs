@@ -1,5 +1,6 @@
 //! Keys and values, as calls return them.
 
+use std::cell::Cell;
 use std::cmp::Ordering;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -7,9 +8,9 @@ use std::sync::Arc;
 /// The bytes of a key or a value. Derefs to `[u8]`; cheap to clone.
 ///
 /// A value from a scan shares one allocation with the rows copied at the same time, up to 64 KiB or one row, and keeps
-/// all of it in memory, outside of the memory budget. A key of up to 22 bytes is in the `Value` itself. To keep few of
-/// many longer ones, keep copies ([`into_vec`](Value::into_vec)). With the feature `bytes`, they become `bytes::Bytes`
-/// without a copy.
+/// all of it in memory, outside of the memory budget. One of up to 22 bytes is in the `Value` itself, like such a key.
+/// To keep few of many longer ones, keep copies ([`into_vec`](Value::into_vec)). With the feature `bytes`, they become
+/// `bytes::Bytes` without a copy.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -33,7 +34,7 @@ enum Repr {
         start: u32,
         end: u32,
     },
-    /// A short part, copied again: cheaper than to share the rows, which a key would keep in memory.
+    /// Short ones: cheaper than an allocation of their own, and than sharing rows, which a key would keep in memory.
     Short {
         length: u8,
         bytes: [u8; SHORT_BYTES_MAX],
@@ -52,9 +53,15 @@ impl Value {
         if part.len() > SHORT_BYTES_MAX {
             return Value::part_of(Arc::clone(rows), range);
         }
+        Value::short(part)
+    }
+
+    #[inline]
+    fn short(short: &[u8]) -> Value {
+        assert!(short.len() <= SHORT_BYTES_MAX, "a short value of {} bytes", short.len());
         let mut bytes = [0; SHORT_BYTES_MAX];
-        bytes[..part.len()].copy_from_slice(part);
-        Value(Repr::Short { length: part.len() as u8, bytes })
+        bytes[..short.len()].copy_from_slice(short);
+        Value(Repr::Short { length: short.len() as u8, bytes })
     }
 
     /// Like [`part`](Self::part), for the last one that is needed of a row.
@@ -67,6 +74,36 @@ impl Value {
     #[must_use]
     pub fn into_vec(self) -> Vec<u8> {
         self.to_vec()
+    }
+}
+
+/// The longest vector that a thread keeps for the values that it is shown: longer than any value in a leaf.
+const SHOWN_BYTES_KEPT_MAX: usize = 64 << 10;
+
+thread_local! {
+    static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// The value that a call shows a closure of its caller, in a vector that the thread keeps for the next one.
+///
+/// A copy, so the closure runs under no latch: it may block, panic or call the database. A call within the closure
+/// finds the vector taken, and makes another.
+pub(crate) struct ShownValue(pub(crate) Vec<u8>);
+
+impl ShownValue {
+    #[inline]
+    pub(crate) fn new() -> ShownValue {
+        // A thread that ends may have dropped its vector.
+        ShownValue(SPARE.try_with(Cell::take).unwrap_or_default())
+    }
+}
+
+impl Drop for ShownValue {
+    #[inline]
+    fn drop(&mut self) {
+        if self.0.capacity() <= SHOWN_BYTES_KEPT_MAX {
+            let _ = SPARE.try_with(|spare| spare.set(std::mem::take(&mut self.0)));
+        }
     }
 }
 
@@ -112,8 +149,9 @@ impl From<Value> for Arc<[u8]> {
 }
 
 impl From<&[u8]> for Value {
+    #[inline]
     fn from(bytes: &[u8]) -> Value {
-        Value(Repr::Whole(bytes.into()))
+        if bytes.len() <= SHORT_BYTES_MAX { Value::short(bytes) } else { Value(Repr::Whole(bytes.into())) }
     }
 }
 
@@ -241,6 +279,24 @@ impl<'de> serde::Deserialize<'de> for Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A value that is shown is in a vector of its own while another is, and the thread keeps no long one.
+    #[test]
+    fn shown_values_are_apart() {
+        let mut outer = ShownValue::new();
+        outer.0.extend_from_slice(b"outer");
+        let place = outer.0.as_ptr();
+        {
+            let mut inner = ShownValue::new();
+            inner.0.extend_from_slice(&[7; SHOWN_BYTES_KEPT_MAX + 1]);
+            assert_ne!(inner.0.as_ptr(), place);
+        }
+        assert_eq!(outer.0, b"outer");
+        drop(outer);
+        let next = ShownValue::new();
+        assert_eq!(next.0.as_ptr(), place, "the vector was not kept");
+        assert!(ShownValue::new().0.capacity() == 0, "a long vector was kept");
+    }
 
     /// Parts of every length around the longest that is copied are those of the rows; a short one lets go of them.
     #[test]

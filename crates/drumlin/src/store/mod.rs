@@ -571,8 +571,9 @@ impl Store {
         tree: &Tree,
         reference: &LargeRef,
         snapshot: &SnapshotHandle,
+        into: Vec<u8>,
     ) -> Result<Vec<u8>> {
-        match values::read_whole(mode, tree, reference).await {
+        match values::read_whole(mode, tree, reference, into).await {
             Ok(Some(value)) => Ok(value),
             Ok(None) => Err(self.gone(tree, snapshot)),
             // The value of a snapshot that was ended may be gone, and its pages another's.
@@ -631,8 +632,9 @@ impl Store {
         tree: &Tree,
         value: &LargeValue,
         snapshot: &SnapshotHandle,
+        mut bytes: Vec<u8>,
     ) -> Result<Vec<u8>> {
-        let mut bytes = Vec::new();
+        bytes.clear();
         for number in (0..value.addresses.len() as u32).map(ChunkNumber) {
             bytes = self.read_own_chunk(mode, tree, value, number, snapshot, Part::ALL, bytes).await?;
         }
@@ -652,12 +654,15 @@ pub(crate) struct LockedRow<'a> {
 impl LockedRow<'_> {
     /// The newest committed value. Its writer had the row's lock until the change was published.
     pub(crate) async fn get(&self, mode: WaitMode<'_>) -> Result<Option<Arc<[u8]>>> {
-        self.store.engine.get_in(mode, self.tree, self.lock.key, ReadAt::Published).await
+        let mut value = None;
+        let found = self.store.engine.get_in(mode, self.tree, self.lock.key, ReadAt::Published, &mut value).await?;
+        debug_assert!(found == value.is_some(), "a row without its value");
+        Ok(value)
     }
 
     /// Returns `true` if there is a row.
     pub(crate) async fn exists(&self, mode: WaitMode<'_>) -> Result<bool> {
-        Ok(self.store.engine.find_in(mode, self.tree, self.lock.key, ReadAt::Published).await?.is_some())
+        Ok(self.store.engine.find_in(mode, self.tree, self.lock.key, ReadAt::Published, |_| ()).await?.is_some())
     }
 
     /// Notes that the caller's code runs, for which the row stays locked.

@@ -467,9 +467,14 @@ pub(crate) async fn read_unplaced(
     (into, checked)
 }
 
-/// The whole value; `None` if it was freed meanwhile.
-pub(crate) async fn read_whole(mode: WaitMode<'_>, tree: &Tree, reference: &LargeRef) -> Result<Option<Vec<u8>>> {
-    let mut value = Vec::new();
+/// The whole value, in `value` instead of what that held; `None` if it was freed meanwhile.
+pub(crate) async fn read_whole(
+    mode: WaitMode<'_>,
+    tree: &Tree,
+    reference: &LargeRef,
+    mut value: Vec<u8>,
+) -> Result<Option<Vec<u8>>> {
+    value.clear();
     for number in (0..reference.chunk_count).map(ChunkNumber) {
         match read_chunk(mode, tree, reference, number, Part::ALL, value).await? {
             Chunk::Gone => return Ok(None),

@@ -226,6 +226,20 @@ fn read_everything(reader: &Reader, k: &Keyspace, model: &BTreeMap<Vec<u8>, Vec<
     let values: Vec<Value> = block_on(reader.values(k).into_stream().try_collect()).unwrap();
     assert!(values.iter().map(|value| &value[..]).eq(model.values().map(|value| &value[..])));
     let wanted: Vec<&[u8]> = keys.iter().map(|key| &key[..]).chain([&b"missing"[..], b"0"]).collect();
+    let mut value = b"of another row".to_vec();
+    for key in &wanted {
+        let expected = model.get(*key);
+        let is_in = |found: bool, value: &[u8]| {
+            assert_eq!((found, value), (expected.is_some(), expected.map_or(&[][..], |expected| &expected[..])));
+        };
+        assert_eq!(reader.get(k, key).unwrap().as_deref(), expected.map(|value| &value[..]));
+        let found = reader.get_into(k, key, &mut value).unwrap();
+        is_in(found, &value);
+        let found = block_on(reader.get_into_async(k, key, &mut value)).unwrap();
+        is_in(found, &value);
+        assert_eq!(reader.get_with(k, key, <[u8]>::to_vec).unwrap().as_ref(), expected);
+        assert_eq!(block_on(reader.get_with_async(k, key, <[u8]>::to_vec)).unwrap().as_ref(), expected);
+    }
     for found in [reader.get_many(k, &wanted).unwrap(), block_on(reader.get_many_async(k, &wanted)).unwrap()] {
         for (key, found) in wanted.iter().zip(found) {
             assert_eq!(found.as_deref(), model.get(*key).map(|value| &value[..]));
@@ -270,6 +284,66 @@ fn a_transaction_reads_its_changes_by_every_method() {
     read_everything(&db.snapshot(), &k, &model);
 }
 
+/// A loop that reads into one vector uses the vector's memory, for values of every size and wherever they are.
+#[test]
+fn reading_into_a_vector_keeps_its_memory() {
+    let (db, k) = opened();
+    let lengths = [0, 1, 22, 23, 1000, 5000, 70_000, 600_000];
+    for (row, length) in lengths.into_iter().enumerate() {
+        k.insert(row.to_be_bytes(), vec![row as u8; length]).unwrap();
+    }
+    let mut tx = db.begin().unwrap();
+    for (row, length) in lengths.into_iter().enumerate() {
+        tx.insert(&k, (100 + row).to_be_bytes(), vec![row as u8; length]).unwrap();
+    }
+    let snapshot = db.snapshot();
+    let mut value = Vec::with_capacity(700_000);
+    let (place, capacity) = (value.as_ptr(), value.capacity());
+    for (row, length) in lengths.into_iter().enumerate() {
+        assert!(k.get_into(row.to_be_bytes(), &mut value).unwrap());
+        assert_eq!(value, vec![row as u8; length]);
+        assert!(snapshot.get_into(&k, row.to_be_bytes(), &mut value).unwrap());
+        assert_eq!(value, vec![row as u8; length]);
+        assert!(tx.get_into(&k, (100 + row).to_be_bytes(), &mut value).unwrap());
+        assert_eq!(value, vec![row as u8; length]);
+        assert!(block_on(k.get_into_async(row.to_be_bytes(), &mut value)).unwrap());
+        assert_eq!(value, vec![row as u8; length]);
+        assert!(!k.get_into("missing", &mut value).unwrap() && value.is_empty());
+        assert_eq!((value.as_ptr(), value.capacity()), (place, capacity), "after {length} bytes");
+    }
+    let other = Config::in_memory().open("").unwrap().keyspace("k").unwrap();
+    value.push(1);
+    assert!(snapshot.get_into(&other, "a", &mut value).is_err() && value.is_empty());
+}
+
+/// A closure that is shown a value may write the row, and rows of the same leaf, read on, wait for a thread that
+/// writes, and panic: it holds nothing.
+#[test]
+fn a_closure_that_sees_a_value_holds_nothing() {
+    let (db, k) = opened();
+    for row in 0..20u32 {
+        k.insert(row.to_be_bytes(), row.to_be_bytes()).unwrap();
+    }
+    let first = 0u32.to_be_bytes();
+    let seen = k.get_with(first, |value| {
+        k.insert(first, "changed").unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| k.insert(1u32.to_be_bytes(), "by another thread").unwrap());
+        });
+        db.checkpoint().unwrap();
+        assert_eq!(k.get_with(first, <[u8]>::to_vec).unwrap().unwrap(), b"changed");
+        assert_eq!(k.get_with("none", <[u8]>::to_vec).unwrap(), None);
+        value.to_vec()
+    });
+    assert_eq!(seen.unwrap().unwrap(), first);
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let _ = k.get_with(first, |_| panic!("on purpose"));
+    }));
+    assert!(panicked.is_err());
+    k.insert(first, "after the panic").unwrap();
+    assert_eq!(k.get_with(first, <[u8]>::to_vec).unwrap().unwrap(), b"after the panic");
+}
+
 /// The first and last rows are found past rows that are removed while an older snapshot still sees them.
 #[test]
 fn the_ends_are_found_past_what_was_removed() {
@@ -295,11 +369,13 @@ fn the_ends_are_found_past_what_was_removed() {
 #[test]
 fn serializable_reads_are_recorded_by_every_method() {
     type Read = fn(&Reader, &Keyspace) -> Result<()>;
-    let reads: [Read; 6] = [
+    let reads: [Read; 8] = [
         |reader, k| reader.first(k).map(drop),
         |reader, k| reader.last(k).map(drop),
         |reader, k| reader.is_empty(k).map(drop),
         |reader, k| reader.contains_key(k, "a").map(drop),
+        |reader, k| reader.get_into(k, "a", &mut Vec::new()).map(drop),
+        |reader, k| reader.get_with(k, "a", <[u8]>::len).map(drop),
         |reader, k| reader.get_many(k, &["x", "a"]).map(drop),
         |reader, k| reader.keys(k).try_for_each(|key| key.map(drop)),
     ];

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 pub(crate) use self::prepare::Row;
-pub(crate) use self::read::{Found, ReadAt};
+pub(crate) use self::read::{Destination, Found, ReadAt};
 pub(crate) use self::replay::Replaying;
 use super::MakeRoom;
 use super::clock::Clock;

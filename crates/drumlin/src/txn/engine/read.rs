@@ -1,7 +1,5 @@
 //! Reads: a row from its leaf, or its old version.
 
-use std::sync::Arc;
-
 use super::Engine;
 use crate::error::{Error, Result};
 use crate::format::node::LargeRef;
@@ -24,16 +22,67 @@ pub(crate) enum ReadAt {
     Timestamp(Timestamp),
 }
 
-/// The result of a read.
+/// The result of a read: what the reader took of a value in its leaf, or where a larger one is.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Found {
-    Inline(Arc<[u8]>),
+pub(crate) enum Found<T> {
+    Inline(T),
     Large(LargeRef),
 }
 
-impl Found {
+impl<T> Found<T> {
     fn reference(&self) -> Option<LargeRef> {
         if let Found::Large(reference) = self { Some(*reference) } else { None }
+    }
+}
+
+/// The place for the value of a row: a vector of the caller's, or a value that the call returns.
+pub(crate) trait Destination {
+    /// Takes a copy of a value that lies in a leaf. Called under the leaf's latch: it must not call the database.
+    fn copy(&mut self, value: &[u8]);
+
+    /// A vector to read a larger value into.
+    fn take_room(&mut self) -> Vec<u8>;
+
+    /// Takes a value that was read into a vector.
+    fn put(&mut self, value: Vec<u8>);
+}
+
+impl Destination for Vec<u8> {
+    #[inline]
+    fn copy(&mut self, value: &[u8]) {
+        debug_assert!(self.is_empty(), "a value is put behind another");
+        self.extend_from_slice(value);
+    }
+
+    fn take_room(&mut self) -> Vec<u8> {
+        std::mem::take(self)
+    }
+
+    fn put(&mut self, value: Vec<u8>) {
+        debug_assert!(self.is_empty(), "a value is put in place of another");
+        *self = value;
+    }
+}
+
+/// The value of a row in memory of its own.
+pub(crate) trait OwnedValue: for<'b> From<&'b [u8]> + From<Vec<u8>> {}
+
+impl<T: for<'b> From<&'b [u8]> + From<Vec<u8>>> OwnedValue for T {}
+
+impl<T: OwnedValue> Destination for Option<T> {
+    #[inline]
+    fn copy(&mut self, value: &[u8]) {
+        debug_assert!(self.is_none(), "a value is put in place of another");
+        *self = Some(T::from(value));
+    }
+
+    fn take_room(&mut self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    fn put(&mut self, value: Vec<u8>) {
+        debug_assert!(self.is_none(), "a value is put in place of another");
+        *self = Some(T::from(value));
     }
 }
 
@@ -54,19 +103,42 @@ struct Descent {
 
 impl Engine {
     /// The row that a read at this timestamp or horizon sees. O(log n).
-    pub(crate) fn find(&self, tree: &Tree, key: &[u8], read_at: ReadAt) -> Result<Option<Found>> {
-        tree.waiting(|| self.try_find(tree, key, read_at))
+    ///
+    /// `take` sees a value that is in its leaf, once, under the leaf's latch: it must not wait or call the database.
+    #[inline]
+    pub(crate) fn find<T>(
+        &self,
+        tree: &Tree,
+        key: &[u8],
+        read_at: ReadAt,
+        mut take: impl FnMut(&[u8]) -> T,
+    ) -> Result<Option<Found<T>>> {
+        tree.waiting(|| self.try_find(tree, key, read_at, &mut take))
     }
 
     /// The core of [`find`](Self::find).
-    pub(crate) fn try_find(&self, tree: &Tree, key: &[u8], read_at: ReadAt) -> Result<Option<Found>, Stop> {
+    #[inline]
+    pub(crate) fn try_find<T>(
+        &self,
+        tree: &Tree,
+        key: &[u8],
+        read_at: ReadAt,
+        take: impl FnMut(&[u8]) -> T,
+    ) -> Result<Option<Found<T>>, Stop> {
         let page = tree.read_leaf(Target::At(key))?;
-        Ok(self.found_in(tree, &page, key, read_at))
+        Ok(self.found_in(tree, &page, key, read_at, take))
     }
 
     /// The row in the leaf that covers its key, or its old version.
     #[inline]
-    fn found_in(&self, tree: &Tree, page: &FrameRead<'_>, key: &[u8], read_at: ReadAt) -> Option<Found> {
+    fn found_in<T>(
+        &self,
+        tree: &Tree,
+        page: &FrameRead<'_>,
+        key: &[u8],
+        read_at: ReadAt,
+        mut take: impl FnMut(&[u8]) -> T,
+    ) -> Option<Found<T>> {
         let leaf = Leaf::new(page);
         let at = match read_at {
             ReadAt::Visible => self.clock.visible(),
@@ -82,35 +154,52 @@ impl Engine {
         {
             return match was {
                 OldVersion::Absent => None,
-                OldVersion::Inline(value) => Some(Found::Inline(value.into())),
+                OldVersion::Inline(value) => Some(Found::Inline(take(&value))),
                 OldVersion::Large(reference) => Some(Found::Large(reference)),
             };
         }
         leaf.search(key).ok().map(|index| match leaf.value(index) {
-            RowValue::Inline(value) => Found::Inline(value.into()),
+            RowValue::Inline(value) => Found::Inline(take(value)),
             RowValue::Large(reference) => Found::Large(reference),
         })
     }
 
-    /// The value of the row. A value that is replaced while it is read is looked up again.
+    /// The value of the row.
     #[inline]
-    pub(crate) fn get(&self, tree: &Tree, key: &[u8], read_at: ReadAt) -> Result<Option<Arc<[u8]>>> {
-        match self.find(tree, key, read_at)? {
+    pub(crate) fn get<T: OwnedValue>(&self, tree: &Tree, key: &[u8], read_at: ReadAt) -> Result<Option<T>> {
+        match self.find(tree, key, read_at, |value| T::from(value))? {
             None => Ok(None),
             Some(Found::Inline(value)) => Ok(Some(value)),
-            Some(Found::Large(_)) => ready(self.get_in(WaitMode::Blocking, tree, key, read_at)),
+            Some(Found::Large(reference)) => {
+                let mut value = None;
+                ready(self.get_large(WaitMode::Blocking, tree, key, read_at, reference, &mut value))?;
+                Ok(value)
+            }
+        }
+    }
+
+    /// Puts the value of the row in `to`, an empty vector. Returns `false` if there is no row.
+    #[inline]
+    pub(crate) fn get_into(&self, tree: &Tree, key: &[u8], read_at: ReadAt, to: &mut Vec<u8>) -> Result<bool> {
+        match self.find(tree, key, read_at, |value| to.copy(value))? {
+            None => Ok(false),
+            Some(Found::Inline(())) => Ok(true),
+            Some(Found::Large(reference)) => {
+                ready(self.get_large(WaitMode::Blocking, tree, key, read_at, reference, to))
+            }
         }
     }
 
     /// Like [`find`](Self::find), waiting as `mode` says.
-    pub(crate) async fn find_in(
+    pub(crate) async fn find_in<T>(
         &self,
         mode: WaitMode<'_>,
         tree: &Tree,
         key: &[u8],
         read_at: ReadAt,
-    ) -> Result<Option<Found>> {
-        tree.awaiting(mode, || self.try_find(tree, key, read_at)).await
+        mut take: impl FnMut(&[u8]) -> T,
+    ) -> Result<Option<Found<T>>> {
+        tree.awaiting(mode, || self.try_find(tree, key, read_at, &mut take)).await
     }
 
     /// Like [`get`](Self::get), waiting as `mode` says.
@@ -120,32 +209,34 @@ impl Engine {
         tree: &Tree,
         key: &[u8],
         read_at: ReadAt,
-    ) -> Result<Option<Arc<[u8]>>> {
-        let found = self.find_in(mode, tree, key, read_at).await?;
-        self.value_of(mode, tree, key, read_at, found).await
+        to: &mut impl Destination,
+    ) -> Result<bool> {
+        match self.find_in(mode, tree, key, read_at, |value| to.copy(value)).await? {
+            None => Ok(false),
+            Some(Found::Inline(())) => Ok(true),
+            Some(Found::Large(reference)) => self.get_large(mode, tree, key, read_at, reference, to).await,
+        }
     }
 
-    /// The value of a row that was [found](Self::find). A value that is replaced while it is read is looked up again.
-    async fn value_of(
+    /// Puts the value of a row that was [found](Self::find) to have this one in `to`. A value that is replaced while it
+    /// is read is looked up again. Returns `false` if the row was removed meanwhile.
+    async fn get_large(
         &self,
         mode: WaitMode<'_>,
         tree: &Tree,
         key: &[u8],
         read_at: ReadAt,
-        mut found: Option<Found>,
-    ) -> Result<Option<Arc<[u8]>>> {
+        mut reference: LargeRef,
+        to: &mut impl Destination,
+    ) -> Result<bool> {
         let mut failed = None;
         loop {
-            if failed.is_some() && found.as_ref().and_then(Found::reference) != failed {
-                crate::coverage::mark!("a value was replaced while it was read");
-            }
-            let reference = match found {
-                None => return Ok(None),
-                Some(Found::Inline(value)) => return Ok(Some(value)),
-                Some(Found::Large(reference)) => reference,
-            };
-            match values::read_whole(mode, tree, &reference).await {
-                Ok(Some(value)) => return Ok(Some(value.into())),
+            match values::read_whole(mode, tree, &reference, to.take_room()).await {
+                Ok(Some(value)) => {
+                    assert!(value.len() as u64 == reference.length, "{reference:?} is {} bytes long", value.len());
+                    to.put(value);
+                    return Ok(true);
+                }
                 // The value was replaced and freed while it was being read, and its pages may hold another: the result
                 // counts only if the row still names the value.
                 _ if failed != Some(reference) => failed = Some(reference),
@@ -156,19 +247,28 @@ impl Engine {
                 }
                 Err(error) => return Err(error),
             }
-            found = self.find_in(mode, tree, key, read_at).await?;
+            let found = self.find_in(mode, tree, key, read_at, |value| to.copy(value)).await?;
+            if found.as_ref().and_then(Found::reference) != failed {
+                crate::coverage::mark!("a value was replaced while it was read");
+            }
+            reference = match found {
+                None => return Ok(false),
+                Some(Found::Inline(())) => return Ok(true),
+                Some(Found::Large(reference)) => reference,
+            };
         }
     }
 
-    /// The rows, many reads at a time.
-    pub(crate) async fn find_many<K: AsRef<[u8]>>(
+    /// The rows, many reads at a time. `take` is that of [`find`](Self::find).
+    pub(crate) async fn find_many<K: AsRef<[u8]>, T>(
         &self,
         mode: WaitMode<'_>,
         tree: &Tree,
         keys: &[K],
         read_at: ReadAt,
-    ) -> Result<Vec<Option<Found>>> {
-        let mut rows = vec![None; keys.len()];
+        mut take: impl FnMut(&[u8]) -> T,
+    ) -> Result<Vec<Option<Found<T>>>> {
+        let mut rows: Vec<_> = keys.iter().map(|_| None).collect();
         for (keys, rows) in keys.chunks(FIND_MANY_PART).zip(rows.chunks_mut(FIND_MANY_PART)) {
             let mut descents: Vec<Descent> =
                 (0..keys.len()).map(|index| Descent { index, page: PageId::ROOT }).collect();
@@ -181,7 +281,7 @@ impl Engine {
                     // One reclaim guard for all: nested guards cost nothing.
                     let _reclaim_guard = self.pool.reclaim_guard();
                     for group in descents.chunks(GROUP) {
-                        self.find_group(tree, keys, read_at, group, rows, &mut stopped, &mut alone);
+                        self.find_group(tree, keys, read_at, &mut take, group, rows, &mut stopped, &mut alone);
                     }
                 }
                 descents = stopped;
@@ -194,7 +294,7 @@ impl Engine {
                 }
             }
             for index in alone {
-                rows[index] = self.find_in(mode, tree, keys[index].as_ref(), read_at).await?;
+                rows[index] = self.find_in(mode, tree, keys[index].as_ref(), read_at, &mut take).await?;
             }
         }
         Ok(rows)
@@ -203,13 +303,14 @@ impl Engine {
     /// Descends for a group of keys, and then reads their leaves. Notes the descents that lack a page, and the keys
     /// whose leaf was not found.
     #[expect(clippy::too_many_arguments, reason = "the state of one caller")]
-    fn find_group<K: AsRef<[u8]>>(
+    fn find_group<K: AsRef<[u8]>, T>(
         &self,
         tree: &Tree,
         keys: &[K],
         read_at: ReadAt,
+        take: &mut impl FnMut(&[u8]) -> T,
         group: &[Descent],
-        rows: &mut [Option<Found>],
+        rows: &mut [Option<Found<T>>],
         stopped: &mut Vec<Descent>,
         alone: &mut Vec<usize>,
     ) {
@@ -225,7 +326,7 @@ impl Engine {
         for (index, located) in places.into_iter().flatten() {
             let key = keys[index].as_ref();
             match tree.read_leaf_at(located, key) {
-                Some(page) => rows[index] = self.found_in(tree, &page, key, read_at),
+                Some(page) => rows[index] = self.found_in(tree, &page, key, read_at, &mut *take),
                 // It was split, evicted or merged meanwhile.
                 None => alone.push(index),
             }
@@ -233,24 +334,30 @@ impl Engine {
     }
 
     /// The values of the rows, many reads at a time for all but large ones.
-    pub(crate) async fn get_many<K: AsRef<[u8]>>(
+    pub(crate) async fn get_many<K: AsRef<[u8]>, T: OwnedValue>(
         &self,
         mode: WaitMode<'_>,
         tree: &Tree,
         keys: &[K],
         read_at: ReadAt,
-    ) -> Result<Vec<Option<Arc<[u8]>>>> {
-        let found = self.find_many(mode, tree, keys, read_at).await?;
+    ) -> Result<Vec<Option<T>>> {
+        let found = self.find_many(mode, tree, keys, read_at, |value| T::from(value)).await?;
         let references: Vec<LargeRef> = found.iter().flatten().filter_map(Found::reference).collect();
         let mut upcoming = UpcomingValues::default();
         let mut references = &references[..];
         let mut values = Vec::with_capacity(found.len());
         for (key, found) in keys.iter().zip(found) {
-            if let Some(Found::Large(_)) = found {
-                upcoming.step(mode, tree, references.iter().copied()).await;
-                references = &references[1..];
-            }
-            values.push(self.value_of(mode, tree, key.as_ref(), read_at, found).await?);
+            values.push(match found {
+                None => None,
+                Some(Found::Inline(value)) => Some(value),
+                Some(Found::Large(reference)) => {
+                    upcoming.step(mode, tree, references.iter().copied()).await;
+                    references = &references[1..];
+                    let mut value = None;
+                    self.get_large(mode, tree, key.as_ref(), read_at, reference, &mut value).await?;
+                    value
+                }
+            });
         }
         assert!(references.is_empty(), "{} values were brought in for no row", references.len());
         assert_eq!(values.len(), keys.len());
