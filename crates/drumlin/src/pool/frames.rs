@@ -562,12 +562,18 @@ impl Frames {
     #[inline]
     pub(crate) fn read(&self, frame: FrameIndex, page_key: PageKey) -> Option<FrameRead<'_>> {
         let header = self.header(frame);
-        let read = FrameRead { frames: self, frame, page_key, _latch: header.latch.read() };
+        let read = self.latched(frame, page_key, header.latch.read());
         if header.is(page_key) {
             header.touch();
             return Some(read);
         }
         None
+    }
+
+    #[inline]
+    fn latched<'p>(&'p self, frame: FrameIndex, page_key: PageKey, latch: RwLockReadGuard<'p, ()>) -> FrameRead<'p> {
+        let (start, bytes) = self.page_pointer(frame);
+        FrameRead { frames: self, frame, page_key, start, bytes, _latch: latch }
     }
 
     /// Latches the page for change. Returns `None` if the frame no longer holds it.
@@ -596,7 +602,7 @@ impl Frames {
             None if is_mine(frame) || !header.is(page_key) => return None,
             None => header.latch.try_read_for(LATCH_WAIT)?,
         };
-        let read = FrameRead { frames: self, frame, page_key, _latch: latch };
+        let read = self.latched(frame, page_key, latch);
         header.touch();
         header.is(page_key).then_some(read)
     }
@@ -661,16 +667,23 @@ pub(crate) struct ImmutablePages<'g> {
 
 impl<'g> ImmutablePages<'g> {
     /// The frame and the page, if the entry shows it in an immutable frame. The caller notes the use.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn get(&self, page: PageId) -> Option<(FrameIndex, &'g [u8])> {
-        let PageEntry::Immutable(frame) = self.table.load(page) else { return None };
+        self.load(page).ok()
+    }
+
+    /// Like [`get`](Self::get); otherwise returns the entry, which is read once.
+    #[inline(always)]
+    pub(crate) fn load(&self, page: PageId) -> Result<(FrameIndex, &'g [u8]), PageEntry> {
+        let entry = self.table.load(page);
+        let PageEntry::Immutable(frame) = entry else { return Err(entry) };
         let (start, bytes) = self.frames.page_pointer(frame);
         // SAFETY: the entry, read under the reclaim guard, names the frame as immutable: its page was complete before
         // the entry was published (Release/Acquire), is not changed while it is published, and the frame is not reused
         // while the guard lives (module, 3; `reclaim`, 1). The table's entries name these very frames: asserted where
         // this value was made, which borrows the guard. Tests: `loom_frames_are_reused_when_readers_have_left`,
         // `loom_a_nested_guard_outlives_the_outer`, `a_guard_reads_no_other_database`.
-        Some((frame, unsafe { std::slice::from_raw_parts(start, bytes) }))
+        Ok((frame, unsafe { std::slice::from_raw_parts(start, bytes) }))
     }
 }
 
@@ -755,6 +768,9 @@ pub(crate) struct FrameRead<'p> {
     frames: &'p Frames,
     frame: FrameIndex,
     page_key: PageKey,
+    /// The page: found once, when the frame is latched.
+    start: *const u8,
+    bytes: usize,
     _latch: RwLockReadGuard<'p, ()>,
 }
 
@@ -794,10 +810,10 @@ impl Deref for FrameRead<'_> {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        let (start, bytes) = self.frames.page_pointer(self.frame);
-        // SAFETY: the latch is held, shared, so no thread changes the page; or the frame is immutable and none does
-        // anyway. Test: tests/engine/concurrency.rs, whose readers check the stamp of every row beside its writers.
-        unsafe { std::slice::from_raw_parts(start, bytes) }
+        // SAFETY: these are the frame's bytes, in an arena that the guard borrows. The latch is held, shared, so no
+        // thread changes the page; or the frame is immutable and none does anyway. Test: tests/engine/concurrency.rs,
+        // whose readers check the stamp of every row beside its writers.
+        unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
     }
 }
 

@@ -226,13 +226,8 @@ impl Tree {
         let mut page = from;
         let mut level = u8::MAX;
         loop {
-            match self.pages.table.load(page) {
-                PageEntry::Leaf(frame) => {
-                    self.pool.frames.prefetch(frame);
-                    return Ok(Some((page, frame)));
-                }
-                PageEntry::Immutable(_) => {
-                    let Some((frame, bytes)) = immutable_pages.get(page) else { continue };
+            match immutable_pages.load(page) {
+                Ok((frame, bytes)) => {
                     if bytes[KIND_OFFSET] != Kind::Inner as u8 {
                         return Ok(None);
                     }
@@ -249,10 +244,14 @@ impl Tree {
                     visit(page, frame, &inner, child);
                     page = inner.child(child);
                 }
-                PageEntry::OnDisk(_) | PageEntry::Reading(_) => {
+                Err(PageEntry::Leaf(frame)) => {
+                    self.pool.frames.prefetch(frame);
+                    return Ok(Some((page, frame)));
+                }
+                Err(PageEntry::OnDisk(_) | PageEntry::Reading(_)) => {
                     return Err(Needs::Page(Arc::clone(&self.pages), page).into());
                 }
-                PageEntry::Free | PageEntry::Reserved | PageEntry::Unattached(_) => return Ok(None),
+                Err(_) => return Ok(None),
             }
         }
     }
