@@ -20,7 +20,7 @@ Exit codes:
     5  in use by another process
     6  the disk is full
     7  bad input data: malformed rows, input files that can't be read
-    8  not a database, or one of a newer format
+    8  not a database, or one of another format
     9  nothing can be written: the log failed, or files can only be read
   101  a bug in drumlin itself
   130  interrupted";
@@ -184,6 +184,11 @@ impl From<Error> for Failure {
                 format!("{} has format {found}; this version reads formats up to {supported}", path.display()),
             )
             .hint("open it with a newer drumlin"),
+            Error::OlderFormat { path, found, supported } => Failure::new(
+                Exit::NotOpened,
+                format!("{} has format {found}; this version reads format {supported}", path.display()),
+            )
+            .hint("dump it with the drumlin that wrote it, and load the dump with this one"),
             Error::Locked { path, pid: 0, .. } => {
                 Failure::new(Exit::InUse, format!("{} is in use by another process", path.display()))
                     .hint("close it there, or end that process")

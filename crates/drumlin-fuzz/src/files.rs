@@ -334,8 +334,8 @@ pub fn run(bytes: &[u8]) {
             let is_found = examined.as_ref().is_ok_and(|report| !report.corruption.is_empty());
             let is_damage = matches!(error, Error::Corrupted { .. });
             assert!(is_found || !is_damage || done.resealed, "opening: {error:?}; the examination: {examined:?}");
-            let names_it =
-                matches!(error, Error::Corrupted { .. } | Error::NotADatabase { .. } | Error::NewerFormat { .. });
+            let of_other_format = matches!(error, Error::NewerFormat { .. } | Error::OlderFormat { .. });
+            let names_it = of_other_format || matches!(error, Error::Corrupted { .. } | Error::NotADatabase { .. });
             assert!(names_it || done.resealed, "opening: {error:?}");
             return;
         }

@@ -77,6 +77,17 @@ pub enum Error {
         /// The newest format that this version reads.
         supported: u32,
     },
+    /// The database was written by an older Drumlin, in a format that this version does not read. Nothing of it was
+    /// changed: the version that wrote it still opens it, and its rows come over as a dump.
+    #[error("{} has format {found}; this version reads format {supported}. Dump it with the Drumlin that wrote it (drumlin dump), and load the dump with this one (drumlin load)", .path.display())]
+    OlderFormat {
+        /// The database.
+        path: PathBuf,
+        /// The format found.
+        found: u32,
+        /// The oldest format that this version reads.
+        supported: u32,
+    },
     /// Another process has the database open, or this one has: it is closed once the last of its handles is dropped.
     #[error("{} is in use by {}", .path.display(), owner(*.pid, *.by_this_process))]
     Locked {
@@ -486,6 +497,17 @@ impl Error {
 
     pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Error {
         Error::Io { action, path: path.to_path_buf(), source: Arc::new(source) }
+    }
+
+    /// The error of a file in a format that this version does not read.
+    pub(crate) fn other_format(path: &Path, found: u32) -> Error {
+        let (path, supported) = (path.to_path_buf(), crate::format::FORMAT_VERSION);
+        assert!(found != supported, "format {found} is refused");
+        if found > supported {
+            Error::NewerFormat { path, found, supported }
+        } else {
+            Error::OlderFormat { path, found, supported }
+        }
     }
 
     pub(crate) fn corrupted(path: &Path, what: impl Into<String>, reason: impl std::fmt::Display) -> Error {

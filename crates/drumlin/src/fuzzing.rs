@@ -35,7 +35,7 @@ pub fn superblock(bytes: &[u8]) {
 
 fn seal_superblock(block: &mut [u8]) {
     block[superblock::MAGIC_OFFSET..superblock::MAGIC_OFFSET + 8].copy_from_slice(&superblock::MAGIC);
-    put_u32(block, superblock::VERSION_OFFSET, 1);
+    put_u32(block, superblock::VERSION_OFFSET, crate::format::FORMAT_VERSION);
     let sum = checksum(&block[superblock::SEQUENCE_OFFSET..], 0);
     put_u64(block, superblock::CHECKSUM_OFFSET, sum);
 }
@@ -118,7 +118,7 @@ pub fn log_headers(bytes: &[u8]) {
 
 fn seal_segment(block: &mut [u8]) {
     block[..8].copy_from_slice(b"DRUMLOG\0");
-    put_u32(block, 8, 1);
+    put_u32(block, 8, crate::format::FORMAT_VERSION);
     let sum = checksum(&block[..log::SEGMENT_HEADER_BYTES - 8], 0);
     put_u64(block, log::SEGMENT_HEADER_BYTES - 8, sum);
 }

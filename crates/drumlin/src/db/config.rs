@@ -244,8 +244,8 @@ impl Config {
     /// Takes as long as reading and applying the log: about a second per 100 MB.
     ///
     /// # Errors
-    /// [`Error::NotADatabase`], [`Error::NewerFormat`], [`Error::Locked`], [`Error::Corrupted`],
-    /// [`Error::BudgetTooSmall`], [`Error::Io`]; [`Error::NotClosed`] for one that is opened for
+    /// [`Error::NotADatabase`], [`Error::NewerFormat`], [`Error::OlderFormat`], [`Error::Locked`],
+    /// [`Error::Corrupted`], [`Error::BudgetTooSmall`], [`Error::Io`]; [`Error::NotClosed`] for one that is opened for
     /// [reading only](Config::read_only); [`Error::Invalid`] for a setting or path that is not allowed.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Database> {
         self.check()?;
@@ -264,8 +264,9 @@ impl Config {
     /// verifies one that opens better: it also descends every tree.
     ///
     /// # Errors
-    /// Only those that prevent the check itself: [`Error::NotADatabase`], [`Error::NewerFormat`], [`Error::Locked`],
-    /// [`Error::BudgetTooSmall`], [`Error::Io`]; [`Error::Invalid`] for a setting that is not allowed.
+    /// Only those that prevent the check itself: [`Error::NotADatabase`], [`Error::NewerFormat`],
+    /// [`Error::OlderFormat`], [`Error::Locked`], [`Error::BudgetTooSmall`], [`Error::Io`]; [`Error::Invalid`] for a
+    /// setting that is not allowed.
     pub fn examine(&self, path: impl AsRef<Path>) -> Result<CheckReport> {
         self.examine_with(path, |_| ())
     }

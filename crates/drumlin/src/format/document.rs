@@ -139,9 +139,7 @@ fn nodes_are_as_documented() {
     let fields =
         [(n::SLOT_HEAD_OFFSET, "head"), (n::SLOT_ROW_OFFSET, "offset"), (n::SLOT_SUFFIX_BYTES_OFFSET, "suffix")];
     compare("Slot", &fields, n::SLOT_BYTES);
-    let fields =
-        [(n::CHILD_PAGE_OFFSET, "page"), (n::CHILD_COUNT_OFFSET, "rows"), (n::CHILD_NEWEST_OFFSET, "newest commit")];
-    compare("Row of an inner node, behind the suffix", &fields, n::CHILD_BYTES);
+    compare("Row of an inner node, behind the suffix", &[(n::CHILD_PAGE_OFFSET, "page")], n::CHILD_BYTES);
     compare("Row of a leaf, behind the suffix", &[(0, "length of the value")], n::VALUE_LENGTH_BYTES);
     let fields = [
         (n::LARGE_LENGTH_OFFSET, "length"),

@@ -106,7 +106,7 @@ pub(crate) enum SegmentHeaderError {
     #[error("its checksum does not match")]
     Checksum,
     #[error("it has format {0}")]
-    Newer(u32),
+    Format(u32),
     #[error("its window makes no sense")]
     Window,
 }
@@ -144,8 +144,8 @@ impl SegmentHeader {
             return Err(SegmentHeaderError::Checksum);
         }
         let version = get_u32(block, VERSION_OFFSET);
-        if version > FORMAT_VERSION {
-            return Err(SegmentHeaderError::Newer(version));
+        if version != FORMAT_VERSION {
+            return Err(SegmentHeaderError::Format(version));
         }
         let header = SegmentHeader {
             stream: StreamId(get_u16(block, STREAM_OFFSET)),

@@ -22,8 +22,10 @@ pub(crate) use ids::{
 };
 pub use ids::{Epoch, Incarnation, KeyspaceId, PageId, SegmentId, Timestamp};
 
-/// The format version that this code writes, and the newest that it reads.
-pub(crate) const FORMAT_VERSION: u32 = 1;
+/// The format version that this code writes, and the only one that it reads.
+///
+/// 2: an inner node's row is its separator and a page number. In version 1 another 12 bytes followed.
+pub(crate) const FORMAT_VERSION: u32 = 2;
 
 /// Streams that a log may have: the superblock lists a range of each.
 pub(crate) const LOG_STREAM_COUNT_MAX: u16 = 64;

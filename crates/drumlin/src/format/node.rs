@@ -32,8 +32,6 @@
 //! A row of an inner node; the suffix of child 0 is empty
 //!      0     s  suffix of the separator: the smallest key that the child may hold, without the prefix
 //!      s     4  page of the child
-//!    s+4     6  rows beneath the child; bit 47: the aggregate is valid
-//!   s+10     6  newest commit among those rows
 //!
 //! The reference of a large value
 //!      0     8  its length in bytes
@@ -71,12 +69,8 @@ pub(crate) const SLOT_LARGE_FLAG: u16 = 0x8000;
 pub(crate) const VALUE_LENGTH_BYTES: usize = 2;
 
 pub(crate) const CHILD_PAGE_OFFSET: usize = 0;
-pub(crate) const CHILD_COUNT_OFFSET: usize = 4;
-pub(crate) const CHILD_NEWEST_OFFSET: usize = 10;
 /// Bytes of an inner node's row, suffix aside.
-pub(crate) const CHILD_BYTES: usize = 16;
-/// Marks a child whose count and newest commit hold.
-pub(crate) const CHILD_VALID_FLAG: u64 = 1 << 47;
+pub(crate) const CHILD_BYTES: usize = 4;
 
 pub(super) const LARGE_LENGTH_OFFSET: usize = 0;
 pub(super) const LARGE_ID_OFFSET: usize = 8;
@@ -102,9 +96,7 @@ const _: () = {
     assert!(SLOT_SUFFIX_BYTES_OFFSET == SLOT_ROW_OFFSET + 2);
     assert!(SLOT_BYTES == SLOT_SUFFIX_BYTES_OFFSET + 2);
 
-    assert!(CHILD_COUNT_OFFSET == CHILD_PAGE_OFFSET + 4);
-    assert!(CHILD_NEWEST_OFFSET == CHILD_COUNT_OFFSET + 6);
-    assert!(CHILD_BYTES == CHILD_NEWEST_OFFSET + 6);
+    assert!(CHILD_BYTES == CHILD_PAGE_OFFSET + 4);
 
     assert!(LARGE_ID_OFFSET == LARGE_LENGTH_OFFSET + 8);
     assert!(LARGE_PAGE_OFFSET == LARGE_ID_OFFSET + 8);

@@ -117,8 +117,10 @@ pub(crate) enum SuperblockError {
     Magic,
     #[error("it has format {0}")]
     Newer(u32),
-    #[error("it has format {0}, which never was")]
-    Version(u32),
+    #[error("it has format {0}")]
+    Older(u32),
+    #[error("it has format 0, which never was")]
+    Version,
     #[error("its checksum does not match")]
     Checksum,
     #[error("its fields make no sense")]
@@ -171,9 +173,11 @@ impl Superblock {
         if version > FORMAT_VERSION {
             return Err(SuperblockError::Newer(version));
         }
-        // There never was a version 0, and there is none before the first yet.
+        if version == 0 {
+            return Err(SuperblockError::Version);
+        }
         if version < FORMAT_VERSION {
-            return Err(SuperblockError::Version(version));
+            return Err(SuperblockError::Older(version));
         }
         if checksum(&bytes[SEQUENCE_OFFSET..], 0) != get_u64(bytes, CHECKSUM_OFFSET) {
             return Err(SuperblockError::Checksum);

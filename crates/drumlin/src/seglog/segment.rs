@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{Error, Result};
 use crate::format::log::{SegmentHeader, SegmentHeaderError};
-use crate::format::{BLOCK_BYTES, DatabaseId, FORMAT_VERSION, SlotNumber, StreamId, StreamPosition};
+use crate::format::{BLOCK_BYTES, DatabaseId, SlotNumber, StreamId, StreamPosition};
 use crate::io::{AlignedBuffer, FileRef, Folder, OpenOptions, Persist};
 
 pub(super) const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -209,9 +209,7 @@ pub(super) fn inspect(
             Err(Error::corrupted(path, "log segment", format!("it was cut short, to {length} bytes")))
         }
         Ok(Some(header)) => Ok(Found::Segment(Segment::new(file, header))),
-        Err(SegmentHeaderError::Newer(found)) => {
-            Err(Error::NewerFormat { path: path.to_path_buf(), found, supported: FORMAT_VERSION })
-        }
+        Err(SegmentHeaderError::Format(found)) => Err(Error::other_format(path, found)),
         Err(reason) => Err(Error::corrupted(path, "log segment header", reason)),
     }
 }

@@ -152,7 +152,7 @@ impl Superblocks {
 /// one that is sound: a change of the format has to mark both before it changes anything else.
 pub(crate) fn read(file: &FileRef) -> Result<Found> {
     let mut newest: Option<Superblock> = None;
-    let mut newer_format = None;
+    let mut other_format = None;
     let mut unreadable = None;
     let mut reasons = Vec::new();
     for (slot, offset) in SLOT_OFFSETS.into_iter().enumerate() {
@@ -176,24 +176,22 @@ pub(crate) fn read(file: &FileRef) -> Result<Found> {
             }
             Err(reason) => {
                 crate::coverage::mark!("a superblock did not verify");
-                if let SuperblockError::Newer(version) = reason {
-                    newer_format = Some(version);
+                if let SuperblockError::Newer(version) | SuperblockError::Older(version) = reason {
+                    other_format = other_format.max(Some(version));
                 }
                 reasons.push((slot, reason.to_string()));
             }
         }
     }
     let path = file.path();
-    match (newest, unreadable, newer_format) {
+    match (newest, unreadable, other_format) {
         (Some(newest), ..) => {
             let reason = reasons.into_iter().next();
             let reason = reason.map(|(slot, reason)| Error::corrupted(path, format!("superblock {slot}"), reason));
             Ok(Found { newest, reason })
         }
         (None, Some(error), _) => Err(Error::io("reading", path, error)),
-        (None, None, Some(found)) => {
-            Err(Error::NewerFormat { path: path.to_path_buf(), found, supported: crate::format::FORMAT_VERSION })
-        }
+        (None, None, Some(found)) => Err(Error::other_format(path, found)),
         (None, None, None) if reasons.iter().all(|(_, reason)| *reason == SuperblockError::Magic.to_string()) => {
             Err(Error::NotADatabase { path: path.to_path_buf(), why: "it holds no superblock".into() })
         }

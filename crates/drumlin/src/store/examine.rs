@@ -116,7 +116,7 @@ impl Opener<'_> {
                 }
                 newest
             }
-            Err(error @ Error::NewerFormat { .. }) => return Err(error),
+            Err(error @ (Error::NewerFormat { .. } | Error::OlderFormat { .. })) => return Err(error),
             Err(error) => {
                 note(&mut report, error, "everything: no checkpoint and no record of the log can be told")?;
                 return Ok(report);
@@ -149,7 +149,7 @@ impl Opener<'_> {
 /// Notes damage and what it costs; any other error ends the examination.
 fn note(report: &mut CheckReport, error: Error, cost: &str) -> Result<()> {
     match error {
-        Error::Corrupted { .. } | Error::Io { .. } | Error::NewerFormat { .. } => {
+        Error::Corrupted { .. } | Error::Io { .. } | Error::NewerFormat { .. } | Error::OlderFormat { .. } => {
             report.note(error, cost);
             Ok(())
         }

@@ -456,6 +456,9 @@ impl Opener<'_> {
             Error::NewerFormat { found, supported, .. } => {
                 Error::NewerFormat { path: self.path().to_path_buf(), found, supported }
             }
+            Error::OlderFormat { found, supported, .. } => {
+                Error::OlderFormat { path: self.path().to_path_buf(), found, supported }
+            }
             other => other,
         })
     }

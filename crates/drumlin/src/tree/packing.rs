@@ -358,6 +358,17 @@ mod tests {
         assert!(sparse <= 1, "{sparse} of {} leaves have room for a row", leaves.len());
     }
 
+    /// Inner nodes have 230 children and more where keys have 16 bytes, all but the first and last of their level.
+    #[test]
+    fn packed_inner_nodes_have_many_children() {
+        let rows: Vec<_> = (0..6000).map(|row| (format!("user{row:012}").into_bytes(), vec![7; 1400])).collect();
+        let nodes = packed(4096, &rows);
+        let is_between = |node: &Node<'_>| node.lower_fence().is_some() && node.upper_fence().is_some();
+        let inner = nodes.0.iter().flatten().map(|page| Node::new(page)).filter(|node| node.level() == 1);
+        let counts: Vec<usize> = inner.filter(is_between).map(|node| node.len()).collect();
+        assert!(counts.len() >= 5 && counts.iter().all(|&count| count >= 230), "nodes of {counts:?} children");
+    }
+
     /// The newest row is taken back whatever came before it.
     #[test]
     fn the_newest_row_can_be_taken_back() {

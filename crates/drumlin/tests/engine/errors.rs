@@ -72,6 +72,28 @@ fn a_newer_format_is_refused() {
     }
 }
 
+/// A database of the format before this one is refused, left as it is, and the error says how its rows come over.
+#[test]
+fn an_older_format_is_refused() {
+    let folder = Folder::new();
+    small().open(folder.path()).unwrap().close().unwrap();
+    let data = folder.path().join("data");
+    let mut bytes = std::fs::read(&data).unwrap();
+    for slot in [0, 8 * 4096] {
+        assert_eq!(bytes[slot + 8], 2, "the format version");
+        bytes[slot + 8] = 1;
+    }
+    std::fs::write(&data, &bytes).unwrap();
+    for error in [small().open(folder.path()).unwrap_err(), small().examine(folder.path()).unwrap_err()] {
+        assert!(
+            matches!(&error, Error::OlderFormat { found: 1, supported: 2, path } if *path == folder.path()),
+            "{error:?}"
+        );
+        assert!(error.to_string().contains("drumlin dump") && error.to_string().contains("drumlin load"), "{error}");
+    }
+    assert_eq!(std::fs::read(&data).unwrap(), bytes, "a database that was refused has changed");
+}
+
 /// Where one superblock can't be read, or says that it is of a newer format, the other counts.
 #[test]
 fn one_superblock_is_enough() {

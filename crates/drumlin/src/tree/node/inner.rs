@@ -1,51 +1,17 @@
 //! Inner nodes: children, and the separators between them.
 //!
 //! Child `i` covers the keys from separator `i` (included) to separator `i + 1` (excluded). Child 0 has no separator:
-//! it begins at the node's lower fence. A child's entry has a place for the aggregate of its subtree, valid or not. The
-//! newest commit among the rows is kept beside their count, since a snapshot may use the count only if it is not older,
-//! and the leaves that could tell may not be in memory.
+//! it begins at the node's lower fence. A child's entry is its page number and nothing else: every descent reads inner
+//! nodes, and the more children one has, the fewer there are to read.
 
 use std::cmp::Ordering;
 use std::ops::Deref;
 
 use super::{NoRoom, Node, NodeMut, SPLIT_WINDOW_SHARE};
-use crate::format::node::{
-    CHILD_BYTES, CHILD_COUNT_OFFSET, CHILD_NEWEST_OFFSET, CHILD_PAGE_OFFSET, CHILD_VALID_FLAG, SLOT_BYTES, SLOTS_OFFSET,
-};
-use crate::format::{PageId, Timestamp, get_u32, get_u64, put_u32};
+use crate::format::node::{CHILD_BYTES, CHILD_PAGE_OFFSET, SLOT_BYTES, SLOTS_OFFSET};
+use crate::format::{PageId, get_u32, put_u32};
 
-/// A summary of the rows below a child.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Aggregate {
-    pub(crate) count: u64,
-    /// The newest commit applied to any leaf beneath.
-    pub(crate) newest: Timestamp,
-}
-
-impl Aggregate {
-    /// Counts end below this, and timestamps at twice it: 47 and 48 bits. A million commits a second take nine years to
-    /// get there; from then on aggregates are not stored, and counting descends.
-    const COUNT_END: u64 = CHILD_VALID_FLAG;
-    const NEWEST_END: u64 = 1 << 48;
-
-    fn to_words(self) -> Option<(u64, u64)> {
-        (self.count < Aggregate::COUNT_END && self.newest.0 < Aggregate::NEWEST_END)
-            .then_some((self.count | CHILD_VALID_FLAG, self.newest.0))
-    }
-}
-
-/// Reads the six bytes at `offset`, which is at least two behind the start.
-#[inline]
-fn get_u48(bytes: &[u8], offset: usize) -> u64 {
-    get_u64(bytes, offset - 2) >> 16
-}
-
-#[inline]
-fn put_u48(bytes: &mut [u8], offset: usize, value: u64) {
-    bytes[offset..offset + 6].copy_from_slice(&value.to_le_bytes()[..6]);
-}
-
-/// A child's entry, its aggregate not yet known.
+/// A child's entry.
 pub(super) fn entry_of(child: PageId) -> [u8; CHILD_BYTES] {
     assert!(child != PageId::NONE, "page 0 is nobody's child");
     let mut entry = [0; CHILD_BYTES];
@@ -108,12 +74,6 @@ impl<'a> Inner<'a> {
         child
     }
 
-    /// The child in a page, if it is one of this node's. Looks at all of them.
-    #[cfg_attr(not(test), expect(dead_code, reason = "counting in O(log n) will use it"))]
-    pub(crate) fn position_of(&self, child: PageId) -> Option<usize> {
-        (0..self.len()).find(|&index| self.child(index) == child)
-    }
-
     /// Puts the separator in front of child `index`, which is not 0, in `separator`, in place of what it held.
     pub(crate) fn separator_into(&self, index: usize, separator: &mut Vec<u8>) {
         assert!(index > 0, "child 0 has no separator");
@@ -138,18 +98,6 @@ impl<'a> Inner<'a> {
         }
         fence.clear();
         self.upper_fence().inspect(|upper| fence.extend_from_slice(upper)).is_some()
-    }
-
-    /// The aggregate of a child, if it is valid.
-    #[inline]
-    #[cfg_attr(not(test), expect(dead_code, reason = "counting in O(log n) will use it"))]
-    pub(crate) fn aggregate(&self, index: usize) -> Option<Aggregate> {
-        let entry = self.entry(index);
-        let count = get_u48(entry, CHILD_COUNT_OFFSET);
-        (count & CHILD_VALID_FLAG != 0).then(|| Aggregate {
-            count: count & !CHILD_VALID_FLAG,
-            newest: Timestamp(get_u48(entry, CHILD_NEWEST_OFFSET)),
-        })
     }
 
     /// Returns `true` if a child can be added with a separator of up to `separator_bytes`, one that the node covers.
@@ -248,8 +196,6 @@ impl<'a> InnerMut<'a> {
     }
 
     /// Adds a child that takes the range from `separator` on away from child `index - 1`, and becomes child `index`.
-    ///
-    /// The aggregates of both are invalid afterwards.
     pub(crate) fn insert_child(&mut self, index: usize, separator: &[u8], child: PageId) -> Result<(), NoRoom> {
         let inner = self.as_inner();
         debug_assert!(inner.covers(separator) && inner.lower_fence() != Some(separator));
@@ -259,49 +205,14 @@ impl<'a> InnerMut<'a> {
         let entry = self.0.open_row(index, suffix, CHILD_BYTES, 0)?;
         self.0.page[entry..entry + CHILD_BYTES].copy_from_slice(&entry_of(child));
         self.0.note_run(index - 1, keys);
-        self.invalidate(index - 1);
         debug_assert!(self.as_inner().child(index) == child, "a child can't be read as it was put");
         Ok(())
     }
 
     /// Removes child `index`, which is not 0, and the separator in front of it: child `index - 1` takes over its range.
-    ///
-    /// The aggregate of that one is invalid afterwards.
     pub(crate) fn remove_child(&mut self, index: usize) {
         assert!(index > 0, "child 0 has no left neighbour");
         self.0.remove_row(index);
-        self.invalidate(index - 1);
-    }
-
-    #[inline]
-    fn entry_mut(&mut self, index: usize) -> &mut [u8] {
-        let slot = self.0.view().slot(index);
-        let start = slot.row() + slot.suffix_bytes();
-        &mut self.0.page[start..start + CHILD_BYTES]
-    }
-
-    /// Puts another page in the place of a child, over the same range. The aggregate becomes invalid.
-    #[cfg_attr(not(test), expect(dead_code, reason = "counting in O(log n) will use it"))]
-    pub(crate) fn replace_child(&mut self, index: usize, child: PageId) {
-        self.entry_mut(index).copy_from_slice(&entry_of(child));
-    }
-
-    /// Stores the aggregate of a child.
-    #[inline]
-    #[cfg_attr(not(test), expect(dead_code, reason = "counting in O(log n) will use it"))]
-    pub(crate) fn set_aggregate(&mut self, index: usize, aggregate: Aggregate) {
-        let (count, newest) = aggregate.to_words().unwrap_or((0, 0));
-        let entry = self.entry_mut(index);
-        put_u48(entry, CHILD_COUNT_OFFSET, count);
-        put_u48(entry, CHILD_NEWEST_OFFSET, newest);
-    }
-
-    /// Declares the aggregate of a child invalid.
-    #[inline]
-    pub(crate) fn invalidate(&mut self, index: usize) {
-        let entry = self.entry_mut(index);
-        put_u48(entry, CHILD_COUNT_OFFSET, 0);
-        put_u48(entry, CHILD_NEWEST_OFFSET, 0);
     }
 
     /// Moves the children from `at`, which is not 0, to `right`, an unused page of the same size. The separator in
