@@ -248,6 +248,13 @@ impl PageTable {
         self.cell(page).map_or(PageEntry::Free, |cell| PageEntry::from_bits(cell.load(Ordering::Acquire)))
     }
 
+    /// Returns `true` if the page's entry is this one.
+    #[inline]
+    pub(crate) fn shows(&self, page: PageId, entry: PageEntry) -> bool {
+        debug_assert!(entry != PageEntry::Free, "a page is asked for that does not exist");
+        self.cell(page).is_some_and(|cell| cell.load(Ordering::Acquire) == entry.to_bits())
+    }
+
     /// Publishes a new entry. The caller holds what the module's table of states asks for: no other thread changes it.
     pub(crate) fn store(&self, page: PageId, entry: PageEntry) {
         assert!(page != PageId::NONE, "page 0 does not exist");

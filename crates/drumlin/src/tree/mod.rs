@@ -267,7 +267,7 @@ impl Tree {
         for restart in 0..RESTARTS_MAX {
             if let Some((page, frame)) = self.descend(target, |_, _, _, _| ())?
                 && let Some(read) = self.pool.frames.read(frame, self.page_key(page))
-                && self.pages.table.load(page) == PageEntry::Leaf(frame)
+                && self.pages.table.shows(page, PageEntry::Leaf(frame))
                 && target.is_in(&Node::new(&read))
             {
                 return Ok(read);
@@ -287,7 +287,7 @@ impl Tree {
         for restart in 0..RESTARTS_MAX {
             if let Some((page, frame)) = self.descend(Target::At(key), |_, _, _, _| ())?
                 && let Some(read) = self.pool.frames.read_beside(frame, self.page_key(page), is_mine)
-                && self.pages.table.load(page) == PageEntry::Leaf(frame)
+                && self.pages.table.shows(page, PageEntry::Leaf(frame))
                 && Node::new(&read).covers(key)
             {
                 return Ok(read);
@@ -303,7 +303,7 @@ impl Tree {
     pub(crate) fn read_leaf_at(&self, (page, frame): (PageId, FrameIndex), key: &[u8]) -> Option<FrameRead<'_>> {
         let read = self.pool.frames.read(frame, self.page_key(page))?;
         assert!(read.page() == page, "a frame is latched for another page than {page}");
-        (self.pages.table.load(page) == PageEntry::Leaf(frame) && Node::new(&read).covers(key)).then_some(read)
+        (self.pages.table.shows(page, PageEntry::Leaf(frame)) && Node::new(&read).covers(key)).then_some(read)
     }
 
     /// The leaf in a frame where it was found before, latched for change, if it is still there and covers the key.
@@ -316,7 +316,7 @@ impl Tree {
         is_mine: &impl Fn(FrameIndex) -> bool,
     ) -> Option<FrameWrite<'_>> {
         let write = self.pool.frames.write_beside(frame, self.page_key(page), is_mine)?;
-        (self.pages.table.load(page) == PageEntry::Leaf(frame) && Node::new(&write).covers(key)).then_some(write)
+        (self.pages.table.shows(page, PageEntry::Leaf(frame)) && Node::new(&write).covers(key)).then_some(write)
     }
 
     /// The leaf that covers the key, latched for change, for a caller that holds the latches of leaves before it: those
@@ -326,7 +326,7 @@ impl Tree {
         for restart in 0..RESTARTS_MAX {
             if let Some((page, frame)) = self.descend(Target::At(key), |_, _, _, _| ())?
                 && let Some(write) = self.pool.frames.write_beside(frame, self.page_key(page), is_mine)
-                && self.pages.table.load(page) == PageEntry::Leaf(frame)
+                && self.pages.table.shows(page, PageEntry::Leaf(frame))
                 && Node::new(&write).covers(key)
             {
                 return Ok(write);
