@@ -30,6 +30,7 @@ pub(crate) const MARKS: &[&str] = &[
     "a full disk had no space for the log",
     "a lock was handed over to one who had just given up",
     "a log segment was used again",
+    "a part of the log was applied again, with the space of other threads",
     "a page arrived whose keyspace had been dropped",
     "a page changed that a checkpoint had not copied yet",
     "an image owed to a checkpoint waited for room",

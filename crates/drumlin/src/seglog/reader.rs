@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::segment::{BLOCK, Segment};
 use crate::error::{Error, Result};
 use crate::format::log::{
-    RECORD_ALIGNMENT_BYTES, RECORD_HEADER_BYTES, RECORD_MAGIC, RecordHeader, record_bytes, record_seed,
+    FLAG_AFTER_DATA, RECORD_ALIGNMENT_BYTES, RECORD_HEADER_BYTES, RECORD_MAGIC, RecordHeader, record_bytes, record_seed,
 };
 use crate::format::{Checksum, Incarnation, StreamPosition, Timestamp, checksum, get_u32};
 use crate::io::AlignedBuffer;
@@ -90,6 +90,8 @@ pub(super) struct Found {
     pub(super) end: StreamPosition,
     pub(super) body_bytes: u32,
     body_checksum: u64,
+    /// It names extents; see [`Body::naming_extents`](super::Body::naming_extents).
+    pub(super) names_extents: bool,
     /// The index of the reader's segment that it starts in.
     pub(super) segment: usize,
 }
@@ -216,6 +218,7 @@ impl Reader {
                             end,
                             body_bytes: header.body_bytes,
                             body_checksum: header.body_checksum,
+                            names_extents: header.flags & FLAG_AFTER_DATA != 0,
                             segment: self.segment,
                         }));
                     }

@@ -36,6 +36,7 @@ pub(crate) struct Scan {
     last: Timestamp,
     record_bytes: u64,
     record_count: u64,
+    names_extents: bool,
     is_closed: bool,
     streams: BTreeMap<StreamId, StreamScan>,
 }
@@ -96,6 +97,7 @@ impl Scan {
             last: known.covered,
             record_bytes: 0,
             record_count: 0,
+            names_extents: false,
             is_closed: false,
             streams: BTreeMap::new(),
         };
@@ -132,6 +134,7 @@ impl Scan {
             last: known.covered,
             record_bytes: 0,
             record_count: 0,
+            names_extents: false,
             is_closed: true,
             streams: BTreeMap::new(),
         }
@@ -265,6 +268,7 @@ impl Scan {
             self.last = found.timestamp;
             self.record_count += 1;
             self.record_bytes += u64::from(found.body_bytes);
+            self.names_extents |= found.names_extents;
             merge.step(due)?;
         }
         let lost = merge.next;
@@ -328,6 +332,11 @@ impl Scan {
     /// The number of records that recovery must apply.
     pub(crate) fn record_count(&self) -> u64 {
         self.record_count
+    }
+
+    /// Returns `true` if one of these records names extents.
+    pub(crate) fn names_extents(&self) -> bool {
+        self.names_extents
     }
 
     /// The records above what the checkpoint covers. May be called any number of times.

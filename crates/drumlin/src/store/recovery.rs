@@ -6,14 +6,15 @@
 //!    horizon covers may be in caches only: it writes them again, with the same bytes.
 //! 3. `build_engine` makes the pool, the versions, the engine and the keyspaces, as of the checkpoint. The timestamp
 //!    behind the log's last is the first that the engine will give out.
-//! 4. `mark_log_extents` takes the extents that the records name (large values, bulk loads) out of the free ones.
+//! 4. `mark_log_extents` takes the extents that the records name (large values, bulk loads) out of the free ones, if
+//!    any does.
 //!    Damage found up to here leaves every byte as it was.
 //! 5. `harden_superblock` syncs the folder and the data file, whose length it sets again, and writes the superblock
 //!    again, with the same bytes, for the same reason.
 //! 6. `raise_incarnation` writes the superblock with the next incarnation and the timestamp that it begins at,
 //!    durably. If the superblock has no room for another, it first erases the void records of the log.
 //! 7. `replay` frees the values that only snapshots still saw, and applies the records above the checkpoint: sorted by
-//!    key between barriers (create, drop, attach), the newest of each key.
+//!    key between barriers (create, drop, attach), the newest of each key. Several threads share a large part.
 //! 8. `start_log` begins to append. The background threads start after it.
 //!
 //! # A closed database
@@ -237,6 +238,7 @@ impl<'o> LogScanned<'o> {
         let make_room = Arc::clone(&maintenance) as Arc<dyn MakeRoom>;
         let backend = Arc::clone(&opener.backend);
         let engine = Engine::new(backend, space, pool, versions, last, next_value, budget, make_room);
+        let engine = Arc::new(engine);
         let keyspaces = Keyspaces::new(catalogue.next_keyspace);
         for entry in &catalogue.keyspaces {
             let pages = engine.space.page_space(entry.id).expect("made while loading");
@@ -272,7 +274,7 @@ struct Recovering<'o> {
     superblocks: Arc<Superblocks>,
     page_tables: PageTableStore,
     orphans: Vec<Orphan>,
-    engine: Engine<Replaying>,
+    engine: Arc<Engine<Replaying>>,
     keyspaces: Keyspaces,
     maintenance: Arc<Maintenance>,
     log_folder: FolderRef,
@@ -403,6 +405,7 @@ impl Replayed<'_> {
         let Replayed(recovering) = self;
         let Recovering { opener, data, page_tables, engine, scan, last, .. } = recovering;
         let hooks = hooks(&engine, recovering.superblocks);
+        let engine = Arc::into_inner(engine).expect("the threads that replayed the log have ended");
         let (recovered_records, recovered_bytes) =
             scan.as_ref().map_or((0, 0), |scan| (scan.record_count(), scan.record_bytes()));
         let log = match scan {

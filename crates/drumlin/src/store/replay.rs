@@ -11,18 +11,20 @@ use crate::error::{Error, Result};
 use crate::format::node::is_page_bytes;
 use crate::format::record::{self, Attachment, Operation};
 use crate::format::{ExtentAddress, ExtentRef, KeyspaceId, Timestamp};
+use crate::memory::Account;
 use crate::pool::load::LoadTables;
 use crate::seglog::Scan;
 use crate::space::checkpoint::read_image;
 use crate::space::table::CHUNK_BYTES;
 use crate::space::{ChunkImage, PageSpace, Purpose};
+use crate::sync::Mutex;
 use crate::txn::engine::{Engine, Replaying, Row};
 use crate::txn::values::LargeValue;
 use crate::txn::write_set::Change;
 
 /// Applies the log above the checkpoint.
 pub(super) struct Replay<'r> {
-    pub(super) engine: &'r Engine<Replaying>,
+    pub(super) engine: &'r Arc<Engine<Replaying>>,
     pub(super) keyspaces: &'r Keyspaces,
     pub(super) log_path: PathBuf,
     pub(super) scan: &'r Scan,
@@ -40,6 +42,9 @@ struct Batch {
 /// One operation on a row; keys and values lie in the batch.
 struct ReplayedOperation {
     keyspace: KeyspaceId,
+    /// The first bytes of the key, as a number that sorts as keys do.
+    head: u64,
+    /// Later operations have later places.
     key: Range<usize>,
     change: ReplayedChange,
 }
@@ -51,14 +56,29 @@ enum ReplayedChange {
     Remove,
 }
 
-/// Bytes of operations that are sorted together: enough that neighbours meet in their leaf.
+/// The first bytes of a key, zeros behind it.
+fn head_of(key: &[u8]) -> u64 {
+    let mut head = [0; 8];
+    let count = key.len().min(head.len());
+    head[..count].copy_from_slice(&key[..count]);
+    u64::from_be_bytes(head)
+}
+
+/// Bytes of operations that are sorted together: the more, the more neighbours meet in their leaf. They take the memory
+/// of transactions and readers, of which there are none yet, as vectors that may have grown to twice their contents.
 fn batch_bytes(engine: &Engine<Replaying>) -> usize {
-    (engine.budget.transaction_bytes_max() as usize).max(64 << 10)
+    const BYTES_MAX: u64 = 32 << 20;
+    let unused_bytes = engine.budget.limit_bytes(Account::Transactions) + engine.budget.limit_bytes(Account::Copies);
+    (unused_bytes / 2).min(BYTES_MAX) as usize
 }
 
 impl Replay<'_> {
-    /// Takes the extents that records name out of the free ones, before anything is written.
+    /// Takes the extents that records name out of the free ones, before anything is written. Reads the log only if a
+    /// record has some.
     pub(super) fn mark_extents(&self) -> Result<()> {
+        if !self.scan.names_extents() {
+            return Ok(());
+        }
         let segments = &self.engine.space.segments;
         for record in self.scan.records()? {
             let record = record?;
@@ -153,7 +173,8 @@ impl Replay<'_> {
                     }
                     Operation::Remove { key } => (key, ReplayedChange::Remove),
                 };
-                batch.operations.push(ReplayedOperation { keyspace, key: offsets_of(key), change });
+                let head = head_of(key);
+                batch.operations.push(ReplayedOperation { keyspace, head, key: offsets_of(key), change });
             }
             newest = record.timestamp;
             if batch.bytes.len() + batch.operations.len() * size_of::<ReplayedOperation>() >= batch_bytes(self.engine) {
@@ -193,66 +214,243 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Applies the newest operation of each row, in the order of keys, some leaves at a time, and empties the batch.
+    /// Applies the newest operation of each row, in the order of keys, and empties the batch. Several threads share a
+    /// large one: some wait for the device while others change leaves.
     fn apply_batch(&self, batch: &mut Batch, newest: Timestamp) -> Result<()> {
-        /// Few enough that their leaves can be held together.
-        const ROWS_MAX: usize = 512;
-        let engine = self.engine;
-        let Batch { bytes, mut operations, large } = std::mem::take(batch);
-        let key = |operation: &ReplayedOperation| (operation.keyspace, &bytes[operation.key.clone()]);
-        // Stable: of operations on one row the last stays last.
-        operations.sort_by(|a, b| key(a).cmp(&key(b)));
-        let mut rest = &operations[..];
-        while let Some(first) = rest.first() {
-            let keyspace = first.keyspace;
+        if batch.operations.is_empty() {
+            return Ok(());
+        }
+        batch.sort();
+        let mut open = Vec::new();
+        for run in batch.operations.chunk_by(|left, right| left.keyspace == right.keyspace) {
             // Creating and dropping are barriers, so a keyspace whose rows are in the batch is there.
-            let open = self.open(keyspace).ok_or_else(|| self.malformed(newest))?;
-            let mut rows = Vec::with_capacity(ROWS_MAX);
-            while let [operation, later @ ..] = rest
-                && operation.keyspace == keyspace
-                && rows.len() < ROWS_MAX
-            {
-                rest = later;
-                let is_newest = later.first().is_none_or(|next| key(next) != key(operation));
-                if !is_newest {
-                    if let ReplayedChange::PutLarge(index) = operation.change {
-                        // The log still names its extents, until a checkpoint covers it: another opening must find them
-                        // unharmed.
-                        let epoch = engine.space.epoch_latch.shared().epoch();
-                        for address in &large[index].addresses {
-                            engine.space.segments.release(*address, epoch);
-                        }
-                    }
-                    continue;
+            open.push(self.open(run[0].keyspace).ok_or_else(|| self.malformed(newest))?);
+        }
+        let parts = batch.parts(thread_operations_min());
+        let engine = Arc::clone(self.engine);
+        let sorted = Arc::new(SortedBatch { engine, open, newest, batch: std::mem::take(batch) });
+        for (part, ended) in parts.iter().zip(sorted.apply_parts(&parts)) {
+            match ended {
+                Ok(()) => {}
+                Err(Unapplied { first, error: Error::DiskFull { .. } }) => {
+                    crate::coverage::mark!("a part of the log was applied again, with the space of other threads");
+                    sorted.apply(first..part.end).map_err(|unapplied| unapplied.error)?;
                 }
+                Err(unapplied) => return Err(unapplied.error),
+            }
+        }
+        // No snapshot is open yet, so no older version is needed.
+        for (keyspace, reference) in self.engine.versions.collect_garbage(Timestamp(u64::MAX)) {
+            self.engine.free_value(keyspace, &reference);
+        }
+        // Its memory serves the next one: fresh memory costs more than the work that is done with it.
+        *batch = Arc::into_inner(sorted).expect("the threads have ended").batch;
+        batch.clear();
+        Ok(())
+    }
+}
+
+/// Threads that apply a batch: enough that the device is asked for pages while leaves are changed.
+const THREAD_COUNT: usize = 4;
+
+/// The fewest operations that are worth a thread. Simulations make do with less, to see several.
+fn thread_operations_min() -> usize {
+    if crate::sync::scheduler::current().is_some() { 64 } else { 4096 }
+}
+
+/// Rows applied together, so that their leaves are read together; fewer where there is little memory to hold leaves.
+/// Space is reserved for as many leaves, by each thread.
+const ROWS_MAX: usize = 512;
+
+impl Batch {
+    fn key(&self, operation: &ReplayedOperation) -> &[u8] {
+        &self.bytes[operation.key.clone()]
+    }
+
+    /// By keyspace and key. Of operations on one row the last stays last.
+    fn sort(&mut self) {
+        let key =
+            |operation: &ReplayedOperation| (operation.keyspace, operation.head, &self.bytes[operation.key.clone()]);
+        self.operations.sort_unstable_by(|a, b| key(a).cmp(&key(b)).then(a.key.start.cmp(&b.key.start)));
+    }
+
+    /// Returns `true` if the next operation is on another row.
+    fn is_newest(&self, index: usize) -> bool {
+        let operation = &self.operations[index];
+        let is_same = |next: &ReplayedOperation| {
+            next.keyspace == operation.keyspace && next.head == operation.head && self.key(next) == self.key(operation)
+        };
+        !self.operations.get(index + 1).is_some_and(is_same)
+    }
+
+    /// The ranges of operations, which are sorted, that threads apply. No row is in two of them.
+    fn parts(&self, operations_min: usize) -> Vec<Range<usize>> {
+        let count = self.operations.len();
+        let part_count = (count / operations_min).clamp(1, THREAD_COUNT);
+        let mut parts = Vec::with_capacity(part_count);
+        let mut start = 0;
+        for part in 1..=part_count {
+            let mut end = (part * count / part_count).max(start);
+            while start < end && !self.is_newest(end - 1) {
+                end += 1;
+            }
+            if start < end {
+                parts.push(start..end);
+            }
+            start = end;
+        }
+        assert!(start == count, "operations from {start} of {count} on are in no part");
+        parts
+    }
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.operations.clear();
+        self.large.clear();
+    }
+}
+
+/// A batch in the order of keys, shared by the threads that apply it.
+struct SortedBatch {
+    engine: Arc<Engine<Replaying>>,
+    /// The keyspaces of its rows.
+    open: Vec<Arc<OpenKeyspace>>,
+    /// The newest commit in it.
+    newest: Timestamp,
+    batch: Batch,
+}
+
+/// The first operation of a part that is not applied, and the reason.
+struct Unapplied {
+    first: usize,
+    error: Error,
+}
+
+impl SortedBatch {
+    /// Applies each part on a thread of its own, the first on this one.
+    fn apply_parts(self: &Arc<Self>, parts: &[Range<usize>]) -> Vec<Result<(), Unapplied>> {
+        let start = |part: &Range<usize>| {
+            let ended = Arc::new(Mutex::new(None));
+            let (sorted, part, slot) = (Arc::clone(self), part.clone(), Arc::clone(&ended));
+            let body = move || *slot.lock() = Some(sorted.apply(part));
+            (self.engine.backend.spawn("drumlin-replay", Box::new(body)), ended)
+        };
+        let threads: Vec<_> = parts[1..].iter().map(start).collect();
+        let mut outcomes = vec![self.apply(parts[0].clone())];
+        for (part, (thread, ended)) in parts[1..].iter().zip(threads) {
+            let outcome = match thread {
+                Ok(thread) => {
+                    crate::sync::join(thread).unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                    ended.lock().take().expect("the thread has ended")
+                }
+                // The backend has no threads, or the system no more of them.
+                Err(_) => self.apply(part.clone()),
+            };
+            outcomes.push(outcome);
+        }
+        outcomes
+    }
+
+    /// Applies a part, some leaves at a time.
+    fn apply(&self, part: Range<usize>) -> Result<(), Unapplied> {
+        let mut first = part.start;
+        let mut count_max = ROWS_MAX;
+        while first < part.end {
+            let (rows, next) = self.rows(first..part.end, count_max);
+            match self.engine.replay(&rows, self.newest) {
+                Ok(()) => {
+                    self.release_replaced(first..next);
+                    first = next;
+                    count_max = (2 * count_max).min(ROWS_MAX);
+                }
+                Err(Error::TransactionTooLarge { .. } | Error::DiskFull { .. }) if rows.len() > 1 => {
+                    count_max = rows.len() / 2;
+                }
+                Err(error) => return Err(Unapplied { first, error }),
+            }
+        }
+        Ok(())
+    }
+
+    /// The newest state of the next rows, of one keyspace, and the first operation behind them.
+    fn rows(&self, operations: Range<usize>, count_max: usize) -> (Vec<Row<'_>>, usize) {
+        let Batch { bytes, large, .. } = &self.batch;
+        let keyspace = self.batch.operations[operations.start].keyspace;
+        let open = self.open.iter().find(|open| open.tree.pages.id == keyspace).expect("found before");
+        let tree = &open.tree;
+        // Each thread may pin a leaf for each row.
+        let pinned_max =
+            self.engine.budget.limit_bytes(Account::Pinned) as usize / THREAD_COUNT / tree.pages.page_bytes;
+        let count_max = count_max.min(pinned_max.max(1));
+        let mut rows = Vec::with_capacity(count_max.min(operations.len()));
+        let mut next = operations.start;
+        while next < operations.end && rows.len() < count_max {
+            let operation = &self.batch.operations[next];
+            if operation.keyspace != keyspace {
+                break;
+            }
+            if self.batch.is_newest(next) {
                 let change = match &operation.change {
                     ReplayedChange::Put(value) => Change::Put(&bytes[value.clone()]),
                     ReplayedChange::PutLarge(index) => Change::PutLarge(&large[*index]),
                     ReplayedChange::Remove => Change::Remove,
                 };
-                let tree = &open.tree;
-                rows.push(Row { tree, key: &bytes[operation.key.clone()], change });
+                rows.push(Row { tree, key: self.batch.key(operation), change });
             }
-            if !rows.is_empty() {
-                self.replay_rows(&rows, newest)?;
-            }
+            next += 1;
         }
-        // No snapshot is open yet, so no older version is needed.
-        for (keyspace, reference) in engine.versions.collect_garbage(Timestamp(u64::MAX)) {
-            engine.free_value(keyspace, &reference);
-        }
-        Ok(())
+        (rows, next)
     }
 
-    /// Applies rows in batches whose leaves fit the pool.
-    fn replay_rows(&self, rows: &[Row<'_>], newest: Timestamp) -> Result<()> {
-        match self.engine.replay(rows, newest) {
-            Err(Error::TransactionTooLarge { .. }) if rows.len() > 1 => {
-                let (first, second) = rows.split_at(rows.len() / 2);
-                self.replay_rows(first, newest)?;
-                self.replay_rows(second, newest)
+    /// Releases the large values among these operations that later ones have replaced. The log still names their
+    /// extents, until a checkpoint covers it: another opening must find them unharmed.
+    fn release_replaced(&self, operations: Range<usize>) {
+        let space = &self.engine.space;
+        for index in operations {
+            if let ReplayedChange::PutLarge(large) = self.batch.operations[index].change
+                && !self.batch.is_newest(index)
+            {
+                let epoch = space.epoch_latch.shared().epoch();
+                for address in &self.batch.large[large].addresses {
+                    space.segments.release(*address, epoch);
+                }
             }
-            other => other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::Random;
+
+    /// Every operation is in one part, and all operations on a row are in the same; of these the last stays last.
+    #[test]
+    fn no_row_is_in_two_parts() {
+        for seed in 0..200 {
+            let mut random = Random(seed);
+            let mut batch = Batch::default();
+            let key_count = 1 + random.below(3000);
+            for _ in 0..random.below(5000) {
+                let start = batch.bytes.len();
+                let key = random.below(key_count) % 900;
+                batch.bytes.extend_from_slice(key.to_string().as_bytes());
+                let (head, key) = (head_of(&batch.bytes[start..]), start..batch.bytes.len());
+                let keyspace = KeyspaceId(1 + random.below(2) as u32);
+                batch.operations.push(ReplayedOperation { keyspace, head, key, change: ReplayedChange::Remove });
+            }
+            batch.sort();
+            let parts = batch.parts(1 + seed as usize * 10);
+            let bounds = [0].into_iter().chain(parts.iter().map(|part| part.end));
+            assert!(parts.iter().map(|part| part.start).eq(bounds.take(parts.len())));
+            assert_eq!(parts.last().map_or(0, |part| part.end), batch.operations.len());
+            for (index, pair) in batch.operations.windows(2).enumerate() {
+                let row = |operation: &ReplayedOperation| (operation.keyspace, batch.key(operation).to_vec());
+                let (left, right) = (row(&pair[0]), row(&pair[1]));
+                assert!(left < right || left == right && pair[0].key.start < pair[1].key.start);
+                assert!(left < right || parts.iter().all(|part| part.end != index + 1));
+                assert_eq!(left < right, batch.is_newest(index));
+            }
         }
     }
 }

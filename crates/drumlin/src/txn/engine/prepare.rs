@@ -38,8 +38,9 @@ impl<'a> Row<'a> {
     }
 }
 
-/// Leaves that a commit brings in at once.
+/// Leaves that a commit brings in at once, at least and at most: the more, the more of them are read together.
 pub(super) const LEAVES_AT_ONCE: usize = 64;
+const LEAVES_AT_ONCE_MAX: usize = 1024;
 
 /// Leaves that are on their way into the processor's cache while others are pinned.
 const LOCATED_AT_ONCE: usize = 16;
@@ -141,6 +142,8 @@ struct Pinning<'w, 'p> {
     version_bytes: usize,
     /// Rows that do not fit into their leaves.
     full: Vec<Range<usize>>,
+    /// Leaves that are brought in at once.
+    at_once: usize,
 }
 
 /// Rows whose leaves are still to be pinned, and the pages that are missing for that.
@@ -184,7 +187,7 @@ impl Pinning<'_, '_> {
         let mut located = Vec::with_capacity(LOCATED_AT_ONCE);
         let (mut located_end, mut covered) = (0, 0);
         for (at, &row) in rows.iter().enumerate() {
-            let is_enough = outstanding.missing.len() >= LEAVES_AT_ONCE;
+            let is_enough = outstanding.missing.len() >= self.at_once;
             if at == located_end && !is_enough {
                 located_end = self.locate(&mut finger, rows, at, &mut located);
             }
@@ -323,7 +326,10 @@ impl<L> Engine<L> {
         let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes).max().expect("rows");
         let leaf_count_max = self.pinned_leaves_max(page_bytes as u64, reads) as usize;
         let pinned = PinnedLeaves::new(&self.pool);
-        let mut pinning = Pinning { rows, incoming, pinned, version_bytes: 0, full: Vec::new() };
+        // Few beside all frames: none is to be evicted before it is pinned.
+        let frame_count = self.pool.frames.limit_bytes() / page_bytes;
+        let at_once = (frame_count / 16).clamp(LEAVES_AT_ONCE, LEAVES_AT_ONCE_MAX);
+        let mut pinning = Pinning { rows, incoming, pinned, version_bytes: 0, full: Vec::new(), at_once };
         let mut provider = Provider::new(mode, &self.pool);
         let mut start = 0;
         for rows_of_tree in rows.chunk_by(|left, right| left.tree.pages.id == right.tree.pages.id) {

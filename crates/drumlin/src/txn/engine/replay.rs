@@ -1,4 +1,4 @@
-//! An engine during recovery: applies commits that are in the log already, on one thread.
+//! An engine during recovery: applies commits that are in the log already. Threads apply different rows.
 
 use super::Engine;
 use super::apply::{CommitSink, Unready};
