@@ -32,7 +32,8 @@ pub(crate) struct KeyspaceArgs {
 
 impl DatabaseArgs {
     pub(crate) fn config(&self) -> Config {
-        Config::new().memory(self.memory)
+        // A command needs few pages, and leaves those of the program that it stands beside alone.
+        Config::new().memory(self.memory).warm_start(false)
     }
 
     /// Opens what is there, for a command that writes.

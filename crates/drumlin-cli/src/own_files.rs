@@ -15,7 +15,7 @@ use crate::failure::{Failure, Result};
 
 /// What a database's folder holds (docs/format.md); the log's segments lie one deeper. Somebody may have put a symbolic
 /// link in the place of each of these.
-const NAMES: [&str; 6] = ["", "data", "data.new", "log", "lock", "probe"];
+const NAMES: [&str; 7] = ["", "data", "data.new", "log", "lock", "probe", "resident"];
 
 /// Folders and files of databases, by device and inode.
 #[derive(Debug, Default)]

@@ -15,7 +15,7 @@ pub use script::Script;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets; `fuzz/fuzz_targets` has a file for each.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 13] = [
     ("catalogue", drumlin::fuzzing::catalogue),
     ("extent", drumlin::fuzzing::extent),
     ("face", face::run),
@@ -25,6 +25,7 @@ pub const TARGETS: [Target; 12] = [
     ("operations", operations::run),
     ("probe", drumlin::fuzzing::probe),
     ("record", drumlin::fuzzing::record),
+    ("resident", drumlin::fuzzing::resident),
     ("rows", drumlin_cli::fuzzing::rows),
     ("summary", drumlin::fuzzing::summary),
     ("superblock", drumlin::fuzzing::superblock),

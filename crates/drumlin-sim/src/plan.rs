@@ -79,6 +79,8 @@ pub struct Plan {
     pub reads_all: bool,
     /// Keyspaces on a crowded disk beside those that all worlds have.
     pub keyspaces_beside: u64,
+    /// Pages that were in memory are read again after each opening.
+    pub warm_start: bool,
 }
 
 impl Plan {
@@ -136,6 +138,7 @@ impl Plan {
             troubles_openings: one_of(&[0, 1]) == 1,
             reads_all: one_of(&[1, 0, 0]) == 1,
             keyspaces_beside: 0,
+            warm_start: one_of(&[0, 1]) == 1,
         }
     }
 
@@ -152,6 +155,7 @@ impl Plan {
             log_varies: false,
             troubles_openings: false,
             reads_all: false,
+            warm_start: false,
             ..self
         }
     }
@@ -200,6 +204,7 @@ impl Plan {
             .segment_bytes(256 << 10)
             .log_segment_bytes(self.log_segment_bytes)
             .log_streams(self.streams)
+            .warm_start(self.warm_start)
             .checkpoint_log_bytes(if self.log_grows { 64 << 20 } else { self.checkpoint_log_bytes })
             .backend(disk.backend())
     }

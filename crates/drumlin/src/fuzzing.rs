@@ -129,6 +129,26 @@ fn seal_record_header(bytes: &mut [u8], seed: u64) {
     put_u64(bytes, log::RECORD_HEADER_BYTES - 8, sum);
 }
 
+/// A block of the list of resident pages.
+pub fn resident(bytes: &[u8]) {
+    use crate::format::resident::{self, RESIDENT_BLOCK_BYTES};
+    let database = DatabaseId(7);
+    let _ = resident::decode(database, bytes);
+    let mut block = padded(bytes, RESIDENT_BLOCK_BYTES);
+    // Magic, version and database of a list, with the count and the pages of the bytes.
+    let mut empty = vec![0; RESIDENT_BLOCK_BYTES];
+    resident::encode(database, &[], &mut empty);
+    for range in [resident::MAGIC_OFFSET..resident::COUNT_OFFSET, resident::DATABASE_OFFSET..resident::PAGES_OFFSET] {
+        block[range.clone()].copy_from_slice(&empty[range]);
+    }
+    let sum = checksum(&block[resident::MAGIC_OFFSET..], 0);
+    put_u64(&mut block, resident::CHECKSUM_OFFSET, sum);
+    if let Some(pages) = resident::decode(database, &block) {
+        resident::encode(database, &pages, &mut empty);
+        assert_eq!(resident::decode(database, &empty), Some(pages));
+    }
+}
+
 /// The text that says how the sync methods did.
 pub fn probe(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };

@@ -39,6 +39,8 @@ impl Stats {
             "version_bytes": stats.version_bytes,
             "log_buffer_bytes": stats.log_buffer_bytes,
             "page_misses": stats.page_misses,
+            "pages_warmed": stats.pages_warmed,
+            "is_warming": stats.is_warming,
             "device_reads": stats.device_reads,
             "device_read_bytes": stats.device_read_bytes,
             "device_writes": stats.device_writes,

@@ -68,6 +68,7 @@ pub(super) struct Settings {
     checkpoint_log_bytes: u64,
     io_backend: IoBackend,
     durability: Durability,
+    warm_start: bool,
 }
 
 impl Settings {
@@ -91,6 +92,7 @@ impl Settings {
             checkpoint_log_bytes: one(&[256 << 20, 0, 1, 64 << 10, u64::MAX]),
             io_backend: [IoBackend::Auto, IoBackend::Portable][one(&[0, 1]) as usize],
             durability: [Durability::Full, Durability::Relaxed][one(&[0, 1]) as usize],
+            warm_start: one(&[1, 0]) == 1,
         }
     }
 
@@ -111,6 +113,7 @@ impl Settings {
         let config = call!("Config::log_streams", config.log_streams(self.log_streams));
         let config = call!("Config::checkpoint_log_bytes", config.checkpoint_log_bytes(self.checkpoint_log_bytes));
         let config = call!("Config::durability", config.durability(self.durability));
+        let config = call!("Config::warm_start", config.warm_start(self.warm_start));
         match place {
             Place::Memory(backend) => config.backend(Arc::clone(backend)),
             Place::Disk(_) => call!("Config::io_backend", config.io_backend(self.io_backend)),

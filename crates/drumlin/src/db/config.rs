@@ -46,6 +46,7 @@ impl Default for Config {
             in_memory: false,
             create: true,
             read_only: false,
+            warm_start: true,
             salvage: false,
             backend: None,
         };
@@ -227,6 +228,27 @@ impl Config {
     pub fn salvage(mut self, salvage: bool) -> Config {
         self.settings.salvage = salvage;
         self.settings.read_only |= salvage;
+        self
+    }
+
+    /// Reads the pages that were in memory when the database was closed into memory again, in the background after it
+    /// was opened. Default `true`.
+    ///
+    /// A list of these pages, 20 bytes for each, is kept in the file `resident`: closing writes it, and checkpoints now
+    /// and then, for processes that are killed. It is not synced; one that is damaged or missing costs the warm start,
+    /// no more. A thread reads the pages in the order of the disk as long as there is free memory, and slowly while
+    /// requests wait for the device. With `false` the file is neither read nor written. Has no effect on a database
+    /// that is opened for [reading only](Config::read_only). [`Stats::pages_warmed`](crate::Stats::pages_warmed) counts
+    /// the pages.
+    ///
+    /// ```
+    /// use drumlin::Config;
+    ///
+    /// let config = Config::new().warm_start(false); // for one short task, which needs few pages
+    /// ```
+    #[must_use]
+    pub fn warm_start(mut self, warm_start: bool) -> Config {
+        self.settings.warm_start = warm_start;
         self
     }
 

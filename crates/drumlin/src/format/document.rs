@@ -7,7 +7,7 @@ use super::extent::Kind;
 use super::record::{Attachment, Operation, SegmentRun};
 use super::{
     BLOCK_BYTES, ExtentAddress, ExtentRef, FORMAT_VERSION, KeyspaceId, PageId, SegmentId, SegmentUse, ValueId, extent,
-    log, node, record, summary,
+    log, node, record, resident, summary,
 };
 use super::{LOG_STREAM_COUNT_MAX, superblock, superblock::INCARNATION_COUNT_MAX};
 
@@ -106,6 +106,25 @@ fn fixed_structures_are_as_documented() {
     let fields =
         [(0, "extent header"), (e::HEADER_BYTES, "part before it"), (e::HEADER_BYTES + ExtentRef::BYTES, "catalogue")];
     compare("Part of the catalogue", &fields, e::HEADER_BYTES + ExtentRef::BYTES + super::catalogue::PART_BYTES);
+
+    use resident as w;
+    let fields = [
+        (w::CHECKSUM_OFFSET, "XXH3"),
+        (w::MAGIC_OFFSET, "DRUMRES"),
+        (w::VERSION_OFFSET, "version"),
+        (w::COUNT_OFFSET, "number of pages"),
+        (w::DATABASE_OFFSET, "identity"),
+        (w::PAGES_OFFSET, "pages"),
+        (w::ZERO_OFFSET, "zero"),
+    ];
+    compare("Block of the list of resident pages", &fields, w::RESIDENT_BLOCK_BYTES);
+    let fields = [
+        (w::KEYSPACE_OFFSET, "keyspace"),
+        (w::PAGE_OFFSET, "page"),
+        (w::FRAME_BYTES_OFFSET, "frame"),
+        (w::VALUE_OFFSET, "value"),
+    ];
+    compare("A resident page", &fields, w::RESIDENT_PAGE_BYTES);
 
     use summary as y;
     let fields = [

@@ -12,6 +12,7 @@ pub(crate) mod ids;
 pub(crate) mod log;
 pub(crate) mod node;
 pub(crate) mod record;
+pub(crate) mod resident;
 pub(crate) mod summary;
 pub(crate) mod superblock;
 

@@ -1,4 +1,7 @@
 //! Faults of many pages at once: extents that lie close together are read by one request, with many in flight.
+//!
+//! Pages that no request needs yet ([`Pool::fault_spare`]) take only frames that are free and will not be missed: no
+//! page is evicted for them. They have few reads in flight, and wait for no buffer.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -13,6 +16,18 @@ use crate::space::{PageEntry, PageSpace};
 /// are decoded while it works.
 const SUBMITTED_AT_ONCE: usize = 8;
 
+/// Requests in flight for pages that no request needs yet: one is read while another's pages are decoded.
+const SPARE_REQUESTS: usize = 2;
+
+/// The purpose of a fault of many pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Use {
+    /// A caller waits for the pages, or will need them.
+    Wanted,
+    /// No request needs them yet.
+    Spare,
+}
+
 /// Extents read together, and the pages they are for.
 struct Group<'p> {
     span: Span,
@@ -24,6 +39,7 @@ struct Group<'p> {
 struct GroupReads<'p, 'e> {
     pool: &'p Pool,
     pages: &'e PageSpace,
+    of: Use,
     /// The extents that are not requested yet, in the order of the disk.
     rest: &'e [(ExtentAddress, Wanted)],
     queue: Box<dyn Queue>,
@@ -66,7 +82,10 @@ impl<'p> GroupReads<'p, '_> {
             && !self.rest.is_empty()
             && let Some(&slot) = self.idle.last()
         {
-            let on_shortage = OnShortage::of(self.queue.as_ref());
+            let on_shortage = match self.of {
+                Use::Wanted => OnShortage::of(self.queue.as_ref()),
+                Use::Spare => OnShortage::ReadLater,
+            };
             let (near, length_max) = self.pool.near(self.rest);
             let buffers = &self.pool.buffers;
             let buffer = match on_shortage {
@@ -75,7 +94,7 @@ impl<'p> GroupReads<'p, '_> {
             };
             let Some(buffer) = buffer else { break };
             let mut unclaimed = near;
-            let claimed = self.pool.claim_group(self.pages, &mut unclaimed, on_shortage);
+            let claimed = self.pool.claim_group(self.pages, &mut unclaimed, self.of, on_shortage);
             self.rest = &self.rest[near.len() - unclaimed.len()..];
             let Ok(Some(group)) = claimed else {
                 buffers.give(buffer);
@@ -145,6 +164,24 @@ impl Pool {
         if wanted.len() < 2 {
             return Ok(wanted.iter().filter(|wanted| self.fault(pages, **wanted).is_ok()).count());
         }
+        let count = self.fault_groups(pages, wanted, Use::Wanted)?;
+        self.cache.misses.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
+
+    /// Like [`fault_many`](Self::fault_many), for pages that no request needs yet: leaves those out for which no frame
+    /// [is to spare](Self::has_spare_frame), and counts no miss.
+    pub(crate) fn fault_spare(&self, pages: &PageSpace, wanted: &[Wanted]) -> Result<usize> {
+        self.fault_groups(pages, wanted, Use::Spare)
+    }
+
+    /// Returns `true` if a page of this size can be brought in without one being evicted for it, now or when the
+    /// background writer looks for free frames next.
+    pub(crate) fn has_spare_frame(&self, page_bytes: usize) -> bool {
+        self.frames.available(page_bytes) > 2 * self.low_water(page_bytes)
+    }
+
+    fn fault_groups(&self, pages: &PageSpace, wanted: &[Wanted], of: Use) -> Result<usize> {
         // In the order of the disk, so that neighbours come in with one read.
         let mut extents: Vec<(ExtentAddress, Wanted)> = (wanted.iter())
             .filter_map(|&wanted| match pages.table.load(wanted.page) {
@@ -154,10 +191,14 @@ impl Pool {
             .collect();
         extents.sort_unstable_by_key(|(address, wanted)| (*address, wanted.page));
         let queue = self.take_queue()?;
-        let depth = queue.depth();
+        let depth = match of {
+            Use::Wanted => queue.depth(),
+            Use::Spare => queue.depth().min(SPARE_REQUESTS),
+        };
         let reads = GroupReads {
             pool: self,
             pages,
+            of,
             rest: &extents,
             queue,
             in_flight: (0..depth).map(|_| None).collect(),
@@ -166,7 +207,6 @@ impl Pool {
         };
         let count = reads.run()?;
         assert!(count <= extents.len(), "{count} pages were read, {} were wanted", extents.len());
-        self.cache.misses.fetch_add(count as u64, Ordering::Relaxed);
         Ok(count)
     }
 
@@ -176,6 +216,7 @@ impl Pool {
         &'p self,
         pages: &PageSpace,
         rest: &mut &[(ExtentAddress, Wanted)],
+        of: Use,
         on_shortage: OnShortage,
     ) -> Result<Option<Group<'p>>> {
         let mut span = None;
@@ -183,6 +224,10 @@ impl Pool {
         while let [(address, wanted), later @ ..] = *rest {
             let mut wider = span;
             if !Span::join(&mut wider, self.space.cover(*address), self.buffers.group_bytes_max()) {
+                break;
+            }
+            if of == Use::Spare && !self.has_spare_frame(wanted.frame_bytes) {
+                crate::coverage::mark!("no frame was to spare for pages that no request needed yet");
                 break;
             }
             let frame = match self.frames.try_take(wanted.frame_bytes) {

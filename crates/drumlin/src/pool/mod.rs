@@ -21,6 +21,7 @@ mod groups;
 pub(crate) mod load;
 mod pins;
 pub(crate) mod reclaim;
+mod residents;
 mod write_back;
 
 use std::collections::VecDeque;
@@ -35,6 +36,8 @@ use crate::sync::{Condvar, Mutex};
 
 use crate::error::{Error, Result};
 use crate::format::extent::{ExtentError, HEADER_BYTES, Kind, PageKey, TABLE_PAGES, VALUE_BYTES_OFFSET};
+use crate::format::node::is_page_bytes;
+use crate::format::resident::ResidentPage;
 use crate::format::{ExtentAddress, KeyspaceId, PageId, ValueId, extent, get_u64};
 use crate::io::{AlignedBuffer, Backend, Process, Queue};
 use crate::memory::{Account, Budget};
@@ -45,6 +48,7 @@ pub(crate) use frames::{
     FrameHeader, FrameRead, FrameWrite, Frames, ImmutablePages, NewFrame, PAGE_BYTES_MAX, PAGE_BYTES_MIN, ReclaimGuard,
     Residency,
 };
+pub(crate) use residents::Resident;
 
 /// Pages evicted, or written back, at once.
 const BATCH_PAGES: usize = 128;
@@ -131,6 +135,16 @@ impl Wanted {
 
     pub(crate) fn frame_bytes(&self) -> usize {
         self.frame_bytes
+    }
+
+    /// A page that was in memory once, if it may be still what it was then.
+    pub(crate) fn resident(pages: &PageSpace, listed: &ResidentPage) -> Option<Wanted> {
+        let frame_bytes = listed.frame_bytes as usize;
+        match listed.value {
+            None => (frame_bytes == pages.page_bytes).then(|| Wanted::node(pages, listed.page)),
+            Some(_) if !is_page_bytes(frame_bytes) => None,
+            Some(value) => Some(Wanted::value(listed.page, frame_bytes, value)),
+        }
     }
 
     /// A medium value, into a frame of this many bytes.

@@ -209,6 +209,7 @@ impl Reader {
                     };
                     if is_sound {
                         let end = position + record_bytes(body_bytes) as u64;
+                        assert!(body_start <= end, "the record at {position} ends at {end}, within its header");
                         self.verified_ends[self.segment] = Some(end);
                         self.position = end;
                         return Ok(Some(Found {

@@ -336,6 +336,7 @@ impl Scan {
 
     /// Returns `true` if one of these records names extents.
     pub(crate) fn names_extents(&self) -> bool {
+        assert!(!self.names_extents || self.record_count > 0, "extents are named by no record");
         self.names_extents
     }
 

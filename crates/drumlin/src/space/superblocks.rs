@@ -8,9 +8,9 @@
 //! 1. Writes are one at a time, and each goes on from the one before: nothing that one of them listed is lost by
 //!    another.
 //! 2. After a failed write there are no more: the contents of its slot are unknown, and the other slot is needed.
-//! 3. A superblock that says *closed* is followed by another before anything else is written: data, log or name. So
-//!    as long as it is the newest, the log holds nothing above its checkpoint, and no number of the next opening is in
-//!    use.
+//! 3. A superblock that says *closed* is followed by another before anything else is written that an opening rests on:
+//!    data, log or name. So as long as it is the newest, the log holds nothing above its checkpoint, and no number of
+//!    the next opening is in use.
 //!
 //! # States
 //! Deferred ([`Superblocks::defer`]: a closed database was opened, and nothing is written) → open

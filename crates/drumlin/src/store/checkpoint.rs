@@ -103,6 +103,7 @@ impl Store {
         page_tables.settle(space, epoch);
         engine.log().truncate(timestamp, page_tables.superblock.checkpoint);
         self.checkpoints.fetch_add(1, Ordering::Relaxed);
+        self.warm_start.note_written(pages_written);
         let duration = self.now() - began;
         let bytes_written = space.traffic.write_bytes.load(Ordering::Relaxed) - written_before;
         log::debug!("checkpoint at {timestamp}: {pages_written} pages, {bytes_written} bytes, {duration:?}");

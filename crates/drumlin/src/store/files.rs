@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Settings;
+use super::warm_start::RESIDENT_NAME;
 use crate::error::{Error, Result};
 use crate::format::superblock::Superblock;
 use crate::format::{CheckpointNumber, DatabaseId, Epoch, ExtentRef, SuperblockNumber, Timestamp};
@@ -244,7 +245,7 @@ impl Opener<'_> {
         let not_a_database = |why| Error::NotADatabase { path: self.path().to_path_buf(), why };
         // A creation that was killed while it measured leaves the file that it measured with.
         let is_probe = |name: &str| name.starts_with("probe-") && name.ends_with(".tmp");
-        let ours = [NEW_DATA_NAME, LOCK_NAME, PROBE_NAME];
+        let ours = [NEW_DATA_NAME, LOCK_NAME, PROBE_NAME, RESIDENT_NAME];
         if let Some(other) = names.iter().find(|name| !ours.contains(&name.as_str()) && !is_probe(name)) {
             return Err(not_a_database(format!("the folder holds other things ({other:?}) and no data file")));
         }

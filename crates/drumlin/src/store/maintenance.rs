@@ -93,13 +93,34 @@ impl Store {
         let body = Box::new(move || run_maintenance(&store, &maintenance));
         let thread = self.engine.backend.spawn("drumlin-maintenance", body).map_err(starting)?;
         self.threads.lock().push(thread);
+        if self.warm_start.begin() {
+            self.start_warm();
+        }
         Ok(())
+    }
+
+    /// Starts the thread that reads the list of resident pages. The database does without it where it does not start.
+    fn start_warm(self: &Arc<Self>) {
+        let store = Arc::downgrade(self);
+        let body = move || {
+            if let Some(store) = store.upgrade() {
+                store.read_residents();
+            }
+        };
+        match self.engine.backend.spawn("drumlin-warm", Box::new(body)) {
+            Ok(thread) => self.threads.lock().push(thread),
+            Err(error) => {
+                log::debug!("starting a thread that warms {}: {error}", self.path.display());
+                self.warm_start.give_up();
+            }
+        }
     }
 
     /// Stops the background threads and waits for them.
     pub(super) fn stop(&self) {
         self.maintenance.state.lock().stop = true;
         self.maintenance.changed.notify_all();
+        self.warm_start.stop();
         self.engine.tasks.stop();
         self.engine.pool.stop_background();
         let mut threads = self.engine.pool.take_threads();
@@ -136,6 +157,9 @@ fn run_maintenance(store: &Weak<Store>, maintenance: &Arc<Maintenance>) {
             state.is_checkpoint_refused = made.is_err();
             drop(state);
             maintenance.changed.notify_all();
+        }
+        if made.is_ok() {
+            store.list_residents();
         }
         let done = made.and_then(|_| if space_wanted { Ok(()) } else { store.clean_segments() });
         match &done {

@@ -12,6 +12,7 @@ pub(crate) mod read_ahead;
 mod recovery;
 mod replay;
 mod stats;
+mod warm_start;
 
 use std::future::{Future, poll_fn};
 use std::path::{Path, PathBuf};
@@ -32,6 +33,7 @@ pub(crate) use keyspaces::OpenKeyspace;
 use files::{Locks, Opener};
 use keyspaces::Keyspaces;
 use maintenance::Maintenance;
+use warm_start::WarmStart;
 
 use crate::error::{Error, Result, quoted};
 use crate::format::catalogue::Catalogue;
@@ -98,6 +100,7 @@ pub(crate) struct Settings {
     pub(crate) in_memory: bool,
     pub(crate) create: bool,
     pub(crate) read_only: bool,
+    pub(crate) warm_start: bool,
     /// Without what is corrupted; for reading only.
     pub(crate) salvage: bool,
     pub(crate) backend: Option<Arc<dyn Backend>>,
@@ -116,6 +119,7 @@ pub(crate) struct Store {
     /// The durable state. Its lock is held to make a checkpoint.
     pub(crate) page_tables: Mutex<PageTableStore>,
     maintenance: Arc<Maintenance>,
+    warm_start: WarmStart,
     threads: Mutex<Vec<JoinHandle<()>>>,
     pub(crate) opening: Opening,
     #[expect(dead_code, reason = "held, not looked at")]
@@ -198,6 +202,9 @@ impl Store {
             Ok(())
         });
         self.stop();
+        if result.is_ok() {
+            self.list_residents();
+        }
         if result.is_ok() && !self.is_read_only && !self.page_tables.lock().is_closed() {
             // Segments that the last checkpoints freed. A longer file is no less closed.
             if let Err(error) = self.engine.space.shrink(0) {

@@ -37,6 +37,7 @@ use super::files::{DATA_NAME, DataFile, LOG_NAME, Opener};
 use super::keyspaces::Keyspaces;
 use super::maintenance::Maintenance;
 use super::replay::Replay;
+use super::warm_start::WarmStart;
 use super::{Opening, Store};
 use crate::error::{Error, Result};
 use crate::format::catalogue::Orphan;
@@ -416,6 +417,8 @@ impl Replayed<'_> {
                 Log::create(&opener.backend, folder, options, recovering.incarnation, hooks)?
             }
         };
+        let is_warm = opener.settings.warm_start && !opener.settings.read_only && !opener.settings.in_memory;
+        let warm_start = WarmStart::new(is_warm, Arc::clone(&opener.folder), page_tables.superblock.database);
         let duration = opener.backend.now() - began;
         Ok(Store {
             path: opener.path().to_path_buf(),
@@ -425,6 +428,7 @@ impl Replayed<'_> {
             cleaning: Mutex::default(),
             page_tables: Mutex::new(page_tables),
             maintenance: recovering.maintenance,
+            warm_start,
             threads: Mutex::default(),
             opening: Opening {
                 created: data.created,

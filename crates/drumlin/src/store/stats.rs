@@ -41,6 +41,10 @@ pub struct Stats {
     pub log_buffer_bytes: u64,
 
     pub page_misses: u64,
+    /// Pages read because they were in memory when the database was closed; no misses.
+    pub pages_warmed: u64,
+    /// `true` while such pages are being read.
+    pub is_warming: bool,
     pub device_reads: u64,
     pub device_read_bytes: u64,
     /// Writes of the data file; the log's are `log_syncs`.
@@ -155,6 +159,8 @@ impl Store {
             version_bytes,
             log_buffer_bytes: budget.limit_bytes(Account::Log),
             page_misses: load(&engine.pool.cache.misses),
+            pages_warmed: load(&self.warm_start.page_count),
+            is_warming: self.warm_start.is_reading(),
             device_reads: load(&space.traffic.reads),
             device_read_bytes: load(&space.traffic.read_bytes),
             device_writes: load(&space.traffic.writes),

@@ -28,3 +28,4 @@ mod read_only;
 #[path = "../support/mod.rs"]
 mod support;
 mod transact;
+mod warm_start;

@@ -30,7 +30,8 @@ impl Folder {
 /// The length of a segment in the data file of a [`small`] database.
 pub const SEGMENT_BYTES: u64 = 256 << 10;
 
-/// Small everything, so that splits, evictions, segment switches and checkpoints happen in tests.
+/// Small everything, so that splits, evictions, segment switches and checkpoints happen in tests. Openings begin with
+/// nothing in memory: tests count reads, and hold one up.
 pub fn small() -> Config {
     Config::new()
         .memory(8 << 20)
@@ -38,6 +39,7 @@ pub fn small() -> Config {
         .segment_bytes(SEGMENT_BYTES)
         .log_segment_bytes(1 << 20)
         .checkpoint_log_bytes(2 << 20)
+        .warm_start(false)
 }
 
 /// A [`small`] database in memory, on a disk that fails when it is told to.

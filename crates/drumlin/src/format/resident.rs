@@ -1,0 +1,144 @@
+//! The list of resident pages: those that were in memory when it was written, for the next opening to read ahead of
+//! their first use. It is advice: a page that it names wrongly is passed over, or read in vain.
+//!
+//! The file `resident` is a row of blocks, each of which verifies by itself, so that a list that was only half written
+//! has whole blocks of it, or of the one before:
+//!
+//! ```text
+//! OFFSET   SIZE  DESCRIPTION
+//!      0      8  XXH3-64 of the bytes from 8 to the end of the block
+//!      8      8  "DRUMRES" and a newline
+//!     16      4  version of the list
+//!     20      4  number of pages listed
+//!     24      8  identity of the database
+//!     32   4060  pages, 20 bytes each
+//!   4092      4  zero
+//! ```
+//!
+//! A page:
+//!
+//! ```text
+//! OFFSET  SIZE  DESCRIPTION
+//!      0     4  keyspace
+//!      4     4  page
+//!      8     4  bytes of its frame
+//!     12     8  identity of the value; 0: a node
+//! ```
+
+use super::{DatabaseId, KeyspaceId, PageId, ValueId, checksum, get_u32, get_u64, put_u32, put_u64};
+
+pub(crate) const CHECKSUM_OFFSET: usize = 0;
+pub(crate) const MAGIC_OFFSET: usize = 8;
+pub(crate) const VERSION_OFFSET: usize = 16;
+pub(crate) const COUNT_OFFSET: usize = 20;
+pub(crate) const DATABASE_OFFSET: usize = 24;
+pub(crate) const PAGES_OFFSET: usize = 32;
+pub(crate) const ZERO_OFFSET: usize = PAGES_OFFSET + RESIDENT_BLOCK_PAGES * RESIDENT_PAGE_BYTES;
+/// Bytes of a block.
+pub(crate) const RESIDENT_BLOCK_BYTES: usize = super::BLOCK_BYTES;
+
+pub(crate) const KEYSPACE_OFFSET: usize = 0;
+pub(crate) const PAGE_OFFSET: usize = 4;
+pub(crate) const FRAME_BYTES_OFFSET: usize = 8;
+pub(crate) const VALUE_OFFSET: usize = 12;
+/// Bytes of a page in the list.
+pub(crate) const RESIDENT_PAGE_BYTES: usize = 20;
+
+/// Pages that a block lists, at most.
+pub(crate) const RESIDENT_BLOCK_PAGES: usize = (RESIDENT_BLOCK_BYTES - PAGES_OFFSET) / RESIDENT_PAGE_BYTES;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"DRUMRES\n");
+const VERSION: u32 = 1;
+
+const _: () = {
+    assert!(MAGIC_OFFSET == CHECKSUM_OFFSET + 8);
+    assert!(VERSION_OFFSET == MAGIC_OFFSET + 8);
+    assert!(COUNT_OFFSET == VERSION_OFFSET + 4);
+    assert!(DATABASE_OFFSET == COUNT_OFFSET + 4);
+    assert!(PAGES_OFFSET == DATABASE_OFFSET + 8);
+    assert!(ZERO_OFFSET <= RESIDENT_BLOCK_BYTES && RESIDENT_BLOCK_BYTES < ZERO_OFFSET + RESIDENT_PAGE_BYTES);
+    assert!(PAGE_OFFSET == KEYSPACE_OFFSET + 4);
+    assert!(FRAME_BYTES_OFFSET == PAGE_OFFSET + 4);
+    assert!(VALUE_OFFSET == FRAME_BYTES_OFFSET + 4);
+    assert!(RESIDENT_PAGE_BYTES == VALUE_OFFSET + 8);
+};
+
+/// A page in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ResidentPage {
+    pub(crate) keyspace: KeyspaceId,
+    pub(crate) page: PageId,
+    pub(crate) frame_bytes: u32,
+    /// `None`: it is a node.
+    pub(crate) value: Option<ValueId>,
+}
+
+/// Writes a block that lists these pages.
+pub(crate) fn encode(database: DatabaseId, pages: &[ResidentPage], block: &mut [u8]) {
+    assert!(block.len() == RESIDENT_BLOCK_BYTES && pages.len() <= RESIDENT_BLOCK_PAGES, "{} pages", pages.len());
+    block.fill(0);
+    put_u64(block, MAGIC_OFFSET, MAGIC);
+    put_u32(block, VERSION_OFFSET, VERSION);
+    put_u32(block, COUNT_OFFSET, pages.len() as u32);
+    put_u64(block, DATABASE_OFFSET, database.0);
+    for (bytes, page) in block[PAGES_OFFSET..].chunks_exact_mut(RESIDENT_PAGE_BYTES).zip(pages) {
+        put_u32(bytes, KEYSPACE_OFFSET, page.keyspace.0);
+        put_u32(bytes, PAGE_OFFSET, page.page.0);
+        put_u32(bytes, FRAME_BYTES_OFFSET, page.frame_bytes);
+        put_u64(bytes, VALUE_OFFSET, page.value.map_or(0, |value| value.0));
+    }
+    let sum = checksum(&block[MAGIC_OFFSET..], 0);
+    put_u64(block, CHECKSUM_OFFSET, sum);
+}
+
+/// Reads the pages that a block of this database lists. `None` if it is damaged, foreign or of another version.
+pub(crate) fn decode(database: DatabaseId, block: &[u8]) -> Option<Vec<ResidentPage>> {
+    let is_sound = block.len() == RESIDENT_BLOCK_BYTES
+        && get_u64(block, MAGIC_OFFSET) == MAGIC
+        && get_u32(block, VERSION_OFFSET) == VERSION
+        && get_u64(block, DATABASE_OFFSET) == database.0
+        && get_u64(block, CHECKSUM_OFFSET) == checksum(&block[MAGIC_OFFSET..], 0);
+    let count = if is_sound { get_u32(block, COUNT_OFFSET) as usize } else { return None };
+    let page = |bytes: &[u8]| {
+        let value = get_u64(bytes, VALUE_OFFSET);
+        ResidentPage {
+            keyspace: KeyspaceId(get_u32(bytes, KEYSPACE_OFFSET)),
+            page: PageId(get_u32(bytes, PAGE_OFFSET)),
+            frame_bytes: get_u32(bytes, FRAME_BYTES_OFFSET),
+            value: (value != 0).then_some(ValueId(value)),
+        }
+    };
+    let listed = block[PAGES_OFFSET..ZERO_OFFSET].chunks_exact(RESIDENT_PAGE_BYTES).map(page);
+    (count <= RESIDENT_BLOCK_PAGES).then(|| listed.take(count).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A list comes back, of its own database alone, and any flipped bit is noticed.
+    #[test]
+    fn a_list_comes_back() {
+        let page = |number: u32| ResidentPage {
+            keyspace: KeyspaceId(number % 3 + 1),
+            page: PageId(number),
+            frame_bytes: 512 << (number % 8),
+            value: number.is_multiple_of(4).then_some(ValueId(1 << 40 | u64::from(number))),
+        };
+        let (own, other) = (DatabaseId(7), DatabaseId(8));
+        let mut block = vec![1; RESIDENT_BLOCK_BYTES];
+        for count in [0, 1, 5, RESIDENT_BLOCK_PAGES as u32] {
+            let pages: Vec<ResidentPage> = (1..=count).map(page).collect();
+            encode(own, &pages, &mut block);
+            assert_eq!(decode(own, &block), Some(pages));
+            assert_eq!(decode(other, &block), None);
+        }
+        for bit in (0..block.len() * 8).step_by(7) {
+            block[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(decode(own, &block), None, "bit {bit}");
+            block[bit / 8] ^= 1 << (bit % 8);
+        }
+        assert_eq!(decode(own, &block[1..]), None);
+        assert_eq!(decode(own, &[]), None);
+    }
+}
