@@ -56,6 +56,7 @@ pub(crate) const MARKS: &[&str] = &[
     "a page was read that was resident when the database was closed",
     "recovery left out records behind a gap between streams",
     "the end of the data file was given back",
+    "the file of an idle database was made shorter",
     "the log failed",
     "the root's only child took its place",
     "two created the same keyspace at once",

@@ -572,6 +572,40 @@ fn cleaning_stays_within_the_memory_for_changes() {
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
+/// Left alone, a database whose rows were removed gives nearly all of their space back to the file system, with every
+/// row in its place; and it stops once there is little to gain.
+#[test]
+fn an_idle_database_gives_its_space_back() {
+    const ROWS: u64 = 60_000;
+    let db = Config::in_memory().memory(16 << 20).segment_bytes(256 << 10).open("").unwrap();
+    let keyspace = db.keyspace_with("rows", crate::KeyspaceOptions::new().page_bytes(512)).unwrap();
+    for first in (0..ROWS).step_by(1000) {
+        let mut tx = db.begin_with(relaxed()).unwrap();
+        (first..first + 1000).for_each(|row| tx.insert(&keyspace, row.to_be_bytes(), noise(row, 150)).unwrap());
+        tx.commit().unwrap();
+    }
+    let is_kept = |row: &u64| row / 500 % 4 == 3;
+    for row in (0..ROWS).filter(|row| !is_kept(row)) {
+        keyspace.remove(row.to_be_bytes()).unwrap();
+    }
+    db.checkpoint().unwrap();
+    let store = db.store().unwrap();
+    let usage = || store.engine.space.segments.usage();
+    let before = usage();
+    assert!(before.free_count > before.segment_count / 3, "{before:?}");
+    let rounds = (0..20).take_while(|_| store.pack_file().unwrap()).count();
+    let after = usage();
+    assert!(rounds > 0 && rounds < 20, "{rounds} rounds: {before:?}, then {after:?}");
+    assert!(after.segment_count <= before.segment_count / 2, "{before:?}, then {after:?}");
+    assert_eq!(store.engine.space.file().len().unwrap(), after.segment_count * (256 << 10));
+    assert!(
+        keyspace.iter().map(|row| row.unwrap()).eq((0..ROWS)
+            .filter(is_kept)
+            .map(|row| { (crate::Value::from(row.to_be_bytes().to_vec()), crate::Value::from(noise(row, 150))) }))
+    );
+    assert!(db.check().unwrap().corruption.is_empty());
+}
+
 /// More keyspaces in one transaction than sixteen bits count: each row is its own keyspace's, also when it is undone.
 #[test]
 fn any_number_of_keyspaces() {

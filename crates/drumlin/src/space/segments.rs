@@ -44,6 +44,8 @@ struct State {
     /// Indexed by segment; 0 holds the superblocks.
     segments: Vec<Segment>,
     free: BTreeSet<SegmentId>,
+    /// The fewest free segments since the last [`take_unneeded`](Segments::take_unneeded).
+    free_count_min: u64,
     /// The use that begins next.
     next_use: SegmentUse,
     /// Chunks of the table of segments that have changed since they were written.
@@ -182,6 +184,13 @@ impl Segments {
         self.state.lock().free.len() as u64
     }
 
+    /// Segments that have been free ever since this was asked last.
+    pub(crate) fn take_unneeded(&self) -> u64 {
+        let mut state = self.state.lock();
+        let free_count = state.free.len() as u64;
+        std::mem::replace(&mut state.free_count_min, free_count).min(free_count)
+    }
+
     /// Makes sure that `count` segments are free, growing the file where they are not. `StorageFull` where it can't.
     pub(super) fn ensure_free(&self, count: u32) -> io::Result<()> {
         if self.free_count() >= u64::from(count) {
@@ -226,6 +235,7 @@ impl Segments {
     pub(super) fn try_take(&self) -> Option<SegmentId> {
         let mut state = self.state.lock();
         let segment = state.free.pop_first()?;
+        state.free_count_min = state.free_count_min.min(state.free.len() as u64);
         let taken = state.segment(segment);
         assert!(taken.live_bytes == 0, "a free segment holds {} bytes: {segment}", taken.live_bytes);
         assert!(!taken.open, "a free segment is open: {segment}");

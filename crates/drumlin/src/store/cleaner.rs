@@ -3,6 +3,7 @@
 //! Nodes in memory are made dirty, so that the next checkpoint writes them elsewhere. All else is copied as it lies on
 //! disk; of a value in memory the frame is told the new place.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,15 +35,42 @@ pub struct CompactReport {
 }
 
 /// A database under endless updates may take this much more than what lives in it before segments are emptied.
-const WASTE_SHARE_MAX: f64 = 0.35;
+const WASTE_SHARE_MAX: f64 = 0.28;
 /// Segments that are fuller than this are left alone then.
 const LIVE_SHARE_MAX: f64 = 0.80;
 /// Compacting leaves segments alone that are fuller than this: extents of a quarter of a megabyte do not pack closer.
 const PACKED_SHARE_MIN: f64 = 0.80;
+/// Checkpoints of which none has needed a free segment when it goes back to the file system.
+const UNNEEDED_CHECKPOINTS: usize = 8;
+/// Fewer segments than this are not worth a change of the file's length, nor less than a sixteenth of it.
+const GIVEN_BACK_MIN: u64 = 8;
 /// Rounds in which compacting moves the file's end to its front.
 const COMPACT_ROUNDS_MAX: usize = 16;
 /// Segments emptied in one go: one pass over the page tables finds what lives in all of them.
 const VICTIM_COUNT_MAX: usize = 256;
+/// The same on an idle database, whose next commits may wait until they are empty.
+const PACKED_COUNT_MAX: usize = 16;
+
+/// Segments that were free all the time between recent checkpoints.
+#[derive(Debug, Default)]
+pub(super) struct Unneeded {
+    /// The newest last, [`UNNEEDED_CHECKPOINTS`] at most.
+    counts: VecDeque<u64>,
+}
+
+impl Unneeded {
+    /// Notes how many there were before one more checkpoint. Returns how many there were at all of them, once there
+    /// are enough.
+    fn note(&mut self, count: u64) -> u64 {
+        self.counts.push_back(count);
+        if self.counts.len() < UNNEEDED_CHECKPOINTS {
+            return 0;
+        }
+        let least = self.counts.iter().copied().min().expect("noted above");
+        self.counts.pop_front();
+        least
+    }
+}
 
 /// The progress of moving pages out of segments.
 #[derive(Clone, Copy, Default)]
@@ -78,7 +106,7 @@ impl Emptied {
 impl Store {
     /// Empties sparse segments if waste has grown past its share.
     pub(crate) fn clean_segments(&self) -> Result<()> {
-        let _alone = self.cleaning.lock();
+        let unneeded = &mut self.cleaning.lock();
         let segments = &self.engine.space.segments;
         for _ in 0..16 {
             let usage = segments.usage();
@@ -94,13 +122,27 @@ impl Store {
             }
             self.evacuate(&victims)?;
         }
-        // More than a quarter free: the rest goes back to the file system.
+        // Segments that recent intervals between checkpoints did without go back to the file system.
         let usage = segments.usage();
-        let keep = (usage.segment_count / 4).max(8);
-        if usage.free_count > keep * 2 {
-            self.engine.space.shrink(keep)?;
+        let unneeded_count = unneeded.note(segments.take_unneeded()).min(usage.free_count);
+        if unneeded_count >= GIVEN_BACK_MIN.max(usage.segment_count / 16) {
+            **unneeded = Unneeded::default();
+            self.engine.space.shrink(usage.free_count - unneeded_count)?;
         }
         Ok(())
+    }
+
+    /// Makes the file of an idle database shorter, if that is worth checkpoints, until there is something else to do.
+    /// Returns `true` if it became shorter, so that it may be worth more.
+    pub(crate) fn pack_file(&self) -> Result<bool> {
+        let _alone = self.cleaning.lock();
+        let usage = self.engine.space.segments.usage();
+        if usage.free_count < GIVEN_BACK_MIN.max(usage.segment_count / 16) {
+            return Ok(false);
+        }
+        crate::coverage::mark!("the file of an idle database was made shorter");
+        self.move_end(PACKED_COUNT_MAX, || !self.maintenance.state.lock().is_wanted())?;
+        Ok(self.engine.space.segments.usage().segment_count < usage.segment_count)
     }
 
     /// Frees what can be freed on a full disk: what was replaced since the last checkpoint, and then what packing the
@@ -475,8 +517,17 @@ impl Store {
         for victims in sparse.chunks(VICTIM_COUNT_MAX) {
             left = left.or(self.evacuate(victims)?);
         }
-        // Then what lies at the end goes to the front, as long as that makes the file shorter. The front has as many
-        // segments as are in use, and what is left free.
+        left = left.or(self.move_end(VICTIM_COUNT_MAX, || true)?);
+        Ok(left)
+    }
+
+    /// Moves what lies at the file's end to its front, so many segments at a time, and gives the end back, as long as
+    /// that makes the file shorter and there is nothing else to do. The front has as many segments as are in use, and
+    /// what is left free. Returns the reason if something was left where it was.
+    fn move_end(&self, count_max: usize, go_on: impl Fn() -> bool) -> Result<Option<Left>> {
+        let space = &self.engine.space;
+        let segments = &space.segments;
+        let mut left = None;
         for _ in 0..COMPACT_ROUNDS_MAX {
             // Segments that the previous checkpoint still needed are free after another.
             self.checkpoint_after(Frees::Nothing)?;
@@ -487,8 +538,8 @@ impl Store {
             let first = (usage.segment_count - usage.free_count + state.spare_segments()) as u32;
             let mut victims = segments.from(SegmentId(first));
             victims.reverse();
-            victims.truncate(room.min(VICTIM_COUNT_MAX));
-            if victims.is_empty() {
+            victims.truncate(room.min(count_max));
+            if victims.is_empty() || !go_on() {
                 break;
             }
             left = left.or(self.evacuate(&victims)?);
@@ -499,5 +550,22 @@ impl Store {
             }
         }
         Ok(left)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Segments go back that none of eight intervals needed; a burst among them keeps what it took.
+    #[test]
+    fn what_a_burst_needed_is_kept() {
+        let mut unneeded = Unneeded::default();
+        let noted = |unneeded: &mut Unneeded, counts: &[u64]| -> Vec<u64> {
+            counts.iter().map(|&count| unneeded.note(count)).collect()
+        };
+        assert_eq!(noted(&mut unneeded, &[50; 7]), [0; 7]);
+        assert_eq!(noted(&mut unneeded, &[50, 60, 9]), [50, 50, 9]);
+        assert_eq!(noted(&mut unneeded, &[50; 8]), [9, 9, 9, 9, 9, 9, 9, 50]);
     }
 }

@@ -1,11 +1,15 @@
 //! The background threads of an open database: one that makes checkpoints and cleans segments, and the pool's.
 
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use super::Store;
 use crate::error::{Error, Result};
 use crate::sync::{Condvar, Mutex};
 use crate::txn::MakeRoom;
+
+/// The time without requests after which the database is idle.
+const IDLE: Duration = Duration::from_secs(5);
 
 /// The requests to the maintenance thread, and their ends.
 #[derive(Debug, Default)]
@@ -30,6 +34,13 @@ pub(crate) struct MaintenanceState {
     pub(crate) space_ended: u64,
     pub(crate) stop: bool,
     pub(crate) failed: bool,
+}
+
+impl MaintenanceState {
+    /// Returns `true` if the thread has something to do.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.checkpoint_wanted || self.space_wanted || self.stop
+    }
 }
 
 impl Maintenance {
@@ -134,13 +145,21 @@ impl Store {
     }
 }
 
-/// The body of the maintenance thread: makes checkpoints and space on request, and empties sparse segments afterwards.
+/// The body of the maintenance thread: makes checkpoints and space on request, empties sparse segments afterwards, and
+/// shortens the file once the database is idle.
 fn run_maintenance(store: &Weak<Store>, maintenance: &Arc<Maintenance>) {
+    // Set from a checkpoint on until the database has been idle.
+    let mut has_changed = false;
     loop {
         let (checkpoint_wanted, space_wanted) = {
             let mut state = maintenance.state.lock();
-            while !state.checkpoint_wanted && !state.space_wanted && !state.stop {
-                maintenance.changed.wait(&mut state);
+            let mut is_idle = false;
+            while !state.is_wanted() && !is_idle {
+                if has_changed {
+                    is_idle = maintenance.changed.wait_for(&mut state, IDLE).timed_out();
+                } else {
+                    maintenance.changed.wait(&mut state);
+                }
             }
             if state.stop {
                 return;
@@ -150,6 +169,14 @@ fn run_maintenance(store: &Weak<Store>, maintenance: &Arc<Maintenance>) {
             (std::mem::take(&mut state.checkpoint_wanted), std::mem::take(&mut state.space_wanted))
         };
         let Some(store) = store.upgrade() else { return };
+        has_changed = checkpoint_wanted || space_wanted;
+        if !has_changed {
+            has_changed = store.pack_file().unwrap_or_else(|error| {
+                log::debug!("{} is not made shorter: {error}", store.path.display());
+                false
+            });
+            continue;
+        }
         let made = if space_wanted { store.make_space() } else { store.checkpoint() };
         if checkpoint_wanted {
             let mut state = maintenance.state.lock();

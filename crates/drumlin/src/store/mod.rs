@@ -115,7 +115,7 @@ pub(crate) struct Store {
     /// Held while keyspaces are created and dropped.
     defining: Mutex<()>,
     /// Held while segments are emptied; taken before `page_tables`.
-    cleaning: Mutex<()>,
+    cleaning: Mutex<cleaner::Unneeded>,
     /// The durable state. Its lock is held to make a checkpoint.
     pub(crate) page_tables: Mutex<PageTableStore>,
     maintenance: Arc<Maintenance>,
