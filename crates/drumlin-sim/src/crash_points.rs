@@ -81,7 +81,7 @@ fn config(disk: &Disk, streams: u16) -> Config {
     Config::new()
         .log_streams(streams)
         // Each log more takes its buffer.
-        .memory((4 << 20) + (u64::from(streams - 1) << 19))
+        .memory((5 << 20) + (u64::from(streams - 1) << 19))
         .page_bytes(512)
         .segment_bytes(256 << 10)
         .log_segment_bytes(1 << 20)
@@ -193,14 +193,19 @@ impl Script {
         db.compact().expect("compacting");
         self.note();
         self.write_while_compacting(&db);
-        // Loads: one with values of all kinds, one amid which a checkpoint is made and another is given up.
+        // Loads: one with values of all kinds, one amid which a checkpoint is made and another is given up, and one of
+        // rows in no order, so many that they are merged from sorted runs.
+        const LENGTHS: [usize; 8] = [20, 100, 60, 700, 40, 30, 5000, 10];
         self.create(&db, "loaded", 512);
-        self.load(&db, "loaded", 0..300, false);
+        self.load(&db, "loaded", &Vec::from_iter(0..300), LENGTHS, false);
         for number in 0..5 {
             self.put(&db, "loaded", 60 * number, 100, number % 2 == 0);
         }
         self.create(&db, "again", 1024);
-        self.load(&db, "again", 0..40, true);
+        self.load(&db, "again", &Vec::from_iter(0..40), LENGTHS, true);
+        self.create(&db, "sorted", 512);
+        let numbers: Vec<u64> = (0..160).map(|number| number * 77 % 160).collect();
+        self.load(&db, "sorted", &numbers, [20, 100, 20_000, 700, 20_000, 30, 5000, 20_000], true);
         // Inner nodes split, then merge, until the root has one child again.
         self.create(&db, "deep", 512);
         self.deepen(&db, true);
@@ -346,15 +351,15 @@ impl Script {
         self.commit(Operation::Rows(rows), true, move || tx.commit());
     }
 
-    /// Rows are loaded in bulk into an empty keyspace, and before that another load of it is dropped. With `amid`,
-    /// checkpoints are made and the file is compacted meanwhile.
-    fn load(&mut self, db: &Database, name: &str, numbers: Range<u64>, amid: bool) {
+    /// Rows are loaded in bulk into an empty keyspace, and before that another load of it is dropped. Each eighth row
+    /// is as long. With `amid`, checkpoints are made and the file is compacted meanwhile.
+    fn load(&mut self, db: &Database, name: &str, numbers: &[u64], lengths: [usize; 8], amid: bool) {
         let space = self.model.space(name).expect("created");
         for is_dropped in [true, false] {
             let mut rows = Vec::new();
             let mut load = db.bulk_load(name).expect("a load");
-            for number in numbers.clone() {
-                let content = self.content([20, 100, 60, 700, 40, 30, 5000, 10][number as usize % 8]);
+            for &number in numbers {
+                let content = self.content(lengths[number as usize % 8]);
                 load.insert(key(number), content.bytes()).expect("a row");
                 rows.push((space, key(number), Some(content)));
                 if amid && number % 16 == 7 {
