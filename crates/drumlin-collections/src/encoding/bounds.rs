@@ -1,0 +1,126 @@
+//! Ranges and prefixes of keys, as ranges of rows.
+
+use std::ops::{Bound, Range, RangeBounds, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive};
+
+use super::{EncodeAs, encoded};
+
+/// The bounds of a range of keys of type `K`: `..`, `"a".."b"`, `5..=7`, a pair of [`Bound`]s. A range whose end lies
+/// before its start is empty.
+///
+/// ```
+/// use drumlin_collections::encoding::KeyBounds;
+///
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// let visits = db.keyspace("visits")?;
+/// for hour in [-1i32, 0, 1, 2] {
+///     visits.insert(drumlin_collections::encoding::Key::encode(&hour), "")?;
+/// }
+/// assert_eq!(visits.count(KeyBounds::<i32>::row_bounds(&(-1..=1)))?, 3);
+/// # Ok::<(), drumlin::Error>(())
+/// ```
+#[diagnostic::on_unimplemented(message = "`{Self}` is not a range of keys of type `{K}`")]
+pub trait KeyBounds<K> {
+    /// The bounds of the rows whose keys begin with a key of the range. They fit Drumlin's
+    /// [`KeyRange`](drumlin::KeyRange).
+    fn row_bounds(&self) -> (Bound<Vec<u8>>, Bound<Vec<u8>>);
+}
+
+/// The bounds of the rows of a range. Those of rows that go on behind a key: to include a key is to include them all.
+fn rows<K, X: EncodeAs<K>>(range: &impl RangeBounds<X>) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
+    let start = match range.start_bound() {
+        Bound::Unbounded => Bound::Unbounded,
+        Bound::Included(key) => Bound::Included(encoded(key)),
+        Bound::Excluded(key) => match successor(encoded(key)) {
+            Some(next) => Bound::Included(next),
+            // Nothing lies behind it.
+            None => return (Bound::Included(vec![0]), Bound::Excluded(vec![0])),
+        },
+    };
+    let end = match range.end_bound() {
+        Bound::Unbounded => Bound::Unbounded,
+        Bound::Included(key) => successor(encoded(key)).map_or(Bound::Unbounded, Bound::Excluded),
+        Bound::Excluded(key) => Bound::Excluded(encoded(key)),
+    };
+    (start, end)
+}
+
+/// The least bytes above all that begin with `prefix`; none if there are none.
+fn successor(mut prefix: Vec<u8>) -> Option<Vec<u8>> {
+    while let Some(last) = prefix.pop() {
+        if last < u8::MAX {
+            prefix.push(last + 1);
+            return Some(prefix);
+        }
+    }
+    None
+}
+
+impl<K> KeyBounds<K> for RangeFull {
+    fn row_bounds(&self) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
+        (Bound::Unbounded, Bound::Unbounded)
+    }
+}
+
+macro_rules! ranges {
+    ($($range:ty),*) => {$(
+        impl<K, X: EncodeAs<K>> KeyBounds<K> for $range {
+            fn row_bounds(&self) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
+                rows(self)
+            }
+        }
+    )*};
+}
+
+ranges!(Range<X>, RangeInclusive<X>, RangeFrom<X>, RangeTo<X>, RangeToInclusive<X>, (Bound<X>, Bound<X>));
+
+impl<K, R: KeyBounds<K> + ?Sized> KeyBounds<K> for &R {
+    fn row_bounds(&self) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
+        (**self).row_bounds()
+    }
+}
+
+/// The first parts of a key of type `K`, a tuple: `(a,)` and `(a, b)` of an `(A, B, C)`, whatever the other parts are.
+///
+/// ```
+/// use drumlin_collections::encoding::{Key, PrefixOf};
+///
+/// let prefix = PrefixOf::<(String, u32)>::prefix(&("ann",));
+/// assert!(("ann".to_owned(), 7u32).encode().starts_with(&prefix));
+/// assert!(!("anna".to_owned(), 7u32).encode().starts_with(&prefix));
+/// ```
+#[diagnostic::on_unimplemented(message = "`{Self}` is not the first parts of a key of type `{K}`")]
+pub trait PrefixOf<K> {
+    /// The bytes that all keys with these parts begin with, and no others.
+    fn prefix(&self) -> Vec<u8>;
+}
+
+macro_rules! prefixes {
+    ($(($($key:ident $x:ident $part:ident),+) of ($($all:ident),+);)*) => {$(
+        impl<$($all,)+ $($x: EncodeAs<$key>),+> PrefixOf<($($all,)+)> for ($($x,)+) {
+            fn prefix(&self) -> Vec<u8> {
+                let ($($part,)+) = self;
+                let mut bytes = Vec::with_capacity(16);
+                $($part.encode_into(&mut bytes);)+
+                bytes
+            }
+        }
+    )*};
+}
+
+prefixes! {
+    (A X a) of (A, B);
+    (A X a) of (A, B, C);
+    (A X a) of (A, B, C, D);
+    (A X a) of (A, B, C, D, E);
+    (A X a) of (A, B, C, D, E, F);
+    (A X a, B Y b) of (A, B, C);
+    (A X a, B Y b) of (A, B, C, D);
+    (A X a, B Y b) of (A, B, C, D, E);
+    (A X a, B Y b) of (A, B, C, D, E, F);
+    (A X a, B Y b, C Z c) of (A, B, C, D);
+    (A X a, B Y b, C Z c) of (A, B, C, D, E);
+    (A X a, B Y b, C Z c) of (A, B, C, D, E, F);
+    (A X a, B Y b, C Z c, D U d) of (A, B, C, D, E);
+    (A X a, B Y b, C Z c, D U d) of (A, B, C, D, E, F);
+    (A X a, B Y b, C Z c, D U d, E V e) of (A, B, C, D, E, F);
+}
