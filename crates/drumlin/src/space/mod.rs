@@ -31,7 +31,7 @@ use std::sync::{Arc, OnceLock};
 
 use crossbeam_utils::CachePadded;
 
-use crate::sync::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::sync::{self, Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::collections::HashMap;
 use crate::error::{Error, Result, Stopped, quoted};
@@ -64,7 +64,7 @@ pub(crate) struct PageSpace {
     /// The commit by which a bulk load was attached last, to a keyspace that had no row for any reader; 0: none was.
     loaded_at: AtomicU64,
     /// A bulk load is being attached: row locks that were taken meanwhile did not keep it away.
-    is_attaching: AtomicBool,
+    is_attaching: sync::atomic::AtomicBool,
 }
 
 /// The time in which a bulk load is being attached. Lasts until it is dropped.
@@ -82,7 +82,7 @@ impl PageSpace {
     pub(crate) fn new(id: KeyspaceId, page_bytes: usize, name: &str, budget: &Arc<Budget>) -> PageSpace {
         assert!(is_page_bytes(page_bytes), "keyspace {id} has pages of {page_bytes} bytes");
         let (table, dropped) = (PageTable::new(budget), AtomicBool::new(false));
-        let (has_lost_pages, is_attaching) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (has_lost_pages, is_attaching) = (AtomicBool::new(false), sync::atomic::AtomicBool::new(false));
         let loaded_at = AtomicU64::new(0);
         PageSpace { id, page_bytes, name: name.into(), table, dropped, has_lost_pages, loaded_at, is_attaching }
     }

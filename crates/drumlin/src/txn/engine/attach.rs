@@ -27,9 +27,18 @@ use crate::space::table::CHUNK_PAGES;
 use crate::space::{ChunkImage, EpochGuard, PageEntry, PageSpace};
 use crate::tree::node::Leaf;
 use crate::tree::{Target, Tree};
+use crate::txn::clock::Clock;
 
 /// Attempts to find the root in memory, which may be evicted again before it is latched.
 const ATTEMPTS_MAX: u32 = 100;
+
+/// Returns `false` if nothing of the keyspace that a caller has locked was published since the snapshot, and no bulk
+/// load that did not see its lock is going to be.
+#[inline]
+pub(super) fn may_have_changed(pages: &PageSpace, clock: &Clock, snapshot: Timestamp) -> bool {
+    // In this order: an attachment ends after it is published.
+    pages.is_attaching() || clock.published() > snapshot
+}
 
 impl Engine {
     /// Drops the versions that no snapshot needs, waiting for the thread that does so.
@@ -142,5 +151,76 @@ impl<L> Engine<L> {
         self.space.record(epoch_guard.epoch(), pages.id, PageId::ROOT, tables.root);
         pages.table.store(PageId::ROOT, PageEntry::OnDisk(tables.root));
         crate::coverage::mark!("a bulk load was attached");
+    }
+}
+
+#[cfg(all(test, drumlin_loom))]
+mod models {
+    use loom::sync::{Arc, Mutex};
+    use loom::thread;
+
+    use super::*;
+    use crate::format::KeyspaceId;
+    use crate::memory::Budget;
+
+    /// A keyspace that a load is attached to, and the lock of one of its rows.
+    struct Rig {
+        pages: PageSpace,
+        clock: Clock,
+        is_locked: Mutex<bool>,
+    }
+
+    impl Rig {
+        /// Attaches the load unless the row is locked, like [`Engine::try_attach`].
+        fn attach(&self, is_announced: bool) -> bool {
+            let _attaching = is_announced.then(|| self.pages.begin_attaching());
+            if *self.is_locked.lock().unwrap() {
+                return false;
+            }
+            self.clock.mark_applied(Timestamp(1));
+            true
+        }
+
+        /// Locks the row; returns `true` if it is taken for unchanged since the snapshot.
+        fn lock(&self, may_have_changed: fn(&PageSpace, &Clock, Timestamp) -> bool) -> bool {
+            *self.is_locked.lock().unwrap() = true;
+            !may_have_changed(&self.pages, &self.clock, Timestamp(0))
+        }
+    }
+
+    /// A load and a transaction from before it: no row is taken for unchanged that the load has put.
+    fn explore(is_announced: bool, may_have_changed: fn(&PageSpace, &Clock, Timestamp) -> bool) {
+        loom::model(move || {
+            let rig = Arc::new(Rig {
+                pages: PageSpace::new(KeyspaceId(1), 4096, "k", &Budget::of_pages(1 << 20)),
+                clock: Clock::new(Timestamp(0)),
+                is_locked: Mutex::new(false),
+            });
+            let shared = Arc::clone(&rig);
+            let load = thread::spawn(move || shared.attach(is_announced));
+            let is_unchanged = rig.lock(may_have_changed);
+            let is_attached = load.join().unwrap();
+            assert!(!(is_attached && is_unchanged), "a row of the load is taken for unchanged");
+        });
+    }
+
+    /// A transaction that has locked a row sees that a load is being attached, or the load sees the lock.
+    #[test]
+    fn loom_a_load_is_seen_by_those_who_lock_its_rows() {
+        explore(true, may_have_changed);
+    }
+
+    /// Without the announcement the model fails, so it can find the bug.
+    #[test]
+    #[should_panic(expected = "taken for unchanged")]
+    fn loom_a_load_that_is_not_announced_is_found() {
+        explore(false, may_have_changed);
+    }
+
+    /// So it does where the announcement is looked for too late.
+    #[test]
+    #[should_panic(expected = "taken for unchanged")]
+    fn loom_an_announcement_that_is_looked_for_late_is_found() {
+        explore(true, |pages, clock, snapshot| clock.published() > snapshot || pages.is_attaching());
     }
 }

@@ -1,6 +1,6 @@
 //! Reads: a row from its leaf, or its old version.
 
-use super::Engine;
+use super::{Engine, attach};
 use crate::error::{Error, Result};
 use crate::format::node::LargeRef;
 use crate::format::{PageId, Timestamp};
@@ -369,8 +369,7 @@ impl Engine {
     /// no rows.
     #[inline]
     pub(crate) fn may_have_changed(&self, tree: &Tree, snapshot: Timestamp) -> bool {
-        // In this order: an attachment ends after it is published.
-        tree.pages.is_attaching() || self.clock.published() > snapshot
+        attach::may_have_changed(&tree.pages, &self.clock, snapshot)
     }
 
     /// Returns `true` if the row has changed since the snapshot, for the rule that the first updater wins.
