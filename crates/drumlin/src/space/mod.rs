@@ -31,7 +31,7 @@ use std::sync::{Arc, OnceLock};
 
 use crossbeam_utils::CachePadded;
 
-use crate::sync::{self, Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::sync::{self, Condvar, Mutex, RwLock, ShardedLock, ShardedReadGuard, ShardedWriteGuard};
 
 use crate::collections::HashMap;
 use crate::error::{Error, Result, Stopped, quoted};
@@ -140,7 +140,7 @@ impl PageSpace {
 /// begins.
 #[derive(Debug)]
 pub(crate) struct EpochLatch {
-    latch: RwLock<Epoch>,
+    latch: ShardedLock<Epoch>,
     newest: AtomicU64,
 }
 
@@ -154,8 +154,8 @@ pub(crate) struct EpochGuard<'a> {
 #[derive(Debug)]
 #[allow(dead_code, reason = "held, not looked at")]
 enum Hold<'a> {
-    Shared(RwLockReadGuard<'a, Epoch>),
-    Exclusive(RwLockWriteGuard<'a, Epoch>),
+    Shared(ShardedReadGuard<'a, Epoch>),
+    Exclusive(ShardedWriteGuard<'a, Epoch>),
 }
 
 impl EpochLatch {
@@ -319,7 +319,7 @@ impl Space {
                 SegmentUse::first_of(epoch.incarnation()),
             ),
             file,
-            epoch_latch: EpochLatch { latch: RwLock::new(epoch), newest: AtomicU64::new(epoch.0) },
+            epoch_latch: EpochLatch { latch: ShardedLock::new(epoch), newest: AtomicU64::new(epoch.0) },
             appenders: [Mutex::new(appender()), Mutex::new(appender())],
             changes: Default::default(),
             change_counts: Default::default(),

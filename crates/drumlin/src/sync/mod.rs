@@ -14,8 +14,9 @@ mod thread_index;
 
 #[cfg(feature = "sim")]
 pub(crate) use simulated::{
-    Backoff, Condvar, Mutex, MutexGuard, Parker, RwLock, RwLockReadGuard, RwLockWriteGuard, Thread, Unparker, current,
-    join, park_timeout, sleep, thread_number, yield_now,
+    Backoff, Condvar, Mutex, MutexGuard, Parker, RwLock, RwLockReadGuard, RwLockWriteGuard, ShardedLock,
+    ShardedReadGuard, ShardedWriteGuard, Thread, Unparker, current, join, park_timeout, sleep, thread_number,
+    yield_now,
 };
 
 pub(crate) use self::exclusive::Exclusive;
@@ -32,7 +33,32 @@ mod system {
 
     pub(crate) use crossbeam_utils::Backoff;
     pub(crate) use crossbeam_utils::sync::{Parker, Unparker};
+    pub(crate) use crossbeam_utils::sync::{
+        ShardedLockReadGuard as ShardedReadGuard, ShardedLockWriteGuard as ShardedWriteGuard,
+    };
     pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+    use std::sync::PoisonError;
+
+    /// A lock that every commit shares and few threads take alone. To share it touches a cache line that few other
+    /// threads touch; to have it alone takes as long as some ten locks.
+    #[derive(Debug)]
+    pub(crate) struct ShardedLock<T>(crossbeam_utils::sync::ShardedLock<T>);
+
+    impl<T> ShardedLock<T> {
+        pub(crate) fn new(value: T) -> ShardedLock<T> {
+            ShardedLock(crossbeam_utils::sync::ShardedLock::new(value))
+        }
+
+        #[inline]
+        pub(crate) fn read(&self) -> ShardedReadGuard<'_, T> {
+            self.0.read().unwrap_or_else(PoisonError::into_inner)
+        }
+
+        pub(crate) fn write(&self) -> ShardedWriteGuard<'_, T> {
+            self.0.write().unwrap_or_else(PoisonError::into_inner)
+        }
+    }
 
     /// Waits until a thread has ended.
     pub(crate) fn join(thread: std::thread::JoinHandle<()>) -> std::thread::Result<()> {

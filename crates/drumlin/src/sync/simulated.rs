@@ -231,6 +231,11 @@ pub(crate) struct RwLockWriteGuard<'a, T: ?Sized> {
     inner: Option<parking_lot::RwLockWriteGuard<'a, T>>,
 }
 
+/// In a simulation one task runs at a time: there is no cache line to fight for.
+pub(crate) type ShardedLock<T> = RwLock<T>;
+pub(crate) type ShardedReadGuard<'a, T> = RwLockReadGuard<'a, T>;
+pub(crate) type ShardedWriteGuard<'a, T> = RwLockWriteGuard<'a, T>;
+
 impl<T> RwLock<T> {
     pub(crate) const fn new(value: T) -> RwLock<T> {
         RwLock {
