@@ -12,6 +12,7 @@ pub(crate) const MARKS: &[&str] = &[
     "a bulk load took page numbers that were in use before",
     "a bulk load was given up",
     "a checkpoint wrote a new base image",
+    "a commit left no version, since no snapshot needed it",
     "a commit could not be made at once",
     "a commit lacked a page when it was to be applied",
     "a commit on a full disk had space made",

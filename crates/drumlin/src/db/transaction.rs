@@ -335,7 +335,8 @@ impl Transaction {
         }
         // Until the check below has passed, the lock proves nothing: if it were kept, the next call would skip the
         // check.
-        let lock = RowLock { engine: &store.engine, owner: *id, keyspace: tree.pages.id, key };
+        let (engine, keyspace) = (&store.engine, tree.pages.id);
+        let lock = RowLock { engine, owner: *id, keyspace, key, place: engine.locks.place(keyspace, key) };
         if let Some(snapshot) = snapshot.filter(|snapshot| may_have_changed(snapshot)) {
             let changed = store.engine.changed_since(mode, tree, key, snapshot.timestamp).await?;
             snapshot.check()?;

@@ -32,6 +32,7 @@ pub(crate) enum Account {
     /// Write sets, row locks and read sets of open transactions, and row locks of plain writes that wait.
     Transactions,
     /// The memory of a commit until it is applied: its record, images of its values, and the row lock of a plain write.
+    /// Not that of a single row with a short record, which is in a vector of its thread's.
     Commits,
     /// Changes of page tables that no base image has yet.
     TableChanges,
@@ -366,7 +367,17 @@ pub(crate) struct Held<'b> {
     bytes: u64,
 }
 
+impl Held<'_> {
+    /// Leaves so many of the bytes taken, for an owner that counts them and gives them back itself.
+    #[inline]
+    pub(crate) fn keep(&mut self, bytes: u64) {
+        assert!(bytes <= self.bytes, "{bytes} bytes are kept of {self:?}");
+        self.bytes -= bytes;
+    }
+}
+
 impl Drop for Held<'_> {
+    #[inline]
     fn drop(&mut self) {
         self.budget.give(self.of, self.bytes);
     }

@@ -342,7 +342,13 @@ impl Shared {
     }
 
     pub(super) fn request_flush(&self, index: usize, urgency: Urgency) {
-        if self.streams[index].nudged.fetch_max(urgency as u8, Ordering::SeqCst) < urgency as u8 {
+        let nudged = &self.streams[index].nudged;
+        // Looks first: a line that is only read stays in every processor's cache. The thread that takes the nudge locks
+        // the tail afterwards, and so finds the records appended before this look.
+        if nudged.load(Ordering::SeqCst) >= urgency as u8 {
+            return;
+        }
+        if nudged.fetch_max(urgency as u8, Ordering::SeqCst) < urgency as u8 {
             if self.has_threads() {
                 self.signal.flush(urgency);
             } else {

@@ -252,6 +252,11 @@ impl Body {
         self.names_extents
     }
 
+    /// The vector that it was made of, to be used again.
+    pub(crate) fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
+
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -638,6 +643,12 @@ impl Log {
         self.shared.remove_idle();
     }
 
+    /// Bytes of the bodies of records appended since the log was opened.
+    #[inline]
+    pub(crate) fn appended_bytes(&self) -> u64 {
+        self.shared.streams.iter().map(|stream| stream.appended_bytes.load(Ordering::Relaxed)).sum()
+    }
+
     /// Bytes of the segments with records that no truncation has covered.
     pub(crate) fn live_bytes(&self) -> u64 {
         let old: u64 = self.shared.old.lock().iter().map(|window| window.segment.header.window_bytes).sum();
@@ -774,6 +785,9 @@ impl Shared {
     /// Appends a record for which the stream has room.
     fn append(&self, stream: usize, tail: &mut Tail, body: &Body) -> Appended {
         let floor = tail.floor();
+        // No other thread changes it: the tail is locked.
+        let appended_bytes = &self.streams[stream].appended_bytes;
+        appended_bytes.store(appended_bytes.load(Ordering::Relaxed) + body.bytes().len() as u64, Ordering::Relaxed);
         let (timestamp, end) = tail.append(body, self.incarnation, || self.horizon.take(stream, floor));
         Appended {
             timestamp,

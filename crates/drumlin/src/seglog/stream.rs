@@ -3,8 +3,10 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU8;
+use std::sync::atomic::{AtomicU8, AtomicU64};
 use std::task::Waker;
+
+use crossbeam_utils::CachePadded;
 
 use crate::sync::{Condvar, Mutex};
 
@@ -147,8 +149,10 @@ pub(super) struct Queued {
 #[derive(Debug)]
 pub(super) struct Stream {
     /// The [`Urgency`](super::prepare::Urgency) with which the background thread was asked to write; 0 if it was not.
-    pub(super) nudged: AtomicU8,
+    pub(super) nudged: CachePadded<AtomicU8>,
     pub(super) tail: Mutex<Tail>,
+    /// Bytes of the bodies of records appended since the log was opened. Changed with the tail locked.
+    pub(super) appended_bytes: AtomicU64,
     /// Signalled when space in the buffer or a window has come free, or never will.
     pub(super) space: Condvar,
 }
@@ -200,7 +204,12 @@ impl Stream {
             queue: VecDeque::new(),
             ticket_next: 0,
         };
-        Stream { nudged: AtomicU8::new(0), tail: Mutex::new(tail), space: Condvar::new() }
+        Stream {
+            nudged: CachePadded::new(AtomicU8::new(0)),
+            tail: Mutex::new(tail),
+            appended_bytes: AtomicU64::new(0),
+            space: Condvar::new(),
+        }
     }
 
     /// Announces that space may have come free: the head of the queue looks again.

@@ -83,7 +83,7 @@ impl Store {
         let space = &engine.space;
         let written_before = space.traffic.write_bytes.load(Ordering::Relaxed);
         // From here on: commits beside this checkpoint do not ask for another at once.
-        engine.log_bytes_checkpointed.store(engine.log_bytes_written.load(Ordering::Relaxed), Ordering::Relaxed);
+        engine.log_bytes_checkpointed.store(engine.log_bytes_written(), Ordering::Relaxed);
         // The segment that large values are put into ends with the epoch, so that it can be emptied one day.
         space.seal_values();
         let corrupted_chunks = page_tables.corrupted_chunks();

@@ -49,7 +49,7 @@ use crate::sync::Mutex;
 use crate::task::{WaitMode, ready};
 use crate::tree::Tree;
 use crate::txn::engine::{Engine, ReadAt};
-use crate::txn::locks::{Granted, HeldBy, LockError, WAITING_BYTES, lock_bytes};
+use crate::txn::locks::{Granted, HeldBy, LockError, LockPlace, WAITING_BYTES, lock_bytes};
 use crate::txn::read_set::Reads;
 use crate::txn::running::{BodyOf, RunningBody};
 use crate::txn::snapshots::SnapshotHandle;
@@ -313,6 +313,7 @@ impl Store {
         let value = apply(&mut || {
             let reservation = reservation.take().expect("a commit takes its timestamp once");
             let logged = reservation.append(body)?;
+            self.engine.other_records.fetch_add(1, Ordering::Relaxed);
             appended = Some(logged);
             crate::coverage::timestamp_taken(logged.timestamp);
             Ok(logged.timestamp)
@@ -362,7 +363,7 @@ impl Store {
     }
 
     pub(crate) fn next_transaction(&self) -> TransactionId {
-        TransactionId(self.engine.next_transaction.fetch_add(1, Ordering::Relaxed))
+        self.engine.transaction_ids.next()
     }
 
     /// Takes a row's lock, waiting up to `timeout`; not at all for a transaction from whose body the call comes.
@@ -428,9 +429,11 @@ impl Store {
         let owner = self.next_transaction();
         let rows = [row];
         let mut begun = None;
-        if self.engine.locks.try_lock(owner, row.tree.pages.id, row.key).is_ok() {
-            let lock = RowLock { engine: &self.engine, owner, keyspace: row.tree.pages.id, key: row.key };
-            if let Some(applied) = self.engine.commit_at_once(&rows, lock_bytes(row.key))? {
+        let keyspace = row.tree.pages.id;
+        let place = self.engine.locks.place(keyspace, row.key);
+        if self.engine.locks.try_lock_at(place, owner, keyspace, row.key).is_ok() {
+            let lock = RowLock { engine: &self.engine, owner, keyspace, key: row.key, place };
+            if let Some(applied) = self.engine.commit_at_once(&rows, lock_bytes(row.key), durability)? {
                 self.end_locks(lock);
                 return self.engine.settle(mode, &rows, applied, durability).await.map(drop);
             }
@@ -471,7 +474,8 @@ impl Store {
         let in_use = || Error::transactions_in_memory(engine.budget.limit_bytes(Account::Transactions));
         let memory = memory.ok_or_else(in_use)?;
         self.lock_row(mode, owner, tree.pages.id, key, LOCK_TIMEOUT).await?;
-        Ok((RowLock { engine, owner, keyspace: tree.pages.id, key }, memory))
+        let (keyspace, place) = (tree.pages.id, engine.locks.place(tree.pages.id, key));
+        Ok((RowLock { engine, owner, keyspace, key, place }, memory))
     }
 
     /// Locks a row outside of transactions, for a change that depends on its newest value.
@@ -509,7 +513,7 @@ impl Store {
         locks: L,
     ) -> Result<Timestamp> {
         if reads.is_none()
-            && let Some(applied) = self.engine.commit_at_once(rows, 0)?
+            && let Some(applied) = self.engine.commit_at_once(rows, 0, durability)?
         {
             self.end_locks(locks);
             return self.engine.settle(mode, rows, applied, durability).await;
@@ -540,7 +544,7 @@ impl Store {
     }
 
     fn is_checkpoint_due(&self) -> bool {
-        let written = self.engine.log_bytes_written.load(Ordering::Relaxed);
+        let written = self.engine.log_bytes_written();
         let begun = self.engine.log_bytes_checkpointed.load(Ordering::Relaxed);
         written - begun.min(written) > self.checkpoint_log_bytes
             || self.engine.space.epoch_change_count() > self.engine.budget.epoch_changes_max() / 8 * 5
@@ -709,10 +713,11 @@ pub(crate) struct RowLock<'a> {
     pub(crate) owner: TransactionId,
     pub(crate) keyspace: KeyspaceId,
     pub(crate) key: &'a [u8],
+    pub(crate) place: LockPlace,
 }
 
 impl Drop for RowLock<'_> {
     fn drop(&mut self) {
-        self.engine.locks.unlock(self.owner, self.keyspace, self.key);
+        self.engine.locks.unlock_at(self.place, self.owner, self.keyspace, self.key);
     }
 }

@@ -88,6 +88,18 @@ impl Clock {
         debug_assert!(self.is_in_order(), "a commit is visible before it is published");
     }
 
+    /// Raises visible to a commit that is applied and need not be durable, if those before it are applied too. Does not
+    /// wait for them.
+    #[inline]
+    pub(crate) fn try_show_relaxed(&self, timestamp: Timestamp) -> bool {
+        let is_published = self.published() >= timestamp;
+        if is_published {
+            self.raise_visible(timestamp.0);
+            debug_assert!(self.is_in_order(), "a commit is visible before it is published");
+        }
+        is_published
+    }
+
     /// Looks first: another commit has often raised it further, and a line that is only read stays in every processor's
     /// cache.
     fn raise_visible(&self, timestamp: u64) {

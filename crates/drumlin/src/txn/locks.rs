@@ -59,6 +59,10 @@ pub(crate) enum Granted {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct HeldBy(pub(crate) TransactionId);
 
+/// The place of a row in the lock table.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LockPlace(u64);
+
 /// The reason why waiting ended without the lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum LockError {
@@ -211,7 +215,26 @@ impl LockTable {
     /// Takes the lock of a row unless another transaction has it.
     #[inline]
     pub(crate) fn try_lock(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) -> Result<Granted, HeldBy> {
-        let hash = self.hash(keyspace, key);
+        self.try_lock_at(self.place(keyspace, key), owner, keyspace, key)
+    }
+
+    /// The place of a row in this table, for calls that look there more than once.
+    #[inline]
+    pub(crate) fn place(&self, keyspace: KeyspaceId, key: &[u8]) -> LockPlace {
+        LockPlace(self.hash(keyspace, key))
+    }
+
+    /// Like [`try_lock`](Self::try_lock), at the row's place.
+    #[inline]
+    pub(crate) fn try_lock_at(
+        &self,
+        place: LockPlace,
+        owner: TransactionId,
+        keyspace: KeyspaceId,
+        key: &[u8],
+    ) -> Result<Granted, HeldBy> {
+        let LockPlace(hash) = place;
+        debug_assert_eq!(hash, self.hash(keyspace, key), "a row is locked at the place of another");
         self.shard(hash).claim(self.seed, hash, owner, keyspace, key).map_err(|lock| HeldBy(lock.owner))
     }
 
@@ -363,7 +386,13 @@ impl LockTable {
     /// Releases a lock of `owner`: hands it to the first waiter, or removes it.
     #[inline]
     pub(crate) fn unlock(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) {
-        let hash = self.hash(keyspace, key);
+        self.unlock_at(self.place(keyspace, key), owner, keyspace, key);
+    }
+
+    /// Like [`unlock`](Self::unlock), at the row's place.
+    #[inline]
+    pub(crate) fn unlock_at(&self, place: LockPlace, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) {
+        let LockPlace(hash) = place;
         let mut shard = self.shard(hash);
         let Ok(place) = shard.locks.find_entry(hash, |lock| lock.is_of(keyspace, key)) else {
             panic!("a lock that is released is held");

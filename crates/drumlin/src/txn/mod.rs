@@ -2,7 +2,12 @@
 //!
 //! Lock order: row locks, then the epoch latch, leaf latches in the order of (keyspace, key), the log's own, the clock.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crossbeam_utils::CachePadded;
+
 use crate::error::Result;
+use crate::sync::thread_index;
 
 pub(crate) mod clock;
 pub(crate) mod engine;
@@ -18,6 +23,31 @@ pub(crate) mod write_set;
 /// and never stored.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct TransactionId(pub(crate) u64);
+
+/// Gives out the numbers of transactions. Each thread takes them from a sequence of its own, on a cache line that few
+/// other threads touch.
+#[derive(Debug)]
+pub(crate) struct TransactionIds {
+    sequences: Box<[CachePadded<AtomicU64>]>,
+}
+
+impl Default for TransactionIds {
+    fn default() -> TransactionIds {
+        TransactionIds { sequences: (0..SEQUENCE_COUNT).map(|_| CachePadded::default()).collect() }
+    }
+}
+
+impl TransactionIds {
+    #[inline]
+    pub(crate) fn next(&self) -> TransactionId {
+        let sequence = thread_index() % SEQUENCE_COUNT;
+        let count = self.sequences[sequence].fetch_add(1, Ordering::Relaxed) + 1;
+        TransactionId(count * SEQUENCE_COUNT as u64 + sequence as u64)
+    }
+}
+
+/// Sequences of transaction numbers. Threads beyond that many share them.
+const SEQUENCE_COUNT: usize = 64;
 
 /// Work of the maintenance thread that commits wait for. Passed to the engine when the database is opened; every call
 /// blocks.

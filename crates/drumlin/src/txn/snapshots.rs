@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::sync::Mutex;
+use crate::sync::{Mutex, atomic};
 
 use super::clock::Clock;
 use crate::error::{Error, Result};
@@ -15,6 +15,8 @@ use crate::io::Process;
 #[derive(Debug, Default)]
 pub(crate) struct Snapshots {
     registered: Mutex<BTreeMap<u64, Registered>>,
+    /// Snapshots that are registered or about to be, those that have been ended too.
+    open_count: atomic::AtomicU64,
     /// Snapshots below this have been ended.
     ended_below: AtomicU64,
     /// The process that opened the database. A fork of it registers nothing: a thread that does not exist there may
@@ -47,6 +49,8 @@ impl Drop for SnapshotHandle {
         if entry.count == 0 {
             registered.remove(&self.timestamp.0);
         }
+        let open_count = self.snapshots.open_count.fetch_sub(1, Ordering::Release);
+        assert!(open_count > 0, "a snapshot that is not counted is registered");
     }
 }
 
@@ -68,6 +72,9 @@ impl Snapshots {
             return SnapshotHandle { snapshots: Arc::clone(self), timestamp: Timestamp(0) };
         }
         let mut registered = self.registered.lock();
+        self.open_count.fetch_add(1, Ordering::Relaxed);
+        // Counted before the timestamp is chosen: pairs with the fence in `are_open`.
+        atomic::fence(Ordering::SeqCst);
         let timestamp = choose();
         debug_assert!(
             timestamp.0 >= self.ended_below.load(Ordering::Acquire),
@@ -75,6 +82,14 @@ impl Snapshots {
         );
         registered.entry(timestamp.0).or_insert(Registered { count: 0, since: now }).count += 1;
         SnapshotHandle { snapshots: Arc::clone(self), timestamp }
+    }
+
+    /// Returns `false` if no snapshot is registered below what is visible, nor will be: one that is opened after this
+    /// call sees whatever was visible or published before it.
+    #[inline]
+    pub(crate) fn are_open(&self) -> bool {
+        atomic::fence(Ordering::SeqCst);
+        self.open_count.load(Ordering::Acquire) > 0
     }
 
     /// The timestamp up to which replaced versions are no longer needed.
@@ -111,5 +126,42 @@ impl Snapshots {
         crate::coverage::mark!("a snapshot was ended for the memory of its versions");
         self.ended_below.store(oldest + 1, Ordering::Release);
         true
+    }
+}
+
+#[cfg(all(test, drumlin_loom))]
+mod models {
+    use loom::thread;
+
+    use super::*;
+
+    /// A commit that leaves no version where no snapshot is open, beside a transaction that opens one.
+    fn explore(open: fn(&Arc<Snapshots>, &Clock) -> SnapshotHandle) {
+        loom::model(move || {
+            let (snapshots, clock) = (Arc::new(Snapshots::default()), Arc::new(Clock::new(Timestamp(0))));
+            let shared = (Arc::clone(&snapshots), Arc::clone(&clock));
+            let opener = thread::spawn(move || open(&shared.0, &shared.1));
+            clock.mark_applied(Timestamp(1));
+            let leaves_none = clock.try_show_relaxed(Timestamp(1)) && !snapshots.are_open();
+            let snapshot = opener.join().unwrap();
+            assert!(!leaves_none || snapshot.timestamp >= Timestamp(1), "a version is missing");
+        });
+    }
+
+    /// A commit sees the snapshot, or the snapshot sees the commit: of what is published, and of what is visible.
+    #[test]
+    fn loom_a_version_is_left_for_each_snapshot_before_it() {
+        explore(|snapshots, clock| snapshots.open_snapshot(Duration::ZERO, || clock.published()));
+        explore(|snapshots, clock| snapshots.open_snapshot(Duration::ZERO, || clock.visible()));
+    }
+
+    /// The model fails if the timestamp is chosen before the snapshot is counted, so it can find the bug.
+    #[test]
+    #[should_panic(expected = "a version is missing")]
+    fn loom_a_snapshot_that_is_counted_late_is_found() {
+        explore(|snapshots, clock| {
+            let early = clock.visible();
+            snapshots.open_snapshot(Duration::ZERO, || early)
+        });
     }
 }

@@ -9,7 +9,8 @@
 //! 1. The undo records of a leaf are read and changed under the leaf's latch, and ascend by timestamp.
 //! 2. Undo records outlive their leaf's eviction: they belong to its page id. At splits and merges they move with the
 //!    rows.
-//! 3. An undo record is dropped once visible and every registered snapshot have passed its commit.
+//! 3. An undo record is dropped once visible and every registered snapshot have passed its commit. A commit of which
+//!    that is so before it lets go of its leaf leaves none.
 //! 4. Pages of large values that only undo records refer to are freed with them; a checkpoint lists them, so that
 //!    reopening frees them.
 
@@ -24,7 +25,7 @@ use crate::sync::Mutex;
 use crate::format::catalogue::Orphan;
 use crate::format::node::{LARGE_REF_BYTES, LargeRef};
 use crate::format::{KeyspaceId, PageId, Timestamp};
-use crate::memory::{Account, Budget, heap_bytes, reserve};
+use crate::memory::{Account, Budget, Held, heap_bytes, reserve};
 use crate::space::{CheckpointDebt, PageSpace};
 use crate::tree::node::RowValue;
 use crate::tree::{Direction, Observer};
@@ -86,7 +87,7 @@ const LEAF_BYTES: usize = 2 * (size_of::<((KeyspaceId, PageId), UndoRecords)>() 
 const HELD_BYTES: usize = 2 * (size_of::<((KeyspaceId, PageId), LargeRef)>() + 1);
 
 /// Memory of a row in an undo record.
-fn row_bytes(key: &[u8], was: Option<RowValue<'_>>) -> usize {
+pub(crate) fn row_bytes(key: &[u8], was: Option<RowValue<'_>>) -> usize {
     8 + key.len() + was.map_or(0, |was| was.stored_bytes())
 }
 
@@ -100,12 +101,51 @@ pub(crate) fn version_bytes_max(key: &[u8], was_bytes: usize) -> usize {
     8 + key.len() + was_bytes + HELD_BYTES
 }
 
+/// An upper bound of the memory that a commit of one row takes for its version.
+#[inline]
+pub(crate) fn one_version_bytes_max(key: &[u8], was: Option<&RowValue<'_>>) -> usize {
+    let held_bytes = if matches!(was, Some(RowValue::Large(_))) { HELD_BYTES } else { 0 };
+    heap_bytes(row_bytes(key, was.copied())) + UNDO_RECORD_BYTES + LEAF_BYTES + held_bytes
+}
+
 const ABSENT: u32 = u32::MAX;
 const LARGE: u32 = u32::MAX - 1;
 
 impl UndoRecord {
     pub(crate) fn new() -> UndoRecord {
         UndoRecord { timestamp: Timestamp(0), rows: Vec::new(), large_count: 0 }
+    }
+
+    /// That of one row, in a vector that is used again.
+    #[inline]
+    pub(crate) fn of_one(mut vector: Vec<u8>, key: &[u8], was: Option<RowValue<'_>>) -> UndoRecord {
+        vector.clear();
+        let mut undo = UndoRecord { rows: vector, ..UndoRecord::new() };
+        undo.push(key, was);
+        undo
+    }
+
+    /// A copy that takes no more memory than it needs, of a record in a vector of up to so many bytes.
+    pub(crate) fn exact(&self, bytes_max: usize) -> Option<UndoRecord> {
+        let is_spare = self.rows.capacity() <= bytes_max;
+        is_spare.then(|| UndoRecord { rows: self.rows.as_slice().into(), ..*self })
+    }
+
+    /// The record itself; nothing is left of it here.
+    pub(crate) fn take(&mut self) -> UndoRecord {
+        std::mem::replace(self, UndoRecord::new())
+    }
+
+    /// The vector that it was made in.
+    #[inline]
+    pub(crate) fn into_vector(self) -> Vec<u8> {
+        self.rows
+    }
+
+    /// Returns `true` if it names large values, which are freed with it.
+    #[inline]
+    pub(crate) fn names_values(&self) -> bool {
+        self.large_count > 0
     }
 
     /// Returns `true` if it has no rows.
@@ -334,7 +374,33 @@ impl Versions {
     }
 
     /// Adds the rows that a commit replaced in a leaf, which the caller has latched for change.
-    pub(crate) fn add(&self, keyspace: KeyspaceId, page: PageId, timestamp: Timestamp, mut undo: UndoRecord) {
+    pub(crate) fn add(&self, keyspace: KeyspaceId, page: PageId, timestamp: Timestamp, undo: UndoRecord) {
+        self.put(keyspace, page, timestamp, undo, |bytes| self.take(bytes));
+    }
+
+    /// Like [`add`](Self::add), within memory that was taken before: it is that of the versions from now on, but for
+    /// what they do not need.
+    pub(crate) fn add_within(
+        &self,
+        keyspace: KeyspaceId,
+        page: PageId,
+        timestamp: Timestamp,
+        undo: UndoRecord,
+        memory: &mut Held<'_>,
+    ) {
+        self.put(keyspace, page, timestamp, undo, |bytes| memory.keep(bytes as u64));
+    }
+
+    /// Adds an undo record, whose bytes are accounted for by the caller.
+    #[inline]
+    fn put(
+        &self,
+        keyspace: KeyspaceId,
+        page: PageId,
+        timestamp: Timestamp,
+        mut undo: UndoRecord,
+        account: impl FnOnce(usize),
+    ) {
         assert!(!undo.is_empty(), "an undo record has no rows");
         assert!(undo.timestamp == Timestamp(0), "an undo record of {} is added again", undo.timestamp);
         undo.timestamp = timestamp;
@@ -346,7 +412,7 @@ impl Versions {
         let bytes = undo.bytes();
         let mut shard = self.shard(keyspace, page).lock();
         let undo_records = shard.entry((keyspace, page)).or_default();
-        self.take(bytes + if undo_records.is_empty() { LEAF_BYTES } else { 0 });
+        account(bytes + if undo_records.is_empty() { LEAF_BYTES } else { 0 });
         // Timestamps are equal during recovery, which applies rows of many commits together, in several steps.
         undo_records.push(undo);
     }
@@ -463,19 +529,23 @@ impl Versions {
         let mut freed = Vec::new();
         for shard in &self.shards {
             let mut shard = shard.lock();
+            let mut freed_bytes = 0;
             shard.retain(|&(keyspace, _), undo_records| {
                 while let Some(undo) = undo_records.pop_up_to(horizon) {
-                    self.forget(keyspace, &undo, &mut freed);
+                    freed_bytes += undo.bytes();
+                    freed.extend(undo.large().map(|reference| (keyspace, reference)));
                 }
                 let is_needed = |undo: &UndoRecord| undo.timestamp > horizon;
                 debug_assert!(undo_records.iter().all(is_needed), "undo records of a leaf are out of order");
                 if undo_records.is_empty() {
-                    self.give(LEAF_BYTES);
+                    freed_bytes += LEAF_BYTES;
                 } else {
                     undo_records.shrink();
                 }
                 !undo_records.is_empty()
             });
+            // Once for all of them: commits take from the same account meanwhile.
+            self.give(freed_bytes);
             if shard.len() < shard.capacity() / 8 {
                 let count = shard.len();
                 shard.shrink_to(2 * count);
@@ -483,11 +553,6 @@ impl Versions {
         }
         self.swept_bytes.store(self.memory_bytes(), Ordering::Relaxed);
         freed
-    }
-
-    fn forget(&self, keyspace: KeyspaceId, undo: &UndoRecord, freed: &mut Vec<(KeyspaceId, LargeRef)>) {
-        self.give(undo.bytes());
-        freed.extend(undo.large().map(|reference| (keyspace, reference)));
     }
 
     /// Forgets a large value whose pages were freed: checkpoints need not list it. Its first page id may already be
@@ -514,15 +579,15 @@ impl Versions {
 
     /// Forgets everything about a dropped keyspace.
     pub(crate) fn drop_keyspace(&self, keyspace: KeyspaceId) {
-        let mut freed = Vec::new();
         for shard in &self.shards {
+            let mut freed_bytes = 0;
             shard.lock().retain(|&(of, _), undo_records| {
                 if of == keyspace {
-                    undo_records.iter().for_each(|undo| self.forget(keyspace, undo, &mut freed));
-                    self.give(LEAF_BYTES);
+                    freed_bytes += LEAF_BYTES + undo_records.iter().map(UndoRecord::bytes).sum::<usize>();
                 }
                 of != keyspace
             });
+            self.give(freed_bytes);
         }
         let mut held = self.held.lock();
         held.retain(|&(of, _), _| of != keyspace);

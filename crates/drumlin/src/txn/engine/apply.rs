@@ -21,6 +21,18 @@ use crate::txn::read_set::{Reads, Walk};
 use crate::txn::versions::{UndoRecord, Versions};
 use crate::txn::write_set::Change;
 
+/// Changes the row that a search of its leaf has found, or has not. There is room for it.
+#[inline]
+pub(super) fn change_row(leaf: &mut LeafMut<'_>, key: &[u8], found: Result<usize, usize>, value: Option<RowValue<'_>>) {
+    debug_assert_eq!(leaf.as_leaf().search(key), found, "a row is changed that another has moved");
+    match (found, value) {
+        (Ok(at), Some(value)) => leaf.replace(at, value).expect("room was checked"),
+        (Err(at), Some(value)) => leaf.insert(at, key, value).expect("room was checked"),
+        (Ok(at), None) => leaf.remove(at),
+        (Err(_), None) => {}
+    }
+}
+
 /// The part of a commit besides its leaves: the log and the clock of an open database, or, during recovery, neither.
 pub(super) trait CommitSink {
     /// Commits are applied to a leaf in the order of their timestamps.
@@ -55,6 +67,8 @@ pub(super) enum Unready {
     Room(Range<usize>),
     /// The log has no room for the record, of a commit that reserved none.
     LogSpace,
+    /// There is no memory at once for the row's version, of a commit that reserved none.
+    Memory,
     Error(Error),
 }
 
@@ -215,7 +229,7 @@ impl<L> Engine<L> {
                     pinned_reads = self.pin_reads(mode, reads, &pinned).await?;
                 }
                 Err(Unready::Room(range)) => rows[range.start].tree.make_room(mode, &incoming[range]).await?,
-                Err(Unready::LogSpace) => unreachable!("a record has no room that was reserved for it"),
+                Err(Unready::LogSpace | Unready::Memory) => unreachable!("a commit lacks what it has reserved"),
             }
         }
     }
@@ -309,12 +323,7 @@ impl<L> Engine<L> {
             if (replaced.is_some() || value.is_some()) && sink.keeps(replaced.as_ref()) {
                 undo.push(row.key, replaced);
             }
-            match (found, value) {
-                (Ok(at), Some(value)) => leaf.replace(at, value).expect("room was checked"),
-                (Err(at), Some(value)) => leaf.insert(at, row.key, value).expect("room was checked"),
-                (Ok(at), None) => leaf.remove(at),
-                (Err(_), None) => {}
-            }
+            change_row(&mut leaf, row.key, found, value);
         }
         debug_assert!(!S::IN_ORDER || leaf.as_leaf().newest() < timestamp, "commit {timestamp} comes late to its leaf");
         let newest = leaf.as_leaf().newest().max(timestamp);
@@ -326,7 +335,7 @@ impl<L> Engine<L> {
 
     /// Returns the row's new value as its leaf stores it, and gives the extents of a large one page numbers. `None` if
     /// the row is removed.
-    fn place_value<'r>(
+    pub(super) fn place_value<'r>(
         &self,
         epoch_guard: &EpochGuard<'_>,
         row: &Row<'r>,

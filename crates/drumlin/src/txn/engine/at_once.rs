@@ -6,29 +6,65 @@
 //! ([`Engine::commit`]).
 //!
 //! # The same commit, not another kind
-//! 1. It takes what the other takes before its timestamp, of every part at least as much, but for pins: nothing is
-//!    brought in here, so nothing has to be kept from eviction. Its leaves are latched, and applied, by the same code.
+//! 1. It takes what the other takes before its timestamp, of every part as much as it may use. No pins: nothing is
+//!    brought in here, so nothing has to be kept from eviction. For a single row with a short record, no memory of
+//!    [commits](Account::Commits): the record is in a vector that its thread keeps. Rows are changed by the same code.
 //! 2. It overtakes no other commit. Where others wait in a queue for memory or for the log, it does not take any.
 //! 3. It holds nothing while it waits, because it does not wait: the order in which others wait does not matter here.
-//! 4. The log gives the record its timestamp and its place in one step, under the latches, or refuses. From then on
+//! 4. A version that no snapshot needs by the time its leaf is unlatched is not left: a `Relaxed` commit is visible by
+//!    then, if those before it are applied ([`are_open`](crate::txn::snapshots::Snapshots::are_open)).
+//! 5. The log gives the record its timestamp and its place in one step, under the latches, or refuses. From then on
 //!    nothing fails.
 
-use super::apply::{CommitSink, Unready, Work};
+use std::cell::Cell;
+use std::thread::LocalKey;
+
+use super::apply::{CommitSink, Unready, Work, change_row};
 use super::prepare::{Row, incoming_of, row_version_bytes_max};
 use super::room::ROW_WORK_BYTES;
-use super::{Applied, Engine};
+use super::{Applied, Durability, Engine};
 use crate::error::Result;
 use crate::format::Timestamp;
 use crate::memory::Account;
 use crate::seglog::{Appended, Body, Log};
 use crate::space::EpochGuard;
 use crate::tree::Incoming;
-use crate::tree::node::RowValue;
+use crate::tree::node::{Leaf, LeafMut, RowValue};
 use crate::txn::clock::Clock;
+use crate::txn::versions::{UndoRecord, one_version_bytes_max, row_bytes};
 use crate::txn::write_set::Change;
 
 /// The most rows of a commit at once. Of more rows, one mostly has a leaf that is full or missing: the attempt fails.
 const ROWS_MAX: usize = 16;
+
+/// The longest vector that a thread keeps: for the record of a row in a leaf of 4 KiB, and for the row that it
+/// replaces. Such a commit takes no memory that others wait for: its lock is in a table that is kept, too. The thread's
+/// own stack is larger.
+const SPARE_BYTES_MAX: usize = 2 << 10;
+
+thread_local! {
+    static SPARE_RECORD: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+    static SPARE_UNDO: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// An empty vector with room for so many bytes: the one that the thread keeps, if it is there.
+#[inline]
+fn take_spare(spare: &'static LocalKey<Cell<Vec<u8>>>, bytes_max: usize) -> Vec<u8> {
+    // A thread that ends may have dropped it.
+    let mut vector = spare.try_with(Cell::take).unwrap_or_default();
+    debug_assert!(vector.capacity() <= SPARE_BYTES_MAX, "a thread keeps {} bytes", vector.capacity());
+    vector.clear();
+    vector.reserve_exact(bytes_max);
+    vector
+}
+
+/// Keeps a vector for the thread's next commit.
+#[inline]
+fn give_spare(spare: &'static LocalKey<Cell<Vec<u8>>>, vector: Vec<u8>) {
+    if vector.capacity() <= SPARE_BYTES_MAX {
+        let _ = spare.try_with(|spare| spare.set(vector));
+    }
+}
 
 /// The log of an open database, for a commit that has reserved nothing in it.
 struct LogAtOnce<'e> {
@@ -36,6 +72,15 @@ struct LogAtOnce<'e> {
     log: &'e Log,
     stream: usize,
     body: &'e Body,
+    durability: Durability,
+}
+
+impl LogAtOnce<'_> {
+    /// Shows an applied commit to readers, if it need not be durable for that and those before it are applied.
+    #[inline]
+    fn shows(&self, timestamp: Timestamp) -> bool {
+        self.durability == Durability::Relaxed && self.clock.try_show_relaxed(timestamp)
+    }
 }
 
 impl CommitSink for LogAtOnce<'_> {
@@ -83,7 +128,12 @@ impl Engine {
     ///
     /// # Errors
     /// Those of [`commit`](Self::commit); nothing has changed.
-    pub(crate) fn commit_at_once(&self, rows: &[Row<'_>], beside_bytes: usize) -> Result<Option<Applied<'_>>> {
+    pub(crate) fn commit_at_once(
+        &self,
+        rows: &[Row<'_>],
+        beside_bytes: usize,
+        durability: Durability,
+    ) -> Result<Option<Applied<'_>>> {
         assert!(!rows.is_empty());
         self.check_failure()?;
         if rows.len() > ROWS_MAX {
@@ -91,42 +141,94 @@ impl Engine {
         }
         debug_assert!(rows.is_sorted_by(|left, right| left.order() < right.order()), "rows out of order");
         let Some((body_bytes_max, version_bytes_max)) = bytes_max(rows) else { return Ok(None) };
-        let work_bytes = (body_bytes_max + rows.len() * ROW_WORK_BYTES + beside_bytes) as u64;
-        let Some(_work) = self.budget.try_hold(Account::Commits, work_bytes) else { return Ok(None) };
-        // The versions account for the memory that they take.
-        let version_memory = self.budget.try_hold(Account::Versions, version_bytes_max as u64);
-        let (Some(_version_memory), Some(reserved_pages)) = (version_memory, self.try_reserve_pages(rows)?) else {
-            return Ok(None);
-        };
-        let body = self.encode(rows, body_bytes_max)?;
+        let _work;
+        if rows.len() > 1 || body_bytes_max > SPARE_BYTES_MAX {
+            let work_bytes = (body_bytes_max + rows.len() * ROW_WORK_BYTES + beside_bytes) as u64;
+            let Some(held) = self.budget.try_hold(Account::Commits, work_bytes) else { return Ok(None) };
+            _work = held;
+        }
+        let Some(reserved_pages) = self.try_reserve_pages(rows)? else { return Ok(None) };
+        let body = self.encode(rows, take_spare(&SPARE_RECORD, body_bytes_max))?;
         let log = self.log();
         let stream = crate::sync::thread_index() % log.stream_count();
-        let mut sink = LogAtOnce { clock: &self.clock, log, stream, body: &body };
-        let (one, more);
-        let incoming: &[Incoming<'_>] = match rows {
-            [row] => {
-                one = [incoming_of(row)];
-                &one
-            }
-            _ => {
-                more = rows.iter().map(incoming_of).collect::<Vec<_>>();
-                &more
-            }
-        };
-        let work = Work { rows, incoming, reads: None };
-        let logged = match self.try_apply(&work, &[], &[], &mut sink) {
+        let mut sink = LogAtOnce { clock: &self.clock, log, stream, body: &body, durability };
+        let applied = self.try_apply_rows(rows, version_bytes_max, &mut sink);
+        give_spare(&SPARE_RECORD, body.into_bytes());
+        let logged = match applied {
             Ok(logged) => logged,
             Err(Unready::Error(error)) => return Err(error),
-            Err(Unready::Needs(_) | Unready::Room(_) | Unready::LogSpace) => {
+            Err(Unready::Needs(_) | Unready::Room(_) | Unready::LogSpace | Unready::Memory) => {
                 crate::coverage::mark!("a commit could not be made at once");
                 return Ok(None);
             }
         };
         assert!(logged.stream.index() == stream, "a record went to another stream than it was meant for");
-        self.publish(&logged, body.bytes().len());
+        self.publish(&logged);
         if logged.wants_preparation {
             log.request_preparation();
         }
         Ok(Some(Applied { logged, reserved_pages }))
+    }
+
+    /// Applies the rows, whose versions take up to `version_bytes_max` of memory.
+    fn try_apply_rows(
+        &self,
+        rows: &[Row<'_>],
+        version_bytes_max: usize,
+        sink: &mut LogAtOnce<'_>,
+    ) -> Result<Appended, Unready> {
+        if let [row] = rows {
+            return self.try_apply_one(row, sink);
+        }
+        // The versions account for the memory that they take.
+        let memory = self.budget.try_hold(Account::Versions, version_bytes_max as u64);
+        let _memory = memory.ok_or(Unready::Memory)?;
+        let incoming: Vec<Incoming<'_>> = rows.iter().map(incoming_of).collect();
+        self.try_apply(&Work { rows, incoming: &incoming, reads: None }, &[], &[], sink)
+    }
+
+    /// Applies a row: one leaf, which takes no list of leaves, and memory for no more than the version that the row
+    /// leaves.
+    fn try_apply_one(&self, row: &Row<'_>, sink: &mut LogAtOnce<'_>) -> Result<Appended, Unready> {
+        // Given back last: the thread that waits for it is woken under no latch.
+        let mut memory = None;
+        let incoming = incoming_of(row);
+        let pages = &row.tree.pages;
+        let epoch_guard = self.space.epoch_latch.shared();
+        let mut write = row.tree.write_leaf(row.key, &|_| false)?;
+        let leaf = Leaf::new(&write);
+        if !crate::tree::has_room(&leaf, std::slice::from_ref(&incoming)) {
+            return Err(Unready::Room(0..1));
+        }
+        let found = leaf.search(row.key);
+        let replaced = found.ok().map(|at| leaf.value(at));
+        // Removing a row that is not there leaves no version.
+        let undo = if replaced.is_some() || incoming.value_bytes.is_some() {
+            let bytes = one_version_bytes_max(row.key, replaced.as_ref());
+            let held = self.budget.try_hold(Account::Versions, bytes as u64).ok_or(Unready::Memory)?;
+            let vector = take_spare(&SPARE_UNDO, row_bytes(row.key, replaced));
+            Some((UndoRecord::of_one(vector, row.key, replaced), memory.insert(held)))
+        } else {
+            None
+        };
+        self.pool.prepare_change(&epoch_guard, &write)?;
+        let (timestamp, logged) = sink.take_timestamp(&epoch_guard)?;
+        let page = write.page();
+        self.pool.mark_dirty(&epoch_guard, &write);
+        let mut leaf = LeafMut::new(write.leaf_mut(&pages.table));
+        assert!(leaf.as_leaf().newest() < timestamp, "commit {timestamp} comes late to its leaf");
+        change_row(&mut leaf, row.key, found, self.place_value(&epoch_guard, row, None));
+        leaf.set_newest(timestamp);
+        sink.mark_applied(timestamp);
+        if let Some((mut undo, held)) = undo {
+            if sink.shows(timestamp) && !undo.names_values() && !self.snapshots.are_open() {
+                crate::coverage::mark!("a commit left no version, since no snapshot needed it");
+            } else {
+                let kept = undo.exact(SPARE_BYTES_MAX);
+                self.versions.add_within(pages.id, page, timestamp, kept.unwrap_or_else(|| undo.take()), held);
+            }
+            give_spare(&SPARE_UNDO, undo.into_vector());
+        }
+        Ok(logged)
     }
 }

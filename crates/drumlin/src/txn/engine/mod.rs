@@ -11,17 +11,17 @@ mod room;
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(crate) use self::prepare::Row;
 pub(crate) use self::read::{Destination, Found, ReadAt};
 pub(crate) use self::replay::Replaying;
-use super::MakeRoom;
 use super::clock::Clock;
 use super::locks::LockTable;
 use super::snapshots::Snapshots;
 use super::values;
 use super::versions::Versions;
+use super::{MakeRoom, TransactionIds};
 use crate::error::{Error, Result};
 use crate::format::node::LargeRef;
 use crate::format::{KeyspaceId, Timestamp, ValueId};
@@ -79,10 +79,13 @@ pub(crate) struct Engine<L = Log> {
     pub(crate) locks: LockTable,
     log: L,
     pub(crate) next_value: AtomicU64,
-    pub(crate) next_transaction: AtomicU64,
-    pub(crate) commits: AtomicU64,
-    /// Bytes of record bodies appended, and how many of them when the newest checkpoint began.
-    pub(crate) log_bytes_written: AtomicU64,
+    pub(crate) transaction_ids: TransactionIds,
+    /// The last timestamp before the opening, and the number of timestamps since that were not for commits of rows.
+    first: Timestamp,
+    pub(crate) other_records: AtomicU64,
+    /// Bytes of record bodies between the newest checkpoint and the opening, and how many of all there were when the
+    /// newest checkpoint began.
+    log_bytes_found: u64,
     pub(crate) log_bytes_checkpointed: AtomicU64,
     sweeping: Mutex<()>,
     pub(crate) budget: Arc<Budget>,
@@ -122,9 +125,10 @@ impl Engine<Replaying> {
             locks: LockTable::new(64, lock_seed),
             log: Replaying,
             next_value: AtomicU64::new(next_value.0),
-            next_transaction: AtomicU64::new(1),
-            commits: AtomicU64::new(0),
-            log_bytes_written: AtomicU64::new(0),
+            transaction_ids: TransactionIds::default(),
+            first: last,
+            other_records: AtomicU64::new(0),
+            log_bytes_found: 0,
             log_bytes_checkpointed: AtomicU64::new(0),
             sweeping: Mutex::default(),
             budget,
@@ -138,11 +142,12 @@ impl Engine<Replaying> {
     pub(crate) fn into_live(self, log: Log, logged_bytes: u64) -> Engine {
         assert!(log.last() == self.clock.published(), "the log goes on elsewhere than the clock");
         assert!(self.clock.visible() == self.clock.published(), "a commit was recovered that nobody sees");
-        assert!(self.commits.load(std::sync::atomic::Ordering::Relaxed) == 0, "a commit was made without a log");
+        assert!(self.first == log.last(), "a commit was made without a log");
+        assert!(log.appended_bytes() == 0, "records were appended before the log was taken over");
         assert!(Arc::strong_count(&self.snapshots) == 1, "a database that recovers has a reader");
         Engine {
             log,
-            log_bytes_written: AtomicU64::new(logged_bytes),
+            log_bytes_found: logged_bytes,
             backend: self.backend,
             space: self.space,
             pool: self.pool,
@@ -151,8 +156,9 @@ impl Engine<Replaying> {
             versions: self.versions,
             locks: self.locks,
             next_value: self.next_value,
-            next_transaction: self.next_transaction,
-            commits: self.commits,
+            transaction_ids: self.transaction_ids,
+            first: self.first,
+            other_records: self.other_records,
             log_bytes_checkpointed: self.log_bytes_checkpointed,
             sweeping: self.sweeping,
             budget: self.budget,
@@ -165,6 +171,18 @@ impl Engine<Replaying> {
 impl Engine {
     pub(crate) fn log(&self) -> &Log {
         &self.log
+    }
+
+    /// Commits of rows since the opening.
+    pub(crate) fn commit_count(&self) -> u64 {
+        let (last, others) = (self.log.last().0, self.other_records.load(Ordering::Relaxed));
+        (last - self.first.0).saturating_sub(others)
+    }
+
+    /// Bytes of record bodies appended, from the newest checkpoint before the opening on.
+    #[inline]
+    pub(crate) fn log_bytes_written(&self) -> u64 {
+        self.log_bytes_found + self.log.appended_bytes()
     }
 
     pub(crate) fn check_failure(&self) -> Result<()> {
