@@ -124,3 +124,41 @@ prefixes! {
     (A X a, B Y b, C Z c, D U d) of (A, B, C, D, E, F);
     (A X a, B Y b, C Z c, D U d, E V e) of (A, B, C, D, E, F);
 }
+
+/// The range of all keys that begin with these parts.
+///
+/// ```
+/// use drumlin_collections::encoding::{Key, KeyBounds, prefix};
+///
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// # let visits = db.keyspace("visits")?;
+/// for (name, day) in [("ann", 1u16), ("ann", 2), ("anna", 1)] {
+///     visits.insert((name.to_owned(), day).encode(), "")?;
+/// }
+/// let of_ann = KeyBounds::<(String, u16)>::row_bounds(&prefix(("ann",)));
+/// assert_eq!(visits.count(of_ann)?, 2);
+/// # Ok::<(), drumlin::Error>(())
+/// ```
+pub fn prefix<P>(parts: P) -> Prefix<P> {
+    Prefix(parts)
+}
+
+/// A range of keys that [`prefix`] made.
+///
+/// ```
+/// use drumlin_collections::encoding::{KeyBounds, Prefix, prefix};
+///
+/// let all_of_ann: Prefix<(&str,)> = prefix(("ann",));
+/// let bounds = KeyBounds::<(String, u16)>::row_bounds(&all_of_ann);
+/// # drop(bounds);
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Prefix<P>(P);
+
+impl<K, P: PrefixOf<K>> KeyBounds<K> for Prefix<P> {
+    fn row_bounds(&self) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
+        let start = self.0.prefix();
+        let end = successor(start.clone()).map_or(Bound::Unbounded, Bound::Excluded);
+        (Bound::Included(start), end)
+    }
+}

@@ -48,7 +48,7 @@ mod numbers;
 mod strings;
 mod times;
 
-pub use bounds::{KeyBounds, PrefixOf};
+pub use bounds::{KeyBounds, Prefix, PrefixOf, prefix};
 
 /// A type that is encoded in the order of its values.
 ///

@@ -1,0 +1,137 @@
+//! Work in the background: building indexes and views from the documents that are there, and removing documents that
+//! have expired.
+//!
+//! While a part is built, writers keep its rows up to date for all documents that they write. The builder goes through
+//! the documents in the order of their keys, some in each transaction. It locks them, so that their rows are those of
+//! what is stored, and notes the last one in the part's record with the same commit: a build goes on where it was
+//! interrupted. Rows that a writer has put already are put again, with the same bytes.
+
+use std::ops::Bound;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use drumlin::{Error as StoreError, Recourse};
+
+use crate::collection::Collection;
+use crate::core::Stop;
+use crate::encoding::Key;
+use crate::error::{Error, PartKind, Result};
+use crate::mode::{Mode, ready};
+use crate::open::{OpenCollection, OpenPart, PartState, part_record};
+use crate::transaction::Transaction;
+
+/// The most documents of one transaction of a build. Their writers wait meanwhile, for about a millisecond and a sync.
+const BUILD_DOCUMENTS_MAX: usize = 128;
+/// The most documents that one transaction removes because they have expired.
+const EXPIRE_DOCUMENTS_MAX: usize = 64;
+/// The pause between looks for documents that have expired. They are not seen in any case; it is about their space.
+const EXPIRE_PAUSE: Duration = Duration::from_secs(60);
+
+/// Does what there is to do for a collection, until it is told to stop.
+pub(crate) fn run<C: Collection>(open: &Arc<OpenCollection<C>>, stop: &Stop) {
+    for part in &open.parts {
+        if matches!(part.state(), PartState::Building)
+            && let Some(state) = build(open, part, stop)
+        {
+            open.set_state(part, state);
+        }
+    }
+    while open.expires.is_some() && !stop.is_set() {
+        // A document that can't be removed now may be later; reads report what is wrong with it.
+        let _ = remove_expired(open, stop);
+        if stop.wait(EXPIRE_PAUSE) {
+            return;
+        }
+    }
+}
+
+/// Builds a part; none if it was told to stop before the end.
+fn build<C: Collection>(open: &OpenCollection<C>, part: &OpenPart<C>, stop: &Stop) -> Option<PartState> {
+    let mut documents_max = BUILD_DOCUMENTS_MAX;
+    while !stop.is_set() {
+        match build_some(open, part, documents_max) {
+            Ok(true) => return Some(PartState::Built),
+            Ok(false) => {}
+            Err(Error::Store(StoreError::TransactionTooLarge { .. })) if documents_max > 1 => documents_max /= 2,
+            Err(Error::Store(error)) if is_passing(&error) => {}
+            Err(error) => return Some(PartState::NotBuilt(error.to_string())),
+        }
+    }
+    None
+}
+
+/// Errors that are gone once others have ended.
+fn is_passing(error: &StoreError) -> bool {
+    matches!(error, StoreError::LockTimeout { .. }) || error.recourse() == Recourse::Retry
+}
+
+/// Builds the rows of the next documents, in one transaction. Returns `true` if they were the last.
+fn build_some<C: Collection>(open: &OpenCollection<C>, part: &OpenPart<C>, documents_max: usize) -> Result<bool> {
+    let record_key = part.keyspace.name().as_bytes();
+    let mut options = open.shared.db.tx_options();
+    options.durability = drumlin::Durability::Relaxed;
+    open.shared.transact(options, |tx: &mut Transaction<'_>| {
+        let record = tx.raw.get_for_update(&open.meta, record_key)?;
+        let start = match record.as_deref() {
+            Some([0, up_to @ ..]) if !up_to.is_empty() => Bound::Excluded(up_to.to_vec()),
+            _ => Bound::Unbounded,
+        };
+        let rows = tx.range(&open.documents, (start, Bound::Unbounded)).keys();
+        let keys = rows.take(documents_max).collect::<Result<Vec<_>, _>>()?;
+        for key in &keys {
+            let Some(stored) = ready(open.lock_stored(Mode::Blocking, tx, key))? else { continue };
+            for row in open.rows_of(&part.part, &stored.document, key)? {
+                ready(open.insert_part_row(Mode::Blocking, tx, part, &row, key))?;
+            }
+        }
+        let is_end = keys.len() < documents_max;
+        let record = match keys.last() {
+            Some(last) if !is_end => part_record::building(last),
+            _ => part_record::READY.to_vec(),
+        };
+        tx.raw.insert(&open.meta, record_key, record)?;
+        Ok(is_end)
+    })
+}
+
+/// Removes all documents that have expired, and returns their number.
+pub(crate) fn remove_expired<C: Collection>(open: &OpenCollection<C>, stop: &Stop) -> Result<u64> {
+    let Some(part) = open.parts.iter().find(|open| open.part.name.kind == PartKind::Expiry) else { return Ok(0) };
+    let mut removed = 0;
+    let mut from = Bound::Unbounded;
+    // A document that has been given another time since is passed by.
+    while !stop.is_set() {
+        let end = Bound::Included(open.shared.now());
+        let (_, end) = crate::encoding::KeyBounds::<SystemTime>::row_bounds(&(Bound::Unbounded, end));
+        let rows = part.keyspace.range((from.clone(), end)).keys();
+        let rows = rows.take(EXPIRE_DOCUMENTS_MAX).collect::<Result<Vec<_>, _>>()?;
+        let Some(last) = rows.last() else { break };
+        let options = open.shared.db.tx_options();
+        removed += open.shared.transact(options, |tx: &mut Transaction<'_>| remove_of(open, tx, &rows))?;
+        from = Bound::Excluded(last.to_vec());
+    }
+    Ok(removed)
+}
+
+/// Removes the documents of rows of the expiry, where they have expired.
+fn remove_of<C: Collection>(
+    open: &OpenCollection<C>,
+    tx: &mut Transaction<'_>,
+    rows: &[drumlin::Value],
+) -> Result<u64> {
+    let mut removed = 0;
+    for row in rows {
+        let mut key = &row[..];
+        SystemTime::decode_from(&mut key).map_err(|error| Error::Decode {
+            collection: C::NAME,
+            of: None,
+            row: row.escape_ascii().to_string(),
+            reason: format!("as an expiry: {error}"),
+        })?;
+        let is_there = ready(open.lock_stored(Mode::Blocking, tx, key))?.is_some();
+        if is_there && ready(open.remove_if_expired(Mode::Blocking, tx, key))? {
+            removed += 1;
+        }
+    }
+    Ok(removed)
+}

@@ -1,0 +1,252 @@
+//! The collections of a database.
+
+use std::any::TypeId;
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use drumlin::{Attempt, Database, TxOptions};
+
+use crate::building;
+use crate::collection::Collection;
+use crate::core::{Core, Opened};
+use crate::documents::Documents;
+use crate::error::{Error, Result};
+use crate::hub::lock;
+use crate::mode::{Mode, ready};
+use crate::open::{OpenCollection, OpenPart, PartState, part_record};
+use crate::parts::{Part, Parts};
+use crate::shared::{Clock, Shared};
+use crate::transaction::Transaction;
+
+/// The collections of a database: opens them, and runs transactions over several. A cheap handle: make one for a
+/// database, and clone it.
+///
+/// ```
+/// use drumlin_collections::{Collection, Collections, Postcard};
+/// use serde::{Deserialize, Serialize};
+///
+/// #[derive(Serialize, Deserialize)]
+/// struct User {
+///     name: String,
+/// }
+///
+/// impl Collection for User {
+///     type Key = String;
+///     type Codec = Postcard;
+///     const NAME: &'static str = "users";
+///
+///     fn key(&self) -> String {
+///         self.name.clone()
+///     }
+/// }
+///
+/// let db = drumlin::Config::in_memory().open("")?;
+/// let collections = Collections::new(&db);
+/// let users = collections.open::<User>()?;
+/// users.put(&User { name: "ann".into() })?;
+/// assert!(users.get("ann")?.is_some());
+/// # Ok::<(), drumlin_collections::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Collections {
+    core: Arc<Core>,
+}
+
+impl std::fmt::Debug for Collections {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Collections of {:?}", self.core.shared.db)
+    }
+}
+
+impl Collections {
+    /// The collections of this database.
+    #[must_use]
+    pub fn new(db: &Database) -> Collections {
+        Collections::with_clock(db, SystemTime::now)
+    }
+
+    /// Like [`new`](Collections::new), with another clock for the expiry and the history of documents, such as one of a
+    /// test.
+    #[must_use]
+    pub fn with_clock(db: &Database, clock: impl Fn() -> SystemTime + Send + Sync + 'static) -> Collections {
+        let clock: Clock = Arc::new(clock);
+        let core = Core::new(Shared { db: db.clone(), hub: Arc::default(), clock });
+        Collections { core: Arc::new(core) }
+    }
+
+    /// The database.
+    #[must_use]
+    pub fn database(&self) -> &Database {
+        &self.core.shared.db
+    }
+
+    /// Opens a collection, and creates it if it is not there. Its indexes and views are made to be those of
+    /// [`Collection::parts`]: those that are no longer listed, or have another version, are dropped; new ones are built
+    /// by a background thread if there are documents, and refuse to be read meanwhile
+    /// ([`wait_built`](Documents::wait_built)). A type is opened once; further calls return the same collection.
+    ///
+    /// # Errors
+    /// [`Error::Definition`] for names that are not allowed, or taken; [`Error::Store`].
+    pub fn open<C: Collection>(&self) -> Result<Documents<C>> {
+        // The lock is held, so that two threads do not open one collection at once. Nothing waits as a future.
+        let mut opened = lock(&self.core.opened);
+        if let Some(found) = opened.get(&TypeId::of::<C>()) {
+            let open = Arc::clone(&found.open).downcast::<OpenCollection<C>>();
+            return Ok(Documents::new(&open.unwrap_or_else(|_| unreachable!("it is found by its type")), &self.core));
+        }
+        if opened.values().any(|other| other.name == C::NAME) {
+            return Err(Error::definition(C::NAME, "another type is open under this name"));
+        }
+        let parts = C::parts();
+        check_names(&parts)?;
+        let open = Arc::new(ready(open_parts(Mode::Blocking, &self.core.shared, parts))?);
+        let has_work = open.parts.iter().any(|part| matches!(part.state(), PartState::Building));
+        if has_work || open.expires.is_some() {
+            self.work_for(&open)?;
+        }
+        opened.insert(TypeId::of::<C>(), Opened { name: C::NAME, open: Arc::clone(&open) as _ });
+        Ok(Documents::new(&open, &self.core))
+    }
+
+    fn work_for<C: Collection>(&self, open: &Arc<OpenCollection<C>>) -> Result<()> {
+        let (open, stop) = (Arc::clone(open), Arc::clone(&self.core.stop));
+        let thread = std::thread::Builder::new().name("drumlin-collection".to_owned());
+        let spawned = thread.spawn(move || building::run(&open, &stop));
+        let spawned = spawned
+            .map_err(|error| Error::definition(C::NAME, format!("no thread for its background work: {error}")))?;
+        self.core.keep(spawned);
+        Ok(())
+    }
+
+    /// Runs `body` in a transaction and commits it; again while others are in its way. Like
+    /// [`drumlin::Database::transact`], over collections.
+    ///
+    /// # Errors
+    /// The error of `body`, or that of the commit, converted.
+    pub fn transact<T, E: From<Error> + 'static>(
+        &self,
+        body: impl FnMut(&mut Transaction<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.transact_with(self.core.shared.db.tx_options(), body)
+    }
+
+    /// Like [`transact`](Collections::transact), with the given options.
+    ///
+    /// # Errors
+    /// Those of [`transact`](Collections::transact).
+    pub fn transact_with<T, E: From<Error> + 'static>(
+        &self,
+        options: TxOptions,
+        body: impl FnMut(&mut Transaction<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.core.shared.transact(options, body)
+    }
+
+    /// Like [`transact`](Collections::transact), as a future. `body` is given the transaction, and returns a boxed
+    /// future that owns what it uses; dropping the transaction within it does not end it.
+    ///
+    /// ```
+    /// # use drumlin_collections::{Collection, Collections, Error, Postcard};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct User { name: String, visits: u64 }
+    /// # impl Collection for User {
+    /// #     type Key = String;
+    /// #     type Codec = Postcard;
+    /// #     const NAME: &'static str = "users";
+    /// #     fn key(&self) -> String { self.name.clone() }
+    /// # }
+    /// # let collections = Collections::new(&drumlin::Config::in_memory().open("")?);
+    /// # let users = collections.open::<User>()?;
+    /// # smol::block_on(async {
+    /// users.put_async(&User { name: "ann".into(), visits: 0 }).await?;
+    /// let visits = collections.transact_async(|mut tx| {
+    ///     let users = users.clone();
+    ///     Box::pin(async move {
+    ///         tx.update_async(&users, "ann", |user| {
+    ///             user.visits += 1;
+    ///             user.visits
+    ///         })
+    ///         .await
+    ///     })
+    /// });
+    /// assert_eq!(visits.await?, Some(1));
+    /// # Ok::<(), Error>(())
+    /// # })?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`transact`](Collections::transact).
+    pub async fn transact_async<T: Send + 'static, E: From<Error> + Send + 'static>(
+        &self,
+        body: impl for<'t> FnMut(Transaction<'t>) -> Attempt<'t, T, E>,
+    ) -> Result<T, E> {
+        self.core.shared.transact_async(self.core.shared.db.tx_options(), body).await
+    }
+}
+
+/// Refuses names that would be ambiguous as those of keyspaces.
+fn check_names<C: Collection>(parts: &Parts<C>) -> Result<()> {
+    let refuse = |reason: String| Err(Error::definition(C::NAME, reason));
+    if C::NAME.is_empty() || C::NAME.contains('/') {
+        return refuse("a collection's name is not empty, and has no slash".to_owned());
+    }
+    let mut names = HashSet::new();
+    for part in &parts.list {
+        if part.name.name.is_empty() || part.name.name.contains('/') {
+            return refuse(format!("{}: the name is empty or has a slash", part.name));
+        }
+        if !names.insert(part.name) {
+            return refuse(format!("there are two of {}", part.name));
+        }
+    }
+    Ok(())
+}
+
+/// The name of a part's keyspace, which holds no rows of another version.
+fn keyspace_name<C: Collection>(part: &Part<C>) -> String {
+    format!("{}/{} {} {}.{}", C::NAME, part.name.kind.word(), part.name.name, part.version, C::VERSION)
+}
+
+/// Opens a collection's keyspaces. A part has a record in `NAME/meta` from the moment on at which its keyspace belongs
+/// to it: without one, the keyspace is what an opening or a removal left that was interrupted.
+async fn open_parts<C: Collection>(mode: Mode, shared: &Arc<Shared>, parts: Parts<C>) -> Result<OpenCollection<C>> {
+    let db = &shared.db;
+    let documents = mode.keyspace(db, C::NAME).await?;
+    let meta = mode.keyspace(db, &format!("{}/meta", C::NAME)).await?;
+    let history = match parts.history {
+        Some(retention) => Some((mode.keyspace(db, &format!("{}/history", C::NAME)).await?, retention)),
+        None => None,
+    };
+    let named: Vec<(String, Part<C>)> = parts.list.into_iter().map(|part| (keyspace_name(&part), part)).collect();
+    let others = [format!("{}/meta", C::NAME), format!("{}/history", C::NAME)];
+    let prefix = format!("{}/", C::NAME);
+    for name in db.keyspaces().into_iter().map(|info| info.name).filter(|name| name.starts_with(&prefix)) {
+        let is_recorded = meta.get(&name)?.is_some();
+        let is_wanted = others.contains(&name) || is_recorded && named.iter().any(|(wanted, _)| *wanted == name);
+        if !is_wanted {
+            meta.remove(&name)?;
+            mode.drop_keyspace(db, &name).await?;
+        }
+    }
+    let is_empty = mode.is_empty(&documents).await?;
+    let mut open = Vec::new();
+    for (name, part) in named {
+        let keyspace = mode.keyspace(db, &name).await?;
+        let state = match meta.get(&name)?.as_deref() {
+            Some(record) if record == part_record::READY => PartState::Ready,
+            Some(_) => PartState::Building,
+            None if is_empty => {
+                meta.insert(&name, part_record::READY)?;
+                PartState::Ready
+            }
+            None => {
+                meta.insert(&name, part_record::building(&[]))?;
+                PartState::Building
+            }
+        };
+        open.push(OpenPart::new(part, keyspace, state));
+    }
+    Ok(OpenCollection::new(shared, (documents, meta), open, parts.expires, history))
+}

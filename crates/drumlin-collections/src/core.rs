@@ -1,0 +1,71 @@
+//! The collections of a database that are open, and the threads that work for them.
+
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::hub::lock;
+use crate::shared::Shared;
+
+/// Tells threads to end.
+#[derive(Default)]
+pub(crate) struct Stop {
+    is_set: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Stop {
+    pub(crate) fn is_set(&self) -> bool {
+        *lock(&self.is_set)
+    }
+
+    /// Waits so long, or until the thread is to end; then returns `true`.
+    pub(crate) fn wait(&self, time: Duration) -> bool {
+        let is_set = lock(&self.is_set);
+        let waited = self.changed.wait_timeout_while(is_set, time, |is_set| !*is_set);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    fn set(&self) {
+        *lock(&self.is_set) = true;
+        self.changed.notify_all();
+    }
+}
+
+/// An open collection, of whichever type.
+pub(crate) struct Opened {
+    pub(crate) name: &'static str,
+    pub(crate) open: Arc<dyn Any + Send + Sync>,
+}
+
+/// Kept by every handle; the last one to go ends the threads, which keep none.
+pub(crate) struct Core {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) opened: Mutex<HashMap<TypeId, Opened>>,
+    pub(crate) stop: Arc<Stop>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Core {
+    pub(crate) fn new(shared: Shared) -> Core {
+        let (opened, stop, threads) = (Mutex::default(), Arc::default(), Mutex::default());
+        Core { shared: Arc::new(shared), opened, stop, threads }
+    }
+
+    /// Keeps a thread, to wait for its end.
+    pub(crate) fn keep(&self, thread: JoinHandle<()>) {
+        lock(&self.threads).push(thread);
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.stop.set();
+        for thread in lock(&self.threads).drain(..) {
+            // A panic of it has been printed, and there is nothing of its own to lose.
+            drop(thread.join());
+        }
+    }
+}

@@ -1,0 +1,439 @@
+//! A collection's documents: single calls, and the calls of transactions.
+
+use std::fmt::Debug;
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+
+use drumlin::Reader;
+
+use crate::building;
+use crate::changes::Changes;
+use crate::collection::Collection;
+use crate::core::{Core, Stop};
+use crate::encoding::{EncodeAs, Key, KeyBounds, encoded};
+use crate::error::{Error, Result};
+use crate::hub::lock;
+use crate::indexed::Indexed;
+use crate::mode::{Mode, ready};
+use crate::open::{OpenCollection, Prepared};
+use crate::parts::{Index, View};
+use crate::reading::{Reading, Rows};
+use crate::transaction::Transaction;
+use crate::viewed::Viewed;
+
+/// The documents of a collection: a cheap handle, usable from any thread. Each call is a transaction of its own.
+/// [`Transaction`] has the same writes, which name the collection first, and [`at`](Documents::at) reads as of a
+/// snapshot or in a transaction.
+///
+/// ```
+/// use drumlin_collections::{Collection, Collections, Index, Parts, Postcard};
+/// use serde::{Deserialize, Serialize};
+///
+/// #[derive(Serialize, Deserialize, Debug, PartialEq)]
+/// struct Customer {
+///     id: u64,
+///     email: String,
+/// }
+///
+/// impl Customer {
+///     const BY_EMAIL: Index<Customer, String> =
+///         Index::new("by email", |customer: &Customer| customer.email.clone()).unique();
+/// }
+///
+/// impl Collection for Customer {
+///     type Key = u64;
+///     type Codec = Postcard;
+///     const NAME: &'static str = "customers";
+///
+///     fn key(&self) -> u64 {
+///         self.id
+///     }
+///
+///     fn parts() -> Parts<Customer> {
+///         Parts::new().index(Customer::BY_EMAIL)
+///     }
+/// }
+///
+/// let db = drumlin::Config::in_memory().open("")?;
+/// let customers = Collections::new(&db).open::<Customer>()?;
+/// customers.insert(&Customer { id: 1, email: "ann@example.org".into() })?;
+/// customers.update(1, |customer| customer.email = "ann@example.com".into())?;
+/// let ann = customers.index(&Customer::BY_EMAIL).first("ann@example.com")?.unwrap();
+/// assert_eq!(customers.remove(ann.id)?, Some(ann));
+/// # Ok::<(), drumlin_collections::Error>(())
+/// ```
+pub struct Documents<C: Collection> {
+    open: Arc<OpenCollection<C>>,
+    core: Arc<Core>,
+}
+
+impl<C: Collection> Clone for Documents<C> {
+    fn clone(&self) -> Self {
+        Documents { open: Arc::clone(&self.open), core: Arc::clone(&self.core) }
+    }
+}
+
+impl<C: Collection> Debug for Documents<C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Documents({:?})", C::NAME)
+    }
+}
+
+/// The writes that a call may make of a document.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Write {
+    Put,
+    Insert,
+}
+
+async fn write<C: Collection>(
+    mode: Mode,
+    open: &OpenCollection<C>,
+    tx: &mut Transaction<'_>,
+    write: Write,
+    prepared: &Prepared,
+) -> Result<()> {
+    let key = &prepared.key[..];
+    let needs_before = write == Write::Insert || !open.is_plain();
+    let before = if needs_before { open.lock_stored(mode, tx, key).await? } else { None };
+    if write == Write::Insert && before.as_ref().is_some_and(|before| !open.is_expired(&before.document)) {
+        return Err(Error::Exists { collection: C::NAME, key: OpenCollection::<C>::key_shown(key) });
+    }
+    open.change(mode, tx, key, before.as_ref(), Some(prepared)).await
+}
+
+async fn remove<C: Collection>(
+    mode: Mode,
+    open: &OpenCollection<C>,
+    tx: &mut Transaction<'_>,
+    key: &[u8],
+) -> Result<Option<C>> {
+    let Some(before) = open.lock_stored(mode, tx, key).await? else { return Ok(None) };
+    open.change(mode, tx, key, Some(&before), None).await?;
+    Ok((!open.is_expired(&before.document)).then_some(before.document))
+}
+
+async fn update<C: Collection, R>(
+    mode: Mode,
+    open: &OpenCollection<C>,
+    tx: &mut Transaction<'_>,
+    key: &[u8],
+    change: impl FnOnce(&mut C) -> R,
+) -> Result<Option<R>> {
+    let Some(before) = open.lock_stored(mode, tx, key).await? else { return Ok(None) };
+    if open.is_expired(&before.document) {
+        return Ok(None);
+    }
+    let mut document = open.decode(key, &before.row)?;
+    let returned = change(&mut document);
+    let prepared = open.prepare(&document)?;
+    if prepared.key != key {
+        let shown = OpenCollection::<C>::key_shown;
+        return Err(Error::KeyChanged { collection: C::NAME, key: shown(key), new_key: shown(&prepared.key) });
+    }
+    open.change(mode, tx, key, Some(&before), Some(&prepared)).await?;
+    Ok(Some(returned))
+}
+
+impl<C: Collection> Documents<C> {
+    pub(crate) fn new(open: &Arc<OpenCollection<C>>, core: &Arc<Core>) -> Documents<C> {
+        Documents { open: Arc::clone(open), core: Arc::clone(core) }
+    }
+}
+
+/// Reading. Each call sees the newest commit that no power cut can take back.
+impl<C: Collection> Documents<C> {
+    /// The documents as of a view: a [`Snapshot`](drumlin::Snapshot) of the database, or a transaction, its own writes
+    /// included. See [`Reading`].
+    pub fn at<'r>(&'r self, reader: &'r Reader) -> Reading<'r, C> {
+        Reading::at(&self.open, reader)
+    }
+
+    /// The documents as of this moment: [`at`](Documents::at) a snapshot that is taken now.
+    pub fn now(&self) -> Reading<'_, C> {
+        Reading::snapshot(&self.open, self.core.shared.db.snapshot())
+    }
+
+    /// Returns the document with this key. O(log n).
+    ///
+    /// # Errors
+    /// [`Error::Store`], [`Error::Decode`], [`Error::Migration`].
+    pub fn get(&self, key: impl EncodeAs<C::Key>) -> Result<Option<C>> {
+        let key = encoded(&key);
+        let row = self.open.documents.get(&key)?;
+        row.map_or(Ok(None), |row| self.open.decode_live(&key, &row))
+    }
+
+    /// Asynchronous [`get`](Documents::get).
+    ///
+    /// # Errors
+    /// Those of [`get`](Documents::get).
+    pub async fn get_async(&self, key: impl EncodeAs<C::Key>) -> Result<Option<C>> {
+        let key = encoded(&key);
+        let row = self.open.documents.get_async(&key).await?;
+        row.map_or(Ok(None), |row| self.open.decode_live(&key, &row))
+    }
+
+    /// The documents of a range of keys: see [`Reading::range`].
+    pub fn range(&self, bounds: impl KeyBounds<C::Key>) -> Rows<C> {
+        self.now().range(bounds)
+    }
+
+    /// All documents, in the order of their keys.
+    pub fn iter(&self) -> Rows<C> {
+        self.range(..)
+    }
+
+    /// The documents by the keys of an index: see [`Indexed`].
+    pub fn index<K: Key + Debug + 'static>(&self, index: &Index<C, K>) -> Indexed<'_, C, K> {
+        self.now().index(index)
+    }
+
+    /// The rows of a view: see [`Viewed`].
+    pub fn view<K, V>(&self, view: &View<C, K, V>) -> Viewed<'_, C, K, V>
+    where
+        K: Key + Debug,
+        V: serde::de::DeserializeOwned,
+    {
+        self.now().view(view)
+    }
+}
+
+/// Writing. Each call is a transaction of its own, durable when it returns unless the database's
+/// [durability](drumlin::Config::durability) is relaxed.
+impl<C: Collection> Documents<C> {
+    /// Stores a document, in place of the one with the same key. O(log n), for the document and each row of its indexes
+    /// and views that changes.
+    ///
+    /// # Errors
+    /// [`Error::NotUnique`]; [`Error::Panicked`] and [`Error::Encode`] by functions of the collection;
+    /// [`Error::Decode`] and [`Error::Migration`] if the document that is there can't be read; [`Error::Store`] for
+    /// what the database refuses. The collection is then as it was.
+    pub fn put(&self, document: &C) -> Result<()> {
+        let prepared = self.open.prepare(document)?;
+        if self.open.is_plain() && !self.open.channel.has_subscribers() {
+            return Ok(self.open.documents.insert(&prepared.key, &prepared.row)?);
+        }
+        self.write(Write::Put, &prepared)
+    }
+
+    /// Stores a document whose key no other has. Otherwise like [`put`](Documents::put).
+    ///
+    /// # Errors
+    /// [`Error::Exists`], and those of [`put`](Documents::put).
+    pub fn insert(&self, document: &C) -> Result<()> {
+        self.write(Write::Insert, &self.open.prepare(document)?)
+    }
+
+    fn write(&self, how: Write, prepared: &Prepared) -> Result<()> {
+        let shared = &self.core.shared;
+        shared.transact(shared.db.tx_options(), |tx| ready(write(Mode::Blocking, &self.open, tx, how, prepared)))
+    }
+
+    /// Changes a document and returns what `change` returned; none if there is no document. `change` may run several
+    /// times, each on the newest document, if other transactions are in the way.
+    ///
+    /// # Errors
+    /// [`Error::KeyChanged`], and those of [`put`](Documents::put).
+    pub fn update<R>(&self, key: impl EncodeAs<C::Key>, mut change: impl FnMut(&mut C) -> R) -> Result<Option<R>> {
+        let (key, shared) = (encoded(&key), &self.core.shared);
+        shared.transact(shared.db.tx_options(), |tx| ready(update(Mode::Blocking, &self.open, tx, &key, &mut change)))
+    }
+
+    /// Removes a document and returns it; none if there was none.
+    ///
+    /// # Errors
+    /// Those of [`put`](Documents::put).
+    pub fn remove(&self, key: impl EncodeAs<C::Key>) -> Result<Option<C>> {
+        let (key, shared) = (encoded(&key), &self.core.shared);
+        shared.transact(shared.db.tx_options(), |tx| ready(remove(Mode::Blocking, &self.open, tx, &key)))
+    }
+
+    /// Asynchronous [`put`](Documents::put).
+    ///
+    /// # Errors
+    /// Those of [`put`](Documents::put).
+    pub async fn put_async(&self, document: &C) -> Result<()> {
+        let prepared = self.open.prepare(document)?;
+        if self.open.is_plain() && !self.open.channel.has_subscribers() {
+            return Ok(self.open.documents.insert_async(&prepared.key, &prepared.row).await?);
+        }
+        self.write_async(Write::Put, prepared).await
+    }
+
+    /// Asynchronous [`insert`](Documents::insert).
+    ///
+    /// # Errors
+    /// Those of [`insert`](Documents::insert).
+    pub async fn insert_async(&self, document: &C) -> Result<()> {
+        let prepared = self.open.prepare(document)?;
+        self.write_async(Write::Insert, prepared).await
+    }
+
+    async fn write_async(&self, how: Write, prepared: Prepared) -> Result<()> {
+        let (shared, prepared) = (&self.core.shared, Arc::new(prepared));
+        let written = shared.transact_async(shared.db.tx_options(), |mut tx| {
+            let (open, prepared) = (Arc::clone(&self.open), Arc::clone(&prepared));
+            Box::pin(async move { write(Mode::Async, &open, &mut tx, how, &prepared).await })
+        });
+        written.await
+    }
+
+    /// Asynchronous [`update`](Documents::update).
+    ///
+    /// # Errors
+    /// Those of [`update`](Documents::update).
+    pub async fn update_async<R: Send + 'static>(
+        &self,
+        key: impl EncodeAs<C::Key>,
+        change: impl FnMut(&mut C) -> R + Send + 'static,
+    ) -> Result<Option<R>> {
+        let (key, shared, change) = (Arc::new(encoded(&key)), &self.core.shared, Arc::new(Mutex::new(change)));
+        let updated = shared.transact_async(shared.db.tx_options(), |mut tx| {
+            let (open, key, change) = (Arc::clone(&self.open), Arc::clone(&key), Arc::clone(&change));
+            Box::pin(
+                async move { update(Mode::Async, &open, &mut tx, &key, |document| (*lock(&change))(document)).await },
+            )
+        });
+        updated.await
+    }
+
+    /// Asynchronous [`remove`](Documents::remove).
+    ///
+    /// # Errors
+    /// Those of [`remove`](Documents::remove).
+    pub async fn remove_async(&self, key: impl EncodeAs<C::Key>) -> Result<Option<C>> {
+        let (key, shared) = (Arc::new(encoded(&key)), &self.core.shared);
+        let removed = shared.transact_async(shared.db.tx_options(), |mut tx| {
+            let (open, key) = (Arc::clone(&self.open), Arc::clone(&key));
+            Box::pin(async move { remove(Mode::Async, &open, &mut tx, &key).await })
+        });
+        removed.await
+    }
+}
+
+/// The collection as a whole.
+impl<C: Collection> Documents<C> {
+    /// Waits until all indexes and views that were [added to existing documents](crate::Parts) are built.
+    ///
+    /// # Errors
+    /// [`Error::NotBuilt`] for the first that could not be.
+    pub fn wait_built(&self) -> Result<()> {
+        self.open.wait_built()
+    }
+
+    /// Asynchronous [`wait_built`](Documents::wait_built).
+    ///
+    /// # Errors
+    /// Those of [`wait_built`](Documents::wait_built).
+    pub async fn wait_built_async(&self) -> Result<()> {
+        poll_fn(|context| self.open.poll_built(context.waker()).map_or(Poll::Pending, Poll::Ready)).await
+    }
+
+    /// Removes the documents that have [expired](crate::Parts::expires), and returns their number. A background thread
+    /// does the same every minute. O(documents that have expired), in transactions of 64.
+    ///
+    /// # Errors
+    /// Those of [`remove`](Documents::remove). Those removed before stay removed.
+    pub fn remove_expired(&self) -> Result<u64> {
+        building::remove_expired(&self.open, &Stop::default())
+    }
+
+    /// Subscribes to the changes of transactions of this process that begin to commit from now on, made through
+    /// collections. They come in an order in which a transaction follows those whose writes it has seen or replaced,
+    /// and once they are committed. A change that has no room among `capacity` pushes out the oldest.
+    ///
+    /// A change takes the memory of its document until it is taken.
+    pub fn subscribe(&self, capacity: usize) -> Changes<C> {
+        Changes::subscribe(&self.open, capacity)
+    }
+}
+
+/// The calls of [`Documents`] within a transaction. After an error but a conflict the transaction can go on, without
+/// the call that failed.
+impl Transaction<'_> {
+    /// Like [`Documents::put`].
+    ///
+    /// # Errors
+    /// Those of [`Documents::put`].
+    pub fn put<C: Collection>(&mut self, documents: &Documents<C>, document: &C) -> Result<()> {
+        let prepared = documents.open.prepare(document)?;
+        ready(write(Mode::Blocking, &documents.open, self, Write::Put, &prepared))
+    }
+
+    /// Asynchronous [`put`](Transaction::put).
+    ///
+    /// # Errors
+    /// Those of [`put`](Transaction::put).
+    pub async fn put_async<C: Collection>(&mut self, documents: &Documents<C>, document: &C) -> Result<()> {
+        let prepared = documents.open.prepare(document)?;
+        write(Mode::Async, &documents.open, self, Write::Put, &prepared).await
+    }
+
+    /// Like [`Documents::insert`].
+    ///
+    /// # Errors
+    /// Those of [`Documents::insert`].
+    pub fn insert<C: Collection>(&mut self, documents: &Documents<C>, document: &C) -> Result<()> {
+        let prepared = documents.open.prepare(document)?;
+        ready(write(Mode::Blocking, &documents.open, self, Write::Insert, &prepared))
+    }
+
+    /// Asynchronous [`insert`](Transaction::insert).
+    ///
+    /// # Errors
+    /// Those of [`insert`](Transaction::insert).
+    pub async fn insert_async<C: Collection>(&mut self, documents: &Documents<C>, document: &C) -> Result<()> {
+        let prepared = documents.open.prepare(document)?;
+        write(Mode::Async, &documents.open, self, Write::Insert, &prepared).await
+    }
+
+    /// Like [`Documents::update`]; `change` runs once.
+    ///
+    /// # Errors
+    /// Those of [`Documents::update`].
+    pub fn update<C: Collection, R>(
+        &mut self,
+        documents: &Documents<C>,
+        key: impl EncodeAs<C::Key>,
+        change: impl FnOnce(&mut C) -> R,
+    ) -> Result<Option<R>> {
+        ready(update(Mode::Blocking, &documents.open, self, &encoded(&key), change))
+    }
+
+    /// Asynchronous [`update`](Transaction::update).
+    ///
+    /// # Errors
+    /// Those of [`update`](Transaction::update).
+    pub async fn update_async<C: Collection, R>(
+        &mut self,
+        documents: &Documents<C>,
+        key: impl EncodeAs<C::Key>,
+        change: impl FnOnce(&mut C) -> R,
+    ) -> Result<Option<R>> {
+        let key = encoded(&key);
+        update(Mode::Async, &documents.open, self, &key, change).await
+    }
+
+    /// Like [`Documents::remove`].
+    ///
+    /// # Errors
+    /// Those of [`Documents::remove`].
+    pub fn remove<C: Collection>(&mut self, documents: &Documents<C>, key: impl EncodeAs<C::Key>) -> Result<Option<C>> {
+        ready(remove(Mode::Blocking, &documents.open, self, &encoded(&key)))
+    }
+
+    /// Asynchronous [`remove`](Transaction::remove).
+    ///
+    /// # Errors
+    /// Those of [`remove`](Transaction::remove).
+    pub async fn remove_async<C: Collection>(
+        &mut self,
+        documents: &Documents<C>,
+        key: impl EncodeAs<C::Key>,
+    ) -> Result<Option<C>> {
+        let key = encoded(&key);
+        remove(Mode::Async, &documents.open, self, &key).await
+    }
+}

@@ -1,0 +1,133 @@
+//! Past versions of documents, as rows.
+//!
+//! A version is a row of the keyspace `NAME/history`. Its key is the document's, encoded, and the version's number, a
+//! `u64` with the most significant byte first. Its value is the time of the write, encoded; then a byte 1 and the
+//! document's row as it was written, or a byte 0 if the document was removed. Numbers begin with 1 and have no gaps but
+//! at the front, where versions were given up. Times never fall from one version to the next.
+
+use std::time::{Duration, SystemTime};
+
+use drumlin::{Keyspace, Value};
+
+use crate::encoding::Key;
+use crate::error::Result;
+use crate::mode::Mode;
+use crate::parts::Retention;
+
+/// A version, as it is stored.
+pub(crate) struct StoredVersion {
+    pub(crate) number: u64,
+    pub(crate) time: SystemTime,
+    /// The document's row; none if it was removed.
+    pub(crate) document: Option<Vec<u8>>,
+}
+
+/// The version of a row, and the bytes of the document's key.
+pub(crate) fn decode(key: &[u8], value: &[u8]) -> Result<(Vec<u8>, StoredVersion), String> {
+    let (document_key, number) = key.split_last_chunk::<8>().ok_or("the key is too short")?;
+    let mut rest = value;
+    let time = SystemTime::decode_from(&mut rest).map_err(|error| error.to_string())?;
+    let document = match rest.split_first() {
+        Some((0, [])) => None,
+        Some((1, row)) => Some(row.to_vec()),
+        _ => return Err("neither a document nor its removal".to_owned()),
+    };
+    Ok((document_key.to_vec(), StoredVersion { number: u64::from_be_bytes(*number), time, document }))
+}
+
+fn encode(key: &[u8], version: &StoredVersion) -> (Vec<u8>, Vec<u8>) {
+    let mut row_key = key.to_vec();
+    row_key.extend_from_slice(&version.number.to_be_bytes());
+    let mut value = version.time.encode();
+    match &version.document {
+        None => value.push(0),
+        Some(row) => {
+            value.push(1);
+            value.extend_from_slice(row);
+        }
+    }
+    (row_key, value)
+}
+
+/// A change of a document, for its history.
+pub(crate) struct Change<'c> {
+    pub(crate) key: &'c [u8],
+    /// The document's row before and after; none if there is no document.
+    pub(crate) before: Option<&'c [u8]>,
+    pub(crate) after: Option<&'c [u8]>,
+    pub(crate) now: SystemTime,
+}
+
+/// Records a change, and gives up the versions that are past their retention. A document that was written while nothing
+/// recorded its history gets a version of what it was first, with the time of this change.
+pub(crate) async fn record(
+    mode: Mode,
+    tx: &mut drumlin::Transaction,
+    history: &Keyspace,
+    retention: Retention,
+    change: &Change<'_>,
+) -> Result<(), RecordError> {
+    let newest = mode.next_back(&mut tx.prefix(history, change.key)).await.transpose()?;
+    let newest = newest.map(|(key, value)| decoded(&key, &value)).transpose()?;
+    let mut number = newest.as_ref().map_or(0, |version| version.number);
+    let now = newest.as_ref().map_or(change.now, |version| version.time.max(change.now));
+    let is_known = newest.and_then(|version| version.document).as_deref() == change.before;
+    let unrecorded = (!is_known).then_some(change.before);
+    for document in unrecorded.into_iter().chain([change.after]) {
+        number += 1;
+        let version = StoredVersion { number, time: now, document: document.map(<[u8]>::to_vec) };
+        let (key, value) = encode(change.key, &version);
+        mode.insert(tx, history, &key, &value).await?;
+    }
+    give_up(mode, tx, history, retention, change.key, (number, now)).await
+}
+
+/// An error of the database, or a row that is no version.
+pub(crate) enum RecordError {
+    Store(drumlin::Error),
+    Row(Vec<u8>, String),
+}
+
+impl From<drumlin::Error> for RecordError {
+    fn from(error: drumlin::Error) -> RecordError {
+        RecordError::Store(error)
+    }
+}
+
+fn decoded(key: &Value, value: &Value) -> Result<StoredVersion, RecordError> {
+    decode(key, value).map(|(_, version)| version).map_err(|reason| RecordError::Row(key.to_vec(), reason))
+}
+
+/// Removes versions from the front. One is past its age when its successor is: until then it was the newest.
+async fn give_up(
+    mode: Mode,
+    tx: &mut drumlin::Transaction,
+    history: &Keyspace,
+    retention: Retention,
+    key: &[u8],
+    (newest, now): (u64, SystemTime),
+) -> Result<(), RecordError> {
+    if retention == Retention::FOREVER {
+        return Ok(());
+    }
+    let oldest_kept = newest.saturating_sub(retention.versions);
+    let is_old = |time: SystemTime| now.duration_since(time).unwrap_or(Duration::ZERO) > retention.age;
+    let mut rows = tx.prefix(history, key);
+    let mut given_up = Vec::new();
+    let mut previous: Option<(Vec<u8>, u64)> = None;
+    while let Some(row) = mode.next(&mut rows).await {
+        let (row_key, value) = row?;
+        let version = decoded(&row_key, &value)?;
+        if let Some((previous_key, number)) = previous.replace((row_key.to_vec(), version.number)) {
+            if number > oldest_kept && !is_old(version.time) {
+                break;
+            }
+            given_up.push(previous_key);
+        }
+    }
+    drop(rows);
+    for row_key in given_up {
+        mode.remove(tx, history, &row_key).await?;
+    }
+    Ok(())
+}

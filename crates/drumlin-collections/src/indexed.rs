@@ -1,0 +1,299 @@
+//! Documents by the keys of an index.
+
+use std::collections::VecDeque;
+use std::fmt::Debug;
+
+use drumlin::Value;
+
+use crate::collection::Collection;
+use crate::encoding::{EncodeAs, Key, KeyBounds};
+use crate::error::Result;
+use crate::mode::{Mode, ready};
+use crate::part_rows::PartRows;
+use crate::parts::Index;
+
+/// The most documents that an iterator reads ahead, at once, so that the device has many reads in flight. It begins
+/// with one, for callers that want no more.
+const READ_AHEAD_MAX: usize = 64;
+
+/// An index of a collection, as of one view.
+///
+/// ```
+/// # use drumlin_collections::{Collection, Collections, Index, Parts, Postcard};
+/// # #[derive(serde::Serialize, serde::Deserialize)]
+/// # struct Order { id: u64, customer: u64 }
+/// # impl Order { const BY_CUSTOMER: Index<Order, u64> = Index::new("by customer", |order| order.customer); }
+/// # impl Collection for Order {
+/// #     type Key = u64;
+/// #     type Codec = Postcard;
+/// #     const NAME: &'static str = "orders";
+/// #     fn key(&self) -> u64 { self.id }
+/// #     fn parts() -> Parts<Order> { Parts::new().index(Order::BY_CUSTOMER) }
+/// # }
+/// # let orders = Collections::new(&drumlin::Config::in_memory().open("")?).open::<Order>()?;
+/// for (id, customer) in [(1, 7), (2, 8), (3, 7)] {
+///     orders.put(&Order { id, customer })?;
+/// }
+/// for order in orders.index(&Order::BY_CUSTOMER).get(7) {
+///     println!("{}", order?.id); // 1, 3
+/// }
+/// let newest = orders.index(&Order::BY_CUSTOMER).get(7).next_back().unwrap()?;
+/// assert_eq!(newest.id, 3);
+/// assert_eq!(orders.index(&Order::BY_CUSTOMER).range(..8).count(), 2);
+/// # Ok::<(), drumlin_collections::Error>(())
+/// ```
+///
+/// All of it fails with [`Error::NotReady`](crate::Error::NotReady) while the index is being built, and with
+/// [`Error::NotBuilt`](crate::Error::NotBuilt) if it could not be; and with the errors of
+/// [`Reading`](crate::Reading).
+pub struct Indexed<'r, C: Collection, K> {
+    rows: PartRows<'r, C>,
+    index: Index<C, K>,
+}
+
+impl<C: Collection, K> Debug for Indexed<'_, C, K> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Indexed({:?}, {})", C::NAME, self.rows.name)
+    }
+}
+
+impl<'r, C: Collection, K: Key> Indexed<'r, C, K> {
+    pub(crate) fn new(rows: PartRows<'r, C>, index: Index<C, K>) -> Indexed<'r, C, K> {
+        Indexed { rows, index }
+    }
+
+    /// The documents with this key, in the order of their own keys.
+    pub fn get(&self, key: impl EncodeAs<K>) -> Found<'r, C, K> {
+        self.range(&key..=&key)
+    }
+
+    /// The first document with this key: the only one, if the index is unique. O(log n).
+    ///
+    /// # Errors
+    /// Those of all methods: see [`Indexed`].
+    pub fn first(&self, key: impl EncodeAs<K>) -> Result<Option<C>> {
+        self.get(key).next().transpose()
+    }
+
+    /// Asynchronous [`first`](Indexed::first).
+    ///
+    /// # Errors
+    /// Those of [`first`](Indexed::first).
+    pub async fn first_async(&self, key: impl EncodeAs<K>) -> Result<Option<C>> {
+        let mut found = self.get(key);
+        found.next_async().await.transpose()
+    }
+
+    /// The documents with keys in a range, in the order of these keys. One that has several of them comes for each.
+    pub fn range(&self, bounds: impl KeyBounds<K>) -> Found<'r, C, K> {
+        Found { keys: self.keys(bounds), front: VecDeque::new(), back: VecDeque::new(), read_ahead: 1 }
+    }
+
+    /// The keys in a range, each with that of its document, which is not read. One that has expired and is not yet
+    /// removed is among them.
+    pub fn keys(&self, bounds: impl KeyBounds<K>) -> IndexKeys<'r, C, K> {
+        IndexKeys { rows: self.rows.within(bounds.row_bounds()), index: self.index }
+    }
+
+    /// Counts the keys in a range, as [`keys`](Indexed::keys) has them. Walks their rows.
+    ///
+    /// # Errors
+    /// Those of all methods: see [`Indexed`].
+    pub fn count(&self, bounds: impl KeyBounds<K>) -> Result<u64> {
+        ready(self.rows.within(bounds.row_bounds()).count(Mode::Blocking))
+    }
+
+    /// Asynchronous [`count`](Indexed::count).
+    ///
+    /// # Errors
+    /// Those of [`count`](Indexed::count).
+    pub async fn count_async(&self, bounds: impl KeyBounds<K>) -> Result<u64> {
+        let rows = self.rows.within(bounds.row_bounds());
+        rows.count(Mode::Async).await
+    }
+}
+
+/// The keys of an index, each with that of its document: an iterator from both ends. See [`Indexed::keys`].
+///
+/// ```
+/// # use drumlin_collections::{Collection, Collections, Index, Parts, Postcard};
+/// # #[derive(serde::Serialize, serde::Deserialize)]
+/// # struct Order { id: u64, customer: u64 }
+/// # impl Order { const BY_CUSTOMER: Index<Order, u64> = Index::new("by customer", |order| order.customer); }
+/// # impl Collection for Order {
+/// #     type Key = u64;
+/// #     type Codec = Postcard;
+/// #     const NAME: &'static str = "orders";
+/// #     fn key(&self) -> u64 { self.id }
+/// #     fn parts() -> Parts<Order> { Parts::new().index(Order::BY_CUSTOMER) }
+/// # }
+/// # let orders = Collections::new(&drumlin::Config::in_memory().open("")?).open::<Order>()?;
+/// orders.put(&Order { id: 1, customer: 7 })?;
+/// for pair in orders.index(&Order::BY_CUSTOMER).keys(..) {
+///     let (customer, id) = pair?;
+///     assert_eq!((customer, id), (7, 1));
+/// }
+/// # Ok::<(), drumlin_collections::Error>(())
+/// ```
+pub struct IndexKeys<'r, C: Collection, K> {
+    rows: PartRows<'r, C>,
+    index: Index<C, K>,
+}
+
+impl<C: Collection, K> Debug for IndexKeys<'_, C, K> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "IndexKeys({:?}, {})", C::NAME, self.rows.name)
+    }
+}
+
+impl<C: Collection, K: Key> IndexKeys<'_, C, K> {
+    /// The next pair.
+    pub async fn next_async(&mut self) -> Option<Result<(K, C::Key)>> {
+        self.step(Mode::Async, false).await
+    }
+
+    /// The next pair from the end.
+    pub async fn next_back_async(&mut self) -> Option<Result<(K, C::Key)>> {
+        self.step(Mode::Async, true).await
+    }
+
+    async fn step(&mut self, mode: Mode, backwards: bool) -> Option<Result<(K, C::Key)>> {
+        let row = self.rows.step(mode, backwards).await?;
+        Some(row.and_then(|(row, value)| {
+            let (key, document) = self.split(&row, &value)?;
+            let document = C::Key::decode(&document).map_err(|error| self.rows.row_error(&row, error))?;
+            Ok((key, document))
+        }))
+    }
+
+    /// The key of a row, and the bytes of its document's.
+    fn split(&self, row: &[u8], value: &Value) -> Result<(K, Vec<u8>)> {
+        let mut rest = row;
+        let key = K::decode_from(&mut rest).map_err(|error| self.rows.row_error(row, error))?;
+        Ok((key, if self.index.is_unique { value.to_vec() } else { rest.to_vec() }))
+    }
+}
+
+impl<C: Collection, K: Key> Iterator for IndexKeys<'_, C, K> {
+    type Item = Result<(K, C::Key)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        ready(self.step(Mode::Blocking, false))
+    }
+}
+
+impl<C: Collection, K: Key> DoubleEndedIterator for IndexKeys<'_, C, K> {
+    fn next_back(&mut self) -> Option<Self::Item> {
+        ready(self.step(Mode::Blocking, true))
+    }
+}
+
+/// Documents in the order of an index: an iterator from both ends. See [`Indexed::range`].
+///
+/// ```
+/// # use drumlin_collections::{Collection, Collections, Index, Parts, Postcard};
+/// # #[derive(serde::Serialize, serde::Deserialize)]
+/// # struct Order { id: u64, customer: u64 }
+/// # impl Order { const BY_CUSTOMER: Index<Order, u64> = Index::new("by customer", |order| order.customer); }
+/// # impl Collection for Order {
+/// #     type Key = u64;
+/// #     type Codec = Postcard;
+/// #     const NAME: &'static str = "orders";
+/// #     fn key(&self) -> u64 { self.id }
+/// #     fn parts() -> Parts<Order> { Parts::new().index(Order::BY_CUSTOMER) }
+/// # }
+/// # let orders = Collections::new(&drumlin::Config::in_memory().open("")?).open::<Order>()?;
+/// # smol::block_on(async {
+/// let mut found = orders.index(&Order::BY_CUSTOMER).range(3..);
+/// while let Some(order) = found.next_async().await {
+///     println!("{}", order?.id);
+/// }
+/// # Ok::<(), drumlin_collections::Error>(())
+/// # })?;
+/// # Ok::<(), drumlin_collections::Error>(())
+/// ```
+pub struct Found<'r, C: Collection, K> {
+    keys: IndexKeys<'r, C, K>,
+    /// Documents that were read, nearest to its end first.
+    front: VecDeque<Result<C>>,
+    back: VecDeque<Result<C>>,
+    read_ahead: usize,
+}
+
+impl<C: Collection, K> Debug for Found<'_, C, K> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Found({:?}, {})", C::NAME, self.keys.rows.name)
+    }
+}
+
+impl<C: Collection, K: Key> Found<'_, C, K> {
+    /// The next document.
+    pub async fn next_async(&mut self) -> Option<Result<C>> {
+        self.step(Mode::Async, false).await
+    }
+
+    /// The next document from the end.
+    pub async fn next_back_async(&mut self) -> Option<Result<C>> {
+        self.step(Mode::Async, true).await
+    }
+
+    async fn step(&mut self, mode: Mode, backwards: bool) -> Option<Result<C>> {
+        let near = if backwards { &mut self.back } else { &mut self.front };
+        if let Some(document) = near.pop_front() {
+            return Some(document);
+        }
+        let mut fetched = self.fetch(mode, backwards).await;
+        let next = fetched.pop_front();
+        let (near, far) = if backwards { (&mut self.back, &mut self.front) } else { (&mut self.front, &mut self.back) };
+        *near = fetched;
+        next.or_else(|| far.pop_back())
+    }
+
+    /// The next documents from one end; none if none are left.
+    async fn fetch(&mut self, mode: Mode, backwards: bool) -> VecDeque<Result<C>> {
+        loop {
+            let (mut keys, mut failed) = (Vec::new(), None);
+            while keys.len() < self.read_ahead {
+                let Some(row) = self.keys.rows.step(mode, backwards).await else { break };
+                match row.and_then(|(row, value)| self.keys.split(&row, &value)) {
+                    Ok((_, key)) => keys.push(key),
+                    Err(error) => {
+                        failed = Some(Err(error));
+                        break;
+                    }
+                }
+            }
+            self.read_ahead = (self.read_ahead * 8).min(READ_AHEAD_MAX);
+            let is_end = keys.is_empty() && failed.is_none();
+            let mut documents = self.documents(mode, &keys).await.unwrap_or_else(|error| [Err(error)].into());
+            documents.extend(failed);
+            if is_end || !documents.is_empty() {
+                return documents;
+            }
+        }
+    }
+
+    async fn documents(&self, mode: Mode, keys: &[Vec<u8>]) -> Result<VecDeque<Result<C>>> {
+        if keys.is_empty() {
+            return Ok(VecDeque::new());
+        }
+        let PartRows { open, at, .. } = &self.keys.rows;
+        let rows = mode.get_many(at.reader(), &open.documents, keys).await?;
+        let documents = keys.iter().zip(rows).filter_map(|(key, row)| open.decode_live(key, &row?).transpose());
+        Ok(documents.collect())
+    }
+}
+
+impl<C: Collection, K: Key> Iterator for Found<'_, C, K> {
+    type Item = Result<C>;
+
+    fn next(&mut self) -> Option<Result<C>> {
+        ready(self.step(Mode::Blocking, false))
+    }
+}
+
+impl<C: Collection, K: Key> DoubleEndedIterator for Found<'_, C, K> {
+    fn next_back(&mut self) -> Option<Result<C>> {
+        ready(self.step(Mode::Blocking, true))
+    }
+}

@@ -1,0 +1,111 @@
+//! One code for blocking and asynchronous calls: operations are `async` functions that a [`Mode`] tells which of
+//! Drumlin's calls to make. In [`Mode::Blocking`] none of them ever waits as a future, so one poll runs them to their
+//! end.
+
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use drumlin::{Database, Keyspace, Range, Reader, Result, Transaction, Value};
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Mode {
+    Blocking,
+    Async,
+}
+
+/// The result of an operation in [`Mode::Blocking`].
+pub(crate) fn ready<F: Future>(operation: F) -> F::Output {
+    match pin!(operation).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => output,
+        Poll::Pending => unreachable!("a blocking call returned without its result"),
+    }
+}
+
+impl Mode {
+    pub(crate) async fn keyspace(self, db: &Database, name: &str) -> Result<Keyspace> {
+        match self {
+            Mode::Blocking => db.keyspace(name),
+            Mode::Async => db.keyspace_async(name).await,
+        }
+    }
+
+    pub(crate) async fn drop_keyspace(self, db: &Database, name: &str) -> Result<()> {
+        match self {
+            Mode::Blocking => db.drop_keyspace(name),
+            Mode::Async => db.drop_keyspace_async(name).await,
+        }
+    }
+
+    pub(crate) async fn get(self, reader: &Reader, keyspace: &Keyspace, key: &[u8]) -> Result<Option<Value>> {
+        match self {
+            Mode::Blocking => reader.get(keyspace, key),
+            Mode::Async => reader.get_async(keyspace, key).await,
+        }
+    }
+
+    pub(crate) async fn get_many(
+        self,
+        reader: &Reader,
+        keyspace: &Keyspace,
+        keys: &[Vec<u8>],
+    ) -> Result<Vec<Option<Value>>> {
+        match self {
+            Mode::Blocking => reader.get_many(keyspace, keys),
+            Mode::Async => reader.get_many_async(keyspace, keys).await,
+        }
+    }
+
+    pub(crate) async fn is_empty(self, keyspace: &Keyspace) -> Result<bool> {
+        match self {
+            Mode::Blocking => keyspace.is_empty(),
+            Mode::Async => keyspace.is_empty_async().await,
+        }
+    }
+
+    pub(crate) async fn get_for_update(
+        self,
+        tx: &mut Transaction,
+        keyspace: &Keyspace,
+        key: &[u8],
+    ) -> Result<Option<Value>> {
+        match self {
+            Mode::Blocking => tx.get_for_update(keyspace, key),
+            Mode::Async => tx.get_for_update_async(keyspace, key).await,
+        }
+    }
+
+    pub(crate) async fn insert(
+        self,
+        tx: &mut Transaction,
+        keyspace: &Keyspace,
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<()> {
+        match self {
+            Mode::Blocking => tx.insert(keyspace, key, value),
+            Mode::Async => tx.insert_async(keyspace, key, value).await,
+        }
+    }
+
+    pub(crate) async fn remove(self, tx: &mut Transaction, keyspace: &Keyspace, key: &[u8]) -> Result<()> {
+        match self {
+            Mode::Blocking => tx.remove(keyspace, key),
+            Mode::Async => tx.remove_async(keyspace, key).await,
+        }
+    }
+
+    pub(crate) async fn next(self, range: &mut Range) -> Option<Result<(Value, Value)>> {
+        match self {
+            Mode::Blocking => range.next(),
+            Mode::Async => range.next_async().await,
+        }
+    }
+
+    pub(crate) async fn next_back(self, range: &mut Range) -> Option<Result<(Value, Value)>> {
+        match self {
+            Mode::Blocking => range.next_back(),
+            Mode::Async => range.next_back_async().await,
+        }
+    }
+}

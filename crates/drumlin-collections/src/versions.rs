@@ -1,0 +1,222 @@
+//! Past versions of documents, as they are read.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use drumlin::Reader;
+
+use crate::collection::Collection;
+use crate::error::{Error, Result};
+use crate::history::{self, StoredVersion};
+use crate::open::OpenCollection;
+use crate::part_rows::RowBounds;
+
+/// A version of a document: see [`Reading::versions`](crate::Reading::versions).
+///
+/// ```
+/// # use drumlin_collections::{Collection, Collections, Parts, Postcard, Retention};
+/// # #[derive(serde::Serialize, serde::Deserialize)]
+/// # struct Page { name: String, text: String }
+/// # impl Collection for Page {
+/// #     type Key = String;
+/// #     type Codec = Postcard;
+/// #     const NAME: &'static str = "pages";
+/// #     fn key(&self) -> String { self.name.clone() }
+/// #     fn parts() -> Parts<Page> { Parts::new().history(Retention::FOREVER) }
+/// # }
+/// # let pages = Collections::new(&drumlin::Config::in_memory().open("")?).open::<Page>()?;
+/// for text in ["one", "two"] {
+///     pages.put(&Page { name: "home".into(), text: text.into() })?;
+/// }
+/// let first = pages.now().version("home", 1)?.unwrap();
+/// assert_eq!(first.document.unwrap().text, "one");
+/// let texts = pages.now().versions("home")?.map(|version| Ok(version?.document.unwrap().text));
+/// assert_eq!(texts.collect::<drumlin_collections::Result<Vec<_>>>()?, ["one", "two"]);
+/// # Ok::<(), drumlin_collections::Error>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Version<C> {
+    /// Its number: 1 for the document's first.
+    pub number: u64,
+    /// The time at which it was written, by the clock of the writer; not before that of the version before it.
+    pub time: SystemTime,
+    /// The document; none if it was removed.
+    pub document: Option<C>,
+}
+
+/// The versions of a document, from the oldest that is kept to the newest: an iterator from both ends. See
+/// [`Version`].
+///
+/// ```
+/// # use drumlin_collections::{Collection, Versions};
+/// fn newest_number<C: Collection>(mut versions: Versions<C>) -> Option<u64> {
+///     versions.next_back()?.ok().map(|version| version.number)
+/// }
+/// ```
+pub struct Versions<C: Collection> {
+    rows: drumlin::Range,
+    open: Arc<OpenCollection<C>>,
+}
+
+impl<C: Collection> Debug for Versions<C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Versions({:?}, {:?})", C::NAME, self.rows)
+    }
+}
+
+fn history_of<C: Collection>(open: &OpenCollection<C>) -> Result<&drumlin::Keyspace> {
+    let history = open.history.as_ref().map(|(history, _)| history);
+    history.ok_or_else(|| Error::definition(C::NAME, "it keeps no history"))
+}
+
+fn stored<C: Collection>(
+    open: &OpenCollection<C>,
+    row: drumlin::Result<(drumlin::Value, drumlin::Value)>,
+) -> Result<(Vec<u8>, StoredVersion)> {
+    let (key, value) = row?;
+    history::decode(&key, &value).map_err(|reason| open.version_error(&key, &reason))
+}
+
+fn version<C: Collection>(open: &OpenCollection<C>, key: &[u8], stored: StoredVersion) -> Result<Version<C>> {
+    let StoredVersion { number, time, document } = stored;
+    let document = document.map(|row| open.decode(key, &row)).transpose()?;
+    Ok(Version { number, time, document })
+}
+
+/// The document of a version, if it had not expired at `time`.
+fn document_at<C: Collection>(
+    open: &OpenCollection<C>,
+    key: &[u8],
+    stored: StoredVersion,
+    time: SystemTime,
+) -> Result<Option<C>> {
+    let document = version(open, key, stored)?.document;
+    Ok(document.filter(|document| open.expires_at(document).is_none_or(|expires| expires > time)))
+}
+
+impl<C: Collection> Versions<C> {
+    pub(crate) fn of(open: &Arc<OpenCollection<C>>, reader: &Reader, key: &[u8]) -> Result<Versions<C>> {
+        Ok(Versions { rows: reader.prefix(history_of(open)?, key), open: Arc::clone(open) })
+    }
+
+    pub(crate) fn one(
+        open: &Arc<OpenCollection<C>>,
+        reader: &Reader,
+        key: &[u8],
+        number: u64,
+    ) -> Result<Option<Version<C>>> {
+        let row_key = [key, &number.to_be_bytes()].concat();
+        let Some(value) = reader.get(history_of(open)?, &row_key)? else { return Ok(None) };
+        let decoded = history::decode(&row_key, &value).map_err(|reason| open.version_error(&row_key, &reason))?;
+        version(open, key, decoded.1).map(Some)
+    }
+
+    pub(crate) fn as_of(
+        open: &Arc<OpenCollection<C>>,
+        reader: &Reader,
+        key: &[u8],
+        time: SystemTime,
+    ) -> Result<Option<C>> {
+        for row in reader.prefix(history_of(open)?, key).rev() {
+            let (_, stored) = stored(open, row)?;
+            if stored.time <= time {
+                return document_at(open, key, stored, time);
+            }
+        }
+        Ok(None)
+    }
+
+    fn decode(&self, row: drumlin::Result<(drumlin::Value, drumlin::Value)>) -> Result<Version<C>> {
+        let (key, stored) = stored(&self.open, row)?;
+        version(&self.open, &key, stored)
+    }
+}
+
+impl<C: Collection> Iterator for Versions<C> {
+    type Item = Result<Version<C>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let row = self.rows.next()?;
+        Some(self.decode(row))
+    }
+}
+
+impl<C: Collection> DoubleEndedIterator for Versions<C> {
+    fn next_back(&mut self) -> Option<Self::Item> {
+        let row = self.rows.next_back()?;
+        Some(self.decode(row))
+    }
+}
+
+/// Documents as they were at a time: an iterator. See [`Reading::range_as_of`](crate::Reading::range_as_of).
+///
+/// ```
+/// # use drumlin_collections::{Collection, Documents, Result};
+/// use std::time::SystemTime;
+///
+/// fn count_then<C: Collection>(documents: &Documents<C>, time: SystemTime) -> Result<usize> {
+///     Ok(documents.now().range_as_of(time, ..)?.count())
+/// }
+/// ```
+pub struct AsOf<C: Collection> {
+    rows: drumlin::Range,
+    open: Arc<OpenCollection<C>>,
+    time: SystemTime,
+    /// A version that was read: the first of another document.
+    read: Option<(Vec<u8>, StoredVersion)>,
+}
+
+impl<C: Collection> Debug for AsOf<C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "AsOf({:?}, {:?})", C::NAME, self.rows)
+    }
+}
+
+impl<C: Collection> AsOf<C> {
+    pub(crate) fn of(
+        open: &Arc<OpenCollection<C>>,
+        reader: &Reader,
+        bounds: RowBounds,
+        time: SystemTime,
+    ) -> Result<AsOf<C>> {
+        let rows = reader.range(history_of(open)?, bounds);
+        Ok(AsOf { rows, open: Arc::clone(open), time, read: None })
+    }
+
+    fn next_version(&mut self) -> Result<Option<(Vec<u8>, StoredVersion)>> {
+        match self.read.take() {
+            Some(read) => Ok(Some(read)),
+            None => self.rows.next().map(|row| stored(&self.open, row)).transpose(),
+        }
+    }
+
+    fn step(&mut self) -> Result<Option<C>> {
+        while let Some((key, first)) = self.next_version()? {
+            let mut newest = (first.time <= self.time).then_some(first);
+            while let Some((other, version)) = self.next_version()? {
+                if other != key {
+                    self.read = Some((other, version));
+                    break;
+                }
+                if version.time <= self.time {
+                    newest = Some(version);
+                }
+            }
+            let document = newest.map(|newest| document_at(&self.open, &key, newest, self.time)).transpose()?;
+            if let Some(document) = document.flatten() {
+                return Ok(Some(document));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl<C: Collection> Iterator for AsOf<C> {
+    type Item = Result<C>;
+
+    fn next(&mut self) -> Option<Result<C>> {
+        self.step().transpose()
+    }
+}

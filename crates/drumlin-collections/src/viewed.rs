@@ -1,0 +1,325 @@
+//! The rows of a view, and what its reduce makes of them.
+
+use std::fmt::Debug;
+use std::time::SystemTime;
+
+use serde::de::DeserializeOwned;
+
+use crate::collection::Collection;
+use crate::encoding::{Key, KeyBounds};
+use crate::error::{Error, Result};
+use crate::mode::{Mode, ready};
+use crate::open::run_guarded;
+use crate::part_rows::PartRows;
+use crate::parts::{View, view_value};
+
+/// A view of a collection, as of one view of the database.
+///
+/// ```
+/// # use drumlin_collections::{Collection, Collections, Parts, Postcard, View};
+/// # #[derive(serde::Serialize, serde::Deserialize)]
+/// # struct Order { id: u64, month: u32, category: String, cents: u64 }
+/// # impl Order {
+/// #     const REVENUE: View<Order, (u32, String), u64> =
+/// #         View::new("revenue", |order: &Order, emit| emit((order.month, order.category.clone()), order.cents))
+/// #             .reducing(|a, b| a + b);
+/// # }
+/// # impl Collection for Order {
+/// #     type Key = u64;
+/// #     type Codec = Postcard;
+/// #     const NAME: &'static str = "orders";
+/// #     fn key(&self) -> u64 { self.id }
+/// #     fn parts() -> Parts<Order> { Parts::new().view(Order::REVENUE) }
+/// # }
+/// # let orders = Collections::new(&drumlin::Config::in_memory().open("")?).open::<Order>()?;
+/// use drumlin_collections::encoding::prefix;
+///
+/// let sold = [(1, 1, "fruit", 300), (2, 1, "tea", 500), (3, 1, "tea", 200), (4, 2, "tea", 400)];
+/// for (id, month, category, cents) in sold {
+///     orders.put(&Order { id, month, category: category.into(), cents })?;
+/// }
+/// let revenue = orders.view(&Order::REVENUE);
+/// assert_eq!(revenue.reduce(..)?, Some(1400));
+/// assert_eq!(revenue.reduce(prefix((1,)))?, Some(1000));
+/// let tea = revenue.groups(prefix((1,))).last().unwrap()?;
+/// assert_eq!(tea, ((1, "tea".to_owned()), 700));
+/// let months: Vec<(u32, u64)> = revenue.groups_by(.., |(month, _)| *month).collect::<Result<_, _>>()?;
+/// assert_eq!(months, [(1, 1000), (2, 400)]);
+/// # Ok::<(), drumlin_collections::Error>(())
+/// ```
+///
+/// A reduce folds the rows of its range one after the other, so it takes a time in proportion to them.
+///
+/// All of it fails with [`Error::NotReady`] while the view is being built, and with [`Error::NotBuilt`] if it could not
+/// be; and with the errors of [`Reading`](crate::Reading).
+pub struct Viewed<'r, C: Collection, K, V> {
+    rows: PartRows<'r, C>,
+    view: View<C, K, V>,
+}
+
+impl<C: Collection, K, V> Debug for Viewed<'_, C, K, V> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Viewed({:?}, {})", C::NAME, self.rows.name)
+    }
+}
+
+/// The reduce of a view, which an error can name.
+struct Reducing<C, K, V> {
+    view: View<C, K, V>,
+    reduce: fn(V, V) -> V,
+}
+
+impl<C: Collection, K: Key + Debug, V> Reducing<C, K, V> {
+    fn of(view: View<C, K, V>) -> Result<Reducing<C, K, V>> {
+        let missing = || Error::definition(C::NAME, format!("{} has no reduce", view.part_name()));
+        Ok(Reducing { view, reduce: view.reduce.ok_or_else(missing)? })
+    }
+
+    fn reduce(&self, key: &K, a: V, b: V) -> Result<V> {
+        let of = self.view.part_name();
+        run_guarded(|| (self.reduce)(a, b)).map_err(|message| Error::Panicked {
+            collection: C::NAME,
+            of,
+            key: format!("of reduced rows, by {key:?}"),
+            message,
+        })
+    }
+}
+
+impl<'r, C: Collection, K: Key + Debug, V: DeserializeOwned> Viewed<'r, C, K, V> {
+    pub(crate) fn new(rows: PartRows<'r, C>, view: View<C, K, V>) -> Viewed<'r, C, K, V>
+    where
+        C: Collection,
+    {
+        Viewed { rows, view }
+    }
+
+    /// The rows with keys in a range, in the order of these keys. Those of documents that have expired are left out.
+    pub fn range(&self, bounds: impl KeyBounds<K>) -> ViewRows<'r, C, K, V> {
+        ViewRows { rows: self.rows.within(bounds.row_bounds()), now: None, values: std::marker::PhantomData }
+    }
+
+    /// Reduces the values of a range to one; none if there are no rows. O(rows of the range).
+    ///
+    /// # Errors
+    /// [`Error::Panicked`] if the reduce panics; [`Error::Definition`] if the view has none; and those of all methods:
+    /// see [`Viewed`].
+    pub fn reduce(&self, bounds: impl KeyBounds<K>) -> Result<Option<V>> {
+        ready(self.fold(Mode::Blocking, self.range(bounds)))
+    }
+
+    /// Asynchronous [`reduce`](Viewed::reduce).
+    ///
+    /// # Errors
+    /// Those of [`reduce`](Viewed::reduce).
+    pub async fn reduce_async(&self, bounds: impl KeyBounds<K>) -> Result<Option<V>> {
+        let rows = self.range(bounds);
+        self.fold(Mode::Async, rows).await
+    }
+
+    /// The one place where a range is reduced: a fold over its rows, until the engine's aggregates take over.
+    async fn fold(&self, mode: Mode, mut rows: ViewRows<'r, C, K, V>) -> Result<Option<V>> {
+        let reducing = Reducing::of(self.view)?;
+        let mut reduced: Option<V> = None;
+        while let Some(row) = rows.step(mode).await {
+            let ViewRow { key, value, .. } = row?;
+            reduced = Some(match reduced {
+                None => value,
+                Some(before) => reducing.reduce(&key, before, value)?,
+            });
+        }
+        Ok(reduced)
+    }
+
+    /// Reduces the values of each key in a range. O(rows of the range).
+    #[allow(clippy::type_complexity, reason = "a name for it would hide that it is a `Groups`")]
+    pub fn groups(&self, bounds: impl KeyBounds<K>) -> Groups<'r, C, K, V, K, fn(&K) -> K>
+    where
+        K: Clone + PartialEq,
+    {
+        self.groups_by(bounds, K::clone)
+    }
+
+    /// Reduces the values of neighbouring keys of a range for which `group` returns the same: such as the first part of
+    /// a tuple. O(rows of the range).
+    pub fn groups_by<G: PartialEq, F: FnMut(&K) -> G>(
+        &self,
+        bounds: impl KeyBounds<K>,
+        group: F,
+    ) -> Groups<'r, C, K, V, G, F> {
+        Groups { rows: self.range(bounds), reducing: Reducing::of(self.view).map_err(Some), group, next: None }
+    }
+}
+
+/// A row of a view: what the map made of a document.
+///
+/// ```
+/// # use drumlin_collections::{Collection, Collections, Parts, Postcard, View};
+/// # #[derive(serde::Serialize, serde::Deserialize)]
+/// # struct Note { id: u64, words: Vec<String> }
+/// # impl Note {
+/// #     const WORDS: View<Note, String, u32> =
+/// #         View::new("words", |note: &Note, emit| note.words.iter().for_each(|word| emit(word.clone(), 1)));
+/// # }
+/// # impl Collection for Note {
+/// #     type Key = u64;
+/// #     type Codec = Postcard;
+/// #     const NAME: &'static str = "notes";
+/// #     fn key(&self) -> u64 { self.id }
+/// #     fn parts() -> Parts<Note> { Parts::new().view(Note::WORDS) }
+/// # }
+/// # let notes = Collections::new(&drumlin::Config::in_memory().open("")?).open::<Note>()?;
+/// notes.put(&Note { id: 5, words: vec!["tea".into()] })?;
+/// let row = notes.view(&Note::WORDS).range(..).next().unwrap()?;
+/// assert_eq!((row.key.as_str(), row.document, row.value), ("tea", 5, 1));
+/// # Ok::<(), drumlin_collections::Error>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ViewRow<K, D, V> {
+    /// The key that the map emitted.
+    pub key: K,
+    /// The key of the document.
+    pub document: D,
+    /// The value that the map emitted.
+    pub value: V,
+}
+
+/// Rows of a view in the order of their keys: an iterator. See [`Viewed::range`] and [`ViewRow`].
+///
+/// ```
+/// # use drumlin_collections::{Collection, ViewRows};
+/// fn first_document<C: Collection>(rows: &mut ViewRows<'_, C, u32, u64>) -> Option<C::Key> {
+///     rows.next()?.ok().map(|row| row.document)
+/// }
+/// ```
+pub struct ViewRows<'r, C: Collection, K, V> {
+    rows: PartRows<'r, C>,
+    /// The time of the first step, where documents expire.
+    now: Option<SystemTime>,
+    values: std::marker::PhantomData<fn() -> (K, V)>,
+}
+
+impl<C: Collection, K, V> Debug for ViewRows<'_, C, K, V> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ViewRows({:?}, {})", C::NAME, self.rows.name)
+    }
+}
+
+impl<C: Collection, K: Key, V: DeserializeOwned> ViewRows<'_, C, K, V> {
+    /// The next row.
+    pub async fn next_async(&mut self) -> Option<Result<ViewRow<K, C::Key, V>>> {
+        self.step(Mode::Async).await
+    }
+
+    async fn step(&mut self, mode: Mode) -> Option<Result<ViewRow<K, C::Key, V>>> {
+        loop {
+            match self.rows.step(mode, false).await?.and_then(|(row, value)| self.decode(&row, &value)) {
+                Ok(Some(row)) => return Some(Ok(row)),
+                Ok(None) => {}
+                Err(error) => return Some(Err(error)),
+            }
+        }
+    }
+
+    /// The row, if its document has not expired.
+    fn decode(&mut self, row: &[u8], value: &[u8]) -> Result<Option<ViewRow<K, C::Key, V>>> {
+        let mut rest = row;
+        let key = K::decode_from(&mut rest).map_err(|error| self.rows.row_error(row, error))?;
+        // A number may follow.
+        let document = C::Key::decode_from(&mut rest).map_err(|error| self.rows.row_error(row, error))?;
+        let (expires, value) = view_value(value).map_err(|reason| self.rows.row_error(row, reason))?;
+        if let Some(expires) = expires {
+            let now = *self.now.get_or_insert_with(|| self.rows.open.shared.now());
+            if expires <= now {
+                return Ok(None);
+            }
+        }
+        Ok(Some(ViewRow { key, document, value }))
+    }
+}
+
+impl<C: Collection, K: Key, V: DeserializeOwned> Iterator for ViewRows<'_, C, K, V> {
+    type Item = Result<ViewRow<K, C::Key, V>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        ready(self.step(Mode::Blocking))
+    }
+}
+
+/// Groups of a view's rows, each with its reduced value: an iterator. See [`Viewed::groups_by`].
+///
+/// ```
+/// # use drumlin_collections::{Collection, Result, View, Viewed};
+/// /// Prints the sum of each year of days.
+/// fn print_years<C: Collection>(days: &Viewed<'_, C, (u16, u16), u64>) -> Result<()> {
+///     for group in days.groups_by(.., |(year, _)| *year) {
+///         let (year, sum) = group?;
+///         println!("{year}: {sum}");
+///     }
+///     Ok(())
+/// }
+/// ```
+pub struct Groups<'r, C: Collection, K, V, G, F> {
+    rows: ViewRows<'r, C, K, V>,
+    /// The view's reduce, or the error that it has none, to be told once.
+    reducing: Result<Reducing<C, K, V>, Option<Error>>,
+    group: F,
+    /// The first row of the next group.
+    next: Option<(G, V)>,
+}
+
+impl<C: Collection, K, V, G, F> Debug for Groups<'_, C, K, V, G, F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Groups of {:?}", self.rows)
+    }
+}
+
+impl<C, K, V, G, F> Groups<'_, C, K, V, G, F>
+where
+    C: Collection,
+    K: Key + Debug,
+    V: DeserializeOwned,
+    G: PartialEq,
+    F: FnMut(&K) -> G,
+{
+    /// The next group.
+    pub async fn next_async(&mut self) -> Option<Result<(G, V)>> {
+        self.step(Mode::Async).await.transpose()
+    }
+
+    async fn step(&mut self, mode: Mode) -> Result<Option<(G, V)>> {
+        let reducing = match &mut self.reducing {
+            Ok(reducing) => reducing,
+            Err(error) => return error.take().map_or(Ok(None), Err),
+        };
+        let mut reduced = self.next.take();
+        while let Some(row) = self.rows.step(mode).await {
+            let ViewRow { key, value, .. } = row?;
+            let group = (self.group)(&key);
+            reduced = match reduced {
+                None => Some((group, value)),
+                Some((same, before)) if same == group => Some((same, reducing.reduce(&key, before, value)?)),
+                Some(complete) => {
+                    self.next = Some((group, value));
+                    return Ok(Some(complete));
+                }
+            };
+        }
+        Ok(reduced)
+    }
+}
+
+impl<C, K, V, G, F> Iterator for Groups<'_, C, K, V, G, F>
+where
+    C: Collection,
+    K: Key + Debug,
+    V: DeserializeOwned,
+    G: PartialEq,
+    F: FnMut(&K) -> G,
+{
+    type Item = Result<(G, V)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        ready(self.step(Mode::Blocking)).transpose()
+    }
+}

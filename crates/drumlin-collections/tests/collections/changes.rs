@@ -1,0 +1,118 @@
+//! Subscriptions to changes.
+
+use std::collections::BTreeMap;
+use std::thread;
+use std::time::Duration;
+
+use drumlin_collections::{Change, Changes, Collection, Collections, Error, Event, Postcard};
+use serde::{Deserialize, Serialize};
+
+use crate::documents::database;
+
+#[derive(Serialize, Deserialize, Debug, PartialEq)]
+struct Counter {
+    name: String,
+    value: u64,
+}
+
+impl Collection for Counter {
+    type Key = String;
+    type Codec = Postcard;
+    const NAME: &'static str = "counters";
+
+    fn key(&self) -> String {
+        self.name.clone()
+    }
+}
+
+fn next(changes: &Changes<Counter>) -> Option<(String, Option<u64>)> {
+    match changes.try_next().unwrap()? {
+        Event::Change(Change { key, document, .. }) => Some((key, document.map(|counter| counter.value))),
+        Event::Lost(count) => panic!("{count} lost"),
+    }
+}
+
+/// Committed changes come in order; what was rolled back or failed does not, and what has no room is counted.
+#[test]
+fn committed_changes_are_told() {
+    let collections = Collections::new(&database());
+    let counters = collections.open::<Counter>().unwrap();
+    let put = |name: &str, value| counters.put(&Counter { name: name.into(), value }).unwrap();
+    put("a", 0);
+    let (changes, small) = (counters.subscribe(100), counters.subscribe(2));
+    put("a", 1);
+    counters.remove("a").unwrap();
+    let failed: Result<(), Error> = collections.transact(|tx| {
+        tx.put(&counters, &Counter { name: "never".into(), value: 1 })?;
+        Err(Error::from(drumlin::Error::Closed))
+    });
+    assert!(failed.is_err());
+    collections
+        .transact(|tx| {
+            tx.put(&counters, &Counter { name: "b".into(), value: 2 })?;
+            let savepoint = tx.savepoint();
+            tx.put(&counters, &Counter { name: "never".into(), value: 1 })?;
+            tx.rollback_to(savepoint)?;
+            assert!(changes.try_next()?.is_some(), "only the first");
+            tx.put(&counters, &Counter { name: "c".into(), value: 3 })
+        })
+        .unwrap();
+    assert_eq!(next(&changes), Some(("a".into(), None)));
+    assert_eq!(next(&changes), Some(("b".into(), Some(2))));
+    assert_eq!(next(&changes), Some(("c".into(), Some(3))));
+    assert_eq!(next(&changes), None);
+    assert!(changes.next_within(Duration::from_millis(1)).unwrap().is_none());
+    assert!(matches!(small.try_next().unwrap(), Some(Event::Lost(2))));
+    assert_eq!(next(&small), Some(("b".into(), Some(2))));
+    drop(changes);
+    put("d", 4);
+    assert_eq!(next(&small), Some(("c".into(), Some(3))));
+}
+
+/// Threads count up: each counter's changes come in the order of its values, without gaps.
+#[test]
+fn changes_come_in_the_order_of_commits() {
+    const THREADS: u64 = 4;
+    const ROUNDS: u64 = 200;
+    let collections = Collections::new(&database());
+    let counters = collections.open::<Counter>().unwrap();
+    for name in ["a", "b"] {
+        counters.put(&Counter { name: name.into(), value: 0 }).unwrap();
+    }
+    let changes = counters.subscribe(1 << 20);
+    thread::scope(|scope| {
+        for number in 0..THREADS {
+            let (collections, counters) = (&collections, &counters);
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    let name = ["a", "b"][((number + round) % 2) as usize];
+                    collections.transact(|tx| tx.update(counters, name, |counter| counter.value += 1)).unwrap();
+                }
+            });
+        }
+        let mut values: BTreeMap<String, u64> = BTreeMap::new();
+        for _ in 0..THREADS * ROUNDS {
+            let event = smol::block_on(changes.next_async()).unwrap();
+            let Event::Change(change) = event else { panic!("{event:?}") };
+            let value = values.entry(change.key).or_default();
+            *value += 1;
+            assert_eq!(change.document.unwrap().value, *value);
+        }
+    });
+    assert!(changes.try_next().unwrap().is_none());
+}
+
+/// Changes of futures are told too, and waited for by a thread.
+#[test]
+fn futures_tell_their_changes() {
+    let collections = Collections::new(&database());
+    let counters = collections.open::<Counter>().unwrap();
+    let changes = counters.subscribe(10);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            smol::block_on(counters.put_async(&Counter { name: "a".into(), value: 7 })).unwrap();
+        });
+        let Event::Change(change) = changes.wait_next().unwrap() else { panic!("nothing is lost") };
+        assert_eq!(change.document.unwrap().value, 7);
+    });
+}

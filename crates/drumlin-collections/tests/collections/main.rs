@@ -1,0 +1,12 @@
+//! Collections as a program uses them.
+
+mod building;
+mod changes;
+mod documents;
+mod expiry;
+mod history;
+mod kill;
+mod notes;
+mod schema;
+mod unique;
+mod views;

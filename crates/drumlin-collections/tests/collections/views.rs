@@ -1,0 +1,137 @@
+//! Views: kept up to date, equal to a recomputation, unharmed by functions that panic.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use drumlin_collections::encoding::prefix;
+use drumlin_collections::{Collection, Collections, Error, Parts, Postcard, View};
+use drumlin_testing::Random;
+use serde::{Deserialize, Serialize};
+
+use crate::documents::database;
+use crate::notes::{self, Note};
+
+/// Drawn histories: after each step, and in every snapshot of a moment while threads write.
+#[test]
+fn views_equal_their_recomputation() {
+    for seed in 0..4 {
+        let notes = Collections::new(&database()).open::<Note<1>>().unwrap();
+        let mut random = Random(seed);
+        for step in 0..400 {
+            notes::change(&notes, &mut random, 12);
+            if step % 10 == 0 {
+                notes::check(&notes.now());
+            }
+        }
+        notes::check(&notes.now());
+    }
+}
+
+/// A snapshot's documents and views are of the same moment.
+#[test]
+fn snapshots_see_documents_and_views_of_one_moment() {
+    let db = database();
+    let collections = Collections::new(&db);
+    let notes = collections.open::<Note<1>>().unwrap();
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let writers: Vec<_> = (0..2)
+            .map(|seed| {
+                let (collections, notes) = (&collections, &notes);
+                scope.spawn(move || {
+                    let mut random = Random(seed);
+                    for _ in 0..150 {
+                        let drawn: Vec<Note<1>> = (0..3).map(|_| notes::draw(&mut random, 20)).collect();
+                        let written = collections.transact(|tx| drawn.iter().try_for_each(|note| tx.put(notes, note)));
+                        notes::is_expected(written.err());
+                    }
+                })
+            })
+            .collect();
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                notes::check(&notes.at(&db.snapshot()));
+            }
+        });
+        for writer in writers {
+            writer.join().unwrap();
+        }
+        is_done.store(true, Ordering::Relaxed);
+    });
+    notes::check(&notes.now());
+}
+
+/// Ranges and groups by a part of the key.
+#[test]
+fn a_view_is_reduced_by_range_and_by_group() {
+    let notes = Collections::new(&database()).open::<Note<1>>().unwrap();
+    for (id, author, words) in [(1, "ann", ["a", "bb"]), (2, "bob", ["c", "ccc"]), (3, "ann", ["d", "ee"])] {
+        notes.put(&Note { id, author: author.into(), words: words.map(str::to_owned).into() }).unwrap();
+    }
+    let view = notes.view(&Note::LENGTHS);
+    assert_eq!(view.reduce(prefix(("ann",))).unwrap(), Some(6));
+    assert_eq!(view.reduce(prefix(("eve",))).unwrap(), None);
+    assert_eq!(view.reduce(("ann", 2)..("bob", 3)).unwrap(), Some(5));
+    assert_eq!(view.reduce(("ann", 2)..=("bob", 3)).unwrap(), Some(8));
+    let groups: Vec<(String, u64)> = view.groups_by(.., |(author, _)| author.clone()).map(Result::unwrap).collect();
+    assert_eq!(groups, [("ann".into(), 6), ("bob".into(), 4)]);
+    let rows: Vec<_> = view.range(("ann", 2)..("ann", 3)).map(|row| row.unwrap().document).collect();
+    assert_eq!(rows, [1, 3]);
+}
+
+#[derive(Serialize, Deserialize, Debug, PartialEq)]
+struct Fraction {
+    id: u64,
+    above: i64,
+    below: i64,
+}
+
+impl Fraction {
+    const QUOTIENTS: View<Fraction, u8, i64> = View::new("quotients", |fraction: &Fraction, emit| {
+        emit(1, 1);
+        emit(0, fraction.above / fraction.below);
+    })
+    .reducing(|a, b| a.checked_add(b).expect("the sum is too large"));
+    const UNREDUCED: View<Fraction, u8, i64> = View::new("unreduced", |_, emit| emit(0, 0));
+}
+
+impl Collection for Fraction {
+    type Key = u64;
+    type Codec = Postcard;
+    const NAME: &'static str = "fractions";
+
+    fn key(&self) -> u64 {
+        self.id
+    }
+
+    fn parts() -> Parts<Fraction> {
+        Parts::new().view(Fraction::QUOTIENTS).view(Fraction::UNREDUCED)
+    }
+}
+
+/// A map or reduce that panics is an error that names view and document, and nothing is changed.
+#[test]
+fn functions_that_panic_harm_nothing() {
+    let collections = Collections::new(&database());
+    let fractions = collections.open::<Fraction>().unwrap();
+    let fraction = |id, above, below| Fraction { id, above, below };
+    fractions.put(&fraction(1, 6, 3)).unwrap();
+    let error = fractions.put(&fraction(1, 6, 0)).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains(r#"view "quotients", document 1"#) && text.contains("divide by zero"), "{text}");
+    assert_eq!(fractions.get(1).unwrap(), Some(fraction(1, 6, 3)));
+    collections
+        .transact(|tx| {
+            assert!(matches!(tx.update(&fractions, 1, |one| one.below = 0), Err(Error::Panicked { .. })));
+            tx.put(&fractions, &fraction(2, i64::MAX, 1))
+        })
+        .unwrap();
+    let view = fractions.view(&Fraction::QUOTIENTS);
+    let error = view.reduce(..=0).unwrap_err();
+    assert!(error.to_string().contains("the sum is too large"), "{error}");
+    assert!(matches!(view.groups(..).next(), Some(Err(Error::Panicked { .. }))));
+    assert_eq!(view.reduce(1..).unwrap(), Some(2), "other ranges are as before");
+    let error = fractions.view(&Fraction::UNREDUCED).reduce(..).unwrap_err();
+    assert!(error.to_string().contains(r#"view "unreduced" has no reduce"#), "{error}");
+    assert_eq!(fractions.view(&Fraction::UNREDUCED).groups(..).count(), 1, "the error, and the end");
+}
