@@ -263,7 +263,9 @@ impl Config {
     /// Opens the database at `path`, a folder (`.` is the current one). Creates it if it does not exist, and recovers
     /// it if it was not closed.
     ///
-    /// Takes as long as reading and applying the log: about a second per 100 MB.
+    /// Takes some milliseconds if it was closed. Otherwise as long as reading the log since the last checkpoint, and
+    /// each page that it changes: about half a second for 8 MB of log with 65,000 updates at random among four million
+    /// rows, of which none were in memory.
     ///
     /// # Errors
     /// [`Error::NotADatabase`], [`Error::NewerFormat`], [`Error::OlderFormat`], [`Error::Locked`],

@@ -16,6 +16,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Pool;
+use super::write_behind::WriteBehind;
 use crate::error::{Error, Result};
 use crate::format::extent::{HEADER_BYTES, Kind, PageKey, TABLE_PAGES, encode};
 use crate::format::{Epoch, ExtentAddress, KeyspaceId, PageId, SegmentId, SegmentUse};
@@ -52,6 +53,8 @@ pub(crate) struct LoadPages {
     tables: Option<LoadTables>,
     root: ExtentAddress,
     encoded: Vec<u8>,
+    /// The newest buffer that was handed over to be written.
+    write: Option<Arc<WriteBehind>>,
     make_space: MakeSpace,
     /// The pages belong to the keyspace now.
     is_attached: bool,
@@ -81,6 +84,7 @@ impl LoadPages {
             tables: None,
             root: ExtentAddress::NONE,
             encoded: Vec::new(),
+            write: None,
             make_space,
             is_attached: false,
         }
@@ -175,6 +179,8 @@ impl LoadPages {
     /// Gives back what the load has written for these pages.
     pub(crate) fn discard(&mut self, first: PageId, count: u32) {
         assert!(self.tables.is_none(), "pages of a complete load are given back");
+        // Their segment may become another's at once. An error will be met again: the database has failed.
+        let _ = self.wait_for_write();
         for number in (first.0..first.0 + count).map(PageId) {
             let address = self.address(number);
             self.pages.table.store(number, PageEntry::Reserved);
@@ -183,11 +189,15 @@ impl LoadPages {
     }
 
     fn append_extent(&mut self, name: PageKey, kind: Kind, page: &[u8]) -> Result<ExtentAddress> {
-        let space = &self.pool.space;
-        space.check_failure()?;
+        self.pool.space.check_failure()?;
         assert!(!self.is_attached, "a load that is attached goes on");
         self.encoded.clear();
         encode(page, name, kind, &mut self.encoded);
+        if self.appender.is_full(self.encoded.len()) {
+            // Two buffers are all that it has: the one before, and this one.
+            self.wait_for_write()?;
+        }
+        let space = &self.pool.space;
         let mut jobs = Vec::new();
         let mut has_made_space = false;
         let address = loop {
@@ -199,9 +209,15 @@ impl LoadPages {
             }
         };
         for job in jobs {
-            space.write(&job.buffer, job.offset)?;
+            self.wait_for_write()?;
+            self.write = Some(WriteBehind::begin(&self.pool, job));
         }
         address
+    }
+
+    fn wait_for_write(&mut self) -> Result<()> {
+        assert!(!self.is_attached, "a load that is attached has a buffer to be written");
+        self.write.take().map_or(Ok(()), |write| write.wait(&self.pool.space))
     }
 
     /// Writes all that is in the buffer. The pages can be read, and are never attached.
@@ -243,6 +259,11 @@ impl LoadPages {
     fn seal(&mut self, writes: bool) -> Result<()> {
         let mut jobs = Vec::new();
         self.appender.seal(&self.pool.space.segments, &mut jobs);
+        match (writes, self.write.take()) {
+            (true, Some(write)) => write.wait(&self.pool.space)?,
+            (false, Some(write)) => write.cancel(),
+            (_, None) => {}
+        }
         for job in jobs.iter().filter(|_| writes) {
             self.pool.space.write(&job.buffer, job.offset)?;
         }

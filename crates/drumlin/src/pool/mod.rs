@@ -23,6 +23,7 @@ mod pins;
 pub(crate) mod reclaim;
 mod residents;
 mod write_back;
+mod write_behind;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -207,14 +208,21 @@ impl std::fmt::Debug for Queues {
     }
 }
 
-/// Requests that may wait for the thread that reads ahead.
+/// Requests that may wait for the threads that read ahead.
 const AHEAD_REQUESTS_MAX: usize = 16;
+
+/// Work for the threads that read ahead, whose results are needed later.
+#[derive(Debug)]
+enum Ahead {
+    Read(Arc<PageSpace>, Vec<Wanted>),
+    Write(Arc<write_behind::WriteBehind>),
+}
 
 #[derive(Debug, Default)]
 struct Background {
     wanted: Mutex<bool>,
     wake: Condvar,
-    ahead: Mutex<VecDeque<(Arc<PageSpace>, Vec<Wanted>)>>,
+    ahead: Mutex<VecDeque<Ahead>>,
     wake_ahead: Condvar,
     stop: AtomicBool,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -841,9 +849,14 @@ impl Pool {
         std::mem::take(&mut *self.background.threads.lock())
     }
 
-    /// Hands pages to the read-ahead thread. If it is behind, drops the request: the scan reads the pages when it needs
-    /// them. So it does if no thread can be started.
+    /// Hands pages to the threads that read ahead: the scan reads those itself that they have not begun when it needs
+    /// them.
     pub(crate) fn read_ahead(self: &Arc<Self>, pages: &Arc<PageSpace>, wanted: Vec<Wanted>) {
+        self.enqueue_ahead(Ahead::Read(Arc::clone(pages), wanted));
+    }
+
+    /// Hands work to the threads that read ahead. If they are behind, or none can be started, drops it.
+    fn enqueue_ahead(self: &Arc<Self>, work: Ahead) {
         if !self.background.has_threads.load(Ordering::Acquire)
             && let Err(error) = self.start_background()
         {
@@ -851,28 +864,35 @@ impl Pool {
         }
         let mut requests = self.background.ahead.lock();
         if requests.len() < AHEAD_REQUESTS_MAX {
-            requests.push_back((Arc::clone(pages), wanted));
+            requests.push_back(work);
             self.background.wake_ahead.notify_one();
         }
     }
 
-    /// The body of the read-ahead thread.
+    /// The body of a thread that reads ahead.
     pub(crate) fn run_read_ahead(&self) {
         loop {
-            let (pages, wanted) = {
+            let work = {
                 let mut requests = self.background.ahead.lock();
                 loop {
                     if self.background.stop.load(Ordering::Acquire) {
                         return;
                     }
                     match requests.pop_front() {
-                        Some(request) => break request,
+                        Some(work) => break work,
                         None => self.background.wake_ahead.wait(&mut requests),
                     }
                 }
             };
-            // The next reader of a page that could not be read gets its error.
-            let _ = self.fault_many(&pages, &wanted);
+            match work {
+                // The next reader of a page that could not be read gets its error.
+                Ahead::Read(pages, wanted) => drop(self.fault_many(&pages, &wanted)),
+                Ahead::Write(write) => {
+                    if write.run(&self.space) {
+                        crate::coverage::mark!("a bulk load filled a buffer while another thread wrote one");
+                    }
+                }
+            }
         }
     }
 

@@ -71,7 +71,7 @@ impl Appender {
         assert!(bytes <= segments.segment_bytes(), "an extent of {bytes} bytes is larger than a segment");
         if let Some(open) = &mut self.open {
             assert!(open.epoch == epoch, "an appender serves one epoch at a time");
-            if open.position + bytes > open.buffer_start + open.buffer.capacity() as u64 {
+            if open.position + bytes > open.buffer_end() {
                 open.flush(jobs);
             }
             if open.position + bytes > open.end {
@@ -132,6 +132,12 @@ impl Appender {
         self.open(segments, epoch, take).map(drop)
     }
 
+    /// Returns `true` if appending an extent of so many bytes hands a buffer on first.
+    pub(crate) fn is_full(&self, extent_bytes: usize) -> bool {
+        let bytes = (extent_bytes as u64).next_multiple_of(ExtentAddress::UNIT_BYTES);
+        self.open.as_ref().is_some_and(|open| open.position + bytes > open.buffer_end().min(open.end))
+    }
+
     /// The bytes left in the open segment.
     pub(crate) fn room_bytes(&self) -> u64 {
         self.open.as_ref().map_or(0, |open| open.end - open.position)
@@ -160,6 +166,11 @@ impl Appender {
 }
 
 impl OpenSegment {
+    /// First byte of the file behind the buffer.
+    fn buffer_end(&self) -> u64 {
+        self.buffer_start + self.buffer.capacity() as u64
+    }
+
     fn flush(&mut self, jobs: &mut Vec<WriteJob>) {
         assert!(self.buffer_start.is_multiple_of(BLOCK_BYTES as u64), "a buffer begins within a block");
         let used = (self.position - self.buffer_start) as usize;

@@ -492,6 +492,33 @@ fn loads_go_on_beside_each_other() {
     assert_holds(&db, &db.keyspace("m").unwrap(), &rows[3]);
 }
 
+/// A row of a load is replaced so often that whole segments of it become free, which others take at once, while its
+/// newest buffer is still being written.
+#[test]
+fn segments_that_a_load_gives_up_are_not_written_again() {
+    let (_, config) = faulty();
+    let db = config.segment_bytes(256 << 10).open("/db").unwrap();
+    let rows = db.keyspace("rows").unwrap();
+    let mut random = Random(7);
+    let mut model = Model::new();
+    let mut load = db.bulk_load("loaded").unwrap();
+    for round in 0..200u64 {
+        let value = random.bytes(20_000);
+        load.insert("replaced", &value).unwrap();
+        let key = (round % 20).to_be_bytes();
+        rows.insert(key, &value).unwrap();
+        model.insert(key.into(), value.clone());
+        if round % 10 == 9 {
+            db.checkpoint().unwrap();
+        }
+        if round == 199 {
+            load.insert("the last", &value).unwrap();
+        }
+    }
+    assert_eq!(load.finish().unwrap().rows, 2);
+    assert_holds(&db, &rows, &model);
+}
+
 /// Others write to the keyspace while it is loaded: each of their writes and each row is there in the end, and no
 /// reader sees a part of an attached load.
 #[test]
