@@ -264,13 +264,15 @@ impl Client {
         let first = self.random.below(self.life.plan.key_count);
         let count = 1 + self.random.below(120);
         let numbers = first..(first + count).min(self.life.plan.key_count);
+        let is_dropped = numbers.is_empty() || self.random.chance(20);
+        // What is dropped needs no room in a transaction: it may fill buffers.
+        let length_max = if is_dropped { 12_000 } else { self.life.plan.value_bytes.min(100) };
         let mut rows: Vec<(Vec<u8>, Content)> = numbers
             .map(|number| {
-                let length = self.random.below(self.life.plan.value_bytes.min(100)) as usize;
+                let length = self.random.below(length_max) as usize;
                 (numbered(number), Content { length, seed: self.random.next() })
             })
             .collect();
-        let is_dropped = rows.is_empty() || self.random.chance(20);
         // In order, or in any.
         if self.random.chance(50) {
             for place in (1..rows.len()).rev() {
