@@ -17,7 +17,7 @@ use crate::core::Stop;
 use crate::encoding::Key;
 use crate::error::{Error, PartKind, Result};
 use crate::mode::{Mode, ready};
-use crate::open::{OpenCollection, OpenPart, PartState, part_record};
+use crate::open::{OpenCollection, OpenPart, PartState, part_record, run_guarded};
 use crate::transaction::Transaction;
 
 /// The most documents of one transaction of a build. Their writers wait meanwhile, for about a millisecond and a sync.
@@ -38,7 +38,7 @@ pub(crate) fn run<C: Collection>(open: &Arc<OpenCollection<C>>, stop: &Stop) {
     }
     while open.expires.is_some() && !stop.is_set() {
         // A document that can't be removed now may be later; reads report what is wrong with it.
-        let _ = remove_expired(open, stop);
+        let _ = run_guarded(|| remove_expired(open, stop));
         if stop.wait(EXPIRE_PAUSE) {
             return;
         }
@@ -49,7 +49,14 @@ pub(crate) fn run<C: Collection>(open: &Arc<OpenCollection<C>>, stop: &Stop) {
 fn build<C: Collection>(open: &OpenCollection<C>, part: &OpenPart<C>, stop: &Stop) -> Option<PartState> {
     let mut documents_max = BUILD_DOCUMENTS_MAX;
     while !stop.is_set() {
-        match build_some(open, part, documents_max) {
+        let built = run_guarded(|| build_some(open, part, documents_max));
+        let built = match built {
+            Ok(built) => built,
+            Err(message) => {
+                return Some(PartState::NotBuilt(format!("a function of the collection panicked: {message}")));
+            }
+        };
+        match built {
             Ok(true) => return Some(PartState::Built),
             Ok(false) => {}
             Err(Error::Store(StoreError::TransactionTooLarge { .. })) if documents_max > 1 => documents_max /= 2,

@@ -13,7 +13,7 @@ use crate::core::{Core, Opened};
 use crate::documents::Documents;
 use crate::error::{Error, Result};
 use crate::hub::lock;
-use crate::mode::{Mode, ready};
+use crate::off_thread::off_thread;
 use crate::open::{OpenCollection, OpenPart, PartState, part_record};
 use crate::parts::{Part, Parts};
 use crate::shared::{Clock, Shared};
@@ -100,13 +100,41 @@ impl Collections {
         }
         let parts = C::parts();
         check_names(&parts)?;
-        let open = Arc::new(ready(open_parts(Mode::Blocking, &self.core.shared, parts))?);
+        let open = Arc::new(open_parts(&self.core.shared, parts)?);
         let has_work = open.parts.iter().any(|part| matches!(part.state(), PartState::Building));
         if has_work || open.expires.is_some() {
             self.work_for(&open)?;
         }
         opened.insert(TypeId::of::<C>(), Opened { name: C::NAME, open: Arc::clone(&open) as _ });
         Ok(Documents::new(&open, &self.core))
+    }
+
+    /// Asynchronous [`open`](Collections::open). Occupies a thread of its own meanwhile.
+    ///
+    /// ```
+    /// # use drumlin_collections::{Collection, Collections, Postcard};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct User { name: String }
+    /// # impl Collection for User {
+    /// #     type Key = String;
+    /// #     type Codec = Postcard;
+    /// #     const NAME: &'static str = "users";
+    /// #     fn key(&self) -> String { self.name.clone() }
+    /// # }
+    /// # let collections = Collections::new(&drumlin::Config::in_memory().open("")?);
+    /// # smol::block_on(async {
+    /// let users = collections.open_async::<User>().await?;
+    /// users.put_async(&User { name: "ann".into() }).await?;
+    /// # Ok::<(), drumlin_collections::Error>(())
+    /// # })?;
+    /// # Ok::<(), drumlin_collections::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`open`](Collections::open).
+    pub async fn open_async<C: Collection>(&self) -> Result<Documents<C>> {
+        let collections = self.clone();
+        off_thread(C::NAME, move || collections.open::<C>()).await
     }
 
     fn work_for<C: Collection>(&self, open: &Arc<OpenCollection<C>>) -> Result<()> {
@@ -211,12 +239,12 @@ fn keyspace_name<C: Collection>(part: &Part<C>) -> String {
 
 /// Opens a collection's keyspaces. A part has a record in `NAME/meta` from the moment on at which its keyspace belongs
 /// to it: without one, the keyspace is what an opening or a removal left that was interrupted.
-async fn open_parts<C: Collection>(mode: Mode, shared: &Arc<Shared>, parts: Parts<C>) -> Result<OpenCollection<C>> {
+fn open_parts<C: Collection>(shared: &Arc<Shared>, parts: Parts<C>) -> Result<OpenCollection<C>> {
     let db = &shared.db;
-    let documents = mode.keyspace(db, C::NAME).await?;
-    let meta = mode.keyspace(db, &format!("{}/meta", C::NAME)).await?;
+    let documents = db.keyspace(C::NAME)?;
+    let meta = db.keyspace(&format!("{}/meta", C::NAME))?;
     let history = match parts.history {
-        Some(retention) => Some((mode.keyspace(db, &format!("{}/history", C::NAME)).await?, retention)),
+        Some(retention) => Some((db.keyspace(&format!("{}/history", C::NAME))?, retention)),
         None => None,
     };
     let named: Vec<(String, Part<C>)> = parts.list.into_iter().map(|part| (keyspace_name(&part), part)).collect();
@@ -227,13 +255,13 @@ async fn open_parts<C: Collection>(mode: Mode, shared: &Arc<Shared>, parts: Part
         let is_wanted = others.contains(&name) || is_recorded && named.iter().any(|(wanted, _)| *wanted == name);
         if !is_wanted {
             meta.remove(&name)?;
-            mode.drop_keyspace(db, &name).await?;
+            db.drop_keyspace(&name)?;
         }
     }
-    let is_empty = mode.is_empty(&documents).await?;
+    let is_empty = documents.is_empty()?;
     let mut open = Vec::new();
     for (name, part) in named {
-        let keyspace = mode.keyspace(db, &name).await?;
+        let keyspace = db.keyspace(&name)?;
         let state = match meta.get(&name)?.as_deref() {
             Some(record) if record == part_record::READY => PartState::Ready,
             Some(_) => PartState::Building,

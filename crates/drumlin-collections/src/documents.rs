@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::hub::lock;
 use crate::indexed::Indexed;
 use crate::mode::{Mode, ready};
+use crate::off_thread::off_thread;
 use crate::open::{OpenCollection, Prepared};
 use crate::parts::{Index, View};
 use crate::reading::{Reading, Rows};
@@ -340,9 +341,19 @@ impl<C: Collection> Documents<C> {
         building::remove_expired(&self.open, &Stop::default())
     }
 
-    /// Subscribes to the changes of transactions of this process that begin to commit from now on, made through
+    /// Asynchronous [`remove_expired`](Documents::remove_expired). Occupies a thread of its own meanwhile.
+    ///
+    /// # Errors
+    /// Those of [`remove_expired`](Documents::remove_expired).
+    pub async fn remove_expired_async(&self) -> Result<u64> {
+        let documents = self.clone();
+        off_thread(C::NAME, move || documents.remove_expired()).await
+    }
+
+    /// Subscribes to the changes of transactions of this process that begin from now on, made through
     /// collections. They come in an order in which a transaction follows those whose writes it has seen or replaced,
     /// and once they are committed. A change that has no room among `capacity` pushes out the oldest.
+    /// Those of a commit whose outcome is not known, such as that of a future that was dropped, are counted as lost.
     ///
     /// A change takes the memory of its document until it is taken.
     pub fn subscribe(&self, capacity: usize) -> Changes<C> {

@@ -54,9 +54,9 @@ impl Channel {
         self.queue_count.store(queues.len(), Ordering::Release);
     }
 
-    fn deliver(&self, change: &RawChange) {
+    fn deliver(&self, change: Option<&RawChange>) {
         for queue in lock(&self.queues).iter() {
-            queue.push(change.clone());
+            queue.push(change.cloned());
         }
     }
 }
@@ -93,13 +93,22 @@ impl QueueState {
 }
 
 impl Queue {
-    fn push(&self, change: RawChange) {
+    /// Adds a change; one that was lost takes those before it along.
+    fn push(&self, change: Option<RawChange>) {
         let mut state = lock(&self.state);
-        if state.changes.len() == self.capacity {
-            state.changes.pop_front();
-            state.lost += 1;
+        match change {
+            None => {
+                state.lost += 1 + state.changes.len() as u64;
+                state.changes.clear();
+            }
+            Some(change) => {
+                if state.changes.len() == self.capacity {
+                    state.changes.pop_front();
+                    state.lost += 1;
+                }
+                state.changes.push_back(change);
+            }
         }
-        state.changes.push_back(change);
         let waker = state.waker.take();
         drop(state);
         self.filled.notify_one();
@@ -148,8 +157,28 @@ pub(crate) struct Hub {
 #[derive(Default)]
 struct Tickets {
     next: u64,
-    /// The changes of each ticket once its commit has returned.
-    committing: BTreeMap<u64, Option<Vec<PendingChange>>>,
+    /// The end of each ticket, once its commit has returned.
+    committing: BTreeMap<u64, Option<End>>,
+}
+
+/// The changes of a commit that has returned.
+enum End {
+    Committed(Vec<PendingChange>),
+    Failed,
+    /// It may have been committed.
+    Unknown(Vec<PendingChange>),
+}
+
+impl End {
+    fn deliver(self) {
+        match self {
+            End::Failed => {}
+            End::Committed(changes) => {
+                changes.iter().for_each(|pending| pending.channel.deliver(Some(&pending.change)));
+            }
+            End::Unknown(changes) => changes.iter().for_each(|pending| pending.channel.deliver(None)),
+        }
+    }
 }
 
 impl Hub {
@@ -158,23 +187,22 @@ impl Hub {
         Committing { hub: Arc::clone(self), ticket: None, changes: Vec::new() }
     }
 
-    fn end(&self, ticket: u64, changes: Vec<PendingChange>) {
+    fn end(&self, ticket: u64, end: End) {
         let mut tickets = lock(&self.tickets);
-        let entry = tickets.committing.insert(ticket, Some(changes));
+        let entry = tickets.committing.insert(ticket, Some(end));
         debug_assert!(matches!(entry, Some(None)), "a ticket ends once");
         // Delivered under the lock, so that nothing comes between.
         while let Some(first) = tickets.committing.first_entry() {
             if first.get().is_none() {
                 break;
             }
-            for pending in first.remove().into_iter().flatten() {
-                pending.channel.deliver(&pending.change);
-            }
+            first.remove().into_iter().for_each(End::deliver);
         }
     }
 }
 
-/// One commit, and its ticket from the moment at which it begins. Dropping it cancels the ticket.
+/// One commit, and its ticket from the moment at which it begins. It is dropped with its ticket where no caller waits
+/// for its outcome: then its changes count as lost.
 pub(crate) struct Committing {
     hub: Arc<Hub>,
     ticket: Option<u64>,
@@ -199,20 +227,62 @@ impl Committing {
     /// The commit has failed, or not begun.
     pub(crate) fn cancel(&mut self) {
         if let Some(ticket) = self.ticket.take() {
-            self.hub.end(ticket, Vec::new());
+            self.hub.end(ticket, End::Failed);
         }
     }
 
     /// The commit has returned.
     pub(crate) fn publish(&mut self) {
         if let Some(ticket) = self.ticket.take() {
-            self.hub.end(ticket, std::mem::take(&mut self.changes));
+            self.hub.end(ticket, End::Committed(std::mem::take(&mut self.changes)));
         }
     }
 }
 
 impl Drop for Committing {
     fn drop(&mut self) {
-        self.cancel();
+        if let Some(ticket) = self.ticket.take() {
+            self.hub.end(ticket, End::Unknown(std::mem::take(&mut self.changes)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::{Channel, Hub, PendingChange, RawChange, Taken};
+
+    fn changes(channel: &Arc<Channel>, keys: &[u8]) -> Vec<PendingChange> {
+        let change = |key: &u8| RawChange { key: vec![*key], document: None };
+        keys.iter().map(|key| PendingChange { channel: Arc::clone(channel), change: change(key) }).collect()
+    }
+
+    /// Changes wait for all smaller tickets, whatever becomes of these; those of a commit without an outcome are lost,
+    /// with those before them.
+    #[test]
+    fn changes_follow_their_tickets() {
+        let (hub, channel) = (Arc::<Hub>::default(), Arc::<Channel>::default());
+        let queue = channel.subscribe(10);
+        let mut commits: Vec<_> = (0..4).map(|_| hub.commit()).collect();
+        for (number, commit) in commits.iter_mut().enumerate() {
+            commit.begin(changes(&channel, &[number as u8]));
+        }
+        commits[2].publish();
+        commits[1].publish();
+        assert!(queue.try_take().is_none());
+        commits[0].cancel();
+        for key in [1, 2] {
+            assert!(matches!(queue.try_take(), Some(Taken::Change(change)) if change.key == [key]));
+        }
+        let mut last = hub.commit();
+        last.begin(changes(&channel, &[4, 5]));
+        last.publish();
+        let mut unknown = commits.pop().unwrap();
+        unknown.begin(changes(&channel, &[6]));
+        assert!(matches!(queue.try_take(), Some(Taken::Change(change)) if change.key == [4]));
+        drop(unknown);
+        assert!(matches!(queue.try_take(), Some(Taken::Lost(2))));
+        assert!(queue.try_take().is_none());
     }
 }

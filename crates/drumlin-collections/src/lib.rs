@@ -94,6 +94,7 @@ mod history;
 mod hub;
 mod indexed;
 mod mode;
+mod off_thread;
 mod open;
 mod part_rows;
 mod parts;

@@ -6,7 +6,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use drumlin::{Database, Keyspace, Range, Reader, Result, Transaction, Value};
+use drumlin::{Keyspace, Range, Reader, Result, Transaction, Value};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Mode {
@@ -23,20 +23,6 @@ pub(crate) fn ready<F: Future>(operation: F) -> F::Output {
 }
 
 impl Mode {
-    pub(crate) async fn keyspace(self, db: &Database, name: &str) -> Result<Keyspace> {
-        match self {
-            Mode::Blocking => db.keyspace(name),
-            Mode::Async => db.keyspace_async(name).await,
-        }
-    }
-
-    pub(crate) async fn drop_keyspace(self, db: &Database, name: &str) -> Result<()> {
-        match self {
-            Mode::Blocking => db.drop_keyspace(name),
-            Mode::Async => db.drop_keyspace_async(name).await,
-        }
-    }
-
     pub(crate) async fn get(self, reader: &Reader, keyspace: &Keyspace, key: &[u8]) -> Result<Option<Value>> {
         match self {
             Mode::Blocking => reader.get(keyspace, key),
@@ -53,13 +39,6 @@ impl Mode {
         match self {
             Mode::Blocking => reader.get_many(keyspace, keys),
             Mode::Async => reader.get_many_async(keyspace, keys).await,
-        }
-    }
-
-    pub(crate) async fn is_empty(self, keyspace: &Keyspace) -> Result<bool> {
-        match self {
-            Mode::Blocking => keyspace.is_empty(),
-            Mode::Async => keyspace.is_empty_async().await,
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use drumlin::{Reader, Snapshot};
 use serde::de::DeserializeOwned;
@@ -150,15 +151,33 @@ impl<'r, C: Collection> Reading<'r, C> {
     /// # Errors
     /// Those of [`versions`](Reading::versions), and those of all methods: see [`Reading`].
     pub fn version(&self, key: impl EncodeAs<C::Key>, number: u64) -> Result<Option<Version<C>>> {
-        Versions::one(self.open, self.at.reader(), &encoded(&key), number)
+        ready(Versions::one(Mode::Blocking, self.open, self.at.reader(), &encoded(&key), number))
+    }
+
+    /// Asynchronous [`version`](Reading::version).
+    ///
+    /// # Errors
+    /// Those of [`version`](Reading::version).
+    pub async fn version_async(&self, key: impl EncodeAs<C::Key>, number: u64) -> Result<Option<Version<C>>> {
+        let key = encoded(&key);
+        Versions::one(Mode::Async, self.open, self.at.reader(), &key, number).await
     }
 
     /// The document as it was at a time. None if there was none, or its version is not kept. O(versions since then).
     ///
     /// # Errors
     /// Those of [`version`](Reading::version).
-    pub fn as_of(&self, time: std::time::SystemTime, key: impl EncodeAs<C::Key>) -> Result<Option<C>> {
-        Versions::as_of(self.open, self.at.reader(), &encoded(&key), time)
+    pub fn as_of(&self, time: SystemTime, key: impl EncodeAs<C::Key>) -> Result<Option<C>> {
+        ready(Versions::as_of(Mode::Blocking, self.open, self.at.reader(), &encoded(&key), time))
+    }
+
+    /// Asynchronous [`as_of`](Reading::as_of).
+    ///
+    /// # Errors
+    /// Those of [`as_of`](Reading::as_of).
+    pub async fn as_of_async(&self, time: SystemTime, key: impl EncodeAs<C::Key>) -> Result<Option<C>> {
+        let key = encoded(&key);
+        Versions::as_of(Mode::Async, self.open, self.at.reader(), &key, time).await
     }
 
     /// The documents of a range of keys as they were at a time, as far as their versions are kept. Reads all versions
@@ -166,7 +185,7 @@ impl<'r, C: Collection> Reading<'r, C> {
     ///
     /// # Errors
     /// Those of [`versions`](Reading::versions).
-    pub fn range_as_of(&self, time: std::time::SystemTime, bounds: impl KeyBounds<C::Key>) -> Result<AsOf<C>> {
+    pub fn range_as_of(&self, time: SystemTime, bounds: impl KeyBounds<C::Key>) -> Result<AsOf<C>> {
         AsOf::of(self.open, self.at.reader(), bounds.row_bounds(), time)
     }
 }

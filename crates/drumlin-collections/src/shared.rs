@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use drumlin::{Attempt, Database, TxOptions};
 
 use crate::error::Error;
-use crate::hub::{Hub, PendingChange, lock};
+use crate::hub::{Committing, Hub, PendingChange, lock};
 use crate::transaction::Transaction;
 
 pub(crate) type Clock = Arc<dyn Fn() -> SystemTime + Send + Sync>;
@@ -27,6 +27,16 @@ enum Ended<E> {
 impl<E> From<drumlin::Error> for Ended<E> {
     fn from(error: drumlin::Error) -> Ended<E> {
         Ended::Store(error)
+    }
+}
+
+/// Ends the commit of a transaction that has returned this.
+fn end<T, E>(committing: &mut Committing, returned: &Result<T, Ended<E>>) {
+    match returned {
+        Ok(_) => committing.publish(),
+        // Dropped with its ticket.
+        Err(Ended::Store(drumlin::Error::OutcomeUnknown { .. })) => {}
+        Err(_) => committing.cancel(),
     }
 }
 
@@ -61,9 +71,8 @@ impl Shared {
             committing.begin(taken(&tx.pending));
             Ok(value)
         });
-        let value = value.map_err(Ended::into_error)?;
-        committing.publish();
-        Ok(value)
+        end(&mut committing, &value);
+        value.map_err(Ended::into_error)
     }
 
     pub(crate) async fn transact_async<T: Send + 'static, E: From<Error> + Send + 'static>(
@@ -85,8 +94,8 @@ impl Shared {
                 Ok(value)
             })
         });
-        let value = value.await.map_err(Ended::into_error)?;
-        lock(&committing).publish();
-        Ok(value)
+        let value = value.await;
+        end(&mut lock(&committing), &value);
+        value.map_err(Ended::into_error)
     }
 }

@@ -9,6 +9,7 @@ use drumlin::Reader;
 use crate::collection::Collection;
 use crate::error::{Error, Result};
 use crate::history::{self, StoredVersion};
+use crate::mode::{Mode, ready};
 use crate::open::OpenCollection;
 use crate::part_rows::RowBounds;
 
@@ -101,31 +102,46 @@ impl<C: Collection> Versions<C> {
         Ok(Versions { rows: reader.prefix(history_of(open)?, key), open: Arc::clone(open) })
     }
 
-    pub(crate) fn one(
+    pub(crate) async fn one(
+        mode: Mode,
         open: &Arc<OpenCollection<C>>,
         reader: &Reader,
         key: &[u8],
         number: u64,
     ) -> Result<Option<Version<C>>> {
         let row_key = [key, &number.to_be_bytes()].concat();
-        let Some(value) = reader.get(history_of(open)?, &row_key)? else { return Ok(None) };
+        let Some(value) = mode.get(reader, history_of(open)?, &row_key).await? else { return Ok(None) };
         let decoded = history::decode(&row_key, &value).map_err(|reason| open.version_error(&row_key, &reason))?;
         version(open, key, decoded.1).map(Some)
     }
 
-    pub(crate) fn as_of(
+    pub(crate) async fn as_of(
+        mode: Mode,
         open: &Arc<OpenCollection<C>>,
         reader: &Reader,
         key: &[u8],
         time: SystemTime,
     ) -> Result<Option<C>> {
-        for row in reader.prefix(history_of(open)?, key).rev() {
+        let mut rows = reader.prefix(history_of(open)?, key);
+        while let Some(row) = mode.next_back(&mut rows).await {
             let (_, stored) = stored(open, row)?;
             if stored.time <= time {
                 return document_at(open, key, stored, time);
             }
         }
         Ok(None)
+    }
+
+    /// The next version.
+    pub async fn next_async(&mut self) -> Option<Result<Version<C>>> {
+        let row = self.rows.next_async().await?;
+        Some(self.decode(row))
+    }
+
+    /// The next version from the end.
+    pub async fn next_back_async(&mut self) -> Option<Result<Version<C>>> {
+        let row = self.rows.next_back_async().await?;
+        Some(self.decode(row))
     }
 
     fn decode(&self, row: drumlin::Result<(drumlin::Value, drumlin::Value)>) -> Result<Version<C>> {
@@ -185,17 +201,22 @@ impl<C: Collection> AsOf<C> {
         Ok(AsOf { rows, open: Arc::clone(open), time, read: None })
     }
 
-    fn next_version(&mut self) -> Result<Option<(Vec<u8>, StoredVersion)>> {
+    /// The next document.
+    pub async fn next_async(&mut self) -> Option<Result<C>> {
+        self.step(Mode::Async).await.transpose()
+    }
+
+    async fn next_version(&mut self, mode: Mode) -> Result<Option<(Vec<u8>, StoredVersion)>> {
         match self.read.take() {
             Some(read) => Ok(Some(read)),
-            None => self.rows.next().map(|row| stored(&self.open, row)).transpose(),
+            None => mode.next(&mut self.rows).await.map(|row| stored(&self.open, row)).transpose(),
         }
     }
 
-    fn step(&mut self) -> Result<Option<C>> {
-        while let Some((key, first)) = self.next_version()? {
+    async fn step(&mut self, mode: Mode) -> Result<Option<C>> {
+        while let Some((key, first)) = self.next_version(mode).await? {
             let mut newest = (first.time <= self.time).then_some(first);
-            while let Some((other, version)) = self.next_version()? {
+            while let Some((other, version)) = self.next_version(mode).await? {
                 if other != key {
                     self.read = Some((other, version));
                     break;
@@ -217,6 +238,6 @@ impl<C: Collection> Iterator for AsOf<C> {
     type Item = Result<C>;
 
     fn next(&mut self) -> Option<Result<C>> {
-        self.step().transpose()
+        ready(self.step(Mode::Blocking)).transpose()
     }
 }

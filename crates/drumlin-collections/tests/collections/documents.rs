@@ -99,7 +99,9 @@ fn a_refused_call_leaves_its_transaction_whole() {
 #[test]
 fn futures_do_the_same() {
     let collections = Collections::new(&database());
-    let (users, notes) = (collections.open::<User>().unwrap(), collections.open::<Note<1>>().unwrap());
+    let opened = async { (collections.open_async::<User>().await, collections.open_async::<Note<1>>().await) };
+    let (users, notes) = smol::block_on(opened);
+    let (users, notes) = (users.unwrap(), notes.unwrap());
     /// Futures can be spawned.
     fn sendable<F: Send + Future>(future: F) -> F {
         future
@@ -138,6 +140,13 @@ fn futures_do_the_same() {
         let sum = sendable(notes.view(&Note::LENGTHS).reduce_async(..)).await.unwrap();
         assert_eq!(sum, notes.view(&Note::LENGTHS).reduce(..).unwrap());
         sendable(notes.wait_built_async()).await.unwrap();
+        let now = notes.now();
+        let first = sendable(now.version_async(7, 1)).await.unwrap().unwrap();
+        assert_eq!(sendable(now.as_of_async(first.time, 7)).await.unwrap(), first.document);
+        assert!(sendable(now.versions(7).unwrap().next_async()).await.is_some());
+        let mut then = now.range_as_of(first.time, 7..).unwrap();
+        assert_eq!(sendable(then.next_async()).await.unwrap().unwrap().id, 7);
+        assert_eq!(sendable(notes.remove_expired_async()).await.unwrap(), 0);
     });
     notes::check(&notes.now());
 }

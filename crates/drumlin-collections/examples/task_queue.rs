@@ -1,0 +1,114 @@
+//! A queue of tasks: each is visible from a time on, is held by one worker at a time, and comes back if it fails.
+//!
+//! `cargo run -p drumlin-collections --example task_queue`
+
+use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use drumlin::{Config, Database};
+use drumlin_collections::{Collection, Collections, Documents, Error, Index, Parts, Postcard};
+use serde::{Deserialize, Serialize};
+
+const TASKS: u32 = 30;
+const WORKERS: usize = 3;
+const ATTEMPTS_MAX: u32 = 3;
+/// A worker that has not ended a task by then is taken for dead, and another gets the task.
+const LEASE: Duration = Duration::from_secs(60);
+const RETRY_DELAY: Duration = Duration::from_millis(2);
+
+#[derive(Serialize, Deserialize)]
+struct Task {
+    id: u32,
+    /// The time from which on a worker may take it; none once it has failed for good.
+    visible_after: Option<SystemTime>,
+    attempts: u32,
+}
+
+impl Task {
+    const BY_TIME: Index<Task, SystemTime> = Index::optional("by time", |task| task.visible_after);
+}
+
+impl Collection for Task {
+    type Key = u32;
+    type Codec = Postcard;
+    const NAME: &'static str = "tasks";
+
+    fn key(&self) -> u32 {
+        self.id
+    }
+
+    fn parts() -> Parts<Task> {
+        Parts::new().index(Task::BY_TIME)
+    }
+}
+
+/// Takes the task that has been visible for longest, and hides it from the other workers for the time of a lease. Of
+/// two workers that find the same task the second gets a conflict, and looks again.
+fn take(collections: &Collections, tasks: &Documents<Task>) -> Result<Option<Task>, Error> {
+    collections.transact(|tx| {
+        let now = SystemTime::now();
+        let next = tasks.at(tx).index(&Task::BY_TIME).range(..=now).next().transpose()?;
+        let Some(mut task) = next else { return Ok(None) };
+        task.visible_after = Some(now + LEASE);
+        task.attempts += 1;
+        tx.put(tasks, &task)?;
+        Ok(Some(task))
+    })
+}
+
+/// Gives a task back that could not be done, or up.
+fn give_back(tasks: &Documents<Task>, mut task: Task) -> Result<(), Error> {
+    let can_retry = task.attempts < ATTEMPTS_MAX;
+    task.visible_after = can_retry.then(|| SystemTime::now() + RETRY_DELAY);
+    tasks.put(&task)
+}
+
+/// Every fifth task fails the first time, and number 13 each time.
+fn work(task: &Task) -> bool {
+    task.id != 13 && (!task.id.is_multiple_of(5) || task.attempts > 1)
+}
+
+pub(crate) fn run(db: &Database, out: &mut impl Write) -> Result<(), Box<dyn std::error::Error>> {
+    let collections = Collections::new(db);
+    let tasks = collections.open::<Task>()?;
+    for id in 1..=TASKS {
+        tasks.insert(&Task { id, visible_after: Some(SystemTime::now()), attempts: 0 })?;
+    }
+    let (attempts, done) = (AtomicU64::new(0), AtomicU64::new(0));
+    let worker = || -> Result<(), Error> {
+        // As long as there is a task that is visible, held, or to be tried again.
+        while tasks.index(&Task::BY_TIME).count(..)? > 0 {
+            let Some(task) = take(&collections, &tasks)? else {
+                thread::sleep(RETRY_DELAY);
+                continue;
+            };
+            attempts.fetch_add(1, Ordering::Relaxed);
+            if work(&task) {
+                tasks.remove(task.id)?;
+                done.fetch_add(1, Ordering::Relaxed);
+            } else {
+                give_back(&tasks, task)?;
+            }
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..WORKERS).map(|_| scope.spawn(worker)).collect();
+        workers.into_iter().try_for_each(|worker| worker.join().expect("a worker does not panic"))
+    })?;
+
+    let (attempts, done) = (attempts.into_inner(), done.into_inner());
+    writeln!(out, "{TASKS} tasks, {WORKERS} workers: {done} done in {attempts} attempts")?;
+    for task in tasks.iter() {
+        let task = task?;
+        writeln!(out, "task {} was given up after {} attempts", task.id, task.attempts)?;
+    }
+    Ok(())
+}
+
+#[allow(dead_code, reason = "a test runs the program without it")]
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    run(&Config::in_memory().open("")?, &mut std::io::stdout())
+}
