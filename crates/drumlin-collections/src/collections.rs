@@ -20,7 +20,9 @@ use crate::shared::{Clock, Shared};
 use crate::transaction::Transaction;
 
 /// The collections of a database: opens them, and runs transactions over several. A cheap handle: make one for a
-/// database, and clone it.
+/// database, and clone it. Two of them do not know of each other: changes made through one are not told to subscribers
+/// of the other, and where their types define one collection differently, each drops the indexes and views of the other
+/// when it opens the collection.
 ///
 /// ```
 /// use drumlin_collections::{Collection, Collections, Postcard};
