@@ -27,6 +27,50 @@ pub(super) fn within<'m>(
     model.iter().filter(|(key, _)| contains(key)).collect()
 }
 
+/// Counts all rows, and those below a key.
+fn count_all(reader: &Reader, k: &Keyspace, model: &Model, key: &[u8], may: &impl Fn(&Error) -> bool) {
+    let below = model.keys().take_while(|of| of[..] < *key).count();
+    let counts = [
+        (call!("Reader::len", reader.len(k)), model.len()),
+        (block_on(call!("Reader::len_async", reader.len_async(k))), model.len()),
+        (call!("Reader::rank", reader.rank(k, key)), below),
+        (block_on(call!("Reader::rank_async", reader.rank_async(k, key))), below),
+    ];
+    for (count, expected) in counts {
+        checked(count, may).into_iter().for_each(|count| assert_eq!(count, expected as u64));
+    }
+}
+
+/// Reads rows of a range by their places, and at random.
+fn find_by_place(
+    reader: &Reader,
+    k: &Keyspace,
+    bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>),
+    expected: &[(&Vec<u8>, &Vec<u8>)],
+    may: &impl Fn(&Error) -> bool,
+    script: &mut Script<'_>,
+) {
+    let index = usize::from(script.byte());
+    let found = [
+        call!("Reader::nth", reader.nth(k, bounds.clone(), index as u64)),
+        block_on(call!("Reader::nth_async", reader.nth_async(k, bounds.clone(), index as u64))),
+    ];
+    for found in found.into_iter().filter_map(|found| checked(found, may)) {
+        let found = found.map(|(key, value)| (key.into_vec(), value.into_vec()));
+        assert_eq!(found.as_ref().map(|(key, value)| (key, value)), expected.get(index).copied());
+    }
+    let count = usize::from(script.byte()) % 5;
+    let samples = [
+        call!("Reader::sample", reader.sample(k, bounds.clone(), count)),
+        block_on(call!("Reader::sample_async", reader.sample_async(k, bounds.clone(), count))),
+    ];
+    for sample in samples.into_iter().filter_map(|sample| checked(sample, may)) {
+        assert!(sample.len() == count.min(expected.len()) && sample.is_sorted_by(|one, next| one.0 < next.0));
+        let is_row = |(key, value): &(Value, Value)| expected.iter().any(|row| **row.0 == **key && **row.1 == **value);
+        assert!(sample.iter().all(is_row), "a sample has a row that is not there");
+    }
+}
+
 /// Goes through a range from both ends, by both faces, dropping futures on the way.
 pub(super) fn walk(
     mut range: Range,
@@ -220,6 +264,8 @@ pub(super) fn read_by(
             ];
             let counts = counts.into_iter().filter_map(|count| checked(count, &may));
             counts.for_each(|count| assert_eq!(count, expected.len() as u64));
+            count_all(reader, k, model, key, &may);
+            find_by_place(reader, k, &bounds, &expected, &may, script);
         }
         4 => walk(call!("Reader::iter", reader.iter(k)), &all, may, script),
         5 => {

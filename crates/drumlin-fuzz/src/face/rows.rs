@@ -400,9 +400,29 @@ impl Side {
             }
             7 => {
                 let bounds = bounds(script);
-                let expected = within(model, &bounds).len() as u64;
+                let rows = within(model, &bounds);
+                let expected = rows.len() as u64;
                 assert_eq!(must(call!("Keyspace::count", k.count(bounds.clone()))), expected);
-                assert_eq!(must(block_on(call!("Keyspace::count_async", k.count_async(bounds)))), expected);
+                assert_eq!(must(block_on(call!("Keyspace::count_async", k.count_async(bounds.clone())))), expected);
+                assert_eq!(must(call!("Keyspace::len", k.len())), model.len() as u64);
+                assert_eq!(must(block_on(call!("Keyspace::len_async", k.len_async()))), model.len() as u64);
+                let below = model.range::<Vec<u8>, _>(..&key).count() as u64;
+                assert_eq!(must(call!("Keyspace::rank", k.rank(&key))), below);
+                assert_eq!(must(block_on(call!("Keyspace::rank_async", k.rank_async(&key)))), below);
+                let index = usize::from(script.byte());
+                let found = [
+                    must(call!("Keyspace::nth", k.nth(bounds.clone(), index as u64))),
+                    must(block_on(call!("Keyspace::nth_async", k.nth_async(bounds.clone(), index as u64)))),
+                ];
+                for found in found {
+                    assert_eq!(found.map(|(key, _)| key.into_vec()), rows.get(index).map(|(key, _)| (*key).clone()));
+                }
+                let sample = must(call!("Keyspace::sample", k.sample(bounds.clone(), 3)));
+                assert!(
+                    sample.len() == rows.len().min(3) && sample.iter().all(|(key, _)| model.contains_key(&key[..]))
+                );
+                let sample = must(block_on(call!("Keyspace::sample_async", k.sample_async(bounds, 3))));
+                assert_eq!(sample.len(), rows.len().min(3));
             }
             8 => {
                 let bounds = bounds(script);

@@ -108,6 +108,20 @@ impl Client {
                     Err(error @ Error::SnapshotTooOld { .. }) => return self.accept(&error, Call::Snapshot, None),
                     Err(error) => self.accept(&error, Call::Snapshot, Some(space))?,
                 }
+            } else if self.random.chance(15) {
+                let (bounds, index) = (self.bounds(space), self.random.below(200));
+                let within = bounds.clone();
+                let nth = async {
+                    by_face!(face, snapshot.nth(&keyspace, within, index), snapshot.nth_async(&keyspace, within, index))
+                };
+                let Some(found) = self.or_drop(nth).await else { continue };
+                match found {
+                    Ok(found) => {
+                        let sight = Sight { from: at, to: at, own: None, how: "snapshot" };
+                        self.check_nth(index, found.as_ref(), space, &bounds, &sight);
+                    }
+                    Err(error) => self.accept(&error, Call::Copy, Some(space))?,
+                }
             } else if self.random.chance(25) {
                 let bounds = self.bounds(space);
                 let within = bounds.clone();

@@ -149,6 +149,34 @@ impl Client {
         );
     }
 
+    /// The row at a place is that of a state that may be shown.
+    pub(super) fn check_nth(
+        &self,
+        index: u64,
+        found: Option<&(Value, Value)>,
+        space: SpaceNumber,
+        bounds: &Bounds,
+        sight: &Sight<'_>,
+    ) {
+        let model = &self.life.model;
+        let is_right = sight.moments(model, space).into_iter().any(|moment| {
+            let rows = sight.rows(model, space, moment);
+            match (rows.range(bounds.clone()).nth(index as usize), found) {
+                (None, None) => true,
+                (wanted, Some((key, value))) => compare_row(wanted, key, value).is_ok(),
+                (Some(_), None) => false,
+            }
+        });
+        assert!(
+            is_right || model.is_dropped(space),
+            "{}: row {index} of {bounds:?} is {:?}, as it never was between commits {} and {}",
+            sight.how,
+            found.map(|(key, _)| key),
+            sight.from,
+            sight.to
+        );
+    }
+
     /// Reads a range from both ends and compares it with what it may show. Returns what of it was read.
     pub(super) async fn scan(
         &mut self,

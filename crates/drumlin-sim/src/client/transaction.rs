@@ -309,7 +309,24 @@ impl Client {
         running.reads.extend(read.into_iter().map(|bounds| (space, bounds)));
     }
 
+    async fn tx_nth(&mut self, running: &mut Running, spot: &Spot) -> Result<(), Error> {
+        let &Spot { ref keyspace, space, .. } = spot;
+        let (bounds, index) = (self.bounds(space), self.random.below(100));
+        let (from, within) = (self.life.model.answered(), bounds.clone());
+        let (face, tx) = (self.face, &running.tx);
+        let nth = async { by_face!(face, tx.nth(keyspace, within, index), tx.nth_async(keyspace, within, index)) };
+        let Some(found) = self.or_drop(nth).await else { return Ok(()) };
+        let found = found?;
+        self.check_nth(index, found.as_ref(), space, &bounds, &self.sight(running, from));
+        let upper = found.map_or(bounds.1, |(key, _)| Bound::Included(key.to_vec()));
+        running.reads.push((space, (bounds.0, upper)));
+        Ok(())
+    }
+
     async fn tx_count(&mut self, running: &mut Running, spot: &Spot) -> Result<(), Error> {
+        if self.random.chance(40) {
+            return self.tx_nth(running, spot).await;
+        }
         let &Spot { ref keyspace, space, .. } = spot;
         let bounds = self.bounds(space);
         let (from, within) = (self.life.model.answered(), bounds.clone());

@@ -237,6 +237,38 @@ impl Keyspace {
         self.rows().count(self.store()?.as_task(), bounds::owned(&range)).await
     }
 
+    /// Like [`len`](Keyspace::len).
+    ///
+    /// # Errors
+    /// Those of [`first`](Keyspace::first).
+    pub async fn len_async(&self) -> Result<u64> {
+        self.rows().count(self.store()?.as_task(), bounds::ALL).await
+    }
+
+    /// Like [`rank`](Keyspace::rank).
+    ///
+    /// # Errors
+    /// Those of [`first`](Keyspace::first).
+    pub async fn rank_async(&self, key: impl AsRef<[u8]>) -> Result<u64> {
+        self.rows().count(self.store()?.as_task(), bounds::owned(&..key)).await
+    }
+
+    /// Like [`nth`](Keyspace::nth).
+    ///
+    /// # Errors
+    /// Those of [`first`](Keyspace::first).
+    pub async fn nth_async(&self, range: impl KeyRange, index: u64) -> Result<Option<(Value, Value)>> {
+        self.rows().nth(self.store()?.as_task(), bounds::owned(&range), index).await
+    }
+
+    /// Like [`sample`](Keyspace::sample).
+    ///
+    /// # Errors
+    /// Those of [`first`](Keyspace::first).
+    pub async fn sample_async(&self, range: impl KeyRange, row_count: usize) -> Result<Vec<(Value, Value)>> {
+        self.rows().sample(self.store()?.as_task(), bounds::owned(&range), row_count).await
+    }
+
     /// Like [`read`](Keyspace::read).
     ///
     /// # Errors
@@ -505,6 +537,48 @@ impl Reader {
     /// Those of [`first`](Reader::first).
     pub async fn count_async(&self, keyspace: &Keyspace, range: impl KeyRange) -> Result<u64> {
         self.rows(keyspace)?.count(self.store()?.as_task(), bounds::owned(&range)).await
+    }
+
+    /// Like [`len`](Reader::len).
+    ///
+    /// # Errors
+    /// Those of [`first`](Reader::first).
+    pub async fn len_async(&self, keyspace: &Keyspace) -> Result<u64> {
+        self.rows(keyspace)?.count(self.store()?.as_task(), bounds::ALL).await
+    }
+
+    /// Like [`rank`](Reader::rank).
+    ///
+    /// # Errors
+    /// Those of [`first`](Reader::first).
+    pub async fn rank_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<u64> {
+        self.rows(keyspace)?.count(self.store()?.as_task(), bounds::owned(&..key)).await
+    }
+
+    /// Like [`nth`](Reader::nth).
+    ///
+    /// # Errors
+    /// Those of [`first`](Reader::first).
+    pub async fn nth_async(
+        &self,
+        keyspace: &Keyspace,
+        range: impl KeyRange,
+        index: u64,
+    ) -> Result<Option<(Value, Value)>> {
+        self.rows(keyspace)?.nth(self.store()?.as_task(), bounds::owned(&range), index).await
+    }
+
+    /// Like [`sample`](Reader::sample).
+    ///
+    /// # Errors
+    /// Those of [`first`](Reader::first).
+    pub async fn sample_async(
+        &self,
+        keyspace: &Keyspace,
+        range: impl KeyRange,
+        row_count: usize,
+    ) -> Result<Vec<(Value, Value)>> {
+        self.rows(keyspace)?.sample(self.store()?.as_task(), bounds::owned(&range), row_count).await
     }
 
     /// Like [`read`](Reader::read).

@@ -332,13 +332,104 @@ impl Keyspace {
         ready(self.rows().is_empty(WaitMode::Blocking))
     }
 
-    /// Counts the rows of a range. O(leaves of the range): it visits each, and copies its rows only
-    /// where versions have to be merged.
+    /// Counts the rows of a range. O(log n), and O(rows inserted and removed since counts were last asked for).
+    ///
+    /// The first count of a large range visits its leaves, and the keyspace keeps what it finds: eight bytes a page,
+    /// and the keys of rows inserted and removed since, at most an eighth of the memory for pages. From then on commits
+    /// note such rows. The counts are forgotten where no count comes before that memory is full, and when the database
+    /// is closed. Where there is no memory for them, and for a snapshot that is older than they are, a count visits the
+    /// leaves of its range. The answer is exact in any case.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// let orders = db.keyspace("orders")?;
+    /// orders.insert("2026-11-21/0001", "three apples")?;
+    /// orders.insert("2026-11-22/0001", "a pear")?;
+    /// assert_eq!(orders.count("2026-11-22"..)?, 1);
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
     ///
     /// # Errors
     /// Those of [`first`](Keyspace::first).
     pub fn count(&self, range: impl KeyRange) -> Result<u64> {
         ready(self.rows().count(WaitMode::Blocking, bounds::owned(&range)))
+    }
+
+    /// Counts all rows. Like [`count`](Keyspace::count).
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// let k = db.keyspace("k")?;
+    /// k.insert("a", "1")?;
+    /// assert_eq!(k.len()?, 1);
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`first`](Keyspace::first).
+    pub fn len(&self) -> Result<u64> {
+        self.count(..)
+    }
+
+    /// Counts the rows whose keys are below this one: the place that the key has, or would have, in the order of keys.
+    /// Like [`count`](Keyspace::count).
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// let scores = db.keyspace("scores")?;
+    /// for score in [310u32, 120, 480] {
+    ///     scores.insert(score.to_be_bytes(), "a player")?;
+    /// }
+    /// assert_eq!(scores.rank(310u32.to_be_bytes())?, 1);
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`first`](Keyspace::first).
+    pub fn rank(&self, key: impl AsRef<[u8]>) -> Result<u64> {
+        self.count(..key)
+    }
+
+    /// Returns the row of a range that has `index` rows of the range before it. O(log n), like
+    /// [`count`](Keyspace::count); where the keyspace keeps no counts, O(`index`).
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// let k = db.keyspace("k")?;
+    /// for key in ["a", "b", "c"] {
+    ///     k.insert(key, "")?;
+    /// }
+    /// let (median, _) = k.nth(.., k.len()? / 2)?.expect("there are three");
+    /// assert_eq!(median, "b");
+    /// assert!(k.nth("b".., 2)?.is_none());
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`first`](Keyspace::first).
+    pub fn nth(&self, range: impl KeyRange, index: u64) -> Result<Option<(Value, Value)>> {
+        ready(self.rows().nth(WaitMode::Blocking, bounds::owned(&range), index))
+    }
+
+    /// Returns `row_count` different rows of a range, chosen at random, or all, if it has no more: every set of so many
+    /// rows is as likely as any other. They are of one snapshot, and in the order of keys. O(`row_count` · log n), like
+    /// [`nth`](Keyspace::nth).
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// let k = db.keyspace("k")?;
+    /// for key in 0..100u8 {
+    ///     k.insert([key], "")?;
+    /// }
+    /// let rows = k.sample(.., 10)?;
+    /// assert!(rows.len() == 10 && rows.is_sorted());
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`first`](Keyspace::first).
+    pub fn sample(&self, range: impl KeyRange, row_count: usize) -> Result<Vec<(Value, Value)>> {
+        ready(self.rows().sample(WaitMode::Blocking, bounds::owned(&range), row_count))
     }
 
     /// The rows of a range of keys as of this call; later changes are not seen. See [`Range`] and [`KeyRange`].

@@ -6,6 +6,7 @@ mod batch;
 mod bounds;
 mod bulk_load;
 mod config;
+mod counting;
 mod in_transaction;
 mod keyspace;
 mod leaf_copy;

@@ -217,12 +217,81 @@ impl Reader {
         ready(self.rows(keyspace)?.is_empty(WaitMode::Blocking))
     }
 
-    /// Counts the rows of a range. O(leaves of the range); copies rows where it has to merge versions or own changes.
+    /// Counts the rows of a range. O(log n), and O(rows inserted and removed since counts were last asked for): see
+    /// [`Keyspace::count`]. A transaction's own changes cost O(log n) each.
     ///
     /// # Errors
     /// Those of [`first`](Reader::first).
     pub fn count(&self, keyspace: &Keyspace, range: impl KeyRange) -> Result<u64> {
         ready(self.rows(keyspace)?.count(WaitMode::Blocking, bounds::owned(&range)))
+    }
+
+    /// Counts all rows. Like [`count`](Reader::count).
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// k.insert("a", "1")?;
+    /// assert_eq!(db.snapshot().len(&k)?, 1);
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`first`](Reader::first).
+    pub fn len(&self, keyspace: &Keyspace) -> Result<u64> {
+        self.count(keyspace, ..)
+    }
+
+    /// Counts the rows whose keys are below this one. Like [`count`](Reader::count).
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// k.insert("a", "1")?;
+    /// assert_eq!(db.snapshot().rank(&k, "b")?, 1);
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`first`](Reader::first).
+    pub fn rank(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<u64> {
+        self.count(keyspace, ..key)
+    }
+
+    /// Returns the row of a range that has `index` rows of the range before it. O(log n), like
+    /// [`count`](Reader::count); where the keyspace keeps no counts, O(`index`).
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// k.insert("a", "1")?;
+    /// k.insert("b", "2")?;
+    /// let (key, _) = db.snapshot().nth(&k, .., 1)?.expect("there are two");
+    /// assert_eq!(key, "b");
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`first`](Reader::first).
+    pub fn nth(&self, keyspace: &Keyspace, range: impl KeyRange, index: u64) -> Result<Option<(Value, Value)>> {
+        ready(self.rows(keyspace)?.nth(WaitMode::Blocking, bounds::owned(&range), index))
+    }
+
+    /// Returns different rows of a range, chosen at random, in the order of keys. See [`Keyspace::sample`].
+    /// O(`row_count` · log n), like [`nth`](Reader::nth).
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// k.insert("a", "1")?;
+    /// assert_eq!(db.snapshot().sample(&k, .., 5)?.len(), 1);
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`first`](Reader::first).
+    pub fn sample(&self, keyspace: &Keyspace, range: impl KeyRange, row_count: usize) -> Result<Vec<(Value, Value)>> {
+        ready(self.rows(keyspace)?.sample(WaitMode::Blocking, bounds::owned(&range), row_count))
     }
 
     /// The rows of a range as the reader sees them now, a transaction's own changes included. See [`Range`] and

@@ -98,11 +98,11 @@ pub(super) struct Rows<'r> {
 }
 
 impl Rows<'_> {
-    fn store(&self) -> Result<&Arc<Store>> {
+    pub(super) fn store(&self) -> Result<&Arc<Store>> {
         self.handle.store()
     }
 
-    fn noting<T>(&self, result: Result<T>) -> Result<T> {
+    pub(super) fn noting<T>(&self, result: Result<T>) -> Result<T> {
         match self.view {
             Some(view) => view.shortage.noting(result),
             None => result,
@@ -122,7 +122,7 @@ impl Rows<'_> {
         }
     }
 
-    fn open_snapshot(&self) -> Result<Arc<SnapshotHandle>> {
+    pub(super) fn open_snapshot(&self) -> Result<Arc<SnapshotHandle>> {
         let store = self.store()?;
         Ok(match self.view {
             Some(view) => view.horizon.open_snapshot(store),
@@ -299,12 +299,13 @@ impl Rows<'_> {
         Ok(first.is_none())
     }
 
-    pub(super) async fn count(&self, mode: WaitMode<'_>, bounds: OwnedBounds) -> Result<u64> {
-        self.scan(bounds).count_rows(mode).await
+    pub(super) fn scan(&self, bounds: OwnedBounds) -> Range {
+        self.scan_at(bounds, None)
     }
 
-    pub(super) fn scan(&self, bounds: OwnedBounds) -> Range {
-        let snapshot = match self.open_snapshot() {
+    /// Like [`scan`](Self::scan), of a snapshot that the reader has opened.
+    pub(super) fn scan_at(&self, bounds: OwnedBounds, at: Option<&Arc<SnapshotHandle>>) -> Range {
+        let snapshot = match at.map_or_else(|| self.open_snapshot(), |at| Ok(Arc::clone(at))) {
             Ok(snapshot) => snapshot,
             Err(error) => return Range::refused(error),
         };

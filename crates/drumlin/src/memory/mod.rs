@@ -52,9 +52,11 @@ pub(crate) enum Account {
     Tables,
     /// Of the pages: buffers of bulk loads, in which they write and sort. No part of its own.
     Loads,
+    /// Of the pages: counts of rows. No part of its own.
+    Counts,
 }
 
-const USE_COUNT: usize = Account::ALL.len() + 3;
+const USE_COUNT: usize = Account::ALL.len() + 4;
 
 impl Account {
     pub(crate) const ALL: [Account; 11] = [
@@ -88,6 +90,7 @@ impl Account {
             Account::Pinned => "pinned pages",
             Account::Tables => "page tables",
             Account::Loads => "bulk loads",
+            Account::Counts => "counts of rows",
         }
     }
 }
@@ -192,12 +195,20 @@ impl Budget {
             // pages have 512 bytes. And to what commits add that were let pass before others had grown their tables.
             Account::Tables => {
                 let bytes = self.limits[Account::Pages as usize];
-                (bytes / 8 * 7).saturating_sub(self.taken_bytes(Account::Loads)).min(bytes / 4 * 3)
+                let others = self.taken_bytes(Account::Loads) + self.taken_bytes(Account::Counts);
+                (bytes / 8 * 7).saturating_sub(others).min(bytes / 4 * 3)
             }
             // Reads and writes beside the load need frames too, and so do tables that grow.
             Account::Loads => {
                 let bytes = self.limits[Account::Pages as usize];
-                (bytes / 4 * 3).saturating_sub(self.taken_bytes(Account::Tables)).min(bytes / 2)
+                let others = self.taken_bytes(Account::Tables) + self.taken_bytes(Account::Counts);
+                (bytes / 4 * 3).saturating_sub(others).min(bytes / 2)
+            }
+            // An eighth leaves page tables their three quarters.
+            Account::Counts => {
+                let bytes = self.limits[Account::Pages as usize];
+                let others = self.taken_bytes(Account::Tables) + self.taken_bytes(Account::Loads);
+                (bytes / 8 * 7).saturating_sub(others).min(bytes / 8)
             }
             _ => self.limits[of as usize],
         }
@@ -208,7 +219,8 @@ impl Budget {
     /// and rows removed.
     pub(crate) fn frame_bytes_max(&self) -> u64 {
         let bytes = self.limits[Account::Pages as usize];
-        let taken_bytes = self.taken_bytes(Account::Tables) + self.taken_bytes(Account::Loads);
+        let taken_bytes = [Account::Tables, Account::Loads, Account::Counts].map(|of| self.taken_bytes(of));
+        let taken_bytes: u64 = taken_bytes.iter().sum();
         bytes.saturating_sub(taken_bytes).max(bytes / 8)
     }
 

@@ -131,16 +131,17 @@ impl Store {
         let version_bytes = engine.versions.memory_bytes();
         let budget = &engine.budget;
         let table_bytes = budget.taken_bytes(Account::Tables);
+        let others_bytes = budget.taken_bytes(Account::Loads) + budget.taken_bytes(Account::Counts);
         let part_of = |of: Account| {
             let used_bytes = match of {
-                Account::Pages => page_bytes + table_bytes + budget.taken_bytes(Account::Loads),
+                Account::Pages => page_bytes + table_bytes + others_bytes,
                 Account::Versions => version_bytes,
                 Account::Transactions | Account::Commits | Account::Copies | Account::Sources => budget.taken_bytes(of),
                 Account::TableChanges => space.change_bytes() + base_bytes,
                 Account::Reads => engine.pool.read_buffer_bytes(),
                 // Theirs from the start.
                 Account::Log | Account::Writes | Account::Fixed => budget.limit_bytes(of),
-                Account::Pinned | Account::Tables | Account::Loads => 0,
+                Account::Pinned | Account::Tables | Account::Loads | Account::Counts => 0,
             };
             MemoryPart { name: of.name(), used_bytes, limit_bytes: budget.limit_bytes(of) }
         };

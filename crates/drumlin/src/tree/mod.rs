@@ -11,6 +11,8 @@
 //!    the log knows nothing of it.
 //! 4. A core operation never waits: it returns what it lacks ([`Needs`]) and has then changed nothing.
 
+pub(crate) mod counting;
+pub(crate) mod counts;
 pub(crate) mod node;
 pub(crate) mod packing;
 mod structure;
@@ -25,6 +27,7 @@ use crate::format::extent::{KIND_OFFSET, Kind, PageKey};
 use crate::pool::{FrameRead, FrameWrite, ImmutablePages, Needs, NewFrame, Pool, ReclaimGuard, Stop, Wanted};
 use crate::space::{EpochGuard, FrameIndex, PageEntry, PageSpace};
 use crate::task::{WaitMode, ready};
+use counts::Counts;
 use node::{Inner, LeafMut, Node};
 
 /// Told of changes of structure, while the latches are held.
@@ -39,6 +42,7 @@ pub(crate) struct Tree {
     pub(crate) pages: Arc<PageSpace>,
     pub(crate) pool: Arc<Pool>,
     observer: Arc<dyn Observer>,
+    pub(crate) counts: Arc<Counts>,
 }
 
 impl std::fmt::Debug for Tree {
@@ -140,7 +144,7 @@ pub(crate) struct Upcoming {
 
 impl Tree {
     pub(crate) fn new(pages: Arc<PageSpace>, pool: Arc<Pool>, observer: Arc<dyn Observer>) -> Tree {
-        Tree { pages, pool, observer }
+        Tree { pages, pool, observer, counts: Arc::default() }
     }
 
     /// Gives a new keyspace its empty root.

@@ -180,6 +180,7 @@ impl Tree {
         self.pool.prepare_change(epoch_guard, &parent)?;
         self.pool.prepare_change(epoch_guard, &leaf)?;
 
+        let _unsettled = self.unsettle([leaf_page]);
         let mut right = frames.pop().expect("counted");
         let at = Leaf::new(&leaf).lower_bound(&separator);
         self.pool.mark_dirty(epoch_guard, &leaf);
@@ -285,6 +286,7 @@ impl Tree {
         self.pool.prepare_change(epoch_guard, &full)?;
 
         crate::coverage::mark!("an inner node split");
+        let _unsettled = self.unsettle([page]);
         let right = self.publish(epoch_guard, right, Kind::Inner);
         copy.copy_from_slice(&parent);
         let index = Inner::new(&parent).child_for(&separator) + 1;
@@ -351,6 +353,7 @@ impl Tree {
             self.pool.prepare_change(&epoch_guard, &parent)?;
             self.pool.prepare_change(&epoch_guard, &left)?;
             self.pool.prepare_change(&epoch_guard, &right)?;
+            let _unsettled = self.unsettle([left_page, right_page]);
             self.pool.mark_dirty(&epoch_guard, &left);
             let merged = LeafMut::new(left.leaf_mut(&self.pages.table)).merge_from(&Leaf::new(&right));
             merged.expect("the sum was checked");
@@ -370,6 +373,7 @@ impl Tree {
             self.pool.prepare_change(&epoch_guard, &parent)?;
             self.pool.prepare_change(&epoch_guard, &left)?;
             self.pool.prepare_change(&epoch_guard, &right)?;
+            let _unsettled = self.unsettle([left_page, right_page]);
             merged.copy_from_slice(&left);
             InnerMut::new(&mut merged).merge_from(&Inner::new(&right)).expect("the sum was checked");
             crate::coverage::mark!("two inner nodes merged");
@@ -399,6 +403,7 @@ impl Tree {
         assert!(Node::new(&child).level() + 1 == Node::new(&root).level(), "a child is not of the level below");
         let fences = (Node::new(&child).lower_fence(), Node::new(&child).upper_fence());
         assert!(fences == (None, None), "the only child of the root bounds the keys: {fences:?}");
+        let _unsettled = self.unsettle([child_page]);
         copy.copy_from_slice(&child);
         copy.header().set_address(root.header().address());
         copy.set_dirty(epoch_guard.epoch());

@@ -8,6 +8,7 @@ mod atomic;
 mod bulk_load;
 mod concurrency;
 mod corruption;
+mod counts;
 mod errors;
 mod files;
 mod foreign_handles;

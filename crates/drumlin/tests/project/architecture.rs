@@ -17,7 +17,7 @@ const ARROWS: [(&str, &[&str]); 16] = [
     ("seglog", &["collections", "coverage", "format", "sync", "error", "io"]),
     ("space", &["collections", "coverage", "format", "sync", "error", "memory", "io"]),
     ("pool", &["collections", "coverage", "format", "sync", "error", "memory", "io", "space"]),
-    ("tree", &["collections", "coverage", "format", "sync", "task", "error", "space", "pool"]),
+    ("tree", &["collections", "coverage", "format", "sync", "task", "error", "memory", "space", "pool"]),
     (
         "txn",
         &[

@@ -21,14 +21,26 @@ use crate::txn::read_set::{Reads, Walk};
 use crate::txn::versions::{UndoRecord, Versions};
 use crate::txn::write_set::Change;
 
-/// Changes the row that a search of its leaf has found, or has not. There is room for it.
+/// Changes the row that a search of its leaf has found, or has not. There is room for it. The commit is not published.
 #[inline]
-pub(super) fn change_row(leaf: &mut LeafMut<'_>, key: &[u8], found: Result<usize, usize>, value: Option<RowValue<'_>>) {
-    debug_assert_eq!(leaf.as_leaf().search(key), found, "a row is changed that another has moved");
+pub(super) fn change_row(
+    leaf: &mut LeafMut<'_>,
+    row: &Row<'_>,
+    timestamp: Timestamp,
+    found: Result<usize, usize>,
+    value: Option<RowValue<'_>>,
+) {
+    debug_assert_eq!(leaf.as_leaf().search(row.key), found, "a row is changed that another has moved");
     match (found, value) {
         (Ok(at), Some(value)) => leaf.replace(at, value).expect("room was checked"),
-        (Err(at), Some(value)) => leaf.insert(at, key, value).expect("room was checked"),
-        (Ok(at), None) => leaf.remove(at),
+        (Err(at), Some(value)) => {
+            leaf.insert(at, row.key, value).expect("room was checked");
+            row.tree.counts.note(row.key, timestamp, true);
+        }
+        (Ok(at), None) => {
+            leaf.remove(at);
+            row.tree.counts.note(row.key, timestamp, false);
+        }
         (Err(_), None) => {}
     }
 }
@@ -323,7 +335,7 @@ impl<L> Engine<L> {
             if (replaced.is_some() || value.is_some()) && sink.keeps(replaced.as_ref()) {
                 undo.push(row.key, replaced);
             }
-            change_row(&mut leaf, row.key, found, value);
+            change_row(&mut leaf, row, timestamp, found, value);
         }
         debug_assert!(!S::IN_ORDER || leaf.as_leaf().newest() < timestamp, "commit {timestamp} comes late to its leaf");
         let newest = leaf.as_leaf().newest().max(timestamp);

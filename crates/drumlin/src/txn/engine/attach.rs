@@ -68,6 +68,8 @@ impl Engine {
             }
             let epoch_guard = self.space.epoch_latch.exclusive();
             tree.check_dropped()?;
+            // Before the root is latched, whose latch those wait for who count.
+            tree.counts.forget();
             let PageEntry::Leaf(frame) = pages.table.load(PageId::ROOT) else { continue };
             let Some(root) = self.pool.frames.write(frame, tree.page_key(PageId::ROOT)) else { continue };
             if pages.table.load(PageId::ROOT) != PageEntry::Leaf(frame) {

@@ -4,6 +4,7 @@ mod apply;
 mod at_once;
 mod attach;
 mod commit;
+mod counts;
 mod prepare;
 mod read;
 mod replay;

@@ -1,0 +1,270 @@
+//! Counting rows, and finding them by their place: each operation once, for all handles and both ways of waiting.
+//!
+//! The answer comes from the counts that the keyspace keeps (`tree/counts.rs`), or, where it keeps none, the range is
+//! small or the snapshot older than the counts, from a walk through the leaves.
+
+use std::collections::BTreeSet;
+use std::ops::Bound;
+use std::sync::Arc;
+
+use super::Value;
+use super::bounds::OwnedBounds;
+use super::rows::Rows;
+use crate::error::Result;
+use crate::sync::Random;
+use crate::task::WaitMode;
+use crate::tree::Direction;
+use crate::tree::counting::{CountCursor, Seek};
+use crate::tree::counts::{ChangeSums, KeptCounts, NoAnswer, interval_of};
+use crate::txn::snapshots::SnapshotHandle;
+use crate::txn::write_set::Change;
+
+/// Counts that changes were folded under, before the leaves are walked through.
+const ATTEMPTS_MAX: usize = 16;
+
+/// A range of keys: from the first on, below the second.
+type Interval = (Vec<u8>, Option<Vec<u8>>);
+
+fn interval(bounds: &OwnedBounds) -> Option<Interval> {
+    let (lower, upper) = bounds;
+    interval_of(lower.as_ref().map(|key| &key[..]), upper.as_ref().map(|key| &key[..]))
+}
+
+fn as_slices((lower, upper): &Interval) -> (&[u8], Option<&[u8]>) {
+    (lower, upper.as_deref())
+}
+
+impl Rows<'_> {
+    /// The number of rows in a range.
+    pub(super) async fn count(&self, mode: WaitMode<'_>, bounds: OwnedBounds) -> Result<u64> {
+        self.noting(self.count_at(mode, bounds, None).await)
+    }
+
+    /// The row with so many rows of the range before it.
+    pub(super) async fn nth(
+        &self,
+        mode: WaitMode<'_>,
+        bounds: OwnedBounds,
+        index: u64,
+    ) -> Result<Option<(Value, Value)>> {
+        self.noting(self.nth_at(mode, bounds, index, None).await)
+    }
+
+    /// As many rows of the range, or all, where it has fewer: each set of so many is as likely. In the order of keys.
+    pub(super) async fn sample(
+        &self,
+        mode: WaitMode<'_>,
+        bounds: OwnedBounds,
+        row_count: usize,
+    ) -> Result<Vec<(Value, Value)>> {
+        self.noting(self.sample_at_once(mode, bounds, row_count).await)
+    }
+
+    async fn sample_at_once(
+        &self,
+        mode: WaitMode<'_>,
+        bounds: OwnedBounds,
+        row_count: usize,
+    ) -> Result<Vec<(Value, Value)>> {
+        let store = self.store()?;
+        // Counts that begin here begin before the snapshot.
+        self.count_at(mode, bounds.clone(), None).await?;
+        let snapshot = self.open_snapshot()?;
+        let total = self.count_at(mode, bounds.clone(), Some(&snapshot)).await?;
+        let wanted = (row_count as u64).min(total);
+        let mut random = Random(store.engine.backend.random());
+        // R. W. Floyd's: each set of so many places is as likely (Bentley, "Programming Pearls: A sample of
+        // brilliance", CACM 1987).
+        let mut places = BTreeSet::new();
+        for last in total - wanted..total {
+            let place = random.below(last + 1);
+            if !places.insert(place) {
+                places.insert(last);
+            }
+        }
+        assert!(places.len() as u64 == wanted, "a sample of {wanted} has {} rows", places.len());
+        let mut rows = Vec::new();
+        for place in places {
+            rows.extend(self.nth_at(mode, bounds.clone(), place, Some(&snapshot)).await?);
+        }
+        Ok(rows)
+    }
+
+    async fn count_at(&self, mode: WaitMode<'_>, bounds: OwnedBounds, at: Option<&Arc<SnapshotHandle>>) -> Result<u64> {
+        if let Some(interval) = interval(&bounds)
+            && let Some(kept) = self.counts_for(mode, &interval).await?
+            && let Some(count) = self.count_kept(mode, &kept, &interval, at).await?
+        {
+            return Ok(count);
+        }
+        self.scan_at(bounds, at).count_rows(mode).await
+    }
+
+    /// The counts to answer for a range from; `None` where it is small and none are kept.
+    async fn counts_for(&self, mode: WaitMode<'_>, interval: &Interval) -> Result<Option<Arc<KeptCounts>>> {
+        let (store, tree) = (self.store()?, self.tree);
+        let kept = match tree.counts.kept() {
+            Some(kept) => kept,
+            None => {
+                let (lower, upper) = as_slices(interval);
+                if !tree.has_many_leaves(mode, lower, upper).await? {
+                    return Ok(None);
+                }
+                let Some(kept) = store.engine.keep_counts(tree) else { return Ok(None) };
+                kept
+            }
+        };
+        store.engine.fold_counts(mode, tree, &kept).await?;
+        Ok(Some(kept))
+    }
+
+    async fn count_kept(
+        &self,
+        mode: WaitMode<'_>,
+        kept: &KeptCounts,
+        interval: &Interval,
+        at: Option<&Arc<SnapshotHandle>>,
+    ) -> Result<Option<u64>> {
+        let at = at.or(self.view.and_then(|view| view.horizon.snapshot()));
+        if at.is_some_and(|at| at.timestamp < kept.base().horizon) {
+            return Ok(None);
+        }
+        let (lower, upper) = as_slices(interval);
+        for _ in 0..ATTEMPTS_MAX {
+            let generation = kept.base().generation;
+            let mut cursor = CountCursor::new(lower.to_vec(), upper.map(<[u8]>::to_vec), generation);
+            if !self.tree.count_on(mode, kept, &mut cursor, None).await? {
+                continue;
+            }
+            // The snapshot comes last: a count that began before the counts did is answered, too.
+            let snapshot = match at {
+                Some(at) => Arc::clone(at),
+                None => self.open_snapshot()?,
+            };
+            let changes = match kept.changes_up_to(generation, snapshot.timestamp, (lower, upper)) {
+                Ok(changes) => changes,
+                Err(NoAnswer::Folded) => continue,
+                Err(NoAnswer::Never) => return Ok(None),
+            };
+            let mut own = 0;
+            self.own_changes(mode, interval, &snapshot, |_, change| own += change).await?;
+            snapshot.check()?;
+            self.record_interval(lower, upper)?;
+            let count = cursor.rows().checked_add_signed(changes + own).expect("a negative number of rows");
+            return Ok(Some(count));
+        }
+        Ok(None)
+    }
+
+    /// Calls `visit` with each row of a range that the reading transaction has inserted or removed itself.
+    async fn own_changes(
+        &self,
+        mode: WaitMode<'_>,
+        (lower, upper): &Interval,
+        snapshot: &SnapshotHandle,
+        mut visit: impl FnMut(&[u8], i64),
+    ) -> Result<()> {
+        let Some(own) = self.view.and_then(|view| view.own.as_ref()) else { return Ok(()) };
+        let engine = &self.store()?.engine;
+        let upper = upper.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+        let mut from = Bound::Included(lower.clone());
+        loop {
+            let within = (from.as_ref().map(|key| &key[..]), upper);
+            let next = own.set.range(self.tree.pages.id, within).next();
+            let Some((key, is_put)) = next.map(|(key, change)| (key, !matches!(change, Change::Remove))) else {
+                return Ok(());
+            };
+            let was_there = engine.has_row_at(mode, self.tree, key, snapshot.timestamp).await?;
+            if is_put != was_there {
+                visit(key, if is_put { 1 } else { -1 });
+            }
+            from = Bound::Excluded(key.to_vec());
+        }
+    }
+
+    /// Records the read of an interval for a serializable transaction.
+    fn record_interval(&self, lower: &[u8], upper: Option<&[u8]>) -> Result<()> {
+        match self.view.and_then(|view| view.reads.as_ref()) {
+            Some(reads) => reads.lock().add_interval(self.tree, lower, upper),
+            None => Ok(()),
+        }
+    }
+
+    async fn nth_at(
+        &self,
+        mode: WaitMode<'_>,
+        bounds: OwnedBounds,
+        index: u64,
+        at: Option<&Arc<SnapshotHandle>>,
+    ) -> Result<Option<(Value, Value)>> {
+        if let Some(interval) = interval(&bounds)
+            && let Some(kept) = self.counts_for(mode, &interval).await?
+        {
+            let snapshot = match at {
+                Some(at) => Arc::clone(at),
+                None => self.open_snapshot()?,
+            };
+            if let Some(place) = self.seek_kept(mode, &kept, &interval, index, &snapshot).await? {
+                let Some((from, skipped)) = place else { return Ok(None) };
+                let rest = (Bound::Included(from), bounds.1);
+                return self.skip(mode, rest, skipped, Some(&snapshot)).await;
+            }
+        }
+        self.skip(mode, bounds, index, at).await
+    }
+
+    /// The row with so many rows of the range before it, found by passing these one by one.
+    async fn skip(
+        &self,
+        mode: WaitMode<'_>,
+        bounds: OwnedBounds,
+        row_count: u64,
+        at: Option<&Arc<SnapshotHandle>>,
+    ) -> Result<Option<(Value, Value)>> {
+        let mut rows = self.scan_at(bounds, at);
+        for _ in 0..row_count {
+            if rows.next_key_in(mode, Direction::Forward).await.transpose()?.is_none() {
+                return Ok(None);
+            }
+        }
+        super::range::Steps::next_in(&mut rows, mode, Direction::Forward).await.transpose()
+    }
+
+    /// The leaf of the row with so many rows of the range before it, by its first key in the range, and how many of
+    /// them it has; `Some(None)` if there is no such row, `None` if counts do not answer for the snapshot.
+    async fn seek_kept(
+        &self,
+        mode: WaitMode<'_>,
+        kept: &KeptCounts,
+        interval: &Interval,
+        index: u64,
+        snapshot: &Arc<SnapshotHandle>,
+    ) -> Result<Option<Option<(Vec<u8>, u64)>>> {
+        let (lower, upper) = as_slices(interval);
+        let mut own = Vec::new();
+        self.own_changes(mode, interval, snapshot, |key, change| own.push((key.to_vec(), change))).await?;
+        for _ in 0..ATTEMPTS_MAX {
+            let (generation, mut changes) = match kept.list_up_to(snapshot.timestamp, (lower, upper)) {
+                Ok(listed) => listed,
+                Err(NoAnswer::Folded) => continue,
+                Err(NoAnswer::Never) => return Ok(None),
+            };
+            changes.extend(own.iter().cloned());
+            let mut seek = Seek { changes: ChangeSums::new(changes), remaining: index, found: None };
+            let mut cursor = CountCursor::new(lower.to_vec(), upper.map(<[u8]>::to_vec), generation);
+            if !self.tree.count_on(mode, kept, &mut cursor, Some(&mut seek)).await? {
+                continue;
+            }
+            match kept.check_answer(generation, snapshot.timestamp) {
+                Ok(()) => {}
+                Err(NoAnswer::Folded) => continue,
+                Err(NoAnswer::Never) => return Ok(None),
+            }
+            snapshot.check()?;
+            // Up to where it stopped the rows were read by their number; the scan of the rest records itself.
+            self.record_interval(lower, seek.found.as_deref().or(upper))?;
+            return Ok(Some(seek.found.map(|from| (from, seek.remaining))));
+        }
+        Ok(None)
+    }
+}

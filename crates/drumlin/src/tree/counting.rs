@@ -1,0 +1,505 @@
+//! Counting the rows of a range by the counts of its pages, and folding changes into them.
+//!
+//! A count goes along the range. Where it stands at the first key of a child, it passes the whole child, and those
+//! behind it in the same node, by their entries; where it does not, it goes down, and at a leaf passes the rows there.
+//! So it climbs to the node that covers the range, and comes down again: O(log n) nodes. An entry that holds no count
+//! is made on the way, out of the page's children, or of the leaf's rows.
+
+use std::sync::Arc;
+
+use super::counts::{ChangeSums, CountEntry, CountState, KeptCounts, Unsettled};
+use super::node::{Inner, Leaf, Node};
+use super::{Provider, Target, Tree};
+use crate::error::Result;
+use crate::format::extent::{KIND_OFFSET, Kind};
+use crate::format::{PageId, Timestamp};
+use crate::pool::{ImmutablePages, Needs, Stop};
+use crate::space::PageEntry;
+use crate::task::WaitMode;
+
+/// Restarts before the tree is taken for damaged.
+const RESTARTS_MAX: usize = super::RESTARTS_MAX;
+
+/// Leaves counted in one hold of the base: 50 us of work, for which those who fold wait.
+const LEAVES_AT_ONCE: u32 = if cfg!(feature = "sim") { 8 } else { 512 };
+
+/// Pages that are brought in together.
+const PAGES_AT_ONCE: usize = 64;
+
+/// Leaves that a count visits without beginning to keep counts.
+const LEAVES_WITHOUT: usize = if cfg!(feature = "sim") { 2 } else { 16 };
+
+/// Why a step ended.
+enum Halt {
+    /// The view was outdated, or a page's fences are being changed.
+    Again,
+    /// Enough for one hold of the base.
+    Yield,
+    /// These are missing.
+    Pages(Vec<PageId>),
+    /// Changes were folded: what was summed is void.
+    Folded,
+}
+
+/// The progress of a count along its range.
+#[derive(Debug)]
+pub(crate) struct CountCursor {
+    /// The first key that was not passed.
+    position: Vec<u8>,
+    end: Option<Vec<u8>>,
+    /// Rows at the base that were passed.
+    rows: u64,
+    pub(crate) generation: u64,
+    is_done: bool,
+}
+
+impl CountCursor {
+    /// A count of the keys from `lower` on and below `upper`, which adds to sums of this generation.
+    pub(crate) fn new(lower: Vec<u8>, upper: Option<Vec<u8>>, generation: u64) -> CountCursor {
+        assert!(upper.as_ref().is_none_or(|upper| lower < *upper), "an empty range is counted");
+        CountCursor { position: lower, end: upper, rows: 0, generation, is_done: false }
+    }
+
+    /// The rows at the base in the range.
+    pub(crate) fn rows(&self) -> u64 {
+        assert!(self.is_done, "a count is asked for its rows on its way");
+        self.rows
+    }
+
+    /// Passes what lies below `fence`.
+    fn pass(&mut self, rows: u64, fence: Option<&[u8]>) {
+        self.rows += rows;
+        match fence {
+            Some(fence) if self.end.as_deref().is_none_or(|end| fence < end) => {
+                assert!(*self.position < *fence, "a count goes back");
+                self.position.clear();
+                self.position.extend_from_slice(fence);
+            }
+            _ => self.is_done = true,
+        }
+    }
+}
+
+/// The row that a count stops at.
+#[derive(Debug)]
+pub(crate) struct Seek {
+    pub(crate) changes: ChangeSums,
+    /// Rows to pass before it, as its snapshot sees them.
+    pub(crate) remaining: u64,
+    /// Set once the row is known to lie in the leaf at the cursor's position.
+    pub(crate) found: Option<Vec<u8>>,
+}
+
+impl Seek {
+    /// Passes the rows of an interval, unless the row lies there.
+    fn passes(&mut self, rows: u64, lower: &[u8], upper: Option<&[u8]>) -> bool {
+        let rows = rows.checked_add_signed(self.changes.between(lower, upper)).expect("a negative number of rows");
+        let is_passed = rows <= self.remaining;
+        if is_passed {
+            self.remaining -= rows;
+        }
+        is_passed
+    }
+}
+
+/// One hold of the base.
+struct Step<'s> {
+    tree: &'s Tree,
+    kept: &'s KeptCounts,
+    base: &'s CountState,
+    nodes: &'s ImmutablePages<'s>,
+    leaves_left: u32,
+}
+
+/// Returns `true` if a child begins at this key.
+fn begins_at(inner: &Inner<'_>, child: usize, key: &[u8]) -> bool {
+    match child {
+        0 => inner.lower_fence().map_or(key.is_empty(), |lower| lower == key),
+        _ => inner.compare_key(child, key).is_eq(),
+    }
+}
+
+impl Step<'_> {
+    /// Counts the rows beneath a page at the base, where that is not known. The page is of this level.
+    fn rows_of(&mut self, page: PageId, level: u8) -> Result<u64, Halt> {
+        let stamp = match self.kept.entry(page) {
+            CountEntry::Rows(rows) => return Ok(rows),
+            CountEntry::Changing => return Err(Halt::Again),
+            CountEntry::Unknown(stamp) => stamp,
+        };
+        let rows = match self.nodes.load(page) {
+            Ok((frame, bytes)) => {
+                if bytes[KIND_OFFSET] != Kind::Inner as u8 || Node::new(bytes).level() != level {
+                    return Err(Halt::Again);
+                }
+                let inner = Inner::new(bytes);
+                let mut rows = 0;
+                self.children(&inner, 0..inner.len(), |_, child| {
+                    rows += child;
+                    true
+                })?;
+                if !self.tree.pages.table.shows(page, PageEntry::Immutable(frame)) {
+                    return Err(Halt::Again);
+                }
+                rows
+            }
+            Err(PageEntry::Leaf(frame)) if level == 0 => {
+                self.leaves_left = self.leaves_left.checked_sub(1).ok_or(Halt::Yield)?;
+                let read = self.tree.pool.frames.read(frame, self.tree.page_key(page)).ok_or(Halt::Again)?;
+                if !self.tree.pages.table.shows(page, PageEntry::Leaf(frame)) {
+                    return Err(Halt::Again);
+                }
+                let leaf = Leaf::new(&read);
+                self.leaf_rows(&leaf, leaf.lower_fence().unwrap_or_default(), leaf.upper_fence())
+            }
+            Err(PageEntry::OnDisk(_) | PageEntry::Reading(_)) => return Err(Halt::Pages(vec![page])),
+            Err(_) => return Err(Halt::Again),
+        };
+        if self.kept.store(page, stamp, rows) { Ok(rows) } else { Err(Halt::Again) }
+    }
+
+    /// The rows of a leaf at the base, from `lower` on and below `upper`. The leaf is latched.
+    fn leaf_rows(&self, leaf: &Leaf<'_>, lower: &[u8], upper: Option<&[u8]>) -> u64 {
+        debug_assert!(leaf.lower_fence().is_none_or(|fence| fence <= lower), "rows before a leaf are counted in it");
+        let end = upper.map_or(leaf.len(), |upper| leaf.lower_bound(upper));
+        let rows = end.saturating_sub(leaf.lower_bound(lower)) as u64;
+        if leaf.newest() <= self.base.floor {
+            return rows;
+        }
+        let changed = self.kept.all_changes(lower, upper);
+        // Counts that have ended lack changes, and no answer is taken from them.
+        rows.checked_add_signed(-changed).unwrap_or_else(|| {
+            assert!(self.kept.has_ended(), "a leaf has {rows} rows, and {changed} were inserted");
+            0
+        })
+    }
+
+    /// Calls `visit` with children of a node, in order, and the rows beneath each, as long as it returns `true`. What
+    /// is resident beneath them is counted, though a page may be missing.
+    fn children(
+        &mut self,
+        inner: &Inner<'_>,
+        children: std::ops::Range<usize>,
+        mut visit: impl FnMut(usize, u64) -> bool,
+    ) -> Result<(), Halt> {
+        let level = inner.level() - 1;
+        let mut missing = Vec::new();
+        for child in children {
+            match self.rows_of(inner.child(child), level) {
+                Ok(rows) if missing.is_empty() => {
+                    if !visit(child, rows) {
+                        return Ok(());
+                    }
+                }
+                Ok(_) => {}
+                Err(Halt::Pages(pages)) => missing.extend(pages),
+                Err(halt) if missing.is_empty() => return Err(halt),
+                Err(_) => break,
+            }
+            if missing.len() >= PAGES_AT_ONCE {
+                break;
+            }
+        }
+        if missing.is_empty() { Ok(()) } else { Err(Halt::Pages(missing)) }
+    }
+
+    /// Passes children of a node that lie in the range whole. Returns `false` if it passes none.
+    fn pass_children(
+        &mut self,
+        inner: &Inner<'_>,
+        first: usize,
+        cursor: &CountCursor,
+        seek: Option<&mut Seek>,
+    ) -> Result<(usize, u64), Halt> {
+        let behind = match (cursor.end.as_deref(), inner.upper_fence()) {
+            (None, _) => inner.len(),
+            (Some(end), Some(upper)) if upper <= end => inner.len(),
+            (Some(end), _) => inner.child_for(end),
+        };
+        let (mut passed, mut sum) = (0, 0);
+        match seek {
+            None => self.children(inner, first..behind.max(first), |_, rows| {
+                passed += 1;
+                sum += rows;
+                true
+            })?,
+            Some(seek) => {
+                let (mut lower, mut upper) = (Vec::new(), Vec::new());
+                self.children(inner, first..behind.max(first), |child, rows| {
+                    inner.child_lower_into(child, &mut lower);
+                    let has_upper = inner.child_upper_into(child, &mut upper);
+                    let is_passed = seek.passes(rows, &lower, has_upper.then_some(&upper[..]));
+                    passed += usize::from(is_passed);
+                    sum += if is_passed { rows } else { 0 };
+                    is_passed
+                })?;
+            }
+        }
+        assert!(first + passed <= behind.max(first), "children are passed that reach beyond the range");
+        Ok((passed, sum))
+    }
+
+    /// Goes down to the cursor's position, and passes what it can in one node.
+    fn advance(&mut self, cursor: &mut CountCursor, mut seek: Option<&mut Seek>) -> Result<(), Halt> {
+        let mut page = PageId::ROOT;
+        let mut level = u8::MAX;
+        loop {
+            match self.nodes.load(page) {
+                Ok((frame, bytes)) => {
+                    if bytes[KIND_OFFSET] != Kind::Inner as u8 || Node::new(bytes).level() >= level {
+                        return Err(Halt::Again);
+                    }
+                    self.tree.pool.frames.header(frame).touch_inner();
+                    let inner = Inner::new(bytes);
+                    level = inner.level();
+                    let child = inner.child_for(&cursor.position);
+                    if begins_at(&inner, child, &cursor.position) {
+                        // A seek whose sums turn out to be of an outdated node goes on from where it was.
+                        let before = seek.as_ref().map(|seek| seek.remaining);
+                        let passed = self.pass_children(&inner, child, cursor, seek.as_deref_mut());
+                        let is_there = self.tree.pages.table.shows(page, PageEntry::Immutable(frame));
+                        let (passed, rows) = match passed {
+                            Ok(passed) if is_there => passed,
+                            failed => {
+                                if let (Some(seek), Some(before)) = (seek, before) {
+                                    seek.remaining = before;
+                                }
+                                return Err(failed.err().unwrap_or(Halt::Again));
+                            }
+                        };
+                        if passed > 0 {
+                            let mut fence = Vec::new();
+                            let has_fence = inner.child_upper_into(child + passed - 1, &mut fence);
+                            cursor.pass(rows, has_fence.then_some(&fence[..]));
+                            return Ok(());
+                        }
+                    }
+                    page = inner.child(child);
+                }
+                Err(PageEntry::Leaf(frame)) => {
+                    let read = self.tree.pool.frames.read(frame, self.tree.page_key(page)).ok_or(Halt::Again)?;
+                    let is_there = self.tree.pages.table.shows(page, PageEntry::Leaf(frame));
+                    if !is_there || !Node::new(&read).covers(&cursor.position) {
+                        return Err(Halt::Again);
+                    }
+                    self.pass_leaf(&Leaf::new(&read), cursor, seek);
+                    return Ok(());
+                }
+                Err(PageEntry::OnDisk(_) | PageEntry::Reading(_)) => return Err(Halt::Pages(vec![page])),
+                Err(_) => return Err(Halt::Again),
+            }
+        }
+    }
+
+    fn pass_leaf(&self, leaf: &Leaf<'_>, cursor: &mut CountCursor, seek: Option<&mut Seek>) {
+        let fence = leaf.upper_fence();
+        let upper = match (fence, cursor.end.as_deref()) {
+            (Some(fence), Some(end)) => Some(fence.min(end)),
+            (fence, end) => fence.or(end),
+        };
+        let rows = self.leaf_rows(leaf, &cursor.position, upper);
+        if let Some(seek) = seek
+            && !seek.passes(rows, &cursor.position, upper)
+        {
+            seek.found = Some(cursor.position.clone());
+            cursor.is_done = true;
+            return;
+        }
+        cursor.pass(rows, fence);
+    }
+}
+
+impl Tree {
+    /// Moves a count to the end of its range, or to the row that it seeks. Returns `false` if changes were folded
+    /// meanwhile: it has to begin again. O(log n), and O(leaves) beneath pages that are not counted.
+    pub(crate) async fn count_on(
+        &self,
+        mode: WaitMode<'_>,
+        kept: &KeptCounts,
+        cursor: &mut CountCursor,
+        mut seek: Option<&mut Seek>,
+    ) -> Result<bool> {
+        let mut provider = Provider::new(mode, &self.pool);
+        let mut restart = 0;
+        while restart < RESTARTS_MAX {
+            match self.count_step(kept, cursor, seek.as_deref_mut()) {
+                Ok(()) => {
+                    assert!(cursor.is_done, "a count ends on its way");
+                    return Ok(true);
+                }
+                Err(Halt::Folded) => return Ok(false),
+                Err(Halt::Again) => {
+                    self.pause(restart)?;
+                    restart += 1;
+                }
+                Err(Halt::Yield) => self.check_dropped()?,
+                Err(Halt::Pages(pages)) => {
+                    self.bring_in(mode, &mut provider, pages).await?;
+                    restart = 0;
+                }
+            }
+        }
+        Err(self.lost())
+    }
+
+    async fn bring_in(&self, mode: WaitMode<'_>, provider: &mut Provider<'_>, mut pages: Vec<PageId>) -> Result<()> {
+        assert!(!pages.is_empty(), "no page is missing");
+        pages.sort_unstable();
+        pages.dedup();
+        // Other threads are reading them, or they can't be read.
+        if pages.len() == 1 || self.fault_nodes(mode, &pages).await? == 0 {
+            provider.provide(&Needs::Page(Arc::clone(&self.pages), pages[0])).await?;
+        }
+        Ok(())
+    }
+
+    fn count_step(&self, kept: &KeptCounts, cursor: &mut CountCursor, mut seek: Option<&mut Seek>) -> Result<(), Halt> {
+        let reclaim_guard = self.pool.reclaim_guard();
+        let nodes = reclaim_guard.pages(&self.pages.table);
+        let base = kept.base();
+        if base.generation != cursor.generation {
+            return Err(Halt::Folded);
+        }
+        let mut step = Step { tree: self, kept, base: &base, nodes: &nodes, leaves_left: LEAVES_AT_ONCE };
+        while !cursor.is_done {
+            step.advance(cursor, seek.as_deref_mut())?;
+        }
+        Ok(())
+    }
+
+    /// Returns `true` if a range has many leaves: to count it, counts are worth keeping.
+    pub(crate) async fn has_many_leaves(&self, mode: WaitMode<'_>, lower: &[u8], upper: Option<&[u8]>) -> Result<bool> {
+        self.awaiting(mode, || {
+            let mut many = None;
+            let way = self.descend(Target::At(lower), |_, _, inner, child| {
+                if inner.level() == 1 {
+                    let is_beyond = match (inner.upper_fence(), upper) {
+                        (Some(fence), Some(upper)) => fence < upper,
+                        (fence, None) => fence.is_some(),
+                        (None, Some(_)) => false,
+                    };
+                    let last = upper.map_or(inner.len() - 1, |upper| inner.child_for(upper));
+                    many = Some(is_beyond || last >= child + LEAVES_WITHOUT);
+                }
+            });
+            match (many, way) {
+                (Some(many), _) => Ok(many),
+                (None, Ok(_)) => Ok(false),
+                // A lone leaf is the root.
+                (None, Err(stop)) => Err::<bool, Stop>(stop),
+            }
+        })
+        .await
+    }
+
+    /// Folds changes up to a commit, which is published, into the counts of the pages on their way. A change whose way
+    /// is not in memory stays in the list; its missing nodes are returned.
+    fn try_fold(&self, kept: &KeptCounts, up_to: Timestamp) -> Vec<PageId> {
+        let reclaim_guard = self.pool.reclaim_guard();
+        let nodes = reclaim_guard.pages(&self.pages.table);
+        let mut missing = Vec::new();
+        let mut way = Way::default();
+        // A removal is not folded before the insert of the same row.
+        let mut left: Option<Vec<u8>> = None;
+        let hold = kept.fold(up_to, |key, change| {
+            if left.as_deref() == Some(key) {
+                return false;
+            }
+            if let Err(page) = way.fold(&nodes, kept, key, change) {
+                left = Some(key.to_vec());
+                if missing.len() < PAGES_AT_ONCE {
+                    missing.push(page);
+                }
+                return false;
+            }
+            true
+        });
+        way.end(kept);
+        drop(hold);
+        missing
+    }
+
+    /// Folds changes up to a commit into the counts, bringing in the inner nodes on their way.
+    pub(crate) async fn fold_counts(&self, mode: WaitMode<'_>, kept: &KeptCounts, up_to: Timestamp) -> Result<()> {
+        /// Rounds after which what is left waits for the next fold.
+        const ROUNDS_MAX: usize = 8;
+        let mut provider = Provider::new(mode, &self.pool);
+        for _ in 0..ROUNDS_MAX {
+            let missing = self.try_fold(kept, up_to);
+            if missing.is_empty() {
+                break;
+            }
+            crate::coverage::mark!("a fold lacked an inner node");
+            self.bring_in(mode, &mut provider, missing).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes the counts of pages void whose fences are about to change. The caller has them latched.
+    pub(super) fn unsettle<const N: usize>(&self, pages: [PageId; N]) -> Option<Unsettled<N>> {
+        self.counts.unsettle(pages)
+    }
+}
+
+/// The pages from the root to a leaf, as the nodes in memory have them, and changes that are to be folded into their
+/// counts. Keys come in order.
+#[derive(Default)]
+struct Way<'g> {
+    /// The inner nodes, or the root that is a leaf.
+    pages: Vec<PageId>,
+    /// The lowest of them.
+    lowest: Option<Inner<'g>>,
+    sum: i64,
+}
+
+impl<'g> Way<'g> {
+    /// Folds a change of a row. Fails with the page that is missing; nothing is folded then.
+    fn fold(&mut self, nodes: &ImmutablePages<'g>, kept: &KeptCounts, key: &[u8], change: i64) -> Result<(), PageId> {
+        if self.lowest.is_none_or(|lowest| !lowest.covers(key)) {
+            self.end(kept);
+            self.go_to(nodes, key)?;
+        }
+        if let Some(lowest) = self.lowest {
+            debug_assert!(lowest.level() == 1 && lowest.covers(key), "a change is folded into another leaf");
+            kept.add_folded(lowest.child(lowest.child_for(key)), change);
+        }
+        self.sum += change;
+        Ok(())
+    }
+
+    /// Adds what was folded to the nodes above the leaves.
+    fn end(&mut self, kept: &KeptCounts) {
+        let sum = std::mem::take(&mut self.sum);
+        self.pages.drain(..).for_each(|page| kept.add_folded(page, sum));
+        self.lowest = None;
+    }
+
+    fn go_to(&mut self, nodes: &ImmutablePages<'g>, key: &[u8]) -> Result<(), PageId> {
+        assert!(self.pages.is_empty() && self.sum == 0, "a way is left before its changes are folded");
+        let mut page = PageId::ROOT;
+        let mut level = u8::MAX;
+        loop {
+            let found = match nodes.load(page) {
+                Ok((_, bytes)) if bytes[KIND_OFFSET] == Kind::Inner as u8 => Some(Inner::new(bytes)),
+                // The root is a leaf.
+                Err(PageEntry::Leaf(_)) if page == PageId::ROOT => {
+                    self.pages.push(page);
+                    return Ok(());
+                }
+                _ => None,
+            };
+            // Its number may be another node's by now.
+            let Some(inner) = found.filter(|inner| inner.level() < level && inner.covers(key)) else {
+                self.pages.clear();
+                return Err(page);
+            };
+            self.pages.push(page);
+            level = inner.level();
+            if level == 1 {
+                self.lowest = Some(inner);
+                return Ok(());
+            }
+            page = inner.child(inner.child_for(key));
+        }
+    }
+}

@@ -1,0 +1,892 @@
+//! Row counts of a keyspace: the rows beneath each page, and the changes since they were counted.
+//!
+//! Counts are kept beside the pages, not in them: nodes in memory never change. From the first large count on, a
+//! keyspace has [`KeptCounts`]. They say how many rows lie beneath each page *at the base*: as if the changes in the
+//! list had not been made. A commit adds each row that it inserts or removes to the list; a value that is replaced adds
+//! nothing. So a count at snapshot s is the sum of the pages that the range covers whole, of the rows at its two ends,
+//! and of the changes up to s. When the list has grown, the changes that every reader sees are *folded* into the pages
+//! on their way, and leave it.
+//!
+//! A keyspace that is never counted pays one load of a flag for each row that is inserted or removed.
+//!
+//! # Invariants
+//! 1. The list has exactly the inserts and removals since counts began that are not folded. A change of a leaf is added
+//!    under the leaf's exclusive latch, before its commit is published: a thread that has the leaf latched finds all
+//!    changes of its rows, and a reader at s all those up to s. Counts begin under the exclusive epoch latch, so that
+//!    no commit is half way.
+//! 2. An entry that holds a count holds that of the rows at the base within its page's fences. It is stored in place of
+//!    the very stamp that was read before the rows were counted.
+//! 3. Before the fences of a page change, and before any node is published that says so, its entry becomes `Changing`;
+//!    afterwards, when all these nodes are published, `Unknown` with a new stamp ([`Unsettled`]). A node's children are
+//!    summed by loading the node, loading the entries, and asking whether the page table still shows the node: an entry
+//!    that was stored after its page's fences changed was stored after the parent was replaced.
+//! 4. Folding adds to entries and takes from the list under the exclusive lock of the base; counts are made under the
+//!    shared one. Both are given up in between, and a fold tells by the generation that sums made before are void.
+//! 5. Counts that have ended say so before the first change is left out of the list, and no answer is taken from them
+//!    afterwards.
+//!
+//! Lock order: the epoch latch, the base, a leaf's latch, the list, a part of the list. A thread that changes the
+//! structure takes no lock but that by which the counts are found.
+
+use std::ops::Bound;
+use std::sync::{Arc, OnceLock};
+
+use crossbeam_utils::CachePadded;
+
+use crate::format::{PageId, Timestamp};
+use crate::memory::{Account, Budget};
+use crate::space::EpochGuard;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, thread_index};
+
+/// Marks an entry that holds a count.
+const COUNTED: u64 = 1 << 63;
+/// Marks an entry whose page has its fences changed.
+const CHANGING: u64 = 1 << 62;
+
+/// The state of an entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum CountEntry {
+    /// Rows beneath the page at the base.
+    Rows(u64),
+    /// Not counted. The stamp is another each time.
+    Unknown(u64),
+    /// The page's fences are being changed.
+    Changing,
+}
+
+/// Entries of the first level; each level has twice those of the one before.
+const FIRST_LEVEL: usize = if cfg!(drumlin_loom) { 4 } else { 64 };
+/// Levels that reach all 2³² pages.
+const LEVELS: usize = 31;
+
+/// An entry for each page.
+struct CountEntries {
+    levels: [OnceLock<Box<[AtomicU64]>>; LEVELS],
+    stamps: AtomicU64,
+}
+
+impl CountEntries {
+    fn new() -> CountEntries {
+        CountEntries { levels: [const { OnceLock::new() }; LEVELS], stamps: AtomicU64::new(1) }
+    }
+
+    fn locate(page: PageId) -> (usize, usize) {
+        let shifted = page.0 as usize + FIRST_LEVEL;
+        let level = (shifted.ilog2() - FIRST_LEVEL.ilog2()) as usize;
+        let offset = shifted - (FIRST_LEVEL << level);
+        debug_assert!(level < LEVELS && offset < FIRST_LEVEL << level, "page {page} has its entry at {offset}");
+        (level, offset)
+    }
+
+    #[inline]
+    fn cell(&self, page: PageId) -> Option<&AtomicU64> {
+        let (level, offset) = Self::locate(page);
+        Some(&self.levels[level].get()?[offset])
+    }
+
+    /// The page's cell. `take` is told of the bytes of a level that is made.
+    fn cell_or_new(&self, page: PageId, take: impl FnOnce(u64)) -> &AtomicU64 {
+        let (level, offset) = Self::locate(page);
+        let cells = self.levels[level].get_or_init(|| {
+            let count = FIRST_LEVEL << level;
+            take((count * size_of::<u64>()) as u64);
+            (0..count).map(|_| AtomicU64::new(0)).collect()
+        });
+        &cells[offset]
+    }
+
+    /// Bytes of entries for so many pages.
+    fn memory_bytes_of(page_count: u64) -> u64 {
+        let (level, _) = Self::locate(PageId(page_count.min(u64::from(u32::MAX)) as u32));
+        ((FIRST_LEVEL << (level + 1)) * size_of::<u64>()) as u64
+    }
+
+    #[inline]
+    fn load(&self, page: PageId) -> CountEntry {
+        match self.cell(page).map_or(0, |cell| cell.load(Ordering::Acquire)) {
+            bits if bits & COUNTED != 0 => CountEntry::Rows(bits & !COUNTED),
+            CHANGING => CountEntry::Changing,
+            stamp => CountEntry::Unknown(stamp),
+        }
+    }
+
+    /// Stores a count in place of a stamp; `false` where the entry has changed.
+    fn store(&self, page: PageId, stamp: u64, rows: u64, take: impl FnOnce(u64)) -> bool {
+        assert!(rows < CHANGING && stamp < CHANGING, "{rows} rows, or stamp {stamp}, read as a mark");
+        let cell = self.cell_or_new(page, take);
+        cell.compare_exchange(stamp, COUNTED | rows, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Adds to a count, if the entry holds one.
+    fn add(&self, page: PageId, change: i64) {
+        let Some(cell) = self.cell(page) else { return };
+        let mut bits = cell.load(Ordering::Acquire);
+        while bits & COUNTED != 0 {
+            let rows = (bits & !COUNTED).checked_add_signed(change).expect("more rows are removed than there are");
+            match cell.compare_exchange(bits, COUNTED | rows, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return,
+                Err(now) => bits = now,
+            }
+        }
+    }
+
+    fn unsettle(&self, page: PageId, take: impl FnOnce(u64)) {
+        let before = self.cell_or_new(page, take).swap(CHANGING, Ordering::AcqRel);
+        assert!(before != CHANGING, "the fences of page {page} are changed by two threads");
+    }
+
+    fn settle(&self, page: PageId) {
+        let stamp = self.stamps.fetch_add(1, Ordering::Relaxed);
+        assert!(stamp < CHANGING, "stamp {stamp} reads as a mark");
+        let cell = self.cell(page).expect("it was made when the page was unsettled");
+        let before = cell.swap(stamp, Ordering::AcqRel);
+        assert!(before == CHANGING, "page {page} is settled twice");
+    }
+}
+
+/// A row that a commit inserted or removed.
+#[derive(Clone, Copy, Debug)]
+struct CountChange {
+    /// The first eight bytes of the key as a number.
+    head: u64,
+    timestamp: Timestamp,
+    key_start: u32,
+    key_bytes: u16,
+    is_insert: bool,
+}
+
+impl CountChange {
+    fn sign(&self) -> i64 {
+        if self.is_insert { 1 } else { -1 }
+    }
+}
+
+/// The first eight bytes as a number, padded with zeros: in the order of the keys, equal ones unknown.
+fn head_of(key: &[u8]) -> u64 {
+    let mut head = [0; 8];
+    let bytes = key.len().min(8);
+    head[..bytes].copy_from_slice(&key[..bytes]);
+    u64::from_be_bytes(head)
+}
+
+/// A key as the list compares it.
+#[derive(Clone, Copy)]
+struct Headed<'k> {
+    head: u64,
+    key: &'k [u8],
+}
+
+impl<'k> Headed<'k> {
+    fn new(key: &'k [u8]) -> Headed<'k> {
+        Headed { head: head_of(key), key }
+    }
+}
+
+/// Changes with their keys. The first of them are in the order of keys, the rest as they came.
+#[derive(Default)]
+struct ChangeList {
+    changes: Vec<CountChange>,
+    keys: Vec<u8>,
+    sorted_count: usize,
+}
+
+impl ChangeList {
+    fn push(&mut self, key: &[u8], timestamp: Timestamp, is_insert: bool) {
+        assert!(timestamp != Timestamp(0), "a change of no commit");
+        let key_start = u32::try_from(self.keys.len()).expect("the list is bounded");
+        let key_bytes = u16::try_from(key.len()).expect("a key has a quarter of a page at most");
+        self.keys.extend_from_slice(key);
+        self.changes.push(CountChange { head: head_of(key), timestamp, key_start, key_bytes, is_insert });
+    }
+
+    #[inline]
+    fn key(&self, change: &CountChange) -> &[u8] {
+        let start = change.key_start as usize;
+        &self.keys[start..start + usize::from(change.key_bytes)]
+    }
+
+    #[inline]
+    fn is_below(&self, change: &CountChange, bound: Headed<'_>) -> bool {
+        change.head < bound.head || change.head == bound.head && self.key(change) < bound.key
+    }
+
+    /// Moves the changes of another list behind these.
+    fn append(&mut self, other: &mut ChangeList) {
+        let moved = u32::try_from(self.keys.len()).expect("the list is bounded");
+        self.changes.extend(
+            other.changes.drain(..).map(|change| CountChange { key_start: change.key_start + moved, ..change }),
+        );
+        self.keys.append(&mut other.keys);
+        debug_assert!(other.sorted_count == 0, "a part of the list is in order");
+    }
+
+    /// The changes of keys from `lower` on and below `upper`.
+    fn within<'c>(&'c self, lower: &'c [u8], upper: Option<&'c [u8]>) -> impl Iterator<Item = &'c CountChange> {
+        let (lower, upper) = (Headed::new(lower), upper.map(Headed::new));
+        debug_assert!(upper.is_none_or(|upper| lower.key <= upper.key), "a range that ends before it begins");
+        let (sorted, recent) = self.changes.split_at(self.sorted_count);
+        let start = sorted.partition_point(|change| self.is_below(change, lower));
+        let end = upper.map_or(sorted.len(), |upper| sorted.partition_point(|change| self.is_below(change, upper)));
+        let is_in = move |change: &&CountChange| {
+            !self.is_below(change, lower) && upper.is_none_or(|upper| self.is_below(change, upper))
+        };
+        sorted[start..end.max(start)].iter().chain(recent.iter().filter(is_in))
+    }
+
+    fn sum(&self, lower: &[u8], upper: Option<&[u8]>, up_to: Timestamp) -> i64 {
+        self.within(lower, upper).filter(|change| change.timestamp <= up_to).map(CountChange::sign).sum()
+    }
+
+    fn sort(&mut self) {
+        let mut changes = std::mem::take(&mut self.changes);
+        changes.sort_unstable_by(|left, right| {
+            let keys = left.head.cmp(&right.head).then_with(|| self.key(left).cmp(self.key(right)));
+            keys.then(left.timestamp.cmp(&right.timestamp))
+        });
+        self.changes = changes;
+        self.sorted_count = self.changes.len();
+        let is_sorted = |left: &CountChange, right: &CountChange| self.key(left) <= self.key(right);
+        debug_assert!(self.changes.is_sorted_by(is_sorted), "heads are in another order than keys");
+    }
+
+    /// Drops the changes for which `is_kept` is false. The list is sorted.
+    fn retain(&mut self, mut is_kept: impl FnMut(&[u8], &CountChange) -> bool) {
+        assert!(self.sorted_count == self.changes.len(), "a list is folded out of order");
+        let mut kept = ChangeList::default();
+        for change in &self.changes {
+            let key = self.key(change);
+            if is_kept(key, change) {
+                kept.push(key, change.timestamp, change.is_insert);
+            }
+        }
+        kept.sorted_count = kept.changes.len();
+        assert!(kept.sorted_count <= self.sorted_count, "a fold makes changes");
+        *self = kept;
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        (self.changes.capacity() * size_of::<CountChange>() + self.keys.capacity()) as u64
+    }
+}
+
+/// The moment that entries are counted at.
+#[derive(Debug)]
+pub(crate) struct CountState {
+    /// No reader before this commit can be answered: changes up to it may be folded.
+    pub(crate) horizon: Timestamp,
+    /// Changes up to this commit are folded, all of them.
+    pub(crate) floor: Timestamp,
+    /// Another after each fold.
+    pub(crate) generation: u64,
+}
+
+/// Parts of the list that commits add to, each under a lock of its own.
+const PART_COUNT: usize = 8;
+
+/// The most bytes of the list in any budget: an offset in its keys has four bytes.
+const LIST_BYTES_MAX: u64 = 512 << 20;
+
+/// Changes out of order at which the list is folded. 2,048 take 10 us to look through; a fold of them takes 1 ms.
+const RECENT_MAX: usize = if cfg!(feature = "sim") { 32 } else { 2048 };
+
+/// See the module.
+pub(crate) struct KeptCounts {
+    entries: CountEntries,
+    has_ended: AtomicBool,
+    base: RwLock<CountState>,
+    list: Mutex<ChangeList>,
+    parts: [CachePadded<Mutex<ChangeList>>; PART_COUNT],
+    budget: Arc<Budget>,
+    /// Taken of the budget.
+    bytes: AtomicU64,
+    /// The most bytes of the list, and of one of its parts.
+    list_bytes_max: u64,
+    part_bytes_max: u64,
+}
+
+impl std::fmt::Debug for KeptCounts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "KeptCounts({} bytes)", self.bytes.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for KeptCounts {
+    fn drop(&mut self) {
+        self.budget.give(Account::Counts, self.bytes.load(Ordering::Relaxed));
+    }
+}
+
+/// Keys, each with 1 for a row that was inserted, -1 for one that was removed.
+pub(crate) type RowChanges = Vec<(Vec<u8>, i64)>;
+
+/// The changes of a range up to a snapshot, for what lies between.
+#[derive(Debug, Default)]
+pub(crate) struct ChangeSums {
+    /// Keys in order, each with the sum of its changes and of those before it.
+    sums: Vec<(Vec<u8>, i64)>,
+}
+
+impl ChangeSums {
+    /// Of changes in any order.
+    pub(crate) fn new(mut changes: RowChanges) -> ChangeSums {
+        debug_assert!(changes.iter().all(|(_, change)| change.abs() == 1), "a row is inserted twice");
+        changes.sort_unstable_by(|left, right| left.0.cmp(&right.0));
+        let mut sum = 0;
+        for (_, change) in &mut changes {
+            sum += *change;
+            *change = sum;
+        }
+        ChangeSums { sums: changes }
+    }
+
+    fn below(&self, key: &[u8]) -> i64 {
+        let at = self.sums.partition_point(|(of, _)| &of[..] < key);
+        if at == 0 { 0 } else { self.sums[at - 1].1 }
+    }
+
+    /// The changes of keys from `lower` on and below `upper`.
+    pub(crate) fn between(&self, lower: &[u8], upper: Option<&[u8]>) -> i64 {
+        debug_assert!(upper.is_none_or(|upper| lower <= upper), "a range that ends before it begins");
+        let Some((_, all)) = self.sums.last() else { return 0 };
+        upper.map_or(*all, |upper| self.below(upper)) - self.below(lower)
+    }
+}
+
+/// Why counts do not answer for a snapshot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum NoAnswer {
+    /// The sums are void: changes were folded meanwhile.
+    Folded,
+    /// The snapshot is older than the counts, or these have ended.
+    Never,
+}
+
+impl KeptCounts {
+    fn new(now: Timestamp, budget: &Arc<Budget>) -> KeptCounts {
+        let list_bytes_max = (budget.limit_bytes(Account::Counts) / 2).min(LIST_BYTES_MAX);
+        KeptCounts {
+            entries: CountEntries::new(),
+            has_ended: AtomicBool::new(false),
+            base: RwLock::new(CountState { horizon: now, floor: now, generation: 0 }),
+            list: Mutex::default(),
+            parts: std::array::from_fn(|_| CachePadded::default()),
+            budget: Arc::clone(budget),
+            bytes: AtomicU64::new(0),
+            list_bytes_max,
+            part_bytes_max: list_bytes_max / 4,
+        }
+    }
+
+    fn take(&self, bytes: u64) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.budget.take(Account::Counts, bytes);
+        if self.budget.taken_bytes(Account::Counts) > self.budget.limit_bytes(Account::Counts) {
+            crate::coverage::mark!("counts ended for their memory");
+            self.has_ended.store(true, Ordering::Release);
+        }
+    }
+
+    fn give(&self, bytes: u64) {
+        let before = self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        assert!(bytes <= before, "counts give back {bytes} bytes of {before}");
+        self.budget.give(Account::Counts, bytes);
+    }
+
+    /// Accounts for a list that had so many bytes.
+    fn account(&self, before: u64, now: u64) {
+        if now > before {
+            self.take(now - before);
+        } else if now < before {
+            self.give(before - now);
+        }
+    }
+
+    // ── the list ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Adds a row that a commit inserted or removed to the list. Its leaf is latched for change. Returns `false` if the
+    /// counts have ended, now at the latest, for the list is full: the change is not in it.
+    fn add(&self, key: &[u8], timestamp: Timestamp, is_insert: bool) -> bool {
+        if self.has_ended() {
+            return false;
+        }
+        let mut part = self.parts[thread_index() % PART_COUNT].lock();
+        let before = part.memory_bytes();
+        if before > self.part_bytes_max {
+            crate::coverage::mark!("counts ended for the length of their list");
+            self.has_ended.store(true, Ordering::Release);
+            return false;
+        }
+        part.push(key, timestamp, is_insert);
+        let now = part.memory_bytes();
+        drop(part);
+        if now != before {
+            self.account(before, now);
+        }
+        true
+    }
+
+    /// Calls `look` with the whole list.
+    fn with_list<R>(&self, look: impl FnOnce(&mut ChangeList) -> R) -> R {
+        let mut list = self.list.lock();
+        let before = list.memory_bytes();
+        let mut parts_bytes = 0;
+        for part in &self.parts {
+            let mut part = part.lock();
+            if !part.changes.is_empty() {
+                list.append(&mut part);
+                // A part that few add to gives its memory back.
+                if part.memory_bytes() > self.part_bytes_max / 2 {
+                    parts_bytes += part.memory_bytes();
+                    *part = ChangeList::default();
+                }
+            }
+        }
+        let result = look(&mut list);
+        let now = list.memory_bytes();
+        if now > 2 * self.list_bytes_max {
+            self.has_ended.store(true, Ordering::Release);
+        }
+        drop(list);
+        self.account(before + parts_bytes, now);
+        result
+    }
+
+    /// The changes of rows from `lower` on and below `upper`, of which the caller has the leaf latched.
+    pub(super) fn all_changes(&self, lower: &[u8], upper: Option<&[u8]>) -> i64 {
+        self.with_list(|list| list.sum(lower, upper, Timestamp(u64::MAX)))
+    }
+
+    /// Fails if sums of this generation, once they are made, do not answer for the snapshot.
+    fn check(&self, base: &CountState, generation: u64, snapshot: Timestamp) -> Result<(), NoAnswer> {
+        assert!(generation <= base.generation && base.floor <= base.horizon, "{base:?} goes back");
+        if self.has_ended() || snapshot < base.horizon {
+            return Err(NoAnswer::Never);
+        }
+        if base.generation == generation { Ok(()) } else { Err(NoAnswer::Folded) }
+    }
+
+    /// The changes of a range up to a snapshot, to be added to the rows that were summed in this generation. The
+    /// snapshot is published.
+    pub(crate) fn changes_up_to(
+        &self,
+        generation: u64,
+        snapshot: Timestamp,
+        (lower, upper): (&[u8], Option<&[u8]>),
+    ) -> Result<i64, NoAnswer> {
+        let base = self.base();
+        let sum = self.with_list(|list| list.sum(lower, upper, snapshot));
+        self.check(&base, generation, snapshot)?;
+        Ok(sum)
+    }
+
+    /// The same changes one by one, and the generation whose sums they are to be added to.
+    pub(crate) fn list_up_to(
+        &self,
+        snapshot: Timestamp,
+        (lower, upper): (&[u8], Option<&[u8]>),
+    ) -> Result<(u64, RowChanges), NoAnswer> {
+        let base = self.base();
+        let changes = self.with_list(|list| {
+            let seen = list.within(lower, upper).filter(|change| change.timestamp <= snapshot);
+            seen.map(|change| (list.key(change).to_vec(), change.sign())).collect()
+        });
+        self.check(&base, base.generation, snapshot)?;
+        Ok((base.generation, changes))
+    }
+
+    /// Fails if rows that were summed in this generation do not answer for the snapshot.
+    pub(crate) fn check_answer(&self, generation: u64, snapshot: Timestamp) -> Result<(), NoAnswer> {
+        self.check(&self.base(), generation, snapshot)
+    }
+
+    /// Returns `true` if the list is so long that it should be folded; `true` if beyond its memory, so that older
+    /// readers are left behind.
+    pub(crate) fn wants_fold(&self) -> Option<bool> {
+        self.with_list(|list| {
+            let is_long = list.changes.len() - list.sorted_count > RECENT_MAX;
+            let is_large = list.memory_bytes() > self.list_bytes_max / 2;
+            (is_long || is_large).then_some(is_large)
+        })
+    }
+
+    /// Takes the changes up to a commit out of the list for which `fold` returns `true`, in the order of keys. Counts
+    /// go on when what it returns is dropped.
+    pub(super) fn fold(
+        &self,
+        up_to: Timestamp,
+        mut fold: impl FnMut(&[u8], i64) -> bool,
+    ) -> RwLockWriteGuard<'_, CountState> {
+        let mut base: RwLockWriteGuard<'_, CountState> = self.base.write();
+        let mut is_complete = true;
+        self.with_list(|list| {
+            list.sort();
+            list.retain(|key, change| {
+                if change.timestamp > up_to {
+                    return true;
+                }
+                let is_folded = fold(key, change.sign());
+                is_complete &= is_folded;
+                !is_folded
+            });
+        });
+        base.horizon = base.horizon.max(up_to);
+        if is_complete {
+            base.floor = base.floor.max(up_to);
+        }
+        assert!(base.floor <= base.horizon, "changes after the horizon are folded: {base:?}");
+        base.generation += 1;
+        crate::coverage::mark!("changes were folded into counts");
+        base
+    }
+
+    // ── entries ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Keeps changes from being folded.
+    pub(crate) fn base(&self) -> RwLockReadGuard<'_, CountState> {
+        self.base.read()
+    }
+
+    #[inline]
+    pub(super) fn entry(&self, page: PageId) -> CountEntry {
+        self.entries.load(page)
+    }
+
+    /// Stores the rows beneath a page in place of the stamp that was read before they were counted. Returns `false`
+    /// if the page's fences have changed, or another thread was first.
+    pub(super) fn store(&self, page: PageId, stamp: u64, rows: u64) -> bool {
+        self.entries.store(page, stamp, rows, |bytes| self.take(bytes))
+    }
+
+    /// Adds folded changes to a page on their way, if its rows are counted.
+    pub(super) fn add_folded(&self, page: PageId, change: i64) {
+        self.entries.add(page, change);
+    }
+
+    /// Returns `true` if a change may be missing in the list.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
+    }
+}
+
+/// Pages whose fences are being changed: their counts are void, and none is stored until this is dropped.
+pub(super) struct Unsettled<const N: usize> {
+    kept: Arc<KeptCounts>,
+    pages: [PageId; N],
+}
+
+impl<const N: usize> Drop for Unsettled<N> {
+    fn drop(&mut self) {
+        self.pages.iter().for_each(|&page| self.kept.entries.settle(page));
+    }
+}
+
+/// The counts of a keyspace, if it keeps them.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    /// Looked at by commits.
+    are_kept: AtomicBool,
+    kept: RwLock<Option<Arc<KeptCounts>>>,
+}
+
+impl Counts {
+    /// The counts that are kept.
+    #[inline]
+    pub(crate) fn kept(&self) -> Option<Arc<KeptCounts>> {
+        if !self.are_kept.load(Ordering::Acquire) {
+            return None;
+        }
+        let kept = self.kept.read().clone()?;
+        if kept.has_ended() {
+            self.end(&kept);
+            return None;
+        }
+        Some(kept)
+    }
+
+    /// Begins to keep counts, of a keyspace with so many pages, when `now` is published and no commit is under way:
+    /// the epoch latch is exclusive. Returns `None` where there is no memory for them.
+    pub(crate) fn begin(
+        &self,
+        _epoch_guard: &EpochGuard<'_>,
+        now: Timestamp,
+        budget: &Arc<Budget>,
+        page_count: u64,
+    ) -> Option<Arc<KeptCounts>> {
+        if let Some(kept) = self.kept() {
+            return Some(kept);
+        }
+        let needed_bytes = CountEntries::memory_bytes_of(page_count) + (64 << 10);
+        if budget.taken_bytes(Account::Counts) + needed_bytes > budget.limit_bytes(Account::Counts) / 2 {
+            return None;
+        }
+        let kept = Arc::new(KeptCounts::new(now, budget));
+        let before = self.kept.write().replace(Arc::clone(&kept));
+        assert!(before.is_none(), "counts begin beside others");
+        self.are_kept.store(true, Ordering::Release);
+        crate::coverage::mark!("a keyspace began to keep counts");
+        Some(kept)
+    }
+
+    /// Ends these counts, before the first change is left out of their list.
+    fn end(&self, kept: &Arc<KeptCounts>) {
+        kept.has_ended.store(true, Ordering::Release);
+        let mut current = self.kept.write();
+        if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, kept)) {
+            self.are_kept.store(false, Ordering::Release);
+            *current = None;
+        }
+    }
+
+    /// Ends the counts that are kept, if any are.
+    pub(crate) fn forget(&self) {
+        if let Some(kept) = self.kept() {
+            self.end(&kept);
+        }
+    }
+
+    /// Notes that a commit inserted the row, or removed it. Its leaf is latched for change, and the commit is not
+    /// published.
+    #[inline]
+    pub(crate) fn note(&self, key: &[u8], timestamp: Timestamp, is_insert: bool) {
+        if self.are_kept.load(Ordering::Acquire) {
+            self.note_kept(key, timestamp, is_insert);
+        }
+    }
+
+    fn note_kept(&self, key: &[u8], timestamp: Timestamp, is_insert: bool) {
+        let is_missing = self.kept.read().as_ref().is_some_and(|kept| !kept.add(key, timestamp, is_insert));
+        if is_missing {
+            let ended = self.kept();
+            debug_assert!(ended.is_none(), "a change is missing in a list that goes on");
+        }
+    }
+
+    /// Makes the counts of pages void whose fences are about to change. The caller has them latched.
+    pub(super) fn unsettle<const N: usize>(&self, pages: [PageId; N]) -> Option<Unsettled<N>> {
+        let kept = self.kept()?;
+        debug_assert!(pages.iter().all(|page| *page != PageId::ROOT), "the root has other fences");
+        pages.iter().for_each(|&page| kept.entries.unsettle(page, |bytes| kept.take(bytes)));
+        Some(Unsettled { kept, pages })
+    }
+}
+
+/// The keys from the first on, below the second; `None` if bounds have none between them.
+pub(crate) fn interval_of(lower: Bound<&[u8]>, upper: Bound<&[u8]>) -> Option<(Vec<u8>, Option<Vec<u8>>)> {
+    // The smallest larger key.
+    let behind = |key: &[u8]| [key, &[0]].concat();
+    let first = match lower {
+        Bound::Unbounded => Vec::new(),
+        Bound::Included(key) => key.to_vec(),
+        Bound::Excluded(key) => behind(key),
+    };
+    let end = match upper {
+        Bound::Unbounded => None,
+        Bound::Included(key) => Some(behind(key)),
+        Bound::Excluded(key) => Some(key.to_vec()),
+    };
+    end.as_ref().is_none_or(|end| first < *end).then_some((first, end))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The list is summed by range and by commit, whatever of it is in order.
+    #[test]
+    fn changes_are_summed_by_range_and_commit() {
+        let mut list = ChangeList::default();
+        let keys: Vec<Vec<u8>> = (0..200u32).map(|number| format!("a common start {number:03}").into_bytes()).collect();
+        let changes = |number: usize| (1 + number as u64 % 7, !number.is_multiple_of(3));
+        for number in (0..200).map(|number| number * 77 % 200) {
+            let (timestamp, is_insert) = changes(number);
+            list.push(&keys[number], Timestamp(timestamp), is_insert);
+            if number == 50 {
+                list.sort();
+            }
+        }
+        for (lower, upper, up_to) in [(0, 200, 9), (3, 150, 9), (0, 200, 3), (20, 21, 7), (40, 40, 9)] {
+            let seen = (lower..upper).map(changes).filter(|(timestamp, _)| *timestamp <= up_to);
+            let expected: i64 = seen.map(|(_, is_insert)| if is_insert { 1 } else { -1 }).sum();
+            let upper = keys.get(upper).map(|key| &key[..]);
+            assert_eq!(list.sum(&keys[lower], upper, Timestamp(up_to)), expected, "{lower} to {upper:?}");
+        }
+        list.sort();
+        list.retain(|_, change| change.timestamp > Timestamp(3));
+        assert_eq!(list.sum(b"", None, Timestamp(3)), 0);
+    }
+
+    /// A count is not stored in place of another stamp than was read, and none while the fences change.
+    #[test]
+    fn a_count_is_stored_in_place_of_its_stamp() {
+        let entries = CountEntries::new();
+        let page = PageId(700);
+        let CountEntry::Unknown(before) = entries.load(page) else { panic!("a page is counted at once") };
+        entries.unsettle(page, drop);
+        assert_eq!(entries.load(page), CountEntry::Changing);
+        assert!(!entries.store(page, before, 5, drop));
+        entries.settle(page);
+        assert!(!entries.store(page, before, 5, drop), "stored in place of an older stamp");
+        let CountEntry::Unknown(stamp) = entries.load(page) else { panic!("the page is not settled") };
+        assert!(entries.store(page, stamp, 5, drop));
+        entries.add(page, -2);
+        assert_eq!(entries.load(page), CountEntry::Rows(3));
+        entries.unsettle(page, drop);
+        entries.add(page, 1);
+        assert_eq!(entries.load(page), CountEntry::Changing);
+    }
+
+    /// Pages of every number have a cell, and no two the same.
+    #[test]
+    fn every_page_has_a_cell() {
+        let mut before = None;
+        for page in (0..2000).chain([u32::MAX / 2, u32::MAX - 1, u32::MAX]).map(PageId) {
+            let (level, offset) = CountEntries::locate(page);
+            assert!(offset < FIRST_LEVEL << level && level < LEVELS);
+            assert!(before < Some((level, offset)));
+            before = Some((level, offset));
+        }
+    }
+}
+
+#[cfg(all(test, drumlin_loom))]
+mod models {
+    use loom::sync::{Arc, Mutex};
+    use loom::thread;
+
+    use super::*;
+
+    const PARENT: PageId = PageId(1);
+    const LEFT: PageId = PageId(2);
+    const RIGHT: PageId = PageId(3);
+
+    /// The part of the protocol that a model leaves out.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    enum Without {
+        Nothing,
+        /// A count is stored in place of whatever the entry holds.
+        Stamps,
+        /// A leaf keeps its count over its split.
+        Unsettling,
+        /// The parent is not asked for again.
+        Revalidation,
+    }
+
+    /// A parent whose only child is split, and rows: two in the left leaf, of which one moves to the right.
+    struct Leaves {
+        entries: CountEntries,
+        /// The versions of the parent: 1 has one child, 2 has two.
+        parent: AtomicU64,
+        left: Mutex<u64>,
+        right: Mutex<u64>,
+        without: Without,
+    }
+
+    impl Leaves {
+        fn split(&self) {
+            let mut left = self.left.lock().unwrap();
+            if self.without != Without::Unsettling {
+                self.entries.unsettle(LEFT, drop);
+            }
+            *left = 1;
+            *self.right.lock().unwrap() = 1;
+            self.parent.store(2, Ordering::Release);
+            drop(left);
+            if self.without != Without::Unsettling {
+                self.entries.settle(LEFT);
+            }
+        }
+
+        fn store(&self, page: PageId, stamp: u64, rows: u64) -> bool {
+            if self.without == Without::Stamps {
+                self.entries.cell_or_new(page, drop).store(COUNTED | rows, Ordering::Release);
+                return true;
+            }
+            self.entries.store(page, stamp, rows, drop)
+        }
+
+        fn leaf(&self, page: PageId) -> Option<u64> {
+            match self.entries.load(page) {
+                CountEntry::Rows(rows) => Some(rows),
+                CountEntry::Changing => None,
+                CountEntry::Unknown(stamp) => {
+                    let rows = *if page == LEFT { &self.left } else { &self.right }.lock().unwrap();
+                    self.store(page, stamp, rows).then_some(rows)
+                }
+            }
+        }
+
+        /// The rows beneath the parent, if nothing was in the way.
+        fn count(&self) -> Option<u64> {
+            let stamp = match self.entries.load(PARENT) {
+                CountEntry::Rows(rows) => return Some(rows),
+                CountEntry::Changing => unreachable!("the parent keeps its fences"),
+                CountEntry::Unknown(stamp) => stamp,
+            };
+            let parent = self.parent.load(Ordering::Acquire);
+            let mut rows = self.leaf(LEFT)?;
+            if parent == 2 {
+                rows += self.leaf(RIGHT)?;
+            }
+            if self.without != Without::Revalidation && self.parent.load(Ordering::Acquire) != parent {
+                return None;
+            }
+            self.store(PARENT, stamp, rows).then_some(rows)
+        }
+    }
+
+    /// Two threads count while a leaf is split; whatever they find, and what is kept at the end, is two rows.
+    fn count_beside_split(without: Without) {
+        loom::model(move || {
+            let leaves = Arc::new(Leaves {
+                entries: CountEntries::new(),
+                parent: AtomicU64::new(1),
+                left: Mutex::new(2),
+                right: Mutex::new(0),
+                without,
+            });
+            // Levels are made before threads meet: their making is no part of the protocol.
+            leaves.entries.cell_or_new(PARENT, drop);
+            let counting = {
+                let leaves = Arc::clone(&leaves);
+                thread::spawn(move || leaves.count())
+            };
+            let splitting = {
+                let leaves = Arc::clone(&leaves);
+                thread::spawn(move || leaves.split())
+            };
+            let found = leaves.count();
+            let counted = counting.join().unwrap();
+            splitting.join().unwrap();
+            assert!([found, counted, leaves.count()].into_iter().flatten().all(|rows| rows == 2), "a wrong count");
+            let leaf = leaves.leaf(LEFT).unwrap() + leaves.leaf(RIGHT).unwrap();
+            assert_eq!(leaf, 2, "a wrong count of a leaf is kept");
+        });
+    }
+
+    #[test]
+    fn loom_counts_beside_a_split_are_right() {
+        count_beside_split(Without::Nothing);
+    }
+
+    /// The model finds what it is for.
+    #[test]
+    #[should_panic(expected = "a wrong count")]
+    fn loom_counts_stored_without_their_stamp_are_wrong() {
+        count_beside_split(Without::Stamps);
+    }
+
+    /// As above.
+    #[test]
+    #[should_panic(expected = "a wrong count")]
+    fn loom_counts_kept_over_a_split_are_wrong() {
+        count_beside_split(Without::Unsettling);
+    }
+
+    /// As above.
+    #[test]
+    #[should_panic(expected = "a wrong count")]
+    fn loom_counts_of_an_outdated_parent_are_wrong() {
+        count_beside_split(Without::Revalidation);
+    }
+}

@@ -1,0 +1,37 @@
+//! Row counts that are kept: when they begin, and what is folded into them.
+
+use std::sync::Arc;
+
+use super::Engine;
+use crate::error::Result;
+use crate::format::Timestamp;
+use crate::task::WaitMode;
+use crate::tree::Tree;
+use crate::tree::counts::KeptCounts;
+
+impl Engine {
+    /// Begins to keep the counts of a keyspace, if there is memory for them. Commits wait for an instant: those that
+    /// have their timestamp are applied, and those that get one later find that counts are kept.
+    pub(crate) fn keep_counts(&self, tree: &Tree) -> Option<Arc<KeptCounts>> {
+        let epoch_guard = self.space.epoch_latch.exclusive();
+        // Those of a keyspace that is gone would never end.
+        tree.check_dropped().ok()?;
+        let page_count = tree.pages.table.page_count();
+        tree.counts.begin(&epoch_guard, self.clock.published(), &self.budget, page_count)
+    }
+
+    /// Folds the changes that every reader sees into the counts, if their list has grown long. A list that takes too
+    /// much memory leaves older readers behind.
+    pub(crate) async fn fold_counts(&self, mode: WaitMode<'_>, tree: &Tree, kept: &KeptCounts) -> Result<()> {
+        let Some(is_large) = kept.wants_fold() else { return Ok(()) };
+        let up_to = if is_large { self.clock.visible() } else { self.snapshots.horizon(&self.clock) };
+        assert!(up_to <= self.clock.published(), "changes are folded that are not published");
+        tree.fold_counts(mode, kept, up_to).await
+    }
+
+    /// Returns `true` if there is such a row as of this commit.
+    pub(crate) async fn has_row_at(&self, mode: WaitMode<'_>, tree: &Tree, key: &[u8], at: Timestamp) -> Result<bool> {
+        let found = self.find_in(mode, tree, key, super::ReadAt::Timestamp(at), |_| ()).await?;
+        Ok(found.is_some())
+    }
+}
