@@ -869,9 +869,9 @@ mod models {
         count_beside_split(Without::Nothing);
     }
 
-    /// The model finds what it is for.
+    /// The model finds what it is for: first a count that is stored while the fences change.
     #[test]
-    #[should_panic(expected = "a wrong count")]
+    #[should_panic(expected = "is settled twice")]
     fn loom_counts_stored_without_their_stamp_are_wrong() {
         count_beside_split(Without::Stamps);
     }
