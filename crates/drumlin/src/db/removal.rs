@@ -83,8 +83,8 @@ impl Keyspace {
         let mut removed = 0;
         let mut part_rows_max = PART_ROWS_MAX;
         loop {
-            let keys = self.keys_of_part(mode, (lower.clone(), upper.clone()), part_rows_max).await?;
-            let Some(last) = keys.last() else { break };
+            let (keys, is_last) = self.keys_of_part(mode, (lower.clone(), upper.clone()), part_rows_max).await?;
+            let Some(last) = keys.last() else { return Ok(removed) };
             match self.remove_part(mode, &keys).await {
                 Ok(count) => removed += count,
                 // Their old values take more memory than their keys tell.
@@ -94,21 +94,29 @@ impl Keyspace {
                 }
                 Err(error) => return Err(error),
             }
+            // Once all is removed, no read may fail.
+            if is_last {
+                return Ok(removed);
+            }
             lower = Bound::Excluded(last.to_vec());
         }
-        Ok(removed)
     }
 
-    /// The first keys of a range.
-    async fn keys_of_part(&self, mode: WaitMode<'_>, range: OwnedBounds, rows_max: usize) -> Result<Vec<Value>> {
+    /// The first keys of a range, and `true` if it has no others.
+    async fn keys_of_part(
+        &self,
+        mode: WaitMode<'_>,
+        range: OwnedBounds,
+        rows_max: usize,
+    ) -> Result<(Vec<Value>, bool)> {
         let mut scan = self.rows().scan(range).keys();
         let (mut keys, mut bytes) = (Vec::new(), 0);
         while keys.len() < rows_max && bytes < PART_KEY_BYTES_MAX {
-            let Some(key) = scan.next_in(mode, Direction::Forward).await.transpose()? else { break };
+            let Some(key) = scan.next_in(mode, Direction::Forward).await.transpose()? else { return Ok((keys, true)) };
             bytes += key.len();
             keys.push(key);
         }
-        Ok(keys)
+        Ok((keys, false))
     }
 
     /// Removes those rows that are there, in a transaction that is run again after a conflict; returns their number.
