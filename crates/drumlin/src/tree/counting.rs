@@ -91,14 +91,15 @@ pub(crate) struct Seek {
 }
 
 impl Seek {
-    /// Passes the rows of an interval, unless the row lies there.
-    fn passes(&mut self, rows: u64, lower: &[u8], upper: Option<&[u8]>) -> bool {
-        let rows = rows.checked_add_signed(self.changes.between(lower, upper)).expect("a negative number of rows");
+    /// Passes the rows of an interval, unless the row lies there. `None` if more rows were removed from it than it had:
+    /// the rows are not of this interval.
+    fn passes(&mut self, rows: u64, lower: &[u8], upper: Option<&[u8]>) -> Option<bool> {
+        let rows = rows.checked_add_signed(self.changes.between(lower, upper))?;
         let is_passed = rows <= self.remaining;
         if is_passed {
             self.remaining -= rows;
         }
-        is_passed
+        Some(is_passed)
     }
 }
 
@@ -216,7 +217,7 @@ impl Step<'_> {
             (Some(end), Some(upper)) if upper <= end => inner.len(),
             (Some(end), _) => inner.child_for(end),
         };
-        let (mut passed, mut sum) = (0, 0);
+        let (mut passed, mut sum, mut is_outdated) = (0, 0, false);
         match seek {
             None => self.children(inner, first..behind.max(first), |_, rows| {
                 passed += 1;
@@ -228,7 +229,9 @@ impl Step<'_> {
                 self.children(inner, first..behind.max(first), |child, rows| {
                     inner.child_lower_into(child, &mut lower);
                     let has_upper = inner.child_upper_into(child, &mut upper);
-                    let is_passed = seek.passes(rows, &lower, has_upper.then_some(&upper[..]));
+                    let passes = seek.passes(rows, &lower, has_upper.then_some(&upper[..]));
+                    is_outdated |= passes.is_none();
+                    let is_passed = passes == Some(true);
                     passed += usize::from(is_passed);
                     sum += if is_passed { rows } else { 0 };
                     is_passed
@@ -236,7 +239,8 @@ impl Step<'_> {
             }
         }
         assert!(first + passed <= behind.max(first), "children are passed that reach beyond the range");
-        Ok((passed, sum))
+        // The page table shows another node by now: this one gives a child an interval that it no longer has.
+        if is_outdated { Err(Halt::Again) } else { Ok((passed, sum)) }
     }
 
     /// Goes down to the cursor's position, and passes what it can in one node.
@@ -299,7 +303,7 @@ impl Step<'_> {
         };
         let rows = self.leaf_rows(leaf, &cursor.position, upper);
         if let Some(seek) = seek
-            && !seek.passes(rows, &cursor.position, upper)
+            && !seek.passes(rows, &cursor.position, upper).expect("a leaf that is latched has its rows")
         {
             seek.found = Some(cursor.position.clone());
             cursor.is_done = true;

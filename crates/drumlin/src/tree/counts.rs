@@ -19,7 +19,9 @@
 //! 3. Before the fences of a page change, and before any node is published that says so, its entry becomes `Changing`;
 //!    afterwards, when all these nodes are published, `Unknown` with a new stamp ([`Unsettled`]). A node's children are
 //!    summed by loading the node, loading the entries, and asking whether the page table still shows the node: an entry
-//!    that was stored after its page's fences changed was stored after the parent was replaced.
+//!    that was stored after its page's fences changed was stored after the parent was replaced. A page that goes is
+//!    settled before its number is free; the page that gets the number next begins with a stamp of its own, so that a
+//!    late count of the first is not stored, or not kept.
 //! 4. Folding adds to entries and takes from the list under the exclusive lock of the base; counts are made under the
 //!    shared one. Both are given up in between, and a fold tells by the generation that sums made before are void.
 //! 5. Counts that have ended say so before the first change is left out of the list, and no answer is taken from them
@@ -142,6 +144,14 @@ impl CountEntries {
         let cell = self.cell(page).expect("it was made when the page was unsettled");
         let before = cell.swap(stamp, Ordering::AcqRel);
         assert!(before == CHANGING, "page {page} is settled twice");
+    }
+
+    /// Gives a page that is about to be made another stamp than any page had before that had its number.
+    fn renew(&self, page: PageId, take: impl FnOnce(u64)) {
+        let stamp = self.stamps.fetch_add(1, Ordering::Relaxed);
+        assert!(stamp < CHANGING, "stamp {stamp} reads as a mark");
+        let before = self.cell_or_new(page, take).swap(stamp, Ordering::AcqRel);
+        assert!(before != CHANGING, "page {page} is made while its fences are changed");
     }
 }
 
@@ -659,6 +669,13 @@ impl Counts {
         if is_missing {
             let ended = self.kept();
             debug_assert!(ended.is_none(), "a change is missing in a list that goes on");
+        }
+    }
+
+    /// Forgets what was counted beneath a page of this number, which is about to be another.
+    pub(super) fn renew(&self, page: PageId) {
+        if let Some(kept) = self.kept() {
+            kept.entries.renew(page, |bytes| kept.take(bytes));
         }
     }
 

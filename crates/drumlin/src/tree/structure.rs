@@ -141,6 +141,7 @@ impl Tree {
         debug_assert_eq!(check_node(&new, kind), Ok(()), "a new node is not sound");
         let page = self.pages.table.allocate(1);
         assert!(page != PageId::ROOT, "the root's number is given out again");
+        self.counts.renew(page);
         new.set_dirty(epoch_guard.epoch());
         let frame = new.into_published(self.page_key(page));
         self.pages
@@ -353,7 +354,7 @@ impl Tree {
             self.pool.prepare_change(&epoch_guard, &parent)?;
             self.pool.prepare_change(&epoch_guard, &left)?;
             self.pool.prepare_change(&epoch_guard, &right)?;
-            let _unsettled = self.unsettle([left_page, right_page]);
+            let unsettled = self.unsettle([left_page, right_page]);
             self.pool.mark_dirty(&epoch_guard, &left);
             let merged = LeafMut::new(left.leaf_mut(&self.pages.table)).merge_from(&Leaf::new(&right));
             merged.expect("the sum was checked");
@@ -361,6 +362,8 @@ impl Tree {
             crate::coverage::mark!("two leaves merged");
             self.observer.rows_moved(&self.pages, right_page, left_page, None);
             self.replace(&epoch_guard, parent_page, parent, copy);
+            // Before its number may be another page's.
+            drop(unsettled);
             self.pool.free_page(&epoch_guard, &self.pages, right);
         } else {
             let Some(left) = self.latch_inner(left_page) else { return Ok(false) };
@@ -373,12 +376,14 @@ impl Tree {
             self.pool.prepare_change(&epoch_guard, &parent)?;
             self.pool.prepare_change(&epoch_guard, &left)?;
             self.pool.prepare_change(&epoch_guard, &right)?;
-            let _unsettled = self.unsettle([left_page, right_page]);
+            let unsettled = self.unsettle([left_page, right_page]);
             merged.copy_from_slice(&left);
             InnerMut::new(&mut merged).merge_from(&Inner::new(&right)).expect("the sum was checked");
             crate::coverage::mark!("two inner nodes merged");
             self.replace(&epoch_guard, left_page, left, merged);
             self.replace(&epoch_guard, parent_page, parent, copy);
+            // Before its number may be another page's.
+            drop(unsettled);
             self.pool.free_page(&epoch_guard, &self.pages, right);
         }
         Ok(true)
@@ -403,7 +408,7 @@ impl Tree {
         assert!(Node::new(&child).level() + 1 == Node::new(&root).level(), "a child is not of the level below");
         let fences = (Node::new(&child).lower_fence(), Node::new(&child).upper_fence());
         assert!(fences == (None, None), "the only child of the root bounds the keys: {fences:?}");
-        let _unsettled = self.unsettle([child_page]);
+        let unsettled = self.unsettle([child_page]);
         copy.copy_from_slice(&child);
         copy.header().set_address(root.header().address());
         copy.set_dirty(epoch_guard.epoch());
@@ -416,6 +421,7 @@ impl Tree {
         }
         crate::coverage::mark!("the root's only child took its place");
         root.unlink(Residency::Immutable);
+        drop(unsettled);
         self.pool.free_page(epoch_guard, &self.pages, child);
         Ok(!is_leaf)
     }
