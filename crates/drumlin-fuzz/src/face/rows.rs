@@ -31,7 +31,7 @@ impl Side {
         let before = self.models[which].get(&key).cloned();
         // The answers of calls that tell of the row before, which is not there where they were dropped.
         let was = |found: Option<drumlin::Value>| assert_eq!(found.as_deref(), before.as_deref(), "the row before");
-        let done: Option<Result<()>> = match script.byte() % 20 {
+        let done: Option<Result<()>> = match script.byte() % 22 {
             10 => {
                 after = None;
                 Some(call!("Keyspace::take", k.take(&key)).map(was))
@@ -109,10 +109,11 @@ impl Side {
                 return;
             }
             19 => {
-                match script.byte() % 3 {
-                    0 => self.load(which, script),
-                    _ => self.batch(which, script),
-                }
+                self.load(which, script);
+                return;
+            }
+            20 | 21 => {
+                self.batch(which, script);
                 return;
             }
             0 => Some(call!("Keyspace::insert", k.insert(&key, &value))),
