@@ -5,14 +5,20 @@
 //!
 //! # States of an entry, and transitions
 //! ```text
-//! Free ── allocate ──▶ Reserved ── publish (the allocating commit or split) ──▶ Leaf / Immutable / OnDisk
-//! OnDisk ── a fault claims it ──▶ Reading ── the same fault ends ──▶ Leaf / Immutable (or OnDisk again: the read
-//! failed) OnDisk ── the cleaner has copied the extent ──▶ OnDisk (elsewhere) Leaf, Immutable ── eviction of a clean
-//! frame ──▶ OnDisk Immutable ── a changed copy replaces it ──▶ Immutable (another frame) Leaf ── the root's rows go to
-//! two children ──▶ Immutable Immutable ── the root's last child replaces it ──▶ Leaf OnDisk, Reading ── the page is
-//! claimed to be freed ──▶ Reserved Reserved ── a bulk load has written the page ──▶ Unattached ── the load is attached
-//! ──▶ OnDisk Unattached ── the load wants the page no more ──▶ Reserved Leaf, Immutable, Reserved, Unattached ── free
-//! ──▶ Free (any, where the keyspace is dropped)
+//! Free ── allocate ──▶ Reserved
+//! Reserved ── publish (the allocating commit or split) ──▶ Leaf / Immutable / OnDisk
+//! OnDisk ── a fault claims it ──▶ Reading
+//! Reading ── the same fault ends ──▶ Leaf / Immutable (or OnDisk again: the read failed)
+//! OnDisk ── the cleaner has copied the extent ──▶ OnDisk (elsewhere)
+//! Leaf, Immutable ── eviction of a clean frame ──▶ OnDisk
+//! Immutable ── a changed copy replaces it ──▶ Immutable (another frame)
+//! Leaf ── the root's rows go to two children ──▶ Immutable
+//! Immutable ── the root's last child replaces it ──▶ Leaf
+//! OnDisk, Reading ── the page is claimed to be freed ──▶ Reserved
+//! Reserved ── a bulk load has written the page ──▶ Unattached
+//! Unattached ── the load is attached ──▶ OnDisk
+//! Unattached ── the load wants the page no more ──▶ Reserved
+//! Leaf, Immutable, Reserved, Unattached ── free ──▶ Free (any, where the keyspace is dropped)
 //! ```
 //! [`PageEntry::may_become`] has them all; `store` and `exchange` assert it.
 //!
