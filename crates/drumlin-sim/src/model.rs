@@ -34,14 +34,21 @@ impl Content {
     /// Two thirds of it compress.
     #[must_use]
     pub fn bytes(self) -> Vec<u8> {
+        self.head(self.length)
+    }
+
+    /// The first bytes, this many at most.
+    #[must_use]
+    pub fn head(self, length_max: usize) -> Vec<u8> {
+        let length = self.length.min(length_max);
         let mut random = Random(self.seed);
-        let mut bytes = Vec::with_capacity(self.length + 24);
-        while bytes.len() < self.length {
+        let mut bytes = Vec::with_capacity(length + 24);
+        while bytes.len() < length {
             bytes.extend_from_slice(&random.next().to_le_bytes());
             bytes.extend_from_slice(&self.seed.to_le_bytes());
             bytes.extend_from_slice(b"aaaaaaaa");
         }
-        bytes.truncate(self.length);
+        bytes.truncate(length);
         bytes
     }
 

@@ -17,6 +17,8 @@ pub(crate) const MARKS: &[&str] = &[
     "a commit could not be made at once",
     "a fold lacked an inner node",
     "a keyspace began to keep counts",
+    "a reduction found no memory",
+    "a reduction passed pages by their states",
     "changes were folded into counts",
     "counts ended for the length of their list",
     "counts ended for their memory",

@@ -272,6 +272,14 @@ pub enum Error {
         /// The commits that are in the log only.
         commits: u64,
     },
+    /// A [`Reducer`](crate::Reducer) returned an error or panicked. The database is as it was.
+    #[error("the reducer {name:?} failed: {reason}")]
+    Reducer {
+        /// The reducer's name.
+        name: String,
+        /// Its error, or the text of its panic.
+        reason: String,
+    },
     /// A value's reader failed while it was being stored. Nothing of the value remains.
     #[error("reading the value to store: {source}. Nothing of it was stored")]
     Source {

@@ -180,9 +180,9 @@ mod tree;
 mod txn;
 
 pub use db::{
-    AsyncValueReader, Attempt, Batch, BulkLoad, Config, Database, Gap, Isolation, KeyRange, Keys, Keyspace,
-    KeyspaceInfo, KeyspaceOptions, LoadReport, MemoryPart, Range, Reader, RowStream, Salvage, Salvaged, Savepoint,
-    Snapshot, Stats, Transaction, TxOptions, Value, ValueReader, Values,
+    AsyncValueReader, Attempt, Batch, BulkLoad, Config, Database, Field, Gap, Isolation, KeyRange, Keys, Keyspace,
+    KeyspaceInfo, KeyspaceOptions, LoadReport, Max, MemoryPart, Min, Number, Range, Reader, ReduceError, Reducer,
+    RowStream, Salvage, Salvaged, Savepoint, Snapshot, Stats, Sum, Transaction, TxOptions, Value, ValueReader, Values,
 };
 pub use error::{Error, Recourse, Result};
 pub use format::Timestamp;

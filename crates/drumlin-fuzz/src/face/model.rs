@@ -6,7 +6,10 @@ use std::io::{Read, Seek, SeekFrom};
 use std::ops::Bound;
 use std::pin::Pin;
 
-use drumlin::{AsyncValueReader, Error, Keys, Keyspace, Range, Reader, Result, RowStream, Value, ValueReader, Values};
+use drumlin::{
+    AsyncValueReader, Error, Field, Keys, Keyspace, Max, Range, Reader, ReduceError, Reducer, Result, RowStream, Sum,
+    Value, ValueReader, Values,
+};
 use futures_core::Stream;
 use futures_io::{AsyncRead, AsyncSeek};
 
@@ -39,6 +42,66 @@ fn count_all(reader: &Reader, k: &Keyspace, model: &Model, key: &[u8], may: &imp
     for (count, expected) in counts {
         checked(count, may).into_iter().for_each(|count| assert_eq!(count, expected as u64));
     }
+}
+
+/// The lengths of values, of which all are taken.
+pub(super) const LENGTHS: Sum<u64> = Sum::of(Field::of("length", |_, value| Some(value.len() as u64)));
+
+/// The first byte of each value that has one.
+pub(super) const FIRST_BYTES: Max<u8> = Max::of(Field::big_endian(0));
+
+pub(super) fn lengths(rows: &[(&Vec<u8>, &Vec<u8>)]) -> i128 {
+    rows.iter().map(|(_, value)| value.len() as i128).sum()
+}
+
+/// Fails at rows of one kind, panics at those of another.
+pub(super) struct Careless;
+
+impl Reducer for Careless {
+    type State = ();
+    type Output = ();
+
+    fn name(&self) -> std::borrow::Cow<'_, str> {
+        "careless".into()
+    }
+    fn identity(&self) {}
+    fn row(&self, key: &[u8], _: &[u8]) -> Result<(), ReduceError> {
+        match key {
+            [] => panic!("{}", super::answers::ON_PURPOSE),
+            [b'p', ..] => Err("this row has no state".into()),
+            _ => Ok(()),
+        }
+    }
+    fn combine(&self, (): (), (): ()) -> Result<(), ReduceError> {
+        Ok(())
+    }
+    fn encode(&self, (): &(), _: &mut Vec<u8>) {}
+    fn decode(&self, _: &[u8]) -> Result<(), ReduceError> {
+        Ok(())
+    }
+    fn output(&self, (): ()) {}
+}
+
+/// Reduces a range by reducers that succeed and one that may not.
+fn reduce(
+    reader: &Reader,
+    k: &Keyspace,
+    bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>),
+    expected: &[(&Vec<u8>, &Vec<u8>)],
+    may: &impl Fn(&Error) -> bool,
+) {
+    let sums = [
+        call!("Reader::aggregate", reader.aggregate(k, &LENGTHS, bounds.clone())),
+        block_on(call!("Reader::aggregate_async", reader.aggregate_async(k, &LENGTHS, bounds.clone()))),
+    ];
+    sums.into_iter().filter_map(|sum| checked(sum, may)).for_each(|sum| assert_eq!(sum, lengths(expected)));
+    if let Some(greatest) = checked(reader.aggregate(k, &FIRST_BYTES, bounds.clone()), may) {
+        assert_eq!(greatest, expected.iter().filter_map(|(_, value)| value.first().copied()).max());
+    }
+    let fails = expected.iter().any(|(key, _)| key.is_empty() || key[0] == b'p');
+    let may_fail = |error: &Error| may(error) || fails && matches!(error, Error::Reducer { .. });
+    let is_done = checked(reader.aggregate(k, &Careless, bounds.clone()), may_fail).is_some();
+    assert!(!is_done || !fails, "a reducer that failed has an answer");
 }
 
 /// Reads rows of a range by their places, and at random.
@@ -266,6 +329,7 @@ pub(super) fn read_by(
             counts.for_each(|count| assert_eq!(count, expected.len() as u64));
             count_all(reader, k, model, key, &may);
             find_by_place(reader, k, &bounds, &expected, &may, script);
+            reduce(reader, k, &bounds, &expected, &may);
         }
         4 => walk(call!("Reader::iter", reader.iter(k)), &all, may, script),
         5 => {

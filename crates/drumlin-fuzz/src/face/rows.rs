@@ -9,7 +9,9 @@ use super::answers::{ON_PURPOSE, checked, is_crowded, is_too_old, must, panics, 
 use super::calls::call;
 use super::futures::{Fate, block_on, poll_some};
 use super::generator::{bounds, fate, key, value};
-use super::model::{is_end, is_in, read_by, read_value, read_value_async, walk, walk_keys, walk_values, within};
+use super::model::{
+    LENGTHS, is_end, is_in, lengths, read_by, read_value, read_value_async, walk, walk_keys, walk_values, within,
+};
 use super::side::Side;
 use super::sources::{End, Source};
 use crate::Script;
@@ -410,6 +412,10 @@ impl Side {
                 let below = model.range::<Vec<u8>, _>(..&key).count() as u64;
                 assert_eq!(must(call!("Keyspace::rank", k.rank(&key))), below);
                 assert_eq!(must(block_on(call!("Keyspace::rank_async", k.rank_async(&key)))), below);
+                let sum = lengths(&rows);
+                assert_eq!(must(call!("Keyspace::aggregate", k.aggregate(&LENGTHS, bounds.clone()))), sum);
+                let reduced = call!("Keyspace::aggregate_async", k.aggregate_async(&LENGTHS, bounds.clone()));
+                assert_eq!(must(block_on(reduced)), sum);
                 let index = usize::from(script.byte());
                 let found = [
                     must(call!("Keyspace::nth", k.nth(bounds.clone(), index as u64))),

@@ -122,6 +122,8 @@ impl Client {
                     }
                     Err(error) => self.accept(&error, Call::Copy, Some(space))?,
                 }
+            } else if self.random.chance(15) {
+                self.snapshot_aggregate(&snapshot, &keyspace, space).await?;
             } else if self.random.chance(25) {
                 let bounds = self.bounds(space);
                 let within = bounds.clone();

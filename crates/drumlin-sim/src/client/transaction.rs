@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use drumlin::{Durability, Error, Isolation, Keyspace, Savepoint, Transaction, TxOptions};
 
+use super::aggregates::Fingerprint;
 use super::answers::Call;
 use super::scans::{Bounds, Own, Sight};
 use super::streams::{Reader, Slow};
@@ -323,9 +324,30 @@ impl Client {
         Ok(())
     }
 
+    async fn tx_aggregate(&mut self, running: &mut Running, spot: &Spot) -> Result<(), Error> {
+        let &Spot { ref keyspace, space, .. } = spot;
+        let bounds = self.bounds(space);
+        let (from, within) = (self.life.model.answered(), bounds.clone());
+        let (face, tx) = (self.face, &running.tx);
+        let reduce = async {
+            by_face!(
+                face,
+                tx.aggregate(keyspace, &Fingerprint, within),
+                tx.aggregate_async(keyspace, &Fingerprint, within)
+            )
+        };
+        let Some(found) = self.or_drop(reduce).await else { return Ok(()) };
+        self.check_aggregate(found?, space, &bounds, &self.sight(running, from));
+        running.reads.push((space, bounds));
+        Ok(())
+    }
+
     async fn tx_count(&mut self, running: &mut Running, spot: &Spot) -> Result<(), Error> {
         if self.random.chance(40) {
             return self.tx_nth(running, spot).await;
+        }
+        if self.random.chance(50) {
+            return self.tx_aggregate(running, spot).await;
         }
         let &Spot { ref keyspace, space, .. } = spot;
         let bounds = self.bounds(space);

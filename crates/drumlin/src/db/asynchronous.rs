@@ -18,6 +18,7 @@ use futures_io::AsyncRead;
 use super::bounds::{self, KeyRange};
 use super::range::{Keys, Values, step};
 use super::reader::Reader;
+use super::reducer::Reducer;
 use super::{
     AsyncValueReader, Batch, BulkLoad, CheckReport, CheckpointReport, CompactReport, Config, Database, Keyspace,
     KeyspaceOptions, Range, Transaction, Value,
@@ -251,6 +252,14 @@ impl Keyspace {
     /// Those of [`first`](Keyspace::first).
     pub async fn rank_async(&self, key: impl AsRef<[u8]>) -> Result<u64> {
         self.rows().count(self.store()?.as_task(), bounds::owned(&..key)).await
+    }
+
+    /// Like [`aggregate`](Keyspace::aggregate).
+    ///
+    /// # Errors
+    /// Those of [`aggregate`](Keyspace::aggregate).
+    pub async fn aggregate_async<R: Reducer>(&self, reducer: &R, range: impl KeyRange) -> Result<R::Output> {
+        self.rows().aggregate(self.store()?.as_task(), reducer, bounds::owned(&range)).await
     }
 
     /// Like [`nth`](Keyspace::nth).
@@ -553,6 +562,19 @@ impl Reader {
     /// Those of [`first`](Reader::first).
     pub async fn rank_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<u64> {
         self.rows(keyspace)?.count(self.store()?.as_task(), bounds::owned(&..key)).await
+    }
+
+    /// Like [`aggregate`](Reader::aggregate).
+    ///
+    /// # Errors
+    /// Those of [`aggregate`](Reader::aggregate).
+    pub async fn aggregate_async<R: Reducer>(
+        &self,
+        keyspace: &Keyspace,
+        reducer: &R,
+        range: impl KeyRange,
+    ) -> Result<R::Output> {
+        self.rows(keyspace)?.aggregate(self.store()?.as_task(), reducer, bounds::owned(&range)).await
     }
 
     /// Like [`nth`](Reader::nth).

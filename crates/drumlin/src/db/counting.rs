@@ -15,7 +15,7 @@ use crate::sync::Random;
 use crate::task::WaitMode;
 use crate::tree::Direction;
 use crate::tree::counting::{CountCursor, Seek};
-use crate::tree::counts::{ChangeSums, KeptCounts, NoAnswer, interval_of};
+use crate::tree::counts::{ChangeSums, KeptCounts, NoAnswer, RECENT_MAX, interval_of};
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::write_set::Change;
 
@@ -23,14 +23,14 @@ use crate::txn::write_set::Change;
 const ATTEMPTS_MAX: usize = 16;
 
 /// A range of keys: from the first on, below the second.
-type Interval = (Vec<u8>, Option<Vec<u8>>);
+pub(super) type Interval = (Vec<u8>, Option<Vec<u8>>);
 
-fn interval(bounds: &OwnedBounds) -> Option<Interval> {
+pub(super) fn interval(bounds: &OwnedBounds) -> Option<Interval> {
     let (lower, upper) = bounds;
     interval_of(lower.as_ref().map(|key| &key[..]), upper.as_ref().map(|key| &key[..]))
 }
 
-fn as_slices((lower, upper): &Interval) -> (&[u8], Option<&[u8]>) {
+pub(super) fn as_slices((lower, upper): &Interval) -> (&[u8], Option<&[u8]>) {
     (lower, upper.as_deref())
 }
 
@@ -114,7 +114,7 @@ impl Rows<'_> {
                 kept
             }
         };
-        store.engine.fold_counts(mode, tree, &kept).await?;
+        store.engine.fold_counts(mode, tree, &kept, RECENT_MAX).await?;
         Ok(Some(kept))
     }
 
@@ -157,7 +157,7 @@ impl Rows<'_> {
     }
 
     /// Calls `visit` with each row of a range that the reading transaction has inserted or removed itself.
-    async fn own_changes(
+    pub(super) async fn own_changes(
         &self,
         mode: WaitMode<'_>,
         (lower, upper): &Interval,
@@ -183,7 +183,7 @@ impl Rows<'_> {
     }
 
     /// Records the read of an interval for a serializable transaction.
-    fn record_interval(&self, lower: &[u8], upper: Option<&[u8]>) -> Result<()> {
+    pub(super) fn record_interval(&self, lower: &[u8], upper: Option<&[u8]>) -> Result<()> {
         match self.view.and_then(|view| view.reads.as_ref()) {
             Some(reads) => reads.lock().add_interval(self.tree, lower, upper),
             None => Ok(()),

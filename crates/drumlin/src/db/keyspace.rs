@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::bounds::{self, KeyRange};
 use super::range::{Keys, Range, Values};
+use super::reducer::Reducer;
 use super::rows::Rows;
 use super::value::ShownValue;
 use super::value_reader::ValueReader;
@@ -388,6 +389,38 @@ impl Keyspace {
     /// Those of [`first`](Keyspace::first).
     pub fn rank(&self, key: impl AsRef<[u8]>) -> Result<u64> {
         self.count(..key)
+    }
+
+    /// Reduces the rows of a range: their sum, their least or greatest number, or whatever a [`Reducer`] computes.
+    /// O(log n), and O(leaves changed since aggregates were last asked for).
+    ///
+    /// The first aggregate of a large range by a reducer reads its rows, and the keyspace keeps what it finds: a state
+    /// for each page, beside the [counts](Keyspace::count) and in the same memory. From then on commits note the keys
+    /// of the rows that they change. Where there is no memory for it, and for a snapshot that is older than what is
+    /// kept, the rows are read. The answer is exact in any case. What is kept is forgotten when the database is closed.
+    ///
+    /// An aggregate that has to read many rows is a long read: beside many writers it may end with
+    /// [`SnapshotTooOld`](crate::Error::SnapshotTooOld), and finds more states when it is asked again.
+    ///
+    /// ```
+    /// use drumlin::{Field, Sum};
+    ///
+    /// /// Values begin with a number of cents.
+    /// const CENTS: Sum<u64> = Sum::of(Field::big_endian(0));
+    ///
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// let orders = db.keyspace("orders")?;
+    /// orders.insert("2026-11-21/0001", 450u64.to_be_bytes())?;
+    /// orders.insert("2026-11-22/0001", 1250u64.to_be_bytes())?;
+    /// orders.insert("2026-11-22/0002", 80u64.to_be_bytes())?;
+    /// assert_eq!(orders.aggregate(&CENTS, "2026-11-22"..)?, 1330);
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Reducer`](crate::Error::Reducer) if the reducer fails; those of [`first`](Keyspace::first).
+    pub fn aggregate<R: Reducer>(&self, reducer: &R, range: impl KeyRange) -> Result<R::Output> {
+        ready(self.rows().aggregate(WaitMode::Blocking, reducer, bounds::owned(&range)))
     }
 
     /// Returns the row of a range that has `index` rows of the range before it. O(log n), like

@@ -1,5 +1,6 @@
 //! The public face: databases, keyspaces, transactions, snapshots.
 
+mod aggregate;
 mod asynchronous;
 mod atomic;
 mod batch;
@@ -7,12 +8,14 @@ mod bounds;
 mod bulk_load;
 mod config;
 mod counting;
+mod exact_sum;
 mod in_transaction;
 mod keyspace;
 mod leaf_copy;
 mod locks;
 mod range;
 mod reader;
+mod reducer;
 mod removal;
 mod rows;
 mod salvage;
@@ -40,6 +43,7 @@ pub use config::Config;
 pub use keyspace::{Keyspace, KeyspaceInfo, KeyspaceOptions};
 pub use range::{Keys, Range, Salvage, Values};
 pub use reader::Reader;
+pub use reducer::{Field, Max, Min, Number, ReduceError, Reducer, Sum};
 pub use salvage::{Gap, Salvaged};
 pub use snapshot::Snapshot;
 pub use stream::RowStream;

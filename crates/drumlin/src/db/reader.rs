@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::bounds::{self, KeyRange};
 use super::range::{Keys, Range, Values};
+use super::reducer::Reducer;
 use super::rows::{ReadView, Rows};
 use super::value_reader::ValueReader;
 use super::{Handle, Keyspace, Value};
@@ -256,6 +257,26 @@ impl Reader {
     /// Those of [`first`](Reader::first).
     pub fn rank(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<u64> {
         self.count(keyspace, ..key)
+    }
+
+    /// Reduces the rows of a range, a transaction's own changes included. See [`Keyspace::aggregate`].
+    ///
+    /// ```
+    /// use drumlin::{Field, Max};
+    ///
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// k.insert("a", [3])?;
+    /// let mut tx = db.begin()?;
+    /// tx.insert(&k, "b", [5])?;
+    /// assert_eq!(tx.aggregate(&k, &Max::of(Field::<u8>::big_endian(0)), ..)?, Some(5));
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Reducer`](crate::Error::Reducer) if the reducer fails; those of [`first`](Reader::first).
+    pub fn aggregate<R: Reducer>(&self, keyspace: &Keyspace, reducer: &R, range: impl KeyRange) -> Result<R::Output> {
+        ready(self.rows(keyspace)?.aggregate(WaitMode::Blocking, reducer, bounds::owned(&range)))
     }
 
     /// Returns the row of a range that has `index` rows of the range before it. O(log n), like

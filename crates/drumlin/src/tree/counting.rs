@@ -30,7 +30,7 @@ const PAGES_AT_ONCE: usize = 64;
 const LEAVES_WITHOUT: usize = if cfg!(feature = "sim") { 2 } else { 16 };
 
 /// Why a step ended.
-enum Halt {
+pub(super) enum Halt {
     /// The view was outdated, or a page's fences are being changed.
     Again,
     /// Enough for one hold of the base.
@@ -113,7 +113,7 @@ struct Step<'s> {
 }
 
 /// Returns `true` if a child begins at this key.
-fn begins_at(inner: &Inner<'_>, child: usize, key: &[u8]) -> bool {
+pub(super) fn begins_at(inner: &Inner<'_>, child: usize, key: &[u8]) -> bool {
     match child {
         0 => inner.lower_fence().map_or(key.is_empty(), |lower| lower == key),
         _ => inner.compare_key(child, key).is_eq(),
@@ -323,15 +323,23 @@ impl Tree {
         cursor: &mut CountCursor,
         mut seek: Option<&mut Seek>,
     ) -> Result<bool> {
+        let done = self.walking(mode, || self.count_step(kept, cursor, seek.as_deref_mut())).await?;
+        assert!(done.is_none() || cursor.is_done, "a count ends on its way");
+        Ok(done.is_some())
+    }
+
+    /// Repeats a step until it succeeds, bringing in what it lacks. Returns `None` if changes were folded meanwhile.
+    pub(super) async fn walking<T>(
+        &self,
+        mode: WaitMode<'_>,
+        mut step: impl FnMut() -> Result<T, Halt>,
+    ) -> Result<Option<T>> {
         let mut provider = Provider::new(mode, &self.pool);
         let mut restart = 0;
         while restart < RESTARTS_MAX {
-            match self.count_step(kept, cursor, seek.as_deref_mut()) {
-                Ok(()) => {
-                    assert!(cursor.is_done, "a count ends on its way");
-                    return Ok(true);
-                }
-                Err(Halt::Folded) => return Ok(false),
+            match step() {
+                Ok(done) => return Ok(Some(done)),
+                Err(Halt::Folded) => return Ok(None),
                 Err(Halt::Again) => {
                     self.pause(restart)?;
                     restart += 1;

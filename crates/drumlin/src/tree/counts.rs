@@ -9,6 +9,9 @@
 //!
 //! A keyspace that is never counted pays one load of a flag for each row that is inserted or removed.
 //!
+//! Reductions of the rows' values lie beside the counts (`tree/reductions.rs`). Where there are any, the list has the
+//! rows too whose values were replaced, and folding makes reductions void.
+//!
 //! # Invariants
 //! 1. The list has exactly the inserts and removals since counts began that are not folded. A change of a leaf is added
 //!    under the leaf's exclusive latch, before its commit is published: a thread that has the leaf latched finds all
@@ -41,121 +44,30 @@ use crate::space::EpochGuard;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, thread_index};
 
-/// Marks an entry that holds a count.
-const COUNTED: u64 = 1 << 63;
-/// Marks an entry whose page has its fences changed.
-const CHANGING: u64 = 1 << 62;
+use super::count_entries::CountEntries;
+pub(crate) use super::count_entries::CountEntry;
+use super::reductions::{KeptReduction, Reductions};
 
-/// The state of an entry.
+/// The effect of a commit on a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum CountEntry {
-    /// Rows beneath the page at the base.
-    Rows(u64),
-    /// Not counted. The stamp is another each time.
-    Unknown(u64),
-    /// The page's fences are being changed.
-    Changing,
+pub(crate) enum RowChange {
+    Inserted,
+    Removed,
+    /// The row has another value.
+    Replaced,
 }
 
-/// Entries of the first level; each level has twice those of the one before.
-const FIRST_LEVEL: usize = if cfg!(drumlin_loom) { 4 } else { 64 };
-/// Levels that reach all 2³² pages.
-const LEVELS: usize = 31;
-
-/// An entry for each page.
-struct CountEntries {
-    levels: [OnceLock<Box<[AtomicU64]>>; LEVELS],
-    stamps: AtomicU64,
-}
-
-impl CountEntries {
-    fn new() -> CountEntries {
-        CountEntries { levels: [const { OnceLock::new() }; LEVELS], stamps: AtomicU64::new(1) }
-    }
-
-    fn locate(page: PageId) -> (usize, usize) {
-        let shifted = page.0 as usize + FIRST_LEVEL;
-        let level = (shifted.ilog2() - FIRST_LEVEL.ilog2()) as usize;
-        let offset = shifted - (FIRST_LEVEL << level);
-        debug_assert!(level < LEVELS && offset < FIRST_LEVEL << level, "page {page} has its entry at {offset}");
-        (level, offset)
-    }
-
-    #[inline]
-    fn cell(&self, page: PageId) -> Option<&AtomicU64> {
-        let (level, offset) = Self::locate(page);
-        Some(&self.levels[level].get()?[offset])
-    }
-
-    /// The page's cell. `take` is told of the bytes of a level that is made.
-    fn cell_or_new(&self, page: PageId, take: impl FnOnce(u64)) -> &AtomicU64 {
-        let (level, offset) = Self::locate(page);
-        let cells = self.levels[level].get_or_init(|| {
-            let count = FIRST_LEVEL << level;
-            take((count * size_of::<u64>()) as u64);
-            (0..count).map(|_| AtomicU64::new(0)).collect()
-        });
-        &cells[offset]
-    }
-
-    /// Bytes of entries for so many pages.
-    fn memory_bytes_of(page_count: u64) -> u64 {
-        let (level, _) = Self::locate(PageId(page_count.min(u64::from(u32::MAX)) as u32));
-        ((FIRST_LEVEL << (level + 1)) * size_of::<u64>()) as u64
-    }
-
-    #[inline]
-    fn load(&self, page: PageId) -> CountEntry {
-        match self.cell(page).map_or(0, |cell| cell.load(Ordering::Acquire)) {
-            bits if bits & COUNTED != 0 => CountEntry::Rows(bits & !COUNTED),
-            CHANGING => CountEntry::Changing,
-            stamp => CountEntry::Unknown(stamp),
+impl RowChange {
+    fn sign(self) -> i64 {
+        match self {
+            RowChange::Inserted => 1,
+            RowChange::Removed => -1,
+            RowChange::Replaced => 0,
         }
     }
-
-    /// Stores a count in place of a stamp; `false` where the entry has changed.
-    fn store(&self, page: PageId, stamp: u64, rows: u64, take: impl FnOnce(u64)) -> bool {
-        assert!(rows < CHANGING && stamp < CHANGING, "{rows} rows, or stamp {stamp}, read as a mark");
-        let cell = self.cell_or_new(page, take);
-        cell.compare_exchange(stamp, COUNTED | rows, Ordering::AcqRel, Ordering::Acquire).is_ok()
-    }
-
-    /// Adds to a count, if the entry holds one.
-    fn add(&self, page: PageId, change: i64) {
-        let Some(cell) = self.cell(page) else { return };
-        let mut bits = cell.load(Ordering::Acquire);
-        while bits & COUNTED != 0 {
-            let rows = (bits & !COUNTED).checked_add_signed(change).expect("more rows are removed than there are");
-            match cell.compare_exchange(bits, COUNTED | rows, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return,
-                Err(now) => bits = now,
-            }
-        }
-    }
-
-    fn unsettle(&self, page: PageId, take: impl FnOnce(u64)) {
-        let before = self.cell_or_new(page, take).swap(CHANGING, Ordering::AcqRel);
-        assert!(before != CHANGING, "the fences of page {page} are changed by two threads");
-    }
-
-    fn settle(&self, page: PageId) {
-        let stamp = self.stamps.fetch_add(1, Ordering::Relaxed);
-        assert!(stamp < CHANGING, "stamp {stamp} reads as a mark");
-        let cell = self.cell(page).expect("it was made when the page was unsettled");
-        let before = cell.swap(stamp, Ordering::AcqRel);
-        assert!(before == CHANGING, "page {page} is settled twice");
-    }
-
-    /// Gives a page that is about to be made another stamp than any page had before that had its number.
-    fn renew(&self, page: PageId, take: impl FnOnce(u64)) {
-        let stamp = self.stamps.fetch_add(1, Ordering::Relaxed);
-        assert!(stamp < CHANGING, "stamp {stamp} reads as a mark");
-        let before = self.cell_or_new(page, take).swap(stamp, Ordering::AcqRel);
-        assert!(before != CHANGING, "page {page} is made while its fences are changed");
-    }
 }
 
-/// A row that a commit inserted or removed.
+/// A row that a commit changed.
 #[derive(Clone, Copy, Debug)]
 struct CountChange {
     /// The first eight bytes of the key as a number.
@@ -163,12 +75,12 @@ struct CountChange {
     timestamp: Timestamp,
     key_start: u32,
     key_bytes: u16,
-    is_insert: bool,
+    change: RowChange,
 }
 
 impl CountChange {
     fn sign(&self) -> i64 {
-        if self.is_insert { 1 } else { -1 }
+        self.change.sign()
     }
 }
 
@@ -202,12 +114,12 @@ struct ChangeList {
 }
 
 impl ChangeList {
-    fn push(&mut self, key: &[u8], timestamp: Timestamp, is_insert: bool) {
+    fn push(&mut self, key: &[u8], timestamp: Timestamp, change: RowChange) {
         assert!(timestamp != Timestamp(0), "a change of no commit");
         let key_start = u32::try_from(self.keys.len()).expect("the list is bounded");
         let key_bytes = u16::try_from(key.len()).expect("a key has a quarter of a page at most");
         self.keys.extend_from_slice(key);
-        self.changes.push(CountChange { head: head_of(key), timestamp, key_start, key_bytes, is_insert });
+        self.changes.push(CountChange { head: head_of(key), timestamp, key_start, key_bytes, change });
     }
 
     #[inline]
@@ -267,7 +179,7 @@ impl ChangeList {
         for change in &self.changes {
             let key = self.key(change);
             if is_kept(key, change) {
-                kept.push(key, change.timestamp, change.is_insert);
+                kept.push(key, change.timestamp, change.change);
             }
         }
         kept.sorted_count = kept.changes.len();
@@ -298,7 +210,7 @@ const PART_COUNT: usize = 8;
 const LIST_BYTES_MAX: u64 = 512 << 20;
 
 /// Changes out of order at which the list is folded. 2,048 take 10 us to look through; a fold of them takes 1 ms.
-const RECENT_MAX: usize = if cfg!(feature = "sim") { 32 } else { 2048 };
+pub(crate) const RECENT_MAX: usize = if cfg!(feature = "sim") { 32 } else { 2048 };
 
 /// See the module.
 pub(crate) struct KeptCounts {
@@ -307,6 +219,8 @@ pub(crate) struct KeptCounts {
     base: RwLock<CountState>,
     list: Mutex<ChangeList>,
     parts: [CachePadded<Mutex<ChangeList>>; PART_COUNT],
+    /// Reductions of the rows' values, from the first aggregate on.
+    reductions: OnceLock<Reductions>,
     budget: Arc<Budget>,
     /// Taken of the budget.
     bytes: AtomicU64,
@@ -381,6 +295,7 @@ impl KeptCounts {
             base: RwLock::new(CountState { horizon: now, floor: now, generation: 0 }),
             list: Mutex::default(),
             parts: std::array::from_fn(|_| CachePadded::default()),
+            reductions: OnceLock::new(),
             budget: Arc::clone(budget),
             bytes: AtomicU64::new(0),
             list_bytes_max,
@@ -388,7 +303,7 @@ impl KeptCounts {
         }
     }
 
-    fn take(&self, bytes: u64) {
+    pub(super) fn take(&self, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.budget.take(Account::Counts, bytes);
         if self.budget.taken_bytes(Account::Counts) > self.budget.limit_bytes(Account::Counts) {
@@ -397,7 +312,7 @@ impl KeptCounts {
         }
     }
 
-    fn give(&self, bytes: u64) {
+    pub(super) fn give(&self, bytes: u64) {
         let before = self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         assert!(bytes <= before, "counts give back {bytes} bytes of {before}");
         self.budget.give(Account::Counts, bytes);
@@ -414,9 +329,9 @@ impl KeptCounts {
 
     // ── the list ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Adds a row that a commit inserted or removed to the list. Its leaf is latched for change. Returns `false` if the
+    /// Adds a row that a commit changed to the list. Its leaf is latched for change. Returns `false` if the
     /// counts have ended, now at the latest, for the list is full: the change is not in it.
-    fn add(&self, key: &[u8], timestamp: Timestamp, is_insert: bool) -> bool {
+    fn add(&self, key: &[u8], timestamp: Timestamp, change: RowChange) -> bool {
         if self.has_ended() {
             return false;
         }
@@ -427,7 +342,7 @@ impl KeptCounts {
             self.has_ended.store(true, Ordering::Release);
             return false;
         }
-        part.push(key, timestamp, is_insert);
+        part.push(key, timestamp, change);
         let now = part.memory_bytes();
         drop(part);
         if now != before {
@@ -498,11 +413,32 @@ impl KeptCounts {
     ) -> Result<(u64, RowChanges), NoAnswer> {
         let base = self.base();
         let changes = self.with_list(|list| {
-            let seen = list.within(lower, upper).filter(|change| change.timestamp <= snapshot);
+            let seen = list.within(lower, upper).filter(|change| change.timestamp <= snapshot && change.sign() != 0);
             seen.map(|change| (list.key(change).to_vec(), change.sign())).collect()
         });
         self.check(&base, base.generation, snapshot)?;
         Ok((base.generation, changes))
+    }
+
+    /// The keys of a range that were changed up to a snapshot, in order, and the generation to whose reductions that
+    /// applies.
+    pub(crate) fn changed_keys(
+        &self,
+        snapshot: Timestamp,
+        (lower, upper): (&[u8], Option<&[u8]>),
+    ) -> Result<(u64, Vec<Vec<u8>>), NoAnswer> {
+        let base = self.base();
+        let mut keys: Vec<Vec<u8>> = self.with_list(|list| {
+            let seen = list.within(lower, upper).filter(|change| change.timestamp <= snapshot);
+            seen.map(|change| list.key(change).to_vec()).collect()
+        });
+        self.check(&base, base.generation, snapshot)?;
+        let generation = base.generation;
+        drop(base);
+        debug_assert!(keys.iter().all(|key| **key >= *lower && upper.is_none_or(|upper| **key < *upper)));
+        keys.sort_unstable();
+        keys.dedup();
+        Ok((generation, keys))
     }
 
     /// Fails if rows that were summed in this generation do not answer for the snapshot.
@@ -510,11 +446,11 @@ impl KeptCounts {
         self.check(&self.base(), generation, snapshot)
     }
 
-    /// Returns `true` if the list is so long that it should be folded; `true` if beyond its memory, so that older
-    /// readers are left behind.
-    pub(crate) fn wants_fold(&self) -> Option<bool> {
+    /// Returns `Some` if the list has more changes out of order than `recent_max`, or is so large that it should be
+    /// folded; `true` if beyond its memory, so that older readers are left behind.
+    pub(crate) fn wants_fold(&self, recent_max: usize) -> Option<bool> {
         self.with_list(|list| {
-            let is_long = list.changes.len() - list.sorted_count > RECENT_MAX;
+            let is_long = list.changes.len() - list.sorted_count > recent_max;
             let is_large = list.memory_bytes() > self.list_bytes_max / 2;
             (is_long || is_large).then_some(is_large)
         })
@@ -568,9 +504,74 @@ impl KeptCounts {
         self.entries.store(page, stamp, rows, |bytes| self.take(bytes))
     }
 
-    /// Adds folded changes to a page on their way, if its rows are counted.
+    /// Adds folded changes to a page on their way, if its rows are counted, and makes its reductions void.
     pub(super) fn add_folded(&self, page: PageId, change: i64) {
         self.entries.add(page, change);
+        if let Some(reductions) = self.reductions.get() {
+            reductions.stamps.void(page);
+        }
+    }
+
+    /// Returns `true` if reductions are kept.
+    pub(crate) fn has_reductions(&self) -> bool {
+        self.reductions.get().is_some()
+    }
+
+    /// The reductions, if any were asked for.
+    pub(crate) fn reductions(&self) -> Option<&Reductions> {
+        self.reductions.get()
+    }
+
+    fn unsettle(&self, page: PageId) {
+        self.entries.unsettle(page, |bytes| self.take(bytes));
+        if let Some(reductions) = self.reductions.get() {
+            reductions.stamps.unsettle(page, |bytes| self.take(bytes));
+        }
+    }
+
+    fn settle(&self, page: PageId) {
+        self.entries.settle(page);
+        if let Some(reductions) = self.reductions.get() {
+            reductions.stamps.settle(page);
+        }
+    }
+
+    fn renew(&self, page: PageId) {
+        self.entries.renew(page, |bytes| self.take(bytes));
+        if let Some(reductions) = self.reductions.get() {
+            reductions.stamps.renew(page, |bytes| self.take(bytes));
+        }
+    }
+
+    /// Keeps a page's state, with the stamp that was read before its rows were. Returns `false` if there is no memory
+    /// for it, or the page has another stamp by now.
+    pub(crate) fn store_state(&self, reduction: &KeptReduction, page: PageId, stamp: u64, state: &[u8]) -> bool {
+        assert!(self.has_reductions(), "a state is kept before reductions have begun");
+        let needed_bytes = KeptReduction::memory_bytes_of(state);
+        if self.has_ended() || !self.has_room_for(needed_bytes) {
+            crate::coverage::mark!("a reduction found no memory");
+            return false;
+        }
+        let replaced_bytes = reduction.store(page, stamp, state);
+        self.account(replaced_bytes, needed_bytes);
+        self.stamp(page) == Some(stamp)
+    }
+
+    /// The page's stamp; `None` while its fences change.
+    pub(super) fn stamp(&self, page: PageId) -> Option<u64> {
+        let reductions = self.reductions.get().expect("reductions have begun");
+        match reductions.stamps.load_made(page, |bytes| self.take(bytes)) {
+            CountEntry::Unknown(stamp) => Some(stamp),
+            CountEntry::Changing => None,
+            CountEntry::Rows(_) => unreachable!("a stamp is no count"),
+        }
+    }
+
+    /// Returns `true` if there is memory for so many bytes more, with as much left for the list.
+    pub(super) fn has_room_for(&self, bytes: u64) -> bool {
+        let limit_bytes = self.budget.limit_bytes(Account::Counts);
+        debug_assert!(self.bytes.load(Ordering::Relaxed) <= self.budget.taken_bytes(Account::Counts));
+        self.budget.taken_bytes(Account::Counts) + bytes <= limit_bytes / 2
     }
 
     /// Returns `true` if a change may be missing in the list.
@@ -587,7 +588,7 @@ pub(super) struct Unsettled<const N: usize> {
 
 impl<const N: usize> Drop for Unsettled<N> {
     fn drop(&mut self) {
-        self.pages.iter().for_each(|&page| self.kept.entries.settle(page));
+        self.pages.iter().for_each(|&page| self.kept.settle(page));
     }
 }
 
@@ -596,6 +597,8 @@ impl<const N: usize> Drop for Unsettled<N> {
 pub(crate) struct Counts {
     /// Looked at by commits.
     are_kept: AtomicBool,
+    /// Values are reduced: replaced rows are noted too.
+    are_values_kept: AtomicBool,
     kept: RwLock<Option<Arc<KeptCounts>>>,
 }
 
@@ -638,12 +641,33 @@ impl Counts {
         Some(kept)
     }
 
+    /// Begins to keep reductions beside the counts, like [`begin`](Self::begin). Returns the counts that have them.
+    pub(crate) fn begin_reductions(
+        &self,
+        epoch_guard: &EpochGuard<'_>,
+        now: Timestamp,
+        budget: &Arc<Budget>,
+        page_count: u64,
+    ) -> Option<Arc<KeptCounts>> {
+        let kept = self.begin(epoch_guard, now, budget, page_count)?;
+        if kept.reductions.get().is_none() {
+            if !kept.has_room_for(CountEntries::memory_bytes_of(page_count)) {
+                return None;
+            }
+            let is_new = kept.reductions.set(Reductions::new(now)).is_ok();
+            assert!(is_new, "reductions begin beside others");
+            self.are_values_kept.store(true, Ordering::Release);
+        }
+        Some(kept)
+    }
+
     /// Ends these counts, before the first change is left out of their list.
     fn end(&self, kept: &Arc<KeptCounts>) {
         kept.has_ended.store(true, Ordering::Release);
         let mut current = self.kept.write();
         if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, kept)) {
             self.are_kept.store(false, Ordering::Release);
+            self.are_values_kept.store(false, Ordering::Release);
             *current = None;
         }
     }
@@ -655,17 +679,17 @@ impl Counts {
         }
     }
 
-    /// Notes that a commit inserted the row, or removed it. Its leaf is latched for change, and the commit is not
-    /// published.
+    /// Notes that a commit changed the row. Its leaf is latched for change, and the commit is not published.
     #[inline]
-    pub(crate) fn note(&self, key: &[u8], timestamp: Timestamp, is_insert: bool) {
-        if self.are_kept.load(Ordering::Acquire) {
-            self.note_kept(key, timestamp, is_insert);
+    pub(crate) fn note(&self, key: &[u8], timestamp: Timestamp, change: RowChange) {
+        let is_noted = if change == RowChange::Replaced { &self.are_values_kept } else { &self.are_kept };
+        if is_noted.load(Ordering::Acquire) {
+            self.note_kept(key, timestamp, change);
         }
     }
 
-    fn note_kept(&self, key: &[u8], timestamp: Timestamp, is_insert: bool) {
-        let is_missing = self.kept.read().as_ref().is_some_and(|kept| !kept.add(key, timestamp, is_insert));
+    fn note_kept(&self, key: &[u8], timestamp: Timestamp, change: RowChange) {
+        let is_missing = self.kept.read().as_ref().is_some_and(|kept| !kept.add(key, timestamp, change));
         if is_missing {
             let ended = self.kept();
             debug_assert!(ended.is_none(), "a change is missing in a list that goes on");
@@ -675,7 +699,7 @@ impl Counts {
     /// Forgets what was counted beneath a page of this number, which is about to be another.
     pub(super) fn renew(&self, page: PageId) {
         if let Some(kept) = self.kept() {
-            kept.entries.renew(page, |bytes| kept.take(bytes));
+            kept.renew(page);
         }
     }
 
@@ -683,7 +707,7 @@ impl Counts {
     pub(super) fn unsettle<const N: usize>(&self, pages: [PageId; N]) -> Option<Unsettled<N>> {
         let kept = self.kept()?;
         debug_assert!(pages.iter().all(|page| *page != PageId::ROOT), "the root has other fences");
-        pages.iter().for_each(|&page| kept.entries.unsettle(page, |bytes| kept.take(bytes)));
+        pages.iter().for_each(|&page| kept.unsettle(page));
         Some(Unsettled { kept, pages })
     }
 }
@@ -714,55 +738,30 @@ mod tests {
     fn changes_are_summed_by_range_and_commit() {
         let mut list = ChangeList::default();
         let keys: Vec<Vec<u8>> = (0..200u32).map(|number| format!("a common start {number:03}").into_bytes()).collect();
-        let changes = |number: usize| (1 + number as u64 % 7, !number.is_multiple_of(3));
+        let changes = |number: usize| {
+            let change = match number % 4 {
+                0 => RowChange::Removed,
+                1 => RowChange::Replaced,
+                _ => RowChange::Inserted,
+            };
+            (1 + number as u64 % 7, change)
+        };
         for number in (0..200).map(|number| number * 77 % 200) {
-            let (timestamp, is_insert) = changes(number);
-            list.push(&keys[number], Timestamp(timestamp), is_insert);
+            let (timestamp, change) = changes(number);
+            list.push(&keys[number], Timestamp(timestamp), change);
             if number == 50 {
                 list.sort();
             }
         }
         for (lower, upper, up_to) in [(0, 200, 9), (3, 150, 9), (0, 200, 3), (20, 21, 7), (40, 40, 9)] {
             let seen = (lower..upper).map(changes).filter(|(timestamp, _)| *timestamp <= up_to);
-            let expected: i64 = seen.map(|(_, is_insert)| if is_insert { 1 } else { -1 }).sum();
+            let expected: i64 = seen.map(|(_, change)| change.sign()).sum();
             let upper = keys.get(upper).map(|key| &key[..]);
             assert_eq!(list.sum(&keys[lower], upper, Timestamp(up_to)), expected, "{lower} to {upper:?}");
         }
         list.sort();
         list.retain(|_, change| change.timestamp > Timestamp(3));
         assert_eq!(list.sum(b"", None, Timestamp(3)), 0);
-    }
-
-    /// A count is not stored in place of another stamp than was read, and none while the fences change.
-    #[test]
-    fn a_count_is_stored_in_place_of_its_stamp() {
-        let entries = CountEntries::new();
-        let page = PageId(700);
-        let CountEntry::Unknown(before) = entries.load(page) else { panic!("a page is counted at once") };
-        entries.unsettle(page, drop);
-        assert_eq!(entries.load(page), CountEntry::Changing);
-        assert!(!entries.store(page, before, 5, drop));
-        entries.settle(page);
-        assert!(!entries.store(page, before, 5, drop), "stored in place of an older stamp");
-        let CountEntry::Unknown(stamp) = entries.load(page) else { panic!("the page is not settled") };
-        assert!(entries.store(page, stamp, 5, drop));
-        entries.add(page, -2);
-        assert_eq!(entries.load(page), CountEntry::Rows(3));
-        entries.unsettle(page, drop);
-        entries.add(page, 1);
-        assert_eq!(entries.load(page), CountEntry::Changing);
-    }
-
-    /// Pages of every number have a cell, and no two the same.
-    #[test]
-    fn every_page_has_a_cell() {
-        let mut before = None;
-        for page in (0..2000).chain([u32::MAX / 2, u32::MAX - 1, u32::MAX]).map(PageId) {
-            let (level, offset) = CountEntries::locate(page);
-            assert!(offset < FIRST_LEVEL << level && level < LEVELS);
-            assert!(before < Some((level, offset)));
-            before = Some((level, offset));
-        }
     }
 }
 

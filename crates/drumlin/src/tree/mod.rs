@@ -11,10 +11,13 @@
 //!    the log knows nothing of it.
 //! 4. A core operation never waits: it returns what it lacks ([`Needs`]) and has then changed nothing.
 
+mod count_entries;
 pub(crate) mod counting;
 pub(crate) mod counts;
 pub(crate) mod node;
 pub(crate) mod packing;
+pub(crate) mod reducing;
+pub(crate) mod reductions;
 mod structure;
 
 pub(crate) use structure::{FRAMES_NEEDED, Incoming, has_room};

@@ -3,6 +3,7 @@
 //! One program, which is linked once. Tests that change their process (forks, limits, the working folder) or measure it
 //! run in a process of their own: [`support::alone`].
 
+mod aggregates;
 mod asynchronous;
 mod atomic;
 mod bulk_load;

@@ -15,6 +15,7 @@ use crate::format::{ExtentAddress, PageId, Timestamp, ValueId};
 use crate::pool::{FrameRead, FrameWrite, Needs, ReclaimGuard, Stop};
 use crate::space::{EpochGuard, FrameIndex, PageEntry, PageSpace};
 use crate::task::WaitMode;
+use crate::tree::counts::RowChange;
 use crate::tree::node::{Leaf, LeafMut, RowValue};
 use crate::tree::{Incoming, Provider, Tree};
 use crate::txn::read_set::{Reads, Walk};
@@ -32,14 +33,17 @@ pub(super) fn change_row(
 ) {
     debug_assert_eq!(leaf.as_leaf().search(row.key), found, "a row is changed that another has moved");
     match (found, value) {
-        (Ok(at), Some(value)) => leaf.replace(at, value).expect("room was checked"),
+        (Ok(at), Some(value)) => {
+            leaf.replace(at, value).expect("room was checked");
+            row.tree.counts.note(row.key, timestamp, RowChange::Replaced);
+        }
         (Err(at), Some(value)) => {
             leaf.insert(at, row.key, value).expect("room was checked");
-            row.tree.counts.note(row.key, timestamp, true);
+            row.tree.counts.note(row.key, timestamp, RowChange::Inserted);
         }
         (Ok(at), None) => {
             leaf.remove(at);
-            row.tree.counts.note(row.key, timestamp, false);
+            row.tree.counts.note(row.key, timestamp, RowChange::Removed);
         }
         (Err(_), None) => {}
     }

@@ -20,10 +20,24 @@ impl Engine {
         tree.counts.begin(&epoch_guard, self.clock.published(), &self.budget, page_count)
     }
 
-    /// Folds the changes that every reader sees into the counts, if their list has grown long. A list that takes too
-    /// much memory leaves older readers behind.
-    pub(crate) async fn fold_counts(&self, mode: WaitMode<'_>, tree: &Tree, kept: &KeptCounts) -> Result<()> {
-        let Some(is_large) = kept.wants_fold() else { return Ok(()) };
+    /// Like [`keep_counts`](Self::keep_counts), with reductions of the rows' values beside them.
+    pub(crate) fn keep_reductions(&self, tree: &Tree) -> Option<Arc<KeptCounts>> {
+        let epoch_guard = self.space.epoch_latch.exclusive();
+        tree.check_dropped().ok()?;
+        let page_count = tree.pages.table.page_count();
+        tree.counts.begin_reductions(&epoch_guard, self.clock.published(), &self.budget, page_count)
+    }
+
+    /// Folds the changes that every reader sees into the counts, if the list of them has more than `recent_max` out of
+    /// order. A list that takes too much memory leaves older readers behind.
+    pub(crate) async fn fold_counts(
+        &self,
+        mode: WaitMode<'_>,
+        tree: &Tree,
+        kept: &KeptCounts,
+        recent_max: usize,
+    ) -> Result<()> {
+        let Some(is_large) = kept.wants_fold(recent_max) else { return Ok(()) };
         let up_to = if is_large { self.clock.visible() } else { self.snapshots.horizon(&self.clock) };
         assert!(up_to <= self.clock.published(), "changes are folded that are not published");
         tree.fold_counts(mode, kept, up_to).await

@@ -1,0 +1,126 @@
+//! Aggregates of ranges: the fingerprint of the rows of a range tells of each that is missing, too much or another.
+
+use std::borrow::Cow;
+
+use drumlin::{ReduceError, Reducer};
+
+use super::answers::Call;
+use super::scans::{Bounds, Sight};
+use super::{Client, Stop, by_face};
+use crate::model::{Content, SpaceNumber};
+
+/// A linear function modulo 2⁶⁴: factor and term.
+pub(super) type Linear = (u64, u64);
+
+/// The composition of a linear function for each row, in their order.
+pub(super) struct Fingerprint;
+
+/// The bytes of a value that go into its row's function.
+const HEAD_BYTES: usize = 16;
+
+fn function_of(key: &[u8], length: usize, head: &[u8]) -> Linear {
+    let hash = |bytes: &[u8]| {
+        bytes.iter().fold(length as u64, |hash, &byte| hash.rotate_left(9).wrapping_mul(31) ^ u64::from(byte))
+    };
+    (hash(key) | 1, hash(head))
+}
+
+fn composed(left: Linear, right: Linear) -> Linear {
+    (left.0.wrapping_mul(right.0), left.1.wrapping_mul(right.0).wrapping_add(right.1))
+}
+
+impl Reducer for Fingerprint {
+    type State = Linear;
+    type Output = Linear;
+
+    fn name(&self) -> Cow<'_, str> {
+        "fingerprint".into()
+    }
+    fn identity(&self) -> Linear {
+        (1, 0)
+    }
+    fn row(&self, key: &[u8], value: &[u8]) -> Result<Linear, ReduceError> {
+        Ok(function_of(key, value.len(), &value[..value.len().min(HEAD_BYTES)]))
+    }
+    fn combine(&self, left: Linear, right: Linear) -> Result<Linear, ReduceError> {
+        Ok(composed(left, right))
+    }
+    fn encode(&self, state: &Linear, bytes: &mut Vec<u8>) {
+        bytes.extend(state.0.to_be_bytes());
+        bytes.extend(state.1.to_be_bytes());
+    }
+    fn decode(&self, bytes: &[u8]) -> Result<Linear, ReduceError> {
+        let (factor, term) = bytes.split_at(8);
+        Ok((u64::from_be_bytes(factor.try_into()?), u64::from_be_bytes(term.try_into()?)))
+    }
+    fn output(&self, state: Linear) -> Linear {
+        state
+    }
+}
+
+impl Client {
+    pub(super) async fn plain_aggregate(&mut self) -> Result<(), Stop> {
+        let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
+        let bounds = self.bounds(space);
+        let (from, within) = (self.life.model.answered(), bounds.clone());
+        let face = self.face;
+        let reduce = async {
+            by_face!(face, keyspace.aggregate(&Fingerprint, within), keyspace.aggregate_async(&Fingerprint, within))
+        };
+        match self.or_drop(reduce).await {
+            None => Ok(()),
+            Some(Ok(found)) => {
+                let sight = Sight { from, to: self.life.model.last(), own: None, how: "plain" };
+                self.check_aggregate(found, space, &bounds, &sight);
+                Ok(())
+            }
+            Some(Err(error)) => self.accept(&error, Call::Copy, Some(space)),
+        }
+    }
+
+    pub(super) async fn snapshot_aggregate(
+        &mut self,
+        snapshot: &drumlin::Snapshot,
+        keyspace: &drumlin::Keyspace,
+        space: SpaceNumber,
+    ) -> Result<(), Stop> {
+        let at = snapshot.timestamp().0;
+        let (bounds, face) = (self.bounds(space), self.face);
+        let within = bounds.clone();
+        let reduce = async {
+            by_face!(
+                face,
+                snapshot.aggregate(keyspace, &Fingerprint, within),
+                snapshot.aggregate_async(keyspace, &Fingerprint, within)
+            )
+        };
+        match self.or_drop(reduce).await {
+            None => Ok(()),
+            Some(Ok(found)) => {
+                let sight = Sight { from: at, to: at, own: None, how: "snapshot" };
+                self.check_aggregate(found, space, &bounds, &sight);
+                Ok(())
+            }
+            Some(Err(error)) => self.accept(&error, Call::Copy, Some(space)),
+        }
+    }
+
+    /// A fingerprint is that of a state that may be shown.
+    pub(super) fn check_aggregate(&self, found: Linear, space: SpaceNumber, bounds: &Bounds, sight: &Sight<'_>) {
+        let model = &self.life.model;
+        let is_right = sight.moments(model, space).into_iter().any(|moment| {
+            let rows = sight.rows(model, space, moment);
+            let functions = rows.range(bounds.clone()).map(|(key, content): (&Vec<u8>, &Content)| {
+                function_of(key, content.length, &content.head(HEAD_BYTES))
+            });
+            functions.fold((1, 0), composed) == found
+        });
+        assert!(
+            is_right || model.is_dropped(space),
+            "{}: the rows of {bounds:?} are reduced to what they never were between commits {} and {}",
+            sight.how,
+            sight.from,
+            sight.to
+        );
+    }
+}

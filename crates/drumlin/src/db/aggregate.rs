@@ -1,0 +1,283 @@
+//! Reducing the rows of a range: once for all handles and both ways of waiting.
+//!
+//! The answer comes from the states that the keyspace keeps for the reducer (`tree/reductions.rs`), as far as these
+//! answer for the snapshot, and from reading rows otherwise.
+
+use std::any::TypeId;
+use std::ops::Bound;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use super::bounds::OwnedBounds;
+use super::counting::{Interval, as_slices, interval};
+use super::range::Steps;
+use super::reducer::{ReduceError, Reducer};
+use super::rows::Rows;
+use crate::error::{Error, Result};
+use crate::format::PageId;
+use crate::task::WaitMode;
+use crate::tree::Direction;
+use crate::tree::counts::KeptCounts;
+use crate::tree::reducing::{Piece, ReduceCursor, Unreduced};
+use crate::tree::reductions::{KeptReduction, ReducerId, States};
+use crate::txn::snapshots::SnapshotHandle;
+use crate::txn::write_set::Change;
+
+/// Changes out of order at which the list is folded. Each leaf with one is read again by each aggregate until then.
+const RECENT_MAX: usize = if cfg!(feature = "sim") { 4 } else { 64 };
+
+/// States that were made for nothing before rows are read without making any.
+const VAIN_MAX: usize = 16;
+
+/// The functions of a reducer, whose panics are errors.
+struct Guarded<'r, R>(&'r R);
+
+impl<R: Reducer> Guarded<'_, R> {
+    fn call<T>(&self, function: impl FnOnce(&R) -> Result<T, ReduceError>) -> Result<T> {
+        let reason = match catch_unwind(AssertUnwindSafe(|| function(self.0))) {
+            Ok(Ok(result)) => return Ok(result),
+            Ok(Err(error)) => error.to_string(),
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().map(String::as_str);
+                let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+                format!("it panicked: {}", text.unwrap_or("for a reason that is no text"))
+            }
+        };
+        // A reducer whose name panics has none.
+        let name = catch_unwind(AssertUnwindSafe(|| self.0.name().into_owned())).unwrap_or_default();
+        Err(Error::Reducer { name, reason })
+    }
+
+    fn combine_all(&self, state: R::State, states: &States) -> Result<R::State> {
+        self.call(|reducer| {
+            states.iter().try_fold(state, |state, bytes| reducer.combine(state, reducer.decode(bytes)?))
+        })
+    }
+
+    fn encoded(&self, state: &R::State) -> Result<Vec<u8>> {
+        self.call(|reducer| {
+            let mut bytes = Vec::new();
+            reducer.encode(state, &mut bytes);
+            Ok(bytes)
+        })
+    }
+}
+
+/// A reduction on its way.
+struct Reducing<'a, R: Reducer> {
+    rows: &'a Rows<'a>,
+    mode: WaitMode<'a>,
+    reducer: Guarded<'a, R>,
+    snapshot: &'a Arc<SnapshotHandle>,
+}
+
+impl<R: Reducer> Reducing<'_, R> {
+    /// Calls `take` with the state of each row from `lower` on and below `upper`.
+    async fn read(
+        &self,
+        lower: &[u8],
+        upper: Option<&[u8]>,
+        mut take: impl FnMut(&[u8], R::State) -> Result<()>,
+    ) -> Result<()> {
+        let upper = upper.map_or(Bound::Unbounded, |upper| Bound::Excluded(upper.to_vec()));
+        let mut range = self.rows.scan_at((Bound::Included(lower.to_vec()), upper), Some(self.snapshot));
+        loop {
+            let row = match range.at_hand() {
+                Some(row) => row,
+                None => match range.next_in(self.mode, Direction::Forward).await {
+                    Some(row) => row?,
+                    None => return Ok(()),
+                },
+            };
+            let (key, value) = row;
+            take(&key, self.reducer.call(|reducer| reducer.row(&key, &value))?)?;
+        }
+    }
+
+    /// The state of the rows from `lower` on and below `upper`, behind that of `state`.
+    async fn and_rows(&self, state: R::State, lower: &[u8], upper: Option<&[u8]>) -> Result<R::State> {
+        let mut state = Some(state);
+        self.read(lower, upper, |_, row| {
+            let before = state.take().expect("it is put back, or the reduction ends");
+            state = Some(self.reducer.call(|reducer| reducer.combine(before, row))?);
+            Ok(())
+        })
+        .await?;
+        Ok(state.expect("it is put back"))
+    }
+
+    /// Makes the states of pages that lie side by side, from their rows, and keeps them. Returns `false` if not all
+    /// could be kept.
+    async fn make(
+        &self,
+        kept: &KeptCounts,
+        reduction: &KeptReduction,
+        lower: &[u8],
+        pages: &[Unreduced],
+    ) -> Result<bool> {
+        let identity = || self.reducer.call(|reducer| Ok(reducer.identity()));
+        let mut states: Vec<Option<R::State>> = Vec::new();
+        for _ in pages {
+            states.push(Some(identity()?));
+        }
+        let mut at = 0;
+        let upper = pages.last().expect("there are pages").upper.as_deref();
+        self.read(lower, upper, |key, row| {
+            while pages[at].upper.as_deref().is_some_and(|upper| upper <= key) {
+                at += 1;
+            }
+            let before = states[at].take().expect("it is put back, or the reduction ends");
+            states[at] = Some(self.reducer.call(|reducer| reducer.combine(before, row))?);
+            Ok(())
+        })
+        .await?;
+        let mut are_kept = true;
+        for (page, state) in pages.iter().zip(states) {
+            let bytes = self.reducer.encoded(&state.expect("it is put back"))?;
+            are_kept &= kept.store_state(reduction, page.page, page.stamp, &bytes);
+        }
+        Ok(are_kept)
+    }
+
+    /// Makes the state of an inner node of those of its children. Returns `false` if it could not be kept.
+    fn make_node(
+        &self,
+        kept: &KeptCounts,
+        reduction: &KeptReduction,
+        (page, stamp): (PageId, u64),
+        states: &States,
+    ) -> Result<bool> {
+        let state = self.reducer.combine_all(self.reducer.call(|reducer| Ok(reducer.identity()))?, states)?;
+        Ok(kept.store_state(reduction, page, stamp, &self.reducer.encoded(&state)?))
+    }
+}
+
+impl Rows<'_> {
+    /// The reduction of the rows of a range.
+    pub(super) async fn aggregate<R: Reducer>(
+        &self,
+        mode: WaitMode<'_>,
+        reducer: &R,
+        bounds: OwnedBounds,
+    ) -> Result<R::Output> {
+        let guarded = Guarded(reducer);
+        let mut state = guarded.call(|reducer| Ok(reducer.identity()))?;
+        if let Some(interval) = interval(&bounds) {
+            state = self.noting(self.reduce(mode, reducer, state, &interval).await)?;
+        }
+        guarded.call(|reducer| Ok(reducer.output(state)))
+    }
+
+    async fn reduce<R: Reducer>(
+        &self,
+        mode: WaitMode<'_>,
+        reducer: &R,
+        state: R::State,
+        interval: &Interval,
+    ) -> Result<R::State> {
+        let (lower, upper) = as_slices(interval);
+        // States that are kept from here on are kept from before the snapshot.
+        let kept = self.reductions_for(mode, interval).await?;
+        let snapshot = self.open_snapshot()?;
+        let reducing = Reducing { rows: self, mode, reducer: Guarded(reducer), snapshot: &snapshot };
+        let name = reducing.reducer.call(|reducer| Ok(reducer.name().into_owned()))?;
+        let id = ReducerId { kind: TypeId::of::<R>(), name };
+        let kept = kept.and_then(|kept| {
+            let reduction = kept.reductions()?.of(&id, snapshot.timestamp)?;
+            Some((kept, reduction))
+        });
+        let state = match kept {
+            Some((kept, reduction)) => self.reduce_kept(&reducing, &kept, &reduction, state, interval).await?,
+            None => reducing.and_rows(state, lower, upper).await?,
+        };
+        snapshot.check()?;
+        self.record_interval(lower, upper)?;
+        Ok(state)
+    }
+
+    /// The counts beside which reductions are kept; `None` where the range is small and none are, or there is no
+    /// memory.
+    async fn reductions_for(&self, mode: WaitMode<'_>, interval: &Interval) -> Result<Option<Arc<KeptCounts>>> {
+        let (store, tree) = (self.store()?, self.tree);
+        let kept = match tree.counts.kept().filter(|kept| kept.has_reductions()) {
+            Some(kept) => kept,
+            None => {
+                let (lower, upper) = as_slices(interval);
+                if !tree.has_many_leaves(mode, lower, upper).await? {
+                    return Ok(None);
+                }
+                let Some(kept) = store.engine.keep_reductions(tree) else { return Ok(None) };
+                kept
+            }
+        };
+        store.engine.fold_counts(mode, tree, &kept, RECENT_MAX).await?;
+        Ok(Some(kept))
+    }
+
+    async fn reduce_kept<R: Reducer>(
+        &self,
+        reducing: &Reducing<'_, R>,
+        kept: &KeptCounts,
+        reduction: &KeptReduction,
+        mut state: R::State,
+        interval: &Interval,
+    ) -> Result<R::State> {
+        let own = self.own_keys(interval);
+        let mut cursor = ReduceCursor {
+            position: interval.0.clone(),
+            end: interval.1.clone(),
+            is_done: false,
+            changed: Vec::new(),
+            generation: u64::MAX,
+            only_reads: false,
+        };
+        let mut vain_count = 0;
+        while !cursor.is_done {
+            let Some(piece) = self.tree.next_piece(reducing.mode, kept, reduction, &mut cursor).await? else {
+                let rest = (&cursor.position[..], cursor.end.as_deref());
+                let Ok((generation, mut changed)) = kept.changed_keys(reducing.snapshot.timestamp, rest) else {
+                    return reducing.and_rows(state, rest.0, rest.1).await;
+                };
+                changed.extend(own.iter().cloned());
+                changed.sort_unstable();
+                (cursor.generation, cursor.changed) = (generation, changed);
+                continue;
+            };
+            let is_vain = match piece {
+                Piece::States(states) => {
+                    state = reducing.reducer.combine_all(state, &states)?;
+                    false
+                }
+                Piece::Rows { upper } => {
+                    let upper = match (&upper, &cursor.end) {
+                        (Some(upper), Some(end)) => Some(upper.min(end)),
+                        (upper, end) => upper.as_ref().or(end.as_ref()),
+                    };
+                    state = reducing.and_rows(state, &cursor.position, upper.map(|upper| &upper[..])).await?;
+                    let upper = upper.cloned();
+                    cursor.pass(upper.as_deref());
+                    false
+                }
+                Piece::Pages { lower, pages } => !reducing.make(kept, reduction, &lower, &pages).await?,
+                Piece::Node { page, stamp, states } => !reducing.make_node(kept, reduction, (page, stamp), &states)?,
+            };
+            vain_count += usize::from(is_vain);
+            cursor.only_reads = vain_count > VAIN_MAX;
+        }
+        // What was passed by states holds only if no change is missing in their list.
+        if kept.has_ended() {
+            let (lower, upper) = as_slices(interval);
+            let identity = reducing.reducer.call(|reducer| Ok(reducer.identity()))?;
+            return reducing.and_rows(identity, lower, upper).await;
+        }
+        Ok(state)
+    }
+
+    /// The keys of a range that the reading transaction has changed itself, in order.
+    fn own_keys(&self, (lower, upper): &Interval) -> Vec<Vec<u8>> {
+        let Some(own) = self.view.and_then(|view| view.own.as_ref()) else { return Vec::new() };
+        let upper = upper.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+        let within = own.set.range(self.tree.pages.id, (Bound::Included(&lower[..]), upper));
+        within.map(|(key, _): (&[u8], Change<'_>)| key.to_vec()).collect()
+    }
+}

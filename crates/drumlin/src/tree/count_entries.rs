@@ -1,0 +1,187 @@
+//! An atomic entry for each page: the rows beneath it, or the stamp by which it is told if the page was another one
+//! before. The rules for them are those of `tree/counts.rs`.
+
+use std::sync::OnceLock;
+
+use crate::format::PageId;
+use crate::sync::atomic::{AtomicU64, Ordering};
+
+/// Marks an entry that holds a count.
+pub(super) const COUNTED: u64 = 1 << 63;
+/// Marks an entry whose page has its fences changed.
+const CHANGING: u64 = 1 << 62;
+
+/// The state of an entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum CountEntry {
+    /// Rows beneath the page at the base.
+    Rows(u64),
+    /// Not counted. The stamp is another each time.
+    Unknown(u64),
+    /// The page's fences are being changed.
+    Changing,
+}
+
+/// Entries of the first level; each level has twice those of the one before.
+const FIRST_LEVEL: usize = if cfg!(drumlin_loom) { 4 } else { 64 };
+/// Levels that reach all 2³² pages.
+const LEVELS: usize = 31;
+
+/// An entry for each page.
+pub(super) struct CountEntries {
+    levels: [OnceLock<Box<[AtomicU64]>>; LEVELS],
+    stamps: AtomicU64,
+}
+
+impl CountEntries {
+    pub(super) fn new() -> CountEntries {
+        CountEntries { levels: [const { OnceLock::new() }; LEVELS], stamps: AtomicU64::new(1) }
+    }
+
+    fn locate(page: PageId) -> (usize, usize) {
+        let shifted = page.0 as usize + FIRST_LEVEL;
+        let level = (shifted.ilog2() - FIRST_LEVEL.ilog2()) as usize;
+        let offset = shifted - (FIRST_LEVEL << level);
+        debug_assert!(level < LEVELS && offset < FIRST_LEVEL << level, "page {page} has its entry at {offset}");
+        (level, offset)
+    }
+
+    #[inline]
+    fn cell(&self, page: PageId) -> Option<&AtomicU64> {
+        let (level, offset) = Self::locate(page);
+        Some(&self.levels[level].get()?[offset])
+    }
+
+    /// The page's cell. `take` is told of the bytes of a level that is made.
+    pub(super) fn cell_or_new(&self, page: PageId, take: impl FnOnce(u64)) -> &AtomicU64 {
+        let (level, offset) = Self::locate(page);
+        let cells = self.levels[level].get_or_init(|| {
+            let count = FIRST_LEVEL << level;
+            take((count * size_of::<u64>()) as u64);
+            (0..count).map(|_| AtomicU64::new(0)).collect()
+        });
+        &cells[offset]
+    }
+
+    /// Bytes of entries for so many pages.
+    pub(super) fn memory_bytes_of(page_count: u64) -> u64 {
+        let (level, _) = Self::locate(PageId(page_count.min(u64::from(u32::MAX)) as u32));
+        ((FIRST_LEVEL << (level + 1)) * size_of::<u64>()) as u64
+    }
+
+    #[inline]
+    pub(super) fn load(&self, page: PageId) -> CountEntry {
+        Self::decode(self.cell(page).map_or(0, |cell| cell.load(Ordering::Acquire)))
+    }
+
+    /// Like [`load`](Self::load), for a caller that will compare stamps: the page has a cell from here on, so that
+    /// voiding it is noticed.
+    pub(super) fn load_made(&self, page: PageId, take: impl FnOnce(u64)) -> CountEntry {
+        Self::decode(self.cell_or_new(page, take).load(Ordering::Acquire))
+    }
+
+    #[inline]
+    fn decode(bits: u64) -> CountEntry {
+        match bits {
+            bits if bits & COUNTED != 0 => CountEntry::Rows(bits & !COUNTED),
+            CHANGING => CountEntry::Changing,
+            stamp => CountEntry::Unknown(stamp),
+        }
+    }
+
+    /// Stores a count in place of a stamp; `false` where the entry has changed.
+    pub(super) fn store(&self, page: PageId, stamp: u64, rows: u64, take: impl FnOnce(u64)) -> bool {
+        assert!(rows < CHANGING && stamp < CHANGING, "{rows} rows, or stamp {stamp}, read as a mark");
+        let cell = self.cell_or_new(page, take);
+        cell.compare_exchange(stamp, COUNTED | rows, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Adds to a count, if the entry holds one.
+    pub(super) fn add(&self, page: PageId, change: i64) {
+        let Some(cell) = self.cell(page) else { return };
+        let mut bits = cell.load(Ordering::Acquire);
+        while bits & COUNTED != 0 {
+            let rows = (bits & !COUNTED).checked_add_signed(change).expect("more rows are removed than there are");
+            match cell.compare_exchange(bits, COUNTED | rows, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return,
+                Err(now) => bits = now,
+            }
+        }
+    }
+
+    fn next_stamp(&self) -> u64 {
+        let stamp = self.stamps.fetch_add(1, Ordering::Relaxed);
+        assert!(stamp < CHANGING, "stamp {stamp} reads as a mark");
+        stamp
+    }
+
+    /// Gives a page that holds no count another stamp. One whose fences are being changed gets its own afterwards.
+    pub(super) fn void(&self, page: PageId) {
+        let Some(cell) = self.cell(page) else { return };
+        let stamp = self.next_stamp();
+        let mut before = cell.load(Ordering::Acquire);
+        while before != CHANGING {
+            assert!(before & COUNTED == 0, "the count of page {page} is voided");
+            match cell.compare_exchange(before, stamp, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return,
+                Err(now) => before = now,
+            }
+        }
+    }
+
+    pub(super) fn unsettle(&self, page: PageId, take: impl FnOnce(u64)) {
+        let before = self.cell_or_new(page, take).swap(CHANGING, Ordering::AcqRel);
+        assert!(before != CHANGING, "the fences of page {page} are changed by two threads");
+    }
+
+    pub(super) fn settle(&self, page: PageId) {
+        let stamp = self.next_stamp();
+        let cell = self.cell(page).expect("it was made when the page was unsettled");
+        let before = cell.swap(stamp, Ordering::AcqRel);
+        assert!(before == CHANGING, "page {page} is settled twice");
+    }
+
+    /// Gives a page that is about to be made another stamp than any page had before that had its number.
+    pub(super) fn renew(&self, page: PageId, take: impl FnOnce(u64)) {
+        let stamp = self.next_stamp();
+        let before = self.cell_or_new(page, take).swap(stamp, Ordering::AcqRel);
+        assert!(before != CHANGING, "page {page} is made while its fences are changed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A count is not stored in place of another stamp than was read, and none while the fences change.
+    #[test]
+    fn a_count_is_stored_in_place_of_its_stamp() {
+        let entries = CountEntries::new();
+        let page = PageId(700);
+        let CountEntry::Unknown(before) = entries.load(page) else { panic!("a page is counted at once") };
+        entries.unsettle(page, drop);
+        assert_eq!(entries.load(page), CountEntry::Changing);
+        assert!(!entries.store(page, before, 5, drop));
+        entries.settle(page);
+        assert!(!entries.store(page, before, 5, drop), "stored in place of an older stamp");
+        let CountEntry::Unknown(stamp) = entries.load(page) else { panic!("the page is not settled") };
+        assert!(entries.store(page, stamp, 5, drop));
+        entries.add(page, -2);
+        assert_eq!(entries.load(page), CountEntry::Rows(3));
+        entries.unsettle(page, drop);
+        entries.add(page, 1);
+        assert_eq!(entries.load(page), CountEntry::Changing);
+    }
+
+    /// Pages of every number have a cell, and no two the same.
+    #[test]
+    fn every_page_has_a_cell() {
+        let mut before = None;
+        for page in (0..2000).chain([u32::MAX / 2, u32::MAX - 1, u32::MAX]).map(PageId) {
+            let (level, offset) = CountEntries::locate(page);
+            assert!(offset < FIRST_LEVEL << level && level < LEVELS);
+            assert!(before < Some((level, offset)));
+            before = Some((level, offset));
+        }
+    }
+}

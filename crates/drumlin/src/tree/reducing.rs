@@ -1,0 +1,299 @@
+//! Reducing the rows of a range by the states of its pages.
+//!
+//! The tree does not know the reducer. It goes along a range and tells the next step ([`Piece`]): states that can be
+//! combined, rows that have to be read, or pages whose states can be made and kept. The caller does that under no latch
+//! and asks again. Each part that was passed is reduced as of the snapshot, so it holds if changes are folded
+//! meanwhile.
+
+use super::Tree;
+use super::counting::{Halt, begins_at};
+use super::counts::KeptCounts;
+use super::node::{Inner, Node};
+use super::reductions::{KeptReduction, Reductions, States};
+use crate::error::Result;
+use crate::format::PageId;
+use crate::format::extent::{KIND_OFFSET, Kind};
+use crate::pool::ImmutablePages;
+use crate::space::{FrameIndex, PageEntry};
+use crate::task::WaitMode;
+
+/// Pages whose rows are read in one go.
+const PAGES_AT_ONCE: usize = if cfg!(feature = "sim") { 4 } else { 64 };
+
+/// The progress of a reduction along its range.
+#[derive(Debug)]
+pub(crate) struct ReduceCursor {
+    /// The first key that was not passed.
+    pub(crate) position: Vec<u8>,
+    pub(crate) end: Option<Vec<u8>>,
+    pub(crate) is_done: bool,
+    /// Keys of the range that were changed up to the snapshot, or by the reader itself, in order.
+    pub(crate) changed: Vec<Vec<u8>>,
+    /// The generation of reductions to which these changes are to be added.
+    pub(crate) generation: u64,
+    /// No state is made: there is no memory to keep it.
+    pub(crate) only_reads: bool,
+}
+
+impl ReduceCursor {
+    /// Passes what lies below a key; all, where that is `None`.
+    pub(crate) fn pass(&mut self, upper: Option<&[u8]>) {
+        match upper {
+            Some(upper) if self.end.as_deref().is_none_or(|end| upper < end) => {
+                assert!(*self.position < *upper, "a reduction goes back");
+                self.position.clear();
+                self.position.extend_from_slice(upper);
+            }
+            _ => self.is_done = true,
+        }
+    }
+
+    /// The first changed key that was not passed.
+    fn next_changed(&self) -> Option<&[u8]> {
+        debug_assert!(self.changed.is_sorted(), "changed keys are out of order");
+        let at = self.changed.partition_point(|key| *key < self.position);
+        self.changed.get(at).map(|key| &key[..])
+    }
+
+    fn is_changed(&self, lower: &[u8], upper: Option<&[u8]>) -> bool {
+        debug_assert!(upper.is_none_or(|upper| lower < upper), "a page without keys");
+        let at = self.changed.partition_point(|key| key[..] < *lower);
+        self.changed.get(at).is_some_and(|key| upper.is_none_or(|upper| key[..] < *upper))
+    }
+}
+
+/// A page whose state can be made.
+#[derive(Debug)]
+pub(crate) struct Unreduced {
+    pub(crate) page: PageId,
+    /// The stamp that its state is to be stored with.
+    pub(crate) stamp: u64,
+    /// The page's upper fence.
+    pub(crate) upper: Option<Vec<u8>>,
+}
+
+/// The next step of a reduction.
+#[derive(Debug)]
+pub(crate) enum Piece {
+    /// States of pages that the range covers. They are passed.
+    States(States),
+    /// Rows from the cursor's position on, below this key: no state answers for them.
+    Rows { upper: Option<Vec<u8>> },
+    /// Pages from this key on that lie side by side and have no state: their rows make it.
+    Pages { lower: Vec<u8>, pages: Vec<Unreduced> },
+    /// An inner node without a state, and those of all its children.
+    Node { page: PageId, stamp: u64, states: States },
+}
+
+/// One look at the tree.
+struct Look<'l> {
+    tree: &'l Tree,
+    kept: &'l KeptCounts,
+    reductions: &'l Reductions,
+    reduction: &'l KeptReduction,
+    nodes: &'l ImmutablePages<'l>,
+}
+
+/// An inner node that was found.
+struct FoundNode<'l> {
+    page: PageId,
+    frame: FrameIndex,
+    inner: Inner<'l>,
+}
+
+impl<'l> Look<'l> {
+    /// The inner node in a page, of a level below `above`; `None` if it is a leaf.
+    fn node(&self, page: PageId, above: u8) -> Result<Option<FoundNode<'l>>, Halt> {
+        match self.nodes.load(page) {
+            Ok((frame, bytes)) => {
+                if bytes[KIND_OFFSET] != Kind::Inner as u8 || Node::new(bytes).level() >= above {
+                    return Err(Halt::Again);
+                }
+                self.tree.pool.frames.header(frame).touch_inner();
+                Ok(Some(FoundNode { page, frame, inner: Inner::new(bytes) }))
+            }
+            Err(PageEntry::Leaf(_)) => Ok(None),
+            Err(PageEntry::OnDisk(_) | PageEntry::Reading(_)) => Err(Halt::Pages(vec![page])),
+            Err(_) => Err(Halt::Again),
+        }
+    }
+
+    /// Fails unless the page table shows the node still: then its children had these fences when their stamps were
+    /// read.
+    fn check_shown(&self, node: &FoundNode<'_>) -> Result<(), Halt> {
+        debug_assert!(node.page != PageId::NONE, "page 0 is no node");
+        let is_shown = self.tree.pages.table.shows(node.page, PageEntry::Immutable(node.frame));
+        if is_shown { Ok(()) } else { Err(Halt::Again) }
+    }
+
+    /// Pages of this level are reduced by their rows, those above by their children: leaves, unless their states would
+    /// take too much memory.
+    fn row_level(&self) -> u8 {
+        let leaf_count = self.tree.pages.table.page_count();
+        u8::from(!self.kept.has_room_for(leaf_count * 8))
+    }
+
+    fn next(&self, cursor: &mut ReduceCursor) -> Result<Piece, Halt> {
+        let (mut page, mut level) = (PageId::ROOT, u8::MAX);
+        loop {
+            let Some(node) = self.node(page, level)? else {
+                // The root is a leaf, or an outdated node named a page that is one by now.
+                if page != PageId::ROOT {
+                    return Err(Halt::Again);
+                }
+                return Ok(Piece::Rows { upper: None });
+            };
+            level = node.inner.level();
+            let child = node.inner.child_for(&cursor.position);
+            if begins_at(&node.inner, child, &cursor.position)
+                && let Some(piece) = self.pass_children(&node, child, cursor)?
+            {
+                return Ok(piece);
+            }
+            if level == 1 {
+                return self.rows_from(&node, child, cursor);
+            }
+            page = node.inner.child(child);
+        }
+    }
+
+    /// The children from `first` on that the range covers, as far as they have states; else the first step to make one.
+    /// `None` if the first child has to be entered.
+    fn pass_children(
+        &self,
+        node: &FoundNode<'l>,
+        first: usize,
+        cursor: &mut ReduceCursor,
+    ) -> Result<Option<Piece>, Halt> {
+        let inner = &node.inner;
+        let behind = match (cursor.end.as_deref(), inner.upper_fence()) {
+            (None, _) => inner.len(),
+            (Some(end), Some(upper)) if upper <= end => inner.len(),
+            (Some(end), _) => inner.child_for(end),
+        };
+        // Children up to the one with the next changed row are as they were at the base.
+        let unchanged = match cursor.next_changed() {
+            Some(key) if inner.upper_fence().is_none_or(|upper| key < upper) => behind.min(inner.child_for(key)),
+            _ => behind,
+        };
+        let mut states = States::with_capacity(unchanged.saturating_sub(first));
+        let pages = (first..unchanged).map(|child| inner.child(child));
+        let is_missing = self.reductions.states(self.reduction, pages, &mut states) < unchanged.saturating_sub(first);
+        assert!(first + states.len() <= unchanged.max(first), "a changed page is passed by its state");
+        if states.len() > 0 {
+            self.check_shown(node)?;
+            crate::coverage::mark!("a reduction passed pages by their states");
+            let mut upper = Vec::new();
+            let has_upper = inner.child_upper_into(first + states.len() - 1, &mut upper);
+            cursor.pass(has_upper.then_some(&upper[..]));
+            return Ok(Some(Piece::States(states)));
+        }
+        if is_missing && !cursor.only_reads && inner.level() > self.row_level() {
+            return self.unreduced(node, first, behind, cursor).map(Some);
+        }
+        Ok(None)
+    }
+
+    /// The first step to make the state of a child.
+    fn unreduced(
+        &self,
+        node: &FoundNode<'l>,
+        child: usize,
+        behind: usize,
+        cursor: &ReduceCursor,
+    ) -> Result<Piece, Halt> {
+        assert!(child < behind && node.inner.level() > 0, "child {child} of {behind} is to be reduced");
+        if node.inner.level() == self.row_level() + 1 {
+            return self.unreduced_pages(node, child, behind, cursor);
+        }
+        let page = node.inner.child(child);
+        let stamp = self.kept.stamp(page).ok_or(Halt::Again)?;
+        let Some(below) = self.node(page, node.inner.level())? else { return Err(Halt::Again) };
+        self.check_shown(node)?;
+        let child_count = below.inner.len();
+        let mut states = States::with_capacity(child_count);
+        let children = (0..child_count).map(|child| below.inner.child(child));
+        let kept_count = self.reductions.states(self.reduction, children, &mut states);
+        if kept_count < child_count {
+            return self.unreduced(&below, kept_count, child_count, cursor);
+        }
+        self.check_shown(&below)?;
+        Ok(Piece::Node { page, stamp, states })
+    }
+
+    /// Children side by side without states, and without changes that a state could not hold.
+    fn unreduced_pages(
+        &self,
+        node: &FoundNode<'l>,
+        first: usize,
+        behind: usize,
+        cursor: &ReduceCursor,
+    ) -> Result<Piece, Halt> {
+        let inner = &node.inner;
+        let at_once = if self.row_level() == 0 { PAGES_AT_ONCE } else { 1 };
+        let mut lower = Vec::new();
+        inner.child_lower_into(first, &mut lower);
+        let (mut from, mut pages) = (lower.clone(), Vec::new());
+        for child in (first..behind).take(at_once) {
+            let mut upper = Vec::new();
+            let upper = inner.child_upper_into(child, &mut upper).then_some(upper);
+            let page = inner.child(child);
+            let Some(stamp) = self.kept.stamp(page) else { break };
+            let is_kept = child > first && self.reductions.has_state(self.reduction, page);
+            if is_kept || cursor.is_changed(&from, upper.as_deref()) {
+                break;
+            }
+            from.clear();
+            upper.iter().for_each(|upper| from.extend_from_slice(upper));
+            pages.push(Unreduced { page, stamp, upper });
+        }
+        assert!(pages.len() <= at_once, "{} pages at once", pages.len());
+        self.check_shown(node)?;
+        if pages.is_empty() { Err(Halt::Again) } else { Ok(Piece::Pages { lower, pages }) }
+    }
+
+    /// The rows of leaves from the cursor's position on, as long as these have no state that could be used.
+    fn rows_from(&self, node: &FoundNode<'l>, first: usize, cursor: &ReduceCursor) -> Result<Piece, Halt> {
+        assert!(node.inner.level() == 1, "rows of a node of level {}", node.inner.level());
+        let (mut lower, mut upper) = (Vec::new(), Vec::new());
+        let mut has_upper = node.inner.child_upper_into(first, &mut upper);
+        for child in (first + 1..node.inner.len()).take(PAGES_AT_ONCE - 1) {
+            let is_behind = cursor.end.as_ref().is_some_and(|end| *end <= upper);
+            std::mem::swap(&mut lower, &mut upper);
+            has_upper = node.inner.child_upper_into(child, &mut upper);
+            let is_changed = cursor.is_changed(&lower, has_upper.then_some(&upper[..]));
+            if is_behind || !is_changed && !cursor.only_reads && self.row_level() == 0 {
+                std::mem::swap(&mut lower, &mut upper);
+                has_upper = true;
+                break;
+            }
+        }
+        debug_assert!(!has_upper || upper > cursor.position, "rows that were passed are read");
+        self.check_shown(node)?;
+        Ok(Piece::Rows { upper: has_upper.then_some(upper) })
+    }
+}
+
+impl Tree {
+    /// The next step of a reduction; `None` if changes were folded since its cursor learned of them.
+    pub(crate) async fn next_piece(
+        &self,
+        mode: WaitMode<'_>,
+        kept: &KeptCounts,
+        reduction: &KeptReduction,
+        cursor: &mut ReduceCursor,
+    ) -> Result<Option<Piece>> {
+        assert!(!cursor.is_done, "a reduction goes on behind its end");
+        let reductions = kept.reductions().expect("a reduction is kept of none");
+        self.walking(mode, || {
+            let reclaim_guard = self.pool.reclaim_guard();
+            let nodes = reclaim_guard.pages(&self.pages.table);
+            let base = kept.base();
+            if base.generation != cursor.generation {
+                return Err(Halt::Folded);
+            }
+            Look { tree: self, kept, reductions, reduction, nodes: &nodes }.next(cursor)
+        })
+        .await
+    }
+}

@@ -1,0 +1,254 @@
+//! Reductions of the rows beneath each page: for each reducer that a keyspace was asked for, the states of its pages.
+//!
+//! They lie beside the counts and follow the same rules (`tree/counts.rs`), but for one thing: a sum could be corrected
+//! by a row's old and new value, a minimum could not. So a state is that of the rows at the base, and only pages
+//! beneath which no row was changed since are answered from it. Folding a change makes the states on its way void.
+//!
+//! # Invariants
+//! 1. A page has a stamp. Another one takes its place whenever the page's fences change or a change beneath it is
+//!    folded. A state is that of its page as long as the page's stamp is the one that was read before the rows were.
+//! 2. A state is stored only if no change in the list up to the snapshot that it was made of lies in its page. So it
+//!    holds at the base too, and for each snapshot up to which none does.
+//! 3. From [`Reductions::since`] on the list has every change of a row, replaced values among them. No state is used
+//!    for or made of an older snapshot.
+//!
+//! States are bytes here: `db/reducer.rs` knows what they are. No function of a user runs under a lock or a latch.
+
+use std::any::TypeId;
+use std::sync::Arc;
+
+use super::count_entries::{CountEntries, CountEntry};
+use crate::collections::HashMap;
+use crate::format::{PageId, Timestamp};
+use crate::sync::{Mutex, MutexGuard, RwLock};
+
+/// Two reducers with the same identity give the same answers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct ReducerId {
+    pub(crate) kind: TypeId,
+    pub(crate) name: String,
+}
+
+/// The reductions of a keyspace.
+pub(crate) struct Reductions {
+    /// A stamp for each page.
+    pub(super) stamps: CountEntries,
+    /// The newest commit when reductions began.
+    pub(super) since: Timestamp,
+    kept: RwLock<Vec<Arc<KeptReduction>>>,
+}
+
+/// Parts of a reducer's states, each under a lock of its own.
+const PART_COUNT: usize = 64;
+/// Pages side by side in a part.
+const PART_PAGES: usize = 64;
+
+/// Bytes of a state that need no memory of their own.
+const INLINE_BYTES: usize = 22;
+
+/// The bytes of a state: of most reducers a number or two.
+enum StateBytes {
+    Inline(u8, [u8; INLINE_BYTES]),
+    Boxed(Box<[u8]>),
+}
+
+impl StateBytes {
+    fn new(bytes: &[u8]) -> StateBytes {
+        let mut inline = [0; INLINE_BYTES];
+        let kept = match inline.get_mut(..bytes.len()) {
+            Some(start) => {
+                start.copy_from_slice(bytes);
+                StateBytes::Inline(bytes.len() as u8, inline)
+            }
+            None => StateBytes::Boxed(bytes.into()),
+        };
+        debug_assert_eq!(kept.as_slice(), bytes, "a state is kept as another");
+        kept
+    }
+
+    #[inline]
+    fn as_slice(&self) -> &[u8] {
+        match self {
+            StateBytes::Inline(length, bytes) => &bytes[..usize::from(*length)],
+            StateBytes::Boxed(bytes) => bytes,
+        }
+    }
+}
+
+/// A page's state, and the stamp that it belongs to.
+struct KeptState {
+    stamp: u64,
+    bytes: StateBytes,
+}
+
+impl KeptState {
+    /// Its entry in a table that is three quarters full; for longer states an allocation, and what the allocator adds.
+    fn memory_bytes_of(state_bytes: usize) -> u64 {
+        let entry_bytes = (size_of::<(PageId, KeptState)>() + 1) as u64 * 4 / 3;
+        entry_bytes + if state_bytes > INLINE_BYTES { state_bytes as u64 + 16 } else { 0 }
+    }
+}
+
+/// The states of a reducer.
+pub(crate) struct KeptReduction {
+    id: ReducerId,
+    parts: [Mutex<HashMap<PageId, KeptState>>; PART_COUNT],
+}
+
+impl std::fmt::Debug for KeptReduction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "KeptReduction({})", self.id.name)
+    }
+}
+
+impl KeptReduction {
+    /// Pages with numbers side by side share a part: those of a load are neighbours in the tree, too.
+    fn part_of(page: PageId) -> usize {
+        const { assert!(PART_COUNT.is_power_of_two() && PART_PAGES.is_power_of_two()) };
+        page.0 as usize / PART_PAGES % PART_COUNT
+    }
+}
+
+/// States, in the order of their pages' keys.
+#[derive(Debug, Default)]
+pub(crate) struct States {
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl States {
+    pub(super) fn with_capacity(count: usize) -> States {
+        States { bytes: Vec::with_capacity(count * INLINE_BYTES), ends: Vec::with_capacity(count) }
+    }
+
+    fn push(&mut self, state: &[u8]) {
+        self.bytes.extend_from_slice(state);
+        self.ends.push(self.bytes.len());
+        debug_assert!(self.ends.is_sorted(), "a state ends before the one in front of it");
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        debug_assert!(self.ends.last().is_none_or(|end| *end == self.bytes.len()), "bytes behind the last state");
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        starts.zip(&self.ends).map(|(start, &end)| &self.bytes[start..end])
+    }
+}
+
+impl Reductions {
+    pub(super) fn new(now: Timestamp) -> Reductions {
+        Reductions { stamps: CountEntries::new(), since: now, kept: RwLock::default() }
+    }
+
+    /// The states of a reducer; `None` if reductions began after the snapshot.
+    pub(crate) fn of(&self, id: &ReducerId, snapshot: Timestamp) -> Option<Arc<KeptReduction>> {
+        if snapshot < self.since {
+            return None;
+        }
+        let find = |kept: &[Arc<KeptReduction>]| kept.iter().find(|kept| kept.id == *id).map(Arc::clone);
+        if let Some(found) = find(&self.kept.read()) {
+            return Some(found);
+        }
+        let mut kept = self.kept.write();
+        Some(find(&kept).unwrap_or_else(|| {
+            debug_assert!(kept.iter().all(|kept| kept.id != *id), "a reducer has two tables of states");
+            let parts = std::array::from_fn(|_| Mutex::default());
+            kept.push(Arc::new(KeptReduction { id: id.clone(), parts }));
+            Arc::clone(&kept[kept.len() - 1])
+        }))
+    }
+
+    /// Appends the states of pages at the base, up to the first that has none. Returns how many have.
+    pub(super) fn states(
+        &self,
+        reduction: &KeptReduction,
+        pages: impl Iterator<Item = PageId>,
+        states: &mut States,
+    ) -> usize {
+        let mut locked: Option<(usize, MutexGuard<'_, HashMap<PageId, KeptState>>)> = None;
+        let before = states.len();
+        for page in pages {
+            let CountEntry::Unknown(stamp) = self.stamps.load(page) else { break };
+            let part = KeptReduction::part_of(page);
+            if locked.as_ref().is_none_or(|(of, _)| *of != part) {
+                // Never two at once.
+                drop(locked.take());
+                locked = Some((part, reduction.parts[part].lock()));
+            }
+            let kept = locked.as_ref().and_then(|(_, states)| states.get(&page));
+            let Some(kept) = kept.filter(|kept| kept.stamp == stamp) else { break };
+            states.push(kept.bytes.as_slice());
+        }
+        assert!(states.len() >= before, "states are lost");
+        states.len() - before
+    }
+
+    /// Returns `true` if the page's state is kept.
+    pub(super) fn has_state(&self, reduction: &KeptReduction, page: PageId) -> bool {
+        self.states(reduction, std::iter::once(page), &mut States::default()) > 0
+    }
+}
+
+impl KeptReduction {
+    /// The memory that a state takes.
+    pub(super) fn memory_bytes_of(state: &[u8]) -> u64 {
+        KeptState::memory_bytes_of(state.len())
+    }
+
+    /// Puts a page's state in place of the one before. Returns the memory that one took.
+    pub(super) fn store(&self, page: PageId, stamp: u64, state: &[u8]) -> u64 {
+        debug_assert!(page != PageId::NONE, "page 0 has no rows");
+        let kept = KeptState { stamp, bytes: StateBytes::new(state) };
+        let replaced = self.parts[Self::part_of(page)].lock().insert(page, kept);
+        replaced.map_or(0, |replaced| Self::memory_bytes_of(replaced.bytes.as_slice()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// States come back as they were pushed, empty ones too.
+    #[test]
+    fn states_keep_their_order() {
+        let mut states = States::default();
+        let pushed: [&[u8]; 4] = [b"one", b"", b"three", b"4"];
+        pushed.iter().for_each(|state| states.push(state));
+        assert_eq!(states.iter().collect::<Vec<_>>(), pushed);
+        assert_eq!(states.len(), 4);
+    }
+
+    /// Bytes of all lengths are kept, with or without memory of their own.
+    #[test]
+    fn states_of_all_lengths_are_kept() {
+        for length in 0..2 * INLINE_BYTES {
+            let bytes: Vec<u8> = (0..length as u8).collect();
+            assert_eq!(StateBytes::new(&bytes).as_slice(), bytes);
+        }
+    }
+
+    /// A stamp that is voided, or whose page's fences change, is another one afterwards.
+    #[test]
+    fn stamps_change() {
+        let stamps = CountEntries::new();
+        let page = PageId(9);
+        let stamp = |stamps: &CountEntries| match stamps.load_made(page, drop) {
+            CountEntry::Unknown(stamp) => stamp,
+            other => panic!("{other:?}"),
+        };
+        let first = stamp(&stamps);
+        stamps.void(page);
+        let second = stamp(&stamps);
+        stamps.unsettle(page, drop);
+        stamps.void(page);
+        assert_eq!(stamps.load(page), CountEntry::Changing);
+        stamps.settle(page);
+        let third = stamp(&stamps);
+        stamps.renew(page, drop);
+        let stamps = [first, second, third, stamp(&stamps)];
+        assert!(stamps.is_sorted_by(|one, next| one < next), "{stamps:?}");
+    }
+}
