@@ -27,7 +27,7 @@ use crate::space::{PageEntry, PageSpace, Purpose};
 /// Page numbers that a load takes at once, in chunks of the page table, at most: 128 MiB of pages of 4 KiB.
 const CHUNKS_AT_ONCE_MAX: usize = 32;
 
-/// Has space made on a full disk.
+/// Frees space on a full disk.
 pub(crate) type MakeSpace = Box<dyn Fn() -> Result<()> + Send + Sync>;
 
 /// A load that is complete and not attached: the tables of its pages, and its root.
@@ -58,6 +58,13 @@ pub(crate) struct LoadPages {
     make_space: MakeSpace,
     /// The pages belong to the keyspace now.
     is_attached: bool,
+}
+
+/// The end of extents that are still in the buffer.
+#[derive(Clone, Copy)]
+enum Buffered {
+    Write,
+    Drop,
 }
 
 impl std::fmt::Debug for LoadPages {
@@ -223,7 +230,7 @@ impl LoadPages {
     /// Writes all that is in the buffer. The pages can be read, and are never attached.
     pub(crate) fn finish_run(&mut self) -> Result<()> {
         assert!(!self.root.is_none() && self.tables.is_none(), "a sorted run is completed twice, or without a root");
-        self.seal(true)
+        self.seal(Buffered::Write)
     }
 
     /// Writes the chunks of the page table and all that is in the buffer; O(pages). Nothing is appended afterwards.
@@ -244,7 +251,7 @@ impl LoadPages {
             let image = if is_empty { ExtentAddress::NONE } else { self.append_extent(name, Kind::Table, &page)? };
             images.push((chunk, image));
         }
-        self.seal(true)?;
+        self.seal(Buffered::Write)?;
         images.sort_unstable_by_key(|(chunk, _)| *chunk);
         self.tables = Some(LoadTables { images, root: self.root });
         Ok(())
@@ -255,19 +262,23 @@ impl LoadPages {
         self.tables.as_ref().expect("the load is complete")
     }
 
-    /// Ends the open segment.
-    fn seal(&mut self, writes: bool) -> Result<()> {
+    /// Ends the open segment, and writes its buffered extents or drops them.
+    fn seal(&mut self, buffered: Buffered) -> Result<()> {
         let mut jobs = Vec::new();
         self.appender.seal(&self.pool.space.segments, &mut jobs);
-        match (writes, self.write.take()) {
-            (true, Some(write)) => write.wait(&self.pool.space)?,
-            (false, Some(write)) => write.cancel(),
-            (_, None) => {}
+        let write = self.write.take();
+        match buffered {
+            Buffered::Write => {
+                write.map_or(Ok(()), |write| write.wait(&self.pool.space))?;
+                jobs.iter().try_for_each(|job| self.pool.space.write(&job.buffer, job.offset))
+            }
+            Buffered::Drop => {
+                if let Some(write) = write {
+                    write.cancel();
+                }
+                Ok(())
+            }
         }
-        for job in jobs.iter().filter(|_| writes) {
-            self.pool.space.write(&job.buffer, job.offset)?;
-        }
-        Ok(())
     }
 
     /// The addresses of the load's pages but the root, in the order in which they got their numbers, from a place on;
@@ -307,7 +318,7 @@ impl Drop for LoadPages {
             return;
         }
         // The buffer need not be written; the database may have failed or be closed.
-        let _ = self.seal(false);
+        let _ = self.seal(Buffered::Drop);
         let segments = &self.pool.space.segments;
         for chunk in &self.chunks {
             for number in chunk * TABLE_PAGES..(chunk + 1) * TABLE_PAGES {

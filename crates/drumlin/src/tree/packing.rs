@@ -24,18 +24,28 @@ use super::node::{PackedRow, child_rest, common_bytes, pack, separator_between};
 
 /// The place where nodes are stored.
 pub(crate) trait NodeSink {
-    /// Stores a node of this level; returns its page, which is 1 for the root.
-    fn put_node(&mut self, level: u8, page: &[u8], is_root: bool) -> Result<PageId>;
+    /// Stores a node below the root; returns its page.
+    fn put_node(&mut self, level: u8, page: &[u8]) -> Result<PageId>;
+    /// Stores the root, which is page 1.
+    fn put_root(&mut self, level: u8, page: &[u8]) -> Result<()>;
 }
 
 impl NodeSink for LoadPages {
-    fn put_node(&mut self, level: u8, page: &[u8], is_root: bool) -> Result<PageId> {
-        let number = if is_root { PageId::ROOT } else { self.take_numbers(1)? };
-        assert!(is_root == (number == PageId::ROOT), "page {number} is taken for the root, or is not");
-        let name = PageKey { keyspace: self.keyspace(), page: number };
-        self.append(number, name, if level == 0 { Kind::Leaf } else { Kind::Inner }, page)?;
+    fn put_node(&mut self, level: u8, page: &[u8]) -> Result<PageId> {
+        let number = self.take_numbers(1)?;
+        assert!(number != PageId::ROOT, "the root's number is taken for another node");
+        append_node(self, number, level, page)?;
         Ok(number)
     }
+
+    fn put_root(&mut self, level: u8, page: &[u8]) -> Result<()> {
+        append_node(self, PageId::ROOT, level, page)
+    }
+}
+
+fn append_node(pages: &mut LoadPages, number: PageId, level: u8, page: &[u8]) -> Result<()> {
+    let name = PageKey { keyspace: pages.keyspace(), page: number };
+    pages.append(number, name, if level == 0 { Kind::Leaf } else { Kind::Inner }, page)
 }
 
 /// A row that waits for its node to be complete: where its key and its rest end in the level's bytes.
@@ -221,17 +231,20 @@ impl Packer {
         assert!(rows > 0 || is_root, "a node has no rows");
         debug_assert!(here.boundary.rows <= here.rows.len(), "a boundary lies behind the last row");
         pack(&mut self.page, here.number, (lower.as_deref(), upper.as_deref()), (0..rows).map(|index| here.row(index)));
-        let page = sink.put_node(here.number, &self.page, is_root)?;
-        assert!(is_root == (page == PageId::ROOT), "page {page} is taken for the root, or is not");
+        let number = here.number;
         self.levels[level].has_nodes = true;
-        if !is_root {
-            if self.levels.len() == level + 1 {
-                let number = u8::try_from(level + 1).expect("a tree is not that high");
-                self.levels.push(Level { number, ..Level::default() });
-            }
-            let row = PackedRow { key: lower.as_deref().unwrap_or(&[]), rest: &child_rest(page), is_large: false };
-            self.push_at(level + 1, row, sink)?;
+        if is_root {
+            sink.put_root(number, &self.page)?;
+            return Ok(PageId::ROOT);
         }
+        let page = sink.put_node(number, &self.page)?;
+        assert!(page != PageId::ROOT, "the root's number is taken for another node");
+        if self.levels.len() == level + 1 {
+            let number = u8::try_from(level + 1).expect("a tree is not that high");
+            self.levels.push(Level { number, ..Level::default() });
+        }
+        let row = PackedRow { key: lower.as_deref().unwrap_or(&[]), rest: &child_rest(page), is_large: false };
+        self.push_at(level + 1, row, sink)?;
         Ok(page)
     }
 
@@ -264,18 +277,26 @@ mod tests {
     struct Nodes(Vec<Option<Vec<u8>>>);
 
     impl NodeSink for Nodes {
-        fn put_node(&mut self, level: u8, page: &[u8], is_root: bool) -> Result<PageId> {
-            check(page).unwrap();
-            assert_eq!(Node::new(page).level(), level);
-            self.0.resize(self.0.len().max(2), None);
-            let number = if is_root { 1 } else { self.0.len() };
-            self.0.resize(self.0.len().max(number + 1), None);
-            assert!(self.0[number].replace(page.to_vec()).is_none(), "two roots");
+        fn put_node(&mut self, level: u8, page: &[u8]) -> Result<PageId> {
+            let number = self.0.len().max(2);
+            self.put_at(number, level, page);
             Ok(PageId(number as u32))
+        }
+
+        fn put_root(&mut self, level: u8, page: &[u8]) -> Result<()> {
+            self.put_at(1, level, page);
+            Ok(())
         }
     }
 
     impl Nodes {
+        fn put_at(&mut self, number: usize, level: u8, page: &[u8]) {
+            check(page).unwrap();
+            assert_eq!(Node::new(page).level(), level);
+            self.0.resize(self.0.len().max(number + 1), None);
+            assert!(self.0[number].replace(page.to_vec()).is_none(), "two roots");
+        }
+
         /// Adds the rows beneath a page, whose fences are these.
         fn rows(&self, page: PageId, fences: (Option<&[u8]>, Option<&[u8]>), rows: &mut Vec<(Vec<u8>, Vec<u8>)>) {
             let page = self.0[page.0 as usize].as_ref().unwrap();

@@ -350,20 +350,21 @@ impl WriteSet {
         bounds: (Bound<&[u8]>, Bound<&[u8]>),
     ) -> impl DoubleEndedIterator<Item = (&[u8], Change<'_>)> {
         let index = self.index(keyspace);
-        let place = |index: &Index, key: &[u8], or_behind: bool| match index.find(key, |entry| self.key(entry)) {
-            Ok((part, at)) => (part, at + usize::from(or_behind)),
-            Err(place) => place,
-        };
         let within = index.map(|index| {
+            let before = |key: &[u8]| index.find(key, |entry| self.key(entry)).unwrap_or_else(|place| place);
+            let behind = |key: &[u8]| match index.find(key, |entry| self.key(entry)) {
+                Ok((part, at)) => (part, at + 1),
+                Err(place) => place,
+            };
             let start = match bounds.0 {
                 Bound::Unbounded => (0, 0),
-                Bound::Included(key) => place(index, key, false),
-                Bound::Excluded(key) => place(index, key, true),
+                Bound::Included(key) => before(key),
+                Bound::Excluded(key) => behind(key),
             };
             let end = match bounds.1 {
                 Bound::Unbounded => (index.parts.len(), 0),
-                Bound::Included(key) => place(index, key, true),
-                Bound::Excluded(key) => place(index, key, false),
+                Bound::Included(key) => behind(key),
+                Bound::Excluded(key) => before(key),
             };
             index.between(start, end)
         });

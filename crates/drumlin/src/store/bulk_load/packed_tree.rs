@@ -27,6 +27,15 @@ pub(super) struct PackedTree {
     rows: u64,
 }
 
+/// The meaning of the bytes behind a row's key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rest {
+    /// A value.
+    Inline,
+    /// The reference to a value with extents of its own.
+    Reference,
+}
+
 impl PackedTree {
     /// An empty tree, whose pages are written in buffers of so many bytes.
     pub(super) fn new(store: &Store, open: &Arc<OpenKeyspace>, buffer_bytes: usize) -> PackedTree {
@@ -52,7 +61,7 @@ impl PackedTree {
         if value.len() <= self.open.tree.inline_bytes_max(key) {
             self.rest.clear();
             push_value(value, &mut self.rest);
-            return self.push_row(key, false);
+            return self.push_row(key, Rest::Inline);
         }
         let reference = self.write_medium(store, value)?;
         self.push_reference(key, reference)
@@ -62,11 +71,13 @@ impl PackedTree {
     pub(super) fn push_reference(&mut self, key: &[u8], reference: LargeRef) -> Result<()> {
         self.rest.clear();
         self.rest.extend_from_slice(&large_rest(reference));
-        self.push_row(key, true)
+        self.push_row(key, Rest::Reference)
     }
 
-    fn push_row(&mut self, key: &[u8], is_large: bool) -> Result<()> {
+    /// Adds a row of this key and of the bytes that are in `self.rest`.
+    fn push_row(&mut self, key: &[u8], rest: Rest) -> Result<()> {
         assert!(self.last_key().is_none_or(|last| last < key), "rows of a load are packed out of order");
+        let is_large = rest == Rest::Reference;
         self.packer.push(PackedRow { key, rest: &self.rest, is_large }, &mut self.pages)?;
         self.rows += 1;
         Ok(())
