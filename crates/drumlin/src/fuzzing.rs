@@ -423,13 +423,14 @@ impl Sealed {
     }
 }
 
-/// Bytes that each decoder takes for well-formed: what fuzzing begins with.
-pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
-    use crate::format::{CheckpointNumber, StreamId, SuperblockNumber, catalogue, record::Operation};
-    use crate::format::{Epoch, Incarnation, StreamPosition, Timestamp, ValueId};
-    let address = ExtentAddress::new(1 << 20, 640, SegmentUse(5));
-    let extent = ExtentRef { address, segment_use: SegmentUse(5) };
-    let superblock = Superblock {
+/// An extent that samples name.
+fn sample_ref() -> ExtentRef {
+    ExtentRef { address: ExtentAddress::new(1 << 20, 640, SegmentUse(5)), segment_use: SegmentUse(5) }
+}
+
+fn sample_superblock() -> Superblock {
+    use crate::format::{CheckpointNumber, Epoch, Incarnation, StreamId, StreamPosition, SuperblockNumber, Timestamp};
+    Superblock {
         sequence: SuperblockNumber(9),
         database: DatabaseId(77),
         segment_bytes: 1 << 20,
@@ -437,7 +438,7 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
         timestamp: Timestamp(1234),
         epoch: Epoch(5),
         catalogue_bytes: 100,
-        catalogue: extent,
+        catalogue: sample_ref(),
         incarnations: vec![(Incarnation(1), Timestamp(1)), (Incarnation(2), Timestamp(1235))],
         log: vec![superblock::LogRange {
             stream: StreamId(0),
@@ -445,8 +446,14 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
             to: StreamPosition(1 << 20),
         }],
         is_closed: false,
-    };
-    let catalogue = Catalogue {
+    }
+}
+
+fn sample_catalogue() -> Catalogue {
+    use crate::format::{ValueId, catalogue};
+    let extent = sample_ref();
+    let address = extent.address;
+    Catalogue {
         next_keyspace: 3,
         next_value: ValueId(99),
         keyspaces: vec![catalogue::KeyspaceEntry {
@@ -458,14 +465,24 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
         summaries: vec![address],
         segments: vec![extent, ExtentRef::NONE],
         orphans: vec![catalogue::Orphan { keyspace: KeyspaceId(2), first_page: PageId(5), page_count: 6 }],
-    };
+    }
+}
+
+fn sample_summary() -> Vec<u8> {
     let mut summary = Vec::new();
-    for address in [address, ExtentAddress::NONE] {
+    for address in [sample_ref().address, ExtentAddress::NONE] {
         summary::encode(
             &summary::TableChange { keyspace: KeyspaceId(2), page: PageId(5), address, sequence: 1 },
             &mut summary,
         );
     }
+    summary
+}
+
+/// A record's body with an operation of each kind.
+fn sample_record() -> Vec<u8> {
+    use crate::format::{ValueId, record::Operation};
+    let extent = sample_ref();
     let mut record = Vec::new();
     for operation in [
         Operation::Put { key: b"key", value: b"value" },
@@ -482,6 +499,11 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
     ] {
         record::encode(KeyspaceId(3), &operation, &mut record);
     }
+    record
+}
+
+/// Bytes that each decoder takes for well-formed, with which fuzzing begins.
+pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
     let mut page = vec![0; 512];
     let mut leaf = LeafMut::init(&mut page, Some(b"key 1"), Some(b"key 9"));
     leaf.insert(0, b"key 2", RowValue::Inline(b"two")).expect("an empty leaf has room");
@@ -493,10 +515,10 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
     let raw_node = [&[0, 0], &page[extent::HEADER_BYTES..]].concat();
     let built = b"\x00\x01\x01a\x01c\x08\x05\x02ab\x03xyz\x06\x02ac\x02uv\x07\x02ab\x01z\x09\x03abc\x00".to_vec();
     vec![
-        ("superblock", superblock.encode().to_vec()),
-        ("catalogue", catalogue.encode()),
-        ("summary", summary),
-        ("record", record),
+        ("superblock", sample_superblock().encode().to_vec()),
+        ("catalogue", sample_catalogue().encode()),
+        ("summary", sample_summary()),
+        ("record", sample_record()),
         ("extent", extent),
         ("node", raw_node),
         ("node", built),

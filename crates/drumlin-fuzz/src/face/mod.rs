@@ -2,7 +2,7 @@
 //! dropped in any order, futures dropped and leaked, settings at their extremes, closures and readers that panic,
 //! threads that want the same rows while the database is closed. Most databases are in memory, some are on disk.
 //!
-//! What a call answers is compared with an ordered map for each keyspace; a transaction has maps of its own until it
+//! The answer of a call is compared with an ordered map for each keyspace; a transaction has maps of its own until it
 //! commits. An error must be one that the call may give here, with the recourse that `error.rs` documents. Nothing may
 //! panic but what is told to, and the database must go on afterwards.
 
@@ -21,6 +21,7 @@ mod sources;
 mod threads;
 mod transactions;
 mod upkeep;
+mod writes;
 
 pub use answers::ON_PURPOSE;
 pub use calls::called;

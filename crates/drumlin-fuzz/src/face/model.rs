@@ -1,4 +1,4 @@
-//! What a keyspace should hold, and what readers of it must see.
+//! The rows that a keyspace should hold, and the views that its readers must have.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -276,113 +276,161 @@ pub(super) fn read_by(
     may: impl Fn(&Error) -> bool,
     script: &mut Script<'_>,
 ) {
+    match script.byte() % 14 {
+        number @ (0..=2 | 5 | 6) => read_row_by(reader, k, model, (key, number), &may, script),
+        3 => read_range_by(reader, k, model, key, &may, script),
+        8 => read_many_by(reader, k, model, key, &may),
+        number @ (4 | 7 | 12 | 13) => scan_by(reader, k, model, number, &may, script),
+        number => read_ends_by(reader, k, model, number, &may),
+    }
+}
+
+/// Reads a row, by the call with this number.
+fn read_row_by(
+    reader: &Reader,
+    k: &Keyspace,
+    model: &Model,
+    (key, number): (&Vec<u8>, u8),
+    may: &impl Fn(&Error) -> bool,
+    script: &mut Script<'_>,
+) {
     let expected = model.get(key);
     let is_it = |found: Option<Value>| assert_eq!(found.as_deref(), expected.map(Vec::as_slice));
-    let all: Vec<_> = model.iter().collect();
-    match script.byte() % 14 {
+    match number {
         0 => {
-            checked(call!("Reader::get", reader.get(k, key)), &may).into_iter().for_each(is_it);
+            checked(call!("Reader::get", reader.get(k, key)), may).into_iter().for_each(is_it);
             let mut value = b"of another row".to_vec();
-            match checked(call!("Reader::get_into", reader.get_into(k, key, &mut value)), &may) {
+            match checked(call!("Reader::get_into", reader.get_into(k, key, &mut value)), may) {
                 Some(found) => is_in(&value, found, expected),
                 None => assert!(value.is_empty(), "an error leaves a value"),
             }
             let found = call!("Reader::get_with", reader.get_with(k, key, |value| Value::from(value)));
-            checked(found, &may).into_iter().for_each(is_it);
+            checked(found, may).into_iter().for_each(is_it);
         }
         1 => {
             let found = block_on(call!("Reader::get_async", reader.get_async(k, key)));
-            checked(found, &may).into_iter().for_each(is_it);
+            checked(found, may).into_iter().for_each(is_it);
             let mut value = b"of another row".to_vec();
             let found = block_on(call!("Reader::get_into_async", reader.get_into_async(k, key, &mut value)));
-            match checked(found, &may) {
+            match checked(found, may) {
                 Some(found) => is_in(&value, found, expected),
                 None => assert!(value.is_empty(), "an error leaves a value"),
             }
             let found = call!("Reader::get_with_async", reader.get_with_async(k, key, |value| Value::from(value)));
-            checked(block_on(found), &may).into_iter().for_each(is_it);
+            checked(block_on(found), may).into_iter().for_each(is_it);
         }
         2 => {
             let found = [
                 call!("Reader::contains_key", reader.contains_key(k, key)),
                 block_on(call!("Reader::contains_key_async", reader.contains_key_async(k, key))),
             ];
-            let found = found.into_iter().filter_map(|found| checked(found, &may));
+            let found = found.into_iter().filter_map(|found| checked(found, may));
             found.for_each(|found| assert_eq!(found, expected.is_some()));
             let keys = [key];
             let found = [
                 call!("Reader::contains_many", reader.contains_many(k, &keys)),
                 block_on(call!("Reader::contains_many_async", reader.contains_many_async(k, &keys))),
             ];
-            let found = found.into_iter().filter_map(|found| checked(found, &may));
+            let found = found.into_iter().filter_map(|found| checked(found, may));
             found.for_each(|found| assert_eq!(found, [expected.is_some()]));
         }
-        3 => {
-            let bounds = bounds(script);
-            let expected = within(model, &bounds);
-            walk(call!("Reader::range", reader.range(k, bounds.clone())), &expected, &may, script);
-            let counts = [
-                call!("Reader::count", reader.count(k, bounds.clone())),
-                block_on(call!("Reader::count_async", reader.count_async(k, bounds.clone()))),
-            ];
-            let counts = counts.into_iter().filter_map(|count| checked(count, &may));
-            counts.for_each(|count| assert_eq!(count, expected.len() as u64));
-            count_all(reader, k, model, key, &may);
-            find_by_place(reader, k, &bounds, &expected, &may, script);
-            reduce(reader, k, &bounds, &expected, &may);
-        }
-        4 => walk(call!("Reader::iter", reader.iter(k)), &all, may, script),
         5 => {
             if let Some(reader) = checked(call!("Reader::read", reader.read(k, key)), may) {
                 read_value(reader, expected, script);
             }
         }
-        6 => {
+        _ => {
             let reader = block_on(call!("Reader::read_async", reader.read_async(k, key)));
             if let Some(reader) = checked(reader, may) {
                 read_value_async(reader, expected, script);
             }
         }
+    }
+}
+
+/// Reads several rows at once, one of them twice.
+fn read_many_by(reader: &Reader, k: &Keyspace, model: &Model, key: &Vec<u8>, may: &impl Fn(&Error) -> bool) {
+    let keys = [key.clone(), vec![b'k', 3], vec![9; 4000], key.clone()];
+    let found = [
+        call!("Reader::get_many", reader.get_many(k, &keys)),
+        block_on(call!("Reader::get_many_async", reader.get_many_async(k, &keys))),
+    ];
+    for found in found.into_iter().filter_map(|found| checked(found, may)) {
+        assert!(found.len() == 4 && found[2].is_none());
+        assert_eq!(found[1].as_deref(), model.get(&keys[1]).map(Vec::as_slice));
+        assert!([0, 3].iter().all(|at| found[*at].as_deref() == model.get(key).map(Vec::as_slice)));
+    }
+}
+
+/// Scans and counts a range, and finds rows by their place.
+fn read_range_by(
+    reader: &Reader,
+    k: &Keyspace,
+    model: &Model,
+    key: &[u8],
+    may: &impl Fn(&Error) -> bool,
+    script: &mut Script<'_>,
+) {
+    let bounds = bounds(script);
+    let expected = within(model, &bounds);
+    walk(call!("Reader::range", reader.range(k, bounds.clone())), &expected, may, script);
+    let counts = [
+        call!("Reader::count", reader.count(k, bounds.clone())),
+        block_on(call!("Reader::count_async", reader.count_async(k, bounds.clone()))),
+    ];
+    let counts = counts.into_iter().filter_map(|count| checked(count, may));
+    counts.for_each(|count| assert_eq!(count, expected.len() as u64));
+    count_all(reader, k, model, key, may);
+    find_by_place(reader, k, &bounds, &expected, may, script);
+    reduce(reader, k, &bounds, &expected, may);
+}
+
+/// Goes through rows, by the call with this number.
+fn scan_by(
+    reader: &Reader,
+    k: &Keyspace,
+    model: &Model,
+    number: u8,
+    may: &impl Fn(&Error) -> bool,
+    script: &mut Script<'_>,
+) {
+    let all: Vec<_> = model.iter().collect();
+    match number {
+        4 => walk(call!("Reader::iter", reader.iter(k)), &all, may, script),
         7 => {
             let rows: Vec<_> = model.iter().filter(|(key, _)| key.starts_with(b"p")).collect();
             walk(call!("Reader::prefix", reader.prefix(k, "p")), &rows, may, script);
         }
-        8 => {
-            let keys = [key.clone(), vec![b'k', 3], vec![9; 4000], key.clone()];
-            let found = [
-                call!("Reader::get_many", reader.get_many(k, &keys)),
-                block_on(call!("Reader::get_many_async", reader.get_many_async(k, &keys))),
-            ];
-            for found in found.into_iter().filter_map(|found| checked(found, &may)) {
-                assert!(found.len() == 4 && found[2].is_none());
-                assert_eq!(found[1].as_deref(), model.get(&keys[1]).map(Vec::as_slice));
-                [0, 3].into_iter().for_each(|at| is_it(found[at].clone()));
-            }
-        }
+        12 => walk_keys(call!("Reader::keys", reader.keys(k)), &all, may, script),
+        _ => walk_values(call!("Reader::values", reader.values(k)), &all, may, script),
+    }
+}
+
+/// Reads the first or last row, or whether there is one, by the call with this number.
+fn read_ends_by(reader: &Reader, k: &Keyspace, model: &Model, number: u8, may: &impl Fn(&Error) -> bool) {
+    match number {
         9 => {
             let found = [
                 call!("Reader::first", reader.first(k)),
                 block_on(call!("Reader::first_async", reader.first_async(k))),
             ];
-            let found = found.into_iter().filter_map(|found| checked(found, &may));
+            let found = found.into_iter().filter_map(|found| checked(found, may));
             found.for_each(|found| is_end(found.as_ref(), model.first_key_value()));
         }
         10 => {
             let found =
                 [call!("Reader::last", reader.last(k)), block_on(call!("Reader::last_async", reader.last_async(k)))];
-            let found = found.into_iter().filter_map(|found| checked(found, &may));
+            let found = found.into_iter().filter_map(|found| checked(found, may));
             found.for_each(|found| is_end(found.as_ref(), model.last_key_value()));
         }
-        11 => {
+        _ => {
             let found = [
                 call!("Reader::is_empty", reader.is_empty(k)),
                 block_on(call!("Reader::is_empty_async", reader.is_empty_async(k))),
             ];
-            let found = found.into_iter().filter_map(|found| checked(found, &may));
+            let found = found.into_iter().filter_map(|found| checked(found, may));
             found.for_each(|found| assert_eq!(found, model.is_empty()));
         }
-        12 => walk_keys(call!("Reader::keys", reader.keys(k)), &all, may, script),
-        _ => walk_values(call!("Reader::values", reader.values(k)), &all, may, script),
     }
 }
 

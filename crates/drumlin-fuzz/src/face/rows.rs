@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-use drumlin::{Durability, Error, Keyspace, Result, Salvaged};
+use drumlin::{Durability, Error, Keyspace, Salvaged};
 
 use super::answers::{ON_PURPOSE, checked, is_crowded, is_too_old, must, panics, refused};
 use super::calls::call;
@@ -14,13 +14,13 @@ use super::model::{
 };
 use super::side::Side;
 use super::sources::{End, Source};
+use super::writes::Write;
 use crate::Script;
 
 impl Side {
     /// A write outside of a transaction, by any call; `None`: it was dropped on the way.
     pub(super) fn write(&mut self, which: usize, script: &mut Script<'_>) {
         let (key, value) = (key(script), value(script));
-        let k = self.keyspaces[which].clone();
         let durability = if script.byte().is_multiple_of(3) { Durability::Full } else { Durability::Relaxed };
         let fate = Fate { leaks: false, ..fate(script) };
         let end = match script.byte() % 8 {
@@ -28,126 +28,22 @@ impl Side {
             1 => End::Panics,
             _ => End::Whole,
         };
-        let mut after = Some(value.clone());
-        let source = || Source::new(&value, end);
-        let before = self.models[which].get(&key).cloned();
-        // The answers of calls that tell of the row before, which is not there where they were dropped.
-        let was = |found: Option<drumlin::Value>| assert_eq!(found.as_deref(), before.as_deref(), "the row before");
-        let done: Option<Result<()>> = match script.byte() % 22 {
-            10 => {
-                after = None;
-                Some(call!("Keyspace::take", k.take(&key)).map(was))
-            }
-            11 => {
-                after = None;
-                poll_some(call!("Keyspace::take_async", k.take_async(&key)), fate).map(|taken| taken.map(was))
-            }
-            12 => Some(call!("Keyspace::replace", k.replace(&key, &value)).map(was)),
-            13 => {
-                let replaced = poll_some(call!("Keyspace::replace_async", k.replace_async(&key, &value)), fate);
-                replaced.map(|replaced| replaced.map(was))
-            }
-            14 => {
-                after = Some(before.clone().unwrap_or(value.clone()));
-                let is_new = |inserted| assert_eq!(inserted, before.is_none());
-                match script.byte() % 2 {
-                    0 => {
-                        let inserted = call!("Keyspace::insert_if_absent", k.insert_if_absent(&key, &value));
-                        Some(inserted.map(is_new))
-                    }
-                    _ => {
-                        let inserted =
-                            call!("Keyspace::insert_if_absent_async", k.insert_if_absent_async(&key, &value));
-                        poll_some(inserted, fate).map(|inserted| inserted.map(is_new))
-                    }
-                }
-            }
-            15 => {
-                after = (!fate.polls.is_multiple_of(3)).then(|| value.clone());
-                let change = |old: Option<&[u8]>| {
-                    assert_eq!(old, before.as_deref(), "the row before");
-                    after.clone()
-                };
-                match script.byte() % 3 {
-                    0 => Some(call!("Keyspace::update", k.update(&key, change)).map(drop)),
-                    1 => {
-                        let updated = call!("Keyspace::update_async", k.update_async(&key, change));
-                        poll_some(updated, fate).map(|updated| updated.map(drop))
-                    }
-                    _ => {
-                        panics(|| drop(k.update(&key, |_| -> Option<&[u8]> { panic!("{ON_PURPOSE}") })));
-                        after = before.clone();
-                        Some(Ok(()))
-                    }
-                }
-            }
-            16 => {
-                let expected = [None, Some(&b"another"[..]), before.as_deref()][usize::from(script.byte() % 3)];
-                let new = script.byte().is_multiple_of(2).then_some(&value[..]);
-                let is_same = expected == before.as_deref();
-                after = if is_same { new.map(<[u8]>::to_vec) } else { before.clone() };
-                let is_right = |swapped: std::result::Result<(), Option<drumlin::Value>>| match swapped {
-                    Ok(()) => assert!(is_same),
-                    Err(found) => was(found),
-                };
-                match script.byte() % 2 {
-                    0 => {
-                        let swapped = call!("Keyspace::compare_and_swap", k.compare_and_swap(&key, expected, new));
-                        Some(swapped.map(is_right))
-                    }
-                    _ => {
-                        let swapped = k.compare_and_swap_async(&key, expected, new);
-                        let swapped = poll_some(call!("Keyspace::compare_and_swap_async", swapped), fate);
-                        swapped.map(|swapped| swapped.map(is_right))
-                    }
-                }
-            }
-            17 => {
-                self.pop(which, script);
-                return;
-            }
-            18 => {
-                self.remove_many(which, script);
-                return;
-            }
-            19 => {
-                self.load(which, script);
-                return;
-            }
-            20 | 21 => {
-                self.batch(which, script);
-                return;
-            }
-            0 => Some(call!("Keyspace::insert", k.insert(&key, &value))),
-            1 | 2 => Some(call!("Keyspace::insert_with", k.insert_with(&key, &value, durability))),
-            3 => Some(block_on(call!("Keyspace::insert_async", k.insert_async(&key, &value)))),
-            4 => poll_some(call!("Keyspace::insert_with_async", k.insert_with_async(&key, &value, durability)), fate),
-            5 if end == End::Panics => {
-                panics(|| drop(call!("Keyspace::insert_from", k.insert_from(&key, source()))));
-                None
-            }
-            6 if end == End::Panics => {
-                panics(|| drop(block_on(call!("Keyspace::insert_from_async", k.insert_from_async(&key, source())))));
-                None
-            }
-            5 => Some(k.insert_from(&key, source()).map(|count| assert_eq!(count, value.len() as u64))),
-            6 => poll_some(k.insert_from_async(&key, source()), fate).map(|result| result.map(drop)),
-            7 => {
-                after = None;
-                Some(call!("Keyspace::remove", k.remove(&key)))
-            }
-            8 => {
-                after = None;
-                poll_some(call!("Keyspace::remove_async", k.remove_async(&key)), fate)
-            }
-            _ => {
-                let long = vec![7; k.key_bytes_max() + 1];
-                let is_long = |error: &Error| matches!(error, Error::KeyTooLong { .. });
-                assert!(checked(k.insert(&long, &value), is_long).is_none());
-                assert!(checked(block_on(k.remove_async(&long)), is_long).is_none());
-                return;
-            }
+        let (keyspace, before) = (self.keyspaces[which].clone(), self.models[which].get(&key).cloned());
+        let mut write = Write { keyspace, after: Some(value.clone()), key, value, durability, fate, end, before };
+        let done = match script.byte() % 22 {
+            number @ 0..=6 => write.insert(number),
+            number @ (7 | 8 | 10 | 11) => write.remove(number),
+            number @ (12 | 13) => write.replace(number),
+            14 => write.insert_if_absent(script),
+            15 => write.update(script),
+            16 => write.compare_and_swap(script),
+            17 => return self.pop(which, script),
+            18 => return self.remove_many(which, script),
+            19 => return self.load(which, script),
+            20 | 21 => return self.batch(which, script),
+            _ => return write.refuse_long_key(),
         };
+        let Write { key, mut after, .. } = write;
         let is_source = |error: &Error| matches!(error, Error::Source { .. }) && end == End::Fails;
         match done.map(|result| checked(result, is_source)) {
             Some(Some(())) => {}
@@ -343,47 +239,58 @@ impl Side {
         }
     }
 
+    /// A read outside of transactions, by any call.
     pub(super) fn read(&self, which: usize, script: &mut Script<'_>) {
-        let (k, model, key) = (&self.keyspaces[which], &self.models[which], key(script));
-        let expected = model.get(&key);
-        let is_it = |found: Option<drumlin::Value>| assert_eq!(found.as_deref(), expected.map(Vec::as_slice));
+        let key = key(script);
         match script.byte() % 16 {
+            number @ (0..=6 | 10 | 15) => self.read_row(which, &key, number, script),
+            7 => self.count(which, &key, script),
+            number @ (8 | 9 | 14) => self.scan(which, number, script),
+            number => self.read_ends(which, number),
+        }
+    }
+
+    /// Reads a row, by the call with this number.
+    fn read_row(&self, which: usize, key: &Vec<u8>, number: u8, script: &mut Script<'_>) {
+        let (k, expected) = (&self.keyspaces[which], self.models[which].get(key));
+        let is_it = |found: Option<drumlin::Value>| assert_eq!(found.as_deref(), expected.map(Vec::as_slice));
+        match number {
             0 => {
-                is_it(must(call!("Keyspace::get", k.get(&key))));
+                is_it(must(call!("Keyspace::get", k.get(key))));
                 let mut value = b"of another row".to_vec();
-                let found = must(call!("Keyspace::get_into", k.get_into(&key, &mut value)));
+                let found = must(call!("Keyspace::get_into", k.get_into(key, &mut value)));
                 is_in(&value, found, expected);
                 // Within it, another call takes another vector.
                 let look = |shown: &[u8]| {
-                    is_it(must(k.get_with(&key, |again| again.into())));
+                    is_it(must(k.get_with(key, |again| again.into())));
                     shown.to_vec()
                 };
-                assert_eq!(must(call!("Keyspace::get_with", k.get_with(&key, look))).as_ref(), expected);
+                assert_eq!(must(call!("Keyspace::get_with", k.get_with(key, look))).as_ref(), expected);
                 if expected.is_some() {
-                    panics(|| drop(k.get_with(&key, |_| panic!("{ON_PURPOSE}"))));
+                    panics(|| drop(k.get_with(key, |_| panic!("{ON_PURPOSE}"))));
                 }
             }
             1 => {
-                is_it(must(block_on(call!("Keyspace::get_async", k.get_async(&key)))));
+                is_it(must(block_on(call!("Keyspace::get_async", k.get_async(key)))));
                 let mut value = b"of another row".to_vec();
-                let found = must(block_on(call!("Keyspace::get_into_async", k.get_into_async(&key, &mut value))));
+                let found = must(block_on(call!("Keyspace::get_into_async", k.get_into_async(key, &mut value))));
                 is_in(&value, found, expected);
-                let found = block_on(call!("Keyspace::get_with_async", k.get_with_async(&key, <[u8]>::to_vec)));
+                let found = block_on(call!("Keyspace::get_with_async", k.get_with_async(key, <[u8]>::to_vec)));
                 assert_eq!(must(found).as_ref(), expected);
             }
             2 => {
-                poll_some(k.get_async(&key), fate(script)).into_iter().map(must).for_each(is_it);
+                poll_some(k.get_async(key), fate(script)).into_iter().map(must).for_each(is_it);
                 let mut value = b"of another row".to_vec();
-                if let Some(found) = poll_some(k.get_into_async(&key, &mut value), fate(script)) {
+                if let Some(found) = poll_some(k.get_into_async(key, &mut value), fate(script)) {
                     is_in(&value, must(found), expected);
                 }
-                if let Some(found) = poll_some(k.get_with_async(&key, <[u8]>::len), fate(script)) {
+                if let Some(found) = poll_some(k.get_with_async(key, <[u8]>::len), fate(script)) {
                     assert_eq!(must(found), expected.map(Vec::len));
                 }
             }
-            3 => assert_eq!(must(call!("Keyspace::contains_key", k.contains_key(&key))), expected.is_some()),
+            3 => assert_eq!(must(call!("Keyspace::contains_key", k.contains_key(key))), expected.is_some()),
             4 => {
-                let found = call!("Keyspace::contains_key_async", k.contains_key_async(&key));
+                let found = call!("Keyspace::contains_key_async", k.contains_key_async(key));
                 assert_eq!(must(block_on(found)), expected.is_some());
             }
             5 => {
@@ -397,40 +304,53 @@ impl Side {
                 assert_eq!(must(block_on(found)), are_there);
             }
             6 => {
-                let keys = [&key];
+                let keys = [key];
                 let found = call!("Keyspace::get_many_async", k.get_many_async(&keys));
                 must(block_on(found)).into_iter().for_each(is_it);
             }
-            7 => {
-                let bounds = bounds(script);
-                let rows = within(model, &bounds);
-                let expected = rows.len() as u64;
-                assert_eq!(must(call!("Keyspace::count", k.count(bounds.clone()))), expected);
-                assert_eq!(must(block_on(call!("Keyspace::count_async", k.count_async(bounds.clone())))), expected);
-                assert_eq!(must(call!("Keyspace::len", k.len())), model.len() as u64);
-                assert_eq!(must(block_on(call!("Keyspace::len_async", k.len_async()))), model.len() as u64);
-                let below = model.range::<Vec<u8>, _>(..&key).count() as u64;
-                assert_eq!(must(call!("Keyspace::rank", k.rank(&key))), below);
-                assert_eq!(must(block_on(call!("Keyspace::rank_async", k.rank_async(&key)))), below);
-                let sum = lengths(&rows);
-                assert_eq!(must(call!("Keyspace::aggregate", k.aggregate(&LENGTHS, bounds.clone()))), sum);
-                let reduced = call!("Keyspace::aggregate_async", k.aggregate_async(&LENGTHS, bounds.clone()));
-                assert_eq!(must(block_on(reduced)), sum);
-                let index = usize::from(script.byte());
-                let found = [
-                    must(call!("Keyspace::nth", k.nth(bounds.clone(), index as u64))),
-                    must(block_on(call!("Keyspace::nth_async", k.nth_async(bounds.clone(), index as u64)))),
-                ];
-                for found in found {
-                    assert_eq!(found.map(|(key, _)| key.into_vec()), rows.get(index).map(|(key, _)| (*key).clone()));
-                }
-                let sample = must(call!("Keyspace::sample", k.sample(bounds.clone(), 3)));
-                assert!(
-                    sample.len() == rows.len().min(3) && sample.iter().all(|(key, _)| model.contains_key(&key[..]))
-                );
-                let sample = must(block_on(call!("Keyspace::sample_async", k.sample_async(bounds, 3))));
-                assert_eq!(sample.len(), rows.len().min(3));
+            10 => read_value(must(call!("Keyspace::read", k.read(key))), expected, script),
+            _ => {
+                let reader = must(block_on(call!("Keyspace::read_async", k.read_async(key))));
+                read_value_async(reader, expected, script);
             }
+        }
+    }
+
+    /// Counts rows, and finds rows by their place.
+    fn count(&self, which: usize, key: &Vec<u8>, script: &mut Script<'_>) {
+        let (k, model) = (&self.keyspaces[which], &self.models[which]);
+        let bounds = bounds(script);
+        let rows = within(model, &bounds);
+        let expected = rows.len() as u64;
+        assert_eq!(must(call!("Keyspace::count", k.count(bounds.clone()))), expected);
+        assert_eq!(must(block_on(call!("Keyspace::count_async", k.count_async(bounds.clone())))), expected);
+        assert_eq!(must(call!("Keyspace::len", k.len())), model.len() as u64);
+        assert_eq!(must(block_on(call!("Keyspace::len_async", k.len_async()))), model.len() as u64);
+        let below = model.range::<Vec<u8>, _>(..key).count() as u64;
+        assert_eq!(must(call!("Keyspace::rank", k.rank(key))), below);
+        assert_eq!(must(block_on(call!("Keyspace::rank_async", k.rank_async(key)))), below);
+        let sum = lengths(&rows);
+        assert_eq!(must(call!("Keyspace::aggregate", k.aggregate(&LENGTHS, bounds.clone()))), sum);
+        let reduced = call!("Keyspace::aggregate_async", k.aggregate_async(&LENGTHS, bounds.clone()));
+        assert_eq!(must(block_on(reduced)), sum);
+        let index = usize::from(script.byte());
+        let found = [
+            must(call!("Keyspace::nth", k.nth(bounds.clone(), index as u64))),
+            must(block_on(call!("Keyspace::nth_async", k.nth_async(bounds.clone(), index as u64)))),
+        ];
+        for found in found {
+            assert_eq!(found.map(|(key, _)| key.into_vec()), rows.get(index).map(|(key, _)| (*key).clone()));
+        }
+        let sample = must(call!("Keyspace::sample", k.sample(bounds.clone(), 3)));
+        assert!(sample.len() == rows.len().min(3) && sample.iter().all(|(key, _)| model.contains_key(&key[..])));
+        let sample = must(block_on(call!("Keyspace::sample_async", k.sample_async(bounds, 3))));
+        assert_eq!(sample.len(), rows.len().min(3));
+    }
+
+    /// Goes through rows, by the call with this number.
+    fn scan(&self, which: usize, number: u8, script: &mut Script<'_>) {
+        let (k, model) = (&self.keyspaces[which], &self.models[which]);
+        match number {
             8 => {
                 let bounds = bounds(script);
                 walk(call!("Keyspace::range", k.range(bounds.clone())), &within(model, &bounds), is_too_old, script);
@@ -441,7 +361,18 @@ impl Side {
                 walk(call!("Keyspace::iter", k.iter()), &model.iter().collect::<Vec<_>>(), is_too_old, script);
                 salvage_all(k, model);
             }
-            10 => read_value(must(call!("Keyspace::read", k.read(&key))), expected, script),
+            _ => {
+                let rows: Vec<_> = model.iter().collect();
+                walk_keys(call!("Keyspace::keys", k.keys()), &rows, is_too_old, script);
+                walk_values(call!("Keyspace::values", k.values()), &rows, is_too_old, script);
+            }
+        }
+    }
+
+    /// Reads the first or last row, or whether there is one, by the call with this number.
+    fn read_ends(&self, which: usize, number: u8) {
+        let (k, model) = (&self.keyspaces[which], &self.models[which]);
+        match number {
             11 => {
                 is_end(must(call!("Keyspace::first", k.first())).as_ref(), model.first_key_value());
                 is_end(
@@ -453,19 +384,10 @@ impl Side {
                 is_end(must(call!("Keyspace::last", k.last())).as_ref(), model.last_key_value());
                 is_end(must(block_on(call!("Keyspace::last_async", k.last_async()))).as_ref(), model.last_key_value());
             }
-            13 => {
+            _ => {
                 assert_eq!(must(call!("Keyspace::is_empty", k.is_empty())), model.is_empty());
                 let _ = must(call!("Keyspace::disk_bytes", k.disk_bytes()));
                 assert_eq!(must(block_on(call!("Keyspace::is_empty_async", k.is_empty_async()))), model.is_empty());
-            }
-            14 => {
-                let rows: Vec<_> = model.iter().collect();
-                walk_keys(call!("Keyspace::keys", k.keys()), &rows, is_too_old, script);
-                walk_values(call!("Keyspace::values", k.values()), &rows, is_too_old, script);
-            }
-            _ => {
-                let reader = must(block_on(call!("Keyspace::read_async", k.read_async(&key))));
-                read_value_async(reader, expected, script);
             }
         }
     }

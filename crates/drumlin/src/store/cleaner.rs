@@ -80,6 +80,13 @@ struct Emptied {
     left: Option<Left>,
 }
 
+/// A page whose extent was copied.
+struct Moved {
+    page: PageId,
+    old: ExtentAddress,
+    new: ExtentAddress,
+}
+
 /// Why the rest of the pages must wait for the next checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Left {
@@ -389,37 +396,12 @@ impl Store {
             });
             let (step, later) = rest.split_at(count.count());
             rest = later;
-            let mut moved: Vec<(PageId, ExtentAddress, ExtentAddress)> = Vec::with_capacity(step.len());
-            let mut ended = Ok(());
-            let addresses: Vec<ExtentAddress> = step.iter().map(|(address, _)| *address).collect();
-            let read = engine.pool.read_past(&addresses, |index, bytes| {
-                let (address, page) = step[index];
-                let bytes = match bytes {
-                    _ if ended.is_err() => return,
-                    Ok(bytes) => bytes,
-                    Err(error) => {
-                        log::warn!("{} stays where it is: {error}", pages.quoted_page(page));
-                        return;
-                    }
-                };
-                match space.verify(address, bytes) {
-                    Ok(header) => {
-                        let epoch_guard = space.epoch_latch.shared();
-                        match space.append_moved(epoch_guard.epoch(), &bytes[..header.stored_bytes], moves) {
-                            Ok(new) => moved.push((page, address, new)),
-                            Err(error) => ended = Err(error),
-                        }
-                    }
-                    // A damaged extent stays where it is; its next reader reports it.
-                    Err(_) => log::warn!("{} is damaged and stays where it is", pages.quoted_page(page)),
-                }
-            });
-            // What was appended is in use, even if a later step failed.
-            let ended = ended.and(read);
+            // The copies are in use, even if a later step failed.
+            let (moved, ended) = self.copy_extents(pages, step, moves);
             space.flush_moved(moves);
             space.wait_for_jobs(engine.pool.on_written())?;
             let epoch_guard = space.epoch_latch.shared();
-            for (page, old, new) in moved {
+            for Moved { page, old, new } in moved {
                 if self.redirect(&epoch_guard, pages, page, old, new) {
                     space.segments.release(old, epoch_guard.epoch());
                     emptied.page_count += 1;
@@ -434,6 +416,41 @@ impl Store {
             }
         }
         Ok(emptied)
+    }
+
+    /// Appends copies of extents to a segment of the current epoch. Damaged ones stay where they are; their next reader
+    /// reports them. Returns the copies made, and the error that ended it, if any.
+    fn copy_extents(
+        &self,
+        pages: &PageSpace,
+        found: &[(ExtentAddress, PageId)],
+        moves: &SpaceReservation<'_>,
+    ) -> (Vec<Moved>, Result<()>) {
+        let space = &self.engine.space;
+        let mut moved = Vec::with_capacity(found.len());
+        let mut ended = Ok(());
+        let addresses: Vec<ExtentAddress> = found.iter().map(|(address, _)| *address).collect();
+        let read = self.engine.pool.read_past(&addresses, |index, bytes| {
+            let (old, page) = found[index];
+            let bytes = match bytes {
+                _ if ended.is_err() => return,
+                Ok(bytes) => bytes,
+                Err(error) => {
+                    log::warn!("{} stays where it is: {error}", pages.quoted_page(page));
+                    return;
+                }
+            };
+            let Ok(header) = space.verify(old, bytes) else {
+                log::warn!("{} is damaged and stays where it is", pages.quoted_page(page));
+                return;
+            };
+            let epoch_guard = space.epoch_latch.shared();
+            match space.append_moved(epoch_guard.epoch(), &bytes[..header.stored_bytes], moves) {
+                Ok(new) => moved.push(Moved { page, old, new }),
+                Err(error) => ended = Err(error),
+            }
+        });
+        (moved, ended.and(read))
     }
 
     /// Says that the page is at `new` now: in the table, or in the frame where it is in memory. `false` where it has a

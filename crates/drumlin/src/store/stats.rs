@@ -115,6 +115,30 @@ impl Store {
         (!address.is_none()).then_some(address)
     }
 
+    /// The use of each part of the memory budget. Base images of page tables take `base_bytes`.
+    fn memory_parts(&self, base_bytes: u64) -> Vec<MemoryPart> {
+        let engine = &self.engine;
+        let budget = &engine.budget;
+        let part_of = |of: Account| {
+            let used_bytes = match of {
+                Account::Pages => {
+                    let beside_frames = [Account::Tables, Account::Loads, Account::Counts];
+                    let bytes: u64 = beside_frames.into_iter().map(|account| budget.taken_bytes(account)).sum();
+                    engine.pool.frames.used_bytes() as u64 + bytes
+                }
+                Account::Versions => engine.versions.memory_bytes(),
+                Account::Transactions | Account::Commits | Account::Copies | Account::Sources => budget.taken_bytes(of),
+                Account::TableChanges => engine.space.change_bytes() + base_bytes,
+                Account::Reads => engine.pool.read_buffer_bytes(),
+                // Theirs from the start.
+                Account::Log | Account::Writes | Account::Fixed => budget.limit_bytes(of),
+                Account::Pinned | Account::Tables | Account::Loads | Account::Counts => 0,
+            };
+            MemoryPart { name: of.name(), used_bytes, limit_bytes: budget.limit_bytes(of) }
+        };
+        Account::ALL.into_iter().map(part_of).collect()
+    }
+
     pub(crate) fn stats(&self) -> Stats {
         let engine = &self.engine;
         let space = &engine.space;
@@ -126,26 +150,9 @@ impl Store {
             Some(page_tables) => (page_tables.superblock.timestamp, page_tables.memory_bytes()),
             None => (Timestamp(0), 0),
         };
-        let page_bytes = engine.pool.frames.used_bytes() as u64;
-        let frame_bytes = page_bytes - engine.pool.frames.header_bytes() as u64;
-        let version_bytes = engine.versions.memory_bytes();
         let budget = &engine.budget;
-        let table_bytes = budget.taken_bytes(Account::Tables);
-        let others_bytes = budget.taken_bytes(Account::Loads) + budget.taken_bytes(Account::Counts);
-        let part_of = |of: Account| {
-            let used_bytes = match of {
-                Account::Pages => page_bytes + table_bytes + others_bytes,
-                Account::Versions => version_bytes,
-                Account::Transactions | Account::Commits | Account::Copies | Account::Sources => budget.taken_bytes(of),
-                Account::TableChanges => space.change_bytes() + base_bytes,
-                Account::Reads => engine.pool.read_buffer_bytes(),
-                // Theirs from the start.
-                Account::Log | Account::Writes | Account::Fixed => budget.limit_bytes(of),
-                Account::Pinned | Account::Tables | Account::Loads | Account::Counts => 0,
-            };
-            MemoryPart { name: of.name(), used_bytes, limit_bytes: budget.limit_bytes(of) }
-        };
-        let memory: Vec<MemoryPart> = Account::ALL.into_iter().map(part_of).collect();
+        let frame_bytes = (engine.pool.frames.used_bytes() - engine.pool.frames.header_bytes()) as u64;
+        let memory = self.memory_parts(base_bytes);
         Stats {
             path: self.path.clone(),
             io_backend: engine.backend.name(),
@@ -156,8 +163,8 @@ impl Store {
             memory,
             frame_bytes,
             dirty_bytes: engine.pool.frames.dirty_bytes(),
-            table_bytes,
-            version_bytes,
+            table_bytes: budget.taken_bytes(Account::Tables),
+            version_bytes: engine.versions.memory_bytes(),
             log_buffer_bytes: budget.limit_bytes(Account::Log),
             page_misses: load(&engine.pool.cache.misses),
             pages_warmed: load(&self.warm_start.page_count),
