@@ -1,14 +1,16 @@
 //! Every power cut there can be, in a script that touches every feature.
 //!
 //! The script runs once, for the most part by one client, then by several that commit while others make checkpoints and
-//! compact, and what it did to the disk is noted. Each commit is made by a thread of its own, so that all streams of
-//! the log are used; their number depends on the seed and changes at the second opening. With half of the seeds the
-//! database is new; with the others it has been opened and cut off before. Then, for each point of that list, the disk
-//! is rebuilt as a cut there may leave it: where few changes were not certain each subset of them; else all of them
-//! lost, all kept, each write alone lost and each alone kept up to a bound; and some torn at random. It is also rebuilt
-//! as a process that is killed there leaves it, with all that was not certain still in caches. Each of these is opened
-//! and compared with the model, row by row and by counts. So is what a cut amid that recovery leaves, after each of its
-//! own writes and syncs; after the last of them it has to stand where the recovery did.
+//! compact, and what it did to the disk is noted. Its second opening reads the pages again that the first had in memory
+//! when it was closed, and leaves the database idle for so long that the file is made shorter. Each commit is made by a
+//! thread of its own, so that all streams of the log are used; their number depends on the seed and changes at the
+//! second opening. With half of the seeds the database is new; with the others it has been opened and cut off before.
+//! Then, for each point of that list, the disk is rebuilt as a cut there may leave it: where few changes were not
+//! certain each subset of them; else all of them lost, all kept, each write alone lost and each alone kept up to a
+//! bound; and some torn at random. It is also rebuilt as a process that is killed there leaves it, with all that was
+//! not certain still in caches. Each of these is opened and compared with the model, row by row and by counts. So is
+//! what a cut amid that recovery leaves, after each of its own writes and syncs; after the last of them it has to stand
+//! where the recovery did.
 
 use std::collections::BTreeSet;
 use std::io::Cursor;
@@ -26,9 +28,9 @@ use crate::model::{Content, Model, Operation, Tampering};
 /// The states that are made at each point.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Where no more changes than this are not certain at a cut, each subset of them is left in its turn.
+    /// Up to so many uncertain changes at a cut, each subset of them is left in its turn.
     pub subsets_of: usize,
-    /// Where there are more, so many are lost alone, and kept alone, each in its turn.
+    /// Of more, so many are lost alone, and kept alone, each in its turn.
     pub alone_max: usize,
     /// States drawn at random for each point, torn sectors among them.
     pub random: usize,
@@ -72,6 +74,8 @@ pub struct Report {
     pub states: u64,
     pub recovery_states: u64,
     pub finds: Vec<String>,
+    /// Coverage marks that the process hit while the script ran.
+    pub script_marks: BTreeSet<&'static str>,
 }
 
 /// The model as it was when so many changes had been made.
@@ -183,10 +187,7 @@ impl Script {
         self.drop_keyspace(&db, "passing");
         // What was put is removed again, so that leaves merge and segments become sparse.
         for number in 0..12 {
-            let space = self.model.space("rows").expect("created");
-            let keyspace = db.existing_keyspace("rows").expect("created");
-            let key = key(number);
-            self.commit(Operation::Rows(vec![(space, key.clone(), None)]), true, move || keyspace.remove(&key));
+            self.remove(&db, "rows", number);
         }
         db.checkpoint().expect("a checkpoint");
         self.note();
@@ -216,12 +217,23 @@ impl Script {
         }
         db.close().expect("closing");
         self.note();
-        // A second opening, whose commits follow those of the first, with another number of streams.
-        let db = config(&self.disk, 3 - self.streams).open("/db").expect("a closed database");
+        self.open_again();
+    }
+
+    /// A second opening, whose commits follow those of the first, with another number of streams. They begin when the
+    /// pages that were resident have been read. Checkpoints are made by the maintenance thread, which packs an idle
+    /// file only after one of these.
+    fn open_again(&mut self) {
+        let config = config(&self.disk, 3 - self.streams).checkpoint_log_bytes(128 << 10);
+        let db = config.open("/db").expect("a closed database");
+        while db.stats().is_warming {
+            sim::sleep(Duration::from_millis(1));
+        }
         for number in 0..5 {
             self.put(&db, "rows", number, 90, number != 2);
         }
         self.transaction(&db, 9, 10);
+        self.be_idle(&db);
         drop(db);
     }
 
@@ -259,6 +271,25 @@ impl Script {
         }
         compacted();
         self.note();
+    }
+
+    /// Values that fill eight segments are removed again, and a checkpoint is due. Then nothing is asked of the
+    /// database for so long that it makes its file shorter, and it is used again.
+    fn be_idle(&mut self, db: &Database) {
+        for number in 20..25 {
+            self.put(db, "rows", number, 600_000, true);
+        }
+        for number in 20..25 {
+            self.remove(db, "rows", number);
+        }
+        for number in 0..6 {
+            self.put(db, "more", number, 30_000, true);
+        }
+        sim::sleep(Duration::from_secs(6));
+        self.note();
+        for number in 0..2 {
+            self.put(db, "rows", 20 + number, 700, true);
+        }
     }
 
     fn deepen(&mut self, db: &Database, is_put: bool) {
@@ -322,6 +353,14 @@ impl Script {
         let value = content.bytes();
         let operation = Operation::Rows(vec![(space, key.clone(), Some(content))]);
         self.commit(operation, is_full, move || keyspace.insert_with(&key, &value, durability));
+    }
+
+    fn remove(&mut self, db: &Database, name: &str, number: u64) {
+        let space = self.model.space(name).expect("created");
+        let keyspace = db.existing_keyspace(name).expect("created");
+        let key = key(number);
+        let operation = Operation::Rows(vec![(space, key.clone(), None)]);
+        self.commit(operation, true, move || keyspace.remove(&key));
     }
 
     /// A value that is stored as it is read.
@@ -499,6 +538,7 @@ fn losses(medium: &Medium, bounds: &Bounds) -> (Vec<(Loss, u64)>, Vec<Loss>) {
 /// If the script itself fails, with the power on.
 pub fn run(round: Round, stop: &AtomicBool, tell: impl Fn(&Report)) -> Report {
     let began = Instant::now();
+    let marks_before = sim::marks();
     let outcome = sim::run(schedule(round.seed), move || {
         let mut script = Script {
             disk: Disk::new(Medium::default(), round.seed),
@@ -521,7 +561,9 @@ pub fn run(round: Round, stop: &AtomicBool, tell: impl Fn(&Report)) -> Report {
     });
     let (mut medium, changes, moments) =
         outcome.result.unwrap_or_else(|failure| panic!("the script failed: {failure}"));
-    let mut report = Report { points: changes.len() + 1, next: round.from, ..Report::default() };
+    let hit = sim::marks().into_iter().zip(marks_before).filter(|((_, after), (_, before))| after > before);
+    let script_marks = hit.map(|((mark, _), _)| mark).collect();
+    let mut report = Report { points: changes.len() + 1, next: round.from, script_marks, ..Report::default() };
     for point in 0..=changes.len() {
         if point > 0 {
             medium.apply(&changes[point - 1]);
@@ -551,7 +593,7 @@ pub fn run(round: Round, stop: &AtomicBool, tell: impl Fn(&Report)) -> Report {
     report
 }
 
-/// What was acknowledged before the change at `point` was made, and what had been given a timestamp by its end.
+/// The commits acknowledged before the change at `point` was made, and those that had a timestamp by its end.
 fn around(moments: &Moments, point: usize) -> (Model, Model) {
     let before = moments.iter().rev().find(|(count, _)| *count <= point).map(|(_, model)| model);
     let after = moments.iter().find(|(count, _)| *count > point).or(moments.last()).map(|(_, model)| model);
@@ -595,7 +637,7 @@ struct Recovery<'a> {
     /// The state that it began with.
     state: Medium,
     changes: Vec<Change>,
-    /// Where it stood.
+    /// The commit that it stood at.
     last: u64,
     seed: u64,
 }
