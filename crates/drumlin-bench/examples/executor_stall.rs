@@ -1,4 +1,4 @@
-//! What a store does to an executor when its pages are not in memory.
+//! Stalls of an executor by a store whose pages are not in memory.
 //!
 //! One tokio worker thread runs 256 tasks that read rows at random from a database larger than memory, and a timer task
 //! that ticks every millisecond. A store that maps its file stops the thread at every page that is not there: the tick
@@ -25,7 +25,7 @@ const ROWS: u64 = 4_000_000;
 const VALUE_BYTES: usize = 100;
 const TASKS: u64 = 256;
 const SECONDS: u64 = 8;
-/// What Drumlin may use, and what the group of the map may, page cache included.
+/// The memory that Drumlin may use, and the group of the map, page cache included.
 const MEMORY_BYTES: u64 = 64 << 20;
 
 type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
@@ -52,7 +52,7 @@ fn value(number: u64) -> [u8; VALUE_BYTES] {
     value
 }
 
-/// What the ticks and the reads of one store came to.
+/// The ticks and reads of one store.
 struct Outcome {
     lateness_us: Histogram<u64>,
     reads: u64,

@@ -12,7 +12,7 @@ fn choice(key: &[&str], value: Option<&str>, header: bool) -> Choice {
 /// Keys and values.
 type Rows = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// All rows of a file, up to where nothing can be trusted any more.
+/// All rows of a file, up to the first error behind which none can be trusted.
 fn read(format: Format, file: &[u8], choice: Choice) -> (Rows, bool) {
     let mut source = rows::source(format, file, choice);
     let mut found = Rows::new();

@@ -13,8 +13,8 @@ use std::path::Path;
 
 use crate::failure::{Failure, Result};
 
-/// What a database's folder holds (docs/format.md); the log's segments lie one deeper. Somebody may have put a symbolic
-/// link in the place of each of these.
+/// The files in a database's folder (docs/format.md); the log's segments lie one deeper. Each of these may be a
+/// symbolic link.
 const NAMES: [&str; 7] = ["", "data", "data.new", "log", "lock", "probe", "resident"];
 
 /// Folders and files of databases, by device and inode.
@@ -38,7 +38,7 @@ impl OwnFiles {
         own
     }
 
-    /// What a symbolic link leads to counts: it is what the engine opens.
+    /// Adds the target of a symbolic link, since the engine opens that.
     fn add(&mut self, path: &Path) {
         // What can't be looked at can't be read as data either.
         self.0.extend(fs::metadata(path).ok().as_ref().map(identity));

@@ -112,7 +112,7 @@ mod tests {
         assert_eq!(parse_hex(Hex(&all).to_string().as_bytes()).unwrap(), all);
     }
 
-    /// What can't be meant is refused.
+    /// Escapes that mean nothing are refused.
     #[test]
     fn nonsense_is_refused() {
         for text in ["\\", "\\q", "\\x4", "\\xzz"] {

@@ -98,7 +98,7 @@ impl Sample {
         Sample { life, sealed: sealed.collect(), files, earlier, states, opened_at }
     }
 
-    /// What is in the checkpoint.
+    /// Stores the rows that are in the checkpoint.
     fn fill(db: &Database, life: Life) -> drumlin::Result<Vec<Rows>> {
         let keyspace = db.keyspace("rows")?;
         let mut rows = Rows::new();

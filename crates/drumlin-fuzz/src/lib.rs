@@ -1,4 +1,4 @@
-//! What fuzzing does to Drumlin: each target takes any bytes and panics if something is not as it has to be.
+//! Fuzz targets: each takes any bytes and panics if something is not as it has to be.
 //!
 //! `fuzz/` at the root of the repository hands these functions to libFuzzer; `tests/corpus.rs` replays what it found
 //! worth keeping, with the stable toolchain; the program of this crate damages files by the hundred thousand, and calls

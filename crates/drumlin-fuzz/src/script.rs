@@ -1,6 +1,6 @@
 //! Bytes read as instructions: whatever they are, they mean something.
 
-/// What is left of the bytes. Where there are none, everything is zero.
+/// The bytes that are left. Behind them everything is zero.
 #[derive(Clone, Debug)]
 pub struct Script<'b>(pub &'b [u8]);
 

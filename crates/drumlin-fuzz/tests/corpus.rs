@@ -38,8 +38,8 @@ fn every_target_is_fuzzed() {
     assert_eq!(found, TARGETS.map(|(target, _)| target));
 }
 
-/// What the encoders write is in the corpus: a decoder is fuzzed from what it takes. With `DRUMLIN_FUZZ_SAMPLES` set,
-/// it is put there.
+/// The corpus has samples of all that the encoders write, so that a decoder is fuzzed from valid bytes. With
+/// `DRUMLIN_FUZZ_SAMPLES` set, they are put there.
 #[test]
 fn the_corpus_has_the_samples() {
     for (number, (target, bytes)) in drumlin::fuzzing::samples().into_iter().enumerate() {

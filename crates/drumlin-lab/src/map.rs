@@ -271,7 +271,7 @@ mod tests {
         file
     }
 
-    /// What is written through a shared mapping is in the file; through a private one it is not.
+    /// Bytes written through a shared mapping are in the file; through a private one they are not.
     #[test]
     fn shared_writes_reach_the_file_and_private_ones_do_not() {
         use std::os::unix::fs::FileExt;

@@ -261,7 +261,7 @@ pub struct Replayed {
     pub count: Count,
     /// The drive after the cut, before anything recovered.
     pub image: Image,
-    /// Where a cut of the recovery has that outcome: the recovery, and the cut.
+    /// The recovery whose cut has that outcome, and the cut, if there is one.
     pub within: Option<(History, Cut)>,
 }
 

@@ -352,7 +352,7 @@ mod tests {
         byte[0]
     }
 
-    /// What was flushed or forced is there after every cut; what was not may be either.
+    /// Writes that were flushed or forced are there after every cut; others may be there or not.
     #[test]
     fn what_was_flushed_stays() {
         let history = history();

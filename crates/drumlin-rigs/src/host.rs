@@ -1,4 +1,4 @@
-//! What the rigs need of the host, named where it is missing, and put back as it was: loop devices and mounts.
+//! The host's loop devices and mounts, as the rigs need them: named if they are missing, and put back as they were.
 //!
 //! Everything that is attached is a value whose drop detaches it: after failure and Ctrl-C too. What a killed rig left
 //! behind is swept away by the next one: its folders carry the number of their process.

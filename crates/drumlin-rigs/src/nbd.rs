@@ -1,8 +1,8 @@
 //! The drive and the acknowledgements as block devices of a virtual machine, by the NBD protocol.
 //!
-//! Two exports on one socket: `disk` is the drive; `told` answers an order to whoever reads its first block, and takes
-//! acknowledgements. Flushes and forced writes arrive as such. Requests of one export are served in their order, and an
-//! answer is sent only when the request is in the drive's history.
+//! Two exports on one socket: `disk` is the drive; `told` answers an order to the client that reads its first block,
+//! and takes acknowledgements. Flushes and forced writes arrive as such. Requests of one export are served in their
+//! order, and an answer is sent only when the request is in the drive's history.
 
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};

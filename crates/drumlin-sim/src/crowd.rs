@@ -1,7 +1,7 @@
 //! A crowded disk: the database has very many pages and keyspaces before the disk has no space left, and what removes
 //! is not refused there.
 //!
-//! What a checkpoint needs is counted beforehand, from the number of dirty pages, of changed tables, of keyspaces.
+//! The space of a checkpoint is computed beforehand, from the number of dirty pages, of changed tables, of keyspaces.
 //! Small databases hardly reach where such a count may be wrong.
 
 use drumlin::internals::io::sim::Random;
@@ -68,7 +68,7 @@ pub fn fill_up(db: &Database, model: &Model, random: &mut Random) -> Result<bool
     }
 }
 
-/// Removes much of what there is, in every way, with nobody beside: none of it is refused, and what is removed makes
+/// Removes many of the rows, in every way, alone: none of it is refused, and what is removed makes
 /// room.
 ///
 /// # Errors

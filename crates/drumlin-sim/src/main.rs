@@ -65,10 +65,10 @@ enum Command {
     },
     /// Cuts the power after every write and sync of a script, and of each recovery.
     CrashPoints {
-        /// Where no more changes are uncertain at a point, each subset of them is left.
+        /// At a point with no more uncertain changes than this, each subset of them is left.
         #[arg(long, default_value_t = 6)]
         subsets: usize,
-        /// Where more are, writes that are lost alone, and kept alone.
+        /// At others, the writes that are lost alone, and kept alone.
         #[arg(long, default_value_t = 4)]
         alone: usize,
         /// States drawn at random at each point.
@@ -83,11 +83,11 @@ enum Command {
         /// Goes on from this point, as an earlier run said.
         #[arg(long, default_value_t = 0)]
         point: usize,
-        /// What is drawn follows from it.
+        /// The seed of all that is drawn.
         #[arg(long, default_value_t = 1)]
         draw: u64,
         /// Goes on until all sittings together have gone through so many states; keeps count in target/sim. Each pass
-        /// through the points draws anew.
+        /// through the points draws from another seed.
         #[arg(long, conflicts_with_all = ["stride", "point", "draw"])]
         states: Option<u64>,
     },

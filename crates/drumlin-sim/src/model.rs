@@ -106,7 +106,7 @@ struct State {
     acknowledged: u64,
     /// The newest commit that was answered in this life.
     answered: u64,
-    /// What each commit of this life knew to last when it got its timestamp: its record says so.
+    /// The durable horizon that each commit of this life knew when it got its timestamp: its record says so.
     known: BTreeMap<u64, u64>,
     commits: u64,
     checked: u64,
@@ -139,13 +139,13 @@ impl Model {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// A copy that nobody else changes.
+    /// A copy that does not share changes.
     #[must_use]
     pub fn fork(&self) -> Model {
         Model { state: Arc::new(Mutex::new(self.lock().clone())) }
     }
 
-    /// What this model was told to last, and the commits that `later` knows.
+    /// The commits that this model knows to last, and those that `later` knows.
     #[must_use]
     pub fn with_recorded(&self, later: &Model) -> Model {
         let mut state = later.lock().clone();
@@ -204,7 +204,7 @@ impl Model {
         }
     }
 
-    /// Somebody saw the state at this timestamp, who may tell others: no cut takes it.
+    /// A reader saw the state at this timestamp and may have told others: no cut takes it.
     pub fn seen(&self, timestamp: u64) {
         let mut state = self.lock();
         state.acknowledged = state.acknowledged.max(timestamp);
@@ -317,7 +317,7 @@ impl Model {
     /// Checks what a plain read found, and returns the commit that it saw for certain.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The reason, if the answer is wrong.
     pub fn check_plain(
         &self,
         window: Window,

@@ -18,7 +18,7 @@ pub enum Fault {
     LostWrites,
     /// Bits that flip at rest.
     Rot,
-    /// What is reported as durable is not.
+    /// Writes that are reported as durable are not.
     Lies,
 }
 
@@ -58,7 +58,7 @@ pub struct Plan {
     pub log_segment_bytes: u64,
     /// Each life has another number of streams, and log segments of another length.
     pub log_varies: bool,
-    /// What goes wrong does so while the database is opened and closed too.
+    /// Faults occur while the database is opened and closed, too.
     pub troubles_openings: bool,
     pub trouble: Fault,
     pub lives: u64,

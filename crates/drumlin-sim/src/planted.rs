@@ -283,7 +283,7 @@ fn place_of(line: &str) -> Option<String> {
     after("FOUND by seed ", "seed").or_else(|| after(" after change ", "change"))
 }
 
-/// How a finder's line begins that says how long it has kept a processor busy.
+/// The beginning of a finder's line that says how long it has kept a processor busy.
 pub const PROCESSOR_TIME: &str = "processor time: ";
 
 /// That line, for this process.

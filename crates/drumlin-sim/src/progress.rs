@@ -39,7 +39,7 @@ pub struct Worlds {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CrashPoints {
-    /// What the pass that is under way draws, and its next point.
+    /// The seed that the pass under way draws from, and its next point.
     pub draw: u64,
     pub point: usize,
     pub states: u64,
@@ -92,7 +92,7 @@ fn path(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/sim").join(name)
 }
 
-/// What was stored under this name; nothing where nothing was.
+/// The value that was stored under this name, if any.
 ///
 /// # Errors
 /// If there is something and it can't be read.

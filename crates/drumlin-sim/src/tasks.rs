@@ -59,7 +59,7 @@ impl Timer {
         .await;
     }
 
-    /// Wakes whoever is due, and says when the next is.
+    /// Wakes the tasks that are due. Returns the time of the next.
     fn ring(&self) -> Option<Duration> {
         loop {
             let place = self.0.borrow().waiting.first_key_value().map(|(place, _)| *place)?;

@@ -384,7 +384,7 @@ impl World {
         }
     }
 
-    /// With nobody beside: no space is left, then there is some again.
+    /// Alone: no space is left, then there is some again.
     fn fill_and_thin_out(&mut self, db: &Database, has_put: bool) -> Result<(), Error> {
         let has_filled = crowd::fill_up(db, &self.model, &mut self.random)?;
         // Before a row is put in it, a life may find too little space for what should be set aside.
@@ -437,7 +437,7 @@ impl World {
         disk.set_faults(faults);
     }
 
-    /// What goes wrong from here on has to be borne: checking takes all that is there.
+    /// Ends the faults that a client need not bear: checking takes all that is there.
     fn end_trouble(&mut self, disk: &Disk) {
         if !matches!(self.plan.trouble, Fault::Lies | Fault::FullDisk | Fault::CrowdedDisk) {
             disk.set_faults(Faults { slow_one_in: self.plan.slow_one_in, ..Faults::default() });

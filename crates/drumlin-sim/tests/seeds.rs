@@ -3,7 +3,7 @@
 use drumlin_sim::plan::{Fault, Plan};
 use drumlin_sim::world;
 
-/// What a seed found once it finds no more.
+/// Seeds that once found a bug find none.
 #[test]
 fn seeds_that_found_something_find_nothing() {
     let text = include_str!("../seeds.txt");

@@ -147,7 +147,7 @@ pub enum Error {
         keyspace: String,
         /// The row's key.
         key: Vec<u8>,
-        /// How long the call waited; zero if it was bound to be in vain.
+        /// The time that the call waited; zero if the wait was bound to be in vain.
         waited: Duration,
         /// The row was locked by the thread that waited for it, in a transaction that has not ended.
         is_own: bool,

@@ -380,7 +380,7 @@ mod tests {
         assert_eq!(rows[1], Ok((b"t.csv:000000000002".to_vec(), b"[\"c\",\"d\"]".to_vec())));
     }
 
-    /// Where the `csv` crate finds a well-formed file, it finds the same fields.
+    /// In each file that the `csv` crate takes for well-formed, it finds the same fields.
     #[test]
     fn agrees_with_the_csv_crate() {
         let mut random = SmallRng::seed_from_u64(11);

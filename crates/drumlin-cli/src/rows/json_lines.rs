@@ -69,7 +69,7 @@ fn parse(text: &[u8], choice: &Choice, row: &mut Row) -> Result<(), (u64, String
     Ok(())
 }
 
-/// What serde_json found, without the position that it appends: ours has the file's line.
+/// The column and text of serde_json's error, without the position that it appends: ours has the file's line.
 fn reason(error: &serde_json::Error) -> (u64, String) {
     let text = error.to_string();
     let what = text.rfind(" at line ").map_or(text.as_str(), |at| &text[..at]);
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(row(text, &choice(&["c"], None)), Ok((b"12.50".to_vec(), text.as_bytes().to_vec())));
     }
 
-    /// What is no JSON, no object or lacks the field is refused, with the column.
+    /// A line that is no JSON, no object or lacks the field is refused, with the column.
     #[test]
     fn malformed_lines_have_a_column() {
         assert_eq!(row("{\"a\":1,}", &choice(&["a"], None)).unwrap_err().0, 8);

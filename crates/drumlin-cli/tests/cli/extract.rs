@@ -85,7 +85,7 @@ fn a_tree_comes_back_whole() {
     assert!(again.contains("indexed 0 files") && again.contains("8 unchanged"), "{again}");
 }
 
-/// What is in the directory already stays, and is named, unless it is to be replaced.
+/// Files that are in the directory already are kept, and named, unless they are to be replaced.
 #[test]
 fn files_that_are_there_are_kept() {
     let bench = Bench::new();

@@ -164,7 +164,7 @@ fn a_killed_run_leaves_no_file_system() {
     assert!(left_behind(&bench).is_empty());
 }
 
-/// Where a sync does nothing, nothing is measured, and the refusal says why.
+/// On a file system whose sync does nothing, nothing is measured, and the refusal says why.
 #[test]
 fn a_file_system_in_memory_is_refused() {
     let bench = Bench::new();

@@ -1,4 +1,4 @@
-//! What `dump` writes, `load` reads back.
+//! `load` reads back all that `dump` writes.
 
 use crate::support::Bench;
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 /// keeps, and what a database has beside its budget (threads, and tables of a few pages).
 pub const ALLOWANCE_BYTES: u64 = 8 << 20;
 
-/// The most that was seen since it was asked the last time; 0: nobody looks.
+/// The most that was seen since it was asked the last time; 0: it is not measured.
 static PEAK: AtomicU64 = AtomicU64::new(0);
 
 /// Anonymous memory of this process; `None` where the system does not tell.
@@ -46,7 +46,8 @@ impl Watch {
         Watch { before: PEAK.load(Ordering::Relaxed), excess: 0 }
     }
 
-    /// What was taken since the last look is within the budgets, what callers hold, and the allowance.
+    /// Checks that the memory taken since the last look is within the budgets, the bytes that callers hold, and the
+    /// allowance.
     pub(super) fn look(&mut self, budget_bytes: u64, held_bytes: impl FnOnce() -> u64) {
         let growth = PEAK.load(Ordering::Relaxed).saturating_sub(self.before);
         if growth <= budget_bytes {

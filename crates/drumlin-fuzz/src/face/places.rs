@@ -33,7 +33,7 @@ impl Drop for Folder {
     }
 }
 
-/// Where a process has its databases; who ends it removes what is left.
+/// The folder of a process's databases; the process that ends it removes the folder.
 pub fn folder_of(process: u32) -> PathBuf {
     std::env::temp_dir().join(format!("drumlin-face-{process}"))
 }

@@ -26,7 +26,7 @@ enum Meanwhile {
     Drops,
 }
 
-/// What was added to a row: by commits that were told to be there, and by those that may be.
+/// The sums added to a row: by commits that were acknowledged, and by those whose outcome is unknown.
 #[derive(Default)]
 struct Added {
     surely: AtomicU64,

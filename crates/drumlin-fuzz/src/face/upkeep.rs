@@ -1,4 +1,4 @@
-//! What keeps a database in order, and drops and refuses keyspaces.
+//! Calls that keep a database in order, and that drop and refuse keyspaces.
 
 use drumlin::{Durability, Error, KeyspaceOptions};
 

@@ -103,7 +103,7 @@ impl Writer {
         matches!(self, Writer::Log(method) if method.is_lazy())
     }
 
-    /// After how many acknowledgements it does nothing any more.
+    /// The number of acknowledgements after which it stops.
     pub fn told_at_most(self) -> Option<u64> {
         match self {
             Writer::Drumlin => None,

@@ -41,7 +41,7 @@ fn may_be_in_use(what: &str, call: Call) -> bool {
 }
 
 impl Client {
-    /// What an error means for this client, where it is one that may be: something must have gone wrong before it does.
+    /// Accepts an error that this client may get, and acts on it: a fault must have come before it.
     pub(super) fn accept(&self, error: &Error, call: Call, space: Option<SpaceNumber>) -> Result<(), Stop> {
         let is_off = self.life.disk.is_off();
         let harm = self.life.disk.fault_counts();

@@ -23,7 +23,7 @@ enum Kind {
     CompareAndSwap,
 }
 
-/// What a call told of the row as it was.
+/// The answer of a call about the row as it was.
 enum Told {
     Value(Option<Value>),
     IsThere(bool),

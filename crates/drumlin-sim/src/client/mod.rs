@@ -146,7 +146,7 @@ pub fn run_tasks(life: &Arc<Lifetime>, mut random: Random, count: u64, steps: u6
     tasks::run(tasks, &timer, random);
 }
 
-/// After all clients have ended: nobody holds a row of the keyspace that they fought over.
+/// Checks, after all clients have ended, that no row is locked of the keyspace that they contended for.
 ///
 /// # Errors
 /// If a row can't be locked.

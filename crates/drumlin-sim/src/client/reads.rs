@@ -38,7 +38,7 @@ impl Client {
         }
     }
 
-    /// Whether a row is there.
+    /// Checks the answer of `contains_key`.
     async fn plain_look(&mut self) -> Result<(), Stop> {
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
         let window = self.life.model.window();

@@ -16,7 +16,8 @@ pub(super) type Bounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 /// The rows that a transaction has put and removed.
 pub(super) type Own = BTreeMap<(SpaceNumber, Vec<u8>), Option<Content>>;
 
-/// What a call may show: the state that one of the commits `from..=to` left, and on it a transaction's own changes.
+/// The states that a call may show: that that one of the commits `from..=to` left, and on it a transaction's own
+/// changes.
 pub(super) struct Sight<'a> {
     pub from: u64,
     pub to: u64,

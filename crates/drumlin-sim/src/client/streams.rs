@@ -150,7 +150,7 @@ impl Client {
         }
     }
 
-    /// What ends the reading of a value midway, where it may.
+    /// Accepts an error that may end the reading of a value midway.
     fn accept_of_stream(&self, error: &std::io::Error, space: SpaceNumber) {
         let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<Error>());
         if let Some(cause @ (Error::MemoryInUse { .. } | Error::SnapshotTooOld { .. })) = cause {

@@ -6,7 +6,7 @@ use super::*;
 use crate::model::Operation;
 use crate::plan::Fault;
 
-/// What becomes of a client of a new database in a world without trouble.
+/// Runs a client of a new database in a world without trouble.
 fn with_client(body: impl FnOnce(&mut Client, Keyspace, SpaceNumber) + Send + 'static) -> Result<(), String> {
     let plan = Plan { trouble: Fault::None, relaxed_percent: 0, ..Plan::of(1) };
     let outcome = sim::run(plan.schedule, move || {

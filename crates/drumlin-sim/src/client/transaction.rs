@@ -289,7 +289,7 @@ impl Client {
         let Some(found) = self.or_drop(found).await else { return Ok(()) };
         let found = found?;
         self.life.counts.add(Count::Reads);
-        // With the row locked nobody changes it.
+        // While the row is locked no other client changes it.
         let wanted = running.own(spot).unwrap_or_else(|| self.life.model.newest(space, key));
         let (snapshot, newest) = (running.snapshot, self.life.model.newest_change(space, key));
         assert!(

@@ -1,5 +1,5 @@
-//! What is looked at from inside. Values in extents of their own: who may still read them, where they may be read to,
-//! what moves them. Memory: who turns in vain.
+//! Tests that look inside. Values in extents of their own: their last readers, the memory they are read into, moves of
+//! them. Memory: waits that would be in vain.
 
 use std::io::Read;
 use std::path::Path;
@@ -71,7 +71,7 @@ fn fill(keyspace: &Keyspace, some: std::ops::Range<u8>) {
     }
 }
 
-/// Whoever reads a transaction's own value reads that value to its end, whatever becomes of the transaction and its
+/// A reader of a transaction's own value reads that value to its end, whatever becomes of the transaction and its
 /// space.
 #[test]
 fn a_transactions_own_value_is_there_while_it_is_read() {
@@ -156,8 +156,8 @@ fn a_value_without_a_commit_leaves_with_its_last_reader() {
     assert_eq!(db.stats().live_bytes, before);
 }
 
-/// A number that was a leaf's or another value's when somebody asked for it brings no chunk of a large value into
-/// memory, where nobody would look for it and the cleaner would write it anew as what it is not.
+/// A request for a page number that was a leaf's or another value's brings no chunk of a large value into memory, where
+/// no reader would look for it and the cleaner would write it again as a page of another kind.
 #[test]
 fn an_outdated_number_brings_no_chunk_into_memory() {
     let backend = crate::io::in_memory();
@@ -314,8 +314,8 @@ fn what_a_transaction_saw_is_visible_when_it_has_ended() {
     assert_eq!(engine.clock.visible(), logged.timestamp);
 }
 
-/// What a lost write leaves, an extent of the same page from an older use of its segment, is noticed however much older
-/// it is; so is an extent of another database.
+/// An extent of the same page from an older use of its segment, as a lost write leaves it, is noticed however much
+/// older it is; so is an extent of another database.
 #[test]
 fn an_extent_of_another_origin_is_damage() {
     let backend = crate::io::in_memory();
@@ -644,15 +644,15 @@ fn any_number_of_keyspaces() {
     assert!(rows.eq((1..=COUNT).map(|number| (number, b"key".to_vec()))));
 }
 
-/// Whoever closes a database that is being closed, here while another makes its last checkpoint, waits until that has
-/// ended.
+/// A call that closes a database that is being closed, here while another makes its last checkpoint, waits until that
+/// has ended.
 #[test]
 fn a_second_close_waits_for_the_first() {
     let (db, keyspace) = stage();
     keyspace.insert("a", "1").unwrap();
     let store = Arc::clone(db.store().unwrap());
     std::thread::scope(|scope| {
-        // Nobody makes a checkpoint meanwhile.
+        // No thread makes a checkpoint during this.
         let page_tables = store.page_tables.lock();
         let closes = [(); 2].map(|()| scope.spawn(|| db.clone().close()));
         std::thread::sleep(std::time::Duration::from_millis(50));

@@ -48,7 +48,7 @@ pub(crate) struct KeyspaceEntry {
     pub(crate) chunks: Vec<ExtentAddress>,
 }
 
-/// The pages of a value that no row refers to any more.
+/// The pages of a value to which no row refers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Orphan {
     pub(crate) keyspace: KeyspaceId,

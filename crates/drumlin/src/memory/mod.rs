@@ -363,7 +363,7 @@ impl Budget {
     }
 }
 
-/// Memory that somebody may keep, until it is dropped.
+/// Memory that its owner may keep, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Grant {
     budget: Arc<Budget>,

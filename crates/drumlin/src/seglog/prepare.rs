@@ -50,7 +50,7 @@ pub(super) enum Urgency {
 const GATHERING: Duration = Duration::from_millis(1);
 
 /// The time without anything to prepare after which a log counts as idle: spares are for the next burst of commits. One
-/// that comes later makes its segments anew, at a sync for each 8 MiB.
+/// that comes later makes new segments, at a sync for each 8 MiB.
 pub(super) const IDLE: Duration = Duration::from_secs(5);
 
 /// The reason for which the thread that prepares wakes.

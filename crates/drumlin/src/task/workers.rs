@@ -77,7 +77,7 @@ impl Workers {
                 answer.value = Some(value);
                 answer.waker.take()
             };
-            // A result that no task waits for any more is dropped here.
+            // The result for a task that has gone is dropped here.
             drop(place);
             if let Some(waker) = waker {
                 waker.wake();

@@ -14,7 +14,7 @@
 //!
 //! # Invariants
 //! 1. An entry has one owner, and a queue only while it has waiters.
-//! 2. A released lock belongs to the first waiter in its queue at once. So nobody overtakes, exactly one waiter is
+//! 2. A released lock belongs to the first waiter in its queue at once. So no other overtakes, exactly one waiter is
 //!    woken, and a waiter that gives up at that moment finds that it owns the lock.
 //! 3. A transaction waits for one lock at a time. If a future was leaked, [`LockTable::abandon`] gives up its place
 //!    before the transaction waits again.

@@ -287,7 +287,7 @@ fn waiting_tasks_cost_no_threads() {
     });
 }
 
-/// Commits that nobody waits for are swept, and begin checkpoints, as those are that somebody does.
+/// Commits without a waiter collect garbage and begin checkpoints like those that are waited for.
 #[test]
 fn commits_that_nobody_waits_for_are_looked_after() {
     let folder = Folder::new();

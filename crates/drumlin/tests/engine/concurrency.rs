@@ -1,8 +1,8 @@
 //! Many threads on few hot keyspaces of small pages, with checkpoints, compaction and eviction under a small budget.
 //!
-//! What must hold at every moment: the sum over all accounts, seen by whatever looks at one moment; rows that nobody
-//! removes are found, and in their order; a value says whose it is. `DRUMLIN_TEST_SECONDS` is how long it runs (default
-//! 5). Meant to run under ThreadSanitizer and AddressSanitizer too.
+//! Invariants that hold at every moment: each reader of one snapshot sees the same sum over all accounts; rows that are
+//! never removed are found, and in their order; a value says which row it is of. `DRUMLIN_TEST_SECONDS` is how long it
+//! runs (default 5). Meant to run under ThreadSanitizer and AddressSanitizer too.
 
 use crate::support;
 

@@ -368,8 +368,8 @@ fn a_closed_database_is_whole_without_its_log() {
     mutate(false, 4, |path| !is_data(path));
 }
 
-/// What says where pages are, damaged on disk while the database is open, is found by a check and mended by the next
-/// checkpoint: catalogue, summary, and a chunk of a page table.
+/// Damage on disk to catalogue, summary or a chunk of a page table, while the database is open, is found by a check and
+/// mended by the next checkpoint.
 #[test]
 fn a_checkpoint_mends_what_a_check_found() {
     let backend = drumlin::internals::io::in_memory();

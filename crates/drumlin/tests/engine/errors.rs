@@ -1,4 +1,4 @@
-//! What bad input and bad luck get: a clear error that says what to do, nothing lost, no panic.
+//! Bad input and bad luck end in a clear error that says what to do; nothing is lost, nothing panics.
 //!
 //! `DRUMLIN_TEST_FULL_DISKS` is the number of disks that are filled (default 12).
 
@@ -94,7 +94,7 @@ fn an_older_format_is_refused() {
     assert_eq!(std::fs::read(&data).unwrap(), bytes, "a database that was refused has changed");
 }
 
-/// Where one superblock can't be read, or says that it is of a newer format, the other counts.
+/// If one superblock can't be read, or is of a newer format, the other counts.
 #[test]
 fn one_superblock_is_enough() {
     let (faulty, config) = faulty();
@@ -114,12 +114,12 @@ fn one_superblock_is_enough() {
         file.read_at(&mut version, slot + 8).unwrap();
         file.write_at(&[99], slot + 8, Persist::Later).unwrap();
         let db = config.open("/db").unwrap();
-        // A check tells of it, though it has been written anew.
+        // A check tells of it, though it has been written again.
         let report = db.check().unwrap();
         assert!(report.corruption.is_empty() && report.mended.len() == 1, "{report:?}");
         assert!(report.mended[0].what.starts_with("superblock"), "{report:?}");
         close(db);
-        // The one that was of another format has been written anew, by this opening or the next.
+        // The one that was of another format has been overwritten, by this opening or the next.
         close(config.open("/db").unwrap());
         // Each is tried twice; the first to be read is the one at 0.
         let first = if slot == 0 { 1 } else { 2 };
@@ -198,8 +198,8 @@ fn is_rename(event: &Event) -> bool {
     matches!(event, Event::Rename { .. })
 }
 
-/// Whoever finds the folder empty and gets the lock when another process has made the database meanwhile opens that
-/// one.
+/// A process that finds the folder empty, and gets the lock when another process has made the database meanwhile, opens
+/// that one.
 #[test]
 fn a_database_made_meanwhile_is_not_overwritten() {
     let (faulty, config) = faulty();
@@ -233,8 +233,8 @@ fn a_database_made_meanwhile_is_no_folder_of_other_things() {
     });
 }
 
-/// What is made within a budget can be opened in it again: a new keyspace for whose page table there is no memory is
-/// refused, and so are rows, but not removals, once page tables have come to three quarters of the pages' part.
+/// A database that was made within a budget can be opened in it again: a new keyspace without memory for its page table
+/// is refused, and so are rows, but not removals, once page tables have come to three quarters of the pages' part.
 #[test]
 fn page_tables_leave_memory_for_frames() {
     let (_, config) = faulty();
@@ -284,7 +284,7 @@ fn a_budget_too_small_for_page_tables_says_which_works() {
     }
 }
 
-/// How to sync is measured again where the file system is not the one that was measured, and not otherwise.
+/// The sync method is measured again if the file system is not the one that was measured, and not otherwise.
 #[test]
 fn a_place_that_has_changed_is_measured_again() {
     let folder = Folder::new();
@@ -419,7 +419,7 @@ fn a_budget_too_small_says_which_works() {
     }
 }
 
-/// However many logs there are, a transaction may be as large as with one: a thirty-second of the memory, and at most 8
+/// With many logs a transaction may be as large as with one: a thirty-second of the memory, and at most 8
 /// MiB.
 #[test]
 fn more_logs_take_no_value_away() {

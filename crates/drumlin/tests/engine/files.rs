@@ -1,4 +1,4 @@
-//! What else happens to the files of a database, on real folders: they are removed, emptied, put back, moved; the
+//! Accidents of a database's files, on real folders: they are removed, emptied, put back, moved; the
 //! working directory changes, the lock's file goes, others put theirs in between.
 
 use crate::support;
@@ -183,7 +183,7 @@ fn the_lock_can_not_be_removed() {
     drop(db);
 }
 
-/// A file that somebody else puts into the log's folder is not written to. The database stops accepting commits, and
+/// A foreign file in the log's folder is not written to. The database stops accepting commits, and
 /// goes on once the file is gone.
 #[test]
 fn files_of_others_are_not_written_to() {

@@ -135,8 +135,8 @@ fn keyspaces_of_another_database_are_refused() {
     assert_sound(&second, "second");
 }
 
-/// What a handle is of is asked before what else is wrong with a call: also of a transaction that has no room for
-/// another row.
+/// A handle of another database is refused before any other error of the call, also by a transaction that has no room
+/// for another row.
 #[test]
 fn whose_a_handle_is_is_asked_first() {
     let (first, second) = (database("first"), database("second"));

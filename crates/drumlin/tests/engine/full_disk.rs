@@ -212,8 +212,8 @@ fn rows_that_compress_can_be_removed() {
     assert_eq!(keyspace.count(..).unwrap(), 0);
 }
 
-/// Where the page tables are as long as several segments, what is set aside for removing is more than a few segments: a
-/// checkpoint behind removed rows may write all of them anew, and frees nothing yet.
+/// With page tables of several segments, the reserve for removals is more than a few segments: a checkpoint after
+/// removals may rewrite all tables, and frees nothing yet.
 #[test]
 fn rows_of_very_many_pages_can_be_removed() {
     const COUNT: u32 = 100_000;

@@ -355,7 +355,7 @@ fn every_level_keeps_its_promise() {
     assert!(all.ambiguous < all.reads / 10, "too many reads say nothing");
 }
 
-/// What the engine does at one level, taken for the next: the checker finds what that level would have refused.
+/// A history made at one level and checked at the next: the checker finds the anomaly that the next would have refused.
 #[test]
 fn an_engine_that_does_not_validate_is_caught() {
     for (done, taken_for, expected) in [(Snapshot, Serializable, "G2"), (ReadCommitted, Snapshot, "G-nonadjacent")] {
@@ -473,7 +473,7 @@ fn good_histories_pass() {
     }
 }
 
-/// Where levels are mixed, each transaction is held to its own: the reader who was promised less closes no cycle.
+/// In a mix of levels each transaction is held to its own: the reader who was promised less closes no cycle.
 #[test]
 fn levels_are_held_to_what_they_promise() {
     let skew = "r1(x=0) r1(y=0) r2(x=0) r2(y=0) w1(x) w2(y) c1 c2";

@@ -1,4 +1,4 @@
-//! What each level of isolation refuses and what it allows, one anomaly a test; deadlocks; transactions that scan.
+//! The anomalies that each level of isolation refuses and allows, one a test; deadlocks; transactions that scan.
 //!
 //! The names of the anomalies are those of Berenson et al. (1995) and Adya (1999).
 
@@ -915,7 +915,7 @@ fn commit_what_is_on_its_way(level: Isolation, read: impl Fn(&Transaction, &Keys
         assert!(poll.is_pending(), "{level:?}: {poll:?}, and {before} is durable");
         disk.release();
         let seen = smol::block_on(commit).unwrap();
-        // Whoever looks now sees what the transaction saw.
+        // Later readers see what the transaction saw.
         assert_eq!(k.get("a").unwrap().unwrap(), b"new", "{level:?}");
         assert!(before < seen && seen == db.stats().durable && seen == db.stats().visible);
     });

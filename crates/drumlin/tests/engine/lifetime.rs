@@ -123,7 +123,7 @@ fn closing_twice_has_one_answer() {
     }
 }
 
-/// Closing a database that accepts no commits any more says so, by either face and each time it is asked; the folder is
+/// Closing a database that no longer accepts commits says so, by either face and each time it is asked; the folder is
 /// free afterwards, and what the log has is there.
 #[test]
 fn closing_after_a_failure_tells_of_it() {

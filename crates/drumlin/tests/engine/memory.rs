@@ -20,8 +20,8 @@ use support::{Folder, Random, copy_folder, number};
 
 const MIB: u64 = 1 << 20;
 
-/// What a process may take beyond the budget: stacks of the database's dozen threads, free memory that the allocator
-/// keeps between what is in use (a sixteenth), and handles, which are the program's.
+/// The bytes that a process may take beyond the budget: stacks of the database's dozen threads, free memory that the
+/// allocator keeps between what is in use (a sixteenth), and handles, which are the program's.
 fn allowance_bytes(budget: u64) -> u64 {
     2 * MIB + budget / 16
 }
@@ -80,7 +80,7 @@ impl Meter {
         Meter { budget, before: resident_bytes(), worst, stop, thread: Some(thread) }
     }
 
-    /// What was resident at the worst moment is within the budget; and so is what the database says.
+    /// Checks that the most that was resident is within the budget, and so is the database's own figure.
     fn check(mut self, db: &Database, what: &str) {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.take().unwrap().join().unwrap();
@@ -137,7 +137,7 @@ fn is_refused<T>(result: &Result<T, Error>) -> bool {
     true
 }
 
-/// What all open transactions write together has a bound, and the error says so.
+/// The writes of all open transactions together have a bound, and the error says so.
 #[test]
 fn open_transactions_stay_within_the_budget() {
     alone("memory::open_transactions_stay_within_the_budget", || {
@@ -258,7 +258,7 @@ fn commits_of_many_leaves_do_not_starve_each_other() {
                 let began = Instant::now();
                 let mut tx = db.begin().unwrap();
                 for row in 0..16 {
-                    // Rows of its own: nobody waits for a row.
+                    // Rows of its own: no thread waits for a row.
                     let row_key = key((random.below(750) + row * 750) / THREADS * THREADS + thread);
                     tx.insert(&keyspace, row_key, random.bytes(1000)).unwrap();
                 }

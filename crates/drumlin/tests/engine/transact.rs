@@ -293,7 +293,7 @@ fn a_lock_that_is_not_given_back_is_named() {
     assert_eq!(k.get(long_key).unwrap().unwrap(), "2");
 }
 
-/// Where `?` follows in a function that returns `drumlin::Result`, a body that ends with `Ok` names no type.
+/// If `?` follows, in a function that returns `drumlin::Result`, a body that ends with `Ok` names no type.
 #[test]
 fn a_question_mark_names_the_error() {
     fn count_up(db: &Database, k: &Keyspace) -> drumlin::Result<u8> {

@@ -46,7 +46,7 @@ pub(super) struct Options {
     /// mixed: with a snapshot held open all the time
     #[arg(long)]
     pub(super) hold_snapshot: bool,
-    /// What a commit waits for
+    /// The durability that a commit waits for
     #[arg(long, value_enum, default_value_t = Durability::Full)]
     pub(super) durability: Durability,
     /// How long the store is measured (load: until it is done)

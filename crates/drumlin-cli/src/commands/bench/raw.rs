@@ -271,7 +271,7 @@ mod tests {
         assert!((0..places.count).all(|index| ranges.iter().any(|range| range.contains(&places.at(index)))));
     }
 
-    /// What is only a hole is not read.
+    /// Holes of a file are not read.
     #[test]
     fn holes_are_passed_over() {
         use std::os::unix::fs::FileExt;

@@ -36,12 +36,12 @@ pub(super) struct Target<'a> {
     pub(super) options: &'a Options,
     pub(super) output: Output,
     pub(super) path: PathBuf,
-    /// What is measured: the rows asked for, of which the database may hold more.
+    /// The rows that are measured: those asked for. The database may hold more.
     pub(super) about: Dataset,
     /// The rows that have been loaded completely.
     loaded: Option<Dataset>,
     database: Option<Database>,
-    /// Removed in the end, where nobody asked for a path.
+    /// Removed in the end, if no path was given.
     temporary: Option<Temporary>,
 }
 

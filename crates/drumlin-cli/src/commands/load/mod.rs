@@ -69,7 +69,7 @@ pub(crate) struct Load {
     /// Files read at once [default: one a processor]
     #[arg(long, value_name = "THREADS", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
-    /// What a commit waits for
+    /// The durability that a commit waits for
     #[arg(long, value_enum, default_value_t = Durability::Full)]
     durability: Durability,
     #[command(flatten)]
@@ -87,7 +87,7 @@ pub(crate) enum OnDuplicate {
     Fail,
 }
 
-/// What a commit waits for.
+/// The durability that a commit waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Durability {
     /// Until it is on the medium

@@ -1,4 +1,4 @@
-//! How the tour is told: at most 80 columns, about 50 lines, every figure measured.
+//! The words of the tour: at most 80 columns, about 50 lines, every figure measured.
 
 use std::path::Path;
 use std::time::Duration;

@@ -112,7 +112,7 @@ fn beside_the_build() -> PathBuf {
     if target.is_dir() { target } else { PathBuf::from(".") }
 }
 
-/// Removes what a previous tour left: `None` where the folder is somebody else's; else what to say about it.
+/// Removes the remains of a previous tour. Returns `None` if the folder is not a tour's, else a text about it.
 fn clear(folder: &Path) -> Result<Option<Option<String>>> {
     match fs::symlink_metadata(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some(None)),

@@ -219,7 +219,7 @@ impl Content {
         self.forgotten.extend(forgotten.map(|pending| pending.number));
     }
 
-    /// What was forgotten can't be read any longer.
+    /// Makes writes that were forgotten unreadable.
     fn drop_forgotten(&mut self) {
         self.current = self.durable.clone();
         self.pending.iter().for_each(|pending| pending.apply(&mut self.current));

@@ -622,7 +622,7 @@ fn full_inner_nodes_do_not_merge() {
     assert_eq!(*left, before);
 }
 
-/// However long fences and separators are, a node with one child has room for a separator, and one with more can be
+/// With fences and separators of any length, a node with one child has room for a separator, and one with more can be
 /// split; a sorted load leaves full nodes.
 #[test]
 fn inner_nodes_always_find_room() {

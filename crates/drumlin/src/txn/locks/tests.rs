@@ -69,7 +69,7 @@ fn releasing_the_lock_of_another_panics() {
     table.unlock(B, ROWS, b"key");
 }
 
-/// Waiters get the lock in the order they came, each is woken once, and nobody overtakes them.
+/// Waiters get the lock in the order they came, each is woken once, and none is overtaken.
 #[test]
 fn waiters_are_served_in_order() {
     let table = table();
