@@ -771,6 +771,7 @@ mod models {
     use loom::thread;
 
     use super::*;
+    use crate::tree::count_entries::COUNTED;
 
     const PARENT: PageId = PageId(1);
     const LEFT: PageId = PageId(2);

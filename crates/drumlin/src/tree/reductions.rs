@@ -252,3 +252,150 @@ mod tests {
         assert!(stamps.is_sorted_by(|one, next| one < next), "{stamps:?}");
     }
 }
+
+#[cfg(all(test, drumlin_loom))]
+mod models {
+    use loom::sync::{Arc, Mutex, RwLock};
+    use loom::thread;
+
+    use super::*;
+    use crate::sync::atomic::{AtomicU64, Ordering};
+
+    const PAGE: PageId = PageId(2);
+
+    /// The part of the protocol that a model leaves out.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    enum Without {
+        Nothing,
+        /// A fold leaves the page its stamp.
+        Voiding,
+        /// The stamp is read behind the rows.
+        StampFirst,
+    }
+
+    /// A page with a row that commit 2 changes.
+    struct Page {
+        stamps: CountEntries,
+        published: AtomicU64,
+        /// Commits whose changes are in the list.
+        list: Mutex<Vec<u64>>,
+        /// The commit up to which changes are folded.
+        base: RwLock<u64>,
+        state: Mutex<Option<(u64, u64)>>,
+        leaf: Mutex<()>,
+        without: Without,
+    }
+
+    impl Page {
+        /// The row as commit `snapshot` left it.
+        fn row(snapshot: u64) -> u64 {
+            snapshot * 10
+        }
+
+        fn stamp(&self) -> u64 {
+            match self.stamps.load_made(PAGE, drop) {
+                CountEntry::Unknown(stamp) => stamp,
+                other => unreachable!("{other:?}"),
+            }
+        }
+
+        fn commit(&self) {
+            let latched = self.leaf.lock().unwrap();
+            self.list.lock().unwrap().push(2);
+            drop(latched);
+            self.published.store(2, Ordering::Release);
+        }
+
+        fn fold(&self) {
+            let mut base = self.base.write().unwrap();
+            self.list.lock().unwrap().clear();
+            if self.without != Without::Voiding {
+                self.stamps.void(PAGE);
+            }
+            *base = 2;
+        }
+
+        fn make(&self) {
+            let snapshot = self.published.load(Ordering::Acquire);
+            let stamp = {
+                let base = self.base.read().unwrap();
+                if snapshot < *base || self.list.lock().unwrap().iter().any(|commit| *commit <= snapshot) {
+                    return;
+                }
+                (self.without != Without::StampFirst).then(|| self.stamp())
+            };
+            // The rows are read in between, under the leaf's latch.
+            drop(self.leaf.lock().unwrap());
+            let row = Self::row(snapshot);
+            let stamp = stamp.unwrap_or_else(|| self.stamp());
+            *self.state.lock().unwrap() = Some((stamp, row));
+        }
+
+        /// The state that is used, if any is.
+        fn reduce(&self) {
+            let snapshot = self.published.load(Ordering::Acquire);
+            let base = self.base.read().unwrap();
+            if snapshot < *base || self.list.lock().unwrap().iter().any(|commit| *commit <= snapshot) {
+                return;
+            }
+            let stamp = self.stamp();
+            let state = *self.state.lock().unwrap();
+            if let Some((of, row)) = state
+                && of == stamp
+            {
+                assert_eq!(row, Self::row(snapshot), "a state of another snapshot");
+            }
+        }
+    }
+
+    /// A thread makes a state, another one commits and folds; what is used afterwards, and meanwhile, is of its snapshot.
+    fn reduce_beside_fold(without: Without) {
+        loom::model(move || {
+            let page = Arc::new(Page {
+                stamps: CountEntries::new(),
+                published: AtomicU64::new(1),
+                list: Mutex::default(),
+                base: RwLock::new(0),
+                state: Mutex::new(None),
+                leaf: Mutex::default(),
+                without,
+            });
+            // Levels are made before threads meet: their making is no part of the protocol.
+            page.stamp();
+            let making = {
+                let page = Arc::clone(&page);
+                thread::spawn(move || page.make())
+            };
+            let writing = {
+                let page = Arc::clone(&page);
+                thread::spawn(move || {
+                    page.commit();
+                    page.fold();
+                })
+            };
+            page.reduce();
+            making.join().unwrap();
+            writing.join().unwrap();
+            page.reduce();
+        });
+    }
+
+    #[test]
+    fn loom_states_beside_a_fold_are_right() {
+        reduce_beside_fold(Without::Nothing);
+    }
+
+    /// The model finds what it is for.
+    #[test]
+    #[should_panic(expected = "a state of another snapshot")]
+    fn loom_states_that_a_fold_leaves_are_wrong() {
+        reduce_beside_fold(Without::Voiding);
+    }
+
+    /// As above.
+    #[test]
+    #[should_panic(expected = "a state of another snapshot")]
+    fn loom_states_with_a_later_stamp_are_wrong() {
+        reduce_beside_fold(Without::StampFirst);
+    }
+}
