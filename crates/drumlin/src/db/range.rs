@@ -323,8 +323,8 @@ impl Scan {
         self.ahead_forward.step(&engine, &self.tree, Target::At(&key), (&self.lower, &self.upper));
         let want = std::mem::take(&mut self.want);
         let mut memory = self.take_memory();
-        let fetched = self.tree.awaiting(mode, || -> Result<_, Stop> {
-            let read = self.tree.read_leaf(Target::At(&key))?;
+        let fetched = self.tree.awaiting(mode, |from| -> Result<_, Stop> {
+            let read = self.tree.read_leaf_from(from, Target::At(&key))?;
             let leaf = self.leaf_seen(&read);
             let fence = leaf.upper_fence().map(<[u8]>::to_vec);
             let copied =
@@ -375,8 +375,8 @@ impl Scan {
         self.ahead_backward.step(&engine, &self.tree, target, (&self.lower, &self.upper));
         let want = std::mem::take(&mut self.want);
         let mut memory = self.take_memory();
-        let fetched = self.tree.awaiting(mode, || -> Result<_, Stop> {
-            let read = self.tree.read_leaf(target)?;
+        let fetched = self.tree.awaiting(mode, |from| -> Result<_, Stop> {
+            let read = self.tree.read_leaf_from(from, target)?;
             let leaf = self.leaf_seen(&read);
             let fence = leaf.lower_fence().map(<[u8]>::to_vec);
             let copied =

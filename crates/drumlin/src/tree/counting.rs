@@ -381,7 +381,7 @@ impl Tree {
 
     /// Returns `true` if a range has many leaves: to count it, counts are worth keeping.
     pub(crate) async fn has_many_leaves(&self, mode: WaitMode<'_>, lower: &[u8], upper: Option<&[u8]>) -> Result<bool> {
-        self.awaiting(mode, || {
+        self.awaiting(mode, |_| {
             let mut many = None;
             let way = self.descend(Target::At(lower), |_, _, inner, child| {
                 if inner.level() == 1 {

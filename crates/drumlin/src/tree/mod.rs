@@ -284,6 +284,19 @@ impl Tree {
         Err(Stop::Error(self.lost()))
     }
 
+    /// Like [`read_leaf`](Self::read_leaf), going down from a page: one that an earlier descent lacked. If it no longer
+    /// leads to the leaf, the descent begins at the root.
+    #[inline]
+    pub(crate) fn read_leaf_from(&self, from: PageId, target: Target<'_>) -> Result<FrameRead<'_>, Stop> {
+        if from != PageId::ROOT
+            && let Some(located) = self.locate(from, target)?
+            && let Some(read) = self.read_leaf_at(located, target)
+        {
+            return Ok(read);
+        }
+        self.read_leaf(target)
+    }
+
     /// Like [`read_leaf`](Self::read_leaf), for a caller that holds the latches of leaves before this one: those of the
     /// frames that `is_mine` knows.
     pub(crate) fn read_leaf_beside(
@@ -304,13 +317,16 @@ impl Tree {
         Err(Stop::Error(self.lost()))
     }
 
-    /// The leaf in a frame where it was [located](Self::locate), latched for reading, if it is still there and covers
-    /// the key.
+    /// The target's leaf in a frame where it was [located](Self::locate), latched for reading, if it is still there.
     #[inline]
-    pub(crate) fn read_leaf_at(&self, (page, frame): (PageId, FrameIndex), key: &[u8]) -> Option<FrameRead<'_>> {
+    pub(crate) fn read_leaf_at(
+        &self,
+        (page, frame): (PageId, FrameIndex),
+        target: Target<'_>,
+    ) -> Option<FrameRead<'_>> {
         let read = self.pool.frames.read(frame, self.page_key(page))?;
         assert!(read.page() == page, "a frame is latched for another page than {page}");
-        (self.pages.table.shows(page, PageEntry::Leaf(frame)) && Node::new(&read).covers(key)).then_some(read)
+        (self.pages.table.shows(page, PageEntry::Leaf(frame)) && target.is_in(&Node::new(&read))).then_some(read)
     }
 
     /// The leaf in a frame where it was found before, latched for change, if it is still there and covers the key.
@@ -429,9 +445,11 @@ impl Tree {
         Err(self.lost())
     }
 
-    /// Calls a core operation until it lacks nothing, providing what it needs in between.
-    pub(crate) fn waiting<T>(&self, mut operation: impl FnMut() -> Result<T, Stop>) -> Result<T> {
-        match operation() {
+    /// Calls a core operation until it lacks nothing, providing what it needs in between. The operation is given the
+    /// page to begin its descent at: the root, and then the page that it lacked, once that is in memory.
+    #[inline]
+    pub(crate) fn waiting<T>(&self, mut operation: impl FnMut(PageId) -> Result<T, Stop>) -> Result<T> {
+        match operation(PageId::ROOT) {
             Ok(value) => Ok(value),
             Err(stop) => ready(self.going_on(WaitMode::Blocking, stop, operation)),
         }
@@ -441,9 +459,9 @@ impl Tree {
     pub(crate) async fn awaiting<T>(
         &self,
         mode: WaitMode<'_>,
-        mut operation: impl FnMut() -> Result<T, Stop>,
+        mut operation: impl FnMut(PageId) -> Result<T, Stop>,
     ) -> Result<T> {
-        match operation() {
+        match operation(PageId::ROOT) {
             Ok(value) => Ok(value),
             Err(stop) => self.going_on(mode, stop, operation).await,
         }
@@ -453,15 +471,15 @@ impl Tree {
         &self,
         mode: WaitMode<'_>,
         mut stop: Stop,
-        mut operation: impl FnMut() -> Result<T, Stop>,
+        mut operation: impl FnMut(PageId) -> Result<T, Stop>,
     ) -> Result<T> {
         let mut provider = Provider::new(mode, &self.pool);
         loop {
-            match stop {
+            let provided = match stop {
                 Stop::Error(error) => return Err(error),
                 Stop::Needs(needs) => provider.provide(&needs).await?,
-            }
-            match operation() {
+            };
+            match operation(provided.unwrap_or(PageId::ROOT)) {
                 Ok(value) => return Ok(value),
                 Err(again) => stop = again,
             }
@@ -544,8 +562,8 @@ impl<'p> Provider<'p> {
     }
 
     /// An outdated node may name a page id that has been reused for a page of another kind and size, so failing to load
-    /// a page is an error only if it is needed again.
-    pub(crate) async fn provide(&mut self, needs: &Needs) -> Result<()> {
+    /// a page is an error only if it is needed again. Returns the page that was brought in, if that was what it needed.
+    pub(crate) async fn provide(&mut self, needs: &Needs) -> Result<Option<PageId>> {
         match needs {
             Needs::Page(pages, page) => {
                 let wanted = Wanted::node(pages, *page);
@@ -555,7 +573,8 @@ impl<'p> Provider<'p> {
                 };
                 match result {
                     Err(_) if self.failed != Some(*page) => self.failed = Some(*page),
-                    other => other?,
+                    Err(error) => return Err(error),
+                    Ok(()) => return Ok(Some(*page)),
                 }
             }
             Needs::Frame(page_bytes) => self.frame(*page_bytes).await.map(drop)?,
@@ -567,7 +586,7 @@ impl<'p> Provider<'p> {
                 }
             },
         }
-        Ok(())
+        Ok(None)
     }
 
     /// A frame for a new page.

@@ -68,7 +68,7 @@ impl Tree {
                         frames.push(provider.frame(page_bytes).await?);
                     }
                 }
-                Err(Stop::Needs(needs)) => provider.provide(&needs).await?,
+                Err(Stop::Needs(needs)) => drop(provider.provide(&needs).await?),
             }
         }
     }

@@ -59,7 +59,7 @@ impl Engine {
         let (pages, id) = (&tree.pages, tree.pages.id);
         assert!(!tables.root.is_none(), "a load without a root is attached");
         for _ in 0..ATTEMPTS_MAX {
-            let is_empty_root = tree.waiting(|| {
+            let is_empty_root = tree.waiting(|_| {
                 let leaf = tree.read_leaf(Target::At(&[]))?;
                 Ok::<_, crate::pool::Stop>(leaf.page() == PageId::ROOT && Leaf::new(&leaf).is_empty())
             })?;

@@ -205,7 +205,7 @@ impl Pinning<'_, '_> {
             }
             let key = self.rows[row].key;
             let page = match place {
-                Some(Ok(Some(place))) => tree.read_leaf_at(place, key).map(Ok),
+                Some(Ok(Some(place))) => tree.read_leaf_at(place, Target::At(key)).map(Ok),
                 Some(Err(stop)) => Some(Err(stop)),
                 Some(Ok(None)) | None => None,
             };
@@ -371,7 +371,7 @@ impl<L> Engine<L> {
                 _ => return Ok(()),
             },
         };
-        provider.provide(&Needs::Page(Arc::clone(&tree.pages), alone)).await
+        provider.provide(&Needs::Page(Arc::clone(&tree.pages), alone)).await.map(drop)
     }
 
     /// Brings in and pins the leaves of the read set, except those that are pinned `beside`. A conflict that already
@@ -392,8 +392,8 @@ impl<L> Engine<L> {
         let mut walk = Walk::new(Some(reads));
         while let Some((tree, key)) = walk.next() {
             let keyspace = tree.pages.id;
-            let upper_fence = tree.awaiting(mode, || {
-                let page = tree.read_leaf(Target::At(key))?;
+            let upper_fence = tree.awaiting(mode, |from| {
+                let page = tree.read_leaf_from(from, Target::At(key))?;
                 let leaf = Leaf::new(&page);
                 reads.validate(&self.versions, &tree.pages, page.page(), &leaf)?;
                 if there.binary_search(&page.frame()).is_err() {

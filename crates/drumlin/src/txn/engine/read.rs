@@ -113,19 +113,20 @@ impl Engine {
         read_at: ReadAt,
         mut take: impl FnMut(&[u8]) -> T,
     ) -> Result<Option<Found<T>>> {
-        tree.waiting(|| self.try_find(tree, key, read_at, &mut take))
+        tree.waiting(|from| self.try_find(tree, from, key, read_at, &mut take))
     }
 
-    /// The core of [`find`](Self::find).
+    /// The core of [`find`](Self::find), which goes down from a page.
     #[inline]
-    pub(crate) fn try_find<T>(
+    fn try_find<T>(
         &self,
         tree: &Tree,
+        from: PageId,
         key: &[u8],
         read_at: ReadAt,
         take: impl FnMut(&[u8]) -> T,
     ) -> Result<Option<Found<T>>, Stop> {
-        let page = tree.read_leaf(Target::At(key))?;
+        let page = tree.read_leaf_from(from, Target::At(key))?;
         Ok(self.found_in(tree, &page, key, read_at, take))
     }
 
@@ -199,7 +200,7 @@ impl Engine {
         read_at: ReadAt,
         mut take: impl FnMut(&[u8]) -> T,
     ) -> Result<Option<Found<T>>> {
-        tree.awaiting(mode, || self.try_find(tree, key, read_at, &mut take)).await
+        tree.awaiting(mode, |from| self.try_find(tree, from, key, read_at, &mut take)).await
     }
 
     /// Like [`get`](Self::get), waiting as `mode` says.
@@ -325,7 +326,7 @@ impl Engine {
         }
         for (index, located) in places.into_iter().flatten() {
             let key = keys[index].as_ref();
-            match tree.read_leaf_at(located, key) {
+            match tree.read_leaf_at(located, Target::At(key)) {
                 Some(page) => rows[index] = self.found_in(tree, &page, key, read_at, &mut *take),
                 // It was split, evicted or merged meanwhile.
                 None => alone.push(index),
@@ -380,8 +381,8 @@ impl Engine {
         key: &[u8],
         snapshot: Timestamp,
     ) -> Result<bool> {
-        tree.awaiting(mode, || {
-            let page = tree.read_leaf(Target::At(key))?;
+        tree.awaiting(mode, |from| {
+            let page = tree.read_leaf_from(from, Target::At(key))?;
             if tree.pages.is_loaded_since(snapshot) {
                 return Ok(true);
             }
