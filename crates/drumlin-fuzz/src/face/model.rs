@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::io::{Read, Seek, SeekFrom};
-use std::ops::Bound;
+use std::ops::{Bound, ControlFlow};
 use std::pin::Pin;
 
 use drumlin::{
@@ -159,6 +159,10 @@ pub(super) fn walk(
         walk_values(call!("Range::values", range.values()), expected, may, script);
         return;
     }
+    if script.byte().is_multiple_of(8) {
+        show(range, expected, may, script);
+        return;
+    }
     let (mut front, mut back) = (0, expected.len());
     loop {
         let choice = script.byte();
@@ -184,6 +188,42 @@ pub(super) fn walk(
         assert!(key == *expected[at].0 && value.clone() == *expected[at].1, "a wrong row");
         assert_eq!(call!("Value::into_vec", value.into_vec()), *expected[at].1);
         if backward { back -= 1 } else { front += 1 }
+    }
+    assert_eq!(front, back, "a row too few");
+}
+
+/// Has the rows of a range shown from both ends, some at a time, dropping futures on the way.
+fn show(mut range: Range, expected: &[(&Vec<u8>, &Vec<u8>)], may: impl Fn(&Error) -> bool, script: &mut Script<'_>) {
+    let (mut front, mut back) = (0, expected.len());
+    loop {
+        let (choice, most) = (script.byte() % 5, usize::from(script.byte() % 32) + 1);
+        let (is_backward, mut count) = (choice >= 3, 0);
+        let look = |key: &[u8], value: &[u8]| {
+            assert!(front < back, "a row too many");
+            let at = if is_backward { back - 1 } else { front };
+            assert!(key == expected[at].0 && value == expected[at].1, "a wrong row");
+            *(if is_backward { &mut back } else { &mut front }) = if is_backward { at } else { at + 1 };
+            count += 1;
+            if count == most { ControlFlow::Break(at) } else { ControlFlow::Continue(()) }
+        };
+        let shown = match choice {
+            0 => call!("Range::for_each_row", range.for_each_row(look)),
+            1 => block_on(call!("Range::for_each_row_async", range.for_each_row_async(look))),
+            2 => match poll_some(range.for_each_row_async(look), Fate { leaks: false, ..fate(script) }) {
+                Some(shown) => shown,
+                None => continue,
+            },
+            3 => call!("Range::for_each_row_back", range.for_each_row_back(look)),
+            _ => block_on(call!("Range::for_each_row_back_async", range.for_each_row_back_async(look))),
+        };
+        match checked(shown, &may) {
+            Some(ControlFlow::Break(at)) => assert!(at == if is_backward { back } else { front - 1 }),
+            Some(ControlFlow::Continue(())) => break,
+            None => {
+                assert!(range.next().is_none() && range.next_back().is_none(), "a range goes on after its error");
+                return;
+            }
+        }
     }
     assert_eq!(front, back, "a row too few");
 }

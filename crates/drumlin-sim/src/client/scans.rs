@@ -1,10 +1,10 @@
 //! Ranges: scanned from both ends, and counted.
 
 use std::collections::BTreeMap;
-use std::ops::Bound;
+use std::ops::{Bound, ControlFlow};
 
-use drumlin::Value;
 use drumlin::internals::io::sim::Random;
+use drumlin::{Error, Range, Value};
 
 use super::answers::Call;
 use super::{Client, Count, Stop, by_face};
@@ -181,20 +181,53 @@ impl Client {
         );
     }
 
+    /// Has rows of a range shown from one end, until there are `limit` of them.
+    async fn show(&mut self, range: &mut Range, forward: bool, limit: usize, seen: &mut Seen) -> Result<(), Error> {
+        let face = self.face;
+        loop {
+            let rows = if forward { &mut seen.front } else { &mut seen.back };
+            let look = |key: &[u8], value: &[u8]| {
+                rows.push((Value::from(key), Value::from(value)));
+                if rows.len() < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            };
+            let shown = async {
+                if forward {
+                    by_face!(face, range.for_each_row(look), range.for_each_row_async(look))
+                } else {
+                    by_face!(face, range.for_each_row_back(look), range.for_each_row_back_async(look))
+                }
+            };
+            // Dropped, it has taken no row away, and shown none twice.
+            if let Some(shown) = self.or_drop(shown).await {
+                seen.is_whole = shown?.is_continue();
+                return Ok(());
+            }
+        }
+    }
+
     /// Reads a range from both ends and compares it with what it may show. Returns what of it was read.
     pub(super) async fn scan(
         &mut self,
-        mut range: drumlin::Range,
+        mut range: Range,
         space: SpaceNumber,
         bounds: &Bounds,
         sight: &Sight<'_>,
     ) -> Vec<Bounds> {
         self.life.counts.add(Count::Scans);
         let mut seen = Seen::default();
-        let style = self.random.below(3);
+        let style = self.random.below(5);
         let limit = if self.random.chance(50) { usize::MAX } else { self.random.below(40) as usize };
         let face = self.face;
-        while seen.front.len() + seen.back.len() < limit {
+        if style >= 3
+            && limit > 0
+            && let Err(error) = self.show(&mut range, style == 3, limit, &mut seen).await
+        {
+            let call = if sight.own.is_some() { Call::Transaction } else { Call::Copy };
+            if self.accept(&error, call, Some(space)).is_err() {
+                return Vec::new();
+            }
+        }
+        while style < 3 && seen.front.len() + seen.back.len() < limit {
             let forward = match style {
                 0 => true,
                 1 => false,

@@ -11,12 +11,13 @@
 //! the folder stays locked until the process ends, even after `close`, which does not wait for it. Its part of the
 //! memory budget stays taken until the database is closed.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use futures_io::AsyncRead;
 
 use super::bounds::{self, KeyRange};
-use super::range::{Keys, Values, step};
+use super::range::{Keys, Steps, Values, step};
 use super::reader::Reader;
 use super::reducer::Reducer;
 use super::{
@@ -25,6 +26,7 @@ use super::{
 };
 use crate::error::Result;
 use crate::format::Timestamp;
+use crate::task::{WaitMode, ready};
 use crate::tree::Direction;
 use crate::txn::engine::Durability;
 use crate::txn::values::ForTasks;
@@ -429,6 +431,40 @@ impl Range {
     /// Like `next_back` of the iterator; otherwise like [`next_async`](Range::next_async).
     pub async fn next_back_async(&mut self) -> Option<Result<(Value, Value)>> {
         step(self, Direction::Backward).await
+    }
+
+    /// Like [`for_each_row`](Range::for_each_row). Dropping the future loses no row, and shows none twice.
+    ///
+    /// # Errors
+    /// Those of [`for_each_row`](Range::for_each_row).
+    pub async fn for_each_row_async<B>(
+        &mut self,
+        look: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>,
+    ) -> Result<ControlFlow<B>> {
+        self.for_each_row_in(Direction::Forward, look).await
+    }
+
+    /// Like [`for_each_row_async`](Range::for_each_row_async), from the back.
+    ///
+    /// # Errors
+    /// Those of [`for_each_row`](Range::for_each_row).
+    pub async fn for_each_row_back_async<B>(
+        &mut self,
+        look: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>,
+    ) -> Result<ControlFlow<B>> {
+        self.for_each_row_in(Direction::Backward, look).await
+    }
+
+    async fn for_each_row_in<B>(
+        &mut self,
+        direction: Direction,
+        mut look: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>,
+    ) -> Result<ControlFlow<B>> {
+        match self.handle().as_ref().map(|handle| handle.store()) {
+            Some(Ok(store)) => self.show_rows(store.as_task(), direction, &mut look).await,
+            // It waits for nothing.
+            None | Some(Err(_)) => ready(self.show_rows(WaitMode::Blocking, direction, &mut look)),
+        }
     }
 }
 

@@ -4,10 +4,11 @@
 //! by key, each of which may end early for want of memory: the leaf, old versions of its rows, and the changes of the
 //! scan's own transaction. The first of them to end decides where the copy stops.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::ops::{Bound, Range as Span, RangeBounds};
+use std::collections::BTreeMap;
+use std::ops::{Bound, ControlFlow, Range as Span, RangeBounds};
 use std::sync::Arc;
 
+use super::value::Value;
 use crate::error::{Error, Result};
 use crate::format::node::LargeRef;
 use crate::format::{KeyspaceId, PageId, Timestamp};
@@ -18,8 +19,8 @@ use crate::txn::values::LargeValue;
 use crate::txn::versions::{OldVersion, Versions};
 use crate::txn::write_set::{Change, WriteSet};
 
-/// Memory of a row besides its bytes: as it is collected and as it is kept.
-const ROW_BYTES: usize = size_of::<Row>() + size_of::<(Span<u32>, Fetched)>();
+/// Memory of a row besides its bytes.
+const ROW_BYTES: usize = size_of::<Row>();
 /// The least that a scan copies at once, unless a single row is larger.
 const BATCH_BYTES_MIN: u64 = 1 << 10;
 /// The most that a new scan copies at once while no others have memory; each leaf raises it by as much again. Pages of
@@ -28,17 +29,132 @@ const BATCH_BYTES_FIRST: u64 = 16 << 10;
 /// The most that it copies at once of its transaction's own changes, and of old versions.
 const CHANGES_BYTES_MAX: usize = 64 << 10;
 
-#[derive(Clone)]
-pub(super) struct Row {
-    pub(super) rows: Arc<Vec<u8>>,
-    pub(super) key: Span<u32>,
-    pub(super) value: Fetched,
+/// Rows that a scan has copied and not handed out yet, from either end. The next copy goes into the same memory, unless
+/// a [`Value`] still shows a part of it.
+#[derive(Default)]
+pub(super) struct CopiedRows {
+    /// `None` before the first copy.
+    bytes: Option<Arc<Vec<u8>>>,
+    rows: Vec<Row>,
+    /// The indexes of those that are left.
+    left: Span<usize>,
 }
 
-impl Row {
-    /// The place of its value, if that is not in the leaf.
-    pub(super) fn reference(&self) -> Option<LargeRef> {
-        if let Fetched::Large(reference) = self.value { Some(reference) } else { None }
+struct Row {
+    key: Span<u32>,
+    value: Fetched,
+}
+
+impl CopiedRows {
+    pub(super) fn len(&self) -> usize {
+        self.left.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.left.is_empty()
+    }
+
+    /// Forgets the rows, but not their memory.
+    pub(super) fn clear(&mut self) {
+        match self.bytes.as_mut().and_then(Arc::get_mut) {
+            Some(bytes) => bytes.clear(),
+            None => self.bytes = None,
+        }
+        self.rows.clear();
+        self.left = 0..0;
+    }
+
+    /// The index of the next row. There must be one.
+    #[inline]
+    fn next(&self, direction: Direction) -> usize {
+        debug_assert!(!self.is_empty(), "no row is left");
+        match direction {
+            Direction::Forward => self.left.start,
+            Direction::Backward => self.left.end - 1,
+        }
+    }
+
+    /// Passes the next row: it has been handed out.
+    #[inline]
+    pub(super) fn pass(&mut self, direction: Direction) {
+        debug_assert!(!self.is_empty(), "a row is passed that is not there");
+        match direction {
+            Direction::Forward => self.left.start += 1,
+            Direction::Backward => self.left.end -= 1,
+        }
+    }
+
+    #[inline]
+    fn bytes(&self) -> &Arc<Vec<u8>> {
+        self.bytes.as_ref().expect("rows that are left have bytes")
+    }
+
+    /// The key of the next row. There must be one.
+    pub(super) fn key(&self, direction: Direction) -> Value {
+        Value::part(self.bytes(), self.rows[self.next(direction)].key.clone())
+    }
+
+    /// The value of the next row. There must be one.
+    pub(super) fn value(&self, direction: Direction) -> Fetched {
+        self.rows[self.next(direction)].value.clone()
+    }
+
+    /// A value that lies among the copied bytes.
+    pub(super) fn part(&self, span: Span<u32>) -> Value {
+        Value::part_of(Arc::clone(self.bytes()), span)
+    }
+
+    /// Takes the next row, if there is one and its value was copied with it.
+    #[inline]
+    pub(super) fn take(&mut self, direction: Direction) -> Option<(Value, Value)> {
+        if self.is_empty() {
+            return None;
+        }
+        let Row { key, value: Fetched::Inline(value) } = &self.rows[self.next(direction)] else { return None };
+        let row = (Value::part(self.bytes(), key.clone()), self.part(value.clone()));
+        self.pass(direction);
+        Some(row)
+    }
+
+    /// Takes the next row's key, if there is one.
+    #[inline]
+    pub(super) fn take_key(&mut self, direction: Direction) -> Option<Value> {
+        if self.is_empty() {
+            return None;
+        }
+        let key = self.key(direction);
+        self.pass(direction);
+        Some(key)
+    }
+
+    /// Shows rows to `look` until it breaks, up to one whose value was not copied with it. A row that was shown is
+    /// passed.
+    #[inline]
+    pub(super) fn show<B>(
+        &mut self,
+        direction: Direction,
+        look: &mut impl FnMut(&[u8], &[u8]) -> ControlFlow<B>,
+    ) -> ControlFlow<B> {
+        while !self.is_empty() {
+            let Row { key, value: Fetched::Inline(value) } = &self.rows[self.next(direction)] else { break };
+            let [key, value] = [key, value].map(|span| span.start as usize..span.end as usize);
+            // Before the call, which may panic.
+            self.pass(direction);
+            look(&self.bytes()[key], &self.bytes()[value])?;
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// The places of the values that are not in the leaf, in the order of a scan.
+    pub(super) fn references(&self, direction: Direction) -> impl Iterator<Item = LargeRef> {
+        let rows = &self.rows[self.left.clone()];
+        (0..rows.len()).filter_map(move |index| {
+            let row = match direction {
+                Direction::Forward => &rows[index],
+                Direction::Backward => &rows[rows.len() - 1 - index],
+            };
+            if let Fetched::Large(reference) = row.value { Some(reference) } else { None }
+        })
     }
 }
 
@@ -61,11 +177,11 @@ pub(super) enum Want {
     Count,
 }
 
-/// The rows copied from a leaf.
+/// The outcome of copying rows from a leaf.
 pub(super) struct Copied {
-    pub(super) rows: VecDeque<Row>,
     /// The number of rows, those that were counted and not copied included.
     pub(super) count: usize,
+    /// The memory of the rows.
     pub(super) bytes: u64,
     /// The last copied key, if the leaf has more rows.
     pub(super) stop: Option<Vec<u8>>,
@@ -88,14 +204,22 @@ pub(super) struct Copier<'s> {
 }
 
 impl Copier<'_> {
-    /// Copies rows of a leaf that is latched, as many as there is `memory` for beside `kept_bytes`.
-    pub(super) fn copy(&self, leaf: &Leaf<'_>, page: PageId, memory: &mut Grant, kept_bytes: u64) -> Result<Copied> {
+    /// Copies rows of a leaf that is latched, as many as there is `memory` for beside `kept_bytes`, in place of those
+    /// that `into` held.
+    pub(super) fn copy(
+        &self,
+        leaf: &Leaf<'_>,
+        page: PageId,
+        memory: &mut Grant,
+        kept_bytes: u64,
+        into: &mut CopiedRows,
+    ) -> Result<Copied> {
+        into.clear();
         let mut part = LeafPart::new(leaf, self.bounds, self.direction);
         let bytes_of_all = part.memory_bytes();
         let is_newer = leaf.newest() > self.snapshot;
         if self.want == Want::Count && !is_newer && self.own.is_none() {
-            let none = VecDeque::new();
-            return Ok(Copied { rows: none, count: part.rows.len(), bytes: 0, stop: None });
+            return Ok(Copied { count: part.rows.len(), bytes: Batch::new(into).memory_bytes(), stop: None });
         }
         let changes_bytes =
             [is_newer, self.own.is_some()].map(|are_there| if are_there { CHANGES_BYTES_MAX } else { 0 });
@@ -124,14 +248,19 @@ impl Copier<'_> {
         }
 
         let is_plain = old.is_empty() && own.is_empty();
-        let mut batch = if is_plain { Batch::of(&part) } else { Batch::merged(&part, old, own) };
-        if bytes_of_all > room || !is_plain {
+        let mut batch = Batch::new(into);
+        match is_plain {
+            true => batch.copy(&part),
+            false => batch.merge(&part, old, own),
+        }
+        // The memory of the rows before may exceed the room, and what grows row by row does.
+        if bytes_of_all > room || !is_plain || batch.memory_bytes() > room as u64 {
             batch.shrink();
         }
         let bytes = batch.memory_bytes();
         fit(memory, kept_bytes + bytes)?;
-        let rows = batch.finish();
-        Ok(Copied { count: rows.len(), rows, bytes, stop: part.stop })
+        into.left = 0..into.rows.len();
+        Ok(Copied { count: into.len(), bytes, stop: part.stop })
     }
 
     /// Old versions of the leaf's rows, up to so many bytes of them.
@@ -223,7 +352,6 @@ impl<'a> LeafPart<'a> {
     /// Ends the part at the first row whose copy, with those before it, takes so many bytes.
     fn stop_within(&mut self, bytes_max: usize) {
         let mut bytes = 0;
-        let mut key = Vec::new();
         let Span { start, end } = self.rows;
         let order: &mut dyn Iterator<Item = usize> = match self.direction {
             Direction::Forward => &mut (start..end),
@@ -234,9 +362,11 @@ impl<'a> LeafPart<'a> {
             Direction::Backward => start,
         };
         for index in order {
-            self.leaf.key_into(index, &mut key);
-            bytes += key.len() + ROW_BYTES + inline_bytes(&self.leaf.value(index));
+            let (row, ..) = self.leaf.row(index);
+            bytes += self.leaf.prefix().len() + row.len() + ROW_BYTES;
             if bytes >= bytes_max && index != last_index {
+                let mut key = Vec::new();
+                self.leaf.key_into(index, &mut key);
                 self.stop_at(key);
                 return;
             }
@@ -283,10 +413,6 @@ fn is_above(fence: &[u8], lower: Bound<&[u8]>) -> bool {
     }
 }
 
-fn inline_bytes(value: &RowValue<'_>) -> usize {
-    if let RowValue::Inline(value) = value { value.len() } else { 0 }
-}
-
 /// Reserves memory for a copy of up to `wanted` bytes beside `kept_bytes`; returns how many bytes it may have.
 fn reserve(memory: &mut Grant, kept_bytes: u64, wanted: usize) -> Result<usize> {
     // A call that was dropped half-way has released the memory of its rows.
@@ -312,30 +438,47 @@ fn fit(memory: &mut Grant, needed: u64) -> Result<()> {
     if fits { Ok(()) } else { Err(Error::copies_in_memory(memory.limit_bytes())) }
 }
 
-/// Rows copied out of a leaf.
-struct Batch {
-    rows: Vec<u8>,
-    spans: Vec<(Span<u32>, Fetched)>,
+/// Rows on their way out of a leaf.
+struct Batch<'c> {
+    bytes: &'c mut Vec<u8>,
+    rows: &'c mut Vec<Row>,
 }
 
-impl Batch {
-    /// The rows of a part of a leaf, as they are.
-    fn of(part: &LeafPart<'_>) -> Batch {
-        let leaf = part.leaf;
-        let mut batch = Batch { rows: Vec::new(), spans: Vec::with_capacity(part.rows.len()) };
-        if part.stop.is_none() {
-            batch.rows.reserve_exact(leaf.live_bytes() + part.rows.len() * leaf.prefix().len());
-        }
-        for index in part.rows.clone() {
-            let (suffix, value) = leaf.row(index);
-            batch.push(leaf.prefix(), suffix, value);
-        }
-        batch
+impl Batch<'_> {
+    fn new(into: &mut CopiedRows) -> Batch<'_> {
+        let bytes = into.bytes.get_or_insert_default();
+        let bytes = Arc::get_mut(bytes).expect("no value shows a part of what was cleared");
+        assert!(into.rows.is_empty() && bytes.is_empty(), "rows are copied over others");
+        Batch { bytes, rows: &mut into.rows }
     }
 
-    /// The rows of a part of a leaf, their old versions, and what the transaction made of them, merged by key.
-    fn merged(part: &LeafPart<'_>, old: BTreeMap<Vec<u8>, OldVersion>, own: BTreeMap<&[u8], Change<'_>>) -> Batch {
-        let mut batch = Batch { rows: Vec::new(), spans: Vec::new() };
+    /// Copies the rows of a part of a leaf, as they are.
+    fn copy(&mut self, part: &LeafPart<'_>) {
+        let (leaf, prefix) = (part.leaf, part.leaf.prefix());
+        self.rows.reserve_exact(part.rows.len());
+        if part.stop.is_none() {
+            self.bytes.reserve_exact(leaf.live_bytes() + part.rows.len() * prefix.len());
+        }
+        for index in part.rows.clone() {
+            // In one piece, the length of the value too.
+            let (row, suffix_bytes, value) = leaf.row(index);
+            let start = self.bytes.len() as u32;
+            if !prefix.is_empty() {
+                self.bytes.extend_from_slice(prefix);
+            }
+            self.bytes.extend_from_slice(row);
+            let end = self.bytes.len() as u32;
+            let key = start..start + (prefix.len() + suffix_bytes) as u32;
+            let value = match value {
+                RowValue::Inline(value) => Fetched::Inline(end - value.len() as u32..end),
+                RowValue::Large(reference) => Fetched::Large(reference),
+            };
+            self.rows.push(Row { key, value });
+        }
+    }
+
+    /// Copies the rows of a part of a leaf, their old versions, and what the transaction made of them, merged by key.
+    fn merge(&mut self, part: &LeafPart<'_>, old: BTreeMap<Vec<u8>, OldVersion>, own: BTreeMap<&[u8], Change<'_>>) {
         let bounds = part.bounds();
         let mut old = old.into_iter().filter(|(key, _)| RangeBounds::<[u8]>::contains(&bounds, &key[..])).peekable();
         let mut own = own.into_iter().peekable();
@@ -348,62 +491,54 @@ impl Batch {
             });
             let in_old = old.peek().map(|(key, _)| &key[..]);
             let in_own = own.peek().map(|(key, _)| *key);
-            let Some(next) = [in_leaf, in_old, in_own].into_iter().flatten().min() else { return batch };
+            let Some(next) = [in_leaf, in_old, in_own].into_iter().flatten().min() else { return };
             let [is_in_leaf, is_in_old, is_in_own] = [in_leaf, in_old, in_own].map(|key| key == Some(next));
             let next = next.to_vec();
             let was = if is_in_old { old.next() } else { None };
             match (if is_in_own { own.next() } else { None }, was) {
                 (Some((_, Change::Remove)), _) => {}
-                (Some((_, Change::Put(value))), _) => batch.push(&next, &[], RowValue::Inline(value)),
+                (Some((_, Change::Put(value))), _) => self.push(&next, RowValue::Inline(value)),
                 (Some((_, Change::PutLarge(value))), _) => {
-                    let span = batch.keep(&next);
-                    batch.spans.push((span, Fetched::Own(Arc::clone(value))));
+                    let key = self.keep(&next);
+                    self.rows.push(Row { key, value: Fetched::Own(Arc::clone(value)) });
                 }
-                (None, Some((_, was))) => batch.push_old(&next, &was),
-                (None, None) => batch.push(&next, &[], part.leaf.value(index)),
+                (None, Some((_, was))) => self.push_old(&next, &was),
+                (None, None) => self.push(&next, part.leaf.value(index)),
             }
             index += usize::from(is_in_leaf);
         }
     }
 
     fn keep(&mut self, bytes: &[u8]) -> Span<u32> {
-        let start = self.rows.len() as u32;
-        self.rows.extend_from_slice(bytes);
-        start..self.rows.len() as u32
+        let start = self.bytes.len() as u32;
+        self.bytes.extend_from_slice(bytes);
+        start..self.bytes.len() as u32
     }
 
-    fn push(&mut self, prefix: &[u8], suffix: &[u8], value: RowValue<'_>) {
-        let start = self.rows.len() as u32;
-        self.rows.extend_from_slice(prefix);
-        self.rows.extend_from_slice(suffix);
-        let key = start..self.rows.len() as u32;
+    fn push(&mut self, key: &[u8], value: RowValue<'_>) {
+        let key = self.keep(key);
         let value = match value {
             RowValue::Inline(value) => Fetched::Inline(self.keep(value)),
             RowValue::Large(reference) => Fetched::Large(reference),
         };
-        self.spans.push((key, value));
+        self.rows.push(Row { key, value });
     }
 
     fn push_old(&mut self, key: &[u8], was: &OldVersion) {
         match was {
             OldVersion::Absent => {}
-            OldVersion::Inline(value) => self.push(key, &[], RowValue::Inline(value)),
-            OldVersion::Large(reference) => self.push(key, &[], RowValue::Large(*reference)),
+            OldVersion::Inline(value) => self.push(key, RowValue::Inline(value)),
+            OldVersion::Large(reference) => self.push(key, RowValue::Large(*reference)),
         }
     }
 
     fn shrink(&mut self) {
+        self.bytes.shrink_to_fit();
         self.rows.shrink_to_fit();
-        self.spans.shrink_to_fit();
     }
 
     /// The heap memory of the batch.
     fn memory_bytes(&self) -> u64 {
-        (self.rows.capacity() + self.spans.capacity() * ROW_BYTES) as u64
-    }
-
-    fn finish(self) -> VecDeque<Row> {
-        let rows = Arc::new(self.rows);
-        self.spans.into_iter().map(|(key, value)| Row { rows: Arc::clone(&rows), key, value }).collect()
+        (self.bytes.capacity() + self.rows.capacity() * ROW_BYTES) as u64
     }
 }

@@ -11,6 +11,7 @@ use super::Value;
 use super::range::{Keys, Range, Steps, Values};
 use crate::error::Result;
 use crate::sync::Exclusive;
+use crate::tree::Direction;
 
 /// A range, or its keys or values, as a [`Stream`] for any executor. Made by [`Range::into_stream`].
 ///
@@ -54,7 +55,7 @@ impl<T> Stream for RowStream<T> {
         let this = self.get_mut();
         loop {
             match std::mem::replace(&mut this.state, State::Ended) {
-                State::Idle(mut range) => match range.at_hand() {
+                State::Idle(mut range) => match range.at_hand(Direction::Forward) {
                     Some(row) => {
                         this.state = State::Idle(range);
                         return Poll::Ready(Some(Ok((this.part)(row))));

@@ -5,7 +5,7 @@ use crate::support;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::ops::Bound;
+use std::ops::{Bound, ControlFlow};
 use std::path::Path;
 
 use drumlin::{Config, Database, Durability, Error, Isolation, Keyspace, Reader, Result, TxOptions, Value};
@@ -223,6 +223,20 @@ fn read_everything(reader: &Reader, k: &Keyspace, model: &BTreeMap<Vec<u8>, Vec<
             .map(|(key, value)| (&key[..], &value[..]))
             .eq(model.iter().map(|(key, value)| (&key[..], &value[..])))
     );
+    let mut shown: [Vec<(Vec<u8>, Vec<u8>)>; 4] = Default::default();
+    let [forward, backward, forward_async, backward_async] = shown.each_mut().map(|rows| {
+        move |key: &[u8], value: &[u8]| -> ControlFlow<()> {
+            rows.push((key.to_vec(), value.to_vec()));
+            ControlFlow::Continue(())
+        }
+    });
+    assert!(reader.iter(k).for_each_row(forward).unwrap().is_continue());
+    assert!(reader.iter(k).for_each_row_back(backward).unwrap().is_continue());
+    assert!(block_on(reader.iter(k).for_each_row_async(forward_async)).unwrap().is_continue());
+    assert!(block_on(reader.iter(k).for_each_row_back_async(backward_async)).unwrap().is_continue());
+    let in_order: Vec<_> = model.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
+    let reversed: Vec<_> = in_order.iter().rev().cloned().collect();
+    assert!(shown == [in_order.clone(), reversed.clone(), in_order, reversed]);
     let values: Vec<Value> = block_on(reader.values(k).into_stream().try_collect()).unwrap();
     assert!(values.iter().map(|value| &value[..]).eq(model.values().map(|value| &value[..])));
     let wanted: Vec<&[u8]> = keys.iter().map(|key| &key[..]).chain([&b"missing"[..], b"0"]).collect();
@@ -344,6 +358,68 @@ fn a_closure_that_sees_a_value_holds_nothing() {
     assert_eq!(k.get_with(first, <[u8]>::to_vec).unwrap().unwrap(), b"after the panic");
 }
 
+/// A range that shows rows, broken off at any of them from either end, goes on at the next: by another call, or as an
+/// iterator. It yields the rows that an iterator does, large values and those of many leaves.
+#[test]
+fn a_range_goes_on_where_it_was_broken_off() {
+    let (_db, k) = opened();
+    for row in 0..400u32 {
+        let value = vec![row as u8; if row % 50 == 7 { 5000 } else { 30 }];
+        k.insert_with(row.to_be_bytes(), value, Durability::Relaxed).unwrap();
+    }
+    let expected: Vec<(Value, Value)> = k.iter().map(Result::unwrap).collect();
+    for step in [1, 2, 7, 23, 399, 400] {
+        let (mut front, mut back, mut range) = (Vec::new(), Vec::new(), k.iter());
+        for turn in 0.. {
+            let (is_backward, mut count) = (turn % 3 == 1, 0);
+            let rows = if is_backward { &mut back } else { &mut front };
+            let look = |key: &[u8], value: &[u8]| {
+                rows.push((Value::from(key), Value::from(value)));
+                count += 1;
+                if count == step { ControlFlow::Break(key.to_vec()) } else { ControlFlow::Continue(()) }
+            };
+            let shown = if is_backward { range.for_each_row_back(look) } else { range.for_each_row(look) };
+            match shown.unwrap() {
+                ControlFlow::Break(key) => {
+                    let rows = if is_backward { &back } else { &front };
+                    assert!(rows.last().unwrap().0 == key);
+                }
+                ControlFlow::Continue(()) => break,
+            }
+            front.extend(range.next().map(Result::unwrap));
+            back.extend(range.next_back().map(Result::unwrap));
+        }
+        front.extend(back.into_iter().rev());
+        assert!(front == expected, "in steps of {step}");
+    }
+}
+
+/// A closure that is shown rows may change them, and rows of the same leaf, and panic: it holds nothing, and the range
+/// goes on behind the row at which it panicked.
+#[test]
+fn a_closure_that_sees_rows_holds_nothing() {
+    let (db, k) = opened();
+    for row in 0..20u32 {
+        k.insert(row.to_be_bytes(), row.to_be_bytes()).unwrap();
+    }
+    let mut range = k.iter();
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let _ = range.for_each_row(|key, value| {
+            assert_eq!(key, value, "a change is seen by a range that began before it");
+            k.insert(key, "changed").unwrap();
+            std::thread::scope(|scope| {
+                scope.spawn(|| k.insert(19u32.to_be_bytes(), "by another thread").unwrap());
+            });
+            db.checkpoint().unwrap();
+            assert!(key != 4u32.to_be_bytes(), "on purpose");
+            ControlFlow::<()>::Continue(())
+        });
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(range.next().unwrap().unwrap().0, 5u32.to_be_bytes());
+    assert_eq!(k.get(4u32.to_be_bytes()).unwrap().unwrap(), "changed");
+}
+
 /// The first and last rows are found past rows that are removed while an older snapshot still sees them.
 #[test]
 fn the_ends_are_found_past_what_was_removed() {
@@ -369,7 +445,7 @@ fn the_ends_are_found_past_what_was_removed() {
 #[test]
 fn serializable_reads_are_recorded_by_every_method() {
     type Read = fn(&Reader, &Keyspace) -> Result<()>;
-    let reads: [Read; 8] = [
+    let reads: [Read; 9] = [
         |reader, k| reader.first(k).map(drop),
         |reader, k| reader.last(k).map(drop),
         |reader, k| reader.is_empty(k).map(drop),
@@ -378,6 +454,7 @@ fn serializable_reads_are_recorded_by_every_method() {
         |reader, k| reader.get_with(k, "a", <[u8]>::len).map(drop),
         |reader, k| reader.get_many(k, &["x", "a"]).map(drop),
         |reader, k| reader.keys(k).try_for_each(|key| key.map(drop)),
+        |reader, k| reader.iter(k).for_each_row(|_, _| ControlFlow::<()>::Continue(())).map(drop),
     ];
     for read in reads {
         let (db, k) = opened();

@@ -116,11 +116,13 @@ impl<'a> Leaf<'a> {
         self.value_of(self.slot(index))
     }
 
-    /// The key without the node's prefix, and the value, of a row.
+    /// A row's bytes as they lie in the leaf, those of its key in front, and its value, which an inline one ends with.
+    /// The key is given by its length, without the node's prefix.
     #[inline]
-    pub(crate) fn row(&self, index: usize) -> (&'a [u8], RowValue<'a>) {
+    pub(crate) fn row(&self, index: usize) -> (&'a [u8], usize, RowValue<'a>) {
         let slot = self.slot(index);
-        (self.suffix_of(slot), self.value_of(slot))
+        let bytes = &self.page[slot.row()..slot.row() + slot.suffix_bytes() + self.rest_bytes_of(slot)];
+        (bytes, slot.suffix_bytes(), self.value_of(slot))
     }
 
     /// The longest value that a row may have in this page beside its key.
@@ -380,7 +382,12 @@ impl<'a> LeafMut<'a> {
             self.0.note_run(index, rows);
             Ok(())
         })?;
-        debug_assert_eq!(self.as_leaf().row(index), (suffix, value), "a row can't be read as it was put");
+        let put = self.as_leaf();
+        debug_assert_eq!(
+            (put.key_suffix(index), put.value(index)),
+            (suffix, value),
+            "a row can't be read as it was put"
+        );
         Ok(())
     }
 

@@ -127,7 +127,9 @@ fn assert_leaf(page: &[u8], model: &Model, lower: Option<&[u8]>, upper: Option<&
     for (index, (key, value)) in model.iter().enumerate() {
         assert_eq!(&key_at(&leaf, index), key);
         assert_eq!(leaf.value(index), value.as_row());
-        assert_eq!(leaf.row(index), (leaf.key_suffix(index), leaf.value(index)));
+        let (bytes, suffix_bytes, stored) = leaf.row(index);
+        assert_eq!((&bytes[..suffix_bytes], stored), (leaf.key_suffix(index), leaf.value(index)));
+        assert!(if let RowValue::Inline(stored) = stored { bytes.ends_with(stored) } else { true });
         assert_eq!(leaf.search(key), Ok(index));
         assert!(leaf.covers(key));
         assert!(leaf.compare_key(index, key).is_eq());
