@@ -267,6 +267,7 @@ pub const WORKLOADS: &[Workload] = &{
         of("1", "get-zipf-2", "get, in memory, zipfian, 2 threads", SMALL, ZIPF).threads(2),
         of("2", "get-1k", "get, larger than memory, 1 KiB, 1 thread", LARGE_1K, UNIFORM),
         of("2", "get-100", "get, larger than memory, 100 B, 1 thread", LARGE_100, UNIFORM),
+        of("3", "many-memory-32", "get_many of 32, in memory", SMALL, Job::GetMany(32)),
         of("3", "many-1k-32", "get_many of 32, larger than memory, 1 KiB", LARGE_1K, Job::GetMany(32)),
         of("3", "many-100-32", "get_many of 32, larger than memory, 100 B", LARGE_100, Job::GetMany(32)),
         of("3", "many-1k-256", "get_many of 256, larger than memory, 1 KiB", LARGE_1K, Job::GetMany(256)),

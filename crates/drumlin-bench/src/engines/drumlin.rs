@@ -1,18 +1,18 @@
 //! Drumlin.
 
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use drumlin::{Config, Database, Keyspace};
 
 use crate::engine::{
-    Capabilities, Durability, Engine, Key, LOAD_BATCH_ROWS, Order, Peer, Result, Row, Session, Settings, Source,
-    load_in_batches, missing_row,
+    Capabilities, Durability, Engine, Key, Order, Peer, Result, Row, Session, Settings, Source, missing_row,
 };
 
 pub(super) const PEER: Peer = Peer {
     name: "drumlin",
     version: env!("CARGO_PKG_VERSION"),
-    settings: "the defaults; memory: the budget; sorted bulk loads are its own, others transactions of 1,000 rows",
+    settings: "the defaults; memory: the budget; bulk loads are its own, sorted or not",
     capabilities: Capabilities {
         one_writer: false,
         multi_get: true,
@@ -41,17 +41,14 @@ fn open(folder: &Path, settings: &Settings) -> Result<Box<dyn Engine>> {
 
 impl Engine for Drumlin {
     fn session(&self) -> Result<Box<dyn Session + '_>> {
-        Ok(Box::new(Access { db: &self.db, rows: self.rows.clone() }))
+        Ok(Box::new(Access { db: &self.db, rows: self.rows.clone(), value: Vec::new() }))
     }
 
     fn sync(&self) -> Result<()> {
         Ok(self.db.sync()?)
     }
 
-    fn bulk_load(&self, rows: &mut dyn Source, order: Order) -> Result<()> {
-        if order == Order::Random {
-            return load_in_batches(&mut *self.session()?, rows, LOAD_BATCH_ROWS);
-        }
+    fn bulk_load(&self, rows: &mut dyn Source, _order: Order) -> Result<()> {
         let mut load = self.db.bulk_load(self.rows.name())?;
         while let Some((key, value)) = rows.next() {
             load.insert(key, value)?;
@@ -68,15 +65,17 @@ impl Engine for Drumlin {
 struct Access<'e> {
     db: &'e Database,
     rows: Keyspace,
+    /// Of the last get.
+    value: Vec<u8>,
 }
 
 impl Session for Access<'_> {
     fn get(&mut self, key: Key, see: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        let found = self.rows.get(key)?;
-        if let Some(value) = &found {
-            see(value);
+        let found = self.rows.get_into(key, &mut self.value)?;
+        if found {
+            see(&self.value);
         }
-        Ok(found.is_some())
+        Ok(found)
     }
 
     fn get_many(&mut self, keys: &[Key], see: &mut dyn FnMut(usize, &[u8])) -> Result<usize> {
@@ -92,10 +91,12 @@ impl Session for Access<'_> {
 
     fn scan(&mut self, first: Key, limit: u64, see: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
         let mut count = 0;
-        for row in self.rows.range(&first[..]..).take(usize::try_from(limit).unwrap_or(usize::MAX)) {
-            let (key, value) = row?;
-            see(&key, &value);
-            count += 1;
+        if limit > 0 {
+            let _ = self.rows.range(&first[..]..).for_each_row(|key, value| {
+                see(key, value);
+                count += 1;
+                if count < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            })?;
         }
         Ok(count)
     }
