@@ -348,7 +348,7 @@ mod models {
         }
     }
 
-    /// A thread makes a state, another one commits and folds; what is used afterwards, and meanwhile, is of its snapshot.
+    /// A thread makes a state, another one commits and folds; a state that is used is of its snapshot.
     fn reduce_beside_fold(without: Without) {
         loom::model(move || {
             let page = Arc::new(Page {
