@@ -15,7 +15,7 @@ use crate::failure::{Failure, Result};
 
 /// The files in a database's folder (docs/format.md); the log's segments lie one deeper. Each of these may be a
 /// symbolic link.
-const NAMES: [&str; 7] = ["", "data", "data.new", "log", "lock", "probe", "resident"];
+const NAMES: [&str; 9] = ["", "counts-0", "counts-1", "data", "data.new", "log", "lock", "probe", "resident"];
 
 /// Folders and files of databases, by device and inode.
 #[derive(Debug, Default)]

@@ -3,7 +3,6 @@
 use std::fmt::Debug;
 use std::time::SystemTime;
 
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::collection::Collection;
@@ -13,7 +12,6 @@ use crate::mode::{Mode, ready};
 use crate::open::run_guarded;
 use crate::part_rows::PartRows;
 use crate::parts::{View, view_value};
-use crate::view_reducer::{Reduced, ViewReducer};
 
 /// A view of a collection, as of one view of the database.
 ///
@@ -50,7 +48,7 @@ use crate::view_reducer::{Reduced, ViewReducer};
 /// # Ok::<(), drumlin_collections::Error>(())
 /// ```
 ///
-/// A reduce of a range takes O(log n) once the view has been asked; groups are folded row by row.
+/// A reduce folds the rows of its range one after the other, so it takes a time in proportion to them.
 ///
 /// All of it fails with [`Error::NotReady`] while the view is being built, and with [`Error::NotBuilt`] if it could not
 /// be; and with the errors of [`Reading`](crate::Reading).
@@ -101,53 +99,27 @@ impl<'r, C: Collection, K: Key + Debug, V: DeserializeOwned> Viewed<'r, C, K, V>
         ViewRows { rows: self.rows.within(bounds.row_bounds()), now: None, values: std::marker::PhantomData }
     }
 
-    /// Reduces the values of a range to one; none if there are no rows. O(log n), as
-    /// [`Keyspace::aggregate`](drumlin::Keyspace::aggregate) does; O(rows of the range) where documents of it expire.
+    /// Reduces the values of a range to one; none if there are no rows. O(rows of the range).
     ///
     /// # Errors
     /// [`Error::Panicked`] if the reduce panics; [`Error::Definition`] if the view has none; and those of all methods:
     /// see [`Viewed`].
-    pub fn reduce(&self, bounds: impl KeyBounds<K>) -> Result<Option<V>>
-    where
-        K: 'static,
-        V: Serialize + Send + 'static,
-    {
-        ready(self.reduce_in(Mode::Blocking, self.range(bounds)))
+    pub fn reduce(&self, bounds: impl KeyBounds<K>) -> Result<Option<V>> {
+        ready(self.fold(Mode::Blocking, self.range(bounds)))
     }
 
     /// Asynchronous [`reduce`](Viewed::reduce).
     ///
     /// # Errors
     /// Those of [`reduce`](Viewed::reduce).
-    pub async fn reduce_async(&self, bounds: impl KeyBounds<K>) -> Result<Option<V>>
-    where
-        K: 'static,
-        V: Serialize + Send + 'static,
-    {
+    pub async fn reduce_async(&self, bounds: impl KeyBounds<K>) -> Result<Option<V>> {
         let rows = self.range(bounds);
-        self.reduce_in(Mode::Async, rows).await
+        self.fold(Mode::Async, rows).await
     }
 
-    async fn reduce_in(&self, mode: Mode, rows: ViewRows<'r, C, K, V>) -> Result<Option<V>>
-    where
-        K: 'static,
-        V: Serialize + Send + 'static,
-    {
+    /// The one place where a range is reduced: a fold over its rows, until the engine's aggregates take over.
+    async fn fold(&self, mode: Mode, mut rows: ViewRows<'r, C, K, V>) -> Result<Option<V>> {
         let reducing = Reducing::of(self.view)?;
-        let reducer = ViewReducer { view: self.view, reduce: reducing.reduce };
-        match rows.rows.aggregate(mode, &reducer).await {
-            Ok(Reduced::Nothing) => Ok(None),
-            Ok(Reduced::Value(value)) => Ok(Some(value)),
-            // The fold tells which documents have expired, and at which row the reduce fails.
-            Ok(Reduced::Expires) | Err(Error::Store(drumlin::Error::Reducer { .. })) => {
-                Self::fold(&reducing, mode, rows).await
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Reduces rows one after the other.
-    async fn fold(reducing: &Reducing<C, K, V>, mode: Mode, mut rows: ViewRows<'r, C, K, V>) -> Result<Option<V>> {
         let mut reduced: Option<V> = None;
         while let Some(row) = rows.step(mode).await {
             let ViewRow { key, value, .. } = row?;

@@ -15,8 +15,9 @@ pub use script::Script;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets; `fuzz/fuzz_targets` has a file for each.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 14] = [
     ("catalogue", drumlin::fuzzing::catalogue),
+    ("counts", drumlin::fuzzing::counts),
     ("extent", drumlin::fuzzing::extent),
     ("face", face::run),
     ("files", files::run),

@@ -9,8 +9,8 @@ use crate::format::log::{self, RecordHeader, SegmentHeader};
 use crate::format::record::{Attachment, SegmentRun};
 use crate::format::superblock::{self, SLOT_OFFSETS, Superblock};
 use crate::format::{
-    BLOCK_BYTES, DatabaseId, ExtentAddress, ExtentRef, KeyspaceId, PageId, SegmentId, SegmentUse, checksum, put_u32,
-    put_u64,
+    BLOCK_BYTES, CountsFileId, DatabaseId, ExtentAddress, ExtentRef, KeyspaceId, PageId, SegmentId, SegmentUse,
+    checksum, put_u32, put_u64,
 };
 use crate::format::{catalogue::Catalogue, node, record, summary};
 use crate::tree::node::{Change, Inner, InnerMut, Leaf, LeafMut, Node, RowValue, check};
@@ -146,6 +146,28 @@ pub fn resident(bytes: &[u8]) {
     if let Some(pages) = resident::decode(database, &block) {
         resident::encode(database, &pages, &mut empty);
         assert_eq!(resident::decode(database, &empty), Some(pages));
+    }
+}
+
+/// The head and a part of a file of counts.
+pub fn counts(bytes: &[u8]) {
+    use crate::format::counts::{self, CountsHead, HEAD_BYTES, PART_BYTES_MAX, Part};
+    let (database, file) = (DatabaseId(7), CountsFileId(9));
+    let _ = (CountsHead::decode(bytes), Part::decode(file, 0, bytes));
+    let mut block = padded(bytes, HEAD_BYTES);
+    let empty = CountsHead { database, file, ..CountsHead::default() }.encode();
+    block[counts::MAGIC_OFFSET..counts::COUNT_OFFSET]
+        .copy_from_slice(&empty[counts::MAGIC_OFFSET..counts::COUNT_OFFSET]);
+    let sum = checksum(&block[counts::MAGIC_OFFSET..], 0);
+    put_u64(&mut block, counts::CHECKSUM_OFFSET, sum);
+    if let Some(head) = CountsHead::decode(&block) {
+        assert_eq!(CountsHead::decode(&head.encode()), Some(head));
+    }
+    let mut part = padded(bytes, bytes.len().clamp(1, PART_BYTES_MAX).next_multiple_of(BLOCK_BYTES));
+    counts::seal_part(file, 0, &mut part);
+    if let Some(part) = Part::decode(file, 0, &part) {
+        let (changes, entries) = (part.changes().count(), part.entries().count());
+        assert!(changes <= part.count && entries <= part.count, "a part has more items than it says");
     }
 }
 
@@ -294,7 +316,7 @@ fn exercise(page: &[u8], script: &[u8]) {
             leaf.key_into(index, &mut key);
             assert!(leaf.covers(&key));
             assert_eq!(leaf.search(&key), Ok(index));
-            assert_eq!(leaf.row(index).1, leaf.value(index));
+            assert_eq!(leaf.row(index).2, leaf.value(index));
         }
         let mut changed = LeafMut::new(&mut copy);
         for _ in 0..script.byte() % 16 {
@@ -423,13 +445,32 @@ impl Sealed {
     }
 }
 
+/// A head of a file of counts, a part of changes and a part of entries.
+fn counts_samples() -> [Vec<u8>; 3] {
+    use crate::format::counts::{CountedKeyspace, CountsHead, ListedChange, PartBuffer, PartKind};
+    use crate::format::{CheckpointId, Timestamp};
+    let (id, file, timestamp) = (KeyspaceId(2), CountsFileId(9), Timestamp(1234));
+    let counted = CountedKeyspace { id, part_count: 2, floor: Timestamp(1000), change_count: 1, entry_count: 2 };
+    let (database, checkpoint) = (DatabaseId(7), CheckpointId(3));
+    let head = CountsHead { database, checkpoint, timestamp, file, keyspaces: vec![counted] };
+    let mut buffer = PartBuffer::new();
+    buffer.begin(PartKind::Changes);
+    buffer.push_change(ListedChange { key: b"key 2", timestamp, is_insert: true });
+    let changes = buffer.seal(file, 0).to_vec();
+    buffer.begin(PartKind::Entries);
+    [(PageId(0), 70), (PageId(1), 40)].map(|(page, rows)| buffer.push_entry(page, rows));
+    [head.encode(), changes, buffer.seal(file, 0).to_vec()]
+}
+
 /// An extent that samples name.
 fn sample_ref() -> ExtentRef {
     ExtentRef { address: ExtentAddress::new(1 << 20, 640, SegmentUse(5)), segment_use: SegmentUse(5) }
 }
 
 fn sample_superblock() -> Superblock {
-    use crate::format::{CheckpointNumber, Epoch, Incarnation, StreamId, StreamPosition, SuperblockNumber, Timestamp};
+    use crate::format::{
+        CheckpointId, CheckpointNumber, Epoch, Incarnation, StreamId, StreamPosition, SuperblockNumber, Timestamp,
+    };
     Superblock {
         sequence: SuperblockNumber(9),
         database: DatabaseId(77),
@@ -446,6 +487,7 @@ fn sample_superblock() -> Superblock {
             to: StreamPosition(1 << 20),
         }],
         is_closed: false,
+        checkpoint_id: CheckpointId(3),
     }
 }
 
@@ -513,6 +555,7 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
     extent::encode(&page, page_key, extent::Kind::Leaf, &mut extent);
     extent::seal(&mut extent, Origin { database: DatabaseId(77), segment_use: SegmentUse(5) });
     let raw_node = [&[0, 0], &page[extent::HEADER_BYTES..]].concat();
+    let counts_samples = counts_samples();
     let built = b"\x00\x01\x01a\x01c\x08\x05\x02ab\x03xyz\x06\x02ac\x02uv\x07\x02ab\x01z\x09\x03abc\x00".to_vec();
     vec![
         ("superblock", sample_superblock().encode().to_vec()),
@@ -522,5 +565,8 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
         ("extent", extent),
         ("node", raw_node),
         ("node", built),
+        ("counts", counts_samples[0].clone()),
+        ("counts", counts_samples[1].clone()),
+        ("counts", counts_samples[2].clone()),
     ]
 }

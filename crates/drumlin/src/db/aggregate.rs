@@ -82,7 +82,7 @@ impl<R: Reducer> Reducing<'_, R> {
         let upper = upper.map_or(Bound::Unbounded, |upper| Bound::Excluded(upper.to_vec()));
         let mut range = self.rows.scan_at((Bound::Included(lower.to_vec()), upper), Some(self.snapshot));
         loop {
-            let row = match range.at_hand() {
+            let row = match range.at_hand(Direction::Forward) {
                 Some(row) => row,
                 None => match range.next_in(self.mode, Direction::Forward).await {
                     Some(row) => row?,

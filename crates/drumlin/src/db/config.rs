@@ -237,9 +237,14 @@ impl Config {
     /// A list of these pages, 20 bytes for each, is kept in the file `resident`: closing writes it, and checkpoints now
     /// and then, for processes that are killed. It is not synced; one that is damaged or missing costs the warm start,
     /// no more. A thread reads the pages in the order of the disk as long as there is free memory, and slowly while
-    /// requests wait for the device. With `false` the file is neither read nor written. Has no effect on a database
-    /// that is opened for [reading only](Config::read_only). [`Stats::pages_warmed`](crate::Stats::pages_warmed) counts
-    /// the pages.
+    /// requests wait for the device. Has no effect on a database that is opened for
+    /// [reading only](Config::read_only). [`Stats::pages_warmed`](crate::Stats::pages_warmed) counts the pages.
+    ///
+    /// The row counts that [`Keyspace::count`](crate::Keyspace::count) keeps are taken up too, by readers as well. They
+    /// are written beside each checkpoint to the file `counts-0` or `counts-1`, about 8 bytes for each page, and not
+    /// synced either; an opening that begins with another checkpoint does not use them.
+    ///
+    /// With `false` none of these files is read or written.
     ///
     /// ```
     /// use drumlin::Config;

@@ -150,8 +150,11 @@ impl Rows<'_> {
             self.own_changes(mode, interval, &snapshot, |_, change| own += change).await?;
             snapshot.check()?;
             self.record_interval(lower, upper)?;
-            let count = cursor.rows().checked_add_signed(changes + own).expect("a negative number of rows");
-            return Ok(Some(count));
+            let count = cursor.rows().checked_add_signed(changes + own);
+            if count.is_none() {
+                kept.contradict();
+            }
+            return Ok(count);
         }
         Ok(None)
     }

@@ -6,8 +6,8 @@ use super::catalogue::{Catalogue, KeyspaceEntry, Orphan};
 use super::extent::Kind;
 use super::record::{Attachment, Operation, SegmentRun};
 use super::{
-    BLOCK_BYTES, ExtentAddress, ExtentRef, FORMAT_VERSION, KeyspaceId, PageId, SegmentId, SegmentUse, ValueId, extent,
-    log, node, record, resident, summary,
+    BLOCK_BYTES, ExtentAddress, ExtentRef, FORMAT_VERSION, KeyspaceId, PageId, SegmentId, SegmentUse, ValueId, counts,
+    extent, log, node, record, resident, summary,
 };
 use super::{LOG_STREAM_COUNT_MAX, superblock, superblock::INCARNATION_COUNT_MAX};
 
@@ -78,6 +78,7 @@ fn fixed_structures_are_as_documented() {
         (s::CATALOGUE_OFFSET, "last part"),
         (s::LOG_RANGES_OFFSET, "ranges"),
         (s::CLOSED_OFFSET, "1"),
+        (s::CHECKPOINT_ID_OFFSET, "identity"),
         (s::ZERO_2_OFFSET, "zero"),
     ];
     compare("Superblock", &fields, BLOCK_BYTES);
@@ -125,6 +126,49 @@ fn fixed_structures_are_as_documented() {
         (w::VALUE_OFFSET, "value"),
     ];
     compare("A resident page", &fields, w::RESIDENT_PAGE_BYTES);
+
+    use counts as c;
+    let fields = [
+        (c::CHECKSUM_OFFSET, "XXH3"),
+        (c::MAGIC_OFFSET, "DRUMCNT"),
+        (c::VERSION_OFFSET, "version"),
+        (c::COUNT_OFFSET, "number of keyspaces"),
+        (c::DATABASE_OFFSET, "identity of the database"),
+        (c::CHECKPOINT_ID_OFFSET, "identity of the checkpoint"),
+        (c::TIMESTAMP_OFFSET, "timestamp of the checkpoint"),
+        (c::FILE_OFFSET, "this writing"),
+        (c::KEYSPACES_OFFSET, "keyspaces"),
+        (c::ZERO_OFFSET, "zero"),
+    ];
+    compare("Head of a file of counts", &fields, c::HEAD_BYTES);
+    let fields = [
+        (c::ID_OFFSET, "keyspace"),
+        (c::PART_COUNT_OFFSET, "parts"),
+        (c::FLOOR_OFFSET, "base"),
+        (c::CHANGE_COUNT_OFFSET, "changes"),
+        (c::ENTRY_COUNT_OFFSET, "entries"),
+    ];
+    compare("A keyspace in a file of counts", &fields, c::KEYSPACE_BYTES);
+    let fields = [
+        (c::CHECKSUM_OFFSET, "XXH3"),
+        (c::MAGIC_OFFSET, "DRUMCNP"),
+        (c::PART_FILE_OFFSET, "this writing"),
+        (c::INDEX_OFFSET, "index"),
+        (c::BYTES_OFFSET, "bytes"),
+        (c::KIND_OFFSET, "1"),
+        (c::ITEM_COUNT_OFFSET, "number of items"),
+        (c::ITEMS_OFFSET, "items"),
+    ];
+    compare("Part of a file of counts", &fields, c::PART_BYTES_MAX);
+    let fields = [
+        (c::CHANGE_TIMESTAMP_OFFSET, "timestamp"),
+        (c::KEY_BYTES_OFFSET, "length"),
+        (c::IS_INSERT_OFFSET, "1"),
+        (c::CHANGE_ZERO_OFFSET, "zero"),
+    ];
+    compare("A change in a file of counts", &fields, c::CHANGE_HEAD_BYTES);
+    let fields = [(c::PAGE_OFFSET, "page"), (c::ROWS_OFFSET, "rows")];
+    compare("An entry in a file of counts", &fields, c::ENTRY_BYTES);
 
     use summary as y;
     let fields = [

@@ -117,6 +117,15 @@ pub(crate) struct ValueId(pub(crate) u64);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub(crate) struct DatabaseId(pub(crate) u64);
 
+/// A checkpoint's own random number: no two checkpoints have the same, not even those of two copies of a database. 0:
+/// it has none.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
+pub(crate) struct CheckpointId(pub(crate) u64);
+
+/// A random number of one writing of a file of counts, by which its parts are told from older ones.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
+pub(crate) struct CountsFileId(pub(crate) u64);
+
 /// A byte position in a stream of the log, which is one space of bytes over all its segments. It never turns back:
 /// 64 bits are 16 EiB of records.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]

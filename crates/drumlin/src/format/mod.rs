@@ -5,6 +5,7 @@
 
 pub(crate) mod address;
 pub(crate) mod catalogue;
+pub(crate) mod counts;
 #[cfg(test)]
 mod document;
 pub(crate) mod extent;
@@ -18,8 +19,8 @@ pub(crate) mod superblock;
 
 pub(crate) use address::{ExtentAddress, ExtentRef};
 pub(crate) use ids::{
-    CheckpointNumber, ChunkNumber, DatabaseId, SegmentUse, SlotNumber, StreamId, StreamPosition, SuperblockNumber,
-    UseNumber, ValueId,
+    CheckpointId, CheckpointNumber, ChunkNumber, CountsFileId, DatabaseId, SegmentUse, SlotNumber, StreamId,
+    StreamPosition, SuperblockNumber, UseNumber, ValueId,
 };
 pub use ids::{Epoch, Incarnation, KeyspaceId, PageId, SegmentId, Timestamp};
 

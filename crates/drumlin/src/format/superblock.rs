@@ -22,12 +22,14 @@
 //!    856    16  the catalogue's last part: place (8), use of its segment (8)
 //!    872  1536  ranges of the log that must be there, 24 bytes each: stream (8), its position from (8) and to (8)
 //!   2408     8  1: the database was closed, and the log holds nothing above the checkpoint; 0: it may
-//!   2416  1680  zero
+//!   2416     8  identity of the checkpoint, random; 0: it has none
+//!   2424  1672  zero
 //! ```
 
 use super::{
-    BLOCK_BYTES, CheckpointNumber, DatabaseId, Epoch, ExtentRef, FORMAT_VERSION, Incarnation, LOG_STREAM_COUNT_MAX,
-    StreamId, StreamPosition, SuperblockNumber, Timestamp, checksum, get_u32, get_u64, put_u32, put_u64,
+    BLOCK_BYTES, CheckpointId, CheckpointNumber, DatabaseId, Epoch, ExtentRef, FORMAT_VERSION, Incarnation,
+    LOG_STREAM_COUNT_MAX, StreamId, StreamPosition, SuperblockNumber, Timestamp, checksum, get_u32, get_u64, put_u32,
+    put_u64,
 };
 
 /// The offsets of the two superblocks in the data file: blocks apart, so that no write can damage both.
@@ -55,7 +57,8 @@ pub(crate) const INCARNATIONS_OFFSET: usize = 88;
 pub(crate) const CATALOGUE_OFFSET: usize = 856;
 pub(crate) const LOG_RANGES_OFFSET: usize = 872;
 pub(crate) const CLOSED_OFFSET: usize = 2408;
-pub(crate) const ZERO_2_OFFSET: usize = 2416;
+pub(crate) const CHECKPOINT_ID_OFFSET: usize = 2416;
+pub(crate) const ZERO_2_OFFSET: usize = 2424;
 pub(super) const INCARNATION_BYTES: usize = 12;
 pub(super) const LOG_RANGE_BYTES: usize = 24;
 
@@ -76,8 +79,9 @@ const _: () = {
     assert!(CATALOGUE_OFFSET == INCARNATIONS_OFFSET + INCARNATION_COUNT_MAX * INCARNATION_BYTES);
     assert!(LOG_RANGES_OFFSET == CATALOGUE_OFFSET + ExtentRef::BYTES);
     assert!(CLOSED_OFFSET == LOG_RANGES_OFFSET + LOG_RANGE_COUNT_MAX * LOG_RANGE_BYTES);
-    assert!(ZERO_2_OFFSET == CLOSED_OFFSET + 8);
-    assert!(ZERO_2_OFFSET + 1680 == BLOCK_BYTES);
+    assert!(CHECKPOINT_ID_OFFSET == CLOSED_OFFSET + 8);
+    assert!(ZERO_2_OFFSET == CHECKPOINT_ID_OFFSET + 8);
+    assert!(ZERO_2_OFFSET + 1672 == BLOCK_BYTES);
 };
 
 /// See the module.
@@ -98,6 +102,8 @@ pub(crate) struct Superblock {
     pub(crate) log: Vec<LogRange>,
     /// The database was closed, and no opening has written since: the log holds nothing above the checkpoint.
     pub(crate) is_closed: bool,
+    /// The identity of the checkpoint, by which files beside it say that they are of it.
+    pub(crate) checkpoint_id: CheckpointId,
 }
 
 /// A range of a stream of the log, covered by windows of segments without a gap.
@@ -159,6 +165,7 @@ impl Superblock {
             put_u64(bytes, offset + 16, range.to.0);
         }
         put_u64(bytes, CLOSED_OFFSET, u64::from(self.is_closed));
+        put_u64(bytes, CHECKPOINT_ID_OFFSET, self.checkpoint_id.0);
         let sum = checksum(&bytes[SEQUENCE_OFFSET..], 0);
         put_u64(bytes, CHECKSUM_OFFSET, sum);
         block
@@ -226,6 +233,7 @@ impl Superblock {
             incarnations,
             log,
             is_closed: get_u64(bytes, CLOSED_OFFSET) == 1,
+            checkpoint_id: CheckpointId(get_u64(bytes, CHECKPOINT_ID_OFFSET)),
         })
     }
 }
@@ -254,6 +262,7 @@ mod tests {
                 LogRange { stream: StreamId(63), from: StreamPosition::START, to: StreamPosition::START },
             ],
             is_closed: false,
+            checkpoint_id: CheckpointId(3),
         }
     }
 

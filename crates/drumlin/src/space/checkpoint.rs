@@ -19,8 +19,8 @@ use crate::format::extent::{HEADER_BYTES, Header, Kind, PageKey, SEGMENT_TABLE_E
 use crate::format::summary::{self, TableChange};
 use crate::format::superblock::{INCARNATION_COUNT_MAX, Superblock};
 use crate::format::{
-    BLOCK_BYTES, Epoch, ExtentAddress, ExtentRef, Incarnation, KeyspaceId, PageId, SegmentId, SegmentUse, Timestamp,
-    ValueId, extent,
+    BLOCK_BYTES, CheckpointId, Epoch, ExtentAddress, ExtentRef, Incarnation, KeyspaceId, PageId, SegmentId, SegmentUse,
+    Timestamp, ValueId, extent,
 };
 use crate::io::{AlignedBuffer, FolderRef};
 use crate::memory::reserve;
@@ -329,7 +329,7 @@ impl PageTableStore {
     }
 
     /// Makes the superblock that of the checkpoint.
-    pub(crate) fn cover(&mut self, epoch: Epoch, timestamp: Timestamp, catalogue_bytes: u64) {
+    pub(crate) fn cover(&mut self, epoch: Epoch, timestamp: Timestamp, catalogue_bytes: u64, id: CheckpointId) {
         assert!(epoch >= self.superblock.epoch, "the checkpoint of {epoch} follows that of {}", self.superblock.epoch);
         assert!(timestamp >= self.superblock.timestamp, "a checkpoint at {timestamp} follows a later one");
         assert!(catalogue_bytes > 0, "a catalogue is never empty");
@@ -337,6 +337,7 @@ impl PageTableStore {
         self.superblock.timestamp = timestamp;
         self.superblock.epoch = epoch;
         self.superblock.catalogue_bytes = catalogue_bytes;
+        self.superblock.checkpoint_id = id;
         self.forget_covered_incarnations();
     }
 
@@ -929,6 +930,7 @@ mod tests {
             incarnations: vec![(Incarnation(1), Timestamp(1))],
             log: Vec::new(),
             is_closed: false,
+            checkpoint_id: CheckpointId::default(),
         };
         let page_tables = page_tables(&file, superblock);
         (space(&file, 1), page_tables)
@@ -958,7 +960,7 @@ mod tests {
         space.seal(epoch);
         space.wait_for_jobs(|_| ()).unwrap();
         space.sync().unwrap();
-        page_tables.cover(epoch, Timestamp(1), catalogue_bytes);
+        page_tables.cover(epoch, Timestamp(1), catalogue_bytes, CheckpointId(5));
         page_tables.write_superblock(space).unwrap();
         page_tables.settle(space, epoch);
     }

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::Store;
+use super::kept_counts::CountedCheckpoint;
 use crate::error::{Error, Result};
 use crate::format::Timestamp;
 use crate::space::checkpoint::PageTableStore;
@@ -87,9 +88,14 @@ impl Store {
         // The segment that large values are put into ends with the epoch, so that it can be emptied one day.
         space.seal_values();
         let corrupted_chunks = page_tables.corrupted_chunks();
-        let (epoch, (timestamp, catalogue, corrupted_chunks)) = space
-            .begin_checkpoint(|_| (engine.log().last(), self.catalogue(), engine.pool.addresses_in(&corrupted_chunks)));
+        let id = self.draw_checkpoint_id();
+        let (epoch, (timestamp, catalogue, corrupted_chunks, counts)) = space.begin_checkpoint(|_| {
+            let corrupted_chunks = engine.pool.addresses_in(&corrupted_chunks);
+            (engine.log().last(), self.catalogue(), corrupted_chunks, self.capture_counts())
+        });
         self.maintenance.announce_checkpoint();
+        let number = page_tables.superblock.checkpoint.next();
+        self.write_counts(counts, CountedCheckpoint { number, id, timestamp });
         let pages_written = engine.pool.write_epoch(epoch)?;
         page_tables.append_summaries(space, epoch, corrupted_chunks)?;
         page_tables.write_segment_table(space, epoch)?;
@@ -98,7 +104,7 @@ impl Store {
         space.wait_for_jobs(engine.pool.on_written())?;
         space.sync()?;
         engine.wait_durable(timestamp)?;
-        page_tables.cover(epoch, timestamp, catalogue_bytes);
+        page_tables.cover(epoch, timestamp, catalogue_bytes, id);
         page_tables.write_superblock(space)?;
         page_tables.settle(space, epoch);
         engine.log().truncate(timestamp, page_tables.superblock.checkpoint);

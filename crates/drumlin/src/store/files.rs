@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Settings;
+use super::kept_counts::COUNTS_NAMES;
 use super::warm_start::RESIDENT_NAME;
 use crate::error::{Error, Result};
 use crate::format::superblock::Superblock;
-use crate::format::{CheckpointNumber, DatabaseId, Epoch, ExtentRef, SuperblockNumber, Timestamp};
+use crate::format::{CheckpointId, CheckpointNumber, DatabaseId, Epoch, ExtentRef, SuperblockNumber, Timestamp};
 use crate::io::{self, Backend, FileRef, FolderRef, Lock, OpenOptions, Persist, Probe, SyncMethod};
 use crate::space::superblocks;
 
@@ -246,7 +247,8 @@ impl Opener<'_> {
         // A creation that was killed while it measured leaves the file that it measured with.
         let is_probe = |name: &str| name.starts_with("probe-") && name.ends_with(".tmp");
         let ours = [NEW_DATA_NAME, LOCK_NAME, PROBE_NAME, RESIDENT_NAME];
-        if let Some(other) = names.iter().find(|name| !ours.contains(&name.as_str()) && !is_probe(name)) {
+        let is_ours = |name: &str| ours.contains(&name) || COUNTS_NAMES.contains(&name) || is_probe(name);
+        if let Some(other) = names.iter().find(|name| !is_ours(name)) {
             return Err(not_a_database(format!("the folder holds other things ({other:?}) and no data file")));
         }
         if !self.settings.create {
@@ -408,6 +410,7 @@ impl Opener<'_> {
             incarnations: Vec::new(),
             log: Vec::new(),
             is_closed: false,
+            checkpoint_id: CheckpointId::default(),
         };
         superblocks::write_first(file, &superblock, sync)?;
         self.folder.rename(NEW_DATA_NAME, DATA_NAME).map_err(|error| self.io("renaming", NEW_DATA_NAME, error))?;

@@ -6,6 +6,7 @@ mod checkpoint;
 mod cleaner;
 pub(crate) mod examine;
 mod files;
+mod kept_counts;
 pub(crate) mod keyspaces;
 mod maintenance;
 pub(crate) mod read_ahead;
@@ -31,6 +32,7 @@ pub use stats::{MemoryPart, Stats};
 pub(crate) use keyspaces::OpenKeyspace;
 
 use files::{Locks, Opener};
+use kept_counts::CountsFiles;
 use keyspaces::Keyspaces;
 use maintenance::Maintenance;
 use warm_start::WarmStart;
@@ -120,6 +122,7 @@ pub(crate) struct Store {
     pub(crate) page_tables: Mutex<PageTableStore>,
     maintenance: Arc<Maintenance>,
     warm_start: WarmStart,
+    counts_files: CountsFiles,
     threads: Mutex<Vec<JoinHandle<()>>>,
     pub(crate) opening: Opening,
     #[expect(dead_code, reason = "held, not looked at")]
@@ -204,6 +207,7 @@ impl Store {
         self.stop();
         if result.is_ok() {
             self.list_residents();
+            self.write_counts_again();
         }
         if result.is_ok() && !self.is_read_only && !self.page_tables.lock().is_closed() {
             // Segments that the last checkpoints freed. A longer file is no less closed.

@@ -34,6 +34,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use super::files::{DATA_NAME, DataFile, LOG_NAME, Opener};
+use super::kept_counts::{CountsFiles, restore_counts};
 use super::keyspaces::Keyspaces;
 use super::maintenance::Maintenance;
 use super::replay::Replay;
@@ -245,6 +246,9 @@ impl<'o> LogScanned<'o> {
             let pages = engine.space.page_space(entry.id).expect("made while loading");
             keyspaces.add(&engine, pages, Timestamp(0));
         }
+        if opener.settings.warm_start && !opener.settings.salvage && !opener.settings.in_memory {
+            restore_counts(&opener.folder, &page_tables.superblock, &keyspaces, last, &engine.budget);
+        }
         Ok(EngineBuilt(Recovering {
             opener,
             data,
@@ -418,7 +422,9 @@ impl Replayed<'_> {
             }
         };
         let is_warm = opener.settings.warm_start && !opener.settings.read_only && !opener.settings.in_memory;
-        let warm_start = WarmStart::new(is_warm, Arc::clone(&opener.folder), page_tables.superblock.database);
+        let database = page_tables.superblock.database;
+        let warm_start = WarmStart::new(is_warm, Arc::clone(&opener.folder), database);
+        let counts_files = CountsFiles::new(is_warm, Arc::clone(&opener.folder), database);
         let duration = opener.backend.now() - began;
         Ok(Store {
             path: opener.path().to_path_buf(),
@@ -429,6 +435,7 @@ impl Replayed<'_> {
             page_tables: Mutex::new(page_tables),
             maintenance: recovering.maintenance,
             warm_start,
+            counts_files,
             threads: Mutex::default(),
             opening: Opening {
                 created: data.created,

@@ -161,6 +161,8 @@ impl Replay<'_> {
                     Operation::Attach(attachment) => {
                         self.apply_batch(&mut batch, newest)?;
                         let open = self.open(keyspace).ok_or_else(|| self.malformed(record.timestamp))?;
+                        // They are those of the pages that go.
+                        open.tree.counts.forget();
                         self.attach(&open.tree.pages, &attachment, record.timestamp)?;
                         continue;
                     }

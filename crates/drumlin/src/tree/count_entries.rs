@@ -96,17 +96,18 @@ impl CountEntries {
         cell.compare_exchange(stamp, COUNTED | rows, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Adds to a count, if the entry holds one.
-    pub(super) fn add(&self, page: PageId, change: i64) {
-        let Some(cell) = self.cell(page) else { return };
+    /// Adds to a count, if the entry holds one. Returns `false` if more rows are removed than there are.
+    pub(super) fn add(&self, page: PageId, change: i64) -> bool {
+        let Some(cell) = self.cell(page) else { return true };
         let mut bits = cell.load(Ordering::Acquire);
         while bits & COUNTED != 0 {
-            let rows = (bits & !COUNTED).checked_add_signed(change).expect("more rows are removed than there are");
+            let Some(rows) = (bits & !COUNTED).checked_add_signed(change) else { return false };
             match cell.compare_exchange(bits, COUNTED | rows, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return,
+                Ok(_) => return true,
                 Err(now) => bits = now,
             }
         }
+        true
     }
 
     fn next_stamp(&self) -> u64 {

@@ -170,7 +170,7 @@ impl Step<'_> {
         let changed = self.kept.all_changes(lower, upper);
         // Counts that have ended lack changes, and no answer is taken from them.
         rows.checked_add_signed(-changed).unwrap_or_else(|| {
-            assert!(self.kept.has_ended(), "a leaf has {rows} rows, and {changed} were inserted");
+            self.kept.contradict();
             0
         })
     }
@@ -303,7 +303,10 @@ impl Step<'_> {
         };
         let rows = self.leaf_rows(leaf, &cursor.position, upper);
         if let Some(seek) = seek
-            && !seek.passes(rows, &cursor.position, upper).expect("a leaf that is latched has its rows")
+            && !seek.passes(rows, &cursor.position, upper).unwrap_or_else(|| {
+                self.kept.contradict();
+                false
+            })
         {
             seek.found = Some(cursor.position.clone());
             cursor.is_done = true;

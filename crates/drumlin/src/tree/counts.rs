@@ -33,10 +33,14 @@
 //! Lock order: the epoch latch, the base, a leaf's latch, the list, a part of the list. A thread that changes the
 //! structure takes no lock but that by which the counts are found.
 
+pub(crate) mod capture;
+
 use std::ops::Bound;
 use std::sync::{Arc, OnceLock};
 
 use crossbeam_utils::CachePadded;
+
+use capture::CaptureState;
 
 use crate::format::{PageId, Timestamp};
 use crate::memory::{Account, Budget};
@@ -221,6 +225,7 @@ pub(crate) struct KeptCounts {
     parts: [CachePadded<Mutex<ChangeList>>; PART_COUNT],
     /// Reductions of the rows' values, from the first aggregate on.
     reductions: OnceLock<Reductions>,
+    capture: CaptureState,
     budget: Arc<Budget>,
     /// Taken of the budget.
     bytes: AtomicU64,
@@ -296,6 +301,7 @@ impl KeptCounts {
             list: Mutex::default(),
             parts: std::array::from_fn(|_| CachePadded::default()),
             reductions: OnceLock::new(),
+            capture: CaptureState::new(),
             budget: Arc::clone(budget),
             bytes: AtomicU64::new(0),
             list_bytes_max,
@@ -449,6 +455,9 @@ impl KeptCounts {
     /// Returns `Some` if the list has more changes out of order than `recent_max`, or is so large that it should be
     /// folded; `true` if beyond its memory, so that older readers are left behind.
     pub(crate) fn wants_fold(&self, recent_max: usize) -> Option<bool> {
+        if self.capture.is_open() {
+            return None;
+        }
         self.with_list(|list| {
             let is_long = list.changes.len() - list.sorted_count > recent_max;
             let is_large = list.memory_bytes() > self.list_bytes_max / 2;
@@ -464,6 +473,10 @@ impl KeptCounts {
         mut fold: impl FnMut(&[u8], i64) -> bool,
     ) -> RwLockWriteGuard<'_, CountState> {
         let mut base: RwLockWriteGuard<'_, CountState> = self.base.write();
+        if self.capture.is_open() {
+            crate::coverage::mark!("a fold was put off, for counts are written");
+            return base;
+        }
         let mut is_complete = true;
         self.with_list(|list| {
             list.sort();
@@ -501,12 +514,15 @@ impl KeptCounts {
     /// Stores the rows beneath a page in place of the stamp that was read before they were counted. Returns `false`
     /// if the page's fences have changed, or another thread was first.
     pub(super) fn store(&self, page: PageId, stamp: u64, rows: u64) -> bool {
+        self.capture.note_news();
         self.entries.store(page, stamp, rows, |bytes| self.take(bytes))
     }
 
     /// Adds folded changes to a page on their way, if its rows are counted, and makes its reductions void.
     pub(super) fn add_folded(&self, page: PageId, change: i64) {
-        self.entries.add(page, change);
+        if !self.entries.add(page, change) {
+            self.contradict();
+        }
         if let Some(reductions) = self.reductions.get() {
             reductions.stamps.void(page);
         }
@@ -599,6 +615,8 @@ pub(crate) struct Counts {
     are_kept: AtomicBool,
     /// Values are reduced: replaced rows are noted too.
     are_values_kept: AtomicBool,
+    /// The fences of a page have changed since the last checkpoint began, or since the opening.
+    is_restructured: AtomicBool,
     kept: RwLock<Option<Arc<KeptCounts>>>,
 }
 
@@ -698,15 +716,19 @@ impl Counts {
 
     /// Forgets what was counted beneath a page of this number, which is about to be another.
     pub(super) fn renew(&self, page: PageId) {
+        self.is_restructured.store(true, Ordering::Relaxed);
         if let Some(kept) = self.kept() {
+            kept.capture.note(page);
             kept.renew(page);
         }
     }
 
     /// Makes the counts of pages void whose fences are about to change. The caller has them latched.
     pub(super) fn unsettle<const N: usize>(&self, pages: [PageId; N]) -> Option<Unsettled<N>> {
+        self.is_restructured.store(true, Ordering::Relaxed);
         let kept = self.kept()?;
         debug_assert!(pages.iter().all(|page| *page != PageId::ROOT), "the root has other fences");
+        pages.iter().for_each(|&page| kept.capture.note(page));
         pages.iter().for_each(|&page| kept.unsettle(page));
         Some(Unsettled { kept, pages })
     }

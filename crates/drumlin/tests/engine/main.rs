@@ -20,6 +20,7 @@ mod handles;
 mod history;
 mod in_flight;
 mod isolation;
+mod kept_counts;
 mod kill;
 mod lifetime;
 mod many_reads;

@@ -1,0 +1,475 @@
+//! Row counts beside checkpoints: the counts that keyspaces keep are written to a file with each checkpoint, and the
+//! opening that begins with it goes on with them.
+//!
+//! There are two such files. A checkpoint's counts go to the one that the checkpoint before it does not have, so that
+//! those of the newest durable checkpoint are whole whenever the process is killed. They are written at once when the
+//! checkpoint has begun, as folds are put off meanwhile (`tree/counts/capture.rs`), and before its superblock: it is
+//! the superblock that makes them count. Closing writes them again, to the same file, if more pages were counted since.
+//!
+//! # Invariants
+//! 1. A file of counts is advice: it is never synced, and one that is missing, torn, foreign or of another checkpoint
+//!    is no error. It is taken up whole or not at all.
+//! 2. Counts are taken up by an opening that begins with exactly their checkpoint, before any record of the log is
+//!    replayed, and by no other. Replaying inserts, removes, splits and merges as commits do, so it adds its changes to
+//!    the list, and makes the entries void that it has to.
+//!
+//! # Why no file is taken for another checkpoint's
+//! A checkpoint draws a random [`CheckpointId`]. Its superblock has it, and the file names it. So it does not matter
+//! which of the two superblocks an opening finds sound, whether a checkpoint of the same number was begun by an earlier
+//! opening and never became durable, whether the database is one of two copies that went on apart, or was restored
+//! from a backup beside a newer file: the state is that of the superblock that is gone on with, and all of its pages,
+//! page tables and keyspaces are as at that checkpoint. Pages have kept their numbers since, also where the cleaner has
+//! moved their extents. All parts of a file have the random number of its writing, and the head, which says how many
+//! they are, is written last: parts of two writings are not mixed, not even of two for one checkpoint.
+//!
+//! - *A database that opens without writing* begins with the same superblock, and so with the same file. Closing it
+//!   may write the file again: if no commit followed the checkpoint, and no page has changed its fences since.
+//! - *An opening with warm start switched off*, or by a program that knows nothing of these files, makes checkpoints
+//!   that have another identity, or none.
+//! - *Bulk loads and drops above the checkpoint* are replayed: attaching and dropping end the counts of the keyspace.
+//! - *Numbers of keyspaces* are those of the checkpoint's catalogue, and are not given out again.
+//! - *Page numbers* may be given out again by what is replayed: a page that is made begins with an entry of its own.
+//! - *Timestamps in replay* are those of the last commit of a batch, and may be later than those of the changes. No
+//!   snapshot is older than the last commit that was recovered, and this is the horizon that the counts begin with.
+//! - *A salvage* leaves pages out that can't be read. It takes no counts up.
+
+use std::sync::Arc;
+
+use super::Store;
+use super::keyspaces::Keyspaces;
+use crate::error::{Error, Result};
+use crate::format::counts::{
+    CountedKeyspace, CountsHead, ENTRY_BYTES, HEAD_BYTES, ITEMS_OFFSET, KEYSPACE_COUNT_MAX, ListedChange,
+    PART_BYTES_MAX, Part, PartBuffer, PartKind,
+};
+use crate::format::superblock::Superblock;
+use crate::format::{CheckpointId, CheckpointNumber, CountsFileId, DatabaseId, KeyspaceId, PageId, Timestamp};
+use crate::io::{FileRef, FolderRef, OpenOptions, Persist};
+use crate::memory::{Account, Budget};
+use crate::tree::counts::capture::{CountCapture, RestoredCounts};
+
+/// The two files, that of checkpoints of even numbers first.
+pub(super) const COUNTS_NAMES: [&str; 2] = ["counts-0", "counts-1"];
+
+/// Entries that a part has room for.
+const PART_ENTRIES_MAX: usize = (PART_BYTES_MAX - ITEMS_OFFSET) / ENTRY_BYTES;
+
+/// Memory to write a file with: a part, and the entries of one.
+const WRITING_BYTES: u64 = (PART_BYTES_MAX + PART_ENTRIES_MAX * size_of::<(PageId, u32)>()) as u64;
+
+fn name_of(checkpoint: CheckpointNumber) -> &'static str {
+    COUNTS_NAMES[(checkpoint.0 % 2) as usize]
+}
+
+/// The files of counts of an open database.
+#[derive(Debug)]
+pub(super) struct CountsFiles {
+    is_on: bool,
+    folder: FolderRef,
+    database: DatabaseId,
+}
+
+impl CountsFiles {
+    pub(super) fn new(is_on: bool, folder: FolderRef, database: DatabaseId) -> CountsFiles {
+        CountsFiles { is_on, folder, database }
+    }
+}
+
+/// The checkpoint that counts are written for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CountedCheckpoint {
+    pub(super) number: CheckpointNumber,
+    pub(super) id: CheckpointId,
+    pub(super) timestamp: Timestamp,
+}
+
+/// The counts of keyspaces as of a checkpoint.
+pub(super) type CapturedCounts = Vec<(KeyspaceId, CountCapture)>;
+
+impl Store {
+    /// Draws the identity of a checkpoint; none where no counts are written.
+    pub(super) fn draw_checkpoint_id(&self) -> CheckpointId {
+        CheckpointId(if self.counts_files.is_on { self.engine.backend.random().max(1) } else { 0 })
+    }
+
+    /// Captures the counts of all keyspaces at the beginning of a checkpoint, under the exclusive epoch latch.
+    pub(super) fn capture_counts(&self) -> CapturedCounts {
+        if !self.counts_files.is_on {
+            return Vec::new();
+        }
+        let open = self.keyspaces.all();
+        let captured = open.iter().filter_map(|open| {
+            let tree = &open.tree;
+            Some((tree.pages.id, tree.counts.capture_at_checkpoint(tree.pages.table.page_count())?))
+        });
+        captured.collect()
+    }
+
+    /// Writes the counts that were captured, if there are any.
+    pub(super) fn write_counts(&self, captured: CapturedCounts, checkpoint: CountedCheckpoint) {
+        if captured.is_empty() {
+            return;
+        }
+        match self.try_write_counts(&captured, checkpoint) {
+            Ok(()) => crate::coverage::mark!("counts were written beside a checkpoint"),
+            Err(error) => log::debug!("writing counts of {}: {error}", self.path.display()),
+        }
+    }
+
+    /// Writes the counts for the newest checkpoint again, if it has all commits and pages were counted since it was
+    /// made. Called by closing: there are no more commits.
+    pub(super) fn write_counts_again(&self) {
+        let page_tables = self.page_tables.lock();
+        let Superblock { checkpoint: number, checkpoint_id: id, timestamp, .. } = page_tables.superblock;
+        let open = self.keyspaces.all();
+        let has_news = self.counts_files.is_on && open.iter().any(|open| open.tree.counts.has_news());
+        if !has_news || id == CheckpointId::default() || self.engine.log().last() != timestamp {
+            return;
+        }
+        let captured = {
+            let _epoch_guard = self.engine.space.epoch_latch.exclusive();
+            let captured = open.iter().filter_map(|open| {
+                let tree = &open.tree;
+                Some((tree.pages.id, tree.counts.capture_again(tree.pages.table.page_count())?))
+            });
+            captured.collect()
+        };
+        self.write_counts(captured, CountedCheckpoint { number, id, timestamp });
+    }
+
+    fn try_write_counts(&self, captured: &CapturedCounts, checkpoint: CountedCheckpoint) -> Result<()> {
+        let path = self.path.join(name_of(checkpoint.number));
+        let io = |action, error| Error::io(action, &path, error);
+        let mut memory = self.engine.budget.grant(Account::Copies);
+        if !memory.resize(WRITING_BYTES) {
+            return Err(Error::Invalid("readers have the memory to write counts".into()));
+        }
+        let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
+        let folder = &self.counts_files.folder;
+        let file = folder.open(name_of(checkpoint.number), options).map_err(|error| io("opening", error))?;
+        let id = CountsFileId(self.engine.backend.random());
+        let mut writing = Writing { file, id, buffer: PartBuffer::new(), offset: HEAD_BYTES as u64, index: 0 };
+        let mut keyspaces = Vec::new();
+        for (keyspace, capture) in captured.iter().take(KEYSPACE_COUNT_MAX) {
+            let (offset, index) = (writing.offset, writing.index);
+            let counted = writing.write(*keyspace, capture, checkpoint.timestamp);
+            let counted = counted.map_err(|error| io("writing", error))?;
+            if capture.is_whole() {
+                keyspaces.push(counted);
+            } else {
+                crate::coverage::mark!("counts could not be captured while commits went on");
+                (writing.offset, writing.index) = (offset, index);
+            }
+        }
+        let head = CountsHead {
+            database: self.counts_files.database,
+            checkpoint: checkpoint.id,
+            timestamp: checkpoint.timestamp,
+            file: id,
+            keyspaces,
+        };
+        writing.file.write_at(&head.encode(), 0, Persist::Later).map_err(|error| io("writing", error))?;
+        writing.file.set_len(writing.offset).map_err(|error| io("cutting", error))
+    }
+}
+
+/// The writing of a file.
+struct Writing {
+    file: FileRef,
+    id: CountsFileId,
+    buffer: PartBuffer,
+    offset: u64,
+    index: u32,
+}
+
+impl Writing {
+    /// Writes the counts of a keyspace behind those before it: its changes up to a commit, and its entries.
+    fn write(&mut self, id: KeyspaceId, capture: &CountCapture, up_to: Timestamp) -> std::io::Result<CountedKeyspace> {
+        let first_index = self.index;
+        let mut counted =
+            CountedKeyspace { id, part_count: 0, floor: capture.floor(), change_count: 0, entry_count: 0 };
+        assert!(counted.floor <= up_to, "changes are folded that a checkpoint does not have");
+        let mut next = Some(0);
+        while let Some(first) = next {
+            self.buffer.begin(PartKind::Changes);
+            next = capture.changes(first, up_to, |key, timestamp, is_insert| {
+                self.buffer.push_change(ListedChange { key, timestamp, is_insert })
+            });
+            counted.change_count += u64::from(self.buffer.count());
+            self.write_part()?;
+        }
+        let mut entries = Vec::with_capacity(PART_ENTRIES_MAX);
+        let mut next = Some(PageId::ROOT);
+        while let Some(first) = next {
+            entries.clear();
+            next = capture.entries(first, PART_ENTRIES_MAX, &mut entries);
+            self.buffer.begin(PartKind::Entries);
+            let has_room = entries.iter().all(|&(page, rows)| self.buffer.push_entry(page, rows));
+            assert!(has_room, "a part has no room for {} entries", entries.len());
+            counted.entry_count += entries.len() as u64;
+            self.write_part()?;
+        }
+        counted.part_count = self.index - first_index;
+        Ok(counted)
+    }
+
+    fn write_part(&mut self) -> std::io::Result<()> {
+        if self.buffer.count() > 0 {
+            let part = self.buffer.seal(self.id, self.index);
+            self.file.write_at(part, self.offset, Persist::Later)?;
+            self.offset += part.len() as u64;
+            self.index += 1;
+        }
+        Ok(())
+    }
+}
+
+/// Takes up the counts of the checkpoint that an opening begins with, whose newest recovered commit is `last`. Nothing
+/// is replayed yet, and no other thread knows the keyspaces.
+pub(super) fn restore_counts(
+    folder: &FolderRef,
+    superblock: &Superblock,
+    keyspaces: &Keyspaces,
+    last: Timestamp,
+    budget: &Arc<Budget>,
+) {
+    if superblock.checkpoint_id == CheckpointId::default() {
+        return;
+    }
+    let name = name_of(superblock.checkpoint);
+    let Ok(file) = folder.open(name, OpenOptions::default()) else { return };
+    let mut reading = Reading { file, buffer: Vec::new(), offset: 0 };
+    let Some(restored) = reading.read(superblock, keyspaces, last, budget) else {
+        crate::coverage::mark!("a file of counts was passed over");
+        log::debug!("{name} is not of this checkpoint, or not whole: rows are counted again");
+        return;
+    };
+    for (keyspace, counts) in restored {
+        let open = keyspaces.get_by_id(keyspace).expect("looked up before");
+        if open.tree.counts.restore(counts) {
+            crate::coverage::mark!("an opening took up counts");
+        }
+    }
+}
+
+/// The reading of a file.
+struct Reading {
+    file: FileRef,
+    buffer: Vec<u8>,
+    offset: u64,
+}
+
+impl Reading {
+    /// The counts in the file; `None` if it is not that of the checkpoint, or not sound.
+    fn read(
+        &mut self,
+        superblock: &Superblock,
+        keyspaces: &Keyspaces,
+        last: Timestamp,
+        budget: &Arc<Budget>,
+    ) -> Option<Vec<(KeyspaceId, RestoredCounts)>> {
+        self.fill(HEAD_BYTES)?;
+        let head = CountsHead::decode(&self.buffer)?;
+        let is_of_checkpoint = head.database == superblock.database
+            && head.checkpoint == superblock.checkpoint_id
+            && head.timestamp == superblock.timestamp;
+        if !is_of_checkpoint {
+            return None;
+        }
+        self.offset = HEAD_BYTES as u64;
+        let horizon = last.max(head.timestamp);
+        let mut index = 0;
+        let mut restored = Vec::with_capacity(head.keyspaces.len());
+        for counted in &head.keyspaces {
+            let page_count = keyspaces.get_by_id(counted.id)?.tree.pages.table.page_count();
+            if counted.floor > head.timestamp {
+                return None;
+            }
+            let counts = RestoredCounts::new(counted.floor, horizon, budget, page_count)?;
+            let (mut change_count, mut entry_count) = (0, 0);
+            for _ in 0..counted.part_count {
+                let (changes, entries) = self.read_part(&head, index, &counts, page_count)?;
+                change_count += changes;
+                entry_count += entries;
+                index = index.checked_add(1)?;
+            }
+            if (change_count, entry_count) != (counted.change_count, counted.entry_count) {
+                return None;
+            }
+            restored.push((counted.id, counts));
+        }
+        Some(restored)
+    }
+
+    /// Reads the next part. Returns the numbers of changes and entries in it.
+    fn read_part(
+        &mut self,
+        head: &CountsHead,
+        index: u32,
+        counts: &RestoredCounts,
+        page_count: u64,
+    ) -> Option<(u64, u64)> {
+        self.fill(PART_BYTES_MAX)?;
+        let part = Part::decode(head.file, index, &self.buffer)?;
+        let (mut change_count, mut entry_count) = (0, 0);
+        let is_possible =
+            |change: &ListedChange<'_>| change.timestamp > Timestamp(0) && change.timestamp <= head.timestamp;
+        let has_room = counts.add_changes(part.changes().take_while(is_possible).map(|change| {
+            change_count += 1;
+            (change.key, change.timestamp, change.is_insert)
+        }));
+        if !has_room {
+            return None;
+        }
+        for (page, rows) in part.entries() {
+            if u64::from(page.0) >= page_count || !counts.add_entry(page, rows) {
+                return None;
+            }
+            entry_count += 1;
+        }
+        self.offset += part.bytes as u64;
+        (change_count + entry_count == part.count as u64).then_some((change_count, entry_count))
+    }
+
+    /// Reads as many bytes, or those that are left of the file.
+    fn fill(&mut self, bytes: usize) -> Option<()> {
+        self.buffer.resize(bytes, 0);
+        let length = self.file.read_up_to(&mut self.buffer, self.offset).ok()?;
+        self.buffer.truncate(length);
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::io::Backend;
+    use crate::{Config, Database, Durability};
+
+    fn config(backend: &Arc<dyn Backend>) -> Config {
+        let config = Config::new().memory(128 << 20).page_bytes(512).log_segment_bytes(1 << 20);
+        config.durability(Durability::Relaxed).backend(Arc::clone(backend))
+    }
+
+    fn key(number: u64) -> [u8; 8] {
+        number.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes()
+    }
+
+    /// The files as a kill leaves them.
+    fn killed(backend: &Arc<dyn Backend>) -> Arc<dyn Backend> {
+        let copy = crate::io::in_memory();
+        copy.create_dir_all(Path::new("/db/log")).unwrap();
+        for path in ["/db", "/db/log"].iter().flat_map(|folder| backend.list(Path::new(folder)).unwrap()) {
+            let Ok(file) = backend.open(&path, OpenOptions::default()) else { continue };
+            let mut bytes = vec![0; file.len().unwrap() as usize];
+            file.read_at(&mut bytes, 0).unwrap();
+            let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
+            let file = copy.open(&path, options).unwrap();
+            file.set_len(bytes.len() as u64).unwrap();
+            file.write_at(&bytes, 0, Persist::Later).unwrap();
+        }
+        copy
+    }
+
+    /// A database whose counts are known, at a checkpoint.
+    fn counted(backend: &Arc<dyn Backend>, rows: u64) -> Database {
+        let db = config(backend).open("/db").unwrap();
+        let k = db.keyspace("k").unwrap();
+        (0..rows).for_each(|number| k.insert(key(number), [1; 40]).unwrap());
+        assert_eq!(k.len().unwrap(), rows);
+        db.checkpoint().unwrap();
+        db
+    }
+
+    /// Captures the counts of the newest checkpoint, has `meanwhile` done, and writes them.
+    fn write_beside(db: &Database, meanwhile: impl FnOnce()) {
+        let store = db.store().unwrap();
+        let captured: CapturedCounts = {
+            let _epoch_guard = store.engine.space.epoch_latch.exclusive();
+            let tree = &store.keyspace("k").unwrap().tree;
+            vec![(tree.pages.id, tree.counts.capture_again(tree.pages.table.page_count()).unwrap())]
+        };
+        meanwhile();
+        let Superblock { checkpoint: number, checkpoint_id: id, timestamp, .. } = store.page_tables.lock().superblock;
+        store.write_counts(captured, CountedCheckpoint { number, id, timestamp });
+    }
+
+    /// Counts after recovery are those of a walk. Returns the pages that were read for the first.
+    fn compare(backend: &Arc<dyn Backend>) -> u64 {
+        let killed = killed(backend);
+        let db = config(&killed).open("/db").unwrap();
+        let k = db.existing_keyspace("k").unwrap();
+        let before = db.stats().device_reads;
+        let count = k.len().unwrap();
+        let reads = db.stats().device_reads - before;
+        assert_eq!(count, k.iter().keys().count() as u64);
+        for number in 0..300 {
+            let range = key(number)..;
+            assert_eq!(k.count(range.clone()).unwrap(), k.range(range).keys().count() as u64, "from {number}");
+        }
+        reads
+    }
+
+    /// Commits that split and merge leaves while counts are written, and pages that are counted again meanwhile, leave
+    /// the file with counts as of the checkpoint: the noted pages are not in it.
+    #[test]
+    fn counts_are_written_beside_splits_and_merges() {
+        let backend = crate::io::in_memory();
+        let db = counted(&backend, 4000);
+        let k = db.keyspace("k").unwrap();
+        write_beside(&db, || {
+            (4000..4400).for_each(|number| k.insert(key(number), [2; 40]).unwrap());
+            k.len().unwrap();
+            k.remove_range(key(7).to_vec()..[key(7)[0] + 8].to_vec()).unwrap();
+            assert_eq!(k.len().unwrap(), k.iter().keys().count() as u64);
+        });
+        compare(&backend);
+    }
+
+    /// Counts while they are written fold nothing, and commits behind the checkpoint are not in the file.
+    #[test]
+    fn nothing_is_folded_while_counts_are_written() {
+        let backend = crate::io::in_memory();
+        let db = counted(&backend, 4000);
+        let k = db.keyspace("k").unwrap();
+        write_beside(&db, || {
+            for round in 0..4 {
+                // In the same leaves: they are not split.
+                (0..1000).for_each(|number| k.remove(key(number * 4 + round)).unwrap());
+                k.len().unwrap();
+            }
+            (0..4000).filter(|number| number % 5 > 0).for_each(|number| k.insert(key(number), [1; 40]).unwrap());
+            k.len().unwrap();
+        });
+        compare(&backend);
+    }
+
+    /// A keyspace is left out of the file if more pages change their fences than are noted, or its counts end.
+    #[test]
+    fn counts_that_are_not_whole_are_left_out() {
+        let backend = crate::io::in_memory();
+        let db = counted(&backend, 4000);
+        let k = db.keyspace("k").unwrap();
+        write_beside(&db, || (4000..40_000).for_each(|number| k.insert(key(number), [2; 40]).unwrap()));
+        let store = db.store().unwrap();
+        let head = || {
+            let name = name_of(store.page_tables.lock().superblock.checkpoint);
+            let file = store.counts_files.folder.open(name, OpenOptions::default()).unwrap();
+            let mut block = vec![0; HEAD_BYTES];
+            file.read_at(&mut block, 0).unwrap();
+            CountsHead::decode(&block).unwrap()
+        };
+        assert_eq!(head().keyspaces, []);
+        compare(&backend);
+        assert_eq!(k.len().unwrap(), 40_000);
+        db.checkpoint().unwrap();
+        assert_eq!(head().keyspaces.len(), 1);
+        let tree = &store.keyspace("k").unwrap().tree;
+        write_beside(&db, || tree.counts.forget());
+        assert_eq!(head().keyspaces, []);
+        compare(&backend);
+    }
+}
