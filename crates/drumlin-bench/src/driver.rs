@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
-use crate::engine::{Engine, Result, Session};
+use crate::engine::Result;
 use crate::measure::{histogram, record};
 
 /// Buckets of a timeline.
@@ -16,13 +16,13 @@ const SLEEP_MIN: Duration = Duration::from_micros(150);
 /// Sleeps end late by less than this.
 const SLEEP_LATENESS: Duration = Duration::from_micros(60);
 
-/// A thread's operations.
-pub trait Actor: Send {
+/// A thread's operations, on a session of its own.
+pub trait Actor {
     /// Does one operation. Returns the units that it came to: rows, commits, operations.
     ///
     /// # Errors
     /// Those of the engine; or a value that was read is not that of its row.
-    fn step(&mut self, session: &mut dyn Session) -> Result<u64>;
+    fn step(&mut self) -> Result<u64>;
 }
 
 /// Operations of all threads together.
@@ -64,7 +64,7 @@ struct Share {
 /// Gaps between the ends of a thread's operations that are kept, to find those of all threads.
 const GAP_MIN: Duration = Duration::from_millis(10);
 
-/// Runs an actor on each of `threads` threads for `duration`.
+/// Runs an actor on each of `threads` threads for `duration`. Each is made on its thread.
 ///
 /// # Errors
 /// The first error of any actor.
@@ -72,11 +72,10 @@ const GAP_MIN: Duration = Duration::from_millis(10);
 /// # Panics
 /// If an actor panics.
 pub fn run<'a>(
-    engine: &dyn Engine,
     threads: usize,
     duration: Duration,
     pace: Pace,
-    actor: &(dyn Fn(usize) -> Box<dyn Actor + 'a> + Sync),
+    actor: &(dyn Fn(usize) -> Result<Box<dyn Actor + 'a>> + Sync),
 ) -> Result<Outcome> {
     let barrier = Barrier::new(threads + 1);
     let stop = AtomicBool::new(false);
@@ -85,11 +84,10 @@ pub fn run<'a>(
             .map(|index| {
                 let (barrier, stop) = (&barrier, &stop);
                 scope.spawn(move || -> Result<Share> {
-                    let session = engine.session();
-                    let mut actor = actor(index);
+                    let actor = actor(index);
                     barrier.wait();
                     let due = Due::new(pace, index, threads);
-                    let share = work(&mut *session?, &mut *actor, duration, due, stop);
+                    let share = work(&mut *actor?, duration, due, stop);
                     if share.is_err() {
                         stop.store(true, Ordering::Relaxed);
                     }
@@ -138,20 +136,14 @@ impl Due {
     }
 }
 
-fn work(
-    session: &mut dyn Session,
-    actor: &mut dyn Actor,
-    duration: Duration,
-    mut due: Due,
-    stop: &AtomicBool,
-) -> Result<Share> {
+fn work(actor: &mut dyn Actor, duration: Duration, mut due: Due, stop: &AtomicBool) -> Result<Share> {
     let begun = Instant::now();
     let mut share =
         Share { operations: 0, units: 0, ended: begun, latencies: histogram(), timeline: Vec::new(), ends: Vec::new() };
     let mut now = begun;
     while now - begun < duration && !stop.load(Ordering::Relaxed) {
         let start = due.wait(now);
-        let units = actor.step(session)?;
+        let units = actor.step()?;
         let end = Instant::now();
         record(&mut share.latencies, end - start);
         if end - now > GAP_MIN {

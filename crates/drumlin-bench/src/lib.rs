@@ -1,6 +1,7 @@
 //! Drumlin beside its peers: the same work for each engine, measured in turns.
 //!
 //! - `engine`: the one trait that all engines have here; `engines/` has them, one file each;
+//! - `commerce/`: the shop of S2's benchmark and its shoppers; `shops/` has it in each engine that takes part;
 //! - `plan`: the workloads; `rows`: their keys, values and choices, from a seed;
 //! - `run`: the turns; `worker`: a process for each, in a memory group of its own;
 //! - `workloads/`, `driver`, `measure`, `raw`, `audit`: the work, its threads, its costs, the device's limits, its
@@ -11,6 +12,7 @@
 #![cfg(target_os = "linux")]
 
 pub mod audit;
+pub mod commerce;
 pub mod driver;
 pub mod engine;
 pub mod engines;
@@ -22,6 +24,7 @@ pub mod report;
 pub mod results;
 pub mod rows;
 pub mod run;
+pub mod shops;
 pub mod worker;
 pub mod workloads;
 

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::{Capabilities, Durability, Order};
+use crate::commerce::{Size, Traffic};
+use crate::engine::{Capabilities, Durability, Order, Peer};
 use crate::rows::Choice;
 
 /// Memory that the group grants beyond the engines' budget: the program, stacks, and for engines that read through the
@@ -127,6 +128,13 @@ pub enum Job {
         /// The process that wrote last was killed.
         killed: bool,
     },
+    /// The operations of shoppers, in a shop of its own.
+    Shop {
+        /// The shop that they find.
+        size: Size,
+        /// The share of their writes.
+        traffic: Traffic,
+    },
 }
 
 /// Caches before the measurement.
@@ -189,28 +197,35 @@ impl Workload {
             Job::Get(_) | Job::GetMany(_) | Job::Scan(_) | Job::FullScan | Job::Count(_) => false,
             Job::Ycsb(mix) => mix != Mix::C,
             Job::Open { killed } => killed,
-            Job::Commit(_) | Job::Insert | Job::Load | Job::BulkLoad | Job::Half => true,
+            Job::Commit(_) | Job::Insert | Job::Load | Job::BulkLoad | Job::Half | Job::Shop { .. } => true,
         }
     }
 
     /// Returns `true` if it makes its rows itself.
     #[must_use]
     pub fn begins_empty(&self) -> bool {
-        matches!(self.job, Job::Load | Job::BulkLoad | Job::Insert)
+        matches!(self.job, Job::Load | Job::BulkLoad | Job::Insert | Job::Shop { .. })
     }
 
     /// Returns `true` for work that is repeated until the time is over, so that its rate can be held.
     #[must_use]
     pub fn repeats(&self) -> bool {
-        !matches!(self.job, Job::Load | Job::BulkLoad | Job::FullScan | Job::Open { .. })
+        !matches!(self.job, Job::Load | Job::BulkLoad | Job::FullScan | Job::Open { .. } | Job::Shop { .. })
     }
 
-    /// The reason why an engine can't take part, if there is one.
+    /// Returns `true` if it is work for this engine at all, and its report has a place for it.
+    #[must_use]
+    pub fn is_for(&self, peer: &Peer) -> bool {
+        match self.job {
+            Job::Shop { .. } => crate::shops::named(peer.name).is_some(),
+            Job::Insert => true,
+            _ => !peer.capabilities.inserts_only,
+        }
+    }
+
+    /// The reason why an engine can't do it, if there is one.
     #[must_use]
     pub fn refusal(&self, capabilities: &Capabilities) -> Option<&'static str> {
-        if capabilities.inserts_only && self.job != Job::Insert {
-            return Some("takes part in the durable insert only");
-        }
         if !capabilities.recovers && self.job == (Job::Open { killed: true }) {
             return Some("cannot open its files after a kill");
         }
@@ -221,7 +236,7 @@ impl Workload {
     #[must_use]
     pub fn unit(&self) -> &'static str {
         match self.job {
-            Job::Get(_) | Job::Ycsb(_) | Job::Half => "operations",
+            Job::Get(_) | Job::Ycsb(_) | Job::Half | Job::Shop { .. } => "operations",
             Job::GetMany(_) => "rows",
             Job::Commit(1) | Job::Insert => "commits",
             Job::Scan(_) => "scans",
@@ -255,7 +270,13 @@ const SMALL_SORTED: Data = Data { order: Order::Sorted, ..SMALL };
 const LOAD_1K: Data = Data { rows: 500_000, value_bytes: 1024, ..SMALL };
 const LOAD_100: Data = Data { rows: 2_000_000, ..SMALL };
 const LOAD_100_SORTED: Data = Data { order: Order::Sorted, ..LOAD_100 };
+/// Shops bring their own data.
+const SHOP: Data = Data { rows: 0, value_bytes: 0, budget_bytes: 64 << 20, ..SMALL };
 const S2: Data = Data { rows: 1000, value_bytes: 1024, budget_bytes: 64 << 20, ..SMALL };
+
+const fn shop(name: &'static str, title: &'static str, size: Size, traffic: Traffic, agents: usize) -> Workload {
+    Workload::new("S2", name, title, SHOP, Job::Shop { size, traffic }).durable().threads(agents)
+}
 
 /// All workloads, in the order of the table.
 pub const WORKLOADS: &[Workload] = &{
@@ -326,6 +347,36 @@ pub const WORKLOADS: &[Workload] = &{
         of("15", "open-closed", "opening and a get, after a close", SMALL, Job::Open { killed: false }).cold(),
         of("15", "open-killed", "opening and a get, after a kill", SMALL, Job::Open { killed: true }).cold(),
         of("S2", "insert-1k", "durable insert of a row of 1 KiB, 1 thread", S2, Job::Insert).durable().cold(),
+        shop("commerce-small-balanced-1", "commerce, small, balanced, 1 agent", Size::Small, Traffic::Balanced, 1),
+        shop("commerce-small-balanced-4", "commerce, small, balanced, 4 agents", Size::Small, Traffic::Balanced, 4),
+        shop("commerce-small-reads-1", "commerce, small, read-heavy, 1 agent", Size::Small, Traffic::ReadHeavy, 1),
+        shop("commerce-small-reads-4", "commerce, small, read-heavy, 4 agents", Size::Small, Traffic::ReadHeavy, 4),
+        shop("commerce-small-writes-1", "commerce, small, write-heavy, 1 agent", Size::Small, Traffic::WriteHeavy, 1),
+        shop("commerce-small-writes-4", "commerce, small, write-heavy, 4 agents", Size::Small, Traffic::WriteHeavy, 4),
+        shop("commerce-medium-balanced-1", "commerce, medium, balanced, 1 agent", Size::Medium, Traffic::Balanced, 1),
+        shop("commerce-medium-balanced-4", "commerce, medium, balanced, 4 agents", Size::Medium, Traffic::Balanced, 4),
+        shop("commerce-medium-reads-1", "commerce, medium, read-heavy, 1 agent", Size::Medium, Traffic::ReadHeavy, 1),
+        shop("commerce-medium-reads-4", "commerce, medium, read-heavy, 4 agents", Size::Medium, Traffic::ReadHeavy, 4),
+        shop(
+            "commerce-medium-writes-1",
+            "commerce, medium, write-heavy, 1 agent",
+            Size::Medium,
+            Traffic::WriteHeavy,
+            1,
+        ),
+        shop(
+            "commerce-medium-writes-4",
+            "commerce, medium, write-heavy, 4 agents",
+            Size::Medium,
+            Traffic::WriteHeavy,
+            4,
+        ),
+        shop("commerce-large-balanced-1", "commerce, large, balanced, 1 agent", Size::Large, Traffic::Balanced, 1),
+        shop("commerce-large-balanced-4", "commerce, large, balanced, 4 agents", Size::Large, Traffic::Balanced, 4),
+        shop("commerce-large-reads-1", "commerce, large, read-heavy, 1 agent", Size::Large, Traffic::ReadHeavy, 1),
+        shop("commerce-large-reads-4", "commerce, large, read-heavy, 4 agents", Size::Large, Traffic::ReadHeavy, 4),
+        shop("commerce-large-writes-1", "commerce, large, write-heavy, 1 agent", Size::Large, Traffic::WriteHeavy, 1),
+        shop("commerce-large-writes-4", "commerce, large, write-heavy, 4 agents", Size::Large, Traffic::WriteHeavy, 4),
     ]
 };
 
@@ -359,6 +410,7 @@ mod tests {
         let chosen = |words: &[&str]| select(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
         assert_eq!(chosen(&["ycsb"]).unwrap().len(), 9);
         assert_eq!(chosen(&["15", "insert-1k"]).unwrap().len(), 3);
+        assert_eq!(chosen(&["commerce"]).unwrap().len(), 18);
         assert_eq!(chosen(&[]).unwrap().len(), WORKLOADS.len());
         assert!(chosen(&["no-such"]).is_err());
     }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::audit::Audit;
 use crate::engine::{Capabilities, Peer};
 use crate::measure::median;
-use crate::plan::Workload;
+use crate::plan::{Job, Workload};
 use crate::workloads::Figures;
 
 /// The version of the JSON.
@@ -132,37 +132,39 @@ impl Entry {
     }
 }
 
+/// The data at the beginning, and the limits, in words.
+fn setting(workload: &Workload) -> String {
+    let data = workload.data;
+    let limits = format!("budget {} MiB in a group of {} MiB", data.budget_bytes >> 20, data.group_bytes() >> 20);
+    if let Job::Shop { size, .. } = workload.job {
+        return format!("{size}; {limits}");
+    }
+    let order = if data.order == crate::engine::Order::Sorted { "in order" } else { "at random" };
+    let updated = if data.updates > 0 { format!(", then {} random updates", data.updates) } else { String::new() };
+    let loaded = if workload.begins_empty() { "to be loaded" } else { "loaded" };
+    let caches = match workload.caches {
+        crate::plan::Caches::Cold => "cold",
+        crate::plan::Caches::Filled => "filled by a scan",
+        crate::plan::Caches::Warmed => "warmed by the same work",
+    };
+    format!("{} rows of {} B {loaded} {order}{updated}; {limits}; caches {caches}", data.rows, data.value_bytes)
+}
+
 impl Measured {
     /// The workload before any engine ran.
     #[must_use]
     pub fn new(workload: &Workload, date: String, quick: bool) -> Measured {
-        let data = workload.data;
-        let order = if data.order == crate::engine::Order::Sorted { "in order" } else { "at random" };
-        let updated = if data.updates > 0 { format!(", then {} random updates", data.updates) } else { String::new() };
-        let loaded = if workload.begins_empty() { "to be loaded" } else { "loaded" };
-        let setting = format!(
-            "{} rows of {} B {loaded} {order}{updated}; budget {} MiB in a group of {} MiB; caches {}",
-            data.rows,
-            data.value_bytes,
-            data.budget_bytes >> 20,
-            data.group_bytes() >> 20,
-            match workload.caches {
-                crate::plan::Caches::Cold => "cold",
-                crate::plan::Caches::Filled => "filled by a scan",
-                crate::plan::Caches::Warmed => "warmed by the same work",
-            }
-        );
         Measured {
             name: workload.name.to_owned(),
             row: workload.row.to_owned(),
             title: workload.title.to_owned(),
             unit: workload.unit().to_owned(),
-            setting,
+            setting: setting(workload),
             date,
             quick,
             durable: workload.durability == crate::engine::Durability::Full,
-            user_bytes: data.user_bytes(),
-            budget_bytes: data.budget_bytes,
+            user_bytes: workload.data.user_bytes(),
+            budget_bytes: workload.data.budget_bytes,
             entries: Vec::new(),
         }
     }

@@ -86,7 +86,7 @@ impl Bench<'_> {
     fn measure(&self, say: &mut dyn FnMut(&str)) -> io::Result<Measured> {
         let mut measured = Measured::new(&self.workload, crate::machine::date(), self.plan.quick);
         for peer in &self.plan.peers {
-            if self.workload.refusal(&peer.capabilities).is_some_and(|_| peer.capabilities.inserts_only) {
+            if !self.workload.is_for(peer) {
                 continue;
             }
             let failure = self.workload.refusal(&peer.capabilities).map(str::to_owned);

@@ -153,6 +153,8 @@ fn a_quick_run_measures_every_engine() {
         "open-closed",
         "open-killed",
         "insert-1k",
+        "commerce-small-balanced",
+        "commerce-medium-writes-4",
     ];
     let output = Command::new(env!("CARGO_BIN_EXE_drumlin-bench"))
         .arg("run")

@@ -2,6 +2,7 @@
 
 use drumlin_lab::Form;
 
+use crate::commerce::Kind;
 use crate::results::{Entry, Measured, Results};
 
 /// A table of texts.
@@ -49,7 +50,7 @@ pub(super) fn all(results: &Results) -> Vec<Table> {
     if !results.audits.is_empty() {
         tables.push(audits(results));
     }
-    tables.extend([inserts(results), memory(results), sizes(results)]);
+    tables.extend([inserts(results), operations(results, |_| true), memory(results), sizes(results)]);
     tables.retain(|table| !table.rows.is_empty());
     tables.extend(results.workloads.iter().map(detail));
     tables
@@ -197,6 +198,46 @@ pub(super) fn inserts(results: &Results) -> Table {
         ]),
         rows: rows.collect(),
     }
+}
+
+/// The latencies of each kind of operation of the workloads that `shows` chooses, one engine beside the other.
+pub(super) fn operations(results: &Results, shows: impl Fn(&Measured) -> bool) -> Table {
+    let has_kinds = |entry: &Entry| entry.turns.iter().any(|turn| !turn.figures.kinds.is_empty());
+    let workloads: Vec<&Measured> =
+        results.workloads.iter().filter(|workload| shows(workload) && workload.entries.iter().any(has_kinds)).collect();
+    let is_shown = |name: &str| workloads.iter().any(|workload| workload.entry(name).is_some_and(has_kinds));
+    let engines: Vec<&str> =
+        results.engines.iter().map(|engine| engine.name.as_str()).filter(|name| is_shown(name)).collect();
+    let mut titles = texts(&["workload", "operation"]);
+    titles
+        .extend(engines.iter().flat_map(|name| [format!("{name} mean"), format!("{name} p50"), format!("{name} p99")]));
+    let rows = workloads.iter().flat_map(|workload| {
+        Kind::ALL.map(|kind| {
+            let mut row = vec![workload.title.clone(), kind.name().to_owned()];
+            row.extend(engines.iter().flat_map(|name| kind_cells(workload.entry(name), kind)));
+            row
+        })
+    });
+    Table {
+        title: "Operations of shoppers".to_owned(),
+        about:
+            "Medians of the turns. Products are found with their ratings; all other operations are durable commits.\n"
+                .to_owned(),
+        rows: rows.collect(),
+        titles,
+    }
+}
+
+/// Mean, median and p99 of a kind of operation.
+fn kind_cells(entry: Option<&Entry>, kind: Kind) -> [String; 3] {
+    let cell = |figure: fn(&crate::measure::Latencies) -> f64| {
+        let of_turn = |figures: &crate::workloads::Figures| {
+            let found = figures.kinds.iter().find(|(name, _)| name == kind.name());
+            found.map_or(f64::NAN, |(_, latencies)| figure(latencies))
+        };
+        entry.map_or(NOTHING.to_owned(), |entry| show(Form::Micros, entry.median(of_turn)))
+    };
+    [cell(|latencies| latencies.mean_us), cell(|latencies| latencies.p50_us), cell(|latencies| latencies.p99_us)]
 }
 
 /// The most memory of each engine.

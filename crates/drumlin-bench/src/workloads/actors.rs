@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use drumlin_testing::Random;
 
 use crate::driver::Actor;
-use crate::engine::{Key, Result, Row, Session};
+use crate::engine::{Engine, Key, Result, Row, Session};
 use crate::plan::{Job, Mix, Workload};
 use crate::rows::{Choice, Chooser, SEED, Zipf, fill, key, version};
 
@@ -36,7 +36,7 @@ impl<'w> Shared<'w> {
     }
 
     /// The actor of a thread.
-    pub(crate) fn actor(&self, thread: usize) -> Box<dyn Actor + '_> {
+    pub(crate) fn actor<'a>(&'a self, engine: &'a dyn Engine, thread: usize) -> Result<Box<dyn Actor + 'a>> {
         // Threads are started in order within a phase, but draw this number in any: what decides is the phase.
         let threads = self.workload.threads as u64;
         let phase = self.actors.fetch_add(1, Ordering::Relaxed) / threads;
@@ -53,7 +53,19 @@ impl<'w> Shared<'w> {
             inserted: 0,
             version: seed,
         };
-        Box::new(work)
+        Ok(Box::new(Agent { session: engine.session()?, work }))
+    }
+}
+
+/// A thread's work, and its session.
+struct Agent<'s> {
+    session: Box<dyn Session + 's>,
+    work: Work<'s>,
+}
+
+impl Actor for Agent<'_> {
+    fn step(&mut self) -> Result<u64> {
+        self.work.step(&mut *self.session)
     }
 }
 
@@ -69,7 +81,11 @@ struct Work<'s> {
     version: u64,
 }
 
-impl Actor for Work<'_> {
+fn wrong(number: u64) -> crate::engine::Failure {
+    format!("the value of row {number} is not what was written").into()
+}
+
+impl Work<'_> {
     fn step(&mut self, session: &mut dyn Session) -> Result<u64> {
         match self.shared.workload.job {
             Job::Get(_) => self.get(session),
@@ -81,18 +97,12 @@ impl Actor for Work<'_> {
             Job::Half => self.commit(session, 1),
             Job::Scan(rows) => self.scan(session, rows),
             Job::Count(rows) => self.count(session, rows),
-            Job::Load | Job::BulkLoad | Job::FullScan | Job::Open { .. } => {
-                unreachable!("these jobs are not repeated")
+            Job::Load | Job::BulkLoad | Job::FullScan | Job::Open { .. } | Job::Shop { .. } => {
+                unreachable!("these jobs have other actors, or none")
             }
         }
     }
-}
 
-fn wrong(number: u64) -> crate::engine::Failure {
-    format!("the value of row {number} is not what was written").into()
-}
-
-impl Work<'_> {
     fn value_bytes(&self) -> usize {
         self.shared.workload.data.value_bytes
     }

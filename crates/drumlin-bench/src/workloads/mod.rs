@@ -3,6 +3,7 @@
 mod actors;
 mod loads;
 mod open;
+mod shop;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -89,6 +90,9 @@ pub struct Figures {
     pub disk_bytes: u64,
     /// Peak resident memory of the process.
     pub resident_bytes_max: u64,
+    /// Latencies by kind of operation, where there are several.
+    #[serde(default)]
+    pub kinds: Vec<(String, Latencies)>,
     /// Anything else, by name.
     pub more: BTreeMap<String, f64>,
 }
@@ -116,6 +120,7 @@ pub(crate) fn perform(turn: &Turn<'_>) -> Result<Figures> {
         Job::Load | Job::BulkLoad => loads::measure(turn)?,
         Job::Open { .. } => open::measure(turn)?,
         Job::FullScan => full_scan(turn)?,
+        Job::Shop { size, traffic } => shop::measure(turn, size, traffic)?,
         _ => repeated(turn)?,
     };
     figures.disk_bytes = disk_bytes(turn.folder);
@@ -142,8 +147,8 @@ fn repeated(turn: &Turn<'_>) -> Result<Figures> {
     let raw_before = raw_reads(turn)?;
     let engine = turn.open()?;
     let shared = Shared::new(workload, turn.turn);
-    let actor = |thread: usize| shared.actor(thread);
-    let run = |duration, pace| driver::run(&*engine, workload.threads, duration, pace, &actor);
+    let actor = |thread: usize| shared.actor(&*engine, thread);
+    let run = |duration, pace| driver::run(workload.threads, duration, pace, &actor);
     match workload.caches {
         Caches::Cold => {}
         Caches::Filled => fill_caches(&*engine, workload)?,

@@ -1,0 +1,147 @@
+//! The operations of shoppers, from a seed.
+
+use drumlin_testing::Random;
+use serde::{Deserialize, Serialize};
+
+use super::{InitialData, Operation, Review};
+use crate::rows::SEED;
+
+/// A shopper looks for 1 to this many products.
+const SEARCHES_MAX: u64 = 10;
+
+/// The shares of reads and writes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Traffic {
+    /// A quarter of the found products go into the cart, of the carts become orders, of the ordered products are
+    /// reviewed.
+    Balanced,
+    /// A tenth of each.
+    ReadHeavy,
+    /// Nine tenths of each.
+    WriteHeavy,
+}
+
+impl Traffic {
+    /// All kinds of traffic.
+    pub const ALL: [Traffic; 3] = [Traffic::Balanced, Traffic::ReadHeavy, Traffic::WriteHeavy];
+
+    fn percent(self) -> u64 {
+        match self {
+            Traffic::Balanced => 25,
+            Traffic::ReadHeavy => 10,
+            Traffic::WriteHeavy => 90,
+        }
+    }
+}
+
+/// All shoppers: those with numbers `agent`, `agent + agents`, `agent + 2 * agents` and so on are served by the same
+/// agent.
+#[derive(Clone, Copy, Debug)]
+pub struct Shoppers<'d> {
+    /// The data that they find.
+    pub data: &'d InitialData,
+    /// The share of their writes.
+    pub traffic: Traffic,
+    /// Agents, at most as many as customers.
+    pub agents: u64,
+    /// Each turn has shoppers of its own.
+    pub turn: u64,
+}
+
+impl Shoppers<'_> {
+    /// The operations of the shopper with this number, one after another: always the same.
+    #[must_use]
+    pub fn operations(&self, number: u64) -> Vec<Operation> {
+        // A seed of two numbers is drawn, not mixed: those of neighbours would overlap.
+        let mut random = Random(Random(SEED ^ (self.turn << 48) ^ number).next());
+        let percent = self.traffic.percent();
+        let mut operations = Vec::new();
+        let mut in_cart = Vec::new();
+        for _ in 0..1 + random.below(SEARCHES_MAX) {
+            let product = random.below(self.data.products.len() as u64) as u32;
+            let is_by_key = random.chance(50);
+            operations.push(if is_by_key { Operation::LookUp { product } } else { Operation::Find { product } });
+            if random.chance(percent) {
+                if in_cart.is_empty() {
+                    operations.push(Operation::CreateCart { cart: number });
+                }
+                operations.push(Operation::AddToCart { cart: number, product });
+                in_cart.push(product);
+            }
+        }
+        if !in_cart.is_empty() && random.chance(percent) {
+            let customer = self.customer(&mut random, number);
+            let order = self.data.orders.len() as u64 + number;
+            operations.push(Operation::Checkout { cart: number, order, customer });
+            for product in in_cart {
+                if random.chance(percent) {
+                    let rating = 1 + random.below(5) as u8;
+                    operations.push(Operation::Review(Review { customer, product, rating, text: None }));
+                }
+            }
+        }
+        operations
+    }
+
+    /// A customer of the agent that serves the shopper.
+    fn customer(&self, random: &mut Random, number: u64) -> u32 {
+        let of_each_agent = self.data.customers.len() as u64 / self.agents;
+        (random.below(of_each_agent) * self.agents + number % self.agents) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commerce::{Kind, Size};
+
+    fn shoppers(data: &InitialData, traffic: Traffic, agents: u64) -> Shoppers<'_> {
+        Shoppers { data, traffic, agents, turn: 0 }
+    }
+
+    /// A shopper's operations are the same whenever they are drawn, and unlike those of others.
+    #[test]
+    fn plans_are_deterministic() {
+        let (data, again) = (InitialData::new(Size::Small), InitialData::new(Size::Small));
+        for traffic in Traffic::ALL {
+            let plan = |data| -> Vec<Vec<Operation>> {
+                (0..200).map(|number| shoppers(data, traffic, 4).operations(number)).collect()
+            };
+            let operations = plan(&data);
+            assert!(operations == plan(&again));
+            assert!(operations.windows(2).filter(|pair| pair[0] == pair[1]).count() < 5);
+            let other_turn = Shoppers { turn: 1, ..shoppers(&data, traffic, 4) };
+            assert_ne!(other_turn.operations(3), operations[3]);
+        }
+    }
+
+    /// Shoppers look for 5.5 products on average, and put the traffic's share of them into their carts.
+    #[test]
+    fn traffic_has_its_shares() {
+        let data = InitialData::new(Size::Medium);
+        for (traffic, share) in [(Traffic::Balanced, 0.25), (Traffic::ReadHeavy, 0.1), (Traffic::WriteHeavy, 0.9)] {
+            let operations = (0..4000).flat_map(|number| shoppers(&data, traffic, 1).operations(number));
+            let kinds: Vec<Kind> = operations.map(|operation| operation.kind()).collect();
+            let count = |wanted: Kind| kinds.iter().filter(|kind| **kind == wanted).count() as f64;
+            let searches = count(Kind::LookUp) + count(Kind::Find);
+            let close = |found: f64, wanted: f64| (found / wanted - 1.0).abs() < 0.15;
+            assert!(close(searches, 22_000.0) && close(count(Kind::Find), searches / 2.0));
+            assert!(close(count(Kind::AddToCart), searches * share), "{traffic:?}");
+            assert!(close(count(Kind::Checkout), count(Kind::CreateCart) * share), "{traffic:?}");
+        }
+    }
+
+    /// No customer is served by two agents.
+    #[test]
+    fn customers_are_divided_among_agents() {
+        let data = InitialData::new(Size::Small);
+        for number in 0..500 {
+            for operation in shoppers(&data, Traffic::WriteHeavy, 7).operations(number) {
+                if let Operation::Checkout { customer, .. } | Operation::Review(Review { customer, .. }) = operation {
+                    assert_eq!(u64::from(customer) % 7, number % 7);
+                    assert!((customer as usize) < data.customers.len());
+                }
+            }
+        }
+    }
+}

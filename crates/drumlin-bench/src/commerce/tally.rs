@@ -1,0 +1,125 @@
+//! The ratings that are right while other agents write reviews.
+//!
+//! A rating is the sum of changes. Of those that had ended when a read began, it has all; of those that had not begun
+//! when the read ended, none; of the others any. So a product has sums of the changes that have begun and of those that
+//! have ended, increases and decreases apart: read before and after, they bound what a read may return. With one agent
+//! both are the same, and one rating is right.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::Rating;
+
+/// A sum that only grows, by changes that take their time.
+#[derive(Debug, Default)]
+struct Sum {
+    begun: AtomicU64,
+    ended: AtomicU64,
+}
+
+/// The change of a rating by a review.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Delta {
+    count: u64,
+    increase: u64,
+    decrease: u64,
+}
+
+impl Delta {
+    /// Of a rating in place of the one that the customer gave before.
+    pub(crate) fn new(before: Option<u8>, after: u8) -> Delta {
+        let (old, new) = (u64::from(before.unwrap_or(0)), u64::from(after));
+        Delta {
+            count: u64::from(before.is_none()),
+            increase: new.saturating_sub(old),
+            decrease: old.saturating_sub(new),
+        }
+    }
+}
+
+/// The changes of a product's rating.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    count: Sum,
+    increase: Sum,
+    decrease: Sum,
+}
+
+/// Sums as they were before a read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Before {
+    count: u64,
+    increase: u64,
+    decrease: u64,
+}
+
+impl Tally {
+    fn sums(&self, delta: Delta) -> [(&Sum, u64); 3] {
+        [(&self.count, delta.count), (&self.increase, delta.increase), (&self.decrease, delta.decrease)]
+    }
+
+    /// A review is about to be written.
+    pub(crate) fn begin(&self, delta: Delta) {
+        for (sum, amount) in self.sums(delta) {
+            sum.begun.fetch_add(amount, Ordering::SeqCst);
+        }
+    }
+
+    /// The review is written.
+    pub(crate) fn end(&self, delta: Delta) {
+        for (sum, amount) in self.sums(delta) {
+            sum.ended.fetch_add(amount, Ordering::SeqCst);
+        }
+    }
+
+    /// A read is about to begin.
+    pub(crate) fn before(&self) -> Before {
+        let ended = |sum: &Sum| sum.ended.load(Ordering::SeqCst);
+        Before { count: ended(&self.count), increase: ended(&self.increase), decrease: ended(&self.decrease) }
+    }
+
+    /// Returns `true` if a read that has ended may return this rating.
+    pub(crate) fn allows(&self, before: Before, rating: Rating) -> bool {
+        let begun = |sum: &Sum| sum.begun.load(Ordering::SeqCst);
+        let least = before.increase.saturating_sub(begun(&self.decrease));
+        let most = begun(&self.increase) - before.decrease;
+        (before.count..=begun(&self.count)).contains(&rating.count) && (least..=most).contains(&rating.total)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEW: Delta = Delta { count: 1, increase: 4, decrease: 0 };
+
+    /// Without a review in flight one rating is right, and none that is nearly so.
+    #[test]
+    fn one_rating_is_right_when_nothing_is_in_flight() {
+        let tally = Tally::default();
+        for delta in [Delta::new(None, 5), Delta::new(None, 2), Delta::new(Some(5), 1), Delta::new(Some(1), 3)] {
+            tally.begin(delta);
+            tally.end(delta);
+        }
+        let before = tally.before();
+        for (count, total) in (0..4).flat_map(|count| (0..10).map(move |total| (count, total))) {
+            assert_eq!(tally.allows(before, Rating { count, total }), (count, total) == (2, 5), "{count} {total}");
+        }
+    }
+
+    /// A review that is written while a rating is read may be in it or not; one that ended before has to be.
+    #[test]
+    fn a_review_in_flight_may_be_seen() {
+        let tally = Tally::default();
+        let rating = |count, total| Rating { count, total };
+        tally.begin(NEW);
+        let before = tally.before();
+        assert!(tally.allows(before, rating(0, 0)) && tally.allows(before, rating(1, 4)));
+        tally.end(NEW);
+        assert!(tally.allows(before, rating(0, 0)) && !tally.allows(before, rating(1, 5)));
+        assert!(!tally.allows(tally.before(), rating(0, 0)));
+        // One that begins during the read.
+        let before = tally.before();
+        tally.begin(Delta::new(Some(4), 1));
+        assert!(tally.allows(before, rating(1, 1)) && tally.allows(before, rating(1, 4)));
+    }
+}

@@ -1,0 +1,30 @@
+//! The shops of the engines that take part in the commerce benchmark, one file each.
+
+mod drumlin;
+
+#[cfg(feature = "sqlite")]
+mod sqlite;
+
+use std::path::Path;
+
+use crate::commerce::Shop;
+use crate::engine::{Result, Settings};
+
+/// Opens a shop in a folder that exists, and creates it if the folder is empty.
+pub type Open = fn(&Path, &Settings) -> Result<Box<dyn Shop>>;
+
+/// The shops of this build, by the names of their engines.
+#[must_use]
+pub fn all() -> Vec<(&'static str, Open)> {
+    vec![
+        ("drumlin", drumlin::open),
+        #[cfg(feature = "sqlite")]
+        ("sqlite", sqlite::open),
+    ]
+}
+
+/// The shop of the engine of this name, if it has one.
+#[must_use]
+pub fn named(engine: &str) -> Option<Open> {
+    all().into_iter().find(|(name, _)| *name == engine).map(|(_, open)| open)
+}
