@@ -146,7 +146,8 @@ fn rows<T>(
 fn rated(connection: &Connection, sql: &str, key: impl rusqlite::ToSql) -> Result<Option<(Product, Rating)>> {
     within(connection, "BEGIN", |connection| {
         let (id, name, rating) = connection.prepare_cached(sql)?.query_row([key], |row| {
-            let rating = Rating { count: row.get(2)?, total: row.get::<_, Option<u64>>(3)?.unwrap_or(0) };
+            let rating =
+                Rating { count: number(row.get(2)?)?, total: number(row.get::<_, Option<i64>>(3)?.unwrap_or(0))? };
             Ok((row.get::<_, Option<u32>>(0)?, row.get::<_, Option<String>>(1)?, rating))
         })?;
         let (Some(id), Some(name)) = (id, name) else { return Ok(None) };
@@ -159,6 +160,11 @@ fn rated(connection: &Connection, sql: &str, key: impl rusqlite::ToSql) -> Resul
 /// A number of a cart or order as SQLite's integer.
 fn integer(number: u64) -> Result<i64> {
     Ok(i64::try_from(number)?)
+}
+
+/// An integer of SQLite that is a number, a count or a sum.
+fn number(integer: i64) -> rusqlite::Result<u64> {
+    u64::try_from(integer).map_err(|_| rusqlite::Error::IntegralValueOutOfRange(0, integer))
 }
 
 impl SqliteShop {
@@ -193,12 +199,12 @@ impl Shop for SqliteShop {
         let carts = rows(&own, "SELECT id FROM carts ORDER BY id", [], |row| {
             let id = row.get(0)?;
             let sql = "SELECT product FROM cart_products WHERE cart = ?1 ORDER BY place";
-            Ok(Cart { id, products: list(&own, sql, id)? })
+            Ok(Cart { id: number(id)?, products: list(&own, sql, id)? })
         });
         let orders = rows(&own, "SELECT id, customer FROM orders ORDER BY id", [], |row| {
             let id = row.get(0)?;
             let sql = "SELECT product FROM order_products WHERE \"order\" = ?1 ORDER BY place";
-            Ok(Order { id, customer: row.get(1)?, products: list(&own, sql, id)? })
+            Ok(Order { id: number(id)?, customer: row.get(1)?, products: list(&own, sql, id)? })
         });
         Ok(Contents {
             products: products.collect::<Result<_>>()?,
@@ -220,7 +226,7 @@ impl Shop for SqliteShop {
     }
 }
 
-fn list(connection: &Connection, sql: &str, id: u64) -> rusqlite::Result<Vec<u32>> {
+fn list(connection: &Connection, sql: &str, id: i64) -> rusqlite::Result<Vec<u32>> {
     connection.prepare_cached(sql)?.query_map([id], |row| row.get(0))?.collect()
 }
 
