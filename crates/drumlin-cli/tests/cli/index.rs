@@ -2,8 +2,84 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::process::Stdio;
+use std::time::Duration;
 
 use crate::support::Bench;
+
+/// The number of rows in each of the four keyspaces.
+fn row_counts(bench: &Bench) -> [u64; 4] {
+    ["files", "contents", "by_size", "directories"]
+        .map(|keyspace| bench.ok(&["scan", "db", "--count", "-k", keyspace]).trim().parse().unwrap())
+}
+
+/// A tree stored at once and one stored by transactions are the same rows, in the smallest budget too.
+#[test]
+fn both_ways_store_the_same() {
+    let bench = Bench::new();
+    for number in 0..3000usize {
+        let path = format!("tree/{}/{}{}/{number}.txt", number % 7, number % 5, ["", "-", ".d"][number % 3]);
+        bench.write(&path, vec![number as u8; number * number % 30_000]);
+    }
+    bench.write("tree/large", vec![1u8; 5_000_000]);
+    bench.ok(&["index", "db", "tree", "--memory", "8MiB"]);
+    bench.ok(&["index", "other", "tree", "--acknowledge", "acknowledged"]);
+    assert_eq!(row_counts(&bench), [3001, 3001, 3001, 7 + 7 * 15]);
+    for keyspace in ["files", "by_size", "directories", "contents"] {
+        for database in ["db", "other"] {
+            bench.ok(&["dump", database, &format!("{database}.{keyspace}.rows"), "-k", keyspace]);
+        }
+        let dumped = |database: &str| fs::read(bench.path().join(format!("{database}.{keyspace}.rows"))).unwrap();
+        assert!(dumped("db") == dumped("other"), "{keyspace} has other rows");
+    }
+    let acknowledged = fs::read_to_string(bench.path().join("acknowledged")).unwrap();
+    assert_eq!(acknowledged.lines().count(), 3001);
+}
+
+/// A run into an empty database that is killed leaves nothing, or all; the next one stores the tree.
+#[test]
+fn a_killed_run_leaves_nothing_or_all() {
+    let bench = Bench::new();
+    for number in 0..400usize {
+        bench.write(&format!("tree/{}/{number}", number % 5), vec![number as u8; 70_000]);
+    }
+    // A kill amid the making of the database is another matter.
+    bench.ok(&["put", "db", "key", "value"]);
+    let (nothing, all) = ([0; 4], [400, 400, 400, 5]);
+    // Each run is killed later than the one before, until one comes to its end.
+    let mut milliseconds = 1;
+    loop {
+        let mut index = bench.command(&["index", "db", "tree"]).stdout(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(milliseconds));
+        index.kill().unwrap();
+        index.wait().unwrap();
+        let answer = bench.run(&["extract", "db", "out"]);
+        // Otherwise killed before the keyspaces were there, or while they were filled.
+        if answer.code != Some(3) {
+            match row_counts(&bench) {
+                counts if counts == all => break,
+                counts => assert_eq!(counts, nothing, "after {milliseconds} ms"),
+            }
+        }
+        milliseconds = milliseconds * 5 / 4 + 5;
+    }
+    assert!(bench.ok(&["index", "db", "tree"]).contains("400 unchanged"));
+    assert!(bench.ok(&["check", "db"]).starts_with("sound"));
+}
+
+/// Rows of a run that was killed while its keyspaces were filled are no tree, and are gone once another has begun.
+#[test]
+fn a_half_attached_tree_is_none() {
+    let bench = Bench::new();
+    bench.write("tree/a", "hello");
+    bench.ok(&["index", "db", "tree"]);
+    bench.ok(&["put", "db", "-k", "contents", "stale", "content"]);
+    bench.ok(&["put", "db", "-k", "index_unfinished", "key", ""]);
+    assert!(bench.fails(3, &["extract", "db", "out"]).contains("there is no tree"));
+    bench.ok(&["index", "db", "tree"]);
+    assert_eq!(row_counts(&bench), [1, 1, 1, 0]);
+    assert!(!bench.ok(&["keyspaces", "db"]).contains("index_unfinished"));
+}
 
 /// Files enter the three keyspaces; a second run stores only what changed, and removes what is gone when asked to.
 #[test]

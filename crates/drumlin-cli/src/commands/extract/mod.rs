@@ -83,12 +83,7 @@ impl Extract {
         interrupt::watch();
         let ranges = self.ranges()?;
         let database = self.database.open_to_read()?;
-        let store = Store::existing(&database).map_err(|error| match error {
-            drumlin::Error::NoSuchKeyspace { .. } => {
-                Failure::not_found("there is no tree in the database").hint("`drumlin index` stores one")
-            }
-            error => error.into(),
-        })?;
+        let store = Store::existing(&database)?;
         let has_rows = |keyspace: &Keyspace| -> Result<bool> {
             let first = ranges.iter().map(|range| keyspace.range(range.clone()).next().transpose());
             Ok(first.collect::<Result<Vec<_>, _>>()?.iter().any(Option::is_some))

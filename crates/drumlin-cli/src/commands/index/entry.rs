@@ -4,6 +4,7 @@ use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 
 use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_128;
 
 /// The kind of thing that a path leads to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -34,6 +35,10 @@ pub(crate) struct Entry {
 impl Entry {
     pub(super) fn new(kind: Kind, metadata: &Metadata, size: u64, xxh3: u128) -> Entry {
         Entry { kind, size, mtime_ns: mtime_ns(metadata), mode: mode(metadata), xxh3: format!("{xxh3:032x}") }
+    }
+
+    pub(super) fn of_directory(metadata: &Metadata) -> Entry {
+        Entry::new(Kind::Directory, metadata, 0, xxh3_128(&[]))
     }
 
     /// Returns `true` if the file on disk is, to all appearances, still the one recorded.

@@ -1,9 +1,10 @@
-//! `drumlin index`: a directory tree in a database, one transaction a file.
+//! `drumlin index`: a directory tree in a database, at once where it has none, else one transaction a file.
 //!
 //! One thread walks the tree, several store what it finds. Commits are few microseconds of work and a wait for the
 //! medium; threads that wait together share one sync, so there are more threads than processors.
 
 mod entry;
+mod load;
 mod store;
 mod tree;
 
@@ -34,7 +35,10 @@ const FILES_QUEUED: usize = 256;
 /// Unreadable and skipped entries that are named one by one, of each; the rest are only counted.
 const NAMED_MAX: u64 = 10;
 
-/// Store a directory tree, one transaction a file
+/// Store a directory tree
+///
+/// A database without a tree gets it at once, at the end: nothing is there before. Into one that has a tree, and with
+/// --acknowledge, each file is stored by a transaction of its own.
 ///
 /// Four keyspaces: files (path: size, time, mode, kind and hash as JSON), contents (path: bytes), by_size (size as 8
 /// big-endian bytes, then the path) and directories (path: time and mode). `drumlin extract` gives the tree back. Run
@@ -51,10 +55,10 @@ pub(crate) struct Index {
     /// Also remove what is no longer in the directory
     #[arg(long)]
     delete: bool,
-    /// Files stored at once [default: four a processor]
+    /// Files read or stored at once [default: four a processor]
     #[arg(long, value_name = "THREADS", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
-    /// Append a line "path<tab>bytes" to a file or pipe (- for stdout) for every file whose commit has returned
+    /// Append a line "path<tab>bytes" to a file or pipe (- for stdout) for every file, once its commit has returned
     #[arg(long, value_name = "FILE")]
     acknowledge: Option<PathBuf>,
 }
@@ -134,7 +138,9 @@ impl Index {
         };
         let start = Instant::now();
         let threads = self.threads.map_or_else(|| 4 * process::processors(), |threads| threads as usize);
-        let indexed = job.run(threads).and_then(|()| interrupt::check());
+        let is_load = self.acknowledge.is_none() && store.is_empty()?;
+        let indexed = if is_load { job.load(threads) } else { job.run(threads) };
+        let indexed = indexed.and_then(|()| interrupt::check());
         let removed = match (&indexed, self.delete) {
             (Ok(()), true) => store.remove_missing(&root, &job.left_out.lock().expect("all threads have ended")),
             _ => Ok(0),
@@ -173,26 +179,31 @@ impl Job<'_> {
                 })
                 .collect();
             drop(receiver);
-            for met in walk(self.root, self.own) {
-                match met {
-                    // Refused only once every thread has stopped over an error.
-                    Met::File(found) | Met::Directory(found) => drop(sender.send(*found)),
-                    Met::Special(kind, path) => self.skip(kind, &path),
-                    Met::Own(path) => {
-                        self.left_out.lock().expect("no thread panics while it holds this").push(path);
-                    }
-                    Met::Unreadable(why) => self.unreadable(&harmless(&why)),
-                }
-                if self.is_over() {
-                    break;
-                }
-            }
+            // Refused only once every thread has stopped over an error.
+            self.walk_tree(|found| drop(sender.send(found)));
             drop(sender);
             workers
                 .into_iter()
                 .map(|worker| worker.join().expect("a storing thread panicked"))
                 .fold(Ok(()), Result::and)
         })
+    }
+
+    /// Calls `take` with each file and directory, until the job is over.
+    fn walk_tree(&self, mut take: impl FnMut(Found)) {
+        for met in walk(self.root, self.own) {
+            match met {
+                Met::File(found) | Met::Directory(found) => take(*found),
+                Met::Special(kind, path) => self.skip(kind, &path),
+                Met::Own(path) => {
+                    self.left_out.lock().expect("no thread panics while it holds this").push(path);
+                }
+                Met::Unreadable(why) => self.unreadable(&harmless(&why)),
+            }
+            if self.is_over() {
+                return;
+            }
+        }
     }
 
     fn is_over(&self) -> bool {
@@ -206,27 +217,30 @@ impl Job<'_> {
             if self.is_over() {
                 return Ok(());
             }
-            match self.store.put(&found)? {
-                Outcome::Stored { .. } if found.kind == Kind::Directory => {
-                    self.directories.fetch_add(1, Ordering::Relaxed);
-                    continue;
-                }
-                Outcome::Unchanged if found.kind == Kind::Directory => continue,
-                Outcome::Stored { bytes } => {
-                    self.stored.fetch_add(1, Ordering::Relaxed);
-                    self.bytes.fetch_add(bytes, Ordering::Relaxed);
-                    self.acknowledge(&found.key, bytes)?;
-                }
-                Outcome::Unchanged => {
-                    self.unchanged.fetch_add(1, Ordering::Relaxed);
-                }
-                Outcome::Unreadable(error) => {
-                    let path = Escaped::new(&found.key);
-                    self.unreadable(&format!("{path}: {}", plain(&error)));
-                }
-            }
-            self.progress.add(1);
+            self.count(found.kind, &found.key, self.store.put(&found)?)?;
         }
+    }
+
+    /// Counts a file or directory by what became of it, and acknowledges one that is stored.
+    fn count(&self, kind: Kind, key: &[u8], outcome: Outcome) -> Result<()> {
+        match outcome {
+            Outcome::Stored { .. } if kind == Kind::Directory => {
+                self.directories.fetch_add(1, Ordering::Relaxed);
+                return Ok(());
+            }
+            Outcome::Unchanged if kind == Kind::Directory => return Ok(()),
+            Outcome::Stored { bytes } => {
+                self.stored.fetch_add(1, Ordering::Relaxed);
+                self.bytes.fetch_add(bytes, Ordering::Relaxed);
+                self.acknowledge(key, bytes)?;
+            }
+            Outcome::Unchanged => {
+                self.unchanged.fetch_add(1, Ordering::Relaxed);
+            }
+            Outcome::Unreadable(error) => self.unreadable(&format!("{}: {}", Escaped::new(key), plain(&error))),
+        }
+        self.progress.add(1);
+        Ok(())
     }
 
     /// One write a line: lines shorter than a pipe's atomic size are never torn, not even by a kill.

@@ -1,4 +1,4 @@
-//! The keyspaces of an index, and the one transaction in which a file enters three of them.
+//! The keyspaces of an index: the one transaction in which a file enters three of them.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -11,13 +11,17 @@ use drumlin::{Database, Error, Keyspace, Transaction};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::{Entry, Found, Kind, size_key};
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 
 /// Files up to this size are read at once; larger ones stream through the engine.
 const CONTENT_BYTES_READ_AT_ONCE: u64 = 256 << 10;
 
 /// Rows looked at by one scan.
 const ROWS_LOOKED_AT_ONCE: usize = 1000;
+
+/// A keyspace without rows, which is there while a load of a whole tree is being attached, one keyspace after another.
+/// All rows of the index are then rows of that load.
+const UNFINISHED: &str = "index_unfinished";
 
 /// The keyspaces of an index.
 #[derive(Clone)]
@@ -44,14 +48,53 @@ pub(crate) enum Outcome {
     Unreadable(io::Error),
 }
 
+impl Outcome {
+    pub(super) fn unreadable(source: &io::Error) -> Outcome {
+        Outcome::Unreadable(io::Error::new(source.kind(), source.to_string()))
+    }
+}
+
 impl Store {
-    /// The keyspaces of an index that is there; one made before directories were stored gets none of them.
-    pub(crate) fn existing(database: &Database) -> drumlin::Result<Store> {
-        database.existing_keyspace("files")?;
-        Store::open_or_create(database)
+    /// The keyspaces of an index that is there, for a command that reads.
+    pub(crate) fn existing(database: &Database) -> Result<Store> {
+        let has = |name: &str| database.keyspaces().iter().any(|keyspace| keyspace.name == name);
+        if !has("files") || has(UNFINISHED) {
+            return Err(Failure::not_found("there is no tree in the database").hint("`drumlin index` stores one"));
+        }
+        Ok(Store::keyspaces(database)?)
     }
 
+    /// The keyspaces of an index, without the rows that a load left which ended amid being attached.
     pub(crate) fn open_or_create(database: &Database) -> drumlin::Result<Store> {
+        if database.keyspaces().iter().any(|keyspace| keyspace.name == UNFINISHED) {
+            for name in ["files", "contents", "by_size", "directories"] {
+                match database.drop_keyspace(name) {
+                    Ok(()) | Err(Error::NoSuchKeyspace { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            database.drop_keyspace(UNFINISHED)?;
+        }
+        Store::keyspaces(database)
+    }
+
+    /// Calls `attach`, which attaches loads to the keyspaces of the index. They are empty before, and if it does not
+    /// come to its end, the next command that opens the index finds it empty again.
+    pub(super) fn fill(&self, attach: impl FnOnce() -> drumlin::Result<()>) -> drumlin::Result<()> {
+        self.database.keyspace(UNFINISHED)?;
+        attach()?;
+        self.database.drop_keyspace(UNFINISHED)
+    }
+
+    /// Returns `true` if there is no file and no directory.
+    pub(super) fn is_empty(&self) -> drumlin::Result<bool> {
+        Ok(self.files.is_empty()?
+            && self.contents.is_empty()?
+            && self.by_size.is_empty()?
+            && self.directories.is_empty()?)
+    }
+
+    fn keyspaces(database: &Database) -> drumlin::Result<Store> {
         Ok(Store {
             database: database.clone(),
             files: database.keyspace("files")?,
@@ -76,9 +119,7 @@ impl Store {
             match outcome {
                 Err(Error::Conflict { .. } | Error::LockTimeout { .. }) => {}
                 // The file's own trouble, not the database's.
-                Err(Error::Source { source }) => {
-                    return Ok(Outcome::Unreadable(io::Error::new(source.kind(), source.to_string())));
-                }
+                Err(Error::Source { source }) => return Ok(Outcome::unreadable(&source)),
                 outcome => return outcome,
             }
         }
@@ -98,7 +139,7 @@ impl Store {
             Ok(None) => transaction.insert_from(&self.contents, &found.key, &mut content)?,
             Err(error) => return Ok(Outcome::Unreadable(error)),
         };
-        let entry = Entry::new(found.kind, &found.metadata, bytes, content.hash.digest128());
+        let entry = Entry::new(found.kind, &found.metadata, bytes, content.hash());
         transaction.insert(&self.files, &found.key, entry.encode())?;
         if let Some(before) = before.filter(|before| before.size != bytes) {
             transaction.remove(&self.by_size, size_key(before.size, &found.key))?;
@@ -113,9 +154,8 @@ impl Store {
     }
 
     fn try_put_directory(&self, found: &Found) -> drumlin::Result<Outcome> {
-        let entry = Entry::new(Kind::Directory, &found.metadata, 0, Xxh3Default::new().digest128());
         let mut transaction = self.database.begin()?;
-        transaction.insert(&self.directories, &found.key, entry.encode())?;
+        transaction.insert(&self.directories, &found.key, Entry::of_directory(&found.metadata).encode())?;
         if let Some(file) = transaction.get(&self.files, &found.key)? {
             self.remove_file(&mut transaction, &found.key, &file)?;
         }
@@ -176,7 +216,7 @@ impl Store {
 }
 
 /// A file's content on its way in, hashed as it passes.
-struct Content {
+pub(super) struct Content {
     source: Source,
     hash: Xxh3Default,
 }
@@ -187,7 +227,7 @@ enum Source {
 }
 
 impl Content {
-    fn open(found: &Found) -> io::Result<Content> {
+    pub(super) fn open(found: &Found) -> io::Result<Content> {
         let source = match found.kind {
             Kind::File => Source::File { file: File::open(&found.path)?, expected_bytes: found.metadata.len() },
             Kind::Directory => unreachable!("a directory has no content"),
@@ -197,7 +237,7 @@ impl Content {
     }
 
     /// The whole content where it is small; `None` where it has to be streamed.
-    fn read_small(&mut self) -> io::Result<Option<Vec<u8>>> {
+    pub(super) fn read_small(&mut self) -> io::Result<Option<Vec<u8>>> {
         let expected_bytes = match &self.source {
             Source::File { expected_bytes, .. } => *expected_bytes,
             Source::Target(target) => target.get_ref().len() as u64,
@@ -208,6 +248,11 @@ impl Content {
         let mut content = Vec::with_capacity(expected_bytes as usize + 1);
         self.read_to_end(&mut content)?;
         Ok(Some(content))
+    }
+
+    /// XXH3-128 of what has passed.
+    pub(super) fn hash(&self) -> u128 {
+        self.hash.digest128()
     }
 }
 

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-use walkdir::WalkDir;
+use walkdir::{DirEntry, WalkDir};
 
 use super::Kind;
 use crate::failure::{Failure, Result, plain};
@@ -53,9 +53,9 @@ pub(crate) fn absolute(path: &Path) -> Result<PathBuf> {
     Ok(root)
 }
 
-/// All that lies below the root, in the order of the names.
+/// All that lies below the root, files in the order of their keys.
 pub(crate) fn walk<'a>(root: &'a Path, own: &'a OwnFiles) -> impl Iterator<Item = Met> + 'a {
-    let mut items = WalkDir::new(root).sort_by_file_name().into_iter();
+    let mut items = WalkDir::new(root).sort_by(|left, right| key_part(left).cmp(key_part(right))).into_iter();
     std::iter::from_fn(move || {
         loop {
             let item = match items.next()? {
@@ -97,9 +97,43 @@ pub(crate) fn walk<'a>(root: &'a Path, own: &'a OwnFiles) -> impl Iterator<Item 
     })
 }
 
+/// The bytes that an entry's name is in the keys of the files at and below it: of a directory with the `/` behind it, so
+/// that `a-b` comes before `a/c`, as it does among keys.
+fn key_part(entry: &DirEntry) -> impl Iterator<Item = u8> {
+    let slash = entry.file_type().is_dir().then_some(b'/');
+    entry.file_name().as_bytes().iter().copied().chain(slash)
+}
+
 fn unreadable(error: &walkdir::Error) -> String {
     match (error.path(), error.io_error()) {
         (Some(path), Some(source)) => format!("{}: {}", path.display(), plain(source)),
         _ => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Files are met in the order of their keys, though `-` and `.` sort before `/`.
+    #[test]
+    fn files_come_in_the_order_of_their_keys() {
+        let folder = tempfile::tempdir().unwrap();
+        for path in ["a/c", "a-b/d", "a.e", "a", "b/a/b", "b/a.b", "b/ab", "0"] {
+            let path = folder.path().join("tree").join(path);
+            // `a` is a directory already.
+            if path.is_dir() {
+                continue;
+            }
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        }
+        let root = folder.path().join("tree");
+        let own = OwnFiles::default();
+        let keys: Vec<Vec<u8>> = walk(&root, &own)
+            .filter_map(|met| if let Met::File(found) = met { Some(found.key) } else { None })
+            .collect();
+        assert_eq!(keys.len(), 7);
+        assert!(keys.is_sorted(), "{keys:?}");
     }
 }
