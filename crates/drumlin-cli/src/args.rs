@@ -8,8 +8,8 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    bench, check, checkpoint, compact, completions, doctor, dump, extract, get, index, keyspaces, lab, load, man, put,
-    rm, scan, stats, tour,
+    bench, check, checkpoint, compact, completions, count, doctor, du, dump, extract, get, index, keyspaces, lab, load,
+    man, put, rm, scan, stats, tour,
 };
 use crate::failure::{Exit, Failure};
 use crate::terminal::Common;
@@ -41,6 +41,8 @@ pub(crate) enum Command {
     Put(put::Put),
     Rm(rm::Rm),
     Scan(scan::Scan),
+    Count(count::Count),
+    Du(du::Du),
     Keyspaces(keyspaces::Keyspaces),
     Stats(stats::Stats),
     Check(check::Check),
@@ -64,7 +66,7 @@ impl Command {
 const OTHER_NAMES: [(&[&str], &[&str]); 13] = [
     (&["ls", "list"], &["`drumlin scan DATABASE` lists rows", "`drumlin keyspaces DATABASE` lists keyspaces"]),
     (&["delete", "del", "remove", "erase", "drop", "unset"], &["`drumlin rm` removes rows, and with --all a keyspace"]),
-    (&["count", "len", "size"], &["`drumlin scan DATABASE --count` counts rows", "`drumlin stats` has sizes"]),
+    (&["len", "size", "df"], &["`drumlin count` counts rows", "`drumlin du` sums files", "`drumlin stats` has sizes"]),
     (&["import", "ingest"], &["`drumlin load` stores rows from files"]),
     (&["insert", "set", "add", "write", "store"], &["`drumlin put` stores one value, `load` many, `index` a folder"]),
     (&["export", "backup", "save"], &["`drumlin dump` writes rows to a file"]),

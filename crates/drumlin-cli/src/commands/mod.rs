@@ -5,7 +5,9 @@ pub(crate) mod check;
 pub(crate) mod checkpoint;
 pub(crate) mod compact;
 pub(crate) mod completions;
+pub(crate) mod count;
 pub(crate) mod doctor;
+pub(crate) mod du;
 pub(crate) mod dump;
 pub(crate) mod extract;
 pub(crate) mod get;
@@ -45,6 +47,8 @@ pub(crate) fn run(cli: Cli, stdout_is_open: bool) -> Result<()> {
         Command::Put(command) => command.run(output),
         Command::Rm(command) => command.run(output),
         Command::Scan(command) => command.run(output),
+        Command::Count(command) => command.run(output),
+        Command::Du(command) => command.run(output),
         Command::Keyspaces(command) => command.run(output),
         Command::Stats(command) => command.run(output),
         Command::Check(command) => command.run(output),

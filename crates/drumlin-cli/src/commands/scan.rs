@@ -3,8 +3,8 @@
 use std::io::{self, BufWriter, Write};
 
 use clap::Args;
-use serde::Serialize;
 
+use super::count::Counted;
 use super::selection::Selection;
 use crate::database::{DatabaseArgs, KeyspaceArgs};
 use crate::failure::{Failure, Result};
@@ -40,11 +40,6 @@ pub(crate) struct Scan {
     hex: bool,
 }
 
-#[derive(Serialize)]
-struct Count {
-    rows: u64,
-}
-
 impl Scan {
     pub(crate) fn run(&self, output: Output) -> Result<()> {
         let range = self.selection.range(self.hex)?;
@@ -52,7 +47,7 @@ impl Scan {
         let keyspace = self.keyspace.existing(&database)?;
         if self.count {
             let rows = keyspace.count(range)?.min(self.limit.map_or(u64::MAX, |limit| limit as u64));
-            return output.print(&Count { rows }, || rows.to_string());
+            return output.print(&Counted { rows }, || rows.to_string());
         }
         let rows = keyspace.range(range);
         let limit = self.limit.unwrap_or(usize::MAX);

@@ -21,6 +21,7 @@ fn every_command_speaks_json() {
         &["get", "db", "a"],
         &["scan", "db"],
         &["scan", "db", "--count"],
+        &["count", "db"],
         &["dump", "db", "out.rows"],
         &["keyspaces", "db", "--count"],
         &["stats", "db"],
@@ -29,6 +30,7 @@ fn every_command_speaks_json() {
         &["compact", "db"],
         &["rm", "db", "z"],
         &["index", "indexed", "tree"],
+        &["du", "indexed"],
     ];
     for command in commands {
         let lines = parse(&bench.ok(&[command, &["--json"][..]].concat()));

@@ -1,5 +1,7 @@
 //! The command as its users meet it: one topic a file, each test a process or more.
 
+mod count;
+mod du;
 mod exit_codes;
 mod extract;
 mod in_use;

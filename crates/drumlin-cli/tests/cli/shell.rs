@@ -8,7 +8,7 @@ fn completions() {
     let bench = Bench::new();
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = bench.ok(&["completions", shell]);
-        assert!(script.contains("keyspaces") && script.contains("checkpoint"), "{shell}");
+        assert!(["keyspaces", "checkpoint", "count", "du"].iter().all(|command| script.contains(command)), "{shell}");
     }
 }
 
@@ -18,7 +18,7 @@ fn manual_pages() {
     let bench = Bench::new();
     assert!(bench.ok(&["man"]).contains(".TH drumlin 1"));
     bench.ok(&["man", "share/man1"]);
-    for page in ["drumlin.1", "drumlin-load.1", "drumlin-extract.1"] {
+    for page in ["drumlin.1", "drumlin-load.1", "drumlin-extract.1", "drumlin-count.1", "drumlin-du.1"] {
         let text = std::fs::read_to_string(bench.path().join("share/man1").join(page)).unwrap();
         assert!(text.contains(".SH SYNOPSIS"), "{page}");
     }
@@ -28,9 +28,7 @@ fn manual_pages() {
 #[test]
 fn other_names() {
     let bench = Bench::new();
-    for (typed, command) in
-        [("ls", "scan"), ("delete", "rm"), ("count", "--count"), ("import", "load"), ("gett", "get")]
-    {
+    for (typed, command) in [("ls", "scan"), ("delete", "rm"), ("size", "du"), ("import", "load"), ("gett", "get")] {
         let message = bench.fails(2, &[typed, "db"]);
         assert!(message.contains(typed) && message.contains(command), "{message}");
     }
@@ -46,7 +44,9 @@ fn help() {
     let bench = Bench::new();
     let help = bench.ok(&["--help"]);
     assert!(help.contains("Exit codes:") && help.contains("in use by another process"), "{help}");
-    for command in ["tour", "index", "load", "dump", "get", "put", "rm", "scan", "keyspaces", "stats", "check"] {
+    let commands =
+        ["tour", "index", "load", "dump", "get", "put", "rm", "scan", "count", "du", "keyspaces", "stats", "check"];
+    for command in commands {
         assert!(bench.ok(&[command, "--help"]).contains("Usage"), "{command}");
         assert_eq!(bench.ok(&["help", command]), bench.ok(&[command, "--help"]));
     }

@@ -58,6 +58,15 @@ impl Entry {
     }
 }
 
+/// The size of a file in its encoded [`Entry`], without a look at the rest.
+pub(super) fn size_in(entry: &[u8]) -> Option<u64> {
+    #[derive(Deserialize)]
+    struct Size {
+        size: u64,
+    }
+    serde_json::from_slice::<Size>(entry).ok().map(|entry| entry.size)
+}
+
 fn mode(metadata: &Metadata) -> String {
     format!("{:04o}", metadata.mode() & 0o7777)
 }

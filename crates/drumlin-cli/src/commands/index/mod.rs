@@ -20,7 +20,7 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::entry::{Entry, Kind, size_key, split_size_key};
-pub(crate) use self::store::{Outcome, Store};
+pub(crate) use self::store::{Held, Outcome, Store};
 pub(crate) use self::tree::{Found, Met, Special, absolute, walk};
 use crate::database::DatabaseArgs;
 use crate::failure::{Exit, Failure, Result, plain};

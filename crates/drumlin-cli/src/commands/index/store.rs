@@ -1,4 +1,4 @@
-//! The keyspaces of an index: the one transaction in which a file enters three of them.
+//! The keyspaces of an index: the one transaction in which a file enters three of them, and questions about many files.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -10,7 +10,9 @@ use std::path::Path;
 use drumlin::{Database, Error, Keyspace, Transaction};
 use xxhash_rust::xxh3::Xxh3Default;
 
+use super::entry::size_in;
 use super::{Entry, Found, Kind, size_key};
+use crate::commands::selection::{KeyRange, prefix_range};
 use crate::failure::{Failure, Result};
 
 /// Files up to this size are read at once; larger ones stream through the engine.
@@ -22,6 +24,13 @@ const ROWS_LOOKED_AT_ONCE: usize = 1000;
 /// A keyspace without rows, which is there while a load of a whole tree is being attached, one keyspace after another.
 /// All rows of the index are then rows of that load.
 const UNFINISHED: &str = "index_unfinished";
+
+/// Files and the bytes of their contents.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(crate) struct Held {
+    pub(crate) files: u64,
+    pub(crate) bytes: u64,
+}
 
 /// The keyspaces of an index.
 #[derive(Clone)]
@@ -102,6 +111,49 @@ impl Store {
             by_size: database.keyspace("by_size")?,
             directories: database.keyspace("directories")?,
         })
+    }
+
+    /// The number of files whose paths are in a range. O(log files) where files were counted before, else O(files).
+    pub(crate) fn file_count(&self, range: &KeyRange) -> Result<u64> {
+        Ok(self.files.count(range.clone())?)
+    }
+
+    /// The bytes of the files whose paths are in a range. O(files in the range): their rows are read, their contents
+    /// are not.
+    pub(crate) fn file_bytes(&self, range: &KeyRange) -> Result<u64> {
+        let mut bytes = 0;
+        for row in self.files.range(range.clone()) {
+            let (_, entry) = row?;
+            bytes += size_in(&entry).ok_or_else(|| Failure::other("a row of files is not what index writes"))?;
+        }
+        Ok(bytes)
+    }
+
+    /// Both of them.
+    pub(crate) fn held(&self, range: &KeyRange) -> Result<Held> {
+        Ok(Held { files: self.file_count(range)?, bytes: self.file_bytes(range)? })
+    }
+
+    /// The directories whose paths begin with a prefix and have no `/` behind it, in the order of their names.
+    /// O(directories found · log directories), whatever lies below them.
+    pub(crate) fn directories_at(&self, prefix: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let mut found = Vec::new();
+        let (mut from, end) = prefix_range(prefix.to_vec());
+        loop {
+            let Some(row) = self.directories.range((from, end.clone())).next() else { return Ok(found) };
+            let key = row?.0.into_vec();
+            match memchr::memchr(b'/', &key[prefix.len()..]) {
+                Some(at) => {
+                    // Past all that lies below the directory, which was met before.
+                    let behind = [&key[..prefix.len() + at], &[b'/' + 1]].concat();
+                    from = Bound::Included(behind);
+                }
+                None => {
+                    from = Bound::Excluded(key.clone());
+                    found.push(key);
+                }
+            }
+        }
     }
 
     /// Stores a file or directory, unless it is there as it is.

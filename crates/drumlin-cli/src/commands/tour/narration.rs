@@ -187,10 +187,12 @@ impl Narration {
         }
         let all = answers.prefix.is_empty();
         let prefix = if all { "the whole tree" } else { &answers.prefix };
+        self.tell(&format!("   The files below {}", clip_start(prefix, COLUMNS - 19)))?;
         self.tell(&format!(
-            "   All files below {} {dim}in {}{dim:#}",
-            clip_start(prefix, COLUMNS - 30),
-            duration(answers.prefix_seconds)
+            "     counted {dim}in {}, and again in {};{dim:#} their sizes summed {dim}in {}{dim:#}",
+            duration(answers.count_seconds),
+            duration(answers.count_again_seconds),
+            duration(answers.sum_seconds)
         ))?;
         for path in &answers.prefix_first {
             self.tell(&format!("               {}", clip_start(path, COLUMNS - 15)))?;
@@ -228,6 +230,7 @@ impl Narration {
         let database = place.database.display();
         self.tell(&format!("{bold}Try next{bold:#} {dim}(the database stays){dim:#}"))?;
         let mut commands = vec![
+            format!("{program} du {database}"),
             format!("{program} scan {database} -k files --limit 5"),
             format!("{program} keyspaces {database} --count"),
             format!("{program} check {database}"),

@@ -4,8 +4,9 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::survey::{Held, Survey};
-use crate::commands::index::{Entry, Store, split_size_key};
+use super::survey::Survey;
+use crate::commands::index::{Held, Store, split_size_key};
+use crate::commands::selection::prefix_range;
 use crate::failure::{Failure, Result};
 use crate::text::Escaped;
 
@@ -19,7 +20,10 @@ pub(super) struct Answers {
     pub(super) prefix: String,
     pub(super) prefix_files: u64,
     pub(super) prefix_bytes: u64,
-    pub(super) prefix_seconds: f64,
+    /// The first count of all; counts are kept from then on.
+    pub(super) count_seconds: f64,
+    pub(super) count_again_seconds: f64,
+    pub(super) sum_seconds: f64,
     #[serde(skip)]
     pub(super) prefix_first: Vec<String>,
     /// `true` if the disk holds the same below the prefix.
@@ -32,37 +36,43 @@ pub(super) struct Large {
     pub(super) path: String,
 }
 
-/// The ten largest files; all files below a prefix and how much they hold.
+/// The ten largest files; how many there are below a prefix, and how much they hold.
 pub(super) fn ask(store: &Store, survey: &Survey) -> Result<Answers> {
-    let unreadable = |what: &str| Failure::other(format!("a row of {what} is not what index writes"));
     let start = Instant::now();
     let mut largest = Vec::new();
     for row in store.by_size.iter().rev().take(10) {
         let (key, _) = row?;
-        let (bytes, path) = split_size_key(&key).ok_or_else(|| unreadable("by_size"))?;
+        let unreadable = || Failure::other("a row of by_size is not what index writes");
+        let (bytes, path) = split_size_key(&key).ok_or_else(unreadable)?;
         largest.push(Large { bytes, path: Escaped::new(path).to_string() });
     }
     let largest_seconds = start.elapsed().as_secs_f64();
 
-    let start = Instant::now();
-    let mut held = Held::default();
+    let range = prefix_range(survey.prefix.clone());
+    let (files, count_seconds) = timed(|| store.file_count(&range))?;
+    let (files_again, count_again_seconds) = timed(|| store.file_count(&range))?;
+    let (bytes, sum_seconds) = timed(|| store.file_bytes(&range))?;
     let mut prefix_first = Vec::new();
-    for row in store.files.prefix(&survey.prefix) {
-        let (key, entry) = row?;
-        held.files += 1;
-        held.bytes += Entry::decode(&entry).ok_or_else(|| unreadable("files"))?.size;
-        if prefix_first.len() < FILES_SHOWN {
-            prefix_first.push(Escaped::new(&key).to_string());
-        }
+    for row in store.files.range(range).take(FILES_SHOWN) {
+        prefix_first.push(Escaped::new(&row?.0).to_string());
     }
     Ok(Answers {
         largest,
         largest_seconds,
         prefix: Escaped::new(&survey.prefix).to_string(),
-        prefix_files: held.files,
-        prefix_bytes: held.bytes,
-        prefix_seconds: start.elapsed().as_secs_f64(),
+        prefix_files: files,
+        prefix_bytes: bytes,
+        count_seconds,
+        count_again_seconds,
+        sum_seconds,
         prefix_first,
-        prefix_agrees: held == survey.below_prefix,
+        prefix_agrees: Held { files, bytes } == survey.below_prefix && files == files_again,
     })
+}
+
+/// An answer, and the seconds that it took.
+fn timed<T>(ask: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
+    let start = Instant::now();
+    let answer = ask()?;
+    Ok((answer, start.elapsed().as_secs_f64()))
 }

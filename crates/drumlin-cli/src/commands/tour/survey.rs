@@ -5,7 +5,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::commands::index::{Met, walk};
+use crate::commands::index::{Held, Met, walk};
 use crate::failure::{Failure, Result};
 use crate::interrupt;
 use crate::own_files::OwnFiles;
@@ -20,13 +20,6 @@ pub(super) struct Survey {
     /// A directory worth asking about, with `/` at its end; empty where there is none.
     pub(super) prefix: Vec<u8>,
     pub(super) below_prefix: Held,
-}
-
-/// Files and their bytes.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub(super) struct Held {
-    pub(super) files: u64,
-    pub(super) bytes: u64,
 }
 
 impl Survey {
