@@ -458,7 +458,9 @@ fn counts_samples() -> [Vec<u8>; 3] {
     buffer.push_change(ListedChange { key: b"key 2", timestamp, is_insert: true });
     let changes = buffer.seal(file, 0).to_vec();
     buffer.begin(PartKind::Entries);
-    [(PageId(0), 70), (PageId(1), 40)].map(|(page, rows)| buffer.push_entry(page, rows));
+    for (page, rows) in [(PageId(0), 70), (PageId(1), 40)] {
+        buffer.push_entry(page, rows);
+    }
     [head.encode(), changes, buffer.seal(file, 0).to_vec()]
 }
 

@@ -95,7 +95,7 @@ impl Store {
         });
         self.maintenance.announce_checkpoint();
         let number = page_tables.superblock.checkpoint.next();
-        self.write_counts(counts, CountedCheckpoint { number, id, timestamp });
+        self.write_counts(&counts, CountedCheckpoint { number, id, timestamp });
         let pages_written = engine.pool.write_epoch(epoch)?;
         page_tables.append_summaries(space, epoch, corrupted_chunks)?;
         page_tables.write_segment_table(space, epoch)?;

@@ -106,11 +106,11 @@ impl Store {
     }
 
     /// Writes the counts that were captured, if there are any.
-    pub(super) fn write_counts(&self, captured: CapturedCounts, checkpoint: CountedCheckpoint) {
+    pub(super) fn write_counts(&self, captured: &CapturedCounts, checkpoint: CountedCheckpoint) {
         if captured.is_empty() {
             return;
         }
-        match self.try_write_counts(&captured, checkpoint) {
+        match self.try_write_counts(captured, checkpoint) {
             Ok(()) => crate::coverage::mark!("counts were written beside a checkpoint"),
             Err(error) => log::debug!("writing counts of {}: {error}", self.path.display()),
         }
@@ -134,7 +134,7 @@ impl Store {
             });
             captured.collect()
         };
-        self.write_counts(captured, CountedCheckpoint { number, id, timestamp });
+        self.write_counts(&captured, CountedCheckpoint { number, id, timestamp });
     }
 
     fn try_write_counts(&self, captured: &CapturedCounts, checkpoint: CountedCheckpoint) -> Result<()> {
@@ -394,7 +394,7 @@ mod tests {
         };
         meanwhile();
         let Superblock { checkpoint: number, checkpoint_id: id, timestamp, .. } = store.page_tables.lock().superblock;
-        store.write_counts(captured, CountedCheckpoint { number, id, timestamp });
+        store.write_counts(&captured, CountedCheckpoint { number, id, timestamp });
     }
 
     /// Counts after recovery are those of a walk. Returns the pages that were read for the first.

@@ -97,7 +97,7 @@ pub(crate) fn walk<'a>(root: &'a Path, own: &'a OwnFiles) -> impl Iterator<Item 
     })
 }
 
-/// The bytes that an entry's name is in the keys of the files at and below it: of a directory with the `/` behind it, so
+/// The bytes of an entry's name in the keys of the files at and below it: of a directory with the `/` behind it, so
 /// that `a-b` comes before `a/c`, as it does among keys.
 fn key_part(entry: &DirEntry) -> impl Iterator<Item = u8> {
     let slash = entry.file_type().is_dir().then_some(b'/');
