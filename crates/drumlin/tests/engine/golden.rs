@@ -273,7 +273,7 @@ macro_rules! scripts {
             $(#[$what])*
             #[test]
             fn $name() {
-                check(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/traces/", stringify!($name), ".txt")));
+                check(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../drumlin/tests/traces/", stringify!($name), ".txt")));
             }
         )*
         const SCRIPTS: &[&str] = &[$(stringify!($name)),*];
@@ -302,7 +302,7 @@ scripts! {
 /// Each script has its test.
 #[test]
 fn no_script_is_forgotten() {
-    let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/traces")).unwrap();
+    let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../drumlin/tests/traces")).unwrap();
     let mut found: Vec<String> =
         folder.map(|entry| entry.unwrap().path().file_stem().unwrap().to_string_lossy().into_owned()).collect();
     let mut expected: Vec<String> = SCRIPTS.iter().map(|name| (*name).to_owned()).collect();
