@@ -2,8 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::process::Stdio;
-use std::time::Duration;
+use std::process::{Child, Stdio};
 
 use crate::support::Bench;
 
@@ -36,36 +35,44 @@ fn both_ways_store_the_same() {
     assert_eq!(acknowledged.lines().count(), 3001);
 }
 
+/// The bytes that a process has read from files, while it runs.
+fn bytes_read(process: &mut Child) -> Option<u64> {
+    process.try_wait().unwrap().is_none().then(|| {
+        let io = fs::read_to_string(format!("/proc/{}/io", process.id())).unwrap_or_default();
+        io.lines().find_map(|line| line.strip_prefix("rchar: ")?.parse().ok()).unwrap_or(0)
+    })
+}
+
 /// A run into an empty database that is killed leaves nothing, or all; the next one stores the tree.
 #[test]
 fn a_killed_run_leaves_nothing_or_all() {
+    const FILES: u64 = 400;
+    const FILE_BYTES: u64 = 70_000;
     let bench = Bench::new();
-    for number in 0..400usize {
-        bench.write(&format!("tree/{}/{number}", number % 5), vec![number as u8; 70_000]);
+    for number in 0..FILES {
+        bench.write(&format!("tree/{}/{number}", number % 5), vec![number as u8; FILE_BYTES as usize]);
     }
     // A kill amid the making of the database is another matter.
     bench.ok(&["put", "db", "key", "value"]);
-    let (nothing, all) = ([0; 4], [400, 400, 400, 5]);
-    // Each run is killed later than the one before, until one comes to its end.
-    let mut milliseconds = 1;
-    loop {
+    let (nothing, all) = ([0; 4], [FILES, FILES, FILES, 5]);
+    for part in 0..=8 {
         let mut index = bench.command(&["index", "db", "tree"]).stdout(Stdio::null()).spawn().unwrap();
-        std::thread::sleep(Duration::from_millis(milliseconds));
+        while bytes_read(&mut index).is_some_and(|bytes| bytes < FILES * FILE_BYTES * part / 8) {
+            std::thread::yield_now();
+        }
         index.kill().unwrap();
         index.wait().unwrap();
         let answer = bench.run(&["du", "db"]);
         if answer.code == Some(0) {
-            match row_counts(&bench) {
-                counts if counts == all => break,
-                counts => assert_eq!(counts, nothing, "after {milliseconds} ms"),
-            }
+            let counts = row_counts(&bench);
+            assert!(counts == nothing || counts == all, "after {part} eighths: {counts:?}");
         } else {
             // Killed before the keyspaces were there, or while they were filled.
             assert_eq!(answer.code, Some(3), "{}", answer.stderr);
         }
-        milliseconds = milliseconds * 5 / 4 + 5;
     }
-    assert!(bench.ok(&["index", "db", "tree"]).contains("400 unchanged"));
+    bench.ok(&["index", "db", "tree"]);
+    assert_eq!(row_counts(&bench), all);
     assert!(bench.ok(&["check", "db"]).starts_with("sound"));
 }
 

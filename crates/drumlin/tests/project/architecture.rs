@@ -437,9 +437,8 @@ fn the_steps_of_recovery_are_told_in_order() {
 }
 
 /// The tests that let time pass: where, how often, and why no condition could be waited for instead.
-const SLEEPS: [(&str, usize, &str); 14] = [
+const SLEEPS: [(&str, usize, &str); 13] = [
     ("drumlin-cli/tests/cli/in_use.rs", 1, "polls whether another process has the database yet"),
-    ("drumlin-cli/tests/cli/index.rs", 1, "kills the command at later and later moments, whichever these are"),
     ("drumlin-cli/tests/cli/lab.rs", 1, "polls whether another process has made its folder yet"),
     ("drumlin-fuzz/src/face/memory.rs", 1, "measures memory at intervals"),
     ("drumlin-fuzz/src/face/opening.rs", 1, "polls a lock that a dropped future's checkpoint still holds"),

@@ -189,10 +189,11 @@ impl Narration {
         let prefix = if all { "the whole tree" } else { &answers.prefix };
         self.tell(&format!("   The files below {}", clip_start(prefix, COLUMNS - 19)))?;
         self.tell(&format!(
-            "     counted {dim}in {}, and again in {};{dim:#} their sizes summed {dim}in {}{dim:#}",
+            "     counted {dim}in {}, again in {};{dim:#} their sizes summed {dim}in {}, again in {}{dim:#}",
             duration(answers.count_seconds),
             duration(answers.count_again_seconds),
-            duration(answers.sum_seconds)
+            duration(answers.sum_seconds),
+            duration(answers.sum_again_seconds)
         ))?;
         for path in &answers.prefix_first {
             self.tell(&format!("               {}", clip_start(path, COLUMNS - 15)))?;

@@ -23,7 +23,9 @@ pub(super) struct Answers {
     /// The first count of all; counts are kept from then on.
     pub(super) count_seconds: f64,
     pub(super) count_again_seconds: f64,
+    /// The same of the sum of sizes.
     pub(super) sum_seconds: f64,
+    pub(super) sum_again_seconds: f64,
     #[serde(skip)]
     pub(super) prefix_first: Vec<String>,
     /// `true` if the disk holds the same below the prefix.
@@ -52,6 +54,7 @@ pub(super) fn ask(store: &Store, survey: &Survey) -> Result<Answers> {
     let (files, count_seconds) = timed(|| store.file_count(&range))?;
     let (files_again, count_again_seconds) = timed(|| store.file_count(&range))?;
     let (bytes, sum_seconds) = timed(|| store.file_bytes(&range))?;
+    let (bytes_again, sum_again_seconds) = timed(|| store.file_bytes(&range))?;
     let mut prefix_first = Vec::new();
     for row in store.files.range(range).take(FILES_SHOWN) {
         prefix_first.push(Escaped::new(&row?.0).to_string());
@@ -65,8 +68,9 @@ pub(super) fn ask(store: &Store, survey: &Survey) -> Result<Answers> {
         count_seconds,
         count_again_seconds,
         sum_seconds,
+        sum_again_seconds,
         prefix_first,
-        prefix_agrees: Held { files, bytes } == survey.below_prefix && files == files_again,
+        prefix_agrees: Held { files, bytes } == survey.below_prefix && (files, bytes) == (files_again, bytes_again),
     })
 }
 
