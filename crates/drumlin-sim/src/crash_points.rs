@@ -8,11 +8,11 @@
 //! Then, for each point of that list, the disk is rebuilt as a cut there may leave it: where few changes were not
 //! certain each subset of them; else all of them lost, all kept, each write alone lost and each alone kept up to a
 //! bound; and some torn at random. It is also rebuilt as a process that is killed there leaves it, with all that was
-//! not certain still in caches. Each of these is opened and compared with the model, row by row and by counts. So is
-//! what a cut amid that recovery leaves, after each of its own writes and syncs; after the last of them it has to stand
-//! where the recovery did.
+//! not certain still in caches. Each of these is opened and compared with the model, row by row, by counts and by an
+//! aggregate. So is what a cut amid that recovery leaves, after each of its own writes and syncs; after the last of
+//! them it has to stand where the recovery did.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Cursor;
 use std::ops::{Bound, Range};
 use std::path::Path;
@@ -21,8 +21,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use drumlin::internals::io::sim::{self, Change, Disk, Loss, Medium, Random, Schedule};
-use drumlin::{Config, Database, Durability, Error, KeyspaceOptions, TxOptions};
+use drumlin::{Config, Database, Durability, Error, Keyspace, KeyspaceOptions, TxOptions};
 
+use crate::client::aggregates::{Fingerprint, fingerprint_of};
 use crate::model::{Content, Model, Operation, Tampering};
 
 /// The states that are made at each point.
@@ -292,14 +293,24 @@ impl Script {
         }
     }
 
+    /// Counts are asked for in between, and so kept while nodes split and merge.
     fn deepen(&mut self, db: &Database, is_put: bool) {
         for first in (0..1200).step_by(150) {
             self.run_of_rows(db, "deep", first..first + 150, is_put);
+            self.count(db, "deep");
         }
         self.note();
     }
 
-    /// Several clients commit, while one makes checkpoints and one compacts.
+    /// Compares counts with the model. Nothing is committed meanwhile.
+    fn count(&self, db: &Database, name: &str) {
+        let space = self.model.space(name).expect("created");
+        let keyspace = db.existing_keyspace(name).expect("created");
+        let rows = self.model.rows_at(space, self.model.last());
+        check_aggregates(&keyspace, &rows).unwrap_or_else(|failure| panic!("the script: {name:?} {failure}"));
+    }
+
+    /// Several clients commit, while one counts, one makes checkpoints and one compacts.
     fn all_at_once(&mut self, db: &Database) {
         let (other, another) = (db.clone(), db.clone());
         let mut waits: Vec<_> = Vec::new();
@@ -318,6 +329,18 @@ impl Script {
                 }
             }));
         }
+        let counted = db.clone();
+        waits.push(self.spawn("counting", move || {
+            let deep = counted.existing_keyspace("deep").expect("created");
+            for _ in 0..6 {
+                let snapshot = counted.snapshot();
+                let count = snapshot.count(&deep, ..).expect("a count");
+                let walked = snapshot.keys(&deep).try_fold(0, |rows, key| key.map(|_| rows + 1)).expect("a walk");
+                assert!(count == walked, "{count} rows are counted at a snapshot where a walk meets {walked}");
+                snapshot.aggregate(&deep, &Fingerprint, ..).expect("an aggregate");
+                sim::sleep(Duration::from_micros(200));
+            }
+        }));
         waits.push(self.spawn("checkpoints", move || {
             for _ in 0..4 {
                 other.checkpoint().expect("a checkpoint");
@@ -492,20 +515,34 @@ fn verify(db: &Database, model: &Model) -> Result<u64, String> {
         if let Some((key, _)) = wanted.next() {
             return Err(format!("at commit {last} row {} of {name:?} is missing", key.escape_ascii()));
         }
-        let middle = rows.keys().nth(rows.len() / 2).cloned().unwrap_or_default();
-        for (bounds, wanted) in [
-            ((Bound::Unbounded, Bound::Unbounded), rows.len()),
-            ((Bound::Included(middle), Bound::Unbounded), rows.len() - rows.len() / 2),
-        ] {
-            let counted = keyspace.count(bounds.clone()).map_err(text)?;
-            if counted != wanted as u64 {
-                return Err(format!(
-                    "at commit {last} {name:?} counts {counted} rows in {bounds:?}, should be {wanted}"
-                ));
-            }
-        }
+        check_aggregates(&keyspace, &rows).map_err(|reason| format!("at commit {last} {name:?} {reason}"))?;
     }
     Ok(last)
+}
+
+/// Asks for the number of rows in all and from the middle on, for the row in the middle by its place, and for an
+/// aggregate of all.
+fn check_aggregates(keyspace: &Keyspace, rows: &BTreeMap<Vec<u8>, Content>) -> Result<(), String> {
+    let half = rows.len() / 2;
+    let middle = rows.keys().nth(half);
+    let from_middle = Bound::Included(middle.cloned().unwrap_or_default());
+    for (bounds, wanted) in
+        [((Bound::Unbounded, Bound::Unbounded), rows.len()), ((from_middle, Bound::Unbounded), rows.len() - half)]
+    {
+        let counted = keyspace.count(bounds.clone()).map_err(|error| error.to_string())?;
+        if counted != wanted as u64 {
+            return Err(format!("counts {counted} rows in {bounds:?}, should be {wanted}"));
+        }
+    }
+    let found = keyspace.nth(.., half as u64).map_err(|error| error.to_string())?;
+    match found.as_ref().map(|(key, _)| &key[..]) == middle.map(|key| &key[..]) {
+        true => Ok(()),
+        false => Err(format!("has {:?} at place {half}, should have {middle:?}", found.map(|(key, _)| key))),
+    }?;
+    match keyspace.aggregate(&Fingerprint, ..).map_err(|error| error.to_string())? == fingerprint_of(rows.iter()) {
+        true => Ok(()),
+        false => Err(format!("reduces its {} rows to what they are not", rows.len())),
+    }
 }
 
 /// Its bytes tell people which process it is. It is never synced, and nothing depends on it.

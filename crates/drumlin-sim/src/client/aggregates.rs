@@ -10,10 +10,10 @@ use super::{Client, Stop, by_face};
 use crate::model::{Content, SpaceNumber};
 
 /// A linear function modulo 2⁶⁴: factor and term.
-pub(super) type Linear = (u64, u64);
+pub(crate) type Linear = (u64, u64);
 
 /// The composition of a linear function for each row, in their order.
-pub(super) struct Fingerprint;
+pub(crate) struct Fingerprint;
 
 /// The bytes of a value that go into its row's function.
 const HEAD_BYTES: usize = 16;
@@ -27,6 +27,11 @@ fn function_of(key: &[u8], length: usize, head: &[u8]) -> Linear {
 
 fn composed(left: Linear, right: Linear) -> Linear {
     (left.0.wrapping_mul(right.0), left.1.wrapping_mul(right.0).wrapping_add(right.1))
+}
+
+/// The fingerprint of these rows.
+pub(crate) fn fingerprint_of<'r>(rows: impl Iterator<Item = (&'r Vec<u8>, &'r Content)>) -> Linear {
+    rows.map(|(key, content)| function_of(key, content.length, &content.head(HEAD_BYTES))).fold((1, 0), composed)
 }
 
 impl Reducer for Fingerprint {
@@ -110,10 +115,7 @@ impl Client {
         let model = &self.life.model;
         let is_right = sight.moments(model, space).into_iter().any(|moment| {
             let rows = sight.rows(model, space, moment);
-            let functions = rows.range(bounds.clone()).map(|(key, content): (&Vec<u8>, &Content)| {
-                function_of(key, content.length, &content.head(HEAD_BYTES))
-            });
-            functions.fold((1, 0), composed) == found
+            fingerprint_of(rows.range(bounds.clone())) == found
         });
         assert!(
             is_right || model.is_dropped(space),

@@ -5,7 +5,7 @@
 //!
 //! A wrong answer is a panic, which ends the simulation and is its report.
 
-mod aggregates;
+pub(crate) mod aggregates;
 mod answers;
 mod changes;
 mod commits;
