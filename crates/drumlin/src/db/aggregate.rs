@@ -4,13 +4,12 @@
 //! answer for the snapshot, and from reading rows otherwise.
 
 use std::any::TypeId;
-use std::ops::Bound;
+use std::ops::{Bound, ControlFlow};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::bounds::OwnedBounds;
 use super::counting::{Interval, as_slices, interval};
-use super::range::Steps;
 use super::reducer::{ReduceError, Reducer};
 use super::rows::Rows;
 use crate::error::{Error, Result};
@@ -81,16 +80,16 @@ impl<R: Reducer> Reducing<'_, R> {
     ) -> Result<()> {
         let upper = upper.map_or(Bound::Unbounded, |upper| Bound::Excluded(upper.to_vec()));
         let mut range = self.rows.scan_at((Bound::Included(lower.to_vec()), upper), Some(self.snapshot));
-        loop {
-            let row = match range.at_hand(Direction::Forward) {
-                Some(row) => row,
-                None => match range.next_in(self.mode, Direction::Forward).await {
-                    Some(row) => row?,
-                    None => return Ok(()),
-                },
-            };
-            let (key, value) = row;
-            take(&key, self.reducer.call(|reducer| reducer.row(&key, &value))?)?;
+        let mut look = |key: &[u8], value: &[u8]| {
+            let state = self.reducer.call(|reducer| reducer.row(key, value));
+            match state.and_then(|state| take(key, state)) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(error) => ControlFlow::Break(error),
+            }
+        };
+        match range.show_rows(self.mode, Direction::Forward, &mut look).await? {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(error) => Err(error),
         }
     }
 
