@@ -337,9 +337,10 @@ impl Keyspace {
     ///
     /// The first count of a large range visits its leaves, and the keyspace keeps what it finds: eight bytes a page,
     /// and the keys of rows inserted and removed since, at most an eighth of the memory for pages. From then on commits
-    /// note such rows. The counts are forgotten where no count comes before that memory is full, and when the database
-    /// is closed. Where there is no memory for them, and for a snapshot that is older than they are, a count visits the
-    /// leaves of its range. The answer is exact in any case.
+    /// note such rows. Checkpoints and closing write the counts to a file, so that the first count after an opening
+    /// need not visit the leaves either. They are forgotten where no count comes before that memory is full. Where
+    /// there is no memory for them, and for a snapshot that is older than they are, a count visits the leaves of its
+    /// range. The answer is exact in any case.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
