@@ -1,5 +1,6 @@
 //! The keyspaces of an index: the one transaction in which a file enters three of them, and questions about many files.
 
+use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -7,7 +8,7 @@ use std::ops::Bound;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-use drumlin::{Database, Error, Field, Keyspace, Sum, Transaction};
+use drumlin::{Database, Error, Keyspace, ReduceError, Reducer, Transaction};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::entry::size_in;
@@ -121,12 +122,10 @@ impl Store {
     /// The bytes of the files whose paths are in a range. O(log files) where they were summed before, else O(files):
     /// the rows of `files` are read, contents are not.
     pub(crate) fn file_bytes(&self, range: &KeyRange) -> Result<u64> {
-        const SIZES: Sum<u64> = Sum::of(Field::of("size of a file", |_, entry| size_in(entry)));
-        let bytes = match self.files.aggregate(&SIZES, range.clone()) {
-            Err(Error::Reducer { .. }) => return Err(Failure::other("a row of files is not what index writes")),
-            bytes => bytes?,
-        };
-        u64::try_from(bytes).map_err(|_| Failure::other(format!("{bytes} bytes of files are not counted")))
+        match self.files.aggregate(&FileSizes, range.clone()) {
+            Err(Error::Reducer { reason, .. }) => Err(Failure::other(format!("a row of files: {reason}"))),
+            bytes => Ok(bytes?),
+        }
     }
 
     /// Both of them.
@@ -316,5 +315,35 @@ impl Read for Content {
         };
         self.hash.update(&buffer[..bytes]);
         Ok(bytes)
+    }
+}
+
+/// The sum of the sizes in rows of `files`. Unlike [`drumlin::Sum`] it fails at a row without one.
+struct FileSizes;
+
+impl Reducer for FileSizes {
+    type State = u64;
+    type Output = u64;
+
+    fn name(&self) -> Cow<'_, str> {
+        "sizes of files".into()
+    }
+    fn identity(&self) -> u64 {
+        0
+    }
+    fn row(&self, _key: &[u8], entry: &[u8]) -> Result<u64, ReduceError> {
+        size_in(entry).ok_or_else(|| "not what index writes".into())
+    }
+    fn combine(&self, left: u64, right: u64) -> Result<u64, ReduceError> {
+        left.checked_add(right).ok_or_else(|| "the sizes of all files do not fit in 64 bits".into())
+    }
+    fn encode(&self, state: &u64, bytes: &mut Vec<u8>) {
+        bytes.extend(state.to_be_bytes());
+    }
+    fn decode(&self, bytes: &[u8]) -> Result<u64, ReduceError> {
+        Ok(u64::from_be_bytes(bytes.try_into()?))
+    }
+    fn output(&self, state: u64) -> u64 {
+        state
     }
 }

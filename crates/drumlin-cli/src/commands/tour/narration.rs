@@ -189,7 +189,7 @@ impl Narration {
         let prefix = if all { "the whole tree" } else { &answers.prefix };
         self.tell(&format!("   The files below {}", clip_start(prefix, COLUMNS - 19)))?;
         self.tell(&format!(
-            "     counted {dim}in {}, again in {};{dim:#} their sizes summed {dim}in {}, again in {}{dim:#}",
+            "     counted {dim}in {}, again in {};{dim:#} summed {dim}in {}, again in {}{dim:#}",
             duration(answers.count_seconds),
             duration(answers.count_again_seconds),
             duration(answers.sum_seconds),
