@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use drumlin_testing::Random;
 use hdrhistogram::Histogram;
 
 const ROWS: u64 = 4_000_000;
@@ -34,20 +35,11 @@ fn key(number: u64) -> [u8; 8] {
     number.to_be_bytes()
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014).
-fn random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
 fn value(number: u64) -> [u8; VALUE_BYTES] {
-    let mut state = number;
+    let mut random = Random(number);
     let mut value = [0; VALUE_BYTES];
     for part in value.chunks_mut(8) {
-        part.copy_from_slice(&random(&mut state).to_le_bytes()[..part.len()]);
+        part.copy_from_slice(&random.next().to_le_bytes()[..part.len()]);
     }
     value
 }
@@ -71,9 +63,9 @@ where
     for task in 0..TASKS {
         let (read, stop, reads) = (read.clone(), Arc::clone(&stop), Arc::clone(&reads));
         tasks.push(runtime.spawn(async move {
-            let mut state = task;
+            let mut random = Random(task);
             while !stop.load(Ordering::Relaxed) {
-                read(random(&mut state) % ROWS).await?;
+                read(random.below(ROWS)).await?;
                 reads.fetch_add(1, Ordering::Relaxed);
                 // As fair as a task can be, whatever the store.
                 tokio::task::yield_now().await;

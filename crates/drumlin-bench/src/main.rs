@@ -116,6 +116,10 @@ fn list() {
             println!("      {}", facts.lacks.join("; "));
         }
     }
+    println!("\nOnly if they are named:");
+    for peer in engines::variants() {
+        println!("  {}: {}", peer.name, peer.settings);
+    }
 }
 
 fn chosen_peers(names: &[String]) -> Result<Vec<Peer>> {

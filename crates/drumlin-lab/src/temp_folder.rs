@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use drumlin::internals::io::AlignedBuffer;
+use rand::rngs::Xoshiro256PlusPlus;
+use rand::{Rng, SeedableRng};
 
 use crate::figures;
 
@@ -167,23 +169,18 @@ impl Drop for TempFolder {
     }
 }
 
-/// Bytes that no drive or file system can compress, by Marsaglia's xorshift.
+/// Bytes that no drive or file system can compress.
 #[derive(Debug)]
-pub(crate) struct Noise(u64);
+pub(crate) struct Noise(Xoshiro256PlusPlus);
 
 impl Noise {
     pub(crate) fn new() -> Noise {
-        Noise(0x9E37_79B9_7F4A_7C15)
+        Noise(Xoshiro256PlusPlus::seed_from_u64(0))
     }
 
-    /// Fills a block, whose length is a multiple of eight, with the next bytes.
+    /// Fills a block with the next bytes.
     pub(crate) fn fill(&mut self, block: &mut [u8]) {
-        for word in block.chunks_exact_mut(8) {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            word.copy_from_slice(&self.0.to_le_bytes());
-        }
+        self.0.fill_bytes(block);
     }
 }
 

@@ -125,32 +125,13 @@ impl World {
     /// Opens, verifies, works, ends. What the disk holds afterwards; `None` if nothing can be done with it any more.
     fn life(&mut self, medium: Medium, is_last: bool) -> Option<Medium> {
         let disk = Disk::new(medium, self.random.next());
-        let end = match self.random.below(100) {
-            _ if is_last => End::Close,
-            0..60 => End::Cut,
-            60..75 => End::Kill,
-            _ => End::Close,
-        };
-        if sim::is_told() {
-            eprintln!("life {}, to end by {end:?}", self.report.openings);
-        }
-        let slow_one_in = self.plan.slow_one_in;
-        // The first changes, those of opening, are few and matter.
+        let end = self.draw_end(is_last);
         if end == End::Cut {
-            let changes = match self.random.below(100) {
-                0..25 => self.random.below(60),
-                25..60 => self.random.below(400),
-                _ => self
-                    .random
-                    .below(self.plan.steps * (self.plan.clients + self.plan.task_threads * self.plan.tasks) * 4 + 100),
-            };
-            disk.turn_off_at(1 + changes);
+            self.plan_cut(&disk);
         }
-        disk.set_faults(Faults { slow_one_in, ..Faults::default() });
-        if self.plan.trouble == Fault::Lies {
-            disk.set_faults(Faults { slow_one_in, lies: true, ..Faults::default() });
-            self.is_damaged = true;
-        }
+        let lies = self.plan.trouble == Fault::Lies;
+        disk.set_faults(Faults { slow_one_in: self.plan.slow_one_in, lies, ..Faults::default() });
+        self.is_damaged |= lies;
         let plan = self.plan.of_life(self.report.openings);
         // There has to be a database before its opening can fail for ever.
         if self.plan.troubles_openings && self.report.openings > 0 {
@@ -182,11 +163,42 @@ impl World {
         if !disk.is_off() && !is_last {
             self.work(&db, &disk, end);
         }
-        let after = match end {
+        let after = self.end_life(db, &disk, end);
+        self.add_harm(&disk.fault_counts());
+        Some(after)
+    }
+
+    fn draw_end(&mut self, is_last: bool) -> End {
+        let end = match self.random.below(100) {
+            _ if is_last => End::Close,
+            0..60 => End::Cut,
+            60..75 => End::Kill,
+            _ => End::Close,
+        };
+        if sim::is_told() {
+            eprintln!("life {}, to end by {end:?}", self.report.openings);
+        }
+        end
+    }
+
+    /// Has the power go at some change of the disk. The first changes, those of opening, are few and matter.
+    fn plan_cut(&mut self, disk: &Disk) {
+        let clients = self.plan.clients + self.plan.task_threads * self.plan.tasks;
+        let changes = match self.random.below(100) {
+            0..25 => self.random.below(60),
+            25..60 => self.random.below(400),
+            _ => self.random.below(self.plan.steps * clients * 4 + 100),
+        };
+        disk.turn_off_at(1 + changes);
+    }
+
+    /// Returns what the disk holds after the end.
+    fn end_life(&mut self, db: Database, disk: &Disk, end: End) -> Medium {
+        match end {
             End::Cut => {
                 drop(db);
                 self.report.cuts += 1;
-                self.cut(&disk)
+                self.cut(disk)
             }
             End::Kill => {
                 disk.turn_off();
@@ -206,9 +218,7 @@ impl World {
                 }
                 medium
             }
-        };
-        self.add_harm(&disk.fault_counts());
-        Some(after)
+        }
     }
 
     fn cut(&mut self, disk: &Disk) -> Medium {

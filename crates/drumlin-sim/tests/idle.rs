@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use drumlin::internals::io::sim::{self, Disk, Medium, Schedule};
 use drumlin::{Config, Durability, TxOptions};
+use drumlin_testing::Random;
 
 /// Seconds after a load, and not before, the log removes the files that it kept for more of the same: one spare is left
 /// beside the segments in use. The next load finds a log that takes it.
@@ -45,6 +46,35 @@ fn the_log_of_an_idle_database_shrinks() {
         drop(rows);
         disk.turn_off();
         drop(db);
+    });
+    outcome.result.unwrap();
+}
+
+/// The data file of a database that is idle after a checkpoint of its user gets shorter, also if none of its own is
+/// due.
+#[test]
+fn the_file_of_an_idle_database_shrinks() {
+    let schedule = Schedule { seed: 3, switch_one_in: 30, step_nanos_max: 1000, points_max: 100_000_000 };
+    let outcome = sim::run(schedule, || {
+        let disk = Disk::new(Medium::default(), 3);
+        let config = Config::new().backend(disk.backend()).memory(16 << 20).segment_bytes(256 << 10);
+        let db = config.checkpoint_log_bytes(64 << 20).open("/db").unwrap();
+        let rows = db.keyspace("rows").unwrap();
+        let mut random = Random(5);
+        for number in 0..4000u32 {
+            rows.insert_with(number.to_be_bytes(), random.bytes(3000), Durability::Relaxed).unwrap();
+        }
+        db.checkpoint().unwrap();
+        // What is left lies at the end of the file.
+        (0..3800u32).for_each(|number| rows.remove(number.to_be_bytes()).unwrap());
+        db.checkpoint().unwrap();
+        let used = db.stats().data_file_bytes;
+        sim::sleep(Duration::from_secs(30));
+        let idle = db.stats().data_file_bytes;
+        assert!(idle < used / 2, "{used} bytes became {idle}");
+        sim::sleep(Duration::from_secs(60));
+        assert_eq!(db.stats().data_file_bytes, idle, "an idle file changes no more");
+        disk.turn_off();
     });
     outcome.result.unwrap();
 }

@@ -24,17 +24,36 @@ pub(super) const PEER: Peer = Peer {
     open,
 };
 
+/// The same with larger pages, to find the best size.
+pub(super) const PEER_OF_8_KIB: Peer = Peer {
+    name: "drumlin-8k",
+    settings: "like drumlin, with pages of 8 KiB in place of 4",
+    open: |folder, settings| open_with(folder, settings, 8 << 10),
+    ..PEER
+};
+pub(super) const PEER_OF_16_KIB: Peer = Peer {
+    name: "drumlin-16k",
+    settings: "like drumlin, with pages of 16 KiB in place of 4",
+    open: |folder, settings| open_with(folder, settings, 16 << 10),
+    ..PEER
+};
+
 struct Drumlin {
     db: Database,
     rows: Keyspace,
 }
 
 fn open(folder: &Path, settings: &Settings) -> Result<Box<dyn Engine>> {
+    open_with(folder, settings, 4 << 10)
+}
+
+fn open_with(folder: &Path, settings: &Settings, page_bytes: usize) -> Result<Box<dyn Engine>> {
     let durability = match settings.durability {
         Durability::Full => drumlin::Durability::Full,
         Durability::Relaxed => drumlin::Durability::Relaxed,
     };
-    let db = Config::new().memory(settings.memory_bytes).durability(durability).open(folder.join("drumlin"))?;
+    let config = Config::new().memory(settings.memory_bytes).durability(durability).page_bytes(page_bytes);
+    let db = config.open(folder.join("drumlin"))?;
     let rows = db.keyspace("rows")?;
     Ok(Box::new(Drumlin { db, rows }))
 }

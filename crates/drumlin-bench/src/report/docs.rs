@@ -36,6 +36,8 @@ pub fn update_docs(results: &Results) -> Result<()> {
         ("syncs", tables::audits(results)),
         ("inserts", tables::inserts(results)),
         ("commerce", tables::operations(results, |workload| workload.title.contains("balanced"))),
+        ("tails", tables::tails(results)),
+        ("writes", tables::writes(results)),
         ("memory", tables::memory(results)),
         ("sizes", tables::sizes(results)),
     ];
@@ -67,6 +69,6 @@ mod tests {
     fn the_page_has_its_tables() {
         let text = std::fs::read_to_string(super::page()).unwrap();
         let names: Vec<String> = tables(&text).unwrap().into_iter().map(|table| table.name).collect();
-        assert_eq!(names, ["machine", "rates", "syncs", "inserts", "commerce", "memory", "sizes"]);
+        assert_eq!(names, ["machine", "rates", "syncs", "inserts", "commerce", "tails", "writes", "memory", "sizes"]);
     }
 }

@@ -50,7 +50,8 @@ pub(super) fn all(results: &Results) -> Vec<Table> {
     if !results.audits.is_empty() {
         tables.push(audits(results));
     }
-    tables.extend([inserts(results), operations(results, |_| true), memory(results), sizes(results)]);
+    tables.extend([inserts(results), operations(results, |_| true), tails(results), writes(results)]);
+    tables.extend([memory(results), sizes(results)]);
     tables.retain(|table| !table.rows.is_empty());
     tables.extend(results.workloads.iter().map(detail));
     tables
@@ -119,7 +120,9 @@ fn cell(results: &Results, workload: &Measured, engine: &str) -> String {
 fn relative(results: &Results, workload: &Measured) -> Option<f64> {
     let ours = workload.entry("drumlin")?.median(|figures| figures.rate);
     let others = workload.entries.iter().filter(|entry| {
-        entry.engine != "drumlin" && !entry.turns.is_empty() && !results.breaks_promise(workload, &entry.engine)
+        !entry.engine.starts_with("drumlin")
+            && !entry.turns.is_empty()
+            && !results.breaks_promise(workload, &entry.engine)
     });
     let best = others.map(|entry| entry.median(|figures| figures.rate)).max_by(f64::total_cmp)?;
     Some(ours / best)
@@ -240,6 +243,65 @@ fn kind_cells(entry: Option<&Entry>, kind: Kind) -> [String; 3] {
     [cell(|latencies| latencies.mean_us), cell(|latencies| latencies.p50_us), cell(|latencies| latencies.p99_us)]
 }
 
+/// Median, p99 and p99.9 of single operations at a steady 70 % of each engine's own highest rate.
+pub(super) fn tails(results: &Results) -> Table {
+    let cell = |entry: Option<&Entry>| {
+        let quantile = |figure: fn(&crate::measure::Latencies) -> f64| {
+            let of_turn = |figures: &crate::workloads::Figures| figures.steady.as_ref().map_or(f64::NAN, figure);
+            entry.map_or(f64::NAN, |entry| entry.median(of_turn))
+        };
+        let quantiles = [quantile(|all| all.p50_us), quantile(|all| all.p99_us), quantile(|all| all.p999_us)];
+        if quantiles[0].is_nan() { NOTHING.to_owned() } else { quantiles.map(|us| show(Form::Micros, us)).join(", ") }
+    };
+    let is_held = |workload: &&Measured| {
+        workload.entries.iter().flat_map(|entry| &entry.turns).any(|turn| turn.figures.steady.is_some())
+    };
+    side_by_side(
+        results,
+        "Tails",
+        "Median, p99 and p99.9 of single operations at a steady 70 % of the engine's own highest rate, from the moment at \
+         which each was due.\n",
+        results.workloads.iter().filter(is_held),
+        |_, entry| cell(entry),
+    )
+}
+
+/// Work that writes on and on: bytes written for each byte of keys and values, and the longest pause.
+pub(super) fn writes(results: &Results) -> Table {
+    let cell = |entry: Option<&Entry>| {
+        let Some(entry) = entry else { return NOTHING.to_owned() };
+        let share = entry.median(|figures| figures.costs.write_bytes as f64 / figures.written_user_bytes as f64);
+        let pause = entry.median(|figures| figures.longest_pause_seconds);
+        format!("{}, {}", show(Form::Ratio, share), show(Form::Seconds, pause))
+    };
+    let goes_on = |workload: &&Measured| workload.row == "13";
+    side_by_side(
+        results,
+        "Writes and pauses",
+        "Bytes that the process wrote for each byte of keys and values, and the longest time in which no operation ended.\n",
+        results.workloads.iter().filter(goes_on),
+        |_, entry| cell(entry),
+    )
+}
+
+/// A row a workload, a column an engine.
+fn side_by_side<'r>(
+    results: &'r Results,
+    title: &str,
+    about: &str,
+    workloads: impl Iterator<Item = &'r Measured>,
+    cell: impl Fn(&Measured, Option<&Entry>) -> String,
+) -> Table {
+    let engines = columns(results);
+    let mut titles = texts(&["workload"]);
+    titles.extend(engines.iter().cloned());
+    let rows = workloads.map(|workload| {
+        let cells = engines.iter().map(|engine| cell(workload, workload.entry(engine)));
+        std::iter::once(workload.title.clone()).chain(cells).collect()
+    });
+    Table { title: title.to_owned(), about: about.to_owned(), rows: rows.collect(), titles }
+}
+
 /// The most memory of each engine.
 pub(super) fn memory(results: &Results) -> Table {
     let most = |engine: &str, exceeds: bool, bytes: &dyn Fn(&crate::results::Turn) -> Option<u64>| {
@@ -276,26 +338,18 @@ pub(super) fn memory(results: &Results) -> Table {
 
 /// Sizes on disk after loads, relative to keys and values.
 pub(super) fn sizes(results: &Results) -> Table {
-    let engines = columns(results);
-    let mut titles = texts(&["after"]);
-    titles.extend(engines.iter().cloned());
-    let loads = results.workloads.iter().filter(|workload| workload.name.starts_with("load-"));
-    let rows = loads.map(|workload| {
-        let mut row = vec![workload.title.clone()];
-        row.extend(engines.iter().map(|engine| match workload.entry(engine) {
+    side_by_side(
+        results,
+        "Size on disk",
+        "Bytes of all files once closed, logs included, divided by those of keys and values.\n",
+        results.workloads.iter().filter(|workload| workload.row == "8"),
+        |workload, entry| match entry {
             Some(entry) => {
                 format!("{:.2}", entry.median(|figures| figures.disk_bytes as f64) / workload.user_bytes as f64)
             }
             None => NOTHING.to_owned(),
-        }));
-        row
-    });
-    Table {
-        title: "Size on disk".to_owned(),
-        about: "Bytes of all files once closed, logs included, divided by those of keys and values.\n".to_owned(),
-        rows: rows.collect(),
-        titles,
-    }
+        },
+    )
 }
 
 /// One workload in detail.

@@ -4,31 +4,26 @@ use std::ops::Bound;
 use std::time::Duration;
 
 use drumlin::{Durability, Isolation, TxOptions};
+use drumlin_testing::Random;
 
 use super::futures::Fate;
 use crate::Script;
 
-/// Bytes of a seed, after SplitMix64 (Steele, Lea, Flood 2014).
+/// Bytes of a seed.
 pub(super) fn bytes(seed: u64, count: usize) -> Vec<u8> {
-    let mut next = numbers(seed);
-    (0..count).map(|_| next() as u8).collect()
+    numbers(seed).bytes(count)
 }
 
-fn numbers(seed: u64) -> impl FnMut() -> u64 {
-    let mut state = seed.wrapping_mul(0xD134_2543_DE82_EF95);
-    move || {
-        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
+/// The numbers of a seed, spread so that those of neighbours have nothing in common.
+fn numbers(seed: u64) -> Random {
+    Random(seed.wrapping_mul(0xD134_2543_DE82_EF95))
 }
 
 /// The sequence of a seed.
 pub fn script(seed: u64) -> Vec<u8> {
-    let mut next = numbers(seed);
-    (0..40 + next() % 280).map(|_| next() as u8).collect()
+    let mut random = numbers(seed);
+    let length = 40 + random.index(280);
+    random.bytes(length)
 }
 
 pub(super) fn key(script: &mut Script<'_>) -> Vec<u8> {

@@ -194,86 +194,117 @@ impl Side {
 
     /// Closures that are run again, and ones that panic.
     pub(super) fn closures(&mut self, script: &mut Script<'_>) {
-        let (db, k) = (self.db(), &self.keyspaces[1]);
-        let (again, value) = (usize::from(script.byte() % 4), value(script));
-        let conflict = || Error::Conflict { reason: "made up" };
-        let mut runs = 0;
+        let mut runs = Runs { count: 0, conflicts: usize::from(script.byte() % 4) };
+        let value = value(script);
         let done = match script.byte() % 5 {
-            0 => call!(
-                "Database::transact",
-                db.transact(|tx| {
-                    runs += 1;
-                    tx.insert(k, "run", &value)?;
-                    if runs > again {
-                        return Ok(());
-                    }
-                    Err(call!("Transaction::conflict", tx.conflict("made up")))
-                })
-            ),
-            1 => call!(
-                "Database::transact_with",
-                db.transact_with(options(script), |tx| {
-                    runs += 1;
-                    tx.insert(k, "run", &value)?;
-                    if runs <= again { Err(conflict()) } else { Ok(()) }
-                })
-            ),
+            0 => self.run(&mut runs, &value),
+            1 => self.run_with(options(script), &mut runs, &value),
             2 => match script.byte() % 3 {
-                0 => block_on(call!(
-                    "Database::transact_local",
-                    db.transact_local(async |tx| {
-                        runs += 1;
-                        tx.insert_async(k, "run", &value).await?;
-                        if runs <= again { Err(conflict()) } else { Ok(()) }
-                    })
-                )),
-                1 => block_on(call!(
-                    "Database::transact_with_local",
-                    db.transact_with_local(options(script), async |tx| {
-                        runs += 1;
-                        tx.insert_async(k, "run", &value).await?;
-                        if runs <= again { Err(conflict()) } else { Ok(()) }
-                    })
-                )),
-                _ => block_on(call!(
-                    "Database::transact_with_async",
-                    db.transact_with_async(options(script), |tx| {
-                        runs += 1;
-                        let fails = runs <= again;
-                        let (k, value) = (k.clone(), value.clone());
-                        Box::pin(async move {
-                            tx.insert_async(&k, "run", &value).await?;
-                            if fails { Err(Error::Conflict { reason: "made up" }) } else { Ok(()) }
-                        })
-                    })
-                )),
+                0 => self.run_local(&mut runs, &value),
+                1 => self.run_with_local(options(script), &mut runs, &value),
+                _ => self.run_with_async(options(script), &mut runs, &value),
             },
-            3 => block_on(call!(
-                "Database::transact_async",
-                db.transact_async(|tx| {
-                    runs += 1;
-                    let fails = runs <= again;
-                    let (k, value) = (k.clone(), value.clone());
-                    Box::pin(async move {
-                        tx.insert_async(&k, "run", &value).await?;
-                        if fails { Err(Error::Conflict { reason: "made up" }) } else { Ok(()) }
-                    })
-                })
-            )),
-            _ => {
-                panics(|| {
-                    let _ = db.transact(|tx| -> Result<()> {
-                        tx.insert(k, "run", "never")?;
-                        panic!("{ON_PURPOSE}");
-                    });
-                });
-                panics(|| drop(call!("Database::check_with", db.check_with(|_| panic!("{ON_PURPOSE}")))));
-                return;
-            }
+            3 => self.run_async(&mut runs, &value),
+            _ => return self.panic_in_closures(),
         };
         if checked(done, is_crowded).is_some() {
-            assert_eq!(runs, again + 1);
+            assert_eq!(runs.count, runs.conflicts + 1);
             self.models[1].insert(b"run".to_vec(), value);
         }
+    }
+
+    fn run(&self, runs: &mut Runs, value: &[u8]) -> Result<()> {
+        call!(
+            "Database::transact",
+            self.db().transact(|tx| {
+                let end = runs.next();
+                tx.insert(&self.keyspaces[1], "run", value)?;
+                end.map_err(|_| call!("Transaction::conflict", tx.conflict("made up")))
+            })
+        )
+    }
+
+    fn run_with(&self, options: TxOptions, runs: &mut Runs, value: &[u8]) -> Result<()> {
+        call!(
+            "Database::transact_with",
+            self.db().transact_with(options, |tx| {
+                let end = runs.next();
+                tx.insert(&self.keyspaces[1], "run", value)?;
+                end
+            })
+        )
+    }
+
+    fn run_local(&self, runs: &mut Runs, value: &[u8]) -> Result<()> {
+        block_on(call!(
+            "Database::transact_local",
+            self.db().transact_local(async |tx| {
+                let end = runs.next();
+                tx.insert_async(&self.keyspaces[1], "run", value).await?;
+                end
+            })
+        ))
+    }
+
+    fn run_with_local(&self, options: TxOptions, runs: &mut Runs, value: &[u8]) -> Result<()> {
+        block_on(call!(
+            "Database::transact_with_local",
+            self.db().transact_with_local(options, async |tx| {
+                let end = runs.next();
+                tx.insert_async(&self.keyspaces[1], "run", value).await?;
+                end
+            })
+        ))
+    }
+
+    fn run_async(&self, runs: &mut Runs, value: &[u8]) -> Result<()> {
+        block_on(call!(
+            "Database::transact_async",
+            self.db().transact_async(|tx| {
+                let (end, k, value) = (runs.next(), self.keyspaces[1].clone(), value.to_vec());
+                Box::pin(async move {
+                    tx.insert_async(&k, "run", &value).await?;
+                    end
+                })
+            })
+        ))
+    }
+
+    fn run_with_async(&self, options: TxOptions, runs: &mut Runs, value: &[u8]) -> Result<()> {
+        block_on(call!(
+            "Database::transact_with_async",
+            self.db().transact_with_async(options, |tx| {
+                let (end, k, value) = (runs.next(), self.keyspaces[1].clone(), value.to_vec());
+                Box::pin(async move {
+                    tx.insert_async(&k, "run", &value).await?;
+                    end
+                })
+            })
+        ))
+    }
+
+    fn panic_in_closures(&self) {
+        let db = self.db();
+        panics(|| {
+            let _ = db.transact(|tx| -> Result<()> {
+                tx.insert(&self.keyspaces[1], "run", "never")?;
+                panic!("{ON_PURPOSE}");
+            });
+        });
+        panics(|| drop(call!("Database::check_with", db.check_with(|_| panic!("{ON_PURPOSE}")))));
+    }
+}
+
+/// The runs of a closure, of which the first few end with a conflict.
+struct Runs {
+    count: usize,
+    conflicts: usize,
+}
+
+impl Runs {
+    /// The end of the next run.
+    fn next(&mut self) -> Result<()> {
+        self.count += 1;
+        if self.count <= self.conflicts { Err(Error::Conflict { reason: "made up" }) } else { Ok(()) }
     }
 }

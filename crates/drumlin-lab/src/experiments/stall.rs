@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 
 use drumlin::IoBackend;
 use drumlin::internals::io::{AlignedBuffer, OpenOptions};
+use rand::rngs::Xoshiro256PlusPlus;
+use rand::{RngExt, SeedableRng};
 use serde::{Deserialize, Serialize};
 
 use crate::compare::{Claim, Ratio, Spread};
@@ -142,11 +144,8 @@ impl Scheduler {
 }
 
 /// A random block of the file; another at each call.
-fn place(state: &mut u64, blocks: u64) -> u64 {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    *state % blocks
+fn place(random: &mut Xoshiro256PlusPlus, blocks: u64) -> u64 {
+    random.random_range(0..blocks)
 }
 
 impl Measurement for Task {
@@ -227,16 +226,16 @@ impl Task {
         })
     }
 
-    fn state(&self, thread: usize) -> u64 {
-        0x9E37_79B9_7F4A_7C15 ^ (thread as u64 + 1 + 1000 * self.seed)
+    fn generator(&self, thread: usize) -> Xoshiro256PlusPlus {
+        Xoshiro256PlusPlus::seed_from_u64(thread as u64 + 1000 * self.seed)
     }
 
     /// Makes the reads that were handed over.
     fn help(&self, scheduler: &Scheduler, helper: usize, file: &File, blocks: u64) -> io::Result<()> {
-        let mut state = self.state(helper);
+        let mut random = self.generator(helper);
         let mut buffer = [0; BLOCK_BYTES];
         while scheduler.take_over() {
-            file.read_exact_at(&mut buffer, place(&mut state, blocks) * BLOCK_BYTES as u64)?;
+            file.read_exact_at(&mut buffer, place(&mut random, blocks) * BLOCK_BYTES as u64)?;
             std::hint::black_box(buffer[0]);
             scheduler.reads.fetch_add(1, Ordering::Relaxed);
             scheduler.put(Ready::Reader);
@@ -245,7 +244,7 @@ impl Task {
     }
 
     fn run_mapped(&self, scheduler: &Scheduler, thread: usize, map: &Map, blocks: u64) -> io::Result<()> {
-        let mut state = self.state(thread);
+        let mut random = self.generator(thread);
         while scheduler.goes_on() {
             match scheduler.next() {
                 Some(Ready::Heartbeat) => {
@@ -253,7 +252,7 @@ impl Task {
                     scheduler.put(Ready::Heartbeat);
                 }
                 Some(Ready::Reader) => {
-                    let at = place(&mut state, blocks) as usize * BLOCK_BYTES;
+                    let at = place(&mut random, blocks) as usize * BLOCK_BYTES;
                     scheduler.blocked[thread].store(true, Ordering::Relaxed);
                     std::hint::black_box(map[at]);
                     scheduler.blocked[thread].store(false, Ordering::Relaxed);
@@ -272,7 +271,7 @@ impl Task {
         let mut queue = backend.queue(self.readers.max(1))?;
         let mut buffers: Vec<AlignedBuffer> = (0..self.readers).map(|_| AlignedBuffer::zeroed(BLOCK_BYTES)).collect();
         let mut finished = Vec::new();
-        let mut state = self.state(thread);
+        let mut random = self.generator(thread);
         while scheduler.goes_on() {
             match scheduler.next() {
                 Some(Ready::Heartbeat) => {
@@ -280,7 +279,7 @@ impl Task {
                     scheduler.put(Ready::Heartbeat);
                 }
                 Some(Ready::Reader) => {
-                    let at = place(&mut state, blocks) * BLOCK_BYTES as u64;
+                    let at = place(&mut random, blocks) * BLOCK_BYTES as u64;
                     let buffer = buffers.pop().expect("a buffer for each reader");
                     queue.push_read(&file, at, buffer, 0);
                     queue.submit()?;

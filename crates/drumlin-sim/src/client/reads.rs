@@ -1,10 +1,13 @@
 //! Reads outside of transactions: of what is newest, and of what a snapshot holds.
 
-use drumlin::Error;
+use std::ops::ControlFlow;
+
+use drumlin::{Error, Keyspace, Snapshot};
 
 use super::answers::Call;
 use super::scans::Sight;
 use super::{Client, Count, Stop, by_face};
+use crate::model::SpaceNumber;
 
 impl Client {
     pub(super) async fn plain_reads(&mut self) -> Result<(), Stop> {
@@ -75,74 +78,10 @@ impl Client {
                 snapshot
             }
         };
-        let at = snapshot.timestamp().0;
-        let face = self.face;
         for _ in 0..1 + self.random.below(6) {
             let Some((keyspace, space)) = self.any_keyspace() else { continue };
-            if self.life.plan.reads_all && self.random.chance(15) {
-                let key = self.key(space);
-                let look = async {
-                    by_face!(face, snapshot.contains_key(&keyspace, &key), snapshot.contains_key_async(&keyspace, &key))
-                };
-                let Some(found) = self.or_drop(look).await else { continue };
-                match found {
-                    Ok(is_there) => {
-                        let wanted = self.life.model.at(space, &key, at).is_some();
-                        let may = is_there == wanted || self.life.model.is_dropped(space);
-                        assert!(may, "contains_key says {is_there} of row {} at {at}", key.escape_ascii());
-                    }
-                    Err(error) => self.accept(&error, Call::Snapshot, Some(space))?,
-                }
-            } else if self.random.chance(50) {
-                let key = self.key(space);
-                let get = async { by_face!(face, snapshot.get(&keyspace, &key), snapshot.get_async(&keyspace, &key)) };
-                let Some(found) = self.or_drop(get).await else { continue };
-                match found {
-                    Ok(found) => {
-                        self.life.counts.add(Count::Reads);
-                        if !self.life.model.is_dropped(space) {
-                            let wanted = self.life.model.at(space, &key, at);
-                            self.check_value(space, &key, at, wanted, found.as_deref(), "snapshot");
-                        }
-                    }
-                    Err(error @ Error::SnapshotTooOld { .. }) => return self.accept(&error, Call::Snapshot, None),
-                    Err(error) => self.accept(&error, Call::Snapshot, Some(space))?,
-                }
-            } else if self.random.chance(15) {
-                let (bounds, index) = (self.bounds(space), self.random.below(200));
-                let within = bounds.clone();
-                let nth = async {
-                    by_face!(face, snapshot.nth(&keyspace, within, index), snapshot.nth_async(&keyspace, within, index))
-                };
-                let Some(found) = self.or_drop(nth).await else { continue };
-                match found {
-                    Ok(found) => {
-                        let sight = Sight { from: at, to: at, own: None, how: "snapshot" };
-                        self.check_nth(index, found.as_ref(), space, &bounds, &sight);
-                    }
-                    Err(error) => self.accept(&error, Call::Copy, Some(space))?,
-                }
-            } else if self.random.chance(15) {
-                self.snapshot_aggregate(&snapshot, &keyspace, space).await?;
-            } else if self.random.chance(25) {
-                let bounds = self.bounds(space);
-                let within = bounds.clone();
-                let count = async {
-                    by_face!(face, snapshot.count(&keyspace, within), snapshot.count_async(&keyspace, within))
-                };
-                let Some(count) = self.or_drop(count).await else { continue };
-                match count {
-                    Ok(count) => {
-                        let sight = Sight { from: at, to: at, own: None, how: "snapshot" };
-                        self.check_count(count, space, &bounds, &sight);
-                    }
-                    Err(error) => self.accept(&error, Call::Copy, Some(space))?,
-                }
-            } else {
-                let bounds = self.bounds(space);
-                let range = snapshot.range(&keyspace, bounds.clone());
-                let sight = Sight { from: at, to: at, own: None, how: "snapshot" };
-                self.scan(range, space, &bounds, &sight).await;
+            if self.snapshot_read(&snapshot, &keyspace, space).await?.is_break() {
+                return Ok(());
             }
         }
         if self.random.chance(if keeps { 100 } else { 70 }) {
@@ -150,4 +89,114 @@ impl Client {
         }
         Ok(())
     }
+
+    /// One read of a snapshot, of any kind. Breaks if the snapshot has ended.
+    async fn snapshot_read(
+        &mut self,
+        snapshot: &Snapshot,
+        keyspace: &Keyspace,
+        space: SpaceNumber,
+    ) -> Result<ControlFlow<()>, Stop> {
+        if self.life.plan.reads_all && self.random.chance(15) {
+            self.snapshot_look(snapshot, keyspace, space).await?;
+        } else if self.random.chance(50) {
+            return self.snapshot_get(snapshot, keyspace, space).await;
+        } else if self.random.chance(15) {
+            self.snapshot_nth(snapshot, keyspace, space).await?;
+        } else if self.random.chance(15) {
+            self.snapshot_aggregate(snapshot, keyspace, space).await?;
+        } else if self.random.chance(25) {
+            self.snapshot_count(snapshot, keyspace, space).await?;
+        } else {
+            let bounds = self.bounds(space);
+            let range = snapshot.range(keyspace, bounds.clone());
+            self.scan(range, space, &bounds, &seen_by(snapshot)).await;
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    async fn snapshot_look(
+        &mut self,
+        snapshot: &Snapshot,
+        keyspace: &Keyspace,
+        space: SpaceNumber,
+    ) -> Result<(), Stop> {
+        let (at, key, face) = (snapshot.timestamp().0, self.key(space), self.face);
+        let look = async {
+            by_face!(face, snapshot.contains_key(keyspace, &key), snapshot.contains_key_async(keyspace, &key))
+        };
+        match self.or_drop(look).await {
+            None => {}
+            Some(Ok(is_there)) => {
+                let wanted = self.life.model.at(space, &key, at).is_some();
+                let may = is_there == wanted || self.life.model.is_dropped(space);
+                assert!(may, "contains_key says {is_there} of row {} at {at}", key.escape_ascii());
+            }
+            Some(Err(error)) => self.accept(&error, Call::Snapshot, Some(space))?,
+        }
+        Ok(())
+    }
+
+    async fn snapshot_get(
+        &mut self,
+        snapshot: &Snapshot,
+        keyspace: &Keyspace,
+        space: SpaceNumber,
+    ) -> Result<ControlFlow<()>, Stop> {
+        let (at, key, face) = (snapshot.timestamp().0, self.key(space), self.face);
+        let get = async { by_face!(face, snapshot.get(keyspace, &key), snapshot.get_async(keyspace, &key)) };
+        match self.or_drop(get).await {
+            None => {}
+            Some(Ok(found)) => {
+                self.life.counts.add(Count::Reads);
+                if !self.life.model.is_dropped(space) {
+                    let wanted = self.life.model.at(space, &key, at);
+                    self.check_value(space, &key, at, wanted, found.as_deref(), "snapshot");
+                }
+            }
+            Some(Err(error @ Error::SnapshotTooOld { .. })) => {
+                self.accept(&error, Call::Snapshot, None)?;
+                return Ok(ControlFlow::Break(()));
+            }
+            Some(Err(error)) => self.accept(&error, Call::Snapshot, Some(space))?,
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    async fn snapshot_nth(&mut self, snapshot: &Snapshot, keyspace: &Keyspace, space: SpaceNumber) -> Result<(), Stop> {
+        let (bounds, index, face) = (self.bounds(space), self.random.below(200), self.face);
+        let within = bounds.clone();
+        let nth = async {
+            by_face!(face, snapshot.nth(keyspace, within, index), snapshot.nth_async(keyspace, within, index))
+        };
+        match self.or_drop(nth).await {
+            None => {}
+            Some(Ok(found)) => self.check_nth(index, found.as_ref(), space, &bounds, &seen_by(snapshot)),
+            Some(Err(error)) => self.accept(&error, Call::Copy, Some(space))?,
+        }
+        Ok(())
+    }
+
+    async fn snapshot_count(
+        &mut self,
+        snapshot: &Snapshot,
+        keyspace: &Keyspace,
+        space: SpaceNumber,
+    ) -> Result<(), Stop> {
+        let (bounds, face) = (self.bounds(space), self.face);
+        let within = bounds.clone();
+        let count = async { by_face!(face, snapshot.count(keyspace, within), snapshot.count_async(keyspace, within)) };
+        match self.or_drop(count).await {
+            None => {}
+            Some(Ok(count)) => self.check_count(count, space, &bounds, &seen_by(snapshot)),
+            Some(Err(error)) => self.accept(&error, Call::Copy, Some(space))?,
+        }
+        Ok(())
+    }
+}
+
+/// The moment that all reads of a snapshot see.
+fn seen_by(snapshot: &Snapshot) -> Sight<'static> {
+    let at = snapshot.timestamp().0;
+    Sight { from: at, to: at, own: None, how: "snapshot" }
 }

@@ -27,14 +27,7 @@ const CHUNK_BYTES: usize = (64 << 10) - 48;
 
 /// Bytes that do not compress, the same from the same seed.
 fn noise(seed: u64, length: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut byte = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 24) as u8
-    };
-    (0..length).map(|_| byte()).collect()
+    drumlin_testing::Random(seed).bytes(length)
 }
 
 fn open(backend: &Arc<dyn Backend>) -> (Database, Keyspace) {

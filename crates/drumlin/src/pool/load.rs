@@ -233,6 +233,11 @@ impl LoadPages {
         self.seal(Buffered::Write)
     }
 
+    /// Returns `true` if the pages are never attached.
+    pub(crate) fn is_run(&self) -> bool {
+        self.tables.is_none()
+    }
+
     /// Writes the chunks of the page table and all that is in the buffer; O(pages). Nothing is appended afterwards.
     pub(crate) fn finish(&mut self) -> Result<()> {
         assert!(!self.root.is_none() && self.tables.is_none(), "a load is completed twice, or without a root");

@@ -16,7 +16,7 @@ use crate::sync::MutexGuard;
 
 use super::prepare::Urgency;
 use super::segment::Segment;
-use super::stream::{Batch, Tail};
+use super::stream::{Batch, Tail, Ticket};
 use super::wait::{self, Waiter};
 use super::{Reservation, Shared};
 use crate::error::{Error, Result};
@@ -28,7 +28,7 @@ struct ReservationTicket<'a> {
     log: &'a Shared,
     stream: usize,
     bytes: usize,
-    ticket: u64,
+    ticket: Ticket,
     /// The stream's count of failed preparations when this one began to wait.
     prepare_failures: u64,
 }
@@ -290,7 +290,7 @@ impl Shared {
                 continue;
             }
             let id = tail.waiter_next;
-            tail.waiter_next += 1;
+            tail.waiter_next = id.next();
             tail.waiters.push(Waiter::current(id, timestamp));
             drop(tail);
             registered = Some(id);

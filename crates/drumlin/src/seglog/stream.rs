@@ -12,7 +12,7 @@ use crate::sync::{Condvar, Mutex};
 
 use super::Body;
 use super::segment::{BLOCK, Segment, Spare, SpareSize};
-use super::wait::Waiter;
+use super::wait::{Waiter, WaiterId};
 use crate::format::log::{
     FLAG_AFTER_DATA, RECORD_ALIGNMENT_BYTES, RECORD_HEADER_BYTES, RecordHeader, record_bytes, record_seed,
 };
@@ -131,16 +131,20 @@ pub(super) struct Tail {
     /// Reservations, appends and preparations are refused from now on.
     pub(super) is_sealed: bool,
     pub(super) waiters: Vec<Waiter>,
-    pub(super) waiter_next: u64,
+    pub(super) waiter_next: WaiterId,
     /// Reservations that were not available at once; first come, first served.
     pub(super) queue: VecDeque<Queued>,
-    pub(super) ticket_next: u64,
+    pub(super) ticket_next: Ticket,
 }
+
+/// The place of a reservation in a stream's queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Ticket(u64);
 
 /// A thread or task that waits for space in a stream.
 #[derive(Debug)]
 pub(super) struct Queued {
-    pub(super) ticket: u64,
+    pub(super) ticket: Ticket,
     /// The waker of a task; a thread waits on [`Stream::space`].
     pub(super) waker: Option<Waker>,
 }
@@ -200,9 +204,9 @@ impl Stream {
             spares_wanted: 1,
             is_sealed: false,
             waiters: Vec::new(),
-            waiter_next: 0,
+            waiter_next: WaiterId::default(),
             queue: VecDeque::new(),
-            ticket_next: 0,
+            ticket_next: Ticket::default(),
         };
         Stream {
             nudged: CachePadded::new(AtomicU8::new(0)),
@@ -275,26 +279,26 @@ impl Tail {
     }
 
     /// Returns `true` if the ticket is the head of the queue.
-    pub(super) fn is_first(&self, ticket: u64) -> bool {
+    pub(super) fn is_first(&self, ticket: Ticket) -> bool {
         self.queue.front().is_some_and(|first| first.ticket == ticket)
     }
 
     /// Takes a place in the queue.
-    pub(super) fn queue_up(&mut self) -> u64 {
+    pub(super) fn queue_up(&mut self) -> Ticket {
         let ticket = self.ticket_next;
-        self.ticket_next += 1;
+        self.ticket_next = Ticket(ticket.0 + 1);
         self.queue.push_back(Queued { ticket, waker: None });
         ticket
     }
 
     /// Gives up the place in the queue. Returns the waker of its task.
-    pub(super) fn leave_queue(&mut self, ticket: u64) -> Option<Waker> {
+    pub(super) fn leave_queue(&mut self, ticket: Ticket) -> Option<Waker> {
         let index = self.queue.iter().position(|queued| queued.ticket == ticket);
         self.queue.remove(index.expect("who leaves the queue is in it")).and_then(|queued| queued.waker)
     }
 
     /// Stores the waker of a task, which is woken when it is worth looking again.
-    pub(super) fn wake_later(&mut self, ticket: u64, waker: &Waker) {
+    pub(super) fn wake_later(&mut self, ticket: Ticket, waker: &Waker) {
         let queued = self.queue.iter_mut().find(|queued| queued.ticket == ticket);
         assert!(queued.is_some(), "a task waits that has no place in the queue");
         if let Some(queued) = queued {

@@ -9,17 +9,27 @@ thread_local! {
     static PARKER: RefCell<Option<Parker>> = const { RefCell::new(None) };
 }
 
+/// The number of a waiter, by which its thread finds it again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct WaiterId(u64);
+
+impl WaiterId {
+    pub(super) fn next(self) -> WaiterId {
+        WaiterId(self.0 + 1)
+    }
+}
+
 /// A thread that waits until a stream has no pending record at or below a timestamp.
 #[derive(Debug)]
 pub(super) struct Waiter {
-    pub(super) id: u64,
+    pub(super) id: WaiterId,
     pub(super) timestamp: Timestamp,
     unparker: Unparker,
 }
 
 impl Waiter {
     /// The calling thread as a waiter.
-    pub(super) fn current(id: u64, timestamp: Timestamp) -> Waiter {
+    pub(super) fn current(id: WaiterId, timestamp: Timestamp) -> Waiter {
         let unparker = PARKER.with_borrow_mut(|parker| parker.get_or_insert_with(Parker::new).unparker().clone());
         Waiter { id, timestamp, unparker }
     }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::neighbours::NeighbourReader;
+use super::segments::SegmentTableChunk;
 use super::superblocks::Superblocks;
 use super::table::{CHUNK_BYTES, CHUNK_PAGES};
 use super::{ChunkImage, PageSpace, PageTable, Space};
@@ -64,7 +65,7 @@ pub(crate) struct PageTableStore {
 #[derive(Debug, Default)]
 struct Corrupted {
     chunks: HashSet<(KeyspaceId, usize)>,
-    segment_chunks: BTreeSet<u32>,
+    segment_chunks: BTreeSet<SegmentTableChunk>,
     summary: bool,
 }
 
@@ -289,15 +290,15 @@ impl PageTableStore {
         self.segment_table.resize(chunk_count, ExtentAddress::NONE);
         let must_move =
             |address: &ExtentAddress| !address.is_none() && self.evacuate.contains(&segments.segment_of(*address));
-        changed
-            .extend((0..).zip(&self.segment_table).filter(|(_, address)| must_move(address)).map(|(chunk, _)| chunk));
+        let numbered = (0..).map(SegmentTableChunk).zip(&self.segment_table);
+        changed.extend(numbered.filter(|(_, address)| must_move(address)).map(|(chunk, _)| chunk));
         for chunk in changed {
-            let Some(address) = self.segment_table.get_mut(chunk as usize) else { break };
+            let Some(address) = self.segment_table.get_mut(chunk.index()) else { break };
             let payload: Vec<u8> =
                 segments.uses_in(chunk).flat_map(|segment_use| segment_use.0.to_le_bytes()).collect();
             assert!(payload.len() == SEGMENT_TABLE_ENTRIES * 8, "a chunk names {} segments", payload.len() / 8);
             release(space, *address, epoch);
-            *address = append_payload(space, epoch, Kind::Segments, KeyspaceId(0), chunk as usize, &payload)?;
+            *address = append_payload(space, epoch, Kind::Segments, KeyspaceId(0), chunk.index(), &payload)?;
         }
         Ok(())
     }
@@ -603,18 +604,20 @@ impl PageTableStore {
         on_corruption: OnCorruption<'_>,
     ) -> Result<()> {
         let chunk_count = space.segments.chunk_count();
-        for (chunk, &extent) in (0..).zip(named).filter(|(_, extent)| **extent != ExtentRef::NONE) {
+        for (chunk, &extent) in
+            (0..).map(SegmentTableChunk).zip(named).filter(|(_, extent)| **extent != ExtentRef::NONE)
+        {
             if sound(restore_named(space, "the table of segments", extent), on_corruption)?.is_none() {
                 self.corrupted.segment_chunks.insert(chunk);
             }
         }
         self.segment_table = named.iter().map(|extent| extent.address).collect();
         // The file may have become shorter since the checkpoint.
-        for (chunk, &address) in (0..chunk_count).zip(&self.segment_table) {
+        for (chunk, &address) in (0..chunk_count).map(SegmentTableChunk).zip(&self.segment_table) {
             if address.is_none() || self.corrupted.segment_chunks.contains(&chunk) {
                 continue;
             }
-            let read = read_payload(space, Kind::Segments, KeyspaceId(0), chunk as usize, address);
+            let read = read_payload(space, Kind::Segments, KeyspaceId(0), chunk.index(), address);
             let read = read.and_then(|payload| match payload.len() == SEGMENT_TABLE_ENTRIES * 8 {
                 true => Ok(numbers(&payload).into_iter().map(SegmentUse).collect::<Vec<_>>()),
                 false => Err(space.corrupted("the table of segments", address, extent::ExtentError::Length)),
@@ -885,8 +888,8 @@ impl PageTableStore {
         for &address in &self.catalogue {
             is_damaged(address, "the catalogue");
         }
-        for (chunk, &address) in (0..).zip(&self.segment_table) {
-            if !address.is_none() && is_damaged(address, &format!("the table of segments, chunk {chunk},")) {
+        for (chunk, &address) in (0..).map(SegmentTableChunk).zip(&self.segment_table) {
+            if !address.is_none() && is_damaged(address, &format!("the table of segments, chunk {},", chunk.0)) {
                 self.corrupted.segment_chunks.insert(chunk);
             }
         }

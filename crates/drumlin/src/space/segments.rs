@@ -49,7 +49,7 @@ struct State {
     /// The use that begins next.
     next_use: SegmentUse,
     /// Chunks of the table of segments that have changed since they were written.
-    changed_chunks: BTreeSet<u32>,
+    changed_chunks: BTreeSet<SegmentTableChunk>,
     /// Bytes released within each epoch whose checkpoint is not durable yet.
     released: BTreeMap<Epoch, HashMap<SegmentId, u64>>,
     /// The last epoch whose checkpoint is durable, of this opening's.
@@ -94,9 +94,25 @@ impl Uses {
     }
 }
 
-/// The chunk of the table of segments that says of a segment.
-fn chunk_of(segment: SegmentId) -> u32 {
-    segment.0 / SEGMENT_TABLE_ENTRIES as u32
+/// The number of a chunk of the table of segments.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct SegmentTableChunk(pub(crate) u32);
+
+impl SegmentTableChunk {
+    /// The chunk that has the use of a segment.
+    fn of(segment: SegmentId) -> SegmentTableChunk {
+        SegmentTableChunk(segment.0 / SEGMENT_TABLE_ENTRIES as u32)
+    }
+
+    /// The segments whose uses it has.
+    fn segments(self) -> impl Iterator<Item = SegmentId> {
+        let first = self.0 * SEGMENT_TABLE_ENTRIES as u32;
+        (first..first + SEGMENT_TABLE_ENTRIES as u32).map(SegmentId)
+    }
+
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
 }
 
 /// The fill of the data file.
@@ -242,7 +258,7 @@ impl Segments {
         taken.open = true;
         let segment_use = state.next_use;
         state.next_use = SegmentUse(segment_use.0 + 1);
-        state.changed_chunks.insert(chunk_of(segment));
+        state.changed_chunks.insert(SegmentTableChunk::of(segment));
         self.uses.set(segment, segment_use);
         Some(segment)
     }
@@ -315,7 +331,7 @@ impl Segments {
             if state.segment(segment).live_bytes > 0 {
                 return false;
             }
-            state.changed_chunks.insert(chunk_of(segment));
+            state.changed_chunks.insert(SegmentTableChunk::of(segment));
             self.uses.set(segment, extent.segment_use);
         }
         self.restore(extent.address)
@@ -323,18 +339,18 @@ impl Segments {
 
     /// Takes over a chunk of the table of segments. Segments in which something lives already are of the use that it
     /// was named with; the table may be older.
-    pub(crate) fn restore_uses(&self, chunk: u32, uses: &[SegmentUse]) {
+    pub(crate) fn restore_uses(&self, chunk: SegmentTableChunk, uses: &[SegmentUse]) {
         let state = self.state.lock();
-        for (segment, &segment_use) in (chunk * SEGMENT_TABLE_ENTRIES as u32..).zip(uses) {
-            if state.segments.get(segment as usize).is_some_and(|segment| segment.live_bytes == 0) {
-                self.uses.set(SegmentId(segment), segment_use);
+        for (segment, &segment_use) in chunk.segments().zip(uses) {
+            if state.segments.get(segment.0 as usize).is_some_and(|segment| segment.live_bytes == 0) {
+                self.uses.set(segment, segment_use);
             }
         }
     }
 
     /// The uses that a damaged chunk of the table of segments names are unknown, but for those that are known by an
     /// extent's name.
-    pub(crate) fn forget_uses(&self, chunk: u32) {
+    pub(crate) fn forget_uses(&self, chunk: SegmentTableChunk) {
         self.restore_uses(chunk, &[SegmentUse::UNKNOWN; SEGMENT_TABLE_ENTRIES]);
     }
 
@@ -342,7 +358,7 @@ impl Segments {
 
     /// Chunks that the table of all segments has.
     pub(crate) fn chunk_count(&self) -> u32 {
-        chunk_of(SegmentId(self.state.lock().segments.len() as u32 - 1)) + 1
+        SegmentTableChunk::of(SegmentId(self.state.lock().segments.len() as u32 - 1)).0 + 1
     }
 
     /// Bytes that a checkpoint may write of the table: all of it.
@@ -351,15 +367,14 @@ impl Segments {
     }
 
     /// The chunks of the table that have changed since they were taken last.
-    pub(crate) fn take_changed_chunks(&self) -> BTreeSet<u32> {
+    pub(crate) fn take_changed_chunks(&self) -> BTreeSet<SegmentTableChunk> {
         std::mem::take(&mut self.state.lock().changed_chunks)
     }
 
     /// The current contents of a chunk of the table. They are right for every segment with live extents, whatever is
     /// taken meanwhile.
-    pub(crate) fn uses_in(&self, chunk: u32) -> impl Iterator<Item = SegmentUse> + '_ {
-        let first = chunk * SEGMENT_TABLE_ENTRIES as u32;
-        (first..first + SEGMENT_TABLE_ENTRIES as u32).map(|segment| self.uses.get(SegmentId(segment)))
+    pub(crate) fn uses_in(&self, chunk: SegmentTableChunk) -> impl Iterator<Item = SegmentUse> + '_ {
+        chunk.segments().map(|segment| self.uses.get(segment))
     }
 
     /// The place is not in use from the end of `epoch` on.
@@ -560,7 +575,7 @@ mod tests {
     fn an_extent_named_with_another_use_is_not_restored() {
         let segments = segments(1100);
         let uses: Vec<SegmentUse> = (0..512).map(|segment| SegmentUse(1000 + segment)).collect();
-        segments.restore_uses(1, &uses);
+        segments.restore_uses(SegmentTableChunk(1), &uses);
         let address = |number| ExtentAddress::new(600 * (64 << 10), 64, SegmentUse(number));
         assert!(segments.restore(address(1000 + 88)));
         let named = |number| ExtentRef { address: address(number), segment_use: SegmentUse(number) };
@@ -569,8 +584,8 @@ mod tests {
         let free =
             ExtentRef { address: ExtentAddress::new(601 * (64 << 10), 64, SegmentUse(5)), segment_use: SegmentUse(5) };
         assert!(segments.restore_named(free), "the table is older");
-        segments.restore_uses(1, &uses);
+        segments.restore_uses(SegmentTableChunk(1), &uses);
         assert_eq!(segments.segment_use(SegmentId(601)), SegmentUse(5));
-        assert_eq!(segments.take_changed_chunks().into_iter().collect::<Vec<_>>(), [1]);
+        assert_eq!(segments.take_changed_chunks().into_iter().collect::<Vec<_>>(), [SegmentTableChunk(1)]);
     }
 }

@@ -35,10 +35,12 @@ pub struct CheckpointReport {
 impl Store {
     /// Makes the state of this moment durable in its place; on a full disk it empties sparse segments too.
     pub(crate) fn checkpoint(&self) -> Result<CheckpointReport> {
-        match self.checkpoint_after(Frees::Nothing) {
+        let made = match self.checkpoint_after(Frees::Nothing) {
             Err(Error::DiskFull { .. }) => self.make_space(),
             other => other,
-        }
+        };
+        self.maintenance.note_checkpoint();
+        made
     }
 
     /// Makes a checkpoint if there is space for it; else `DiskFull`. One that frees no segment must not take the last

@@ -32,6 +32,8 @@ pub(crate) struct MaintenanceState {
     /// Cleanups begun and ended.
     pub(crate) space_begun: u64,
     pub(crate) space_ended: u64,
+    /// A checkpoint was made since the database was idle: its file may be worth making shorter.
+    pub(super) is_unpacked: bool,
     pub(crate) stop: bool,
     pub(crate) failed: bool,
 }
@@ -47,6 +49,12 @@ impl Maintenance {
     /// Asks for a checkpoint.
     pub(crate) fn ask(&self) {
         self.state.lock().checkpoint_wanted = true;
+        self.changed.notify_all();
+    }
+
+    /// Notes a checkpoint: the file may be worth making shorter once the database is idle.
+    pub(super) fn note_checkpoint(&self) {
+        self.state.lock().is_unpacked = true;
         self.changed.notify_all();
     }
 
@@ -148,14 +156,12 @@ impl Store {
 /// The body of the maintenance thread: makes checkpoints and space on request, empties sparse segments afterwards, and
 /// shortens the file once the database is idle.
 fn run_maintenance(store: &Weak<Store>, maintenance: &Arc<Maintenance>) {
-    // Set from a checkpoint on until the database has been idle.
-    let mut has_changed = false;
     loop {
         let (checkpoint_wanted, space_wanted) = {
             let mut state = maintenance.state.lock();
             let mut is_idle = false;
             while !state.is_wanted() && !is_idle {
-                if has_changed {
+                if state.is_unpacked {
                     is_idle = maintenance.changed.wait_for(&mut state, IDLE).timed_out();
                 } else {
                     maintenance.changed.wait(&mut state);
@@ -166,15 +172,16 @@ fn run_maintenance(store: &Weak<Store>, maintenance: &Arc<Maintenance>) {
             }
             state.checkpoints_begun += u64::from(state.checkpoint_wanted);
             state.space_begun += u64::from(state.space_wanted);
+            state.is_unpacked = state.is_wanted();
             (std::mem::take(&mut state.checkpoint_wanted), std::mem::take(&mut state.space_wanted))
         };
         let Some(store) = store.upgrade() else { return };
-        has_changed = checkpoint_wanted || space_wanted;
-        if !has_changed {
-            has_changed = store.pack_file().unwrap_or_else(|error| {
+        if !checkpoint_wanted && !space_wanted {
+            let may_be_worth_more = store.pack_file().unwrap_or_else(|error| {
                 log::debug!("{} is not made shorter: {error}", store.path.display());
                 false
             });
+            maintenance.state.lock().is_unpacked |= may_be_worth_more;
             continue;
         }
         let made = if space_wanted { store.make_space() } else { store.checkpoint() };

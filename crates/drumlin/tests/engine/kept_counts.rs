@@ -134,7 +134,7 @@ fn the_first_count_after_closing_reads_no_leaves() {
 /// counts: they are right, at snapshots too, and leaves are read only beneath pages that have changed.
 #[test]
 fn the_first_count_after_a_kill_is_right() {
-    for seed in 0..6 {
+    for seed in 0..support::number("DRUMLIN_TEST_SEEDS", 3) {
         let (folder, killed) = (Folder::new(), Folder::new());
         let mut random = Random(seed);
         let db = config().open(folder.path()).unwrap();

@@ -228,12 +228,12 @@ fn versions_stay_within_the_budget() {
 fn headers_of_all_page_sizes_stay_within_the_budget() {
     alone("memory::headers_of_all_page_sizes_stay_within_the_budget", || {
         let folder = Folder::new();
-        let meter = Meter::new(256 * MIB);
-        let db = Config::new().memory(256 * MIB).open(folder.path()).unwrap();
+        let meter = Meter::new(128 * MIB);
+        let db = Config::new().memory(128 * MIB).open(folder.path()).unwrap();
         for shift in 9..=16 {
             let options = KeyspaceOptions::new().page_bytes(1 << shift);
             let keyspace = db.keyspace_with(&format!("{shift}"), options).unwrap();
-            fill(&db, &keyspace, (40 * MIB) >> 7, 100);
+            fill(&db, &keyspace, (20 * MIB) >> 7, 100);
         }
         meter.check(&db, "pages of all sizes");
     });

@@ -191,7 +191,7 @@ fn run(seed: u64, steps: u64) {
 /// Random calls, transactions, checkpoints, compactions and reopenings leave what the map has.
 #[test]
 fn a_database_behaves_like_a_map() {
-    let seeds: u64 = std::env::var("DRUMLIN_TEST_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(3);
+    let seeds: u64 = std::env::var("DRUMLIN_TEST_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
     const THREADS: usize = 2;
     std::thread::scope(|scope| {
         for first in 0..THREADS as u64 {

@@ -77,7 +77,7 @@ const AMBIENT: [&str; 8] = [
 ];
 
 fn source_dir() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../drumlin/src")
 }
 
 /// Every source file of the library: its path below `src`, and its text without comments.

@@ -20,7 +20,7 @@ fn opened() -> (Database, Keyspace) {
 
 /// The public methods of a type in the sources.
 fn methods(of: &str) -> BTreeSet<String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/db");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../drumlin/src/db");
     let mut methods = BTreeSet::new();
     for entry in fs::read_dir(folder).unwrap() {
         let text = fs::read_to_string(entry.unwrap().path()).unwrap();

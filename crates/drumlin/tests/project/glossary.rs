@@ -28,7 +28,7 @@ fn source_files(folder: &Path, found: &mut Vec<PathBuf>) {
 
 /// Every source file of the library, with the names in its code: comments and texts left out.
 fn names() -> Vec<(String, Vec<String>)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../drumlin/src");
     let mut paths = Vec::new();
     source_files(&folder, &mut paths);
     assert!(paths.len() > 50, "the sources are somewhere else");

@@ -41,7 +41,7 @@ fn documented(folder: &Path, found: &mut BTreeMap<String, String>) {
 /// Each type that `lib.rs` exports has an example in its own documentation.
 #[test]
 fn every_public_type_has_an_example() {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../drumlin/src");
     let root = fs::read_to_string(sources.join("lib.rs")).unwrap();
     let root = root.split("pub mod internals").next().unwrap();
     let exports = root.split("\npub use ").skip(1).map(|rest| rest.split(';').next().unwrap());

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use drumlin::internals::io::AlignedBuffer;
+use rand::rngs::Xoshiro256PlusPlus;
+use rand::{RngExt, SeedableRng};
 use serde::{Deserialize, Serialize};
 
 use crate::map::{Advice, Map, Mode};
@@ -70,26 +72,20 @@ pub(crate) struct Task {
     pub(crate) seed: u64,
 }
 
-/// Random offsets by Marsaglia's xorshift with a multiplication: random enough for this, and cheap beside a read.
+/// Random offsets, aligned to a unit.
 struct Places {
-    state: u64,
+    random: Xoshiro256PlusPlus,
     count: u64,
     unit: u64,
 }
 
 impl Places {
     fn new(seed: u64, range_bytes: u64, unit: u64) -> Places {
-        let state = (seed.wrapping_add(1)).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-        Places { state, count: (range_bytes / unit).max(1), unit }
+        Places { random: Xoshiro256PlusPlus::seed_from_u64(seed), count: (range_bytes / unit).max(1), unit }
     }
 
     fn next(&mut self) -> u64 {
-        self.state ^= self.state >> 12;
-        self.state ^= self.state << 25;
-        self.state ^= self.state >> 27;
-        let bits = self.state.wrapping_mul(0x2545_F491_4F6C_DD1D);
-        let index = ((u128::from(bits) * u128::from(self.count)) >> 64) as u64;
-        index * self.unit
+        self.random.random_range(0..self.count) * self.unit
     }
 }
 

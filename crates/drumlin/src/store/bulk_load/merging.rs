@@ -35,7 +35,8 @@ impl PartialOrd for Head {
 }
 
 /// Adds the rows of the runs to a tree, reading in so much memory. O(rows log runs). Every page of the runs is read
-/// once. Values of one chunk are copied, longer ones taken over.
+/// once, and given back when it was read, so that the tree lies for the most part where the runs did. Values of one
+/// chunk are copied, longer ones taken over.
 pub(super) fn merge(store: &Store, mut runs: Vec<LoadedRows>, memory_bytes: u64, into: &mut PackedTree) -> Result<()> {
     let run_bytes = memory_bytes as usize / runs.len().max(1);
     runs.iter_mut().for_each(|run| run.limit_memory(run_bytes));
@@ -54,7 +55,7 @@ pub(super) fn merge(store: &Store, mut runs: Vec<LoadedRows>, memory_bytes: u64,
             match rows.value() {
                 RowValue::Inline(value) => into.push(store, &head.key, value)?,
                 RowValue::Large(reference) if reference.length <= MEDIUM_BYTES_MAX as u64 => {
-                    into.push(store, &head.key, &rows.read_medium(reference)?)?;
+                    into.push(store, &head.key, &rows.take_medium(reference)?)?;
                 }
                 RowValue::Large(reference) => {
                     let reference = into.take_over(rows.pages(), reference)?;

@@ -94,7 +94,7 @@ impl LoadedRows {
         Leaf::new(self.leaves.front().expect("the leaf of the newest row")).value(self.returned - 1)
     }
 
-    /// The next row.
+    /// The next row of a complete load.
     pub(crate) fn next_row(&mut self) -> Result<Option<LoadedRow>> {
         let mut key = Vec::new();
         if !self.step(&mut key)? {
@@ -124,15 +124,22 @@ impl LoadedRows {
                 continue;
             }
             let most = if Node::new(page).level() == 1 { self.batch_pages } else { 1 };
-            let children = *next..inner.len().min(*next + most);
-            let addresses: Vec<ExtentAddress> =
-                children.clone().map(|child| self.pages.address(inner.child(child))).collect();
-            *next = children.end;
-            for node in self.read(&addresses)? {
-                self.enter(node);
-            }
+            let end = inner.len().min(*next + most);
+            let children: Vec<PageId> = (*next..end).map(|child| inner.child(child)).collect();
+            *next = end;
+            let addresses: Vec<ExtentAddress> = children.iter().map(|page| self.pages.address(*page)).collect();
+            let nodes = self.read(&addresses)?;
+            children.into_iter().for_each(|page| self.give_back(page));
+            nodes.into_iter().for_each(|node| self.enter(node));
         }
         Ok(true)
+    }
+
+    /// Gives back a page of a run that was read, which is not read again. The pages of a complete load stay.
+    fn give_back(&mut self, page: PageId) {
+        if self.pages.is_run() {
+            self.pages.discard(page, 1);
+        }
     }
 
     /// Goes down to a node that was read.
@@ -160,8 +167,15 @@ impl LoadedRows {
         }
     }
 
+    /// Takes a value of one chunk from a run.
+    pub(super) fn take_medium(&mut self, reference: LargeRef) -> Result<Vec<u8>> {
+        let value = self.read_medium(reference)?;
+        self.give_back(reference.first_page);
+        Ok(value)
+    }
+
     /// Reads a value of one chunk.
-    pub(super) fn read_medium(&self, reference: LargeRef) -> Result<Vec<u8>> {
+    fn read_medium(&self, reference: LargeRef) -> Result<Vec<u8>> {
         let value = self.open_value(reference).read_chunk()?.unwrap_or_default();
         assert_eq!(value.len() as u64, reference.length, "a value of a load has another length");
         Ok(value)
