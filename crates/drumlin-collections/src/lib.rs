@@ -65,8 +65,9 @@
 //!
 //! # Views
 //!
-//! A view's reduce is a fold over the rows of its range at present, so its time is in proportion to them. It sees
-//! exactly what its snapshot or transaction sees.
+//! A view's reduce over any range takes O(log n): the engine keeps its states for parts of the view
+//! ([`drumlin::Reducer`]). It sees exactly what its snapshot or transaction sees. Groups are folded row by row, and so
+//! are ranges with documents that expire.
 //!
 //! # Existing data
 //!
@@ -102,6 +103,7 @@ mod reading;
 mod shared;
 mod transaction;
 mod versions;
+mod view_reducer;
 mod viewed;
 
 pub use changes::{Change, Changes, Event};

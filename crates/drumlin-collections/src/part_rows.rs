@@ -62,6 +62,14 @@ impl<'r, C: Collection> PartRows<'r, C> {
         })
     }
 
+    pub(crate) async fn aggregate<R: drumlin::Reducer>(&self, mode: Mode, reducer: &R) -> Result<R::Output> {
+        let part = self.open.ready_part(mode, self.at.reader(), self.name).await?;
+        Ok(match mode {
+            Mode::Blocking => self.at.reader().aggregate(&part.keyspace, reducer, &self.bounds)?,
+            Mode::Async => self.at.reader().aggregate_async(&part.keyspace, reducer, &self.bounds).await?,
+        })
+    }
+
     pub(crate) async fn step(&mut self, mode: Mode, backwards: bool) -> Option<Result<(Value, Value)>> {
         if self.has_failed {
             return None;

@@ -396,6 +396,10 @@ impl<C, K, V> View<C, K, V> {
     pub(crate) fn part_name(&self) -> PartName {
         PartName { kind: PartKind::View, name: self.name }
     }
+
+    pub(crate) fn version_number(&self) -> u32 {
+        self.version
+    }
 }
 
 impl<C, K: Key, V: Serialize> View<C, K, V> {

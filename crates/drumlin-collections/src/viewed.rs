@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 use std::time::SystemTime;
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::collection::Collection;
@@ -12,6 +13,7 @@ use crate::mode::{Mode, ready};
 use crate::open::run_guarded;
 use crate::part_rows::PartRows;
 use crate::parts::{View, view_value};
+use crate::view_reducer::{Reduced, ViewReducer};
 
 /// A view of a collection, as of one view of the database.
 ///
@@ -48,7 +50,7 @@ use crate::parts::{View, view_value};
 /// # Ok::<(), drumlin_collections::Error>(())
 /// ```
 ///
-/// A reduce folds the rows of its range one after the other, so it takes a time in proportion to them.
+/// A reduce of a range takes O(log n) once the view has been asked; groups are folded row by row.
 ///
 /// All of it fails with [`Error::NotReady`] while the view is being built, and with [`Error::NotBuilt`] if it could not
 /// be; and with the errors of [`Reading`](crate::Reading).
@@ -99,27 +101,53 @@ impl<'r, C: Collection, K: Key + Debug, V: DeserializeOwned> Viewed<'r, C, K, V>
         ViewRows { rows: self.rows.within(bounds.row_bounds()), now: None, values: std::marker::PhantomData }
     }
 
-    /// Reduces the values of a range to one; none if there are no rows. O(rows of the range).
+    /// Reduces the values of a range to one; none if there are no rows. O(log n), as
+    /// [`Keyspace::aggregate`](drumlin::Keyspace::aggregate) does; O(rows of the range) where documents of it expire.
     ///
     /// # Errors
     /// [`Error::Panicked`] if the reduce panics; [`Error::Definition`] if the view has none; and those of all methods:
     /// see [`Viewed`].
-    pub fn reduce(&self, bounds: impl KeyBounds<K>) -> Result<Option<V>> {
-        ready(self.fold(Mode::Blocking, self.range(bounds)))
+    pub fn reduce(&self, bounds: impl KeyBounds<K>) -> Result<Option<V>>
+    where
+        K: 'static,
+        V: Serialize + Send + 'static,
+    {
+        ready(self.reduce_in(Mode::Blocking, self.range(bounds)))
     }
 
     /// Asynchronous [`reduce`](Viewed::reduce).
     ///
     /// # Errors
     /// Those of [`reduce`](Viewed::reduce).
-    pub async fn reduce_async(&self, bounds: impl KeyBounds<K>) -> Result<Option<V>> {
+    pub async fn reduce_async(&self, bounds: impl KeyBounds<K>) -> Result<Option<V>>
+    where
+        K: 'static,
+        V: Serialize + Send + 'static,
+    {
         let rows = self.range(bounds);
-        self.fold(Mode::Async, rows).await
+        self.reduce_in(Mode::Async, rows).await
     }
 
-    /// The one place where a range is reduced: a fold over its rows, until the engine's aggregates take over.
-    async fn fold(&self, mode: Mode, mut rows: ViewRows<'r, C, K, V>) -> Result<Option<V>> {
+    async fn reduce_in(&self, mode: Mode, rows: ViewRows<'r, C, K, V>) -> Result<Option<V>>
+    where
+        K: 'static,
+        V: Serialize + Send + 'static,
+    {
         let reducing = Reducing::of(self.view)?;
+        let reducer = ViewReducer { view: self.view, reduce: reducing.reduce };
+        match rows.rows.aggregate(mode, &reducer).await {
+            Ok(Reduced::Nothing) => Ok(None),
+            Ok(Reduced::Value(value)) => Ok(Some(value)),
+            // The fold tells which documents have expired, and at which row the reduce fails.
+            Ok(Reduced::Expires) | Err(Error::Store(drumlin::Error::Reducer { .. })) => {
+                Self::fold(&reducing, mode, rows).await
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reduces rows one after the other.
+    async fn fold(reducing: &Reducing<C, K, V>, mode: Mode, mut rows: ViewRows<'r, C, K, V>) -> Result<Option<V>> {
         let mut reduced: Option<V> = None;
         while let Some(row) = rows.step(mode).await {
             let ViewRow { key, value, .. } = row?;

@@ -79,6 +79,84 @@ fn a_view_is_reduced_by_range_and_by_group() {
     assert_eq!(rows, [1, 3]);
 }
 
+/// A payment; its view has enough rows that states of parts of it are kept.
+#[derive(Serialize, Deserialize, Debug, PartialEq)]
+struct Payment {
+    id: u64,
+    day: u32,
+    cents: i64,
+    note: String,
+}
+
+impl Payment {
+    const BY_DAY: View<Payment, u32, i64> =
+        View::new("by day", |payment: &Payment, emit| emit(payment.day, payment.cents)).reducing(|a, b| a + b);
+    /// Of the same name and rows, with another reduce.
+    const LARGEST: View<Payment, u32, i64> =
+        View::new("by day", |payment: &Payment, emit| emit(payment.day, payment.cents)).reducing(i64::max);
+}
+
+impl Collection for Payment {
+    type Key = u64;
+    type Codec = Postcard;
+    const NAME: &'static str = "payments";
+
+    fn key(&self) -> u64 {
+        self.id
+    }
+
+    fn parts() -> Parts<Payment> {
+        Parts::new().view(Payment::BY_DAY)
+    }
+}
+
+/// A reduce over many rows, from states that are kept, is the fold of the same rows: in snapshots, after changes of
+/// values and keys, in a transaction with changes of its own, and by each of two reduces of one view.
+#[test]
+fn a_reduce_of_many_rows_is_their_fold() {
+    let db = database();
+    let collections = Collections::new(&db);
+    let payments = collections.open::<Payment>().unwrap();
+    let mut random = Random(6);
+    let payment = |id: u64, random: &mut Random| {
+        let (day, cents) = (random.below(365) as u32, random.below(100_000) as i64 - 50_000);
+        Payment { id, day, cents, note: "x".repeat(random.below(50) as usize) }
+    };
+    for first in (0..4_000).step_by(500) {
+        let drawn: Vec<Payment> = (first..first + 500).map(|id| payment(id, &mut random)).collect();
+        collections.transact(|tx| drawn.iter().try_for_each(|payment| tx.put(&payments, payment))).unwrap();
+    }
+    let mut snapshots = Vec::new();
+    for round in 0..20 {
+        for _ in 0..random.below(60) {
+            let id = random.below(5_000);
+            if random.below(4) == 0 {
+                payments.remove(id).unwrap();
+            } else {
+                payments.put(&payment(id, &mut random)).unwrap();
+            }
+        }
+        snapshots.push(db.snapshot());
+        let snapshot = &snapshots[random.below(snapshots.len() as u64) as usize];
+        let (one, other) = (random.below(365) as u32, random.below(365) as u32);
+        let days = one.min(other)..=one.max(other);
+        let values: Vec<i64> =
+            payments.at(snapshot).view(&Payment::BY_DAY).range(days.clone()).map(|row| row.unwrap().value).collect();
+        let sum = payments.at(snapshot).view(&Payment::BY_DAY).reduce(days.clone()).unwrap();
+        assert_eq!(sum, values.iter().copied().reduce(|a, b| a + b), "round {round}");
+        let largest = payments.at(snapshot).view(&Payment::LARGEST).reduce(days.clone()).unwrap();
+        assert_eq!(largest, values.iter().copied().max());
+        collections
+            .transact(|tx| {
+                tx.put(&payments, &Payment { id: 9_999, day: one, cents: 1_000_000, note: String::new() })?;
+                let sum = payments.at(&*tx).view(&Payment::LARGEST).reduce(days.clone())?;
+                assert_eq!(sum, Some(1_000_000));
+                tx.remove(&payments, 9_999u64)
+            })
+            .unwrap();
+    }
+}
+
 #[derive(Serialize, Deserialize, Debug, PartialEq)]
 struct Fraction {
     id: u64,

@@ -1,0 +1,84 @@
+//! A view's reduce as a reducer of the engine, which keeps its states for parts of the view.
+
+use std::borrow::Cow;
+use std::time::SystemTime;
+
+use drumlin::{ReduceError, Reducer};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::collection::Collection;
+use crate::parts::{View, view_value};
+
+/// See the module.
+pub(crate) struct ViewReducer<C, K, V> {
+    pub(crate) view: View<C, K, V>,
+    pub(crate) reduce: fn(V, V) -> V,
+}
+
+/// The reduction of some rows of a view.
+pub(crate) enum Reduced<V> {
+    /// There are no rows.
+    Nothing,
+    Value(V),
+    /// A document of them expires, and no state can tell if it has.
+    Expires,
+}
+
+const NOTHING: u8 = 0;
+const VALUE: u8 = 1;
+const EXPIRES: u8 = 2;
+
+impl<C: Collection, K: 'static, V: Serialize + DeserializeOwned + Send + 'static> Reducer for ViewReducer<C, K, V> {
+    type State = Reduced<V>;
+    type Output = Reduced<V>;
+
+    fn name(&self) -> Cow<'_, str> {
+        // Definitions in one program may have views of one name that are reduced otherwise.
+        format!("{}, version {}, by {:p}", self.view.part_name(), self.view.version_number(), self.reduce).into()
+    }
+
+    fn identity(&self) -> Reduced<V> {
+        Reduced::Nothing
+    }
+
+    fn row(&self, _key: &[u8], value: &[u8]) -> Result<Reduced<V>, ReduceError> {
+        let (expires, value): (Option<SystemTime>, V) = view_value(value)?;
+        Ok(if expires.is_some() { Reduced::Expires } else { Reduced::Value(value) })
+    }
+
+    fn combine(&self, left: Reduced<V>, right: Reduced<V>) -> Result<Reduced<V>, ReduceError> {
+        Ok(match (left, right) {
+            (Reduced::Expires, _) | (_, Reduced::Expires) => Reduced::Expires,
+            (Reduced::Nothing, other) | (other, Reduced::Nothing) => other,
+            (Reduced::Value(left), Reduced::Value(right)) => Reduced::Value((self.reduce)(left, right)),
+        })
+    }
+
+    fn encode(&self, state: &Reduced<V>, bytes: &mut Vec<u8>) {
+        match state {
+            Reduced::Nothing => bytes.push(NOTHING),
+            Reduced::Expires => bytes.push(EXPIRES),
+            Reduced::Value(value) => {
+                bytes.push(VALUE);
+                // A value that is not encoded is not decoded either: the call fails, and the rows are read.
+                if let Ok(encoded) = postcard::to_stdvec(value) {
+                    bytes.extend_from_slice(&encoded);
+                }
+            }
+        }
+    }
+
+    fn decode(&self, bytes: &[u8]) -> Result<Reduced<V>, ReduceError> {
+        match bytes {
+            [NOTHING] => Ok(Reduced::Nothing),
+            [EXPIRES] => Ok(Reduced::Expires),
+            [VALUE, value @ ..] => Ok(Reduced::Value(postcard::from_bytes(value)?)),
+            _ => Err("not the state of a view".into()),
+        }
+    }
+
+    fn output(&self, state: Reduced<V>) -> Reduced<V> {
+        state
+    }
+}
