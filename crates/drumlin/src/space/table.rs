@@ -312,6 +312,11 @@ impl PageTable {
         self.allocation.lock().free_counts.len()
     }
 
+    /// The end of the numbers that pages have, of which many may be free.
+    pub(crate) fn number_end(&self) -> u64 {
+        (self.chunk_count() * CHUNK_PAGES) as u64
+    }
+
     /// Pages in use.
     pub(crate) fn page_count(&self) -> u64 {
         let allocation = self.allocation.lock();

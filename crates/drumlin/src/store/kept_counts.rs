@@ -100,7 +100,7 @@ impl Store {
         let open = self.keyspaces.all();
         let captured = open.iter().filter_map(|open| {
             let tree = &open.tree;
-            Some((tree.pages.id, tree.counts.capture_at_checkpoint(tree.pages.table.page_count())?))
+            Some((tree.pages.id, tree.counts.capture_at_checkpoint(tree.pages.table.number_end())?))
         });
         captured.collect()
     }
@@ -130,7 +130,7 @@ impl Store {
             let _epoch_guard = self.engine.space.epoch_latch.exclusive();
             let captured = open.iter().filter_map(|open| {
                 let tree = &open.tree;
-                Some((tree.pages.id, tree.counts.capture_again(tree.pages.table.page_count())?))
+                Some((tree.pages.id, tree.counts.capture_again(tree.pages.table.number_end())?))
             });
             captured.collect()
         };
@@ -281,14 +281,14 @@ impl Reading {
         let mut index = 0;
         let mut restored = Vec::with_capacity(head.keyspaces.len());
         for counted in &head.keyspaces {
-            let page_count = keyspaces.get_by_id(counted.id)?.tree.pages.table.page_count();
+            let number_end = keyspaces.get_by_id(counted.id)?.tree.pages.table.number_end();
             if counted.floor > head.timestamp {
                 return None;
             }
-            let counts = RestoredCounts::new(counted.floor, horizon, budget, page_count)?;
+            let counts = RestoredCounts::new(counted.floor, horizon, budget, number_end)?;
             let (mut change_count, mut entry_count) = (0, 0);
             for _ in 0..counted.part_count {
-                let (changes, entries) = self.read_part(&head, index, &counts, page_count)?;
+                let (changes, entries) = self.read_part(&head, index, &counts, number_end)?;
                 change_count += changes;
                 entry_count += entries;
                 index = index.checked_add(1)?;
@@ -307,7 +307,7 @@ impl Reading {
         head: &CountsHead,
         index: u32,
         counts: &RestoredCounts,
-        page_count: u64,
+        number_end: u64,
     ) -> Option<(u64, u64)> {
         self.fill(PART_BYTES_MAX)?;
         let part = Part::decode(head.file, index, &self.buffer)?;
@@ -322,7 +322,7 @@ impl Reading {
             return None;
         }
         for (page, rows) in part.entries() {
-            if u64::from(page.0) >= page_count || !counts.add_entry(page, rows) {
+            if u64::from(page.0) >= number_end || !counts.add_entry(page, rows) {
                 return None;
             }
             entry_count += 1;
@@ -390,7 +390,7 @@ mod tests {
         let captured: CapturedCounts = {
             let _epoch_guard = store.engine.space.epoch_latch.exclusive();
             let tree = &store.keyspace("k").unwrap().tree;
-            vec![(tree.pages.id, tree.counts.capture_again(tree.pages.table.page_count()).unwrap())]
+            vec![(tree.pages.id, tree.counts.capture_again(tree.pages.table.number_end()).unwrap())]
         };
         meanwhile();
         let Superblock { checkpoint: number, checkpoint_id: id, timestamp, .. } = store.page_tables.lock().superblock;

@@ -63,9 +63,9 @@ impl CountEntries {
         &cells[offset]
     }
 
-    /// Bytes of entries for so many pages.
-    pub(super) fn memory_bytes_of(page_count: u64) -> u64 {
-        let (level, _) = Self::locate(PageId(page_count.min(u64::from(u32::MAX)) as u32));
+    /// Bytes of entries for pages with numbers below the end.
+    pub(super) fn memory_bytes_of(number_end: u64) -> u64 {
+        let (level, _) = Self::locate(PageId(number_end.saturating_sub(1).min(u64::from(u32::MAX)) as u32));
         ((FIRST_LEVEL << (level + 1)) * size_of::<u64>()) as u64
     }
 

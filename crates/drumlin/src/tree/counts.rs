@@ -635,19 +635,19 @@ impl Counts {
         Some(kept)
     }
 
-    /// Begins to keep counts, of a keyspace with so many pages, when `now` is published and no commit is under way:
+    /// Begins to keep counts, of pages below a number, when `now` is published and no commit is under way:
     /// the epoch latch is exclusive. Returns `None` where there is no memory for them.
     pub(crate) fn begin(
         &self,
         _epoch_guard: &EpochGuard<'_>,
         now: Timestamp,
         budget: &Arc<Budget>,
-        page_count: u64,
+        number_end: u64,
     ) -> Option<Arc<KeptCounts>> {
         if let Some(kept) = self.kept() {
             return Some(kept);
         }
-        let needed_bytes = CountEntries::memory_bytes_of(page_count) + (64 << 10);
+        let needed_bytes = CountEntries::memory_bytes_of(number_end) + (64 << 10);
         if budget.taken_bytes(Account::Counts) + needed_bytes > budget.limit_bytes(Account::Counts) / 2 {
             return None;
         }
@@ -665,11 +665,11 @@ impl Counts {
         epoch_guard: &EpochGuard<'_>,
         now: Timestamp,
         budget: &Arc<Budget>,
-        page_count: u64,
+        number_end: u64,
     ) -> Option<Arc<KeptCounts>> {
-        let kept = self.begin(epoch_guard, now, budget, page_count)?;
+        let kept = self.begin(epoch_guard, now, budget, number_end)?;
         if kept.reductions.get().is_none() {
-            if !kept.has_room_for(CountEntries::memory_bytes_of(page_count)) {
+            if !kept.has_room_for(CountEntries::memory_bytes_of(number_end)) {
                 return None;
             }
             let is_new = kept.reductions.set(Reductions::new(now)).is_ok();

@@ -168,6 +168,41 @@ fn the_first_count_after_a_kill_is_right() {
     }
 }
 
+/// The pages of a load in no order have numbers behind those of its sorted runs, which are free afterwards: they are
+/// counted all the same.
+#[test]
+fn the_first_count_after_a_load_in_no_order_reads_no_leaves() {
+    let folder = Folder::new();
+    let db = config().open(folder.path()).unwrap();
+    let mut load = db.bulk_load("k").unwrap();
+    (0..150_000).for_each(|number| load.insert(key(number), [7; 60]).unwrap());
+    load.finish().unwrap();
+    db.keyspace("k").unwrap().len().unwrap();
+    db.close().unwrap();
+    let (_, reads) = first_count(&config(), &folder.path(), 150_000);
+    assert!(reads < 100, "{reads} reads");
+}
+
+/// A bulk load that only the log names takes the place of a tree whose counts were kept, as are the removals of its
+/// rows that the log has too: the load is counted by itself.
+#[test]
+fn the_first_count_of_a_load_after_a_kill_is_right() {
+    let (folder, killed) = (Folder::new(), Folder::new());
+    let db = config().open(folder.path()).unwrap();
+    fill(&db, 20_000);
+    let k = db.keyspace("k").unwrap();
+    assert_eq!(k.len().unwrap(), 20_000);
+    db.checkpoint().unwrap();
+    (0..20_000).for_each(|number| k.remove(key(number)).unwrap());
+    let mut load = db.bulk_load("k").unwrap();
+    (0..30_000u64).for_each(|number| load.insert(number.to_be_bytes(), [5; 60]).unwrap());
+    assert_eq!(load.finish().unwrap().rows, 30_000);
+    copy_folder(&folder.path(), &killed.path());
+    let (recovered, _) = first_count(&config(), &killed.path(), 30_000);
+    let model = (0..30_000u64).map(|number| (number.to_be_bytes().to_vec(), vec![5; 60])).collect();
+    check(&recovered.snapshot(), &recovered.existing_keyspace("k").unwrap(), &model, &mut Random(1));
+}
+
 /// A file that is damaged, cut, of another database, of another checkpoint, or of another state at the same commit and
 /// with the same number, is passed over: the count walks, and is right.
 #[test]

@@ -82,7 +82,7 @@ impl CaptureState {
 pub(crate) struct CountCapture {
     kept: Arc<KeptCounts>,
     /// Pages of the keyspace at the checkpoint have lower numbers.
-    page_count: u32,
+    number_end: u32,
 }
 
 impl Drop for CountCapture {
@@ -129,7 +129,7 @@ impl CountCapture {
     pub(crate) fn entries(&self, first: PageId, count_max: usize, into: &mut Vec<(PageId, u32)>) -> Option<PageId> {
         assert!(into.is_empty() && count_max > 0, "no room for {count_max} entries");
         let mut page = first.0;
-        while page < self.page_count && into.len() < count_max {
+        while page < self.number_end && into.len() < count_max {
             // A count that is larger is that of an inner node, and is summed from its children on the way.
             if let CountEntry::Rows(rows) = self.kept.entry(PageId(page))
                 && let Ok(rows) = u32::try_from(rows)
@@ -143,7 +143,7 @@ impl CountCapture {
             into.retain(|(page, _)| !noted.contains(page));
         }
         debug_assert!(into.is_sorted_by(|left, right| left.0 < right.0), "a page is told of twice");
-        (page < self.page_count).then_some(PageId(page))
+        (page < self.number_end).then_some(PageId(page))
     }
 }
 
@@ -161,16 +161,16 @@ impl KeptCounts {
 pub(crate) struct RestoredCounts(KeptCounts);
 
 impl RestoredCounts {
-    /// Counts at a base, of a keyspace with so many pages, that answer for snapshots from `horizon` on. `None` where
+    /// Counts at a base, of pages below a number, that answer for snapshots from `horizon` on. `None` where
     /// there is no memory for them.
     pub(crate) fn new(
         floor: Timestamp,
         horizon: Timestamp,
         budget: &Arc<Budget>,
-        page_count: u64,
+        number_end: u64,
     ) -> Option<RestoredCounts> {
         assert!(floor <= horizon, "counts answer for snapshots before their base");
-        let needed_bytes = CountEntries::memory_bytes_of(page_count);
+        let needed_bytes = CountEntries::memory_bytes_of(number_end);
         if budget.taken_bytes(Account::Counts) + needed_bytes > budget.limit_bytes(Account::Counts) {
             return None;
         }
@@ -197,26 +197,26 @@ impl RestoredCounts {
 }
 
 impl Counts {
-    /// Begins a capture of the counts that are kept, of a keyspace with so many pages, at the beginning of a
-    /// checkpoint: the epoch latch is exclusive, and no commit is half way.
-    pub(crate) fn capture_at_checkpoint(&self, page_count: u64) -> Option<CountCapture> {
+    /// Begins a capture of the counts that are kept, of pages below a number, at the beginning of a checkpoint: the
+    /// epoch latch is exclusive, and no commit is half way.
+    pub(crate) fn capture_at_checkpoint(&self, number_end: u64) -> Option<CountCapture> {
         self.is_restructured.store(false, Ordering::Relaxed);
-        self.capture(page_count)
+        self.capture(number_end)
     }
 
     /// Begins a capture as of the newest checkpoint, which no commit has followed; `None` where the tree is no longer
     /// that of the checkpoint. The epoch latch is exclusive.
-    pub(crate) fn capture_again(&self, page_count: u64) -> Option<CountCapture> {
-        if self.is_restructured.load(Ordering::Relaxed) { None } else { self.capture(page_count) }
+    pub(crate) fn capture_again(&self, number_end: u64) -> Option<CountCapture> {
+        if self.is_restructured.load(Ordering::Relaxed) { None } else { self.capture(number_end) }
     }
 
-    fn capture(&self, page_count: u64) -> Option<CountCapture> {
+    fn capture(&self, number_end: u64) -> Option<CountCapture> {
         let kept = self.kept()?;
-        let page_count = u32::try_from(page_count).ok()?;
+        let number_end = u32::try_from(number_end).ok()?;
         let was_open = kept.capture.is_open.swap(true, Ordering::AcqRel);
         assert!(!was_open, "counts are captured twice at once");
         kept.capture.has_news.store(false, Ordering::Relaxed);
-        Some(CountCapture { kept, page_count })
+        Some(CountCapture { kept, number_end })
     }
 
     /// Returns `true` if pages were counted since counts were captured last.

@@ -16,16 +16,16 @@ impl Engine {
         let epoch_guard = self.space.epoch_latch.exclusive();
         // Those of a keyspace that is gone would never end.
         tree.check_dropped().ok()?;
-        let page_count = tree.pages.table.page_count();
-        tree.counts.begin(&epoch_guard, self.clock.published(), &self.budget, page_count)
+        let number_end = tree.pages.table.number_end();
+        tree.counts.begin(&epoch_guard, self.clock.published(), &self.budget, number_end)
     }
 
     /// Like [`keep_counts`](Self::keep_counts), with reductions of the rows' values beside them.
     pub(crate) fn keep_reductions(&self, tree: &Tree) -> Option<Arc<KeptCounts>> {
         let epoch_guard = self.space.epoch_latch.exclusive();
         tree.check_dropped().ok()?;
-        let page_count = tree.pages.table.page_count();
-        tree.counts.begin_reductions(&epoch_guard, self.clock.published(), &self.budget, page_count)
+        let number_end = tree.pages.table.number_end();
+        tree.counts.begin_reductions(&epoch_guard, self.clock.published(), &self.budget, number_end)
     }
 
     /// Folds the changes that every reader sees into the counts, if the list of them has more than `recent_max` out of
