@@ -72,6 +72,8 @@ pub(crate) fn run(mut task: Task, limit_bytes: Option<u64>) -> std::io::Result<E
     let program = std::env::current_exe()?;
     let mut child = Command::new(program)
         .arg(COMMAND)
+        // mimalloc gives memory back as soon as it is freed: the group is to hold what an engine uses.
+        .env("MIMALLOC_PURGE_DELAY", "0")
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::inherit())

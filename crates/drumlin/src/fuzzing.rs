@@ -552,9 +552,8 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
     let mut leaf = LeafMut::init(&mut page, Some(b"key 1"), Some(b"key 9"));
     leaf.insert(0, b"key 2", RowValue::Inline(b"two")).expect("an empty leaf has room");
     leaf.insert(1, b"key 3", RowValue::Inline(b"three")).expect("an empty leaf has room");
-    let mut extent = Vec::new();
     let page_key = extent::PageKey { keyspace: KeyspaceId(2), page: PageId(5) };
-    extent::encode(&page, page_key, extent::Kind::Leaf, &mut extent);
+    let mut extent = extent::Encoder::default().encode(&page, page_key, extent::Kind::Leaf).to_vec();
     extent::seal(&mut extent, Origin { database: DatabaseId(77), segment_use: SegmentUse(5) });
     let raw_node = [&[0, 0], &page[extent::HEADER_BYTES..]].concat();
     let counts_samples = counts_samples();

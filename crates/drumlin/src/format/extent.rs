@@ -18,6 +18,8 @@
 //! Use and database are its *origin*: a write that was lost leaves an older extent in its place, which may be whole and
 //! of the same page, and one that went astray leaves another database's.
 
+use lz4_flex::block::{CompressTable, compress_into_with_table};
+
 use super::{DatabaseId, KeyspaceId, PageId, SegmentUse, checksum, get_u32, get_u64, put_u32, put_u64};
 
 pub(crate) const CHECKSUM_OFFSET: usize = 0;
@@ -126,28 +128,58 @@ const CODEC_LZ4: u8 = 1;
 /// Compression must save at least this share of a page to be worth undoing on every read: 1/8.
 const COMPRESSION_GAIN_SHARE: usize = 8;
 
-/// Appends `page` (header included; its own header bytes are replaced) to `out` as an extent and returns the stored
-/// length. Compresses if that saves an eighth. The caller that assigns an address [seals](seal) the extent.
-///
-/// The caller pads to the unit of addresses.
-pub(crate) fn encode(page: &[u8], page_key: PageKey, kind: Kind, out: &mut Vec<u8>) -> usize {
-    let start = out.len();
-    out.resize(start + encoded_bytes_max(page.len()), 0);
-    let stored = encode_into(page, page_key, kind, &mut out[start..]);
-    out.truncate(start + stored);
-    stored
-}
-
 /// Room that encoding a page of so many bytes takes: more than what is stored, where compressing it is in vain.
 pub(crate) fn encoded_bytes_max(page_bytes: usize) -> usize {
     HEADER_BYTES + lz4_flex::block::get_maximum_output_size(page_bytes - HEADER_BYTES).max(page_bytes - HEADER_BYTES)
 }
 
-/// Like [`encode`], to the beginning of `extent`, which has [room](encoded_bytes_max) for it.
+/// Encodes pages one after another, in memory that it keeps: what one page took is zeroed and freed for none.
+#[derive(Default)]
+pub(crate) struct Encoder {
+    table: CompressTable,
+    room: Vec<u8>,
+    stored_bytes: usize,
+}
+
+impl std::fmt::Debug for Encoder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Encoder({} of {} bytes)", self.stored_bytes, self.room.len())
+    }
+}
+
+impl Encoder {
+    /// Encodes `page` (header included; its own header bytes are replaced) as an extent. Compresses if that saves an
+    /// eighth. The caller that assigns an address [seals](seal) the extent, and pads it to the unit of addresses.
+    pub(crate) fn encode(&mut self, page: &[u8], page_key: PageKey, kind: Kind) -> &[u8] {
+        let bytes_max = encoded_bytes_max(page.len());
+        if self.room.len() < bytes_max {
+            self.room.resize(bytes_max, 0);
+        }
+        self.stored_bytes = encode_with(page, page_key, kind, &mut self.room, &mut self.table);
+        self.encoded()
+    }
+
+    /// The extent that was encoded last.
+    pub(crate) fn encoded(&self) -> &[u8] {
+        &self.room[..self.stored_bytes]
+    }
+
+    /// Bytes of the longest extent that it has memory for.
+    pub(crate) fn room_bytes(&self) -> usize {
+        self.room.len()
+    }
+}
+
+/// Like [`Encoder::encode`] for a page of any size, to the beginning of `extent`, which has
+/// [room](encoded_bytes_max) for it. Returns the stored length.
 pub(crate) fn encode_into(page: &[u8], page_key: PageKey, kind: Kind, extent: &mut [u8]) -> usize {
+    encode_with(page, page_key, kind, extent, &mut CompressTable::default())
+}
+
+fn encode_with(page: &[u8], page_key: PageKey, kind: Kind, extent: &mut [u8], table: &mut CompressTable) -> usize {
     assert!(page.len() > HEADER_BYTES && extent.len() >= encoded_bytes_max(page.len()));
     let body = &page[HEADER_BYTES..];
-    let compressed = lz4_flex::block::compress_into(body, &mut extent[HEADER_BYTES..]).ok();
+    let compressed = compress_into_with_table(body, &mut extent[HEADER_BYTES..], table).ok();
     let (codec, body_bytes) = match compressed {
         Some(bytes) if bytes + page.len() / COMPRESSION_GAIN_SHARE <= body.len() => (CODEC_LZ4, bytes),
         _ => {
@@ -269,10 +301,11 @@ mod tests {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             *byte = (state >> 56) as u8;
         }
+        let mut encoder = Encoder::default();
         for (page, shrinks) in [(vec![5u8; 4096], true), (noise, false)] {
             let mut out = vec![1, 2, 3];
-            let stored = encode(&page, WHO, Kind::Leaf, &mut out);
-            assert_eq!(stored < page.len(), shrinks);
+            out.extend(encoder.encode(&page, WHO, Kind::Leaf));
+            assert_eq!(out.len() - 3 < page.len(), shrinks);
             seal(&mut out[3..], ORIGIN);
             out.extend([9; 100]);
             let header = verify(&out[3..]).unwrap();
@@ -286,12 +319,11 @@ mod tests {
     /// Any flipped bit is noticed.
     #[test]
     fn any_flipped_bit_is_noticed() {
-        let mut out = Vec::new();
-        let stored = encode(&[5u8; 512], WHO, Kind::Inner, &mut out);
+        let mut out = Encoder::default().encode(&[5u8; 512], WHO, Kind::Inner).to_vec();
         seal(&mut out, ORIGIN);
-        for bit in 0..stored * 8 {
+        for bit in 0..out.len() * 8 {
             out[bit / 8] ^= 1 << (bit % 8);
-            assert!(verify(&out[..stored]).is_err(), "bit {bit}");
+            assert!(verify(&out).is_err(), "bit {bit}");
             out[bit / 8] ^= 1 << (bit % 8);
         }
     }
@@ -299,8 +331,7 @@ mod tests {
     /// An extent of another database, and one of any other use of its segment, however far, are told apart.
     #[test]
     fn another_origin_is_noticed() {
-        let mut out = Vec::new();
-        encode(&[5u8; 512], WHO, Kind::Leaf, &mut out);
+        let mut out = Encoder::default().encode(&[5u8; 512], WHO, Kind::Leaf).to_vec();
         for bit in 0..64 {
             let segment_use = SegmentUse(ORIGIN.segment_use.0 ^ 1 << bit);
             seal(&mut out, Origin { segment_use, ..ORIGIN });

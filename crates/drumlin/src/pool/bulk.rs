@@ -37,10 +37,9 @@ impl Pool {
                 self.give_queue(queue);
             }
             Err(_) => {
-                let lost_bytes = in_flight.map(|request| request.buffer_bytes).sum();
                 // Waits for the reads in flight, whose buffers go with it.
                 drop(queue);
-                self.buffers.lose(lost_bytes);
+                in_flight.for_each(|request| self.buffers.lose(request.buffer_bytes));
             }
         }
         result

@@ -149,7 +149,7 @@ impl<'p> GroupReads<'p, '_> {
         // Waits for the reads in flight.
         drop(queue);
         let kind = error.kind();
-        pool.buffers.lose(in_flight.iter().flatten().map(|group| group.buffer_bytes).sum());
+        in_flight.iter().flatten().for_each(|group| pool.buffers.lose(group.buffer_bytes));
         for (wanted, address, frame) in in_flight.into_iter().flatten().flat_map(|group| group.pages) {
             let _ = pool.arrive(pages, wanted, address, frame, Err(kind.into()), &[]);
         }

@@ -18,9 +18,9 @@ use std::sync::Arc;
 use super::Pool;
 use super::write_behind::WriteBehind;
 use crate::error::{Error, Result};
-use crate::format::extent::{HEADER_BYTES, Kind, PageKey, TABLE_PAGES, encode};
+use crate::format::extent::{Encoder, HEADER_BYTES, Kind, PageKey, TABLE_PAGES};
 use crate::format::{Epoch, ExtentAddress, KeyspaceId, PageId, SegmentId, SegmentUse};
-use crate::space::appender::Appender;
+use crate::space::appender::{Appender, WriteBuffers};
 use crate::space::table::CHUNK_BYTES;
 use crate::space::{PageEntry, PageSpace, Purpose};
 
@@ -52,7 +52,7 @@ pub(crate) struct LoadPages {
     /// Once they are written.
     tables: Option<LoadTables>,
     root: ExtentAddress,
-    encoded: Vec<u8>,
+    encoder: Encoder,
     /// The newest buffer that was handed over to be written.
     write: Option<Arc<WriteBehind>>,
     make_space: MakeSpace,
@@ -81,16 +81,18 @@ impl LoadPages {
         buffer_bytes: usize,
         make_space: MakeSpace,
     ) -> LoadPages {
+        assert!(buffer_bytes > pages.page_bytes, "a page does not fit into a buffer of {buffer_bytes} bytes");
+        let buffers = WriteBuffers::new(buffer_bytes.min(pool.space.segments.segment_bytes() as usize));
         LoadPages {
             pool: Arc::clone(pool),
             pages: Arc::clone(pages),
-            appender: Appender::new(buffer_bytes),
+            appender: Appender::new(Arc::new(buffers)),
             epoch: pool.space.epoch_latch.shared().epoch(),
             chunks: Vec::new(),
             numbers: 0..0,
             tables: None,
             root: ExtentAddress::NONE,
-            encoded: Vec::new(),
+            encoder: Encoder::default(),
             write: None,
             make_space,
             is_attached: false,
@@ -198,9 +200,7 @@ impl LoadPages {
     fn append_extent(&mut self, name: PageKey, kind: Kind, page: &[u8]) -> Result<ExtentAddress> {
         self.pool.space.check_failure()?;
         assert!(!self.is_attached, "a load that is attached goes on");
-        self.encoded.clear();
-        encode(page, name, kind, &mut self.encoded);
-        if self.appender.is_full(self.encoded.len()) {
+        if self.appender.is_full(self.encoder.encode(page, name, kind).len()) {
             // Two buffers are all that it has: the one before, and this one.
             self.wait_for_write()?;
         }
@@ -209,7 +209,8 @@ impl LoadPages {
         let mut has_made_space = false;
         let address = loop {
             let take = || space.take_segment(Purpose::Value);
-            let appended = self.appender.append(&space.segments, self.epoch, &self.encoded, None, &mut jobs, take);
+            let extent = self.encoder.encoded();
+            let appended = self.appender.append(&space.segments, self.epoch, extent, None, &mut jobs, take);
             match appended {
                 Err(Error::DiskFull { .. }) if !std::mem::replace(&mut has_made_space, true) => (self.make_space)()?,
                 other => break other,
@@ -275,7 +276,7 @@ impl LoadPages {
         match buffered {
             Buffered::Write => {
                 write.map_or(Ok(()), |write| write.wait(&self.pool.space))?;
-                jobs.iter().try_for_each(|job| self.pool.space.write(&job.buffer, job.offset))
+                jobs.iter().try_for_each(|job| self.pool.space.write(job.bytes(), job.offset))
             }
             Buffered::Drop => {
                 if let Some(write) = write {

@@ -28,7 +28,7 @@ enum State {
 impl WriteBehind {
     /// Hands a buffer over to be written.
     pub(super) fn begin(pool: &Arc<Pool>, job: WriteJob) -> Arc<WriteBehind> {
-        assert!(!job.buffer.is_empty(), "a write of nothing is handed over");
+        assert!(!job.bytes().is_empty(), "a write of nothing is handed over");
         assert!(job.frames.is_empty(), "frames of a pool wait for a write that is not the pool's");
         let write = Arc::new(WriteBehind { state: Mutex::new(State::Waiting(job)), ended: Condvar::default() });
         pool.enqueue_ahead(Ahead::Write(Arc::clone(&write)));
@@ -43,7 +43,7 @@ impl WriteBehind {
             let State::Waiting(job) = std::mem::replace(&mut *state, State::Running) else { unreachable!("looked at") };
             job
         };
-        let result = space.write(&job.buffer, job.offset);
+        let result = space.write(job.bytes(), job.offset);
         // Its memory first: who waits for the end fills another.
         drop(job);
         self.end(result);

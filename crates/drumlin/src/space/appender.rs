@@ -8,23 +8,83 @@
 //! 2. A block is written once: a buffer that is flushed early ends at a block boundary, and the next begins there.
 //! 3. An extent is sealed as it is packed: the use of its segment is not known before.
 
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
 use super::FrameIndex;
 use super::segments::Segments;
 use crate::error::Result;
 use crate::format::{BLOCK_BYTES, Epoch, ExtentAddress, SegmentId, extent};
 use crate::io::AlignedBuffer;
+use crate::sync::Mutex;
+
+/// The buffers of one or more appenders: as many as were ever in use at once.
+#[derive(Debug)]
+pub(crate) struct WriteBuffers {
+    /// The size of a write: more than an extent has.
+    buffer_bytes: usize,
+    idle: Mutex<Vec<AlignedBuffer>>,
+}
+
+impl WriteBuffers {
+    pub(crate) fn new(buffer_bytes: usize) -> WriteBuffers {
+        assert!(buffer_bytes.is_multiple_of(BLOCK_BYTES), "a buffer of {buffer_bytes} bytes ends within a block");
+        WriteBuffers { buffer_bytes, idle: Mutex::default() }
+    }
+
+    /// One whose bytes are any.
+    fn take(self: &Arc<Self>) -> WriteBuffer {
+        let idle = self.idle.lock().pop();
+        let mut buffer = idle.unwrap_or_else(|| AlignedBuffer::zeroed(self.buffer_bytes));
+        buffer.set_len(self.buffer_bytes);
+        WriteBuffer { buffer: Some(buffer), home: Arc::clone(self) }
+    }
+}
+
+/// A buffer that goes back to those it came from.
+#[derive(Debug)]
+struct WriteBuffer {
+    /// `None` while it is dropped.
+    buffer: Option<AlignedBuffer>,
+    home: Arc<WriteBuffers>,
+}
+
+impl Deref for WriteBuffer {
+    type Target = AlignedBuffer;
+
+    fn deref(&self) -> &AlignedBuffer {
+        self.buffer.as_ref().expect("a buffer that is not dropped")
+    }
+}
+
+impl DerefMut for WriteBuffer {
+    fn deref_mut(&mut self) -> &mut AlignedBuffer {
+        self.buffer.as_mut().expect("a buffer that is not dropped")
+    }
+}
+
+impl Drop for WriteBuffer {
+    fn drop(&mut self) {
+        self.home.idle.lock().extend(self.buffer.take());
+    }
+}
 
 /// A full buffer on its way to the disk.
 #[derive(Debug)]
 pub(crate) struct WriteJob {
     pub(crate) offset: u64,
-    pub(crate) buffer: AlignedBuffer,
+    buffer: WriteBuffer,
     /// The frames whose pages are in the buffer: they may not be evicted before it is written.
     pub(crate) frames: Vec<FrameIndex>,
 }
 
 impl WriteJob {
-    /// The bytes of the file it writes.
+    /// The bytes that it writes.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.buffer
+    }
+
+    /// Their place in the file.
     pub(crate) fn range(&self) -> std::ops::Range<u64> {
         self.offset..self.offset + self.buffer.len() as u64
     }
@@ -32,8 +92,7 @@ impl WriteJob {
 
 #[derive(Debug)]
 pub(crate) struct Appender {
-    /// The size of a write.
-    buffer_bytes: usize,
+    buffers: Arc<WriteBuffers>,
     open: Option<OpenSegment>,
 }
 
@@ -45,15 +104,13 @@ struct OpenSegment {
     position: u64,
     end: u64,
     buffer_start: u64,
-    buffer: AlignedBuffer,
+    buffer: WriteBuffer,
     frames: Vec<FrameIndex>,
 }
 
 impl Appender {
-    /// One that writes so many bytes at once: more than an extent has.
-    pub(crate) fn new(buffer_bytes: usize) -> Appender {
-        assert!(buffer_bytes.is_multiple_of(BLOCK_BYTES), "a buffer of {buffer_bytes} bytes ends within a block");
-        Appender { buffer_bytes, open: None }
+    pub(crate) fn new(buffers: Arc<WriteBuffers>) -> Appender {
+        Appender { buffers, open: None }
     }
 
     /// Packs one extent and seals it. Where it needs another segment, `take` hands it one.
@@ -67,7 +124,7 @@ impl Appender {
         take: impl FnOnce() -> Result<SegmentId>,
     ) -> Result<ExtentAddress> {
         let bytes = (extent.len() as u64).next_multiple_of(ExtentAddress::UNIT_BYTES);
-        assert!(bytes <= self.buffer_bytes as u64, "an extent of {bytes} bytes is larger than a buffer");
+        assert!(bytes <= self.buffers.buffer_bytes as u64, "an extent of {bytes} bytes is larger than a buffer");
         assert!(bytes <= segments.segment_bytes(), "an extent of {bytes} bytes is larger than a segment");
         if let Some(open) = &mut self.open {
             assert!(open.epoch == epoch, "an appender serves one epoch at a time");
@@ -115,7 +172,7 @@ impl Appender {
                 position: start,
                 end: start + segments.segment_bytes(),
                 buffer_start: start,
-                buffer: AlignedBuffer::zeroed(self.buffer_bytes.min(segments.segment_bytes() as usize)),
+                buffer: self.buffers.take(),
                 frames: Vec::new(),
             });
         }
@@ -179,8 +236,8 @@ impl OpenSegment {
         }
         let padded = used.next_multiple_of(BLOCK_BYTES);
         assert!(self.buffer_start + padded as u64 <= self.end, "a buffer reaches beyond {}", self.id);
-        let capacity = self.buffer.capacity();
-        let mut buffer = std::mem::replace(&mut self.buffer, AlignedBuffer::zeroed(capacity));
+        let another = self.buffer.home.take();
+        let mut buffer = std::mem::replace(&mut self.buffer, another);
         buffer[used..padded].fill(0);
         buffer.set_len(padded);
         jobs.push(WriteJob { offset: self.buffer_start, buffer, frames: std::mem::take(&mut self.frames) });
@@ -188,7 +245,7 @@ impl OpenSegment {
         self.buffer_start = self.position;
         // The last buffer of a segment may be shorter than the others.
         let rest = (self.end - self.buffer_start) as usize;
-        if rest < capacity {
+        if rest < self.buffer.len() {
             self.buffer.set_len(rest);
         }
     }

@@ -36,13 +36,13 @@ use crate::sync::{self, Condvar, Mutex, RwLock, ShardedLock, ShardedReadGuard, S
 use crate::collections::HashMap;
 use crate::error::{Error, Result, Stopped, quoted};
 use crate::format::catalogue;
-use crate::format::extent::{ExtentError, Header, Kind, PageKey};
-use crate::format::node::is_page_bytes;
+use crate::format::extent::{Encoder, ExtentError, Header, Kind, PageKey};
+use crate::format::node::{PAGE_BYTES_MAX, is_page_bytes};
 use crate::format::summary::TableChange;
 use crate::format::{DatabaseId, Epoch, ExtentAddress, KeyspaceId, PageId, SegmentUse, Timestamp, extent};
 use crate::io::{FileRef, Persist};
 use crate::memory::{self, Budget, WRITE_BUFFER_COUNT};
-use appender::{Appender, WriteJob};
+use appender::{Appender, WriteBuffers, WriteJob};
 use reservation::Reservations;
 pub(crate) use reservation::{CheckpointDebt, Frees, Margin, Purpose, SpaceReservation};
 use segments::Segments;
@@ -187,6 +187,9 @@ impl EpochGuard<'_> {
     }
 }
 
+/// Encoders kept for the next page: of evictions, a checkpoint and a commit at once.
+const ENCODER_COUNT_MAX: usize = 4;
+
 const _: () = assert!(size_of::<TableChange>() as u64 == memory::CHANGE_BYTES);
 
 /// A chunk of a page table as a bulk load has written it: the whole of it, where no page was in use before.
@@ -244,6 +247,8 @@ pub(crate) struct Space {
     changes: [Mutex<EpochChanges>; 2],
     /// The lengths of `changes`, readable without the locks.
     change_counts: [CachePadded<AtomicU64>; 2],
+    /// Idle ones.
+    encoders: Mutex<Vec<Encoder>>,
     jobs: Mutex<Jobs>,
     job_done: Condvar,
     values: Mutex<ValueSegment>,
@@ -308,7 +313,8 @@ impl Space {
         epoch: Epoch,
         budget: Arc<Budget>,
     ) -> Space {
-        let appender = || Appender::new(budget.write_buffer_bytes());
+        let buffers = Arc::new(WriteBuffers::new(budget.write_buffer_bytes().min(segment_bytes as usize)));
+        let appender = || Appender::new(Arc::clone(&buffers));
         Space {
             path: path.to_path_buf(),
             segments: Segments::new(
@@ -323,6 +329,7 @@ impl Space {
             appenders: [Mutex::new(appender()), Mutex::new(appender())],
             changes: Default::default(),
             change_counts: Default::default(),
+            encoders: Mutex::default(),
             jobs: Mutex::default(),
             job_done: Condvar::new(),
             values: Mutex::default(),
@@ -468,9 +475,13 @@ impl Space {
         frame: Option<FrameIndex>,
     ) -> Result<ExtentAddress> {
         self.check_failure()?;
-        let mut extent = Vec::with_capacity(page.len() + page.len() / 64 + 64);
-        extent::encode(page, page_key, kind, &mut extent);
-        self.append_encoded(epoch, &extent, frame)
+        let mut encoder = self.encoders.lock().pop().unwrap_or_default();
+        let address = self.append_encoded(epoch, encoder.encode(page, page_key, kind), frame);
+        let mut encoders = self.encoders.lock();
+        if encoders.len() < ENCODER_COUNT_MAX && encoder.room_bytes() <= extent::encoded_bytes_max(PAGE_BYTES_MAX) {
+            encoders.push(encoder);
+        }
+        address
     }
 
     pub(crate) fn append_encoded(
@@ -592,7 +603,7 @@ impl Space {
 
     fn enqueue(&self, jobs: Vec<WriteJob>) {
         if !jobs.is_empty() {
-            let is_whole = |job: &WriteJob| job.buffer.len().is_multiple_of(crate::format::BLOCK_BYTES);
+            let is_whole = |job: &WriteJob| job.bytes().len().is_multiple_of(crate::format::BLOCK_BYTES);
             assert!(jobs.iter().all(is_whole), "a buffer ends within a block");
             self.jobs.lock().waiting.extend(jobs);
         }
@@ -635,7 +646,7 @@ impl Space {
                 jobs.running.push(range);
                 job
             };
-            let result = self.write(&job.buffer, job.offset);
+            let result = self.write(job.bytes(), job.offset);
             if result.is_ok() {
                 written(&job.frames);
             }
@@ -952,9 +963,8 @@ mod tests {
         let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
         let file = backend.open(path, options).unwrap();
         let space = Space::new(path, file, DatabaseId(77), 64 << 10, 1, Epoch(1), Arc::new(Budget::new(8 << 20, 1)));
-        let mut extent = Vec::new();
         let page_key = PageKey { keyspace: KeyspaceId(1), page: PageId(1) };
-        extent::encode(&[1; 100], page_key, Kind::Leaf, &mut extent);
+        let extent = Encoder::default().encode(&[1; 100], page_key, Kind::Leaf).to_vec();
         space.segments.ensure_free(1).unwrap();
         let usage = space.segments.usage();
         backend.set_space_limit(Some(backend.space_used()));
