@@ -14,11 +14,13 @@ use super::reducer::{ReduceError, Reducer};
 use super::rows::Rows;
 use crate::error::{Error, Result};
 use crate::format::PageId;
+use crate::pool::Stop;
 use crate::task::WaitMode;
-use crate::tree::Direction;
 use crate::tree::counts::KeptCounts;
+use crate::tree::node::{Leaf, RowValue};
 use crate::tree::reducing::{Piece, ReduceCursor, Unreduced};
 use crate::tree::reductions::{KeptReduction, ReducerId, States};
+use crate::tree::{Direction, Target};
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::write_set::Change;
 
@@ -71,21 +73,19 @@ struct Reducing<'a, R: Reducer> {
 }
 
 impl<R: Reducer> Reducing<'_, R> {
-    /// Calls `take` with the state of each row from `lower` on and below `upper`.
+    /// Calls `take` with each row from `lower` on and below `upper`, as the functions of the reducer are called.
     async fn read(
         &self,
         lower: &[u8],
         upper: Option<&[u8]>,
-        mut take: impl FnMut(&[u8], R::State) -> Result<()>,
+        mut take: impl FnMut(&R, &[u8], &[u8]) -> Result<(), ReduceError>,
     ) -> Result<()> {
+        let Some(rest) = self.read_leaves(lower, upper, &mut take)? else { return Ok(()) };
         let upper = upper.map_or(Bound::Unbounded, |upper| Bound::Excluded(upper.to_vec()));
-        let mut range = self.rows.scan_at((Bound::Included(lower.to_vec()), upper), Some(self.snapshot));
-        let mut look = |key: &[u8], value: &[u8]| {
-            let state = self.reducer.call(|reducer| reducer.row(key, value));
-            match state.and_then(|state| take(key, state)) {
-                Ok(()) => ControlFlow::Continue(()),
-                Err(error) => ControlFlow::Break(error),
-            }
+        let mut range = self.rows.scan_at((Bound::Included(rest), upper), Some(self.snapshot));
+        let mut look = |key: &[u8], value: &[u8]| match self.reducer.call(|reducer| take(reducer, key, value)) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => ControlFlow::Break(error),
         };
         match range.show_rows(self.mode, Direction::Forward, &mut look).await? {
             ControlFlow::Continue(()) => Ok(()),
@@ -93,12 +93,71 @@ impl<R: Reducer> Reducing<'_, R> {
         }
     }
 
+    /// The same for rows of leaves that are in memory and as the snapshot sees them. Returns the key that a scan has
+    /// to go on from, if there are others.
+    fn read_leaves(
+        &self,
+        lower: &[u8],
+        upper: Option<&[u8]>,
+        mut take: impl FnMut(&R, &[u8], &[u8]) -> Result<(), ReduceError>,
+    ) -> Result<Option<Vec<u8>>> {
+        let (mut from, mut page, mut key) = (lower.to_vec(), Vec::new(), Vec::new());
+        while self.copy_leaf(&from, upper, &mut page)? {
+            let leaf = Leaf::new(&page);
+            let end = upper.map_or(leaf.len(), |upper| leaf.lower_bound(upper));
+            let has_large = self.reducer.call(|reducer| {
+                for index in leaf.lower_bound(&from)..end {
+                    leaf.key_into(index, &mut key);
+                    match leaf.value(index) {
+                        RowValue::Inline(value) => take(reducer, &key, value)?,
+                        RowValue::Large(_) => return Ok(true),
+                    }
+                }
+                Ok(false)
+            })?;
+            match leaf.upper_fence() {
+                _ if has_large => return Ok(Some(key)),
+                Some(fence) if upper.is_none_or(|upper| fence < upper) => {
+                    assert!(*from < *fence, "leaves are read backwards");
+                    from.clear();
+                    from.extend_from_slice(fence);
+                }
+                _ => return Ok(None),
+            }
+        }
+        Ok(Some(from))
+    }
+
+    /// Puts a copy of the leaf at a key in `page`, in one piece: neither it nor its rows are latched while functions of
+    /// users run. Returns `false` if the leaf is not in memory, or the reader may see other rows below `upper`.
+    fn copy_leaf(&self, key: &[u8], upper: Option<&[u8]>, page: &mut Vec<u8>) -> Result<bool> {
+        let (tree, seen) = (self.rows.tree, self.snapshot.timestamp);
+        self.rows.store()?;
+        let bounds = (Bound::Included(key), upper.map_or(Bound::Unbounded, Bound::Excluded));
+        if self.rows.own_within(bounds).is_some() {
+            return Ok(false);
+        }
+        let read = match tree.read_leaf(Target::At(key)) {
+            Ok(read) => read,
+            Err(Stop::Needs(_)) => return Ok(false),
+            Err(Stop::Error(error)) => return Err(error),
+        };
+        if Leaf::new(&read).newest() > seen || tree.pages.is_loaded_since(seen) {
+            return Ok(false);
+        }
+        page.clear();
+        page.extend_from_slice(&read);
+        drop(read);
+        self.snapshot.check()?;
+        Ok(true)
+    }
+
     /// The state of the rows from `lower` on and below `upper`, behind that of `state`.
     async fn and_rows(&self, state: R::State, lower: &[u8], upper: Option<&[u8]>) -> Result<R::State> {
         let mut state = Some(state);
-        self.read(lower, upper, |_, row| {
+        self.read(lower, upper, |reducer, key, value| {
             let before = state.take().expect("it is put back, or the reduction ends");
-            state = Some(self.reducer.call(|reducer| reducer.combine(before, row))?);
+            state = Some(reducer.combine(before, reducer.row(key, value)?)?);
             Ok(())
         })
         .await?;
@@ -121,12 +180,12 @@ impl<R: Reducer> Reducing<'_, R> {
         }
         let mut at = 0;
         let upper = pages.last().expect("there are pages").upper.as_deref();
-        self.read(lower, upper, |key, row| {
+        self.read(lower, upper, |reducer, key, value| {
             while pages[at].upper.as_deref().is_some_and(|upper| upper <= key) {
                 at += 1;
             }
             let before = states[at].take().expect("it is put back, or the reduction ends");
-            states[at] = Some(self.reducer.call(|reducer| reducer.combine(before, row))?);
+            states[at] = Some(reducer.combine(before, reducer.row(key, value)?)?);
             Ok(())
         })
         .await?;

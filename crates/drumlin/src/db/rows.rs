@@ -3,6 +3,7 @@
 //! [`Rows`] are the rows of one keyspace as one reader sees them. The methods of the public handles check whose
 //! keyspace they are given, say how to wait, and call the operation of the same name here.
 
+use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -309,12 +310,16 @@ impl Rows<'_> {
             Ok(snapshot) => snapshot,
             Err(error) => return Range::refused(error),
         };
-        let within = (bounds.0.as_ref().map(|key| &key[..]), bounds.1.as_ref().map(|key| &key[..]));
-        let own = self.view.and_then(|view| view.own.as_ref());
-        let own = own.filter(|own| own.set.range(self.tree.pages.id, within).next().is_some()).cloned();
+        let own = self.own_within((bounds.0.as_ref().map(|key| &key[..]), bounds.1.as_ref().map(|key| &key[..])));
         let reads = self.view.and_then(|view| view.reads.clone());
         let shortage = self.view.map(|view| view.shortage.clone()).unwrap_or_default();
-        Range::new(Arc::clone(self.handle), self.tree.clone(), snapshot, bounds, own, reads, shortage)
+        Range::new(Arc::clone(self.handle), self.tree.clone(), snapshot, bounds, own.cloned(), reads, shortage)
+    }
+
+    /// The transaction's own changes, if there are any between these bounds.
+    pub(super) fn own_within(&self, bounds: (Bound<&[u8]>, Bound<&[u8]>)) -> Option<&Arc<SharedWrites>> {
+        let own = self.view.and_then(|view| view.own.as_ref())?;
+        own.set.range(self.tree.pages.id, bounds).next().is_some().then_some(own)
     }
 
     pub(super) async fn read(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<ValueReader>> {

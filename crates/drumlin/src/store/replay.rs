@@ -161,7 +161,8 @@ impl Replay<'_> {
                     Operation::Attach(attachment) => {
                         self.apply_batch(&mut batch, newest)?;
                         let open = self.open(keyspace).ok_or_else(|| self.malformed(record.timestamp))?;
-                        // They are those of the pages that go.
+                        // Their list may have removals of the rows before, which a count would take from those of
+                        // the load: nothing in a load's leaves tells the commits that were before it.
                         open.tree.counts.forget();
                         self.attach(&open.tree.pages, &attachment, record.timestamp)?;
                         continue;

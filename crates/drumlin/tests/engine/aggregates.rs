@@ -300,6 +300,21 @@ fn aggregates_survive_all_that_happens_to_a_keyspace() {
     assert_eq!(db.keyspace("k").unwrap().aggregate(&sum, ..).unwrap(), 0);
 }
 
+/// A snapshot from before a bulk load sees nothing of it, though the leaves of the load tell no commit.
+#[test]
+fn aggregates_before_a_load_do_not_see_it() {
+    let (db, k) = opened();
+    let before = db.snapshot();
+    let mut load = db.bulk_load("k").unwrap();
+    (0..50_000u32).for_each(|number| load.insert(number.to_be_bytes(), 1u32.to_be_bytes()).unwrap());
+    load.finish().unwrap();
+    let sum = Sum::of(NUMBER);
+    for _ in 0..2 {
+        assert_eq!(k.aggregate(&sum, ..).unwrap(), 50_000);
+        assert_eq!(before.aggregate(&k, &sum, ..).unwrap(), 0);
+    }
+}
+
 /// In little memory no state may be kept, or only those of inner nodes, and every answer is right all the same.
 #[test]
 fn aggregates_in_little_memory_are_right() {

@@ -184,23 +184,26 @@ fn the_first_count_after_a_load_in_no_order_reads_no_leaves() {
 }
 
 /// A bulk load that only the log names takes the place of a tree whose counts were kept, as are the removals of its
-/// rows that the log has too: the load is counted by itself.
+/// rows that the log has too: the load is counted by itself, whether the first count finds so many removals in the list
+/// that it folds them, or so few that it adds them to what it counts.
 #[test]
 fn the_first_count_of_a_load_after_a_kill_is_right() {
-    let (folder, killed) = (Folder::new(), Folder::new());
-    let db = config().open(folder.path()).unwrap();
-    fill(&db, 20_000);
-    let k = db.keyspace("k").unwrap();
-    assert_eq!(k.len().unwrap(), 20_000);
-    db.checkpoint().unwrap();
-    (0..20_000).for_each(|number| k.remove(key(number)).unwrap());
-    let mut load = db.bulk_load("k").unwrap();
-    (0..30_000u64).for_each(|number| load.insert(number.to_be_bytes(), [5; 60]).unwrap());
-    assert_eq!(load.finish().unwrap().rows, 30_000);
-    copy_folder(&folder.path(), &killed.path());
-    let (recovered, _) = first_count(&config(), &killed.path(), 30_000);
-    let model = (0..30_000u64).map(|number| (number.to_be_bytes().to_vec(), vec![5; 60])).collect();
-    check(&recovered.snapshot(), &recovered.existing_keyspace("k").unwrap(), &model, &mut Random(1));
+    for row_count in [1_500, 20_000] {
+        let (folder, killed) = (Folder::new(), Folder::new());
+        let db = config().open(folder.path()).unwrap();
+        fill(&db, row_count);
+        let k = db.keyspace("k").unwrap();
+        assert_eq!(k.len().unwrap(), row_count);
+        db.checkpoint().unwrap();
+        (0..row_count).for_each(|number| k.remove(key(number)).unwrap());
+        let mut load = db.bulk_load("k").unwrap();
+        (0..30_000u64).for_each(|number| load.insert(number.to_be_bytes(), [5; 60]).unwrap());
+        assert_eq!(load.finish().unwrap().rows, 30_000);
+        copy_folder(&folder.path(), &killed.path());
+        let (recovered, _) = first_count(&config(), &killed.path(), 30_000);
+        let model = (0..30_000u64).map(|number| (number.to_be_bytes().to_vec(), vec![5; 60])).collect();
+        check(&recovered.snapshot(), &recovered.existing_keyspace("k").unwrap(), &model, &mut Random(1));
+    }
 }
 
 /// A file that is damaged, cut, of another database, of another checkpoint, or of another state at the same commit and
