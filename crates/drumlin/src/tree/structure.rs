@@ -439,7 +439,7 @@ pub(crate) fn has_room(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> bool {
         put_count += 1;
         first.get_or_insert((row.key, value_bytes));
         // Counts every put as an insert: overestimating splits early, which is harmless.
-        let cost = ROW_OVERHEAD_BYTES + row.key.len() - leaf.prefix().len() + value_bytes;
+        let cost = leaf.row_cost(row.key.len(), value_bytes);
         fits &= cost <= free_bytes;
         if !fits && put_count > 1 {
             return false;
@@ -477,19 +477,23 @@ fn plan_split(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> Option<Vec<u8>> {
     if let [(key, value_bytes)] = puts[..] {
         return Some(split_around(leaf, key, value_bytes));
     }
-    let (merged, only_appends) = merge_rows(leaf, &puts);
+    let merged = merge_rows(leaf, &puts);
     assert!(merged.len() > 1, "a row does not fit into a leaf of its own");
-    let total: usize = merged.iter().map(|(_, bytes)| bytes).sum();
+    let only_appends = merged.get(leaf.len()).is_some_and(|row| row.put == Some(0));
+    let total: usize = merged.iter().map(|row| row.bytes).sum();
     let capacity = leaf.free_bytes() + leaf.live_bytes() - leaf_overhead_bytes(leaf);
     // Rows that all follow the last are a sorted load: the left leaf is filled. Otherwise split in the middle.
     let goal = if only_appends { capacity.saturating_sub(leaf_reserve_bytes(leaf)) } else { total / 2 };
     let mut left_bytes = 0;
     let mut at = 0;
-    while at + 1 < merged.len() && (at == 0 || left_bytes + merged[at].1 <= goal) {
-        left_bytes += merged[at].1;
+    while at + 1 < merged.len() && (at == 0 || left_bytes + merged[at].bytes <= goal) {
+        left_bytes += merged[at].bytes;
         at += 1;
     }
-    let separator = separator_between(&merged[at - 1].0, &merged[at].0).to_vec();
+    let separator = {
+        let [mut left, mut right] = [Vec::new(), Vec::new()];
+        separator_between(merged[at - 1].key(leaf, &puts, &mut left), merged[at].key(leaf, &puts, &mut right)).to_vec()
+    };
     debug_assert!(leaf.covers(&separator), "a leaf is split outside of its fences");
     if sides_fit(leaf, &separator) {
         return Some(separator);
@@ -523,35 +527,60 @@ fn puts_ahead<'k>(leaf: &Leaf<'_>, rows: &[Incoming<'k>]) -> Vec<(&'k [u8], usiz
         .collect()
 }
 
-/// The rows of the leaf and those to be put, by key, each with the bytes that it needs. Also returns `true` if all that
-/// are put follow the leaf's last.
-fn merge_rows(leaf: &Leaf<'_>, puts: &[(&[u8], usize)]) -> (Vec<(Vec<u8>, usize)>, bool) {
-    let mut merged: Vec<(Vec<u8>, usize)> = Vec::with_capacity(leaf.len() + puts.len());
-    let mut puts = puts.iter().copied().peekable();
-    let mut key = Vec::new();
-    let cost = |key: &[u8], value_bytes: usize| ROW_OVERHEAD_BYTES + key.len() - leaf.prefix().len() + value_bytes;
-    for index in 0..leaf.len() {
-        leaf.key_into(index, &mut key);
-        while let Some(&(put, value_bytes)) = puts.peek()
-            && put < &key[..]
-        {
-            merged.push((put.to_vec(), cost(put, value_bytes)));
-            puts.next();
+/// A row of the leaf, or one that is to be put, or both.
+struct MergedRow {
+    /// Its index in the leaf; the leaf's length if it is not there.
+    index: usize,
+    /// Its index among those that are to be put.
+    put: Option<usize>,
+    /// The bytes that it needs.
+    bytes: usize,
+}
+
+impl MergedRow {
+    /// Its key, for which `copy` has the memory if it lies in the leaf.
+    fn key<'k>(&self, leaf: &Leaf<'_>, puts: &[(&'k [u8], usize)], copy: &'k mut Vec<u8>) -> &'k [u8] {
+        match self.put {
+            Some(put) => puts[put].0,
+            None => {
+                assert!(self.index < leaf.len(), "a row is neither in the leaf nor to be put");
+                leaf.key_into(self.index, copy);
+                copy
+            }
         }
-        let mut bytes = cost(&key, leaf.value(index).stored_bytes());
-        if let Some(&(put, value_bytes)) = puts.peek()
-            && put == &key[..]
-        {
-            // Counted twice, as `has_room` does.
-            bytes += cost(put, value_bytes);
-            puts.next();
-        }
-        merged.push((key.clone(), bytes));
     }
-    let only_appends = merged.len() == leaf.len();
-    merged.extend(puts.map(|(put, value_bytes)| (put.to_vec(), cost(put, value_bytes))));
-    debug_assert!(merged.is_sorted_by(|left, right| left.0 < right.0), "rows to be split are out of order");
-    (merged, only_appends)
+}
+
+/// The rows of the leaf and those to be put, by key.
+fn merge_rows(leaf: &Leaf<'_>, puts: &[(&[u8], usize)]) -> Vec<MergedRow> {
+    debug_assert!(puts.is_sorted_by(|left, right| left.0 < right.0), "rows to be put are out of order");
+    let mut merged = Vec::with_capacity(leaf.len() + puts.len());
+    let (mut next, mut key) = (0, Vec::new());
+    let put_row = |put: usize| {
+        let (key, value_bytes) = puts[put];
+        MergedRow { index: leaf.len(), put: Some(put), bytes: leaf.row_cost(key.len(), value_bytes) }
+    };
+    for index in 0..leaf.len() {
+        let key_bytes = leaf.prefix().len() + leaf.key_suffix(index).len();
+        let bytes = leaf.row_cost(key_bytes, leaf.value(index).stored_bytes());
+        let mut row = MergedRow { index, put: None, bytes };
+        if next < puts.len() {
+            leaf.key_into(index, &mut key);
+            while puts.get(next).is_some_and(|(put, _)| *put < &key[..]) {
+                merged.push(put_row(next));
+                next += 1;
+            }
+            if puts.get(next).is_some_and(|(put, _)| *put == &key[..]) {
+                // Counted twice, as `has_room` does.
+                row = MergedRow { bytes: row.bytes + put_row(next).bytes, put: Some(next), ..row };
+                next += 1;
+            }
+        }
+        merged.push(row);
+    }
+    merged.extend((next..puts.len()).map(put_row));
+    assert!(merged.len() >= leaf.len().max(puts.len()), "rows are missing where a leaf is to be split");
+    merged
 }
 
 /// Returns `true` if both sides of a split have room for the rows that are there and the new fence. As if the prefix

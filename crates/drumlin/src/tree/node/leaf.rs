@@ -133,15 +133,8 @@ impl<'a> Leaf<'a> {
 
     /// The bytes that a row with such a key and value takes.
     #[inline]
-    fn row_cost(&self, key_bytes: usize, value_bytes: usize) -> usize {
+    pub(crate) fn row_cost(&self, key_bytes: usize, value_bytes: usize) -> usize {
         SLOT_BYTES + key_bytes - self.prefix_bytes() + VALUE_LENGTH_BYTES + value_bytes
-    }
-
-    /// Returns `true` if a row with a key that the leaf covers can be inserted.
-    #[inline]
-    #[cfg_attr(not(test), expect(dead_code, reason = "bulk loading will use it"))]
-    pub(crate) fn room_for(&self, key_bytes: usize, value_bytes: usize) -> bool {
-        self.row_cost(key_bytes, value_bytes) <= self.free_bytes()
     }
 
     /// The bytes of the page that rows of so many bytes will take, as long as they are not more than are free.
