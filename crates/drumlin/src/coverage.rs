@@ -70,6 +70,7 @@ pub(crate) const MARKS: &[&str] = &[
     "a page was read that was resident when the database was closed",
     "recovery left out records behind a gap between streams",
     "the end of the data file was given back",
+    "the end of the file was emptied between two checkpoints",
     "the file of an idle database was made shorter",
     "the log failed",
     "the root's only child took its place",

@@ -35,7 +35,11 @@ pub struct CompactReport {
 }
 
 /// A database under endless updates may take this much more than what lives in it before segments are emptied.
-const WASTE_SHARE_MAX: f64 = 0.28;
+const WASTE_SHARE_MAX: f64 = 0.22;
+/// The share that is freed at once at least: finding what lives in segments is a pass over all page tables.
+const CLEANED_SHARE_MIN: f64 = 1.0 / 32.0;
+/// More waste than this is emptied with checkpoints of its own.
+const URGENT_SHARE_MIN: f64 = 0.45;
 /// Segments that are fuller than this are left alone then.
 const LIVE_SHARE_MAX: f64 = 0.80;
 /// Compacting leaves segments alone that are fuller than this: extents of a quarter of a megabyte do not pack closer.
@@ -119,22 +123,42 @@ impl Store {
             let usage = segments.usage();
             let used_bytes = (usage.segment_count - usage.free_count).saturating_sub(1) * segments.segment_bytes();
             let wasted_bytes = used_bytes.saturating_sub(usage.live_bytes);
-            if used_bytes < 16 * segments.segment_bytes() || (wasted_bytes as f64) < used_bytes as f64 * WASTE_SHARE_MAX
-            {
+            let share_bytes = |share: f64| (used_bytes as f64 * share) as u64;
+            let excess_bytes = wasted_bytes.saturating_sub(share_bytes(WASTE_SHARE_MAX));
+            if used_bytes < 16 * segments.segment_bytes() || excess_bytes == 0 {
                 break;
             }
-            let victims = self.take_sparse(wasted_bytes / 2);
+            let victims = self.take_sparse(excess_bytes + share_bytes(CLEANED_SHARE_MIN));
             if victims.is_empty() || self.maintenance.state.lock().stop {
+                break;
+            }
+            if wasted_bytes < share_bytes(URGENT_SHARE_MIN) {
+                // The next checkpoint frees them.
+                self.move_out(&victims.iter().copied().collect())?;
                 break;
             }
             self.evacuate(&victims)?;
         }
-        // Segments that recent intervals between checkpoints did without go back to the file system.
         let usage = segments.usage();
         let unneeded_count = unneeded.note(segments.take_unneeded()).min(usage.free_count);
-        if unneeded_count >= GIVEN_BACK_MIN.max(usage.segment_count / 16) {
+        if unneeded_count >= GIVEN_BACK_MIN.max(usage.segment_count / 32) {
             **unneeded = Unneeded::default();
-            self.engine.space.shrink(usage.free_count - unneeded_count)?;
+            self.give_back(unneeded_count)?;
+        }
+        Ok(())
+    }
+
+    /// Gives free segments that recent intervals between checkpoints did without back to the file system. What lives
+    /// in their place at the file's end moves to its front, so that they can be given back in a later round.
+    fn give_back(&self, unneeded_count: u64) -> Result<()> {
+        let segments = &self.engine.space.segments;
+        let usage = segments.usage();
+        self.engine.space.shrink(usage.free_count.saturating_sub(unneeded_count))?;
+        let mut end = segments.from(SegmentId(usage.segment_count.saturating_sub(unneeded_count) as u32));
+        end.drain(..end.len().saturating_sub(PACKED_COUNT_MAX));
+        if !end.is_empty() {
+            crate::coverage::mark!("the end of the file was emptied between two checkpoints");
+            self.move_out(&end.into_iter().collect())?;
         }
         Ok(())
     }
@@ -248,18 +272,24 @@ impl Store {
             // A victim that was freed and is in use again holds only new extents.
             let is_left = |(victim, segment_use): &&(SegmentId, _)| segments.segment_use(*victim) == *segment_use;
             let victims: HashSet<SegmentId> = uses.iter().filter(is_left).map(|(victim, _)| *victim).collect();
-            self.page_tables.lock().evacuate(victims.iter().copied());
-            let emptied = match self.engine.space.reserve(Purpose::Move, 0) {
-                Ok(moves) => self.empty(&victims, &moves)?,
-                // The checkpoint that follows frees what was released.
-                Err(Error::DiskFull { .. }) => Emptied { left: Some(Left::NoSpace), ..Emptied::default() },
-                Err(error) => return Err(error),
-            };
+            let emptied = self.move_out(&victims)?;
             self.checkpoint_after(Frees::Nothing)?;
             let is_moving = emptied.page_count > 0 || std::mem::take(&mut is_first);
             if emptied.left != Some(Left::ManyChanges) || !is_moving || self.maintenance.state.lock().stop {
                 return Ok(emptied.left);
             }
+        }
+    }
+
+    /// Moves everything live out of the victims, as far as space and the memory for changes allow; the tables among it
+    /// with the next checkpoint, which frees the segments.
+    fn move_out(&self, victims: &HashSet<SegmentId>) -> Result<Emptied> {
+        self.page_tables.lock().evacuate(victims.iter().copied());
+        match self.engine.space.reserve(Purpose::Move, 0) {
+            Ok(moves) => self.empty(victims, &moves),
+            // The next checkpoint frees what was released.
+            Err(Error::DiskFull { .. }) => Ok(Emptied { left: Some(Left::NoSpace), ..Emptied::default() }),
+            Err(error) => Err(error),
         }
     }
 
