@@ -137,9 +137,7 @@ impl Session for Access<'_> {
     }
 
     fn update(&mut self, key: Key, change: &mut dyn FnMut(&[u8]) -> Vec<u8>) -> Result<()> {
-        self.db.transact(|tx| {
-            let value = tx.get_for_update(&self.rows, key)?.ok_or_else(|| missing_row(key))?;
-            Ok(tx.insert(&self.rows, key, change(&value))?)
-        })
+        let after = self.rows.update(key, |before| before.map(change))?;
+        after.map(drop).ok_or_else(|| missing_row(key).into())
     }
 }

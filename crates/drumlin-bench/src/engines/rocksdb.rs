@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use rocksdb::{
-    BlockBasedOptions, Cache, DBCompressionType, IteratorMode, OptimisticTransactionDB, OptimisticTransactionOptions,
-    Options, ReadOptions, SingleThreaded, WaitForCompactOptions, WriteBatchWithTransaction, WriteOptions,
+    BlockBasedOptions, Cache, ColumnFamilyDescriptor, DBCompressionType, DEFAULT_COLUMN_FAMILY_NAME, IteratorMode,
+    OptimisticTransactionDB, OptimisticTransactionOptions, Options, ReadOptions, SingleThreaded, WaitForCompactOptions,
+    WriteBatchWithTransaction, WriteOptions,
 };
 
 use crate::engine::{Capabilities, Durability, Engine, Key, Order, Peer, Result, Row, Session, Settings, Source};
@@ -49,7 +50,10 @@ fn open(folder: &Path, settings: &Settings) -> Result<Box<dyn Engine>> {
     options.set_db_write_buffer_size(budget / 4);
     options.set_write_buffer_size(budget / 8);
     options.set_max_background_jobs(2);
-    Ok(Box::new(Rocks { db: Db::open(&options, folder)?, durability: settings.durability }))
+    // Opened by its name, as reads of many rows ask for it.
+    let family = ColumnFamilyDescriptor::new(DEFAULT_COLUMN_FAMILY_NAME, options.clone());
+    let db = Db::open_cf_descriptors(&options, folder, [family])?;
+    Ok(Box::new(Rocks { db, durability: settings.durability }))
 }
 
 impl Rocks {
@@ -124,7 +128,7 @@ impl Session for Access<'_> {
 
     fn get_many(&mut self, keys: &[Key], see: &mut dyn FnMut(usize, &[u8])) -> Result<usize> {
         let db = &self.rocks.db;
-        let family = db.cf_handle("default").ok_or("no default column family")?;
+        let family = db.cf_handle(DEFAULT_COLUMN_FAMILY_NAME).ok_or("no default column family")?;
         let mut count = 0;
         for (index, value) in db.batched_multi_get_cf_opt(family, keys, false, &self.many).into_iter().enumerate() {
             if let Some(value) = value? {
