@@ -138,6 +138,6 @@ impl Session for Access<'_> {
 
     fn update(&mut self, key: Key, change: &mut dyn FnMut(&[u8]) -> Vec<u8>) -> Result<()> {
         let after = self.rows.update(key, |before| before.map(change))?;
-        after.map(drop).ok_or_else(|| missing_row(key).into())
+        after.map(drop).ok_or_else(|| missing_row(key))
     }
 }
