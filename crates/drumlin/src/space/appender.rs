@@ -16,9 +16,11 @@ use super::segments::Segments;
 use crate::error::Result;
 use crate::format::{BLOCK_BYTES, Epoch, ExtentAddress, SegmentId, extent};
 use crate::io::AlignedBuffer;
+use crate::memory::WRITE_BUFFER_COUNT;
 use crate::sync::Mutex;
 
-/// The buffers of one or more appenders: as many as were ever in use at once.
+/// The buffers of one or more appenders: as many as were ever in use at once, and no more idle ones than their part of
+/// the budget has.
 #[derive(Debug)]
 pub(crate) struct WriteBuffers {
     /// The size of a write: more than an extent has.
@@ -65,7 +67,10 @@ impl DerefMut for WriteBuffer {
 
 impl Drop for WriteBuffer {
     fn drop(&mut self) {
-        self.home.idle.lock().extend(self.buffer.take());
+        let mut idle = self.home.idle.lock();
+        if idle.len() < WRITE_BUFFER_COUNT {
+            idle.extend(self.buffer.take());
+        }
     }
 }
 

@@ -12,8 +12,8 @@
 //! 4. *Every change of an entry is logged.* The table as of a checkpoint is the base image plus all changes up to its
 //!    epoch, in the order of (epoch, sequence); the entries themselves, which run ahead, are never written.
 //!
-//! Lock order: epoch latch, frame latch, mover and values, admissions, appender, segments; the job queue and the
-//! logged changes are leaves.
+//! Lock order: epoch latch, frame latch, mover and values, admissions, appender, segments; the job queue, the
+//! logged changes, idle buffers and encoders are leaves.
 
 pub(crate) mod appender;
 pub(crate) mod checkpoint;
