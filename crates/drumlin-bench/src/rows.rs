@@ -56,9 +56,11 @@ pub fn version(value: &[u8], number: u64, bytes: usize) -> Option<u64> {
         return None;
     }
     let version = u64::from_le_bytes(value[8..HEADER_BYTES].try_into().expect("eight bytes"));
-    let parts = value[HEADER_BYTES..].chunks(8);
-    let matches = parts.zip(words(number, version, bytes)).all(|(part, word)| *part == word[..part.len()]);
-    matches.then_some(version)
+    // Whole words inline, not by calls that compare bytes: of a scan of small rows these took half of the time.
+    let (parts, rest) = value[HEADER_BYTES..].as_chunks::<8>();
+    let mut words = words(number, version, bytes);
+    let matches = parts.iter().zip(&mut words).all(|(part, word)| *part == word);
+    (matches && words.next().is_some_and(|word| *rest == word[..rest.len()])).then_some(version)
 }
 
 /// A permutation of `0..count`: a Feistel network over the next power of four, walked until it is below `count`.

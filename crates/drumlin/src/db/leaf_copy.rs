@@ -26,6 +26,9 @@ const BATCH_BYTES_MIN: u64 = 1 << 10;
 /// The most that a new scan copies at once while no others have memory; each leaf raises it by as much again. Pages of
 /// up to 8 KiB are copied whole.
 const BATCH_BYTES_FIRST: u64 = 16 << 10;
+/// Memory of copies is taken in steps of so many bytes and rows, so that few leaves need more than the one before.
+const BYTES_STEP: usize = 1 << 10;
+const ROWS_STEP: usize = 16;
 /// The most that it copies at once of its transaction's own changes, and of old versions.
 const CHANGES_BYTES_MAX: usize = 64 << 10;
 
@@ -316,12 +319,22 @@ struct LeafPart<'a> {
     stop: Option<Vec<u8>>,
     /// The indexes of its rows in the leaf.
     rows: Span<usize>,
+    /// The bytes of keys that have to be put together if the leaf's heap is copied.
+    keys_bytes: usize,
 }
 
 impl<'a> LeafPart<'a> {
     fn new(leaf: &'a Leaf<'a>, (lower, upper): Bounds<'a>, direction: Direction) -> LeafPart<'a> {
         let rows = rows_within(leaf, (lower, upper));
-        LeafPart { leaf, lower, upper, direction, stop: None, rows }
+        let prefix_bytes = leaf.prefix().len();
+        let key_bytes = |index| prefix_bytes + leaf.key_suffix(index).len();
+        let keys_bytes = if prefix_bytes == 0 { 0 } else { rows.clone().map(key_bytes).sum() };
+        LeafPart { leaf, lower, upper, direction, stop: None, rows, keys_bytes }
+    }
+
+    /// Returns `true` if copying the leaf's heap in one piece copies little that is not wanted.
+    fn is_copied_whole(&self) -> bool {
+        self.stop.is_none() && 2 * self.rows.len() > self.leaf.len()
     }
 
     /// The scan's bounds, as far as the part reaches.
@@ -335,7 +348,9 @@ impl<'a> LeafPart<'a> {
 
     /// Memory of a copy of its rows, at the most.
     fn memory_bytes(&self) -> usize {
-        self.leaf.live_bytes() + self.rows.len() * (self.leaf.prefix().len() + ROW_BYTES)
+        let (heap_bytes, prefixes_bytes) = (self.leaf.heap().len(), self.rows.len() * self.leaf.prefix().len());
+        (heap_bytes + self.keys_bytes.max(prefixes_bytes)).next_multiple_of(BYTES_STEP)
+            + self.rows.len().next_multiple_of(ROWS_STEP) * ROW_BYTES
     }
 
     /// Ends the part at a key, unless it ends before.
@@ -454,10 +469,42 @@ impl Batch<'_> {
 
     /// Copies the rows of a part of a leaf, as they are.
     fn copy(&mut self, part: &LeafPart<'_>) {
+        self.rows.reserve_exact(part.rows.len().next_multiple_of(ROWS_STEP));
+        if part.is_copied_whole() { self.copy_heap(part) } else { self.copy_rows(part) }
+    }
+
+    /// Copies the leaf's heap in one piece, which reads memory in order, and puts keys together behind it.
+    fn copy_heap(&mut self, part: &LeafPart<'_>) {
         let (leaf, prefix) = (part.leaf, part.leaf.prefix());
-        self.rows.reserve_exact(part.rows.len());
+        let heap = leaf.heap();
+        self.bytes.reserve_exact((heap.len() + part.keys_bytes).next_multiple_of(BYTES_STEP));
+        self.bytes.extend_from_slice(heap);
+        for index in part.rows.clone() {
+            let (suffix, value, is_large) = leaf.row_in_heap(index);
+            let key = if prefix.is_empty() {
+                suffix.start as u32..suffix.end as u32
+            } else {
+                let start = self.bytes.len() as u32;
+                self.bytes.extend_from_slice(prefix);
+                self.bytes.extend_from_slice(&heap[suffix]);
+                start..self.bytes.len() as u32
+            };
+            let value = match is_large {
+                false => Fetched::Inline(value.start as u32..value.end as u32),
+                true => match leaf.value(index) {
+                    RowValue::Large(reference) => Fetched::Large(reference),
+                    RowValue::Inline(_) => unreachable!("a row has two kinds of value"),
+                },
+            };
+            self.rows.push(Row { key, value });
+        }
+    }
+
+    /// Copies row after row.
+    fn copy_rows(&mut self, part: &LeafPart<'_>) {
+        let (leaf, prefix) = (part.leaf, part.leaf.prefix());
         if part.stop.is_none() {
-            self.bytes.reserve_exact(leaf.live_bytes() + part.rows.len() * prefix.len());
+            self.bytes.reserve_exact(leaf.heap().len() + part.rows.len() * prefix.len());
         }
         for index in part.rows.clone() {
             // In one piece, the length of the value too.

@@ -416,16 +416,24 @@ impl Scan {
         let target = first_leaf(direction, &self.lower, &self.upper);
         ahead.step(engine, &self.tree, target, (&self.lower, &self.upper));
         let copied = self.tree.awaiting(mode, |from| -> Result<_, Stop> {
-            let read = self.tree.read_leaf_from(from, target)?;
+            let (read, next) = self.tree.read_leaf_of_scan(from, target, direction)?;
+            if let Some(next) = next {
+                // It arrives while these rows are copied and looked at.
+                self.tree.pool.frames.prefetch(next);
+            }
             let leaf = self.leaf_seen(&read);
             let fence = match direction {
                 Direction::Forward => leaf.upper_fence().map(|fence| Bound::Included(fence.to_vec())),
                 Direction::Backward => leaf.lower_fence().map(|fence| Bound::Excluded(fence.to_vec())),
             };
             let copied = self.copier(direction, want).copy(&leaf, read.page(), &mut memory, kept_bytes, &mut rows)?;
-            Ok((copied, fence))
+            Ok((copied, fence, next.is_some()))
         });
-        let (Copied { count, bytes, stop }, fence) = copied.await?;
+        let (Copied { count, bytes, stop }, fence, is_next_in_memory) = copied.await?;
+        match direction {
+            Direction::Forward => self.ahead_forward.note_next(is_next_in_memory),
+            Direction::Backward => self.ahead_backward.note_next(is_next_in_memory),
+        }
         self.snapshot.check()?;
         self.go_on_from(direction, stop.map(Bound::Excluded).or(fence))?;
         match direction {

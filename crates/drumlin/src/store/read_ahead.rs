@@ -20,11 +20,18 @@ pub(crate) struct ReadAhead {
     /// The first key of the leaves not asked for yet; `None`: where the scan is.
     next: Option<Vec<u8>>,
     ended: bool,
+    /// The leaf behind the one that was seen last was in memory.
+    is_next_in_memory: bool,
 }
 
 impl ReadAhead {
     pub(crate) fn new(direction: Direction) -> ReadAhead {
-        ReadAhead { direction, leaves_seen: 0, leaves_asked: 0, next: None, ended: false }
+        ReadAhead { direction, leaves_seen: 0, leaves_asked: 0, next: None, ended: false, is_next_in_memory: false }
+    }
+
+    /// Notes whether the leaf behind the scan's is in memory. As long as each is, nothing is asked for.
+    pub(crate) fn note_next(&mut self, is_in_memory: bool) {
+        self.is_next_in_memory = is_in_memory;
     }
 
     /// The scan goes on to the leaf of `target`: asks for as many behind it as it has seen, four times over, up to a
@@ -41,9 +48,10 @@ impl ReadAhead {
         if self.leaves_asked == 0 {
             self.next = None;
         }
+        let is_warm = self.leaves_asked == 0 && self.is_next_in_memory;
         let goal = (self.leaves_seen * 4).min(AHEAD_PAGES);
         // In portions: asking costs a descent.
-        if self.leaves_seen <= UNAIDED_LEAVES || self.ended || self.leaves_asked > goal / 2 {
+        if self.leaves_seen <= UNAIDED_LEAVES || self.ended || is_warm || self.leaves_asked > goal / 2 {
             return;
         }
         while self.leaves_asked < goal && !self.ended {

@@ -284,6 +284,37 @@ impl Tree {
         Err(Stop::Error(self.lost()))
     }
 
+    /// Like [`read_leaf_from`](Self::read_leaf_from), for a scan. If it begins at the root, it also returns the frame
+    /// of the next leaf, if that is in memory and has the same parent.
+    pub(crate) fn read_leaf_of_scan(
+        &self,
+        from: PageId,
+        target: Target<'_>,
+        direction: Direction,
+    ) -> Result<(FrameRead<'_>, Option<FrameIndex>), Stop> {
+        if from != PageId::ROOT {
+            return Ok((self.read_leaf_from(from, target)?, None));
+        }
+        for restart in 0..RESTARTS_MAX {
+            let mut next = None;
+            let way = self.descend(target, |_, _, inner, child| {
+                let neighbour = match direction {
+                    Direction::Forward => Some(child + 1).filter(|&child| child < inner.len()),
+                    Direction::Backward => child.checked_sub(1),
+                };
+                next = neighbour.map(|child| inner.child(child));
+            })?;
+            if let Some(located) = way
+                && let Some(read) = self.read_leaf_at(located, target)
+            {
+                let next = next.map(|page| self.pages.table.load(page));
+                return Ok((read, if let Some(PageEntry::Leaf(frame)) = next { Some(frame) } else { None }));
+            }
+            self.pause(restart)?;
+        }
+        Err(Stop::Error(self.lost()))
+    }
+
     /// Like [`read_leaf`](Self::read_leaf), going down from a page: one that an earlier descent lacked. If it no longer
     /// leads to the leaf, the descent begins at the root.
     #[inline]

@@ -125,6 +125,17 @@ impl<'a> Leaf<'a> {
         (bytes, slot.suffix_bytes(), self.value_of(slot))
     }
 
+    /// A row in the [heap](Node::heap): the bytes of its key without the node's prefix, those of its value, and whether
+    /// that is a reference to a large one.
+    #[inline]
+    pub(crate) fn row_in_heap(&self, index: usize) -> (Range<usize>, Range<usize>, bool) {
+        let slot = self.slot(index);
+        let start = slot.row() - self.heap_start();
+        let suffix_end = start + slot.suffix_bytes();
+        let end = suffix_end + self.rest_bytes_of(slot);
+        (start..suffix_end, suffix_end + VALUE_LENGTH_BYTES..end, slot.is_large())
+    }
+
     /// The longest value that a row may have in this page beside its key.
     fn inline_bytes_max(&self, index: usize) -> usize {
         debug_assert!(index < self.len(), "there is no row {index}");

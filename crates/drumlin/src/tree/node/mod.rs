@@ -111,10 +111,12 @@ fn slot_offset(index: usize) -> usize {
     SLOTS_OFFSET + index * SLOT_BYTES
 }
 
+const HEAD_BYTES: usize = 4;
+
 /// The first four bytes as a number, padded with zeros. Heads are in the order of their strings, equal ones unknown.
 #[inline]
 fn head_of(suffix: &[u8]) -> u32 {
-    match suffix.first_chunk::<4>() {
+    match suffix.first_chunk::<HEAD_BYTES>() {
         Some(bytes) => u32::from_be_bytes(*bytes),
         None => suffix.iter().zip([24, 16, 8]).fold(0, |head, (byte, shift)| head | u32::from(*byte) << shift),
     }
@@ -290,6 +292,12 @@ impl<'a> Node<'a> {
         self.heap_end() - self.heap_bytes()
     }
 
+    /// The bytes that hold all rows, and what is unused between them.
+    #[inline]
+    pub(crate) fn heap(&self) -> &'a [u8] {
+        &self.page[self.heap_start()..self.heap_end()]
+    }
+
     #[inline]
     fn slots_end(&self) -> usize {
         slot_offset(self.len())
@@ -416,7 +424,12 @@ impl<'a> Node<'a> {
         }
         low += usize::from(rows == 1 && head_at(low) < head);
 
-        let compare = |slot: Slot| self.suffix_of(slot)[shared..].cmp(rest);
+        // Among equal heads. One that is a whole suffix tells all, and an inner node's row, in a line of its own, is
+        // not read; of a leaf it is read in any case, and the sooner the better.
+        let compare = |slot: Slot| match slot.suffix_bytes() - shared {
+            bytes if first > 0 && bytes.max(rest.len()) <= HEAD_BYTES => bytes.cmp(&rest.len()),
+            _ => self.suffix_of(slot)[shared..].cmp(rest),
+        };
         match slots.get(low).map(|slot| Slot(u64::from_le_bytes(*slot))) {
             Some(slot) if slot.head() == head => match compare(slot) {
                 Ordering::Equal => Ok(low),
