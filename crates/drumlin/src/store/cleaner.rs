@@ -246,18 +246,30 @@ impl Store {
         }
     }
 
-    /// The sparsest segments, as many as promise to free `goal_bytes`.
+    /// The sparsest segments, as many as promise to free `goal_bytes` and can be emptied before changes of page tables
+    /// fill their memory, but one at least.
     fn take_sparse(&self, goal_bytes: u64) -> Vec<SegmentId> {
         let segments = &self.engine.space.segments;
-        let mut freed_bytes = 0;
+        let movable_bytes = self.movable_bytes();
+        let (mut freed_bytes, mut moved_bytes) = (0, 0);
         (segments.sparse(LIVE_SHARE_MAX, VICTIM_COUNT_MAX).into_iter())
             .take_while(|(_, live_bytes)| {
-                let go_on = freed_bytes < goal_bytes;
+                let go_on = freed_bytes < goal_bytes && (freed_bytes == 0 || moved_bytes + live_bytes <= movable_bytes);
                 freed_bytes += segments.segment_bytes() - live_bytes;
+                moved_bytes += live_bytes;
                 go_on
             })
             .map(|(segment, _)| segment)
             .collect()
+    }
+
+    /// The bytes of so many extents of the mean length as may be moved in the newest epoch, while commits go on.
+    fn movable_bytes(&self) -> u64 {
+        let space = &self.engine.space;
+        let count_max = self.engine.budget.epoch_changes_max();
+        let movable_count = (count_max - count_max / 8).saturating_sub(space.epoch_change_count());
+        let page_count: u64 = space.page_spaces().iter().map(|pages| pages.table.page_count()).sum();
+        space.segments.usage().live_bytes / page_count.max(1) * movable_count
     }
 
     /// Moves everything live out of the victims and ends with a checkpoint, which moves the tables and frees the
