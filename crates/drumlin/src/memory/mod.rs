@@ -101,8 +101,14 @@ pub(crate) const WRITE_BUFFER_COUNT: usize = 6;
 /// The memory of a writer of a large value: a chunk, and the bytes read to tell that it is large.
 pub(crate) const SOURCE_BYTES_MAX: u64 = (256 << 10) + (64 << 10);
 
-/// Slots of commits in flight, 64 shards of row locks with tables that are kept, and what is small.
-const FIXED_BYTES: u64 = 384 << 10;
+/// Encoders of pages that are kept: of evictions, a checkpoint and a commit at once.
+pub(crate) const ENCODER_COUNT: usize = 4;
+
+/// The memory of an encoder that is kept, besides 8 KiB of a compressor: those of pages of up to 8 KiB.
+pub(crate) const ENCODER_BYTES_MAX: usize = 12 << 10;
+
+/// Slots of commits in flight, 64 shards of row locks with tables that are kept, encoders, and what is small.
+const FIXED_BYTES: u64 = (384 << 10) + (ENCODER_COUNT * (ENCODER_BYTES_MAX + (8 << 10))) as u64;
 
 /// Bytes of a logged change of a page table.
 pub(crate) const CHANGE_BYTES: u64 = 24;

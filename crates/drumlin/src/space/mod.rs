@@ -37,11 +37,11 @@ use crate::collections::HashMap;
 use crate::error::{Error, Result, Stopped, quoted};
 use crate::format::catalogue;
 use crate::format::extent::{Encoder, ExtentError, Header, Kind, PageKey};
-use crate::format::node::{PAGE_BYTES_MAX, is_page_bytes};
+use crate::format::node::is_page_bytes;
 use crate::format::summary::TableChange;
 use crate::format::{DatabaseId, Epoch, ExtentAddress, KeyspaceId, PageId, SegmentUse, Timestamp, extent};
 use crate::io::{FileRef, Persist};
-use crate::memory::{self, Budget, WRITE_BUFFER_COUNT};
+use crate::memory::{self, Budget, ENCODER_BYTES_MAX, ENCODER_COUNT, WRITE_BUFFER_COUNT};
 use appender::{Appender, WriteBuffers, WriteJob};
 use reservation::Reservations;
 pub(crate) use reservation::{CheckpointDebt, Frees, Margin, Purpose, SpaceReservation};
@@ -186,9 +186,6 @@ impl EpochGuard<'_> {
         self.epoch
     }
 }
-
-/// Encoders kept for the next page: of evictions, a checkpoint and a commit at once.
-const ENCODER_COUNT_MAX: usize = 4;
 
 const _: () = assert!(size_of::<TableChange>() as u64 == memory::CHANGE_BYTES);
 
@@ -478,7 +475,7 @@ impl Space {
         let mut encoder = self.encoders.lock().pop().unwrap_or_default();
         let address = self.append_encoded(epoch, encoder.encode(page, page_key, kind), frame);
         let mut encoders = self.encoders.lock();
-        if encoders.len() < ENCODER_COUNT_MAX && encoder.room_bytes() <= extent::encoded_bytes_max(PAGE_BYTES_MAX) {
+        if encoders.len() < ENCODER_COUNT && encoder.room_bytes() <= ENCODER_BYTES_MAX {
             encoders.push(encoder);
         }
         address
