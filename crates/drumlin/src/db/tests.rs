@@ -512,6 +512,35 @@ fn leaves_are_copied_whole_and_in_part() {
     }
 }
 
+/// A scan that begins where leaves are in memory, and goes on to where they are not, reads those ahead, several at a
+/// time. How many it reads itself, one by one, depends on how far ahead the threads are.
+#[test]
+fn a_scan_reads_ahead_behind_warm_leaves() {
+    const ROWS: u64 = 40_000;
+    let backend = crate::io::in_memory();
+    let (db, keyspace) = open(&backend);
+    for first in (0..ROWS).step_by(1000) {
+        let mut tx = db.begin_with(relaxed()).unwrap();
+        (first..first + 1000).for_each(|row| tx.insert(&keyspace, row.to_be_bytes(), noise(row, 100)).unwrap());
+        tx.commit().unwrap();
+    }
+    db.close().unwrap();
+    drop(keyspace);
+    let config =
+        Config::new().backend(Arc::clone(&backend)).memory(16 << 20).segment_bytes(256 << 10).warm_start(false);
+    let db = config.log_segment_bytes(1 << 20).open("/db").unwrap();
+    let keyspace = db.keyspace("k").unwrap();
+    for row in 0..ROWS / 4 {
+        keyspace.get(row.to_be_bytes()).unwrap();
+    }
+    let before = db.stats();
+    assert_eq!(keyspace.iter().count() as u64, ROWS);
+    let after = db.stats();
+    let pages = after.page_misses - before.page_misses;
+    let reads = after.device_reads - before.device_reads;
+    assert!(pages > 500 && reads < pages, "{pages} pages, {reads} reads");
+}
+
 fn relaxed() -> crate::TxOptions {
     crate::TxOptions { durability: crate::Durability::Relaxed, ..Default::default() }
 }

@@ -614,7 +614,10 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
+    use drumlin_testing::Random;
+
     use super::*;
+    use crate::{Config, KeyspaceOptions};
 
     /// Segments go back that none of eight intervals needed; a burst among them keeps what it took.
     #[test]
@@ -626,5 +629,42 @@ mod tests {
         assert_eq!(noted(&mut unneeded, &[50; 7]), [0; 7]);
         assert_eq!(noted(&mut unneeded, &[50, 60, 9]), [50, 50, 9]);
         assert_eq!(noted(&mut unneeded, &[50; 8]), [9, 9, 9, 9, 9, 9, 9, 50]);
+    }
+
+    /// Cleaning takes the segments that it can empty before changes of page tables fill their memory, and frees each.
+    #[test]
+    fn segments_that_are_taken_are_freed() {
+        const ROWS: u64 = 120_000;
+        let db = Config::in_memory().memory(8 << 20).segment_bytes(256 << 10).open("").unwrap();
+        db.keyspace_with("k", KeyspaceOptions::new().page_bytes(512)).unwrap();
+        let mut load = db.bulk_load("k").unwrap();
+        (0..ROWS).for_each(|row| load.insert(row.to_be_bytes(), Random(row).bytes(120)).unwrap());
+        load.finish().unwrap();
+        let keyspace = db.keyspace("k").unwrap();
+        let store = db.store().unwrap();
+        (0..ROWS).step_by(8).for_each(|row| keyspace.insert(row.to_be_bytes(), "changed").unwrap());
+        let _alone = store.cleaning.lock();
+        db.checkpoint().unwrap();
+        db.checkpoint().unwrap();
+        let segments = &store.engine.space.segments;
+        let sparse = segments.sparse(LIVE_SHARE_MAX, VICTIM_COUNT_MAX);
+        let victims = store.take_sparse(u64::MAX);
+        assert!(
+            (1..sparse.len() / 4).contains(&victims.len()),
+            "{} of {} sparse segments",
+            victims.len(),
+            sparse.len()
+        );
+        assert!(victims.iter().eq(sparse.iter().map(|(segment, _)| segment).take(victims.len())), "not the sparsest");
+        let uses: Vec<_> = victims.iter().map(|victim| (*victim, segments.segment_use(*victim))).collect();
+        let emptied = store.move_out(&victims.iter().copied().collect()).unwrap();
+        assert_eq!(emptied.left, None);
+        db.checkpoint().unwrap();
+        let live = segments.sparse(1.0, usize::MAX);
+        let is_left = |(segment, used): &&(SegmentId, _)| {
+            segments.segment_use(*segment) == *used && live.iter().any(|(living, _)| living == segment)
+        };
+        assert_eq!(uses.iter().find(is_left), None, "segments were taken and not emptied");
+        assert!(db.check().unwrap().corruption.is_empty());
     }
 }

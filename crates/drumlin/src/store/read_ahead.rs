@@ -81,3 +81,29 @@ impl ReadAhead {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+
+    /// A scan asks for nothing as long as each next leaf is in memory, and goes on to ask once it has begun: leaves
+    /// that were read ahead are no sign that others are in memory.
+    #[test]
+    fn a_scan_of_warm_leaves_asks_for_nothing() {
+        let db = Config::in_memory().memory(16 << 20).open("").unwrap();
+        let keyspace = db.keyspace("k").unwrap();
+        (0..20_000u64).for_each(|row| keyspace.insert(row.to_be_bytes(), [7; 100]).unwrap());
+        let engine = &db.store().unwrap().engine;
+        let mut ahead = ReadAhead::new(Direction::Forward);
+        let mut step = |is_next_in_memory| {
+            ahead.note_next(is_next_in_memory);
+            ahead.step(engine, keyspace.tree(), Target::At(&[]), (&Bound::Unbounded, &Bound::Unbounded));
+            ahead.leaves_asked
+        };
+        assert!((0..10).all(|_| step(true) == 0), "leaves in memory are asked for");
+        let goal = step(false);
+        assert_eq!(goal, 4 * 11);
+        assert!((0..200).all(|_| step(true) > goal / 2 - 1), "a scan runs out of leaves that it has asked for");
+    }
+}
