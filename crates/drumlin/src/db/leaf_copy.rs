@@ -14,7 +14,7 @@ use crate::format::node::LargeRef;
 use crate::format::{KeyspaceId, PageId, Timestamp};
 use crate::memory::Grant;
 use crate::tree::Direction;
-use crate::tree::node::{Leaf, RowValue};
+use crate::tree::node::{Leaf, RowValue, large_ref};
 use crate::txn::values::LargeValue;
 use crate::txn::versions::{OldVersion, Versions};
 use crate::txn::write_set::{Change, WriteSet};
@@ -401,6 +401,8 @@ fn rows_within(leaf: &Leaf<'_>, (lower, upper): Bounds<'_>) -> Span<usize> {
     };
     let start = match lower {
         Bound::Unbounded => 0,
+        // A scan that comes from the leaf before goes on at the fence.
+        Bound::Included(key) if leaf.lower_fence().is_some_and(|fence| key <= fence) => 0,
         Bound::Included(key) => leaf.lower_bound(key),
         Bound::Excluded(key) => behind(key),
     };
@@ -491,10 +493,7 @@ impl Batch<'_> {
             };
             let value = match is_large {
                 false => Fetched::Inline(value.start as u32..value.end as u32),
-                true => match leaf.value(index) {
-                    RowValue::Large(reference) => Fetched::Large(reference),
-                    RowValue::Inline(_) => unreachable!("a row has two kinds of value"),
-                },
+                true => Fetched::Large(large_ref(&heap[value])),
             };
             self.rows.push(Row { key, value });
         }

@@ -72,6 +72,11 @@ impl<'a> Deref for Leaf<'a> {
     }
 }
 
+/// The reference that a row has for its value.
+pub(crate) fn large_ref(value: &[u8]) -> LargeRef {
+    LargeRef::from_bytes(value.first_chunk().expect("a reference is 24 bytes long"))
+}
+
 impl<'a> Leaf<'a> {
     /// The leaf in a page.
     #[inline]
@@ -103,11 +108,7 @@ impl<'a> Leaf<'a> {
     #[inline]
     fn value_of(&self, slot: Slot) -> RowValue<'a> {
         let value = &self.rest_of(slot)[VALUE_LENGTH_BYTES..];
-        if slot.is_large() {
-            RowValue::Large(LargeRef::from_bytes(value.first_chunk().expect("a reference is 24 bytes long")))
-        } else {
-            RowValue::Inline(value)
-        }
+        if slot.is_large() { RowValue::Large(large_ref(value)) } else { RowValue::Inline(value) }
     }
 
     /// The value of a row.
@@ -126,7 +127,7 @@ impl<'a> Leaf<'a> {
     }
 
     /// A row in the [heap](Node::heap): the bytes of its key without the node's prefix, those of its value, and whether
-    /// that is a reference to a large one.
+    /// they are a [reference](large_ref).
     #[inline]
     pub(crate) fn row_in_heap(&self, index: usize) -> (Range<usize>, Range<usize>, bool) {
         let slot = self.slot(index);

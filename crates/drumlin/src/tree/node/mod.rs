@@ -52,7 +52,7 @@ pub(crate) use check::{NodeError, check};
 pub(crate) use inner::{Inner, InnerMut};
 #[cfg(test)]
 use leaf::Split;
-pub(crate) use leaf::{Change, Leaf, LeafMut, RowValue};
+pub(crate) use leaf::{Change, Leaf, LeafMut, RowValue, large_ref};
 pub(crate) use packed::{EMPTY_LEAF, PackedRow, child_rest, large_rest, pack, push_value};
 
 /// The page has no room, not even once its heap is compacted. Nothing was changed.
@@ -111,6 +111,7 @@ fn slot_offset(index: usize) -> usize {
     SLOTS_OFFSET + index * SLOT_BYTES
 }
 
+/// Bytes of a suffix in its slot.
 const HEAD_BYTES: usize = 4;
 
 /// The first four bytes as a number, padded with zeros. Heads are in the order of their strings, equal ones unknown.
