@@ -32,10 +32,10 @@ const PENDING_BYTES_MAX: usize = 64 << 10;
 /// For that the keyspace must be empty when the load is finished. Otherwise its rows are put by transactions of up to
 /// 1,000, as [`finish`](BulkLoad::finish) says.
 ///
-/// A load takes memory of the pages' part of the budget: for two write buffers (256 KiB each, 128 KiB where the budget
-/// is below 16 MiB, and as little as 64 KiB beside other loads), six pages, and 8 bytes for each page that it writes,
-/// as each page takes that is in the database. Sorting takes up to a quarter of the pages' part more; the more it has,
-/// the longer are its runs.
+/// A load takes memory of the pages' part of the budget: for two write buffers (256 KiB each, and as little as 64 KiB
+/// or two pages in a small budget or beside other loads), six pages, 160 KiB or ten pages to sort in, and 8 bytes for
+/// each page that it writes, as each page takes that is in the database. Sorting takes up to a quarter of the pages'
+/// part while others leave it; the more it has, the longer are its runs.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;

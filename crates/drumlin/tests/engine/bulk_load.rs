@@ -495,6 +495,36 @@ fn loads_go_on_beside_each_other() {
     assert_holds(&db, &db.keyspace("m").unwrap(), &rows[3]);
 }
 
+/// Loads begin until their memory is taken, four in the least, and each that has begun takes rows in any order.
+#[test]
+fn loads_that_have_begun_can_sort() {
+    for (memory, page_bytes, least) in
+        [(8 << 20, 512, 4), (8 << 20, 4096, 4), (8 << 20, 65_536, 1), (24 << 20, 65_536, 4)]
+    {
+        let (_, config) = faulty();
+        let db = config.memory(memory).open("/db").unwrap();
+        let name = |number: usize| format!("k{number}");
+        let mut loads = Vec::new();
+        loop {
+            let name = name(loads.len());
+            db.keyspace_with(&name, KeyspaceOptions::new().page_bytes(page_bytes)).unwrap();
+            match db.bulk_load(&name) {
+                Ok(load) => loads.push((load, some_rows(loads.len() as u64, 1000))),
+                Err(Error::MemoryInUse { .. }) => break,
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+        assert!(loads.len() >= least, "{} loads begin in {memory} bytes, of pages of {page_bytes}", loads.len());
+        for (load, rows) in &mut loads {
+            rows.iter().rev().for_each(|(key, value)| load.insert(key, value).unwrap());
+        }
+        for (number, (load, rows)) in loads.into_iter().enumerate() {
+            assert!(load.finish().unwrap().attached);
+            assert_holds(&db, &db.keyspace(&name(number)).unwrap(), &rows);
+        }
+    }
+}
+
 /// A row of a load is replaced so often that whole segments of it become free, which others take at once, while its
 /// newest buffer is still being written.
 #[test]

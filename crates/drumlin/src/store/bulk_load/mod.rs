@@ -23,7 +23,7 @@ use sorting::{SortBuffer, Waiting};
 
 use super::{OpenKeyspace, Store};
 use crate::error::{Error, Result};
-use crate::format::node::{LARGE_REF_BYTES, LargeRef, PAGE_BYTES_MAX, VALUE_LENGTH_BYTES};
+use crate::format::node::{LARGE_REF_BYTES, LargeRef, VALUE_LENGTH_BYTES};
 use crate::format::record::{self, Attachment, Operation};
 use crate::memory::{Account, Grant};
 use crate::pool::load::LoadPages;
@@ -36,11 +36,11 @@ use crate::txn::values::MEDIUM_BYTES_MAX;
 /// Buffers that a load writes from: the one that is filled, and the one that is written.
 const WRITE_BUFFERS: u64 = 2;
 
+/// The smallest of them. Two pages at least.
+const BUFFER_BYTES_MIN: usize = 64 << 10;
+
 /// Pages beside them: the rows that wait at each level, the page that is packed, the extent that is made of it.
 const PAGES: u64 = 6;
-
-/// The smallest of them: the largest page fits.
-const BUFFER_BYTES_MIN: usize = PAGE_BYTES_MAX;
 
 /// Pages of memory for each run of a merge: more runs are merged by groups first, but two are always merged at once.
 const RUN_PAGES: usize = 12;
@@ -55,7 +55,10 @@ pub(crate) struct Loader {
     sorting: Option<Sorting>,
     /// Bytes of a write buffer.
     buffer_bytes: usize,
+    /// Of the write buffers and pages.
     memory: Grant,
+    /// Of the rows that are sorted, until there are any.
+    sorting_memory: Option<Grant>,
 }
 
 /// The rows of a load that come in any order.
@@ -82,9 +85,9 @@ impl Loader {
     pub(crate) fn new(store: &Store, open: Arc<OpenKeyspace>) -> Result<Loader> {
         store.check_writable()?;
         store.engine.check_failure()?;
-        let (memory, buffer_bytes) = store.load_memory(open.tree.pages.page_bytes)?;
+        let (memory, sorting_memory, buffer_bytes) = store.load_memory(open.tree.pages.page_bytes)?;
         let tree = PackedTree::new(store, &open, buffer_bytes);
-        Ok(Loader { open, tree, sorting: None, buffer_bytes, memory })
+        Ok(Loader { open, tree, sorting: None, buffer_bytes, memory, sorting_memory: Some(sorting_memory) })
     }
 
     /// Rows that have come so far. While their keys ascend, those with different keys.
@@ -140,7 +143,8 @@ impl Loader {
     /// others.
     fn begin_sorting(&mut self, store: &Store) -> Result<()> {
         crate::coverage::mark!("rows of a bulk load were sorted");
-        let (buffer, before) = (SortBuffer::new(&store.engine.budget), self.tree.rows());
+        let memory = self.sorting_memory.take().expect("sorting begins once");
+        let (buffer, before) = (SortBuffer::new(memory), self.tree.rows());
         let taken = self.tree.take_rows();
         self.sorting = Some(Sorting { buffer, runs: Vec::new(), rows: 0 });
         let Some(taken) = taken else {
@@ -176,10 +180,8 @@ impl Loader {
                 self.drain(store)?;
                 self.end_run(store)?;
             }
-            let buffer = &mut self.sorting().buffer;
-            if !buffer.make_room(key, value) {
-                return Err(Error::loads_in_memory(buffer.limit_bytes()));
-            }
+            let has_room = self.sorting().buffer.make_room(key, value);
+            assert!(has_room, "an empty buffer refuses a row");
         }
         if self.sorting().buffer.memory_bytes() > before {
             store.engine.pool.fit_frames(0)?;
@@ -224,12 +226,8 @@ impl Loader {
             self.end_run(store)?;
         }
         let Sorting { buffer, runs, .. } = self.sorting.take().expect("rows are sorted");
-        let mut memory = buffer.into_memory();
+        let memory = buffer.into_memory();
         let page_bytes = self.open.tree.pages.page_bytes;
-        let least = 2 * LoadedRows::bytes_min(page_bytes) as u64;
-        if memory.bytes() < least && !memory.resize(least) {
-            return Err(Error::loads_in_memory(memory.limit_bytes()));
-        }
         let runs_max = (memory.bytes() as usize / (RUN_PAGES * page_bytes)).max(2);
         let new_tree = || PackedTree::new(store, &self.open, self.buffer_bytes);
         let runs = merging::merge_to(store, runs, runs_max, memory.bytes(), new_tree)?;
@@ -255,18 +253,26 @@ impl Loader {
 }
 
 impl Store {
-    /// Memory for a load's buffers, at the cost of frames, and the size of one. Where others have most of it, they are
-    /// smaller.
-    fn load_memory(&self, page_bytes: usize) -> Result<(Grant, usize)> {
+    /// The memory of a load at the cost of frames: of its buffers, of its sorting, and the size of a write buffer. A
+    /// load that has begun can go on in it. It takes up to a quarter of what other loads have left, so that more can
+    /// begin; or the least that it can work in.
+    fn load_memory(&self, page_bytes: usize) -> Result<(Grant, Grant, usize)> {
         let budget = &self.engine.budget;
-        let mut memory = budget.grant(Account::Loads);
-        let largest = budget.write_buffer_bytes();
-        let mut sizes =
-            std::iter::successors(Some(largest), |bytes| Some(bytes / 2).filter(|half| *half >= BUFFER_BYTES_MIN));
-        let granted = sizes.find(|bytes| memory.resize(WRITE_BUFFERS * *bytes as u64 + PAGES * page_bytes as u64));
-        let buffer_bytes = granted.ok_or_else(|| Error::loads_in_memory(memory.limit_bytes()))?;
+        let [mut memory, mut sorting] = [(); 2].map(|()| budget.grant(Account::Loads));
+        let left_bytes = memory.limit_bytes().saturating_sub(budget.taken_bytes(Account::Loads));
+        let bytes_with = |buffer_bytes: usize| WRITE_BUFFERS * buffer_bytes as u64 + PAGES * page_bytes as u64;
+        let least = BUFFER_BYTES_MIN.max(2 * page_bytes);
+        // Two runs can be merged.
+        let sorting_bytes = SortBuffer::BYTES_MIN.max(2 * LoadedRows::bytes_min(page_bytes) as u64);
+        let mut buffer_bytes = budget.write_buffer_bytes();
+        while buffer_bytes > least && bytes_with(buffer_bytes) + sorting_bytes > left_bytes / 4 {
+            buffer_bytes /= 2;
+        }
+        if !memory.resize(bytes_with(buffer_bytes)) || !sorting.resize(sorting_bytes) {
+            return Err(Error::loads_in_memory(memory.limit_bytes()));
+        }
         self.engine.pool.fit_frames(0)?;
-        Ok((memory, buffer_bytes))
+        Ok((memory, sorting, buffer_bytes))
     }
 
     /// Attaches a load that is written. Returns it if something is in the way. Durable when it returns.

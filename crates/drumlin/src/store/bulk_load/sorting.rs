@@ -1,6 +1,6 @@
 //! Rows in the order of their arrival, sorted in memory.
 
-use crate::memory::{Account, Budget, Grant, grown_capacity};
+use crate::memory::{Grant, grown_capacity};
 use crate::tree::node::common_bytes;
 
 /// Bytes of rows that are kept together: the longest row fits.
@@ -48,8 +48,12 @@ pub(super) struct SortBuffer {
 }
 
 impl SortBuffer {
-    pub(super) fn new(budget: &std::sync::Arc<Budget>) -> SortBuffer {
-        let memory = budget.grant(Account::Loads);
+    /// The least memory of one: a chunk, and its rows' entries, where rows have 100 bytes or more.
+    pub(super) const BYTES_MIN: u64 = (CHUNK_BYTES + CHUNK_BYTES / 4) as u64;
+
+    /// A buffer that begins with so much memory.
+    pub(super) fn new(memory: Grant) -> SortBuffer {
+        assert!(memory.bytes() >= Self::BYTES_MIN, "rows are sorted in {} bytes", memory.bytes());
         SortBuffer { chunks: Vec::new(), newest: 0, entries: Vec::new(), shared_bytes: 0, memory }
     }
 
@@ -67,13 +71,8 @@ impl SortBuffer {
         self.memory
     }
 
-    /// The most memory that loads may take.
-    pub(super) fn limit_bytes(&self) -> u64 {
-        self.memory.limit_bytes()
-    }
-
-    /// Makes room for a row; `false` where that takes more memory than there is, or, unless it is the first row, more
-    /// than half of what loads may have: another load could not begin. Amortised O(1).
+    /// Makes room for a row; `false` where that takes more memory than there is, or more than half of what loads may
+    /// have: another load could not begin. The first row always has room. Amortised O(1).
     pub(super) fn make_room(&mut self, key: &[u8], value: Waiting<'_>) -> bool {
         let row_bytes = HEAD_BYTES + key.len() + value.bytes().len();
         assert!(row_bytes <= CHUNK_BYTES, "a row of {row_bytes} bytes waits to be sorted");
@@ -86,8 +85,9 @@ impl SortBuffer {
             let grown = if capacity > self.entries.capacity() { capacity } else { 0 };
             let entry_bytes = (self.entries.capacity() + grown) * size_of::<Entry>();
             let bytes = (chunk_count * CHUNK_BYTES + entry_bytes) as u64;
-            let is_too_much = !self.is_empty() && (bytes > self.limit_bytes() / 2 || chunk_count > CHUNKS_MAX);
-            if is_too_much || bytes > self.memory.bytes() && !self.memory.resize(bytes) {
+            let may_take = |bytes| bytes <= self.memory.limit_bytes() / 2;
+            let has_memory = bytes <= self.memory.bytes() || may_take(bytes) && self.memory.resize(bytes);
+            if !has_memory || chunk_count > CHUNKS_MAX {
                 return false;
             }
             self.entries.reserve_exact(capacity - self.entries.len());
@@ -169,10 +169,17 @@ impl SortBuffer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::{Account, Budget};
     use std::sync::Arc;
 
     fn buffer(total: u64) -> SortBuffer {
-        SortBuffer::new(&Arc::new(Budget::new(total, 1)))
+        buffer_in(&Arc::new(Budget::new(total, 1)))
+    }
+
+    fn buffer_in(budget: &Arc<Budget>) -> SortBuffer {
+        let mut memory = budget.grant(Account::Loads);
+        assert!(memory.resize(SortBuffer::BYTES_MIN));
+        SortBuffer::new(memory)
     }
 
     /// Rows of all lengths come back in the order of their keys, the latest of each key marked as the one that counts.
@@ -218,7 +225,7 @@ mod tests {
             count
         };
         let count = fill(&mut buffer);
-        let (taken, limit) = (buffer.memory_bytes(), buffer.limit_bytes());
+        let (taken, limit) = (buffer.memory_bytes(), buffer.memory.limit_bytes());
         assert!(taken <= limit / 2 && taken > limit / 2 - (CHUNK_BYTES as u64) - limit / 8, "{taken} of {limit}");
         assert!(count * 117 > taken / 2, "{count} rows in {taken} bytes");
         buffer.clear();
@@ -227,15 +234,21 @@ mod tests {
         assert_eq!(buffer.memory_bytes(), taken);
     }
 
-    /// The first row is taken where half of the memory is too little, and refused where there is none.
+    /// The longest row, and many short ones, have room where others have taken all that is left.
     #[test]
-    fn the_first_row_needs_one_chunk() {
+    fn the_least_memory_is_enough() {
         let budget = Arc::new(Budget::new(Budget::bytes_min(1), 1));
-        let mut other = budget.grant(Account::Loads);
-        let mut buffer = SortBuffer::new(&budget);
-        assert!(other.resize(other.limit_bytes()));
-        assert!(!buffer.make_room(b"key", Waiting::Whole(b"value")));
-        drop(other);
-        assert!(buffer.make_room(b"key", Waiting::Whole(b"value")));
+        let mut buffer = buffer_in(&budget);
+        let mut others = budget.grant(Account::Loads);
+        assert!(others.resize(others.limit_bytes() - buffer.memory_bytes()));
+        let longest = vec![7; CHUNK_BYTES - HEAD_BYTES - 3];
+        assert!(buffer.make_room(b"key", Waiting::Whole(&longest)));
+        buffer.push(b"key", Waiting::Whole(&longest));
+        buffer.clear();
+        for number in 0..1000u64 {
+            assert!(buffer.make_room(&number.to_be_bytes(), Waiting::Whole(&[7; 100])), "row {number}");
+            buffer.push(&number.to_be_bytes(), Waiting::Whole(&[7; 100]));
+        }
+        assert_eq!(buffer.memory_bytes(), SortBuffer::BYTES_MIN);
     }
 }
