@@ -7,6 +7,7 @@
 
 /// The texts of all marks.
 pub(crate) const MARKS: &[&str] = &[
+    "dirty pages were written back in the order of their keys",
     "a batch of the log crossed into the next segment",
     "a bulk load was attached",
     "a bulk load filled a buffer while another thread wrote one",

@@ -136,6 +136,11 @@ impl FrameHeader {
         }
     }
 
+    /// Returns `true` if the page survives the next turn of the clock's hand.
+    pub(crate) fn is_referenced(&self) -> bool {
+        self.references.load(Ordering::Relaxed) > 0
+    }
+
     /// Takes one chance as the clock's hand passes. Returns `false` if none was left.
     pub(crate) fn take_reference(&self) -> bool {
         let references = self.references.load(Ordering::Relaxed);
@@ -250,6 +255,12 @@ impl std::fmt::Debug for Frames {
 pub(crate) fn class_of(page_bytes: usize) -> usize {
     assert!(is_page_bytes(page_bytes));
     (page_bytes.ilog2() - PAGE_BYTES_MIN.ilog2()) as usize
+}
+
+/// A frame by its class, and its number among those of the class.
+fn frame_of(class: usize, number: usize) -> FrameIndex {
+    debug_assert!(class < CLASS_COUNT && number < 1 << CLASS_SHIFT, "frame {number} of class {class}");
+    FrameIndex(((class as u32) << CLASS_SHIFT) | number as u32)
 }
 
 fn split(frame: FrameIndex) -> (usize, usize) {
@@ -400,7 +411,7 @@ impl Frames {
         })?;
         debug_assert!(index < lists.unused, "a frame is free that was never used");
         drop(lists);
-        let frame = FrameIndex(((class as u32) << CLASS_SHIFT) | index);
+        let frame = frame_of(class, index as usize);
         let header = self.header(frame);
         assert!(header.page_key().is_none() && header.is_idle(), "a free frame is in use");
         self.set_dirty(frame, None);
@@ -546,8 +557,18 @@ impl Frames {
         let count = arena.map_or(0, |arena| arena.lists.lock().unused as usize);
         arena.into_iter().flat_map(move |arena| (0..count).map(move |_| arena)).map(move |arena| {
             let index = arena.hand.fetch_add(1, Ordering::Relaxed) % count.max(1);
-            FrameIndex(((class as u32) << CLASS_SHIFT) | index as u32)
+            frame_of(class, index)
         })
+    }
+
+    /// The frames of a size that the clock's hand will pass over next, `frame_count` of them at most, or one turn. They
+    /// are as yet where it stands.
+    pub(crate) fn ahead(&self, page_bytes: usize, frame_count: usize) -> impl Iterator<Item = FrameIndex> + '_ {
+        let class = class_of(page_bytes);
+        let arena = self.arenas[class].get();
+        let (count, hand) =
+            arena.map_or((0, 0), |arena| (arena.lists.lock().unused as usize, arena.hand.load(Ordering::Relaxed)));
+        (0..count.min(frame_count)).map(move |step| frame_of(class, (hand + step) % count))
     }
 
     /// Every frame that holds, or has held, a page.
@@ -555,7 +576,7 @@ impl Frames {
         (self.arenas.iter().enumerate()).filter_map(|(class, arena)| Some((class, arena.get()?))).flat_map(
             |(class, arena)| {
                 let count = arena.lists.lock().unused;
-                (0..count).map(move |index| FrameIndex(((class as u32) << CLASS_SHIFT) | index))
+                (0..count).map(move |index| frame_of(class, index as usize))
             },
         )
     }
@@ -578,6 +599,13 @@ impl Frames {
     fn latched<'p>(&'p self, frame: FrameIndex, page_key: PageKey, latch: RwLockReadGuard<'p, ()>) -> FrameRead<'p> {
         let (start, bytes) = self.page_pointer(frame);
         FrameRead { frames: self, frame, page_key, start, bytes, _latch: latch }
+    }
+
+    /// Like [`read`](Self::read), but is no use that the clock counts.
+    pub(crate) fn peek(&self, frame: FrameIndex, page_key: PageKey) -> Option<FrameRead<'_>> {
+        let header = self.header(frame);
+        let read = self.latched(frame, page_key, header.latch.read());
+        header.is(page_key).then_some(read)
     }
 
     /// Latches the page for change. Returns `None` if the frame no longer holds it.

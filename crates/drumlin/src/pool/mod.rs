@@ -25,7 +25,7 @@ mod residents;
 mod write_back;
 mod write_behind;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Waker;
@@ -50,6 +50,7 @@ pub(crate) use frames::{
     Residency,
 };
 pub(crate) use residents::Resident;
+use write_back::Elevator;
 
 /// Pages evicted, or written back, at once.
 const BATCH_PAGES: usize = 128;
@@ -185,6 +186,8 @@ pub(crate) struct Pool {
     pub(crate) cache: CacheStats,
     /// One thread at a time chooses what to write back.
     writing_back: Mutex<()>,
+    /// By page size.
+    elevators: Mutex<BTreeMap<usize, Elevator>>,
     /// One thread at a time gives frames up for page tables; others wait until it is done.
     fitting: Mutex<()>,
     background: Background,
@@ -289,6 +292,7 @@ impl Pool {
             queues: Mutex::default(),
             cache: CacheStats::default(),
             writing_back: Mutex::default(),
+            elevators: Mutex::default(),
             fitting: Mutex::default(),
             background: Background::default(),
         }
@@ -598,7 +602,7 @@ impl Pool {
         let dirty_max = if failure.is_some() { usize::MAX } else { BATCH_PAGES };
         let (mut evicted, dirty) = self.evict(victim_bytes, wanted, dirty_max);
         match failure {
-            None if evicted < wanted && !dirty.is_empty() => self.write_back(dirty)?,
+            None if evicted < wanted && !dirty.is_empty() => self.write_back(victim_bytes, &dirty)?,
             Some(stopped) if evicted == 0 => {
                 // Each turn takes one chance from every page: these turns use up the rest.
                 for _ in 0..INNER_CHANCES {
@@ -785,7 +789,7 @@ impl Pool {
         }
     }
 
-    /// The body of the background writer: keeps frames free ahead of need.
+    /// The body of the background writer: keeps elevators filled, and frames free ahead of need.
     pub(crate) fn run_background(&self) {
         loop {
             {
@@ -798,6 +802,7 @@ impl Pool {
             if self.background.stop.load(Ordering::Acquire) {
                 return;
             }
+            self.extend_elevators();
             for (page_bytes, _) in self.frames.sizes() {
                 self.keep_free(page_bytes);
             }

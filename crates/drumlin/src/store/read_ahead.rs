@@ -6,8 +6,13 @@ use crate::pool::Wanted;
 use crate::tree::{Direction, Target, Tree};
 use crate::txn::engine::Engine;
 
-/// Leaves that a scan asks for ahead, once it has seen that it goes on: a megabyte of pages of 4 KiB.
-const AHEAD_PAGES: usize = 256;
+/// Leaves that a scan asks for ahead, once it has seen that it goes on. Half of them are asked for at a time: both
+/// threads that read ahead have some, and the device is busy while the scan goes through the other half.
+const AHEAD_PAGES: usize = 512;
+/// The most memory of them, of large pages.
+const AHEAD_BYTES_MAX: usize = 4 << 20;
+/// The most memory of them by parts of all pages': what is read ahead must stay until the scan is there.
+const AHEAD_SHARE: usize = 2;
 /// Leaves read one by one before a scan reads ahead: short ranges read no more than they need.
 const UNAIDED_LEAVES: usize = 2;
 
@@ -49,7 +54,8 @@ impl ReadAhead {
             self.next = None;
         }
         let is_warm = self.leaves_asked == 0 && self.is_next_in_memory;
-        let goal = (self.leaves_seen * 4).min(AHEAD_PAGES);
+        let bytes_max = AHEAD_BYTES_MAX.min(engine.pool.frames.limit_bytes() / AHEAD_SHARE);
+        let goal = (self.leaves_seen * 4).min(AHEAD_PAGES).min(bytes_max / tree.pages.page_bytes);
         // In portions: asking costs a descent.
         if self.leaves_seen <= UNAIDED_LEAVES || self.ended || is_warm || self.leaves_asked > goal / 2 {
             return;

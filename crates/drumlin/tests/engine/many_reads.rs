@@ -15,11 +15,11 @@ fn value(number: u32, length: usize) -> Vec<u8> {
 }
 
 /// A database with rows of this length, inserted in the order of their keys. It was closed since, so that none is in
-/// memory.
+/// memory, nor is brought there unasked.
 fn stage(length: usize) -> (Database, Keyspace) {
     let backend: Arc<dyn Backend> = drumlin::internals::io::in_memory();
     let open = || {
-        let db = Config::new().memory(32 << 20).backend(Arc::clone(&backend)).open("/db").unwrap();
+        let db = Config::new().memory(32 << 20).warm_start(false).backend(Arc::clone(&backend)).open("/db").unwrap();
         let keyspace = db.keyspace("rows").unwrap();
         (db, keyspace)
     };
