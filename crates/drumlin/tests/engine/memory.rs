@@ -444,7 +444,7 @@ fn open_scans_stay_within_the_budget() {
         let db = Config::new().memory(64 * MIB).page_bytes(64 << 10).open(folder.path()).unwrap();
         let (full, empty) = (db.keyspace("full").unwrap(), db.keyspace("empty").unwrap());
         fill(&db, &full, 80_000, 500);
-        let mut open = Vec::new();
+        let (mut transactions, mut open) = (Vec::new(), Vec::new());
         let mut refused = 0;
         for number in 0..150u64 {
             let mut tx = db.begin().unwrap();
@@ -471,7 +471,7 @@ fn open_scans_stay_within_the_budget() {
                 let rows: Result<Vec<_>, Error> = before.collect();
                 assert!(is_refused(&rows) || rows.unwrap().len() == 12);
             }
-            std::mem::forget(tx);
+            transactions.push(tx);
         }
         println!("{refused} of {} scans were refused at 64 MiB", open.len());
         assert!(refused < 400, "{refused} of {}", open.len());
