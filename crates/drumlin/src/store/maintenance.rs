@@ -40,7 +40,7 @@ pub(crate) struct MaintenanceState {
 
 impl MaintenanceState {
     /// Returns `true` if the thread has something to do.
-    pub(super) fn is_wanted(&self) -> bool {
+    pub(crate) fn is_wanted(&self) -> bool {
         self.checkpoint_wanted || self.space_wanted || self.stop
     }
 }

@@ -120,7 +120,7 @@ pub(crate) struct Store {
     cleaning: Mutex<cleaner::Unneeded>,
     /// The durable state. Its lock is held to make a checkpoint.
     pub(crate) page_tables: Mutex<PageTableStore>,
-    maintenance: Arc<Maintenance>,
+    pub(crate) maintenance: Arc<Maintenance>,
     warm_start: WarmStart,
     counts_files: CountsFiles,
     threads: Mutex<Vec<JoinHandle<()>>>,
