@@ -7,7 +7,6 @@
 
 /// The texts of all marks.
 pub(crate) const MARKS: &[&str] = &[
-    "dirty pages were written back in the order of their keys",
     "a batch of the log crossed into the next segment",
     "a bulk load was attached",
     "a bulk load filled a buffer while another thread wrote one",
@@ -59,6 +58,7 @@ pub(crate) const MARKS: &[&str] = &[
     "a superblock did not verify",
     "a value was replaced while it was read",
     "compacting made space on a full disk",
+    "dirty pages were written back in the order of their keys",
     "dirty pages were written for a checkpoint to find space",
     "a void record was erased",
     "an opening forgot those before it",

@@ -117,9 +117,8 @@ impl BulkLoad {
     ///
     /// # Errors
     /// [`KeyTooLong`](crate::Error::KeyTooLong): the load goes on without the row. Any other error ends the load, and
-    /// nothing of it remains: [`MemoryInUse`](crate::Error::MemoryInUse) if other loads have taken the memory that
-    /// sorting needs; [`DiskFull`](crate::Error::DiskFull); [`BudgetTooSmall`](crate::Error::BudgetTooSmall) if the
-    /// memory budget has no room for the page table; [`KeyspaceDropped`](crate::Error::KeyspaceDropped);
+    /// nothing of it remains: [`DiskFull`](crate::Error::DiskFull); [`BudgetTooSmall`](crate::Error::BudgetTooSmall)
+    /// if the memory budget has no room for the page table; [`KeyspaceDropped`](crate::Error::KeyspaceDropped);
     /// [`Closed`](crate::Error::Closed); [`Failed`](crate::Error::Failed).
     pub fn insert(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         self.add_pending()?;

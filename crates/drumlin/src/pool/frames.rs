@@ -561,8 +561,8 @@ impl Frames {
         })
     }
 
-    /// The frames of a size that the clock's hand will pass over next, `frame_count` of them at most, or one turn. They
-    /// are as yet where it stands.
+    /// The frames of a size that the clock's hand will pass over next, `frame_count` of them or one turn, whichever is
+    /// less. The hand stays where it is.
     pub(crate) fn ahead(&self, page_bytes: usize, frame_count: usize) -> impl Iterator<Item = FrameIndex> + '_ {
         let class = class_of(page_bytes);
         let arena = self.arenas[class].get();

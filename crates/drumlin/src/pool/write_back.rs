@@ -292,7 +292,8 @@ mod tests {
     use super::*;
     use crate::Config;
 
-    /// Batches of an elevator ascend by key, the one behind the other, without pages that were used since or are clean.
+    /// Batches of an elevator are what is written, and ascend by key, the one behind the other, without pages that were
+    /// used since or are clean.
     #[test]
     fn an_elevator_ascends() {
         const PAGE_BYTES: usize = 4096;
@@ -310,8 +311,15 @@ mod tests {
         let (used, clean) = (upcoming[3], upcoming[5]);
         pool.frames.header(used).touch();
         pool.capture(clean, None).unwrap().unwrap();
+        // The elevator's batch is written, and not what the clock came upon.
+        let is_dirty = |frame: FrameIndex| pool.frames.header(frame).dirty().is_some();
+        let farthest = *upcoming.last().unwrap();
+        pool.write_back(PAGE_BYTES, &[farthest]).unwrap();
+        let mut due = upcoming.iter().filter(|frame| **frame != used);
+        assert!(due.by_ref().take(BATCH_PAGES + 1).all(|frame| !is_dirty(*frame)), "a page of the batch is dirty");
+        assert!(due.all(|frame| is_dirty(*frame)) && is_dirty(farthest), "pages of later batches were written");
         let mut last = None;
-        for number in 0..upcoming.len() / BATCH_PAGES {
+        for number in 1..upcoming.len() / BATCH_PAGES {
             let batch = pool.take_from_elevator(PAGE_BYTES);
             assert_eq!(batch.len(), BATCH_PAGES, "batch {number}");
             for frame in batch {

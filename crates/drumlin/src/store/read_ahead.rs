@@ -11,7 +11,7 @@ use crate::txn::engine::Engine;
 const AHEAD_PAGES: usize = 512;
 /// The most memory of them, of large pages.
 const AHEAD_BYTES_MAX: usize = 4 << 20;
-/// The most memory of them by parts of all pages': what is read ahead must stay until the scan is there.
+/// They take this part of the frames at most: what is read ahead must stay until the scan is there.
 const AHEAD_SHARE: usize = 2;
 /// Leaves read one by one before a scan reads ahead: short ranges read no more than they need.
 const UNAIDED_LEAVES: usize = 2;
