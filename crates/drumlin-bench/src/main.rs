@@ -1,5 +1,6 @@
 //! The command `drumlin-bench`.
 
+use std::io::{ErrorKind, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -86,10 +87,7 @@ struct Output {
 fn main() -> ExitCode {
     let program = Program::parse();
     let result = match program.command {
-        Command::List => {
-            list();
-            Ok(())
-        }
+        Command::List => print(&list()),
         Command::Run(args) => run_plan(&args),
         Command::Show(args) => show(&args),
         Command::Worker => worker::serve(),
@@ -103,23 +101,32 @@ fn main() -> ExitCode {
     }
 }
 
-fn list() {
-    println!("Workloads, with their rows in docs/benchmarks.md:");
-    for workload in plan::WORKLOADS {
-        println!("  {:>2}  {:<16}  {}", workload.row, workload.name, workload.title);
+/// Writes to stdout. A reader that has seen enough, `head` say, is no error.
+fn print(text: &str) -> Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
     }
-    println!("\nEngines of this build ({}):", machine::allocator());
+}
+
+fn list() -> String {
+    let mut lines = vec!["Workloads, with their rows in docs/benchmarks.md:".to_owned()];
+    for workload in plan::WORKLOADS {
+        lines.push(format!("  {:>2}  {:<16}  {}", workload.row, workload.name, workload.title));
+    }
+    lines.push(format!("\nEngines of this build ({}):", machine::allocator()));
     for peer in engines::all() {
         let facts = EngineFacts::of(&peer);
-        println!("  {} {}: {}", facts.name, facts.version, facts.settings);
+        lines.push(format!("  {} {}: {}", facts.name, facts.version, facts.settings));
         if !facts.lacks.is_empty() {
-            println!("      {}", facts.lacks.join("; "));
+            lines.push(format!("      {}", facts.lacks.join("; ")));
         }
     }
-    println!("\nOnly if they are named:");
+    lines.push("\nOnly if they are named:".to_owned());
     for peer in engines::variants() {
-        println!("  {}: {}", peer.name, peer.settings);
+        lines.push(format!("  {}: {}", peer.name, peer.settings));
     }
+    lines.join("\n") + "\n"
 }
 
 fn chosen_peers(names: &[String]) -> Result<Vec<Peer>> {
@@ -197,7 +204,7 @@ fn write(results: &Results, output: &Output) -> Result<()> {
         report::update_docs(results)?;
     }
     if output.markdown.is_none() && output.html.is_none() && !output.update_docs {
-        print!("{markdown}");
+        print(&markdown)?;
     }
     Ok(())
 }
