@@ -191,6 +191,8 @@ pub(crate) struct Pool {
     /// One thread at a time gives frames up for page tables; others wait until it is done.
     fitting: Mutex<()>,
     background: Background,
+    /// Each scan that reads ahead has a clone: they share the memory for it.
+    pub(crate) scans_ahead: Arc<()>,
 }
 
 /// The locks of one shard of the pages.
@@ -295,6 +297,7 @@ impl Pool {
             elevators: Mutex::default(),
             fitting: Mutex::default(),
             background: Background::default(),
+            scans_ahead: Arc::default(),
         }
     }
 

@@ -1,18 +1,24 @@
 //! Read-ahead: requesting the leaves that a scan will reach next.
 
 use std::ops::Bound;
+use std::sync::Arc;
 
+use crate::format::PageId;
 use crate::pool::Wanted;
 use crate::tree::{Direction, Target, Tree};
 use crate::txn::engine::Engine;
 
-/// Leaves that a scan asks for ahead, once it has seen that it goes on. Half of them are asked for at a time: both
-/// threads that read ahead have some, and the device is busy while the scan goes through the other half.
-const AHEAD_PAGES: usize = 512;
+/// Leaves that a scan asks for ahead at most: a fourth of those it has seen, so that it reads few in vain at its end.
+const AHEAD_PAGES: usize = 1024;
+/// Up to so many it asks for four times those it has seen, so that the device is soon busy. No request is for fewer
+/// once they are reached: of many leaves more lie beside each other in the file.
+const EARLY_PAGES: usize = 256;
 /// The most memory of them, of large pages.
 const AHEAD_BYTES_MAX: usize = 4 << 20;
-/// They take this part of the frames at most: what is read ahead must stay until the scan is there.
-const AHEAD_SHARE: usize = 2;
+/// This part of the frames at most is the goal of all scans together, who have half as much again in them at times. It
+/// must stay until the scan is there: the clock's hand passes over a leaf once because it is new, and once because it
+/// was used, so that each turn evicts a third of the frames.
+const AHEAD_SHARE: usize = 5;
 /// Leaves read one by one before a scan reads ahead: short ranges read no more than they need.
 const UNAIDED_LEAVES: usize = 2;
 
@@ -27,11 +33,21 @@ pub(crate) struct ReadAhead {
     ended: bool,
     /// The leaf behind the one that was seen last was in memory.
     is_next_in_memory: bool,
+    /// One of the pool's [scans that read ahead](crate::pool::Pool::scans_ahead), once it asks for leaves.
+    among: Option<Arc<()>>,
 }
 
 impl ReadAhead {
     pub(crate) fn new(direction: Direction) -> ReadAhead {
-        ReadAhead { direction, leaves_seen: 0, leaves_asked: 0, next: None, ended: false, is_next_in_memory: false }
+        ReadAhead {
+            direction,
+            leaves_seen: 0,
+            leaves_asked: 0,
+            next: None,
+            ended: false,
+            is_next_in_memory: false,
+            among: None,
+        }
     }
 
     /// Notes whether the leaf behind the scan's is in memory. As long as each is, nothing is asked for.
@@ -39,8 +55,7 @@ impl ReadAhead {
         self.is_next_in_memory = is_in_memory;
     }
 
-    /// The scan goes on to the leaf of `target`: asks for as many behind it as it has seen, four times over, up to a
-    /// limit.
+    /// The scan goes on to the leaf of `target`: asks for a portion of those behind it once it has gone through one.
     pub(crate) fn step(
         &mut self,
         engine: &Engine,
@@ -54,13 +69,17 @@ impl ReadAhead {
             self.next = None;
         }
         let is_warm = self.leaves_asked == 0 && self.is_next_in_memory;
-        let bytes_max = AHEAD_BYTES_MAX.min(engine.pool.frames.limit_bytes() / AHEAD_SHARE);
-        let goal = (self.leaves_seen * 4).min(AHEAD_PAGES).min(bytes_max / tree.pages.page_bytes);
-        // In portions: asking costs a descent.
-        if self.leaves_seen <= UNAIDED_LEAVES || self.ended || is_warm || self.leaves_asked > goal / 2 {
+        if self.leaves_seen <= UNAIDED_LEAVES || self.ended || is_warm {
             return;
         }
-        while self.leaves_asked < goal && !self.ended {
+        let goal = self.goal(engine, tree);
+        if self.leaves_asked > goal / 2 {
+            return;
+        }
+        // One of the threads that read ahead waits for the device while the other decompresses another portion.
+        let portion = goal.min(EARLY_PAGES).max(goal.div_ceil(2));
+        let (mut wanted, mut asked) = (Vec::new(), 0);
+        while asked < portion && !self.ended {
             let from = match &self.next {
                 None => target,
                 Some(key) => match self.direction {
@@ -68,15 +87,16 @@ impl ReadAhead {
                     Direction::Backward => Target::Below(key),
                 },
             };
-            let upcoming = tree.upcoming(from, self.direction, goal);
-            if !upcoming.pages.is_empty() {
-                let wanted = upcoming.pages.into_iter().map(|page| Wanted::node(&tree.pages, page)).collect();
-                engine.pool.read_ahead(&tree.pages, wanted);
+            let upcoming = tree.upcoming(from, self.direction, portion - asked);
+            if !upcoming.inner.is_empty() {
+                // A request of their own: the leaves beneath them can't be asked for before they are there.
+                engine.pool.read_ahead(&tree.pages, wanted_nodes(tree, upcoming.inner).collect());
             }
             if upcoming.leaf_count == 0 {
-                return;
+                break;
             }
-            self.leaves_asked += upcoming.leaf_count;
+            wanted.extend(wanted_nodes(tree, upcoming.pages));
+            asked += upcoming.leaf_count;
             let is_outside = |key: &Vec<u8>| match (self.direction, lower, upper) {
                 (Direction::Forward, _, Bound::Included(end) | Bound::Excluded(end)) => key > end,
                 (Direction::Backward, Bound::Included(end) | Bound::Excluded(end), _) => key <= end,
@@ -85,13 +105,33 @@ impl ReadAhead {
             self.ended = upcoming.next.as_ref().is_none_or(is_outside);
             self.next = upcoming.next;
         }
+        self.leaves_asked += asked;
+        if !wanted.is_empty() {
+            engine.pool.read_ahead(&tree.pages, wanted);
+        }
     }
+
+    /// The leaves to have asked for: those that the scan will come to soon.
+    fn goal(&mut self, engine: &Engine, tree: &Tree) -> usize {
+        let scans = &engine.pool.scans_ahead;
+        self.among.get_or_insert_with(|| Arc::clone(scans));
+        let scan_count = Arc::strong_count(scans) - 1;
+        let bytes_max = AHEAD_BYTES_MAX.min(engine.pool.frames.limit_bytes() / AHEAD_SHARE / scan_count);
+        let expected = (self.leaves_seen * 4).min(EARLY_PAGES).max(self.leaves_seen / 4);
+        expected.min(AHEAD_PAGES).min(bytes_max / tree.pages.page_bytes).max(1)
+    }
+}
+
+fn wanted_nodes(tree: &Tree, pages: Vec<PageId>) -> impl Iterator<Item = Wanted> {
+    pages.into_iter().map(|page| Wanted::node(&tree.pages, page))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
-    use crate::Config;
+    use crate::{Config, KeyspaceOptions};
 
     /// A scan asks for nothing as long as each next leaf is in memory, and goes on to ask once it has begun: leaves
     /// that were read ahead are no sign that others are in memory.
@@ -111,5 +151,59 @@ mod tests {
         let goal = step(false);
         assert_eq!(goal, 4 * 11);
         assert!((0..200).all(|_| step(true) > goal / 2 - 1), "a scan runs out of leaves that it has asked for");
+    }
+
+    /// Scans share the frames that they read ahead into, and one has them to itself again when the others are over.
+    #[test]
+    fn scans_share_what_they_read_ahead() {
+        let db = Config::in_memory().memory(16 << 20).open("").unwrap();
+        let keyspace = db.keyspace("k").unwrap();
+        let engine = &db.store().unwrap().engine;
+        let scan = || ReadAhead { leaves_seen: 4 * AHEAD_PAGES, ..ReadAhead::new(Direction::Forward) };
+        let mut scans: Vec<ReadAhead> = (0..8).map(|_| scan()).collect();
+        let mut goals = |count: usize| -> Vec<usize> {
+            scans.truncate(count);
+            scans.iter_mut().for_each(|scan| _ = scan.goal(engine, keyspace.tree()));
+            scans.iter_mut().map(|scan| scan.goal(engine, keyspace.tree())).collect()
+        };
+        let frame_count = engine.pool.frames.limit_bytes() / 4096;
+        for count in [8, 3, 1] {
+            let goals = goals(count);
+            assert!(goals.iter().sum::<usize>() <= frame_count / AHEAD_SHARE, "{goals:?} of {frame_count}");
+            assert!(
+                goals.iter().all(|&goal| goal >= frame_count / AHEAD_SHARE / count - 1),
+                "{goals:?} of {frame_count}"
+            );
+        }
+    }
+
+    /// Leaves of many parents are asked for together, in both directions, once those parents have come in.
+    #[test]
+    fn a_portion_has_leaves_of_many_parents() {
+        let backend = crate::io::in_memory();
+        let open = || {
+            let config = Config::new().backend(Arc::clone(&backend)).memory(64 << 20);
+            let db = config.warm_start(false).open("/db").unwrap();
+            let keyspace = db.keyspace_with("k", KeyspaceOptions::new().page_bytes(512)).unwrap();
+            (db, keyspace)
+        };
+        let (db, keyspace) = open();
+        (0..40_000u64).for_each(|row| keyspace.insert(row.to_be_bytes(), [7; 100]).unwrap());
+        drop(keyspace);
+        db.close().unwrap();
+        let (db, keyspace) = open();
+        let engine = &db.store().unwrap().engine;
+        for (direction, target) in [(Direction::Forward, Target::At(&[])), (Direction::Backward, Target::Last)] {
+            let asked = || {
+                let mut ahead = ReadAhead { leaves_seen: 4 * AHEAD_PAGES, ..ReadAhead::new(direction) };
+                ahead.step(engine, keyspace.tree(), target, (&Bound::Unbounded, &Bound::Unbounded));
+                ahead.leaves_asked
+            };
+            let end = Instant::now() + Duration::from_secs(20);
+            while asked() < AHEAD_PAGES / 2 {
+                assert!(Instant::now() < end, "{} leaves are asked for, {direction:?}", asked());
+                std::thread::yield_now();
+            }
+        }
     }
 }

@@ -135,11 +135,14 @@ pub(crate) struct Unreadable {
     pub(crate) error: Error,
 }
 
-/// See [`Tree::upcoming`].
+/// The next leaves of a scan, and their parents. See [`Tree::upcoming`].
 #[derive(Debug, Default)]
 pub(crate) struct Upcoming {
-    /// Those of the leaves that are on disk; an inner node, if the way to the leaves is.
+    /// Inner nodes on disk: parents of leaves that will be upcoming soon, or a node on the way to these.
+    pub(crate) inner: Vec<PageId>,
+    /// Leaves on disk.
     pub(crate) pages: Vec<PageId>,
+    /// All leaves, those in memory too.
     pub(crate) leaf_count: usize,
     /// The key where the leaves behind them begin (forward), or below which they end (backward), if there are any.
     pub(crate) next: Option<Vec<u8>>,
@@ -411,17 +414,26 @@ impl Tree {
     }
 
     /// The pages that a scan will need next: leaves from the one that covers the target on, as far as one lowest inner
-    /// node leads, `count` at most.
+    /// node leads, `count` at most, and the lowest inner nodes that lead to as many leaves again.
     pub(crate) fn upcoming(&self, target: Target<'_>, direction: Direction, count: usize) -> Upcoming {
         let mut upcoming = Upcoming::default();
+        /// Bytes that a child takes in an inner node, or fewer, unless keys are long.
+        const CHILD_BYTES: usize = 64;
+        let from = |child: usize, len: usize, count: usize| -> Vec<usize> {
+            match direction {
+                Direction::Forward => (child..len.min(child + count)).collect(),
+                Direction::Backward => ((child + 1).saturating_sub(count)..=child).rev().collect(),
+            }
+        };
+        let on_disk = |page: &PageId| matches!(self.pages.table.load(*page), PageEntry::OnDisk(_));
         let way = self.descend(target, |_, _, inner, child| {
+            if inner.level() == 2 {
+                let parents = from(child, inner.len(), 1 + count * CHILD_BYTES / self.pages.page_bytes);
+                upcoming.inner = parents.into_iter().map(|index| inner.child(index)).filter(on_disk).collect();
+            }
             if inner.level() == 1 {
-                let wanted: Vec<usize> = match direction {
-                    Direction::Forward => (child..inner.len().min(child + count)).collect(),
-                    Direction::Backward => ((child + 1).saturating_sub(count)..=child).rev().collect(),
-                };
+                let wanted = from(child, inner.len(), count);
                 let last = wanted.last().copied().unwrap_or(child);
-                let on_disk = |page: &PageId| matches!(self.pages.table.load(*page), PageEntry::OnDisk(_));
                 upcoming.pages = wanted.iter().map(|&index| inner.child(index)).filter(on_disk).collect();
                 upcoming.leaf_count = wanted.len();
                 upcoming.next = match (direction, last) {
@@ -434,11 +446,13 @@ impl Tree {
         });
         if upcoming.leaf_count == 0
             && let Err(Stop::Needs(Needs::Page(_, inner))) = way
+            && upcoming.inner.is_empty()
+            && on_disk(&inner)
         {
-            upcoming.pages.push(inner);
+            upcoming.inner.push(inner);
         }
         debug_assert!(upcoming.leaf_count <= count, "{} leaves of {count} are upcoming", upcoming.leaf_count);
-        debug_assert!(upcoming.pages.len() <= upcoming.leaf_count.max(1), "more pages than leaves are upcoming");
+        debug_assert!(upcoming.pages.len() <= upcoming.leaf_count, "more pages than leaves are upcoming");
         upcoming
     }
 
