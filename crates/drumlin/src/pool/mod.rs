@@ -191,7 +191,7 @@ pub(crate) struct Pool {
     /// One thread at a time gives frames up for page tables; others wait until it is done.
     fitting: Mutex<()>,
     background: Background,
-    /// Each scan that reads ahead has a clone: they share the memory for it.
+    /// Each scan that reads ahead has a clone, and so is counted: they share the memory for it.
     pub(crate) scans_ahead: Arc<()>,
 }
 

@@ -15,8 +15,8 @@ const AHEAD_PAGES: usize = 1024;
 const EARLY_PAGES: usize = 256;
 /// The most memory of them, of large pages.
 const AHEAD_BYTES_MAX: usize = 4 << 20;
-/// This part of the frames at most is the goal of all scans together, who have half as much again in them at times. It
-/// must stay until the scan is there: the clock's hand passes over a leaf once because it is new, and once because it
+/// All scans together have this part of the frames as their goals, and at times half as much again is read ahead. It
+/// has to stay until its scan is there: the clock's hand passes over a leaf once because it is new, and once because it
 /// was used, so that each turn evicts a third of the frames.
 const AHEAD_SHARE: usize = 5;
 /// Leaves read one by one before a scan reads ahead: short ranges read no more than they need.
@@ -33,8 +33,8 @@ pub(crate) struct ReadAhead {
     ended: bool,
     /// The leaf behind the one that was seen last was in memory.
     is_next_in_memory: bool,
-    /// One of the pool's [scans that read ahead](crate::pool::Pool::scans_ahead), once it asks for leaves.
-    among: Option<Arc<()>>,
+    /// Counts it among the pool's [scans that read ahead](crate::pool::Pool::scans_ahead), once it asks for leaves.
+    counted: Option<Arc<()>>,
 }
 
 impl ReadAhead {
@@ -46,7 +46,7 @@ impl ReadAhead {
             next: None,
             ended: false,
             is_next_in_memory: false,
-            among: None,
+            counted: None,
         }
     }
 
@@ -114,7 +114,7 @@ impl ReadAhead {
     /// The leaves to have asked for: those that the scan will come to soon.
     fn goal(&mut self, engine: &Engine, tree: &Tree) -> usize {
         let scans = &engine.pool.scans_ahead;
-        self.among.get_or_insert_with(|| Arc::clone(scans));
+        self.counted.get_or_insert_with(|| Arc::clone(scans));
         let scan_count = Arc::strong_count(scans) - 1;
         let bytes_max = AHEAD_BYTES_MAX.min(engine.pool.frames.limit_bytes() / AHEAD_SHARE / scan_count);
         let expected = (self.leaves_seen * 4).min(EARLY_PAGES).max(self.leaves_seen / 4);
@@ -199,6 +199,16 @@ mod tests {
                 ahead.step(engine, keyspace.tree(), target, (&Bound::Unbounded, &Bound::Unbounded));
                 ahead.leaves_asked
             };
+            // Of the nodes on the way the lowest are asked for together, before the leaves beneath them.
+            let mut together = 0;
+            let portion = loop {
+                let upcoming = keyspace.tree().upcoming(target, direction, AHEAD_PAGES / 2);
+                let Some(&first) = upcoming.inner.first().filter(|_| upcoming.leaf_count == 0) else { break upcoming };
+                together = together.max(upcoming.inner.len());
+                engine.pool.fault(&keyspace.tree().pages, Wanted::node(&keyspace.tree().pages, first)).unwrap();
+            };
+            assert!(together > 1, "{together} parents are asked for together");
+            assert!(portion.leaf_count < AHEAD_PAGES / 2 / 8, "a parent has {} leaves", portion.leaf_count);
             let end = Instant::now() + Duration::from_secs(20);
             while asked() < AHEAD_PAGES / 2 {
                 assert!(Instant::now() < end, "{} leaves are asked for, {direction:?}", asked());
