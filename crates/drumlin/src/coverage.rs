@@ -9,7 +9,7 @@
 pub(crate) const MARKS: &[&str] = &[
     "a batch of the log crossed into the next segment",
     "a bulk load was attached",
-    "a bulk load filled a buffer while another thread wrote one",
+    "a bulk load went on while another thread wrote or read for it",
     "a bulk load took page numbers that were in use before",
     "a bulk load was given up",
     "a checkpoint wrote a new base image",

@@ -16,11 +16,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Pool;
-use super::write_behind::WriteBehind;
+use super::deferred::Deferred;
 use crate::error::{Error, Result};
 use crate::format::extent::{Encoder, HEADER_BYTES, Kind, PageKey, TABLE_PAGES};
 use crate::format::{Epoch, ExtentAddress, KeyspaceId, PageId, SegmentId, SegmentUse};
-use crate::space::appender::{Appender, WriteBuffers};
+use crate::space::appender::{Appender, WriteBuffers, WriteJob};
 use crate::space::table::CHUNK_BYTES;
 use crate::space::{PageEntry, PageSpace, Purpose};
 
@@ -54,7 +54,7 @@ pub(crate) struct LoadPages {
     root: ExtentAddress,
     encoder: Encoder,
     /// The newest buffer that was handed over to be written.
-    write: Option<Arc<WriteBehind>>,
+    write: Option<Deferred<()>>,
     make_space: MakeSpace,
     /// The pages belong to the keyspace now.
     is_attached: bool,
@@ -218,14 +218,14 @@ impl LoadPages {
         };
         for job in jobs {
             self.wait_for_write()?;
-            self.write = Some(WriteBehind::begin(&self.pool, job));
+            self.write = Some(write_behind(&self.pool, job));
         }
         address
     }
 
     fn wait_for_write(&mut self) -> Result<()> {
         assert!(!self.is_attached, "a load that is attached has a buffer to be written");
-        self.write.take().map_or(Ok(()), |write| write.wait(&self.pool.space))
+        self.write.take().map_or(Ok(()), Deferred::wait)
     }
 
     /// Writes all that is in the buffer. The pages can be read, and are never attached.
@@ -275,13 +275,11 @@ impl LoadPages {
         let write = self.write.take();
         match buffered {
             Buffered::Write => {
-                write.map_or(Ok(()), |write| write.wait(&self.pool.space))?;
+                write.map_or(Ok(()), Deferred::wait)?;
                 jobs.iter().try_for_each(|job| self.pool.space.write(job.bytes(), job.offset))
             }
             Buffered::Drop => {
-                if let Some(write) = write {
-                    write.cancel();
-                }
+                drop(write);
                 Ok(())
             }
         }
@@ -315,6 +313,13 @@ impl LoadPages {
         assert!(self.tables.is_some(), "a load is attached before it is complete");
         self.is_attached = true;
     }
+}
+
+/// Hands a buffer over to be written while the load fills its other one.
+fn write_behind(pool: &Arc<Pool>, job: WriteJob) -> Deferred<()> {
+    assert!(!job.bytes().is_empty(), "a write of nothing is handed over");
+    assert!(job.frames.is_empty(), "frames of a pool wait for a write that is not the pool's");
+    Deferred::begin(pool, move |pool| pool.space.write(job.bytes(), job.offset))
 }
 
 impl Drop for LoadPages {

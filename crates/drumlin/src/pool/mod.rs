@@ -15,6 +15,7 @@
 
 mod buffers;
 mod bulk;
+pub(crate) mod deferred;
 mod fetch;
 mod frames;
 mod groups;
@@ -23,7 +24,6 @@ mod pins;
 pub(crate) mod reclaim;
 mod residents;
 mod write_back;
-mod write_behind;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -220,7 +220,7 @@ const AHEAD_REQUESTS_MAX: usize = 16;
 #[derive(Debug)]
 enum Ahead {
     Read(Arc<PageSpace>, Vec<Wanted>),
-    Write(Arc<write_behind::WriteBehind>),
+    Deferred(Arc<dyn deferred::Errand>),
 }
 
 #[derive(Debug, Default)]
@@ -895,9 +895,9 @@ impl Pool {
             match work {
                 // The next reader of a page that could not be read gets its error.
                 Ahead::Read(pages, wanted) => drop(self.fault_many(&pages, &wanted)),
-                Ahead::Write(write) => {
-                    if write.run(&self.space) {
-                        crate::coverage::mark!("a bulk load filled a buffer while another thread wrote one");
+                Ahead::Deferred(errand) => {
+                    if errand.run(self) {
+                        crate::coverage::mark!("a bulk load went on while another thread wrote or read for it");
                     }
                 }
             }

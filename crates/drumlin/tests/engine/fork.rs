@@ -79,6 +79,11 @@ fn a_fork_touches_nothing() {
                 let mut reader = keyspace.read(b"film").unwrap().unwrap();
                 let handles = (db.clone(), keyspace.clone());
                 let mut batch = db.batch().unwrap();
+                // Its newest buffer may be on its way to the disk.
+                let mut load = db.bulk_load("loaded").unwrap();
+                let noise =
+                    |number: u32| (0..1000).map(move |at| ((number + at).wrapping_mul(0x9e37_79b1) >> 24) as u8);
+                (0..400u32).for_each(|row| load.insert(row.to_be_bytes(), noise(row).collect::<Vec<_>>()).unwrap());
                 assert!(in_a_fork(move || {
                     let (db, keyspace): (_, Keyspace) = handles;
                     let is_right = is_forked(keyspace.get(b"k"))
@@ -113,7 +118,7 @@ fn a_fork_touches_nothing() {
                         && db.keyspaces().is_empty()
                         && format!("{}", db.stats().path.display()).is_empty();
                     let is_right = is_right && is_forked(tx.commit().map(drop));
-                    drop((snapshot, range, reader, keyspace));
+                    drop((snapshot, range, reader, keyspace, load));
                     is_right && is_forked(db.close())
                 }));
             }

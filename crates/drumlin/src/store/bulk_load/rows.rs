@@ -1,4 +1,5 @@
-//! The rows of a tree that is not attached, read back in the order of their keys.
+//! The rows of a tree that is not attached, read back in the order of their keys. While those of some leaves are
+//! handed out, the next leaves are read.
 
 use std::collections::VecDeque;
 use std::io::Read;
@@ -10,6 +11,7 @@ use crate::format::extent::VALUE_BYTES_OFFSET;
 use crate::format::node::LargeRef;
 use crate::format::{ExtentAddress, PageId};
 use crate::pool::Pool;
+use crate::pool::deferred::Deferred;
 use crate::pool::load::LoadPages;
 use crate::space::checkpoint::{open_extent, read_extent};
 use crate::tree::node::{Inner, Leaf, Node, RowValue};
@@ -25,20 +27,31 @@ pub(crate) enum LoadedRow {
     Large(Vec<u8>, LoadedValue),
 }
 
+/// Leaves that are being read.
+#[derive(Debug)]
+struct NextLeaves {
+    numbers: Vec<PageId>,
+    read: Deferred<Vec<Vec<u8>>>,
+}
+
 /// See the module. Follows the inner nodes, so that values are read only when they are asked for.
 #[derive(Debug)]
 pub(crate) struct LoadedRows {
-    open: Arc<OpenKeyspace>,
-    pages: LoadPages,
     /// Leaves that are read together, at the most.
     batch_pages: usize,
+    /// There is memory for the next ones beside those.
+    reads_ahead: bool,
     has_read_root: bool,
-    /// The inner nodes above the next leaf, from the root on, each with its next child.
+    /// The inner nodes above the next leaf that is not asked for, from the root on, each with its next child.
     path: Vec<(Vec<u8>, usize)>,
+    /// The next leaves. Given up before `pages` gives back what is read.
+    ahead: Option<NextLeaves>,
     /// Leaves that were read, in order.
     leaves: VecDeque<Vec<u8>>,
     /// The number of rows of the first of them that were returned.
     returned: usize,
+    pages: LoadPages,
+    open: Arc<OpenKeyspace>,
 }
 
 /// Pages of a [`LoadedRows`] beside its leaves: inner nodes, and an extent that is opened.
@@ -47,8 +60,17 @@ const PAGES_BESIDE: usize = 4;
 impl LoadedRows {
     pub(super) fn new(open: Arc<OpenKeyspace>, pages: LoadPages) -> LoadedRows {
         let batch_pages = (BATCH_BYTES / open.tree.pages.page_bytes).max(1);
-        let (path, leaves) = (Vec::new(), VecDeque::new());
-        LoadedRows { open, pages, batch_pages, has_read_root: false, path, leaves, returned: 0 }
+        LoadedRows {
+            batch_pages,
+            reads_ahead: true,
+            has_read_root: false,
+            path: Vec::new(),
+            ahead: None,
+            leaves: VecDeque::new(),
+            returned: 0,
+            pages,
+            open,
+        }
     }
 
     /// The pages of the load.
@@ -65,7 +87,9 @@ impl LoadedRows {
     pub(super) fn limit_memory(&mut self, bytes: usize) {
         let page_bytes = self.open.tree.pages.page_bytes;
         assert!(bytes >= Self::bytes_min(page_bytes), "a load is read in {bytes} bytes");
-        self.batch_pages = self.batch_pages.min(bytes / page_bytes - PAGES_BESIDE);
+        let leaves_max = bytes / page_bytes - PAGES_BESIDE;
+        self.reads_ahead = leaves_max >= 2;
+        self.batch_pages = self.batch_pages.min((leaves_max / 2).max(1));
     }
 
     /// Goes on to the next row, and puts its key in place of the one before. `false` if there are no more.
@@ -109,30 +133,59 @@ impl LoadedRows {
         }))
     }
 
-    /// Reads the next leaves; `false` if there are no more.
+    /// Goes on to the next leaves; `false` if there are no more.
     fn read_leaves(&mut self) -> Result<bool> {
         assert!(self.leaves.is_empty(), "leaves are read before the others are done with");
         if !std::mem::replace(&mut self.has_read_root, true) {
-            let root = self.read(&[self.pages.root()])?.pop().expect("it was read");
+            let root = read(&self.open.tree.pool, &[self.pages.root()])?.pop().expect("it was read");
             self.enter(root);
+            if !self.leaves.is_empty() {
+                return Ok(true);
+            }
         }
-        while self.leaves.is_empty() {
-            let Some((page, next)) = self.path.last_mut() else { return Ok(false) };
+        let (numbers, leaves) = if let Some(next) = self.ahead.take() {
+            (next.numbers, next.read.wait()?)
+        } else {
+            let Some(numbers) = self.next_numbers()? else { return Ok(false) };
+            let leaves = read(&self.open.tree.pool, &self.addresses(&numbers))?;
+            (numbers, leaves)
+        };
+        numbers.into_iter().for_each(|number| self.give_back(number));
+        leaves.into_iter().for_each(|leaf| self.enter(leaf));
+        if self.reads_ahead
+            && let Some(numbers) = self.next_numbers()?
+        {
+            let addresses = self.addresses(&numbers);
+            let read = Deferred::begin(&self.open.tree.pool, move |pool| read(pool, &addresses));
+            self.ahead = Some(NextLeaves { numbers, read });
+        }
+        Ok(true)
+    }
+
+    /// The leaves to read next, with the same parent; `None` if there are no more. Reads the inner nodes above them.
+    fn next_numbers(&mut self) -> Result<Option<Vec<PageId>>> {
+        while let Some((page, next)) = self.path.last_mut() {
             let inner = Inner::new(page);
             if *next == inner.len() {
                 self.path.pop();
                 continue;
             }
-            let most = if Node::new(page).level() == 1 { self.batch_pages } else { 1 };
-            let end = inner.len().min(*next + most);
+            let is_lowest = Node::new(page).level() == 1;
+            let end = inner.len().min(*next + if is_lowest { self.batch_pages } else { 1 });
             let children: Vec<PageId> = (*next..end).map(|child| inner.child(child)).collect();
             *next = end;
-            let addresses: Vec<ExtentAddress> = children.iter().map(|page| self.pages.address(*page)).collect();
-            let nodes = self.read(&addresses)?;
-            children.into_iter().for_each(|page| self.give_back(page));
-            nodes.into_iter().for_each(|node| self.enter(node));
+            if is_lowest {
+                return Ok(Some(children));
+            }
+            let node = read(&self.open.tree.pool, &self.addresses(&children))?.pop().expect("it was read");
+            self.give_back(children[0]);
+            self.enter(node);
         }
-        Ok(true)
+        Ok(None)
+    }
+
+    fn addresses(&self, numbers: &[PageId]) -> Vec<ExtentAddress> {
+        numbers.iter().map(|number| self.pages.address(*number)).collect()
     }
 
     /// Gives back a page of a run that was read, which is not read again. The pages of a complete load stay.
@@ -148,23 +201,6 @@ impl LoadedRows {
         let level = Node::new(&page).level();
         assert!(above.is_none_or(|above| above == level + 1), "a node of level {level} is a child of level {above:?}");
         if level == 0 { self.leaves.push_back(page) } else { self.path.push((page, 0)) }
-    }
-
-    /// Reads nodes, many at a time.
-    fn read(&self, addresses: &[ExtentAddress]) -> Result<Vec<Vec<u8>>> {
-        let pool = &self.open.tree.pool;
-        let mut nodes = vec![Vec::new(); addresses.len()];
-        let mut failed = None;
-        pool.read_past(addresses, |index, bytes| {
-            match bytes.and_then(|bytes| open_extent(&pool.space, addresses[index], bytes)) {
-                Ok((_, page)) => nodes[index] = page,
-                Err(error) => failed = Some(error),
-            }
-        })?;
-        match failed {
-            Some(error) => Err(error),
-            None => Ok(nodes),
-        }
     }
 
     /// Takes a value of one chunk from a run.
@@ -185,6 +221,22 @@ impl LoadedRows {
         let pages = (reference.first_page.0..reference.first_page.0 + reference.chunk_count).map(PageId);
         let addresses = pages.map(|page| self.pages.address(page)).collect();
         LoadedValue { pool: Arc::clone(&self.open.tree.pool), addresses, chunk: Vec::new(), position: 0 }
+    }
+}
+
+/// Reads nodes, many at a time.
+fn read(pool: &Pool, addresses: &[ExtentAddress]) -> Result<Vec<Vec<u8>>> {
+    let mut nodes = vec![Vec::new(); addresses.len()];
+    let mut failed = None;
+    pool.read_past(addresses, |index, bytes| {
+        match bytes.and_then(|bytes| open_extent(&pool.space, addresses[index], bytes)) {
+            Ok((_, page)) => nodes[index] = page,
+            Err(error) => failed = Some(error),
+        }
+    })?;
+    match failed {
+        Some(error) => Err(error),
+        None => Ok(nodes),
     }
 }
 
@@ -218,5 +270,50 @@ impl Read for LoadedValue {
         buffer[..count].copy_from_slice(&rest[..count]);
         self.position += count;
         Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+    use crate::store::bulk_load::packed_tree::PackedTree;
+
+    /// A run hands out its rows in order while the next leaves are read, or without that where memory is for one leaf;
+    /// and one that is dropped amid gives back what it has not read. Until they are read, leaves stay the run's.
+    #[test]
+    fn the_next_leaves_are_read_ahead() {
+        const ROWS: u64 = 30_000;
+        let db = Config::in_memory().memory(32 << 20).open("").unwrap();
+        let _keyspace = db.keyspace("k").unwrap();
+        let store = db.store().unwrap();
+        let open = store.keyspaces.get("k").unwrap();
+        let page_bytes = open.tree.pages.page_bytes;
+        let live_bytes = || store.engine.space.segments.usage().live_bytes;
+        let before = live_bytes();
+        for (leaves, until) in [(1, ROWS), (2, ROWS), (64, ROWS), (1, 10_000), (64, 10_000)] {
+            let mut tree = PackedTree::new(store, &open, 256 << 10);
+            (0..ROWS).for_each(|row| tree.push(store, &row.to_be_bytes(), &[row as u8; 100]).unwrap());
+            let mut rows = tree.into_run().unwrap();
+            assert!(live_bytes() > before, "a run lies nowhere");
+            rows.limit_memory((PAGES_BESIDE + leaves) * page_bytes);
+            let mut key = Vec::new();
+            for row in 0..until {
+                assert!(rows.step(&mut key).unwrap(), "row {row} is missing, {leaves} leaves at a time");
+                assert_eq!(key, row.to_be_bytes(), "{leaves} leaves at a time");
+                assert!(matches!(rows.value(), RowValue::Inline(value) if value == [row as u8; 100]));
+                let asked = rows.ahead.as_ref().map_or(&[][..], |next| &next.numbers);
+                assert!(
+                    !rows.addresses(asked).contains(&ExtentAddress::NONE),
+                    "leaves are given back before they are read"
+                );
+                let asked = asked.len();
+                assert!(rows.leaves.len() + asked <= leaves, "{} and {asked} leaves are in memory", rows.leaves.len());
+                assert!(asked > 0 || leaves == 1 || row > ROWS - 10_000, "nothing is read ahead at row {row}");
+            }
+            assert_eq!(rows.step(&mut key).unwrap(), until < ROWS);
+            drop(rows);
+            assert_eq!(live_bytes(), before, "{leaves} leaves at a time, until row {until}");
+        }
     }
 }
