@@ -199,11 +199,7 @@ impl Budget {
             Account::Pinned => self.frame_bytes_max() / 2,
             // A quarter is left to frames and their headers, which stay when frames go: a ninth of the memory where
             // pages have 512 bytes. And to what commits add that were let pass before others had grown their tables.
-            Account::Tables => {
-                let bytes = self.limits[Account::Pages as usize];
-                let others = self.taken_bytes(Account::Loads) + self.taken_bytes(Account::Counts);
-                (bytes / 8 * 7).saturating_sub(others).min(bytes / 4 * 3)
-            }
+            Account::Tables => table_bytes_max(self.limits[Account::Pages as usize], self.taken_beside_tables()),
             // Reads and writes beside the load need frames too, and so do tables that grow.
             Account::Loads => {
                 let bytes = self.limits[Account::Pages as usize];
@@ -234,21 +230,33 @@ impl Budget {
     /// before a commit adds pages or a keyspace: page tables are never evicted.
     pub(crate) fn needed_for_growth(&self, more_bytes: u64) -> Option<u64> {
         let bytes = self.taken_bytes(Account::Tables) + more_bytes;
-        (bytes > self.limit_bytes(Account::Tables)).then(|| self.total_for_tables(bytes))
+        let others = self.taken_beside_tables();
+        (bytes > self.limit_bytes(Account::Tables)).then(|| self.total_for_tables(bytes, others))
     }
 
     /// A budget that is needed for a database to be opened whose page tables take so many bytes; `None` where this one
     /// will do. They may take more than by commits, all but the least that frames have: a database that was made in a
     /// budget can be opened in it.
     pub(crate) fn needed_for_opening(&self, bytes: u64) -> Option<u64> {
-        (bytes > self.limits[Account::Pages as usize] / 8 * 7).then(|| self.total_for_tables(bytes))
+        (bytes > self.limits[Account::Pages as usize] / 8 * 7).then(|| self.total_for_tables(bytes, 0))
     }
 
-    /// A budget in which page tables may come to so many bytes by commits; to 64 KiB the least.
-    fn total_for_tables(&self, bytes: u64) -> u64 {
+    /// Bytes that loads and counts have taken of the pages' part.
+    fn taken_beside_tables(&self) -> u64 {
+        self.taken_bytes(Account::Loads) + self.taken_bytes(Account::Counts)
+    }
+
+    /// A budget in which page tables may come to so many bytes by commits, while others take as large a share as those
+    /// bytes of this one; to 64 KiB the least.
+    fn total_for_tables(&self, bytes: u64, others: u64) -> u64 {
         const STEP_BYTES: u64 = 64 << 10;
         const TOTAL_MAX: u64 = 1 << 62;
-        let carries = |total| Budget::new(total, self.log_streams).limit_bytes(Account::Tables) >= bytes;
+        let pages_bytes = |budget: &Budget| u128::from(budget.limits[Account::Pages as usize]);
+        let carries = |total| {
+            let pages = pages_bytes(&Budget::new(total, self.log_streams));
+            let others = u128::from(others) * pages / pages_bytes(self);
+            table_bytes_max(pages as u64, others as u64) >= bytes
+        };
         let mut low = self.total_bytes;
         let mut high = low;
         while !carries(high) && high < TOTAL_MAX {
@@ -399,6 +407,11 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         self.budget.give(self.of, self.bytes);
     }
+}
+
+/// The most that page tables take of the pages' part, beside what loads and counts have taken of it.
+fn table_bytes_max(pages_bytes: u64, others: u64) -> u64 {
+    (pages_bytes / 8 * 7).saturating_sub(others).min(pages_bytes / 4 * 3)
 }
 
 /// The first step of a grant that is enlarged step by step: a few rows.
@@ -594,6 +607,25 @@ mod tests {
                 assert!(Budget::new(needed - (64 << 10), streams).needed_for_growth(bytes).is_some());
             }
         }
+    }
+
+    /// Beside a load, which has taken its share, the budget that is named is larger than the one that is too small, and
+    /// page tables fit into it beside as large a load.
+    #[test]
+    fn a_budget_for_page_tables_beside_a_load_is_told() {
+        let load_in = |budget: &Arc<Budget>| {
+            let mut load = budget.grant(Account::Loads);
+            assert!(load.resize(load.limit_bytes()));
+            load
+        };
+        let budget = Arc::new(Budget::new(8 << 20, 1));
+        let bytes = budget.limit_bytes(Account::Tables);
+        let _load = load_in(&budget);
+        let needed = budget.needed_for_growth(bytes).expect("less is left than without a load");
+        assert!(needed > 8 << 20, "{needed} bytes are said to be enough, which are there");
+        let larger = Arc::new(Budget::new(needed, 1));
+        let _load = load_in(&larger);
+        assert_eq!(larger.needed_for_growth(bytes), None);
     }
 
     /// The part of transactions has room for the largest and a copy of it, however their grants have grown.
