@@ -154,6 +154,8 @@ mod tests {
             let deferred = Deferred::begin(pool, move |_| {
                 begun.send(thread::current().id()).unwrap();
                 may_go_on.recv().unwrap();
+                // Its owner is long past a wait that is none.
+                (0..1000).for_each(|_| thread::yield_now());
                 drop(held);
                 Ok(thread::current().id())
             });

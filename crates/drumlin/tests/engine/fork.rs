@@ -97,6 +97,7 @@ fn a_fork_touches_nothing() {
                         && is_forked(keyspace.clear())
                         && is_forked(db.batch().map(drop))
                         && is_forked(batch.insert(&keyspace, b"k", b"v"))
+                        && is_forked(load.insert(b"k", b"v"))
                         && is_forked(db.sync())
                         && is_forked(keyspace.count(..))
                         && is_forked(keyspace.read(b"film"))
