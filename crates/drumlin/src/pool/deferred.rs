@@ -5,7 +5,9 @@
 //! is never slower than one that waits for each.
 
 use std::fmt::Debug;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
+use std::thread;
 
 use super::{Ahead, Pool};
 use crate::error::Result;
@@ -28,7 +30,8 @@ struct Shared<T> {
 enum State<T> {
     Waiting(Work<T>),
     Running,
-    Ended(Result<T>),
+    /// With a result, or by a panic, which is its owner's.
+    Ended(thread::Result<Result<T>>),
     /// Its owner has the result, or gave it up.
     Over,
 }
@@ -55,7 +58,7 @@ impl<T: Send> Errand for Shared<T> {
             };
             work
         };
-        let result = work(pool);
+        let result = catch_unwind(AssertUnwindSafe(|| work(pool)));
         let mut state = self.state.lock();
         assert!(matches!(*state, State::Running), "work ends that was not begun");
         *state = State::Ended(result);
@@ -77,13 +80,13 @@ impl<T: Send + 'static> Deferred<T> {
     pub(crate) fn wait(self) -> Result<T> {
         self.shared.run(&self.pool);
         let result = self.shared.take_result();
-        result.expect("its owner takes the result once")
+        result.expect("its owner takes the result once").unwrap_or_else(|panic| resume_unwind(panic))
     }
 }
 
 impl<T> Shared<T> {
     /// Waits for the end of work that was begun; `None` where it is over.
-    fn take_result(&self) -> Option<Result<T>> {
+    fn take_result(&self) -> Option<thread::Result<Result<T>>> {
         let mut state = self.state.lock();
         loop {
             match *state {
@@ -119,7 +122,6 @@ impl<T> Drop for Deferred<T> {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
-    use std::thread;
 
     use super::*;
     use crate::{Config, Error};
@@ -139,6 +141,29 @@ mod tests {
         let held = Arc::clone(&owned);
         drop(Deferred::begin(pool, move |_| -> Result<()> { panic!("{held:?} was given up") }));
         assert_eq!(Arc::strong_count(&owned), 1, "what the work owns is kept");
+    }
+
+    /// A panic of the work is its owner's, whichever thread does it. That of work that was given up ends there.
+    #[test]
+    fn work_that_panics_ends() {
+        let db = Config::in_memory().open("").unwrap();
+        let pool = &db.store().unwrap().engine.pool;
+        for gives_up in [false, true] {
+            let (begun, has_begun) = mpsc::channel();
+            let deferred = Deferred::begin(pool, move |_| -> Result<()> {
+                begun.send(()).unwrap();
+                panic!("work that panics")
+            });
+            has_begun.recv().unwrap();
+            if gives_up {
+                drop(deferred);
+            } else {
+                let panic = catch_unwind(AssertUnwindSafe(|| deferred.wait())).unwrap_err();
+                assert_eq!(panic.downcast_ref(), Some(&"work that panics"));
+            }
+        }
+        let done = Deferred::begin(pool, |_| Ok(1)).wait();
+        assert_eq!(done.unwrap(), 1, "the threads go on");
     }
 
     /// Work is done by another thread while its owner goes on; the owner waits for its end, also where it gives it up.

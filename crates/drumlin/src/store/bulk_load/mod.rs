@@ -240,14 +240,14 @@ impl Loader {
         if self.sorting.is_some() {
             self.finish_sorting(store)?;
         }
-        let Loader { open, tree, memory: _memory, .. } = self;
+        let Loader { open, tree, memory, .. } = self;
         let rows = tree.rows();
         if rows == 0 {
             return Ok(Finished::Attached(0));
         }
         match store.attach(&open, tree.into_load()?, rows)? {
             None => Ok(Finished::Attached(rows)),
-            Some(pages) => Ok(Finished::InTheWay(rows, Box::new(LoadedRows::new(open, pages)))),
+            Some(pages) => Ok(Finished::InTheWay(rows, Box::new(LoadedRows::within(open, pages, memory)))),
         }
     }
 }

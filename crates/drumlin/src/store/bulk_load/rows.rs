@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::format::extent::VALUE_BYTES_OFFSET;
 use crate::format::node::LargeRef;
 use crate::format::{ExtentAddress, PageId};
+use crate::memory::Grant;
 use crate::pool::Pool;
 use crate::pool::deferred::Deferred;
 use crate::pool::load::LoadPages;
@@ -52,6 +53,8 @@ pub(crate) struct LoadedRows {
     returned: usize,
     pages: LoadPages,
     open: Arc<OpenKeyspace>,
+    /// Its own memory, if no other owner has it.
+    _memory: Option<Grant>,
 }
 
 /// Pages of a [`LoadedRows`] beside its leaves: inner nodes, and an extent that is opened.
@@ -70,7 +73,16 @@ impl LoadedRows {
             returned: 0,
             pages,
             open,
+            _memory: None,
         }
+    }
+
+    /// Rows that are read in this memory.
+    pub(super) fn within(open: Arc<OpenKeyspace>, pages: LoadPages, memory: Grant) -> LoadedRows {
+        let mut rows = LoadedRows::new(open, pages);
+        rows.limit_memory(memory.bytes() as usize);
+        rows._memory = Some(memory);
+        rows
     }
 
     /// The pages of the load.
@@ -277,7 +289,38 @@ impl Read for LoadedValue {
 mod tests {
     use super::*;
     use crate::Config;
+    use crate::memory::Account;
     use crate::store::bulk_load::packed_tree::PackedTree;
+    use crate::store::bulk_load::{Finished, Loader};
+
+    /// The rows of a load that something is in the way of are read in the memory that it had, and no more.
+    #[test]
+    fn rows_in_the_way_have_the_memory_of_their_load() {
+        const ROWS: u64 = 30_000;
+        let db = Config::in_memory().memory(16 << 20).open("").unwrap();
+        let keyspace = db.keyspace("k").unwrap();
+        let store = db.store().unwrap();
+        let open = store.keyspaces.get("k").unwrap();
+        let taken_bytes = || store.engine.budget.taken_bytes(Account::Loads);
+        let mut loader = Loader::new(store, Arc::clone(&open)).unwrap();
+        (0..ROWS).for_each(|row| loader.insert(store, &row.to_be_bytes(), &[row as u8; 100]).unwrap());
+        keyspace.insert("in the way", "").unwrap();
+        let Finished::InTheWay(count, mut rows) = loader.finish(store).unwrap() else {
+            panic!("a load is attached to a keyspace with a row")
+        };
+        assert_eq!(count, ROWS);
+        let mut key = Vec::new();
+        for row in 0..ROWS {
+            assert!(rows.step(&mut key).unwrap());
+            assert_eq!(key, row.to_be_bytes());
+            let ahead = rows.ahead.as_ref().map_or(0, |next| next.numbers.len());
+            let leaves_bytes = (rows.leaves.len() + ahead) * open.tree.pages.page_bytes;
+            assert!(leaves_bytes as u64 <= taken_bytes(), "{leaves_bytes} bytes are read in {}", taken_bytes());
+        }
+        assert!(!rows.step(&mut key).unwrap());
+        drop(rows);
+        assert_eq!(taken_bytes(), 0, "memory stays with a load that has ended");
+    }
 
     /// A run hands out its rows in order while the next leaves are read, or without that where memory is for one leaf;
     /// and one that is dropped amid gives back what it has not read. Until they are read, leaves stay the run's.
