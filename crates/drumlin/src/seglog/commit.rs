@@ -196,11 +196,12 @@ impl Shared {
                 let has_waiters = tail.is_contended();
                 drop(tail);
                 self.publish();
+                // First those who may come back with another record by the time that the next write begins.
+                covered.iter().for_each(Waiter::wake);
                 if let Some(successor) = successor {
                     crate::coverage::mark!("a committer wrote for those who came meanwhile");
                     successor.wake();
                 }
-                covered.iter().for_each(Waiter::wake);
                 if has_waiters {
                     stream.announce_space();
                 }
