@@ -218,9 +218,11 @@ impl BulkLoad {
     ///
     /// # Errors
     /// [`DiskFull`](crate::Error::DiskFull), [`KeyspaceDropped`](crate::Error::KeyspaceDropped),
-    /// [`Closed`](crate::Error::Closed), [`Failed`](crate::Error::Failed): nothing of the load remains.
-    /// [`TransactionTooLarge`](crate::Error::TransactionTooLarge) if the memory budget has no room for the record that
-    /// names its pages: 20 bytes for 1,024 of them; likewise nothing remains.
+    /// [`Closed`](crate::Error::Closed), [`Failed`](crate::Error::Failed): nothing of the load remains, unless its rows
+    /// were put by transactions. [`TransactionTooLarge`](crate::Error::TransactionTooLarge) if the memory budget has no
+    /// room for the record that names its pages: 20 bytes for 1,024 of them; likewise nothing remains.
+    /// [`LockTimeout`](crate::Error::LockTimeout) and [`MemoryInUse`](crate::Error::MemoryInUse) where rows are put by
+    /// transactions and others are in the way: load again when they have ended.
     /// [`OutcomeUnknown`](crate::Error::OutcomeUnknown) if only reopening can tell.
     pub fn finish(mut self) -> Result<LoadReport> {
         self.add_pending()?;

@@ -23,7 +23,8 @@ use crate::sync::Mutex;
 /// the budget has.
 #[derive(Debug)]
 pub(crate) struct WriteBuffers {
-    /// The size of a write: more than an extent has.
+    /// The size of a write. A longer extent, a chunk of a large value where there is little memory, has a buffer of its
+    /// own.
     buffer_bytes: usize,
     idle: Mutex<Vec<AlignedBuffer>>,
 }
@@ -40,6 +41,13 @@ impl WriteBuffers {
         let mut buffer = idle.unwrap_or_else(|| AlignedBuffer::zeroed(self.buffer_bytes));
         buffer.set_len(self.buffer_bytes);
         WriteBuffer { buffer: Some(buffer), home: Arc::clone(self) }
+    }
+
+    /// One for an extent that is too long for the others. It is not kept.
+    fn make(self: &Arc<Self>, extent_bytes: u64) -> WriteBuffer {
+        let bytes = (extent_bytes as usize).next_multiple_of(BLOCK_BYTES);
+        assert!(bytes > self.buffer_bytes, "an extent of {extent_bytes} bytes has room in a buffer that is kept");
+        WriteBuffer { buffer: Some(AlignedBuffer::zeroed(bytes)), home: Arc::clone(self) }
     }
 }
 
@@ -67,9 +75,10 @@ impl DerefMut for WriteBuffer {
 
 impl Drop for WriteBuffer {
     fn drop(&mut self) {
+        let is_kept = |buffer: &mut AlignedBuffer| buffer.capacity() == self.home.buffer_bytes;
         let mut idle = self.home.idle.lock();
         if idle.len() < WRITE_BUFFER_COUNT {
-            idle.extend(self.buffer.take());
+            idle.extend(self.buffer.take_if(is_kept));
         }
     }
 }
@@ -129,7 +138,6 @@ impl Appender {
         take: impl FnOnce() -> Result<SegmentId>,
     ) -> Result<ExtentAddress> {
         let bytes = (extent.len() as u64).next_multiple_of(ExtentAddress::UNIT_BYTES);
-        assert!(bytes <= self.buffers.buffer_bytes as u64, "an extent of {bytes} bytes is larger than a buffer");
         assert!(bytes <= segments.segment_bytes(), "an extent of {bytes} bytes is larger than a segment");
         if let Some(open) = &mut self.open {
             assert!(open.epoch == epoch, "an appender serves one epoch at a time");
@@ -141,6 +149,10 @@ impl Appender {
             }
         }
         let open = self.open(segments, epoch, take)?;
+        if open.position + bytes > open.buffer_end() {
+            assert!(open.position == open.buffer_start, "a buffer is thrown away with what is in it");
+            open.buffer = open.buffer.home.make(bytes);
+        }
         let segment_use = segments.segment_use(open.id);
         let address = ExtentAddress::new(open.position, bytes, segment_use);
         let offset = (open.position - open.buffer_start) as usize;

@@ -67,6 +67,8 @@ impl Store {
     fn prepare_checkpoint(&self, frees: Frees) -> Result<()> {
         let engine = &self.engine;
         engine.check_failure()?;
+        // Large values that were removed, and that no reader needs, are freed with this checkpoint.
+        engine.collect_all_garbage();
         let frees = if engine.space.segments.has_released() { Frees::Segments } else { frees };
         let reserve = || engine.space.reserve(Purpose::Checkpoint(frees), 0).map(drop);
         match reserve() {

@@ -1,5 +1,6 @@
 //! The background threads of an open database: one that makes checkpoints and cleans segments, and the pool's.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -109,7 +110,7 @@ impl Store {
         let starting = |error| Error::io("starting a thread for", &self.path, error);
         self.engine.pool.start_background().map_err(starting)?;
         let (store, maintenance) = (Arc::downgrade(self), Arc::clone(&self.maintenance));
-        let body = Box::new(move || run_maintenance(&store, &maintenance));
+        let body = Box::new(move || fail_if_panicking(&store, &maintenance, || run_maintenance(&store, &maintenance)));
         let thread = self.engine.backend.spawn("drumlin-maintenance", body).map_err(starting)?;
         self.threads.lock().push(thread);
         if self.warm_start.begin() {
@@ -151,6 +152,17 @@ impl Store {
             }
         }
     }
+}
+
+/// Fails the database where the maintenance thread panics: no other makes the checkpoints that commits wait for.
+fn fail_if_panicking(store: &Weak<Store>, maintenance: &Maintenance, body: impl FnOnce()) {
+    let Err(panic) = catch_unwind(AssertUnwindSafe(body)) else { return };
+    if let Some(store) = store.upgrade() {
+        store.engine.space.fail_quietly("the thread that makes checkpoints panicked");
+    }
+    maintenance.state.lock().failed = true;
+    maintenance.changed.notify_all();
+    resume_unwind(panic)
 }
 
 /// The body of the maintenance thread: makes checkpoints and space on request, empties sparse segments afterwards, and
@@ -212,5 +224,33 @@ fn run_maintenance(store: &Weak<Store>, maintenance: &Arc<Maintenance>) {
         if failed {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+
+    /// A panic of the maintenance thread fails the database, and ends the waits for a checkpoint.
+    #[test]
+    fn a_panic_fails_the_database() {
+        let db = Config::in_memory().open("").unwrap();
+        let keyspace = db.keyspace("k").unwrap();
+        keyspace.insert("a", "1").unwrap();
+        let store = db.store().unwrap();
+        let maintenance = Arc::clone(&store.maintenance);
+        let ended = std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| maintenance.wait_for_checkpoint(&|| false));
+            let panics = || fail_if_panicking(&Arc::downgrade(store), &maintenance, || panic!("an assertion"));
+            let panic = catch_unwind(AssertUnwindSafe(panics)).unwrap_err();
+            waiter.join().unwrap();
+            panic
+        });
+        assert_eq!(ended.downcast_ref(), Some(&"an assertion"), "the panic is not told");
+        let error = keyspace.insert("a", "2").unwrap_err();
+        assert!(matches!(error, Error::Failed { .. }) && error.to_string().contains("panicked"), "{error}");
+        assert_eq!(keyspace.get("a").unwrap().as_deref(), Some(&b"1"[..]), "reads go on");
+        assert!(db.stats().failed.is_some());
     }
 }

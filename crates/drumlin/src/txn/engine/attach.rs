@@ -41,12 +41,6 @@ pub(super) fn may_have_changed(pages: &PageSpace, clock: &Clock, snapshot: Times
 }
 
 impl Engine {
-    /// Drops the versions that no snapshot needs, waiting for the thread that does so.
-    pub(crate) fn collect_all_garbage(&self) {
-        let alone = self.sweeping.lock();
-        self.sweep_to(&alone, self.budget.version_bytes_max());
-    }
-
     /// Attaches a load that is complete and on the medium to a keyspace that has no row for any reader, and of which no
     /// transaction has a row locked. Returns `false` if that is not so; nothing has changed then. Commits wait
     /// meanwhile: O(pages of the load).

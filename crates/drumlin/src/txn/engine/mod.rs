@@ -201,6 +201,12 @@ impl Engine {
         }
     }
 
+    /// Drops the versions that no snapshot needs, waiting for the thread that does so.
+    pub(crate) fn collect_all_garbage(&self) {
+        let alone = self.sweeping.lock();
+        self.sweep_to(&alone, self.budget.version_bytes_max());
+    }
+
     /// Like [`collect_garbage`](Self::collect_garbage), down to `bytes_max`.
     fn sweep_to(&self, _alone: &MutexGuard<'_, ()>, bytes_max: u64) {
         loop {
