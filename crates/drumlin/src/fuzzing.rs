@@ -270,7 +270,8 @@ fn change_leaf(leaf: &mut LeafMut<'_>, script: &mut Script<'_>) {
     match leaf.as_leaf().search(&key) {
         Ok(index) if choice.is_multiple_of(3) => leaf.remove(index),
         Ok(index) => {
-            let fits = leaf.as_leaf().room_to_replace(index, value.stored_bytes());
+            let room_bytes = leaf.as_leaf().free_bytes() + leaf.as_leaf().value(index).stored_bytes();
+            let fits = value.stored_bytes() <= room_bytes;
             assert_eq!(leaf.replace(index, value).is_ok(), fits);
         }
         Err(index) => {

@@ -28,6 +28,7 @@ mod memory;
 mod model;
 mod power;
 mod read_only;
+mod space;
 #[path = "../support/mod.rs"]
 mod support;
 mod transact;

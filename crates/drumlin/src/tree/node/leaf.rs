@@ -156,12 +156,6 @@ impl<'a> Leaf<'a> {
         end - rows_bytes.min(self.gap_bytes())..end
     }
 
-    /// Returns `true` if row `index` can get a value of so many bytes.
-    #[inline]
-    pub(crate) fn room_to_replace(&self, index: usize, value_bytes: usize) -> bool {
-        VALUE_LENGTH_BYTES + value_bytes <= self.free_bytes() + self.rest_bytes_of(self.slot(index))
-    }
-
     /// The size of this leaf merged with its right neighbour.
     pub(crate) fn merged_bytes(&self, right: &Leaf<'_>) -> usize {
         let prefix_bytes = self.merged_prefix_bytes(right);

@@ -194,7 +194,8 @@ fn a_leaf_behaves_as_a_map() {
                     model.remove(&key);
                 }
                 Ok(index) => {
-                    let room = Leaf::new(&page).room_to_replace(index, bytes);
+                    let leaf = Leaf::new(&page);
+                    let room = bytes <= leaf.free_bytes() + leaf.value(index).stored_bytes();
                     let result = LeafMut::new(&mut page).replace(index, value.as_row());
                     assert_eq!(result.is_ok(), room);
                     if room {
