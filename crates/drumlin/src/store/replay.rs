@@ -39,21 +39,42 @@ struct Batch {
     large: Vec<Arc<LargeValue>>,
 }
 
-/// One operation on a row; keys and values lie in the batch.
+/// One operation on a row; keys and values lie in the batch. Small, since there are many.
 struct ReplayedOperation {
     keyspace: KeyspaceId,
     /// The first bytes of the key, as a number that sorts as keys do.
     head: u64,
     /// Later operations have later places.
-    key: Range<usize>,
+    key: Span,
     change: ReplayedChange,
 }
 
+const _: () = assert!(size_of::<ReplayedOperation>() == 32, "operations of a batch take more memory");
+
 enum ReplayedChange {
-    Put(Range<usize>),
+    Put(Span),
     /// An index of the batch's large values.
-    PutLarge(usize),
+    PutLarge(u32),
     Remove,
+}
+
+/// A part of the bytes of a batch, which are fewer than a `u32` can tell.
+#[derive(Clone, Copy)]
+struct Span {
+    start: u32,
+    bytes: u32,
+}
+
+impl Span {
+    fn new(start: usize, bytes: usize) -> Span {
+        let narrow = |number| u32::try_from(number).expect("a batch has little more than 32 MiB");
+        assert!(start + bytes <= u32::MAX as usize, "a batch has too many bytes");
+        Span { start: narrow(start), bytes: narrow(bytes) }
+    }
+
+    fn range(self) -> Range<usize> {
+        self.start as usize..self.start as usize + self.bytes as usize
+    }
 }
 
 /// The first bytes of a key, zeros behind it.
@@ -129,16 +150,17 @@ impl Replay<'_> {
     }
 
     pub(super) fn apply_records(&self) -> Result<()> {
-        let mut batch = Batch::default();
+        // As much as the log can fill. A vector that grows takes fresh memory at each size, which costs more than the
+        // work that is done with it.
+        let bytes_max = self.scan.record_bytes().min(batch_bytes(self.engine) as u64) as usize;
+        let mut batch = Batch { bytes: Vec::with_capacity(bytes_max), ..Batch::default() };
         let mut newest = Timestamp(0);
         for record in self.scan.records()? {
             let record = record?;
             let base = batch.bytes.len();
             batch.bytes.extend_from_slice(&record.body);
-            let offsets_of = |part: &[u8]| {
-                let start = base + (part.as_ptr() as usize - record.body.as_ptr() as usize);
-                start..start + part.len()
-            };
+            let offsets_of =
+                |part: &[u8]| Span::new(base + (part.as_ptr() as usize - record.body.as_ptr() as usize), part.len());
             let mut defines = false;
             for operation in record::decode(&record.body) {
                 let operation = operation.filter(|_| !defines);
@@ -172,7 +194,7 @@ impl Replay<'_> {
                         let addresses = extents.into_iter().map(|extent| extent.address).collect();
                         self.engine.next_value.fetch_max(value_id.0.saturating_add(1), Ordering::Relaxed);
                         batch.large.push(Arc::new(LargeValue::of_record(length, value_id, addresses)));
-                        (key, ReplayedChange::PutLarge(batch.large.len() - 1))
+                        (key, ReplayedChange::PutLarge(batch.large.len() as u32 - 1))
                     }
                     Operation::Remove { key } => (key, ReplayedChange::Remove),
                 };
@@ -246,7 +268,7 @@ impl Replay<'_> {
         for (keyspace, reference) in self.engine.versions.collect_garbage(Timestamp(u64::MAX)) {
             self.engine.free_value(keyspace, &reference);
         }
-        // Its memory serves the next one: fresh memory costs more than the work that is done with it.
+        // Its memory serves the next one.
         *batch = Arc::into_inner(sorted).expect("the threads have ended").batch;
         batch.clear();
         Ok(())
@@ -267,13 +289,13 @@ const ROWS_MAX: usize = 512;
 
 impl Batch {
     fn key(&self, operation: &ReplayedOperation) -> &[u8] {
-        &self.bytes[operation.key.clone()]
+        &self.bytes[operation.key.range()]
     }
 
     /// By keyspace and key. Of operations on one row the last stays last.
     fn sort(&mut self) {
         let key =
-            |operation: &ReplayedOperation| (operation.keyspace, operation.head, &self.bytes[operation.key.clone()]);
+            |operation: &ReplayedOperation| (operation.keyspace, operation.head, &self.bytes[operation.key.range()]);
         self.operations.sort_unstable_by(|a, b| key(a).cmp(&key(b)).then(a.key.start.cmp(&b.key.start)));
     }
 
@@ -394,8 +416,8 @@ impl SortedBatch {
             }
             if self.batch.is_newest(next) {
                 let change = match &operation.change {
-                    ReplayedChange::Put(value) => Change::Put(&bytes[value.clone()]),
-                    ReplayedChange::PutLarge(index) => Change::PutLarge(&large[*index]),
+                    ReplayedChange::Put(value) => Change::Put(&bytes[value.range()]),
+                    ReplayedChange::PutLarge(index) => Change::PutLarge(&large[*index as usize]),
                     ReplayedChange::Remove => Change::Remove,
                 };
                 rows.push(Row { tree, key: self.batch.key(operation), change });
@@ -414,7 +436,7 @@ impl SortedBatch {
                 && !self.batch.is_newest(index)
             {
                 let epoch = space.epoch_latch.shared().epoch();
-                for address in &self.batch.large[large].addresses {
+                for address in &self.batch.large[large as usize].addresses {
                     space.segments.release(*address, epoch);
                 }
             }
@@ -438,7 +460,8 @@ mod tests {
                 let start = batch.bytes.len();
                 let key = random.below(key_count) % 900;
                 batch.bytes.extend_from_slice(key.to_string().as_bytes());
-                let (head, key) = (head_of(&batch.bytes[start..]), start..batch.bytes.len());
+                let key = Span::new(start, batch.bytes.len() - start);
+                let head = head_of(&batch.bytes[start..]);
                 let keyspace = KeyspaceId(1 + random.below(2) as u32);
                 batch.operations.push(ReplayedOperation { keyspace, head, key, change: ReplayedChange::Remove });
             }
