@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::keyspace::read_head;
 use super::{Database, Keyspace};
 use crate::error::{Error, Result};
-use crate::store::bulk_load::{Finished, LoadedRow, LoadedRows, Loader};
+use crate::store::bulk_load::{Finished, LoadedRow, LoadedRows, Loader, PART_BYTES_MAX};
 use crate::task::ready;
 use crate::txn::values::{Blocking, MEDIUM_BYTES_MAX};
 
@@ -249,29 +249,48 @@ impl BulkLoad {
     /// Puts the rows by transactions, with the durability of the database's other commits: no reader sees rows that a
     /// power cut may take, unless it sees such commits anyway.
     fn put_rows(&self, mut rows: Box<LoadedRows>) -> Result<()> {
-        let durability = self.keyspace.durability;
         let db = Database { handle: Arc::clone(&self.keyspace.handle) };
-        let mut part = db.batch()?;
+        let (mut part, mut part_bytes) = (Vec::new(), 0);
         while let Some(row) = rows.next_row()? {
             match row {
-                LoadedRow::Whole(key, value) => match part.insert(&self.keyspace, &key, &value) {
-                    Err(Error::TransactionTooLarge { .. } | Error::MemoryInUse { .. }) if !part.is_empty() => {
-                        std::mem::replace(&mut part, db.batch()?).commit_with(durability)?;
-                        part.insert(&self.keyspace, &key, &value)?;
+                LoadedRow::Whole(key, value) => {
+                    let row_bytes = key.len() + value.len();
+                    if part.len() == PART_ROWS_MAX || part_bytes + row_bytes > PART_BYTES_MAX {
+                        self.put_part(&db, &part)?;
+                        part.clear();
+                        part_bytes = 0;
                     }
-                    other => other?,
-                },
+                    part.push((key, value));
+                    part_bytes += row_bytes;
+                }
                 LoadedRow::Large(key, value) => {
-                    std::mem::replace(&mut part, db.batch()?).commit_with(durability)?;
-                    part.insert_from(&self.keyspace, &key, value)?;
+                    let mut batch = db.batch()?;
+                    batch.insert_from(&self.keyspace, &key, value)?;
+                    batch.commit_with(self.keyspace.durability)?;
                 }
             }
-            if part.len() >= PART_ROWS_MAX {
-                std::mem::replace(&mut part, db.batch()?).commit_with(durability)?;
-            }
         }
-        part.commit_with(durability)?;
+        self.put_part(&db, &part)?;
         db.sync()
+    }
+
+    /// Puts rows in one transaction, or in several where that would take too much memory: their leaves and the values
+    /// that they replace may be many times as long.
+    fn put_part(&self, db: &Database, rows: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
+        match self.try_put_part(db, rows) {
+            Err(Error::TransactionTooLarge { .. } | Error::MemoryInUse { .. }) if rows.len() > 1 => {
+                let (first, others) = rows.split_at(rows.len() / 2);
+                self.put_part(db, first)?;
+                self.put_part(db, others)
+            }
+            result => result,
+        }
+    }
+
+    fn try_put_part(&self, db: &Database, rows: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
+        let mut batch = db.batch()?;
+        rows.iter().try_for_each(|(key, value)| batch.insert(&self.keyspace, key, value))?;
+        batch.commit_with(self.keyspace.durability).map(drop)
     }
 }
 

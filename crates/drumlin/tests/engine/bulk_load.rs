@@ -889,3 +889,22 @@ fn a_load_is_written_once() {
     assert!((bytes..bytes + bytes / 5).contains(&written), "{written} bytes were written for {bytes}");
     assert!(after.log_bytes_written - before.log_bytes_written < 4096);
 }
+
+/// A load that is put by transactions goes on in smaller ones where its rows replace long values, or lie in many large
+/// leaves.
+#[test]
+fn rows_in_the_way_of_a_load_may_be_long() {
+    for (page_bytes, value_bytes) in [(32 << 10, 5000), (4096, 60_000)] {
+        let db = Config::in_memory().memory(16 << 20).durability(Durability::Relaxed).open("").unwrap();
+        let k = db.keyspace_with("k", KeyspaceOptions::new().page_bytes(page_bytes)).unwrap();
+        (0..600u64).for_each(|row| k.insert(row.to_be_bytes(), vec![1; value_bytes]).unwrap());
+        let mut load = db.bulk_load("k").unwrap();
+        (0..600u64).step_by(3).for_each(|row| load.insert(row.to_be_bytes(), "short").unwrap());
+        let report = load.finish().unwrap();
+        assert!(!report.attached && report.rows == 200, "{report:?}");
+        for row in 0..600 {
+            let value = k.get(u64::to_be_bytes(row)).unwrap().unwrap();
+            assert_eq!(value.len(), if row % 3 == 0 { 5 } else { value_bytes });
+        }
+    }
+}

@@ -18,7 +18,7 @@ use std::io::Read;
 use std::sync::Arc;
 
 use packed_tree::PackedTree;
-pub(crate) use rows::{LoadedRow, LoadedRows};
+pub(crate) use rows::{LoadedRow, LoadedRows, PART_BYTES_MAX};
 use sorting::{SortBuffer, Waiting};
 
 use super::{OpenKeyspace, Store};
