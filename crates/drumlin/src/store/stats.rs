@@ -151,7 +151,9 @@ impl Store {
             None => (Timestamp(0), 0),
         };
         let budget = &engine.budget;
-        let frame_bytes = (engine.pool.frames.used_bytes() - engine.pool.frames.header_bytes()) as u64;
+        // Headers before the bytes that they are a part of: other threads make more meanwhile.
+        let header_bytes = engine.pool.frames.header_bytes();
+        let frame_bytes = engine.pool.frames.used_bytes().saturating_sub(header_bytes) as u64;
         let memory = self.memory_parts(base_bytes);
         Stats {
             path: self.path.clone(),
