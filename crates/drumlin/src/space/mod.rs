@@ -801,8 +801,15 @@ impl Space {
     /// the page is written. Zero when a checkpoint has begun. Approximate while a page is being written, which may
     /// count twice or not at all.
     pub(crate) fn epoch_change_count(&self) -> u64 {
-        let newest = self.epoch_latch.newest();
-        self.change_count_of(newest).load(Ordering::Relaxed) + self.reservations.debt.dirty_pages(newest)
+        loop {
+            let newest = self.epoch_latch.newest();
+            let logged = self.change_count_of(newest).load(Ordering::Acquire);
+            let dirty = self.reservations.debt.dirty_pages(newest);
+            // Of one epoch: the counts are those of another once two have begun.
+            if self.epoch_latch.newest() == newest {
+                return logged + dirty;
+            }
+        }
     }
 
     /// Bytes of memory that they take.
