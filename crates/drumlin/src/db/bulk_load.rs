@@ -264,6 +264,8 @@ impl BulkLoad {
                     part_bytes += row_bytes;
                 }
                 LoadedRow::Large(key, value) => {
+                    self.put_part(&db, &std::mem::take(&mut part))?;
+                    part_bytes = 0;
                     let mut batch = db.batch()?;
                     batch.insert_from(&self.keyspace, &key, value)?;
                     batch.commit_with(self.keyspace.durability)?;
