@@ -439,6 +439,12 @@ impl LockTable {
         }
     }
 
+    /// Transactions that wait for a lock.
+    #[cfg(test)]
+    pub(crate) fn waiting_count(&self) -> usize {
+        self.graph.lock().awaited.len()
+    }
+
     /// The memory that the table takes. Visits every shard.
     #[cfg(test)]
     fn bytes(&self) -> usize {
