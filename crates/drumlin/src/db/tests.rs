@@ -20,6 +20,7 @@ use crate::memory::{Account, Budget, WRITE_BUFFER_COUNT};
 use crate::space::{PageEntry, PageSpace};
 use crate::task::{WaitMode, ready};
 use crate::tree::Tree;
+use crate::tree::node::Leaf;
 use crate::txn::engine::{Found, ReadAt};
 use crate::txn::values;
 use crate::txn::write_set::{Change, WriteSet};
@@ -881,4 +882,36 @@ fn rows_of_a_load_are_put_in_order() {
         assert!(!finished.join().unwrap().attached);
     });
     assert_eq!(there().count(), rows.len());
+}
+
+/// Reads of many rows wait for the leaf that a writer has, and hold no other meanwhile: here the writer takes those
+/// too, and else neither would go on.
+#[test]
+fn reads_of_many_rows_wait_without_latches() {
+    let db = Config::in_memory().memory(16 << 20).open("").unwrap();
+    let keyspace = db.keyspace("k").unwrap();
+    let keys: Vec<_> = (0..1000u64).map(u64::to_be_bytes).collect();
+    keys.iter().for_each(|key| keyspace.insert(key, key).unwrap());
+    let tree = keyspace.tree();
+    let write = |key: &[u8]| {
+        let _reclaim_guard = tree.pool.reclaim_guard();
+        tree.write_leaf(key, &|_| false).expect("a leaf in memory")
+    };
+    std::thread::scope(|scope| {
+        let held = write(&keys[500]);
+        let others: Vec<_> = keys.iter().filter(|key| !Leaf::new(&held).covers(*key)).collect();
+        assert!(!others.is_empty(), "the rows lie in one leaf");
+        let reading = scope.spawn(|| keyspace.get_many(&keys).unwrap());
+        let ends = Instant::now() + Duration::from_millis(100);
+        for key in others.iter().cycle() {
+            drop(write(*key));
+            if Instant::now() > ends {
+                break;
+            }
+        }
+        assert!(!reading.is_finished(), "a leaf was read that a writer has");
+        drop(held);
+        let values = reading.join().unwrap();
+        assert!(values.iter().zip(&keys).all(|(value, key)| value.as_deref() == Some(&key[..])));
+    });
 }

@@ -586,8 +586,24 @@ impl Frames {
     /// Latches the page in `frame` for reading. Returns `None` if the frame no longer holds it.
     #[inline]
     pub(crate) fn read(&self, frame: FrameIndex, page_key: PageKey) -> Option<FrameRead<'_>> {
+        self.used(frame, page_key, self.header(frame).latch.read())
+    }
+
+    /// Like [`read`](Self::read), but does not wait: `None` also if a writer has the latch or waits for it.
+    #[inline]
+    pub(crate) fn try_read(&self, frame: FrameIndex, page_key: PageKey) -> Option<FrameRead<'_>> {
+        self.used(frame, page_key, self.header(frame).latch.try_read()?)
+    }
+
+    #[inline]
+    fn used<'p>(
+        &'p self,
+        frame: FrameIndex,
+        page_key: PageKey,
+        latch: RwLockReadGuard<'p, ()>,
+    ) -> Option<FrameRead<'p>> {
         let header = self.header(frame);
-        let read = self.latched(frame, page_key, header.latch.read());
+        let read = self.latched(frame, page_key, latch);
         if header.is(page_key) {
             header.touch();
             return Some(read);
@@ -810,6 +826,7 @@ impl FrameRead<'_> {
     /// Prefetches the lines of these bytes of the page.
     #[inline]
     pub(crate) fn prefetch(&self, bytes: Range<usize>) {
+        debug_assert!(bytes.end <= self.bytes, "bytes beyond a page are prefetched: {bytes:?} of {}", self.bytes);
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};

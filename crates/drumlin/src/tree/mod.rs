@@ -359,8 +359,24 @@ impl Tree {
         target: Target<'_>,
     ) -> Option<FrameRead<'_>> {
         let read = self.pool.frames.read(frame, self.page_key(page))?;
-        assert!(read.page() == page, "a frame is latched for another page than {page}");
-        (self.pages.table.shows(page, PageEntry::Leaf(frame)) && target.is_in(&Node::new(&read))).then_some(read)
+        self.is_leaf_of(&read, target).then_some(read)
+    }
+
+    /// Like [`read_leaf_at`](Self::read_leaf_at), for a caller that holds other latches: `None` also if it would have
+    /// to wait.
+    #[inline]
+    pub(crate) fn try_read_leaf_at(
+        &self,
+        (page, frame): (PageId, FrameIndex),
+        target: Target<'_>,
+    ) -> Option<FrameRead<'_>> {
+        let read = self.pool.frames.try_read(frame, self.page_key(page))?;
+        self.is_leaf_of(&read, target).then_some(read)
+    }
+
+    #[inline]
+    fn is_leaf_of(&self, read: &FrameRead<'_>, target: Target<'_>) -> bool {
+        self.pages.table.shows(read.page(), PageEntry::Leaf(read.frame())) && target.is_in(&Node::new(read))
     }
 
     /// The leaf in a frame where it was found before, latched for change, if it is still there and covers the key.

@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::ops::{Deref, Range};
 
-use super::{NoRoom, Node, NodeMut, SPLIT_WINDOW_SHARE, Slot, separator_between, slot_offset};
+use super::{NoRoom, Node, NodeMut, SPLIT_WINDOW_SHARE, Slot, head_of, separator_between, slot_offset};
 use crate::format::node::{
     HEAP_BYTES_OFFSET, LARGE_REF_BYTES, LargeRef, SLOT_BYTES, SLOT_LARGE_FLAG, SLOT_SUFFIX_BYTES_OFFSET, SLOTS_OFFSET,
     VALUE_LENGTH_BYTES, inline_bytes_max, key_bytes_max,
@@ -97,6 +97,17 @@ impl<'a> Leaf<'a> {
             "a key is missed"
         );
         found
+    }
+
+    /// The offsets of the rows that a search for the key will read: the first one, for the bytes that all suffixes
+    /// share, and the one that has the key, if any. Reads neither.
+    #[inline]
+    pub(crate) fn compared_rows(&self, key: &[u8]) -> Option<[usize; 2]> {
+        let rest = key.get(self.prefix_bytes() + self.shared_bytes()..)?;
+        let row = |index: usize| self.slots().get(index).map(|slot| Slot(u64::from_le_bytes(*slot)).row());
+        let rows = [row(0)?, row(self.first_with_head(0, head_of(rest)))?];
+        debug_assert!(rows.iter().all(|row| (self.heap_start()..self.page_bytes()).contains(row)), "rows at {rows:?}");
+        Some(rows)
     }
 
     /// The first row whose key is not below `key`. Right for any key.

@@ -400,6 +400,24 @@ impl<'a> Node<'a> {
         }
     }
 
+    /// The first row, from `first` on, whose head is not below: every step halves, none branches on what it reads.
+    #[inline]
+    fn first_with_head(&self, first: usize, head: u32) -> usize {
+        let slots = self.slots();
+        debug_assert!(first <= slots.len(), "a search from row {first} of {}", slots.len());
+        let head_at = |index: usize| Slot(u64::from_le_bytes(slots[index])).head();
+        let mut low = first;
+        let mut rows = slots.len().saturating_sub(first);
+        while rows > 1 {
+            let half = rows / 2;
+            low = select_unpredictable(head_at(low + half - 1) < head, low + half, low);
+            rows -= half;
+        }
+        low += usize::from(rows == 1 && head_at(low) < head);
+        debug_assert!(low == first || head_at(low - 1) < head, "the row before the one that is found is not below");
+        low
+    }
+
     /// Finds `key` among the rows from `first`: the row that has it, or else the one that it would precede.
     ///
     /// Right for any key, also one that the node does not cover.
@@ -414,16 +432,7 @@ impl<'a> Node<'a> {
         }
         let head = head_of(rest);
         let head_at = |index: usize| Slot(u64::from_le_bytes(slots[index])).head();
-
-        // The first row whose head is not below: every step halves, none branches on what it reads.
-        let mut low = first;
-        let mut rows = slots.len().saturating_sub(first);
-        while rows > 1 {
-            let half = rows / 2;
-            low = select_unpredictable(head_at(low + half - 1) < head, low + half, low);
-            rows -= half;
-        }
-        low += usize::from(rows == 1 && head_at(low) < head);
+        let low = self.first_with_head(first, head);
 
         // Among equal heads. One that is a whole suffix tells all, and an inner node's row, in a line of its own, is
         // not read; of a leaf it is read in any case, and the sooner the better.

@@ -131,6 +131,9 @@ fn assert_leaf(page: &[u8], model: &Model, lower: Option<&[u8]>, upper: Option<&
         assert_eq!((&bytes[..suffix_bytes], stored), (leaf.key_suffix(index), leaf.value(index)));
         assert!(if let RowValue::Inline(stored) = stored { bytes.ends_with(stored) } else { true });
         assert_eq!(leaf.search(key), Ok(index));
+        let is_alike = |other: &usize| leaf.slot(*other).head() == leaf.slot(index).head();
+        let alike = (0..=index).find(is_alike).unwrap();
+        assert_eq!(leaf.compared_rows(key), Some([0, alike].map(|row| leaf.slot(row).row())));
         assert!(leaf.covers(key));
         assert!(leaf.compare_key(index, key).is_eq());
         live_bytes += 8 + key.len() - leaf.prefix().len() + 2 + value.as_row().stored_bytes();
@@ -146,6 +149,7 @@ fn assert_search(page: &[u8], model: &Model, key: &[u8]) {
     let below = model.range::<[u8], _>((Bound::Unbounded, Bound::Excluded(key))).count();
     assert_eq!(leaf.lower_bound(key), below, "{key:?} in {leaf:?}");
     assert_eq!(leaf.search(key).is_ok(), model.contains_key(key));
+    leaf.compared_rows(key);
     for (index, row) in model.keys().enumerate() {
         assert_eq!(leaf.compare_key(index, key), row.as_slice().cmp(key));
     }
