@@ -160,7 +160,9 @@ pub enum Error {
     /// - a sixteenth of the budget for its writes in memory: keys and values of all its writes, and about 256 bytes or
     ///   more for each, in buffers that double as they grow. The write that exceeds it fails. The reads of a
     ///   serializable transaction count with them;
-    /// - nearly half of the pages that fit into the budget for the leaves that hold its rows. The commit fails;
+    /// - nearly half of the pages that fit into the budget for the leaves that hold its rows, and of them half for the
+    ///   leaves that a serializable transaction with changes has read, those between the bounds of its scans and counts
+    ///   too: 500 KiB of a budget of 8 MiB. The commit fails;
     /// - three thirty-seconds of the budget for the rows that it replaces or removes, as they were. The commit fails.
     ///
     /// Of a value over 64 KiB, only its key counts.

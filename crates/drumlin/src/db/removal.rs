@@ -83,9 +83,11 @@ impl Keyspace {
         let mut removed = 0;
         let mut part_rows_max = PART_ROWS_MAX;
         loop {
-            let (keys, is_last) = self.keys_of_part(mode, (lower.clone(), upper.clone()), part_rows_max).await?;
+            let range = (lower.clone(), upper.clone());
+            let (keys, is_last) =
+                self.retried(mode, async || self.keys_of_part(mode, range.clone(), part_rows_max).await).await?;
             let Some(last) = keys.last() else { return Ok(removed) };
-            match self.remove_part(mode, &keys).await {
+            match self.retried(mode, async || self.remove_part(mode, &keys).await).await {
                 Ok(count) => removed += count,
                 // Their old values take more memory than their keys tell.
                 Err(Error::TransactionTooLarge { .. }) if keys.len() > 1 => {
@@ -119,15 +121,13 @@ impl Keyspace {
         Ok((keys, false))
     }
 
-    /// Removes those rows that are there, in a transaction that is run again after a conflict; returns their number.
-    async fn remove_part(&self, mode: WaitMode<'_>, keys: &[Value]) -> Result<u64> {
-        let (isolation, durability) = (Isolation::ReadCommitted, self.durability);
-        let options = TxOptions { isolation, durability, ..TxOptions::default() };
+    /// Runs a part again after errors that are over then: a conflict, or a snapshot that was ended for its memory.
+    async fn retried<T>(&self, mode: WaitMode<'_>, mut part: impl AsyncFnMut() -> Result<T>) -> Result<T> {
         let store = self.store()?;
         let began = store.now();
         let mut attempt = 0;
         loop {
-            let result = self.try_remove_part(mode, options, keys).await;
+            let result = part().await;
             // A deadlock is over at once; a row that another holds has been waited for already.
             let is_over = store.now() - began >= LOCK_TIMEOUT;
             match result {
@@ -140,7 +140,10 @@ impl Keyspace {
         }
     }
 
-    async fn try_remove_part(&self, mode: WaitMode<'_>, options: TxOptions, keys: &[Value]) -> Result<u64> {
+    /// Removes those rows that are there, in a transaction; returns their number.
+    async fn remove_part(&self, mode: WaitMode<'_>, keys: &[Value]) -> Result<u64> {
+        let (isolation, durability) = (Isolation::ReadCommitted, self.durability);
+        let options = TxOptions { isolation, durability, ..TxOptions::default() };
         let mut transaction = Transaction::begin(&self.handle, options)?;
         let mut count = 0;
         for key in keys {

@@ -57,9 +57,11 @@ pub enum Isolation {
     /// like [`Snapshot`](Isolation::Snapshot). A commit with changes fails with [`Error::Conflict`] if another
     /// transaction has since changed a row that this one read, or inserted one where it found none.
     ///
-    /// Costs other transactions nothing. Reads are recorded, scans by their bounds, and count towards the transaction's
-    /// size. The commit visits the leaves that hold them, at a cost in proportion. A transaction without changes
-    /// validates nothing. Rows locked by [`get_for_update`](Transaction::get_for_update) need no validation.
+    /// Costs other transactions nothing. Reads are recorded, scans and counts by their bounds, and count towards the
+    /// transaction's size. The commit visits the leaves that hold them, all between the bounds of a scan or count, at
+    /// a cost in proportion; together they may be nearly a quarter of the pages that fit into the memory budget
+    /// ([`Error::TransactionTooLarge`]). A transaction without changes validates nothing, and may read any number. Rows
+    /// locked by [`get_for_update`](Transaction::get_for_update) need no validation.
     Serializable,
     /// Each read sees the newest committed state, and the transaction's own changes; a scan or value reader sees the
     /// state as of its beginning. Writes wait for each other and never conflict. The transaction keeps no versions in

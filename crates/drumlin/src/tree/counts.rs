@@ -310,8 +310,8 @@ impl KeptCounts {
     }
 
     pub(super) fn take(&self, bytes: u64) {
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.budget.take(Account::Counts, bytes);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
         if self.budget.taken_bytes(Account::Counts) > self.budget.limit_bytes(Account::Counts) {
             crate::coverage::mark!("counts ended for their memory");
             self.has_ended.store(true, Ordering::Release);
@@ -586,7 +586,6 @@ impl KeptCounts {
     /// Returns `true` if there is memory for so many bytes more, with as much left for the list.
     pub(super) fn has_room_for(&self, bytes: u64) -> bool {
         let limit_bytes = self.budget.limit_bytes(Account::Counts);
-        debug_assert!(self.bytes.load(Ordering::Relaxed) <= self.budget.taken_bytes(Account::Counts));
         self.budget.taken_bytes(Account::Counts) + bytes <= limit_bytes / 2
     }
 

@@ -249,6 +249,7 @@ impl Tree {
                         return Ok(None);
                     }
                     level = inner.level();
+                    debug_assert!(level > 0, "an inner node at the level of leaves");
                     let child = target.child(&inner);
                     debug_assert!(child < inner.len(), "a node of {} children is asked for child {child}", inner.len());
                     visit(page, frame, &inner, child);

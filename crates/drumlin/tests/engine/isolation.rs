@@ -14,11 +14,11 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use drumlin::Isolation::{ReadCommitted, Serializable, Snapshot};
-use drumlin::internals::io::fault::FaultyBackend;
+use drumlin::internals::io::fault::{FaultyBackend, Operation};
 use drumlin::{
     Config, Database, Durability, Error, Isolation, Keyspace, KeyspaceOptions, Result, Transaction, TxOptions, Value,
 };
-use support::Random;
+use support::{Random, faulty};
 
 const LEVELS: [Isolation; 3] = [ReadCommitted, Snapshot, Serializable];
 
@@ -977,6 +977,36 @@ fn read_committed_does_not_grow_old() {
     assert_eq!(tx.count(&k, ..).unwrap(), 202);
     tx.commit().unwrap();
     assert_eq!(k.get("mine").unwrap().unwrap(), b"1");
+}
+
+/// Removing many rows goes on where the snapshot that it finds them with is ended for its memory.
+#[test]
+fn a_removal_does_not_grow_old() {
+    let (faulty, config) = faulty();
+    let config = config.memory(8 << 20).warm_start(false);
+    let db = config.open("/db").unwrap();
+    let cold = db.keyspace("cold").unwrap();
+    (0..2000u64).for_each(|row| cold.insert_with(row.to_be_bytes(), [1; 100], Durability::Relaxed).unwrap());
+    drop(cold);
+    db.close().unwrap();
+    let db = config.open("/db").unwrap();
+    let (cold, hot) = (db.keyspace("cold").unwrap(), db.keyspace("hot").unwrap());
+    std::thread::scope(|scope| {
+        faulty.hold_nth(Operation::Read, 1);
+        let removal = scope.spawn(|| cold.clear());
+        assert!(faulty.wait_for_held(Duration::from_secs(60)));
+        let later = db.snapshot();
+        for round in 0..100u8 {
+            for row in 0..200u8 {
+                hot.insert_with([row], [round; 300], Durability::Relaxed).unwrap();
+            }
+        }
+        let ended = later.get(&hot, [0]);
+        assert!(matches!(ended, Err(Error::SnapshotTooOld { .. })), "the memory for versions was not used up");
+        faulty.release();
+        assert_eq!(removal.join().unwrap().unwrap(), 2000);
+    });
+    assert_eq!(cold.count(..).unwrap(), 0);
 }
 
 /// A transaction that grows too old is run again by `transact`, as its recourse says.
