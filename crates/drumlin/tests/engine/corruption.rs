@@ -406,7 +406,8 @@ fn a_checkpoint_mends_what_a_check_found() {
         assert!(report.corruption.is_empty(), "{mended:?}: {report:?}");
         let after = read_files(&*backend).remove(&data).unwrap();
         let changed = (0..after.len()).rev().filter(|&at| before.get(at) != Some(&after[at]));
-        let found = changed.step_by(50).find_map(|at| {
+        // Few are needed; where the machine is so slow that the idle database was packed meanwhile, none may do.
+        let found = changed.step_by(50).take(2000).find_map(|at| {
             file.write_at(&[after[at] ^ 0x10], at as u64, Persist::Later).unwrap();
             let report = db.check().unwrap();
             let damage = report.corruption.into_iter().find(|damage| damage.what.starts_with(structure));
