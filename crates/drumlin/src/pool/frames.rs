@@ -595,6 +595,7 @@ impl Frames {
         self.used(frame, page_key, self.header(frame).latch.try_read()?)
     }
 
+    /// The latched page, if the frame still holds it, as a use that the clock counts.
     #[inline]
     fn used<'p>(
         &'p self,

@@ -375,6 +375,7 @@ impl Tree {
         self.is_leaf_of(&read, target).then_some(read)
     }
 
+    /// Returns `true` if what is latched is still the leaf of its page number, and covers the target.
     #[inline]
     fn is_leaf_of(&self, read: &FrameRead<'_>, target: Target<'_>) -> bool {
         self.pages.table.shows(read.page(), PageEntry::Leaf(read.frame())) && target.is_in(&Node::new(read))

@@ -105,7 +105,7 @@ impl<'a> Leaf<'a> {
     pub(crate) fn compared_rows(&self, key: &[u8]) -> Option<[usize; 2]> {
         let rest = key.get(self.prefix_bytes() + self.shared_bytes()..)?;
         let row = |index: usize| self.slots().get(index).map(|slot| Slot(u64::from_le_bytes(*slot)).row());
-        let rows = [row(0)?, row(self.first_with_head(0, head_of(rest)))?];
+        let rows = [row(0)?, row(self.head_lower_bound(0, head_of(rest)))?];
         debug_assert!(rows.iter().all(|row| (self.heap_start()..self.page_bytes()).contains(row)), "rows at {rows:?}");
         Some(rows)
     }

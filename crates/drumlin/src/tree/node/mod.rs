@@ -402,7 +402,7 @@ impl<'a> Node<'a> {
 
     /// The first row, from `first` on, whose head is not below: every step halves, none branches on what it reads.
     #[inline]
-    fn first_with_head(&self, first: usize, head: u32) -> usize {
+    fn head_lower_bound(&self, first: usize, head: u32) -> usize {
         let slots = self.slots();
         debug_assert!(first <= slots.len(), "a search from row {first} of {}", slots.len());
         let head_at = |index: usize| Slot(u64::from_le_bytes(slots[index])).head();
@@ -432,7 +432,7 @@ impl<'a> Node<'a> {
         }
         let head = head_of(rest);
         let head_at = |index: usize| Slot(u64::from_le_bytes(slots[index])).head();
-        let low = self.first_with_head(first, head);
+        let low = self.head_lower_bound(first, head);
 
         // Among equal heads. One that is a whole suffix tells all, and an inner node's row, in a line of its own, is
         // not read; of a leaf it is read in any case, and the sooner the better.
