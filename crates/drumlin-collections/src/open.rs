@@ -22,7 +22,7 @@ use crate::hub::{Channel, PendingChange, RawChange, lock};
 use crate::mode::Mode;
 use crate::parts::{Part, PartRow, Refusal, Retention, Source};
 use crate::shared::Shared;
-use crate::transaction::Transaction;
+use crate::transaction::{Savepoint, Transaction};
 
 /// An index or view, and its rows.
 pub(crate) struct OpenPart<C> {
@@ -280,8 +280,8 @@ impl<C: Collection> OpenCollection<C> {
         Ok(Some(Stored { row, document }))
     }
 
-    /// Replaces `before`, the document that is stored, by `after`, with all rows derived from them. After an error the
-    /// transaction is as it was before.
+    /// Replaces `before`, the document that is stored, by `after`, with all rows derived from them. After an error, or
+    /// if the future is dropped, the transaction is as it was before.
     pub(crate) async fn change(
         &self,
         mode: Mode,
@@ -293,15 +293,15 @@ impl<C: Collection> OpenCollection<C> {
         debug_assert!(after.is_none_or(|after| after.key == key), "a document keeps its key");
         let rows_before = before.map(|stored| self.all_rows_of(&stored.document, key)).transpose()?;
         let savepoint = tx.savepoint();
-        let changed = self.change_rows(mode, tx, key, (before, rows_before), after).await;
-        if changed.is_err()
-            && let Err(error) = tx.rollback_to(savepoint)
-        {
-            // Half a change must not be committed.
-            tx.conflict("a change of a document failed and could not be undone");
-            return Err(error);
+        let mut change = Undo { tx, savepoint: Some(savepoint) };
+        match self.change_rows(mode, change.tx, key, (before, rows_before), after).await {
+            Ok(()) => change.savepoint = None,
+            Err(error) => {
+                change.undo()?;
+                return Err(error);
+            }
         }
-        changed
+        Ok(())
     }
 
     async fn change_rows(
@@ -416,6 +416,30 @@ impl<C: Collection> OpenCollection<C> {
     pub(crate) fn version_error(&self, row: &[u8], reason: &str) -> Error {
         let reason = format!("as a past version: {reason}");
         Error::Decode { collection: C::NAME, of: None, row: row.escape_ascii().to_string(), reason }
+    }
+}
+
+/// Undoes a change that did not reach its end, because it failed or its future was dropped.
+struct Undo<'c, 't> {
+    tx: &'c mut Transaction<'t>,
+    /// The state before the change; none once the change is whole or undone.
+    savepoint: Option<Savepoint>,
+}
+
+impl Undo<'_, '_> {
+    fn undo(&mut self) -> Result<()> {
+        let Some(savepoint) = self.savepoint.take() else { return Ok(()) };
+        self.tx.rollback_to(savepoint).inspect_err(|_| {
+            // Half a change must not be committed.
+            self.tx.conflict("a change of a document failed and could not be undone");
+        })
+    }
+}
+
+impl Drop for Undo<'_, '_> {
+    fn drop(&mut self) {
+        // If this fails, the transaction has ended.
+        let _ = self.undo();
     }
 }
 
