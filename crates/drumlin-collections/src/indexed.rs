@@ -7,7 +7,7 @@ use drumlin::Value;
 
 use crate::collection::Collection;
 use crate::encoding::{EncodeAs, Key, KeyBounds};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::mode::{Mode, ready};
 use crate::part_rows::PartRows;
 use crate::parts::Index;
@@ -86,7 +86,7 @@ impl<'r, C: Collection, K: Key> Indexed<'r, C, K> {
 
     /// The documents with keys in a range, in the order of these keys. One that has several of them comes for each.
     pub fn range(&self, bounds: impl KeyBounds<K>) -> Found<'r, C, K> {
-        Found { keys: self.keys(bounds), front: VecDeque::new(), back: VecDeque::new(), read_ahead: 1 }
+        Found { keys: self.keys(bounds), front: ReadAhead::default(), back: ReadAhead::default(), read_ahead: 1 }
     }
 
     /// The keys in a range, each with that of its document, which is not read. One that has expired and is not yet
@@ -214,10 +214,26 @@ impl<C: Collection, K: Key> DoubleEndedIterator for IndexKeys<'_, C, K> {
 /// ```
 pub struct Found<'r, C: Collection, K> {
     keys: IndexKeys<'r, C, K>,
-    /// Documents that were read, nearest to its end first.
-    front: VecDeque<Result<C>>,
-    back: VecDeque<Result<C>>,
+    front: ReadAhead<C>,
+    back: ReadAhead<C>,
     read_ahead: usize,
+}
+
+/// What was read ahead from one end, nearest to that end first. A step that waits leaves everything here, so that
+/// dropping its future loses nothing.
+struct ReadAhead<C> {
+    /// Documents that were read. They precede those of `keys`.
+    documents: VecDeque<Result<C>>,
+    /// Keys of documents that are to be read.
+    keys: Vec<Vec<u8>>,
+    /// What ended the keys. It follows their documents.
+    error: Option<Error>,
+}
+
+impl<C> Default for ReadAhead<C> {
+    fn default() -> Self {
+        ReadAhead { documents: VecDeque::new(), keys: Vec::new(), error: None }
+    }
 }
 
 impl<C: Collection, K> Debug for Found<'_, C, K> {
@@ -238,49 +254,61 @@ impl<C: Collection, K: Key> Found<'_, C, K> {
     }
 
     async fn step(&mut self, mode: Mode, backwards: bool) -> Option<Result<C>> {
-        let near = if backwards { &mut self.back } else { &mut self.front };
-        if let Some(document) = near.pop_front() {
-            return Some(document);
+        loop {
+            let near = self.end(backwards);
+            if let Some(document) = near.documents.pop_front() {
+                return Some(document);
+            }
+            if near.keys.is_empty() {
+                self.find_keys(mode, backwards).await;
+            }
+            let near = self.end(backwards);
+            if near.keys.is_empty() && near.error.is_none() {
+                // The rest is what the other end has read ahead.
+                self.read_documents(mode, !backwards).await;
+                return self.end(!backwards).documents.pop_back();
+            }
+            self.read_documents(mode, backwards).await;
         }
-        let mut fetched = self.fetch(mode, backwards).await;
-        let next = fetched.pop_front();
-        let (near, far) = if backwards { (&mut self.back, &mut self.front) } else { (&mut self.front, &mut self.back) };
-        *near = fetched;
-        next.or_else(|| far.pop_back())
     }
 
-    /// The next documents from one end; none if none are left.
-    async fn fetch(&mut self, mode: Mode, backwards: bool) -> VecDeque<Result<C>> {
-        loop {
-            let (mut keys, mut failed) = (Vec::new(), None);
-            while keys.len() < self.read_ahead {
-                let Some(row) = self.keys.rows.step(mode, backwards).await else { break };
-                match row.and_then(|(row, value)| self.keys.split(&row, &value)) {
-                    Ok((_, key)) => keys.push(key),
-                    Err(error) => {
-                        failed = Some(Err(error));
-                        break;
-                    }
+    fn end(&mut self, backwards: bool) -> &mut ReadAhead<C> {
+        if backwards { &mut self.back } else { &mut self.front }
+    }
+
+    /// Adds the keys of the next documents from one end; none if no rows are left.
+    async fn find_keys(&mut self, mode: Mode, backwards: bool) {
+        let Found { keys: index, front, back, read_ahead } = self;
+        let end = if backwards { back } else { front };
+        while end.keys.len() < *read_ahead {
+            let Some(row) = index.rows.step(mode, backwards).await else { break };
+            match row.and_then(|(row, value)| index.split(&row, &value)) {
+                Ok((_, key)) => end.keys.push(key),
+                Err(error) => {
+                    end.error = Some(error);
+                    break;
                 }
             }
-            self.read_ahead = (self.read_ahead * 8).min(READ_AHEAD_MAX);
-            let is_end = keys.is_empty() && failed.is_none();
-            let mut documents = self.documents(mode, &keys).await.unwrap_or_else(|error| [Err(error)].into());
-            documents.extend(failed);
-            if is_end || !documents.is_empty() {
-                return documents;
-            }
         }
+        *read_ahead = (*read_ahead * 8).min(READ_AHEAD_MAX);
     }
 
-    async fn documents(&self, mode: Mode, keys: &[Vec<u8>]) -> Result<VecDeque<Result<C>>> {
-        if keys.is_empty() {
-            return Ok(VecDeque::new());
+    /// Reads the documents whose keys were found from one end.
+    async fn read_documents(&mut self, mode: Mode, backwards: bool) {
+        let Found { keys: IndexKeys { rows: PartRows { open, at, .. }, .. }, front, back, .. } = self;
+        let ReadAhead { documents, keys, error } = if backwards { back } else { front };
+        if !keys.is_empty() {
+            // The keys stay until their documents are here.
+            match mode.get_many(at.reader(), &open.documents, keys).await {
+                Ok(rows) => {
+                    let found = keys.iter().zip(rows);
+                    documents.extend(found.filter_map(|(key, row)| open.decode_live(key, &row?).transpose()));
+                }
+                Err(error) => documents.push_back(Err(error.into())),
+            }
+            keys.clear();
         }
-        let PartRows { open, at, .. } = &self.keys.rows;
-        let rows = mode.get_many(at.reader(), &open.documents, keys).await?;
-        let documents = keys.iter().zip(rows).filter_map(|(key, row)| open.decode_live(key, &row?).transpose());
-        Ok(documents.collect())
+        documents.extend(error.take().map(Err));
     }
 }
 

@@ -177,16 +177,18 @@ impl<C: Collection> DoubleEndedIterator for Versions<C> {
 /// }
 /// ```
 pub struct AsOf<C: Collection> {
-    rows: drumlin::Range,
+    /// None after an error: the document that misses a version would be a wrong one.
+    rows: Option<drumlin::Range>,
     open: Arc<OpenCollection<C>>,
     time: SystemTime,
-    /// A version that was read: the first of another document.
-    read: Option<(Vec<u8>, StoredVersion)>,
+    /// The key of the document whose versions are being read, and its newest version up to `time` so far. A step that
+    /// waits leaves it here, so that dropping its future loses nothing.
+    current: Option<(Vec<u8>, Option<StoredVersion>)>,
 }
 
 impl<C: Collection> Debug for AsOf<C> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "AsOf({:?}, {:?})", C::NAME, self.rows)
+        write!(f, "AsOf({:?}, {:?})", C::NAME, self.time)
     }
 }
 
@@ -198,7 +200,7 @@ impl<C: Collection> AsOf<C> {
         time: SystemTime,
     ) -> Result<AsOf<C>> {
         let rows = reader.range(history_of(open)?, bounds);
-        Ok(AsOf { rows, open: Arc::clone(open), time, read: None })
+        Ok(AsOf { rows: Some(rows), open: Arc::clone(open), time, current: None })
     }
 
     /// The next document.
@@ -206,31 +208,35 @@ impl<C: Collection> AsOf<C> {
         self.step(Mode::Async).await.transpose()
     }
 
-    async fn next_version(&mut self, mode: Mode) -> Result<Option<(Vec<u8>, StoredVersion)>> {
-        match self.read.take() {
-            Some(read) => Ok(Some(read)),
-            None => mode.next(&mut self.rows).await.map(|row| stored(&self.open, row)).transpose(),
-        }
-    }
-
     async fn step(&mut self, mode: Mode) -> Result<Option<C>> {
-        while let Some((key, first)) = self.next_version(mode).await? {
-            let mut newest = (first.time <= self.time).then_some(first);
-            while let Some((other, version)) = self.next_version(mode).await? {
-                if other != key {
-                    self.read = Some((other, version));
-                    break;
-                }
-                if version.time <= self.time {
-                    newest = Some(version);
-                }
-            }
-            let document = newest.map(|newest| document_at(&self.open, &key, newest, self.time)).transpose()?;
-            if let Some(document) = document.flatten() {
+        while let Some(rows) = &mut self.rows {
+            let row = mode.next(rows).await;
+            let version = row.map(|row| stored(&self.open, row)).transpose().inspect_err(|_| self.rows = None)?;
+            let is_end = version.is_none();
+            if let Some((key, newest)) = self.complete(version)
+                && let Some(newest) = newest
+                && let Some(document) = document_at(&self.open, &key, newest, self.time)?
+            {
                 return Ok(Some(document));
+            }
+            if is_end {
+                break;
             }
         }
         Ok(None)
+    }
+
+    /// Adds the next version to its document. Returns the document before it if that is complete.
+    fn complete(&mut self, next: Option<(Vec<u8>, StoredVersion)>) -> Option<(Vec<u8>, Option<StoredVersion>)> {
+        let Some((key, version)) = next else { return self.current.take() };
+        let version = (version.time <= self.time).then_some(version);
+        match &mut self.current {
+            Some((same, newest)) if *same == key => {
+                *newest = version.or_else(|| newest.take());
+                None
+            }
+            current => current.replace((key, version)),
+        }
     }
 }
 

@@ -175,7 +175,7 @@ impl<'r, C: Collection, K: Key + Debug, V: DeserializeOwned> Viewed<'r, C, K, V>
         bounds: impl KeyBounds<K>,
         group: F,
     ) -> Groups<'r, C, K, V, G, F> {
-        Groups { rows: self.range(bounds), reducing: Reducing::of(self.view).map_err(Some), group, next: None }
+        Groups { rows: self.range(bounds), reducing: Reducing::of(self.view).map_err(Some), group, reduced: None }
     }
 }
 
@@ -289,11 +289,12 @@ impl<C: Collection, K: Key, V: DeserializeOwned> Iterator for ViewRows<'_, C, K,
 /// ```
 pub struct Groups<'r, C: Collection, K, V, G, F> {
     rows: ViewRows<'r, C, K, V>,
-    /// The view's reduce, or the error that it has none, to be told once.
+    /// The view's reduce. An error ends the groups, and is returned once.
     reducing: Result<Reducing<C, K, V>, Option<Error>>,
     group: F,
-    /// The first row of the next group.
-    next: Option<(G, V)>,
+    /// The group whose rows are being read, and its rows so far. A step that waits leaves it here, so that dropping
+    /// its future loses nothing.
+    reduced: Option<(G, V)>,
 }
 
 impl<C: Collection, K, V, G, F> Debug for Groups<'_, C, K, V, G, F> {
@@ -316,24 +317,40 @@ where
     }
 
     async fn step(&mut self, mode: Mode) -> Result<Option<(G, V)>> {
-        let reducing = match &mut self.reducing {
-            Ok(reducing) => reducing,
-            Err(error) => return error.take().map_or(Ok(None), Err),
-        };
-        let mut reduced = self.next.take();
-        while let Some(row) = self.rows.step(mode).await {
-            let ViewRow { key, value, .. } = row?;
-            let group = (self.group)(&key);
-            reduced = match reduced {
-                None => Some((group, value)),
-                Some((same, before)) if same == group => Some((same, reducing.reduce(&key, before, value)?)),
-                Some(complete) => {
-                    self.next = Some((group, value));
-                    return Ok(Some(complete));
+        while self.reducing.is_ok()
+            && let Some(row) = self.rows.step(mode).await
+        {
+            match self.add(row) {
+                Ok(None) => {}
+                Ok(complete) => return Ok(complete),
+                // The group misses a row: what follows would be a wrong value.
+                Err(error) => {
+                    self.reducing = Err(Some(error));
+                    self.reduced = None;
                 }
-            };
+            }
         }
-        Ok(reduced)
+        match &mut self.reducing {
+            Ok(_) => Ok(self.reduced.take()),
+            Err(error) => error.take().map_or(Ok(None), Err),
+        }
+    }
+
+    /// Adds a row to its group. Returns the group before it if that is complete.
+    fn add(&mut self, row: Result<ViewRow<K, C::Key, V>>) -> Result<Option<(G, V)>> {
+        let Ok(reducing) = &self.reducing else { return Ok(None) };
+        let ViewRow { key, value, .. } = row?;
+        let group = (self.group)(&key);
+        match self.reduced.take() {
+            Some((same, before)) if same == group => {
+                self.reduced = Some((same, reducing.reduce(&key, before, value)?));
+                Ok(None)
+            }
+            complete => {
+                self.reduced = Some((group, value));
+                Ok(complete)
+            }
+        }
     }
 }
 

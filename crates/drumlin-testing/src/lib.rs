@@ -4,6 +4,7 @@
 //! needs nothing of this one but in its tests.
 
 pub mod documents;
+pub mod futures;
 
 /// SplitMix64 (Steele, Lea, Flood 2014): the same numbers from the same seed.
 #[derive(Clone, Debug)]

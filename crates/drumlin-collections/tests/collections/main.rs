@@ -3,6 +3,7 @@
 mod building;
 mod changes;
 mod documents;
+mod dropped;
 mod examples;
 mod expiry;
 mod history;
