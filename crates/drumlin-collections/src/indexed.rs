@@ -95,7 +95,7 @@ impl<'r, C: Collection, K: Key> Indexed<'r, C, K> {
         IndexKeys { rows: self.rows.within(bounds.row_bounds()), index: self.index }
     }
 
-    /// Counts the keys in a range, as [`keys`](Indexed::keys) has them. Walks their rows.
+    /// Counts the keys in a range, as [`keys`](Indexed::keys) has them. Costs what [`drumlin::Keyspace::count`] does.
     ///
     /// # Errors
     /// Those of all methods: see [`Indexed`].

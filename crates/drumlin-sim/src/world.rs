@@ -262,7 +262,7 @@ impl World {
     }
 
     fn may_be_damaged(&self, error: &str) -> bool {
-        self.is_damaged && (error.contains("damaged") || error.contains("not a Drumlin database"))
+        self.is_damaged && (error.contains("corrupted: ") || error.contains("not a Drumlin database"))
     }
 
     /// Opening failed with the power on.

@@ -107,7 +107,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// Bytes on the medium are not those that were written. Data that does not depend on them stays readable.
-    #[error("damaged: {what} in {}: {reason}. Everything else stays readable; restore what is lost from a backup", .path.display())]
+    #[error("corrupted: {what} in {}: {reason}. Everything else stays readable; Database::check lists what is lost", .path.display())]
     Corrupted {
         /// The file.
         path: PathBuf,

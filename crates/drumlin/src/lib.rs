@@ -72,7 +72,7 @@
 //! ```
 //!
 //! A [`Range`] is an iterator from both ends, and shows the state as of its beginning. [`Range::keys`] reads no values.
-//! [`Keyspace::count`] walks the rows.
+//! [`Keyspace::count`] reads the leaves the first time, and takes O(log n) from then on, for any range.
 //!
 //! # Snapshots
 //!

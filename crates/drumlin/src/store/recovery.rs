@@ -156,7 +156,7 @@ impl Opener<'_> {
         let file = self.folder.open(DATA_NAME, options).map_err(|error| self.io("opening", DATA_NAME, error))?;
         let superblocks::Found { newest: superblock, reason } = self.read_superblocks(&file)?;
         if let Some(reason) = &reason {
-            log::warn!("{reason}; the other one is sound, and is gone on with");
+            log::warn!("{reason}. Continuing with the other superblock, which is valid");
         }
         let incarnation = next_incarnation(&superblock);
         let budget = Arc::new(Budget::new(self.settings.memory_bytes, self.settings.log_stream_count));
