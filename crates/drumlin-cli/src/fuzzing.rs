@@ -6,7 +6,7 @@ const FORMATS: [Format; 4] = [Format::Csv, Format::Tsv, Format::Jsonl, Format::B
 
 fn choice(key: &[&str], value: Option<&str>, header: bool) -> Choice {
     let key = key.iter().map(|&name| name.to_owned()).collect();
-    Choice { key, value: value.map(str::to_owned), header, delimiter: None, name: "fuzz".to_owned() }
+    Choice { key, value: value.map(str::to_owned), header, delimiter: None, name: b"fuzz".to_vec() }
 }
 
 /// Keys and values.

@@ -337,7 +337,7 @@ mod tests {
     use super::*;
 
     fn choice() -> Choice {
-        Choice { key: vec!["id".to_owned()], value: None, header: true, delimiter: None, name: "t.csv".to_owned() }
+        Choice { key: vec!["id".to_owned()], value: None, header: true, delimiter: None, name: b"t.csv".to_vec() }
     }
 
     type Read = Result<(Vec<u8>, Vec<u8>), (Place, String)>;
@@ -374,7 +374,7 @@ mod tests {
     /// Without a key column, the key is file and line; without a header, columns are numbers and the row is an array.
     #[test]
     fn rows_without_names() {
-        let choice = Choice { key: vec![], value: None, header: false, delimiter: None, name: "t.csv".to_owned() };
+        let choice = Choice { key: vec![], value: None, header: false, delimiter: None, name: b"t.csv".to_vec() };
         let rows = rows(b"a,b\r\nc,d", choice);
         assert_eq!(rows[0], Ok((b"t.csv:000000000001".to_vec(), b"[\"a\",\"b\"]".to_vec())));
         assert_eq!(rows[1], Ok((b"t.csv:000000000002".to_vec(), b"[\"c\",\"d\"]".to_vec())));

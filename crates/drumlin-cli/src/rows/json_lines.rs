@@ -145,7 +145,7 @@ mod tests {
 
     fn choice(key: &[&str], value: Option<&str>) -> Choice {
         let key = key.iter().map(|&name| name.to_owned()).collect();
-        Choice { key, value: value.map(str::to_owned), header: true, delimiter: None, name: "t.jsonl".to_owned() }
+        Choice { key, value: value.map(str::to_owned), header: true, delimiter: None, name: b"t.jsonl".to_vec() }
     }
 
     fn row(text: &str, choice: &Choice) -> Result<(Vec<u8>, Vec<u8>), (u64, String)> {

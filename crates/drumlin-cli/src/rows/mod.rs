@@ -64,13 +64,13 @@ pub(crate) struct Choice {
     /// The byte between the fields of CSV and TSV, if it is not the usual one.
     pub(crate) delimiter: Option<u8>,
     /// The name of the source, for keys made of line numbers.
-    pub(crate) name: String,
+    pub(crate) name: Vec<u8>,
 }
 
 /// The key of a row that has none of its own: its file and line, so that keys sort as the lines do and those of several
 /// files don't meet.
-fn line_key(name: &str, line: u64) -> Vec<u8> {
-    format!("{name}:{line:012}").into_bytes()
+fn line_key(name: &[u8], line: u64) -> Vec<u8> {
+    [name, format!(":{line:012}").as_bytes()].concat()
 }
 
 /// One row.
@@ -218,7 +218,7 @@ mod tests {
             value: Some(value.to_owned()),
             header: true,
             delimiter: None,
-            name: "test".to_owned(),
+            name: b"test".to_vec(),
         }
     }
 

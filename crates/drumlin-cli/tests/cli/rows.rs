@@ -1,5 +1,8 @@
 //! put, get, scan, rm, load: single rows and ranges of them.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
 use crate::support::Bench;
 
 fn letters() -> Bench {
@@ -226,4 +229,35 @@ fn delimiters() {
     bench.write("rows.jsonl", "{}\n");
     assert!(bench.fails(2, &["load", "db", "rows.jsonl", "--delimiter", ";"]).contains("rows.jsonl"));
     assert!(bench.fails(2, &["load", "db", "rows.csv", "--delimiter", "ab"]).contains("one ASCII character"));
+}
+
+/// Without a key column, no two inputs share keys: names differ by their bytes, stdin has the name of no file, and a
+/// file that is given twice is refused.
+#[test]
+fn inputs_do_not_share_keys() {
+    let bench = Bench::new();
+    let names: [&[u8]; 4] = [b"a\xff.csv", b"a\xfe.csv", "a\u{fffd}.csv".as_bytes(), b"stdin"];
+    for name in names {
+        let path = bench.path().join(OsStr::from_bytes(name));
+        std::fs::write(path, format!("v\n{}\n", name.escape_ascii())).unwrap();
+    }
+    let mut command = bench.command(&["load", "db", "-", "--format", "csv", "--value", "v", "--json"]);
+    command.args(names.map(OsStr::from_bytes)).stdin(std::fs::File::open(bench.path().join("stdin")).unwrap());
+    let answer = command.output().unwrap();
+    let summary: serde_json::Value = serde_json::from_slice(&answer.stdout).unwrap();
+    assert_eq!((&summary["rows"], &summary["replaced_rows"]), (&5.into(), &0.into()));
+    let rows = bench.ok(&["scan", "db"]);
+    for row in ["-:000000000002\tstdin\n", "stdin:000000000002\tstdin\n", "a\\xff.csv:000000000002\ta\\\\xff.csv\n"] {
+        assert!(rows.contains(row), "{row}: {rows}");
+    }
+    assert_eq!(rows.lines().count(), 5, "{rows}");
+
+    bench.write("rows.csv", "k,v\na,1\n");
+    let message = bench.fails(2, &["load", "twice", "rows.csv", "rows.csv"]);
+    assert!(message.contains("rows.csv is given twice"), "{message}");
+    assert!(!bench.path().join("twice").exists());
+    bench.ok(&["load", "twice", "rows.csv", "./rows.csv"]);
+    assert_eq!(bench.ok(&["count", "twice"]), "2\n");
+    let with_keys = bench.ok(&["load", "keys", "rows.csv", "rows.csv", "--key", "k"]);
+    assert!(with_keys.contains("loaded 2 rows, 1 replaced"), "{with_keys}");
 }

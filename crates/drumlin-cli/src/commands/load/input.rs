@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,9 +14,15 @@ use crate::terminal::Progress;
 /// One system call brings this much.
 const READ_BYTES: usize = 256 << 10;
 
-/// The name of a file in keys and messages.
+/// The name of a file in messages.
 pub(super) fn name(path: &Path) -> String {
     if is_stdin(path) { "stdin".to_owned() } else { path.display().to_string() }
+}
+
+/// The name of a file in keys: its path as given, byte for byte. Stdin has `-`, which is the path of no file: it always
+/// means stdin.
+pub(super) fn key_name(path: &Path) -> &[u8] {
+    path.as_os_str().as_bytes()
 }
 
 fn is_stdin(path: &Path) -> bool {

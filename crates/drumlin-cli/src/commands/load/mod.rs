@@ -8,6 +8,7 @@ mod batch;
 mod compressed;
 mod input;
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -166,9 +167,7 @@ pub(crate) fn parse_delimiter(text: &str) -> Result<u8, String> {
 impl Load {
     pub(crate) fn run(&self, output: Output) -> Result<()> {
         let bytes_total = input::bytes_total(&self.files)?;
-        for path in &self.files {
-            self.format_of(path)?;
-        }
+        self.check_forms_and_names()?;
         interrupt::watch();
         let database = self.database.open_or_create()?;
         let keyspace = self.keyspace.open_or_create(&database)?;
@@ -212,6 +211,20 @@ impl Load {
         loaded?;
         closed?;
         output.print(&summary, || summary.text())
+    }
+
+    /// Refuses a file whose form is not known, and two inputs whose rows would have the same keys.
+    fn check_forms_and_names(&self) -> Result<()> {
+        let mut names = HashSet::new();
+        for path in &self.files {
+            let has_line_keys = self.format_of(path)? != Format::Binary && self.key.is_empty();
+            if has_line_keys && !names.insert(input::key_name(path)) {
+                let name = input::name(path);
+                let failure = Failure::usage(format!("{name} is given twice: its rows would take each other's place"));
+                return Err(failure.hint("without --key, a row's key is the file's name and the number of its line"));
+            }
+        }
+        Ok(())
     }
 
     fn format_of(&self, path: &Path) -> Result<Format> {
@@ -322,7 +335,7 @@ impl Loading<'_, '_> {
             value: job.load.value.clone(),
             header: !job.load.no_header,
             delimiter: job.load.delimiter,
-            name: self.name.clone(),
+            name: input::key_name(self.path).to_vec(),
         };
         let input = input::open(self.path, &job.own, job.progress, &job.input_bytes)?;
         let mut source = crate::rows::source(job.load.format_of(self.path)?, input, choice);
