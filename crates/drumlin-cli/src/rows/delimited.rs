@@ -287,17 +287,19 @@ impl<W: Write> DelimitedSink<W> {
     }
 }
 
-/// Writes one line of fields.
-pub(super) fn write_record<F: AsRef<[u8]>>(
-    output: &mut impl Write,
-    delimiter: u8,
-    fields: impl IntoIterator<Item = F>,
-) -> io::Result<()> {
-    for (index, field) in fields.into_iter().enumerate() {
-        if index > 0 {
-            output.write_all(&[delimiter])?;
+/// Writes the names of columns, or a row: one field or more.
+pub(super) fn write_record<F: AsRef<[u8]>>(output: &mut impl Write, delimiter: u8, fields: &[F]) -> io::Result<()> {
+    match fields {
+        [] => unreachable!("a record has a field"),
+        // A blank line is no record.
+        [only] if only.as_ref().is_empty() => output.write_all(b"\"\"")?,
+        [first, others @ ..] => {
+            write_field(output, delimiter, first.as_ref())?;
+            for field in others {
+                output.write_all(&[delimiter])?;
+                write_field(output, delimiter, field.as_ref())?;
+            }
         }
-        write_field(output, delimiter, field.as_ref())?;
     }
     output.write_all(b"\n")
 }
@@ -322,7 +324,7 @@ fn write_field(output: &mut impl Write, delimiter: u8, field: &[u8]) -> io::Resu
 
 impl<W: Write> Sink for DelimitedSink<W> {
     fn write(&mut self, key: &[u8], value: &[u8]) -> io::Result<()> {
-        write_record(&mut self.output, self.delimiter, [key, value])
+        write_record(&mut self.output, self.delimiter, &[key, value])
     }
 
     fn finish(&mut self) -> io::Result<()> {

@@ -134,11 +134,15 @@ impl<W: Write> FieldsSink<W> {
 
     /// The columns that the first value has; its names are the first line.
     fn settle(&mut self, first: &Fields<'_>) -> io::Result<Columns> {
+        if first.values.is_empty() {
+            return Err(invalid("its value has no fields, and a line has one at least".to_owned()));
+        }
         if first.is_array() {
             return Ok(Columns::Unnamed(first.values.len()));
         }
-        write_record(&mut self.output, self.delimiter, first.names.iter().map(|name| name.as_bytes()))?;
-        Ok(Columns::OfFirst(first.names.iter().map(|name| name.clone().into_owned()).collect()))
+        let names: Vec<String> = first.names.iter().map(|name| name.clone().into_owned()).collect();
+        write_record(&mut self.output, self.delimiter, &names)?;
+        Ok(Columns::OfFirst(names))
     }
 }
 
@@ -173,13 +177,8 @@ impl<W: Write> Sink for FieldsSink<W> {
                 names.iter().map(|name| fields.get(name).map(cell).unwrap_or_default()).collect()
             }
         };
-        match &cells[..] {
-            // A blank line is no row.
-            [only] if only.is_empty() => self.output.write_all(b"\"\"\n")?,
-            cells => write_record(&mut self.output, self.delimiter, cells)?,
-        }
         self.columns = Some(columns);
-        Ok(())
+        write_record(&mut self.output, self.delimiter, &cells)
     }
 
     fn finish(&mut self) -> io::Result<()> {

@@ -110,3 +110,25 @@ fn a_dump_keeps_what_is_there() {
     assert_eq!(std::fs::read(bench.path().join("out.csv")).unwrap(), b"key,value\na,1\n");
     bench.ok(&["dump", "db", "/dev/null"]);
 }
+
+/// A column without a name has a line of its own in a dump, and so has a row of one empty cell; values without any
+/// field have no line, and are refused.
+#[test]
+fn lines_are_never_blank() {
+    let bench = Bench::new();
+    for (format, text) in
+        [("csv", "\"\"\nv\n\"\"\nw\n"), ("tsv", "\"\"\n\"\"\n"), ("csv", "\"\",\"\"\n,\n"), ("csv", "a\n\"\"\n")]
+    {
+        bench.ok_with(&["load", "db", "-", "--format", format], text.as_bytes());
+        let dumped = bench.ok(&["dump", "db", "--values", "--format", format]);
+        bench.ok_with(&["load", "again", "-", "--format", format], dumped.as_bytes());
+        let values = |database| bench.ok(&["dump", database, "--values"]);
+        assert!(values("again") == values("db") && !values("db").is_empty(), "{text:?}: {dumped:?}");
+        bench.ok(&["rm", "db", "--all"]);
+        bench.ok(&["rm", "again", "--all"]);
+    }
+    for value in ["{}", "[]"] {
+        bench.ok(&["put", "db", "a", value]);
+        assert!(bench.fails(7, &["dump", "db", "--values", "--format", "csv"]).contains("no fields"));
+    }
+}
