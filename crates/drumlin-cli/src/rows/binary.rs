@@ -190,8 +190,7 @@ impl<R: BufRead> Read for BinarySource<R> {
 fn into_io(reason: Flaw) -> io::Error {
     match reason {
         Flaw::Io(error) => error,
-        Flaw::Header { what, .. } => io::Error::new(ErrorKind::InvalidData, what),
-        Flaw::Row { place, what } | Flaw::Rest { place, what } => {
+        Flaw::Row { place, what } | Flaw::Rest { place, what } | Flaw::Header { place, what, .. } => {
             io::Error::new(ErrorKind::InvalidData, format!("{what} ({})", place.to_string().trim_start_matches(": ")))
         }
     }

@@ -4,6 +4,8 @@
 //! behind a closing quote, and a row with too few or too many fields are errors with line and column. Bytes that are
 //! not UTF-8 pass in single columns; a whole row becomes a JSON object and has to be UTF-8.
 
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::io::{self, BufRead, Write};
 
 use memchr::{memchr, memchr3};
@@ -107,25 +109,25 @@ impl<R: BufRead> Delimited<R> {
             return Ok(None);
         }
         let record = &self.record;
-        let header: Vec<String> = if self.choice.header {
-            record.fields().map(|field| String::from_utf8_lossy(field).into_owned()).collect()
+        let header: Vec<Cow<'_, [u8]>> = if self.choice.header {
+            record.fields().map(Cow::from).collect()
         } else {
-            (1..=record.len()).map(|number| number.to_string()).collect()
+            (1..=record.len()).map(|number| number.to_string().into_bytes().into()).collect()
         };
         let find = |name: &String| {
-            header.iter().position(|column| column == name).ok_or_else(|| {
-                let header = Escaped::new(header.join(", ").as_bytes()).to_string();
-                let shown = figures::clip(&header, HEADER_CHARS_SHOWN);
-                let hint = self.other_delimiter().map(|other| format!("{other} divides it into more fields"));
-                Flaw::Header { what: format!("there is no column {name:?}; there are: {shown}"), hint }
-            })
+            let is_named = |column: &usize| *header[*column] == *name.as_bytes();
+            let mut found = (0..header.len()).filter(is_named);
+            match (found.next(), found.next()) {
+                (Some(column), None) => Ok(column),
+                (Some(first), Some(second)) => Err(same_name(record, first, second)),
+                (None, _) => Err(self.no_column(name, &header)),
+            }
         };
-        let labels = header.iter().map(|name| format!("{}:", serde_json::Value::from(name.as_str()))).collect();
         let columns = Columns {
             count: header.len(),
             key: self.choice.key.iter().map(find).collect::<Result<_, _>>()?,
             value: self.choice.value.as_ref().map(find).transpose()?,
-            labels: if self.choice.header { labels } else { Vec::new() },
+            labels: if self.choice.header && self.choice.value.is_none() { labels(record)? } else { Vec::new() },
         };
         self.remark = self.other_delimiter().map(|other| {
             let only = Escaped::new(self.record.field(0)).to_string();
@@ -133,6 +135,14 @@ impl<R: BufRead> Delimited<R> {
             format!("the first line is one field, {only}; {other} divides it into more")
         });
         Ok(Some(columns))
+    }
+
+    fn no_column(&self, name: &str, header: &[Cow<'_, [u8]>]) -> Flaw {
+        let header = Escaped::new(&header.join(&b", "[..])).to_string();
+        let shown = figures::clip(&header, HEADER_CHARS_SHOWN);
+        let hint = self.other_delimiter().map(|other| format!("{other} divides it into more fields"));
+        let what = format!("there is no column {name:?}; there are: {shown}");
+        Flaw::Header { place: self.record.places[0], what, hint }
     }
 
     /// The option that divides a first line which is a single field, and looks like several.
@@ -150,7 +160,11 @@ impl<R: BufRead> Source for Delimited<R> {
     fn next(&mut self, row: &mut Row) -> Result<Next, Flaw> {
         let mut have_record = false;
         if self.columns.is_none() {
-            self.columns = self.settle_columns()?;
+            self.columns = self.settle_columns().map_err(|flaw| match flaw {
+                // No other line may take a header's place.
+                Flaw::Row { place, what } if self.choice.header => Flaw::Rest { place, what },
+                flaw => flaw,
+            })?;
             have_record = self.columns.is_some() && !self.choice.header;
         }
         if !have_record && !self.read_record()? {
@@ -184,6 +198,30 @@ impl<R: BufRead> Source for Delimited<R> {
     }
 }
 
+/// The names of a header as they stand before the fields of a JSON object, which says nothing certain if two are equal.
+fn labels(header: &Record) -> Result<Vec<String>, Flaw> {
+    let mut columns = HashMap::new();
+    for (column, name) in header.fields().enumerate() {
+        if let Some(first) = columns.insert(name, column) {
+            return Err(same_name(header, first, column));
+        }
+    }
+    let names = header.fields().enumerate();
+    names.map(|(column, name)| Ok(format!("{}:", serde_json::Value::from(text(header, column, name)?)))).collect()
+}
+
+fn same_name(header: &Record, first: usize, second: usize) -> Flaw {
+    let name = Escaped::new(header.field(second)).to_string();
+    let name = figures::clip(&name, HEADER_CHARS_SHOWN);
+    Flaw::Header {
+        place: header.places[second],
+        what: format!("columns {} and {} have the same name, \"{name}\"", first + 1, second + 1),
+        hint: Some(
+            "rename one of them; with --value, only columns that are asked for need a name of their own".to_owned(),
+        ),
+    }
+}
+
 fn check_field_count(record: &Record, expected: usize, last_line: u64) -> Result<(), Flaw> {
     let found = record.len();
     if found == expected {
@@ -211,15 +249,19 @@ fn write_json(record: &Record, labels: &[String], value: &mut Vec<u8>) -> Result
         if let Some(label) = labels.get(index) {
             value.extend_from_slice(label.as_bytes());
         }
-        let text = std::str::from_utf8(field).map_err(|_| Flaw::Row {
-            place: record.places[index],
-            what: "the field is not UTF-8, which a row stored as JSON has to be (--value stores one column as it is)"
-                .to_owned(),
-        })?;
-        serde_json::to_writer(&mut *value, text).expect("a string can be written to memory");
+        serde_json::to_writer(&mut *value, text(record, index, field)?).expect("a string can be written to memory");
     }
     value.push(if labels.is_empty() { b']' } else { b'}' });
     Ok(())
+}
+
+/// A field of a row or header that is stored as JSON.
+fn text<'f>(record: &Record, index: usize, field: &'f [u8]) -> Result<&'f str, Flaw> {
+    std::str::from_utf8(field).map_err(|_| Flaw::Row {
+        place: record.places[index],
+        what: "the field is not UTF-8, which a row stored as JSON has to be (--value stores one column as it is)"
+            .to_owned(),
+    })
 }
 
 /// Takes one physical line into the record. True once the record is complete; false where it goes on in the next line

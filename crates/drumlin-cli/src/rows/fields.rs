@@ -77,8 +77,13 @@ impl<'v> Fields<'v> {
         self.names.is_empty()
     }
 
-    pub(super) fn get(&self, name: &str) -> Option<&'v RawValue> {
-        self.names.iter().position(|known| known == name).map(|index| self.values[index])
+    /// The field of a name; an error if two have it.
+    pub(super) fn get(&self, name: &str) -> io::Result<Option<&'v RawValue>> {
+        let mut found = self.names.iter().zip(&self.values).filter(|(known, _)| *known == name);
+        match (found.next(), found.next()) {
+            (Some(_), Some(_)) => Err(invalid(format!("its value has two fields {name:?}"))),
+            (found, _) => Ok(found.map(|(_, value)| *value)),
+        }
     }
 }
 
@@ -141,6 +146,7 @@ impl<W: Write> FieldsSink<W> {
             return Ok(Columns::Unnamed(first.values.len()));
         }
         let names: Vec<String> = first.names.iter().map(|name| name.clone().into_owned()).collect();
+        names.iter().try_for_each(|name| first.get(name).map(drop))?;
         write_record(&mut self.output, self.delimiter, &names)?;
         Ok(Columns::OfFirst(names))
     }
@@ -160,7 +166,7 @@ impl<W: Write> Sink for FieldsSink<W> {
             Columns::Unnamed(count) => {
                 return Err(invalid(format!("its value is not an array of {count} elements, as the first one is")));
             }
-            // The commonest case, and the only one with two columns of one name.
+            // The commonest case.
             Columns::OfFirst(names) if *names == fields.names => {
                 fields.values.iter().map(|field| cell(field)).collect()
             }
@@ -174,7 +180,8 @@ impl<W: Write> Sink for FieldsSink<W> {
                 if fields.is_array() && !fields.values.is_empty() {
                     return Err(invalid("its value is a JSON array, whose fields have no names".to_owned()));
                 }
-                names.iter().map(|name| fields.get(name).map(cell).unwrap_or_default()).collect()
+                let cell_of = |name: &String| Ok(fields.get(name)?.map(cell).unwrap_or_default());
+                names.iter().map(cell_of).collect::<io::Result<_>>()?
             }
         };
         self.columns = Some(columns);

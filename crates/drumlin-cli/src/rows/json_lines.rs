@@ -101,7 +101,7 @@ impl<W: Write> JsonLinesSink<W> {
         self.output.write_all(b"{")?;
         let mut is_first = true;
         for name in names {
-            let Some(field) = fields.get(name) else { continue };
+            let Some(field) = fields.get(name)? else { continue };
             if !std::mem::take(&mut is_first) {
                 self.output.write_all(b",")?;
             }

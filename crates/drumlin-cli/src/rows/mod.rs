@@ -125,8 +125,8 @@ pub(crate) enum Flaw {
     Row { place: Place, what: String },
     /// Nothing behind this place can be trusted.
     Rest { place: Place, what: String },
-    /// The first line has no column of a name that was asked for.
-    Header { what: String, hint: Option<String> },
+    /// The first line does not say which column is what.
+    Header { place: Place, what: String, hint: Option<String> },
     /// The operating system failed.
     Io(io::Error),
 }

@@ -98,3 +98,33 @@ fn damaged_binary_files() {
     assert!(message.contains("damaged"), "{message}");
     assert_eq!(bench.ok(&["scan", "changed", "--count"]), "0\n");
 }
+
+/// Columns of one name would be equal keys of a JSON object, so the header is refused; as single columns, only those that
+/// are asked for have to differ. A dump refuses values that have two fields of one name, and a malformed header ends a
+/// load even with `--skip-bad`: no row takes its place.
+#[test]
+fn headers_say_which_column_is_what() {
+    let bench = Bench::new();
+    bench.write("two.csv", "a,b,a\n1,2,3\n");
+    for more in [&[][..], &["--key", "b"], &["--key", "a", "--value", "b"], &["--value", "a"], &["--skip-bad"]] {
+        let message = bench.fails(7, &[&["load", "db", "two.csv"][..], more].concat());
+        assert!(message.contains("two.csv:1:5: columns 1 and 3 have the same name, \"a\""), "{message}");
+    }
+    bench.ok(&["load", "db", "two.csv", "--value", "b"]);
+    bench.ok(&["load", "db", "two.csv", "--no-header", "-k", "arrays"]);
+    assert_eq!(bench.ok(&["dump", "db", "--values", "--format", "csv", "-k", "arrays"]), "a,b,a\n1,2,3\n");
+
+    bench.ok(&["put", "db", "-k", "twice", "a", "{\"a\":1,\"a\":2}"]);
+    for how in [&["--values", "--format", "csv"][..], &["--columns", "a"], &["--columns", "a", "--format", "csv"]] {
+        let message = bench.fails(7, &[&["dump", "db", "-k", "twice"][..], how].concat());
+        assert!(message.contains("two fields \"a\""), "{message}");
+    }
+    assert_eq!(bench.ok(&["dump", "db", "-k", "twice", "--columns", "b"]), "{}\n");
+
+    bench.write("open.csv", "a,\"b\n1,2\n3,4\n");
+    assert!(bench.fails(7, &["load", "db", "open.csv", "--skip-bad"]).contains("open.csv:1:3: the quote"));
+    bench.write("latin.csv", b"pr\xe9nom,pr\xe8nom\n1,2\n");
+    assert!(
+        bench.fails(7, &["load", "db", "latin.csv", "--skip-bad"]).contains("latin.csv:1:1: the field is not UTF-8")
+    );
+}

@@ -419,8 +419,8 @@ impl Loading<'_, '_> {
             Flaw::Row { place, what } | Flaw::Rest { place, what } => {
                 Failure::bad_input(format!("{name}{place}: {what}"))
             }
-            Flaw::Header { what, hint } => {
-                let failure = Failure::bad_input(format!("{name}:1:1: {what}"));
+            Flaw::Header { place, what, hint } => {
+                let failure = Failure::bad_input(format!("{name}{place}: {what}"));
                 hint.into_iter().fold(failure, Failure::hint)
             }
             Flaw::Io(error) => Failure::input(self.path, &error),
