@@ -10,7 +10,7 @@ use std::io::{self, BufRead, Write};
 
 use memchr::{memchr, memchr3};
 
-use super::lines::{LINE_BYTES_LIMIT, Lines, content};
+use super::lines::{Lines, content};
 use super::{Choice, Flaw, Next, Place, Row, Sink, Source, line_key};
 use crate::terminal::figures;
 use crate::text::Escaped;
@@ -74,33 +74,72 @@ impl<R: BufRead> Delimited<R> {
         Delimited { delimiter, lines: Lines::new(input), choice, columns: None, record, remark: None }
     }
 
-    /// Reads the next record; false at the end. Blank lines are passed over.
+    /// Reads the next record; false at the end. Blank lines are passed over. A quote that is not closed, or is closed
+    /// in a later line amid text, costs the line it opens in: reading goes on with the next.
     fn read_record(&mut self) -> Result<bool, Flaw> {
         let record = &mut self.record;
         record.clear();
         let mut open_quote = None;
-        while let Some((number, line)) = self.lines.next()? {
+        // The end of the line that the quote opens in.
+        let mut quote_line_end = 0;
+        loop {
+            let (number, line) = match (self.lines.next(), open_quote) {
+                (Ok(Some(line)), _) => line,
+                (Ok(None), None) => return Ok(false),
+                (Err(flaw), None) => return Err(flaw),
+                (Ok(None), Some(quote)) => {
+                    let what = "the quote that opens here is never closed".to_owned();
+                    return Err(self.go_behind(quote, what, quote_line_end, false));
+                }
+                (Err(Flaw::Row { place: long, what }), Some(quote)) => {
+                    let what = format!("the quote that opens here is not closed before {what} ({long})");
+                    return Err(self.go_behind(quote, what, quote_line_end, true));
+                }
+                (Err(flaw), Some(_)) => return Err(flaw),
+            };
             if open_quote.is_none() && content(line).is_empty() {
                 continue;
             }
+            let line_start = record.bytes.len();
             match split(line, self.delimiter, number, record, &mut open_quote) {
                 Ok(true) => return Ok(true),
-                Ok(false) if record.bytes.len() as u64 > LINE_BYTES_LIMIT => {
-                    let place = open_quote.expect("the record goes on within a quote");
-                    let what = format!("the quote that opens here is not closed within {LINE_BYTES_LIMIT} bytes");
-                    return Err(Flaw::Row { place, what });
+                Ok(false) => {
+                    let quote = open_quote.expect("the record goes on within a quote");
+                    if quote.line == number {
+                        quote_line_end = record.bytes.len();
+                    }
+                    if record.bytes.len() as u64 > self.lines.bytes_limit() {
+                        let bytes_limit = self.lines.bytes_limit();
+                        let what = format!("the quote that opens here is not closed within {bytes_limit} bytes");
+                        return Err(self.go_behind(quote, what, quote_line_end, false));
+                    }
                 }
-                Ok(false) => {}
-                Err((column, what)) => {
+                Err(TextBehind { quote, column }) if quote.line == number => {
                     let place = Place::Line { line: number, column };
-                    return Err(Flaw::Row { place, what: what.to_owned() });
+                    return Err(Flaw::Row { place, what: format!("text behind a closing quote ({DOUBLED})") });
+                }
+                Err(TextBehind { quote, column }) => {
+                    record.bytes.truncate(line_start);
+                    let what = format!(
+                        "the quote that opens here closes in line {number}, column {column}, amid text ({DOUBLED})"
+                    );
+                    return Err(self.go_behind(quote, what, quote_line_end, true));
                 }
             }
         }
-        match open_quote {
-            None => Ok(false),
-            Some(place) => Err(Flaw::Row { place, what: "the quote that opens here is never closed".to_owned() }),
+    }
+
+    /// Goes back to the line behind the one in which a quote opens; `quote_line_end` is its end in the record. The line
+    /// last read is one of those that are read again if `hold_last`, or else in the record.
+    fn go_behind(&mut self, quote: Quote, mut what: String, quote_line_end: usize, hold_last: bool) -> Flaw {
+        let record = std::mem::take(&mut self.record);
+        if let Some(Place::Line { line, .. }) = record.places.first()
+            && *line < quote.line
+        {
+            what += &format!("; the row begins in line {line}");
         }
+        self.lines.go_back(quote.line, record.bytes, quote_line_end, hold_last);
+        Flaw::Row { place: quote.place(), what }
     }
 
     /// Settles which column is what, from the header or from the number of fields in the first record.
@@ -236,7 +275,13 @@ fn check_field_count(record: &Record, expected: usize, last_line: u64) -> Result
         }
     };
     let fields = if found == 1 { "field" } else { "fields" };
-    Err(Flaw::Row { place, what: format!("{found} {fields} where {expected} are expected") })
+    let mut what = format!("{found} {fields} where {expected} are expected");
+    if let Place::Line { line, .. } = record.places[0]
+        && line < last_line
+    {
+        what += &format!("; the row has lines {line} to {last_line}, in quotes");
+    }
+    Err(Flaw::Row { place, what })
 }
 
 /// The row as a JSON object, or an array where there is no header.
@@ -264,6 +309,28 @@ fn text<'f>(record: &Record, index: usize, field: &'f [u8]) -> Result<&'f str, F
     })
 }
 
+/// The position of an opening quote.
+#[derive(Clone, Copy, Debug)]
+struct Quote {
+    line: u64,
+    column: u64,
+}
+
+impl Quote {
+    fn place(self) -> Place {
+        Place::Line { line: self.line, column: self.column }
+    }
+}
+
+/// A quote that is closed, with text behind it.
+struct TextBehind {
+    quote: Quote,
+    column: u64,
+}
+
+/// The usual reason of text behind a closing quote.
+const DOUBLED: &str = "a quote within quotes is written twice";
+
 /// Takes one physical line into the record. True once the record is complete; false where it goes on in the next line
 /// within the quote that `open_quote` names.
 fn split(
@@ -271,28 +338,30 @@ fn split(
     delimiter: u8,
     number: u64,
     record: &mut Record,
-    open_quote: &mut Option<Place>,
-) -> Result<bool, (u64, &'static str)> {
+    open_quote: &mut Option<Quote>,
+) -> Result<bool, TextBehind> {
     let end = content(line).len();
     let mut at = 0;
     loop {
-        if open_quote.is_none() {
-            let place = Place::Line { line: number, column: at as u64 + 1 };
-            record.places.push(place);
-            if line.get(at) == Some(&b'"') && at < end {
-                *open_quote = Some(place);
-                at += 1;
-            } else {
-                let length = memchr(delimiter, &line[at..end]).unwrap_or(end - at);
-                record.bytes.extend_from_slice(&line[at..at + length]);
-                record.ends.push(record.bytes.len());
-                if at + length == end {
-                    return Ok(true);
+        let quote = match *open_quote {
+            Some(quote) => quote,
+            None => {
+                let quote = Quote { line: number, column: at as u64 + 1 };
+                record.places.push(quote.place());
+                if line.get(at) != Some(&b'"') || at == end {
+                    let length = memchr(delimiter, &line[at..end]).unwrap_or(end - at);
+                    record.bytes.extend_from_slice(&line[at..at + length]);
+                    record.ends.push(record.bytes.len());
+                    if at + length == end {
+                        return Ok(true);
+                    }
+                    at += length + 1;
+                    continue;
                 }
-                at += length + 1;
-                continue;
+                at += 1;
+                *open_quote.insert(quote)
             }
-        }
+        };
         let Some(length) = memchr(b'"', &line[at..]) else {
             record.bytes.extend_from_slice(&line[at..]);
             return Ok(false);
@@ -310,7 +379,7 @@ fn split(
             return Ok(true);
         }
         if line[at] != delimiter {
-            return Err((at as u64 + 1, "text behind a closing quote (a quote within quotes is written twice)"));
+            return Err(TextBehind { quote, column: at as u64 + 1 });
         }
         at += 1;
     }
@@ -410,9 +479,65 @@ mod tests {
         let text = b"id,name\n1,a\n2\n3,\"b\"c\n4,d,e\n\n5,\"f\ng\"\n6,\"open\n7,x\n";
         let rows = rows(text, choice());
         let places: Vec<Option<Place>> = rows.iter().map(|row| row.as_ref().err().map(|reason| reason.0)).collect();
-        let expected = [None, Some(place(3, 1)), Some(place(4, 6)), Some(place(5, 5)), None, Some(place(9, 3))];
+        let expected = [None, Some(place(3, 1)), Some(place(4, 6)), Some(place(5, 5)), None, Some(place(9, 3)), None];
         assert_eq!(places, expected);
         assert_eq!(rows[4], Ok((b"5".to_vec(), b"{\"id\":\"5\",\"name\":\"f\\ng\"}".to_vec())));
+    }
+
+    /// A broken quote costs the line it opens in, whether it is never closed, or closed by a quote of a later row; and
+    /// of the rows behind it, whatever they hold, none is lost or changed.
+    #[test]
+    fn a_broken_quote_costs_its_line() {
+        let good = "1,\"two\nlines, \"\"quoted\"\"\"\r\n2,x\n\n3,\"\"\n4,say \"\"\n5,\u{e9}";
+        let expected = rows(format!("id,name\n{good}").as_bytes(), choice());
+        for (broken, quote) in
+            [("0,\"open\n", place(2, 3)), ("9,\"a\nb\",\"open\n", place(3, 4)), ("0,\"open\n,\"open\n", place(2, 3))]
+        {
+            let found = rows(format!("id,name\n{broken}{good}").as_bytes(), choice());
+            assert_eq!(found[0].as_ref().unwrap_err().0, quote, "{broken}");
+            let good_rows: Vec<_> = found.into_iter().filter(Result::is_ok).collect();
+            assert_eq!(good_rows, expected, "{broken}");
+        }
+    }
+
+    fn reader(text: &[u8], bytes_limit: u64) -> Delimited<&[u8]> {
+        Delimited { lines: Lines::with_limit(text, bytes_limit), ..Delimited::new(b',', text, choice()) }
+    }
+
+    /// The records and flaws of any text, read in one pass, are those of a reader that begins again at each line that a
+    /// pass has come to; lines and quotes over the limit are among them.
+    #[test]
+    fn reading_goes_on_as_if_it_began_there() {
+        let mut random = SmallRng::seed_from_u64(5);
+        for round in 0..20_000 {
+            let length = random.random_range(0..60);
+            let text: Vec<u8> = (0..length).map(|_| b"aa,,\"\"\n\n\r"[random.random_range(0..9)]).collect();
+            let bytes_limit = if round % 2 == 0 { 1000 } else { 12 };
+            let mut whole = reader(&text, bytes_limit);
+            loop {
+                let start = whole.lines.number();
+                let lines: Vec<&[u8]> = text.split_inclusive(|&byte| byte == b'\n').skip(start as usize).collect();
+                let rest = lines.concat();
+                let mut rest = reader(&rest, bytes_limit);
+                let read = |reader: &mut Delimited<&[u8]>, start: u64| match reader.read_record() {
+                    Ok(false) => None,
+                    Ok(true) => Some((
+                        reader.lines.number() - start,
+                        Ok(reader.record.fields().map(<[u8]>::to_vec).collect::<Vec<_>>()),
+                    )),
+                    Err(Flaw::Row { place: Place::Line { line, column }, .. }) => {
+                        Some((reader.lines.number() - start, Err((line - start, column))))
+                    }
+                    Err(flaw) => panic!("{flaw:?}"),
+                };
+                let found = read(&mut whole, start);
+                assert_eq!(found, read(&mut rest, 0), "{:?} from line {start}", text.escape_ascii().to_string());
+                match found {
+                    None => break,
+                    Some((lines, _)) => assert!(lines > 0, "no line is read twice as a record"),
+                }
+            }
+        }
     }
 
     /// Without a key column, the key is file and line; without a header, columns are numbers and the row is an array.

@@ -2,6 +2,8 @@
 
 use std::io::{BufRead, Read};
 
+use memchr::memchr;
+
 use super::{Flaw, Place};
 
 /// A line longer than this is no line of text: without a limit, a binary file given by mistake would fill the memory.
@@ -14,13 +16,22 @@ pub(super) struct Lines<R> {
     /// The number of the line last read, from 1.
     number: u64,
     line: Vec<u8>,
+    bytes_limit: u64,
     /// The line last read goes on: it was too long.
     is_cut: bool,
+    /// From the offset on, lines to be read again: the content of a quote, in which a quote stands for two.
+    again: (Vec<u8>, usize),
+    /// The line to be read after these.
+    held: Option<Vec<u8>>,
 }
 
 impl<R: BufRead> Lines<R> {
     pub(super) fn new(input: R) -> Lines<R> {
-        Lines { input, number: 0, line: Vec::new(), is_cut: false }
+        Lines::with_limit(input, LINE_BYTES_LIMIT)
+    }
+
+    pub(super) fn with_limit(input: R, bytes_limit: u64) -> Lines<R> {
+        Lines { input, number: 0, line: Vec::new(), bytes_limit, is_cut: false, again: (Vec::new(), 0), held: None }
     }
 
     /// The number of the line last read.
@@ -28,26 +39,63 @@ impl<R: BufRead> Lines<R> {
         self.number
     }
 
+    pub(super) fn bytes_limit(&self) -> u64 {
+        self.bytes_limit
+    }
+
     /// The next line with its number, from 1, and its end; `None` behind the last.
     pub(super) fn next(&mut self) -> Result<Option<(u64, &[u8])>, Flaw> {
-        while std::mem::take(&mut self.is_cut) {
-            self.line.clear();
-            let bytes = self.input.by_ref().take(LINE_BYTES_LIMIT).read_until(b'\n', &mut self.line)?;
-            self.is_cut = bytes > 0 && self.line.last() != Some(&b'\n');
-        }
-        self.line.clear();
-        let bytes = self.input.by_ref().take(LINE_BYTES_LIMIT).read_until(b'\n', &mut self.line)?;
-        if bytes == 0 {
-            return Ok(None);
+        if !self.take_again() {
+            while std::mem::take(&mut self.is_cut) {
+                let bytes = self.read_line()?;
+                self.is_cut = bytes > 0 && self.line.last() != Some(&b'\n');
+            }
+            if self.read_line()? == 0 {
+                return Ok(None);
+            }
         }
         self.number += 1;
-        if bytes as u64 == LINE_BYTES_LIMIT && self.line.last() != Some(&b'\n') {
+        if self.line.len() as u64 == self.bytes_limit && self.line.last() != Some(&b'\n') {
             let place = Place::Line { line: self.number, column: 1 };
             self.is_cut = true;
-            return Err(Flaw::Row { place, what: format!("a line of more than {LINE_BYTES_LIMIT} bytes") });
+            return Err(Flaw::Row { place, what: format!("a line of more than {} bytes", self.bytes_limit) });
         }
         let start = if self.number == 1 && self.line.starts_with(b"\xef\xbb\xbf") { 3 } else { 0 };
         Ok(Some((self.number, &self.line[start..])))
+    }
+
+    fn read_line(&mut self) -> Result<usize, Flaw> {
+        self.line.clear();
+        Ok(self.input.by_ref().take(self.bytes_limit).read_until(b'\n', &mut self.line)?)
+    }
+
+    /// Goes back to the line after `number`. The lines from there on are the content of a quote in which no other opens
+    /// or closes: that of `record` from an offset on, and if the quote ended in the line last read, or before it, that
+    /// line.
+    pub(super) fn go_back(&mut self, number: u64, record: Vec<u8>, from: usize, hold_last: bool) {
+        assert!(self.again.0.is_empty() && self.held.is_none(), "no quote opens in lines that are read again");
+        self.number = number;
+        self.again = (record, from);
+        self.held = hold_last.then(|| std::mem::take(&mut self.line));
+    }
+
+    /// Takes the next of the lines that are to be read again; `false` if there are none.
+    fn take_again(&mut self) -> bool {
+        let (again, from) = &mut self.again;
+        let rest = &again[*from..];
+        if rest.is_empty() {
+            self.again = (Vec::new(), 0);
+            let held = self.held.take();
+            return held.map(|line| self.line = line).is_some();
+        }
+        let end = memchr(b'\n', rest).map_or(rest.len(), |at| at + 1);
+        self.line.clear();
+        for part in rest[..end].split_inclusive(|&byte| byte == b'"') {
+            self.line.extend_from_slice(part);
+            self.line.extend(part.last().filter(|&&byte| byte == b'"'));
+        }
+        *from += end;
+        true
     }
 }
 

@@ -99,9 +99,55 @@ fn damaged_binary_files() {
     assert_eq!(bench.ok(&["scan", "changed", "--count"]), "0\n");
 }
 
-/// Columns of one name would be equal keys of a JSON object, so the header is refused; as single columns, only those that
-/// are asked for have to differ. A dump refuses values that have two fields of one name, and a malformed header ends a
-/// load even with `--skip-bad`: no row takes its place.
+/// A quote that is never closed costs its own row, and one that a later quote closes too; all rows behind it are
+/// stored, from files, pipes and compressed files. Rows of several lines stay whole, and one that is malformed tells
+/// its lines.
+#[test]
+fn an_open_quote_costs_one_row() {
+    let bench = Bench::new();
+    let rows: String = (0..5000).map(|row| format!("{row:04},{row}\n")).collect();
+    for (name, broken, place) in [
+        ("open.csv", "x,\"oops\n", "open.csv:2:3: the quote that opens here is never closed"),
+        (
+            "closed.csv",
+            "x,\"oops\n",
+            "closed.csv:2:3: the quote that opens here closes in line 5003, column 7, amid text",
+        ),
+    ] {
+        let last = if name == "closed.csv" { "last,\"a \"\"quote\"\"\nin two lines\"\n" } else { "" };
+        let text = format!("k,v\n{broken}{rows}{last}");
+        bench.write(name, &text);
+        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        std::io::Write::write_all(&mut gzip, text.as_bytes()).unwrap();
+        let zipped = format!("{name}.gz");
+        bench.write(&zipped, gzip.finish().unwrap());
+        assert!(bench.fails(7, &["load", "stopped", name, "--key", "k"]).contains(place));
+        for (file, input) in [(name, ""), (&zipped, ""), ("-", &text)] {
+            let args = ["load", "db", file, "--format", "csv", "--key", "k", "--value", "v", "--skip-bad", "--json"];
+            let answer = bench.run_with(&args, input.as_bytes());
+            let summary: serde_json::Value = serde_json::from_slice(&answer.stdout).unwrap();
+            let rows_count = 5000 + u64::from(!last.is_empty());
+            assert_eq!((&summary["rows"], &summary["bad_rows"]), (&rows_count.into(), &1.into()), "{file}");
+            let place = place.replacen(name, if file == "-" { "stdin" } else { file }, 1);
+            assert!(answer.stderr.contains(&place), "{}", answer.stderr);
+            assert_eq!(bench.ok(&["count", "db", "--prefix", "49"]), "100\n");
+            if !last.is_empty() {
+                assert_eq!(bench.ok(&["get", "db", "last"]), "a \"quote\"\nin two lines");
+            }
+            bench.ok(&["rm", "db", "--all"]);
+        }
+    }
+    bench.write("three.csv", "k,v\na,\"1\n\n2\",3\nb,1\n");
+    let answer = bench.run(&["load", "db", "three.csv", "--key", "k", "--skip-bad"]);
+    assert!(
+        answer.stderr.contains("three.csv:4:4: 3 fields where 2 are expected; the row has lines 2 to 4"),
+        "{answer:?}"
+    );
+}
+
+/// Columns of one name would be equal keys of a JSON object, so the header is refused; as single columns, only those
+/// that are asked for have to differ. A dump refuses values that have two fields of one name, and a malformed header
+/// ends a load even with `--skip-bad`: no row takes its place.
 #[test]
 fn headers_say_which_column_is_what() {
     let bench = Bench::new();
