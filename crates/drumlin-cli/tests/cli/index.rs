@@ -125,6 +125,43 @@ fn a_tree_is_stored_and_kept_up_to_date() {
     }
 }
 
+/// Paths that are longer than keys may be are named and counted, and the rest of the tree is stored, at once, by
+/// transactions, and when it is stored again.
+#[test]
+fn long_paths_are_named() {
+    let bench = Bench::new();
+    bench.write("tree/a.txt", "hello");
+    bench.write("tree/z.txt", "hello");
+    let mut folder = "d".repeat(199);
+    (0..4).for_each(|_| folder = format!("{folder}/{}", "d".repeat(199)));
+    // 999 bytes, so that names of 16 and of 24 are the longest of files and of directories.
+    for (length, content) in [(16, "fits"), (17, "does not"), (24, "nor this")] {
+        bench.write(&format!("tree/{folder}/{}", "f".repeat(length)), content);
+    }
+    bench.write(&format!("tree/{folder}/{}/file", "g".repeat(24)), "below a directory that fits");
+    bench.write(&format!("tree/{folder}/{}/file", "g".repeat(25)), "below one that does not");
+    for how in [&[][..], &["--acknowledge", "acks"], &["--delete"]] {
+        let answer = bench.run(&[&["index", "db", "tree"][..], how].concat());
+        let text = String::from_utf8(answer.stdout).unwrap();
+        assert_eq!(answer.code, Some(7), "{text}{}", answer.stderr);
+        assert!(text.contains("\n5 not stored: the path is longer than keys may be"), "{text}");
+        let name = format!("not stored, a path of 1,017 bytes, over 1,016: {folder}/{}\n", "f".repeat(17));
+        assert!(answer.stderr.contains(&name), "{}", answer.stderr);
+        assert_eq!(row_counts(&bench), [3, 3, 3, 6], "{how:?}");
+        if how.is_empty() {
+            bench.ok(&["check", "db"]);
+            bench.ok(&["extract", "db", "out"]);
+            assert!(bench.path().join(format!("out/{folder}/{}", "f".repeat(16))).exists());
+        } else if how[0] == "--acknowledge" {
+            fs::remove_file(bench.path().join("tree/z.txt")).unwrap();
+            bench.write("tree/b.txt", "in its place");
+        }
+    }
+    fs::remove_dir_all(bench.path().join("db")).unwrap();
+    bench.fails(7, &["index", "db", "tree", "--acknowledge", "acks"]);
+    assert_eq!(row_counts(&bench), [3, 3, 3, 6]);
+}
+
 /// Every stored file is acknowledged once, with its size.
 #[test]
 fn acknowledgements_name_every_file() {

@@ -32,7 +32,7 @@ use crate::{interrupt, process};
 /// Files found and not yet taken by a storing thread.
 const FILES_QUEUED: usize = 256;
 
-/// Unreadable and skipped entries that are named one by one, of each; the rest are only counted.
+/// Entries that are not stored and are named one by one, of each kind; the rest are only counted.
 const NAMED_MAX: u64 = 10;
 
 /// Store a directory tree
@@ -43,8 +43,8 @@ const NAMED_MAX: u64 = 10;
 /// Four keyspaces: files (path: size, time, mode, kind and hash as JSON), contents (path: bytes), by_size (size as 8
 /// big-endian bytes, then the path) and directories (path: time and mode). `drumlin extract` gives the tree back. Run
 /// again, it stores what is new or changed. Symbolic links are recorded, not followed. Sockets, fifos and devices are
-/// skipped and named. A database that lies in the directory is not stored in itself. Files that can't be read are
-/// named and make the exit code 7.
+/// skipped and named. A database that lies in the directory is not stored in itself. Files that can't be read, or whose
+/// paths are longer than keys may be, are named and make the exit code 7.
 #[derive(Debug, Args)]
 pub(crate) struct Index {
     #[command(flatten)]
@@ -70,6 +70,8 @@ pub(crate) struct Summary {
     pub(crate) files_unchanged: u64,
     pub(crate) files_removed: u64,
     pub(crate) files_unreadable: u64,
+    /// Files and directories that are not stored, since no key is as long as their path.
+    pub(crate) paths_too_long: u64,
     pub(crate) directories_stored: u64,
     pub(crate) skipped: Skipped,
     /// The paths where the database itself lies in the directory.
@@ -100,6 +102,7 @@ struct Job<'a> {
     stored: AtomicU64,
     unchanged: AtomicU64,
     unreadable: AtomicU64,
+    too_long: AtomicU64,
     directories: AtomicU64,
     bytes: AtomicU64,
     skipped: Mutex<Skipped>,
@@ -130,6 +133,7 @@ impl Index {
             stored: AtomicU64::new(0),
             unchanged: AtomicU64::new(0),
             unreadable: AtomicU64::new(0),
+            too_long: AtomicU64::new(0),
             directories: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             skipped: Mutex::default(),
@@ -151,7 +155,11 @@ impl Index {
         indexed?;
         let summary = job.summary(removed?, elapsed, self.database.memory);
         output.print(&summary, || summary.text())?;
-        if summary.files_unreadable > 0 { Err(Failure::silent(Exit::BadInput)) } else { Ok(()) }
+        if summary.files_unreadable + summary.paths_too_long > 0 {
+            Err(Failure::silent(Exit::BadInput))
+        } else {
+            Ok(())
+        }
     }
 
     fn open_acknowledgements(&self, own: &OwnFiles) -> Result<Option<Box<dyn Write + Send>>> {
@@ -193,7 +201,13 @@ impl Job<'_> {
     fn walk_tree(&self, mut take: impl FnMut(Found)) {
         for met in walk(self.root, self.own) {
             match met {
-                Met::File(found) | Met::Directory(found) => take(*found),
+                Met::File(found) | Met::Directory(found) => {
+                    let limit_bytes = self.store.path_bytes_max(found.kind);
+                    match found.key.len() > limit_bytes {
+                        true => self.too_long(&found.key, limit_bytes),
+                        false => take(*found),
+                    }
+                }
                 Met::Special(kind, path) => self.skip(kind, &path),
                 Met::Own(path) => {
                     self.left_out.lock().expect("no thread panics while it holds this").push(path);
@@ -260,6 +274,15 @@ impl Job<'_> {
         }
     }
 
+    fn too_long(&self, path: &[u8], limit_bytes: usize) {
+        let named = self.too_long.fetch_add(1, Ordering::Relaxed);
+        if named < NAMED_MAX {
+            let (bad, length, path) = (style::BAD, figures::count(path.len() as u64), Escaped::new(path));
+            let limit = figures::count(limit_bytes as u64);
+            self.progress.remark(&format!("{bad}not stored{bad:#}, a path of {length} bytes, over {limit}: {path}"));
+        }
+    }
+
     fn skip(&self, kind: Special, path: &[u8]) {
         let mut skipped = self.skipped.lock().expect("no thread panics while it holds this");
         let (count, name) = match kind {
@@ -283,6 +306,7 @@ impl Job<'_> {
             files_unchanged: load(&self.unchanged),
             files_removed,
             files_unreadable: load(&self.unreadable),
+            paths_too_long: load(&self.too_long),
             directories_stored: load(&self.directories),
             skipped: *self.skipped.lock().expect("all threads have ended"),
             left_out: left_out.iter().map(|path| Escaped::new(path).to_string()).collect(),
@@ -326,6 +350,7 @@ impl Summary {
             (self.files_unchanged, "unchanged"),
             (self.files_removed, "removed"),
             (self.files_unreadable, "unreadable"),
+            (self.paths_too_long, "not stored: the path is longer than keys may be"),
         ] {
             if number > 0 {
                 text += &format!("\n{} {what}", figures::count(number));

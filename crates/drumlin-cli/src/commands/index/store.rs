@@ -104,6 +104,17 @@ impl Store {
             && self.directories.is_empty()?)
     }
 
+    /// The bytes of the longest path that can be stored: each key that it is part of has a limit.
+    pub(super) fn path_bytes_max(&self, kind: Kind) -> usize {
+        match kind {
+            Kind::Directory => self.directories.key_bytes_max(),
+            Kind::File | Kind::Symlink => {
+                let by_size = self.by_size.key_bytes_max() - size_key(0, b"").len();
+                by_size.min(self.files.key_bytes_max()).min(self.contents.key_bytes_max())
+            }
+        }
+    }
+
     fn keyspaces(database: &Database) -> drumlin::Result<Store> {
         Ok(Store {
             database: database.clone(),

@@ -106,6 +106,7 @@ impl Loading {
             files_stored: summary.files_stored,
             files_unchanged: summary.files_unchanged,
             files_unreadable: summary.files_unreadable,
+            paths_too_long: summary.paths_too_long,
             left_out: summary.left_out,
             bytes_stored: summary.bytes_stored,
             seconds: self.start.elapsed().as_secs_f64(),

@@ -169,10 +169,15 @@ impl Narration {
         for path in &finish.left_out {
             self.tell(&format!("   Left out, as it is the database itself: {}", clip_start(path, COLUMNS - 43)))?;
         }
-        match finish.files_unreadable {
-            0 => Ok(()),
-            unreadable => self.tell(&format!("   {} could not be read.", plural(unreadable, "file"))),
+        for (number, noun, what) in [
+            (finish.files_unreadable, "file", "could not be read"),
+            (finish.paths_too_long, "path", "longer than keys may be: not stored"),
+        ] {
+            if number > 0 {
+                self.tell(&format!("   {} {what}.", plural(number, noun)))?;
+            }
         }
+        Ok(())
     }
 
     pub(super) fn begin_questions(&self) -> Result<()> {

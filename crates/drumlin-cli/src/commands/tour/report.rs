@@ -84,6 +84,7 @@ pub(super) struct Finish {
     pub(super) files_stored: u64,
     pub(super) files_unchanged: u64,
     pub(super) files_unreadable: u64,
+    pub(super) paths_too_long: u64,
     #[serde(skip)]
     pub(super) left_out: Vec<String>,
     pub(super) bytes_stored: u64,
