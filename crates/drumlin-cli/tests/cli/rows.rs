@@ -203,12 +203,27 @@ fn compressed_input() {
     let answer = bench.run_with(&["load", "pipe", "-", "--format", "csv", "--key", "id"], &gzip);
     assert_eq!(answer.code, Some(0), "{}", answer.stderr);
     assert!(bench.ok(&["dump", "pipe"]) == expected);
+    bench.write("padded.csv.gz", [&gzip[..], &[0; 1000]].concat());
+    bench.ok(&["load", "padded", "padded.csv.gz", "--key", "id"]);
+    assert!(bench.ok(&["dump", "padded"]) == expected);
     bench.write("cut.csv.gz", &gzip[..gzip.len() / 2]);
     let message = bench.fails(7, &["load", "cut", "cut.csv.gz", "--key", "id"]);
     assert!(message.contains("cut.csv.gz") && message.contains("gzip data is damaged or cut off"), "{message}");
-    bench.write("rows.csv.xz", b"\xfd7zXZ\0...");
+    bench.write("rows.csv.xz", b"\xfd7zXZ\0\0\x04\xe6\xd6\xb4\x46");
     let message = bench.fails(7, &["load", "xz", "rows.csv.xz", "--format", "csv"]);
     assert!(message.contains("compressed with xz") && message.contains("xz -dc 'rows.csv.xz' |"), "{message}");
+}
+
+/// Rows whose text begins like a compressed file are rows, among them those that a dump wrote.
+#[test]
+fn text_that_begins_like_a_compressed_file() {
+    let bench = Bench::new();
+    for name in ["BZh", "PK\u{3}\u{4}", "P*M\u{18}"] {
+        let text = format!("{name},b\n1,2\n");
+        bench.ok_with(&["load", "db", "-", "--format", "csv", "--key", "b"], text.as_bytes());
+        assert_eq!(bench.ok(&["dump", "db", "--values", "--format", "csv"]), text);
+        bench.ok(&["rm", "db", "--all"]);
+    }
 }
 
 /// Other separators are read and written, and hinted at where the first line has one.

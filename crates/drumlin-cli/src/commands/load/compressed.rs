@@ -1,11 +1,12 @@
 //! Compressed input: gzip and zstd are read as streams, other forms are known by their names.
 //!
-//! A stream is told by its first bytes, not by the name of its file. Memory is bounded whatever it expands to: gzip
-//! looks back at 32 KiB, zstd at a window of at most [`WINDOW_BYTES_MAX`].
+//! A stream is told by its first bytes, not by the name of its file. Some of these are text that rows may begin with
+//! (`BZh`), so the fields of the header behind them have to make sense too. Memory is bounded whatever a stream expands
+//! to: gzip looks back at 32 KiB, zstd at a window of at most [`WINDOW_BYTES_MAX`].
 
 use std::io::{self, BufRead, BufReader, Cursor, ErrorKind, Read};
 
-use flate2::bufread::MultiGzDecoder;
+use flate2::bufread::GzDecoder;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
@@ -16,58 +17,120 @@ const WINDOW_BYTES_MAX: u64 = 128 << 20;
 const BUFFER_BYTES: usize = 256 << 10;
 
 /// Enough to tell every form.
-const MAGIC_BYTES_MAX: usize = 6;
+const HEADER_BYTES_MAX: usize = 10;
 
 /// A form of compression that is not read, and the program that writes what is.
-#[derive(Debug)]
+#[derive(PartialEq, Eq, Debug)]
 pub(super) struct Other {
     pub(super) what: &'static str,
     pub(super) program: &'static str,
 }
 
-const OTHERS: [(&[u8], Other); 5] = [
-    (b"\xfd7zXZ\0", Other { what: "xz", program: "xz -dc" }),
-    (b"BZh", Other { what: "bzip2", program: "bzip2 -dc" }),
-    (b"PK\x03\x04", Other { what: "zip", program: "unzip -p" }),
-    (b"\x04\x22\x4d\x18", Other { what: "lz4", program: "lz4 -dc" }),
-    (b"\x1f\x9d", Other { what: "compress", program: "zcat" }),
-];
-
 /// The input without its compression, if it has one; the form that it has, if it can't be read.
 pub(super) fn decompressed<'a>(mut input: impl BufRead + 'a) -> io::Result<Result<Box<dyn BufRead + 'a>, Other>> {
-    let mut magic = Vec::with_capacity(MAGIC_BYTES_MAX);
+    let mut header = Vec::with_capacity(HEADER_BYTES_MAX);
     // A pipe may bring them one by one.
-    input.by_ref().take(MAGIC_BYTES_MAX as u64).read_to_end(&mut magic)?;
-    if let Some((_, other)) = OTHERS.into_iter().find(|(first, _)| magic.starts_with(first)) {
-        return Ok(Err(other));
-    }
-    let is_gzip = magic.starts_with(b"\x1f\x8b");
-    let is_zstd = magic.first_chunk().is_some_and(|&first| is_zstd(u32::from_le_bytes(first)));
-    let whole = Cursor::new(magic).chain(input);
-    Ok(Ok(if is_gzip {
-        Box::new(BufReader::with_capacity(BUFFER_BYTES, Gzip(MultiGzDecoder::new(whole))))
-    } else if is_zstd {
-        Box::new(BufReader::with_capacity(BUFFER_BYTES, Zstd::new(whole)))
-    } else {
-        Box::new(whole)
+    input.by_ref().take(HEADER_BYTES_MAX as u64).read_to_end(&mut header)?;
+    let form = Form::of(&header);
+    let whole = Cursor::new(header).chain(input);
+    Ok(Ok(match form {
+        Form::None => Box::new(whole),
+        Form::Gzip => Box::new(BufReader::with_capacity(BUFFER_BYTES, Gzip(Some(GzDecoder::new(whole))))),
+        Form::Zstd => Box::new(BufReader::with_capacity(BUFFER_BYTES, Zstd::new(whole))),
+        Form::Other(other) => return Ok(Err(other)),
     }))
 }
 
-/// A frame, or one that is to be skipped: parallel compressors begin with one.
-fn is_zstd(magic: u32) -> bool {
-    magic == 0xFD2F_B528 || (0x184D_2A50..=0x184D_2A5F).contains(&magic)
+/// The form of a stream.
+#[derive(PartialEq, Eq, Debug)]
+enum Form {
+    None,
+    Gzip,
+    Zstd,
+    Other(Other),
+}
+
+impl Form {
+    /// The form that a stream's first bytes have. Where no text begins like them, a stream that is cut off behind them
+    /// has it too.
+    fn of(header: &[u8]) -> Form {
+        let other = |what, program| Form::Other(Other { what, program });
+        match header {
+            // The method, deflate, and flags, of which three are reserved.
+            [0x1F, 0x8B] | [0x1F, 0x8B, 8] | [0x1F, 0x8B, 8, 0..=0x1F, ..] => Form::Gzip,
+            // The descriptor of a frame has a reserved bit.
+            [0x28, 0xB5, 0x2F, 0xFD, fields @ ..] if fields.first().is_none_or(|bits| bits & 8 == 0) => Form::Zstd,
+            // A frame to be skipped, with which parallel compressors begin. Its length is below 16 MiB: that of text
+            // has a letter in its highest byte.
+            [0x50..=0x5F, 0x2A, 0x4D, 0x18, _, _, _, 0, ..] => Form::Zstd,
+            // No flags but the kind of check.
+            [0xFD, b'7', b'z', b'X', b'Z', 0]
+            | [0xFD, b'7', b'z', b'X', b'Z', 0, 0]
+            | [0xFD, b'7', b'z', b'X', b'Z', 0, 0, 0..=0xF, ..] => other("xz", "xz -dc"),
+            // The size of blocks, and the digits of pi before the first one or of its root before the end.
+            [b'B', b'Z', b'h', b'1'..=b'9', 0x31, 0x41, 0x59, 0x26, 0x53, 0x59]
+            | [b'B', b'Z', b'h', b'1'..=b'9', 0x17, 0x72, 0x45, 0x38, 0x50, 0x90] => other("bzip2", "bzip2 -dc"),
+            // The version to extract with, up to 6.3, any flags, and a method.
+            [b'P', b'K', 3, 4, 0..=63, 0, _, _, 0..=99, 0] => other("zip", "unzip -p"),
+            // Version 1 with a reserved bit, and blocks of 64 KiB to 4 MiB.
+            [4, 0x22, 0x4D, 0x18, fields @ ..]
+                if matches!(fields, [] | [0x40..=0x7F] | [0x40..=0x7F, 0x40 | 0x50 | 0x60 | 0x70, ..])
+                    && fields.first().is_none_or(|flags| flags & 2 == 0) =>
+            {
+                other("lz4", "lz4 -dc")
+            }
+            // Codes of 9 to 16 bits, and two reserved bits.
+            [0x1F, 0x9D, fields @ ..] if fields.first().is_none_or(|bits| matches!(bits & 0x7F, 9..=16)) => {
+                other("compress", "zcat")
+            }
+            _ => Form::None,
+        }
+    }
 }
 
 fn damaged(form: &str, error: &dyn std::fmt::Display) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, format!("the {form} data is damaged or cut off: {error}"))
 }
 
-/// Several gzip members count as one stream.
-struct Gzip<R>(MultiGzDecoder<R>);
+/// Several gzip members count as one stream, zeros behind the last as nothing: tapes and disks pad with them. `None` at
+/// the end.
+struct Gzip<R>(Option<GzDecoder<R>>);
+
+impl<R: BufRead> Gzip<R> {
+    fn read_on(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while let Some(member) = &mut self.0 {
+            let bytes = member.read(buffer)?;
+            if bytes > 0 {
+                return Ok(bytes);
+            }
+            let mut input = self.0.take().expect("a member has just ended").into_inner();
+            match input.fill_buf()?.first() {
+                None => {}
+                Some(0) => pass_over_zeros(input)?,
+                Some(_) => self.0 = Some(GzDecoder::new(input)),
+            }
+        }
+        Ok(0)
+    }
+}
+
+fn pass_over_zeros(mut input: impl BufRead) -> io::Result<()> {
+    loop {
+        let bytes = input.fill_buf()?;
+        match (bytes.len(), bytes.iter().all(|&byte| byte == 0)) {
+            (0, _) => return Ok(()),
+            (length, true) => input.consume(length),
+            (_, false) => return Err(io::Error::new(ErrorKind::InvalidData, "bytes follow the zeros at its end")),
+        }
+    }
+}
 
 impl<R: BufRead> Read for Gzip<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.0.read(buffer).map_err(|error| match error.kind() {
+        if buffer.is_empty() {
+            return Ok(0);
+        }
+        self.read_on(buffer).map_err(|error| match error.kind() {
             ErrorKind::InvalidInput | ErrorKind::InvalidData | ErrorKind::UnexpectedEof => damaged("gzip", &error),
             _ => error,
         })
@@ -191,6 +254,7 @@ mod tests {
             text.clone(),
             gzip(&text),
             [gzip(front), gzip(back)].concat(),
+            [&gzip(front)[..], &gzip(b""), &gzip(back), &[0; 70_000]].concat(),
             zstd(&text),
             [&skipped[..], &zstd(front), &zstd(b""), &skipped, &zstd(back), &skipped].concat(),
         ] {
@@ -216,8 +280,52 @@ mod tests {
                 assert_eq!(read(&changed).unwrap_err().kind(), ErrorKind::InvalidData, "byte {at} changed");
             }
         }
+        for padded in [[&gzip(&text)[..], b"\0\0x"].concat(), [&gzip(&text)[..], b"\0", &gzip(&text)].concat()] {
+            assert_eq!(read(&padded).unwrap_err().kind(), ErrorKind::InvalidData);
+        }
         let other = decompressed(&b"BZh91AY&SY"[..]).unwrap();
         assert!(matches!(other, Err(Other { what: "bzip2", .. })));
+    }
+
+    /// The first bytes that each program writes are its form's, and text that begins with a form's name is text.
+    #[test]
+    fn text_is_no_form() {
+        for (header, what) in [
+            (&b"\xfd7zXZ\0\0\x04\xe6\xd6"[..], "xz"),
+            (b"BZh91AY&SY", "bzip2"),
+            (b"BZh1\x17\x72\x45\x38\x50\x90", "bzip2"),
+            (b"PK\x03\x04\x14\0\0\0\x08\0", "zip"),
+            (b"PK\x03\x04\x0a\0\0\x08\0\0", "zip"),
+            (b"PK\x03\x04\x2d\0\x08\0\x5d\0", "zip"),
+            (b"\x04\x22\x4d\x18\x64\x40\xa7", "lz4"),
+            (b"\x04\x22\x4d\x18\x44\x70\x1d", "lz4"),
+            (b"\x1f\x9d\x90", "compress"),
+            (b"\x1f\x9d", "compress"),
+        ] {
+            let found = Form::of(header);
+            assert!(matches!(&found, Form::Other(other) if other.what == what), "{}: {found:?}", header.escape_ascii());
+        }
+        for cut in [&gzip(b"a")[..2], &gzip(b"a")[..3], &zstd(b"a")[..4]] {
+            assert!(read(cut).is_err(), "{}", cut.escape_ascii());
+        }
+        for text in [
+            &b"BZh"[..],
+            b"BZh,b\n1,2\n",
+            b"BZh9,b\n1,2,3",
+            b"BZh91AY&SX",
+            b"PK\x03\x04",
+            b"PK\x03\x04,b\n1,2\n",
+            b"PK\x03\x04\n1\n2\n3\n4",
+            b"P*M\x18",
+            b"P*M\x18,b\n1,2",
+            b"\x04\x22\x4d\x18,b\n1,2",
+            b"\x1f\x8b,b\n1,2",
+            b"\x1f\x9d,b\n1,2",
+            b"\xfd7zXZ\0,b\n1,2",
+            b"\x28\xb5\x2f\xfd,b\n1,2",
+        ] {
+            assert_eq!(read(text).unwrap(), text, "{}", text.escape_ascii());
+        }
     }
 
     /// A window beyond the limit is refused before any memory is taken for it.
