@@ -20,6 +20,7 @@ mod process;
 mod rows;
 mod terminal;
 mod text;
+mod unfinished;
 
 use std::process::ExitCode;
 

@@ -1,12 +1,16 @@
 //! `drumlin dump`: rows for other programs, and for `drumlin load`.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
 use drumlin::{Gap, Salvaged, Value};
+use rustix::fs::{CWD, Mode, OFlags, fsync, openat};
 use serde::Serialize;
 
 use super::load::parse_delimiter;
@@ -18,6 +22,7 @@ use crate::own_files::OwnFiles;
 use crate::rows::{self, Format, Layout};
 use crate::terminal::{Output, Progress, figures, style};
 use crate::text::{Escaped, Hex, harmless};
+use crate::unfinished::Unfinished;
 
 /// Write rows as CSV, TSV, JSON Lines or binary
 ///
@@ -103,16 +108,16 @@ impl Dump {
         let start = Instant::now();
         let failed = |error: io::Error| Failure::file("writing", path, &error);
         OwnFiles::of([&self.database.path]).check_output(path)?;
-        let file = self.create(path)?;
+        let target = Target::create(path, self.force)?;
         let progress = Progress::counter(output, "rows written:");
-        let buffered = BufWriter::with_capacity(256 << 10, &file);
+        let buffered = BufWriter::with_capacity(256 << 10, &target.file);
         let written = self.write_rows(format, buffered, rows, &progress);
         progress.finish();
-        let written = written.map_err(|stopped| stopped.or_else(failed))?;
-        // Pipes and devices have nothing to sync.
-        if file.metadata().is_ok_and(|metadata| metadata.is_file()) {
-            file.sync_all().map_err(failed)?;
-        }
+        let written = written.map_err(|stopped| match stopped {
+            Stopped::Database(failure) if target.entry.is_some() => failure.hint("no file was made"),
+            stopped => stopped.or_else(failed),
+        })?;
+        target.finish(self.force).map_err(failed)?;
         let elapsed = start.elapsed();
         let Written { rows, bytes, gaps } = written;
         let gaps = self.skip_damage.then_some(gaps);
@@ -149,19 +154,6 @@ impl Dump {
         }
     }
 
-    /// The file, new unless it may be replaced; a pipe or a device is written to as it is.
-    fn create(&self, path: &Path) -> Result<File> {
-        let is_special = fs::metadata(path).is_ok_and(|metadata| !metadata.is_file());
-        let may_exist = self.force || is_special;
-        let file = OpenOptions::new().write(true).create(true).truncate(true).create_new(!may_exist).open(path);
-        file.map_err(|error| match error.kind() {
-            io::ErrorKind::AlreadyExists => {
-                Failure::other(format!("{} is there already", path.display())).hint("--force replaces it")
-            }
-            _ => Failure::file("creating", path, &error),
-        })
-    }
-
     fn write_rows(
         &self,
         format: Format,
@@ -194,7 +186,7 @@ impl Dump {
                 progress.add(ROWS_BETWEEN_REPORTS);
                 if interrupt::requested() {
                     let rows = figures::plural(written.rows, "row");
-                    let message = format!("interrupted after {rows}: the file is not complete");
+                    let message = format!("interrupted after {rows}: the dump is not complete");
                     return Err(Stopped::Database(Failure::new(Exit::Interrupted, message)));
                 }
             }
@@ -223,6 +215,51 @@ impl Dump {
             Failure::bad_input(format!("the row of key '{key}' can't be written: {error}"))
                 .hint("--columns names the fields to write; without --values and --columns, any value can be written"),
         )
+    }
+}
+
+/// The file that rows are written to.
+struct Target {
+    file: File,
+    /// `None` for a pipe or a device, which is written to as it is.
+    entry: Option<Unfinished<OwnedFd>>,
+}
+
+impl Target {
+    /// Begins a file that is new, or may replace the one of its name.
+    fn create(path: &Path, replace: bool) -> Result<Target> {
+        let failed = |error: io::Error| Failure::file("creating", path, &error);
+        let old = fs::metadata(path).ok();
+        if old.as_ref().is_some_and(|old| !old.is_file()) {
+            return Ok(Target { file: File::options().write(true).open(path).map_err(failed)?, entry: None });
+        }
+        if !replace && fs::symlink_metadata(path).is_ok() {
+            return Err(Failure::other(format!("{} is there already", path.display())).hint("--force replaces it"));
+        }
+        // The file that a symbolic link leads to is replaced, not the link.
+        let path = if old.is_some() { fs::canonicalize(path).map_err(failed)? } else { path.to_path_buf() };
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(failed(io::ErrorKind::IsADirectory.into()));
+        };
+        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        let directory = openat(CWD, parent, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        let entry = Unfinished::new(directory.map_err(|error| failed(error.into()))?, name.as_bytes());
+        let file = entry.create(Mode::from_raw_mode(0o666)).map_err(failed)?;
+        if let Some(old) = old {
+            // Only root may give a file away.
+            let _ = fchown(&file, Some(old.uid()), Some(old.gid()));
+            file.set_permissions(old.permissions()).map_err(failed)?;
+        }
+        Ok(Target { file, entry: Some(entry) })
+    }
+
+    /// Gives the file its name once it is on the medium; pipes and devices have nothing to sync.
+    fn finish(self, replace: bool) -> io::Result<()> {
+        let Some(entry) = self.entry else { return Ok(()) };
+        self.file.sync_all()?;
+        let directory = entry.directory().try_clone()?;
+        entry.finish(replace)?;
+        Ok(fsync(directory)?)
     }
 }
 

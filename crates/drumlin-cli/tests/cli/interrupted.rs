@@ -54,3 +54,27 @@ fn interrupted_load(options: &[&str]) -> (Bench, u64) {
     let rows = bench.ok(&["scan", "db", "--count"]).trim().parse().unwrap();
     (bench, rows)
 }
+
+/// An interrupted dump leaves no file.
+#[test]
+fn a_dump_leaves_no_file() {
+    let bench = Bench::new();
+    let rows: String = (0..200_000).map(|row| format!("{row}\n")).collect();
+    bench.ok_with(&["load", "db", "-", "--format", "csv", "--no-header", "--key", "1"], rows.as_bytes());
+    let names = || std::fs::read_dir(bench.path()).unwrap().map(|item| item.unwrap().file_name());
+    loop {
+        let mut dump =
+            bench.command(&["dump", "db", "out.csv"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        while names().count() == 1 && dump.try_wait().unwrap().is_none() {
+            std::thread::yield_now();
+        }
+        // Fails if the dump has come to its end.
+        let _ = kill_process(Pid::from_child(&dump), Signal::INT);
+        match dump.wait().unwrap().code() {
+            Some(130) => break,
+            code => assert_eq!(code, Some(0)),
+        }
+        std::fs::remove_file(bench.path().join("out.csv")).unwrap();
+    }
+    assert_eq!(names().collect::<Vec<_>>(), ["db"]);
+}

@@ -1,5 +1,8 @@
 //! `load` reads back all that `dump` writes.
 
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+
 use crate::support::Bench;
 
 /// A database with all that makes formats stumble.
@@ -131,4 +134,42 @@ fn lines_are_never_blank() {
         bench.ok(&["put", "db", "a", value]);
         assert!(bench.fails(7, &["dump", "db", "--values", "--format", "csv"]).contains("no fields"));
     }
+}
+
+/// A dump that ends early leaves no file, under any name, and does not touch the one that it was to replace; one that
+/// comes to its end replaces the file that a link leads to, which keeps its permissions.
+#[test]
+fn a_dump_is_whole_or_not_there() {
+    let bench = Bench::new();
+    let rows: String = (0..20_000).map(|row| format!("{{\"k\":{row},\"v\":{}}}\n", row * 7919)).collect();
+    bench.ok_with(&["load", "db", "-", "--format", "jsonl", "--key", "k"], rows.as_bytes());
+    bench.ok(&["put", "db", "z", "no JSON"]);
+    let names = || {
+        let mut names: Vec<_> = fs::read_dir(bench.path()).unwrap().map(|item| item.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    assert!(bench.fails(7, &["dump", "db", "out.csv", "--values"]).contains("hint: no file was made"));
+    assert_eq!(names(), ["db"]);
+    // A limit to the size of files is a disk that is full, as far as a process can tell.
+    let limited = format!("ulimit -f 100; exec '{}' dump db out.csv", env!("CARGO_BIN_EXE_drumlin"));
+    let mut shell = std::process::Command::new("sh");
+    let ended = shell.args(["-c", &format!("trap '' XFSZ; {limited}")]).current_dir(bench.path()).output().unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    assert_eq!(names(), ["db"]);
+
+    let mine = bench.write("mine.csv", "mine");
+    fs::set_permissions(&mine, fs::Permissions::from_mode(0o600)).unwrap();
+    symlink("mine.csv", bench.path().join("link.csv")).unwrap();
+    bench.fails(7, &["dump", "db", "link.csv", "--values", "--force"]);
+    bench.fails(1, &["dump", "db", "link.csv"]);
+    assert_eq!(
+        (names(), fs::read(&mine).unwrap()),
+        (vec!["db".into(), "link.csv".into(), "mine.csv".into()], b"mine".to_vec())
+    );
+    bench.ok(&["dump", "db", "link.csv", "--force"]);
+    assert_eq!(fs::metadata(&mine).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(fs::read_to_string(&mine).unwrap().lines().count(), 20_002);
+    assert!(fs::symlink_metadata(bench.path().join("link.csv")).unwrap().is_symlink());
+    assert_eq!(names().len(), 3);
 }

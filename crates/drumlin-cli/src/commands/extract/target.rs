@@ -2,19 +2,20 @@
 //!
 //! A path is entered one name at a time from the directory's own descriptor, and never through a symbolic link: neither
 //! a path with `..` in the database nor a link that lies in the directory, or is put there meanwhile, leads out of it.
-//! Files and links are made under a name of their own and renamed once they are whole.
+//! Files and links get their names once they are whole ([`Unfinished`]).
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::time::UNIX_EPOCH;
 
 use rustix::fs::{
-    AtFlags, CWD, Mode, OFlags, RenameFlags, Timespec, Timestamps, UTIME_OMIT, fchmod, futimens, mkdirat, openat,
-    renameat, renameat_with, statat, symlinkat, unlinkat, utimensat,
+    AtFlags, CWD, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, fchmod, futimens, mkdirat, openat, symlinkat,
+    utimensat,
 };
 use rustix::io::Errno;
+
+use crate::unfinished::Unfinished;
 
 /// The bits of a mode that are given back: setuid and setgid speak of owners, which are not stored.
 const MODE_BITS: u32 = 0o1777;
@@ -43,24 +44,13 @@ pub(super) struct Target {
     root: OwnedFd,
     /// The directories entered last, from the root down.
     entered: Vec<(Vec<u8>, OwnedFd)>,
-    /// The number in the next first name; begins with the time, so that it differs from those that a killed run left.
-    next_name: u128,
 }
 
 /// A file that is being written. Removed when it is dropped unfinished.
 #[derive(Debug)]
 pub(super) struct NewFile<'t> {
     file: File,
-    entry: Unfinished<'t>,
-}
-
-/// An entry under its first name.
-#[derive(Debug)]
-struct Unfinished<'t> {
-    directory: BorrowedFd<'t>,
-    first_name: String,
-    name: Vec<u8>,
-    is_finished: bool,
+    entry: Unfinished<BorrowedFd<'t>>,
 }
 
 fn open_directory(at: impl AsFd, name: &[u8]) -> rustix::io::Result<OwnedFd> {
@@ -70,8 +60,7 @@ fn open_directory(at: impl AsFd, name: &[u8]) -> rustix::io::Result<OwnedFd> {
 impl Target {
     pub(super) fn open(directory: &Path) -> io::Result<Target> {
         let root = openat(CWD, directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-        let next_name = UNIX_EPOCH.elapsed().map_or(0, |now| now.as_nanos());
-        Ok(Target { root, entered: Vec::new(), next_name })
+        Ok(Target { root, entered: Vec::new() })
     }
 
     /// Makes a directory, to be set to its attributes in the end; `false` if it was there.
@@ -97,9 +86,7 @@ impl Target {
 
     pub(super) fn begin_file(&mut self, path: &[u8]) -> io::Result<NewFile<'_>> {
         let entry = self.begin(path)?;
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(entry.directory, &entry.first_name, flags, Mode::RUSR | Mode::WUSR)?;
-        Ok(NewFile { file: File::from(file), entry })
+        Ok(NewFile { file: entry.create(Mode::RUSR | Mode::WUSR)?, entry })
     }
 
     /// Makes a symbolic link that leads to `destination`, wherever that is.
@@ -111,16 +98,14 @@ impl Target {
         replace: bool,
     ) -> io::Result<()> {
         let entry = self.begin(path)?;
-        symlinkat(destination, entry.directory, &entry.first_name)?;
-        utimensat(entry.directory, &entry.first_name, &attributes.times, AtFlags::SYMLINK_NOFOLLOW)?;
+        symlinkat(destination, entry.directory(), entry.first_name())?;
+        utimensat(entry.directory(), entry.first_name(), &attributes.times, AtFlags::SYMLINK_NOFOLLOW)?;
         entry.finish(replace)
     }
 
-    fn begin(&mut self, path: &[u8]) -> io::Result<Unfinished<'_>> {
-        self.next_name += 1;
-        let first_name = format!(".drumlin-{}-{:x}", std::process::id(), self.next_name);
+    fn begin(&mut self, path: &[u8]) -> io::Result<Unfinished<BorrowedFd<'_>>> {
         let (directory, name) = self.enter_parent(path)?;
-        Ok(Unfinished { directory, first_name, name: name.to_vec(), is_finished: false })
+        Ok(Unfinished::new(directory, name))
     }
 
     /// The directory in which a path's last name is, made with those above it where they are missing; and the name.
@@ -162,35 +147,6 @@ impl NewFile<'_> {
         fchmod(&self.file, attributes.mode)?;
         futimens(&self.file, &attributes.times)?;
         self.entry.finish(replace)
-    }
-}
-
-impl Unfinished<'_> {
-    fn finish(mut self, replace: bool) -> io::Result<()> {
-        let (at, from, to) = (self.directory, self.first_name.as_bytes(), &self.name[..]);
-        let renamed = match replace {
-            true => renameat(at, from, at, to),
-            false => match renameat_with(at, from, at, to, RenameFlags::NOREPLACE) {
-                // A file system that can't: a look first, which another process could run ahead of.
-                Err(Errno::INVAL | Errno::NOSYS) => match statat(at, to, AtFlags::SYMLINK_NOFOLLOW) {
-                    Err(Errno::NOENT) => renameat(at, from, at, to),
-                    Ok(_) => Err(Errno::EXIST),
-                    Err(error) => Err(error),
-                },
-                renamed => renamed,
-            },
-        };
-        self.is_finished = renamed.is_ok();
-        Ok(renamed?)
-    }
-}
-
-impl Drop for Unfinished<'_> {
-    fn drop(&mut self) {
-        if !self.is_finished {
-            // Fails where it was not made.
-            let _ = unlinkat(self.directory, &self.first_name, AtFlags::empty());
-        }
     }
 }
 
