@@ -1,7 +1,7 @@
 //! Entries of a directory that get their name once they are whole.
 //!
-//! A file or link is made beside its final name, under a first name that is free, and renamed in the end. If it is dropped
-//! before, it is removed; a process that is killed leaves it under its first name.
+//! A file or link is made beside its final name, under a first name that is free, and renamed in the end. If it is
+//! dropped before, it is removed; a process that is killed leaves it under its first name.
 
 use std::io;
 use std::os::fd::AsFd;

@@ -19,7 +19,7 @@ use crate::database::{DatabaseArgs, KeyspaceArgs};
 use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
 use crate::own_files::OwnFiles;
-use crate::rows::{self, Format, Layout};
+use crate::rows::{self, Format, Layout, RowTooLong};
 use crate::terminal::{Output, Progress, figures, style};
 use crate::text::{Escaped, Hex, harmless};
 use crate::unfinished::Unfinished;
@@ -211,10 +211,15 @@ impl Dump {
             return Stopped::File(error);
         }
         let key: &dyn std::fmt::Display = if self.hex { &Hex(key) } else { &Escaped::new(key) };
-        Stopped::Database(
-            Failure::bad_input(format!("the row of key '{key}' can't be written: {error}"))
-                .hint("--columns names the fields to write; without --values and --columns, any value can be written"),
-        )
+        let is_too_long = RowTooLong::is_reason(&error);
+        Stopped::Database(Failure::bad_input(format!("the row of key '{key}' can't be written: {error}")).hint(
+            match is_too_long {
+                true => "the binary form takes rows of any length: give a FILE.rows, or --format binary",
+                false => {
+                    "--columns names the fields to write; without --values and --columns, any value can be written"
+                }
+            },
+        ))
     }
 }
 

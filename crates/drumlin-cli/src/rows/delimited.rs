@@ -10,7 +10,7 @@ use std::io::{self, BufRead, Write};
 
 use memchr::{memchr, memchr3};
 
-use super::lines::{Lines, content};
+use super::lines::{Lines, Measure, content, may_exceed};
 use super::{Choice, Flaw, Next, Place, Row, Sink, Source, line_key};
 use crate::terminal::figures;
 use crate::text::Escaped;
@@ -69,9 +69,8 @@ struct Columns {
 }
 
 impl<R: BufRead> Delimited<R> {
-    pub(super) fn new(delimiter: u8, input: R, choice: Choice) -> Delimited<R> {
-        let record = Record::default();
-        Delimited { delimiter, lines: Lines::new(input), choice, columns: None, record, remark: None }
+    pub(super) fn new(delimiter: u8, lines: Lines<R>, choice: Choice) -> Delimited<R> {
+        Delimited { delimiter, lines, choice, columns: None, record: Record::default(), remark: None }
     }
 
     /// Reads the next record; false at the end. Blank lines are passed over. A quote that is not closed, or is closed
@@ -389,17 +388,30 @@ fn split(
 #[derive(Debug)]
 pub(super) struct DelimitedSink<W> {
     delimiter: u8,
+    bytes_limit: u64,
     output: W,
 }
 
 impl<W: Write> DelimitedSink<W> {
-    pub(super) fn new(delimiter: u8, output: W) -> DelimitedSink<W> {
-        DelimitedSink { delimiter, output }
+    pub(super) fn new(delimiter: u8, bytes_limit: u64, output: W) -> DelimitedSink<W> {
+        DelimitedSink { delimiter, bytes_limit, output }
     }
 }
 
-/// Writes the names of columns, or a row: one field or more.
-pub(super) fn write_record<F: AsRef<[u8]>>(output: &mut impl Write, delimiter: u8, fields: &[F]) -> io::Result<()> {
+/// Writes the names of columns, or a row: one field or more. If they take more than the limit, nothing is written.
+pub(super) fn write_record<F: AsRef<[u8]>>(
+    output: &mut impl Write,
+    delimiter: u8,
+    bytes_limit: u64,
+    fields: &[F],
+) -> io::Result<()> {
+    if may_exceed(bytes_limit, fields.iter().map(|field| field.as_ref().len() + 1).sum()) {
+        write_fields(&mut Measure::new(bytes_limit), delimiter, fields)?;
+    }
+    write_fields(output, delimiter, fields)
+}
+
+fn write_fields<F: AsRef<[u8]>>(output: &mut impl Write, delimiter: u8, fields: &[F]) -> io::Result<()> {
     match fields {
         [] => unreachable!("a record has a field"),
         // A blank line is no record.
@@ -435,7 +447,7 @@ fn write_field(output: &mut impl Write, delimiter: u8, field: &[u8]) -> io::Resu
 
 impl<W: Write> Sink for DelimitedSink<W> {
     fn write(&mut self, key: &[u8], value: &[u8]) -> io::Result<()> {
-        write_record(&mut self.output, self.delimiter, &[key, value])
+        write_record(&mut self.output, self.delimiter, self.bytes_limit, &[key, value])
     }
 
     fn finish(&mut self) -> io::Result<()> {
@@ -456,7 +468,7 @@ mod tests {
     type Read = Result<(Vec<u8>, Vec<u8>), (Place, String)>;
 
     fn rows(text: &[u8], choice: Choice) -> Vec<Read> {
-        let mut source = Delimited::new(b',', text, choice);
+        let mut source = Delimited::new(b',', Lines::new(text, 1000), choice);
         let mut rows = Vec::new();
         loop {
             let mut row = Row::default();
@@ -501,7 +513,7 @@ mod tests {
     }
 
     fn reader(text: &[u8], bytes_limit: u64) -> Delimited<&[u8]> {
-        Delimited { lines: Lines::with_limit(text, bytes_limit), ..Delimited::new(b',', text, choice()) }
+        Delimited::new(b',', Lines::new(text, bytes_limit), choice())
     }
 
     /// The records and flaws of any text, read in one pass, are those of a reader that begins again at each line that a

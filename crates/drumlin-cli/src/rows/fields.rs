@@ -115,6 +115,7 @@ fn cell(field: &RawValue) -> Vec<u8> {
 #[derive(Debug)]
 pub(super) struct FieldsSink<W> {
     delimiter: u8,
+    bytes_limit: u64,
     output: W,
     columns: Option<Columns>,
 }
@@ -130,11 +131,16 @@ enum Columns {
 }
 
 impl<W: Write> FieldsSink<W> {
-    pub(super) fn new(delimiter: u8, chosen: Option<Vec<String>>, mut output: W) -> io::Result<FieldsSink<W>> {
+    pub(super) fn new(
+        delimiter: u8,
+        bytes_limit: u64,
+        chosen: Option<Vec<String>>,
+        mut output: W,
+    ) -> io::Result<FieldsSink<W>> {
         if let Some(names) = &chosen {
-            write_record(&mut output, delimiter, names)?;
+            write_record(&mut output, delimiter, bytes_limit, names)?;
         }
-        Ok(FieldsSink { delimiter, output, columns: chosen.map(Columns::Chosen) })
+        Ok(FieldsSink { delimiter, bytes_limit, output, columns: chosen.map(Columns::Chosen) })
     }
 
     /// The columns that the first value has; its names are the first line.
@@ -147,7 +153,7 @@ impl<W: Write> FieldsSink<W> {
         }
         let names: Vec<String> = first.names.iter().map(|name| name.clone().into_owned()).collect();
         names.iter().try_for_each(|name| first.get(name).map(drop))?;
-        write_record(&mut self.output, self.delimiter, &names)?;
+        write_record(&mut self.output, self.delimiter, self.bytes_limit, &names)?;
         Ok(Columns::OfFirst(names))
     }
 }
@@ -185,7 +191,7 @@ impl<W: Write> Sink for FieldsSink<W> {
             }
         };
         self.columns = Some(columns);
-        write_record(&mut self.output, self.delimiter, &cells)
+        write_record(&mut self.output, self.delimiter, self.bytes_limit, &cells)
     }
 
     fn finish(&mut self) -> io::Result<()> {

@@ -10,7 +10,7 @@ use std::io::{self, BufRead, Write};
 use serde_json::value::RawValue;
 
 use super::fields::{Fields, field_bytes};
-use super::lines::{Lines, content};
+use super::lines::{Lines, Measure, content, may_exceed};
 use super::{Choice, Flaw, Layout, Next, Place, Row, Sink, Source, line_key};
 use crate::text::{JsonBytes, JsonRow};
 
@@ -22,8 +22,8 @@ pub(super) struct JsonLines<R> {
 }
 
 impl<R: BufRead> JsonLines<R> {
-    pub(super) fn new(input: R, choice: Choice) -> JsonLines<R> {
-        JsonLines { lines: Lines::new(input), choice }
+    pub(super) fn new(lines: Lines<R>, choice: Choice) -> JsonLines<R> {
+        JsonLines { lines, choice }
     }
 }
 
@@ -80,58 +80,62 @@ fn reason(error: &serde_json::Error) -> (u64, String) {
 #[derive(Debug)]
 pub(super) struct JsonLinesSink<W> {
     layout: Layout,
+    bytes_limit: u64,
     output: W,
 }
 
 impl<W: Write> JsonLinesSink<W> {
-    pub(super) fn new(layout: Layout, output: W) -> JsonLinesSink<W> {
-        JsonLinesSink { layout, output }
+    pub(super) fn new(layout: Layout, bytes_limit: u64, output: W) -> JsonLinesSink<W> {
+        JsonLinesSink { layout, bytes_limit, output }
     }
+}
 
-    /// A value that is JSON goes out as it is, without line breaks: between its parts they are but white space.
-    fn write_value(&mut self, value: &[u8]) -> io::Result<()> {
-        let Ok(json) = serde_json::from_slice::<&RawValue>(value) else {
-            return Ok(serde_json::to_writer(&mut self.output, &JsonBytes(value))?);
-        };
-        json.get().split(['\n', '\r']).try_for_each(|part| self.output.write_all(part.as_bytes()))
-    }
-
-    fn write_fields(&mut self, value: &[u8], names: &[String]) -> io::Result<()> {
-        let fields = Fields::of_object(value)?;
-        self.output.write_all(b"{")?;
-        let mut is_first = true;
-        for name in names {
-            let Some(field) = fields.get(name)? else { continue };
-            if !std::mem::take(&mut is_first) {
-                self.output.write_all(b",")?;
-            }
-            serde_json::to_writer(&mut self.output, name)?;
-            self.output.write_all(b":")?;
-            field.get().split(['\n', '\r']).try_for_each(|part| self.output.write_all(part.as_bytes()))?;
+fn write_line(output: &mut impl Write, layout: &Layout, key: &[u8], value: &[u8]) -> io::Result<()> {
+    match layout {
+        Layout::Rows => {
+            let row = JsonRow { key: JsonBytes(key), value: Some(JsonBytes(value)) };
+            serde_json::to_writer(&mut *output, &row)?;
         }
-        self.output.write_all(b"}")
+        Layout::Values => write_value(output, value)?,
+        Layout::Fields(names) => write_fields(output, value, names)?,
     }
+    output.write_all(b"\n")
+}
+
+fn write_value(output: &mut impl Write, value: &[u8]) -> io::Result<()> {
+    match serde_json::from_slice(value) {
+        Ok(json) => write_json(output, json),
+        Err(_) => Ok(serde_json::to_writer(output, &JsonBytes(value))?),
+    }
+}
+
+/// JSON goes out as it is, without line breaks: between its parts they are but white space.
+fn write_json(output: &mut impl Write, json: &RawValue) -> io::Result<()> {
+    json.get().split(['\n', '\r']).try_for_each(|part| output.write_all(part.as_bytes()))
+}
+
+fn write_fields(output: &mut impl Write, value: &[u8], names: &[String]) -> io::Result<()> {
+    let fields = Fields::of_object(value)?;
+    output.write_all(b"{")?;
+    let mut is_first = true;
+    for name in names {
+        let Some(field) = fields.get(name)? else { continue };
+        if !std::mem::take(&mut is_first) {
+            output.write_all(b",")?;
+        }
+        serde_json::to_writer(&mut *output, name)?;
+        output.write_all(b":")?;
+        write_json(output, field)?;
+    }
+    output.write_all(b"}")
 }
 
 impl<W: Write> Sink for JsonLinesSink<W> {
     fn write(&mut self, key: &[u8], value: &[u8]) -> io::Result<()> {
-        match std::mem::replace(&mut self.layout, Layout::Rows) {
-            Layout::Rows => {
-                serde_json::to_writer(
-                    &mut self.output,
-                    &JsonRow { key: JsonBytes(key), value: Some(JsonBytes(value)) },
-                )?;
-            }
-            Layout::Values => {
-                self.write_value(value)?;
-                self.layout = Layout::Values;
-            }
-            Layout::Fields(names) => {
-                self.write_fields(value, &names)?;
-                self.layout = Layout::Fields(names);
-            }
+        if may_exceed(self.bytes_limit, key.len() + value.len()) {
+            write_line(&mut Measure::new(self.bytes_limit), &self.layout, key, value)?;
         }
-        self.output.write_all(b"\n")
+        write_line(&mut self.output, &self.layout, key, value)
     }
 
     fn finish(&mut self) -> io::Result<()> {

@@ -1,12 +1,13 @@
-//! Physical lines of a text file, with their numbers.
+//! Physical lines of a text file, with their numbers, and the limit to their length.
 
-use std::io::{BufRead, Read};
+use std::io::{self, BufRead, ErrorKind, Read, Write};
 
 use memchr::memchr;
 
-use super::{Flaw, Place};
+use super::{Flaw, Place, RowTooLong};
 
-/// A line longer than this is no line of text: without a limit, a binary file given by mistake would fill the memory.
+/// A line longer than this, or a row of several, is no text: without a limit, a binary file given by mistake would fill
+/// the memory. No longer row is written either.
 pub(super) const LINE_BYTES_LIMIT: u64 = 256 << 20;
 
 /// Reads line by line.
@@ -26,11 +27,7 @@ pub(super) struct Lines<R> {
 }
 
 impl<R: BufRead> Lines<R> {
-    pub(super) fn new(input: R) -> Lines<R> {
-        Lines::with_limit(input, LINE_BYTES_LIMIT)
-    }
-
-    pub(super) fn with_limit(input: R, bytes_limit: u64) -> Lines<R> {
+    pub(super) fn new(input: R, bytes_limit: u64) -> Lines<R> {
         Lines { input, number: 0, line: Vec::new(), bytes_limit, is_cut: false, again: (Vec::new(), 0), held: None }
     }
 
@@ -96,6 +93,39 @@ impl<R: BufRead> Lines<R> {
         }
         *from += end;
         true
+    }
+}
+
+/// A row is written twice, the first time to be measured, if its data may take more than the limit as text. The longest
+/// escape of a byte has six (`\u0000`); a row has some bytes of its own.
+pub(super) fn may_exceed(bytes_limit: u64, data_bytes: usize) -> bool {
+    data_bytes as u64 > bytes_limit / 8
+}
+
+/// Takes the bytes of one row, up to a limit.
+#[derive(Debug)]
+pub(super) struct Measure {
+    bytes_limit: u64,
+    bytes: u64,
+}
+
+impl Measure {
+    pub(super) fn new(bytes_limit: u64) -> Measure {
+        Measure { bytes_limit, bytes: 0 }
+    }
+}
+
+impl Write for Measure {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.bytes += bytes.len() as u64;
+        match self.bytes <= self.bytes_limit {
+            true => Ok(bytes.len()),
+            false => Err(io::Error::new(ErrorKind::InvalidData, RowTooLong { bytes_limit: self.bytes_limit })),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -18,6 +18,9 @@ use clap::ValueEnum;
 
 pub(crate) use binary::VALUE_BYTES_STREAMED;
 
+use self::lines::{LINE_BYTES_LIMIT, Lines};
+use crate::terminal::figures;
+
 /// A format of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Format {
@@ -49,6 +52,11 @@ impl Format {
             "gz" | "gzip" | "zst" | "zstd" => Format::of_path(Path::new(path.file_stem()?)),
             _ => Format::of_path(path),
         }
+    }
+
+    /// The usual byte between fields.
+    fn delimiter(self) -> u8 {
+        if self == Format::Tsv { b'\t' } else { b',' }
     }
 }
 
@@ -155,21 +163,58 @@ pub(crate) trait Source {
 
 /// Opens rows of a format.
 pub(crate) fn source<'a>(format: Format, input: impl BufRead + 'a, choice: Choice) -> Box<dyn Source + 'a> {
+    source_within(LINE_BYTES_LIMIT, format, input, choice)
+}
+
+fn source_within<'a>(
+    bytes_limit: u64,
+    format: Format,
+    input: impl BufRead + 'a,
+    choice: Choice,
+) -> Box<dyn Source + 'a> {
+    let delimiter = choice.delimiter.unwrap_or(format.delimiter());
     match format {
-        Format::Csv => Box::new(delimited::Delimited::new(choice.delimiter.unwrap_or(b','), input, choice)),
-        Format::Tsv => Box::new(delimited::Delimited::new(choice.delimiter.unwrap_or(b'\t'), input, choice)),
-        Format::Jsonl => Box::new(json_lines::JsonLines::new(input, choice)),
+        Format::Csv | Format::Tsv => {
+            Box::new(delimited::Delimited::new(delimiter, Lines::new(input, bytes_limit), choice))
+        }
+        Format::Jsonl => Box::new(json_lines::JsonLines::new(Lines::new(input, bytes_limit), choice)),
         Format::Binary => Box::new(binary::BinarySource::new(input)),
     }
 }
 
 /// Rows to a file.
 pub(crate) trait Sink {
-    /// Writes one row. `InvalidData` if the value is not one that the layout can show.
+    /// Writes one row. `InvalidData` if the value is not one that the layout can show, or by [`RowTooLong`]; then
+    /// nothing of the row is written.
     fn write(&mut self, key: &[u8], value: &[u8]) -> io::Result<()>;
     /// Writes what follows the last row.
     fn finish(&mut self) -> io::Result<()>;
 }
+
+/// A row that is longer as text than a line may be.
+#[derive(Debug)]
+pub(crate) struct RowTooLong {
+    bytes_limit: u64,
+}
+
+impl RowTooLong {
+    /// Returns `true` if a sink has failed by one.
+    pub(crate) fn is_reason(error: &io::Error) -> bool {
+        error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<RowTooLong>)
+    }
+}
+
+impl fmt::Display for RowTooLong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "it takes more than {} bytes as text, and load reads no longer rows",
+            figures::count(self.bytes_limit)
+        )
+    }
+}
+
+impl std::error::Error for RowTooLong {}
 
 /// The parts of rows that are written.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -188,20 +233,31 @@ pub(crate) fn sink<'a>(
     format: Format,
     delimiter: Option<u8>,
     layout: Layout,
+    output: impl Write + 'a,
+) -> io::Result<Box<dyn Sink + 'a>> {
+    sink_within(LINE_BYTES_LIMIT, format, delimiter, layout, output)
+}
+
+fn sink_within<'a>(
+    bytes_limit: u64,
+    format: Format,
+    delimiter: Option<u8>,
+    layout: Layout,
     mut output: impl Write + 'a,
 ) -> io::Result<Box<dyn Sink + 'a>> {
-    let usual = if format == Format::Tsv { b'\t' } else { b',' };
-    let delimiter = delimiter.unwrap_or(usual);
+    let delimiter = delimiter.unwrap_or(format.delimiter());
     Ok(match (format, layout) {
         (Format::Csv | Format::Tsv, Layout::Rows) => {
-            delimited::write_record(&mut output, delimiter, &["key", "value"])?;
-            Box::new(delimited::DelimitedSink::new(delimiter, output))
+            delimited::write_record(&mut output, delimiter, bytes_limit, &["key", "value"])?;
+            Box::new(delimited::DelimitedSink::new(delimiter, bytes_limit, output))
         }
-        (Format::Csv | Format::Tsv, Layout::Values) => Box::new(fields::FieldsSink::new(delimiter, None, output)?),
+        (Format::Csv | Format::Tsv, Layout::Values) => {
+            Box::new(fields::FieldsSink::new(delimiter, bytes_limit, None, output)?)
+        }
         (Format::Csv | Format::Tsv, Layout::Fields(names)) => {
-            Box::new(fields::FieldsSink::new(delimiter, Some(names), output)?)
+            Box::new(fields::FieldsSink::new(delimiter, bytes_limit, Some(names), output)?)
         }
-        (Format::Jsonl, layout) => Box::new(json_lines::JsonLinesSink::new(layout, output)),
+        (Format::Jsonl, layout) => Box::new(json_lines::JsonLinesSink::new(layout, bytes_limit, output)),
         (Format::Binary, _) => Box::new(binary::BinarySink::new(output)?),
     })
 }
@@ -278,6 +334,47 @@ mod tests {
                 assert_eq!(values(&again), values(&loaded), "{format:?}: {:?}", String::from_utf8_lossy(&dumped));
             }
         }
+    }
+
+    /// Each row that a text form writes is read back, and one that is longer than a line may be is refused before
+    /// anything of it is written; in one line or several, with escapes and without.
+    #[test]
+    fn rows_that_are_too_long_are_not_written() {
+        const BYTES_LIMIT: u64 = 300;
+        let mut random = SmallRng::seed_from_u64(1);
+        let (mut written, mut refused) = (0, 0);
+        for round in 0..3000 {
+            let format = [Format::Csv, Format::Tsv, Format::Jsonl][round % 3];
+            let alphabet: &[u8] = [&b"a"[..], b"a\n", b"\"", b"\0", b"\xff", b"a\"\n,"][random.random_range(0..6)];
+            let length = random.random_range(0..320);
+            let text: Vec<u8> = (0..length).map(|_| alphabet[random.random_range(0..alphabet.len())]).collect();
+            let values = random.random();
+            let value = if values { serde_json::to_vec(&[String::from_utf8_lossy(&text)]).unwrap() } else { text };
+            let layout = if values { Layout::Values } else { Layout::Rows };
+            let write = |bytes_limit| {
+                let mut file = Vec::new();
+                let mut sink = sink_within(bytes_limit, format, None, layout.clone(), &mut file).unwrap();
+                let outcome = sink.write(b"key", &value);
+                drop(sink);
+                (file, outcome)
+            };
+            let header = if values || format == Format::Jsonl { "" } else { "key,value\n" };
+            let (file, outcome) = write(BYTES_LIMIT);
+            let Err(error) = outcome else {
+                let keys = choice("key", "value");
+                let whole = Choice { key: vec![], value: None, header: false, ..keys.clone() };
+                let choice = if values { whole } else { keys };
+                let rows = read_all(source_within(BYTES_LIMIT, format, &file[..], choice).as_mut());
+                assert_eq!((rows.len(), &rows[0].1), (1, &value), "{format:?}");
+                written += 1;
+                continue;
+            };
+            assert!(RowTooLong::is_reason(&error), "{error}");
+            assert_eq!(file.len(), header.len());
+            assert!(write(u64::MAX).0.len() - header.len() > BYTES_LIMIT as usize);
+            refused += 1;
+        }
+        assert!(written > 500 && refused > 500, "{written} written, {refused} refused");
     }
 
     /// Whatever the bytes, every format gives back what was written.
