@@ -7,7 +7,10 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::UNIX_EPOCH;
 
-use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags, openat, renameat, renameat_with, statat, unlinkat};
+use rustix::fs::{
+    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, flock, fstat, openat, renameat, renameat_with,
+    statat, unlinkat,
+};
 use rustix::io::Errno;
 
 /// An entry under its first name.
@@ -36,10 +39,13 @@ impl<D: AsFd> Unfinished<D> {
         &self.first_name
     }
 
-    /// Makes it as a file.
+    /// Makes it as a file, which stays locked while it is open: [`remove_leftovers`] lets it be.
     pub(crate) fn create(&self, mode: Mode) -> io::Result<std::fs::File> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        Ok(openat(&self.directory, &self.first_name, flags, mode)?.into())
+        let file = openat(&self.directory, &self.first_name, flags, mode)?;
+        // Fails on file systems without locks; leftovers are not removed there.
+        let _ = flock(&file, FlockOperation::NonBlockingLockExclusive);
+        Ok(file.into())
     }
 
     /// Gives the entry its name; `AlreadyExists` if the name is taken and is not to be replaced.
@@ -62,11 +68,74 @@ impl<D: AsFd> Unfinished<D> {
     }
 }
 
+/// Removes the files that killed processes left in a directory under their first names, as far as that is possible.
+pub(crate) fn remove_leftovers(directory: impl AsFd) {
+    let Ok(items) = Dir::read_from(&directory) else { return };
+    let names = items.flatten().map(|item| item.file_name().to_owned());
+    for name in names.filter(|name| is_first_name(name.to_bytes())) {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let Ok(file) = openat(&directory, &name, flags, Mode::empty()) else { continue };
+        let is_file = fstat(&file).is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::RegularFile);
+        // The lock of one that is still being written is taken.
+        if is_file && flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            let _ = unlinkat(&directory, &name, AtFlags::empty());
+        }
+    }
+}
+
+fn is_first_name(name: &[u8]) -> bool {
+    let numbers = name.strip_prefix(b".drumlin-").and_then(|numbers| str::from_utf8(numbers).ok()?.split_once('-'));
+    numbers.is_some_and(|(process, time)| process.parse::<u32>().is_ok() && u128::from_str_radix(time, 16).is_ok())
+}
+
 impl<D: AsFd> Drop for Unfinished<D> {
     fn drop(&mut self) {
         if !self.is_finished {
             // Fails if it was not made.
             let _ = unlinkat(&self.directory, &self.first_name, AtFlags::empty());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::io::Write;
+
+    use super::*;
+
+    /// A file has its name once it is finished, and none if it is dropped before; a killed process's file is removed,
+    /// but none that is being written, and none of another name.
+    #[test]
+    fn names_come_last() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = File::open(folder.path()).unwrap();
+        let names = || {
+            let items =
+                fs::read_dir(folder.path()).unwrap().map(|item| item.unwrap().file_name().into_string().unwrap());
+            let mut names: Vec<String> = items.collect();
+            names.sort();
+            names
+        };
+        let others = [".drumlin-1", ".drumlin-x-1", ".drumlin-1-x", "drumlin-1-1", "a"];
+        [&others[..], &[".drumlin-1-1af"]]
+            .concat()
+            .iter()
+            .for_each(|name| fs::write(folder.path().join(name), "").unwrap());
+        fs::create_dir(folder.path().join(".drumlin-1-2")).unwrap();
+        let entry = Unfinished::new(&directory, b"b");
+        let first_name = entry.first_name().to_owned();
+        let mut file = entry.create(Mode::RWXU).unwrap();
+        remove_leftovers(&directory);
+        let mut expected = [&others[..], &[".drumlin-1-2", &first_name]].concat();
+        expected.sort_unstable();
+        assert_eq!(names(), expected);
+        file.write_all(b"whole").unwrap();
+        entry.finish(false).unwrap();
+        assert_eq!(fs::read(folder.path().join("b")).unwrap(), b"whole");
+        let entry = Unfinished::new(&directory, b"b");
+        entry.create(Mode::RWXU).unwrap();
+        assert_eq!(entry.finish(false).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(names().len(), others.len() + 2);
     }
 }

@@ -7,9 +7,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::{Duration, UNIX_EPOCH};
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
+use rustix::process::{Pid, Signal, kill_process};
+use walkdir::WalkDir;
 
 use crate::support::Bench;
 
@@ -96,11 +99,60 @@ fn files_that_are_there_are_kept() {
     let answer = bench.run(&["extract", "db", "out"]);
     assert_eq!(answer.code, Some(1), "{}", answer.stderr);
     assert!(answer.stderr.contains("kept a.txt: it is there already"), "{}", answer.stderr);
-    assert!(String::from_utf8_lossy(&answer.stdout).contains("1 kept as they were there already"));
+    assert!(String::from_utf8_lossy(&answer.stdout).contains("1 there already, with another content: kept"));
     assert_eq!(fs::read(bench.path().join("out/a.txt")).unwrap(), b"mine");
     bench.ok(&["extract", "db", "out", "--force"]);
     fs::remove_file(bench.path().join("out/other")).unwrap();
     assert!(tree(&bench.path().join("out")) == tree(&bench.path().join("tree")));
+}
+
+/// A run that is killed or interrupted at any point is completed by the next: the tree is whole, with all modes and
+/// times, nothing else is there, and the code is 0. So it is after a run that came to its end. A directory that was
+/// there before keeps its mode.
+#[test]
+fn an_interrupted_run_is_completed() {
+    let bench = Bench::new();
+    let root = awkward(&bench);
+    for number in 0..300 {
+        bench.write(&format!("tree/many/{}/{number}", number % 20), vec![number as u8; 100_000]);
+    }
+    let old = UNIX_EPOCH + Duration::new(999_999_999, 1);
+    for folder in (0..20).map(|number| format!("many/{number}")).chain(["many".to_owned()]) {
+        fs::set_permissions(root.join(&folder), fs::Permissions::from_mode(0o711)).unwrap();
+        File::open(root.join(folder)).unwrap().set_times(FileTimes::new().set_modified(old)).unwrap();
+    }
+    bench.ok(&["index", "db", "tree"]);
+    let (expected, out) = (tree(&root), bench.path().join("out"));
+    let mut stopped = 0;
+    for part in 0..10 {
+        let mut extract =
+            bench.command(&["extract", "db", "out"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let entries = || if out.exists() { WalkDir::new(&out).into_iter().count() } else { 0 };
+        while entries() < expected.len() * part / 9 && extract.try_wait().unwrap().is_none() {
+            std::thread::yield_now();
+        }
+        let signal = if part % 2 == 0 { Signal::KILL } else { Signal::INT };
+        // Fails if it has come to its end.
+        let _ = kill_process(Pid::from_child(&extract), signal);
+        stopped += u32::from(extract.wait().unwrap().code() != Some(0));
+        bench.ok(&["extract", "db", "out"]);
+        let found = tree(&out);
+        assert!(
+            found == expected,
+            "{:?}",
+            found.iter().filter(|item| expected.get(item.0) != Some(item.1)).collect::<Vec<_>>()
+        );
+        fs::remove_dir_all(&out).unwrap();
+    }
+    assert!(stopped > 3, "{stopped} of 10 runs were stopped");
+
+    fs::create_dir_all(out.join("many/3")).unwrap();
+    fs::set_permissions(out.join("many/3"), fs::Permissions::from_mode(0o750)).unwrap();
+    bench.ok(&["extract", "db", "out"]);
+    let again: serde_json::Value = serde_json::from_str(&bench.ok(&["extract", "db", "out", "--json"])).unwrap();
+    assert_eq!((&again["identical"], &again["files"], &again["directories"]), (&308.into(), &0.into(), &0.into()));
+    assert_eq!(fs::metadata(out.join("many/3")).unwrap().mode() & 0o7777, 0o750);
+    assert_eq!(fs::metadata(out.join("many/4")).unwrap().mode() & 0o7777, 0o711);
 }
 
 /// A path selects one file, or a directory with all below it, and not what merely begins with its name.

@@ -1,7 +1,9 @@
 //! `drumlin extract`: the tree that `drumlin index` stored, back as files.
 //!
 //! Directories are made first, files and links next, and modes and times of directories last, from the deepest up:
-//! a directory changes with every entry made in it, and may forbid making any.
+//! a directory changes with every entry made in it, and may forbid making any. A run that follows one that was killed
+//! finds files that are whole, which it compares with the tree, and directories that are not finished, which it
+//! finishes.
 
 mod target;
 
@@ -17,7 +19,7 @@ use drumlin::{Keyspace, Salvaged, Value};
 use serde::Serialize;
 use xxhash_rust::xxh3::Xxh3Default;
 
-use self::target::{Attributes, Target};
+use self::target::{Attributes, Directory, Target};
 use super::index::{Entry, Kind, Store};
 use super::selection::{KeyRange, prefix_range};
 use crate::database::DatabaseArgs;
@@ -33,9 +35,10 @@ const NAMED_MAX: u64 = 10;
 /// Write a tree that `index` stored back to a directory
 ///
 /// Files, symbolic links and directories come back with their contents, permissions and times; setuid and setgid bits
-/// do not, since owners are not stored. A file or link that is in the directory already stays as it is, is named and
-/// makes the exit code 1, unless --force is given. Nothing is written outside of the directory, and no symbolic link
-/// in it is followed. Of a damaged database all is written that can be read, and the exit code is 4.
+/// do not, since owners are not stored. A file or link that is in the directory already stays as it is; one with
+/// another content is named and makes the exit code 1, unless --force is given. A run that was interrupted is completed
+/// by the next. Nothing is written outside of the directory, and no symbolic link in it is followed. Of a damaged
+/// database all is written that can be read, and the exit code is 4.
 #[derive(Debug, Args)]
 pub(crate) struct Extract {
     #[command(flatten)]
@@ -57,7 +60,9 @@ struct Summary {
     symlinks: u64,
     directories: u64,
     bytes: u64,
-    /// Left as they were: they were there already.
+    /// Files and links that were there already, with the content that they have in the tree.
+    identical: u64,
+    /// Left as they were, with another content.
     existing: u64,
     /// Not written, for another reason.
     failed: u64,
@@ -153,8 +158,8 @@ impl Job<'_> {
                 let Some((key, _)) = self.row(step?) else { continue };
                 let made = self.target.make_directory(&key);
                 match made {
-                    Ok(true) => self.summary.directories += 1,
-                    Ok(false) => {
+                    Ok(Directory::New | Directory::Unfinished) => self.summary.directories += 1,
+                    Ok(Directory::Existing) => {
                         self.existing.insert(key.to_vec());
                     }
                     Err(error) => self.not_written(&key, &error, &failed)?,
@@ -219,6 +224,14 @@ impl Job<'_> {
     /// Writes a file or symbolic link.
     fn write(&mut self, key: &[u8], entry: &[u8]) -> Result<(), Stopped> {
         let (entry, attributes) = attributes(entry)?;
+        match if self.force { None } else { self.target.is_there(key, &entry)? } {
+            None => {}
+            Some(true) => {
+                self.summary.identical += 1;
+                return Ok(());
+            }
+            Some(false) => return Err(io::Error::from(io::ErrorKind::AlreadyExists).into()),
+        }
         let content = self.store.contents.read(key).map_err(Stopped::Database)?;
         let mut content = content.ok_or_else(|| invalid("its content is missing"))?;
         if entry.kind == Kind::Symlink {
@@ -241,7 +254,7 @@ impl Job<'_> {
             bytes += length as u64;
             file.write_all(&buffer[..length])?;
         }
-        if entry.xxh3 != format!("{:032x}", hash.digest128()) {
+        if !entry.has_hash(hash.digest128()) {
             return Err(invalid("its content is another than when it was indexed").into());
         }
         file.finish(&attributes, self.force)?;
@@ -261,7 +274,9 @@ impl Job<'_> {
         if self.named <= NAMED_MAX {
             let (bad, path) = (style::BAD, Escaped::new(key));
             self.progress.remark(&match exists {
-                true => format!("{bad}kept{bad:#} {path}: it is there already (--force replaces it)"),
+                true => {
+                    format!("{bad}kept{bad:#} {path}: it is there already, with another content (--force replaces it)")
+                }
                 false => format!("{bad}not written{bad:#} {path}: {}", plain(error)),
             });
         }
@@ -316,7 +331,8 @@ impl Summary {
             figures::duration(Duration::from_secs_f64(self.seconds))
         );
         for (number, what) in [
-            (self.existing, "kept as they were there already"),
+            (self.identical, "there already, with the same content"),
+            (self.existing, "there already, with another content: kept"),
             (self.failed, "not written"),
             (self.damaged, "damaged in the database; all that can be read was written"),
         ] {

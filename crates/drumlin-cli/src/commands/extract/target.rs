@@ -5,17 +5,20 @@
 //! Files and links get their names once they are whole ([`Unfinished`]).
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, CWD, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, fchmod, futimens, mkdirat, openat, symlinkat,
-    utimensat,
+    AtFlags, CWD, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, fchmod, fstat, futimens, mkdirat, openat,
+    readlinkat, statat, symlinkat, utimensat,
 };
 use rustix::io::Errno;
+use rustix::process::geteuid;
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 
-use crate::unfinished::Unfinished;
+use crate::commands::index::{Entry, Kind};
+use crate::unfinished::{Unfinished, remove_leftovers};
 
 /// The bits of a mode that are given back: setuid and setgid speak of owners, which are not stored.
 const MODE_BITS: u32 = 0o1777;
@@ -38,6 +41,21 @@ impl Attributes {
     }
 }
 
+/// The mode of a directory that is not finished: it may have been left by a run that was killed, and no other is
+/// likely to have it. Only its owner may enter it, and the sticky bit then means nothing.
+const UNFINISHED: Mode = Mode::from_raw_mode(0o1700);
+
+/// A directory as a run finds or makes it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Directory {
+    /// Made by this run.
+    New,
+    /// Made by an earlier run, which did not finish it.
+    Unfinished,
+    /// It was there before.
+    Existing,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Target {
@@ -53,27 +71,73 @@ pub(super) struct NewFile<'t> {
     entry: Unfinished<BorrowedFd<'t>>,
 }
 
-fn open_directory(at: impl AsFd, name: &[u8]) -> rustix::io::Result<OwnedFd> {
-    openat(at, name, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+fn open_directory(at: impl AsFd, name: &[u8]) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(at, name, flags, Mode::empty()).map_err(|error| match error {
+        Errno::LOOP | Errno::NOTDIR => {
+            let what = "a file or symbolic link is where a directory should be";
+            io::Error::new(io::ErrorKind::NotADirectory, what)
+        }
+        error => error.into(),
+    })
+}
+
+fn hash_of_file(at: impl AsFd, name: &[u8]) -> io::Result<u128> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let mut file = File::from(openat(at, name, flags, Mode::empty())?);
+    let mut hash = Xxh3Default::new();
+    let mut buffer = [0; 64 << 10];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(hash.digest128()),
+            length => hash.update(&buffer[..length]),
+        }
+    }
 }
 
 impl Target {
     pub(super) fn open(directory: &Path) -> io::Result<Target> {
         let root = openat(CWD, directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        remove_leftovers(&root);
         Ok(Target { root, entered: Vec::new() })
     }
 
-    /// Makes a directory, to be set to its attributes in the end; `false` if it was there.
-    pub(super) fn make_directory(&mut self, path: &[u8]) -> io::Result<bool> {
-        let (directory, name) = self.enter_parent(path)?;
-        match mkdirat(directory, name, Mode::RWXU) {
-            Ok(()) => Ok(true),
+    /// Makes a directory, to be set to its attributes in the end, unless it is there. One that is there loses what
+    /// killed runs left in it.
+    pub(super) fn make_directory(&mut self, path: &[u8]) -> io::Result<Directory> {
+        let (parent, name) = self.enter_parent(path)?;
+        match mkdirat(parent, name, UNFINISHED) {
+            Ok(()) => Ok(Directory::New),
             Err(Errno::EXIST) => {
-                open_directory(directory, name).map_err(|_| not_a_directory())?;
-                Ok(false)
+                let directory = open_directory(parent, name)?;
+                remove_leftovers(&directory);
+                let found = fstat(&directory)?;
+                // A setgid bit comes from the directory above.
+                let mode = Mode::from_raw_mode(found.st_mode & MODE_BITS);
+                let is_own = mode == UNFINISHED && found.st_uid == geteuid().as_raw();
+                Ok(if is_own { Directory::Unfinished } else { Directory::Existing })
             }
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Compares what is there under a path with a file or symbolic link of the tree; `None` if nothing is.
+    pub(super) fn is_there(&mut self, path: &[u8], entry: &Entry) -> io::Result<Option<bool>> {
+        let (directory, name) = self.enter_parent(path)?;
+        let found = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => return Ok(None),
+            found => found?,
+        };
+        let has_size = u64::try_from(found.st_size) == Ok(entry.size);
+        let hash = match (FileType::from_raw_mode(found.st_mode), entry.kind) {
+            (FileType::RegularFile, Kind::File) if has_size => hash_of_file(directory, name),
+            (FileType::Symlink, Kind::Symlink) => {
+                readlinkat(directory, name, Vec::new()).map(|path| xxh3_128(path.to_bytes())).map_err(io::Error::from)
+            }
+            _ => return Ok(Some(false)),
+        };
+        // One that can't be read is another, as far as can be told.
+        Ok(Some(hash.is_ok_and(|hash| entry.has_hash(hash))))
     }
 
     pub(super) fn set_directory(&mut self, path: &[u8], attributes: &Attributes) -> io::Result<()> {
@@ -123,18 +187,11 @@ impl Target {
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(error) => return Err(error.into()),
             }
-            let directory = open_directory(parent, name).map_err(|error| match error {
-                Errno::LOOP | Errno::NOTDIR => not_a_directory(),
-                error => error.into(),
-            })?;
+            let directory = open_directory(parent, name)?;
             self.entered.push((name.to_vec(), directory));
         }
         Ok((self.entered.last().map_or(self.root.as_fd(), |(_, directory)| directory.as_fd()), name))
     }
-}
-
-fn not_a_directory() -> io::Error {
-    io::Error::new(io::ErrorKind::NotADirectory, "a file or symbolic link is where a directory should be")
 }
 
 impl NewFile<'_> {
@@ -153,7 +210,7 @@ impl NewFile<'_> {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::{MetadataExt, symlink};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
     use super::*;
 
@@ -192,6 +249,25 @@ mod tests {
         let mut names: Vec<_> = fs::read_dir(&inside).unwrap().map(|item| item.unwrap().file_name()).collect();
         names.sort();
         assert_eq!(names, ["dangling", "link"]);
+    }
+
+    /// A directory that a run has made and not finished is told from one that was there, also in one that hands down
+    /// its group.
+    #[test]
+    fn unfinished_directories_are_known() {
+        let folder = tempfile::tempdir().unwrap();
+        let set_mode = |path: &str, mode| {
+            fs::set_permissions(folder.path().join(path), fs::Permissions::from_mode(mode)).unwrap();
+        };
+        set_mode("", 0o2755);
+        fs::create_dir(folder.path().join("mine")).unwrap();
+        set_mode("mine", 0o700);
+        let mut target = Target::open(folder.path()).unwrap();
+        assert_eq!(target.make_directory(b"new").unwrap(), Directory::New);
+        assert_eq!(target.make_directory(b"new").unwrap(), Directory::Unfinished);
+        assert_eq!(target.make_directory(b"mine").unwrap(), Directory::Existing);
+        target.set_directory(b"new", &attributes()).unwrap();
+        assert_eq!(target.make_directory(b"new").unwrap(), Directory::Existing);
     }
 
     /// Files keep their time to the nanosecond and their permissions, but no setuid bit; a taken name is kept.

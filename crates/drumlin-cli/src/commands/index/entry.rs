@@ -37,6 +37,11 @@ impl Entry {
         Entry { kind, size, mtime_ns: mtime_ns(metadata), mode: mode(metadata), xxh3: format!("{xxh3:032x}") }
     }
 
+    /// Returns `true` if the content had this XXH3-128.
+    pub(crate) fn has_hash(&self, xxh3: u128) -> bool {
+        self.xxh3 == format!("{xxh3:032x}")
+    }
+
     pub(super) fn of_directory(metadata: &Metadata) -> Entry {
         Entry::new(Kind::Directory, metadata, 0, xxh3_128(&[]))
     }
