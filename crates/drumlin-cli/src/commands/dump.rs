@@ -70,7 +70,10 @@ pub(crate) struct Dump {
 #[derive(Serialize)]
 struct Summary {
     rows: u64,
+    /// Of keys and values.
     bytes: u64,
+    /// `None` for a pipe or a device.
+    file_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     gaps: Option<u64>,
     seconds: f64,
@@ -117,17 +120,16 @@ impl Dump {
             Stopped::Database(failure) if target.entry.is_some() => failure.hint("no file was made"),
             stopped => stopped.or_else(failed),
         })?;
-        target.finish(self.force).map_err(failed)?;
+        let file_bytes = target.finish(self.force).map_err(failed)?;
         let elapsed = start.elapsed();
         let Written { rows, bytes, gaps } = written;
         let gaps = self.skip_damage.then_some(gaps);
-        output.print(&Summary { rows, bytes, gaps, seconds: elapsed.as_secs_f64() }, || {
-            format!(
-                "wrote {}, {}, in {}",
-                figures::plural(rows, "row"),
-                figures::bytes(bytes),
-                figures::duration(elapsed)
-            )
+        output.print(&Summary { rows, bytes, file_bytes, gaps, seconds: elapsed.as_secs_f64() }, || {
+            let size = match file_bytes {
+                Some(file_bytes) => format!("a file of {}", figures::bytes(file_bytes)),
+                None => format!("{} of keys and values", figures::bytes(bytes)),
+            };
+            format!("wrote {}, {size}, in {}", figures::plural(rows, "row"), figures::duration(elapsed))
         })?;
         written.outcome(passed_over)
     }
@@ -258,13 +260,14 @@ impl Target {
         Ok(Target { file, entry: Some(entry) })
     }
 
-    /// Gives the file its name once it is on the medium; pipes and devices have nothing to sync.
-    fn finish(self, replace: bool) -> io::Result<()> {
-        let Some(entry) = self.entry else { return Ok(()) };
+    /// Gives the file its name once it is on the medium, and tells its length; pipes and devices have neither.
+    fn finish(self, replace: bool) -> io::Result<Option<u64>> {
+        let Some(entry) = self.entry else { return Ok(None) };
         self.file.sync_all()?;
         let directory = entry.directory().try_clone()?;
         entry.finish(replace)?;
-        Ok(fsync(directory)?)
+        fsync(directory)?;
+        Ok(Some(self.file.metadata()?.len()))
     }
 }
 

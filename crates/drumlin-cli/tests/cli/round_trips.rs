@@ -111,7 +111,10 @@ fn a_dump_keeps_what_is_there() {
     assert_eq!(std::fs::read(bench.path().join("out.csv")).unwrap(), b"mine");
     bench.ok(&["dump", "db", "out.csv", "--force"]);
     assert_eq!(std::fs::read(bench.path().join("out.csv")).unwrap(), b"key,value\na,1\n");
-    bench.ok(&["dump", "db", "/dev/null"]);
+    assert!(bench.ok(&["dump", "db", "/dev/null"]).starts_with("wrote 1 row, 2 bytes of keys and values, in "));
+    assert!(bench.ok(&["dump", "db", "sized.csv"]).starts_with("wrote 1 row, a file of 14 bytes, in "));
+    let sizes: serde_json::Value = serde_json::from_str(&bench.ok(&["dump", "db", "sized.rows", "--json"])).unwrap();
+    assert_eq!((&sizes["bytes"], &sizes["file_bytes"]), (&2.into(), &58.into()));
 }
 
 /// A column without a name has a line of its own in a dump, and so has a row of one empty cell; values without any

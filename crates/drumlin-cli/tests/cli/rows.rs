@@ -203,6 +203,10 @@ fn compressed_input() {
     let answer = bench.run_with(&["load", "pipe", "-", "--format", "csv", "--key", "id"], &gzip);
     assert_eq!(answer.code, Some(0), "{}", answer.stderr);
     assert!(bench.ok(&["dump", "pipe"]) == expected);
+    let summary = bench.ok(&["load", "counted", "plain.csv", "rows.csv.gz", "--key", "id", "--json"]);
+    let summary: serde_json::Value = serde_json::from_str(&summary).unwrap();
+    assert_eq!(summary["compressed_files"], 1);
+    assert_eq!(summary["input_bytes"], text.len() + gzip.len());
     bench.write("padded.csv.gz", [&gzip[..], &[0; 1000]].concat());
     bench.ok(&["load", "padded", "padded.csv.gz", "--key", "id"]);
     assert!(bench.ok(&["dump", "padded"]) == expected);

@@ -339,13 +339,19 @@ impl Summary {
     fn text(&self) -> String {
         let good = style::GOOD;
         let mut text = format!(
-            "{good}indexed{good:#} {}, {}, in {}: {} files/s, {}/s",
+            "{good}indexed{good:#} {}, {}, in {}",
             figures::plural(self.files_stored, "file"),
             figures::bytes(self.bytes_stored),
-            figures::duration(Duration::from_secs_f64(self.seconds)),
-            figures::rate(self.files_per_second),
-            figures::bytes(self.bytes_per_second as u64)
+            figures::duration(Duration::from_secs_f64(self.seconds))
         );
+        // Below a second, a rate is noise.
+        if self.files_stored > 0 && self.seconds >= 1.0 {
+            text += &format!(
+                ": {} files/s, {}/s",
+                figures::rate(self.files_per_second),
+                figures::bytes(self.bytes_per_second as u64)
+            );
+        }
         for (number, what) in [
             (self.files_unchanged, "unchanged"),
             (self.files_removed, "removed"),

@@ -5,6 +5,7 @@
 //! to: gzip looks back at 32 KiB, zstd at a window of at most [`WINDOW_BYTES_MAX`].
 
 use std::io::{self, BufRead, BufReader, Cursor, ErrorKind, Read};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use flate2::bufread::GzDecoder;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
@@ -26,12 +27,16 @@ pub(super) struct Other {
     pub(super) program: &'static str,
 }
 
-/// The input without its compression, if it has one; the form that it has, if it can't be read.
-pub(super) fn decompressed<'a>(mut input: impl BufRead + 'a) -> io::Result<Result<Box<dyn BufRead + 'a>, Other>> {
+/// The input without its compression, if it has one, which `count` is told; the form that it has, if it can't be read.
+pub(super) fn decompressed<'a>(
+    mut input: impl BufRead + 'a,
+    count: &AtomicU64,
+) -> io::Result<Result<Box<dyn BufRead + 'a>, Other>> {
     let mut header = Vec::with_capacity(HEADER_BYTES_MAX);
     // A pipe may bring them one by one.
     input.by_ref().take(HEADER_BYTES_MAX as u64).read_to_end(&mut header)?;
     let form = Form::of(&header);
+    count.fetch_add(u64::from(form != Form::None), Ordering::Relaxed);
     let whole = Cursor::new(header).chain(input);
     Ok(Ok(match form {
         Form::None => Box::new(whole),
@@ -236,7 +241,7 @@ mod tests {
         let mut text = Vec::new();
         // One byte at a time, as a slow pipe brings them.
         let slow = BufReader::with_capacity(1, input);
-        decompressed(slow)?.expect("a form that is read").read_to_end(&mut text)?;
+        decompressed(slow, &AtomicU64::new(0))?.expect("a form that is read").read_to_end(&mut text)?;
         Ok(text)
     }
 
@@ -283,7 +288,7 @@ mod tests {
         for padded in [[&gzip(&text)[..], b"\0\0x"].concat(), [&gzip(&text)[..], b"\0", &gzip(&text)].concat()] {
             assert_eq!(read(&padded).unwrap_err().kind(), ErrorKind::InvalidData);
         }
-        let other = decompressed(&b"BZh91AY&SY"[..]).unwrap();
+        let other = decompressed(&b"BZh91AY&SY"[..], &AtomicU64::new(0)).unwrap();
         assert!(matches!(other, Err(Other { what: "bzip2", .. })));
     }
 

@@ -58,12 +58,14 @@ struct Counted<'a> {
     bytes: &'a AtomicU64,
 }
 
-/// Opens a file or stdin, decompressed where it is compressed; what is read of it is reported as it is in the file.
+/// Opens a file or stdin, decompressed where it is compressed, which is counted; the bytes read of it are reported as
+/// they are in the file.
 pub(super) fn open<'a>(
     path: &Path,
     own: &OwnFiles,
     progress: &'a Progress,
     bytes: &'a AtomicU64,
+    compressed_files: &AtomicU64,
 ) -> Result<Box<dyn BufRead + 'a>> {
     let failed = |error: io::Error| Failure::input(path, &error);
     let inner: Box<dyn Read> = if is_stdin(path) {
@@ -75,7 +77,7 @@ pub(super) fn open<'a>(
         Box::new(file)
     };
     let input = BufReader::with_capacity(READ_BYTES, Counted { inner, progress, bytes });
-    compressed::decompressed(input).map_err(failed)?.map_err(|other| {
+    compressed::decompressed(input, compressed_files).map_err(failed)?.map_err(|other| {
         let name = name(path);
         let Other { what, program } = other;
         Failure::bad_input(format!("{name} is compressed with {what}"))

@@ -117,8 +117,9 @@ struct Summary {
     bad_rows: u64,
     /// Keys and values stored.
     data_bytes: u64,
-    /// Read from the files.
+    /// Read from the files, compressed as they are.
     input_bytes: u64,
+    compressed_files: u64,
     /// Of the data file; `drumlin compact` gives them back.
     unused_bytes: u64,
     seconds: f64,
@@ -144,6 +145,7 @@ struct Job<'a> {
     bad_rows: AtomicU64,
     data_bytes: AtomicU64,
     input_bytes: AtomicU64,
+    compressed_files: AtomicU64,
     failed: AtomicBool,
 }
 
@@ -259,6 +261,7 @@ impl Job<'_> {
             bad_rows: AtomicU64::new(0),
             data_bytes: AtomicU64::new(0),
             input_bytes: AtomicU64::new(0),
+            compressed_files: AtomicU64::new(0),
             failed: AtomicBool::new(false),
         }
     }
@@ -318,6 +321,7 @@ impl Job<'_> {
             bad_rows: load(&self.bad_rows),
             data_bytes: load(&self.data_bytes),
             input_bytes,
+            compressed_files: load(&self.compressed_files),
             unused_bytes: 0,
             seconds,
             rows_per_second: rows as f64 / seconds,
@@ -337,7 +341,7 @@ impl Loading<'_, '_> {
             delimiter: job.load.delimiter,
             name: input::key_name(self.path).to_vec(),
         };
-        let input = input::open(self.path, &job.own, job.progress, &job.input_bytes)?;
+        let input = input::open(self.path, &job.own, job.progress, &job.input_bytes, &job.compressed_files)?;
         let mut source = crate::rows::source(job.load.format_of(self.path)?, input, choice);
         let mut row = Row::default();
         while !job.is_over() {
@@ -457,11 +461,19 @@ impl Summary {
             text += &format!(", {} replaced,", figures::count(self.replaced_rows));
         }
         if self.rows > 0 {
+            text += &format!(" from {files} in {}", figures::duration(Duration::from_secs_f64(self.seconds)));
+        }
+        // A line of its own: together they may be longer than a terminal is wide. Below a second, a rate is noise.
+        if self.rows > 0 && self.seconds >= 1.0 {
             text += &format!(
-                " from {files} in {}: {} rows/s, {}/s",
-                figures::duration(Duration::from_secs_f64(self.seconds)),
+                "\n{} rows/s, {}/s{}",
                 figures::rate(self.rows_per_second),
-                figures::bytes(self.input_bytes_per_second as u64)
+                figures::bytes(self.input_bytes_per_second as u64),
+                match self.compressed_files {
+                    0 => "",
+                    count if count == self.files as u64 => " compressed",
+                    _ => ", compressed in part",
+                }
             );
         }
         if self.kept_rows > 0 {
@@ -481,6 +493,32 @@ impl Summary {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A rate says that the bytes are compressed, keeps to 80 columns, and is left out of short loads.
+    #[test]
+    fn rates_say_what_they_count() {
+        let summary = |compressed_files, seconds| Summary {
+            files: 12,
+            rows: 123_456_789,
+            replaced_rows: 12_345_678,
+            kept_rows: 0,
+            bad_rows: 0,
+            data_bytes: 0,
+            input_bytes: 0,
+            compressed_files,
+            unused_bytes: 0,
+            seconds,
+            rows_per_second: 362_282.0,
+            input_bytes_per_second: 18_400_000.0,
+            advice: None,
+        };
+        for (compressed_files, rate) in [(0, "MB/s"), (12, "MB/s compressed"), (3, "MB/s, compressed in part")] {
+            let text = anstream::adapter::strip_str(&summary(compressed_files, 125.0).text()).to_string();
+            assert!(text.ends_with(&format!("\n362,282 rows/s, 18.4 {rate}")), "{text}");
+            assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        }
+        assert!(!summary(0, 0.99).text().contains("/s"));
+    }
 
     /// A delimiter is one character; tabs can be typed.
     #[test]
