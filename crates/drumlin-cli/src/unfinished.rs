@@ -1,6 +1,6 @@
 //! Entries of a directory that get their name once they are whole.
 //!
-//! A file or link is made beside its final name, under a first name that is free, and renamed in the end. If it is
+//! A file or link is made in its directory under a first name that is free, and renamed in the end. If it is
 //! dropped before, it is removed; a process that is killed leaves it under its first name.
 
 use std::io;

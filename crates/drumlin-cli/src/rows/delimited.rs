@@ -1,7 +1,7 @@
 //! CSV and TSV (RFC 4180): quoted fields, doubled quotes, newlines within quotes.
 //!
 //! Stricter than most readers, so that a broken file is noticed where it breaks: a quote that is never closed, text
-//! behind a closing quote, and a row with too few or too many fields are errors with line and column. Bytes that are
+//! after a closing quote, and a row with too few or too many fields are errors with line and column. Bytes that are
 //! not UTF-8 pass in single columns; a whole row becomes a JSON object and has to be UTF-8.
 
 use std::borrow::Cow;
@@ -73,8 +73,8 @@ impl<R: BufRead> Delimited<R> {
         Delimited { delimiter, lines, choice, columns: None, record: Record::default(), remark: None }
     }
 
-    /// Reads the next record; false at the end. Blank lines are passed over. A quote that is not closed, or is closed
-    /// in a later line amid text, costs the line it opens in: reading goes on with the next.
+    /// Reads the next record; false at the end. Blank lines are passed over. A quote that is not closed, or
+    /// that a later line closes before more text, costs the line it opens in: reading continues with the next.
     fn read_record(&mut self) -> Result<bool, Flaw> {
         let record = &mut self.record;
         record.clear();
@@ -88,11 +88,11 @@ impl<R: BufRead> Delimited<R> {
                 (Err(flaw), None) => return Err(flaw),
                 (Ok(None), Some(quote)) => {
                     let what = "the quote that opens here is never closed".to_owned();
-                    return Err(self.go_behind(quote, what, quote_line_end, false));
+                    return Err(self.go_back(quote, what, quote_line_end, false));
                 }
                 (Err(Flaw::Row { place: long, what }), Some(quote)) => {
                     let what = format!("the quote that opens here is not closed before {what} ({long})");
-                    return Err(self.go_behind(quote, what, quote_line_end, true));
+                    return Err(self.go_back(quote, what, quote_line_end, true));
                 }
                 (Err(flaw), Some(_)) => return Err(flaw),
             };
@@ -110,27 +110,27 @@ impl<R: BufRead> Delimited<R> {
                     if record.bytes.len() as u64 > self.lines.bytes_limit() {
                         let bytes_limit = self.lines.bytes_limit();
                         let what = format!("the quote that opens here is not closed within {bytes_limit} bytes");
-                        return Err(self.go_behind(quote, what, quote_line_end, false));
+                        return Err(self.go_back(quote, what, quote_line_end, false));
                     }
                 }
-                Err(TextBehind { quote, column }) if quote.line == number => {
+                Err(TextAfter { quote, column }) if quote.line == number => {
                     let place = Place::Line { line: number, column };
-                    return Err(Flaw::Row { place, what: format!("text behind a closing quote ({DOUBLED})") });
+                    return Err(Flaw::Row { place, what: format!("text after a closing quote ({DOUBLED})") });
                 }
-                Err(TextBehind { quote, column }) => {
+                Err(TextAfter { quote, column }) => {
                     record.bytes.truncate(line_start);
                     let what = format!(
-                        "the quote that opens here closes in line {number}, column {column}, amid text ({DOUBLED})"
+                        "the quote that opens here closes in line {number}, column {column}, before more text ({DOUBLED})"
                     );
-                    return Err(self.go_behind(quote, what, quote_line_end, true));
+                    return Err(self.go_back(quote, what, quote_line_end, true));
                 }
             }
         }
     }
 
-    /// Goes back to the line behind the one in which a quote opens; `quote_line_end` is its end in the record. The line
-    /// last read is one of those that are read again if `hold_last`, or else in the record.
-    fn go_behind(&mut self, quote: Quote, mut what: String, quote_line_end: usize, hold_last: bool) -> Flaw {
+    /// Goes back to the line after the one in which a quote opens; `quote_line_end` is its end in the record. If
+    /// `hold_last`, the line last read is not in the record, and is read again after it.
+    fn go_back(&mut self, quote: Quote, mut what: String, quote_line_end: usize, hold_last: bool) -> Flaw {
         let record = std::mem::take(&mut self.record);
         if let Some(Place::Line { line, .. }) = record.places.first()
             && *line < quote.line
@@ -236,7 +236,7 @@ impl<R: BufRead> Source for Delimited<R> {
     }
 }
 
-/// The names of a header as they stand before the fields of a JSON object, which says nothing certain if two are equal.
+/// The names of a header as labels of a JSON object's fields. Readers of JSON disagree on two equal names.
 fn labels(header: &Record) -> Result<Vec<String>, Flaw> {
     let mut columns = HashMap::new();
     for (column, name) in header.fields().enumerate() {
@@ -321,13 +321,13 @@ impl Quote {
     }
 }
 
-/// A quote that is closed, with text behind it.
-struct TextBehind {
+/// A closing quote with text after it.
+struct TextAfter {
     quote: Quote,
     column: u64,
 }
 
-/// The usual reason of text behind a closing quote.
+/// The usual reason of text after a closing quote.
 const DOUBLED: &str = "a quote within quotes is written twice";
 
 /// Takes one physical line into the record. True once the record is complete; false where it goes on in the next line
@@ -338,7 +338,7 @@ fn split(
     number: u64,
     record: &mut Record,
     open_quote: &mut Option<Quote>,
-) -> Result<bool, TextBehind> {
+) -> Result<bool, TextAfter> {
     let end = content(line).len();
     let mut at = 0;
     loop {
@@ -378,7 +378,7 @@ fn split(
             return Ok(true);
         }
         if line[at] != delimiter {
-            return Err(TextBehind { quote, column: at as u64 + 1 });
+            return Err(TextAfter { quote, column: at as u64 + 1 });
         }
         at += 1;
     }
@@ -398,7 +398,7 @@ impl<W: Write> DelimitedSink<W> {
     }
 }
 
-/// Writes the names of columns, or a row: one field or more. If they take more than the limit, nothing is written.
+/// Writes the names of columns, or a row: one field or more. Writes nothing if they take more than the limit.
 pub(super) fn write_record<F: AsRef<[u8]>>(
     output: &mut impl Write,
     delimiter: u8,
@@ -496,8 +496,8 @@ mod tests {
         assert_eq!(rows[4], Ok((b"5".to_vec(), b"{\"id\":\"5\",\"name\":\"f\\ng\"}".to_vec())));
     }
 
-    /// A broken quote costs the line it opens in, whether it is never closed, or closed by a quote of a later row; and
-    /// of the rows behind it, whatever they hold, none is lost or changed.
+    /// A broken quote costs the line it opens in, whether it is never closed, or closed by a quote of a later row, and
+    /// no row after it is lost or changed, whatever it holds.
     #[test]
     fn a_broken_quote_costs_its_line() {
         let good = "1,\"two\nlines, \"\"quoted\"\"\"\r\n2,x\n\n3,\"\"\n4,say \"\"\n5,\u{e9}";

@@ -66,9 +66,8 @@ impl<R: BufRead> Lines<R> {
         Ok(self.input.by_ref().take(self.bytes_limit).read_until(b'\n', &mut self.line)?)
     }
 
-    /// Goes back to the line after `number`. The lines from there on are the content of a quote in which no other opens
-    /// or closes: that of `record` from an offset on, and if the quote ended in the line last read, or before it, that
-    /// line.
+    /// Goes back to the line after `number`. The lines from there on are the content of one quote: `record` from an
+    /// offset on, and then, if `hold_last`, the line last read.
     pub(super) fn go_back(&mut self, number: u64, record: Vec<u8>, from: usize, hold_last: bool) {
         assert!(self.again.0.is_empty() && self.held.is_none(), "no quote opens in lines that are read again");
         self.number = number;
@@ -96,8 +95,8 @@ impl<R: BufRead> Lines<R> {
     }
 }
 
-/// A row is written twice, the first time to be measured, if its data may take more than the limit as text. The longest
-/// escape of a byte has six (`\u0000`); a row has some bytes of its own.
+/// Returns `true` if data may take more than the limit as text; a sink then measures the row before it writes it. The
+/// longest escape of a byte has six (`\u0000`), and a row adds some bytes of its own.
 pub(super) fn may_exceed(bytes_limit: u64, data_bytes: usize) -> bool {
     data_bytes as u64 > bytes_limit / 8
 }

@@ -293,7 +293,7 @@ mod tests {
         }
     }
 
-    /// A line of cells in which anything is that has a meaning in some format, and often nothing at all.
+    /// A line of cells of characters that have a meaning in some format; many are empty.
     fn cells(random: &mut impl Rng, count: usize) -> Vec<String> {
         const PARTS: [&str; 12] = ["a", ",", "\t", "\"", "\n", "\r", "\\", "\u{feff}", "\u{e9}", "{", "\0", "null"];
         let mut cell = || {
@@ -337,7 +337,7 @@ mod tests {
     }
 
     /// Each row that a text form writes is read back, and one that is longer than a line may be is refused before
-    /// anything of it is written; in one line or several, with escapes and without.
+    /// a byte of it is written, in one line or several, with escapes and without.
     #[test]
     fn rows_that_are_too_long_are_not_written() {
         const BYTES_LIMIT: u64 = 300;

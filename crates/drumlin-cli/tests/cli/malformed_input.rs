@@ -10,7 +10,7 @@ fn the_place_is_named() {
         ("few.csv", "k,v\na,1\nb\n", "few.csv:3:1", "1 field where 2 are expected"),
         ("many.csv", "k,v\na,1,2\n", "many.csv:2:5", "3 fields where 2 are expected"),
         ("open.csv", "k,v\na,\"1\nb,2\n", "open.csv:2:3", "never closed"),
-        ("quote.tsv", "k\tv\na\t\"1\"2\n", "quote.tsv:2:6", "behind a closing quote"),
+        ("quote.tsv", "k\tv\na\t\"1\"2\n", "quote.tsv:2:6", "after a closing quote"),
         ("latin.csv", "k,v\na,caf\u{e9}\n", "", ""),
         ("broken.jsonl", "{\"k\":1}\n{\"k\":,}\n", "broken.jsonl:2:6", "expected value"),
         ("lacks.jsonl", "{\"k\":1}\n{\"v\":2}\n", "lacks.jsonl:2:1", "no field \"k\""),
@@ -99,7 +99,7 @@ fn damaged_binary_files() {
     assert_eq!(bench.ok(&["scan", "changed", "--count"]), "0\n");
 }
 
-/// A quote that is never closed costs its own row, and one that a later quote closes too; all rows behind it are
+/// A quote that is never closed costs its own row, and one that a later quote closes too; all rows after it are
 /// stored, from files, pipes and compressed files. Rows of several lines stay whole, and one that is malformed tells
 /// its lines.
 #[test]
@@ -111,7 +111,7 @@ fn an_open_quote_costs_one_row() {
         (
             "closed.csv",
             "x,\"oops\n",
-            "closed.csv:2:3: the quote that opens here closes in line 5003, column 7, amid text",
+            "closed.csv:2:3: the quote that opens here closes in line 5003, column 7, before more text",
         ),
     ] {
         let last = if name == "closed.csv" { "last,\"a \"\"quote\"\"\nin two lines\"\n" } else { "" };

@@ -41,8 +41,8 @@ impl Attributes {
     }
 }
 
-/// The mode of a directory that is not finished: it may have been left by a run that was killed, and no other is
-/// likely to have it. Only its owner may enter it, and the sticky bit then means nothing.
+/// The mode of a directory until it is finished. The next run knows by it those that a killed run left: a user has no
+/// reason to set the sticky bit, which guards files from other users, if only the owner may enter.
 const UNFINISHED: Mode = Mode::from_raw_mode(0o1700);
 
 /// A directory as a run finds or makes it.
@@ -102,7 +102,7 @@ impl Target {
         Ok(Target { root, entered: Vec::new() })
     }
 
-    /// Makes a directory, to be set to its attributes in the end, unless it is there. One that is there loses what
+    /// Makes a directory unless it is there; its attributes are set in the end. Removes from one that is there what
     /// killed runs left in it.
     pub(super) fn make_directory(&mut self, path: &[u8]) -> io::Result<Directory> {
         let (parent, name) = self.enter_parent(path)?;
@@ -136,7 +136,7 @@ impl Target {
             }
             _ => return Ok(Some(false)),
         };
-        // One that can't be read is another, as far as can be told.
+        // A file that can't be read counts as another.
         Ok(Some(hash.is_ok_and(|hash| entry.has_hash(hash))))
     }
 
@@ -251,8 +251,8 @@ mod tests {
         assert_eq!(names, ["dangling", "link"]);
     }
 
-    /// A directory that a run has made and not finished is told from one that was there, also in one that hands down
-    /// its group.
+    /// A run tells directories that an earlier one did not finish from those of a user, also below one with a setgid
+    /// bit.
     #[test]
     fn unfinished_directories_are_known() {
         let folder = tempfile::tempdir().unwrap();

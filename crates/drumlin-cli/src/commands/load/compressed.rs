@@ -1,7 +1,7 @@
 //! Compressed input: gzip and zstd are read as streams, other forms are known by their names.
 //!
 //! A stream is told by its first bytes, not by the name of its file. Some of these are text that rows may begin with
-//! (`BZh`), so the fields of the header behind them have to make sense too. Memory is bounded whatever a stream expands
+//! (`BZh`), so the header's other fields have to make sense too. Memory is bounded whatever a stream expands
 //! to: gzip looks back at 32 KiB, zstd at a window of at most [`WINDOW_BYTES_MAX`].
 
 use std::io::{self, BufRead, BufReader, Cursor, ErrorKind, Read};
@@ -56,8 +56,8 @@ enum Form {
 }
 
 impl Form {
-    /// The form that a stream's first bytes have. Where no text begins like them, a stream that is cut off behind them
-    /// has it too.
+    /// Tells the form by a stream's first bytes. If no text begins like a form, a stream that is cut off within its
+    /// header has that form too.
     fn of(header: &[u8]) -> Form {
         let other = |what, program| Form::Other(Other { what, program });
         match header {
@@ -97,8 +97,7 @@ fn damaged(form: &str, error: &dyn std::fmt::Display) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, format!("the {form} data is damaged or cut off: {error}"))
 }
 
-/// Several gzip members count as one stream, zeros behind the last as nothing: tapes and disks pad with them. `None` at
-/// the end.
+/// Reads gzip members as one stream, up to zeros after the last, with which tapes and disks pad. `None` at the end.
 struct Gzip<R>(Option<GzDecoder<R>>);
 
 impl<R: BufRead> Gzip<R> {

@@ -58,8 +58,7 @@ struct Counted<'a> {
     bytes: &'a AtomicU64,
 }
 
-/// Opens a file or stdin, decompressed where it is compressed, which is counted; the bytes read of it are reported as
-/// they are in the file.
+/// Opens a file or stdin, decompressed if it is compressed, and counts the bytes that it reads before that.
 pub(super) fn open<'a>(
     path: &Path,
     own: &OwnFiles,
